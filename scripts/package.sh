@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes all packages that are released, in packages/: tarball, wheel, .deb, .rpm (where rpmbuild is), image, bill of materials,
+# Makes all packages that are released, in packages/: tarballs, wheel, .deb, .rpm (where rpmbuild is), image, bill of materials,
 # SHA256SUMS. What is built depends on the commit and the Rust compiler alone: another folder, day or user makes the same bits.
 #
 #   scripts/package.sh [PROCESSOR]   builds for glibc 2.17 and this processor, or for x86_64 or aarch64 into packages/PROCESSOR/, and packs it

@@ -68,6 +68,9 @@ missing_test_packages() {
         command -v rping >/dev/null || echo rdmacm-utils
         command -v ucx_perftest >/dev/null || echo ucx-utils
         command -v fi_pingpong >/dev/null || echo libfabric-bin
+        command -v qperf >/dev/null || echo qperf
+        command -v mpirun >/dev/null || echo openmpi-bin
+        command -v mpicc >/dev/null || echo libopenmpi-dev
         /usr/bin/python3 -c 'import pyverbs' 2>/dev/null || echo python3-pyverbs
         command -v shellcheck >/dev/null || echo shellcheck
     fi

@@ -113,7 +113,7 @@ class Packages(unittest.TestCase):
             self.assertEqual(hashlib.sha256((self.out / name).read_bytes()).hexdigest(), digest, name)
 
     def test_the_tarball_has_what_was_built(self) -> None:
-        with tarfile.open(self.package("*.tar.gz")) as file:
+        with tarfile.open(self.package("nccl-net-ferrite-*.tar.gz")) as file:
             [top] = {name.split("/")[0] for name in file.getnames()}
             for name in ("lib/libnccl-net.so", "bin/ferrite", "bin/softrnic", "softrnic/libibverbs.so.1"):
                 member = file.getmember(f"{top}/{name}")
@@ -162,7 +162,7 @@ class Packages(unittest.TestCase):
     def test_the_tarball_and_the_wheel_have_man_pages_and_completions(self) -> None:
         wanted = pages_and_completions()
         self.assertTrue({"man/man1/ferrite-doctor.1.gz", "man/man1/softrnic-run.1.gz"} <= set(wanted))
-        with tarfile.open(self.package("*.tar.gz")) as file:
+        with tarfile.open(self.package("nccl-net-ferrite-*.tar.gz")) as file:
             found = {name.partition("/share/")[2]: member for name in file.getnames() if (member := file.getmember(name)).isfile()}
             contents = {name: plain(name, self.content(file, found[name])) for name in wanted}
         self.assertEqual(contents, wanted)
@@ -223,6 +223,30 @@ class Packages(unittest.TestCase):
         path = f"{self.venv / 'bin'}:{os.environ['PATH']}"
         command: list[str | Path] = [self.venv / "bin/softrnic", "run", "--", "sh", "-c", "\n".join(lines)]
         return subprocess.run(command, env=environment(PATH=path, **more), cwd=self.out, capture_output=True, text=True, check=False)
+
+    def test_the_tarball_of_the_software_device_has_that_alone(self) -> None:
+        with tarfile.open(self.package("softrnic-*.tar.gz")) as file:
+            [top] = {name.split("/")[0] for name in file.getnames()}
+            names = {name.removeprefix(f"{top}/") for name in file.getnames() if not file.getmember(name).isdir()}
+        self.assertEqual(top, self.package("softrnic-*.tar.gz").name.removesuffix(".tar.gz"))
+        programs = {f"{folder}/{path.name}" for folder in ("softrnic", "softrnic-tools") for path in (DIST / folder).iterdir()}
+        shared = {f"share/{name}" for name in pages_and_completions() if "softrnic" in name}
+        documents = {f"share/doc/softrnic/{name}" for name in ("README.md", "LICENSE", "docs/clients.md", "docs/faults.md")}
+        self.assertLessEqual({"bin/softrnic"} | programs | shared | documents, names)
+        self.assertEqual([name for name in names if "ferrite" in name or "nccl-net" in name], [])
+
+    def test_the_first_page_of_the_software_device(self) -> None:
+        """Its example as it stands there, in a shell where the tarball lies and that knows nothing of the device."""
+        for program in ("ibv_devices", "rping"):
+            if not shutil.which(program):
+                self.skipTest(program)
+        lines = [line.replace("x86_64", os.uname().machine) for line in block("tools/softrnic/README.md", "tar xf softrnic")]
+        self.assertLessEqual(len(lines), 10)
+        command = ["timeout", "120", "sh", "-ec", "\n".join(lines)]
+        done = subprocess.run(command, env=environment(), cwd=self.out, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(re.findall(r"^ +(softrnic\d)", done.stdout, re.MULTILINE), ["softrnic0", "softrnic1"])
+        self.assertEqual(len(re.findall(r"^ping data: rdma-ping-\d", done.stdout, re.MULTILINE)), 10, done.stdout)
 
     def test_a_program_that_cannot_be_run_is_told_with_the_cure(self) -> None:
         [program] = self.venv.glob("lib/python*/site-packages/nccl_net_ferrite/dist/bin/softrnic")

@@ -1,4 +1,4 @@
-"""The packages that are released: tarball, wheel, .deb, .rpm, image and bill of materials, all from the files that scripts/build.sh made.
+"""The packages that are released: tarballs, wheel, .deb, .rpm, image and bill of materials, all from the files that scripts/build.sh made.
 
     description   name, version and licence, and every file with its place: the only list of them
     pages         man pages and completions

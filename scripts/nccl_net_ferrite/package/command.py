@@ -35,7 +35,8 @@ def epoch() -> int:
 
 def make(release: Release, copy: bytes) -> dict[str, bytes]:
     """Every package by its name."""
-    made = dict([tarball.make(release), wheel.make(release), deb.make(release), image.make(release, copy), sbom.make(release)])
+    tarballs = [tarball.make(release), tarball.make_device(release)]
+    made = dict([*tarballs, wheel.make(release), deb.make(release), image.make(release, copy), sbom.make(release)])
     if rpm.is_possible():
         made |= dict([rpm.make(release)])
     else:

@@ -10,6 +10,8 @@ from ..errors import Invalid
 from ..repository import HERE, ROOT
 
 NAME = "nccl-net-ferrite"
+# Of the package that has the software RDMA device alone.
+DEVICE = "softrnic"
 SUMMARY = "A network plugin for NCCL over RDMA verbs"
 TEXT = """Ferrite is a network plugin for NCCL: one shared library, libnccl-net.so, that moves
 NCCL's data over RDMA verbs (InfiniBand and RoCE). With it come ferrite, which checks,
@@ -47,6 +49,7 @@ class Release:
     python: tuple[Entry, ...]  # the folder nccl_net_ferrite
     headers: tuple[Entry, ...]  # NCCL's, for what is compiled while it runs
     documents: tuple[Entry, ...]
+    device_documents: tuple[Entry, ...]  # those of the software device
     pages: tuple[Entry, ...]  # man pages and completions, below share
 
     @property
@@ -56,9 +59,17 @@ class Release:
         headers = [entry.below("include/nccl") for entry in self.headers]
         return sorted([*self.programs, *python, *headers, *self.documents, *self.pages], key=lambda entry: entry.path)
 
-    def name(self, suffix: str) -> str:
+    @property
+    def device_tree(self) -> list[Entry]:
+        """The same of the software device alone."""
+        folders = (f"{DEVICE}/", f"{DEVICE}-tools/")
+        programs = [entry for entry in self.programs if entry.path == f"bin/{DEVICE}" or entry.path.startswith(folders)]
+        pages = [entry for entry in self.pages if entry.path.rpartition("/")[2].lstrip("_").startswith(DEVICE)]
+        return sorted([*programs, *pages, *self.device_documents], key=lambda entry: entry.path)
+
+    def name(self, suffix: str, package: str = NAME) -> str:
         """Of a file: nccl-net-ferrite-0.1.0-linux-x86_64 and `suffix`."""
-        return f"{NAME}-{self.version}-linux-{self.machine}{suffix}"
+        return f"{package}-{self.version}-linux-{self.machine}{suffix}"
 
 
 def cargo_version() -> str:
@@ -89,6 +100,9 @@ def read(built: Path, pages: list[Entry], epoch: int) -> Release:
     # docs/SUMMARY.md is for the site alone.
     guides = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "SUMMARY.md"]
     documents = [ROOT / name for name in ("README.md", "CHANGELOG.md", "LICENSE")] + guides
+    device = ROOT / "tools/softrnic"
+    of_device = {page.relative_to(device): page for page in [device / "README.md", *sorted((device / "docs").glob("*.md"))]}
+    of_device[Path("LICENSE")] = ROOT / "LICENSE"
     return Release(
         version=cargo_version(),
         build=versions.pop(),
@@ -99,5 +113,6 @@ def read(built: Path, pages: list[Entry], epoch: int) -> Release:
         python=tuple(Entry(f"nccl_net_ferrite/{path.relative_to(HERE)}", path.read_bytes()) for path in python),
         headers=tuple(Entry(path.name, path.read_bytes()) for path in sorted((ROOT / "include/nccl").glob("*.h"))),
         documents=tuple(Entry(f"share/doc/{NAME}/{path.relative_to(ROOT)}", path.read_bytes()) for path in documents),
+        device_documents=tuple(Entry(f"share/doc/{DEVICE}/{name}", path.read_bytes()) for name, path in of_device.items()),
         pages=tuple(pages),
     )

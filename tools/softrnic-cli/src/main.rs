@@ -2,14 +2,18 @@
 
 mod change;
 mod clean;
+mod env;
 mod faithful;
 mod find;
 mod flavour;
 mod inject;
+mod library;
 mod outcome;
 mod run;
+mod settings;
 mod stat;
 mod variable;
+mod watch;
 // The plugin's own, which says which build this is.
 #[allow(unreachable_pub)]
 #[path = "../../../src/version.rs"]
@@ -31,7 +35,7 @@ struct Cli {
     /// Name of the fabric; otherwise that of SOFTRNIC_FABRIC
     ///
     /// Without either `stat` takes the only one in use, what changes something takes the only one of this terminal
-    /// session, and `run` makes a fresh one.
+    /// session, and `run` and `env` make a fresh one.
     #[arg(long, global = true, value_name = "NAME")]
     fabric: Option<String>,
     #[command(subcommand)]
@@ -41,6 +45,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Options>),
+    Env(Box<env::Options>),
     Port(change::Port),
     Gid(change::Gid),
     Fail(change::Fail),
@@ -64,12 +69,13 @@ impl Cli {
         let fabric = self.fabric.as_deref();
         match &self.command {
             Command::Run(options) => Err(run::run(options, fabric)),
+            Command::Env(options) => options.show(fabric),
             Command::Port(port) => port.apply(&to_change(fabric)?),
             Command::Gid(gid) => gid.apply(&to_change(fabric)?),
             Command::Fail(fail) => fail.apply(&to_change(fabric)?),
             Command::Inject(inject) if inject.is_question() => inject.list(&to_look_at(fabric)?),
             Command::Inject(inject) => inject.apply(&to_change(fabric)?),
-            Command::Stat(options) => print(&options.text(&to_look_at(fabric)?.report())),
+            Command::Stat(options) => options.show(&to_look_at(fabric)?),
             Command::Clean(options) => options.clean(fabric),
             Command::Completions(wanted) => print(&wanted.text(&Self::command())),
             Command::Man(wanted) => wanted.write(Self::command()).map_err(Failure::from),

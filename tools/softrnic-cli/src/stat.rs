@@ -1,10 +1,16 @@
 //! What there is: devices, ports, processes, objects, counters.
 
+use std::time::Duration;
+
 use clap::Args;
 use ibverbs::control::{
-    Capacities, Commands, Counters, Cq, Delayed, Device, GidKind, LinkLayer, Path, Port, Process, Qp, Report, Work,
+    Capacities, Commands, Counters, Cq, Delayed, Device, GidKind, LinkLayer, Network, Path, Port, Process, Qp, Report,
+    Work,
 };
 use serde_json::{Value, json};
+
+use crate::outcome::{Failure, print};
+use crate::watch::{period, watch};
 
 /// Shows devices, ports, processes, objects and counters.
 #[derive(Debug, Args)]
@@ -12,11 +18,19 @@ pub(crate) struct Options {
     /// For programs
     #[arg(long)]
     json: bool,
+    /// Again every so many seconds, 1 if none are given, until no process uses the fabric any more. With --json a line each
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = period)]
+    watch: Option<Duration>,
 }
 
 impl Options {
-    pub(crate) fn text(&self, report: &Report) -> String {
-        if self.json { format!("{:#}\n", as_json(report)) } else { as_text(report) }
+    pub(crate) fn show(&self, network: &Network) -> Result<(), Failure> {
+        match (self.watch, self.json) {
+            (None, true) => print(&format!("{:#}\n", as_json(&network.report()))),
+            (None, false) => print(&as_text(&network.report())),
+            (Some(period), true) => watch(network, period, "", |report| format!("{}\n", as_json(report))),
+            (Some(period), false) => watch(network, period, "\n", as_text),
+        }
     }
 }
 
@@ -154,6 +168,7 @@ fn commands_json(c: &Commands) -> Value {
         "register_mr": c.register_mr,
         "deregister_mr": c.deregister_mr,
         "alloc_pd": c.alloc_pd,
+        "alloc_td": c.alloc_td,
     })
 }
 

@@ -134,7 +134,8 @@
 //! A program that is linked with RDMA drivers gets the flavour `tools`. `softrnic port`, `gid`, `fail` and `inject` change the
 //! network while programs run, and say what they changed where. They change the fabric that `--fabric` or
 //! `SOFTRNIC_FABRIC` names, or else the only one of this user that has a process in the same session. `softrnic stat`
-//! shows the network; [`control`] is the same for programs.
+//! shows the network, with `--watch` again and again; [`control`] is the same for programs. `softrnic env` prints the environment that `run`
+//! sets, for a shell or for other programs to set it.
 //!
 //! `softrnic clean` removes the fabrics of this user in which no process takes part any more, and says what it removed
 //! and what is in use; `softrnic run` removes those that runs without a name have left. The processes of a fabric hold
@@ -173,7 +174,7 @@
 //! | `SOFTRNIC_STRICT` | 1: junk in undefined fields of failed completions; data of requests is read 50 µs late | 0 |
 //! | `SOFTRNIC_ECE` | options of enhanced connection establishment, as a number; they are agreed on and change nothing. 0: not supported | 0 |
 //! | `SOFTRNIC_STAT` | 1: a line at the end of the process with the most objects and registered bytes it has had, and how many pieces of GPU memory by which way | 0 |
-//! | `SOFTRNIC_COMMAND_US` | 0 to 100000: how long each command to the card takes at least, in microseconds: creating, modifying and destroying queue pairs, creating and destroying completion queues, registering and deregistering memory, protection domains. Real cards need some ten microseconds and more; `softrnic stat` counts the commands | 0 |
+//! | `SOFTRNIC_COMMAND_US` | 0 to 100000: how long each command to the card takes at least, in microseconds: creating, modifying and destroying queue pairs, creating and destroying completion queues, registering and deregistering memory, allocating protection and thread domains. Real cards need some ten microseconds and more; `softrnic stat` counts the commands | 0 |
 //! | `SOFTRNIC_TIME_SCALE` | factor for all modelled waits | 1 |
 //! | `SOFTRNIC_FAULTS` | fault rules, or `@` and a file with them; docs/faults.md is their language | none |
 //! | `SOFTRNIC_SEED` | seed of all random decisions | 0 |

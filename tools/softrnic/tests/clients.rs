@@ -12,6 +12,8 @@ use testkit::{Missing, Scratch, require};
 
 const UCX: (&str, &str) = ("ucx_perftest", "ucx-utils");
 const LIBFABRIC: (&str, &str) = ("fi_pingpong", "libfabric-bin");
+const QPERF: (&str, &str) = ("qperf", "qperf");
+const OPEN_MPI: (&str, &str) = ("mpirun", "openmpi-bin");
 /// As the package python3-pyverbs has its tests.
 const SUITE: &str = "/usr/share/doc/rdma-core/tests";
 /// The Python that has pyverbs.
@@ -118,6 +120,85 @@ fn libfabric_over_connections() {
     server.well();
     let text = client.well();
     assert!(text.lines().any(|line| line.starts_with("4k") && line.contains("=10")), "{text}");
+}
+
+/// A program of this test's own, `clients/<name>.c`, compiled with the headers and libraries of the system.
+///
+/// # Errors
+/// The compiler or what `needs` names is missing.
+fn compiled(compiler: &str, name: &str, options: &[&str], needs: &str) -> Result<(Scratch, String), Missing> {
+    let folder = Scratch::new();
+    let program = folder.join(name).to_str().expect("UTF-8").to_owned();
+    let source = format!("{}/tests/clients/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let mut compile = Command::new(compiler);
+    let Ok(said) = compile.args(["-Wall", "-Werror", "-o", &program, &source]).args(options).output() else {
+        return Err(Missing(format!("{compiler} (package {needs})")));
+    };
+    let text = String::from_utf8_lossy(&said.stderr);
+    if text.contains("No such file or directory") || text.contains("cannot find -l") {
+        return Err(Missing(format!("headers and libraries (package {needs})")));
+    }
+    assert!(said.status.success(), "{text}");
+    Ok((folder, program))
+}
+
+#[test]
+fn memory_windows_are_refused() {
+    let (_folder, program) = require!(compiled("cc", "memory_windows", &["-libverbs"], "libibverbs-dev"));
+    let bench = require!(Bench::of(("cc", "gcc"), &[]));
+    let refused = "Operation not supported";
+    let said = bench.run(&program, &[]).well();
+    assert_eq!(said, format!("max_mw 0, flags 0\ntype 1: {refused}\ntype 2: {refused}\n"));
+}
+
+/// Open MPI over UCX, whose connections are made over UD: no other transport may carry anything between the ranks.
+fn open_mpi(transports: &str) -> Result<(Bench, Scratch, String), Missing> {
+    let (folder, program) = compiled("mpicc", "messages", &[], "libopenmpi-dev")?;
+    let as_root = [("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")];
+    let device = [("UCX_TLS", transports), ("UCX_NET_DEVICES", "softrnic0:1")];
+    let bench = Bench::of(OPEN_MPI, &[as_root, device].concat())?.faithful()?;
+    Ok((bench, folder, program))
+}
+
+const TWO_RANKS: [&str; 6] = ["--oversubscribe", "-n", "2", "--mca", "pml", "ucx"];
+
+#[test]
+fn open_mpi_over_ucx() {
+    let (bench, _folder, program) = require!(open_mpi("rc_verbs,ud_verbs"));
+    let said = bench.run("mpirun", &[&TWO_RANKS, &[program.as_str()][..]].concat()).well();
+    let mut lines: Vec<_> = said.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["rank 0 of 2: 0 bytes are wrong", "rank 1 of 2: 0 bytes are wrong"]);
+}
+
+/// qperf measures for a second each of these, by one server.
+fn qperf(bench: &Bench, options: &[&str], tests: &[&str]) {
+    let client = [&["-lp", PORT, "127.0.0.1", "-t", "1"], options, tests, &["quit"]].concat();
+    let [server, client] = bench.serve("qperf", &["-lp", PORT], &client);
+    server.well();
+    let text = client.well();
+    // A line with its name, then what it has measured, which is nothing where other programs keep all processors busy.
+    for test in tests {
+        let mut lines = text.lines().skip_while(|line| line.trim_end() != format!("{test}:"));
+        assert!(lines.nth(1).is_some_and(|line| line.starts_with(' ') && line.contains('=')), "{test}: {text}");
+    }
+}
+
+/// It addresses queue pairs by LIDs, as those of InfiniBand have them; over RoCE by librdmacm.
+#[test]
+fn qperf_over_rc_and_ud() {
+    qperf(&require!(Bench::of(QPERF, &[("SOFTRNIC_LINK", "ib")])), &[], &["rc_lat", "ud_lat"]);
+}
+
+#[test]
+fn every_test_of_qperf() {
+    let bench = require!(Bench::of(QPERF, &[("SOFTRNIC_LINK", "ib")]));
+    qperf(&bench, &[], &["rc_bw", "rc_bi_bw", "rc_rdma_read_bw", "rc_rdma_read_lat", "rc_rdma_write_bw"]);
+    qperf(&bench, &[], &["rc_rdma_write_lat", "rc_rdma_write_poll_lat", "rc_compare_swap_mr", "rc_fetch_add_mr"]);
+    qperf(&bench, &[], &["ver_rc_compare_swap", "ver_rc_fetch_add", "uc_bw", "uc_bi_bw", "uc_lat", "uc_rdma_write_bw"]);
+    qperf(&bench, &[], &["uc_rdma_write_lat", "uc_rdma_write_poll_lat", "ud_bw", "ud_bi_bw"]);
+    let over_roce = require!(Bench::of(QPERF, &[]));
+    qperf(&over_roce, &["-cm", "1"], &["rc_bw", "rc_lat", "rc_rdma_write_lat"]);
 }
 
 const RPING: (&str, &str) = ("rping", "rdmacm-utils");

@@ -1,11 +1,12 @@
 //! Files that killed processes leave, and their removal.
 
+use std::os::unix::fs::chown;
 use std::path::Path;
 use std::process::Command;
 
 use crate::program::{FORKS, Folder, Holder, LibraryDir, hold_if_started, in_other_namespace};
 use testkit::process::this_program;
-use testkit::require;
+use testkit::{require, skipped};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -50,6 +51,23 @@ fn a_fabric_in_another_process_id_namespace_lives() {
     there.end();
     here.end();
     assert_eq!(folder.names(), [""; 0]);
+}
+
+/// Another user's fabric is left alone, though nobody is seen to use it.
+#[test]
+fn a_fabric_of_another_user_stays() {
+    hold_if_started();
+    // SAFETY: no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return skipped("root, to give a file to another user");
+    }
+    let folder = Folder::new();
+    drop(folder.hold("theirs").kill());
+    chown(folder.path().join("theirs"), Some(65534), None).expect("root may");
+    assert!(clean(&folder, &[]).starts_with("there is no fabric in "));
+    assert_eq!(folder.names(), ["theirs"]);
+    chown(folder.path().join("theirs"), Some(0), None).expect("root may");
+    assert!(clean(&folder, &[]).starts_with("theirs: removed, "));
 }
 
 /// A forked child takes no part in the fabric of its parent: once the parent is killed, nobody uses the fabric.

@@ -119,6 +119,7 @@ fn stat_counts_no_locks_where_one_thread_is_promised() {
         let queues = || {
             let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
             let device = &seen["devices"][0];
+            assert_eq!(seen["processes"][0]["commands"]["alloc_td"], 1);
             (device["queue_pairs"][0].clone(), device["completion_queues"][0].clone())
         };
         let (pair, queue) = queues();

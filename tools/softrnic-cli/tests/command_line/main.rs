@@ -8,9 +8,11 @@ mod common;
 mod control;
 mod delayed;
 mod draining;
+mod env;
 mod injected;
 mod pages;
 #[path = "../program/mod.rs"]
 mod program;
 mod rules;
 mod staged;
+mod watch;

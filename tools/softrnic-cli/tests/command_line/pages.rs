@@ -6,7 +6,7 @@ use testkit::program;
 
 use crate::program::{Folder, control, softrnic};
 
-const COMMANDS: [&str; 8] = ["run", "port", "gid", "fail", "inject", "stat", "clean", "completions"];
+const COMMANDS: [&str; 9] = ["run", "env", "port", "gid", "fail", "inject", "stat", "clean", "completions"];
 
 #[test]
 fn the_help_lists_these_commands() {

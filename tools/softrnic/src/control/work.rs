@@ -115,16 +115,18 @@ pub struct Commands {
     pub deregister_mr: u32,
     /// `ibv_alloc_pd`.
     pub alloc_pd: u32,
+    /// `ibv_alloc_td`, for which mlx5 has the card allocate a doorbell page.
+    pub alloc_td: u32,
 }
 
 impl Commands {
     pub(crate) fn of(slot: &ProcSlot) -> Self {
-        let [create_qp, modify_qp, destroy_qp, create_cq, destroy_cq, register_mr, deregister_mr, alloc_pd] =
+        let [create_qp, modify_qp, destroy_qp, create_cq, destroy_cq, register_mr, deregister_mr, alloc_pd, alloc_td] =
             std::array::from_fn(|kind| {
                 let count: &AtomicU32 = &slot.commands[kind];
                 count.load(SeqCst)
             });
-        Self { create_qp, modify_qp, destroy_qp, create_cq, destroy_cq, register_mr, deregister_mr, alloc_pd }
+        Self { create_qp, modify_qp, destroy_qp, create_cq, destroy_cq, register_mr, deregister_mr, alloc_pd, alloc_td }
     }
 }
 

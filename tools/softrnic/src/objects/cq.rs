@@ -7,13 +7,14 @@ use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 
 use crate::abi::consts::event;
 use crate::abi::cq_ex::CqEx;
 use crate::abi::types::{self, Wc};
 use crate::host::in_use::InUse;
 use crate::host::lock::lock;
+use crate::objects::acks::Acks;
 use crate::objects::channel::Channel;
 use crate::objects::context::Context;
 use crate::objects::cq_request::CqRequest;
@@ -45,10 +46,13 @@ pub(crate) struct Cq {
     sources: Mutex<Vec<Option<Arc<dyn CompletionSource>>>>,
     /// Doorbell bits taken but not worked off.
     carry: AtomicU64,
+    /// Number of the queue pair that a poll begins with: another one after each poll that has left something, so that none keeps
+    /// the completions of others from being polled.
+    turn: AtomicU32,
     /// Events given to the application, to be acknowledged before the CQ goes.
     pub(crate) comp_events: AtomicU32,
     pub(crate) async_events: AtomicU32,
-    acked: (Mutex<()>, Condvar),
+    acks: Acks,
     /// Those who poll, or throw completions away.
     pub(crate) polling: InUse,
     parent_domain: Option<Arc<Pd>>,
@@ -115,9 +119,10 @@ impl Cq {
             channel,
             sources: Mutex::default(),
             carry: AtomicU64::new(0),
+            turn: AtomicU32::new(0),
             comp_events: AtomicU32::new(0),
             async_events: AtomicU32::new(0),
-            acked: Default::default(),
+            acks: Acks::default(),
             polling: InUse::new(is_single_threaded),
             parent_domain,
         }))
@@ -201,22 +206,29 @@ impl Cq {
             return 0;
         }
         let sources = lock(&self.sources);
-        let mut bits = self.carry.load(Relaxed) | self.slot.bell.swap(0, Acquire);
+        let (turn, first) = (self.turn.load(Relaxed), self.turn.load(Relaxed) % 64);
+        let mut bits = (self.carry.load(Relaxed) | self.slot.bell.swap(0, Acquire)).rotate_right(first);
         let (mut keep, mut taken) = (0, 0);
         while bits != 0 {
             if taken == out.len() {
-                keep |= bits;
+                keep |= bits.rotate_left(first);
                 break;
             }
-            let bit = bits.trailing_zeros();
+            let bit = (bits.trailing_zeros() + first) % 64;
             bits &= bits - 1;
-            for source in sources.iter().skip(bit as usize).step_by(64).flatten() {
+            let numbers = (bit as usize..sources.len()).step_by(64);
+            let (count, skipped) = (numbers.len(), turn as usize / 64);
+            for source in numbers.cycle().skip(skipped % count.max(1)).take(count).filter_map(|at| sources[at].as_ref())
+            {
                 if source.drain(self, out, &mut taken) {
                     keep |= 1 << bit;
                 }
             }
         }
         self.carry.store(keep, Relaxed);
+        if keep != 0 {
+            self.turn.store(turn.wrapping_add(1), Relaxed);
+        }
         if taken != 0 {
             self.slot.polled.fetch_add(taken as u64, SeqCst);
         }
@@ -246,7 +258,10 @@ impl Cq {
             channel.tokens.purge(|&token| token == me);
             channel.users.fetch_sub(1, SeqCst);
         }
-        self.await_acks();
+        self.acks.wait(&[
+            (&self.comp_events, &self.abi.base.comp_events_completed),
+            (&self.async_events, &self.abi.base.async_events_completed),
+        ]);
         let control = fabric.file.control();
         fabric.free(&control, Table::Cq, self.context.device.index, self.index);
         if let Some(domain) = &self.parent_domain {
@@ -254,25 +269,12 @@ impl Cq {
         }
     }
 
-    fn await_acks(&self) {
-        let mut guard = lock(&self.acked.0);
-        while self.abi.base.comp_events_completed.load(SeqCst) != self.comp_events.load(SeqCst)
-            || self.abi.base.async_events_completed.load(SeqCst) != self.async_events.load(SeqCst)
-        {
-            guard = self.acked.1.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner);
-        }
-    }
-
     pub(crate) fn ack_comp_events(&self, count: u32) {
-        let _guard = lock(&self.acked.0);
-        self.abi.base.comp_events_completed.fetch_add(count, SeqCst);
-        self.acked.1.notify_all();
+        self.acks.add(&self.abi.base.comp_events_completed, count);
     }
 
     pub(crate) fn ack_async_event(&self) {
-        let _guard = lock(&self.acked.0);
-        self.abi.base.async_events_completed.fetch_add(1, SeqCst);
-        self.acked.1.notify_all();
+        self.acks.add(&self.abi.base.async_events_completed, 1);
     }
 
     /// Asks for a notification of the next completion.

@@ -1,6 +1,7 @@
 //! The objects of one process, as the application holds them: device, context, protection, parent and thread domain, memory region,
 //! completion queue and channel, queue pair, shared receive queue, address handle. They hold state; `engine` acts on them.
 
+pub(crate) mod acks;
 pub(crate) mod ah;
 pub(crate) mod channel;
 pub(crate) mod context;

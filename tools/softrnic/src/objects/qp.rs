@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::abi::consts::{Status, event, qp_state, qp_type};
 use crate::abi::qp_ex::QpExTail;
@@ -12,6 +12,7 @@ use crate::abi::types::{self, QpAttr, QpCap, Sge, Wc};
 use crate::host::in_use::InUse;
 use crate::host::lock::lock;
 use crate::network::port_id::PortId;
+use crate::objects::acks::Acks;
 use crate::objects::context::Event;
 use crate::objects::cq::{CompletionSource, Cq};
 use crate::objects::pd::Pd;
@@ -59,11 +60,13 @@ pub(crate) struct Qp {
     pub(crate) recv: Mutex<()>,
     recv_ring: RecvRing,
     recv_polled: AtomicU64,
+    /// Completions of receives were left by the last poll.
+    receives_first: AtomicBool,
     /// With an SRQ, in the error state: the application has been told that it takes no more.
     is_last_told: AtomicBool,
     /// Asynchronous events given to the application, to be acknowledged before the QP goes.
     pub(crate) async_events: AtomicU32,
-    acked: (Mutex<()>, Condvar),
+    acks: Acks,
     /// Those who post.
     pub(crate) sending: InUse,
     pub(crate) receiving: InUse,
@@ -131,9 +134,10 @@ impl Qp {
             recv: Mutex::default(),
             recv_ring,
             recv_polled: AtomicU64::new(0),
+            receives_first: AtomicBool::new(false),
             is_last_told: AtomicBool::new(false),
             async_events: AtomicU32::new(0),
-            acked: Default::default(),
+            acks: Acks::default(),
             sending: InUse::new(pd.has_thread()),
             receiving: InUse::new(pd.has_thread()),
             making: Making::default(),
@@ -242,36 +246,51 @@ impl Qp {
         self.recv_cq.slot.bell.fetch_or(1 << (self.slot.recv_bit.load(Relaxed) % 64), SeqCst);
     }
 
-    /// Moves the completions that concern `cq` into `out`. True if something is left. Call under that CQ's lock.
+    /// Moves the completions that concern `cq` into `out`: of sends, then of receives; the other way round after a call that had no room
+    /// for the receives. True if something is left. Call under that CQ's lock.
     pub(crate) fn take_completions(&self, cq: &Cq, out: &mut [MaybeUninit<Wc>], taken: &mut usize) -> bool {
-        let mut is_left = false;
-        if std::ptr::eq(&raw const *self.send_cq, cq) {
-            while *taken < out.len()
-                && let Some(done) = self.send_ring.take()
-            {
-                out[*taken].write(self.wc(done.wr_id, done.status, done.opcode, done.byte_len));
-                *taken += 1;
-            }
-            is_left |= self.send_ring.has_more();
+        let is_of_sends = std::ptr::eq(&raw const *self.send_cq, cq);
+        let is_of_receives = std::ptr::eq(&raw const *self.recv_cq, cq);
+        if !(is_of_sends && is_of_receives) {
+            return if is_of_sends { self.take_sends(out, taken) } else { self.take_receives(out, taken) };
         }
-        if std::ptr::eq(&raw const *self.recv_cq, cq) {
-            let first = self.recv_polled.load(Relaxed);
-            let mut at = first;
-            while *taken < out.len()
-                && let Some((wr_id, got)) = self.recv_ring.take(self.slot, at)
-            {
-                out[*taken].write(self.recv_wc(wr_id, at, &got));
-                *taken += 1;
-                at += 1;
-            }
-            // Pairs with the load in `post_recv`: the entry may be overwritten now.
-            self.recv_polled.store(at, std::sync::atomic::Ordering::Release);
-            if let Some(srq) = &self.srq {
-                srq.give_back(at - first);
-            }
-            is_left |= at != self.slot.done.load(Acquire);
+        if self.receives_first.swap(false, Relaxed) {
+            return self.take_receives(out, taken) | self.take_sends(out, taken);
         }
-        is_left
+        let is_left = self.take_sends(out, taken);
+        let is_received = self.take_receives(out, taken);
+        self.receives_first.store(is_received, Relaxed);
+        is_left || is_received
+    }
+
+    /// True if some are left.
+    fn take_sends(&self, out: &mut [MaybeUninit<Wc>], taken: &mut usize) -> bool {
+        while *taken < out.len()
+            && let Some(done) = self.send_ring.take()
+        {
+            out[*taken].write(self.wc(done.wr_id, done.status, done.opcode, done.byte_len));
+            *taken += 1;
+        }
+        self.send_ring.has_more()
+    }
+
+    /// True if some are left.
+    fn take_receives(&self, out: &mut [MaybeUninit<Wc>], taken: &mut usize) -> bool {
+        let first = self.recv_polled.load(Relaxed);
+        let mut at = first;
+        while *taken < out.len()
+            && let Some((wr_id, got)) = self.recv_ring.take(self.slot, at)
+        {
+            out[*taken].write(self.recv_wc(wr_id, at, &got));
+            *taken += 1;
+            at += 1;
+        }
+        // Pairs with the load in `post_recv`: the entry may be overwritten now.
+        self.recv_polled.store(at, std::sync::atomic::Ordering::Release);
+        if let Some(srq) = &self.srq {
+            srq.give_back(at - first);
+        }
+        at != self.slot.done.load(Acquire)
     }
 
     fn wc(&self, wr_id: u64, status: u32, opcode: u32, byte_len: u32) -> Wc {
@@ -350,7 +369,7 @@ impl Qp {
     pub(crate) fn release(&self) {
         let me = self.as_abi() as usize;
         self.pd.context.events.purge(|e| e.element == me);
-        self.await_acks();
+        self.acks.wait(&[(&self.async_events, &self.abi.events_completed)]);
         let control = self.fabric.file.control();
         {
             let _guard = lock(&self.recv);
@@ -362,17 +381,8 @@ impl Qp {
         }
     }
 
-    fn await_acks(&self) {
-        let mut guard = lock(&self.acked.0);
-        while self.abi.events_completed.load(SeqCst) != self.async_events.load(SeqCst) {
-            guard = self.acked.1.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner);
-        }
-    }
-
     pub(crate) fn ack_async_event(&self) {
-        let _guard = lock(&self.acked.0);
-        self.abi.events_completed.fetch_add(1, SeqCst);
-        self.acked.1.notify_all();
+        self.acks.add(&self.abi.events_completed, 1);
     }
 
     /// Leaves an event of this QP for the service thread.

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 
 use crate::abi::consts::event;
 use crate::abi::srq::SrqAttr;
@@ -12,6 +12,7 @@ use crate::drivers::driver::Verb;
 use crate::host::in_use::InUse;
 use crate::host::lock::lock;
 use crate::limits::SRQS;
+use crate::objects::acks::Acks;
 use crate::objects::context::Event;
 use crate::objects::pd::Pd;
 use crate::shm::layout::Table;
@@ -38,7 +39,7 @@ pub(crate) struct Srq {
     pub(crate) users: AtomicU32,
     /// Asynchronous events given to the application, to be acknowledged before the SRQ goes.
     pub(crate) async_events: AtomicU32,
-    acked: (Mutex<()>, Condvar),
+    acks: Acks,
 }
 
 impl std::fmt::Debug for Srq {
@@ -104,7 +105,7 @@ impl Srq {
             freed: AtomicU64::new(0),
             users: AtomicU32::new(0),
             async_events: AtomicU32::new(0),
-            acked: Default::default(),
+            acks: Acks::default(),
         }))
     }
 
@@ -165,23 +166,14 @@ impl Srq {
     pub(crate) fn destroy(&self) {
         let me = self.as_abi() as usize;
         self.pd.context.events.purge(|e| e.element == me);
-        self.await_acks();
+        self.acks.wait(&[(&self.async_events, &self.abi.events_completed)]);
         let fabric = self.pd.context.fabric;
         let control = fabric.file.control();
         fabric.free_srq(&control, self.pd.context.device.index, self.index);
         self.pd.users.fetch_sub(1, SeqCst);
     }
 
-    fn await_acks(&self) {
-        let mut guard = lock(&self.acked.0);
-        while self.abi.events_completed.load(SeqCst) != self.async_events.load(SeqCst) {
-            guard = self.acked.1.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner);
-        }
-    }
-
     pub(crate) fn ack_async_event(&self) {
-        let _guard = lock(&self.acked.0);
-        self.abi.events_completed.fetch_add(1, SeqCst);
-        self.acked.1.notify_all();
+        self.acks.add(&self.abi.events_completed, 1);
     }
 }

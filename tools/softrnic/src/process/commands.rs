@@ -19,6 +19,7 @@ pub(crate) enum Command {
     RegisterMr,
     DeregisterMr,
     AllocPd,
+    AllocTd,
 }
 
 /// A sleep ends so much too late, at most.

@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::network::topology::Topology;
+use crate::rules::rule::FaultRule;
 use crate::rules::{table, text};
 use crate::shm::file::{ControlLock, Failure, SharedFile};
 
@@ -27,12 +28,21 @@ pub(crate) fn load_env(
     if header.rule_texts.iter().any(|known| known.load(Relaxed) == hash) {
         return Ok(());
     }
-    let refused = |what: String| (format!("SOFTRNIC_FAULTS: {what}"), libc::EINVAL);
-    let rules = text::parse(rules).map_err(|e| refused(e.to_string()))?;
-    table::require(topology, &rules).map_err(refused)?;
-    table::install(file, control, &rules).map_err(refused)?;
+    let rules = parse(topology, rules).map_err(|what| (what, libc::EINVAL))?;
+    table::install(file, control, &rules).map_err(|what| (named(&what), libc::EINVAL))?;
     if let Some(free) = header.rule_texts.iter().find(|known| known.load(Relaxed) == 0) {
         free.store(hash, Relaxed);
     }
     Ok(())
+}
+
+/// The rules in the text of `SOFTRNIC_FAULTS`, which fit this fabric; or a sentence.
+pub(crate) fn parse(topology: &Topology, rules: &str) -> Result<Vec<FaultRule>, String> {
+    let rules = text::parse(rules).map_err(|error| named(&error.to_string()))?;
+    table::require(topology, &rules).map_err(|what| named(&what))?;
+    Ok(rules)
+}
+
+fn named(what: &str) -> String {
+    format!("SOFTRNIC_FAULTS: {what}")
 }

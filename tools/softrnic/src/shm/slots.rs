@@ -75,8 +75,10 @@ pub(crate) struct ProcSlot {
     /// Robust futex word: the service thread's id, to which the kernel adds `FUTEX_OWNER_DIED` at its death.
     pub(crate) life: AtomicU32,
     pub(crate) generation: AtomicU32,
+    /// Why it cannot reach the memory of some others directly (errno), or 0. Written seldom.
+    pub(crate) obstacle: AtomicU32,
     // What peers look at with every message ends here.
-    _pad: [u32; 7],
+    _pad: [u32; 6],
     /// Bit n: job n has been posted for this process. Set by requesters.
     pub(crate) jobs: AtomicU64,
     /// When (monotonic ns) it has last polled a CQ. Kept only while copies are staged.
@@ -85,10 +87,8 @@ pub(crate) struct ProcSlot {
     pub(crate) id_at: AtomicU64,
     /// How it reaches the memory of others: bit 0 directly, bit 1 staged.
     pub(crate) ways: AtomicU32,
-    /// Why it cannot reach some directly (errno), or 0.
-    pub(crate) obstacle: AtomicU32,
     /// Commands that it has had cards carry out, by kind.
-    pub(crate) commands: [AtomicU32; 8],
+    pub(crate) commands: [AtomicU32; 9],
 }
 
 /// Entries of a GID table.

@@ -8,6 +8,7 @@ use crate::abi::domains::{HAS_ALLOCATORS, HAS_PD_CONTEXT, ParentDomainInitAttr, 
 use crate::abi::types;
 use crate::objects::pd::Pd;
 use crate::objects::td::Td;
+use crate::process::commands::Command;
 use crate::verbs::{code, context, object, pointer, shared};
 
 /// Through `verbs_context`.
@@ -21,6 +22,7 @@ pub(crate) unsafe extern "C" fn alloc_td(handle: *mut types::Context, attr: *con
             return Err(libc::EINVAL);
         }
         let td = Td::new(context)?;
+        td.context.fabric.count_command(Command::AllocTd);
         let handle = td.as_abi();
         // Given back by `dealloc_td`.
         let _ = Arc::into_raw(td);

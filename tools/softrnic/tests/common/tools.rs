@@ -35,6 +35,7 @@ pub const PROGRAMS: &[&str] = &[
     "rdma_server",
     "rdma_client",
     "fi_pingpong",
+    "qperf",
 ];
 pub const LIBRARIES: &[&str] = &["libmlx5.so.1", "libmlx4.so.1", "libefa.so.1", "librdmacm.so.1", "libfabric.so.1"];
 

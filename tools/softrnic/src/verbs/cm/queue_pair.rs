@@ -7,7 +7,7 @@ use crate::abi::consts::{access, qp_attr as mask, qp_state};
 use crate::abi::export::export;
 use crate::abi::init_attr_ex::{HAS_PD, QpInitAttrEx};
 use crate::abi::rdma_cm::CmId;
-use crate::abi::types::{AhAttr, CompChannel, Cq, QpAttr, QpInitAttr};
+use crate::abi::types::{AhAttr, CompChannel, Cq, Pd, Qp, QpAttr, QpCap, QpInitAttr};
 use crate::host::errno::last_errno;
 use crate::host::lock::lock;
 use crate::process::fabric::Fabric;
@@ -170,7 +170,7 @@ unsafe fn fill_in(abi: *mut CmId, send: (&mut *mut Cq, u32), recv: (&mut *mut Cq
 ///
 /// # Safety
 /// As for [`step`].
-unsafe fn adopt(abi: *mut CmId, qp: *mut crate::abi::types::Qp) -> Result<(), i32> {
+unsafe fn adopt(abi: *mut CmId, qp: *mut Qp) -> Result<(), i32> {
     if qp.is_null() {
         return Err(last_errno());
     }
@@ -183,31 +183,41 @@ unsafe fn adopt(abi: *mut CmId, qp: *mut crate::abi::types::Qp) -> Result<(), i3
     }
 }
 
-pub(super) unsafe extern "C" fn rdma_create_qp(
+/// `make` makes a queue pair of this capacity in `pd` for the identifier. `cqs` is where its attributes name the completion queues of
+/// sends and of receives: those that are NULL there are made, and are NULL again where it fails.
+///
+/// # Safety
+/// As for [`step`]; a protection domain or NULL.
+unsafe fn create(
     abi: *mut CmId,
-    pd: *mut crate::abi::types::Pd,
-    init: *mut QpInitAttr,
-) -> c_int {
+    pd: *mut Pd,
+    cap: QpCap,
+    cqs: [*mut *mut Cq; 2],
+    make: impl FnOnce() -> *mut Qp,
+) -> Result<(), i32> {
+    // SAFETY: by the caller.
+    unsafe {
+        if (*abi).verbs.is_null() || pd.is_null() || (*pd).context != (*abi).verbs || !(*abi).qp.is_null() {
+            return Err(libc::EINVAL);
+        }
+        let named = cqs.map(|cq| *cq);
+        let filled = fill_in(abi, (&mut *cqs[0], cap.max_send_wr), (&mut *cqs[1], cap.max_recv_wr));
+        filled.and_then(|()| adopt(abi, make())).inspect_err(|_| {
+            forget_cqs(abi);
+            cqs.into_iter().zip(named).for_each(|(cq, named)| *cq = named);
+        })?;
+        (*abi).pd = pd;
+    }
+    Ok(())
+}
+
+pub(super) unsafe extern "C" fn rdma_create_qp(abi: *mut CmId, pd: *mut Pd, init: *mut QpInitAttr) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handles and structure.
         unsafe {
             let pd = if pd.is_null() { (*abi).pd } else { pd };
-            if (*abi).verbs.is_null() || pd.is_null() || (*pd).context != (*abi).verbs || !(*abi).qp.is_null() {
-                return Err(libc::EINVAL);
-            }
-            let init = &mut *init;
-            let (sends, receives) = (init.cap.max_send_wr, init.cap.max_recv_wr);
-            let named = (init.send_cq, init.recv_cq);
-            let filled = fill_in(abi, (&mut init.send_cq, sends), (&mut init.recv_cq, receives));
-            let made = filled.and_then(|()| adopt(abi, create_qp(pd, init)));
-            match made {
-                Ok(()) => (*abi).pd = pd,
-                Err(_) => {
-                    forget_cqs(abi);
-                    (init.send_cq, init.recv_cq) = named;
-                }
-            }
-            made
+            let cqs = [&raw mut (*init).send_cq, &raw mut (*init).recv_cq];
+            create(abi, pd, (*init).cap, cqs, || create_qp(pd, init))
         }
     })
 }
@@ -217,26 +227,11 @@ unsafe extern "C" fn rdma_create_qp_ex(abi: *mut CmId, init: *mut QpInitAttrEx) 
     minus_one(|| {
         // SAFETY: the caller's handles and structure.
         unsafe {
-            let init = &mut *init;
-            if init.comp_mask & HAS_PD == 0 {
-                (init.comp_mask, init.pd) = (init.comp_mask | HAS_PD, (*abi).pd);
+            if (*init).comp_mask & HAS_PD == 0 {
+                ((*init).comp_mask, (*init).pd) = ((*init).comp_mask | HAS_PD, (*abi).pd);
             }
-            let pd = init.pd;
-            if (*abi).verbs.is_null() || pd.is_null() || (*pd).context != (*abi).verbs || !(*abi).qp.is_null() {
-                return Err(libc::EINVAL);
-            }
-            let (sends, receives) = (init.cap.max_send_wr, init.cap.max_recv_wr);
-            let named = (init.send_cq, init.recv_cq);
-            let filled = fill_in(abi, (&mut init.send_cq, sends), (&mut init.recv_cq, receives));
-            let made = filled.and_then(|()| adopt(abi, create_qp_ex((*abi).verbs, init)));
-            match made {
-                Ok(()) => (*abi).pd = pd,
-                Err(_) => {
-                    forget_cqs(abi);
-                    (init.send_cq, init.recv_cq) = named;
-                }
-            }
-            made
+            let cqs = [&raw mut (*init).send_cq, &raw mut (*init).recv_cq];
+            create(abi, (*init).pd, (*init).cap, cqs, || create_qp_ex((*abi).verbs, init))
         }
     })
 }

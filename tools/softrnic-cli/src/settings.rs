@@ -1,0 +1,118 @@
+//! What a program runs on: options of the command line, and the environment variables that they are.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::clean::RUN;
+use crate::find::named;
+use crate::library::Library;
+use crate::variable::variable;
+
+#[derive(Debug, Args)]
+pub(crate) struct Settings {
+    /// Number of devices, 1 to 8
+    #[arg(long, value_name = "N")]
+    devices: Option<String>,
+    /// Ports of each device, 1 or 2
+    #[arg(long, value_name = "N")]
+    ports: Option<String>,
+    /// Whose devices they are to be like: bnxt_re, efa, erdma, hns, ionic, irdma, mana or mlx5
+    #[arg(long, value_name = "NAME")]
+    driver: Option<String>,
+    /// roce, ib or unspecified; with exceptions: roce,softrnic1/1=ib
+    #[arg(long)]
+    link: Option<String>,
+    /// GID tables: plain or rich
+    #[arg(long)]
+    gids: Option<String>,
+    /// In Gb/s; with exceptions: 400,softrnic1/2=100
+    #[arg(long, value_name = "GBPS")]
+    speed: Option<String>,
+    /// In bytes; with exceptions
+    #[arg(long)]
+    mtu: Option<String>,
+    /// Fault rules, or @FILE
+    #[arg(long, value_name = "RULES")]
+    faults: Option<String>,
+    /// Seed of all random decisions
+    #[arg(long)]
+    seed: Option<String>,
+    /// File for a list of the faults as they are applied
+    #[arg(long, value_name = "FILE")]
+    trace: Option<String>,
+    /// How GPU memory can be registered: none, peermem, dmabuf or both
+    #[arg(long)]
+    gpu: Option<String>,
+    /// Write memory with relaxed ordering in no order
+    #[arg(long)]
+    chaos: bool,
+    /// Write the last word of each line of 128 bytes after all that precedes it; costs bandwidth
+    #[arg(long)]
+    lines: bool,
+    /// Stage all copies, as where processes may not look into each other
+    #[arg(long)]
+    staged: bool,
+    /// Junk where nothing is defined, and data read late
+    #[arg(long)]
+    strict: bool,
+    /// Factor for all modelled waits
+    #[arg(long, value_name = "X")]
+    time_scale: Option<String>,
+    /// Use the flavour of the library that RDMA tools need. `run` does so by itself for a program that is linked with RDMA
+    /// drivers; for scripts that load such libraries later, as pyverbs does, and by `env` it has to be asked for
+    #[arg(long)]
+    tools: bool,
+    /// Folder with libibverbs.so.1, if it is not the one beside this program
+    #[arg(long, value_name = "DIR", conflicts_with = "tools")]
+    library: Option<PathBuf>,
+}
+
+impl Settings {
+    /// The variables that a program needs, `program` if it is known, and their values, in the order in which they are printed.
+    pub(crate) fn variables(
+        &self,
+        fabric: Option<&str>,
+        program: Option<&OsStr>,
+    ) -> Result<Vec<(&'static str, OsString)>, String> {
+        let library = match &self.library {
+            Some(folder) => Library::named(folder, program)?,
+            None if self.tools => Library::tools()?,
+            None => Library::of(program)?,
+        };
+        let mut set = vec![("LD_LIBRARY_PATH", library.path()), ("NCCL_IBVERBS_LIB", library.file().into())];
+        set.push(("SOFTRNIC_FABRIC", named(fabric).unwrap_or_else(fresh_name).into()));
+        let given = [
+            ("SOFTRNIC_DEVICES", &self.devices),
+            ("SOFTRNIC_PORTS", &self.ports),
+            ("SOFTRNIC_DRIVER", &self.driver),
+            ("SOFTRNIC_LINK", &self.link),
+            ("SOFTRNIC_GIDS", &self.gids),
+            ("SOFTRNIC_SPEED", &self.speed),
+            ("SOFTRNIC_MTU", &self.mtu),
+            ("SOFTRNIC_FAULTS", &self.faults),
+            ("SOFTRNIC_SEED", &self.seed),
+            ("SOFTRNIC_TRACE", &self.trace),
+            ("SOFTRNIC_GPU", &self.gpu),
+            ("SOFTRNIC_TIME_SCALE", &self.time_scale),
+        ];
+        set.extend(given.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?.into()))));
+        let switches = [
+            ("SOFTRNIC_STRICT", self.strict, "1"),
+            ("SOFTRNIC_CHAOS", self.chaos, "1"),
+            ("SOFTRNIC_LINES", self.lines, "1"),
+            ("SOFTRNIC_STAGED", self.staged, "1"),
+            // NCCL 2.28.7 to 2.28.9 crash in their look for an mlx5 device where every device is of another kind.
+            ("NCCL_GIN_TYPE", variable("NCCL_GIN_TYPE").is_none(), "0"),
+        ];
+        set.extend(switches.into_iter().filter(|(_, is_on, _)| *is_on).map(|(name, _, value)| (name, value.into())));
+        Ok(set)
+    }
+}
+
+/// A name that no other run has, in another process id namespace either.
+fn fresh_name() -> String {
+    let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
+    format!("{RUN}{}-{:08x}", std::process::id(), random as u32)
+}
