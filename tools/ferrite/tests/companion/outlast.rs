@@ -112,6 +112,34 @@ fn a_stream_that_gets_nowhere_is_ended_by_the_limit() {
 }
 
 #[test]
+fn a_process_that_is_stopped_is_told_with_what_its_threads_did() {
+    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
+    let mut arguments = vec!["--plugin", text(&plugin), "--fault", "stop receiver", "--at", "200ms", "--finish"];
+    arguments.extend(["--lasting", "60s", "--limit", "4"]);
+    let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
+    assert_eq!(code, 1, "{stdout}{stderr}");
+    let told = stdout.lines().find_map(|line| line.split_once("receiver hung until ")).map(|(_, told)| told);
+    let told = told.unwrap_or_else(|| panic!("{stdout}"));
+    assert!(
+        told.contains(": no call returned for ") && told.contains(" while receiving; threads in the last "),
+        "{told}"
+    );
+    assert!(told.contains(" s for a processor, now is stopped"), "{told}");
+}
+
+#[test]
+fn a_process_that_goes_on_comes_to_its_end() {
+    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
+    let mut arguments = vec!["--plugin", text(&plugin), "--fault", "stop sender", "--at", "200ms"];
+    arguments.extend(["--fault", "continue sender", "--at", "300ms", "--finish"]);
+    arguments.extend(STREAM);
+    let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(stdout.contains(" ms: stop sender\n") && stdout.contains(" ms: continue sender\n"), "{stdout}");
+    assert!(stdout.contains("  200 of 200 messages, "), "{stdout}");
+}
+
+#[test]
 fn two_ports_are_one_device() {
     let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
     let mut arguments = vec!["--plugin", text(&plugin), "--fault", "clear", "--at", "1ms", "--ports", "two"];
