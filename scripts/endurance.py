@@ -29,8 +29,8 @@ from flaps import ROOT, below, held, is_kept
 FERRITE = [f"{ROOT}/dist/bin/ferrite", "outlast", "--plugin", f"{ROOT}/dist/lib/libnccl-net.so"]
 DOWN, STOPPED = 20, 50
 SETTLED_S = 90
-# Of processes that were killed (src/stats/dead.rs).
-MOST_STATISTICS = 64
+# Of processes that were killed (src/stats/dead.rs): 64 are left when a process begins, and those come that are killed afterwards.
+MOST_STATISTICS = 66
 
 
 def falls(seconds: int) -> list[str]:
@@ -45,6 +45,15 @@ def falls(seconds: int) -> list[str]:
     return [*FERRITE, "--finish", "--format", "json", "--limit", "60", "--lasting", f"{seconds}s", *words]
 
 
+def lives_on(pid: int) -> bool:
+    """Whether it is a process that sends or receives."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"outlast-worker" in command or b"reinit.py" in command
+
+
 class Looked:
     """What the processes that live on hold, by name: at the beginning, at the end, and the most of each."""
 
@@ -53,11 +62,10 @@ class Looked:
 
     def look(self, runs: dict[str, int]) -> None:
         for name, run in runs.items():
-            for number, pid in enumerate(sorted([run, *below(run)])):
+            # What else these begin, the software device's program for each fault, ends at once.
+            for number, pid in enumerate(filter(lives_on, sorted([run, *below(run)]))):
                 try:
-                    command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                    if b"outlast-worker" in command or b"reinit.py" in command:
-                        self.looks.setdefault(f"{name} {number}", []).append(held(pid))
+                    self.looks.setdefault(f"{name}, process {number}", []).append(held(pid))
                 except (OSError, KeyError):
                     # It has ended.
                     continue
