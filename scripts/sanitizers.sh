@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Runs the plugin, the companion and the software device under tools that see what tests do not: memory that is used after it is freed or
-# beyond its end (AddressSanitizer), and undefined behaviour of the protocol's code and of the data path's guard (Miri).
+# beyond its end (AddressSanitizer), that is read before it is written (valgrind, of dist/), and undefined behaviour of the data path's guard (Miri).
 #
-#   scripts/sanitizers.sh              both: an hour on two cores, most of it Miri
+#   scripts/sanitizers.sh              all
 #   scripts/sanitizers.sh address
+#   scripts/sanitizers.sh memcheck
 #   scripts/sanitizers.sh miri
 #
 # AddressSanitizer comes with Rust; RUSTC_BOOTSTRAP lets a stable compiler take the flag. Miri takes a nightly Rust
 # (rustup toolchain install nightly -c miri -c rust-src), and is skipped without one. What is not seen is in docs/proof.md.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 case "$# ${1:-}" in
-"0 " | "1 address" | "1 miri") ;;
-*) die "usage: scripts/sanitizers.sh [address | miri]" ;;
+"0 " | "1 address" | "1 memcheck" | "1 miri") ;;
+*) die "usage: scripts/sanitizers.sh [address | memcheck | miri]" ;;
 esac
 setup_build
 host=$(rustc -vV | sed -n 's/^host: //p')
@@ -37,9 +38,16 @@ address() {
     done
 }
 
+memcheck() {
+    command -v valgrind >/dev/null || { echo "skipped: valgrind" && return; }
+    # No report of waits: under valgrind everything waits.
+    FERRITE_HANG_SECONDS=0 valgrind --quiet --error-exitcode=9 --trace-children=yes dist/bin/ferrite solo --plugin dist/lib/libnccl-net.so \
+        --size 65536 --messages 100
+}
+
 # miri_of NAME FILTER...: those unit tests of the crate $alone.
 miri_of() {
-    (cd "$alone" && CARGO_TARGET_DIR=$CARGO_TARGET_DIR/miri MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 \
+    (cd "$alone" && CARGO_TARGET_DIR=$CARGO_TARGET_DIR/miri MIRIFLAGS=-Zmiri-disable-isolation RUST_BACKTRACE=0 \
         cargo +nightly miri test --quiet --lib -- "$@")
 }
 
@@ -82,6 +90,5 @@ END
     miri_of exclusive_cell
 }
 
-[ "${1:-all}" = miri ] || address
-[ "${1:-all}" = address ] || miri
+for tool in ${1:-address memcheck miri}; do "$tool"; done
 echo "nothing found"
