@@ -3,7 +3,7 @@
 # bytes, bugs planted to be found, all of NCCL's contract with its long checks, and processes killed a thousand times.
 # The first failure ends it.
 #
-#   scripts/nightly.sh           three hours on two cores
+#   scripts/nightly.sh           five hours on two cores
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 setup_tests
@@ -81,6 +81,12 @@ FERRITE_DEEP=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --
 
 step "an hour of random faults"
 dist/bin/ferrite outlast --plugin dist/lib/libnccl-net.so --scenario random --reps 65 --finish
+
+step "an hour of falls, stops, kills and connections made anew: nothing grows"
+scripts/endurance.py 60
+
+step "AddressSanitizer, valgrind and Miri"
+scripts/sanitizers.sh
 
 step "processes killed"
 tools/softrnic/scripts/soak.sh 1000

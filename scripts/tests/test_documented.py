@@ -21,7 +21,7 @@ from .fixtures import ROOT, environment
 
 PARSERS = {"ab": ab.arguments, "ddp": ddp.arguments, "hang": hang.arguments, "matrix": matrix.arguments, "site": site.arguments}
 # They name no parser of their own: --help behind the arguments ends them once these are parsed.
-OTHERS = ("flaps", "fuzz", "schedules")
+OTHERS = ("endurance", "flaps", "fuzz", "reinit", "schedules")
 # Words of the pages in whose place a number stands.
 PLACES = {"SECONDS": "1", "SEEDS": "1"}
 # A program of this repository, or one of the wheel's command, and its arguments.

@@ -39,6 +39,13 @@ impl<T> CqOwners<T> {
         self.by_queue.insert(queue, Arc::downgrade(owner));
     }
 
+    /// `queue`, which `owner` had, is destroyed. Its id may be another one's by now.
+    pub fn remove(&mut self, queue: u64, owner: &Arc<T>) {
+        if self.by_queue.get(&queue).is_some_and(|of_queue| std::ptr::eq(of_queue.as_ptr(), Arc::as_ptr(owner))) {
+            self.by_queue.remove(&queue);
+        }
+    }
+
     /// Whose `queue` is.
     pub fn of(&self, queue: u64) -> CqOwner<T> {
         match self.by_queue.get(&queue).map(Weak::upgrade) {
@@ -72,5 +79,20 @@ mod tests {
             assert!(owners.by_queue.len() <= 2 * FEW);
         }
         assert_eq!(owners.of(8), CqOwner::Known(first));
+    }
+
+    #[test]
+    fn an_owner_that_has_many_queues_one_after_the_other_is_kept_once() {
+        let mut owners = CqOwners::default();
+        let (first, second) = (Arc::new(1), Arc::new(2));
+        for queue in 0..1000 {
+            owners.add(queue, &first);
+            owners.remove(queue, &first);
+            assert_eq!((owners.of(queue), owners.by_queue.len()), (CqOwner::Unknown, 0));
+        }
+        owners.add(7, &first);
+        owners.add(7, &second);
+        owners.remove(7, &first);
+        assert_eq!(owners.of(7), CqOwner::Known(second), "it was another one's by then");
     }
 }

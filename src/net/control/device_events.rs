@@ -79,6 +79,11 @@ impl DeviceEvents {
         lock(&self.owners).add(queue, peer);
     }
 
+    /// The completion queue that had this id, of the connection to `peer`, is destroyed.
+    pub fn forget_queue(&self, queue: u64, peer: &Arc<PeerState>) {
+        lock(&self.owners).remove(queue, peer);
+    }
+
     /// Heeds all events that there are. Whether a port has come up.
     pub fn handle(&self) -> bool {
         let mut has_come_up = false;

@@ -65,7 +65,7 @@ fn membarrier(command: libc::c_int) -> io::Result<()> {
 /// A number that no other living thread of the process has: the address of its control block, which is neither 0 nor odd. A thread
 /// may get the number of one that has ended; what that one has written is visible to it, since the C library and the kernel
 /// synchronise before they use the memory of a thread again.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 pub fn thread_id() -> usize {
     let id;
@@ -75,7 +75,7 @@ pub fn thread_id() -> usize {
 }
 
 /// As on x86-64.
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", not(miri)))]
 #[inline(always)]
 pub fn thread_id() -> usize {
     let id;
@@ -84,8 +84,9 @@ pub fn thread_id() -> usize {
     id
 }
 
-/// Threads cannot be told apart at little cost: there is no barrier.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+/// Threads cannot be told apart at little cost: there is no barrier. Miri, which knows neither this instruction nor `membarrier`, runs
+/// the way without it.
+#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
 #[inline(always)]
 pub fn thread_id() -> usize {
     0

@@ -112,6 +112,11 @@ impl Watcher {
         self.shared.events.watch_queue(queue, peer);
     }
 
+    /// The completion queue that had this id, of the connection to `peer`, is destroyed.
+    pub fn forget_queue(&self, queue: u64, peer: &Arc<PeerState>) {
+        self.shared.events.forget_queue(queue, peer);
+    }
+
     /// Also serves `driver`, as long as it lives, unless another watcher does already.
     ///
     /// # Errors

@@ -28,7 +28,8 @@ fn the_second_caller_gets_an_error() {
 #[test]
 fn a_visitor_and_nccls_thread_wait_for_each_other() {
     let cell = cell(0u64);
-    let times = 20_000;
+    // Miri takes a millisecond for each.
+    let times = if cfg!(miri) { 200 } else { 20_000 };
     let increment = |state: &mut u64| {
         *state += 1;
         Ok(())
@@ -55,7 +56,7 @@ fn two_visitors_disturb_neither_each_other_nor_nccls_thread() {
         increment(state);
         Ok(())
     };
-    let visits = 300;
+    let visits = if cfg!(miri) { 30 } else { 300 };
     let (tried, entered) = std::thread::scope(|scope| {
         let tries =
             scope.spawn(|| std::iter::from_fn(|| goes_on().then(|| cell.try_visit(increment))).flatten().count());

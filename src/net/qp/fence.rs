@@ -13,6 +13,7 @@ use crate::net::device::open_device::LOSS_LIMIT;
 use crate::proto::QpIndex;
 use crate::verbs::status::Status;
 use crate::verbs::work::Batch;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long posted receives may take to complete on queue pairs in state ERROR, or of a device that is lost. A device needs
@@ -40,7 +41,21 @@ impl QpSet {
     /// A device that is about to be lost may refuse that, and go on to receive, even on queue pairs that are destroyed. It is asked
     /// again until it obeys, or has completed all receives, or has been lost for [`DRAIN_LIMIT`], or has refused for [`LOSS_LIMIT`]. A
     /// sender has no receives, and does not wait: what its device still sends, the receiver's fence keeps out.
-    pub fn fence(mut self, peer: &PeerState) -> Drained {
+    pub fn fence(mut self, peer: &Arc<PeerState>) -> Drained {
+        let drained = self.drain(peer);
+        let queues: Vec<_> = self.rails.iter().map(|on| (Arc::clone(&on.port), on.queue.id())).collect();
+        // Only what is destroyed may be forgotten: what the device reports of a queue that nobody knows ends all connections.
+        drop(self);
+        for (port, queue) in queues {
+            if let Some(watcher) = port.card.started_watcher() {
+                watcher.forget_queue(queue, peer);
+            }
+        }
+        drained
+    }
+
+    /// [`Self::fence`], without the end.
+    fn drain(&mut self, peer: &PeerState) -> Drained {
         let mut refused: Vec<usize> = (0..self.qps.len()).collect();
         let (mut drained, begun, mut next_try) = (Drained::default(), Instant::now(), Instant::now());
         loop {

@@ -57,7 +57,7 @@ impl Device {
             Fault::Rule(rule) => self.run(&["inject", rule]).map(drop),
             Fault::Clear => self.run(&["inject", "--clear"]).map(drop),
             Fault::Change(words) => self.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).map(drop),
-            Fault::Kill(_) | Fault::Line(_) => Ok(()),
+            Fault::Kill(_) | Fault::Stop(_) | Fault::Continue(_) | Fault::Line(_) => Ok(()),
         }
     }
 

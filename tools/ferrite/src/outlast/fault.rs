@@ -17,6 +17,9 @@ pub(crate) enum Fault {
     Change(Vec<String>),
     /// The process of this rank is killed.
     Kill(usize),
+    /// The process of this rank is stopped, or goes on if it was.
+    Stop(usize),
+    Continue(usize),
     /// The TCP connection of the connection's set-up, in the receiver's process.
     Line(LineFault),
 }
@@ -32,6 +35,10 @@ impl Fault {
             ["clear"] => Ok(Self::Clear),
             ["kill", "sender"] => Ok(Self::Kill(0)),
             ["kill", "receiver"] => Ok(Self::Kill(1)),
+            ["stop", "sender"] => Ok(Self::Stop(0)),
+            ["stop", "receiver"] => Ok(Self::Stop(1)),
+            ["continue", "sender"] => Ok(Self::Continue(0)),
+            ["continue", "receiver"] => Ok(Self::Continue(1)),
             ["line", "cut"] => Ok(Self::Line(LineFault::Cut)),
             ["line", "silent", time] => {
                 let time = parse_time(time).map_err(|why| wrong(&why))?;
@@ -50,12 +57,17 @@ impl fmt::Display for Fault {
             Self::Rule(rule) => f.write_str(rule),
             Self::Clear => f.write_str("clear"),
             Self::Change(words) => f.write_str(&words.join(" ")),
-            Self::Kill(0) => f.write_str("kill sender"),
-            Self::Kill(_) => f.write_str("kill receiver"),
+            Self::Kill(rank) => write!(f, "kill {}", end_name(*rank)),
+            Self::Stop(rank) => write!(f, "stop {}", end_name(*rank)),
+            Self::Continue(rank) => write!(f, "continue {}", end_name(*rank)),
             Self::Line(LineFault::Cut) => f.write_str("line cut"),
             Self::Line(LineFault::Silent(time)) => write!(f, "line silent {time}ms"),
         }
     }
+}
+
+fn end_name(rank: usize) -> &'static str {
+    if rank == 0 { "sender" } else { "receiver" }
 }
 
 /// A fault and its time after the start of the stream.
@@ -91,6 +103,8 @@ mod tests {
             "clear",
             "kill sender",
             "kill receiver",
+            "stop receiver",
+            "continue sender",
             "line cut",
             "line silent 250ms",
             "port softrnic0/1 down",

@@ -17,12 +17,15 @@ use crate::outlast::worker::WORKER;
 use crate::pair::message::{WorkerMessage, json_error};
 use crate::pair::parent::{Pair, PairEvent};
 use crate::pair::setting::Setting;
+use crate::system::threads::Threads;
 use crate::verbs::libibverbs::Verbs;
 
 /// How long a pair may take to connect.
 const CONNECTING: Duration = Duration::from_secs(60);
 /// How long an end that has hung by its own account may take to say so.
 const GRACE: Duration = Duration::from_secs(3);
+/// After so long without progress it is noted what the threads have had of the processors, to be told if the limit passes.
+const NOTED: Duration = Duration::from_secs(1);
 /// How long closing may take.
 const CLOSING: Duration = Duration::from_secs(5);
 
@@ -66,6 +69,8 @@ struct Run {
     killed: [bool; 2],
     received: Received,
     script: Vec<String>,
+    /// The threads of both processes, when they had been silent for [`NOTED`].
+    noted: Option<[Threads; 2]>,
 }
 
 impl OutlastRequest {
@@ -170,6 +175,7 @@ impl OutlastRequest {
             killed: [false; 2],
             received: Received::default(),
             script: Vec::new(),
+            noted: None,
         })
     }
 
@@ -205,7 +211,8 @@ impl OutlastRequest {
     fn stream(&self, run: &mut Run, start: Instant) -> Result<()> {
         let mut steps: VecDeque<&Step> = self.script.iter().collect();
         let limit = Duration::from_millis(self.stream.limit_ms + self.stream.settle_ms) + GRACE;
-        let mut heard = Instant::now();
+        // How long nothing has been heard, without what the steps take: this process listens to nobody meanwhile.
+        let mut silence = Duration::ZERO;
         while run.ends.iter().any(Option::is_none) {
             if let Some(step) = steps.front().filter(|step| start.elapsed() >= step.at) {
                 run.perform(step, start)?;
@@ -214,12 +221,18 @@ impl OutlastRequest {
             }
             let until_step =
                 steps.front().map_or(limit, |step| (start + step.at).saturating_duration_since(Instant::now()));
-            let event = run.pair.next_event(until_step.min(Duration::from_millis(100)))?;
+            let wait = until_step.min(Duration::from_millis(100));
+            let event = run.pair.next_event(wait)?;
             if run.heard(event, start)? {
-                heard = Instant::now();
+                (silence, run.noted) = (Duration::ZERO, None);
+            } else {
+                silence += wait;
             }
-            if heard.elapsed() > limit {
-                run.give_up(start, limit);
+            if silence > NOTED && run.noted.is_none() {
+                run.noted = Some(run.threads());
+            }
+            if silence > limit {
+                run.give_up(start, silence);
             }
         }
         Ok(())
@@ -229,11 +242,14 @@ impl OutlastRequest {
 impl Run {
     /// One step of the script.
     fn perform(&mut self, step: &Step, start: Instant) -> Result<()> {
-        if let Fault::Kill(rank) = step.fault
-            && self.ends[rank].is_none()
-        {
-            self.killed[rank] = true;
-            self.pair.kill(rank);
+        match step.fault {
+            Fault::Kill(rank) if self.ends[rank].is_none() => {
+                self.killed[rank] = true;
+                self.pair.kill(rank);
+            }
+            Fault::Stop(rank) => self.pair.signal(rank, libc::SIGSTOP),
+            Fault::Continue(rank) => self.pair.signal(rank, libc::SIGCONT),
+            _ => {}
         }
         let done = self.device.apply(&step.fault);
         let (now, fault) = (start.elapsed().as_millis(), &step.fault);
@@ -276,11 +292,21 @@ impl Run {
         Ok(true)
     }
 
-    /// Kills what has not come to its end, and says that it hung.
-    fn give_up(&mut self, start: Instant, limit: Duration) {
+    fn threads(&self) -> [Threads; 2] {
+        [0, 1].map(|rank| Threads::read(self.pair.pid(rank)))
+    }
+
+    /// Kills what has not come to its end, and says that it hung, and what its threads did.
+    fn give_up(&mut self, start: Instant, silence: Duration) {
+        // Before anything is killed: what one waits for may be the other.
+        let (now, noted) = (self.threads(), self.noted.take());
         for rank in 0..2 {
             if self.ends[rank].is_none() {
-                let text = format!("no call returned for {:.0} s while {}", limit.as_secs_f64(), self.pair.doing(rank));
+                let mut text =
+                    format!("no call returned for {:.0} s while {}", silence.as_secs_f64(), self.pair.doing(rank));
+                if let Some(noted) = &noted {
+                    text += &format!("; {}", now[rank].since(&noted[rank]));
+                }
                 self.pair.kill(rank);
                 self.ends[rank] = Some(EndAt { end: End::Hang { text }, at_ms: start.elapsed().as_millis() as u64 });
             }

@@ -98,6 +98,14 @@ impl ChildProcess {
         }
     }
 
+    pub(crate) fn signal(&mut self, signal: i32) {
+        // One that has been waited for may have left its number to another process.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            // SAFETY: our own child, which has not been waited for.
+            unsafe { libc::kill(self.child.id() as i32, signal) };
+        }
+    }
+
     pub(crate) fn stop(&mut self) {
         if let Err(problem) = self.child.kill() {
             log::debug!("kill: {problem}");

@@ -162,6 +162,11 @@ impl Pair {
         self.children[rank].stop();
     }
 
+    /// Sends the process of `rank` a signal, unless it has ended and that has been seen.
+    pub(crate) fn signal(&mut self, rank: usize, signal: i32) {
+        self.children[rank].signal(signal);
+    }
+
     /// How the process of `rank` ended, in words, once it has closed its socket.
     pub(crate) fn exit_words(&mut self, rank: usize) -> String {
         let status = self.children[rank].reap(EXIT_TIMEOUT);

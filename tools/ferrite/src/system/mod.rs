@@ -9,6 +9,7 @@
 //! | `dist` | where the project's built files lie |
 //! | `suitability` | whether this machine's loader takes a file |
 //! | `subprocess` | parts of this program that run in a process of their own |
+//! | `threads` | the threads of another process, and what they have had of the processors |
 
 pub(crate) mod dist;
 pub(crate) mod host;
@@ -17,3 +18,4 @@ pub(crate) mod maps;
 pub(crate) mod output;
 pub(crate) mod subprocess;
 pub(crate) mod suitability;
+pub(crate) mod threads;

@@ -2,6 +2,7 @@
 //! where a part is not built.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::common::{dist, ferrite, loopback};
 use testkit::unique::unique_name;
@@ -31,6 +32,16 @@ impl Drop for SharedMemory {
     }
 }
 
+/// The processes that have `mark` in their environment.
+fn marked(mark: &str) -> Vec<PathBuf> {
+    let is_marked = |process: &PathBuf| {
+        let environment = std::fs::read(process.join("environ")).unwrap_or_default();
+        environment.windows(mark.len()).any(|bytes| bytes == mark.as_bytes())
+    };
+    let processes = std::fs::read_dir("/proc").expect("it is there").flatten();
+    processes.map(|entry| entry.path()).filter(is_marked).collect()
+}
+
 /// What `ferrite outlast` did with these arguments and this environment: exit code, stdout, stderr. No process and no fabric of the run
 /// is left.
 fn outlast(arguments: &[&str], environment: &[(&str, &str)]) -> Result<(i32, String, String), Missing> {
@@ -43,11 +54,7 @@ fn outlast(arguments: &[&str], environment: &[(&str, &str)]) -> Result<(i32, Str
         vec![("FERRITE_DIST", text(&dist)), ("FERRITE_OUTLAST_TEST", &mark), ("SOFTRNIC_SHM_DIR", text(&memory.0))];
     variables.extend(environment);
     let printed = ferrite(&all, &variables);
-    let marked = |entry: &std::fs::DirEntry| {
-        let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
-        environment.windows(mark.len()).any(|bytes| bytes == mark.as_bytes())
-    };
-    let left: Vec<_> = std::fs::read_dir("/proc").expect("it is there").flatten().filter(marked).collect();
+    let left = marked(&mark);
     assert!(left.is_empty(), "processes are left: {left:?}");
     let left: Vec<_> = std::fs::read_dir(&memory.0).expect("it is there").flatten().collect();
     assert!(left.is_empty(), "fabrics are left: {left:?}");
@@ -109,6 +116,71 @@ fn a_stream_that_gets_nowhere_is_ended_by_the_limit() {
     // Each end sees it, since its calls return.
     assert!(!stdout.contains("no call returned"), "{stdout}");
     assert!(stderr.contains("1 of 1 streams did not come to their end"), "{stderr}");
+}
+
+#[test]
+fn a_process_that_is_stopped_is_told_with_what_its_threads_did() {
+    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
+    let mut arguments = vec!["--plugin", text(&plugin), "--fault", "stop receiver", "--at", "200ms", "--finish"];
+    arguments.extend(["--lasting", "60s", "--limit", "4"]);
+    let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
+    assert_eq!(code, 1, "{stdout}{stderr}");
+    let told = stdout.lines().find_map(|line| line.split_once("receiver hung until ")).map(|(_, told)| told);
+    let told = told.unwrap_or_else(|| panic!("{stdout}"));
+    assert!(
+        told.contains(": no call returned for ") && told.contains(" while receiving; threads in the last "),
+        "{told}"
+    );
+    assert!(told.contains(" s for a processor, now is stopped"), "{told}");
+}
+
+#[test]
+fn a_process_that_goes_on_comes_to_its_end() {
+    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
+    let mut arguments = vec!["--plugin", text(&plugin), "--fault", "stop sender", "--at", "200ms"];
+    arguments.extend(["--fault", "continue sender", "--at", "300ms", "--finish"]);
+    arguments.extend(STREAM);
+    let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(stdout.contains(" ms: stop sender\n") && stdout.contains(" ms: continue sender\n"), "{stdout}");
+    assert!(stdout.contains("  200 of 200 messages, "), "{stdout}");
+}
+
+/// As when a virtual machine is stopped for a while: nobody has waited for as long as the clock says.
+#[test]
+fn a_run_that_is_stopped_as_a_whole_goes_on() {
+    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
+    let mark = unique_name("stopped");
+    let run = std::thread::spawn({
+        let mark = mark.clone();
+        move || {
+            let mut arguments = vec!["--plugin", text(&plugin), "--fault", "clear", "--at", "1ms", "--finish"];
+            arguments.extend(["--lasting", "3s", "--limit", "4"]);
+            outlast(&arguments, &[("FERRITE_STOPPED_TEST", &mark)])
+        }
+    });
+    let is_one = |process: &PathBuf| {
+        let command = std::fs::read(process.join("cmdline")).unwrap_or_default();
+        command.windows(7).any(|bytes| bytes == b"outlast")
+    };
+    let mut all = Vec::new();
+    while all.len() < 3 && !run.is_finished() {
+        std::thread::sleep(Duration::from_millis(20));
+        all = marked(&mark).into_iter().filter(is_one).collect();
+    }
+    let signal = |signal| {
+        for pid in all.iter().filter_map(|process| process.file_name()?.to_str()?.parse().ok()) {
+            // SAFETY: a process of this test's; it takes numbers.
+            unsafe { libc::kill(pid, signal) };
+        }
+    };
+    std::thread::sleep(Duration::from_secs(1));
+    signal(libc::SIGSTOP);
+    std::thread::sleep(Duration::from_secs(9));
+    signal(libc::SIGCONT);
+    let (code, stdout, stderr) = require!(run.join().expect("it does not panic"));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(stdout.contains("  1500 of 1500 messages, "), "{stdout}");
 }
 
 #[test]
