@@ -116,6 +116,10 @@ pub struct Job {
     pub fused: bool,
     /// How long each measurement lasts, roughly; ms.
     pub slice_ms: u64,
+    /// Variables of both processes, with their values.
+    pub variables: Vec<(String, String)>,
+    /// Connections each way that a stream is over at once.
+    pub streams: u32,
     /// In this order.
     pub tasks: Vec<Task>,
 }
@@ -147,6 +151,14 @@ pub struct Scope {
     /// B fails where it is found to be worse by so much or more; %. 0: wherever it is found to be worse.
     #[serde(default)]
     pub fail_percent: u32,
+    /// Connections each way that a stream is over at once. With more than one, streams both ways are all that is measured.
+    #[serde(default = "one")]
+    pub streams: u32,
+}
+
+/// What records had that do not say how many.
+fn one() -> u32 {
+    1
 }
 
 /// Connections that are pending at a time, at most: NCCL connects 128 peers a round.
@@ -165,6 +177,7 @@ impl Scope {
             bandwidth_sizes: vec![8, 64, 512, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, LARGEST],
             find_percent: 10,
             fail_percent: 0,
+            streams: 1,
         }
     }
 
@@ -179,6 +192,7 @@ impl Scope {
             bandwidth_sizes: vec![8, 4096, 64 << 10, 1 << 20, LARGEST],
             find_percent: 10,
             fail_percent: 0,
+            streams: 1,
         }
     }
 
@@ -194,12 +208,16 @@ impl Scope {
 
     /// What a measuring pair does.
     pub fn measuring(&self) -> Vec<Task> {
+        let stream = |metric, bytes, direction| Task::Stream { metric, bytes, direction };
+        if self.streams > 1 {
+            let both = |bytes: &usize| stream(Metric::Bandwidth, *bytes, Direction::Both);
+            return self.bandwidth_sizes.iter().map(both).collect();
+        }
         let mut tasks = vec![
             Task::Setup { connections: self.singles, at_once: 1 },
             Task::Setup { connections: self.connections, at_once: self.connections.min(PENDING) },
         ];
         tasks.extend(self.latency_sizes.iter().map(|&bytes| Task::Latency { bytes }));
-        let stream = |metric, bytes, direction| Task::Stream { metric, bytes, direction };
         tasks.extend(Direction::ALL.map(|way| stream(Metric::MessageRate, 8, way)));
         for &bytes in &self.bandwidth_sizes {
             tasks.extend(Direction::ALL.map(|way| stream(Metric::Bandwidth, bytes, way)));
@@ -209,7 +227,7 @@ impl Scope {
 
     /// What a verifying pair does.
     pub fn verifying(&self) -> Vec<Task> {
-        let mut sizes = self.latency_sizes.clone();
+        let mut sizes = if self.streams > 1 { Vec::new() } else { self.latency_sizes.clone() };
         sizes.extend(&self.bandwidth_sizes);
         sizes.sort_unstable();
         sizes.dedup();

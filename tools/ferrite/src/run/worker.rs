@@ -63,7 +63,7 @@ fn work(worker: &mut WorkerCtx) -> Result<()> {
 
 fn perform(worker: &mut WorkerCtx, transport: &Transport, loaded: &LoadedTransport, job: &Job) -> Result<()> {
     let device = loaded.device;
-    let mut bench = None;
+    let mut benches: Vec<Bench> = Vec::new();
     for task in &job.tasks {
         worker.begin(task.words())?;
         match task {
@@ -79,10 +79,10 @@ fn perform(worker: &mut WorkerCtx, transport: &Transport, loaded: &LoadedTranspo
             }
             _ => {}
         }
-        let bench = match &mut bench {
-            Some(bench) => bench,
-            empty => empty.insert(Bench::open(worker, transport, device, memory_for(&job.tasks))?),
-        };
+        while benches.len() < job.streams.max(1) as usize {
+            benches.push(Bench::open(worker, transport, device, memory_for(&job.tasks))?);
+        }
+        let bench = &benches[0];
         match task {
             Task::Setup { .. } | Task::Parallel { .. } => {}
             Task::Latency { bytes } => {
@@ -91,7 +91,7 @@ fn perform(worker: &mut WorkerCtx, transport: &Transport, loaded: &LoadedTranspo
             }
             Task::Stream { metric, bytes, direction } => {
                 let key = Key { metric: *metric, bytes: *bytes as u64, direction: *direction, depth: DEPTH };
-                let sample = stream::measure(worker, bench, key, job.slice_ms)?;
+                let sample = stream::measure(worker, &benches, key, job.slice_ms)?;
                 report(worker, sample)?;
             }
             Task::Copy { bytes } => {
@@ -111,7 +111,7 @@ fn perform(worker: &mut WorkerCtx, transport: &Transport, loaded: &LoadedTranspo
         }
     }
     worker.begin("closing")?;
-    bench.map_or(Ok(()), Bench::close)
+    benches.into_iter().try_for_each(Bench::close)
 }
 
 /// One connection each way on the first device and one on the second, used at once by this thread.
