@@ -1,6 +1,6 @@
 //! Time: the connections of a job go on side by side over one fabric, in small steps, and their lanes share its links.
 
-use nccl_net::inspect::proto::Violation;
+use nccl_net::inspect::proto::{MoveBudget, Time, Violation};
 
 use crate::ecmp::connection::{Connection, Limits};
 use crate::ecmp::fabric::Fabric;
@@ -26,6 +26,8 @@ pub(super) struct Span {
     pub(super) measured: f64,
     /// Rates are computed anew so often, if it has changed which lanes have something to send; us.
     pub(super) step: f64,
+    /// How much faster time passes for the plugin's budget of moves than for all else.
+    pub(super) budget_speed: u32,
 }
 
 /// What a job has done while it was measured.
@@ -48,6 +50,8 @@ pub(super) struct Run<'a> {
     /// Switches hash the destination queue pair's number too.
     hashes_queue_pairs: bool,
     connections: Vec<Connection>,
+    /// By connection, when its lanes may move.
+    budgets: Vec<MoveBudget>,
     /// By connection, the one that forwards what it delivers.
     forwarded_by: Vec<Option<usize>>,
     /// By lane of all connections, one connection after the other; then traffic of others.
@@ -86,6 +90,7 @@ impl<'a> Run<'a> {
             streams,
             policy,
             hashes_queue_pairs,
+            budgets: streams.iter().map(|_| MoveBudget::default()).collect(),
             connections,
             forwarded_by,
             paths: Vec::new(),
@@ -135,7 +140,7 @@ impl<'a> Run<'a> {
             self.advance(now, now + span.step, span.bytes).map_err(|e| Error::Contract(e.to_string()))?;
             now += span.step;
             if self.policy.moves() {
-                moves[usize::from(is_measured)] += self.move_lanes()?;
+                moves[usize::from(is_measured)] += self.move_lanes(budget_time(now, span.budget_speed))?;
             }
         }
         let groups = self.streams.iter().map(|stream| stream.group + 1).max().unwrap_or(0);
@@ -208,14 +213,18 @@ impl<'a> Run<'a> {
         self.active = active;
     }
 
-    /// Gives another path to the lanes that have been slow for long enough, one of a connection. Returns how many.
-    fn move_lanes(&mut self) -> Result<u64> {
+    /// Gives another path to the lanes that have been slow for long enough, one of a connection, if its budget allows it at time `now`.
+    /// Returns how many.
+    fn move_lanes(&mut self, now: Time) -> Result<u64> {
         let mut count = 0;
         let mut first = 0;
         for number in 0..self.connections.len() {
             let connection = &mut self.connections[number];
             let lanes = connection.lane_count();
-            if let Some(lane) = connection.poll_slow_lane() {
+            // What the plugin finds too early it forgets, and finds again later.
+            let slow = connection.poll_slow_lane().filter(|_| self.budgets[number].allows(now));
+            if let Some(lane) = slow {
+                self.budgets[number].handle_move(now);
                 connection.recover().map_err(Error::Contract)?;
                 let label = self.random.below(1 << 20) as u32;
                 let queue_pair = self.random.below(1 << 24) as u32;
@@ -231,13 +240,18 @@ impl<'a> Run<'a> {
     }
 }
 
+/// The time of the plugin's budget of moves at time `now` of the model; us.
+fn budget_time(now: f64, speed: u32) -> Time {
+    Time::from_micros((now * f64::from(speed)) as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ecmp::fabric::{Fault, Shape};
     use crate::ecmp::job::{Workload, streams};
 
-    const SPAN: Span = Span { bytes: 1 << 20, warm_up: 2000.0, measured: 4000.0, step: 2.0 };
+    const SPAN: Span = Span { bytes: 1 << 20, warm_up: 2000.0, measured: 4000.0, step: 2.0, budget_speed: 1 };
 
     /// Two leaves of one NIC each, so that each message of one connection takes one of two spines.
     fn fabric(uplinks: usize) -> Fabric {
@@ -291,10 +305,22 @@ mod tests {
     fn lanes_move_off_a_slow_link_and_stay_where_it_is_fast() {
         let mut fabric = fabric(2);
         fabric.break_link(0, 0, Fault::Slow(0.25));
-        let span = Span { warm_up: 200_000.0, measured: 20_000.0, step: 10.0, ..SPAN };
+        let span = Span { warm_up: 200_000.0, measured: 20_000.0, step: 10.0, budget_speed: 1000, ..SPAN };
         let moves = measure(&fabric, &[ONE], Policy::Moves(4), span);
         assert!(moves.groups[0] > 0.9, "{moves:?}");
         assert!(moves.moves[0] > 0.0 && moves.moves[1] == 0.0, "{moves:?}");
+    }
+
+    /// Several of eight lanes are on the slow link. In a quarter of a second one of them may move, and in as many budget's minutes more.
+    #[test]
+    fn lanes_move_as_seldom_as_the_plugins_budget_says() {
+        let mut fabric = fabric(2);
+        fabric.break_link(0, 0, Fault::Slow(0.25));
+        let span = Span { warm_up: 250_000.0, measured: 0.0, step: 10.0, ..SPAN };
+        let moves = |budget_speed| measure(&fabric, &[ONE], Policy::Moves(8), Span { budget_speed, ..span }).moves[0];
+        assert_eq!(moves(1), 1.0);
+        // A second after the first, two after the next, and so on.
+        assert!(moves(10) <= 2.0 && moves(1000) > 2.0, "{} {}", moves(10), moves(1000));
     }
 
     /// A receiver that is slow slows all lanes alike.

@@ -48,6 +48,8 @@ pub(crate) struct Scenario {
     pub(crate) seeds: u64,
     /// Bytes of a message.
     pub(crate) bytes: u32,
+    /// How much faster time passes for the plugin's budget of moves than for all else.
+    pub(crate) budget_speed: u32,
     /// us.
     pub(crate) warm_up: f64,
     /// us.
@@ -152,7 +154,13 @@ impl Scenario {
         let others = self.others(&mut fabric, &mut random)?;
         let connections_of_a_nic = (streams.len() as f64 / shape.nics as f64).max(1.0);
         let step = connections_of_a_nic * f64::from(self.bytes) / NIC_RATE / STEPS_OF_A_MESSAGE;
-        let span = Span { bytes: self.bytes, warm_up: self.warm_up, measured: self.measured, step };
+        let span = Span {
+            bytes: self.bytes,
+            warm_up: self.warm_up,
+            measured: self.measured,
+            step,
+            budget_speed: self.budget_speed,
+        };
         Run::new(&fabric, &streams, policy, self.hashes_queue_pairs, &others, random)?.measure(span)
     }
 
@@ -216,6 +224,7 @@ mod tests {
             hashes_queue_pairs: false,
             seeds: 2,
             bytes: 1 << 20,
+            budget_speed: 1,
             warm_up: 1000.0,
             measured: 1000.0,
         }
