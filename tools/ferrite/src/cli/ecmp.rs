@@ -6,6 +6,7 @@ use crate::cli::exit::Exit;
 use crate::cli::size::parse_size;
 use crate::ecmp::job::Workload;
 use crate::ecmp::policy::Policy;
+use crate::ecmp::rate_control::RateControl;
 use crate::ecmp::report;
 use crate::ecmp::scenario::{Scenario, Wrong};
 use crate::error::Result;
@@ -61,6 +62,12 @@ pub(super) struct Ecmp {
     /// Switches hash the number of the destination queue pair too
     #[arg(long)]
     hash_queue_pair: bool,
+    /// How fast queue pairs send: fair (max-min fair at once), dcqcn, or none (as fast as their port; queues fill)
+    #[arg(long, value_name = "NAME", default_value = "fair")]
+    rate_control: RateControl,
+    /// A switch stops a link from which it holds too much, as PFC does, and so all that would take that link
+    #[arg(long)]
+    pauses: bool,
     /// Policies, which are compared in the same fabrics
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = POLICIES)]
     policy: Vec<Policy>,
@@ -97,6 +104,8 @@ impl Ecmp {
             wrong: self.fault,
             others: self.background.into(),
             hashes_queue_pairs: self.hash_queue_pair,
+            rate_control: self.rate_control,
+            pauses: self.pauses,
             seeds: self.seeds.into(),
             bytes: self.size as u32,
             budget_speed: self.budget_speed,

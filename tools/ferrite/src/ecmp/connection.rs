@@ -16,6 +16,9 @@ const LATENCY_US: f64 = 5.0;
 /// Clear-to-sends in one write.
 const CTS_PER_WRITE: u32 = 8;
 
+/// A work request of which no more bytes are left is sent.
+const ROUNDING: f64 = 1e-3;
+
 /// What a connection may do now, and how large its messages are.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
@@ -100,6 +103,11 @@ impl Connection {
     /// Whether a lane has something to send.
     pub(super) fn is_busy(&self, lane: usize) -> bool {
         !self.lanes[lane].queue.is_empty()
+    }
+
+    /// Bytes that a lane has not sent yet.
+    pub(super) fn bytes_left(&self, lane: usize) -> f64 {
+        self.lanes[lane].queue.iter().map(|work| work.left).sum()
     }
 
     /// A lane sends so many bytes in a microsecond from now on.
@@ -240,7 +248,7 @@ impl Lane {
     /// How long it takes to send the rest of the oldest work request. `None`: there is none, or it does not move.
     fn time_left(&self) -> Option<f64> {
         let left = self.queue.front()?.left;
-        if left <= 0.0 { Some(0.0) } else { (self.rate > 0.0).then(|| left / self.rate) }
+        if left <= ROUNDING { Some(0.0) } else { (self.rate > 0.0).then(|| left / self.rate) }
     }
 }
 

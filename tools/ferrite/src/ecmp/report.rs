@@ -1,5 +1,6 @@
 //! What was found, as text and as JSON.
 
+use crate::ecmp::rate_control::RateControl;
 use crate::ecmp::scenario::{Row, Scenario, Wrong};
 use crate::error::Result;
 use crate::pair::message::json_error;
@@ -17,8 +18,12 @@ fn heading(scenario: &Scenario) -> String {
     let hash = if scenario.hashes_queue_pairs { "; switches hash the destination queue pair" } else { "" };
     let budget =
         if *budget_speed > 1 { format!("; the budget of moves {budget_speed} times as fast") } else { String::new() };
+    let control = match scenario.rate_control {
+        RateControl::Fair => String::new(),
+        control => format!("; rate control {}{}", control.name(), if scenario.pauses { ", pauses" } else { "" }),
+    };
     format!(
-        "{}, {} NICs ({hosts} hosts of {rails}), {tiers} tiers, leaves of {leaf_nics} NICs and {} uplinks{wrong}{others}{hash}{budget}; {seeds} seeds",
+        "{}, {} NICs ({hosts} hosts of {rails}), {tiers} tiers, leaves of {leaf_nics} NICs and {} uplinks{wrong}{others}{hash}{control}{budget}; {seeds} seeds",
         scenario.workload.name(),
         scenario.nics(),
         leaf_nics / oversubscription,

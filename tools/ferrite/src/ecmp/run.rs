@@ -8,6 +8,7 @@ use crate::ecmp::fair::{Fair, Path};
 use crate::ecmp::hash::{Fields, Random, port_of_label, port_of_queue_pairs};
 use crate::ecmp::job::Stream;
 use crate::ecmp::policy::Policy;
+use crate::ecmp::queues::Queues;
 use crate::error::{Error, Result};
 
 /// How fast a NIC is: 400 Gbit/s, in bytes in a microsecond.
@@ -62,6 +63,8 @@ pub(super) struct Run<'a> {
     fair: Fair,
     /// The lanes, by number, that the present rates are for.
     active: Vec<u32>,
+    /// Where rates are not fair at once.
+    queues: Option<Queues>,
 }
 
 impl<'a> Run<'a> {
@@ -98,6 +101,7 @@ impl<'a> Run<'a> {
             random,
             fair: Fair::default(),
             active: Vec::new(),
+            queues: None,
         };
         for (stream, lanes) in
             streams.iter().zip(run.connections.iter().map(Connection::lane_count).collect::<Vec<_>>())
@@ -115,6 +119,11 @@ impl<'a> Run<'a> {
         }
         run.paths.extend_from_slice(others);
         Ok(run)
+    }
+
+    /// The same with queues in switches.
+    pub(super) fn with_queues(self, queues: Option<Queues>) -> Self {
+        Self { queues, ..self }
     }
 
     fn path(&self, stream: &Stream, port: u16, remote: u32) -> Result<Path> {
@@ -136,7 +145,10 @@ impl<'a> Run<'a> {
             if is_measured && before.is_empty() {
                 before = self.connections.iter().map(|c| (c.delivered, c.begun, c.work_requests)).collect();
             }
-            self.share_links();
+            match self.queues.take() {
+                None => self.share_links(),
+                Some(queues) => self.queues = Some(self.fill_queues(queues, span.step)),
+            }
             self.advance(now, now + span.step, span.bytes).map_err(|e| Error::Contract(e.to_string()))?;
             now += span.step;
             if self.policy.moves() {
@@ -213,6 +225,23 @@ impl<'a> Run<'a> {
         self.active = active;
     }
 
+    /// Gives each lane the rate at which its bytes arrive in this step.
+    fn fill_queues(&mut self, mut queues: Queues, step: f64) -> Queues {
+        let lanes = self.connections.iter().flat_map(|c| (0..c.lane_count()).map(|lane| c.bytes_left(lane)));
+        let mut left: Vec<f64> = lanes.zip(&self.goodput).map(|(bytes, goodput)| bytes / goodput).collect();
+        // Other jobs always have something to send.
+        left.resize(self.paths.len(), f64::MAX);
+        queues.advance(&self.fabric.capacities, &self.paths, &left, step);
+        let mut number = 0;
+        for connection in &mut self.connections {
+            for lane in 0..connection.lane_count() {
+                connection.set_rate(lane, queues.arrived[number] * self.goodput[number] / step);
+                number += 1;
+            }
+        }
+        queues
+    }
+
     /// Gives another path to the lanes that have been slow for long enough, one of a connection, if its budget allows it at time `now`.
     /// Returns how many.
     fn move_lanes(&mut self, now: Time) -> Result<u64> {
@@ -232,6 +261,8 @@ impl<'a> Run<'a> {
                 self.goodput[first + lane] = self.fabric.goodput(&path);
                 self.paths[first + lane] = path;
                 self.active.clear();
+                // All queue pairs of the connection are new.
+                self.queues.iter_mut().for_each(|queues| (first..first + lanes).for_each(|lane| queues.replace(lane)));
                 count += 1;
             }
             first += lanes;

@@ -10,6 +10,8 @@ use crate::ecmp::fair::Path;
 use crate::ecmp::hash::{Fields, Random};
 use crate::ecmp::job::{Workload, streams};
 use crate::ecmp::policy::Policy;
+use crate::ecmp::queues::Queues;
+use crate::ecmp::rate_control::RateControl;
 use crate::ecmp::run::{Measured, NIC_RATE, Run, Span};
 use crate::error::{Error, Result};
 
@@ -45,6 +47,9 @@ pub(crate) struct Scenario {
     pub(crate) others: usize,
     /// Switches hash the destination queue pair's number too.
     pub(crate) hashes_queue_pairs: bool,
+    pub(crate) rate_control: RateControl,
+    /// A switch stops a link from which it holds too much.
+    pub(crate) pauses: bool,
     pub(crate) seeds: u64,
     /// Bytes of a message.
     pub(crate) bytes: u32,
@@ -118,6 +123,9 @@ impl Scenario {
                 self.leaf_nics, self.oversubscription
             ));
         }
+        if self.pauses && self.rate_control == RateControl::Fair {
+            return wrong("--pauses: with --rate-control fair no queue fills; dcqcn and none fill them".into());
+        }
         if self.shape().leaves() < 2 {
             return wrong(format!("{} NICs fit one leaf of {}: there is no fabric", self.nics(), self.leaf_nics));
         }
@@ -161,7 +169,14 @@ impl Scenario {
             step,
             budget_speed: self.budget_speed,
         };
-        Run::new(&fabric, &streams, policy, self.hashes_queue_pairs, &others, random)?.measure(span)
+        let queues = self.queues(policy, random.next());
+        Run::new(&fabric, &streams, policy, self.hashes_queue_pairs, &others, random)?.with_queues(queues).measure(span)
+    }
+
+    /// The queues of a run. None where rates are fair at once, as they are in the fabric that all is compared with.
+    fn queues(&self, policy: Policy, seed: u64) -> Option<Queues> {
+        let has_queues = self.rate_control != RateControl::Fair && policy != Policy::Ideal;
+        has_queues.then(|| Queues::new(self.rate_control, self.pauses, NIC_RATE, Random::new(seed)))
     }
 
     /// Flows of others, which send all the time.
@@ -225,6 +240,8 @@ mod tests {
             seeds: 2,
             bytes: 1 << 20,
             budget_speed: 1,
+            rate_control: RateControl::Fair,
+            pauses: false,
             warm_up: 1000.0,
             measured: 1000.0,
         }
