@@ -47,6 +47,13 @@ pub enum Task {
         /// How many are pending at a time.
         at_once: u32,
     },
+    /// Make so many connections at once and close them, so many times: later queue pairs have other numbers.
+    Renumber {
+        /// How many at once.
+        connections: u32,
+        /// How many times.
+        times: u32,
+    },
     /// Ping-pong.
     Latency {
         /// The message size.
@@ -90,6 +97,7 @@ impl Task {
     pub fn words(&self) -> String {
         match self {
             Self::Setup { connections, at_once } => format!("connecting {connections} times, {at_once} at once"),
+            Self::Renumber { .. } => "making and closing connections".into(),
             Self::Latency { bytes } => format!("{} of {bytes} B", Metric::Latency.info().name),
             Self::Stream { metric, bytes, direction } => format!("{} of {bytes} B {direction}", metric.info().name),
             Self::Copy { bytes } => format!("{} of {bytes} B", Metric::Copy.info().name),
@@ -206,12 +214,14 @@ impl Scope {
         f64::from(self.fail_percent) / 100.0
     }
 
-    /// What a measuring pair does.
-    pub fn measuring(&self) -> Vec<Task> {
+    /// What a measuring pair does in this repetition. As queue pair numbers choose paths, streams over several connections have others in
+    /// each.
+    pub fn measuring(&self, repetition: usize) -> Vec<Task> {
         let stream = |metric, bytes, direction| Task::Stream { metric, bytes, direction };
         if self.streams > 1 {
             let both = |bytes: &usize| stream(Metric::Bandwidth, *bytes, Direction::Both);
-            return self.bandwidth_sizes.iter().map(both).collect();
+            let other_numbers = Task::Renumber { connections: 2 * self.streams, times: repetition as u32 };
+            return std::iter::once(other_numbers).chain(self.bandwidth_sizes.iter().map(both)).collect();
         }
         let mut tasks = vec![
             Task::Setup { connections: self.singles, at_once: 1 },

@@ -64,7 +64,7 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
     request.verbs.clean_stale();
     let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let order = order(request.sources.len(), request.scope.repetitions);
-    let steps = request.sources.len() * STEPS_OF_A_CHECK + order.len() * request.scope.measuring().len();
+    let steps = request.sources.len() * STEPS_OF_A_CHECK + order.len() * request.scope.measuring(0).len();
     let mut progress = Progress::new(steps as u64);
     let outcome = verify(request, runner, &mut progress)
         .and_then(|sides| measure(request, runner, &sides, &order, &mut progress).map(|sessions| (sides, sessions)));
@@ -122,11 +122,11 @@ fn measure(
     progress: &mut Progress,
 ) -> Result<Vec<Run>> {
     let runner = Runner { pages: Some(Pages::of_both_ranks()?), ..runner.clone() };
-    let measuring = request.scope.measuring();
     let mut sessions = Vec::new();
     for (repetition, label) in order {
         let number = usize::from(*label == "B");
         let side = &sides[number];
+        let measuring = request.scope.measuring(*repetition);
         progress.phase(format!("{label} {}/{}", repetition + 1, request.scope.repetitions));
         let session = match one(request, &runner, number, &measuring, progress) {
             Err(Error::Interrupted) if *repetition > 0 => return Ok(sessions),

@@ -72,6 +72,12 @@ fn perform(worker: &mut WorkerCtx, transport: &Transport, loaded: &LoadedTranspo
                 report(worker, sample)?;
                 continue;
             }
+            Task::Renumber { connections, times } => {
+                for _ in 0..*times {
+                    setup::measure(worker, transport, device, *connections, *connections)?;
+                }
+                continue;
+            }
             Task::Parallel { sizes } => {
                 let checks = parallel(worker, transport, sizes)?;
                 worker.report(&Report::Checks { checks })?;
@@ -84,7 +90,7 @@ fn perform(worker: &mut WorkerCtx, transport: &Transport, loaded: &LoadedTranspo
         }
         let bench = &benches[0];
         match task {
-            Task::Setup { .. } | Task::Parallel { .. } => {}
+            Task::Setup { .. } | Task::Renumber { .. } | Task::Parallel { .. } => {}
             Task::Latency { bytes } => {
                 let sample = latency::measure(worker, bench, *bytes, job.slice_ms)?;
                 report(worker, sample)?;
@@ -152,7 +158,7 @@ fn report(worker: &mut WorkerCtx, sample: Option<Sample>) -> Result<()> {
 /// Bytes of each region that the largest of the tasks needs.
 fn memory_for(tasks: &[Task]) -> usize {
     let need = |task: &Task| match task {
-        Task::Setup { .. } | Task::Parallel { .. } => 0,
+        Task::Setup { .. } | Task::Renumber { .. } | Task::Parallel { .. } => 0,
         Task::Latency { bytes } => 2 * bytes.next_multiple_of(4096),
         Task::Stream { bytes, .. } | Task::Copy { bytes } => DEPTH as usize * bytes.next_multiple_of(4096).max(4096),
         Task::Verify { sizes } => verify::memory_needed(sizes),
