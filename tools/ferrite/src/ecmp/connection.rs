@@ -16,6 +16,8 @@ const LATENCY_US: f64 = 5.0;
 /// Clear-to-sends in one write.
 const CTS_PER_WRITE: u32 = 8;
 
+/// Messages of a connection that have begun and are not complete.
+pub(super) const DEPTH: u64 = 8;
 /// A work request of which no more bytes are left is sent.
 const ROUNDING: f64 = 1e-3;
 
@@ -103,6 +105,13 @@ impl Connection {
     /// Whether a lane has something to send.
     pub(super) fn is_busy(&self, lane: usize) -> bool {
         !self.lanes[lane].queue.is_empty()
+    }
+
+    /// The share of a large message that each lane has.
+    pub(super) fn shares(&self) -> Vec<f64> {
+        let weights: Vec<u64> = (0..self.striping.qp_count()).map(|qp| self.sender.weight_of(QpIndex(qp))).collect();
+        let sum: u64 = weights.iter().sum();
+        weights.iter().map(|weight| *weight as f64 / sum.max(1) as f64).collect()
     }
 
     /// Bytes that a lane has not sent yet.

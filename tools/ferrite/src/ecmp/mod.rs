@@ -20,14 +20,17 @@
 //! | `policy` | what a transport does with its queue pairs |
 //! | `connection` | one connection: both ends, and what is on its lanes |
 //! | `run` | time |
+//! | [`device_paths`] | the paths of the software device as the model sees them |
 //! | `scenario` | a fabric, a job and what is wrong, for several policies and seeds |
-//! | `report` | the results as text and as JSON |
+//! | `report`, `plot` | the results as text and as JSON; as bars |
 
 mod connection;
+pub mod device_paths;
 mod fabric;
 mod fair;
 mod hash;
 pub(crate) mod job;
+pub(crate) mod plot;
 pub(crate) mod policy;
 mod queues;
 pub(crate) mod rate_control;

@@ -4,13 +4,7 @@
 //! share of each. What it carries is at the next link in the next step. With pauses, a switch at which too much waits that has come over
 //! one link stops that link, as PFC does for a priority, and with it all that would take it, wherever that goes.
 //!
-//! | constant | value | source |
-//! |---|---|---|
-//! | a link is stopped above | 1 MB | 32 MB of buffer, evenly over 32 ports. Real switches share it as need be |
-//! | and goes on below | 0.5 MB | half of that |
-//!
-//! The buffer is that of HPCC's evaluation (Li et al., SIGCOMM 2019). The NICs' own queues hold what they may send in one step and mark
-//! nothing.
+//! The constants and where they come from: docs/paths.md. The NICs' own queues hold what they may send in one step, and mark nothing.
 
 use crate::ecmp::fair::{MAX_HOPS, Path};
 use crate::ecmp::hash::Random;

@@ -1,20 +1,7 @@
 //! How fast a card lets a queue pair send: DCQCN, in which switches mark packets when a queue is long, the receiver answers marked packets
 //! with a CNP, and the sender cuts its rate and raises it again.
 //!
-//! | constant | value | source |
-//! |---|---|---|
-//! | CNPs of a queue pair | one in 50 us at most | Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015 |
-//! | time of the rate timer and of alpha's | 55 us | the same |
-//! | byte counter | 10 MB | the same |
-//! | g, the weight of a CNP in alpha | 1/256 | the same |
-//! | steps of fast recovery | 5 | the same |
-//! | additive increase | 400 Mbit/s | the same, 40 Mbit/s at 40 Gbit/s |
-//! | hyper increase | ten times that | the ratio of NVIDIA's `rpg_hai_rate` to `rpg_ai_rate` by default |
-//! | least rate | 100 Mbit/s | the ns-3 configuration of ASTRA-sim |
-//! | packets | 4096 B | the greatest MTU of RoCE |
-//! | marked above, all above, share of packets there | 800 KB, 3.2 MB, 0.2 | the ns-3 configuration of ASTRA-sim at 400 Gbit/s |
-//!
-//! The first five are the paper's for 40 Gbit/s. Where queues are short, nothing is marked, and the rate is the port's.
+//! The constants and where they come from: docs/paths.md. Where queues are short, nothing is marked, and the rate is the port's.
 
 use std::str::FromStr;
 

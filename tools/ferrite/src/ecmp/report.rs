@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::pair::message::json_error;
 
 /// The scenario in one line.
-fn heading(scenario: &Scenario) -> String {
+pub(super) fn heading(scenario: &Scenario) -> String {
     let Scenario { hosts, rails, leaf_nics, tiers, oversubscription, others, seeds, budget_speed, .. } = scenario;
     let wrong = match scenario.wrong {
         Wrong::Nothing => String::new(),

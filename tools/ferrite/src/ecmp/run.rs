@@ -2,7 +2,7 @@
 
 use nccl_net::inspect::proto::{MoveBudget, Time, Violation};
 
-use crate::ecmp::connection::{Connection, Limits};
+use crate::ecmp::connection::{Connection, DEPTH, Limits};
 use crate::ecmp::fabric::Fabric;
 use crate::ecmp::fair::{Fair, Path};
 use crate::ecmp::hash::{Fields, Random, port_of_label, port_of_queue_pairs};
@@ -13,8 +13,6 @@ use crate::error::{Error, Result};
 
 /// How fast a NIC is: 400 Gbit/s, in bytes in a microsecond.
 pub(super) const NIC_RATE: f64 = 50_000.0;
-/// Messages of a connection that have begun and are not complete.
-const DEPTH: u64 = 8;
 
 /// How long a job runs, and with which messages.
 #[derive(Debug, Clone, Copy)]
