@@ -37,7 +37,7 @@ fn draw_into(heading: &str, rows: &[Row], out: &mut String) -> std::fmt::Result 
         r#"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">
 <style>{STYLE}</style>
 <rect width="100%" height="100%" fill="white"/>
-<text x="10" y="20">The slowest group as a share of a fabric that spreads every packet; the mark is the worst seed</text>"#
+<text x="10" y="20">Slowest group, as a share of a fabric that spreads every packet (mark: worst seed)</text>"#
     )?;
     for (number, line) in lines(heading).iter().enumerate() {
         writeln!(out, r#"<text x="10" y="{}" class="small">{}</text>"#, 38 + 15 * number, escape(line))?;

@@ -74,8 +74,8 @@ impl Queues {
         self.is_stopped.resize(capacities.len(), false);
         self.inject(left, step);
         self.plan(capacities, paths, step);
-        for number in 0..paths.len() {
-            self.carry(number, &paths[number], step);
+        for (number, path) in paths.iter().enumerate() {
+            self.carry(number, path, step);
         }
         if self.has_pauses {
             self.pause();
