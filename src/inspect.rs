@@ -15,11 +15,13 @@ pub mod stats {
     pub use crate::stats::{histogram, layout};
 }
 
-/// How a message is cut over queue pairs, sent and counted, for `ferrite ecmp`.
+/// How a message is cut over queue pairs, sent and counted, and how often lanes move, for `ferrite ecmp`.
 pub mod proto {
+    pub use crate::proto::control::Time;
     pub use crate::proto::cts::{Cts, CtsWords, SlotIndex};
     pub use crate::proto::imm::Imm;
     pub use crate::proto::rail_weights::RailWeights;
+    pub use crate::proto::recovery::move_budget::MoveBudget;
     pub use crate::proto::recv::{Buffer, RecvFlow};
     pub use crate::proto::requests::RequestId;
     pub use crate::proto::send::SendFlow;

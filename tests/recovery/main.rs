@@ -13,6 +13,8 @@ mod flushes;
 mod groups;
 mod losses;
 mod many;
+mod model;
+mod moves;
 mod paths;
 mod ports;
 mod rails;

@@ -12,9 +12,9 @@ use testkit::program;
 
 /// Long enough that lanes show their speed.
 const SHAPE: Shape = Shape { depth: 8, bytes: 128 << 10 };
-const NEW_PATHS: (&str, &str) = ("FERRITE_NEW_PATHS", "1");
+pub(crate) const NEW_PATHS: (&str, &str) = ("FERRITE_NEW_PATHS", "1");
 /// What the log says of a lane that is moved.
-const MOVED: &str = "stays slow, and gets another path";
+pub(crate) const MOVED: &str = "stays slow, and gets another path";
 
 /// The bytes that each path of rank 0's port has been given so far.
 fn carried() -> Vec<u64> {
@@ -41,7 +41,7 @@ fn paths_of(worker: &WorkerCtx, stream: &mut Stream) -> Result<Vec<usize>> {
 }
 
 /// A connection of four lanes at rank 0's end on a number of paths that `is_wanted`: each has labels of its own.
-fn open(worker: &mut WorkerCtx, is_wanted: impl Fn(usize) -> bool) -> Result<(Stream, Vec<usize>)> {
+pub(crate) fn open(worker: &mut WorkerCtx, is_wanted: impl Fn(usize) -> bool) -> Result<(Stream, Vec<usize>)> {
     loop {
         let mut stream = Stream::open(worker, SHAPE)?;
         let paths = paths_of(worker, &mut stream)?;

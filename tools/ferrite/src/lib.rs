@@ -15,7 +15,7 @@
 //! | [`results`] | statistics over repetitions, and the record of a run (`raw.json`) |
 //! | `report` | a record as tables, Markdown and SVG |
 //! | `run` | the worker process, one session of a pair, verification and comparison of transports |
-//! | `ecmp` | a model of a fabric with ECMP, over the plugin's own code |
+//! | [`ecmp`] | a model of a fabric with ECMP, over the plugin's own code |
 //! | `scale` | a model of what the connections of a rank take at any number of ranks |
 //! | `instructions` | instructions per call out of callgrind's output |
 //! | `check` | the contract of an NCCL net transport, point by point |
@@ -32,7 +32,7 @@ mod check;
 pub mod cli;
 mod cost;
 mod doctor;
-mod ecmp;
+pub mod ecmp;
 pub mod error;
 pub mod hang;
 mod instructions;

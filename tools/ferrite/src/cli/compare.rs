@@ -31,6 +31,8 @@ Examples:
   ferrite compare --verbs system                on this machine's RDMA devices
   ferrite compare --baseline OLD.so             two builds of the plugin
   ferrite compare --sizes 1M,4M --reps 48       fewer sizes, smaller differences
+  ferrite compare --streams 4 --set-a NCCL_IB_QPS_PER_CONNECTION=4
+                                                four connections each way at once, and A with four queue pairs each
   ferrite compare --fail-if-worse 5             a loss of less than 5 % is told, and is no failure
 
 Exit code 0: B is as good as A or better; 1: B is worse somewhere (see --fail-if-worse), or a byte is wrong; 2: not valid; 3: too few runs to \
@@ -51,6 +53,12 @@ pub(super) struct Compare {
     /// Exit with 1 only where B is found to be worse by so many per cent or more; 0: wherever it is worse
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
     fail_if_worse: u32,
+    /// A variable that A's processes alone get, such as NCCL_IB_QPS_PER_CONNECTION=4; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
+    set_a: Vec<(String, String)>,
+    /// The same for B
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
+    set_b: Vec<(String, String)>,
     #[command(flatten)]
     common: Common,
 }
@@ -79,6 +87,10 @@ struct Common {
     /// Message sizes of the bandwidth test [default: 8,64,512,4K,16K,64K,256K,1M,4M, with --quick 8,4K,64K,1M,4M]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size)]
     sizes: Vec<usize>,
+    /// Connections each way that a stream is over at once, with as much over each; more than one: bandwidth both ways is all that is
+    /// measured
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    streams: u32,
     /// Time of each measurement; ms [default: 40, with --quick 20]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     slice: Option<u64>,
@@ -104,7 +116,7 @@ impl Compare {
             None => Source::stock(cache::find(self.nccl.as_deref())?),
         };
         let scope = Scope { find_percent: self.find, fail_percent: self.fail_if_worse, ..self.common.scope() };
-        self.common.run(vec![a, Source::plugin(plugin)], verbs, scope, command)
+        self.common.run(vec![a, Source::plugin(plugin)], [self.set_a, self.set_b], verbs, scope, command)
     }
 }
 
@@ -112,7 +124,7 @@ impl Bench {
     pub(super) fn run(self, command: Vec<String>) -> Result<Exit> {
         let verbs = self.common.prepared()?;
         let scope = self.common.scope();
-        self.common.run(vec![self.source.source()?], verbs, scope, command)
+        self.common.run(vec![self.source.source()?], Default::default(), verbs, scope, command)
     }
 }
 
@@ -124,9 +136,16 @@ impl Common {
         Ok(verbs)
     }
 
-    fn run(self, sources: Vec<Source>, verbs: Verbs, scope: Scope, command: Vec<String>) -> Result<Exit> {
+    fn run(
+        self,
+        sources: Vec<Source>,
+        variables: [Vec<(String, String)>; 2],
+        verbs: Verbs,
+        scope: Scope,
+        command: Vec<String>,
+    ) -> Result<Exit> {
         let runner = Runner::of_this_program(Duration::from_secs(self.timeout), !self.no_pin)?;
-        let request = CompareRequest { sources, verbs, devices: self.devices.devices(), scope, command };
+        let request = CompareRequest { sources, variables, verbs, devices: self.devices.devices(), scope, command };
         if host::cpus()?.len() < 2 {
             log::warn!("there is one CPU only: two polling processes share it, times mean little");
         }
@@ -146,6 +165,7 @@ impl Common {
 
     fn scope(&self) -> Scope {
         let mut scope = if self.quick { Scope::quick() } else { Scope::standard() };
+        scope.streams = self.streams;
         if let Some(reps) = self.reps {
             scope.repetitions = reps.into();
         }
@@ -162,11 +182,18 @@ impl Common {
     }
 }
 
+fn parse_variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
+        _ => Err(format!("{text} is not NAME=VALUE")),
+    }
+}
+
 /// What a user sees at the end.
 fn summary(record: &Record) -> String {
     let mut text = String::new();
     for side in &record.sides {
-        text += &format!("{} = {}\n", side.label, side.title());
+        text += &format!("{} = {}{}\n", side.label, side.title(), report::text::variables(side));
     }
     let Some(Side { devices: [zero, one], cpus, .. }) = record.sides.first() else {
         return text;
@@ -176,11 +203,12 @@ fn summary(record: &Record) -> String {
         _ => "any CPU".into(),
     };
     text += &format!(
-        "rank 0 on {}, rank 1 on {}, {cpus}; {}, {:.0} s; streams keep {DEPTH} in flight\n",
+        "rank 0 on {}, rank 1 on {}, {cpus}; {}, {:.0} s; streams keep {DEPTH} in flight{}\n",
         zero.name,
         one.name,
         report::text::repetitions(record),
-        record.seconds
+        record.seconds,
+        report::text::over_connections(&record.scope)
     );
     for warning in report::text::warnings(record) {
         text += &format!("{warning}\n");

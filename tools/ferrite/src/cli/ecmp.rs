@@ -1,14 +1,18 @@
 //! The arguments of `ferrite ecmp`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use crate::cli::exit::Exit;
 use crate::cli::size::parse_size;
 use crate::ecmp::job::Workload;
+use crate::ecmp::plot;
 use crate::ecmp::policy::Policy;
+use crate::ecmp::rate_control::RateControl;
 use crate::ecmp::report;
 use crate::ecmp::scenario::{Scenario, Wrong};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::system::output;
 
 const POLICIES: &str = "turns:1,turns:4,turns:8,even:4,even:8,shares:4,shares:8,moves:4,moves:8";
@@ -16,7 +20,7 @@ const POLICIES: &str = "turns:1,turns:4,turns:8,even:4,even:8,shares:4,shares:8,
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A model, not a measurement: no network is used, and each run gives the same numbers. Switches choose paths by a hash; rates are max-min \
-fair at once; messages are cut, sent and counted by the plugin's own code. Numbers are shares of what the same job reaches in a fabric \
+fair at once, unless --rate-control says otherwise; messages are cut, sent and counted by the plugin's own code. Numbers are shares of what the same job reaches in a fabric \
 that spreads every packet. What the model knows and does not: docs/paths.md.
 
 Policies:
@@ -29,6 +33,7 @@ Examples:
   ferrite ecmp                                         a ring on each of 4 rails of 64 hosts
   ferrite ecmp --fault slow                            one link between switches has a quarter of its speed
   ferrite ecmp --workload all-to-all --oversubscription 2
+  ferrite ecmp --rate-control dcqcn --pauses           with queues in switches and what keeps them short
   ferrite ecmp --hosts 512 --rails 8 --tiers 3 --policy turns:1,shares:4 --seeds 1
 
 Exit code 0: done; 2: it could not be; 130: interrupted.")]
@@ -61,6 +66,12 @@ pub(super) struct Ecmp {
     /// Switches hash the number of the destination queue pair too
     #[arg(long)]
     hash_queue_pair: bool,
+    /// How fast queue pairs send: fair (max-min fair at once), dcqcn, or none (as fast as their port; queues fill)
+    #[arg(long, value_name = "NAME", default_value = "fair")]
+    rate_control: RateControl,
+    /// A switch stops a link from which it holds too much, as PFC does, and so all that would take that link
+    #[arg(long)]
+    pauses: bool,
     /// Policies, which are compared in the same fabrics
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = POLICIES)]
     policy: Vec<Policy>,
@@ -76,6 +87,13 @@ pub(super) struct Ecmp {
     /// Milliseconds of the job that are measured
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     measure: u32,
+    /// How much faster time passes for the plugin's budget of moves (one second after the first, twice as long after each further one,
+    /// up to a minute) than for all else: 100 shows in 0.3 s where lanes are after half a minute
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    budget_speed: u32,
+    /// Write the table as bars, too
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// One JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -93,12 +111,19 @@ impl Ecmp {
             wrong: self.fault,
             others: self.background.into(),
             hashes_queue_pairs: self.hash_queue_pair,
+            rate_control: self.rate_control,
+            pauses: self.pauses,
             seeds: self.seeds.into(),
             bytes: self.size as u32,
+            budget_speed: self.budget_speed,
             warm_up: f64::from(self.warm_up) * 1e3,
             measured: f64::from(self.measure) * 1e3,
         };
         let rows = scenario.run(&self.policy)?;
+        if let Some(path) = &self.svg {
+            let written = std::fs::write(path, plot::draw(&scenario, &rows));
+            written.map_err(|e| Error::io(format!("cannot write {}", path.display()), e))?;
+        }
         let text = if self.json { report::json(&scenario, &rows)? } else { report::text(&scenario, &rows) };
         output::write_stdout(&text).map(|()| Exit::Good)
     }

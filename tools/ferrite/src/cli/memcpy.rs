@@ -62,6 +62,8 @@ impl Memcpy {
             peer: None,
             fused: false,
             slice_ms: self.slice,
+            variables: Vec::new(),
+            streams: 1,
             tasks: vec![Task::Verify { sizes: self.sizes.clone() }],
         };
         job.verbs.clean_stale();

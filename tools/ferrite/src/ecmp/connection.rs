@@ -16,6 +16,11 @@ const LATENCY_US: f64 = 5.0;
 /// Clear-to-sends in one write.
 const CTS_PER_WRITE: u32 = 8;
 
+/// Messages of a connection that have begun and are not complete.
+pub(super) const DEPTH: u64 = 8;
+/// A work request of which no more bytes are left is sent.
+const ROUNDING: f64 = 1e-3;
+
 /// What a connection may do now, and how large its messages are.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
@@ -100,6 +105,18 @@ impl Connection {
     /// Whether a lane has something to send.
     pub(super) fn is_busy(&self, lane: usize) -> bool {
         !self.lanes[lane].queue.is_empty()
+    }
+
+    /// The share of a large message that each lane has.
+    pub(super) fn shares(&self) -> Vec<f64> {
+        let weights: Vec<u64> = (0..self.striping.qp_count()).map(|qp| self.sender.weight_of(QpIndex(qp))).collect();
+        let sum: u64 = weights.iter().sum();
+        weights.iter().map(|weight| *weight as f64 / sum.max(1) as f64).collect()
+    }
+
+    /// Bytes that a lane has not sent yet.
+    pub(super) fn bytes_left(&self, lane: usize) -> f64 {
+        self.lanes[lane].queue.iter().map(|work| work.left).sum()
     }
 
     /// A lane sends so many bytes in a microsecond from now on.
@@ -240,7 +257,7 @@ impl Lane {
     /// How long it takes to send the rest of the oldest work request. `None`: there is none, or it does not move.
     fn time_left(&self) -> Option<f64> {
         let left = self.queue.front()?.left;
-        if left <= 0.0 { Some(0.0) } else { (self.rate > 0.0).then(|| left / self.rate) }
+        if left <= ROUNDING { Some(0.0) } else { (self.rate > 0.0).then(|| left / self.rate) }
     }
 }
 

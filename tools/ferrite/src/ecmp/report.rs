@@ -1,12 +1,13 @@
 //! What was found, as text and as JSON.
 
+use crate::ecmp::rate_control::RateControl;
 use crate::ecmp::scenario::{Row, Scenario, Wrong};
 use crate::error::Result;
 use crate::pair::message::json_error;
 
 /// The scenario in one line.
-fn heading(scenario: &Scenario) -> String {
-    let Scenario { hosts, rails, leaf_nics, tiers, oversubscription, others, seeds, .. } = scenario;
+pub(super) fn heading(scenario: &Scenario) -> String {
+    let Scenario { hosts, rails, leaf_nics, tiers, oversubscription, others, seeds, budget_speed, .. } = scenario;
     let wrong = match scenario.wrong {
         Wrong::Nothing => String::new(),
         Wrong::Slow(share) => format!("; one link at {share} of its speed"),
@@ -15,8 +16,14 @@ fn heading(scenario: &Scenario) -> String {
     };
     let others = if *others > 0 { format!("; {others} flows of others") } else { String::new() };
     let hash = if scenario.hashes_queue_pairs { "; switches hash the destination queue pair" } else { "" };
+    let budget =
+        if *budget_speed > 1 { format!("; the budget of moves {budget_speed} times as fast") } else { String::new() };
+    let control = match scenario.rate_control {
+        RateControl::Fair => String::new(),
+        control => format!("; rate control {}{}", control.name(), if scenario.pauses { ", pauses" } else { "" }),
+    };
     format!(
-        "{}, {} NICs ({hosts} hosts of {rails}), {tiers} tiers, leaves of {leaf_nics} NICs and {} uplinks{wrong}{others}{hash}; {seeds} seeds",
+        "{}, {} NICs ({hosts} hosts of {rails}), {tiers} tiers, leaves of {leaf_nics} NICs and {} uplinks{wrong}{others}{hash}{control}{budget}; {seeds} seeds",
         scenario.workload.name(),
         scenario.nics(),
         leaf_nics / oversubscription,

@@ -1,19 +1,18 @@
 //! Time: the connections of a job go on side by side over one fabric, in small steps, and their lanes share its links.
 
-use nccl_net::inspect::proto::Violation;
+use nccl_net::inspect::proto::{MoveBudget, Time, Violation};
 
-use crate::ecmp::connection::{Connection, Limits};
+use crate::ecmp::connection::{Connection, DEPTH, Limits};
 use crate::ecmp::fabric::Fabric;
 use crate::ecmp::fair::{Fair, Path};
 use crate::ecmp::hash::{Fields, Random, port_of_label, port_of_queue_pairs};
 use crate::ecmp::job::Stream;
 use crate::ecmp::policy::Policy;
+use crate::ecmp::queues::Queues;
 use crate::error::{Error, Result};
 
 /// How fast a NIC is: 400 Gbit/s, in bytes in a microsecond.
 pub(super) const NIC_RATE: f64 = 50_000.0;
-/// Messages of a connection that have begun and are not complete.
-const DEPTH: u64 = 8;
 
 /// How long a job runs, and with which messages.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +25,8 @@ pub(super) struct Span {
     pub(super) measured: f64,
     /// Rates are computed anew so often, if it has changed which lanes have something to send; us.
     pub(super) step: f64,
+    /// How much faster time passes for the plugin's budget of moves than for all else.
+    pub(super) budget_speed: u32,
 }
 
 /// What a job has done while it was measured.
@@ -48,6 +49,8 @@ pub(super) struct Run<'a> {
     /// Switches hash the destination queue pair's number too.
     hashes_queue_pairs: bool,
     connections: Vec<Connection>,
+    /// By connection, when its lanes may move.
+    budgets: Vec<MoveBudget>,
     /// By connection, the one that forwards what it delivers.
     forwarded_by: Vec<Option<usize>>,
     /// By lane of all connections, one connection after the other; then traffic of others.
@@ -58,6 +61,8 @@ pub(super) struct Run<'a> {
     fair: Fair,
     /// The lanes, by number, that the present rates are for.
     active: Vec<u32>,
+    /// Where rates are not fair at once.
+    queues: Option<Queues>,
 }
 
 impl<'a> Run<'a> {
@@ -86,6 +91,7 @@ impl<'a> Run<'a> {
             streams,
             policy,
             hashes_queue_pairs,
+            budgets: streams.iter().map(|_| MoveBudget::default()).collect(),
             connections,
             forwarded_by,
             paths: Vec::new(),
@@ -93,6 +99,7 @@ impl<'a> Run<'a> {
             random,
             fair: Fair::default(),
             active: Vec::new(),
+            queues: None,
         };
         for (stream, lanes) in
             streams.iter().zip(run.connections.iter().map(Connection::lane_count).collect::<Vec<_>>())
@@ -110,6 +117,11 @@ impl<'a> Run<'a> {
         }
         run.paths.extend_from_slice(others);
         Ok(run)
+    }
+
+    /// The same with queues in switches.
+    pub(super) fn with_queues(self, queues: Option<Queues>) -> Self {
+        Self { queues, ..self }
     }
 
     fn path(&self, stream: &Stream, port: u16, remote: u32) -> Result<Path> {
@@ -131,11 +143,14 @@ impl<'a> Run<'a> {
             if is_measured && before.is_empty() {
                 before = self.connections.iter().map(|c| (c.delivered, c.begun, c.work_requests)).collect();
             }
-            self.share_links();
+            match self.queues.take() {
+                None => self.share_links(),
+                Some(queues) => self.queues = Some(self.fill_queues(queues, span.step)),
+            }
             self.advance(now, now + span.step, span.bytes).map_err(|e| Error::Contract(e.to_string()))?;
             now += span.step;
             if self.policy.moves() {
-                moves[usize::from(is_measured)] += self.move_lanes()?;
+                moves[usize::from(is_measured)] += self.move_lanes(budget_time(now, span.budget_speed))?;
             }
         }
         let groups = self.streams.iter().map(|stream| stream.group + 1).max().unwrap_or(0);
@@ -208,14 +223,35 @@ impl<'a> Run<'a> {
         self.active = active;
     }
 
-    /// Gives another path to the lanes that have been slow for long enough, one of a connection. Returns how many.
-    fn move_lanes(&mut self) -> Result<u64> {
+    /// Gives each lane the rate at which its bytes arrive in this step.
+    fn fill_queues(&mut self, mut queues: Queues, step: f64) -> Queues {
+        let lanes = self.connections.iter().flat_map(|c| (0..c.lane_count()).map(|lane| c.bytes_left(lane)));
+        let mut left: Vec<f64> = lanes.zip(&self.goodput).map(|(bytes, goodput)| bytes / goodput).collect();
+        // Other jobs always have something to send.
+        left.resize(self.paths.len(), f64::MAX);
+        queues.advance(&self.fabric.capacities, &self.paths, &left, step);
+        let mut number = 0;
+        for connection in &mut self.connections {
+            for lane in 0..connection.lane_count() {
+                connection.set_rate(lane, queues.arrived[number] * self.goodput[number] / step);
+                number += 1;
+            }
+        }
+        queues
+    }
+
+    /// Gives another path to the lanes that have been slow for long enough, one of a connection, if its budget allows it at time `now`.
+    /// Returns how many.
+    fn move_lanes(&mut self, now: Time) -> Result<u64> {
         let mut count = 0;
         let mut first = 0;
         for number in 0..self.connections.len() {
             let connection = &mut self.connections[number];
             let lanes = connection.lane_count();
-            if let Some(lane) = connection.poll_slow_lane() {
+            // What the plugin finds too early it forgets, and finds again later.
+            let slow = connection.poll_slow_lane().filter(|_| self.budgets[number].allows(now));
+            if let Some(lane) = slow {
+                self.budgets[number].handle_move(now);
                 connection.recover().map_err(Error::Contract)?;
                 let label = self.random.below(1 << 20) as u32;
                 let queue_pair = self.random.below(1 << 24) as u32;
@@ -223,6 +259,8 @@ impl<'a> Run<'a> {
                 self.goodput[first + lane] = self.fabric.goodput(&path);
                 self.paths[first + lane] = path;
                 self.active.clear();
+                // All queue pairs of the connection are new.
+                self.queues.iter_mut().for_each(|queues| (first..first + lanes).for_each(|lane| queues.replace(lane)));
                 count += 1;
             }
             first += lanes;
@@ -231,13 +269,18 @@ impl<'a> Run<'a> {
     }
 }
 
+/// The time of the plugin's budget of moves at time `now` of the model; us.
+fn budget_time(now: f64, speed: u32) -> Time {
+    Time::from_micros((now * f64::from(speed)) as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ecmp::fabric::{Fault, Shape};
     use crate::ecmp::job::{Workload, streams};
 
-    const SPAN: Span = Span { bytes: 1 << 20, warm_up: 2000.0, measured: 4000.0, step: 2.0 };
+    const SPAN: Span = Span { bytes: 1 << 20, warm_up: 2000.0, measured: 4000.0, step: 2.0, budget_speed: 1 };
 
     /// Two leaves of one NIC each, so that each message of one connection takes one of two spines.
     fn fabric(uplinks: usize) -> Fabric {
@@ -291,10 +334,22 @@ mod tests {
     fn lanes_move_off_a_slow_link_and_stay_where_it_is_fast() {
         let mut fabric = fabric(2);
         fabric.break_link(0, 0, Fault::Slow(0.25));
-        let span = Span { warm_up: 200_000.0, measured: 20_000.0, step: 10.0, ..SPAN };
+        let span = Span { warm_up: 200_000.0, measured: 20_000.0, step: 10.0, budget_speed: 1000, ..SPAN };
         let moves = measure(&fabric, &[ONE], Policy::Moves(4), span);
         assert!(moves.groups[0] > 0.9, "{moves:?}");
         assert!(moves.moves[0] > 0.0 && moves.moves[1] == 0.0, "{moves:?}");
+    }
+
+    /// Several of eight lanes are on the slow link. In a quarter of a second one of them may move, and in as many budget's minutes more.
+    #[test]
+    fn lanes_move_as_seldom_as_the_plugins_budget_says() {
+        let mut fabric = fabric(2);
+        fabric.break_link(0, 0, Fault::Slow(0.25));
+        let span = Span { warm_up: 250_000.0, measured: 0.0, step: 10.0, ..SPAN };
+        let moves = |budget_speed| measure(&fabric, &[ONE], Policy::Moves(8), Span { budget_speed, ..span }).moves[0];
+        assert_eq!(moves(1), 1.0);
+        // A second after the first, two after the next, and so on.
+        assert!(moves(10) <= 2.0 && moves(1000) > 2.0, "{} {}", moves(10), moves(1000));
     }
 
     /// A receiver that is slow slows all lanes alike.

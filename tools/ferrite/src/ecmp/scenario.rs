@@ -10,6 +10,8 @@ use crate::ecmp::fair::Path;
 use crate::ecmp::hash::{Fields, Random};
 use crate::ecmp::job::{Workload, streams};
 use crate::ecmp::policy::Policy;
+use crate::ecmp::queues::Queues;
+use crate::ecmp::rate_control::RateControl;
 use crate::ecmp::run::{Measured, NIC_RATE, Run, Span};
 use crate::error::{Error, Result};
 
@@ -45,9 +47,14 @@ pub(crate) struct Scenario {
     pub(crate) others: usize,
     /// Switches hash the destination queue pair's number too.
     pub(crate) hashes_queue_pairs: bool,
+    pub(crate) rate_control: RateControl,
+    /// A switch stops a link from which it holds too much.
+    pub(crate) pauses: bool,
     pub(crate) seeds: u64,
     /// Bytes of a message.
     pub(crate) bytes: u32,
+    /// How much faster time passes for the plugin's budget of moves than for all else.
+    pub(crate) budget_speed: u32,
     /// us.
     pub(crate) warm_up: f64,
     /// us.
@@ -116,6 +123,9 @@ impl Scenario {
                 self.leaf_nics, self.oversubscription
             ));
         }
+        if self.pauses && self.rate_control == RateControl::Fair {
+            return wrong("--pauses: with --rate-control fair no queue fills; dcqcn and none fill them".into());
+        }
         if self.shape().leaves() < 2 {
             return wrong(format!("{} NICs fit one leaf of {}: there is no fabric", self.nics(), self.leaf_nics));
         }
@@ -152,8 +162,21 @@ impl Scenario {
         let others = self.others(&mut fabric, &mut random)?;
         let connections_of_a_nic = (streams.len() as f64 / shape.nics as f64).max(1.0);
         let step = connections_of_a_nic * f64::from(self.bytes) / NIC_RATE / STEPS_OF_A_MESSAGE;
-        let span = Span { bytes: self.bytes, warm_up: self.warm_up, measured: self.measured, step };
-        Run::new(&fabric, &streams, policy, self.hashes_queue_pairs, &others, random)?.measure(span)
+        let span = Span {
+            bytes: self.bytes,
+            warm_up: self.warm_up,
+            measured: self.measured,
+            step,
+            budget_speed: self.budget_speed,
+        };
+        let queues = self.queues(policy, random.next());
+        Run::new(&fabric, &streams, policy, self.hashes_queue_pairs, &others, random)?.with_queues(queues).measure(span)
+    }
+
+    /// The queues of a run. None where rates are fair at once, as they are in the fabric that all is compared with.
+    fn queues(&self, policy: Policy, seed: u64) -> Option<Queues> {
+        let has_queues = self.rate_control != RateControl::Fair && policy != Policy::Ideal;
+        has_queues.then(|| Queues::new(self.rate_control, self.pauses, NIC_RATE, Random::new(seed)))
     }
 
     /// Flows of others, which send all the time.
@@ -216,6 +239,9 @@ mod tests {
             hashes_queue_pairs: false,
             seeds: 2,
             bytes: 1 << 20,
+            budget_speed: 1,
+            rate_control: RateControl::Fair,
+            pauses: false,
             warm_up: 1000.0,
             measured: 1000.0,
         }

@@ -47,6 +47,13 @@ pub enum Task {
         /// How many are pending at a time.
         at_once: u32,
     },
+    /// Make so many connections at once and close them, so many times: later queue pairs have other numbers.
+    Renumber {
+        /// How many at once.
+        connections: u32,
+        /// How many times.
+        times: u32,
+    },
     /// Ping-pong.
     Latency {
         /// The message size.
@@ -90,6 +97,7 @@ impl Task {
     pub fn words(&self) -> String {
         match self {
             Self::Setup { connections, at_once } => format!("connecting {connections} times, {at_once} at once"),
+            Self::Renumber { .. } => "making and closing connections".into(),
             Self::Latency { bytes } => format!("{} of {bytes} B", Metric::Latency.info().name),
             Self::Stream { metric, bytes, direction } => format!("{} of {bytes} B {direction}", metric.info().name),
             Self::Copy { bytes } => format!("{} of {bytes} B", Metric::Copy.info().name),
@@ -116,6 +124,10 @@ pub struct Job {
     pub fused: bool,
     /// How long each measurement lasts, roughly; ms.
     pub slice_ms: u64,
+    /// Variables of both processes, with their values.
+    pub variables: Vec<(String, String)>,
+    /// Connections each way that a stream is over at once.
+    pub streams: u32,
     /// In this order.
     pub tasks: Vec<Task>,
 }
@@ -147,6 +159,14 @@ pub struct Scope {
     /// B fails where it is found to be worse by so much or more; %. 0: wherever it is found to be worse.
     #[serde(default)]
     pub fail_percent: u32,
+    /// Connections each way that a stream is over at once. With more than one, streams both ways are all that is measured.
+    #[serde(default = "one")]
+    pub streams: u32,
+}
+
+/// What records had that do not say how many.
+fn one() -> u32 {
+    1
 }
 
 /// Connections that are pending at a time, at most: NCCL connects 128 peers a round.
@@ -165,6 +185,7 @@ impl Scope {
             bandwidth_sizes: vec![8, 64, 512, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, LARGEST],
             find_percent: 10,
             fail_percent: 0,
+            streams: 1,
         }
     }
 
@@ -179,6 +200,7 @@ impl Scope {
             bandwidth_sizes: vec![8, 4096, 64 << 10, 1 << 20, LARGEST],
             find_percent: 10,
             fail_percent: 0,
+            streams: 1,
         }
     }
 
@@ -192,14 +214,20 @@ impl Scope {
         f64::from(self.fail_percent) / 100.0
     }
 
-    /// What a measuring pair does.
-    pub fn measuring(&self) -> Vec<Task> {
+    /// What a measuring pair does in this repetition. As queue pair numbers choose paths, streams over several connections have others in
+    /// each.
+    pub fn measuring(&self, repetition: usize) -> Vec<Task> {
+        let stream = |metric, bytes, direction| Task::Stream { metric, bytes, direction };
+        if self.streams > 1 {
+            let both = |bytes: &usize| stream(Metric::Bandwidth, *bytes, Direction::Both);
+            let other_numbers = Task::Renumber { connections: 2 * self.streams, times: repetition as u32 };
+            return std::iter::once(other_numbers).chain(self.bandwidth_sizes.iter().map(both)).collect();
+        }
         let mut tasks = vec![
             Task::Setup { connections: self.singles, at_once: 1 },
             Task::Setup { connections: self.connections, at_once: self.connections.min(PENDING) },
         ];
         tasks.extend(self.latency_sizes.iter().map(|&bytes| Task::Latency { bytes }));
-        let stream = |metric, bytes, direction| Task::Stream { metric, bytes, direction };
         tasks.extend(Direction::ALL.map(|way| stream(Metric::MessageRate, 8, way)));
         for &bytes in &self.bandwidth_sizes {
             tasks.extend(Direction::ALL.map(|way| stream(Metric::Bandwidth, bytes, way)));
@@ -209,7 +237,7 @@ impl Scope {
 
     /// What a verifying pair does.
     pub fn verifying(&self) -> Vec<Task> {
-        let mut sizes = self.latency_sizes.clone();
+        let mut sizes = if self.streams > 1 { Vec::new() } else { self.latency_sizes.clone() };
         sizes.extend(&self.bandwidth_sizes);
         sizes.sort_unstable();
         sizes.dedup();

@@ -193,27 +193,27 @@ pub(crate) fn run<C: Contents>(worker: &WorkerCtx, flows: &mut [Running<'_, C>])
     Ok(())
 }
 
-/// Measures the stream, in [`PARTS`] with a common start each; the sample is on rank 0. The time of a
-/// part is that of the slower side, to its last completion.
+/// Measures the stream, as much over each of the connections at once, in [`PARTS`] with a common start each; the sample is on rank 0.
+/// The time of a part is that of the slower side, to its last completion on the slowest connection.
 ///
 /// # Errors
 /// Those of [`run`].
-pub(crate) fn measure(worker: &mut WorkerCtx, bench: &Bench, key: Key, slice_ms: u64) -> Result<Option<Sample>> {
+pub(crate) fn measure(worker: &mut WorkerCtx, benches: &[Bench], key: Key, slice_ms: u64) -> Result<Option<Sample>> {
     let bytes = key.bytes as usize;
     let warm_up = ((4 << 20) / bytes.max(1)).clamp(16, 400) as u64;
-    timed(worker, bench, bytes, key.direction, warm_up / 2)?;
-    let seconds = timed(worker, bench, bytes, key.direction, warm_up)?;
+    timed(worker, benches, bytes, key.direction, warm_up / 2)?;
+    let seconds = timed(worker, benches, bytes, key.direction, warm_up)?;
     let count = slice_ms as f64 / 1e3 / (seconds / warm_up as f64).max(1e-9) / PARTS as f64;
     let count = worker.agree((count as u64).clamp(MESSAGES.0, MESSAGES.1))?;
     let mut seconds = Vec::new();
     for _ in 0..PARTS {
-        seconds.push(timed(worker, bench, bytes, key.direction, count)?);
+        seconds.push(timed(worker, benches, bytes, key.direction, count)?);
     }
     if worker.rank() != 0 {
         return Ok(None);
     }
     seconds.sort_by(f64::total_cmp);
-    let ways = if key.direction == Direction::Both { 2.0 } else { 1.0 };
+    let ways = if key.direction == Direction::Both { 2.0 } else { 1.0 } * benches.len() as f64;
     let rate = key.metric.info().rate.ok_or(Error::Misuse("a metric that no stream measures"))?;
     let value = |seconds: f64| rate(ways * count as f64 / seconds, bytes as f64);
     let values = [
@@ -226,11 +226,12 @@ pub(crate) fn measure(worker: &mut WorkerCtx, bench: &Bench, key: Key, slice_ms:
 }
 
 /// The seconds that the slower side needs.
-fn timed(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, direction: Direction, count: u64) -> Result<f64> {
+fn timed(worker: &mut WorkerCtx, benches: &[Bench], bytes: usize, direction: Direction, count: u64) -> Result<f64> {
     let flow = Flow::new(bytes, worker.rank(), direction, count);
+    let mut flows: Vec<_> = benches.iter().map(|bench| Running::new(bench, flow, SizesOnly(bytes))).collect();
     worker.barrier()?;
     let start = Instant::now();
-    run(worker, &mut [Running::new(bench, flow, SizesOnly(bytes))])?;
+    run(worker, &mut flows)?;
     let mine = start.elapsed().as_nanos() as u64;
     let theirs = worker.swap(mine)?;
     Ok(mine.max(theirs) as f64 / 1e9)

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::cost::report as cost;
 use crate::report::table;
-use crate::report::text::{percent, repetitions, warnings};
+use crate::report::text::{over_connections, percent, repetitions, variables, warnings};
 use crate::report::verdict::{bias, verdict};
 use crate::results::judgement::CHANCE;
 use crate::results::record::Record;
@@ -27,7 +27,7 @@ fn page_into(record: &Record, page: &mut String) -> std::fmt::Result {
         writeln!(page, "**{}.**\n", capital(&warning))?;
     }
     for side in &record.sides {
-        writeln!(page, "- **{}** = {}", side.label, side.title())?;
+        writeln!(page, "- **{}** = {}{}", side.label, side.title(), variables(side))?;
     }
     writeln!(page, "- made by ferrite {}, {}, {:.0} s\n", record.tool, repetitions(record), record.seconds)?;
     writeln!(page, "![Latency and bandwidth over size, with ratios](report.svg)\n")?;
@@ -71,13 +71,14 @@ fn reading(record: &Record, page: &mut String) -> std::fmt::Result {
          found. \"too noisy\": that is more than {}. \"A is not A\": the interval of A/A does not hold 1, so nothing is claimed. `typ` is the median, `p99` \
          the 99th percentile, within a session.\n\n\
          Latency is half the round trip of a ping-pong whose receives are posted beforehand. Streams keep 8 messages \
-         in flight; their time is that of the slower side; `typ` is the median and `peak` the best of five parts of a \
+         in flight{}; their time is that of the slower side; `typ` is the median and `peak` the best of five parts of a \
          session. `#wrong` counts the messages of that size with a wrong byte, size, or byte beyond the end in the \
          verification pass, both sides together.\n",
         repetitions(record),
         coverage * 100.0,
         CHANCE * 100.0,
-        percent(record.scope.find())
+        percent(record.scope.find()),
+        over_connections(&record.scope)
     )
 }
 

@@ -1,6 +1,8 @@
 //! Numbers and sentences that the table, the report and the chart have in common.
 
+use crate::measure::plan::Scope;
 use crate::results::record::Record;
+use crate::results::side::Side;
 
 /// What stands before the results: the run is not whole, or was disturbed.
 pub(crate) fn warnings(record: &Record) -> Vec<String> {
@@ -14,6 +16,20 @@ pub(crate) fn warnings(record: &Record) -> Vec<String> {
     let busy =
         busy.map(|busy| format!("note: other work kept {busy:.1} CPUs busy when the run began, so expect noise"));
     [partial, busy].into_iter().flatten().collect()
+}
+
+/// What the processes of a side alone were given: `, with NAME=VALUE OTHER=VALUE`.
+pub(crate) fn variables(side: &Side) -> String {
+    let all: Vec<String> = side.variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    if all.is_empty() { String::new() } else { format!(", with {}", all.join(" ")) }
+}
+
+/// How many connections a stream is over, where it is several.
+pub(crate) fn over_connections(scope: &Scope) -> String {
+    match scope.streams {
+        1 => String::new(),
+        count => format!(" on each of {count} connections each way at once"),
+    }
 }
 
 /// How many repetitions there are sessions of.

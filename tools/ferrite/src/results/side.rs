@@ -1,5 +1,6 @@
 //! One of the two transports of a comparison, as evidence.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,9 @@ pub struct Side {
     pub label: String,
     /// What was asked for.
     pub source: Source,
+    /// Variables that its processes alone got, with their values.
+    #[serde(default)]
+    pub variables: BTreeMap<String, String>,
     /// What was loaded.
     pub identity: Identity,
     /// The version that the transport says it has.
@@ -50,6 +54,7 @@ impl Side {
         Ok(Self {
             label: label.into(),
             source: source.clone(),
+            variables: BTreeMap::new(),
             identity: zero.identity.clone(),
             version: zero.version.clone(),
             sha256: file_hash::sha256(&zero.identity.file)?,

@@ -29,6 +29,8 @@ use crate::verbs::libibverbs::Verbs;
 pub(crate) struct CompareRequest {
     /// A, and B for a comparison.
     pub(crate) sources: Vec<Source>,
+    /// Variables of A's processes alone, and of B's, with their values.
+    pub(crate) variables: [Vec<(String, String)>; 2],
     /// The libibverbs.
     pub(crate) verbs: Verbs,
     /// Device index of each rank.
@@ -62,7 +64,7 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
     request.verbs.clean_stale();
     let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let order = order(request.sources.len(), request.scope.repetitions);
-    let steps = request.sources.len() * STEPS_OF_A_CHECK + order.len() * request.scope.measuring().len();
+    let steps = request.sources.len() * STEPS_OF_A_CHECK + order.len() * request.scope.measuring(0).len();
     let mut progress = Progress::new(steps as u64);
     let outcome = verify(request, runner, &mut progress)
         .and_then(|sides| measure(request, runner, &sides, &order, &mut progress).map(|sessions| (sides, sessions)));
@@ -70,7 +72,9 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
     let (sides, sessions) = outcome?;
     sides.iter().try_for_each(require_same_file)?;
     // An interrupt, which has ended the measurements, ends this too.
-    let costs = costs::count(&request.sources, &request.verbs, runner).unwrap_or_default();
+    let is_usual = request.scope.streams == 1 && request.variables.iter().all(Vec::is_empty);
+    let costs = if is_usual { costs::count(&request.sources, &request.verbs, runner) } else { Ok(Vec::new()) };
+    let costs = costs.unwrap_or_default();
     let settings = request.verbs.settings().into_iter();
     let (rows, groups) = rows::rows(&sessions);
     Ok(Record {
@@ -95,10 +99,11 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
 /// Verifies each side in a pair of its own, in fresh memory.
 fn verify(request: &CompareRequest, runner: &Runner, progress: &mut Progress) -> Result<Vec<Side>> {
     let mut sides = Vec::new();
-    for (source, label) in request.sources.iter().zip(["A", "B"]) {
+    for (number, label) in (0..request.sources.len()).zip(["A", "B"]) {
         progress.phase(format!("verifying {label}"));
-        let session = one(request, runner, source, &request.scope.verifying(), progress)?;
-        let side = Side::new(label, source, &session.loaded, session.checks)?;
+        let session = one(request, runner, number, &request.scope.verifying(), progress)?;
+        let side = Side::new(label, &request.sources[number], &session.loaded, session.checks)?;
+        let side = Side { variables: request.variables[number].iter().cloned().collect(), ..side };
         require_right_data(&side)?;
         sides.push(side);
         progress.reach((sides.len() * STEPS_OF_A_CHECK) as u64);
@@ -117,12 +122,13 @@ fn measure(
     progress: &mut Progress,
 ) -> Result<Vec<Run>> {
     let runner = Runner { pages: Some(Pages::of_both_ranks()?), ..runner.clone() };
-    let measuring = request.scope.measuring();
     let mut sessions = Vec::new();
     for (repetition, label) in order {
-        let side = &sides[usize::from(*label == "B")];
+        let number = usize::from(*label == "B");
+        let side = &sides[number];
+        let measuring = request.scope.measuring(*repetition);
         progress.phase(format!("{label} {}/{}", repetition + 1, request.scope.repetitions));
-        let session = match one(request, &runner, &side.source, &measuring, progress) {
+        let session = match one(request, &runner, number, &measuring, progress) {
             Err(Error::Interrupted) if *repetition > 0 => return Ok(sessions),
             session => session?,
         };
@@ -142,17 +148,19 @@ fn measure(
 fn one(
     request: &CompareRequest,
     runner: &Runner,
-    source: &Source,
+    side: usize,
     tasks: &[Task],
     progress: &mut Progress,
 ) -> Result<Session> {
     let job = Job {
-        source: source.clone(),
+        source: request.sources[side].clone(),
         peer: None,
         verbs: request.verbs.clone(),
         devices: request.devices,
         fused: false,
         slice_ms: request.scope.slice_ms,
+        variables: request.variables[side].clone(),
+        streams: request.scope.streams,
         tasks: tasks.to_vec(),
     };
     runner.run(&job, &mut |what| progress.step(what))
@@ -178,7 +186,9 @@ fn require_right_data(side: &Side) -> Result<()> {
 /// A and B have to use the same ports, or they are not compared.
 fn require_same_device(sides: &[Side]) -> Result<()> {
     let [a, b] = sides else { return Ok(()) };
-    if a.identity.file == b.identity.file && a.identity.symbol == b.identity.symbol {
+    let told_apart_by =
+        |side: &Side| (side.identity.file.clone(), side.identity.symbol.clone(), side.variables.clone());
+    if told_apart_by(a) == told_apart_by(b) {
         return Err(Error::Refused(format!(
             "A and B are the same: {} of {}",
             a.identity.symbol,

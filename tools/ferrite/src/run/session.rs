@@ -73,6 +73,7 @@ impl Runner {
             ..Setting::new(job.verbs.clone())
         };
         let setting = if job.fused { setting.env("NCCL_IB_MERGE_NICS", "1") } else { setting };
+        let setting = job.variables.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
         let mut pair = Pair::spawn(&self.program, &[OsString::from(WORKER)], &setting)?;
         pair.send(job)?;
         let mut loaded = [None, None];

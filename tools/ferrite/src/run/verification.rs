@@ -103,6 +103,8 @@ impl VerifyRequest {
             devices: self.devices,
             fused: over == Topology::Fused,
             slice_ms: 0,
+            variables: Vec::new(),
+            streams: 1,
             tasks: vec![task],
         };
         runner.run(&job, begin)

@@ -63,13 +63,19 @@ fn work(worker: &mut WorkerCtx) -> Result<()> {
 
 fn perform(worker: &mut WorkerCtx, transport: &Transport, loaded: &LoadedTransport, job: &Job) -> Result<()> {
     let device = loaded.device;
-    let mut bench = None;
+    let mut benches: Vec<Bench> = Vec::new();
     for task in &job.tasks {
         worker.begin(task.words())?;
         match task {
             Task::Setup { connections, at_once } => {
                 let sample = setup::measure(worker, transport, device, *connections, *at_once)?;
                 report(worker, sample)?;
+                continue;
+            }
+            Task::Renumber { connections, times } => {
+                for _ in 0..*times {
+                    setup::measure(worker, transport, device, *connections, *connections)?;
+                }
                 continue;
             }
             Task::Parallel { sizes } => {
@@ -79,19 +85,19 @@ fn perform(worker: &mut WorkerCtx, transport: &Transport, loaded: &LoadedTranspo
             }
             _ => {}
         }
-        let bench = match &mut bench {
-            Some(bench) => bench,
-            empty => empty.insert(Bench::open(worker, transport, device, memory_for(&job.tasks))?),
-        };
+        while benches.len() < job.streams.max(1) as usize {
+            benches.push(Bench::open(worker, transport, device, memory_for(&job.tasks))?);
+        }
+        let bench = &benches[0];
         match task {
-            Task::Setup { .. } | Task::Parallel { .. } => {}
+            Task::Setup { .. } | Task::Renumber { .. } | Task::Parallel { .. } => {}
             Task::Latency { bytes } => {
                 let sample = latency::measure(worker, bench, *bytes, job.slice_ms)?;
                 report(worker, sample)?;
             }
             Task::Stream { metric, bytes, direction } => {
                 let key = Key { metric: *metric, bytes: *bytes as u64, direction: *direction, depth: DEPTH };
-                let sample = stream::measure(worker, bench, key, job.slice_ms)?;
+                let sample = stream::measure(worker, &benches, key, job.slice_ms)?;
                 report(worker, sample)?;
             }
             Task::Copy { bytes } => {
@@ -111,7 +117,7 @@ fn perform(worker: &mut WorkerCtx, transport: &Transport, loaded: &LoadedTranspo
         }
     }
     worker.begin("closing")?;
-    bench.map_or(Ok(()), Bench::close)
+    benches.into_iter().try_for_each(Bench::close)
 }
 
 /// One connection each way on the first device and one on the second, used at once by this thread.
@@ -152,7 +158,7 @@ fn report(worker: &mut WorkerCtx, sample: Option<Sample>) -> Result<()> {
 /// Bytes of each region that the largest of the tasks needs.
 fn memory_for(tasks: &[Task]) -> usize {
     let need = |task: &Task| match task {
-        Task::Setup { .. } | Task::Parallel { .. } => 0,
+        Task::Setup { .. } | Task::Renumber { .. } | Task::Parallel { .. } => 0,
         Task::Latency { bytes } => 2 * bytes.next_multiple_of(4096),
         Task::Stream { bytes, .. } | Task::Copy { bytes } => DEPTH as usize * bytes.next_multiple_of(4096).max(4096),
         Task::Verify { sizes } => verify::memory_needed(sizes),
