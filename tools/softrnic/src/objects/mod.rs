@@ -13,6 +13,7 @@ pub(crate) mod mr;
 pub(crate) mod pd;
 pub(crate) mod qp;
 mod qp_entry;
+mod qp_events;
 pub(crate) mod qp_request;
 pub(crate) mod send_queue;
 pub(crate) mod send_ring;

@@ -13,7 +13,6 @@ use crate::host::in_use::InUse;
 use crate::host::lock::lock;
 use crate::network::port_id::PortId;
 use crate::objects::acks::Acks;
-use crate::objects::context::Event;
 use crate::objects::cq::{CompletionSource, Cq};
 use crate::objects::pd::Pd;
 use crate::objects::qp_entry::{abi_of, claim_slot, grant, unconnected};
@@ -383,23 +382,5 @@ impl Qp {
 
     pub(crate) fn ack_async_event(&self) {
         self.acks.add(&self.abi.events_completed, 1);
-    }
-
-    /// Leaves an event of this QP for the service thread.
-    pub(crate) fn tell_owner(&self, kind: u32) {
-        self.slot.events.fetch_or(1 << kind, SeqCst);
-        self.fabric.wake(self.fabric.me);
-    }
-
-    /// For the service thread: passes on the events that peers left here. True if one of them means an error.
-    pub(crate) fn deliver(&self) -> bool {
-        let events = self.slot.events.swap(0, SeqCst);
-        for kind in (event::QP_FATAL..=event::SQ_DRAINED).chain([event::QP_LAST_WQE_REACHED]) {
-            if events & 1 << kind != 0 {
-                self.pd.context.events.push(Event { element: self.as_abi() as usize, kind });
-            }
-        }
-        let fatal = 1 << event::QP_FATAL | 1 << event::QP_REQ_ERR | 1 << event::QP_ACCESS_ERR;
-        events & fatal != 0
     }
 }
