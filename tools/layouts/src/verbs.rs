@@ -163,6 +163,7 @@ fn numbers_are_those_of_c() {
         IBV_QP_MIN_RNR_TIMER,
         IBV_QP_SQ_PSN,
         IBV_QP_MAX_DEST_RD_ATOMIC,
+        IBV_QP_CAP,
         IBV_QP_DEST_QPN,
     );
     numbers!(IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ, IBV_SEND_SIGNALED, IBV_SEND_INLINE,);
