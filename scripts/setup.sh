@@ -71,6 +71,7 @@ missing_test_packages() {
         command -v qperf >/dev/null || echo qperf
         command -v mpirun >/dev/null || echo openmpi-bin
         command -v mpicc >/dev/null || echo libopenmpi-dev
+        command -v rpmbuild >/dev/null || echo rpm
         /usr/bin/python3 -c 'import pyverbs' 2>/dev/null || echo python3-pyverbs
         command -v shellcheck >/dev/null || echo shellcheck
     fi
