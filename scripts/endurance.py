@@ -109,6 +109,15 @@ def main() -> int:
                 looked.look({"stream": stream.pid, "connections made anew": rounds.pid})
             untold += not killed(environment, kills)
             kills += 1
+        # One that has ended before its time has failed, and the other is not waited for.
+        early = [name for name, run in (("the stream", stream), ("reinit.py", rounds)) if now < seconds - 5 and run.poll() is not None]
+        if early:
+            print(f"endurance.py: {early[0]} has ended after {now:.0f} s of {seconds}", file=sys.stderr)
+            for run in (stream, rounds):
+                run.terminate()
+            for run in (stream, rounds):
+                run.communicate()
+            return 1
         told_stream, told_rounds = stream.communicate()[0], rounds.communicate()[0]
         # A process that is killed leaves its statistics, of which the newest are kept.
         names = [path.name for path in Path(folder).iterdir()]
