@@ -172,7 +172,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "FERRITE_LANES_AFTER_MB",
         Kind::Number(0, 1 << 30, 16 << 10),
-        "with FERRITE_LANES=auto, MiB that a connection sends in messages of 64 KiB and more on average, before it has several lanes; 0: it has them from the beginning, and keeps them",
+        "with FERRITE_LANES=auto, MiB that a connection sends in messages of 64 KiB and more on average, before it has several lanes, and up to twice as many, so that not all take them at once; 0: it has them from the beginning, and keeps them",
     ),
     variable(
         "FERRITE_NEW_PATHS",

@@ -86,7 +86,10 @@ fn lanes_are_said_to_be_ignored_where_nccl_s_variables_count() -> Result<()> {
 fn automatic_lanes_are_said_with_the_reason() -> Result<()> {
     let one = "softrnic0, softrnic1: 1 queue pair per connection and rail: ";
     for (env, line) in [
-        (("NCCL_IB_ADAPTIVE_ROUTING", "0"), "softrnic0, softrnic1: 4 lanes per connection and rail after 16384 MiB in"),
+        (
+            ("NCCL_IB_ADAPTIVE_ROUTING", "0"),
+            "softrnic0, softrnic1: 4 lanes per connection and rail after 16384 to 32768 MiB in",
+        ),
         (("SOFTRNIC_LINK", "ib"), &*format!("{one}the port is InfiniBand")),
         (("NCCL_IB_ADAPTIVE_ROUTING", "1"), &format!("{one}NCCL_IB_ADAPTIVE_ROUTING=1")),
     ] {

@@ -112,9 +112,9 @@ impl Watcher {
         self.shared.events.watch_queue(queue, peer);
     }
 
-    /// The completion queue that had this id, of the connection to `peer`, is destroyed.
-    pub fn forget_queue(&self, queue: u64, peer: &Arc<PeerState>) {
-        self.shared.events.forget_queue(queue, peer);
+    /// The connection to `peer` has given up the completion queue with this id: its failure ends nothing.
+    pub fn give_up_queue(&self, queue: u64, peer: &Arc<PeerState>) {
+        self.shared.events.give_up_queue(queue, peer);
     }
 
     /// Also serves `driver`, as long as it lives, unless another watcher does already.

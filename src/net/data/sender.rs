@@ -139,7 +139,7 @@ impl SendComm {
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
         let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
         let (requests, inline_up_to) = (Arc::clone(flow.entries()), qps.inline_bytes());
-        let automatic_lanes = recovery.as_ref().and_then(|_| nic.plan.automatic_lanes(&nic.config));
+        let automatic_lanes = recovery.as_ref().and_then(|_| nic.plan.automatic_lanes(&nic.config, qps.first_number()));
         let mut path = SendPath {
             flow,
             qps,

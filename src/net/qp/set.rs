@@ -185,6 +185,11 @@ impl QpSet {
         std::mem::replace(self, empty)
     }
 
+    /// The number of the first queue pair; 0 if there is none.
+    pub fn first_number(&self) -> u32 {
+        self.qps.first().map_or(0, |connected| connected.qp.number())
+    }
+
     /// Bytes of inline data that a work request on any of them may have.
     pub fn inline_bytes(&self) -> u32 {
         self.qps.iter().map(|connected| connected.qp.inline_bytes()).min().unwrap_or(0)

@@ -132,6 +132,23 @@ fn stat_counts_no_locks_where_one_thread_is_promised() {
     });
 }
 
+/// The driver of mlx5 grants more than is asked for; what is told is what was asked.
+#[test]
+fn stat_tells_what_queue_pairs_were_asked_to_have() {
+    Softrnic::new().env("SOFTRNIC_DRIVER", "mlx5").alone(|| {
+        let node = Node::new(0, 64);
+        let asked = Cap { max_send_wr: 100, max_recv_wr: 50, max_inline_data: 32, ..CAP };
+        let qp = create_qp(node.pd, node.cq, node.cq, asked);
+        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let of = |pair: &serde_json::Value| {
+            ["sends", "receives", "inline"].map(|name| pair["capacities"][name].as_u64().expect(name))
+        };
+        let pairs = seen["devices"][0]["queue_pairs"].as_array().expect("queue pairs");
+        assert!(pairs.iter().any(|pair| of(pair) == [100, 50, 32]), "{pairs:?}");
+        assert_eq!(ibv_destroy_qp(qp), 0);
+    });
+}
+
 #[test]
 fn a_port_remembers_what_went_through_it() {
     Softrnic::new().alone(|| {
