@@ -1,4 +1,4 @@
-"""scripts/setup.sh where something is missing: no Rust, one that is too old, no network. PATH has programs that stand in for the system's."""
+"""scripts/setup.sh where something is missing: no Rust, one that is too old, no network. PATH has what stands in for the system's."""
 
 import os
 import re
@@ -7,13 +7,14 @@ import subprocess
 
 from . import fixtures
 
+PROGRAMS = ("awk", "basename", "bash", "cat", "dirname", "env", "grep", "head", "mktemp", "realpath", "rm", "sed", "sort", "tail", "tr")
 PINNED = re.findall(r'^channel = "(.*)"$', (fixtures.ROOT / "rust-toolchain.toml").read_text(), re.MULTILINE)
 
 
 class Missing(fixtures.InFolder):
     def setUp(self) -> None:
         super().setUp()
-        for name in "bash awk sed grep tail sort head cat realpath dirname basename mktemp rm tr env".split():
+        for name in PROGRAMS:
             path = shutil.which(name, path="/usr/bin:/bin")
             assert path, name
             os.symlink(path, self.out / name)
