@@ -69,9 +69,13 @@ class Installed(unittest.TestCase):
         output(*NOBODY, python, "-m", "venv", folder / "venv", **home)
         bin = folder / "venv/bin"
         output(*NOBODY, bin / "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", self.package("*.whl"), **home)
-        line = 'eval "$(nccl-net-ferrite)" && softrnic run -- nccl-net-ferrite doctor && softrnic run -- ferrite verify --plugin "$NCCL_NET_PLUGIN" --over single'
-        said = output(*NOBODY, "sh", "-ec", line, PATH=f"{bin}:/usr/bin:/bin", **home)
-        self.assertRegex(said, rf"ok +plugins +NCCL takes {folder}/venv/\S+: Ferrite [\s\S]*\n0 FAIL, [\s\S]*\nvalid run, data right")
+        lines = [
+            'eval "$(nccl-net-ferrite)"',
+            "softrnic run -- nccl-net-ferrite doctor",
+            'softrnic run -- ferrite verify --plugin "$NCCL_NET_PLUGIN" --over single',
+        ]
+        said = output(*NOBODY, "sh", "-ec", "\n".join(lines), PATH=f"{bin}:/usr/bin:/bin", **home)
+        self.assertRegex(said, rf"ok +plugins +NCCL takes {folder}/venv/\S+: Ferrite[\s\S]*\n0 FAIL, [\s\S]*\nvalid run, data right")
 
     def test_dpkg_and_rpm_install_into_a_root_and_the_loader_finds_the_plugin_there(self) -> None:
         """Each into a root folder of its own, with a database of its own; what the package depends on is not there."""

@@ -22,10 +22,8 @@ from nccl_net_ferrite import elf
 
 from . import installed
 from .fixtures import ROOT, environment
+from .installed import output
 from .test_container import DIST
-
-
-output = installed.output
 
 
 def versions_built() -> set[str]:
