@@ -134,6 +134,16 @@ class Packages(installed.Installed, unittest.TestCase):
         references = {one["bom-ref"] for one in bom["components"]}
         self.assertTrue(all(set(one["dependsOn"]) <= references for one in bom["dependencies"]))
 
+    def test_the_page_names_each_package_as_it_is_called(self) -> None:
+        """On x86-64, where the table says what there is; the wheel's name has the glibc of this build."""
+        if os.uname().machine != "x86_64":
+            self.skipTest("an x86-64 machine")
+        page = (ROOT / "docs/packages.md").read_text()
+        made = {re.sub(r"manylinux_\d+_\d+", "manylinux_2_17", path.name) for path in self.out.iterdir() if path.is_file()} - {"torch.py"}
+        self.assertEqual({name for name in made if f"`{name}`" in page.split("## A Python")[0]}, made)
+        [debian, fedora] = re.findall(r"(?:apt|dnf) install \./(\S+)", page)
+        self.assertLessEqual({debian, fedora}, made)
+
     def test_the_name_of_the_wheel_tells_the_glibc_that_it_needs(self) -> None:
         needed = max(elf.read(path).glibc for path in DIST.glob("*/*") if not path.is_symlink())
         major, minor = max(needed, (2, 17))
