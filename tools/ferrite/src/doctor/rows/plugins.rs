@@ -128,7 +128,9 @@ fn is_ours(file: &Path) -> bool {
 /// The version with the commit that the file tells, as `scripts/build.sh` has written it.
 fn build_of(file: &Path) -> Option<String> {
     let (bytes, key) = (std::fs::read(file).ok()?, b"ferrite-version=");
-    let rest = &bytes[bytes.windows(key.len()).position(|window| window == key)? + key.len()..];
+    // The words alone are there too, where the program looks for them.
+    let is_it = |at: &usize| bytes[*at..].starts_with(key) && bytes.get(at + key.len()).is_some_and(u8::is_ascii_digit);
+    let rest = &bytes[(0..bytes.len()).find(is_it)? + key.len()..];
     let end = rest.iter().position(|byte| !byte.is_ascii_alphanumeric() && !b"+-.".contains(byte))?;
     Some(String::from_utf8_lossy(&rest[..end]).into_owned())
 }
