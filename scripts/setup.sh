@@ -69,6 +69,7 @@ missing_test_packages() {
         command -v fi_pingpong >/dev/null || echo libfabric-bin
         command -v qperf >/dev/null || echo qperf
         command -v mpirun >/dev/null || echo openmpi-bin
+        command -v ip >/dev/null || echo iproute2
         command -v mpicc >/dev/null || echo libopenmpi-dev
         command -v rpmbuild >/dev/null || echo rpm
         /usr/bin/python3 -c 'import pyverbs' 2>/dev/null || echo python3-pyverbs
