@@ -94,19 +94,28 @@ tools/softrnic/scripts/soak.sh 1000
 step "packages: two builds in different folders have the same bits"
 scripts/package_twice.sh
 
+step "packages: those for old systems are installed and used; other programs read them"
+scripts/package.sh
+(cd scripts && FERRITE_DIST=$ROOT/packages/built python3 -m tests --jobs 1 tests.test_package)
+scripts/foreign_readers.sh packages || [ $? = 77 ]
+
 step "the last release"
 scripts/compatible.sh || [ $? = 77 ]
 
 step "other releases of the system"
-scripts/build.sh --portable "$CARGO_TARGET_DIR/portable/dist"
-scripts/other_systems.sh "$CARGO_TARGET_DIR/portable/dist" || [ $? = 77 ]
+scripts/other_systems.sh packages/built || [ $? = 77 ]
 
 step "aarch64, emulated"
 scripts/aarch64.sh || [ $? = 77 ]
 
-step "two hosts under Open MPI and Slurm"
+step "two hosts under Open MPI and Slurm: the comparison, with a library in place of NCCL, and doctor --job"
+! may_install || { command -v srun && command -v slurmd && command -v munged; } >/dev/null || install_packages slurmctld slurmd slurm-client munge
+launchers=()
 for launcher in mpirun srun; do
-    command -v "$launcher" >/dev/null || { echo "skipped: $launcher" && continue; }
+    if command -v "$launcher" >/dev/null; then launchers+=("$launcher"); else echo "skipped: $launcher"; fi
+done
+(cd scripts && FERRITE_LAUNCHERS="${launchers[*]}" python3 -m tests --jobs 1 tests.test_two_nodes)
+for launcher in "${launchers[@]}"; do
     # How fast two processes of a busy machine are is not the question.
     said=$(scripts/two_nodes.sh "$launcher" dist/bin/softrnic run -- dist/bin/ferrite doctor --job 2>&1) || true
     grep 'ok *peer-reach' <<<"$said" || die "$launcher: $said"

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Builds the packages of the last commit twice, in clones that lie in different folders, and compares them bit by bit.
+#
+#   scripts/package_twice.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 [ $# = 0 ] || die "usage: scripts/package_twice.sh"

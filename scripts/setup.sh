@@ -41,7 +41,6 @@ may_install() {
 missing_packages() {
     command -v cc >/dev/null || echo gcc
     command -v ld >/dev/null || echo binutils
-    command -v curl >/dev/null || command -v cargo >/dev/null || echo curl ca-certificates
     [ -e /usr/include/stdio.h ] || echo libc6-dev
 }
 
@@ -70,6 +69,7 @@ missing_test_packages() {
         command -v fi_pingpong >/dev/null || echo libfabric-bin
         command -v qperf >/dev/null || echo qperf
         command -v mpirun >/dev/null || echo openmpi-bin
+        command -v ip >/dev/null || echo iproute2
         command -v mpicc >/dev/null || echo libopenmpi-dev
         command -v rpmbuild >/dev/null || echo rpm
         /usr/bin/python3 -c 'import pyverbs' 2>/dev/null || echo python3-pyverbs
@@ -111,35 +111,69 @@ install_packages() {
     log=$(mktemp)
     # shellcheck disable=SC2086
     { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing; } \
-        >"$log" 2>&1 || die "apt-get failed: $(tail -n 3 "$log")"
+        >"$log" 2>&1 || die "apt-get cannot install $missing: $(grep -E '^[EW]:' "$log" | tail -n 2)
+    It needs a mirror of the system's packages (/etc/apt/sources.list). What is installed in another way is taken as it is"
     rm -f "$log"
 }
 
+# rust_pinned: the version in rust-toolchain.toml, which rustup takes.
+rust_pinned() {
+    sed -n 's/^channel = "\(.*\)"$/\1/p' rust-toolchain.toml
+}
+
+# no_rust WHY: ends with the lines that help.
+no_rust() {
+    die "$1; Rust $RUST_MIN or newer is needed. By rustup, from the system's package or as https://rustup.rs says:
+    rustup toolchain install $(rust_pinned) --profile minimal --component clippy,rustfmt
+or, where the system's packages are new enough: apt-get install cargo rustfmt rust-clippy"
+}
+
+# apt_version PACKAGE: the version that apt-get would install, without what Debian adds; nothing if there is none.
+apt_version() {
+    apt-cache policy "$1" 2>/dev/null | awk '$1 == "Candidate:" && $2 != "(none)" { sub(/[+~-].*/, "", $2); print $2 }'
+}
+
+# What the system's packages have: rustup, which fetches the version of rust-toolchain.toml, or a compiler that is new enough.
 install_rust() {
     if ! command -v cargo >/dev/null; then
-        [ "$(id -u)" = 0 ] || die "missing: Rust $RUST_MIN or newer, see https://rustup.rs"
-        echo "installing: Rust, by rustup"
-        curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y -q --profile minimal \
-            -c rustfmt -c clippy || die "rustup failed; install Rust $RUST_MIN or newer yourself, see https://rustup.rs"
-        . "$HOME/.cargo/env"
+        may_install || no_rust "missing: cargo"
+        apt-get update -qq >/dev/null 2>&1 || true
+        local version
+        version=$(apt_version rustc)
+        if [ -n "$(apt_version rustup)" ]; then
+            install_packages rustup
+        elif [ -n "$version" ] && is_at_least "$version" "$RUST_MIN"; then
+            install_packages cargo rustfmt rust-clippy
+        else
+            no_rust "missing: cargo, and the system's packages have ${version:-none}"
+        fi
     fi
-    local version
-    version=$(rustc --version | awk '{print $2}')
-    is_at_least "$version" "$RUST_MIN" || die "Rust $version is too old: $RUST_MIN or newer is needed (rustup update)"
+    local said
+    # rustup fetches the version here if it is not there.
+    said=$(rustc --version 2>&1) || no_rust "rustc cannot be run: $(tail -n 1 <<<"$said")"
+    said=$(awk '$1 == "rustc" { print $2 }' <<<"$said")
+    is_at_least "$said" "$RUST_MIN" || no_rust "Rust $said is too old"
 }
 
 # A slim installation of Rust comes without these.
 install_components() {
     cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 && return
-    command -v rustup >/dev/null || die "missing: cargo fmt and cargo clippy"
-    rustup component add rustfmt clippy
+    command -v rustup >/dev/null || die "missing: cargo fmt and cargo clippy (Debian: rustfmt rust-clippy)"
+    local said
+    said=$(rustup component add rustfmt clippy 2>&1) ||
+        die "rustup component add rustfmt clippy failed, which needs a network: $(tail -n 1 <<<"$said")"
+}
+
+# no_crate CRATE WHY
+no_crate() {
+    die "cargo install $1 failed, and $2. It needs the network, or a registry that cargo's configuration names (source replacement)"
 }
 
 # What runs the tests. A version that is there is taken as it is.
 install_nextest() {
     cargo nextest --version >/dev/null 2>&1 && return
     echo "installing: cargo-nextest, built from source once, some minutes"
-    cargo install --locked --quiet cargo-nextest || die "cargo install cargo-nextest failed; it is what runs the tests"
+    cargo install --locked --quiet cargo-nextest || no_crate cargo-nextest "it runs the tests"
 }
 
 # What writes the list of dependencies into a binary. Of one version, since what it writes has to be the same in each build.
@@ -149,7 +183,7 @@ install_auditable() {
     if [ ! -x "$folder/bin/cargo-auditable" ]; then
         echo "installing: cargo-auditable, built from source once, a minute"
         env -u RUSTFLAGS -u CARGO_TARGET_DIR cargo install --locked --quiet --root "$folder" "cargo-auditable@$AUDITABLE" ||
-            die "cargo install cargo-auditable@$AUDITABLE failed; it writes the list of dependencies into the portable build"
+            no_crate "cargo-auditable@$AUDITABLE" "it writes the list of dependencies into the portable build"
     fi
     export PATH=$folder/bin:$PATH
 }
@@ -159,7 +193,7 @@ MDBOOK=0.4.52
 install_mdbook() {
     local folder=$CACHE/mdbook-$MDBOOK
     [ -x "$folder/bin/mdbook" ] || env -u RUSTFLAGS -u CARGO_TARGET_DIR cargo install --locked --quiet --root "$folder" "mdbook@$MDBOOK" ||
-        die "cargo install mdbook@$MDBOOK failed; it makes a site of the pages"
+        no_crate "mdbook@$MDBOOK" "it makes a site of the pages"
     echo "$folder/bin/mdbook"
 }
 
@@ -169,7 +203,7 @@ install_deny() {
     local folder=$CACHE/cargo-deny-$DENY
     # Without optimisation it is made in a minute, and takes two seconds.
     [ -x "$folder/bin/cargo-deny" ] || env -u RUSTFLAGS -u CARGO_TARGET_DIR cargo install --debug --locked --quiet --root "$folder" "cargo-deny@$DENY" ||
-        die "cargo install cargo-deny@$DENY failed; it checks the dependencies"
+        no_crate "cargo-deny@$DENY" "it checks the dependencies"
     echo "$folder/bin/cargo-deny"
 }
 
@@ -257,7 +291,7 @@ found=$(find_libclang)
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     missing=$(missing_packages)
-    command -v cargo >/dev/null || missing+=$'\n'"Rust $RUST_MIN or newer, see https://rustup.rs"
+    command -v cargo >/dev/null || missing+=$'\n'"Rust $RUST_MIN or newer, by rustup or from the system's packages"
     echo "missing for building: $(xargs <<<"${missing:-nothing}")"
     for_tests=$(missing_test_packages)
     cargo nextest --version >/dev/null 2>&1 || for_tests+=$'\n'cargo-nextest

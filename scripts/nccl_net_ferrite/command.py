@@ -6,6 +6,7 @@
     nccl-net-ferrite ab [OPTION...]       # compares it with NCCL's built-in IB transport; under torchrun: -m nccl_net_ferrite ab
     nccl-net-ferrite matrix [OPTION...]   # tries every operation of NCCL over it
     nccl-net-ferrite ddp [OPTION...]      # trains a small model over it and over other networks
+    nccl-net-ferrite job                  # prints the comparison as a job of Kubernetes
     nccl-net-ferrite softrnic [WORD...]   # the software RDMA device
     nccl-net-ferrite WORD...              # anything else goes to the program ferrite: doctor, compare, check, top, hang, ...
 
@@ -55,6 +56,8 @@ def run(arguments: list[str]) -> int:
         print(environment(repository.PLUGIN))
     elif first == "path" and len(arguments) < 2:
         print(repository.PLUGIN)
+    elif first == "job" and len(arguments) < 2:
+        print(repository.JOB.read_text(), end="")
     elif first == "softrnic":
         return execute("softrnic", arguments[1:])
     else:

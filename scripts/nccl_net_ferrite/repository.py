@@ -11,3 +11,5 @@ PLUGIN = DIST / "lib/libnccl-net.so"
 SOFTRNIC = DIST / "softrnic"
 # NCCL's plugin headers.
 INCLUDE = next((place for place in (HERE / "include", ROOT / "include") if place.is_dir()), ROOT / "include")
+# The comparison as a job of Kubernetes.
+JOB = next((place for place in (HERE / "job.yaml",) if place.is_file()), ROOT / "scripts/container/job.yaml")

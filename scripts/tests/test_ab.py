@@ -2,7 +2,9 @@
 
 import argparse
 import builtins
+import functools
 import os
+import socket
 from typing import Any
 from unittest import mock
 
@@ -10,7 +12,7 @@ from nccl_net_ferrite import exit_codes
 from nccl_net_ferrite.ab import comparison
 from nccl_net_ferrite.errors import Invalid
 from nccl_net_ferrite.files import read_json
-from nccl_net_ferrite.launch import gpus, processes
+from nccl_net_ferrite.launch import gpus, placement, processes
 
 from . import fixtures
 
@@ -147,6 +149,13 @@ class Beforehand(WithFakeRanks):
     def test_ports_that_do_not_exist(self) -> None:
         self.assertIn("MASTER_PORT=65533: each run takes a port above it, up to 65537", self.refused(**torchrun(0, 2), MASTER_PORT="65533"))
 
+    def test_a_host_of_rank_0_that_has_no_address(self) -> None:
+        self.replace(placement, "check_master", functools.partial(placement.check_master, limit=0.1))
+        unknown = mock.Mock(side_effect=socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+        self.replace(socket, "getaddrinfo", unknown)
+        said = self.refused(**torchrun(1, 2) | {"MASTER_ADDR": "no-such-host.invalid"})
+        self.assertIn("rank 0 is on host no-such-host.invalid, which has no address here (Name or service not known)", said)
+
     def test_the_software_device_on_more_than_one_machine(self) -> None:
         (self.out / "libibverbs.so.1").touch()
         self.options.softrnic = self.out
@@ -170,7 +179,7 @@ class Launched(WithFakeRanks):
             "OMPI_COMM_WORLD_RANK": "1",
             "OMPI_COMM_WORLD_SIZE": "2",
             "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-            "MASTER_ADDR": "head",
+            "MASTER_ADDR": "127.0.0.1",
         }
         self.assertEqual(self.compare(**fake), exit_codes.GOOD)
         outputs = sorted(path.name for path in self.options.out.glob("*.out"))

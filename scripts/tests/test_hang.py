@@ -1,11 +1,16 @@
 """Judging the reports of hangs that were planted."""
 
+import json
 import unittest
 from typing import Any
 
+from nccl_net_ferrite import files
+from nccl_net_ferrite.hang import command
 from nccl_net_ferrite.hang.cases import BEFORE, CASES, Case, named
 from nccl_net_ferrite.hang.judgement import Found
 from nccl_net_ferrite.hang.judgement import judge as judge_of
+
+from . import fixtures
 
 RANKS = [{"pid": 100 + rank, "right": True} for rank in range(3)]
 
@@ -73,3 +78,12 @@ class JudgementTest(unittest.TestCase):
         self.assertEqual([case.name for case in named("late,gpu")], ["late", "gpu"])
         with self.assertRaisesRegex(ValueError, "'flop' must be one of absent, gpu, stopped, late"):
             named("gpu,flop")
+
+
+class Written(fixtures.InFolder):
+    def test_the_report_names_the_build_of_the_plugin(self) -> None:
+        plugin = self.out / "libnccl-net.so"
+        plugin.write_bytes(fixtures.library_here())
+        command.write(self.out, files.library(plugin), "the reports are right", {"nccl": "2.28.9"}, [])
+        self.assertIn("- plugin: 1.2.3+0123456789ab, sha256 `", (self.out / "report.md").read_text())
+        self.assertEqual(json.loads((self.out / "raw.json").read_text())["plugin"]["version"], "1.2.3+0123456789ab")

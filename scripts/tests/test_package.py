@@ -20,7 +20,9 @@ from typing import Any
 
 from nccl_net_ferrite import elf
 
+from . import installed
 from .fixtures import ROOT, environment
+from .installed import output
 from .test_container import DIST
 
 
@@ -35,14 +37,6 @@ def missing() -> str:
         return "venv of Python with pip (Debian: python3-venv)"
     count = len(versions_built())
     return "" if count == 1 else f"one build in {DIST}, which has {count} (scripts/build.sh makes one)"
-
-
-def output(*command: str | Path, **more: str) -> str:
-    """Of a command that has to succeed, in a folder that has no Python package."""
-    done = subprocess.run(command, env=environment(**more), cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise AssertionError(f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def pages_and_completions() -> dict[str, bytes]:
@@ -76,10 +70,7 @@ def block(page: str, first: str) -> list[str]:
     return [line.strip() for line in itertools.takewhile(lambda line: line.startswith("    "), lines[start:])]
 
 
-class Packages(unittest.TestCase):
-    out: Path  # has all packages
-    venv: Path  # has the wheel
-
+class Packages(installed.Installed, unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         if missing():
@@ -101,10 +92,6 @@ class Packages(unittest.TestCase):
         if missing():
             self.skipTest(missing())
 
-    def package(self, pattern: str) -> Path:
-        [found] = self.out.glob(pattern)
-        return found
-
     def test_the_sums_are_those_of_the_files(self) -> None:
         lines = (self.out / "SHA256SUMS").read_text().splitlines()
         self.assertGreaterEqual(len(lines), 5)
@@ -122,6 +109,7 @@ class Packages(unittest.TestCase):
                 self.assertEqual((found.read(), member.mode & 0o111), ((DIST / name).read_bytes(), 0o111), name)
             names = [name.removeprefix(f"{top}/") for name in file.getnames()]
         self.assertIn("python/nccl_net_ferrite/ab/command.py", names)
+        self.assertIn("python/nccl_net_ferrite/job.yaml", names)
         # What makes packages is in none.
         self.assertEqual([name for name in names if "package/" in name or "tests/" in name], [])
 
@@ -145,6 +133,16 @@ class Packages(unittest.TestCase):
             self.assertIn(f'name = "{one["name"]}"\nversion = "{one["version"]}"\n', lock)
         references = {one["bom-ref"] for one in bom["components"]}
         self.assertTrue(all(set(one["dependsOn"]) <= references for one in bom["dependencies"]))
+
+    def test_the_page_names_each_package_as_it_is_called(self) -> None:
+        """On x86-64, where the table says what there is; the wheel's name has the glibc of this build."""
+        if os.uname().machine != "x86_64":
+            self.skipTest("an x86-64 machine")
+        page = (ROOT / "docs/packages.md").read_text()
+        made = {re.sub(r"manylinux_\d+_\d+", "manylinux_2_17", path.name) for path in self.out.iterdir() if path.is_file()} - {"torch.py"}
+        self.assertEqual({name for name in made if f"`{name}`" in page.split("## A Python")[0]}, made)
+        [debian, fedora] = re.findall(r"(?:apt|dnf) install \./(\S+)", page)
+        self.assertLessEqual({debian, fedora}, made)
 
     def test_the_name_of_the_wheel_tells_the_glibc_that_it_needs(self) -> None:
         needed = max(elf.read(path).glibc for path in DIST.glob("*/*") if not path.is_symlink())
@@ -199,6 +197,7 @@ class Packages(unittest.TestCase):
         for program in ("ab", "matrix", "ddp", "compare", "check", "top", "hang"):
             self.assertIn(program, output(self.venv / "bin/nccl-net-ferrite", program, "--help"))
         self.assertEqual(output(self.venv / "bin/ferrite", "-V"), output(DIST / "bin/ferrite", "-V"))
+        self.assertEqual(output(self.venv / "bin/nccl-net-ferrite", "job"), (ROOT / "scripts/container/job.yaml").read_text())
 
     def test_the_lines_of_the_pages_in_their_order(self) -> None:
         """As they stand there, but for the glibc in the name of the wheel. Without PyTorch the comparison says what it needs."""

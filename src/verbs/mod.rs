@@ -6,7 +6,7 @@
 //! | [`context`] | an open device and its asynchronous events |
 //! | [`port`] | queries of a port: state, GID table, speed |
 //! | [`memory`] | protection domains and memory regions |
-//! | [`shared`] | registered memory that a peer writes |
+//! | [`shared`], `record`, `device_memory` | registered memory that a peer writes, and the order in which it is read |
 //! | [`staging`] | registered memory that writes are sent from where a device has no inline data |
 //! | [`completion_queue`], [`queue_pair`] | the queues |
 //! | [`qp_ex`] | creating a queue pair for certain operations only |
@@ -23,6 +23,7 @@
 pub mod completion_queue;
 pub mod context;
 mod create;
+mod device_memory;
 pub mod dma_buf;
 pub mod extended_call;
 pub mod library;
@@ -34,6 +35,7 @@ pub mod port;
 pub mod prepared_write;
 pub mod qp_ex;
 pub mod queue_pair;
+mod record;
 mod recv_chain;
 pub mod shared;
 pub mod staging;

@@ -2,11 +2,12 @@
 
 use super::mapping::Mapping;
 use super::memory::{MemoryRegion, ProtectionDomain, Source};
+use super::{device_memory, record};
 use crate::error::Result;
 use std::sync::Arc;
 
 /// A ring of `RECORDS` records that a peer writes by RDMA WRITE. The last word of a record tells whether the record is
-/// complete.
+/// complete; [`record`] says why it can.
 ///
 /// A record has one half or two halves of `WORDS` 64-bit words each. The last half is the one that [`Self::read`] reads.
 #[derive(Debug)]
@@ -90,67 +91,40 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
     /// A copy of the last half of record `index` (modulo `RECORDS`), if `is_there` accepts its last word.
     #[inline]
     pub fn read(&self, index: usize, is_there: impl FnOnce(u64) -> bool) -> Option<[u64; WORDS]> {
-        let words = self.last_half.wrapping_add(index % RECORDS * self.stride);
-        let mut record = [0; WORDS];
-        // SAFETY: inside the mapping, aligned; volatile, since the device writes it behind the compiler's back.
-        record[WORDS - 1] = unsafe { words.add(WORDS - 1).read_volatile() };
-        if !is_there(record[WORDS - 1]) {
-            return None;
-        }
-        self.read_others(index, &mut record);
-        Some(record)
+        // SAFETY: the words of the record.
+        let last = unsafe { record::last::<WORDS>(self.last_half_at(index)) };
+        is_there(last).then(|| self.read_found(index, last))
     }
 
     /// A copy of the last half of record `index` (modulo `RECORDS`), which [`Self::is_there`] has found complete, with `last` as its last word.
     #[inline]
     pub fn read_found(&self, index: usize, last: u64) -> [u64; WORDS] {
-        let mut record = [last; WORDS];
-        self.read_others(index, &mut record);
-        record
-    }
-
-    /// Reads all but the last word of the last half of record `index`, of which the last word has been read.
-    #[inline(always)]
-    fn read_others(&self, index: usize, record: &mut [u64; WORDS]) {
-        let words = self.last_half.wrapping_add(index % RECORDS * self.stride);
-        // The device writes a record in ascending order: the other words are there by now, and must not be read before the last word.
-        device_read_barrier();
-        for (i, word) in record.iter_mut().enumerate().take(WORDS - 1) {
-            // SAFETY: inside the mapping, aligned; volatile, since the device writes it behind the compiler's back.
-            *word = unsafe { words.add(i).read_volatile() };
-        }
+        // SAFETY: the words of the record.
+        unsafe { record::whole(self.last_half_at(index), last) }
     }
 
     /// Whether `is_there` accepts the last word of record `index` (modulo `RECORDS`).
     #[inline]
     pub fn is_there(&self, index: usize, is_there: impl FnOnce(u64) -> bool) -> bool {
-        let words = self.last_half.wrapping_add(index % RECORDS * self.stride);
-        // SAFETY: as in `read`.
-        is_there(unsafe { words.add(WORDS - 1).read_volatile() })
+        // SAFETY: the words of the record.
+        is_there(unsafe { record::last::<WORDS>(self.last_half_at(index)) })
     }
 
     /// A copy of the first half of record `index`, which [`Self::read`] has found complete.
     pub fn read_front(&self, index: usize) -> [u64; WORDS] {
         let words = self.memory.base.cast::<u64>().wrapping_add(index % RECORDS * self.stride);
-        // SAFETY: inside the mapping, aligned; volatile, since the device writes it behind the compiler's back.
-        std::array::from_fn(|i| unsafe { words.add(i).read_volatile() })
+        // SAFETY: inside the mapping, aligned.
+        std::array::from_fn(|i| unsafe { device_memory::load(words.add(i)) })
+    }
+
+    /// The last half of record `index` (modulo `RECORDS`): so many aligned words inside the mapping.
+    #[inline(always)]
+    fn last_half_at(&self, index: usize) -> *const u64 {
+        self.last_half.wrapping_add(index % RECORDS * self.stride)
     }
 
     /// The last half of the first record.
     fn last_half_of(memory: &Mapping, stride: usize) -> *const u64 {
         memory.base.cast::<u64>().wrapping_add(stride - WORDS)
     }
-}
-
-/// Keeps later reads of memory that a device writes behind earlier ones. A fence of Rust orders what processors write, in the inner
-/// shareable domain of 64-bit ARM, which a device need not belong to.
-#[inline(always)]
-fn device_read_barrier() {
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: a barrier, for loads, in the outer shareable domain.
-    unsafe {
-        std::arch::asm!("dmb oshld", options(nostack, preserves_flags));
-    }
-    #[cfg(not(target_arch = "aarch64"))]
-    std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
 }

@@ -47,6 +47,7 @@ def check(options: argparse.Namespace, launched: Placement | None, runs: int) ->
         if options.softrnic:
             placement.check_one_host(launched)
         placement.port_of_run(launched, runs - 1)
+        placement.check_master(launched)
 
 
 def setup_of(options: argparse.Namespace, launched: Placement | None) -> Setup:

@@ -63,7 +63,7 @@ def check(chosen: argparse.Namespace) -> int:
         print(f"{one.case}: {'right' if one.is_good() else '; '.join(one.wrong)}", flush=True)
     bad = [one.case for one in found if not one.is_good()]
     summary = f"the reports are wrong in {', '.join(bad)}" if bad else f"the reports are right in all of {len(found)} cases"
-    exit_codes.write_and_print(lambda: write(chosen.out, chosen.plugin, summary, versions, found), summary, chosen.out)
+    exit_codes.write_and_print(lambda: write(chosen.out, files.library(chosen.plugin), summary, versions, found), summary, chosen.out)
     return exit_codes.WRONG if bad else exit_codes.GOOD
 
 
@@ -90,8 +90,8 @@ def run_case(
     return judge(case, culprit, raw["ranks"], reports, raw["versions"]["nccl"]), raw["versions"]
 
 
-def write(folder: Path, plugin: Path, summary: str, versions: dict[str, str], found: list[Found]) -> None:
-    files.write_json(folder / "raw.json", {"versions": versions, "cases": [asdict(one) for one in found]})
+def write(folder: Path, plugin: files.Library, summary: str, versions: dict[str, str], found: list[Found]) -> None:
+    files.write_json(folder / "raw.json", {"versions": versions, "plugin": asdict(plugin), "cases": [asdict(one) for one in found]})
     parts = ["# Hangs of a PyTorch job, and what Ferrite reported", summary[:1].upper() + summary[1:] + "."]
     for one in found:
         verdict = "right" if one.is_good() else "**wrong**: " + "; ".join(one.wrong)
@@ -100,7 +100,7 @@ def write(folder: Path, plugin: Path, summary: str, versions: dict[str, str], fo
     facts = [
         f"- command: `{' '.join(sys.argv)}`",
         f"- versions: {', '.join(f'{name} {version}' for name, version in versions.items())}",
-        f"- plugin: sha256 `{files.sha256(plugin)}`",
+        f"- plugin: {plugin.text()}",
         f"- a wait is reported after {cases.THRESHOLD_S} s; the rank was held up for {cases.HOLD_S} s",
     ]
     (folder / "report.md").write_text("\n\n".join([*parts, "\n".join(facts)]) + "\n")

@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,8 @@ LAUNCHERS = [
     ("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 ]
 MOST_PORT = 65535
+# How long the host of rank 0 may have no address.
+RESOLVED_S = 30.0
 
 
 def of_launcher(environment: Mapping[str, str] = os.environ) -> Placement | None:
@@ -79,6 +82,22 @@ def check_one_host(launched: Placement, environment: Mapping[str, str] = os.envi
             f"--softrnic needs all ranks on one machine: {known} on this one. If the others are in network namespaces of it, "
             "set SOFTRNIC_FABRIC to the same name for all ranks"
         )
+
+
+def check_master(launched: Placement, limit: float = RESOLVED_S) -> None:
+    """The host of rank 0 has an address, within `limit` seconds: a pod's name has one some time after the pod has begun."""
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            socket.getaddrinfo(launched.master, None)
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise Invalid(
+                    f"rank 0 is on host {launched.master}, which has no address here ({error.strerror}): set MASTER_ADDR to a name or "
+                    "an address that all hosts, and what runs in their containers, can resolve"
+                ) from error
+            time.sleep(0.2)
 
 
 def first_host(nodes: str) -> str:

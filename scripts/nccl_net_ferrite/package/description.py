@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .. import elf
 from ..errors import Invalid
-from ..repository import HERE, ROOT
+from ..repository import HERE, JOB, ROOT
 
 NAME = "nccl-net-ferrite"
 # Of the package that has the software RDMA device alone.
@@ -96,7 +96,8 @@ def read(built: Path, pages: list[Entry], epoch: int) -> Release:
     versions, machines = {one.version for one in elfs if one.version}, {one.machine for one in elfs}
     if len(versions) != 1 or len(machines) != 1:
         raise Invalid(f"--built {built}: files of several builds: {', '.join(sorted(versions | machines))}; run scripts/build.sh again")
-    python = [path for pattern in PYTHON for path in sorted(HERE.glob(pattern))]
+    python = {path.relative_to(HERE): path for pattern in PYTHON for path in sorted(HERE.glob(pattern))}
+    python[Path(JOB.name)] = JOB
     # docs/SUMMARY.md is for the site alone.
     guides = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "SUMMARY.md"]
     documents = [ROOT / name for name in ("README.md", "CHANGELOG.md", "LICENSE")] + guides
@@ -110,7 +111,7 @@ def read(built: Path, pages: list[Entry], epoch: int) -> Release:
         glibc=max((2, 17), *(one.glibc for one in elfs)),
         epoch=epoch,
         programs=tuple(programs(built)),
-        python=tuple(Entry(f"nccl_net_ferrite/{path.relative_to(HERE)}", path.read_bytes()) for path in python),
+        python=tuple(Entry(f"nccl_net_ferrite/{name}", path.read_bytes()) for name, path in python.items()),
         headers=tuple(Entry(path.name, path.read_bytes()) for path in sorted((ROOT / "include/nccl").glob("*.h"))),
         documents=tuple(Entry(f"share/doc/{NAME}/{path.relative_to(ROOT)}", path.read_bytes()) for path in documents),
         device_documents=tuple(Entry(f"share/doc/{DEVICE}/{name}", path.read_bytes()) for name, path in of_device.items()),

@@ -6,6 +6,7 @@ use crate::proto::explain::message::Cause;
 use crate::proto::explain::numbers::{End, Numbers};
 use crate::proto::explain::operation::{Begun, Operation};
 use crate::proto::identity::Identity;
+use crate::version;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,8 +19,9 @@ pub fn json(report: &Report, host: &str) -> String {
         |least_lead| format!("{{\"who\":{},\"lead\":{}}}", who(&least_lead.who), least_lead.lead),
     );
     format!(
-        "{{\"schema\":1,\"time_unix\":{:.3},\"host\":{},\"pid\":{},\"rank\":{},\"number\":{},\"threshold_s\":{},\"text\":{},\
+        "{{\"schema\":1,\"version\":{},\"time_unix\":{:.3},\"host\":{},\"pid\":{},\"rank\":{},\"number\":{},\"threshold_s\":{},\"text\":{},\
          \"waits\":[{}],\"waits_in_all\":{},\"least_lead\":{least_lead}}}",
+        string(version::text()),
         now.as_secs_f64(),
         string(host),
         std::process::id(),

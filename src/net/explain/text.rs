@@ -301,6 +301,7 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&json(&report, "n-0007")).expect("an object");
         assert_eq!((named.get(), json["waits"].as_array().map(Vec::len)), (MAX_WAITS, Some(MAX_WAITS)));
         assert_eq!(json["waits_in_all"], 300);
+        assert_eq!(json["version"], crate::version::text());
         assert!(report.text().contains(" 299 more connection(s) of this process wait too."), "{}", report.text());
     }
 }

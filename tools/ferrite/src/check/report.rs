@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use nccl_net::inspect::version;
+
 use crate::check::outcome::{Outcome, Verdict};
 use crate::error::{Error, Result};
 
@@ -33,6 +35,7 @@ pub(crate) fn counts(outcomes: &[Outcome]) -> [usize; 3] {
 
 #[derive(Serialize)]
 struct Json<'a> {
+    tool: &'static str,
     title: &'a str,
     passed: usize,
     failed: usize,
@@ -40,13 +43,13 @@ struct Json<'a> {
     checks: &'a [Outcome],
 }
 
-/// As JSON: `title`, the counts, and `checks` with number, name, claim, verdict, detail, seconds and log of each.
+/// As JSON: `tool`, which is the version of this program with the commit, `title`, the counts, and `checks` with number, name, claim, verdict, detail, seconds and log of each.
 ///
 /// # Errors
 /// [`Error::Unreadable`] if it cannot be written down.
 pub(crate) fn json(title: &str, outcomes: &[Outcome]) -> Result<String> {
     let [passed, failed, skipped] = counts(outcomes);
-    let json = Json { title, passed, failed, skipped, checks: outcomes };
+    let json = Json { tool: version::text(), title, passed, failed, skipped, checks: outcomes };
     serde_json::to_string_pretty(&json).map_err(|problem| Error::Unreadable(format!("no JSON: {problem}")))
 }
 
@@ -73,6 +76,7 @@ mod tests {
     fn json_has_counts_and_verdicts() {
         let all = [outcome(Verdict::Failed, "no"), outcome(Verdict::Skipped, "why")];
         let json: serde_json::Value = serde_json::from_str(&json("t", &all).expect("JSON")).expect("JSON");
+        assert_eq!(json["tool"], version::text());
         assert_eq!((json["failed"].as_u64(), json["checks"][1]["verdict"].as_str()), (Some(1), Some("skipped")));
     }
 }

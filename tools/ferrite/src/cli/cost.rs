@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 
+use nccl_net::inspect::version;
+
 use crate::cli::exit::Exit;
 use crate::cli::size::parse_size;
 use crate::cli::source_args::{Stock, parse_stock};
@@ -78,7 +80,10 @@ impl Cost {
             sources: self.sources()?,
         };
         let reports = request.run(&mut |what| log::debug!("{what}"))?;
-        let text = if self.json { report::json(&reports)? } else { report::text(&reports) };
+        let text = match self.json {
+            true => report::json(&reports)?,
+            false => format!("{}by ferrite {}\n", report::text(&reports), version::text()),
+        };
         output::write_stdout(&text).map(|()| Exit::Good)
     }
 

@@ -212,7 +212,7 @@ mod tests {
     }
 
     /// Words of `nccl-net-ferrite` that it takes itself.
-    const OF_THE_PACKAGE: [&str; 6] = ["path", "env", "ab", "matrix", "ddp", "softrnic"];
+    const OF_THE_PACKAGE: [&str; 7] = ["path", "env", "ab", "matrix", "ddp", "job", "softrnic"];
 
     /// What the pages show of this program, and of the wheel's command that passes words on to it.
     fn documented() -> Vec<Documented> {

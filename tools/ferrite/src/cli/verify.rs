@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use nccl_net::inspect::version;
+
 use crate::cli::device_args::DeviceArgs;
 use crate::cli::exit::Exit;
 use crate::cli::source_args::SourceArgs;
@@ -149,6 +151,6 @@ fn summary(checks: &[Check]) -> Result<Exit> {
     if wrong > 0 {
         return Err(Error::Data(format!("{text}, {wrong} of them wrong")));
     }
-    output::write_stdout(&format!("valid run, data right: {text}\n"))?;
+    output::write_stdout(&format!("valid run, data right: {text}; by ferrite {}\n", version::text()))?;
     Ok(Exit::Good)
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use nccl_net::inspect::version;
+
 use crate::cost::case::{Case, connection_words};
 use crate::cost::quantity::{QUANTITIES, Quantity};
 use crate::cost::queues::DRIVERS;
@@ -68,7 +70,7 @@ impl Side {
 /// # Errors
 /// [`crate::error::Error::Unreadable`] if a number has no JSON.
 pub(crate) fn json(reports: &[CaseReport]) -> Result<String> {
-    let all = serde_json::json!({ "schema": "ferrite-cost/1", "cases": reports });
+    let all = serde_json::json!({ "schema": "ferrite-cost/1", "tool": version::text(), "cases": reports });
     serde_json::to_string_pretty(&all).map(|text| text + "\n").map_err(|e| json_error(&e))
 }
 
@@ -160,6 +162,7 @@ mod tests {
             "{text}"
         );
         let json: serde_json::Value = serde_json::from_str(&json(&reports).expect("JSON")).expect("JSON");
+        assert_eq!(json["tool"], version::text());
         assert_eq!(json["cases"][2]["case"]["rails"], 2);
         assert_eq!(json["cases"][0]["transports"][1]["per_message"]["doorbells"], 0.03125);
         assert_eq!(json["cases"][0]["transports"][0]["connection"]["queue_bytes"]["mlx5"], 4096);

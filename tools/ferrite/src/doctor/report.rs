@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use nccl_net::inspect::version;
+
 use crate::doctor::finding::{Finding, Verdict};
 use crate::doctor::row::Row;
 
@@ -49,11 +51,11 @@ fn plain(text: &str) -> String {
     text.replace('\n', "; ").replace(|c: char| c.is_control(), " ")
 }
 
-/// Rows with each verdict, in one line.
+/// Rows with each verdict, and which build of this program has looked, in one line.
 pub(crate) fn summary(looked: &[RowReport]) -> String {
     let count = |verdict| looked.iter().filter(|row| row.verdict == verdict).count();
     let [failed, warned, unknown, ok] = [Verdict::Fail, Verdict::Warn, Verdict::Unknown, Verdict::Ok].map(count);
-    format!("{failed} FAIL, {warned} warn, {unknown} unknown, {ok} ok\n")
+    format!("{failed} FAIL, {warned} warn, {unknown} unknown, {ok} ok; by ferrite {}\n", version::text())
 }
 
 /// The worst verdict but for `unknown`, which does not count.
@@ -65,14 +67,16 @@ pub(crate) fn worst(looked: &[RowReport]) -> Verdict {
 #[derive(Serialize)]
 struct Document<'a> {
     schema: u32,
+    /// The version of this program, with the commit.
+    tool: &'static str,
     host: &'a str,
     verdict: Verdict,
     rows: &'a [RowReport],
 }
 
-/// The report as JSON: `schema` 1, the host, the worst verdict, and the rows with their findings.
+/// The report as JSON: `schema` 1, the version of this program, the host, the worst verdict, and the rows with their findings.
 pub(crate) fn json(host: &str, looked: &[RowReport]) -> String {
-    let document = Document { schema: 1, host, verdict: worst(looked), rows: looked };
+    let document = Document { schema: 1, tool: version::text(), host, verdict: worst(looked), rows: looked };
     serde_json::to_string_pretty(&document).unwrap_or_default() + "\n"
 }
 
@@ -85,6 +89,12 @@ mod tests {
         let text = RowReport::named("x", "", vec![Finding::ok("a\u{1b}[2J", "one\ntwo\rthree")]).text();
         assert_eq!(text.split_whitespace().collect::<Vec<_>>().join(" "), "ok x a [2J: one; two three");
         assert_eq!(text.chars().filter(|c| c.is_control()).count(), 1, "the line's end");
+    }
+
+    #[test]
+    fn the_report_names_the_build_that_made_it() {
+        let json: serde_json::Value = serde_json::from_str(&json("n-0007", &[])).expect("JSON");
+        assert_eq!((json["tool"].as_str(), json["schema"].as_u64()), (Some(version::text()), Some(1)));
     }
 
     #[test]

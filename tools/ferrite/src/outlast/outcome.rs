@@ -94,6 +94,9 @@ pub(crate) enum Report {
 /// One run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Outcome {
+    /// The version of this program, with the commit; empty in files of before there was this.
+    #[serde(default)]
+    pub(crate) tool: String,
     /// The command line.
     pub(crate) command: String,
     /// The scenario, or `own`.

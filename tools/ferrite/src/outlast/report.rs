@@ -37,6 +37,7 @@ pub(crate) fn text(outcome: &Outcome) -> String {
         known(outcome.failures),
         known(outcome.recoveries)
     );
+    text += &format!("  by ferrite {}\n", outcome.tool);
     text
 }
 
@@ -169,6 +170,7 @@ mod tests {
         let end = EndAt { end, at_ms: 700 };
         let received = Received { messages: 10, longest_gap_ms: gap, wrong_later: wrong, ..Received::default() };
         Outcome {
+            tool: "1.2.3+0123456789ab".into(),
             command: "ferrite outlast".into(),
             scenario: "late-write".into(),
             side: side.into(),
@@ -210,6 +212,7 @@ mod tests {
         let text = text(&outcome("A", End::Killed, 0, 1.0));
         assert!(text.contains("sent and acknowledged n/a B, resent n/a B, transmissions lost 3; "), "{text}");
         assert!(text.contains("sender was killed after 700 ms; receiver was killed after 700 ms"), "{text}");
+        assert!(text.ends_with("\n  by ferrite 1.2.3+0123456789ab\n"), "{text}");
     }
 
     #[test]
@@ -217,6 +220,7 @@ mod tests {
         let one = outcome("A", End::Died { text: "signal 6 SIGABRT".into() }, 0, 1.0);
         let line = serde_json::to_string(&one).expect("it is written");
         assert_eq!(read_lines("x", &format!("{line}\n\n{line}\n")).expect("it is read"), [one.clone(), one]);
+        assert!(line.contains(r#""tool":"1.2.3+0123456789ab""#), "{line}");
         let problem = read_lines("x", "{}").expect_err("it is none").to_string();
         assert!(problem.starts_with("x, line 1: "), "{problem}");
     }

@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use nccl_net::inspect::version;
+
 use crate::error::{Error, Result};
 use crate::nccl::library::Source;
 use crate::outlast::device::Device;
@@ -101,6 +103,7 @@ impl OutlastRequest {
         let is_stock = matches!(self.source, Source::Stock { .. });
         let most = |of: fn(&PeerObserver) -> u64| told.iter().map(of).max();
         Ok(Outcome {
+            tool: version::text().into(),
             command: self.command.clone(),
             scenario: self.scenario.clone(),
             side: format!("{transport}{}", self.suffix),

@@ -21,6 +21,7 @@ fn a_good_transport_is_valid() {
         assert!(stdout.contains(words), "{words:?} is missing: {stdout}");
     }
     assert!(stdout.contains("\nvalid run, data right: 43 checks, "), "{stdout}");
+    assert!(stdout.ends_with(&format!("; by ferrite {}\n", nccl_net::inspect::version::text())), "{stdout}");
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn lines_have_verdict_row_fact_and_cure() {
     let lines: Vec<&str> = stdout.lines().collect();
     assert!(lines[0].starts_with("FAIL     settings        NCCL_IB_TIMEOUT=32: "), "{stdout}");
     assert!(lines[1].trim_start().starts_with("-> correct the variable"), "{stdout}");
-    assert_eq!(lines[2], "1 FAIL, 0 warn, 0 unknown, 0 ok");
+    assert_eq!(lines[2], format!("1 FAIL, 0 warn, 0 unknown, 0 ok; by ferrite {}", nccl_net::inspect::version::text()));
 }
 
 #[test]

@@ -56,7 +56,13 @@ fn plugins_tells_which_file_nccl_takes() {
     ];
     let both = require!(with(&both)).look();
     both.is("warn", &["takes /opt/x/libnccl-net.so, which is not Ferrite", "/usr/lib/libnccl-net.so is there as well"]);
-    let named = require!(with(&[("/opt/f.so", &ours), ("/usr/lib/libnccl-net.so", &theirs)]));
+    let two = [("/usr/lib/libnccl-net.so", &*ours), ("/lib64/libnccl-net.so", &[&ours[..], b"x"].concat())];
+    let twice = require!(with(&two)).look();
+    twice.is("warn", &["another copy of Ferrite (0.1.0+", "remove the copy that is not meant"]);
+    let after = require!(with(&[("/usr/lib/libnccl-net-ferrite.so", &ours), ("/usr/lib/libnccl-net.so", &theirs)]));
+    let after = after.env("NCCL_NET_PLUGIN", "ferrite").look();
+    after.is("ok", &["Ferrite 0.1.0+", "/usr/lib/libnccl-net.so is there as well, and comes after it"]);
+    let named = require!(with(&[("/opt/f.so", &ours), ("/usr/lib/libnccl-net.so", &ours)]));
     named.env("NCCL_NET_PLUGIN", "/opt/f.so").look().is("ok", &["takes /opt/f.so: Ferrite"]);
     require!(with(&[])).env("NCCL_NET_PLUGIN", "/opt/f.so").look().is("FAIL", &["there is no such file"]);
     require!(with(&[])).env("NCCL_NET_PLUGIN", "none").look().is("warn", &["loads no plugin"]);

@@ -10,7 +10,7 @@ use crate::system::suitability;
 
 pub(crate) const ROWS: &[Row] = &[Row {
     name: "plugins",
-    what: "which libnccl-net*.so NCCL would load, by NCCL_NET_PLUGIN and the loader's folders; warn where it is none, or another one",
+    what: "which libnccl-net*.so NCCL would load, by NCCL_NET_PLUGIN and the loader's folders; warn where it is none, another one, or Ferrite lies there more than once",
     why: "images bring plugins of their own, and NCCL takes the first that it finds without a word",
     cure: "export NCCL_NET_PLUGIN=/PATH/TO/libnccl-net.so (NCCL 2.21 and later take a path), NCCL_NET=Ferrite to be sure",
     look: plugins,
@@ -84,10 +84,21 @@ fn plugins(machine: &Machine) -> Vec<Finding> {
         )];
     };
     let mut found = vec![winner(machine, first)];
-    for other in others.iter().filter(|other| machine.root.resolved(other) != machine.root.resolved(first)) {
-        found.push(Finding::ok("", format!("{} is there as well, and comes after it", other.display())));
-    }
+    let others = others.iter().filter(|other| machine.root.resolved(other) != machine.root.resolved(first));
+    found.extend(others.map(|path| other(machine, path, setting.is_some_and(|value| value.contains('/')))));
     found
+}
+
+/// The verdict on a file that NCCL would take if it were not for the first; `is_named` if that one's path is in NCCL_NET_PLUGIN.
+/// Another copy of Ferrite is one that somebody may take for the first.
+fn other(machine: &Machine, path: &Path, is_named: bool) -> Finding {
+    let (file, shown) = (machine.root.path(path), path.display());
+    if is_named || !is_ours(&file) {
+        return Finding::ok("", format!("{shown} is there as well, and comes after it"));
+    }
+    let version = build_of(&file).unwrap_or_default();
+    Finding::warn("", format!("{shown} is there as well, and comes after it: another copy of Ferrite ({version})"))
+        .cure("remove the copy that is not meant, or export NCCL_NET_PLUGIN=/PATH/TO/libnccl-net.so (NCCL 2.21 and later)")
 }
 
 /// The verdict on the file that NCCL takes.
@@ -100,7 +111,10 @@ fn winner(machine: &Machine, path: &Path) -> Finding {
     match elf::exports(&file, "ncclNetPlugin_v") {
         Err(problem) => Finding::fail("", format!("NCCL takes {shown}, which cannot be loaded: {problem}")),
         Ok(tables) if tables.is_empty() => Finding::fail("", format!("NCCL takes {shown}, which is no network plugin")),
-        Ok(tables) if is_ours(&file) => Finding::ok("", format!("NCCL takes {shown}: Ferrite, {}", tables.join(", "))),
+        Ok(tables) if is_ours(&file) => {
+            let version = build_of(&file).unwrap_or_default();
+            Finding::ok("", format!("NCCL takes {shown}: Ferrite {version}, {}", tables.join(", ")))
+        }
         Ok(tables) => Finding::warn("", format!("NCCL takes {shown}, which is not Ferrite ({})", tables.join(", "))),
     }
 }
@@ -109,4 +123,14 @@ fn winner(machine: &Machine, path: &Path) -> Finding {
 fn is_ours(file: &Path) -> bool {
     let name = b"Ferrite\0";
     std::fs::read(file).is_ok_and(|bytes| bytes.windows(name.len()).any(|window| window == name))
+}
+
+/// The version with the commit that the file tells, as `scripts/build.sh` has written it.
+fn build_of(file: &Path) -> Option<String> {
+    let (bytes, key) = (std::fs::read(file).ok()?, b"ferrite-version=");
+    // The words alone are there too, where the program looks for them.
+    let is_it = |at: &usize| bytes[*at..].starts_with(key) && bytes.get(at + key.len()).is_some_and(u8::is_ascii_digit);
+    let rest = &bytes[(0..bytes.len()).find(is_it)? + key.len()..];
+    let end = rest.iter().position(|byte| !byte.is_ascii_alphanumeric() && !b"+-.".contains(byte))?;
+    Some(String::from_utf8_lossy(&rest[..end]).into_owned())
 }
