@@ -101,7 +101,7 @@ pub(super) struct Ecmp {
     /// One JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// Nothing is computed: the tables of what was written with --json, each named by its file
+    /// Nothing is computed: the tables of what was written with --json, each named by its file, as 1-JOB.json or 1-JOB.ANYTHING.json
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "json")]
     results: Vec<PathBuf>,
 }
@@ -122,7 +122,7 @@ impl Ecmp {
             true => report::json(&outcome)?,
             false => report::text(&outcome.scenario, &outcome.rows),
         };
-        self.draw(&[Named { name: self.workload.name().to_owned(), outcome }])?;
+        self.draw(&[Named { name: self.workload.name().to_owned(), outcomes: vec![outcome] }])?;
         output::write_stdout(&text).map(|()| Exit::Good)
     }
 

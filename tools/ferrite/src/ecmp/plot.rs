@@ -34,7 +34,7 @@ pub(crate) fn draw(panels: &[Named]) -> String {
 }
 
 fn draw_into(panels: &[Named], out: &mut String) -> std::fmt::Result {
-    let most = panels.iter().map(|panel| panel.outcome.rows.len()).max().unwrap_or(0);
+    let most = panels.iter().map(|panel| panel.rows().count()).max().unwrap_or(0);
     let height = HEAD + PITCH * most as f64 + FOOT;
     let lines = panels.len().div_ceil(COLUMNS);
     let (width, all) = (WIDTH * panels.len().clamp(1, COLUMNS) as f64, TOP + height * lines as f64);
@@ -53,8 +53,8 @@ fn draw_into(panels: &[Named], out: &mut String) -> std::fmt::Result {
 }
 
 fn draw_panel(panel: &Named, left: f64, top: f64, out: &mut String) -> std::fmt::Result {
-    let (first, left, rows) = (top + HEAD, left + LEFT, &panel.outcome.rows);
-    let bottom = first + PITCH * rows.len() as f64;
+    let (first, left) = (top + HEAD, left + LEFT);
+    let bottom = first + PITCH * panel.rows().count() as f64;
     writeln!(out, r#"<text x="{left}" y="{}" class="title">{}</text>"#, top + 16.0, escape(&panel.name))?;
     for tick in 0..=4 {
         let share = f64::from(tick) / 4.0;
@@ -62,7 +62,7 @@ fn draw_panel(panel: &Named, left: f64, top: f64, out: &mut String) -> std::fmt:
         writeln!(out, r#"<line x1="{x}" x2="{x}" y1="{}" y2="{bottom}" class="grid"/>"#, first - 4.0)?;
         writeln!(out, r#"<text x="{x}" y="{}" class="middle">{share}</text>"#, bottom + 12.0)?;
     }
-    rows.iter().enumerate().try_for_each(|(number, row)| bar(row, left, first + PITCH * number as f64, out))
+    panel.rows().enumerate().try_for_each(|(number, row)| bar(row, left, first + PITCH * number as f64, out))
 }
 
 fn bar(row: &Row, left: f64, top: f64, out: &mut String) -> std::fmt::Result {

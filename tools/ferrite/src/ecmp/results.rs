@@ -23,57 +23,92 @@ pub(crate) struct Outcome {
     pub(crate) rows: Vec<Row>,
 }
 
-/// A run with the name of its file.
+/// Runs of one job, with the name of their files.
 #[derive(Debug)]
 pub(crate) struct Named {
     pub(crate) name: String,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcomes: Vec<Outcome>,
 }
 
-/// Reads what `ferrite ecmp --json` has written.
+impl Named {
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.outcomes.iter().flat_map(|outcome| &outcome.rows)
+    }
+}
+
+/// The name of a job by that of a file: `2-one-slow-link.moves.json` is of `one slow link`, and second.
+fn name_of(file: &Path) -> String {
+    let stem = file.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    let job = stem.split('.').next().unwrap_or_default();
+    job.trim_start_matches(|c: char| c.is_ascii_digit()).trim_start_matches('-').replace('-', " ")
+}
+
+/// Reads what `ferrite ecmp --json` has written. Files of the same job that follow each other belong together.
 ///
 /// # Errors
 /// A file cannot be read, or is something else.
 pub(crate) fn read(files: &[PathBuf]) -> Result<Vec<Named>> {
-    let unreadable = |file: &Path, why: String| Error::Unreadable(format!("{}: {why}", file.display()));
-    let one = |file: &PathBuf| {
+    let mut all: Vec<Named> = Vec::new();
+    for file in files {
+        let unreadable = |why: String| Error::Unreadable(format!("{}: {why}", file.display()));
         let text =
             std::fs::read_to_string(file).map_err(|e| Error::io(format!("cannot read {}", file.display()), e))?;
-        let outcome: Outcome = serde_json::from_str(&text).map_err(|e| unreadable(file, e.to_string()))?;
+        let outcome: Outcome = serde_json::from_str(&text).map_err(|e| unreadable(e.to_string()))?;
         if outcome.schema != SCHEMA {
-            return Err(unreadable(file, format!("the schema is {} and not {SCHEMA}", outcome.schema)));
+            return Err(unreadable(format!("the schema is {} and not {SCHEMA}", outcome.schema)));
         }
-        let name = file.file_stem().map(|stem| stem.to_string_lossy().replace('-', " ")).unwrap_or_default();
-        Ok(Named { name, outcome })
-    };
-    files.iter().map(one).collect()
+        let name = name_of(file);
+        match all.last_mut().filter(|last| last.name == name) {
+            Some(last) => last.outcomes.push(outcome),
+            None => all.push(Named { name, outcomes: vec![outcome] }),
+        }
+    }
+    Ok(all)
 }
 
-/// One line for each run with what each policy reaches, then all that was found, run by run.
+/// One line for each job with what each policy reaches, then all that was found, job by job.
 pub(crate) fn text(all: &[Named]) -> String {
-    let sections = all.iter().map(|Named { name, outcome }| {
+    let run = |outcome: &Outcome| {
         let command = outcome.arguments.join(" ");
-        format!("\n## {name}\n\n```\nferrite {command}\n```\n\n{}", report::text(&outcome.scenario, &outcome.rows))
-    });
-    [summary(all)].into_iter().chain(sections).collect()
+        format!("\n```\nferrite {command}\n```\n\n{}", report::text(&outcome.scenario, &outcome.rows))
+    };
+    let section = |job: &Named| format!("\n## {}\n{}", job.name, job.outcomes.iter().map(run).collect::<String>());
+    [summary(all)].into_iter().chain(all.iter().map(section)).collect()
 }
 
 /// The slowest group of each policy, with the mean of all in brackets.
 fn summary(all: &[Named]) -> String {
     let mut policies: Vec<&str> = Vec::new();
-    for row in all.iter().flat_map(|named| &named.outcome.rows) {
+    for row in all.iter().flat_map(Named::rows) {
         if !policies.contains(&row.policy.as_str()) {
             policies.push(&row.policy);
         }
     }
     let heads: String = policies.iter().map(|policy| format!(" `{policy}` |")).collect();
     let mut text = format!("| |{heads}\n|---|{}\n", "---|".repeat(policies.len()));
-    for Named { name, outcome } in all {
+    for job in all {
         let cell = |policy: &&str| {
-            let row = outcome.rows.iter().find(|row| row.policy == **policy);
+            let row = job.rows().find(|row| row.policy == **policy);
             row.map_or(" |".to_owned(), |row| format!(" {:.2} ({:.2}) |", row.slowest, row.mean))
         };
-        text += &format!("| {name} |{}\n", policies.iter().map(cell).collect::<String>());
+        text += &format!("| {} |{}\n", job.name, policies.iter().map(cell).collect::<String>());
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_one_job_have_its_name() {
+        for (file, name) in [
+            ("model/1-ring.json", "ring"),
+            ("2-one-slow-link.moves.json", "one slow link"),
+            ("x", "x"),
+            ("10-a-b.json", "a b"),
+        ] {
+            assert_eq!(name_of(Path::new(file)), name);
+        }
+    }
 }
