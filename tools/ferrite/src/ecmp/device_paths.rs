@@ -8,12 +8,12 @@ use crate::ecmp::hash::{mix, port_of_queue_pairs};
 use crate::ecmp::policy::Policy;
 use crate::error::{Error, Result};
 
-/// Bytes of a message.
-const BYTES: u32 = 1 << 20;
+/// Bytes of a message: shares are learnt from such and larger ones.
+const BYTES: u32 = 64 << 10;
 /// Messages of each connection after which shares are learnt.
 const MESSAGES: u64 = 2000;
-/// Rates are computed anew so often; us.
-const STEP: f64 = 5.0;
+/// Rates are computed anew so often while a message would be sent over all paths at once.
+const STEPS_OF_A_MESSAGE: f64 = 8.0;
 
 /// Which of so many paths the packets of a queue pair without a flow label take, from the first of `addresses` (GIDs) and number of
 /// `queue_pairs` to the second. `paths` is not 0.
@@ -56,15 +56,16 @@ fn send_all(
     speeds: &[f64],
     (mut now, messages): (f64, u64),
 ) -> Result<f64> {
+    let step = f64::from(BYTES) / speeds.iter().sum::<f64>() / STEPS_OF_A_MESSAGE;
     let mut fair = Fair::default();
     while connections.iter().any(|connection| connection.completed < messages) {
         share_paths(connections, lanes, speeds, &mut fair);
         for connection in &mut *connections {
             let limits =
                 Limits { begun: connection.completed + DEPTH, posted: connection.delivered + DEPTH, bytes: BYTES };
-            connection.advance(now, now + STEP, limits).map_err(|e| Error::Contract(e.to_string()))?;
+            connection.advance(now, now + step, limits).map_err(|e| Error::Contract(e.to_string()))?;
         }
-        now += STEP;
+        now += step;
     }
     Ok(now)
 }

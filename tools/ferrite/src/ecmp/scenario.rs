@@ -279,6 +279,17 @@ mod tests {
         }
     }
 
+    /// All lanes take the same ways, so that none is slower than another.
+    #[test]
+    fn where_every_packet_is_spread_all_policies_reach_that_and_no_lane_moves() {
+        let span = Scenario { warm_up: 20_000.0, measured: 2000.0, budget_speed: 1000, ..small() };
+        let scenario = Scenario { sprays: true, hosts: 4, rails: 1, leaf_nics: 2, seeds: 1, ..span };
+        let rows = scenario.run(&[Policy::Turns(1), Policy::Even(4), Policy::Shares(4), Policy::Moves(4)]);
+        for row in rows.expect("a fabric") {
+            assert!((0.95..1.05).contains(&row.slowest) && row.moves == [0.0; 2] && row.new_paths == 0.0, "{row:?}");
+        }
+    }
+
     #[test]
     fn what_makes_no_fabric_is_refused_with_the_argument() {
         let refusal = |scenario: Scenario| scenario.run(&[]).expect_err("refused").to_string();
