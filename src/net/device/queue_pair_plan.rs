@@ -46,6 +46,7 @@ impl QueuePairPlan {
             () if config.adaptive_routing == Some(true) => {
                 Some("NCCL_IB_ADAPTIVE_ROUTING=1 says that packets are spread")
             }
+            () if config.out_of_order => Some("NCCL_IB_OOO_RQ=1 says that packets are spread"),
             () if is_roce_v1 => Some("packets of RoCE v1 have no UDP ports"),
             () if !config.failover && !is_at_once => {
                 Some("a connection takes more as it recovers from a fault, and FERRITE_FAILOVER=0")
@@ -120,6 +121,8 @@ mod tests {
         assert_eq!(plan(&[], true, false), ONE);
         assert_eq!(plan(&[], false, true), ONE);
         assert_eq!(plan(&[("NCCL_IB_ADAPTIVE_ROUTING", "1")], false, false), ONE);
+        assert_eq!(plan(&[("NCCL_IB_OOO_RQ", "1")], false, false), ONE);
+        assert_eq!(plan(&[("NCCL_IB_OOO_RQ", "0")], false, false), (1, 4, true, true, true));
         assert_eq!(plan(&[("FERRITE_FAILOVER", "0")], false, false), ONE);
         let two = ("NCCL_IB_QPS_PER_CONNECTION", "2");
         assert_eq!(plan(&[two], false, false), (2, 2, false, false, false));
