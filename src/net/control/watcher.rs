@@ -9,6 +9,7 @@ use super::peer_state::PeerState;
 use super::periodic::{PeriodicTask, PeriodicTasks};
 use super::port_listeners::PortListener;
 use super::signals::without_signals;
+use super::sync::has_barrier;
 use crate::error::{Error, Result};
 use crate::verbs::context::Context;
 use rustix::event::EventfdFlags;
@@ -144,6 +145,9 @@ impl Watcher {
 
 impl Shared {
     fn run(&self) {
+        // The kernel takes some 10 ms for the answer, once in a process with threads. NCCL's thread, which needs it for the first connection,
+        // finds it here.
+        let _ = has_barrier();
         let mut tasks_due = Instant::now();
         loop {
             let limit = if self.tasks.is_empty() { -1 } else { TASKS_EVERY.as_millis() as i32 };

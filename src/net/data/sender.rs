@@ -238,7 +238,10 @@ impl SendPath {
         if !self.is_usual(length) || self.stats.is_due_next() {
             return None;
         }
-        let memory = memory().filter(|memory| memory.covers(addr, length))?;
+        let memory = memory()?;
+        if !memory.covers(addr, length) {
+            return None;
+        }
         let Self { flow, ring, single, inline_up_to, .. } = self;
         let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
         let prepare = |cts: &Cts| {

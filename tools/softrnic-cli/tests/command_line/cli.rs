@@ -2,6 +2,7 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use crate::common::domains;
 use crate::common::extended_cqs::{self, CqInit, INIT};
@@ -96,6 +97,21 @@ fn stat_counts_what_drivers_and_cards_do_for_each_queue() {
         let commands = &seen["processes"][0]["commands"];
         let names = ["create_qp", "modify_qp", "create_cq", "register_mr", "alloc_pd"];
         assert_eq!(names.map(|name| commands[name].as_u64().expect(name)), [2, 6, 2, 2, 2]);
+    });
+}
+
+#[test]
+fn a_command_takes_as_long_as_the_setting_says() {
+    const US: u64 = 3000;
+    Softrnic::new().env("SOFTRNIC_COMMAND_US", US).alone(|| {
+        let start = Instant::now();
+        let _pair = local_pair(8192, &Terms::default());
+        let took = start.elapsed();
+        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let commands = seen["processes"][0]["commands"].as_object().expect("by kind");
+        let count: u64 = commands.values().map(|count| count.as_u64().expect("a number")).sum();
+        assert!(count >= 14, "{commands:?}");
+        assert!(took >= Duration::from_micros(count * US), "{count} commands in {took:?}");
     });
 }
 
