@@ -43,6 +43,12 @@ impl QpSet {
     /// sender has no receives, and does not wait: what its device still sends, the receiver's fence keeps out.
     pub fn fence(mut self, peer: &Arc<PeerState>) -> Drained {
         let drained = self.drain(peer);
+        self.destroy(peer);
+        drained
+    }
+
+    /// Destroys all, which [`Self::watch`] has said are of `peer`.
+    pub fn destroy(self, peer: &Arc<PeerState>) {
         let queues: Vec<_> = self.rails.iter().map(|on| (Arc::clone(&on.port), on.queue.id())).collect();
         // Only what is destroyed may be forgotten: what the device reports of a queue that nobody knows ends all connections.
         drop(self);
@@ -51,7 +57,6 @@ impl QpSet {
                 watcher.forget_queue(queue, peer);
             }
         }
-        drained
     }
 
     /// [`Self::fence`], without the end.
