@@ -13,6 +13,9 @@
 # several runs in turn, each of some 100 rounds of 1000 calls, without valgrind; what ferrite itself takes is in it.
 #
 #   scripts/instructions.sh            uses dist/, or FERRITE_DIST; builds dist/ if it is not there
+#
+# Settings of both transports are taken from the environment. FEW=1000 and MANY=3000 are the messages of the two runs: with
+# FERRITE_LANES_AFTER_MB=8, those of 64 KiB from FEW=1300 to MANY=3100 come when a connection has had lanes and has given them up.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 # So that a failure inside $(...) ends the script.
@@ -24,8 +27,8 @@ missing_packages() {
 install_packages
 setup_fetch
 
-FEW=1000
-MANY=3000
+FEW=${FEW:-1000}
+MANY=${MANY:-3000}
 dist=${FERRITE_DIST:-dist}
 if [ ! -x "$dist/bin/ferrite" ] || [ ! -e "$dist/lib/libnccl-net.so" ] || [ ! -e "$dist/softrnic/libibverbs.so.1" ]; then
     [ -z "${FERRITE_DIST:-}" ] || die "FERRITE_DIST=$dist is not complete"
