@@ -23,6 +23,9 @@
 #   scripts/instructions.sh 2.21.5,2.30.7,2.32.3   against several releases; each is fetched once
 #
 # It uses dist/, or FERRITE_DIST; builds dist/ if it is not there. FERRITE_PLUGIN names another plugin than dist's.
+#
+# Settings of both transports are taken from the environment. FEW=1000 and MANY=3000 are the messages of the two runs: with
+# FERRITE_LANES_AFTER_MB=64, those of 64 KiB from FEW=16000 to MANY=18000 come when a connection has had lanes and has given them up.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 # So that a failure inside $(...) ends the script.
@@ -36,8 +39,8 @@ missing_packages() {
 install_packages
 setup_fetch
 
-FEW=1000
-MANY=3000
+FEW=${FEW:-1000}
+MANY=${MANY:-3000}
 dist=${FERRITE_DIST:-dist}
 if [ ! -x "$dist/bin/ferrite" ] || [ ! -e "$dist/lib/libnccl-net.so" ] || [ ! -e "$dist/softrnic/libibverbs.so.1" ]; then
     [ -z "${FERRITE_DIST:-}" ] || die "FERRITE_DIST=$dist is not complete"

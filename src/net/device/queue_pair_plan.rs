@@ -65,7 +65,7 @@ impl QueuePairPlan {
     pub fn automatic_lanes(&self, config: &Config, qp_number: u32) -> Option<Box<AutomaticLanes>> {
         // Numbers are often given out one after the other. This spreads them evenly.
         let spread = u64::from(qp_number.wrapping_mul(0x9e37_79b9));
-        let after = config.lanes_after + ((config.lanes_after >> 16) * spread >> 16);
+        let after = config.lanes_after + (((config.lanes_after >> 16) * spread) >> 16);
         (self.first < self.most).then(|| Box::new(AutomaticLanes::new(self.most, after)))
     }
 

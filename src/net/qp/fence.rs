@@ -43,12 +43,17 @@ impl QpSet {
     /// sender has no receives, and does not wait: what its device still sends, the receiver's fence keeps out.
     pub fn fence(mut self, peer: &Arc<PeerState>) -> Drained {
         let drained = self.drain(peer);
+        self.destroy(peer);
+        drained
+    }
+
+    /// Destroys all, which [`Self::watch`] has said are of `peer`.
+    pub fn destroy(self, peer: &Arc<PeerState>) {
         for on in &self.rails {
             if let Some(watcher) = on.port.card.started_watcher() {
                 watcher.give_up_queue(on.queue.id(), peer);
             }
         }
-        drained
     }
 
     /// [`Self::fence`], without the end.

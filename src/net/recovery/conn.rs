@@ -81,7 +81,7 @@ impl ConnRecovery {
         let rails = ConnRails::of(nic, role, qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up);
-        let new_qps = NewQps::new(nic, role, terms, qps);
+        let new_qps = NewQps::new(nic, peer, role, terms, qps);
         let moves = MoveBudget::default();
         let work = Work { machine, is_draining: false, stopped: None, next_warning: None, rails, new_qps, moves };
         let this = Arc::new(Self {

@@ -3,6 +3,7 @@
 use super::end::End;
 use crate::error::{Error, Result};
 use crate::host::config::Retries;
+use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::device::rail::Rail;
 use crate::net::qp::connect::ConnectingQpSet;
@@ -36,6 +37,7 @@ const REACH_EVERY: Duration = Duration::from_micros(100);
 #[derive(Debug)]
 pub struct NewQps {
     nic: Arc<Nic>,
+    peer: Arc<PeerState>,
     role: Role,
     /// Queue pairs on each rail. A receiver has no more than the sender.
     per_rail: usize,
@@ -83,14 +85,15 @@ pub enum Progress {
 }
 
 impl NewQps {
-    /// None yet, for an end of a connection on `terms` that runs on `qps`, as whose packets theirs are marked.
-    pub fn new(nic: &Arc<Nic>, role: Role, terms: &Negotiated, qps: &QpSet) -> Self {
+    /// None yet, for an end of a connection to `peer` on `terms` that runs on `qps`, as whose packets theirs are marked.
+    pub fn new(nic: &Arc<Nic>, peer: &Arc<PeerState>, role: Role, terms: &Negotiated, qps: &QpSet) -> Self {
         let per_rail = match role {
             Role::Sender => terms.qps_per_rail(),
             Role::Receiver => terms.qps_per_rail().max(nic.plan.most.into()),
         };
         Self {
             nic: Arc::clone(nic),
+            peer: Arc::clone(peer),
             role,
             per_rail,
             wished: None,
@@ -155,8 +158,7 @@ impl NewQps {
             (Role::Sender, Stage::Created(qps)) => qps,
             (Role::Sender, _) => return Err(Error::internal("no queue pairs were created")),
             (Role::Receiver, stage) => {
-                self.handle_end(&stage);
-                drop(stage);
+                self.end(stage);
                 let offered = remote.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
                 InitQpSet::new(&self.nic, ports, self.count(self.per_rail.min(offered)), end.caps(), Some(&remote))?
             }
@@ -194,7 +196,7 @@ impl NewQps {
                     self.stage = Stage::Connected(test.into_qps(), weights);
                     Progress::Connected(attempt, endpoint)
                 }
-                Some(silent) => Progress::Unreachable(attempt, self.handle_silent(&testing.0, silent)),
+                Some(silent) => Progress::Unreachable(attempt, self.handle_silent(testing.0, silent)),
             }),
             Stage::Proving(attempt, mut test, weights) => Some(match test.poll()? {
                 None => {
@@ -206,7 +208,7 @@ impl NewQps {
                     self.stage = Stage::Connected(test.into_qps(), weights);
                     Progress::Proven(attempt)
                 }
-                Some(silent) => Progress::Unproven(attempt, self.handle_silent(&test, silent)),
+                Some(silent) => Progress::Unproven(attempt, self.handle_silent(*test, silent)),
             }),
             other => {
                 self.stage = other;
@@ -215,14 +217,16 @@ impl NewQps {
         })
     }
 
-    /// Nothing is acknowledged over the `silent` queue pairs of `test`. Returns the rails that are to be left out.
-    fn handle_silent(&mut self, test: &ReachTest, silent: Silent) -> RailMask {
+    /// Nothing is acknowledged over the `silent` queue pairs of `test`. Destroys all of them, and returns the rails that are to be left out.
+    fn handle_silent(&mut self, test: ReachTest, silent: Silent) -> RailMask {
         self.unreached += 1;
         self.leave_paths(silent);
-        match test.dead_rails(silent) {
+        let left_out = match test.dead_rails(silent) {
             RailMask::NONE if self.unreached >= MOST_UNREACHED => test.flawed_rails(silent),
             dead => dead,
-        }
+        };
+        test.into_qps().destroy(&self.peer);
+        left_out
     }
 
     /// The queue pairs are on these ports, and connected to these GIDs. Those of another port may be reached as quickly as ever.
@@ -268,6 +272,8 @@ impl NewQps {
     /// The queue pairs are connected: the receiver's are made ready for messages, the sender's are tested.
     fn prepare(&mut self, end: &dyn End, attempt: u32, connecting: ConnectingQpSet) -> Result<Progress> {
         let (mut qps, endpoint) = connecting.finish();
+        // From now on a completion queue of these may fail.
+        qps.watch(&self.peer);
         self.striping = qps.striping;
         let weights = endpoint.rail_weights_with(&qps.remote).over(qps.striping.rail_numbers());
         match self.role {
@@ -301,14 +307,20 @@ impl NewQps {
     /// Destroys them.
     pub fn discard(&mut self) {
         let stage = std::mem::replace(&mut self.stage, Stage::None);
-        self.handle_end(&stage);
+        self.end(stage);
     }
 
-    /// Queue pairs of this `stage` do not come into use. If they are the receiver's and connected, the sender has not become ready: its
-    /// writes may have reached the receiver's, and their acknowledgements, which take the paths of these, may be lost.
-    fn handle_end(&mut self, stage: &Stage) {
-        if matches!((self.role, stage), (Role::Receiver, Stage::Connected(..))) {
+    /// Queue pairs of this `stage` do not come into use, and are destroyed. If they are the receiver's and connected, the sender has not become
+    /// ready: its writes may have reached the receiver's, and their acknowledgements, which take the paths of these, may be lost.
+    fn end(&mut self, stage: Stage) {
+        if matches!((self.role, &stage), (Role::Receiver, Stage::Connected(..))) {
             self.leave_paths(Silent(u32::MAX));
+        }
+        match stage {
+            Stage::Testing(_, testing, _) => testing.0.into_qps().destroy(&self.peer),
+            Stage::Connected(qps, _) => qps.destroy(&self.peer),
+            Stage::Proving(_, test, _) => test.into_qps().destroy(&self.peer),
+            Stage::None | Stage::Created(_) | Stage::Connecting(..) => {}
         }
     }
 }

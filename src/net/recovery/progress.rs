@@ -45,7 +45,6 @@ impl ConnRecovery {
         let (qps, weights) = work.new_qps.take()?;
         self.in_use.use_qps(&qps);
         self.has_fault.store(false, Ordering::Release);
-        qps.watch(&self.peer);
         let account = end.resume(qps, weights, account)?;
         work.machine.handle_resumed(self.now(), attempt, account);
         if end.is_drained()? {

@@ -119,7 +119,7 @@ impl Ecmp {
         let arguments = std::env::args().skip(1).filter(|word| word != "--json").collect();
         let outcome = Outcome { schema: SCHEMA.to_owned(), arguments, scenario: report::heading(&scenario), rows };
         let text = match self.json {
-            true => report::json(&outcome)?,
+            true => results::json(&outcome)?,
             false => report::text(&outcome.scenario, &outcome.rows),
         };
         self.draw(&[Named { name: self.workload.name().to_owned(), outcomes: vec![outcome] }])?;

@@ -22,8 +22,8 @@
 //! | `run` | time |
 //! | [`device_paths`] | the paths of the software device as the model sees them |
 //! | `scenario` | a fabric, a job and what is wrong, for several policies and seeds |
-//! | `report`, `plot` | the results as text and as JSON; as bars |
-//! | `results` | those of several runs, from their JSON |
+//! | `report`, `plot` | the results as text; as bars |
+//! | `results` | the same as JSON, and those of several runs from it |
 
 mod connection;
 pub mod device_paths;

@@ -1,10 +1,7 @@
-//! What was found, as text and as JSON.
+//! What was found, as text.
 
 use crate::ecmp::rate_control::RateControl;
-use crate::ecmp::results::Outcome;
 use crate::ecmp::scenario::{Row, Scenario, Wrong};
-use crate::error::Result;
-use crate::pair::message::json_error;
 
 /// The scenario in one line.
 pub(crate) fn heading(scenario: &Scenario) -> String {
@@ -46,12 +43,4 @@ pub(crate) fn text(scenario: &str, rows: &[Row]) -> String {
         text += &format!("| {policy} | {slowest:.2} | {worst:.2} | {mean:.2} | {work_requests:.1} | {moves} |\n");
     }
     text
-}
-
-/// What one run has found, and with which arguments.
-///
-/// # Errors
-/// [`crate::error::Error::Unreadable`] if a number has no JSON.
-pub(crate) fn json(outcome: &Outcome) -> Result<String> {
-    serde_json::to_string_pretty(outcome).map(|text| text + "\n").map_err(|e| json_error(&e))
 }

@@ -1,4 +1,4 @@
-//! What runs have found, kept as JSON, one file a run: all of them together as tables.
+//! What runs have found, as JSON, one file a run; and all of them together as tables.
 
 use std::path::{Path, PathBuf};
 
@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::ecmp::report;
 use crate::ecmp::scenario::Row;
 use crate::error::{Error, Result};
+use crate::pair::message::json_error;
 
 /// What [`Outcome::schema`] is.
 pub(crate) const SCHEMA: &str = "ferrite-ecmp/1";
@@ -21,6 +22,14 @@ pub(crate) struct Outcome {
     /// In one line.
     pub(crate) scenario: String,
     pub(crate) rows: Vec<Row>,
+}
+
+/// What one run has found, and with which arguments.
+///
+/// # Errors
+/// [`Error::Unreadable`] if a number has no JSON.
+pub(crate) fn json(outcome: &Outcome) -> Result<String> {
+    serde_json::to_string_pretty(outcome).map(|text| text + "\n").map_err(|e| json_error(&e))
 }
 
 /// Runs of one job, with the name of their files.
@@ -89,7 +98,7 @@ fn summary(all: &[Named]) -> String {
     for job in all {
         let cell = |policy: &&str| {
             let row = job.rows().find(|row| row.policy == **policy);
-            row.map_or(" |".to_owned(), |row| format!(" {:.2} ({:.2}) |", row.slowest, row.mean))
+            row.map_or_else(|| " |".to_owned(), |row| format!(" {:.2} ({:.2}) |", row.slowest, row.mean))
         };
         text += &format!("| {} |{}\n", job.name, policies.iter().map(cell).collect::<String>());
     }
