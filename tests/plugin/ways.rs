@@ -227,7 +227,8 @@ fn membarrier() -> std::result::Result<(), Missing> {
 #[test]
 fn the_short_way_and_the_general_one_do_the_same() -> Result<()> {
     let folder = Scratch::new();
-    let setting = in_folder(require!(setting()), &folder).env("FERRITE_SAMPLE", "7");
+    // Not strict: the device does everything at once, so that both runs find the same.
+    let setting = in_folder(require!(setting()), &folder).env("FERRITE_SAMPLE", "7").env("SOFTRNIC_STRICT", "0");
     require!(membarrier());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
@@ -235,8 +236,9 @@ fn the_short_way_and_the_general_one_do_the_same() -> Result<()> {
         for seed in 1..=4 {
             let [short, general] = [false, true].map(|is_general| run(worker, &transport, &folder, seed, is_general));
             let (short, general) = (short?, general?);
-            let differs = short.answers.iter().zip(&general.answers).position(|(short, general)| short != general);
-            assert_eq!(differs, None, "the first call of schedule {seed} whose answers differ");
+            for (call, (short, general)) in short.answers.iter().zip(&general.answers).enumerate() {
+                assert_eq!(short, general, "call {call} of schedule {seed}");
+            }
             assert_eq!((short.counters, short.device), (general.counters, general.device), "schedule {seed}");
         }
         Ok(())
