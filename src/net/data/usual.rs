@@ -84,9 +84,9 @@ impl RecvPath {
         request: &Entry<RecvRequest>,
         done: impl Done,
     ) -> Option<&'c [Completion]> {
+        let qps = self.qps.qps.as_mut_slice();
         while let [completion, others @ ..] = completions {
             let WrId::Receive { qp } = WrId::from_bits(completion.id()) else { return Some(completions) };
-            let qps = self.qps.qps.as_mut_slice();
             // By index: of an optional reference the compiler makes a value, which it does not need.
             if usize::from(qp) >= qps.len() {
                 return Some(completions);
