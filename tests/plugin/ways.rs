@@ -15,7 +15,7 @@ use ferrite::transport::deadline::{finished, posted};
 use nccl_net::testing::stats::layout::record;
 use serde_json::Value;
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use testkit::dist::dist;
@@ -71,7 +71,7 @@ struct Seen {
 }
 
 /// A connection, and what is outstanding on it.
-struct Path<'a> {
+struct Traffic<'a> {
     send: &'a SendComm,
     recv: &'a RecvComm,
     out: &'a Region,
@@ -85,7 +85,7 @@ struct Path<'a> {
     count: [usize; 2],
 }
 
-impl<'a> Path<'a> {
+impl<'a> Traffic<'a> {
     fn receive(&mut self) -> Result<Answer> {
         let members = if self.dice.below(GROUP_IN) == 0 { 2 + self.dice.below(3) as usize } else { 1 };
         let sizes: Vec<usize> = (0..members).map(|_| self.dice.size()).collect();
@@ -172,7 +172,7 @@ fn exchange(worker: &WorkerCtx, send: &SendComm, recv: &RecvComm, out: &Region, 
 
 /// Makes the calls of schedule `seed` over a connection of its own. `is_general`: two threads have called before, so that no call takes the
 /// short way.
-fn run(worker: &WorkerCtx, transport: &Transport, folder: &PathBuf, seed: u64, is_general: bool) -> Result<Seen> {
+fn run(worker: &WorkerCtx, transport: &Transport, folder: &Path, seed: u64, is_general: bool) -> Result<Seen> {
     let (handle, mut listener) = transport.listen(0)?;
     let (send, recv) = connect(worker, transport, &handle, &mut listener)?;
     let memory = || Buffer::new(PLACES * PLACE).map(Arc::new);
@@ -185,7 +185,7 @@ fn run(worker: &WorkerCtx, transport: &Transport, folder: &PathBuf, seed: u64, i
         true => std::thread::scope(|scope| scope.spawn(first).join().expect("no panic"))?,
         false => first()?,
     }
-    let mut path = Path {
+    let mut traffic = Traffic {
         send: &send,
         recv: &recv,
         out: &out,
@@ -196,7 +196,7 @@ fn run(worker: &WorkerCtx, transport: &Transport, folder: &PathBuf, seed: u64, i
         sends: VecDeque::new(),
         count: [0; 2],
     };
-    let answers = (0..CALLS).map(|_| path.call()).collect::<Result<Vec<_>>>()?;
+    let answers = (0..CALLS).map(|_| traffic.call()).collect::<Result<Vec<_>>>()?;
     let done = answers.iter().filter(|answer| matches!(answer, Answer::Done(..))).count();
     assert!(done > CALLS / 16, "{done} of {CALLS} calls have found a message complete");
     let words = own_words(folder);
