@@ -51,4 +51,5 @@ def report(few: dict[str, Any], many: dict[str, Any], communicators: int) -> str
 if __name__ == "__main__":
     if len(sys.argv) != 4:
         sys.exit(__doc__)
-    print(report(*(json.loads(Path(file).read_text()) for file in sys.argv[1:3]), int(sys.argv[3])))
+    few, many = (json.loads(Path(file).read_text()) for file in sys.argv[1:3])
+    print(report(few, many, int(sys.argv[3])))

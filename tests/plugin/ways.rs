@@ -15,7 +15,7 @@ use ferrite::transport::deadline::{finished, posted};
 use nccl_net::testing::stats::layout::record;
 use serde_json::Value;
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use testkit::dist::dist;
@@ -71,7 +71,7 @@ struct Seen {
 }
 
 /// A connection, and what is outstanding on it.
-struct Path<'a> {
+struct Traffic<'a> {
     send: &'a SendComm,
     recv: &'a RecvComm,
     out: &'a Region,
@@ -85,7 +85,7 @@ struct Path<'a> {
     count: [usize; 2],
 }
 
-impl<'a> Path<'a> {
+impl<'a> Traffic<'a> {
     fn receive(&mut self) -> Result<Answer> {
         let members = if self.dice.below(GROUP_IN) == 0 { 2 + self.dice.below(3) as usize } else { 1 };
         let sizes: Vec<usize> = (0..members).map(|_| self.dice.size()).collect();
@@ -172,7 +172,7 @@ fn exchange(worker: &WorkerCtx, send: &SendComm, recv: &RecvComm, out: &Region, 
 
 /// Makes the calls of schedule `seed` over a connection of its own. `is_general`: two threads have called before, so that no call takes the
 /// short way.
-fn run(worker: &WorkerCtx, transport: &Transport, folder: &PathBuf, seed: u64, is_general: bool) -> Result<Seen> {
+fn run(worker: &WorkerCtx, transport: &Transport, folder: &Path, seed: u64, is_general: bool) -> Result<Seen> {
     let (handle, mut listener) = transport.listen(0)?;
     let (send, recv) = connect(worker, transport, &handle, &mut listener)?;
     let memory = || Buffer::new(PLACES * PLACE).map(Arc::new);
@@ -185,7 +185,7 @@ fn run(worker: &WorkerCtx, transport: &Transport, folder: &PathBuf, seed: u64, i
         true => std::thread::scope(|scope| scope.spawn(first).join().expect("no panic"))?,
         false => first()?,
     }
-    let mut path = Path {
+    let mut traffic = Traffic {
         send: &send,
         recv: &recv,
         out: &out,
@@ -196,7 +196,7 @@ fn run(worker: &WorkerCtx, transport: &Transport, folder: &PathBuf, seed: u64, i
         sends: VecDeque::new(),
         count: [0; 2],
     };
-    let answers = (0..CALLS).map(|_| path.call()).collect::<Result<Vec<_>>>()?;
+    let answers = (0..CALLS).map(|_| traffic.call()).collect::<Result<Vec<_>>>()?;
     let done = answers.iter().filter(|answer| matches!(answer, Answer::Done(..))).count();
     assert!(done > CALLS / 16, "{done} of {CALLS} calls have found a message complete");
     let words = own_words(folder);
@@ -227,7 +227,8 @@ fn membarrier() -> std::result::Result<(), Missing> {
 #[test]
 fn the_short_way_and_the_general_one_do_the_same() -> Result<()> {
     let folder = Scratch::new();
-    let setting = in_folder(require!(setting()), &folder).env("FERRITE_SAMPLE", "7");
+    // Not strict: the device does everything at once, so that both runs find the same.
+    let setting = in_folder(require!(setting()), &folder).env("FERRITE_SAMPLE", "7").env("SOFTRNIC_STRICT", "0");
     require!(membarrier());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
@@ -235,8 +236,9 @@ fn the_short_way_and_the_general_one_do_the_same() -> Result<()> {
         for seed in 1..=4 {
             let [short, general] = [false, true].map(|is_general| run(worker, &transport, &folder, seed, is_general));
             let (short, general) = (short?, general?);
-            let differs = short.answers.iter().zip(&general.answers).position(|(short, general)| short != general);
-            assert_eq!(differs, None, "the first call of schedule {seed} whose answers differ");
+            for (call, (short, general)) in short.answers.iter().zip(&general.answers).enumerate() {
+                assert_eq!(short, general, "call {call} of schedule {seed}");
+            }
             assert_eq!((short.counters, short.device), (general.counters, general.device), "schedule {seed}");
         }
         Ok(())

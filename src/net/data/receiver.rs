@@ -253,12 +253,9 @@ impl RecvPath {
         begun: impl FnOnce(&Entry<RecvRequest>),
         peer: &Arc<PeerState>,
     ) -> Option<Result<()>> {
-        if self.stats.is_due_next() {
-            return None;
-        }
         let Expected { addr, length, tag, memory } = expected()?;
         let buffer = Buffer { addr, length, rkeys: &memory.rkeys, tag };
-        if !memory.covers(addr, length) || !self.flow.begin_single(buffer, begun) {
+        if self.stats.is_due_next() || !memory.covers(addr, length) || !self.flow.begin_single(buffer, begun) {
             return None;
         }
         // Not due, as has been asked.

@@ -102,12 +102,9 @@ impl RecvPath {
                 return Some(completions);
             }
         }
-        if self.flow.is_cts_due() {
-            return Some(&[]);
+        if self.flow.is_cts_due() || self.finish_usual(request, done) == Progress::Other {
+            return Some(completions);
         }
-        match self.finish_usual(request, done) {
-            Progress::Pending | Progress::Finished(_) => None,
-            Progress::Other => Some(&[]),
-        }
+        None
     }
 }
