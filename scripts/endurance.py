@@ -29,6 +29,7 @@ from flaps import ROOT, below, held, is_kept
 FERRITE = [f"{ROOT}/dist/bin/ferrite", "outlast", "--plugin", f"{ROOT}/dist/lib/libnccl-net.so"]
 DOWN, STOPPED = 20, 50
 SETTLED_S = 90
+ENDING_S = 180
 # Of processes that were killed (src/stats/dead.rs): 64 are left when a process begins, and those come that are killed afterwards.
 MOST_STATISTICS = 66
 
@@ -89,6 +90,16 @@ def killed(environment: dict[str, str], number: int) -> bool:
     return ends == {"killed", "error"}
 
 
+def told_in_time(run: subprocess.Popen[str], seconds: float) -> str:
+    """What `run` has printed, if it ends within so many seconds and those that an end may take; what goes on after that is ended."""
+    try:
+        return run.communicate(timeout=seconds + ENDING_S)[0].strip()
+    except subprocess.TimeoutExpired:
+        run.terminate()
+        run.communicate()
+        return ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Has ports fall, processes stop and die, and connections be made anew for a time.")
     parser.add_argument("minutes", type=float, help="how long, 0.5 to 90")
@@ -109,12 +120,18 @@ def main() -> int:
                 looked.look({"stream": stream.pid, "connections made anew": rounds.pid})
             untold += not killed(environment, kills)
             kills += 1
-        told_stream, told_rounds = stream.communicate()[0], rounds.communicate()[0]
+        # Where one has ended before its time, the other is not waited for.
+        rest = 0 if stream.poll() is not None or rounds.poll() is not None else seconds - now
+        told_stream, told_rounds = told_in_time(stream, rest), told_in_time(rounds, rest)
         # A process that is killed leaves its statistics, of which the newest are kept.
         names = [path.name for path in Path(folder).iterdir()]
         left = [name for name in names if not name.startswith("ferrite-stats.")]
         statistics = len(names) - len(left)
-    end_of = json.loads(told_stream.strip().splitlines()[-1])
+    if not told_stream or not told_rounds:
+        silent = "reinit.py" if told_stream else "the stream"
+        print(f"endurance.py: {silent} has ended without a result; it went on for {now:.0f} s of {seconds}", file=sys.stderr)
+        return 1
+    end_of = json.loads(told_stream.splitlines()[-1])
     received = end_of["received"]
     wrong = received["wrong_on_arrival"] + received["wrong_later"]
     print(

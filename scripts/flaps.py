@@ -21,13 +21,19 @@ ROOT = Path(__file__).resolve().parent.parent
 EVERY, DOWN, FIRST = 300, 20, 1000
 # By then all memory of the first recoveries has been allocated.
 SETTLED_S = 10
+LEAST = 40
 
 
 def below(pid: int) -> list[int]:
     """The processes that `pid` has begun, and those that they have."""
     found = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
+        try:
+            begun = [int(child) for child in children.read_text().split()]
+        except OSError:
+            # The thread has ended.
+            continue
+        for child in begun:
             found += [child, *below(child)]
     return found
 
@@ -58,10 +64,10 @@ def is_kept(first: dict[str, int], last: dict[str, int]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Has the only port of a connection fall again and again.")
-    parser.add_argument("count", nargs="?", type=int, default=800, help="how often, 1 or more [default: %(default)s]")
+    parser.add_argument("count", nargs="?", type=int, default=800, help="how often, 40 or more [default: %(default)s]")
     count = parser.parse_args().count
-    if count < 1:
-        parser.error(f"COUNT is {count}; 1 or more are possible")
+    if count < LEAST:
+        parser.error(f"COUNT is {count}; {LEAST} or more are possible, so that the processes can be looked at")
     end = FIRST + count * EVERY
     command = [f"{ROOT}/dist/bin/ferrite", "outlast", "--plugin", f"{ROOT}/dist/lib/libnccl-net.so", "--finish", "--format", "json"]
     command += ["--lasting", f"{end // 1000 + 2}s"]

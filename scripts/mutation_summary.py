@@ -37,7 +37,9 @@ def main() -> int:
     print(f"{len(changes(folder, 'unviable'))} more do not compile")
     for change in sorted(missed - equal):
         print(f"missed, and not in {sys.argv[2]}: {change}")
-    return 1 if missed - equal else 0
+    if not tried:
+        print("nothing has been tried")
+    return 1 if missed - equal or not tried else 0
 
 
 if __name__ == "__main__":

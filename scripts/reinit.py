@@ -14,6 +14,8 @@ import argparse
 import ctypes
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 SLOTS = [
@@ -35,6 +37,8 @@ SLOTS = [
 SLOTS += ["closeSend", "closeRecv", "closeListen", "getDeviceMr", "irecvConsumed"]
 HOST = 1
 BYTES = 65536
+# Much longer than any step takes, on a busy machine too.
+LIMIT_S = 120
 Logger = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p)
 
 
@@ -59,38 +63,59 @@ class Plugin:
         self.call("test", request, at(done), at(sizes))
         return bool(done.value)
 
+    def call_until(self, number: int, what: str, done: Callable[[], bool]) -> None:
+        """Calls of one step of a round, again and again, for LIMIT_S at most."""
+        end = time.monotonic() + LIMIT_S
+        while not done():
+            if time.monotonic() > end:
+                sys.exit(f"round {number}: {what} has not come to an end for {LIMIT_S} s")
+
     def round(self, number: int) -> None:
         """A connection from its set-up to its end."""
         self.call("init", self.logger)
         handle, listener, send, receive, none = ctypes.create_string_buffer(128), *(ctypes.c_void_p() for _ in range(4))
         self.call("listen", ctypes.c_int(0), at(handle), at(listener))
-        while not (send.value and receive.value):
+
+        def is_connected() -> bool:
             if not send.value:
                 self.call("connect", ctypes.c_int(0), at(handle), at(send), at(none))
             if not receive.value:
                 self.call("accept", listener, at(receive), at(none))
+            return bool(send.value and receive.value)
+
+        self.call_until(number, "the set-up", is_connected)
+        self.transfer(number, send, receive)
+        self.call("closeSend", send)
+        self.call("closeRecv", receive)
+        self.call("closeListen", listener)
+
+    def transfer(self, number: int, send: ctypes.c_void_p, receive: ctypes.c_void_p) -> None:
+        """One message, from memory that is registered to memory that is deregistered."""
         source = ctypes.create_string_buffer(bytes([number % 251]) * BYTES, BYTES)
         target = ctypes.create_string_buffer(BYTES)
         keys = [ctypes.c_void_p(), ctypes.c_void_p()]
         for comm, data, key in ((send, source, keys[0]), (receive, target, keys[1])):
             self.call("regMr", comm, at(data), ctypes.c_size_t(BYTES), ctypes.c_int(HOST), at(key))
         requests = [ctypes.c_void_p(), ctypes.c_void_p()]
-        while not requests[1].value:
+
+        def is_received() -> bool:
             datas, handles = (ctypes.c_void_p * 1)(ctypes.addressof(target)), (ctypes.c_void_p * 1)(keys[1].value)
             sizes, tags = (ctypes.c_int * 1)(BYTES), (ctypes.c_int * 1)(7)
             self.call("irecv", receive, ctypes.c_int(1), at(datas), at(sizes), at(tags), at(handles), at(requests[1]))
-        while not requests[0].value:
+            return bool(requests[1].value)
+
+        def is_sent() -> bool:
             self.call("isend", send, at(source), ctypes.c_int(BYTES), ctypes.c_int(7), keys[0], at(requests[0]))
+            return bool(requests[0].value)
+
+        self.call_until(number, "irecv", is_received)
+        self.call_until(number, "isend", is_sent)
         for request in requests:
-            while not self.finish(request):
-                pass
+            self.call_until(number, "test", partial(self.finish, request))
         if target.raw != source.raw:
             sys.exit(f"round {number}: wrong bytes")
         for comm, key in ((send, keys[0]), (receive, keys[1])):
             self.call("deregMr", comm, key)
-        self.call("closeSend", send)
-        self.call("closeRecv", receive)
-        self.call("closeListen", listener)
 
 
 def at(value: Any) -> ctypes.c_void_p:

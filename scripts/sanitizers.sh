@@ -7,6 +7,7 @@
 #   scripts/sanitizers.sh memcheck
 #   scripts/sanitizers.sh miri
 #
+# 77: nothing could be run.
 # AddressSanitizer comes with Rust; RUSTC_BOOTSTRAP lets a stable compiler take the flag. Miri takes a nightly Rust
 # (rustup toolchain install nightly -c miri -c rust-src), and is skipped without one. What is not seen is in docs/proof.md.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -28,21 +29,27 @@ address() {
     ln -sfn libibverbs.so.1 "$dist/softrnic/libibverbs.so"
     cp "$built/$host/release/ferrite" "$built/$host/release/softrnic" "$dist/bin"
     # What lives as long as the process is never freed, on purpose.
-    export ASAN_OPTIONS=detect_leaks=0:abort_on_error=0
+    rm -f "$built"/found.*
+    export ASAN_OPTIONS=detect_leaks=0:abort_on_error=0:log_path=$built/found
     "$dist/bin/ferrite" verify --plugin "$dist/lib/libnccl-net.so"
     "$dist/bin/ferrite" verify --plugin "$dist/lib/libnccl-net.so" --over fused
     # Faults of ports, paths, queue pairs and cards, and ends that die. A process that the sanitizer ends has died.
     for scenario in $("$dist/bin/ferrite" outlast --list | awk '{print $1}'); do
-        "$dist/bin/ferrite" outlast --plugin "$dist/lib/libnccl-net.so" --limit 60 --scenario "$scenario" | tee "$built/said"
-        ! grep -q 'died' "$built/said" || die "$scenario: a process has died"
+        "$dist/bin/ferrite" outlast --plugin "$dist/lib/libnccl-net.so" --limit 60 --scenario "$scenario" --format json | tee "$built/said"
+        ! grep -q '"how":"died"' "$built/said" || die "$scenario: a process has died"
     done
+    # Also what a process says that is ending, when the result is known already.
+    ! compgen -G "$built/found.*" >/dev/null || die "$(head -n 40 "$built"/found.*)"
+    ran+=(AddressSanitizer)
 }
 
 memcheck() {
     command -v valgrind >/dev/null || { echo "skipped: valgrind" && return; }
+    [ -x dist/bin/ferrite ] || die "there is no dist/: scripts/build.sh makes it"
     # No report of waits: under valgrind everything waits.
     FERRITE_HANG_SECONDS=0 valgrind --quiet --error-exitcode=9 --trace-children=yes dist/bin/ferrite solo --plugin dist/lib/libnccl-net.so \
         --size 65536 --messages 100
+    ran+=(memcheck)
 }
 
 # miri_of NAME FILTER...: those unit tests of the crate $alone.
@@ -88,7 +95,10 @@ libc = "0.2"
 log = "0.4"
 END
     miri_of exclusive_cell
+    ran+=(Miri)
 }
 
+ran=()
 for tool in ${1:-address memcheck miri}; do "$tool"; done
-echo "nothing found"
+[ ${#ran[@]} -gt 0 ] || exit 77
+echo "nothing found by: ${ran[*]}"

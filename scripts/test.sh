@@ -17,7 +17,8 @@ esac
 
 setup_tests
 
-step() { printf '\n== %s\n' "$*"; }
+# Each step is headed by its name and the time since the script began.
+step() { printf '\n== %s (after %d:%02d)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
 
 logs=$(mktemp -d)
 declare -A jobs

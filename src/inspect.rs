@@ -19,6 +19,7 @@ pub mod stats {
 pub mod proto {
     pub use crate::proto::control::Time;
     pub use crate::proto::cts::{Cts, CtsWords, SlotIndex};
+    pub use crate::proto::flow_labels::FlowLabels;
     pub use crate::proto::imm::Imm;
     pub use crate::proto::rail_weights::RailWeights;
     pub use crate::proto::recovery::move_budget::MoveBudget;

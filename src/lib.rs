@@ -57,7 +57,7 @@
 //! | 3 | `connect` | Commit. `connect` is complete |
 //! | 4 | `accept` | complete when the Commit has come |
 //!
-//! No call waits. Reaching the peer's port and connecting queue pairs have a deadline; connecting a queue pair is tried again
+//! No call waits. `connect` creates its queue pairs while the peer's port is being reached. Reaching the peer's port and connecting queue pairs have a deadline; connecting a queue pair is tried again
 //! between calls while the peer's address cannot be resolved. How long the peer takes to accept has no limit: NCCL may call
 //! `accept` hours later, and the peer lives as long as its control connection stands. A caller with another token or another
 //! protocol version is told so. Until then it costs one socket.

@@ -78,6 +78,8 @@ pub struct Config {
     pub ar_threshold: u32,
     /// Whether the fabric may reorder packets. `None`: it may on InfiniBand, and not on Ethernet.
     pub adaptive_routing: Option<bool>,
+    /// The user has asked for cards that take packets out of order, since the fabric spreads them.
+    pub out_of_order: bool,
     /// Devices may reorder their writes of payload on the bus.
     pub relaxed_ordering: bool,
     /// Ports are asked for their speed, beside the bits of `active_speed`.
@@ -228,6 +230,7 @@ impl Config {
                 1 => Some(true),
                 _ => None,
             },
+            out_of_order: reader.flag("NCCL_IB_OOO_RQ")?,
             relaxed_ordering: reader.number("NCCL_IB_PCI_RELAXED_ORDERING")? != 0,
             query_port_speed: reader.flag("NCCL_IB_QUERY_PORT_SPEED")?,
             fail_on_async_error: reader.flag("NCCL_IB_RETURN_ASYNC_EVENTS")?,
@@ -281,7 +284,7 @@ mod tests {
             let ignored = Config::ignored(|name| names.contains(&name).then(|| "1".to_owned()));
             ignored.into_keys().collect::<Vec<_>>()
         };
-        assert_eq!(set(&["NCCL_IB_OOO_RQ", "NCCL_IB_TIMEOUT"]), ["NCCL_IB_OOO_RQ"]);
+        assert_eq!(set(&["NCCL_IB_DATA_DIRECT", "NCCL_IB_TIMEOUT"]), ["NCCL_IB_DATA_DIRECT"]);
         assert_eq!(set(&["FERRITE_LANES", "NCCL_IB_QPS_PER_CONNECTION"]), ["FERRITE_LANES"]);
         assert!(set(&["FERRITE_LANES"]).is_empty() && Config::ignored(|_| Some(String::new())).is_empty());
     }

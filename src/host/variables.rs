@@ -93,12 +93,12 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_QPS_PER_CONNECTION",
         Kind::Number(1, 128, 1),
-        "queue pairs per connection and rail, of which 32 in all are used at most; the lesser of both ends",
+        "queue pairs per connection and rail; a connection has 32 in all at most, on all of its rails together; the lesser of both ends",
     ),
     variable(
         "NCCL_IB_SPLIT_DATA_ON_QPS",
         Kind::Number(0, 1, 0),
-        "1: a message is cut over all queue pairs, if both ends say so; 0: messages take turns",
+        "1: a message is cut evenly over all queue pairs, if both ends say so: one stripe for each 8 KiB begun, at most as many as there are queue pairs; 0: messages take turns",
     ),
     variable(
         "NCCL_IB_USE_INLINE",
@@ -114,6 +114,11 @@ pub const VARIABLES: &[Variable] = &[
         "NCCL_IB_ADAPTIVE_ROUTING",
         Kind::Number(-2, 1, -2),
         "1: the fabric may reorder packets; 0: it does not; -2: yes on InfiniBand, no on RoCE",
+    ),
+    variable(
+        "NCCL_IB_OOO_RQ",
+        Kind::Number(0, 1, 0),
+        "1: the fabric spreads packets, so that with FERRITE_LANES=auto connections keep one queue pair; out-of-order receive queues themselves are not used",
     ),
     variable(
         "NCCL_IB_PCI_RELAXED_ORDERING",
@@ -167,12 +172,12 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "FERRITE_LANES",
         Kind::WordOr("auto", 1, 8),
-        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. auto: 1, and on Ethernet 4 for a connection that has sent much in large messages (FERRITE_LANES_AFTER_MB), with FERRITE_NEW_PATHS=1 where it is not set, until they turn out to be of no use; always 1 on InfiniBand, with RoCE v1, with NCCL_IB_ADAPTIVE_ROUTING=1, and with FERRITE_FAILOVER=0. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
+        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. auto: 1, and on Ethernet 4 for a connection that has sent much in large messages (FERRITE_LANES_AFTER_MB), with FERRITE_NEW_PATHS=1 where it is not set, until they turn out to be of no use; always 1 on InfiniBand, with RoCE v1, with NCCL_IB_ADAPTIVE_ROUTING=1 or NCCL_IB_OOO_RQ=1, and with FERRITE_FAILOVER=0. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
     ),
     variable(
         "FERRITE_LANES_AFTER_MB",
         Kind::Number(0, 1 << 30, 16 << 10),
-        "with FERRITE_LANES=auto, MiB that a connection sends in messages of 64 KiB and more on average, before it has several lanes; 0: it has them from the beginning, and keeps them",
+        "with FERRITE_LANES=auto, MiB that a connection sends in messages of 64 KiB and more on average, before it has several lanes, and up to twice as many, so that not all take them at once; 0: it has them from the beginning, and keeps them",
     ),
     variable(
         "FERRITE_NEW_PATHS",
@@ -255,7 +260,6 @@ pub const VARIABLES: &[Variable] = &[
 pub const IGNORED: &[(&str, &str)] = &[
     ("NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"),
     ("NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "messages are always matched by identity"),
-    ("NCCL_IB_OOO_RQ", "out-of-order receive queues are not used"),
     ("NCCL_IB_DATA_DIRECT", "Data Direct functions are not used"),
     ("NCCL_IB_DEVICE_PCI_ORDER", "devices come in libibverbs' order"),
     ("NCCL_IB_SUBNET_AWARE_ROUTING", "the receiver always prefers the sender's network"),
@@ -304,7 +308,7 @@ mod tests {
 
     #[test]
     fn an_ignored_variable_has_a_reason() {
-        assert_eq!(ignored_reason("NCCL_IB_OOO_RQ"), Some("out-of-order receive queues are not used"));
+        assert_eq!(ignored_reason("NCCL_IB_DATA_DIRECT"), Some("Data Direct functions are not used"));
         for name in ["NCCL_IB_RESILIENCY_PORT_FAILOVER", "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT"] {
             assert_eq!(ignored_reason(name), Some("recovery is on by default; see FERRITE_FAILOVER"), "{name}");
         }

@@ -1,6 +1,7 @@
 //! All devices of the process, and what their connections share.
 
 use super::control::driver::ControlDriver;
+use super::control::notices::INIT;
 use super::control::periodic::PeriodicTask;
 use super::data::sender::SendComm;
 use super::device::nic::Nic;
@@ -187,9 +188,6 @@ impl Network {
         }
     }
 }
-
-/// Log target of messages that NCCL shows without `NCCL_DEBUG_SUBSYS`.
-pub const INIT: &str = "init";
 
 fn find_devices(config: &Arc<Config>) -> Vec<Arc<Nic>> {
     let none = |why: String| {

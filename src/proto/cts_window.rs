@@ -157,13 +157,20 @@ impl CtsWindow {
         distance < self.unsent.wrapping_sub(self.oldest) as usize
     }
 
-    /// A message has arrived. `is_pending` tells whether that of a slot has not.
+    /// The message of a slot that [`Self::is_sent`] has arrived. `is_pending` tells whether that of a slot has not.
     #[inline(always)]
     pub(super) fn handle_arrival(&mut self, is_pending: impl Fn(usize) -> bool) {
         self.outstanding -= 1;
-        while self.oldest != self.unsent && !is_pending(SlotIndex::of(self.oldest).index()) {
-            self.oldest = self.oldest.wrapping_add(1);
+        // It is kept itself, so that there is an oldest one.
+        debug_assert_ne!(self.oldest, self.unsent);
+        let mut oldest = self.oldest;
+        while !is_pending(SlotIndex::of(oldest).index()) {
+            oldest = oldest.wrapping_add(1);
+            if oldest == self.unsent {
+                break;
+            }
         }
+        self.oldest = oldest;
     }
 }
 

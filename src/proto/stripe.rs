@@ -97,9 +97,10 @@ impl Striping {
         if self.split { self.qps } else { self.rails }
     }
 
-    /// Whether there is only one queue pair.
+    /// Whether there is only one queue pair. By reference: of a copy the compiler makes a number of 64 bits, and masks it.
     #[inline]
-    pub fn has_one_qp(self) -> bool {
+    #[allow(clippy::trivially_copy_pass_by_ref)]
+    pub fn has_one_qp(&self) -> bool {
         self.qps == 1
     }
 

@@ -123,11 +123,14 @@ impl Context {
     }
 
     /// Whether the driver has `ibv_query_qp`, as is tried once, on `qp`.
-    pub(super) fn answers_queries(&self, qp: *mut sys::ibv_qp) -> bool {
+    ///
+    /// # Safety
+    /// The queue pair is live and of this context.
+    pub(super) unsafe fn answers_queries(&self, qp: *mut sys::ibv_qp) -> bool {
         *self.answers_queries.get_or_init(|| {
             // SAFETY: structs of numbers and pointers, for which zero is valid.
             let (mut attr, mut made) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-            // SAFETY: the queue pair is live and of this context, and both places are whole structs.
+            // SAFETY: the queue pair by the caller; both places are whole structs.
             let rc = unsafe { (self.library.ibv_query_qp)(qp, &raw mut attr, sys::IBV_QP_CAP, &raw mut made) };
             rc.abs() != libc::EOPNOTSUPP
         })

@@ -241,7 +241,8 @@ fn create_qp(
 /// `IBV_SEND_INLINE`, and reads the memory later, by the key. It is known by this: of the drivers with reliable connections it is the only one
 /// without `ibv_query_qp` (rdma-core 65).
 fn takes_inline(domain: &ProtectionDomain, raw: *mut sys::ibv_qp, granted: u32) -> bool {
-    granted != 0 && domain.context.answers_queries(raw)
+    // SAFETY: the caller has just created the queue pair, in a domain of this context.
+    granted != 0 && unsafe { domain.context.answers_queries(raw) }
 }
 
 fn create_with(

@@ -64,19 +64,29 @@ fn all_arrives_while_lanes_are_taken_and_given_up() -> Result<()> {
     Ok(())
 }
 
-/// There is one path, so that no lane is faster than another.
-#[test]
-fn lanes_that_carry_as_much_are_given_up() -> Result<()> {
+/// No lane is faster than another: all are given up, and none has moved.
+fn lanes_are_given_up(fabric: &[(&str, &str)]) -> Result<()> {
     const GIVES_UP: &str = "queue pair(s) per rail: all lanes have carried as much (FERRITE_LANES=auto)";
-    pair(&require!(talkative(&[SOON])), |worker| {
+    pair(&require!(talkative(&[&[SOON], fabric].concat())), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         carries(worker, &bench, (1_000_000, 5000), || said(&["asks for 1", GIVES_UP]))?;
         assert!(said(&["asks for 1", GIVES_UP]), "{}", log());
         carries(worker, &bench, (1_000_000, 10), || false)?;
         assert_eq!(queue_pairs_with_data(), 1, "{}", log());
+        assert!(!said(&["gets another path"]), "{}", log());
         worker.barrier()
     })?;
     Ok(())
+}
+
+#[test]
+fn lanes_that_carry_as_much_are_given_up() -> Result<()> {
+    lanes_are_given_up(&[])
+}
+
+#[test]
+fn lanes_are_given_up_where_switches_spread_packets() -> Result<()> {
+    lanes_are_given_up(&[("SOFTRNIC_PATHS", "4"), ("SOFTRNIC_PATH_MBS", "100"), ("SOFTRNIC_SPRAY", "1")])
 }
 
 #[test]

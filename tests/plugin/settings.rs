@@ -57,11 +57,11 @@ fn settings_of_recovery_out_of_range_are_refused_by_name_value_and_range() -> Re
 #[test]
 fn what_is_not_honoured_and_what_does_not_exist_is_named() -> Result<()> {
     let resilience = "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT";
-    let env = [("NCCL_IB_OOO_RQ", "1"), ("NCCL_IB_TIMOUT", "22"), ("NCCL_IB_TIMEOUT", "20"), (resilience, "5")];
+    let env = [("NCCL_IB_DATA_DIRECT", "1"), ("NCCL_IB_TIMOUT", "22"), ("NCCL_IB_TIMEOUT", "20"), (resilience, "5")];
     let (code, _, log) = init_with(require!(setting()), &env)?;
     assert_eq!(code, abi::ncclSuccess);
     let about = |name: &str| log.iter().find(|l| l.contains("does not honour") && l.contains(&format!(" {name}: ")));
-    assert!(about("NCCL_IB_OOO_RQ").is_some_and(|l| l.contains("out-of-order")), "{log:?}");
+    assert!(about("NCCL_IB_DATA_DIRECT").is_some_and(|l| l.contains("Data Direct")), "{log:?}");
     assert!(
         about(resilience).is_some_and(|l| l.contains("recovery is on by default; see FERRITE_FAILOVER")),
         "{log:?}"
@@ -86,8 +86,12 @@ fn lanes_are_said_to_be_ignored_where_nccl_s_variables_count() -> Result<()> {
 fn automatic_lanes_are_said_with_the_reason() -> Result<()> {
     let one = "softrnic0, softrnic1: 1 queue pair per connection and rail: ";
     for (env, line) in [
-        (("NCCL_IB_ADAPTIVE_ROUTING", "0"), "softrnic0, softrnic1: 4 lanes per connection and rail after 16384 MiB in"),
+        (
+            ("NCCL_IB_ADAPTIVE_ROUTING", "0"),
+            "softrnic0, softrnic1: 4 lanes per connection and rail after 16384 to 32768 MiB in",
+        ),
         (("SOFTRNIC_LINK", "ib"), &*format!("{one}the port is InfiniBand")),
+        (("NCCL_IB_OOO_RQ", "1"), &*format!("{one}NCCL_IB_OOO_RQ=1 says that packets are spread")),
         (("NCCL_IB_ADAPTIVE_ROUTING", "1"), &format!("{one}NCCL_IB_ADAPTIVE_ROUTING=1")),
     ] {
         let (code, _, log) = init_with(require!(setting()), &[env])?;

@@ -13,8 +13,9 @@ use ferrite::transport::Transport;
 use ferrite::transport::comm::RecvComm;
 use ferrite::transport::comm::SendComm;
 use nccl_net::testing::proto::frame::{Frame, Kind};
+use nccl_net::testing::proto::handle::Handle as Address;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -177,6 +178,40 @@ fn what_an_abort_leaves_behind_goes_without_another_call() -> Result<()> {
         // And the listener is there still.
         let pair = meet(worker, &transport, &mut Handle(handle.0), &mut listener)?;
         works(worker, pair)
+    })
+}
+
+/// A handle that leads to `to`.
+fn leads_to(to: SocketAddr, handle: &Handle) -> Handle {
+    Handle(Address { address: to, ..address(handle) }.emit())
+}
+
+/// The commands to the card need not wait for the TCP connection. If there is none, the queue pairs go.
+#[test]
+fn queue_pairs_are_made_while_the_first_dial_is_under_way() -> Result<()> {
+    let setting = require!(setting());
+    alone(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let (handle, _listener) = transport.listen(0)?;
+        // A port whose queue one client fills: the kernel does not answer the next one.
+        let port = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+        port.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
+        port.listen(0).expect("a port");
+        let place = port.local_addr().ok().and_then(|address| address.as_socket()).expect("an address");
+        let _first = TcpStream::connect(place).expect("the queue has room for one");
+        assert!(transport.connect(1, &mut leads_to(place, &handle))?.is_none());
+        assert_eq!(queue_pairs(), 1, "made, although nobody has answered");
+        drop(port);
+        let closed = place;
+        let mut refused = leads_to(closed, &handle);
+        let mut deadline = worker.deadline("the end of the queue pairs of the second connection");
+        loop {
+            assert!(transport.connect(1, &mut refused)?.is_none());
+            if queue_pairs() == 1 {
+                return Ok(());
+            }
+            deadline.idle()?;
+        }
     })
 }
 

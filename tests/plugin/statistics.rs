@@ -25,7 +25,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// The words of this process's own file. It is not opened in this process, which would lose its lock.
-fn own_words(folder: &Path) -> Vec<u64> {
+pub(crate) fn own_words(folder: &Path) -> Vec<u64> {
     let mine = format!("{FILE_PREFIX}{}.", std::process::id());
     let path = files(folder).into_iter().find(|path| path.to_string_lossy().contains(&mine)).expect("a file");
     words(&path)
@@ -36,7 +36,7 @@ fn words(path: &Path) -> Vec<u64> {
     bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes"))).collect()
 }
 
-fn records(words: &[u64]) -> impl Iterator<Item = &[u64]> {
+pub(crate) fn records(words: &[u64]) -> impl Iterator<Item = &[u64]> {
     words[HEADER_WORDS..].chunks_exact(RECORD_WORDS).filter(|words| words[record::STATE] & 0xff == OPEN)
 }
 
@@ -45,7 +45,7 @@ fn text(words: &[u64]) -> String {
     String::from_utf8(bytes).expect("text")
 }
 
-fn in_folder(setting: Setting, folder: &Scratch) -> Setting {
+pub(crate) fn in_folder(setting: Setting, folder: &Scratch) -> Setting {
     setting.env("FERRITE_STATS_DIR", folder.path().to_str().expect("text"))
 }
 

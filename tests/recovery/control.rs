@@ -3,7 +3,7 @@
 use crate::common::connect::{connect_pair, relay_to, through};
 use crate::common::plugin_transport;
 use crate::fabric::{Fabric, end, inject_only, run};
-use crate::stream::{SHORT, Stream};
+use crate::stream::{SHORT, Shape, Stream};
 use ferrite::error::Result;
 use ferrite::pair::{PeerConn, WorkerCtx};
 use ferrite::transport::Handle;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use testkit::relay::Relay;
 
 /// A relay before the control port of this process, served by a thread.
-struct Relayed {
+pub(crate) struct Relayed {
     state: Arc<Mutex<State>>,
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -28,7 +28,7 @@ struct State {
 }
 
 /// How often a relay looks for something to pass on.
-const AT_ONCE: Duration = Duration::from_micros(50);
+pub(crate) const AT_ONCE: Duration = Duration::from_micros(50);
 
 impl Relayed {
     fn new(relay: Relay, every: Duration) -> Self {
@@ -49,9 +49,14 @@ impl Relayed {
     }
 
     /// Resets all connections after it has passed on `pieces` more.
-    fn reset_after(&self, pieces: usize) {
+    pub(crate) fn reset_after(&self, pieces: usize) {
         let mut state = self.state();
         state.reset_at = Some(state.relay.passed + pieces);
+    }
+
+    /// How often it has reset them.
+    pub(crate) fn resets(&self) -> usize {
+        self.state().resets
     }
 }
 
@@ -76,7 +81,7 @@ impl Drop for Relayed {
 }
 
 /// A connection each way, each by way of the relay of its listener, which looks `every` so often for something to pass on.
-fn open(worker: &mut WorkerCtx, every: Duration) -> Result<(Stream, Relayed)> {
+pub(crate) fn open_through_relays(worker: &mut WorkerCtx, every: Duration, shape: Shape) -> Result<(Stream, Relayed)> {
     let transport = plugin_transport()?;
     let device = worker.rank().min(transport.devices()? - 1);
     let (handle, mut listener) = transport.listen(device)?;
@@ -86,14 +91,14 @@ fn open(worker: &mut WorkerCtx, every: Duration) -> Result<(Stream, Relayed)> {
     let mut theirs = Handle(worker.exchange(&diverted.0)?.try_into().expect("a whole handle"));
     let (send, recv) = connect_pair(worker, &transport, device, &mut theirs, &mut listener, || ())?;
     listener.close()?;
-    Ok((Stream::over(PeerConn { send, recv }, transport, SHORT)?, relayed))
+    Ok((Stream::over(PeerConn { send, recv }, transport, shape)?, relayed))
 }
 
 /// A port falls again and again, and each time the control connection is reset after one piece more of what both ends say. With
 /// none it is reset while the connection runs.
 fn all_arrives_although_control_connections_are_reset(fabric: Fabric, devices: [&str; 2]) -> Result<()> {
     run(fabric, &[], |worker| {
-        let (mut stream, relayed) = open(worker, AT_ONCE)?;
+        let (mut stream, relayed) = open_through_relays(worker, AT_ONCE, SHORT)?;
         stream.exchange(worker, 20)?;
         for pieces in 0..20 {
             worker.begin(format!("a recovery with a reset after {pieces} pieces"))?;
@@ -106,7 +111,7 @@ fn all_arrives_although_control_connections_are_reset(fabric: Fabric, devices: [
             stream.exchange(worker, 60)?;
         }
         worker.barrier()?;
-        let resets = relayed.state().resets;
+        let resets = relayed.resets();
         assert!(resets >= 10, "{resets} resets");
         end(worker, stream)
     })
@@ -129,7 +134,7 @@ fn messages_that_are_sent_before_the_peer_is_told_of_a_recovery_are_taken_in() -
     let rules = "device-fatal=300ms refuses=200ms device=softrnic3 message=55 times=1; \
                  device-fatal=200ms device=softrnic2 message=60 times=1; delay=10ms peer=softrnic3 message=45..";
     run(Fabric::TwoRails, &[("SOFTRNIC_FAULTS", rules)], |worker| {
-        let (mut stream, _relayed) = open(worker, Duration::from_millis(20))?;
+        let (mut stream, _relayed) = open_through_relays(worker, Duration::from_millis(20), SHORT)?;
         stream.exchange(worker, 600)?;
         end(worker, stream)
     })

@@ -11,7 +11,7 @@ use testkit::dist::built;
 use testkit::program;
 
 /// Long enough that lanes show their speed.
-const SHAPE: Shape = Shape { depth: 8, bytes: 128 << 10 };
+pub(crate) const SHAPE: Shape = Shape { depth: 8, bytes: 128 << 10 };
 pub(crate) const NEW_PATHS: (&str, &str) = ("FERRITE_NEW_PATHS", "1");
 /// What the log says of a lane that is moved.
 pub(crate) const MOVED: &str = "stays slow, and gets another path";
@@ -42,8 +42,17 @@ fn paths_of(worker: &WorkerCtx, stream: &mut Stream) -> Result<Vec<usize>> {
 
 /// A connection of four lanes at rank 0's end on a number of paths that `is_wanted`: each has labels of its own.
 pub(crate) fn open(worker: &mut WorkerCtx, is_wanted: impl Fn(usize) -> bool) -> Result<(Stream, Vec<usize>)> {
+    open_by(worker, |worker| Stream::open(worker, SHAPE), is_wanted)
+}
+
+/// The same, opened by `open`.
+pub(crate) fn open_by(
+    worker: &mut WorkerCtx,
+    mut open: impl FnMut(&mut WorkerCtx) -> Result<Stream>,
+    is_wanted: impl Fn(usize) -> bool,
+) -> Result<(Stream, Vec<usize>)> {
     loop {
-        let mut stream = Stream::open(worker, SHAPE)?;
+        let mut stream = open(worker)?;
         let paths = paths_of(worker, &mut stream)?;
         if worker.agree(u64::from(is_wanted(paths.len())))? == 1 {
             return Ok((stream, paths));
@@ -109,18 +118,44 @@ fn a_path_that_loses_packets_is_left_by_the_lanes_on_it_alone() -> Result<()> {
     is_left("drop attempts=all chance=0.1")
 }
 
-/// All lanes share the only path, so none is slower than the others. The receiver asks for messages now and then only.
+/// The receiver asks for messages now and then only. None of `stream`'s lanes at rank 0's end is slower than the others.
+fn no_lane_moves(worker: &mut WorkerCtx, mut stream: Stream) -> Result<()> {
+    for _ in 0..300 {
+        if worker.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        stream.exchange(worker, 4)?;
+    }
+    assert!(worker.rank() == 1 || !said(&["gets another path"]), "{}", log());
+    worker.barrier()?;
+    stream.close()
+}
+
 #[test]
 fn a_slow_receiver_moves_no_lane() -> Result<()> {
     let env = [NEW_PATHS, ("SOFTRNIC_PATHS", "1"), ("SOFTRNIC_PATH_MBS", "1000")];
     run(Fabric::Lanes, &env, |worker| {
+        let stream = Stream::open(worker, SHAPE)?;
+        no_lane_moves(worker, stream)
+    })
+}
+
+#[test]
+fn a_slow_receiver_moves_no_lane_of_four_on_paths_of_their_own() -> Result<()> {
+    let env = [NEW_PATHS, ("SOFTRNIC_PATHS", "4"), ("SOFTRNIC_PATH_MBS", "100")];
+    run(Fabric::Lanes, &env, |worker| {
+        let (stream, _) = open(worker, |count| count == 4)?;
+        no_lane_moves(worker, stream)
+    })
+}
+
+/// Switches that spread packets give all lanes the same.
+#[test]
+fn no_lane_moves_in_a_fabric_that_spreads_packets() -> Result<()> {
+    let env = [NEW_PATHS, ("SOFTRNIC_PATHS", "4"), ("SOFTRNIC_PATH_MBS", "50"), ("SOFTRNIC_SPRAY", "1")];
+    run(Fabric::Lanes, &env, |worker| {
         let mut stream = Stream::open(worker, SHAPE)?;
-        for _ in 0..300 {
-            if worker.rank() == 1 {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            stream.exchange(worker, 4)?;
-        }
+        stream.exchange(worker, 1200)?;
         assert!(!said(&["gets another path"]), "{}", log());
         worker.barrier()?;
         stream.close()

@@ -79,9 +79,9 @@ impl DeviceEvents {
         lock(&self.owners).add(queue, peer);
     }
 
-    /// The completion queue that had this id, of the connection to `peer`, is destroyed.
-    pub fn forget_queue(&self, queue: u64, peer: &Arc<PeerState>) {
-        lock(&self.owners).remove(queue, peer);
+    /// The connection to `peer` has given up the completion queue with this id.
+    pub fn give_up_queue(&self, queue: u64, peer: &Arc<PeerState>) {
+        lock(&self.owners).give_up(queue, peer);
     }
 
     /// Heeds all events that there are. Whether a port has come up.
@@ -141,7 +141,7 @@ impl DeviceEvents {
                         &format!("the connection to {} ends", peer.peer()),
                         std::slice::from_ref(&peer),
                     ),
-                    CqOwner::Gone => log::debug!("{reason}, of a connection that is closed"),
+                    CqOwner::Gone => log::debug!("{reason}, which no connection uses any more"),
                     CqOwner::Unknown => self.fail_all(&reason),
                 }
             }

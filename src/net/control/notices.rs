@@ -4,6 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Log target of messages that NCCL shows without `NCCL_DEBUG_SUBSYS`.
+pub const INIT: &str = "init";
+
 /// Lines with the same key are written once in this time.
 const QUIET: Duration = Duration::from_secs(1);
 /// Keys that are kept.

@@ -9,6 +9,7 @@ use super::peer_state::PeerState;
 use super::periodic::{PeriodicTask, PeriodicTasks};
 use super::port_listeners::PortListener;
 use super::signals::without_signals;
+use super::sync::has_barrier;
 use crate::error::{Error, Result};
 use crate::verbs::context::Context;
 use rustix::event::EventfdFlags;
@@ -112,9 +113,9 @@ impl Watcher {
         self.shared.events.watch_queue(queue, peer);
     }
 
-    /// The completion queue that had this id, of the connection to `peer`, is destroyed.
-    pub fn forget_queue(&self, queue: u64, peer: &Arc<PeerState>) {
-        self.shared.events.forget_queue(queue, peer);
+    /// The connection to `peer` has given up the completion queue with this id: its failure ends nothing.
+    pub fn give_up_queue(&self, queue: u64, peer: &Arc<PeerState>) {
+        self.shared.events.give_up_queue(queue, peer);
     }
 
     /// Also serves `driver`, as long as it lives, unless another watcher does already.
@@ -144,6 +145,9 @@ impl Watcher {
 
 impl Shared {
     fn run(&self) {
+        // The kernel takes some 10 ms for the answer, once in a process with threads. NCCL's thread, which needs it for the first connection,
+        // finds it here.
+        let _ = has_barrier();
         let mut tasks_due = Instant::now();
         loop {
             let limit = if self.tasks.is_empty() { -1 } else { TASKS_EVERY.as_millis() as i32 };

@@ -139,7 +139,7 @@ impl SendComm {
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
         let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
         let (requests, inline_up_to) = (Arc::clone(flow.entries()), qps.inline_bytes());
-        let automatic_lanes = recovery.as_ref().and_then(|_| nic.plan.automatic_lanes(&nic.config));
+        let automatic_lanes = recovery.as_ref().and_then(|_| nic.plan.automatic_lanes(&nic.config, qps.first_number()));
         let mut path = SendPath {
             flow,
             qps,
@@ -238,7 +238,10 @@ impl SendPath {
         if !self.is_usual(length) || self.stats.is_due_next() {
             return None;
         }
-        let memory = memory().filter(|memory| memory.covers(addr, length))?;
+        let memory = memory()?;
+        if !memory.covers(addr, length) {
+            return None;
+        }
         let Self { flow, ring, single, inline_up_to, .. } = self;
         let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
         let prepare = |cts: &Cts| {

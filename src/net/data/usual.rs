@@ -84,9 +84,14 @@ impl RecvPath {
         request: &Entry<RecvRequest>,
         done: impl Done,
     ) -> Option<&'c [Completion]> {
+        let qps = self.qps.qps.as_mut_slice();
         while let [completion, others @ ..] = completions {
             let WrId::Receive { qp } = WrId::from_bits(completion.id()) else { return Some(completions) };
-            let Some(connected) = self.qps.qps.get_mut(usize::from(qp)) else { return Some(completions) };
+            // By index: of an optional reference the compiler makes a value, which it does not need.
+            if usize::from(qp) >= qps.len() {
+                return Some(completions);
+            }
+            let connected = &mut qps[usize::from(qp)];
             if completion.status() != Status::SUCCESS
                 || !self.flow.complete_whole(QpIndex(qp), Imm::from_bits(completion.imm()))
             {
@@ -97,7 +102,12 @@ impl RecvPath {
                 return Some(completions);
             }
         }
-        let is_done = !self.flow.is_cts_due() && self.finish_usual(request, done) != Progress::Other;
-        if is_done { None } else { Some(completions) }
+        if self.flow.is_cts_due() {
+            return Some(&[]);
+        }
+        match self.finish_usual(request, done) {
+            Progress::Pending | Progress::Finished(_) => None,
+            Progress::Other => Some(&[]),
+        }
     }
 }

@@ -46,6 +46,7 @@ impl QueuePairPlan {
             () if config.adaptive_routing == Some(true) => {
                 Some("NCCL_IB_ADAPTIVE_ROUTING=1 says that packets are spread")
             }
+            () if config.out_of_order => Some("NCCL_IB_OOO_RQ=1 says that packets are spread"),
             () if is_roce_v1 => Some("packets of RoCE v1 have no UDP ports"),
             () if !config.failover && !is_at_once => {
                 Some("a connection takes more as it recovers from a fault, and FERRITE_FAILOVER=0")
@@ -59,9 +60,13 @@ impl QueuePairPlan {
         }
     }
 
-    /// The lanes of a new sender, if it has more later; messages are recovered then.
-    pub fn automatic_lanes(&self, config: &Config) -> Option<Box<AutomaticLanes>> {
-        (self.first < self.most).then(|| Box::new(AutomaticLanes::new(self.most, config.lanes_after)))
+    /// The lanes of a new sender, if it has more later; messages are recovered then. Connections that send alike do not all take them at
+    /// once: each waits for up to twice the bytes, by the number of its first queue pair.
+    pub fn automatic_lanes(&self, config: &Config, qp_number: u32) -> Option<Box<AutomaticLanes>> {
+        // Numbers are often given out one after the other. This spreads them evenly.
+        let spread = u64::from(qp_number.wrapping_mul(0x9e37_79b9));
+        let after = config.lanes_after + ((config.lanes_after >> 16) * spread >> 16);
+        (self.first < self.most).then(|| Box::new(AutomaticLanes::new(self.most, after)))
     }
 
     /// What was chosen for a device, and why, if it was chosen automatically.
@@ -69,7 +74,7 @@ impl QueuePairPlan {
         let Self { first, most, .. } = self;
         let when = match config.lanes_after >> 20 {
             0 => String::new(),
-            mib => format!(" after {mib} MiB in large messages (FERRITE_LANES_AFTER_MB)"),
+            mib => format!(" after {mib} to {} MiB in large messages (FERRITE_LANES_AFTER_MB)", 2 * mib),
         };
         let chosen = match (self.why_one, self.new_paths && config.failover) {
             (Some(why), _) => format!("{first} queue pair per connection and rail: {why}"),
@@ -116,6 +121,8 @@ mod tests {
         assert_eq!(plan(&[], true, false), ONE);
         assert_eq!(plan(&[], false, true), ONE);
         assert_eq!(plan(&[("NCCL_IB_ADAPTIVE_ROUTING", "1")], false, false), ONE);
+        assert_eq!(plan(&[("NCCL_IB_OOO_RQ", "1")], false, false), ONE);
+        assert_eq!(plan(&[("NCCL_IB_OOO_RQ", "0")], false, false), (1, 4, true, true, true));
         assert_eq!(plan(&[("FERRITE_FAILOVER", "0")], false, false), ONE);
         let two = ("NCCL_IB_QPS_PER_CONNECTION", "2");
         assert_eq!(plan(&[two], false, false), (2, 2, false, false, false));
@@ -135,7 +142,7 @@ mod tests {
     fn only_a_sender_that_begins_with_fewer_takes_more_later() {
         let takes_more = |env: &[(&str, &str)]| {
             let config = config(env);
-            QueuePairPlan::of(&config, false, false).automatic_lanes(&config).is_some()
+            QueuePairPlan::of(&config, false, false).automatic_lanes(&config, 0x1234).is_some()
         };
         assert!(takes_more(&[]) && !takes_more(&[AT_ONCE]) && !takes_more(&[("FERRITE_LANES", "4")]));
     }
@@ -148,7 +155,7 @@ mod tests {
         };
         let four = "4 lanes per connection and rail";
         let paths = "and other paths for slow ones: Ethernet (FERRITE_LANES=auto)";
-        let after = " after 16384 MiB in large messages (FERRITE_LANES_AFTER_MB)";
+        let after = " after 16384 to 32768 MiB in large messages (FERRITE_LANES_AFTER_MB)";
         assert_eq!(said(&[], false), Some(format!("{four}{after}, {paths}")));
         assert_eq!(said(&[AT_ONCE], false), Some(format!("{four}, {paths}")));
         assert!(

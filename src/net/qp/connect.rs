@@ -140,7 +140,7 @@ impl ConnectingQpSet {
                         log::debug!("{name} and {peer} use ECE options {:#x} of {:#x}", ece.options, ece.vendor_id);
                     }
                     local.ece = agreed.map(to_wire);
-                    self.connected.qps.push(ConnectedQp { qp, receives: 0, receives_kept: 0 });
+                    self.connected.qps.push(ConnectedQp::new(qp));
                 }
                 Err(failed) => {
                     let ConnectError { qp, error } = *failed;

@@ -43,12 +43,9 @@ impl QpSet {
     /// sender has no receives, and does not wait: what its device still sends, the receiver's fence keeps out.
     pub fn fence(mut self, peer: &Arc<PeerState>) -> Drained {
         let drained = self.drain(peer);
-        let queues: Vec<_> = self.rails.iter().map(|on| (Arc::clone(&on.port), on.queue.id())).collect();
-        // Only what is destroyed may be forgotten: what the device reports of a queue that nobody knows ends all connections.
-        drop(self);
-        for (port, queue) in queues {
-            if let Some(watcher) = port.card.started_watcher() {
-                watcher.forget_queue(queue, peer);
+        for on in &self.rails {
+            if let Some(watcher) = on.port.card.started_watcher() {
+                watcher.give_up_queue(on.queue.id(), peer);
             }
         }
         drained

@@ -47,16 +47,17 @@ impl InitRailQps {
         let entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
         let device = port.card.device();
         let queue = CompletionQueue::new(&device.context, entries)?;
-        let thread = port.config.thread_domains.then(|| ThreadDomain::new(&device.domain)).flatten();
-        if port.config.thread_domains && thread.is_none() {
-            log_no_thread_domain(nic, port);
-        }
+        let thread = port.config.thread_domains.then(|| ThreadDomain::new(&device.domain)).transpose();
+        let thread = thread.unwrap_or_else(|error| {
+            log_no_thread_domain(nic, port, &error);
+            None
+        });
         let tried = if more_than.is_some() { 2 * count } else { count };
         let mut qps = Vec::with_capacity(tried);
         while qps.len() < tried {
             match create_qp(port, &device, thread.as_ref(), &queue, caps, RemoteAccess::Write) {
                 Ok(qp) => qps.push(qp),
-                Err(error) if !nic.plan.lanes || !is_exhausted(&error) => return Err(error),
+                Err(error) if !(nic.plan.lanes || more_than.is_some()) || !is_exhausted(&error) => return Err(error),
                 Err(error) if qps.is_empty() => {
                     return Err(error.hint("other connections may have lanes; FERRITE_LANES=1 needs fewer queue pairs"));
                 }
@@ -97,8 +98,8 @@ fn is_exhausted(error: &Error) -> bool {
 }
 
 /// `FERRITE_THREAD_DOMAINS` is set, and there is none for a connection on `port`.
-fn log_no_thread_domain(nic: &Nic, port: &Rail) {
-    let text = format!("{}: no thread domain for a connection: the device has none, or none left", port.name);
+fn log_no_thread_domain(nic: &Nic, port: &Rail, error: &Error) {
+    let text = format!("{}: no thread domain for a connection: {error}", port.name);
     match nic.notices.line("thread domain", &text) {
         Some(line) => log::info!("{line}"),
         None => log::debug!("{text}"),

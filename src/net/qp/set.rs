@@ -41,8 +41,8 @@ pub struct ConnectedQp {
     pub qp: QueuePair,
     /// Number of receive work requests that are posted.
     pub receives: u32,
-    /// How many it gets again when they are consumed.
-    pub receives_kept: u32,
+    /// A batch of them is missing when there are so few.
+    few_receives: i32,
 }
 
 /// The connected queue pairs of one end.
@@ -130,11 +130,22 @@ impl InitQpSet {
 }
 
 impl ConnectedQp {
+    /// One without receives, of which none are missing.
+    pub fn new(qp: QueuePair) -> Self {
+        Self { qp, receives: 0, few_receives: -1 }
+    }
+
+    /// Whether a batch of receives is missing.
+    #[inline(always)]
+    fn lacks_receives(&self) -> bool {
+        self.receives as i32 <= self.few_receives
+    }
+
     /// A receive has been consumed. Returns whether a batch is missing, which [`Self::post_missing`] posts.
     #[inline(always)]
     pub fn count_receive(&mut self) -> bool {
         self.receives = self.receives.saturating_sub(1);
-        self.receives + RECV_BATCH as u32 <= self.receives_kept
+        self.lacks_receives()
     }
 
     /// Posts receives, so that there are `count`, a multiple of a batch; and again when they are consumed.
@@ -142,7 +153,7 @@ impl ConnectedQp {
     /// # Errors
     /// The device refuses.
     pub fn keep_receives(&mut self, count: u32) -> Result<()> {
-        self.receives_kept = count;
+        self.few_receives = count as i32 - RECV_BATCH as i32;
         self.post_missing()
     }
 
@@ -152,7 +163,7 @@ impl ConnectedQp {
     /// The device refuses.
     #[inline]
     pub fn post_missing(&mut self) -> Result<()> {
-        while self.receives + RECV_BATCH as u32 <= self.receives_kept {
+        while self.lacks_receives() {
             self.qp.post_receives(RECV_BATCH)?;
             self.receives += RECV_BATCH as u32;
         }
@@ -183,6 +194,11 @@ impl QpSet {
             labels: self.labels.clone(),
         };
         std::mem::replace(self, empty)
+    }
+
+    /// The number of the first queue pair; 0 if there is none.
+    pub fn first_number(&self) -> u32 {
+        self.qps.first().map_or(0, |connected| connected.qp.number())
     }
 
     /// Bytes of inline data that a work request on any of them may have.

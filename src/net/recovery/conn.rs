@@ -23,7 +23,7 @@ use crate::proto::recovery::machine::Recovery;
 use crate::proto::recovery::message::Message;
 use crate::proto::recovery::move_budget::MoveBudget;
 use crate::proto::recovery::rail_mask::RailMask;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,8 @@ pub struct ConnRecovery {
     /// Whether a fault of the queue pairs in use has been reported. The peer's state says less: it recovers also while messages are
     /// sent again, and before a rail is taken in.
     pub(super) has_fault: AtomicBool,
+    /// No lane moves before this, in milliseconds since `start`.
+    pub(super) next_move_ms: AtomicU64,
     /// The devices that its queue pairs are on.
     pub(super) in_use: Arc<DevicesInUse>,
     inbox: Inbox,
@@ -92,6 +94,7 @@ impl ConnRecovery {
             listener: OnceLock::new(),
             start: Instant::now(),
             has_fault: AtomicBool::new(false),
+            next_move_ms: AtomicU64::new(0),
             in_use: Arc::clone(&work.rails.devices.in_use),
             inbox: Inbox::default(),
             work: Mutex::new(work),

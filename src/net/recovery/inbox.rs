@@ -37,7 +37,12 @@ pub(super) enum Input {
 impl Input {
     /// Whether it is one that is there already.
     fn is_like(&self, other: &Self) -> bool {
-        matches!((self, other), (Self::PortChanged, Self::PortChanged) | (Self::QueuePairFailed, Self::QueuePairFailed))
+        matches!(
+            (self, other),
+            (Self::PortChanged, Self::PortChanged)
+                | (Self::QueuePairFailed, Self::QueuePairFailed)
+                | (Self::SlowLane(_), Self::SlowLane(_))
+        )
     }
 }
 
@@ -81,6 +86,9 @@ mod tests {
             .for_each(|input| inbox.push(input));
         let taken: Vec<_> = std::iter::from_fn(|| inbox.pop()).collect();
         assert!(matches!(taken[..], [Input::PortChanged, Input::QueuePairFailed]), "{taken:?}");
+        // Lanes are named again and again while none may move.
+        (0..2 * MOST).for_each(|_| inbox.push(Input::SlowLane(QpIndex(1))));
+        assert!(matches!((inbox.pop(), inbox.pop()), (Some(Input::SlowLane(QpIndex(1))), None)));
         (0..2 * MOST).for_each(|_| inbox.push(Input::Back));
         let taken: Vec<_> = std::iter::from_fn(|| inbox.pop()).collect();
         assert_eq!(taken.len(), MOST + 1);

@@ -6,11 +6,15 @@ use super::log_lines;
 use crate::net::qp::reach::Silent;
 use crate::proto::QpIndex;
 use crate::proto::automatic_lanes::Wish;
+use std::sync::atomic::Ordering;
 
 impl ConnRecovery {
     /// Sender: the lane of queue pair `qp` has stayed slow while others have not.
     pub fn report_slow_lane(&self, qp: QpIndex) {
-        self.put_or_wait(Input::SlowLane(qp));
+        // While none may move, no thread is woken.
+        if self.now().as_millis() as u64 >= self.next_move_ms.load(Ordering::Relaxed) {
+            self.put_or_wait(Input::SlowLane(qp));
+        }
     }
 
     /// Sender: the connection is to have another number of queue pairs.
@@ -32,7 +36,8 @@ impl ConnRecovery {
         let now = self.now();
         // While something else is under way, the queue pairs are about to be others.
         if work.moves.allows(now) && work.machine.handle_wish(now) {
-            work.moves.handle_move(now);
+            let next = work.moves.handle_move(now);
+            self.next_move_ms.store(next.as_millis() as u64, Ordering::Relaxed);
             work.new_qps.leave_paths(Silent(1_u32.wrapping_shl(qp.0.into())));
             log_lines::log_move(&self.nic, &self.peer, qp);
         }

@@ -10,6 +10,8 @@
 //! for its neighbours' handles before it accepts, while one of them still loads a model. As long as the control connection is
 //! there, so is the peer, and its end is noticed.
 //!
+//! What is offered to the peer is made during the first dial: the commands to the card need not wait for the network.
+//!
 //! A port that is down, or has no address, and a device that fails, is waited for as long as the other steps may take, unless failover
 //! is switched off. If an address or a device goes while queue pairs are connected, all of it begins anew.
 //!
@@ -19,6 +21,7 @@
 use super::identity;
 use super::nccl_comm::NcclComm;
 use super::steps::Steps;
+use super::summary;
 use super::waiting::{given_up, wait_out};
 use crate::error::{Error, Result};
 use crate::host::random;
@@ -69,6 +72,8 @@ pub struct Connector {
     /// Why a port or its device could not be used at the latest look.
     port_trouble: Option<Error>,
     steps: Steps,
+    /// Made during the first dial, and not offered yet.
+    made: Option<(InitQpSet, CtsRing)>,
     stage: Stage,
 }
 
@@ -139,6 +144,7 @@ impl Connector {
             trouble,
             port_trouble,
             steps: Steps::begin(),
+            made: None,
             stage,
         }
     }
@@ -218,10 +224,13 @@ impl Connector {
                 Ok((Stage::Dialing(Dial::Waiting(stream, when)), false))
             }
             Dial::Waiting(stream, _) => self.offer(stream),
-            Dial::Again(_) => {
+            Dial::Again(when) => {
                 // One for each attempt: what belongs to another one is not taken for this one's.
                 let stream =
                     ControlStream::open(&self.control, self.handle.address, self.handle.token, random::bytes()?)?;
+                if when == self.start {
+                    self.make_early();
+                }
                 Ok((Stage::Dialing(Dial::Trying(stream)), true))
             }
             Dial::Trying(stream) => match stream.poll_connected() {
@@ -241,7 +250,7 @@ impl Connector {
                     if self.turned_away && self.refusals.tell_of_death(now) {
                         return Err(self.abandoned());
                     }
-                    self.trouble = Some(e);
+                    (self.trouble, self.made) = (Some(e), None);
                     Ok(redial())
                 }
                 Err(e) => Err(Error::os(format_args!("connecting to {}", self.handle.address), e)),
@@ -251,8 +260,8 @@ impl Connector {
 
     /// Says hello over `stream`, as soon as all ports can be used.
     fn offer(&mut self, stream: ControlStream) -> Result<(Stage, bool)> {
-        let (qps, ring) = match self.create() {
-            Ok(created) => created,
+        let (qps, ring) = match self.made.take().map_or_else(|| self.create(), Ok) {
+            Ok(made) => made,
             Err(e) => {
                 self.port_trouble = Some(wait_out(&self.nic, e, self.deadline)?);
                 return Ok((Stage::Dialing(Dial::Waiting(stream, Instant::now() + LOOK_AFTER)), false));
@@ -265,6 +274,13 @@ impl Connector {
             Hello { token: self.handle.token, endpoint: qps.endpoint.clone(), ring: place, identity: identity::own() };
         stream.send(Kind::Hello, hello.body());
         Ok((Stage::Awaiting(Box::new(Offer { stream, qps, ring })), true))
+    }
+
+    /// Makes what will be offered, while the first dial is under way. If that cannot be made now, it is made when the control connection is
+    /// there, as after each further dial: a peer that cannot be reached for a while is not to be offered what has become old.
+    fn make_early(&mut self) {
+        self.made = self.create().ok();
+        self.steps.end("creating queue pairs");
     }
 
     /// Creates what is offered.
@@ -367,6 +383,7 @@ impl Connector {
         let number = identity::connection_number(&self.handle.token, ring.addr(), std::process::id());
         let stats = identity::open_stats(&self.nic, &self.control, Direction::Send, &reply.identity, &qps, number)?;
         log::debug!("{} sends to {}: {:?}; {}", self.nic.name, peer.peer(), reply.terms, self.steps);
+        summary::add(&self.nic, &self.control, Direction::Send, peer.peer(), &self.steps)?;
         let comm = SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights, stats);
         comm.labels.set_communicator(self.of.id);
         Ok(comm)

@@ -9,6 +9,7 @@ use super::connect::LOOK_AFTER;
 use super::identity;
 use super::nccl_comm::NcclComm;
 use super::steps::Steps;
+use super::summary;
 use super::waiting::wait_out;
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
@@ -263,6 +264,7 @@ impl Listener {
         let peer = PeerState::new(name, stream, prepared.terms.failover);
         self.nic.watch(&peer)?;
         log::debug!("{} receives from {}; {steps}", self.nic.name, peer.peer());
+        summary::add(&self.nic, &self.control, Direction::Receive, peer.peer(), steps)?;
         let comm = RecvComm::new(Arc::clone(&self.nic), peer, prepared.path, &prepared.terms);
         comm.labels.set_communicator(self.of.id);
         Ok(comm)

@@ -6,4 +6,5 @@ mod identity;
 pub mod listen;
 pub mod nccl_comm;
 mod steps;
+mod summary;
 mod waiting;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 /// The steps of one end, in their order.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Steps {
     /// When the latest one ended.
     last: Instant,
@@ -21,10 +21,30 @@ impl Steps {
     pub(super) fn end(&mut self, name: &'static str) {
         let now = Instant::now();
         let took = now.duration_since(std::mem::replace(&mut self.last, now));
+        self.add_step(name, took);
+    }
+
+    /// Adds those of another connection.
+    pub(super) fn add(&mut self, other: &Self) {
+        other.taken.iter().for_each(|(name, took)| self.add_step(name, *took));
+    }
+
+    /// How long all have taken.
+    pub(super) fn total(&self) -> Duration {
+        self.taken.iter().map(|(_, took)| *took).sum()
+    }
+
+    fn add_step(&mut self, name: &'static str, took: Duration) {
         match self.taken.iter_mut().find(|(known, _)| *known == name) {
             Some((_, sum)) => *sum += took,
             None => self.taken.push((name, took)),
         }
+    }
+
+    /// Steps that took so long.
+    #[cfg(test)]
+    pub(super) fn of(taken: impl IntoIterator<Item = (&'static str, Duration)>) -> Self {
+        Self { last: Instant::now(), taken: taken.into_iter().collect() }
     }
 }
 

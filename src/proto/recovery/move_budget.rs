@@ -23,13 +23,14 @@ impl MoveBudget {
         self.latest.is_none_or(|(at, wait)| now >= at + wait)
     }
 
-    /// A lane moves now.
-    pub fn handle_move(&mut self, now: Time) {
+    /// A lane moves now. Returns when the next one may.
+    pub fn handle_move(&mut self, now: Time) -> Time {
         let wait = match self.latest {
             Some((at, wait)) if now < at + MEMORY => (2 * wait).min(LONGEST_WAIT),
             _ => FIRST_WAIT,
         };
         self.latest = Some((now, wait));
+        now + wait
     }
 }
 
@@ -54,7 +55,7 @@ mod tests {
     #[test]
     fn after_a_quiet_time_the_second_move_is_soon_again() {
         let mut budget = MoveBudget::default();
-        (0..100).for_each(|_| budget.handle_move(Time::ZERO));
+        (0..100).for_each(|_| assert!(budget.handle_move(Time::ZERO) <= LONGEST_WAIT));
         assert!(!budget.allows(Time::from_secs(59)) && budget.allows(Time::from_secs(60)));
         budget.handle_move(MEMORY);
         assert!(!budget.allows(MEMORY) && budget.allows(MEMORY + FIRST_WAIT));

@@ -170,6 +170,7 @@
 //! | `SOFTRNIC_PATHS` | 0 to 8: so many equal ways lead from each RoCE port to the others. A queue pair's packets take one, by a hash of both GIDs and of the UDP source port, which follows from the flow label, or from both queue pair numbers where that is 0. 0: the way between ports is not modelled. A queue pair to its own port takes none | 0 |
 //! | `SOFTRNIC_PATH_MBS` | 0 to 100000: bandwidth of each path, in MB/s, which all queue pairs that take it from the same port share; 0: no limit | 0 |
 //! | `SOFTRNIC_PATH_US` | 0 to 1000000: latency of each path, one way, in microseconds | 0 |
+//! | `SOFTRNIC_SPRAY` | 1: the fabric spreads the packets of every queue pair over all paths, as switches and cards with adaptive routing do; messages still arrive in order. Fault rules with `path=`, and `softrnic stat`, go by the hash all the same | 0 |
 //! | `SOFTRNIC_QUIET` | 1: no banner | 0 |
 //! | `SOFTRNIC_STRICT` | 1: junk in undefined fields of failed completions; data of requests is read 50 µs late | 0 |
 //! | `SOFTRNIC_ECE` | options of enhanced connection establishment, as a number; they are agreed on and change nothing. 0: not supported | 0 |

@@ -251,7 +251,7 @@ fn connections_that_cannot_be_made() {
 
 /// Calls of librdmacm by a program of this test's own, `clients/connections.py`.
 fn connections(name: &str) -> Result<(), Missing> {
-    let bench = Bench::of(("python3", "python3"), &[])?;
+    let bench = Bench::of(("python3", "python3"), &[("SOFTRNIC_INLINE_EXCESS", "silent")])?;
     let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/connections.py");
     bench.run("python3", &[program, name]).well();
     Ok(())

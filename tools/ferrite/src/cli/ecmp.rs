@@ -11,6 +11,7 @@ use crate::ecmp::plot;
 use crate::ecmp::policy::Policy;
 use crate::ecmp::rate_control::RateControl;
 use crate::ecmp::report;
+use crate::ecmp::results::{self, Named, Outcome, SCHEMA};
 use crate::ecmp::scenario::{Scenario, Wrong};
 use crate::error::{Error, Result};
 use crate::system::output;
@@ -66,6 +67,9 @@ pub(super) struct Ecmp {
     /// Switches hash the number of the destination queue pair too
     #[arg(long)]
     hash_queue_pair: bool,
+    /// Switches spread every packet, whatever the policy
+    #[arg(long, conflicts_with = "hash_queue_pair")]
+    spray: bool,
     /// How fast queue pairs send: fair (max-min fair at once), dcqcn, or none (as fast as their port; queues fill)
     #[arg(long, value_name = "NAME", default_value = "fair")]
     rate_control: RateControl,
@@ -97,11 +101,38 @@ pub(super) struct Ecmp {
     /// One JSON object instead of a table
     #[arg(long)]
     json: bool,
+    /// Nothing is computed: the tables of what was written with --json, each named by its file, as 1-JOB.json or 1-JOB.ANYTHING.json
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "json")]
+    results: Vec<PathBuf>,
 }
 
 impl Ecmp {
     pub(super) fn run(self) -> Result<Exit> {
-        let scenario = Scenario {
+        if !self.results.is_empty() {
+            let all = results::read(&self.results)?;
+            self.draw(&all)?;
+            return output::write_stdout(&results::text(&all)).map(|()| Exit::Good);
+        }
+        let scenario = self.scenario();
+        let rows = scenario.run(&self.policy)?;
+        // What is not of the job says nothing of what was found.
+        let arguments = std::env::args().skip(1).filter(|word| word != "--json").collect();
+        let outcome = Outcome { schema: SCHEMA.to_owned(), arguments, scenario: report::heading(&scenario), rows };
+        let text = match self.json {
+            true => report::json(&outcome)?,
+            false => report::text(&outcome.scenario, &outcome.rows),
+        };
+        self.draw(&[Named { name: self.workload.name().to_owned(), outcomes: vec![outcome] }])?;
+        output::write_stdout(&text).map(|()| Exit::Good)
+    }
+
+    fn draw(&self, all: &[Named]) -> Result<()> {
+        let Some(path) = &self.svg else { return Ok(()) };
+        std::fs::write(path, plot::draw(all)).map_err(|e| Error::io(format!("cannot write {}", path.display()), e))
+    }
+
+    fn scenario(&self) -> Scenario {
+        Scenario {
             workload: self.workload,
             hosts: self.hosts.into(),
             rails: self.rails.into(),
@@ -111,6 +142,7 @@ impl Ecmp {
             wrong: self.fault,
             others: self.background.into(),
             hashes_queue_pairs: self.hash_queue_pair,
+            sprays: self.spray,
             rate_control: self.rate_control,
             pauses: self.pauses,
             seeds: self.seeds.into(),
@@ -118,14 +150,7 @@ impl Ecmp {
             budget_speed: self.budget_speed,
             warm_up: f64::from(self.warm_up) * 1e3,
             measured: f64::from(self.measure) * 1e3,
-        };
-        let rows = scenario.run(&self.policy)?;
-        if let Some(path) = &self.svg {
-            let written = std::fs::write(path, plot::draw(&scenario, &rows));
-            written.map_err(|e| Error::io(format!("cannot write {}", path.display()), e))?;
         }
-        let text = if self.json { report::json(&scenario, &rows)? } else { report::text(&scenario, &rows) };
-        output::write_stdout(&text).map(|()| Exit::Good)
     }
 }
 

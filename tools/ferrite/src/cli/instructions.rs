@@ -14,7 +14,8 @@ use crate::system::output;
 Counts the instructions of the library itself and those that its calls into other libraries but libibverbs take. Prints \
 one number: all of them, or with --messages those of one message. The file is written by valgrind --tool=callgrind \
 --compress-strings=no --compress-pos=no --trace-children=yes ferrite solo ...; scripts/instructions.sh does so for both \
-transports.\n\n\
+transports. With --locked it counts those of the library itself that have a lock prefix, xchg with memory, and mfence, on x86-64; \
+valgrind needs --dump-instr=yes then.\n\n\
 Exit code 0: counted; 2: a file is not understood, or has no instructions of the library.")]
 pub(super) struct Instructions {
     /// What callgrind wrote
@@ -31,28 +32,40 @@ pub(super) struct Instructions {
     /// Print a line for each function: instructions, calls, instructions per call, name
     #[arg(long)]
     functions: bool,
+    /// Count the locked instructions of the library instead; none is no error
+    #[arg(long)]
+    locked: bool,
 }
 
 impl Instructions {
     pub(super) fn run(self) -> Result<Exit> {
-        let mut profile = read(&self.file, &self.library)?;
+        let mut profile = self.read(&self.file)?;
         if let Some(fewer) = &self.minus {
-            profile = profile.minus(&read(fewer, &self.library)?);
+            profile = profile.minus(&self.read(fewer)?);
         }
-        if profile.total() <= 0 {
+        if profile.total() <= 0 && !self.locked {
             return Err(Error::Unreadable(format!("no instructions of {} were seen", self.library)));
         }
         let text = if self.functions { functions(&profile) } else { String::new() };
         let total = profile.total() as f64 / self.messages.unwrap_or(1) as f64;
-        output::write_stdout(&format!("{text}{total:.0}\n")).map(|()| Exit::Good)
+        let digits = if self.locked { 2 } else { 0 };
+        output::write_stdout(&format!("{text}{total:.digits$}\n")).map(|()| Exit::Good)
     }
-}
 
-fn read(file: &Path, library: &str) -> Result<Profile> {
-    let failed = |problem| Error::io(format!("cannot read {}", file.display()), problem);
-    // Names of functions need not be UTF-8.
-    let bytes = std::fs::read(file).map_err(failed)?;
-    Profile::read(&String::from_utf8_lossy(&bytes), library)
+    fn read(&self, file: &Path) -> Result<Profile> {
+        let failed = |problem| Error::io(format!("cannot read {}", file.display()), problem);
+        // Names of functions need not be UTF-8.
+        let bytes = std::fs::read(file).map_err(failed)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let profile = match self.locked {
+            false => Profile::read(&text, &self.library)?,
+            true => Profile::read_locked(&text, &self.library)?,
+        };
+        if profile.0.is_empty() {
+            return Err(Error::Unreadable(format!("{} has no instructions of {}", file.display(), self.library)));
+        }
+        Ok(profile)
+    }
 }
 
 /// A line for each function, the most costly first.

@@ -8,12 +8,12 @@ use crate::ecmp::hash::{mix, port_of_queue_pairs};
 use crate::ecmp::policy::Policy;
 use crate::error::{Error, Result};
 
-/// Bytes of a message.
-const BYTES: u32 = 1 << 20;
+/// Bytes of a message: shares are learnt from such and larger ones.
+const BYTES: u32 = 64 << 10;
 /// Messages of each connection after which shares are learnt.
 const MESSAGES: u64 = 2000;
-/// Rates are computed anew so often; us.
-const STEP: f64 = 5.0;
+/// Rates are computed anew so often while a message would be sent over all paths at once.
+const STEPS_OF_A_MESSAGE: f64 = 8.0;
 
 /// Which of so many paths the packets of a queue pair without a flow label take, from the first of `addresses` (GIDs) and number of
 /// `queue_pairs` to the second. `paths` is not 0.
@@ -32,17 +32,42 @@ pub fn path_of(addresses: [Ipv6Addr; 2], queue_pairs: [u32; 2], paths: u32) -> u
 pub fn shares(lanes: &[Vec<usize>], speeds: &[f64]) -> Result<Vec<Vec<f64>>> {
     let new = |lanes: &Vec<usize>| Connection::new(Policy::Shares(lanes.len() as u8));
     let mut connections: Vec<Connection> = lanes.iter().map(new).collect();
-    let (mut fair, mut now) = (Fair::default(), 0.0);
-    while connections.iter().any(|connection| connection.completed < MESSAGES) {
-        share_paths(&mut connections, lanes, speeds, &mut fair);
-        for connection in &mut connections {
+    send_all(&mut connections, lanes, speeds, (0.0, MESSAGES))?;
+    Ok(connections.iter().map(Connection::shares).collect())
+}
+
+/// Bytes in a microsecond of a connection that sends all the time, as a policy of `ferrite ecmp` has it, over queue pairs on these paths.
+///
+/// # Errors
+/// There is no such policy; [`Error::Contract`] if the plugin's code refuses something.
+pub fn rate(policy: &str, lanes: &[usize], speeds: &[f64]) -> Result<f64> {
+    let mut connections = [Connection::new(policy.parse().map_err(Error::Usage)?)];
+    let lanes = [lanes.to_vec()];
+    // Shares are learnt in the first half.
+    let half = send_all(&mut connections, &lanes, speeds, (0.0, MESSAGES))?;
+    let end = send_all(&mut connections, &lanes, speeds, (half, 2 * MESSAGES))?;
+    Ok(MESSAGES as f64 * f64::from(BYTES) / (end - half))
+}
+
+/// All connections send from time `now` on until each has sent so many messages in all. When that is; us.
+fn send_all(
+    connections: &mut [Connection],
+    lanes: &[Vec<usize>],
+    speeds: &[f64],
+    (mut now, messages): (f64, u64),
+) -> Result<f64> {
+    let step = f64::from(BYTES) / speeds.iter().sum::<f64>() / STEPS_OF_A_MESSAGE;
+    let mut fair = Fair::default();
+    while connections.iter().any(|connection| connection.completed < messages) {
+        share_paths(connections, lanes, speeds, &mut fair);
+        for connection in &mut *connections {
             let limits =
                 Limits { begun: connection.completed + DEPTH, posted: connection.delivered + DEPTH, bytes: BYTES };
-            connection.advance(now, now + STEP, limits).map_err(|e| Error::Contract(e.to_string()))?;
+            connection.advance(now, now + step, limits).map_err(|e| Error::Contract(e.to_string()))?;
         }
-        now += STEP;
+        now += step;
     }
-    Ok(connections.iter().map(Connection::shares).collect())
+    Ok(now)
 }
 
 /// Gives each lane that has something to send its max-min fair rate.
@@ -71,6 +96,16 @@ mod tests {
         let [first, slow, last] = found[0][..] else { panic!("{found:?}") };
         assert!(slow < 0.5 * first && slow < 0.5 * last, "{found:?}");
         assert!((first + slow + last - 1.0).abs() < 1e-9, "{found:?}");
+    }
+
+    /// By hand: two queue pairs on a path of 1e4 have half of it each, and with even parts or in turn the third one goes as fast as they
+    /// do; with shares it has all of its own.
+    #[test]
+    fn rates_follow_the_path_that_most_share_or_the_sum_of_all() {
+        let rate = |policy| rate(policy, &[0, 0, 1], &[1e4, 1e4]).expect("the protocol holds");
+        assert!((1.4e4..1.52e4).contains(&rate("even:3")), "{}", rate("even:3"));
+        assert!((1.4e4..1.52e4).contains(&rate("turns:3")), "{}", rate("turns:3"));
+        assert!((1.8e4..2.0e4).contains(&rate("shares:3")), "{}", rate("shares:3"));
     }
 
     #[test]

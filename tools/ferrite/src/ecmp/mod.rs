@@ -23,6 +23,7 @@
 //! | [`device_paths`] | the paths of the software device as the model sees them |
 //! | `scenario` | a fabric, a job and what is wrong, for several policies and seeds |
 //! | `report`, `plot` | the results as text and as JSON; as bars |
+//! | `results` | those of several runs, from their JSON |
 
 mod connection;
 pub mod device_paths;
@@ -35,5 +36,6 @@ pub(crate) mod policy;
 mod queues;
 pub(crate) mod rate_control;
 pub(crate) mod report;
+pub(crate) mod results;
 mod run;
 pub(crate) mod scenario;

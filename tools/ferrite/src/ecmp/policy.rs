@@ -5,8 +5,9 @@ use std::str::FromStr;
 
 use nccl_net::inspect::proto::Striping;
 
-/// Queue pairs of a connection at most.
+/// Queue pairs of a connection at most, and lanes.
 const MOST: u8 = 32;
+const MOST_LANES: u8 = 8;
 
 /// What a transport does with the queue pairs of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,13 +60,17 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("{text} is no policy; turns:N, even:N, shares:N, moves:N (N from 1 to {MOST}) and ideal are");
+        let wrong = || {
+            format!(
+                "{text} is no policy; turns:N and even:N (N from 1 to {MOST}), shares:N and moves:N (from 1 to {MOST_LANES}) and ideal are"
+            )
+        };
         if text == "ideal" {
             return Ok(Self::Ideal);
         }
         let (name, count) = text.split_once(':').ok_or_else(wrong)?;
-        let count = count.parse().ok().filter(|count| (1..=MOST).contains(count)).ok_or_else(wrong)?;
+        let most = if matches!(name, "shares" | "moves") { MOST_LANES } else { MOST };
+        let count = count.parse().ok().filter(|count| (1..=most).contains(count)).ok_or_else(wrong)?;
         match name {
             "turns" => Ok(Self::Turns(count)),
             "even" => Ok(Self::Even(count)),
@@ -82,10 +87,10 @@ mod tests {
 
     #[test]
     fn a_policy_is_read_as_it_is_written() {
-        for text in ["turns:1", "even:8", "shares:4", "moves:32", "ideal"] {
+        for text in ["turns:1", "even:8", "shares:4", "even:32", "moves:8", "ideal"] {
             assert_eq!(text.parse::<Policy>().expect("a policy").to_string(), text);
         }
-        for wrong in ["", "turns", "turns:0", "even:33", "stock:1", "ideal:1"] {
+        for wrong in ["", "turns", "turns:0", "even:33", "moves:9", "stock:1", "ideal:1"] {
             assert!(wrong.parse::<Policy>().is_err(), "{wrong}");
         }
     }

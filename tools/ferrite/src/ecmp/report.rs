@@ -1,12 +1,13 @@
 //! What was found, as text and as JSON.
 
 use crate::ecmp::rate_control::RateControl;
+use crate::ecmp::results::Outcome;
 use crate::ecmp::scenario::{Row, Scenario, Wrong};
 use crate::error::Result;
 use crate::pair::message::json_error;
 
 /// The scenario in one line.
-pub(super) fn heading(scenario: &Scenario) -> String {
+pub(crate) fn heading(scenario: &Scenario) -> String {
     let Scenario { hosts, rails, leaf_nics, tiers, oversubscription, others, seeds, budget_speed, .. } = scenario;
     let wrong = match scenario.wrong {
         Wrong::Nothing => String::new(),
@@ -16,6 +17,7 @@ pub(super) fn heading(scenario: &Scenario) -> String {
     };
     let others = if *others > 0 { format!("; {others} flows of others") } else { String::new() };
     let hash = if scenario.hashes_queue_pairs { "; switches hash the destination queue pair" } else { "" };
+    let hash = if scenario.sprays { "; switches spread every packet" } else { hash };
     let budget =
         if *budget_speed > 1 { format!("; the budget of moves {budget_speed} times as fast") } else { String::new() };
     let control = match scenario.rate_control {
@@ -30,26 +32,26 @@ pub(super) fn heading(scenario: &Scenario) -> String {
     )
 }
 
-/// A table in Markdown.
-pub(crate) fn text(scenario: &Scenario, rows: &[Row]) -> String {
-    let mut text = heading(scenario) + "\n\n";
-    text +=
-        "| policy | slowest | worst seed | mean | work requests a message | moves a connection: before, measured |\n";
-    text += "|---|---|---|---|---|---|\n";
+/// The scenario, and a table in Markdown.
+pub(crate) fn text(scenario: &str, rows: &[Row]) -> String {
+    let mut text = scenario.to_owned() + "\n\n";
+    text += "| policy | slowest | worst seed | mean | work requests a message | moves a connection: before, measured | new paths a lane and minute |\n";
+    text += "|---|---|---|---|---|---|---|\n";
     for row in rows {
-        let Row { policy, slowest, worst, mean, work_requests, moves } = row;
-        let moves =
-            if policy.starts_with("moves") { format!("{:.1}, {:.2}", moves[0], moves[1]) } else { String::new() };
+        let Row { policy, slowest, worst, mean, work_requests, moves, new_paths } = row;
+        let moves = match policy.starts_with("moves") {
+            true => format!("{:.1}, {:.2} | {new_paths:.2}", moves[0], moves[1]),
+            false => " | ".to_owned(),
+        };
         text += &format!("| {policy} | {slowest:.2} | {worst:.2} | {mean:.2} | {work_requests:.1} | {moves} |\n");
     }
     text
 }
 
-/// One JSON object.
+/// What one run has found, and with which arguments.
 ///
 /// # Errors
 /// [`crate::error::Error::Unreadable`] if a number has no JSON.
-pub(crate) fn json(scenario: &Scenario, rows: &[Row]) -> Result<String> {
-    let all = serde_json::json!({ "schema": "ferrite-ecmp/1", "scenario": heading(scenario), "rows": rows });
-    serde_json::to_string_pretty(&all).map(|text| text + "\n").map_err(|e| json_error(&e))
+pub(crate) fn json(outcome: &Outcome) -> Result<String> {
+    serde_json::to_string_pretty(outcome).map(|text| text + "\n").map_err(|e| json_error(&e))
 }

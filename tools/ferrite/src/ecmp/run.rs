@@ -1,6 +1,6 @@
 //! Time: the connections of a job go on side by side over one fabric, in small steps, and their lanes share its links.
 
-use nccl_net::inspect::proto::{MoveBudget, Time, Violation};
+use nccl_net::inspect::proto::{FlowLabels, MoveBudget, Time, Violation};
 
 use crate::ecmp::connection::{Connection, DEPTH, Limits};
 use crate::ecmp::fabric::Fabric;
@@ -51,13 +51,16 @@ pub(super) struct Run<'a> {
     connections: Vec<Connection>,
     /// By connection, when its lanes may move.
     budgets: Vec<MoveBudget>,
+    /// By connection, the flow labels of its lanes, if they have any.
+    labels: Vec<FlowLabels>,
+    /// By NIC, the number of the latest queue pair.
+    queue_pairs: Vec<u32>,
     /// By connection, the one that forwards what it delivers.
     forwarded_by: Vec<Option<usize>>,
     /// By lane of all connections, one connection after the other; then traffic of others.
     paths: Vec<Path>,
     /// By lane, the share of what is sent that arrives in time.
     goodput: Vec<f64>,
-    random: Random,
     fair: Fair,
     /// The lanes, by number, that the present rates are for.
     active: Vec<u32>,
@@ -85,32 +88,28 @@ impl<'a> Run<'a> {
                 forwarded_by[before] = Some(number);
             }
         }
-        let mut next_qp: Vec<u32> = (0..fabric.shape().nics).map(|_| random.below(1 << 20) as u32 + 64).collect();
+        let queue_pairs = (0..fabric.shape().nics).map(|_| random.below(1 << 20) as u32 + 64).collect();
+        let labels = |_| if policy.moves() { FlowLabels::random(random.next()) } else { FlowLabels::NONE };
+        let labels = streams.iter().map(labels).collect();
         let mut run = Self {
             fabric,
             streams,
             policy,
             hashes_queue_pairs,
             budgets: streams.iter().map(|_| MoveBudget::default()).collect(),
+            labels,
+            queue_pairs,
             connections,
             forwarded_by,
             paths: Vec::new(),
             goodput: Vec::new(),
-            random,
             fair: Fair::default(),
             active: Vec::new(),
             queues: None,
         };
-        for (stream, lanes) in
-            streams.iter().zip(run.connections.iter().map(Connection::lane_count).collect::<Vec<_>>())
-        {
-            for _ in 0..lanes {
-                let mut queue_pair = |nic: usize| {
-                    next_qp[nic] += 1;
-                    next_qp[nic]
-                };
-                let (local, remote) = (queue_pair(stream.from), queue_pair(stream.to));
-                let path = run.path(stream, port_of_queue_pairs(local, remote), remote)?;
+        for number in 0..streams.len() {
+            for lane in 0..run.connections[number].lane_count() {
+                let path = run.path_of_new_queue_pair(number, lane)?;
                 run.goodput.push(fabric.goodput(&path));
                 run.paths.push(path);
             }
@@ -124,11 +123,21 @@ impl<'a> Run<'a> {
         Self { queues, ..self }
     }
 
-    fn path(&self, stream: &Stream, port: u16, remote: u32) -> Result<Path> {
+    /// The path of a new queue pair of a connection: by the lane's flow label, or by the numbers of both queue pairs.
+    fn path_of_new_queue_pair(&mut self, number: usize, lane: usize) -> Result<Path> {
+        let Stream { from, to, .. } = self.streams[number];
+        let [local, remote] = [from, to].map(|nic| {
+            self.queue_pairs[nic] += 1;
+            self.queue_pairs[nic]
+        });
+        let port = match self.labels[number].of(0, lane as u8) {
+            0 => port_of_queue_pairs(local, remote),
+            label => port_of_label(label),
+        };
         let queue_pair = if self.hashes_queue_pairs { remote } else { 0 };
-        let fields = Fields { source: stream.from as u32, destination: stream.to as u32, port, queue_pair };
-        let path = self.fabric.path(stream.from, stream.to, fields);
-        path.ok_or_else(|| Error::Usage(format!("no path is left from NIC {} to NIC {}", stream.from, stream.to)))
+        let fields = Fields { source: from as u32, destination: to as u32, port, queue_pair };
+        let path = self.fabric.path(from, to, fields);
+        path.ok_or_else(|| Error::Usage(format!("no path is left from NIC {from} to NIC {to}")))
     }
 
     /// Runs the job.
@@ -253,13 +262,14 @@ impl<'a> Run<'a> {
             if let Some(lane) = slow {
                 self.budgets[number].handle_move(now);
                 connection.recover().map_err(Error::Contract)?;
-                let label = self.random.below(1 << 20) as u32;
-                let queue_pair = self.random.below(1 << 24) as u32;
-                let path = self.path(&self.streams[number], port_of_label(label), queue_pair)?;
-                self.goodput[first + lane] = self.fabric.goodput(&path);
-                self.paths[first + lane] = path;
+                self.labels[number].replace(0, lane as u8);
+                // All queue pairs are new. Where switches do not hash their numbers, the lanes that keep their labels keep their paths.
+                for lane in 0..lanes {
+                    let path = self.path_of_new_queue_pair(number, lane)?;
+                    self.goodput[first + lane] = self.fabric.goodput(&path);
+                    self.paths[first + lane] = path;
+                }
                 self.active.clear();
-                // All queue pairs of the connection are new.
                 self.queues.iter_mut().for_each(|queues| (first..first + lanes).for_each(|lane| queues.replace(lane)));
                 count += 1;
             }

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::ecmp::fabric::{Fabric, Fault, Shape};
 use crate::ecmp::fair::Path;
@@ -47,6 +47,8 @@ pub(crate) struct Scenario {
     pub(crate) others: usize,
     /// Switches hash the destination queue pair's number too.
     pub(crate) hashes_queue_pairs: bool,
+    /// Switches spread every packet.
+    pub(crate) sprays: bool,
     pub(crate) rate_control: RateControl,
     /// A switch stops a link from which it holds too much.
     pub(crate) pauses: bool,
@@ -61,13 +63,15 @@ pub(crate) struct Scenario {
     pub(crate) measured: f64,
 }
 
+/// us.
+const MINUTE: f64 = 60e6;
 /// Leaves of a pod with three tiers.
 const POD_LEAVES: usize = 4;
 /// Steps of time in which a message is sent, if its connection has an even part of its NIC's speed.
 const STEPS_OF_A_MESSAGE: f64 = 8.0;
 
 /// What a policy reaches: shares are of what the same job reaches in the same fabric if that spreads every packet.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) policy: String,
     /// Of the slowest group, mean over seeds.
@@ -80,6 +84,8 @@ pub(crate) struct Row {
     pub(crate) work_requests: f64,
     /// Lanes of a connection that have got another path before it was measured, and while it was.
     pub(crate) moves: [f64; 2],
+    /// New paths for each lane and minute of the budget's time while it was measured.
+    pub(crate) new_paths: f64,
 }
 
 impl Scenario {
@@ -158,7 +164,7 @@ impl Scenario {
             Wrong::Dead => fabric.break_link(leaf, spine, Fault::Dead),
         }
         let streams = streams(self.workload, self.hosts, self.rails, &mut random);
-        let mut fabric = if policy == Policy::Ideal { fabric.pooled() } else { fabric };
+        let mut fabric = if policy == Policy::Ideal || self.sprays { fabric.pooled() } else { fabric };
         let others = self.others(&mut fabric, &mut random)?;
         let connections_of_a_nic = (streams.len() as f64 / shape.nics as f64).max(1.0);
         let step = connections_of_a_nic * f64::from(self.bytes) / NIC_RATE / STEPS_OF_A_MESSAGE;
@@ -206,13 +212,17 @@ impl Scenario {
         let slowest = |measured: &Measured| measured.groups.iter().copied().fold(f64::INFINITY, f64::min);
         let average = |measured: &Measured| mean(measured.groups.iter().copied());
         let shares: Vec<f64> = pairs.iter().map(|(own, ideal)| slowest(own) / slowest(ideal)).collect();
+        let moves = [0, 1].map(|part| mean(pairs.iter().map(|(own, _)| own.moves[part])));
+        let lane_minutes =
+            f64::from(policy.striping().qp_count()) * self.measured * f64::from(self.budget_speed) / MINUTE;
         Row {
             policy: policy.to_string(),
             slowest: mean(shares.iter().copied()),
             worst: shares.iter().copied().fold(f64::INFINITY, f64::min),
             mean: mean(pairs.iter().map(|(own, ideal)| average(own) / average(ideal))),
             work_requests: mean(pairs.iter().map(|(own, _)| own.work_requests)),
-            moves: [0, 1].map(|part| mean(pairs.iter().map(|(own, _)| own.moves[part]))),
+            moves,
+            new_paths: moves[1] / lane_minutes.max(f64::MIN_POSITIVE),
         }
     }
 }
@@ -237,6 +247,7 @@ mod tests {
             wrong: Wrong::Nothing,
             others: 0,
             hashes_queue_pairs: false,
+            sprays: false,
             seeds: 2,
             bytes: 1 << 20,
             budget_speed: 1,
@@ -265,6 +276,17 @@ mod tests {
                 ideal.groups.iter().all(|share| (due - 0.02..1.02).contains(share)),
                 "{oversubscription}: {ideal:?}"
             );
+        }
+    }
+
+    /// All lanes take the same ways, so that none is slower than another.
+    #[test]
+    fn where_every_packet_is_spread_all_policies_reach_that_and_no_lane_moves() {
+        let span = Scenario { warm_up: 20_000.0, measured: 2000.0, budget_speed: 1000, ..small() };
+        let scenario = Scenario { sprays: true, hosts: 4, rails: 1, leaf_nics: 2, seeds: 1, ..span };
+        let rows = scenario.run(&[Policy::Turns(1), Policy::Even(4), Policy::Shares(4), Policy::Moves(4)]);
+        for row in rows.expect("a fabric") {
+            assert!((0.95..1.05).contains(&row.slowest) && row.moves == [0.0; 2] && row.new_paths == 0.0, "{row:?}");
         }
     }
 

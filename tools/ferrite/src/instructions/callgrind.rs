@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::error::{Error, Result};
+use super::format::{self, CostLine};
+use crate::error::Result;
 
 /// The library whose cost is not the transport's: the device and its provider.
 const DEVICE_LIBRARY: &str = "libibverbs";
@@ -24,71 +25,30 @@ pub(crate) struct Cost {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Profile(pub(crate) BTreeMap<String, Cost>);
 
-/// Where in the file the reader is.
-#[derive(Default)]
-struct Place<'f> {
-    /// The object (`ob=`) and function (`fn=`) that cost lines belong to.
-    object: &'f str,
-    function: &'f str,
-    /// The object (`cob=`, else the same) and function (`cfn=`) of the next call.
-    callee_object: Option<&'f str>,
-    callee: &'f str,
-    /// The next cost line is the inclusive cost of a call.
-    is_call: bool,
-}
-
 impl Profile {
     /// Reads `text`; a library is one whose path contains `library`.
     ///
     /// # Errors
-    /// [`Error::Unreadable`] if the text is no output of callgrind's, or is compressed.
+    /// [`crate::error::Error::Unreadable`] if the text is no output of callgrind's, or is compressed.
     pub(crate) fn read(text: &str, library: &str) -> Result<Self> {
         let mut profile = Self::default();
-        let mut place = Place::default();
-        if !text.lines().any(|line| line.starts_with("events:")) {
-            return Err(Error::Unreadable("no `events:` line: this is no output of callgrind's".into()));
-        }
-        for (number, line) in text.lines().enumerate() {
-            profile.read_line(line, library, &mut place).ok_or_else(|| {
-                Error::Unreadable(format!(
-                    "line {} is not understood: {line:?} (callgrind needs --compress-strings=no --compress-pos=no)",
-                    number + 1
-                ))
-            })?;
-        }
+        format::read(text, |line| profile.add(line, library))?;
         Ok(profile)
     }
 
-    /// `None` if the line is not understood.
-    fn read_line<'f>(&mut self, line: &'f str, library: &str, place: &mut Place<'f>) -> Option<()> {
+    fn add(&mut self, line: &CostLine<'_>, library: &str) {
         let is_own = |object: &str| object.contains(library);
-        match line.split_once('=') {
-            Some(("ob", object)) => place.object = object,
-            Some(("fn", function)) => place.function = function,
-            Some(("cob", object)) => place.callee_object = Some(object),
-            Some(("cfn", function)) => place.callee = function,
-            Some(("calls", count)) => {
-                let count: i64 = count.split_ascii_whitespace().next()?.parse().ok()?;
-                if is_own(place.callee_object.unwrap_or(place.object)) {
-                    self.0.entry(place.callee.into()).or_default().calls += count;
-                }
-                place.is_call = true;
+        let counts = match line.call {
+            None => true,
+            Some(call) if is_own(call.object) => {
+                self.0.entry(call.function.into()).or_default().calls += call.count;
+                false
             }
-            _ if line.starts_with(['+', '-', '*']) => return None,
-            _ if line.starts_with(|first: char| first.is_ascii_digit()) => {
-                let cost: i64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
-                let callee = place.callee_object.filter(|_| place.is_call);
-                let is_foreign = callee.is_some_and(|callee| !is_own(callee) && !callee.contains(DEVICE_LIBRARY));
-                if is_own(place.object) && (is_foreign || !place.is_call) {
-                    self.0.entry(place.function.into()).or_default().instructions += cost;
-                }
-                if place.is_call {
-                    (place.is_call, place.callee_object) = (false, None);
-                }
-            }
-            _ => {}
+            Some(call) => !call.object.contains(DEVICE_LIBRARY),
+        };
+        if counts && is_own(line.object) {
+            self.0.entry(line.function.into()).or_default().instructions += line.instructions;
         }
-        Some(())
     }
 
     /// All instructions of the library.
@@ -168,14 +128,5 @@ fn=post
         let difference = more.expect("a file").minus(&Profile::read(SAMPLE, "/libb.so").expect("a file"));
         assert_eq!(difference.0["post"], Cost { instructions: 80, calls: 2 });
         assert_eq!(difference.total(), 80);
-    }
-
-    #[test]
-    fn other_and_compressed_files_are_refused() {
-        assert!(Profile::read("hello", "x").is_err());
-        let compressed = SAMPLE.replace("11 30", "+1 30");
-        assert!(
-            Profile::read(&compressed, "x").is_err_and(|problem| problem.to_string().contains("--compress-pos=no"))
-        );
     }
 }

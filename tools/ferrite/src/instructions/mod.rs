@@ -2,6 +2,10 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | `callgrind` | the file format, and the costs of one library in it |
+//! | `format` | the lines of the file |
+//! | `callgrind` | the costs of one library in it |
+//! | `locked` | which of the instructions were locked |
 
 pub(crate) mod callgrind;
+mod format;
+mod locked;

@@ -6,7 +6,7 @@ use std::path::Path;
 use object::elf::{DF_1_NODELETE, DT_FLAGS_1};
 use object::read::ReadCache;
 use object::read::elf::{Dyn, ElfFile64};
-use object::{Object, ObjectSymbol};
+use object::{Object, ObjectSegment, ObjectSymbol};
 
 use crate::error::{Error, Result};
 
@@ -114,5 +114,26 @@ pub(crate) fn is_nodelete(path: &Path) -> Result<bool> {
         let entries = dynamic.map_or(&[][..], |(entries, _)| entries);
         let flags = entries.iter().find(|entry| entry.d_tag(elf.endian()) == DT_FLAGS_1);
         Ok(flags.is_some_and(|entry| entry.d_val(elf.endian()) & u64::from(DF_1_NODELETE) != 0))
+    })
+}
+
+/// The bytes at each of `addresses`, before the load bias is added: `length` of them, or as many as there are.
+///
+/// # Errors
+/// As [`local_symbols`], without the symbol; [`Error::Refused`] if the code is not for x86-64.
+pub(crate) fn x86_64_code_at(path: &Path, addresses: &[u64], length: u64) -> Result<Vec<Vec<u8>>> {
+    with_file(path, |elf| {
+        if elf.architecture() != object::Architecture::X86_64 {
+            return Err(Error::Refused(format!("{} is not for x86-64", path.display())));
+        }
+        let segments: Vec<_> = elf.segments().map(|segment| (segment.address(), segment.size(), segment)).collect();
+        let code_at = |address: &u64| {
+            let found = segments.iter().find(|(start, size, _)| (*start..start + size).contains(address));
+            let Some((start, size, segment)) = found else { return Ok(Vec::new()) };
+            let length = length.min(start + size - address);
+            let bytes = segment.data_range(*address, length).map_err(|problem| not_whole(path, problem))?;
+            Ok(bytes.unwrap_or_default().to_vec())
+        };
+        addresses.iter().map(code_at).collect()
     })
 }

@@ -215,7 +215,7 @@ fn a_wrong_command_line_is_told_before_anything_starts() {
         (&["--fault", "drop"], "each --fault has one --at: there are 1 and 0"),
         (&["--at", "1s"], "each --fault has one --at: there are 0 and 1"),
         (&[], "name --scenario, or --fault and --at"),
-        (&["--fault", "drop", "--at", "5"], "\"5\" is no time; times are written 50us, 300ms or 2s"),
+        (&["--fault", "drop", "--at", "5"], "\"5\" is no time; times are written 50us, 300ms or 2s; at most 1000000s"),
         (&["--fault", "drop", "--at", "3s"], "is not before --lasting 3s"),
         (&["--fault", "line up", "--at", "1s"], "it is `line cut` or `line silent TIME`"),
         (&["--fault", "drop message=x", "--at", "1s"], "--fault \"drop message=x\": "),

@@ -8,7 +8,7 @@ use serde_json::Value;
 use testkit::require;
 
 /// What stands between the marks of the page that have these names: all that the command prints, or the part with this heading.
-const TABLES: [(&str, &[&str], Option<&str>); 3] = [
+const TABLES: [(&str, &[&str], Option<&str>); 5] = [
     ("all", &["scale", "--constants"], None),
     (
         "many",
@@ -18,6 +18,16 @@ const TABLES: [(&str, &[&str], Option<&str>); 3] = [
     (
         "many-limits",
         &["scale", "--communicators", "8", "--groups", "ring,tree,all-to-all,hybrid"],
+        Some("Ranks from which a limit is exceeded"),
+    ),
+    (
+        "lanes",
+        &["scale", "--queue-pairs", "4", "--ranks", "1024,16384,131072", "--groups", "all-to-all"],
+        Some("all-to-all"),
+    ),
+    (
+        "lanes-limits",
+        &["scale", "--queue-pairs", "4", "--groups", "ring,tree,all-to-all,hybrid"],
         Some("Ranks from which a limit is exceeded"),
     ),
 ];

@@ -2,6 +2,7 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use crate::common::domains;
 use crate::common::extended_cqs::{self, CqInit, INIT};
@@ -100,6 +101,21 @@ fn stat_counts_what_drivers_and_cards_do_for_each_queue() {
 }
 
 #[test]
+fn a_command_takes_as_long_as_the_setting_says() {
+    const US: u64 = 3000;
+    Softrnic::new().env("SOFTRNIC_COMMAND_US", US).alone(|| {
+        let start = Instant::now();
+        let _pair = local_pair(8192, &Terms::default());
+        let took = start.elapsed();
+        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let commands = seen["processes"][0]["commands"].as_object().expect("by kind");
+        let count: u64 = commands.values().map(|count| count.as_u64().expect("a number")).sum();
+        assert!(count >= 14, "{commands:?}");
+        assert!(took >= Duration::from_micros(count * US), "{count} commands in {took:?}");
+    });
+}
+
+#[test]
 fn stat_counts_no_locks_where_one_thread_is_promised() {
     Softrnic::new().alone(|| {
         let (mut a, b) = (Node::new(0, 64), Node::new(1, 64));
@@ -129,6 +145,23 @@ fn stat_counts_no_locks_where_one_thread_is_promised() {
         assert_eq!(names.map(|name| queue[name].as_u64().expect(name)), [2, 1, 2, 0], "one poll from start to end");
         assert!(a.poll().is_none());
         assert_eq!(queues().1["locks"], 1, "ibv_poll_cq takes the lock of mlx5 all the same");
+    });
+}
+
+/// The driver of mlx5 grants more than is asked for; what is told is what was asked.
+#[test]
+fn stat_tells_what_queue_pairs_were_asked_to_have() {
+    Softrnic::new().env("SOFTRNIC_DRIVER", "mlx5").alone(|| {
+        let node = Node::new(0, 64);
+        let asked = Cap { max_send_wr: 100, max_recv_wr: 50, max_inline_data: 32, ..CAP };
+        let qp = create_qp(node.pd, node.cq, node.cq, asked);
+        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let of = |pair: &serde_json::Value| {
+            ["sends", "receives", "inline"].map(|name| pair["capacities"][name].as_u64().expect(name))
+        };
+        let pairs = seen["devices"][0]["queue_pairs"].as_array().expect("queue pairs");
+        assert!(pairs.iter().any(|pair| of(pair) == [100, 50, 32]), "{pairs:?}");
+        assert_eq!(ibv_destroy_qp(qp), 0);
     });
 }
 

@@ -6,8 +6,8 @@
 //! them in the other direction.
 //!
 //! Where paths are modelled (`SOFTRNIC_PATHS`), a message also occupies the path that its queue pair's packets take, for its length over
-//! the path's bandwidth: messages that take the same path from the same port share it, those on other paths do not wait. The data of a
-//! READ takes no path.
+//! the path's bandwidth: messages that take the same path from the same port share it, those on other paths do not wait. In a fabric that
+//! spreads packets (`SOFTRNIC_SPRAY`), it occupies every path for its part of the length. The data of a READ takes no path.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,7 +27,8 @@ const LATE_NS: u64 = 50_000;
 struct Way {
     from: &'static PortSlot,
     to: &'static PortSlot,
-    path: Option<&'static PathSlot>,
+    /// None where paths are not modelled; one; or all of them, in a fabric that spreads packets.
+    paths: &'static [PathSlot],
 }
 
 impl Way {
@@ -36,21 +37,25 @@ impl Way {
         let peer = queue.link.peer;
         let port_at = |port: PortId| qp.fabric.port(port.device, port.port);
         let from = port_at(qp.port());
-        let path = queue.link.path.and_then(|path| from.paths.get(path as usize));
-        (peer != NO_PEER).then(|| Self { from, to: port_at(PortId::of_name(peer)), path })
+        let paths = match queue.link.path {
+            None => &[],
+            Some(_) if qp.fabric.settings.spray => &from.paths[..qp.fabric.topology.paths() as usize],
+            Some(path) => from.paths.get(path as usize).map_or(&[][..], std::slice::from_ref),
+        };
+        (peer != NO_PEER).then(|| Self { from, to: port_at(PortId::of_name(peer)), paths })
     }
 
     /// What it adds to every packet, in ns.
     #[inline]
     fn latency(self) -> u64 {
         let ports = self.from.latency_ns.load(Relaxed) + self.to.latency_ns.load(Relaxed);
-        ports + self.path.map_or(0, |path| path.latency_ns.load(Relaxed))
+        ports + self.paths.iter().map(|path| path.latency_ns.load(Relaxed)).max().unwrap_or(0)
     }
 
     /// Whether messages wait for those before them.
     #[inline]
     fn is_paced(self) -> bool {
-        self.from.bytes_per_ms.load(Relaxed) | self.to.bytes_per_ms.load(Relaxed) != 0 || self.path.is_some()
+        self.from.bytes_per_ms.load(Relaxed) | self.to.bytes_per_ms.load(Relaxed) != 0 || !self.paths.is_empty()
     }
 }
 
@@ -80,12 +85,14 @@ fn slowly(qp: &Qp, queue: &SendQueue, way: Way, opcode: u32, bytes: u64) -> u64 
         let ns = time_for(bytes, pace);
         passed = occupy(&from.tx_until, begin, ns).max(occupy(&to.rx_until, begin, ns));
     }
-    if let Some(path) = way.path.filter(|_| !is_read) {
-        path.bytes.fetch_add(bytes, Relaxed);
+    let count = way.paths.len() as u64;
+    for (path, number) in way.paths.iter().zip(0..).filter(|_| !is_read) {
+        let part = (bytes + number) / count;
+        path.bytes.fetch_add(part, Relaxed);
         let pace = path.bytes_per_ms.load(Relaxed);
         if pace != 0 {
             // Not before it is free. Meanwhile the ports carry what takes other paths.
-            passed = passed.max(occupy(&path.until, now, time_for(bytes, pace)));
+            passed = passed.max(occupy(&path.until, now, time_for(part, pace)));
         }
     }
     due += passed - now;

@@ -139,6 +139,9 @@ impl Mr {
         let slot = self.slot();
         let (addr, length, iova) = (slot.addr.load(Relaxed), slot.length.load(Relaxed), slot.iova.load(Relaxed));
         let now = Range { addr, length: length as usize, iova, dmabuf: None };
+        if change.range.is_some_and(|range| range.length as u64 > self.pd.context.fabric.settings.driver.max_mr_size) {
+            return Err(libc::EINVAL);
+        }
         Self::check(change.range.unwrap_or(now), change.access.unwrap_or_else(|| slot.access.load(Relaxed)))?;
         if change.pd.as_ref().is_some_and(|pd| pd.context.device.index != self.pd.context.device.index) {
             return Err(libc::EINVAL);

@@ -98,9 +98,10 @@ impl Qp {
         }
         let mut requested = requested.without_own_receives();
         let operations = requested.operations(driver.has_atomics)?;
-        let cap = grant(&fabric.settings, requested.cap, requested.srq.is_none())?;
+        let asked = requested.cap;
+        let cap = grant(&fabric.settings, asked, requested.srq.is_none())?;
         requested.cap = cap;
-        let (index, slot) = claim_slot(fabric, device, pd, &requested)?;
+        let (index, slot) = claim_slot(fabric, device, pd, &requested, &asked)?;
         let abi = abi_of(pd, &requested, index, slot);
         let (wr_id, wr_flags) = (AtomicU64::new(0), AtomicU32::new(0));
         let extended = QpExTail { comp_mask: 0, wr_id, wr_flags, calls: requested.calls };

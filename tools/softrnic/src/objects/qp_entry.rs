@@ -33,23 +33,28 @@ pub(super) fn grant(settings: &Settings, requested: QpCap, has_receives: bool) -
     if requested.max_send_wr < least.send || has_receives && requested.max_recv_wr < least.recv {
         return Err(libc::EINVAL);
     }
-    let rounded = (driver.round)(requested);
     if requested.max_inline_data <= settings.max_inline {
+        let rounded = (driver.round)(requested);
         return Ok(QpCap { max_inline_data: rounded.max_inline_data.min(settings.max_inline), ..rounded });
     }
     match settings.inline_excess {
         InlineExcess::Refuse => Err(libc::EINVAL),
         InlineExcess::RefuseSilently => Err(0),
-        InlineExcess::Grant => Ok(QpCap { max_inline_data: settings.max_inline, ..rounded }),
+        InlineExcess::Grant => {
+            let possible = QpCap { max_inline_data: settings.max_inline, ..requested };
+            Ok(QpCap { max_inline_data: settings.max_inline, ..(driver.round)(possible) })
+        }
     }
 }
 
-/// Takes a table entry and fills in what does not depend on the connection.
+/// Takes a table entry and fills in what does not depend on the connection. `requested` has what is granted, `asked` what the application
+/// has asked for.
 pub(super) fn claim_slot(
     fabric: &Fabric,
     device: usize,
     pd: &Pd,
     requested: &QpRequest,
+    asked: &QpCap,
 ) -> Result<(u32, &'static QpSlot), i32> {
     let (mask, stride, bytes) = RecvRing::layout(requested.ring(), requested.qp_type == qp_type::UD);
     let control = fabric.file.control();
@@ -86,7 +91,7 @@ pub(super) fn claim_slot(
     for count in slot.sent.all().into_iter().chain(slot.work.all()) {
         count.store(0, Relaxed);
     }
-    slot.capacities.set(&requested.cap, requested.operations, pd.has_thread());
+    slot.capacities.set(asked, requested.operations, pd.has_thread());
     slot.done.store(0, SeqCst);
     slot.posted.store(0, SeqCst);
     let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1);

@@ -19,6 +19,8 @@ pub(crate) struct Settings {
     pub(crate) driver: &'static Driver,
     pub(crate) quiet: bool,
     pub(crate) strict: bool,
+    /// The fabric spreads the packets of every queue pair over all paths.
+    pub(crate) spray: bool,
     pub(crate) stat: bool,
     /// How GPU memory can be registered.
     pub(crate) gpu: GpuAccess,
@@ -135,6 +137,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_SHM_DIR",
     "SOFTRNIC_SILENT_FAILURE",
     "SOFTRNIC_SPEED",
+    "SOFTRNIC_SPRAY",
     "SOFTRNIC_STAGED",
     "SOFTRNIC_STAT",
     "SOFTRNIC_STRICT",
@@ -153,6 +156,7 @@ impl Settings {
             driver: table::own(),
             quiet: true,
             strict: false,
+            spray: false,
             stat: false,
             gpu: GpuAccess::default(),
             ece: 0,
@@ -209,6 +213,7 @@ impl Settings {
             driver,
             quiet: switch(driver, "SOFTRNIC_QUIET")?,
             strict: switch(driver, "SOFTRNIC_STRICT")?,
+            spray: switch(driver, "SOFTRNIC_SPRAY")?,
             stat: switch(driver, "SOFTRNIC_STAT")?,
             gpu: gpu(driver)?,
             ece: number(driver, "SOFTRNIC_ECE", 0, 0, u32::MAX)?,

@@ -21,7 +21,7 @@ use crate::shm::srq_slot::SrqSlot;
 /// First word of the file: the text "softrnic".
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrnic");
 /// Change it with every change in this file.
-pub(crate) const VERSION: u64 = 13;
+pub(crate) const VERSION: u64 = 14;
 
 pub(crate) const PAGE: usize = 4096;
 /// Storage of the tables grows by this much.
@@ -38,7 +38,7 @@ const SRQ_TABLE: usize = SRQS as usize * size_of::<SrqSlot>();
 const DEVICE_TABLES: usize = QP_TABLE + MR_TABLE + CQ_TABLE + SRQ_TABLE;
 pub(crate) const RINGS_AT: usize = TABLES_AT + DEVICES * DEVICE_TABLES;
 /// Bound of all receive rings together.
-pub(crate) const RINGS_BYTES: usize = 64 << 20;
+pub(crate) const RINGS_BYTES: usize = 128 << 20;
 /// Most bytes of one staged copy.
 pub(crate) const STAGE_BYTES: usize = 512 << 10;
 pub(crate) const JOBS_AT: usize = RINGS_AT + RINGS_BYTES;

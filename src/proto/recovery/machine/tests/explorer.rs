@@ -273,6 +273,13 @@ fn every_order_of_events_with_a_wish_for_other_paths_and_a_fault_ends_well() {
     assert!(states > 1000 && depth > 20, "{states} states, depth {depth}");
 }
 
+/// scripts/nightly.sh runs it, as it takes long.
+#[test]
+fn every_order_of_events_with_a_wish_for_other_paths_a_fault_and_a_break_of_the_control_connection_ends_well() {
+    let (states, depth) = explore(1, 1, 1);
+    assert!(states > 10_000 && depth > 30, "{states} states, depth {depth}");
+}
+
 /// `FERRITE_EXPLORE=all` adds the break of the control connection.
 #[test]
 fn every_order_of_events_with_two_faults_ends_well() {

@@ -105,7 +105,7 @@ mod tests {
         assert_eq!((verdict, text.contains("from 0 to 31")), (Verdict::Fail, true), "{text}");
         let (verdict, text) = look("NCCL_IB_TIMOUT", "20").expect("misspelt");
         assert_eq!((verdict, text.contains("NCCL_IB_TIMEOUT is meant?")), (Verdict::Warn, true), "{text}");
-        let (verdict, text) = look("NCCL_IB_OOO_RQ", "1").expect("not honoured");
+        let (verdict, text) = look("NCCL_IB_DATA_DIRECT", "1").expect("not honoured");
         assert_eq!((verdict, text.contains("are not used")), (Verdict::Warn, true), "{text}");
         assert_eq!(look("FERRITE_FAILOWER", "0").map(|(verdict, _)| verdict), Some(Verdict::Warn));
         assert_eq!(look("NCCL_IB_HCA", "mlx5_0:x").map(|(verdict, _)| verdict), Some(Verdict::Fail));

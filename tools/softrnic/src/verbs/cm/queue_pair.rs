@@ -135,11 +135,11 @@ unsafe fn own_cq(abi: *mut CmId, count: u32) -> Result<(*mut CompChannel, *mut C
     unsafe {
         let channel = create_comp_channel((*abi).verbs);
         if channel.is_null() {
-            return Err(last_errno());
+            return Err(refused());
         }
         let cq = create_cq((*abi).verbs, count.max(1) as c_int, abi.cast(), channel, 0);
         if cq.is_null() {
-            let code = last_errno();
+            let code = refused();
             destroy_comp_channel(channel);
             return Err(code);
         }
@@ -166,13 +166,21 @@ unsafe fn fill_in(abi: *mut CmId, send: (&mut *mut Cq, u32), recv: (&mut *mut Cq
     Ok(())
 }
 
+/// What the device refused with. Some drivers leave errno as it was, which may be 0, and 0 is no failure here.
+fn refused() -> i32 {
+    match last_errno() {
+        0 => libc::EINVAL,
+        code => code,
+    }
+}
+
 /// The new queue pair becomes the identifier's.
 ///
 /// # Safety
 /// As for [`step`].
 unsafe fn adopt(abi: *mut CmId, qp: *mut Qp) -> Result<(), i32> {
     if qp.is_null() {
-        return Err(last_errno());
+        return Err(refused());
     }
     // SAFETY: by the caller.
     unsafe {
@@ -231,7 +239,14 @@ unsafe extern "C" fn rdma_create_qp_ex(abi: *mut CmId, init: *mut QpInitAttrEx) 
                 ((*init).comp_mask, (*init).pd) = ((*init).comp_mask | HAS_PD, (*abi).pd);
             }
             let cqs = [&raw mut (*init).send_cq, &raw mut (*init).recv_cq];
-            create(abi, (*init).pd, (*init).cap, cqs, || create_qp_ex((*abi).verbs, init))
+            create(abi, (*init).pd, (*init).cap, cqs, || {
+                // As libibverbs does, which calls a driver for extended queue pairs only if one is asked for.
+                if (*init).comp_mask == HAS_PD {
+                    create_qp((*init).pd, init.cast())
+                } else {
+                    create_qp_ex((*abi).verbs, init)
+                }
+            })
         }
     })
 }

@@ -1,0 +1,134 @@
+//! What the set-up of connections has taken, summed up in a line of the log that NCCL shows by default, once no connection has been set up
+//! for a while. A line for each connection would be thousands of them; there is one with `NCCL_DEBUG_SUBSYS=NET`.
+
+use super::steps::Steps;
+use crate::error::Result;
+use crate::net::control::driver::ControlDriver;
+use crate::net::control::notices::INIT;
+use crate::net::control::periodic::PeriodicTask;
+use crate::net::device::nic::Nic;
+use crate::stats::record::Direction;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// No connection has been set up for so long: the line is written.
+const QUIET: Duration = Duration::from_millis(900);
+
+static SUMMARY: LazyLock<Arc<Summary>> = LazyLock::new(Arc::default);
+
+/// The end of a connection on `nic` to `peer` has been set up in these `steps`, and a watcher will write about it.
+///
+/// # Errors
+/// A watcher cannot be started, or the kernel has no memory for it.
+pub(super) fn add(
+    nic: &Nic,
+    control: &Arc<ControlDriver>,
+    direction: Direction,
+    peer: impl ToString,
+    steps: &Steps,
+) -> Result<()> {
+    SUMMARY.lock().add(direction, peer, steps, Instant::now());
+    let task: Arc<dyn PeriodicTask> = Arc::clone(&*SUMMARY) as _;
+    nic.watch_set_up(control, Some(&task))
+}
+
+/// Of this process, since the latest line.
+#[derive(Debug, Default)]
+struct Summary(Mutex<Sums>);
+
+impl Summary {
+    fn lock(&self) -> MutexGuard<'_, Sums> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PeriodicTask for Summary {
+    fn run(&self) -> bool {
+        let mut sums = self.lock();
+        if !sums.are_quiet(Instant::now()) {
+            return true;
+        }
+        let lines = std::mem::take(&mut *sums).lines();
+        drop(sums);
+        for line in lines {
+            log::info!(target: INIT, "{line}");
+        }
+        false
+    }
+}
+
+#[derive(Debug, Default)]
+struct Sums(Vec<Sum>);
+
+/// Of the ends of one direction.
+#[derive(Debug)]
+struct Sum {
+    direction: Direction,
+    count: usize,
+    /// When the first one was begun, and when the latest one was complete.
+    time: [Instant; 2],
+    steps: Steps,
+    /// The peer of the one that has taken longest, and how long.
+    longest: (String, Duration),
+}
+
+impl Sums {
+    fn add(&mut self, direction: Direction, peer: impl ToString, steps: &Steps, now: Instant) {
+        let took = steps.total();
+        let begun = now.checked_sub(took).unwrap_or(now);
+        let Some(sum) = self.0.iter_mut().find(|sum| sum.direction == direction) else {
+            let longest = (peer.to_string(), took);
+            self.0.push(Sum { direction, count: 1, time: [begun, now], steps: steps.clone(), longest });
+            return;
+        };
+        sum.count += 1;
+        sum.time = [sum.time[0].min(begun), now];
+        sum.steps.add(steps);
+        if took > sum.longest.1 {
+            sum.longest = (peer.to_string(), took);
+        }
+    }
+
+    fn are_quiet(&self, now: Instant) -> bool {
+        self.0.iter().all(|sum| now.saturating_duration_since(sum.time[1]) >= QUIET)
+    }
+
+    fn lines(self) -> impl Iterator<Item = String> {
+        self.0.into_iter().map(|Sum { direction, count, time: [begun, complete], steps, longest: (peer, most) }| {
+            let (what, to) = match direction {
+                Direction::Send => ("sending", "to"),
+                Direction::Receive => ("receiving", "from"),
+            };
+            let (all, most) = (complete.duration_since(begun).as_millis(), most.as_millis());
+            format!(
+                "Ferrite: set up {count} connection(s) for {what} in {all} ms; their steps, which overlap, add up to: {steps}; \
+                 the slowest took {most} ms, {to} {peer}"
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_direction_has_a_line_with_sums_and_the_slowest_end() {
+        let start = Instant::now();
+        let after = |ms| start + Duration::from_millis(ms);
+        let steps = |ms| Steps::of([("dial", Duration::from_millis(1)), ("handshake", Duration::from_millis(ms))]);
+        let mut sums = Sums::default();
+        sums.add(Direction::Send, "a", &steps(9), after(10));
+        sums.add(Direction::Receive, "a", &steps(2), after(12));
+        sums.add(Direction::Send, "b", &steps(29), after(40));
+        sums.add(Direction::Send, "c", &steps(3), after(50));
+        assert!(!sums.are_quiet(after(940)));
+        assert!(sums.are_quiet(after(950)));
+        let lines: Vec<_> = sums.lines().collect();
+        let send = "Ferrite: set up 3 connection(s) for sending in 50 ms; their steps, which overlap, add up to: \
+                    dial 3000 us, handshake 41000 us; the slowest took 30 ms, to b";
+        let receive = "Ferrite: set up 1 connection(s) for receiving in 3 ms; their steps, which overlap, add up to: \
+                       dial 1000 us, handshake 2000 us; the slowest took 3 ms, from a";
+        assert_eq!(lines, [send, receive]);
+    }
+}

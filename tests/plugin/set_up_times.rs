@@ -1,0 +1,41 @@
+//! How long setting connections up has taken, as the log tells.
+
+use crate::common::plugin_transport;
+use crate::common::process::pair;
+use crate::common::setting::setting;
+use ferrite::error::Result;
+use ferrite::pair::PeerConn;
+use testkit::require;
+
+/// How many connections the lines on those for `what` count; each names all of `steps`.
+fn counted(what: &str, steps: &[&str]) -> usize {
+    let lines = ferrite::nccl::debug_log::lines();
+    let count = |line: &String| {
+        let (count, told) = line.strip_prefix("INFO Ferrite: set up ")?.split_once(" connection(s) for ")?;
+        let told = told.strip_prefix(what)?;
+        assert!(steps.iter().all(|step| told.contains(&format!(" {step} "))), "{line}");
+        count.parse::<usize>().ok()
+    };
+    lines.iter().filter_map(count).sum()
+}
+
+/// By lines of the subsystem INIT: `NCCL_DEBUG_SUBSYS` is not set.
+#[test]
+fn the_set_up_of_connections_is_summed_up_in_lines_that_nccl_shows_by_default() -> Result<()> {
+    const CONNECTIONS: usize = 3;
+    let setting = require!(setting()).env("NCCL_DEBUG", "INFO");
+    pair(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let links: Vec<_> = (0..CONNECTIONS).map(|_| PeerConn::open(worker, &transport, 0)).collect::<Result<_>>()?;
+        let sending = ["dial", "creating queue pairs", "handshake", "connecting queue pairs"];
+        let receiving = ["hello", "creating queue pairs", "connecting queue pairs", "receives", "commit"];
+        let mut deadline = worker.deadline("the lines");
+        // One in each direction, unless the machine is so busy that it took pauses between them.
+        while counted("sending", &sending) < CONNECTIONS || counted("receiving", &receiving) < CONNECTIONS {
+            deadline.idle()?;
+        }
+        worker.barrier()?;
+        links.into_iter().try_for_each(PeerConn::close)
+    })?;
+    Ok(())
+}
