@@ -63,16 +63,14 @@ fn explore() {
             let last = unsafe { record::last::<WORDS>(words) };
             if last == 1 {
                 // SAFETY: as above.
-                assert_eq!(
-                    unsafe { record::whole::<WORDS>(words, last) },
-                    written(1),
-                    "a word is older than the last one"
-                );
+                let found = unsafe { record::whole::<WORDS>(words, last) };
+                assert_eq!(found, written(1), "a word is older than the last one");
             }
         }
         device.join().expect("it does not panic");
         // SAFETY: as above.
-        assert_eq!(unsafe { record::whole(words, record::last::<WORDS>(words)) }, written(1));
+        let found = unsafe { record::whole(words, record::last::<WORDS>(words)) };
+        assert_eq!(found, written(1));
     });
 }
 
