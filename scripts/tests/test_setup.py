@@ -71,7 +71,7 @@ class Missing(fixtures.InFolder):
         self.assertRegex(said, r"rustc cannot be run: error: could not download file; [^\n]*\n +rustup toolchain install")
 
     def test_without_a_network_packages_and_crates_are_told_with_what_helps(self) -> None:
-        self.write("apt-get", "echo 'E: Failed to fetch http://deb.debian.org/: Temporary failure resolving' >&2; exit 100")
+        self.write("apt-get", "echo 'E: Failed to fetch http://mirror.invalid/: Temporary failure resolving' >&2; exit 100")
         code, said = self.call("install_packages gcc binutils")
         self.assertEqual(code, 1)
         self.assertRegex(said, r"apt-get cannot install gcc binutils: E: Failed to fetch [^\n]*resolving\n +It needs a mirror")
