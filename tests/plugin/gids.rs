@@ -2,7 +2,7 @@
 //! ways that are not there yet.
 
 use crate::common::bench::{Bench, SIZES};
-use crate::common::log::{log, said};
+use crate::common::log::{log, said, wait_for_gid_changes};
 use crate::common::plugin_transport;
 use crate::common::process::pair;
 use crate::common::setting::{set, softrnic, talkative};
@@ -112,6 +112,9 @@ fn the_receiver_answers_in_the_senders_network() -> Result<()> {
         // The network exists as long as somebody is on it.
         drop(plugin_transport()?);
         softrnic(&format!("gid {device}/1 add 11 ::ffff:10.99.0.{} v2", device + 1));
+        worker.barrier()?;
+        works(worker)?;
+        wait_for_gid_changes(&[device], 1);
         worker.barrier()?;
         works(worker)?;
         let towards = |gid: &str, peer: &str| said(&[&format!("softrnic{device}: GID {gid} to GID {peer}, ")]);

@@ -2,7 +2,7 @@
 //! again or fails under its own name.
 
 use crate::common::bench::Bench;
-use crate::common::log::{log, said};
+use crate::common::log::{log, said, wait_for_gid_changes};
 use crate::common::setting::{set, softrnic};
 use crate::common::{faithful, plugin_transport};
 use ferrite::error::Error;
@@ -67,8 +67,10 @@ fn each_rail_answers_in_the_network_of_its_counterpart() -> Result<()> {
             }
         }
         worker.barrier()?;
-        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
-        bench.exchange(worker, 1, 100_000, 100_000)?;
+        works(worker)?;
+        wait_for_gid_changes(&[first, first + 1], rank + 1);
+        worker.barrier()?;
+        works(worker)?;
         let ways = [
             [("11 10.98.1.1", "10.98.1.2", "softrnic2"), ("12 10.99.1.1", "10.99.1.3", "softrnic3")],
             [("12 10.98.1.2", "10.98.1.1", "softrnic0"), ("11 10.99.1.3", "10.99.1.1", "softrnic1")],
