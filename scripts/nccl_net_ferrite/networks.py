@@ -32,7 +32,6 @@ def sockets(name: str) -> Side:
 def ferrite(name: str, plugin: Path, more: Sequence[tuple[str, str]]) -> Side:
     """The plugin in that file; `more`: variables that only this side has."""
     check_plugin(plugin)
-    check_plugin(plugin)
     return Side(name, "Ferrite", (("NCCL_NET", "Ferrite"), ("NCCL_NET_PLUGIN", str(plugin.resolve())), *more))
 
 

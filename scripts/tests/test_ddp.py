@@ -107,12 +107,13 @@ class Training(fixtures.InFolder):
             both=[("A", "1")],
             steps=3,
             cycles=1,
+            sharded=False,
             out=self.out,
             limit=9,
         )
         chosen = dict(training.setup_of(options).both)
         self.assertEqual((chosen["NCCL_ALGO"], chosen["SOFTRNIC_GPU"], chosen["A"]), ("Tree", "dmabuf", "1"))
-        self.assertEqual(chosen["CUDA_MODULE_LOADING"], "EAGER")
+        self.assertEqual(chosen["SOFTRNIC_GPU_HELPER"], str((self.out / "bin/softrnic").resolve()))
         (self.out / "bin/softrnic").unlink()
         self.assertRaisesRegex(Invalid, "bin/softrnic is not there", training.setup_of, options)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,18 +29,19 @@ SETTLE_S = 10
 
 
 class Job:
-    """A model, its optimiser and its data on `device`; outlives the process groups."""
+    """A model, its optimiser and its data on `device`; outlives the process groups, unless its parameters are shared out."""
 
-    def __init__(self, steps: int, rank: int, device: str):
+    def __init__(self, steps: int, rank: int, device: str, is_sharded: bool):
         models.make_repeatable(SEED)
         self.model = models.Model().to(device)
+        self.is_sharded = is_sharded
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.data = models.samples(steps, BATCH, SEED + 1 + rank).to(device).long()
         self.losses = torch.zeros(steps, device=device)
 
     def train(self, first: int, last: int) -> None:
         """Steps `first` to `last`, without the last, in the present process group. Nothing waits for the GPU before the end."""
-        parallel = DistributedDataParallel(self.model, bucket_cap_mb=2)
+        parallel = self.shared_out() if self.is_sharded else DistributedDataParallel(self.model, bucket_cap_mb=2)
         for step in range(first, last):
             text = self.data[step]
             guess = parallel(text[:, :-1])
@@ -49,9 +51,19 @@ class Job:
             self.optimiser.step()
             self.losses[step] = loss.detach()
 
+    def shared_out(self) -> Any:
+        """The model with each layer's parameters divided among the ranks of the present process group."""
+        for block in self.model.blocks:
+            fully_shard(block)
+        fully_shard(self.model)
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        return self.model
+
     def digest(self) -> str:
-        """SHA-256 of all parameters."""
-        whole = torch.cat([parameter.detach().reshape(-1) for parameter in self.model.parameters()]).cpu()
+        """SHA-256 of all parameters. All ranks ask for it at the same time."""
+        parameters = [parameter.detach() for parameter in self.model.parameters()]
+        parts = [getattr(parameter, "full_tensor", lambda whole=parameter: whole)() for parameter in parameters]
+        whole = torch.cat([part.reshape(-1) for part in parts]).cpu()
         return hashlib.sha256(ctypes.string_at(whole.data_ptr(), whole.nbytes)).hexdigest()
 
 
@@ -107,7 +119,7 @@ def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, rank == 0, timedelta(seconds=120))
-    job = Job(task["steps"], rank, "cuda")
+    job = Job(task["steps"], rank, "cuda", task["sharded"])
     begin = time.monotonic()
     held, found = cycles(job, task, store, rank, world, "nccl")
     took = time.monotonic() - begin

@@ -71,15 +71,14 @@ def setup_of(options: argparse.Namespace) -> Setup:
             raise Invalid(f"--softrnic {options.softrnic}: {tool} is not there; scripts/build.sh makes both")
         fixed += (("DDP_SOFTRNIC_TOOL", str(tool)),)
         if options.gdr == "on":
-            # The device copies by calls of the CUDA driver, which wait while another thread waits inside of the driver: so kernels are
-            # loaded at the start, and PyTorch waits for a collective before it copies its result.
-            fixed += (("CUDA_MODULE_LOADING", "EAGER"), ("TORCH_NCCL_BLOCKING_WAIT", "1"))
+            # The device copies by calls of the CUDA driver, which would wait in this process while PyTorch waits inside of the driver.
+            fixed += (("SOFTRNIC_GPU_HELPER", str(tool)),)
     elif not any(name in os.environ for name in ("NCCL_HOSTID", "NCCL_P2P_DISABLE")):
         # Ranks of one machine would not need a network.
         fixed += (("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"))
     return Setup(
         module=RANK,
-        task={"steps": options.steps, "cycles": options.cycles},
+        task={"steps": options.steps, "cycles": options.cycles, "sharded": options.sharded},
         both=(*fixed, *options.both),
         softrnic=options.softrnic,
         folder=options.out.resolve(),

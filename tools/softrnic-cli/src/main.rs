@@ -6,6 +6,7 @@ mod env;
 mod faithful;
 mod find;
 mod flavour;
+mod gpu_helper;
 mod inject;
 mod library;
 mod outcome;
@@ -52,6 +53,9 @@ enum Command {
     Inject(inject::Inject),
     Stat(stat::Options),
     Clean(clean::Options),
+    /// Copies GPU memory for the process that has started it, by SOFTRNIC_GPU_HELPER
+    #[command(hide = true)]
+    GpuHelper(gpu_helper::Options),
     /// Prints a script that completes this command line in a shell
     Completions(pages::Completions),
     /// Writes the man pages of this program into a folder
@@ -77,6 +81,7 @@ impl Cli {
             Command::Inject(inject) => inject.apply(&to_change(fabric)?),
             Command::Stat(options) => options.show(&to_look_at(fabric)?),
             Command::Clean(options) => options.clean(fabric),
+            Command::GpuHelper(options) => options.serve(),
             Command::Completions(wanted) => print(&wanted.text(&Self::command())),
             Command::Man(wanted) => wanted.write(Self::command()).map_err(Failure::from),
         }

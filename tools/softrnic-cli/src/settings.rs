@@ -45,6 +45,9 @@ pub(crate) struct Settings {
     /// How GPU memory can be registered: none, peermem, dmabuf or both
     #[arg(long)]
     gpu: Option<String>,
+    /// Copy GPU memory in a process of its own, which does not wait while the application holds the CUDA driver
+    #[arg(long)]
+    gpu_helper: bool,
     /// Write memory with relaxed ordering in no order
     #[arg(long)]
     chaos: bool,
@@ -98,6 +101,10 @@ impl Settings {
             ("SOFTRNIC_TIME_SCALE", &self.time_scale),
         ];
         set.extend(given.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?.into()))));
+        if self.gpu_helper {
+            let program = std::env::current_exe().map_err(|e| format!("--gpu-helper: this program cannot be found: {e}"))?;
+            set.push(("SOFTRNIC_GPU_HELPER", program.into()));
+        }
         let switches = [
             ("SOFTRNIC_STRICT", self.strict, "1"),
             ("SOFTRNIC_CHAOS", self.chaos, "1"),

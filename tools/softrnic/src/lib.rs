@@ -93,11 +93,11 @@
 //!   byte of its message is written.
 //! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
 //!   while it is still registered is a SIGSEGV.
-//! * The independence of a NIC from the processor: GPU memory is copied by calls of the CUDA driver. An application that
-//!   blocks in the driver and holds it – `cudaFree`, or a copy to pageable memory on the default stream, or loading a kernel
-//!   at its first launch – while it waits for a collective whose data passes here waits for ever. Synchronise before;
-//!   with a NIC there is no need to. PyTorch's DistributedDataParallel does all of this: with `CUDA_MODULE_LOADING=EAGER`
-//!   and `TORCH_NCCL_BLOCKING_WAIT=1` it does not.
+//! * The independence of a NIC from the processor, unless `SOFTRNIC_GPU_HELPER` asks for it: GPU memory is copied by calls of the CUDA
+//!   driver. An application that blocks in the driver and holds it – `cudaFree`, or a copy to pageable memory on the default
+//!   stream, or loading a kernel at its first launch – while it waits for a collective whose data passes here waits for ever.
+//!   PyTorch's DistributedDataParallel does all of this. A helper is a process of its own with a driver of its own, which imports
+//!   the memory and copies meanwhile.
 //!
 //! # Flavours
 //!
@@ -181,6 +181,7 @@
 //! | `SOFTRNIC_SEED` | seed of all random decisions | 0 |
 //! | `SOFTRNIC_TRACE` | file for a line on each message that a rule applies to | none |
 //! | `SOFTRNIC_GPU` | how GPU memory can be registered: `none`, `peermem` (by address), `dmabuf` or `both` | `none` |
+//! | `SOFTRNIC_GPU_HELPER` | absolute path of the program `softrnic` (`softrnic run --gpu-helper` sets it): each process that registers GPU memory starts it, and it copies that memory on its behalf, by CUDA's interprocess handles or, for memory of `cuMemCreate`, by a file descriptor, which that has to allow. It takes some hundred MiB of the GPU's memory, and ends with the process | none: the process copies |
 //! | `SOFTRNIC_STAGED` | 1: all copies go through the fabric, as where processes may not look into each other | 0 |
 //! | `SOFTRNIC_CHAOS` | 1: memory with relaxed ordering is written in no order | 0 |
 //! | `SOFTRNIC_LOOPBACK_DOWN` | `answered` or `lost`: what becomes of the packets of a queue pair that is connected with itself while its port is down | `answered` |

@@ -16,6 +16,11 @@ mod planned;
 mod report;
 mod work;
 
+/// The process that copies GPU memory for another one.
+pub mod gpu_helper {
+    pub use crate::copy::gpu::server::{Stage, serve};
+}
+
 pub use clean::{Fate, Found, clean};
 pub use error::Error;
 pub use inject::InForce;

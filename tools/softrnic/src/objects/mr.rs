@@ -53,9 +53,9 @@ impl Range {
     /// Whose memory it is, see `MrSlot::gpu`; an error if it cannot be registered.
     fn owner(&self, fabric: &Fabric) -> Result<u32, i32> {
         if let Some(fd) = self.dmabuf {
-            return gpu::find_dmabuf(fabric, fd, self.addr);
+            return gpu::find_dmabuf(fabric, fd, self.addr, self.length as u64);
         }
-        let gpu = gpu::find(fabric, self.addr)?;
+        let gpu = gpu::find(fabric, self.addr, self.length as u64)?;
         if gpu == 0 {
             require_mapped(self.addr, self.length)?;
         }
@@ -88,7 +88,9 @@ impl Mr {
         }
         let gpu = range.owner(fabric)?;
         let control = fabric.file.control();
-        let index = fabric.claim(&control, Table::Mr, device, fabric.settings.max_mr)?;
+        let index = fabric.claim(&control, Table::Mr, device, fabric.settings.max_mr).inspect_err(|_| {
+            give_back(gpu, addr, length as u64);
+        })?;
         let slot = fabric.mr(device, index);
         let generation = slot.generation.fetch_add(1, Relaxed).wrapping_add(1) % 255 + 1;
         let key = index << 8 | generation;
@@ -156,6 +158,7 @@ impl Mr {
             slot.access.store(access, Relaxed);
         }
         if let (Some(range), Some(gpu)) = (change.range, gpu) {
+            give_back(slot.gpu.load(Relaxed), slot.addr.load(Relaxed), slot.length.load(Relaxed));
             slot.addr.store(range.addr, Relaxed);
             slot.iova.store(range.iova, Relaxed);
             slot.length.store(range.length as u64, Relaxed);
@@ -188,10 +191,19 @@ impl Mr {
     /// Gives the entry back. Its keys are invalid and all accesses that began before are over.
     pub(crate) fn release(self) {
         let (fabric, device) = (self.pd.context.fabric, self.pd.context.device.index);
+        let slot = self.slot();
+        give_back(slot.gpu.load(Relaxed), slot.addr.load(Relaxed), slot.length.load(Relaxed));
         let control = fabric.file.control();
         fabric.free(&control, Table::Mr, device, self.index);
         self.pd.users.fetch_sub(1, SeqCst);
         usage::deregistered(self.abi.length, self.kind);
+    }
+}
+
+/// Memory that is not registered any more; `gpu`: see `MrSlot::gpu`.
+fn give_back(gpu: u32, addr: u64, length: u64) {
+    if gpu != 0 {
+        gpu::give_back(addr, length);
     }
 }
 

@@ -24,6 +24,8 @@ pub(crate) struct Settings {
     pub(crate) stat: bool,
     /// How GPU memory can be registered.
     pub(crate) gpu: GpuAccess,
+    /// The program that copies GPU memory in a process of its own; `None`: this process copies.
+    pub(crate) gpu_helper: Option<PathBuf>,
     /// Options of enhanced connection establishment that the devices have; 0: they know nothing of it.
     pub(crate) ece: u32,
     /// A queue pair has the number of the one that had its place before.
@@ -116,6 +118,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_FAULTS",
     "SOFTRNIC_GIDS",
     "SOFTRNIC_GPU",
+    "SOFTRNIC_GPU_HELPER",
     "SOFTRNIC_INLINE_EXCESS",
     "SOFTRNIC_LINES",
     "SOFTRNIC_LINK",
@@ -159,6 +162,7 @@ impl Settings {
             spray: false,
             stat: false,
             gpu: GpuAccess::default(),
+            gpu_helper: None,
             ece: 0,
             loopback_down: LoopbackDown::default(),
             qpn_reuse: false,
@@ -216,6 +220,7 @@ impl Settings {
             spray: switch(driver, "SOFTRNIC_SPRAY")?,
             stat: switch(driver, "SOFTRNIC_STAT")?,
             gpu: gpu(driver)?,
+            gpu_helper: gpu_helper(driver)?,
             ece: number(driver, "SOFTRNIC_ECE", 0, 0, u32::MAX)?,
             loopback_down: loopback_down(driver)?,
             qpn_reuse: switch(driver, "SOFTRNIC_QPN_REUSE")?,
@@ -284,6 +289,15 @@ fn gpu(driver: &Driver) -> Result<GpuAccess, String> {
         Some(value) => return Err(format!("SOFTRNIC_GPU={value:?}: must be none, peermem, dmabuf or both")),
     };
     Ok(GpuAccess { by_address, by_dmabuf })
+}
+
+/// `SOFTRNIC_GPU_HELPER`.
+fn gpu_helper(driver: &Driver) -> Result<Option<PathBuf>, String> {
+    let Some(program) = driver.text("SOFTRNIC_GPU_HELPER")?.filter(|program| !program.is_empty()) else { return Ok(None) };
+    if !Path::new(&program).is_file() || !program.starts_with('/') {
+        return Err(format!("SOFTRNIC_GPU_HELPER={program}: must be the absolute path of the program `softrnic`"));
+    }
+    Ok(Some(program.into()))
 }
 
 /// `SOFTRNIC_INLINE_EXCESS`.

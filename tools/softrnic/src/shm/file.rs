@@ -139,6 +139,10 @@ impl SharedFile {
     }
 
     /// Where the mapping begins.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }

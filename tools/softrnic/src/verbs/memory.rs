@@ -105,7 +105,7 @@ unsafe extern "C" fn reg_dmabuf_mr(
     if fd < 0 {
         // SAFETY: the caller's handle.
         let pd: Arc<Pd> = unsafe { shared(pd) };
-        return pointer(|| gpu::find_dmabuf(pd.context.fabric, fd, iova).and(Err(libc::EBADF)));
+        return pointer(|| gpu::find_dmabuf(pd.context.fabric, fd, iova, 0).and(Err(libc::EBADF)));
     }
     register(pd, Range { addr: iova, length, iova, dmabuf: Some(fd) }, flags as u32)
 }

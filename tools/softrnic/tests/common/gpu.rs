@@ -43,10 +43,18 @@ impl Driver {
         }
     }
 
-    /// Memory of the GPU.
+    /// Memory of the GPU, as cudaMalloc makes it.
     pub fn allocate(&self, bytes: usize) -> u64 {
-        let allocate: extern "C" fn(usize) -> u64 = self.function("fake_allocate");
-        let at = allocate(bytes);
+        self.allocated("fake_allocate", bytes)
+    }
+
+    /// As cuMemCreate makes it.
+    pub fn allocate_exportable(&self, bytes: usize) -> u64 {
+        self.allocated("fake_allocate_exportable", bytes)
+    }
+
+    fn allocated(&self, by: &str, bytes: usize) -> u64 {
+        let at = self.function::<extern "C" fn(usize) -> u64>(by)(bytes);
         assert_ne!(at, 0);
         at
     }
@@ -71,6 +79,11 @@ impl Driver {
         self.function::<extern "C" fn() -> c_int>("fake_copies")()
     }
 
+    /// From here on no call of the driver returns in this process, until it is `false`.
+    pub fn hold(&self, is_held: bool) {
+        self.function::<extern "C" fn(c_int)>("fake_hold")(is_held.into());
+    }
+
     pub fn fail(&self, is_failing: bool) {
         self.function::<extern "C" fn(c_int)>("fake_fail")(is_failing.into());
     }
@@ -92,8 +105,12 @@ pub struct GpuNode {
 
 impl GpuNode {
     pub fn new(driver: &Driver, device: usize, bytes: usize) -> Self {
+        Self::of(driver.allocate(bytes), device, bytes)
+    }
+
+    /// With the GPU's memory `at`.
+    pub fn of(at: u64, device: usize, bytes: usize) -> Self {
         let mut node = Node::new(device, 4096);
-        let at = driver.allocate(bytes);
         assert_eq!(ibv_dereg_mr(node.mr), 0);
         node.mr = ibv_reg_mr(node.pd, at as Ptr, bytes, ALL_ACCESS);
         assert!(!node.mr.is_null(), "reg_mr: {}", std::io::Error::last_os_error());
@@ -107,6 +124,20 @@ impl GpuNode {
     pub fn sge(&self, at: usize, length: usize) -> Sge {
         Sge { addr: self.at + at as u64, length: length as u32, lkey: self.node.key() }
     }
+}
+
+/// Settings with which a helper copies GPU memory.
+///
+/// # Errors
+/// The program has not been built.
+pub fn helper() -> Result<[(&'static str, String); 4], testkit::Missing> {
+    let program = testkit::dist::softrnic_program()?;
+    Ok([
+        ("SOFTRNIC_GPU", "both".into()),
+        ("SOFTRNIC_GPU_HELPER", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cuda/helper.sh").into()),
+        ("SOFTRNIC_TEST_DRIVERS", env!("CARGO_TARGET_TMPDIR").into()),
+        ("SOFTRNIC_TEST_PROGRAM", program.display().to_string()),
+    ])
 }
 
 /// Bytes of which hardly any two neighbours are equal.

@@ -92,11 +92,15 @@ fn what_was_registered_by_which_way_is_told_at_the_end() {
 
 const SIZES: [usize; 9] = [1, 7, 8, 4096, 65_536, 524_287, 524_288, 524_289, 3_000_001];
 
-/// Every byte, in every combination of whose memory it comes from and goes to, between processes.
 #[test]
 fn bytes_go_between_gpus_and_hosts_of_two_processes() {
+    bytes_go_between_gpus_and_hosts(&Softrnic::new().env("SOFTRNIC_GPU", "peermem"));
+}
+
+/// Every byte, in every combination of whose memory it comes from and goes to, between processes.
+pub(crate) fn bytes_go_between_gpus_and_hosts(softrnic: &Softrnic) {
     const MOST: usize = 3_000_001;
-    Softrnic::new().env("SOFTRNIC_GPU", "peermem").pair(|side, mut socket| {
+    softrnic.pair(|side, mut socket| {
         let driver = Driver::load();
         let gpu = GpuNode::new(&driver, side, MOST);
         let mut host = vec![0u8; MOST];

@@ -17,6 +17,7 @@ mod extended_cqs;
 mod extended_qps;
 mod faults;
 mod gpu;
+mod gpu_helper;
 mod inline;
 mod layout;
 mod observations;

@@ -6,11 +6,10 @@
 
 use std::sync::{Mutex, OnceLock};
 
-use crate::copy::gpu::cuda::{Code, Cuda, Handle};
+use crate::copy::gpu::cuda::{Code, Cuda, Entered, Handle};
 use crate::copy::piece::Direction;
 use crate::host::lock::lock;
 use crate::limits::JOBS;
-use crate::process::fabric::Fabric;
 
 /// GPUs of a machine that we know what to do with.
 const CARDS: usize = 64;
@@ -41,25 +40,34 @@ pub(crate) fn get(ordinal: usize) -> Option<&'static Card> {
     READY.get(ordinal)?.get()
 }
 
-/// The GPU `ordinal`, ready for copies.
-pub(crate) fn make_ready(fabric: &Fabric, cuda: &'static Cuda, ordinal: usize) -> Result<&'static Card, String> {
+/// The GPU `ordinal`, ready for copies between its memory and the `stage`.
+///
+/// # Safety
+/// The `stage`, an address and bytes, is never unmapped and has storage.
+pub(crate) unsafe fn make_ready(
+    stage: (*mut u8, usize),
+    cuda: &'static Cuda,
+    ordinal: usize,
+) -> Result<&'static Card, String> {
     let place = READY.get(ordinal).ok_or_else(|| format!("GPU {ordinal} is beyond the {CARDS} that can be used"))?;
     let _making = lock(&MAKING);
     if let Some(card) = place.get() {
         return Ok(card);
     }
     let describe = |code: Code| format!("cannot use GPU {ordinal}: {}", cuda.name(code));
-    let card = Card::new(fabric, cuda, ordinal).map_err(describe)?;
+    // SAFETY: by the caller.
+    let card = unsafe { Card::new(stage, cuda, ordinal) }.map_err(describe)?;
     card.warm_up().map_err(describe)?;
     Ok(place.get_or_init(|| card))
 }
 
 impl Card {
-    fn new(fabric: &Fabric, cuda: &'static Cuda, ordinal: usize) -> Result<Self, Code> {
+    /// # Safety
+    /// As for [`make_ready`].
+    unsafe fn new((stage, bytes): (*mut u8, usize), cuda: &'static Cuda, ordinal: usize) -> Result<Self, Code> {
         let context = cuda.primary_context(ordinal)?;
         let _entered = cuda.enter(context)?;
-        let (stage, bytes) = fabric.whole_stage();
-        // SAFETY: the fabric's mapping is never unmapped, and its stage has storage.
+        // SAFETY: by the caller.
         unsafe { cuda.register(stage, bytes) }?;
         let streams = [cuda.stream()?, cuda.stream()?];
         let events: Result<Vec<_>, _> = (0..EVENTS).map(|_| cuda.event()).collect();
@@ -102,6 +110,11 @@ impl Card {
         // SAFETY: by the caller.
         unsafe { self.cuda.copy(theirs, stage, direction == Direction::Out, stream, event) }?;
         Ok(flight)
+    }
+
+    /// Works in its context from here on, until the guard is dropped.
+    pub(crate) fn enter(&self) -> Result<Entered, Code> {
+        self.cuda.enter(self.context)
     }
 
     pub(crate) fn name_of(&self, code: Code) -> String {

@@ -22,18 +22,23 @@ const EVENT_DISABLE_TIMING: c_uint = 2;
 const HOST_REGISTER_PORTABLE: c_uint = 1;
 const CAPTURE_MODE_RELAXED: c_int = 2;
 
+/// The driver's library.
+pub(super) const LIBRARY: &CStr = c"libcuda.so.1";
+
 /// An opaque object of the driver.
 pub(crate) type Handle = *mut c_void;
 
+/// A table of the driver's functions.
 macro_rules! driver {
-    ($($field:ident: $symbol:literal ($($arg:ty),*);)*) => {
-        /// The driver's functions.
-        pub(crate) struct Cuda {
-            $($field: unsafe extern "C" fn($($arg),*) -> Code,)*
+    ($(#[$doc:meta])* $table:ident { $($field:ident: $symbol:literal ($($arg:ty),*);)* }) => {
+        $(#[$doc])*
+        pub(crate) struct $table {
+            $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> Code,)*
         }
 
-        impl Cuda {
-            fn load(library: Handle) -> Option<Self> {
+        impl $table {
+            /// `None`: the driver has not all of them.
+            pub(super) fn load(library: Handle) -> Option<Self> {
                 Some(Self { $($field: {
                     // SAFETY: a valid handle and a C string.
                     let found = unsafe { libc::dlsym(library, $symbol.as_ptr()) };
@@ -45,31 +50,35 @@ macro_rules! driver {
                 },)* })
             }
         }
+
+        impl std::fmt::Debug for $table {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(stringify!($table))
+            }
+        }
     };
 }
+pub(super) use driver;
 
 driver! {
-    pointer_attribute: c"cuPointerGetAttribute" (*mut c_void, c_int, u64);
-    device_get: c"cuDeviceGet" (*mut c_int, c_int);
-    retain: c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
-    push: c"cuCtxPushCurrent_v2" (Handle);
-    pop: c"cuCtxPopCurrent_v2" (*mut Handle);
-    priorities: c"cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
-    stream_create: c"cuStreamCreateWithPriority" (*mut Handle, c_uint, c_int);
-    event_create: c"cuEventCreate" (*mut Handle, c_uint);
-    event_record: c"cuEventRecord" (Handle, Handle);
-    event_query: c"cuEventQuery" (Handle);
-    to_host: c"cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Handle);
-    to_device: c"cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Handle);
-    host_register: c"cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
-    allocate: c"cuMemAlloc_v2" (*mut u64, usize);
-    exchange_capture_mode: c"cuThreadExchangeStreamCaptureMode" (*mut c_int);
-    error_name: c"cuGetErrorName" (Code, *mut *const c_char);
-}
-
-impl std::fmt::Debug for Cuda {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Cuda")
+    /// What copies need of the driver.
+    Cuda {
+        pointer_attribute: c"cuPointerGetAttribute" (*mut c_void, c_int, u64);
+        device_get: c"cuDeviceGet" (*mut c_int, c_int);
+        retain: c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
+        push: c"cuCtxPushCurrent_v2" (Handle);
+        pop: c"cuCtxPopCurrent_v2" (*mut Handle);
+        priorities: c"cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
+        stream_create: c"cuStreamCreateWithPriority" (*mut Handle, c_uint, c_int);
+        event_create: c"cuEventCreate" (*mut Handle, c_uint);
+        event_record: c"cuEventRecord" (Handle, Handle);
+        event_query: c"cuEventQuery" (Handle);
+        to_host: c"cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Handle);
+        to_device: c"cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Handle);
+        host_register: c"cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+        allocate: c"cuMemAlloc_v2" (*mut u64, usize);
+        exchange_capture_mode: c"cuThreadExchangeStreamCaptureMode" (*mut c_int);
+        error_name: c"cuGetErrorName" (Code, *mut *const c_char);
     }
 }
 
@@ -86,8 +95,14 @@ fn loads() -> u64 {
     loads
 }
 
+/// The driver's library, if this process has loaded it; else null.
+pub(super) fn loaded() -> Handle {
+    // SAFETY: a C string; the library is only looked for, not loaded.
+    unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }
+}
+
 /// Turns a result into an error.
-fn check(code: Code) -> Result<(), Code> {
+pub(super) fn check(code: Code) -> Result<(), Code> {
     if code == SUCCESS { Ok(()) } else { Err(code) }
 }
 
@@ -101,8 +116,7 @@ impl Cuda {
         if MISSED_AT.load(Relaxed) == loads {
             return None;
         }
-        // SAFETY: a C string; the library is only looked for, not loaded.
-        let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+        let library = loaded();
         if library.is_null() {
             MISSED_AT.store(loads, Relaxed);
             return None;

@@ -1,7 +1,14 @@
 //! Memory that can be registered: the host's, or a GPU's, as a GPUDirect NIC would; and copies between it and the stage.
+//!
+//! `cuda` is the driver, `card` a GPU that is ready for copies. These are done by this process, or by a `helper`, which does what
+//! `server` says; `sharing` is how it gets at the memory, `order` what both say to each other.
 
 mod card;
 mod cuda;
+mod helper;
+mod order;
+pub(crate) mod server;
+mod sharing;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,12 +21,13 @@ use crate::host::stderr;
 use crate::process::fabric::Fabric;
 use card::Flight;
 use cuda::{Code, Cuda, DEINITIALIZED};
+use helper::Pending;
 
 /// A range that an application wants to register by its address. `Ok`: its `MrSlot::gpu`; EFAULT where that is not possible.
-pub(crate) fn find(fabric: &Fabric, addr: u64) -> Result<u32, i32> {
+pub(crate) fn find(fabric: &Fabric, addr: u64, len: u64) -> Result<u32, i32> {
     match Cuda::in_use().and_then(|cuda| Some((cuda, cuda.owner_of(addr)?))) {
         None => Ok(0),
-        Some((cuda, ordinal)) if fabric.settings.gpu.by_address => make_ready(fabric, cuda, ordinal),
+        Some((cuda, ordinal)) if fabric.settings.gpu.by_address => make_ready(fabric, cuda, ordinal, (addr, len)),
         // No page of it is the host's.
         Some(_) => Err(libc::EFAULT),
     }
@@ -27,7 +35,7 @@ pub(crate) fn find(fabric: &Fabric, addr: u64) -> Result<u32, i32> {
 
 /// The same by the dma-buf `fd`, whose address as the application knows it is `addr`. EBADF for no descriptor: that is
 /// how support is probed.
-pub(crate) fn find_dmabuf(fabric: &Fabric, fd: i32, addr: u64) -> Result<u32, i32> {
+pub(crate) fn find_dmabuf(fabric: &Fabric, fd: i32, addr: u64, len: u64) -> Result<u32, i32> {
     if !fabric.settings.gpu.by_dmabuf {
         return Err(libc::EOPNOTSUPP);
     }
@@ -42,24 +50,42 @@ pub(crate) fn find_dmabuf(fabric: &Fabric, fd: i32, addr: u64) -> Result<u32, i3
         ));
         return Err(libc::EOPNOTSUPP);
     };
-    make_ready(fabric, cuda, ordinal)
+    make_ready(fabric, cuda, ordinal, (addr, len))
 }
 
-fn make_ready(fabric: &Fabric, cuda: &'static Cuda, ordinal: usize) -> Result<u32, i32> {
+fn make_ready(fabric: &Fabric, cuda: &'static Cuda, ordinal: usize, range: (u64, u64)) -> Result<u32, i32> {
     fabric.open_stage()?;
-    card::make_ready(fabric, cuda, ordinal).map(|_| ordinal as u32 + 1).map_err(|what| {
+    let ready = match &fabric.settings.gpu_helper {
+        Some(program) => helper::share(fabric, program, cuda, ordinal, range),
+        // SAFETY: the fabric's mapping is never unmapped, and its stage has storage.
+        None => unsafe { card::make_ready(fabric.whole_stage(), cuda, ordinal) }.map(drop),
+    };
+    ready.map(|()| ordinal as u32 + 1).map_err(|what| {
         stderr::say(format_args!("{what}"));
         libc::EIO
     })
 }
 
+/// What [`find`] or [`find_dmabuf`] has found is not registered any more.
+pub(crate) fn give_back(addr: u64, len: u64) {
+    helper::give_back(addr, len);
+}
+
 /// A copy that a GPU has been asked for.
 #[derive(Debug)]
-pub(crate) struct Ticket(Flight<'static>);
+pub(crate) enum Ticket {
+    /// By this process.
+    Own(Flight<'static>),
+    /// By the helper.
+    Helper(Pending),
+}
 
 impl Ticket {
     pub(crate) fn is_done(&self) -> Result<bool, CopyError> {
-        self.0.is_over().map_err(|code| failed(self.0.card(), code))
+        match self {
+            Self::Own(flight) => flight.is_over().map_err(|code| failed(flight.card(), code)),
+            Self::Helper(pending) => pending.is_done(),
+        }
     }
 }
 
@@ -85,11 +111,14 @@ pub(crate) fn copy(
     let Some(ordinal) = piece.gpu.checked_sub(1) else {
         return copy_host(piece, direction, stage, by_lines && direction == Direction::In).map(|()| None);
     };
+    if let Some(helper) = helper::started() {
+        return helper.copy(piece, direction, stage).map(|pending| Some(Ticket::Helper(pending)));
+    }
     let card = card::get(ordinal as usize).ok_or(CopyError::LocalFault)?;
     // SAFETY: the memory is registered, and deregistration waits for copies under way; the stage is never unmapped,
     // and the holder of the ticket holds the stage's slot.
     let flight = unsafe { card.begin((piece.addr, piece.len as usize), direction, stage) };
-    flight.map(|flight| Some(Ticket(flight))).map_err(|code| failed(card, code))
+    flight.map(|flight| Some(Ticket::Own(flight))).map_err(|code| failed(card, code))
 }
 
 /// Through the kernel, which notices memory that is no longer there; where that is forbidden, directly. By lines: the

@@ -1,0 +1,35 @@
+"""PyTorch's own tests of torch.distributed with NCCL, for `python -m nccl_net_ferrite.suite.cases NAME`; without a name it lists them."""
+
+import os
+import sys
+import unittest
+
+# PyTorch's tests look at these when they are imported.
+os.environ.setdefault("BACKEND", "nccl")
+os.environ.setdefault("WORLD_SIZE", "2")
+os.environ.setdefault("TEMP_DIR", "/tmp")
+
+import torch
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+
+class Suite(TestDistBackend, DistributedTest._DistTestBase):  # type: ignore[misc]
+    """Each test in as many processes as WORLD_SIZE says, which PyTorch starts."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_processes()
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def main() -> None:
+    names = unittest.defaultTestLoader.getTestCaseNames(Suite)
+    if len(sys.argv) == 1:
+        print("\n".join(names))
+        return
+    result = unittest.TextTestRunner(verbosity=2).run(unittest.TestSuite([Suite(name) for name in sys.argv[1:]]))
+    sys.exit(not result.wasSuccessful())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Runs PyTorch's own tests of torch.distributed over Ferrite and over sockets: does any fail over Ferrite alone?
+
+    python scripts/torch_suite.py                          # all tests, with RDMA devices of this machine
+    python scripts/torch_suite.py --softrnic --tests all_  # those whose names contain "all_", on the software device
+
+They are in PyTorch's wheel (torch.testing), and need the package expecttest and as many GPUs as --world says. Each test runs in
+processes of its own, over Ferrite and over sockets one after the other. Exit code 0: none fails over Ferrite that passes over
+sockets. 1: some do; each is tried once more over both before that is said. 2: the tests cannot be run, or none passes over either.
+130: interrupted. report.md has each test.
+"""
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import exit_codes, files, options, repository
+from ..errors import Invalid
+from ..launch import softrnic
+from ..networks import Side, ferrite, sockets
+
+CASES = "nccl_net_ferrite.suite.cases"
+PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one test over both transports."""
+
+    name: str
+    ferrite: str
+    sockets: str
+    output: str  # over Ferrite, if it failed there
+
+    def is_worse(self) -> bool:
+        return self.ferrite == FAILED and self.sockets != FAILED
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plugin", type=Path, default=repository.PLUGIN, help="Ferrite's library")
+    parser.add_argument("--tests", default="", metavar="REGEX", help="only tests whose names contain this")
+    parser.add_argument("--world", type=options.number(2, 8), default=2, help="processes, each with a GPU; default 2")
+    parser.add_argument("--jobs", type=options.number(1, 64), default=4, help="tests at a time; default 4")
+    options.add_softrnic(parser)
+    options.add_both(parser, "all tests")
+    options.add_limit(parser, 10, 300, "one test over one transport")
+    options.add_out(parser, "report-suite")
+    return parser.parse_args()
+
+
+def main() -> int:
+    chosen = arguments()
+    return exit_codes.of_program(lambda: compare(chosen))
+
+
+def compare(chosen: argparse.Namespace) -> int:
+    """Runs the tests and writes the report; returns an exit code."""
+    sides = ferrite("Ferrite", chosen.plugin, []), sockets("sockets")
+    files.check_writable(chosen.out)
+    names = [name for name in listed(chosen.world) if re.search(chosen.tests, name)]
+    if not names:
+        raise Invalid(f"--tests {chosen.tests}: no test has such a name")
+    runner, pool = Runner(chosen, sides), ThreadPoolExecutor(chosen.jobs)
+    try:
+        outcomes = list(pool.map(runner.twice_if_worse, names))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        runner.end()
+    worse = [outcome for outcome in outcomes if outcome.is_worse()]
+    if not any(outcome.ferrite == PASSED or outcome.sockets == PASSED for outcome in outcomes):
+        raise Invalid(f"no test passes over either transport; the first one: {outcomes[0].output[-2000:]}")
+    verdict = f"{len(worse)} of {len(outcomes)} tests fail over Ferrite and not over sockets"
+    exit_codes.write_and_print(lambda: write(chosen.out, verdict, outcomes), verdict, chosen.out)
+    return exit_codes.WRONG if worse else exit_codes.GOOD
+
+
+def listed(world: int) -> list[str]:
+    """Names of all tests."""
+    done = subprocess.run(
+        [sys.executable, "-m", CASES], env={**os.environ, "WORLD_SIZE": str(world)}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise Invalid(f"PyTorch's tests cannot be loaded: {done.stderr.strip().splitlines()[-1:]}")
+    return [line for line in done.stdout.splitlines() if line.startswith("test_")]
+
+
+class Runner:
+    """Runs tests, several at a time."""
+
+    def __init__(self, chosen: argparse.Namespace, sides: tuple[Side, Side]):
+        self.chosen, self.sides = chosen, sides
+        self.living: set[subprocess.Popen[str]] = set()
+
+    def twice_if_worse(self, name: str) -> Outcome:
+        """A test that fails over Ferrite alone is run again over both, and counts as it ends then: some fail by chance over either."""
+        outcome = self.run(name)
+        if outcome.is_worse():
+            outcome = self.run(name)
+        print(f"{outcome.name}: Ferrite {outcome.ferrite}, sockets {outcome.sockets}", flush=True)
+        return outcome
+
+    def run(self, name: str) -> Outcome:
+        (over_ferrite, output), (over_sockets, _) = (self.run_side(side, name) for side in self.sides)
+        return Outcome(name, over_ferrite, over_sockets, output if over_ferrite == FAILED else "")
+
+    def run_side(self, side: Side, name: str) -> tuple[str, str]:
+        """How the test ends, and what it says."""
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "barrier").touch()
+            process = subprocess.Popen(
+                [sys.executable, "-m", CASES, name],
+                env=self.environment(side, name, folder),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+            self.living.add(process)
+            try:
+                output, _ = process.communicate(timeout=self.chosen.limit)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                output = process.communicate()[0] + f"\nhas not ended within {self.chosen.limit} s"
+            finally:
+                self.living.discard(process)
+        return outcome_of(process.returncode, output), output
+
+    def environment(self, side: Side, name: str, folder: str) -> dict[str, str]:
+        # The processes of one machine would not need a network.
+        own = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+        if self.chosen.softrnic:
+            own |= softrnic.environment(self.chosen.softrnic, 0, f"{os.getpid()}-{name[-24:]}-{side.name}")
+            # PyTorch's processes have the same, so that NCCL takes them for one machine's.
+            del own["NCCL_HOSTID"]
+        own |= {"BACKEND": "nccl", "WORLD_SIZE": str(self.chosen.world), "TEMP_DIR": folder}
+        return {**os.environ, **own, **dict(self.chosen.both), **dict(side.variables)}
+
+    def end(self) -> None:
+        """Ends what still runs, if this program was interrupted."""
+        for process in list(self.living):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def outcome_of(code: int, output: str) -> str:
+    if code:
+        return FAILED
+    return SKIPPED if re.search(r"^OK \(skipped=1\)$", output, re.MULTILINE) else PASSED
+
+
+def write(folder: Path, verdict: str, outcomes: list[Outcome]) -> None:
+    rows = [f"| {outcome.name} | {outcome.ferrite} | {outcome.sockets} |" for outcome in outcomes]
+    count = lambda side, what: sum(getattr(outcome, side) == what for outcome in outcomes)  # noqa: E731
+    counts = [f"{count('ferrite', what)} {what} over Ferrite, {count('sockets', what)} over sockets" for what in (PASSED, SKIPPED, FAILED)]
+    text = ["# PyTorch's tests of torch.distributed", "", f"**{verdict}**: " + "; ".join(counts) + ".", ""]
+    text += ["    " + " ".join(sys.argv), "", "| test | over Ferrite | over sockets |", "|---|---|---|", *rows, ""]
+    for outcome in outcomes:
+        if outcome.is_worse():
+            text += [f"## {outcome.name}", "", *(f"    {line}" for line in outcome.output.splitlines()[-60:]), ""]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.md").write_text("\n".join(text))

@@ -1,0 +1,75 @@
+"""torch_suite: what it counts as worse, and what it writes. Without PyTorch."""
+
+import io
+import tempfile
+import unittest
+from argparse import Namespace
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest import mock
+
+from nccl_net_ferrite import exit_codes
+from nccl_net_ferrite.networks import Side
+from nccl_net_ferrite.suite import command
+
+OK, SKIP, FAIL = "Ran 1 test in 1s\n\nOK\n", "Ran 1 test in 1s\n\nOK (skipped=1)\n", "FAILED (errors=1)\n"
+
+
+class TestSuite(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.out = Path(folder.name)
+
+    def compare(self, results: dict[str, list[str]]) -> tuple[int, str, str]:
+        """Exit code, report and what was printed, where each test's runs over Ferrite and sockets, in turn, print what `results` says."""
+        chosen = Namespace(plugin=self.out, softrnic=None, tests="", world=2, jobs=1, both=[], limit=9, out=self.out / "report")
+
+        def run_side(_: command.Runner, _side: Side, name: str) -> tuple[str, str]:
+            output = results[name].pop(0)
+            return command.outcome_of(int(output == FAIL), output), output
+
+        printed = io.StringIO()
+        with (
+            mock.patch.object(command, "ferrite"),
+            mock.patch.object(command, "listed", return_value=list(results)),
+            mock.patch.object(command.Runner, "run_side", run_side),
+            redirect_stdout(printed),
+            redirect_stderr(printed),
+        ):
+            code = exit_codes.of_program(lambda: command.compare(chosen))
+        report = self.out / "report/report.md"
+        return code, report.read_text() if report.exists() else "", printed.getvalue()
+
+    def test_a_failure_over_both_is_not_ferrites(self) -> None:
+        code, report, _ = self.compare({"test_a": [OK, OK], "test_b": [FAIL, FAIL], "test_c": [SKIP, SKIP], "test_d": [OK, FAIL]})
+        self.assertEqual(code, 0)
+        self.assertIn("**0 of 4 tests fail over Ferrite and not over sockets**", report)
+        self.assertIn("| test_b | failed | failed |", report)
+        self.assertIn("1 skipped over Ferrite, 1 over sockets", report)
+
+    def test_a_failure_over_ferrite_alone_is_tried_once_more(self) -> None:
+        code, report, _ = self.compare({"test_a": [FAIL, OK, OK, OK]})
+        self.assertEqual((code, "| test_a | passed | passed |" in report), (0, True))
+        code, report, printed = self.compare({"test_a": [FAIL, OK, FAIL, OK]})
+        self.assertEqual(code, 1)
+        self.assertIn("## test_a\n\n    FAILED (errors=1)", report)
+        self.assertIn("1 of 1 tests fail over Ferrite and not over sockets", printed)
+
+    def test_tests_of_which_none_passes_prove_nothing(self) -> None:
+        code, report, printed = self.compare({"test_a": [FAIL, FAIL]})
+        self.assertEqual((code, report), (2, ""))
+        self.assertIn("no test passes over either transport; the first one: FAILED", printed)
+
+    def test_without_pytorch_it_is_said(self) -> None:
+        with mock.patch.object(command.subprocess, "run", return_value=mock.Mock(returncode=1, stderr="x\nNo module named torch\n")):
+            self.assertRaisesRegex(command.Invalid, "PyTorch's tests cannot be loaded: .*No module named torch", command.listed, 2)
+
+    def test_a_test_that_does_not_end_has_failed(self) -> None:
+        chosen = Namespace(softrnic=None, world=2, both=[], limit=0.2)
+        runner = command.Runner(chosen, (Side("a", "IB", ()), Side("b", "Socket", ())))
+        with mock.patch.object(command.sys, "executable", "/bin/sh"), mock.patch.object(command, "CASES", "-c"):
+            # The shell runs the name as a command: -m is an option of its own.
+            how, output = runner.run_side(runner.sides[0], "sleep 60")
+        self.assertEqual(how, command.FAILED)
+        self.assertIn("has not ended within 0.2 s", output)

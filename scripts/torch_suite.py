@@ -1,0 +1,9 @@
+#!/usr/bin/env python3
+"""Starts the program torch_suite of this repository; --help says what it does."""
+
+import sys
+
+from nccl_net_ferrite.suite.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())
