@@ -140,6 +140,8 @@ class Runner:
             own |= softrnic.environment(self.chosen.softrnic, 0, f"{os.getpid()}-{name[-24:]}-{side.name}")
             # PyTorch's processes have the same, so that NCCL takes them for one machine's.
             del own["NCCL_HOSTID"]
+        # Where the tests' own processes find this package, whatever folder this program was started in.
+        own["PYTHONPATH"] = ":".join(filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[2])]))
         own |= {"BACKEND": "nccl", "WORLD_SIZE": str(self.chosen.world), "TEMP_DIR": folder}
         return {**os.environ, **own, **dict(self.chosen.both), **dict(side.variables)}
 
