@@ -13,8 +13,8 @@ os.environ.setdefault("BACKEND", "nccl")
 os.environ.setdefault("WORLD_SIZE", "2")
 os.environ.setdefault("TEMP_DIR", "/tmp")
 
-import torch
-from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+import torch  # noqa: E402
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend  # noqa: E402
 
 
 class Suite(TestDistBackend, DistributedTest._DistTestBase):  # type: ignore[misc]

@@ -5,7 +5,8 @@
 
 They are in PyTorch's wheel (torch.testing), and need the package expecttest and as many GPUs as --world says. Each test runs in
 processes of its own over Ferrite, and where it fails there, over sockets. Exit code 0: none fails over Ferrite that does not fail
-over sockets. 1: some do; each is tried once more over both before that is said. 2: the tests cannot be run, or none passes. 130: interrupted. report.md has each test.
+over sockets. 1: some do; each is tried once more over both before that is said. 2: the tests cannot be run, or none passes.
+130: interrupted. report.md has each test.
 """
 
 import argparse
