@@ -16,10 +16,18 @@ from nccl_net_ferrite.ddp import command as ddp
 from nccl_net_ferrite.hang import command as hang
 from nccl_net_ferrite.matrix import command as matrix
 from nccl_net_ferrite.site import command as site
+from nccl_net_ferrite.suite import command as suite
 
 from .fixtures import ROOT, environment
 
-PARSERS = {"ab": ab.arguments, "ddp": ddp.arguments, "hang": hang.arguments, "matrix": matrix.arguments, "site": site.arguments}
+PARSERS = {
+    "ab": ab.arguments,
+    "ddp": ddp.arguments,
+    "hang": hang.arguments,
+    "matrix": matrix.arguments,
+    "site": site.arguments,
+    "torch_suite": suite.arguments,
+}
 # They name no parser of their own: --help behind the arguments ends them once these are parsed.
 OTHERS = ("endurance", "flaps", "fuzz", "reinit", "schedules")
 # Words of the pages in whose place a number stands.

@@ -1,6 +1,8 @@
 """torch_suite: what it counts as worse, and what it writes. Without PyTorch."""
 
 import io
+import subprocess
+import sys
 import tempfile
 import unittest
 from argparse import Namespace
@@ -9,6 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 from nccl_net_ferrite import exit_codes
+from nccl_net_ferrite.errors import Invalid
 from nccl_net_ferrite.networks import Side
 from nccl_net_ferrite.suite import command
 
@@ -64,13 +67,13 @@ class TestSuite(unittest.TestCase):
         self.assertIn("no test passes; the first one: FAILED", printed)
 
     def test_without_pytorch_it_is_said(self) -> None:
-        with mock.patch.object(command.subprocess, "run", return_value=mock.Mock(returncode=1, stderr="x\nNo module named torch\n")):
-            self.assertRaisesRegex(command.Invalid, "PyTorch's tests cannot be loaded: .*No module named torch", command.listed, 2)
+        with mock.patch.object(subprocess, "run", return_value=mock.Mock(returncode=1, stderr="x\nNo module named torch\n")):
+            self.assertRaisesRegex(Invalid, "PyTorch's tests cannot be loaded: .*No module named torch", command.listed, 2)
 
     def test_a_test_that_does_not_end_has_failed(self) -> None:
         chosen = Namespace(softrnic=None, world=2, both=[], limit=0.2)
         runner = command.Runner(chosen, (Side("a", "IB", ()), Side("b", "Socket", ())))
-        with mock.patch.object(command.sys, "executable", "/bin/sh"), mock.patch.object(command, "CASES", "-c"):
+        with mock.patch.object(sys, "executable", "/bin/sh"), mock.patch.object(command, "CASES", "-c"):
             # The shell runs the name as a command: -m is an option of its own.
             how, output = runner.run_side(runner.sides[0], "sleep 60")
         self.assertEqual(how, command.FAILED)

@@ -13,7 +13,7 @@ STROKES: list[tuple[str, float]] = [(COLOURS["A"], 9), (COLOURS["B"], 5), (NOISE
 ENTRY = 160
 HOW = (
     "A transformer of 3 million parameters learns the source text of Python's standard library, byte by byte, with "
-    "DistributedDataParallel, AdamW and deterministic algorithms. Losses are compared as the 32-bit numbers that they are, of "
+    "{parallel}, AdamW and deterministic algorithms. Losses are compared as the 32-bit numbers that they are, of "
     "every rank at every step. The last columns are what rank 0 held after each of its process groups was destroyed."
 )
 
@@ -27,7 +27,7 @@ def write(folder: Path, report: Report) -> None:
         verdict[:1].upper() + verdict[1:] + ".",
         "![loss curves, one upon the other](curves.svg)",
         table(report.runs),
-        HOW,
+        HOW.format(parallel="FSDP (fully_shard)" if report.about.sharded else "DistributedDataParallel"),
         facts(report.about, report.runs[1]),
     ]
     (folder / "report.md").write_text("\n\n".join(parts) + "\n")

@@ -75,6 +75,7 @@ class About:
     variables: dict[str, str]
     cycles: int  # process groups, one after the other
     softrnic: bool
+    sharded: bool = False  # parameters shared out among the ranks
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ def compare(options: argparse.Namespace) -> int:
         variables=dict(setup.both),
         cycles=options.cycles,
         softrnic=bool(options.softrnic),
+        sharded=options.sharded,
     )
     verdict = curves.judge(runs)
     found = Report(about, verdict, runs)
