@@ -102,7 +102,8 @@ impl Settings {
         ];
         set.extend(given.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?.into()))));
         if self.gpu_helper {
-            let program = std::env::current_exe().map_err(|e| format!("--gpu-helper: this program cannot be found: {e}"))?;
+            let program =
+                std::env::current_exe().map_err(|e| format!("--gpu-helper: this program cannot be found: {e}"))?;
             set.push(("SOFTRNIC_GPU_HELPER", program.into()));
         }
         let switches = [

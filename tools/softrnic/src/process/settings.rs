@@ -293,7 +293,9 @@ fn gpu(driver: &Driver) -> Result<GpuAccess, String> {
 
 /// `SOFTRNIC_GPU_HELPER`.
 fn gpu_helper(driver: &Driver) -> Result<Option<PathBuf>, String> {
-    let Some(program) = driver.text("SOFTRNIC_GPU_HELPER")?.filter(|program| !program.is_empty()) else { return Ok(None) };
+    let Some(program) = driver.text("SOFTRNIC_GPU_HELPER")?.filter(|program| !program.is_empty()) else {
+        return Ok(None);
+    };
     if !Path::new(&program).is_file() || !program.starts_with('/') {
         return Err(format!("SOFTRNIC_GPU_HELPER={program}: must be the absolute path of the program `softrnic`"));
     }

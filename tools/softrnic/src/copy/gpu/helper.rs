@@ -172,13 +172,19 @@ impl Helper {
             shared.users > 0
         });
         for (addr, bytes) in unused {
-            let order = Order { number: 0, kind: kind::GIVE_BACK, ordinal: 0, addr, bytes, stage_at: 0, handle: [0; 64] };
+            let order =
+                Order { number: 0, kind: kind::GIVE_BACK, ordinal: 0, addr, bytes, stage_at: 0, handle: [0; 64] };
             self.ask(order, None);
         }
     }
 
     /// Asks for a copy between `piece` and the stage's bytes at `stage`.
-    pub(crate) fn copy(&'static self, piece: &Piece, direction: Direction, stage: *mut u8) -> Result<Pending, CopyError> {
+    pub(crate) fn copy(
+        &'static self,
+        piece: &Piece,
+        direction: Direction,
+        stage: *mut u8,
+    ) -> Result<Pending, CopyError> {
         let kind = if direction == Direction::Out { kind::COPY_OUT } else { kind::COPY_IN };
         let stage_at = (stage as usize - self.stage) as u64;
         let Piece { addr, len: bytes, gpu, .. } = *piece;

@@ -56,7 +56,9 @@ struct Active {
 /// A sentence: the formats differ, or the file or the driver cannot be used.
 pub fn serve(socket: OwnedFd, stage: Stage<'_>, format: u32) -> Result<(), String> {
     if format != FORMAT {
-        return Err(format!("gpu-helper: this program speaks format {FORMAT}, the library format {format}: take both from one build"));
+        return Err(format!(
+            "gpu-helper: this program speaks format {FORMAT}, the library format {format}: take both from one build"
+        ));
     }
     let stage = map(stage)?;
     // SAFETY: a C string; what the library does when it is loaded is the driver's affair.
