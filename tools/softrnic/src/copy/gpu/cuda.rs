@@ -23,7 +23,7 @@ const HOST_REGISTER_PORTABLE: c_uint = 1;
 const CAPTURE_MODE_RELAXED: c_int = 2;
 
 /// The driver's library.
-pub(super) const LIBRARY: &CStr = c"libcuda.so.1";
+pub(crate) const LIBRARY: &CStr = c"libcuda.so.1";
 
 /// An opaque object of the driver.
 pub(crate) type Handle = *mut c_void;
@@ -33,12 +33,12 @@ macro_rules! driver {
     ($(#[$doc:meta])* $table:ident { $($field:ident: $symbol:literal ($($arg:ty),*);)* }) => {
         $(#[$doc])*
         pub(crate) struct $table {
-            $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> Code,)*
+            $(pub(crate) $field: unsafe extern "C" fn($($arg),*) -> Code,)*
         }
 
         impl $table {
             /// `None`: the driver has not all of them.
-            pub(super) fn load(library: Handle) -> Option<Self> {
+            pub(crate) fn load(library: Handle) -> Option<Self> {
                 Some(Self { $($field: {
                     // SAFETY: a valid handle and a C string.
                     let found = unsafe { libc::dlsym(library, $symbol.as_ptr()) };
@@ -58,7 +58,7 @@ macro_rules! driver {
         }
     };
 }
-pub(super) use driver;
+pub(crate) use driver;
 
 driver! {
     /// What copies need of the driver.
@@ -96,13 +96,13 @@ fn loads() -> u64 {
 }
 
 /// The driver's library, if this process has loaded it; else null.
-pub(super) fn loaded() -> Handle {
+pub(crate) fn loaded() -> Handle {
     // SAFETY: a C string; the library is only looked for, not loaded.
     unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }
 }
 
 /// Turns a result into an error.
-pub(super) fn check(code: Code) -> Result<(), Code> {
+pub(crate) fn check(code: Code) -> Result<(), Code> {
     if code == SUCCESS { Ok(()) } else { Err(code) }
 }
 

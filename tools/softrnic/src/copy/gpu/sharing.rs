@@ -21,7 +21,7 @@ pub(crate) struct IpcHandle(pub(crate) [u8; 64]);
 
 /// Who may access a mapping, and how: the device of that ordinal, reading and writing.
 #[repr(C)]
-pub(super) struct Access {
+pub(crate) struct Access {
     /// Kind, and ordinal.
     location: [c_int; 2],
     flags: c_int,
