@@ -94,11 +94,11 @@ const SIZES: [usize; 9] = [1, 7, 8, 4096, 65_536, 524_287, 524_288, 524_289, 3_0
 
 #[test]
 fn bytes_go_between_gpus_and_hosts_of_two_processes() {
-    bytes_go_between_gpus_and_hosts(&Softrnic::new().env("SOFTRNIC_GPU", "peermem"));
+    bytes_go_between_gpus_and_hosts(&Softrnic::new().env("SOFTRNIC_GPU", "peermem"), &SIZES);
 }
 
 /// Every byte, in every combination of whose memory it comes from and goes to, between processes.
-pub(crate) fn bytes_go_between_gpus_and_hosts(softrnic: &Softrnic) {
+pub(crate) fn bytes_go_between_gpus_and_hosts(softrnic: &Softrnic, sizes: &[usize]) {
     const MOST: usize = 3_000_001;
     softrnic.pair(|side, mut socket| {
         let driver = Driver::load();
@@ -112,7 +112,7 @@ pub(crate) fn bytes_go_between_gpus_and_hosts(softrnic: &Softrnic) {
         let mine = [gpu.at, u64::from(gpu.node.key()), host.as_ptr() as u64, u64::from(host_key)];
         let theirs: [u64; 4] = socket.swap(&mine);
         assert_eq!(theirs[1], peer.rkey);
-        for (round, size) in SIZES.into_iter().enumerate() {
+        for (round, size) in sizes.iter().copied().enumerate() {
             for (from_gpu, to_gpu) in [(true, true), (true, false), (false, true)] {
                 let data = pattern(size, round);
                 if side == 0 {

@@ -16,7 +16,7 @@ fn with(settings: [(&'static str, String); 4]) -> Softrnic {
 
 #[test]
 fn bytes_go_between_gpus_and_hosts_by_helpers() {
-    bytes_go_between_gpus_and_hosts(&with(require!(helper())));
+    bytes_go_between_gpus_and_hosts(&with(require!(helper())), &[1, 4096, 524_289]);
 }
 
 /// Both ways, to and from a GPU whose process is inside a call of the driver meanwhile.

@@ -5,6 +5,7 @@ use std::fs::OpenOptions;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr;
+use std::time::Duration;
 
 use crate::copy::gpu::card::{self, Flight};
 use crate::copy::gpu::cuda::{Code, Cuda, LIBRARY};
@@ -15,6 +16,9 @@ use crate::host::stderr;
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID: Code = 1;
+
+/// How soon to look again at copies that are under way. Those who wait for them may need this processor.
+const PAUSE: Duration = Duration::from_micros(20);
 
 /// Where a helper finds the stage that it copies to and from.
 #[derive(Clone, Copy, Debug)]
@@ -87,12 +91,17 @@ impl Server {
     fn run(&mut self) {
         loop {
             let waits = self.copies.is_empty();
-            match receive::<Order>(self.socket.as_fd(), waits) {
-                Received::Packet(order, fd) => self.handle(&order, fd),
-                Received::Nothing => {}
+            let has_come = match receive::<Order>(self.socket.as_fd(), waits) {
+                Received::Packet(order, fd) => {
+                    self.handle(&order, fd);
+                    true
+                }
+                Received::Nothing => false,
                 Received::Ended => return,
+            };
+            if !self.end_copies() && !has_come {
+                std::thread::sleep(PAUSE);
             }
-            self.end_copies();
         }
     }
 
@@ -155,8 +164,9 @@ impl Server {
         Ok(parts)
     }
 
-    /// Answers for the copies that are over.
-    fn end_copies(&mut self) {
+    /// Answers for the copies that are over. Whether there are some.
+    fn end_copies(&mut self) -> bool {
+        let before = self.copies.len();
         let mut index = 0;
         while index < self.copies.len() {
             let result = are_over(&mut self.copies[index].parts);
@@ -166,6 +176,7 @@ impl Server {
                 self.answer(active.number, result.map(drop));
             }
         }
+        self.copies.len() < before
     }
 
     fn answer(&self, number: u64, done: Result<(), Code>) {
