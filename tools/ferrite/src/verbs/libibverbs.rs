@@ -77,9 +77,19 @@ impl Verbs {
         settings
     }
 
-    /// The environment of a process of the pair that works on `fabric`.
+    /// The same where the processes of a pair are on two hosts, which have no interface of one machine alone in common.
+    pub(crate) fn settings_between_hosts(&self) -> Vec<(&'static str, OsString)> {
+        self.settings().into_iter().filter(|(name, _)| *name != "NCCL_SOCKET_IFNAME").collect()
+    }
+
+    /// The environment of a process that works on `fabric`, all on this host.
     pub(crate) fn apply(&self, command: &mut Command, fabric: &str) {
-        command.envs(self.settings());
+        self.apply_with(self.settings(), command, fabric);
+    }
+
+    /// As [`Self::apply`], with these settings.
+    pub(crate) fn apply_with(&self, settings: Vec<(&'static str, OsString)>, command: &mut Command, fabric: &str) {
+        command.envs(settings);
         if let Self::Softrnic { .. } = self {
             command.env(FABRIC, fabric);
         }
