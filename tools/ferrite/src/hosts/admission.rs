@@ -46,19 +46,20 @@ pub(crate) fn listen(address: &str) -> Result<(TcpListener, u16)> {
     Ok((listener, port))
 }
 
-/// Hands callers with the token to `admitted` until it has `count` of them, or the time is over; how many it was.
+/// Hands callers with the token to `admitted` until it has `count` of them, the time is over, or `is_over` says so.
 pub(crate) fn gather<F: DeserializeOwned + Send + 'static>(
     listener: &TcpListener,
     token: &str,
     count: usize,
     limit: Duration,
+    is_over: impl Fn() -> bool,
     mut admitted: impl FnMut(F, LineConn),
-) -> usize {
+) {
     let (sender, receiver) = mpsc::channel();
     let (end, mut all) = (Instant::now() + limit, 0);
     let waiting = Arc::new(AtomicUsize::new(0));
     listener.set_nonblocking(true).unwrap_or_default();
-    while all < count && Instant::now() < end && !interrupt::received() {
+    while all < count && Instant::now() < end && !interrupt::received() && !is_over() {
         if let Ok((stream, caller)) = listener.accept() {
             if waiting.load(Relaxed) < WAITING {
                 waiting.fetch_add(1, Relaxed);
@@ -75,7 +76,6 @@ pub(crate) fn gather<F: DeserializeOwned + Send + 'static>(
             all += 1;
         }
     }
-    all
 }
 
 /// Hears a caller's first words, and passes it on if it has the token.

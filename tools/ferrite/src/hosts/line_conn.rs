@@ -50,6 +50,14 @@ impl LineConn {
         serde_json::from_slice(&line).map_err(|e| format!("no such message: {e}"))
     }
 
+    /// Whether the peer has said something that was not received, or has ended the connection.
+    pub(crate) fn has_news(&self) -> bool {
+        self.stream.set_nonblocking(true).unwrap_or_default();
+        let is_quiet = matches!(self.stream.peek(&mut [0]), Err(e) if e.kind() == ErrorKind::WouldBlock);
+        self.stream.set_nonblocking(false).unwrap_or_default();
+        !self.pending.is_empty() || !is_quiet
+    }
+
     /// The connection for other uses: both ends agree that nothing more comes in lines.
     ///
     /// # Errors
@@ -109,9 +117,12 @@ mod tests {
         far.write_all(b"2]\n[3]\n").expect("sent");
         let long = Duration::from_secs(20);
         assert_eq!(near.receive::<Vec<u8>>(long), Ok(vec![1, 2]));
+        assert!(near.has_news());
         assert_eq!(near.receive::<Vec<u8>>(long), Ok(vec![3]));
+        assert!(!near.has_news());
         drop(far);
         assert!(near.receive::<Vec<u8>>(long).is_err_and(|e| e.contains("closed")));
+        assert!(near.has_news());
     }
 
     #[test]

@@ -157,9 +157,6 @@ fn machine(record: &Record, page: &mut String) -> std::fmt::Result {
     }
     if let Some(other) = &record.other_machine {
         writeln!(page, "- rank 1 on {}{}, {} CPUs, Linux {}", host(other), other.processor, other.cpus, other.kernel)?;
-        for (name, value) in &other.environment {
-            writeln!(page, "- there `{name}={value}`")?;
-        }
         if let Verbs::Softrnic { .. } = record.verbs {
             writeln!(page, "- what a message costs the card is counted on one host only (`ferrite cost`)")?;
         }

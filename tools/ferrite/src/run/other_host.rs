@@ -49,7 +49,7 @@ impl OtherHost {
         let files = FileFacts::of(sources)?;
         let Meeting { listener, token, wait } = meeting;
         let mut met: Option<(HostFacts, LineConn)> = None;
-        admission::gather(&listener, &token, 1, wait, |facts, conn| met = Some((facts, conn)));
+        admission::gather(&listener, &token, 1, wait, || false, |facts, conn| met = Some((facts, conn)));
         interrupt::check()?;
         let Some((facts, mut conn)) = met else {
             return Err(Error::Stalled { what: "waiting for the other host".into(), after: wait });
@@ -96,7 +96,9 @@ impl OtherHost {
             Start { number, side, silence_ms, has_pages, fabric: fabric.clone(), variables: variables.to_vec() };
         self.tell(&Request::Start(start))?;
         let (mut control, mut peer) = (None, None);
-        admission::gather(&self.listener, &self.token, 2, ANSWER, |purpose: Purpose, mut conn| {
+        // It answers when it is connected, or cannot be.
+        let is_over = || self.conn.lock().unwrap_or_else(PoisonError::into_inner).has_news();
+        admission::gather(&self.listener, &self.token, 2, ANSWER, is_over, |purpose: Purpose, mut conn| {
             let place = if purpose.kind == Kind::Control { &mut control } else { &mut peer };
             if purpose.number == number && conn.send(&purpose, ANSWER).is_ok() {
                 *place = conn.into_stream().ok();

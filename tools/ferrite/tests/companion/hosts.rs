@@ -15,9 +15,9 @@ use testkit::{Scratch, program};
 /// `ferrite compare` of the loopback with a stand-in for NCCL, for the shortest time.
 fn compare() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite"));
-    command.args(["compare", "--verbs", "system", "--quick", "--reps", "1", "--slice", "1", "--sizes", "8"]);
-    command.args(["--connections", "2", "--timeout", "30", "--token", "t", "--plugin"]).arg(loopback());
-    command.arg("--nccl").arg(fake_nccl()).env_remove("RUST_LOG");
+    command.args(["compare", "--verbs", "system", "--quick", "--reps", "1", "--sizes", "8", "--connections", "2"]);
+    command.args(["--timeout", "30", "--token", "t", "--plugin"]).arg(loopback());
+    command.env("FERRITE_NCCL", fake_nccl()).env_remove("RUST_LOG");
     command
 }
 
@@ -30,9 +30,14 @@ struct Server {
 }
 
 fn server(words: &[&str]) -> Server {
+    server_of("1", words)
+}
+
+/// One whose measurements last so many milliseconds.
+fn server_of(slice: &str, words: &[&str]) -> Server {
     let report = Scratch::new();
     let mut command = compare();
-    command.args(["--serve", "127.0.0.1:0", "--report"]).arg(report.path()).args(words);
+    command.args(["--serve", "127.0.0.1:0", "--slice", slice, "--report"]).arg(report.path()).args(words);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
     let mut log = BufReader::new(child.stderr.take().expect("piped"));
     let mut line = String::new();
@@ -43,7 +48,7 @@ fn server(words: &[&str]) -> Server {
 
 impl Server {
     /// Its exit code, stdout and stderr.
-    fn ended(mut self) -> (i32, String, String) {
+    fn ended(&mut self) -> (i32, String, String) {
         let (mut stdout, mut stderr) = (String::new(), String::new());
         self.child.stdout.take().expect("piped").read_to_string(&mut stdout).expect("text");
         self.log.read_to_string(&mut stderr).expect("text");
@@ -52,7 +57,7 @@ impl Server {
 
     /// It has ended as not valid, and says these words.
     #[track_caller]
-    fn invalid(self, words: &[&str]) {
+    fn invalid(mut self, words: &[&str]) {
         let (code, stdout, stderr) = self.ended();
         assert_eq!(code, 2, "{stdout}{stderr}");
         for word in words {
@@ -93,15 +98,14 @@ fn version() -> String {
 #[test]
 fn two_hosts_bring_one_report_that_names_both() {
     let _turn = PairPermit::wait();
-    let server = server(&["--set-b", "NCCL_LOOPBACK_WORD=to both"]);
+    let mut server = server(&["--set-b", "NCCL_LOOPBACK_WORD=to both"]);
     let mut host = compare();
     host.arg(&server.place).env("RUST_LOG", "debug").env("NCCL_IB_TC", "106");
     let host = program::run(&mut host);
-    let report = server.report.path().to_owned();
     let (code, stdout, stderr) = server.ended();
     // One repetition tells nothing.
     assert_eq!((code, host.status.code()), (3, Some(0)), "{stdout}{stderr}{host}");
-    let read = |name: &str| std::fs::read_to_string(report.join(name)).expect("it was written");
+    let read = |name: &str| std::fs::read_to_string(server.report.join(name)).expect("it was written");
     let record: Record = serde_json::from_str(&read("raw.json")).expect("it is a record");
     let there = record.other_machine.as_ref().expect("two hosts");
     assert!(record.complete && !there.host.is_empty(), "{there:?}");
@@ -110,7 +114,7 @@ fn two_hosts_bring_one_report_that_names_both() {
     let on = format!("rank 0 on {} loop0, rank 1 on {} loop0", record.machine.host, there.host);
     assert!(stdout.contains(&on), "{stdout}");
     for text in [&stdout, &read("report.md")] {
-        assert!(text.contains("note: the hosts are not alike: NCCL_IB_TC is unset on"), "{text}");
+        assert!(text.contains("the hosts are not alike: NCCL_IB_TC is unset on"), "{text}");
     }
     // The variable of B reaches rank 1 as well, and A does not get it.
     assert_eq!(host.stderr.matches("the word is to both").count(), 2, "{host}");
@@ -119,7 +123,7 @@ fn two_hosts_bring_one_report_that_names_both() {
 #[test]
 fn a_host_without_the_plugin_and_one_of_another_version_are_told_on_both() {
     let lacking = server(&[]);
-    let host = other(&lacking.place, &["--baseline", "/no/such.so"]);
+    let host = other(&lacking.place, &["--nccl", "/no/such.so"]);
     assert_eq!(host.status.code(), Some(2), "{host}");
     assert!(host.stderr.contains("/no/such.so"), "{host}");
     lacking.invalid(&["refused: ", "/no/such.so"]);
@@ -154,7 +158,7 @@ fn a_host_that_goes_away_or_talks_nonsense_ends_the_comparison_in_words() {
 #[test]
 fn a_host_that_is_killed_in_a_session_is_told() {
     let _turn = PairPermit::wait();
-    let mut server = server(&["--slice", "2000"]);
+    let mut server = server_of("2000", &[]);
     let mut host = compare().arg(&server.place).stderr(Stdio::null()).spawn().expect("started");
     let mut line = String::new();
     server.log.read_line(&mut line).expect("text");

@@ -56,7 +56,8 @@ pub(super) struct Speed {
 /// Lets hosts in until all are there, or the time is over.
 pub(super) fn gather(listener: &TcpListener, plan: &Plan) -> Vec<Host> {
     let mut hosts = Vec::new();
-    admission::gather(listener, &plan.token, plan.hosts, plan.limit, |facts, conn| {
+    let never = || false;
+    admission::gather(listener, &plan.token, plan.hosts, plan.limit, never, |facts, conn| {
         let number = hosts.len();
         hosts.push(welcome(facts, conn, number));
     });
