@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -75,7 +75,7 @@ impl Pair {
     ///
     /// # Errors
     /// [`Error::Io`] if a process cannot be started.
-    pub fn spawn(program: &PathBuf, arguments: &[OsString], setting: &Setting) -> Result<Self> {
+    pub fn spawn(program: &Path, arguments: &[OsString], setting: &Setting) -> Result<Self> {
         let (zero, one) = UnixStream::pair().map_err(|e| Error::io("socketpair", e))?;
         let process = |peer: UnixStream| Process { arguments, peer: peer.into(), is_stand_in: false };
         Self::start(program, [process(zero), process(one)], setting, new_fabric_name())

@@ -126,6 +126,7 @@ fn too_few(record: &Record) -> String {
 mod tests {
     use super::*;
     use crate::report::sample_record::sample_record;
+    use crate::results::changed::{ChangedGroup, Medians};
     use crate::results::judgement::Judgement;
     use crate::results::rows::Group;
 
@@ -199,5 +200,32 @@ mod tests {
         assert!(words.starts_with("A differs from itself in 1 of 2 rows, which chance"), "{words}");
         assert!(words.ends_with(": bandwidth 1M 0->1 0.90 [0.85, 0.95]"), "{words}");
         assert!(verdict(&record).contains("1 where A differs from A"), "{}", verdict(&record));
+    }
+
+    #[test]
+    fn what_has_become_worse_since_an_earlier_run_is_a_failure_too() {
+        let mut record = sample_record();
+        record.groups = vec![group(Some(Finding::Better), 0.01)];
+        assert_eq!((conclusion(&record), change(&record)), (Conclusion::Good, None));
+        for (finding, least, expected, words) in [
+            (Finding::Worse, 0.4, Conclusion::Worse, "B is worse against A than it was; worse: latency"),
+            (Finding::Unclear, 0.4, Conclusion::TooFew, "too few runs to tell a change of 10 %; not told: latency"),
+            (Finding::Unclear, 0.04, Conclusion::Good, "B is against A what it was; no change found: latency (4.0 %"),
+            (Finding::Better, 0.4, Conclusion::Good, "B is better against A than it was, worse nowhere; better: "),
+        ] {
+            let medians = Medians { then: 1.0, now: 1.1 };
+            let judgement = group(Some(finding), least).judgement;
+            record.earlier = Some(Earlier {
+                file: "old/raw.json".into(),
+                tool: "0".into(),
+                started_unix: 0,
+                differences: Vec::new(),
+                rows: Vec::new(),
+                groups: vec![ChangedGroup { name: "latency".into(), rows: 1, medians, judgement }],
+            });
+            assert_eq!(conclusion(&record), expected, "{finding:?}");
+            let line = change(&record).expect("an earlier run");
+            assert!(line.starts_with(&format!("since the run of old/raw.json: {words}")), "{line}");
+        }
     }
 }

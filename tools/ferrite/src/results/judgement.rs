@@ -84,7 +84,7 @@ pub fn judge_change(better: Better, then: OfRun<'_>, now: OfRun<'_>, family: usi
     };
     let level = 1.0 - CHANCE / 2.0 / family.max(1) as f64;
     let ratio = quotient(estimate::LEVEL);
-    let noise = [then.noises, now.noises].map(|noises| estimate::estimate(noises));
+    let noise = [then.noises, now.noises].map(estimate::estimate);
     let noise = if let [Some(then), Some(now)] = noise { Some(then.joined(&now)) } else { None };
     let claim = quotient(level).filter(|claim| claim.coverage >= level - 1e-12);
     let (Some(claim), Some(noise)) = (claim, noise.filter(|noise| noise.coverage >= estimate::LEVEL)) else {
