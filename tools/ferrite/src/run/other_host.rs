@@ -112,11 +112,14 @@ impl OtherHost {
         }
     }
 
-    /// Finds out whether its files are still those that it began with, and lets it go.
+    /// Finds out whether its files are still those that it began with, and lets it go. After an interrupt it is let go at once.
     ///
     /// # Errors
     /// [`Error::Refused`] if one was replaced.
     pub(crate) fn end(&self) -> Result<()> {
+        if interrupt::received() {
+            return self.tell(&Request::End);
+        }
         self.tell(&Request::Files)?;
         let Reply::Files(now) = self.hear()? else { return Err(self.problem("it does not tell its files")) };
         let is_other = |(then, now): (&FileFacts, &FileFacts)| then.sha256 != now.sha256;

@@ -176,6 +176,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn two_hosts_do_not_meet_over_loopback() {
+        let verbs = Verbs::Softrnic { folder: "x".into() };
+        let has = |settings: Vec<(&str, OsString)>| settings.iter().any(|(name, _)| *name == "NCCL_SOCKET_IFNAME");
+        assert!(has(verbs.settings()) || std::env::var_os("NCCL_SOCKET_IFNAME").is_some());
+        assert!(!has(verbs.settings_between_hosts()));
+    }
+
+    #[test]
     fn fabrics_are_distinct_and_known_by_their_names() {
         let (one, two) = (new_fabric_name(), new_fabric_name());
         assert_ne!(one, two);

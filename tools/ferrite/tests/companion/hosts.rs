@@ -12,10 +12,10 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use testkit::{Scratch, program};
 
-/// `ferrite compare` of the loopback with a stand-in for NCCL, for the shortest time.
+/// `ferrite compare` of the loopback with a stand-in for NCCL.
 fn compare() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite"));
-    command.args(["compare", "--verbs", "system", "--quick", "--reps", "1", "--sizes", "8", "--connections", "2"]);
+    command.args(["compare", "--verbs", "system", "--quick", "--sizes", "8", "--connections", "2"]);
     command.args(["--timeout", "30", "--token", "t", "--plugin"]).arg(loopback());
     command.env("FERRITE_NCCL", fake_nccl()).env_remove("RUST_LOG");
     command
@@ -29,19 +29,24 @@ struct Server {
     report: Scratch,
 }
 
+/// One that measures for the shortest time.
 fn server(words: &[&str]) -> Server {
-    server_of("1", words)
+    server_of("1", "1", words, "warn")
 }
 
-/// One whose measurements last so many milliseconds.
-fn server_of(slice: &str, words: &[&str]) -> Server {
+/// One that measures so often, for so many milliseconds each.
+fn server_of(reps: &str, slice: &str, words: &[&str], log: &str) -> Server {
     let report = Scratch::new();
     let mut command = compare();
-    command.args(["--serve", "127.0.0.1:0", "--slice", slice, "--report"]).arg(report.path()).args(words);
+    command.args(["--serve", "127.0.0.1:0", "--reps", reps, "--slice", slice, "--report"]).arg(report.path());
+    command.args(words).env("RUST_LOG", log);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
     let mut log = BufReader::new(child.stderr.take().expect("piped"));
     let mut line = String::new();
-    log.read_line(&mut line).expect("text");
+    while !line.contains("THIS_HOST:") {
+        line.clear();
+        assert_ne!(log.read_line(&mut line).expect("text"), 0, "the server ended");
+    }
     let port = line.split("THIS_HOST:").nth(1).and_then(|rest| rest.split(' ').next()).expect("where it is");
     Server { place: format!("127.0.0.1:{port}"), child, log, report }
 }
@@ -158,7 +163,7 @@ fn a_host_that_goes_away_or_talks_nonsense_ends_the_comparison_in_words() {
 #[test]
 fn a_host_that_is_killed_in_a_session_is_told() {
     let _turn = PairPermit::wait();
-    let mut server = server_of("2000", &[]);
+    let mut server = server_of("1", "2000", &[], "warn");
     let mut host = compare().arg(&server.place).stderr(Stdio::null()).spawn().expect("started");
     let mut line = String::new();
     server.log.read_line(&mut line).expect("text");
@@ -166,6 +171,27 @@ fn a_host_that_is_killed_in_a_session_is_told() {
     host.kill().expect("it runs");
     host.wait().expect("it ends");
     server.invalid(&["the other host"]);
+}
+
+#[test]
+fn an_interrupted_comparison_reports_what_it_has_and_lets_the_other_host_go() {
+    let _turn = PairPermit::wait();
+    let mut server = server_of("1000", "1", &[], "debug");
+    let host = compare().arg(&server.place).stderr(Stdio::piped()).spawn().expect("started");
+    // Two pairs verify, three are a repetition: the sixth of rank 0 is of the second one.
+    let mut begun = 0;
+    while begun < 6 {
+        let mut line = String::new();
+        assert_ne!(server.log.read_line(&mut line).expect("text"), 0, "it ended by itself");
+        begun += usize::from(line.contains("rank 0: ") && line.contains("Loopback 0.0.1"));
+    }
+    // SAFETY: a signal to the child, which has not been waited for.
+    unsafe { libc::kill(server.child.id().cast_signed(), libc::SIGINT) };
+    let (code, stdout, stderr) = server.ended();
+    assert_eq!(code, 130, "{stdout}{stderr}");
+    assert!(stdout.contains("PARTIAL: interrupted after "), "{stdout}");
+    let host = host.wait_with_output().expect("it ends");
+    assert_eq!(host.status.code(), Some(0), "{}", String::from_utf8_lossy(&host.stderr));
 }
 
 /// The host trusts the server no more than that one trusts it.
