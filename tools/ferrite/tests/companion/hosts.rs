@@ -60,6 +60,16 @@ impl Server {
         (self.child.wait().expect("it ends").code().unwrap_or(-1), stdout, stderr)
     }
 
+    /// Reads its log until rank 0 of so many sessions has begun.
+    fn wait_for_sessions(&mut self, count: usize) {
+        let mut begun = 0;
+        while begun < count {
+            let mut line = String::new();
+            assert_ne!(self.log.read_line(&mut line).expect("text"), 0, "it ended by itself");
+            begun += usize::from(line.contains("rank 0: ") && line.contains("Loopback 0.0.1"));
+        }
+    }
+
     /// It has ended as not valid, and says these words.
     #[track_caller]
     fn invalid(mut self, words: &[&str]) {
@@ -163,14 +173,13 @@ fn a_host_that_goes_away_or_talks_nonsense_ends_the_comparison_in_words() {
 #[test]
 fn a_host_that_is_killed_in_a_session_is_told() {
     let _turn = PairPermit::wait();
-    let mut server = server_of("1", "2000", &[], "warn");
+    let mut server = server_of("1", "2000", &[], "debug");
     let mut host = compare().arg(&server.place).stderr(Stdio::null()).spawn().expect("started");
-    let mut line = String::new();
-    server.log.read_line(&mut line).expect("text");
-    assert!(line.contains("verifying A"), "{line}");
+    // Two verify.
+    server.wait_for_sessions(3);
     host.kill().expect("it runs");
     host.wait().expect("it ends");
-    server.invalid(&["the other host"]);
+    server.invalid(&["rank 1: the other host: the connection "]);
 }
 
 #[test]
@@ -179,12 +188,7 @@ fn an_interrupted_comparison_reports_what_it_has_and_lets_the_other_host_go() {
     let mut server = server_of("1000", "1", &[], "debug");
     let host = compare().arg(&server.place).stderr(Stdio::piped()).spawn().expect("started");
     // Two pairs verify, three are a repetition: the sixth of rank 0 is of the second one.
-    let mut begun = 0;
-    while begun < 6 {
-        let mut line = String::new();
-        assert_ne!(server.log.read_line(&mut line).expect("text"), 0, "it ended by itself");
-        begun += usize::from(line.contains("rank 0: ") && line.contains("Loopback 0.0.1"));
-    }
+    server.wait_for_sessions(6);
     // SAFETY: a signal to the child, which has not been waited for.
     unsafe { libc::kill(server.child.id().cast_signed(), libc::SIGINT) };
     let (code, stdout, stderr) = server.ended();
