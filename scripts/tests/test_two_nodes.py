@@ -120,7 +120,7 @@ class Lines(fixtures.InFolder):
 
     def test_torchrun_gets_what_it_knows(self) -> None:
         """By PyTorch's documentation of it; the line has run with it (see the page)."""
-        known = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--no-python", "-m"}
+        known = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "-m"}
         self.assertLessEqual(set(self.options("torchrun")), known)
 
     def test_kubectl_gets_what_it_knows_and_the_labels_are_those_of_the_job(self) -> None:

@@ -91,10 +91,10 @@ fn changes(record: &Record, earlier: &Earlier, page: &mut String) -> std::fmt::R
     writeln!(page, "## Since an earlier run\n\n**{}.**\n", capital(&change(record).unwrap_or_default()))?;
     writeln!(
         page,
-        "- that run: `{}`, made by ferrite {}, begun {} s after the start of 1970",
+        "- that run: `{}`, made by ferrite {}, {:.1} days before this one",
         earlier.file.display(),
         earlier.tool,
-        earlier.started_unix
+        record.started_unix.saturating_sub(earlier.started_unix) as f64 / 86_400.0
     )?;
     for difference in &earlier.differences {
         writeln!(page, "- {difference}")?;
