@@ -137,15 +137,12 @@ impl Compare {
         }
         if let Some(Role::Host { place, token, .. }) = role {
             let pin = !self.common.no_pin;
-            let part = self.sources().and_then(|sources| {
-                let verbs = self.common.devices.verbs()?;
-                Ok(HostPart { sources, verbs, pin })
-            });
+            let part = self.sides(|common| common.devices.verbs());
+            let part = part.map(|(sources, verbs)| HostPart { sources, verbs, pin });
             return host_part::take_part(&place, &token, part).map(|()| Exit::Good);
         }
         let earlier = self.earlier.as_deref().map(EarlierRun::read).transpose()?;
-        let sources = self.sources()?;
-        let verbs = self.common.prepared()?;
+        let (sources, verbs) = self.sides(Common::prepared)?;
         let scope = Scope { find_percent: self.find, fail_percent: self.fail_if_worse, ..self.common.scope() };
         let other = match role {
             Some(Role::Server { address, token, .. }) => Some(self.meet(&address, token, &sources, &verbs)?),
@@ -155,15 +152,16 @@ impl Compare {
         self.common.run(&CompareRequest { variables: [self.set_a, self.set_b], earlier, ..request }, other)
     }
 
-    /// A and B. What is here is looked at before A is fetched, verified and measured.
-    fn sources(&self) -> Result<Vec<Source>> {
+    /// A and B, and their libibverbs. What is here is looked at before A is fetched, verified and measured.
+    fn sides(&self, verbs: impl FnOnce(&Common) -> Result<Verbs>) -> Result<(Vec<Source>, Verbs)> {
         let plugin = self.plugin.clone().map_or_else(|| Dist::find()?.plugin(), Ok)?;
         library::require_plugin(&plugin, None)?;
+        let verbs = verbs(&self.common)?;
         let a = match &self.baseline {
             Some(path) => library::require_plugin(path, None).map(|_| Source::plugin(path))?,
             None => Source::stock(cache::find(self.nccl.as_deref())?),
         };
-        Ok(vec![a, Source::plugin(plugin)])
+        Ok((vec![a, Source::plugin(plugin)], verbs))
     }
 
     fn meet(&self, address: &str, token: String, sources: &[Source], verbs: &Verbs) -> Result<Arc<OtherHost>> {
