@@ -5,6 +5,7 @@
 //! | folder | what is in it |
 //! |---|---|
 //! | `system` | system calls of this program on its own process, its output and its installed files |
+//! | `hosts` | how processes of several hosts find each other, and the lines that they send |
 //! | [`nccl`] | releases of NCCL, shared objects, vtables of each interface version, the transport's log |
 //! | [`transport`] | a vtable's calls with Rust's types: transport, listener, communicators, memory regions, requests |
 //! | [`verbs`] | which libibverbs a run uses, fabrics of the software device, counters of a device's port |
@@ -35,6 +36,7 @@ mod doctor;
 pub mod ecmp;
 pub mod error;
 pub mod hang;
+mod hosts;
 mod instructions;
 pub mod measure;
 pub mod nccl;

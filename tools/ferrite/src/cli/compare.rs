@@ -1,23 +1,31 @@
 //! The arguments of `ferrite compare` and `ferrite bench`, and what they print.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 
 use crate::cli::device_args::DeviceArgs;
 use crate::cli::exit::Exit;
+use crate::cli::meeting_args::MeetingArgs;
 use crate::cli::size::parse_size;
 use crate::cli::source_args::SourceArgs;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::hosts::admission;
+use crate::hosts::role::Role;
 use crate::measure::plan::{DEPTH, Scope};
 use crate::nccl::cache;
 use crate::nccl::library::{self, Source};
-use crate::report::verdict::{Conclusion, bias, conclusion, verdict};
+use crate::report::judged::Conclusion;
+use crate::report::verdict::{bias, change, conclusion, verdict};
 use crate::report::{self, table};
+use crate::results::earlier::EarlierRun;
 use crate::results::record::Record;
 use crate::results::side::Side;
 use crate::run::compare::{self, CompareRequest};
+use crate::run::host_part::{self, HostPart};
+use crate::run::other_host::{Meeting, OtherHost};
 use crate::run::session::Runner;
 use crate::system::dist::Dist;
 use crate::system::{host, output};
@@ -34,9 +42,16 @@ Examples:
   ferrite compare --streams 4 --set-a NCCL_IB_QPS_PER_CONNECTION=4
                                                 four connections each way at once, and A with four queue pairs each
   ferrite compare --fail-if-worse 5             a loss of less than 5 % is told, and is no failure
+  ferrite compare --earlier report/raw.json --report new
+                                                and whether B is against A what it was in that run
+  ferrite compare --verbs system --serve        over two hosts: it prints the line for the other one
+  mpirun -np 2 -H HOST0,HOST1 -x MASTER_ADDR=HOST0 ferrite compare --verbs system --job
+                                                the same under a launcher, a process on each host
 
 Exit code 0: B is as good as A or better; 1: B is worse somewhere (see --fail-if-worse), or a byte is wrong; 2: not valid; 3: too few runs to \
-tell, see --find; 130: interrupted, and the report holds what had been measured.")]
+tell, see --find; 130: interrupted, and the report holds what had been measured. With --earlier, 1 is also that B has become worse against A, and 3 \
+that a change might have been missed. Of two hosts rank 0's has that code and the report; the other one's is 0 when the comparison has \
+come to its end.")]
 pub(super) struct Compare {
     /// B: the plugin [default: ../lib/libnccl-net.so beside this program]
     #[arg(long, value_name = "PATH")]
@@ -53,12 +68,17 @@ pub(super) struct Compare {
     /// Exit with 1 only where B is found to be worse by so many per cent or more; 0: wherever it is worse
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
     fail_if_worse: u32,
+    /// Compare with an earlier comparison too, by its raw.json: what B is against A, now and then; of the same A, machine and settings
+    #[arg(long, value_name = "RAW_JSON")]
+    earlier: Option<PathBuf>,
     /// A variable that A's processes alone get, such as NCCL_IB_QPS_PER_CONNECTION=4; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     set_a: Vec<(String, String)>,
     /// The same for B
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     set_b: Vec<(String, String)>,
+    #[command(flatten)]
+    meeting: MeetingArgs,
     #[command(flatten)]
     common: Common,
 }
@@ -107,16 +127,52 @@ struct Common {
 
 impl Compare {
     pub(super) fn run(self, command: Vec<String>) -> Result<Exit> {
-        let plugin = self.plugin.map_or_else(|| Dist::find()?.plugin(), Ok)?;
-        // What is here is looked at before A is fetched, verified and measured.
+        let role = self.meeting.role(2, |name| std::env::var(name).ok())?;
+        if let Some(Role::Server { hosts, .. } | Role::Host { hosts: Some(hosts), .. }) = role
+            && hosts != 2
+        {
+            return Err(Error::Usage(format!(
+                "two hosts are compared over, with one process on each: the launcher has started {hosts}"
+            )));
+        }
+        if let Some(Role::Host { place, token, .. }) = role {
+            let pin = !self.common.no_pin;
+            let part = self.sides(|common| common.devices.verbs());
+            let part = part.map(|(sources, verbs)| HostPart { sources, verbs, pin });
+            return host_part::take_part(&place, &token, part).map(|()| Exit::Good);
+        }
+        let earlier = self.earlier.as_deref().map(EarlierRun::read).transpose()?;
+        let (sources, verbs) = self.sides(Common::prepared)?;
+        let scope = Scope { find_percent: self.find, fail_percent: self.fail_if_worse, ..self.common.scope() };
+        let other = match role {
+            Some(Role::Server { address, token, .. }) => Some(self.meet(&address, token, &sources, &verbs)?),
+            _ => None,
+        };
+        let request = self.common.request(sources, verbs, scope, command);
+        self.common.run(&CompareRequest { variables: [self.set_a, self.set_b], earlier, ..request }, other)
+    }
+
+    /// A and B, and their libibverbs. What is here is looked at before A is fetched, verified and measured.
+    fn sides(&self, verbs: impl FnOnce(&Common) -> Result<Verbs>) -> Result<(Vec<Source>, Verbs)> {
+        let plugin = self.plugin.clone().map_or_else(|| Dist::find()?.plugin(), Ok)?;
         library::require_plugin(&plugin, None)?;
-        let verbs = self.common.prepared()?;
-        let a = match self.baseline {
-            Some(path) => library::require_plugin(&path, None).map(|_| Source::plugin(path))?,
+        let verbs = verbs(&self.common)?;
+        let a = match &self.baseline {
+            Some(path) => library::require_plugin(path, None).map(|_| Source::plugin(path))?,
             None => Source::stock(cache::find(self.nccl.as_deref())?),
         };
-        let scope = Scope { find_percent: self.find, fail_percent: self.fail_if_worse, ..self.common.scope() };
-        self.common.run(vec![a, Source::plugin(plugin)], [self.set_a, self.set_b], verbs, scope, command)
+        Ok((vec![a, Source::plugin(plugin)], verbs))
+    }
+
+    fn meet(&self, address: &str, token: String, sources: &[Source], verbs: &Verbs) -> Result<Arc<OtherHost>> {
+        let (listener, port) = admission::listen(address)?;
+        let wait = self.meeting.wait();
+        let system = if *verbs == Verbs::System { " --verbs system" } else { "" };
+        output::write_stderr(format_args!(
+            "on the other host: ferrite compare THIS_HOST:{port} --token {token}{system}    (waiting for it, {})",
+            host::seconds(wait)
+        ));
+        OtherHost::meet(Meeting { listener, token, wait }, sources, verbs).map(Arc::new)
     }
 }
 
@@ -124,7 +180,8 @@ impl Bench {
     pub(super) fn run(self, command: Vec<String>) -> Result<Exit> {
         let verbs = self.common.prepared()?;
         let scope = self.common.scope();
-        self.common.run(vec![self.source.source()?], Default::default(), verbs, scope, command)
+        let request = self.common.request(vec![self.source.source()?], verbs, scope, command);
+        self.common.run(&request, None)
     }
 }
 
@@ -136,20 +193,19 @@ impl Common {
         Ok(verbs)
     }
 
-    fn run(
-        self,
-        sources: Vec<Source>,
-        variables: [Vec<(String, String)>; 2],
-        verbs: Verbs,
-        scope: Scope,
-        command: Vec<String>,
-    ) -> Result<Exit> {
+    /// What to run: both sides with the same variables, compared with no earlier run.
+    fn request(&self, sources: Vec<Source>, verbs: Verbs, scope: Scope, command: Vec<String>) -> CompareRequest {
+        let devices = self.devices.devices();
+        CompareRequest { sources, variables: Default::default(), verbs, devices, scope, earlier: None, command }
+    }
+
+    fn run(&self, request: &CompareRequest, other: Option<Arc<OtherHost>>) -> Result<Exit> {
         let runner = Runner::of_this_program(Duration::from_secs(self.timeout), !self.no_pin)?;
-        let request = CompareRequest { sources, variables, verbs, devices: self.devices.devices(), scope, command };
-        if host::cpus()?.len() < 2 {
+        let runner = Runner { other, ..runner };
+        if runner.other.is_none() && host::cpus()?.len() < 2 {
             log::warn!("there is one CPU only: two polling processes share it, times mean little");
         }
-        let record = compare::run(&request, &runner)?;
+        let record = compare::run(request, &runner)?;
         // Each is told whether or not the other can be written.
         let printed = output::write_stdout(&summary(&record));
         report::write(&record, &self.report)?;
@@ -203,8 +259,10 @@ fn summary(record: &Record) -> String {
         _ => "any CPU".into(),
     };
     text += &format!(
-        "rank 0 on {}, rank 1 on {}, {cpus}; {}, {:.0} s; streams keep {DEPTH} in flight{}\n",
+        "rank 0 on {}{}, rank 1 on {}{}, {cpus}; {}, {:.0} s; streams keep {DEPTH} in flight{}\n",
+        report::text::host_of(record, 0),
         zero.name,
+        report::text::host_of(record, 1),
         one.name,
         report::text::repetitions(record),
         record.seconds,
@@ -220,5 +278,9 @@ fn summary(record: &Record) -> String {
     if let Some(bias) = bias(record) {
         text += &format!("{bias}\n");
     }
-    text + &format!("{}\n", verdict(record))
+    for table in table::changes(record).into_iter().take(1) {
+        text += &format!("{}\n", table.text());
+    }
+    let change = change(record).map_or_else(String::new, |change| format!("{change}\n"));
+    text + &format!("{}\n{change}", verdict(record))
 }

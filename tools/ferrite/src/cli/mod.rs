@@ -10,6 +10,7 @@ mod ecmp;
 mod exit;
 mod hang;
 mod instructions;
+mod meeting_args;
 mod memcpy;
 mod outlast;
 mod paths;
@@ -32,6 +33,7 @@ use crate::doctor::machine;
 use crate::error::{Error, Result};
 use crate::nccl::cache;
 use crate::nccl::release::NcclRelease;
+use crate::pair::stand_in;
 use crate::results::file_hash;
 use crate::run::worker;
 use crate::system::dist::Dist;
@@ -103,6 +105,8 @@ enum Command {
     #[command(hide = true)]
     Worker,
     #[command(hide = true)]
+    StandIn,
+    #[command(hide = true)]
     CheckWorker,
     #[command(hide = true)]
     OutlastWorker,
@@ -145,6 +149,7 @@ pub fn main() -> i32 {
             | Command::Completions(_)
             | Command::Man(_)
             | Command::Worker
+            | Command::StandIn
             | Command::CheckWorker
             | Command::OutlastWorker
             | Command::CostWorker { .. }
@@ -157,6 +162,7 @@ pub fn main() -> i32 {
     let words = || arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     exit::code(match cli.command {
         Command::Worker => return worker::main(),
+        Command::StandIn => return stand_in::main(),
         Command::CheckWorker => return crate::check::worker::main(),
         Command::OutlastWorker => return crate::outlast::worker::main(),
         Command::CostWorker { job } => crate::cost::worker::main(&job).map(|()| Exit::Good),

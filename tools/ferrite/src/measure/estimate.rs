@@ -21,6 +21,23 @@ impl Estimate {
     pub fn holds(&self, value: f64) -> bool {
         (self.low..=self.high).contains(&value)
     }
+
+    /// The quotient, whose interval misses if either of the two misses. `None` for values that have none.
+    pub fn over(&self, other: &Self) -> Option<Self> {
+        let [median, low, high] = [self.median / other.median, self.low / other.high, self.high / other.low]
+            .map(|v| Some(v).filter(|v| v.is_normal()));
+        Some(Self { median: median?, low: low?, high: high?, coverage: self.coverage + other.coverage - 1.0 })
+    }
+
+    /// The interval that holds both.
+    pub fn joined(&self, other: &Self) -> Self {
+        Self {
+            median: (self.median * other.median).sqrt(),
+            low: self.low.min(other.low),
+            high: self.high.max(other.high),
+            coverage: self.coverage.min(other.coverage),
+        }
+    }
 }
 
 /// The coverage aimed at.

@@ -2,11 +2,10 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, PipeReader};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -33,14 +32,15 @@ pub(crate) struct ChildProcess {
 }
 
 impl ChildProcess {
+    /// Starts it with `peer` as its socket to the other one. `hear` gets what it says, then `None`; false: nobody listens any more.
     pub(crate) fn start(
         mut command: Command,
         rank: usize,
         cpu: Option<usize>,
-        peer: UnixStream,
+        peer: OwnedFd,
         silence: Duration,
         pages: Option<&Pages>,
-        messages: Sender<(usize, Option<WorkerMessage>)>,
+        hear: impl Fn(Option<WorkerMessage>) -> bool + Send + 'static,
     ) -> Result<Self> {
         let failed = |what: &'static str| move |source| Error::io(what, source);
         let (control, theirs) = UnixStream::pair().map_err(failed("socketpair"))?;
@@ -70,7 +70,7 @@ impl ChildProcess {
         let log = Arc::new(Mutex::new(VecDeque::new()));
         let listening = control.try_clone().map_err(failed("dup"))?;
         let readers = vec![
-            std::thread::spawn(move || read_messages(rank, listening, &messages)),
+            std::thread::spawn(move || read_messages(listening, &hear)),
             std::thread::spawn({
                 let log = log.clone();
                 move || read_log(rank, reader, &log)
@@ -133,19 +133,18 @@ impl ChildProcess {
     }
 }
 
-fn read_messages(rank: usize, control: UnixStream, messages: &Sender<(usize, Option<WorkerMessage>)>) {
+fn read_messages(control: UnixStream, hear: &dyn Fn(Option<WorkerMessage>) -> bool) {
     for line in BufReader::new(control).lines().map_while(|line| line.ok()) {
         let message = serde_json::from_str(&line).unwrap_or_else(|problem| WorkerMessage::Failed {
             message: format!("unreadable report ({problem}): {line}"),
             peer_gone: false,
             wrong: false,
         });
-        if messages.send((rank, Some(message))).is_err() {
+        if !hear(Some(message)) {
             return;
         }
     }
-    // This fails when the receiver is gone, and then the message is not needed.
-    messages.send((rank, None)).unwrap_or_default();
+    hear(None);
 }
 
 fn read_log(rank: usize, reader: PipeReader, log: &Mutex<VecDeque<String>>) {

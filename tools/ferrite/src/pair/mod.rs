@@ -28,6 +28,7 @@
 //! | [`setting`] | how a pair is started |
 //! | [`parent`] | [`Pair`](parent::Pair): both processes, as their parent sees them |
 //! | `child` | one process of a pair, as its parent sees it |
+//! | `host_end`, `stand_in` | a process of a pair on another host: what starts it there, and what stands for it here |
 //! | [`message`] | what a process sends to its parent |
 //! | [`worker_ctx`] | [`WorkerCtx`]: rank, parent and peer of a process of a pair, inside that process |
 //! | [`pages`] | memory that all pairs of a run use |
@@ -35,11 +36,13 @@
 //! | [`test_pair`] | [`run`]: the body of a test in both processes |
 
 mod child;
+pub(crate) mod host_end;
 pub mod message;
 pub mod pages;
 pub mod parent;
 pub mod peer_conn;
 pub mod setting;
+pub(crate) mod stand_in;
 pub mod test_pair;
 pub mod worker_ctx;
 

@@ -2,9 +2,10 @@
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,26 @@ pub struct Pair {
     fabric: String,
 }
 
+/// What a pair has of the process that runs on another host.
+#[derive(Debug)]
+pub(crate) struct SocketsToHost {
+    /// To the program that has started it there.
+    pub(crate) control: TcpStream,
+    /// To the process itself.
+    pub(crate) peer: TcpStream,
+    /// The fabric that both work on.
+    pub(crate) fabric: String,
+}
+
+/// How a process of a pair is started.
+struct Process<'a> {
+    arguments: &'a [OsString],
+    /// Its socket to the other one.
+    peer: OwnedFd,
+    /// It passes on what a process of another host says.
+    is_stand_in: bool,
+}
+
 /// Something that a process of a pair says or does.
 #[derive(Debug)]
 pub(crate) enum PairEvent {
@@ -54,23 +75,37 @@ impl Pair {
     ///
     /// # Errors
     /// [`Error::Io`] if a process cannot be started.
-    pub fn spawn(program: &PathBuf, arguments: &[OsString], setting: &Setting) -> Result<Self> {
+    pub fn spawn(program: &Path, arguments: &[OsString], setting: &Setting) -> Result<Self> {
+        let (zero, one) = UnixStream::pair().map_err(|e| Error::io("socketpair", e))?;
+        let process = |peer: UnixStream| Process { arguments, peer: peer.into(), is_stand_in: false };
+        Self::start(program, [process(zero), process(one)], setting, new_fabric_name())
+    }
+
+    /// Starts rank 0 as `program arguments`; rank 1 runs on another host, and `program stand_in` is a process that stands for it here.
+    pub(crate) fn spawn_with_other_host(
+        program: &Path,
+        [arguments, stand_in]: [&[OsString]; 2],
+        setting: &Setting,
+        other: SocketsToHost,
+    ) -> Result<Self> {
+        let zero = Process { arguments, peer: other.peer.into(), is_stand_in: false };
+        let one = Process { arguments: stand_in, peer: other.control.into(), is_stand_in: true };
+        Self::start(program, [zero, one], setting, other.fabric)
+    }
+
+    fn start(program: &Path, [zero, one]: [Process<'_>; 2], setting: &Setting, fabric: String) -> Result<Self> {
         let (sender, messages) = channel();
-        let fabric = new_fabric_name();
-        let (peer0, peer1) = UnixStream::pair().map_err(|e| Error::io("socketpair", e))?;
         let cpus = if setting.pin { host::cpus()? } else { Vec::new() };
-        let start = |rank: usize, peer: UnixStream| {
-            let mut command = Command::new(program);
-            command.args(arguments);
-            setting.verbs.apply(&mut command, &fabric);
-            command.env("NCCL_NET_PLUGIN", &setting.net_plugin);
-            command.envs(setting.env.iter().map(|(name, value)| (name, value)));
-            let cpu = (cpus.len() >= 2).then(|| cpus[rank]);
+        let start = |rank: usize, process: Process<'_>| {
+            let command = setting.command(program, process.arguments, &fabric);
+            let cpu = (cpus.len() >= 2 && !process.is_stand_in).then(|| cpus[rank]);
             let pages = setting.pages.as_ref().map(|pages| &pages[rank]);
-            ChildProcess::start(command, rank, cpu, peer, setting.silence, pages, sender.clone())
+            let sender = sender.clone();
+            let hear = move |message| sender.send((rank, message)).is_ok();
+            ChildProcess::start(command, rank, cpu, process.peer, setting.silence, pages, hear)
         };
         Ok(Self {
-            children: [start(0, peer0)?, start(1, peer1)?],
+            children: [start(0, zero)?, start(1, one)?],
             messages,
             silence: setting.silence,
             verbs: setting.verbs.clone(),

@@ -29,6 +29,7 @@ pub struct WorkerCtx {
     cpu: Option<usize>,
     silence: Duration,
     control: BufReader<UnixStream>,
+    /// Or a TCP socket, where the peer is on another host: what is called here does for both.
     peer: UnixStream,
     pages: Option<PageAllocator>,
 }
@@ -90,6 +91,14 @@ impl WorkerCtx {
     /// that this process reports what it waited for before its parent ends it.
     pub fn deadline(&self, what: &'static str) -> Deadline {
         Deadline::new(what, self.silence * 4 / 5)
+    }
+
+    /// The socket to the peer, for another use.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it cannot be had twice.
+    pub(crate) fn peer(&self) -> Result<OwnedFd> {
+        self.peer.try_clone().map(OwnedFd::from).map_err(|e| Error::io("cannot have a socket twice", e))
     }
 
     /// Sends a message to the parent.

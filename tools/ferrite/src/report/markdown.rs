@@ -4,9 +4,11 @@ use std::fmt::Write;
 
 use crate::cost::report as cost;
 use crate::report::table;
-use crate::report::text::{over_connections, percent, repetitions, variables, warnings};
-use crate::report::verdict::{bias, verdict};
+use crate::report::text::{host_of, over_connections, percent, repetitions, variables, warnings};
+use crate::report::verdict::{bias, change, verdict};
+use crate::results::changed::Earlier;
 use crate::results::judgement::CHANCE;
+use crate::results::machine::Machine;
 use crate::results::record::Record;
 use crate::results::side::Side;
 use crate::verbs::libibverbs::Verbs;
@@ -40,6 +42,9 @@ fn page_into(record: &Record, page: &mut String) -> std::fmt::Result {
         }
         reading(record, page)?;
     }
+    if let Some(earlier) = &record.earlier {
+        changes(record, earlier, page)?;
+    }
     if !record.costs.is_empty() {
         let counted = cost::text(&record.costs);
         writeln!(
@@ -51,7 +56,7 @@ fn page_into(record: &Record, page: &mut String) -> std::fmt::Result {
     }
     writeln!(page, "## What ran\n")?;
     for side in &record.sides {
-        evidence(side, page)?;
+        evidence(record, side, page)?;
     }
     machine(record, page)
 }
@@ -82,7 +87,32 @@ fn reading(record: &Record, page: &mut String) -> std::fmt::Result {
     )
 }
 
-fn evidence(side: &Side, page: &mut String) -> std::fmt::Result {
+fn changes(record: &Record, earlier: &Earlier, page: &mut String) -> std::fmt::Result {
+    writeln!(page, "## Since an earlier run\n\n**{}.**\n", capital(&change(record).unwrap_or_default()))?;
+    writeln!(
+        page,
+        "- that run: `{}`, made by ferrite {}, {:.1} days before this one",
+        earlier.file.display(),
+        earlier.tool,
+        record.started_unix.saturating_sub(earlier.started_unix) as f64 / 86_400.0
+    )?;
+    for difference in &earlier.differences {
+        writeln!(page, "- {difference}")?;
+    }
+    writeln!(page)?;
+    for table in table::changes(record) {
+        writeln!(page, "{}", table.markdown())?;
+    }
+    writeln!(
+        page,
+        "Times and rates of different days say little, so none are compared: now/then is the quotient of B/A in this run and B/A in that \
+         one, where A is the same library. Its interval reaches from the lower end of the one over the upper end of the other to the \
+         opposite, since nothing pairs repetitions of two runs. It covers what repetitions of a run differ by. What a machine does to B \
+         and not to A from one day to the next is in no interval: make the comparison twice on one day to see how much that is.\n"
+    )
+}
+
+fn evidence(record: &Record, side: &Side, page: &mut String) -> std::fmt::Result {
     let identity = &side.identity;
     writeln!(page, "**{}**: vtable name `{}`, from symbol `{}`\n", side.label, identity.name, identity.symbol)?;
     writeln!(page, "- file `{}`, sha256 `{}`", identity.file.display(), side.sha256)?;
@@ -93,7 +123,8 @@ fn evidence(side: &Side, page: &mut String) -> std::fmt::Result {
     for (rank, device) in side.devices.iter().enumerate() {
         writeln!(
             page,
-            "- rank {rank}: device `{}` port {}, guid {:#x}, {} Mbit/s, on {}",
+            "- rank {rank}: {}device `{}` port {}, guid {:#x}, {} Mbit/s, on {}",
+            host_of(record, rank),
             device.name,
             device.port,
             device.guid,
@@ -107,9 +138,11 @@ fn evidence(side: &Side, page: &mut String) -> std::fmt::Result {
 
 fn machine(record: &Record, page: &mut String) -> std::fmt::Result {
     let machine = &record.machine;
+    let host = |machine: &Machine| if machine.host.is_empty() { String::new() } else { format!("{}: ", machine.host) };
     writeln!(
         page,
-        "## Where\n\n- {}, {} CPUs, Linux {}\n- libibverbs: {}{}\n- ferrite {}, {:.0} s, `{}`",
+        "## Where\n\n- {}{}, {} CPUs, Linux {}\n- libibverbs: {}{}\n- ferrite {}, {:.0} s, `{}`",
+        host(machine),
         machine.processor,
         machine.cpus,
         machine.kernel,
@@ -121,6 +154,12 @@ fn machine(record: &Record, page: &mut String) -> std::fmt::Result {
     )?;
     for (name, value) in &machine.environment {
         writeln!(page, "- `{name}={value}`")?;
+    }
+    if let Some(other) = &record.other_machine {
+        writeln!(page, "- rank 1 on {}{}, {} CPUs, Linux {}", host(other), other.processor, other.cpus, other.kernel)?;
+        if let Verbs::Softrnic { .. } = record.verbs {
+            writeln!(page, "- what a message costs the card is counted on one host only (`ferrite cost`)")?;
+        }
     }
     for (name, value) in &record.settings {
         writeln!(page, "- `{name}={value}`, set for both alike")?;

@@ -1,6 +1,7 @@
 //! The results for people: a table on the terminal, `report.md`, `report.svg`; and `raw.json`.
 
 pub(crate) mod chart;
+pub(crate) mod judged;
 pub(crate) mod markdown;
 #[cfg(test)]
 pub(crate) mod sample_record;

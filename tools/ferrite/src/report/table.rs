@@ -6,6 +6,8 @@ use crate::measure::estimate::Estimate;
 use crate::measure::metric::{Label, Metric, MetricInfo};
 use crate::measure::sample::size_text;
 use crate::report::text::{number, percent};
+use crate::report::verdict::key_name;
+use crate::results::changed::{ChangedGroup, ChangedRow};
 use crate::results::judgement::{Finding, Judgement};
 use crate::results::record::Record;
 use crate::results::rows::{Group, Row};
@@ -60,6 +62,36 @@ fn groups(record: &Record) -> Option<Table> {
     columns.extend(judged(record, |group: &Group| &group.judgement));
     let title = "B against A: times better below 1, rates above 1";
     (!record.groups.is_empty()).then(|| Table::new(title, columns, record.groups.iter()))
+}
+
+/// What has changed since an earlier run: groups, then rows.
+pub(crate) fn changes(record: &Record) -> Vec<Table> {
+    let Some(earlier) = &record.earlier else { return Vec::new() };
+    let ratio = |value: f64| format!("{value:.2}");
+    let mut of_groups = vec![
+        Column::new("all together", |group: &ChangedGroup| group.name.clone()),
+        Column::new("rows", |group: &ChangedGroup| group.rows.to_string()),
+        Column::new("B/A then", move |group: &ChangedGroup| ratio(group.medians.then)),
+        Column::new("B/A now", move |group: &ChangedGroup| ratio(group.medians.now)),
+    ];
+    of_groups.extend(changed(record, |group: &ChangedGroup| &group.judgement));
+    let mut of_rows = vec![
+        Column::new("row", |row: &ChangedRow| key_name(&row.key)),
+        Column::new("B/A then", move |row: &ChangedRow| ratio(row.medians.then)),
+        Column::new("B/A now", move |row: &ChangedRow| ratio(row.medians.now)),
+    ];
+    of_rows.extend(changed(record, |row: &ChangedRow| &row.judgement));
+    vec![
+        Table::new("B against A, now and then: times better below 1, rates above 1", of_groups, earlier.groups.iter()),
+        Table::new("The same of each row", of_rows, earlier.rows.iter()),
+    ]
+}
+
+/// The columns of a [`Judgement`] of a change.
+fn changed<'r, T: 'r>(record: &'r Record, of: fn(&T) -> &Judgement) -> [Column<'r, T>; 4] {
+    let names = ["now/then [interval]", "A/A of both", "change", "found from"];
+    let mut names = names.into_iter();
+    judged(record, of).map(|column| Column { name: names.next().map_or(column.name, str::to_owned), cell: column.cell })
 }
 
 /// The columns of a metric's table: what a row is about, the values of each side, the judgement.

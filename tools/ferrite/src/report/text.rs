@@ -1,6 +1,7 @@
 //! Numbers and sentences that the table, the report and the chart have in common.
 
 use crate::measure::plan::Scope;
+use crate::results::machine::differing;
 use crate::results::record::Record;
 use crate::results::side::Side;
 
@@ -15,13 +16,34 @@ pub(crate) fn warnings(record: &Record) -> Vec<String> {
     let busy = record.machine.busy_cpus.filter(|busy| *busy > 0.25);
     let busy =
         busy.map(|busy| format!("note: other work kept {busy:.1} CPUs busy when the run began, so expect noise"));
-    [partial, busy].into_iter().flatten().collect()
+    [partial, busy, different_variables(record)].into_iter().flatten().collect()
 }
 
 /// What the processes of a side alone were given: `, with NAME=VALUE OTHER=VALUE`.
 pub(crate) fn variables(side: &Side) -> String {
     let all: Vec<String> = side.variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
     if all.is_empty() { String::new() } else { format!(", with {}", all.join(" ")) }
+}
+
+/// `node1 ` before what is on the host of this rank, if the ranks are on two hosts.
+pub(crate) fn host_of(record: &Record, rank: usize) -> String {
+    match &record.other_machine {
+        Some(other) if rank == 1 => format!("{} ", other.host),
+        Some(_) => format!("{} ", record.machine.host),
+        None => String::new(),
+    }
+}
+
+/// The variables of transports that the two hosts have not alike.
+fn different_variables(record: &Record) -> Option<String> {
+    let other = record.other_machine.as_ref()?;
+    let different = differing(&record.machine.environment, &other.environment);
+    let value = |value: &Option<&String>| value.map_or_else(|| "unset".into(), |value| format!("{value:?}"));
+    let words = |(name, here, there): &(&String, Option<&String>, Option<&String>)| {
+        format!("{name} is {} on {} and {} on {}", value(here), record.machine.host, value(there), other.host)
+    };
+    let all: Vec<String> = different.iter().map(words).collect();
+    (!all.is_empty()).then(|| format!("note: the hosts are not alike: {}", all.join(", ")))
 }
 
 /// How many connections a stream is over, where it is several.

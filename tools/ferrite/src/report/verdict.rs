@@ -1,61 +1,41 @@
 //! What a run showed, in one line and as one of three conclusions.
 
 use crate::measure::metric::Label;
-use crate::measure::sample::size_text;
+use crate::measure::sample::{Key, size_text};
+use crate::report::judged::{Conclusion, Judged, Words};
 use crate::report::text::{percent, repetitions, repetitions_run};
-use crate::results::judgement::{Finding, Judgement};
+use crate::results::changed::Earlier;
+use crate::results::judgement::Finding;
 use crate::results::record::Record;
-use crate::results::rows::{Group, Row};
 
-/// What follows from a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Conclusion {
-    /// The data is right; and B is as good as A or better, if there is a B.
-    Good,
-    /// B is worse in a row or in a group, by as much as fails.
-    Worse,
-    /// B is not found to be worse, and a difference of the size that was asked for might have been missed.
-    TooFew,
-}
-
-/// Draws it.
+/// Draws the conclusion: from B against A and, where an earlier run is named, from what has changed since.
 pub(crate) fn conclusion(record: &Record) -> Conclusion {
-    if record.sides.len() < 2 {
-        return Conclusion::Good;
-    }
-    if worse(record).any(|judgement| fails(record, judgement)) {
-        return Conclusion::Worse;
-    }
-    let told = !record.groups.is_empty() && record.groups.iter().all(|group| tells(record, group));
-    if told { Conclusion::Good } else { Conclusion::TooFew }
-}
-
-/// The rows and groups in which B is worse.
-fn worse(record: &Record) -> impl Iterator<Item = &Judgement> {
-    let rows = record.rows.iter().map(|row| &row.judgement);
-    let all = rows.chain(record.groups.iter().map(|group| &group.judgement));
-    all.filter(|judgement| judgement.finding == Some(Finding::Worse))
-}
-
-/// Whether B, which is worse there, is so by as much as fails.
-fn fails(record: &Record, worse: &Judgement) -> bool {
-    let least = 1.0 + record.scope.fail();
-    worse.ratio.is_none_or(|ratio| ratio.median.max(1.0 / ratio.median) >= least)
-}
-
-/// Whether the group differs, or a difference of the size that was asked for would have been found.
-fn tells(record: &Record, group: &Group) -> bool {
-    match group.judgement.finding {
-        Some(Finding::Better | Finding::Worse) => true,
-        Some(Finding::Unclear) => group.judgement.excludes(record.scope.find()),
-        Some(Finding::Biased) | None => false,
+    let now = if record.sides.len() < 2 { Conclusion::Good } else { against_a(record).conclusion() };
+    let change = record.earlier.as_ref().map_or(Conclusion::Good, |earlier| since(record, earlier).conclusion());
+    match (now, change) {
+        (Conclusion::Worse, _) | (_, Conclusion::Worse) => Conclusion::Worse,
+        (Conclusion::TooFew, _) | (_, Conclusion::TooFew) => Conclusion::TooFew,
+        _ => Conclusion::Good,
     }
 }
 
-/// What the line says of a group, if it is of some kind.
-type Name<'f> = &'f dyn Fn(&Group) -> Option<String>;
-/// Whether a row is of some kind.
-type IsIt<'f> = &'f dyn Fn(&Judgement) -> bool;
+fn against_a(record: &Record) -> Judged<'_> {
+    Judged {
+        find: record.scope.find(),
+        fail: record.scope.fail(),
+        groups: record.groups.iter().map(|group| (group.name.clone(), &group.judgement)).collect(),
+        rows: record.rows.iter().map(|row| (key_name(&row.key), &row.judgement)).collect(),
+    }
+}
+
+fn since<'r>(record: &Record, earlier: &'r Earlier) -> Judged<'r> {
+    Judged {
+        find: record.scope.find(),
+        fail: record.scope.fail(),
+        groups: earlier.groups.iter().map(|group| (group.name.clone(), &group.judgement)).collect(),
+        rows: earlier.rows.iter().map(|row| (key_name(&row.key), &row.judgement)).collect(),
+    }
+}
 
 /// The line itself.
 pub(crate) fn verdict(record: &Record) -> String {
@@ -64,79 +44,27 @@ pub(crate) fn verdict(record: &Record) -> String {
     if record.sides.len() < 2 {
         return valid;
     }
-    let find = record.scope.find();
-    let unclear = |group: &Group| group.judgement.finding == Some(Finding::Unclear);
-    let least = |group: &Group| group.judgement.least.map_or_else(|| "-".into(), percent);
-    let named = |finding| {
-        move |group: &Group| {
-            (group.judgement.finding == Some(finding)).then(|| with_ratio(&group.name, &group.judgement))
-        }
+    let words = Words {
+        worse: "B is worse than A",
+        better: "B is better than A, worse nowhere",
+        alike: "B is as good as A",
+        too_few: &|| too_few(record),
+        none: "no difference found",
     };
-    let missed = |group: &Group| {
-        let missed = unclear(group) && !group.judgement.excludes(find);
-        missed.then(|| format!("{} (less than {} is missed)", group.name, least(group)))
-    };
-    let excluded = |group: &Group| {
-        let excluded = group.judgement.excludes(find);
-        excluded.then(|| format!("{} ({} would have been)", group.name, least(group)))
-    };
-    let kinds: [(&str, Name<'_>); 5] = [
-        ("worse", &named(Finding::Worse)),
-        ("better", &named(Finding::Better)),
-        ("no difference found", &excluded),
-        ("not told", &missed),
-        ("A differs from A", &|group| (group.judgement.finding == Some(Finding::Biased)).then(|| group.name.clone())),
-    ];
-    let mut parts: Vec<String> = Vec::new();
-    for (kind, name) in kinds {
-        let groups: Vec<String> = record.groups.iter().filter_map(name).collect();
-        if !groups.is_empty() {
-            parts.push(format!("{kind}: {}", groups.join(", ")));
-        }
-    }
-    let any_better = record.groups.iter().any(|group| group.judgement.finding == Some(Finding::Better));
-    let head = match conclusion(record) {
-        Conclusion::Worse => "B is worse than A".to_owned(),
-        Conclusion::Good if worse(record).next().is_some() => {
-            format!("B is worse than A, nowhere by {} or more", percent(record.scope.fail()))
-        }
-        Conclusion::Good if any_better => "B is better than A, worse nowhere".into(),
-        Conclusion::Good => "B is as good as A".into(),
-        Conclusion::TooFew => too_few(record),
-    };
-    parts.push(row_counts(record));
-    let worse_rows = record.rows.iter().filter(|row| row.judgement.finding == Some(Finding::Worse));
-    let worse_rows: Vec<String> = worse_rows.map(|row| with_ratio(&row_name(row), &row.judgement)).collect();
-    if !worse_rows.is_empty() {
-        parts.push(format!("worse rows: {}", worse_rows.join(", ")));
-    }
-    format!("{head}; {}; {valid}", parts.join("; "))
+    format!("{}; {valid}", against_a(record).line(&words))
 }
 
-fn with_ratio(name: &str, judgement: &Judgement) -> String {
-    let ratio = judgement.ratio.map(|e| format!(" {:.2} [{:.2}, {:.2}]", e.median, e.low, e.high));
-    format!("{name}{}", ratio.unwrap_or_default())
-}
-
-/// `of 35 rows 3 better, 30 without a difference found, 2 where A differs from A`.
-fn row_counts(record: &Record) -> String {
-    let finding = |wanted| move |judgement: &Judgement| judgement.finding == wanted;
-    let find = record.scope.find();
-    let unclear = finding(Some(Finding::Unclear));
-    let biased = "where A differs from A";
-    let parts: [(String, IsIt<'_>); 6] = [
-        ("better".into(), &finding(Some(Finding::Better))),
-        ("worse".into(), &finding(Some(Finding::Worse))),
-        ("without a difference found".into(), &|judgement| judgement.excludes(find)),
-        (format!("too noisy to find {}", percent(find)), &|judgement| unclear(judgement) && !judgement.excludes(find)),
-        (biased.into(), &finding(Some(Finding::Biased))),
-        ("with too few runs".into(), &finding(None)),
-    ];
-    let counted = parts.into_iter().filter_map(|(words, is_it)| {
-        let count = record.rows.iter().filter(|row| is_it(&row.judgement)).count();
-        (count > 0).then(|| format!("{count} {words}"))
-    });
-    format!("of {} rows {}", record.rows.len(), counted.collect::<Vec<_>>().join(", "))
+/// The same of what has changed since an earlier run, if one is named.
+pub(crate) fn change(record: &Record) -> Option<String> {
+    let earlier = record.earlier.as_ref()?;
+    let words = Words {
+        worse: "B is worse against A than it was",
+        better: "B is better against A than it was, worse nowhere",
+        alike: "B is against A what it was",
+        too_few: &|| format!("too few runs to tell a change of {}", percent(record.scope.find())),
+        none: "no change found",
+    };
+    Some(format!("since the run of {}: {}", earlier.file.display(), since(record, earlier).line(&words)))
 }
 
 /// Names the rows in which A differs from itself, if there are any.
@@ -144,8 +72,8 @@ pub(crate) fn bias(record: &Record) -> Option<String> {
     let rows = record.rows.iter().filter(|row| row.judgement.finding == Some(Finding::Biased));
     let names: Vec<String> = rows
         .map(|row| match row.judgement.noise {
-            Some(e) => format!("{} {:.2} [{:.2}, {:.2}]", row_name(row), e.median, e.low, e.high),
-            None => row_name(row),
+            Some(e) => format!("{} {:.2} [{:.2}, {:.2}]", key_name(&row.key), e.median, e.low, e.high),
+            None => key_name(&row.key),
         })
         .collect();
     (!names.is_empty()).then(|| {
@@ -159,13 +87,13 @@ pub(crate) fn bias(record: &Record) -> Option<String> {
 }
 
 /// `bandwidth 1M 0->1`.
-fn row_name(row: &Row) -> String {
-    let info = row.key.metric.info();
+pub(super) fn key_name(key: &Key) -> String {
+    let info = key.metric.info();
     let mut name = info.name.to_owned();
     for label in info.labels {
         match label {
-            Label::Size => name += &format!(" {}", size_text(row.key.bytes)),
-            Label::Direction => name += &format!(" {}", row.key.direction),
+            Label::Size => name += &format!(" {}", size_text(key.bytes)),
+            Label::Direction => name += &format!(" {}", key.direction),
             Label::Wrong | Label::Connections | Label::AtOnce => {}
         }
     }
@@ -198,6 +126,9 @@ fn too_few(record: &Record) -> String {
 mod tests {
     use super::*;
     use crate::report::sample_record::sample_record;
+    use crate::results::changed::{ChangedGroup, Medians};
+    use crate::results::judgement::Judgement;
+    use crate::results::rows::Group;
 
     fn group(finding: Option<Finding>, least: f64) -> Group {
         let judgement = Judgement { finding, least: finding.map(|_| least), ..Judgement::default() };
@@ -269,5 +200,32 @@ mod tests {
         assert!(words.starts_with("A differs from itself in 1 of 2 rows, which chance"), "{words}");
         assert!(words.ends_with(": bandwidth 1M 0->1 0.90 [0.85, 0.95]"), "{words}");
         assert!(verdict(&record).contains("1 where A differs from A"), "{}", verdict(&record));
+    }
+
+    #[test]
+    fn what_has_become_worse_since_an_earlier_run_is_a_failure_too() {
+        let mut record = sample_record();
+        record.groups = vec![group(Some(Finding::Better), 0.01)];
+        assert_eq!((conclusion(&record), change(&record)), (Conclusion::Good, None));
+        for (finding, least, expected, words) in [
+            (Finding::Worse, 0.4, Conclusion::Worse, "B is worse against A than it was; worse: latency"),
+            (Finding::Unclear, 0.4, Conclusion::TooFew, "too few runs to tell a change of 10 %; not told: latency"),
+            (Finding::Unclear, 0.04, Conclusion::Good, "B is against A what it was; no change found: latency (4.0 %"),
+            (Finding::Better, 0.4, Conclusion::Good, "B is better against A than it was, worse nowhere; better: "),
+        ] {
+            let medians = Medians { then: 1.0, now: 1.1 };
+            let judgement = group(Some(finding), least).judgement;
+            record.earlier = Some(Earlier {
+                file: "old/raw.json".into(),
+                tool: "0".into(),
+                started_unix: 0,
+                differences: Vec::new(),
+                rows: Vec::new(),
+                groups: vec![ChangedGroup { name: "latency".into(), rows: 1, medians, judgement }],
+            });
+            assert_eq!(conclusion(&record), expected, "{finding:?}");
+            let line = change(&record).expect("an earlier run");
+            assert!(line.starts_with(&format!("since the run of old/raw.json: {words}")), "{line}");
+        }
     }
 }

@@ -60,10 +60,45 @@ pub fn judge(better: Better, ratios: &[f64], noises: &[f64], family: usize) -> J
     let (Some(claim), Some(noise)) = (claim, noise.filter(|noise| noise.coverage >= estimate::LEVEL)) else {
         return Judgement { ratio, noise, finding: None, least: None };
     };
+    let is_biased = estimate::estimate_at(noises, level).is_some_and(|noise| !noise.holds(1.0));
+    concluded(better, ratio, claim, noise, is_biased)
+}
+
+/// The ratios of B to A of a row or a group in one run, and those of A to itself.
+#[derive(Debug, Clone, Copy)]
+pub struct OfRun<'a> {
+    /// B over the geometric mean of A's two sessions, per repetition.
+    pub ratios: &'a [f64],
+    /// The second session of A over the first, per repetition.
+    pub noises: &'a [f64],
+}
+
+/// Judges how one of `family` rows, or groups, has changed from an earlier run to a later one: the quotient of their medians of B/A. Nothing
+/// pairs repetitions of two runs, so each run has an interval of its own that misses with half the chance, and the quotient lies between
+/// their ends. [`Judgement::noise`] holds A/A of both runs.
+pub fn judge_change(better: Better, then: OfRun<'_>, now: OfRun<'_>, family: usize) -> Judgement {
+    let quotient = |level: f64| {
+        let each = f64::midpoint(1.0, level);
+        let [then, now] = [then.ratios, now.ratios].map(|ratios| estimate::estimate_at(ratios, each));
+        now?.over(&then?)
+    };
+    let level = 1.0 - CHANCE / 2.0 / family.max(1) as f64;
+    let ratio = quotient(estimate::LEVEL);
+    let noise = [then.noises, now.noises].map(estimate::estimate);
+    let noise = if let [Some(then), Some(now)] = noise { Some(then.joined(&now)) } else { None };
+    let claim = quotient(level).filter(|claim| claim.coverage >= level - 1e-12);
+    let (Some(claim), Some(noise)) = (claim, noise.filter(|noise| noise.coverage >= estimate::LEVEL)) else {
+        return Judgement { ratio, noise, finding: None, least: None };
+    };
+    let differs = |noises| estimate::estimate_at(noises, level).is_some_and(|noise| !noise.holds(1.0));
+    concluded(better, ratio, claim, noise, differs(then.noises) || differs(now.noises))
+}
+
+/// What follows from the interval that a claim is made by, and from that of A against itself.
+fn concluded(better: Better, ratio: Option<Estimate>, claim: Estimate, noise: Estimate, is_biased: bool) -> Judgement {
     // A true ratio of so much would have been found above 1, or below.
     let up = (claim.median / claim.low).powf(FOUR_OF_FIVE).max(noise.high);
     let down = (claim.high / claim.median).powf(FOUR_OF_FIVE).max(1.0 / noise.low);
-    let is_biased = estimate::estimate_at(noises, level).is_some_and(|noise| !noise.holds(1.0));
     // What differs by more than A could differ from itself, in either direction, is claimed all the same.
     let far = noise.high.max(1.0 / noise.low);
     let is_beyond = claim.low > far || claim.high < 1.0 / far;
@@ -151,6 +186,37 @@ mod tests {
             let furthest = ratio.high.max(1.0 / ratio.low) - 1.0;
             assert!(furthest > 0.08 && !found.excludes(0.08) && found.excludes(0.15), "{found:?}");
         }
+    }
+
+    #[test]
+    fn a_change_between_two_runs_takes_both_of_their_intervals() {
+        let noises = spread(1.0, 0.02, 24);
+        let change = |then: &[f64], now: &[f64]| {
+            judge_change(
+                Better::Higher,
+                OfRun { ratios: then, noises: &noises },
+                OfRun { ratios: now, noises: &noises },
+                40,
+            )
+        };
+        let at = |middle: f64| spread(middle, 0.05, 24);
+        for (then, now, expected) in [
+            (1.0, 0.8, Finding::Worse),
+            (0.8, 1.0, Finding::Better),
+            // B is worse than A in both, and as much.
+            (0.5, 0.5, Finding::Unclear),
+            // The interval of each alone does not hold the other's median.
+            (1.0, 0.95, Finding::Unclear),
+        ] {
+            let found = change(&at(then), &at(now));
+            assert_eq!(found.finding, Some(expected), "{then} {now} {found:?}");
+            assert!(found.ratio.is_some_and(|ratio| (ratio.median - now / then).abs() < 1e-9), "{found:?}");
+        }
+        // A that is not A in one of them is told.
+        let biased = OfRun { ratios: &at(1.0), noises: &spread(1.1, 0.02, 24) };
+        let now = OfRun { ratios: &at(1.0), noises: &noises };
+        assert_eq!(judge_change(Better::Higher, biased, now, 40).finding, Some(Finding::Biased));
+        assert_eq!(change(&at(1.0), &spread(0.1, 0.05, 9)).finding, None, "nine repetitions are too few for 40 rows");
     }
 
     #[test]

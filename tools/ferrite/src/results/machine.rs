@@ -1,12 +1,15 @@
 //! The machine on which a run took place.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 /// Where a run took place.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
+    /// Its name; empty in records that did not have it.
+    #[serde(default)]
+    pub host: String,
     /// Kernel release.
     pub kernel: String,
     /// Processor model.
@@ -20,6 +23,11 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// What this host calls itself.
+    pub(crate) fn host_name() -> String {
+        std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().into()
+    }
+
     /// Asks the system.
     pub fn here() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
@@ -32,6 +40,7 @@ impl Machine {
                 .any(|start| name.starts_with(start))
         };
         Self {
+            host: Self::host_name(),
             kernel: read("/proc/sys/kernel/osrelease").trim().into(),
             processor: model.unwrap_or_else(|| "unknown".into()),
             cpus: crate::system::host::cpus().map_or(0, |cpus| cpus.len()),
@@ -42,4 +51,14 @@ impl Machine {
                 .collect(),
         }
     }
+}
+
+/// Names that have not the same value in both, with both values.
+pub(crate) fn differing<'e>(
+    one: &'e BTreeMap<String, String>,
+    other: &'e BTreeMap<String, String>,
+) -> Vec<(&'e String, Option<&'e String>, Option<&'e String>)> {
+    let names: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+    let both = names.into_iter().map(|name| (name, one.get(name), other.get(name)));
+    both.filter(|(_, one, other)| one != other).collect()
 }

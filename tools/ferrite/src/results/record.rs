@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cost::report::CaseReport;
 use crate::measure::plan::Scope;
+use crate::results::changed::Earlier;
 use crate::results::machine::Machine;
 use crate::results::rows::{Group, Row};
 use crate::results::run::Run;
@@ -32,6 +33,9 @@ pub struct Record {
     pub seconds: f64,
     /// Where it ran.
     pub machine: Machine,
+    /// Where rank 1 ran, if that is another host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_machine: Option<Machine>,
     /// The libibverbs.
     pub verbs: Verbs,
     /// The variables that all processes got beside those of `machine`.
@@ -46,6 +50,9 @@ pub struct Record {
     pub rows: Vec<Row>,
     /// Rows that are judged together; none with one side.
     pub groups: Vec<Group>,
+    /// Against an earlier run, if one was named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier: Option<Earlier>,
     /// What messages cost, on the software device.
     #[serde(default)]
     pub costs: Vec<CaseReport>,

@@ -74,13 +74,7 @@ fn row(key: Key, sessions: &[Run], family: usize) -> Option<Row> {
 }
 
 fn groups(keys: &[Key], sessions: &[Run]) -> Vec<Group> {
-    let groups = Metric::ALL.iter().filter_map(|metric| {
-        let GroupOfRows { name, sizes: (least, greatest) } = metric.info().group?;
-        let is_member = |key: &&Key| key.metric == *metric && (least..=greatest).contains(&key.bytes);
-        let keys: Vec<Key> = keys.iter().filter(is_member).copied().collect();
-        (!keys.is_empty()).then_some((name, keys))
-    });
-    let groups: Vec<_> = groups.collect();
+    let groups = grouped(keys);
     let judged = groups.iter().map(|(name, keys)| Group {
         name: (*name).into(),
         rows: keys.len(),
@@ -89,12 +83,32 @@ fn groups(keys: &[Key], sessions: &[Run]) -> Vec<Group> {
     judged.filter(|group| group.judgement.ratio.is_some()).collect()
 }
 
+/// The keys that are judged together, with a name.
+pub(super) fn grouped(keys: &[Key]) -> Vec<(&'static str, Vec<Key>)> {
+    let groups = Metric::ALL.iter().filter_map(|metric| {
+        let GroupOfRows { name, sizes: (least, greatest) } = metric.info().group?;
+        let is_member = |key: &&Key| key.metric == *metric && (least..=greatest).contains(&key.bytes);
+        let keys: Vec<Key> = keys.iter().filter(is_member).copied().collect();
+        (!keys.is_empty()).then_some((name, keys))
+    });
+    groups.collect()
+}
+
 /// What the repetitions say of these keys together, which are of one metric.
 fn judgement(keys: &[Key], sessions: &[Run], family: usize) -> Judgement {
-    let Some(last) = sessions.iter().map(|run| run.repetition).max() else { return Judgement::default() };
-    let ratios: Vec<Ratios> = (0..=last).filter_map(|repetition| together(keys, sessions, repetition)).collect();
-    let of = |pick: fn(&Ratios) -> f64| ratios.iter().map(pick).collect::<Vec<f64>>();
-    judge(keys[0].metric.info().better, &of(|r| r.ratio), &of(|r| r.noise), family)
+    let (ratios, noises) = ratios(keys, sessions);
+    if sessions.is_empty() {
+        Judgement::default()
+    } else {
+        judge(keys[0].metric.info().better, &ratios, &noises, family)
+    }
+}
+
+/// B/A and A/A of these keys together, of each repetition.
+pub(super) fn ratios(keys: &[Key], sessions: &[Run]) -> (Vec<f64>, Vec<f64>) {
+    let last = sessions.iter().map(|run| run.repetition + 1).max().unwrap_or(0);
+    let all = (0..last).filter_map(|repetition| together(keys, sessions, repetition));
+    all.map(|ratios| (ratios.ratio, ratios.noise)).unzip()
 }
 
 /// The geometric means of the ratios of all `keys` in one repetition, if all of its three sessions have run.

@@ -12,14 +12,17 @@ use nccl_net::inspect::version;
 
 use crate::error::{Error, Result};
 use crate::measure::plan::{Job, Scope, Task};
+use crate::measure::sample::Key;
 use crate::nccl::library::Source;
 use crate::pair::pages::Pages;
+use crate::results::earlier::{EarlierRun, ThisRun};
 use crate::results::machine::Machine;
 use crate::results::record::{Record, SCHEMA};
 use crate::results::run::Run;
 use crate::results::side::Side;
 use crate::results::{file_hash, rows};
 use crate::run::costs;
+use crate::run::other_host::OtherHost;
 use crate::run::progress::Progress;
 use crate::run::session::{Runner, Session};
 use crate::verbs::libibverbs::Verbs;
@@ -37,6 +40,8 @@ pub(crate) struct CompareRequest {
     pub(crate) devices: [Option<usize>; 2],
     /// How thorough.
     pub(crate) scope: Scope,
+    /// A run to compare this one with.
+    pub(crate) earlier: Option<EarlierRun>,
     /// The command line, for the record.
     pub(crate) command: Vec<String>,
 }
@@ -66,17 +71,31 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
     let order = order(request.sources.len(), request.scope.repetitions);
     let steps = request.sources.len() * STEPS_OF_A_CHECK + order.len() * request.scope.measuring(0).len();
     let mut progress = Progress::new(steps as u64);
-    let outcome = verify(request, runner, &mut progress)
-        .and_then(|sides| measure(request, runner, &sides, &order, &mut progress).map(|sessions| (sides, sessions)));
+    let other = runner.other.as_deref();
+    let outcome = verify(request, runner, &mut progress).and_then(|sides| {
+        let this = ThisRun {
+            scope: &request.scope,
+            verbs: &request.verbs,
+            machine: &machine,
+            other_machine: other.map(OtherHost::machine),
+            sides: &sides,
+        };
+        let differences = request.earlier.as_ref().map(|earlier| earlier.differences(&this)).transpose()?;
+        let sessions = measure(request, runner, &sides, &order, &mut progress)?;
+        Ok((sides, sessions, differences.unwrap_or_default()))
+    });
     progress.finish();
-    let (sides, sessions) = outcome?;
+    let (sides, sessions, differences) = outcome?;
     sides.iter().try_for_each(require_same_file)?;
+    other.map_or(Ok(()), OtherHost::end)?;
     // An interrupt, which has ended the measurements, ends this too.
-    let is_usual = request.scope.streams == 1 && request.variables.iter().all(Vec::is_empty);
+    let is_usual = other.is_none() && request.scope.streams == 1 && request.variables.iter().all(Vec::is_empty);
     let costs = if is_usual { costs::count(&request.sources, &request.verbs, runner) } else { Ok(Vec::new()) };
     let costs = costs.unwrap_or_default();
-    let settings = request.verbs.settings().into_iter();
+    let settings = if other.is_some() { request.verbs.settings_between_hosts() } else { request.verbs.settings() };
     let (rows, groups) = rows::rows(&sessions);
+    let keys: Vec<Key> = rows.iter().map(|row| row.key).collect();
+    let earlier = request.earlier.as_ref().map(|earlier| earlier.changes(&sessions, &keys, differences)).transpose()?;
     Ok(Record {
         schema: SCHEMA.into(),
         tool: version::text().to_owned(),
@@ -85,13 +104,18 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
         started_unix,
         seconds: start.elapsed().as_secs_f64(),
         machine,
+        other_machine: other.map(|other| other.machine().clone()),
         verbs: request.verbs.clone(),
-        settings: settings.map(|(name, value)| (name.into(), value.to_string_lossy().into_owned())).collect(),
+        settings: settings
+            .into_iter()
+            .map(|(name, value)| (name.into(), value.to_string_lossy().into_owned()))
+            .collect(),
         scope: request.scope.clone(),
         rows,
         groups,
         sides,
         sessions,
+        earlier,
         costs,
     })
 }
@@ -156,7 +180,7 @@ fn one(
         source: request.sources[side].clone(),
         peer: None,
         verbs: request.verbs.clone(),
-        devices: request.devices,
+        devices: devices(request, runner),
         fused: false,
         slice_ms: request.scope.slice_ms,
         variables: request.variables[side].clone(),
@@ -164,6 +188,12 @@ fn one(
         tasks: tasks.to_vec(),
     };
     runner.run(&job, &mut |what| progress.step(what))
+}
+
+/// Rank 1 has the second device of its host, where there is one, so that it is not rank 0's; on another host it has the first one.
+fn devices(request: &CompareRequest, runner: &Runner) -> [Option<usize>; 2] {
+    let [zero, one] = request.devices;
+    [zero, one.or_else(|| runner.other.as_ref().map(|_| 0))]
 }
 
 fn require_right_data(side: &Side) -> Result<()> {

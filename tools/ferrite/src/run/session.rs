@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -10,11 +11,14 @@ use crate::error::{Error, Result};
 use crate::measure::byte_check::Check;
 use crate::measure::plan::Job;
 use crate::measure::sample::Sample;
+use crate::nccl::library::Identity;
 use crate::pair::message::{WorkerMessage, json_error};
 use crate::pair::pages::Pages;
 use crate::pair::parent::Pair;
 use crate::pair::setting::Setting;
+use crate::pair::stand_in::STAND_IN;
 use crate::results::loaded::LoadedTransport;
+use crate::run::other_host::OtherHost;
 use crate::run::worker::WORKER;
 use crate::run::worker_report::Report;
 use crate::verbs::port_counters::PortCounters;
@@ -31,6 +35,8 @@ pub(crate) struct Runner {
     /// What the buffers of each rank lie in: see [`Pages`]. Where data is checked they are fresh, so that nothing of an
     /// earlier pair can pass for what was sent.
     pub(crate) pages: Option<[Pages; 2]>,
+    /// Where rank 1 runs, if not on this host.
+    pub(crate) other: Option<Arc<OtherHost>>,
 }
 
 /// What a pair reported.
@@ -55,7 +61,7 @@ impl Runner {
     /// [`Error::Io`] if the system does not say where this program is.
     pub(crate) fn of_this_program(silence: Duration, pin: bool) -> Result<Self> {
         let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;
-        Ok(Self { program, silence, pin, pages: None })
+        Ok(Self { program, silence, pin, pages: None, other: None })
     }
 
     /// Runs the job in a fresh pair of processes. `begin` hears what rank 0 is about to do.
@@ -70,11 +76,20 @@ impl Runner {
             pin: self.pin,
             silence: self.silence,
             pages: self.pages.clone(),
+            between_hosts: self.other.is_some(),
             ..Setting::new(job.verbs.clone())
         };
         let setting = if job.fused { setting.env("NCCL_IB_MERGE_NICS", "1") } else { setting };
         let setting = job.variables.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
-        let mut pair = Pair::spawn(&self.program, &[OsString::from(WORKER)], &setting)?;
+        let worker = [OsString::from(WORKER)];
+        let mut pair = match &self.other {
+            None => Pair::spawn(&self.program, &worker, &setting)?,
+            Some(other) => {
+                let sockets = other.start(&job.source, &job.variables, self.silence, self.pages.is_some())?;
+                let stand_in = [OsString::from(STAND_IN)];
+                Pair::spawn_with_other_host(&self.program, [&worker, &stand_in], &setting, sockets)?
+            }
+        };
         pair.send(job)?;
         let mut loaded = [None, None];
         let (mut samples, mut checks, mut traffic) = (Vec::new(), Vec::new(), Vec::new());
@@ -93,13 +108,17 @@ impl Runner {
         let [Some(zero), Some(one)] = loaded else {
             return Err(Error::Unreadable("a worker ended without saying what it loaded".into()));
         };
-        if (zero.identity != one.identity && job.peer.is_none()) || zero.verbs != one.verbs {
+        // Files of two hosts are known to be the same by their contents, wherever they are.
+        let place = if self.other.is_some() { &zero.identity.file } else { &one.identity.file };
+        let identity = Identity { file: place.clone(), ..one.identity.clone() };
+        let is_same_verbs = zero.verbs == one.verbs || self.other.is_some();
+        if (zero.identity != identity && job.peer.is_none()) || !is_same_verbs {
             return Err(Error::Refused(format!("rank 0 loaded {:?} and rank 1 {:?}", zero.identity, one.identity)));
         }
         // A card that talks to itself need not count it.
         let card = |loaded: &LoadedTransport| loaded.devices[loaded.device].guid;
         let still = traffic.iter().find(|report: &&PortCounters| !report.moved());
-        if let Some(still) = still.filter(|_| card(&zero) != card(&one)) {
+        if let Some(still) = still.filter(|_| self.other.is_some() || card(&zero) != card(&one)) {
             return Err(Error::Refused(format!(
                 "the counters of {} stood still: the data went another way",
                 still.device

@@ -77,9 +77,19 @@ impl Verbs {
         settings
     }
 
-    /// The environment of a process of the pair that works on `fabric`.
+    /// The same where the processes of a pair are on two hosts, which have no interface of one machine alone in common.
+    pub(crate) fn settings_between_hosts(&self) -> Vec<(&'static str, OsString)> {
+        self.settings().into_iter().filter(|(name, _)| *name != "NCCL_SOCKET_IFNAME").collect()
+    }
+
+    /// The environment of a process that works on `fabric`, all on this host.
     pub(crate) fn apply(&self, command: &mut Command, fabric: &str) {
-        command.envs(self.settings());
+        self.apply_with(self.settings(), command, fabric);
+    }
+
+    /// As [`Self::apply`], with these settings.
+    pub(crate) fn apply_with(&self, settings: Vec<(&'static str, OsString)>, command: &mut Command, fabric: &str) {
+        command.envs(settings);
         if let Self::Softrnic { .. } = self {
             command.env(FABRIC, fabric);
         }
@@ -164,6 +174,14 @@ pub(crate) fn new_fabric_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_hosts_do_not_meet_over_loopback() {
+        let verbs = Verbs::Softrnic { folder: "x".into() };
+        let has = |settings: Vec<(&str, OsString)>| settings.iter().any(|(name, _)| *name == "NCCL_SOCKET_IFNAME");
+        assert!(has(verbs.settings()) || std::env::var_os("NCCL_SOCKET_IFNAME").is_some());
+        assert!(!has(verbs.settings_between_hosts()));
+    }
 
     #[test]
     fn fabrics_are_distinct_and_known_by_their_names() {

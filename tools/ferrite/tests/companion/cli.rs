@@ -204,6 +204,28 @@ fn a_comparison_writes_its_report() {
     let svg = read("report.svg");
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
     assert!(!svg.contains("NaN"), "a value has no place");
+    since_an_earlier_run(&folder);
+}
+
+/// Another run like that of `folder`, compared with it.
+fn since_an_earlier_run(folder: &Scratch) {
+    let then = folder.join("raw.json");
+    let words = ["--reps", "1", "--slice", "1", "--sizes", "8,64", "--connections", "2", "--set-b", "NCCL_IB_TC=7"];
+    let words = [&words[..], &["--earlier", then.to_str().expect("it is text")]].concat();
+    let ((code, stdout, stderr), folder) = compare(&loopback(), &words);
+    assert_eq!(code, 3, "{stdout}{stderr}");
+    let line = stdout.lines().find(|line| line.starts_with("since the run of ")).expect("the change");
+    assert!(line.contains("raw.json: too few runs to tell a change of 10 %; of 10 rows 10 with too few"), "{line}");
+    let page = std::fs::read_to_string(folder.join("report.md")).expect("it was written");
+    for words in [
+        "## Since an earlier run",
+        "- --set-b was `` and is `NCCL_IB_TC=7`",
+        "- 3 rows are of one run alone, and left out",
+        "| all together | rows | B/A then | B/A now | now/then [interval] | A/A of both | change | found from |",
+        "| latency 8 | ",
+    ] {
+        assert!(page.contains(words), "{words:?} is missing: {page}");
+    }
 }
 
 #[test]

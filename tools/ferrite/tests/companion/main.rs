@@ -10,6 +10,7 @@ mod ecmp;
 mod ecmp_page;
 mod ending;
 mod fabrics;
+mod hosts;
 mod library;
 mod outlast;
 mod pages;

@@ -1,17 +1,18 @@
 //! A host of a session: it tells its facts to the server, and does what the server asks until the end.
 
 use std::io::Read;
-use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nccl_net::inspect::version;
 
 use crate::doctor::machine::Machine;
-use crate::doctor::peers::line_conn::{LineConn, MOST};
-use crate::doctor::peers::message::{Hello, HostFacts, RailFacts, Reply, Request};
+use crate::doctor::peers::message::{HostFacts, RailFacts, Reply, Request};
 use crate::doctor::peers::trial::Trial;
 use crate::error::{Error, Result};
+use crate::hosts::admission::Hello;
+use crate::hosts::line_conn::{LineConn, MOST};
+use crate::hosts::reach::reach;
 use crate::nccl::library::Source;
 use crate::results::file_hash;
 use crate::system::output;
@@ -69,8 +70,9 @@ pub(crate) fn hello(machine: &Machine, token: &str) -> Result<String> {
 pub(crate) fn main(place: &str, plugin: &Path) -> Result<Ended> {
     let mut text = String::new();
     std::io::stdin().take(MOST as u64).read_to_string(&mut text).map_err(|e| Error::io("cannot read the hello", e))?;
-    let hello: Hello = serde_json::from_str(&text).map_err(|e| Error::Unreadable(format!("the hello: {e}")))?;
-    let mut conn = LineConn::new(reach(place)?);
+    let hello: Hello<HostFacts> =
+        serde_json::from_str(&text).map_err(|e| Error::Unreadable(format!("the hello: {e}")))?;
+    let mut conn = LineConn::new(reach(place, REACH)?);
     conn.send(&hello, SEND).map_err(Error::Unreadable)?;
     let mut part = Part { plugin: plugin.into(), trial: None };
     loop {
@@ -107,20 +109,5 @@ impl Part {
             }
         }
         self.trial.as_mut().map_or_else(|| Reply::Failed("no plugin".into()), |trial| trial.answer(request))
-    }
-}
-
-fn reach(place: &str) -> Result<TcpStream> {
-    let start = Instant::now();
-    loop {
-        let tried = place.to_socket_addrs().and_then(|mut all| {
-            let none = || std::io::Error::other("no address of that name");
-            TcpStream::connect_timeout(&all.next().ok_or_else(none)?, SEND)
-        });
-        match tried {
-            Ok(stream) => return Ok(stream),
-            Err(problem) if start.elapsed() > REACH => return Err(Error::io(format!("cannot reach {place}"), problem)),
-            Err(_) => std::thread::sleep(Duration::from_millis(200)),
-        }
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | `line_conn`, `message` | the connection, and what is said over it |
+//! | `message` | what is said over the connection ([`crate::hosts`]) |
 //! | `host`, `trial` | a host's part; what it does with the plugin |
 //! | `server`, `rounds` | letting hosts in, and having each pair try; which pairs at once |
 //! | `judge` | the rows |
@@ -13,7 +13,6 @@
 
 pub(crate) mod host;
 mod judge;
-mod line_conn;
 mod message;
 mod rounds;
 pub(crate) mod server;

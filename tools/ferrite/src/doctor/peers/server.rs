@@ -1,23 +1,18 @@
 //! The server of a session: lets hosts in by the token, has each pair of them try its rails, and keeps what they answer. It never
 //! calls the plugin itself.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::TcpListener;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::doctor::peers::line_conn::LineConn;
-use crate::doctor::peers::message::{Hello, HostFacts, Measured, Reply, Request, Transfer};
+use crate::doctor::peers::message::{HostFacts, Measured, Reply, Request, Transfer};
 use crate::doctor::peers::rounds::rounds;
+use crate::hosts::admission;
+use crate::hosts::line_conn::LineConn;
 use crate::system::interrupt;
 
-/// A caller says its first words within this time.
-const HELLO: Duration = Duration::from_secs(10);
 /// A host answers within this time.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Callers that have said nothing yet, at most.
-const WAITING: usize = 64;
 
 /// What the server is to do.
 #[derive(Debug, Clone)]
@@ -60,47 +55,13 @@ pub(super) struct Speed {
 
 /// Lets hosts in until all are there, or the time is over.
 pub(super) fn gather(listener: &TcpListener, plan: &Plan) -> Vec<Host> {
-    let (sender, receiver) = mpsc::channel();
-    let (end, mut hosts) = (Instant::now() + plan.limit, Vec::new());
-    let waiting = Arc::new(AtomicUsize::new(0));
-    listener.set_nonblocking(true).unwrap_or_default();
-    while hosts.len() < plan.hosts && Instant::now() < end && !interrupt::received() {
-        if let Ok((stream, caller)) = listener.accept() {
-            if waiting.load(Relaxed) < WAITING {
-                waiting.fetch_add(1, Relaxed);
-                let (sender, token, waiting) = (sender.clone(), plan.token.clone(), Arc::clone(&waiting));
-                std::thread::spawn(move || {
-                    admit(stream, caller, &token, &sender);
-                    waiting.fetch_sub(1, Relaxed);
-                });
-            }
-            continue;
-        }
-        if let Ok((facts, conn)) = receiver.recv_timeout(Duration::from_millis(50)) {
-            hosts.push(welcome(facts, conn, hosts.len()));
-        }
-    }
+    let mut hosts = Vec::new();
+    let never = || false;
+    admission::gather(listener, &plan.token, plan.hosts, plan.limit, never, |facts, conn| {
+        let number = hosts.len();
+        hosts.push(welcome(facts, conn, number));
+    });
     hosts
-}
-
-/// Hears a caller's first words, and passes it on if it has the token.
-fn admit(stream: TcpStream, caller: SocketAddr, token: &str, sender: &Sender<(HostFacts, LineConn)>) {
-    stream.set_nonblocking(false).unwrap_or_default();
-    let mut conn = LineConn::new(stream);
-    match conn.receive::<Hello>(HELLO) {
-        Ok(hello) if is_equal(&hello.token, token) => drop(sender.send((hello.facts, conn))),
-        Ok(_) => {
-            log::warn!("{caller} has another token");
-            conn.send(&Request::Refused("another token (--token)".into()), HELLO).unwrap_or_default();
-        }
-        Err(why) => log::warn!("{caller} is no host of this session: {why}"),
-    }
-}
-
-/// Takes the same time wherever the texts differ.
-fn is_equal(one: &str, other: &str) -> bool {
-    let differ = one.bytes().zip(other.bytes()).fold(0, |differ, (a, b)| differ | (a ^ b));
-    one.len() == other.len() && differ == 0
 }
 
 fn welcome(facts: HostFacts, conn: LineConn, number: usize) -> Host {

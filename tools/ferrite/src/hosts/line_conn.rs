@@ -7,18 +7,22 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::system::interrupt;
+
 /// Bytes of a line at most.
-pub(super) const MOST: usize = 64 << 10;
+pub(crate) const MOST: usize = 64 << 10;
+/// How often a wait looks whether the user has interrupted the program.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// The connection, and what has been read beyond the last line.
 #[derive(Debug)]
-pub(super) struct LineConn {
+pub(crate) struct LineConn {
     stream: TcpStream,
     pending: Vec<u8>,
 }
 
 impl LineConn {
-    pub(super) fn new(stream: TcpStream) -> Self {
+    pub(crate) fn new(stream: TcpStream) -> Self {
         stream.set_nodelay(true).unwrap_or_default();
         Self { stream, pending: Vec::new() }
     }
@@ -27,7 +31,7 @@ impl LineConn {
     ///
     /// # Errors
     /// It is too long, or the peer does not take it.
-    pub(super) fn send(&mut self, message: &impl Serialize, limit: Duration) -> Result<(), String> {
+    pub(crate) fn send(&mut self, message: &impl Serialize, limit: Duration) -> Result<(), String> {
         let mut line = serde_json::to_vec(message).map_err(|e| e.to_string())?;
         line.push(b'\n');
         if line.len() > MOST {
@@ -41,9 +45,30 @@ impl LineConn {
     ///
     /// # Errors
     /// None has come whole within `limit`, the line is too long or no such message, or the connection has ended.
-    pub(super) fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, String> {
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, String> {
         let line = self.line(Instant::now() + limit, limit)?;
         serde_json::from_slice(&line).map_err(|e| format!("no such message: {e}"))
+    }
+
+    /// Whether the peer has said something that was not received, or has ended the connection.
+    pub(crate) fn has_news(&self) -> bool {
+        self.stream.set_nonblocking(true).unwrap_or_default();
+        let is_quiet = matches!(self.stream.peek(&mut [0]), Err(e) if e.kind() == ErrorKind::WouldBlock);
+        self.stream.set_nonblocking(false).unwrap_or_default();
+        !self.pending.is_empty() || !is_quiet
+    }
+
+    /// The connection for other uses: both ends agree that nothing more comes in lines.
+    ///
+    /// # Errors
+    /// Something has come beyond the last line.
+    pub(crate) fn into_stream(self) -> Result<TcpStream, String> {
+        if !self.pending.is_empty() {
+            return Err(format!("{} bytes more than were expected", self.pending.len()));
+        }
+        self.stream.set_read_timeout(None).map_err(|e| e.to_string())?;
+        self.stream.set_write_timeout(None).map_err(|e| e.to_string())?;
+        Ok(self.stream)
     }
 
     fn line(&mut self, end: Instant, limit: Duration) -> Result<Vec<u8>, String> {
@@ -59,7 +84,10 @@ impl LineConn {
             }
             let late = || format!("nothing whole for {:.0} s", limit.as_secs_f64());
             let left = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()).ok_or_else(late)?;
-            self.stream.set_read_timeout(Some(left)).map_err(|e| e.to_string())?;
+            if interrupt::received() {
+                return Err("interrupted".into());
+            }
+            self.stream.set_read_timeout(Some(left.min(LOOK))).map_err(|e| e.to_string())?;
             let mut part = [0; 4096];
             match self.stream.read(&mut part) {
                 Ok(0) => return Err("the connection was closed".into()),
@@ -89,9 +117,12 @@ mod tests {
         far.write_all(b"2]\n[3]\n").expect("sent");
         let long = Duration::from_secs(20);
         assert_eq!(near.receive::<Vec<u8>>(long), Ok(vec![1, 2]));
+        assert!(near.has_news());
         assert_eq!(near.receive::<Vec<u8>>(long), Ok(vec![3]));
+        assert!(!near.has_news());
         drop(far);
         assert!(near.receive::<Vec<u8>>(long).is_err_and(|e| e.contains("closed")));
+        assert!(near.has_news());
     }
 
     #[test]

@@ -1,0 +1,99 @@
+//! Letting callers in by the token.
+
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{self, Sender};
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::hosts::line_conn::LineConn;
+use crate::system::interrupt;
+
+/// A caller says its first words within this time.
+const HELLO: Duration = Duration::from_secs(10);
+/// Callers that have said nothing yet, at most.
+const WAITING: usize = 64;
+/// How often it is looked for callers.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The first message of a caller.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Hello<F> {
+    pub(crate) token: String,
+    pub(crate) facts: F,
+}
+
+/// The answer to a caller that is not let in; those to others are the session's own.
+#[derive(Debug, Serialize)]
+enum Answer {
+    Refused(&'static str),
+}
+
+/// Listens at `ADDR`; the port as well.
+///
+/// # Errors
+/// [`Error::Io`] with the address.
+pub(crate) fn listen(address: &str) -> Result<(TcpListener, u16)> {
+    let failed = |problem| Error::io(format!("cannot listen at {address}"), problem);
+    let places: Vec<SocketAddr> = address.to_socket_addrs().map_err(failed)?.collect();
+    let listener = TcpListener::bind(&places[..]).map_err(failed)?;
+    let port = listener.local_addr().map_err(failed)?.port();
+    Ok((listener, port))
+}
+
+/// Hands callers with the token to `admitted` until it has `count` of them, the time is over, or `is_over` says so.
+pub(crate) fn gather<F: DeserializeOwned + Send + 'static>(
+    listener: &TcpListener,
+    token: &str,
+    count: usize,
+    limit: Duration,
+    is_over: impl Fn() -> bool,
+    mut admitted: impl FnMut(F, LineConn),
+) {
+    let (sender, receiver) = mpsc::channel();
+    let (end, mut all) = (Instant::now() + limit, 0);
+    let waiting = Arc::new(AtomicUsize::new(0));
+    listener.set_nonblocking(true).unwrap_or_default();
+    while all < count && Instant::now() < end && !interrupt::received() && !is_over() {
+        if let Ok((stream, caller)) = listener.accept() {
+            if waiting.load(Relaxed) < WAITING {
+                waiting.fetch_add(1, Relaxed);
+                let (sender, token, waiting) = (sender.clone(), token.to_owned(), Arc::clone(&waiting));
+                std::thread::spawn(move || {
+                    admit(stream, caller, &token, &sender);
+                    waiting.fetch_sub(1, Relaxed);
+                });
+            }
+            continue;
+        }
+        if let Ok((facts, conn)) = receiver.recv_timeout(LOOK) {
+            admitted(facts, conn);
+            all += 1;
+        }
+    }
+}
+
+/// Hears a caller's first words, and passes it on if it has the token.
+fn admit<F: DeserializeOwned>(stream: TcpStream, caller: SocketAddr, token: &str, sender: &Sender<(F, LineConn)>) {
+    stream.set_nonblocking(false).unwrap_or_default();
+    let mut conn = LineConn::new(stream);
+    match conn.receive::<Hello<F>>(HELLO) {
+        Ok(hello) if is_equal(&hello.token, token) => drop(sender.send((hello.facts, conn))),
+        Ok(_) => {
+            log::warn!("{caller} has another token");
+            conn.send(&Answer::Refused("another token (--token)"), HELLO).unwrap_or_default();
+        }
+        Err(why) => log::warn!("{caller} is no host of this session: {why}"),
+    }
+}
+
+/// Takes the same time wherever the texts differ.
+fn is_equal(one: &str, other: &str) -> bool {
+    let differ = one.bytes().zip(other.bytes()).fold(0, |differ, (a, b)| differ | (a ^ b));
+    one.len() == other.len() && differ == 0
+}
