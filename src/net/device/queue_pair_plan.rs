@@ -63,10 +63,7 @@ impl QueuePairPlan {
     /// The lanes of a new sender, if it has more later; messages are recovered then. Connections that send alike do not all take them at
     /// once: each waits for up to twice the bytes, by the number of its first queue pair.
     pub fn automatic_lanes(&self, config: &Config, qp_number: u32) -> Option<Box<AutomaticLanes>> {
-        // Numbers are often given out one after the other. This spreads them evenly.
-        let spread = u64::from(qp_number.wrapping_mul(0x9e37_79b9));
-        let after = config.lanes_after + (((config.lanes_after >> 16) * spread) >> 16);
-        (self.first < self.most).then(|| Box::new(AutomaticLanes::new(self.most, after)))
+        (self.first < self.most).then(|| Box::new(AutomaticLanes::new(self.most, after(config, qp_number))))
     }
 
     /// What was chosen for a device, and why, if it was chosen automatically.
@@ -85,6 +82,14 @@ impl QueuePairPlan {
         };
         config.automatic_lanes.then(|| format!("{chosen} (FERRITE_LANES=auto)"))
     }
+}
+
+/// How many bytes a sender whose first queue pair has this number sends before it takes lanes.
+fn after(config: &Config, qp_number: u32) -> u64 {
+    // Numbers are often given out one after the other. This spreads them evenly.
+    let spread = u64::from(qp_number.wrapping_mul(0x9e37_79b9));
+    // In parts: the greatest setting, times 2^32, has more than 64 bits.
+    config.lanes_after + (config.lanes_after >> 32) * spread + (((config.lanes_after & 0xffff_ffff) * spread) >> 32)
 }
 
 #[cfg(test)]
@@ -145,6 +150,15 @@ mod tests {
             QueuePairPlan::of(&config, false, false).automatic_lanes(&config, 0x1234).is_some()
         };
         assert!(takes_more(&[]) && !takes_more(&[AT_ONCE]) && !takes_more(&[("FERRITE_LANES", "4")]));
+    }
+
+    #[test]
+    fn a_sender_takes_lanes_after_once_to_twice_the_bytes() {
+        for (mib, number) in [("0", 1), ("1", 0), ("16384", u32::MAX), ("1073741824", 1), ("1073741824", 0x89)] {
+            let config = config(&[("FERRITE_LANES_AFTER_MB", mib)]);
+            let (after, once) = (after(&config, number), config.lanes_after);
+            assert!((once..=2 * once).contains(&after), "{mib} MiB, queue pair {number:#x}: {after}");
+        }
     }
 
     #[test]
