@@ -139,7 +139,10 @@ impl SendComm {
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
         let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
         let (requests, inline_up_to) = (Arc::clone(flow.entries()), qps.inline_bytes());
-        let automatic_lanes = recovery.as_ref().and_then(|_| nic.plan.automatic_lanes(&nic.config, qps.first_number()));
+        // Of a peer that cuts no messages, queue pairs take turns and are no lanes, however many there are.
+        let may_have_lanes = recovery.is_some() && terms.striping.is_split();
+        let automatic_lanes =
+            may_have_lanes.then(|| nic.plan.automatic_lanes(&nic.config, qps.first_number())).flatten();
         let mut path = SendPath {
             flow,
             qps,

@@ -87,9 +87,8 @@ impl QueuePairPlan {
 /// How many bytes a sender whose first queue pair has this number sends before it takes lanes.
 fn after(config: &Config, qp_number: u32) -> u64 {
     // Numbers are often given out one after the other. This spreads them evenly.
-    let spread = u64::from(qp_number.wrapping_mul(0x9e37_79b9));
-    // In parts: the greatest setting, times 2^32, has more than 64 bits.
-    config.lanes_after + (config.lanes_after >> 32) * spread + (((config.lanes_after & 0xffff_ffff) * spread) >> 32)
+    let spread = qp_number.wrapping_mul(0x9e37_79b9);
+    config.lanes_after + ((u128::from(config.lanes_after) * u128::from(spread)) >> 32) as u64
 }
 
 #[cfg(test)]
