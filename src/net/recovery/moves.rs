@@ -26,20 +26,40 @@ impl ConnRecovery {
     pub(super) fn change_lanes(&self, work: &mut Work, wish: Wish) {
         // While something else is under way, that makes them, or what comes after it.
         work.new_qps.wish_for(wish.per_rail);
-        if work.machine.handle_wish(self.now()) {
-            log_lines::log_lanes(&self.nic, &self.peer, wish);
-        }
+        work.machine.handle_wish(self.now(), cause_of_change(wish));
+        log_lines::log_lanes(&self.nic, &self.peer, wish);
     }
 
     /// Gives a slow lane another path, if none has been given lately.
     pub(super) fn move_lane(&self, work: &mut Work, qp: QpIndex) {
         let now = self.now();
         // While something else is under way, the queue pairs are about to be others.
-        if work.moves.allows(now) && work.machine.handle_wish(now) {
+        let cause = || format!("to give lane {}, which stays slow, another path", qp.0);
+        if work.moves.allows(now) && work.machine.handle_wish(now, cause()) {
             let next = work.moves.handle_move(now);
             self.next_move_ms.store(next.as_millis() as u64, Ordering::Relaxed);
             work.new_qps.leave_paths(Silent(1_u32.wrapping_shl(qp.0.into())));
             log_lines::log_move(&self.nic, &self.peer, qp);
         }
+    }
+}
+
+/// For messages: why a connection takes other queue pairs, by this wish.
+fn cause_of_change(Wish { per_rail, why }: Wish) -> String {
+    match per_rail {
+        1 => format!("to give lanes up: {why}"),
+        count => format!("to take {count} lanes per rail: {why}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_of_a_change_says_whether_lanes_begin_or_end() {
+        let cause = |per_rail, why| cause_of_change(Wish { per_rail, why });
+        assert_eq!(cause(4, "large messages"), "to take 4 lanes per rail: large messages");
+        assert_eq!(cause(1, "all lanes have carried as much"), "to give lanes up: all lanes have carried as much");
     }
 }

@@ -99,7 +99,7 @@ pub struct Recovery {
     /// Attempts since then.
     attempts: u32,
     trouble: Option<Trouble>,
-    /// Why the latest attempt was begun.
+    /// Why the latest attempt was begun, or the next one will be when it has drained.
     cause: String,
     /// Messages that had arrived at the latest recovery, and now.
     arrived: Option<u32>,

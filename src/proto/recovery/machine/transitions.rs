@@ -261,31 +261,29 @@ impl Recovery {
     fn look_for_rails(&mut self, now: Time) {
         let found = self.history.ready(now) - self.rails;
         if self.role == Role::Sender && !found.is_empty() {
-            self.begin_draining(now);
+            self.begin_draining(now, format!("to use more rails: {found}"));
         }
     }
 
-    /// Sender: queue pairs with other paths are wanted, although nothing has failed. Returns whether that is begun: not while something
-    /// else is under way.
-    pub fn handle_wish(&mut self, now: Time) -> bool {
+    /// Sender: other queue pairs are wanted, although nothing has failed, because of `cause`. Returns whether that is begun: not while
+    /// something else is under way.
+    pub fn handle_wish(&mut self, now: Time, cause: String) -> bool {
         let is_begun = self.role == Role::Sender && self.state == State::Running;
         if is_begun {
-            self.begin_draining(now);
+            self.begin_draining(now, cause);
         }
         is_begun
     }
 
     /// Sender: has what is outstanding complete before it begins an attempt although nothing has failed.
-    pub(super) fn begin_draining(&mut self, now: Time) {
-        self.state = State::Draining { until: now + DRAIN_TIME };
+    pub(super) fn begin_draining(&mut self, now: Time, cause: String) {
+        (self.state, self.cause) = (State::Draining { until: now + DRAIN_TIME }, cause);
         self.due.drain = true;
     }
 
-    /// Sender: begins that attempt, so as to use more rails, or other paths.
+    /// Sender: begins that attempt, for the cause that there was.
     pub(super) fn take_in(&mut self, now: Time) {
-        let found = self.history.usable() - self.rails;
-        let cause = if found.is_empty() { "to use other paths".into() } else { format!("to use more rails: {found}") };
-        self.begin_next(now, cause);
+        self.begin_next(now, self.cause.clone());
         self.advance(now);
     }
 
@@ -346,7 +344,7 @@ impl Recovery {
         let seconds = now.saturating_sub(self.since).as_secs();
         let (own, peer) = (self.own, self.peer);
         format!(
-            "{seconds} s and {} attempt(s) so far. {}. Last fault: {}. Rails that this end can use: {own}, the peer: {peer}",
+            "{seconds} s and {} attempt(s) so far. {}. Cause of the latest: {}. Rails that this end can use: {own}, the peer: {peer}",
             self.attempts,
             self.waited_for(),
             self.cause,

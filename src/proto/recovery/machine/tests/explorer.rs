@@ -93,7 +93,7 @@ impl World {
         }
         on(self.wishes > 0, &|world| {
             world.wishes -= 1;
-            world.machines[0].handle_wish(world.now);
+            world.machines[0].handle_wish(world.now, "a wish".into());
         });
         let is_drained = self.messages.iter().all(|sent| sent.posted.is_none() || sent.is_acknowledged);
         on(self.is_draining && is_drained, &|world| {

@@ -55,14 +55,17 @@ fn an_end_without_an_answer_or_a_rail_says_so() {
 fn a_sender_that_wants_other_paths_takes_its_time_and_nobody_else_may() {
     let mut pair = Pair::new(1);
     let now = pair.now;
-    assert!(!pair.ends[1].machine.handle_wish(now), "the receiver may not");
-    assert!(pair.ends[0].machine.handle_wish(now));
-    assert!(!pair.ends[0].machine.handle_wish(now), "it is under way");
+    let wish = |machine: &mut Recovery| machine.handle_wish(now, "to give lane 2 another path".into());
+    assert!(!wish(&mut pair.ends[1].machine), "the receiver may not");
+    assert!(wish(&mut pair.ends[0].machine));
+    assert!(!wish(&mut pair.ends[0].machine), "it is under way");
     pair.settle();
     assert_eq!(pair.expect_running(), 0, "it waits for what is outstanding");
     pair.ends[0].machine.handle_drained(now);
     pair.settle();
     assert_eq!(pair.expect_running(), 1);
+    let causes = [0, 1].map(|end| pair.ends[end].machine.cause().to_owned());
+    assert_eq!(causes, ["to give lane 2 another path", "told by the peer: to give lane 2 another path"]);
 }
 
 #[test]
