@@ -195,3 +195,24 @@ fn a_card_that_has_no_more_queue_pairs_leaves_the_connection_as_it_was() -> Resu
     })?;
     Ok(())
 }
+
+/// A card has as many queue pairs as all connections have with one each, and a few more, and is slow to make them. Each connection wants four at
+/// about the same time: those that others take are not missing where the old ones are gone.
+#[test]
+fn connections_that_want_lanes_at_once_leave_each_other_what_they_had() -> Result<()> {
+    const CONNECTIONS: usize = 40;
+    let most = (2 * CONNECTIONS + 20).to_string();
+    let short = [SOON, ("SOFTRNIC_MAX_QP", &most), ("SOFTRNIC_COMMAND_US", "1000")];
+    pair(&require!(talkative(&short)), |worker| {
+        let open = |_| Bench::open(worker, plugin_transport()?, 1 << 20);
+        let benches = (0..CONNECTIONS).map(open).collect::<Result<Vec<_>>>()?;
+        let mut most = 0;
+        for round in 0..6 {
+            benches.iter().try_for_each(|bench| bench.exchange(worker, round, 640 << 10, 640 << 10))?;
+            most = most.max(queue_pairs_with_data());
+        }
+        assert!(most > CONNECTIONS, "{most} queue pairs: none has taken lanes");
+        worker.barrier()
+    })?;
+    Ok(())
+}

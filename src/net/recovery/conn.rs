@@ -3,6 +3,7 @@
 //! NCCL's threads and the watchers only put into the inbox what has happened. A thread of [`Workers`] takes it out, hands it to the
 //! state machine, and does what that asks for.
 
+use super::changes::Changes;
 use super::end::{End, Owner};
 use super::in_use::DevicesInUse;
 use super::inbox::{Inbox, Input};
@@ -21,7 +22,6 @@ use crate::proto::handshake::Negotiated;
 use crate::proto::recovery::action::{Action, Role};
 use crate::proto::recovery::machine::Recovery;
 use crate::proto::recovery::message::Message;
-use crate::proto::recovery::move_budget::MoveBudget;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -72,7 +72,7 @@ pub(super) struct Work {
     next_warning: Option<Instant>,
     pub(super) rails: ConnRails,
     pub(super) new_qps: NewQps,
-    pub(super) moves: MoveBudget,
+    pub(super) changes: Changes,
 }
 
 impl ConnRecovery {
@@ -82,8 +82,8 @@ impl ConnRecovery {
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up);
         let new_qps = NewQps::new(nic, peer, role, terms, qps);
-        let moves = MoveBudget::default();
-        let work = Work { machine, is_draining: false, stopped: None, next_warning: None, rails, new_qps, moves };
+        let changes = Changes::default();
+        let work = Work { machine, is_draining: false, stopped: None, next_warning: None, rails, new_qps, changes };
         let this = Arc::new(Self {
             nic: Arc::clone(nic),
             peer: Arc::clone(peer),
@@ -255,6 +255,7 @@ impl ConnRecovery {
                 work.is_draining = true;
             }
             Action::Recovered { duration, attempts, rails } => {
+                work.changes.end_turn();
                 work.rails.handle_running(rails);
                 log_lines::log_recovered(&self.nic, &self.peer, &work.rails, (duration, attempts, rails));
             }
@@ -307,6 +308,7 @@ impl ConnRecovery {
         let mut next_step = None;
         loop {
             self.take_in(work, end)?;
+            self.begin_change(work);
             work.machine.handle_timeout(self.now());
             if let Some(action) = work.machine.poll_action() {
                 self.perform(work, end, action)?;
@@ -337,7 +339,8 @@ impl ConnRecovery {
             let stopped = *work.stopped.get_or_insert(now);
             Some(now + (now.saturating_duration_since(stopped) / 10).clamp(LOOK_EVERY, LOOK_SELDOM))
         };
-        Ok([timeout, next_step, drain, look, work.rails.next_change()].into_iter().flatten().min())
+        let change = work.changes.next_try(now);
+        Ok([timeout, next_step, drain, look, change, work.rails.next_change()].into_iter().flatten().min())
     }
 }
 
@@ -347,6 +350,7 @@ impl Job for ConnRecovery {
         let end = owner.end();
         let mut work = lock(&self.work);
         if self.peer.is_gone() {
+            work.changes.end_turn();
             work.new_qps.discard();
             self.handle_gone(end);
             return None;
@@ -360,6 +364,7 @@ impl Job for ConnRecovery {
         match hopeless.map_or_else(|| self.run_all(&mut work, end), Err) {
             Ok(next) => next,
             Err(e) => {
+                work.changes.end_turn();
                 work.new_qps.discard();
                 log::warn!("{}: the connection to {} ends: {e}", self.nic.name, self.peer.peer());
                 self.peer.fail(&e.text());

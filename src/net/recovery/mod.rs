@@ -10,7 +10,7 @@
 //! | [`new_qps`] | the queue pairs of an attempt: created, connected, tested |
 //! | `progress` | how it goes on with them, up to their use |
 //! | `events` | its events: of the peer, of ports and of failed queue pairs |
-//! | `moves` | other paths for slow lanes |
+//! | `moves`, `changes` | other lanes, and other paths for slow ones; one connection at a time changes its lanes |
 //! | `log_lines` | what the log says of connections that recover |
 //! | [`end`] | what the recovery needs of a send or receive communicator |
 //! | `in_use` | the devices that the queue pairs of a connection are on |
@@ -22,6 +22,7 @@
 //! is something to recover: creating, connecting and destroying queue pairs may take milliseconds each, and resolving an
 //! address up to a second.
 
+mod changes;
 pub mod conn;
 mod devices;
 pub mod end;

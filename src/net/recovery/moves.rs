@@ -1,5 +1,6 @@
 //! Other lanes, and other paths for lanes, although nothing has failed: new queue pairs replace those in use.
 
+use super::changes::LaneTurn;
 use super::conn::{ConnRecovery, Work};
 use super::inbox::Input;
 use super::log_lines;
@@ -22,12 +23,20 @@ impl ConnRecovery {
         self.put_or_wait(Input::Lanes(wish));
     }
 
-    /// Takes up lanes, or gives them up.
+    /// Lanes are to be taken, or given up.
     pub(super) fn change_lanes(&self, work: &mut Work, wish: Wish) {
-        // While something else is under way, that makes them, or what comes after it.
-        work.new_qps.wish_for(wish.per_rail);
-        work.machine.handle_wish(self.now(), cause_of_change(wish));
-        log_lines::log_lanes(&self.nic, &self.peer, wish);
+        work.changes.wished = Some(wish);
+    }
+
+    /// Begins that, if it is wished, this connection's turn, and nothing else is under way.
+    pub(super) fn begin_change(&self, work: &mut Work) {
+        let Some(wish) = work.changes.wished else { return };
+        let Some(turn) = LaneTurn::take() else { return };
+        if work.machine.handle_wish(self.now(), cause_of_change(wish)) {
+            work.new_qps.wish_for(wish.per_rail);
+            (work.changes.wished, work.changes.turn) = (None, Some(turn));
+            log_lines::log_lanes(&self.nic, &self.peer, wish);
+        }
     }
 
     /// Gives a slow lane another path, if none has been given lately.
@@ -35,8 +44,8 @@ impl ConnRecovery {
         let now = self.now();
         // While something else is under way, the queue pairs are about to be others.
         let cause = || format!("to give lane {}, which stays slow, another path", qp.0);
-        if work.moves.allows(now) && work.machine.handle_wish(now, cause()) {
-            let next = work.moves.handle_move(now);
+        if work.changes.budget.allows(now) && work.machine.handle_wish(now, cause()) {
+            let next = work.changes.budget.handle_move(now);
             self.next_move_ms.store(next.as_millis() as u64, Ordering::Relaxed);
             work.new_qps.leave_paths(Silent(1_u32.wrapping_shl(qp.0.into())));
             log_lines::log_move(&self.nic, &self.peer, qp);

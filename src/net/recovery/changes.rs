@@ -1,0 +1,69 @@
+//! Changes of a connection's queue pairs although nothing has failed: what there was, is and will be of them.
+//!
+//! One connection of a process at a time takes lanes, or gives them up. A connection has no queue pairs between the end of the old ones and the
+//! beginning of the new ones. Were there many such connections, those that take more than they had could leave none to others, where a
+//! card is short of queue pairs; and each would wait for the commands of all.
+
+use crate::proto::automatic_lanes::Wish;
+use crate::proto::recovery::move_budget::MoveBudget;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often a connection that waits for its turn asks for it.
+const TURN_EVERY: Duration = Duration::from_millis(100);
+
+/// The changes of one connection.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// Of lanes that get other paths.
+    pub(super) budget: MoveBudget,
+    /// Another number of queue pairs is wanted, and that has not begun.
+    pub(super) wished: Option<Wish>,
+    /// That is under way.
+    pub(super) turn: Option<LaneTurn>,
+}
+
+impl Changes {
+    /// No change of lanes is under way any more: other connections may.
+    pub(super) fn end_turn(&mut self) {
+        self.turn = None;
+    }
+
+    /// When the turn is to be asked for again.
+    pub(super) fn next_try(&self, now: Instant) -> Option<Instant> {
+        self.wished.map(|_| now + TURN_EVERY)
+    }
+}
+
+static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// While it lives, no other connection of this process has one.
+#[derive(Debug)]
+pub(super) struct LaneTurn(());
+
+impl LaneTurn {
+    /// `None`: another connection has it. Nothing is made then, whose end would give back what it was not given.
+    pub(super) fn take() -> Option<Self> {
+        (!IS_TAKEN.swap(true, Ordering::AcqRel)).then(|| Self(()))
+    }
+}
+
+impl Drop for LaneTurn {
+    fn drop(&mut self) {
+        IS_TAKEN.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_one_at_a_time() {
+        let turn = LaneTurn::take();
+        assert!(turn.is_some() && LaneTurn::take().is_none());
+        assert!(LaneTurn::take().is_none(), "what was not had is not given back");
+        drop(turn);
+        assert!(LaneTurn::take().is_some());
+    }
+}
