@@ -140,9 +140,8 @@ impl SendComm {
         let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
         let (requests, inline_up_to) = (Arc::clone(flow.entries()), qps.inline_bytes());
         // Of a peer that cuts no messages, queue pairs take turns and are no lanes, however many there are.
-        let may_have_lanes = recovery.is_some() && terms.striping.is_split();
-        let automatic_lanes =
-            may_have_lanes.then(|| nic.plan.automatic_lanes(&nic.config, qps.first_number())).flatten();
+        let may_have_lanes = recovery.as_ref().filter(|_| terms.striping.is_split());
+        let automatic_lanes = may_have_lanes.and_then(|_| nic.plan.automatic_lanes(&nic.config, qps.first_number()));
         let mut path = SendPath {
             flow,
             qps,
