@@ -8,7 +8,8 @@ use std::sync::{Arc, Weak};
 /// A device may report of a queue for a while after its owner has given it up, and before it is destroyed.
 #[derive(Debug)]
 pub struct CqOwners<T> {
-    by_queue: HashMap<u64, Weak<T>>,
+    /// `None`: it was given up, and is not destroyed yet.
+    by_queue: HashMap<u64, Option<Weak<T>>>,
     sweep_at: usize,
 }
 
@@ -35,25 +36,31 @@ impl<T> CqOwners<T> {
     /// From now on `queue` is `owner`'s. An id may have been another queue's before.
     pub fn add(&mut self, queue: u64, owner: &Arc<T>) {
         if self.by_queue.len() >= self.sweep_at {
-            self.by_queue.retain(|_, owner| owner.strong_count() > 0);
+            self.by_queue.retain(|_, owner| owner.as_ref().is_none_or(|owner| owner.strong_count() > 0));
             self.sweep_at = FEW.max(2 * self.by_queue.len());
         }
-        self.by_queue.insert(queue, Arc::downgrade(owner));
+        self.by_queue.insert(queue, Some(Arc::downgrade(owner)));
     }
 
     /// `owner` has given `queue` up: what is reported of it concerns nobody. Its id may be another one's by now.
     pub fn give_up(&mut self, queue: u64, owner: &Arc<T>) {
-        let of_queue = self.by_queue.get_mut(&queue);
-        if let Some(of_queue) = of_queue.filter(|of_queue| std::ptr::eq(of_queue.as_ptr(), Arc::as_ptr(owner))) {
-            *of_queue = Weak::new();
+        let is_its = |of_queue: &Weak<T>| std::ptr::eq(of_queue.as_ptr(), Arc::as_ptr(owner));
+        if let Some(of_queue) = self.by_queue.get_mut(&queue) {
+            of_queue.take_if(|of_queue| is_its(of_queue));
+        }
+    }
+
+    /// A queue with the id `queue`, which was given up, is destroyed.
+    pub fn forget(&mut self, queue: u64) {
+        if self.by_queue.get(&queue).is_some_and(Option::is_none) {
+            self.by_queue.remove(&queue);
         }
     }
 
     /// Whose `queue` is.
     pub fn of(&self, queue: u64) -> CqOwner<T> {
-        match self.by_queue.get(&queue).map(Weak::upgrade) {
-            Some(Some(owner)) => CqOwner::Known(owner),
-            Some(None) => CqOwner::Gone,
+        match self.by_queue.get(&queue) {
+            Some(owner) => owner.as_ref().and_then(Weak::upgrade).map_or(CqOwner::Gone, CqOwner::Known),
             None => CqOwner::Unknown,
         }
     }
@@ -92,10 +99,18 @@ mod tests {
             owners.add(queue, &first);
             owners.give_up(queue, &first);
             assert_eq!(owners.of(queue), CqOwner::Gone, "not one that nobody has heard of");
+            owners.forget(queue);
             assert!(owners.by_queue.len() <= 2 * FEW);
         }
         owners.add(7, &first);
+        owners.give_up(7, &first);
+        (1000..2000).for_each(|queue| owners.add(queue, &Arc::new(3)));
+        assert_eq!(owners.of(7), CqOwner::Gone, "it is not destroyed yet");
+        owners.forget(7);
+        assert_eq!(owners.of(7), CqOwner::Unknown);
+        owners.add(7, &first);
         owners.add(7, &second);
+        owners.forget(7);
         owners.give_up(7, &first);
         assert_eq!(owners.of(7), CqOwner::Known(second), "it was another one's by then");
     }

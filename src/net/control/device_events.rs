@@ -84,6 +84,11 @@ impl DeviceEvents {
         lock(&self.owners).give_up(queue, peer);
     }
 
+    /// The completion queue that had this id, and was given up, is destroyed.
+    pub fn forget_queue(&self, queue: u64) {
+        lock(&self.owners).forget(queue);
+    }
+
     /// Heeds all events that there are. Whether a port has come up.
     pub fn handle(&self) -> bool {
         let mut has_come_up = false;

@@ -118,6 +118,11 @@ impl Watcher {
         self.shared.events.give_up_queue(queue, peer);
     }
 
+    /// The completion queue that had this id, and was given up, is destroyed.
+    pub fn forget_queue(&self, queue: u64) {
+        self.shared.events.forget_queue(queue);
+    }
+
     /// Also serves `driver`, as long as it lives, unless another watcher does already.
     ///
     /// # Errors

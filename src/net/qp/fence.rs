@@ -49,11 +49,11 @@ impl QpSet {
 
     /// Destroys all, which [`Self::watch`] has said are of `peer`.
     pub fn destroy(self, peer: &Arc<PeerState>) {
-        for on in &self.rails {
-            if let Some(watcher) = on.port.card.started_watcher() {
-                watcher.give_up_queue(on.queue.id(), peer);
-            }
-        }
+        let queues: Vec<_> = self.rails.iter().map(|on| (Arc::clone(&on.port), on.queue.id())).collect();
+        let watched = || queues.iter().filter_map(|(port, queue)| Some((port.card.started_watcher()?, *queue)));
+        watched().for_each(|(watcher, queue)| watcher.give_up_queue(queue, peer));
+        drop(self);
+        watched().for_each(|(watcher, queue)| watcher.forget_queue(queue));
     }
 
     /// [`Self::fence`], without the end.
