@@ -71,6 +71,72 @@ mod host {
     }
 }
 
+/// In place of `src/abi/types.rs`.
+mod abi {
+    pub mod types {
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Sge {
+            pub addr: u64,
+            pub length: u32,
+            pub lkey: u32,
+        }
+    }
+}
+
+/// In place of `src/limits.rs`.
+mod limits {
+    pub const MAX_SGE: u32 = 1;
+}
+
+/// In place of the shared file and of what else its entries have.
+mod shm {
+    pub(crate) use super::{recv_ring, srq_ring};
+
+    pub mod file {
+        use crate::host::sync::AtomicU64;
+
+        pub struct SharedFile(pub &'static [AtomicU64]);
+
+        impl SharedFile {
+            pub fn ring_words(&self, _at: u64, _bytes: usize) -> Option<&'static [AtomicU64]> {
+                Some(self.0)
+            }
+        }
+    }
+
+    pub mod slots {
+        use crate::host::sync::{AtomicU32, AtomicU64};
+
+        pub struct QpSlot {
+            pub ring_at: AtomicU64,
+            pub ring_bytes: AtomicU32,
+            pub ring_mask: AtomicU32,
+            pub ring_stride: AtomicU32,
+            pub done: AtomicU64,
+            pub posted: AtomicU64,
+            pub wanted: AtomicU64,
+        }
+    }
+
+    pub mod srq_slot {
+        use crate::host::sync::{AtomicU32, AtomicU64};
+
+        pub struct SrqSlot {
+            pub ring_at: AtomicU64,
+            pub ring_bytes: AtomicU32,
+            pub ring_mask: AtomicU32,
+            pub ring_stride: AtomicU32,
+            pub posted: AtomicU64,
+            pub head: AtomicU64,
+        }
+    }
+}
+
+#[path = "../src/shm/recv_ring.rs"]
+mod recv_ring;
+#[path = "../src/shm/srq_ring.rs"]
+mod srq_ring;
+
 #[path = "../src/shm/job.rs"]
 mod job_slot;
 #[path = "../src/shm/mark.rs"]
@@ -80,12 +146,18 @@ mod send_ring;
 
 use std::sync::atomic::Ordering::SeqCst;
 
+use abi::types::Sge;
 use host::sync::{AtomicU32, AtomicU64, yield_now};
 use job_slot::{Hold, Job, JobSlot, state, task};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
+use recv_ring::{Received, RecvRing};
 use send_ring::SendRing;
+use shm::file::SharedFile;
+use shm::slots::QpSlot;
+use shm::srq_slot::SrqSlot;
+use srq_ring::SrqRing;
 
 /// The owner of a queue pair forbids entering, waits, and takes its memory away. No peer uses the memory from then on.
 #[test]
@@ -193,5 +265,127 @@ fn a_staged_copy_that_is_given_up_leaves_its_slot_free() {
         slot.give_up();
         target.join().expect("the target ends");
         assert_eq!(slot.hold.load(SeqCst), 0, "the slot is free");
+    });
+}
+
+/// Words that stay, as those of the shared file do.
+fn words(count: usize) -> SharedFile {
+    SharedFile(Box::leak((0..count).map(|_| AtomicU64::new(0)).collect()))
+}
+
+/// A queue pair with a ring of one entry.
+fn queue_pair() -> (Arc<QpSlot>, RecvRing) {
+    let (mask, stride, bytes) = RecvRing::layout((1, 1), false);
+    let slot = QpSlot {
+        ring_at: AtomicU64::new(0),
+        ring_bytes: AtomicU32::new(bytes as u32),
+        ring_mask: AtomicU32::new(mask),
+        ring_stride: AtomicU32::new(stride),
+        done: AtomicU64::new(0),
+        posted: AtomicU64::new(0),
+        wanted: AtomicU64::new(0),
+    };
+    let ring = RecvRing::of(&words(bytes / 8), &slot).expect("a sound ring");
+    (Arc::new(slot), ring)
+}
+
+/// A receive whose numbers all belong together.
+fn element(wr_id: u64) -> Sge {
+    Sge { addr: 100 + wr_id, length: 200 + wr_id as u32, lkey: 300 + wr_id as u32 }
+}
+
+/// As a sender that has entered: takes the receive that is posted. Returns whether there was one.
+fn complete(slot: &QpSlot, ring: &RecvRing, memory: &UnsafeCell<u64>) -> bool {
+    let (at, is_posted) = RecvRing::oldest(slot);
+    if is_posted {
+        let elements: Vec<Sge> = ring.elements(at).collect();
+        let number = elements.first().map_or(0, |element| element.addr - 100);
+        assert_eq!(elements, [element(number)], "what was posted");
+        // SAFETY: the checker notices an access at the same time.
+        memory.with_mut(|memory| unsafe { *memory = number });
+        ring.finish(slot, at, &Received { byte_len: number as u32, imm: number as u32, ..Received::default() });
+    }
+    is_posted
+}
+
+/// As the owner: takes what is done as number `at`, and looks at the data.
+fn poll(slot: &QpSlot, ring: &RecvRing, at: u64, memory: &UnsafeCell<u64>) -> Option<u64> {
+    let (wr_id, received) = ring.take(slot, at)?;
+    assert_eq!(
+        (u64::from(received.byte_len), u64::from(received.imm)),
+        (wr_id, wr_id),
+        "an outcome of another receive"
+    );
+    // SAFETY: the checker notices an access at the same time.
+    memory.with(|memory| assert_eq!(unsafe { *memory }, wr_id, "the data of the message"));
+    Some(wr_id)
+}
+
+/// Each receive is completed once and whole, with its data, though entries and memory are used again.
+#[test]
+fn the_owner_polls_what_the_peer_has_completed() {
+    loom::model(|| {
+        let (slot, ring) = queue_pair();
+        let memory = Arc::new(UnsafeCell::new(0));
+        ring.post(&slot, 1, &[element(1)]);
+        let peer = {
+            let (slot, memory) = (Arc::clone(&slot), Arc::clone(&memory));
+            thread::spawn(move || (0..2).filter(|_| complete(&slot, &ring, &memory)).count())
+        };
+        let mut polled = 0;
+        if let Some(wr_id) = poll(&slot, &ring, 0, &memory) {
+            assert_eq!(wr_id, 1);
+            polled = 1;
+            ring.post(&slot, 2, &[element(2)]);
+        }
+        let completed = peer.join().expect("the peer ends");
+        for at in polled..completed as u64 {
+            assert_eq!(poll(&slot, &ring, at, &memory), Some(at + 1));
+        }
+    });
+}
+
+/// The senders to two queue pairs take receives of one shared receive queue, whose owner posts the next one in an entry that is free
+/// again: each receive is taken once, and whole, and none is lost.
+#[test]
+fn each_receive_of_a_shared_queue_is_taken_by_one_queue_pair() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let (mask, stride, bytes) = SrqRing::layout(1, 1);
+        let slot = Arc::new(SrqSlot {
+            ring_at: AtomicU64::new(0),
+            ring_bytes: AtomicU32::new(bytes as u32),
+            ring_mask: AtomicU32::new(mask),
+            ring_stride: AtomicU32::new(stride),
+            posted: AtomicU64::new(0),
+            head: AtomicU64::new(0),
+        });
+        let ring = SrqRing::of(&words(bytes / 8), &slot).expect("a sound ring");
+        let memories = [1, 2].map(|_| Arc::new(UnsafeCell::new(0)));
+        ring.post(&slot, 1, &[element(1)]);
+        let pairs = [queue_pair(), queue_pair()];
+        let takers = [0, 1].map(|i| {
+            let (srq, memory) = (Arc::clone(&slot), Arc::clone(&memories[i]));
+            let (qp, queue) = (Arc::clone(&pairs[i].0), pairs[i].1);
+            thread::spawn(move || ring.take(&srq, &qp, i as u32, &queue) && complete(&qp, &queue, &memory))
+        });
+        let look = |i: usize, at: u64| poll(&pairs[i].0, &pairs[i].1, at, &memories[i]);
+        let early = [0, 1].map(|i| look(i, 0));
+        let mut posted = 1;
+        if early != [None, None] {
+            ring.post(&slot, 2, &[element(2)]);
+            posted = 2;
+        }
+        takers.map(|taker| taker.join().expect("the taker ends"));
+        let mut all: Vec<u64> = [0, 1].iter().filter_map(|i| early[*i].or_else(|| look(*i, 0))).collect();
+        // What nobody has taken is left to be taken.
+        let next = pairs[0].0.done.load(SeqCst);
+        while ring.take(&slot, &pairs[0].0, 0, &pairs[0].1) {
+            assert!(complete(&pairs[0].0, &pairs[0].1, &memories[0]));
+        }
+        all.extend((next..pairs[0].0.done.load(SeqCst)).filter_map(|at| look(0, at)));
+        all.sort_unstable();
+        assert_eq!(all, [1, 2][..posted]);
     });
 }

@@ -1,6 +1,7 @@
 //! Somebody who finds a port, and knows no more than a token.
 
 use super::world::{World, address};
+use crate::proto::control::ConnId;
 use crate::proto::control::event::End;
 use crate::proto::frame::{Frame, Kind};
 
@@ -21,6 +22,10 @@ impl World {
             return;
         }
         let (process, conn) = self.hostile[self.random.below(self.hostile.len() as u64) as usize];
+        (0..1 + self.random.below(4)).for_each(|_| self.hostile_says(process, conn));
+    }
+
+    fn hostile_says(&mut self, process: usize, conn: ConnId) {
         let secret = [self.random.below(3) as u8; 16];
         let token = [self.random.below(6) as u8; 16];
         let body = [token.as_slice(), &secret, &[0; 4]].concat();

@@ -8,10 +8,10 @@
 //! it as posted to it: from there on it is a receive like any other. Nobody waits for another one: who finds a receive that is marked at
 //! the head moves the head on. A taker that is killed after its mark leaves in `QpSlot::wanted` which one it was.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::abi::types::Sge;
+use crate::host::sync::{AtomicU64, spin_loop};
 use crate::limits::MAX_SGE;
 use crate::shm::file::SharedFile;
 use crate::shm::recv_ring::RecvRing;
@@ -129,6 +129,7 @@ impl SrqRing {
                 // Another one has taken it.
                 let _ = slot.head.compare_exchange(at, at + 1, SeqCst, SeqCst);
             }
+            spin_loop();
         }
     }
 }
