@@ -377,7 +377,7 @@ fn each_receive_of_a_shared_queue_is_taken_by_one_queue_pair() {
             ring.post(&slot, 2, &[element(2)]);
             posted = 2;
         }
-        takers.map(|taker| taker.join().expect("the taker ends"));
+        takers.into_iter().for_each(|taker| drop(taker.join().expect("the taker ends")));
         let mut all: Vec<u64> = [0, 1].iter().filter_map(|i| early[*i].or_else(|| look(*i, 0))).collect();
         // What nobody has taken is left to be taken.
         let next = pairs[0].0.done.load(SeqCst);

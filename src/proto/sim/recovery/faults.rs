@@ -87,6 +87,17 @@ impl Plan {
         Self { may_fail: true, give_up, ..faults }
     }
 
+    /// A rail is lost. When the others run, the control connection breaks, and an end that begins another attempt gives up before it is back.
+    pub(super) fn parted(random: &mut Random, _plan: &plan::Plan) -> Self {
+        let action = When::Action(14 + random.below(10));
+        let faults = vec![
+            (When::Step(random.below(100)), Fault::PortDown(end(random), 0, Duration::from_secs(10))),
+            (action, Fault::ControlBreaks(Duration::from_secs(1))),
+            (action, Fault::Stalled(end(random))),
+        ];
+        Self { faults, may_fail: true, give_up: Duration::from_millis(40) }
+    }
+
     /// Every rail is cut for good.
     pub(super) fn endless(random: &mut Random, plan: &plan::Plan) -> Self {
         let step = random.below(30 * plan.messages.len() as u64);

@@ -23,8 +23,20 @@ mod world;
 use super::fabric::End;
 use super::plan::Plan;
 use super::seeds::run_seeds;
+#[cfg(test)]
+use crate::proto::control::Time;
 use crate::proto::random::Random;
+#[cfg(test)]
+use crate::proto::recovery::{
+    action::{Action, Role},
+    message::Message,
+    rail_mask::RailMask,
+};
 use faults::Plan as FaultPlan;
+#[cfg(test)]
+use observed::Observed;
+#[cfg(test)]
+use std::time::Duration;
 use world::{Outcome, World};
 
 fn run(mut random: Random, faults: impl FnOnce(&mut Random, &Plan) -> FaultPlan) -> Outcome {
@@ -35,7 +47,7 @@ fn run(mut random: Random, faults: impl FnOnce(&mut Random, &Plan) -> FaultPlan)
 
 /// Runs the schedule that follows from `random` with one of the plans of faults, and checks what has to hold there.
 pub(super) fn check(mut random: Random) {
-    match random.below(6) {
+    match random.below(7) {
         0 => assert!(run(random, FaultPlan::survivable).is_all_delivered),
         4 => assert!(run(random, FaultPlan::restless).is_all_delivered),
         1 => {
@@ -45,6 +57,7 @@ pub(super) fn check(mut random: Random) {
         }
         2 => check_failures(&run(random, FaultPlan::endless)),
         3 => check_failures(&run(random, FaultPlan::impatient)),
+        5 => check_failures(&run(random, FaultPlan::parted)),
         _ => {
             let outcome = run(random, FaultPlan::forgetful);
             assert!(outcome.is_all_delivered || has_lost(&outcome));
@@ -124,6 +137,17 @@ fn data_that_is_acknowledged_and_lost_comes_again_or_ends_with_an_error_that_say
     assert!(runs == 1 || lost > 0, "no message was lost");
 }
 
+/// What schedules have too seldom: an end that has failed is told what the peer can use. Nothing comes of it.
+#[cfg(test)]
+fn tell_ports_to_one_that_has_failed(role: Role) {
+    let rails = RailMask::first(2);
+    let mut machine = Observed::new(role, rails, Duration::ZERO);
+    machine.handle_fault(Time::ZERO, "a fault");
+    machine.handle_message(Time::ZERO, Message::Ports { usable: rails }).expect("what a Ferrite says");
+    assert!(matches!(machine.poll_action(), Some(Action::Fail(_))));
+    assert_eq!(machine.poll_action(), None);
+}
+
 /// A simulator that does not reach any more what it has reached proves less, without a sign of it.
 #[test]
 fn the_page_says_which_event_has_come_in_which_state() {
@@ -131,6 +155,7 @@ fn the_page_says_which_event_has_come_in_which_state() {
     for seed in 0..400 {
         run(Random::new(seed), FaultPlan::survivable);
         run(Random::new(seed), FaultPlan::restless);
+        check_failures(&run(Random::new(seed), FaultPlan::parted));
     }
     for seed in 0..3000 {
         run(Random::new(seed), FaultPlan::impatient);
@@ -139,5 +164,6 @@ fn the_page_says_which_event_has_come_in_which_state() {
         run(Random::new(seed), FaultPlan::endless);
         run(Random::new(seed), FaultPlan::forgetful);
     }
+    [Role::Sender, Role::Receiver].map(tell_ports_to_one_that_has_failed);
     reachable::MACHINE.check(&observed::take(), "<!-- recovery -->");
 }

@@ -229,7 +229,7 @@ impl World {
                 self.set_port(end, rail, true);
                 match self.outside.random.below(8) {
                     0 => self.caller(end.other()).machine.handle_fault(now, "at the same time"),
-                    1 => drop(self.sender.caller.machine.handle_wish(now)),
+                    1 | 2 => drop(self.sender.caller.machine.handle_wish(now)),
                     _ => {}
                 }
             }
