@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs libFuzzer on what a peer may say and on schedules of the simulators, on all processors.
+"""Runs libFuzzer on what a peer may say, on schedules of the simulators and on files of statistics, on all processors.
 
     fuzz.py SECONDS [--targets NAME,NAME] [--jobs N] [--keep]
 
-    scripts/fuzz.py 600                                # all targets, in an hour
+    scripts/fuzz.py 600                                # all targets, in 80 minutes
     scripts/fuzz.py 600 --targets schedules --keep
 
-It takes an x86-64 processor and a C++ compiler. Each target (src/proto/fuzz.rs) runs for SECONDS, one after the other, from the inputs
+It takes an x86-64 processor and a C++ compiler. Each target (src/proto/fuzz.rs, tools/ferrite/src/fuzz) runs for SECONDS, one after the other, from the inputs
 that are kept in tests/fuzz/corpus and those that earlier runs have found (target/fuzz). With --keep, those that reach something that
 the others do not replace the kept ones, but no more than the shortest 600 of a target; a test of the plugin's library runs these. An
 input that breaks something is named with the command that runs it again, and ends the run.
@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "tests/fuzz/corpus"
-TARGETS = ("frames", "bodies", "sender", "receiver", "schedules", "control")
+TARGETS = ("frames", "bodies", "sender", "receiver", "schedules", "control", "stats", "doctor")
 HOST = "x86_64-unknown-linux-gnu"
 # Inputs of a target that are kept.
 MOST = 600

@@ -47,7 +47,7 @@ impl RowReport {
 }
 
 /// The text in one line, without what would change a terminal: it may come from another host or from the kernel's log.
-fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     text.replace('\n', "; ").replace(|c: char| c.is_control(), " ")
 }
 

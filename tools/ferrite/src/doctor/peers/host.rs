@@ -11,6 +11,7 @@ use crate::doctor::machine::Machine;
 use crate::doctor::peers::line_conn::{LineConn, MOST};
 use crate::doctor::peers::message::{Hello, HostFacts, RailFacts, Reply, Request};
 use crate::doctor::peers::trial::Trial;
+use crate::doctor::report::plain;
 use crate::error::{Error, Result};
 use crate::nccl::library::Source;
 use crate::results::file_hash;
@@ -77,7 +78,7 @@ pub(crate) fn main(place: &str, plugin: &Path) -> Result<Ended> {
         let request: Request =
             conn.receive(TIME_LIMIT).map_err(|why| Error::Unreadable(format!("the server at {place}: {why}")))?;
         let reply = match request {
-            Request::Refused(why) => return Err(Error::Refused(format!("the server at {place}: {why}"))),
+            Request::Refused(why) => return Err(Error::Refused(plain(&format!("the server at {place}: {why}")))),
             Request::End { failed, warned } => return Ok(Ended { failed, warned }),
             Request::Welcome(number) => {
                 output::write_stderr(format_args!("this is host {number} of the session at {place}"));

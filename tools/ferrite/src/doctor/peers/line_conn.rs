@@ -7,20 +7,61 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::doctor::report::plain;
+
 /// Bytes of a line at most.
 pub(super) const MOST: usize = 64 << 10;
+
+/// What has come over a connection, cut into lines.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    pending: Vec<u8>,
+    /// Bytes of it that are known to have no end of a line.
+    searched: usize,
+}
+
+impl Lines {
+    pub(super) fn handle_bytes(&mut self, bytes: &[u8]) {
+        self.pending.extend_from_slice(bytes);
+    }
+
+    /// The next line that is whole, with its end.
+    ///
+    /// # Errors
+    /// It is too long, and not whole yet.
+    pub(super) fn poll_line(&mut self) -> Result<Option<Vec<u8>>, String> {
+        if let Some(at) = self.pending[self.searched..].iter().position(|byte| *byte == b'\n') {
+            let rest = self.pending.split_off(self.searched + at + 1);
+            self.searched = 0;
+            return Ok(Some(std::mem::replace(&mut self.pending, rest)));
+        }
+        self.searched = self.pending.len();
+        if self.searched >= MOST {
+            return Err(format!("a line of more than {MOST} bytes"));
+        }
+        Ok(None)
+    }
+}
+
+/// The message in a line.
+///
+/// # Errors
+/// There is no such message. The text may be shown: what it has of the line is plain.
+pub(super) fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(line).map_err(|e| plain(&format!("no such message: {e}")))
+}
 
 /// The connection, and what has been read beyond the last line.
 #[derive(Debug)]
 pub(super) struct LineConn {
     stream: TcpStream,
-    pending: Vec<u8>,
+    lines: Lines,
 }
 
 impl LineConn {
     pub(super) fn new(stream: TcpStream) -> Self {
         stream.set_nodelay(true).unwrap_or_default();
-        Self { stream, pending: Vec::new() }
+        Self { stream, lines: Lines::default() }
     }
 
     /// Sends a message.
@@ -42,20 +83,13 @@ impl LineConn {
     /// # Errors
     /// None has come whole within `limit`, the line is too long or no such message, or the connection has ended.
     pub(super) fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, String> {
-        let line = self.line(Instant::now() + limit, limit)?;
-        serde_json::from_slice(&line).map_err(|e| format!("no such message: {e}"))
+        parse(&self.line(Instant::now() + limit, limit)?)
     }
 
     fn line(&mut self, end: Instant, limit: Duration) -> Result<Vec<u8>, String> {
-        let mut searched = 0;
         loop {
-            if let Some(at) = self.pending[searched..].iter().position(|byte| *byte == b'\n') {
-                let rest = self.pending.split_off(searched + at + 1);
-                return Ok(std::mem::replace(&mut self.pending, rest));
-            }
-            searched = self.pending.len();
-            if searched >= MOST {
-                return Err(format!("a line of more than {MOST} bytes"));
+            if let Some(line) = self.lines.poll_line()? {
+                return Ok(line);
             }
             let late = || format!("nothing whole for {:.0} s", limit.as_secs_f64());
             let left = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()).ok_or_else(late)?;
@@ -63,7 +97,7 @@ impl LineConn {
             let mut part = [0; 4096];
             match self.stream.read(&mut part) {
                 Ok(0) => return Err("the connection was closed".into()),
-                Ok(count) => self.pending.extend_from_slice(&part[..count]),
+                Ok(count) => self.lines.handle_bytes(&part[..count]),
                 Err(e) if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted].contains(&e.kind()) => {}
                 Err(e) => return Err(format!("the connection has failed: {e}")),
             }
@@ -100,6 +134,9 @@ mod tests {
         assert!(near.receive::<u8>(Duration::from_millis(20)).is_err_and(|e| e.contains("nothing whole")));
         far.write_all(b"{]\n").expect("sent");
         assert!(near.receive::<u8>(Duration::from_secs(20)).is_err_and(|e| e.contains("no such message")));
+        far.write_all(b"{\"\\u001b[2J\": 1}\n").expect("sent");
+        let refused = near.receive::<super::super::message::Hello>(Duration::from_secs(20)).expect_err("no such field");
+        assert!(refused.contains("[2J") && !refused.contains(char::is_control), "{refused:?}");
         let writer = std::thread::spawn(move || far.write_all(&vec![b'x'; 4 * MOST]));
         assert!(near.receive::<u8>(Duration::from_secs(20)).is_err_and(|e| e.contains("more than")));
         drop(near);
