@@ -164,6 +164,6 @@ fn the_page_says_which_event_has_come_in_which_state() {
         run(Random::new(seed), FaultPlan::endless);
         run(Random::new(seed), FaultPlan::forgetful);
     }
-    [Role::Sender, Role::Receiver].map(tell_ports_to_one_that_has_failed);
+    [Role::Sender, Role::Receiver].into_iter().for_each(tell_ports_to_one_that_has_failed);
     reachable::MACHINE.check(&observed::take(), "<!-- recovery -->");
 }
