@@ -34,7 +34,7 @@ FERRITE_EXPLORE=all cargo test --release -p nccl-net-ferrite --lib --locked --qu
 
 step "every order of steps of what threads and processes share without a lock"
 cargo test --release -p nccl-net-ferrite --locked --quiet --test exclusive_cell --test operation_place
-cargo test --release -p softrnic --locked --quiet --test models
+FERRITE_EXPLORE=all cargo test --release -p softrnic --locked --quiet --test models
 
 step "decoders"
 PROPTEST_CASES=200000 cargo test --release -p nccl-net-ferrite --lib --locked --quiet proto::

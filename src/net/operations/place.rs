@@ -55,11 +55,12 @@ impl Place {
     /// Operation `ordinal` has ended, if it is there.
     pub(super) fn end(&self, ordinal: u64) {
         let (filled, ended) = (ordinal << 2 | FILLED, ordinal << 2 | ENDED);
-        let _ = self.state.compare_exchange(filled, ended, Ordering::Release, Ordering::Relaxed);
+        // Who reads this state gets the words of the store that this exchange has followed, whoever makes it.
+        let _ = self.state.compare_exchange(filled, ended, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// The place is free, unless it is not in `state` any more.
     pub(super) fn free(&self, state: u64) {
-        let _ = self.state.compare_exchange(state, 0, Ordering::Release, Ordering::Relaxed);
+        let _ = self.state.compare_exchange(state, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 }

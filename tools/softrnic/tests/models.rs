@@ -26,22 +26,29 @@ mod host {
             write
         }
 
+        /// `looked` is exchanged before each load. The checker keeps only the last access to a word: a thread that loads a word and then
+        /// stores to it hides that another one has loaded it before, and the order in which the store comes first is not tried.
         macro_rules! atomic {
             ($name:ident, $value:ty) => {
                 #[derive(Debug)]
-                pub struct $name(loom::sync::atomic::$name);
+                pub struct $name {
+                    word: loom::sync::atomic::$name,
+                    looked: loom::sync::atomic::AtomicBool,
+                }
 
                 impl $name {
                     pub fn new(value: $value) -> Self {
-                        Self(loom::sync::atomic::$name::new(value))
+                        let looked = loom::sync::atomic::AtomicBool::new(false);
+                        Self { word: loom::sync::atomic::$name::new(value), looked }
                     }
 
                     pub fn load(&self, order: Ordering) -> $value {
-                        self.0.load(order)
+                        self.looked.swap(true, Ordering::Relaxed);
+                        self.word.load(order)
                     }
 
                     pub fn store(&self, value: $value, order: Ordering) {
-                        fence_after(order, self.0.store(value, order));
+                        fence_after(order, self.word.store(value, order));
                     }
 
                     pub fn compare_exchange(
@@ -51,7 +58,11 @@ mod host {
                         order: Ordering,
                         failure: Ordering,
                     ) -> Result<$value, $value> {
-                        fence_after(order, self.0.compare_exchange(old, new, order, failure))
+                        fence_after(order, self.word.compare_exchange(old, new, order, failure))
+                    }
+
+                    pub fn swap(&self, value: $value, order: Ordering) -> $value {
+                        fence_after(order, self.word.swap(value, order))
                     }
 
                     pub fn compare_exchange_weak(
@@ -90,7 +101,7 @@ mod limits {
 
 /// In place of the shared file and of what else its entries have.
 mod shm {
-    pub(crate) use super::{recv_ring, srq_ring};
+    pub(crate) use super::{recv_ring, srq_ring, srq_slot};
 
     pub mod file {
         use crate::host::sync::AtomicU64;
@@ -117,25 +128,14 @@ mod shm {
             pub wanted: AtomicU64,
         }
     }
-
-    pub mod srq_slot {
-        use crate::host::sync::{AtomicU32, AtomicU64};
-
-        pub struct SrqSlot {
-            pub ring_at: AtomicU64,
-            pub ring_bytes: AtomicU32,
-            pub ring_mask: AtomicU32,
-            pub ring_stride: AtomicU32,
-            pub posted: AtomicU64,
-            pub head: AtomicU64,
-        }
-    }
 }
 
 #[path = "../src/shm/recv_ring.rs"]
 mod recv_ring;
 #[path = "../src/shm/srq_ring.rs"]
 mod srq_ring;
+#[path = "../src/shm/srq_slot.rs"]
+mod srq_slot;
 
 #[path = "../src/shm/job.rs"]
 mod job_slot;
@@ -156,8 +156,8 @@ use recv_ring::{Received, RecvRing};
 use send_ring::SendRing;
 use shm::file::SharedFile;
 use shm::slots::QpSlot;
-use shm::srq_slot::SrqSlot;
 use srq_ring::SrqRing;
+use srq_slot::{LIMIT_REACHED, SrqSlot};
 
 /// The owner of a queue pair forbids entering, waits, and takes its memory away. No peer uses the memory from then on.
 #[test]
@@ -289,6 +289,14 @@ fn queue_pair() -> (Arc<QpSlot>, RecvRing) {
     (Arc::new(slot), ring)
 }
 
+/// Explores `model` with at most two changes of thread that a thread does not ask for; with `FERRITE_EXPLORE`, as scripts/nightly.sh sets
+/// it, with four.
+fn explore(model: impl Fn() + Sync + Send + 'static) {
+    let mut explorer = loom::model::Builder::new();
+    explorer.preemption_bound = Some(if std::env::var_os("FERRITE_EXPLORE").is_some() { 4 } else { 2 });
+    explorer.check(model);
+}
+
 /// A receive whose numbers all belong together.
 fn element(wr_id: u64) -> Sge {
     Sge { addr: 100 + wr_id, length: 200 + wr_id as u32, lkey: 300 + wr_id as u32 }
@@ -345,23 +353,77 @@ fn the_owner_polls_what_the_peer_has_completed() {
     });
 }
 
+/// A shared receive queue with a ring of one entry.
+fn shared_queue() -> (Arc<SrqSlot>, SrqRing) {
+    let (mask, stride, bytes) = SrqRing::layout(1, 1);
+    let slot = SrqSlot {
+        ring_at: AtomicU64::new(0),
+        ring_bytes: AtomicU32::new(bytes as u32),
+        ring_mask: AtomicU32::new(mask),
+        ring_stride: AtomicU32::new(stride),
+        owner: AtomicU32::new(0),
+        pd: AtomicU32::new(0),
+        limit: AtomicU32::new(0),
+        posted: AtomicU64::new(0),
+        head: AtomicU64::new(0),
+    };
+    let ring = SrqRing::of(&words(bytes / 8), &slot).expect("a sound ring");
+    (Arc::new(slot), ring)
+}
+
+/// Each time a taker is killed after a step, and nobody waits for it: who comes after it finds the receive that it has taken, whole.
+#[test]
+fn the_receive_of_a_taker_that_has_died_is_found() {
+    for (is_posted, is_recovered) in [(false, false), (true, false), (false, true)] {
+        explore(move || {
+            let ((srq, ring), (qp, queue)) = (shared_queue(), queue_pair());
+            ring.post(&srq, 1, &[element(1)]);
+            let dead = {
+                let (srq, qp) = (Arc::clone(&srq), Arc::clone(&qp));
+                thread::spawn(move || match is_posted {
+                    true => ring.take(&srq, &qp, 0, &queue),
+                    false => ring.mark(0, (&qp, 0), (&queue, 0)),
+                })
+            };
+            let second = is_recovered.then(|| {
+                let qp = Arc::clone(&qp);
+                thread::spawn(move || ring.recover(&qp, 0))
+            });
+            let memory = UnsafeCell::new(0);
+            let is_found = || RecvRing::oldest(&qp).1 || !is_recovered && ring.recover(&qp, 0);
+            let is_seen = is_found() && complete(&qp, &queue, &memory);
+            second.into_iter().for_each(|second| assert!(second.join().is_ok(), "it ends"));
+            assert!(dead.join().expect("it ends"), "nobody else takes it");
+            let is_found = || RecvRing::oldest(&qp).1 || ring.recover(&qp, 0);
+            assert!(is_seen || is_found() && complete(&qp, &queue, &memory), "it is lost");
+            assert_eq!(poll(&qp, &queue, 0, &memory), Some(1));
+        });
+    }
+}
+
+/// The owner asks to be told when the last receive is taken while somebody takes it: it is told, once.
+#[test]
+fn the_limit_of_a_shared_queue_is_told_once() {
+    explore(|| {
+        let ((srq, ring), (qp, queue)) = (shared_queue(), queue_pair());
+        ring.post(&srq, 1, &[element(1)]);
+        let taker = {
+            let srq = Arc::clone(&srq);
+            thread::spawn(move || ring.take(&srq, &qp, 0, &queue) && srq.reaches_limit())
+        };
+        srq.limit.swap(1, SeqCst);
+        let is_told = srq.reaches_limit();
+        assert_ne!(is_told, taker.join().expect("the taker ends"));
+        assert_eq!(srq.limit.load(SeqCst), LIMIT_REACHED);
+    });
+}
+
 /// The senders to two queue pairs take receives of one shared receive queue, whose owner posts the next one in an entry that is free
 /// again: each receive is taken once, and whole, and none is lost.
 #[test]
 fn each_receive_of_a_shared_queue_is_taken_by_one_queue_pair() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
-        let (mask, stride, bytes) = SrqRing::layout(1, 1);
-        let slot = Arc::new(SrqSlot {
-            ring_at: AtomicU64::new(0),
-            ring_bytes: AtomicU32::new(bytes as u32),
-            ring_mask: AtomicU32::new(mask),
-            ring_stride: AtomicU32::new(stride),
-            posted: AtomicU64::new(0),
-            head: AtomicU64::new(0),
-        });
-        let ring = SrqRing::of(&words(bytes / 8), &slot).expect("a sound ring");
+    explore(|| {
+        let (slot, ring) = shared_queue();
         let memories = [1, 2].map(|_| Arc::new(UnsafeCell::new(0)));
         ring.post(&slot, 1, &[element(1)]);
         let pairs = [queue_pair(), queue_pair()];
@@ -377,7 +439,7 @@ fn each_receive_of_a_shared_queue_is_taken_by_one_queue_pair() {
             ring.post(&slot, 2, &[element(2)]);
             posted = 2;
         }
-        takers.into_iter().for_each(|taker| drop(taker.join().expect("the taker ends")));
+        takers.into_iter().for_each(|taker| assert!(taker.join().is_ok(), "the taker ends"));
         let mut all: Vec<u64> = [0, 1].iter().filter_map(|i| early[*i].or_else(|| look(*i, 0))).collect();
         // What nobody has taken is left to be taken.
         let next = pairs[0].0.done.load(SeqCst);

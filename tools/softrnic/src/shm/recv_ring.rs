@@ -6,7 +6,7 @@
 //! ```
 //! The owner fills entries, the peer writes the outcome into the same entry, the owner's poll takes it.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::abi::types::Sge;
 use crate::host::sync::AtomicU64;
@@ -92,12 +92,13 @@ impl RecvRing {
         let at = slot.posted.load(Relaxed);
         self.fill(at, wr_id, sges);
         // Pairs with the peer's load in `oldest`: the entry is complete before it is counted.
-        slot.posted.store(at + 1, SeqCst);
+        slot.posted.store(at + 1, Release);
     }
 
     /// Peer: the entry that the next message takes, and whether it is posted.
     #[inline]
     pub(crate) fn oldest(slot: &QpSlot) -> (u64, bool) {
+        // Written by who was in the queue pair before: the mark orders that.
         let at = slot.done.load(Relaxed);
         (at, at != slot.posted.load(Acquire))
     }
