@@ -32,7 +32,8 @@ const CHANGE: usize = 4;
 /// much of the second file is there, and the rest is changes of good files, half of them before the first look.
 pub(crate) fn target(bytes: &[u8]) {
     let Some(([kind, cut], rest)) = bytes.split_first_chunk() else { return };
-    let mut looks = Looks::default();
+    let sort = [Sort::P99, Sort::Gbps, Sort::Cts, Sort::Wait, Sort::Retries][usize::from(kind / 8) % 5];
+    let mut looks = Looks { sort, before: None, totals: Totals::default(), recording: Recording::default() };
     if kind % 8 == 0 {
         return looks.look(&[rest.to_vec()]);
     }
@@ -107,8 +108,8 @@ fn bytes_of(words: &[u64]) -> Vec<u8> {
 }
 
 /// What commands keep from one look to the next.
-#[derive(Default)]
 struct Looks {
+    sort: Sort,
     before: Option<Processes>,
     totals: Totals,
     recording: Recording,
@@ -118,16 +119,15 @@ impl Looks {
     /// All that is shown can be: no control characters, and formats that others read are kept.
     fn look(&mut self, files: &[Vec<u8>]) {
         let now = self.processes(files);
-        for sort in [Sort::P99, Sort::Gbps, Sort::Cts, Sort::Wait, Sort::Retries] {
-            let mut rows = rows(self.before.as_ref(), &now);
-            sort.apply(&mut rows);
-            let view = View { now: &now, rows: &rows, ports: &Ports::new(), port_rates: &BTreeMap::new(), sort };
-            check_text(&view.text(usize::MAX));
-            check_json(&json::line(&view));
-            check_text(&lanes::text(&rows));
-        }
+        let mut rows = rows(self.before.as_ref(), &now);
+        self.sort.apply(&mut rows);
+        let (ports, port_rates) = (Ports::new(), BTreeMap::new());
+        let view = View { now: &now, rows: &rows, ports: &ports, port_rates: &port_rates, sort: self.sort };
+        check_text(&view.text(usize::MAX));
+        check_json(&json::line(&view));
+        check_text(&lanes::text(&rows));
         self.totals.add(&now);
-        let metrics = self.totals.text(&now, &Ports::new());
+        let metrics = self.totals.text(&now, &ports);
         check_text(&metrics);
         for line in metrics.lines().filter(|line| !line.starts_with("# ")) {
             assert!(line.rsplit(' ').next().is_some_and(|value| value.parse::<f64>().is_ok()), "{line}");

@@ -55,11 +55,13 @@ impl View<'_> {
 
     fn title(&self) -> String {
         let host = self.now.living.values().next().map_or_else(String::new, |process| process.file.host());
-        let unlisted: u64 = self.now.living.values().map(|process| process.file.word(header::UNLISTED)).sum();
+        // Other processes have written it: it may be any number.
+        let unlisted = self.now.living.values().map(|process| process.file.word(header::UNLISTED));
+        let unlisted = unlisted.fold(0, u64::saturating_add);
         let mut text = format!(
             "ferrite top   {host}   {} process(es)   {} connection(s)\n",
             self.now.living.len(),
-            self.rows.len() as u64 + unlisted
+            unlisted.saturating_add(self.rows.len() as u64)
         );
         if unlisted > 0 {
             let _ = writeln!(text, "{unlisted} end(s) of connections have no record: there was no memory for it");
