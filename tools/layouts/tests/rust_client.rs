@@ -85,7 +85,7 @@ impl End {
     }
 
     /// Sends the memory, or writes it into that of `to`.
-    fn send(&mut self, to: Option<&End>) {
+    fn send(&mut self, to: Option<&Self>) {
         let mut element = self.element();
         // SAFETY: what is posted stands until the completion is polled.
         unsafe {

@@ -10,8 +10,11 @@
 
 mod stats;
 
+/// A target: it takes any bytes.
+pub type Target = fn(&[u8]);
+
 /// The targets, by name.
-pub const TARGETS: [(&str, fn(&[u8])); 2] = [("stats", stats::target), ("doctor", crate::doctor::peers::fuzz::target)];
+pub const TARGETS: [(&str, Target); 2] = [("stats", stats::target), ("doctor", crate::doctor::peers::fuzz::target)];
 
 #[cfg(test)]
 mod tests {
