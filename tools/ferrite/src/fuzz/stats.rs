@@ -173,3 +173,23 @@ fn check_text(text: &str) {
 fn check_json(text: &str) {
     assert!(serde_json::from_str::<serde_json::Value>(text).is_ok(), "{text:?}");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every word of the records, and of the ends without a record, is the highest number, but for those that say what it is.
+    #[test]
+    fn the_highest_numbers_are_shown() {
+        let is_kept = |at: &usize| [record::STATE, record::DIRECTION, record::CONNECTION].contains(at);
+        let words = (0..RECORD_WORDS).filter(|at| !is_kept(at)).map(|at| HEADER_WORDS + at).chain([header::UNLISTED]);
+        let places = words.flat_map(|at| [at, WORDS + at]);
+        let highest = places.map(|at| (at, 1, 0));
+        // Both ends send, so that they are added up.
+        let changes = highest.chain([(WORDS + HEADER_WORDS + record::DIRECTION, 0, SENDER as u8)]);
+        let changes: Vec<u8> = changes.flat_map(|(at, how, value)| [at as u8, (at >> 8) as u8, how, value]).collect();
+        for sort in 0..5 {
+            target(&[&[sort << 3 | 1, 0], &changes[..], &changes[..]].concat());
+        }
+    }
+}
