@@ -26,6 +26,16 @@ if "$deny" fetch db; then "$deny" check advisories; else echo "skipped: the data
 step "a million schedules without a fault, with survivable and with fatal ones; a million of the control plane"
 FERRITE_SIM_SEEDS=1000000 cargo test --release -p nccl-net-ferrite --lib --locked --quiet sim::
 
+step "schedules of all simulators, each with 100,000 seeds that were not run before"
+scripts/schedules.py 100000 --first $((RANDOM * 100000))
+
+step "every order of events of a small connection, with two faults and a break of the control connection"
+FERRITE_EXPLORE=all cargo test --release -p nccl-net-ferrite --lib --locked --quiet -- --nocapture every_order_of_events
+
+step "every order of steps of what threads and processes share without a lock"
+cargo test --release -p nccl-net-ferrite --locked --quiet --test exclusive_cell --test operation_place
+FERRITE_EXPLORE=all cargo test --release -p softrnic --locked --quiet --test models
+
 step "decoders"
 PROPTEST_CASES=200000 cargo test --release -p nccl-net-ferrite --lib --locked --quiet proto::
 
@@ -78,6 +88,9 @@ FERRITE_DEEP=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --
 
 step "ports that fall a thousand times"
 FERRITE_DEEP=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'binary(recovery) & (test(many_flaps) | test(half_a_minute))'
+
+step "a thousand falls of the only port: nothing grows"
+scripts/flaps.py 1000
 
 step "an hour of random faults"
 dist/bin/ferrite outlast --plugin dist/lib/libnccl-net.so --scenario random --reps 65 --finish

@@ -8,35 +8,51 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("the page is there")
 }
 
-/// Every function in the sources and tests.
-fn functions(folder: &Path, found: &mut BTreeSet<String>) {
-    for entry in fs::read_dir(folder).expect("it is readable") {
-        let path = entry.expect("it is readable").path();
-        if path.is_dir() {
-            functions(&path, found);
-            continue;
-        }
-        let keyword = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("rs") => "fn ",
-            Some("py") => "def ",
-            _ => continue,
-        };
-        let text = fs::read_to_string(&path).expect("it is readable");
-        let names = text.split(keyword).skip(1).filter_map(|rest| rest.split(['(', '<']).next());
-        found.extend(names.map(str::to_owned));
+/// The tests of a file in Rust: functions behind `#[test]`, with other attributes between them or not.
+fn tests_in_rust(text: &str, found: &mut BTreeSet<String>) {
+    let lines: Vec<_> = text.lines().map(str::trim).collect();
+    for (at, _) in lines.iter().enumerate().filter(|(_, line)| **line == "#[test]") {
+        let rest = lines[at + 1..].iter().take_while(|line| !line.is_empty() && !line.ends_with('}'));
+        let name = rest.filter_map(|line| line.strip_prefix("fn ")).next();
+        found.extend(name.and_then(|name| name.split(['(', '<']).next()).map(str::to_owned));
     }
 }
 
-/// The names of the tests, and of the other functions of the sources.
+/// The tests of a file in Python.
+fn tests_in_python(text: &str, found: &mut BTreeSet<String>) {
+    let names = text.split("def ").skip(1).filter_map(|rest| rest.split('(').next());
+    found.extend(names.filter(|name| name.starts_with("test_")).map(str::to_owned));
+}
+
+/// The tests in `folder`.
+fn tests_below(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).expect("it is readable") {
+        let path = entry.expect("it is readable").path();
+        if path.is_dir() {
+            tests_below(&path, found);
+            continue;
+        }
+        let take = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("rs") => tests_in_rust,
+            Some("py") => tests_in_python,
+            _ => continue,
+        };
+        take(&fs::read_to_string(&path).expect("it is readable"), found);
+    }
+}
+
+/// The names of all tests.
 fn tests() -> BTreeSet<String> {
     let mut tests = BTreeSet::new();
-    for folder in ["src", "tests", "tools/ferrite/tests", "tools/softrnic/tests", "tools/testkit", "scripts/tests"] {
-        functions(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut tests);
+    for folder in
+        ["src", "tests", "tools/ferrite", "tools/softrnic", "tools/softrnic-cli", "tools/testkit", "scripts/tests"]
+    {
+        tests_below(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut tests);
     }
     tests
 }
 
-/// Whether what a page names as a test exists: `check 20` of `ferrite check`, a function or a file.
+/// Whether what a page names as a test exists: `check 20` of `ferrite check`, a test or a file.
 fn is_there(name: &str, tests: &BTreeSet<String>, points: &str) -> bool {
     if let Some(point) = name.strip_prefix("check ") {
         return points.contains(&format!("\n| {point} | "));
@@ -44,6 +60,18 @@ fn is_there(name: &str, tests: &BTreeSet<String>, points: &str) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let name = name.trim_matches('`');
     tests.contains(name) || root.join(name).is_file()
+}
+
+#[test]
+fn a_function_that_is_no_test_is_not_taken_for_one() {
+    let mut found = BTreeSet::new();
+    tests_in_rust(
+        "fn helps() {}\n#[test]\n#[ignore]\nfn is_one() {\n}\nfn another() {}\n#[test]\n}\nfn none() {}",
+        &mut found,
+    );
+    tests_in_python("def helps(self):\n    def test_it(self) -> None:", &mut found);
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), ["is_one", "test_it"]);
+    assert!(!tests().contains("tests_below"));
 }
 
 #[test]

@@ -350,9 +350,9 @@ mod tests {
         let mut flow = SendFlow::new(Striping::new(2, 1, false), RailWeights::from_speeds([1, 1]));
         let mut seq = 0;
         // The lengths of a message's stripes on qps 0 and 1, which complete in this order, in one poll or in two.
-        let mut message = |polls: u32| {
+        let mut message = |polls: u32, length: u32| {
             seq += 1;
-            let transfer = submit(&mut flow, &[cts(seq, 0, 1 << 20)], 0, 1 << 20).expect("there is a clear-to-send");
+            let transfer = submit(&mut flow, &[cts(seq, 0, length)], 0, length).expect("there is a clear-to-send");
             let stripes: Vec<_> = transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe).collect();
             let lengths = [0, 1].map(|qp| stripes.iter().find(|s| s.qp == QpIndex(qp)).expect("a stripe").length);
             for qp in [0, 1] {
@@ -360,12 +360,13 @@ mod tests {
                 (1..polls).for_each(|_| flow.handle_poll());
             }
             flow.handle_poll();
-            assert_eq!(flow.poll_done(transfer.id), Ok(Some(1 << 20)));
+            assert_eq!(flow.poll_done(transfer.id), Ok(Some(length)));
             lengths
         };
-        (0..50).for_each(|_| assert_eq!(message(1), [1 << 19; 2], "no order can be seen"));
-        assert_eq!(message(2), [1 << 19; 2], "nothing is known yet");
-        let later: Vec<_> = (0..50).map(|_| message(2)[1]).collect();
+        (0..50).for_each(|_| assert_eq!(message(1, 1 << 20), [1 << 19; 2], "no order can be seen"));
+        (0..50).for_each(|_| assert_eq!(message(2, 48 << 10), [24 << 10; 2], "a short one tells nothing"));
+        assert_eq!(message(2, 1 << 20), [1 << 19; 2], "nothing is known yet");
+        let later: Vec<_> = (0..50).map(|_| message(2, 1 << 20)[1]).collect();
         assert!(later.is_sorted_by(|a, b| a > b) && later[49] < 450_000, "{later:?}");
     }
 

@@ -4,9 +4,10 @@
 //! another one: a place is taken and given back by one atomic exchange, and a reader that sees a place change drops it.
 
 use super::handle::{self, Context, Live};
+use super::place::{ENDED, FILLED, Place};
 use crate::proto::explain::operation::Call;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Operations at a time. More are not known.
 const MOST: usize = 4096;
@@ -15,24 +16,8 @@ const TRIES: u64 = 16;
 /// If all of these are taken, the place of an operation is given away after which so many others were begun.
 const OLD: u64 = 1 << 16;
 
-/// States of a place, in the lower two bits; above them the number of the operation. 0: it is free.
-const FILLING: u64 = 1;
-const FILLED: u64 = 2;
-/// The operation has ended: the place is free too, and still tells which one that was.
-const ENDED: u64 = 3;
-
-#[repr(align(64))]
-#[derive(Debug)]
-struct Place {
-    state: AtomicU64,
-    /// [`Call::to_bits`].
-    call: AtomicU64,
-    communicator: AtomicU64,
-    /// [`Way::to_bits`].
-    way: AtomicU64,
-}
-
-static TABLE: [Place; MOST] = [const { Place::new() }; MOST];
+static TABLE: [Place; MOST] =
+    [const { Place { state: AtomicU64::new(0), words: [const { AtomicU64::new(0) }; 3] } }; MOST];
 /// How many operations have been begun.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
@@ -79,34 +64,16 @@ struct Read {
     operation: Operation,
 }
 
-impl Place {
-    const fn new() -> Self {
-        let [state, call, communicator, way] = [const { AtomicU64::new(0) }; 4];
-        Self { state, call, communicator, way }
+impl Read {
+    /// What `place` has, unless nothing is known of it.
+    fn of(place: &Place) -> Option<Self> {
+        Self::from_words(place.read()?)
     }
 
-    /// What is there, or was there last, unless it changes just now.
-    fn read(&self) -> Option<Read> {
-        self.read_in(self.state.load(Ordering::Acquire))
-    }
-
-    /// The same, of which `state` has been read.
-    fn read_in(&self, state: u64) -> Option<Read> {
-        if !matches!(state & 3, FILLED | ENDED) {
-            return None;
-        }
-        let [call, communicator, way] =
-            [&self.call, &self.communicator, &self.way].map(|word| word.load(Ordering::Relaxed));
-        fence(Ordering::Acquire);
-        let is_same = self.state.load(Ordering::Relaxed) == state;
-        let call = Call::from_bits(call).filter(|_| is_same)?;
+    fn from_words((state, [call, communicator, way]): (u64, [u64; 3])) -> Option<Self> {
+        let call = Call::from_bits(call)?;
         let (ordinal, peer, is_send) = (state >> 2, way as u32, way >> 32 & 1 != 0);
-        Some(Read { state, way, operation: Operation { ordinal, call, communicator, peer, is_send } })
-    }
-
-    /// The place is free, unless it is not in `state` any more.
-    fn free(&self, state: u64) {
-        let _ = self.state.compare_exchange(state, 0, Ordering::Release, Ordering::Relaxed);
+        Some(Self { state, way, operation: Operation { ordinal, call, communicator, peer, is_send } })
     }
 }
 
@@ -120,19 +87,14 @@ pub fn begin(context: u64, parent: u64, way: Way) -> Option<u64> {
     for attempt in 0..2 * TRIES {
         let number = (ordinal.wrapping_add(attempt % TRIES) % MOST as u64) as usize;
         let place = &TABLE[number];
-        let now = place.state.load(Ordering::Relaxed);
+        let now = place.state();
         // NCCL does not tell of the end of what some of its other transports do.
         let is_old = now & 3 == FILLED && ordinal.wrapping_sub(now >> 2) & Live::ORDINAL > OLD;
         let is_free = now == 0 || now & 3 == ENDED || is_old && attempt >= TRIES;
-        let filling = ordinal << 2 | FILLING;
-        if !is_free || place.state.compare_exchange(now, filling, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        let words = [call.to_bits(), id, way.to_bits(call.function.is_point_to_point())];
+        if !is_free || !place.fill(now, ordinal, words) {
             continue;
         }
-        fence(Ordering::Release);
-        place.call.store(call.to_bits(), Ordering::Relaxed);
-        place.communicator.store(id, Ordering::Relaxed);
-        place.way.store(way.to_bits(call.function.is_point_to_point()), Ordering::Relaxed);
-        place.state.store(ordinal << 2 | FILLED, Ordering::Release);
         return Some(Live { place: number, ordinal }.to_bits());
     }
     None
@@ -141,20 +103,20 @@ pub fn begin(context: u64, parent: u64, way: Way) -> Option<u64> {
 /// The event `handle` ends. If it is no operation of the network, or one that has ended before, that has no effect.
 pub fn end(handle: u64) {
     let Some(Live { place, ordinal }) = Live::from_bits(handle) else { return };
-    let Some(place) = TABLE.get(place) else { return };
-    let (filled, ended) = (ordinal << 2 | FILLED, ordinal << 2 | ENDED);
-    let _ = place.state.compare_exchange(filled, ended, Ordering::Release, Ordering::Relaxed);
+    if let Some(place) = TABLE.get(place) {
+        place.end(ordinal);
+    }
 }
 
 /// The communicator with number `id` has ended, and with it all its operations.
 pub(super) fn end_all(id: u64) {
-    let of = |place: &&Place| place.read().filter(|read| read.operation.communicator == id);
+    let of = |place: &&Place| Read::of(place).filter(|read| read.operation.communicator == id);
     TABLE.iter().filter_map(|place| Some((place, of(&place)?))).for_each(|(place, read)| place.free(read.state));
 }
 
 /// All, in no order. One is dropped for good if a later one of the same connection has ended: then it has ended too, and NCCL has not told.
 pub(super) fn all() -> Vec<Operation> {
-    let found: Vec<_> = TABLE.iter().filter_map(|place| Some((place, place.read()?))).collect();
+    let found: Vec<_> = TABLE.iter().filter_map(|place| Some((place, Read::of(place)?))).collect();
     let (ended, begun): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, read)| read.state & 3 == ENDED);
     let mut last: HashMap<(u64, u64), u64> = HashMap::new();
     for (_, Read { way, operation, .. }) in ended {
@@ -180,7 +142,7 @@ pub fn recent(communicator: u64, is_send: bool, peer: Option<u32>) -> Option<Cal
     let count = COUNT.load(Ordering::Relaxed);
     let mut found: Option<Operation> = None;
     for back in 1..=LOOKED_AT.min(count) {
-        let Some(Read { state, operation, .. }) = TABLE[((count - back) % MOST as u64) as usize].read() else {
+        let Some(Read { state, operation, .. }) = Read::of(&TABLE[((count - back) % MOST as u64) as usize]) else {
             continue;
         };
         let is_other = operation.communicator != id || operation.is_send != is_send;
@@ -197,6 +159,7 @@ pub fn recent(communicator: u64, is_send: bool, peer: Option<u32>) -> Option<Cal
 
 #[cfg(test)]
 mod tests {
+    use super::super::place::FILLING;
     use super::*;
     use crate::proto::explain::operation::Function;
     use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -323,14 +286,15 @@ mod tests {
         let begin = |number| begin(context(0x13), parent(number), way(number as u32, true)).expect("room");
         let first = begin(1);
         let place = &TABLE[Live::from_bits(first).expect("it was given out").place];
-        let state = place.state.load(Ordering::Acquire);
-        assert_eq!(place.read_in(state).map(|read| read.operation.peer), Some(1));
+        let state = place.state();
+        let read_in = |state| place.read_in(state).and_then(Read::from_words).map(|read| read.operation.peer);
+        assert_eq!(read_in(state), Some(1));
         end(first);
-        assert!(place.read_in(state).is_none(), "it has ended meanwhile");
+        assert_eq!(read_in(state), None, "it has ended meanwhile");
         let next = std::iter::repeat_with(|| begin(2)).inspect(|handle| end(*handle)).take(2 * MOST);
-        assert!(next.map(|_| place.state.load(Ordering::Acquire)).any(|now| now >> 2 != state >> 2));
-        assert!(place.read_in(state).is_none(), "another one is there");
-        assert_eq!(place.read().map(|read| read.operation.peer), Some(2));
+        assert!(next.map(|_| place.state()).any(|now| now >> 2 != state >> 2));
+        assert_eq!(read_in(state), None, "another one is there");
+        assert_eq!(read_in(place.state()), Some(2));
         place.state.store(state >> 2 << 2 | FILLING, Ordering::Release);
         assert!(place.read().is_none(), "one is being written");
         place.state.store(0, Ordering::Release);

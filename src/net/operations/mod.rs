@@ -10,9 +10,12 @@
 //! | `handle` | what NCCL is given for its communicators and events: numbers that tell all, and no addresses |
 //! | [`communicators`] | NCCL's communicators, and what has been begun in each |
 //! | [`live`] | operations of the network that NCCL has begun and not ended: one for each channel, peer and direction |
+//! | `place`, `sync` | one place of that table, and its atomics |
 //! | [`seen`] | both at one moment, and the operation of a connection |
 
 pub mod communicators;
 mod handle;
 pub mod live;
+mod place;
 pub mod seen;
+mod sync;

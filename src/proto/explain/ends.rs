@@ -119,3 +119,38 @@ impl Ends {
         self.reads.take()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::explain::look::{Contact, Look};
+    use crate::proto::explain::numbers::Numbers;
+    use crate::proto::identity::Identity;
+
+    fn look(ends: &mut Ends, now: Time) {
+        let numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false };
+        let (refusals, calls, contact) = (0, 0, Contact::Up);
+        let look = Look { numbers, refusals, calls, has_requests: true, recovers: false, contact, sender_rank: None };
+        let peer = Identity { host: "n".into(), pid: 1, rank: None, label: None };
+        ends.handle_looks(now, vec![Sight { id: 1, found: Found::Look(look), peer, operation: None }]);
+    }
+
+    /// A process that was stopped does not know for how long its ends have waited.
+    #[test]
+    fn ends_of_a_process_that_was_stopped_are_new() {
+        let (mut ends, first) = (Ends::default(), Time::from_secs(1));
+        look(&mut ends, first);
+        look(&mut ends, first + STOPPED);
+        assert_eq!(ends.get(1).map(|end| end.since), Some(first), "it was looked at in time");
+        let later = first + STOPPED + STOPPED + Duration::from_millis(1);
+        look(&mut ends, later);
+        assert_eq!(ends.get(1).map(|end| end.since), Some(later));
+    }
+
+    #[test]
+    fn an_end_that_has_stood_still_for_a_second_is_not_busy() {
+        let (mut ends, first) = (Ends::default(), Time::from_secs(1));
+        look(&mut ends, first);
+        assert!(ends.are_busy(first + SETTLED - Duration::from_millis(1)) && !ends.are_busy(first + SETTLED));
+    }
+}

@@ -205,10 +205,8 @@ mod tests {
         Operation { call: Call { function: Function::Recv, number }, communicator: 7, name: "dp".into(), peer }
     }
 
-    fn standing(has_all: bool) -> Answer {
-        let numbers = Numbers::Receiver { posted: 3, announced: 2, arrived: 1, flushes: true };
-        let end = End { numbers, recovers: false, is_untested: true, still_ms: 99 };
-        let cause = Cause {
+    fn cause() -> Cause {
+        Cause {
             verdict: Verdict::DataLost,
             near: who(Some(1)),
             far: who(None),
@@ -217,7 +215,25 @@ mod tests {
             waited_ms: 5,
             operation: Some(operation(None)),
             begun: Begun::No(None),
-        };
+        }
+    }
+
+    #[test]
+    fn a_cause_is_the_same_at_another_time_and_not_of_other_processes() {
+        assert!(cause().is_same(&Cause { age_ms: 9, waited_ms: 9, ..cause() }));
+        let others = [
+            Cause { depth: 4, ..cause() },
+            Cause { near: who(None), ..cause() },
+            Cause { far: who(Some(1)), ..cause() },
+            Cause { operation: None, ..cause() },
+        ];
+        assert!(others.iter().all(|other| !cause().is_same(other)));
+    }
+
+    fn standing(has_all: bool) -> Answer {
+        let numbers = Numbers::Receiver { posted: 3, announced: 2, arrived: 1, flushes: true };
+        let end = End { numbers, recovers: false, is_untested: true, still_ms: 99 };
+        let cause = cause();
         Answer::Stands(Box::new(Standing {
             end,
             me: who(Some(0)),

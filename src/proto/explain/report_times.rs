@@ -148,6 +148,15 @@ mod tests {
         let mut never = ReportTimes::new(s(0), true);
         assert_eq!((never.check(Some(s(10_000)), false), never.limit()), (Due::Nothing, None));
     }
+
+    #[test]
+    fn a_wait_that_is_looked_at_twice_at_once_is_the_same_one() {
+        let mut report_times = ReportTimes::new(s(10), true);
+        report_times.handle_report(s(10));
+        assert_eq!(report_times.check(Some(s(10)), false), Due::Nothing);
+        assert_eq!(report_times.limit(), Some(s(10)));
+    }
+
     #[test]
     fn a_wait_whose_connection_is_closed_has_not_gone_on_and_teaches_nothing() {
         let mut report_times = ReportTimes::new(s(10), true);

@@ -156,3 +156,37 @@ impl Watched {
 pub(super) fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SENT: Numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false };
+
+    fn watched(has_requests: bool, recovers: bool, contact: Contact) -> Watched {
+        let look = Look { numbers: SENT, refusals: 0, calls: 0, has_requests, recovers, contact, sender_rank: None };
+        let peer = Identity { host: "n".into(), pid: 1, rank: None, label: None };
+        Watched::new(Time::ZERO, look, peer, None)
+    }
+
+    #[test]
+    fn a_peer_is_silent_that_was_asked_four_times_and_for_three_seconds() {
+        let mut watched = watched(false, false, Contact::Up);
+        let mut verdict = |since: u64, count: u32| {
+            watched.unanswered = Some((Time::from_secs(since), count));
+            watched.verdict(Time::from_secs(10))
+        };
+        let [silent, few, soon] = [verdict(7, MIN_QUESTIONS), verdict(7, MIN_QUESTIONS - 1), verdict(8, MIN_QUESTIONS)];
+        assert_ne!(silent, few);
+        assert_ne!(silent, soon);
+        assert_eq!(few, soon);
+    }
+
+    /// While it is recovered, NCCL's calls do nothing.
+    #[test]
+    fn a_connection_is_untested_only_while_it_stands() {
+        let is_untested = |recovers, contact| watched(true, recovers, contact).end(Time::ZERO + UNTESTED).is_untested;
+        assert!(is_untested(false, Contact::Up));
+        assert!(!is_untested(true, Contact::Up) && !is_untested(false, Contact::Lost));
+    }
+}

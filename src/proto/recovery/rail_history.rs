@@ -103,6 +103,14 @@ mod tests {
     }
 
     #[test]
+    fn what_did_not_come_through_a_minute_ago_does_not_count() {
+        let (mut history, now) = (RailHistory::new(RailMask::first(2)), Time::from_secs(100));
+        (0..3).for_each(|_| history.handle_unreachable(now, RailMask::only(1)));
+        history.handle_unreachable(now + MEMORY, RailMask::only(1));
+        assert_eq!(history.next_ready(RailMask::only(1)), Some(now + MEMORY + LEAST_WAIT_UNREACHABLE));
+    }
+
+    #[test]
     fn a_rail_waits_longer_with_each_fall_within_a_minute() {
         let (both, one) = (RailMask::first(2), RailMask::only(0));
         let mut history = RailHistory::new(both);

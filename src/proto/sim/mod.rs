@@ -24,6 +24,7 @@ mod receiver;
 mod recovery;
 mod seeds;
 mod sender;
+pub(super) mod visits;
 mod world;
 
 pub(super) use plan::{endpoint, identity};

@@ -26,6 +26,7 @@
 //! | [`hang`] | what processes of Ferrite wait for |
 //! | `doctor` | a machine before a job, row by row; sees it through the plugin's own code |
 //! | [`cli`] | the command line |
+//! | `fuzz` | what a fuzzer chooses: files of statistics, messages between doctors |
 //!
 //! To write a test, start at [`pair`]; to call a vtable, at [`transport`]; to understand a result, at [`results`].
 
@@ -35,6 +36,8 @@ mod cost;
 mod doctor;
 pub mod ecmp;
 pub mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod hang;
 mod hosts;
 mod instructions;

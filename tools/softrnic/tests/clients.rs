@@ -1,9 +1,9 @@
 //! Programs and test suites that others have written for RDMA devices, unmodified. docs/clients.md lists them.
 
 mod common;
+#[path = "clients/pyverbs.rs"]
+mod pyverbs;
 
-use std::fs;
-use std::path::Path;
 use std::process::Command;
 use std::ptr;
 
@@ -14,10 +14,6 @@ const UCX: (&str, &str) = ("ucx_perftest", "ucx-utils");
 const LIBFABRIC: (&str, &str) = ("fi_pingpong", "libfabric-bin");
 const QPERF: (&str, &str) = ("qperf", "qperf");
 const OPEN_MPI: (&str, &str) = ("mpirun", "openmpi-bin");
-/// As the package python3-pyverbs has its tests.
-const SUITE: &str = "/usr/share/doc/rdma-core/tests";
-/// The Python that has pyverbs.
-const PYTHON: &str = "/usr/bin/python3";
 
 /// UCX with these transports of softrnic0.
 fn ucx(transports: &str) -> Result<Bench, Missing> {
@@ -191,6 +187,11 @@ fn qperf_over_rc_and_ud() {
 }
 
 #[test]
+fn qperf_over_roce() {
+    qperf(&require!(Bench::of(QPERF, &[])), &["-cm", "1"], &["rc_lat"]);
+}
+
+#[test]
 fn every_test_of_qperf() {
     let bench = require!(Bench::of(QPERF, &[("SOFTRNIC_LINK", "ib")]));
     qperf(&bench, &[], &["rc_bw", "rc_bi_bw", "rc_rdma_read_bw", "rc_rdma_read_lat", "rc_rdma_write_bw"]);
@@ -298,58 +299,4 @@ fn a_peer_that_dies_disconnects() {
     let (server, client) = (["-s", "-p", PORT], ["-c", "-v", "-a", "127.0.0.1", "-p", PORT]);
     let outcome = bench.kill_the_server("rping", &server, &client, "rdma-ping-3");
     assert!(outcome.code.is_some() && outcome.text.contains("DISCONNECT EVENT"), "{outcome:?}");
-}
-
-/// The tests of pyverbs, in a folder of this test's own.
-fn suite() -> Result<Scratch, Missing> {
-    let is_there = Command::new(PYTHON).args(["-c", "import pyverbs"]).output().is_ok_and(|it| it.status.success());
-    if !is_there || !Path::new(SUITE).is_dir() {
-        return Err(Missing(format!("pyverbs with its tests in {SUITE} (package python3-pyverbs)")));
-    }
-    // The names of its tests are those of this release.
-    let version = Command::new("dpkg-query").args(["-W", "-f", "${Version}", "python3-pyverbs"]).output();
-    let version = version.map(|it| String::from_utf8_lossy(&it.stdout).into_owned()).unwrap_or_default();
-    if !version.starts_with("44.") {
-        return Err(Missing(format!("pyverbs 44 (there is {version})")));
-    }
-    let folder = Scratch::new();
-    for entry in fs::read_dir(SUITE).expect("it is readable") {
-        let path = entry.expect("it is readable").path();
-        if path.is_dir() {
-            continue;
-        }
-        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
-        let text = if name.ends_with(".gz") {
-            Command::new("gzip").arg("-dc").arg(&path).output().expect("gzip").stdout
-        } else {
-            fs::read(&path).expect("it is readable")
-        };
-        fs::write(folder.join(name.trim_end_matches(".gz")), text).expect("it can be written");
-    }
-    Ok(folder)
-}
-
-/// What the suite must find to work: one name a line. It skips the tests of what a device says that it has not.
-const PASSED: &str = include_str!("clients/pyverbs.txt");
-
-#[test]
-fn the_suite_of_rdma_core() {
-    let folder = require!(suite());
-    let bench = require!(Bench::of(("ibv_devinfo", "ibverbs-utils"), &[("PYTHONDONTWRITEBYTECODE", "1")]));
-    let bench = require!(bench.faithful());
-    let program = folder.join("run_tests.py");
-    let program = program.to_str().expect("UTF-8");
-    let text = bench.run(PYTHON, &[program, "--dev", "softrnic0", "--gid", "1", "-v"]).well();
-    // Behind the name, or at the end of the line that describes the test.
-    let lines: Vec<_> = text.lines().collect();
-    let verdict = |name: &str| {
-        let at = lines.iter().position(|line| line.contains(&format!("({name})")));
-        let found = at.map_or(&[][..], |at| &lines[at..(at + 2).min(lines.len())]);
-        found.iter().find(|line| line.contains(" ... ")).copied().unwrap_or_default()
-    };
-    let names: Vec<_> = PASSED.lines().filter(|line| !line.starts_with('#')).collect();
-    assert!(names.len() > 40, "{} names: too few to believe", names.len());
-    let wrong: Vec<_> =
-        names.into_iter().map(|name| (name, verdict(name))).filter(|it| !it.1.ends_with(" ok")).collect();
-    assert!(wrong.is_empty(), "{wrong:#?}");
 }

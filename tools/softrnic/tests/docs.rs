@@ -19,8 +19,8 @@ fn named(text: &str) -> Vec<String> {
 
 /// The tests of a file of tests/, here or of the command line; or of src/ where the name has a folder.
 fn tests_of(file: &str) -> HashSet<String> {
-    let tests = ["tests/", "tests/device/", "../softrnic-cli/tests/command_line/"];
-    let folders = if file.contains('/') { [""; 3] } else { tests };
+    let tests = ["tests/", "tests/device/", "../softrnic-cli/tests/command_line/", "../layouts/tests/"];
+    let folders = if file.contains('/') { [""; 4] } else { tests };
     let exists = |path: &String| Path::new(env!("CARGO_MANIFEST_DIR")).join(path).exists();
     let path = folders.map(|folder| format!("{folder}{file}")).into_iter().find(exists);
     let text = read(&path.unwrap_or_else(|| panic!("there is no file {file}")));

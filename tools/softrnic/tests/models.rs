@@ -26,22 +26,29 @@ mod host {
             write
         }
 
+        /// `looked` is exchanged before each load. The checker keeps only the last access to a word: a thread that loads a word and then
+        /// stores to it hides that another one has loaded it before, and the order in which the store comes first is not tried.
         macro_rules! atomic {
             ($name:ident, $value:ty) => {
                 #[derive(Debug)]
-                pub struct $name(loom::sync::atomic::$name);
+                pub struct $name {
+                    word: loom::sync::atomic::$name,
+                    looked: loom::sync::atomic::AtomicBool,
+                }
 
                 impl $name {
                     pub fn new(value: $value) -> Self {
-                        Self(loom::sync::atomic::$name::new(value))
+                        let looked = loom::sync::atomic::AtomicBool::new(false);
+                        Self { word: loom::sync::atomic::$name::new(value), looked }
                     }
 
                     pub fn load(&self, order: Ordering) -> $value {
-                        self.0.load(order)
+                        self.looked.swap(true, Ordering::Relaxed);
+                        self.word.load(order)
                     }
 
                     pub fn store(&self, value: $value, order: Ordering) {
-                        fence_after(order, self.0.store(value, order));
+                        fence_after(order, self.word.store(value, order));
                     }
 
                     pub fn compare_exchange(
@@ -51,7 +58,11 @@ mod host {
                         order: Ordering,
                         failure: Ordering,
                     ) -> Result<$value, $value> {
-                        fence_after(order, self.0.compare_exchange(old, new, order, failure))
+                        fence_after(order, self.word.compare_exchange(old, new, order, failure))
+                    }
+
+                    pub fn swap(&self, value: $value, order: Ordering) -> $value {
+                        fence_after(order, self.word.swap(value, order))
                     }
 
                     pub fn compare_exchange_weak(
@@ -70,6 +81,64 @@ mod host {
         atomic!(AtomicU64, u64);
     }
 }
+
+/// In place of `src/abi/types.rs`.
+mod abi {
+    pub mod types {
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Sge {
+            pub addr: u64,
+            pub length: u32,
+            pub lkey: u32,
+        }
+    }
+}
+
+/// In place of `src/limits.rs`.
+mod limits {
+    pub const MAX_SGE: u32 = 1;
+}
+
+/// In place of the shared file and of what else its entries have.
+mod shm {
+    pub(crate) use super::{recv_ring, srq_ring, srq_slot};
+
+    pub mod file {
+        use crate::host::sync::AtomicU64;
+
+        pub struct SharedFile(pub &'static [AtomicU64]);
+
+        impl SharedFile {
+            pub fn ring_words(&self, _at: u64, _bytes: usize) -> Option<&'static [AtomicU64]> {
+                Some(self.0)
+            }
+        }
+    }
+
+    pub mod slots {
+        use crate::host::sync::{AtomicU32, AtomicU64};
+
+        pub struct QpSlot {
+            pub ring_at: AtomicU64,
+            pub ring_bytes: AtomicU32,
+            pub ring_mask: AtomicU32,
+            pub ring_stride: AtomicU32,
+            pub done: AtomicU64,
+            pub posted: AtomicU64,
+            pub wanted: AtomicU64,
+        }
+    }
+}
+
+#[path = "models/receives.rs"]
+mod receives;
+
+#[path = "../src/shm/recv_ring.rs"]
+mod recv_ring;
+#[path = "../src/shm/srq_ring.rs"]
+mod srq_ring;
+#[path = "../src/shm/srq_slot.rs"]
+mod srq_slot;
 
 #[path = "../src/shm/job.rs"]
 mod job_slot;

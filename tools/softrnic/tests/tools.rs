@@ -154,6 +154,51 @@ fn other_transports_and_shapes() {
     latency(&bench, "ib_send_lat", &["-s", "64", "-I", "64"]);
 }
 
+/// Both ends say in the heads of their reports that a setting has this value.
+fn has_setting(reports: &[String; 2], name: &str, value: &str) {
+    for text in reports {
+        let found = text.lines().filter_map(|line| line.split_once(':')).find(|(key, _)| key.trim() == name);
+        assert_eq!(found.map(|(_, found)| found.trim()), Some(value), "{text}");
+    }
+}
+
+#[test]
+fn gid_indices_of_perftest() {
+    let bench = require!(Bench::new());
+    for index in ["0", "1"] {
+        has_setting(&bench.pair("ib_write_bw", &[FEW, &["-x", index]].concat()).map(Outcome::well), "GID index", index);
+    }
+    // An entry of the table that is empty.
+    for Outcome { code, text, .. } in bench.pair("ib_write_bw", &[FEW, &["-x", "9"]].concat()) {
+        assert!(code == Some(1) && text.contains("Failed to modify QP"), "{text}");
+    }
+}
+
+/// It inlines on the cards whose numbers it knows, and says so on others.
+#[test]
+fn inline_sends_of_perftest() {
+    let arguments = [FEW, &["-s", "64", "-I", "64"]].concat();
+    let reports = require!(Bench::new()).pair("ib_write_lat", &arguments).map(Outcome::well);
+    has_setting(&reports, "Max inline data", "0[B]");
+    assert!(reports[1].contains("Device not recognized to implement inline feature"), "{reports:?}");
+    let mlx5 = require!(Bench::of(("ib_write_lat", "perftest"), &[("SOFTRNIC_DRIVER", "mlx5")]));
+    has_setting(&mlx5.pair("ib_write_lat", &arguments).map(Outcome::well), "Max inline data", "64[B]");
+    let refused = mlx5.run("ib_write_lat", &["-I", "4096"]);
+    assert!(refused.code == Some(1) && refused.text.contains("Max inline should be between 0 and"), "{refused:?}");
+}
+
+/// iproute2's `rdma` asks the kernel's RDMA core over netlink, which knows none of these devices.
+#[test]
+fn netlink_is_not_answered() {
+    let bench = require!(require!(Bench::of(("rdma", "iproute2"), &[])).faithful());
+    for what in ["link", "dev", "resource", "statistic"] {
+        let Outcome { code, text, .. } = bench.run("rdma", &[what]);
+        // Without the kernel's RDMA core it has nobody to ask.
+        let is_refused = code == Some(1) && text.contains("Failed to open NETLINK_RDMA socket");
+        assert!(is_refused || !text.contains("softrnic"), "{code:?}: {text}");
+    }
+}
+
 #[test]
 fn datagrams() {
     let bench = require!(Bench::new());

@@ -11,6 +11,7 @@
 //! All streams to one address wait together, and go on over one new control connection.
 
 use super::frames::unknown;
+use super::visited::of_end;
 use super::{ConnId, ControlPlane, End, Event, Level, PeerChange, Phase, Role, Stage, StreamId, Time};
 use crate::proto::control::redial::DIAL_LIMIT;
 use crate::proto::handshake::Resume;
@@ -58,6 +59,7 @@ impl ControlPlane {
         // Goodbyes come after all: with the last stream the control connection would go.
         let mut farewells = Vec::new();
         for id in waiting {
+            self.note(id, "dialled again");
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             stream.attempt = stream.attempt.saturating_add(1);
             stream.conn = Some(conn);
@@ -146,6 +148,7 @@ impl ControlPlane {
 
     /// The control connection of a stream has ended.
     fn handle_stream_end(&mut self, now: Time, id: StreamId, end: &End) {
+        self.note(id, of_end(end));
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.conn = None;
         if stream.phase != Phase::Setup {
@@ -226,6 +229,7 @@ impl ControlPlane {
         }
         let dead = self.pool.update(address, |peer| std::mem::take(&mut peer.waiting));
         for id in dead {
+            self.note(id, "given up");
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             if matches!(stream.phase, Phase::Closing(_)) {
                 self.forget(id);

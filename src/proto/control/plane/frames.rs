@@ -1,5 +1,6 @@
 //! Where a frame goes.
 
+use super::visited::of_frame;
 use super::{ConnId, ControlPlane, End, Level, PeerChange, Phase, Role, Stage, Stream, StreamId, Time};
 use crate::proto::control::conn::MAX_BACKLOG;
 use crate::proto::control::refusal::Refusal;
@@ -84,6 +85,7 @@ impl ControlPlane {
     fn resume(&mut self, conn: ConnId, frame: &Frame) -> Result<(), Refusal> {
         let Resume { token, attempt } = Resume::parse(&frame.body)?;
         let id = self.acceptor.stream(&frame.secret).ok_or(Refusal::UnknownConnection)?;
+        self.note(id, "asked to resume");
         let stream = self.streams.get_mut(&id).ok_or(Refusal::UnknownConnection)?;
         let is_set_up = stream.phase == Phase::Established;
         let may_be = is_set_up || stream.phase == Phase::Setup && stream.has_replied && stream.end().is_none();
@@ -126,6 +128,7 @@ impl ControlPlane {
 
     /// A frame of a stream that is on this connection.
     fn deliver(&mut self, now: Time, conn: ConnId, id: StreamId, frame: Frame) {
+        self.note(id, of_frame(frame.kind));
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if stream.phase != Phase::Setup {
             return self.handle_established_frame(id, frame);

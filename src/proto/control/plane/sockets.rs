@@ -157,6 +157,7 @@ impl ControlPlane {
 
     /// A stream has been kept for as long as it may be.
     fn handle_expired(&mut self, id: StreamId) {
+        self.note(id, "expired");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.kept_until = None;
         match stream.phase {

@@ -1,7 +1,7 @@
 //! The two ends of one connection as NCCL's threads go on with them: what [`crate::net`] does, without queue pairs.
 
 use super::frame_order::FrameOrder;
-use crate::proto::control::event::{End, PeerChange, Received};
+use crate::proto::control::event::{PeerChange, Received};
 use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::{StreamId, Time};
 use crate::proto::frame::{Frame, Kind};
@@ -96,10 +96,8 @@ impl Connector {
                     plane.establish(now, stream, true);
                     *self = Self::Done(Established::new(stream, secret));
                 }
-                Received::Frame(_) | Received::End(End::Closed | End::Lost(_) | End::Unreachable(_)) => {
-                    self.begin_anew(plane, now, stream);
-                }
-                Received::End(end) => panic!("{end:?}"),
+                // Wrong or refused: the port is another program's.
+                Received::Frame(_) | Received::End(_) => self.begin_anew(plane, now, stream),
             },
             Self::Done(_) | Self::Closed => {}
         }

@@ -1,6 +1,7 @@
 //! Somebody who finds a port, and knows no more than a token.
 
 use super::world::{World, address};
+use crate::proto::control::ConnId;
 use crate::proto::control::event::End;
 use crate::proto::frame::{Frame, Kind};
 
@@ -21,15 +22,18 @@ impl World {
             return;
         }
         let (process, conn) = self.hostile[self.random.below(self.hostile.len() as u64) as usize];
-        let secret = [self.random.below(3) as u8; 16];
-        let token = [self.random.below(6) as u8; 16];
-        let body = [token.as_slice(), &secret, &[0; 4]].concat();
+        let [secret, token] = [3, 6].map(|most| [self.random.below(most) as u8; 16]);
+        let mut kind = self.random.one_in(2).then_some(Kind::Hello);
+        for _ in 0..1 + self.random.below(4) {
+            let any = Kind::ALL[self.random.below(Kind::ALL.len() as u64) as usize];
+            self.hostile_says(process, conn, Frame { kind: kind.take().unwrap_or(any), secret, body: token.to_vec() });
+        }
+    }
+
+    fn hostile_says(&mut self, process: usize, conn: ConnId, frame: Frame) {
+        let body = [frame.body.as_slice(), &frame.secret, &[0; 4]].concat();
         let cut = [16, 20, 36, 5][self.random.below(4) as usize];
-        let frame = Frame {
-            kind: Kind::ALL[self.random.below(Kind::ALL.len() as u64) as usize],
-            secret,
-            body: body[..cut].to_vec(),
-        };
+        let frame = Frame { body: body[..cut].to_vec(), ..frame };
         let mut bytes = frame.emit();
         if self.random.one_in(4) {
             let at = self.random.below(bytes.len() as u64) as usize;

@@ -1,4 +1,4 @@
-//! When established ends send frames of recovery, and which.
+//! When established ends send frames of recovery and of inquiry, and which.
 
 use super::world::World;
 use crate::proto::frame::Kind;
@@ -9,12 +9,18 @@ const MAX_EARLY: u64 = 5;
 const MAX_WAITING: usize = 1 << 16;
 
 impl World {
-    /// One end sends a frame of recovery, if it is established and has a control connection.
+    /// One end sends a frame, if it is established. Without a control connection it is lost.
     pub(super) fn send_recovery_frame(&mut self, pair: usize, process: usize) {
         let is_receiver = self.pairs[pair].dialler != process;
         let is_accepted = self.pairs[pair].acceptor.done.is_some();
         let Some(end) = self.pairs[pair].end(process).filter(|_| !self.network.is_dead[process]) else { return };
-        let Some(conn) = self.planes[process].conn_of(end.stream) else { return };
+        let Some(conn) = self.planes[process].conn_of(end.stream) else {
+            return self.planes[process].send(end.stream, Kind::Halt, Vec::new());
+        };
+        if self.random.one_in(8) {
+            let kind = if self.random.one_in(2) { Kind::WaitQuestion } else { Kind::WaitAnswer };
+            return self.planes[process].send(end.stream, kind, Vec::new());
+        }
         let Some(wire) = self.network.of(process, conn).map(|wire| wire.number) else { return };
         if !is_accepted && end.order.sent_in_all >= MAX_EARLY
             || self.planes[process].poll_transmit(conn).len() > MAX_WAITING

@@ -7,7 +7,7 @@ use crate::proto::control::event::{End, Event, Level, PeerChange};
 use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::stream::MAX_INBOX;
 use crate::proto::control::{ConnId, StreamId, Time};
-use crate::proto::frame::MAX_ACCOUNT_BYTES;
+use crate::proto::frame::{ALL_CONNECTIONS, Frame, Kind, MAX_ACCOUNT_BYTES};
 use crate::proto::handle::Secret;
 use crate::proto::random::Random;
 use std::net::SocketAddr;
@@ -29,6 +29,7 @@ pub(super) struct World {
     pub(super) refusals_left: [u32; 2],
     pub(super) warnings: [usize; 2],
     pub(super) is_calm: bool,
+    has_passed_long: bool,
 }
 
 pub(super) fn address(process: usize) -> SocketAddr {
@@ -58,6 +59,7 @@ impl World {
             refusals_left: [2; 2],
             warnings: [0; 2],
             is_calm: false,
+            has_passed_long: false,
         };
         for pair in &world.pairs {
             world.planes[1 - pair.dialler].register(pair.token);
@@ -119,17 +121,29 @@ impl World {
                 let far = 1 - self.pairs[pair].dialler;
                 self.pairs[pair].acceptor.sweep(&mut self.planes[far], self.now);
             }
+            59 if self.random.one_in(2) => self.close_listener(pair),
+            59 => self.pass_long(),
             60..=69 => self.send_recovery_frame(pair, process),
             _ => {}
         }
     }
 
-    fn pass(&mut self, time: Duration) {
+    pub(super) fn pass(&mut self, time: Duration) {
         self.now += time;
         for process in 0..2 {
             if !self.network.is_dead[process] {
                 self.planes[process].handle_timeout(self.now);
             }
+        }
+    }
+
+    /// Once: an end that dials closes, and then there is a pause that is longer than it dials for its goodbye, and shorter than a client has for its
+    /// first frame.
+    fn pass_long(&mut self) {
+        if !std::mem::replace(&mut self.has_passed_long, true) {
+            let pair = self.random.below(self.pairs.len() as u64) as usize;
+            self.close(pair, self.pairs[pair].dialler);
+            self.pass(Duration::from_secs(40));
         }
     }
 
@@ -157,29 +171,8 @@ impl World {
         secret
     }
 
-    /// One end of an established connection closes it, or fails and closes it.
-    fn close(&mut self, pair: usize, process: usize) {
-        let pair = &mut self.pairs[pair];
-        if self.network.is_dead[process] {
-            return;
-        }
-        let Some(stream) = pair.end(process).map(|end| end.stream) else { return };
-        if self.random.one_in(2) {
-            self.planes[process].fail(stream, "by the dice");
-        }
-        self.planes[process].close(self.now, stream);
-        pair.has_closed[process] = true;
-        match pair.dialler == process {
-            true => pair.connector = Connector::Closed,
-            false => {
-                pair.acceptor.done = None;
-                pair.acceptor.is_closed = true;
-            }
-        }
-    }
-
     /// Some bytes, or an end, or a new connection, come through.
-    fn deliver(&mut self) {
+    pub(super) fn deliver(&mut self) {
         if self.network.wires.is_empty() {
             return;
         }
@@ -213,6 +206,12 @@ impl World {
         let wire = &self.network.wires[index];
         let (near, far) = (wire.dialler, 1 - wire.dialler);
         let Some(conn) = wire.sides[near].conn else { return };
+        if self.network.is_dead[far] && self.random.one_in(3) {
+            let refuse = Frame::text(Kind::Refuse, ALL_CONNECTIONS, "who are you?").emit();
+            let says: &[u8] = if self.random.one_in(2) { b"HTTP/1.1 400 Bad Request\r\n\r\n" } else { &refuse };
+            self.network.let_a_stranger_in(index, says);
+            return self.planes[near].handle_connected(self.now, conn);
+        }
         let by_mistake = self.network.refuses[far];
         self.network.refuses[far] = by_mistake.saturating_sub(1);
         let wire = &mut self.network.wires[index];
@@ -228,7 +227,7 @@ impl World {
     }
 
     /// Does what the planes want done; checks what has to hold at all times.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         for process in 0..2 {
             if self.network.is_dead[process] {
                 continue;
@@ -359,23 +358,5 @@ impl World {
             }
         }
         assert!(self.warnings.iter().all(|count| *count <= 3), "{:?} warnings", self.warnings);
-    }
-
-    fn close_all(&mut self) {
-        for pair in 0..self.pairs.len() {
-            self.close(pair, 0);
-            self.close(pair, 1);
-            let (pair, now) = (&mut self.pairs[pair], self.now);
-            let (near, far) = (pair.dialler, 1 - pair.dialler);
-            if !self.network.is_dead[near] {
-                pair.connector.abandon(&mut self.planes[near], now);
-                pair.connector = Connector::Closed;
-            }
-            if !self.network.is_dead[far] {
-                pair.acceptor.close_candidates(&mut self.planes[far], now);
-                pair.acceptor.is_closed = true;
-                self.planes[far].deregister(&pair.token);
-            }
-        }
     }
 }

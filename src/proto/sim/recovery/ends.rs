@@ -87,6 +87,10 @@ pub(super) struct Outside {
     pub(super) recoveries: u64,
     pub(super) replayed: u32,
     pub(super) may_fail: bool,
+    /// In how many steps, about, an end does what its machine has asked for.
+    pub(super) job_steps: u64,
+    /// One in so many steps in which a control message may arrive is one in which it does.
+    pub(super) frame_steps: u64,
 }
 
 impl Caller {

@@ -156,6 +156,13 @@ impl Fabric {
         }
     }
 
+    /// Whether what `qp` sends now is acknowledged.
+    pub(super) fn is_answered(&self, qp: usize) -> bool {
+        let QueuePair { end, rail, peer, .. } = self.qps[qp];
+        let is_there = peer.is_some_and(|peer| self.qps[peer].state == State::Ready);
+        is_there && self.is_up(rail, end) && self.is_up(rail, end.other())
+    }
+
     fn is_up(&self, rail: u8, from: End) -> bool {
         let rail = usize::from(rail);
         self.ports[0][rail] && self.ports[1][rail] && !self.cut[from as usize][rail]
@@ -221,11 +228,9 @@ impl Fabric {
 
     /// The retransmission timer of `qp` runs out. Returns what is executed in part when the queue pair fails.
     pub(super) fn retry(&mut self, qp: usize, random: &mut Random) -> Option<Executed> {
-        let QueuePair { end, rail, state, peer, .. } = self.qps[qp];
-        let is_answered = peer.is_some_and(|peer| self.qps[peer].state == State::Ready);
-        let is_fine = is_answered && self.is_up(rail, end) && self.is_up(rail, end.other());
+        let is_fine = self.is_answered(qp);
         let pair = &mut self.qps[qp];
-        if state != State::Ready || pair.sends.is_empty() || is_fine && !pair.acks_lost {
+        if pair.state != State::Ready || pair.sends.is_empty() || is_fine && !pair.acks_lost {
             return None;
         }
         pair.retries += 1;

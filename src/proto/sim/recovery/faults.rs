@@ -29,7 +29,9 @@ pub(super) enum Fault {
     ControlBreaks(Duration),
     /// An end does nothing for some time.
     Stops(End, Duration),
-    /// An end cannot create or connect queue pairs so many times.
+    /// The sender wishes for queue pairs with other paths.
+    Wishes,
+    /// An end cannot create or connect queue pairs, or they do not reach the peer, so many times.
     Refuses(End, u32),
     /// The receiver's device acknowledges data and loses it, until all of its queue pairs are destroyed.
     Forgets,
@@ -58,6 +60,42 @@ impl Plan {
             faults.push((when, fault(random, plan)));
         }
         Self { faults, ..Self::nothing() }
+    }
+
+    /// Many faults that are short, in the middle of what the ends do.
+    pub(super) fn restless(random: &mut Random, plan: &plan::Plan) -> Self {
+        let mut faults = vec![(When::Step(random.below(100)), Fault::Stalled(end(random)))];
+        for _ in 0..20 {
+            let mut fault = fault(random, plan);
+            if let Fault::PortDown(.., time)
+            | Fault::Cut(.., time)
+            | Fault::ControlBreaks(time)
+            | Fault::Stops(_, time) = &mut fault
+            {
+                *time = Duration::from_micros(50 + random.below(2000));
+            }
+            faults.push((When::Action(random.below(200)), fault));
+        }
+        Self { faults, ..Self::nothing() }
+    }
+
+    /// Faults that end, at ends that give up before, or at once.
+    pub(super) fn impatient(random: &mut Random, plan: &plan::Plan) -> Self {
+        let most = [300, 10_000, 300_000][random.index(3)];
+        let give_up = Duration::from_micros(random.below(most));
+        let faults = if random.one_in(2) { Self::restless(random, plan) } else { Self::survivable(random, plan) };
+        Self { may_fail: true, give_up, ..faults }
+    }
+
+    /// A rail is lost. When the others run, the control connection breaks, and an end that begins another attempt gives up before it is back.
+    pub(super) fn parted(random: &mut Random, _plan: &plan::Plan) -> Self {
+        let action = When::Action(14 + random.below(10));
+        let faults = vec![
+            (When::Step(random.below(100)), Fault::PortDown(end(random), 0, Duration::from_secs(10))),
+            (action, Fault::ControlBreaks(Duration::from_secs(1))),
+            (action, Fault::Stalled(end(random))),
+        ];
+        Self { faults, may_fail: true, give_up: Duration::from_millis(40) }
     }
 
     /// Every rail is cut for good.
@@ -89,8 +127,8 @@ fn end(random: &mut Random) -> End {
 fn fault(random: &mut Random, plan: &plan::Plan) -> Fault {
     let (end, rail, qp) = (end(random), random.index(plan.rails()), random.index(plan.qps()));
     let most = [5, 200, 6000][random.index(3)];
-    let time = Duration::from_millis(1 + random.below(most));
-    match random.below(12) {
+    let time = Duration::from_micros(100 + random.below(1000 * most));
+    match random.below(13) {
         0..=2 => Fault::PortDown(end, rail, time),
         3 => Fault::Cut(end, rail, time),
         4 => Fault::QpFails(end, qp),
@@ -98,6 +136,7 @@ fn fault(random: &mut Random, plan: &plan::Plan) -> Fault {
         6 | 7 => Fault::Stalled(end),
         8 | 9 => Fault::ControlBreaks(time),
         10 => Fault::Stops(end, time),
+        11 => Fault::Wishes,
         _ => Fault::Refuses(end, 1 + random.below(3) as u32),
     }
 }

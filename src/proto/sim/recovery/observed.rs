@@ -8,19 +8,17 @@ use crate::proto::recovery::action::{Action, Role};
 use crate::proto::recovery::machine::Recovery;
 use crate::proto::recovery::message::Message;
 use crate::proto::recovery::rail_mask::RailMask;
+use crate::proto::sim::visits::Visits;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::time::Duration;
 
-/// How often each event has come in each state of either end: (whether it is the sender, state, event).
-pub(super) type Visits = BTreeMap<(bool, &'static str, &'static str), u64>;
-
 thread_local! {
-    static VISITS: RefCell<Visits> = const { RefCell::new(BTreeMap::new()) };
+    static VISITS: RefCell<Visits> = const { RefCell::new(Visits::new()) };
 }
 
 /// Those that this thread has seen since the last call.
+#[cfg(test)]
 pub(super) fn take() -> Visits {
     VISITS.take()
 }
@@ -29,7 +27,7 @@ pub(super) fn take() -> Visits {
 #[derive(Debug)]
 pub(super) struct Observed {
     machine: Recovery,
-    is_sender: bool,
+    end: &'static str,
 }
 
 impl Deref for Observed {
@@ -42,11 +40,15 @@ impl Deref for Observed {
 
 impl Observed {
     pub(super) fn new(role: Role, rails: RailMask, give_up: Duration) -> Self {
-        Self { machine: Recovery::new(role, rails, give_up), is_sender: role == Role::Sender }
+        let end = match role {
+            Role::Sender => "sender",
+            Role::Receiver => "receiver",
+        };
+        Self { machine: Recovery::new(role, rails, give_up), end }
     }
 
     fn note(&mut self, event: &'static str) -> &mut Recovery {
-        let visit = (self.is_sender, self.machine.state_name(), event);
+        let visit = (self.end, self.machine.state_name(), event);
         VISITS.with_borrow_mut(|visits| *visits.entry(visit).or_default() += 1);
         &mut self.machine
     }
@@ -101,6 +103,14 @@ impl Observed {
 
     pub(super) fn handle_timeout(&mut self, now: Time) {
         self.note("timeout").handle_timeout(now);
+    }
+
+    pub(super) fn handle_wish(&mut self, now: Time) -> bool {
+        self.note("wish").handle_wish(now)
+    }
+
+    pub(super) fn handle_acknowledged(&mut self) {
+        self.note("acknowledged").handle_acknowledged();
     }
 
     pub(super) fn poll_action(&mut self) -> Option<Action> {

@@ -16,7 +16,8 @@ impl Caller {
         if self.failure.is_some() {
             return (false, None);
         }
-        if let Some(text) = outside.goodbyes[self.end as usize].take() {
+        let is_heard = outside.is_connected && outside.random.one_in(outside.frame_steps);
+        if let Some(text) = outside.goodbyes[self.end as usize].take_if(|_| is_heard) {
             self.failure = Some(text);
             return (true, None);
         }
@@ -28,12 +29,16 @@ impl Caller {
             self.machine.handle_back(outside.now);
             return (true, None);
         }
-        if self.machine.poll_timeout().is_some_and(|time| time <= outside.now) && outside.random.one_in(2) {
+        let is_due = self.machine.poll_timeout().is_some_and(|time| time <= outside.now);
+        // Like the plugin, it also tells the time when nothing is due.
+        if outside.random.one_in(if is_due { 2 } else { 32 }) {
             self.machine.handle_timeout(outside.now);
+        }
+        if is_due {
             return (true, None);
         }
         if let Some(job) = self.job.take() {
-            if !outside.random.one_in(4) {
+            if !outside.random.one_in(outside.job_steps) {
                 self.job = Some(job);
                 return (true, None);
             }
@@ -86,7 +91,12 @@ impl Caller {
                     End::Receiver => self.create(rails, remote.rails[0].qps.len(), outside),
                 };
                 let connected = own.and_then(|own| self.connect(own, rails, &remote, outside));
-                self.machine.handle_connected(now, attempt, connected);
+                // The receiver's are tested when it is to go on.
+                let is_tested = connected.is_ok() && self.end == End::Sender;
+                match is_tested.then(|| self.dead_rails(outside)).flatten() {
+                    Some(dead) => self.handle_unreachable(attempt, dead, outside),
+                    None => self.machine.handle_connected(now, attempt, connected),
+                }
             }
             other => return Some(other),
         }
@@ -133,6 +143,30 @@ impl Caller {
         Ok(own)
     }
 
+    /// Tests whether the new queue pairs reach the peer. If some do not, returns the rails of which none does.
+    fn dead_rails(&mut self, outside: &mut Outside) -> Option<RailMask> {
+        // As if the packets of one lane were lost.
+        if self.refusals > 0 {
+            self.refusals -= 1;
+            let rails = self.machine.rails();
+            return Some(if outside.random.one_in(2) { RailMask::NONE } else { RailMask::only(rails.at(0)) });
+        }
+        let Outside { fabric, random, .. } = outside;
+        let rails_of = |qps: &mut dyn Iterator<Item = &usize>| {
+            qps.fold(RailMask::NONE, |rails, qp| rails | RailMask::only(fabric.qps[*qp].rail))
+        };
+        let answered = rails_of(&mut self.new.iter().filter(|qp| fabric.is_answered(**qp)));
+        let silent = rails_of(&mut self.new.iter().filter(|qp| !fabric.is_answered(**qp)));
+        // What is cut may also have been cut only after the test.
+        (!silent.is_empty() && !random.one_in(4)).then_some(silent - answered)
+    }
+
+    /// The queue pairs of `attempt` are given up.
+    fn handle_unreachable(&mut self, attempt: u32, dead: RailMask, outside: &mut Outside) {
+        self.discard(outside);
+        self.machine.handle_unreachable(outside.now, attempt, dead);
+    }
+
     /// The new queue pairs come into use.
     fn install(&mut self, outside: &mut Outside) {
         let existing = outside.fabric.existing(self.end);
@@ -144,7 +178,7 @@ impl Caller {
 
 impl Sender {
     pub(super) fn work(&mut self, outside: &mut Outside) -> bool {
-        if self.is_draining && self.flow.outstanding() == 0 {
+        if self.is_draining && self.flow.outstanding() == 0 && outside.random.one_in(outside.job_steps) {
             self.caller.machine.handle_drained(outside.now);
         }
         let (is_any, job) = self.caller.work(outside);
@@ -168,6 +202,9 @@ impl Sender {
                 self.caller.install(outside);
                 self.space = SendQueueSpace::new(outside.plan.max_extra);
                 self.caller.machine.handle_resumed(now, attempt, None);
+                if self.flow.outstanding() == 0 {
+                    self.caller.machine.handle_acknowledged();
+                }
             }
             Some(_) => self.is_draining = true,
             None => {}
@@ -190,26 +227,25 @@ impl Receiver {
                 outside.fabric.forgets = false;
                 self.caller.machine.handle_fenced(now);
             }
-            // Another attempt has begun meanwhile.
-            Some(Action::Resume { attempt, .. }) if !self.caller.machine.is_resuming(attempt) => {
-                self.caller.discard(outside);
-                self.caller.machine.handle_unreachable(now, attempt, RailMask::NONE);
-            }
-            // Nothing that it sends is acknowledged over one of the rails: the queue pairs are given up.
-            Some(Action::Resume { attempt, .. }) if self.caller.refusals > 0 => {
-                self.caller.refusals -= 1;
-                self.caller.discard(outside);
-                let machine = &mut self.caller.machine;
-                let dead = machine.rails().iter().next().map_or(RailMask::NONE, RailMask::only);
-                machine.handle_unreachable(now, attempt, dead);
-            }
-            Some(Action::Resume { attempt, .. }) => {
-                self.caller.install(outside);
-                let account = self.flow.account(self.caller.striping);
-                self.caller.machine.handle_resumed(now, attempt, Some(account));
-            }
+            Some(Action::Resume { attempt, .. }) => self.resume(attempt, outside),
             _ => {}
         }
         is_any
+    }
+
+    /// Tests the queue pairs of `attempt`, and goes on over them.
+    fn resume(&mut self, attempt: u32, outside: &mut Outside) {
+        let caller = &mut self.caller;
+        if let Some(dead) = caller.dead_rails(outside) {
+            return caller.handle_unreachable(attempt, dead, outside);
+        }
+        // Another attempt has begun meanwhile.
+        if !caller.machine.is_resuming(attempt) {
+            return caller.handle_unreachable(attempt, RailMask::NONE, outside);
+        }
+        caller.install(outside);
+        let account = self.flow.account(caller.striping);
+        caller.machine.handle_resumed(outside.now, attempt, Some(account));
+        caller.machine.handle_acknowledged();
     }
 }

@@ -47,7 +47,9 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(random: Random, plan: plan::Plan, faults: Plan) -> Self {
+    pub(super) fn new(mut random: Random, plan: plan::Plan, faults: Plan) -> Self {
+        let job_steps = [4, 4, 60][random.index(3)];
+        let frame_steps = [1, 1, 20][random.index(3)];
         let mut outside = Outside {
             laws: Laws::new(&plan),
             plan,
@@ -61,6 +63,8 @@ impl World {
             recoveries: 0,
             replayed: 0,
             may_fail: faults.may_fail,
+            job_steps,
+            frame_steps,
         };
         let (sender, receiver) = connected(&mut outside, faults.give_up);
         let Plan { faults, .. } = faults;
@@ -179,10 +183,10 @@ impl World {
 
     /// A control message arrives.
     fn control(&mut self) -> bool {
-        let Outside { random, frames, now, plan, .. } = &mut self.outside;
+        let Outside { random, frames, now, plan, frame_steps, .. } = &mut self.outside;
         let end = random.index(2);
         let caller = if end == 0 { &mut self.sender.caller } else { &mut self.receiver.caller };
-        if caller.stopped_until > *now {
+        if caller.stopped_until > *now || !random.one_in(*frame_steps) {
             return false;
         }
         let Some(message) = frames[end].pop_front() else { return false };
@@ -221,7 +225,14 @@ impl World {
         let Some(i) = self.healings.iter().position(|(time, _)| *time <= now) else { return false };
         let (_, healing) = self.healings.swap_remove(i);
         match healing {
-            Healing::Port(end, rail) => self.set_port(end, rail, true),
+            Healing::Port(end, rail) => {
+                self.set_port(end, rail, true);
+                match self.outside.random.below(8) {
+                    0 => self.caller(end.other()).machine.handle_fault(now, "at the same time"),
+                    1 | 2 => drop(self.sender.caller.machine.handle_wish(now)),
+                    _ => {}
+                }
+            }
             Healing::Cut(end, rail) => self.outside.fabric.cut[end as usize][rail] = false,
             Healing::Control => {
                 self.outside.is_connected = true;
@@ -284,6 +295,7 @@ impl World {
                 }
             }
             Fault::Stalled(end) => self.caller(end).machine.handle_fault(now, "nothing goes on"),
+            Fault::Wishes => drop(self.sender.caller.machine.handle_wish(now)),
             Fault::Stops(end, time) => self.caller(end).stopped_until = now + time,
             Fault::Refuses(end, times) => self.caller(end).refusals = times,
             Fault::Forgets => self.outside.fabric.forgets = true,

@@ -6,6 +6,7 @@ use nccl_net::inspect::version;
 
 use crate::doctor::finding::{Finding, Verdict};
 use crate::doctor::row::Row;
+use crate::system::output::plain;
 
 /// A row with what was found.
 #[derive(Debug, Serialize)]
@@ -44,11 +45,6 @@ impl RowReport {
         }
         text
     }
-}
-
-/// The text in one line, without what would change a terminal: it may come from another host or from the kernel's log.
-fn plain(text: &str) -> String {
-    text.replace('\n', "; ").replace(|c: char| c.is_control(), " ")
 }
 
 /// Rows with each verdict, and which build of this program has looked, in one line.

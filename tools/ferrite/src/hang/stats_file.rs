@@ -1,16 +1,13 @@
 //! The connections in a statistics file. The process may be dead: then they are as it left them.
 
-#[allow(dead_code, missing_docs, unreachable_pub, reason = "the plugin's own, of which a part is read here")]
-#[path = "../../../../src/stats/layout.rs"]
-mod layout;
-
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::top::stats_file;
 use nccl_net::inspect::operation::Call;
-
-use layout::{
+use nccl_net::inspect::stats::layout::{
     FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, SENDER, header, record,
 };
 
@@ -68,7 +65,14 @@ fn paths() -> Vec<PathBuf> {
 /// # Errors
 /// It cannot be read, or is no statistics file of a layout that is known.
 pub fn connections(path: &Path) -> Result<Vec<Connection>> {
-    let bytes = fs::read(path).map_err(|source| Error::io(format!("reading {}", path.display()), source))?;
+    let unreadable = |why: String| Error::Unreadable(format!("{}: {why}", path.display()));
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let bytes = stats_file::whole(&file.map_err(|e| unreadable(e.to_string()))?).map_err(unreadable)?;
+    in_file(&bytes).ok_or_else(|| unreadable("no statistics file of this version".into()))
+}
+
+/// The open connections in a file with these bytes. `None`: it is no statistics file of a layout that is known.
+pub(crate) fn in_file(bytes: &[u8]) -> Option<Vec<Connection>> {
     let words: Vec<_> = bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
     let is_known = |words: &[u64]| {
         words.len() >= HEADER_WORDS
@@ -80,10 +84,10 @@ pub fn connections(path: &Path) -> Result<Vec<Connection>> {
             && (FIRST_RECORD_WORDS * 8..=1 << 20).contains(&(words[header::RECORD_BYTES] as usize))
     };
     if !is_known(&words) {
-        return Err(Error::Unreadable(format!("{} is no statistics file of this version", path.display())));
+        return None;
     }
     let records = words[HEADER_WORDS..].chunks_exact(words[header::RECORD_BYTES] as usize / 8).take(MAX_RECORDS);
-    Ok(records.filter(|words| words[record::STATE] & 0xff == OPEN).map(connection).collect())
+    Some(records.filter(|words| words[record::STATE] & 0xff == OPEN).map(connection).collect())
 }
 
 fn connection(words: &[u64]) -> Connection {
@@ -115,8 +119,8 @@ fn connection(words: &[u64]) -> Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use layout::RECORD_WORDS;
     use nccl_net::inspect::operation::Function;
+    use nccl_net::inspect::stats::layout::RECORD_WORDS;
 
     fn file(words: &[u64]) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().expect("a folder");
@@ -169,5 +173,12 @@ mod tests {
         }
         let (_folder, path) = file(&words[..100]);
         assert!(connections(&path).is_err());
+        // A named pipe whose writer does not come.
+        let (folder, _) = file(&[]);
+        let pipe = folder.path().join("pipe");
+        let name = std::ffi::CString::new(pipe.as_os_str().as_encoded_bytes()).expect("a path");
+        // SAFETY: a valid text.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        assert!(connections(&pipe).is_err_and(|why| why.to_string().contains("not a regular file")));
     }
 }

@@ -23,6 +23,11 @@ pub(crate) fn write_stderr(line: std::fmt::Arguments<'_>) {
     std::io::stderr().write_fmt(format_args!("{line}\n")).unwrap_or_default();
 }
 
+/// The text in one line, without what would change a terminal: it may come from another host or from the kernel's log.
+pub(crate) fn plain(text: &str) -> String {
+    text.replace('\n', "; ").replace(|c: char| c.is_control(), " ")
+}
+
 /// Writes a file.
 ///
 /// # Errors

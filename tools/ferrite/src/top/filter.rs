@@ -44,7 +44,7 @@ impl Sort {
             Self::Cts if row.end.is_sender => row.quantile(record::CTS, 0.5).unwrap_or(0.0),
             Self::Cts => 0.0,
             Self::Wait => row.end.stall as f64,
-            Self::Retries => (row.end.counters[record::RESENT] + row.end.counters[record::RECOVERIES]) as f64,
+            Self::Retries => row.end.counters[record::RESENT] as f64 + row.end.counters[record::RECOVERIES] as f64,
         }
     }
 

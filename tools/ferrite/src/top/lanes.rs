@@ -34,8 +34,12 @@ pub(crate) fn text(rows: &[Row]) -> String {
 fn are_alike(row: &Row) -> bool {
     let lanes = &row.end.lanes;
     let (least, most) = (lanes.iter().min().copied().unwrap_or(0), lanes.iter().max().copied().unwrap_or(0));
-    let has_changed = row.end.counters[record::MOVES] + row.end.counters[record::RECOVERIES] > 0;
-    lanes.iter().sum::<u64>() >= MANY_BYTES && least >= most / 16 * 15 && !has_changed
+    let has_changed = row.end.counters[record::MOVES] > 0 || row.end.counters[record::RECOVERIES] > 0;
+    sum(lanes) >= MANY_BYTES && least >= most / 16 * 15 && !has_changed
+}
+
+fn sum(lanes: &[u64]) -> u64 {
+    lanes.iter().copied().fold(0, u64::saturating_add)
 }
 
 fn line(row: &Row) -> String {
@@ -50,7 +54,7 @@ fn line(row: &Row) -> String {
         end.counters[record::RECOVERIES],
         end.counters[record::MOVES],
     );
-    let all: u64 = row.lane_bytes.iter().sum();
+    let all = sum(&row.lane_bytes);
     for bytes in &row.lane_bytes {
         let share = *bytes as f64 / all.max(1) as f64;
         let rate = if row.seconds > 0.0 { *bytes as f64 / row.seconds / 1e9 } else { 0.0 };

@@ -52,7 +52,8 @@ impl Totals {
         let key = (end.device.clone(), direction(end), end.peer.host.clone());
         let sums = self.sums.entry(key).or_default();
         for (at, sum) in sums.iter_mut().enumerate() {
-            *sum += end.counters[at].saturating_sub(earlier.map_or(0, |earlier| earlier.counters[at]));
+            let new = end.counters[at].saturating_sub(earlier.map_or(0, |earlier| earlier.counters[at]));
+            *sum = sum.saturating_add(new);
         }
         for (stage, name) in end.stage_names().into_iter().enumerate() {
             let (counts, seconds) = self.stages.entry((end.device.clone(), name)).or_insert(([0.0; BUCKETS], 0.0));
@@ -65,7 +66,8 @@ impl Totals {
         }
         for (rail, (name, bytes)) in end.rails.iter().enumerate().filter(|_| end.rails.len() > 1) {
             let before = earlier.and_then(|earlier| earlier.rails.get(rail)).map_or(0, |(_, bytes)| *bytes);
-            *self.rails.entry((end.device.clone(), name.clone())).or_default() += bytes.saturating_sub(before);
+            let sum = self.rails.entry((end.device.clone(), name.clone())).or_default();
+            *sum = sum.saturating_add(bytes.saturating_sub(before));
         }
     }
 

@@ -48,7 +48,7 @@ impl Row {
 
     /// The greatest share of the bytes that a rail has carried, with the rail's number, if there are several rails.
     pub(crate) fn greatest_share(&self) -> Option<(usize, f64)> {
-        let total: u64 = self.rail_bytes.iter().sum();
+        let total = self.rail_bytes.iter().copied().fold(0, u64::saturating_add);
         let most = self.rail_bytes.iter().enumerate().max_by_key(|(_, bytes)| **bytes)?;
         (self.rail_bytes.len() > 1 && total > 0).then(|| (most.0, *most.1 as f64 / total as f64))
     }

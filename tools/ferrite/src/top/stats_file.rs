@@ -25,30 +25,20 @@ pub(crate) struct StatsFile {
 }
 
 impl StatsFile {
-    /// Reads the file. It is copied whole, and not mapped: another process could cut it short.
+    /// Reads the file.
     ///
     /// # Errors
     /// The text says why it cannot be read or is none of Ferrite's.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let file = File::options().read(true).custom_flags(flags).open(path).map_err(|e| e.to_string())?;
-        let about = file.metadata().map_err(|e| e.to_string())?;
-        if !about.is_file() {
-            return Err("not a regular file".into());
-        }
+        let owner = file.metadata().map_err(|e| e.to_string())?.uid();
         // SAFETY: no arguments.
         let own = unsafe { libc::geteuid() };
-        if about.uid() != own && about.uid() != 0 && own != 0 {
-            return Err(format!("it belongs to user {}, and this is user {own}", about.uid()));
+        if owner != own && owner != 0 && own != 0 {
+            return Err(format!("it belongs to user {owner}, and this is user {own}"));
         }
-        let mut bytes = Vec::new();
-        (&file).take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
-        if bytes.len() as u64 > MAX_BYTES {
-            return Err(format!("more than {MAX_BYTES} bytes"));
-        }
-        let mut parsed = Self::parse(&bytes)?;
-        parsed.is_alive = is_locked(&file);
-        Ok(parsed)
+        Ok(Self { is_alive: is_locked(&file), ..Self::parse(&whole(&file)?)? })
     }
 
     /// The file with these bytes, of a process that is not known to live.
@@ -120,6 +110,23 @@ impl StatsFile {
         let own = Some(self.word(header::OWN_RANK)).filter(|rank| *rank != SEVERAL);
         [Some(self.word(header::LABEL)), own].into_iter().flatten().find_map(|rank| rank.checked_sub(1))
     }
+}
+
+/// What is in the file, which was opened without waiting for a writer. It is copied whole, and not mapped: another process could cut it
+/// short.
+///
+/// # Errors
+/// The text says why it cannot be read or cannot be one of Ferrite's.
+pub(crate) fn whole(file: &File) -> Result<Vec<u8>, String> {
+    if !file.metadata().map_err(|e| e.to_string())?.is_file() {
+        return Err("not a regular file".into());
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(format!("more than {MAX_BYTES} bytes"));
+    }
+    Ok(bytes)
 }
 
 /// The text in these words: what cannot be printed is replaced.

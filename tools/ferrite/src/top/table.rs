@@ -55,11 +55,13 @@ impl View<'_> {
 
     fn title(&self) -> String {
         let host = self.now.living.values().next().map_or_else(String::new, |process| process.file.host());
-        let unlisted: u64 = self.now.living.values().map(|process| process.file.word(header::UNLISTED)).sum();
+        // Other processes have written it: it may be any number.
+        let unlisted = self.now.living.values().map(|process| process.file.word(header::UNLISTED));
+        let unlisted = unlisted.fold(0, u64::saturating_add);
         let mut text = format!(
             "ferrite top   {host}   {} process(es)   {} connection(s)\n",
             self.now.living.len(),
-            self.rows.len() as u64 + unlisted
+            unlisted.saturating_add(self.rows.len() as u64)
         );
         if unlisted > 0 {
             let _ = writeln!(text, "{unlisted} end(s) of connections have no record: there was no memory for it");
@@ -98,7 +100,9 @@ impl View<'_> {
                 None if states.is_empty() => "?".into(),
                 None => "up".into(),
             };
-            let rates: Vec<_> = ports.iter().filter_map(|key| self.port_rates.get(*key)).collect();
+            // Of a port without counters nothing is known.
+            let counted = ports.iter().filter(|key| !self.ports[**key].counters.is_empty());
+            let rates: Vec<_> = counted.filter_map(|key| self.port_rates.get(*key)).collect();
             let of = |value: fn(&PortRates) -> f64| match rates.is_empty() {
                 true => "-".into(),
                 false => count(rates.iter().map(|rates| value(rates)).sum()),
@@ -269,6 +273,22 @@ mod tests {
         assert!(text.contains("b: cut"), "{text}");
         let cut = view.text(20);
         assert!(cut.contains("… 59 more") && cut.lines().count() <= 20, "{cut}");
+    }
+
+    #[test]
+    fn nothing_is_said_of_the_retries_of_a_port_without_counters() {
+        let now = processes(&example());
+        let rows = rows(None, &now);
+        let retries = |counters: &[&str]| {
+            let counters = counters.iter().map(|name| ((*name).to_owned(), 0)).collect();
+            let key = (rows[0].end.device.clone(), 1);
+            let ports = Ports::from([(key.clone(), Port { state: "ACTIVE".into(), counters })]);
+            let port_rates = BTreeMap::from([(key, PortRates::default())]);
+            let view = View { now: &now, rows: &rows, ports: &ports, port_rates: &port_rates, sort: Sort::P99 };
+            let line = view.devices().lines().nth(1).expect("a device").to_owned();
+            line.split_whitespace().nth_back(2).expect("a column").to_owned()
+        };
+        assert_eq!((retries(&[]), retries(&["local_ack_timeout_err"])), ("-".into(), "0".into()));
     }
 
     #[test]

@@ -304,6 +304,17 @@ fn a_faithful_run_has_a_sysfs() {
     assert!(text(&told.stderr).contains("no PCI device"), "{}", text(&told.stderr));
 }
 
+/// What counters there are, `stat` tells; files that never change would be taken for a link without traffic.
+#[test]
+fn a_faithful_run_has_no_counters() {
+    require!(mount_namespaces());
+    let look = "cd /sys/class/infiniband/softrnic0 && ls ports/1 && ls -d counters hw_counters ports/1/counters ports/1/hw_counters";
+    let output = run(&["--faithful", "--", "sh", "-c", look]);
+    let (names, refused) = (text(&output.stdout), text(&output.stderr));
+    assert!(names.contains("gid_attrs") && !names.contains("counters"), "{names}");
+    assert_eq!(refused.matches("No such file or directory").count(), 4, "{refused}");
+}
+
 #[test]
 fn a_faithful_run_has_device_nodes() {
     require!(mount_namespaces());

@@ -209,9 +209,7 @@ impl Qp {
         if posted - self.recv_polled.load(Acquire) >= u64::from(self.cap.max_recv_wr) {
             return Err(libc::ENOMEM);
         }
-        self.recv_ring.fill(posted, wr_id, sges);
-        // Pairs with the peer's load: the entry is complete before it is counted.
-        self.slot.posted.store(posted + 1, SeqCst);
+        self.recv_ring.post(self.slot, wr_id, sges);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The oldest posted receive of a queue pair that was entered.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::abi::consts::{Status, WC_WITH_IMM, access, send_flag, wc_opcode, wr_opcode};
 use crate::copy::piece::Pieces;
@@ -26,9 +26,8 @@ pub(crate) struct Overrun;
 impl Receive {
     #[inline]
     pub(crate) fn next(guard: &RemoteQpGuard) -> Option<Self> {
-        let at = guard.slot.done.load(Relaxed);
-        // Pairs with the owner's store in `post_recv`.
-        if at == guard.slot.posted.load(Acquire) && !take_shared(guard) {
+        let (at, is_posted) = RecvRing::oldest(guard.slot);
+        if !is_posted && !take_shared(guard) {
             return None;
         }
         Some(Self { ring: RecvRing::of(guard.fabric, guard.slot)?, at })

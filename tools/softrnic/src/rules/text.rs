@@ -179,33 +179,55 @@ mod tests {
     use crate::rules::action::ActionKind;
     use crate::rules::text::parse;
 
+    const WRITTEN: [&str; 20] = [
+        "drop",
+        "drop-ack device=softrnic0/1 peer=softrnic1 flow=3 opcode=write,read message=10..20 every=2 attempts=all",
+        "delay=1500000ns message=7.. chance=0.25",
+        "slow=0.5 device=softrnic0 path=7",
+        "drop chance=0.1",
+        "drop chance=0",
+        "rnr chance=0.000000001",
+        "corrupt chance=0.333333333",
+        "corrupt chance=0.9999999998",
+        "modify-qp=ETIMEDOUT times=3",
+        "slow=0.5 message=4",
+        "port-down=20000ns",
+        "cut=4096 opcode=write",
+        "forget",
+        "device-fatal",
+        "device-fatal=5000000000ns device=softrnic1",
+        "device-fatal=20000ns refuses=30000ns device=softrnic1",
+        "port-down=20000ns gid-after=30000ns gid=move device=softrnic0",
+        "port-down=20000ns gid=other",
+        "drop attempts=all times=9 for=300000000ns",
+    ];
+
     #[test]
     fn what_is_written_is_read_back() {
-        for text in [
-            "drop",
-            "drop-ack device=softrnic0/1 peer=softrnic1 flow=3 opcode=write,read message=10..20 every=2 attempts=all",
-            "delay=1500000ns message=7.. chance=0.25",
-            "slow=0.5 device=softrnic0 path=7",
-            "drop chance=0.1",
-            "drop chance=0",
-            "rnr chance=0.000000001",
-            "corrupt chance=0.333333333",
-            "corrupt chance=0.9999999998",
-            "modify-qp=ETIMEDOUT times=3",
-            "slow=0.5 message=4",
-            "port-down=20000ns",
-            "cut=4096 opcode=write",
-            "forget",
-            "device-fatal",
-            "device-fatal=5000000000ns device=softrnic1",
-            "device-fatal=20000ns refuses=30000ns device=softrnic1",
-            "port-down=20000ns gid-after=30000ns gid=move device=softrnic0",
-            "port-down=20000ns gid=other",
-            "drop attempts=all times=9 for=300000000ns",
-        ] {
+        for text in WRITTEN {
             let rules = parse(text).expect(text);
             assert_eq!(rules.len(), 1);
             assert_eq!(rules[0].to_string(), text);
+        }
+    }
+
+    /// Each beginning of a rule, and each with one character in place of another: it is refused, or a rule that is read as it is written.
+    #[test]
+    fn any_text_is_refused_or_read_as_it_is_written() {
+        let check = |text: &str| {
+            for rule in parse(text).unwrap_or_default() {
+                let written = rule.to_string();
+                let again = parse(&written).unwrap_or_else(|why| panic!("{text:?} is written as {written:?}: {why}"));
+                assert_eq!(again.iter().map(ToString::to_string).collect::<Vec<_>>(), [written.as_str()], "{text:?}");
+            }
+        };
+        for text in WRITTEN {
+            (0..text.len()).for_each(|length| check(&text[..length]));
+            for at in 0..text.len() {
+                " =/.,;#-+019eEnmus\t\u{e9}"
+                    .chars()
+                    .for_each(|one| check(&format!("{}{one}{}", &text[..at], &text[at + 1..])));
+            }
         }
     }
 

@@ -6,10 +6,10 @@
 //! ```
 //! The owner fills entries, the peer writes the outcome into the same entry, the owner's poll takes it.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::abi::types::Sge;
+use crate::host::sync::AtomicU64;
 use crate::shm::file::SharedFile;
 use crate::shm::slots::QpSlot;
 
@@ -85,6 +85,22 @@ impl RecvRing {
             words[0].store(sge.addr, Relaxed);
             words[1].store(pack(sge.length, sge.lkey), Relaxed);
         }
+    }
+
+    /// Owner: posts a receive. `sges` fit, and there is room (checked at post).
+    pub(crate) fn post(&self, slot: &QpSlot, wr_id: u64, sges: &[Sge]) {
+        let at = slot.posted.load(Relaxed);
+        self.fill(at, wr_id, sges);
+        // Pairs with the peer's load in `oldest`: the entry is complete before it is counted.
+        slot.posted.store(at + 1, Release);
+    }
+
+    /// Peer: the entry that the next message takes, and whether it is posted.
+    #[inline]
+    pub(crate) fn oldest(slot: &QpSlot) -> (u64, bool) {
+        // Written by who was in the queue pair before: the mark orders that.
+        let at = slot.done.load(Relaxed);
+        (at, at != slot.posted.load(Acquire))
     }
 
     /// Peer: the elements of entry `at`.

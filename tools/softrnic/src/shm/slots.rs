@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
 
 use crate::abi::consts::qp_state;
 use crate::limits::{DEVICES, PATHS, PORTS, RULES};
+use crate::shm::srq_slot::SrqSlot;
 use crate::shm::work::{Capacities, WorkCounters};
 
 /// Start of the file.
@@ -392,4 +393,5 @@ pub(crate) struct CqSlot {
 const _: () = {
     assert!(size_of::<ProcSlot>() == 128 && size_of::<PortSlot>() == 1024 && size_of::<RuleSlot>() == 128);
     assert!(size_of::<QpSlot>() == 512 && size_of::<MrSlot>() == 64 && size_of::<CqSlot>() == 128);
+    assert!(size_of::<SrqSlot>() == 64);
 };

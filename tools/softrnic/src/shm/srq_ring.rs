@@ -8,10 +8,10 @@
 //! it as posted to it: from there on it is a receive like any other. Nobody waits for another one: who finds a receive that is marked at
 //! the head moves the head on. A taker that is killed after its mark leaves in `QpSlot::wanted` which one it was.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use crate::abi::types::Sge;
+use crate::host::sync::{AtomicU64, spin_loop};
 use crate::limits::MAX_SGE;
 use crate::shm::file::SharedFile;
 use crate::shm::recv_ring::RecvRing;
@@ -71,9 +71,9 @@ impl SrqRing {
             words[0].store(sge.addr, Relaxed);
             words[1].store(u64::from(sge.length) | u64::from(sge.lkey) << 32, Relaxed);
         }
-        entry[1].store(at << 16, SeqCst);
-        // Pairs with a taker's load.
-        slot.posted.store(at + 1, SeqCst);
+        entry[1].store(at << 16, Relaxed);
+        // Pairs with a taker's load: the entry is complete, and its mark new, before it is counted.
+        slot.posted.store(at + 1, Release);
     }
 
     /// Copies the receive at `at` to entry `count` of `queue`. Its owner may be overwriting it: then it is another's already.
@@ -88,17 +88,28 @@ impl SrqRing {
         queue.fill(count, entry[0].load(Relaxed), &sges[..number]);
     }
 
+    /// Takes the receive at `at` as number `count` of queue pair `index`, `qp`, in its ring `queue`, where it is not posted yet. False:
+    /// another one has it.
+    pub(crate) fn mark(&self, at: u64, (qp, index): (&QpSlot, u32), (queue, count): (&RecvRing, u64)) -> bool {
+        qp.wanted.store(note(at, count), Relaxed);
+        self.copy(at, queue, count);
+        // Pairs with the load in `recover`: who finds the mark of one that has died finds the note and the copy too.
+        self.entry(at)[1].compare_exchange(at << 16, taken(at, index), Release, Relaxed).is_ok()
+    }
+
     /// For who has entered queue pair `index`, `qp`, or its owner when nobody can be in it: the receive that a taker has marked as its own
     /// when it was killed is posted to it. True if there was one.
     pub(crate) fn recover(&self, qp: &QpSlot, index: u32) -> bool {
-        let count = qp.done.load(SeqCst);
-        let wanted = qp.wanted.load(SeqCst);
+        // These may be old only while a taker lives, and then it is not asked: the kernel tells of a death after all that was written.
+        let count = qp.done.load(Relaxed);
+        let wanted = qp.wanted.load(Relaxed);
         let Some(at) = (wanted >> COUNT_BITS).checked_sub(1) else { return false };
-        let is_ours = count == qp.posted.load(SeqCst)
+        let is_ours = count == qp.posted.load(Relaxed)
             && wanted == note(at, count)
-            && self.entry(at)[1].load(SeqCst) == taken(at, index);
+            && self.entry(at)[1].load(Acquire) == taken(at, index);
         if is_ours {
-            qp.posted.store(count + 1, SeqCst);
+            // As in `take`.
+            qp.posted.store(count + 1, Release);
         }
         is_ours
     }
@@ -109,26 +120,27 @@ impl SrqRing {
         if self.recover(qp, index) {
             return true;
         }
-        let count = qp.done.load(SeqCst);
+        let count = qp.done.load(Relaxed);
         loop {
-            let at = slot.head.load(Acquire);
+            // An old value of the head, or of a mark, is one of a receive that another one has: then the marks differ.
+            let at = slot.head.load(Relaxed);
             if at == slot.posted.load(Acquire) {
                 return false;
             }
-            let mark = &self.entry(at)[1];
-            let seen = mark.load(Acquire);
-            if seen == at << 16 {
-                qp.wanted.store(note(at, count), SeqCst);
-                self.copy(at, queue, count);
-                if mark.compare_exchange(seen, taken(at, index), SeqCst, SeqCst).is_ok() {
-                    qp.posted.store(count + 1, SeqCst);
-                    let _ = slot.head.compare_exchange(at, at + 1, SeqCst, SeqCst);
-                    return true;
-                }
-            } else if seen >> 16 == at {
-                // Another one has taken it.
-                let _ = slot.head.compare_exchange(at, at + 1, SeqCst, SeqCst);
+            let seen = self.entry(at)[1].load(Relaxed);
+            let is_ours = seen == at << 16 && self.mark(at, (qp, index), (queue, count));
+            if is_ours {
+                // Pairs with the load in `RecvRing::oldest`, of who comes when this one has died.
+                qp.posted.store(count + 1, Release);
             }
+            if is_ours || seen >> 16 == at && seen != at << 16 {
+                // It is taken. `SrqSlot::reaches_limit` looks at the limit after this, and its owner at this after the limit.
+                let _ = slot.head.compare_exchange(at, at + 1, SeqCst, Relaxed);
+            }
+            if is_ours {
+                return true;
+            }
+            spin_loop();
         }
     }
 }

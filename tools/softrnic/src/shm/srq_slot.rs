@@ -1,8 +1,8 @@
 //! The entry of a shared receive queue.
 
-use std::mem::size_of;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::host::sync::{AtomicU32, AtomicU64};
 
 /// The part of an SRQ that takers see.
 #[repr(C, align(64))]
@@ -43,5 +43,3 @@ impl SrqSlot {
         is_reached && self.limit.compare_exchange(limit, LIMIT_REACHED, SeqCst, SeqCst).is_ok()
     }
 }
-
-const _: () = assert!(size_of::<SrqSlot>() == 64);

@@ -3,6 +3,7 @@
 mod many;
 mod recovery;
 mod two;
+mod waiting;
 
 use super::*;
 use crate::proto::control::acceptor::MAX_PENDING;

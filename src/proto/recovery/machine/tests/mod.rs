@@ -2,6 +2,7 @@
 
 mod explorer;
 mod hostile;
+mod out_of_turn;
 mod pair;
 mod rails;
 mod texts;

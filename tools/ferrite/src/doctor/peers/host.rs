@@ -15,7 +15,7 @@ use crate::hosts::line_conn::{LineConn, MOST};
 use crate::hosts::reach::reach;
 use crate::nccl::library::Source;
 use crate::results::file_hash;
-use crate::system::output;
+use crate::system::output::{self, plain};
 use crate::transport::instance::Transport;
 
 /// The server may not be there yet: it is tried for so long.
@@ -79,7 +79,7 @@ pub(crate) fn main(place: &str, plugin: &Path) -> Result<Ended> {
         let request: Request =
             conn.receive(TIME_LIMIT).map_err(|why| Error::Unreadable(format!("the server at {place}: {why}")))?;
         let reply = match request {
-            Request::Refused(why) => return Err(Error::Refused(format!("the server at {place}: {why}"))),
+            Request::Refused(why) => return Err(Error::Refused(plain(&format!("the server at {place}: {why}")))),
             Request::End { failed, warned } => return Ok(Ended { failed, warned }),
             Request::Welcome(number) => {
                 output::write_stderr(format_args!("this is host {number} of the session at {place}"));

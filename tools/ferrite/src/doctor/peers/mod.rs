@@ -9,8 +9,11 @@
 //! | `host`, `trial` | a host's part; what it does with the plugin |
 //! | `server`, `rounds` | letting hosts in, and having each pair try; which pairs at once |
 //! | `judge` | the rows |
+//! | `fuzz` | what a fuzzer chooses: what one says to the other |
 //! | `session` | all of it, from the server's start to the report |
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 pub(crate) mod host;
 mod judge;
 mod message;

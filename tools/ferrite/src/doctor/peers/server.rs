@@ -34,7 +34,7 @@ pub(super) struct Host {
     /// What a request without work took.
     pub(super) round_trip: Result<Duration, String>,
     /// `None`: it has failed, and an answer may still be under way.
-    conn: Mutex<Option<LineConn>>,
+    pub(super) conn: Mutex<Option<LineConn>>,
 }
 
 /// How a rail of one host reached a rail of another one.

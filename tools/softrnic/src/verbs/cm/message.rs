@@ -155,4 +155,27 @@ mod tests {
         assert!(Message::of_bytes(&said.to_bytes()[..60]).is_none(), "a part");
         assert!(Message::of_bytes(&[VERSION + 1; 100]).is_none(), "of another version");
     }
+
+    /// Each beginning of a message, and each with one byte changed: it is none, or one that can be said as it was heard.
+    #[test]
+    fn any_bytes_are_a_message_or_none() {
+        let source = "[::ffff:10.0.0.1]:7".parse().expect("an address");
+        let good = Message { source, private: vec![1, 2, 3], ..Message::bare(Kind::Req) }.to_bytes();
+        let check = |bytes: &[u8]| {
+            let Some(heard) = Message::of_bytes(bytes) else { return false };
+            let again = Message::of_bytes(&heard.to_bytes()).expect("it is understood");
+            assert_eq!(format!("{again:?}"), format!("{heard:?}"));
+            assert!(heard.private.len() < bytes.len());
+            true
+        };
+        let lengths: Vec<usize> = (0..=good.len()).filter(|length| check(&good[..*length])).collect();
+        assert_eq!(lengths, [good.len() - 3, good.len() - 2, good.len() - 1, good.len()], "all but private data");
+        for at in 0..good.len() {
+            for byte in 0..=u8::MAX {
+                let mut bytes = good.clone();
+                bytes[at] = byte;
+                check(&bytes);
+            }
+        }
+    }
 }

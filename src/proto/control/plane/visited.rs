@@ -1,0 +1,57 @@
+//! For a test: which event comes in which state of a stream.
+
+use super::{ControlPlane, StreamId};
+#[cfg(test)]
+use super::{Phase, Role};
+use crate::proto::control::event::End;
+use crate::proto::frame::Kind;
+
+impl ControlPlane {
+    /// `event` comes for a stream, before it changes anything.
+    #[cfg(test)]
+    pub(super) fn note(&self, id: StreamId, event: &'static str) {
+        let Some(stream) = self.streams.get(&id) else { return };
+        let end = match stream.role {
+            Role::Dials => "dials",
+            Role::Accepts => "accepts",
+        };
+        let state = match (&stream.phase, stream.conn) {
+            (Phase::Setup, Some(_)) => "Setup",
+            (Phase::Setup, None) => "Setup, lost",
+            (Phase::Established, Some(_)) if stream.is_resuming => "Established, resuming",
+            (Phase::Established, Some(_)) => "Established",
+            (Phase::Established, None) => "Established, lost",
+            (Phase::Closing(_), _) => "Closing",
+            (Phase::Over, _) => "Over",
+        };
+        crate::proto::control::sim::note(end, state, event);
+    }
+
+    #[cfg(not(test))]
+    pub(super) fn note(&self, _id: StreamId, _event: &'static str) {}
+}
+
+/// The name of the event that a frame of this kind comes.
+pub(super) fn of_frame(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Hello => "Hello",
+        Kind::Reply => "Reply",
+        Kind::Commit => "Commit",
+        Kind::Goodbye => "Goodbye",
+        Kind::Refuse => "Refuse",
+        Kind::Resume => "Resume",
+        kind if kind.is_of_inquiry() => "inquiry",
+        _ => "recovery",
+    }
+}
+
+/// The name of the event that the control connection ends so.
+pub(super) fn of_end(end: &End) -> &'static str {
+    match end {
+        End::Unreachable(_) => "unreachable",
+        End::Closed => "closed",
+        End::Lost(_) => "lost",
+        End::Wrong(_) => "wrong",
+        End::Refused(_) => "refused",
+    }
+}

@@ -1,0 +1,66 @@
+//! Who closes what: ends of connections, and listeners.
+
+use super::app::Connector;
+use super::world::World;
+use std::time::Duration;
+
+impl World {
+    /// A listener that has accepted nobody closes.
+    pub(super) fn close_listener(&mut self, pair: usize) {
+        let pair = &mut self.pairs[pair];
+        let far = 1 - pair.dialler;
+        if !self.network.is_dead[far] && pair.acceptor.done.is_none() && !pair.acceptor.is_closed {
+            pair.acceptor.close_candidates(&mut self.planes[far], self.now);
+            pair.acceptor.is_closed = true;
+            pair.has_closed[far] = true;
+            self.planes[far].deregister(&pair.token);
+        }
+    }
+
+    /// One end of an established connection closes it, or fails and closes it.
+    pub(super) fn close(&mut self, pair: usize, process: usize) {
+        if self.network.is_dead[process] {
+            return;
+        }
+        let Some(stream) = self.pairs[pair].end(process).map(|end| end.stream) else { return };
+        self.pairs[pair].has_closed[process] = true;
+        if self.random.one_in(2) {
+            self.planes[process].fail(stream, "by the dice");
+            // Some time goes by before NCCL closes it.
+            for _ in 0..self.random.below(30) {
+                match self.random.below(3) {
+                    0 => self.pass(Duration::from_millis(10)),
+                    _ => self.deliver(),
+                }
+                self.settle();
+            }
+        }
+        self.planes[process].close(self.now, stream);
+        let pair = &mut self.pairs[pair];
+        match pair.dialler == process {
+            true => pair.connector = Connector::Closed,
+            false => {
+                pair.acceptor.done = None;
+                pair.acceptor.is_closed = true;
+            }
+        }
+    }
+
+    pub(super) fn close_all(&mut self) {
+        for pair in 0..self.pairs.len() {
+            self.close(pair, 0);
+            self.close(pair, 1);
+            let (pair, now) = (&mut self.pairs[pair], self.now);
+            let (near, far) = (pair.dialler, 1 - pair.dialler);
+            if !self.network.is_dead[near] {
+                pair.connector.abandon(&mut self.planes[near], now);
+                pair.connector = Connector::Closed;
+            }
+            if !self.network.is_dead[far] {
+                pair.acceptor.close_candidates(&mut self.planes[far], now);
+                pair.acceptor.is_closed = true;
+                self.planes[far].deregister(&pair.token);
+            }
+        }
+    }
+}

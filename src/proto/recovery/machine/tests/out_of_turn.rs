@@ -1,0 +1,144 @@
+//! What comes early, late or twice.
+
+use super::*;
+use crate::proto::sim::endpoint;
+
+/// The actions that `machine` has now.
+fn actions(machine: &mut Recovery) -> Vec<Action> {
+    std::iter::from_fn(|| machine.poll_action()).collect()
+}
+
+#[test]
+fn a_timeout_that_comes_early_changes_nothing() {
+    let mut seen = Vec::new();
+    let mut pair = Pair::new(2);
+    pair.are_jobs_slow = true;
+    assert!(pair.ends[0].machine.handle_wish(pair.now));
+    for events in 0.. {
+        for end in &mut pair.ends {
+            let before = end.machine.clone();
+            end.machine.handle_timeout(pair.now);
+            assert_eq!(before, end.machine, "after {events} events");
+            seen.push(end.machine.state_name());
+        }
+        if events == 3 {
+            pair.ends[0].machine.handle_drained(pair.now);
+        }
+        if !pair.step() && events > 3 {
+            break;
+        }
+    }
+    for state in ["Draining", "Offered", "Answered", "AwaitingAccount"] {
+        assert!(seen.contains(&state), "{state}: {seen:?}");
+    }
+}
+
+/// Frames of the control connection that are said again, since the receiver's answer may have been lost.
+#[test]
+fn an_offer_that_comes_twice_is_answered_twice_and_the_first_one_counts() {
+    let mut machine = Recovery::new(Role::Receiver, RailMask::first(2), GIVE_UP);
+    let now = Time::from_secs(1);
+    machine.handle_fault(now, "a fault");
+    let offer = |rails: u8| {
+        let rails = RailMask(rails);
+        Message::Offer { attempt: 1, rails, endpoint: endpoint(rails.count().into(), 1, false) }
+    };
+    for rails in [3, 1] {
+        machine.handle_message(now, offer(rails)).expect("what a Ferrite says");
+    }
+    assert!(matches!(actions(&mut machine)[..], [Action::Send(Message::Halt { .. }), Action::Fence]));
+    machine.handle_fenced(now);
+    let connect = actions(&mut machine);
+    let [Action::Connect { attempt: 1, rails, remote }] = &connect[..] else { panic!("{connect:?}") };
+    assert_eq!((*rails, remote.rails.len()), (RailMask(3), 2), "the first offer counts");
+    machine.handle_connected(now, 1, Ok(endpoint(2, 1, false)));
+    let is_answer = |actions: Vec<Action>| matches!(actions[..], [Action::Send(Message::Answer { attempt: 1, .. })]);
+    assert!(is_answer(actions(&mut machine)));
+    machine.handle_message(now, offer(3)).expect("what a Ferrite says");
+    assert!(is_answer(actions(&mut machine)), "it is said again");
+}
+
+/// A sender whose queue pairs of attempt 1 are being connected, when something else has ended that attempt.
+fn connecting() -> (Recovery, Time) {
+    let (mut machine, now) = (Recovery::new(Role::Sender, RailMask::first(2), GIVE_UP), Time::from_secs(1));
+    machine.handle_fault(now, "a fault");
+    actions(&mut machine);
+    machine.handle_fenced(now);
+    let halt = Message::Halt { attempt: 1, usable: RailMask::first(2), cause: String::new() };
+    machine.handle_message(now, halt).expect("what a Ferrite says");
+    actions(&mut machine);
+    machine.handle_created(now, 1, Ok(endpoint(2, 1, false)));
+    actions(&mut machine);
+    let answer = Message::Answer { attempt: 1, rails: RailMask::first(2), endpoint: endpoint(2, 1, false) };
+    machine.handle_message(now, answer).expect("what a Ferrite says");
+    assert!(matches!(actions(&mut machine)[..], [Action::Connect { attempt: 1, .. }]));
+    (machine, now)
+}
+
+#[test]
+fn queue_pairs_of_an_attempt_that_is_over_are_not_used() {
+    let (mut machine, now) = connecting();
+    machine.handle_usable(now, RailMask::first(1));
+    assert_eq!((machine.attempt(), machine.state_name()), (2, "Halted"));
+    machine.handle_connected(now, 1, Ok(endpoint(2, 1, false)));
+    assert_eq!((machine.attempt(), machine.state_name()), (2, "Halted"));
+    let later = actions(&mut machine);
+    assert!(later.contains(&Action::Discard), "{later:?}");
+    let (mut machine, now) = connecting();
+    machine.handle_connected(now, 7, Ok(endpoint(2, 1, false)));
+    assert_eq!(machine.state_name(), "Connecting", "those of another attempt");
+}
+
+/// If it is not known which rail is to blame, there is none that could be left out at once.
+#[test]
+fn the_next_attempt_begins_at_once_only_if_a_dead_rail_is_left_out_and_another_is_there() {
+    for (dead, is_at_once) in [(RailMask::NONE, false), (RailMask::first(1), true), (RailMask::first(2), false)] {
+        let mut pair = Pair::new(2);
+        pair.fault(0);
+        pair.ends[0].refusals = 1;
+        pair.settle();
+        // The first attempt was refused, so that the second one has to wait, and a third.
+        let (mut machine, mut now) = connecting();
+        machine.handle_connected(now, 1, Err("refused".into()));
+        now += SECOND;
+        machine.handle_timeout(now);
+        actions(&mut machine);
+        let attempt = machine.attempt();
+        let halt = Message::Halt { attempt, usable: RailMask::first(2), cause: String::new() };
+        machine.handle_message(now, halt).expect("what a Ferrite says");
+        actions(&mut machine);
+        machine.handle_created(now, attempt, Ok(endpoint(2, 1, false)));
+        actions(&mut machine);
+        let answer = Message::Answer { attempt, rails: RailMask::first(2), endpoint: endpoint(2, 1, false) };
+        machine.handle_message(now, answer).expect("what a Ferrite says");
+        assert!(matches!(actions(&mut machine)[..], [Action::Connect { .. }]), "{machine:?}");
+        machine.handle_unreachable(now, attempt, dead);
+        let halt = Message::Halt { attempt: attempt + 1, usable: RailMask::first(2), cause: String::new() };
+        machine.handle_message(now, halt).expect("what a Ferrite says");
+        assert_eq!(machine.state_name() == "Creating", is_at_once, "{dead}: {machine:?}");
+    }
+}
+
+/// What the caller has not been asked for yet, it is not asked for any more.
+#[test]
+fn an_end_that_has_failed_asks_for_nothing_more() {
+    let mut machine = Recovery::new(Role::Sender, RailMask::first(1), GIVE_UP);
+    machine.handle_fault(Time::from_secs(1), "a fault");
+    machine.handle_timeout(Time::from_secs(1) + GIVE_UP);
+    let all = actions(&mut machine);
+    assert!(matches!(all[..], [Action::Fail(_)]), "{all:?}");
+    machine.handle_timeout(Time::from_secs(1000));
+    assert!(actions(&mut machine).is_empty());
+}
+
+/// A rail that comes back while the connection runs is told, and nothing else.
+#[test]
+fn a_running_end_tells_the_rails_that_it_can_use_in_one_frame() {
+    let mut pair = Pair::new(2);
+    pair.usable(1, 1);
+    pair.settle();
+    pair.ends[1].actions.clear();
+    pair.usable(1, 3);
+    let said = actions(&mut pair.ends[1].machine);
+    assert_eq!(said, [Action::Send(Message::Ports { usable: RailMask(3) })]);
+}
