@@ -106,7 +106,7 @@ impl Observed {
     }
 
     pub(super) fn handle_wish(&mut self, now: Time) -> bool {
-        self.note("wish").handle_wish(now)
+        self.note("wish").handle_wish(now, "a wish".into())
     }
 
     pub(super) fn handle_acknowledged(&mut self) {

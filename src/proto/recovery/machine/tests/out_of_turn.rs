@@ -13,7 +13,7 @@ fn a_timeout_that_comes_early_changes_nothing() {
     let mut seen = Vec::new();
     let mut pair = Pair::new(2);
     pair.are_jobs_slow = true;
-    assert!(pair.ends[0].machine.handle_wish(pair.now));
+    assert!(pair.ends[0].machine.handle_wish(pair.now, "a wish".into()));
     for events in 0.. {
         for end in &mut pair.ends {
             let before = end.machine.clone();
