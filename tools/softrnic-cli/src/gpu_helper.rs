@@ -20,12 +20,15 @@ pub(crate) struct Options {
     at: u64,
     /// How many there are
     bytes: usize,
+    /// The process slot of the one that it copies for
+    owner: usize,
 }
 
 impl Options {
     /// Goes into the background; there it serves until the other process ends.
     pub(crate) fn serve(&self) -> Result<(), Failure> {
         let failed = |error: std::io::Error| Failure::Failed(format!("gpu-helper: {error}"));
+        close_inherited().map_err(failed)?;
         let socket = stdin().as_fd().try_clone_to_owned().map_err(failed)?;
         // SAFETY: this program has one thread.
         match unsafe { libc::fork() } {
@@ -34,11 +37,22 @@ impl Options {
                 // A signal from the terminal is for the application, which may need copies to end in order.
                 // SAFETY: no memory is involved.
                 unsafe { libc::setsid() };
-                let stage = Stage { file: &self.file, at: self.at, bytes: self.bytes };
+                let stage = Stage { file: &self.file, at: self.at, bytes: self.bytes, owner: self.owner };
                 serve(socket, stage, self.format).map_err(Failure::Failed)
             }
             // The one that has started it does not have to wait any more.
             _ => Ok(()),
         }
     }
+}
+
+/// Closes what the application had open, but for the standard streams: its peers are not to wait until this process ends, too.
+fn close_inherited() -> std::io::Result<()> {
+    let open =
+        std::fs::read_dir("/proc/self/fd")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    for fd in open.collect::<Vec<_>>().into_iter().filter(|fd| *fd > 2) {
+        // SAFETY: this program has opened none that it still uses.
+        unsafe { libc::close(fd) };
+    }
+    Ok(())
 }

@@ -6,6 +6,7 @@ use crate::limits::JOBS;
 use crate::process::fabric::Fabric;
 use crate::shm::job::{Hold, JobSlot, state};
 use crate::shm::layout::{FILE_BYTES, JOBS_AT};
+use crate::shm::process_id::slot_of;
 
 impl Fabric {
     /// Gives the slots and their bytes storage, once for the whole fabric.
@@ -31,7 +32,8 @@ impl Fabric {
 
     /// Whether nobody holds the slot and nobody copies to or from its bytes.
     pub(crate) fn is_abandoned(&self, slot: &JobSlot, seen: Hold) -> bool {
-        let lives = |id: u32| id == self.me || self.live_process(id).is_some();
+        let copies = |id: u32| self.file.is_helped(slot_of(id));
+        let lives = |id: u32| id == self.me || self.live_process(id).is_some() || copies(id);
         match seen.state {
             0 => true,
             state::ORPHANED => !lives(slot.target.load(SeqCst)),

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::host::errno::{errno_text, last_errno};
 use crate::limits::PROCS;
 use crate::shm::layout::{self, FILE_BYTES, MAGIC, VERSION};
-use crate::shm::record_lock::{CONTROL, is_locked, life_lock, set_lock};
+use crate::shm::record_lock::{CONTROL, helper_lock, is_locked, life_lock, set_lock};
 use crate::shm::slots::{Header, PROC_ALIVE, ProcSlot};
 
 /// The open, mapped file.
@@ -138,11 +138,11 @@ impl SharedFile {
         unsafe { &*self.base.cast::<Header>() }
     }
 
-    /// Where the mapping begins.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
+    /// Where the mapping begins.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }
@@ -162,6 +162,11 @@ impl SharedFile {
     /// Whether another process holds the life lock of slot `index`.
     pub(crate) fn is_held(&self, index: usize) -> bool {
         is_locked(self.fd, life_lock(index), 1)
+    }
+
+    /// Whether a process copies GPU memory on behalf of the one in slot `index`, or of the one that was there before.
+    pub(crate) fn is_helped(&self, index: usize) -> bool {
+        is_locked(self.fd, helper_lock(index), 1)
     }
 
     /// Takes the life lock of slot `index` for this process.

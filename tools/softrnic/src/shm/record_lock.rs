@@ -2,6 +2,7 @@
 //! forked child does not inherit them: they are the authority on which process is alive.
 
 use crate::host::errno::last_errno;
+use crate::limits::PROCS;
 
 /// Offset of the lock that serialises creation, destruction and attaching. The crate's page states it: from here on, programs
 /// look for locks to learn whether a process takes part.
@@ -10,6 +11,11 @@ pub(crate) const CONTROL: i64 = 1 << 40;
 /// Offset of the lock that process slot `index` holds while it lives.
 pub(crate) fn life_lock(index: usize) -> i64 {
     CONTROL + 1 + index as i64
+}
+
+/// Offset of the lock that the helper of the process in slot `index` holds while it may write to the stage.
+pub(crate) fn helper_lock(index: usize) -> i64 {
+    life_lock(PROCS + index)
 }
 
 pub(crate) fn lock_range(kind: i32, start: i64, len: i64) -> libc::flock {

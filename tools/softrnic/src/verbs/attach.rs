@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr};
 use std::{ptr, thread};
 
+use crate::copy::gpu;
 use crate::drivers::table;
 use crate::engine::service;
 use crate::engine::state::Engine;
@@ -90,6 +91,7 @@ extern "C" fn at_exit() {
 extern "C" fn in_child() {
     if let Some(engine) = current() {
         engine.fabric.abandon();
+        gpu::abandon();
     }
     CURRENT.store(ptr::null_mut(), SeqCst);
     ATTACHING.store(false, SeqCst);

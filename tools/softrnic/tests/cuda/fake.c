@@ -18,7 +18,7 @@
 
 enum { OK = 0, INVALID = 1, NOT_INITIALISED = 3, NOT_READY = 600, FAILED = 719, RANGES = 64, QUEUE = 4096 };
 
-struct range { uintptr_t at; char *shadow; size_t bytes; int fd; int is_exportable; };
+struct range { uintptr_t at; char *shadow; size_t bytes; int fd; int is_exportable; uint64_t id; };
 static struct range ranges[RANGES];
 static atomic_int range_count;
 
@@ -30,6 +30,7 @@ static pthread_mutex_t posting = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t started = PTHREAD_ONCE_INIT;
 static atomic_int failing, copies, contexts, allocations, uninitialised, without_dmabuf;
 static atomic_int is_held;
+static uint64_t last_id;
 static __thread int depth;
 
 static void wait_for_driver(void)
@@ -104,6 +105,7 @@ static uintptr_t adopt(int fd, size_t bytes)
     range->bytes = bytes;
     range->fd = fd;
     range->is_exportable = 0;
+    range->id = ++last_id;
     range->at = (uintptr_t)mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0);
     if (index == range_count)
         range_count++;
@@ -173,6 +175,10 @@ int cuPointerGetAttribute(void *out, int attribute, uintptr_t at)
 {
     if (!find(at))
         return INVALID;
+    if (attribute == 7) {
+        *(uint64_t *)out = find(at)->id;
+        return OK;
+    }
     *(int *)out = attribute == 2 ? 2 : 0;
     return attribute == 2 || attribute == 9 ? OK : INVALID;
 }

@@ -89,14 +89,18 @@ fn a_region_may_lie_in_several_allocations() {
     });
 }
 
-/// What an application has freed and got again at the same address is other memory.
+/// What an application has freed and got again at the same address is other memory, also where the old region goes after the new one has come.
 #[test]
 fn an_address_that_is_registered_again_is_the_new_memory() {
     with(require!(helper())).alone(|| {
         let driver = Driver::load();
         let at = driver.allocate(4096);
-        for round in 0..2 {
+        let mut old = Vec::new();
+        for round in 0..3 {
             let (gpu, mut host) = (GpuNode::of(at, 1, 4096), Node::new(0, 4096));
+            if round == 1 {
+                old.clear();
+            }
             host.connect(&Address { addr: at, ..gpu.node.address() }, &Terms::default());
             gpu.node.connect(&host.address(), &Terms::default());
             host.memory.copy_from_slice(&pattern(4096, round));
@@ -104,9 +108,42 @@ fn an_address_that_is_registered_again_is_the_new_memory() {
             host.send(Work { sges: &[host.sge(0, 4096)], to, ..Work::default() });
             assert_eq!(host.next().status, OK);
             assert!(driver.bytes(at, 4096) == pattern(4096, round), "round {round}");
-            gpu.node.close();
+            if round == 0 {
+                old.push(Region(gpu.node.mr));
+            } else {
+                gpu.node.close();
+            }
             assert_eq!(driver.function::<extern "C" fn(u64) -> c_int>("fake_replace")(at), 0);
         }
+    });
+}
+
+/// Deregisters it when it is dropped.
+struct Region(*mut Mr);
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        assert_eq!(ibv_dereg_mr(self.0), 0);
+    }
+}
+
+/// Whose other end would not hear of its end, if the helper had it as well.
+#[test]
+fn a_helper_keeps_no_descriptor_of_the_application_open() {
+    with(require!(helper())).alone(|| {
+        let driver = Driver::load();
+        let mut ends = [0; 2];
+        // SAFETY: writes two integers. What a program starts inherits them.
+        assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+        let _gpu = GpuNode::new(&driver, 1, 4096);
+        let _helper = helper_of_this_process();
+        let mut byte = 0u8;
+        // SAFETY: ends of the pipe, and one byte.
+        let read = unsafe {
+            libc::close(ends[1]);
+            libc::read(ends[0], (&raw mut byte).cast(), 1)
+        };
+        assert_eq!(read, 0, "the pipe has no writer any more");
     });
 }
 
@@ -123,9 +160,10 @@ fn a_helper_that_has_ended_is_told() {
         let to = (gpu.at, u64::from(gpu.node.key()));
         host.send(Work { sges: &[host.sge(0, 4096)], to, ..Work::default() });
         assert_eq!(host.next().status, REM_OP);
-        let more = driver.allocate(4096);
-        assert!(ibv_reg_mr(gpu.node.pd, more as Ptr, 4096, ALL_ACCESS).is_null());
-        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EIO));
+        for at in [driver.allocate(4096), gpu.at] {
+            assert!(ibv_reg_mr(gpu.node.pd, at as Ptr, 4096, ALL_ACCESS).is_null());
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EIO));
+        }
     });
 }
 

@@ -15,6 +15,7 @@ pub(crate) const DEINITIALIZED: Code = 4;
 const ALREADY_REGISTERED: Code = 712;
 
 const ATTRIBUTE_MEMORY_TYPE: c_int = 2;
+const ATTRIBUTE_BUFFER_ID: c_int = 7;
 const ATTRIBUTE_DEVICE_ORDINAL: c_int = 9;
 const MEMORY_TYPE_DEVICE: c_uint = 2;
 const STREAM_NON_BLOCKING: c_uint = 1;
@@ -136,6 +137,15 @@ impl Cuda {
         };
         let is_device = codes == [SUCCESS; 2] && kind == MEMORY_TYPE_DEVICE;
         usize::try_from(ordinal).ok().filter(|_| is_device)
+    }
+
+    /// A number that the allocation at `addr` has and no other one of this process, also no later one at this address. `None`: the driver
+    /// gives it none.
+    pub(crate) fn allocation_id(&self, addr: u64) -> Option<u64> {
+        let mut id = 0u64;
+        // SAFETY: writes one integer of 64 bits.
+        let code = unsafe { (self.pointer_attribute)((&raw mut id).cast(), ATTRIBUTE_BUFFER_ID, addr) };
+        (code == SUCCESS && id != 0).then_some(id)
     }
 
     /// The primary context of a GPU, held for good.

@@ -1,11 +1,15 @@
 //! The process that copies GPU memory on behalf of this one. It has a driver of its own: it copies as well while an application
 //! holds the driver in this process and waits for what is to be copied, as `cudaFree` does.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -14,7 +18,9 @@ use crate::copy::gpu::order::{Answer, FORMAT, Order, Received, kind, pair, recei
 use crate::copy::gpu::sharing::{Sharing, Token};
 use crate::copy::piece::{CopyError, Direction, Piece};
 use crate::host::lock::lock;
+use crate::host::stderr;
 use crate::process::fabric::Fabric;
+use crate::shm::process_id::slot_of;
 
 /// How long the helper may take to import memory. At the first of a GPU it makes a context, which takes up to some seconds.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -33,17 +39,26 @@ struct State {
     last_number: u64,
     /// Answers that nobody has asked for yet, by number.
     answers: HashMap<u64, u64>,
-    /// Allocations that the helper has imported, by their start.
-    shared: BTreeMap<u64, Shared>,
+    /// Allocations that the helper has imported.
+    shared: Vec<Shared>,
+    /// The allocations that a registration of this address and length lies in; of several such ones, the oldest first.
+    regions: HashMap<(u64, u64), VecDeque<Vec<u64>>>,
     has_ended: bool,
 }
 
+/// An allocation that the helper has imported.
 #[derive(Clone, Copy, Debug)]
 struct Shared {
+    /// No other one has it, also no later one at the same address.
+    id: u64,
+    base: u64,
     bytes: u64,
     /// Registrations that lie in it.
     users: usize,
 }
+
+/// Identities of allocations that the driver gives none, from here on down.
+static UNNAMED: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// A copy that the helper has been asked for.
 #[derive(Debug)]
@@ -56,9 +71,21 @@ static HELPER: OnceLock<Helper> = OnceLock::new();
 /// Serialises starting it, and sharing.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// The helper, if it was started.
+/// This process is a forked child of the one that has started it.
+static IS_ABANDONED: AtomicBool = AtomicBool::new(false);
+
+/// The helper, if this process has started one.
 pub(crate) fn started() -> Option<&'static Helper> {
-    HELPER.get()
+    HELPER.get().filter(|_| !IS_ABANDONED.load(Relaxed))
+}
+
+/// For a forked child: lets go of the helper, which ends with its parent.
+pub(crate) fn abandon() {
+    if let Some(helper) = started() {
+        IS_ABANDONED.store(true, Relaxed);
+        // SAFETY: the child uses the socket no more.
+        unsafe { libc::close(helper.socket.as_raw_fd()) };
+    }
 }
 
 /// Has the helper, which is started by `program` at the first call, import all allocations of GPU `ordinal` in `[addr, addr + len)`.
@@ -74,6 +101,9 @@ pub(crate) fn share(
     let context = cuda.primary_context(ordinal).map_err(|code| name("the context", code))?;
     let _entered = cuda.enter(context).map_err(|code| name("the context", code))?;
     let _changing = lock(&CHANGING);
+    if IS_ABANDONED.load(Relaxed) {
+        return Err("a forked child has no process of SOFTRNIC_GPU_HELPER".into());
+    }
     let helper = match HELPER.get() {
         Some(helper) => helper,
         None => {
@@ -81,29 +111,39 @@ pub(crate) fn share(
             HELPER.get_or_init(|| helper)
         }
     };
-    let mut at = addr;
+    let (mut at, mut taken) = (addr, Vec::new());
     while at < addr + len {
         let shared = sharing.allocation(at).map_err(|code| name("the allocation", code)).and_then(|(base, bytes)| {
+            let id = cuda.allocation_id(base).unwrap_or_else(|| UNNAMED.fetch_sub(1, Relaxed));
             let export = || sharing.export(base).map_err(|code| name("memory that cannot be shared", code));
-            helper.import(ordinal as u32, (base, bytes), export).map(|()| base + bytes)
+            helper.import(ordinal as u32, Shared { id, base, bytes, users: 1 }, export)?;
+            taken.push(id);
+            Ok(base + bytes)
         });
         match shared {
             Ok(end) => at = end,
             Err(why) => {
-                helper.give_back((addr, at - addr));
+                helper.give_back(&taken);
                 return Err(why);
             }
         }
     }
+    lock(&helper.state).regions.entry((addr, len)).or_default().push_back(taken);
     Ok(())
 }
 
-/// A registration of `[addr, addr + len)` has gone.
+/// A registration of `[addr, addr + len)` has gone. Its memory may be freed afterwards.
 pub(crate) fn give_back(addr: u64, len: u64) {
-    if let Some(helper) = HELPER.get() {
-        let _changing = lock(&CHANGING);
-        helper.give_back((addr, len));
+    let Some(helper) = started() else { return };
+    let _changing = lock(&CHANGING);
+    let mut state = lock(&helper.state);
+    let Entry::Occupied(mut region) = state.regions.entry((addr, len)) else { return };
+    let taken = region.get_mut().pop_front();
+    if region.get().is_empty() {
+        region.remove();
     }
+    drop(state);
+    helper.give_back(&taken.unwrap_or_default());
 }
 
 impl Helper {
@@ -112,7 +152,8 @@ impl Helper {
         let file = fabric.file.path();
         let [ours, theirs] = pair().map_err(|e| format!("a socket pair: {e}"))?;
         let at = stage as usize - fabric.file.base() as usize;
-        let arguments = [FORMAT.to_string(), at.to_string(), bytes.to_string()];
+        let owner = slot_of(fabric.me);
+        let arguments = [FORMAT.to_string(), at.to_string(), bytes.to_string(), owner.to_string()];
         let mut command = Command::new(program);
         command.args([OsStr::new("gpu-helper"), file.as_os_str()]).args(arguments);
         // It goes into the background by itself, so that the application has no child that it does not know of.
@@ -126,28 +167,56 @@ impl Helper {
         }
     }
 
-    /// One more registration lies in the allocation of `bytes` at `base`; `export` is asked for it if it is new.
-    fn import(
-        &self,
-        ordinal: u32,
-        (base, bytes): (u64, u64),
-        export: impl FnOnce() -> Result<Token, String>,
-    ) -> Result<(), String> {
-        if let Some(shared) = lock(&self.state).shared.get_mut(&base).filter(|shared| shared.bytes == bytes) {
-            shared.users += 1;
+    /// One more registration lies in the allocation `new`; `export` is asked for it if the helper does not have it yet.
+    fn import(&self, ordinal: u32, new: Shared, export: impl FnOnce() -> Result<Token, String>) -> Result<(), String> {
+        let mut state = lock(&self.state);
+        if state.has_ended {
+            return Err(gone());
+        }
+        if let Some(known) = state.shared.iter_mut().find(|known| known.id == new.id) {
+            known.users += 1;
             return Ok(());
         }
+        drop(state);
         let token = export()?;
         let (kind, handle, fd) = match &token {
             Token::Ipc(handle) => (kind::IMPORT, handle.0, None),
             Token::Descriptor(fd) => (kind::IMPORT_DESCRIPTOR, [0; 64], Some(fd.as_fd())),
         };
-        let order = Order { number: 0, kind, ordinal, addr: base, bytes, stage_at: 0, handle };
+        let Shared { id, base: addr, bytes, .. } = new;
+        let order = Order { number: 0, kind, ordinal, addr, bytes, stage_at: 0, id, handle };
+        self.done(order, fd)?;
+        lock(&self.state).shared.push(new);
+        Ok(())
+    }
+
+    /// One registration less lies in each of these allocations.
+    fn give_back(&self, ids: &[u64]) {
+        let mut unused = Vec::new();
+        lock(&self.state).shared.retain_mut(|shared| {
+            shared.users -= usize::from(ids.contains(&shared.id));
+            if shared.users == 0 {
+                unused.push(*shared);
+            }
+            shared.users > 0
+        });
+        for Shared { id, base: addr, bytes, .. } in unused {
+            let handle = [0; 64];
+            let order = Order { number: 0, kind: kind::GIVE_BACK, ordinal: 0, addr, bytes, stage_at: 0, id, handle };
+            // One that has ended has given all back.
+            if let Err(why) = self.done(order, None) {
+                stderr::say(format_args!("{why}"));
+            }
+        }
+    }
+
+    /// Has `order` done, and waits for that.
+    fn done(&self, order: Order, fd: Option<BorrowedFd<'_>>) -> Result<(), String> {
         let number = self.ask(order, fd).ok_or_else(gone)?;
         let start = Instant::now();
         loop {
             match self.answer(number) {
-                Some(Ok(0)) => break,
+                Some(Ok(0)) => return Ok(()),
                 Some(Ok(_)) => return Err("the process of SOFTRNIC_GPU_HELPER cannot import the memory".into()),
                 Some(Err(())) => return Err(gone()),
                 None if start.elapsed() > LIMIT => {
@@ -155,26 +224,6 @@ impl Helper {
                 }
                 None => std::thread::sleep(Duration::from_micros(50)),
             }
-        }
-        lock(&self.state).shared.insert(base, Shared { bytes, users: 1 });
-        Ok(())
-    }
-
-    fn give_back(&self, (addr, len): (u64, u64)) {
-        let mut unused = Vec::new();
-        lock(&self.state).shared.retain(|&base, shared| {
-            if base < addr + len && addr < base + shared.bytes {
-                shared.users -= 1;
-            }
-            if shared.users == 0 {
-                unused.push((base, shared.bytes));
-            }
-            shared.users > 0
-        });
-        for (addr, bytes) in unused {
-            let order =
-                Order { number: 0, kind: kind::GIVE_BACK, ordinal: 0, addr, bytes, stage_at: 0, handle: [0; 64] };
-            self.ask(order, None);
         }
     }
 
@@ -188,36 +237,53 @@ impl Helper {
         let kind = if direction == Direction::Out { kind::COPY_OUT } else { kind::COPY_IN };
         let stage_at = (stage as usize - self.stage) as u64;
         let Piece { addr, len: bytes, gpu, .. } = *piece;
-        let order = Order { number: 0, kind, ordinal: gpu - 1, addr, bytes, stage_at, handle: [0; 64] };
+        let order = Order { number: 0, kind, ordinal: gpu - 1, addr, bytes, stage_at, id: 0, handle: [0; 64] };
         let number = self.ask(order, None).ok_or(CopyError::LocalFault)?;
         Ok(Pending { helper: self, number })
     }
 
     /// Sends `order` with a number of its own. `None`: the helper has ended.
-    fn ask(&self, order: Order, fd: Option<std::os::fd::BorrowedFd<'_>>) -> Option<u64> {
+    fn ask(&self, order: Order, fd: Option<BorrowedFd<'_>>) -> Option<u64> {
         let mut state = lock(&self.state);
         state.last_number += 1;
         let number = state.last_number;
-        state.has_ended |= send(self.socket.as_fd(), &Order { number, ..order }, fd).is_err();
-        (!state.has_ended).then_some(number)
+        while !state.has_ended {
+            match send(self.socket.as_fd(), &Order { number, ..order }, fd, false) {
+                Ok(()) => return Some(number),
+                // It may itself wait until somebody takes its answers.
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    state.take_answers(self.socket.as_fd());
+                    std::thread::yield_now();
+                }
+                Err(_) => state.has_ended = true,
+            }
+        }
+        None
     }
 
     /// The answer to order `number`, if it has come: 0 or an error of the driver. `Err`: the helper has ended.
     fn answer(&self, number: u64) -> Option<Result<u64, ()>> {
         let mut state = lock(&self.state);
-        loop {
-            match receive::<Answer>(self.socket.as_fd(), false) {
-                Received::Packet(answer, _) => drop(state.answers.insert(answer.number, answer.code)),
-                Received::Nothing => break,
-                Received::Ended => {
-                    state.has_ended = true;
-                    break;
-                }
-            }
-        }
+        state.take_answers(self.socket.as_fd());
         match state.answers.remove(&number) {
             Some(code) => Some(Ok(code)),
             None => state.has_ended.then_some(Err(())),
+        }
+    }
+}
+
+impl State {
+    /// Takes all answers that there are.
+    fn take_answers(&mut self, socket: BorrowedFd<'_>) {
+        loop {
+            match receive::<Answer>(socket, false) {
+                Received::Packet(answer, _) => drop(self.answers.insert(answer.number, answer.code)),
+                Received::Nothing => return,
+                Received::Ended => {
+                    self.has_ended = true;
+                    return;
+                }
+            }
         }
     }
 }

@@ -71,6 +71,11 @@ pub(crate) fn give_back(addr: u64, len: u64) {
     helper::give_back(addr, len);
 }
 
+/// For a forked child, which has lost what it inherited.
+pub(crate) fn abandon() {
+    helper::abandon();
+}
+
 /// A copy that a GPU has been asked for.
 #[derive(Debug)]
 pub(crate) enum Ticket {

@@ -6,14 +6,14 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 /// Of the packets, and of the arguments with which a helper is started. Both sides have to have the same.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 
 pub(crate) mod kind {
     /// Imports an allocation by its handle.
     pub(crate) const IMPORT: u32 = 1;
     /// Imports one by the descriptor that comes along.
     pub(crate) const IMPORT_DESCRIPTOR: u32 = 2;
-    /// Gives an allocation back. Has no answer.
+    /// Gives an allocation back, which its owner may free afterwards.
     pub(crate) const GIVE_BACK: u32 = 3;
     /// Copies from GPU memory to the stage.
     pub(crate) const COPY_OUT: u32 = 4;
@@ -35,6 +35,8 @@ pub(crate) struct Order {
     pub(crate) bytes: u64,
     /// For copies: where in the stage, from its start.
     pub(crate) stage_at: u64,
+    /// Of allocations: which one it is, of those that have been at this address.
+    pub(crate) id: u64,
     /// For imports: the handle.
     pub(crate) handle: [u8; 64],
 }
@@ -68,8 +70,13 @@ pub(crate) fn pair() -> io::Result<[OwnedFd; 2]> {
     Ok(fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// Sends `packet`, and `fd` with it. Waits while the other side has much to read.
-pub(crate) fn send<P: Packet>(socket: BorrowedFd<'_>, packet: &P, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+/// Sends `packet`, and `fd` with it. While the other side has much to read it waits, or fails with [`io::ErrorKind::WouldBlock`].
+pub(crate) fn send<P: Packet>(
+    socket: BorrowedFd<'_>,
+    packet: &P,
+    fd: Option<BorrowedFd<'_>>,
+    waits: bool,
+) -> io::Result<()> {
     let mut ancillary = Ancillary([0; 64]);
     let mut part = libc::iovec { iov_base: ptr::from_ref(packet).cast_mut().cast(), iov_len: size_of::<P>() };
     // SAFETY: a valid header is made of zeros and the pointers set here, which outlive the call.
@@ -86,7 +93,8 @@ pub(crate) fn send<P: Packet>(socket: BorrowedFd<'_>, packet: &P, fd: Option<Bor
             (*first).cmsg_len = libc::CMSG_LEN(size_of::<i32>() as u32) as _;
             libc::CMSG_DATA(first).cast::<i32>().write_unaligned(fd.as_raw_fd());
         }
-        retried(|| libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL))
+        let flags = libc::MSG_NOSIGNAL | if waits { 0 } else { libc::MSG_DONTWAIT };
+        retried(|| libc::sendmsg(socket.as_raw_fd(), &raw const header, flags))
     };
     sent.map(drop)
 }

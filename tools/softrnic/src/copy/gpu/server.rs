@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::OpenOptions;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr;
 use std::time::Duration;
@@ -13,6 +13,7 @@ use crate::copy::gpu::order::{Answer, FORMAT, Order, Received, kind, receive, se
 use crate::copy::gpu::sharing::{Imported, IpcHandle, Sharing, Token};
 use crate::copy::piece::Direction;
 use crate::host::stderr;
+use crate::shm::record_lock::{helper_lock, set_lock};
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID: Code = 1;
@@ -29,6 +30,8 @@ pub struct Stage<'a> {
     pub at: u64,
     /// Its length, in bytes.
     pub bytes: usize,
+    /// The process slot of the one that it copies for. What that has in the stage is no one else's before the helper has ended, too.
+    pub owner: usize,
 }
 
 #[derive(Debug)]
@@ -45,13 +48,16 @@ struct Server {
 #[derive(Debug)]
 struct Range {
     ordinal: u32,
+    id: u64,
     imported: Imported,
 }
 
 #[derive(Debug)]
 struct Active {
     number: u64,
+    /// Those that may not be over.
     parts: Vec<Flight<'static>>,
+    failed: Option<Code>,
 }
 
 /// Does what the process at the other end of `socket` asks for, until that ends. `format` is what it speaks.
@@ -84,7 +90,14 @@ fn map(stage: Stage<'_>) -> Result<(*mut u8, usize), String> {
     let at = unsafe {
         libc::mmap(ptr::null_mut(), stage.bytes, access, libc::MAP_SHARED, file.as_raw_fd(), stage.at as libc::off_t)
     };
-    if at == libc::MAP_FAILED { Err(told(std::io::Error::last_os_error())) } else { Ok((at.cast(), stage.bytes)) }
+    if at == libc::MAP_FAILED {
+        return Err(told(std::io::Error::last_os_error()));
+    }
+    // Until the helper of the one that had this slot before has ended.
+    while !set_lock(file.as_raw_fd(), helper_lock(stage.owner), libc::F_WRLCK, libc::F_SETLKW) {}
+    // The lock goes with the descriptor, which stays open for good.
+    let _ = file.into_raw_fd();
+    Ok((at.cast(), stage.bytes))
 }
 
 impl Server {
@@ -109,11 +122,11 @@ impl Server {
         let done = match order.kind {
             kind::IMPORT => self.import(order, &Token::Ipc(IpcHandle(order.handle))),
             kind::IMPORT_DESCRIPTOR => fd.ok_or(INVALID).and_then(|fd| self.import(order, &Token::Descriptor(fd))),
-            kind::GIVE_BACK => return self.give_back(order.addr),
-            kind::COPY_OUT | kind::COPY_IN => match self.begin(order) {
-                Ok(parts) => return self.copies.push_back(Active { number: order.number, parts }),
-                Err(code) => Err(code),
-            },
+            kind::GIVE_BACK => {
+                self.give_back(|base, range| base == order.addr && range.id == order.id);
+                Ok(())
+            }
+            kind::COPY_OUT | kind::COPY_IN => return self.begin(order),
             _ => Err(INVALID),
         };
         self.answer(order.number, done);
@@ -126,42 +139,65 @@ impl Server {
             stderr::say(format_args!("gpu-helper: {what}"));
             INVALID
         })?;
-        // The allocation that was there before is no more.
-        self.give_back(order.addr);
+        // What was there before is no more.
+        let end = order.addr.saturating_add(order.bytes);
+        self.give_back(|base, range| base < end && order.addr < base + range.imported.bytes);
         let _entered = card.enter()?;
         let imported = self.sharing.import(token, order.bytes, order.ordinal)?;
-        self.ranges.insert(order.addr, Range { ordinal: order.ordinal, imported });
+        self.ranges.insert(order.addr, Range { ordinal: order.ordinal, id: order.id, imported });
         Ok(())
     }
 
-    fn give_back(&mut self, base: u64) {
-        let Some(Range { ordinal, imported }) = self.ranges.remove(&base) else { return };
-        if let Some(Ok(_entered)) = card::get(ordinal as usize).map(card::Card::enter) {
-            self.sharing.give_back(&imported);
+    /// Gives those allocations back, once no copy is under way.
+    fn give_back(&mut self, is_meant: impl Fn(u64, &Range) -> bool) {
+        let bases: Vec<_> =
+            self.ranges.iter().filter(|(base, range)| is_meant(**base, range)).map(|(base, _)| *base).collect();
+        while !bases.is_empty() && !self.copies.is_empty() {
+            if !self.end_copies() {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        for Range { ordinal, imported, .. } in
+            bases.iter().filter_map(|base| self.ranges.remove(base)).collect::<Vec<_>>()
+        {
+            if let Some(Ok(_entered)) = card::get(ordinal as usize).map(card::Card::enter) {
+                self.sharing.give_back(&imported);
+            }
         }
     }
 
-    /// Begins a copy, in as many parts as it touches allocations.
-    fn begin(&self, order: &Order) -> Result<Vec<Flight<'static>>, Code> {
-        let direction = if order.kind == kind::COPY_OUT { Direction::Out } else { Direction::In };
-        let room = (self.stage.1 as u64).checked_sub(order.stage_at).ok_or(INVALID)?;
+    /// Begins a copy, in as many parts as it touches allocations. One that fails is answered when the others are over.
+    fn begin(&mut self, order: &Order) {
+        let (mut parts, mut done, mut failed) = (Vec::new(), 0, None);
+        let room = (self.stage.1 as u64).saturating_sub(order.stage_at);
         if order.bytes > room {
-            return Err(INVALID);
+            failed = Some(INVALID);
         }
-        let (mut parts, mut done) = (Vec::new(), 0);
-        while done < order.bytes {
-            let addr = order.addr + done;
-            let (base, range) = self.ranges.range(..=addr).next_back().ok_or(INVALID)?;
-            let left = range.imported.bytes.checked_sub(addr - base).filter(|left| *left > 0).ok_or(INVALID)?;
-            let len = left.min(order.bytes - done);
-            let theirs = (range.imported.at + (addr - base), len as usize);
-            let card = card::get(range.ordinal as usize).ok_or(INVALID)?;
-            // SAFETY: inside the stage (checked), and memory that is imported; it is given back only when the registration is
-            // gone, which waits for its copies.
-            parts.push(unsafe { card.begin(theirs, direction, self.stage.0.add((order.stage_at + done) as usize)) }?);
-            done += len;
+        while done < order.bytes && failed.is_none() {
+            match self.begin_part(order, done) {
+                Ok((flight, len)) => {
+                    parts.push(flight);
+                    done += len;
+                }
+                Err(code) => failed = Some(code),
+            }
         }
-        Ok(parts)
+        self.copies.push_back(Active { number: order.number, parts, failed });
+    }
+
+    /// Begins to copy from byte `done` of the copy on, which the stage has room for, to the end of an allocation at most; how many bytes
+    /// that are.
+    fn begin_part(&self, order: &Order, done: u64) -> Result<(Flight<'static>, u64), Code> {
+        let direction = if order.kind == kind::COPY_OUT { Direction::Out } else { Direction::In };
+        let addr = order.addr + done;
+        let (base, range) = self.ranges.range(..=addr).next_back().ok_or(INVALID)?;
+        let left = range.imported.bytes.checked_sub(addr - base).filter(|left| *left > 0).ok_or(INVALID)?;
+        let len = left.min(order.bytes - done);
+        let theirs = (range.imported.at + (addr - base), len as usize);
+        let card = card::get(range.ordinal as usize).ok_or(INVALID)?;
+        // SAFETY: inside the stage (checked), and memory that is imported; it is given back when no copy is under way.
+        let flight = unsafe { card.begin(theirs, direction, self.stage.0.add((order.stage_at + done) as usize)) }?;
+        Ok((flight, len))
     }
 
     /// Answers for the copies that are over. Whether there are some.
@@ -169,11 +205,10 @@ impl Server {
         let before = self.copies.len();
         let mut index = 0;
         while index < self.copies.len() {
-            let result = are_over(&mut self.copies[index].parts);
-            if result == Ok(false) {
+            if !self.copies[index].is_over() {
                 index += 1;
             } else if let Some(active) = self.copies.remove(index) {
-                self.answer(active.number, result.map(drop));
+                self.answer(active.number, active.failed.map_or(Ok(()), Err));
             }
         }
         self.copies.len() < before
@@ -185,17 +220,21 @@ impl Server {
             stderr::say(format_args!("gpu-helper: {}", self.cuda.name(code)));
         }
         // One that has ended is noticed by the next receive.
-        let _ = send(self.socket.as_fd(), &Answer { number, code: code.into() }, None);
+        let _ = send(self.socket.as_fd(), &Answer { number, code: code.into() }, None, true);
     }
 }
 
-/// Whether all these copies are over.
-fn are_over(parts: &mut Vec<Flight<'static>>) -> Result<bool, Code> {
-    while let Some(last) = parts.last() {
-        if !last.is_over()? {
-            return Ok(false);
+impl Active {
+    /// Whether all its parts are over.
+    fn is_over(&mut self) -> bool {
+        while let Some(last) = self.parts.last() {
+            match last.is_over() {
+                Ok(false) => return false,
+                Ok(true) => {}
+                Err(code) => self.failed = Some(code),
+            }
+            self.parts.pop();
         }
-        parts.pop();
+        true
     }
-    Ok(true)
 }
