@@ -68,7 +68,8 @@ pub(super) struct Compare {
     /// Exit with 1 only where B is found to be worse by so many per cent or more; 0: wherever it is worse
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
     fail_if_worse: u32,
-    /// Compare with an earlier comparison too, by its raw.json: what B is against A, now and then; of the same A, machine and settings
+    /// Compare with an earlier comparison too, by its raw.json: what B is against A, now and then. Another A, processor or form of
+    /// measurement is refused; another host, kernel, device or variable is told
     #[arg(long, value_name = "RAW_JSON")]
     earlier: Option<PathBuf>,
     /// A variable that A's processes alone get, such as NCCL_IB_QPS_PER_CONNECTION=4; may be given several times
