@@ -30,8 +30,10 @@ const REACH: Duration = Duration::from_secs(60);
 const SEND: Duration = Duration::from_secs(10);
 /// The server says what it wants next within this time.
 const NEXT: Duration = Duration::from_secs(300);
-/// What may be set by the other host: variables of transports and of drivers, and none by which code is loaded.
+/// What may be set by the other host begins so: variables of transports and of drivers,
 const MAY_SET: [&str; 4] = ["NCCL_", "FERRITE_", "SOFTRNIC_", "MLX5_"];
+/// and does not end so: by these code is loaded, a program is started or a file is written.
+const MAY_NOT_SET: [&str; 5] = ["_LIB", "_PLUGIN", "_HELPER", "_FILE", "_TRACE"];
 
 /// What this host has for the comparison.
 pub(crate) struct HostPart {
@@ -113,12 +115,11 @@ impl Session<'_> {
 
     fn start<'p>(&mut self, part: &'p HostPart, start: &Start) -> Result<(HostEnd, std::net::TcpStream, &'p Source)> {
         let source = part.sources.get(start.side).ok_or_else(|| self.problem(&format!("side {}", start.side)))?;
-        if let Some((name, _)) =
-            start.variables.iter().find(|(name, _)| !MAY_SET.iter().any(|begin| name.starts_with(begin)))
-        {
+        if let Some((name, _)) = start.variables.iter().find(|(name, _)| !may_set(name)) {
             return Err(Error::Refused(format!(
-                "{name} is not set by another host; what begins with {} is",
-                MAY_SET.join(", ")
+                "{name} is not set by another host; what begins with {} is, unless it ends in {}",
+                MAY_SET.join(", "),
+                MAY_NOT_SET.join(", ")
             )));
         }
         if start.has_pages && self.pages.is_none() {
@@ -159,9 +160,36 @@ impl Session<'_> {
     }
 }
 
+/// Whether the other host may set the variable.
+fn may_set(name: &str) -> bool {
+    MAY_SET.iter().any(|begin| name.starts_with(begin)) && !MAY_NOT_SET.iter().any(|end| name.ends_with(end))
+}
+
 /// The server's job with what this host has.
 fn adapted(job: Value, source: &Source, verbs: &Verbs) -> Result<Value> {
     let job: Job = serde_json::from_value(job).map_err(|e| json_error(&e))?;
     let job = Job { source: source.clone(), peer: None, verbs: verbs.clone(), ..job };
     serde_json::to_value(job).map_err(|e| json_error(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_variable_by_which_code_is_loaded_or_a_file_is_written_is_set_by_another_host() {
+        for name in ["NCCL_IB_TC", "FERRITE_LANES", "SOFTRNIC_PATHS", "MLX5_SINGLE_THREADED", "NCCL_LOOPBACK_WORD"] {
+            assert!(may_set(name), "{name}");
+        }
+        for name in [
+            "LD_PRELOAD",
+            "NCCL_IBVERBS_LIB",
+            "NCCL_NET_PLUGIN",
+            "NCCL_DEBUG_FILE",
+            "SOFTRNIC_GPU_HELPER",
+            "SOFTRNIC_TRACE",
+        ] {
+            assert!(!may_set(name), "{name}");
+        }
+    }
 }
