@@ -239,6 +239,16 @@ fn a_server_that_goes_away_or_wants_what_it_may_not_have_ends_the_host_in_words(
     server.invalid(&["LD_PRELOAD is not set by another host"]);
 }
 
+/// The other host may come while A is fetched.
+#[test]
+fn the_server_listens_before_it_looks_for_what_it_compares() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let place = taken.local_addr().expect("its address").to_string();
+    let printed = program::run(compare().args(["--serve", &place, "--nccl", "/no/such.so"]));
+    assert_eq!(printed.status.code(), Some(2), "{printed}");
+    assert!(printed.stderr.contains(&format!("cannot listen at {place}")), "{printed}");
+}
+
 #[test]
 fn three_ranks_are_refused_at_once() {
     for rank in ["0", "2"] {
