@@ -66,6 +66,18 @@ class TestSuite(unittest.TestCase):
         self.assertEqual((code, report), (2, ""))
         self.assertIn("no test passes; the first one: FAILED", printed)
 
+    def test_what_a_skipped_test_says_is_told_where_none_passes(self) -> None:
+        code, _, printed = self.compare({"test_a": [SKIP]})
+        self.assertEqual(code, 2)
+        self.assertIn("no test passes; the first one: Ran 1 test in 1s", printed)
+
+    def test_each_run_has_a_fabric_of_its_own(self) -> None:
+        chosen = Namespace(softrnic=self.out, world=2, both=[], limit=9)
+        side = Side("a", "IB", ())
+        runner = command.Runner(chosen, (side, side))
+        fabrics = {runner.environment(side, "")["SOFTRNIC_FABRIC"] for _ in range(3)}
+        self.assertEqual(len(fabrics), 3, fabrics)
+
     def test_without_pytorch_it_is_said(self) -> None:
         with mock.patch.object(subprocess, "run", return_value=mock.Mock(returncode=1, stderr="x\nNo module named torch\n")):
             self.assertRaisesRegex(Invalid, "PyTorch's tests cannot be loaded: .*No module named torch", command.listed, 2)

@@ -10,6 +10,7 @@ over sockets. 1: some do; each is tried once more over both before that is said.
 """
 
 import argparse
+import itertools
 import os
 import re
 import signal
@@ -36,7 +37,7 @@ class Outcome:
     name: str
     ferrite: str
     sockets: str
-    output: str  # over Ferrite, if it failed there
+    output: str  # over Ferrite
 
     def is_worse(self) -> bool:
         return self.ferrite == FAILED and self.sockets != FAILED
@@ -97,6 +98,7 @@ class Runner:
     def __init__(self, chosen: argparse.Namespace, sides: tuple[Side, Side]):
         self.chosen, self.sides = chosen, sides
         self.living: set[subprocess.Popen[str]] = set()
+        self.fabrics = itertools.count()
 
     def twice_if_worse(self, name: str) -> Outcome:
         """A test that fails over Ferrite alone is run again over both, and counts as it ends then: some fail by chance over either."""
@@ -109,7 +111,7 @@ class Runner:
     def run(self, name: str) -> Outcome:
         over_ferrite, output = self.run_side(self.sides[0], name)
         if over_ferrite != FAILED:
-            return Outcome(name, over_ferrite, NOT_RUN, "")
+            return Outcome(name, over_ferrite, NOT_RUN, output)
         return Outcome(name, over_ferrite, self.run_side(self.sides[1], name)[0], output)
 
     def run_side(self, side: Side, name: str) -> tuple[str, str]:
@@ -118,7 +120,7 @@ class Runner:
             Path(folder, "barrier").touch()
             process = subprocess.Popen(
                 [sys.executable, "-m", CASES, name],
-                env=self.environment(side, name, folder),
+                env=self.environment(side, folder),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -135,11 +137,11 @@ class Runner:
                 self.living.discard(process)
         return outcome_of(process.returncode, output), output
 
-    def environment(self, side: Side, name: str, folder: str) -> dict[str, str]:
+    def environment(self, side: Side, folder: str) -> dict[str, str]:
         # The processes of one machine would not need a network.
         own = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
         if self.chosen.softrnic:
-            own |= softrnic.environment(self.chosen.softrnic, 0, f"{os.getpid()}-{name[-24:]}-{side.name}")
+            own |= softrnic.environment(self.chosen.softrnic, 0, f"{os.getpid()}-{next(self.fabrics)}")
             # PyTorch's processes have the same, so that NCCL takes them for one machine's.
             del own["NCCL_HOSTID"]
         # Where the tests' own processes find this package, whatever folder this program was started in.

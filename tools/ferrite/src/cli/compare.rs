@@ -1,5 +1,6 @@
 //! The arguments of `ferrite compare` and `ferrite bench`, and what they print.
 
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,7 +69,8 @@ pub(super) struct Compare {
     /// Exit with 1 only where B is found to be worse by so many per cent or more; 0: wherever it is worse
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
     fail_if_worse: u32,
-    /// Compare with an earlier comparison too, by its raw.json: what B is against A, now and then; of the same A, machine and settings
+    /// Compare with an earlier comparison too, by its raw.json: what B is against A, now and then. Another A, processor or form of
+    /// measurement is refused; another host, kernel, device or variable is told
     #[arg(long, value_name = "RAW_JSON")]
     earlier: Option<PathBuf>,
     /// A variable that A's processes alone get, such as NCCL_IB_QPS_PER_CONNECTION=4; may be given several times
@@ -139,15 +141,17 @@ impl Compare {
             let pin = !self.common.no_pin;
             let part = self.sides(|common| common.devices.verbs());
             let part = part.map(|(sources, verbs)| HostPart { sources, verbs, pin });
-            return host_part::take_part(&place, &token, part).map(|()| Exit::Good);
+            return host_part::take_part(&place, &token, self.meeting.wait(), part).map(|()| Exit::Good);
         }
         let earlier = self.earlier.as_deref().map(EarlierRun::read).transpose()?;
-        let (sources, verbs) = self.sides(Common::prepared)?;
-        let scope = Scope { find_percent: self.find, fail_percent: self.fail_if_worse, ..self.common.scope() };
-        let other = match role {
-            Some(Role::Server { address, token, .. }) => Some(self.meet(&address, token, &sources, &verbs)?),
+        // The other host may come while A is fetched here.
+        let listening = match role {
+            Some(Role::Server { address, token, .. }) => Some((admission::listen(&address)?, token)),
             _ => None,
         };
+        let (sources, verbs) = self.sides(Common::prepared)?;
+        let scope = Scope { find_percent: self.find, fail_percent: self.fail_if_worse, ..self.common.scope() };
+        let other = listening.map(|(listening, token)| self.meet(listening, token, &sources, &verbs)).transpose()?;
         let request = self.common.request(sources, verbs, scope, command);
         self.common.run(&CompareRequest { variables: [self.set_a, self.set_b], earlier, ..request }, other)
     }
@@ -164,8 +168,13 @@ impl Compare {
         Ok((vec![a, Source::plugin(plugin)], verbs))
     }
 
-    fn meet(&self, address: &str, token: String, sources: &[Source], verbs: &Verbs) -> Result<Arc<OtherHost>> {
-        let (listener, port) = admission::listen(address)?;
+    fn meet(
+        &self,
+        (listener, port): (TcpListener, u16),
+        token: String,
+        sources: &[Source],
+        verbs: &Verbs,
+    ) -> Result<Arc<OtherHost>> {
         let wait = self.meeting.wait();
         let system = if *verbs == Verbs::System { " --verbs system" } else { "" };
         output::write_stderr(format_args!(

@@ -21,7 +21,7 @@ pub(super) struct MeetingArgs {
     /// What hosts of one session have in common [default: the server makes it up; with --job the launcher's job id]
     #[arg(long, value_name = "TEXT")]
     token: Option<String>,
-    /// The server waits so long for all hosts; s
+    /// The server waits so long for all hosts, and a host of `compare` so long for the server; s
     #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=3600))]
     wait: u64,
 }
@@ -44,7 +44,7 @@ impl MeetingArgs {
         if self.job { role::of_launcher(self.token.as_deref(), variable).map(Some) } else { Ok(None) }
     }
 
-    /// How long the server waits for all hosts.
+    /// How long the server waits for all hosts, or a host of a comparison for the server.
     pub(super) fn wait(&self) -> Duration {
         Duration::from_secs(self.wait)
     }

@@ -1,4 +1,4 @@
-//! A run against an earlier one of the same machine and settings: whether they can be compared, what differs, what has changed.
+//! A run against an earlier one of the same processor and form of measurement: whether they can be compared, what differs, what has changed.
 //!
 //! Absolute times of different days say little: machines are busy, warm, and set up anew. So B/A of one run is held against B/A of the
 //! other, where A is the same in both. What a machine does to B and not to A from one day to the next is in no interval.
@@ -154,7 +154,7 @@ fn differences(then: &Record, now: &ThisRun<'_>) -> (Vec<String>, Vec<String>) {
         told.extend(was(&format!("the number of CPUs of rank {rank}"), &then.cpus, &now.cpus));
         let value = |value: Option<&String>| value.map_or_else(|| "unset".into(), |value| format!("{value:?}"));
         for (name, then, now) in differing(&then.environment, &now.environment) {
-            told.extend(was(name, &value(then), &value(now)));
+            told.extend(was(&format!("{name} of rank {rank}"), &value(then), &value(now)));
         }
     }
     for (rank, (then, now)) in then.sides[0].devices.iter().zip(&a.devices).enumerate() {
@@ -226,7 +226,7 @@ mod tests {
             (|now| now.machine.kernel = "9.9".into(), "the kernel of rank 0 was "),
             (
                 |now| drop(now.machine.environment.insert("NCCL_IB_TC".into(), "7".into())),
-                "NCCL_IB_TC was unset and is \"7\"",
+                "NCCL_IB_TC of rank 0 was unset and is \"7\"",
             ),
             (|now| now.sides[0].devices[1].name = "mlx5_9".into(), "rank 1's device was softrnic"),
         ];

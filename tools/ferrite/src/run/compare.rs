@@ -25,6 +25,7 @@ use crate::run::costs;
 use crate::run::other_host::OtherHost;
 use crate::run::progress::Progress;
 use crate::run::session::{Runner, Session};
+use crate::system::interrupt;
 use crate::verbs::libibverbs::Verbs;
 
 /// What to run.
@@ -87,7 +88,7 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
     progress.finish();
     let (sides, sessions, differences) = outcome?;
     sides.iter().try_for_each(require_same_file)?;
-    other.map_or(Ok(()), OtherHost::end)?;
+    other.map_or(Ok(()), |other| other.end(interrupt::received()))?;
     // An interrupt, which has ended the measurements, ends this too.
     let is_usual = other.is_none() && request.scope.streams == 1 && request.variables.iter().all(Vec::is_empty);
     let costs = if is_usual { costs::count(&request.sources, &request.verbs, runner) } else { Ok(Vec::new()) };
@@ -154,6 +155,12 @@ fn measure(
         progress.phase(format!("{label} {}/{}", repetition + 1, request.scope.repetitions));
         let session = match one(request, &runner, number, &measuring, progress) {
             Err(Error::Interrupted) if *repetition > 0 => return Ok(sessions),
+            // The other host has heard the interrupt first, and its end has been seen before the interrupt here.
+            Err(Error::Worker { wrong: false, .. })
+                if *repetition > 0 && runner.other.is_some() && interrupt::received() =>
+            {
+                return Ok(sessions);
+            }
             session => session?,
         };
         require_same_side(side, &session)?;

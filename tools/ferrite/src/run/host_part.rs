@@ -24,14 +24,14 @@ use crate::run::worker::WORKER;
 use crate::system::interrupt;
 use crate::verbs::libibverbs::Verbs;
 
-/// The server may not be there yet: it is tried for so long.
-const REACH: Duration = Duration::from_secs(60);
 /// A message is sent within this time.
 const SEND: Duration = Duration::from_secs(10);
 /// The server says what it wants next within this time.
 const NEXT: Duration = Duration::from_secs(300);
-/// What may be set by the other host: variables of transports and of drivers, and none by which code is loaded.
+/// What may be set by the other host begins so: variables of transports and of drivers,
 const MAY_SET: [&str; 4] = ["NCCL_", "FERRITE_", "SOFTRNIC_", "MLX5_"];
+/// and does not end so: by these code is loaded, a program is started or a file is written.
+const MAY_NOT_SET: [&str; 5] = ["_LIB", "_PLUGIN", "_HELPER", "_FILE", "_TRACE"];
 
 /// What this host has for the comparison.
 pub(crate) struct HostPart {
@@ -42,12 +42,12 @@ pub(crate) struct HostPart {
     pub(crate) pin: bool,
 }
 
-/// Takes part in the comparison of the server at `place` until its end. If this host cannot, the server hears why.
+/// Takes part in the comparison of the server at `place` until its end. The server may not be there yet: it is tried for `wait`.
+/// If this host cannot, the server hears why.
 ///
 /// # Errors
 /// Why this host has no part, or why the comparison has ended before its end.
-pub(crate) fn take_part(place: &str, token: &str, part: Result<HostPart>) -> Result<()> {
-    let mut session = Session { place, token, conn: LineConn::new(reach(place, REACH)?), pages: None };
+pub(crate) fn take_part(place: &str, token: &str, wait: Duration, part: Result<HostPart>) -> Result<()> {
     let prepared = part.and_then(|part| Ok((FileFacts::of(&part.sources)?, part)));
     let facts = HostFacts {
         host: Machine::host_name(),
@@ -58,6 +58,8 @@ pub(crate) fn take_part(place: &str, token: &str, part: Result<HostPart>) -> Res
         machine: Machine::here(),
         problem: prepared.as_ref().err().map(ToString::to_string),
     };
+    // The server wants the hello soon after it has accepted the connection.
+    let mut session = Session { place, token, conn: LineConn::new(reach(place, wait)?), pages: None };
     session.send_hello(facts)?;
     let (_, part) = prepared?;
     loop {
@@ -113,12 +115,11 @@ impl Session<'_> {
 
     fn start<'p>(&mut self, part: &'p HostPart, start: &Start) -> Result<(HostEnd, std::net::TcpStream, &'p Source)> {
         let source = part.sources.get(start.side).ok_or_else(|| self.problem(&format!("side {}", start.side)))?;
-        if let Some((name, _)) =
-            start.variables.iter().find(|(name, _)| !MAY_SET.iter().any(|begin| name.starts_with(begin)))
-        {
+        if let Some((name, _)) = start.variables.iter().find(|(name, _)| !may_set(name)) {
             return Err(Error::Refused(format!(
-                "{name} is not set by another host; what begins with {} is",
-                MAY_SET.join(", ")
+                "{name} is not set by another host; what begins with {} is, unless it ends in {}",
+                MAY_SET.join(", "),
+                MAY_NOT_SET.join(", ")
             )));
         }
         if start.has_pages && self.pages.is_none() {
@@ -159,9 +160,57 @@ impl Session<'_> {
     }
 }
 
+/// Whether the other host may set the variable.
+fn may_set(name: &str) -> bool {
+    MAY_SET.iter().any(|begin| name.starts_with(begin)) && !MAY_NOT_SET.iter().any(|end| name.ends_with(end))
+}
+
 /// The server's job with what this host has.
 fn adapted(job: Value, source: &Source, verbs: &Verbs) -> Result<Value> {
     let job: Job = serde_json::from_value(job).map_err(|e| json_error(&e))?;
     let job = Job { source: source.clone(), peer: None, verbs: verbs.clone(), ..job };
     serde_json::to_value(job).map_err(|e| json_error(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::process::Command;
+
+    #[test]
+    fn no_variable_by_which_code_is_loaded_or_a_file_is_written_is_set_by_another_host() {
+        for name in ["NCCL_IB_TC", "FERRITE_LANES", "SOFTRNIC_PATHS", "MLX5_SINGLE_THREADED", "NCCL_LOOPBACK_WORD"] {
+            assert!(may_set(name), "{name}");
+        }
+        for name in [
+            "LD_PRELOAD",
+            "NCCL_IBVERBS_LIB",
+            "NCCL_NET_PLUGIN",
+            "NCCL_DEBUG_FILE",
+            "SOFTRNIC_GPU_HELPER",
+            "SOFTRNIC_TRACE",
+        ] {
+            assert!(!may_set(name), "{name}");
+        }
+    }
+
+    /// The server wants the first words soon after it has accepted a connection.
+    #[test]
+    fn the_libraries_are_read_before_the_server_is_called() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let library = folder.path().join("libnccl.so.2");
+        assert!(Command::new("mkfifo").arg(&library).status().expect("mkfifo").success());
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.set_nonblocking(true).expect("a socket");
+        let place = listener.local_addr().expect("its address").to_string();
+        let part = HostPart { sources: vec![Source::stock(&library)], verbs: Verbs::System, pin: false };
+        let host = std::thread::spawn(move || take_part(&place, "t", Duration::ZERO, Ok(part)));
+        // This waits until the host reads, and the host reads until this is closed.
+        let writer = std::fs::OpenOptions::new().write(true).open(&library).expect("the host reads");
+        let called = listener.accept();
+        drop((listener, writer));
+        assert!(called.is_err_and(|problem| problem.kind() == std::io::ErrorKind::WouldBlock));
+        assert!(host.join().expect("no panic").is_err_and(|problem| problem.to_string().contains("cannot reach")));
+    }
 }

@@ -112,13 +112,15 @@ impl OtherHost {
         }
     }
 
-    /// Finds out whether its files are still those that it began with, and lets it go. After an interrupt it is let go at once.
+    /// Finds out whether its files are still those that it began with, and lets it go. After an interrupt it is let go at once, if it is
+    /// still there: it may have been interrupted too.
     ///
     /// # Errors
     /// [`Error::Refused`] if one was replaced.
-    pub(crate) fn end(&self) -> Result<()> {
-        if interrupt::received() {
-            return self.tell(&Request::End);
+    pub(crate) fn end(&self, is_interrupted: bool) -> Result<()> {
+        if is_interrupted {
+            self.tell(&Request::End).unwrap_or_default();
+            return Ok(());
         }
         self.tell(&Request::Files)?;
         let Reply::Files(now) = self.hear()? else { return Err(self.problem("it does not tell its files")) };
@@ -133,7 +135,10 @@ impl OtherHost {
 
     fn tell(&self, request: &Request) -> Result<()> {
         let mut conn = self.conn.lock().unwrap_or_else(PoisonError::into_inner);
-        conn.send(request, ANSWER).map_err(|why| self.problem(&why))
+        conn.send(request, ANSWER).or_else(|why| {
+            interrupt::check()?;
+            Err(self.problem(&why))
+        })
     }
 
     fn hear(&self) -> Result<Reply> {
@@ -190,6 +195,7 @@ fn obstacle(here: &HostFacts, there: &HostFacts) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::{Shutdown, TcpStream};
 
     fn facts(host: &str) -> HostFacts {
         let file = |path: &str| FileFacts { path: path.into(), sha256: format!("{path}-0123456789") };
@@ -224,6 +230,25 @@ mod tests {
         }
         let paths = HostFacts { boot: "y".into(), ..facts("n1") };
         assert_eq!(obstacle(&here, &paths), None);
+    }
+
+    /// It may have been interrupted too, and be gone.
+    #[test]
+    fn after_an_interrupt_it_does_not_matter_that_the_other_host_is_gone() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let stream = TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
+        stream.shutdown(Shutdown::Both).expect("it is connected");
+        let gone = OtherHost {
+            listener,
+            token: "t".into(),
+            sources: Vec::new(),
+            files: Vec::new(),
+            facts: facts("n1"),
+            conn: Mutex::new(LineConn::new(stream)),
+            next: AtomicU64::new(0),
+        };
+        assert!(gone.end(false).is_err_and(|problem| problem.to_string().contains("the other host, n1: cannot send")));
+        gone.end(true).expect("an interrupt");
     }
 
     #[test]

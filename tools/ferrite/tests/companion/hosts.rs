@@ -198,6 +198,25 @@ fn an_interrupted_comparison_reports_what_it_has_and_lets_the_other_host_go() {
     assert_eq!(host.status.code(), Some(0), "{}", String::from_utf8_lossy(&host.stderr));
 }
 
+/// Both are interrupted, and the other one is gone first.
+#[test]
+fn an_interrupted_comparison_reports_what_it_has_if_the_other_host_is_gone() {
+    let _turn = PairPermit::wait();
+    let mut server = server_of("1000", "1", &[], "debug");
+    let mut host = compare().arg(&server.place).stderr(Stdio::null()).spawn().expect("started");
+    server.wait_for_sessions(6);
+    // SAFETY: a signal to the child, which has not been waited for.
+    let signal = |signal| unsafe { libc::kill(server.child.id().cast_signed(), signal) };
+    signal(libc::SIGSTOP);
+    host.kill().expect("it runs");
+    host.wait().expect("it ends");
+    signal(libc::SIGINT);
+    signal(libc::SIGCONT);
+    let (code, stdout, stderr) = server.ended();
+    assert_eq!(code, 130, "{stdout}{stderr}");
+    assert!(stdout.contains("PARTIAL: interrupted after "), "{stdout}");
+}
+
 /// The host trusts the server no more than that one trusts it.
 #[test]
 fn a_server_that_goes_away_or_wants_what_it_may_not_have_ends_the_host_in_words() {
@@ -218,6 +237,16 @@ fn a_server_that_goes_away_or_wants_what_it_may_not_have_ends_the_host_in_words(
     let host = other(&server.place, &[]);
     assert_eq!(host.status.code(), Some(2), "{host}");
     server.invalid(&["LD_PRELOAD is not set by another host"]);
+}
+
+/// The other host may come while A is fetched.
+#[test]
+fn the_server_listens_before_it_looks_for_what_it_compares() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let place = taken.local_addr().expect("its address").to_string();
+    let printed = program::run(compare().args(["--serve", &place, "--nccl", "/no/such.so"]));
+    assert_eq!(printed.status.code(), Some(2), "{printed}");
+    assert!(printed.stderr.contains(&format!("cannot listen at {place}")), "{printed}");
 }
 
 #[test]
