@@ -79,15 +79,14 @@ fn all_arrives_while_lanes_are_taken_and_given_up() -> Result<()> {
     Ok(())
 }
 
-/// No lane is faster than another: all are given up, and none has moved.
+/// No lane is faster than another: all are given up. Whether one has moved before is a matter of how busy the machine is; the model of a
+/// fabric has that.
 fn lanes_are_given_up(env: &[(&str, &str)]) -> Result<()> {
     const GIVES_UP: &str = "queue pair(s) per rail: all lanes have carried as much (FERRITE_LANES=auto)";
     pair(&require!(talkative(env)), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         carries(worker, &bench, (1_000_000, 5000), || said(&["asks for 1", GIVES_UP]))?;
         assert!(said(&["asks for 1", GIVES_UP]), "{}", log());
-        // What follows is tried with one queue pair, and depends on how fast that is.
-        assert!(!said(&["gets another path"]), "{}", log());
         worker.barrier()
     })?;
     Ok(())

@@ -149,19 +149,6 @@ fn a_slow_receiver_moves_no_lane_of_four_on_paths_of_their_own() -> Result<()> {
     })
 }
 
-/// Switches that spread packets give all lanes the same.
-#[test]
-fn no_lane_moves_in_a_fabric_that_spreads_packets() -> Result<()> {
-    let env = [NEW_PATHS, ("SOFTRNIC_PATHS", "4"), ("SOFTRNIC_PATH_MBS", "50"), ("SOFTRNIC_SPRAY", "1")];
-    run(Fabric::Lanes, &env, |worker| {
-        let mut stream = Stream::open(worker, SHAPE)?;
-        stream.exchange(worker, 1200)?;
-        assert!(!said(&["gets another path"]), "{}", log());
-        worker.barrier()?;
-        stream.close()
-    })
-}
-
 /// Each device has six queue pairs for two ends of four lanes, so that one connection has two.
 #[test]
 fn connections_with_fewer_lanes_than_asked_for_recover() -> Result<()> {
