@@ -110,7 +110,8 @@ fn check(timeline: &Value) {
         }
     }
     for arrow in arrows.values() {
-        assert!(arrow.len() == 2 && arrow["s"] <= arrow["f"] + 0.002, "an arrow that leads back: {arrow:?}");
+        // A sender may be held up before it notes the time, until the receiver has the message: an arrow may lead back.
+        assert!(arrow.len() == 2, "an arrow without one of its ends: {arrow:?}");
     }
 }
 
