@@ -80,7 +80,7 @@ fn number(event: &Value, name: &str) -> f64 {
 /// order.
 fn check(timeline: &Value) {
     let mut slices: BTreeMap<(u64, u64), Vec<(f64, f64)>> = BTreeMap::new();
-    let mut arrows: BTreeMap<u64, BTreeMap<&str, f64>> = BTreeMap::new();
+    let mut arrows: BTreeMap<u64, BTreeMap<&str, (&Value, (u64, u64), f64)>> = BTreeMap::new();
     let mut named = BTreeSet::new();
     for event in events(timeline) {
         let track = (number(event, "pid") as u64, number(event, "tid") as u64);
@@ -93,13 +93,14 @@ fn check(timeline: &Value) {
                 slices.entry(track).or_default().push((begin, begin + duration));
             }
             Some(phase @ ("s" | "f")) => {
-                arrows.entry(number(event, "id") as u64).or_default().insert(phase, number(event, "ts"));
+                let end = (&event["name"], track, number(event, "ts"));
+                arrows.entry(number(event, "id") as u64).or_default().insert(phase, end);
             }
             _ => panic!("an unknown event: {event}"),
         }
     }
-    for (track, slices) in slices {
-        assert!(named.contains(&track), "track {track:?} has no name");
+    for (track, slices) in &slices {
+        assert!(named.contains(track), "track {track:?} has no name");
         for (at, (begin, end)) in slices.iter().enumerate() {
             // The numbers have three digits behind the point.
             let is_apart = |(other, until): &(f64, f64)| other + 0.001 >= *end || until - 0.001 <= *begin;
@@ -110,8 +111,13 @@ fn check(timeline: &Value) {
         }
     }
     for arrow in arrows.values() {
-        // A sender may be held up before it notes the time, until the receiver has the message: an arrow may lead back.
         assert!(arrow.len() == 2, "an arrow without one of its ends: {arrow:?}");
+        let ((name, track, from), (_, _, to)) = (arrow["s"], arrow["f"]);
+        // A sender may be held up before it notes that it has sent, but `isend` was called before anything arrived.
+        let of_message = |slice: &&(f64, f64)| slice.0 <= from + 0.002 && from <= slice.1 + 0.002;
+        let called = slices[&track].iter().filter(of_message).map(|slice| slice.0).fold(from, f64::min);
+        let earliest = if name == "message" { called } else { from };
+        assert!(earliest <= to + 0.002, "an arrow that leads back: {arrow:?}");
     }
 }
 

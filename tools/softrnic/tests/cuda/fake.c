@@ -176,8 +176,9 @@ int cuPointerGetAttribute(void *out, int attribute, uintptr_t at)
     if (!find(at))
         return INVALID;
     if (attribute == 7) {
+        /* Whether every driver numbers what cuMemCreate makes is not known: this one does not. */
         *(uint64_t *)out = find(at)->id;
-        return OK;
+        return find(at)->is_exportable ? INVALID : OK;
     }
     *(int *)out = attribute == 2 ? 2 : 0;
     return attribute == 2 || attribute == 9 ? OK : INVALID;

@@ -118,6 +118,25 @@ fn an_address_that_is_registered_again_is_the_new_memory() {
     });
 }
 
+/// Numbered by the driver or not.
+#[test]
+fn an_allocation_stays_as_long_as_a_region_lies_in_it() {
+    with(require!(helper())).alone(|| {
+        let driver = Driver::load();
+        for at in [driver.allocate(8192), driver.allocate_exportable(8192)] {
+            let (first, second, mut host) = (GpuNode::of(at, 1, 4096), GpuNode::of(at, 1, 8192), Node::new(0, 4096));
+            first.node.close();
+            host.connect(&second.address(), &Terms::default());
+            second.node.connect(&host.address(), &Terms::default());
+            host.memory.copy_from_slice(&pattern(4096, 7));
+            let to = (at, u64::from(second.node.key()));
+            host.send(Work { sges: &[host.sge(0, 4096)], to, ..Work::default() });
+            assert_eq!(host.next().status, OK);
+            assert!(driver.bytes(at, 4096) == pattern(4096, 7));
+        }
+    });
+}
+
 /// Deregisters it when it is dropped.
 struct Region(*mut Mr);
 

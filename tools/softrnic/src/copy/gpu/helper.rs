@@ -8,8 +8,8 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -42,23 +42,27 @@ struct State {
     /// Allocations that the helper has imported.
     shared: Vec<Shared>,
     /// The allocations that a registration of this address and length lies in; of several such ones, the oldest first.
-    regions: HashMap<(u64, u64), VecDeque<Vec<u64>>>,
+    regions: HashMap<(u64, u64), VecDeque<Vec<Identity>>>,
     has_ended: bool,
 }
 
 /// An allocation that the helper has imported.
 #[derive(Clone, Copy, Debug)]
 struct Shared {
-    /// No other one has it, also no later one at the same address.
-    id: u64,
-    base: u64,
-    bytes: u64,
+    identity: Identity,
     /// Registrations that lie in it.
     users: usize,
 }
 
-/// Identities of allocations that the driver gives none, from here on down.
-static UNNAMED: AtomicU64 = AtomicU64::new(u64::MAX);
+/// Tells an allocation from others, also from a later one at the same address; from such a one with as many bytes only if the driver
+/// numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    base: u64,
+    bytes: u64,
+    /// The driver's number of it; 0: it has none.
+    id: u64,
+}
 
 /// A copy that the helper has been asked for.
 #[derive(Debug)]
@@ -114,10 +118,10 @@ pub(crate) fn share(
     let (mut at, mut taken) = (addr, Vec::new());
     while at < addr + len {
         let shared = sharing.allocation(at).map_err(|code| name("the allocation", code)).and_then(|(base, bytes)| {
-            let id = cuda.allocation_id(base).unwrap_or_else(|| UNNAMED.fetch_sub(1, Relaxed));
+            let identity = Identity { base, bytes, id: cuda.allocation_id(base).unwrap_or(0) };
             let export = || sharing.export(base).map_err(|code| name("memory that cannot be shared", code));
-            helper.import(ordinal as u32, Shared { id, base, bytes, users: 1 }, export)?;
-            taken.push(id);
+            helper.import(ordinal as u32, identity, export)?;
+            taken.push(identity);
             Ok(base + bytes)
         });
         match shared {
@@ -168,12 +172,17 @@ impl Helper {
     }
 
     /// One more registration lies in the allocation `new`; `export` is asked for it if the helper does not have it yet.
-    fn import(&self, ordinal: u32, new: Shared, export: impl FnOnce() -> Result<Token, String>) -> Result<(), String> {
+    fn import(
+        &self,
+        ordinal: u32,
+        new: Identity,
+        export: impl FnOnce() -> Result<Token, String>,
+    ) -> Result<(), String> {
         let mut state = lock(&self.state);
         if state.has_ended {
             return Err(gone());
         }
-        if let Some(known) = state.shared.iter_mut().find(|known| known.id == new.id) {
+        if let Some(known) = state.shared.iter_mut().find(|known| known.identity == new) {
             known.users += 1;
             return Ok(());
         }
@@ -183,24 +192,24 @@ impl Helper {
             Token::Ipc(handle) => (kind::IMPORT, handle.0, None),
             Token::Descriptor(fd) => (kind::IMPORT_DESCRIPTOR, [0; 64], Some(fd.as_fd())),
         };
-        let Shared { id, base: addr, bytes, .. } = new;
+        let Identity { base: addr, bytes, id } = new;
         let order = Order { number: 0, kind, ordinal, addr, bytes, stage_at: 0, id, handle };
         self.done(order, fd)?;
-        lock(&self.state).shared.push(new);
+        lock(&self.state).shared.push(Shared { identity: new, users: 1 });
         Ok(())
     }
 
     /// One registration less lies in each of these allocations.
-    fn give_back(&self, ids: &[u64]) {
+    fn give_back(&self, allocations: &[Identity]) {
         let mut unused = Vec::new();
         lock(&self.state).shared.retain_mut(|shared| {
-            shared.users -= usize::from(ids.contains(&shared.id));
+            shared.users -= usize::from(allocations.contains(&shared.identity));
             if shared.users == 0 {
-                unused.push(*shared);
+                unused.push(shared.identity);
             }
             shared.users > 0
         });
-        for Shared { id, base: addr, bytes, .. } in unused {
+        for Identity { base: addr, bytes, id } in unused {
             let handle = [0; 64];
             let order = Order { number: 0, kind: kind::GIVE_BACK, ordinal: 0, addr, bytes, stage_at: 0, id, handle };
             // One that has ended has given all back.
@@ -217,7 +226,7 @@ impl Helper {
         loop {
             match self.answer(number) {
                 Some(Ok(0)) => return Ok(()),
-                Some(Ok(_)) => return Err("the process of SOFTRNIC_GPU_HELPER cannot import the memory".into()),
+                Some(Ok(_)) => return Err("the process of SOFTRNIC_GPU_HELPER cannot import memory of the GPU".into()),
                 Some(Err(())) => return Err(gone()),
                 None if start.elapsed() > LIMIT => {
                     return Err(format!("the process of SOFTRNIC_GPU_HELPER has not answered for {LIMIT:?}"));

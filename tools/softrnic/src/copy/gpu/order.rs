@@ -50,10 +50,17 @@ pub(crate) struct Answer {
     pub(crate) code: u64,
 }
 
-/// What can be sent as its bytes: integers without gaps between them.
-pub(crate) trait Packet: Copy {}
-impl Packet for Order {}
-impl Packet for Answer {}
+/// What can be sent as its bytes.
+///
+/// # Safety
+/// It consists of integers without gaps between them, so that any bytes are a value.
+pub(crate) unsafe trait Packet: Copy {}
+// SAFETY: eight, four and four, then eight bytes each, and 64 single ones.
+unsafe impl Packet for Order {}
+// SAFETY: twice eight bytes.
+unsafe impl Packet for Answer {}
+
+const _: () = assert!(size_of::<Order>() == 6 * 8 + 64 && size_of::<Answer>() == 2 * 8);
 
 /// Room for one descriptor beside a packet.
 #[repr(C, align(8))]

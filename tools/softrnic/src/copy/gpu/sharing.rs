@@ -113,33 +113,33 @@ impl Sharing {
             }
             Token::Descriptor(fd) => {
                 let mut allocation = 0;
-                // SAFETY: writes one value; a mapping keeps the allocation alive.
-                unsafe {
-                    let fd = fd.as_raw_fd() as usize as Handle;
-                    check((self.import)(&raw mut allocation, fd, POSIX_FILE_DESCRIPTOR))?;
-                    let mapped = self.map_all(&mut at, bytes as usize, allocation, ordinal);
-                    (self.release)(allocation);
-                    mapped?;
-                }
+                let fd = fd.as_raw_fd() as usize as Handle;
+                // SAFETY: writes one value.
+                check(unsafe { (self.import)(&raw mut allocation, fd, POSIX_FILE_DESCRIPTOR) })?;
+                let mapped = self.map_all(bytes as usize, allocation, ordinal);
+                // SAFETY: imported here, and not used any more: a mapping keeps it alive.
+                unsafe { (self.release)(allocation) };
+                at = mapped?;
             }
         }
         Ok(Imported { at, bytes, is_mapped: matches!(token, Token::Descriptor(_)) })
     }
 
-    /// Maps `bytes` of `allocation`; `at` is where.
-    unsafe fn map_all(&self, at: &mut u64, bytes: usize, allocation: u64, ordinal: u32) -> Result<(), Code> {
+    /// Maps `bytes` of `allocation`; where.
+    fn map_all(&self, bytes: usize, allocation: u64, ordinal: u32) -> Result<u64, Code> {
         let access = Access { location: [LOCATION_DEVICE, ordinal as c_int], flags: READ_AND_WRITE };
-        // SAFETY: an address range that nobody else uses, and given back unless it is mapped.
+        let mut at = 0;
+        // SAFETY: writes one value.
+        check(unsafe { (self.reserve)(&raw mut at, bytes, 0, 0, 0) })?;
+        // SAFETY: an address range that was reserved here, so that nobody else uses it; given back unless it is mapped.
         unsafe {
-            check((self.reserve)(&raw mut *at, bytes, 0, 0, 0))?;
-            let mapped = check((self.map)(*at, bytes, 0, allocation, 0));
-            let mapped = mapped.and_then(|()| {
-                check((self.set_access)(*at, bytes, &raw const access, 1)).inspect_err(|_| {
-                    (self.unmap)(*at, bytes);
+            let mapped = check((self.map)(at, bytes, 0, allocation, 0)).and_then(|()| {
+                check((self.set_access)(at, bytes, &raw const access, 1)).inspect_err(|_| {
+                    (self.unmap)(at, bytes);
                 })
             });
-            mapped.inspect_err(|_| {
-                (self.free_reserved)(*at, bytes);
+            mapped.map(|()| at).inspect_err(|_| {
+                (self.free_reserved)(at, bytes);
             })
         }
     }
