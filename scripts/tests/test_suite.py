@@ -1,8 +1,8 @@
 """torch_suite: what it counts as worse, and what it writes. Without PyTorch."""
 
 import io
+import os
 import subprocess
-import sys
 import tempfile
 import unittest
 from argparse import Namespace
@@ -15,7 +15,46 @@ from nccl_net_ferrite.errors import Invalid
 from nccl_net_ferrite.networks import Side
 from nccl_net_ferrite.suite import command
 
+from . import fixtures
+
 OK, SKIP, FAIL = "Ran 1 test in 1s\n\nOK\n", "Ran 1 test in 1s\n\nOK (skipped=1)\n", "FAILED (errors=1)\n"
+
+
+TORCH = """
+import types
+import coverage
+coverage.types
+backends = types.SimpleNamespace(cuda=types.SimpleNamespace(matmul=types.SimpleNamespace()))
+"""
+TESTS = """
+import multiprocessing, os, sys, time, unittest
+
+class TestDistBackend(unittest.TestCase):
+    def _spawn_processes(self):
+        process = multiprocessing.get_context("spawn").Process(target=self._run, args=(self._testMethodName,))
+        process.start()
+        process.join()
+        self.code = process.exitcode
+
+    @classmethod
+    def _run(cls, name):
+        is_set = [os.environ[name] for name in ("OURS", "WORLD_SIZE", "NCCL_P2P_DISABLE")] == ["1", "2", "1"]
+        sys.exit(0 if is_set and os.path.exists(os.environ["TEMP_DIR"] + "/barrier") else 1)
+
+class DistributedTest:
+    class _DistTestBase:
+        def test_is_ferrite(self):
+            self.assertEqual((self.code, os.environ.get("NCCL_NET")), (0, "Ferrite"))
+
+        def test_is_sockets(self):
+            self.assertEqual((self.code, os.environ.get("NCCL_NET")), (0, None))
+
+        def test_skips(self):
+            self.skipTest("no reason")
+
+        def test_hangs(self):
+            time.sleep(60)
+"""
 
 
 class TestSuite(unittest.TestCase):
@@ -82,11 +121,41 @@ class TestSuite(unittest.TestCase):
         with mock.patch.object(subprocess, "run", return_value=mock.Mock(returncode=1, stderr="x\nNo module named torch\n")):
             self.assertRaisesRegex(Invalid, "PyTorch's tests cannot be loaded: .*No module named torch", command.listed, 2)
 
+
+class TestWithStandIn(unittest.TestCase):
+    """With a package that stands for PyTorch, whose tests have processes of their own and need a package `coverage`."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.packages = Path(folder.name)
+        tests = self.packages / "torch/testing/_internal/distributed"
+        tests.mkdir(parents=True)
+        (self.packages / "coverage.py").write_text("types = 1\n")
+        (self.packages / "torch/__init__.py").write_text(TORCH)
+        (tests / "distributed_test.py").write_text(TESTS)
+        variables = {name: value for name, value in fixtures.environment().items() if not name.startswith("NCCL_")}
+        environment = mock.patch.dict(os.environ, {**variables, "PYTHONPATH": str(self.packages)}, clear=True)
+        environment.start()
+        self.addCleanup(environment.stop)
+
+    def runner(self, limit: float) -> command.Runner:
+        chosen = Namespace(softrnic=None, world=2, both=[("OURS", "1")], limit=limit)
+        return command.Runner(chosen, (Side("Ferrite", "Ferrite", (("NCCL_NET", "Ferrite"),)), Side("sockets", "Socket", ())))
+
+    def test_tests_are_listed_and_run_with_the_variables_of_their_side(self) -> None:
+        self.assertEqual(command.listed(2), ["test_hangs", "test_is_ferrite", "test_is_sockets", "test_skips"])
+        runner = self.runner(60)
+        for name, ferrite, sockets in [
+            ("test_is_ferrite", command.PASSED, command.NOT_RUN),
+            ("test_is_sockets", command.FAILED, command.PASSED),
+            ("test_skips", command.SKIPPED, command.NOT_RUN),
+        ]:
+            outcome = runner.run(name)
+            self.assertEqual((outcome.ferrite, outcome.sockets), (ferrite, sockets), outcome.output)
+
     def test_a_test_that_does_not_end_has_failed(self) -> None:
-        chosen = Namespace(softrnic=None, world=2, both=[], limit=0.2)
-        runner = command.Runner(chosen, (Side("a", "IB", ()), Side("b", "Socket", ())))
-        with mock.patch.object(sys, "executable", "/bin/sh"), mock.patch.object(command, "CASES", "-c"):
-            # The shell runs the name as a command: -m is an option of its own.
-            how, output = runner.run_side(runner.sides[0], "sleep 60")
-        self.assertEqual(how, command.FAILED)
-        self.assertIn("has not ended within 0.2 s", output)
+        runner = self.runner(0.5)
+        how, output = runner.run_side(runner.sides[0], "test_hangs")
+        self.assertEqual((how, runner.living), (command.FAILED, set()))
+        self.assertIn("has not ended within 0.5 s", output)

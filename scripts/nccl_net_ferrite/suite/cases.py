@@ -1,13 +1,14 @@
-"""PyTorch's own tests of torch.distributed with NCCL, for `python -m nccl_net_ferrite.suite.cases NAME`; without a name it lists them."""
+"""PyTorch's own tests of torch.distributed with NCCL: runs those that its arguments name; without arguments it lists all names."""
 
 import os
 import sys
 import unittest
 from pathlib import Path
 
-# Behind all packages: they may have files that are called like programs of this folder.
-HERE = Path(__file__).resolve().parents[2]
-sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != HERE] + [str(HERE)]
+from nccl_net_ferrite.launch.python import PARENT
+
+# Behind all packages: PyTorch imports one that is called `coverage`, as a program of this folder is.
+sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != PARENT] + [str(PARENT)]
 # PyTorch's tests look at these when they are imported.
 os.environ.setdefault("BACKEND", "nccl")
 os.environ.setdefault("WORLD_SIZE", "2")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from .. import exit_codes, files, options, repository
 from ..errors import Invalid
-from ..launch import softrnic
+from ..launch import python, softrnic
 from ..networks import Side, ferrite, sockets
 
 CASES = "nccl_net_ferrite.suite.cases"
@@ -84,9 +84,7 @@ def compare(chosen: argparse.Namespace) -> int:
 
 def listed(world: int) -> list[str]:
     """Names of all tests."""
-    done = subprocess.run(
-        [sys.executable, "-m", CASES], env={**os.environ, "WORLD_SIZE": str(world)}, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(python.command(CASES), env={**os.environ, "WORLD_SIZE": str(world)}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Invalid(f"PyTorch's tests cannot be loaded: {done.stderr.strip().splitlines()[-1:]}")
     return [line for line in done.stdout.splitlines() if line.startswith("test_")]
@@ -119,7 +117,7 @@ class Runner:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "barrier").touch()
             process = subprocess.Popen(
-                [sys.executable, "-m", CASES, name],
+                python.command(CASES, name),
                 env=self.environment(side, folder),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -144,8 +142,6 @@ class Runner:
             own |= softrnic.environment(self.chosen.softrnic, 0, f"{os.getpid()}-{next(self.fabrics)}")
             # PyTorch's processes have the same, so that NCCL takes them for one machine's.
             del own["NCCL_HOSTID"]
-        # Where the tests' own processes find this package, whatever folder this program was started in.
-        own["PYTHONPATH"] = ":".join(filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[2])]))
         own |= {"BACKEND": "nccl", "WORLD_SIZE": str(self.chosen.world), "TEMP_DIR": folder}
         return {**os.environ, **own, **dict(self.chosen.both), **dict(side.variables)}
 

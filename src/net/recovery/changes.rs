@@ -1,4 +1,4 @@
-//! Changes of a connection's queue pairs although nothing has failed: what there was, is and will be of them.
+//! Changes of a connection's queue pairs that no fault asks for: lanes that it takes, gives up or moves to other paths.
 //!
 //! One connection of a process at a time takes lanes, or gives them up. A connection has no queue pairs between the end of the old ones and the
 //! beginning of the new ones. Were there many such connections, those that take more than they had could leave none to others, where a
@@ -19,12 +19,12 @@ pub(super) struct Changes {
     pub(super) budget: MoveBudget,
     /// Another number of queue pairs is wanted, and that has not begun.
     pub(super) wished: Option<Wish>,
-    /// That is under way.
+    /// Held while the connection changes the number of its queue pairs.
     pub(super) turn: Option<LaneTurn>,
 }
 
 impl Changes {
-    /// No change of lanes is under way any more: other connections may.
+    /// The change of lanes is over: another connection may begin one.
     pub(super) fn end_turn(&mut self) {
         self.turn = None;
     }
@@ -42,8 +42,9 @@ static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 pub(super) struct LaneTurn(());
 
 impl LaneTurn {
-    /// `None`: another connection has it. Nothing is made then, whose end would give back what it was not given.
+    /// `None`: another connection has it.
     pub(super) fn take() -> Option<Self> {
+        // `then`, not `then_some`: a value that is made and dropped would free the other connection's turn.
         (!IS_TAKEN.swap(true, Ordering::AcqRel)).then(|| Self(()))
     }
 }

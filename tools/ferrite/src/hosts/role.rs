@@ -1,4 +1,4 @@
-//! What this process is among those of several hosts.
+//! Whether this process serves a session of several hosts or takes part in one, and where.
 
 use crate::error::{Error, Result};
 

@@ -7,7 +7,8 @@ use crate::nccl::library::Source;
 use crate::results::file_hash;
 use crate::results::machine::Machine;
 
-/// What a host tells of itself, first of all. What an older or newer one leaves out is empty, so that it can be told that it is another one.
+/// What a host tells of itself, in its first message. A field that an older or newer version of this program does not send is empty here, so
+/// that the versions can be compared and the other host be refused in words.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct HostFacts {

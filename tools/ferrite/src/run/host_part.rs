@@ -28,10 +28,10 @@ use crate::verbs::libibverbs::Verbs;
 const SEND: Duration = Duration::from_secs(10);
 /// The server says what it wants next within this time.
 const NEXT: Duration = Duration::from_secs(300);
-/// What may be set by the other host begins so: variables of transports and of drivers,
+/// Beginnings of the variables that the other host may set: those of transports and of drivers.
 const MAY_SET: [&str; 4] = ["NCCL_", "FERRITE_", "SOFTRNIC_", "MLX5_"];
-/// and does not end so: by these code is loaded, a program is started or a file is written.
-const MAY_NOT_SET: [&str; 5] = ["_LIB", "_PLUGIN", "_HELPER", "_FILE", "_TRACE"];
+/// Ends of those that it may not set all the same: they name code that is loaded, a program that is started, or where files are written.
+const MAY_NOT_SET: [&str; 7] = ["_LIB", "_PLUGIN", "_HELPER", "_FILE", "_TRACE", "_DIR", "_PATH"];
 
 /// What this host has for the comparison.
 pub(crate) struct HostPart {
@@ -190,6 +190,8 @@ mod tests {
             "NCCL_DEBUG_FILE",
             "SOFTRNIC_GPU_HELPER",
             "SOFTRNIC_TRACE",
+            "FERRITE_STATS_DIR",
+            "NCCL_CUDA_PATH",
         ] {
             assert!(!may_set(name), "{name}");
         }
