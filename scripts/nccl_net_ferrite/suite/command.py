@@ -24,6 +24,7 @@ from pathlib import Path
 from .. import exit_codes, files, options, repository
 from ..errors import Invalid
 from ..launch import python, softrnic
+from ..launch.gpus import last_line
 from ..networks import Side, ferrite, sockets
 
 CASES = "nccl_net_ferrite.suite.cases"
@@ -86,7 +87,7 @@ def listed(world: int) -> list[str]:
     """Names of all tests."""
     done = subprocess.run(python.command(CASES), env={**os.environ, "WORLD_SIZE": str(world)}, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Invalid(f"PyTorch's tests cannot be loaded: {done.stderr.strip().splitlines()[-1:]}")
+        raise Invalid(f"PyTorch's tests cannot be loaded: {last_line(done.stderr)}")
     return [line for line in done.stdout.splitlines() if line.startswith("test_")]
 
 

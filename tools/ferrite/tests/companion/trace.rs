@@ -76,11 +76,14 @@ fn number(event: &Value, name: &str) -> f64 {
     event[name].as_f64().unwrap_or_else(|| panic!("{name} is no number: {event}"))
 }
 
+/// The name of an arrow, and the track and the time of one of its ends.
+type ArrowEnd<'a> = (&'a Value, (u64, u64), f64);
+
 /// What Perfetto needs: known events with numbers, slices of a track that are apart or within each other, arrows that begin and end, in this
 /// order.
 fn check(timeline: &Value) {
     let mut slices: BTreeMap<(u64, u64), Vec<(f64, f64)>> = BTreeMap::new();
-    let mut arrows: BTreeMap<u64, BTreeMap<&str, (&Value, (u64, u64), f64)>> = BTreeMap::new();
+    let mut arrows: BTreeMap<u64, BTreeMap<&str, ArrowEnd<'_>>> = BTreeMap::new();
     let mut named = BTreeSet::new();
     for event in events(timeline) {
         let track = (number(event, "pid") as u64, number(event, "tid") as u64);
