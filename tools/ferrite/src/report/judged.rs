@@ -39,7 +39,7 @@ type Name<'f> = &'f dyn Fn(&str, &Judgement) -> Option<String>;
 type IsIt<'f> = &'f dyn Fn(&Judgement) -> bool;
 
 impl Judged<'_> {
-    /// Draws it.
+    /// What follows from the rows and groups together.
     pub(super) fn conclusion(&self) -> Conclusion {
         if self.worse().any(|judgement| self.fails(judgement)) {
             return Conclusion::Worse;
@@ -48,7 +48,7 @@ impl Judged<'_> {
         if told { Conclusion::Good } else { Conclusion::TooFew }
     }
 
-    /// The line.
+    /// The verdict in one line, as it is printed and stands at the head of the report.
     pub(super) fn line(&self, words: &Words<'_>) -> String {
         let mut parts = self.groups(words.none);
         let any_better = self.groups.iter().any(|(_, judgement)| judgement.finding == Some(Finding::Better));
