@@ -44,6 +44,8 @@ class TestDistBackend(unittest.TestCase):
 class DistributedTest:
     class _DistTestBase:
         def test_is_ferrite(self):
+            with open(os.environ["NCCL_DEBUG_FILE"].replace("%p", "1"), "w") as log:
+                log.write("host:1:1 [0] NCCL INFO Channel 00/0 : 1[1] -> 0[0] [send] via NET/Ferrite/0/GDRDMA\\n")
             self.assertEqual((self.code, os.environ.get("NCCL_NET")), (0, "Ferrite"))
 
         def test_is_sockets(self):
@@ -63,13 +65,13 @@ class TestSuite(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.out = Path(folder.name)
 
-    def compare(self, results: dict[str, list[str]]) -> tuple[int, str, str]:
+    def compare(self, results: dict[str, list[str]], gdr: str = "as-is", went: str = "NET/Ferrite, GPUDirect off") -> tuple[int, str, str]:
         """Exit code, report and what was printed, where each test's runs, over Ferrite and then over sockets, print what `results` says."""
-        chosen = Namespace(plugin=self.out, softrnic=None, tests="", world=2, jobs=1, both=[], limit=9, out=self.out / "report")
+        chosen = Namespace(plugin=self.out, softrnic=None, tests="", world=2, jobs=1, both=[], limit=9, gdr=gdr, out=self.out / "report")
 
-        def run_side(_: command.Runner, _side: Side, name: str) -> tuple[str, str]:
+        def run_side(_: command.Runner, _side: Side, name: str) -> tuple[str, str, str]:
             output = results[name].pop(0)
-            return command.outcome_of(int(output == FAIL), output), output
+            return command.outcome_of(int(output == FAIL), output), output, went
 
         printed = io.StringIO()
         with (
@@ -87,7 +89,7 @@ class TestSuite(unittest.TestCase):
         code, report, _ = self.compare({"test_a": [OK], "test_b": [FAIL, FAIL], "test_c": [SKIP], "test_d": [OK]})
         self.assertEqual(code, 0)
         self.assertIn("**0 of 4 tests fail over Ferrite and not over sockets**", report)
-        self.assertIn("| test_b | failed | failed |", report)
+        self.assertIn("| test_b | failed | failed | NET/Ferrite, GPUDirect off |", report)
         self.assertIn(
             "2 passed over Ferrite; 1 skipped over Ferrite; 1 failed over Ferrite; of these 1 failed over sockets as well", report
         )
@@ -109,6 +111,30 @@ class TestSuite(unittest.TestCase):
         code, _, printed = self.compare({"test_a": [SKIP]})
         self.assertEqual(code, 2)
         self.assertIn("no test passes; the first one: Ran 1 test in 1s", printed)
+
+    def test_data_that_went_another_way_proves_nothing(self) -> None:
+        for gdr, went, expected in [
+            ("on", "NET/Ferrite, GPUDirect on", ""),
+            ("on", "NET/Ferrite, GPUDirect off", "test_a: data went by NET/Ferrite, GPUDirect off, not by NET/Ferrite, GPUDirect on"),
+            ("off", "NET/Ferrite, GPUDirect mixed", "not by NET/Ferrite, GPUDirect off"),
+            ("as-is", "NET/Ferrite, SHM, GPUDirect on", ""),
+            ("as-is", "NET/Socket, GPUDirect off", "test_a: data went by NET/Socket, GPUDirect off, not by NET/Ferrite"),
+            ("as-is", "", "no test had a connection"),
+        ]:
+            code, report, printed = self.compare({"test_a": [OK]}, gdr, went)
+            self.assertEqual((code, "| test_a | passed |" in report), (2 if expected else 0, True), printed)
+            self.assertIn(expected, printed)
+
+    def test_gpudirect_on_the_software_device_has_its_helper(self) -> None:
+        (self.out / "bin").mkdir()
+        tool = self.out / "bin/softrnic"
+        chosen = Namespace(softrnic=self.out / "softrnic", gdr="on")
+        self.assertRaisesRegex(Invalid, "bin/softrnic is not there", command.gpudirect_on, chosen)
+        tool.touch()
+        for folder, gdr, helper in [(chosen.softrnic, "on", str(tool)), (chosen.softrnic, "off", None), (None, "on", None)]:
+            given = dict(command.gpudirect_on(Namespace(softrnic=folder, gdr=gdr)))
+            self.assertEqual(given.get("SOFTRNIC_GPU_HELPER"), helper)
+            self.assertIn("NCCL_NET_GDR_LEVEL", given)
 
     def test_each_run_has_a_fabric_of_its_own(self) -> None:
         chosen = Namespace(softrnic=self.out, world=2, both=[], limit=9)
@@ -153,9 +179,10 @@ class TestWithStandIn(unittest.TestCase):
         ]:
             outcome = runner.run(name)
             self.assertEqual((outcome.ferrite, outcome.sockets), (ferrite, sockets), outcome.output)
+            self.assertEqual(outcome.went, "NET/Ferrite, GPUDirect on" if name == "test_is_ferrite" else "")
 
     def test_a_test_that_does_not_end_has_failed(self) -> None:
         runner = self.runner(0.5)
-        how, output = runner.run_side(runner.sides[0], "test_hangs")
+        how, output, _ = runner.run_side(runner.sides[0], "test_hangs")
         self.assertEqual((how, runner.living), (command.FAILED, set()))
         self.assertIn("has not ended within 0.5 s", output)

@@ -6,7 +6,7 @@ import sys
 
 from .. import exit_codes, files
 from ..errors import Invalid
-from ..launch import gpus, placement
+from ..launch import gpus, placement, softrnic
 from ..launch.side_run import Setup, run_side
 from ..networks import Side, Variables, built_in, ferrite, gpudirect, sockets
 from . import curves, report
@@ -67,13 +67,9 @@ def setup_of(options: argparse.Namespace) -> Setup:
         ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
     )
     if options.softrnic:
-        tool = options.softrnic.resolve().parent / "bin/softrnic"
-        if not tool.is_file():
-            raise Invalid(f"--softrnic {options.softrnic}: {tool} is not there; scripts/build.sh makes both")
-        fixed += (("DDP_SOFTRNIC_TOOL", str(tool)),)
+        fixed += (("DDP_SOFTRNIC_TOOL", str(softrnic.tool(options.softrnic))),)
         if options.gdr == "on":
-            # The device copies by calls of the CUDA driver, which would wait in this process while PyTorch waits inside of the driver.
-            fixed += (("SOFTRNIC_GPU_HELPER", str(tool)),)
+            fixed += (softrnic.gpu_helper(options.softrnic),)
     elif not any(name in os.environ for name in ("NCCL_HOSTID", "NCCL_P2P_DISABLE")):
         # Ranks of one machine would not need a network.
         fixed += (("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"))

@@ -25,3 +25,16 @@ def environment(folder: Path, rank: int, fabric: str) -> dict[str, str]:
         "NCCL_IB_MERGE_NICS": "0",
         "NCCL_GIN_TYPE": "0",
     }
+
+
+def tool(folder: Path) -> Path:
+    """The program `softrnic` beside the library in `folder`."""
+    found = folder.resolve().parent / "bin/softrnic"
+    if not found.is_file():
+        raise Invalid(f"--softrnic {folder}: {found} is not there; scripts/build.sh makes both")
+    return found
+
+
+def gpu_helper(folder: Path) -> tuple[str, str]:
+    """The device copies by calls of the CUDA driver, which would wait in a process while PyTorch waits there inside of the driver."""
+    return "SOFTRNIC_GPU_HELPER", str(tool(folder))

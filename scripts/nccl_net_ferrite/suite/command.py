@@ -5,8 +5,8 @@
 
 They are in PyTorch's wheel (torch.testing), and need the package expecttest and as many GPUs as --world says. Each test runs in
 processes of its own over Ferrite, and where it fails there, over sockets. Exit code 0: none fails over Ferrite that does not fail
-over sockets. 1: some do; each is tried once more over both before that is said. 2: the tests cannot be run, or none passes.
-130: interrupted. report.md has each test.
+over sockets. 1: some do; each is tried once more over both before that is said. 2: the tests cannot be run, none passes, or NCCL's
+logs show another network or another GPUDirect than was asked for. 130: interrupted. report.md has each test.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import exit_codes, files, options, repository
+from .. import evidence, exit_codes, files, options, repository
 from ..errors import Invalid
 from ..launch import python, softrnic
 from ..launch.gpus import last_line
-from ..networks import Side, ferrite, sockets
+from ..networks import Side, Variables, ferrite, gpudirect, sockets
 
 CASES = "nccl_net_ferrite.suite.cases"
 PASSED, SKIPPED, FAILED, NOT_RUN = "passed", "skipped", "failed", "-"
@@ -39,6 +39,7 @@ class Outcome:
     ferrite: str
     sockets: str
     output: str  # over Ferrite
+    went: str  # how data went between the processes over Ferrite, as NCCL's logs tell it
 
     def is_worse(self) -> bool:
         return self.ferrite == FAILED and self.sockets != FAILED
@@ -50,6 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tests", default="", metavar="REGEX", help="only tests whose names contain this")
     parser.add_argument("--world", type=options.number(2, 8), default=2, help="processes, each with a GPU; default 2")
     parser.add_argument("--jobs", type=options.number(1, 64), default=4, help="tests at a time; default 4")
+    options.add_gdr(parser, "GPUDirect over Ferrite")
     options.add_softrnic(parser)
     options.add_both(parser, "all tests")
     options.add_limit(parser, 10, 300, "one test over one transport")
@@ -64,7 +66,7 @@ def main() -> int:
 
 def compare(chosen: argparse.Namespace) -> int:
     """Runs the tests and writes the report; returns an exit code."""
-    sides = ferrite("Ferrite", chosen.plugin, []), sockets("sockets")
+    sides = ferrite("Ferrite", chosen.plugin, gpudirect_on(chosen)), sockets("sockets")
     files.check_writable(chosen.out)
     names = [name for name in listed(chosen.world) if re.search(chosen.tests, name)]
     if not names:
@@ -80,7 +82,24 @@ def compare(chosen: argparse.Namespace) -> int:
         raise Invalid(f"no test passes; the first one: {outcomes[0].output[-2000:]}")
     verdict = f"{len(worse)} of {len(outcomes)} tests fail over Ferrite and not over sockets"
     exit_codes.write_and_print(lambda: write(chosen.out, verdict, outcomes), verdict, chosen.out)
+    check_network(outcomes, chosen.gdr)
     return exit_codes.WRONG if worse else exit_codes.GOOD
+
+
+def gpudirect_on(chosen: argparse.Namespace) -> Variables:
+    """Variables for --gdr; on the software device with its helper, which copies while PyTorch's processes wait inside of the driver."""
+    helper = chosen.softrnic and chosen.gdr == "on"
+    return (*gpudirect(chosen.gdr, bool(chosen.softrnic)), *((softrnic.gpu_helper(chosen.softrnic),) if helper else ()))
+
+
+def check_network(outcomes: list[Outcome], gdr: str) -> None:
+    """Tests that pass prove nothing about Ferrite if their data goes another way."""
+    if not any(outcome.went for outcome in outcomes):
+        raise Invalid("no test had a connection: NCCL's logs name none")
+    asked = "" if gdr == "as-is" else f", GPUDirect {gdr}"
+    for outcome in outcomes:
+        if outcome.went and not (outcome.went.startswith("NET/Ferrite,") and outcome.went.endswith(asked)):
+            raise Invalid(f"{outcome.name}: data went by {outcome.went}, not by NET/Ferrite{asked}")
 
 
 def listed(world: int) -> list[str]:
@@ -108,13 +127,12 @@ class Runner:
         return outcome
 
     def run(self, name: str) -> Outcome:
-        over_ferrite, output = self.run_side(self.sides[0], name)
-        if over_ferrite != FAILED:
-            return Outcome(name, over_ferrite, NOT_RUN, output)
-        return Outcome(name, over_ferrite, self.run_side(self.sides[1], name)[0], output)
+        over_ferrite, output, went = self.run_side(self.sides[0], name)
+        over_sockets = NOT_RUN if over_ferrite != FAILED else self.run_side(self.sides[1], name)[0]
+        return Outcome(name, over_ferrite, over_sockets, output, went)
 
-    def run_side(self, side: Side, name: str) -> tuple[str, str]:
-        """How the test ends, and what it says."""
+    def run_side(self, side: Side, name: str) -> tuple[str, str, str]:
+        """How the test ends, what it says, and how its data went."""
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "barrier").touch()
             process = subprocess.Popen(
@@ -134,7 +152,8 @@ class Runner:
                 output = process.communicate()[0] + f"\nhas not ended within {self.chosen.limit} s"
             finally:
                 self.living.discard(process)
-        return outcome_of(process.returncode, output), output
+            went = way_of(Path(folder))
+        return outcome_of(process.returncode, output), output, went
 
     def environment(self, side: Side, folder: str) -> dict[str, str]:
         # The processes of one machine would not need a network.
@@ -144,12 +163,19 @@ class Runner:
             # PyTorch's processes have the same, so that NCCL takes them for one machine's.
             del own["NCCL_HOSTID"]
         own |= {"BACKEND": "nccl", "WORLD_SIZE": str(self.chosen.world), "TEMP_DIR": folder}
+        own |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{folder}/nccl-%p"}
         return {**os.environ, **own, **dict(self.chosen.both), **dict(side.variables)}
 
     def end(self) -> None:
         """Ends what still runs, if this program was interrupted."""
         for process in list(self.living):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def way_of(folder: Path) -> str:
+    """How the data of the processes went whose logs lie there; "" if they had no connection."""
+    found = evidence.read("".join(file.read_text(errors="replace") for file in sorted(folder.glob("nccl-*"))))
+    return f"{', '.join(found.channels)}, GPUDirect {found.gdr}" if found.channels else ""
 
 
 def outcome_of(code: int, output: str) -> str:
@@ -159,13 +185,14 @@ def outcome_of(code: int, output: str) -> str:
 
 
 def write(folder: Path, verdict: str, outcomes: list[Outcome]) -> None:
-    rows = [f"| {outcome.name} | {outcome.ferrite} | {outcome.sockets} |" for outcome in outcomes]
+    rows = [f"| {one.name} | {one.ferrite} | {one.sockets} | {one.went or 'no connection'} |" for one in outcomes]
     count = {what: sum(outcome.ferrite == what for outcome in outcomes) for what in (PASSED, SKIPPED, FAILED)}
     failed = [outcome for outcome in outcomes if outcome.ferrite == FAILED]
     counts = [f"{number} {what} over Ferrite" for what, number in count.items()]
     counts += [f"of these {sum(outcome.sockets == FAILED for outcome in failed)} failed over sockets as well"]
     text = ["# PyTorch's tests of torch.distributed", "", f"**{verdict}**: " + "; ".join(counts) + ".", ""]
-    text += ["    " + " ".join(sys.argv), "", "| test | over Ferrite | over sockets |", "|---|---|---|", *rows, ""]
+    head = ["| test | over Ferrite | over sockets | data over Ferrite went by |", "|---|---|---|---|"]
+    text += ["    " + " ".join(sys.argv), "", *head, *rows, ""]
     for outcome in outcomes:
         if outcome.is_worse():
             text += [f"## {outcome.name}", "", *(f"    {line}" for line in outcome.output.splitlines()[-60:]), ""]
