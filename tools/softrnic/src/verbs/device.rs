@@ -162,6 +162,9 @@ fn write_port(handle: *mut types::Context, port: u8, out: *mut u8, room: usize) 
     if context.is_dead() {
         attr.state = STATE_DOWN;
     }
+    if context.fabric.settings.old_speed {
+        attr.active_speed_ex = 0;
+    }
     let bytes = room.min(size_of::<PortAttr>());
     // SAFETY: the caller's structure has `room` bytes; `attr` has at least `bytes`.
     unsafe {
