@@ -174,7 +174,7 @@ fn messages_arrive_on_the_oldest_and_the_newest_generation_of_mlx5() -> Result<(
 }
 
 /// The speed of the first device that NCCL is told, in Gb/s.
-fn told_gbps(setting: &Setting) -> Result<u32> {
+fn told_gbps(setting: &Setting) -> Result<i32> {
     let [told, _] = pair(setting, |_| Ok(plugin_transport()?.properties(0)?.speed_mbps / 1000))?;
     Ok(told)
 }

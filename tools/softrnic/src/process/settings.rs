@@ -28,7 +28,7 @@ pub(crate) struct Settings {
     pub(crate) gpu_helper: Option<PathBuf>,
     /// Options of enhanced connection establishment that the devices have; 0: they know nothing of it.
     pub(crate) ece: u32,
-    /// Ports tell their speed in the attribute of 8 bits alone.
+    /// Ports tell their speed in the attribute of 8 bits alone, as with an old libibverbs.
     pub(crate) old_speed: bool,
     /// A queue pair has the number of the one that had its place before.
     pub(crate) qpn_reuse: bool,

@@ -144,15 +144,20 @@ fn port(look: &Looked) -> String {
     if layer == 2 { "Ethernet" } else { "unspecified" }.to_owned()
 }
 
-pub(crate) fn speed(_: &Looked) -> String {
-    let mut speed = 0u64;
+/// In units of 100 Mb/s, or the errno value of the refusal.
+pub(crate) fn port_speed(context: Ptr) -> Result<u64, i32> {
+    let mut speed = 0;
     // SAFETY: the type of the function.
-    unsafe {
-        let call: extern "C" fn(Ptr, u32, *mut u64) -> i32 =
-            std::mem::transmute(symbol("ibv_query_port_speed", "IBVERBS_1.16"));
-        assert_eq!(call(open(0), 1, &mut speed), 0);
+    let call: extern "C" fn(Ptr, u32, *mut u64) -> i32 =
+        unsafe { std::mem::transmute(symbol("ibv_query_port_speed", "IBVERBS_1.16")) };
+    match call(context, 1, &mut speed) {
+        0 => Ok(speed),
+        rc => Err(rc),
     }
-    (speed / 10).to_string()
+}
+
+pub(crate) fn speed(look: &Looked) -> String {
+    port_speed(look.context).map_or_else(name, |speed| (speed / 10).to_string())
 }
 
 fn inline_data(look: &Looked) -> String {

@@ -1,7 +1,7 @@
 //! The devices of each generation of mlx5, held against the table of docs/cards.md.
 
 use crate::common::verbs::*;
-use crate::drivers::{LIST, Look, Looked, PART, compare_rows, speed, table};
+use crate::drivers::{LIST, Look, Looked, PART, compare_rows, port_speed, speed, table};
 use testkit::softrnic::Softrnic;
 
 /// `active_width` as the page has it, `active_speed` and `active_speed_ex`.
@@ -88,5 +88,9 @@ fn exceptions_of_the_link_layer_do_not_change_the_speed() {
 #[test]
 fn ports_may_tell_their_speed_in_the_old_attribute_alone() {
     let env = [("SOFTRNIC_DRIVER", "mlx5-cx8"), ("SOFTRNIC_LINK", "ib"), ("SOFTRNIC_OLD_SPEED", "1")];
-    Softrnic::new().envs(&env).alone(|| assert_eq!(signalling(&Looked::new()), "4X, 128, 0"));
+    Softrnic::new().envs(&env).alone(|| {
+        let look = Looked::new();
+        assert_eq!(signalling(&look), "4X, 128, 0");
+        assert_eq!(port_speed(look.context), Err(libc::EOPNOTSUPP));
+    });
 }
