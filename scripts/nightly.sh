@@ -68,7 +68,7 @@ for link in roce ib; do
 done
 
 step "NCCL's contract, and every byte, on devices as each driver with reliable connections has them"
-for driver in bnxt_re erdma hns ionic irdma mana mlx5; do
+for driver in bnxt_re erdma hns ionic irdma mana mlx5 mlx5-cx4 mlx5-cx5 mlx5-cx6 mlx5-cx6dx mlx5-cx8; do
     SOFTRNIC_DRIVER=$driver dist/bin/ferrite check --plugin dist/lib/libnccl-net.so
     SOFTRNIC_DRIVER=$driver dist/bin/ferrite verify --plugin dist/lib/libnccl-net.so
 done

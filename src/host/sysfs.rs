@@ -62,6 +62,17 @@ pub fn roce_version(device: &str, port: u8, index: i32) -> Option<u8> {
     }
 }
 
+/// Bandwidth of `port` of `device` in Mbit/s, if the kernel reports it.
+pub fn rate_mbps(device: &str, port: u8) -> Option<u32> {
+    rate_mbps_in(&fs::read_to_string(format!("{CLASS}/{device}/ports/{port}/rate")).ok()?)
+}
+
+/// From a text such as `800 Gb/sec (4X XDR)`.
+fn rate_mbps_in(text: &str) -> Option<u32> {
+    let gbps: f64 = text.split_once(" Gb/sec")?.0.parse().ok()?;
+    Some((gbps * 1000.0) as u32)
+}
+
 /// The kernel module that lets RDMA devices register GPU memory by address, if one is loaded.
 pub fn peer_memory_module() -> Option<&'static str> {
     const MODULES: [(&str, &str); 4] = [
@@ -119,6 +130,14 @@ mod tests {
         assert!(trim_function("/sys/devices/pci0000:00/0000:17:02.3", false).ends_with("0000:17:02.0"));
         let behind_vmd = trim_function("/sys/devices/pci0000:00/pci10000:e0/10000:e1:00.1", false);
         assert!(behind_vmd.ends_with("/10000:e1:00.0"));
+    }
+
+    #[test]
+    fn rates_are_read_with_their_fractions() {
+        let read = rate_mbps_in;
+        assert_eq!(read("800 Gb/sec (4X XDR)\n"), Some(800_000));
+        assert_eq!(read("2.5 Gb/sec (1X SDR)"), Some(2_500));
+        assert_eq!((read(""), read("fast Gb/sec"), read("800")), (None, None, None));
     }
 
     /// Devices that share a path are merged.

@@ -128,7 +128,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_QUERY_PORT_SPEED",
         Kind::Number(0, 1, 1),
-        "1: the speed is what the device says, where libibverbs can ask; 0: what its bits say",
+        "1: the speed is what the device says, where libibverbs can ask, else what the kernel says of a port whose bits cannot tell it; 0: what its bits say",
     ),
     variable(
         "NCCL_IB_RETURN_ASYNC_EVENTS",

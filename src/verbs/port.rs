@@ -28,9 +28,14 @@ pub struct PortAttributes {
     pub pkey_count: u16,
     /// Speed of one lane, as the bit mask of `active_speed`.
     pub speed: u32,
+    /// Whether `speed` may stand for a higher one: the kernel puts the highest that the older field has in its place.
+    pub speed_may_be_higher: bool,
     /// Number of lanes, as the bit mask of `active_width`.
     pub width: u8,
 }
+
+/// The highest bit of `active_speed`: NDR, 100 Gb/s a lane.
+const HIGHEST_OLD_SPEED: u8 = 128;
 
 /// Link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,6 +105,7 @@ impl Context {
             pkey_count: raw.pkey_tbl_len,
             // The older field is too narrow for speeds above NDR.
             speed: if raw.active_speed_ex != 0 { raw.active_speed_ex } else { u32::from(raw.active_speed) },
+            speed_may_be_higher: raw.active_speed_ex == 0 && raw.active_speed == HIGHEST_OLD_SPEED,
             width: raw.active_width,
         })
     }

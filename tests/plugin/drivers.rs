@@ -169,6 +169,44 @@ fn messages_arrive_on_mana() -> Result<()> {
 }
 
 #[test]
+fn messages_arrive_on_the_oldest_and_the_newest_generation_of_mlx5() -> Result<()> {
+    ["mlx5-cx4", "mlx5-cx8"].into_iter().try_for_each(messages_arrive_on)
+}
+
+/// The speed of the first device that NCCL is told, in Gb/s.
+fn told_gbps(setting: &Setting) -> Result<i32> {
+    let [told, _] = pair(setting, |_| Ok(plugin_transport()?.properties(0)?.speed_mbps / 1000))?;
+    Ok(told)
+}
+
+/// 200 Gb/s a lane are told by the newer attribute alone.
+#[test]
+fn a_connectx_8_has_another_speed_on_infiniband() -> Result<()> {
+    let setting = require!(setting()).env("SOFTRNIC_DRIVER", "mlx5-cx8");
+    assert_eq!(told_gbps(&setting)?, 400);
+    assert_eq!(told_gbps(&setting.env("SOFTRNIC_LINK", "ib"))?, 800);
+    Ok(())
+}
+
+/// libibverbs does not know the newer attribute, and the older one stops at 100 Gb/s a lane: the kernel tells more.
+#[test]
+fn a_speed_beyond_the_old_attribute_is_the_kernels() -> Result<()> {
+    let adapt = |setting: Setting| setting.env("SOFTRNIC_OLD_SPEED", "1").env("NCCL_IB_MERGE_NICS", "0");
+    faithful::run(&["--driver", "mlx5-cx8", "--link", "ib"], adapt, |_| {
+        assert_eq!(plugin_transport()?.properties(0)?.speed_mbps, 800_000);
+        Ok(())
+    })
+}
+
+/// Nor does the kernel tell it.
+#[test]
+fn a_speed_that_nobody_tells_is_that_of_the_old_attribute() -> Result<()> {
+    let setting = require!(setting()).env("SOFTRNIC_DRIVER", "mlx5-cx8").env("SOFTRNIC_LINK", "ib");
+    assert_eq!(told_gbps(&setting.env("SOFTRNIC_OLD_SPEED", "1"))?, 400);
+    Ok(())
+}
+
+#[test]
 fn efa_means_no_device() -> Result<()> {
     let setting = require!(talkative(&[("SOFTRNIC_DRIVER", "efa")]));
     pair(&setting, |_| {

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::host::gid::{self, GidEntry, Preference};
 use crate::host::ib;
+use crate::host::sysfs;
 use crate::verbs::context::Context;
 use crate::verbs::port::{LinkLayer, PortAttributes};
 use std::sync::Arc;
@@ -75,7 +76,8 @@ impl Rail {
             1 => context.name().to_owned(),
             _ => format!("{}:{port}", context.name()),
         };
-        let queried_speed = context.port_speed_mbps(port).filter(|_| config.query_port_speed);
+        let query_speed = || context.port_speed_mbps(port).or_else(|| kernel_speed_mbps(context, port, &attributes));
+        let queried_speed = config.query_port_speed.then(query_speed).flatten();
         Ok(Some(Self {
             card: Arc::clone(card),
             name,
@@ -241,6 +243,13 @@ fn unusable_reason(attributes: &PortAttributes) -> Option<String> {
 
 fn excluded(config: &Config, device: &str, port: u8) -> Option<String> {
     (!config.hca.admits(device, port)).then(|| "NCCL_IB_HCA excludes it".into())
+}
+
+/// Bandwidth of a port as the kernel has it, if it may be higher than what the verbs' bit masks say.
+fn kernel_speed_mbps(context: &Context, port: u8, attributes: &PortAttributes) -> Option<u32> {
+    let told = speed_mbps(attributes.speed, attributes.width);
+    let rate = attributes.speed_may_be_higher.then(|| sysfs::rate_mbps(context.name(), port))?;
+    rate.filter(|rate| *rate > told)
 }
 
 /// Bandwidth of a port with the verbs' bit masks `speed` (`active_speed`) and `width` (`active_width`).

@@ -164,9 +164,10 @@
 //! | `SOFTRNIC_CARD` | 1 or 2 devices on one card: they share the system image GUID | 1 |
 //! | `SOFTRNIC_LINK` | `roce`, `ib` or `unspecified` (`IBV_LINK_LAYER_UNSPECIFIED`, as devices have that are neither; addressed like RoCE) | `roce` |
 //! | `SOFTRNIC_GIDS` | `plain` or `rich` | `plain` |
-//! | `SOFTRNIC_DRIVER` | `bnxt_re`, `efa`, `erdma`, `hns`, `ionic`, `irdma`, `mana` or `mlx5`: the devices have the limits of this driver's, and refuse what it refuses, in its way; docs/cards.md. Settings that it has a value for may be given another | none: softrnic's own |
+//! | `SOFTRNIC_DRIVER` | `bnxt_re`, `efa`, `erdma`, `hns`, `ionic`, `irdma`, `mana`, `mlx5`, or `mlx5-cx4`, `mlx5-cx5`, `mlx5-cx6`, `mlx5-cx6dx`, `mlx5-cx7` or `mlx5-cx8`: the devices have the limits of this driver's, and refuse what it refuses, in its way; docs/cards.md. Settings that it has a value for may be given another | none: softrnic's own |
 //! | `SOFTRNIC_SPEED` | 5, 10, 20, 25, 40, 50, 56, 100, 200, 400, 800 (Gb/s) | 400 |
 //! | `SOFTRNIC_MTU` | 256, 512, 1024, 2048, 4096 | 4096 |
+//! | `SOFTRNIC_OLD_SPEED` | 1: ports tell their speed in the attribute of 8 bits alone, where the highest is 100 Gb/s a lane, as a libibverbs does that knows neither `active_speed_ex` nor `ibv_query_port_speed` | 0 |
 //! | `SOFTRNIC_PATHS` | 0 to 8: so many equal ways lead from each RoCE port to the others. A queue pair's packets take one, by a hash of both GIDs and of the UDP source port, which follows from the flow label, or from both queue pair numbers where that is 0. 0: the way between ports is not modelled. A queue pair to its own port takes none | 0 |
 //! | `SOFTRNIC_PATH_MBS` | 0 to 100000: bandwidth of each path, in MB/s, which all queue pairs that take it from the same port share; 0: no limit | 0 |
 //! | `SOFTRNIC_PATH_US` | 0 to 1000000: latency of each path, one way, in microseconds | 0 |

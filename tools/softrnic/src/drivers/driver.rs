@@ -9,6 +9,9 @@ pub(crate) struct Driver {
     pub(crate) name: &'static str,
     /// Variables and their values, which hold where the environment says nothing else.
     pub(crate) settings: &'static [(&'static str, &'static str)],
+    /// The same where the environment says that all ports are InfiniBand. These are stronger than `settings`.
+    pub(crate) infiniband_settings: &'static [(&'static str, &'static str)],
+    pub(crate) fw_ver: &'static str,
     pub(crate) vendor_id: u32,
     pub(crate) vendor_part_id: u32,
     /// Most scatter/gather elements of a work request, of a send queue and of a receive queue.
@@ -17,6 +20,11 @@ pub(crate) struct Driver {
     pub(crate) max_reads: u8,
     /// Most bytes of a memory region.
     pub(crate) max_mr_size: u64,
+    pub(crate) page_size_cap: u64,
+    /// Attributes that limit nothing here.
+    pub(crate) max_pd: i32,
+    pub(crate) max_ah: i32,
+    pub(crate) local_ca_ack_delay: u8,
     /// The fewest work requests that each queue of a queue pair may be asked to have.
     pub(crate) min_queue: MinQueue,
     /// Types of queue pairs, as `ibv_qp_type`, and the errno value for others.
@@ -63,7 +71,17 @@ impl Driver {
 
     /// The value of a variable of the environment, or else the driver's. An empty value counts as absent.
     pub(crate) fn text(&self, name: &str) -> Result<Option<String>, String> {
-        let own = || self.settings.iter().find(|(variable, _)| *variable == name).map(|(_, value)| (*value).to_owned());
-        Ok(env::text(name)?.or_else(own))
+        match env::text(name)? {
+            None => self.own_text(name),
+            said => Ok(said),
+        }
+    }
+
+    /// The value that the driver has for a variable.
+    fn own_text(&self, name: &str) -> Result<Option<String>, String> {
+        let is_infiniband = env::text("SOFTRNIC_LINK")?.as_deref() == Some("ib");
+        let stronger = if is_infiniband { self.infiniband_settings } else { &[] };
+        let found = stronger.iter().chain(self.settings).find(|(variable, _)| *variable == name);
+        Ok(found.map(|(_, value)| (*value).to_owned()))
     }
 }

@@ -6,7 +6,7 @@ use crate::host::env;
 
 /// Its own, which needs no name, and the others.
 static OWN: Driver = own::DRIVER;
-static ALL: [Driver; 8] = [
+static ALL: [Driver; 14] = [
     bnxt_re::DRIVER,
     efa::DRIVER,
     erdma::DRIVER,
@@ -14,7 +14,13 @@ static ALL: [Driver; 8] = [
     ionic::DRIVER,
     irdma::DRIVER,
     mana::DRIVER,
-    mlx5::DRIVER,
+    mlx5::PLAIN,
+    mlx5::CX4,
+    mlx5::CX5,
+    mlx5::CX6,
+    mlx5::CX6_DX,
+    mlx5::CX7,
+    mlx5::CX8,
 ];
 
 /// The one that devices have of which nothing is said.

@@ -70,11 +70,11 @@ impl Device {
         let (reads, sges) = (i32::from(driver.max_reads), driver.max_sge.0.min(driver.max_sge.1) as i32);
         let has_srqs = i32::from(driver.require(Verb::CreateSrq).is_ok());
         DeviceAttr {
-            fw_ver: c_text(env!("CARGO_PKG_VERSION")),
+            fw_ver: c_text(driver.fw_ver),
             node_guid: self.guid(settings),
             sys_image_guid: gid::card_guid(topology.devices_on_card(), self.index),
             max_mr_size: driver.max_mr_size,
-            page_size_cap: 0xffff_f000,
+            page_size_cap: driver.page_size_cap,
             vendor_id: driver.vendor_id,
             vendor_part_id: driver.vendor_part_id,
             hw_ver: 0,
@@ -86,7 +86,7 @@ impl Device {
             max_cq: settings.max_cq as i32,
             max_cqe: MAX_CQE as i32,
             max_mr: settings.max_mr as i32,
-            max_pd: 1 << 20,
+            max_pd: driver.max_pd,
             max_qp_rd_atom: reads,
             max_ee_rd_atom: 0,
             max_res_rd_atom: reads * capacity(Table::Qp),
@@ -94,14 +94,13 @@ impl Device {
             max_ee_init_rd_atom: 0,
             atomic_cap: i32::from(driver.has_atomics),
             absent: [0; 8],
-            // They are no objects of the card.
-            max_ah: 1 << 20,
+            max_ah: driver.max_ah,
             absent_too: [0; 2],
             max_srq: SRQS as i32 * has_srqs,
             max_srq_wr: settings.max_qp_wr as i32 * has_srqs,
             max_srq_sge: sges * has_srqs,
             max_pkeys: 1,
-            local_ca_ack_delay: 0,
+            local_ca_ack_delay: driver.local_ca_ack_delay,
             phys_port_cnt: topology.ports() as u8,
         }
     }

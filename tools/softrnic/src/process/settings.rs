@@ -28,6 +28,8 @@ pub(crate) struct Settings {
     pub(crate) gpu_helper: Option<PathBuf>,
     /// Options of enhanced connection establishment that the devices have; 0: they know nothing of it.
     pub(crate) ece: u32,
+    /// Ports tell their speed in the attribute of 8 bits alone, as with an old libibverbs.
+    pub(crate) old_speed: bool,
     /// A queue pair has the number of the one that had its place before.
     pub(crate) qpn_reuse: bool,
     /// What becomes of packets to the same queue pair while their port is down.
@@ -129,6 +131,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_MAX_QP",
     "SOFTRNIC_MAX_QP_WR",
     "SOFTRNIC_MTU",
+    "SOFTRNIC_OLD_SPEED",
     "SOFTRNIC_PATHS",
     "SOFTRNIC_PATH_MBS",
     "SOFTRNIC_PATH_US",
@@ -165,6 +168,7 @@ impl Settings {
             gpu_helper: None,
             ece: 0,
             loopback_down: LoopbackDown::default(),
+            old_speed: false,
             qpn_reuse: false,
             same_guid: false,
             silent_failure: false,
@@ -223,6 +227,7 @@ impl Settings {
             gpu_helper: gpu_helper(driver)?,
             ece: number(driver, "SOFTRNIC_ECE", 0, 0, u32::MAX)?,
             loopback_down: loopback_down(driver)?,
+            old_speed: switch(driver, "SOFTRNIC_OLD_SPEED")?,
             qpn_reuse: switch(driver, "SOFTRNIC_QPN_REUSE")?,
             same_guid: switch(driver, "SOFTRNIC_SAME_GUID")?,
             silent_failure: switch(driver, "SOFTRNIC_SILENT_FAILURE")?,

@@ -162,6 +162,9 @@ fn write_port(handle: *mut types::Context, port: u8, out: *mut u8, room: usize) 
     if context.is_dead() {
         attr.state = STATE_DOWN;
     }
+    if context.fabric.settings.old_speed {
+        attr.active_speed_ex = 0;
+    }
     let bytes = room.min(size_of::<PortAttr>());
     // SAFETY: the caller's structure has `room` bytes; `attr` has at least `bytes`.
     unsafe {
@@ -185,7 +188,11 @@ unsafe extern "C" fn query_port_ex(handle: *mut types::Context, port: u8, out: *
 unsafe extern "C" fn query_port_speed(handle: *mut types::Context, port: u32, out: *mut u64) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
-        let speed = unsafe { context(handle) }?.port(port)?.speed.load(SeqCst);
+        let context = unsafe { context(handle) }?;
+        if context.fabric.settings.old_speed {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let speed = context.port(port)?.speed.load(SeqCst);
         // SAFETY: the caller's structure.
         unsafe { out.write(u64::from(speed)) };
         Ok(())

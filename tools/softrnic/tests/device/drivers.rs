@@ -44,15 +44,15 @@ fn of_pointer<T>(made: *mut T) -> String {
 }
 
 /// An open device.
-struct Looked {
-    context: Ptr,
+pub(crate) struct Looked {
+    pub(crate) context: Ptr,
     pd: Ptr,
     cq: *mut Cq,
-    attributes: [u32; 58],
+    pub(crate) attributes: [u32; 58],
 }
 
 impl Looked {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let context = open(0);
         let cq = ibv_create_cq(context, 100, ptr::null_mut(), ptr::null_mut(), 0);
         let mut attributes = [0; 58];
@@ -61,7 +61,7 @@ impl Looked {
     }
 
     /// The attribute at byte `at` of `struct ibv_device_attr`.
-    fn attribute(&self, at: usize) -> u32 {
+    pub(crate) fn attribute(&self, at: usize) -> u32 {
         self.attributes[at / 4]
     }
 
@@ -144,15 +144,20 @@ fn port(look: &Looked) -> String {
     if layer == 2 { "Ethernet" } else { "unspecified" }.to_owned()
 }
 
-fn speed(_: &Looked) -> String {
-    let mut speed = 0u64;
+/// In units of 100 Mb/s, or the errno value of the refusal.
+pub(crate) fn port_speed(context: Ptr) -> Result<u64, i32> {
+    let mut speed = 0;
     // SAFETY: the type of the function.
-    unsafe {
-        let call: extern "C" fn(Ptr, u32, *mut u64) -> i32 =
-            std::mem::transmute(symbol("ibv_query_port_speed", "IBVERBS_1.16"));
-        assert_eq!(call(open(0), 1, &mut speed), 0);
+    let call: extern "C" fn(Ptr, u32, *mut u64) -> i32 =
+        unsafe { std::mem::transmute(symbol("ibv_query_port_speed", "IBVERBS_1.16")) };
+    match call(context, 1, &mut speed) {
+        0 => Ok(speed),
+        rc => Err(rc),
     }
-    (speed / 10).to_string()
+}
+
+pub(crate) fn speed(look: &Looked) -> String {
+    port_speed(look.context).map_or_else(name, |speed| (speed / 10).to_string())
 }
 
 fn inline_data(look: &Looked) -> String {
@@ -209,11 +214,13 @@ fn create_qp_ex(look: &Looked) -> String {
     create_ex::create_with(2, &node, ONE, create_ex::PD | create_ex::OPERATIONS, 1).map_or_else(name, |_| "yes".into())
 }
 
-type Look = fn(&Looked) -> String;
+pub(crate) type Look = fn(&Looked) -> String;
+
+pub(crate) const PART: Look = |look| format!("{:04x}:{:04x}", look.attribute(96), look.attribute(100));
 
 /// What is looked at, under the names that the page has.
-const LIST: [(&str, Look); 28] = [
-    ("vendor and part", |look| format!("{:04x}:{:04x}", look.attribute(96), look.attribute(100))),
+pub(crate) const LIST: [(&str, Look); 28] = [
+    ("vendor and part", PART),
     ("link layer", port),
     ("speed, Gb/s", speed),
     ("GID table", gids),
@@ -256,31 +263,35 @@ fn cells(line: &str) -> Vec<&str> {
     line.trim_matches('|').split('|').map(str::trim).collect()
 }
 
-/// The lines of the page's first table, cell by cell.
-fn table() -> Vec<Vec<&'static str>> {
-    let lines = PAGE.lines().skip_while(|line| !line.starts_with("| what |"));
+/// The lines of the page's table that begins with the cell `first`, cell by cell.
+pub(crate) fn table(first: &str) -> Vec<Vec<&'static str>> {
+    let lines = PAGE.lines().skip_while(|line| cells(line)[0] != first);
     lines.take_while(|line| line.starts_with('|')).map(cells).collect()
 }
 
-/// Looks at everything, and compares it with the column of `driver`.
-fn compare(driver: &str) {
-    let rows = table();
+/// Compares what `list` sees of the devices that `env` makes with the column of `driver`.
+pub(crate) fn compare_rows(rows: &[Vec<&str>], driver: &str, env: &[(&str, &str)], list: &[(&str, Look)]) {
     let column = rows[0].iter().position(|cell| *cell == driver).expect("its column");
-    let softrnic = Softrnic::new();
-    let softrnic = if column == 1 { softrnic } else { softrnic.env("SOFTRNIC_DRIVER", driver) };
-    softrnic.alone(|| {
+    Softrnic::new().envs(env).alone(|| {
         let look = Looked::new();
         let mut wrong = Vec::new();
-        for (what, see) in LIST {
-            let (seen, row) = (see(&look), rows.iter().find(|row| row[0] == what));
+        for (what, see) in list {
+            let (seen, row) = (see(&look), rows.iter().find(|row| row[0] == *what));
             let told = row.map_or("no row", |row| row[column]);
             if told != seen {
                 wrong.push(format!("{driver}, {what}: {seen}, where the page has: {told}"));
             }
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-        assert_eq!(rows.len(), LIST.len() + 2, "every row is looked at");
     });
+}
+
+/// Looks at everything, and compares it with the column of `driver`.
+fn compare(driver: &str) {
+    let rows = table("what");
+    let env = [("SOFTRNIC_DRIVER", driver)];
+    compare_rows(&rows, driver, if driver == "softrnic" { &[] } else { &env }, &LIST);
+    assert_eq!(rows.len(), LIST.len() + 2, "every row is looked at");
 }
 
 #[test]

@@ -50,7 +50,11 @@ fn a_bad_setting_is_named_and_there_is_no_device() {
         ("SOFTRNIC_DEVICES", "0", "1 to 8"),
         ("SOFTRNIC_DEVICES", "9", "1 to 8"),
         ("SOFTRNIC_DEVICES", "two", "1 to 8"),
-        ("SOFTRNIC_DRIVER", "mlx4", "must be one of bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5"),
+        (
+            "SOFTRNIC_DRIVER",
+            "mlx4",
+            "must be one of bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5, mlx5-cx4, mlx5-cx5, mlx5-cx6, mlx5-cx6dx, mlx5-cx7, mlx5-cx8",
+        ),
         ("SOFTRNIC_PORTS", "3", "1 to 2"),
         ("SOFTRNIC_CARD", "0", "1 to 2"),
         ("SOFTRNIC_LINK", "opa", "roce, ib or unspecified"),

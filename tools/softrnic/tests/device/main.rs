@@ -16,6 +16,7 @@ mod errors;
 mod extended_cqs;
 mod extended_qps;
 mod faults;
+mod generations;
 mod gpu;
 mod gpu_helper;
 mod inline;
