@@ -72,6 +72,9 @@ for driver in bnxt_re erdma hns ionic irdma mana mlx5 mlx5-cx4 mlx5-cx5 mlx5-cx6
     SOFTRNIC_DRIVER=$driver dist/bin/ferrite check --plugin dist/lib/libnccl-net.so
     SOFTRNIC_DRIVER=$driver dist/bin/ferrite verify --plugin dist/lib/libnccl-net.so
 done
+# 800 Gb/s.
+SOFTRNIC_DRIVER=mlx5-cx8 dist/bin/ferrite check --plugin dist/lib/libnccl-net.so --link ib
+SOFTRNIC_DRIVER=mlx5-cx8 SOFTRNIC_LINK=ib dist/bin/ferrite verify --plugin dist/lib/libnccl-net.so
 
 step "the plugin loader of NCCL 2.20"
 dist/bin/ferrite wheel 2.20.5

@@ -62,6 +62,18 @@ impl Arrival {
         (self.stage, self.length, self.qps) = (Stage::Whole, length, 1 << qp.0);
     }
 
+    /// For a page: what has come.
+    #[cfg(test)]
+    pub(super) fn state_name(&self) -> &'static str {
+        match (self.stage, self.known) {
+            (Stage::Untouched, _) => "nothing has come",
+            (Stage::Whole, _) => "whole",
+            (Stage::Begun, LengthState::Unknown) => "a stripe, no length",
+            (Stage::Begun, LengthState::LowHalf) => "low half of the length",
+            (Stage::Begun, LengthState::Known) => "length, not all stripes",
+        }
+    }
+
     /// What has arrived of it counts no more.
     pub(super) fn reset(&mut self) {
         *self = Self::new(self.request, self.index, self.posted);

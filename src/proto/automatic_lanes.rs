@@ -122,6 +122,17 @@ impl AutomaticLanes {
         wish
     }
 
+    /// For a page.
+    #[cfg(test)]
+    pub(super) fn state_name(&self) -> &'static str {
+        match self.stage {
+            Stage::One { .. } => "One",
+            Stage::Lanes(_) => "Lanes",
+            Stage::Trial(..) => "Trial",
+            Stage::Settled => "Settled",
+        }
+    }
+
     fn decide(&mut self, sent: &Sent) -> Option<Wish> {
         let has_lanes = sent.per_rail > 1;
         match &mut self.stage {

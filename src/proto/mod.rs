@@ -38,6 +38,7 @@
 //! | `explain` | what an operation that does not go on waits for |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
 //! | `fuzz` | what a fuzzer chooses the input of: what peers say, and schedules |
+//! | `reachable_arrivals`, `reachable_lanes` | tests: tables of what comes in which state |
 //! | `sim`, `malformed_input`, `exhaustive`, `random` | tests: two flows over a simulated fabric with faults, with and without recovery; peers that say anything; all values where there are few |
 #![forbid(unsafe_code)]
 
@@ -66,6 +67,10 @@ mod malformed_input;
 pub mod rail_weights;
 #[cfg(any(test, fuzzing))]
 mod random;
+#[cfg(test)]
+mod reachable_arrivals;
+#[cfg(test)]
+mod reachable_lanes;
 pub mod receives;
 pub mod recovery;
 pub mod recv;

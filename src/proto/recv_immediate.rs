@@ -1,6 +1,8 @@
 //! Immediates that arrive at the receiving end: which message they belong to, and when it is complete.
 
 use super::arrival::Stage;
+#[cfg(test)]
+use super::cts::SlotIndex;
 use super::imm::{Imm, LengthCode};
 use super::recv::RecvFlow;
 use super::requests::RequestId;
@@ -87,6 +89,12 @@ impl RecvFlow {
         Ok(())
     }
 
+    /// For a page: what has come of the message of that slot.
+    #[cfg(test)]
+    pub(super) fn state_of(&self, slot: SlotIndex) -> &'static str {
+        self.arrivals[slot.index()].state_name()
+    }
+
     /// A whole message has arrived.
     #[inline(always)]
     fn count_arrival(&mut self) {
@@ -98,7 +106,6 @@ impl RecvFlow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::cts::SlotIndex;
     use crate::proto::recv::Buffer;
     use crate::proto::stripe::Striping;
     use proptest::prelude::*;

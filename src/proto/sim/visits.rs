@@ -71,20 +71,22 @@ impl Machine {
 
     /// Checks that all has come that can, and nothing else, and that the page has this table after the line `marker`.
     pub(in crate::proto) fn check(&self, visits: &Visits, marker: &str) {
-        let table = self.table(visits);
-        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/schedules.md");
-        let text = std::fs::read_to_string(&page).expect("the page");
-        let (before, rest) = text.split_once(marker).expect("where the table begins");
-        let (_, after) = rest.split_once("<!-- end -->").expect("where it ends");
-        let made = format!("{before}{marker}\n{table}<!-- end -->{after}");
-        if std::env::var_os("FERRITE_UPDATE").is_some() {
-            std::fs::write(&page, made).expect("the page can be written");
-        } else {
-            assert!(
-                text == made,
-                "run `FERRITE_UPDATE=1 cargo test -p nccl-net-ferrite --lib the_page_says`:\n{table}"
-            );
-        }
+        check_page(marker, &self.table(visits));
+    }
+}
+
+/// Checks that docs/schedules.md has `table` after the line `marker`.
+#[cfg(test)]
+pub(in crate::proto) fn check_page(marker: &str, table: &str) {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/schedules.md");
+    let text = std::fs::read_to_string(&page).expect("the page");
+    let (before, rest) = text.split_once(marker).expect("where the table begins");
+    let (_, after) = rest.split_once("<!-- end -->").expect("where it ends");
+    let made = format!("{before}{marker}\n{table}<!-- end -->{after}");
+    if std::env::var_os("FERRITE_UPDATE").is_some() {
+        std::fs::write(&page, made).expect("the page can be written");
+    } else {
+        assert!(text == made, "run `FERRITE_UPDATE=1 cargo test -p nccl-net-ferrite --lib the_page_says`:\n{table}");
     }
 }
 

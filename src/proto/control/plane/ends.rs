@@ -43,7 +43,10 @@ impl ControlPlane {
     pub(super) fn handle_due(&mut self, now: Time, address: SocketAddr) {
         let Some(peer) = self.pool.get(&address) else { return };
         match peer.conn.filter(|_| peer.is_dialling && peer.since + DIAL_LIMIT <= now) {
-            Some(conn) => self.end_conn(now, conn, End::Unreachable(TIMED_OUT)),
+            Some(conn) => {
+                self.note_conn(conn, "timeout");
+                self.end_conn(now, conn, End::Unreachable(TIMED_OUT));
+            }
             None if peer.conn.is_some() => self.pool.update(address, |peer| peer.redial.stop()),
             None => drop(self.conn_to(now, address)),
         }
@@ -249,6 +252,7 @@ impl ControlPlane {
         if is_in_use || found.stage == Stage::Unauthenticated {
             return;
         }
+        self.note_conn(conn, "idle");
         if let Some(found) = self.conns.remove(&conn) {
             self.events.push_back(Event::Close { conn, last: found.into_outgoing() });
         }

@@ -1,6 +1,6 @@
 //! Where a frame goes.
 
-use super::visited::of_frame;
+use super::visited::{of_conn_frame, of_frame};
 use super::{ConnId, ControlPlane, End, Level, PeerChange, Phase, Role, Stage, Stream, StreamId, Time};
 use crate::proto::control::conn::MAX_BACKLOG;
 use crate::proto::control::refusal::Refusal;
@@ -13,6 +13,7 @@ impl ControlPlane {
     pub(super) fn handle_frame(&mut self, now: Time, conn: ConnId, frame: Frame) {
         let Some(found) = self.conns.get(&conn) else { return };
         let stream = found.stream(&frame.secret);
+        self.note_conn(conn, of_conn_frame(&frame, stream.is_some()));
         match (found.stage, frame.kind, stream) {
             (Stage::Unauthenticated, _, _) => self.handle_first_frame(conn, frame),
             (_, _, Some(id)) => self.deliver(now, conn, id, frame),

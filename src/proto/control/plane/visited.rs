@@ -1,10 +1,10 @@
-//! For a test: which event comes in which state of a stream.
+//! For a test: which event comes in which state of a stream, and of a control connection.
 
-use super::{ControlPlane, StreamId};
+use super::{ConnId, ControlPlane, StreamId};
 #[cfg(test)]
-use super::{Phase, Role};
+use super::{Phase, Role, Stage};
 use crate::proto::control::event::End;
-use crate::proto::frame::Kind;
+use crate::proto::frame::{ALL_CONNECTIONS, Frame, Kind};
 
 impl ControlPlane {
     /// `event` comes for a stream, before it changes anything.
@@ -29,6 +29,33 @@ impl ControlPlane {
 
     #[cfg(not(test))]
     pub(super) fn note(&self, _id: StreamId, _event: &'static str) {}
+
+    /// `event` comes for a control connection, before it changes anything.
+    #[cfg(test)]
+    pub(super) fn note_conn(&self, id: ConnId, event: &'static str) {
+        let Some(conn) = self.conns.get(&id) else { return };
+        let (end, state) = match conn.stage {
+            Stage::Dialling => ("dials", "Dialling"),
+            Stage::Dialled => ("dials", "Dialled"),
+            Stage::Unauthenticated => ("accepts", "Unauthenticated"),
+            Stage::Accepted => ("accepts", "Accepted"),
+        };
+        crate::proto::control::sim::note_conn(end, state, event);
+    }
+
+    #[cfg(not(test))]
+    pub(super) fn note_conn(&self, _id: ConnId, _event: &'static str) {}
+}
+
+/// The name of the event that this frame comes over a control connection; `is_of_stream`: of a stream that is on it.
+pub(super) fn of_conn_frame(frame: &Frame, is_of_stream: bool) -> &'static str {
+    match frame.kind {
+        _ if is_of_stream => "frame of a stream",
+        Kind::Hello => "Hello",
+        Kind::Resume => "Resume",
+        Kind::Refuse if frame.secret == ALL_CONNECTIONS => "Refuse of all",
+        _ => "other frame",
+    }
 }
 
 /// The name of the event that a frame of this kind comes.

@@ -24,7 +24,11 @@ mod hostile;
 mod network;
 #[cfg(test)]
 mod reachable;
+#[cfg(test)]
+mod reachable_conns;
 mod recovery_frames;
+#[cfg(test)]
+mod strangers;
 mod world;
 
 use crate::proto::random::Random;
@@ -38,12 +42,20 @@ fn number(variable: &str) -> Option<u64> {
 thread_local! {
     static VISITS: std::cell::RefCell<crate::proto::sim::visits::Visits> =
         const { std::cell::RefCell::new(std::collections::BTreeMap::new()) };
+    static CONN_VISITS: std::cell::RefCell<crate::proto::sim::visits::Visits> =
+        const { std::cell::RefCell::new(std::collections::BTreeMap::new()) };
 }
 
 /// `event` comes in `state` of a stream that this `end` has.
 #[cfg(test)]
 pub(super) fn note(end: &'static str, state: &'static str, event: &'static str) {
     VISITS.with_borrow_mut(|visits| *visits.entry((end, state, event)).or_default() += 1);
+}
+
+/// The same of a control connection.
+#[cfg(test)]
+pub(super) fn note_conn(end: &'static str, state: &'static str, event: &'static str) {
+    CONN_VISITS.with_borrow_mut(|visits| *visits.entry((end, state, event)).or_default() += 1);
 }
 
 fn run(seed: u64) {
@@ -68,5 +80,7 @@ fn no_schedule_of_losses_ends_a_connection_whose_processes_live() {
     // A simulator that does not reach any more what it has reached proves less, without a sign of it.
     if first == 0 && count >= 2000 {
         reachable::MACHINE.check(&VISITS.take(), "<!-- streams -->");
+        (0..100).for_each(strangers::run);
+        reachable_conns::MACHINE.check(&CONN_VISITS.take(), "<!-- control connections -->");
     }
 }

@@ -1,0 +1,83 @@
+//! What each immediate does to a message that the receiver waits for, in each state of that: all orders of a few of them, which make a table
+//! of docs/schedules.md.
+
+use super::cts::SlotIndex;
+use super::imm::{Imm, LengthCode};
+use super::recv::{Buffer, RecvFlow};
+use super::stripe::Striping;
+use super::{QpIndex, Violation};
+use crate::proto::sim::visits;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The message may have two stripes. Half of it is one stripe.
+const POSTED: u32 = 1 << 20;
+const STATES: [&str; 5] =
+    ["nothing has come", "a stripe, no length", "low half of the length", "length, not all stripes", "whole"];
+/// Names of immediates, and what they say of the length.
+const EVENTS: [(&str, LengthCode); 7] = [
+    ("`Bytes`, one stripe", LengthCode::Bytes(100)),
+    ("`Bytes`, two stripes", LengthCode::Bytes(65_000)),
+    ("`Full`", LengthCode::Full),
+    ("`Stripe`", LengthCode::Stripe),
+    ("`Low`", LengthCode::Low(0)),
+    ("`High`", LengthCode::High(8)),
+    ("`High`, too long", LengthCode::High(17)),
+];
+/// Sequence number of the first message.
+const FIRST: u32 = 1;
+const ERROR: &str = "error";
+/// Longer orders have no other states.
+const LONGEST: usize = 5;
+
+type Table = BTreeMap<(&'static str, &'static str), BTreeSet<&'static str>>;
+
+fn flow() -> RecvFlow {
+    let mut flow = RecvFlow::new(Striping::new(1, 2, true));
+    let buffer = Buffer { addr: 1, length: POSTED, rkeys: &[1, 0, 0, 0], tag: 0 };
+    flow.post(1, |_| Ok::<_, Violation>(buffer)).expect("valid").expect("room");
+    flow.poll_cts(8);
+    flow
+}
+
+/// What follows if the immediates in `order` have come, each with its queue pair; `None` if one of them has ended the connection.
+fn after(order: &[(u8, usize)]) -> Option<RecvFlow> {
+    let mut flow = flow();
+    for (qp, event) in order {
+        flow.handle_immediate(QpIndex(*qp), Imm::new(SlotIndex::of(FIRST), EVENTS[*event].1)).ok()?;
+    }
+    Some(flow)
+}
+
+/// All that can come after `order` goes into the table.
+fn explore(order: &mut Vec<(u8, usize)>, table: &mut Table) {
+    let Some(flow) = after(order) else { return };
+    let state = flow.state_of(SlotIndex::of(FIRST));
+    for qp in 0..2 {
+        for (event, (name, _)) in EVENTS.iter().enumerate() {
+            order.push((qp, event));
+            let next = after(order).map_or(ERROR, |flow| flow.state_of(SlotIndex::of(FIRST)));
+            table.entry((state, name)).or_default().insert(next);
+            if order.len() < LONGEST {
+                explore(order, table);
+            }
+            order.pop();
+        }
+    }
+}
+
+#[test]
+fn the_page_says_what_each_immediate_does_in_each_state() {
+    let mut table = Table::new();
+    explore(&mut Vec::new(), &mut table);
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let mut text = line(&[vec!["state".into()], EVENTS.map(|(name, _)| name.to_owned()).to_vec()].concat());
+    text += &line(&vec!["---".into(); 1 + EVENTS.len()]);
+    for state in STATES {
+        let cells = EVENTS.map(|(event, _)| match table.get(&(state, event)) {
+            Some(next) => next.iter().copied().collect::<Vec<_>>().join("; "),
+            None => panic!("{event} has not come in `{state}`"),
+        });
+        text += &line(&[vec![state.to_owned()], cells.to_vec()].concat());
+    }
+    visits::check_page("<!-- arrivals -->", &text);
+}
