@@ -64,8 +64,12 @@ run_with() {
     # The exit status stays that of the process: what is reported is seen below.
     export TSAN_OPTIONS=external_symbolizer_path=$symbolizer:log_path=$found/report:history_size=4:exitcode=0
     try "$found" verify "$ferrite" verify --plugin "$plugin"
-    try "$found" "verify over fused devices" "$2/bin/softrnic" run --faithful --same-card --devices 4 -- \
-        "$ferrite" verify --plugin "$plugin" --over fused
+    if "$2/bin/softrnic" run --faithful -- true >/dev/null 2>&1; then
+        try "$found" "verify over fused devices" "$2/bin/softrnic" run --faithful --same-card --devices 4 -- \
+            "$ferrite" verify --plugin "$plugin" --over fused
+    else
+        echo "skipped: fused devices (there may be no mount namespaces here)"
+    fi
     try "$found" solo "$ferrite" solo --plugin "$plugin" --size 65536 --messages 1000
     scenarios=$("$ferrite" outlast --list)
     while read -r name _; do
