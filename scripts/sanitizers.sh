@@ -127,7 +127,7 @@ miri() {
     miri_of nccl-net-ferrite exclusive_cell verbs::prepared_write verbs::recv_chain verbs::work the_errno_of_an_earlier
     # The protocol, without what takes Miri minutes: any bytes of a peer's, and simulators, fuzzers and explorers, which try thousands of cases.
     miri_of nccl-net-ferrite proto::{automatic_lanes,cts,cts_window,endpoint}:: proto::control::{acceptor,losses,redial}:: \
-        proto::explain::{ends,inquiry,inquiry_tests}:: --skip any_
+        proto::explain::{ends,inquiry,inquiry_tests,operation,report_times,verdict,watched}:: --skip any_
     # So does any text of a rule.
     miri_of softrnic copy:: host:: network::header shm::
     ran+=(Miri)
