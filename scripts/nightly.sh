@@ -101,7 +101,7 @@ dist/bin/ferrite outlast --plugin dist/lib/libnccl-net.so --scenario random --re
 step "an hour of falls, stops, kills and connections made anew: nothing grows"
 scripts/endurance.py 60
 
-step "AddressSanitizer, valgrind and Miri"
+step "AddressSanitizer, ThreadSanitizer, valgrind and Miri"
 scripts/sanitizers.sh
 
 step "processes killed"

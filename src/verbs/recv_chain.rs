@@ -35,3 +35,24 @@ impl Drop for RecvChain {
         drop(unsafe { Box::from_raw(self.0.cast::<[sys::ibv_recv_wr; RECV_BATCH]>()) });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_ones_of_a_chain_are_a_chain() {
+        let chain = RecvChain::new(7);
+        for count in 1..=RECV_BATCH {
+            let mut at = chain.last(count).expect("there are so many");
+            for _ in 0..count {
+                // SAFETY: a request of the chain.
+                let request = unsafe { &*at };
+                assert_eq!((request.wr_id, request.num_sge), (7, 0));
+                at = request.next;
+            }
+            assert!(at.is_null(), "{count} were asked for");
+        }
+        assert_eq!([0, RECV_BATCH + 1].map(|count| chain.last(count)), [None; 2]);
+    }
+}

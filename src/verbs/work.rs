@@ -121,14 +121,7 @@ impl QueuePair {
         if count == 0 || count > WRITE_BATCH {
             return Err(Error::internal(format!("{count} writes in one call; 1 to {WRITE_BATCH} are possible")));
         }
-        let mut requests = [const { MaybeUninit::<sys::ibv_send_wr>::uninit() }; WRITE_BATCH];
-        let mut sges = [const { MaybeUninit::<sys::ibv_sge>::uninit() }; WRITE_BATCH];
-        for (i, write) in writes.iter().enumerate() {
-            let next = if i + 1 < count { requests[i + 1].as_mut_ptr() } else { std::ptr::null_mut() };
-            let sge = sges[i].write(write.local.into());
-            write.put(&mut requests[i], sge, next);
-        }
-        self.post_send(requests[0].as_mut_ptr())
+        self.post_send(Chain::new().link(writes))
     }
 
     /// Posts a signalled RDMA READ of `target` into `local`.
@@ -181,6 +174,30 @@ impl QueuePair {
     #[inline(never)]
     pub(super) fn post_error(&self, call: &str, rc: i32) -> Error {
         Error::os(format_args!("{call}({}, queue pair {})", self.device_name(), self.number()), rc.abs()).recoverable()
+    }
+}
+
+/// Space for work requests that are posted in one call.
+struct Chain {
+    requests: [MaybeUninit<sys::ibv_send_wr>; WRITE_BATCH],
+    sges: [MaybeUninit<sys::ibv_sge>; WRITE_BATCH],
+}
+
+impl Chain {
+    fn new() -> Self {
+        Self { requests: [const { MaybeUninit::uninit() }; _], sges: [const { MaybeUninit::uninit() }; _] }
+    }
+
+    /// The first of the work requests for the first [`WRITE_BATCH`] of `writes`, each of which points to the next one. Valid until this is
+    /// used again.
+    fn link(&mut self, writes: &[Write]) -> *mut sys::ibv_send_wr {
+        let mut next = std::ptr::null_mut();
+        // From the last one on: a pointer to a request is not valid any more when that request is written.
+        for ((write, request), sge) in writes.iter().zip(&mut self.requests).zip(&mut self.sges).rev() {
+            write.put(request, sge.write(write.local.into()), next);
+            next = request.as_mut_ptr();
+        }
+        next
     }
 }
 
@@ -254,5 +271,27 @@ impl From<Sge> for sys::ibv_sge {
     #[inline]
     fn from(sge: Sge) -> Self {
         Self { addr: sge.addr, length: sge.length, lkey: sge.lkey }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_requests_of_one_call_are_linked_in_order() {
+        let write = |id: u64| Write { id, local: Sge { addr: 10 * id, length: 1, lkey: 0 }, ..Write::default() };
+        let mut chain = Chain::new();
+        for count in 1..=WRITE_BATCH as u64 {
+            let mut at = chain.link(&(1..=count).map(write).collect::<Vec<_>>());
+            for id in 1..=count {
+                // SAFETY: a request that was linked, whose fields and whose element are there.
+                let (found, addr) = unsafe { ((*at).wr_id, (*(*at).sg_list).addr) };
+                assert_eq!((found, addr), (id, 10 * id));
+                // SAFETY: as above.
+                at = unsafe { (*at).next };
+            }
+            assert!(at.is_null(), "{count} were linked");
+        }
     }
 }
