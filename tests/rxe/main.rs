@@ -45,7 +45,7 @@ macro_rules! tests {
 
 tests! {
     data::one_device: [] [deep plugin];
-    data::two_devices: [plugin] [deep stock];
+    data::two_devices: [] [deep plugin stock];
     data::two_devices_at_once: [] [deep plugin];
     data::measured: [] [deep plugin];
     data::four_queue_pairs: [] [deep plugin stock];
@@ -57,7 +57,7 @@ tests! {
     contract::messages: [] [deep plugin];
     addresses::ipv4_by_default: [] [deep plugin stock];
     addresses::ipv6_by_family: [] [deep plugin stock];
-    addresses::link_local_by_index: [plugin] [deep stock];
+    addresses::link_local_by_index: [] [deep plugin stock];
     addresses::an_address_that_goes_and_comes_back: [plugin];
     faults::loss_and_reordering: [plugin] [deep stock];
     faults::black_hole: [] [deep plugin stock];

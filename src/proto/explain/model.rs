@@ -346,7 +346,7 @@ fn stuck(culprit: Culprit, size: usize, loops: usize, depth: u32, lost: Vec<usiz
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
     fn every_process_that_waits_names_the_cause((culprit, size, loops, depth) in plan(), seed in any::<[u8; 32]>()) {
