@@ -49,6 +49,25 @@ fn a_stream_whose_control_connection_is_closed_in_order_has_lost_its_peer() {
     assert_eq!(two.changes(0), [(near, PeerChange::Unknown(text.into()))]);
 }
 
+#[test]
+fn the_log_counts_the_connections_that_go_on() {
+    let mut two = Two::new(&[TOKEN]);
+    let secrets = [[1; 16], [2; 16], [3; 16]];
+    secrets.map(|secret| two.established(TOKEN, secret));
+    two.lose();
+    two.now = two.near.poll_timeout().expect("it will dial");
+    two.near.handle_timeout(two.now);
+    let conn = two.events().expect("it dials");
+    two.near.handle_connected(two.now, conn);
+    let [one, another, unknown] = secrets;
+    let back = |secret| Frame { kind: Kind::Resume, secret, body: Vec::new() };
+    let answers = [back(one), Frame::text(Kind::Refuse, unknown, "unknown"), back(another)];
+    answers.map(|answer| two.near.handle_bytes(two.now, conn, &answer.emit()));
+    two.events();
+    let told: Vec<_> = two.log[0].iter().filter(|(_, text)| text.contains(" go on over it")).collect();
+    assert!(matches!(told[..], [(Level::Info, text)] if text.contains("is back: 2 connection(s)")), "{told:?}");
+}
+
 /// For half a minute the peer is dialled for the goodbye. Then nothing is kept, whatever is under way.
 #[test]
 fn a_stream_that_was_closed_while_it_waited_is_forgotten_in_time() {
