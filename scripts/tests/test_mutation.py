@@ -1,0 +1,81 @@
+"""mutation_plugin.py: what it tries, what it takes for noticed, and what mutation_summary.py makes of that. Without a compiler."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import mutation_plugin
+from mutation_plugin import Change, Copy, Run, Test
+
+from . import fixtures
+
+SUMMARY = fixtures.ROOT / "scripts/mutation_summary.py"
+
+
+def change(name: str, file: str = "src/net/data/a.rs") -> dict[str, str]:
+    return {"name": name, "file": file, "diff": "x"}
+
+
+class TestMutation(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def test_changes_come_in_one_random_order_without_files_that_have_tests_of_their_own(self) -> None:
+        listed = [change(f"src/net/data/a.rs:{i}:1: x") for i in range(50)] + [change("y", mutation_plugin.NOT[0])]
+        (self.folder / "listed").write_text(json.dumps(listed))
+        first, again = (mutation_plugin.changes(self.folder / "listed") for _ in range(2))
+        self.assertEqual(first, again)
+        names = [one.name for one in first]
+        self.assertEqual(sorted(names), sorted(one["name"] for one in listed[:-1]))
+        self.assertNotEqual(names, [one["name"] for one in listed[:-1]])
+
+    def test_an_endless_test_is_ended_with_all_that_it_has_begun(self) -> None:
+        # What it has begun has its output open: if that were left, this would not return.
+        self.assertEqual(mutation_plugin.run(["sh", "-c", "sleep 10000 & sleep 10000"], {}, 0.3), (None, ""))
+        self.assertEqual(mutation_plugin.run(["sh", "-c", "echo $A; exit 3"], {"A": "x"}, 60), (3, "x\n"))
+
+    def outcome(self, is_built: bool, *codes: int | None) -> tuple[tuple[str, str], list[bool]]:
+        """What becomes of a change with three tests that end so, and whether it was made and undone."""
+        copy = Copy.__new__(Copy)
+        copy.dist = self.folder
+        tests = [Test(self.folder / "program", name, 0.1) for name in ("a", "b", "c")]
+        undone: list[bool] = []
+        with (
+            mock.patch.object(Copy, "patch", lambda _self, _change, undo: undone.append(undo)),
+            mock.patch.object(Copy, "build", return_value=is_built),
+            mock.patch.object(mutation_plugin, "run", side_effect=[(code, "") for code in codes]),
+        ):
+            return copy.outcome(Change("x", "f", "d"), tests), undone
+
+    def test_a_change_is_noticed_by_the_first_test_that_fails_and_undone(self) -> None:
+        self.assertEqual(self.outcome(True, 0, 0, 0), (("missed", ""), [False, True]))
+        self.assertEqual(self.outcome(True, 0, 101), (("caught", "b"), [False, True]))
+        self.assertEqual(self.outcome(True, None), (("timeout", "a"), [False, True]))
+        self.assertEqual(self.outcome(False), (("unviable", ""), [False, True]))
+
+    def test_what_was_found_is_counted_and_a_copy_without_a_change_is_not(self) -> None:
+        (self.folder / "mutants.out").mkdir()
+        run = Run(self.folder, [Change("a", "f", "d")], [], 0)
+        self.assertEqual([run.left.get_nowait().name for _ in range(2)], ["", "a"], "a copy without a change is among them")
+        for name, outcome in [("f.rs:1:2: a", "caught"), ("f.rs:2:2: b", "missed"), ("f.rs:3:2: c", "missed"), ("f.rs:4:2: d", "unviable")]:
+            run.tell(Change(name, "f", "d"), outcome, "t")
+        run.tell(Change("", "", ""), "caught", "t")
+        self.assertEqual(run.controls, ["t"])
+        page = self.folder / "page.md"
+        page.write_text("| `f.rs: b` | why |\n")
+        command = [sys.executable, str(SUMMARY), str(self.folder / "mutants.out"), str(page)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("3 changes: 1 caught, 0 without an end, 2 missed, 33.3%; 1 more do not compile", done.stdout)
+        self.assertIn(f"missed, and not in {page}: f.rs:3:2: c\n", done.stdout)
+        self.assertNotIn("f.rs:2:2: b\n", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
