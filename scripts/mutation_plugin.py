@@ -90,11 +90,11 @@ def programs() -> list[Path]:
     return [ROOT / one for one in found]
 
 
-def run(command: list[str], settings: dict[str, str], limit: float) -> tuple[int | None, str]:
+def run(command: list[str], settings: dict[str, str], limit: float, folder: Path = ROOT) -> tuple[int | None, str]:
     """The exit status, None after `limit` seconds, and what was printed. What a test has begun ends with it."""
     child = subprocess.Popen(
         command,
-        cwd=ROOT,
+        cwd=folder,
         env=os.environ | settings,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -162,10 +162,10 @@ class Copy:
     def build(self) -> bool:
         command = ["cargo", "build", "--release", "--locked", "--offline", "-p", "nccl-net-ferrite", "--lib", *PROFILE]
         own = {"CARGO_TARGET_DIR": str(self.target), "CARGO_INCREMENTAL": "1", "CARGO_BUILD_JOBS": "1", "RUSTFLAGS": "--cap-lints=allow"}
-        done = subprocess.run(command, cwd=self.sources, env=os.environ | own, capture_output=True, timeout=600, check=False)
-        if done.returncode == 0:
+        code, self.said = run(command, own, 600, self.sources)
+        if code == 0:
             shutil.copy(self.target / "release/libnccl_net.so", self.dist / "lib/libnccl-net.so")
-        return done.returncode == 0
+        return code == 0
 
     def outcome(self, change: Change, tests: Iterable[Test]) -> tuple[str, str]:
         """One of OUTCOMES, and the test that has noticed."""
@@ -210,7 +210,7 @@ class Run:
 
     def tell(self, change: Change, outcome: str, test: str) -> None:
         if not change.name:
-            self.controls.append(test if outcome != "missed" else "")
+            self.controls.append("" if outcome == "missed" else test or outcome)
             return
         self.counts[outcome] += 1
         with (self.found / "mutants.out" / f"{outcome}.txt").open("a") as file:
@@ -219,10 +219,23 @@ class Run:
             file.write(f"{outcome}\t{change.name}\t{test}\n")
 
 
+def keep(results: Path, names: set[str]) -> set[str]:
+    """Which of these changes earlier runs have tried. Changes of other sources are removed from the results."""
+    known = set[str]()
+    for file in (results / f"{name}.txt" for name in OUTCOMES):
+        if file.exists():
+            kept = [line for line in file.read_text().splitlines() if line in names]
+            file.write_text("".join(f"{line}\n" for line in kept))
+            known.update(kept)
+    return known
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changes", type=Path, help="what `cargo mutants --list --json --diff` has printed (asks it)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="changes that are tried at a time (one per processor)")
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="changes that are tried at a time (one for two processors)"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begins no further change after this time (no limit)")
     parser.add_argument("--programs", type=Path, nargs=len(PROGRAMS), help="the compiled tests (compiles them)")
     parser.add_argument("--found", type=Path, default=ROOT / "target/mutation-plugin", help="where the results lie")
@@ -232,10 +245,15 @@ def main() -> int:
     all_changes = changes(given.changes)
     found = given.found.resolve()
     (found / "mutants.out").mkdir(parents=True, exist_ok=True)
-    files = [found / "mutants.out" / f"{name}.txt" for name in OUTCOMES]
-    known = {line for file in files if file.exists() for line in file.read_text().splitlines()}
+    known = keep(found / "mutants.out", {change.name for change in all_changes})
     left = [change for change in all_changes if change.name not in known]
     tests = measured([one.resolve() for one in given.programs or programs()], ROOT / "dist", given.jobs)
+    if not tests:
+        sys.exit("mutation_plugin.py: no test passes without a change")
+    first = Copy(found / "copy-0")
+    # Without this, sources that do not compile would pass for changes that do not.
+    if not first.build():
+        sys.exit(f"mutation_plugin.py: the sources do not compile without a change:\n{first.said}")
     seconds = sum(test.seconds for test in tests)
     print(f"{len(all_changes)} changes, {len(left)} of them left; {len(tests)} tests, {seconds:.0f} s", flush=True)
 

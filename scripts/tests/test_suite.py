@@ -119,6 +119,7 @@ class TestSuite(unittest.TestCase):
             ("off", "NET/Ferrite, GPUDirect mixed", "not by NET/Ferrite, GPUDirect off"),
             ("as-is", "NET/Ferrite, SHM, GPUDirect on", ""),
             ("as-is", "NET/Socket, GPUDirect off", "test_a: data went by NET/Socket, GPUDirect off, not by NET/Ferrite"),
+            ("as-is", "NET/Ferrite, NET/Socket, GPUDirect on", "not by NET/Ferrite"),
             ("as-is", "", "no test had a connection"),
         ]:
             code, report, printed = self.compare({"test_a": [OK]}, gdr, went)

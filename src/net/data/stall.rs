@@ -120,3 +120,17 @@ impl Stall {
         self.oldest = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_test_in_vain_is_counted_and_one_of_256_looks_at_the_clock() {
+        let mut stall = Stall::new(0);
+        for count in 1..=1000 {
+            assert_eq!(stall.is_due(), count % LOOK_EVERY == 0);
+            assert_eq!(stall.tests(), count);
+        }
+    }
+}

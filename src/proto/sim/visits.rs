@@ -78,6 +78,9 @@ impl Machine {
 /// Checks that docs/schedules.md has `table` after the line `marker`.
 #[cfg(test)]
 pub(in crate::proto) fn check_page(marker: &str, table: &str) {
+    // Several tests may write the page at once.
+    static PAGE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _one_at_a_time = PAGE.lock();
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/schedules.md");
     let text = std::fs::read_to_string(&page).expect("the page");
     let (before, rest) = text.split_once(marker).expect("where the table begins");
@@ -86,7 +89,10 @@ pub(in crate::proto) fn check_page(marker: &str, table: &str) {
     if std::env::var_os("FERRITE_UPDATE").is_some() {
         std::fs::write(&page, made).expect("the page can be written");
     } else {
-        assert!(text == made, "run `FERRITE_UPDATE=1 cargo test -p nccl-net-ferrite --lib the_page_says`:\n{table}");
+        assert!(
+            text == made,
+            "run `FERRITE_UPDATE=1 cargo test -p nccl-net-ferrite --lib -- the_page_says no_schedule_of_losses`:\n{table}"
+        );
     }
 }
 

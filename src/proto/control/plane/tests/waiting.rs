@@ -53,7 +53,9 @@ fn a_stream_whose_control_connection_is_closed_in_order_has_lost_its_peer() {
 fn the_log_counts_the_connections_that_go_on() {
     let mut two = Two::new(&[TOKEN]);
     let secrets = [[1; 16], [2; 16], [3; 16]];
-    secrets.map(|secret| two.established(TOKEN, secret));
+    for secret in secrets {
+        two.established(TOKEN, secret);
+    }
     two.lose();
     two.now = two.near.poll_timeout().expect("it will dial");
     two.near.handle_timeout(two.now);
@@ -62,7 +64,9 @@ fn the_log_counts_the_connections_that_go_on() {
     let [one, another, unknown] = secrets;
     let back = |secret| Frame { kind: Kind::Resume, secret, body: Vec::new() };
     let answers = [back(one), Frame::text(Kind::Refuse, unknown, "unknown"), back(another)];
-    answers.map(|answer| two.near.handle_bytes(two.now, conn, &answer.emit()));
+    for answer in answers {
+        two.near.handle_bytes(two.now, conn, &answer.emit());
+    }
     two.events();
     let told: Vec<_> = two.log[0].iter().filter(|(_, text)| text.contains(" go on over it")).collect();
     assert!(matches!(told[..], [(Level::Info, text)] if text.contains("is back: 2 connection(s)")), "{told:?}");

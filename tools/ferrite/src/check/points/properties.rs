@@ -1,6 +1,7 @@
 //! Points 8 to 12: what a transport says of its devices.
 
 use std::ffi::CStr;
+use std::fs;
 use std::sync::Arc;
 
 use crate::check::context::Context;
@@ -172,14 +173,42 @@ fn compare(device: usize, mine: &Properties, theirs: &Properties) -> Result<()> 
     same!(guid, pci_path, port, latency_us, max_comms, max_receives, registration_is_global);
     same!(pointer_support, device_type, device_version);
     let (a, b) = (mine.speed_mbps, theirs.speed_mbps);
-    ensure!(is_same_speed(a, b), "speed_mbps of device {device} is {a}, the built-in transport's {b}");
+    ensure!(
+        is_same_speed(a, b, || is_above_400_gbps(theirs)),
+        "speed_mbps of device {device} is {a}, the built-in transport's {b}"
+    );
     Ok(())
 }
 
-/// NCCL 2.21.5 reads 8 bits of a port's speed, in which 400 Gb/s is the highest: so it says of faster ports.
-fn is_same_speed(mine: i32, built_in: i32) -> bool {
-    const HIGHEST_MBPS: i32 = 400_000;
-    mine == built_in || built_in > 0 && built_in % HIGHEST_MBPS == 0 && mine > built_in && mine % built_in == 0
+/// NCCL 2.21.5 reads 8 bits of a port's speed, in which 400 Gb/s is the highest: it says of a port of 800 Gb/s half of that.
+fn is_same_speed(mine: i32, built_in: i32, is_faster: impl FnOnce() -> bool) -> bool {
+    mine == built_in || mine / 2 == built_in && mine % 800_000 == 0 && is_faster()
+}
+
+/// Whether the device's port is faster than NCCL 2.21.5 can say, as the kernel has it, or as the software device was asked to be.
+fn is_above_400_gbps(properties: &Properties) -> bool {
+    let device = properties.name.split(['+', ':']).next().unwrap_or_default();
+    let rate = fs::read_to_string(format!("/sys/class/infiniband/{device}/ports/{}/rate", properties.port))
+        .unwrap_or_default();
+    let is_set = |name: &str, value: &str| std::env::var(name).is_ok_and(|set| set == value);
+    rate.split(' ').next().and_then(|gbps| gbps.parse::<f64>().ok()).is_some_and(|gbps| gbps > 400.0)
+        || is_set("SOFTRNIC_SPEED", "800")
+        || is_set("SOFTRNIC_DRIVER", "mlx5-cx8")
+}
+
+#[test]
+fn a_speed_is_twice_the_built_in_transports_only_above_400_gbps() {
+    for (mine, built_in, is_faster, expected) in [
+        (400_000, 400_000, false, true),
+        (800_000, 400_000, true, true),
+        (1_600_000, 800_000, true, true),
+        (800_000, 400_000, false, false),
+        (1_200_000, 400_000, true, false),
+        (400_000, 200_000, true, false),
+        (0, 400_000, true, false),
+    ] {
+        assert_eq!(is_same_speed(mine, built_in, || is_faster), expected, "{mine} and {built_in}");
+    }
 }
 
 /// The bits that all devices promise.
