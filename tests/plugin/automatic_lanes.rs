@@ -79,29 +79,18 @@ fn all_arrives_while_lanes_are_taken_and_given_up() -> Result<()> {
     Ok(())
 }
 
-/// No lane is faster than another: all are given up. Whether one has moved before is a matter of how busy the machine is; the model of a
-/// fabric has that.
-fn lanes_are_given_up(env: &[(&str, &str)]) -> Result<()> {
+/// No lane is faster than another: all are given up. Where switches spread packets that depends on how busy this machine is, whose processors
+/// carry them; the model of a fabric has that.
+#[test]
+fn lanes_that_carry_as_much_are_given_up() -> Result<()> {
     const GIVES_UP: &str = "queue pair(s) per rail: all lanes have carried as much (FERRITE_LANES=auto)";
-    pair(&require!(talkative(env)), |worker| {
+    pair(&require!(talkative(&[SOON])), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         carries(worker, &bench, (1_000_000, 5000), || said(&["asks for 1", GIVES_UP]))?;
         assert!(said(&["asks for 1", GIVES_UP]), "{}", log());
         worker.barrier()
     })?;
     Ok(())
-}
-
-#[test]
-fn lanes_that_carry_as_much_are_given_up() -> Result<()> {
-    lanes_are_given_up(&[SOON])
-}
-
-#[test]
-fn lanes_are_given_up_where_switches_spread_packets() -> Result<()> {
-    // Late enough that shares would have been learnt on paths that lanes share.
-    let late = ("FERRITE_LANES_AFTER_MB", "32");
-    lanes_are_given_up(&[late, ("SOFTRNIC_PATHS", "4"), ("SOFTRNIC_PATH_MBS", "500"), ("SOFTRNIC_SPRAY", "1")])
 }
 
 #[test]

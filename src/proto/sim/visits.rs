@@ -78,9 +78,6 @@ impl Machine {
 /// Checks that docs/schedules.md has `table` after the line `marker`.
 #[cfg(test)]
 pub(in crate::proto) fn check_page(marker: &str, table: &str) {
-    // Several tests may write the page at once.
-    static PAGE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let _one_at_a_time = PAGE.lock();
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/schedules.md");
     let text = std::fs::read_to_string(&page).expect("the page");
     let (before, rest) = text.split_once(marker).expect("where the table begins");
@@ -91,7 +88,7 @@ pub(in crate::proto) fn check_page(marker: &str, table: &str) {
     } else {
         assert!(
             text == made,
-            "run `FERRITE_UPDATE=1 cargo test -p nccl-net-ferrite --lib -- the_page_says no_schedule_of_losses`:\n{table}"
+            "run `FERRITE_UPDATE=1 cargo test -p nccl-net-ferrite --lib -- --test-threads=1 the_page_says no_schedule_of_losses`:\n{table}"
         );
     }
 }
