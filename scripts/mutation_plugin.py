@@ -32,6 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
 
+from schedules import positive
+
 ROOT = Path(__file__).resolve().parent.parent
 # What is changed. exclusive_cell.rs has tests of its own, with a model checker.
 FILES = ("src/net/setup/**", "src/net/data/**")
@@ -234,7 +236,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changes", type=Path, help="what `cargo mutants --list --json --diff` has printed (asks it)")
     parser.add_argument(
-        "--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="changes that are tried at a time (one for two processors)"
+        "--jobs",
+        type=positive,
+        default=max(1, (os.cpu_count() or 1) // 2),
+        help="changes that are tried at a time (one for two processors)",
     )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begins no further change after this time (no limit)")
     parser.add_argument("--programs", type=Path, nargs=len(PROGRAMS), help="the compiled tests (compiles them)")
