@@ -13,6 +13,11 @@ step() { printf '\n== %s\n' "$*"; }
 step build
 scripts/build.sh
 
+step documentation
+case "$(rustc --version)" in "rustc 1.95."*) export RUSTDOCFLAGS="-D warnings" ;; esac
+cargo doc --workspace --no-deps --document-private-items --locked --quiet
+unset RUSTDOCFLAGS
+
 step "the pages as a site"
 mdbook=$(install_mdbook)
 scripts/site.py --mdbook "$mdbook"
@@ -82,6 +87,9 @@ SOFTRNIC_DRIVER=mlx5-cx8 SOFTRNIC_LINK=ib dist/bin/ferrite verify --plugin dist/
 step "the plugin loader of NCCL 2.20"
 dist/bin/ferrite wheel 2.20.5
 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'test(/::the_loader_of_nccl_2_20_/)'
+
+step "a comparison with a plugin that is slower"
+FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'test(=cli::a_slower_plugin_is_found_and_ends_with_1)'
 
 step "a job of 64 processes that does not go on"
 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'test(=causes::in_a_ring_of_64_all_name_the_rank_that_has_stopped)'

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# All tests: formatting, lints, documentation, then every test of the workspace and of the Python programs. The last line is the sum.
+# All tests: formatting, lints, then every test of the workspace and of the Python programs. The last line is the sum.
 #
 #   scripts/test.sh            everything that is tested for every change
-#   scripts/test.sh --quick    for a developer, in a minute on a built tree: without lints, documentation, the virtual machine,
-#                              other NCCL releases and the tests that take longest
+#   scripts/test.sh --quick    for a developer, in a minute on a built tree: without lints, the virtual machine, other NCCL releases and
+#                              the tests that take longest
 #   scripts/test.sh --tests    only the tests, of what scripts/build.sh has built
 #
 # scripts/nightly.sh is deeper; scripts/repeat.sh runs the tests again and again.
@@ -15,7 +15,7 @@ case "$# $mode" in
 *) die "usage: scripts/test.sh [--quick | --tests]" ;;
 esac
 
-setup_tests
+setup_build
 
 # Each step is headed by its name and the time since the script began.
 step() { printf '\n== %s (after %d:%02d)\n' "$*" $((SECONDS / 60)) $((SECONDS % 60)); }
@@ -62,37 +62,35 @@ fetch_nccl() {
     done
 }
 
-# What waits for the network runs beside what needs the processor.
+# The release build runs beside all that comes before the tests: what waits for the network, and the build of the tests, each of which has
+# long parts that leave a processor idle. What fetches stock NCCL needs a package that testing needs.
+build() {
+    scripts/build.sh
+    until [ -e "$logs/installed" ]; do sleep 0.2; done
+    # The tests drive it as well.
+    if [ "$mode" = all ]; then fetch_nccl 2.21.5 2.25.1 2.27.5 2.28.9 2.30.7 2.32.3; else fetch_nccl 2.21.5; fi
+}
+[ "$mode" = --tests ] || background "build, and stock NCCL" build
+
+setup_tests
+touch "$logs/installed"
 background "Python tools" install_python_tools
 if [ "$mode" = all ]; then
     # Where there can be no such machine, its tests say so themselves.
     background "virtual machine with soft-RoCE" tests/rxe/setup.sh
 fi
 
-# The release build beside the lints and the build of the tests: each has long parts that keep one processor busy.
-build() {
-    scripts/build.sh
-    # The tests drive it as well.
-    if [ "$mode" = all ]; then fetch_nccl 2.21.5 2.25.1 2.27.5 2.28.9 2.30.7 2.32.3; else fetch_nccl 2.21.5; fi
-}
-[ "$mode" = --tests ] || background "build, and stock NCCL" build
-
+# The compiler of clippy gives its lints and compiles as well: all sources are read once, and dependencies are built once.
+lints=()
 if [ "$mode" = all ]; then
     step format
     cargo fmt --all --check || [ -z "$deny" ]
-
-    step lints
-    # shellcheck disable=SC2086
-    cargo clippy --workspace --all-targets --locked --quiet -- $deny
-    # shellcheck disable=SC2086
-    cargo clippy -p softrnic --lib --features tools --locked --quiet -- $deny
-
-    step documentation
-    RUSTDOCFLAGS=$deny cargo doc --workspace --no-deps --document-private-items --locked --quiet
+    lints=(env RUSTC_WORKSPACE_WRAPPER=clippy-driver RUSTFLAGS="$deny")
 fi
 
-step "build of the tests"
-cargo nextest run --workspace --locked --no-run
+step "build of the tests${lints[0]:+, with lints}"
+[ "$mode" != all ] || "${lints[@]}" cargo build -p softrnic --lib --features tools --locked --quiet
+"${lints[@]}" cargo nextest run --workspace --all-targets --locked --no-run
 
 [ "$mode" = --tests ] || finish "build, and stock NCCL"
 [ "$mode" != all ] || finish "virtual machine with soft-RoCE" || [ $? = 77 ]
@@ -107,7 +105,7 @@ sums=()
 # wait for a time limit or for other processes: one more than there are processors keeps these busy.
 run_tests() {
     rm -rf "target/nextest/$1"
-    cargo nextest run --workspace --locked --profile "$1" --test-threads $(($(nproc) + 1)) || status=$?
+    "${lints[@]}" cargo nextest run --workspace --all-targets --locked --profile "$1" --test-threads $(($(nproc) + 1)) || status=$?
     sums+=("target/nextest/$1/junit.xml")
 }
 

@@ -367,13 +367,25 @@ mod tests {
         assert_eq!(conn.send(5000), [(16, 4), (276, 4), (4376, 4)]);
     }
 
+    /// After a fault the queue pairs may be lanes again, though one queue pair was being tried.
+    #[test]
+    fn lanes_that_come_back_during_the_trial_of_one_queue_pair_are_measured_as_lanes() {
+        let mut conn = Conn::new();
+        assert_eq!(conn.send(84), [(16, 4), (84, 1)]);
+        conn.sent.per_rail = 4;
+        conn.lanes.handle_new_queue_pairs();
+        assert_eq!(conn.send(100), [(156, 1)], "all lanes carry as much");
+    }
+
     #[test]
     fn lanes_are_compared_with_those_of_their_rail() {
-        let sent = |by_qp: [u64; 4]| {
+        let sent_over = |rails, per_rail, by_qp: [u64; 4]| {
             let mut all = [0; MAX_QPS];
             all[..4].copy_from_slice(&by_qp);
-            Sent { rails: 2, per_rail: 2, by_qp: all, ..Conn::new().sent }
+            Sent { rails, per_rail, by_qp: all, ..Conn::new().sent }
         };
+        assert!(are_alike(&sent_over(1, 4, [0; 4]), &sent_over(1, 4, [80; 4])), "there is no fifth lane");
+        let sent = |by_qp| sent_over(2, 2, by_qp);
         assert!(are_alike(&sent([0; 4]), &sent([160, 80, 150, 75])));
         assert!(!are_alike(&sent([0; 4]), &sent([160, 80, 149, 80])));
         assert!(are_alike(&sent([60, 0, 0, 0]), &sent([160, 80, 100, 80])), "what was before does not count");

@@ -167,6 +167,14 @@ mod tests {
             prop_assert_eq!(Cts::parse(&cts.emit()), Ok(cts));
         }
 
+        /// By its last word a sender finds whether a clear-to-send is there.
+        #[test]
+        fn the_last_word_has_the_sequence_number(seq: u32) {
+            let cts = Cts { addr: 1, length: 2, rkeys: [3, 4], tag: 5, seq };
+            prop_assert_eq!(Cts::last_word_of(seq), cts.emit()[3]);
+            prop_assert_eq!(Cts::seq_of(cts.emit()[3]), seq);
+        }
+
         #[test]
         fn extra_keys_are_parsed_as_they_were_emitted(keys: [u32; 2]) {
             prop_assert_eq!(parse_extra_keys(&emit_extra_keys(keys)), keys);

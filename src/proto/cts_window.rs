@@ -178,6 +178,20 @@ impl CtsWindow {
 mod tests {
     use super::*;
 
+    #[test]
+    fn clear_to_sends_are_kept_until_their_message_and_all_before_it_have_arrived() {
+        let mut window = CtsWindow::new();
+        window.push(3, true);
+        while window.poll(8).is_some() {}
+        let mut kept = |is_pending: [bool; 4]| {
+            window.handle_arrival(|slot| is_pending[slot]);
+            [1, 2, 3].map(|slot| window.is_sent(slot))
+        };
+        assert_eq!(kept([false, true, false, true]), [true; 3]);
+        assert_eq!(kept([false, false, false, true]), [false, false, true]);
+        assert_eq!(kept([false; 4]), [false; 3]);
+    }
+
     /// How many clear-to-sends are written after each of `pushes` small buffers.
     fn written(window: &mut CtsWindow, pushes: usize) -> Vec<usize> {
         let mut push = |_| {

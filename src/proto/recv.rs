@@ -280,6 +280,11 @@ mod tests {
         assert!(bad(&[(0, imm(1, LengthCode::Low(0))), (0, imm(1, LengthCode::Low(0)))]), "low half twice");
         assert!(bad(&[(0, imm(1, LengthCode::Low(0))), (0, imm(1, LengthCode::High(1)))]), "65536 bytes for 64");
         assert!(bad(&[(1, imm(1, LengthCode::Stripe)), (0, imm(1, LengthCode::Full))]), "a stripe too many");
+        let mut wide = RecvFlow::new(Striping::new(1, 4, true));
+        post(&mut wide, &[buffer(1 << 20)]).expect("valid").expect("space");
+        assert_eq!(wide.poll_cts(8), Some(1..2));
+        let mut stripe = |qp| wide.handle_immediate(QpIndex(qp), imm(1, LengthCode::Stripe)).is_err();
+        assert_eq!([1, 2, 3, 1].map(&mut stripe), [false, false, false, true], "twice on queue pair 1");
     }
 
     #[test]

@@ -92,6 +92,33 @@ mod tests {
     }
 
     #[test]
+    fn without_lanes_messages_begin_at_each_queue_pair_in_turn() {
+        let mut flow = SendFlow::new(Striping::new(2, 2, false), RailWeights::from_speeds([1; 2]));
+        let qps = [1, 2, 3, 4, 5, 6].map(|seq| {
+            let cts = Cts { addr: 0x1000, length: 8, rkeys: [1, 0], tag: 0, seq };
+            flow.submit(0, 0, 8, |_| Some(cts.emit())).expect("valid").expect("clear to send").qp.0
+        });
+        assert_eq!(qps, [0, 1, 2, 3, 0, 1]);
+    }
+
+    #[test]
+    fn queue_pairs_are_lanes_only_if_messages_are_cut_over_several_of_a_rail_and_it_is_wished() {
+        let has_lanes = |rails, per_rail, split, is_wished: bool| {
+            let mut flow = SendFlow::new(Striping::new(rails, per_rail, split), RailWeights::from_speeds([400_000; 4]));
+            if is_wished {
+                flow.use_lanes();
+            } else {
+                flow.begin_lanes();
+            }
+            flow.has_lanes()
+        };
+        assert!(has_lanes(1, 4, true, true) && has_lanes(2, 4, true, true));
+        assert!(!has_lanes(1, 4, true, false), "not wished");
+        assert!(!has_lanes(1, 4, false, true), "not cut");
+        assert!(!has_lanes(4, 1, true, true), "one on each rail");
+    }
+
+    #[test]
     fn a_lane_that_completes_last_gets_less_and_its_sisters_on_the_same_rail_do_not() {
         let mut flow = lanes();
         let even = send(&mut flow, LARGE, Some(2));
@@ -101,6 +128,21 @@ mod tests {
         let length = |qp| stripes.iter().find(|stripe| stripe.qp == QpIndex(qp)).expect("four stripes").length;
         assert!(2 * length(2) < length(0) + 128, "{stripes:?}");
         assert!(length(0).abs_diff(length(1)) <= 128 && length(0).abs_diff(length(3)) <= 128, "{stripes:?}");
+    }
+
+    #[test]
+    fn a_lane_of_new_queue_pairs_has_to_be_slow_for_longer() {
+        let mut flow = lanes();
+        let mut messages_until_named = || {
+            let begun = flow.1;
+            while flow.0.poll_slow_lane().is_none() {
+                send(&mut flow, LARGE, Some(2));
+            }
+            flow.0.begin_lanes();
+            flow.1 - begun
+        };
+        let first = messages_until_named();
+        assert!(messages_until_named() > first);
     }
 
     #[test]

@@ -131,6 +131,19 @@ mod tests {
     use crate::proto::stripe::Striping;
     use proptest::prelude::*;
 
+    /// What the requests in flight are too many for has not waited for its peer.
+    #[test]
+    fn a_message_is_counted_as_refused_only_if_it_was_not_asked_for() {
+        let mut flow = SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]));
+        let words = |seq| Cts { addr: 0x1000, length: 8, rkeys: [9, 0], tag: 0, seq }.emit();
+        let first = flow.submit(0, 0, 8, |seq| Some(words(seq))).expect("valid").expect("asked for").id;
+        assert_eq!(flow.entry(first).map(Entry::id), Some(first));
+        while flow.submit(0, 0, 8, |seq| Some(words(seq))).expect("valid").is_some() {}
+        assert_eq!(flow.refusals, 0, "too many are outstanding");
+        assert_eq!(flow.submit(0, 0, 8, |_| None), Ok(None));
+        assert_eq!(flow.refusals, 1);
+    }
+
     /// What NCCL and the peer do.
     #[derive(Debug, Clone)]
     enum Step {

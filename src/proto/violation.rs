@@ -49,3 +49,15 @@ macro_rules! violation {
     ($($arg:tt)*) => { $crate::proto::violation::Violation::new(move || format!($($arg)*)) };
 }
 pub(crate) use violation;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_peer_did_is_in_each_text() {
+        let violation = violation!("{} stripes", 3);
+        assert_eq!(violation.to_string(), "3 stripes");
+        assert!(Error::from(violation).to_string().contains("the peer broke the protocol: 3 stripes"));
+    }
+}

@@ -78,7 +78,9 @@ fn a_process_that_is_stopped_is_named_as_one_that_does_not_answer() {
     let mut job = Job::start(Shape::Ring, 3, &[], |rank| rank.pause_ms = 1);
     (0..3).for_each(|rank| drop(job.line(rank, &["passes messages on"])));
     job.processes[1].signal(libc::SIGSTOP);
-    let stopped = job.place(1, true);
+    // Rank 0 waits for it at both connections, and tells the one that has waited longest: to this process, which it knows by its pid
+    // alone, or from rank 2, which knows its rank.
+    let stopped = job.processes[1].pid().to_string();
     for rank in [0, 2] {
         job.line(rank, &["waits since", "does not answer", &stopped]);
     }

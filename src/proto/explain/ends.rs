@@ -148,6 +148,26 @@ mod tests {
     }
 
     #[test]
+    fn a_process_leads_by_what_it_has_sent_less_what_it_has_received_since_it_waited_for_nothing() {
+        let mut ends = Ends::default();
+        let mut lead = |sent: u32, acknowledged: u32, arrived: u32| {
+            let sender = Numbers::Sender { seen: 99, sent, acknowledged, wants: false };
+            let receiver = Numbers::Receiver { posted: arrived, announced: arrived, arrived, flushes: false };
+            let sight = |id, numbers| {
+                let (refusals, calls, contact) = (0, 0, Contact::Up);
+                let (has_requests, recovers, sender_rank) = (true, false, None);
+                let look = Look { numbers, refusals, calls, has_requests, recovers, contact, sender_rank };
+                let peer = Identity { host: "n".into(), pid: 1, rank: None, label: None };
+                Sight { id, found: Found::Look(look), peer, operation: None }
+            };
+            ends.handle_looks(Time::from_secs(1), vec![sight(1, sender), sight(2, receiver)]);
+            ends.lead()
+        };
+        assert_eq!(lead(10, 10, 30), 0, "it waits for nothing");
+        assert_eq!([lead(15, 12, 32), lead(16, 12, 40)], [3, -4]);
+    }
+
+    #[test]
     fn an_end_that_has_stood_still_for_a_second_is_not_busy() {
         let (mut ends, first) = (Ends::default(), Time::from_secs(1));
         look(&mut ends, first);

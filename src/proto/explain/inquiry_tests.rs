@@ -1,6 +1,6 @@
 //! Tests of [`Inquiry`], one process at a time.
 
-use super::inquiry::{EndId, Inquiry, Message};
+use super::inquiry::{EndId, Inquiry, Message, SEARCH_LIMIT};
 use super::look::{Contact, Found, Look, Sight};
 use super::message::{Answer, Cause, LeastLead, MAX_DEPTH, Question, Standing};
 use super::numbers::{End, Numbers};
@@ -123,6 +123,16 @@ fn found(answer: Standing, later: Duration) -> Option<Cause> {
     let mut inquiry = asking();
     inquiry.handle_answer(START, 0, Answer::Stands(Box::new(answer)));
     inquiry.findings(START + later).remove(0).cause
+}
+
+#[test]
+fn an_inquiry_is_settled_by_a_cause_or_after_a_time() {
+    let mut inquiry = asking();
+    let just_before = START + SEARCH_LIMIT - Duration::from_nanos(1);
+    assert!(!inquiry.is_settled(START, START) && !inquiry.is_settled(just_before, START));
+    assert!(inquiry.is_settled(START + SEARCH_LIMIT, START));
+    inquiry.handle_answer(START, 0, Answer::Stands(Box::new(standing(Some(cause(1, 1))))));
+    assert!(inquiry.is_settled(START, START));
 }
 
 #[test]

@@ -286,6 +286,21 @@ mod tests {
     }
 
     #[test]
+    fn bits_that_no_ferrite_has_made_are_refused() {
+        for rank in [PeerRank::Known(0), PeerRank::Known(PeerRank::RANKS - 1), PeerRank::Own, PeerRank::Unknown] {
+            assert_eq!(PeerRank::from_bits(rank.to_bits()), Ok(rank));
+        }
+        assert!(PeerRank::from_bits(PeerRank::RANKS + 2).is_err());
+        let begun = |kind: u8, last: u64| {
+            let mut bytes = vec![kind];
+            bytes.extend(last.to_le_bytes());
+            Begun::parse(&mut Reader(&bytes))
+        };
+        assert_eq!([begun(2, 0), begun(2, NUMBERS)], [Ok(Begun::No(None)), Ok(Begun::No(Some(NUMBERS - 1)))]);
+        assert!(begun(2, NUMBERS + 1).is_err() && begun(1, 1).is_err());
+    }
+
+    #[test]
     fn an_operation_is_named_by_its_communicators_name_or_number() {
         let call = Call { function: Function::AllReduce, number: Some(41) };
         let named =

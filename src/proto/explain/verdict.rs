@@ -246,6 +246,12 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_owed_to_a_sender_whose_messages_are_not_acknowledged() {
+        let verdicts = both(&sender(6, 6, 5, true), &receiver(6, 6, 6), [false; 2]);
+        assert_eq!(verdicts[1], Verdict::NotWaiting);
+    }
+
+    #[test]
     fn what_is_lost_on_the_path_is_told_from_the_numbers_whether_or_not_a_peer_waits() {
         for waits in [false, true] {
             let path = |s: &End, r: &End| both(s, r, [waits; 2]);

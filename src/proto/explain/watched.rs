@@ -182,6 +182,31 @@ mod tests {
         assert_eq!(few, soon);
     }
 
+    #[test]
+    fn a_sender_that_was_refused_lately_waits_to_be_asked() {
+        let mut watched = watched(false, false, Contact::Up);
+        let idle = Numbers::Sender { seen: 1, sent: 1, acknowledged: 1, wants: false };
+        let mut waits = |now: Time, refusals: u32| {
+            watched.update(now, Look { numbers: idle, refusals, ..watched.look.clone() });
+            watched.look.numbers.is_waiting()
+        };
+        let refused = Time::from_secs(9);
+        assert!(!waits(Time::from_secs(1), 0) && waits(refused, 1));
+        assert!(waits(refused + WANTED - Duration::from_nanos(1), 1) && !waits(refused + WANTED, 1));
+    }
+
+    /// What was posted just now has not waited for a call, however long NCCL has made none before.
+    #[test]
+    fn an_end_without_requests_is_not_untested() {
+        let mut watched = watched(false, false, Contact::Up);
+        let numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 1, wants: false };
+        let idle = Look { numbers, ..watched.look.clone() };
+        let begun = Time::from_secs(60);
+        [Time::from_secs(1), begun].into_iter().for_each(|now| watched.update(now, idle.clone()));
+        watched.update(begun + UNTESTED / 2, Look { has_requests: true, ..idle });
+        assert!(!watched.end(begun + UNTESTED / 2).is_untested && watched.end(begun + UNTESTED).is_untested);
+    }
+
     /// While it is recovered, NCCL's calls do nothing.
     #[test]
     fn a_connection_is_untested_only_while_it_stands() {

@@ -263,7 +263,12 @@ fn frames_for_nobody_cost_nothing_and_harm_nobody() {
     answer.handle_bytes(two.far.poll_transmit(conn));
     let first = answer.poll_frame().expect("a frame").expect("a refusal");
     assert_eq!((first.kind, first.body_text()), (Kind::Refuse, Refusal::UnknownToken.to_string()));
+    assert!(first.body_text().contains("no such listener"), "{}", first.body_text());
     assert!(two.changes(1).is_empty());
+    assert!(two.far.is_backlogged(conn), "nothing more is to be read");
+    let all = two.far.poll_transmit(conn).len();
+    two.far.handle_transmitted(conn, all);
+    assert!(!two.far.is_backlogged(conn));
 }
 
 #[test]

@@ -50,6 +50,17 @@ fn of_many_frames_before_accept_the_latest_of_each_kind_is_kept() {
 }
 
 #[test]
+fn a_question_about_a_wait_reaches_the_stream_and_nothing_else_comes_of_it() {
+    let (mut two, secret) = (Two::new(&[TOKEN]), [1; 16]);
+    let (near, far) = two.established(TOKEN, secret);
+    two.near.send(near, Kind::WaitQuestion, vec![7]);
+    two.pass();
+    let frame = Frame { kind: Kind::WaitQuestion, secret, body: vec![7] };
+    assert_eq!(two.changes(1), [(far, PeerChange::Inquiry(frame))]);
+    assert_eq!((two.changes(0), two.far.is_over(far)), (Vec::new(), false));
+}
+
+#[test]
 fn recovery_that_has_not_been_negotiated_is_refused_as_an_unexpected_frame() {
     let mut two = Two::new(&[TOKEN]);
     let (_kept, (near, far)) = (two.established(TOKEN, [1; 16]), two.replied(TOKEN, [2; 16]));

@@ -89,6 +89,28 @@ fn queue_pairs_of_an_attempt_that_is_over_are_not_used() {
     assert_eq!(machine.state_name(), "Connecting", "those of another attempt");
 }
 
+#[test]
+fn new_queue_pairs_that_are_not_discarded_yet_are_discarded_by_a_later_attempt() {
+    let (mut machine, now) = connecting();
+    machine.handle_usable(now, RailMask::first(1));
+    machine.handle_connected(now, 1, Ok(endpoint(2, 1, false)));
+    let halt = Message::Halt { attempt: 3, usable: RailMask::first(2), cause: String::new() };
+    machine.handle_message(now, halt).expect("what a Ferrite says");
+    assert_eq!((machine.attempt(), machine.state_name()), (3, "Halted"));
+    let later = actions(&mut machine);
+    assert!(later.contains(&Action::Discard), "{later:?}");
+}
+
+#[test]
+fn the_end_of_a_job_that_is_not_under_way_changes_nothing() {
+    let (mut machine, now) = connecting();
+    let before = machine.clone();
+    machine.handle_fenced(now);
+    machine.handle_created(now, 1, Ok(endpoint(2, 1, false)));
+    machine.handle_resumed(now, 1, None);
+    assert_eq!(machine, before);
+}
+
 /// If it is not known which rail is to blame, there is none that could be left out at once.
 #[test]
 fn the_next_attempt_begins_at_once_only_if_a_dead_rail_is_left_out_and_another_is_there() {
@@ -129,6 +151,28 @@ fn an_end_that_has_failed_asks_for_nothing_more() {
     assert!(matches!(all[..], [Action::Fail(_)]), "{all:?}");
     machine.handle_timeout(Time::from_secs(1000));
     assert!(actions(&mut machine).is_empty());
+}
+
+#[test]
+fn an_end_that_has_failed_does_not_go_on_with_the_queue_pairs_that_it_asked_for() {
+    // The time to give up comes while the queue pairs are connected, or created.
+    let (mut machine, now) = connecting();
+    machine.handle_timeout(now + GIVE_UP);
+    assert!(matches!(actions(&mut machine)[..], [Action::Fail(_)]), "{machine:?}");
+    machine.handle_unreachable(now + GIVE_UP, 1, RailMask::first(1));
+    assert_eq!((machine.state_name(), actions(&mut machine)), ("Failed", Vec::new()));
+
+    let (mut machine, now) = (Recovery::new(Role::Sender, RailMask::first(2), GIVE_UP), Time::from_secs(1));
+    machine.handle_fault(now, "a fault");
+    actions(&mut machine);
+    machine.handle_fenced(now);
+    let halt = Message::Halt { attempt: 1, usable: RailMask::first(2), cause: String::new() };
+    machine.handle_message(now, halt).expect("what a Ferrite says");
+    assert!(matches!(actions(&mut machine)[..], [Action::Create { attempt: 1, .. }]), "{machine:?}");
+    machine.handle_timeout(now + GIVE_UP);
+    assert!(matches!(actions(&mut machine)[..], [Action::Fail(_)]), "{machine:?}");
+    machine.handle_created(now + GIVE_UP, 1, Ok(endpoint(2, 1, false)));
+    assert_eq!((machine.state_name(), actions(&mut machine)), ("Failed", Vec::new()));
 }
 
 /// A rail that comes back while the connection runs is told, and nothing else.
