@@ -65,7 +65,7 @@ priority = -100
 slow-timeout = { period = "120s", terminate-after = 2 }
 END
 
-# Without the tests' own parts: simulators, the fuzzer's choices, random numbers.
+# Without the tests' own parts: simulators, the fuzzer's choices, random numbers, names of events for a page.
 cat >"$alone/.cargo/mutants.toml" <<'END'
 exclude_globs = ["src/error.rs", "src/proto/fuzz.rs", "src/proto/random.rs", "src/proto/malformed_input.rs", "src/proto/control/plane/visited.rs", "**/sim/**", "**/tests/**"]
 # Functions that there are for tests only.

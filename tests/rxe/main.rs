@@ -49,7 +49,7 @@ tests! {
     data::two_devices_at_once: [] [deep plugin];
     data::measured: [] [deep plugin];
     data::four_queue_pairs: [] [deep plugin stock];
-    data::lanes_that_come_by_themselves: [plugin];
+    data::lanes_that_come_by_themselves: [] [deep plugin];
     data::unequal_packets: [] [deep plugin];
     data::longer_than_the_port_allows: [] [deep plugin stock];
     data::two_hundred_connections: [] [deep plugin];
@@ -58,15 +58,15 @@ tests! {
     addresses::ipv4_by_default: [] [deep plugin stock];
     addresses::ipv6_by_family: [] [deep plugin stock];
     addresses::link_local_by_index: [] [deep plugin stock];
-    addresses::an_address_that_goes_and_comes_back: [plugin];
+    addresses::an_address_that_goes_and_comes_back: [] [deep plugin];
     faults::loss_and_reordering: [plugin] [deep stock];
     faults::black_hole: [] [deep plugin stock];
     faults::link_down: [plugin] [deep stock];
     faults::link_flap: [] [deep plugin];
     faults::black_hole_that_ends: [] [deep plugin];
     faults::peer_killed: [plugin] [deep stock];
-    rails::one_device_of_two_rails: [plugin] [deep stock];
-    resources::everything_is_given_back: [plugin] [deep stock];
+    rails::one_device_of_two_rails: [] [deep plugin stock];
+    resources::everything_is_given_back: [] [deep plugin stock];
     observations::as_the_page_says: [] [deep rxe];
     resources::locked_memory_is_limited: [plugin] [deep stock];
 }

@@ -7,6 +7,7 @@ const HEADER: &str = "../../include/nccl/net_v8.h";
 
 fn main() {
     println!("cargo::rerun-if-changed={HEADER}");
+    println!("cargo::rerun-if-env-changed=LIBCLANG_PATH");
     let builder = bindgen::Builder::default().header(HEADER).allowlist_type("nccl.*").allowlist_var("NCCL_.*");
     let builder = builder.derive_debug(true).prepend_enum_name(false).size_t_is_usize(true).layout_tests(false);
     let made = builder.disable_header_comment().rustfmt_bindings(false).generate().expect("bindgen reads the header");

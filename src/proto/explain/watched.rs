@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_that_was_refused_lately_waits_to_be_asked() {
+    fn a_sender_whose_isend_was_in_vain_lately_waits() {
         let mut watched = watched(false, false, Contact::Up);
         let idle = Numbers::Sender { seen: 1, sent: 1, acknowledged: 1, wants: false };
         let mut waits = |now: Time, refusals: u32| {

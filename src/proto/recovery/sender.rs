@@ -249,6 +249,17 @@ mod tests {
         }
     }
 
+    /// As many buffers as the ring has slots are posted, and the sender has read no clear-to-send.
+    #[test]
+    fn an_account_of_as_many_messages_as_the_ring_has_slots_is_applied() {
+        let mut flow = SendFlow::new(Striping::new(2, 1, false), RailWeights::from_speeds(WEIGHTS));
+        let end = RING_SLOTS as u32 + 1;
+        let all: Vec<u32> = (1..end).collect();
+        apply(&mut flow, &account(end, &all)).expect("valid");
+        let next = flow.submit(1, 0, 10, |_| None).expect("valid").map(|transfer| transfer.remote_addr);
+        assert_eq!(next, Some(0x1000));
+    }
+
     #[test]
     fn clear_to_sends_of_the_account_are_used_as_if_they_had_been_read() {
         let (mut flow, _) = flow();
