@@ -168,6 +168,9 @@ mod tests {
     }
 
     proptest! {
+        // Each has hundreds of steps.
+        #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(4), ..Default::default() })]
+
         #[test]
         fn the_usual_case_gives_the_same_transfers_and_the_same_state_as_the_general_one(
             steps in steps(),
