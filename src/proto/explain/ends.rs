@@ -127,12 +127,15 @@ mod tests {
     use crate::proto::explain::numbers::Numbers;
     use crate::proto::identity::Identity;
 
-    fn look(ends: &mut Ends, now: Time) {
-        let numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false };
+    fn sight(id: EndId, numbers: Numbers) -> Sight {
         let (refusals, calls, contact) = (0, 0, Contact::Up);
         let look = Look { numbers, refusals, calls, has_requests: true, recovers: false, contact, sender_rank: None };
         let peer = Identity { host: "n".into(), pid: 1, rank: None, label: None };
-        ends.handle_looks(now, vec![Sight { id: 1, found: Found::Look(look), peer, operation: None }]);
+        Sight { id, found: Found::Look(look), peer, operation: None }
+    }
+
+    fn look(ends: &mut Ends, now: Time) {
+        ends.handle_looks(now, vec![sight(1, Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false })]);
     }
 
     /// A process that was stopped does not know for how long its ends have waited.
@@ -153,13 +156,6 @@ mod tests {
         let mut lead = |sent: u32, acknowledged: u32, arrived: u32| {
             let sender = Numbers::Sender { seen: 99, sent, acknowledged, wants: false };
             let receiver = Numbers::Receiver { posted: arrived, announced: arrived, arrived, flushes: false };
-            let sight = |id, numbers| {
-                let (refusals, calls, contact) = (0, 0, Contact::Up);
-                let (has_requests, recovers, sender_rank) = (true, false, None);
-                let look = Look { numbers, refusals, calls, has_requests, recovers, contact, sender_rank };
-                let peer = Identity { host: "n".into(), pid: 1, rank: None, label: None };
-                Sight { id, found: Found::Look(look), peer, operation: None }
-            };
             ends.handle_looks(Time::from_secs(1), vec![sight(1, sender), sight(2, receiver)]);
             ends.lead()
         };

@@ -58,15 +58,21 @@ fn an_offer_that_comes_twice_is_answered_twice_and_the_first_one_counts() {
     assert!(is_answer(actions(&mut machine)), "it is said again");
 }
 
-/// A sender whose queue pairs of attempt 1 are being connected, when something else has ended that attempt.
-fn connecting() -> (Recovery, Time) {
+/// A sender that has been asked to create the queue pairs of attempt 1.
+fn creating() -> (Recovery, Time) {
     let (mut machine, now) = (Recovery::new(Role::Sender, RailMask::first(2), GIVE_UP), Time::from_secs(1));
     machine.handle_fault(now, "a fault");
     actions(&mut machine);
     machine.handle_fenced(now);
     let halt = Message::Halt { attempt: 1, usable: RailMask::first(2), cause: String::new() };
     machine.handle_message(now, halt).expect("what a Ferrite says");
-    actions(&mut machine);
+    assert!(matches!(actions(&mut machine)[..], [Action::Create { attempt: 1, .. }]), "{machine:?}");
+    (machine, now)
+}
+
+/// A sender whose queue pairs of attempt 1 are being connected, when something else has ended that attempt.
+fn connecting() -> (Recovery, Time) {
+    let (mut machine, now) = creating();
     machine.handle_created(now, 1, Ok(endpoint(2, 1, false)));
     actions(&mut machine);
     let answer = Message::Answer { attempt: 1, rails: RailMask::first(2), endpoint: endpoint(2, 1, false) };
@@ -162,13 +168,7 @@ fn an_end_that_has_failed_does_not_go_on_with_the_queue_pairs_that_it_asked_for(
     machine.handle_unreachable(now + GIVE_UP, 1, RailMask::first(1));
     assert_eq!((machine.state_name(), actions(&mut machine)), ("Failed", Vec::new()));
 
-    let (mut machine, now) = (Recovery::new(Role::Sender, RailMask::first(2), GIVE_UP), Time::from_secs(1));
-    machine.handle_fault(now, "a fault");
-    actions(&mut machine);
-    machine.handle_fenced(now);
-    let halt = Message::Halt { attempt: 1, usable: RailMask::first(2), cause: String::new() };
-    machine.handle_message(now, halt).expect("what a Ferrite says");
-    assert!(matches!(actions(&mut machine)[..], [Action::Create { attempt: 1, .. }]), "{machine:?}");
+    let (mut machine, now) = creating();
     machine.handle_timeout(now + GIVE_UP);
     assert!(matches!(actions(&mut machine)[..], [Action::Fail(_)]), "{machine:?}");
     machine.handle_created(now + GIVE_UP, 1, Ok(endpoint(2, 1, false)));
