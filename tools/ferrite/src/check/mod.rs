@@ -10,6 +10,7 @@
 //! | `context` | what a step can use, in each of its two processes |
 //! | `wait`, `local_messages` | polling with a limit; messages within one process |
 //! | `raw` | calls of a table's functions with arguments of any kind |
+//! | `pointer` | an address of this process among the bytes of a handle |
 //! | `relay` | a TCP relay between the two ends of a connection |
 //! | `slowest` | how long calls take, whatever other processes do |
 //! | `softrnic` | the software device's command line |
@@ -23,6 +24,7 @@ mod local_messages;
 mod no_verbs;
 mod outcome;
 mod point;
+mod pointer;
 pub(crate) mod points;
 mod raw;
 pub(crate) mod relay;

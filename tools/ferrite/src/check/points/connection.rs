@@ -8,6 +8,7 @@ use crate::check::ensure;
 use crate::check::local_messages::{connect_and_accept, connect_locally};
 use crate::check::outcome::StepResult;
 use crate::check::point::{BOTH_RANKS, Env, Point, RANK0_ONLY, Step, Trial};
+use crate::check::pointer::first_pointer;
 use crate::check::raw::{FILLS, Opaque, Raw};
 use crate::check::slowest::Slowest;
 use crate::check::wait::{SOON, done, within};
@@ -85,14 +86,9 @@ fn handle(ctx: &mut Context<'_>) -> Result<StepResult> {
         let (code, bytes, comm) = raw.listen(0, fill);
         ensure!(code == 0 && comm != 0, "listen returns {code}");
         ensure!(bytes[128..].iter().all(|byte| *byte == fill), "listen writes past the 128 bytes of the handle");
-        let ranges = maps::ranges()?;
-        for (at, word) in bytes[..128].windows(8).enumerate() {
-            let mut eight = [0; 8];
-            eight.copy_from_slice(word);
-            let address = usize::from_le_bytes(eight);
-            // A byte that listen has left alone is no pointer.
-            let is_pointer = ranges.iter().any(|range| range.contains(&address)) && !word.contains(&fill);
-            ensure!(!is_pointer, "the bytes of the handle from {at} on are {address:#x}, an address of this process");
+        if let Some((at, address)) = first_pointer(&bytes[..128], fill, &maps::ranges()?) {
+            let what = format!("the bytes of the handle from {at} on are {address:#x}, an address of this process");
+            return Err(Error::Contract(what));
         }
         ensure!(raw.close_listen(comm) == 0, "closeListen fails");
     }
