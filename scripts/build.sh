@@ -7,17 +7,23 @@
 #   bin/softrnic                     runs programs on the software device, and controls its network
 #
 #   scripts/build.sh [--into DIR]                for this machine, into dist/ or DIR
+#   scripts/build.sh --libraries DIR             only the libraries, into DIR
+#   scripts/build.sh --programs DIR              puts the programs into DIR as the tests have been built: without optimisation
 #   scripts/build.sh --portable DIR [PROCESSOR]  for every Linux with glibc 2.17 or newer on this processor, or on x86_64 or aarch64,
 #                                                into DIR: by the compilers of scripts/portable.txt, which are fetched once
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 processor=${3:-$(uname -m)}
 portable=""
+# Which profile the programs are of.
+libraries=1 programs=release
 case "$# ${1:-}" in
 "0 ") dist=dist ;;
 "2 --into") dist=$2 ;;
+"2 --libraries") dist=$2 programs="" ;;
+"2 --programs") dist=$2 libraries="" programs=debug ;;
 "2 --portable" | "3 --portable") dist=$2 portable=1 ;;
-*) die "usage: scripts/build.sh [--into DIR | --portable DIR [PROCESSOR]]" ;;
+*) die "usage: scripts/build.sh [--into DIR | --libraries DIR | --programs DIR | --portable DIR [PROCESSOR]]" ;;
 esac
 [ -z "$portable" ] || [[ $processor =~ ^(x86_64|aarch64)$ ]] || die "PROCESSOR=$processor: x86_64 or aarch64"
 
@@ -28,18 +34,12 @@ if [ -n "$portable" ]; then
     target=$processor-unknown-linux-gnu
     setup_portable "$target"
     build=(auditable zigbuild --target "$target.2.17")
-    release=$target/release
+    release=$target/release programs=$release
     # Of its own, since the flags are others; and nothing that is built tells where it was built.
     export CARGO_TARGET_DIR=$CARGO_TARGET_DIR/portable
     export RUSTFLAGS="--remap-path-prefix=$ROOT=/ferrite --remap-path-prefix=$CARGO_TARGET_DIR=/target --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
     export CFLAGS="-ffile-prefix-map=$ROOT=/ferrite"
 fi
-
-# Not the whole workspace: what only tests need takes as long again.
-cargo "${build[@]}" --release -p nccl-net-ferrite -p softrnic -p softrnic-cli -p ferrite --locked --quiet
-# In a folder of its own, since the file has the same name.
-cargo "${build[@]}" --release -p softrnic --features tools --target-dir "$CARGO_TARGET_DIR/tools" \
-    --locked --quiet
 
 # put FILE TARGET: with the commit in it (src/version.rs). By rename, so that a process that has the old file mapped keeps it.
 commit=$(source_commit)
@@ -51,18 +51,31 @@ put() {
     LC_ALL=C sed -i "s/\(ferrite-version=[0-9A-Za-z.-]*+\)unknown_\{26\}/\1$stamp/" "$2.new"
     mv "$2.new" "$2"
 }
-put "$CARGO_TARGET_DIR/$release/libnccl_net.so" "$dist/lib/libnccl-net.so"
-ln -sfn libnccl-net.so "$dist/lib/libnccl-net-ferrite.so"
-put "$CARGO_TARGET_DIR/$release/libibverbs.so" "$dist/softrnic/libibverbs.so.1"
-ln -sfn libibverbs.so.1 "$dist/softrnic/libibverbs.so"
-put "$CARGO_TARGET_DIR/tools/$release/libibverbs.so" "$dist/softrnic-tools/libibverbs.so.1"
-ln -sfn libibverbs.so.1 "$dist/softrnic-tools/libibverbs.so"
-ln -sfn libibverbs.so.1 "$dist/softrnic-tools/librdmacm.so.1"
-put "$CARGO_TARGET_DIR/$release/ferrite" "$dist/bin/ferrite"
-put "$CARGO_TARGET_DIR/$release/softrnic" "$dist/bin/softrnic"
+built=()
+if [ -n "$libraries" ]; then
+    # Copied before the next command builds a file of the same name.
+    cargo "${build[@]}" --release -p softrnic --features tools --locked --quiet
+    put "$CARGO_TARGET_DIR/$release/libibverbs.so" "$dist/softrnic-tools/libibverbs.so.1"
+    # Not the whole workspace: what only tests need takes as long again.
+    packages=(-p nccl-net-ferrite -p softrnic)
+    [ -z "$programs" ] || packages+=(-p softrnic-cli -p ferrite)
+    cargo "${build[@]}" --release "${packages[@]}" --locked --quiet
+    put "$CARGO_TARGET_DIR/$release/libnccl_net.so" "$dist/lib/libnccl-net.so"
+    put "$CARGO_TARGET_DIR/$release/libibverbs.so" "$dist/softrnic/libibverbs.so.1"
+    ln -sfn libnccl-net.so "$dist/lib/libnccl-net-ferrite.so"
+    ln -sfn libibverbs.so.1 "$dist/softrnic/libibverbs.so"
+    ln -sfn libibverbs.so.1 "$dist/softrnic-tools/libibverbs.so"
+    ln -sfn libibverbs.so.1 "$dist/softrnic-tools/librdmacm.so.1"
+    built+=(lib/libnccl-net.so softrnic/libibverbs.so.1 softrnic-tools/libibverbs.so.1)
+fi
+if [ -n "$programs" ]; then
+    put "$CARGO_TARGET_DIR/$programs/ferrite" "$dist/bin/ferrite"
+    put "$CARGO_TARGET_DIR/$programs/softrnic" "$dist/bin/softrnic"
+    built+=(bin/ferrite bin/softrnic)
+fi
 if [ -n "$portable" ]; then
-    for file in lib/libnccl-net.so softrnic/libibverbs.so.1 softrnic-tools/libibverbs.so.1 bin/ferrite bin/softrnic; do
+    for file in "${built[@]}"; do
         grep -q '\.dep-v0' "$dist/$file" || die "$dist/$file: cargo-auditable has written no list of dependencies into it"
     done
 fi
-echo "built: $dist/lib/libnccl-net.so $dist/softrnic/libibverbs.so.1 $dist/softrnic-tools/libibverbs.so.1 $dist/bin/ferrite $dist/bin/softrnic"
+echo "built: ${built[*]/#/$dist/}"

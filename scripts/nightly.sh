@@ -45,7 +45,7 @@ step "decoders"
 PROPTEST_CASES=200000 cargo test --release -p nccl-net-ferrite --lib --locked --quiet proto::
 
 step "all values, and sequence numbers that wrap"
-FERRITE_EXHAUSTIVE=1 cargo test --release -p nccl-net-ferrite --lib --locked --quiet -- exhaustive every_weight
+FERRITE_EXHAUSTIVE=1 cargo test --release -p nccl-net-ferrite --lib --locked --quiet -- exhaustive every_weight inputs_that_are_kept
 
 step "fuzzing"
 scripts/fuzz.py 100
@@ -85,8 +85,9 @@ SOFTRNIC_DRIVER=mlx5-cx8 dist/bin/ferrite check --plugin dist/lib/libnccl-net.so
 SOFTRNIC_DRIVER=mlx5-cx8 SOFTRNIC_LINK=ib dist/bin/ferrite verify --plugin dist/lib/libnccl-net.so
 
 step "tests that take too long for every change"
-# Its loader is one of them.
-dist/bin/ferrite wheel 2.20.5
+for release in 2.20.5 2.25.1 2.27.5; do
+    dist/bin/ferrite wheel "$release"
+done
 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --ignore-default-filter -E 'not (default() + binary(rxe))'
 
 step "the software device with staged copies"

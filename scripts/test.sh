@@ -55,26 +55,22 @@ finish() {
 deny=""
 case "$(rustc --version)" in "rustc 1.95."*) deny="-D warnings" ;; esac
 
-# Each release is fetched once (2.1 GB in all) and kept outside of this repository.
+# What the tests run. Of their own: no optimisation of the programs, which takes longest to build.
+dist=$CARGO_TARGET_DIR/dist
+[ "$mode" != --tests ] || dist=$ROOT/dist
+
+# Each release is fetched once (1.4 GB in all) and kept outside of this repository.
 fetch_nccl() {
     local release
     for release in "$@"; do
-        dist/bin/ferrite wheel "$release"
+        "$dist/bin/ferrite" wheel "$release"
     done
 }
 
-# The release build runs beside all that comes before the tests: what waits for the network, and the build of the tests, each of which has
-# long parts that leave a processor idle. What fetches stock NCCL needs a package that testing needs.
-build() {
-    scripts/build.sh
-    until [ -e "$logs/installed" ]; do sleep 0.2; done
-    # The tests drive it as well.
-    if [ "$mode" = all ]; then fetch_nccl 2.21.5 2.25.1 2.27.5 2.28.9 2.30.7 2.32.3; else fetch_nccl 2.21.5; fi
-}
-[ "$mode" = --tests ] || background "build, and stock NCCL" build
+# Beside all that comes before the tests: it has long parts that leave a processor idle.
+[ "$mode" = --tests ] || background "libraries" scripts/build.sh --libraries "$dist"
 
 setup_tests
-touch "$logs/installed"
 background "Python tools" install_python_tools
 if [ "$mode" = all ]; then
     # Where there can be no such machine, its tests say so themselves.
@@ -92,22 +88,31 @@ fi
 
 step "build of the tests${lints[0]:+, with lints}"
 [ "$mode" != all ] || "${lints[@]}" cargo build -p softrnic --lib --features tools --locked --quiet
+if [ "$mode" != --tests ]; then
+    # These need the programs, of which one fetches stock NCCL beside the rest.
+    "${lints[@]}" cargo nextest run --workspace --locked --test companion --test command_line --no-run
+    scripts/build.sh --programs "$dist"
+    if [ "$mode" = all ]; then releases=(2.21.5 2.28.9 2.30.7 2.32.3); else releases=(2.21.5); fi
+    background "stock NCCL" fetch_nccl "${releases[@]}"
+fi
 "${lints[@]}" cargo nextest run --workspace --all-targets --locked --no-run
 
-[ "$mode" = --tests ] || finish "build, and stock NCCL"
+for job in libraries "stock NCCL"; do
+    [ "$mode" = --tests ] || finish "$job"
+done
 [ "$mode" != all ] || finish "virtual machine with soft-RoCE" || [ $? = 77 ]
 finish "Python tools"
 
 step tests
-export FERRITE_DIST=$ROOT/dist
+export FERRITE_DIST=$dist
 status=0
 sums=()
 
 # run_tests PROFILE: those of a profile of .config/nextest.toml. nextest writes below target/, whatever CARGO_TARGET_DIR is. Many tests
-# wait for a time limit or for other processes: one more than there are processors keeps these busy.
+# wait for a time limit or for other processes: more of them than there are processors keep these busy.
 run_tests() {
     rm -rf "target/nextest/$1"
-    "${lints[@]}" cargo nextest run --workspace --all-targets --locked --profile "$1" --test-threads $(($(nproc) + 1)) || status=$?
+    "${lints[@]}" cargo nextest run --workspace --all-targets --locked --profile "$1" --test-threads $((2 * $(nproc) + 1)) || status=$?
     sums+=("target/nextest/$1/junit.xml")
 }
 

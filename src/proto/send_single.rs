@@ -180,7 +180,7 @@ mod tests {
             let flow = || SendFlow::new(striping, RailWeights::from_speeds([1]));
             let mut callers = [(flow(), Vec::new(), false), (flow(), Vec::new(), true)];
             let mut ring: Vec<Cts> = Vec::new();
-            for step in steps {
+            for (number, step) in steps.into_iter().enumerate() {
                 let mut answers = Vec::new();
                 for (flow, outstanding, is_usual) in &mut callers {
                     match &step {
@@ -206,12 +206,16 @@ mod tests {
                     ring.push(Cts { addr: 0x1000 * u64::from(seq), length, rkeys: [seq, 0], tag, seq });
                 }
                 prop_assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{:?}", answers);
-                prop_assert_eq!(format!("{:?}", callers[0].0), format!("{:?}", callers[1].0));
+                // Whole states take long to compare, and a difference stays.
+                if number % 32 == 0 {
+                    prop_assert_eq!(format!("{:?}", callers[0].0), format!("{:?}", callers[1].0));
+                }
                 // After a clear-to-send that is not valid nothing goes on.
                 if answers.contains(&None) {
                     break;
                 }
             }
+            prop_assert_eq!(format!("{:?}", callers[0].0), format!("{:?}", callers[1].0));
         }
     }
 

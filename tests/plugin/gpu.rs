@@ -12,9 +12,10 @@ use ferrite::pair::PeerConn;
 use ferrite::pair::Setting;
 use ferrite::transport::Transport;
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::path::Path;
 use std::process::Command;
 use testkit::dist::softrnic_program;
-use testkit::{Missing, Scratch, program, require};
+use testkit::{Missing, Scratch, c_library, program, require};
 
 /// The driver, loaded into this process as an application would have it.
 struct Driver(*mut c_void);
@@ -22,11 +23,8 @@ struct Driver(*mut c_void);
 impl Driver {
     fn load() -> Self {
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tools/softrnic/tests/cuda/fake.c");
-        let folder = Scratch::new();
-        let library = folder.join("cuda.so");
-        let mut cc = Command::new("cc");
-        cc.args(["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"]).arg(&library).arg(source);
-        assert!(cc.status().expect("a C compiler").success());
+        let flags = ["-O1", "-pthread", "-Wl,-soname,libcuda.so.1"];
+        let library = c_library::shared_object(env!("CARGO_TARGET_TMPDIR"), Path::new(source), &flags);
         let path = CString::new(library.to_str().expect("UTF-8")).expect("a path");
         // SAFETY: a library of ours.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
@@ -65,7 +63,7 @@ const WARNING: &str = "WARN";
 
 /// Whether this machine has no GPUs: these tests cannot do with one.
 fn no_gpu() -> std::result::Result<(), Missing> {
-    let has = std::path::Path::new("/proc/driver/nvidia").exists();
+    let has = Path::new("/proc/driver/nvidia").exists();
     if has { Err(Missing::new("a machine without GPUs: this one has some")) } else { Ok(()) }
 }
 

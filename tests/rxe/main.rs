@@ -61,7 +61,7 @@ tests! {
     addresses::an_address_that_goes_and_comes_back: [] [deep plugin];
     faults::loss_and_reordering: [plugin] [deep stock];
     faults::black_hole: [] [deep plugin stock];
-    faults::link_down: [plugin] [deep stock];
+    faults::link_down: [] [deep plugin stock];
     faults::link_flap: [] [deep plugin];
     faults::black_hole_that_ends: [] [deep plugin];
     faults::peer_killed: [plugin] [deep stock];

@@ -105,12 +105,12 @@ fn run_all(count: u64, faults: Faults, mut check: impl FnMut(Option<Fault>, &Out
 
 #[test]
 fn without_a_fault_every_schedule_delivers_every_message_once() {
-    run_all(1000, Faults::Never, |_, outcome| assert!(outcome.is_all_delivered));
+    run_all(400, Faults::Never, |_, outcome| assert!(outcome.is_all_delivered));
 }
 
 #[test]
 fn after_port_flaps_and_lost_control_connections_every_message_is_delivered_once() {
-    run_all(1000, Faults::Survivable, |_, outcome| assert!(outcome.is_all_delivered));
+    run_all(500, Faults::Survivable, |_, outcome| assert!(outcome.is_all_delivered));
 }
 
 /// The sender has closed in good order after the last acknowledgement, so that a write to it over one rail fails, while the completion of
@@ -126,7 +126,7 @@ fn known_seed_a_request_is_complete_though_a_rail_that_is_polled_before_has_fail
 #[test]
 fn after_a_fatal_fault_every_request_ends_safely_and_each_error_is_explained_by_the_fault() {
     let (mut runs, mut failed) = (0, 0);
-    run_all(2000, Faults::Fatal, |fatal, outcome| {
+    run_all(1000, Faults::Fatal, |fatal, outcome| {
         runs += 1;
         failed += u64::from(outcome.causes != [None; 2]);
         check_causes(fatal, outcome);

@@ -69,7 +69,7 @@ fn a_post_may_be_cut_short_anywhere() {
         let survivor = Survivor::new();
         for kind in KINDS {
             let Some(length) = survivor.kill_victim_at(page, kind, u64::MAX) else { return };
-            let cuts = (0..length).step_by((length / points(6)).max(1) as usize);
+            let cuts = (0..length).step_by((length / points(3)).max(1) as usize);
             println!("{kind:?}: killed at {} of {length} instructions", cuts.clone().count());
             for cut in cuts {
                 println!("{kind:?}: instruction {cut} of {length}");

@@ -63,7 +63,7 @@ fn random_deaths_are_survived() {
         VICTIM => run_victim(socket),
         _ => run_successor(socket),
     });
-    let (rounds, seed) = (number("SOFTRNIC_KILL_ROUNDS", 200), number("SOFTRNIC_KILL_SEED", 1));
+    let (rounds, seed) = (number("SOFTRNIC_KILL_ROUNDS", 100), number("SOFTRNIC_KILL_SEED", 1));
     let mut run = Run::new(seed);
     for round in 0..rounds {
         // Shown if the round fails.

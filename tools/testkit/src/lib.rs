@@ -9,6 +9,7 @@
 //! | contents for buffers | [`bytes`] |
 //! | a process that dies on purpose | [`crash`], [`forked`], [`process`] |
 //! | what a program prints | [`program`] |
+//! | a shared object that is written in C | [`c_library`] |
 //! | software RDMA devices | [`softrnic`] |
 //! | what `scripts/build.sh` has built | [`dist`] |
 //! | the commands that the pages show | [`documented`] |
@@ -30,6 +31,7 @@
 //! ```
 
 pub mod bytes;
+pub mod c_library;
 pub mod crash;
 pub mod dist;
 pub mod documented;

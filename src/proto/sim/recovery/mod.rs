@@ -83,7 +83,7 @@ fn has_lost(outcome: &Outcome) -> bool {
 #[test]
 fn after_any_faults_that_end_every_message_is_delivered_once_and_all_rails_are_used_again() {
     let (mut recoveries, mut late, mut replayed, mut runs) = (0, 0, 0, 0);
-    run_seeds(2000, "recovery", |seed| {
+    run_seeds(1000, "recovery", |seed| {
         let outcome = run(Random::new(seed), FaultPlan::survivable);
         assert!(outcome.is_all_delivered);
         runs += 1;
@@ -106,7 +106,7 @@ fn without_a_fault_there_is_no_recovery() {
 
 #[test]
 fn a_path_that_never_comes_back_ends_both_ends_with_an_error() {
-    run_seeds(200, "recovery in vain", |seed| {
+    run_seeds(100, "recovery in vain", |seed| {
         check_failures(&run(Random::new(seed), FaultPlan::endless));
     });
 }

@@ -93,9 +93,13 @@ impl Buffer {
     /// [`Error::Misuse`] if the range lies outside.
     pub fn read(&self, offset: usize, len: usize) -> Result<Vec<u8>> {
         let source = self.address(offset, len)?;
-        let mut copy = vec![0_u8; len];
-        // SAFETY: address() checked the range; the target has just been allocated.
-        unsafe { source.copy_to_nonoverlapping(copy.as_mut_ptr(), len) };
+        let mut copy = Vec::with_capacity(len);
+        // SAFETY: address() checked the range; the target has just been allocated, with room for `len` bytes, which are written before
+        // they count.
+        unsafe {
+            source.copy_to_nonoverlapping(copy.as_mut_ptr(), len);
+            copy.set_len(len);
+        }
         Ok(copy)
     }
 

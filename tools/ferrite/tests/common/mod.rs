@@ -10,33 +10,14 @@ use ferrite::nccl::release::NcclRelease;
 use ferrite::pair::PairPermit;
 use ferrite::pair::Setting;
 use ferrite::verbs::Verbs;
-use testkit::unique::unique_name;
-use testkit::{Missing, Scratch, program};
+use testkit::{Missing, Scratch, c_library, program};
 
 /// `tests/fixtures/NAME.c` as a shared object.
 pub(crate) fn shared_object(name: &str, flags: &[&str]) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/{name}.c"));
-    let text = std::fs::read(&source).expect("the fixture is there");
-    let stem = flags.concat().replace(|c: char| !c.is_ascii_alphanumeric(), "");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("lib{name}{stem}.so"));
-    let age = |path: &Path| path.metadata().and_then(|meta| meta.modified()).ok();
-    if age(&target) > age(&source) && !text.is_empty() {
-        return target;
-    }
-    let scratch = target.with_extension(unique_name("so"));
-    let status = Command::new("cc")
-        .args(["-O2", "-fPIC", "-shared"])
-        .args(flags)
-        .arg("-I")
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include"))
-        .arg("-o")
-        .arg(&scratch)
-        .arg(&source)
-        .status()
-        .expect("a C compiler is there");
-    assert!(status.success(), "{} does not compile", source.display());
-    std::fs::rename(&scratch, &target).expect("the fixture can be put in place");
-    target
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let source = crate_folder.join(format!("tests/fixtures/{name}.c"));
+    let include = format!("-I{}", crate_folder.join("../../include").display());
+    c_library::shared_object(env!("CARGO_TARGET_TMPDIR"), &source, &[&["-O2", include.as_str()], flags].concat())
 }
 
 /// The loopback transport.

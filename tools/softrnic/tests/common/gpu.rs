@@ -1,9 +1,9 @@
 //! A CUDA driver without a GPU (`cuda/fake.c`), whose memory no processor can touch.
 
 use std::ffi::{CString, c_int};
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 use std::ptr;
+use testkit::c_library;
 
 use super::node::{Address, Node};
 use super::verbs::*;
@@ -23,14 +23,10 @@ impl Driver {
         Self { handle }
     }
 
-    /// Compiled for each process that wants it, which is quick and needs no agreement.
     fn build() -> PathBuf {
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cuda/fake.c");
-        let library = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("fake-cuda-{}.so", std::process::id()));
-        let mut cc = Command::new("cc");
-        cc.args(["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-o"]).arg(&library).arg(source);
-        assert!(cc.status().expect("a C compiler").success());
-        library
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda/fake.c");
+        let flags = ["-O1", "-pthread", "-Wl,-soname,libcuda.so.1"];
+        c_library::shared_object(env!("CARGO_TARGET_TMPDIR"), &source, &flags)
     }
 
     pub fn function<F>(&self, name: &str) -> F {
@@ -89,14 +85,6 @@ impl Driver {
     }
 }
 
-impl Drop for Driver {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(
-            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("fake-cuda-{}.so", std::process::id())),
-        );
-    }
-}
-
 /// A node whose memory region is `bytes` of the GPU.
 pub struct GpuNode {
     pub node: Node,
@@ -135,7 +123,7 @@ pub fn helper() -> Result<[(&'static str, String); 4], testkit::Missing> {
     Ok([
         ("SOFTRNIC_GPU", "both".into()),
         ("SOFTRNIC_GPU_HELPER", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cuda/helper.sh").into()),
-        ("SOFTRNIC_TEST_DRIVERS", env!("CARGO_TARGET_TMPDIR").into()),
+        ("SOFTRNIC_TEST_DRIVER", Driver::build().display().to_string()),
         ("SOFTRNIC_TEST_PROGRAM", program.display().to_string()),
     ])
 }

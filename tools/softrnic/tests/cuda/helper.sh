@@ -1,3 +1,3 @@
 #!/bin/sh
-# Stands for the program `softrnic` in SOFTRNIC_GPU_HELPER: the same, on the CUDA driver that the process which starts it has built.
-LD_PRELOAD="$SOFTRNIC_TEST_DRIVERS/fake-cuda-$PPID.so" exec "$SOFTRNIC_TEST_PROGRAM" "$@"
+# Stands for the program `softrnic` in SOFTRNIC_GPU_HELPER: the same, on the CUDA driver of the tests.
+LD_PRELOAD="$SOFTRNIC_TEST_DRIVER" exec "$SOFTRNIC_TEST_PROGRAM" "$@"
