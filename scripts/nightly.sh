@@ -13,6 +13,10 @@ step() { printf '\n== %s\n' "$*"; }
 step build
 scripts/build.sh
 
+step "lints of what scripts/test.sh does not compile"
+cargo clippy -p softrnic --lib --features tools --locked --quiet -- -D warnings
+cargo clippy -p models --all-targets --locked --quiet -- -D warnings
+
 step documentation
 case "$(rustc --version)" in "rustc 1.95."*) export RUSTDOCFLAGS="-D warnings" ;; esac
 cargo doc --workspace --no-deps --document-private-items --locked --quiet
@@ -38,8 +42,7 @@ step "every order of events of a small connection, with two faults and a break o
 FERRITE_EXPLORE=all cargo test --release -p nccl-net-ferrite --lib --locked --quiet -- --nocapture every_order_of_events
 
 step "every order of steps of what threads and processes share without a lock"
-cargo test --release -p nccl-net-ferrite --locked --quiet --test exclusive_cell --test operation_place
-FERRITE_EXPLORE=all cargo test --release -p softrnic --locked --quiet --test models
+FERRITE_EXPLORE=all cargo test --release -p models --locked --quiet
 
 step "decoders"
 PROPTEST_CASES=200000 cargo test --release -p nccl-net-ferrite --lib --locked --quiet proto::

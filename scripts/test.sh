@@ -59,7 +59,7 @@ case "$(rustc --version)" in "rustc 1.95."*) deny="-D warnings" ;; esac
 dist=$CARGO_TARGET_DIR/dist
 [ "$mode" != --tests ] || dist=$ROOT/dist
 
-# Each release is fetched once (1.4 GB in all) and kept outside of this repository.
+# Each release is fetched once (1.5 GB in all) and kept outside of this repository.
 fetch_nccl() {
     local release
     for release in "$@"; do
@@ -86,16 +86,17 @@ if [ "$mode" = all ]; then
     lints=(env RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS="${deny// /__CLIPPY_HACKERY__}")
 fi
 
+# All but the explorations with a model checker, which takes longer to build than they do.
+crates=(--workspace --exclude models)
 step "build of the tests${lints[0]:+, with lints}"
-[ "$mode" != all ] || "${lints[@]}" cargo build -p softrnic --lib --features tools --locked --quiet
 if [ "$mode" != --tests ]; then
     # These need the programs, of which one fetches stock NCCL beside the rest.
-    "${lints[@]}" cargo nextest run --workspace --locked --test companion --test command_line --no-run
+    "${lints[@]}" cargo nextest run "${crates[@]}" --locked --test companion --test command_line --no-run
     scripts/build.sh --programs "$dist"
     if [ "$mode" = all ]; then releases=(2.21.5 2.28.9 2.30.7 2.32.3); else releases=(2.21.5); fi
     background "stock NCCL" fetch_nccl "${releases[@]}"
 fi
-"${lints[@]}" cargo nextest run --workspace --all-targets --locked --no-run
+"${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --no-run
 
 for job in libraries "stock NCCL"; do
     [ "$mode" = --tests ] || finish "$job"
@@ -112,17 +113,18 @@ sums=()
 # wait for a time limit or for other processes: more of them than there are processors keep these busy.
 run_tests() {
     rm -rf "target/nextest/$1"
-    "${lints[@]}" cargo nextest run --workspace --all-targets --locked --profile "$1" --test-threads $((2 * $(nproc) + 1)) || status=$?
+    "${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --profile "$1" --test-threads $((2 * $(nproc))) || status=$?
     sums+=("target/nextest/$1/junit.xml")
 }
 
-# python_tests [NAME...]: those of the Python programs, with mypy and ruff, one after the other beside those of the workspace.
+# python_tests [NAME...]: those of the Python programs, with mypy and ruff, one after the other beside those of the workspace; but not those
+# of the packages, which take longest.
 python_tests() {
     local python
     python=$(python_tools)/bin/python
     [ -e "$(python_tools)/complete" ] || python=python3
     cd scripts || return
-    exec timeout 1200 "$python" -m tests --jobs 1 --junit "$python_sums" "$@"
+    exec timeout 1200 "$python" -m tests --jobs 1 --but tests.test_package --junit "$python_sums" "$@"
 }
 python_sums=$CARGO_TARGET_DIR/python/junit.xml
 rm -f "$python_sums"

@@ -43,7 +43,7 @@ class Docker(unittest.TestCase):
         self.assertEqual(variables, {"NCCL_NET_PLUGIN": target, "NCCL_NET": "Ferrite"})
         # An absolute path: NCCL takes it as it is, whatever its version.
         self.assertTrue(target.startswith("/"))
-        self.assertIn(f"\"$dist/{source}\"\n", (ROOT / "scripts/build.sh").read_text())
+        self.assertIn(f'"$dist/{source}"\n', (ROOT / "scripts/build.sh").read_text())
 
     def test_the_run_line_has_what_the_table_explains(self) -> None:
         page = (ROOT / "docs/users.md").read_text()

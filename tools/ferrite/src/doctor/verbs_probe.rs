@@ -114,7 +114,7 @@ fn port(context: &Arc<Context>, domain: Option<&Arc<ProtectionDomain>>, number: 
 /// Registers as much host memory as a job might at once, and deregisters it.
 fn register(domain: &Arc<ProtectionDomain>) -> std::result::Result<u64, String> {
     let bytes = TRIAL_BYTES.min(free_memory() / 4).max(1 << 20);
-    let memory: Result<Buffer> = Buffer::new(bytes as usize);
+    let memory: Result<Buffer> = Buffer::unused(bytes as usize);
     let memory = memory.map_err(|problem| problem.to_string())?;
     let address = memory.address(0, memory.len()).map_err(|problem| problem.to_string())? as u64;
     // SAFETY: the region is dropped in this statement, the memory after it.

@@ -30,7 +30,16 @@ impl Buffer {
     /// # Errors
     /// [`Error::Io`] if the system has no memory left.
     pub fn new(len: usize) -> Result<Self> {
-        Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+        Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE, -1, 0)
+    }
+
+    /// Maps `len` bytes (at least one page) that take memory only when they are used: a NIC's driver, which pins the pages of a registration,
+    /// uses all.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system has no addresses left.
+    pub(crate) fn unused(len: usize) -> Result<Self> {
+        Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0)
     }
 
     /// Maps `len` bytes of `file` from `offset`, a multiple of the page size; they hold what the file does.
@@ -38,7 +47,7 @@ impl Buffer {
     /// # Errors
     /// [`Error::Io`] if the file is shorter, or the system has no memory left.
     pub(crate) fn in_file(file: &File, offset: u64, len: usize) -> Result<Self> {
-        Self::map(len, libc::MAP_SHARED, file.as_raw_fd(), offset)
+        Self::map(len, libc::MAP_SHARED | libc::MAP_POPULATE, file.as_raw_fd(), offset)
     }
 
     fn map(len: usize, flags: i32, descriptor: RawFd, offset: u64) -> Result<Self> {
@@ -46,8 +55,7 @@ impl Buffer {
         let offset = libc::off_t::try_from(offset).map_err(|_| Error::Misuse("an offset past any file's end"))?;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags | libc::MAP_POPULATE, descriptor, offset) };
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, descriptor, offset) };
         if start == libc::MAP_FAILED {
             return Err(Error::last_os(format!("cannot map {len} bytes")));
         }

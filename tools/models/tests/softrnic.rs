@@ -130,21 +130,21 @@ mod shm {
     }
 }
 
-#[path = "models/receives.rs"]
+#[path = "softrnic/receives.rs"]
 mod receives;
 
-#[path = "../src/shm/recv_ring.rs"]
+#[path = "../../softrnic/src/shm/recv_ring.rs"]
 mod recv_ring;
-#[path = "../src/shm/srq_ring.rs"]
+#[path = "../../softrnic/src/shm/srq_ring.rs"]
 mod srq_ring;
-#[path = "../src/shm/srq_slot.rs"]
+#[path = "../../softrnic/src/shm/srq_slot.rs"]
 mod srq_slot;
 
-#[path = "../src/shm/job.rs"]
+#[path = "../../softrnic/src/shm/job.rs"]
 mod job_slot;
-#[path = "../src/shm/mark.rs"]
+#[path = "../../softrnic/src/shm/mark.rs"]
 mod mark;
-#[path = "../src/objects/send_ring.rs"]
+#[path = "../../softrnic/src/objects/send_ring.rs"]
 mod send_ring;
 
 use std::sync::atomic::Ordering::SeqCst;

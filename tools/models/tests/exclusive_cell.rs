@@ -66,9 +66,9 @@ mod sync {
     }
 }
 
-#[path = "../src/net/data/exclusive_cell.rs"]
+#[path = "../../../src/net/data/exclusive_cell.rs"]
 mod exclusive_cell;
-#[path = "../src/net/control/state_word.rs"]
+#[path = "../../../src/net/control/state_word.rs"]
 mod state_word;
 
 mod net {

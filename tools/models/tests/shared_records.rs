@@ -28,7 +28,7 @@ mod device_memory {
     }
 }
 
-#[path = "../src/verbs/record.rs"]
+#[path = "../../../src/verbs/record.rs"]
 mod record;
 
 use device_memory::Word;

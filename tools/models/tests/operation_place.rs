@@ -9,7 +9,7 @@ mod sync {
     pub use loom::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
-#[path = "../src/net/operations/place.rs"]
+#[path = "../../../src/net/operations/place.rs"]
 mod place;
 
 use loom::sync::Arc;
