@@ -86,37 +86,6 @@ if [ "$mode" = all ]; then
     lints=(env RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS="${deny// /__CLIPPY_HACKERY__}")
 fi
 
-# All but the explorations with a model checker, which takes longer to build than they do.
-crates=(--workspace --exclude models)
-step "build of the tests${lints[0]:+, with lints}"
-if [ "$mode" != --tests ]; then
-    # These need the programs, of which one fetches stock NCCL beside the rest.
-    "${lints[@]}" cargo nextest run "${crates[@]}" --locked --test companion --test command_line --no-run
-    scripts/build.sh --programs "$dist"
-    if [ "$mode" = all ]; then releases=(2.21.5 2.28.9 2.30.7 2.32.3); else releases=(2.21.5); fi
-    background "stock NCCL" fetch_nccl "${releases[@]}"
-fi
-"${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --no-run
-
-for job in libraries "stock NCCL"; do
-    [ "$mode" = --tests ] || finish "$job"
-done
-[ "$mode" != all ] || finish "virtual machine with soft-RoCE" || [ $? = 77 ]
-finish "Python tools"
-
-step tests
-export FERRITE_DIST=$dist
-status=0
-sums=()
-
-# run_tests PROFILE: those of a profile of .config/nextest.toml. nextest writes below target/, whatever CARGO_TARGET_DIR is. Many tests
-# wait for a time limit or for other processes: more of them than there are processors keep these busy.
-run_tests() {
-    rm -rf "target/nextest/$1"
-    "${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --profile "$1" --test-threads $((2 * $(nproc))) || status=$?
-    sums+=("target/nextest/$1/junit.xml")
-}
-
 # python_tests [NAME...]: those of the Python programs, with mypy and ruff, one after the other beside those of the workspace; but not those
 # of the packages, which take longest.
 python_tests() {
@@ -129,17 +98,35 @@ python_tests() {
 python_sums=$CARGO_TARGET_DIR/python/junit.xml
 rm -f "$python_sums"
 
-if [ "$mode" = --quick ]; then
-    background "tests of the Python programs" python_tests tests.test_lint
-    run_tests quick
-else
-    background "tests of the Python programs" python_tests
-    run_tests default
-    # The software device once more, with every copy staged as in a container: the tests that move data (scripts/nightly.sh: all).
-    SOFTRNIC_STAGED=1 run_tests staged
+# All but the explorations with a model checker, which takes longer to build than they do.
+crates=(--workspace --exclude models)
+step "build of the tests${lints[0]:+, with lints}"
+if [ "$mode" != --tests ]; then
+    # These need the programs, of which one fetches stock NCCL beside the rest.
+    "${lints[@]}" cargo nextest run "${crates[@]}" --locked --test companion --test command_line --no-run
+    scripts/build.sh --programs "$dist"
+    if [ "$mode" = all ]; then releases=(2.21.5 2.28.9 2.30.7 2.32.3); else releases=(2.21.5); fi
+    background "stock NCCL" fetch_nccl "${releases[@]}"
+    finish libraries
 fi
+finish "Python tools"
+# They need no more than this.
+export FERRITE_DIST=$dist
+if [ "$mode" = --quick ]; then only=(tests.test_lint); else only=(); fi
+background "tests of the Python programs" python_tests "${only[@]}"
+"${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --no-run
+[ "$mode" = --tests ] || finish "stock NCCL"
+[ "$mode" != all ] || finish "virtual machine with soft-RoCE" || [ $? = 77 ]
+
+step tests
+if [ "$mode" = --quick ]; then profile=quick; else profile=default; fi
+# Of .config/nextest.toml. nextest writes below target/, whatever CARGO_TARGET_DIR is.
+sums=("target/nextest/$profile/junit.xml" "$python_sums")
+rm -f "${sums[0]}"
+status=0
+# Many tests wait for a time limit or for other processes: more of them than there are processors keep these busy.
+"${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --profile "$profile" --test-threads $((2 * $(nproc))) || status=$?
 finish "tests of the Python programs" || status=$?
-sums+=("$python_sums")
 
 # What is missing on somebody's machine must not be missing where the project itself is tested.
 printf '\n'

@@ -4,7 +4,7 @@ use testkit::wait_until;
 
 /// Whether the plugin has said all of `words` in one line.
 pub(crate) fn said(words: &[&str]) -> bool {
-    ferrite::nccl::debug_log::lines().iter().any(|line| words.iter().all(|word| line.contains(word)))
+    ferrite::nccl::debug_log::any(|line| words.iter().all(|word| line.contains(word)))
 }
 
 /// All of it.

@@ -20,7 +20,7 @@ use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use testkit::dist::dist;
-use testkit::{Missing, require};
+use testkit::{Missing, require, wait_until};
 
 /// Longer than the time limit that [`with_short_limit`] sets, which has to suffice for what works on a busy machine.
 const LONG: Duration = Duration::from_secs(7);
@@ -96,10 +96,7 @@ fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_i
         let before = queue_pairs();
         let (mut handle, mut listener) = transport.listen(0)?;
         assert!(transport.connect(1, &mut handle)?.is_none(), "nobody accepts");
-        let mut deadline = worker.deadline("the end of the first attempt");
-        while queue_pairs() > before {
-            deadline.idle()?;
-        }
+        wait_until("the end of the first attempt", || queue_pairs() <= before);
         let pair = meet(worker, &transport, &mut handle, &mut listener)?;
         works(worker, pair)?;
         works(worker, kept)
@@ -161,20 +158,16 @@ fn what_an_abort_leaves_behind_goes_without_another_call() -> Result<()> {
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (mut handle, mut listener) = transport.listen(0)?;
-        let mut deadline = worker.deadline("queue pairs at both ends");
-        while queue_pairs() < 1 {
-            assert!(transport.connect(1, &mut handle)?.is_none());
-            deadline.idle()?;
-        }
+        wait_until("queue pairs at the connecting end", || {
+            assert!(transport.connect(1, &mut handle).expect("it goes on").is_none());
+            queue_pairs() == 1
+        });
         // The connecting end is not asked any more from here on, so that it cannot commit.
-        while queue_pairs() < 2 {
-            assert!(listener.accept()?.is_none());
-            deadline.idle()?;
-        }
-        let mut deadline = worker.deadline("the end of what is left");
-        while queue_pairs() > 0 {
-            deadline.idle()?;
-        }
+        wait_until("queue pairs at both ends", || {
+            assert!(listener.accept().expect("it goes on").is_none());
+            queue_pairs() == 2
+        });
+        wait_until("the end of what is left", || queue_pairs() == 0);
         // And the listener is there still.
         let pair = meet(worker, &transport, &mut Handle(handle.0), &mut listener)?;
         works(worker, pair)

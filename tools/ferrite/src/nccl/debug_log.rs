@@ -41,6 +41,11 @@ pub fn lines() -> Vec<String> {
     LINES.lock().map(|lines| lines.iter().cloned().collect()).unwrap_or_default()
 }
 
+/// Whether one of them is as `is_so` says.
+pub fn any(is_so: impl FnMut(&String) -> bool) -> bool {
+    LINES.lock().is_ok_and(|lines| lines.iter().any(is_so))
+}
+
 fn filter() -> Filter {
     *FILTER.get_or_init(|| {
         parse_filter(std::env::var("NCCL_DEBUG").ok().as_deref(), std::env::var("NCCL_DEBUG_SUBSYS").ok().as_deref())
