@@ -336,7 +336,8 @@ fn the_comparison_is_valid_and_its_data_right() {
     require!(default_nccl());
     let report = Scratch::new();
     let mut command = Command::new(require!(built("bin/ferrite")));
-    let short = ["compare", "--quick", "--reps", "2", "--slice", "2", "--sizes", "8,1M", "--connections", "8", "--report"];
+    let short =
+        ["compare", "--quick", "--reps", "2", "--slice", "2", "--sizes", "8,1M", "--connections", "8", "--report"];
     let printed = program::run(command.args(short).arg(report.path()));
     // Two repetitions tell nothing of the times, and say so.
     assert_eq!(printed.status.code(), Some(3), "{printed}");
