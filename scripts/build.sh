@@ -15,12 +15,16 @@
 
 processor=${3:-$(uname -m)}
 portable=""
-# Which profile the programs are of.
-libraries=1 programs=release
+# What to put there: the libraries, and the programs of which profile ("": none).
+libraries=1 programs=release own_target=""
 case "$# ${1:-}" in
 "0 ") dist=dist ;;
 "2 --into") dist=$2 ;;
-"2 --libraries") dist=$2 programs="" ;;
+"2 --libraries")
+    dist=$2 programs=""
+    # Without the programs, fewer features of dependencies are turned on: what is built is kept apart, or each kind would undo the other.
+    own_target=libraries
+    ;;
 "2 --programs") dist=$2 libraries="" programs=debug ;;
 "2 --portable" | "3 --portable") dist=$2 portable=1 ;;
 *) die "usage: scripts/build.sh [--into DIR | --libraries DIR | --programs DIR | --portable DIR [PROCESSOR]]" ;;
@@ -28,6 +32,7 @@ esac
 [ -z "$portable" ] || [[ $processor =~ ^(x86_64|aarch64)$ ]] || die "PROCESSOR=$processor: x86_64 or aarch64"
 
 setup_build
+export CARGO_TARGET_DIR=$CARGO_TARGET_DIR${own_target:+/$own_target}
 build=(build)
 release=release
 if [ -n "$portable" ]; then
@@ -48,22 +53,22 @@ stamp=$(printf '%-33s' "$commit" | tr ' ' _)
 put() {
     mkdir -p "$(dirname "$2")"
     cp "$1" "$2.new"
-    # Tests make packages of them: without symbols they are a third smaller.
+    # Programs without optimisation are a third smaller without symbols; a test packs them.
     [ "$programs" != debug ] || strip "$2.new"
     LC_ALL=C sed -i "s/\(ferrite-version=[0-9A-Za-z.-]*+\)unknown_\{26\}/\1$stamp/" "$2.new"
     mv "$2.new" "$2"
 }
 built=()
 if [ -n "$libraries" ]; then
-    # Copied before the next command builds a file of the same name.
-    cargo "${build[@]}" --release -p softrnic --features tools --locked --quiet
-    put "$CARGO_TARGET_DIR/$release/libibverbs.so" "$dist/softrnic-tools/libibverbs.so.1"
     # Not the whole workspace: what only tests need takes as long again.
     packages=(-p nccl-net-ferrite -p softrnic)
     [ -z "$programs" ] || packages+=(-p softrnic-cli -p ferrite)
     cargo "${build[@]}" --release "${packages[@]}" --locked --quiet
+    # In a folder of its own, since the file has the same name.
+    cargo "${build[@]}" --release -p softrnic --features tools --target-dir "$CARGO_TARGET_DIR/tools" --locked --quiet
     put "$CARGO_TARGET_DIR/$release/libnccl_net.so" "$dist/lib/libnccl-net.so"
     put "$CARGO_TARGET_DIR/$release/libibverbs.so" "$dist/softrnic/libibverbs.so.1"
+    put "$CARGO_TARGET_DIR/tools/$release/libibverbs.so" "$dist/softrnic-tools/libibverbs.so.1"
     ln -sfn libnccl-net.so "$dist/lib/libnccl-net-ferrite.so"
     ln -sfn libibverbs.so.1 "$dist/softrnic/libibverbs.so"
     ln -sfn libibverbs.so.1 "$dist/softrnic-tools/libibverbs.so"

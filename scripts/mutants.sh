@@ -11,6 +11,8 @@ trap 'rm -rf "$copy"' EXIT
 git ls-files -z | tar --null -T - -cf - | tar -xf - -C "$copy"
 export CARGO_TARGET_DIR=$CARGO_TARGET_DIR/mutants
 log=$copy/log
+# More schedules than with every change.
+export FERRITE_SIM_SEEDS=2000
 
 simulate() {
     (cd "$copy" && cargo test -p nccl-net-ferrite --lib --locked --quiet -- proto::sim proto::recovery proto::control proto::frame) >"$log" 2>&1

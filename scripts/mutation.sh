@@ -74,7 +74,7 @@ test_tool = "nextest"
 END
 
 export CARGO_BUILD_JOBS=1 NEXTEST_TEST_THREADS=1 CARGO_INCREMENTAL=1
-# More schedules than with every change: those that the figures of docs/proof.md were made with, or more.
+# More schedules than with every change.
 export FERRITE_SIM_SEEDS=2000
 export PROPTEST_MAX_SHRINK_ITERS=0 PROPTEST_DISABLE_FAILURE_PERSISTENCE=true
 # Each copy has a folder of its own for what it builds.

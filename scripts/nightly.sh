@@ -10,17 +10,26 @@ setup_tests
 
 step() { printf '\n== %s\n' "$*"; }
 
+# tests PROFILE ARGUMENT...: those of a profile of .config/nextest.toml, and their sum. Where the project itself is tested, none may be skipped.
+tests() {
+    FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile "$@"
+    scripts/summary.py "target/nextest/$1/junit.xml"
+}
+
 step build
 scripts/build.sh
 
 step "lints of what scripts/test.sh does not compile"
-cargo clippy -p softrnic --lib --features tools --locked --quiet -- -D warnings
-cargo clippy -p models --all-targets --locked --quiet -- -D warnings
+# As in scripts/test.sh, newer compilers have newer lints.
+errors=()
+case "$(rustc --version)" in "rustc 1.95."*) errors=(-D warnings) ;; esac
+cargo clippy -p softrnic --lib --features tools --locked --quiet -- "${errors[@]}"
+cargo clippy -p models --all-targets --locked --quiet -- "${errors[@]}"
+# scripts/test.sh does not look at what a script takes from another one.
+git ls-files -z '*.sh' | xargs -0 shellcheck --severity=warning --external-sources --source-path=SCRIPTDIR
 
 step documentation
-case "$(rustc --version)" in "rustc 1.95."*) export RUSTDOCFLAGS="-D warnings" ;; esac
-cargo doc --workspace --no-deps --document-private-items --locked --quiet
-unset RUSTDOCFLAGS
+RUSTDOCFLAGS=${errors[*]} cargo doc --workspace --no-deps --document-private-items --locked --quiet
 
 step "the pages as a site"
 mdbook=$(install_mdbook)
@@ -88,19 +97,19 @@ SOFTRNIC_DRIVER=mlx5-cx8 dist/bin/ferrite check --plugin dist/lib/libnccl-net.so
 SOFTRNIC_DRIVER=mlx5-cx8 SOFTRNIC_LINK=ib dist/bin/ferrite verify --plugin dist/lib/libnccl-net.so
 
 step "tests that take too long for every change"
-for release in 2.20.5 2.25.1 2.27.5; do
+for release in 2.20.5 2.21.5 2.25.1 2.27.5 2.28.9 2.30.7 2.32.3; do
     dist/bin/ferrite wheel "$release"
 done
-FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --ignore-default-filter -E 'not (default() + binary(rxe))'
+tests default --ignore-default-filter -E 'not (default() + binary(rxe))'
 
 step "the software device with staged copies"
 SOFTRNIC_STAGED=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'package(softrnic) + package(softrnic-cli)'
 
 step "soft-RoCE, Ferrite and NCCL's own transport"
-FERRITE_DEEP=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'binary(rxe)'
+FERRITE_DEEP=1 tests nightly -E 'binary(rxe)'
 
 step "ports that fall a thousand times"
-FERRITE_DEEP=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'binary(recovery) & (test(many_flaps) | test(half_a_minute))'
+FERRITE_DEEP=1 tests nightly -E 'binary(recovery) & (test(many_flaps) | test(half_a_minute))'
 
 step "a thousand falls of the only port: nothing grows"
 scripts/flaps.py 1000
@@ -122,7 +131,10 @@ scripts/package_twice.sh
 
 step "packages: those for old systems are installed and used; other programs read them"
 scripts/package.sh
-(cd scripts && FERRITE_DIST=$ROOT/packages/built python3 -m tests --jobs 1 tests.test_package)
+for built in packages/built dist; do
+    (cd scripts && FERRITE_DIST=$ROOT/$built python3 -m tests --jobs 1 --junit ../target/python/packages.xml tests.test_package)
+    scripts/summary.py target/python/packages.xml
+done
 scripts/foreign_readers.sh packages || [ $? = 77 ]
 
 step "the last release"

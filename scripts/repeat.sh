@@ -11,7 +11,7 @@ alone=${2:-3}
 
 setup_tests
 scripts/build.sh
-cargo nextest run --workspace --locked --no-run
+cargo nextest run --workspace --exclude models --all-targets --locked --no-run
 logs=$(mktemp -d)
 busy=()
 trap 'kill "${busy[@]}" 2>/dev/null || true' EXIT

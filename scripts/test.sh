@@ -55,7 +55,7 @@ finish() {
 deny=""
 case "$(rustc --version)" in "rustc 1.95."*) deny="-D warnings" ;; esac
 
-# What the tests run. Of their own: no optimisation of the programs, which takes longest to build.
+# What the tests run: in a folder of its own, since its programs are built without optimisation; an optimised build of them takes longest.
 dist=$CARGO_TARGET_DIR/dist
 [ "$mode" != --tests ] || dist=$ROOT/dist
 
@@ -102,7 +102,7 @@ rm -f "$python_sums"
 crates=(--workspace --exclude models)
 step "build of the tests${lints[0]:+, with lints}"
 if [ "$mode" != --tests ]; then
-    # These need the programs, of which one fetches stock NCCL beside the rest.
+    # For these two, cargo builds the programs. One of them fetches stock NCCL beside the rest.
     "${lints[@]}" cargo nextest run "${crates[@]}" --locked --test companion --test command_line --no-run
     scripts/build.sh --programs "$dist"
     if [ "$mode" = all ]; then releases=(2.21.5 2.28.9 2.30.7 2.32.3); else releases=(2.21.5); fi
@@ -110,7 +110,7 @@ if [ "$mode" != --tests ]; then
     finish libraries
 fi
 finish "Python tools"
-# They need no more than this.
+# The tests of the Python programs need no more than the libraries and the programs.
 export FERRITE_DIST=$dist
 if [ "$mode" = --quick ]; then only=(tests.test_lint); else only=(); fi
 background "tests of the Python programs" python_tests "${only[@]}"
@@ -125,7 +125,7 @@ sums=("target/nextest/$profile/junit.xml" "$python_sums")
 rm -f "${sums[0]}"
 status=0
 # Many tests wait for a time limit or for other processes: more of them than there are processors keep these busy.
-"${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --profile "$profile" --test-threads $((2 * $(nproc))) || status=$?
+"${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --profile "$profile" --test-threads $((2 * $(nproc) + 1)) || status=$?
 finish "tests of the Python programs" || status=$?
 
 # What is missing on somebody's machine must not be missing where the project itself is tested.

@@ -44,9 +44,17 @@ fn tests_below(folder: &Path, found: &mut BTreeSet<String>) {
 /// The names of all tests.
 fn tests() -> BTreeSet<String> {
     let mut tests = BTreeSet::new();
-    for folder in
-        ["src", "tests", "tools/ferrite", "tools/softrnic", "tools/softrnic-cli", "tools/testkit", "scripts/tests"]
-    {
+    for folder in [
+        "src",
+        "tests",
+        "tools/ferrite",
+        "tools/softrnic",
+        "tools/softrnic-cli",
+        "tools/testkit",
+        "tools/models",
+        "tools/payload",
+        "scripts/tests",
+    ] {
         tests_below(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut tests);
     }
     tests

@@ -1,10 +1,10 @@
 """Runs the tests, each class of them in a process of its own, side by side.
 
-    cd scripts && python3 -m tests [--junit FILE] [--jobs N] [--but FILE] [NAME...]
+    cd scripts && python3 -m tests [--junit FILE] [--jobs N] [--but MODULE] [NAME...]
 
 NAME is a file, a class or a test as unittest names it, such as tests.test_ab or tests.test_ab.Comparison. FILE gets the results as
-JUnit XML, which scripts/summary.py adds up. --but leaves out the tests of a file, such as tests.test_package, where no NAME is given.
-Exit code 1: a test failed.
+JUnit XML, which scripts/summary.py adds up. Without a NAME all tests run, but those of MODULE, such as tests.test_package. Exit code 1:
+a test failed.
 """
 
 import argparse
@@ -73,11 +73,12 @@ def tests_in(suite: TestSuite | TestCase) -> Iterator[TestCase]:
             yield from tests_in(one)
 
 
-def classes(left_out: str) -> list[str]:
-    """Of all test files but one, or of all ("")."""
-    files = [f"tests.{path.stem}" for path in sorted(HERE.glob("test_*.py"))]
-    if left_out:
-        files.remove(left_out)
+def modules() -> list[str]:
+    return [f"tests.{path.stem}" for path in sorted(HERE.glob("test_*.py"))]
+
+
+def classes(files: list[str]) -> list[str]:
+    """Of these modules."""
     found = tests_in(unittest.defaultTestLoader.loadTestsFromNames(files))
     # A file that cannot be imported is a test that fails, without a class of its own.
     return list(dict.fromkeys(one.id() if type(one).__module__ == "unittest.loader" else one.id().rpartition(".")[0] for one in found))
@@ -101,11 +102,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="tests to run; default: all")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the results to FILE")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes; default: one for each CPU")
-    parser.add_argument("--but", default="", metavar="FILE", help="leave out the tests of a file")
+    parser.add_argument("--but", choices=modules(), metavar="MODULE", help="leave out the tests of a module")
     options = parser.parse_args()
     begin = time.monotonic()
     with ProcessPoolExecutor(options.jobs) as pool:
-        results = [result for found in pool.map(run_suite, options.names or classes(options.but)) for result in found]
+        results = [result for found in pool.map(run_suite, options.names or classes([name for name in modules() if name != options.but])) for result in found]
     failed = [one for one in results if one.failure]
     for one in failed:
         print(f"FAIL {one.name}\n{one.failure}")

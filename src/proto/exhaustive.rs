@@ -10,7 +10,7 @@ use super::send::SendFlow;
 use super::stripe::Striping;
 use super::{MAX_QPS, QpIndex, RING_SLOTS, Violation};
 
-/// From one value to the next: 1, or `otherwise`.
+/// From one value, or one input that a fuzzer has kept, to the next: 1, or `otherwise`.
 pub(super) fn step(otherwise: usize) -> usize {
     if std::env::var_os("FERRITE_EXHAUSTIVE").is_some() { 1 } else { otherwise }
 }

@@ -1,9 +1,9 @@
 //! The guard of the data path, explored by a model checker: every order of the threads' steps, and every value that the memory
-//! model lets a load return. The sources are the library's, with the checker's atomics in place of the processor's, and with a
+//! model lets a load return. The sources are the plugin's, with the checker's atomics in place of the processor's, and with a
 //! fence in place of each half of the memory barrier: what `src/net/control/sync.rs` says that they do together.
 
 // The sources are larger than what is explored.
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "files of the library")]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "files of the plugin")]
 
 mod error {
     #[derive(Debug, PartialEq, Eq)]

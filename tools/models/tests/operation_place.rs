@@ -1,8 +1,8 @@
 //! A place of the table of NCCL's operations, explored by a model checker: every order of the threads' steps, and every value that the
-//! memory model lets a load return. The source is the library's, with the checker's atomics in place of the processor's.
+//! memory model lets a load return. The source is the plugin's, with the checker's atomics in place of the processor's.
 
 // The source is larger than what is explored.
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "a file of the library")]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "a file of the plugin")]
 
 /// In place of `src/net/operations/sync.rs`.
 mod sync {

@@ -1,12 +1,12 @@
 //! The protocols without locks, explored by a model checker: every order of the threads' steps, and every value that the
-//! memory model lets a load return. The sources are those of the library, with the checker's atomics in place of the
+//! memory model lets a load return. The sources are those of the software device, with the checker's atomics in place of the
 //! processor's.
 
 // The sources are larger than what is explored.
-#![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "files of the library")]
+#![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "files of the software device")]
 
 mod host {
-    /// In place of `src/host/sync.rs`.
+    /// In place of `tools/softrnic/src/host/sync.rs`.
     pub mod sync {
         use std::sync::atomic::Ordering;
 
@@ -82,7 +82,7 @@ mod host {
     }
 }
 
-/// In place of `src/abi/types.rs`.
+/// In place of `tools/softrnic/src/abi/types.rs`.
 mod abi {
     pub mod types {
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,7 +94,7 @@ mod abi {
     }
 }
 
-/// In place of `src/limits.rs`.
+/// In place of `tools/softrnic/src/limits.rs`.
 mod limits {
     pub const MAX_SGE: u32 = 1;
 }

@@ -9,10 +9,8 @@ use std::time::{Duration, Instant};
 pub const LIMIT: Duration = Duration::from_secs(40);
 /// A condition is tried again and again without a pause for so long: most come true within microseconds.
 const BUSY: Duration = Duration::from_millis(2);
-/// Between two attempts afterwards: the time waited so far divided by this, within bounds.
-const PAUSES: u32 = 64;
-const SHORTEST: Duration = Duration::from_micros(200);
-const LONGEST: Duration = Duration::from_millis(10);
+/// Between two attempts afterwards. Not longer with time: a condition may be what makes things go on.
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// What a condition says: not yet, or what was waited for.
 pub trait Condition {
@@ -60,7 +58,7 @@ pub fn wait_within<C: Condition>(limit: Duration, mut condition: impl FnMut() ->
         if elapsed > limit {
             return None;
         }
-        if elapsed < BUSY { thread::yield_now() } else { thread::sleep((elapsed / PAUSES).clamp(SHORTEST, LONGEST)) }
+        if elapsed < BUSY { thread::yield_now() } else { thread::sleep(PAUSE) }
     }
 }
 

@@ -41,7 +41,7 @@ pub fn lines() -> Vec<String> {
     LINES.lock().map(|lines| lines.iter().cloned().collect()).unwrap_or_default()
 }
 
-/// Whether one of them is as `is_so` says.
+/// Whether one of the lines kept so far meets the condition, which must not log: it runs under their lock.
 pub fn any(is_so: impl FnMut(&String) -> bool) -> bool {
     LINES.lock().is_ok_and(|lines| lines.iter().any(is_so))
 }

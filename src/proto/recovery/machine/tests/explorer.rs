@@ -280,7 +280,7 @@ fn every_order_of_events_with_a_wish_for_other_paths_a_fault_and_a_break_of_the_
     assert!(states > 10_000 && depth > 30, "{states} states, depth {depth}");
 }
 
-/// `FERRITE_EXPLORE=all` adds the break of the control connection.
+/// scripts/nightly.sh runs it, as it takes long, with `FERRITE_EXPLORE=all`, which adds the break of the control connection.
 #[test]
 fn every_order_of_events_with_two_faults_ends_well() {
     let breaks = u8::from(std::env::var("FERRITE_EXPLORE").is_ok_and(|value| value == "all"));
