@@ -106,7 +106,11 @@ def main() -> int:
     options = parser.parse_args()
     begin = time.monotonic()
     with ProcessPoolExecutor(options.jobs) as pool:
-        results = [result for found in pool.map(run_suite, options.names or classes([name for name in modules() if name != options.but])) for result in found]
+        results = [
+            result
+            for found in pool.map(run_suite, options.names or classes([name for name in modules() if name != options.but]))
+            for result in found
+        ]
     failed = [one for one in results if one.failure]
     for one in failed:
         print(f"FAIL {one.name}\n{one.failure}")
