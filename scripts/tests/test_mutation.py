@@ -43,7 +43,7 @@ class TestMutation(unittest.TestCase):
     def outcome(self, is_built: bool, *codes: int | None) -> tuple[tuple[str, str], list[bool]]:
         """What becomes of a change with three tests that end so, and whether it was made and undone."""
         copy = Copy.__new__(Copy)
-        copy.dist = self.folder
+        copy.dist = copy.sources = copy.target = self.folder
         tests = [Test(self.folder / "program", name, 0.1) for name in ("a", "b", "c")]
         undone: list[bool] = []
         with (
@@ -54,7 +54,8 @@ class TestMutation(unittest.TestCase):
             return copy.outcome(Change("x", "f", "d"), tests), undone
 
     def test_a_change_is_noticed_by_the_first_test_that_fails_and_undone(self) -> None:
-        self.assertEqual(self.outcome(True, 0, 0, 0), (("missed", ""), [False, True]))
+        self.assertEqual(self.outcome(True, 0, 0, 0, 0), (("missed", ""), [False, True]))
+        self.assertEqual(self.outcome(True, 0, 0, 0, 101), (("caught", mutation_plugin.UNIT_TESTS), [False, True]))
         self.assertEqual(self.outcome(True, 0, 101), (("caught", "b"), [False, True]))
         self.assertEqual(self.outcome(True, None), (("timeout", "a"), [False, True]))
         self.assertEqual(self.outcome(False), (("unviable", ""), [False, True]))
