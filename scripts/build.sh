@@ -15,7 +15,8 @@
 
 processor=${3:-$(uname -m)}
 portable=""
-# What to put there: the libraries, and the programs of which profile ("": none).
+# libraries: whether they are built. programs: the folder below target/ whose programs are taken ("": none). own_target: the folder below
+# target/ to build in.
 libraries=1 programs=release own_target=""
 case "$# ${1:-}" in
 "0 ") dist=dist ;;
@@ -76,6 +77,8 @@ if [ -n "$libraries" ]; then
     built+=(lib/libnccl-net.so softrnic/libibverbs.so.1 softrnic-tools/libibverbs.so.1)
 fi
 if [ -n "$programs" ]; then
+    [ -x "$CARGO_TARGET_DIR/$programs/ferrite" ] && [ -x "$CARGO_TARGET_DIR/$programs/softrnic" ] ||
+        die "$CARGO_TARGET_DIR/$programs: no programs there; scripts/test.sh builds them, or cargo build --bins"
     put "$CARGO_TARGET_DIR/$programs/ferrite" "$dist/bin/ferrite"
     put "$CARGO_TARGET_DIR/$programs/softrnic" "$dist/bin/softrnic"
     built+=(bin/ferrite bin/softrnic)
