@@ -6,12 +6,12 @@
     scripts/mutation_plugin.py           # some hours of processor time; goes on where the last run was ended
 
 It takes dist/ (scripts/build.sh) and cargo-mutants; with --changes, a file has what `cargo mutants --list --json --diff` prints. Each
-change is made in a copy of the sources, of which the library alone is built. Then the programs `plugin` and `recovery` run their tests,
-quickest first, until one fails; where none does, the library's unit tests are built and run. Before that all tests of the programs run
-once without a change: those that fail, are skipped or take longer than LONGEST_S are left out. Copies without a change are tried among
-the others: where one fails, a test is red for another reason, the exit status is 1, and the figure is worth less. The order is drawn at
-random, so that the changes of a run that is ended are a sample. What was found lies in FOLDER (target/mutation-plugin);
-mutation_summary.py counts it.
+change is made in a copy of the sources, of which the library alone is built. Then the programs `plugin` and `recovery` run their tests
+until one fails: first those that have noticed most changes for the time that they take, then the quickest. Where none does, the library's
+unit tests are built and run. Before that all tests of the programs run once without a change: those that fail, are skipped or take longer
+than LONGEST_S are left out. Copies without a change are tried among the others: where one fails, a test is red for another reason, the
+exit status is 1, and the figure is worth less. The order is drawn at random, so that the changes of a run that is ended are a sample.
+What was found lies in FOLDER (target/mutation-plugin); mutation_summary.py counts it.
 """
 
 import argparse
@@ -26,6 +26,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ LIMIT_S, LIMIT_TIMES = 20, 8
 CONTROL_EVERY = 25
 # As quick to build as can be, and as the plugin is otherwise: without checks for overflow.
 PACKAGE = "profile.release.package.nccl-net-ferrite"
-PROFILE = ("--config", f"{PACKAGE}.codegen-units=64", "--config", f"{PACKAGE}.opt-level=1")
+PROFILE = ("--config", f"{PACKAGE}.codegen-units=64", "--config", f"{PACKAGE}.opt-level=0")
 OUTCOMES = ("caught", "missed", "timeout", "unviable")
 UNIT_TESTS = "the unit tests of the library"
 
@@ -204,6 +205,7 @@ class Run:
             self.left.put(change)
         self.lock = threading.Lock()
         self.counts = dict.fromkeys(OUTCOMES, 0)
+        self.noticed = Counter[str]()
         self.controls: list[str] = []
 
     def work(self, number: int) -> None:
@@ -213,15 +215,23 @@ class Run:
                 change = self.left.get_nowait()
             except Empty:
                 return
-            outcome, test = copy.outcome(change, self.tests)
+            with self.lock:
+                tests = self.ordered()
+            outcome, test = copy.outcome(change, tests)
             with self.lock:
                 self.tell(change, outcome, test)
+
+    def ordered(self) -> list[Test]:
+        """Those that have noticed most changes for the time that they take, then the quickest."""
+        return sorted(self.tests, key=lambda test: (-self.noticed[test.name] / test.seconds, test.seconds))
 
     def tell(self, change: Change, outcome: str, test: str) -> None:
         if not change.name:
             self.controls.append("" if outcome == "missed" else test or outcome)
             return
         self.counts[outcome] += 1
+        if outcome == "caught":
+            self.noticed[test] += 1
         with (self.found / "mutants.out" / f"{outcome}.txt").open("a") as file:
             file.write(f"{change.name}\n")
         with (self.found / "mutants.out/noticed_by.txt").open("a") as file:

@@ -19,6 +19,9 @@ pub(super) struct Lanes {
     count: u8,
     rails: u8,
     random: u32,
+    /// The lane on which the next message of several stripes begins, and how many of such begin one lane further each.
+    first: u8,
+    in_turn: u8,
     /// By index of the queue pair, the stripes that are posted and not complete.
     outstanding: [u16; MAX_QPS],
     slow_lanes: SlowLanes,
@@ -47,6 +50,8 @@ impl Lanes {
             count,
             rails,
             random: 0,
+            first: 0,
+            in_turn: 0,
             outstanding: [0; MAX_QPS],
             slow_lanes: SlowLanes::default(),
             slow: None,
@@ -65,11 +70,10 @@ impl Lanes {
     }
 
     /// A message of so many stripes is to be posted. Returns the lane of the first one, after which they go on as `striping` says: the
-    /// first lane with the greatest weight, or, if there are several stripes, any lane. What is posted later completes later, so no lane is
-    /// to be posted last more often than others, also not of every second or fourth message, as their caller may wait for those.
+    /// first lane with the greatest weight, or, if there are several stripes, the next one in turn.
     #[inline]
     pub(super) fn begin(&mut self, stripes: u32, striping: Striping) -> QpIndex {
-        let first = if stripes == 1 { self.weights.greatest(self.count) } else { self.any() };
+        let first = if stripes == 1 { self.weights.greatest(self.count) } else { self.next() };
         let first = QpIndex(first);
         let mut qp = first;
         for _ in 0..stripes {
@@ -79,11 +83,21 @@ impl Lanes {
         first
     }
 
-    /// Any lane, by a linear congruential generator (Numerical Recipes), whose high bits count.
+    /// Each lane once in as many messages as there are lanes, one after the other. What is posted later completes later, so no lane is to be
+    /// posted last more often than others, in any thousand of messages. Nor is it to be so of every second or fourth message, as their
+    /// caller may wait for those: so each turn begins with any lane, by a linear congruential generator (Numerical Recipes), whose high bits
+    /// count.
     #[inline]
-    fn any(&mut self) -> u8 {
-        self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        ((u64::from(self.random) * u64::from(self.count)) >> 32) as u8
+    fn next(&mut self) -> u8 {
+        if self.in_turn == 0 {
+            self.in_turn = self.count;
+            self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            self.first = ((u64::from(self.random) * u64::from(self.count)) >> 32) as u8;
+        }
+        self.in_turn -= 1;
+        let first = self.first;
+        self.first = if first + 1 == self.count { 0 } else { first + 1 };
+        first
     }
 
     /// The lanes, as a bit mask, on which a stripe is not complete while all stripes of others are. 0: it is so on none, or on all.
