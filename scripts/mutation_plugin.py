@@ -9,9 +9,9 @@ It takes dist/ (scripts/build.sh) and cargo-mutants; with --changes, a file has 
 change is made in a copy of the sources, of which the library alone is built. Then the programs `plugin` and `recovery` run their tests
 until one fails: first those that have noticed most changes for the time that they take, then the quickest. Where none does, the library's
 unit tests are built and run. Before that all tests of the programs run once without a change: those that fail, are skipped or take longer
-than LONGEST_S are left out. Copies without a change are tried among the others: where one fails, a test is red for another reason, the
-exit status is 1, and the figure is worth less. The order is drawn at random, so that the changes of a run that is ended are a sample.
-What was found lies in FOLDER (target/mutation-plugin); mutation_summary.py counts it.
+than LONGEST_S are left out. A test has noticed a change if it fails with it, passes without it directly after that, and fails with it
+again. A test that fails without the change is not asked again, and what it has noticed is tried anew. The order is drawn at random, so
+that the changes of a run that is ended are a sample. What was found lies in FOLDER (target/mutation-plugin); mutation_summary.py counts it.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,12 +43,11 @@ PROGRAMS = ("plugin", "recovery")
 # Of an unchanged plugin.
 LONGEST_S = 4
 # How much longer a test may take with a change before it is taken for endless: at least LIMIT_S seconds.
-LIMIT_S, LIMIT_TIMES = 20, 8
-# One copy without a change among so many.
-CONTROL_EVERY = 25
+LIMIT_S, LIMIT_TIMES = 10, 8
 # As quick to build as can be, and as the plugin is otherwise: without checks for overflow.
 PACKAGE = "profile.release.package.nccl-net-ferrite"
 PROFILE = ("--config", f"{PACKAGE}.codegen-units=64", "--config", f"{PACKAGE}.opt-level=0")
+PLUGIN = "lib/libnccl-net.so"
 OUTCOMES = ("caught", "missed", "timeout", "unviable")
 UNIT_TESTS = "the unit tests of the library"
 
@@ -64,7 +63,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Change:
-    """One change as cargo-mutants names it, or none."""
+    """One change as cargo-mutants names it."""
 
     name: str
     file: str
@@ -145,6 +144,24 @@ def copy_if_other(source: str, copy: str) -> None:
         shutil.copy(source, copy)
 
 
+def dist_with(folder: Path, library: Path | None) -> None:
+    """What ROOT/dist has, but for the plugin, which is a copy of `library`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "lib").mkdir(parents=True)
+    for entry in (ROOT / "dist").iterdir():
+        if entry.name != "lib":
+            (folder / entry.name).symlink_to(entry)
+    if library:
+        shutil.copy(library, folder / PLUGIN)
+
+
+def status(test: Test, dist: Path) -> int | None:
+    """The exit status of the test with the plugin of `dist`, None if it does not end in time."""
+    limit = max(LIMIT_S, LIMIT_TIMES * test.seconds)
+    code, _ = run([str(test.program), "--exact", test.name], {"FERRITE_DIST": str(dist)}, limit)
+    return code
+
+
 class Copy:
     """Sources of its own, what is built from them, and a dist/ with that."""
 
@@ -152,16 +169,11 @@ class Copy:
         self.sources, self.dist, self.target = folder / "sources", folder / "dist", folder / "target"
         without = shutil.ignore_patterns("target", "dist", "benchmarks", "packages", ".*")
         shutil.copytree(ROOT, self.sources, ignore=without, copy_function=copy_if_other, dirs_exist_ok=True)
-        shutil.rmtree(self.dist, ignore_errors=True)
-        (self.dist / "lib").mkdir(parents=True)
-        for entry in (ROOT / "dist").iterdir():
-            if entry.name != "lib":
-                (self.dist / entry.name).symlink_to(entry)
+        dist_with(self.dist, None)
 
     def patch(self, change: Change, *, undo: bool) -> None:
-        if change.diff:
-            command = ["patch", "--quiet", "--no-backup-if-mismatch", *(["--reverse"] if undo else []), change.file]
-            subprocess.run(command, cwd=self.sources, input=change.diff, text=True, check=True)
+        command = ["patch", "--quiet", "--no-backup-if-mismatch", *(["--reverse"] if undo else []), change.file]
+        subprocess.run(command, cwd=self.sources, input=change.diff, text=True, check=True)
 
     def cargo(self, *arguments: str) -> tuple[int | None, str]:
         """Of the library alone; the exit status, None if it did not end, and what was printed."""
@@ -172,18 +184,22 @@ class Copy:
     def build(self) -> bool:
         code, self.said = self.cargo("build", "--release", *PROFILE)
         if code == 0:
-            shutil.copy(self.target / "release/libnccl_net.so", self.dist / "lib/libnccl-net.so")
+            shutil.copy(self.target / "release/libnccl_net.so", self.dist / PLUGIN)
         return code == 0
 
-    def outcome(self, change: Change, tests: Iterable[Test]) -> tuple[str, str]:
+    def outcome(self, change: Change, tests: Iterable[Test], unchanged: Path, distrust: Callable[[Test], None]) -> tuple[str, str]:
         """One of OUTCOMES, and the test that has noticed."""
         self.patch(change, undo=False)
         try:
             if not self.build():
                 return "unviable", ""
             for test in tests:
-                limit = max(LIMIT_S, LIMIT_TIMES * test.seconds)
-                code, _ = run([str(test.program), "--exact", test.name], {"FERRITE_DIST": str(self.dist)}, limit)
+                if status(test, self.dist) == 0:
+                    continue
+                if status(test, unchanged) != 0:
+                    distrust(test)
+                    continue
+                code = status(test, self.dist)
                 if code != 0:
                     return "timeout" if code is None else "caught", test.name
             # They take as long to build as all tests before them to run.
@@ -193,60 +209,79 @@ class Copy:
             self.patch(change, undo=True)
 
 
+class Found:
+    """What has become of each change, and the test that has noticed it; kept in `folder`, as mutation_summary.py reads it."""
+
+    def __init__(self, folder: Path, names: set[str]) -> None:
+        """What earlier runs have found of these changes; other sources have others."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.all = folder, dict[str, tuple[str, str]]()
+        file = folder / "noticed_by.txt"
+        for line in file.read_text().splitlines() if file.exists() else []:
+            outcome, name, test = line.split("\t")
+            if name in names:
+                self.all[name] = (outcome, test)
+        self.write()
+
+    def write(self) -> None:
+        lines = [f"{outcome}\t{name}\t{test}\n" for name, (outcome, test) in self.all.items()]
+        (self.folder / "noticed_by.txt").write_text("".join(lines))
+        for outcome in OUTCOMES:
+            names = [f"{name}\n" for name, (other, _) in self.all.items() if other == outcome]
+            (self.folder / f"{outcome}.txt").write_text("".join(names))
+
+    def by_test(self) -> Counter[str]:
+        """How many changes each test has caught."""
+        return Counter(test for outcome, test in self.all.values() if outcome == "caught")
+
+
 class Run:
     """What is left to try, and what has been found."""
 
-    def __init__(self, found: Path, left: list[Change], tests: list[Test], until: float) -> None:
-        self.found, self.tests, self.until = found, tests, until
-        self.left: Queue[Change] = Queue()
-        for number, change in enumerate(left):
-            if number % CONTROL_EVERY == 0:
-                self.left.put(Change("", "", ""))
-            self.left.put(change)
+    def __init__(self, folder: Path, changes_of_all: list[Change], tests: list[Test], until: float) -> None:
+        self.folder, self.tests, self.until = folder, tests, until
+        self.changes = {change.name: change for change in changes_of_all}
+        self.found = Found(folder / "mutants.out", set(self.changes))
+        self.left = Queue[Change]()
+        for change in changes_of_all:
+            if change.name not in self.found.all:
+                self.left.put(change)
         self.lock = threading.Lock()
-        self.counts = dict.fromkeys(OUTCOMES, 0)
-        self.noticed = Counter[str]()
-        self.controls: list[str] = []
 
     def work(self, number: int) -> None:
-        copy = Copy(self.found / f"copy-{number}")
+        copy = Copy(self.folder / f"copy-{number}")
         while time.monotonic() < self.until:
             try:
                 change = self.left.get_nowait()
             except Empty:
                 return
+            outcome = copy.outcome(change, self.next_test(), self.folder / "unchanged", self.distrust)
             with self.lock:
-                tests = self.ordered()
-            outcome, test = copy.outcome(change, tests)
-            with self.lock:
-                self.tell(change, outcome, test)
+                self.found.all[change.name] = outcome
+                self.found.write()
 
-    def ordered(self) -> list[Test]:
-        """Those that have noticed most changes for the time that they take, then the quickest."""
-        return sorted(self.tests, key=lambda test: (-self.noticed[test.name] / test.seconds, test.seconds))
+    def next_test(self) -> Iterator[Test]:
+        """Each test: those that have noticed most changes for the time that they take, then the quickest."""
+        with self.lock:
+            noticed = self.found.by_test()
+            order = sorted(self.tests, key=lambda test: (-noticed[test.name] / test.seconds, test.seconds))
+        for test in order:
+            # Another change may have shown meanwhile that it fails without one.
+            if test in self.tests:
+                yield test
 
-    def tell(self, change: Change, outcome: str, test: str) -> None:
-        if not change.name:
-            self.controls.append("" if outcome == "missed" else test or outcome)
-            return
-        self.counts[outcome] += 1
-        if outcome == "caught":
-            self.noticed[test] += 1
-        with (self.found / "mutants.out" / f"{outcome}.txt").open("a") as file:
-            file.write(f"{change.name}\n")
-        with (self.found / "mutants.out/noticed_by.txt").open("a") as file:
-            file.write(f"{outcome}\t{change.name}\t{test}\n")
-
-
-def keep(results: Path, names: set[str]) -> set[str]:
-    """Which of these changes earlier runs have tried. Changes of other sources are removed from the results."""
-    known = set[str]()
-    for file in (results / f"{name}.txt" for name in OUTCOMES):
-        if file.exists():
-            kept = [line for line in file.read_text().splitlines() if line in names]
-            file.write_text("".join(f"{line}\n" for line in kept))
-            known.update(kept)
-    return known
+    def distrust(self, test: Test) -> None:
+        """A test that fails without a change is not asked again, and what it has noticed is tried anew."""
+        with self.lock:
+            if test not in self.tests:
+                return
+            self.tests = [other for other in self.tests if other != test]
+            again = [name for name, (_, by) in self.found.all.items() if by == test.name]
+            print(f"{test.name} fails without a change: it is left out, and {len(again)} changes are tried anew", flush=True)
+            for name in again:
+                del self.found.all[name]
+                self.left.put(self.changes[name])
+            self.found.write()
 
 
 def main() -> int:
@@ -264,28 +299,24 @@ def main() -> int:
     given = parser.parse_args()
 
     until = time.monotonic() + given.seconds
-    all_changes = changes(given.changes)
-    found = given.found.resolve()
-    (found / "mutants.out").mkdir(parents=True, exist_ok=True)
-    known = keep(found / "mutants.out", {change.name for change in all_changes})
-    left = [change for change in all_changes if change.name not in known]
+    folder = given.found.resolve()
     tests = measured([one.resolve() for one in given.programs or programs()], ROOT / "dist", given.jobs)
     if not tests:
         sys.exit("mutation_plugin.py: no test passes without a change")
-    first = Copy(found / "copy-0")
+    first = Copy(folder / "copy-0")
     # Without this, sources that do not compile would pass for changes that do not.
     if not first.build():
         sys.exit(f"mutation_plugin.py: the sources do not compile without a change:\n{first.said}")
-    seconds = sum(test.seconds for test in tests)
-    print(f"{len(all_changes)} changes, {len(left)} of them left; {len(tests)} tests, {seconds:.0f} s", flush=True)
+    dist_with(folder / "unchanged", first.dist / PLUGIN)
 
-    run_of_all = Run(found, left, tests, until)
+    of_all = Run(folder, changes(given.changes), tests, until)
+    seconds = sum(test.seconds for test in tests)
+    print(f"{len(of_all.changes)} changes, {of_all.left.qsize()} of them left; {len(tests)} tests, {seconds:.0f} s", flush=True)
     with ThreadPoolExecutor(given.jobs) as pool:
-        list(pool.map(run_of_all.work, range(given.jobs)))
-    failed = [name for name in run_of_all.controls if name]
-    print(f"{len(run_of_all.controls)} copies without a change, {len(failed)} failed: {', '.join(failed) or 'none'}")
-    print(", ".join(f"{count} {outcome}" for outcome, count in run_of_all.counts.items()) + " in this run")
-    return 1 if failed else 0
+        list(pool.map(of_all.work, range(given.jobs)))
+    counts = Counter(outcome for outcome, _ in of_all.found.all.values())
+    print(", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES) + f", {of_all.left.qsize()} left")
+    return 0
 
 
 if __name__ == "__main__":

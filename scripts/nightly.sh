@@ -71,7 +71,7 @@ if cargo mutants --version >/dev/null 2>&1; then
         scripts/mutation.sh --file "src/proto/$part.rs" || echo "to be judged in docs/proof.md"
     done
     # Of set-up and data path a sample: what half an hour has room for.
-    scripts/mutation_plugin.py --seconds 1800 || echo "there is no figure, or it is worth less: see above"
+    scripts/mutation_plugin.py --seconds 1800 || echo "there is no figure: see above"
     scripts/mutation_summary.py target/mutation-plugin/mutants.out docs/proof.md || echo "to be judged in docs/proof.md"
 else
     echo "skipped: cargo-mutants"

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import mutation_plugin
-from mutation_plugin import Change, Copy, Run, Test
+from mutation_plugin import Change, Copy, Found, Run, Test
 
 from . import fixtures
 
@@ -45,29 +45,47 @@ class TestMutation(unittest.TestCase):
         copy = Copy.__new__(Copy)
         copy.dist = copy.sources = copy.target = self.folder
         tests = [Test(self.folder / "program", name, 0.1) for name in ("a", "b", "c")]
+        self.distrusted: list[str] = []
         undone: list[bool] = []
         with (
             mock.patch.object(Copy, "patch", lambda _self, _change, undo: undone.append(undo)),
             mock.patch.object(Copy, "build", return_value=is_built),
             mock.patch.object(mutation_plugin, "run", side_effect=[(code, "") for code in codes]),
         ):
-            return copy.outcome(Change("x", "f", "d"), tests), undone
+            noticed = copy.outcome(Change("x", "f", "d"), tests, self.folder, lambda test: self.distrusted.append(test.name))
+        return noticed, undone
 
-    def test_a_change_is_noticed_by_the_first_test_that_fails_and_undone(self) -> None:
+    def test_a_change_is_noticed_by_the_first_test_that_fails_with_it_twice_and_not_without_it(self) -> None:
         self.assertEqual(self.outcome(True, 0, 0, 0, 0), (("missed", ""), [False, True]))
         self.assertEqual(self.outcome(True, 0, 0, 0, 101), (("caught", mutation_plugin.UNIT_TESTS), [False, True]))
-        self.assertEqual(self.outcome(True, 0, 101), (("caught", "b"), [False, True]))
-        self.assertEqual(self.outcome(True, None), (("timeout", "a"), [False, True]))
+        self.assertEqual(self.outcome(True, 0, 101, 0, 101), (("caught", "b"), [False, True]))
+        self.assertEqual(self.outcome(True, None, 0, None), (("timeout", "a"), [False, True]))
+        self.assertEqual(self.outcome(True, 101, 0, 0, 101, 0, 101), (("caught", "b"), [False, True]), "a has failed once")
+        self.assertEqual(self.distrusted, [])
+        self.assertEqual(self.outcome(True, 101, 101, 101, None, 0, 0), (("missed", ""), [False, True]))
+        self.assertEqual(self.distrusted, ["a", "b"], "they fail without the change as well")
         self.assertEqual(self.outcome(False), (("unviable", ""), [False, True]))
 
-    def test_what_was_found_is_counted_and_a_copy_without_a_change_is_not(self) -> None:
-        (self.folder / "mutants.out").mkdir()
-        run = Run(self.folder, [Change("a", "f", "d")], [], 0)
-        self.assertEqual([run.left.get_nowait().name for _ in range(2)], ["", "a"], "a copy without a change is among them")
-        for name, outcome in [("f.rs:1:2: a", "caught"), ("f.rs:2:2: b", "missed"), ("f.rs:3:2: c", "missed"), ("f.rs:4:2: d", "unviable")]:
-            run.tell(Change(name, "f", "d"), outcome, "t")
-        run.tell(Change("", "", ""), "caught", "t")
-        self.assertEqual(run.controls, ["t"])
+    def test_what_a_test_has_noticed_that_fails_without_a_change_is_tried_anew(self) -> None:
+        tests = [Test(self.folder, name, seconds) for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
+        run = Run(self.folder, [Change(str(number), "f", "d") for number in range(4)], tests, 0)
+        run.found.all |= {"0": ("caught", "b"), "1": ("missed", ""), "2": ("caught", "c"), "3": ("caught", "b")}
+        run.left.queue.clear()
+        order = run.next_test()
+        self.assertEqual(next(order).name, "b", "it has noticed most for its time")
+        run.distrust(tests[1])
+        run.distrust(tests[0])
+        self.assertEqual([test.name for test in order], ["c"])
+        self.assertEqual([run.left.get_nowait().name for _ in range(2)], ["0", "3"])
+        again = Run(self.folder, [Change(str(number), "f", "d") for number in range(1, 4)], tests, 0)
+        self.assertEqual(again.found.all, {"1": ("missed", ""), "2": ("caught", "c")}, "what earlier runs have found")
+        self.assertEqual(again.left.get_nowait().name, "3")
+
+    def test_what_was_found_is_counted(self) -> None:
+        outcomes = [("f.rs:1:2: a", "caught"), ("f.rs:2:2: b", "missed"), ("f.rs:3:2: c", "missed"), ("f.rs:4:2: d", "unviable")]
+        found = Found(self.folder / "mutants.out", set())
+        found.all = {name: (outcome, "t") for name, outcome in outcomes}
+        found.write()
         page = self.folder / "page.md"
         page.write_text("| `f.rs: b` | why |\n")
         command = [sys.executable, str(SUMMARY), str(self.folder / "mutants.out"), str(page)]
