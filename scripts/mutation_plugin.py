@@ -7,11 +7,12 @@
 
 It takes dist/ (scripts/build.sh) and cargo-mutants; with --changes, a file has what `cargo mutants --list --json --diff` prints. Each
 change is made in a copy of the sources, of which the library alone is built. Then the programs `plugin` and `recovery` run their tests
-until one fails: first those that have noticed most changes for the time that they take, then the quickest. Where none does, the library's
-unit tests are built and run. Before that all tests of the programs run once without a change: those that fail, are skipped or take longer
-than LONGEST_S are left out. A test has noticed a change if it fails with it, passes without it directly after that, and fails with it
-again. A test that fails without the change is not asked again, and what it has noticed is tried anew. The order is drawn at random, so
-that the changes of a run that is ended are a sample. What was found lies in FOLDER (target/mutation-plugin); mutation_summary.py counts it.
+until one fails: first those that have noticed most changes for the time that they take, above all in the same file, then the quickest.
+Where none does, the library's unit tests are built and run. Before that all tests of the programs run once without a change: those that
+fail, are skipped or take longer than LONGEST_S are left out. A test has noticed a change if it fails with it, passes without it directly
+after that, and fails with it again. A test that fails without the change is not asked again, and what it has noticed is tried anew. The
+order is drawn at random, so that the changes of a run that is ended are a sample. What was found lies in FOLDER (target/mutation-plugin);
+mutation_summary.py counts it.
 """
 
 import argparse
@@ -230,9 +231,12 @@ class Found:
             names = [f"{name}\n" for name, (other, _) in self.all.items() if other == outcome]
             (self.folder / f"{outcome}.txt").write_text("".join(names))
 
-    def by_test(self) -> Counter[str]:
-        """How many changes each test has caught."""
-        return Counter(test for outcome, test in self.all.values() if outcome == "caught")
+    def by_test(self, file: str) -> Counter[str]:
+        """How many changes each test has noticed; those of `file` count ten times as much."""
+        noticed = Counter[str]()
+        for name, (_, test) in self.all.items():
+            noticed[test] += 10 if name.startswith(f"{file}:") else 1
+        return noticed
 
 
 class Run:
@@ -255,15 +259,15 @@ class Run:
                 change = self.left.get_nowait()
             except Empty:
                 return
-            outcome = copy.outcome(change, self.next_test(), self.folder / "unchanged", self.distrust)
+            outcome = copy.outcome(change, self.next_test(change.file), self.folder / "unchanged", self.distrust)
             with self.lock:
                 self.found.all[change.name] = outcome
                 self.found.write()
 
-    def next_test(self) -> Iterator[Test]:
-        """Each test: those that have noticed most changes for the time that they take, then the quickest."""
+    def next_test(self, file: str) -> Iterator[Test]:
+        """Each test: those that have noticed most changes for the time that they take, above all in `file`, then the quickest."""
         with self.lock:
-            noticed = self.found.by_test()
+            noticed = self.found.by_test(file)
             order = sorted(self.tests, key=lambda test: (-noticed[test.name] / test.seconds, test.seconds))
         for test in order:
             # Another change may have shown meanwhile that it fails without one.

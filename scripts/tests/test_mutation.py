@@ -67,19 +67,21 @@ class TestMutation(unittest.TestCase):
         self.assertEqual(self.outcome(False), (("unviable", ""), [False, True]))
 
     def test_what_a_test_has_noticed_that_fails_without_a_change_is_tried_anew(self) -> None:
+        outcomes = [("caught", "b"), ("missed", ""), ("caught", "c"), ("timeout", "b")]
         tests = [Test(self.folder, name, seconds) for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
-        run = Run(self.folder, [Change(str(number), "f", "d") for number in range(4)], tests, 0)
-        run.found.all |= {"0": ("caught", "b"), "1": ("missed", ""), "2": ("caught", "c"), "3": ("caught", "b")}
+        run = Run(self.folder, [Change(f"{number}:1: x", "f", "d") for number in range(4)], tests, 0)
+        run.found.all |= {f"{number}:1: x": one for number, one in enumerate(outcomes)}
         run.left.queue.clear()
-        order = run.next_test()
+        self.assertEqual([test.name for test in run.next_test("2")], ["c", "b", "a"], "c is for that file")
+        order = run.next_test("f")
         self.assertEqual(next(order).name, "b", "it has noticed most for its time")
         run.distrust(tests[1])
         run.distrust(tests[0])
         self.assertEqual([test.name for test in order], ["c"])
-        self.assertEqual([run.left.get_nowait().name for _ in range(2)], ["0", "3"])
-        again = Run(self.folder, [Change(str(number), "f", "d") for number in range(1, 4)], tests, 0)
-        self.assertEqual(again.found.all, {"1": ("missed", ""), "2": ("caught", "c")}, "what earlier runs have found")
-        self.assertEqual(again.left.get_nowait().name, "3")
+        self.assertEqual([run.left.get_nowait().name for _ in range(2)], ["0:1: x", "3:1: x"])
+        again = Run(self.folder, [Change(f"{number}:1: x", "f", "d") for number in range(1, 4)], tests, 0)
+        self.assertEqual(again.found.all, {"1:1: x": ("missed", ""), "2:1: x": ("caught", "c")}, "what earlier runs have found")
+        self.assertEqual(again.left.get_nowait().name, "3:1: x")
 
     def test_what_was_found_is_counted(self) -> None:
         outcomes = [("f.rs:1:2: a", "caught"), ("f.rs:2:2: b", "missed"), ("f.rs:3:2: c", "missed"), ("f.rs:4:2: d", "unviable")]

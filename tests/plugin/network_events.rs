@@ -11,6 +11,7 @@ use ferrite::transport::buffer::Buffer;
 use ferrite::transport::comm::{MAX_GROUP, RecvBuffer, RecvComm, Region, Request, SendComm};
 use ferrite::transport::deadline::Deadline;
 use ferrite::transport::listener::connect_and_accept;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use testkit::require;
@@ -125,6 +126,23 @@ fn by_version_11_each_message_is_told() -> Result<()> {
 #[test]
 fn by_version_12_each_message_is_told() -> Result<()> {
     each_message_is_told(12)
+}
+
+#[test]
+fn each_message_is_told_with_the_queue_pair_of_its_end() -> Result<()> {
+    let setting = require!(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]));
+    alone(&setting, |_| {
+        let mut numbers = BTreeSet::new();
+        for ends in [Ends::new(12, 64)?, Ends::new(12, 64)?] {
+            ends.exchange(&[8])?;
+            numbers.extend(net_events::take().iter().filter_map(|told| match told {
+                Told::Start { message, .. } => Some(message.queue_pair),
+                _ => None,
+            }));
+        }
+        assert_eq!(numbers.len(), 4, "two connections, each with an end of its own in either direction: {numbers:?}");
+        Ok(())
+    })
 }
 
 #[test]

@@ -34,6 +34,14 @@ all_arrives_on_each_fabric!(
     300
 );
 
+// Polls that find nothing are counted as well, so these are in the midst of messages, while there are several.
+all_arrives_on_each_fabric!(
+    all_arrives_if_completion_queues_cannot_be_polled,
+    "poll-cq=EIO device=RANK0 message=40.. every=97 times=5; poll-cq=EIO device=RANK1 message=40.. every=97 times=5",
+    crate::stream::SHORT,
+    300
+);
+
 // The second message over new queue pairs is one that is sent again.
 all_arrives_on_each_fabric!(
     all_arrives_if_queue_pairs_fail_again_and_again_while_messages_are_sent_again,

@@ -67,3 +67,15 @@ pub(super) fn open_stats(
     nic.watch_set_up(control, Some(&STALL_LOOK))?;
     Ok(stats)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both ends have to compute the same, also those of another release. The value is FNV-1a of the 28 bytes by another program.
+    #[test]
+    fn the_number_of_a_connection_is_the_fnv_1a_of_its_hello() {
+        let token = std::array::from_fn(|index| index as u8);
+        assert_eq!(connection_number(&token, 0x1122_3344_5566_7788, 4711), 0x336c_f275_5ad3_3d5c);
+    }
+}

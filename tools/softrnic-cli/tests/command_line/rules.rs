@@ -194,6 +194,19 @@ fn calls_fail_as_often_as_asked() {
 }
 
 #[test]
+fn calls_of_some_numbers_fail() {
+    let rules = ("SOFTRNIC_FAULTS", "poll-cq=EIO message=3.. every=2 times=2 device=softrnic1");
+    Softrnic::new().envs(&[rules]).alone(|| {
+        let (a, b) = (Node::new(0, 64), Node::new(1, 64));
+        let poll = |node: &Node| poll_cq(node.cq, 1, &mut Wc::default());
+        assert_eq!([(); 5].map(|()| poll(&a)), [0; 5]);
+        assert_eq!([(); 8].map(|()| poll(&b)), [0, 0, -libc::EIO, 0, -libc::EIO, 0, 0, 0]);
+        let rules = control(&["inject"]);
+        assert!(rules.contains("applied 2"), "{rules}");
+    });
+}
+
+#[test]
 fn a_delay_holds_up_what_is_behind_it() {
     Softrnic::new().faults("delay=80ms message=2").alone(|| {
         let (mut a, b) = local_pair(64, &Terms::default());

@@ -35,4 +35,7 @@ pub(crate) trait FaultHook: Debug + Send + Sync {
 
     /// What a registration of memory at a device has to answer.
     fn on_reg_mr(&self, device: usize) -> Result<(), i32>;
+
+    /// What a poll of a completion queue of a device has to answer. With an errno, completions stay where they are.
+    fn on_poll_cq(&self, device: usize) -> Result<(), i32>;
 }

@@ -1,13 +1,13 @@
-//! Rules for calls: `ibv_modify_qp` to RTR, and registration of memory. They are numbered as they are asked.
+//! Rules for calls: `ibv_modify_qp` to RTR, registration of memory, and `ibv_poll_cq`. They are numbered as they are asked.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use crate::faults::matching::{is_chosen, is_in_time};
+use crate::faults::matching::is_in_time;
 use crate::network::port_id::PortId;
 use crate::process::fabric::Fabric;
 use crate::rules::action::{Action, ActionKind};
-use crate::rules::table::action_of;
+use crate::rules::table::{action_of, applied};
 use crate::shm::slots::RuleSlot;
 
 /// What `ibv_modify_qp` to RTR from one port to another has to answer.
@@ -25,6 +25,20 @@ pub(crate) fn modify_qp(fabric: &Fabric, from: PortId, to: PortId) -> Result<(),
 pub(crate) fn reg_mr(fabric: &Fabric, device: usize) -> Result<(), i32> {
     ask(fabric, |rule, action| match action.kind {
         ActionKind::RegMr if is(&rule.device, device as u32 + 1) => Some(action.value as i32),
+        _ => None,
+    })
+}
+
+/// Whether there is a rule for polls.
+pub(crate) fn has_polls(fabric: &Fabric) -> bool {
+    let mut rules = fabric.rules().iter().filter(|rule| rule.id.load(Acquire) != 0);
+    rules.any(|rule| action_of(rule).is_some_and(|action| action.kind == ActionKind::PollCq))
+}
+
+/// What a poll of a completion queue of a device has to answer.
+pub(crate) fn poll_cq(fabric: &Fabric, device: usize) -> Result<(), i32> {
+    ask(fabric, |rule, action| match action.kind {
+        ActionKind::PollCq if is(&rule.device, device as u32 + 1) => Some(action.value as i32),
         _ => None,
     })
 }
@@ -47,9 +61,8 @@ fn ask(fabric: &Fabric, code_of: impl Fn(&RuleSlot, Action) -> Option<i32>) -> R
     rules.sort_unstable_by_key(|rule| rule.id.load(Acquire));
     for rule in rules {
         let Some(code) = action_of(rule).and_then(|action| code_of(rule, action)) else { continue };
-        let number = rule.hits.fetch_add(1, Relaxed) + 1;
-        let times = u64::from(rule.times.load(Relaxed));
-        if is_chosen(rule, number) && (times == 0 || number <= times) && is_in_time(rule) {
+        let before = rule.hits.fetch_add(1, Relaxed);
+        if applied(rule, before + 1) > applied(rule, before) && is_in_time(rule) {
             return Err(code);
         }
     }

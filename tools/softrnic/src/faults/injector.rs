@@ -1,5 +1,6 @@
 //! The hook of the engine that injects the faults of the rules in force.
 
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::engine::fault_hook::{Fault, FaultHook};
@@ -17,11 +18,21 @@ use crate::rules::known::{Connection, KnownRules};
 #[derive(Debug)]
 pub(crate) struct Injector {
     fabric: &'static Fabric,
+    /// A state of the rules in which none is for polls; 0: none is known.
+    without_polls: AtomicU32,
 }
 
 impl Injector {
     pub(crate) fn new(fabric: &'static Fabric) -> Self {
-        Self { fabric }
+        Self { fabric, without_polls: AtomicU32::new(0) }
+    }
+
+    #[cold]
+    fn ask_poll(&self, device: usize, epoch: u32) -> Result<(), i32> {
+        if !call::has_polls(self.fabric) {
+            self.without_polls.store(epoch, Relaxed);
+        }
+        call::poll_cq(self.fabric, device)
     }
 
     #[cold]
@@ -68,5 +79,10 @@ impl FaultHook for Injector {
 
     fn on_reg_mr(&self, device: usize) -> Result<(), i32> {
         call::reg_mr(self.fabric, device)
+    }
+
+    fn on_poll_cq(&self, device: usize) -> Result<(), i32> {
+        let epoch = self.fabric.header().rules_epoch.load(Acquire);
+        if epoch == self.without_polls.load(Relaxed) { Ok(()) } else { self.ask_poll(device, epoch) }
     }
 }

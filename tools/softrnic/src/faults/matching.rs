@@ -36,7 +36,7 @@ pub(crate) fn salt(id: u32, seed: u64, sent: &Transmission) -> u64 {
 }
 
 /// Whether `number` is among the rule's messages.
-pub(crate) fn is_chosen(rule: &RuleSlot, number: u64) -> bool {
+fn is_chosen(rule: &RuleSlot, number: u64) -> bool {
     let first = rule.first.load(Relaxed);
     let every = rule.every.load(Relaxed).max(1);
     (first..=rule.last.load(Relaxed)).contains(&number) && (number - first).is_multiple_of(every)

@@ -48,6 +48,8 @@ pub(crate) enum ActionKind {
     Cut = 18,
     /// The request is acknowledged, but neither its data nor a completion appears at the responder.
     Forget = 19,
+    /// Polling a completion queue fails with this errno.
+    PollCq = 20,
 }
 
 /// What the value of an action is.
@@ -66,7 +68,7 @@ enum Value {
 }
 
 /// All actions, with their names and what their values are.
-const ACTIONS: [(ActionKind, &str, Value); 19] = [
+const ACTIONS: [(ActionKind, &str, Value); 20] = [
     (ActionKind::Drop, "drop", Value::None),
     (ActionKind::DropAck, "drop-ack", Value::None),
     (ActionKind::Cut, "cut", Value::Bytes),
@@ -86,6 +88,7 @@ const ACTIONS: [(ActionKind, &str, Value); 19] = [
     (ActionKind::Kill, "kill", Value::None),
     (ActionKind::ModifyQp, "modify-qp", Value::Errno),
     (ActionKind::RegMr, "reg-mr", Value::Errno),
+    (ActionKind::PollCq, "poll-cq", Value::Errno),
 ];
 
 const ERRNOS: [(&str, i32); 8] = [
@@ -114,7 +117,7 @@ pub(crate) struct Action {
 impl Action {
     /// Concerns calls, not messages.
     pub(crate) fn is_for_calls(self) -> bool {
-        matches!(self.kind, ActionKind::ModifyQp | ActionKind::RegMr)
+        matches!(self.kind, ActionKind::ModifyQp | ActionKind::RegMr | ActionKind::PollCq)
     }
 
     /// Reads `NAME` or `NAME=VALUE`. The error is a sentence.

@@ -63,10 +63,25 @@ pub(crate) fn list(file: &SharedFile) -> Vec<(u32, FaultRule, u64)> {
     rules
 }
 
-/// A rule that is asked more often than it may be applied counts on.
+/// How often a rule has been applied. One that is asked more often than it may be counts on.
 fn hits(slot: &RuleSlot) -> u64 {
-    let (hits, times) = (slot.hits.load(Relaxed), u64::from(slot.times.load(Relaxed)));
-    if times == 0 { hits } else { hits.min(times) }
+    let hits = slot.hits.load(Relaxed);
+    if action_of(slot).is_some_and(Action::is_for_calls) {
+        return applied(slot, hits);
+    }
+    at_most(slot.times.load(Relaxed), hits)
+}
+
+/// How often a rule for calls is applied in the first so many of them.
+pub(crate) fn applied(slot: &RuleSlot, calls: u64) -> u64 {
+    let (first, every) = (slot.first.load(Relaxed).max(1), slot.every.load(Relaxed).max(1));
+    let last = slot.last.load(Relaxed).min(calls);
+    at_most(slot.times.load(Relaxed), last.checked_sub(first).map_or(0, |after| after / every + 1))
+}
+
+/// `times` is of a rule: 0 is any number.
+fn at_most(times: u32, count: u64) -> u64 {
+    if times == 0 { count } else { count.min(times.into()) }
 }
 
 fn store(slot: &RuleSlot, rule: &FaultRule) {

@@ -78,13 +78,16 @@ fn calls() -> Calls {
 /// Takes the next completion. ENOENT: there is none.
 fn take(cq: &Cq) -> c_int {
     let Ok(engine) = engine_of(cq.context.fabric) else { return libc::ENODEV };
-    match catch_unwind(AssertUnwindSafe(|| poll_one(engine, cq))) {
-        Ok(Some(wc)) => {
+    let work = || {
+        engine.faults.on_poll_cq(cq.context.device.index)?;
+        poll_one(engine, cq).ok_or(libc::ENOENT)
+    };
+    match catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(libc::EIO)) {
+        Ok(wc) => {
             cq.look_at(wc);
             0
         }
-        Ok(None) => libc::ENOENT,
-        Err(_) => libc::EIO,
+        Err(errno) => errno,
     }
 }
 

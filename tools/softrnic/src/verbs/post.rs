@@ -44,12 +44,16 @@ pub(crate) unsafe extern "C" fn poll(handle: *mut types::Cq, room: c_int, out: *
     // SAFETY: the caller's array of `room` completions.
     let out = unsafe { slice::from_raw_parts_mut(out.cast::<MaybeUninit<Wc>>(), room) };
     let work = || {
+        engine.faults.on_poll_cq(cq.context.device.index)?;
         let _polling = cq.polling.while_in(SINGLE_THREADED_CQ);
         let taken = poll_cq(engine, cq, out);
         cq.count_poll(taken != 0, true);
-        taken
+        Ok(taken)
     };
-    catch_unwind(AssertUnwindSafe(work)).map_or(-libc::EIO, |taken| taken as c_int)
+    match catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(libc::EIO)) {
+        Ok(taken) => taken as c_int,
+        Err(errno) => -errno,
+    }
 }
 
 pub(crate) unsafe extern "C" fn post_recv(handle: *mut types::Qp, list: *mut RecvWr, bad: *mut *mut RecvWr) -> c_int {
