@@ -118,8 +118,9 @@ def run(command: list[str], settings: dict[str, str], limit: float, folder: Path
         child.communicate()
 
 
-def measured(built: list[Path], dist: Path, jobs: int) -> list[Test]:
-    """The tests that pass without a change in time, quickest first."""
+def measured(built: list[Path], dist: Path, jobs: int) -> tuple[list[Test], set[str]]:
+    """The tests that pass without a change in time, quickest first, and the names of those that fail."""
+    failed = set[str]()
 
     def measure(program: Path, name: str) -> Test | None:
         begun = time.monotonic()
@@ -127,6 +128,8 @@ def measured(built: list[Path], dist: Path, jobs: int) -> list[Test]:
         seconds = time.monotonic() - begun
         if code == 0 and seconds <= LONGEST_S and "skipped: " not in said:
             return Test(program, name, seconds)
+        if code != 0:
+            failed.add(name)
         print(f"left out: {name}: {'skipped' if 'skipped: ' in said else f'exit status {code}'}, {seconds:.1f} s", flush=True)
         return None
 
@@ -136,7 +139,7 @@ def measured(built: list[Path], dist: Path, jobs: int) -> list[Test]:
         named += [(program, line.removesuffix(": test")) for line in listed.splitlines() if line.endswith(": test")]
     with ThreadPoolExecutor(jobs) as pool:
         tests = [test for test in pool.map(lambda one: measure(*one), named) if test]
-    return sorted(tests, key=lambda test: test.seconds)
+    return sorted(tests, key=lambda test: test.seconds), failed
 
 
 def copy_if_other(source: str, copy: str) -> None:
@@ -188,6 +191,14 @@ class Copy:
             shutil.copy(self.target / "release/libnccl_net.so", self.dist / PLUGIN)
         return code == 0
 
+    def unit_tests(self) -> int | None:
+        """0 if they pass at one of two times or cannot be built, None if they do not end."""
+        code, _ = self.cargo("test", "--quiet", "--no-run")
+        if code != 0:
+            return 0
+        code, _ = self.cargo("test", "--quiet", "--", "net::")
+        return code if code == 0 else self.cargo("test", "--quiet", "--", "net::")[0]
+
     def outcome(self, change: Change, tests: Iterable[Test], unchanged: Path, distrust: Callable[[Test], None]) -> tuple[str, str]:
         """One of OUTCOMES, and the test that has noticed."""
         self.patch(change, undo=False)
@@ -204,7 +215,7 @@ class Copy:
                 if code != 0:
                     return "timeout" if code is None else "caught", test.name
             # They take as long to build as all tests before them to run.
-            code, _ = self.cargo("test", "--quiet", "--", "net::")
+            code = self.unit_tests()
             return ("missed", "") if code == 0 else ("timeout" if code is None else "caught", UNIT_TESTS)
         finally:
             self.patch(change, undo=True)
@@ -217,7 +228,7 @@ class Found:
         """What earlier runs have found of these changes; other sources have others."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.all = folder, dict[str, tuple[str, str]]()
-        file = folder / "noticed_by.txt"
+        file = folder / "outcomes.txt"
         for line in file.read_text().splitlines() if file.exists() else []:
             outcome, name, test = line.split("\t")
             if name in names:
@@ -225,11 +236,22 @@ class Found:
         self.write()
 
     def write(self) -> None:
-        lines = [f"{outcome}\t{name}\t{test}\n" for name, (outcome, test) in self.all.items()]
-        (self.folder / "noticed_by.txt").write_text("".join(lines))
+        self.write_one("outcomes", [f"{outcome}\t{name}\t{test}" for name, (outcome, test) in self.all.items()])
         for outcome in OUTCOMES:
-            names = [f"{name}\n" for name, (other, _) in self.all.items() if other == outcome]
-            (self.folder / f"{outcome}.txt").write_text("".join(names))
+            self.write_one(outcome, [name for name, (other, _) in self.all.items() if other == outcome])
+
+    def write_one(self, name: str, lines: list[str]) -> None:
+        """All or nothing: a run may be ended at any time."""
+        new = self.folder / f"{name}.new"
+        new.write_text("".join(f"{line}\n" for line in lines))
+        new.replace(self.folder / f"{name}.txt")
+
+    def forget(self, test: str) -> list[str]:
+        """The changes that `test` has noticed, which are not known any more."""
+        names = [name for name, (_, by) in self.all.items() if by == test]
+        for name in names:
+            del self.all[name]
+        return names
 
     def by_test(self, file: str) -> Counter[str]:
         """How many changes each test has noticed; those of `file` count ten times as much."""
@@ -242,10 +264,14 @@ class Found:
 class Run:
     """What is left to try, and what has been found."""
 
-    def __init__(self, folder: Path, changes_of_all: list[Change], tests: list[Test], until: float) -> None:
+    def __init__(self, folder: Path, changes_of_all: list[Change], tests: list[Test], until: float, failing: Iterable[str] = ()) -> None:
+        """`failing` tests fail without a change."""
         self.folder, self.tests, self.until = folder, tests, until
         self.changes = {change.name: change for change in changes_of_all}
         self.found = Found(folder / "mutants.out", set(self.changes))
+        self.distrusted = set(failing)
+        for test in self.distrusted:
+            self.found.forget(test)
         self.left = Queue[Change]()
         for change in changes_of_all:
             if change.name not in self.found.all:
@@ -261,8 +287,12 @@ class Run:
                 return
             outcome = copy.outcome(change, self.next_test(change.file), self.folder / "unchanged", self.distrust)
             with self.lock:
-                self.found.all[change.name] = outcome
-                self.found.write()
+                # Meanwhile another change may have shown that the test fails without one.
+                if outcome[1] in self.distrusted:
+                    self.left.put(change)
+                else:
+                    self.found.all[change.name] = outcome
+                    self.found.write()
 
     def next_test(self, file: str) -> Iterator[Test]:
         """Each test: those that have noticed most changes for the time that they take, above all in `file`, then the quickest."""
@@ -271,26 +301,29 @@ class Run:
             order = sorted(self.tests, key=lambda test: (-noticed[test.name] / test.seconds, test.seconds))
         for test in order:
             # Another change may have shown meanwhile that it fails without one.
-            if test in self.tests:
+            if test.name not in self.distrusted:
                 yield test
 
     def distrust(self, test: Test) -> None:
         """A test that fails without a change is not asked again, and what it has noticed is tried anew."""
         with self.lock:
-            if test not in self.tests:
+            if test.name in self.distrusted:
                 return
-            self.tests = [other for other in self.tests if other != test]
-            again = [name for name, (_, by) in self.found.all.items() if by == test.name]
+            self.distrusted.add(test.name)
+            again = self.found.forget(test.name)
             print(f"{test.name} fails without a change: it is left out, and {len(again)} changes are tried anew", flush=True)
             for name in again:
-                del self.found.all[name]
                 self.left.put(self.changes[name])
             self.found.write()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--changes", type=Path, help="what `cargo mutants --list --json --diff` has printed (asks it)")
+    parser.add_argument(
+        "--changes",
+        type=Path,
+        help="what `cargo mutants --list --json --diff` has printed (asks it); of other changes, what was found earlier is removed",
+    )
     parser.add_argument(
         "--jobs",
         type=positive,
@@ -304,7 +337,7 @@ def main() -> int:
 
     until = time.monotonic() + given.seconds
     folder = given.found.resolve()
-    tests = measured([one.resolve() for one in given.programs or programs()], ROOT / "dist", given.jobs)
+    tests, failing = measured([one.resolve() for one in given.programs or programs()], ROOT / "dist", given.jobs)
     if not tests:
         sys.exit("mutation_plugin.py: no test passes without a change")
     first = Copy(folder / "copy-0")
@@ -312,8 +345,12 @@ def main() -> int:
     if not first.build():
         sys.exit(f"mutation_plugin.py: the sources do not compile without a change:\n{first.said}")
     dist_with(folder / "unchanged", first.dist / PLUGIN)
+    # Or any change that no other test notices would be noticed by these.
+    code, said = first.cargo("test", "--quiet", "--", "net::")
+    if code != 0:
+        sys.exit(f"mutation_plugin.py: {UNIT_TESTS} fail without a change:\n{said}")
 
-    of_all = Run(folder, changes(given.changes), tests, until)
+    of_all = Run(folder, changes(given.changes), tests, until, failing)
     seconds = sum(test.seconds for test in tests)
     print(f"{len(of_all.changes)} changes, {of_all.left.qsize()} of them left; {len(tests)} tests, {seconds:.0f} s", flush=True)
     with ThreadPoolExecutor(given.jobs) as pool:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -43,28 +44,39 @@ class TestMutation(unittest.TestCase):
     def outcome(self, is_built: bool, *codes: int | None) -> tuple[tuple[str, str], list[bool]]:
         """What becomes of a change with three tests that end so, and whether it was made and undone."""
         copy = Copy.__new__(Copy)
-        copy.dist = copy.sources = copy.target = self.folder
+        copy.dist = copy.sources = copy.target = self.folder / "changed"
+        unchanged = self.folder / "unchanged"
         tests = [Test(self.folder / "program", name, 0.1) for name in ("a", "b", "c")]
         self.distrusted: list[str] = []
         undone: list[bool] = []
         with (
             mock.patch.object(Copy, "patch", lambda _self, _change, undo: undone.append(undo)),
             mock.patch.object(Copy, "build", return_value=is_built),
-            mock.patch.object(mutation_plugin, "run", side_effect=[(code, "") for code in codes]),
+            mock.patch.object(mutation_plugin, "run", side_effect=[(code, "") for code in codes]) as run,
         ):
-            noticed = copy.outcome(Change("x", "f", "d"), tests, self.folder, lambda test: self.distrusted.append(test.name))
+            noticed = copy.outcome(Change("x", "f", "d"), tests, unchanged, lambda test: self.distrusted.append(test.name))
+        asked = [call.args[1].get("FERRITE_DIST") for call in run.mock_calls]
+        self.runs = "".join({str(copy.dist): "c", str(unchanged): "u", None: "t"}[dist] for dist in asked)
         return noticed, undone
 
     def test_a_change_is_noticed_by_the_first_test_that_fails_with_it_twice_and_not_without_it(self) -> None:
-        self.assertEqual(self.outcome(True, 0, 0, 0, 0), (("missed", ""), [False, True]))
-        self.assertEqual(self.outcome(True, 0, 0, 0, 101), (("caught", mutation_plugin.UNIT_TESTS), [False, True]))
-        self.assertEqual(self.outcome(True, 0, 101, 0, 101), (("caught", "b"), [False, True]))
-        self.assertEqual(self.outcome(True, None, 0, None), (("timeout", "a"), [False, True]))
-        self.assertEqual(self.outcome(True, 101, 0, 0, 101, 0, 101), (("caught", "b"), [False, True]), "a has failed once")
+        both = [False, True]
+        self.assertEqual(self.outcome(True, 0, 0, 0, 0, 0), (("missed", ""), both))
+        self.assertEqual(self.runs, "ccctt", "with the change; then the unit tests are built, and run")
+        self.assertEqual(self.outcome(True, 0, 101, 0, 101), (("caught", "b"), both))
+        self.assertEqual(self.runs, "ccuc", "and once without it")
+        self.assertEqual(self.outcome(True, None, 0, None), (("timeout", "a"), both))
+        self.assertEqual(self.outcome(True, 101, 0, 0, 101, 0, 101), (("caught", "b"), both), "a has failed once")
         self.assertEqual(self.distrusted, [])
-        self.assertEqual(self.outcome(True, 101, 101, 101, None, 0, 0), (("missed", ""), [False, True]))
+        self.assertEqual(self.outcome(True, 101, 101, 101, None, 0, 0, 0), (("missed", ""), both))
         self.assertEqual(self.distrusted, ["a", "b"], "they fail without the change as well")
-        self.assertEqual(self.outcome(False), (("unviable", ""), [False, True]))
+        self.assertEqual(self.outcome(False), (("unviable", ""), both))
+
+    def test_unit_tests_have_noticed_if_they_can_be_built_and_fail_twice(self) -> None:
+        self.assertEqual(self.outcome(True, 0, 0, 0, 0, 101, 101)[0], ("caught", mutation_plugin.UNIT_TESTS))
+        self.assertEqual(self.outcome(True, 0, 0, 0, 0, 101, None)[0], ("timeout", mutation_plugin.UNIT_TESTS))
+        self.assertEqual(self.outcome(True, 0, 0, 0, 0, 101, 0)[0], ("missed", ""))
+        self.assertEqual(self.outcome(True, 0, 0, 0, 101)[0], ("missed", ""), "they do not compile")
 
     def test_what_a_test_has_noticed_that_fails_without_a_change_is_tried_anew(self) -> None:
         outcomes = [("caught", "b"), ("missed", ""), ("caught", "c"), ("timeout", "b")]
@@ -79,9 +91,26 @@ class TestMutation(unittest.TestCase):
         run.distrust(tests[0])
         self.assertEqual([test.name for test in order], ["c"])
         self.assertEqual([run.left.get_nowait().name for _ in range(2)], ["0:1: x", "3:1: x"])
-        again = Run(self.folder, [Change(f"{number}:1: x", "f", "d") for number in range(1, 4)], tests, 0)
+        left = [Change(f"{number}:1: x", "f", "d") for number in range(1, 4)]
+        again = Run(self.folder, left, tests, 0)
         self.assertEqual(again.found.all, {"1:1: x": ("missed", ""), "2:1: x": ("caught", "c")}, "what earlier runs have found")
         self.assertEqual(again.left.get_nowait().name, "3:1: x")
+        again = Run(self.folder, left, tests, 0, {"c"})
+        self.assertEqual(again.found.all, {"1:1: x": ("missed", "")}, "c fails without a change now")
+
+    def test_a_test_that_is_found_to_fail_without_a_change_meanwhile_has_not_noticed(self) -> None:
+        test = Test(self.folder, "a", 1.0)
+        run = Run(self.folder, [Change("x", "f", "d")], [test], time.monotonic() + 60)
+        outcomes = iter([("caught", "a"), ("missed", "")])
+
+        def outcome(*_: object) -> tuple[str, str]:
+            run.distrust(test)
+            return next(outcomes)
+
+        with mock.patch.object(mutation_plugin, "Copy") as copy:
+            copy.return_value.outcome = outcome
+            run.work(0)
+        self.assertEqual(run.found.all, {"x": ("missed", "")})
 
     def test_what_was_found_is_counted(self) -> None:
         outcomes = [("f.rs:1:2: a", "caught"), ("f.rs:2:2: b", "missed"), ("f.rs:3:2: c", "missed"), ("f.rs:4:2: d", "unviable")]

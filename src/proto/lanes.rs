@@ -9,6 +9,10 @@ use super::slow_lanes::SlowLanes;
 use super::stripe::Striping;
 use super::{MAX_QPS, MAX_REQUESTS, QpIndex};
 
+/// Bytes from which on a message shows how fast rails are. The stripes of a shorter one complete in the order in which the
+/// completion queues are polled.
+pub(super) const LEARNING_BYTES: u32 = 64 << 10;
+
 /// The weights of a connection's lanes, and what they are learnt from.
 #[derive(Debug)]
 pub(super) struct Lanes {
@@ -19,14 +23,20 @@ pub(super) struct Lanes {
     count: u8,
     rails: u8,
     random: u32,
-    /// The lane on which the next message of several stripes begins, and how many of such begin one lane further each.
-    first: u8,
-    in_turn: u8,
+    /// Of messages that teach nothing, and of those that do.
+    turns: [Turn; 2],
     /// By index of the queue pair, the stripes that are posted and not complete.
     outstanding: [u16; MAX_QPS],
     slow_lanes: SlowLanes,
     /// The one that was found to stay slow.
     pub(super) slow: Option<QpIndex>,
+}
+
+/// The lane on which the next message of several stripes begins, and how many of such begin one lane further each.
+#[derive(Debug, Clone, Copy, Default)]
+struct Turn {
+    first: u8,
+    left: u8,
 }
 
 /// The stripes of a message that have completed in the latest poll in which any has.
@@ -50,8 +60,7 @@ impl Lanes {
             count,
             rails,
             random: 0,
-            first: 0,
-            in_turn: 0,
+            turns: Default::default(),
             outstanding: [0; MAX_QPS],
             slow_lanes: SlowLanes::default(),
             slow: None,
@@ -70,10 +79,10 @@ impl Lanes {
     }
 
     /// A message of so many stripes is to be posted. Returns the lane of the first one, after which they go on as `striping` says: the
-    /// first lane with the greatest weight, or, if there are several stripes, the next one in turn.
+    /// first lane with the greatest weight, or, if there are several stripes, the next one in turn. It has `length` bytes.
     #[inline]
-    pub(super) fn begin(&mut self, stripes: u32, striping: Striping) -> QpIndex {
-        let first = if stripes == 1 { self.weights.greatest(self.count) } else { self.next() };
+    pub(super) fn begin(&mut self, stripes: u32, striping: Striping, length: u32) -> QpIndex {
+        let first = if stripes == 1 { self.weights.greatest(self.count) } else { self.next(length >= LEARNING_BYTES) };
         let first = QpIndex(first);
         let mut qp = first;
         for _ in 0..stripes {
@@ -86,17 +95,17 @@ impl Lanes {
     /// Each lane once in as many messages as there are lanes, one after the other. What is posted later completes later, so no lane is to be
     /// posted last more often than others, in any thousand of messages. Nor is it to be so of every second or fourth message, as their
     /// caller may wait for those: so each turn begins with any lane, by a linear congruential generator (Numerical Recipes), whose high bits
-    /// count.
+    /// count. Messages that teach nothing have turns of their own: those between others would come upon the same lanes again and again.
     #[inline]
-    fn next(&mut self) -> u8 {
-        if self.in_turn == 0 {
-            self.in_turn = self.count;
+    fn next(&mut self, teaches: bool) -> u8 {
+        let turn = &mut self.turns[usize::from(teaches)];
+        if turn.left == 0 {
             self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            self.first = ((u64::from(self.random) * u64::from(self.count)) >> 32) as u8;
+            *turn = Turn { first: ((u64::from(self.random) * u64::from(self.count)) >> 32) as u8, left: self.count };
         }
-        self.in_turn -= 1;
-        let first = self.first;
-        self.first = if first + 1 == self.count { 0 } else { first + 1 };
+        turn.left -= 1;
+        let first = turn.first;
+        turn.first = if first + 1 == self.count { 0 } else { first + 1 };
         first
     }
 

@@ -1,7 +1,7 @@
 //! The sending end of a connection: takes clear-to-sends in, says what is to be posted, counts completions.
 
 use super::cts::{Cts, CtsWords, SlotIndex};
-use super::lanes::Lanes;
+use super::lanes::{LEARNING_BYTES, Lanes};
 use super::rail_weights::RailWeights;
 use super::recovery::replay::Replays;
 use super::requests::{RequestId, Requests};
@@ -12,9 +12,6 @@ use super::{QpIndex, RING_SLOTS, Violation, violation};
 
 /// Clear-to-sends among which a message looks for its tag: as many as the receiver can have written.
 const WINDOW: usize = RING_SLOTS;
-/// Bytes from which on a message shows how fast rails are. The stripes of a shorter one complete in the order in which the
-/// completion queues are polled.
-const LEARNING_BYTES: u32 = 64 << 10;
 
 /// A clear-to-send that has been read from the ring. Its sequence number is its place in the window.
 #[derive(Debug, Clone, Copy)]
@@ -150,7 +147,7 @@ impl SendFlow {
         entry.value.begin(seq, addr, length, stripes);
         let id = entry.id();
         if let Some(lanes) = &mut self.lanes {
-            self.qp = lanes.begin(stripes, self.striping);
+            self.qp = lanes.begin(stripes, self.striping, length);
         }
         Some(self.transfer(id, SlotIndex::of(seq), cts, length, stripes))
     }

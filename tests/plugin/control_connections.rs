@@ -17,19 +17,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use testkit::crash::in_child_that_dies;
 use testkit::require;
 
-/// The TCP sockets and all files of this process. A connection that lasts for some seconds brings a socket of another kind, for reports.
+/// The TCP sockets and all files of this process but for sockets on this host, of which a connection that lasts for some seconds brings one.
 fn files() -> (usize, usize) {
     let all: Vec<RawFd> = std::fs::read_dir("/proc/self/fd")
         .expect("readable")
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect();
-    (all.iter().filter(|fd| is_tcp(**fd)).count(), all.len())
+    let families: Vec<_> = all.into_iter().map(family_of).collect();
+    let tcp = families.iter().filter(|family| matches!(family, Some(AddressFamily::INET | AddressFamily::INET6)));
+    (tcp.count(), families.iter().filter(|family| **family != Some(AddressFamily::UNIX)).count())
 }
 
-fn is_tcp(file: RawFd) -> bool {
+/// `None`: it is no socket.
+fn family_of(file: RawFd) -> Option<AddressFamily> {
     // SAFETY: only its kind is asked for. If it has been closed meanwhile, there is an error, or it is another file of this process.
     let file = unsafe { BorrowedFd::borrow_raw(file) };
-    matches!(rustix::net::sockopt::socket_domain(file), Ok(AddressFamily::INET | AddressFamily::INET6))
+    rustix::net::sockopt::socket_domain(file).ok()
 }
 
 #[test]

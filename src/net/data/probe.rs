@@ -33,12 +33,16 @@ impl Probe {
     /// # Errors
     /// The device refuses the write.
     pub fn send(&mut self, qps: &mut QpSet) -> Result<()> {
-        let now = Instant::now();
-        if self.outstanding > 0 || self.next.is_some_and(|next| now < next) {
-            return Ok(());
+        if self.take_turn(Instant::now()) { self.send_now(qps) } else { Ok(()) }
+    }
+
+    /// Whether a probe is due `now`. If so, the next one is [`EVERY`] later.
+    fn take_turn(&mut self, now: Instant) -> bool {
+        let is_due = !self.is_outstanding() && self.next.is_none_or(|next| next <= now);
+        if is_due {
+            self.next = Some(now + EVERY);
         }
-        self.next = Some(now + EVERY);
-        self.send_now(qps)
+        is_due
     }
 
     /// Posts a write on the first queue pair of each rail. No probe may be outstanding.
@@ -80,5 +84,36 @@ impl Probe {
             }
             work => Err(Error::internal(format!("a {whose}'s completion queue reports {work:?}"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_is_due_at_once_and_then_every_ten_seconds_unless_one_is_outstanding() {
+        let (mut probe, begin) = (Probe::default(), Instant::now());
+        let mut due = |seconds| probe.take_turn(begin + Duration::from_secs(seconds));
+        assert_eq!([due(0), due(0), due(9), due(10), due(19), due(20)], [true, false, false, true, false, true]);
+        probe.outstanding = 1;
+        assert!(!probe.take_turn(begin + Duration::from_secs(100)));
+        probe.outstanding = 0;
+        assert!(probe.take_turn(begin + Duration::from_secs(100)));
+    }
+
+    #[test]
+    fn probes_are_outstanding_until_each_rail_has_completed_its_own() {
+        let sent = Instant::now().checked_sub(Duration::from_secs(5));
+        let mut probe = Probe { outstanding: 2, next: None, sent };
+        let complete = |probe: &mut Probe| probe.handle_completion(WrId::Probe { qp: 0 }.to_bits(), "sender");
+        complete(&mut probe).expect("a probe");
+        assert!(probe.is_outstanding());
+        assert!(probe.outstanding_for() >= Some(Duration::from_secs(5)));
+        complete(&mut probe).expect("a probe");
+        assert!(!probe.is_outstanding());
+        assert_eq!(probe.outstanding_for(), None);
+        let error = probe.handle_completion(WrId::Receive { qp: 0 }.to_bits(), "sender").expect_err("no probe");
+        assert!(error.text().contains("a sender's completion queue reports"), "{error:?}");
     }
 }

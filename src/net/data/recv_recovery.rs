@@ -16,7 +16,7 @@ use crate::proto::recovery::account::Account;
 use crate::proto::requests::RequestId;
 use crate::verbs::queue_pair::QpCaps;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a receive is tested in vain before it is asked whether its clear-to-send has arrived.
 const PROBE_AFTER: Duration = Duration::from_millis(30);
@@ -183,11 +183,12 @@ impl RecvPath {
     #[cold]
     #[inline(never)]
     pub(super) fn check_stall(&mut self, peer: &Arc<PeerState>) -> Result<()> {
-        let limit = self.stall.limit();
+        let now = Instant::now();
+        let limit = self.stall.limit(now);
         if self.recovery.is_none() || limit.is_zero() {
             return Ok(());
         }
-        if self.stall.waited(self.flow.oldest_missing()).is_none_or(|waited| waited < PROBE_AFTER) {
+        if self.stall.waited(self.flow.oldest_missing(), now).is_none_or(|waited| waited < PROBE_AFTER) {
             return Ok(());
         }
         if let Err(e) = self.cts_sender.probe_writes(&mut self.qps) {
@@ -195,7 +196,7 @@ impl RecvPath {
         }
         match self.cts_sender.probe.outstanding_for() {
             Some(waited) if waited > limit => {
-                self.stall.back_off();
+                self.stall.back_off(now);
                 let text = format!(
                     "clear-to-sends have not been acknowledged for {} ms (FERRITE_STALL_MS)",
                     waited.as_millis()

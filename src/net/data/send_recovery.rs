@@ -15,6 +15,7 @@ use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
 use crate::proto::recovery::sender::Unapplied;
 use crate::verbs::queue_pair::QpCaps;
+use std::time::Instant;
 
 impl End for SendComm {
     fn memory(&self) -> &ConnMemory {
@@ -191,7 +192,9 @@ impl SendPath {
         let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some()) else {
             return Ok(());
         };
-        let Some(waited) = self.stall.check(oldest, self.qps.time_to_carry(bytes)) else { return Ok(()) };
+        let Some(waited) = self.stall.check(oldest, self.qps.time_to_carry(bytes), Instant::now()) else {
+            return Ok(());
+        };
         let text = format!("no data has been acknowledged for {} ms (FERRITE_STALL_MS)", waited.as_millis());
         self.handle_failure(Error::remote(text).recoverable())
     }

@@ -34,14 +34,8 @@ pub struct Stall {
 impl Stall {
     /// A path is suspected after `limit_ms` milliseconds, and the time that the data takes; 0: never.
     pub fn new(limit_ms: u64) -> Self {
-        Self {
-            tests: 0,
-            looks: 0,
-            oldest: None,
-            limit: Duration::from_millis(limit_ms),
-            factor: 1,
-            last: Instant::now(),
-        }
+        let limit = Duration::from_millis(limit_ms);
+        Self { tests: 0, looks: 0, oldest: None, limit, factor: 1, last: Instant::now() }
     }
 
     /// To be called after each test in vain: whether it is time for [`Self::check`].
@@ -71,35 +65,34 @@ impl Stall {
         self.looks.wrapping_mul(LOOK_EVERY).wrapping_add(self.tests.into())
     }
 
-    /// Message `oldest` is the oldest one under way. Returns for how long, if that is suspicious. `data_time` is how long all data takes
-    /// that is under way.
-    pub fn check(&mut self, oldest: u32, data_time: Duration) -> Option<Duration> {
-        let waited = self.waited(oldest)?;
-        self.calm_down();
+    /// Message `oldest` is the oldest one under way `now`. Returns for how long, if that is suspicious. `data_time` is how long all data
+    /// takes that is under way.
+    pub fn check(&mut self, oldest: u32, data_time: Duration, now: Instant) -> Option<Duration> {
+        let waited = self.waited(oldest, now)?;
+        self.calm_down(now);
         if self.limit.is_zero() || waited < (self.limit + SLACK * data_time) * self.factor {
             return None;
         }
         self.oldest = None;
-        self.back_off();
+        self.back_off(now);
         Some(waited)
     }
 
     /// There was a suspicion: the next one takes twice as long.
-    pub fn back_off(&mut self) {
+    pub fn back_off(&mut self, now: Instant) {
         self.factor = (self.factor * 2).min(MAX_FACTOR);
-        self.last = Instant::now();
+        self.last = now;
     }
 
-    fn calm_down(&mut self) {
-        if self.factor > 1 && self.last.elapsed() >= QUIET {
+    fn calm_down(&mut self, now: Instant) {
+        if self.factor > 1 && now.saturating_duration_since(self.last) >= QUIET {
             self.factor /= 2;
-            self.last = Instant::now();
+            self.last = now;
         }
     }
 
     /// How long message `oldest` has been the oldest one under way; `None` when it is asked for the first time.
-    pub fn waited(&mut self, oldest: u32) -> Option<Duration> {
-        let now = Instant::now();
+    pub fn waited(&mut self, oldest: u32, now: Instant) -> Option<Duration> {
         match self.oldest {
             Some((before, since)) if before == oldest => Some(now.saturating_duration_since(since)),
             _ => {
@@ -110,8 +103,8 @@ impl Stall {
     }
 
     /// Time without an acknowledgement after which a path is suspected; zero: never.
-    pub fn limit(&mut self) -> Duration {
-        self.calm_down();
+    pub fn limit(&mut self, now: Instant) -> Duration {
+        self.calm_down(now);
         self.limit * self.factor
     }
 
@@ -130,7 +123,73 @@ mod tests {
         let mut stall = Stall::new(0);
         for count in 1..=1000 {
             assert_eq!(stall.is_due(), count % LOOK_EVERY == 0);
+            assert_eq!(stall.was_due(), count % LOOK_EVERY == 0);
             assert_eq!(stall.tests(), count);
         }
+    }
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// For how many ms message 7 is the oldest one until that is suspicious, from `begin` on. It is asked each ms.
+    fn suspected_after(stall: &mut Stall, data_time: Duration, begin: Instant) -> Option<u32> {
+        stall.reset();
+        (0..100_000).find(|ms| match stall.check(7, data_time, begin + *ms * MS) {
+            None => false,
+            Some(waited) => {
+                assert_eq!(waited, *ms * MS);
+                true
+            }
+        })
+    }
+
+    #[test]
+    fn a_message_that_is_the_oldest_one_for_long_is_suspicious_and_the_next_one_twice_as_late() {
+        let (mut stall, now) = (Stall::new(100), Instant::now());
+        let limits = [100, 200, 400, 800, 800];
+        assert_eq!(limits.map(|_| suspected_after(&mut stall, Duration::ZERO, now)), limits.map(Some));
+        let mut stall = Stall::new(100);
+        assert_eq!(suspected_after(&mut stall, 2 * MS, now), Some(200), "50 times what the data takes");
+        assert_eq!(suspected_after(&mut stall, 2 * MS, now), Some(400));
+    }
+
+    #[test]
+    fn each_message_has_a_time_of_its_own_and_none_begins_with_a_reset() {
+        let (mut stall, now) = (Stall::new(100), Instant::now());
+        let mut check = |oldest, ms| stall.check(oldest, Duration::ZERO, now + ms * MS);
+        assert_eq!((check(1, 0), check(1, 99), check(2, 100), check(2, 199)), (None, None, None, None));
+        assert_eq!(check(2, 200), Some(100 * MS));
+        assert_eq!(check(2, 1000), None, "it begins anew");
+        stall.reset();
+        assert_eq!(stall.waited(2, now + 2000 * MS), None);
+        assert_eq!(stall.waited(2, now + 2001 * MS), Some(MS));
+    }
+
+    #[test]
+    fn a_quiet_minute_halves_the_limit_until_it_is_the_first_one() {
+        let (mut stall, now) = (Stall::new(100), Instant::now());
+        for _ in 0..3 {
+            stall.back_off(now);
+        }
+        let minute = Duration::from_secs(60);
+        assert_eq!(stall.limit(now + minute - MS), 800 * MS);
+        assert_eq!(stall.limit(now + minute), 400 * MS);
+        assert_eq!(stall.limit(now + 2 * minute - MS), 400 * MS);
+        assert_eq!([2, 3, 4].map(|minutes| stall.limit(now + minutes * minute)), [200 * MS, 100 * MS, 100 * MS]);
+        stall.back_off(now + 4 * minute);
+        assert_eq!(stall.limit(now + 5 * minute - MS), 200 * MS, "the minute begins with the last suspicion");
+        stall.check(1, Duration::ZERO, now + 5 * minute);
+        assert_eq!(
+            suspected_after(&mut stall, Duration::ZERO, now + 5 * minute),
+            Some(100),
+            "a check looks at that as well"
+        );
+    }
+
+    #[test]
+    fn without_a_limit_nothing_is_suspicious() {
+        let mut stall = Stall::new(0);
+        let now = Instant::now();
+        assert_eq!(suspected_after(&mut stall, Duration::ZERO, now), None);
+        assert_eq!(stall.limit(now), Duration::ZERO);
     }
 }

@@ -138,7 +138,7 @@ impl SendFlow {
         let cts = missing.cts;
         let stripes = self.striping.stripe_count(length);
         if let Some(lanes) = &mut self.lanes {
-            self.qp = lanes.begin(stripes, self.striping);
+            self.qp = lanes.begin(stripes, self.striping, length);
         }
         let transfer = self.transfer(request, SlotIndex::of(cts.seq), UnclaimedCts::from(&cts), length, stripes);
         Some((transfer, addr))

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use crate::faults::matching::is_in_time;
+use crate::faults::matching::{is_in_time, is_over};
 use crate::network::port_id::PortId;
 use crate::process::fabric::Fabric;
 use crate::rules::action::{Action, ActionKind};
@@ -61,6 +61,9 @@ fn ask(fabric: &Fabric, code_of: impl Fn(&RuleSlot, Action) -> Option<i32>) -> R
     rules.sort_unstable_by_key(|rule| rule.id.load(Acquire));
     for rule in rules {
         let Some(code) = action_of(rule).and_then(|action| code_of(rule, action)) else { continue };
+        if is_over(rule) {
+            continue;
+        }
         let before = rule.hits.fetch_add(1, Relaxed);
         if applied(rule, before + 1) > applied(rule, before) && is_in_time(rule) {
             return Err(code);

@@ -61,6 +61,12 @@ pub(crate) fn is_in_time(rule: &RuleSlot) -> bool {
     end.map_or_else(|end| now < end, |_| true)
 }
 
+/// Whether the time of the rule is over.
+pub(crate) fn is_over(rule: &RuleSlot) -> bool {
+    let end = rule.ends_at.load(Relaxed);
+    end != 0 && now_ns() >= end
+}
+
 /// Counts a hit; false if the rule has had all of its own.
 fn count_hit(rule: &RuleSlot) -> bool {
     let before = rule.hits.fetch_add(1, Relaxed);

@@ -79,7 +79,30 @@ fn one(text: &str) -> Result<FaultRule, String> {
     match () {
         () if !returns && !gids.is_untouched() => Err("gid-after and gid need port-down=TIME".to_owned()),
         () if kind != ActionKind::DeviceFatal && refuses != 0 => Err("refuses needs device-fatal".to_owned()),
+        () if rule.action.is_for_calls() => without_keys_of_messages(rule),
         () => Ok(rule),
+    }
+}
+
+/// Of a rule for calls.
+fn without_keys_of_messages(rule: FaultRule) -> Result<FaultRule, String> {
+    let any = FaultRule::new(rule.action);
+    let is_of_ports = rule.action.kind == ActionKind::ModifyQp;
+    let keys = [
+        ("flow", rule.flow.is_some()),
+        ("path", rule.path.is_some()),
+        ("opcode", rule.opcodes != any.opcodes),
+        ("chance", rule.chance.is_some()),
+        ("attempts", rule.attempts != any.attempts),
+        ("peer", !is_of_ports && rule.peer.is_some()),
+        ("a port", !is_of_ports && rule.device.is_some_and(|end| end.port.is_some())),
+    ];
+    match keys.iter().find(|(_, is_given)| *is_given) {
+        Some((key, _)) => {
+            let peer = if is_of_ports { "peer, " } else { "" };
+            Err(format!("{key} is not for this action: keys are device, {peer}message, every, times, for"))
+        }
+        None => Ok(rule),
     }
 }
 
@@ -189,7 +212,8 @@ mod tests {
         "rnr chance=0.000000001",
         "corrupt chance=0.333333333",
         "corrupt chance=0.9999999998",
-        "modify-qp=ETIMEDOUT times=3",
+        "modify-qp=ETIMEDOUT device=softrnic0/1 peer=softrnic1/2 times=3",
+        "poll-cq=EIO device=softrnic0 message=3..7 every=2 for=1s",
         "slow=0.5 message=4",
         "port-down=20000ns",
         "cut=4096 opcode=write",
@@ -259,6 +283,13 @@ mod tests {
             ("cut=1k", "a number of bytes from 0 to 1073741824"),
             ("drop=1", "takes no value"),
             ("modify-qp=EWHAT", "ETIMEDOUT"),
+            ("modify-qp=EIO flow=1", "flow is not for this action: keys are device, peer, message"),
+            ("reg-mr=EIO path=0", "path is not for this action"),
+            ("poll-cq=EIO opcode=write", "opcode is not for this action"),
+            ("poll-cq=EIO chance=0.5", "chance is not for this action: keys are device, message"),
+            ("poll-cq=EIO attempts=2", "attempts is not for this action"),
+            ("poll-cq=EIO peer=softrnic0", "peer is not for this action"),
+            ("reg-mr=EIO device=softrnic0/1", "a port is not for this action"),
             ("drop opcode=tso", "fetch-add"),
             ("drop quickly", "not key=value"),
             ("drop for=3", "for: \"3\" is no time"),
