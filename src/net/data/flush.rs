@@ -85,6 +85,19 @@ fn find<'a>(requests: &Requests<()>, flushes: &'a mut [Flush; MAX_REQUESTS], id:
     requests.get(id).map(|()| &mut flushes[id.index()])
 }
 
+/// The rails whose device among `known` is lost, or is not the one that the rail is on `now`.
+fn left<'a, D: 'a>(
+    known: [Option<&D>; MAX_RAILS],
+    now: impl Iterator<Item = (u8, &'a D)>,
+    is_lost: impl Fn(&D) -> bool,
+    is_same: impl Fn(&D, &D) -> bool,
+) -> RailMask {
+    let on = |number: u8| known.get(usize::from(number)).copied().flatten();
+    let lost = (0..MAX_RAILS as u8).filter(|number| on(*number).is_some_and(&is_lost));
+    let moved = now.filter(|(number, device)| on(*number).is_some_and(|before| !is_same(before, device)));
+    lost.chain(moved.map(|(number, _)| number)).fold(RailMask::NONE, |rails, number| rails | RailMask::only(number))
+}
+
 impl Flushes {
     /// The entry of flush `id`.
     pub fn entry(&self, id: RequestId) -> Option<&Entry<()>> {
@@ -208,12 +221,9 @@ impl Flushes {
     /// The connection's rails are on `devices` from now on, each with the number of its rail. Reads over other devices than these, and
     /// over lost ones, have failed.
     pub fn handle_devices<'a>(&mut self, devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>) {
-        let mut is_left = self.rails.each_ref().map(|on| on.as_ref().is_some_and(|on| on.device.is_lost()));
-        for (number, device) in devices {
-            let number = usize::from(number) % MAX_RAILS;
-            is_left[number] |= self.rails[number].as_ref().is_some_and(|on| !Arc::ptr_eq(&on.device, device));
-        }
-        (0..MAX_RAILS).filter(|number| is_left[*number]).for_each(|number| self.handle_failure(number));
+        let known = self.rails.each_ref().map(|on| on.as_ref().map(|on| &on.device));
+        let left = left(known, devices, |device| device.is_lost(), Arc::ptr_eq);
+        left.iter().for_each(|number| self.handle_failure(number.into()));
     }
 
     /// A read over rail `number` has failed: so have all that are under way there.
@@ -319,6 +329,37 @@ mod tests {
     /// How many refusals in a row the flush outlasts.
     fn outlasted(flushes: &mut Flushes, id: RequestId, refusal: &Error) -> usize {
         (0..1000).take_while(|_| flushes.handle_outcome(id, Err(refusal.clone())).is_ok()).count()
+    }
+
+    #[test]
+    fn rails_whose_device_is_lost_or_another_one_are_left() {
+        let mut known = [None; MAX_RAILS];
+        known[..3].copy_from_slice(&[Some(&10), Some(&11), Some(&12)]);
+        let left = |now: &[(u8, u32)], lost: u32| {
+            left(known, now.iter().map(|(number, device)| (*number, device)), |device| *device == lost, u32::eq).0
+        };
+        assert_eq!(left(&[(0, 10), (1, 11), (2, 12)], 0), 0);
+        assert_eq!(left(&[(0, 10), (1, 12), (2, 12), (3, 10)], 0), 0b010, "nothing was read over rail 3");
+        assert_eq!(left(&[(2, 10)], 10), 0b101);
+        assert_eq!(left(&[], 0), 0);
+    }
+
+    /// What a failure at rail 1 leaves of a flush that waits for these rails.
+    fn failed(waiting: u8) -> (u8, bool, u8) {
+        let (mut flushes, id) = one();
+        flushes.flushes[id.index()].waiting = waiting;
+        let begin = Instant::now();
+        flushes.handle_failure(1);
+        assert!(flushes.next_try >= Some(begin + TRY_EVERY));
+        let flush = flushes.flushes[id.index()];
+        (flush.waiting, flush.is_failed, flush.failures)
+    }
+
+    #[test]
+    fn a_failure_at_a_rail_is_one_of_the_flushes_that_wait_for_it() {
+        assert_eq!(failed(0b111), (0b101, true, 1));
+        assert_eq!(failed(0b010), (0, true, 1));
+        assert_eq!(failed(0b101), (0b101, false, 0));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::net::device::nic::Nic;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Returns `error` if it may pass, so that the caller tries again. From then on the events of the devices of `nic` are taken, so that one
 /// that fails is known to be lost, and is opened again.
@@ -26,6 +26,12 @@ pub(super) fn given_up(nic: &Nic, error: Error) -> Error {
     error.context(format!("waited for it for FERRITE_HANDSHAKE_TIMEOUT={} s", nic.config.handshake_timeout_s))
 }
 
+/// Whether a control connection that has ended after `up` had come about, and was not an attempt that failed. `limit` is what a set-up may
+/// take.
+pub(super) fn has_stood(up: Duration, limit: Duration) -> bool {
+    up > limit / 10
+}
+
 /// There is no thread that would take the events of a device, because of `unwatched`, so `error` cannot be waited out.
 fn not_waited_for(unwatched: Error, error: &Error) -> Error {
     unwatched.context(format!("needed to wait until this has passed: {error}"))
@@ -34,6 +40,12 @@ fn not_waited_for(unwatched: Error, error: &Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_control_connection_has_stood_after_more_than_a_tenth_of_the_limit() {
+        let seconds = Duration::from_secs;
+        assert_eq!([0, 6, 7, 60, 600].map(|up| has_stood(seconds(up), seconds(60))), [false, false, true, true, true]);
+    }
 
     #[test]
     fn an_error_that_cannot_be_waited_out_says_first_why_not() {
