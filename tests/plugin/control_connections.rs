@@ -14,6 +14,7 @@ use nccl_net::testing::proto::handle::Handle as Address;
 use rustix::net::AddressFamily;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 use testkit::crash::in_child_that_dies;
 use testkit::require;
 
@@ -134,8 +135,10 @@ fn a_client_that_is_turned_away_calls_again() -> Result<()> {
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);
         relay.turned_away = 5;
+        let begun = Instant::now();
         let (send, recv, _listener) = connect_through(worker, &transport, &mut relay)?;
         assert_eq!((relay.turned_away, relay.clients), (0, 1));
+        assert!(begun.elapsed() >= 5 * Duration::from_millis(20), "it pauses after each time");
         works(worker, (send, recv))
     })
 }

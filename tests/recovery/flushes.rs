@@ -148,6 +148,30 @@ fn a_flush_that_begins_while_the_port_is_down_is_done_when_it_is_back() -> Resul
     })
 }
 
+/// No queue pair of the connection is left then: the read goes over one that the flush makes on the port itself.
+#[test]
+fn a_flush_is_done_though_the_peer_has_closed_the_connection_during_a_recovery() -> Result<()> {
+    run(Fabric::OneRail, &[], |worker| {
+        let flushes = Flushes::open(worker)?;
+        worker.barrier()?;
+        if worker.rank() == 1 {
+            worker.barrier()?;
+            flushes.close(worker)?;
+            worker.barrier()?;
+            return worker.barrier();
+        }
+        set_port("softrnic0/1", "down");
+        wait_until("the end of the queue pairs", || said(&["recovering the connection", "Fence"]));
+        let request = flushes.begin()?;
+        worker.barrier()?;
+        worker.barrier()?;
+        worker.barrier()?;
+        set_port("softrnic0/1", "up");
+        flushes.finish(worker, request)?;
+        flushes.close(worker)
+    })
+}
+
 /// The read goes over the device as it is open then, with the key that the memory has there.
 #[test]
 fn a_flush_that_is_under_way_when_the_device_fails_is_done_when_it_is_back() -> Result<()> {

@@ -341,3 +341,17 @@ impl Preparing {
         Ok((prepared, Reply { endpoint, terms, identity: identity::own() }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_looked_after_once_there_are_no_candidates() {
+        let candidates = Candidates::default();
+        assert!(!candidates.run());
+        let asked = candidates.lock();
+        assert!(candidates.run(), "it cannot be seen just now");
+        drop(asked);
+    }
+}
