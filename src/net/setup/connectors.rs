@@ -49,3 +49,13 @@ impl PeriodicTask for Connectors {
         self.sweep()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_looked_after_once_no_connection_is_about_to_be_made() {
+        assert!(!Connectors::default().run());
+    }
+}
