@@ -213,7 +213,7 @@ mod tests {
         "corrupt chance=0.333333333",
         "corrupt chance=0.9999999998",
         "modify-qp=ETIMEDOUT device=softrnic0/1 peer=softrnic1/2 times=3",
-        "poll-cq=EIO device=softrnic0 message=3..7 every=2 for=1s",
+        "poll-cq=EIO device=softrnic0 message=3..7 every=2 for=1000000000ns",
         "slow=0.5 message=4",
         "port-down=20000ns",
         "cut=4096 opcode=write",
