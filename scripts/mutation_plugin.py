@@ -12,7 +12,7 @@ Where none does, the library's unit tests are built and run. Before that all tes
 fail, are skipped or take longer than LONGEST_S are left out. A test has noticed a change if it fails with it, passes without it directly
 after that, and fails with it again. A test that fails without the change is not asked again, and what it has noticed is tried anew. The
 order is drawn at random, so that the changes of a run that is ended are a sample. What was found lies in FOLDER (target/mutation-plugin);
-mutation_summary.py counts it.
+mutation_summary.py counts it. The sources must stay as they are until it ends.
 """
 
 import argparse

@@ -129,14 +129,19 @@ fn a_flush_that_is_under_way_when_the_port_falls_is_done_when_a_read_has_been_an
     })
 }
 
+/// The port of rank 0 goes down, and the queue pairs of its connections with it.
+fn fall() {
+    set_port("softrnic0/1", "down");
+    wait_until("the end of the queue pairs", || said(&["recovering the connection", "Fence"]));
+}
+
 #[test]
 fn a_flush_that_begins_while_the_port_is_down_is_done_when_it_is_back() -> Result<()> {
     run(Fabric::OneRail, &[], |worker| {
         let flushes = Flushes::open(worker)?;
         worker.barrier()?;
         if worker.rank() == 0 {
-            set_port("softrnic0/1", "down");
-            wait_until("the end of the queue pairs", || said(&["recovering the connection", "Fence"]));
+            fall();
             let request = flushes.begin()?;
             assert!(!(0..IN_VAIN).any(|_| flushes.is_done(request)), "the port is down");
             set_port("softrnic0/1", "up");
@@ -160,8 +165,7 @@ fn a_flush_is_done_though_the_peer_has_closed_the_connection_during_a_recovery()
             worker.barrier()?;
             return worker.barrier();
         }
-        set_port("softrnic0/1", "down");
-        wait_until("the end of the queue pairs", || said(&["recovering the connection", "Fence"]));
+        fall();
         let request = flushes.begin()?;
         worker.barrier()?;
         worker.barrier()?;

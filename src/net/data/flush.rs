@@ -86,7 +86,7 @@ fn find<'a>(requests: &Requests<()>, flushes: &'a mut [Flush; MAX_REQUESTS], id:
 }
 
 /// The rails whose device among `known` is lost, or is not the one that the rail is on `now`.
-fn left<'a, D: 'a>(
+fn changed_rails<'a, D: 'a>(
     known: [Option<&D>; MAX_RAILS],
     now: impl Iterator<Item = (u8, &'a D)>,
     is_lost: impl Fn(&D) -> bool,
@@ -222,8 +222,8 @@ impl Flushes {
     /// over lost ones, have failed.
     pub fn handle_devices<'a>(&mut self, devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>) {
         let known = self.rails.each_ref().map(|on| on.as_ref().map(|on| &on.device));
-        let left = left(known, devices, |device| device.is_lost(), Arc::ptr_eq);
-        left.iter().for_each(|number| self.handle_failure(number.into()));
+        let changed = changed_rails(known, devices, |device| device.is_lost(), Arc::ptr_eq);
+        changed.iter().for_each(|number| self.handle_failure(number.into()));
     }
 
     /// A read over rail `number` has failed: so have all that are under way there.
@@ -332,16 +332,22 @@ mod tests {
     }
 
     #[test]
-    fn rails_whose_device_is_lost_or_another_one_are_left() {
+    fn rails_have_changed_whose_device_is_lost_or_another_one() {
         let mut known = [None; MAX_RAILS];
         known[..3].copy_from_slice(&[Some(&10), Some(&11), Some(&12)]);
-        let left = |now: &[(u8, u32)], lost: u32| {
-            left(known, now.iter().map(|(number, device)| (*number, device)), |device| *device == lost, u32::eq).0
+        let changed = |now: &[(u8, u32)], lost: u32| {
+            changed_rails(
+                known,
+                now.iter().map(|(number, device)| (*number, device)),
+                |device| *device == lost,
+                u32::eq,
+            )
+            .0
         };
-        assert_eq!(left(&[(0, 10), (1, 11), (2, 12)], 0), 0);
-        assert_eq!(left(&[(0, 10), (1, 12), (2, 12), (3, 10)], 0), 0b010, "nothing was read over rail 3");
-        assert_eq!(left(&[(2, 10)], 10), 0b101);
-        assert_eq!(left(&[], 0), 0);
+        assert_eq!(changed(&[(0, 10), (1, 11), (2, 12)], 0), 0);
+        assert_eq!(changed(&[(0, 10), (1, 12), (2, 12), (3, 10)], 0), 0b010, "nothing was read over rail 3");
+        assert_eq!(changed(&[(2, 10)], 10), 0b101);
+        assert_eq!(changed(&[], 0), 0);
     }
 
     /// What a failure at rail 1 leaves of a flush that waits for these rails.

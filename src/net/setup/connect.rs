@@ -22,7 +22,7 @@ use super::identity;
 use super::nccl_comm::NcclComm;
 use super::steps::Steps;
 use super::summary;
-use super::waiting::{given_up, has_stood, wait_out};
+use super::waiting::{given_up, wait_out, was_established};
 use crate::error::{Error, Result};
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
@@ -305,7 +305,7 @@ impl Connector {
     /// all of the time again; one that ends at once is an attempt that has failed.
     fn ended(&mut self, end: End) -> Result<(Stage, bool)> {
         let to = self.handle.address;
-        if self.up_since.take().is_some_and(|since| has_stood(since.elapsed(), self.handshake_timeout())) {
+        if self.up_since.take().is_some_and(|since| was_established(since.elapsed(), self.handshake_timeout())) {
             self.deadline = Instant::now() + self.handshake_timeout();
         }
         match end {

@@ -26,9 +26,9 @@ pub(super) fn given_up(nic: &Nic, error: Error) -> Error {
     error.context(format!("waited for it for FERRITE_HANDSHAKE_TIMEOUT={} s", nic.config.handshake_timeout_s))
 }
 
-/// Whether a control connection that has ended after `up` had come about, and was not an attempt that failed. `limit` is what a set-up may
-/// take.
-pub(super) fn has_stood(up: Duration, limit: Duration) -> bool {
+/// Whether a control connection that has ended after `up` counts as one that was established, and not as an attempt that failed. `limit` is
+/// how long a set-up may take.
+pub(super) fn was_established(up: Duration, limit: Duration) -> bool {
     up > limit / 10
 }
 
@@ -42,9 +42,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_control_connection_has_stood_after_more_than_a_tenth_of_the_limit() {
+    fn a_control_connection_was_established_after_more_than_a_tenth_of_the_limit() {
         let seconds = Duration::from_secs;
-        assert_eq!([0, 6, 7, 60, 600].map(|up| has_stood(seconds(up), seconds(60))), [false, false, true, true, true]);
+        assert_eq!(
+            [0, 6, 7, 60, 600].map(|up| was_established(seconds(up), seconds(60))),
+            [false, false, true, true, true]
+        );
     }
 
     #[test]

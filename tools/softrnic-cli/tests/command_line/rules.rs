@@ -210,6 +210,20 @@ fn calls_of_some_numbers_fail() {
 }
 
 #[test]
+fn calls_fail_until_the_time_of_their_rule_is_over() {
+    let rules = ("SOFTRNIC_FAULTS", "poll-cq=EIO for=100ms");
+    Softrnic::new().envs(&[rules]).alone(|| {
+        let node = Node::new(0, 64);
+        let poll = || poll_cq(node.cq, 1, &mut Wc::default());
+        assert_eq!(poll(), -libc::EIO);
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!([(); 9].map(|()| poll()), [0; 9]);
+        let rules = control(&["inject"]);
+        assert!(rules.contains("applied 1\n"), "{rules}");
+    });
+}
+
+#[test]
 fn a_delay_holds_up_what_is_behind_it() {
     Softrnic::new().faults("delay=80ms message=2").alone(|| {
         let (mut a, b) = local_pair(64, &Terms::default());

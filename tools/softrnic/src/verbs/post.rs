@@ -44,11 +44,10 @@ pub(crate) unsafe extern "C" fn poll(handle: *mut types::Cq, room: c_int, out: *
     // SAFETY: the caller's array of `room` completions.
     let out = unsafe { slice::from_raw_parts_mut(out.cast::<MaybeUninit<Wc>>(), room) };
     let work = || {
-        engine.faults.on_poll_cq(cq.context.device.index)?;
         let _polling = cq.polling.while_in(SINGLE_THREADED_CQ);
-        let taken = poll_cq(engine, cq, out);
-        cq.count_poll(taken != 0, true);
-        Ok(taken)
+        let taken = engine.faults.on_poll_cq(cq.context.device.index).map(|()| poll_cq(engine, cq, out));
+        cq.count_poll(taken.is_ok_and(|taken| taken != 0), true);
+        taken
     };
     match catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(libc::EIO)) {
         Ok(taken) => taken as c_int,
