@@ -2,7 +2,8 @@
 
 use crate::common::log::said;
 use crate::common::plugin_transport;
-use crate::fabric::{Fabric, inject_only, recoveries, run, set_port};
+use crate::fabric::{Fabric, inject_only, recoveries, run, set_port, softrnic};
+use crate::spare;
 use crate::stream::{SHORT, Stream};
 use ferrite::error::Result;
 use ferrite::nccl::abi;
@@ -11,12 +12,14 @@ use ferrite::transport::Transport;
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::comm::Region;
 use ferrite::transport::deadline::{finished, posted};
+use serde_json::Value;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use testkit::wait::wait_until;
 
-const BYTES: usize = 4096;
+/// Where there are two rails, each carries a part of such a message.
+const BYTES: usize = 1 << 18;
 
 /// A connection each way, and memory at its end that counts as a GPU's: to the software device it is like any other.
 struct Flushes {
@@ -201,6 +204,57 @@ fn a_flush_that_is_under_way_when_the_device_fails_is_done_when_it_is_back() -> 
         flushes.finish(worker, again)?;
         worker.barrier()?;
         trigger.close_at_once()?;
+        flushes.close(worker)
+    })
+}
+
+/// The own port stays down: the read goes over the other one, with the key that the memory has there.
+#[test]
+fn a_flush_that_begins_while_the_port_is_down_is_done_over_a_borrowed_one() -> Result<()> {
+    spare::run("", &[], |worker| {
+        let flushes = Flushes::open(worker)?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            fall();
+            let request = flushes.begin()?;
+            wait_until("a borrowed port", || said(&[spare::BORROWED[0]]));
+            flushes.finish(worker, request)?;
+        }
+        worker.barrier()?;
+        flushes.exchange(worker)?;
+        flushes.close(worker)
+    })
+}
+
+/// A device's queue pair that is connected to itself, as that of a flush is: its number, and the work requests that have been posted to it.
+fn flush_queue_pair(device: usize) -> Option<[u64; 2]> {
+    let all: Value = serde_json::from_str(&softrnic(&["stat", "--json"])).expect("JSON");
+    let queue_pairs = all["devices"][device]["queue_pairs"].as_array().expect("queue pairs");
+    let port = format!("softrnic{device}/1");
+    let own = queue_pairs.iter().find(|qp| qp["peer"]["port"] == port && qp["peer"]["number"] == qp["number"])?;
+    Some([&own["number"], &own["work"]["requests"]].map(|value| value.as_u64().expect("a number")))
+}
+
+/// The read over rail 0 fails, and is posted again. That over rail 1 is under way all the time, since the device's retry does not come.
+#[test]
+fn a_read_that_is_under_way_is_not_posted_again_when_that_over_another_rail_is() -> Result<()> {
+    run(Fabric::TwoRails, &[("NCCL_IB_TIMEOUT", "22")], |worker| {
+        let flushes = Flushes::open(worker)?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            let fails = "qp-error opcode=read device=softrnic0 times=1";
+            inject_only(&format!("{fails}; drop attempts=all opcode=read device=softrnic1"));
+            let request = flushes.begin()?;
+            let [failed, waiting] = [0, 1].map(|device| flush_queue_pair(device).expect("a read over each rail"));
+            assert_eq!([failed[1], waiting[1]], [1, 1]);
+            wait_until("another read over rail 0", || {
+                assert!(!flushes.is_done(request), "the read over rail 1 has not been answered");
+                flush_queue_pair(0).is_some_and(|again| again[0] != failed[0] && again[1] > 0)
+            });
+            assert!(!(0..IN_VAIN).any(|_| flushes.is_done(request)), "the read over rail 1 has not been answered");
+            assert_eq!(flush_queue_pair(1), Some(waiting));
+        }
+        worker.barrier()?;
         flushes.close(worker)
     })
 }

@@ -13,7 +13,7 @@ use testkit::wait::wait_until;
 
 /// Runs `body` in two processes, each of which has two cards with a port. The connection of rank 0 is set up over softrnic0, and
 /// softrnic2 is its spare; that of rank 1 over softrnic3, and its spare is softrnic1.
-fn run(rules: &str, env: &[(&str, &str)], body: impl FnOnce(&mut WorkerCtx) -> Result<()>) -> Result<()> {
+pub(crate) fn run(rules: &str, env: &[(&str, &str)], body: impl FnOnce(&mut WorkerCtx) -> Result<()>) -> Result<()> {
     let setting = require!(talkative(&[("SOFTRNIC_DEVICES", "6"), ("FERRITE_SPARE", "1"), ("SOFTRNIC_FAULTS", rules)]));
     let setting = env.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
     pair(&setting, |worker| {
@@ -24,7 +24,7 @@ fn run(rules: &str, env: &[(&str, &str)], body: impl FnOnce(&mut WorkerCtx) -> R
 }
 
 /// What the log of a rank says when it has borrowed a port.
-const BORROWED: [&str; 2] = ["over softrnic2, which is borrowed", "over softrnic1, which is borrowed"];
+pub(crate) const BORROWED: [&str; 2] = ["over softrnic2, which is borrowed", "over softrnic1, which is borrowed"];
 
 /// 300 messages each way, during which `ranks` borrow their spares and the others do not.
 fn all_arrives_over_spares(rules: &str, env: &[(&str, &str)], shape: Shape, ranks: &[usize]) -> Result<()> {
