@@ -9,10 +9,11 @@ use ferrite::error::Result;
 use ferrite::transport::comm::RecvBuffer;
 use ferrite::transport::deadline::finished;
 use ferrite::transport::deadline::posted;
+use serde_json::Value;
 use std::collections::VecDeque;
 use std::process::Command;
 use testkit::dist::dist;
-use testkit::require;
+use testkit::{program, require};
 
 fn all_sizes(env: &[(&str, &str)]) -> Result<()> {
     let mut setting = require!(setting());
@@ -53,14 +54,42 @@ fn messages_are_split_over_four_lanes() -> Result<()> {
     all_sizes(&[("FERRITE_LANES", "4")])
 }
 
-/// How many queue pairs of this process have sent data that the device has read from memory: messages, and not clear-to-sends.
-pub(crate) fn queue_pairs_with_data() -> usize {
-    let output = Command::new(dist().join("bin/softrnic")).args(["stat", "--json"]).output().expect("softrnic runs");
-    let stat: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+/// What the device tells of this process's `queue_pairs` or `completion_queues`.
+pub(crate) fn own_queues(kind: &str) -> Vec<Value> {
+    let stat = program::stdout_of(Command::new(dist().join("bin/softrnic")).args(["stat", "--json"]));
+    let stat: Value = serde_json::from_str(&stat).expect("JSON");
     let devices = stat["devices"].as_array().expect("a list of devices");
-    let queue_pairs = devices.iter().filter_map(|device| device["queue_pairs"].as_array()).flatten();
-    let own = queue_pairs.filter(|queue_pair| queue_pair["pid"] == std::process::id());
-    own.filter(|queue_pair| queue_pair["work"]["gathered"].as_u64().expect("a number") > 0).count()
+    let queues = devices.iter().filter_map(|device| device[kind].as_array()).flatten();
+    queues.filter(|queue| queue["pid"] == std::process::id()).cloned().collect()
+}
+
+/// The queue pairs of this process that have sent data which the device has read from memory: messages, and not clear-to-sends.
+fn with_data() -> Vec<Value> {
+    let has_data = |pair: &Value| pair["work"]["gathered"].as_u64().expect("a number") > 0;
+    own_queues("queue_pairs").into_iter().filter(has_data).collect()
+}
+
+/// Their number.
+pub(crate) fn queue_pairs_with_data() -> usize {
+    with_data().len()
+}
+
+/// The card does not have to read them from memory then.
+#[test]
+fn messages_of_a_few_bytes_go_inline_and_larger_ones_do_not() -> Result<()> {
+    pair(&require!(setting()), |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        bench.exchange(worker, 0, 1000, 1000)?;
+        for round in 1..=10 {
+            bench.exchange(worker, round, 8, 8)?;
+        }
+        let sender = with_data();
+        let counted =
+            |what: &str| sender.iter().map(|pair| pair["work"][what].as_u64().expect("a number")).sum::<u64>();
+        assert_eq!(["requests", "gathered", "inline"].map(counted), [11, 1, 10]);
+        worker.barrier()
+    })?;
+    Ok(())
 }
 
 /// Twenty messages of less than 8 KiB, which are not cut, go over so many of four queue pairs; a large one then goes over some more.
