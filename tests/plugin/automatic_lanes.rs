@@ -1,16 +1,23 @@
 //! Lanes that a connection takes by itself when it has sent enough, as it does unless `FERRITE_LANES` says otherwise.
 
 use crate::common::bench::Bench;
+use crate::common::connect::connect;
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
-use crate::common::process::pair;
+use crate::common::process::{alone, pair};
 use crate::common::setting::{set, talkative};
-use crate::transport::queue_pairs_with_data;
+use crate::statistics::{in_folder, own_words, records};
+use crate::transport::{own_queues, queue_pairs_with_data};
 use ferrite::error::Result;
 use ferrite::pair::WorkerCtx;
+use ferrite::transport::buffer::Buffer;
+use ferrite::transport::deadline::{finished, posted};
+use nccl_net::testing::stats::layout::{SENDER, record};
+use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use testkit::dist::dist;
-use testkit::require;
+use testkit::{Scratch, program, require, wait_until};
 
 /// A connection takes lanes after 1 MiB of large messages.
 const SOON: (&str, &str) = ("FERRITE_LANES_AFTER_MB", "1");
@@ -203,4 +210,55 @@ fn connections_that_want_lanes_at_once_leave_each_other_what_they_had() -> Resul
         worker.barrier()
     })?;
     Ok(())
+}
+
+/// How often the completion queues of this process have been polled.
+fn polls() -> u64 {
+    own_queues("completion_queues").iter().map(|queue| queue["polls"].as_u64().expect("a number")).sum()
+}
+
+/// What is under way when the queue pairs are replaced is sent again: of two messages that might be, the one that had begun before. The
+/// device loses it, and its own retry would come much later.
+#[test]
+fn a_connection_that_is_about_to_take_lanes_begins_no_message() -> Result<()> {
+    // What is sent before the message that is lost is one message, of as much as a connection may have to send before it takes lanes.
+    const BYTES: usize = 2 << 20;
+    let folder = Scratch::new();
+    let env = [SOON, ("NCCL_IB_TIMEOUT", "22"), ("FERRITE_STALL_MS", "0")];
+    alone(&in_folder(require!(talkative(&env)), &folder), |worker| {
+        let folder = PathBuf::from(std::env::var("FERRITE_STATS_DIR").expect("it is set"));
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let (send, recv) = connect(worker, &transport, &handle, &mut listener)?;
+        let memory = || Buffer::new(BYTES).map(Arc::new);
+        let (out, into) = (send.register(&memory()?)?, recv.register(&memory()?)?);
+        let mut deadline = worker.deadline("messages around a change of lanes");
+        let receive = posted(&mut deadline, || recv.receive(&into, 0, BYTES, 0))?;
+        let sending = posted(&mut deadline, || send.send(&out, 0, BYTES, 0))?;
+        finished(&mut deadline, sending, &mut [0])?;
+        finished(&mut deadline, receive, &mut [0])?;
+        let inject = ["inject", "drop opcode=write-imm times=1"];
+        program::stdout_of(Command::new(dist().join("bin/softrnic")).args(inject));
+        let mut receive = || posted(&mut deadline, || recv.receive(&into, 0, BYTES, 0));
+        let receives = [receive()?, receive()?];
+        let mut lost = Some(posted(&mut deadline, || send.send(&out, 0, BYTES, 0))?);
+        wait_until("the change of lanes", || {
+            if lost.as_mut().is_some_and(|lost| lost.test(&mut [0]).expect("it goes on")) {
+                lost = None;
+            }
+            said(&["recovering the connection", ": Drain"])
+        });
+        assert!(said(&["asks for 4", TAKES]), "{}", log());
+        // No call of NCCL polls now, but the thread that has begun the change looks at what is acknowledged.
+        let before = polls();
+        wait_until("messages are held back", || polls() > before || said(&["goes on, after"]));
+        let next = posted(&mut deadline, || send.send(&out, 0, BYTES, 0))?;
+        for request in lost.into_iter().chain([next]).chain(receives) {
+            finished(&mut deadline, request, &mut [0])?;
+        }
+        let words = own_words(&folder);
+        let sender = records(&words).find(|end| end[record::DIRECTION] == SENDER).expect("the sender");
+        assert_eq!(sender[record::RESENT], 1, "{}", log());
+        Ok(())
+    })
 }
