@@ -7,8 +7,8 @@
 
 It takes dist/ (scripts/build.sh) and cargo-mutants; with --changes, a file has what `cargo mutants --list --json --diff` prints. Each
 change is made in a copy of the sources, of which the library alone is built. Then the programs `plugin` and `recovery` run their tests
-until one fails: first those that have noticed most changes for the time that they take, above all in the same file, then the quickest.
-Where none does, the library's unit tests are built and run. Before that all tests of the programs run once without a change: those that
+until one fails, and so do the library's unit tests, as one test: first those that have noticed most changes for the time that they take,
+above all in the same file, then the quickest. Before that all tests of the programs run once without a change: those that
 fail, are skipped or take longer than LONGEST_S are left out. A test has noticed a change if it fails with it, passes without it directly
 after that, and fails with it again. A test that fails without the change is not asked again, and what it has noticed is tried anew. The
 order is drawn at random, so that the changes of a run that is ended are a sample. What was found lies in FOLDER (target/mutation-plugin);
@@ -50,7 +50,6 @@ PACKAGE = "profile.release.package.nccl-net-ferrite"
 PROFILE = ("--config", f"{PACKAGE}.codegen-units=64", "--config", f"{PACKAGE}.opt-level=0")
 PLUGIN = "lib/libnccl-net.so"
 OUTCOMES = ("caught", "missed", "timeout", "unviable")
-UNIT_TESTS = "the unit tests of the library"
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,10 @@ class Test:
     program: Path
     name: str
     seconds: float
+
+
+# With what it takes to build them. They come before those that have noticed nothing yet.
+UNIT_TESTS = Test(Path(), "the unit tests of the library", 30)
 
 
 @dataclass(frozen=True)
@@ -206,6 +209,11 @@ class Copy:
             if not self.build():
                 return "unviable", ""
             for test in tests:
+                if test is UNIT_TESTS:
+                    code = self.unit_tests()
+                    if code == 0:
+                        continue
+                    return "timeout" if code is None else "caught", test.name
                 if status(test, self.dist) == 0:
                     continue
                 if status(test, unchanged) != 0:
@@ -214,9 +222,7 @@ class Copy:
                 code = status(test, self.dist)
                 if code != 0:
                     return "timeout" if code is None else "caught", test.name
-            # They take as long to build as all tests before them to run.
-            code = self.unit_tests()
-            return ("missed", "") if code == 0 else ("timeout" if code is None else "caught", UNIT_TESTS)
+            return "missed", ""
         finally:
             self.patch(change, undo=True)
 
@@ -255,7 +261,7 @@ class Found:
 
     def by_test(self, file: str) -> Counter[str]:
         """How many changes each test has noticed; those of `file` count ten times as much."""
-        noticed = Counter[str]()
+        noticed = Counter({UNIT_TESTS.name: 1})
         for name, (_, test) in self.all.items():
             noticed[test] += 10 if name.startswith(f"{file}:") else 1
         return noticed
@@ -298,7 +304,7 @@ class Run:
         """Each test: those that have noticed most changes for the time that they take, above all in `file`, then the quickest."""
         with self.lock:
             noticed = self.found.by_test(file)
-            order = sorted(self.tests, key=lambda test: (-noticed[test.name] / test.seconds, test.seconds))
+            order = sorted([*self.tests, UNIT_TESTS], key=lambda test: (-noticed[test.name] / test.seconds, test.seconds))
         for test in order:
             # Another change may have shown meanwhile that it fails without one.
             if test.name not in self.distrusted:
@@ -348,7 +354,7 @@ def main() -> int:
     # Or any change that no other test notices would be noticed by these.
     code, said = first.cargo("test", "--quiet", "--", "net::")
     if code != 0:
-        sys.exit(f"mutation_plugin.py: {UNIT_TESTS} fail without a change:\n{said}")
+        sys.exit(f"mutation_plugin.py: {UNIT_TESTS.name} fail without a change:\n{said}")
 
     of_all = Run(folder, changes(given.changes), tests, until, failing)
     seconds = sum(test.seconds for test in tests)

@@ -10,10 +10,11 @@ from pathlib import Path
 from unittest import mock
 
 import mutation_plugin
-from mutation_plugin import Change, Copy, Found, Run, Test
+from mutation_plugin import UNIT_TESTS, Change, Copy, Found, Run, Test
 
 from . import fixtures
 
+UNIT = UNIT_TESTS.name
 SUMMARY = fixtures.ROOT / "scripts/mutation_summary.py"
 
 
@@ -46,7 +47,7 @@ class TestMutation(unittest.TestCase):
         copy = Copy.__new__(Copy)
         copy.dist = copy.sources = copy.target = self.folder / "changed"
         unchanged = self.folder / "unchanged"
-        tests = [Test(self.folder / "program", name, 0.1) for name in ("a", "b", "c")]
+        tests = [*(Test(self.folder / "program", name, 0.1) for name in ("a", "b", "c")), UNIT_TESTS]
         self.distrusted: list[str] = []
         undone: list[bool] = []
         with (
@@ -73,8 +74,8 @@ class TestMutation(unittest.TestCase):
         self.assertEqual(self.outcome(False), (("unviable", ""), both))
 
     def test_unit_tests_have_noticed_if_they_can_be_built_and_fail_twice(self) -> None:
-        self.assertEqual(self.outcome(True, 0, 0, 0, 0, 101, 101)[0], ("caught", mutation_plugin.UNIT_TESTS))
-        self.assertEqual(self.outcome(True, 0, 0, 0, 0, 101, None)[0], ("timeout", mutation_plugin.UNIT_TESTS))
+        self.assertEqual(self.outcome(True, 0, 0, 0, 0, 101, 101)[0], ("caught", UNIT))
+        self.assertEqual(self.outcome(True, 0, 0, 0, 0, 101, None)[0], ("timeout", UNIT))
         self.assertEqual(self.outcome(True, 0, 0, 0, 0, 101, 0)[0], ("missed", ""))
         self.assertEqual(self.outcome(True, 0, 0, 0, 101)[0], ("missed", ""), "they do not compile")
 
@@ -84,12 +85,12 @@ class TestMutation(unittest.TestCase):
         run = Run(self.folder, [Change(f"{number}:1: x", "f", "d") for number in range(4)], tests, 0)
         run.found.all |= {f"{number}:1: x": one for number, one in enumerate(outcomes)}
         run.left.queue.clear()
-        self.assertEqual([test.name for test in run.next_test("2")], ["c", "b", "a"], "c is for that file")
+        self.assertEqual([test.name for test in run.next_test("2")], ["c", "b", UNIT, "a"], "c is for that file")
         order = run.next_test("f")
         self.assertEqual(next(order).name, "b", "it has noticed most for its time")
         run.distrust(tests[1])
         run.distrust(tests[0])
-        self.assertEqual([test.name for test in order], ["c"])
+        self.assertEqual([test.name for test in order], ["c", UNIT])
         self.assertEqual([run.left.get_nowait().name for _ in range(2)], ["0:1: x", "3:1: x"])
         left = [Change(f"{number}:1: x", "f", "d") for number in range(1, 4)]
         again = Run(self.folder, left, tests, 0)

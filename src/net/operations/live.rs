@@ -131,20 +131,24 @@ pub(super) fn all() -> Vec<Operation> {
     live.into_iter().map(|(_, read)| read.operation).collect()
 }
 
-/// Places that [`recent`] looks at.
-const LOOKED_AT: u64 = 64;
+/// [`recent`] looks at so many of the operations that were begun last.
+const LAST: u64 = 64;
 
 /// The operation that the messages are of which are begun now, in communicator number `communicator`, in this direction and with `peer`: of the
 /// last few that were begun the oldest one that has not ended. Without `peer` it is known if all of them are with one peer, or of one
-/// operation. For NCCL's progress thread: it reads [`LOOKED_AT`] places at most and allocates nothing.
+/// operation. For NCCL's progress thread: it reads [`LAST`] and [`TRIES`] places at most and allocates nothing.
 pub fn recent(communicator: u64, is_send: bool, peer: Option<u32>) -> Option<Call> {
     let id = handle::id_of(communicator);
     let count = COUNT.load(Ordering::Relaxed);
     let mut found: Option<Operation> = None;
-    for back in 1..=LOOKED_AT.min(count) {
-        let Some(Read { state, operation, .. }) = Read::of(&TABLE[((count - back) % MOST as u64) as usize]) else {
+    // An operation is in one of TRIES places, of which its ordinal is the first.
+    let last_place = count.wrapping_add(TRIES - 2);
+    for back in 0..LAST + TRIES - 1 {
+        let place = &TABLE[(last_place.wrapping_sub(back) % MOST as u64) as usize];
+        let Some(Read { state, operation, .. }) = Read::of(place) else { continue };
+        if count.wrapping_sub(operation.ordinal) & Live::ORDINAL > LAST {
             continue;
-        };
+        }
         let is_other = operation.communicator != id || operation.is_send != is_send;
         if state & 3 != FILLED || is_other || peer.is_some_and(|peer| peer != operation.peer) {
             continue;
@@ -265,6 +269,31 @@ mod tests {
         end_all(0x18);
     }
 
+    /// As where NCCL has not told of the end of many others.
+    #[test]
+    fn the_last_operations_are_found_where_the_next_free_places_are() {
+        let _alone = alone();
+        TABLE.iter().for_each(|place| place.free(place.state()));
+        let begin = |id, is_send| begin(context(id), parent(1), way(7, is_send));
+        let others: Vec<_> = (0..MOST).map(|_| begin(0x1b, true).expect("room")).collect();
+        let next = COUNT.load(Ordering::Relaxed) as usize % MOST;
+        let last = next + 1 + TRIES as usize - 1;
+        for free in [next + 3, last].map(|place| place % MOST) {
+            let there = |other: &&u64| Live::from_bits(**other).is_some_and(|live| live.place == free);
+            end(*others.iter().find(there).expect("all places are taken"));
+        }
+        let is_found = |is_send| recent(0xffff << 48 | 0x1c, is_send, Some(7)).is_some();
+        begin(0x1c, true).expect("room three places on");
+        assert_eq!([true, false].map(is_found), [true, false]);
+        begin(0x1c, false).expect("room in the last place that is tried");
+        assert_eq!([true, false].map(is_found), [true, true]);
+        assert!((2..LAST).all(|_| begin(0x1b, true).is_none()), "the table is full");
+        assert_eq!([true, false].map(is_found), [true, true]);
+        assert_eq!(begin(0x1b, true), None);
+        assert_eq!([true, false].map(is_found), [false, true], "64 were begun since");
+        [0x1b, 0x1c].into_iter().for_each(end_all);
+    }
+
     #[test]
     fn operations_whose_end_nobody_tells_do_not_keep_the_table_full() {
         let _alone = alone();
@@ -277,6 +306,7 @@ mod tests {
         assert_eq!(of(0x16), [(2, 7, true)]);
         handle.into_iter().for_each(end);
         assert_eq!(of(0x16), []);
+        end_all(0x15);
     }
 
     /// A reader that has seen the state of one operation is not given the words of the next one in its place.
