@@ -96,7 +96,7 @@ impl Negotiated {
 
     /// Queue pairs on each rail.
     pub fn qps_per_rail(&self) -> usize {
-        usize::from(self.striping.qp_count() / self.striping.rails())
+        self.striping.qps_per_rail().into()
     }
 
     /// Bytes of a clear-to-send.

@@ -70,6 +70,11 @@ impl Striping {
         self.rails
     }
 
+    /// Queue pairs on each rail.
+    pub fn qps_per_rail(self) -> u8 {
+        self.qps / self.rails
+    }
+
     /// Whether one message is cut over several queue pairs of a rail.
     pub fn is_split(self) -> bool {
         self.split
@@ -162,6 +167,7 @@ mod tests {
                                     speeds: [u32; 4], late in proptest::collection::vec(0u8..4, 0..300)) {
             let striping = Striping::new(rails, per_rail, split);
             let qps = rails * per_rail;
+            prop_assert_eq!([striping.rails(), striping.qps_per_rail(), striping.qp_count()], [rails, per_rail, qps]);
             let weights = weights(speeds, &late);
             let weight = |qp| weights.of(striping.rail_of(qp));
             let stripes: Vec<_> = striping.stripes(length, QpIndex(first % qps), weight).collect();

@@ -1,17 +1,20 @@
 //! The data path through the C ABI, between two processes on the software RDMA device.
 
 use crate::common::bench::{Bench, SIZES};
+use crate::common::connect::connect;
 use crate::common::log::{log, said};
-use crate::common::process::pair;
+use crate::common::process::{alone, pair};
 use crate::common::setting::{setting, talkative};
-use crate::common::{pattern, plugin_transport};
+use crate::common::{faithful, pattern, plugin_transport};
 use ferrite::error::Result;
+use ferrite::transport::buffer::Buffer;
 use ferrite::transport::comm::RecvBuffer;
 use ferrite::transport::deadline::finished;
 use ferrite::transport::deadline::posted;
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::process::Command;
+use std::sync::Arc;
 use testkit::dist::dist;
 use testkit::{program, require};
 
@@ -69,6 +72,11 @@ fn with_data() -> Vec<Value> {
     own_queues("queue_pairs").into_iter().filter(has_data).collect()
 }
 
+/// What they have done in all.
+pub(crate) fn sum(queue_pairs: &[Value], what: &str) -> u64 {
+    queue_pairs.iter().map(|pair| pair["work"][what].as_u64().expect("a number")).sum()
+}
+
 /// Their number.
 pub(crate) fn queue_pairs_with_data() -> usize {
     with_data().len()
@@ -84,9 +92,7 @@ fn messages_of_a_few_bytes_go_inline_and_larger_ones_do_not() -> Result<()> {
             bench.exchange(worker, round, 8, 8)?;
         }
         let sender = with_data();
-        let counted =
-            |what: &str| sender.iter().map(|pair| pair["work"][what].as_u64().expect("a number")).sum::<u64>();
-        assert_eq!(["requests", "gathered", "inline"].map(counted), [11, 1, 10]);
+        assert_eq!(["requests", "gathered", "inline"].map(|what| sum(&sender, what)), [11, 1, 10]);
         worker.barrier()
     })?;
     Ok(())
@@ -121,6 +127,62 @@ fn small_messages_take_turns_on_queue_pairs_that_are_no_lanes() -> Result<()> {
 fn data_and_immediate_are_separate_writes_under_adaptive_routing() -> Result<()> {
     let env = [("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "100")];
     all_sizes(&env)
+}
+
+/// The immediate of a longer part is a write of its own.
+#[test]
+fn as_many_bytes_as_the_threshold_of_adaptive_routing_are_one_write() -> Result<()> {
+    let adaptive = [("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "65536")];
+    let split = [("NCCL_IB_QPS_PER_CONNECTION", "2"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
+    let setting =
+        adaptive.iter().chain(&split).fold(require!(setting()), |setting, (name, value)| setting.env(name, value));
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 18)?;
+        for (round, (bytes, writes)) in [(1 << 17, 2), ((1 << 17) + 256, 6)].into_iter().enumerate() {
+            bench.exchange(worker, round, bytes, bytes)?;
+            assert_eq!(sum(&with_data(), "requests"), writes);
+        }
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+/// A work request with so many bytes is the largest that mlx5 writes to the card instead of having it fetched.
+#[test]
+fn six_clear_to_sends_are_one_write() -> Result<()> {
+    alone(&require!(setting()), |worker| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let (_send, recv) = connect(worker, &transport, &handle, &mut listener)?;
+        let into = recv.register(&Buffer::new(64).map(Arc::new)?)?;
+        let places: Vec<_> =
+            (0..8).map(|tag| RecvBuffer { region: &into, offset: 8 * tag, len: 8, tag: tag as i32 }).collect();
+        let mut deadline = worker.deadline("groups");
+        let counted = || ["requests", "inline"].map(|what| sum(&own_queues("queue_pairs"), what));
+        let _six = posted(&mut deadline, || recv.receive_group(&places[..6]))?;
+        assert_eq!(counted(), [1, 1]);
+        let _eight = posted(&mut deadline, || recv.receive_group(&places))?;
+        assert_eq!(counted(), [3, 3]);
+        Ok(())
+    })
+}
+
+/// Each takes as many of these writes as its queue has room for, and goes on when they are complete.
+#[test]
+fn clear_to_sends_go_over_both_rails_in_turn() -> Result<()> {
+    faithful::run(
+        &["--devices", "4"],
+        |s| s,
+        |worker| {
+            let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+            (0..200).try_for_each(|round| bench.exchange(worker, round, 8, 8))?;
+            let queue_pairs = own_queues("queue_pairs");
+            let written: Vec<_> = queue_pairs.iter().map(|pair| sum(std::slice::from_ref(pair), "requests")).collect();
+            // Of the end that receives two, and as many of the one that sends.
+            assert_eq!(written, [100; 4]);
+            worker.barrier()
+        },
+    )
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub mod fork;
 pub mod inquiry_events;
 pub mod notices;
 pub mod peer_name;
-mod peer_observer;
+pub(super) mod peer_observer;
 pub mod peer_state;
 pub mod periodic;
 pub mod port;

@@ -45,3 +45,45 @@ fn found(look: Result<Look, Occupant>, peer: &PeerState) -> Found {
     };
     Found::Look(Look { recovers: state.is_recovering(), contact, ..look })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::control::peer_observer::PeerObserver;
+    use crate::net::control::peer_state::tests::peer;
+    use crate::proto::control::event::PeerChange;
+    use crate::proto::explain::numbers::Numbers;
+
+    #[test]
+    fn a_look_tells_whether_the_connection_recovers_and_what_is_known_of_the_peer() {
+        let peer = peer(true);
+        let numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false };
+        let at = |recovers, contact| Look {
+            numbers,
+            refusals: 2,
+            calls: 3,
+            has_requests: true,
+            recovers,
+            contact,
+            sender_rank: None,
+        };
+        let look = |recovers, contact| Found::Look(at(recovers, contact));
+        let now = || found(Ok(at(false, Contact::Gone)), &peer);
+        assert_eq!(now(), look(false, Contact::Up));
+        peer.set_recovering(true);
+        assert_eq!(now(), look(true, Contact::Up));
+        drop(peer.handle_change(PeerChange::Lost("a test".into())));
+        assert_eq!(now(), look(true, Contact::Lost));
+        drop(peer.handle_change(PeerChange::Closed("bye".into())));
+        assert_eq!(now(), look(true, Contact::Gone));
+        peer.set_recovering(false);
+        assert_eq!(now(), look(false, Contact::Gone));
+    }
+
+    #[test]
+    fn where_a_thread_is_inside_it_is_told_which() {
+        let peer = peer(true);
+        assert_eq!(found(Err(Occupant::Nccl), &peer), Found::InCall);
+        assert_eq!(found(Err(Occupant::Visitor), &peer), Found::Visited);
+    }
+}

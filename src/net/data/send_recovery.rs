@@ -228,7 +228,7 @@ impl SendPath {
             messages,
             bytes,
             rails: striping.rails(),
-            per_rail: if self.flow.has_lanes() { striping.qp_count() / striping.rails() } else { 1 },
+            per_rail: if self.flow.has_lanes() { striping.qps_per_rail() } else { 1 },
             by_qp: self.stats.lane_bytes(),
         };
         if let Some(wish) = lanes.look(&sent) {

@@ -341,7 +341,7 @@ impl SendPath {
     #[inline(never)]
     pub(super) fn post(&mut self, addr: u64, lkey: impl Fn(u8) -> u32, transfer: Transfer) -> Result<()> {
         for (stripe, imms) in transfer.stripes(|qp| self.flow.weight_of(qp)) {
-            let is_trailing = stripe.length > 0 && stripe.length > self.trailing_immediate_above;
+            let is_trailing = stripe.length > self.trailing_immediate_above;
             let at = u64::from(stripe.offset);
             let rail = transfer.rail_of(stripe.qp);
             let rkey = self.flow.rkey(&transfer, rail, |slot| self.ring.read_front(slot.index()));

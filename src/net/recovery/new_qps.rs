@@ -145,7 +145,7 @@ impl NewQps {
 
     /// So many queue pairs on each rail, and how many there were, if these were fewer.
     fn count(&self, per_rail: usize) -> (usize, Option<usize>) {
-        let before = usize::from(self.striping.qp_count() / self.striping.rails());
+        let before = usize::from(self.striping.qps_per_rail());
         (per_rail, (per_rail > before).then_some(before))
     }
 
