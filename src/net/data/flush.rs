@@ -370,8 +370,11 @@ mod tests {
 
     #[test]
     fn a_flush_that_cannot_be_posted_fails_at_the_tenth_time() {
-        let (mut flushes, id) = one();
+        assert!(!Flushes::default().are_outstanding());
+        let ((mut flushes, id), begin) = (one(), Instant::now());
+        assert!(flushes.are_outstanding());
         assert_eq!(outlasted(&mut flushes, id, &Error::system("no more queues")), 9);
+        assert!(flushes.next_try >= Some(begin + TRY_EVERY), "and not at once");
     }
 
     #[test]

@@ -7,9 +7,9 @@ pub enum Mode {
     Running,
     /// The queue pairs are there. No new message is begun, and those that have begun go on.
     Draining,
-    /// Receiver: the queue pairs are being destroyed, and what has arrived on them is not taken in yet. Nothing is posted or polled.
+    /// Receiver: the queue pairs are being destroyed, and what has arrived on them is not taken in yet. There are none to post on or to poll.
     Fencing,
-    /// There are no queue pairs: nothing is posted or polled.
+    /// There are no queue pairs.
     Fenced,
     /// There are new queue pairs. Some of the messages that have to be sent again have not been posted yet.
     Replaying,

@@ -122,12 +122,11 @@ impl RecvPath {
         // Read before the queue is polled: what the peer has sent before it went is in the queue then.
         let (is_gone, is_recovering) = (peer.is_gone(), peer.is_recovering());
         self.sticky_error.check_failed()?;
-        let polled = match self.mode {
-            // What has arrived is being taken in.
-            Mode::Fencing if !peer.is_broken() => return Ok(()),
-            Mode::Fencing | Mode::Fenced => 0,
-            _ => self.poll_any(peer)?,
-        };
+        // What has arrived is being taken in.
+        if self.mode == Mode::Fencing && !peer.is_broken() {
+            return Ok(());
+        }
+        let polled = self.poll_any(peer)?;
         if polled == 0 && is_gone {
             let error = self.sticky_error.reason(peer);
             return Err(self.sticky_error.fail(peer, error));

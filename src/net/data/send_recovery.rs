@@ -136,7 +136,7 @@ impl SendPath {
         }
         // Read before the queue is polled. What the peer has acknowledged before it went is in the queue then.
         let is_broken = self.peer.is_broken();
-        let polled = if self.mode == Mode::Fenced { 0 } else { self.poll_any()? };
+        let polled = self.poll_any()?;
         self.replay()?;
         if polled == 0 && is_broken {
             let error = self.sticky_error.reason(&self.peer);
