@@ -2,7 +2,7 @@
 
 use crate::common::log::said;
 use crate::common::plugin_transport;
-use crate::fabric::{Fabric, inject_only, recoveries, run, set_port, softrnic};
+use crate::fabric::{Fabric, applied, inject_only, recoveries, run, set_port, softrnic};
 use crate::spare;
 use crate::stream::{SHORT, Stream};
 use ferrite::error::Result;
@@ -253,6 +253,23 @@ fn a_read_that_is_under_way_is_not_posted_again_when_that_over_another_rail_is()
             });
             assert!(!(0..IN_VAIN).any(|_| flushes.is_done(request)), "the read over rail 1 has not been answered");
             assert_eq!(flush_queue_pair(1), Some(waiting));
+        }
+        worker.barrier()?;
+        flushes.close(worker)
+    })
+}
+
+/// Twice there is no queue pair to read over, for a reason that is not known to pass.
+#[test]
+fn a_flush_for_which_no_queue_pair_can_be_connected_is_done_when_one_can() -> Result<()> {
+    run(Fabric::OneRail, &[], |worker| {
+        let flushes = Flushes::open(worker)?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            inject_only("modify-qp=EINVAL device=softrnic0 times=2");
+            let request = flushes.begin()?;
+            flushes.finish(worker, request)?;
+            assert_eq!(applied()[0].1, 2);
         }
         worker.barrier()?;
         flushes.close(worker)

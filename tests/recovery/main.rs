@@ -21,4 +21,5 @@ mod rails;
 mod resets;
 mod set_up;
 mod spare;
+mod stalls;
 mod stream;

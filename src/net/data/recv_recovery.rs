@@ -13,6 +13,7 @@ use crate::net::recovery::end::End;
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
+use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::requests::RequestId;
 use crate::verbs::queue_pair::QpCaps;
 use std::sync::Arc;
@@ -96,8 +97,6 @@ impl End for RecvComm {
     fn is_drained(&self) -> Result<bool> {
         Ok(true)
     }
-
-    fn handle_closed(&self) {}
 }
 
 impl RecvPath {
@@ -201,7 +200,8 @@ impl RecvPath {
                     waited.as_millis()
                 );
                 // Clear-to-sends go over the first queue pair of each rail.
-                let lagging = if self.qps.labels.are_used() { (1 << self.qps.rails.len()) - 1 } else { 0 };
+                let firsts = RailMask::first(self.qps.rails.len() as u8).0;
+                let lagging = if self.qps.labels.are_used() { firsts.into() } else { 0 };
                 self.handle_failure_on(peer, Error::remote(text).recoverable(), lagging)
             }
             _ => Ok(()),

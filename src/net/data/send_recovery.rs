@@ -83,16 +83,6 @@ impl End for SendComm {
             Ok(path.flow.outstanding() == 0)
         })
     }
-
-    fn handle_closed(&self) {
-        let completed = self.path.visit(|path| {
-            path.flow.complete_all();
-            Ok(())
-        });
-        if let Err(e) = completed {
-            log::debug!("{e}");
-        }
-    }
 }
 
 impl SendPath {

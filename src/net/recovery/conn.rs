@@ -265,16 +265,10 @@ impl ConnRecovery {
     }
 
     /// The peer has gone, and nothing more will come of the recovery.
-    fn handle_gone(&self, end: &dyn End) {
+    fn handle_gone(&self) {
         let state = self.peer.state();
-        if !state.is_recovering() || state.is_broken() {
-            return;
-        }
-        if state.has_closed() {
-            // It has all messages.
-            end.handle_closed();
-        } else {
-            // Which messages it has is not known, and there are no queue pairs whose completions would show it.
+        // Which messages it has is not known, unless it has closed, and there are no queue pairs whose completions would show it.
+        if state.is_recovering() && !state.is_broken() && !state.has_closed() {
             self.peer.fail(&self.peer.reason());
         }
     }
@@ -352,7 +346,7 @@ impl Job for ConnRecovery {
         if self.peer.is_gone() {
             work.changes.end_turn();
             work.new_qps.discard();
-            self.handle_gone(end);
+            self.handle_gone();
             return None;
         }
         let is_whole = !(work.rails.has_avoided() || work.rails.devices.is_one_away());

@@ -71,7 +71,4 @@ pub trait End: Debug + Send + Sync {
     /// # Errors
     /// NCCL's thread has panicked inside.
     fn is_drained(&self) -> Result<bool>;
-
-    /// The peer has closed the connection in good order, so all messages that have begun have arrived.
-    fn handle_closed(&self);
 }
