@@ -104,6 +104,27 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
     })
 }
 
+/// A link-local address without an interface: the kernel refuses it (EINVAL), and that does not pass.
+#[test]
+fn an_address_that_the_kernel_refuses_is_named_at_once() -> Result<()> {
+    let setting = require!(setting());
+    alone(&setting.env("FERRITE_HANDSHAKE_TIMEOUT", "1"), |worker| {
+        let address = SocketAddr::from(([0xfe80, 0, 0, 0, 0, 0, 0, 1], 9));
+        let (transport, mut handle) = (plugin_transport()?, Handle(Address { address, token: [5; 16] }.emit()));
+        let mut deadline = worker.deadline("a failing connection");
+        let error = loop {
+            match transport.connect(0, &mut handle) {
+                Ok(comm) => assert!(comm.is_none(), "nobody is there"),
+                Err(error) => break error,
+            }
+            deadline.idle()?;
+        };
+        assert!(matches!(error, Error::Call { code: abi::ncclSystemError, .. }), "{error}");
+        assert_logged("connecting to [fe80::1]:9 failed: ");
+        Ok(())
+    })
+}
+
 #[test]
 fn a_handle_of_another_network_is_named() -> Result<()> {
     let setting = require!(setting());

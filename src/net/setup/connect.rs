@@ -18,6 +18,7 @@
 //! One that is lost after the commit has gone into it leaves a communicator here of which the peer may not know. It is dialled
 //! again like any other, and that this end wants to go on shows the peer that it has committed.
 
+use super::dials::{Dials, Failure};
 use super::identity;
 use super::nccl_comm::NcclComm;
 use super::steps::Steps;
@@ -37,7 +38,6 @@ use crate::net::qp::priority::Priority;
 use crate::net::qp::set::InitQpSet;
 use crate::proto::RING_SLOTS;
 use crate::proto::control::event::{End, Received};
-use crate::proto::control::redial::Refusals;
 use crate::proto::cts::{Cts, cts_halves};
 use crate::proto::frame::Kind;
 use crate::proto::handle::Handle;
@@ -61,14 +61,9 @@ pub struct Connector {
     up_since: Option<Instant>,
     /// When it was gone on with last.
     asked: Instant,
-    /// Refusals in a row of the listener's port.
-    refusals: Refusals,
     start: Instant,
-    /// Whether a control connection to the listener's process has ended without a frame: it may have had too many clients, or no more
-    /// connections on that one, or it is dead, in which case its port is closed as well.
-    turned_away: bool,
-    /// The errno of the latest attempt at a TCP connection that failed.
-    trouble: Option<i32>,
+    /// The attempts at a control connection.
+    dials: Dials,
     /// Why a port or its device could not be used at the latest look.
     port_trouble: Option<Error>,
     steps: Steps,
@@ -117,9 +112,6 @@ struct Pending {
 const REDIAL_AFTER: Duration = Duration::from_millis(20);
 /// Time from one look at a port that cannot be used to the next.
 pub(super) const LOOK_AFTER: Duration = Duration::from_millis(10);
-/// Failures of an attempt at a TCP connection that may pass.
-const PASSING: [i32; 6] =
-    [libc::ECONNREFUSED, libc::ETIMEDOUT, libc::ECONNRESET, libc::EAGAIN, libc::EHOSTUNREACH, libc::ENETUNREACH];
 
 impl Connector {
     /// Begins to connect `nic` to the listener behind `handle`, over a connection of `control`, for
@@ -128,21 +120,17 @@ impl Connector {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(nic.config.handshake_timeout_s);
         let stage = Stage::Dialing(Dial::Again(now));
-        let (up_since, turned_away, trouble, port_trouble) = (None, false, None, None);
-        let (refusals, start) = (Refusals::default(), now);
         Self {
             nic,
             handle,
             control,
             of,
             deadline,
-            up_since,
+            up_since: None,
             asked: now,
-            refusals,
-            start,
-            turned_away,
-            trouble,
-            port_trouble,
+            start: now,
+            dials: Dials::default(),
+            port_trouble: None,
             steps: Steps::begin(),
             made: None,
             stage,
@@ -201,18 +189,12 @@ impl Connector {
         if let (Stage::Dialing(Dial::Waiting(..)), Some(error)) = (stage, &self.port_trouble) {
             return Err(given_up(&self.nic, error.clone()));
         }
-        let waiting = match stage {
-            Stage::Dialing(_) if self.turned_away => {
-                "the listener accepted connections and closed them without an answer"
-            }
-            Stage::Dialing(_) => "no TCP connection came about (is the peer's process alive, and its port reachable?)",
-            Stage::Connecting(_) => "the queue pairs could not be connected",
+        let (waiting, latest) = match stage {
+            Stage::Dialing(_) => (self.dials.outcome(), self.dials.latest_failure()),
+            Stage::Connecting(_) => ("the queue pairs could not be connected", String::new()),
             Stage::Awaiting(_) | Stage::Done => return Ok(()),
         };
         let (to, seconds) = (self.handle.address, self.nic.config.handshake_timeout_s);
-        let trouble =
-            self.trouble.filter(|_| matches!(stage, Stage::Dialing(_))).map(std::io::Error::from_raw_os_error);
-        let latest = trouble.map(|error| format!("; the latest attempt: {error}")).unwrap_or_default();
         let limit = format!("within FERRITE_HANDSHAKE_TIMEOUT={seconds} s");
         Err(Error::remote(format!("connecting to {to}: {waiting} {limit}{latest}")))
     }
@@ -236,24 +218,19 @@ impl Connector {
             Dial::Trying(stream) => match stream.poll_connected() {
                 Ok(false) => Ok((Stage::Dialing(Dial::Trying(stream)), false)),
                 Ok(true) => {
-                    self.refusals.clear();
+                    self.dials.handle_connected();
                     self.up_since = Some(Instant::now());
                     self.steps.end("dial");
                     self.offer(stream)
                 }
-                Err(e) if PASSING.contains(&e) => {
-                    let now = self.start.elapsed();
-                    match e {
-                        libc::ECONNREFUSED => self.refusals.handle_refusal(now),
-                        _ => self.refusals.clear(),
+                Err(e) => match self.dials.handle_failure(e, self.start.elapsed()) {
+                    Failure::Passes => {
+                        self.made = None;
+                        Ok(redial())
                     }
-                    if self.turned_away && self.refusals.tell_of_death(now) {
-                        return Err(self.abandoned());
-                    }
-                    (self.trouble, self.made) = (Some(e), None);
-                    Ok(redial())
-                }
-                Err(e) => Err(Error::os(format_args!("connecting to {}", self.handle.address), e)),
+                    Failure::Stays => Err(Error::os(format_args!("connecting to {}", self.handle.address), e)),
+                    Failure::Abandoned => Err(self.abandoned()),
+                },
             },
         }
     }
@@ -311,7 +288,7 @@ impl Connector {
         match end {
             // If the listener's process is no more, that will be refused.
             End::Closed | End::Lost(_) => {
-                self.turned_away = true;
+                self.dials.handle_end();
                 Ok(redial())
             }
             End::Unreachable(_) => Ok(redial()),

@@ -2,6 +2,7 @@
 
 pub mod connect;
 pub mod connectors;
+mod dials;
 mod identity;
 pub mod listen;
 pub mod nccl_comm;

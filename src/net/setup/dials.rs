@@ -1,0 +1,130 @@
+//! What has come of the attempts at a control connection to a listener's process, and what follows from it.
+
+use crate::proto::control::Time;
+use crate::proto::control::redial::Refusals;
+
+/// Failures of an attempt at a TCP connection that may pass.
+const PASSING: [i32; 6] =
+    [libc::ECONNREFUSED, libc::ETIMEDOUT, libc::ECONNRESET, libc::EAGAIN, libc::EHOSTUNREACH, libc::ENETUNREACH];
+
+/// The attempts for one connection.
+#[derive(Debug, Default)]
+pub(super) struct Dials {
+    /// Refusals in a row of the listener's port.
+    refusals: Refusals,
+    /// Whether a control connection to the listener's process has ended without a frame: it may have had too many clients, or no more
+    /// connections on that one, or it is dead, in which case its port is closed as well.
+    turned_away: bool,
+    /// The errno of the latest attempt that failed.
+    trouble: Option<i32>,
+}
+
+/// What follows from an attempt that has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// It may pass.
+    Passes,
+    /// It does not pass.
+    Stays,
+    /// The listener's process has died, or it took another peer.
+    Abandoned,
+}
+
+impl Dials {
+    /// There is a control connection.
+    pub(super) fn handle_connected(&mut self) {
+        self.refusals.clear();
+    }
+
+    /// The control connection has ended before the listener has answered.
+    pub(super) fn handle_end(&mut self) {
+        self.turned_away = true;
+    }
+
+    /// An attempt has failed with `errno` at `now`.
+    pub(super) fn handle_failure(&mut self, errno: i32, now: Time) -> Failure {
+        if !PASSING.contains(&errno) {
+            return Failure::Stays;
+        }
+        match errno {
+            libc::ECONNREFUSED => self.refusals.handle_refusal(now),
+            _ => self.refusals.clear(),
+        }
+        self.trouble = Some(errno);
+        if self.turned_away && self.refusals.tell_of_death(now) { Failure::Abandoned } else { Failure::Passes }
+    }
+
+    /// What they have come to, if there is no time for more.
+    pub(super) fn outcome(&self) -> &'static str {
+        match self.turned_away {
+            true => "the listener accepted connections and closed them without an answer",
+            false => "no TCP connection came about (is the peer's process alive, and its port reachable?)",
+        }
+    }
+
+    /// The latest failure, to be added to a message.
+    pub(super) fn latest_failure(&self) -> String {
+        let trouble = self.trouble.map(std::io::Error::from_raw_os_error);
+        trouble.map(|error| format!("; the latest attempt: {error}")).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// What follows from three refusals within two seconds.
+    fn refused(dials: &mut Dials) -> [Failure; 3] {
+        [0, 1, 2].map(|second| dials.handle_failure(libc::ECONNREFUSED, Duration::from_secs(second)))
+    }
+
+    #[test]
+    fn a_port_that_refuses_is_a_dead_process_s_only_where_a_connection_to_it_has_ended() {
+        assert_eq!(refused(&mut Dials::default()), [Failure::Passes; 3], "nobody may have listened yet");
+        let mut dials = Dials::default();
+        dials.handle_end();
+        assert_eq!(refused(&mut dials), [Failure::Passes, Failure::Passes, Failure::Abandoned]);
+    }
+
+    #[test]
+    fn refusals_before_a_connection_or_before_another_failure_tell_of_no_death() {
+        let end_it: [fn(&mut Dials); 2] = [Dials::handle_connected, |dials| {
+            dials.handle_failure(libc::ETIMEDOUT, Duration::from_secs(3));
+        }];
+        for end_it in end_it {
+            let mut dials = Dials::default();
+            refused(&mut dials);
+            end_it(&mut dials);
+            dials.handle_end();
+            assert_eq!(dials.handle_failure(libc::ECONNREFUSED, Duration::from_secs(4)), Failure::Passes);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_address_does_not_pass_and_what_is_wrong_with_the_network_may() {
+        let mut dials = Dials::default();
+        for errno in PASSING {
+            assert_eq!(dials.handle_failure(errno, Duration::ZERO), Failure::Passes, "{errno}");
+        }
+        for errno in [libc::EINVAL, libc::EACCES, libc::EAFNOSUPPORT, libc::ENOMEM] {
+            assert_eq!(dials.handle_failure(errno, Duration::ZERO), Failure::Stays, "{errno}");
+        }
+    }
+
+    #[test]
+    fn it_is_told_whether_there_was_a_connection_and_how_the_latest_attempt_failed() {
+        let mut dials = Dials::default();
+        assert!(dials.outcome().starts_with("no TCP connection came about "), "{}", dials.outcome());
+        assert_eq!(dials.latest_failure(), "");
+        dials.handle_end();
+        assert!(
+            dials.outcome().starts_with("the listener accepted connections and closed them "),
+            "{}",
+            dials.outcome()
+        );
+        dials.handle_failure(libc::ETIMEDOUT, Duration::ZERO);
+        dials.handle_failure(libc::ECONNREFUSED, Duration::ZERO);
+        assert_eq!(dials.latest_failure(), "; the latest attempt: Connection refused (os error 111)");
+    }
+}
