@@ -126,7 +126,7 @@ impl Listener {
         self.control.poll()?;
         let candidates = Arc::clone(&self.candidates);
         let mut candidates = candidates.lock();
-        self.admit(&mut candidates);
+        fill(&mut candidates, || ControlStream::fetch(&self.control, &self.handle.token).map(Candidate::new));
         let mut i = 0;
         while i < candidates.len() {
             match self.poll_candidate(&mut candidates[i]) {
@@ -155,15 +155,6 @@ impl Listener {
 
     fn handshake_timeout(&self) -> Duration {
         Duration::from_secs(self.nic.config.handshake_timeout_s)
-    }
-
-    fn admit(&self, candidates: &mut Vec<Candidate>) {
-        while candidates.len() < MAX_CANDIDATES
-            && let Some(stream) = ControlStream::fetch(&self.control, &self.handle.token)
-        {
-            let (deadline, steps) = (Instant::now(), Steps::begin());
-            candidates.push(Candidate { stream, name: None, deadline, steps, stage: Stage::Client });
-        }
     }
 
     fn poll_candidate(&self, candidate: &mut Candidate) -> Result<Verdict> {
@@ -272,6 +263,10 @@ impl Listener {
 }
 
 impl Candidate {
+    fn new(stream: ControlStream) -> Self {
+        Self { stream, name: None, deadline: Instant::now(), steps: Steps::begin(), stage: Stage::Client }
+    }
+
     /// For messages: what is known of it.
     fn describe(&self) -> String {
         self.name.clone().unwrap_or_else(|| self.stream.peer().to_string())
@@ -286,6 +281,19 @@ impl Candidates {
     fn lock(&self) -> MutexGuard<'_, Vec<Candidate>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Their listener is gone, and they go here and now, although a watcher may be looking at them. In a forked child they may be locked for
+    /// ever, by a watcher that the child does not have: it leaves them alone.
+    fn end(&self, is_child: bool) {
+        if !is_child {
+            self.lock().clear();
+        }
+    }
+}
+
+/// Adds `next` ones as long as there is room for them.
+fn fill<T>(candidates: &mut Vec<T>, next: impl FnMut() -> Option<T>) {
+    candidates.extend(std::iter::from_fn(next).take(MAX_CANDIDATES.saturating_sub(candidates.len())));
 }
 
 impl PeriodicTask for Candidates {
@@ -304,10 +312,7 @@ impl PeriodicTask for Candidates {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.control.deregister(&self.handle.token);
-        // Here and now, although a watcher may be looking at them; a forked child must not wait for one of its parent's.
-        if !self.control.is_inherited() {
-            self.candidates.lock().clear();
-        }
+        self.candidates.end(self.control.is_inherited());
     }
 }
 
@@ -345,6 +350,41 @@ impl Preparing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::{Ipv4Addr, TcpListener};
+
+    fn candidate() -> Candidate {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let driver = ControlDriver::new(Duration::from_secs(20)).expect("descriptors");
+        let stream = ControlStream::open(&driver, port.local_addr().expect("its address"), [1; 16], [2; 16]);
+        Candidate::new(stream.expect("this is no child"))
+    }
+
+    #[test]
+    fn a_candidate_is_called_by_its_address_until_it_has_told_its_name() {
+        let mut candidate = candidate();
+        assert_eq!(candidate.describe(), candidate.stream.peer().to_string());
+        candidate.name = Some("softrnic1 of process 5".into());
+        assert_eq!(candidate.describe(), "softrnic1 of process 5");
+    }
+
+    #[test]
+    fn a_listener_takes_in_as_many_as_it_has_room_for_and_leaves_the_others_where_they_wait() {
+        let (mut candidates, mut waiting) = (Vec::new(), 0..MAX_CANDIDATES + 5);
+        fill(&mut candidates, || waiting.next());
+        assert_eq!((candidates.len(), waiting.len()), (MAX_CANDIDATES, 5));
+        candidates.truncate(MAX_CANDIDATES - 7);
+        fill(&mut candidates, || waiting.next());
+        assert_eq!((candidates.len(), waiting.len()), (MAX_CANDIDATES - 2, 0));
+    }
+
+    #[test]
+    fn candidates_go_with_their_listener_and_a_forked_child_leaves_them_alone() {
+        let candidates = Candidates(Mutex::new(vec![candidate()]));
+        candidates.end(true);
+        assert_eq!(candidates.lock().len(), 1);
+        candidates.end(false);
+        assert_eq!(candidates.lock().len(), 0);
+    }
 
     #[test]
     fn nothing_is_looked_after_once_there_are_no_candidates() {
