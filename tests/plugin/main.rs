@@ -20,6 +20,7 @@ mod qp_connect;
 mod rails;
 mod registration;
 mod resources;
+mod set_up_pauses;
 mod set_up_times;
 mod settings;
 mod settings_sources;
