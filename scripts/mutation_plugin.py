@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """Changes set-up and data path of the plugin in every way that cargo-mutants knows, one at a time, and sees whether the tests notice.
 
-    mutation_plugin.py [--changes FILE] [--jobs N] [--seconds S] [--programs FILE FILE] [--found FOLDER]
+    mutation_plugin.py [--changes FILE] [--jobs N] [--seconds S] [--longest S] [--missed] [--programs FILE ...] [--found FOLDER]
 
-    scripts/mutation_plugin.py           # some hours of processor time; goes on where the last run was ended
+    scripts/mutation_plugin.py                       # some hours of processor time; goes on where the last run was ended
+    scripts/mutation_plugin.py --longest 0.8         # sooner: most changes are noticed by tests that are as quick
+    scripts/mutation_plugin.py --longest 40 --missed # then the longer tests, where these have missed a change
 
 It takes dist/ (scripts/build.sh) and cargo-mutants; with --changes, a file has what `cargo mutants --list --json --diff` prints. Each
-change is made in a copy of the sources, of which the library alone is built. Then the programs `plugin` and `recovery` run their tests
-until one fails, and so do the library's unit tests, as one test: first those that have noticed most changes for the time that they take,
-above all in the same file, then the quickest. Before that all tests of the programs run once without a change: those that
-fail, are skipped or take longer than LONGEST_S are left out. A test has noticed a change if it fails with it, passes without it directly
-after that, and fails with it again. A test that fails without the change is not asked again, and what it has noticed is tried anew. The
-order is drawn at random, so that the changes of a run that is ended are a sample. What was found lies in FOLDER (target/mutation-plugin);
+change is made in a copy of the sources, of which the library alone is built. Then the test programs of PROGRAMS run their tests until
+one fails, and so do the library's unit tests, as one test: first those that have noticed most changes for the time that they take, above
+all in the same file, then the quickest. Before that all tests of the programs run once without a change: those that fail, are skipped or
+take longer than --longest are left out. A test has noticed a change if it fails with it, passes without it directly after that, and fails
+with it again. A test that fails without the change is not asked again, and what it has noticed is tried anew. The order is drawn at
+random, so that the changes of a run that is ended are a sample. What was found lies in FOLDER (target/mutation-plugin);
 mutation_summary.py counts it. The sources must stay as they are until it ends.
 """
 
@@ -40,9 +42,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # What is changed. exclusive_cell.rs has tests of its own, with a model checker.
 FILES = ("src/net/setup/**", "src/net/data/**")
 NOT = ("src/net/data/exclusive_cell.rs", "src/net/data/exclusive_cell_tests.rs")
-PROGRAMS = ("plugin", "recovery")
-# Of an unchanged plugin.
-LONGEST_S = 4
+PROGRAMS = ("plugin", "recovery", "hang_report")
 # How much longer a test may take with a change before it is taken for endless: at least LIMIT_S seconds.
 LIMIT_S, LIMIT_TIMES = 10, 8
 # As quick to build as can be, and as the plugin is otherwise: without checks for overflow.
@@ -121,19 +121,23 @@ def run(command: list[str], settings: dict[str, str], limit: float, folder: Path
         child.communicate()
 
 
-def measured(built: list[Path], dist: Path, jobs: int) -> tuple[list[Test], set[str]]:
-    """The tests that pass without a change in time, quickest first, and the names of those that fail."""
+def measured(built: list[Path], dist: Path, jobs: int, longest: float) -> tuple[list[Test], set[str]]:
+    """The tests that pass without a change within `longest` seconds, quickest first, and the names of those that fail."""
     failed = set[str]()
 
     def measure(program: Path, name: str) -> Test | None:
         begun = time.monotonic()
-        code, said = run([str(program), "--exact", name, "--nocapture"], {"FERRITE_DIST": str(dist)}, 60)
+        code, said = run([str(program), "--exact", name, "--nocapture"], {"FERRITE_DIST": str(dist)}, longest)
         seconds = time.monotonic() - begun
-        if code == 0 and seconds <= LONGEST_S and "skipped: " not in said:
+        if code == 0 and "skipped: " not in said:
             return Test(program, name, seconds)
-        if code != 0:
+        why = "it is skipped"
+        if code is None:
+            why = f"it takes longer than {longest:g} s"
+        elif code != 0:
             failed.add(name)
-        print(f"left out: {name}: {'skipped' if 'skipped: ' in said else f'exit status {code}'}, {seconds:.1f} s", flush=True)
+            why = f"it fails without a change, with exit status {code}"
+        print(f"left out: {name}: {why}", flush=True)
         return None
 
     named = []
@@ -230,14 +234,14 @@ class Copy:
 class Found:
     """What has become of each change, and the test that has noticed it; kept in `folder`, as mutation_summary.py reads it."""
 
-    def __init__(self, folder: Path, names: set[str]) -> None:
-        """What earlier runs have found of these changes; other sources have others."""
+    def __init__(self, folder: Path, names: set[str], without_missed: bool = False) -> None:
+        """What earlier runs have found of these changes; other sources have others. Perhaps without those that were missed."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.all = folder, dict[str, tuple[str, str]]()
         file = folder / "outcomes.txt"
         for line in file.read_text().splitlines() if file.exists() else []:
             outcome, name, test = line.split("\t")
-            if name in names:
+            if name in names and not (without_missed and outcome == "missed"):
                 self.all[name] = (outcome, test)
         self.write()
 
@@ -270,11 +274,19 @@ class Found:
 class Run:
     """What is left to try, and what has been found."""
 
-    def __init__(self, folder: Path, changes_of_all: list[Change], tests: list[Test], until: float, failing: Iterable[str] = ()) -> None:
-        """`failing` tests fail without a change."""
+    def __init__(
+        self,
+        folder: Path,
+        changes_of_all: list[Change],
+        tests: list[Test],
+        until: float,
+        failing: Iterable[str] = (),
+        missed: bool = False,
+    ) -> None:
+        """`failing` tests fail without a change. `missed`: what earlier runs have missed is tried again."""
         self.folder, self.tests, self.until = folder, tests, until
         self.changes = {change.name: change for change in changes_of_all}
-        self.found = Found(folder / "mutants.out", set(self.changes))
+        self.found = Found(folder / "mutants.out", set(self.changes), missed)
         self.distrusted = set(failing)
         for test in self.distrusted:
             self.found.forget(test)
@@ -337,13 +349,15 @@ def main() -> int:
         help="changes that are tried at a time (one for two processors)",
     )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begins no further change after this time (no limit)")
+    parser.add_argument("--longest", type=float, default=4, help="asks tests that take so many seconds without a change (4)")
+    parser.add_argument("--missed", action="store_true", help="tries again what earlier runs have missed")
     parser.add_argument("--programs", type=Path, nargs=len(PROGRAMS), help="the compiled tests (compiles them)")
     parser.add_argument("--found", type=Path, default=ROOT / "target/mutation-plugin", help="where the results lie")
     given = parser.parse_args()
 
     until = time.monotonic() + given.seconds
     folder = given.found.resolve()
-    tests, failing = measured([one.resolve() for one in given.programs or programs()], ROOT / "dist", given.jobs)
+    tests, failing = measured([one.resolve() for one in given.programs or programs()], ROOT / "dist", given.jobs, given.longest)
     if not tests:
         sys.exit("mutation_plugin.py: no test passes without a change")
     first = Copy(folder / "copy-0")
@@ -356,7 +370,7 @@ def main() -> int:
     if code != 0:
         sys.exit(f"mutation_plugin.py: {UNIT_TESTS.name} fail without a change:\n{said}")
 
-    of_all = Run(folder, changes(given.changes), tests, until, failing)
+    of_all = Run(folder, changes(given.changes), tests, until, failing, given.missed)
     seconds = sum(test.seconds for test in tests)
     print(f"{len(of_all.changes)} changes, {of_all.left.qsize()} of them left; {len(tests)} tests, {seconds:.0f} s", flush=True)
     with ThreadPoolExecutor(given.jobs) as pool:

@@ -98,6 +98,23 @@ class TestMutation(unittest.TestCase):
         self.assertEqual(again.left.get_nowait().name, "3:1: x")
         again = Run(self.folder, left, tests, 0, {"c"})
         self.assertEqual(again.found.all, {"1:1: x": ("missed", "")}, "c fails without a change now")
+        again = Run(self.folder, left, tests, 0, missed=True)
+        self.assertEqual(again.found.all, {"2:1: x": ("caught", "c")}, "what was missed is tried again")
+        self.assertEqual(again.left.qsize(), 2)
+
+    def test_tests_are_asked_that_pass_without_a_change_and_in_time(self) -> None:
+        program = self.folder / "program"
+        ends: dict[str, tuple[int | None, str]] = {
+            "passes": (0, ""),
+            "fails": (101, ""),
+            "skips": (0, "skipped: a GPU"),
+            "waits": (None, ""),
+        }
+        program.write_text(f"#!/bin/sh\nfor name in {' '.join(ends)}; do echo $name: test; done\n")
+        program.chmod(0o755)
+        with mock.patch.object(mutation_plugin, "run", lambda command, *_: ends[command[2]]):
+            tests, failing = mutation_plugin.measured([program], self.folder, 4, 2)
+        self.assertEqual(([test.name for test in tests], failing), (["passes"], {"fails"}))
 
     def test_a_test_that_is_found_to_fail_without_a_change_meanwhile_has_not_noticed(self) -> None:
         test = Test(self.folder, "a", 1.0)
