@@ -2,11 +2,12 @@
 
 use crate::common::log::log;
 use crate::common::plugin_transport;
-use crate::fabric::{Fabric, recoveries, run};
+use crate::fabric::{Fabric, inject_only, recoveries, run};
 use ferrite::error::Result;
 use ferrite::pair::PeerConn;
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::deadline::{finished, posted};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,4 +43,45 @@ fn a_late_sender_is_waited_for_on_one_rail() -> Result<()> {
 #[test]
 fn a_late_sender_is_waited_for_on_two_rails() -> Result<()> {
     a_late_sender_is_waited_for(Fabric::TwoRails)
+}
+
+/// More receives than the send queue has room for writes of their clear-to-sends, of which none is complete until the device sends the first
+/// one again.
+#[test]
+fn clear_to_sends_wait_until_the_send_queue_has_room() -> Result<()> {
+    const MESSAGES: usize = 100;
+    // Of so large buffers, a write has one clear-to-send.
+    const ROOM: usize = 1 << 17;
+    run(Fabric::OneRail, &[("FERRITE_STALL_MS", "0"), ("NCCL_IB_TIMEOUT", "16")], |worker| {
+        let link = PeerConn::open(worker, &plugin_transport()?, worker.rank())?;
+        let memory = || Buffer::new(ROOM).map(Arc::new);
+        let (out, into) = (link.send.register(&memory()?)?, link.recv.register(&memory()?)?);
+        if worker.rank() == 0 {
+            inject_only("drop opcode=write times=1");
+        }
+        worker.barrier()?;
+        let mut deadline = worker.deadline("messages");
+        let receive = || posted(&mut deadline, || link.recv.receive(&into, 0, ROOM, 0));
+        let mut receives = std::iter::repeat_with(receive).take(MESSAGES).collect::<Result<VecDeque<_>>>()?;
+        let mut sends = VecDeque::new();
+        let mut left = MESSAGES;
+        while !receives.is_empty() || !sends.is_empty() || left > 0 {
+            deadline.idle()?;
+            if left > 0
+                && let Some(send) = link.send.send(&out, 0, 8, 0)?
+            {
+                sends.push_back(send);
+                left -= 1;
+            }
+            for requests in [&mut receives, &mut sends] {
+                if let Some(first) = requests.front_mut()
+                    && first.test(&mut [0])?
+                {
+                    requests.pop_front();
+                }
+            }
+        }
+        assert_eq!(recoveries(), 0, "{}", log());
+        worker.barrier()
+    })
 }
