@@ -50,9 +50,14 @@ impl Flushes {
 
     /// A message each way.
     fn exchange(&self, worker: &WorkerCtx) -> Result<()> {
+        self.exchange_of(worker, BYTES)
+    }
+
+    /// The same, of so many bytes.
+    fn exchange_of(&self, worker: &WorkerCtx, bytes: usize) -> Result<()> {
         let mut deadline = worker.deadline("a message");
         let receive = posted(&mut deadline, || self.link.recv.receive(&self.into, 0, BYTES, 0))?;
-        let send = posted(&mut deadline, || self.link.send.send(&self.out, 0, BYTES, 0))?;
+        let send = posted(&mut deadline, || self.link.send.send(&self.out, 0, bytes, 0))?;
         finished(&mut deadline, send, &mut [0])?;
         finished(&mut deadline, receive, &mut [0])
     }
@@ -272,6 +277,29 @@ fn a_flush_for_which_no_queue_pair_can_be_connected_is_done_when_one_can() -> Re
             assert_eq!(applied()[0].1, 2);
         }
         worker.barrier()?;
+        flushes.close(worker)
+    })
+}
+
+/// The queue pairs of that rail are gone, and with them its writes; what they have written is read all the same.
+#[test]
+fn a_flush_of_what_came_over_a_rail_that_is_lost_reads_over_the_other_one() -> Result<()> {
+    run(Fabric::TwoRails, &[], |worker| {
+        let flushes = Flushes::open(worker)?;
+        flushes.exchange_of(worker, 8)?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            flushes.finish(worker, flushes.begin()?)?;
+            let used = [0, 1].map(|device| flush_queue_pair(device).is_some());
+            assert!(used[0] != used[1], "so short a message comes over one rail");
+            let lost = usize::from(used[1]);
+            set_port(&format!("softrnic{lost}/1"), "down");
+            wait_until("both connections to go on over the other rail", || recoveries() > 1);
+            flushes.finish(worker, flushes.begin()?)?;
+            assert!(flush_queue_pair(1 - lost).is_some());
+        }
+        worker.barrier()?;
+        flushes.exchange(worker)?;
         flushes.close(worker)
     })
 }
