@@ -5,6 +5,7 @@ use crate::common::log::{log, said};
 use crate::common::plugin_transport;
 use crate::common::process::{alone, pair};
 use crate::common::setting::{setting, talkative};
+use crate::transport::{sum, with_data};
 use ferrite::error::Result;
 use ferrite::pair::PeerConn;
 use ferrite::pair::WorkerCtx;
@@ -71,6 +72,35 @@ fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() 
         relay.reset();
         let (send, recv, _listener) = pairs.pop().expect("one");
         works(worker, (send, recv))
+    })
+}
+
+/// The relay has it, and does not pass it on: there is no control connection until the end.
+#[test]
+fn messages_go_on_while_there_is_no_control_connection() -> Result<()> {
+    const BYTES: usize = 4096;
+    alone(&require!(setting()), |worker| {
+        let transport = plugin_transport()?;
+        let (first, _first) = transport.listen(0)?;
+        let mut relay = relay_to(&first);
+        let (send, recv, _listener) = connect_through(worker, &transport, &mut relay)?;
+        relay.reset();
+        let memory = Arc::new(Buffer::new(BYTES)?);
+        let (out, into) = (send.register(&memory)?, recv.register(&memory)?);
+        let mut deadline = worker.deadline("messages");
+        let mut message = || {
+            let receive = posted(&mut deadline, || recv.receive(&into, 0, BYTES, 0))?;
+            let sending = posted(&mut deadline, || send.send(&out, 0, BYTES, 0))?;
+            finished(&mut deadline, sending, &mut [0])?;
+            finished(&mut deadline, receive, &mut [0])
+        };
+        // The sender asks its device whether the peer's still acknowledges once it knows of the reset: that is one more request.
+        let mut sent = 0;
+        while sum(&with_data(), "requests") <= sent {
+            message()?;
+            sent += 1;
+        }
+        (0..20).try_for_each(|_| message())
     })
 }
 

@@ -67,7 +67,7 @@ pub(crate) fn own_queues(kind: &str) -> Vec<Value> {
 }
 
 /// The queue pairs of this process that have sent data which the device has read from memory: messages, and not clear-to-sends.
-fn with_data() -> Vec<Value> {
+pub(crate) fn with_data() -> Vec<Value> {
     let has_data = |pair: &Value| pair["work"]["gathered"].as_u64().expect("a number") > 0;
     own_queues("queue_pairs").into_iter().filter(has_data).collect()
 }
