@@ -14,3 +14,26 @@ pub enum Mode {
     /// There are new queue pairs. Some of the messages that have to be sent again have not been posted yet.
     Replaying,
 }
+
+impl Mode {
+    /// Whether a test has to wait until what has arrived is taken in, although the peer may have closed. Where the connection `is_broken`, since
+    /// the peer has died or given up or the device is lost, nothing will be taken in.
+    pub fn waits_for_arrivals(self, is_broken: bool) -> bool {
+        self == Self::Fencing && !is_broken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_arrived_before_the_peer_has_closed_is_waited_for_unless_the_connection_is_broken() {
+        let waits = |is_broken| {
+            [Mode::Running, Mode::Draining, Mode::Fencing, Mode::Fenced, Mode::Replaying]
+                .map(|mode| mode.waits_for_arrivals(is_broken))
+        };
+        assert_eq!(waits(false), [false, false, true, false, false]);
+        assert_eq!(waits(true), [false; 5]);
+    }
+}

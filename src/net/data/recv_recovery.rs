@@ -121,8 +121,7 @@ impl RecvPath {
         // Read before the queue is polled: what the peer has sent before it went is in the queue then.
         let (is_gone, is_recovering) = (peer.is_gone(), peer.is_recovering());
         self.sticky_error.check_failed()?;
-        // What has arrived is being taken in.
-        if self.mode == Mode::Fencing && !peer.is_broken() {
+        if self.mode.waits_for_arrivals(peer.is_broken()) {
             return Ok(());
         }
         let polled = self.poll_any(peer)?;
