@@ -42,6 +42,14 @@ all_arrives_on_each_fabric!(
     300
 );
 
+// Among them are messages, clear-to-sends and what is sent again.
+all_arrives_on_each_fabric!(
+    all_arrives_if_work_requests_are_refused,
+    "post-send=EIO device=RANK0 message=60.. every=97 times=5; post-send=EIO device=RANK1 message=60.. every=89 times=5",
+    crate::stream::SHORT,
+    300
+);
+
 // The second message over new queue pairs is one that is sent again.
 all_arrives_on_each_fabric!(
     all_arrives_if_queue_pairs_fail_again_and_again_while_messages_are_sent_again,

@@ -31,7 +31,7 @@ Actions on messages:
 Actions on ports, devices and processes:
   port-down[=TIME], port-up, device-fatal[=TIME], kill
 Actions on calls:
-  modify-qp=ERRNO, reg-mr=ERRNO, poll-cq=ERRNO
+  modify-qp=ERRNO, reg-mr=ERRNO, poll-cq=ERRNO, post-send=ERRNO
 Keys:
   device, peer, flow, opcode, message, every, chance, attempts, times
   for=TIME; of port-down=TIME: gid-after=TIME, gid=move, gid=other

@@ -38,4 +38,7 @@ pub(crate) trait FaultHook: Debug + Send + Sync {
 
     /// What a poll of a completion queue of a device has to answer. With an errno, completions stay where they are.
     fn on_poll_cq(&self, device: usize) -> Result<(), i32>;
+
+    /// What posting a work request to a send queue of a device has to answer. With an errno, it is not posted.
+    fn on_post_send(&self, device: usize) -> Result<(), i32>;
 }

@@ -38,7 +38,7 @@ pub(crate) fn apply((qp, path): (&Qp, Option<u32>), action: Action, salt: u64) -
         ActionKind::Kill => unsafe {
             libc::kill(libc::getpid(), libc::SIGKILL);
         },
-        ActionKind::ModifyQp | ActionKind::RegMr | ActionKind::PollCq => {}
+        ActionKind::ModifyQp | ActionKind::RegMr | ActionKind::PollCq | ActionKind::PostSend => {}
     }
     None
 }

@@ -1,4 +1,4 @@
-//! Rules for calls: `ibv_modify_qp` to RTR, registration of memory, and `ibv_poll_cq`. They are numbered as they are asked.
+//! Rules for calls: `ibv_modify_qp` to RTR, registration of memory, `ibv_poll_cq` and `ibv_post_send`. They are numbered as they are asked.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -29,16 +29,25 @@ pub(crate) fn reg_mr(fabric: &Fabric, device: usize) -> Result<(), i32> {
     })
 }
 
-/// Whether there is a rule for polls.
-pub(crate) fn has_polls(fabric: &Fabric) -> bool {
+/// Whether there is a rule for polls or posts.
+pub(crate) fn has_polls_or_posts(fabric: &Fabric) -> bool {
     let mut rules = fabric.rules().iter().filter(|rule| rule.id.load(Acquire) != 0);
-    rules.any(|rule| action_of(rule).is_some_and(|action| action.kind == ActionKind::PollCq))
+    let is_one = |action: Action| matches!(action.kind, ActionKind::PollCq | ActionKind::PostSend);
+    rules.any(|rule| action_of(rule).is_some_and(is_one))
 }
 
 /// What a poll of a completion queue of a device has to answer.
 pub(crate) fn poll_cq(fabric: &Fabric, device: usize) -> Result<(), i32> {
     ask(fabric, |rule, action| match action.kind {
         ActionKind::PollCq if is(&rule.device, device as u32 + 1) => Some(action.value as i32),
+        _ => None,
+    })
+}
+
+/// What posting a work request to a send queue of a device has to answer.
+pub(crate) fn post_send(fabric: &Fabric, device: usize) -> Result<(), i32> {
+    ask(fabric, |rule, action| match action.kind {
+        ActionKind::PostSend if is(&rule.device, device as u32 + 1) => Some(action.value as i32),
         _ => None,
     })
 }

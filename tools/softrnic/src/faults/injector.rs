@@ -18,21 +18,29 @@ use crate::rules::known::{Connection, KnownRules};
 #[derive(Debug)]
 pub(crate) struct Injector {
     fabric: &'static Fabric,
-    /// A state of the rules in which none is for polls; 0: none is known.
-    without_polls: AtomicU32,
+    /// A state of the rules in which none is for polls or posts; 0: none is known.
+    without_calls: AtomicU32,
 }
 
 impl Injector {
     pub(crate) fn new(fabric: &'static Fabric) -> Self {
-        Self { fabric, without_polls: AtomicU32::new(0) }
+        Self { fabric, without_calls: AtomicU32::new(0) }
+    }
+
+    /// Whether no rule is for polls or posts.
+    #[inline]
+    fn leaves_calls_alone(&self) -> bool {
+        let epoch = self.fabric.header().rules_epoch.load(Acquire);
+        epoch == self.without_calls.load(Relaxed) || !self.has_polls_or_posts(epoch)
     }
 
     #[cold]
-    fn ask_poll(&self, device: usize, epoch: u32) -> Result<(), i32> {
-        if !call::has_polls(self.fabric) {
-            self.without_polls.store(epoch, Relaxed);
+    fn has_polls_or_posts(&self, epoch: u32) -> bool {
+        let has_some = call::has_polls_or_posts(self.fabric);
+        if !has_some {
+            self.without_calls.store(epoch, Relaxed);
         }
-        call::poll_cq(self.fabric, device)
+        has_some
     }
 
     #[cold]
@@ -82,7 +90,10 @@ impl FaultHook for Injector {
     }
 
     fn on_poll_cq(&self, device: usize) -> Result<(), i32> {
-        let epoch = self.fabric.header().rules_epoch.load(Acquire);
-        if epoch == self.without_polls.load(Relaxed) { Ok(()) } else { self.ask_poll(device, epoch) }
+        if self.leaves_calls_alone() { Ok(()) } else { call::poll_cq(self.fabric, device) }
+    }
+
+    fn on_post_send(&self, device: usize) -> Result<(), i32> {
+        if self.leaves_calls_alone() { Ok(()) } else { call::post_send(self.fabric, device) }
     }
 }

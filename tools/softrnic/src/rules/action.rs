@@ -50,6 +50,8 @@ pub(crate) enum ActionKind {
     Forget = 19,
     /// Polling a completion queue fails with this errno.
     PollCq = 20,
+    /// Posting a work request to a send queue fails with this errno.
+    PostSend = 21,
 }
 
 /// What the value of an action is.
@@ -68,7 +70,7 @@ enum Value {
 }
 
 /// All actions, with their names and what their values are.
-const ACTIONS: [(ActionKind, &str, Value); 20] = [
+const ACTIONS: [(ActionKind, &str, Value); 21] = [
     (ActionKind::Drop, "drop", Value::None),
     (ActionKind::DropAck, "drop-ack", Value::None),
     (ActionKind::Cut, "cut", Value::Bytes),
@@ -89,6 +91,7 @@ const ACTIONS: [(ActionKind, &str, Value); 20] = [
     (ActionKind::ModifyQp, "modify-qp", Value::Errno),
     (ActionKind::RegMr, "reg-mr", Value::Errno),
     (ActionKind::PollCq, "poll-cq", Value::Errno),
+    (ActionKind::PostSend, "post-send", Value::Errno),
 ];
 
 const ERRNOS: [(&str, i32); 8] = [
@@ -117,7 +120,7 @@ pub(crate) struct Action {
 impl Action {
     /// Concerns calls, not messages.
     pub(crate) fn is_for_calls(self) -> bool {
-        matches!(self.kind, ActionKind::ModifyQp | ActionKind::RegMr | ActionKind::PollCq)
+        matches!(self.kind, ActionKind::ModifyQp | ActionKind::RegMr | ActionKind::PollCq | ActionKind::PostSend)
     }
 
     /// Reads `NAME` or `NAME=VALUE`. The error is a sentence.

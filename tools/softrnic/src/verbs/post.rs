@@ -95,7 +95,8 @@ pub(crate) unsafe extern "C" fn post_send(handle: *mut types::Qp, list: *mut Sen
             let wr = unsafe { &*at };
             // SAFETY: the caller's array.
             let sges = unsafe { elements(wr.sg_list, wr.num_sge) };
-            outcome = sges.and_then(|sges| enqueue(qp, &mut queue, wr, sges, &mut batch));
+            let refused = engine.faults.on_post_send(qp.port().device);
+            outcome = refused.and(sges).and_then(|sges| enqueue(qp, &mut queue, wr, sges, &mut batch));
             if outcome.is_ok() {
                 at = wr.next;
                 pump(engine, qp, &mut queue);
@@ -116,6 +117,7 @@ pub(super) fn post_list(qp: &Qp, list: &WrList) -> Result<(), i32> {
     let engine = engine_of(qp.fabric)?;
     let mut queue = lock(&qp.send);
     for (ahead, (wr, elements)) in list.finished()?.enumerate() {
+        engine.faults.on_post_send(qp.port().device)?;
         check(qp, &queue, wr, elements.as_slice(), ahead as u64)?;
         if qp.is_ud() {
             // SAFETY: the caller's handle, or NULL.
