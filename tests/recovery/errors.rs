@@ -3,7 +3,7 @@
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
 use crate::common::setting::set;
-use crate::fabric::{Fabric, all_arrives_on_each_fabric, applied, recoveries, run};
+use crate::fabric::{Fabric, all_arrives_on_each_fabric, applied, end, recoveries, run};
 use crate::stream::{SHORT, Stream};
 use ferrite::error::{Error, Result};
 use ferrite::nccl::abi;
@@ -49,6 +49,17 @@ all_arrives_on_each_fabric!(
     crate::stream::SHORT,
     300
 );
+
+/// Nothing but the refusal tells of what was not posted.
+#[test]
+fn a_refused_work_request_is_known_by_its_refusal() -> Result<()> {
+    let rules = "post-send=EIO message=60.. every=97 times=5";
+    run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules), ("FERRITE_STALL_MS", "0")], |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        stream.exchange(worker, 300)?;
+        end(worker, stream)
+    })
+}
 
 // The second message over new queue pairs is one that is sent again.
 all_arrives_on_each_fabric!(
