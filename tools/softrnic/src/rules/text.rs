@@ -202,7 +202,7 @@ mod tests {
     use crate::rules::action::ActionKind;
     use crate::rules::text::parse;
 
-    const WRITTEN: [&str; 21] = [
+    const WRITTEN: [&str; 22] = [
         "drop",
         "drop-ack device=softrnic0/1 peer=softrnic1 flow=3 opcode=write,read message=10..20 every=2 attempts=all",
         "delay=1500000ns message=7.. chance=0.25",
