@@ -249,7 +249,7 @@ impl PeerObserver for PeerState {
 }
 
 #[cfg(test)]
-pub(in crate::net) mod tests {
+mod tests {
     use super::*;
     use crate::net::control::driver::ControlDriver;
     use crate::proto::frame::{Frame, Kind};
@@ -257,7 +257,7 @@ pub(in crate::net) mod tests {
     use std::time::Duration;
 
     /// Of a peer that is never reached.
-    pub(in crate::net) fn peer(failover: bool) -> Arc<PeerState> {
+    fn peer(failover: bool) -> Arc<PeerState> {
         let driver = ControlDriver::new(Duration::from_secs(20)).expect("descriptors");
         let address = SocketAddr::from(([127, 0, 0, 1], 1));
         let stream = ControlStream::open(&driver, address, [1; 16], [2; 16]).expect("this is no child");

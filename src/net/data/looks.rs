@@ -49,14 +49,26 @@ fn found(look: Result<Look, Occupant>, peer: &PeerState) -> Found {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::control::driver::ControlDriver;
     use crate::net::control::peer_observer::PeerObserver;
-    use crate::net::control::peer_state::tests::peer;
+    use crate::net::control::stream::ControlStream;
     use crate::proto::control::event::PeerChange;
     use crate::proto::explain::numbers::Numbers;
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    /// One that is never reached.
+    fn unreached_peer() -> Arc<PeerState> {
+        let driver = ControlDriver::new(Duration::from_secs(20)).expect("descriptors");
+        let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let stream = ControlStream::open(&driver, nowhere, [1; 16], [2; 16]).expect("this is no child");
+        PeerState::new("the peer".into(), stream, true)
+    }
 
     #[test]
     fn a_look_tells_whether_the_connection_recovers_and_what_is_known_of_the_peer() {
-        let peer = peer(true);
+        let peer = unreached_peer();
         let numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false };
         let at = |recovers, contact| Look {
             numbers,
@@ -82,7 +94,7 @@ mod tests {
 
     #[test]
     fn where_a_thread_is_inside_it_is_told_which() {
-        let peer = peer(true);
+        let peer = unreached_peer();
         assert_eq!(found(Err(Occupant::Nccl), &peer), Found::InCall);
         assert_eq!(found(Err(Occupant::Visitor), &peer), Found::Visited);
     }

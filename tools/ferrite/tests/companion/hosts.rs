@@ -163,9 +163,10 @@ fn a_host_that_goes_away_or_talks_nonsense_ends_the_comparison_in_words() {
     let mut asked = String::new();
     BufReader::new(&host).read_line(&mut asked).expect("what it is to do");
     assert!(asked.starts_with("{\"Start\":{\"number\":0,"), "{asked}");
-    host.write_all(b"{\"Started\":7}\n").expect("sent");
     let purpose = |kind: &str| json!({"token": "t", "facts": {"number": 0, "kind": kind}});
     let both = ["Control", "Peer"].map(|kind| nonsense.call(&format!("{}\n", purpose(kind))));
+    // Last: it may be what ends the server.
+    host.write_all(b"{\"Started\":7}\n").expect("sent");
     nonsense.invalid(&["the other host, elsewhere: no such message"]);
     drop((stranger, both));
 }
