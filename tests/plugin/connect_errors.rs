@@ -10,9 +10,9 @@ use ferrite::error::Error;
 use ferrite::error::Result;
 use ferrite::nccl::abi;
 use ferrite::pair::WorkerCtx;
-use ferrite::transport::Handle;
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::comm::SendComm;
+use ferrite::transport::{Handle, Transport};
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::Handle as Address;
 use std::io::{Read, Write};
@@ -23,6 +23,18 @@ use testkit::crash::in_child_that_dies;
 use testkit::port::RefusingPort;
 use testkit::require;
 
+/// Connects to the listener of `handle`, which is none, until that fails.
+fn error_of(worker: &WorkerCtx, transport: &Transport, handle: &mut Handle) -> Result<Error> {
+    let mut deadline = worker.deadline("a failing connection");
+    loop {
+        match transport.connect(0, handle) {
+            Ok(comm) => assert!(comm.is_none(), "connected to a listener that is none"),
+            Err(error) => return Ok(error),
+        }
+        deadline.idle()?;
+    }
+}
+
 /// What `connect` says to a listener that is played by `play`.
 fn connect_to(worker: &WorkerCtx, play: impl FnOnce(TcpStream, Address) + Send) -> Result<Error> {
     let transport = plugin_transport()?;
@@ -31,14 +43,7 @@ fn connect_to(worker: &WorkerCtx, play: impl FnOnce(TcpStream, Address) + Send) 
     let mut handle = Handle(to.emit());
     std::thread::scope(|scope| {
         scope.spawn(move || play(socket.accept().expect("a client").0, to));
-        let mut deadline = worker.deadline("a failing connection");
-        loop {
-            match transport.connect(0, &mut handle) {
-                Ok(None) => deadline.idle()?,
-                Ok(Some(_)) => panic!("connected to a listener that is none"),
-                Err(error) => return Ok(error),
-            }
-        }
+        error_of(worker, &transport, &mut handle)
     })
 }
 
@@ -90,14 +95,7 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
         let port = RefusingPort::new();
         let to = Address { address: port.address(), token: [5; 16] };
         let (transport, mut handle) = (plugin_transport()?, Handle(to.emit()));
-        let mut deadline = worker.deadline("a failing connection");
-        let error = loop {
-            match transport.connect(0, &mut handle) {
-                Ok(comm) => assert!(comm.is_none(), "nobody is there"),
-                Err(error) => break error,
-            }
-            deadline.idle()?;
-        };
+        let error = error_of(worker, &transport, &mut handle)?;
         assert_eq!(code(error), remote);
         assert_logged("FERRITE_HANDSHAKE_TIMEOUT=2 s");
         Ok(())
@@ -111,14 +109,7 @@ fn an_address_that_the_kernel_refuses_is_named_at_once() -> Result<()> {
     alone(&setting.env("FERRITE_HANDSHAKE_TIMEOUT", "1"), |worker| {
         let address = SocketAddr::from(([0xfe80, 0, 0, 0, 0, 0, 0, 1], 9));
         let (transport, mut handle) = (plugin_transport()?, Handle(Address { address, token: [5; 16] }.emit()));
-        let mut deadline = worker.deadline("a failing connection");
-        let error = loop {
-            match transport.connect(0, &mut handle) {
-                Ok(comm) => assert!(comm.is_none(), "nobody is there"),
-                Err(error) => break error,
-            }
-            deadline.idle()?;
-        };
+        let error = error_of(worker, &transport, &mut handle)?;
         assert!(matches!(error, Error::Call { code: abi::ncclSystemError, .. }), "{error}");
         assert_logged("connecting to [fe80::1]:9 failed: ");
         Ok(())
