@@ -74,6 +74,7 @@ missing_test_packages() {
         command -v rpmbuild >/dev/null || echo rpm
         /usr/bin/python3 -c 'import pyverbs' 2>/dev/null || echo python3-pyverbs
         command -v shellcheck >/dev/null || echo shellcheck
+        command -v valgrind >/dev/null || echo valgrind
     fi
 }
 
