@@ -4,6 +4,7 @@ mod async_events;
 mod automatic_lanes;
 #[path = "../common/mod.rs"]
 mod common;
+mod connect_calls;
 mod connect_errors;
 mod connection_errors;
 mod control_acceptor;

@@ -63,6 +63,39 @@ fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
     Ok(())
 }
 
+/// One receive takes the short way and two the general one.
+#[test]
+fn a_receive_outside_of_its_memory_is_refused_and_the_connection_goes_on() -> Result<()> {
+    const BYTES: usize = 1 << 16;
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, BYTES)?;
+        let transport = plugin_transport()?;
+        let irecv = transport.vtable().irecv.expect("a slot");
+        let start = bench.into.memory().address(0, 1)? as usize;
+        for (address, bytes) in [(start + BYTES, 1), (start + BYTES - 100, 101), (start - 1, 2), (0, 1)] {
+            for count in [1, 2] {
+                let inside = bench.into.memory().address(0, 64)?.cast();
+                let (mut data, mut sizes, mut tags) = ([address as *mut c_void, inside], [bytes, 64], [0, 1]);
+                let (mut handles, mut request) = ([bench.into.raw(); 2], std::ptr::null_mut());
+                let (data, sizes, tags) = (data.as_mut_ptr(), sizes.as_mut_ptr(), tags.as_mut_ptr());
+                // SAFETY: a live communicator and its handles; what is outside of the registration is refused.
+                let code = unsafe {
+                    irecv(bench.link.recv.raw(), count, data, sizes, tags, handles.as_mut_ptr(), &raw mut request)
+                };
+                assert_eq!(
+                    (code, request.is_null()),
+                    (abi::ncclInvalidArgument, true),
+                    "{count}: {address:#x}, {bytes}"
+                );
+            }
+        }
+        worker.barrier()?;
+        bench.exchange(worker, 1, 5000, 5000)
+    })?;
+    Ok(())
+}
+
 /// NCCL hands over addresses behind a buffer with messages of no bytes.
 #[test]
 fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {

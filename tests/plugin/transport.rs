@@ -4,9 +4,10 @@ use crate::common::bench::{Bench, SIZES};
 use crate::common::connect::connect;
 use crate::common::log::{log, said};
 use crate::common::process::{alone, pair};
-use crate::common::setting::{setting, talkative};
+use crate::common::setting::{set, setting, talkative};
 use crate::common::{faithful, pattern, plugin_transport};
 use ferrite::error::Result;
+use ferrite::pair::WorkerCtx;
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::comm::RecvBuffer;
 use ferrite::transport::deadline::finished;
@@ -167,22 +168,30 @@ fn six_clear_to_sends_are_one_write() -> Result<()> {
     })
 }
 
-/// Each takes as many of these writes as its queue has room for, and goes on when they are complete.
+/// Each rail takes as many of these writes as its queue has room for, and goes on when they are complete.
+fn clear_to_sends_go_over_rails_in_turn(rails: usize, fabric: &[&str], devices_of_rank: [&str; 2]) -> Result<()> {
+    let body = |worker: &mut WorkerCtx| {
+        set("NCCL_IB_HCA", devices_of_rank[worker.rank()]);
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
+        (0..100 * rails).try_for_each(|round| bench.exchange(worker, round, 8, 8))?;
+        let queue_pairs = own_queues("queue_pairs");
+        let written: Vec<_> = queue_pairs.iter().map(|pair| sum(std::slice::from_ref(pair), "requests")).collect();
+        // As many of the end that receives as of the one that sends.
+        assert_eq!(written, vec![100; 2 * rails]);
+        worker.barrier()
+    };
+    faithful::run(fabric, |s| s, body)
+}
+
 #[test]
-fn clear_to_sends_go_over_both_rails_in_turn() -> Result<()> {
-    faithful::run(
-        &["--devices", "4"],
-        |s| s,
-        |worker| {
-            let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
-            (0..200).try_for_each(|round| bench.exchange(worker, round, 8, 8))?;
-            let queue_pairs = own_queues("queue_pairs");
-            let written: Vec<_> = queue_pairs.iter().map(|pair| sum(std::slice::from_ref(pair), "requests")).collect();
-            // Of the end that receives two, and as many of the one that sends.
-            assert_eq!(written, [100; 4]);
-            worker.barrier()
-        },
-    )
+fn clear_to_sends_go_over_two_rails_in_turn() -> Result<()> {
+    clear_to_sends_go_over_rails_in_turn(2, &["--devices", "4"], ["softrnic0,softrnic1", "softrnic2,softrnic3"])
+}
+
+#[test]
+fn clear_to_sends_go_over_three_rails_in_turn() -> Result<()> {
+    let devices = ["softrnic0,softrnic1:1", "softrnic2,softrnic3:1"];
+    clear_to_sends_go_over_rails_in_turn(3, &["--devices", "4", "--ports", "2"], devices)
 }
 
 #[test]

@@ -113,6 +113,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn it_is_looked_at_again_until_the_lines_are_written() {
+        let summary = Summary::default();
+        summary.lock().add(Direction::Send, "a", &Steps::of([]), Instant::now() + Duration::from_secs(3600));
+        assert!(summary.run());
+        summary.lock().0[0].time[1] = Instant::now().checked_sub(QUIET).expect("the machine runs for longer");
+        assert!(!summary.run());
+        assert!(summary.lock().0.is_empty());
+    }
+
+    #[test]
     fn each_direction_has_a_line_with_sums_and_the_slowest_end() {
         let start = Instant::now();
         let after = |ms| start + Duration::from_millis(ms);

@@ -1,0 +1,112 @@
+//! What `connect` keeps from one of NCCL's calls to the next.
+
+use crate::common::connect::{connect_pair, works};
+use crate::common::log::assert_logged;
+use crate::common::plugin_transport;
+use crate::common::process::alone;
+use crate::common::setting::setting;
+use crate::transport::own_queues;
+use ferrite::error::Result;
+use ferrite::transport::Handle;
+use nccl_net::testing::proto::frame::{Frame, Kind};
+use nccl_net::testing::proto::handle::{self, Handle as Address};
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+use testkit::{require, wait_until};
+
+/// A port that answers nobody: the kernel's queue of its connections is full.
+struct SilentPort {
+    address: SocketAddr,
+    _queue: (Socket, TcpStream),
+}
+
+impl SilentPort {
+    fn new() -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.bind(&SockAddr::from(SocketAddr::from(([127, 0, 0, 1], 0)))).expect("a port");
+        // The queue has one place more than is said here.
+        socket.listen(0).expect("it listens");
+        let address = socket.local_addr().ok().and_then(|address| address.as_socket()).expect("an address");
+        let client = TcpStream::connect(address).expect("the only place");
+        Self { address, _queue: (socket, client) }
+    }
+
+    fn handle(&self) -> Handle {
+        Handle(Address { address: self.address, token: [5; 16] }.emit())
+    }
+}
+
+#[test]
+fn queue_pairs_are_made_while_the_control_connection_is_dialled() -> Result<()> {
+    alone(&require!(setting()), |_| {
+        let (transport, port) = (plugin_transport()?, SilentPort::new());
+        assert!(transport.connect(0, &mut port.handle())?.is_none());
+        assert_eq!(own_queues("queue_pairs").len(), 1);
+        Ok(())
+    })
+}
+
+/// NCCL calls nothing more, for this connection or for others.
+#[test]
+fn what_was_made_for_a_connection_that_nobody_asks_for_is_given_up() -> Result<()> {
+    alone(&require!(setting()).env("FERRITE_HANDSHAKE_TIMEOUT", "2"), |_| {
+        let (transport, port) = (plugin_transport()?, SilentPort::new());
+        assert!(transport.connect(0, &mut port.handle())?.is_none());
+        wait_until("it is given up", || own_queues("queue_pairs").is_empty());
+        Ok(())
+    })
+}
+
+/// The handle of another listener has been copied to where the number of a connection was.
+#[test]
+fn a_connection_leads_to_the_listener_of_its_handle_whatever_number_that_has() -> Result<()> {
+    alone(&require!(setting()), |worker| {
+        let (transport, port) = (plugin_transport()?, SilentPort::new());
+        let mut other = port.handle();
+        assert!(transport.connect(0, &mut other)?.is_none());
+        let (mut handle, mut listener) = transport.listen(0)?;
+        handle::set_cookie(&mut handle.0, handle::cookie(&other.0));
+        let pair = connect_pair(worker, &transport, 0, &mut handle, &mut listener, || ())?;
+        works(worker, pair)
+    })
+}
+
+/// The first words of a client: its secret is among them.
+fn hello(client: &mut TcpStream) -> [u8; 16] {
+    let mut preamble = [0; 32];
+    client.read_exact(&mut preamble).expect("a hello");
+    preamble[16..].try_into().expect("16 bytes")
+}
+
+/// It had been there for longer than a tenth of the limit, and the next one has all of that again.
+#[test]
+fn a_control_connection_that_ends_before_the_listener_answers_is_dialled_again() -> Result<()> {
+    alone(&require!(setting()).env("FERRITE_HANDSHAKE_TIMEOUT", "10"), |worker| {
+        let socket = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+        let address = socket.local_addr().expect("an address");
+        // Nobody waits for its end: where no second client comes, the test fails.
+        std::thread::spawn(move || {
+            let (mut client, _) = socket.accept().expect("a client");
+            hello(&mut client);
+            std::thread::sleep(Duration::from_millis(1100));
+            drop(client);
+            let (mut client, _) = socket.accept().expect("a client");
+            let refusal = Frame::text(Kind::Refuse, hello(&mut client), "it is enough");
+            client.write_all(&refusal.emit()).expect("sent");
+            loop {
+                std::thread::park();
+            }
+        });
+        let transport = plugin_transport()?;
+        let mut handle = Handle(Address { address, token: [5; 16] }.emit());
+        let mut deadline = worker.deadline("a refusal");
+        while let Ok(none) = transport.connect(0, &mut handle) {
+            assert!(none.is_none(), "it is no listener");
+            deadline.idle()?;
+        }
+        assert_logged("the listener refuses: it is enough");
+        Ok(())
+    })
+}
