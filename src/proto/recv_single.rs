@@ -70,7 +70,8 @@ mod tests {
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
-        let length = prop_oneof![8 => 0..40_000u32, 1 => Imm::EXPLICIT_LIMIT - 1..Imm::EXPLICIT_LIMIT + 2];
+        let bound = |bytes: u32| bytes - 1..bytes + 2;
+        let length = prop_oneof![8 => 0..40_000u32, 1 => bound(Imm::EXPLICIT_LIMIT), 1 => bound(COALESCE_MAX_BYTES)];
         let step = prop_oneof![3 => length.prop_map(Step::Post), 1 => Just(Step::Send), 1 => Just(Step::Arrive)];
         prop::collection::vec(step, 1..400)
     }

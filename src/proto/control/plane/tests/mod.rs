@@ -55,6 +55,7 @@ fn a_connection_that_is_lost_between_commit_and_accept_goes_on() {
         }
         two.lose();
         assert!(!two.far.is_over(far));
+        assert_eq!(two.far.poll_timeout().is_none(), commit_arrives, "one that has committed has no limit");
         two.dial_again();
         assert_eq!(two.changes(0).pop(), Some((near, PeerChange::Back)), "commit arrives: {commit_arrives}");
         assert_eq!(kind(two.far.poll_received(far)), Some(Kind::Commit));
@@ -181,6 +182,7 @@ fn what_came_before_a_connection_was_established_is_told_then() {
     let [Event::Close { last, .. }] = last.as_slice() else { panic!("{last:?}") };
     two.far.handle_bytes(two.now, conn, last);
     two.far.handle_end(two.now, conn, End::Closed);
+    assert!(!two.far.is_over(far), "it has committed before");
     assert_eq!(kind(two.far.poll_received(far)), Some(Kind::Commit), "it comes before the goodbye");
     two.far.establish(two.now, far, true);
     two.events();

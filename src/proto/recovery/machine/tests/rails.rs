@@ -76,6 +76,26 @@ fn a_rail_is_taken_in_after_a_second_even_if_sends_are_outstanding() {
     assert_eq!(rails(&pair), 0b11);
 }
 
+/// The connection runs, though nothing has been acknowledged since the faults before.
+#[test]
+fn draining_sends_is_not_ended_by_how_long_ago_the_first_fault_was() {
+    let mut pair = Pair::new(2);
+    pair.usable(0, 0b01);
+    pair.settle();
+    pair.fault(0);
+    pair.settle();
+    pair.pass(GIVE_UP);
+    pair.usable(0, 0b11);
+    pair.settle();
+    let machine = &mut pair.ends[0].machine;
+    assert!(matches!(machine.state, State::Draining { .. }) && machine.trouble.is_some());
+    machine.handle_timeout(pair.now);
+    assert!(matches!(machine.state, State::Draining { .. }), "{}", machine.cause());
+    machine.handle_drained(pair.now);
+    pair.settle();
+    assert_eq!(rails(&pair), 0b11);
+}
+
 #[test]
 fn a_fault_while_sends_are_drained_is_a_fault() {
     let mut pair = Pair::new(2);
