@@ -7,6 +7,7 @@ use crate::common::process::{is_worker, pair};
 use crate::common::setting::{set, setting, talkative};
 use ferrite::error::Result;
 use ferrite::pair::Setting;
+use ferrite::transport::deadline::{finished, posted};
 use nccl_net::testing::stats::histogram;
 use nccl_net::testing::stats::layout::{
     CLOSED, FILE_PREFIX, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECEIVER, RECORD_WORDS, SENDER, header,
@@ -14,7 +15,7 @@ use nccl_net::testing::stats::layout::{
 };
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use testkit::{Scratch, require};
+use testkit::{Scratch, require, wait_until};
 
 /// Files of statistics in `folder`.
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -116,6 +117,31 @@ fn the_bytes_of_each_lane_are_counted_at_the_sender() -> Result<()> {
             assert!(expected == 0 || lanes.iter().all(|bytes| *bytes == BYTES as u64 / 4), "{lanes:?}");
             assert_eq!((end[record::QP_COUNT], end[record::MOVES]), (4, 0));
         }
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+/// NCCL calls nothing meanwhile: a watcher looks each second.
+#[test]
+fn a_receive_that_waits_is_counted_as_a_stall() -> Result<()> {
+    let folder = Scratch::new();
+    pair(&in_folder(require!(setting()), &folder), |worker| {
+        let folder = PathBuf::from(std::env::var("FERRITE_STATS_DIR").expect("it is set"));
+        let bench = Bench::open(worker, plugin_transport()?, 64)?;
+        let mut deadline = worker.deadline("a message");
+        let receive = posted(&mut deadline, || bench.link.recv.receive(&bench.into, 0, 8, 3))?;
+        let stalls = || {
+            records(&own_words(&folder))
+                .map(|end| [record::DIRECTION, record::STALLS].map(|at| end[at]))
+                .collect::<Vec<_>>()
+        };
+        wait_until("the receive has waited for a second", || stalls().contains(&[RECEIVER, 1]));
+        assert!(stalls().contains(&[SENDER, 0]));
+        worker.barrier()?;
+        let send = posted(&mut deadline, || bench.link.send.send(&bench.out, 0, 8, 3))?;
+        finished(&mut deadline, send, &mut [0])?;
+        finished(&mut deadline, receive, &mut [0])?;
         worker.barrier()
     })?;
     Ok(())

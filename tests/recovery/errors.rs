@@ -209,3 +209,41 @@ fn a_port_that_falls_ends_the_connection_if_one_end_has_failover_switched_off() 
         Ok(())
     })
 }
+
+/// Rank `fails` has begun a message, and NCCL calls nothing more: the event of the queue pair has its completions polled.
+fn recovers_before_anything_is_tested(fails: usize, rule: &str) -> Result<()> {
+    run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rule), ("FERRITE_STALL_MS", "0")], |worker| {
+        let transport = plugin_transport()?;
+        let PeerConn { send, recv } = PeerConn::open(worker, &transport, worker.rank())?;
+        let memory = Arc::new(Buffer::new(64)?);
+        let (out, into) = (send.register(&memory)?, recv.register(&memory)?);
+        let (mut deadline, rank) = (worker.deadline("a message"), worker.rank());
+        let mut begin = || {
+            let request = posted(&mut deadline, || match rank {
+                0 => send.send(&out, 0, 64, 1),
+                _ => recv.receive(&into, 0, 64, 1),
+            })?;
+            if rank == fails {
+                wait_until("the recovery", || recoveries() == 1);
+            }
+            Ok::<_, Error>(request)
+        };
+        // First the receive.
+        let receive = if rank == 1 { Some(begin()?) } else { None };
+        worker.barrier()?;
+        let request = receive.map_or_else(begin, Ok)?;
+        worker.barrier()?;
+        finished(&mut worker.deadline("its end"), request, &mut [0])?;
+        worker.barrier()
+    })
+}
+
+#[test]
+fn a_failed_clear_to_send_is_cured_before_its_receive_is_tested() -> Result<()> {
+    recovers_before_anything_is_tested(1, "qp-error opcode=write device=softrnic1 times=1")
+}
+
+#[test]
+fn a_failed_message_is_cured_before_its_send_is_tested() -> Result<()> {
+    recovers_before_anything_is_tested(0, "qp-error opcode=write-imm device=softrnic0 times=1")
+}

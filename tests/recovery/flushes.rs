@@ -64,6 +64,12 @@ impl Flushes {
 
     /// Begins to flush the message that has been received.
     fn begin(&self) -> Result<*mut c_void> {
+        let (code, request) = self.try_to_begin()?;
+        assert_eq!((code, request.is_null()), (abi::ncclSuccess, false));
+        Ok(request)
+    }
+
+    fn try_to_begin(&self) -> Result<(u32, *mut c_void)> {
         let iflush = self.transport.vtable().iflush.expect("a slot");
         let start: *mut c_void = self.into.memory().address(0, 1)?.cast();
         let (mut request, mut data, mut sizes, mut handles) =
@@ -71,8 +77,7 @@ impl Flushes {
         let (data, sizes, handles) = (data.as_mut_ptr(), sizes.as_mut_ptr(), handles.as_mut_ptr());
         // SAFETY: arrays of one, and a live communicator.
         let code = unsafe { iflush(self.link.recv.raw(), 1, data, sizes, handles, &raw mut request) };
-        assert_eq!((code, request.is_null()), (abi::ncclSuccess, false));
-        Ok(request)
+        Ok((code, request))
     }
 
     fn is_done(&self, request: *mut c_void) -> bool {
@@ -187,7 +192,16 @@ fn a_flush_is_done_though_the_peer_has_closed_the_connection_during_a_recovery()
 /// The read goes over the device as it is open then, with the key that the memory has there.
 #[test]
 fn a_flush_that_is_under_way_when_the_device_fails_is_done_when_it_is_back() -> Result<()> {
-    run(Fabric::OneRail, &[], |worker| {
+    under_way_when_the_device_fails(&[])
+}
+
+#[test]
+fn a_flush_that_is_under_way_when_the_device_fails_and_completes_nothing_more_is_done_when_it_is_back() -> Result<()> {
+    under_way_when_the_device_fails(&[("SOFTRNIC_SILENT_FAILURE", "1")])
+}
+
+fn under_way_when_the_device_fails(env: &[(&str, &str)]) -> Result<()> {
+    run(Fabric::OneRail, env, |worker| {
         // Its messages make the device fail.
         let trigger = Stream::open(worker, SHORT)?;
         let flushes = Flushes::open(worker)?;
@@ -301,5 +315,21 @@ fn a_flush_of_what_came_over_a_rail_that_is_lost_reads_over_the_other_one() -> R
         worker.barrier()?;
         flushes.exchange(worker)?;
         flushes.close(worker)
+    })
+}
+
+/// Without failover nothing is tried again.
+#[test]
+fn a_read_that_is_refused_ends_a_connection_that_does_not_recover() -> Result<()> {
+    run(Fabric::OneRail, &[("FERRITE_FAILOVER", "0")], |worker| {
+        let flushes = Flushes::open(worker)?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            inject_only("post-send=EIO device=softrnic0 times=1");
+            let refused = flushes.try_to_begin()?;
+            assert_eq!((refused.0, refused.1.is_null()), (abi::ncclSystemError, true));
+            assert_eq!(flushes.try_to_begin()?, refused, "the error stays");
+        }
+        worker.barrier()
     })
 }

@@ -2,18 +2,31 @@
 
 use crate::common::log::log;
 use crate::common::plugin_transport;
-use crate::fabric::{Fabric, inject_only, recoveries, run};
+use crate::fabric::{Fabric, inject_only, recoveries, run, softrnic};
 use ferrite::error::Result;
 use ferrite::pair::PeerConn;
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::deadline::{finished, posted};
+use serde_json::Value;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The receiver asks its devices several times whether its clear-to-send has arrived, and each time they say so.
+/// Work requests that have been posted to each of this process's send queues, in ascending order.
+fn requests() -> Vec<u64> {
+    let stat: Value = serde_json::from_str(&softrnic(&["stat", "--json"])).expect("JSON");
+    let devices = stat["devices"].as_array().expect("a list of devices");
+    let queue_pairs = devices.iter().filter_map(|device| device["queue_pairs"].as_array()).flatten();
+    let own = queue_pairs.filter(|pair| pair["pid"] == std::process::id());
+    let mut requests: Vec<_> = own.map(|pair| pair["work"]["requests"].as_u64().expect("a number")).collect();
+    requests.sort_unstable();
+    requests
+}
+
+/// The receiver asks its devices once whether its clear-to-send has arrived, by a write over each rail, and they say so.
 fn a_late_sender_is_waited_for(fabric: Fabric) -> Result<()> {
     const LIMIT_MS: u64 = 50;
+    let is_one = matches!(fabric, Fabric::OneRail);
     run(fabric, &[("FERRITE_STALL_MS", &LIMIT_MS.to_string())], |worker| {
         let transport = plugin_transport()?;
         let device = worker.rank().min(transport.devices()? - 1);
@@ -26,6 +39,12 @@ fn a_late_sender_is_waited_for(fabric: Fabric) -> Result<()> {
         while begin.elapsed() < Duration::from_millis(8 * LIMIT_MS) {
             assert!(!receive.test(&mut [0])?);
         }
+        let all = if is_one { vec![0, 2] } else { vec![0, 0, 1, 2] };
+        while requests().iter().sum::<u64>() < all.iter().sum() {
+            assert!(!receive.test(&mut [0])?);
+            deadline.idle()?;
+        }
+        assert_eq!(requests(), all);
         worker.barrier()?;
         let send = posted(&mut deadline, || link.send.send(&out, 0, 8, 0))?;
         finished(&mut deadline, send, &mut [0])?;
@@ -46,13 +65,13 @@ fn a_late_sender_is_waited_for_on_two_rails() -> Result<()> {
 }
 
 /// More receives than the send queue has room for writes of their clear-to-sends, of which none is complete until the device sends the first
-/// one again.
+/// one again. It has room for a probe beside them.
 #[test]
 fn clear_to_sends_wait_until_the_send_queue_has_room() -> Result<()> {
     const MESSAGES: usize = 100;
     // Of so large buffers, a write has one clear-to-send.
     const ROOM: usize = 1 << 17;
-    run(Fabric::OneRail, &[("FERRITE_STALL_MS", "0"), ("NCCL_IB_TIMEOUT", "16")], |worker| {
+    run(Fabric::OneRail, &[("FERRITE_STALL_MS", "60000"), ("NCCL_IB_TIMEOUT", "16")], |worker| {
         let link = PeerConn::open(worker, &plugin_transport()?, worker.rank())?;
         let memory = || Buffer::new(ROOM).map(Arc::new);
         let (out, into) = (link.send.register(&memory()?)?, link.recv.register(&memory()?)?);
