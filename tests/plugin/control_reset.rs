@@ -217,7 +217,10 @@ fn a_receiver_is_told_by_its_device(recovery: (&str, &str)) -> Result<()> {
         let buffers =
             [(0, SENT), (8, NOT_SENT)].map(|(offset, tag)| RecvBuffer { region: &region, offset, len: 8, tag });
         let mut receiving = posted(&mut deadline, || recv.receive_group(&buffers))?;
-        wait_for_death(worker)?;
+        worker.barrier()?;
+        // The message that has come is polled: from now on there is nothing to poll.
+        assert!(!receiving.test(&mut [0; 2])?);
+        worker.barrier()?;
         relay.reset();
         drop(relay);
         while receiving.test(&mut [0; 2]).is_ok() {

@@ -210,6 +210,24 @@ fn a_port_that_falls_ends_the_connection_if_one_end_has_failover_switched_off() 
     })
 }
 
+/// The sender, to which nothing has come, finds nothing.
+#[test]
+fn a_failed_clear_to_send_ends_a_connection_that_does_not_recover() -> Result<()> {
+    let rule = "qp-error opcode=write device=softrnic1 times=1";
+    let env = [("SOFTRNIC_FAULTS", rule), ("FERRITE_FAILOVER", "0"), ("NCCL_IB_RETURN_ASYNC_EVENTS", "0")];
+    run(Fabric::OneRail, &env, |worker| {
+        let PeerConn { recv, .. } = PeerConn::open(worker, &plugin_transport()?, worker.rank())?;
+        if worker.rank() == 1 {
+            let into = recv.register(&Arc::new(Buffer::new(64)?))?;
+            let mut deadline = worker.deadline("an error");
+            let receive = posted(&mut deadline, || recv.receive(&into, 0, 64, 1))?;
+            finished(&mut deadline, receive, &mut [0]).expect_err("its clear-to-send has failed");
+            assert!(said(&["sending a clear-to-send on softrnic1"]), "{}", log());
+        }
+        worker.barrier()
+    })
+}
+
 /// Rank `fails` has begun a message, and NCCL calls nothing more: the event of the queue pair has its completions polled.
 fn recovers_before_anything_is_tested(fails: usize, rule: &str) -> Result<()> {
     run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rule), ("FERRITE_STALL_MS", "0")], |worker| {

@@ -4,7 +4,7 @@ use crate::common::log::log;
 use crate::common::plugin_transport;
 use crate::fabric::{Fabric, inject_only, recoveries, run, softrnic};
 use ferrite::error::Result;
-use ferrite::pair::PeerConn;
+use ferrite::pair::{PeerConn, WorkerCtx};
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::deadline::{finished, posted};
 use serde_json::Value;
@@ -103,4 +103,43 @@ fn clear_to_sends_wait_until_the_send_queue_has_room() -> Result<()> {
         assert_eq!(recoveries(), 0, "{}", log());
         worker.barrier()
     })
+}
+
+/// Two threads have made calls, so that none of these takes the short way. The device of one end loses a write, and would say so minutes later.
+fn a_lost_write_is_found_by_the_long_way(lost: &str) -> Result<()> {
+    let env = [("FERRITE_STALL_MS", "200"), ("NCCL_IB_TIMEOUT", "22"), ("FERRITE_SAMPLE", "0")];
+    run(Fabric::OneRail, &env, |worker| {
+        let PeerConn { send, recv } = PeerConn::open(worker, &plugin_transport()?, worker.rank())?;
+        let memory = || Buffer::new(8).map(Arc::new);
+        let (out, into) = (send.register(&memory()?)?, recv.register(&memory()?)?);
+        let message = |worker: &WorkerCtx| {
+            let mut deadline = worker.deadline("a message");
+            let request = posted(&mut deadline, || match worker.rank() {
+                0 => send.send(&out, 0, 8, 0),
+                _ => recv.receive(&into, 0, 8, 0),
+            })?;
+            finished(&mut deadline, request, &mut [0])
+        };
+        message(worker)?;
+        let other: &WorkerCtx = worker;
+        std::thread::scope(|scope| scope.spawn(|| message(other)).join().expect("no panic"))?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            inject_only(lost);
+        }
+        worker.barrier()?;
+        message(worker)?;
+        assert_eq!(recoveries(), 1, "{}", log());
+        worker.barrier()
+    })
+}
+
+#[test]
+fn a_lost_message_is_found_by_the_long_way() -> Result<()> {
+    a_lost_write_is_found_by_the_long_way("drop attempts=all opcode=write-imm device=softrnic0 times=1")
+}
+
+#[test]
+fn a_lost_clear_to_send_is_found_by_the_long_way() -> Result<()> {
+    a_lost_write_is_found_by_the_long_way("drop attempts=all opcode=write device=softrnic1 times=1")
 }
