@@ -2,8 +2,8 @@
 //! callgrind counts what the library executes, with what its calls into other libraries but libibverbs take. `scripts/instructions.sh`
 //! compares the same numbers with NCCL's.
 //!
-//! Each limit is some 10 % above what was counted when it was set, since a count differs by up to 4 % from run to run, above all on busy processors. A change that needs more
-//! raises its limit, and says why.
+//! Each limit is 5 % or more above the highest count that was seen when it was set: a count differs by up to 4 % from run to run, above all
+//! on busy processors. A change that needs more raises its limit, and says why.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -54,7 +54,7 @@ fn small_messages_and_calls_that_find_nothing_take_no_more_instructions_than_the
     let (ferrite, folder) = require!(counting());
     require!(run(&ferrite, &folder, "base", "--messages 1000"));
     let counted = |more: &str, calls| counted(&ferrite, &folder, more, calls);
-    assert_within("a message of 8 B", require!(counted("--messages 3000", 2000)), 690);
+    assert_within("a message of 8 B", require!(counted("--messages 3000", 2000)), 670);
     // So many before each message.
     assert_within("a test in vain", require!(counted("--messages 1000 --empty-tests 30", 30_000)), 60);
     assert_within("an isend in vain", require!(counted("--messages 1000 --refused-sends 30", 30_000)), 41);
@@ -65,5 +65,5 @@ fn large_messages_take_no_more_instructions_than_they_may() {
     let (ferrite, folder) = require!(counting());
     require!(run(&ferrite, &folder, "base", "--size 64K --depth 8 --messages 1000"));
     let counted = require!(counted(&ferrite, &folder, "--size 64K --depth 8 --messages 3000", 2000));
-    assert_within("a message of 64 KiB, 8 in flight", counted, 610);
+    assert_within("a message of 64 KiB, 8 in flight", counted, 600);
 }
