@@ -2,9 +2,13 @@
 # Plants bugs in the protocol, one at a time, and has the simulators find each: a check that the check works. The sources
 # are changed in a copy. Ends with 1 if a bug was not found, or does not fit the sources any more.
 #
-#   scripts/mutants.sh           some minutes
+#   scripts/mutants.sh           all
+#   scripts/mutants.sh WORDS     those whose description has these words
+#   scripts/mutants.sh --fits    only tells which do not fit the sources
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-setup_build
+[ $# -le 1 ] || die "usage: scripts/mutants.sh [WORDS | --fits]"
+only_fits='' words=${1:-}
+if [ "$words" = --fits ]; then only_fits=1 words=''; else setup_build; fi
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
@@ -18,18 +22,21 @@ simulate() {
     (cd "$copy" && cargo test -p nccl-net-ferrite --lib --locked --quiet -- proto::sim proto::recovery proto::control proto::frame) >"$log" 2>&1
 }
 
-simulate || die "the simulator fails without a bug: $(tail -n 5 "$log")"
+[ -n "$only_fits" ] || simulate || die "the simulator fails without a bug: $(tail -n 5 "$log")"
 missed=0 planted=0
 
 # plant FILE OLD NEW WHAT: replaces the first OLD, a fixed text, by NEW.
 plant() {
     local file=$copy/src/proto/$1
+    [[ $4 == *"$words"* ]] || return 0
     cp "$file" "$copy/kept"
     OLD=$2 NEW=$3 perl -0pi -e 's/\Q$ENV{OLD}\E/$ENV{NEW}/' "$file"
     planted=$((planted + 1))
     if cmp -s "$file" "$copy/kept"; then
         echo "DOES NOT FIT  $4 ($1: $2)"
         missed=$((missed + 1))
+    elif [ -n "$only_fits" ]; then
+        :
     elif simulate; then
         echo "MISSED        $4"
         missed=$((missed + 1))
@@ -43,9 +50,9 @@ plant() {
 }
 
 # In the flows.
-plant cts_window.rs "+ count <= self.limit as usize" "+ count <= self.limit as usize + 8" "more messages are expected than there are receives or slots for"
+plant cts_window.rs "+ count <= self.limit as usize" "+ count <= self.limit as usize + 40" "more messages are expected than there are receives or slots for"
 plant recv_immediate.rs "if arrived < expected" "if arrived < expected.min(2)" "a receive completes before its last stripe"
-plant recv_immediate.rs "lengths[usize::from(index) % MAX_GROUP]" "lengths[usize::from(index) % 2]" "the lengths of a group are mixed up"
+plant recv_requests.rs "lengths[usize::from(index) % MAX_GROUP]" "lengths[usize::from(index) % 2]" "the lengths of a group are mixed up"
 plant cts_window.rs "} else {
             self.is_urgent = true;" "} else {
             self.is_urgent = false;" "clear-to-sends that are held back are forgotten"
@@ -53,7 +60,7 @@ plant arrival.rs "u32::from(n) << 16 | self.length" "u32::from(n) << 15 | self.l
 plant send.rs "length.min(cts.length)" "length" "more is written than there is room for"
 plant send.rs "cts.tag == tag)" "cts.tag >= tag)" "a message goes into the buffer of another tag"
 plant send.rs "let mut kept = (0..known)" "let mut kept = (0..known).rev()" "messages of one tag overtake each other"
-plant send.rs "request.pending_stripes -= 1" "request.pending_stripes = 0" "a send completes with its first stripe"
+plant send_done.rs "request.pending_stripes.add(-1);" "request.pending_stripes.set(0);" "a send completes with its first stripe"
 plant transfer.rs "usize::from(rail) - Cts::KEYS" "Cts::KEYS + 1 - usize::from(rail)" "the key of another rail is used"
 plant stripe.rs "before == all { length }" "before == all { length - length % 2 }" "the last byte stays behind"
 plant stripe.rs "as u32 * LL128_LINE_BYTES" "as u32 * (LL128_LINE_BYTES / 2)" "a line of 128 bytes is cut"
@@ -124,15 +131,17 @@ plant recovery/receiver.rs "self.striping = striping;" "" "the receiver expects 
 plant recovery/receiver.rs "self.keep_rails();" "" "the rails of what had arrived before are forgotten"
 plant cts_window.rs "(self.unsent, self.outstanding) = (self.next, missing);" "self.outstanding = missing;" "clear-to-sends that an account has told are written again"
 plant recovery/account.rs "to.u16(cts.seq.wrapping_sub(self.oldest) as u16)" "to.u16(cts.seq.saturating_sub(self.oldest) as u16)" "sequence numbers of an account do not wrap"
-plant recovery/sender.rs "request.pending_stripes = striping.stripe_count(replay.length);" "" "a request whose message is missing is complete"
-plant recovery/sender.rs "replays.push(Replay { request: id, addr: request.addr, length, missing: *missing });" "if request.pending_stripes > 0 { replays.push(Replay { request: id, addr: request.addr, length, missing: *missing }); }" "a message that was acknowledged and is missing is not sent again"
+plant recovery/sender.rs "request.pending_stripes.set(striping.stripe_count(replay.length) as i32);" "let _ = request;" "a request whose message is missing is complete"
+plant recovery/sender.rs "replays.push(Replay { request: id, addr: request.addr.get(), length, missing: *missing });" "if request.is_pending() { replays.push(Replay { request: id, addr: request.addr.get(), length, missing: *missing }); }" "a message that was acknowledged and is missing is not sent again"
 plant recovery/sender.rs "return Err(Unapplied::Lost { seq: cts.seq });" "continue;" "a message that is lost is passed over"
 plant recovery/sender.rs "head = cts.seq;" "" "clear-to-sends of an account are not used"
 plant recovery/sender.rs "(self.striping, self.weights) = (striping, weights);" "self.weights = weights;" "the sender cuts messages for earlier queue pairs"
-plant recovery/sender.rs "self.requests.live_mut().for_each(|(_, request)| request.pending_stripes = 0);" "" "sends stay incomplete when the receiver has closed in good order"
+plant recovery/sender.rs "self.requests.live().for_each(|(_, request)| request.pending_stripes.set(0));" "" "sends stay incomplete when the receiver has closed in good order"
 plant recovery/replay.rs "self.extra[cts.seq as usize % RING_SLOTS] = (cts.seq, *extra);" "let _ = extra;" "the keys of an account are not used"
 plant stripe.rs "self.numbers.at(self.place_of(qp))" "self.place_of(qp)" "the place of a rail is taken for its number"
 plant sim/recovery/worker.rs "completion.status == Status::Success" "completion.status == Status::RetryExceeded" "completions that come while queue pairs are fenced are passed over"
 
-echo "$((planted - missed)) of $planted planted bugs found"
+[ "$planted" -gt 0 ] || die "no planted bug is described with '$words'"
+if [ -n "$only_fits" ]; then what="fit the sources"; else what="found"; fi
+echo "$((planted - missed)) of $planted planted bugs $what"
 [ "$missed" = 0 ]
