@@ -12,7 +12,8 @@ if [ "$words" = --fits ]; then only_fits=1 words=''; else setup_build; fi
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-git ls-files -z | tar --null -T - -cf - | tar -xf - -C "$copy"
+# With the time of now, after that of what an earlier run has built, of which the last has a planted bug.
+git ls-files -z | tar --null -T - -cf - | tar -xmf - -C "$copy"
 export CARGO_TARGET_DIR=$CARGO_TARGET_DIR/mutants
 log=$copy/log
 # More schedules than with every change.
