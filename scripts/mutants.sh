@@ -51,7 +51,7 @@ plant() {
 }
 
 # In the flows.
-plant cts_window.rs "+ count <= self.limit as usize" "+ count <= self.limit as usize + 40" "more messages are expected than there are receives or slots for"
+plant cts_window.rs "+ count <= self.limit as usize" "+ count <= RING_SLOTS" "more messages are expected than there are receives or slots for"
 plant recv_immediate.rs "if arrived < expected" "if arrived < expected.min(2)" "a receive completes before its last stripe"
 plant recv_requests.rs "lengths[usize::from(index) % MAX_GROUP]" "lengths[usize::from(index) % 2]" "the lengths of a group are mixed up"
 plant cts_window.rs "} else {

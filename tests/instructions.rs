@@ -3,7 +3,8 @@
 //! compares the same numbers with NCCL's.
 //!
 //! Each limit is 5 % or more above the highest count that was seen when it was set: a count differs by up to 4 % from run to run, above all
-//! on busy processors. A change that needs more raises its limit, and says why.
+//! on busy processors. What more the set-up takes there only adds to a count, so the least of some counts. A change that needs more raises its
+//! limit, and says why.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,47 +24,60 @@ fn run(ferrite: &Path, folder: &Scratch, file: &str, options: &str) -> Result<()
     Ok(())
 }
 
-/// A folder for what is counted, if all is there.
-fn counting() -> Result<(PathBuf, Scratch), Missing> {
-    let is_there = Command::new("valgrind").arg("--version").output().is_ok_and(|output| output.status.success());
-    if is_there {
-        Ok((built("bin/ferrite")?, Scratch::new()))
-    } else {
-        Err(Missing::new("valgrind is missing (package valgrind)"))
+/// Counts that are made at most.
+const COUNTS: usize = 3;
+
+/// What counts, if all is there.
+fn ferrite() -> Result<PathBuf, Missing> {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Err(Missing::new("limits of instructions for this processor"));
     }
+    let is_there = Command::new("valgrind").arg("--version").output().is_ok_and(|output| output.status.success());
+    if is_there { built("bin/ferrite") } else { Err(Missing::new("valgrind is missing (package valgrind)")) }
 }
 
-/// Instructions of each of the `calls` that a run with the options `more` makes beyond the one that wrote `base`.
-fn counted(ferrite: &Path, folder: &Scratch, more: &str, calls: u32) -> Result<u32, Missing> {
-    run(ferrite, folder, "more", more)?;
+/// Instructions of each of the `calls` that a run with the options `more` makes beyond one with `base`.
+fn counted(ferrite: &Path, base: &str, more: &str, calls: u32) -> Result<u32, Missing> {
+    let folder = Scratch::new();
+    run(ferrite, &folder, "base", base)?;
+    run(ferrite, &folder, "more", more)?;
     let mut command = Command::new(ferrite);
     command.args(["instructions", "--library", "/libnccl-net.so", "--messages", &calls.to_string(), "--minus"]);
     let said = program::stdout_of(command.arg(folder.join("base")).arg(folder.join("more")));
     Ok(said.trim().parse().unwrap_or_else(|e| panic!("{said}: {e}")))
 }
 
+/// That such calls take `limit` instructions at most.
 #[track_caller]
-fn assert_within(what: &str, counted: u32, limit: u32) {
-    println!("{what}: {counted} instructions");
-    assert!(counted <= limit, "{what}: {counted} instructions, and there may be {limit}");
+fn assert_within(limit: u32, base: &str, more: &str, calls: u32) {
+    let ferrite = require!(ferrite());
+    let mut counts = Vec::new();
+    while counts.len() < COUNTS && counts.iter().all(|count| *count > limit) {
+        counts.push(require!(counted(&ferrite, base, more, calls)));
+    }
+    println!("{more}: {counts:?} instructions");
+    assert!(counts.iter().any(|count| *count <= limit), "{more}: {counts:?} instructions, and there may be {limit}");
 }
 
 /// A message is its send and its receive.
 #[test]
-fn small_messages_and_calls_that_find_nothing_take_no_more_instructions_than_they_may() {
-    let (ferrite, folder) = require!(counting());
-    require!(run(&ferrite, &folder, "base", "--messages 1000"));
-    let counted = |more: &str, calls| counted(&ferrite, &folder, more, calls);
-    assert_within("a message of 8 B", require!(counted("--messages 3000", 2000)), 670);
-    // So many before each message.
-    assert_within("a test in vain", require!(counted("--messages 1000 --empty-tests 30", 30_000)), 60);
-    assert_within("an isend in vain", require!(counted("--messages 1000 --refused-sends 30", 30_000)), 41);
+fn small_messages_take_no_more_instructions_than_they_may() {
+    assert_within(670, "--messages 1000", "--messages 3000", 2000);
 }
 
 #[test]
 fn large_messages_take_no_more_instructions_than_they_may() {
-    let (ferrite, folder) = require!(counting());
-    require!(run(&ferrite, &folder, "base", "--size 64K --depth 8 --messages 1000"));
-    let counted = require!(counted(&ferrite, &folder, "--size 64K --depth 8 --messages 3000", 2000));
-    assert_within("a message of 64 KiB, 8 in flight", counted, 600);
+    assert_within(600, "--size 64K --depth 8 --messages 1000", "--size 64K --depth 8 --messages 3000", 2000);
+}
+
+/// 30 such calls before each message.
+#[test]
+fn tests_in_vain_take_no_more_instructions_than_they_may() {
+    assert_within(60, "--messages 1000", "--messages 1000 --empty-tests 30", 30_000);
+}
+
+/// The same.
+#[test]
+fn sends_that_are_refused_take_no_more_instructions_than_they_may() {
+    assert_within(41, "--messages 1000", "--messages 1000 --refused-sends 30", 30_000);
 }

@@ -154,7 +154,7 @@ fn handle_of_peer(worker: &mut WorkerCtx) -> Result<Handle> {
 }
 
 /// The peer, a child of rank 1, dies, and the control connection to it is reset: nobody answers when it is dialled again. The
-/// device of rank 0 reports an error although rank 0 has no writes in flight. `play` calls [`wait_for_death`] before it resets
+/// device of rank 0 reports an error although rank 0 has no writes in flight. `play` waits until the peer has died before it resets
 /// the connection: a probe that the peer's device still acknowledges is followed by the next one only after 10 s.
 fn told_by_the_device(recovery: (&str, &str), play: Play, peer: Peer) -> Result<()> {
     let setting = require!(setting());

@@ -63,7 +63,7 @@ fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
     Ok(())
 }
 
-/// One receive takes the short way and two the general one.
+/// A receive of one message takes the short way, and one of two the general way.
 #[test]
 fn a_receive_outside_of_its_memory_is_refused_and_the_connection_goes_on() -> Result<()> {
     const BYTES: usize = 1 << 16;

@@ -216,7 +216,7 @@ fn a_failed_clear_to_send_ends_a_connection_that_does_not_recover() -> Result<()
     let rule = "qp-error opcode=write device=softrnic1 times=1";
     let env = [("SOFTRNIC_FAULTS", rule), ("FERRITE_FAILOVER", "0"), ("NCCL_IB_RETURN_ASYNC_EVENTS", "0")];
     run(Fabric::OneRail, &env, |worker| {
-        let PeerConn { recv, .. } = PeerConn::open(worker, &plugin_transport()?, worker.rank())?;
+        let PeerConn { send: _send, recv } = PeerConn::open(worker, &plugin_transport()?, worker.rank())?;
         if worker.rank() == 1 {
             let into = recv.register(&Arc::new(Buffer::new(64)?))?;
             let mut deadline = worker.deadline("an error");
