@@ -3,8 +3,8 @@
 //! compares the same numbers with NCCL's.
 //!
 //! Each limit is 5 % or more above the highest count that was seen when it was set: a count differs by up to 4 % from run to run, above all
-//! on busy processors. What more the set-up takes there only adds to a count, so the least of some counts. A change that needs more raises its
-//! limit, and says why.
+//! on busy processors. What the set-up of a connection takes more there adds to a count, so up to three are made and the least is compared.
+//! A change that needs more raises its limit, and says why.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
