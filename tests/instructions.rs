@@ -76,7 +76,7 @@ fn tests_in_vain_take_no_more_instructions_than_they_may() {
     assert_within(60, "--messages 1000", "--messages 1000 --empty-tests 30", 30_000);
 }
 
-/// The same.
+/// 30 such calls before each message.
 #[test]
 fn sends_that_are_refused_take_no_more_instructions_than_they_may() {
     assert_within(41, "--messages 1000", "--messages 1000 --refused-sends 30", 30_000);

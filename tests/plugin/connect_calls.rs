@@ -48,7 +48,7 @@ fn queue_pairs_are_made_while_the_control_connection_is_dialled() -> Result<()> 
     })
 }
 
-/// NCCL calls nothing more, for this connection or for others. That there is something shows the test before.
+/// NCCL calls nothing more, for this connection or for others. The test before shows that there is something to give up.
 #[test]
 fn what_was_made_for_a_connection_that_nobody_asks_for_is_given_up() -> Result<()> {
     alone(&require!(setting()).env("FERRITE_HANDSHAKE_TIMEOUT", "2"), |_| {

@@ -210,7 +210,7 @@ fn a_port_that_falls_ends_the_connection_if_one_end_has_failover_switched_off() 
     })
 }
 
-/// The sender, to which nothing has come, finds nothing.
+/// The sender does not notice: no clear-to-send has come, so it has posted nothing that could fail.
 #[test]
 fn a_failed_clear_to_send_ends_a_connection_that_does_not_recover() -> Result<()> {
     let rule = "qp-error opcode=write device=softrnic1 times=1";

@@ -1,4 +1,4 @@
-//! Waits that are no faults.
+//! Waits that are no faults, and lost writes that a wait tells.
 
 use crate::common::log::log;
 use crate::common::plugin_transport;
