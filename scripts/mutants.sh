@@ -1,53 +1,31 @@
 #!/usr/bin/env bash
 # Plants bugs in the protocol, one at a time, and has the simulators find each: a check that the check works. The sources
-# are changed in a copy. Ends with 1 if a bug was not found, or does not fit the sources any more.
+# are changed in copies, and built without the rest of the plugin. Ends with 1 if a bug was not found, or does not fit the sources any
+# more.
 #
 #   scripts/mutants.sh           all
 #   scripts/mutants.sh WORDS     those whose description has these words
-#   scripts/mutants.sh --fits    only tells which do not fit the sources
+#   scripts/mutants.sh --fits    only tells which fit the sources
+#
+# JOBS is how many are planted at once, by default one for each processor.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+. "$ROOT/scripts/protocol_alone.sh"
 [ $# -le 1 ] || die "usage: scripts/mutants.sh [WORDS | --fits]"
 only_fits='' words=${1:-}
-if [ "$words" = --fits ]; then only_fits=1 words=''; else setup_build; fi
+if [ "$words" = --fits ]; then
+    only_fits=1 words=''
+else
+    setup_build
+    install_nextest
+fi
+JOBS=${JOBS:-$(nproc)}
 
-copy=$(mktemp -d)
-trap 'rm -rf "$copy"' EXIT
-# With the time of now, after that of what an earlier run has built, of which the last has a planted bug.
-git ls-files -z | tar --null -T - -cf - | tar -xmf - -C "$copy"
-export CARGO_TARGET_DIR=$CARGO_TARGET_DIR/mutants
-log=$copy/log
-# More schedules than with every change.
-export FERRITE_SIM_SEEDS=2000
-
-simulate() {
-    (cd "$copy" && cargo test -p nccl-net-ferrite --lib --locked --quiet -- proto::sim proto::recovery proto::control proto::frame) >"$log" 2>&1
-}
-
-[ -n "$only_fits" ] || simulate || die "the simulator fails without a bug: $(tail -n 5 "$log")"
-missed=0 planted=0
-
-# plant FILE OLD NEW WHAT: replaces the first OLD, a fixed text, by NEW.
+# The bugs, at the same place of each list.
+files=() olds=() news=() whats=()
+# plant FILE OLD NEW WHAT: the bug is that NEW stands for the first OLD, a fixed text.
 plant() {
-    local file=$copy/src/proto/$1
     [[ $4 == *"$words"* ]] || return 0
-    cp "$file" "$copy/kept"
-    OLD=$2 NEW=$3 perl -0pi -e 's/\Q$ENV{OLD}\E/$ENV{NEW}/' "$file"
-    planted=$((planted + 1))
-    if cmp -s "$file" "$copy/kept"; then
-        echo "DOES NOT FIT  $4 ($1: $2)"
-        missed=$((missed + 1))
-    elif [ -n "$only_fits" ]; then
-        :
-    elif simulate; then
-        echo "MISSED        $4"
-        missed=$((missed + 1))
-    elif grep -q "could not compile" "$log"; then
-        echo "DOES NOT FIT  $4: $(grep -m 1 '^error' "$log")"
-        missed=$((missed + 1))
-    else
-        echo "found         $4: $(grep -m 1 -A 1 panicked "$log" | tail -n 1 | cut -c 1-80)"
-    fi
-    cp "$copy/kept" "$file"
+    files+=("$1") olds+=("$2") news+=("$3") whats+=("$4")
 }
 
 # In the flows.
@@ -142,7 +120,66 @@ plant recovery/replay.rs "self.extra[cts.seq as usize % RING_SLOTS] = (cts.seq, 
 plant stripe.rs "self.numbers.at(self.place_of(qp))" "self.place_of(qp)" "the place of a rail is taken for its number"
 plant sim/recovery/worker.rs "completion.status == Status::Success" "completion.status == Status::RetryExceeded" "completions that come while queue pairs are fenced are passed over"
 
-[ "$planted" -gt 0 ] || die "no planted bug is described with '$words'"
-if [ -n "$only_fits" ]; then what="fit the sources"; else what="found"; fi
-echo "$((planted - missed)) of $planted planted bugs $what"
-[ "$missed" = 0 ]
+[ "${#files[@]}" -gt 0 ] || die "no planted bug is described with '$words'"
+
+# As few processes as there are copies. More schedules than with every change.
+export CARGO_BUILD_JOBS=1 NEXTEST_TEST_THREADS=1 CARGO_INCREMENTAL=1 FERRITE_SIM_SEEDS=2000
+# Each copy has a folder of its own for what it builds.
+unset CARGO_TARGET_DIR CARGO_PROFILE_DEV_DEBUG
+# A bug that takes memory without end is found.
+ulimit -v $((8 << 20))
+
+# simulate COPY: 0: all tests pass, 100: one fails, 101: it does not compile (nextest's exit codes).
+simulate() {
+    (cd "$1" && cargo nextest run --profile planted --cargo-quiet proto::sim proto::recovery proto::control proto::frame) >"$1/log" 2>&1
+}
+
+# verdict COPY NUMBER: plants a bug in a copy and prints what becomes of it.
+verdict() {
+    local copy=$1 file=$1/src/proto/${files[$2]} what=${whats[$2]} code=0
+    cp "$file" "$copy/kept"
+    OLD=${olds[$2]} NEW=${news[$2]} perl -0pi -e 's/\Q$ENV{OLD}\E/$ENV{NEW}/' "$file"
+    if cmp -s "$file" "$copy/kept"; then
+        echo "DOES NOT FIT  $what (${files[$2]}: ${olds[$2]})"
+    elif [ -n "$only_fits" ]; then
+        echo "fits          $what"
+    else
+        simulate "$copy" || code=$?
+        case $code in
+        0) echo "MISSED        $what" ;;
+        100) echo "found         $what: $({ grep -m 1 -A 1 panicked "$copy/log" || echo "a test is ended"; } | tail -n 1 | cut -c 1-80)" ;;
+        101) echo "DOES NOT FIT  $what: $(grep -m 1 '^error' "$copy/log")" ;;
+        *) echo "NOT TRIED     $what: cargo nextest has ended with $code" ;;
+        esac
+    fi
+    cp "$copy/kept" "$file"
+}
+
+# lane NUMBER: every JOBS-th bug from this one on, in a copy of its own.
+lane() {
+    local copy=$copies/$1 bug
+    protocol_alone "$copy"
+    [ -n "$only_fits" ] || simulate "$copy" || die "the simulators fail without a bug: $(tail -n 5 "$copy/log")"
+    for ((bug = $1; bug < ${#files[@]}; bug += JOBS)); do verdict "$copy" "$bug" | tee -a "$copies/verdicts"; done
+}
+
+copies=$(mktemp -d)
+lanes=()
+end() {
+    for started in "${lanes[@]}"; do kill -- "-$started" 2>/dev/null || true; done
+    rm -rf "$copies"
+}
+trap end EXIT
+# Each lane is a process group, which is ended as a whole.
+set -m
+for ((number = 0; number < JOBS && number < ${#files[@]}; number++)); do
+    lane "$number" &
+    lanes+=($!)
+done
+for started in "${lanes[@]}"; do wait "$started"; done
+
+good=found said="are found"
+[ -z "$only_fits" ] || good=fits said="fit the sources"
+count=$(grep -c "^$good " "$copies/verdicts" || true)
+echo "$count of ${#files[@]} planted bugs $said"
+[ "$count" = "${#files[@]}" ]

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # What takes too long for every change: a million schedules of the protocol, many more inputs for every decoder of a peer's
 # bytes, bugs planted to be found, all of NCCL's contract with its long checks, and processes killed a thousand times.
-# The first failure ends it.
 #
-#   scripts/nightly.sh           five hours on two cores
+#   scripts/nightly.sh           all steps: HOURS hours on two cores
+#   scripts/nightly.sh WORDS     those whose title has these words
+#   scripts/nightly.sh --list    only their titles
+#
+# A step that fails does not end it. The last lines tell how long each step took and which have failed; the exit status is 1 then.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+[ $# -le 1 ] || die "usage: scripts/nightly.sh [WORDS | --list]"
+words=${1:-}
 
-setup_tests
-
-step() { printf '\n== %s\n' "$*"; }
+# -- what steps have in common --
 
 # tests PROFILE ARGUMENT...: those of a profile of .config/nextest.toml, and their sum. Where the project itself is tested, none may be skipped.
 tests() {
@@ -16,147 +19,186 @@ tests() {
     scripts/summary.py "target/nextest/$1/junit.xml"
 }
 
-step build
-scripts/build.sh
+# library ARGUMENT...: tests of the plugin's library, compiled with optimisation.
+library() { cargo test --release -p nccl-net-ferrite --lib --locked --quiet "$@"; }
 
-step "lints of what scripts/test.sh does not compile"
+# or_skipped COMMAND...: 77 says that something is missing here, which the command has named.
+or_skipped() { "$@" || [ $? = 77 ]; }
+
+ferrite() { dist/bin/ferrite "$@"; }
+
+# -- steps --
+
 # As in scripts/test.sh, newer compilers have newer lints.
 errors=()
 case "$(rustc --version)" in "rustc 1.95."*) errors=(-D warnings) ;; esac
-cargo clippy -p softrnic --lib --features tools --locked --quiet -- "${errors[@]}"
-cargo clippy -p models --all-targets --locked --quiet -- "${errors[@]}"
-# scripts/test.sh does not look at what a script takes from another one.
-git ls-files -z '*.sh' | xargs -0 shellcheck --severity=warning --external-sources --source-path=SCRIPTDIR
 
-step documentation
-RUSTDOCFLAGS=${errors[*]} cargo doc --workspace --no-deps --document-private-items --locked --quiet
+other_lints() {
+    cargo clippy -p softrnic --lib --features tools --locked --quiet -- "${errors[@]}"
+    cargo clippy -p models --all-targets --locked --quiet -- "${errors[@]}"
+    # scripts/test.sh does not look at what a script takes from another one.
+    git ls-files -z '*.sh' | xargs -0 shellcheck --severity=warning --external-sources --source-path=SCRIPTDIR
+}
 
-step "the pages as a site"
-mdbook=$(install_mdbook)
-scripts/site.py --mdbook "$mdbook"
+documentation() { RUSTDOCFLAGS=${errors[*]} cargo doc --workspace --no-deps --document-private-items --locked --quiet; }
 
-step "licences and sources of dependencies"
-deny=$(install_deny)
-"$deny" check licenses bans sources
-# The list of known weaknesses is fetched.
-if "$deny" fetch db; then "$deny" check advisories; else echo "skipped: the database of advisories cannot be fetched"; fi
+site() {
+    local mdbook
+    mdbook=$(install_mdbook)
+    scripts/site.py --mdbook "$mdbook"
+}
 
-step "a million schedules without a fault, with survivable and with fatal ones; a million of the control plane"
-FERRITE_SIM_SEEDS=1000000 cargo test --release -p nccl-net-ferrite --lib --locked --quiet sim::
+dependencies() {
+    local deny
+    deny=$(install_deny)
+    "$deny" check licenses bans sources
+    # The list of known weaknesses is fetched.
+    if "$deny" fetch db; then "$deny" check advisories; else echo "skipped: the database of advisories cannot be fetched"; fi
+}
 
-step "schedules of all simulators, each with 100,000 seeds that were not run before"
-scripts/schedules.py 100000 --first $((RANDOM * 100000))
+many_schedules() { FERRITE_SIM_SEEDS=1000000 library sim::; }
 
-step "every order of events of a small connection, with two faults and a break of the control connection"
-FERRITE_EXPLORE=all cargo test --release -p nccl-net-ferrite --lib --locked --quiet -- --nocapture every_order_of_events
+new_schedules() { scripts/schedules.py 100000 --first $((RANDOM * 100000)); }
 
-step "every order of steps of what threads and processes share without a lock"
-FERRITE_EXPLORE=all cargo test --release -p models --locked --quiet
+orders_of_events() { FERRITE_EXPLORE=all library -- --nocapture every_order_of_events; }
 
-step "decoders"
-PROPTEST_CASES=200000 cargo test --release -p nccl-net-ferrite --lib --locked --quiet proto::
+orders_of_steps() { FERRITE_EXPLORE=all cargo test --release -p models --locked --quiet; }
 
-step "all values, and sequence numbers that wrap"
-FERRITE_EXHAUSTIVE=1 cargo test --release -p nccl-net-ferrite --lib --locked --quiet -- exhaustive every_weight inputs_that_are_kept
+decoders() { PROPTEST_CASES=200000 library proto::; }
 
-step "fuzzing"
-scripts/fuzz.py 100
+all_values() { FERRITE_EXHAUSTIVE=1 library -- exhaustive every_weight inputs_that_are_kept; }
 
-step "planted bugs"
-scripts/mutants.sh
-
-step "changes of what is computed on the data path"
-if cargo mutants --version >/dev/null 2>&1; then
+changes() {
+    cargo mutants --version >/dev/null 2>&1 || { echo "skipped: cargo-mutants" && return; }
     for part in stripe imm rail_weights cts cts_window arrival requests; do
         scripts/mutation.sh --file "src/proto/$part.rs" || echo "to be judged in docs/proof.md"
     done
     # Of set-up and data path a sample: what half an hour has room for.
     scripts/mutation_plugin.py --seconds 1800 || echo "there is no figure: see above"
     scripts/mutation_summary.py target/mutation-plugin/mutants.out docs/proof.md || echo "to be judged in docs/proof.md"
-else
-    echo "skipped: cargo-mutants"
+}
+
+contract() {
+    for link in roce ib; do
+        for rails in 1 2; do
+            ferrite check --plugin dist/lib/libnccl-net.so --link "$link" --rails "$rails" --long
+        done
+        for version in 9 10 11 12; do
+            ferrite check --plugin dist/lib/libnccl-net.so --abi "$version" --link "$link"
+        done
+    done
+}
+
+drivers() {
+    for driver in bnxt_re erdma hns ionic irdma mana mlx5 mlx5-cx4 mlx5-cx5 mlx5-cx6 mlx5-cx6dx mlx5-cx8; do
+        SOFTRNIC_DRIVER=$driver ferrite check --plugin dist/lib/libnccl-net.so
+        SOFTRNIC_DRIVER=$driver ferrite verify --plugin dist/lib/libnccl-net.so
+    done
+    # 800 Gb/s.
+    SOFTRNIC_DRIVER=mlx5-cx8 ferrite check --plugin dist/lib/libnccl-net.so --link ib
+    SOFTRNIC_DRIVER=mlx5-cx8 SOFTRNIC_LINK=ib ferrite verify --plugin dist/lib/libnccl-net.so
+}
+
+long_tests() {
+    for release in 2.20.5 2.21.5 2.25.1 2.27.5 2.28.9 2.30.7 2.32.3; do
+        ferrite wheel "$release"
+    done
+    tests default --ignore-default-filter -E 'not (default() + binary(rxe))'
+}
+
+staged() { SOFTRNIC_STAGED=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'package(softrnic) + package(softrnic-cli)'; }
+
+soft_roce() { FERRITE_DEEP=1 tests nightly -E 'binary(rxe)'; }
+
+falling_ports() { FERRITE_DEEP=1 tests nightly -E 'binary(recovery) & (test(many_flaps) | test(half_a_minute))'; }
+
+random_faults() { ferrite outlast --plugin dist/lib/libnccl-net.so --scenario random --reps 65 --finish; }
+
+packages() {
+    scripts/package.sh
+    for built in packages/built dist; do
+        (cd scripts && FERRITE_DIST=$ROOT/$built python3 -m tests --jobs 1 --junit ../target/python/packages.xml tests.test_package)
+        scripts/summary.py target/python/packages.xml
+    done
+    or_skipped scripts/foreign_readers.sh packages
+    or_skipped scripts/other_systems.sh packages/built
+}
+
+two_hosts() {
+    ! may_install || { command -v srun && command -v slurmd && command -v munged; } >/dev/null || install_packages slurmctld slurmd slurm-client munge
+    local launchers=() launcher said
+    for launcher in mpirun srun; do
+        if command -v "$launcher" >/dev/null; then launchers+=("$launcher"); else echo "skipped: $launcher"; fi
+    done
+    (cd scripts && FERRITE_LAUNCHERS="${launchers[*]}" python3 -m tests --jobs 1 tests.test_two_nodes)
+    for launcher in "${launchers[@]}"; do
+        # How fast two processes of a busy machine are is not the question.
+        said=$(scripts/two_nodes.sh "$launcher" dist/bin/softrnic run -- dist/bin/ferrite doctor --job 2>&1) || true
+        grep 'ok *peer-reach' <<<"$said" || die "$launcher: $said"
+    done
+}
+
+# -- all of them --
+
+ended=() failed=()
+# step TITLE COMMAND...
+step() {
+    [[ $words == --list || $1 == *"$words"* ]] || return 0
+    if [ "$words" = --list ]; then
+        echo "$1"
+        return
+    fi
+    printf '\n== %s\n' "$1"
+    local began=$SECONDS code
+    # In a condition, `set -e` would not be heeded.
+    set +e
+    (
+        set -e
+        "${@:2}"
+    )
+    code=$?
+    set -e
+    ended+=("$(printf '%6d s  %s' $((SECONDS - began)) "$1")")
+    [ "$code" = 0 ] || failed+=("$1")
+}
+
+if [ "$words" != --list ]; then
+    setup_tests
+    scripts/build.sh
 fi
+step "lints of what scripts/test.sh does not compile" other_lints
+step "documentation" documentation
+step "the pages as a site" site
+step "licences and sources of dependencies" dependencies
+step "a million schedules without a fault, with survivable and with fatal ones; a million of the control plane" many_schedules
+step "schedules of all simulators, each with 100,000 seeds that were not run before" new_schedules
+step "every order of events of a small connection, with two faults and a break of the control connection" orders_of_events
+step "every order of steps of what threads and processes share without a lock" orders_of_steps
+step "decoders" decoders
+step "all values, and sequence numbers that wrap" all_values
+step "fuzzing" scripts/fuzz.py 100
+step "planted bugs" scripts/mutants.sh
+step "changes of what is computed on the data path" changes
+step "NCCL's contract" contract
+step "the contract, and every byte, on devices as each driver with reliable connections has them" drivers
+step "tests that take too long for every change" long_tests
+step "the software device with staged copies" staged
+step "soft-RoCE, Ferrite and NCCL's own transport" soft_roce
+step "ports that fall a thousand times" falling_ports
+step "a thousand falls of the only port: nothing grows" scripts/flaps.py 1000
+step "an hour of random faults" random_faults
+step "an hour of falls, stops, kills and connections made anew: nothing grows" scripts/endurance.py 60
+step "AddressSanitizer, ThreadSanitizer, valgrind and Miri" scripts/sanitizers.sh
+step "processes killed" tools/softrnic/scripts/soak.sh 1000
+step "two builds in different folders have the same bits" scripts/package_twice.sh
+step "packages are installed and used, also on other releases of the system; other programs read them" packages
+step "the last release" or_skipped scripts/compatible.sh
+step "aarch64, emulated" or_skipped scripts/aarch64.sh
+step "two hosts under Open MPI and Slurm: the comparison, with a library in place of NCCL, and doctor --job" two_hosts
 
-step "NCCL's contract"
-for link in roce ib; do
-    for rails in 1 2; do
-        dist/bin/ferrite check --plugin dist/lib/libnccl-net.so --link "$link" --rails "$rails" --long
-    done
-    for version in 9 10 11 12; do
-        dist/bin/ferrite check --plugin dist/lib/libnccl-net.so --abi "$version" --link "$link"
-    done
-done
-
-step "NCCL's contract, and every byte, on devices as each driver with reliable connections has them"
-for driver in bnxt_re erdma hns ionic irdma mana mlx5 mlx5-cx4 mlx5-cx5 mlx5-cx6 mlx5-cx6dx mlx5-cx8; do
-    SOFTRNIC_DRIVER=$driver dist/bin/ferrite check --plugin dist/lib/libnccl-net.so
-    SOFTRNIC_DRIVER=$driver dist/bin/ferrite verify --plugin dist/lib/libnccl-net.so
-done
-# 800 Gb/s.
-SOFTRNIC_DRIVER=mlx5-cx8 dist/bin/ferrite check --plugin dist/lib/libnccl-net.so --link ib
-SOFTRNIC_DRIVER=mlx5-cx8 SOFTRNIC_LINK=ib dist/bin/ferrite verify --plugin dist/lib/libnccl-net.so
-
-step "tests that take too long for every change"
-for release in 2.20.5 2.21.5 2.25.1 2.27.5 2.28.9 2.30.7 2.32.3; do
-    dist/bin/ferrite wheel "$release"
-done
-tests default --ignore-default-filter -E 'not (default() + binary(rxe))'
-
-step "the software device with staged copies"
-SOFTRNIC_STAGED=1 FERRITE_DIST=$ROOT/dist cargo nextest run --workspace --locked --profile nightly -E 'package(softrnic) + package(softrnic-cli)'
-
-step "soft-RoCE, Ferrite and NCCL's own transport"
-FERRITE_DEEP=1 tests nightly -E 'binary(rxe)'
-
-step "ports that fall a thousand times"
-FERRITE_DEEP=1 tests nightly -E 'binary(recovery) & (test(many_flaps) | test(half_a_minute))'
-
-step "a thousand falls of the only port: nothing grows"
-scripts/flaps.py 1000
-
-step "an hour of random faults"
-dist/bin/ferrite outlast --plugin dist/lib/libnccl-net.so --scenario random --reps 65 --finish
-
-step "an hour of falls, stops, kills and connections made anew: nothing grows"
-scripts/endurance.py 60
-
-step "AddressSanitizer, ThreadSanitizer, valgrind and Miri"
-scripts/sanitizers.sh
-
-step "processes killed"
-tools/softrnic/scripts/soak.sh 1000
-
-step "packages: two builds in different folders have the same bits"
-scripts/package_twice.sh
-
-step "packages: those for old systems are installed and used; other programs read them"
-scripts/package.sh
-for built in packages/built dist; do
-    (cd scripts && FERRITE_DIST=$ROOT/$built python3 -m tests --jobs 1 --junit ../target/python/packages.xml tests.test_package)
-    scripts/summary.py target/python/packages.xml
-done
-scripts/foreign_readers.sh packages || [ $? = 77 ]
-
-step "the last release"
-scripts/compatible.sh || [ $? = 77 ]
-
-step "other releases of the system"
-scripts/other_systems.sh packages/built || [ $? = 77 ]
-
-step "aarch64, emulated"
-scripts/aarch64.sh || [ $? = 77 ]
-
-step "two hosts under Open MPI and Slurm: the comparison, with a library in place of NCCL, and doctor --job"
-! may_install || { command -v srun && command -v slurmd && command -v munged; } >/dev/null || install_packages slurmctld slurmd slurm-client munge
-launchers=()
-for launcher in mpirun srun; do
-    if command -v "$launcher" >/dev/null; then launchers+=("$launcher"); else echo "skipped: $launcher"; fi
-done
-(cd scripts && FERRITE_LAUNCHERS="${launchers[*]}" python3 -m tests --jobs 1 tests.test_two_nodes)
-for launcher in "${launchers[@]}"; do
-    # How fast two processes of a busy machine are is not the question.
-    said=$(scripts/two_nodes.sh "$launcher" dist/bin/softrnic run -- dist/bin/ferrite doctor --job 2>&1) || true
-    grep 'ok *peer-reach' <<<"$said" || die "$launcher: $said"
-done
-
+[ "$words" != --list ] || exit 0
+[ "${#ended[@]}" -gt 0 ] || die "no step has '$words' in its title; --list tells the titles"
+printf '\n'
+printf '%s\n' "${ended[@]}"
+[ "${#failed[@]}" = 0 ] || die "failed: $(printf '%s; ' "${failed[@]}")"
 echo "all well"

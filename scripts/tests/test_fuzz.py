@@ -1,6 +1,7 @@
 """scripts/fuzz.py: how inputs are kept, and what it is told."""
 
 import argparse
+import subprocess
 import unittest
 
 import fuzz
@@ -20,6 +21,13 @@ class Inputs(unittest.TestCase):
             listed += code[start : code.index("];", start)]
         self.assertEqual([name for name in fuzz.TARGETS if f'("{name}", ' not in listed], [])
         self.assertEqual(listed.count('("'), len(fuzz.TARGETS))
+
+    def test_the_lock_file_of_the_fuzzer_is_that_of_its_packages(self) -> None:
+        command = ["cargo", "metadata", "--locked", "--offline", "--format-version", "1", "--manifest-path", "tests/fuzz/Cargo.toml"]
+        done = subprocess.run(command, cwd=fuzz.ROOT, capture_output=True, text=True, check=False)
+        # Before it asks for what has never been fetched, cargo compares the lock file with the packages.
+        if done.returncode:
+            self.assertIn("failed to download", done.stderr)
 
     def test_another_target_is_named_with_those_that_there_are(self) -> None:
         with self.assertRaisesRegex(argparse.ArgumentTypeError, "everything: frames, bodies, sender"):
