@@ -10,6 +10,7 @@ pub(crate) mod handshake;
 pub(crate) mod log;
 pub(crate) mod process;
 pub(crate) mod setting;
+pub(crate) mod stat;
 
 use ferrite::nccl::library::Source;
 use ferrite::transport::Transport;

@@ -5,7 +5,7 @@ use crate::common::log::assert_logged;
 use crate::common::plugin_transport;
 use crate::common::process::alone;
 use crate::common::setting::setting;
-use crate::transport::own_queues;
+use crate::common::stat::own_queues;
 use ferrite::error::Result;
 use ferrite::transport::Handle;
 use nccl_net::testing::proto::frame::{Frame, Kind};

@@ -4,6 +4,7 @@ use crate::common::connect::{address, connect, connect_pair, works};
 use crate::common::plugin_transport;
 use crate::common::process::alone;
 use crate::common::setting::setting;
+use crate::common::stat::queues;
 use ferrite::error::Result;
 use ferrite::pair::Setting;
 use ferrite::pair::WorkerCtx;
@@ -16,10 +17,8 @@ use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::Handle as Address;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
-use testkit::dist::dist;
 use testkit::{Missing, require, wait_until};
 
 /// Longer than the time limit that [`with_short_limit`] sets, which has to suffice for what works on a busy machine.
@@ -145,10 +144,7 @@ fn a_ring_of_four_with_a_late_rank_connects() -> Result<()> {
 
 /// The queue pairs of all processes on the software device.
 fn queue_pairs() -> usize {
-    let output = Command::new(dist().join("bin/softrnic")).args(["stat", "--json"]).output().expect("softrnic runs");
-    let stat: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let devices = stat["devices"].as_array().expect("a list of devices");
-    devices.iter().filter_map(|device| device["queue_pairs"].as_array()).map(Vec::len).sum()
+    queues("queue_pairs").len()
 }
 
 /// The same after a pause, for loops: each look takes a process.

@@ -5,6 +5,7 @@ use crate::common::connect::connect;
 use crate::common::log::{log, said};
 use crate::common::process::{alone, pair};
 use crate::common::setting::{set, setting, talkative};
+use crate::common::stat::own_queues;
 use crate::common::{faithful, pattern, plugin_transport};
 use ferrite::error::Result;
 use ferrite::pair::WorkerCtx;
@@ -14,10 +15,8 @@ use ferrite::transport::deadline::finished;
 use ferrite::transport::deadline::posted;
 use serde_json::Value;
 use std::collections::VecDeque;
-use std::process::Command;
 use std::sync::Arc;
-use testkit::dist::dist;
-use testkit::{program, require};
+use testkit::require;
 
 fn all_sizes(env: &[(&str, &str)]) -> Result<()> {
     let mut setting = require!(setting());
@@ -56,15 +55,6 @@ fn messages_are_split_over_three_queue_pairs() -> Result<()> {
 #[test]
 fn messages_are_split_over_four_lanes() -> Result<()> {
     all_sizes(&[("FERRITE_LANES", "4")])
-}
-
-/// What the device tells of this process's `queue_pairs` or `completion_queues`.
-pub(crate) fn own_queues(kind: &str) -> Vec<Value> {
-    let stat = program::stdout_of(Command::new(dist().join("bin/softrnic")).args(["stat", "--json"]));
-    let stat: Value = serde_json::from_str(&stat).expect("JSON");
-    let devices = stat["devices"].as_array().expect("a list of devices");
-    let queues = devices.iter().filter_map(|device| device[kind].as_array()).flatten();
-    queues.filter(|queue| queue["pid"] == std::process::id()).cloned().collect()
 }
 
 /// The queue pairs of this process that have sent data which the device has read from memory: messages, and not clear-to-sends.

@@ -4,6 +4,7 @@
 use crate::common::connect::connect;
 use crate::common::process::alone;
 use crate::common::setting::setting;
+use crate::common::stat::own_queues;
 use crate::common::{pattern, plugin_transport};
 use crate::statistics::{in_folder, own_words, records};
 use ferrite::error::Result;
@@ -16,10 +17,8 @@ use nccl_net::testing::stats::layout::record;
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
-use testkit::dist::dist;
-use testkit::{Missing, Scratch, program, require};
+use testkit::{Missing, Scratch, require};
 
 /// Calls of a schedule.
 const CALLS: usize = 3000;
@@ -207,13 +206,8 @@ fn run(worker: &WorkerCtx, transport: &Transport, folder: &Path, seed: u64, is_g
 
 /// What the device has counted for the queues of this process.
 fn device() -> Vec<Value> {
-    let stat = program::stdout_of(Command::new(dist().join("bin/softrnic")).args(["stat", "--json"]));
-    let stat: Value = serde_json::from_str(&stat).expect("JSON");
-    let devices = stat["devices"].as_array().expect("a list of devices");
-    let of = |kind: &'static str| devices.iter().filter_map(move |device| device[kind].as_array()).flatten();
-    let is_own = |queue: &&Value| queue["pid"] == std::process::id();
-    let pairs = of("queue_pairs").filter(is_own).map(|pair| pair["work"].clone());
-    pairs.chain(of("completion_queues").filter(is_own).cloned()).collect()
+    let pairs = own_queues("queue_pairs").into_iter().map(|pair| pair["work"].clone());
+    pairs.chain(own_queues("completion_queues")).collect()
 }
 
 /// Without it every call takes the general way.

@@ -2,7 +2,8 @@
 
 use crate::common::log::said;
 use crate::common::plugin_transport;
-use crate::fabric::{Fabric, applied, inject_only, recoveries, run, set_port, softrnic};
+use crate::common::stat::devices;
+use crate::fabric::{Fabric, applied, inject_only, recoveries, run, set_port};
 use crate::spare;
 use crate::stream::{SHORT, Stream};
 use ferrite::error::Result;
@@ -12,7 +13,6 @@ use ferrite::transport::Transport;
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::comm::Region;
 use ferrite::transport::deadline::{finished, posted};
-use serde_json::Value;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -247,8 +247,8 @@ fn a_flush_that_begins_while_the_port_is_down_is_done_over_a_borrowed_one() -> R
 
 /// A device's queue pair that is connected to itself, as that of a flush is: its number, and the work requests that have been posted to it.
 fn flush_queue_pair(device: usize) -> Option<[u64; 2]> {
-    let all: Value = serde_json::from_str(&softrnic(&["stat", "--json"])).expect("JSON");
-    let queue_pairs = all["devices"][device]["queue_pairs"].as_array().expect("queue pairs");
+    let devices = devices();
+    let queue_pairs = devices[device]["queue_pairs"].as_array().expect("queue pairs");
     let port = format!("softrnic{device}/1");
     let own = queue_pairs.iter().find(|qp| qp["peer"]["port"] == port && qp["peer"]["number"] == qp["number"])?;
     Some([&own["number"], &own["work"]["requests"]].map(|value| value.as_u64().expect("a number")))

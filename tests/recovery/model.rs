@@ -2,7 +2,8 @@
 //! both. What shares are exactly depends on how the machine runs the processes, so only their order is compared; and rates with a tolerance,
 //! where paths are so slow that the machine keeps up with them.
 
-use crate::fabric::{Fabric, exchange_until, inject_only, run, softrnic};
+use crate::common::stat::devices;
+use crate::fabric::{Fabric, exchange_until, inject_only, run};
 use crate::stream::{Shape, Stream};
 use ferrite::ecmp::device_paths::{path_of, rate, shares};
 use ferrite::error::Result;
@@ -31,10 +32,6 @@ struct QueuePair {
     bytes: u64,
 }
 
-fn stat() -> Value {
-    serde_json::from_str(&softrnic(&["stat", "--json"])).expect("JSON")
-}
-
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
@@ -45,8 +42,8 @@ fn items(value: &Value) -> impl Iterator<Item = &Value> {
 
 /// Those of rank 0's port that are connected.
 fn queue_pairs() -> Vec<QueuePair> {
-    let all = stat();
-    let connected = items(&all["devices"][0]["queue_pairs"]).filter(|qp| !qp["peer"].is_null());
+    let devices = devices();
+    let connected = items(&devices[0]["queue_pairs"]).filter(|qp| !qp["peer"].is_null());
     let of = |qp: &Value| QueuePair {
         number: number(&qp["number"]) as u32,
         peer: number(&qp["peer"]["number"]) as u32,
@@ -58,9 +55,9 @@ fn queue_pairs() -> Vec<QueuePair> {
 
 /// The addresses of both ports.
 fn addresses() -> [Ipv6Addr; 2] {
-    let all = stat();
+    let devices = devices();
     [0, 1].map(|device| {
-        let gids = &all["devices"][device]["ports"][0]["gids"];
+        let gids = &devices[device]["ports"][0]["gids"];
         let gid = items(gids).find(|gid| number(&gid["index"]) == GID.0).expect("the entry");
         gid["gid"].as_str().expect("text").parse().expect("an address")
     })

@@ -1,6 +1,7 @@
 //! Faults while a lane is given another path: with the first message on a queue pair that is new for that.
 
 use crate::common::log::{log, said};
+use crate::common::stat::devices;
 use crate::control::{AT_ONCE, open_through_relays};
 use crate::fabric::{Fabric, applied, end, exchange_until, inject_only, run, softrnic};
 use crate::paths::{MOVED, NEW_PATHS, SHAPE, open, open_by};
@@ -8,7 +9,6 @@ use crate::stream::Stream;
 use ferrite::error::{Error, Result};
 use ferrite::nccl::abi;
 use ferrite::pair::WorkerCtx;
-use serde_json::Value;
 use testkit::crash::in_child_that_dies;
 
 /// A processor that others have is no fault: nothing but a move makes queue pairs.
@@ -17,8 +17,8 @@ const ENV: [(&str, &str); 4] =
 
 /// How many queue pairs rank 0's port has connected to rank 1's so far, as those that are there now show it.
 fn connections_so_far() -> u64 {
-    let all: Value = serde_json::from_str(&softrnic(&["stat", "--json"])).expect("JSON");
-    let queue_pairs = all["devices"][0]["queue_pairs"].as_array().expect("queue pairs");
+    let devices = devices();
+    let queue_pairs = devices[0]["queue_pairs"].as_array().expect("queue pairs");
     queue_pairs.iter().filter_map(|qp| qp["flow"].as_u64()).max().map_or(0, |latest| latest + 1)
 }
 

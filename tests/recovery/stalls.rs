@@ -2,12 +2,12 @@
 
 use crate::common::log::log;
 use crate::common::plugin_transport;
-use crate::fabric::{Fabric, inject_only, recoveries, run, softrnic};
+use crate::common::stat::own_queues;
+use crate::fabric::{Fabric, inject_only, recoveries, run};
 use ferrite::error::Result;
 use ferrite::pair::{PeerConn, WorkerCtx};
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::deadline::{finished, posted};
-use serde_json::Value;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,11 +15,8 @@ use testkit::wait_until;
 
 /// Work requests that have been posted to each of this process's send queues, in ascending order.
 fn requests() -> Vec<u64> {
-    let stat: Value = serde_json::from_str(&softrnic(&["stat", "--json"])).expect("JSON");
-    let devices = stat["devices"].as_array().expect("a list of devices");
-    let queue_pairs = devices.iter().filter_map(|device| device["queue_pairs"].as_array()).flatten();
-    let own = queue_pairs.filter(|pair| pair["pid"] == std::process::id());
-    let mut requests: Vec<_> = own.map(|pair| pair["work"]["requests"].as_u64().expect("a number")).collect();
+    let pairs = own_queues("queue_pairs");
+    let mut requests: Vec<_> = pairs.iter().map(|pair| pair["work"]["requests"].as_u64().expect("a number")).collect();
     requests.sort_unstable();
     requests
 }
