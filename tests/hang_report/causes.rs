@@ -113,6 +113,39 @@ fn a_path_that_loses_messages_is_named_by_both_ends() {
     job.line(1, &["waits since", "for data of rank 0", &job.place(0, true), words]);
 }
 
+/// NCCL tests all the time, and both ends say so: for longer than it takes until an end counts as one that is not tested, they say that the
+/// path loses messages.
+fn a_wait_is_one_of_a_path(env: &[(&str, &str)], has_two_threads: bool) {
+    require!(built());
+    enter();
+    let lost = ("SOFTRNIC_FAULTS", "drop attempts=all opcode=write-imm device=softrnic0 message=20..");
+    let env: Vec<_> = [("FERRITE_FAILOVER", "0"), lost].iter().chain(env).copied().collect();
+    let job = Job::start(Shape::Chain, 2, &env, |rank| rank.has_two_threads = has_two_threads);
+    for rank in 0..2 {
+        job.found(rank, |found| {
+            let Finding::Answer(report) = found else { return false };
+            let since_s = report["waits"][0]["since_s"].as_f64();
+            since_s > Some(5.0) && found.text().contains("have not arrived: the path loses them")
+        });
+    }
+}
+
+#[test]
+fn a_long_wait_for_a_path_is_none_for_nccl() {
+    a_wait_is_one_of_a_path(&[], false);
+}
+
+#[test]
+fn a_long_wait_for_a_path_over_lanes_is_none_for_nccl() {
+    a_wait_is_one_of_a_path(&[("FERRITE_LANES", "2")], false);
+}
+
+/// No call takes the short way.
+#[test]
+fn a_long_wait_for_a_path_of_a_connection_that_two_threads_have_called_is_none_for_nccl() {
+    a_wait_is_one_of_a_path(&[], true);
+}
+
 #[test]
 fn a_path_that_loses_clear_to_sends_is_named_by_both_ends() {
     require!(built());

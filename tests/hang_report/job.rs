@@ -73,6 +73,7 @@ impl Job {
                 idle_us: 200.max(u64::from(count) * 100),
                 abi: 8,
                 begun: None,
+                has_two_threads: false,
             };
             change(&mut rank);
             let rank = serde_json::to_string(&rank).expect("JSON");

@@ -44,6 +44,8 @@ pub(crate) struct Rank {
     pub(crate) abi: u32,
     /// NCCL tells a profiler that so many operations are begun, of which the last one goes on.
     pub(crate) begun: Option<u64>,
+    /// A thread of its own passes the first message on.
+    pub(crate) has_two_threads: bool,
 }
 
 /// What NCCL carries from `listen` to `connect`.
@@ -84,6 +86,9 @@ pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
             .map(|recv| Ok::<_, ferrite::error::Error>((recv, recv.register(&memory()?)?)))
             .transpose()?,
     };
+    if rank.has_two_threads {
+        std::thread::scope(|scope| scope.spawn(|| pass_one_on(rank, &ends)).join().expect("no panic"))?;
+    }
     pass_on(rank, &ends, parent)
 }
 
@@ -122,6 +127,28 @@ fn connect(
         }
         std::thread::sleep(Duration::from_micros(200));
     }
+}
+
+/// Receives one message and sends one, as far as the rank does that.
+fn pass_one_on(rank: Rank, ends: &Ends<'_>) -> Result<()> {
+    if let Some((recv, region)) = &ends.recv {
+        complete(|| recv.receive(region, 0, BYTES, rank.from.unwrap_or(0) as i32))?;
+    }
+    if let Some((send, region)) = &ends.send {
+        complete(|| send.send(region, 0, BYTES, rank.number as i32))?;
+    }
+    Ok(())
+}
+
+/// Makes `call` until there is a request, and waits until that is done.
+fn complete<'c>(call: impl Fn() -> Result<Option<Request<'c>>>) -> Result<()> {
+    let mut request = loop {
+        if let Some(request) = call()? {
+            break request;
+        }
+    };
+    while !request.test(&mut [0])? {}
+    Ok(())
 }
 
 fn pass_on(mut rank: Rank, ends: &Ends<'_>, mut parent: Peer) -> Result<()> {
