@@ -119,8 +119,14 @@ fn a_wait_is_one_of_a_path(env: &[(&str, &str)], has_two_threads: bool) {
     require!(built());
     enter();
     let lost = ("SOFTRNIC_FAULTS", "drop attempts=all opcode=write-imm device=softrnic0 message=20..");
-    let env: Vec<_> = [("FERRITE_FAILOVER", "0"), lost].iter().chain(env).copied().collect();
-    let job = Job::start(Shape::Chain, 2, &env, |rank| rank.has_two_threads = has_two_threads);
+    // No message is timed: the calls for one that is take another way.
+    let always = [("FERRITE_FAILOVER", "0"), ("FERRITE_SAMPLE", "0"), lost];
+    let env: Vec<_> = always.iter().chain(env).copied().collect();
+    let job = Job::start(Shape::Chain, 2, &env, |rank| {
+        rank.has_two_threads = has_two_threads;
+        // An end that is looked at while NCCL's thread is inside shows by that alone that NCCL calls.
+        rank.idle_us = 10_000;
+    });
     for rank in 0..2 {
         job.found(rank, |found| {
             let Finding::Answer(report) = found else { return false };
