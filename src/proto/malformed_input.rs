@@ -2,7 +2,7 @@
 //! a text, or read as a value that is within bounds and is the same after it is written and read again. No completed receive
 //! reports more bytes than its buffer has.
 
-use super::cts::{Cts, CtsWords};
+use super::cts::{Cts, CtsWords, SlotIndex};
 use super::frame::{Assembler, Frame, Kind};
 use super::fuzz::{Arriving, check_hello, check_recovery, check_reply, check_stripes, hello, receive};
 use super::handle::{HANDLE_BYTES, Handle, Token};
@@ -14,6 +14,7 @@ use super::recovery::message::Message;
 use super::send::SendFlow;
 use super::sim::{endpoint, identity};
 use super::stripe::Striping;
+use super::transfer::Transfer;
 use super::{MAX_GROUP, MAX_MESSAGE, PROTOCOL_VERSION};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -195,14 +196,18 @@ proptest! {
         let mut flow = SendFlow::new(Striping::new(2, 2, true), RailWeights::from_speeds([1; 4]));
         let cts = |seq| Cts { addr: 4096, length: 100_000, rkeys: [1; 2], tag: u32::from(seq > sent), seq };
         let look = |seq: u32| (seq <= sent.max(read)).then(|| cts(seq).emit());
-        let mut ids: Vec<_> = (0..sent).map(|i| flow.submit(0, i.into(), 50_000 + i, look).expect("valid").expect("cleared").id).collect();
+        let mut known: Vec<_> = (0..sent).map(|i| {
+            let transfer = flow.submit(0, i.into(), 50_000 + i, look).expect("valid").expect("cleared");
+            (transfer, u64::from(i))
+        }).collect();
         let _ = flow.submit(9, 0, 0, look).expect("valid");
-        for id in ids.drain(..ended.min(sent) as usize) {
+        for (Transfer { id, .. }, _) in known.drain(..ended.min(sent) as usize) {
             while !flow.is_done(id).expect("live") {
                 flow.handle_completion(id).expect("outstanding");
             }
             flow.poll_done(id).expect("done");
         }
+        let mut unsent: Vec<_> = (sent + 1..=sent.max(read)).collect();
         for account in accounts {
             let before = flow.outstanding();
             match flow.apply_account(&account, Striping::new(rails, 1, false), RailWeights::from_speeds([1; 4])) {
@@ -210,14 +215,20 @@ proptest! {
                 Ok(()) => {
                     let listed: Vec<_> = account.missing.iter().map(|missing| missing.cts.seq).collect();
                     prop_assert!(listed.iter().all(|seq| *seq > ended.min(sent)));
-                    prop_assert!((sent + 1..=sent.max(read)).all(|seq| listed.contains(&seq)));
+                    prop_assert!(unsent.iter().all(|seq| listed.contains(seq)));
                     while let Some((transfer, addr)) = flow.poll_replay() {
-                        prop_assert!(ids.contains(&transfer.id) && transfer.length == 50_000 + addr as u32);
+                        let is_same = |(known, from): &(Transfer, u64)| (known.id, known.length, *from) == (transfer.id, transfer.length, addr);
+                        prop_assert!(known.iter().any(is_same));
                         check_stripes(&flow, &transfer);
                     }
                 }
             }
-            let _ = flow.submit(0, 0, 1, |_| None).map(|sent| sent.map(|transfer| flow.handle_completion(transfer.id)));
+            // One more message goes into a buffer that an account has listed, if there is one of this tag.
+            if let Ok(Some(transfer)) = flow.submit(0, 7, 1, |_| None) {
+                let _ = flow.handle_completion(transfer.id);
+                unsent.retain(|seq| SlotIndex::of(*seq) != transfer.slot);
+                known.push((transfer, 7));
+            }
         }
     }
 }
