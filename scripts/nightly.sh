@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What takes too long for every change: a million schedules of the protocol, many more inputs for every decoder of a peer's
+# What takes too long for every change: more than a million schedules of the protocol, many more inputs for every decoder of a peer's
 # bytes, bugs planted to be found, all of NCCL's contract with its long checks, and processes killed a thousand times.
 #
 #   scripts/nightly.sh           all steps: HOURS hours on two cores
@@ -56,9 +56,8 @@ dependencies() {
     if "$deny" fetch db; then "$deny" check advisories; else echo "skipped: the database of advisories cannot be fetched"; fi
 }
 
-many_schedules() { FERRITE_SIM_SEEDS=1000000 library sim::; }
-
-new_schedules() { scripts/schedules.py 100000 --first $((RANDOM * 100000)); }
+# Other seeds each night.
+schedules() { scripts/schedules.py 200000 --first $((RANDOM * 200000)); }
 
 orders_of_events() { FERRITE_EXPLORE=all library -- --nocapture every_order_of_events; }
 
@@ -170,8 +169,7 @@ step "lints of what scripts/test.sh does not compile" other_lints
 step "documentation" documentation
 step "the pages as a site" site
 step "licences and sources of dependencies" dependencies
-step "a million schedules without a fault, with survivable and with fatal ones; a million of the control plane" many_schedules
-step "schedules of all simulators, each with 100,000 seeds that were not run before" new_schedules
+step "schedules of all simulators, each with 200,000 seeds" schedules
 step "every order of events of a small connection, with two faults and a break of the control connection" orders_of_events
 step "every order of steps of what threads and processes share without a lock" orders_of_steps
 step "decoders" decoders
