@@ -111,7 +111,20 @@ soft_roce() { FERRITE_DEEP=1 tests nightly -E 'binary(rxe)'; }
 
 falling_ports() { FERRITE_DEEP=1 tests nightly -E 'binary(recovery) & (test(many_flaps) | test(half_a_minute))'; }
 
-random_faults() { ferrite outlast --plugin dist/lib/libnccl-net.so --scenario random --reps 65 --finish; }
+# Both at once, since they wait for most of the time.
+faults() {
+    local said random code=0
+    said=$(mktemp)
+    dist/bin/ferrite outlast --plugin dist/lib/libnccl-net.so --scenario random --reps 65 --finish >"$said" 2>&1 &
+    random=$!
+    # What is begun so is not ended by an interrupt.
+    # shellcheck disable=SC2064
+    trap "kill $random 2>/dev/null; rm -f '$said'" EXIT
+    scripts/endurance.py 60 || code=1
+    wait "$random" || { code=1 && cat "$said"; }
+    grep -c 'of [0-9]* messages.*; 0 wrong bytes' "$said" | sed 's/$/ minutes of random faults/'
+    return $code
+}
 
 packages() {
     scripts/package.sh
@@ -182,10 +195,9 @@ step "the contract, and every byte, on devices as each driver with reliable conn
 step "tests that take too long for every change" long_tests
 step "the software device with staged copies" staged
 step "soft-RoCE, Ferrite and NCCL's own transport" soft_roce
-step "ports that fall a thousand times" falling_ports
+step "ports that fall more than five hundred times" falling_ports
 step "a thousand falls of the only port: nothing grows" scripts/flaps.py 1000
-step "an hour of random faults" random_faults
-step "an hour of falls, stops, kills and connections made anew: nothing grows" scripts/endurance.py 60
+step "an hour of random faults; an hour of falls, stops, kills and connections made anew: nothing grows" faults
 step "AddressSanitizer, ThreadSanitizer, valgrind and Miri" scripts/sanitizers.sh
 step "processes killed" tools/softrnic/scripts/soak.sh 1000
 step "two builds in different folders have the same bits" scripts/package_twice.sh
