@@ -43,7 +43,7 @@ plant send_done.rs "request.pending_stripes.add(-1);" "request.pending_stripes.s
 plant transfer.rs "usize::from(rail) - Cts::KEYS" "Cts::KEYS + 1 - usize::from(rail)" "the key of another rail is used"
 plant stripe.rs "before == all { length }" "before == all { length - length % 2 }" "the last byte stays behind"
 plant stripe.rs "as u32 * LL128_LINE_BYTES" "as u32 * (LL128_LINE_BYTES / 2)" "a line of 128 bytes is cut"
-plant requests.rs "self.first_free = entry.next_free" "self.first_free = entry.next_free % 200" "a request that is in use is given out again"
+plant requests.rs "self.first_free = entry.next_free.get()" "self.first_free = entry.next_free.get() % 200" "a request that is in use is given out again"
 
 # In what is done around them when something fails, as sim/sender.rs, sim/receiver.rs and sim/control.rs have it.
 plant sim/outside.rs "completion.status == Status::Success" "matches!(completion.status, Status::Success | Status::Flushed)" "work requests that are flushed count as delivered"

@@ -119,7 +119,7 @@ faults() {
     random=$!
     # What is begun so is not ended by an interrupt.
     # shellcheck disable=SC2064
-    trap "kill $random 2>/dev/null; rm -f '$said'" EXIT
+    trap "kill $random 2>/dev/null || true; rm -f '$said'" EXIT
     scripts/endurance.py 60 || code=1
     wait "$random" || { code=1 && cat "$said"; }
     grep -c 'of [0-9]* messages.*; 0 wrong bytes' "$said" | sed 's/$/ minutes of random faults/'

@@ -30,6 +30,7 @@ mod world;
 pub(super) use plan::{endpoint, identity};
 
 use super::random::Random;
+use control::Cause;
 use fabric::End;
 use faults::Fault;
 use plan::Plan;
@@ -119,6 +120,14 @@ fn after_port_flaps_and_lost_control_connections_every_message_is_delivered_once
 fn known_seed_a_request_is_complete_though_a_rail_that_is_polled_before_has_failed() {
     let (_, outcome) = run(Random::new(6_886_701), Faults::Survivable);
     assert!(outcome.is_all_delivered);
+}
+
+/// The sender has failed while there was no control connection, and dials it again: without its word the receiver would wait for ever.
+#[test]
+fn known_seed_a_failure_is_told_on_the_next_control_connection() {
+    let (fatal, outcome) = run(Random::new(3536), Faults::Fatal);
+    assert!(outcome.causes[1] == Some(Cause::PeerFailed));
+    check_causes(fatal, &outcome);
 }
 
 /// Without recovery a fatal fault ends the connection, unless all was delivered before. No law is broken, and nothing waits
