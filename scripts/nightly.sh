@@ -2,7 +2,7 @@
 # What takes too long for every change: more than a million schedules of the protocol, many more inputs for every decoder of a peer's
 # bytes, bugs planted to be found, all of NCCL's contract with its long checks, and processes killed a thousand times.
 #
-#   scripts/nightly.sh           all steps: HOURS hours on two cores
+#   scripts/nightly.sh           all steps: some five hours on two cores
 #   scripts/nightly.sh WORDS     those whose title has these words
 #   scripts/nightly.sh --list    only their titles
 #
@@ -29,9 +29,8 @@ ferrite() { dist/bin/ferrite "$@"; }
 
 # -- steps --
 
-# As in scripts/test.sh, newer compilers have newer lints.
+# As in scripts/test.sh, newer compilers have newer lints: those of this one are errors.
 errors=()
-case "$(rustc --version)" in "rustc 1.95."*) errors=(-D warnings) ;; esac
 
 other_lints() {
     cargo clippy -p softrnic --lib --features tools --locked --quiet -- "${errors[@]}"
@@ -122,7 +121,7 @@ faults() {
     trap "kill $random 2>/dev/null || true; rm -f '$said'" EXIT
     scripts/endurance.py 60 || code=1
     wait "$random" || { code=1 && cat "$said"; }
-    grep -c 'of [0-9]* messages.*; 0 wrong bytes' "$said" | sed 's/$/ minutes of random faults/'
+    echo "random faults: $(grep -c '; 0 wrong bytes$' "$said" || true) times a minute without a wrong byte"
     return $code
 }
 
@@ -152,20 +151,50 @@ two_hosts() {
 
 # -- all of them --
 
+# steps DO: calls DO TITLE COMMAND... of each.
+steps() {
+    "$1" "lints of what scripts/test.sh does not compile" other_lints
+    "$1" "documentation" documentation
+    "$1" "the pages as a site" site
+    "$1" "licences and sources of dependencies" dependencies
+    "$1" "schedules of all simulators, each with 200,000 seeds" schedules
+    "$1" "every order of events of a small connection, with two faults and a break of the control connection" orders_of_events
+    "$1" "every order of steps of what threads and processes share without a lock" orders_of_steps
+    "$1" "decoders" decoders
+    "$1" "all values, and sequence numbers that wrap" all_values
+    "$1" "fuzzing" scripts/fuzz.py 100
+    "$1" "planted bugs" scripts/mutants.sh
+    "$1" "changes of what is computed on the data path" changes
+    "$1" "NCCL's contract" contract
+    "$1" "the contract, and every byte, on devices as each driver with reliable connections has them" drivers
+    "$1" "tests that take too long for every change" long_tests
+    "$1" "the software device with staged copies" staged
+    "$1" "soft-RoCE, Ferrite and NCCL's own transport" soft_roce
+    "$1" "ports that fall more than five hundred times" falling_ports
+    "$1" "a thousand falls of the only port: nothing grows" scripts/flaps.py 1000
+    "$1" "an hour of random faults; an hour of falls, stops, kills and connections made anew: nothing grows" faults
+    "$1" "AddressSanitizer, ThreadSanitizer, valgrind and Miri" scripts/sanitizers.sh
+    "$1" "processes killed" tools/softrnic/scripts/soak.sh 1000
+    "$1" "two builds in different folders have the same bits" scripts/package_twice.sh
+    "$1" "packages are installed and used, also on other releases of the system; other programs read them" packages
+    "$1" "the last release" or_skipped scripts/compatible.sh
+    "$1" "aarch64, emulated" or_skipped scripts/aarch64.sh
+    "$1" "two hosts under Open MPI and Slurm: the comparison, with a library in place of NCCL, and doctor --job" two_hosts
+}
+
+title() { echo "$1"; }
+
 ended=() failed=()
-# step TITLE COMMAND...
+# step TITLE COMMAND...: runs it, if it is one of those that are wished.
 step() {
-    [[ $words == --list || $1 == *"$words"* ]] || return 0
-    if [ "$words" = --list ]; then
-        echo "$1"
-        return
-    fi
+    [[ $1 == *"$words"* ]] || return 0
     printf '\n== %s\n' "$1"
     local began=$SECONDS code
     # In a condition, `set -e` would not be heeded.
     set +e
     (
         set -e
+        trap 'exit 130' INT
         "${@:2}"
     )
     code=$?
@@ -174,41 +203,19 @@ step() {
     [ "$code" = 0 ] || failed+=("$1")
 }
 
-if [ "$words" != --list ]; then
-    setup_tests
-    scripts/build.sh
+if [ "$words" = --list ]; then
+    steps title
+    exit
 fi
-step "lints of what scripts/test.sh does not compile" other_lints
-step "documentation" documentation
-step "the pages as a site" site
-step "licences and sources of dependencies" dependencies
-step "schedules of all simulators, each with 200,000 seeds" schedules
-step "every order of events of a small connection, with two faults and a break of the control connection" orders_of_events
-step "every order of steps of what threads and processes share without a lock" orders_of_steps
-step "decoders" decoders
-step "all values, and sequence numbers that wrap" all_values
-step "fuzzing" scripts/fuzz.py 100
-step "planted bugs" scripts/mutants.sh
-step "changes of what is computed on the data path" changes
-step "NCCL's contract" contract
-step "the contract, and every byte, on devices as each driver with reliable connections has them" drivers
-step "tests that take too long for every change" long_tests
-step "the software device with staged copies" staged
-step "soft-RoCE, Ferrite and NCCL's own transport" soft_roce
-step "ports that fall more than five hundred times" falling_ports
-step "a thousand falls of the only port: nothing grows" scripts/flaps.py 1000
-step "an hour of random faults; an hour of falls, stops, kills and connections made anew: nothing grows" faults
-step "AddressSanitizer, ThreadSanitizer, valgrind and Miri" scripts/sanitizers.sh
-step "processes killed" tools/softrnic/scripts/soak.sh 1000
-step "two builds in different folders have the same bits" scripts/package_twice.sh
-step "packages are installed and used, also on other releases of the system; other programs read them" packages
-step "the last release" or_skipped scripts/compatible.sh
-step "aarch64, emulated" or_skipped scripts/aarch64.sh
-step "two hosts under Open MPI and Slurm: the comparison, with a library in place of NCCL, and doctor --job" two_hosts
+[[ $(steps title) == *"$words"* ]] || die "no step has '$words' in its title; --list tells the titles"
+# A program that ends by itself when it is interrupted would end its step alone.
+trap 'exit 130' INT
+setup_tests
+case "$(rustc --version)" in "rustc 1.95."*) errors=(-D warnings) ;; esac
+scripts/build.sh
+steps step
 
-[ "$words" != --list ] || exit 0
-[ "${#ended[@]}" -gt 0 ] || die "no step has '$words' in its title; --list tells the titles"
 printf '\n'
 printf '%s\n' "${ended[@]}"
-[ "${#failed[@]}" = 0 ] || die "failed: $(printf '%s; ' "${failed[@]}")"
+[ "${#failed[@]}" = 0 ] || die "failed:$(printf ' %s;' "${failed[@]}")"
 echo "all well"

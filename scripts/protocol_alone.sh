@@ -9,7 +9,7 @@ protocol_alone() {
     cp -R src/proto src/error.rs "$alone/src"
     cp -R tests/fuzz/corpus "$alone/tests/fuzz"
     cp docs/schedules.md "$alone/docs"
-    cp Cargo.lock "$alone"
+    cp Cargo.lock rust-toolchain.toml "$alone"
 
     cat >"$alone/src/lib.rs" <<'END'
 //! The protocol without the rest of the plugin.
@@ -54,7 +54,8 @@ filter = "test(/^proto::(fuzz|explain::model|send_single|recovery::machine::test
 priority = -100
 slow-timeout = { period = "120s", terminate-after = 2 }
 # Of a planted bug it has to be certain that a test has noticed it, and not that the machine was busy.
-[profile.planted]
+[[profile.planted.overrides]]
+filter = "all()"
 slow-timeout = { period = "120s", terminate-after = 4 }
 END
 

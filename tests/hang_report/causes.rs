@@ -113,14 +113,14 @@ fn a_path_that_loses_messages_is_named_by_both_ends() {
     job.line(1, &["waits since", "for data of rank 0", &job.place(0, true), words]);
 }
 
-/// NCCL tests all the time, and both ends say so: for longer than it takes until an end counts as one that is not tested, they say that the
-/// path loses messages.
+/// NCCL tests all the time: when both ends have waited for longer than it takes until one counts as not tested, they still say that the path
+/// loses messages.
 fn a_wait_is_one_of_a_path(env: &[(&str, &str)], has_two_threads: bool) {
     require!(built());
     enter();
     let lost = ("SOFTRNIC_FAULTS", "drop attempts=all opcode=write-imm device=softrnic0 message=20..");
-    // No message is timed: the calls for one that is take another way.
-    let always = [("FERRITE_FAILOVER", "0"), ("FERRITE_SAMPLE", "0"), lost];
+    // The device waits for ever for an acknowledgement. No message is timed: the calls for one that is take another way.
+    let always = [("FERRITE_FAILOVER", "0"), ("NCCL_IB_TIMEOUT", "0"), ("FERRITE_SAMPLE", "0"), lost];
     let env: Vec<_> = always.iter().chain(env).copied().collect();
     let job = Job::start(Shape::Chain, 2, &env, |rank| {
         rank.has_two_threads = has_two_threads;

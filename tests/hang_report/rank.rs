@@ -129,7 +129,7 @@ fn connect(
     }
 }
 
-/// Receives one message and sends one, as far as the rank does that.
+/// Receives one message and then sends one, as far as the rank does that. In a ring all would wait for the first one.
 fn pass_one_on(rank: Rank, ends: &Ends<'_>) -> Result<()> {
     if let Some((recv, region)) = &ends.recv {
         complete(|| recv.receive(region, 0, BYTES, rank.from.unwrap_or(0) as i32))?;
