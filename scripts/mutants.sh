@@ -9,7 +9,6 @@
 #
 # JOBS is how many are planted at once, by default one for each processor.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-. "$ROOT/scripts/protocol_alone.sh"
 [ $# -le 1 ] || die "usage: scripts/mutants.sh [WORDS | --fits]"
 only_fits='' words=${1:-}
 if [ "$words" = --fits ]; then
@@ -167,7 +166,7 @@ verdict() {
 # lane NUMBER: every JOBS-th bug from this one on, in a copy of its own.
 lane() {
     local copy=$copies/$1 bug
-    protocol_alone "$copy"
+    scripts/protocol_alone.sh "$copy"
     [ -n "$only_fits" ] || simulate "$copy" || die "the simulators fail without a bug: $(tail -n 5 "$copy/log")"
     for ((bug = $1; bug < ${#files[@]}; bug += JOBS)); do verdict "$copy" "$bug" | tee -a "$copies/verdicts"; done
 }

@@ -9,13 +9,12 @@
 # one for each processor. What was found lies in $CARGO_TARGET_DIR/mutation: of changes that are caught, it is not tried again, unless
 # the folder is removed. Ends with 1 if a change is missed that docs/proof.md does not judge.
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-. "$ROOT/scripts/protocol_alone.sh"
 setup_build
 cargo mutants --version >/dev/null 2>&1 || die "cargo-mutants is missing: cargo install --locked cargo-mutants"
 
 found=$CARGO_TARGET_DIR/mutation
 alone=$found/alone
-protocol_alone "$alone"
+scripts/protocol_alone.sh "$alone"
 
 export CARGO_BUILD_JOBS=1 NEXTEST_TEST_THREADS=1 CARGO_INCREMENTAL=1
 # More schedules than with every change.

@@ -1,23 +1,27 @@
 #!/usr/bin/env bash
-# The protocol as a package of its own: scripts/mutation.sh and scripts/mutants.sh source it.
+# Makes the protocol a package of its own, without the rest of the plugin, which it does not use: for scripts/mutation.sh and
+# scripts/mutants.sh. It builds in seconds.
 #
-# protocol_alone FOLDER: makes the package in FOLDER anew. It needs none of the plugin's other sources, and builds in seconds.
-protocol_alone() {
-    local alone=$1
-    rm -rf "$alone"
-    mkdir -p "$alone/src" "$alone/docs" "$alone/tests/fuzz" "$alone/.config" "$alone/.cargo"
-    cp -R src/proto src/error.rs "$alone/src"
-    cp -R tests/fuzz/corpus "$alone/tests/fuzz"
-    cp docs/schedules.md "$alone/docs"
-    cp Cargo.lock rust-toolchain.toml "$alone"
+#   scripts/protocol_alone.sh FOLDER     FOLDER is made anew
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-    cat >"$alone/src/lib.rs" <<'END'
+[ $# = 1 ] || die "usage: scripts/protocol_alone.sh FOLDER"
+alone=$1
+[ ! -e "$alone" ] || grep -qx 'name = "proto"' "$alone/Cargo.toml" 2>/dev/null || die "$alone is there, and is no such package"
+rm -rf "$alone"
+mkdir -p "$alone/src" "$alone/docs" "$alone/tests/fuzz" "$alone/.config" "$alone/.cargo"
+cp -R src/proto src/error.rs "$alone/src"
+cp -R tests/fuzz/corpus "$alone/tests/fuzz"
+cp docs/schedules.md "$alone/docs"
+cp Cargo.lock rust-toolchain.toml "$alone"
+
+cat >"$alone/src/lib.rs" <<'END'
 //! The protocol without the rest of the plugin.
 mod error;
 pub mod proto;
 END
 
-    cat >"$alone/Cargo.toml" <<'END'
+cat >"$alone/Cargo.toml" <<'END'
 [workspace]
 [package]
 name = "proto"
@@ -39,8 +43,8 @@ debug = false
 opt-level = 2
 END
 
-    # What takes long comes last, and the first failure ends a run. A test that a change has made endless is ended.
-    cat >"$alone/.config/nextest.toml" <<'END'
+# What takes long comes last, and the first failure ends a run. A test that a change has made endless is ended.
+cat >"$alone/.config/nextest.toml" <<'END'
 [profile.default]
 fail-fast = true
 slow-timeout = { period = "20s", terminate-after = 2 }
@@ -59,11 +63,10 @@ filter = "all()"
 slow-timeout = { period = "120s", terminate-after = 4 }
 END
 
-    # Without the tests' own parts: simulators, the fuzzer's choices, random numbers, names of events for a page.
-    cat >"$alone/.cargo/mutants.toml" <<'END'
+# Without the tests' own parts: simulators, the fuzzer's choices, random numbers, names of events for a page.
+cat >"$alone/.cargo/mutants.toml" <<'END'
 exclude_globs = ["src/error.rs", "src/proto/fuzz.rs", "src/proto/random.rs", "src/proto/malformed_input.rs", "src/proto/control/plane/visited.rs", "**/sim/**", "**/tests/**"]
 # Functions that there are for tests only.
 exclude_re = ["ControlPool::len", "::(most_pending|pending_bytes|inbox_len|most_kept|submit_either|poll_cts|attempt|take_reads)\\b"]
 test_tool = "nextest"
 END
-}
