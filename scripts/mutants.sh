@@ -127,7 +127,7 @@ export CARGO_BUILD_JOBS=1 NEXTEST_TEST_THREADS=1 CARGO_INCREMENTAL=1 FERRITE_SIM
 export PROPTEST_MAX_SHRINK_ITERS=0 PROPTEST_DISABLE_FAILURE_PERSISTENCE=true
 # Each copy has a folder of its own for what it builds.
 unset CARGO_TARGET_DIR CARGO_PROFILE_DEV_DEBUG
-# A bug that takes memory without end is found.
+# A bug that takes memory without end does not take all of the machine's.
 ulimit -v $((8 << 20))
 
 # simulate COPY: 0: all tests pass, 100: one fails, 101: it does not compile (nextest's exit codes).
