@@ -11,6 +11,11 @@ pub mod host {
     pub use crate::host::variables;
 }
 
+/// What is written beside NCCL's log.
+pub mod explain {
+    pub use crate::net::explain::output::is_shown_by_all;
+}
+
 /// The control plane.
 pub mod control {
     pub use crate::net::control::{driver, peer_state, recovery_events, stream};

@@ -7,6 +7,7 @@ use common::bench::{Bench, SIZES};
 use common::process::{alone, pair};
 use common::setting::{default_nccl, mount_namespaces, setting, stock_nccl};
 use ferrite::error::Result;
+use ferrite::nccl::debug_log;
 use ferrite::nccl::library::{Source, profiler_events};
 use ferrite::pair::PairPermit;
 use ferrite::pair::Setting;
@@ -263,7 +264,7 @@ fn despite(
 ) -> std::result::Result<(i32, String, String), Missing> {
     let mut environment = vec![("SOFTRNIC_DEVICES", "4"), ("SOFTRNIC_FAULTS", fault), ("RUST_LOG", "debug")];
     // For some tens of milliseconds a device tries again; the default is 34 s.
-    environment.extend([("NCCL_IB_TIMEOUT", "10"), ("NCCL_DEBUG_SUBSYS", "INIT,NET")]);
+    environment.extend([("NCCL_IB_TIMEOUT", "10"), debug_log::ALL_INFO]);
     environment.extend(settings);
     verified("2.30.7", &[], &["--over", "fused", "--long", messages], &environment)
 }

@@ -22,6 +22,20 @@ pub fn install(function: nccl::ncclDebugLogger_t) {
     log::set_max_level(LevelFilter::Trace);
 }
 
+/// The level and the subsystems of a line, by which NCCL decides whether to show it (`NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`).
+///
+/// NCCL filters warnings by subsystem too, and NET is not among those that it shows by default. A warning is of all of them, as
+/// NCCL's own are: it is shown unless the user asked for no subsystem at all.
+fn level_and_subsystems(record: &Record<'_>) -> (nccl::ncclDebugLogLevel, u64) {
+    let net = u64::from(nccl::NCCL_SUBSYS_NET);
+    let init = if record.target() == INIT { u64::from(nccl::NCCL_SUBSYS_INIT) } else { 0 };
+    match record.level() {
+        Level::Error | Level::Warn => (nccl::NCCL_LOG_WARN, u64::MAX),
+        Level::Info | Level::Debug => (nccl::NCCL_LOG_INFO, net | init),
+        Level::Trace => (nccl::NCCL_LOG_TRACE, net | init),
+    }
+}
+
 /// What NCCL shows in front of a warning: the name of the call that failed, if that is the message's target; or the source file
 /// and line, if the target is the name of a module, which is the default.
 fn origin<'a>(record: &Record<'a>) -> (&'a str, i32) {
@@ -39,13 +53,7 @@ impl Log for NcclLogger {
 
     fn log(&self, record: &Record<'_>) {
         let Some(function) = self.function.read().ok().and_then(|f| *f) else { return };
-        let level = match record.level() {
-            Level::Error | Level::Warn => nccl::NCCL_LOG_WARN,
-            Level::Info | Level::Debug => nccl::NCCL_LOG_INFO,
-            Level::Trace => nccl::NCCL_LOG_TRACE,
-        };
-        let init = if record.target() == INIT { u64::from(nccl::NCCL_SUBSYS_INIT) } else { 0 };
-        let flags = u64::from(nccl::NCCL_SUBSYS_NET) | init;
+        let (level, flags) = level_and_subsystems(record);
         let text = record.args().to_string().replace('\0', " ");
         let text = if text.starts_with("Ferrite") { text } else { format!("NET/Ferrite : {text}") };
         let (file, line) = origin(record);

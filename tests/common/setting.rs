@@ -1,6 +1,7 @@
 //! The software RDMA devices that a test's processes have.
 
 use ferrite::nccl::cache;
+use ferrite::nccl::debug_log::ALL_INFO;
 use ferrite::nccl::release::NcclRelease;
 use ferrite::pair::Setting;
 use ferrite::verbs::Verbs;
@@ -20,7 +21,7 @@ pub(crate) fn setting() -> Result<Setting, Missing> {
 
 /// The same with the plugin's whole log, and `env` beside.
 pub(crate) fn talkative(env: &[(&str, &str)]) -> Result<Setting, Missing> {
-    let setting = setting()?.env("NCCL_DEBUG_SUBSYS", "INIT,NET");
+    let setting = setting()?.env(ALL_INFO.0, ALL_INFO.1);
     Ok(env.iter().fold(setting, |setting, (name, value)| setting.env(name, value)))
 }
 

@@ -222,3 +222,33 @@ fn an_error_is_told_to_all_ranks_before_it_with_the_rank_that_has_met_it_first()
         assert!(who.starts_with(&without) || who.contains(&with_rank), "rank {rank}: {line}");
     }
 }
+
+/// A report is for an operator who has set nothing: it appears, once, whether NCCL shows warnings or not.
+fn a_report_appears(nccl_debug: &str) {
+    require!(built());
+    enter();
+    let rule = "drop attempts=all opcode=write-imm device=softrnic0 message=20..";
+    let env = [("FERRITE_FAILOVER", "0"), ("SOFTRNIC_FAULTS", rule), ("NCCL_DEBUG", nccl_debug)];
+    let job = Job::start(Shape::Chain, 2, &env, |_| ());
+    let [first, second] = [0, 1].map(|rank| job.line(rank, &["report", "waits since"]));
+    assert!(first.contains(".json") && second.contains(".json"), "{first}\n{second}");
+    for rank in [0, 1] {
+        let output = job.processes[rank].output();
+        assert_eq!(output.lines().filter(|line| line.contains("waits since")).count(), 1, "{output}");
+    }
+}
+
+#[test]
+fn a_report_appears_where_nccl_shows_warnings() {
+    a_report_appears("WARN");
+}
+
+#[test]
+fn a_report_appears_where_nccl_shows_nothing() {
+    a_report_appears("");
+}
+
+#[test]
+fn a_report_appears_where_only_some_releases_show_warnings() {
+    a_report_appears("ATTN");
+}

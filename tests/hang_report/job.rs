@@ -2,6 +2,7 @@
 
 use crate::rank::{self, HandleBytes, Rank};
 use ferrite::hang::finding::Finding;
+use ferrite::nccl::debug_log::ALL_INFO;
 use ferrite::verbs::Verbs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -55,8 +56,7 @@ impl Job {
             });
         let softrnic = softrnic.env("FERRITE_HANG_SECONDS", "1").env("NCCL_DEBUG", "INFO");
         let softrnic =
-            softrnic.env("NCCL_DEBUG_SUBSYS", "INIT,NET").env("FERRITE_REPORT_DIR", reports.path().display());
-        let softrnic = softrnic.envs(env);
+            softrnic.env(ALL_INFO.0, ALL_INFO.1).env("FERRITE_REPORT_DIR", reports.path().display()).envs(env);
         let mut peers = Vec::new();
         let mut processes = Vec::new();
         for number in 0..count {

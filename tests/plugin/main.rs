@@ -15,6 +15,7 @@ mod drivers;
 mod gids;
 mod gpu;
 mod lanes;
+mod nccl_log;
 mod network_events;
 mod port_scan;
 mod qp_connect;

@@ -7,6 +7,7 @@ use crate::common::setting::{set, softrnic};
 use crate::common::{faithful, plugin_transport};
 use ferrite::error::Error;
 use ferrite::error::Result;
+use ferrite::nccl::debug_log::ALL_INFO;
 use ferrite::pair::Setting;
 use ferrite::pair::WorkerCtx;
 use ferrite::transport::Handle;
@@ -19,7 +20,7 @@ fn over_two_rails(
     body: impl FnOnce(&mut WorkerCtx) -> Result<()>,
 ) -> Result<()> {
     let adapt = |setting: Setting| {
-        let setting = setting.env("NCCL_DEBUG_SUBSYS", "INIT,NET");
+        let setting = setting.env(ALL_INFO.0, ALL_INFO.1);
         env.iter().fold(setting, |setting, (name, value)| setting.env(name, value))
     };
     faithful::run(&[&["--devices", "4"], arguments].concat(), adapt, body)

@@ -4,6 +4,7 @@ use crate::common::log::said;
 use crate::common::process::alone;
 use crate::common::setting::{setting, stock_nccl};
 use ferrite::error::Result;
+use ferrite::nccl::debug_log::ALL_INFO;
 use ferrite::nccl::library::Source;
 use ferrite::transport::Transport;
 use std::ffi::CString;
@@ -58,8 +59,7 @@ fn over_loader(release: &str, cases: &[(&[(&str, &str)], usize)]) -> Result<()> 
 fn an_environment_plugin_that_is_loaded_is_asked_and_one_that_is_not_is_not_loaded() -> Result<()> {
     let folder = Scratch::new();
     let site = env_plugin(&folder, "ncclEnvPlugin_v2");
-    let setting =
-        require!(setting()).env("NCCL_DEBUG_SUBSYS", "INIT,NET").env("NCCL_ENV_PLUGIN", &site).env(HIDDEN.0, HIDDEN.1);
+    let setting = require!(setting()).env(ALL_INFO.0, ALL_INFO.1).env("NCCL_ENV_PLUGIN", &site).env(HIDDEN.0, HIDDEN.1);
     for loads in ["1", "0"] {
         alone(&setting.clone().env("LOADS", loads), |_| {
             let path = CString::new(std::env::var("NCCL_ENV_PLUGIN").expect("it is set")).expect("a path");

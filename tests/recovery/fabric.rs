@@ -5,6 +5,7 @@ use crate::common::process::pair;
 use crate::common::setting::setting;
 use crate::stream::{Shape, Stream};
 use ferrite::error::Result;
+use ferrite::nccl::debug_log::ALL_INFO;
 use ferrite::pair::Setting;
 use ferrite::pair::WorkerCtx;
 use std::process::{Child, Command, Stdio};
@@ -34,7 +35,7 @@ pub(crate) enum Fabric {
 pub(crate) fn run(fabric: Fabric, env: &[(&str, &str)], body: impl FnOnce(&mut WorkerCtx) -> Result<()>) -> Result<()> {
     require!(softrnic_program());
     let adapt = |setting: Setting| {
-        let setting = setting.env("NCCL_DEBUG_SUBSYS", "INIT,NET").env("RUST_BACKTRACE", "1");
+        let setting = setting.env(ALL_INFO.0, ALL_INFO.1).env("RUST_BACKTRACE", "1");
         env.iter().fold(setting, |setting, (name, value)| setting.env(name, value))
     };
     match fabric {

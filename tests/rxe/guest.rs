@@ -3,6 +3,7 @@
 pub(crate) use crate::common::process::is_worker;
 use ferrite::error::Result;
 use ferrite::nccl::cache;
+use ferrite::nccl::debug_log::ALL_INFO;
 use ferrite::nccl::library::Source;
 use ferrite::pair::Setting;
 use ferrite::transport::Transport;
@@ -52,7 +53,7 @@ impl Case {
         let mut setting = Setting::new(Verbs::System);
         setting.silence = Duration::from_secs(60);
         setting.pin = false;
-        setting.env("NCCL_DEBUG_SUBSYS", "INIT,NET").env("NCCL_SOCKET_IFNAME", "lo").env("RUST_LOG", "debug")
+        setting.env(ALL_INFO.0, ALL_INFO.1).env("NCCL_SOCKET_IFNAME", "lo").env("RUST_LOG", "debug")
     }
 
     /// `dist/bin/ferrite SUBCOMMAND` with this case's transport: what it prints. It has to end well.

@@ -12,14 +12,16 @@ use std::sync::OnceLock;
 const MAX_FILES: u32 = 8;
 
 /// Writes `report`. One that other processes write as well goes into the log only, and only where that has more than warnings.
+///
+/// NCCL before 2.30 cuts a line of its log at 1,024 bytes: the path of the file stands first.
 pub fn write(report: &Report, folder: &str) {
     if !report.is_for_operators() {
         log::info!("{}", report.text());
         return;
     }
     let text = match write_file(report, folder) {
-        Ok(path) => format!("{} {path}", report.text()),
-        Err(e) => format!("{} (no file in {folder}: {e})", report.text()),
+        Ok(path) => format!("report {path}: {}", report.text()),
+        Err(e) => format!("no report in {folder} ({e}): {}", report.text()),
     };
     log::warn!("{text}");
     if !nccl_shows_warnings() {
@@ -28,17 +30,33 @@ pub fn write(report: &Report, folder: &str) {
     }
 }
 
-/// Whether NCCL shows warnings. The environment is read when this is first called, which the plugin does when NCCL initializes it: later a
-/// thread of the program may be changing the environment.
+/// Whether every release of NCCL shows warnings with this process's environment. The environment is read when this is first called,
+/// which the plugin does when NCCL initializes it: later a thread of the program may be changing the environment.
 pub(super) fn nccl_shows_warnings() -> bool {
     static SHOWN: OnceLock<bool> = OnceLock::new();
-    *SHOWN.get_or_init(|| is_shown(std::env::var("NCCL_DEBUG").ok().as_deref()))
+    let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    *SHOWN.get_or_init(|| is_shown_by_all(variable("NCCL_DEBUG").as_deref(), variable("NCCL_DEBUG_SUBSYS").as_deref()))
 }
 
-/// Whether NCCL shows warnings when `NCCL_DEBUG` is `level`.
-fn is_shown(level: Option<&str>) -> bool {
-    let shown = ["WARN", "INFO", "ABORT", "TRACE"];
-    level.is_some_and(|level| shown.iter().any(|name| level.eq_ignore_ascii_case(name)))
+/// The subsystems that all releases know.
+const SUBSYSTEMS: [&str; 13] =
+    ["INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "CALL", "PROXY", "NVLS", "ALL"];
+
+/// Whether all of NCCL 2.20 to 2.32 show a warning of all subsystems where `NCCL_DEBUG` and `NCCL_DEBUG_SUBSYS` have these values.
+///
+/// Releases differ: some take blanks, words that they do not know, the level ATTN or `NCCL_DEBUG_LEVELS`, and some do not. Where only
+/// some show a warning this is false, and a report is written twice rather than never.
+pub fn is_shown_by_all(level: Option<&str>, subsystems: Option<&str>) -> bool {
+    let is_any = |word: &str, known: &[&str]| known.iter().any(|name| word.eq_ignore_ascii_case(name));
+    let has_level = level.is_some_and(|level| is_any(level, &["WARN", "INFO", "ABORT", "TRACE"]));
+    let has_subsystem = match subsystems {
+        None => true,
+        Some(list) => match list.strip_prefix('^') {
+            Some(but) => !but.split(',').any(|word| is_any(word.trim(), &["ALL"])),
+            None => list.split(',').any(|word| is_any(word, &SUBSYSTEMS)),
+        },
+    };
+    has_level && has_subsystem
 }
 
 /// Writes the report into a file that is complete whenever it is there; its path.
@@ -53,15 +71,4 @@ fn write_file(report: &Report, folder: &str) -> io::Result<String> {
     let renamed = written.and_then(|()| fs::rename(&temporary, &path));
     renamed.inspect_err(|_| drop(fs::remove_file(&temporary)))?;
     Ok(path)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nccl_shows_warnings_only_where_it_is_told_so() {
-        let levels = [Some("WARN"), Some("info"), Some("TRACE"), Some("VERSION"), Some(""), None];
-        assert_eq!(levels.map(is_shown), [true, true, true, false, false, false]);
-    }
 }

@@ -15,6 +15,7 @@ use crate::check::outcome::{Outcome, StepResult, Verdict};
 use crate::check::point::{Host, Point, Step, Trial};
 use crate::check::worker::WORKER;
 use crate::error::{Error, Result};
+use crate::nccl::debug_log::ALL_INFO;
 use crate::nccl::library::Source;
 use crate::pair::message::{WorkerMessage, json_error};
 use crate::pair::parent::Pair;
@@ -202,7 +203,7 @@ impl CheckRequest {
         let devices = if self.device_config.rails == 2 { "4" } else { "2" };
         setting = setting
             .env("NCCL_DEBUG", "INFO")
-            .env("NCCL_DEBUG_SUBSYS", "INIT,ENV,NET")
+            .env(ALL_INFO.0, ALL_INFO.1)
             .env("NCCL_SOCKET_IFNAME", "lo")
             .env("NCCL_IB_MERGE_NICS", fused)
             .env("SOFTRNIC_QUIET", "1")

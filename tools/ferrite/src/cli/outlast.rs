@@ -9,6 +9,7 @@ use crate::cli::exit::Exit;
 use crate::cli::size::parse_size;
 use crate::cli::source_args::SourceArgs;
 use crate::error::{Error, Result};
+use crate::nccl::debug_log::ALL_INFO;
 use crate::nccl::library::Source;
 use crate::outlast::fault::{Fault, Step, parse_time};
 use crate::outlast::outcome::Outcome;
@@ -259,7 +260,7 @@ impl Outlast {
             return Err(Error::Usage("--switches is about --stock".into()));
         }
         let is_on = self.switches == Some(Switches::On);
-        let mut variables = vec![("NCCL_DEBUG_SUBSYS".to_owned(), "INIT,NET".to_owned())];
+        let mut variables = vec![(ALL_INFO.0.to_owned(), ALL_INFO.1.to_owned())];
         variables.extend(SWITCHES.iter().filter(|_| is_on).map(|(name, value)| ((*name).into(), (*value).into())));
         Ok(OutlastRequest {
             program: std::env::current_exe().map_err(|e| Error::io("no own program", e))?,

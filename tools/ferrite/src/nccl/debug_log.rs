@@ -6,9 +6,12 @@
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_ulong};
+use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
-use crate::nccl::abi;
+use crate::error::Result;
+use crate::nccl::shared_object::SharedObject;
+use crate::nccl::{abi, elf};
 use crate::system::output;
 
 /// How many lines are kept.
@@ -16,21 +19,48 @@ const KEPT: usize = 256;
 
 static LINES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 static FILTER: OnceLock<Filter> = OnceLock::new();
+static STOCK: OnceLock<Variadic> = OnceLock::new();
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Filter {
     level: u32,
     subsystems: u64,
+    /// [`ALL_INFO`] is set.
+    all_info: bool,
 }
+
+/// The variable with which lines of level INFO are shown and kept whatever their subsystem is. For who follows what a transport does; a
+/// warning still has to pass as in NCCL.
+pub const ALL_INFO: (&str, &str) = ("FERRITE_LOG_ALL_INFO", "1");
 
 unsafe extern "C" {
     /// The variadic callback (`src/logger.c`); its address is all that Rust uses.
     fn ferrite_logger();
 }
 
+type Variadic = unsafe extern "C" fn(abi::ncclDebugLogLevel, c_ulong, *const c_char, c_int, *const c_char, ...);
+
+/// NCCL's own callback: a local function of all releases.
+const STOCK_SYMBOL: &str = "_Z12ncclDebugLog17ncclDebugLogLevelmPKciS1_z";
+
+/// What [`callback`] returns from now on in this process: the logger of the stock NCCL at `nccl`.
+///
+/// # Errors
+/// [`Error::Load`](crate::error::Error::Load) or [`Error::Symbol`](crate::error::Error::Symbol) if that is no library of NCCL.
+pub fn use_stock(nccl: &Path) -> Result<()> {
+    let symbol = elf::local_symbol(nccl, STOCK_SYMBOL)?;
+    let address = SharedObject::open(nccl)?.at(symbol);
+    // SAFETY: that symbol's name, mangled by a C++ compiler, tells its arguments; the library is never closed.
+    let function = unsafe { std::mem::transmute::<usize, Variadic>(address) };
+    let _ = STOCK.set(function);
+    Ok(())
+}
+
 /// The callback in the type that `init` takes.
 pub fn callback() -> abi::ncclDebugLogger_t {
-    type Variadic = unsafe extern "C" fn(abi::ncclDebugLogLevel, c_ulong, *const c_char, c_int, *const c_char, ...);
+    if let Some(stock) = STOCK.get() {
+        return Some(*stock);
+    }
     // SAFETY: src/logger.c defines the function with exactly this signature; enums are unsigned
     // ints of the same size and class in the C ABI.
     Some(unsafe { std::mem::transmute::<unsafe extern "C" fn(), Variadic>(ferrite_logger) })
@@ -48,11 +78,32 @@ pub fn any(is_so: impl FnMut(&String) -> bool) -> bool {
 
 fn filter() -> Filter {
     *FILTER.get_or_init(|| {
-        parse_filter(std::env::var("NCCL_DEBUG").ok().as_deref(), std::env::var("NCCL_DEBUG_SUBSYS").ok().as_deref())
+        let variable = |name: &str| std::env::var(name).ok();
+        let filter = parse_filter(variable("NCCL_DEBUG").as_deref(), variable("NCCL_DEBUG_SUBSYS").as_deref());
+        Filter { all_info: variable(ALL_INFO.0).as_deref() == Some(ALL_INFO.1), ..filter }
     })
 }
 
-/// NCCL's own reading of the two variables, for the subsystems that a transport can use.
+/// The bits of `NCCL_DEBUG_SUBSYS`, in their order: those of NCCL 2.21.5.
+const SUBSYSTEMS: [&str; 14] = [
+    "INIT",
+    "COLL",
+    "P2P",
+    "SHM",
+    "NET",
+    "GRAPH",
+    "TUNING",
+    "ENV",
+    "ALLOC",
+    "CALL",
+    "PROXY",
+    "NVLS",
+    "BOOTSTRAP",
+    "REG",
+];
+
+/// The two variables as NCCL 2.21.5 reads them. What it shows, later releases show too; they also take blanks around a word, and ignore
+/// a list of words that they do not know.
 fn parse_filter(debug: Option<&str>, subsystems: Option<&str>) -> Filter {
     let level = match debug.unwrap_or("").to_ascii_uppercase().as_str() {
         "VERSION" => abi::NCCL_LOG_VERSION,
@@ -62,24 +113,28 @@ fn parse_filter(debug: Option<&str>, subsystems: Option<&str>) -> Filter {
         "TRACE" => abi::NCCL_LOG_TRACE,
         _ => abi::NCCL_LOG_NONE,
     };
-    let subsystems = match subsystems {
-        None => (abi::NCCL_SUBSYS_INIT | abi::NCCL_SUBSYS_ENV) as u64,
-        Some(list) => list.split(',').fold(0, |bits, name| {
-            bits | match name.to_ascii_uppercase().as_str() {
-                "INIT" => abi::NCCL_SUBSYS_INIT as u64,
-                "NET" => abi::NCCL_SUBSYS_NET as u64,
-                "ENV" => abi::NCCL_SUBSYS_ENV as u64,
-                "ALL" => u64::MAX,
-                _ => 0,
-            }
-        }),
+    let bits = |list: &str| {
+        list.split(',').fold(0, |bits, word| match word.to_ascii_uppercase().as_str() {
+            "ALL" => u64::MAX,
+            word => bits | SUBSYSTEMS.iter().position(|name| *name == word).map_or(0, |bit| 1 << bit),
+        })
     };
-    Filter { level, subsystems }
+    let subsystems = match subsystems {
+        None => bits("INIT,ENV"),
+        Some(list) => list.strip_prefix('^').map_or_else(|| bits(list), |but| !bits(but)),
+    };
+    Filter { level, subsystems, all_info: false }
 }
 
+/// Whether NCCL shows a line, its own or a plugin's: warnings are filtered by subsystem as all other lines are.
 fn wanted(filter: Filter, level: u32, subsystems: u64) -> bool {
-    level == abi::NCCL_LOG_WARN && filter.level >= abi::NCCL_LOG_WARN
-        || level <= filter.level && subsystems & filter.subsystems != 0
+    let all = filter.all_info && level == abi::NCCL_LOG_INFO;
+    level <= filter.level && (all || subsystems & filter.subsystems != 0)
+}
+
+/// Whether this module shows a line of `level` and `subsystems` where `NCCL_DEBUG` and `NCCL_DEBUG_SUBSYS` have these values.
+pub fn shows(debug: Option<&str>, debug_subsys: Option<&str>, level: u32, subsystems: u64) -> bool {
+    wanted(parse_filter(debug, debug_subsys), level, subsystems)
 }
 
 /// Called by `src/logger.c` before it formats.
@@ -117,26 +172,5 @@ extern "C" fn ferrite_log_line(level: c_int, file: *const c_char, line: c_int, t
             lines.pop_front();
         }
         lines.push_back(entry);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn filters_as_nccl_does() {
-        let init = abi::NCCL_SUBSYS_INIT as u64;
-        let net = abi::NCCL_SUBSYS_NET as u64;
-        let silent = parse_filter(None, None);
-        assert!(!wanted(silent, abi::NCCL_LOG_WARN, init));
-        let info = parse_filter(Some("info"), None);
-        assert!(wanted(info, abi::NCCL_LOG_INFO, init | net));
-        assert!(!wanted(info, abi::NCCL_LOG_INFO, net));
-        assert!(wanted(info, abi::NCCL_LOG_WARN, 0));
-        let net_only = parse_filter(Some("INFO"), Some("NET"));
-        assert!(wanted(net_only, abi::NCCL_LOG_INFO, net));
-        assert!(!wanted(net_only, abi::NCCL_LOG_INFO, init));
-        assert!(wanted(parse_filter(Some("INFO"), Some("ALL")), abi::NCCL_LOG_INFO, 1 << 40));
     }
 }
