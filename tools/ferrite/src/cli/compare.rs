@@ -49,8 +49,8 @@ Examples:
   mpirun -np 2 -H HOST0,HOST1 -x MASTER_ADDR=HOST0 ferrite compare --verbs system --job
                                                 the same under a launcher, a process on each host
 
-Exit code 0: B is as good as A or better; 1: B is worse somewhere (see --fail-if-worse), or a byte is wrong; 2: not valid; 3: too few runs to \
-tell, see --find; 130: interrupted, and the report holds what had been measured. With --earlier, 1 is also that B has become worse against A, and 3 \
+Exit code 0: B is as good as A or better; 1: B is worse somewhere (see --fail-if-worse), or a byte is wrong; 2: not valid; 3: undecided, \
+since the machine is too noisy or the runs are too few, see --find; 130: interrupted, and the report holds what had been measured. With --earlier, 1 is also that B has become worse against A, and 3 \
 that a change might have been missed. Of two hosts rank 0's has that code and the report; the other one's is 0 when the comparison has \
 come to its end.")]
 pub(super) struct Compare {

@@ -29,7 +29,7 @@ Exit codes:
   0    all is right; `compare`: B is as good as A or better
   1    something is wrong: a failed check, a wrong byte; `compare`: B is worse
   2    not valid: a wrong command line, or it could not be tried
-  3    `compare`: too few runs to tell
+  3    `compare`: undecided, too noisy or too few runs
   130  interrupted";
 
 /// Says why, where it is not told yet; the exit code.

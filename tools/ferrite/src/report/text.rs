@@ -55,7 +55,7 @@ pub(crate) fn over_connections(scope: &Scope) -> String {
 }
 
 /// How many repetitions there are sessions of.
-pub(crate) fn repetitions_run(record: &Record) -> usize {
+fn repetitions_run(record: &Record) -> usize {
     record.sessions.iter().map(|run| run.repetition + 1).max().unwrap_or(0)
 }
 

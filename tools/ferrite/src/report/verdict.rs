@@ -3,9 +3,9 @@
 use crate::measure::metric::Label;
 use crate::measure::sample::{Key, size_text};
 use crate::report::judged::{Conclusion, Judged, Words};
-use crate::report::text::{percent, repetitions, repetitions_run};
+use crate::report::text::{percent, repetitions};
 use crate::results::changed::Earlier;
-use crate::results::judgement::Finding;
+use crate::results::judgement::{Finding, Judgement};
 use crate::results::record::Record;
 
 /// Draws the conclusion: from B against A and, where an earlier run is named, from what has changed since.
@@ -48,7 +48,7 @@ pub(crate) fn verdict(record: &Record) -> String {
         worse: "B is worse than A",
         better: "B is better than A, worse nowhere",
         alike: "B is as good as A",
-        too_few: &|| too_few(record),
+        too_few: &|| undecided(record),
         none: "no difference found",
     };
     format!("{}; {valid}", against_a(record).line(&words))
@@ -61,7 +61,7 @@ pub(crate) fn change(record: &Record) -> Option<String> {
         worse: "B is worse against A than it was",
         better: "B is better against A than it was, worse nowhere",
         alike: "B is against A what it was",
-        too_few: &|| format!("too few runs to tell a change of {}", percent(record.scope.find())),
+        too_few: &|| format!("UNDECIDED: a change of {} might have been missed", percent(record.scope.find())),
         none: "no change found",
     };
     Some(format!("since the run of {}: {}", earlier.file.display(), since(record, earlier).line(&words)))
@@ -100,26 +100,20 @@ pub(super) fn key_name(key: &Key) -> String {
     name
 }
 
-/// What is missing, and how many repetitions might do.
-fn too_few(record: &Record) -> String {
-    let wanted = record.scope.find();
-    let run = repetitions_run(record);
-    // Widths shrink with the square root of the number.
-    let needs = record.groups.iter().filter(|group| group.judgement.finding == Some(Finding::Unclear));
-    let needs = needs.filter_map(|group| group.judgement.least);
-    let worst = needs.fold(0.0_f64, f64::max);
-    let advice = if worst > wanted {
-        let many = run as f64 * (worst.ln_1p() / wanted.ln_1p()).powi(2);
-        format!(", some {} might do", (many / 6.0).ceil() * 6.0)
-    } else if record.groups.iter().any(|group| group.judgement.finding.is_none()) || record.groups.is_empty() {
-        ", it takes nine or more".into()
+/// Why nothing is claimed.
+fn undecided(record: &Record) -> String {
+    let groups = || record.groups.iter().map(|group| &group.judgement);
+    let is_missed =
+        |judgement: &Judgement| judgement.finding == Some(Finding::Unclear) && !judgement.excludes(record.scope.find());
+    let (find, run) = (percent(record.scope.find()), repetitions(record));
+    let why = if record.groups.is_empty() || groups().any(|judgement| judgement.finding.is_none()) {
+        format!("too few runs to tell a difference of {find} ({run}, it takes nine or more)")
+    } else if groups().any(is_missed) {
+        format!("this machine is too noisy to tell a difference of {find} ({run}); run again when it is idle")
     } else {
-        String::new()
+        "nothing can be told where A differs from A".into()
     };
-    if record.groups.iter().any(|group| group.judgement.finding == Some(Finding::Biased)) && worst <= wanted {
-        return "nothing can be told where A differs from A".into();
-    }
-    format!("too few runs to tell a difference of {} ({}{advice})", percent(wanted), repetitions(record))
+    format!("UNDECIDED: {why}")
 }
 
 #[cfg(test)]
@@ -127,7 +121,6 @@ mod tests {
     use super::*;
     use crate::report::sample_record::sample_record;
     use crate::results::changed::{ChangedGroup, Medians};
-    use crate::results::judgement::Judgement;
     use crate::results::rows::Group;
 
     fn group(finding: Option<Finding>, least: f64) -> Group {
@@ -140,17 +133,29 @@ mod tests {
         let mut record = sample_record();
         for (finding, least, expected, words) in [
             (Some(Finding::Unclear), 0.04, Conclusion::Good, "no difference found: latency (4.0 % would have been)"),
-            (Some(Finding::Unclear), 0.4, Conclusion::TooFew, "too few runs to tell a difference of 10 %"),
+            (
+                Some(Finding::Unclear),
+                0.4,
+                Conclusion::TooFew,
+                "UNDECIDED: this machine is too noisy to tell a difference of 10 %",
+            ),
             (Some(Finding::Unclear), 0.4, Conclusion::TooFew, "not told: latency (less than 40 % is missed)"),
             (Some(Finding::Better), 0.4, Conclusion::Good, "B is better than A, worse nowhere; better: latency"),
             (Some(Finding::Worse), 0.4, Conclusion::Worse, "B is worse than A; worse: latency"),
+            (
+                Some(Finding::Biased),
+                0.01,
+                Conclusion::TooFew,
+                "UNDECIDED: nothing can be told where A differs from A; ",
+            ),
             (Some(Finding::Biased), 0.01, Conclusion::TooFew, "A differs from A: latency"),
-            (None, 0.0, Conclusion::TooFew, "it takes nine or more"),
+            (None, 0.0, Conclusion::TooFew, "UNDECIDED: too few runs"),
         ] {
             record.groups = vec![group(finding, least)];
             assert_eq!(conclusion(&record), expected, "{finding:?}");
             let line = verdict(&record);
             assert!(line.contains(words), "{line}");
+            assert_eq!(line.starts_with("UNDECIDED: "), expected == Conclusion::TooFew, "{line}");
             assert_eq!(line.contains("no difference found: "), expected == Conclusion::Good && least < 0.1, "{line}");
         }
         record.groups.clear();
@@ -209,7 +214,12 @@ mod tests {
         assert_eq!((conclusion(&record), change(&record)), (Conclusion::Good, None));
         for (finding, least, expected, words) in [
             (Finding::Worse, 0.4, Conclusion::Worse, "B is worse against A than it was; worse: latency"),
-            (Finding::Unclear, 0.4, Conclusion::TooFew, "too few runs to tell a change of 10 %; not told: latency"),
+            (
+                Finding::Unclear,
+                0.4,
+                Conclusion::TooFew,
+                "UNDECIDED: a change of 10 % might have been missed; not told: latency",
+            ),
             (Finding::Unclear, 0.04, Conclusion::Good, "B is against A what it was; no change found: latency (4.0 %"),
             (Finding::Better, 0.4, Conclusion::Good, "B is better against A than it was, worse nowhere; better: "),
         ] {

@@ -45,7 +45,7 @@ fn wrong((code, stdout, stderr): (i32, String, String), words: &[&str]) {
 fn help_is_valid_and_tells_exit_codes_defaults_and_examples() {
     let (code, stdout, _) = ferrite(&["--help"], &[]);
     assert_eq!(code, 0);
-    for words in ["  1    something is wrong: a failed check", "  3    `compare`: too few runs", "  130  interrupted"] {
+    for words in ["  1    something is wrong: a failed check", "  3    `compare`: undecided", "  130  interrupted"] {
         assert!(stdout.contains(words), "{words:?} is missing: {stdout}");
     }
     for command in ["compare", "bench", "verify", "memcpy", "check", "solo", "cost", "trace"] {
@@ -181,7 +181,7 @@ fn a_comparison_writes_its_report() {
         "B/A [interval]",
         "A/A [interval]",
         "found from",
-        "too few runs to tell a difference of 10 % (2 repetitions, it takes nine or more)",
+        "UNDECIDED: too few runs to tell a difference of 10 % (2 repetitions, it takes nine or more)",
         "valid run, data right",
     ] {
         assert!(stdout.contains(words), "{words:?} is missing: {stdout}");
@@ -198,7 +198,7 @@ fn a_comparison_writes_its_report() {
     }
     assert_eq!(record.sides[1].sha256.len(), 64);
     let page = read("report.md");
-    assert!(page.starts_with("# A against B\n\n**Too few runs to tell a difference of 10 %"), "{page}");
+    assert!(page.starts_with("# A against B\n\n**UNDECIDED: too few runs to tell a difference of 10 %"), "{page}");
     assert!(page.contains("| size | #wrong | A min | A typ | A p99 | B min |"));
     assert!(page.contains(&format!("made by ferrite {}", record.tool)), "{page}");
     let svg = read("report.svg");
@@ -215,7 +215,10 @@ fn since_an_earlier_run(folder: &Scratch) {
     let ((code, stdout, stderr), folder) = compare(&loopback(), &words);
     assert_eq!(code, 3, "{stdout}{stderr}");
     let line = stdout.lines().find(|line| line.starts_with("since the run of ")).expect("the change");
-    assert!(line.contains("raw.json: too few runs to tell a change of 10 %; of 10 rows 10 with too few"), "{line}");
+    assert!(
+        line.contains("raw.json: UNDECIDED: a change of 10 % might have been missed; of 10 rows 10 with too few"),
+        "{line}"
+    );
     let page = std::fs::read_to_string(folder.join("report.md")).expect("it was written");
     for words in [
         "## Since an earlier run",
