@@ -50,6 +50,7 @@ compared when its message arrives; a receive buffer is looked at again before it
 Examples:
   ferrite outlast --scenario flap-sender,late-write --stock 2.30.7 --switches on --reps 3
   ferrite outlast --plugin PATH --fault 'port softrnic0/1 down' --at 300ms --fault 'port softrnic0/1 up' --at 350ms
+  ferrite outlast --stock 2.21.5 --own-defaults --limit 60 --lasting 15s --fault 'port softrnic0/1 down' --at 1s --fault 'port softrnic0/1 up' --at 6s
   ferrite outlast --scenario all --plugin PATH --format json > ferrite.jsonl; ferrite outlast --table ferrite.jsonl
 
 Exit code 0: no byte was wrong, however the streams ended; 1: one was, or with --finish a stream did not come to its end; \
@@ -75,6 +76,9 @@ pub(super) struct Outlast {
     /// The built-in transport's port failover and recovery, which it has from 2.30 on [default: off]
     #[arg(long, value_enum)]
     switches: Option<Switches>,
+    /// The transport's own retries (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT), which are shortened otherwise; with a larger --limit
+    #[arg(long, conflicts_with = "switches")]
+    own_defaults: bool,
     /// Times that each scenario is run
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     reps: u32,
@@ -99,6 +103,9 @@ pub(super) struct Outlast {
     /// From one message to the next
     #[arg(long, value_name = "TIME", default_value = "2ms", value_parser = parse_time)]
     period: Duration,
+    /// With --fault: the name of its row in the table
+    #[arg(long, value_name = "NAME", default_value = "own", conflicts_with = "scenario")]
+    name: String,
     /// With --fault: how long the stream lasts if nothing goes wrong
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_time)]
     lasting: Duration,
@@ -144,6 +151,7 @@ enum PortsName {
 struct Trial {
     name: String,
     ports: Ports,
+    /// What shortens the retries.
     retries: [(&'static str, &'static str); 2],
     pause: Option<(u64, u64)>,
     /// For [`Scenario::script`]; of an own script, the steps themselves.
@@ -164,6 +172,7 @@ impl Outlast {
         let (reps, format, finish) = (self.reps, self.format, self.finish);
         let (seed, flaps) = (self.seed, self.flaps);
         let (limit, period, size) = (self.limit, self.period, self.size);
+        let is_shortened = !self.own_defaults;
         let base = self.request(command)?;
         trials.iter().try_for_each(|trial| base.require_rules(&trial.own.0))?;
         let mut outcomes = Vec::new();
@@ -175,7 +184,8 @@ impl Outlast {
                     None => trial.own.clone(),
                 };
                 let messages = (lasting.as_micros() / period.as_micros()).max(1) as u64;
-                let variables = trial.retries.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+                let retries = trial.retries.iter().filter(|_| is_shortened);
+                let variables = retries.map(|(name, value)| ((*name).into(), (*value).into()));
                 let request = OutlastRequest {
                     scenario: trial.name.clone(),
                     ports: trial.ports,
@@ -232,6 +242,10 @@ impl Outlast {
             steps.push(Step { at: *at, fault: Fault::parse(text)? });
         }
         steps.sort_by_key(|step| step.at);
+        let name = self.name.clone();
+        if SCENARIOS.iter().any(|scenario| scenario.name == name) {
+            return Err(Error::Usage(format!("--name {name}: a scenario has this name; --list names them all")));
+        }
         let ports = match self.ports {
             PortsName::One => Ports::One,
             PortsName::Two => Ports::Two,
@@ -239,7 +253,7 @@ impl Outlast {
         };
         let pause = self.pause_at.zip(self.pause.map(|pause| pause.as_millis() as u64));
         let own = (steps, self.lasting);
-        Ok(vec![Trial { name: "own".into(), ports, retries: RETRIES, pause, scenario: None, own }])
+        Ok(vec![Trial { name, ports, retries: RETRIES, pause, scenario: None, own }])
     }
 
     /// What is the same in all runs.
@@ -275,7 +289,11 @@ impl Outlast {
             seed: 0,
             // Without the folder that this program is in.
             command: format!("ferrite {}", command.get(1..).unwrap_or_default().join(" ")),
-            suffix: if is_on { " with switches" } else { "" },
+            suffix: match (is_on, self.own_defaults) {
+                (true, _) => " with switches",
+                (_, true) => " with own defaults",
+                _ => "",
+            },
         })
     }
 }

@@ -85,12 +85,13 @@ pub(crate) fn table(outcomes: &[Outcome]) -> String {
     line(format!("| scenario | {} |", sides.join(" | ")));
     line(format!("|---|{}", "---|".repeat(sides.len())));
     for name in names {
-        let claim = SCENARIOS.iter().find(|scenario| scenario.name == name).map_or("", |scenario| scenario.claim);
+        let claim = SCENARIOS.iter().find(|scenario| scenario.name == name).map(|scenario| scenario.claim);
+        let title = claim.map_or_else(|| name.to_owned(), |claim| format!("`{name}`: {claim}"));
         let cells = sides.iter().map(|side| {
             let of = |outcome: &&Outcome| outcome.scenario == name && outcome.side == *side;
             cell(&outcomes.iter().filter(of).collect::<Vec<_>>())
         });
-        line(format!("| `{name}`: {claim} | {} |", cells.collect::<Vec<_>>().join(" | ")));
+        line(format!("| {title} | {} |", cells.collect::<Vec<_>>().join(" | ")));
     }
     page
 }
@@ -205,6 +206,12 @@ mod tests {
         let cells = "| 2/3: goes on, gap 3 to 8 ms; 1/3: **WRONG BYTES**, goes on, 5 B wrong, gap 1 ms \
                      | sender error 6, receiver error 6, after 700 ms |\n";
         assert!(page.ends_with(cells), "{page}");
+    }
+
+    #[test]
+    fn a_script_of_ones_own_is_a_row_with_its_name() {
+        let named = Outcome { scenario: "down for 5 s".into(), ..outcome("A", End::Finished, 0, 3.2) };
+        assert!(table(&[named]).ends_with("\n| down for 5 s | goes on, gap 3 ms |\n"));
     }
 
     #[test]

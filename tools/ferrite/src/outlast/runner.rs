@@ -56,7 +56,7 @@ pub(crate) struct OutlastRequest {
     pub(crate) seed: u64,
     /// The command line, for the record.
     pub(crate) command: String,
-    /// What is said of the switches, such as ` with switches`.
+    /// What is said of the variables, such as ` with switches`.
     pub(crate) suffix: &'static str,
 }
 

@@ -118,6 +118,22 @@ fn a_stream_that_gets_nowhere_is_ended_by_the_limit() {
     assert!(stderr.contains("1 of 1 streams did not come to their end"), "{stderr}");
 }
 
+/// Without failover, so that the retries decide when the sender gets its error: half a second if they are shortened, else 34 s.
+#[test]
+fn retries_are_shortened_unless_the_transports_own_are_asked_for() {
+    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
+    let mut arguments = vec!["--plugin", text(&plugin), "--fault", "drop attempts=all", "--at", "200ms"];
+    arguments.extend(["--lasting", "600ms", "--limit", "8", "--name", "lost"]);
+    let environment = [("FERRITE_FAILOVER", "0")];
+    let (code, stdout, stderr) = require!(outlast(&arguments, &environment));
+    assert!(code == 0 && stdout.starts_with("lost 1: Ferrite on "), "{stdout}{stderr}");
+    assert!(stdout.contains("  sender got error 6 from "), "{stdout}");
+    arguments.push("--own-defaults");
+    let (code, stdout, stderr) = require!(outlast(&arguments, &environment));
+    assert!(code == 0 && stdout.starts_with("lost 1: Ferrite with own defaults on "), "{stdout}{stderr}");
+    assert!(stdout.contains(" hung until ") && !stdout.contains("  sender got error "), "{stdout}");
+}
+
 #[test]
 fn a_process_that_is_stopped_is_told_with_what_its_threads_did() {
     let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
@@ -221,6 +237,8 @@ fn a_wrong_command_line_is_told_before_anything_starts() {
         (&["--fault", "drop message=x", "--at", "1s"], "--fault \"drop message=x\": "),
         (&["--fault", "frobnicate", "--at", "1s"], "there is no action"),
         (&["--scenario", "none", "--switches", "on"], "--switches is about --stock"),
+        (&["--scenario", "none", "--own-defaults", "--switches", "off"], "cannot be used with"),
+        (&["--fault", "drop", "--at", "1s", "--name", "none"], "--name none: a scenario has this name"),
         (&["--scenario", "none", "--period", "0.5us"], "--period 500ns: it is 1us or more"),
         (&["--scenario", "none", "--size", "0"], "0 is not between"),
         (&["--scenario", "none", "--fault", "drop"], "cannot be used with"),
