@@ -78,6 +78,7 @@
 //! | GIDs and LIDs | come, go and change while programs run: `GID_CHANGE`, `LID_CHANGE`; packets by the old ones vanish |
 //! | device failed | its QPs go into ERR and flush, `DEVICE_FATAL`, creating and modifying answer `EIO`, peers get no answer; for good, or until it can be opened anew |
 //! | fork | the child loses what it inherited (`ENODEV`; destroying does nothing) and may open devices anew |
+//! | copies | two copies of the library in one process are two processes of the fabric; what one has made is `ENODEV` to the other |
 //!
 //! # What is not
 //!
@@ -123,7 +124,7 @@
 //! | NCCL | variable | because |
 //! |---|---|---|
 //! | 2.21 to 2.30 | `NCCL_IB_MERGE_NICS=0` with two devices or more | without sysfs it cannot tell which belong together |
-//! | 2.28.7 to 2.28.9 | `NCCL_GIN_TYPE=0` | looks for a device of mlx5 to start network traffic from GPU kernels; where every device is of another kind it calls through an invalid pointer (SIGSEGV after `Initialized NET plugin IB`) |
+//! | 2.28.7 to 2.28.9 | `NCCL_GIN_TYPE=0` | looks for a device of mlx5 to start network traffic from GPU kernels; where every device is of another kind it calls through an invalid pointer (SIGSEGV after `Initialized NET plugin IB`). `softrnic run` and `softrnic env` set it for every release, unless it is set: one-sided operations (`ncclPutSignal`) are off then |
 //!
 //! Under `softrnic run --faithful` it finds their places on the PCI bus, and with `--same-card` or two ports fuses them
 //! as it fuses those of a real card. Rich GID tables need that as well: NCCL reads the types from sysfs.

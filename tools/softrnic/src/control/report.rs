@@ -18,7 +18,7 @@ use crate::process::fabric::Fabric;
 use crate::process::reach::{DIRECT, STAGED};
 use crate::shm::layout::Table;
 use crate::shm::process_id::slot_of;
-use crate::shm::slots::{self, ANY_PEER, GIDS, PROC_ALIVE, PathSlot, PortSlot, QpSlot};
+use crate::shm::slots::{self, ANY_PEER, GIDS, PathSlot, PortSlot, QpSlot};
 
 /// A fabric.
 #[derive(Clone, Debug)]
@@ -241,7 +241,7 @@ pub(crate) fn of(fabric: &Fabric) -> Report {
             obstacle: (obstacle != 0).then_some(obstacle),
             commands: Commands::of(slot),
             pid: slot.pid.load(SeqCst),
-            is_alive: slot.state.load(SeqCst) == PROC_ALIVE && fabric.file.is_held(index),
+            is_alive: fabric.takes_part(index),
         }
     });
     Report {

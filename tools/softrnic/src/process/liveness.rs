@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use crate::process::fabric::Fabric;
 use crate::shm::mark;
 use crate::shm::process_id::slot_of;
-use crate::shm::slots::{ProcSlot, QpSlot};
+use crate::shm::slots::{PROC_ALIVE, ProcSlot, QpSlot};
 
 /// Whether `slot` still is process `id` and has not died.
 pub(crate) fn is_alive(slot: &ProcSlot, id: u32) -> bool {
@@ -16,6 +16,13 @@ pub(crate) fn is_alive(slot: &ProcSlot, id: u32) -> bool {
 }
 
 impl Fabric {
+    /// Whether the process in slot `index` takes part, and is neither in its exit handlers nor dying. The kernel drops the lock of a
+    /// process that dies after it may have closed its sockets, from which a peer hears of the death; it marks the word before.
+    pub(crate) fn takes_part(&self, index: usize) -> bool {
+        let slot = self.proc(index);
+        slot.state.load(Acquire) == PROC_ALIVE && is_alive(slot, slot.id.load(Acquire)) && self.file.is_held(index)
+    }
+
     /// The process `id`, if it lives.
     pub(crate) fn live_process(&self, id: u32) -> Option<&'static ProcSlot> {
         let slot = self.proc(slot_of(id));

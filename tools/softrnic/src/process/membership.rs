@@ -52,9 +52,7 @@ impl Fabric {
     pub(crate) fn leave(&self) {
         let _control = self.file.control();
         self.proc(slot_of(self.me)).state.store(PROC_EXITING, SeqCst);
-        let others = (0..PROCS)
-            .any(|i| i != slot_of(self.me) && self.proc(i).state.load(Acquire) == PROC_ALIVE && self.file.is_held(i));
-        if !others {
+        if !(0..PROCS).any(|index| index != slot_of(self.me) && self.takes_part(index)) {
             self.file.unlink();
         }
     }

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::host::errno::{errno_text, last_errno};
 use crate::limits::PROCS;
 use crate::shm::layout::{self, FILE_BYTES, MAGIC, VERSION};
-use crate::shm::record_lock::{CONTROL, helper_lock, is_locked, life_lock, set_lock};
+use crate::shm::record_lock::{CONTROL, helper_lock, is_locked, life_lock, pid_lock, set_lock};
 use crate::shm::slots::{Header, PROC_ALIVE, ProcSlot};
 
 /// The open, mapped file.
@@ -19,7 +19,7 @@ pub(crate) struct SharedFile {
     fd: i32,
     path: PathBuf,
     base: *mut u8,
-    /// POSIX locks belong to the process, so its threads need one of their own.
+    /// The record locks belong to the open file, so threads need one of their own.
     threads: Mutex<()>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct ControlLock<'a> {
 
 impl Drop for ControlLock<'_> {
     fn drop(&mut self) {
-        set_lock(self.file.fd, CONTROL, libc::F_UNLCK, libc::F_SETLK);
+        set_lock(self.file.fd, CONTROL, libc::F_UNLCK, libc::F_OFD_SETLK);
     }
 }
 
@@ -95,14 +95,11 @@ impl SharedFile {
     /// Opens the file of a fabric that live processes use, to look at it.
     pub(crate) fn open_existing(path: &Path) -> Result<Self, Unusable> {
         let c_path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Unusable::System(libc::EINVAL))?;
-        // SAFETY: `c_path` is a valid C string.
-        let fd = unsafe { libc::open(c_path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW) };
-        if fd < 0 {
-            let code = last_errno();
-            return Err(if code == libc::ENOENT { Unusable::Unused } else { Unusable::System(code) });
-        }
-        let fd = Descriptor(fd);
-        set_lock(fd.0, CONTROL, libc::F_WRLCK, libc::F_SETLKW);
+        let fd = Descriptor::open(&c_path, 0).map_err(|code| match code {
+            libc::ENOENT => Unusable::Unused,
+            code => Unusable::System(code),
+        })?;
+        set_lock(fd.0, CONTROL, libc::F_WRLCK, libc::F_OFD_SETLKW);
         let is_used = is_locked(fd.0, life_lock(0), PROCS as i64);
         if !is_used || !is_same_file(fd.0, &c_path) {
             return Err(Unusable::Unused);
@@ -110,8 +107,8 @@ impl SharedFile {
         if !fd.has_our_layout(file_size(fd.0)) {
             return Err(Unusable::OtherLayout);
         }
-        let base = fd.map().map_err(Unusable::System)?;
-        set_lock(fd.0, CONTROL, libc::F_UNLCK, libc::F_SETLK);
+        let base = fd.map(&c_path).map_err(Unusable::System)?;
+        set_lock(fd.0, CONTROL, libc::F_UNLCK, libc::F_OFD_SETLK);
         Ok(Self { fd: fd.keep(), path: path.to_owned(), base, threads: Mutex::new(()) })
     }
 
@@ -129,7 +126,7 @@ impl SharedFile {
     /// Takes the control lock; waits for other processes.
     pub(crate) fn control(&self) -> ControlLock<'_> {
         let guard = self.assume_control();
-        set_lock(self.fd, CONTROL, libc::F_WRLCK, libc::F_SETLKW);
+        set_lock(self.fd, CONTROL, libc::F_WRLCK, libc::F_OFD_SETLKW);
         guard
     }
 
@@ -171,7 +168,12 @@ impl SharedFile {
 
     /// Takes the life lock of slot `index` for this process.
     pub(crate) fn hold(&self, index: usize) -> bool {
-        set_lock(self.fd, life_lock(index), libc::F_WRLCK, libc::F_SETLK)
+        let is_ours = set_lock(self.fd, life_lock(index), libc::F_WRLCK, libc::F_OFD_SETLK);
+        if is_ours {
+            // Should it be lost, only the choice of a fabric by the session of its processes suffers.
+            set_lock(self.fd, pid_lock(index), libc::F_WRLCK, libc::F_SETLK);
+        }
+        is_ours
     }
 
     /// Removes the name. The caller holds the control lock and is the last one alive.
@@ -201,6 +203,14 @@ impl Drop for Descriptor {
 }
 
 impl Descriptor {
+    /// Opens the file, with these flags more; the error is an errno.
+    fn open(path: &CString, flags: i32) -> Result<Self, i32> {
+        let flags = flags | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+        // SAFETY: `path` is a valid C string.
+        let fd = unsafe { libc::open(path.as_ptr(), flags, 0o600) };
+        if fd < 0 { Err(last_errno()) } else { Ok(Self(fd)) }
+    }
+
     fn keep(self) -> i32 {
         let fd = self.0;
         std::mem::forget(self);
@@ -209,13 +219,13 @@ impl Descriptor {
 
     /// With the control lock taken: checks what the file is. `None` means "look again" (it was stale or is gone).
     fn adopt(&self, path: &CString) -> Result<Option<*mut u8>, (String, i32)> {
-        set_lock(self.0, CONTROL, libc::F_WRLCK, libc::F_SETLKW);
+        set_lock(self.0, CONTROL, libc::F_WRLCK, libc::F_OFD_SETLKW);
         if !is_same_file(self.0, path) {
             return Ok(None);
         }
         let size = file_size(self.0);
         if size == 0 {
-            return match self.format() {
+            return match self.format(path) {
                 Ok(base) => Ok(Some(base)),
                 Err(code) => {
                     // SAFETY: `path` is a valid C string; under the control lock the file is ours alone.
@@ -226,11 +236,12 @@ impl Descriptor {
         }
         let in_use = is_locked(self.0, life_lock(0), PROCS as i64);
         if in_use && !self.has_our_layout(size) {
-            let what = "it is in use by processes with another version of softrnic (or is no fabric at all)";
+            let what =
+                "it is in use by another version of softrnic, in this process or in others (or is no fabric at all)";
             return Err((what.to_owned(), libc::EPROTO));
         }
         if in_use {
-            let base = self.map().map_err(|code| ("mmap failed".to_owned(), code))?;
+            let base = self.map(path).map_err(|code| ("mmap failed".to_owned(), code))?;
             if any_alive(self.0, base) {
                 return Ok(Some(base));
             }
@@ -244,13 +255,13 @@ impl Descriptor {
     }
 
     /// Lays out an empty file.
-    fn format(&self) -> Result<*mut u8, i32> {
+    fn format(&self, path: &CString) -> Result<*mut u8, i32> {
         allocate(self.0, 0, layout::TABLES_AT)?;
         // SAFETY: acts on our own descriptor.
         if unsafe { libc::ftruncate(self.0, FILE_BYTES as i64) } != 0 {
             return Err(last_errno());
         }
-        let base = self.map()?;
+        let base = self.map(path)?;
         // SAFETY: the mapping is page-aligned and its first 64 KiB have storage.
         let header = unsafe { &*base.cast::<Header>() };
         header.file_bytes.store(FILE_BYTES as u64, Release);
@@ -268,27 +279,28 @@ impl Descriptor {
         got == bytes as isize && words == [MAGIC, VERSION, FILE_BYTES as u64] && size == FILE_BYTES as i64
     }
 
-    fn map(&self) -> Result<*mut u8, i32> {
+    /// Maps the file, whose name this is, by an open file of its own: a forked child keeps the mapping, and must not keep the
+    /// locks with it. The caller holds the control lock, under which the name stays.
+    fn map(&self, path: &CString) -> Result<*mut u8, i32> {
+        let mapped = Self::open(path, 0)?;
+        if !is_same_file(mapped.0, path) || !is_same_file(self.0, path) {
+            return Err(libc::ESTALE);
+        }
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh shared mapping at an address of the kernel's choice.
-        let base = unsafe { libc::mmap(ptr::null_mut(), FILE_BYTES, prot, libc::MAP_SHARED, self.0, 0) };
+        let base = unsafe { libc::mmap(ptr::null_mut(), FILE_BYTES, prot, libc::MAP_SHARED, mapped.0, 0) };
         if base == libc::MAP_FAILED { Err(last_errno()) } else { Ok(base.cast()) }
     }
 }
 
 fn open_or_create(c_path: &CString, path: &Path) -> Result<Descriptor, Failure> {
-    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-    // SAFETY: `c_path` is a valid C string.
-    let fd = unsafe { libc::open(c_path.as_ptr(), flags, 0o600) };
-    if fd >= 0 {
-        return Ok(Descriptor(fd));
-    }
-    let code = last_errno();
-    let why = errno_text(code);
-    Err((
-        format!("cannot create {}: {why}; point SOFTRNIC_SHM_DIR to a directory that is writable", path.display()),
-        code,
-    ))
+    Descriptor::open(c_path, libc::O_CREAT).map_err(|code| {
+        let why = errno_text(code);
+        (
+            format!("cannot create {}: {why}; point SOFTRNIC_SHM_DIR to a directory that is writable", path.display()),
+            code,
+        )
+    })
 }
 
 /// Whether a process that still takes part holds its life lock.

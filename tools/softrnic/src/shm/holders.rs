@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::limits::PROCS;
 use crate::shm::layout::MAGIC;
-use crate::shm::record_lock::{CONTROL, life_lock, lock_range};
+use crate::shm::record_lock::{CONTROL, lock_range, pid_lock};
 
 /// What became of a file that was to be removed unless a process holds it.
 #[derive(Debug)]
@@ -21,8 +21,7 @@ pub(crate) enum Remains {
     Removed(u64),
 }
 
-/// Removes the fabric `path` if no process has it. Not for a process that takes part in it: closing the file lets go of
-/// that process's own locks.
+/// Removes the fabric `path` if no process has it.
 pub(crate) fn remove_unless_held(path: &Path) -> io::Result<Remains> {
     let Some((file, bytes)) = open(path)? else { return Ok(Remains::NotOurs) };
     if !hold_all(&file)? {
@@ -37,11 +36,11 @@ pub(crate) fn remove_unless_held(path: &Path) -> io::Result<Remains> {
 }
 
 /// The processes that take part in the fabric `path` of this user, as far as they are in this process id namespace.
-/// Empty if it is no fabric. Not for a process that takes part in it itself.
+/// Empty if it is no fabric. Not for a process that takes part in it itself: closing the file drops the lock that tells its number.
 pub(crate) fn pids(path: &Path) -> io::Result<Vec<i32>> {
     let Some((file, _)) = open(path)? else { return Ok(Vec::new()) };
     let holders = (0..PROCS).filter_map(|index| {
-        let mut range = lock_range(libc::F_WRLCK, life_lock(index), 1);
+        let mut range = lock_range(libc::F_WRLCK, pid_lock(index), 1);
         // SAFETY: an open file; `range` outlives the call.
         let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut range) };
         // 0: a process of another namespace.

@@ -1,5 +1,9 @@
-//! POSIX record locks on offsets far behind the end of the file. The kernel drops them when their process dies, and a
-//! forked child does not inherit them: they are the authority on which process is alive.
+//! Record locks on offsets far behind the end of the file. The kernel drops them when their process dies: they are the authority
+//! on which process is alive.
+//!
+//! They belong to the open file and not to the process: two copies of this library in one process are two processes of the
+//! fabric, each of which sees the locks of the other. A forked child inherits the open file and closes it
+//! ([`crate::shm::file::SharedFile::abandon`]); while it keeps it open, the locks of its parent are not dropped.
 
 use crate::host::errno::last_errno;
 use crate::limits::PROCS;
@@ -16,6 +20,12 @@ pub(crate) fn life_lock(index: usize) -> i64 {
 /// Offset of the lock that the helper of the process in slot `index` holds while it may write to the stage.
 pub(crate) fn helper_lock(index: usize) -> i64 {
     life_lock(PROCS + index)
+}
+
+/// Offset of the lock that tells the number of the process in slot `index`. This one belongs to the process: the lock of an open
+/// file tells no number.
+pub(crate) fn pid_lock(index: usize) -> i64 {
+    helper_lock(PROCS + index)
 }
 
 pub(crate) fn lock_range(kind: i32, start: i64, len: i64) -> libc::flock {
@@ -41,10 +51,10 @@ pub(crate) fn set_lock(fd: i32, at: i64, kind: i32, command: i32) -> bool {
     }
 }
 
-/// Whether another process holds a lock in `[at, at + len)`.
+/// Whether another open file, or another process, has a lock in `[at, at + len)`.
 pub(crate) fn is_locked(fd: i32, at: i64, len: i64) -> bool {
     let mut range = lock_range(libc::F_WRLCK, at, len);
     // SAFETY: `range` outlives the call.
-    let rc = unsafe { libc::fcntl(fd, libc::F_GETLK, &mut range) };
+    let rc = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &mut range) };
     rc == 0 && i32::from(range.l_type) != libc::F_UNLCK
 }

@@ -36,11 +36,12 @@ pub(crate) fn engine() -> Result<&'static Engine, i32> {
     })
 }
 
-/// The engine for an object of `fabric`; ENODEV if this process may no longer use it.
+/// The engine for an object of `fabric`; ENODEV if this process may no longer use it, being a forked child, or if another
+/// copy of the library in this process has made it.
 #[inline]
 pub(crate) fn engine_of(fabric: &Fabric) -> Result<&'static Engine, i32> {
-    // A process that has objects of a fabric is attached to it, unless it is a forked child.
-    if fabric.is_gone() { Err(libc::ENODEV) } else { current().ok_or(libc::ENODEV) }
+    let own = current().filter(|engine| ptr::eq(engine.fabric, fabric));
+    if fabric.is_gone() { Err(libc::ENODEV) } else { own.ok_or(libc::ENODEV) }
 }
 
 #[inline]

@@ -2,8 +2,9 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::transmute_copy;
-use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
 
 #[path = "structs.rs"]
 mod structs;
@@ -24,16 +25,32 @@ pub fn library_path() -> PathBuf {
         .expect("libibverbs.so next to the tests: cargo builds it with them")
 }
 
+/// The library whose functions are called: the built one, unless [`use_library`] has named another.
 pub fn handle() -> Ptr {
-    static HANDLE: OnceLock<usize> = OnceLock::new();
-    *HANDLE.get_or_init(|| {
-        let path = CString::new(library_path().to_str().expect("UTF-8 path")).expect("path");
-        // SAFETY: a valid C string; loading the library has no side effects but its own.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-        // SAFETY: dlerror returns a C string after a failure.
-        assert!(!handle.is_null(), "dlopen: {:?}", unsafe { CStr::from_ptr(libc::dlerror()) });
-        handle as usize
-    }) as Ptr
+    match HANDLE.load(SeqCst) {
+        0 => {
+            use_library(load(&library_path(), libc::LM_ID_BASE));
+            handle()
+        }
+        handle => handle as Ptr,
+    }
+}
+
+static HANDLE: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on the functions are those of this library.
+pub fn use_library(handle: Ptr) {
+    HANDLE.store(handle as usize, SeqCst);
+}
+
+/// Loads the library in this file, in this namespace of the loader.
+pub fn load(path: &Path, namespace: libc::Lmid_t) -> Ptr {
+    let path = CString::new(path.to_str().expect("UTF-8 path")).expect("path");
+    // SAFETY: a valid C string; loading the library has no side effects but its own.
+    let handle = unsafe { libc::dlmopen(namespace, path.as_ptr(), libc::RTLD_NOW) };
+    // SAFETY: dlerror returns a C string after a failure.
+    assert!(!handle.is_null(), "dlmopen: {:?}", unsafe { CStr::from_ptr(libc::dlerror()) });
+    handle
 }
 
 pub fn symbol(name: &str, version: &str) -> Ptr {

@@ -248,6 +248,46 @@ fn fork_leaves_the_parent_alone() {
     });
 }
 
+/// Whether no process takes part in the fabric `path`: nobody holds a lock there.
+fn is_free(path: &str) -> bool {
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).expect("the fabric");
+    // SAFETY: all zeros is a valid flock, which outlives the call on an open file.
+    unsafe {
+        let mut range: libc::flock = std::mem::zeroed();
+        (range.l_type, range.l_start) = (libc::F_WRLCK as i16, 1 << 40);
+        libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_OFD_SETLK, &raw const range) == 0
+    }
+}
+
+/// A worker that a process has forked, as data loaders are, outlives it: it does not pass for the process.
+#[test]
+fn a_process_that_dies_before_its_forked_worker_has_left_the_fabric() {
+    enter(|_, mut socket| {
+        open(0);
+        // SAFETY: the child sends its number and waits; its alarm ends it at the latest.
+        if unsafe { libc::fork() } == 0 {
+            socket.send(&std::process::id());
+            // SAFETY: a plain number; no arguments.
+            unsafe {
+                libc::alarm(60);
+                libc::pause();
+            }
+        }
+        std::thread::park();
+    });
+    let softrnic = Softrnic::new();
+    let (mut process, mut socket) = softrnic.start(0, &[]);
+    let worker: u32 = socket.recv();
+    let path = format!("/dev/shm/{}", softrnic.fabric());
+    assert!(!is_free(&path));
+    process.signal(libc::SIGKILL);
+    assert!(process.ended().is_killed_by(libc::SIGKILL));
+    assert!(is_free(&path));
+    // SAFETY: plain numbers; it has been forked above, and waits.
+    unsafe { libc::kill(worker as i32, libc::SIGKILL) };
+    std::fs::remove_file(&path).expect("remove");
+}
+
 /// Fifty rounds: a process is killed in the middle of whatever it does. The survivor's request fails after its retries, that
 /// is after the modelled time, its queue pair can be connected again, and the fabric is clean in the end.
 #[test]

@@ -6,6 +6,7 @@ mod churn;
 #[path = "../common/mod.rs"]
 mod common;
 mod completions;
+mod copies;
 mod create_ex;
 mod data;
 mod datagrams;

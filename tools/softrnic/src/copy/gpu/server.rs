@@ -94,7 +94,7 @@ fn map(stage: Stage<'_>) -> Result<(*mut u8, usize), String> {
         return Err(told(std::io::Error::last_os_error()));
     }
     // Until the helper of the one that had this slot before has ended.
-    while !set_lock(file.as_raw_fd(), helper_lock(stage.owner), libc::F_WRLCK, libc::F_SETLKW) {}
+    while !set_lock(file.as_raw_fd(), helper_lock(stage.owner), libc::F_WRLCK, libc::F_OFD_SETLKW) {}
     // The lock goes with the descriptor, which stays open for good.
     let _ = file.into_raw_fd();
     Ok((at.cast(), stage.bytes))
