@@ -39,8 +39,8 @@ def make(release: Release) -> tuple[str, bytes]:
 
 
 def files(release: Release) -> list[Entry]:
-    """Beside the Python files. A wheel has no links: programs look for libibverbs.so too, so softrnic is there under both names; the
-    plugin is found by its path."""
+    """Beside the Python files. A wheel has no links: programs look for libibverbs.so too, so softrnic is there under both names, and two
+    copies in one process work; the plugin is found by its path."""
     contents = {entry.path: entry for entry in release.programs if not entry.link}
     found = list(contents.values())
     for entry in release.programs:

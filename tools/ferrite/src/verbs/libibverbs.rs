@@ -113,7 +113,7 @@ impl Verbs {
         }
     }
 
-    /// Which libibverbs this process has mapped, after `init`.
+    /// Which libibverbs this process has mapped, after `init`; of the software device, by the name that every transport finds.
     ///
     /// # Errors
     /// [`Error::Refused`] if it should have been the software device and is not.
@@ -125,9 +125,8 @@ impl Verbs {
         };
         let expected = std::fs::canonicalize(folder.join(LIBRARY))
             .map_err(|source| Error::io(format!("cannot open {}", folder.display()), source))?;
-        let same = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|path| path == expected);
-        if !mapped.is_empty() && mapped.iter().all(same) {
-            return prove_fabric(&maps).map(|()| mapped);
+        if !mapped.is_empty() && mapped.iter().all(|path| is_same(path, &expected)) {
+            return prove_fabric(&maps).map(|()| vec![expected]);
         }
         let mapped: Vec<String> = mapped.iter().map(|path| path.display().to_string()).collect();
         Err(Error::Refused(format!(
@@ -136,6 +135,12 @@ impl Verbs {
             if mapped.is_empty() { "no libibverbs at all".into() } else { mapped.join(", ") }
         )))
     }
+}
+
+/// Whether two files are one, or copies: a wheel has no links, so that libibverbs.so there is a copy of libibverbs.so.1.
+fn is_same(one: &Path, other: &Path) -> bool {
+    std::fs::canonicalize(one).is_ok_and(|path| path == other)
+        || matches!((std::fs::read(one), std::fs::read(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 /// Where the software device keeps its fabrics.
