@@ -27,9 +27,22 @@ from .matrix import command as matrix
 PROGRAMS = {"ab": ab.main, "ddp": ddp.main, "matrix": matrix.main}
 
 
+# Bytes of a path in NCCL_NET_PLUGIN that NCCL 2.26 and later take.
+LONGEST_PATH = 254
+
+
+def why_not_taken(plugin: Path) -> str:
+    """Why some releases of NCCL do not take the file by its path; "" if all do that take paths."""
+    if len(os.fsencode(plugin)) > LONGEST_PATH:
+        return f"NCCL 2.26 and later take no path of more than {LONGEST_PATH} characters"
+    return "NCCL 2.27 and later take a comma for the end of a path" if "," in str(plugin) else ""
+
+
 def environment(plugin: Path) -> str:
     """As lines of a shell."""
     found = elf.check_machine(plugin)
+    if why := why_not_taken(plugin):
+        print(f"warning: {plugin}: {why}: install the package in another folder", file=sys.stderr)
     values = {"NCCL_NET_PLUGIN": str(plugin), "NCCL_NET": "Ferrite"}
     about = f"# Ferrite {found.version}, for {found.machine} with glibc {elf.text_of(found.glibc)} or newer"
     return "\n".join([about, *(f"export {name}={shlex.quote(value)}" for name, value in values.items())])

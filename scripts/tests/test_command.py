@@ -1,9 +1,12 @@
 """Tests of scripts/ab.py as a user starts it."""
 
+import contextlib
+import io
 import re
 import subprocess
+from pathlib import Path
 
-from nccl_net_ferrite import exit_codes
+from nccl_net_ferrite import command, exit_codes
 
 from . import fixtures
 
@@ -51,3 +54,26 @@ class Command(fixtures.InFolder):
         done = fixtures.run("ab.py", "--blocks", "0")
         self.assertEqual(done.returncode, exit_codes.INVALID)
         self.assertIn("'0' must be a number from 1 to 20", done.stderr)
+
+
+class PathOfThePlugin(fixtures.InFolder):
+    """The lines to evaluate, and a warning of a path that some releases of NCCL do not take."""
+
+    def said(self, path: Path) -> str:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(fixtures.library_here())
+        with contextlib.redirect_stderr(io.StringIO()) as warned:
+            lines = command.environment(path)
+        self.assertIn("export NCCL_NET_PLUGIN=", lines)
+        return warned.getvalue()
+
+    def path_of(self, length: int) -> Path:
+        folder = self.out.resolve() / ("d" * 100)
+        return folder / ("f" * (length - len(str(folder)) - 1))
+
+    def test_a_path_that_all_take(self) -> None:
+        self.assertEqual([self.said(self.out / "p.so"), self.said(self.path_of(254))], ["", ""])
+
+    def test_a_path_that_is_too_long_or_has_a_comma(self) -> None:
+        self.assertRegex(self.said(self.path_of(255)), "^warning: .*f: NCCL 2.26 and later take no path of more than 254 characters: install")
+        self.assertIn("NCCL 2.27 and later take a comma for the end of a path", self.said(self.out / "a,b" / "p.so"))

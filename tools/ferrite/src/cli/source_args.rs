@@ -53,10 +53,12 @@ impl SourceArgs {
                 Ok(Source::stock(cache::fetched(release)?))
             }
             TransportArgs { loader: Some(plugin), .. } => {
-                if plugin.contains('/') {
+                if plugin.contains('/') && !plugin.contains(',') {
                     library::require_plugin(plugin.as_ref(), None)?;
                 }
-                Ok(Source::Loader { nccl: cache::find(None)?, plugin })
+                let nccl = cache::find(None)?;
+                library::require_takeable(&nccl, &plugin)?;
+                Ok(Source::Loader { nccl, plugin })
             }
             _ => Err(Error::Usage("name --plugin, --stock or --loader".into())),
         }

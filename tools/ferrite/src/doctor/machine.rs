@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::doctor::conf_file;
+use crate::doctor::dynamic_loader::DynamicLoader;
 use crate::doctor::loopback::{self, LoopbackFacts};
+use crate::doctor::nccl_files::{self, NcclFile};
 use crate::doctor::root::Root;
 use crate::doctor::verbs_facts::VerbsFacts;
 use crate::doctor::verbs_probe;
@@ -30,19 +32,34 @@ pub(crate) struct Machine {
     pub(crate) plugin: Result<PathBuf, String>,
     /// Processes of the job on this host.
     pub(crate) ranks: u32,
+    /// The working directory.
+    folder: PathBuf,
     verbs: OnceCell<Result<VerbsFacts, String>>,
     loopback: OnceCell<Vec<LoopbackFacts>>,
+    nccl_files: OnceCell<Vec<NcclFile>>,
 }
 
 impl Machine {
     pub(crate) fn new(root: Root, env: BTreeMap<String, String>, plugin: Result<PathBuf, String>, ranks: u32) -> Self {
+        let folder = std::env::current_dir().unwrap_or_else(|_| "/".into());
+        let (verbs, loopback, nccl_files) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
         let env = conf_file::merged(&root, env);
-        Self { root, env, plugin, ranks, verbs: OnceCell::new(), loopback: OnceCell::new() }
+        Self { root, env, plugin, ranks, folder, verbs, loopback, nccl_files }
+    }
+
+    /// The dynamic loader of the job.
+    pub(crate) fn loader(&self) -> DynamicLoader<'_> {
+        DynamicLoader { root: &self.root, env: &self.env, folder: &self.folder }
     }
 
     /// The value of a variable that is set and not empty.
     pub(crate) fn var(&self, name: &str) -> Option<&str> {
         self.env.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+    }
+
+    /// The files libnccl.so.2.
+    pub(crate) fn nccl_files(&self) -> &[NcclFile] {
+        self.nccl_files.get_or_init(|| nccl_files::find(self.loader()))
     }
 
     /// The kernel's log, where it may be read; below another root, its file `/var/log/dmesg`.

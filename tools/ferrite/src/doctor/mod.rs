@@ -7,14 +7,17 @@
 //! | `rows` | the table, a file for each group of rows |
 //! | `machine` | what rows look at: files, environment, trials |
 //! | `root`, `conf_file`, `pci` | files of the machine; NCCL's configuration files; PCI functions |
+//! | `dynamic_loader`, `nccl_files` | where shared objects are found; the files libnccl.so.2 |
 //! | `verbs_probe`, `loopback` | the trials, each in a process of its own; `verbs_facts` is what the first finds |
 //! | `report` | text and JSON |
 //! | `peers` | several hosts: are they alike, and does each reach the others |
 
 mod conf_file;
+mod dynamic_loader;
 pub(crate) mod finding;
 mod loopback;
 pub(crate) mod machine;
+mod nccl_files;
 mod pci;
 pub(crate) mod peers;
 pub(crate) mod report;

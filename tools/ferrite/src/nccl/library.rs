@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::nccl::elf;
+use crate::nccl::plugin_search::PluginSearch;
 use crate::nccl::release::{NcclRelease, STOCK_SYMBOL};
-use crate::nccl::shared_object::SharedObject;
+use crate::nccl::shared_object::{SharedObject, require_setting};
+use crate::nccl::stock_library;
 use crate::nccl::vtable::Vtable;
 use crate::system::maps::Maps;
 
@@ -129,11 +131,14 @@ impl Library {
             Source::Loader { plugin, .. } => {
                 let object = SharedObject::open(&file)?;
                 let release = object.release()?;
-                (taken_by_loader(&object, release, plugin)?, Some(release))
+                require_setting(plugin)?;
+                let refused =
+                    || Error::Refused(format!("the loader of NCCL {release} did not take NCCL_NET_PLUGIN={plugin}"));
+                (taken_by_loader(&object, release)?.ok_or_else(refused)?, Some(release))
             }
         };
         let maps = Maps::read()?;
-        let home = home_of(&maps, source, &file, found.address)?;
+        let home = home_of(&maps, source, &file, &found, release)?;
         // SAFETY: the address is that of the data symbol which by NCCL's contract, or in this release, is a vtable of
         // that version; it is mapped (home_of checked it) and libraries are never unloaded here.
         let vtable = unsafe { Vtable::at(found.address, found.interface)? };
@@ -185,7 +190,49 @@ pub fn profiler_events(nccl: &Path, plugin: &str) -> Result<i32> {
     if release.interface < 11 {
         return Err(Error::Misuse("this release looks for no profiler in a network plugin"));
     }
-    object.run_profiler_loader(release, plugin)
+    require_setting(plugin)?;
+    object.run_profiler_loader(release)
+}
+
+/// The file that the loader of the libnccl.so.2 at `nccl` takes its network from in this process, by this process's own
+/// environment. `None`: it takes none but NCCL's own.
+///
+/// # Errors
+/// As [`Library::open`].
+pub fn loader_takes(nccl: &Path) -> Result<Option<PathBuf>> {
+    let object = SharedObject::open(nccl)?;
+    let release = object.release()?;
+    let Some(found) = taken_by_loader(&object, release)? else { return Ok(None) };
+    Ok(Maps::read()?.at(found.address).map(|mapping| mapping.path.clone()))
+}
+
+/// Finds out, without loading it, whether the loader of the libnccl.so.2 at `nccl` can take a plugin by this value of
+/// `NCCL_NET_PLUGIN`, where that names files by their paths.
+///
+/// # Errors
+/// As [`require_plugin`], and [`Error::Usage`] for a list that the release does not take.
+pub fn require_takeable(nccl: &Path, setting: &str) -> Result<()> {
+    if !setting.contains('/') {
+        return Ok(());
+    }
+    let whole = require_plugin(setting.as_ref(), None).map(drop);
+    if whole.is_ok() || !setting.contains(',') {
+        return whole;
+    }
+    let release = stock_library::verify(nccl)?;
+    let search = PluginSearch::of_release(release);
+    if !search.takes_lists() {
+        return Err(Error::Usage(format!(
+            "{setting}: NCCL {release} takes one plugin, and 2.27 and later take a list; FERRITE_NCCL=PATH names another libnccl.so.2"
+        )));
+    }
+    let files = search.entries(Some(setting)).into_iter().filter(|entry| entry.ignored.is_none());
+    let checked: Vec<Result<()>> = files
+        .map(
+            |entry| if entry.text.contains('/') { require_plugin(entry.text.as_ref(), None).map(drop) } else { Ok(()) },
+        )
+        .collect();
+    if checked.iter().any(Result::is_ok) { Ok(()) } else { checked.into_iter().collect() }
 }
 
 /// Finds out, without loading it, whether the file is a plugin, of version `abi` if that is given; the version that is used.
@@ -225,12 +272,14 @@ fn plugin_vtable(file: &Path, abi: Option<u32>) -> Result<Found> {
     Ok(Found { symbol, address, interface })
 }
 
-/// What NCCL's own loader takes out of `plugin`: before 2.24 its only table, later the one that it tells a communicator to use.
-fn taken_by_loader(nccl: &SharedObject, release: NcclRelease, plugin: &str) -> Result<Found> {
+/// What NCCL's own loader takes, by the environment: before 2.24 its only table, later the one that it tells a communicator to
+/// use. `None`: no table of a plugin.
+fn taken_by_loader(nccl: &SharedObject, release: NcclRelease) -> Result<Option<Found>> {
     if release.interface == 8 {
-        return Ok(Found { symbol: "ncclNets[0]".into(), address: nccl.run_loader(plugin)?, interface: 8 });
+        let address = nccl.run_loader()?;
+        return Ok((address != 0).then(|| Found { symbol: "ncclNets[0]".into(), address, interface: 8 }));
     }
-    let chosen = nccl.run_later_loader(release, plugin)?;
+    let chosen = nccl.run_later_loader(release)?;
     let maps = Maps::read()?;
     for address in chosen {
         let Some(home) = maps.at(address).map(|mapping| mapping.path.clone()) else { continue };
@@ -238,26 +287,36 @@ fn taken_by_loader(nccl: &SharedObject, release: NcclRelease, plugin: &str) -> R
         let Ok(object) = SharedObject::open(&home) else { continue };
         let of = |version: &u32| object.exported(&symbol_of(*version)) == Some(address);
         if let Some(interface) = INTERFACES.into_iter().find(of) {
-            return Ok(Found { symbol: symbol_of(interface), address, interface });
+            return Ok(Some(Found { symbol: symbol_of(interface), address, interface }));
         }
     }
-    Err(Error::Refused(format!("NCCL {release} has not taken a table of NCCL_NET_PLUGIN={plugin}")))
+    Ok(None)
 }
 
-/// The file that the vtable at `address` belongs to; an error if it is not the file that was named.
-fn home_of(maps: &Maps, source: &Source, opened: &Path, address: usize) -> Result<PathBuf> {
-    let home = maps.at(address).map(|mapping| mapping.path.clone());
-    let expected = match source {
-        Source::Plugin { .. } | Source::Stock { .. } => Some(opened.to_path_buf()),
-        Source::Loader { plugin, .. } => plugin.contains('/').then(|| PathBuf::from(plugin)),
+/// The file that the vtable belongs to; an error if it is not one that was named.
+fn home_of(
+    maps: &Maps,
+    source: &Source,
+    opened: &Path,
+    found: &Found,
+    release: Option<NcclRelease>,
+) -> Result<PathBuf> {
+    let expected = match (source, release) {
+        (Source::Loader { plugin, .. }, Some(release)) => {
+            let entries = PluginSearch::of_release(release).entries(Some(plugin));
+            entries.into_iter().map(|entry| PathBuf::from(entry.text)).collect()
+        }
+        _ => vec![opened.to_path_buf()],
     };
-    match (home, expected) {
-        (Some(home), None) => Ok(home),
-        (Some(home), Some(expected)) if maps.is_in(address, &expected) => Ok(home),
-        (home, expected) => Err(Error::Refused(format!(
+    let home = maps.at(found.address).map(|mapping| mapping.path.clone());
+    // A name without a slash is one of a file that the dynamic loader finds.
+    let is_it = |file: &PathBuf| !file.to_string_lossy().contains('/') || maps.is_in(found.address, file);
+    match home {
+        Some(home) if expected.iter().any(is_it) => Ok(home),
+        home => Err(Error::Refused(format!(
             "the vtable lies in {}, not in {}",
             home.map_or_else(|| "no file".into(), |path| path.display().to_string()),
-            expected.unwrap_or_else(|| opened.into()).display()
+            expected.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(" or ")
         ))),
     }
 }

@@ -5,6 +5,7 @@
 //! | [`abi`] | the ncclNet types of versions 8 to 12 |
 //! | [`elf`] | symbols and flags of an ELF file, read without loading it |
 //! | [`release`] | the releases of NCCL that this program can call, and the interface version of each |
+//! | [`plugin_search`] | which plugin a release takes by `NCCL_NET_PLUGIN` |
 //! | `shared_object` | a shared object that is loaded into this process, and NCCL's plugin loader in it |
 //! | [`profiler`] | the table of a profiler in a plugin, called as NCCL does |
 //! | [`net_events`] | the function that a network tells events of messages by, for a profiler |
@@ -20,6 +21,7 @@ pub mod elf;
 mod fetch;
 pub mod library;
 pub mod net_events;
+pub mod plugin_search;
 pub mod profiler;
 pub mod release;
 pub(crate) mod shared_object;

@@ -102,10 +102,9 @@ impl SharedObject {
         release::release_of(&self.path, self.nccl_version()?)
     }
 
-    /// Has NCCL load the plugin, and returns the address of the vtable it chose. The caller knows that this is
-    /// a release with interface 8: the layout of the local symbols is known for these alone.
-    pub(crate) fn run_loader(&self, plugin: &str) -> Result<usize> {
-        require_setting(plugin)?;
+    /// Has NCCL load the plugin that `NCCL_NET_PLUGIN` names, and returns the address of the vtable it chose; 0: it has none. The
+    /// caller knows that this is a release with interface 8: the layout of the local symbols is known for these alone.
+    pub(crate) fn run_loader(&self) -> Result<usize> {
         let [init, nets] = elf::local_symbols(&self.path, [LOADER_SYMBOL, NETS_SYMBOL])?.map(|value| self.at(value));
         // SAFETY: in this version (the caller's word) the symbol is `ncclResult_t
         // ncclNetPluginInit()`; it reads the environment and fills ncclNets, an array of three
@@ -114,29 +113,25 @@ impl SharedObject {
             let init: unsafe extern "C" fn() -> u32 = std::mem::transmute(init);
             (init(), *(nets as *const usize))
         };
-        if code != 0 || address == 0 {
-            return Err(Error::Refused(format!(
-                "NCCL's own loader did not take NCCL_NET_PLUGIN={plugin} (result {code})"
-            )));
-        }
+        no_error(code)?;
         Ok(address)
     }
 
     /// Has NCCL give a communicator its network, and returns the addresses that it has written into the communicator: the
     /// vtable is one of them. The caller knows that this is a `release` with interface 9 or later.
-    pub(crate) fn run_later_loader(&self, release: NcclRelease, plugin: &str) -> Result<Vec<usize>> {
+    pub(crate) fn run_later_loader(&self, release: NcclRelease) -> Result<Vec<usize>> {
         let mut comm = vec![0_usize; COMM_WORDS];
-        self.load_into(&mut comm, release, plugin)?;
+        self.load_into(&mut comm, release)?;
         comm.retain(|word| *word != 0);
         Ok(comm)
     }
 
     /// Has NCCL give a communicator its network and then its profiler, and returns the mask of events that the profiler wants; 0 if
     /// there is no profiler. The caller knows that this is a `release` with interface 11 or later.
-    pub(crate) fn run_profiler_loader(&self, release: NcclRelease, plugin: &str) -> Result<i32> {
+    pub(crate) fn run_profiler_loader(&self, release: NcclRelease) -> Result<i32> {
         // Not given back: from 2.31 on a thread may look at it as long as the process lives.
         let comm = Box::leak(vec![0_usize; COMM_WORDS].into_boxed_slice());
-        self.load_into(comm, release, plugin)?;
+        self.load_into(comm, release)?;
         let symbols = [PROFILER_LOADER_SYMBOL, PROFILER_MASK_SYMBOL];
         let [init, mask] = elf::local_symbols(&self.path, symbols)?.map(|value| self.at(value));
         // SAFETY: in these versions (the caller's word) the first symbol is `ncclResult_t function(ncclComm*)`, which reads number, name
@@ -152,8 +147,7 @@ impl SharedObject {
     }
 
     /// Has NCCL give the communicator at `comm` its network.
-    fn load_into(&self, comm: &mut [usize], release: NcclRelease, plugin: &str) -> Result<()> {
-        require_setting(plugin)?;
+    fn load_into(&self, comm: &mut [usize], release: NcclRelease) -> Result<()> {
         let symbols = if release.interface == 9 { &COMM_LOADER_SYMBOLS[..] } else { &COMM_LOADER_SYMBOLS[1..] };
         let mut code = 0;
         for symbol in symbols {
@@ -169,17 +163,20 @@ impl SharedObject {
                 break;
             }
         }
-        if code != 0 {
-            return Err(Error::Refused(format!(
-                "NCCL's own loader did not take NCCL_NET_PLUGIN={plugin} (result {code})"
-            )));
-        }
-        Ok(())
+        no_error(code)
+    }
+}
+
+/// An error if NCCL's loader has returned one.
+fn no_error(code: u32) -> Result<()> {
+    match code {
+        0 => Ok(()),
+        code => Err(Error::Refused(format!("NCCL's own loader of plugins returned {code} ({})", result_words(code)))),
     }
 }
 
 /// An error unless NCCL reads `plugin` from the environment.
-fn require_setting(plugin: &str) -> Result<()> {
+pub(crate) fn require_setting(plugin: &str) -> Result<()> {
     if std::env::var_os("NCCL_NET_PLUGIN").as_deref() == Some(OsStr::new(plugin)) {
         return Ok(());
     }

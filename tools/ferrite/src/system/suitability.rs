@@ -1,6 +1,8 @@
 //! Whether this machine's loader takes a file: its processor, and the glibc that it was linked for.
 
 use std::ffi::CStr;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use crate::error::{Error, Result};
@@ -17,8 +19,21 @@ pub(crate) fn obstacle(path: &Path) -> Result<Option<String>> {
     Ok(obstacle_in(&bytes, glibc_here()))
 }
 
+/// Whether the file at `path` is an ELF file for another processor.
+pub(crate) fn is_for_another_processor(path: &Path) -> bool {
+    let mut head = [0; 20];
+    let is_read = File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok();
+    is_read && elf_machine(&head).is_some_and(|machine| machine != MACHINE)
+}
+
+/// `None`: it is no ELF file.
+fn elf_machine(bytes: &[u8]) -> Option<u16> {
+    let word = bytes.get(18..20).filter(|_| bytes.starts_with(b"\x7fELF"))?;
+    Some(u16::from_le_bytes([word[0], word[1]]))
+}
+
 fn obstacle_in(bytes: &[u8], here: Option<(u32, u32)>) -> Option<String> {
-    let machine = bytes.get(18..20).map(|word| u16::from_le_bytes([word[0], word[1]]))?;
+    let machine = elf_machine(bytes)?;
     if machine != MACHINE {
         let this = std::env::consts::ARCH;
         return Some(format!("it is for another processor (ELF machine {machine}): install the package for {this}"));
@@ -55,7 +70,7 @@ mod tests {
     use super::*;
 
     fn file(machine: u16, text: &[u8]) -> Vec<u8> {
-        [&[0; 18], &machine.to_le_bytes()[..], text].concat()
+        [b"\x7fELF", &[0; 14][..], &machine.to_le_bytes(), text].concat()
     }
 
     #[test]
@@ -73,5 +88,6 @@ mod tests {
         let said = obstacle_in(&file(21, b"\0GLIBC_2.17\0"), Some((2, 34))).expect("another one");
         assert!(said.contains("another processor (ELF machine 21): install the package for "), "{said}");
         assert_eq!(obstacle_in(b"short", Some((2, 34))), None);
+        assert_eq!(obstacle_in(b"a text that is longer than a header", Some((2, 34))), None, "no ELF file");
     }
 }

@@ -75,6 +75,29 @@ fn nccls_own_loader_takes_the_plugin() {
     assert!(stdout.contains("through NCCL's loader"), "{stdout}");
 }
 
+/// The first that can be opened is taken; a release that takes no lists refuses in words.
+#[test]
+fn the_loader_of_nccl_2_28_takes_a_list_and_that_of_2_21_does_not() {
+    let dist = require!(dist(&["softrnic/libibverbs.so.1", "lib/libnccl-net.so"]));
+    let plugin = std::fs::canonicalize(dist.join("lib/libnccl-net.so")).expect("it is there");
+    let (list, report) = (format!("spcx,/no/such.so,{}", plugin.display()), Scratch::new());
+    for (release, expected) in [("2.28.9", 0), ("2.21.5", 2)] {
+        let nccl = require!(cached_nccl(release));
+        let mut arguments = vec!["bench", "--loader", list.as_str(), "--reps", "1", "--report", text(&report)];
+        arguments.extend(FAST);
+        let (code, stdout, stderr) =
+            ferrite(&arguments, &[("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl))]);
+        assert_eq!(code, expected, "NCCL {release}: {stdout}{stderr}");
+        let words = "NCCL 2.21.5 takes one plugin, and 2.27 and later take a list";
+        assert!(if code == 0 { stdout.contains("A = Ferrite") } else { stderr.contains(words) }, "{stdout}{stderr}");
+    }
+    let nccl = require!(cached_nccl("2.28.9"));
+    let missing = ["bench", "--loader", "/no/such.so,/no/other.so"];
+    let (code, _, stderr) = ferrite(&missing, &[("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl))]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("cannot open /no/such.so"), "{stderr}");
+}
+
 /// NCCL 2.20 makes `libnccl-net-VALUE.so` of every value of `NCCL_NET_PLUGIN`, so it takes a name and no path.
 #[test]
 fn the_loader_of_nccl_2_20_takes_a_name_and_no_path() {

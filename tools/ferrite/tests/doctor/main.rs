@@ -5,6 +5,7 @@ mod bus;
 mod common;
 mod devices;
 mod host;
+mod loaders;
 mod machine;
 mod page;
 mod peers;

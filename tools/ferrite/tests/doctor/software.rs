@@ -45,10 +45,10 @@ fn plugins_tells_which_file_nccl_takes() {
     let with = |files: &[(&str, &[u8])]| {
         files.iter().fold(setup("plugins"), |setup, (path, bytes)| setup.map(|setup| setup.file(path, bytes)))
     };
-    require!(with(&[])).look().is("warn", &["NCCL finds no plugin", "export NCCL_NET_PLUGIN"]);
+    require!(with(&[])).look().is("warn", &["takes no plugin", "NCCL_NET_PLUGIN is not set", "export NCCL_NET_PLUGIN"]);
     require!(with(&[("/usr/lib/libnccl-net.so", &ours)]))
         .look()
-        .is("ok", &["NCCL takes /usr/lib/libnccl-net.so: Ferrite"]);
+        .is("ok", &["NCCL 2.20 and later", "takes /usr/lib/libnccl-net.so: Ferrite", "v8 to v12"]);
     let both = [
         ("/opt/x/libnccl-net.so", &*theirs),
         ("/usr/lib/libnccl-net.so", &*ours),
@@ -61,17 +61,30 @@ fn plugins_tells_which_file_nccl_takes() {
     twice.is("warn", &["another copy of Ferrite (0.1.0+", "remove the copy that is not meant"]);
     let after = require!(with(&[("/usr/lib/libnccl-net-ferrite.so", &ours), ("/usr/lib/libnccl-net.so", &theirs)]));
     let after = after.env("NCCL_NET_PLUGIN", "ferrite").look();
-    after.is("ok", &["Ferrite 0.1.0+", "/usr/lib/libnccl-net.so is there as well, and comes after it"]);
+    after.is("ok", &["Ferrite 0.1.0+", "/usr/lib/libnccl-net.so is there as well, and is not taken"]);
     let named = require!(with(&[("/opt/f.so", &ours), ("/usr/lib/libnccl-net.so", &ours)]));
     named.env("NCCL_NET_PLUGIN", "/opt/f.so").look().is("ok", &["takes /opt/f.so: Ferrite"]);
-    require!(with(&[])).env("NCCL_NET_PLUGIN", "/opt/f.so").look().is("FAIL", &["there is no such file"]);
-    require!(with(&[])).env("NCCL_NET_PLUGIN", "none").look().is("warn", &["loads no plugin"]);
+    require!(with(&[])).env("NCCL_NET_PLUGIN", "/opt/f.so").look().is("FAIL", &["/opt/f.so not found"]);
+    require!(with(&[])).env("NCCL_NET_PLUGIN", "none").look().is("warn", &["takes no plugin", "NCCL_NET_PLUGIN=none"]);
+    let image = require!(with(&[("/usr/lib/libnccl-net.so", &ours)])).env("NCCL_NET_PLUGIN", "spcx").look();
+    image.is("FAIL", &["takes no plugin", "spcx, libnccl-net-spcx.so not found", "libnccl-net.so is there as well"]);
     let mut other_processor = ours.clone();
     other_processor[18..20].copy_from_slice(&21_u16.to_le_bytes());
     let other = require!(with(&[("/usr/lib/libnccl-net.so", &other_processor)])).look();
-    other.is("FAIL", &["it is for another processor (ELF machine 21): install the package for "]);
+    other.is("warn", &["it is for another processor (ELF machine 21): install the package for "]);
     let empty = require!(with(&[("/usr/lib/libnccl-net.so", b"text")])).look();
-    empty.is("FAIL", &["cannot be loaded"]);
+    empty.is("warn", &["takes no plugin", "cannot be loaded"]);
+    let list = || with(&[("/opt/f.so", &ours)]).map(|setup| setup.env("NCCL_NET_PLUGIN", "spcx,/opt/f.so"));
+    require!(list()).look().is("warn", &["NCCL 2.20 to 2.26", "NCCL 2.27 and later", "takes /opt/f.so: Ferrite"]);
+    let library = |version: &str| format!("NCCL version {version}+cuda12.4");
+    require!(list())
+        .file("/lib/libnccl.so.2", library("2.28.9"))
+        .look()
+        .is("ok", &["NCCL 2.28.9", "takes /opt/f.so: Ferrite"]);
+    require!(list())
+        .file("/lib/libnccl.so.2", library("2.21.5"))
+        .look()
+        .is("FAIL", &["NCCL 2.21.5", "takes no plugin"]);
 }
 
 #[test]

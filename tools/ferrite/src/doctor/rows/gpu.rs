@@ -4,7 +4,6 @@ use crate::doctor::finding::{Finding, Verdict};
 use crate::doctor::machine::Machine;
 use crate::doctor::pci;
 use crate::doctor::row::Row;
-use crate::doctor::rows::plugins::places;
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -41,7 +40,7 @@ fn gpu(machine: &Machine) -> Vec<Finding> {
     if nodes == 0 {
         return vec![Finding::warn("", format!("the driver has {of_driver} GPUs, and there is no /dev/nvidia0"))];
     }
-    if places(machine, "libcuda.so.1").is_empty() {
+    if machine.loader().places("libcuda.so.1").is_empty() {
         return vec![Finding::warn("", format!("{nodes} GPUs, and no libcuda.so.1 where the loader looks"))];
     }
     vec![Finding::ok("", format!("{nodes} of the {of_driver} GPUs that the driver has"))]

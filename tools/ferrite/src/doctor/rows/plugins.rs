@@ -1,122 +1,134 @@
 //! Which network plugin NCCL would load.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use crate::doctor::finding::Finding;
+use crate::doctor::finding::{Finding, Verdict};
 use crate::doctor::machine::Machine;
 use crate::doctor::row::Row;
-use crate::nccl::elf;
-use crate::system::suitability;
+use crate::nccl::plugin_search::{DEFAULT_FILE, Outcome, PluginSearch, SEARCHES, versions};
 
 pub(crate) const ROWS: &[Row] = &[Row {
     name: "plugins",
-    what: "which libnccl-net*.so NCCL would load, by NCCL_NET_PLUGIN and the loader's folders; warn where it is none, another one, or Ferrite lies there more than once",
-    why: "images bring plugins of their own, and NCCL takes the first that it finds without a word",
+    what: "which network plugin NCCL would load, by NCCL_NET_PLUGIN and the loader's folders: of the releases that the row `nccl` finds, or of all; FAIL where NCCL_NET_PLUGIN leads these to none; warn where it leads some others to none, where it is not set and there is none, where it is not Ferrite, or where Ferrite lies there more than once",
+    why: "images bring plugins of their own, releases read NCCL_NET_PLUGIN in different ways, and NCCL uses its built-in network without a word where it finds none",
     cure: "export NCCL_NET_PLUGIN=/PATH/TO/libnccl-net.so (NCCL 2.21 and later take a path), NCCL_NET=Ferrite to be sure",
     look: plugins,
 }];
 
-/// Folders that the dynamic loader searches without being told.
-const DEFAULT: [&str; 6] =
-    ["/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"];
-
-/// Where the dynamic loader finds the library `file`: `LD_LIBRARY_PATH`, the folders of `/etc/ld.so.conf`, the default ones.
-/// All places, in the loader's order.
-pub(crate) fn places(machine: &Machine, file: &str) -> Vec<PathBuf> {
-    let listed = machine.var("LD_LIBRARY_PATH").unwrap_or_default();
-    let mut folders: Vec<String> = listed.split([':', ';']).filter(|f| !f.is_empty()).map(str::to_owned).collect();
-    let mut configured = vec![PathBuf::from("/etc/ld.so.conf")];
-    configured
-        .extend(machine.root.names("/etc/ld.so.conf.d").iter().map(|name| Path::new("/etc/ld.so.conf.d").join(name)));
-    for line in configured
-        .iter()
-        .filter_map(|path| machine.root.text(path))
-        .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
-    {
-        folders.extend(Some(line.trim().to_owned()).filter(|line| line.starts_with('/')));
-    }
-    folders.extend(DEFAULT.map(str::to_owned));
-    let mut found: Vec<PathBuf> = Vec::new();
-    for folder in folders {
-        let path = Path::new(&folder).join(file);
-        let resolved = machine.root.resolved(&path);
-        let is_new = |known: &PathBuf| machine.root.resolved(known) != resolved;
-        if resolved.is_some() && found.iter().all(is_new) {
-            found.push(path);
-        }
-    }
-    found
+/// What releases make of the setting, in one line.
+struct Judged {
+    /// Which releases.
+    releases: String,
+    /// The worst verdict on it: where none of the releases is found here, it depends on what later ones take.
+    worst: Verdict,
+    outcome: Outcome,
 }
 
-/// The names that NCCL tries, in its order.
-fn candidates(setting: Option<&str>) -> Vec<String> {
-    match setting {
-        None => vec!["libnccl-net.so".into()],
-        Some(value) => vec![value.to_owned(), format!("libnccl-net-{value}.so"), "libnccl-net.so".into()],
+/// The releases that are found here, else all; those in a row that take the same are one, with what the newest has to say.
+fn judge(machine: &Machine) -> Vec<Judged> {
+    let setting = machine.env.get("NCCL_NET_PLUGIN").map(String::as_str);
+    let outcome = |search: &PluginSearch| search.outcome(setting, |file| machine.loader().open(file));
+    let found: BTreeSet<_> = machine.nccl_files().iter().filter_map(|file| file.version).collect();
+    let mut judged: Vec<Judged> = Vec::new();
+    for (major, minor, patch) in found {
+        let Some(search) = PluginSearch::of((major, minor)) else { continue };
+        let release = format!("{major}.{minor}.{patch}");
+        add(&mut judged, outcome(search), Verdict::Fail, |before| match before {
+            None => format!("NCCL {release}"),
+            Some(before) => format!("{before}, {release}"),
+        });
+    }
+    if !judged.is_empty() {
+        return judged;
+    }
+    for (at, search) in SEARCHES.iter().enumerate() {
+        let (_, minor) = search.since;
+        // 2.20 takes no path at all, and hardly anybody has it.
+        let worst = match at {
+            0 => Verdict::Ok,
+            _ if at + 1 < SEARCHES.len() => Verdict::Warn,
+            _ => Verdict::Fail,
+        };
+        add(&mut judged, outcome(search), worst, |before| {
+            let before = before.map(|text| text.split(" to ").next().unwrap_or(text).to_owned());
+            let first = before.unwrap_or_else(|| format!("NCCL 2.{minor}"));
+            match SEARCHES.get(at + 1).map(|next| next.since.1 - 1) {
+                None => format!("{first} and later"),
+                Some(last) if first.ends_with(&format!("2.{last}")) => first,
+                Some(last) => format!("{first} to 2.{last}"),
+            }
+        });
+    }
+    judged
+}
+
+/// Adds what releases take; `named` makes their name, of that of those before them if these take the same.
+fn add(judged: &mut Vec<Judged>, outcome: Outcome, worst: Verdict, named: impl FnOnce(Option<&str>) -> String) {
+    match judged.last_mut().filter(|last| last.outcome.plugins == outcome.plugins) {
+        Some(last) => *last = Judged { releases: named(Some(&last.releases)), worst, outcome },
+        None => judged.push(Judged { releases: named(None), worst, outcome }),
     }
 }
 
 fn plugins(machine: &Machine) -> Vec<Finding> {
+    let judged = judge(machine);
+    let mut found: Vec<Finding> = judged.iter().map(|judged| of_releases(machine, judged)).collect();
+    let taken: Vec<&PathBuf> =
+        judged.iter().flat_map(|judged| &judged.outcome.plugins).map(|plugin| &plugin.path).collect();
     let setting = machine.var("NCCL_NET_PLUGIN");
-    if setting.is_some_and(|value| value.eq_ignore_ascii_case("none")) {
-        return vec![Finding::warn("", "NCCL_NET_PLUGIN=none: NCCL loads no plugin")];
+    let names = [Some(DEFAULT_FILE.to_owned()), setting.map(|name| format!("libnccl-net-{name}.so"))];
+    let others =
+        names.iter().flatten().filter(|name| !name.contains('/')).flat_map(|name| machine.loader().places(name));
+    for path in others {
+        let is_same = |other: &&PathBuf| machine.root.resolved(other) == machine.root.resolved(&path);
+        if !taken.iter().any(is_same) {
+            found.push(other(machine, &path, setting.is_some_and(|value| value.contains('/'))));
+        }
     }
-    if let Some(path) = setting.filter(|value| value.contains('/'))
-        && !machine.root.exists(path)
-    {
-        return vec![Finding::fail("", format!("NCCL_NET_PLUGIN={path}: there is no such file"))];
-    }
-    let mut there: Vec<PathBuf> = Vec::new();
-    for name in candidates(setting) {
-        there.extend(if name.contains('/') {
-            vec![PathBuf::from(&name)].into_iter().filter(|p| machine.root.exists(p)).collect()
-        } else {
-            places(machine, &name)
-        });
-    }
-    let Some((first, others)) = there.split_first() else {
-        return vec![Finding::warn(
-            "",
-            format!(
-                "NCCL finds no plugin ({})",
-                setting.map_or_else(|| "NCCL_NET_PLUGIN is not set".into(), |value| format!("NCCL_NET_PLUGIN={value}"))
-            ),
-        )];
-    };
-    let mut found = vec![winner(machine, first)];
-    let others = others.iter().filter(|other| machine.root.resolved(other) != machine.root.resolved(first));
-    found.extend(others.map(|path| other(machine, path, setting.is_some_and(|value| value.contains('/')))));
     found
 }
 
-/// The verdict on a file that NCCL would take if it were not for the first; `is_named` if that one's path is in NCCL_NET_PLUGIN.
-/// Another copy of Ferrite is one that somebody may take for the first.
-fn other(machine: &Machine, path: &Path, is_named: bool) -> Finding {
-    let (file, shown) = (machine.root.path(path), path.display());
-    if is_named || !is_ours(&file) {
-        return Finding::ok("", format!("{shown} is there as well, and comes after it"));
+/// The verdict on what releases take.
+fn of_releases(machine: &Machine, judged: &Judged) -> Finding {
+    let Judged { releases, worst, outcome } = judged;
+    let passed = if outcome.passed.is_empty() { String::new() } else { format!(" ({})", outcome.passed.join("; ")) };
+    let Some((first, later)) = outcome.plugins.split_first() else {
+        let set = machine.env.get("NCCL_NET_PLUGIN").filter(|value| !value.is_empty());
+        let setting = match machine.env.get("NCCL_NET_PLUGIN") {
+            None => "NCCL_NET_PLUGIN is not set".into(),
+            Some(value) if value.is_empty() => "NCCL_NET_PLUGIN is empty".into(),
+            Some(value) => format!("NCCL_NET_PLUGIN={value}"),
+        };
+        let is_asked_for = set.is_some_and(|value| !value.eq_ignore_ascii_case("none"));
+        let verdict = if is_asked_for { Verdict::Fail } else { Verdict::Warn };
+        let text = format!("takes no plugin, but its built-in network: {setting}{passed}");
+        return Finding::judge(false, verdict.min(*worst), releases.as_str(), text);
+    };
+    let (shown, tables) = (first.path.display(), versions(&first.tables));
+    let ours = |path: &Path| is_ours(&machine.root.path(path));
+    if ours(&first.path) {
+        let version = build_of(&machine.root.path(&first.path)).unwrap_or_default();
+        return Finding::ok(releases.as_str(), format!("takes {shown}: Ferrite {version}, ncclNet {tables}{passed}"));
     }
-    let version = build_of(&file).unwrap_or_default();
-    Finding::warn("", format!("{shown} is there as well, and comes after it: another copy of Ferrite ({version})"))
-        .cure("remove the copy that is not meant, or export NCCL_NET_PLUGIN=/PATH/TO/libnccl-net.so (NCCL 2.21 and later)")
+    let mut text = format!("takes {shown}, which is not Ferrite (ncclNet {tables}){passed}");
+    if let Some(next) = later.iter().find(|plugin| ours(&plugin.path)) {
+        text += &format!("; {} is Ferrite, and is taken only where that one does not start", next.path.display());
+    }
+    Finding::judge(false, Verdict::Warn.min(*worst), releases.as_str(), text)
 }
 
-/// The verdict on the file that NCCL takes.
-fn winner(machine: &Machine, path: &Path) -> Finding {
-    let file = machine.root.path(path);
-    let shown = path.display();
-    if let Ok(Some(obstacle)) = suitability::obstacle(&file) {
-        return Finding::fail("", format!("NCCL takes {shown}, which cannot be loaded: {obstacle}"));
+/// The verdict on a file that NCCL does not take; `is_path` if NCCL_NET_PLUGIN names the one that it takes by its path.
+/// Another copy of Ferrite is one that somebody may take for the one that is used.
+fn other(machine: &Machine, path: &Path, is_path: bool) -> Finding {
+    let (file, shown) = (machine.root.path(path), path.display());
+    if is_path || !is_ours(&file) {
+        return Finding::ok("", format!("{shown} is there as well, and is not taken"));
     }
-    match elf::exports(&file, "ncclNetPlugin_v") {
-        Err(problem) => Finding::fail("", format!("NCCL takes {shown}, which cannot be loaded: {problem}")),
-        Ok(tables) if tables.is_empty() => Finding::fail("", format!("NCCL takes {shown}, which is no network plugin")),
-        Ok(tables) if is_ours(&file) => {
-            let version = build_of(&file).unwrap_or_default();
-            Finding::ok("", format!("NCCL takes {shown}: Ferrite {version}, {}", tables.join(", ")))
-        }
-        Ok(tables) => Finding::warn("", format!("NCCL takes {shown}, which is not Ferrite ({})", tables.join(", "))),
-    }
+    let version = build_of(&file).unwrap_or_default();
+    Finding::warn("", format!("{shown} is there as well, and is not taken: another copy of Ferrite ({version})")).cure(
+        "remove the copy that is not meant, or export NCCL_NET_PLUGIN=/PATH/TO/libnccl-net.so (NCCL 2.21 and later)",
+    )
 }
 
 /// Whether the file has the name of our network in it, as a C string.

@@ -1,12 +1,11 @@
 //! Releases of what is installed, and what the kernel has to say.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::doctor::finding::Finding;
 use crate::doctor::machine::Machine;
 use crate::doctor::row::Row;
-use crate::doctor::rows::plugins::places;
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -33,13 +32,11 @@ pub(crate) const ROWS: &[Row] = &[
 ];
 
 fn nccl(machine: &Machine) -> Vec<Finding> {
-    let mut files = places(machine, "libnccl.so.2");
-    files.extend(in_python(machine));
     let mut found = Vec::new();
     let mut versions = BTreeSet::new();
-    for file in &files {
-        let shown = file.display();
-        match version(&machine.root.path(file)) {
+    for file in machine.nccl_files() {
+        let shown = file.path.display();
+        match file.version {
             None => found.push(Finding::unknown("", format!("{shown}: it does not tell its version"))),
             Some(version) => {
                 let text = format!("{shown}: {}.{}.{}", version.0, version.1, version.2);
@@ -69,36 +66,6 @@ fn nccl(machine: &Machine) -> Vec<Finding> {
     } else {
         found
     }
-}
-
-/// The libraries in packages of Python's usual folders, of `$VIRTUAL_ENV` and of `$CONDA_PREFIX`.
-fn in_python(machine: &Machine) -> Vec<PathBuf> {
-    let home = machine.var("HOME").map(|home| format!("{home}/.local"));
-    let named = [machine.var("VIRTUAL_ENV"), machine.var("CONDA_PREFIX")].into_iter().flatten().map(str::to_owned);
-    let prefixes = named.chain(home).chain(["/usr/local", "/usr", "/opt/conda"].map(str::to_owned));
-    let mut found = Vec::new();
-    for lib in prefixes.map(|prefix| Path::new(&prefix).join("lib")) {
-        for python in machine.root.names(&lib).iter().filter(|name| name.starts_with("python3")) {
-            for packages in ["site-packages", "dist-packages"] {
-                let file = lib.join(python).join(packages).join("nvidia/nccl/lib/libnccl.so.2");
-                found.extend(Some(file).filter(|file| machine.root.exists(file)));
-            }
-        }
-    }
-    found
-}
-
-/// The version in the text `NCCL version 2.21.5` of the library.
-fn version(file: &Path) -> Option<(u32, u32, u32)> {
-    const MARK: &[u8] = b"NCCL version ";
-    let bytes = std::fs::read(file).ok()?;
-    let mut starts = bytes.windows(MARK.len()).enumerate().filter(|(_, window)| *window == MARK);
-    starts.find_map(|(at, _)| {
-        let text = &bytes[at + MARK.len()..(at + MARK.len() + 16).min(bytes.len())];
-        let text = String::from_utf8_lossy(text);
-        let mut parts = text.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok());
-        Some((parts.next()?, parts.next()?, parts.next()?))
-    })
 }
 
 fn firmware(machine: &Machine) -> Vec<Finding> {
