@@ -10,6 +10,7 @@ use super::setup::connectors::Connectors;
 use super::setup::listen::Listener;
 use super::setup::nccl_comm::NcclComm;
 use crate::error::{Error, Result};
+use crate::host::conf_file;
 use crate::host::config::Config;
 use crate::host::iface::{self, Interface};
 use crate::host::{launcher, random, sysfs};
@@ -44,7 +45,7 @@ impl Network {
     /// # Errors
     /// A setting is out of range, or no network interface fits the settings.
     pub fn new(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
-        let config = Arc::new(Config::parse(&lookup)?);
+        let config = Arc::new(Config::parse(&lookup).map_err(with_source)?);
         let devices = find_devices(&config);
         let interface = match devices.is_empty() {
             true => None,
@@ -246,5 +247,15 @@ fn open_stats(config: &Config) {
     let folder = config.stats_folder.as_deref().unwrap_or(process::DEFAULT_FOLDER);
     if let Err(why) = process::open_file(folder, &of) {
         log::info!(target: INIT, "Ferrite: no statistics for `ferrite top`: {why} (FERRITE_STATS_DIR={folder})");
+    }
+}
+
+/// The error of a setting with the file of NCCL's that has set it, as far as that can be told.
+fn with_source(error: Error) -> Error {
+    let text = error.text();
+    let set = text.split_once('=').and_then(|(name, rest)| Some((name, rest.split_once(": ")?.0)));
+    match set.and_then(|(name, value)| conf_file::source(name, value)) {
+        Some((file, line)) => error.context(format_args!("it is set by {}, line {line}", file.display())),
+        None => error,
     }
 }

@@ -146,6 +146,29 @@ fn a_filter_that_admits_nothing_is_named() -> Result<()> {
     Ok(())
 }
 
+/// As NCCL puts what a configuration file sets into the environment of a process that has started without it.
+#[test]
+fn the_error_of_a_setting_names_the_file_that_has_set_it() -> Result<()> {
+    let folder = testkit::Scratch::new();
+    let file = folder.write("nccl.conf", "# of this site\nNCCL_IB_TIMEOUT=99\n");
+    let setting = require!(setting()).env("NCCL_CONF_FILE", &file).env("NCCL_DEBUG", "WARN");
+    for variable in ["LATER", "NCCL_IB_TIMEOUT"] {
+        let [log, _] = pair(&setting.clone().env(variable, "99"), |_| {
+            if let Some(value) = std::env::var_os("LATER") {
+                // SAFETY: this process has one thread so far.
+                unsafe { std::env::set_var("NCCL_IB_TIMEOUT", value) };
+            }
+            let transport = Transport::without_init(Library::open(&Source::plugin(dist().join("lib/libnccl-net.so")))?);
+            assert!(transport.init().is_err());
+            Ok(ferrite::nccl::debug_log::lines())
+        })?;
+        let line = log.iter().find(|line| line.contains("NCCL_IB_TIMEOUT=99")).unwrap_or_else(|| panic!("{log:?}"));
+        let names_file = line.contains(&format!("is expected; it is set by {}, line 2", file.display()));
+        assert_eq!(names_file, variable == "LATER", "{line}");
+    }
+    Ok(())
+}
+
 #[test]
 fn ib_disable_means_no_device_and_one_line() -> Result<()> {
     nothing_but_one_line(init_with(require!(setting()), &[("NCCL_IB_DISABLE", "1")])?, "NCCL_IB_DISABLE=1");

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::doctor::conf_file;
+use crate::doctor::conf_file::{self, Added, Reading};
 use crate::doctor::dynamic_loader::DynamicLoader;
 use crate::doctor::loopback::{self, LoopbackFacts};
-use crate::doctor::nccl_files::{self, NcclFile};
+use crate::doctor::nccl_files::{self, NcclFile, Version};
 use crate::doctor::root::Root;
 use crate::doctor::verbs_facts::VerbsFacts;
 use crate::doctor::verbs_probe;
@@ -28,6 +28,10 @@ pub(crate) struct Machine {
     pub(crate) root: Root,
     /// The environment of the job: that of the doctor, and what NCCL adds from its configuration files.
     pub(crate) env: BTreeMap<String, String>,
+    /// That of the doctor.
+    pub(crate) own_env: BTreeMap<String, String>,
+    /// What NCCL adds.
+    pub(crate) added: Added,
     /// The plugin's file, or why there is none.
     pub(crate) plugin: Result<PathBuf, String>,
     /// Processes of the job on this host.
@@ -43,8 +47,19 @@ impl Machine {
     pub(crate) fn new(root: Root, env: BTreeMap<String, String>, plugin: Result<PathBuf, String>, ranks: u32) -> Self {
         let folder = std::env::current_dir().unwrap_or_else(|_| "/".into());
         let (verbs, loopback, nccl_files) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        let env = conf_file::merged(&root, env);
-        Self { root, env, plugin, ranks, folder, verbs, loopback, nccl_files }
+        let (own_env, added) = (env.clone(), Added::new());
+        let mut machine = Self { root, env, own_env, added, plugin, ranks, folder, verbs, loopback, nccl_files };
+        if conf_file::is_there(&machine.root, &machine.env) {
+            machine.added = conf_file::added(&machine.root, &machine.env, Reading::of(machine.nccl()));
+            machine.env.extend(machine.added.iter().map(|(name, (value, _))| (name.clone(), value.clone())));
+        }
+        machine
+    }
+
+    /// The release of NCCL that a job takes: PyTorch's, else the one that the loader or Python finds first. `None`: it is not known.
+    pub(crate) fn nccl(&self) -> Option<Version> {
+        let files = self.nccl_files();
+        files.iter().find(|file| file.is_of_pytorch).or_else(|| files.first())?.version
     }
 
     /// The dynamic loader of the job.

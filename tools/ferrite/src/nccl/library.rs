@@ -206,6 +206,16 @@ pub fn loader_takes(nccl: &Path) -> Result<Option<PathBuf>> {
     Ok(Maps::read()?.at(found.address).map(|mapping| mapping.path.clone()))
 }
 
+/// Has the libnccl.so.2 at `nccl` put what its configuration files set into the environment of this process, which has one thread.
+///
+/// # Errors
+/// As [`Library::open`].
+pub fn read_conf_files(nccl: &Path) -> Result<()> {
+    let object = SharedObject::open(nccl)?;
+    object.release()?;
+    object.read_conf_files()
+}
+
 /// Finds out, without loading it, whether the loader of the libnccl.so.2 at `nccl` can take a plugin by this value of
 /// `NCCL_NET_PLUGIN`, where that names files by their paths.
 ///

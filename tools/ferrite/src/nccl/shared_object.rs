@@ -17,6 +17,8 @@ const COMM_LOADER_SYMBOLS: [&str; 2] = ["_Z17ncclNetPluginLoadP8ncclComm", "_Z11
 const PROFILER_LOADER_SYMBOL: &str = "_Z22ncclProfilerPluginInitP8ncclComm";
 /// Where a profiler's `init` says which events it wants.
 const PROFILER_MASK_SYMBOL: &str = "ncclProfilerEventMask";
+/// NCCL's functions that read its configuration files.
+const CONF_FILE_SYMBOLS: [&str; 2] = ["_ZL11initEnvFuncv", "_Z7initEnvv"];
 /// Words of a block that is larger than NCCL's communicators.
 const COMM_WORDS: usize = 1 << 19;
 /// What the loader fills: `{plugin or NULL, IB, Socket}`.
@@ -144,6 +146,19 @@ impl SharedObject {
             0 => Ok(mask),
             code => Err(Error::Refused(format!("NCCL's own loader of profilers returned {code}"))),
         }
+    }
+
+    /// Has NCCL put what its configuration files set into the environment.
+    pub(crate) fn read_conf_files(&self) -> Result<()> {
+        let [named, whole] = CONF_FILE_SYMBOLS;
+        // Since 2.23 the second one calls the first one, once.
+        let value = elf::local_symbol(&self.path, named).or_else(|_| elf::local_symbol(&self.path, whole))?;
+        // SAFETY: in all known releases it is `void function()`, which reads files and calls `setenv`.
+        unsafe {
+            let read: unsafe extern "C" fn() = std::mem::transmute(self.at(value));
+            read();
+        }
+        Ok(())
     }
 
     /// Has NCCL give the communicator at `comm` its network.

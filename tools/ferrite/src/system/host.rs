@@ -21,6 +21,12 @@ pub(crate) fn cpus() -> Result<Vec<usize>> {
     Ok((0..libc::CPU_SETSIZE as usize).filter(allowed).collect())
 }
 
+/// The number of the user that this process acts as.
+pub(crate) fn user_id() -> u32 {
+    // SAFETY: it takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
 /// Keeps this thread, and the threads it starts from now on, on one CPU.
 ///
 /// # Errors

@@ -3,6 +3,7 @@
 mod bus;
 #[path = "../common/mod.rs"]
 mod common;
+mod conf_files;
 mod devices;
 mod host;
 mod loaders;

@@ -94,5 +94,54 @@ fn settings_fails_out_of_range_and_warns_of_names_without_effect() {
     require!(setup("settings")).env("NCCL_IB_TIMOUT", "20").look().is("warn", &["NCCL_IB_TIMEOUT is meant?"]);
     require!(setup("settings")).file("/etc/nccl.conf", "NCCL_IB_TC=300\n").look().is("FAIL", &["NCCL_IB_TC=300"]);
     let precedes = require!(setup("settings")).file("/etc/nccl.conf", "NCCL_IB_TC=300\n").env("NCCL_IB_TC", "3");
-    precedes.look().is("ok", &["each in range"]);
+    precedes.look().is("ok", &["each in range", "from the environment: NCCL_IB_TC=3"]);
+}
+
+#[test]
+fn settings_names_the_file_and_the_line_of_each_value() {
+    let with = |text: &str| setup("settings").map(|setup| setup.file("/etc/nccl.conf", text));
+    require!(with("# site\nNCCL_IB_TC=106\n")).look().is("ok", &["NCCL_IB_TC=106, from /etc/nccl.conf, line 2"]);
+    require!(with("NCCL_IB_TC=300\n")).look().is("FAIL", &["NCCL_IB_TC=300", "(from /etc/nccl.conf, line 1)"]);
+    let misspelt = require!(with("\nNCCL_IB_TIMOUT=22\n")).look();
+    misspelt.is("warn", &["NCCL_IB_TIMOUT=22 has no effect", "(from /etc/nccl.conf, line 2)"]);
+    let own = require!(with("NCCL_IB_TC=1\n")).file("/root/.nccl.conf", "NCCL_IB_TC=2\n");
+    own.look().is("ok", &["NCCL_IB_TC=2, from /root/.nccl.conf, line 1"]);
+    let named = || require_named(with("NCCL_IB_SL=1\n"));
+    require!(named()).look().is("ok", &["NCCL_IB_TC=3, from /site.conf, line 1", "NCCL_IB_SL=1, from /etc/nccl.conf"]);
+    let absent = require!(with("")).file("/root/.nccl.conf", "NCCL_IB_TC=300\n").env("NCCL_CONF_FILE", "/absent");
+    absent.look().is("ok", &["each in range"]);
+    let library = |version: &str| format!("NCCL version {version}+cuda12.4");
+    let old = || named().map(|setup| setup.file("/usr/lib/libnccl.so.2", library("2.21.5")));
+    let alone = require!(old()).look();
+    assert!(!alone.text.contains("NCCL_IB_TC=3"), "2.21.5 does not know the variable: {}", alone.text);
+    let packages = "/usr/lib/python3.12/site-packages";
+    let both = || old().map(|s| s.file(&format!("{packages}/nvidia/nccl/lib/libnccl.so.2"), library("2.30.7")));
+    require!(both()).look().is("warn", &["NCCL_IB_TC: NCCL 2.30.7, which is here too", "3 (from /site.conf, line 1)"]);
+    let torch = require!(both()).file(&format!("{packages}/torch/lib/libtorch.so"), "").look();
+    torch.is("warn", &["NCCL_IB_TC=3, from /site.conf", "NCCL_IB_TC: NCCL 2.21.5, which is here too", "not set"]);
+}
+
+/// With a file that NCCL_CONF_FILE names.
+fn require_named(setup: Result<crate::Setup, testkit::Missing>) -> Result<crate::Setup, testkit::Missing> {
+    setup.map(|setup| setup.file("/site.conf", "NCCL_IB_TC=3\n").env("NCCL_CONF_FILE", "/site.conf"))
+}
+
+#[test]
+fn settings_warns_of_what_belongs_to_a_name_or_a_value() {
+    let file = |text: &str| setup("settings").map(|setup| setup.file("/etc/nccl.conf", text));
+    for (line, words) in [
+        ("NCCL_IB_TC = 106", "the blank belongs to the name, and NCCL_IB_TC is not set by it"),
+        ("export NCCL_IB_TC=106", "the word `export` belongs to the name, and NCCL_IB_TC is not set by it"),
+        ("NCCL_NET=Ferrite ", "the blank at the end or the beginning belongs to the value"),
+        ("NCCL_IB_HCA=softrnic0 # both", "the comment belongs to the value"),
+        ("NCCL_IB_HCA=\"softrnic0\"", "the quotation marks belong to the value"),
+    ] {
+        let report = require!(file(line)).look();
+        report.is("warn", &[words, "/etc/nccl.conf, line 1", "write NAME=VALUE"]);
+        assert_eq!(report.text.matches("\"warn\"").count(), 1, "{}", report.text);
+    }
+    require!(setup("settings"))
+        .env("NCCL_ENV_PLUGIN", "site")
+        .look()
+        .is("unknown", &["NCCL_ENV_PLUGIN=site", "NCCL_DEBUG=INFO"]);
 }

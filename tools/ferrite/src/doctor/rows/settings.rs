@@ -1,32 +1,140 @@
 //! The settings: the environment and NCCL's configuration files, against the plugin's own table of variables.
 
+use std::collections::BTreeSet;
+
 use nccl_net::inspect::config::Config;
 use nccl_net::inspect::variables::{VARIABLES, ignored_reason};
 
+use crate::doctor::conf_file::{self, Reading};
 use crate::doctor::finding::{Finding, Verdict};
 use crate::doctor::machine::Machine;
 use crate::doctor::row::Row;
 
 pub(crate) const ROWS: &[Row] = &[Row {
     name: "settings",
-    what: "variables of the environment, ~/.nccl.conf and /etc/nccl.conf: each value is in range; warn of names that do not \
-           exist, that the plugin does not honour, and that contradict its use",
+    what: "variables of the environment and of the files that NCCL adds to it (the one that NCCL_CONF_FILE names, or ~/.nccl.conf; /etc/nccl.conf), \
+           with the file and the line: each value is in range; warn of names that do not exist, that the plugin does not honour, \
+           and that contradict its use, and of blanks, quotation marks and comments in a file, which belong to the name or the value",
     why: "the plugin refuses a value that is out of range, and a misspelt variable has no effect",
     cure: "correct the variable, or unset it; all are in docs/settings.md",
     look: settings,
 }];
 
 fn settings(machine: &Machine) -> Vec<Finding> {
-    let mut found: Vec<Finding> =
-        machine.env.iter().filter_map(|(name, value)| of_variable(name, value.trim())).collect();
-    let set = VARIABLES.iter().filter(|variable| machine.var(variable.name).is_some()).count();
+    let mut found: Vec<Finding> = Vec::new();
+    let mut in_order: Vec<String> = Vec::new();
+    for (name, value) in &machine.env {
+        let place = machine.added.get(name).map(|(_, place)| place.to_string());
+        let from = place.as_ref().map_or(String::new(), |place| format!(" (from {place})"));
+        let spelling = of_spelling(name, value, place.is_some());
+        // A name that is not what it was meant to be sets nothing.
+        let has_effect = spelling.is_none() || meant(name) == name;
+        let said = [spelling, of_variable(name, value.trim()).filter(|_| has_effect)];
+        let is_good = said.iter().all(Option::is_none);
+        found.extend(said.into_iter().flatten().map(|mut finding| {
+            finding.fact += &from;
+            finding
+        }));
+        let is_known = VARIABLES.iter().any(|variable| variable.name == name) && !value.is_empty();
+        match place {
+            Some(place) if is_good => found.push(Finding::ok("", format!("{name}={value}, from {place}"))),
+            None if is_good && is_known => in_order.push(format!("{name}={value}")),
+            _ => {}
+        }
+    }
+    if !in_order.is_empty() {
+        found.push(Finding::ok("", format!("in range, from the environment: {}", in_order.join(", "))));
+    }
+    found.extend(of_other_releases(machine));
+    found.extend(of_environment_plugin(machine));
     if found.iter().all(|finding| finding.verdict == Verdict::Ok) {
+        let known = |variable: &&nccl_net::inspect::variables::Variable| machine.var(variable.name).is_some();
+        let set = VARIABLES.iter().filter(known).count();
         found.push(Finding::ok(
             "",
             format!("{set} of the plugin's {} variables are set, each in range", VARIABLES.len()),
         ));
     }
     found
+}
+
+/// Variables that another release of NCCL that is found here reads otherwise from the files.
+fn of_other_releases(machine: &Machine) -> Vec<Finding> {
+    if machine.added.is_empty() && !conf_file::is_there(&machine.root, &machine.own_env) {
+        return Vec::new();
+    }
+    let releases: BTreeSet<_> = machine.nccl_files().iter().filter_map(|file| file.version).collect();
+    let mut found = Vec::new();
+    for (major, minor, patch) in releases {
+        let reading = Reading::of(Some((major, minor, patch)));
+        if reading == Reading::of(machine.nccl()) {
+            continue;
+        }
+        let other = conf_file::added(&machine.root, &machine.own_env, reading);
+        let names: BTreeSet<&String> = other.keys().chain(machine.added.keys()).filter(|name| is_nccls(name)).collect();
+        for name in names {
+            let said = |added: &conf_file::Added| match added.get(name) {
+                Some((value, place)) => format!("{value} (from {place})"),
+                None => "not set".into(),
+            };
+            let (here, there) = (said(&machine.added), said(&other));
+            if here != there {
+                let text = format!(
+                    "{name}: NCCL {major}.{minor}.{patch}, which is here too, reads the files otherwise: {there}"
+                );
+                found.push(Finding::warn("", text));
+            }
+        }
+    }
+    found
+}
+
+/// A library that NCCL asks instead of the environment.
+fn of_environment_plugin(machine: &Machine) -> Option<Finding> {
+    let named = machine.var("NCCL_ENV_PLUGIN");
+    let library = match named {
+        Some(name) if name.eq_ignore_ascii_case("none") => return None,
+        Some(name) => format!("NCCL_ENV_PLUGIN={name}"),
+        None => machine.loader().places("libnccl-env.so").first()?.display().to_string(),
+    };
+    let text = format!(
+        "{library}: NCCL 2.28.9 and later ask it instead of the environment, and what it says is not seen here"
+    );
+    Some(
+        Finding::unknown("", text).cure("NCCL_DEBUG=INFO: the plugin logs what it says otherwise than the environment"),
+    )
+}
+
+/// Whether a name is, or was meant to be, one of NCCL's or of Ferrite's.
+fn is_nccls(name: &str) -> bool {
+    meant(name).starts_with("NCCL_") || meant(name).starts_with("FERRITE_")
+}
+
+/// A name without what people write around it.
+fn meant(name: &str) -> &str {
+    name.trim().trim_start_matches("export ").trim()
+}
+
+/// What belongs to a name or a value although it was hardly meant to. `None`: nothing, or it is none of NCCL's variables.
+fn of_spelling(name: &str, value: &str, is_of_file: bool) -> Option<Finding> {
+    if !is_nccls(name) {
+        return None;
+    }
+    let meant = meant(name);
+    let why = if name != meant {
+        let what = if name.starts_with("export ") { "the word `export`" } else { "the blank" };
+        format!("{what} belongs to the name, and {meant} is not set by it")
+    } else if value != value.trim() {
+        "the blank at the end or the beginning belongs to the value for NCCL".into()
+    } else if is_of_file && value.contains(" #") {
+        "the comment belongs to the value".into()
+    } else if is_of_file && value.starts_with(['"', '\'']) {
+        "the quotation marks belong to the value".into()
+    } else {
+        return None;
+    };
+    let cure = "write NAME=VALUE from the first column on, without blanks, quotation marks or a comment behind it";
+    Some(Finding::warn("", format!("{:?}: {why}", format!("{name}={value}"))).cure(cure))
 }
 
 /// What is to be said of a variable. `None`: nothing.
@@ -96,6 +204,16 @@ mod tests {
             (distance("abc", "abc"), distance("abc", "abd"), distance("abc", ""), distance("ac", "abc")),
             (0, 1, 3, 1)
         );
+    }
+
+    #[test]
+    fn what_a_file_of_the_wrong_form_has_left_in_the_environment_is_told() {
+        let said = |name: &str, value: &str| of_spelling(name, value, false).map(|finding| finding.fact);
+        let of_blank = said("NCCL_IB_TC ", "106").expect("a blank");
+        assert!(of_blank.contains("the blank belongs to the name, and NCCL_IB_TC is not set by it"), "{of_blank}");
+        assert!(said("export NCCL_IB_TC", "106").is_some_and(|fact| fact.contains("`export`")));
+        assert!(said("FERRITE_LANES", " 4").is_some_and(|fact| fact.contains("belongs to the value")));
+        assert_eq!([said("NCCL_IB_TC", "106"), said("PS1 ", " $ "), said("NCCL_IB_HCA", "a #b")], [None, None, None]);
     }
 
     #[test]
