@@ -96,8 +96,6 @@ pub struct Config {
     pub flush: bool,
     /// Network interface for control connections.
     pub interfaces: InterfaceFilter,
-    /// Address family of control connections.
-    pub socket_family: Option<Family>,
     /// Seconds that a step of connection set-up may take that does not wait for the peer to accept.
     pub handshake_timeout_s: u64,
     /// A connection recovers, if its peer would as well, when one of its ports or queue pairs has failed.
@@ -240,8 +238,11 @@ impl Config {
                 .any(|name| reader.text(name).is_some()),
             merge_vfs: reader.flag("NCCL_IB_MERGE_VFS")?,
             flush: !reader.flag("NCCL_GDR_FLUSH_DISABLE")?,
-            interfaces: InterfaceFilter::parse(&reader.text("NCCL_SOCKET_IFNAME").unwrap_or_default()),
-            socket_family: family("NCCL_SOCKET_FAMILY")?,
+            interfaces: InterfaceFilter::parse(
+                &reader.text("NCCL_SOCKET_IFNAME").unwrap_or_default(),
+                family("NCCL_SOCKET_FAMILY")?,
+                &reader.text("NCCL_COMM_ID").unwrap_or_default(),
+            ),
             handshake_timeout_s: reader.number("FERRITE_HANDSHAKE_TIMEOUT")? as u64,
             failover: reader.flag("FERRITE_FAILOVER")?,
             stall_ms: reader.number("FERRITE_STALL_MS")? as u64,

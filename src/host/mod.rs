@@ -9,6 +9,7 @@ pub mod hca;
 pub mod ib;
 pub mod iface;
 pub mod launcher;
+pub mod name_list;
 pub mod random;
 mod reader;
 pub mod sysfs;

@@ -158,6 +158,11 @@ pub const VARIABLES: &[Variable] = &[
         "interface for connection set-up: `[^][=]name,…`; `^` excludes, `=` exact, else by prefix",
     ),
     variable("NCCL_SOCKET_FAMILY", Kind::Choice(&["", "AF_INET", "AF_INET6"]), "address family for connection set-up"),
+    variable(
+        "NCCL_COMM_ID",
+        Kind::Text,
+        "`ADDRESS:PORT` of NCCL's root: where NCCL_SOCKET_IFNAME is not set, the interface for connection set-up is one in that network, as for NCCL's bootstrap",
+    ),
     variable("NCCL_IBVERBS_LIB", Kind::Text, "libibverbs to load instead of the system's"),
     variable(
         "FERRITE_HANDSHAKE_TIMEOUT",

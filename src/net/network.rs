@@ -49,7 +49,7 @@ impl Network {
         let devices = find_devices(&config);
         let interface = match devices.is_empty() {
             true => None,
-            false => Some(iface::choose(&config.interfaces, config.socket_family)?),
+            false => Some(iface::choose(&config.interfaces)?),
         };
         let first_frame_limit = Duration::from_secs(config.handshake_timeout_s);
         if !devices.is_empty() {

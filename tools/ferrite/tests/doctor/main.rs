@@ -6,6 +6,7 @@ mod common;
 mod conf_files;
 mod devices;
 mod host;
+mod interfaces;
 mod loaders;
 mod machine;
 mod page;

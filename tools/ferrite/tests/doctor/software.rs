@@ -35,6 +35,10 @@ fn control_fails_if_no_interface_fits_and_warns_of_loopback() {
         .env("NCCL_SOCKET_IFNAME", "lo")
         .look()
         .is("warn", &["no other host", "NCCL_SOCKET_IFNAME=DEV"]);
+    let some = require!(setup("control")).env("NCCL_SOCKET_IFNAME", "lo,none9").look();
+    some.is("warn", &["NCCL_SOCKET_IFNAME=lo,none9: no interface that is up has a name that begins with none9"]);
+    let excluded = require!(setup("control")).env("NCCL_SOCKET_IFNAME", "^none9").look();
+    assert!(excluded.text.contains("\"ok\" \"\" \"NCCL_SOCKET_IFNAME=^none9: no interface"), "{}", excluded.text);
     require!(setup("control")).env("NCCL_SOCKET_IFNAME", "none9").look().is("FAIL", &["NCCL_SOCKET_IFNAME=none9"]);
 }
 

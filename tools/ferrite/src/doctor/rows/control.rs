@@ -6,14 +6,14 @@ use std::time::Duration;
 use nccl_net::inspect::config::Config;
 use nccl_net::inspect::iface::{self, Interface};
 
-use crate::doctor::finding::Finding;
+use crate::doctor::finding::{Finding, Verdict};
 use crate::doctor::machine::Machine;
 use crate::doctor::row::Row;
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "control",
-        what: "the interface that the plugin takes for connection set-up (TCP); warn where no other host can reach it",
+        what: "the interface that the plugin takes for connection set-up (TCP); warn where no other host can reach it, and where NCCL_SOCKET_IFNAME names none",
         why: "peers connect to this address; loopback, docker's bridge and link-local addresses lead nowhere from another host",
         cure: "NCCL_SOCKET_IFNAME=DEV, an interface that all hosts of the job reach; NCCL_SOCKET_FAMILY for the address family",
         look: control,
@@ -30,17 +30,21 @@ pub(crate) const ROWS: &[Row] = &[
 /// A port of this host answers at once, or not at all.
 const TIME_LIMIT: Duration = Duration::from_secs(3);
 
+/// The settings of the job that choose the interface.
+fn config(machine: &Machine) -> Result<Config, String> {
+    let lookup = |name: &str| match name {
+        "NCCL_SOCKET_IFNAME" | "NCCL_SOCKET_FAMILY" | "NCCL_COMM_ID" => machine.env.get(name).cloned(),
+        _ => None,
+    };
+    Config::parse(lookup).map_err(|error| error.text())
+}
+
 /// The interface that the plugin would take, with the settings of the job.
 ///
 /// # Errors
 /// The settings are out of range, or no interface fits.
 pub(crate) fn chosen(machine: &Machine) -> Result<Interface, String> {
-    let lookup = |name: &str| match name {
-        "NCCL_SOCKET_IFNAME" | "NCCL_SOCKET_FAMILY" => machine.env.get(name).cloned(),
-        _ => None,
-    };
-    let config = Config::parse(lookup).map_err(|error| error.text())?;
-    iface::choose(&config.interfaces, config.socket_family).map_err(|error| error.text())
+    iface::choose(&config(machine)?.interfaces).map_err(|error| error.text())
 }
 
 fn control(machine: &Machine) -> Vec<Finding> {
@@ -53,10 +57,17 @@ fn control(machine: &Machine) -> Vec<Finding> {
     let mut text = format!("{} ({})", name, address.ip());
     text += &state.map_or(String::new(), |state| format!(", {state}"));
     text += &speed.map_or(String::new(), |mbps| format!(", {} Gb/s", mbps as f64 / 1000.0));
-    match unreachable_reason(&name, address) {
+    let mut found = match unreachable_reason(&name, address) {
         None => vec![Finding::ok("", text)],
         Some(why) => vec![Finding::warn("", format!("{text}: {why}"))],
-    }
+    };
+    let filter = config(machine).map(|config| config.interfaces).unwrap_or_default();
+    let without = filter.without_effect();
+    found.extend(without.into_iter().map(|entry| {
+        let text = format!("NCCL_SOCKET_IFNAME={}: {}", filter.text(), entry.why);
+        Finding::judge(!entry.is_mistake, Verdict::Warn, "", text)
+    }));
+    found
 }
 
 fn control_port(machine: &Machine) -> Vec<Finding> {
@@ -95,7 +106,6 @@ fn unreachable_reason(name: &str, address: SocketAddr) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::finding::Verdict;
 
     #[test]
     fn a_port_that_refuses_fails() {

@@ -1,7 +1,7 @@
 //! The table of rows, in the order in which they are looked at: what the first need is what the later ones stand on.
 
 mod bus;
-mod control;
+pub(crate) mod control;
 mod counters;
 mod devices;
 mod gids;
