@@ -3,7 +3,7 @@
 
 pub use crate::abi::nccl;
 pub use crate::error::Error;
-pub use crate::host::{conf_file, config, gid, iface, random, variables};
+pub use crate::host::{conf_file, config, gid, hca, iface, random, variables};
 pub use crate::net::data::caps;
 pub use crate::net::device::{gdr, rail};
 pub use crate::proto::PROTOCOL_VERSION;

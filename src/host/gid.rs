@@ -1,6 +1,7 @@
 //! Selection of an entry of a port's GID table.
 
 use crate::error::{Error, Result};
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Address family.
@@ -46,6 +47,12 @@ const IPV6_SUBNET_BITS: u32 = 64;
 pub struct AddressRange {
     address: IpAddr,
     prefix: u8,
+}
+
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
 }
 
 impl AddressRange {

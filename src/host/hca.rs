@@ -1,12 +1,12 @@
 //! `NCCL_IB_HCA`: which devices and ports are used.
 
+use super::name_list::{NameList, NoEffect};
 use crate::error::{Error, Result};
 
 /// The parsed setting `[^][=]name[:port[:rail:plane]],…`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HcaFilter {
-    exclude: bool,
-    exact: bool,
+    list: NameList,
     entries: Vec<Entry>,
 }
 
@@ -21,42 +21,73 @@ struct Entry {
     plane: i16,
 }
 
+/// Entries that NCCL's built-in transport looks at.
+const BUILT_IN_ENTRIES: usize = 32;
+
 impl HcaFilter {
-    /// Parses the setting. An empty text admits every port.
+    /// Parses the setting. An empty text admits every port, and an empty port, rail or plane says nothing.
     ///
     /// # Errors
     /// A port is not a number from 1 to 255, or a rail or plane is not one from -1 to 32767.
     pub fn parse(text: &str) -> Result<Self> {
-        let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
-        let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
-        let entries = rest
-            .split(',')
-            .map(str::trim)
-            .filter(|entry| !entry.is_empty())
-            .map(|entry| Entry::parse(entry, text))
-            .collect::<Result<_>>()?;
-        Ok(Self { exclude, exact, entries })
+        let list = NameList::parse(text);
+        let entries = list.names.iter().map(|entry| entry.trim()).filter(|entry| !entry.is_empty());
+        let entries = entries.map(|entry| Entry::parse(entry, text)).collect::<Result<_>>()?;
+        Ok(Self { list, entries })
+    }
+
+    /// The setting.
+    pub fn text(&self) -> &str {
+        &self.list.text
     }
 
     /// Whether `port` of device `name` is to be used.
     pub fn admits(&self, name: &str, port: u8) -> bool {
         // An empty list stands for all ports, after `^` too, as in NCCL's built-in transport.
         let listed = self.entries.is_empty() || self.entry(name, port).is_some();
-        listed != self.exclude
+        listed != self.list.exclude
     }
 
     /// The first entry that `port` of device `name` is named by.
     fn entry(&self, name: &str, port: u8) -> Option<&Entry> {
-        self.entries.iter().find(|entry| {
-            let named = if self.exact { name == entry.name } else { name.starts_with(entry.name.as_str()) };
-            named && entry.port.is_none_or(|p| p == port)
-        })
+        self.entries.iter().find(|entry| self.list.fits(&entry.name, name) && entry.port.is_none_or(|p| p == port))
     }
 
     /// The numbers of the fabric's rail and plane that `port` of device `name` is on; -1: not said.
     pub fn rail_and_plane(&self, name: &str, port: u8) -> (i16, i16) {
-        let entry = self.entry(name, port).filter(|_| !self.exclude);
+        let entry = self.entry(name, port).filter(|_| !self.list.exclude);
         entry.map_or((-1, -1), |entry| (entry.rail, entry.plane))
+    }
+
+    /// Which entries name none of the ports that are `there`, and why.
+    pub fn without_effect(&self, there: &[(&str, u8)]) -> Vec<NoEffect> {
+        let mut devices: Vec<&str> = there.iter().map(|(name, _)| *name).collect();
+        devices.dedup();
+        let why = |entry: &Entry| {
+            let ports = there.iter().filter(|(name, _)| self.list.fits(&entry.name, name)).map(|(_, port)| *port);
+            match (entry.port, ports.max()) {
+                (_, None) => Some(self.list.why_nothing("device", &entry.name, &devices)),
+                (Some(port), Some(last)) if port > last => {
+                    let why = format!("{} has no port {port}; its last one is {last}", entry.name);
+                    Some(NoEffect { why, is_mistake: !self.list.exclude })
+                }
+                _ => None,
+            }
+        };
+        self.entries.iter().filter_map(why).collect()
+    }
+
+    /// What NCCL's built-in transport makes otherwise of the setting, for who compares the two.
+    pub fn differences(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        if self.list.text.contains(char::is_whitespace) {
+            found.push("NCCL's built-in transport takes the blanks for parts of the names".into());
+        }
+        if self.entries.len() > BUILT_IN_ENTRIES {
+            let count = self.entries.len();
+            found.push(format!("NCCL's built-in transport uses {BUILT_IN_ENTRIES} of the {count} entries"));
+        }
+        found
     }
 }
 
@@ -71,13 +102,13 @@ impl Entry {
             )))
         };
         let port = match parts.next().map(|place| (place, place.parse::<u8>())) {
-            None => None,
+            None | Some(("", _)) => None,
             Some((_, Ok(port))) if port > 0 => Some(port),
             Some((place, _)) => return expected("port", place, "1 to 255"),
         };
         let [mut rail, mut plane] = [-1; 2];
         for (what, number) in [("rail", &mut rail), ("plane", &mut plane)] {
-            let Some(place) = parts.next() else { continue };
+            let Some(place) = parts.next().filter(|place| !place.is_empty()) else { continue };
             match place.parse::<i16>() {
                 Ok(given) if given >= -1 => *number = given,
                 _ => return expected(what, place, "-1 to 32767"),
@@ -127,6 +158,38 @@ mod tests {
         for wrong in ["mlx5_0:1:x:0", "mlx5_0:1:0:-2", "mlx5_0:1:32768:0"] {
             assert!(HcaFilter::parse(wrong).expect_err("no number").text().contains("-1 to 32767"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn an_empty_port_rail_or_plane_says_nothing() {
+        assert!(admits("mlx5_0:", "mlx5_0", 1) && admits("=mlx5_0:", "mlx5_0", 2) && !admits("=mlx5_0:", "mlx5_1", 1));
+        assert!(
+            admits("mlx5_0::2", "mlx5_0", 2) && admits("mlx5_0:1::", "mlx5_0", 1) && !admits("mlx5_0:1::", "mlx5_0", 2)
+        );
+        let of = |filter: &str| HcaFilter::parse(filter).expect("valid").rail_and_plane("mlx5_0", 1);
+        assert_eq!([of("mlx5_0::2"), of("mlx5_0:1::3"), of("mlx5_0:::")], [(2, -1), (-1, 3), (-1, -1)]);
+    }
+
+    #[test]
+    fn what_names_nothing_is_told() {
+        let there = [("x0", 1), ("x0", 2), ("x1", 1)];
+        let said = |text: &str| {
+            let found = HcaFilter::parse(text).expect("valid").without_effect(&there);
+            found.into_iter().map(|entry| entry.why).collect::<Vec<_>>()
+        };
+        assert!(["", "x", "^x0", "=x0:2,x1", "x0:1:3"].into_iter().all(|text| said(text).is_empty()));
+        assert_eq!(said("x0,rocep1s0f0"), ["no device has a name that begins with rocep1s0f0; there are: x0, x1"]);
+        assert_eq!(said("^=x7:1"), ["no device is called x7; there are: x0, x1"]);
+        assert_eq!(said("x0:3"), ["x0 has no port 3; its last one is 2"]);
+        let stray = said("^=x0,^=x1");
+        assert!(stray.len() == 1 && stray[0].starts_with("^=x1 is taken for a name: "), "{stray:?}");
+    }
+
+    #[test]
+    fn what_the_built_in_transport_reads_otherwise_is_told() {
+        let count = |text: &str| HcaFilter::parse(text).expect("valid").differences().len();
+        let list = |entries: usize| vec!["x"; entries].join(",");
+        assert_eq!([count("x0,x1"), count("x0, x1"), count(&list(32)), count(&list(33))], [0, 1, 0, 1]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What the kernel reports in /sys and /proc about RDMA devices, GPUs and the host. Every file may be missing, as in containers.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -98,6 +99,16 @@ pub fn host_name() -> &'static str {
     })
 }
 
+/// The files mapped into this process whose names begin with `prefix`, other than the one at `path`; each once.
+pub fn other_mapped_files(prefix: &str, path: &Path) -> BTreeSet<PathBuf> {
+    let own = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let text = fs::read("/proc/self/maps").unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let files = text.lines().filter_map(|line| line.get(line.find('/')?..)).map(PathBuf::from);
+    let is_named = |file: &PathBuf| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix));
+    files.filter(|file| is_named(file) && *file != own).collect()
+}
+
 /// When this process started, in clock ticks since the machine's start.
 pub fn start_ticks() -> Option<u64> {
     start_ticks_in(&fs::read_to_string("/proc/self/stat").ok()?)
@@ -138,6 +149,13 @@ mod tests {
         assert_eq!(read("800 Gb/sec (4X XDR)\n"), Some(800_000));
         assert_eq!(read("2.5 Gb/sec (1X SDR)"), Some(2_500));
         assert_eq!((read(""), read("fast Gb/sec"), read("800")), (None, None, None));
+    }
+
+    #[test]
+    fn a_file_that_is_mapped_is_found_by_the_beginning_of_its_name() {
+        let found = other_mapped_files("libc.so", Path::new("/nonexistent"));
+        let first = found.iter().next().expect("the C library is mapped");
+        assert!(other_mapped_files("libc.so", first).iter().all(|other| other != first));
     }
 
     /// Devices that share a path are merged.

@@ -5,6 +5,7 @@ use super::control::notices::INIT;
 use super::control::periodic::PeriodicTask;
 use super::data::sender::SendComm;
 use super::device::nic::Nic;
+use super::device::rail::Rail;
 use super::setup::connect::Connector;
 use super::setup::connectors::Connectors;
 use super::setup::listen::Listener;
@@ -13,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::host::conf_file;
 use crate::host::config::Config;
 use crate::host::iface::{self, Interface};
+use crate::host::name_list::NoEffect;
 use crate::host::{launcher, random, sysfs};
 use crate::proto::handle::{self, HANDLE_BYTES, Handle};
 use crate::stats::{self, process};
@@ -46,7 +48,7 @@ impl Network {
     /// A setting is out of range, or no network interface fits the settings.
     pub fn new(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let config = Arc::new(Config::parse(&lookup).map_err(with_source)?);
-        let devices = find_devices(&config);
+        let (devices, verbs) = find_devices(&config);
         let interface = match devices.is_empty() {
             true => None,
             false => Some(iface::choose(&config.interfaces)?),
@@ -68,7 +70,7 @@ impl Network {
             first_frame_limit,
             control,
         };
-        net.log_devices(&config, &Config::ignored(lookup));
+        net.log_devices(&config, &verbs, &Config::ignored(lookup));
         Ok(net)
     }
 
@@ -151,13 +153,13 @@ impl Network {
         done
     }
 
-    /// Logs the version, the devices and the `ignored` settings with the reasons.
-    fn log_devices(&self, config: &Config, ignored: &BTreeMap<String, &'static str>) {
+    /// Logs the version, the devices, where libibverbs lies (`verbs`), and the `ignored` settings with the reasons.
+    fn log_devices(&self, config: &Config, verbs: &str, ignored: &BTreeMap<String, &'static str>) {
         let Some(interface) = &self.interface else { return };
         let devices: Vec<_> = self.devices.iter().map(|d| d.describe()).collect();
         log::info!(
             target: INIT,
-            "Ferrite {}: {} device(s): {}; connection set-up over {} ({}); {} queue pair(s) per connection and rail",
+            "Ferrite {}: {} device(s): {}; connection set-up over {} ({}); {} queue pair(s) per connection and rail; {verbs}",
             version::text(),
             devices.len(),
             devices.join(", "),
@@ -181,8 +183,18 @@ impl Network {
             let ports = "are ports of one card and one device to NCCL";
             log::info!(target: INIT, "Ferrite: the {rails} rails of {} {ports}, {speed} Gb/s (NCCL_IB_MERGE_NICS=0 keeps them apart)", merged.name);
         }
-        for error in self.devices.iter().flat_map(|d| &d.rails).filter_map(|rail| rail.local_address().err()) {
+        let rails: Vec<&Arc<Rail>> = self.devices.iter().flat_map(|device| &device.rails).collect();
+        let addresses: Vec<_> = rails.iter().map(|rail| rail.local_address()).collect();
+        for error in addresses.iter().filter_map(|address| address.as_ref().err()) {
             log::warn!(target: INIT, "{error}");
+        }
+        if let Some(range) = config.gid_range.filter(|_| config.gid_index.is_none()) {
+            let roce = addresses.iter().flatten().filter(|address| !address.port.is_infiniband());
+            let used: Vec<_> = roce.map(|address| address.gid.address()).collect();
+            if !used.is_empty() && !used.iter().any(|address| range.contains(*address)) {
+                let used = used.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                log::warn!(target: INIT, "Ferrite: NCCL_IB_ADDR_RANGE={range}: no GID is in it; used are: {used}");
+            }
         }
         for (name, why) in ignored {
             log::info!(target: INIT, "Ferrite does not honour {name}: {why}");
@@ -190,45 +202,91 @@ impl Network {
     }
 }
 
-fn find_devices(config: &Arc<Config>) -> Vec<Arc<Nic>> {
-    let none = |why: String| {
-        let next = "NCCL will use another network";
-        if config.required {
-            log::warn!(target: INIT, "Ferrite has no device: {why}");
-        } else {
-            log::info!(target: INIT, "Ferrite has no device: {why}; {next} (NCCL_NET=Ferrite makes this an error)");
-        }
-        Vec::new()
+/// The devices, and where libibverbs lies.
+fn find_devices(config: &Arc<Config>) -> (Vec<Arc<Nic>>, String) {
+    let none = |why: &str, is_mistake: bool| {
+        let next =
+            if config.required { "" } else { "; NCCL will use another network (NCCL_NET=Ferrite makes this an error)" };
+        let level = if config.required || is_mistake { log::Level::Warn } else { log::Level::Info };
+        log::log!(target: INIT, level, "Ferrite has no device: {why}{next}");
+        (Vec::new(), String::new())
     };
     if config.disabled {
-        return none("NCCL_IB_DISABLE=1".into());
+        return none("NCCL_IB_DISABLE=1", false);
     }
     let library = match Library::load(config.verbs_library.as_deref()) {
         Ok(library) => Arc::new(library),
-        Err(e) => return none(e.text()),
+        Err(e) => return none(&e.text(), false),
     };
+    let place = place_of(&library);
     let (contexts, failures) = match Context::open_all(&library) {
         Ok(opened) => opened,
-        Err(e) => return none(e.text()),
+        Err(e) => return none(&format!("{e} ({place})"), false),
     };
     for failure in &failures {
         log::info!(target: INIT, "Ferrite: {failure} (in a container: is /dev/infiniband passed in?)");
     }
     let devices = Nic::discover(&contexts, config);
-    if devices.is_empty() {
-        let opened = contexts.len();
-        let (found, failed) = (opened + failures.len(), failures.len());
-        return none(match found {
-            0 => "libibverbs knows no RDMA device (in a container: is /dev/infiniband passed in?)".into(),
-            _ if opened == 0 => {
-                format!("{failed} RDMA device(s) found, none of which could be opened: {}", failures[0])
-            }
-            _ => format!(
-                "{opened} RDMA device(s) opened, but no port is active, of InfiniBand or Ethernet, and admitted by NCCL_IB_HCA"
-            ),
-        });
+    if !devices.is_empty() {
+        log_names(config, &contexts);
+        return (devices, place);
     }
-    devices
+    let (opened, failed) = (contexts.len(), failures.len());
+    match failures.first() {
+        _ if opened > 0 => {
+            let reasons = Rail::passed_over(&contexts, config);
+            let reasons = reasons.into_iter().map(|(why, ports)| format!("{}: {why}", ports.join(", ")));
+            let reasons = reasons
+                .chain(names_without_effect(config, &contexts).into_iter().map(|entry| entry.why))
+                .collect::<Vec<_>>()
+                .join("; ");
+            let is_mistake = ports_of(&contexts).iter().all(|(name, port)| !config.hca.admits(name, *port));
+            none(
+                &format!("{opened} RDMA device(s) opened, but none of their ports can be used: {reasons} ({place})"),
+                is_mistake,
+            )
+        }
+        Some(failure) => {
+            none(&format!("{failed} RDMA device(s) found, none of which could be opened: {failure} ({place})"), false)
+        }
+        None => none(
+            &format!("libibverbs knows no RDMA device (in a container: is /dev/infiniband passed in?) ({place})"),
+            false,
+        ),
+    }
+}
+
+/// The file that libibverbs was loaded from, and others of that name that are in the process.
+fn place_of(library: &Library) -> String {
+    let Some(path) = library.path() else { return "libibverbs".into() };
+    let others = sysfs::other_mapped_files("libibverbs.so", &path);
+    let others: Vec<String> = others.iter().map(|other| other.display().to_string()).collect();
+    let also = if others.is_empty() { String::new() } else { format!(", and {} is loaded too", others.join(", ")) };
+    format!("libibverbs is {}{also}", path.display())
+}
+
+fn ports_of(contexts: &[Arc<Context>]) -> Vec<(&str, u8)> {
+    let ports = |context: &Arc<Context>| context.attributes().map_or(1, |attributes| attributes.port_count);
+    contexts.iter().flat_map(|context| (1..=ports(context)).map(|port| (context.name(), port))).collect()
+}
+
+/// Entries of `NCCL_IB_HCA` that name no port, and why.
+fn names_without_effect(config: &Config, contexts: &[Arc<Context>]) -> Vec<NoEffect> {
+    config.hca.without_effect(&ports_of(contexts))
+}
+
+/// Logs what has no effect in lists of names, or another one in NCCL's built-in transport.
+fn log_names(config: &Config, contexts: &[Arc<Context>]) {
+    for NoEffect { why, is_mistake } in names_without_effect(config, contexts) {
+        let level = if is_mistake { log::Level::Warn } else { log::Level::Info };
+        log::log!(target: INIT, level, "Ferrite: NCCL_IB_HCA={}: {why}", config.hca.text());
+    }
+    for why in config.hca.differences() {
+        log::info!(target: INIT, "Ferrite: NCCL_IB_HCA={}: {why}", config.hca.text());
+    }
+    for NoEffect { why, .. } in config.interfaces.without_effect() {
+        log::info!(target: INIT, "Ferrite: NCCL_SOCKET_IFNAME={}: {why}", config.interfaces.text());
+    }
 }
 
 /// Makes the file of statistics, unless the settings say otherwise.

@@ -3,7 +3,9 @@
 use super::sys;
 use crate::error::{Error, Result};
 use libc::{c_char, c_int, c_void};
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 macro_rules! functions {
     (required { $($name:ident @ $version:literal: fn($($arg:ty),*) $(-> $ret:ty)?;)* }
@@ -91,6 +93,20 @@ impl Library {
             }
         }
         Err(Error::system(format!("no libibverbs: {}", reasons.join("; "))))
+    }
+
+    /// The file that it was loaded from, as the dynamic loader names it. `None`: the loader does not tell.
+    pub fn path(&self) -> Option<PathBuf> {
+        // SAFETY: zero is valid for a struct of pointers.
+        let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+        // SAFETY: it looks the address up, and writes the struct.
+        let is_known = unsafe { libc::dladdr(self.ibv_get_device_list as *const c_void, &raw mut info) } != 0;
+        if !is_known || info.dli_fname.is_null() {
+            return None;
+        }
+        // SAFETY: the name of a library that is never unloaded.
+        let name = unsafe { CStr::from_ptr(info.dli_fname) };
+        Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
     }
 }
 

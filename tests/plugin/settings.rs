@@ -139,10 +139,53 @@ fn no_rdma_device_means_one_line() -> Result<()> {
     Ok(())
 }
 
+/// A warning, whatever the user has asked for, since a list that leaves nothing is a mistake.
 #[test]
-fn a_filter_that_admits_nothing_is_named() -> Result<()> {
-    let env = [("NCCL_IB_HCA", "mlx5"), ("NCCL_NET", "Ferrite")];
-    nothing_but_one_line(init_with(require!(setting()), &env)?, "NCCL_IB_HCA");
+fn a_filter_that_admits_nothing_is_named_with_what_there_is() -> Result<()> {
+    for required in ["Ferrite", ""] {
+        let found = init_with(require!(setting()), &[("NCCL_IB_HCA", "rocep1s0f0"), ("NCCL_NET", required)])?;
+        let line = found.2.first().cloned().unwrap_or_default();
+        nothing_but_one_line(found, "softrnic0:1, softrnic1:1: NCCL_IB_HCA=rocep1s0f0 excludes it");
+        assert!(line.starts_with("WARN") && line.contains("there are: softrnic0, softrnic1"), "{line}");
+        assert!(line.contains("libibverbs is ") && line.contains("softrnic/libibverbs.so.1"), "{line}");
+    }
+    Ok(())
+}
+
+#[test]
+fn an_entry_that_names_nothing_is_told_once_and_the_others_count() -> Result<()> {
+    for (list, devices, words) in [
+        ("softrnic0,softrnic7", 1, "no device has a name that begins with softrnic7; there are: softrnic0, softrnic1"),
+        ("^=softrnic0,^=softrnic1", 1, "^=softrnic1 is taken for a name"),
+        ("softrnic0, softrnic1", 2, "NCCL's built-in transport takes the blanks for parts of the names"),
+    ] {
+        let (code, found, log) = init_with(require!(setting()), &[("NCCL_IB_HCA", list)])?;
+        assert_eq!((code, found), (abi::ncclSuccess, devices), "{list}");
+        let said = format!("NCCL_IB_HCA={list}: {words}");
+        assert_eq!(log.iter().filter(|line| line.contains(&said)).count(), 1, "{list}: {log:#?}");
+    }
+    let (_, _, log) = init_with(require!(setting()), &[("NCCL_SOCKET_IFNAME", "lo,nowhere9")])?;
+    assert_eq!(log.iter().filter(|line| line.contains("nowhere9; there are: ")).count(), 1, "{log:#?}");
+    let (_, _, log) = init_with(require!(setting()), &[("NCCL_IB_ADDR_RANGE", "192.168.7.0/24")])?;
+    let said = |line: &&String| {
+        line.starts_with("WARN") && line.contains("NCCL_IB_ADDR_RANGE=192.168.7.0/24: no GID is in it")
+    };
+    assert_eq!(log.iter().filter(said).count(), 1, "{log:#?}");
+    Ok(())
+}
+
+#[test]
+fn the_file_of_libibverbs_is_told() -> Result<()> {
+    let (_, _, log) = init_with(require!(setting()), &[])?;
+    let is_it = |line: &&String| line.contains("device(s): ") && line.contains("; libibverbs is ");
+    let line = log.iter().find(is_it).unwrap_or_else(|| panic!("{log:#?}"));
+    assert!(line.contains("softrnic/libibverbs.so.1") && !line.contains("loaded too"), "{line}");
+    let folder = testkit::Scratch::new();
+    // Another one that is in the process already, under another name than the one that is looked for.
+    let other = folder.write("libibverbs.so.0", std::fs::read(require!(testkit::dist::plugin())).expect("a library"));
+    let (_, _, log) = init_with(require!(setting()), &[("LD_PRELOAD", other.to_str().expect("text"))])?;
+    let also = format!("{} is loaded too", other.display());
+    assert!(log.iter().any(|line| line.contains(&also)), "{log:#?}");
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use crate::host::ib;
 use crate::host::sysfs;
 use crate::verbs::context::Context;
 use crate::verbs::port::{LinkLayer, PortAttributes};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -63,6 +64,24 @@ impl Rail {
             }
         }
         rails
+    }
+
+    /// Why ports of `contexts` are no rails: each reason, with the names of these ports.
+    pub fn passed_over(contexts: &[Arc<Context>], config: &Config) -> BTreeMap<String, Vec<String>> {
+        let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for context in contexts {
+            let Ok(attributes) = context.attributes() else { continue };
+            for port in 1..=attributes.port_count {
+                let why = match context.port(port) {
+                    Ok(attributes) => excluded(config, context.name(), port).or_else(|| unusable_reason(&attributes)),
+                    Err(error) => Some(error.text()),
+                };
+                if let Some(why) = why {
+                    reasons.entry(why).or_default().push(format!("{}:{port}", context.name()));
+                }
+            }
+        }
+        reasons
     }
 
     fn open(card: &Arc<Card>, port: u8, before: i32, config: &Arc<Config>) -> Result<Option<Self>> {
@@ -242,7 +261,7 @@ fn unusable_reason(attributes: &PortAttributes) -> Option<String> {
 }
 
 fn excluded(config: &Config, device: &str, port: u8) -> Option<String> {
-    (!config.hca.admits(device, port)).then(|| "NCCL_IB_HCA excludes it".into())
+    (!config.hca.admits(device, port)).then(|| format!("NCCL_IB_HCA={} excludes it", config.hca.text()))
 }
 
 /// Bandwidth of a port as the kernel has it, if it may be higher than what the verbs' bit masks say.

@@ -40,11 +40,14 @@ pub(crate) struct Finding {
     pub(crate) fact: String,
     /// What to do. `None`: nothing, or what the row says of all its findings.
     pub(crate) cure: Option<String>,
+    /// The row whose failure this follows from.
+    #[serde(skip)]
+    pub(crate) follows: Option<&'static str>,
 }
 
 impl Finding {
     fn new(verdict: Verdict, subject: impl Into<String>, fact: impl Into<String>) -> Self {
-        Self { verdict, subject: subject.into(), fact: fact.into(), cure: None }
+        Self { verdict, subject: subject.into(), fact: fact.into(), cure: None, follows: None }
     }
 
     pub(crate) fn ok(subject: impl Into<String>, fact: impl Into<String>) -> Self {
@@ -71,6 +74,12 @@ impl Finding {
     /// `fact` with the verdict of whether it `is_good`; else `other`.
     pub(crate) fn judge(is_good: bool, other: Verdict, subject: impl Into<String>, fact: impl Into<String>) -> Self {
         Self::new(if is_good { Verdict::Ok } else { other }, subject, fact)
+    }
+
+    /// The same, as what follows from the failure of the row `name`: where that one is looked at too, the failure is told there.
+    pub(crate) fn follows(mut self, name: &'static str) -> Self {
+        self.follows = Some(name);
+        self
     }
 
     /// The same with a cure of its own.

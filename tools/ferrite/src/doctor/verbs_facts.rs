@@ -22,6 +22,9 @@ pub(crate) struct VerbsFacts {
 pub(crate) struct LibraryFacts {
     /// Its file.
     pub(crate) path: String,
+    /// Other files of libibverbs in the same process.
+    #[serde(default)]
+    pub(crate) others: Vec<String>,
     /// The optional functions that it lacks, each with the version that brought it.
     pub(crate) missing: Vec<(String, String)>,
 }
@@ -82,6 +85,8 @@ pub(crate) struct GidFacts {
     pub(crate) address: String,
     pub(crate) roce_version: Option<u8>,
     pub(crate) link_local: bool,
+    /// `NCCL_IB_ADDR_RANGE` asks for another one.
+    pub(crate) is_outside_range: bool,
 }
 
 impl PortFacts {

@@ -58,10 +58,13 @@ fn words(error: Error) -> String {
 }
 
 fn library_facts(library: &Library) -> LibraryFacts {
+    let path = library.path().unwrap_or_default();
     let mapped = Maps::read().map(|maps| maps.files_named("libibverbs.so")).unwrap_or_default();
+    let own = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
     let owned = |(name, version): (&str, &str)| (name.to_owned(), version.to_owned());
     LibraryFacts {
-        path: mapped.first().map_or_else(String::new, |path| path.display().to_string()),
+        path: path.display().to_string(),
+        others: mapped.iter().filter(|other| **other != own).map(|other| other.display().to_string()).collect(),
         missing: library.missing().into_iter().map(owned).collect(),
     }
 }
@@ -141,6 +144,7 @@ fn queue_pair(
 }
 
 fn rail_facts(rail: &Rail) -> RailFacts {
+    let range = rail.config.gid_range.filter(|_| rail.config.gid_index.is_none() && !rail.infiniband);
     let gid = rail.local_address().map_err(words).map(|address| {
         let gid = address.gid;
         GidFacts {
@@ -148,6 +152,7 @@ fn rail_facts(rail: &Rail) -> RailFacts {
             address: gid.address().to_string(),
             roce_version: gid.roce_version,
             link_local: gid.is_link_local(),
+            is_outside_range: range.is_some_and(|range| !range.contains(gid.address())),
         }
     });
     RailFacts {

@@ -8,8 +8,23 @@ use crate::setup;
 fn ports_fails_if_no_port_is_left_to_use() {
     require!(setup("ports")).look().is("ok", &["softrnic1:1"]);
     let one = require!(setup("ports")).env("NCCL_IB_HCA", "softrnic0").look();
-    one.is("ok", &["active, not used"]);
-    require!(setup("ports")).env("NCCL_IB_HCA", "mlx5").look().is("FAIL", &["no port (NCCL_IB_HCA=mlx5)"]);
+    one.is("ok", &["active, not used: NCCL_IB_HCA=softrnic0 excludes it"]);
+    let none = require!(setup("ports")).env("NCCL_IB_HCA", "mlx5").look();
+    none.is("FAIL", &["would use no port: NCCL_IB_HCA=mlx5 excludes all of them", "correct NCCL_IB_HCA"]);
+    assert!(!none.text.contains("cable"), "{}", none.text);
+}
+
+#[test]
+fn ports_warns_of_entries_of_the_list_that_name_nothing() {
+    let with = |list: &str| setup("ports").map(|setup| setup.env("NCCL_IB_HCA", list));
+    let there = "there are: softrnic0, softrnic1";
+    require!(with("softrnic0,softrnic7")).look().is("warn", &["begins with softrnic7", there]);
+    require!(with("=softrnic0,rocep1s0f0")).look().is("warn", &["no device is called rocep1s0f0", there]);
+    require!(with("softrnic0:2,softrnic1")).look().is("warn", &["softrnic0 has no port 2; its last one is 1"]);
+    require!(with("^=softrnic0,^=softrnic1")).look().is("warn", &["^=softrnic1 is taken for a name"]);
+    require!(with("softrnic0, softrnic1")).look().is("warn", &["built-in transport takes the blanks"]);
+    require!(with("^mlx5_bond")).look().is("ok", &["begins with mlx5_bond"]);
+    require!(with("softrnic0::2,softrnic1:")).look().is("ok", &["softrnic1:1"]);
 }
 
 #[test]
@@ -57,6 +72,9 @@ fn gid_fails_at_an_empty_index_and_warns_of_addresses_that_are_not_routed() {
     require!(setup("gid")).env("NCCL_IB_GID_INDEX", "0").look().is("warn", &["link-local only"]);
     let old = require!(setup("gid")).softrnic("SOFTRNIC_GIDS", "rich").env("NCCL_IB_ROCE_VERSION_NUM", "1").look();
     old.is("warn", &["RoCE v1"]);
+    let outside = require!(setup("gid")).env("NCCL_IB_ADDR_RANGE", "192.168.0.0/24").look();
+    outside.is("warn", &["none found in NCCL_IB_ADDR_RANGE"]);
+    require!(setup("gid")).env("NCCL_IB_ADDR_RANGE", "10.0.0.0/8").look().is("ok", &["10.82.1.1"]);
 }
 
 #[test]

@@ -16,18 +16,18 @@ pub(crate) const ROWS: &[Row] = &[
         look: libibverbs,
     },
     Row {
-        name: "providers",
-        what: "libibverbs has a provider (a driver's library) for each RDMA device of the kernel",
-        why: "without it libibverbs does not list the device",
-        cure: "install ibverbs-providers, or the vendor's libraries, of a version that knows the device, in this container too",
-        look: providers,
-    },
-    Row {
         name: "device-nodes",
         what: "the kernel knows RDMA devices, and the files /dev/infiniband/uverbs* can be opened",
         why: "libibverbs reaches a device through its file",
         cure: "docker run --device=/dev/infiniband, or in Kubernetes the device plugin; on a host without RDMA: modprobe ib_uverbs",
         look: device_nodes,
+    },
+    Row {
+        name: "providers",
+        what: "libibverbs has a provider (a driver's library) for each RDMA device of the kernel",
+        why: "without it libibverbs does not list the device",
+        cure: "install ibverbs-providers, or the vendor's libraries, of a version that knows the device, in this container too",
+        look: providers,
     },
     Row {
         name: "open",
@@ -46,6 +46,16 @@ const LOST: [(&str, &str); 4] = [
     ("ibv_reg_dmabuf_mr", "GPU memory by dma-buf"),
 ];
 
+/// The row that says why libibverbs lists no device that can be used.
+pub(crate) fn cause_of_no_device(machine: &Machine) -> &'static str {
+    let is_unopened = machine.verbs().is_ok_and(|facts| !facts.unopened.is_empty());
+    match kernel_devices(machine).is_empty() {
+        true => "device-nodes",
+        false if is_unopened => "open",
+        false => "providers",
+    }
+}
+
 fn libibverbs(machine: &Machine) -> Vec<Finding> {
     let facts = match machine.verbs() {
         Ok(facts) => facts,
@@ -57,10 +67,15 @@ fn libibverbs(machine: &Machine) -> Vec<Finding> {
         Some(format!("{feature} (from {version} on)"))
     };
     let lost: Vec<String> = library.missing.iter().filter_map(lost).collect();
-    if lost.is_empty() {
-        return vec![Finding::ok("", library.path.clone())];
-    }
-    vec![Finding::warn("", format!("{} is old: it lacks {}", library.path, lost.join(", ")))]
+    let mut found = match lost.is_empty() {
+        true => vec![Finding::ok("", library.path.clone())],
+        false => vec![Finding::warn("", format!("{} is old: it lacks {}", library.path, lost.join(", ")))],
+    };
+    found.extend(library.others.iter().map(|other| {
+        let cure = "unset LD_PRELOAD and LD_LIBRARY_PATH, or have them lead to one libibverbs";
+        Finding::warn("", format!("{other} is loaded as well, and each of the two has devices of its own")).cure(cure)
+    }));
+    found
 }
 
 /// The kernel's RDMA devices, each with its driver.
@@ -93,7 +108,7 @@ fn providers(machine: &Machine) -> Vec<Finding> {
         "libibverbs lists {listed} devices, the kernel {}; /etc/libibverbs.d names {drivers} providers",
         kernel.len()
     );
-    vec![Finding::judge(listed > 0, Verdict::Fail, "", text)]
+    vec![Finding::judge(listed > 0, Verdict::Fail, "", text).follows("device-nodes")]
 }
 
 fn device_nodes(machine: &Machine) -> Vec<Finding> {
@@ -126,11 +141,12 @@ fn device_nodes(machine: &Machine) -> Vec<Finding> {
 
 fn open(machine: &Machine) -> Vec<Finding> {
     let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
+    let cause = if kernel_devices(machine).is_empty() { "device-nodes" } else { "providers" };
     if let Some(why) = &facts.no_list {
-        return vec![Finding::fail("", why.as_str())];
+        return vec![Finding::fail("", why.as_str()).follows(cause)];
     }
     if facts.devices.is_empty() && facts.unopened.is_empty() {
-        return vec![Finding::fail("", "libibverbs lists no device")];
+        return vec![Finding::fail("", "libibverbs lists no device").follows(cause)];
     }
     let firmware = |text: &str| if text.is_empty() { String::new() } else { format!(", firmware {text}") };
     let opened = facts.devices.iter();

@@ -1,14 +1,17 @@
 //! What ports report of themselves.
 
+use nccl_net::inspect::hca::HcaFilter;
+
 use crate::doctor::finding::{Finding, Verdict};
 use crate::doctor::machine::Machine;
 use crate::doctor::row::Row;
+use crate::doctor::rows::devices;
 use crate::doctor::verbs_facts::{DeviceFacts, PortFacts, VerbsFacts};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "ports",
-        what: "a port is active and NCCL_IB_HCA admits it; warn where an admitted one is down",
+        what: "a port is active and NCCL_IB_HCA admits it; warn where an admitted one is down, where an entry of NCCL_IB_HCA names no port, and where NCCL's built-in transport reads the list otherwise",
         why: "the plugin uses active ports alone, and hosts whose ports differ cannot be connected rail by rail",
         cure: "cable and transceiver; `ip link set DEV up` for RoCE; a subnet manager for InfiniBand; leave an unused port out with NCCL_IB_HCA",
         look: ports,
@@ -57,21 +60,52 @@ fn of_ports(
 
 fn ports(machine: &Machine) -> Vec<Finding> {
     let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
+    let setting = machine.var("NCCL_IB_HCA").unwrap_or_default();
+    // One that cannot be read has a row of its own.
+    let filter = HcaFilter::parse(setting).unwrap_or_default();
+    let excluded = format!("NCCL_IB_HCA={setting} excludes it");
     let mut found: Vec<Finding> = facts
         .ports()
         .map(|(name, device, port)| match (port.active, facts.is_used(device, port)) {
             (true, true) => Finding::ok(name, "active"),
-            (true, false) => Finding::ok(name, "active, not used: NCCL_IB_HCA excludes it, or see the other rows"),
-            (false, _) => Finding::warn(name, "not active"),
+            (true, false) if filter.admits(&device.name, port.port) => {
+                Finding::ok(name, "active, not used: see the other rows")
+            }
+            (active, false) if !filter.admits(&device.name, port.port) => {
+                Finding::ok(name, format!("{}active, not used: {excluded}", if active { "" } else { "not " }))
+            }
+            _ => Finding::warn(name, "not active"),
         })
         .collect();
     for device in &facts.devices {
         let failed = device.ports.iter().filter_map(|port| Some((port.port, port.error.as_ref()?)));
         found.extend(failed.map(|(port, why)| Finding::fail(format!("{}:{port}", device.name), why.as_str())));
     }
-    if facts.rails.is_empty() {
-        let set = machine.var("NCCL_IB_HCA").map_or(String::new(), |value| format!(" (NCCL_IB_HCA={value})"));
-        found.push(Finding::fail("", format!("the plugin would use no port{set}")));
+    let there: Vec<(&str, u8)> = facts
+        .devices
+        .iter()
+        .flat_map(|device| device.ports.iter().map(|port| (device.name.as_str(), port.port)))
+        .collect();
+    let name_cure = "correct NCCL_IB_HCA, or unset it";
+    if !there.is_empty() {
+        let of_list = |is_mistake: bool, why: String| {
+            Finding::judge(!is_mistake, Verdict::Warn, "", format!("NCCL_IB_HCA={setting}: {why}"))
+        };
+        let entries = filter.without_effect(&there).into_iter().map(|entry| of_list(entry.is_mistake, entry.why));
+        let other = filter.differences().into_iter().map(|why| of_list(true, why));
+        found.extend(entries.chain(other).map(|finding| match finding.verdict {
+            Verdict::Ok => finding,
+            _ => finding.cure(name_cure),
+        }));
+    }
+    if facts.devices.is_empty() {
+        let cause = devices::cause_of_no_device(machine);
+        found.push(Finding::fail("", "the plugin would use no port: no device is open").follows(cause));
+    } else if facts.rails.is_empty() {
+        let is_excluded = there.iter().all(|(name, port)| !filter.admits(name, *port));
+        let why = if is_excluded { format!("NCCL_IB_HCA={setting} excludes all of them") } else { "see above".into() };
+        let finding = Finding::fail("", format!("the plugin would use no port: {why}"));
+        found.push(if is_excluded { finding.cure(name_cure) } else { finding });
     }
     found
 }
