@@ -86,6 +86,32 @@ fn nccl_warns_of_old_versions_and_of_several() {
 }
 
 #[test]
+fn nccl_names_the_library_that_pytorch_takes_and_what_goes_beside_the_plugin() {
+    let library = |version: &str| format!("\0NCCL version {version}+cuda12.4\0");
+    let packages = "/home/u/env/lib/python3.12/site-packages";
+    let with = |system: &str, own: &str| {
+        let setup = setup("nccl").map(|setup| setup.file("/usr/lib/libnccl.so.2", library(system)));
+        setup.map(|setup| {
+            // A virtual environment that is in PATH alone.
+            let setup = setup.file("/home/u/env/bin/python3", "").env("PATH", "/home/u/env/bin:/usr/bin:/bin");
+            setup.file(&format!("{packages}/nvidia/nccl/lib/libnccl.so.2"), library(own))
+        })
+    };
+    let without = require!(with("2.28.3", "2.28.9")).look();
+    without.is("warn", &[&format!("{packages}/nvidia/nccl/lib/libnccl.so.2: 2.28.9"), "2 different versions"]);
+    let torch =
+        |system, own| with(system, own).map(|setup| setup.file(&format!("{packages}/torch/lib/libtorch.so"), ""));
+    let own = require!(torch("2.28.3", "2.28.9")).look();
+    own.is("ok", &["2.28.9, which PyTorch takes", "/usr/lib/libnccl.so.2: 2.28.3"]);
+    assert!(!own.text.contains("one-sided"), "{}", own.text);
+    require!(torch("2.28.3", "2.29.7")).look().is("ok", &["NCCL 2.29.7 sends one-sided operations"]);
+    let later = require!(torch("2.28.3", "2.32.3")).look();
+    later.is("ok", &["NCCL 2.32.3 sends one-sided operations", "opens every RDMA device itself"]);
+    let older = require!(torch("2.32.3", "2.21.5")).look();
+    assert!(!older.text.contains("one-sided"), "PyTorch takes another release: {}", older.text);
+}
+
+#[test]
 fn firmware_warns_of_devices_of_one_kind_that_differ() {
     let with = |one: &str, other: &str| {
         [("x0", one), ("x1", other)].into_iter().fold(setup("firmware"), |setup, (name, version)| {

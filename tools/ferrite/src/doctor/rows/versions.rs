@@ -5,12 +5,13 @@ use std::path::Path;
 
 use crate::doctor::finding::Finding;
 use crate::doctor::machine::Machine;
+use crate::doctor::nccl_files::{NcclFile, Version};
 use crate::doctor::row::Row;
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "nccl",
-        what: "the files libnccl.so.2 where the loader and Python look, with their versions; warn below 2.20, of 2.23 to 2.27, and where versions differ",
+        what: "the files libnccl.so.2 where the loader and Python look, with their versions, and which one PyTorch takes: its own package's where there is one; warn below 2.20, of 2.23 to 2.27, and where versions differ and it is open which one a job takes; what the release sends over its built-in transport beside the plugin",
         why: "the plugin serves NCCL 2.20 and later; in 2.23 to 2.25 ncclCommAbort never returns after an error of a send or receive; 2.26 and 2.27 do not pass errors of a network on to the application, which waits; and a process takes the first that it finds, which may not be PyTorch's",
         cure: "one version in the image, 2.28.3 or later (or 2.20 to 2.22) if jobs are to be told of errors and to abort: remove the system's, or set LD_LIBRARY_PATH to the folder of the one that is meant",
         look: nccl,
@@ -32,40 +33,67 @@ pub(crate) const ROWS: &[Row] = &[
 ];
 
 fn nccl(machine: &Machine) -> Vec<Finding> {
-    let mut found = Vec::new();
-    let mut versions = BTreeSet::new();
-    for file in machine.nccl_files() {
-        let shown = file.path.display();
-        match file.version {
-            None => found.push(Finding::unknown("", format!("{shown}: it does not tell its version"))),
-            Some(version) => {
-                let text = format!("{shown}: {}.{}.{}", version.0, version.1, version.2);
-                found.push(match version {
-                    _ if version < (2, 20, 0) => Finding::warn("", text),
-                    (2, 23..=25, _) => Finding::warn(
-                        "",
-                        format!("{text}: ncclCommAbort does not return after an error of a send or receive"),
-                    ),
-                    (2, 26 | 27, _) => {
-                        Finding::warn("", format!("{text}: the application is not told of errors of the network"))
-                    }
-                    _ => Finding::ok("", text),
-                });
-                versions.insert(version);
-            }
-        }
+    let files = machine.nccl_files();
+    if files.is_empty() {
+        return vec![Finding::unknown("", "no libnccl.so.2 where the loader and Python look")];
     }
+    let mut found: Vec<Finding> = files.iter().map(of_file).collect();
+    let versions: BTreeSet<Version> = files.iter().filter_map(|file| file.version).collect();
+    let of_pytorch = files.iter().find(|file| file.is_of_pytorch);
     if versions.len() > 1 {
-        found.push(Finding::warn(
-            "",
-            format!("{} different versions: a process takes the first that it finds", versions.len()),
-        ));
+        found.push(match of_pytorch.filter(|file| file.version.is_some()) {
+            Some(own) => Finding::ok(
+                "",
+                format!(
+                    "{} different versions: PyTorch takes {}, other programs the loader's",
+                    versions.len(),
+                    own.path.display()
+                ),
+            ),
+            None => Finding::warn(
+                "",
+                format!("{} different versions: a process takes the first that it finds", versions.len()),
+            ),
+        });
     }
-    if found.is_empty() {
-        vec![Finding::unknown("", "no libnccl.so.2 where the loader and Python look")]
-    } else {
-        found
+    found.extend(machine.nccl().into_iter().flat_map(beside_the_plugin));
+    found
+}
+
+fn of_file(NcclFile { path, version, is_of_pytorch }: &NcclFile) -> Finding {
+    let shown = path.display();
+    let Some(version) = version else {
+        return Finding::unknown("", format!("{shown}: it does not tell its version"));
+    };
+    let who = if *is_of_pytorch { ", which PyTorch takes" } else { "" };
+    let text = format!("{shown}: {}.{}.{}{who}", version.0, version.1, version.2);
+    match version {
+        _ if *version < (2, 20, 0) => Finding::warn("", text),
+        (2, 23..=25, _) => {
+            Finding::warn("", format!("{text}: ncclCommAbort does not return after an error of a send or receive"))
+        }
+        (2, 26 | 27, _) => Finding::warn("", format!("{text}: the application is not told of errors of the network")),
+        _ => Finding::ok("", text),
     }
+}
+
+/// What a release sends over its built-in transport although it has the plugin.
+fn beside_the_plugin(version: Version) -> Vec<Finding> {
+    let (major, minor, patch) = version;
+    let mut found = Vec::new();
+    if (major, minor) >= (2, 29) {
+        let text = format!(
+            "NCCL {major}.{minor}.{patch} sends one-sided operations (ncclPutSignal) over its built-in transport, never over a plugin"
+        );
+        found.push(Finding::ok("", text));
+    }
+    if (major, minor) >= (2, 30) {
+        let text = format!(
+            "NCCL {major}.{minor}.{patch} also opens every RDMA device itself (`NET/IB : Using`), whatever carries the data"
+        );
+        found.push(Finding::ok("", text));
+    }
+    found
 }
 
 fn firmware(machine: &Machine) -> Vec<Finding> {
