@@ -85,21 +85,14 @@ impl Doctor {
         if let Some(role) = role {
             return match peers.session(&machine, &role)? {
                 Session::Joined(exit) => Ok(exit),
-                Session::Served(looked) => {
-                    if !json {
-                        looked.iter().try_for_each(|row| output::write_stdout(&row.text()))?;
-                    }
-                    finish(&machine, &looked, json, fail_on_warn)
-                }
+                Session::Served(looked) => finish(&machine, &looked, json, fail_on_warn),
             };
         }
+        let plugin = machine.plugin.as_ref().ok().map(|path| machine.loader().absolute(path));
         let mut looked = Vec::new();
         for row in rows {
-            let row = RowReport::new(row, (row.look)(&machine));
+            let row = RowReport::new(row, (row.look)(&machine), plugin.as_deref(), &looked);
             interrupt::check()?;
-            if !json {
-                output::write_stdout(&row.text())?;
-            }
             looked.push(row);
         }
         finish(&machine, &looked, json, fail_on_warn)
@@ -116,10 +109,12 @@ impl Doctor {
     }
 }
 
-/// Prints what comes behind the lines, or all as JSON; the exit code.
+/// Prints the lines and what comes behind them, or all as JSON; the exit code.
 fn finish(machine: &Machine, looked: &[RowReport], json: bool, fail_on_warn: bool) -> Result<Exit> {
     let host = machine.root.text("/proc/sys/kernel/hostname").unwrap_or_default();
-    output::write_stdout(&if json { report::json(&host, looked) } else { report::summary(looked) })?;
+    let lines = |width| report::worst_first(looked).iter().map(|row| row.text(width)).collect::<String>();
+    let text = if json { report::json(&host, looked) } else { lines(output::width()) + &report::summary(looked) };
+    output::write_stdout(&text)?;
     Ok(exit(looked, fail_on_warn))
 }
 

@@ -1,5 +1,6 @@
 //! The arguments of `ferrite doctor` that make it a session of several hosts.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use crate::doctor::machine::Machine;
 use crate::doctor::peers::server::Plan;
 use crate::doctor::peers::{host, session};
 use crate::doctor::report::RowReport;
+use crate::doctor::rows::control;
 use crate::error::{Error, Result};
 use crate::hosts::admission;
 use crate::hosts::role::Role;
@@ -63,7 +65,8 @@ impl Peers {
         };
         let (listener, port) = admission::listen(address)?;
         output::write_stderr(format_args!(
-            "on each other host: ferrite doctor THIS_HOST:{port} --token {token}    (waiting for {hosts} hosts, this one included)"
+            "on each other host: ferrite doctor {}:{port} --token {token}    (waiting for {hosts} hosts, this one included)",
+            here(machine)
         ));
         let plan = Plan {
             token: token.clone(),
@@ -73,6 +76,15 @@ impl Peers {
             is_full: self.full,
         };
         session::serve(&listener, machine, &plan).map(Session::Served)
+    }
+}
+
+/// How others reach this host: by the address over which connections are set up, or by its name.
+fn here(machine: &Machine) -> String {
+    let address = control::chosen(machine).map(|interface| interface.address.ip()).ok().filter(|ip| !ip.is_loopback());
+    match address {
+        Some(IpAddr::V4(v4)) => v4.to_string(),
+        _ => machine.root.text("/proc/sys/kernel/hostname").unwrap_or_else(|| "THIS_HOST".into()),
     }
 }
 

@@ -54,7 +54,8 @@ pub(crate) fn main(path: &Path) -> i32 {
             for device in 0..count {
                 let name = transport
                     .properties(device)
-                    .map_or_else(|_| device.to_string(), |p| format!("{}:{}", p.name, p.port));
+                    // A device of one port has no number in its name; NCCL's number of the port counts across the card's functions.
+                    .map_or_else(|_| device.to_string(), |p| if p.name.contains(':') { p.name } else { p.name + ":1" });
                 let result = try_device(&transport, device).map_err(|problem| with_warning(&problem));
                 code = code.max(print(name, result));
             }

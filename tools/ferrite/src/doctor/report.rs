@@ -1,5 +1,7 @@
 //! The doctor's report: lines of text, or JSON.
 
+use std::path::Path;
+
 use serde::Serialize;
 
 use nccl_net::inspect::version;
@@ -17,9 +19,24 @@ pub(crate) struct RowReport {
 }
 
 impl RowReport {
-    /// Findings that warn or fail and have no cure of their own get that of the row.
-    pub(crate) fn new(row: &Row, findings: Vec<Finding>) -> Self {
-        Self::named(row.name, row.cure, findings)
+    /// Findings that warn or fail and have no cure of their own get that of the row; `plugin` stands where a cure names its path. A
+    /// failure that follows from that of a row in `looked` is told there.
+    pub(crate) fn new(row: &Row, mut findings: Vec<Finding>, plugin: Option<&Path>, looked: &[Self]) -> Self {
+        for finding in &mut findings {
+            let has_failed = |name| looked.iter().any(|other| other.name == name && other.verdict == Verdict::Fail);
+            if let Some(name) = finding.follows.filter(|name| finding.verdict == Verdict::Fail && has_failed(*name)) {
+                finding.verdict = Verdict::Unknown;
+                finding.fact += &format!(" (see `{name}`)");
+            }
+        }
+        let mut report = Self::named(row.name, row.cure, findings);
+        if let Some(path) = plugin {
+            let path = path.display().to_string();
+            for cure in report.findings.iter_mut().filter_map(|finding| finding.cure.as_mut()) {
+                *cure = cure.replace("/PATH/TO/libnccl-net.so", &path);
+            }
+        }
+        report
     }
 
     /// The same for a row that is no [`Row`].
@@ -31,20 +48,51 @@ impl RowReport {
         Self { name, verdict, findings }
     }
 
-    /// A line for each finding, the cure below it; of findings that have the same cure, below the last of them.
-    pub(crate) fn text(&self) -> String {
+    /// A line for each finding, the cure below it; of findings that have the same cure, below the last of them. Lines that are longer
+    /// than `width` go on below their fact.
+    pub(crate) fn text(&self, width: Option<usize>) -> String {
         let mut text = String::new();
         for (at, finding) in self.findings.iter().enumerate() {
             let subject = if finding.subject.is_empty() { String::new() } else { format!("{}: ", finding.subject) };
-            text +=
-                &format!("{:<8} {:<15} {}\n", finding.verdict, self.name, plain(&format!("{subject}{}", finding.fact)));
+            let head = format!("{:<8} {:<15} ", finding.verdict, self.name);
+            text += &lines(&head, &plain(&format!("{subject}{}", finding.fact)), width);
             let is_last = self.findings.get(at + 1).is_none_or(|next| next.cure != finding.cure);
             if let Some(cure) = finding.cure.as_ref().filter(|_| is_last) {
-                text += &format!("{:<8} {:<15} -> {cure}\n", "", "");
+                text += &lines(&format!("{:<8} {:<15} -> ", "", ""), &plain(cure), width);
             }
         }
         text
     }
+}
+
+/// `words` behind `head`, in lines of `width` characters at most; a word that is longer has a line of its own.
+fn lines(head: &str, words: &str, width: Option<usize>) -> String {
+    let width = width.unwrap_or(usize::MAX);
+    let (mut text, mut at) = (head.to_owned(), head.len());
+    for (number, word) in words.split(' ').enumerate() {
+        if number > 0 && at + 1 + word.chars().count() > width {
+            text += &format!("\n{:1$}", "", head.len());
+            at = head.len();
+        } else if number > 0 {
+            text.push(' ');
+            at += 1;
+        }
+        text += word;
+        at += word.chars().count();
+    }
+    text + "\n"
+}
+
+/// The rows with failures first, then those with warnings; the others as they come.
+pub(crate) fn worst_first(looked: &[RowReport]) -> Vec<&RowReport> {
+    let place = |row: &&RowReport| match row.verdict {
+        Verdict::Fail => 0,
+        Verdict::Warn => 1,
+        Verdict::Unknown | Verdict::Ok => 2,
+    };
+    let mut rows: Vec<&RowReport> = looked.iter().collect();
+    rows.sort_by_key(place);
+    rows
 }
 
 /// Rows with each verdict, and which build of this program has looked, in one line.
@@ -82,9 +130,31 @@ mod tests {
 
     #[test]
     fn a_line_has_no_control_characters() {
-        let text = RowReport::named("x", "", vec![Finding::ok("a\u{1b}[2J", "one\ntwo\rthree")]).text();
+        let text = RowReport::named("x", "", vec![Finding::ok("a\u{1b}[2J", "one\ntwo\rthree")]).text(None);
         assert_eq!(text.split_whitespace().collect::<Vec<_>>().join(" "), "ok x a [2J: one; two three");
         assert_eq!(text.chars().filter(|c| c.is_control()).count(), 1, "the line's end");
+    }
+
+    #[test]
+    fn a_long_line_goes_on_below_its_fact() {
+        let text = RowReport::named("x", "do this", vec![Finding::warn("", "one two three")]).text(Some(33));
+        let pad = " ".repeat(25);
+        assert_eq!(text, format!("warn     x               one two\n{pad}three\n{pad}-> do\n{pad}   this\n"));
+    }
+
+    #[test]
+    fn a_failure_that_follows_from_another_row_is_told_there_and_failures_come_first() {
+        let row = Row { name: "b", what: "", why: "", cure: "export /PATH/TO/libnccl-net.so", look: |_| Vec::new() };
+        let failure = || vec![Finding::fail("", "nothing").follows("a")];
+        let cause = RowReport::named("a", "", vec![Finding::fail("", "broken")]);
+        let (good, plugin) = (RowReport::named("a", "", vec![Finding::ok("", "whole")]), Some(Path::new("/x.so")));
+        let followed = RowReport::new(&row, failure(), plugin, std::slice::from_ref(&cause));
+        assert_eq!((followed.verdict, followed.findings[0].fact.as_str()), (Verdict::Unknown, "nothing (see `a`)"));
+        let by_itself = RowReport::new(&row, failure(), plugin, std::slice::from_ref(&good));
+        assert_eq!((by_itself.verdict, by_itself.findings[0].cure.as_deref()), (Verdict::Fail, Some("export /x.so")));
+        let looked = [good, followed, by_itself, cause];
+        let order: Vec<Verdict> = worst_first(&looked).iter().map(|row| row.verdict).collect();
+        assert_eq!(order, [Verdict::Fail, Verdict::Fail, Verdict::Ok, Verdict::Unknown]);
     }
 
     #[test]
@@ -98,7 +168,7 @@ mod tests {
         let findings = vec![Finding::ok("a:1", "fast"), Finding::warn("a:2", "slow"), Finding::fail("a:3", "dead")];
         let looked = RowReport::named("ports", "plug it in", findings);
         let lines: Vec<Vec<String>> =
-            looked.text().lines().map(|l| l.split_whitespace().map(str::to_owned).collect()).collect();
+            looked.text(None).lines().map(|l| l.split_whitespace().map(str::to_owned).collect()).collect();
         assert_eq!(lines[0], ["ok", "ports", "a:1:", "fast"]);
         assert_eq!((lines.len(), lines[3].join(" ").as_str()), (4, "-> plug it in"));
         let unknown = RowReport::named("x", "", vec![Finding::unknown("", "as root only")]);

@@ -18,6 +18,15 @@ pub(crate) fn write_stdout(text: &str) -> Result<()> {
     }
 }
 
+/// Columns of the terminal that stdout is. `None`: it is none, or does not tell.
+pub(crate) fn width() -> Option<usize> {
+    // SAFETY: zero is valid for a struct of numbers.
+    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes the struct.
+    let is_known = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) } == 0;
+    is_known.then_some(usize::from(size.ws_col)).filter(|columns| *columns >= 60)
+}
+
 /// Writes a line to stderr. A reader that went away is no reason to stop, or to panic.
 pub(crate) fn write_stderr(line: std::fmt::Arguments<'_>) {
     std::io::stderr().write_fmt(format_args!("{line}\n")).unwrap_or_default();

@@ -50,7 +50,10 @@ fn server(softrnic: &Softrnic, words: &[&str]) -> Result<(Child, BufReader<std::
     while port.is_none() {
         let mut line = String::new();
         assert_ne!(log.read_line(&mut line).expect("text"), 0, "the server ended");
-        port = line.split("THIS_HOST:").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+        port = line
+            .split("ferrite doctor ")
+            .nth(1)
+            .and_then(|rest| rest.split(' ').next()?.split_once(':')?.1.parse().ok());
     }
     Ok((server, log, port.unwrap_or(0)))
 }

@@ -27,10 +27,17 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         name: "descriptors",
-        what: "4,096 open files for a process, and 64 threads for each process of this host",
-        why: "each control connection is a descriptor, and each region of GPU memory that is registered by dma-buf; NCCL starts threads per communicator",
-        cure: "ulimit -n 65536, ulimit -u; nofile and nproc in /etc/security/limits.conf; docker run --ulimit nofile=65536",
+        what: "4,096 open files for a process",
+        why: "each control connection is a descriptor, and each region of GPU memory that is registered by dma-buf",
+        cure: "ulimit -n 65536; nofile in /etc/security/limits.conf; docker run --ulimit nofile=65536",
         look: descriptors,
+    },
+    Row {
+        name: "threads",
+        what: "64 threads of this user for each process of this host (--ranks)",
+        why: "NCCL starts threads for each communicator",
+        cure: "ulimit -u unlimited; nproc in /etc/security/limits.conf; docker run --ulimit nproc=-1",
+        look: threads,
     },
     Row {
         name: "shm",
@@ -90,15 +97,17 @@ fn cpus(machine: &Machine) -> Vec<Finding> {
     found
 }
 
-fn descriptors(machine: &Machine) -> Vec<Finding> {
-    let of = |limit: Option<u64>, least: u64, what: &str| {
-        let text = limit.map_or_else(|| format!("no limit of {what}"), |limit| format!("{limit} {what}"));
-        Finding::judge(limit.is_none_or(|limit| limit >= least), Verdict::Warn, "", text)
-    };
-    vec![
-        of(host::limit(libc::RLIMIT_NOFILE), 4096, "open files"),
-        of(host::limit(libc::RLIMIT_NPROC), 64 * u64::from(machine.ranks), "threads of this user"),
-    ]
+fn descriptors(_machine: &Machine) -> Vec<Finding> {
+    vec![at_least(host::limit(libc::RLIMIT_NOFILE), 4096, "open files")]
+}
+
+fn threads(machine: &Machine) -> Vec<Finding> {
+    vec![at_least(host::limit(libc::RLIMIT_NPROC), 64 * u64::from(machine.ranks), "threads of this user")]
+}
+
+fn at_least(limit: Option<u64>, least: u64, what: &str) -> Finding {
+    let text = limit.map_or_else(|| format!("no limit of {what}"), |limit| format!("{limit} {what}"));
+    Finding::judge(limit.is_none_or(|limit| limit >= least), Verdict::Warn, "", text)
 }
 
 fn shm(machine: &Machine) -> Vec<Finding> {

@@ -4,6 +4,7 @@ use crate::doctor::finding::Finding;
 use crate::doctor::loopback::LoopbackFacts;
 use crate::doctor::machine::Machine;
 use crate::doctor::row::Row;
+use crate::doctor::rows::devices;
 
 pub(crate) const ROWS: &[Row] = &[Row {
     name: "loopback",
@@ -25,5 +26,14 @@ fn loopback(machine: &Machine) -> Vec<Finding> {
             Err(why) => Finding::fail(device.as_str(), why.as_str()),
         })
         .collect();
-    if found.is_empty() { vec![Finding::fail("", "the plugin has no device")] } else { found }
+    if found.is_empty() { vec![Finding::fail("", "the plugin has no device").follows(cause(machine))] } else { found }
+}
+
+/// The row that says why the plugin has no device.
+fn cause(machine: &Machine) -> &'static str {
+    match machine.verbs() {
+        Err(_) => "libibverbs",
+        Ok(facts) if !facts.devices.is_empty() => "ports",
+        Ok(_) => devices::cause_of_no_device(machine),
+    }
 }
