@@ -2,12 +2,14 @@
 
 use super::devices::Devices;
 use super::env_plugin::Settings;
+use super::nccl::ncclResult_t;
 use super::{logger, nccl};
 use crate::error::{Error, Result};
 use crate::net::control::notices::INIT;
 use crate::net::network::Network;
 use once_cell::sync::OnceCell;
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
@@ -24,6 +26,9 @@ const ABORT_NEVER_RETURNS: u32 = 9;
 /// The one of NCCL 2.26 and 2.27, whose progress thread forgets an operation that the network has an error for (`progressOps` in proxy.cc),
 /// so that `ncclCommGetAsyncError` never tells of it. Those before 2.26.2 and from 2.28.3 on tell.
 const DROPS_ERRORS: u32 = 10;
+
+/// The first release whose own devices are in the order of their PCI addresses.
+const FIRST_THAT_SORTS: c_int = 22907;
 
 /// The tables of NCCL up to 2.25, whose progress thread calls again what has failed.
 const REPEAT_FAILED_CALLS: RangeInclusive<u32> = 8..=9;
@@ -93,6 +98,35 @@ fn is_loaded(library: &CStr) -> bool {
     !found.is_null() && unsafe { libc::dlclose(found) } == 0
 }
 
+/// The release of the NCCL that `log_function` is of, as `ncclGetVersion` says it; `None` if that cannot be told, as where NCCL is part of a
+/// program that does not export it.
+fn release_of(log_function: nccl::ncclDebugLogger_t) -> Option<c_int> {
+    let mut place = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: any address may be asked for; the name that is written is one of the loader's, as long as that library is mapped, which
+    // NCCL is while it calls.
+    let name = unsafe {
+        (libc::dladdr(log_function? as *const c_void, place.as_mut_ptr()) != 0)
+            .then(|| place.assume_init().dli_fname)?
+    };
+    // SAFETY: a string of the loader's; nothing is loaded.
+    let library = unsafe { libc::dlopen(name, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if library.is_null() {
+        return None;
+    }
+    // SAFETY: the library that has just been opened.
+    let function = unsafe { libc::dlsym(library, c"ncclGetVersion".as_ptr()) };
+    let mut release = 0;
+    // SAFETY: NCCL's public function of that name, which writes one int.
+    let is_known = !function.is_null()
+        && unsafe {
+            let get: unsafe extern "C" fn(*mut c_int) -> ncclResult_t = std::mem::transmute(function);
+            get(&raw mut release) == nccl::ncclSuccess
+        };
+    // SAFETY: the reference taken above.
+    unsafe { libc::dlclose(library) };
+    is_known.then_some(release)
+}
+
 impl Process {
     /// Sends log messages to `log_function` from now on, and makes the network, if that has not been done before.
     ///
@@ -100,7 +134,7 @@ impl Process {
     /// A setting is wrong, or no network interface fits.
     pub(super) fn init(version: u32, log_function: nccl::ncclDebugLogger_t) -> Result<()> {
         logger::install(log_function);
-        let process = PROCESS.get_or_try_init(Self::new)?;
+        let process = PROCESS.get_or_try_init(|| Self::new(release_of(log_function)))?;
         // Without a device NCCL takes another network.
         let is_taken = !process.network.devices().is_empty();
         if is_taken && TAKEN.fetch_or(1 << version, Ordering::Relaxed) & 1 << version == 0 {
@@ -159,9 +193,10 @@ impl Process {
         PROCESS.get().ok_or_else(|| Error::internal("called before init succeeded"))
     }
 
-    fn new() -> Result<Self> {
+    fn new(release: Option<c_int>) -> Result<Self> {
         let settings = Settings::new();
-        let network = Network::new(|name| settings.get(name));
+        let sorts = release.is_some_and(|release| release >= FIRST_THAT_SORTS);
+        let network = Network::new(|name| settings.get(name), sorts);
         if let Some(line) = settings.line() {
             log::info!(target: INIT, "Ferrite: {line}");
         }

@@ -90,6 +90,8 @@ pub struct Config {
     pub merge_nics: bool,
     /// Ports are merged as NCCL says, also where they are not equal ports of one card.
     pub merge_any: bool,
+    /// Devices are in the order of their PCI addresses, where NCCL's own are.
+    pub pci_order: bool,
     /// Virtual functions of one card share a PCI path.
     pub merge_vfs: bool,
     /// Received data is flushed to GPU memory.
@@ -236,6 +238,7 @@ impl Config {
             merge_any: ["NCCL_NET_FORCE_MERGE", "NCCL_NET_MERGE_LEVEL"]
                 .into_iter()
                 .any(|name| reader.text(name).is_some()),
+            pci_order: reader.flag("NCCL_IB_DEVICE_PCI_ORDER")?,
             merge_vfs: reader.flag("NCCL_IB_MERGE_VFS")?,
             flush: !reader.flag("NCCL_GDR_FLUSH_DISABLE")?,
             interfaces: InterfaceFilter::parse(

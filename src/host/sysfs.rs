@@ -20,6 +20,16 @@ pub fn device_path(device: &str) -> Option<PathBuf> {
     fs::canonicalize(Path::new(CLASS).join(device).join("device")).ok()
 }
 
+/// The PCI address of the RDMA device `device`, as a number to sort by: that of the nearest PCI function in its path.
+pub fn pci_address(device: &str) -> Option<u64> {
+    pci_address_in(device_path(device)?.to_str()?)
+}
+
+fn pci_address_in(path: &str) -> Option<u64> {
+    let name = path.rsplit('/').find(|name| is_pci_function(name))?;
+    u64::from_str_radix(&name.replace([':', '.'], ""), 16).ok()
+}
+
 /// The NUMA node that the RDMA device `device` is at, if the kernel knows it.
 pub fn numa_node(device: &str) -> Option<u32> {
     fs::read_to_string(Path::new(CLASS).join(device).join("device/numa_node")).ok()?.trim().parse().ok()
@@ -159,6 +169,15 @@ mod tests {
     }
 
     /// Devices that share a path are merged.
+    #[test]
+    fn devices_are_sorted_by_the_address_of_the_nearest_pci_function() {
+        let at = |path: &str| pci_address_in(&format!("/sys/devices/pci0000:00/{path}"));
+        let paths =
+            ["0000:00:1f.0/0000:02:00.1", "0000:00:01.0/0000:17:00.0/mlx5_core.sf.4", "0000:00:01.0/10000:01:00.0"];
+        assert_eq!(paths.map(at), [Some(0x0000_0200_1), Some(0x0000_1700_0), Some(0x10000_0100_0)]);
+        assert_eq!(pci_address_in("/sys/devices/virtual/net/eth0"), None);
+    }
+
     #[test]
     fn a_path_that_is_no_pci_function_is_not_changed() {
         let sub_function = |number| format!("/sys/devices/pci0000:00/0000:17:00.0/mlx5_core.sf.{number}");

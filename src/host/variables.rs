@@ -150,6 +150,11 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Text,
         "NCCL 2.24 and later: how near ports are that NCCL merges; else as NCCL_NET_FORCE_MERGE",
     ),
+    variable(
+        "NCCL_IB_DEVICE_PCI_ORDER",
+        Kind::Number(0, 1, 1),
+        "NCCL 2.29.7 and later: 1: devices in the order of their PCI addresses; 0: in that of libibverbs",
+    ),
     variable("NCCL_IB_MERGE_VFS", Kind::Number(0, 1, 1), "1: virtual functions of one card share a PCI path"),
     variable("NCCL_GDR_FLUSH_DISABLE", Kind::Number(0, 1, 0), "1: flushes of GPU memory do nothing"),
     variable(

@@ -42,13 +42,14 @@ pub struct Network {
 }
 
 impl Network {
-    /// Reads the settings through `lookup` and finds the devices. Without libibverbs there is no device, which is no error.
+    /// Reads the settings through `lookup` and finds the devices. Without libibverbs there is no device, which is no error. NCCL's own
+    /// devices are in the order of their PCI addresses if `nccl_sorts`, and otherwise in that of libibverbs; the network's are too.
     ///
     /// # Errors
     /// A setting is out of range, or no network interface fits the settings.
-    pub fn new(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+    pub fn new(lookup: impl Fn(&str) -> Option<String>, nccl_sorts: bool) -> Result<Self> {
         let config = Arc::new(Config::parse(&lookup).map_err(with_source)?);
-        let (devices, verbs) = find_devices(&config);
+        let (devices, verbs) = find_devices(&config, nccl_sorts && config.pci_order);
         let interface = match devices.is_empty() {
             true => None,
             false => Some(iface::choose(&config.interfaces)?),
@@ -203,7 +204,7 @@ impl Network {
 }
 
 /// The devices, and where libibverbs lies.
-fn find_devices(config: &Arc<Config>) -> (Vec<Arc<Nic>>, String) {
+fn find_devices(config: &Arc<Config>, by_address: bool) -> (Vec<Arc<Nic>>, String) {
     let none = |why: &str, is_mistake: bool| {
         let next =
             if config.required { "" } else { "; NCCL will use another network (NCCL_NET=Ferrite makes this an error)" };
@@ -219,12 +220,16 @@ fn find_devices(config: &Arc<Config>) -> (Vec<Arc<Nic>>, String) {
         Err(e) => return none(&e.text(), false),
     };
     let place = place_of(&library);
-    let (contexts, failures) = match Context::open_all(&library) {
+    let (mut contexts, failures) = match Context::open_all(&library) {
         Ok(opened) => opened,
         Err(e) => return none(&format!("{e} ({place})"), false),
     };
     for failure in &failures {
         log::info!(target: INIT, "Ferrite: {failure} (in a container: is /dev/infiniband passed in?)");
+    }
+    if by_address {
+        // As NCCL's, those without an address come last.
+        contexts.sort_by_cached_key(|context| sysfs::pci_address(context.name()).unwrap_or(u64::MAX));
     }
     let devices = Nic::discover(&contexts, config);
     if !devices.is_empty() {
