@@ -58,6 +58,12 @@ impl Cts {
         (u64::from(seq) << 32).to_le()
     }
 
+    /// The last word of a slot that nothing has been written to: that of another slot's number, so that none is found there. Zeroed memory
+    /// would be number 0 in slot 0.
+    pub fn empty_last_word(slot: usize) -> u64 {
+        Self::last_word_of(slot as u32 + 1)
+    }
+
     /// Reads a clear-to-send that this process has encoded.
     #[inline]
     pub(super) fn from_words(words: &CtsWords) -> Self {
@@ -173,6 +179,12 @@ mod tests {
             let cts = Cts { addr: 1, length: 2, rkeys: [3, 4], tag: 5, seq };
             prop_assert_eq!(Cts::last_word_of(seq), cts.emit()[3]);
             prop_assert_eq!(Cts::seq_of(cts.emit()[3]), seq);
+        }
+
+        #[test]
+        fn an_empty_slot_has_no_number_of_its_own(seq: u32) {
+            let slot = SlotIndex::of(seq).index();
+            prop_assert_ne!(Cts::seq_of(Cts::empty_last_word(slot)), seq);
         }
 
         #[test]

@@ -23,25 +23,37 @@ pub struct SharedRing<const WORDS: usize, const RECORDS: usize> {
 
 // SAFETY: the mapping is owned, and read only through volatile loads.
 unsafe impl<const WORDS: usize, const RECORDS: usize> Send for SharedRing<WORDS, RECORDS> {}
-// SAFETY: as above; no method writes.
+// SAFETY: as above; what writes has the ring alone.
 unsafe impl<const WORDS: usize, const RECORDS: usize> Sync for SharedRing<WORDS, RECORDS> {}
 
 impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
-    /// A ring of zeroed records of one or two `halves`. It is registered in a domain when its key there is asked for.
+    /// A ring of empty records of one or two `halves`. It is registered in a domain when its key there is asked for. `empty` returns the
+    /// last word of an empty record by its index, which nobody may take for that of a complete one: zero may be one.
     ///
     /// # Errors
     /// The system has no memory.
-    pub fn new(halves: usize) -> Result<Self> {
+    pub fn new(halves: usize, empty: impl Fn(usize) -> u64) -> Result<Self> {
         let stride = Self::stride(halves);
         let memory = Mapping::new(RECORDS * stride * 8)?;
         let last_half = Self::last_half_of(&memory, stride);
-        Ok(Self { regions: Vec::new(), memory, stride, last_half })
+        let mut this = Self { regions: Vec::new(), memory, stride, last_half };
+        this.clear(empty);
+        Ok(this)
     }
 
-    /// Gives each record only as many `halves`, if it has more. To be called before a peer writes.
-    pub fn lay_out(&mut self, halves: usize) {
+    /// Gives each record only as many `halves`, if it has more, and empties it as [`Self::new`] does. To be called before a peer writes.
+    pub fn lay_out(&mut self, halves: usize, empty: impl Fn(usize) -> u64) {
         self.stride = Self::stride(halves).min(self.stride);
         self.last_half = Self::last_half_of(&self.memory, self.stride);
+        self.clear(empty);
+    }
+
+    fn clear(&mut self, empty: impl Fn(usize) -> u64) {
+        for index in 0..RECORDS {
+            let last = self.last_half_at(index).wrapping_add(WORDS - 1).cast_mut();
+            // SAFETY: the last word of the record: aligned, inside the mapping, and no peer writes yet.
+            unsafe { last.write_volatile(empty(index)) };
+        }
     }
 
     fn stride(halves: usize) -> usize {

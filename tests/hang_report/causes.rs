@@ -3,6 +3,7 @@
 use crate::job::{Job, Shape, built, enter};
 use ferrite::hang::finding::Finding;
 use ferrite::hang::outside::State;
+use serde_json::Value;
 use testkit::require;
 
 /// Begins once messages flow.
@@ -35,6 +36,24 @@ fn a_receiver_that_stops_asking_is_named_by_both_ranks_before_it() {
     assert!(answer.is_waiting() && answer.text().contains(&last), "{answer:?}");
     let report = &job.reports(1)[0];
     assert_eq!((&report["waits"][0]["verdict"], &report["rank"]), (&"PeerHasNotAsked".into(), &1.into()), "{report}");
+}
+
+/// Rank 1 has never been asked for anything. It does not know its rank, and does not take one from memory that nobody has written to.
+#[test]
+fn a_sender_that_was_never_asked_names_no_rank_of_its_own() {
+    require!(built());
+    enter();
+    let job = Job::start(Shape::Chain, 3, &[], |rank| rank.stops_after = (rank.number == 2).then_some(0));
+    let line = job.line(1, &["waits", "to be asked for data by", "has not called irecv"]);
+    assert!(!line.contains("rank "), "{line}");
+    let report = &job.reports(1)[0];
+    assert_eq!(
+        (&report["rank"], &report["waits"][0]["cause"]["near"]["rank"]),
+        (&Value::Null, &Value::Null),
+        "{report}"
+    );
+    let line = job.line(2, &["to be asked for data by this process", "has not called irecv"]);
+    assert!(!line.contains("rank "), "{line}");
 }
 
 #[test]

@@ -309,7 +309,7 @@ impl FlushRail {
         let priority = Priority::of_sender(&rail.config, None);
         let path = path_to(rail, &address, &address.gid.gid, address.port.lid, priority)?;
         let path = Path { dest_qpn: init.number(), ..path };
-        let mut landing = SharedRing::new(1)?;
+        let mut landing = SharedRing::new(1, |_| 0)?;
         let lkey = landing.lkey(&device.domain)?;
         let qp = init.connect(&path, WrId::Receive { qp: 0 }.to_bits()).map_err(with_hint)?;
         Ok(Self { port: Arc::clone(port), device, qp, queue, landing, lkey })

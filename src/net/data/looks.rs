@@ -75,8 +75,12 @@ mod tests {
             refusals: 2,
             calls: 3,
             has_requests: true,
+    use crate::net::data::sender::CtsRing;
             recovers,
             contact,
+    use crate::proto::rail_weights::RailWeights;
+    use crate::proto::send::SendFlow;
+    use crate::proto::stripe::Striping;
             sender_rank: None,
         };
         let look = |recovers, contact| Found::Look(at(recovers, contact));
@@ -99,3 +103,19 @@ mod tests {
         assert_eq!(found(Err(Occupant::Visitor), &peer), Found::Visited);
     }
 }
+    /// Whatever the first number of a connection is, and however long the connection lasts.
+    #[test]
+    fn a_ring_that_nobody_has_written_to_has_no_clear_to_send_and_tells_no_rank() {
+        for layout in [[1, 1], [2, 2], [2, 1]] {
+            let mut ring = CtsRing::new(layout[0], Cts::empty_last_word).expect("memory");
+            ring.lay_out(layout[1], Cts::empty_last_word);
+            let read = |seq: u32| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
+            let first = [0, u32::MAX - 600, 1 << 31]
+                .into_iter()
+                .flat_map(|from: u32| (0..1200).map(move |i| from.wrapping_add(i)));
+            assert_eq!(first.filter(|seq| read(*seq).is_some()).count(), 0, "{layout:?}");
+            let flow = SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]));
+            assert_eq!(flow.look(0, read).sender_rank, None);
+        }
+    }
+

@@ -268,7 +268,7 @@ impl Connector {
         if nic.config.ece {
             qps.offer_ece();
         }
-        let mut ring = CtsRing::new(cts_halves(nic.rails.len()))?;
+        let mut ring = CtsRing::new(cts_halves(nic.rails.len()), Cts::empty_last_word)?;
         qps.describe_ring(&mut ring)?;
         Ok((qps, ring))
     }
@@ -352,7 +352,7 @@ impl Connector {
         let Pending { stream, connecting, mut ring, reply } = pending;
         let (qps, endpoint) = connecting.finish();
         let weights = endpoint.rail_weights_with(&reply.endpoint);
-        ring.lay_out(cts_halves(reply.terms.striping.rails().into()));
+        ring.lay_out(cts_halves(reply.terms.striping.rails().into()), Cts::empty_last_word);
         stream.send(Kind::Commit, Vec::new());
         let name = PeerName::new(&reply.identity, &reply.endpoint.name, stream.peer());
         let peer = PeerState::new(name, stream, reply.terms.failover);
