@@ -127,6 +127,14 @@ fn pointer_support(device: &Nic) -> c_int {
     (nccl::NCCL_PTR_HOST | gpu | dmabuf) as c_int
 }
 
+/// NCCL sets up a connection, by when it has taken a profiler if it takes one.
+fn handle_set_up(process: &Process) {
+    network_events::handle_profiler(|| process.other_profiler());
+    if process.network.connects_early() {
+        network_events::handle_early_connections();
+    }
+}
+
 /// A listener on device number `dev`, for NCCL's communicator `of`, and its handle for the peer.
 pub(super) unsafe fn listen(
     version: u32,
@@ -137,7 +145,7 @@ pub(super) unsafe fn listen(
 ) -> ncclResult_t {
     guard("listen", || {
         let process = Process::get()?;
-        network_events::handle_profiler(|| process.other_profiler());
+        handle_set_up(process);
         let listener = process.network.listen(&process.devices(version)?.get(dev)?.nic, of)?;
         // SAFETY: NCCL gives 128 bytes, without alignment.
         unsafe { put(handle.cast::<[u8; HANDLE_BYTES]>(), listener.handle().emit(), "handle")? };
@@ -166,7 +174,7 @@ pub(super) unsafe fn connect(
         match process.network.connect(&process.devices(version)?.get(dev)?.nic, of, bytes)? {
             None => Ok(()),
             Some(comm) => {
-                network_events::handle_profiler(|| process.other_profiler());
+                handle_set_up(process);
                 // SAFETY: as above.
                 unsafe { put(send_comm, SendHandle::new_send(comm, test_message::<SendComm>), "sendComm") }
             }

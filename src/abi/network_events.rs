@@ -2,7 +2,10 @@
 //!
 //! There is one event a message: it begins when the message is accepted and ends when `test` says that it is complete or has failed, or when the
 //! communicator is closed. Its record is the one that profilers know from the built-in transport, which is compiled without such events in NCCL's
-//! releases. While no profiler hears them, a send or a receive costs one look at [`HEARD`].
+//! releases.
+//!
+//! Where NCCL's set-up of communicators uses the network as well (`NCCL_OOB_NET_ENABLE`), its messages have no handles for a profiler, and those of
+//! operations have: that tells which tags are ranks. Otherwise, and while no profiler hears events, a send or a receive costs one look at [`LOOKS`].
 
 use super::handles::{HeardRequest, RecvHandle, SendHandle};
 use super::layout::ProfilerCallback;
@@ -18,7 +21,7 @@ use crate::proto::requests::Entry;
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The function: place of the event's handle, what happens, NCCL's handle of the message, type and version of the record, the record.
@@ -42,6 +45,11 @@ enum Given {
 
 /// The function, if a profiler may hear events; or else NULL.
 static HEARD: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+/// Whether handles tell which tags are ranks.
+static TELLS_RANKS: AtomicBool = AtomicBool::new(false);
+/// Whether NCCL's handles are looked at: for either.
+static LOOKS: AtomicBool = AtomicBool::new(false);
 
 /// The record of an event.
 #[repr(C)]
@@ -95,7 +103,7 @@ pub(super) fn handle_init(function: ProfilerCallback) {
         Given::One(before) if before.load(Ordering::Relaxed) == function => {}
         Given::One(_) | Given::Several => {
             *given = Given::Several;
-            HEARD.store(null_mut(), Ordering::Relaxed);
+            hear(null_mut());
         }
     }
 }
@@ -108,7 +116,7 @@ pub(super) fn handle_profiler<'a>(other: impl FnOnce() -> Option<&'a str>) {
         return;
     }
     if let Some(name) = other() {
-        HEARD.store(function.load(Ordering::Relaxed), Ordering::Relaxed);
+        hear(function.load(Ordering::Relaxed));
         log::info!(target: INIT, "Ferrite: the profiler {name} may hear of each message");
     }
 }
@@ -118,10 +126,27 @@ pub(super) fn handle_close(heard: &[HeardRequest]) {
     heard.iter().for_each(stop);
 }
 
-/// Whether a profiler may hear events.
-#[inline(always)]
-pub(super) fn are_heard() -> bool {
+/// NCCL sets up communicators over the network too.
+pub(super) fn handle_early_connections() {
+    let _given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    TELLS_RANKS.store(true, Ordering::Relaxed);
+    LOOKS.store(true, Ordering::Relaxed);
+}
+
+/// From now on events go to `function`; NULL: to none. To be called with [`GIVEN`] locked.
+fn hear(function: *mut c_void) {
+    HEARD.store(function, Ordering::Relaxed);
+    LOOKS.store(!function.is_null() || TELLS_RANKS.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+fn are_heard() -> bool {
     !HEARD.load(Ordering::Relaxed).is_null()
+}
+
+/// Whether [`isend`] and [`irecv`] are to be called.
+#[inline(always)]
+pub(super) fn are_looked_at() -> bool {
+    LOOKS.load(Ordering::Relaxed)
 }
 
 fn callback() -> Option<Callback> {
@@ -142,9 +167,14 @@ pub(super) unsafe fn isend(
     request: *mut *mut c_void,
     isend: impl FnOnce() -> ncclResult_t,
 ) -> ncclResult_t {
+    // SAFETY: as the caller says.
+    let comm = unsafe { SendHandle::find(send_comm) };
+    if !phandle.is_null() {
+        comm.iter().for_each(|comm| comm.inner.comm.handle_operation());
+    }
     let code = isend();
     // SAFETY: as the caller says.
-    let (comm, begun) = unsafe { (SendHandle::find(send_comm), begun::<SendComm>(code, request)) };
+    let begun = unsafe { begun::<SendComm>(code, request) };
     let (Some(comm), Some(begun), Some(callback)) = (comm, begun, callback()) else { return code };
     let record = Record::new(SENT, begun, comm.inner.comm.queue_pair(), size as usize);
     let heard = comm.inner.heard(begun, test);
@@ -167,9 +197,16 @@ pub(super) unsafe fn irecv(
     request: *mut *mut c_void,
     irecv: impl FnOnce() -> ncclResult_t,
 ) -> ncclResult_t {
+    // SAFETY: as the caller says.
+    let comm = unsafe { RecvHandle::find(recv_comm) };
+    // SAFETY: as the caller says: there is one for each message, and one message at least unless `n` is refused below.
+    let is_profiled = !phandles.is_null() && n > 0 && !unsafe { *phandles }.is_null();
+    if is_profiled {
+        comm.iter().for_each(|comm| comm.inner.comm.handle_operation());
+    }
     let code = irecv();
     // SAFETY: as the caller says.
-    let (comm, begun) = unsafe { (RecvHandle::find(recv_comm), begun::<RecvComm>(code, request)) };
+    let begun = unsafe { begun::<RecvComm>(code, request) };
     let (Some(comm), Some(begun), Some(callback)) = (comm, begun, callback()) else { return code };
     if phandles.is_null() {
         return code;

@@ -66,13 +66,13 @@ slots! {
         phandle: *mut c_void, request: *mut *mut c_void,
     ) => datapath::with_narrow(size, |size| {
         let isend = || v8::isend(send_comm, data, size, tag, mhandle, request);
-        if network_events::are_heard() { network_events::isend(send_comm, size, phandle, request, isend) } else { isend() }
+        if network_events::are_looked_at() { network_events::isend(send_comm, size, phandle, request, isend) } else { isend() }
     });
     irecv(
         recv_comm: *mut c_void, n: c_int, data: *mut *mut c_void, sizes: *mut usize, tags: *mut c_int,
         mhandles: *mut *mut c_void, phandles: *mut *mut c_void, request: *mut *mut c_void,
     ) => datapath::with_narrow_array(n, sizes, |sizes| {
         let irecv = || v8::irecv(recv_comm, n, data, sizes, tags, mhandles, request);
-        if network_events::are_heard() { network_events::irecv(recv_comm, n, sizes, phandles, request, irecv) } else { irecv() }
+        if network_events::are_looked_at() { network_events::irecv(recv_comm, n, sizes, phandles, request, irecv) } else { irecv() }
     });
 }

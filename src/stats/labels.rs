@@ -88,8 +88,8 @@ mod tests {
             "what was known at the set-up may be of another communicator"
         );
         assert!(receiver.handle_begun(1) && sender.handle_begun(1));
-        receiver.handle_due_receive(0, 1, 9);
-        sender.handle_due_send(0, 9);
+        receiver.handle_due_receive(0, 1, Some(9));
+        sender.handle_due_send(0, Some(9));
         assert_eq!([&receiver, &sender].map(|end| Labels::of(end).peer_rank()), [Some(9), None]);
     }
 

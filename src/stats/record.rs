@@ -114,21 +114,21 @@ impl ConnStats {
         self.credit == 0
     }
 
-    /// `isend` has accepted request `request`, whose tag is this process's rank if NCCL calls.
-    pub fn handle_due_send(&mut self, request: u32, tag: u32) {
+    /// `isend` has accepted request `request`, whose tag is this process's rank; `None`: that is not known.
+    pub fn handle_due_send(&mut self, request: u32, tag: Option<u32>) {
         let number = self.words[record::BEGUN].load(Ordering::Relaxed).wrapping_sub(1);
         self.credit = self.timing.handle_send(self.words, request, number);
-        if let Some(rank) = self.new_rank(record::OWN_RANK, tag) {
+        if let Some(rank) = tag.and_then(|tag| self.new_rank(record::OWN_RANK, tag)) {
             process::handle_own_rank(rank);
         }
     }
 
-    /// `irecv` has accepted request `request` of `count` messages, whose first tag is the peer's rank if NCCL calls. Returns that rank if it
-    /// is new.
-    pub fn handle_due_receive(&mut self, request: u32, count: u8, tag: u32) -> Option<u32> {
+    /// `irecv` has accepted request `request` of `count` messages, whose first tag is the peer's rank; `None`: that is not known. Returns
+    /// that rank if it is new.
+    pub fn handle_due_receive(&mut self, request: u32, count: u8, tag: Option<u32>) -> Option<u32> {
         let number = self.words[record::BEGUN].load(Ordering::Relaxed).wrapping_sub(count.into());
         self.credit = self.timing.handle_receive(self.words, request, number, count.into());
-        self.new_rank(record::PEER_RANK, tag)
+        self.new_rank(record::PEER_RANK, tag?)
     }
 
     /// The rank that `tag` is, if that is not what word `at` says.

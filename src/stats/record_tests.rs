@@ -28,8 +28,8 @@ fn word(end: &ConnStats, at: usize) -> u64 {
 fn messages_and_bytes_are_counted_and_the_first_message_tells_the_rank() {
     let mut end = end(Direction::Receive);
     assert!(end.handle_begun(1));
-    assert_eq!((end.handle_due_receive(1, 1, 7), word(&end, record::PEER_RANK)), (Some(7), 8));
-    assert_eq!(end.handle_due_receive(1, 1, 7), None, "it is known");
+    assert_eq!((end.handle_due_receive(1, 1, Some(7)), word(&end, record::PEER_RANK)), (Some(7), 8));
+    assert_eq!(end.handle_due_receive(1, 1, Some(7)), None, "it is known");
     assert!(!end.handle_begun(8));
     end.handle_done(100);
     end.handle_group_done(&[1, 2, 3]);
@@ -64,7 +64,7 @@ fn a_sender_times_one_message_in_64_and_the_pause_before_it() {
             end.handle_refused();
         }
         if end.handle_begun(1) {
-            end.handle_due_send(message, 3);
+            end.handle_due_send(message, Some(3));
         }
         if end.timed_request() == Some(message) {
             timed.push(message);
@@ -81,7 +81,7 @@ fn a_receiver_times_one_message_in_64_until_the_next_irecv() {
     let mut timed = Vec::new();
     for message in 0..200 {
         if end.handle_begun(1) {
-            let _ = end.handle_due_receive(message, 1, 3);
+            let _ = end.handle_due_receive(message, 1, Some(3));
         }
         if end.timed_request() == Some(message) {
             timed.push(message);
@@ -105,10 +105,10 @@ fn the_last_messages_that_were_timed_are_kept_with_their_times() {
     let (mut send, mut receive) = (timed(Direction::Send, 4), timed(Direction::Receive, 4));
     for message in 0..4 * 27 {
         if send.handle_begun(1) {
-            send.handle_due_send(message, 3);
+            send.handle_due_send(message, Some(3));
         }
         if receive.handle_begun(1) {
-            let _ = receive.handle_due_receive(message, 1, 3);
+            let _ = receive.handle_due_receive(message, 1, Some(3));
         }
         for end in [&mut send, &mut receive] {
             if end.timed_request() == Some(message) {
@@ -137,7 +137,7 @@ fn a_timed_send_has_the_number_that_the_message_has_at_the_receiver() {
     let mut end = timed(Direction::Send, 4);
     for message in 0..6 {
         if end.handle_begun(1) {
-            end.handle_due_send(message, 3);
+            end.handle_due_send(message, Some(3));
         }
         if end.timed_request() == Some(message) {
             end.set_timed_place(message + 2);
@@ -153,7 +153,7 @@ fn a_receive_of_several_messages_is_timed_if_the_sender_times_one_of_them() {
     let (mut begun, mut timed) = (0, Vec::new());
     for (request, count) in [3, 3, 3, 1, 2, 8, 1, 8, 8, 8, 1, 1, 1, 1, 1, 1, 1, 1].into_iter().enumerate() {
         if end.handle_begun(count) {
-            let _ = end.handle_due_receive(request as u32, count as u8, 3);
+            let _ = end.handle_due_receive(request as u32, count as u8, Some(3));
         }
         if end.timed_request() == Some(request as u32) {
             timed.push(begun..begun + count as u64);
@@ -172,8 +172,8 @@ fn of_messages_that_overlap_one_is_timed_at_a_time_and_a_lost_one_does_not_end_t
         let due = |end: &mut ConnStats, request| {
             if end.handle_begun(1) {
                 match direction {
-                    Direction::Send => end.handle_due_send(request, 3),
-                    Direction::Receive => drop(end.handle_due_receive(request, 1, 3)),
+                    Direction::Send => end.handle_due_send(request, Some(3)),
+                    Direction::Receive => drop(end.handle_due_receive(request, 1, Some(3))),
                 }
             }
         };
@@ -189,7 +189,7 @@ fn of_messages_that_overlap_one_is_timed_at_a_time_and_a_lost_one_does_not_end_t
 fn without_samples_no_message_is_timed() {
     let mut end = timed(Direction::Send, 0);
     assert!(end.handle_begun(1), "for the rank");
-    end.handle_due_send(0, 3);
+    end.handle_due_send(0, Some(3));
     assert!((0..1000).all(|_| !end.handle_begun(1)) && end.timed_request().is_none());
 }
 
@@ -241,7 +241,7 @@ fn a_message_that_is_refused_many_times_counts_once() {
 #[test]
 fn a_negative_tag_is_no_rank() {
     let mut end = end(Direction::Receive);
-    assert_eq!((end.handle_due_receive(0, 1, -1i32 as u32), word(&end, record::PEER_RANK)), (None, 0));
+    assert_eq!((end.handle_due_receive(0, 1, Some(-1i32 as u32)), word(&end, record::PEER_RANK)), (None, 0));
 }
 
 #[test]

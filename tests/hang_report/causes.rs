@@ -1,6 +1,7 @@
 //! One test for each cause: every rank that waits has to name it, and the process.
 
 use crate::job::{Job, Shape, built, enter};
+use crate::rank::Rank;
 use ferrite::hang::finding::Finding;
 use ferrite::hang::outside::State;
 use serde_json::Value;
@@ -54,6 +55,36 @@ fn a_sender_that_was_never_asked_names_no_rank_of_its_own() {
     );
     let line = job.line(2, &["to be asked for data by this process", "has not called irecv"]);
     assert!(!line.contains("rank "), "{line}");
+}
+
+/// Whether rank 1 knows its rank, where NCCL's set-up of communicators uses the network too: the tags of that are no ranks.
+fn rank_1_of_a_job_with_early_connections(change: impl Fn(&mut Rank)) -> Option<u64> {
+    let job = Job::start(Shape::Chain, 3, &[("NCCL_OOB_NET_ENABLE", "1")], |rank| {
+        rank.stops_after = (rank.number == 2).then_some(SOON);
+        change(rank);
+    });
+    let line = job.line(1, &["waits since", "to be asked for data by", "has not called irecv"]);
+    let rank = job.reports(1)[0]["rank"].as_u64();
+    assert_eq!(line.contains("rank 1 waits"), rank == Some(1), "{line}");
+    let told = job.line(2, &["to be asked for data by this process"]);
+    assert_eq!(told.contains("rank 1"), rank == Some(1), "{told}");
+    rank
+}
+
+#[test]
+fn where_connections_are_early_messages_without_handles_tell_no_rank() {
+    require!(built());
+    enter();
+    for abi in [9, 12] {
+        assert_eq!(rank_1_of_a_job_with_early_connections(|rank| rank.abi = abi), None, "version {abi}");
+    }
+}
+
+#[test]
+fn where_connections_are_early_messages_with_handles_tell_the_rank() {
+    require!(built());
+    enter();
+    assert_eq!(rank_1_of_a_job_with_early_connections(|rank| (rank.abi, rank.has_handles) = (12, true)), Some(1));
 }
 
 #[test]

@@ -74,6 +74,7 @@ impl Job {
                 abi: 8,
                 begun: None,
                 has_two_threads: false,
+                has_handles: false,
             };
             change(&mut rank);
             let rank = serde_json::to_string(&rank).expect("JSON");

@@ -2,6 +2,7 @@
 
 use crate::common::plugin_transport_of;
 use ferrite::error::Result;
+use ferrite::nccl::library::Source;
 use ferrite::nccl::profiler::{Event, Profiler};
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::comm::{RecvComm, Region, Request, SendComm};
@@ -11,6 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use testkit::Peer;
+use testkit::dist::dist;
 
 /// What a process is told of itself, in this variable.
 pub(crate) const VARIABLE: &str = "HANG_RANK";
@@ -46,6 +48,8 @@ pub(crate) struct Rank {
     pub(crate) begun: Option<u64>,
     /// A thread of its own passes the first message on.
     pub(crate) has_two_threads: bool,
+    /// Its messages have handles for a profiler, as those of NCCL's operations have from version 10 on.
+    pub(crate) has_handles: bool,
 }
 
 /// What NCCL carries from `listen` to `connect`.
@@ -66,7 +70,7 @@ struct Ends<'c> {
 
 /// Runs until the process is killed, or a call fails.
 pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
-    let transport = plugin_transport_of(rank.abi)?;
+    let transport = transport_of(rank)?;
     let _operation = rank.begun.map(|begun| begin(&transport, rank, begun)).transpose()?;
     let device = rank.number as usize % DEVICES;
     let (handle, mut listener) = transport.listen(device)?;
@@ -90,6 +94,13 @@ pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
         std::thread::scope(|scope| scope.spawn(|| pass_one_on(rank, &ends)).join().expect("no panic"))?;
     }
     pass_on(rank, &ends, parent)
+}
+
+fn transport_of(rank: Rank) -> Result<Transport> {
+    match rank.has_handles {
+        true => Transport::open_with_profiler(&Source::plugin_of(dist().join("lib/libnccl-net.so"), rank.abi)),
+        false => plugin_transport_of(rank.abi),
+    }
 }
 
 /// Tells the plugin's profiler of `begun` operations as NCCL does. The last one goes on as long as the communicator is there.

@@ -1,12 +1,12 @@
 //! `test`: whether a request is complete, and taking completions in while it is not.
 //!
-//! The short way, while the state word is clear, begins with [`super::first_look`], which asks whether the request is complete. If it
-//! is not, the completion queue is polled, and a poll that finds nothing does little else than count. The general way is for all
-//! other cases: the connection recovers, the peer is lost or gone, there are several rails or lanes, or a message is being timed.
+//! The short way, while the state word is clear, begins with [`super::first_look`]; it polls the completion queue, and does little else than count if
+//! that is empty. The general way: a recovery, a peer that is lost or gone, several rails or lanes, a message that is timed.
 
 use super::cts_sender::CtsSender;
+use super::other_work::OtherWork;
 use super::receiver::{RecvComm, RecvPath};
-use super::sender::{OtherWork, SendComm, SendPath};
+use super::sender::{SendComm, SendPath};
 use super::usual::Done;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;

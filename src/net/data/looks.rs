@@ -8,23 +8,46 @@ use crate::proto::cts::{Cts, SlotIndex};
 use crate::proto::explain::look::{Contact, Found, Look};
 
 impl SendComm {
+    /// A message is of an operation of NCCL's: tags are ranks.
+    pub fn handle_operation(&self) {
+        if !self.nic.has_only_ranks_as_tags() {
+            // If another thread is inside, the next message tells it.
+            let _ = self.path.enter(|path| {
+                path.tags_are_ranks = true;
+                Ok(())
+            });
+        }
+    }
+
     /// How it stands now, unless a thread is inside.
     pub fn look(&self) -> Found {
         let look = self.path.try_visit(|path| {
             let ring = &path.ring;
             let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
-            path.flow.look(path.stall.tests(), read)
+            let look = path.flow.look(path.stall.tests(), read);
+            Look { sender_rank: look.sender_rank.filter(|_| path.tags_are_ranks), ..look }
         });
         found(look, &self.peer)
     }
 }
 
 impl RecvComm {
+    /// As [`SendComm::handle_operation`].
+    pub fn handle_operation(&self) {
+        if !self.nic.has_only_ranks_as_tags() {
+            let _ = self.path.enter(|path| {
+                path.tags_are_ranks = true;
+                Ok(())
+            });
+        }
+    }
+
     /// How it stands now, unless a thread is inside.
     pub fn look(&self) -> Found {
         let look = self.path.try_visit(|path| {
             let flushes = path.flushes.as_ref().is_some_and(|flushes| flushes.are_outstanding());
-            path.flow.look(path.stall.tests(), flushes)
+            let look = path.flow.look(path.stall.tests(), flushes);
+            Look { sender_rank: look.sender_rank.filter(|_| path.tags_are_ranks), ..look }
         });
         found(look, &self.peer)
     }
@@ -52,8 +75,12 @@ mod tests {
     use crate::net::control::driver::ControlDriver;
     use crate::net::control::peer_observer::PeerObserver;
     use crate::net::control::stream::ControlStream;
+    use crate::net::data::sender::CtsRing;
     use crate::proto::control::event::PeerChange;
     use crate::proto::explain::numbers::Numbers;
+    use crate::proto::rail_weights::RailWeights;
+    use crate::proto::send::SendFlow;
+    use crate::proto::stripe::Striping;
     use std::net::{Ipv4Addr, SocketAddr};
     use std::sync::Arc;
     use std::time::Duration;
@@ -75,12 +102,8 @@ mod tests {
             refusals: 2,
             calls: 3,
             has_requests: true,
-    use crate::net::data::sender::CtsRing;
             recovers,
             contact,
-    use crate::proto::rail_weights::RailWeights;
-    use crate::proto::send::SendFlow;
-    use crate::proto::stripe::Striping;
             sender_rank: None,
         };
         let look = |recovers, contact| Found::Look(at(recovers, contact));
@@ -96,13 +119,6 @@ mod tests {
         assert_eq!(now(), look(false, Contact::Gone));
     }
 
-    #[test]
-    fn where_a_thread_is_inside_it_is_told_which() {
-        let peer = unreached_peer();
-        assert_eq!(found(Err(Occupant::Nccl), &peer), Found::InCall);
-        assert_eq!(found(Err(Occupant::Visitor), &peer), Found::Visited);
-    }
-}
     /// Whatever the first number of a connection is, and however long the connection lasts.
     #[test]
     fn a_ring_that_nobody_has_written_to_has_no_clear_to_send_and_tells_no_rank() {
@@ -119,3 +135,10 @@ mod tests {
         }
     }
 
+    #[test]
+    fn where_a_thread_is_inside_it_is_told_which() {
+        let peer = unreached_peer();
+        assert_eq!(found(Err(Occupant::Nccl), &peer), Found::InCall);
+        assert_eq!(found(Err(Occupant::Visitor), &peer), Found::Visited);
+    }
+}

@@ -13,6 +13,7 @@
 //! | [`flush`] | flushes of received data to GPU memory |
 //! | `looks` | how a communicator stands, for what explains waits |
 //! | [`probe`] | asks the peer's device for a sign of life |
+//! | `other_work` | what a sender has in its send queues besides stripes in one write |
 //! | [`sticky_error`] | the error with which a communicator has failed |
 //! | [`exclusive_cell`] | keeps two threads out of one communicator's data path |
 //! | [`caps`] | capacities of the queue pairs |
@@ -29,6 +30,7 @@ mod looks;
 pub mod mode;
 pub mod probe;
 pub mod receiver;
+mod other_work;
 mod recv_recovery;
 mod send_recovery;
 pub mod sender;

@@ -77,6 +77,8 @@ pub struct RecvPath {
     pub(super) stats: ConnStats,
     /// Whether there is one rail, and no message is being timed.
     pub(super) is_plain: bool,
+    /// Whether the tags of messages are known to be ranks.
+    pub(super) tags_are_ranks: bool,
 }
 
 impl RecvPath {
@@ -100,6 +102,7 @@ impl RecvPath {
             stall: Stall::new(0),
             recovery: None,
             stats,
+            tags_are_ranks: false,
         })
     }
 }
@@ -111,6 +114,7 @@ impl RecvComm {
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps));
         path.recovery = recovery.clone();
         path.stall = Stall::new(nic.config.stall_ms);
+        path.tags_are_ranks = nic.has_only_ranks_as_tags();
         let (memory, labels) = (ConnMemory::new(&nic, &peer, path.qps.devices()), Labels::of(&path.stats));
         let requests = Arc::clone(path.flow.entries());
         Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, requests, recovery }

@@ -2,7 +2,8 @@
 
 use super::caps::SENDER_QP_CAPS;
 use super::mode::Mode;
-use super::sender::{OtherWork, SendComm, SendPath};
+use super::other_work::OtherWork;
+use super::sender::{SendComm, SendPath};
 use crate::error::{Error, Result};
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::qp::fence::Drained;

@@ -2,7 +2,7 @@
 
 use super::exclusive_cell::{ExclusiveCell, Inside};
 use super::mode::Mode;
-use super::probe::Probe;
+use super::other_work::OtherWork;
 use super::stall::Stall;
 use super::sticky_error::StickyError;
 use crate::error::{Error, Result};
@@ -20,9 +20,9 @@ use crate::proto::handshake::Negotiated;
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::action::Role;
-use crate::proto::requests::{Entries, Entry, RequestId};
+use crate::proto::requests::{Entries, Entry};
 use crate::proto::send::SendFlow;
-use crate::proto::send_queue::{MAX_STRIPE_WRS, SendQueueSpace};
+use crate::proto::send_queue::MAX_STRIPE_WRS;
 use crate::proto::send_requests::SendRequest;
 use crate::proto::send_single::Usual;
 use crate::proto::transfer::Transfer;
@@ -89,31 +89,8 @@ pub struct SendPath {
     pub(super) has_one_rail: bool,
     /// `None`: it has as many queue pairs as it began with.
     pub(super) automatic_lanes: Option<Box<AutomaticLanes>>,
-}
-
-/// Work requests that are not a stripe in one write.
-#[derive(Debug, Default)]
-pub(super) struct OtherWork {
-    /// Room in the send queues for stripes that take more than one write.
-    room: SendQueueSpace,
-    pub(super) probe: Probe,
-}
-
-impl OtherWork {
-    /// The work request `id` is complete. Returns the stripe that it completes, if it completes one.
-    ///
-    /// # Errors
-    /// The sender has no such work request.
-    #[inline(never)]
-    pub(super) fn handle_completion(&mut self, id: u64) -> Result<Option<(RequestId, QpIndex)>> {
-        match WrId::from_bits(id) {
-            WrId::LongData { request, qp, extra } => {
-                self.room.handle_completion(QpIndex(qp), extra);
-                Ok(Some((request, QpIndex(qp))))
-            }
-            _ => self.probe.handle_completion(id, "sender").map(|()| None),
-        }
-    }
+    /// Whether the tags of messages are known to be ranks.
+    pub(super) tags_are_ranks: bool,
 }
 
 impl SendComm {
@@ -161,6 +138,7 @@ impl SendComm {
             has_one_rail,
             usual_up_to: 0,
             inline_up_to,
+            tags_are_ranks: nic.has_only_ranks_as_tags(),
             single: PreparedWrite::new(&Write {
                 local: Sge { length: 1, ..Sge::default() },
                 imm: Some(0),

@@ -27,7 +27,7 @@ impl SendPath {
     pub(super) fn handle_due(&mut self, id: RequestId, tag: u32) {
         // As after tests in vain, of which there are few where a device sends within the call.
         self.look_at_lanes();
-        self.stats.handle_due_send(id.to_bits(), tag);
+        self.stats.handle_due_send(id.to_bits(), Some(tag).filter(|_| self.tags_are_ranks));
         if self.stats.timed_request() == Some(id.to_bits())
             && let Some(place) = self.flow.place(id)
         {
@@ -74,6 +74,7 @@ impl RecvPath {
     #[inline(never)]
     pub(super) fn handle_due(&mut self, peer: &Arc<PeerState>, id: RequestId, tag: u32) -> Result<()> {
         let (count, _) = self.flow.messages(id);
+        let tag = Some(tag).filter(|_| self.tags_are_ranks);
         if let Some(rank) = self.stats.handle_due_receive(id.to_bits(), count, tag) {
             peer.peer().set_rank(rank);
         }

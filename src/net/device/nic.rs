@@ -262,6 +262,12 @@ impl Nic {
 
     /// There is no thread for a recovery, for this reason: a watcher tries again each second.
     pub fn start_workers_later(&self, reason: &Error) {
+    /// Whether all messages are of operations of NCCL, whose tags are ranks. Its set-up of communicators, where that uses the network, has the
+    /// numbers of steps as tags.
+    pub fn has_only_ranks_as_tags(&self) -> bool {
+        !self.config.connects_early
+    }
+
         if let Some(line) = self.notices.line("workers", &format!("{}: {reason}; tried again each second", self.name)) {
             log::warn!("{line}");
         }
