@@ -59,7 +59,7 @@ impl SendFlow {
     }
 
     /// As [`Self::submit`], for a message that has one stripe and is shorter than [`super::imm::Imm::EXPLICIT_LIMIT`], when
-    /// [`Self::refuse`] has said that there is the clear-to-send that comes next. If it is for the message, `prepare` is called with it
+    /// [`Self::refuse`] has said that there is the clear-to-send that comes next. One that is longer than its receive is not the usual case. If it is for the message, `prepare` is called with it
     /// before anything changes, and `begun` with the request's entry; `prepare` may be called in another case, too.
     #[inline(always)]
     pub fn submit_single(
@@ -78,11 +78,11 @@ impl SendFlow {
         }
         // Before the next condition, as the compiler makes one of both otherwise, which costs more.
         prepare(&cts);
-        if cts.length.wrapping_sub(1) >= MAX_MESSAGE {
+        if cts.length.wrapping_sub(1) >= MAX_MESSAGE || length > cts.length {
             return Usual::Other;
         }
         let Some(entry) = self.requests.allocate() else { return Usual::Other };
-        let (id, length) = (entry.id(), length.min(cts.length));
+        let id = entry.id();
         entry.value.begin(seq, addr, length, 1);
         begun(entry);
         self.next = seq.wrapping_add(1);

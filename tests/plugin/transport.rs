@@ -57,6 +57,39 @@ fn messages_are_split_over_four_lanes() -> Result<()> {
     all_sizes(&[("FERRITE_LANES", "4")])
 }
 
+/// Data is lost then, as by the built-in transport: never a byte beyond the receive, and one line for the connection.
+fn a_message_beyond_its_receive_is_told(env: &[(&str, &str)], sent: usize, room: usize) -> Result<()> {
+    pair(&require!(talkative(env)), |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 21)?;
+        bench.exchange(worker, 0, room, sent)?;
+        bench.exchange(worker, 1, sent, sent)?;
+        assert!(!said(&["longer than its receive"]), "{}", log());
+        (2..5).for_each(|round| bench.exchange(worker, round, sent, room).expect("it is cut"));
+        let lines = log()
+            .lines()
+            .filter(|line| line.contains("longer than its receive"))
+            .map(str::to_owned)
+            .collect::<Vec<_>>();
+        assert_eq!(lines.len(), 1, "{}", log());
+        let peer = format!("softrnic{}", 1 - worker.rank());
+        for words in [format!(" {sent} bytes"), format!(" {room} bytes"), peer] {
+            assert!(lines[0].contains(&words), "{words:?} is not in {lines:?}");
+        }
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_message_that_is_cut_to_its_receive_is_told_once() -> Result<()> {
+    a_message_beyond_its_receive_is_told(&[], 8192, 4096)
+}
+
+#[test]
+fn a_message_of_several_stripes_that_is_cut_to_its_receive_is_told_once() -> Result<()> {
+    a_message_beyond_its_receive_is_told(&[("FERRITE_LANES", "4")], 1 << 20, 65536)
+}
+
 /// The queue pairs of this process that have sent data which the device has read from memory: messages, and not clear-to-sends.
 pub(crate) fn with_data() -> Vec<Value> {
     let has_data = |pair: &Value| pair["work"]["gathered"].as_u64().expect("a number") > 0;

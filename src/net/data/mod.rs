@@ -10,10 +10,11 @@
 //! | [`mode`], [`stall`] | what is possible meanwhile; finding a path that carries nothing |
 //! | `timing` | what they do while a message is timed |
 //! | [`cts_sender`] | clear-to-sends from the receiver to the sender |
+//! | `cut` | what is told of a message that is longer than its receive |
 //! | [`flush`] | flushes of received data to GPU memory |
 //! | `looks` | how a communicator stands, for what explains waits |
-//! | [`probe`] | asks the peer's device for a sign of life |
 //! | `other_work` | what a sender has in its send queues besides stripes in one write |
+//! | [`probe`] | asks the peer's device for a sign of life |
 //! | [`sticky_error`] | the error with which a communicator has failed |
 //! | [`exclusive_cell`] | keeps two threads out of one communicator's data path |
 //! | [`caps`] | capacities of the queue pairs |
@@ -21,6 +22,7 @@
 pub mod caps;
 mod completion;
 pub mod cts_sender;
+mod cut;
 pub mod exclusive_cell;
 #[cfg(test)]
 mod exclusive_cell_tests;
@@ -28,9 +30,9 @@ pub mod first_look;
 pub mod flush;
 mod looks;
 pub mod mode;
+mod other_work;
 pub mod probe;
 pub mod receiver;
-mod other_work;
 mod recv_recovery;
 mod send_recovery;
 pub mod sender;

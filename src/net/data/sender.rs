@@ -91,6 +91,8 @@ pub struct SendPath {
     pub(super) automatic_lanes: Option<Box<AutomaticLanes>>,
     /// Whether the tags of messages are known to be ranks.
     pub(super) tags_are_ranks: bool,
+    /// Whether a message has been cut, and that been told.
+    pub(super) has_cut: bool,
 }
 
 impl SendComm {
@@ -139,6 +141,7 @@ impl SendComm {
             usual_up_to: 0,
             inline_up_to,
             tags_are_ranks: nic.has_only_ranks_as_tags(),
+            has_cut: false,
             single: PreparedWrite::new(&Write {
                 local: Sge { length: 1, ..Sge::default() },
                 imm: Some(0),
@@ -225,9 +228,9 @@ impl SendPath {
         let Self { flow, ring, single, inline_up_to, .. } = self;
         let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
         let prepare = |cts: &Cts| {
-            let local = Sge { addr, length: length.min(cts.length), lkey: memory.lkey(0) };
+            let local = Sge { addr, length, lkey: memory.lkey(0) };
             single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
-            single.set_signaled_data(memory.source(local.length, *inline_up_to));
+            single.set_signaled_data(memory.source(length, *inline_up_to));
         };
         let Usual::Begun(transfer) = flow.submit_single(tag, addr, length, read, prepare, begun) else { return None };
         // Not due, as has been asked.
@@ -293,6 +296,9 @@ impl SendPath {
         };
         if let Some(entry) = self.flow.entry(transfer.id) {
             begun(entry);
+        }
+        if length > transfer.length && !self.has_cut {
+            self.handle_cut(length, &transfer);
         }
         if self.stats.handle_begun(1) {
             self.handle_due(transfer.id, tag);
