@@ -10,7 +10,7 @@
 //! | [`qp`] | the queue pairs of a connection, and connecting them | and `device` |
 //! | [`recovery`] | new queue pairs for a connection after a fault | and `qp` |
 //! | [`data`] | the data path: isend, irecv, iflush, test | and `recovery`, `operations` |
-//! | [`setup`] | listen, connect and accept | and `data` |
+//! | [`setup`] | listen, connect and accept | and `data`, `explain` |
 //! | [`network`] | all devices of the process | all of them |
 
 pub mod control;

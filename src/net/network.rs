@@ -136,6 +136,7 @@ impl Network {
         // After `take`, so that this one is not dropped as abandoned.
         self.connectors.sweep();
         let (cookie, mut connector) = match known {
+        let is_new = known.is_none();
             Some(connector) => (cookie, connector),
             None => {
                 let cookie = u64::from_le_bytes(random::bytes()?).max(1);
@@ -149,7 +150,10 @@ impl Network {
             handle::set_cookie(bytes, cookie);
             self.connectors.put(cookie, connector);
             let task: Arc<dyn PeriodicTask> = Arc::clone(&self.connectors) as _;
-            device.watch_set_up(&self.control()?, Some(&task))?;
+            device.watch_set_up(&control, Some(&task))?;
+            if is_new {
+                device.explain_set_up(&wait, &control)?;
+            }
         }
         done
     }

@@ -74,6 +74,8 @@ impl Job {
                 abi: 8,
                 begun: None,
                 has_two_threads: false,
+                never_connects: false,
+                never_accepts: false,
                 has_handles: false,
             };
             change(&mut rank);

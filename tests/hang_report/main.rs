@@ -8,3 +8,4 @@ mod causes;
 mod job;
 mod operations;
 mod rank;
+mod set_up;

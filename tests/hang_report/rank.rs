@@ -48,6 +48,10 @@ pub(crate) struct Rank {
     pub(crate) begun: Option<u64>,
     /// A thread of its own passes the first message on.
     pub(crate) has_two_threads: bool,
+    /// It never calls `connect`.
+    pub(crate) never_connects: bool,
+    /// It never calls `accept`.
+    pub(crate) never_accepts: bool,
     /// Its messages have handles for a profiler, as those of NCCL's operations have from version 10 on.
     pub(crate) has_handles: bool,
 }
@@ -76,8 +80,8 @@ pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
     let (handle, mut listener) = transport.listen(device)?;
     parent.send(&HandleBytes(handle.0));
     let mut to = Handle(parent.recv::<HandleBytes>().0);
-    let to = rank.sends.then_some(&mut to);
-    let listener = rank.from.map(|_| &mut listener);
+    let to = rank.sends.then_some(&mut to).filter(|_| !rank.never_connects);
+    let listener = rank.from.map(|_| &mut listener).filter(|_| !rank.never_accepts);
     let (send, recv) = connect(&transport, device, to, listener)?;
     let memory = || Buffer::new(BYTES).map(Arc::new);
     let ends = Ends {

@@ -1,10 +1,10 @@
 //! What `connect` keeps from one of NCCL's calls to the next.
 
 use crate::common::connect::{connect_pair, works};
-use crate::common::log::assert_logged;
+use crate::common::log::{assert_logged, said};
 use crate::common::plugin_transport;
 use crate::common::process::alone;
-use crate::common::setting::setting;
+use crate::common::setting::{setting, talkative};
 use crate::common::stat::own_queues;
 use ferrite::error::Result;
 use ferrite::transport::Handle;
@@ -44,6 +44,19 @@ fn queue_pairs_are_made_while_the_control_connection_is_dialled() -> Result<()> 
         let (transport, port) = (plugin_transport()?, SilentPort::new());
         assert!(transport.connect(0, &mut port.handle())?.is_none());
         assert_eq!(own_queues("queue_pairs").len(), 1);
+        Ok(())
+    })
+}
+
+#[test]
+fn a_port_that_cannot_be_reached_is_a_warning_long_before_the_connection_fails() -> Result<()> {
+    alone(&require!(talkative(&[("FERRITE_HANG_SECONDS", "1")])), |_| {
+        let (transport, port) = (plugin_transport()?, SilentPort::new());
+        let mut handle = port.handle();
+        wait_until("a line", || {
+            assert!(transport.connect(0, &mut handle).expect("it is tried").is_none());
+            said(&["WARN", &format!("connects to {}", port.address), "there is no TCP connection"])
+        });
         Ok(())
     })
 }

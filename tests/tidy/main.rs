@@ -29,7 +29,7 @@ const NET: &[(&str, &[&str])] = &[
     ("qp", &["control", "mr", "device"]),
     ("recovery", &["control", "mr", "device", "qp"]),
     ("data", &["control", "mr", "device", "operations", "qp", "recovery"]),
-    ("setup", &["control", "mr", "device", "qp", "data"]),
+    ("setup", &["control", "mr", "explain", "device", "qp", "data"]),
     ("network.rs", &["control", "mr", "device", "qp", "data", "setup"]),
 ];
 

@@ -31,6 +31,14 @@ impl<T: ?Sized> WeakRegistry<T> {
         number
     }
 
+    /// All that are still there with their numbers, in the order of these.
+    pub fn numbered(&self) -> Vec<(u64, Arc<T>)> {
+        let mut all: Vec<_> =
+            self.by_number.iter().filter_map(|(number, one)| Some((*number, one.upgrade()?))).collect();
+        all.sort_unstable_by_key(|(number, _)| *number);
+        all
+    }
+
     /// All that are still there.
     pub fn all(&self) -> Vec<Arc<T>> {
         self.by_number.values().filter_map(Weak::upgrade).collect()
@@ -50,6 +58,9 @@ mod tests {
             assert_eq!(registry.add(&Arc::new(i)), 2 + i);
             assert!(registry.by_number.len() <= 2 * FEW);
         }
+        let last = Arc::new(1);
+        assert_eq!(registry.add(&last), 10_002);
+        assert_eq!(registry.numbered(), [(2, Arc::clone(&kept)), (10_002, last)]);
         assert_eq!(registry.all(), [kept]);
     }
 }

@@ -16,6 +16,7 @@ use crate::net::control::port_listeners::PortListener;
 use crate::net::control::workers::{StartWorkers, Workers};
 use crate::net::explain::end::ExplainedEnd;
 use crate::net::explain::explainer::Explainer;
+use crate::net::explain::set_up::SetUpWait;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
 use crate::proto::MAX_RAILS;
@@ -295,6 +296,15 @@ impl Nic {
     }
 
     /// The device in one line, for the log.
+    /// The same for `wait`, of a connection that is not set up yet; and has a watcher serve `driver`.
+    ///
+    /// # Errors
+    /// As [`Self::watch_set_up`].
+    pub fn explain_set_up(&self, wait: &Arc<SetUpWait>, driver: &Arc<ControlDriver>) -> Result<()> {
+        let task: Arc<dyn PeriodicTask> = Arc::clone(&self.explainer) as _;
+        self.watch_set_up(driver, Some(&task).filter(|_| self.explainer.add_set_up(wait)))
+    }
+
     pub fn describe(&self) -> String {
         let rails: Vec<_> = self.rails.iter().map(|rail| rail.describe()).collect();
         match rails.as_slice() {

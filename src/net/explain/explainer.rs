@@ -2,16 +2,18 @@
 
 use super::end::ExplainedEnd;
 use super::output;
+use super::set_up::{self, SetUp, SetUpWait};
 use super::socket::{Opening, ReportSocket};
 use super::text;
 use crate::host::config::Config;
 use crate::host::{launcher, sysfs};
 use crate::net::control::inquiry_events::InquiryEvents;
 use crate::net::control::periodic::PeriodicTask;
+use crate::net::control::weak_registry::WeakRegistry;
 use crate::net::control::workers::{Job, JobId, Workers};
 use crate::net::operations::seen::Seen;
 use crate::proto::control::Time;
-use crate::proto::explain::inquiry::{EndId, Inquiry};
+use crate::proto::explain::inquiry::{EndId, Inquiry, STOPPED};
 use crate::proto::explain::look::Sight;
 use crate::proto::explain::report_times::{Due, ReportTimes};
 use crate::proto::frame::{Frame, Kind};
@@ -32,21 +34,19 @@ pub struct Explainer {
     owner: u32,
     pub(super) folder: String,
     pub(super) limit: Duration,
+    /// Whether the user has set that.
+    pub(super) is_limit_set: bool,
     /// Threads of its own: those that recover connections are not to wait for a file system.
     workers: Arc<Workers>,
     job: OnceLock<JobId>,
-    ends: Mutex<Ends>,
+    ends: Mutex<WeakRegistry<dyn ExplainedEnd>>,
+    /// Listeners, and connections that are being made.
+    set_ups: Mutex<WeakRegistry<SetUpWait>>,
     /// What peers have asked and answered last, by end, and whether it is a question.
     inbox: Mutex<BTreeMap<(EndId, bool), Frame>>,
     /// `None`: not made yet, or not to be had.
     socket: Mutex<Option<ReportSocket>>,
     state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct Ends {
-    by_number: BTreeMap<EndId, Weak<dyn ExplainedEnd>>,
-    next: EndId,
 }
 
 /// An end and its number.
@@ -57,11 +57,19 @@ pub(super) type NumberedEnd = (EndId, Arc<dyn ExplainedEnd>);
 pub(super) struct State {
     pub(super) inquiry: Inquiry,
     pub(super) report_times: ReportTimes,
+    /// The same for the set-up of connections.
+    pub(super) set_up_times: ReportTimes,
     looked: Option<Time>,
+    /// Nothing is known of the time before: this process was stopped.
+    floor: Time,
     /// Since when it is asked why a wait is too long.
     pub(super) asking: Option<Time>,
     /// How a wait has ended that was reported: a line for the log.
     pub(super) ended: Option<String>,
+    /// Whether a wait of the set-up is to be reported.
+    pub(super) is_set_up_due: bool,
+    /// What is to be said of the set-up besides.
+    pub(super) notes: Vec<String>,
     /// What was said last of a wait.
     pub(super) said: String,
     /// When it was said last that a peer waits for this process.
@@ -89,9 +97,13 @@ impl Explainer {
         let state = State {
             inquiry: Inquiry::new(me),
             report_times: ReportTimes::new(limit, !config.is_hang_set),
+            set_up_times: ReportTimes::new(limit, !config.is_hang_set),
             looked: None,
+            floor: Time::ZERO,
             asking: None,
             ended: None,
+            is_set_up_due: false,
+            notes: Vec::new(),
             said: String::new(),
             said_owed: None,
             reports: 0,
@@ -104,9 +116,11 @@ impl Explainer {
             owner: std::process::id(),
             folder: config.report_folder.clone(),
             limit,
+            is_limit_set: config.is_hang_set,
             workers: Arc::default(),
             job: OnceLock::new(),
-            ends: Mutex::default(),
+            ends: Mutex::new(WeakRegistry::new(0)),
+            set_ups: Mutex::new(WeakRegistry::new(0)),
             inbox: Mutex::default(),
             socket: Mutex::default(),
             state: Mutex::new(state),
@@ -118,21 +132,39 @@ impl Explainer {
 
     /// From now on the waits of `end` are explained, as long as it lives. Returns whether it is to be run as a [`PeriodicTask`].
     pub fn add(self: &Arc<Self>, end: &Arc<dyn ExplainedEnd>) -> bool {
-        let mut ends = lock(&self.ends);
-        let number = ends.next;
-        ends.next += 1;
-        ends.by_number.insert(number, Arc::downgrade(end));
-        drop(ends);
+        let number = lock(&self.ends).add(end);
         let handler: Weak<Self> = Arc::downgrade(self);
         end.peer().on_inquiries(number, handler);
         !self.limit.is_zero()
     }
 
+    /// As [`Self::add`], of a wait before there is a connection.
+    pub fn add_set_up(&self, wait: &Arc<SetUpWait>) -> bool {
+        lock(&self.set_ups).add(wait);
+        !self.limit.is_zero()
+    }
+
     /// The ends that are there.
     pub(super) fn ends(&self) -> Vec<NumberedEnd> {
-        let mut ends = lock(&self.ends);
-        ends.by_number.retain(|_, end| end.strong_count() > 0);
-        ends.by_number.iter().filter_map(|(number, end)| Some((*number, end.upgrade()?))).collect()
+        lock(&self.ends).numbered()
+    }
+
+    /// The set-ups that wait, those first that are told of first, and whether there are others. `state` notes what NCCL has left.
+    pub(super) fn set_ups(&self, state: &mut State, now: Time) -> (Vec<SetUp>, bool) {
+        let all = lock(&self.set_ups).all();
+        let (moment, floor) = (self.instant(now), self.instant(state.floor));
+        let (mut waiting, mut left) = (Vec::new(), Vec::new());
+        for wait in &all {
+            let Some(found) = wait.look(moment, floor) else { continue };
+            if !self.limit.is_zero() && !found.is_asked() && found.age >= self.limit && wait.take_told() {
+                left.push(found.clone());
+            }
+            waiting.push(found);
+        }
+        set_up::sort(&mut waiting);
+        set_up::sort(&mut left);
+        state.notes.extend(text::of_set_ups(&left, left.len()));
+        (waiting, !all.is_empty())
     }
 
     /// Looks at `ends`, which are all, unless that was done within the last `pause`, and writes into the record of each what operation it
@@ -150,7 +182,10 @@ impl Explainer {
         let mut state = lock(&self.state);
         let now = self.start.elapsed();
         state.inquiry.handle_looks(now, sights, seen.progress());
-        state.looked = Some(now);
+        let looked = state.looked.replace(now);
+        if looked.is_some_and(|looked| now > looked + STOPPED) {
+            state.handle_stop(now);
+        }
         for (number, end) in ends {
             let operation = state.inquiry.operation(*number);
             end.labels()
@@ -195,8 +230,28 @@ impl Explainer {
 }
 
 impl State {
-    /// The ends have just been looked at. Returns whether there is something to do for the thread.
-    pub(super) fn handle_time(&mut self, now: Time) -> bool {
+    /// This process was stopped until `now`: what was known of waits is old.
+    fn handle_stop(&mut self, now: Time) {
+        (self.floor, self.asking, self.is_set_up_due) = (now, None, false);
+        self.report_times.forget();
+        self.set_up_times.forget();
+    }
+
+    /// The ends and `set_ups` have just been looked at. Returns whether there is something to do for the thread.
+    pub(super) fn handle_time(&mut self, now: Time, set_ups: &[SetUp]) -> bool {
+        self.handle_set_ups(set_ups) | self.handle_ends(now)
+    }
+
+    fn handle_set_ups(&mut self, set_ups: &[SetUp]) -> bool {
+        match self.set_up_times.check(set_up::longest(set_ups), false) {
+            Due::Nothing => {}
+            Due::Report => self.is_set_up_due = true,
+            Due::WentOn(after, _) | Due::Closed(after) => self.notes.push(text::set_up_went_on(after)),
+        }
+        self.is_set_up_due || !self.notes.is_empty()
+    }
+
+    fn handle_ends(&mut self, now: Time) -> bool {
         if self.asking.is_some() {
             return true;
         }
@@ -232,25 +287,27 @@ impl PeriodicTask for Explainer {
         let ends = self.ends();
         let pause = if ends.is_empty() { Duration::ZERO } else { LOOK_EVERY };
         let (mut state, now) = self.look(&ends, pause);
+        let (set_ups, has_set_ups) = self.set_ups(&mut state, now);
+        let is_idle = ends.is_empty() && !has_set_ups;
         // The thread may just have made it: then there are no questions yet.
         let requests = match self.socket.try_lock() {
             Ok(socket) => socket.as_ref().map(ReportSocket::accept).unwrap_or_default(),
             Err(_) => Vec::new(),
         };
-        let mut is_due = state.opening.handle_time(now, !ends.is_empty()) || !requests.is_empty();
+        let mut is_due = state.opening.handle_time(now, !is_idle) || !requests.is_empty();
         if !requests.is_empty() && state.requests.is_empty() {
             state.requested = now;
         }
         state.requests.extend(requests);
-        is_due |= state.handle_time(now);
+        is_due |= state.handle_time(now, &set_ups);
         drop(state);
-        if ends.is_empty() {
+        if is_idle {
             drop(lock(&self.socket).take());
         }
         if is_due {
             self.wake();
         }
-        !ends.is_empty()
+        !is_idle
     }
 }
 

@@ -3,6 +3,7 @@
 use super::explainer::{Explainer, NumberedEnd, State};
 use super::json::json;
 use super::output;
+use super::set_up::{self, SetUp};
 use super::socket;
 use super::text::{self, EndName, Report};
 use crate::host::sysfs;
@@ -28,7 +29,8 @@ impl Explainer {
         let ends = self.ends();
         let (mut state, now) = self.look(&ends, SAME_LOOK);
         handle_frames(&mut state, now, self.take_inbox(), &ends);
-        state.handle_time(now);
+        let (set_ups, _) = self.set_ups(&mut state, now);
+        state.handle_time(now, &set_ups);
         if state.asking.is_some() || !state.requests.is_empty() {
             state.inquiry.ask(now);
         }
@@ -37,8 +39,10 @@ impl Explainer {
         let ended = state.ended.take();
         let owed = self.owed(&mut state, now, &ends);
         let report = self.report(&mut state, now, &ends);
+        let set_up_report = self.set_up_report(&mut state, &set_ups);
+        let notes = std::mem::take(&mut state.notes);
         let wants_socket = state.opening.take();
-        let answer = self.answer(&mut state, now, &ends);
+        let answer = self.answer(&mut state, now, &ends, set_ups);
         let is_asking = state.asking.is_some() || !state.requests.is_empty();
         drop(state);
         for (number, message) in messages {
@@ -55,8 +59,9 @@ impl Explainer {
         if let Some(line) = owed {
             log::warn!("{line}");
         }
-        if let Some(report) = report {
-            output::write(&report, &self.folder);
+        notes.iter().for_each(|note| log::info!("{note}"));
+        for report in report.iter().chain(&set_up_report) {
+            output::write(report, &self.folder);
         }
         if let Some((streams, report)) = answer {
             socket::answer(streams, &json(&report, sysfs::host_name()));
@@ -83,13 +88,31 @@ impl Explainer {
         Some(report)
     }
 
+    /// The report of what the set-up of connections waits for, if it is due.
+    fn set_up_report(&self, state: &mut State, set_ups: &[SetUp]) -> Option<Report> {
+        let is_due = std::mem::take(&mut state.is_set_up_due);
+        let age = set_up::longest(set_ups).filter(|_| is_due)?;
+        state.set_up_times.handle_report(age);
+        state.reports += 1;
+        let limit = state.set_up_times.limit().unwrap_or_default();
+        let report = Report::without_messages(state.inquiry.me(None), state.reports, limit);
+        Some(report.with_set_ups(set_ups.to_vec(), self.is_limit_set))
+    }
+
     /// Programs that have asked for a report, and the report, once the cause is known or there is none.
-    fn answer(&self, state: &mut State, now: Time, ends: &[NumberedEnd]) -> Option<(Vec<UnixStream>, Report)> {
+    fn answer(
+        &self,
+        state: &mut State,
+        now: Time,
+        ends: &[NumberedEnd],
+        set_ups: Vec<SetUp>,
+    ) -> Option<(Vec<UnixStream>, Report)> {
         let is_waiting = state.inquiry.longest_wait(now).is_some();
         if state.requests.is_empty() || is_waiting && !state.inquiry.is_settled(now, state.requested) {
             return None;
         }
-        Some((std::mem::take(&mut state.requests), new_report(state, now, ends)))
+        let report = new_report(state, now, ends).with_set_ups(set_ups, self.is_limit_set);
+        Some((std::mem::take(&mut state.requests), report))
     }
 
     /// A line that says that a peer waits for this process, if it is due.

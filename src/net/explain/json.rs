@@ -1,5 +1,6 @@
 //! A report, for programs.
 
+use super::set_up::SetUp;
 use super::text::{EndName, Report, cause_text};
 use crate::proto::explain::inquiry::Finding;
 use crate::proto::explain::message::Cause;
@@ -14,13 +15,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub fn json(report: &Report, host: &str) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let waits: Vec<_> = report.findings.iter().map(|(finding, name)| wait(finding, name)).collect();
+    let set_ups: Vec<_> = report.set_ups.iter().map(set_up).collect();
     let least_lead = report.least_lead.as_ref().map_or_else(
         || "null".into(),
         |least_lead| format!("{{\"who\":{},\"lead\":{}}}", who(&least_lead.who), least_lead.lead),
     );
     format!(
         "{{\"schema\":1,\"version\":{},\"time_unix\":{:.3},\"host\":{},\"pid\":{},\"rank\":{},\"number\":{},\"threshold_s\":{},\"text\":{},\
-         \"waits\":[{}],\"waits_in_all\":{},\"least_lead\":{least_lead}}}",
+         \"waits\":[{}],\"waits_in_all\":{},\"least_lead\":{least_lead},\"set_ups\":[{}],\"set_ups_in_all\":{}}}",
         string(version::text()),
         now.as_secs_f64(),
         string(host),
@@ -31,6 +33,8 @@ pub fn json(report: &Report, host: &str) -> String {
         string(&report.text()),
         waits.join(","),
         report.waits,
+        set_ups.join(","),
+        report.set_ups_in_all,
     )
 }
 
@@ -50,6 +54,21 @@ fn wait(finding: &Finding, EndName { device, peer, .. }: &EndName) -> String {
         operation(finding.operation.as_ref()),
         has_begun(finding.begun),
         finding.cause.as_ref().map_or_else(|| "null".into(), cause),
+    )
+}
+
+fn set_up(set_up: &SetUp) -> String {
+    let SetUp { call, device, address, stage, age, unasked, detail } = set_up;
+    format!(
+        "{{\"call\":\"{call:?}\",\"waits_for\":\"{stage:?}\",\"device\":{},\"address\":\"{address}\",\"since_s\":{:.1},\"called\":{},\
+         \"uncalled_s\":{:.1},\"peer_name\":{},\"trouble\":{},\"text\":{}}}",
+        string(device),
+        age.as_secs_f64(),
+        set_up.is_asked(),
+        unasked.unwrap_or(*age).as_secs_f64(),
+        string(&detail.peer),
+        string(&detail.trouble),
+        string(&set_up.to_string()),
     )
 }
 

@@ -1,6 +1,7 @@
 //! A report, for people.
 
 use super::end::ExplainedEnd;
+use super::set_up::SetUp;
 use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Finding, Inquiry, Owed};
 use crate::proto::explain::message::{Cause, LeastLead};
@@ -46,9 +47,37 @@ pub struct Report {
     pub waits: usize,
     /// If no cause is known: the process that has sent the least against what it has received.
     pub least_lead: Option<LeastLead>,
+    /// What waits before there is a connection, of [`MAX_WAITS`] at most. If no message waits, the text is about the first one.
+    pub set_ups: Vec<SetUp>,
+    /// How many of these wait.
+    pub set_ups_in_all: usize,
+    /// Whether the user has set the time after which a wait is reported.
+    pub is_limit_set: bool,
 }
 
 impl Report {
+    /// A report in which no message waits.
+    pub fn without_messages(me: Identity, number: u32, limit: Duration) -> Self {
+        Self {
+            number,
+            me,
+            limit,
+            findings: Vec::new(),
+            waits: 0,
+            least_lead: None,
+            set_ups: Vec::new(),
+            set_ups_in_all: 0,
+            is_limit_set: false,
+        }
+    }
+
+    /// The same with what waits before there is a connection, those first that are told of first.
+    pub fn with_set_ups(self, mut set_ups: Vec<SetUp>, is_limit_set: bool) -> Self {
+        let set_ups_in_all = set_ups.len();
+        set_ups.truncate(MAX_WAITS);
+        Self { set_ups, set_ups_in_all, is_limit_set, ..self }
+    }
+
     /// What is known now. `name` returns the names of an end.
     pub fn new(inquiry: &Inquiry, now: Time, number: u32, limit: Duration, name: impl Fn(EndId) -> EndName) -> Self {
         let mut findings = inquiry.findings(now);
@@ -61,7 +90,7 @@ impl Report {
         let names: Vec<_> = findings.iter().map(|finding| name(finding.id)).collect();
         let findings = findings.into_iter().zip(names).collect();
         let least_lead = if is_known { None } else { inquiry.least_lead(now) };
-        Self { number, me: inquiry.me(None), limit, findings, waits, least_lead }
+        Self { findings, waits, least_lead, ..Self::without_messages(inquiry.me(None), number, limit) }
     }
 
     /// The wait that the text is about, and the names of its end.
@@ -71,6 +100,9 @@ impl Report {
 
     /// Whether this process has something to say that others do not: it is next to the cause, or has rank 0, or no cause is known.
     pub fn is_for_operators(&self) -> bool {
+        if self.findings.is_empty() {
+            return self.set_ups.first().is_some_and(|set_up| set_up.is_warning(self.is_limit_set));
+        }
         let depth = self.main().and_then(|(finding, _)| finding.cause.as_ref()).map(|cause| cause.depth);
         let moves = self.main().is_some_and(|(finding, _)| finding.verdict == Verdict::Moving);
         !moves && (depth.is_none_or(|depth| depth == 1) || self.me.rank == Some(0))
@@ -78,7 +110,12 @@ impl Report {
 
     /// One line.
     pub fn text(&self) -> String {
-        let Some((finding, EndName { device, peer, end })) = self.main() else { return "no message waits".into() };
+        let set_up = of_set_ups(&self.set_ups, self.set_ups_in_all);
+        let Some((finding, EndName { device, peer, end })) = self.main() else {
+            return set_up.unwrap_or_else(|| "no message waits".into());
+        };
+        let is_asked = self.set_ups.first().is_some_and(SetUp::is_asked);
+        let set_up = set_up.filter(|_| is_asked).map(|text| format!(" Also: {text}.")).unwrap_or_default();
         let age = seconds(finding.age);
         let what = match finding.end.numbers {
             Numbers::Sender { wants: true, .. } => "to be asked for data by",
@@ -96,7 +133,7 @@ impl Report {
             _ => self.why(finding),
         };
         let operation = finding.operation.as_ref().map(|operation| format!("in {operation} ")).unwrap_or_default();
-        format!("{device}: {rank}waits since {age} s {operation}{what} {peer}: {why}.{others}")
+        format!("{device}: {rank}waits since {age} s {operation}{what} {peer}: {why}.{others}{set_up}")
     }
 
     fn why(&self, finding: &Finding) -> String {
@@ -228,6 +265,20 @@ pub fn went_on(after: Duration, next: Duration) -> String {
         seconds(after),
         next.as_secs()
     )
+}
+
+/// What waits before there is a connection: the first of `set_ups`, of which there are so many `in_all`. `None`: nothing does.
+pub fn of_set_ups(set_ups: &[SetUp], in_all: usize) -> Option<String> {
+    let first = set_ups.first()?;
+    Some(match in_all - 1 {
+        0 => first.to_string(),
+        n => format!("{first}. {n} more listener(s) and connect(s) of this process wait too"),
+    })
+}
+
+/// A wait before there was a connection has ended, or is another one, after it was reported.
+pub fn set_up_went_on(after: Duration) -> String {
+    format!("the set-up of a connection that waited went on, or was given up, after {} s", seconds(after))
 }
 
 /// A connection was closed, by NCCL or after an error, while it waited. `said` is what was said of it before.

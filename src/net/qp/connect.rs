@@ -53,6 +53,8 @@ struct Attempts {
     failed: u32,
     first: Instant,
     next: Instant,
+    /// Why the latest one has failed; empty: none has.
+    trouble: String,
 }
 
 impl InitQpSet {
@@ -163,6 +165,11 @@ impl ConnectingQpSet {
         self.attempts.next
     }
 
+    /// Why the latest attempt has failed; empty: none has.
+    pub fn trouble(&self) -> &str {
+        &self.attempts.trouble
+    }
+
     /// The connected queue pairs, and the description of this end for the peer.
     pub fn finish(self) -> (QpSet, Endpoint) {
         (self.connected, self.endpoint)
@@ -227,7 +234,7 @@ impl<'a> Ends<'a> {
 impl Attempts {
     fn new(retries: Retries) -> Self {
         let now = Instant::now();
-        Self { retries, failed: 0, first: now, next: now }
+        Self { retries, failed: 0, first: now, next: now, trouble: String::new() }
     }
 
     fn succeed(&mut self, ends: &Ends<'_>) {
@@ -244,18 +251,20 @@ impl Attempts {
     fn fail(&mut self, ends: &Ends<'_>, error: Error) -> Result<()> {
         let Retries { all, count, pause_ms } = self.retries;
         self.failed += 1;
-        if self.failed > count || (error.errno != Some(libc::ETIMEDOUT) && !all) {
-            return Err(self.give_up(ends, with_hint(error)));
+        let passes = error.errno == Some(libc::ETIMEDOUT) || all;
+        let error = with_hint(error);
+        if self.failed > count || !passes {
+            return Err(self.give_up(ends, error));
         }
         if self.failed == 1 {
             self.first = Instant::now();
             log::info!(
-                "{}: {}; up to {count} more attempts, {pause_ms} ms apart (NCCL_IB_MQP_RETRY_CNT, \
+                "{}: {error}; up to {count} more attempts, {pause_ms} ms apart (NCCL_IB_MQP_RETRY_CNT, \
                  NCCL_IB_MQP_RETRY_SLEEP_MSEC)",
                 ends.rail.name,
-                with_hint(error)
             );
         }
+        self.trouble = format!("{}: {error}, {} of {} attempts", ends.rail.name, self.failed, count + 1);
         self.next = Instant::now() + Duration::from_millis(pause_ms);
         Ok(())
     }

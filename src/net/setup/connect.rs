@@ -4,17 +4,14 @@
 //! Dialing ──► Awaiting ──► Connecting ──► SendComm
 //!    ▲ refused, or the control connection has ended: again
 //! ```
-//!
 //! Only what should not take long has a deadline: a TCP connection to the peer's port, and connecting the queue pairs. How
 //! long the peer takes to accept has no limit, and may be hours: among four ranks that connect in a ring, each may wait
 //! for its neighbours' handles before it accepts, while one of them still loads a model. As long as the control connection is
 //! there, so is the peer, and its end is noticed.
-//!
 //! What is offered to the peer is made during the first dial: the commands to the card need not wait for the network.
 //!
 //! A port that is down, or has no address, and a device that fails, is waited for as long as the other steps may take, unless failover
 //! is switched off. If an address or a device goes while queue pairs are connected, all of it begins anew.
-//!
 //! One that is lost after the commit has gone into it leaves a communicator here of which the peer may not know. It is dialled
 //! again like any other, and that this end wants to go on shows the peer that it has committed.
 
@@ -33,6 +30,7 @@ use crate::net::control::stream::ControlStream;
 use crate::net::data::caps::SENDER_QP_CAPS;
 use crate::net::data::sender::{CtsRing, SendComm};
 use crate::net::device::nic::Nic;
+use crate::net::explain::set_up::{self, Call, Detail, SetUpWait};
 use crate::net::qp::connect::{ConnectingQpSet, flow_labels};
 use crate::net::qp::priority::Priority;
 use crate::net::qp::set::InitQpSet;
@@ -67,6 +65,8 @@ pub struct Connector {
     /// Why a port or its device could not be used at the latest look.
     port_trouble: Option<Error>,
     steps: Steps,
+    /// What it waits for, for reports.
+    pub wait: Arc<SetUpWait>,
     /// Made during the first dial, and not offered yet.
     made: Option<(InitQpSet, CtsRing)>,
     stage: Stage,
@@ -119,7 +119,7 @@ impl Connector {
     pub fn new(nic: Arc<Nic>, handle: Handle, control: Arc<ControlDriver>, of: NcclComm) -> Self {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(nic.config.handshake_timeout_s);
-        let stage = Stage::Dialing(Dial::Again(now));
+        let wait = SetUpWait::new(Call::Connect, &nic.name, handle.address);
         Self {
             nic,
             handle,
@@ -132,8 +132,9 @@ impl Connector {
             dials: Dials::default(),
             port_trouble: None,
             steps: Steps::begin(),
+            wait,
             made: None,
-            stage,
+            stage: Stage::Dialing(Dial::Again(now)),
         }
     }
 
@@ -149,6 +150,30 @@ impl Connector {
     /// Whether it leads to the listener behind `handle`.
     pub fn leads_to(&self, handle: &Handle) -> bool {
         self.handle == *handle
+    }
+
+    fn waits_for(&self) -> set_up::Stage {
+        match &self.stage {
+            Stage::Dialing(Dial::Waiting(..)) => set_up::Stage::Port,
+            Stage::Dialing(_) => set_up::Stage::Dial,
+            Stage::Awaiting(_) | Stage::Done => set_up::Stage::Accept,
+            Stage::Connecting(_) => set_up::Stage::QueuePairs,
+        }
+    }
+
+    fn detail(&self) -> Detail {
+        let mut detail = Detail::default();
+        match &self.stage {
+            Stage::Dialing(Dial::Waiting(..)) => detail.trouble.extend(self.port_trouble.as_ref().map(Error::text)),
+            Stage::Dialing(_) => detail.trouble = self.dials.trouble(),
+            Stage::Awaiting(_) | Stage::Done => {}
+            Stage::Connecting(pending) => {
+                let Pending { stream, reply, connecting, .. } = &**pending;
+                detail.peer = PeerName::new(&reply.identity, &reply.endpoint.name, stream.peer()).to_string();
+                connecting.trouble().clone_into(&mut detail.trouble);
+            }
+        }
+        detail
     }
 
     /// Does what can be done now; the communicator, once there is one.
@@ -176,6 +201,7 @@ impl Connector {
             if !progress {
                 self.check_deadline(&stage)?;
                 self.stage = stage;
+                self.wait.handle_call(self.waits_for(), || self.detail());
                 return Ok(None);
             }
             self.stage = stage;
@@ -195,8 +221,9 @@ impl Connector {
             Stage::Awaiting(_) | Stage::Done => return Ok(()),
         };
         let (to, seconds) = (self.handle.address, self.nic.config.handshake_timeout_s);
-        let limit = format!("within FERRITE_HANDSHAKE_TIMEOUT={seconds} s");
-        Err(Error::remote(format!("connecting to {to}: {waiting} {limit}{latest}")))
+        Err(Error::remote(format!(
+            "connecting to {to}: {waiting} within FERRITE_HANDSHAKE_TIMEOUT={seconds} s{latest}"
+        )))
     }
 
     fn dial(&mut self, dial: Dial) -> Result<(Stage, bool)> {

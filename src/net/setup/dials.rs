@@ -62,10 +62,16 @@ impl Dials {
         }
     }
 
-    /// The latest failure, to be added to a message.
-    pub(super) fn latest_failure(&self) -> String {
+    /// The latest failure; empty: there was none.
+    pub(super) fn trouble(&self) -> String {
         let trouble = self.trouble.map(std::io::Error::from_raw_os_error);
-        trouble.map(|error| format!("; the latest attempt: {error}")).unwrap_or_default()
+        trouble.map(|error| format!("the latest attempt: {error}")).unwrap_or_default()
+    }
+
+    /// The same, to be added to a message.
+    pub(super) fn latest_failure(&self) -> String {
+        let trouble = self.trouble();
+        if trouble.is_empty() { trouble } else { format!("; {trouble}") }
     }
 }
 

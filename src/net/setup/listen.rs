@@ -22,6 +22,7 @@ use crate::net::control::stream::ControlStream;
 use crate::net::data::caps::RECEIVER_QP_CAPS;
 use crate::net::data::receiver::{RecvComm, RecvPath};
 use crate::net::device::nic::Nic;
+use crate::net::explain::set_up::{self, Call, Detail, SetUpWait};
 use crate::net::qp::connect::{ConnectingQpSet, flow_labels};
 use crate::net::qp::priority::Priority;
 use crate::net::qp::set::InitQpSet;
@@ -36,7 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// The most candidates at a time; others have to wait.
-const MAX_CANDIDATES: usize = 32;
+pub(super) const MAX_CANDIDATES: usize = 32;
 
 /// A listener for one peer.
 #[derive(Debug)]
@@ -47,19 +48,23 @@ pub struct Listener {
     candidates: Arc<Candidates>,
     /// NCCL's communicator that it is for.
     of: NcclComm,
+    /// What it waits for, for reports.
+    wait: Arc<SetUpWait>,
 }
 
 /// Those that have come to a listener. Their lock is held while the listener is asked, and is taken before any other.
 #[derive(Debug, Default)]
-struct Candidates(Mutex<Vec<Candidate>>);
+pub(super) struct Candidates(pub(super) Mutex<Vec<Candidate>>);
 
 #[derive(Debug)]
-struct Candidate {
-    stream: ControlStream,
+pub(super) struct Candidate {
+    pub(super) stream: ControlStream,
     /// Its device, process, host and address, once it has said hello.
-    name: Option<String>,
+    pub(super) name: Option<String>,
     /// When connecting our queue pairs to its has taken too long.
     deadline: Instant,
+    /// Why a port of ours could not be used at the latest look.
+    trouble: String,
     steps: Steps,
     stage: Stage,
 }
@@ -107,10 +112,11 @@ impl Listener {
     pub fn new(nic: Arc<Nic>, control: Arc<ControlDriver>, interface: &Interface, of: NcclComm) -> Result<Self> {
         let token = random::bytes()?;
         let handle = Handle { address: control.listen(interface, token)?, token };
-        let listener = Self { nic, control, handle, of, candidates: Arc::default() };
+        let wait = SetUpWait::new(Call::Accept, &nic.name, handle.address);
         // From here on: the peer may come, and NCCL may ask much later.
-        listener.nic.watch_set_up(&listener.control, None)?;
-        Ok(listener)
+        let watched = nic.explain_set_up(&wait, &control);
+        let listener = Self { nic, control, handle, of, wait, candidates: Arc::default() };
+        watched.map(|()| listener)
     }
 
     /// What the peer has to be given.
@@ -139,6 +145,7 @@ impl Listener {
                 Ok(Verdict::Take(prepared)) => {
                     let Candidate { stream, mut steps, .. } = candidates.remove(i);
                     steps.end("commit");
+                    self.wait.handle_end();
                     return self.complete(stream, *prepared, &steps).map(Some);
                 }
                 // The right peer cannot be served, and is sent the reason.
@@ -150,6 +157,9 @@ impl Listener {
                 }
             }
         }
+        let furthest = candidates.iter().max_by_key(|candidate| candidate.waits_for());
+        let stage = furthest.map_or(set_up::Stage::Peer, Candidate::waits_for);
+        self.wait.handle_call(stage, || furthest.map(Candidate::detail).unwrap_or_default());
         Ok(None)
     }
 
@@ -237,7 +247,7 @@ impl Listener {
     /// # Errors
     /// It does not pass.
     fn begin_again(&self, candidate: &mut Candidate, hello: Hello, error: Error) -> Result<Verdict> {
-        wait_out(&self.nic, error, candidate.deadline)?;
+        candidate.trouble = wait_out(&self.nic, error, candidate.deadline)?.text();
         candidate.stage = Stage::Waiting(Box::new(hello), Instant::now() + LOOK_AFTER);
         Ok(Verdict::Wait)
     }
@@ -263,12 +273,31 @@ impl Listener {
 }
 
 impl Candidate {
-    fn new(stream: ControlStream) -> Self {
-        Self { stream, name: None, deadline: Instant::now(), steps: Steps::begin(), stage: Stage::Client }
+    pub(super) fn new(stream: ControlStream) -> Self {
+        let (deadline, trouble) = (Instant::now(), String::new());
+        Self { stream, name: None, deadline, trouble, steps: Steps::begin(), stage: Stage::Client }
+    }
+
+    fn waits_for(&self) -> set_up::Stage {
+        match &self.stage {
+            Stage::Client => set_up::Stage::Peer,
+            Stage::Waiting(..) => set_up::Stage::Port,
+            Stage::Connecting(_) => set_up::Stage::QueuePairs,
+            Stage::Replied(_) => set_up::Stage::Commit,
+        }
+    }
+
+    fn detail(&self) -> Detail {
+        let trouble = match &self.stage {
+            Stage::Waiting(..) => &self.trouble,
+            Stage::Connecting(preparing) => preparing.connecting.trouble(),
+            Stage::Client | Stage::Replied(_) => "",
+        };
+        Detail { peer: self.describe(), trouble: trouble.to_owned() }
     }
 
     /// For messages: what is known of it.
-    fn describe(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         self.name.clone().unwrap_or_else(|| self.stream.peer().to_string())
     }
 
@@ -278,13 +307,13 @@ impl Candidate {
 }
 
 impl Candidates {
-    fn lock(&self) -> MutexGuard<'_, Vec<Candidate>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Vec<Candidate>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Their listener is gone, and they go here and now, although a watcher may be looking at them. In a forked child they may be locked for
     /// ever, by a watcher that the child does not have: it leaves them alone.
-    fn end(&self, is_child: bool) {
+    pub(super) fn end(&self, is_child: bool) {
         if !is_child {
             self.lock().clear();
         }
@@ -292,7 +321,7 @@ impl Candidates {
 }
 
 /// Adds `next` ones as long as there is room for them.
-fn fill<T>(candidates: &mut Vec<T>, next: impl FnMut() -> Option<T>) {
+pub(super) fn fill<T>(candidates: &mut Vec<T>, next: impl FnMut() -> Option<T>) {
     candidates.extend(std::iter::from_fn(next).take(MAX_CANDIDATES.saturating_sub(candidates.len())));
 }
 
@@ -344,54 +373,5 @@ impl Preparing {
         let path = RecvPath::new(qps, hello.ring, &terms, stats)?;
         let prepared = Prepared { path, endpoint: hello.endpoint.name, identity: hello.identity, terms };
         Ok((prepared, Reply { endpoint, terms, identity: identity::own() }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::net::{Ipv4Addr, TcpListener};
-
-    fn candidate() -> Candidate {
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let driver = ControlDriver::new(Duration::from_secs(20)).expect("descriptors");
-        let stream = ControlStream::open(&driver, port.local_addr().expect("its address"), [1; 16], [2; 16]);
-        Candidate::new(stream.expect("this is no child"))
-    }
-
-    #[test]
-    fn a_candidate_is_called_by_its_address_until_it_has_told_its_name() {
-        let mut candidate = candidate();
-        assert_eq!(candidate.describe(), candidate.stream.peer().to_string());
-        candidate.name = Some("softrnic1 of process 5".into());
-        assert_eq!(candidate.describe(), "softrnic1 of process 5");
-    }
-
-    #[test]
-    fn a_listener_takes_in_as_many_as_it_has_room_for_and_leaves_the_others_where_they_wait() {
-        let (mut candidates, mut waiting) = (Vec::new(), 0..MAX_CANDIDATES + 5);
-        fill(&mut candidates, || waiting.next());
-        assert_eq!((candidates.len(), waiting.len()), (MAX_CANDIDATES, 5));
-        candidates.truncate(MAX_CANDIDATES - 7);
-        fill(&mut candidates, || waiting.next());
-        assert_eq!((candidates.len(), waiting.len()), (MAX_CANDIDATES - 2, 0));
-    }
-
-    #[test]
-    fn candidates_go_with_their_listener_and_a_forked_child_leaves_them_alone() {
-        let candidates = Candidates(Mutex::new(vec![candidate()]));
-        candidates.end(true);
-        assert_eq!(candidates.lock().len(), 1);
-        candidates.end(false);
-        assert_eq!(candidates.lock().len(), 0);
-    }
-
-    #[test]
-    fn nothing_is_looked_after_once_there_are_no_candidates() {
-        let candidates = Candidates::default();
-        assert!(!candidates.run());
-        let asked = candidates.lock();
-        assert!(candidates.run(), "it cannot be seen just now");
-        drop(asked);
     }
 }

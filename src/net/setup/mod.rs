@@ -5,6 +5,8 @@ pub mod connectors;
 mod dials;
 mod identity;
 pub mod listen;
+#[cfg(test)]
+mod listen_tests;
 pub mod nccl_comm;
 mod steps;
 mod summary;

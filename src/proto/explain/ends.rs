@@ -13,7 +13,7 @@ use std::time::Duration;
 pub type EndId = u64;
 
 /// They are looked at every second. If it takes so long, this process was stopped meanwhile.
-const STOPPED: Duration = Duration::from_secs(5);
+pub const STOPPED: Duration = Duration::from_secs(5);
 
 /// All that have been seen, as they were looked at last.
 #[derive(Debug, Default)]

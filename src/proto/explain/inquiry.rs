@@ -14,8 +14,8 @@
 //! ends by itself at processes that wait for nobody. What is known of a cause grows old on its way and is dropped after
 //! [`MAX_AGE`], so nothing is passed round in a circle.
 
-pub use super::ends::EndId;
 use super::ends::Ends;
+pub use super::ends::{EndId, STOPPED};
 use super::look::{Contact, Sight};
 use super::message::{Answer, Cause, LeastLead, MAX_DEPTH, Question, Standing};
 use super::numbers::End;

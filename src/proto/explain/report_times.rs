@@ -79,6 +79,11 @@ impl ReportTimes {
         }
     }
 
+    /// Nothing is known any more of the wait that has been reported.
+    pub fn forget(&mut self) {
+        self.reported = None;
+    }
+
     /// A wait of this age has been reported.
     pub fn handle_report(&mut self, age: Duration) {
         self.reported = Some((age, age));
@@ -155,6 +160,14 @@ mod tests {
         report_times.handle_report(s(10));
         assert_eq!(report_times.check(Some(s(10)), false), Due::Nothing);
         assert_eq!(report_times.limit(), Some(s(10)));
+    }
+
+    #[test]
+    fn a_wait_that_is_forgotten_has_not_gone_on_and_teaches_nothing() {
+        let mut report_times = ReportTimes::new(s(10), true);
+        report_times.handle_report(s(10));
+        report_times.forget();
+        assert_eq!((report_times.check(None, false), report_times.limit()), (Due::Nothing, Some(s(10))));
     }
 
     #[test]

@@ -41,7 +41,13 @@ impl Finding {
     /// Whether something waits, or the process cannot go on.
     pub fn is_waiting(&self) -> bool {
         match self {
-            Self::Answer(report) => report["waits"].as_array().is_some_and(|waits| !waits.is_empty()),
+            Self::Answer(report) => {
+                let some = |name: &str, waits: fn(&Value) -> bool| {
+                    report[name].as_array().is_some_and(|all| all.iter().any(waits))
+                };
+                // A listener that NCCL does not ask may have been left.
+                some("waits", |_| true) || some("set_ups", |set_up| set_up["called"] == true)
+            }
             Self::Outside(State::Running, connections) => connections.iter().any(Connection::is_waiting),
             Self::Outside(..) => true,
         }
@@ -102,5 +108,14 @@ mod tests {
         assert_eq!(lines[..2], ["named by 2 process(es): b", "named by 1 process(es): a"]);
         assert!(lines[5].starts_with("process 4: does not answer: it is stopped"), "{text}");
         assert!(findings.values().all(Finding::is_waiting));
+    }
+
+    #[test]
+    fn a_connection_that_is_not_set_up_waits_if_nccl_asks_for_it() {
+        let report = |called: bool| {
+            Finding::Answer(serde_json::json!({"text": "", "waits": [], "set_ups": [{"called": called}]}))
+        };
+        assert!(report(true).is_waiting() && !report(false).is_waiting());
+        assert!(!Finding::Answer(serde_json::json!({"text": "", "waits": []})).is_waiting(), "an older one");
     }
 }

@@ -1,0 +1,317 @@
+//! Waits before there is a connection: of listeners and of connections that are being made.
+//!
+//! NCCL closes a listener as soon as it has accepted, and asks all the time until then. So a listener that NCCL has not asked lately is none
+//! that NCCL waits for: it waits for something else first, or has given up and left the listener. That is told once, and is no warning.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// After this time without a call NCCL does not ask.
+const UNASKED: Duration = Duration::from_secs(3);
+/// A shorter wait is none that is told.
+const SETTLED: Duration = Duration::from_secs(1);
+/// From one look at what the trouble is to the next.
+const DETAIL_EVERY: Duration = Duration::from_millis(200);
+/// A wait for the peer that may be late is a warning from this age on.
+const LATE: Duration = Duration::from_secs(60);
+
+/// What NCCL calls until it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// `accept`, of a listener.
+    Accept,
+    /// `connect`.
+    Connect,
+}
+
+/// What is waited for, in the order of the set-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// A listener: for a peer that connects.
+    Peer,
+    /// For a TCP connection to the peer's port.
+    Dial,
+    /// For NCCL in the peer's process, which has not accepted.
+    Accept,
+    /// For a port of this end, which cannot be used.
+    Port,
+    /// For the queue pairs, which cannot be connected.
+    QueuePairs,
+    /// A listener: for the commit of a peer that has been answered.
+    Commit,
+}
+
+impl Stage {
+    /// Whether it shows a fault, and not only that the peer may be late.
+    fn is_fault(self) -> bool {
+        matches!(self, Self::Dial | Self::Port | Self::QueuePairs)
+    }
+}
+
+/// One that waits. It is told of as long as it lives.
+#[derive(Debug)]
+pub struct SetUpWait {
+    call: Call,
+    device: String,
+    /// Where it listens, or where it connects to.
+    address: SocketAddr,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    stage: Stage,
+    since: Instant,
+    /// When NCCL called last; `None`: it has not called yet.
+    asked: Option<Instant>,
+    detailed: Instant,
+    detail: Detail,
+    /// Whether it has been told that NCCL does not ask.
+    is_told: bool,
+    /// Whether there is the connection, and NCCL has not asked for another one.
+    is_over: bool,
+}
+
+/// What is known beside the stage.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Detail {
+    /// The peer; empty: it is not known.
+    pub peer: String,
+    /// Why it fails again and again; empty: it does not.
+    pub trouble: String,
+}
+
+impl SetUpWait {
+    /// One of `device` that has just begun.
+    pub fn new(call: Call, device: &str, address: SocketAddr) -> Arc<Self> {
+        let now = Instant::now();
+        let stage = if call == Call::Accept { Stage::Peer } else { Stage::Dial };
+        let state = State {
+            stage,
+            since: now,
+            asked: (call == Call::Connect).then_some(now),
+            detailed: now,
+            detail: Detail::default(),
+            is_told: false,
+            is_over: false,
+        };
+        Arc::new(Self { call, device: device.to_owned(), address, state: Mutex::new(state) })
+    }
+
+    /// NCCL has called, and it waits in `stage`. `detail` is asked for now and then.
+    pub fn handle_call(&self, stage: Stage, detail: impl FnOnce() -> Detail) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        state.asked = Some(now);
+        let is_new = state.stage != stage || state.is_over;
+        if is_new {
+            (state.stage, state.since, state.is_over) = (stage, now, false);
+        }
+        if is_new || now >= state.detailed + DETAIL_EVERY {
+            (state.detail, state.detailed) = (detail(), now);
+        }
+    }
+
+    /// There is the connection.
+    pub fn handle_end(&self) {
+        self.lock().is_over = true;
+    }
+
+    /// How it stands at `now`, if it has waited for long enough to be told of. Nothing is known of the time before `floor`.
+    pub(super) fn look(&self, now: Instant, floor: Instant) -> Option<SetUp> {
+        let State { stage, since, asked, detail, is_over, .. } = &*self.lock();
+        let age = |from: Instant| now.saturating_duration_since(from.max(floor));
+        (!is_over && age(*since) >= SETTLED).then(|| SetUp {
+            call: self.call,
+            device: self.device.clone(),
+            address: self.address,
+            stage: *stage,
+            age: age(*since),
+            unasked: asked.map(age),
+            detail: detail.clone(),
+        })
+    }
+
+    /// Whether it is to be told that NCCL does not ask, which it is once.
+    pub(super) fn take_told(&self) -> bool {
+        !std::mem::replace(&mut self.lock().is_told, true)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One that waits, at one moment.
+#[derive(Debug, Clone)]
+pub struct SetUp {
+    /// What NCCL calls.
+    pub call: Call,
+    /// The device.
+    pub device: String,
+    /// Where it listens, or where it connects to.
+    pub address: SocketAddr,
+    /// What it waits for.
+    pub stage: Stage,
+    /// For how long.
+    pub age: Duration,
+    /// How long NCCL has not called; `None`: it has never called.
+    pub unasked: Option<Duration>,
+    /// What else is known.
+    pub detail: Detail,
+}
+
+impl SetUp {
+    /// Whether NCCL asks for it.
+    pub fn is_asked(&self) -> bool {
+        self.unasked.is_some_and(|unasked| unasked < UNASKED)
+    }
+
+    /// Whether it is a warning: what NCCL asks for, if it shows a fault. The peer may be late, as one that loads a model: that is a warning after a
+    /// minute, or at once where the user has set the time, which `is_limit_set` tells.
+    pub fn is_warning(&self, is_limit_set: bool) -> bool {
+        self.is_asked() && (self.stage.is_fault() || is_limit_set || self.age >= LATE)
+    }
+
+    /// The one that is told of first is the least: what NCCL asks for, a fault, the oldest.
+    fn order(&self) -> (bool, bool, std::cmp::Reverse<Duration>) {
+        (!self.is_asked(), !self.stage.is_fault(), std::cmp::Reverse(self.age))
+    }
+}
+
+/// Puts first what is told of first.
+pub(super) fn sort(set_ups: &mut [SetUp]) {
+    set_ups.sort_by_key(SetUp::order);
+}
+
+/// How long the one has waited of `set_ups` that has waited for longest and that NCCL asks for.
+pub(super) fn longest(set_ups: &[SetUp]) -> Option<Duration> {
+    set_ups.iter().filter(|one| one.is_asked()).map(|one| one.age).max()
+}
+
+/// `softrnic1: listens at 10.0.0.1:4711 for 10 s; no peer has connected: …`
+impl fmt::Display for SetUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { call, device, address, stage, age, unasked, detail: Detail { peer, trouble } } = self;
+        let (age, unasked) = (age.as_secs(), unasked.unwrap_or(*age).as_secs());
+        match call {
+            Call::Accept => write!(f, "{device}: listens at {address} for {age} s; ")?,
+            Call::Connect => write!(f, "{device}: connects to {address} for {age} s; ")?,
+        }
+        match stage {
+            Stage::Peer if !self.is_asked() => {
+                return write!(
+                    f,
+                    "NCCL here has not called accept for {unasked} s: it waits for something else, or has given the listener up"
+                );
+            }
+            Stage::Peer => write!(
+                f,
+                "no peer has connected: the peer is late or has failed, uses another network or another device, or cannot reach this \
+                 address (NCCL_SOCKET_IFNAME)"
+            )?,
+            Stage::Dial => {
+                write!(f, "there is no TCP connection: is the peer's process alive, and its port reachable?")?
+            }
+            Stage::Accept => write!(
+                f,
+                "the peer has not accepted: its process is reached, and NCCL there has not called accept (`ferrite hang` there)"
+            )?,
+            Stage::Port => write!(f, "a port of this end cannot be used")?,
+            Stage::QueuePairs => write!(f, "the queue pairs cannot be connected to those of {peer}")?,
+            Stage::Commit => write!(f, "{peer} has been answered, and has not completed its connect")?,
+        }
+        if !trouble.is_empty() {
+            write!(f, " ({trouble})")?;
+        }
+        if !self.is_asked() {
+            let call = if *call == Call::Accept { "accept" } else { "connect" };
+            write!(f, "; NCCL here has not called {call} for {unasked} s")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    fn set_up(call: Call, stage: Stage, age: u64, unasked: u64) -> SetUp {
+        let (age, unasked) = (Duration::from_secs(age), Some(Duration::from_secs(unasked)));
+        let detail = Detail { peer: "the peer".into(), trouble: "errno".into() };
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 7));
+        SetUp { call, device: "mlx5_0".into(), address, stage, age, unasked, detail }
+    }
+
+    #[test]
+    fn a_peer_that_may_be_late_is_a_warning_after_a_minute_and_a_fault_is_one_at_once() {
+        let is_warning = |stage, age, unasked| set_up(Call::Connect, stage, age, unasked).is_warning(false);
+        for stage in [Stage::Peer, Stage::Accept, Stage::Commit] {
+            assert_eq!([10, 59, 60].map(|age| is_warning(stage, age, 0)), [false, false, true], "{stage:?}");
+            assert!(set_up(Call::Connect, stage, 10, 0).is_warning(true), "the user has set the time");
+        }
+        for stage in [Stage::Dial, Stage::Port, Stage::QueuePairs] {
+            assert!(is_warning(stage, 10, 0), "{stage:?}");
+        }
+    }
+
+    #[test]
+    fn what_nccl_does_not_ask_for_is_no_warning() {
+        for stage in [Stage::Peer, Stage::QueuePairs] {
+            let left = set_up(Call::Accept, stage, 7200, 3);
+            assert!(!left.is_warning(true) && left.to_string().contains("NCCL here has not called accept"), "{left}");
+            let never = SetUp { unasked: None, ..left };
+            assert!(
+                !never.is_warning(true) && never.to_string().contains("has not called accept for 7200 s"),
+                "{never}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_fault_that_nccl_asks_for_is_told_first() {
+        let mut all = [
+            set_up(Call::Accept, Stage::Port, 900, 900),
+            set_up(Call::Accept, Stage::Peer, 50, 0),
+            set_up(Call::Connect, Stage::QueuePairs, 5, 0),
+            set_up(Call::Connect, Stage::Accept, 60, 0),
+        ];
+        sort(&mut all);
+        assert_eq!(all.map(|one| one.stage), [Stage::QueuePairs, Stage::Accept, Stage::Peer, Stage::Port]);
+    }
+
+    /// It may call in a moment.
+    #[test]
+    fn a_listener_is_not_asked_before_nccl_has_called_and_a_connect_is() {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 7));
+        let is_asked = |call| {
+            let wait = SetUpWait::new(call, "mlx5_0", address);
+            let start = wait.lock().since;
+            wait.look(start + SETTLED, start).expect("it waits").is_asked()
+        };
+        assert_eq!([Call::Accept, Call::Connect].map(is_asked), [false, true]);
+    }
+
+    #[test]
+    fn a_stage_is_as_old_as_it_is_and_nothing_is_older_than_what_is_known() {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 7));
+        let wait = SetUpWait::new(Call::Connect, "mlx5_0", address);
+        let start = wait.lock().since;
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let age = |now, floor| wait.look(after(now), after(floor)).map(|found| found.age.as_secs());
+        assert_eq!([age(9, 0), age(9, 8), age(9, 9)], [Some(9), Some(1), None]);
+        wait.handle_call(Stage::Dial, Detail::default);
+        assert_eq!(wait.lock().since, start, "the same stage");
+        wait.handle_call(Stage::Accept, || Detail { peer: "p".into(), trouble: String::new() });
+        assert!(wait.lock().since > start);
+        assert_eq!(wait.look(after(9), start).expect("it waits").detail.peer, "p");
+        assert_eq!([wait.take_told(), wait.take_told()], [true, false]);
+        wait.handle_end();
+        assert!(wait.look(after(9), start).is_none(), "a listener that NCCL has not closed yet");
+        wait.handle_call(Stage::Accept, Detail::default);
+        assert!(wait.look(after(9), start).is_some(), "it is asked for another one");
+    }
+}
