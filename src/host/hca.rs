@@ -48,6 +48,16 @@ impl HcaFilter {
         listed != self.list.exclude
     }
 
+    /// Whether some port of device `name` is to be used, as far as the setting tells.
+    pub fn admits_some_of(&self, name: &str) -> bool {
+        (1..=u8::MAX).any(|port| self.admits(name, port))
+    }
+
+    /// Whether `port` of device `name` is to be used, and named in full: the user knows of that one.
+    pub fn names(&self, name: &str, port: u8) -> bool {
+        !self.list.exclude && self.entry(name, port).is_some_and(|entry| entry.name == name)
+    }
+
     /// The first entry that `port` of device `name` is named by.
     fn entry(&self, name: &str, port: u8) -> Option<&Entry> {
         self.entries.iter().find(|entry| self.list.fits(&entry.name, name) && entry.port.is_none_or(|p| p == port))
@@ -144,6 +154,16 @@ mod tests {
         assert!(admits("=", "mlx5_0", 1), "lists everything");
         assert!(!admits("=^mlx5_0", "mlx5_0", 1), "the other order is a name");
         assert!(admits("mlx5_1, mlx5_0:1", "mlx5_0", 1));
+    }
+
+    #[test]
+    fn a_port_is_named_if_the_whole_name_of_its_device_is_there() {
+        let names = |filter: &str, name, port| HcaFilter::parse(filter).expect("valid").names(name, port);
+        assert!(names("mlx5_0,mlx5_1:2", "mlx5_0", 2) && names("=mlx5_0", "mlx5_0", 1));
+        assert!(names("mlx5_1:2", "mlx5_1", 2) && !names("mlx5_1:2", "mlx5_1", 1));
+        assert!(!names("mlx5", "mlx5_0", 1) && !names("", "mlx5_0", 1) && !names("^mlx5_0", "mlx5_0", 1));
+        let admits = |filter: &str, name| HcaFilter::parse(filter).expect("valid").admits_some_of(name);
+        assert!(admits("mlx5_1:2", "mlx5_1") && admits("", "mlx5_1") && !admits("^mlx5", "mlx5_1"));
     }
 
     #[test]

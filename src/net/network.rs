@@ -18,7 +18,7 @@ use crate::host::name_list::NoEffect;
 use crate::host::{launcher, random, sysfs};
 use crate::proto::handle::{self, HANDLE_BYTES, Handle};
 use crate::stats::{self, process};
-use crate::verbs::context::Context;
+use crate::verbs::context::{Context, NotOpened};
 use crate::verbs::library::Library;
 use crate::version;
 use std::collections::BTreeMap;
@@ -49,7 +49,8 @@ impl Network {
     /// A setting is out of range, or no network interface fits the settings.
     pub fn new(lookup: impl Fn(&str) -> Option<String>, nccl_sorts: bool) -> Result<Self> {
         let config = Arc::new(Config::parse(&lookup).map_err(with_source)?);
-        let (devices, verbs) = find_devices(&config, nccl_sorts && config.pci_order);
+        let mut missing = Vec::new();
+        let (devices, verbs) = find_devices(&config, nccl_sorts && config.pci_order, &mut missing);
         let interface = match devices.is_empty() {
             true => None,
             false => Some(iface::choose(&config.interfaces)?),
@@ -71,7 +72,7 @@ impl Network {
             first_frame_limit,
             control,
         };
-        net.log_devices(&config, &verbs, &Config::ignored(lookup));
+        net.log_devices(&config, &verbs, &Config::ignored(lookup), &missing);
         Ok(net)
     }
 
@@ -135,8 +136,8 @@ impl Network {
         let known = self.connectors.take(cookie).filter(|c| c.leads_to(&handle));
         // After `take`, so that this one is not dropped as abandoned.
         self.connectors.sweep();
-        let (cookie, mut connector) = match known {
         let is_new = known.is_none();
+        let (cookie, mut connector) = match known {
             Some(connector) => (cookie, connector),
             None => {
                 let cookie = u64::from_le_bytes(random::bytes()?).max(1);
@@ -148,6 +149,7 @@ impl Network {
         handle::set_cookie(bytes, 0);
         if let Ok(None) = done {
             handle::set_cookie(bytes, cookie);
+            let (wait, control) = (Arc::clone(&connector.wait), self.control()?);
             self.connectors.put(cookie, connector);
             let task: Arc<dyn PeriodicTask> = Arc::clone(&self.connectors) as _;
             device.watch_set_up(&control, Some(&task))?;
@@ -158,9 +160,12 @@ impl Network {
         done
     }
 
-    /// Logs the version, the devices, where libibverbs lies (`verbs`), and the `ignored` settings with the reasons.
-    fn log_devices(&self, config: &Config, verbs: &str, ignored: &BTreeMap<String, &'static str>) {
-        let Some(interface) = &self.interface else { return };
+    /// Logs the version, the devices, where libibverbs lies (`verbs`), what is `missing` and the `ignored` settings with the reasons.
+    fn log_devices(&self, config: &Config, verbs: &str, ignored: &BTreeMap<String, &'static str>, missing: &[String]) {
+        let Some(interface) = &self.interface else {
+            missing.iter().for_each(|trouble| log::info!(target: INIT, "Ferrite: {trouble}"));
+            return;
+        };
         let devices: Vec<_> = self.devices.iter().map(|d| d.describe()).collect();
         log::info!(
             target: INIT,
@@ -189,12 +194,14 @@ impl Network {
             log::info!(target: INIT, "Ferrite: the {rails} rails of {} {ports}, {speed} Gb/s (NCCL_IB_MERGE_NICS=0 keeps them apart)", merged.name);
         }
         let rails: Vec<&Arc<Rail>> = self.devices.iter().flat_map(|device| &device.rails).collect();
-        let addresses: Vec<_> = rails.iter().map(|rail| rail.local_address()).collect();
-        for error in addresses.iter().filter_map(|address| address.as_ref().err()) {
-            log::warn!(target: INIT, "{error}");
+        // Ranks that differ in their devices, or cannot reach each other, fail later and elsewhere. So all of this is a warning, once.
+        let troubles = rails.iter().filter_map(|rail| rail.address_trouble());
+        for trouble in missing.iter().cloned().chain(troubles) {
+            log::warn!(target: INIT, "Ferrite: {trouble}");
         }
         if let Some(range) = config.gid_range.filter(|_| config.gid_index.is_none()) {
-            let roce = addresses.iter().flatten().filter(|address| !address.port.is_infiniband());
+            let roce =
+                rails.iter().flat_map(|rail| rail.local_address()).filter(|address| !address.port.is_infiniband());
             let used: Vec<_> = roce.map(|address| address.gid.address()).collect();
             if !used.is_empty() && !used.iter().any(|address| range.contains(*address)) {
                 let used = used.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -207,8 +214,8 @@ impl Network {
     }
 }
 
-/// The devices, and where libibverbs lies.
-fn find_devices(config: &Arc<Config>, by_address: bool) -> (Vec<Arc<Nic>>, String) {
+/// The devices, and where libibverbs lies; what the user would miss beside them goes into `missing`.
+fn find_devices(config: &Arc<Config>, by_address: bool, missing: &mut Vec<String>) -> (Vec<Arc<Nic>>, String) {
     let none = |why: &str, is_mistake: bool| {
         let next =
             if config.required { "" } else { "; NCCL will use another network (NCCL_NET=Ferrite makes this an error)" };
@@ -228,14 +235,19 @@ fn find_devices(config: &Arc<Config>, by_address: bool) -> (Vec<Arc<Nic>>, Strin
         Ok(opened) => opened,
         Err(e) => return none(&format!("{e} ({place})"), false),
     };
-    for failure in &failures {
-        log::info!(target: INIT, "Ferrite: {failure} (in a container: is /dev/infiniband passed in?)");
+    for NotOpened { name, error: failure } in &failures {
+        let text = not_opened(name, failure);
+        if config.hca.admits_some_of(name) {
+            missing.push(text);
+        } else {
+            log::info!(target: INIT, "Ferrite: {text}");
+        }
     }
     if by_address {
         // As NCCL's, those without an address come last.
         contexts.sort_by_cached_key(|context| sysfs::pci_address(context.name()).unwrap_or(u64::MAX));
     }
-    let devices = Nic::discover(&contexts, config);
+    let devices = Nic::discover(&contexts, config, missing);
     if !devices.is_empty() {
         log_names(config, &contexts);
         return (devices, place);
@@ -255,8 +267,8 @@ fn find_devices(config: &Arc<Config>, by_address: bool) -> (Vec<Arc<Nic>>, Strin
                 is_mistake,
             )
         }
-        Some(failure) => {
-            none(&format!("{failed} RDMA device(s) found, none of which could be opened: {failure} ({place})"), false)
+        Some(NotOpened { error, .. }) => {
+            none(&format!("{failed} RDMA device(s) found, none of which could be opened: {error} ({place})"), false)
         }
         None => none(
             &format!("libibverbs knows no RDMA device (in a container: is /dev/infiniband passed in?) ({place})"),
@@ -298,6 +310,21 @@ fn log_names(config: &Config, contexts: &[Arc<Context>]) {
     }
 }
 
+/// The device `name` cannot be opened, because of `failure`: with what to do.
+fn not_opened(name: &str, failure: &Error) -> String {
+    let cure = match failure.errno {
+        Some(libc::EPERM | libc::EACCES) => {
+            "this process may not: see the mode of its file in /dev/infiniband, and in a container the devices that it may use \
+             (docker run --device=/dev/infiniband)"
+        }
+        Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => {
+            "its file in /dev/infiniband is missing: pass all of that folder into the container"
+        }
+        _ => "dmesg and `ferrite doctor` may tell more",
+    };
+    format!("{name} is not used: {failure} ({cure}). To leave it out on every host, NCCL_IB_HCA=^={name}")
+}
+
 /// Makes the file of statistics, unless the settings say otherwise.
 fn open_stats(config: &Config) {
     if !config.stats {
@@ -324,5 +351,24 @@ fn with_source(error: Error) -> Error {
     match set.and_then(|(name, value)| conf_file::source(name, value)) {
         Some((file, line)) => error.context(format_args!("it is set by {}, line {line}", file.display())),
         None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_opened_is_named_with_the_error_and_the_cure() {
+        for (errno, cure) in
+            [(libc::EPERM, "--device=/dev/infiniband"), (libc::ENOENT, "is missing"), (libc::EIO, "dmesg")]
+        {
+            let failure = Error::os("ibv_open_device(mlx5_3)", errno);
+            let text = not_opened("mlx5_3", &failure);
+            let error = std::io::Error::from_raw_os_error(errno).to_string();
+            for words in ["mlx5_3 is not used", &error, cure, "NCCL_IB_HCA=^=mlx5_3"] {
+                assert!(text.contains(words), "{words:?} is not in {text}");
+            }
+        }
     }
 }

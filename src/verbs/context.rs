@@ -38,6 +38,15 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
+/// A device that could not be opened.
+#[derive(Debug)]
+pub struct NotOpened {
+    /// Its name.
+    pub name: String,
+    /// Why.
+    pub error: Error,
+}
+
 /// What `ibv_query_device` returns.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceAttributes {
@@ -79,7 +88,7 @@ impl Context {
     ///
     /// # Errors
     /// libibverbs gives no list of devices.
-    pub fn open_all(library: &Arc<Library>) -> Result<(Vec<Arc<Self>>, Vec<Error>)> {
+    pub fn open_all(library: &Arc<Library>) -> Result<(Vec<Arc<Self>>, Vec<NotOpened>)> {
         // SAFETY: the call has no preconditions; a failure of it (no kernel support) matters only to forking programs.
         unsafe { (library.ibv_fork_init)() };
         let (mut contexts, mut failures) = (Vec::new(), Vec::new());
@@ -89,7 +98,7 @@ impl Context {
                 listed.guid != 0 && list.devices().filter(|other| other.guid == listed.guid).count() == 1;
             match listed.open(library, has_own_guid) {
                 Ok(context) => contexts.push(Arc::new(context)),
-                Err(e) => failures.push(e),
+                Err(error) => failures.push(NotOpened { name: listed.name.clone(), error }),
             }
         }
         Ok((contexts, failures))

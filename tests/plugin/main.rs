@@ -16,6 +16,7 @@ mod drivers;
 mod gids;
 mod gpu;
 mod lanes;
+mod missing_devices;
 mod nccl_log;
 mod network_events;
 mod port_scan;

@@ -1,6 +1,6 @@
 //! Lines for the log that many connections would write at once: the first one is written, and how many more there were.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,11 @@ const MAX_KEYS: usize = 64;
 
 /// What was written last, by key.
 #[derive(Debug, Default)]
-pub struct Notices(Mutex<HashMap<String, Last>>);
+pub struct Notices {
+    lines: Mutex<HashMap<String, Last>>,
+    /// What has been said, and is said once.
+    once: Mutex<HashSet<&'static str>>,
+}
 
 #[derive(Debug)]
 struct Last {
@@ -24,10 +28,15 @@ struct Last {
 }
 
 impl Notices {
+    /// Whether it is asked for the first time for `key`, which is then never forgotten.
+    pub fn is_first(&self, key: &'static str) -> bool {
+        self.once.lock().unwrap_or_else(PoisonError::into_inner).insert(key)
+    }
+
     /// The line to be written now for `text`, if any: not within [`QUIET`] of another one with the same `key`. It also tells how many
     /// lines with that key have not been written.
     pub fn line(&self, key: &str, text: &str) -> Option<String> {
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if lines.len() >= MAX_KEYS {
             lines.retain(|_, last| now.saturating_duration_since(last.written) < QUIET);
@@ -50,6 +59,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_said_once_is_never_said_again() {
+        let notices = Notices::default();
+        assert_eq!([notices.is_first("a"), notices.is_first("b"), notices.is_first("a")], [true, true, false]);
+    }
+
+    #[test]
     fn one_line_of_many_is_written_and_the_others_are_counted() {
         let notices = Notices::default();
         assert_eq!(notices.line("port 1", "first"), Some("first".into()));
@@ -57,7 +72,7 @@ mod tests {
         assert_eq!(notices.line("port 2", "other"), Some("other".into()));
         // As if it had been written long ago.
         let long_ago = Instant::now().checked_sub(QUIET).expect("the machine has been up for longer");
-        notices.0.lock().expect("not poisoned").get_mut("port 1").expect("known").written = long_ago;
+        notices.lines.lock().expect("not poisoned").get_mut("port 1").expect("known").written = long_ago;
         assert_eq!(notices.line("port 1", "fourth"), Some("fourth (2 more such lines before)".into()));
         assert_eq!(notices.line("port 1", "fifth"), None);
         for key in 0..1000 {

@@ -50,11 +50,12 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// The devices that the settings make of `contexts`. It is logged if they cannot reach the memory of GPUs.
-    pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>) -> Vec<Arc<Self>> {
+    /// The devices that the settings make of `contexts`. It is logged if they cannot reach the memory of GPUs. What the user would miss goes
+    /// into `missing`.
+    pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>, missing: &mut Vec<String>) -> Vec<Arc<Self>> {
         let gdr = Gdr::detect();
-        let nics =
-            Self::assemble(Rail::discover(contexts, config, &gdr), config, &Arc::default(), &Explainer::new(config));
+        let rails = Rail::discover(contexts, config, &gdr, missing);
+        let nics = Self::assemble(rails, config, &Arc::default(), &Explainer::new(config));
         if !nics.is_empty() {
             gdr.warn_if_missing(GdrSupport {
                 by_address: nics.iter().any(|nic| nic.supports_peer_memory()),
@@ -261,14 +262,14 @@ impl Nic {
         watcher.serve(driver)
     }
 
-    /// There is no thread for a recovery, for this reason: a watcher tries again each second.
-    pub fn start_workers_later(&self, reason: &Error) {
     /// Whether all messages are of operations of NCCL, whose tags are ranks. Its set-up of communicators, where that uses the network, has the
     /// numbers of steps as tags.
     pub fn has_only_ranks_as_tags(&self) -> bool {
         !self.config.connects_early
     }
 
+    /// There is no thread for a recovery, for this reason: a watcher tries again each second.
+    pub fn start_workers_later(&self, reason: &Error) {
         if let Some(line) = self.notices.line("workers", &format!("{}: {reason}; tried again each second", self.name)) {
             log::warn!("{line}");
         }
@@ -295,7 +296,6 @@ impl Nic {
         self.cards.iter().filter_map(|card| card.started_watcher()).for_each(|watcher| watcher.take_up(&task));
     }
 
-    /// The device in one line, for the log.
     /// The same for `wait`, of a connection that is not set up yet; and has a watcher serve `driver`.
     ///
     /// # Errors
@@ -305,6 +305,7 @@ impl Nic {
         self.watch_set_up(driver, Some(&task).filter(|_| self.explainer.add_set_up(wait)))
     }
 
+    /// The device in one line, for the log.
     pub fn describe(&self) -> String {
         let rails: Vec<_> = self.rails.iter().map(|rail| rail.describe()).collect();
         match rails.as_slice() {

@@ -40,14 +40,22 @@ pub struct Rail {
 }
 
 impl Rail {
-    /// The rails of `contexts`: every active InfiniBand or Ethernet port that the settings admit, in libibverbs' order.
-    pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>, gdr: &Gdr) -> Vec<Arc<Self>> {
+    /// The rails of `contexts`: every active InfiniBand or Ethernet port that the settings admit, in libibverbs' order. What the user would
+    /// miss goes into `missing`.
+    pub fn discover(
+        contexts: &[Arc<Context>],
+        config: &Arc<Config>,
+        gdr: &Gdr,
+        missing: &mut Vec<String>,
+    ) -> Vec<Arc<Self>> {
         let mut rails: Vec<Arc<Self>> = Vec::new();
         for context in contexts {
             let card = match Card::open(context, config, gdr) {
                 Ok(card) => card,
                 Err(e) => {
-                    log::warn!("{} is not used: {e}", context.name());
+                    if config.hca.admits_some_of(context.name()) {
+                        missing.push(format!("{} is not used: {e}", context.name()));
+                    }
                     continue;
                 }
             };
@@ -57,9 +65,16 @@ impl Rail {
                     rails.iter().filter(|r| card.pci_path().is_some() && r.card.pci_path() == card.pci_path());
                 let before = siblings.count() as i32;
                 match Self::open(&card, port, before, config) {
-                    Ok(Some(rail)) => rails.push(Arc::new(rail)),
-                    Ok(None) => {}
-                    Err(e) => log::warn!("{}:{port} is not used: {e}", context.name()),
+                    Ok(Ok(rail)) => rails.push(Arc::new(rail)),
+                    // Many cards have a port without a cable.
+                    Ok(Err(why)) if config.hca.names(context.name(), port) => {
+                        missing.push(format!("{}:{port}, which NCCL_IB_HCA names, is not used: {why}", context.name()));
+                    }
+                    Ok(Err(why)) => log::debug!("{}:{port} is not used: {why}", context.name()),
+                    Err(e) if config.hca.admits(context.name(), port) => {
+                        missing.push(format!("{}:{port} is not used: {e}", context.name()));
+                    }
+                    Err(e) => log::debug!("{}:{port} is not used: {e}", context.name()),
                 }
             }
         }
@@ -84,12 +99,17 @@ impl Rail {
         reasons
     }
 
-    fn open(card: &Arc<Card>, port: u8, before: i32, config: &Arc<Config>) -> Result<Option<Self>> {
+    /// The rail, or why the port is none.
+    fn open(
+        card: &Arc<Card>,
+        port: u8,
+        before: i32,
+        config: &Arc<Config>,
+    ) -> Result<std::result::Result<Self, String>> {
         let context = &card.device().context;
         let attributes = context.port(port)?;
         if let Some(why) = unusable_reason(&attributes).or_else(|| excluded(config, context.name(), port)) {
-            log::debug!("{}:{port} is not used: {why}", context.name());
-            return Ok(None);
+            return Ok(Err(why));
         }
         let name = match card.port_count() {
             1 => context.name().to_owned(),
@@ -97,7 +117,7 @@ impl Rail {
         };
         let query_speed = || context.port_speed_mbps(port).or_else(|| kernel_speed_mbps(context, port, &attributes));
         let queried_speed = config.query_port_speed.then(query_speed).flatten();
-        Ok(Some(Self {
+        Ok(Ok(Self {
             card: Arc::clone(card),
             name,
             port,
@@ -232,6 +252,22 @@ impl Rail {
         }
     }
 
+    /// What is wrong with its address, if anything is: the port has none, or one that no router forwards and that the user has not asked for.
+    pub fn address_trouble(&self) -> Option<String> {
+        let LocalAddress { port, gid } = match self.local_address() {
+            Ok(address) => address,
+            Err(e) => return Some(e.to_string()),
+        };
+        let is_bad = !port.is_infiniband() && self.config.gid_index.is_none() && gid.is_link_local();
+        is_bad.then(|| {
+            format!(
+                "{} has a link-local address only ({}), which no router forwards: give its network interface an IP address",
+                self.name,
+                gid.address()
+            )
+        })
+    }
+
     fn preference(&self, peer: Option<[u8; 16]>) -> Preference {
         let Config { gid_family: family, roce_version, gid_range: range, subnet_bits, .. } = *self.config;
         Preference { family, roce_version, range, subnet_bits, peer }
@@ -254,7 +290,9 @@ pub fn partition_index(context: &Context, port: u8, config: &Config) -> Result<u
 /// Why a port cannot be used. `None`: it can.
 fn unusable_reason(attributes: &PortAttributes) -> Option<String> {
     match attributes.link_layer {
-        _ if !attributes.active => Some("it is not active".into()),
+        _ if !attributes.active => {
+            Some("it is not active (cable, switch port, `ip link set … up`; it is not taken up later)".into())
+        }
         LinkLayer::Other(number) => Some(format!("its link layer ({number}) is neither InfiniBand nor Ethernet")),
         LinkLayer::InfiniBand | LinkLayer::Ethernet => None,
     }

@@ -382,6 +382,7 @@ impl Connector {
         ring.lay_out(cts_halves(reply.terms.striping.rails().into()), Cts::empty_last_word);
         stream.send(Kind::Commit, Vec::new());
         let name = PeerName::new(&reply.identity, &reply.endpoint.name, stream.peer());
+        super::rails::warn_of_rails(&self.nic, reply.endpoint.rails.len(), &name);
         let peer = PeerState::new(name, stream, reply.terms.failover);
         self.nic.watch(&peer)?;
         let number = identity::connection_number(&self.handle.token, ring.addr(), std::process::id());

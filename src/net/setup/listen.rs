@@ -8,6 +8,7 @@
 use super::connect::LOOK_AFTER;
 use super::identity;
 use super::nccl_comm::NcclComm;
+use super::rails::warn_of_rails;
 use super::steps::Steps;
 use super::summary;
 use super::waiting::wait_out;
@@ -196,6 +197,7 @@ impl Listener {
         let hello = Hello::parse(&frame.body)?;
         let name = PeerName::new(&hello.identity, &hello.endpoint.name, candidate.stream.peer());
         candidate.name = Some(name.to_string());
+        warn_of_rails(&self.nic, hello.endpoint.rails.len(), &name);
         candidate.steps.end("hello");
         let now = Instant::now();
         candidate.deadline = now + self.handshake_timeout();

@@ -8,6 +8,7 @@ pub mod listen;
 #[cfg(test)]
 mod listen_tests;
 pub mod nccl_comm;
+mod rails;
 mod steps;
 mod summary;
 mod waiting;

@@ -43,9 +43,9 @@ fn facts() -> std::result::Result<VerbsFacts, String> {
     };
     match Context::open_all(&library) {
         Ok((contexts, failures)) => {
-            facts.unopened = failures.into_iter().map(words).collect();
+            facts.unopened = failures.into_iter().map(|failure| words(failure.error)).collect();
             facts.devices = contexts.iter().map(|context| device(context, &config)).collect();
-            let rails = Rail::discover(&contexts, &config, &Gdr::detect());
+            let rails = Rail::discover(&contexts, &config, &Gdr::detect(), &mut Vec::new());
             facts.rails = rails.iter().map(|rail| rail_facts(rail)).collect();
         }
         Err(error) => facts.no_list = Some(words(error)),
