@@ -299,6 +299,10 @@ impl Inquiry {
         }
         let owed = |(id, end): (&EndId, &Watched)| {
             let theirs = end.question.as_ref().filter(|_| end.asked.is_some_and(|asked| now < asked + FRESH))?;
+            // A process that was stopped finds what it was asked meanwhile.
+            if now < end.since + FRESH {
+                return None;
+            }
             let age = Duration::from_millis(theirs.end.still_ms.into());
             let verdict = judge(&end.end(now), Peer::Answered { end: &theirs.end, waits: false, is_busy: false });
             let is_owed = age >= limit && matches!(verdict, Verdict::OwnHasNotSent | Verdict::OwnHasNotAsked);

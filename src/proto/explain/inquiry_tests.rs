@@ -61,27 +61,33 @@ fn the_operation_of_an_end_is_known_while_it_waits() {
     }
 }
 
-/// What a peer that has waited for so long is owed, asked `asked` ago, when this process waits for nothing.
-fn owed(waited: Duration, asked: Duration, limit: Duration) -> Option<Verdict> {
+/// What a peer that has waited for so long is owed, asked `asked` ago, when this process has waited for nothing for as long as `still`.
+fn owed(waited: Duration, asked: Duration, limit: Duration, still: Duration) -> Option<Verdict> {
     let mut inquiry = Inquiry::new(who(None));
-    inquiry.handle_looks(
-        Time::ZERO,
-        vec![sight(0, Numbers::Sender { seen: 1, sent: 0, acknowledged: 0, wants: false })],
-        Vec::new(),
-    );
+    inquiry.handle_looks(Time::ZERO, vec![sight(0, UNSENT)], Vec::new());
     let end = End { numbers: POSTED, recovers: false, is_untested: false, still_ms: millis(waited) };
-    inquiry.handle_question(Time::ZERO, 0, &Question { end, me: who(None), operation: None });
-    inquiry.owed(asked, limit).map(|owed| owed.verdict)
+    inquiry.handle_question(still, 0, &Question { end, me: who(None), operation: None });
+    inquiry.owed(still + asked, limit).map(|owed| owed.verdict)
 }
 
 #[test]
 fn a_peer_that_has_waited_long_enough_is_owed_as_long_as_its_question_is_fresh() {
     let second = Duration::from_secs(1);
     let nano = Duration::from_nanos(1);
+    let owed = |waited, asked, limit| owed(waited, asked, limit, FRESH);
     assert_eq!(owed(5 * second, Duration::ZERO, 5 * second), Some(Verdict::OwnHasNotSent));
     assert_eq!(owed(4 * second, Duration::ZERO, 5 * second), None);
     assert_eq!(owed(6 * second, FRESH - nano, 5 * second), Some(Verdict::OwnHasNotSent));
     assert_eq!(owed(6 * second, FRESH, 5 * second), None);
+}
+
+/// It finds what it was asked meanwhile, which NCCL may be about to do.
+#[test]
+fn a_process_that_was_stopped_owes_nothing_at_first() {
+    let second = Duration::from_secs(1);
+    let verdict = |still| owed(60 * second, Duration::ZERO, 5 * second, still);
+    assert_eq!([verdict(Duration::ZERO), verdict(2 * second)], [None; 2]);
+    assert_eq!(verdict(FRESH), Some(Verdict::OwnHasNotSent));
 }
 
 /// A peer's numbers when it has not sent what [`POSTED`] waits for.
