@@ -21,6 +21,14 @@ static TABLE: [Place; MOST] =
 /// How many operations have been begun.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
+/// By communicator: the number after that of the last operation that there was no room for; 0: there was room for all. Those that were begun
+/// later are not told, for a while: that one may be older. Communicators may have one place.
+static LOST: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+fn lost(id: u64) -> &'static AtomicU64 {
+    &LOST[(id % LOST.len() as u64) as usize]
+}
+
 /// Where an operation of the network goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
@@ -64,6 +72,19 @@ struct Read {
     operation: Operation,
 }
 
+impl Operation {
+    /// Whether it is a send or a receive.
+    pub(super) fn is_point_to_point(&self) -> bool {
+        self.call.function.is_point_to_point()
+    }
+
+    /// Whether an older one of its communicator may be going on that there was no room for.
+    fn is_after_lost(&self) -> bool {
+        let lost = lost(self.communicator).load(Ordering::Relaxed);
+        lost != 0 && self.ordinal.wrapping_sub(lost - 1) & Live::ORDINAL < OLD
+    }
+}
+
 impl Read {
     /// What `place` has, unless nothing is known of it.
     fn of(place: &Place) -> Option<Self> {
@@ -97,6 +118,7 @@ pub fn begin(context: u64, parent: u64, way: Way) -> Option<u64> {
         }
         return Some(Live { place: number, ordinal }.to_bits());
     }
+    lost(id).store(ordinal + 1, Ordering::Relaxed);
     None
 }
 
@@ -112,6 +134,7 @@ pub fn end(handle: u64) {
 pub(super) fn end_all(id: u64) {
     let of = |place: &&Place| Read::of(place).filter(|read| read.operation.communicator == id);
     TABLE.iter().filter_map(|place| Some((place, of(&place)?))).for_each(|(place, read)| place.free(read.state));
+    lost(id).store(0, Ordering::Relaxed);
 }
 
 /// All, in no order. One is dropped for good if a later one of the same connection has ended: then it has ended too, and NCCL has not told.
@@ -128,14 +151,15 @@ pub(super) fn all() -> Vec<Operation> {
     };
     let (over, live): (Vec<_>, Vec<_>) = begun.into_iter().partition(|(_, read)| is_over(read));
     over.into_iter().for_each(|(place, read)| place.free(read.state));
-    live.into_iter().map(|(_, read)| read.operation).collect()
+    live.into_iter().map(|(_, read)| read.operation).filter(|operation| !operation.is_after_lost()).collect()
 }
 
 /// [`recent`] looks at so many of the operations that were begun last.
 const LAST: u64 = 64;
 
 /// The operation that the messages are of which are begun now, in communicator number `communicator`, in this direction and with `peer`: of the
-/// last few that were begun the oldest one that has not ended. Without `peer` it is known if all of them are with one peer, or of one
+/// last few that were begun the oldest one that has not ended. `None` while there are point-to-point operations and others, which have
+/// connections of their own. Without `peer` it is known if all of them are with one peer, or of one
 /// operation. For NCCL's progress thread: it reads [`LAST`] and [`TRIES`] places at most and allocates nothing.
 pub fn recent(communicator: u64, is_send: bool, peer: Option<u32>) -> Option<Call> {
     let id = handle::id_of(communicator);
@@ -153,7 +177,11 @@ pub fn recent(communicator: u64, is_send: bool, peer: Option<u32>) -> Option<Cal
         if state & 3 != FILLED || is_other || peer.is_some_and(|peer| peer != operation.peer) {
             continue;
         }
-        if found.is_some_and(|other| other.peer != operation.peer && other.call != operation.call) {
+        let is_unclear = |other: Operation| {
+            other.is_point_to_point() != operation.is_point_to_point()
+                || other.peer != operation.peer && other.call != operation.call
+        };
+        if operation.is_after_lost() || found.is_some_and(is_unclear) {
             return None;
         }
         found = Some(found.filter(|other| other.ordinal < operation.ordinal).unwrap_or(operation));
@@ -292,6 +320,38 @@ mod tests {
         assert_eq!(begin(0x1b, true), None);
         assert_eq!([true, false].map(is_found), [false, true], "64 were begun since");
         [0x1b, 0x1c].into_iter().for_each(end_all);
+    }
+
+    #[test]
+    fn none_is_told_that_was_begun_after_one_that_there_was_no_room_for() {
+        let _alone = alone();
+        TABLE.iter().for_each(|place| place.free(place.state()));
+        let begin = |id, number| begin(context(id), parent(number), way(7, true));
+        let told = || (of(0x21), recent(0xffff << 48 | 0x21, true, Some(7)).and_then(|call| call.number));
+        let others: Vec<_> = (0..MOST).map(|_| begin(0x22, 1).expect("room")).collect();
+        assert_eq!(begin(0x21, 1), None);
+        others.into_iter().for_each(end);
+        begin(0x21, 2).expect("room");
+        assert_eq!(told(), (vec![], None), "the first one may be going on");
+        end_all(0x21);
+        begin(0x21, 3).expect("room");
+        assert_eq!(told(), (vec![(3, 7, true)], Some(3)), "another communicator of the same number");
+        [0x21, 0x22].into_iter().for_each(end_all);
+    }
+
+    #[test]
+    fn while_there_are_sends_and_other_operations_new_messages_are_of_neither() {
+        let _alone = alone();
+        let number = || recent(0xffff << 48 | 0x23, true, Some(7)).map(|call| call.function);
+        let send = handle::of_call(Call { function: Function::Send, number: None });
+        let sent = begin(context(0x23), send, way(7, true)).expect("room");
+        assert_eq!(number(), Some(Function::Send));
+        let gather = begin(context(0x23), parent(1), way(7, true)).expect("room");
+        assert_eq!(number(), None);
+        end(sent);
+        assert_eq!(number(), Some(Function::AllGather));
+        end(gather);
+        end_all(0x23);
     }
 
     #[test]

@@ -22,8 +22,9 @@ pub struct Seen {
 struct InFlight {
     /// The one that was begun first.
     first: live::Operation,
-    /// The same for each peer.
-    by_peer: BTreeMap<u32, live::Operation>,
+    /// The same for each peer; `None`: there are point-to-point operations and others, which have connections of their own, and which of them a
+    /// connection is for is not known.
+    by_peer: BTreeMap<u32, Option<live::Operation>>,
     /// Whether all are part of one operation of NCCL's.
     is_one: bool,
 }
@@ -36,7 +37,8 @@ impl InFlight {
     /// `one` was begun after those that are there.
     fn add(&mut self, one: live::Operation) {
         self.is_one &= one.call == self.first.call;
-        self.by_peer.entry(one.peer).or_insert(one);
+        let to_peer = self.by_peer.entry(one.peer).or_insert(Some(one));
+        *to_peer = to_peer.filter(|first| first.is_point_to_point() == one.is_point_to_point());
     }
 
     /// The first one, if all are of one operation.
@@ -80,6 +82,8 @@ impl Seen {
     /// As [`Self::operation_of`], of a connection. `communicator` is NCCL's number of the
     /// communicator that has made the connection, if that is known, and `peer` the rank that messages say the peer has.
     ///
+    /// Point-to-point operations and others have connections of their own: while there are both with the peer, none is told.
+    ///
     /// NCCL ends an operation of the network when its last message is complete, and has one for each peer that messages are outstanding to or
     /// from. So it is the one that was begun first of those with this communicator, direction and peer. Where messages tell no rank, it
     /// is the same if all are with one peer; and if all are part of one operation, it is that.
@@ -97,7 +101,7 @@ impl Seen {
         let ours = self.live.get(&(is_send, id))?;
         let is_one_peer = ours.by_peer.len() == 1;
         if let Some(peer) = peer.or_else(|| is_one_peer.then_some(ours.first.peer)) {
-            return self.of(ours.by_peer.get(&peer)?, PeerRank::Known(peer));
+            return self.of(ours.by_peer.get(&peer)?.as_ref()?, PeerRank::Known(peer));
         }
         // Data goes to the process that has the rank. It may come from another one, which sends for it.
         self.of(ours.only()?, if is_send { PeerRank::Own } else { PeerRank::Unknown })
@@ -145,6 +149,26 @@ mod tests {
         assert_eq!(found(&seen, Some(2), true, Some(7)), known(1));
         let operation = seen.operation(Some(0xffff << 48 | 1), true, Some(7)).expect("there is one");
         assert_eq!(operation.to_string(), "AllReduce number 4 of communicator dp");
+    }
+
+    #[test]
+    fn of_a_peer_with_a_send_and_a_collective_operation_in_flight_none_is_told() {
+        let operation = |ordinal, function, peer| {
+            let call = Call { function, number: None };
+            live::Operation { ordinal, call, communicator: 1, peer, is_send: false }
+        };
+        let progress = Progress { communicator: 1, rank: 0, begun: [0; Function::COUNT] };
+        let communicators = vec![Communicator { name: "dp".into(), progress }];
+        let all = vec![
+            operation(1, Function::Recv, 7),
+            operation(2, Function::AllReduce, 7),
+            operation(3, Function::Recv, 8),
+            operation(4, Function::Send, 8),
+        ];
+        let seen = Seen::new(communicators, all);
+        assert_eq!(seen.operation(Some(1), false, Some(7)), None);
+        let other = seen.operation(Some(1), false, Some(8)).map(|operation| operation.call.function);
+        assert_eq!(other, Some(Function::Recv));
     }
 
     #[test]
