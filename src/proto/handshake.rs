@@ -8,6 +8,7 @@ use super::handle::{Secret, Token};
 use super::identity::Identity;
 use super::stripe::Striping;
 use super::{MAX_QPS, MAX_RAILS, RING_SLOTS, Violation, violation};
+use std::fmt;
 
 /// The ring of clear-to-sends, in the sender's memory. Its keys are those of the sender's rails: [`RailEnd::ring_key`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +63,21 @@ pub struct Negotiated {
     pub adaptive_routing: bool,
     /// Whether the connection is recovered when a queue pair has failed.
     pub failover: bool,
+}
+
+/// For the log.
+impl fmt::Display for Negotiated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { striping, adaptive_routing, failover } = *self;
+        write!(f, "{} rail(s) with {} queue pair(s) each", striping.rails(), striping.qps_per_rail())?;
+        if striping.is_split() {
+            f.write_str(", messages are cut")?;
+        }
+        if adaptive_routing {
+            f.write_str(", packets may be reordered")?;
+        }
+        f.write_str(if failover { ", with failover" } else { ", without failover" })
+    }
 }
 
 impl Negotiated {

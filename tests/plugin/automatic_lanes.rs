@@ -247,7 +247,7 @@ fn a_connection_that_is_about_to_take_lanes_begins_no_message() -> Result<()> {
             if lost.as_mut().is_some_and(|lost| lost.test(&mut [0]).expect("it goes on")) {
                 lost = None;
             }
-            said(&["recovering the connection", ": Drain"])
+            said(&["recovering the connection", "sends nothing until"])
         });
         assert!(said(&["asks for 4", TAKES]), "{}", log());
         // No call of NCCL polls now, but the thread that has begun the change looks at what is acknowledged.

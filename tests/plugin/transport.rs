@@ -256,12 +256,12 @@ fn failover_is(value: &str, negotiated: &str) -> Result<()> {
 
 #[test]
 fn a_connection_is_recovered_if_both_ends_would() -> Result<()> {
-    failover_is("1", "failover: true")
+    failover_is("1", "with failover")
 }
 
 #[test]
 fn a_connection_is_not_recovered_if_the_sender_or_the_receiver_has_that_switched_off() -> Result<()> {
-    failover_is("0", "failover: false")
+    failover_is("0", "without failover")
 }
 
 #[test]

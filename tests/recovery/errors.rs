@@ -114,7 +114,9 @@ fn a_refused_key_ends_the_connection_if_the_peer_finds_a_fault_first() -> Result
         if worker.rank() == 0 {
             let out = send.register(&memory)?;
             let sending = posted(&mut deadline, || send.send(&out, 0, 64, 1))?;
-            wait_until("the fence that the receiver asks for", || said(&["recovering the connection", "Fence"]));
+            wait_until("the fence that the receiver asks for", || {
+                said(&["recovering the connection", "destroys its queue pairs"])
+            });
             let error = finished(&mut deadline, sending, &mut [0]).expect_err("it is refused again and again");
             assert!(matches!(error, Error::Call { code: abi::ncclRemoteError, .. }), "{error}");
             assert!(said(&["remote access error"]), "{}", log());

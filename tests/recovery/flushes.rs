@@ -145,7 +145,7 @@ fn a_flush_that_is_under_way_when_the_port_falls_is_done_when_a_read_has_been_an
 /// The port of rank 0 goes down, and the queue pairs of its connections with it.
 fn fall() {
     set_port("softrnic0/1", "down");
-    wait_until("the end of the queue pairs", || said(&["recovering the connection", "Fence"]));
+    wait_until("the end of the queue pairs", || said(&["recovering the connection", "destroys its queue pairs"]));
 }
 
 #[test]

@@ -211,7 +211,12 @@ fn memory_that_is_registered_between_two_loans_of_a_port_can_be_used_over_it() -
         until_borrowed(worker, &mut stream)?;
         worker.barrier()?;
         if worker.rank() == 0 {
-            let fences = || ferrite::nccl::debug_log::lines().iter().filter(|line| line.contains("Fence")).count();
+            let fences = || {
+                ferrite::nccl::debug_log::lines()
+                    .iter()
+                    .filter(|line| line.contains("destroys its queue pairs"))
+                    .count()
+            };
             let before = fences();
             set_port("softrnic2/1", "down");
             // The sender and the receiver of this rank.

@@ -207,10 +207,10 @@ impl ConnRecovery {
     /// Does what the state machine asks for.
     fn perform(&self, work: &mut Work, end: &dyn End, action: Action) -> Result<()> {
         log::debug!(
-            "{}: recovering the connection to {}, {:?}: {action:?}",
+            "{}: recovering the connection to {}, after {:.3} s: {action}",
             self.nic.name,
             self.peer.peer(),
-            self.now()
+            self.now().as_secs_f64()
         );
         match action {
             Action::Send(message) => self.peer.stream().send(message.kind(), message.body()),

@@ -387,7 +387,7 @@ impl Connector {
         self.nic.watch(&peer)?;
         let number = identity::connection_number(&self.handle.token, ring.addr(), std::process::id());
         let stats = identity::open_stats(&self.nic, &self.control, Direction::Send, &reply.identity, &qps, number)?;
-        log::debug!("{} sends to {}: {:?}; {}", self.nic.name, peer.peer(), reply.terms, self.steps);
+        log::debug!("{} sends to {}: {}; {}", self.nic.name, peer.peer(), reply.terms, self.steps);
         summary::add(&self.nic, &self.control, Direction::Send, peer.peer(), &self.steps)?;
         let comm = SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights, stats);
         comm.labels.set_communicator(self.of.id);

@@ -4,6 +4,7 @@ use super::account::Account;
 use super::message::Message;
 use super::rail_mask::RailMask;
 use crate::proto::endpoint::Endpoint;
+use std::fmt;
 use std::time::Duration;
 
 /// Which end of a connection.
@@ -63,6 +64,35 @@ pub enum Action {
     },
     /// The connection has failed for good, for this reason.
     Fail(String),
+}
+
+/// For the log: what this end does.
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Send(message) => write!(f, "sends {message}"),
+            Self::Fence => write!(f, "destroys its queue pairs"),
+            Self::Create { attempt, rails } => write!(f, "attempt {attempt}: creates queue pairs on rail(s) {rails}"),
+            Self::Connect { attempt, rails, remote } => {
+                write!(f, "attempt {attempt}: connects queue pairs on rail(s) {rails} to {}", remote.name)
+            }
+            Self::Discard => write!(f, "destroys what was created for an earlier attempt"),
+            Self::Resume { attempt, account: None } => write!(f, "attempt {attempt}: uses the new queue pairs"),
+            Self::Resume { attempt, account: Some(account) } => {
+                write!(
+                    f,
+                    "attempt {attempt}: uses the new queue pairs, and sends again {} message(s)",
+                    account.missing.len()
+                )
+            }
+            Self::Drain => write!(f, "sends nothing until all is acknowledged"),
+            Self::Recovered { duration, attempts, rails } => {
+                let ms = duration.as_millis();
+                write!(f, "has recovered on rail(s) {rails}, after {ms} ms and {attempts} attempt(s)")
+            }
+            Self::Fail(reason) => write!(f, "fails: {reason}"),
+        }
+    }
 }
 
 /// Actions that the caller reports the end of. There is one at a time.

@@ -6,6 +6,7 @@ use crate::proto::codec::{Reader, Writer};
 use crate::proto::endpoint::Endpoint;
 use crate::proto::frame::Kind;
 use crate::proto::{Violation, violation};
+use std::fmt;
 
 /// The body of a control message about recovery. `usable` are the rails whose port at this end is active and has its address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -54,6 +55,27 @@ pub enum Message {
         /// What has not arrived.
         account: Account,
     },
+}
+
+/// For the log.
+impl fmt::Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.kind();
+        match self {
+            Self::Halt { attempt, usable, cause } => {
+                write!(f, "{kind:?} of attempt {attempt}, with rail(s) {usable} usable: {cause}")
+            }
+            Self::Ports { usable } => write!(f, "{kind:?}: rail(s) {usable} are usable"),
+            Self::Offer { attempt, rails, endpoint } | Self::Answer { attempt, rails, endpoint } => {
+                let count: usize = endpoint.rails.iter().map(|rail| rail.qps.len()).sum();
+                write!(f, "{kind:?} of attempt {attempt}: {count} queue pair(s) on rail(s) {rails}")
+            }
+            Self::Ready { attempt } => write!(f, "{kind:?} of attempt {attempt}"),
+            Self::Account { attempt, account } => {
+                write!(f, "{kind:?} of attempt {attempt}: {} message(s) have not arrived", account.missing.len())
+            }
+        }
+    }
 }
 
 impl Message {
@@ -163,6 +185,7 @@ mod tests {
     use crate::proto::RING_SLOTS;
     use crate::proto::cts::Cts;
     use crate::proto::recovery::account::MissingMessage;
+    use crate::proto::recovery::action::Action;
     use crate::proto::sim::endpoint;
 
     fn missing(seq: u32) -> MissingMessage {
@@ -184,6 +207,18 @@ mod tests {
             Message::Account { attempt, account },
             Message::Account { attempt, account: Account { oldest: 5, next: 5, missing: Vec::new() } },
         ]
+    }
+
+    /// The log is for people, who are not told of fields.
+    #[test]
+    fn a_message_and_what_sends_it_are_told_in_words() {
+        for message in all() {
+            let text = Action::Send(message).to_string();
+            let fields = ["{", "}", "[", "RailMask", "attempt:"];
+            assert!(!fields.iter().any(|field| text.contains(field)), "{text}");
+        }
+        let offer = Message::Offer { attempt: 4, rails: RailMask(0b101), endpoint: endpoint(2, 3, true) };
+        assert_eq!(Action::Send(offer).to_string(), "sends Offer of attempt 4: 6 queue pair(s) on rail(s) 0, 2");
     }
 
     #[test]
