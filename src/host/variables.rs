@@ -271,7 +271,6 @@ pub const IGNORED: &[(&str, &str)] = &[
     ("NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"),
     ("NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "messages are always matched by identity"),
     ("NCCL_IB_DATA_DIRECT", "Data Direct functions are not used"),
-    ("NCCL_IB_DEVICE_PCI_ORDER", "devices come in libibverbs' order"),
     ("NCCL_IB_SUBNET_AWARE_ROUTING", "the receiver always prefers the sender's network"),
     ("NCCL_IB_EVENT_BASED_LB*", "a port's share of a message always follows what it completes"),
     ("NCCL_IB_WQE_LATENCY_*", "FERRITE_STATS and the hang report tell of slow messages"),
