@@ -11,7 +11,7 @@ fn table() -> String {
     for variable in VARIABLES {
         let (allowed, default) = match variable.kind {
             Kind::Number(low, high, default) => (format!("{low} to {high}"), default.to_string()),
-            Kind::WordOr(word, low, high) => (format!("{low} to {high}, `{word}`"), format!("`{word}`")),
+            Kind::WordOr(word, low, high, default) => (format!("{low} to {high}, `{word}`"), default.to_string()),
             Kind::Text => ("text".into(), "unset".into()),
             Kind::Choice(choices) => {
                 let named: Vec<_> = choices.iter().filter(|c| !c.is_empty()).map(|c| format!("`{c}`")).collect();

@@ -143,6 +143,8 @@ pub struct Retries {
 impl Config {
     /// How many lanes a connection has.
     const LANES: &str = "FERRITE_LANES";
+    const LANES_AFTER: &str = "FERRITE_LANES_AFTER_MB";
+    const NEW_PATHS: &str = "FERRITE_NEW_PATHS";
     /// The variables of NCCL's that say the same in another way, and then count alone.
     const QUEUE_PAIRS: [&str; 2] = ["NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS"];
 
@@ -150,13 +152,19 @@ impl Config {
     /// no table has are known only if they are in the environment.
     pub fn ignored(lookup: impl Fn(&str) -> Option<String>) -> BTreeMap<String, &'static str> {
         let is_set = |name: &str| lookup(name).is_some_and(|value| !value.is_empty());
-        let has_lanes_in_vain = is_set(Self::LANES) && Self::QUEUE_PAIRS.into_iter().any(is_set);
-        let why = "NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set";
-        let lanes = has_lanes_in_vain.then(|| (Self::LANES.to_owned(), why));
+        let counts_queue_pairs = Self::QUEUE_PAIRS.into_iter().any(is_set);
+        let lanes = lookup(Self::LANES).filter(|_| !counts_queue_pairs).unwrap_or_default();
+        let of_lanes = [
+            (Self::LANES, counts_queue_pairs, "NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set"),
+            (Self::LANES_AFTER, lanes.trim() != "auto", "FERRITE_LANES=auto is not in use"),
+            (Self::NEW_PATHS, matches!(lanes.trim(), "" | "1"), "connections have no lanes (FERRITE_LANES)"),
+        ];
+        let of_lanes = of_lanes.into_iter().filter(|(name, has_no_effect, _)| *has_no_effect && is_set(name));
+        let of_lanes = of_lanes.map(|(name, _, why)| (name.to_owned(), why));
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let names = names.chain(ignored_names().map(str::to_owned));
         let reasons = names.filter_map(|name| ignored_reason(&name).map(|why| (name, why)));
-        reasons.filter(|(name, _)| is_set(name)).chain(lanes).collect()
+        reasons.filter(|(name, _)| is_set(name)).chain(of_lanes).collect()
     }
 
     /// Reads the process environment.
@@ -184,8 +192,8 @@ impl Config {
         let asked = reader.number_or_word(Self::LANES)?;
         let counts = !Self::QUEUE_PAIRS.iter().any(|name| reader.text(name).is_some());
         let (lanes, automatic_lanes) = (asked.filter(|_| counts).unwrap_or(1), counts && asked.is_none());
-        let new_paths = reader.flag("FERRITE_NEW_PATHS")?;
-        let new_paths = new_paths || automatic_lanes && reader.text("FERRITE_NEW_PATHS").is_none();
+        let new_paths = reader.flag(Self::NEW_PATHS)?;
+        let new_paths = new_paths || automatic_lanes && reader.text(Self::NEW_PATHS).is_none();
         let if_set = |name| reader.number(name).map(|number| u8::try_from(number).ok());
         Ok(Self {
             disabled: reader.flag("NCCL_IB_DISABLE")?,
@@ -216,7 +224,7 @@ impl Config {
             split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")? || lanes > 1,
             lanes: lanes > 1,
             automatic_lanes,
-            lanes_after: (reader.number("FERRITE_LANES_AFTER_MB")? as u64) << 20,
+            lanes_after: (reader.number(Self::LANES_AFTER)? as u64) << 20,
             new_paths: new_paths && (lanes > 1 || automatic_lanes),
             inline_data: reader.flag("NCCL_IB_USE_INLINE")?,
             thread_domains: reader.flag("FERRITE_THREAD_DOMAINS")?,
@@ -278,7 +286,11 @@ mod tests {
         let config = Config::parse(|_| None).expect("defaults are valid");
         assert_eq!((config.timeout, config.retry_count, config.queue_pairs, config.ar_threshold), (20, 7, 1, 8192));
         assert_eq!((config.gid_index, config.gid_family, config.roce_version), (None, Family::V4, 2));
-        assert!(config.relaxed_ordering && config.flush && !config.split && !config.lanes && !config.disabled);
+        assert!(config.relaxed_ordering && config.flush && !config.split && !config.disabled);
+        assert!(
+            !config.lanes && !config.automatic_lanes && !config.new_paths,
+            "nothing changes queue pairs but faults"
+        );
         assert!(config.inline_data && !with("NCCL_IB_USE_INLINE", "0").expect("valid").inline_data);
     }
 
@@ -290,6 +302,19 @@ mod tests {
         };
         assert_eq!(set(&["NCCL_IB_DATA_DIRECT", "NCCL_IB_TIMEOUT"]), ["NCCL_IB_DATA_DIRECT"]);
         assert_eq!(set(&["FERRITE_LANES", "NCCL_IB_QPS_PER_CONNECTION"]), ["FERRITE_LANES"]);
+        assert_eq!(
+            set(&["FERRITE_LANES_AFTER_MB", "FERRITE_NEW_PATHS"]),
+            ["FERRITE_LANES_AFTER_MB", "FERRITE_NEW_PATHS"]
+        );
+        let with_lanes = |lanes: &str| {
+            let value = |name: &str| match name {
+                "FERRITE_LANES" => Some(lanes.to_owned()),
+                "FERRITE_LANES_AFTER_MB" | "FERRITE_NEW_PATHS" => Some("1".to_owned()),
+                _ => None,
+            };
+            Config::ignored(value).into_keys().collect::<Vec<_>>()
+        };
+        assert_eq!((with_lanes("auto").len(), with_lanes("4")), (0, vec!["FERRITE_LANES_AFTER_MB".to_owned()]));
         assert!(set(&["FERRITE_LANES"]).is_empty() && Config::ignored(|_| Some(String::new())).is_empty());
     }
 
@@ -327,6 +352,7 @@ mod tests {
         let lanes = ("FERRITE_LANES", "4");
         assert_eq!(of(&[lanes]), (4, true, true));
         assert_eq!(of(&[("FERRITE_LANES", "1")]), (1, false, false));
+        assert_eq!(of(&[]), (1, false, false), "the default");
         assert_eq!(of(&[lanes, ("NCCL_IB_QPS_PER_CONNECTION", "2")]), (2, false, false));
         assert_eq!(of(&[lanes, ("NCCL_IB_QPS_PER_CONNECTION", "")]), (4, true, true), "empty is unset");
         assert_eq!(of(&[lanes, ("NCCL_IB_SPLIT_DATA_ON_QPS", "0")]), (1, false, false));
@@ -338,7 +364,7 @@ mod tests {
     fn every_bound_is_enforced_with_name_value_and_range() {
         for variable in VARIABLES {
             let wrong = match variable.kind {
-                Kind::Number(low, high, _) | Kind::WordOr(_, low, high) => {
+                Kind::Number(low, high, _) | Kind::WordOr(_, low, high, _) => {
                     vec![(low - 1).to_string(), (high + 1).to_string(), "12x".into(), "-".into()]
                 }
                 Kind::Choice(_) => vec!["AF_UNIX".into()],

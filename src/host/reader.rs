@@ -34,12 +34,15 @@ impl<F: Fn(&str) -> Option<String>> Reader<F> {
             .ok_or_else(|| Error::usage(format!("{name}={value}: a whole number from {low} to {high} is expected")))
     }
 
-    /// `None`: the word that stands for no number.
+    /// `None`: the word that stands for no number is asked for.
     pub(super) fn number_or_word(&self, name: &str) -> Result<Option<i64>> {
-        let Kind::WordOr(word, low, high) = Self::kind(name)? else {
+        let Kind::WordOr(word, low, high, default) = Self::kind(name)? else {
             return Err(Error::internal(format!("{name} is not a number or a word")));
         };
-        let Some(value) = self.text(name).filter(|value| value != word) else { return Ok(None) };
+        let Some(value) = self.text(name) else { return Ok(Some(default)) };
+        if value == word {
+            return Ok(None);
+        }
         let number = parse_number(&value).filter(|n| (low..=high).contains(n));
         let wrong = || format!("{name}={value}: a whole number from {low} to {high}, or {word}, is expected");
         number.map(Some).ok_or_else(|| Error::usage(wrong()))

@@ -5,8 +5,8 @@
 pub enum Kind {
     /// A whole number: lower bound, upper bound, default.
     Number(i64, i64, i64),
-    /// This word, which is the default, or a whole number: lower bound, upper bound.
-    WordOr(&'static str, i64, i64),
+    /// This word, or a whole number: lower bound, upper bound, default.
+    WordOr(&'static str, i64, i64, i64),
     /// Any text.
     Text,
     /// One of these words. The first is the default.
@@ -181,8 +181,8 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "FERRITE_LANES",
-        Kind::WordOr("auto", 1, 8),
-        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. auto: 1, and on Ethernet 4 for a connection that has sent much in large messages (FERRITE_LANES_AFTER_MB), with FERRITE_NEW_PATHS=1 where it is not set, until they turn out to be of no use; always 1 on InfiniBand, with RoCE v1, with NCCL_IB_ADAPTIVE_ROUTING=1 or NCCL_IB_OOO_RQ=1, and with FERRITE_FAILOVER=0. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
+        Kind::WordOr("auto", 1, 8, 1),
+        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. auto, which no switch and no card has been measured with: 1, and on Ethernet 4 for a connection that has sent much in large messages (FERRITE_LANES_AFTER_MB), with FERRITE_NEW_PATHS=1 where it is not set, until they turn out to be of no use; always 1 on InfiniBand, with RoCE v1, with NCCL_IB_ADAPTIVE_ROUTING=1 or NCCL_IB_OOO_RQ=1, and with FERRITE_FAILOVER=0. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
     ),
     variable(
         "FERRITE_LANES_AFTER_MB",

@@ -1,4 +1,4 @@
-//! Lanes that a connection takes by itself when it has sent enough, as it does unless `FERRITE_LANES` says otherwise.
+//! Lanes that a connection takes by itself when it has sent enough, with `FERRITE_LANES=auto`, and only then.
 
 use crate::common::bench::Bench;
 use crate::common::connect::connect;
@@ -14,12 +14,14 @@ use ferrite::pair::WorkerCtx;
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::deadline::{finished, posted};
 use nccl_net::testing::stats::layout::{SENDER, record};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use testkit::dist::dist;
 use testkit::{Scratch, program, require, wait_until};
 
+const AUTO: (&str, &str) = ("FERRITE_LANES", "auto");
 /// A connection takes lanes after 1 MiB of large messages.
 const SOON: (&str, &str) = ("FERRITE_LANES_AFTER_MB", "1");
 const TAKES: &str = "queue pair(s) per rail: large messages (FERRITE_LANES=auto)";
@@ -52,9 +54,30 @@ fn carries_for(
     Ok(())
 }
 
+/// Nobody has asked for lanes: however much is sent, the queue pair is the one that the connection began with.
+#[test]
+fn by_default_a_connection_that_has_sent_much_keeps_its_one_queue_pair() -> Result<()> {
+    pair(&require!(talkative(&[SOON])), |worker| {
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        bench.exchange(worker, 0, 1 << 19, 1 << 19)?;
+        let first = numbers_of_queue_pairs();
+        carries(worker, &bench, (1 << 19, 40), || false)?;
+        assert_eq!((queue_pairs_with_data(), numbers_of_queue_pairs()), (1, first), "{}", log());
+        assert!(said(&["does not honour FERRITE_LANES_AFTER_MB"]), "{}", log());
+        assert!(!said(&["queue pair(s) per rail: "]) && !said(&["recovers"]) && !said(&["goes on"]), "{}", log());
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+/// Those of this process: one for what it sends, one for what it receives.
+fn numbers_of_queue_pairs() -> BTreeSet<u64> {
+    own_queues("queue_pairs").iter().map(|pair| pair["number"].as_u64().expect("a number")).collect()
+}
+
 #[test]
 fn a_connection_takes_lanes_when_it_has_sent_much_in_large_messages() -> Result<()> {
-    pair(&require!(talkative(&[SOON])), |worker| {
+    pair(&require!(talkative(&[AUTO, SOON])), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         assert_eq!(queue_pairs_with_data(), 0);
         bench.exchange(worker, 0, 1 << 19, 1 << 19)?;
@@ -75,7 +98,7 @@ fn a_connection_takes_lanes_when_it_has_sent_much_in_large_messages() -> Result<
 /// Whatever becomes of its lanes, every byte arrives once.
 #[test]
 fn all_arrives_while_lanes_are_taken_and_given_up() -> Result<()> {
-    pair(&require!(talkative(&[SOON])), |worker| {
+    pair(&require!(talkative(&[AUTO, SOON])), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         for round in 0..600 {
             let size = [1_000_000, 100_000, 8, 0][round % 4];
@@ -92,7 +115,7 @@ fn all_arrives_while_lanes_are_taken_and_given_up() -> Result<()> {
 #[test]
 fn lanes_that_carry_as_much_are_given_up() -> Result<()> {
     const GIVES_UP: &str = "queue pair(s) per rail: all lanes have carried as much (FERRITE_LANES=auto)";
-    pair(&require!(talkative(&[SOON])), |worker| {
+    pair(&require!(talkative(&[AUTO, SOON])), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         carries(worker, &bench, (1_000_000, 5000), || said(&["asks for 1", GIVES_UP]))?;
         assert!(said(&["asks for 1", GIVES_UP]), "{}", log());
@@ -103,7 +126,7 @@ fn lanes_that_carry_as_much_are_given_up() -> Result<()> {
 
 #[test]
 fn small_messages_need_no_lanes() -> Result<()> {
-    pair(&require!(talkative(&[SOON])), |worker| {
+    pair(&require!(talkative(&[AUTO, SOON])), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         carries(worker, &bench, (60_000, 100), || false)?;
         assert_eq!(queue_pairs_with_data(), 1);
@@ -116,7 +139,7 @@ fn small_messages_need_no_lanes() -> Result<()> {
 /// The sender asks, and the connection goes on with one queue pair.
 #[test]
 fn a_peer_that_has_one_queue_pair_keeps_the_connection_at_one() -> Result<()> {
-    pair(&require!(talkative(&[SOON])), |worker| {
+    pair(&require!(talkative(&[AUTO, SOON])), |worker| {
         if worker.rank() == 1 {
             set("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
         }
@@ -139,7 +162,7 @@ fn a_peer_that_has_one_queue_pair_keeps_the_connection_at_one() -> Result<()> {
 #[test]
 fn a_peer_that_cuts_no_messages_is_not_asked_for_lanes() -> Result<()> {
     for (name, value) in [("FERRITE_LANES", "1"), ("NCCL_IB_QPS_PER_CONNECTION", "4")] {
-        pair(&require!(talkative(&[SOON])), |worker| {
+        pair(&require!(talkative(&[AUTO, SOON])), |worker| {
             if worker.rank() == 1 {
                 set(name, value);
             }
@@ -156,7 +179,7 @@ fn a_peer_that_cuts_no_messages_is_not_asked_for_lanes() -> Result<()> {
 /// The first attempt of a connection to have four queue pairs fails, and it goes on.
 #[test]
 fn a_card_that_refuses_what_lanes_need_harms_no_connection() -> Result<()> {
-    pair(&require!(talkative(&[SOON])), |worker| {
+    pair(&require!(talkative(&[AUTO, SOON])), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         bench.exchange(worker, 0, 1000, 1000)?;
         worker.barrier()?;
@@ -180,7 +203,7 @@ fn a_card_that_refuses_what_lanes_need_harms_no_connection() -> Result<()> {
 /// Each device has a queue pair for each end of the two connections, and no more.
 #[test]
 fn a_card_that_has_no_more_queue_pairs_leaves_the_connection_as_it_was() -> Result<()> {
-    pair(&require!(talkative(&[SOON, ("SOFTRNIC_MAX_QP", "2")])), |worker| {
+    pair(&require!(talkative(&[AUTO, SOON, ("SOFTRNIC_MAX_QP", "2")])), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         carries(worker, &bench, (1 << 19, 1000), || said(&["asks for 4", TAKES]))?;
         assert!(said(&["asks for 4", TAKES]), "{}", log());
@@ -198,7 +221,7 @@ fn a_card_that_has_no_more_queue_pairs_leaves_the_connection_as_it_was() -> Resu
 fn connections_that_want_lanes_at_once_leave_each_other_what_they_had() -> Result<()> {
     const CONNECTIONS: usize = 40;
     let most = (2 * CONNECTIONS + 20).to_string();
-    let short = [SOON, ("SOFTRNIC_MAX_QP", &most), ("SOFTRNIC_COMMAND_US", "1000")];
+    let short = [AUTO, SOON, ("SOFTRNIC_MAX_QP", &most), ("SOFTRNIC_COMMAND_US", "1000")];
     pair(&require!(talkative(&short)), |worker| {
         let open = |_| Bench::open(worker, plugin_transport()?, 1 << 20);
         let benches = (0..CONNECTIONS).map(open).collect::<Result<Vec<_>>>()?;
@@ -225,7 +248,7 @@ fn a_connection_that_is_about_to_take_lanes_begins_no_message() -> Result<()> {
     // What is sent before the message that is lost is one message, of as much as a connection may have to send before it takes lanes.
     const BYTES: usize = 2 << 20;
     let folder = Scratch::new();
-    let env = [SOON, ("NCCL_IB_TIMEOUT", "22"), ("FERRITE_STALL_MS", "0")];
+    let env = [AUTO, SOON, ("NCCL_IB_TIMEOUT", "22"), ("FERRITE_STALL_MS", "0")];
     alone(&in_folder(require!(talkative(&env)), &folder), |worker| {
         let folder = PathBuf::from(std::env::var("FERRITE_STATS_DIR").expect("it is set"));
         let transport = plugin_transport()?;

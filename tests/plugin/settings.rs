@@ -94,7 +94,7 @@ fn automatic_lanes_are_said_with_the_reason() -> Result<()> {
         (("NCCL_IB_OOO_RQ", "1"), &*format!("{one}NCCL_IB_OOO_RQ=1 says that packets are spread")),
         (("NCCL_IB_ADAPTIVE_ROUTING", "1"), &format!("{one}NCCL_IB_ADAPTIVE_ROUTING=1")),
     ] {
-        let (code, _, log) = init_with(require!(setting()), &[env])?;
+        let (code, _, log) = init_with(require!(setting()), &[("FERRITE_LANES", "auto"), env])?;
         assert_eq!(code, abi::ncclSuccess);
         assert_eq!(log.iter().filter(|said| said.contains(line)).count(), 1, "{line}: {log:?}");
     }

@@ -107,29 +107,38 @@ mod tests {
         (first, most, split, lanes, new_paths)
     }
 
+    const AUTO: (&str, &str) = ("FERRITE_LANES", "auto");
     const AT_ONCE: (&str, &str) = ("FERRITE_LANES_AFTER_MB", "0");
     const ONE: (u8, u8, bool, bool, bool) = (1, 1, false, false, false);
 
     #[test]
     fn automatic_lanes_are_four_with_new_paths_on_ethernet() {
-        for env in [&[][..], &[("FERRITE_LANES", "auto")], &[("NCCL_IB_ADAPTIVE_ROUTING", "0")]] {
+        for env in [&[AUTO][..], &[AUTO, ("NCCL_IB_ADAPTIVE_ROUTING", "0")]] {
             assert_eq!(plan(env, false, false), (1, 4, true, true, true), "{env:?}");
         }
-        assert_eq!(plan(&[AT_ONCE], false, false), (4, 4, true, true, true));
-        assert_eq!(plan(&[("FERRITE_NEW_PATHS", "0")], false, false), (1, 4, true, true, false));
-        assert_eq!(plan(&[AT_ONCE, ("FERRITE_FAILOVER", "0")], false, false), (4, 4, true, true, true));
+        assert_eq!(plan(&[AUTO, AT_ONCE], false, false), (4, 4, true, true, true));
+        assert_eq!(plan(&[AUTO, ("FERRITE_NEW_PATHS", "0")], false, false), (1, 4, true, true, false));
+        assert_eq!(plan(&[AUTO, AT_ONCE, ("FERRITE_FAILOVER", "0")], false, false), (4, 4, true, true, true));
+    }
+
+    /// What nobody has asked for, no fabric has been measured with.
+    #[test]
+    fn by_default_there_is_one_queue_pair_and_nothing_changes_it() {
+        for env in [&[][..], &[AT_ONCE], &[("FERRITE_NEW_PATHS", "1")]] {
+            assert_eq!(plan(env, false, false), ONE, "{env:?}");
+        }
     }
 
     #[test]
     fn there_are_none_where_they_are_of_no_use_or_the_user_says_how_many_queue_pairs_there_are() {
-        assert_eq!(plan(&[], true, false), ONE);
-        assert_eq!(plan(&[], false, true), ONE);
-        assert_eq!(plan(&[("NCCL_IB_ADAPTIVE_ROUTING", "1")], false, false), ONE);
-        assert_eq!(plan(&[("NCCL_IB_OOO_RQ", "1")], false, false), ONE);
-        assert_eq!(plan(&[("NCCL_IB_OOO_RQ", "0")], false, false), (1, 4, true, true, true));
-        assert_eq!(plan(&[("FERRITE_FAILOVER", "0")], false, false), ONE);
+        assert_eq!(plan(&[AUTO], true, false), ONE);
+        assert_eq!(plan(&[AUTO], false, true), ONE);
+        assert_eq!(plan(&[AUTO, ("NCCL_IB_ADAPTIVE_ROUTING", "1")], false, false), ONE);
+        assert_eq!(plan(&[AUTO, ("NCCL_IB_OOO_RQ", "1")], false, false), ONE);
+        assert_eq!(plan(&[AUTO, ("NCCL_IB_OOO_RQ", "0")], false, false), (1, 4, true, true, true));
+        assert_eq!(plan(&[AUTO, ("FERRITE_FAILOVER", "0")], false, false), ONE);
         let two = ("NCCL_IB_QPS_PER_CONNECTION", "2");
-        assert_eq!(plan(&[two], false, false), (2, 2, false, false, false));
+        assert_eq!(plan(&[AUTO, two], false, false), (2, 2, false, false, false));
         assert_eq!(plan(&[("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), two], true, false), (2, 2, true, false, false));
     }
 
@@ -148,7 +157,8 @@ mod tests {
             let config = config(env);
             QueuePairPlan::of(&config, false, false).automatic_lanes(&config, 0x1234).is_some()
         };
-        assert!(takes_more(&[]) && !takes_more(&[AT_ONCE]) && !takes_more(&[("FERRITE_LANES", "4")]));
+        assert!(takes_more(&[AUTO]) && !takes_more(&[]) && !takes_more(&[AUTO, AT_ONCE]));
+        assert!(!takes_more(&[("FERRITE_LANES", "4")]));
     }
 
     #[test]
@@ -169,15 +179,16 @@ mod tests {
         let four = "4 lanes per connection and rail";
         let paths = "and other paths for slow ones: Ethernet (FERRITE_LANES=auto)";
         let after = " after 16384 to 32768 MiB in large messages (FERRITE_LANES_AFTER_MB)";
-        assert_eq!(said(&[], false), Some(format!("{four}{after}, {paths}")));
-        assert_eq!(said(&[AT_ONCE], false), Some(format!("{four}, {paths}")));
+        assert_eq!(said(&[AUTO], false), Some(format!("{four}{after}, {paths}")));
+        assert_eq!(said(&[AUTO, AT_ONCE], false), Some(format!("{four}, {paths}")));
         assert!(
-            said(&[], true).is_some_and(|line| line.contains("1 queue pair per connection and rail: the port is Inf"))
+            said(&[AUTO], true)
+                .is_some_and(|line| line.contains("1 queue pair per connection and rail: the port is Inf"))
         );
         assert!(
-            said(&[AT_ONCE, ("FERRITE_FAILOVER", "0")], false).is_some_and(|line| !line.contains("other paths")),
+            said(&[AUTO, AT_ONCE, ("FERRITE_FAILOVER", "0")], false).is_some_and(|line| !line.contains("other paths")),
             "new paths come by recoveries"
         );
-        assert_eq!(said(&[("FERRITE_LANES", "4")], false), None);
+        assert_eq!((said(&[], false), said(&[("FERRITE_LANES", "4")], false)), (None, None));
     }
 }

@@ -18,7 +18,10 @@ pub(crate) fn text(rows: &[Row]) -> String {
     senders().filter(|row| !row.end.lanes.is_empty()).for_each(|row| text += &line(row));
     let others = senders().filter(|row| row.end.lanes.is_empty()).count();
     if others > 0 {
-        let _ = writeln!(text, "{others} sender(s) without lanes, or that have sent nothing yet (FERRITE_LANES)");
+        let _ = writeln!(
+            text,
+            "{others} sender(s) with one lane, the default, or that have sent nothing yet (FERRITE_LANES)"
+        );
     }
     let alike = senders().filter(|row| are_alike(row)).count();
     if alike > 0 {
@@ -113,7 +116,7 @@ mod tests {
         let text = text(&[row(&[0, 0])]);
         assert_eq!(
             text.lines().nth(1),
-            Some("1 sender(s) without lanes, or that have sent nothing yet (FERRITE_LANES)")
+            Some("1 sender(s) with one lane, the default, or that have sent nothing yet (FERRITE_LANES)")
         );
     }
 }
