@@ -17,12 +17,13 @@ pub mod stats {
 
 /// How a message is cut over queue pairs, sent and counted, and how often lanes move, for `ferrite ecmp`.
 pub mod proto {
+    pub use crate::proto::carried::{Carried, Speed, Speeds};
     pub use crate::proto::control::Time;
     pub use crate::proto::cts::{Cts, CtsWords, SlotIndex};
     pub use crate::proto::flow_labels::FlowLabels;
     pub use crate::proto::imm::Imm;
     pub use crate::proto::rail_weights::RailWeights;
-    pub use crate::proto::recovery::move_budget::MoveBudget;
+    pub use crate::proto::recovery::move_budget::{CardMoves, MoveBudget};
     pub use crate::proto::recv::{Buffer, RecvFlow};
     pub use crate::proto::requests::RequestId;
     pub use crate::proto::send::SendFlow;

@@ -66,6 +66,8 @@ pub struct Config {
     pub automatic_lanes: bool,
     /// Bytes that a connection sends before it has several lanes, where they are automatic; 0: it has them from the beginning, for good.
     pub lanes_after: u64,
+    /// Queue pairs that automatic lanes may add on each card.
+    pub lanes_budget: u32,
     /// A lane that stays slow is given another path.
     pub new_paths: bool,
     /// Clear-to-sends and short messages of host memory are inline, where the device can.
@@ -144,6 +146,7 @@ impl Config {
     /// How many lanes a connection has.
     const LANES: &str = "FERRITE_LANES";
     const LANES_AFTER: &str = "FERRITE_LANES_AFTER_MB";
+    const LANES_BUDGET: &str = "FERRITE_LANES_BUDGET";
     const NEW_PATHS: &str = "FERRITE_NEW_PATHS";
     /// The variables of NCCL's that say the same in another way, and then count alone.
     const QUEUE_PAIRS: [&str; 2] = ["NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS"];
@@ -157,6 +160,7 @@ impl Config {
         let of_lanes = [
             (Self::LANES, counts_queue_pairs, "NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set"),
             (Self::LANES_AFTER, lanes.trim() != "auto", "FERRITE_LANES=auto is not in use"),
+            (Self::LANES_BUDGET, lanes.trim() != "auto", "FERRITE_LANES=auto is not in use"),
             (Self::NEW_PATHS, matches!(lanes.trim(), "" | "1"), "connections have no lanes (FERRITE_LANES)"),
         ];
         let of_lanes = of_lanes.into_iter().filter(|(name, has_no_effect, _)| *has_no_effect && is_set(name));
@@ -225,6 +229,7 @@ impl Config {
             lanes: lanes > 1,
             automatic_lanes,
             lanes_after: (reader.number(Self::LANES_AFTER)? as u64) << 20,
+            lanes_budget: reader.number(Self::LANES_BUDGET)? as u32,
             new_paths: new_paths && (lanes > 1 || automatic_lanes),
             inline_data: reader.flag("NCCL_IB_USE_INLINE")?,
             thread_domains: reader.flag("FERRITE_THREAD_DOMAINS")?,

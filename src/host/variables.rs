@@ -182,12 +182,17 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "FERRITE_LANES",
         Kind::WordOr("auto", 1, 8, 1),
-        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. auto, which no switch and no card has been measured with: 1, and on Ethernet 4 for a connection that has sent much in large messages (FERRITE_LANES_AFTER_MB), with FERRITE_NEW_PATHS=1 where it is not set, until they turn out to be of no use; always 1 on InfiniBand, with RoCE v1, with NCCL_IB_ADAPTIVE_ROUTING=1 or NCCL_IB_OOO_RQ=1, and with FERRITE_FAILOVER=0. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
+        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. auto, which no switch and no card has been measured with: 1, and on Ethernet 4 for a connection that has sent much in large messages (FERRITE_LANES_AFTER_MB) and is faster with them, with FERRITE_NEW_PATHS=1 where it is not set; always 1 on InfiniBand, with RoCE v1, with NCCL_IB_ADAPTIVE_ROUTING=1 or NCCL_IB_OOO_RQ=1, and with FERRITE_FAILOVER=0, FERRITE_STATS=0 or FERRITE_SAMPLE=0. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
     ),
     variable(
         "FERRITE_LANES_AFTER_MB",
         Kind::Number(0, 1 << 30, 16 << 10),
-        "with FERRITE_LANES=auto, MiB that a connection sends in messages of 64 KiB and more on average, before it has several lanes, and up to twice as many, so that not all take them at once; 0: it has them from the beginning, and keeps them",
+        "with FERRITE_LANES=auto, MiB that a connection sends in messages of 64 KiB and more on average, before it compares lanes with one queue pair, and up to twice as many, so that not all do so at once; 0: it has lanes from the beginning, and keeps them",
+    ),
+    variable(
+        "FERRITE_LANES_BUDGET",
+        Kind::Number(0, 1 << 20, 256),
+        "with FERRITE_LANES=auto, queue pairs that all lanes of a process may add on each card, beside the first one of each end of a connection; an end that would need more has one",
     ),
     variable(
         "FERRITE_NEW_PATHS",

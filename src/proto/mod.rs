@@ -29,7 +29,7 @@
 //! | `send`, `send_single`, `send_requests`, `send_done`, `transfer` | the sending end; its usual case; its requests; what becomes of them; one message that is to be posted |
 //! | `lanes`, `send_lanes` | queue pairs of which each has a share of its own; the sending end with them |
 //! | `slow_lanes`, `flow_labels` | which lane stays slow; what chooses the path of each |
-//! | [`automatic_lanes`] | when a connection takes lanes by itself, and gives them up |
+//! | [`automatic_lanes`], [`carried`], [`lane_budget`] | when a connection takes lanes by itself, and gives them up; how fast it is; how many lanes a process may have |
 //! | `recv`, `recv_single`, `recv_room`, `recv_immediate`, `recv_requests`, `recv_done` | the receiving end; its usual case; how many messages it may expect; immediates that arrive; its requests; what becomes of them |
 //! | `arrival`, `cts_window`, `cts_shadow` | one message that is awaited; which clear-to-sends are sent when; their bytes |
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail or lane gets |
@@ -44,6 +44,7 @@
 
 mod arrival;
 pub mod automatic_lanes;
+pub mod carried;
 mod codec;
 pub mod control;
 pub mod cts;
@@ -61,6 +62,7 @@ pub mod handle;
 pub mod handshake;
 pub mod identity;
 pub mod imm;
+pub mod lane_budget;
 mod lanes;
 #[cfg(test)]
 mod malformed_input;

@@ -1,22 +1,20 @@
 //! What a connection with automatic lanes sees in which state of theirs: a table of docs/schedules.md.
 
-use super::MAX_QPS;
 use super::automatic_lanes::{AutomaticLanes, Sent};
-use super::control::Time;
+use super::carried::Carried;
 use super::random::Random;
 use super::sim::visits::{Machine, Visits};
-use std::time::Duration;
 
 const MOST: u8 = 4;
 const AFTER: u64 = 16 << 20;
 
 const MACHINE: Machine = Machine {
-    rows: &[("sender", "One"), ("sender", "Lanes"), ("sender", "Trial"), ("sender", "Settled")],
+    rows: &[("sender", "Waiting"), ("sender", "Trial, with one queue pair"), ("sender", "Trial, with lanes")],
     events: &[
-        "small messages over one queue pair",
-        "large messages over one queue pair",
-        "lanes that carry alike",
-        "lanes that do not",
+        "a measurement",
+        "one queue pair",
+        "one queue pair, and no room",
+        "lanes",
         "other rails",
         "new queue pairs",
     ],
@@ -29,16 +27,16 @@ struct Sender {
     sent: Sent,
     random: Random,
     is_large: bool,
-    are_alike: bool,
+    are_faster: bool,
     visits: Visits,
 }
 
 impl Sender {
     fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let sent = Sent { now: Time::ZERO, messages: 0, bytes: 0, rails: 1, per_rail: 1, by_qp: [0; MAX_QPS] };
-        let (is_large, are_alike) = (!random.one_in(4), !random.one_in(4));
-        Self { lanes: AutomaticLanes::new(MOST, AFTER), sent, random, is_large, are_alike, visits: Visits::new() }
+        let sent = Sent { messages: 0, bytes: 0, rails: 1, per_rail: 1, has_room: true };
+        let (is_large, are_faster) = (!random.one_in(4), !random.one_in(4));
+        Self { lanes: AutomaticLanes::new(MOST, AFTER), sent, random, is_large, are_faster, visits: Visits::new() }
     }
 
     fn note(&mut self, event: &'static str) {
@@ -50,19 +48,19 @@ impl Sender {
         let bytes = AFTER / 4;
         self.sent.bytes += bytes;
         self.sent.messages += if self.is_large { 4 } else { bytes / 1000 };
-        let is_fast = self.sent.per_rail > 1 || self.random.one_in(2);
-        self.sent.now += Duration::from_micros(if is_fast { 1000 } else { 1500 });
-        if self.sent.per_rail > 1 {
-            let shares = if self.are_alike { [1, 1, 1, 1, 1, 1, 1, 1] } else { [3, 1, 1, 1, 3, 1, 1, 1] };
-            self.sent.by_qp.iter_mut().zip(shares).for_each(|(lane, share)| *lane += bytes / 16 * share);
-        }
+        let ns = if self.are_faster && self.sent.per_rail > 1 { 1000 } else { 1500 };
+        self.note("a measurement");
+        self.lanes.handle_carried(self.sent.bytes, Carried { bytes, ns });
         if self.random.one_in(64) {
             self.sent.rails = 3 - self.sent.rails;
             self.note("other rails");
         }
         if self.random.one_in(128) {
             self.is_large = !self.is_large;
-            self.are_alike = !self.are_alike;
+            self.are_faster = !self.are_faster;
+        }
+        if self.random.one_in(16) {
+            self.sent.has_room = !self.sent.has_room;
         }
         // A fault: the new queue pairs are as many as a card has then.
         if self.random.one_in(64) {
@@ -76,17 +74,16 @@ impl Sender {
         if !self.lanes.is_due(self.sent.bytes) {
             return;
         }
-        self.note(match (self.sent.per_rail > 1, self.is_large, self.are_alike) {
-            (true, _, true) => "lanes that carry alike",
-            (true, _, false) => "lanes that do not",
-            (false, true, _) => "large messages over one queue pair",
-            (false, false, _) => "small messages over one queue pair",
+        self.note(match (self.sent.per_rail > 1, self.sent.has_room) {
+            (true, _) => "lanes",
+            (false, true) => "one queue pair",
+            (false, false) => "one queue pair, and no room",
         });
         let wish = self.lanes.look(&self.sent);
         // Nothing is decided while there is a wish.
         assert!(wish.is_none() || !self.lanes.is_due(u64::MAX));
         if let Some(wish) = wish {
-            assert!(wish.per_rail == 1 || wish.per_rail == MOST);
+            assert!(wish.per_rail == 1 || wish.per_rail == MOST && self.sent.has_room);
             let per_rail = if self.random.one_in(8) { 1 } else { wish.per_rail };
             self.handle_new(per_rail);
         }

@@ -242,11 +242,6 @@ impl ConnStats {
         add(&self.words[record::LANE_BYTES + usize::from(qp) % record::LANES], bytes.into());
     }
 
-    /// Bytes that each lane has been given, by index.
-    pub fn lane_bytes(&self) -> [u64; record::LANES] {
-        std::array::from_fn(|qp| self.words[record::LANE_BYTES + qp].load(Ordering::Relaxed))
-    }
-
     /// Lanes have been given other paths so often in all.
     pub fn set_moves(&mut self, count: u64) {
         self.words[record::MOVES].store(count, Ordering::Relaxed);

@@ -1,16 +1,16 @@
 //! Lanes that a connection takes by itself when it has sent enough, with `FERRITE_LANES=auto`, and only then.
 
 use crate::common::bench::Bench;
-use crate::common::connect::connect;
+use crate::common::connect::{connect, connect_through, relay_to};
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
 use crate::common::process::{alone, pair};
 use crate::common::setting::{set, talkative};
 use crate::common::stat::own_queues;
 use crate::statistics::{in_folder, own_words, records};
-use crate::transport::queue_pairs_with_data;
-use ferrite::error::Result;
-use ferrite::pair::WorkerCtx;
+use crate::transport::{queue_pairs_with_data, sum, with_data};
+use ferrite::error::{Error, Result};
+use ferrite::pair::{Setting, WorkerCtx};
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::deadline::{finished, posted};
 use nccl_net::testing::stats::layout::{SENDER, record};
@@ -19,12 +19,26 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use testkit::dist::dist;
-use testkit::{Scratch, program, require, wait_until};
+use testkit::{Missing, Scratch, program, require, wait_until};
 
 const AUTO: (&str, &str) = ("FERRITE_LANES", "auto");
 /// A connection takes lanes after 1 MiB of large messages.
 const SOON: (&str, &str) = ("FERRITE_LANES_AFTER_MB", "1");
-const TAKES: &str = "queue pair(s) per rail: large messages (FERRITE_LANES=auto)";
+/// Every second message is timed, so that a leg of a trial takes some forty messages.
+const OFTEN: (&str, &str) = ("FERRITE_SAMPLE", "1");
+/// All lanes share one way, whose speed the software device keeps.
+const ONE_PATH: [(&str, &str); 2] = [("SOFTRNIC_PATHS", "1"), ("SOFTRNIC_PATH_MBS", "100")];
+/// Lanes have ways of their own, by chance, each of which is slow.
+const PATHS: [(&str, &str); 2] = [("SOFTRNIC_PATHS", "8"), ("SOFTRNIC_PATH_MBS", "20")];
+const TAKES: &str = "asks for 4 queue pair(s) per rail: to compare them with one queue pair (FERRITE_LANES=auto)";
+const GIVES_UP: &str =
+    "asks for 1 queue pair(s) per rail: they were no faster than one queue pair (FERRITE_LANES=auto)";
+const COMPARES: &str = "asks for 1 queue pair(s) per rail: to compare one queue pair with them (FERRITE_LANES=auto)";
+
+/// Two processes in which connections compare soon, over a fabric with `paths`.
+fn automatic(paths: &[(&str, &str)]) -> Result<Setting, Missing> {
+    talkative(&[&[AUTO, SOON, OFTEN], paths].concat())
+}
 
 /// Sends messages of `bytes` each way until it `is_enough` for both ends, or so many times.
 fn carries(
@@ -75,22 +89,28 @@ fn numbers_of_queue_pairs() -> BTreeSet<u64> {
     own_queues("queue_pairs").iter().map(|pair| pair["number"].as_u64().expect("a number")).collect()
 }
 
+/// The sender goes on with one queue pair and with lanes in turn, and lanes are faster each time.
 #[test]
-fn a_connection_takes_lanes_when_it_has_sent_much_in_large_messages() -> Result<()> {
-    pair(&require!(talkative(&[AUTO, SOON])), |worker| {
-        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
-        assert_eq!(queue_pairs_with_data(), 0);
-        bench.exchange(worker, 0, 1 << 19, 1 << 19)?;
-        assert_eq!(queue_pairs_with_data(), 1);
-        // The lanes carry as much, so they are given up again, maybe as soon as they have been seen.
-        let mut had_four = false;
-        carries(worker, &bench, (1 << 19, 1000), || {
-            had_four |= queue_pairs_with_data() == 4;
-            had_four
-        })?;
-        assert!(had_four, "{}", log());
-        assert!(said(&["asks for 4", TAKES]), "{}", log());
-        worker.barrier()
+fn a_connection_takes_lanes_when_it_has_sent_much_in_large_messages_and_keeps_them_if_they_are_faster() -> Result<()> {
+    pair(&require!(automatic(&PATHS)), |worker| {
+        let count = |words: &str| log().matches(words).count();
+        loop {
+            let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+            let (taken, given_up) = (count(TAKES), count(GIVES_UP));
+            assert_eq!(queue_pairs_with_data(), 0);
+            bench.exchange(worker, 0, 1 << 17, 1 << 17)?;
+            assert_eq!(queue_pairs_with_data(), 1);
+            carries(worker, &bench, (1 << 17, 5000), || count(TAKES) == taken + 2 || count(GIVES_UP) > given_up)?;
+            // More than the last leg takes.
+            carries(worker, &bench, (1 << 17, 200), || false)?;
+            // Of one end, all lanes may be on one path.
+            let is_kept = u64::from(count(GIVES_UP) == given_up);
+            if is_kept + worker.swap(is_kept)? == 2 {
+                assert!(said(&[TAKES]) && said(&[COMPARES]), "{}", log());
+                assert_eq!(queue_pairs_with_data(), 4, "{}", log());
+                return worker.barrier();
+            }
+        }
     })?;
     Ok(())
 }
@@ -98,37 +118,68 @@ fn a_connection_takes_lanes_when_it_has_sent_much_in_large_messages() -> Result<
 /// Whatever becomes of its lanes, every byte arrives once.
 #[test]
 fn all_arrives_while_lanes_are_taken_and_given_up() -> Result<()> {
-    pair(&require!(talkative(&[AUTO, SOON])), |worker| {
+    pair(&require!(automatic(&[])), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         for round in 0..600 {
             let size = [1_000_000, 100_000, 8, 0][round % 4];
             bench.exchange(worker, round, size, size)?;
         }
-        assert!(said(&["asks for 4", TAKES]), "{}", log());
+        assert!(said(&[TAKES]), "{}", log());
         worker.barrier()
     })?;
     Ok(())
 }
 
-/// No lane is faster than another: all are given up. Where switches spread packets that depends on how busy this machine is, whose processors
-/// carry them; the model of a fabric has that.
+/// They share a path, so that one queue pair is as fast.
 #[test]
-fn lanes_that_carry_as_much_are_given_up() -> Result<()> {
-    const GIVES_UP: &str = "queue pair(s) per rail: all lanes have carried as much (FERRITE_LANES=auto)";
-    pair(&require!(talkative(&[AUTO, SOON])), |worker| {
+fn lanes_that_are_no_faster_are_given_up() -> Result<()> {
+    pair(&require!(automatic(&ONE_PATH)), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
-        carries(worker, &bench, (1_000_000, 5000), || said(&["asks for 1", GIVES_UP]))?;
-        assert!(said(&["asks for 1", GIVES_UP]), "{}", log());
+        carries(worker, &bench, (1 << 17, 5000), || said(&[GIVES_UP]))?;
+        assert!(said(&[TAKES]) && said(&[GIVES_UP]) && !said(&[COMPARES]), "{}", log());
         worker.barrier()
     })?;
+    Ok(())
+}
+
+/// Those of this process over which messages have been sent; a probe has no bytes.
+fn queue_pairs_with_bytes() -> usize {
+    own_queues("queue_pairs")
+        .iter()
+        .filter(|pair| pair["work"]["gathered_bytes"].as_u64().is_some_and(|n| n > 0))
+        .count()
+}
+
+/// Lanes are faster, so that each connection would have three queue pairs more.
+#[test]
+fn lanes_add_no_more_queue_pairs_than_the_budget_has() -> Result<()> {
+    const CONNECTIONS: usize = 4;
+    const BUDGET: &str = "FERRITE_LANES_BUDGET";
+    for budget in ["2", "3"] {
+        let budget = [&PATHS[..], &[(BUDGET, budget)]].concat();
+        pair(&require!(automatic(&budget)), |worker| {
+            // As this process has it, in which the loop is in its first turn.
+            let has_room = std::env::var(BUDGET).is_ok_and(|budget| budget == "3");
+            let most = if has_room { CONNECTIONS + 3 } else { CONNECTIONS };
+            let open = |_| Bench::open(worker, plugin_transport()?, 1 << 20);
+            let benches = (0..CONNECTIONS).map(open).collect::<Result<Vec<_>>>()?;
+            for round in 0..80 {
+                benches.iter().try_for_each(|bench| bench.exchange(worker, round, 1 << 18, 1 << 18))?;
+                assert!(queue_pairs_with_bytes() <= most, "more than {most}: {}", log());
+            }
+            let asked = u64::from(said(&[TAKES]));
+            assert_eq!(asked + worker.swap(asked)? > 0, has_room, "{}", log());
+            worker.barrier()
+        })?;
+    }
     Ok(())
 }
 
 #[test]
 fn small_messages_need_no_lanes() -> Result<()> {
-    pair(&require!(talkative(&[AUTO, SOON])), |worker| {
+    pair(&require!(automatic(&[])), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
-        carries(worker, &bench, (60_000, 100), || false)?;
+        carries(worker, &bench, (60_000, 300), || false)?;
         assert_eq!(queue_pairs_with_data(), 1);
         assert!(!said(&[TAKES]), "{}", log());
         worker.barrier()
@@ -139,13 +190,13 @@ fn small_messages_need_no_lanes() -> Result<()> {
 /// The sender asks, and the connection goes on with one queue pair.
 #[test]
 fn a_peer_that_has_one_queue_pair_keeps_the_connection_at_one() -> Result<()> {
-    pair(&require!(talkative(&[AUTO, SOON])), |worker| {
+    pair(&require!(automatic(&[])), |worker| {
         if worker.rank() == 1 {
             set("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
         }
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
-        carries_for(1, worker, &bench, (1 << 19, 1000), || said(&["asks for 4", TAKES]))?;
-        assert_eq!(said(&["asks for 4", TAKES]), worker.rank() == 0, "{}", log());
+        carries_for(1, worker, &bench, (1 << 19, 1000), || said(&[TAKES]))?;
+        assert_eq!(said(&[TAKES]), worker.rank() == 0, "{}", log());
         carries_for(1, worker, &bench, (1 << 19, 1000), || said(&["goes on, after"]))?;
         let mut most = 0;
         carries(worker, &bench, (1 << 19, 10), || {
@@ -162,12 +213,12 @@ fn a_peer_that_has_one_queue_pair_keeps_the_connection_at_one() -> Result<()> {
 #[test]
 fn a_peer_that_cuts_no_messages_is_not_asked_for_lanes() -> Result<()> {
     for (name, value) in [("FERRITE_LANES", "1"), ("NCCL_IB_QPS_PER_CONNECTION", "4")] {
-        pair(&require!(talkative(&[AUTO, SOON])), |worker| {
+        pair(&require!(automatic(&[])), |worker| {
             if worker.rank() == 1 {
                 set(name, value);
             }
             let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
-            carries(worker, &bench, (1 << 19, 40), || false)?;
+            carries(worker, &bench, (1 << 19, 60), || false)?;
             assert!(!said(&[TAKES]), "{}", log());
             assert!(worker.rank() == 1 || queue_pairs_with_data() == 1, "{}", log());
             worker.barrier()
@@ -179,7 +230,7 @@ fn a_peer_that_cuts_no_messages_is_not_asked_for_lanes() -> Result<()> {
 /// The first attempt of a connection to have four queue pairs fails, and it goes on.
 #[test]
 fn a_card_that_refuses_what_lanes_need_harms_no_connection() -> Result<()> {
-    pair(&require!(talkative(&[AUTO, SOON])), |worker| {
+    pair(&require!(automatic(&[])), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         bench.exchange(worker, 0, 1000, 1000)?;
         worker.barrier()?;
@@ -203,10 +254,10 @@ fn a_card_that_refuses_what_lanes_need_harms_no_connection() -> Result<()> {
 /// Each device has a queue pair for each end of the two connections, and no more.
 #[test]
 fn a_card_that_has_no_more_queue_pairs_leaves_the_connection_as_it_was() -> Result<()> {
-    pair(&require!(talkative(&[AUTO, SOON, ("SOFTRNIC_MAX_QP", "2")])), |worker| {
+    pair(&require!(automatic(&[("SOFTRNIC_MAX_QP", "2")])), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
-        carries(worker, &bench, (1 << 19, 1000), || said(&["asks for 4", TAKES]))?;
-        assert!(said(&["asks for 4", TAKES]), "{}", log());
+        carries(worker, &bench, (1 << 19, 1000), || said(&[TAKES]))?;
+        assert!(said(&[TAKES]), "{}", log());
         carries(worker, &bench, (1 << 19, 1000), || said(&["goes on, after"]))?;
         carries(worker, &bench, (1 << 19, 2), || false)?;
         assert_eq!(queue_pairs_with_data(), 1, "{}", log());
@@ -221,13 +272,13 @@ fn a_card_that_has_no_more_queue_pairs_leaves_the_connection_as_it_was() -> Resu
 fn connections_that_want_lanes_at_once_leave_each_other_what_they_had() -> Result<()> {
     const CONNECTIONS: usize = 40;
     let most = (2 * CONNECTIONS + 20).to_string();
-    let short = [AUTO, SOON, ("SOFTRNIC_MAX_QP", &most), ("SOFTRNIC_COMMAND_US", "1000")];
-    pair(&require!(talkative(&short)), |worker| {
+    let short = [("SOFTRNIC_MAX_QP", &*most), ("SOFTRNIC_COMMAND_US", "1000")];
+    pair(&require!(automatic(&short)), |worker| {
         let open = |_| Bench::open(worker, plugin_transport()?, 1 << 20);
         let benches = (0..CONNECTIONS).map(open).collect::<Result<Vec<_>>>()?;
         let mut most = 0;
-        for round in 0..6 {
-            benches.iter().try_for_each(|bench| bench.exchange(worker, round, 640 << 10, 640 << 10))?;
+        for round in 0..60 {
+            benches.iter().try_for_each(|bench| bench.exchange(worker, round, 256 << 10, 256 << 10))?;
             most = most.max(queue_pairs_with_data());
         }
         assert!(most > CONNECTIONS, "{most} queue pairs: none has taken lanes");
@@ -245,11 +296,13 @@ fn polls() -> u64 {
 /// device loses it, and its own retry would come much later.
 #[test]
 fn a_connection_that_is_about_to_take_lanes_begins_no_message() -> Result<()> {
-    // What is sent before the message that is lost is one message, of as much as a connection may have to send before it takes lanes.
+    // As much as a connection may have to send before it measures.
     const BYTES: usize = 2 << 20;
+    // The first one, and 16 that are timed, each after one that is not. With the next one the change begins.
+    const BEFORE: usize = 34;
     let folder = Scratch::new();
-    let env = [AUTO, SOON, ("NCCL_IB_TIMEOUT", "22"), ("FERRITE_STALL_MS", "0")];
-    alone(&in_folder(require!(talkative(&env)), &folder), |worker| {
+    let env = [("NCCL_IB_TIMEOUT", "22"), ("FERRITE_STALL_MS", "0")];
+    alone(&in_folder(require!(automatic(&env)), &folder), |worker| {
         let folder = PathBuf::from(std::env::var("FERRITE_STATS_DIR").expect("it is set"));
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
@@ -257,10 +310,12 @@ fn a_connection_that_is_about_to_take_lanes_begins_no_message() -> Result<()> {
         let memory = || Buffer::new(BYTES).map(Arc::new);
         let (out, into) = (send.register(&memory()?)?, recv.register(&memory()?)?);
         let mut deadline = worker.deadline("messages around a change of lanes");
-        let receive = posted(&mut deadline, || recv.receive(&into, 0, BYTES, 0))?;
-        let sending = posted(&mut deadline, || send.send(&out, 0, BYTES, 0))?;
-        finished(&mut deadline, sending, &mut [0])?;
-        finished(&mut deadline, receive, &mut [0])?;
+        for _ in 0..BEFORE {
+            let receive = posted(&mut deadline, || recv.receive(&into, 0, BYTES, 0))?;
+            let sending = posted(&mut deadline, || send.send(&out, 0, BYTES, 0))?;
+            finished(&mut deadline, sending, &mut [0])?;
+            finished(&mut deadline, receive, &mut [0])?;
+        }
         let inject = ["inject", "drop opcode=write-imm times=1"];
         program::stdout_of(Command::new(dist().join("bin/softrnic")).args(inject));
         let mut receive = || posted(&mut deadline, || recv.receive(&into, 0, BYTES, 0));
@@ -272,7 +327,7 @@ fn a_connection_that_is_about_to_take_lanes_begins_no_message() -> Result<()> {
             }
             said(&["recovering the connection", "sends nothing until"])
         });
-        assert!(said(&["asks for 4", TAKES]), "{}", log());
+        assert!(said(&[TAKES]), "{}", log());
         // No call of NCCL polls now, but the thread that has begun the change looks at what is acknowledged.
         let before = polls();
         wait_until("messages are held back", || polls() > before || said(&["goes on, after"]));
@@ -283,6 +338,48 @@ fn a_connection_that_is_about_to_take_lanes_begins_no_message() -> Result<()> {
         let words = own_words(&folder);
         let sender = records(&words).find(|end| end[record::DIRECTION] == SENDER).expect("the sender");
         assert_eq!(sender[record::RESENT], 1, "{}", log());
+        Ok(())
+    })
+}
+
+/// The peer would not hear of the change, and queue pairs that work are not given up for it.
+#[test]
+fn a_connection_takes_no_lanes_while_there_is_no_control_connection() -> Result<()> {
+    const BYTES: usize = 256 << 10;
+    alone(&require!(automatic(&[])), |worker| {
+        let transport = plugin_transport()?;
+        let (handle, _first) = transport.listen(0)?;
+        let mut relay = relay_to(&handle);
+        let (send, recv, _listener) = connect_through(worker, &transport, &mut relay)?;
+        let memory = || Buffer::new(BYTES).map(Arc::new);
+        let (out, into) = (send.register(&memory()?)?, recv.register(&memory()?)?);
+        let message = |bytes, mut between: Box<dyn FnMut() + '_>| {
+            let mut deadline = worker.deadline("a message");
+            let receive = posted(&mut deadline, || recv.receive(&into, 0, bytes, 0))?;
+            let sending = posted(&mut deadline, || {
+                between();
+                send.send(&out, 0, bytes, 0)
+            })?;
+            for mut request in [sending, receive] {
+                while !request.test(&mut [0])? {
+                    between();
+                    deadline.idle()?;
+                }
+            }
+            Ok::<_, Error>(())
+        };
+        relay.reset();
+        // The sender asks its device whether the peer's still acknowledges once it knows of the reset: that is one more request.
+        let mut sent = 0;
+        while sum(&with_data(), "requests") <= sent {
+            message(4096, Box::new(|| ()))?;
+            sent += 1;
+        }
+        (0..200).try_for_each(|_| message(BYTES, Box::new(|| ())))?;
+        assert!(!said(&[TAKES]), "{}", log());
+        while !said(&[TAKES]) {
+            message(BYTES, Box::new(|| relay.forward()))?;
+        }
         Ok(())
     })
 }

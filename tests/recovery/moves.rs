@@ -93,15 +93,16 @@ fn all_arrives_if_the_completion_queue_fails_while_a_lane_is_moved() -> Result<(
     all_arrives_despite("cq-overrun message=1 times=1")
 }
 
-/// How often this end has said that a lane moves.
-fn moves_so_far() -> usize {
-    ferrite::nccl::debug_log::lines().iter().filter(|line| line.contains(MOVED)).count()
-}
-
-/// The control connections are reset after so many pieces of what the ends say to each other of the move.
+/// The control connections are reset after so many pieces of what the ends say to each other of the move. Each time in other processes: one
+/// has few moves.
 fn all_arrives_although_control_connections_are_reset(pieces: impl IntoIterator<Item = usize>) -> Result<()> {
-    run(Fabric::Lanes, &ENV, |worker| {
-        for pieces in pieces {
+    const PIECES: &str = "RESET_AFTER_PIECES";
+    pieces.into_iter().try_for_each(|pieces| {
+        let pieces = pieces.to_string();
+        let env = [&ENV[..], &[(PIECES, &*pieces)]].concat();
+        run(Fabric::Lanes, &env, |worker| {
+            // As this process has it, in which the loop is in its first turn.
+            let pieces: usize = std::env::var(PIECES).expect("it is set").parse().expect("a number");
             worker.begin(format!("a move with a reset after {pieces} pieces"))?;
             let mut relay = None;
             let open = |worker: &mut WorkerCtx| {
@@ -111,21 +112,19 @@ fn all_arrives_although_control_connections_are_reset(pieces: impl IntoIterator<
             };
             let (mut stream, _) = open_by(worker, open, |count| count == 3)?;
             let relay = relay.expect("a connection is open");
-            let (moves, resets) = (moves_so_far(), relay.resets());
             relay.reset_after(pieces);
             worker.barrier()?;
             // Either end may be the one that moves a lane first.
             let happened = |worker: &mut WorkerCtx, here: bool| -> Result<bool> {
                 Ok(u64::from(here) + worker.swap(here.into())? > 0)
             };
-            while !(happened(worker, moves_so_far() > moves)? & happened(worker, relay.resets() > resets)?) {
+            while !(happened(worker, said(&[MOVED]))? & happened(worker, relay.resets() > 0)?) {
                 stream.exchange(worker, 20)?;
             }
             stream.exchange(worker, 100)?;
             worker.barrier()?;
-            stream.close()?;
-        }
-        Ok(())
+            stream.close()
+        })
     })
 }
 

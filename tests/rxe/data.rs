@@ -87,7 +87,7 @@ pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
     Ok(())
 }
 
-/// Each connection takes four queue pairs after a MiB, and all arrives before, meanwhile and after.
+/// Each connection compares four queue pairs with one after a MiB, and all arrives before, meanwhile and after.
 pub(crate) fn lanes_that_come_by_themselves(case: &Case) -> Result<()> {
     // A sender looks when a message is timed, and after 256 tests in vain, of which there are few: this device sends within the call.
     let setting = case.setting().env("FERRITE_LANES", "auto").env("FERRITE_LANES_AFTER_MB", "1");
@@ -97,13 +97,16 @@ pub(crate) fn lanes_that_come_by_themselves(case: &Case) -> Result<()> {
         let device = format!("rxe{}", worker.rank());
         let count = || connected_queue_pairs(&device);
         assert_eq!(count(), 2, "one each way");
-        for round in 0..200 {
+        let mut had_four = false;
+        for round in 0..600 {
             bench.exchange(worker, round, 100_000, 100_000)?;
-            if round % 10 == 9 && worker.swap(count() as u64)? == 8 && count() == 8 {
-                break;
+            if round % 10 == 9 {
+                // Both ends may be about to give them up.
+                let own = u64::from(count() == 8);
+                had_four |= own + worker.swap(own)? == 2;
             }
         }
-        assert_eq!(count(), 8, "four each way");
+        assert!(had_four, "four each way");
         carries(worker, &bench)
     })?;
     Ok(())

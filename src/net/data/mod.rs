@@ -8,7 +8,7 @@
 //! | `completion` | `test`, for both: whether a request is complete, and taking completions in |
 //! | `send_recovery`, `recv_recovery` | what they do while not all is well: they report faults, and go on over new queue pairs |
 //! | [`mode`], [`stall`] | what is possible meanwhile; finding a path that carries nothing |
-//! | `timing` | what they do while a message is timed |
+//! | `timing`, `lane_trials` | what they do while a message is timed; what a sender learns of its lanes from that |
 //! | [`cts_sender`] | clear-to-sends from the receiver to the sender |
 //! | `cut` | what is told of a message that is longer than its receive |
 //! | [`flush`] | flushes of received data to GPU memory |
@@ -28,6 +28,7 @@ pub mod exclusive_cell;
 mod exclusive_cell_tests;
 pub mod first_look;
 pub mod flush;
+mod lane_trials;
 mod looks;
 pub mod mode;
 mod other_work;

@@ -10,7 +10,6 @@ use crate::net::qp::fence::Drained;
 use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::net::recovery::end::End;
 use crate::proto::Violation;
-use crate::proto::automatic_lanes::Sent;
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
@@ -178,7 +177,7 @@ impl SendPath {
         if let (Some(qp), Some(recovery)) = (self.flow.poll_slow_lane(), &self.recovery)
             && self.qps.labels.are_used()
         {
-            recovery.report_slow_lane(qp);
+            recovery.report_slow_lane(qp, self.lane_trials.as_ref().and_then(|trials| trials.speed()));
         }
         let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some()) else {
             return Ok(());
@@ -195,7 +194,7 @@ impl SendPath {
         self.inline_up_to = qps.inline_bytes();
         self.qps = qps;
         self.usual_up_to = self.usual_bytes();
-        self.automatic_lanes.iter_mut().for_each(|lanes| lanes.handle_new_queue_pairs());
+        self.lane_trials.iter_mut().for_each(|trials| trials.handle_new_queue_pairs());
     }
 
     /// Up to how many bytes a message is one write on the only rail; 0: none is known to be.
@@ -208,21 +207,14 @@ impl SendPath {
     /// Takes up lanes, or gives them up, where they are automatic.
     #[inline(never)]
     pub(super) fn look_at_lanes(&mut self) {
-        let (Some(lanes), Some(recovery)) = (&mut self.automatic_lanes, &self.recovery) else { return };
-        let (messages, bytes) = self.stats.done();
-        if !lanes.is_due(bytes) {
+        let (Some(trials), Some(recovery)) = (&mut self.lane_trials, &self.recovery) else { return };
+        let done = self.stats.done();
+        if !trials.is_due(done.1) {
             return;
         }
         let striping = self.qps.striping;
-        let sent = Sent {
-            now: recovery.now(),
-            messages,
-            bytes,
-            rails: striping.rails(),
-            per_rail: if self.flow.has_lanes() { striping.qps_per_rail() } else { 1 },
-            by_qp: self.stats.lane_bytes(),
-        };
-        if let Some(wish) = lanes.look(&sent) {
+        let per_rail = if self.flow.has_lanes() { striping.qps_per_rail() } else { 1 };
+        if let Some(wish) = trials.look(done, (striping.rails(), per_rail)) {
             recovery.report_wish(wish);
         }
     }

@@ -1,6 +1,7 @@
 //! A send communicator: reads clear-to-sends, posts writes, polls completions.
 
 use super::exclusive_cell::{ExclusiveCell, Inside};
+use super::lane_trials::LaneTrials;
 use super::mode::Mode;
 use super::other_work::OtherWork;
 use super::stall::Stall;
@@ -14,7 +15,6 @@ use crate::net::qp::set::QpSet;
 use crate::net::qp::wr_id::WrId;
 use crate::net::recovery::conn::ConnRecovery;
 use crate::net::recovery::end::Owner;
-use crate::proto::automatic_lanes::AutomaticLanes;
 use crate::proto::cts::{Cts, CtsWords, SlotIndex};
 use crate::proto::handshake::Negotiated;
 use crate::proto::imm::Imm;
@@ -87,8 +87,8 @@ pub struct SendPath {
     single: PreparedWrite,
     /// Whether it has had one rail from the beginning.
     pub(super) has_one_rail: bool,
-    /// `None`: it has as many queue pairs as it began with.
-    pub(super) automatic_lanes: Option<Box<AutomaticLanes>>,
+    /// `None`: it never has lanes.
+    pub(super) lane_trials: Option<Box<LaneTrials>>,
     /// Whether the tags of messages are known to be ranks.
     pub(super) tags_are_ranks: bool,
     /// Whether a message has been cut, and that been told.
@@ -120,7 +120,7 @@ impl SendComm {
         let (requests, inline_up_to) = (Arc::clone(flow.entries()), qps.inline_bytes());
         // Of a peer that cuts no messages, queue pairs take turns and are no lanes, however many there are.
         let may_have_lanes = recovery.as_ref().filter(|_| terms.striping.is_split());
-        let automatic_lanes = may_have_lanes.and_then(|_| nic.plan.automatic_lanes(&nic.config, qps.first_number()));
+        let lane_trials = may_have_lanes.and_then(|_| LaneTrials::new(&nic, qps.first_number()));
         let mut path = SendPath {
             flow,
             qps,
@@ -132,7 +132,7 @@ impl SendComm {
             mode: Mode::Running,
             stall: Stall::new(nic.config.stall_ms),
             recovery: recovery.clone(),
-            automatic_lanes,
+            lane_trials,
             peer: Arc::clone(&peer),
             memory: Arc::clone(&memory),
             stats,

@@ -32,6 +32,13 @@ impl SendPath {
             && let Some(place) = self.flow.place(id)
         {
             self.stats.set_timed_place(place);
+            // All requests are looked through, so only where that is of use.
+            let has_lanes = self.flow.has_lanes();
+            if let Some(trials) = self.lane_trials.as_mut().filter(|trials| trials.are_measuring(has_lanes))
+                && let Some((_, under_way)) = self.flow.unacknowledged()
+            {
+                trials.handle_begun(under_way);
+            }
         }
         name_operation(&mut self.stats, id);
         self.choose_path();
@@ -56,6 +63,8 @@ impl SendPath {
                 Ok(true) => {
                     let bytes = self.flow.bytes(RequestId::from_bits(id));
                     self.stats.handle_timed_done(Completed { messages: 1, bytes });
+                    let (_, sent) = self.stats.done();
+                    self.lane_trials.iter_mut().for_each(|trials| trials.handle_carried(sent));
                 }
                 Err(_) => self.stats.forget_timed(),
             }

@@ -6,6 +6,8 @@ use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::host::sysfs;
 use crate::net::control::watcher::Watcher;
+use crate::proto::lane_budget::LaneBudget;
+use crate::proto::recovery::move_budget::CardMoves;
 use crate::verbs::context::{Context, DeviceAttributes};
 use once_cell::sync::OnceCell;
 use std::path::PathBuf;
@@ -31,6 +33,11 @@ pub struct Card {
     /// What it is in the system, which it keeps when it is lost and comes back.
     place: Option<PathBuf>,
     is_virtual: bool,
+    /// Queue pairs that automatic lanes may add to those of this process.
+    pub lanes: LaneBudget,
+    /// The moves of lanes of all of its connections, and since when they are counted.
+    moves: Mutex<CardMoves>,
+    opened: Instant,
 }
 
 /// The attempts to open a device again that is lost.
@@ -66,7 +73,24 @@ impl Card {
             pci_path: sysfs::pci_path(context.name(), config.merge_vfs),
             place: sysfs::device_path(context.name()),
             is_virtual: sysfs::is_virtual_function(context.name()),
+            lanes: LaneBudget::new(config.lanes_budget),
+            moves: Mutex::default(),
+            opened: Instant::now(),
         }))
+    }
+
+    /// A lane of one of its connections is to move, which `decide` decides if the moves of all of them allow it. Returns how long none may,
+    /// if they do not.
+    pub fn move_lane(&self, decide: impl FnOnce() -> bool) -> Option<Duration> {
+        let mut moves = lock(&self.moves);
+        let now = self.opened.elapsed();
+        if now < moves.next() {
+            return Some(moves.next() - now);
+        }
+        if decide() {
+            moves.handle_move(now);
+        }
+        None
     }
 
     /// The device as it was opened last. It may be lost.

@@ -182,6 +182,12 @@ impl Nic {
         &self.rails[0]
     }
 
+    /// Whether each of its cards may have as many more queue pairs as one end of a connection takes for its lanes.
+    pub fn has_room_for_lanes(&self) -> bool {
+        let on = |card: &Arc<Card>| self.rails.iter().filter(|rail| Arc::ptr_eq(&rail.card, card)).count() as u32;
+        self.cards.iter().all(|card| card.lanes.has(on(card) * u32::from(self.plan.most.saturating_sub(1))))
+    }
+
     /// Its own ports, each with the number of its rail and its device as it is open now.
     pub fn own_ports(&self) -> impl Iterator<Item = (u8, &Arc<Rail>, Arc<OpenDevice>)> {
         (0..).zip(&self.rails).map(|(number, rail)| (number, rail, rail.card.device()))

@@ -48,6 +48,9 @@ impl QueuePairPlan {
             }
             () if config.out_of_order => Some("NCCL_IB_OOO_RQ=1 says that packets are spread"),
             () if is_roce_v1 => Some("packets of RoCE v1 have no UDP ports"),
+            () if !(is_at_once || config.stats && config.stats_sample > 0) => Some(
+                "lanes are compared with one queue pair by messages that are timed, and FERRITE_STATS=0 or FERRITE_SAMPLE=0",
+            ),
             () if !config.failover && !is_at_once => {
                 Some("a connection takes more as it recovers from a fault, and FERRITE_FAILOVER=0")
             }
@@ -62,8 +65,8 @@ impl QueuePairPlan {
 
     /// The lanes of a new sender, if it has more later; messages are recovered then. Connections that send alike do not all take them at
     /// once: each waits for up to twice the bytes, by the number of its first queue pair.
-    pub fn automatic_lanes(&self, config: &Config, qp_number: u32) -> Option<Box<AutomaticLanes>> {
-        (self.first < self.most).then(|| Box::new(AutomaticLanes::new(self.most, after(config, qp_number))))
+    pub fn automatic_lanes(&self, config: &Config, qp_number: u32) -> Option<AutomaticLanes> {
+        (self.first < self.most).then(|| AutomaticLanes::new(self.most, after(config, qp_number)))
     }
 
     /// What was chosen for a device, and why, if it was chosen automatically.
@@ -136,7 +139,9 @@ mod tests {
         assert_eq!(plan(&[AUTO, ("NCCL_IB_ADAPTIVE_ROUTING", "1")], false, false), ONE);
         assert_eq!(plan(&[AUTO, ("NCCL_IB_OOO_RQ", "1")], false, false), ONE);
         assert_eq!(plan(&[AUTO, ("NCCL_IB_OOO_RQ", "0")], false, false), (1, 4, true, true, true));
-        assert_eq!(plan(&[AUTO, ("FERRITE_FAILOVER", "0")], false, false), ONE);
+        for needed in ["FERRITE_FAILOVER", "FERRITE_STATS", "FERRITE_SAMPLE"] {
+            assert_eq!(plan(&[AUTO, (needed, "0")], false, false), ONE, "{needed}");
+        }
         let two = ("NCCL_IB_QPS_PER_CONNECTION", "2");
         assert_eq!(plan(&[AUTO, two], false, false), (2, 2, false, false, false));
         assert_eq!(plan(&[("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), two], true, false), (2, 2, true, false, false));

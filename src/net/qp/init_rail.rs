@@ -7,6 +7,7 @@ use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
 use crate::net::device::rail::{LocalAddress, Rail};
 use crate::proto::endpoint::{QpEnd, RailEnd};
+use crate::proto::lane_budget::LaneLease;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::{InitQueuePair, QpCaps, RemoteAccess};
 use crate::verbs::thread_domain::ThreadDomain;
@@ -30,12 +31,14 @@ pub(in crate::net) struct QpSetRail {
     pub(in crate::net) device: Arc<OpenDevice>,
     pub(in crate::net) address: LocalAddress,
     pub(in crate::net) queue: Arc<CompletionQueue>,
+    /// What its queue pairs but the first one take of the card's budget, where lanes are automatic.
+    lanes: Option<LaneLease>,
 }
 
 impl InitRailQps {
     /// Up to `count` on a rail, the port of which is given with its number: fewer if they are lanes, and the device has no more. If they are
     /// `more_than` the connection had, it has these again unless the device has as many besides: those of connections that are about to
-    /// have new ones have to be left.
+    /// have new ones have to be left. Where lanes are automatic, the card's budget has to have them, or there is one.
     pub(super) fn new(
         nic: &Nic,
         (number, port): (u8, &Arc<Rail>),
@@ -43,6 +46,8 @@ impl InitRailQps {
         caps: QpCaps,
         peer: Option<[u8; 16]>,
     ) -> Result<Self> {
+        let lanes = lease(port, count);
+        let count = if port.config.automatic_lanes && lanes.is_none() { count.min(1) } else { count };
         let address = port.address_towards(peer)?;
         let entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
         let device = port.card.device();
@@ -68,8 +73,17 @@ impl InitRailQps {
                 }
             }
         }
-        qps.truncate(count);
-        Ok(Self { on: QpSetRail { number, port: Arc::clone(port), device, address, queue }, qps })
+        let on = QpSetRail { number, port: Arc::clone(port), device, address, queue, lanes };
+        let mut this = Self { on, qps };
+        this.truncate(count);
+        Ok(this)
+    }
+
+    /// Destroys those beyond the first `count`.
+    pub(super) fn truncate(&mut self, count: usize) {
+        self.qps.truncate(count);
+        let more = self.qps.len().saturating_sub(1) as u32;
+        self.on.lanes.iter_mut().for_each(|lanes| lanes.shrink(more));
     }
 
     pub(super) fn end(&self) -> Result<RailEnd> {
@@ -90,6 +104,11 @@ impl InitRailQps {
             qps: self.qps.iter().map(end).collect::<Result<_>>()?,
         })
     }
+}
+
+/// What `count` queue pairs of a connection take of the budget for automatic lanes. `None`: it is too small, or there is none.
+fn lease(port: &Rail, count: usize) -> Option<LaneLease> {
+    port.card.lanes.take(count.saturating_sub(1) as u32).filter(|_| port.config.automatic_lanes)
 }
 
 /// Whether a device may have no more queue pairs, or no more memory for them.

@@ -88,7 +88,7 @@ impl InitQpSet {
         let mut rails = ports.iter().enumerate().map(create).collect::<Result<Vec<_>>>()?;
         // As many on each.
         let count = rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
-        rails.iter_mut().for_each(|rail| rail.qps.truncate(count));
+        rails.iter_mut().for_each(|rail| rail.truncate(count));
         let infiniband = nic.first().infiniband;
         let ends = rails.iter().map(InitRailQps::end).collect::<Result<_>>()?;
         let port = match nic.rails.as_slice() {
@@ -124,7 +124,7 @@ impl InitQpSet {
         self.endpoint.truncate(terms.striping.rails().into(), terms.qps_per_rail());
         self.rails.truncate(terms.striping.rails().into());
         for rail in &mut self.rails {
-            rail.qps.truncate(terms.qps_per_rail());
+            rail.truncate(terms.qps_per_rail());
         }
     }
 }

@@ -174,7 +174,7 @@ impl ConnRecovery {
                 Input::PortChanged => self.look_at_ports(work, end),
                 // Its completions tell, which NCCL may not ask for.
                 Input::QueuePairFailed => end.poll()?,
-                Input::SlowLane(qp) => self.move_lane(work, qp),
+                Input::SlowLane(qp, speed) => self.move_lane(work, qp, speed),
                 Input::Lanes(wish) => self.change_lanes(work, wish),
                 Input::LaggingLanes(qps) => work.new_qps.leave_paths(Silent(qps)),
             }

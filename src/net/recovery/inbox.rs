@@ -2,6 +2,7 @@
 
 use crate::proto::QpIndex;
 use crate::proto::automatic_lanes::Wish;
+use crate::proto::carried::Speed;
 use crate::proto::frame::Frame;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,8 +25,8 @@ pub(super) enum Input {
     PortChanged,
     /// A queue pair of the device has failed, of this connection or another one.
     QueuePairFailed,
-    /// This lane has stayed slow.
-    SlowLane(QpIndex),
+    /// This lane has stayed slow, and the connection has this speed, if that is known.
+    SlowLane(QpIndex, Option<Speed>),
     /// The sender is to have another number of queue pairs.
     Lanes(Wish),
     /// Over these lanes, as a bit mask of queue pairs, nothing has been acknowledged, which is a fault.
@@ -41,7 +42,7 @@ impl Input {
             (self, other),
             (Self::PortChanged, Self::PortChanged)
                 | (Self::QueuePairFailed, Self::QueuePairFailed)
-                | (Self::SlowLane(_), Self::SlowLane(_))
+                | (Self::SlowLane(..), Self::SlowLane(..))
         )
     }
 }
@@ -87,8 +88,8 @@ mod tests {
         let taken: Vec<_> = std::iter::from_fn(|| inbox.pop()).collect();
         assert!(matches!(taken[..], [Input::PortChanged, Input::QueuePairFailed]), "{taken:?}");
         // Lanes are named again and again while none may move.
-        (0..2 * MOST).for_each(|_| inbox.push(Input::SlowLane(QpIndex(1))));
-        assert!(matches!((inbox.pop(), inbox.pop()), (Some(Input::SlowLane(QpIndex(1))), None)));
+        (0..2 * MOST).for_each(|_| inbox.push(Input::SlowLane(QpIndex(1), None)));
+        assert!(matches!((inbox.pop(), inbox.pop()), (Some(Input::SlowLane(QpIndex(1), None)), None)));
         (0..2 * MOST).for_each(|_| inbox.push(Input::Back));
         let taken: Vec<_> = std::iter::from_fn(|| inbox.pop()).collect();
         assert_eq!(taken.len(), MOST + 1);

@@ -7,14 +7,15 @@ use super::log_lines;
 use crate::net::qp::reach::Silent;
 use crate::proto::QpIndex;
 use crate::proto::automatic_lanes::Wish;
+use crate::proto::carried::Speed;
 use std::sync::atomic::Ordering;
 
 impl ConnRecovery {
-    /// Sender: the lane of queue pair `qp` has stayed slow while others have not.
-    pub fn report_slow_lane(&self, qp: QpIndex) {
+    /// Sender: the lane of queue pair `qp` has stayed slow while others have not, and the connection has this speed, if that is known.
+    pub fn report_slow_lane(&self, qp: QpIndex, speed: Option<Speed>) {
         // While none may move, no thread is woken.
         if self.now().as_millis() as u64 >= self.next_move_ms.load(Ordering::Relaxed) {
-            self.put_or_wait(Input::SlowLane(qp));
+            self.put_or_wait(Input::SlowLane(qp, speed));
         }
     }
 
@@ -28,9 +29,10 @@ impl ConnRecovery {
         work.changes.wished = Some(wish);
     }
 
-    /// Begins that, if it is wished, this connection's turn, and nothing else is under way.
+    /// Begins that, if it is wished, this connection's turn, and nothing else is under way. Not while the control connection is lost: the
+    /// peer would not hear of it, and the queue pairs in use are healthy.
     pub(super) fn begin_change(&self, work: &mut Work) {
-        let Some(wish) = work.changes.wished else { return };
+        let Some(wish) = work.changes.wished.filter(|_| self.peer.state().is_open()) else { return };
         let Some(turn) = LaneTurn::take() else { return };
         if work.machine.handle_wish(self.now(), cause_of_change(wish)) {
             work.new_qps.wish_for(wish.per_rail);
@@ -39,14 +41,25 @@ impl ConnRecovery {
         }
     }
 
-    /// Gives a slow lane another path, if none has been given lately.
-    pub(super) fn move_lane(&self, work: &mut Work, qp: QpIndex) {
+    /// Gives a slow lane another path, if the connection and the card have not had too many.
+    pub(super) fn move_lane(&self, work: &mut Work, qp: QpIndex, speed: Option<Speed>) {
         let now = self.now();
-        // While something else is under way, the queue pairs are about to be others.
-        let cause = || format!("to give lane {}, which stays slow, another path", qp.0);
-        if work.changes.budget.allows(now) && work.machine.handle_wish(now, cause()) {
-            let next = work.changes.budget.handle_move(now);
-            self.next_move_ms.store(next.as_millis() as u64, Ordering::Relaxed);
+        let Some(rail) = self.nic.rails.get(usize::from(work.new_qps.rail_of(qp))) else { return };
+        // While something else is under way, the queue pairs are about to be others. As to the control connection, see above.
+        if !work.machine.is_running() || !self.peer.state().is_open() {
+            return;
+        }
+        let Work { machine, changes, .. } = work;
+        let mut is_begun = false;
+        let none_for = rail.card.move_lane(|| {
+            let cause = || format!("to give lane {}, which stays slow, another path", qp.0);
+            is_begun = changes.budget.poll_move(now, speed) && machine.handle_wish(now, cause());
+            is_begun
+        });
+        let next = none_for.map_or_else(|| changes.budget.next(), |none_for| now + none_for);
+        // Rounded up: else threads would be woken until the time has come.
+        self.next_move_ms.store(next.as_millis() as u64 + 1, Ordering::Relaxed);
+        if is_begun {
             work.new_qps.leave_paths(Silent(1_u32.wrapping_shl(qp.0.into())));
             log_lines::log_move(&self.nic, &self.peer, qp);
         }

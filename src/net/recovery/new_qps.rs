@@ -113,6 +113,11 @@ impl NewQps {
         self.wished = Some(per_rail.into());
     }
 
+    /// The number of the rail of a queue pair of those that were connected last.
+    pub fn rail_of(&self, qp: QpIndex) -> u8 {
+        self.striping.rail_of(qp)
+    }
+
     /// From the next attempt on, the lanes of these queue pairs, which are those that were connected last, have other flow labels, if they
     /// have any: and so other paths.
     pub fn leave_paths(&mut self, qps: Silent) {

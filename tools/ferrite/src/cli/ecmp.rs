@@ -92,7 +92,7 @@ pub(super) struct Ecmp {
     #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     measure: u32,
     /// How much faster time passes for the plugin's budget of moves (one second after the first, twice as long after each further one,
-    /// up to a minute) than for all else: 100 shows in 0.3 s where lanes are after half a minute
+    /// up to a minute; longer rests after four without gain) than for all else: 100 shows in 0.3 s where lanes are after half a minute
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     budget_speed: u32,
     /// Write the table as bars, too

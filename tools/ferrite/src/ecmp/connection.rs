@@ -3,14 +3,16 @@
 use std::collections::VecDeque;
 
 use nccl_net::inspect::proto::{
-    Buffer, Cts, CtsWords, Imm, QpIndex, RING_SLOTS, RailWeights, RecvFlow, RequestId, SendFlow, SlotIndex, Striping,
-    Transfer, Violation,
+    Buffer, Carried, Cts, CtsWords, Imm, QpIndex, RING_SLOTS, RailWeights, RecvFlow, RequestId, SendFlow, SlotIndex,
+    Speed, Speeds, Striping, Transfer, Violation,
 };
 
 use crate::ecmp::policy::Policy;
 
 /// NCCL polls so often; us. What completes between two polls completes together.
 const POLL_US: f64 = 0.5;
+/// One in so many messages is timed, for the connection's speed.
+const TIMED: u64 = 16;
 /// From the end of a work request's last packet to its completion at both ends; us.
 const LATENCY_US: f64 = 5.0;
 /// Clear-to-sends in one write.
@@ -71,6 +73,10 @@ pub(super) struct Connection {
     pub(super) work_requests: u64,
     /// Number of the latest poll.
     poll: u64,
+    /// The message that is timed: its number, when it has begun, and the bytes under way then.
+    timed: Option<(u64, f64, u64)>,
+    /// Since there are these queue pairs.
+    speeds: Speeds,
 }
 
 impl Connection {
@@ -95,7 +101,14 @@ impl Connection {
             delivered: 0,
             work_requests: 0,
             poll: 0,
+            timed: None,
+            speeds: Speeds::default(),
         }
+    }
+
+    /// How fast the fabric carries what is under way, if that is known.
+    pub(super) fn speed(&self) -> Option<Speed> {
+        self.speeds.speed()
     }
 
     pub(super) fn lane_count(&self) -> usize {
@@ -138,7 +151,7 @@ impl Connection {
         loop {
             self.take_arrivals(now)?;
             self.post_buffers(limits)?;
-            self.send(limits)?;
+            self.send(now, limits)?;
             let step = (end - now).min(self.next_event(now));
             now += step;
             self.transmit(now, step);
@@ -189,6 +202,9 @@ impl Connection {
             }
             self.completed += 1;
             self.sending.pop_front();
+            if let Some((_, begun, bytes)) = self.timed.take_if(|(number, ..)| *number == self.completed) {
+                self.speeds.add(Carried { bytes, ns: ((now - begun) * 1000.0) as u64 });
+            }
         }
         while let Some(request) = self.receiving.front() {
             if self.receiver.poll_done(*request)?.is_none() {
@@ -214,13 +230,19 @@ impl Connection {
         Ok(())
     }
 
-    fn send(&mut self, limits: Limits) -> Result<(), Violation> {
+    fn send(&mut self, now: f64, limits: Limits) -> Result<(), Violation> {
         while self.begun < limits.begun {
             let ring = &self.ring;
             let read = |seq| Some(ring[SlotIndex::of(seq).index()]).filter(|words| Cts::seq_of(words[3]) == seq);
             let Some(transfer) = self.sender.submit(0, 0, limits.bytes, read)? else { break };
             self.begun += 1;
             self.sending.push_back(transfer.id);
+            if self.timed.is_none()
+                && self.begun.is_multiple_of(TIMED)
+                && let Some((_, under_way)) = self.sender.unacknowledged()
+            {
+                self.timed = Some((self.begun, now, under_way));
+            }
             self.post(&transfer);
         }
         Ok(())
@@ -241,6 +263,7 @@ impl Connection {
     /// # Errors
     /// The plugin's code refuses that.
     pub(super) fn recover(&mut self) -> Result<(), String> {
+        (self.timed, self.speeds) = (None, Speeds::default());
         self.arriving.clear();
         self.lanes.iter_mut().for_each(|lane| lane.queue.clear());
         let account = self.receiver.account(self.striping);

@@ -1,6 +1,6 @@
 //! Time: the connections of a job go on side by side over one fabric, in small steps, and their lanes share its links.
 
-use nccl_net::inspect::proto::{FlowLabels, MoveBudget, Time, Violation};
+use nccl_net::inspect::proto::{CardMoves, FlowLabels, MoveBudget, Time, Violation};
 
 use crate::ecmp::connection::{Connection, DEPTH, Limits};
 use crate::ecmp::fabric::Fabric;
@@ -51,6 +51,8 @@ pub(super) struct Run<'a> {
     connections: Vec<Connection>,
     /// By connection, when its lanes may move.
     budgets: Vec<MoveBudget>,
+    /// By NIC, the moves of all of its connections: a process has one NIC here.
+    cards: Vec<CardMoves>,
     /// By connection, the flow labels of its lanes, if they have any.
     labels: Vec<FlowLabels>,
     /// By NIC, the number of the latest queue pair.
@@ -97,6 +99,7 @@ impl<'a> Run<'a> {
             policy,
             hashes_queue_pairs,
             budgets: streams.iter().map(|_| MoveBudget::default()).collect(),
+            cards: (0..fabric.shape().nics).map(|_| CardMoves::default()).collect(),
             labels,
             queue_pairs,
             connections,
@@ -258,9 +261,13 @@ impl<'a> Run<'a> {
             let connection = &mut self.connections[number];
             let lanes = connection.lane_count();
             // What the plugin finds too early it forgets, and finds again later.
-            let slow = connection.poll_slow_lane().filter(|_| self.budgets[number].allows(now));
+            let card = &mut self.cards[self.streams[number].from];
+            let speed = connection.speed();
+            let slow = connection
+                .poll_slow_lane()
+                .filter(|_| now >= card.next() && self.budgets[number].poll_move(now, speed));
             if let Some(lane) = slow {
-                self.budgets[number].handle_move(now);
+                card.handle_move(now);
                 connection.recover().map_err(Error::Contract)?;
                 self.labels[number].replace(0, lane as u8);
                 // All queue pairs are new. Where switches do not hash their numbers, the lanes that keep their labels keep their paths.
