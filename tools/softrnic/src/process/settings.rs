@@ -40,6 +40,8 @@ pub(crate) struct Settings {
     pub(crate) same_guid: bool,
     /// Nothing completes any more on a device that has failed.
     pub(crate) silent_failure: bool,
+    /// WRITEs and READs of no bytes need a key and an address as others do.
+    pub(crate) zero_keys: bool,
     /// Writes to memory with relaxed ordering land in no order.
     pub(crate) chaos: bool,
     /// The last word of each aligned line of 128 bytes is written after all that precedes it in its message.
@@ -150,6 +152,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_THREAD_DOMAINS",
     "SOFTRNIC_TIME_SCALE",
     "SOFTRNIC_TRACE",
+    "SOFTRNIC_ZERO_KEYS",
 ];
 
 impl Settings {
@@ -172,6 +175,7 @@ impl Settings {
             qpn_reuse: false,
             same_guid: false,
             silent_failure: false,
+            zero_keys: false,
             staged: false,
             chaos: false,
             lines: false,
@@ -231,6 +235,7 @@ impl Settings {
             qpn_reuse: switch(driver, "SOFTRNIC_QPN_REUSE")?,
             same_guid: switch(driver, "SOFTRNIC_SAME_GUID")?,
             silent_failure: switch(driver, "SOFTRNIC_SILENT_FAILURE")?,
+            zero_keys: switch(driver, "SOFTRNIC_ZERO_KEYS")?,
             staged: switch(driver, "SOFTRNIC_STAGED")?,
             chaos: switch(driver, "SOFTRNIC_CHAOS")?,
             lines: switch(driver, "SOFTRNIC_LINES")?,

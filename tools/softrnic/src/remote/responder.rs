@@ -121,10 +121,11 @@ fn require_read(guard: &RemoteQpGuard, need: u32) -> Result<(), TxOutcome> {
     if has_room { Ok(()) } else { Err(refuse(guard, event::QP_REQ_ERR, Status::RemInvReq)) }
 }
 
-/// The memory that a request names, and whether its order is relaxed. No bytes, no checks: not even the key is looked at.
+/// The memory that a request names, and whether its order is relaxed. No bytes, no checks, unless `SOFTRNIC_ZERO_KEYS` says otherwise: not
+/// even the key is looked at.
 #[inline]
 fn memory(guard: &RemoteQpGuard, request: &Request, total: u64, need: u32) -> Result<(Pieces, bool), TxOutcome> {
-    if total == 0 {
+    if total == 0 && !guard.fabric.settings.zero_keys {
         return Ok((Pieces::default(), false));
     }
     let domain = (guard.device, guard.slot.pd.load(Relaxed));

@@ -203,6 +203,30 @@ fn zero_bytes_need_no_key() {
 }
 
 #[test]
+fn zero_bytes_need_a_key_where_the_device_looks() {
+    Softrnic::new().env("SOFTRNIC_ZERO_KEYS", "1").alone(|| {
+        let target = |b: &Node| (b.address().addr, b.address().rkey);
+        let (a, b) = local_pair(64, &Terms::default());
+        b.recv(9, &[]);
+        for (opcode, to) in [(WRITE, target(&b)), (READ, target(&b)), (WRITE_IMM, target(&b))] {
+            a.send(Work { opcode, to, ..Work::default() });
+        }
+        assert!((0..3).all(|_| a.next().status == OK));
+        type Spoil = fn((u64, u64)) -> (u64, u64);
+        let spoils: [Spoil; 3] = [|_| (0, 0), |(addr, _)| (addr, 0xffff_ff01), |(addr, key)| (addr + 4097, key)];
+        for (i, spoil) in spoils.into_iter().enumerate() {
+            for opcode in [WRITE, READ, WRITE_IMM] {
+                let (_, b, wc) = provoke(&Terms::default(), |a, b| {
+                    a.try_send(Work { id: 7, opcode, to: spoil(target(b)), ..Work::default() })
+                });
+                assert_eq!((wc.wr_id, wc.status), (7, REM_ACCESS), "{opcode}, way {i}");
+                assert_eq!(event(&b), 3, "QP_ACCESS_ERR");
+            }
+        }
+    });
+}
+
+#[test]
 fn a_full_completion_queue_dies() {
     Softrnic::new().alone(|| {
         // 3 rounds up to 3.
