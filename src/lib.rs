@@ -195,6 +195,7 @@
 //! | ring | the memory of the sender that clear-to-sends are written to, with a place for each of 512 |
 //! | RoCE | RDMA over Ethernet |
 //! | signalled | of a work request: its success is reported as a completion |
+//! | sink | registered memory of a device whose bytes nobody looks at: tests of a path are written there |
 //! | state word | what each call of the data path looks at first: 0 while all is well with the peer and nobody else is inside |
 //! | stripe | the part of a message that one queue pair carries |
 //! | token | the random number in a handle, by which a listener knows its peer |

@@ -27,6 +27,18 @@ pub struct Ece {
     pub comp_mask: u32,
 }
 
+/// Bytes of a [`SinkEnd`]: a packet of the largest MTU.
+pub const SINK_BYTES: usize = 4096;
+
+/// Memory of [`SINK_BYTES`] that the peer may write to at any time. Nobody looks at what it writes: tests of the path go there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SinkEnd {
+    /// Its address in the process of this end.
+    pub addr: u64,
+    /// Its key on the port's card.
+    pub key: u32,
+}
+
 /// One end of a rail: a port, how it is reached, and its queue pairs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RailEnd {
@@ -44,6 +56,8 @@ pub struct RailEnd {
     pub speed_mbps: u32,
     /// At a sender: the key of its ring of clear-to-sends on the port's card. 0 at a receiver.
     pub ring_key: u32,
+    /// What the peer writes to when it tests the path.
+    pub sink: SinkEnd,
     /// Its queue pairs.
     pub qps: Vec<QpEnd>,
 }
@@ -129,6 +143,8 @@ impl RailEnd {
         to.u8(self.mtu);
         to.u32(self.speed_mbps);
         to.u32(self.ring_key);
+        to.u64(self.sink.addr);
+        to.u32(self.sink.key);
         to.u8(self.qps.len().min(MAX_QPS) as u8);
         self.qps.iter().take(MAX_QPS).for_each(|qp| qp.emit(to));
     }
@@ -140,9 +156,10 @@ impl RailEnd {
             return Err(violation!("MTU code {mtu}; 1 (256 bytes) to 5 (4096) are possible"));
         }
         let (speed_mbps, ring_key) = (from.u32()?, from.u32()?);
+        let sink = SinkEnd { addr: from.u64()?, key: from.u32()? };
         let count = from.count(MAX_QPS, "queue pairs")?;
         let qps = (0..count).map(|_| QpEnd::parse(from)).collect::<Result<_, _>>()?;
-        Ok(Self { name, infiniband, lid, gid, mtu, speed_mbps, ring_key, qps })
+        Ok(Self { name, infiniband, lid, gid, mtu, speed_mbps, ring_key, sink, qps })
     }
 }
 

@@ -7,6 +7,7 @@
 //! | [`port`] | queries of a port: state, GID table, speed |
 //! | [`memory`] | protection domains and memory regions |
 //! | [`shared`], `record`, `device_memory` | registered memory that a peer writes, and the order in which it is read |
+//! | [`sink`] | registered memory for tests of a path, whose bytes nobody looks at |
 //! | [`staging`] | registered memory that writes are sent from where a device has no inline data |
 //! | [`completion_queue`], [`queue_pair`] | the queues |
 //! | [`qp_ex`] | creating a queue pair for certain operations only |
@@ -38,6 +39,7 @@ pub mod queue_pair;
 mod record;
 mod recv_chain;
 pub mod shared;
+pub mod sink;
 pub mod staging;
 pub mod status;
 pub mod sys;

@@ -16,7 +16,7 @@ pub(crate) fn setting() -> Result<Setting, Missing> {
     let verbs = Verbs::softrnic(&softrnic_library_folder()?).expect("it is there");
     // Each process sees the other's device too, which a test of a port that falls does not mean to be a spare.
     let setting = Setting::new(verbs).env("FERRITE_SPARE", "0");
-    Ok(setting.env("FERRITE_HANDSHAKE_TIMEOUT", "20").env("SOFTRNIC_STRICT", "1"))
+    Ok(setting.env("FERRITE_HANDSHAKE_TIMEOUT", "20").env("SOFTRNIC_STRICT", "1").env("SOFTRNIC_ZERO_KEYS", "1"))
 }
 
 /// The same with the plugin's whole log, and `env` beside.

@@ -13,6 +13,7 @@ use ferrite::pair::WorkerCtx;
 use ferrite::transport::buffer::Buffer;
 use ferrite::transport::comm::SendComm;
 use ferrite::transport::{Handle, Transport};
+use nccl_net::inspect::PROTOCOL_VERSION;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::Handle as Address;
 use std::io::{Read, Write};
@@ -71,7 +72,7 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
             std::thread::sleep(Duration::from_millis(100));
         };
         assert_eq!(code(connect_to(worker, old)?), remote);
-        assert_logged("the peer speaks protocol 9, this Ferrite 4");
+        assert_logged(&format!("the peer speaks protocol 9, this Ferrite {PROTOCOL_VERSION}"));
         let refuse = |mut stream: TcpStream, _: Address| {
             let mut preamble = [0; 32];
             stream.read_exact(&mut preamble).expect("a hello");

@@ -342,7 +342,7 @@ fn no_port_of_infiniband_or_ethernet_means_no_device() -> Result<()> {
 /// A registration that fits the limit many times over is refused for another reason, whatever the device calls it.
 #[test]
 fn a_registration_within_the_limit_of_locked_memory_is_not_blamed_on_it() -> Result<()> {
-    let setting = require!(talkative(&[("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=2..")]));
+    let setting = require!(talkative(&[("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=4..")]));
     alone(&setting, |worker| {
         let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
         // SAFETY: a valid limit, below the one there was or the same.

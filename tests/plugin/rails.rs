@@ -278,8 +278,9 @@ fn a_dead_rail_ends_the_connection_and_is_named_if_failover_is_switched_off() ->
 #[test]
 fn memory_is_registered_on_all_cards_or_on_none() -> Result<()> {
     let adapt = |s: Setting| {
-        // The first two are the rings of the connections, one each way; of the next forty every other one is refused.
-        s.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=3..42 every=2 device=softrnic1").env("SOFTRNIC_MAX_MR", "40")
+        // The first four are the rings of the connections, one each way, and what each process tests paths with; of the next forty every other
+        // one is refused.
+        s.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=5..44 every=2 device=softrnic1").env("SOFTRNIC_MAX_MR", "40")
     };
     faithful::run(&["--devices", "2"], adapt, |worker| {
         let transport = plugin_transport()?;

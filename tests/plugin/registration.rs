@@ -40,7 +40,7 @@ impl Calls {
 #[test]
 fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
     let setting = require!(setting());
-    let setting = setting.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=7..");
+    let setting = setting.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=9..");
     pair(&setting, |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         worker.barrier()?;

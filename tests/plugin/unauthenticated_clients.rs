@@ -7,6 +7,7 @@ use crate::common::process::alone;
 use crate::common::setting::setting;
 use ferrite::error::Result;
 use ferrite::transport::Handle;
+use nccl_net::inspect::PROTOCOL_VERSION;
 use nccl_net::testing::proto::frame::{Assembler, Kind};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -60,7 +61,8 @@ fn clients_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() ->
         for (i, (closed, _)) in answers.iter().enumerate() {
             assert_eq!(*closed, ![2, 3, 4].contains(&i), "client {i}: {answers:?}");
         }
-        assert!(answers[5].1.as_ref().is_some_and(|t| t.contains("protocol 77, this Ferrite 4")), "{answers:?}");
+        let other = format!("protocol 77, this Ferrite {PROTOCOL_VERSION}");
+        assert!(answers[5].1.as_ref().is_some_and(|t| t.contains(&other)), "{answers:?}");
         assert!(answers[7].1.as_ref().is_some_and(|t| t.contains("wrong token")), "{answers:?}");
         let pair = connect(worker, &transport, &handle, &mut listener)?;
         works(worker, pair)

@@ -9,7 +9,7 @@
 use crate::error::{Error, Result};
 use crate::net::qp::set::QpSet;
 use crate::net::qp::wr_id::WrId;
-use crate::verbs::work::Write;
+use crate::proto::QpIndex;
 use std::time::{Duration, Instant};
 
 /// The probes of one end.
@@ -51,10 +51,8 @@ impl Probe {
     /// The device refuses the write.
     pub fn send_now(&mut self, qps: &mut QpSet) -> Result<()> {
         self.sent = Some(Instant::now());
-        let rails = qps.striping.rails();
-        for (number, connected) in (0..rails).zip(&mut qps.qps) {
-            let id = WrId::Probe { qp: number }.to_bits();
-            connected.qp.post_write(&Write { id, signaled: true, ..Write::default() })?;
+        for index in 0..qps.striping.rails().min(qps.qps.len() as u8) {
+            qps.post_probe(QpIndex(index), 0)?;
             self.outstanding += 1;
         }
         Ok(())

@@ -279,7 +279,7 @@ impl RecvPath {
     ) -> Result<()> {
         let buffer = |i| {
             let Expected { addr, length, tag, memory } = expected(i)?;
-            memory.require("irecv", addr, length)?;
+            let addr = memory.require_target("irecv", addr, length)?;
             Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
         };
         let Some(id) = self.flow.begin(count, buffer, begun)? else {

@@ -335,7 +335,7 @@ impl SendPath {
                 imm: (!is_trailing).then(|| imms.first.to_bits()),
                 ..Write::default()
             };
-            let immediate = |imm: u32| Write { imm: Some(imm), ..Write::default() };
+            let immediate = |imm: u32| Write { imm: Some(imm), target: data.target, ..Write::default() };
             let mut writes = [data; MAX_STRIPE_WRS];
             let mut count = 1;
             if is_trailing {

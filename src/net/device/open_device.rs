@@ -2,9 +2,11 @@
 
 use crate::error::Result;
 use crate::net::mr::cache::MrCache;
+use crate::proto::endpoint::SINK_BYTES;
 use crate::verbs::context::Context;
 use crate::verbs::memory::ProtectionDomain;
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::verbs::sink::Sink;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// An open device with what all connections over it share. It is closed when nothing is left that was made from it.
@@ -16,6 +18,8 @@ pub struct OpenDevice {
     pub domain: Arc<ProtectionDomain>,
     /// The open device.
     pub context: Arc<Context>,
+    /// What all connections test their paths with, while there are some.
+    sink: Mutex<Weak<Sink>>,
     /// Its refusals to move queue pairs to state ERROR; `None`: it has obeyed since, or was never asked.
     refusals: Mutex<Option<Refusals>>,
 }
@@ -41,7 +45,21 @@ impl OpenDevice {
     pub fn new(context: Arc<Context>, relaxed_ordering: bool) -> Result<Arc<Self>> {
         let domain = ProtectionDomain::new(&context)?;
         let regions = MrCache::new(&domain, relaxed_ordering);
-        Ok(Arc::new(Self { regions, domain, context, refusals: Mutex::default() }))
+        Ok(Arc::new(Self { regions, domain, context, sink: Mutex::default(), refusals: Mutex::default() }))
+    }
+
+    /// The memory that connections over the device test their paths with. It is registered as long as one of them has it.
+    ///
+    /// # Errors
+    /// It cannot be registered.
+    pub fn sink(&self) -> Result<Arc<Sink>> {
+        let mut known = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sink) = known.upgrade() {
+            return Ok(sink);
+        }
+        let sink = Arc::new(Sink::new(&self.domain, SINK_BYTES)?);
+        *known = Arc::downgrade(&sink);
+        Ok(sink)
     }
 
     /// It has moved a queue pair to state ERROR, or has refused to.

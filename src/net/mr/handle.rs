@@ -184,6 +184,19 @@ impl MrHandle {
         self.pages.require(call, addr, length)
     }
 
+    /// As [`Self::require`]; returns the address that the peer is told: for zero bytes elsewhere one that is inside, since a device may look
+    /// at it.
+    ///
+    /// # Errors
+    /// The bytes are outside.
+    #[inline]
+    pub fn require_target(&self, call: &str, addr: u64, length: u32) -> Result<u64> {
+        if self.covers(addr, length) {
+            return Ok(addr);
+        }
+        self.require(call, addr, length).map(|()| self.pages.start)
+    }
+
     /// Whether `length` bytes at `addr` are inside. [`Self::require`] also accepts zero bytes elsewhere.
     #[inline]
     pub fn covers(&self, addr: u64, length: u32) -> bool {

@@ -6,10 +6,11 @@ use crate::host::random;
 use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
 use crate::net::device::rail::{LocalAddress, Rail};
-use crate::proto::endpoint::{QpEnd, RailEnd};
+use crate::proto::endpoint::{QpEnd, RailEnd, SinkEnd};
 use crate::proto::lane_budget::LaneLease;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::{InitQueuePair, QpCaps, RemoteAccess};
+use crate::verbs::sink::Sink;
 use crate::verbs::thread_domain::ThreadDomain;
 use std::sync::Arc;
 
@@ -33,6 +34,8 @@ pub(in crate::net) struct QpSetRail {
     pub(in crate::net) queue: Arc<CompletionQueue>,
     /// What its queue pairs but the first one take of the card's budget, where lanes are automatic.
     lanes: Option<LaneLease>,
+    /// The device's, which tests of the path are sent from, and which the peer is told.
+    pub(in crate::net) sink: Arc<Sink>,
 }
 
 impl InitRailQps {
@@ -51,6 +54,7 @@ impl InitRailQps {
         let address = port.address_towards(peer)?;
         let entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
         let device = port.card.device();
+        let sink = device.sink()?;
         let queue = CompletionQueue::new(&device.context, entries)?;
         let thread = port.config.thread_domains.then(|| ThreadDomain::new(&device.domain)).transpose();
         let thread = thread.unwrap_or_else(|error| {
@@ -73,7 +77,7 @@ impl InitRailQps {
                 }
             }
         }
-        let on = QpSetRail { number, port: Arc::clone(port), device, address, queue, lanes };
+        let on = QpSetRail { number, port: Arc::clone(port), device, address, queue, lanes, sink };
         let mut this = Self { on, qps };
         this.truncate(count);
         Ok(this)
@@ -101,6 +105,7 @@ impl InitRailQps {
             mtu: port.mtu,
             speed_mbps: rail.speed_mbps,
             ring_key: 0,
+            sink: SinkEnd { addr: self.on.sink.addr(), key: self.on.sink.rkey() },
             qps: self.qps.iter().map(end).collect::<Result<_>>()?,
         })
     }

@@ -10,7 +10,7 @@ use crate::proto::QpIndex;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::stripe::Striping;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Batch, Write};
+use crate::verbs::work::Batch;
 use std::time::{Duration, Instant};
 
 /// When one queue pair has acknowledged, the others have so many times as long as that took, and at least the limit divided by this number:
@@ -90,10 +90,9 @@ impl ReachTest {
     /// The device refuses.
     pub fn begin(mut qps: QpSet, limit: Duration) -> Result<Self> {
         let mut waiting = 0;
-        for (number, connected) in (0..).zip(&mut qps.qps) {
-            let id = WrId::Probe { qp: number }.to_bits();
-            connected.qp.post_write(&Write { id, signaled: true, ..Write::default() })?;
-            waiting |= 1 << number;
+        for index in 0..qps.qps.len() as u8 {
+            qps.post_probe(QpIndex(index), 0)?;
+            waiting |= 1 << index;
         }
         let answers = Answers { waiting, failed: 0 };
         Ok(Self { qps, answers, begun: Instant::now(), patience: Patience::new(limit) })

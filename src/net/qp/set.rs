@@ -11,7 +11,7 @@ use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
 use crate::net::device::rail::Rail;
-use crate::proto::endpoint::Endpoint;
+use crate::proto::endpoint::{Endpoint, SINK_BYTES};
 use crate::proto::flow_labels::FlowLabels;
 use crate::proto::handshake::Negotiated;
 use crate::proto::stripe::Striping;
@@ -21,7 +21,7 @@ use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::{QpCaps, QueuePair};
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Batch, Completion, RECV_BATCH};
+use crate::verbs::work::{Batch, Completion, RECV_BATCH, Sge, Target, Write};
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -179,6 +179,27 @@ impl QpSet {
     /// The device refuses.
     pub fn keep_receives(&mut self, count: u32) -> Result<()> {
         self.qps.iter_mut().try_for_each(|connected| connected.keep_receives(count))
+    }
+
+    /// Posts a write of so many `bytes`, at most [`SINK_BYTES`], over queue pair `index`, as [`WrId::Probe`]. A write of no bytes has a
+    /// valid address and key as well: a device may look at these.
+    ///
+    /// # Errors
+    /// There is no such queue pair, or the device refuses.
+    pub fn post_probe(&mut self, index: proto::QpIndex, bytes: u32) -> Result<()> {
+        let place = usize::from(self.striping.place_of(index));
+        let (Some(on), Some(far), Some(connected)) =
+            (self.rails.get(place), self.remote.rails.get(place), self.qps.get_mut(usize::from(index.0)))
+        else {
+            return Err(Error::internal(format!("{index:?} does not exist")));
+        };
+        connected.qp.post_write(&Write {
+            id: WrId::Probe { qp: index.0 }.to_bits(),
+            local: Sge { addr: on.sink.addr(), length: bytes.min(SINK_BYTES as u32), lkey: on.sink.lkey() },
+            target: Target { addr: far.sink.addr, rkey: far.sink.key },
+            signaled: true,
+            ..Write::default()
+        })
     }
 
     /// Takes all queue pairs out.

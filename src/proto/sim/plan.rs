@@ -1,6 +1,6 @@
 //! What a run does: the two ends and what they agree on, the messages and their buffers.
 
-use crate::proto::endpoint::{Ece, Endpoint, QpEnd, RailEnd};
+use crate::proto::endpoint::{Ece, Endpoint, QpEnd, RailEnd, SinkEnd};
 use crate::proto::handshake::Negotiated;
 use crate::proto::identity::Identity;
 use crate::proto::rail_weights::RailWeights;
@@ -151,6 +151,7 @@ pub(in crate::proto) fn endpoint(rails: usize, qps: usize, split: bool) -> Endpo
         mtu: 5 - rail as u8,
         speed_mbps: 400_000 >> rail,
         ring_key: 77 + rail as u32,
+        sink: SinkEnd { addr: (rail as u64 + 1) << 40, key: 177 + rail as u32 },
         qps: (0..qps as u32).map(|i| queue_pair(rail as u32, i)).collect(),
     };
     let rails = (0..rails).map(rail).collect();

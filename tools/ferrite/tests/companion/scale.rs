@@ -117,8 +117,9 @@ fn the_counted_constants_are_what_the_software_device_counts() {
     let counted: Value =
         serde_json::from_str(&printed(&[&cost[..], &["--queue-pairs", "1,4"]].concat())).expect("JSON");
     let all: Value = serde_json::from_str(&printed(&["scale", "--json"])).expect("JSON");
-    // Registering one buffer at each end, and what is made once: the built-in transport's protection domains of two devices.
-    let once = [2.0 + 2.0, 2.0];
+    // Registering one buffer at each end, and what is made once for two devices: the built-in transport's protection domains, and the memory that
+    // Ferrite tests paths with.
+    let once = [2.0 + 2.0, 2.0 + 2.0];
     for (case, queue_pairs) in counted["cases"].as_array().expect("cases").iter().zip([1.0, 4.0]) {
         for side in 0..2 {
             let per = |name: &str| case["transports"][side]["connection"][name].as_f64().expect(name);
