@@ -11,6 +11,7 @@ mod errors;
 mod fabric;
 mod flushes;
 mod groups;
+mod long_paths;
 mod losses;
 mod many;
 mod model;

@@ -26,6 +26,7 @@ use crate::proto::requests::{Entries, Entry, RequestId};
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// The receiving end of a connection.
 #[derive(Debug)]
@@ -99,7 +100,7 @@ impl RecvPath {
             flushes: None,
             sticky_error: StickyError::new("receiving from"),
             mode: Mode::Running,
-            stall: Stall::new(0),
+            stall: Stall::new(0, Duration::ZERO),
             recovery: None,
             stats,
             tags_are_ranks: false,
@@ -113,7 +114,7 @@ impl RecvComm {
         path.qps.watch(&peer);
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps));
         path.recovery = recovery.clone();
-        path.stall = Stall::new(nic.config.stall_ms);
+        path.stall = Stall::new(nic.config.stall_ms, path.qps.round_trip);
         path.tags_are_ranks = nic.has_only_ranks_as_tags();
         let (memory, labels) = (ConnMemory::new(&nic, &peer, path.qps.devices()), Labels::of(&path.stats));
         let requests = Arc::clone(path.flow.entries());

@@ -80,10 +80,10 @@ impl End for RecvComm {
             path.flushes.iter_mut().for_each(|flushes| flushes.handle_devices(qps.devices()));
             qps.tell(&path.stats);
             path.stats.handle_recovery();
+            path.stall.reset(qps.round_trip);
             path.qps = qps;
             path.choose_path();
             path.cts_sender = *prepared;
-            path.stall.reset();
             path.mode = Mode::Running;
             self.peer.set_recovering(false);
             Ok(Some(account))

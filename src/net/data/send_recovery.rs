@@ -60,10 +60,10 @@ impl End for SendComm {
             qps.tell(&path.stats);
             path.stats.handle_recovery();
             path.stats.set_moves(qps.labels.replaced());
+            path.stall.reset(qps.round_trip);
             path.use_qps(qps);
             path.choose_path();
             path.other_work = OtherWork::default();
-            path.stall.reset();
             path.mode = Mode::Replaying;
             path.replay().map(|()| None)
         })

@@ -123,6 +123,7 @@ impl SendComm {
         let lane_trials = may_have_lanes.and_then(|_| LaneTrials::new(&nic, qps.first_number()));
         let mut path = SendPath {
             flow,
+            stall: Stall::new(nic.config.stall_ms, qps.round_trip),
             qps,
             ring,
             trailing_immediate_above,
@@ -130,7 +131,6 @@ impl SendComm {
             other_work: OtherWork::default(),
             sticky_error,
             mode: Mode::Running,
-            stall: Stall::new(nic.config.stall_ms),
             recovery: recovery.clone(),
             lane_trials,
             peer: Arc::clone(&peer),

@@ -1,7 +1,9 @@
 //! Finding a path that carries nothing although no device reports an error.
 //!
 //! A device resends for seconds before it reports that the peer does not acknowledge. A message that is the oldest one under way for
-//! much longer than the data takes shows that earlier. A wrong suspicion costs little: the connection recovers, and nothing is lost. Each
+//! much longer than the data and its acknowledgement take shows that earlier. How long the acknowledgement takes is known once the
+//! connection, or another one to the same port, has recovered, which tests its new queue pairs: on a path of a long round trip the first
+//! suspicion is wrong, and there are no others. A wrong suspicion costs little: the connection recovers, and nothing is lost. Each
 //! suspicion doubles the time until the next one, so that a fabric that pauses for long is not disturbed again and again. Each
 //! quiet minute halves it again.
 
@@ -13,6 +15,8 @@ const LOOK_EVERY: u32 = 1 << u8::BITS;
 const QUIET: Duration = Duration::from_secs(60);
 /// Data may take this many times as long as at the rails' nominal speed.
 const SLACK: u32 = 50;
+/// An acknowledgement may take this many times as long as in the test of the queue pairs, beside the limit.
+const ROUND_TRIPS: u32 = 2;
 /// The limit is never more than this many times the first one.
 const MAX_FACTOR: u32 = 8;
 
@@ -26,16 +30,19 @@ pub struct Stall {
     oldest: Option<(u32, Instant)>,
     /// Time without an acknowledgement after which a path is suspected; zero: never.
     limit: Duration,
+    /// Zero: it is not known.
+    round_trip: Duration,
     factor: u32,
     /// When there was a suspicion last, or when the factor was halved.
     last: Instant,
 }
 
 impl Stall {
-    /// A path is suspected after `limit_ms` milliseconds, and the time that the data takes; 0: never.
-    pub fn new(limit_ms: u64) -> Self {
+    /// A path is suspected after `limit_ms` milliseconds, and the time that the data and its acknowledgement take; 0: never. The
+    /// `round_trip` is zero if it is not known.
+    pub fn new(limit_ms: u64, round_trip: Duration) -> Self {
         let limit = Duration::from_millis(limit_ms);
-        Self { tests: 0, looks: 0, oldest: None, limit, factor: 1, last: Instant::now() }
+        Self { tests: 0, looks: 0, oldest: None, limit, round_trip, factor: 1, last: Instant::now() }
     }
 
     /// To be called after each test in vain: whether it is time for [`Self::check`].
@@ -70,7 +77,7 @@ impl Stall {
     pub fn check(&mut self, oldest: u32, data_time: Duration, now: Instant) -> Option<Duration> {
         let waited = self.waited(oldest, now)?;
         self.calm_down(now);
-        if self.limit.is_zero() || waited < (self.limit + SLACK * data_time) * self.factor {
+        if self.limit.is_zero() || waited < (self.patience() + SLACK * data_time) * self.factor {
             return None;
         }
         self.oldest = None;
@@ -105,12 +112,16 @@ impl Stall {
     /// Time without an acknowledgement after which a path is suspected; zero: never.
     pub fn limit(&mut self, now: Instant) -> Duration {
         self.calm_down(now);
-        self.limit * self.factor
+        if self.limit.is_zero() { Duration::ZERO } else { self.patience() * self.factor }
     }
 
-    /// What has been waited for so far does not count.
-    pub fn reset(&mut self) {
-        self.oldest = None;
+    fn patience(&self) -> Duration {
+        self.limit + ROUND_TRIPS * self.round_trip
+    }
+
+    /// There are new queue pairs, whose test has found this `round_trip`. What has been waited for so far does not count.
+    pub fn reset(&mut self, round_trip: Duration) {
+        (self.oldest, self.round_trip) = (None, round_trip);
     }
 }
 
@@ -120,7 +131,7 @@ mod tests {
 
     #[test]
     fn each_test_in_vain_is_counted_and_one_of_256_looks_at_the_clock() {
-        let mut stall = Stall::new(0);
+        let mut stall = Stall::new(0, Duration::ZERO);
         for count in 1..=1000 {
             assert_eq!(stall.is_due(), count % LOOK_EVERY == 0);
             assert_eq!(stall.was_due(), count % LOOK_EVERY == 0);
@@ -132,7 +143,7 @@ mod tests {
 
     /// For how many ms message 7 is the oldest one until that is suspicious, from `begin` on. It is asked each ms.
     fn suspected_after(stall: &mut Stall, data_time: Duration, begin: Instant) -> Option<u32> {
-        stall.reset();
+        stall.reset(stall.round_trip);
         (0..100_000).find(|ms| match stall.check(7, data_time, begin + *ms * MS) {
             None => false,
             Some(waited) => {
@@ -144,29 +155,40 @@ mod tests {
 
     #[test]
     fn a_message_that_is_the_oldest_one_for_long_is_suspicious_and_the_next_one_twice_as_late() {
-        let (mut stall, now) = (Stall::new(100), Instant::now());
+        let (mut stall, now) = (Stall::new(100, Duration::ZERO), Instant::now());
         let limits = [100, 200, 400, 800, 800];
         assert_eq!(limits.map(|_| suspected_after(&mut stall, Duration::ZERO, now)), limits.map(Some));
-        let mut stall = Stall::new(100);
+        let mut stall = Stall::new(100, Duration::ZERO);
         assert_eq!(suspected_after(&mut stall, 2 * MS, now), Some(200), "50 times what the data takes");
         assert_eq!(suspected_after(&mut stall, 2 * MS, now), Some(400));
     }
 
     #[test]
+    fn an_acknowledgement_has_two_round_trips_beside_the_limit() {
+        let (mut stall, now) = (Stall::new(100, 80 * MS), Instant::now());
+        assert_eq!(stall.limit(now), 260 * MS);
+        assert_eq!(suspected_after(&mut stall, 2 * MS, now), Some(360));
+        stall.reset(10 * MS);
+        assert_eq!(suspected_after(&mut stall, Duration::ZERO, now), Some(240), "twice as late as the first");
+        let mut never = Stall::new(0, 80 * MS);
+        assert_eq!((never.limit(now), suspected_after(&mut never, Duration::ZERO, now)), (Duration::ZERO, None));
+    }
+
+    #[test]
     fn each_message_has_a_time_of_its_own_and_none_begins_with_a_reset() {
-        let (mut stall, now) = (Stall::new(100), Instant::now());
+        let (mut stall, now) = (Stall::new(100, Duration::ZERO), Instant::now());
         let mut check = |oldest, ms| stall.check(oldest, Duration::ZERO, now + ms * MS);
         assert_eq!((check(1, 0), check(1, 99), check(2, 100), check(2, 199)), (None, None, None, None));
         assert_eq!(check(2, 200), Some(100 * MS));
         assert_eq!(check(2, 1000), None, "it begins anew");
-        stall.reset();
+        stall.reset(stall.round_trip);
         assert_eq!(stall.waited(2, now + 2000 * MS), None);
         assert_eq!(stall.waited(2, now + 2001 * MS), Some(MS));
     }
 
     #[test]
     fn a_quiet_minute_halves_the_limit_until_it_is_the_first_one() {
-        let (mut stall, now) = (Stall::new(100), Instant::now());
+        let (mut stall, now) = (Stall::new(100, Duration::ZERO), Instant::now());
         for _ in 0..3 {
             stall.back_off(now);
         }
@@ -187,7 +209,7 @@ mod tests {
 
     #[test]
     fn without_a_limit_nothing_is_suspicious() {
-        let mut stall = Stall::new(0);
+        let mut stall = Stall::new(0, Duration::ZERO);
         let now = Instant::now();
         assert_eq!(suspected_after(&mut stall, Duration::ZERO, now), None);
         assert_eq!(stall.limit(now), Duration::ZERO);

@@ -1,6 +1,6 @@
 //! Network devices as NCCL sees them: cards, their ports, and GPUDirect RDMA.
 //!
-//! [`gdr`] and [`open_device`] ← [`card`] ← [`gid_table`] ← [`rail`] ← [`spares`] and [`queue_pair_plan`] ← [`nic`] ← [`conn_memory`].
+//! [`gdr`] and [`open_device`] ← [`card`] ← [`gid_table`] ← [`rail`] ← [`spares`], [`queue_pair_plan`] and [`round_trips`] ← [`nic`] ← [`conn_memory`].
 //!
 //! A card stays when its device is lost; the device that comes back is opened again, as another [`open_device::OpenDevice`]. Whoever
 //! makes something on a card takes the device that is open then.
@@ -13,4 +13,5 @@ pub mod nic;
 pub mod open_device;
 pub mod queue_pair_plan;
 pub mod rail;
+pub mod round_trips;
 pub mod spares;

@@ -5,6 +5,7 @@ use super::gdr::{Gdr, GdrSupport};
 use super::open_device::OpenDevice;
 use super::queue_pair_plan::QueuePairPlan;
 use super::rail::Rail;
+use super::round_trips::RoundTrips;
 use super::spares::Spares;
 use crate::error::{Error, Result};
 use crate::host::config::Config;
@@ -47,6 +48,8 @@ pub struct Nic {
     pub explainer: Arc<Explainer>,
     /// What the log says of connections that recover.
     pub notices: Notices,
+    /// How long the ways to peers are.
+    pub round_trips: RoundTrips,
 }
 
 impl Nic {
@@ -114,6 +117,7 @@ impl Nic {
             start_workers: Arc::new(StartWorkers(Arc::clone(workers))),
             explainer: Arc::clone(explainer),
             notices: Notices::default(),
+            round_trips: RoundTrips::default(),
         }
     }
 

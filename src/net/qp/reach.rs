@@ -24,6 +24,8 @@ pub struct ReachTest {
     answers: Answers,
     begun: Instant,
     patience: Patience,
+    /// The shortest time after which one was acknowledged: the thread may have been late for the others.
+    round_trip: Option<Duration>,
 }
 
 /// The queue pairs, as a bit mask, over which nothing is acknowledged.
@@ -95,7 +97,7 @@ impl ReachTest {
             waiting |= 1 << index;
         }
         let answers = Answers { waiting, failed: 0 };
-        Ok(Self { qps, answers, begun: Instant::now(), patience: Patience::new(limit) })
+        Ok(Self { qps, answers, begun: Instant::now(), patience: Patience::new(limit), round_trip: None })
     }
 
     /// The queue pairs over which nothing is acknowledged, once that is known of each.
@@ -108,7 +110,9 @@ impl ReachTest {
             // A queue that has failed reports nothing more.
             for completion in on.queue.poll(&mut batch).unwrap_or_default() {
                 if self.answers.handle(WrId::from_bits(completion.id()), completion.status())? {
-                    self.patience.handle_acknowledged(self.begun.elapsed());
+                    let after = self.begun.elapsed();
+                    self.patience.handle_acknowledged(after);
+                    self.round_trip = Some(self.round_trip.map_or(after, |shortest| shortest.min(after)));
                 }
             }
         }
@@ -127,6 +131,11 @@ impl ReachTest {
     /// The rails of which a queue pair is not acknowledged, if the `silent` ones are not and there are rails of which all are. Else none.
     pub fn flawed_rails(&self, silent: Silent) -> RailMask {
         flawed_rails(self.qps.striping, silent)
+    }
+
+    /// The time from a write to its acknowledgement; zero if nothing has been acknowledged.
+    pub fn round_trip(&self) -> Duration {
+        self.round_trip.unwrap_or_default()
     }
 
     /// The queue pairs.

@@ -61,6 +61,8 @@ pub struct QpSet {
     pub(in crate::net) priority: Priority,
     /// The flow labels that this end's packets have.
     pub(in crate::net) labels: FlowLabels,
+    /// The time from a write to its acknowledgement, as far as is known; zero: it is not.
+    pub(in crate::net) round_trip: Duration,
 }
 
 impl InitQpSet {
@@ -214,6 +216,7 @@ impl QpSet {
             remote,
             priority: self.priority,
             labels: self.labels.clone(),
+            round_trip: self.round_trip,
         };
         std::mem::replace(self, empty)
     }

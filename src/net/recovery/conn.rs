@@ -245,7 +245,7 @@ impl ConnRecovery {
             Action::Resume { attempt, account: Some(account) } => self.resume(work, end, attempt, Some(&account))?,
             // The receiver's.
             Action::Resume { attempt, account: None } => {
-                if let Err(e) = work.new_qps.prove(attempt) {
+                if let Err(e) = work.new_qps.prove(attempt, work.machine.reach()) {
                     self.describe_failure(work, &e);
                     work.machine.handle_unreachable(self.now(), attempt, RailMask::NONE);
                 }

@@ -17,14 +17,11 @@ use crate::proto::handshake::Negotiated;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::action::Role;
 use crate::proto::recovery::rail_mask::RailMask;
+use crate::proto::recovery::reach::{PathTimes, Reach};
 use crate::proto::stripe::Striping;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the peer's device has to acknowledge a write over new queue pairs. After two failures between the same ports it has twice as
-/// long.
-const REACH_LIMIT: Duration = Duration::from_millis(30);
-const MAX_REACH_LIMIT: Duration = Duration::from_secs(2);
 /// After so many failures between the same ports, a rail is left out of which only some queue pairs reach the peer, if all of another
 /// one do. Before, they are made anew, and may have other paths.
 const MOST_UNREACHED: u32 = 4;
@@ -48,9 +45,9 @@ pub struct NewQps {
     labels: FlowLabels,
     /// How the queue pairs are numbered that were connected last.
     striping: Striping,
-    /// The ports of the latest attempt at both ends, and how many attempts between them have found that nothing is acknowledged.
+    /// The ports of the latest attempt at both ends, and what tests between them have found.
     between: Vec<(Arc<Rail>, [u8; 16])>,
-    unreached: u32,
+    times: PathTimes,
     stage: Stage,
 }
 
@@ -72,8 +69,8 @@ enum Stage {
 pub enum Progress {
     /// To be asked again at this time.
     Wait(Instant),
-    /// Those of this attempt are connected, with this description for the peer.
-    Connected(u32, Endpoint),
+    /// Those of this attempt are connected, with this description for the peer. The sender's reach it.
+    Connected(u32, Endpoint, Reach),
     /// Those of this attempt are connected, but nothing is acknowledged over some of them, among which are all of these rails.
     Unreachable(u32, RailMask),
     /// Those of this attempt, the receiver's, reach the sender.
@@ -102,7 +99,7 @@ impl NewQps {
             labels: qps.labels.clone(),
             striping: qps.striping,
             between: Vec::new(),
-            unreached: 0,
+            times: PathTimes::new(qps.round_trip),
             stage: Stage::None,
         }
     }
@@ -196,10 +193,9 @@ impl NewQps {
                     Progress::Wait(Instant::now() + REACH_EVERY)
                 }
                 Some(Silent(0)) => {
-                    self.unreached = 0;
                     let (test, endpoint) = *testing;
-                    self.stage = Stage::Connected(test.into_qps(), weights);
-                    Progress::Connected(attempt, endpoint)
+                    self.handle_reached(test, weights);
+                    Progress::Connected(attempt, endpoint, self.times.reach())
                 }
                 Some(silent) => Progress::Unreachable(attempt, self.handle_silent(testing.0, silent)),
             }),
@@ -209,8 +205,7 @@ impl NewQps {
                     Progress::Wait(Instant::now() + REACH_EVERY)
                 }
                 Some(Silent(0)) => {
-                    self.unreached = 0;
-                    self.stage = Stage::Connected(test.into_qps(), weights);
+                    self.handle_reached(*test, weights);
                     Progress::Proven(attempt)
                 }
                 Some(silent) => Progress::Unproven(attempt, self.handle_silent(*test, silent)),
@@ -222,12 +217,21 @@ impl NewQps {
         })
     }
 
+    /// All queue pairs of `test` reach the peer.
+    fn handle_reached(&mut self, test: ReachTest, weights: RailWeights) {
+        self.times.handle_round_trip(test.round_trip());
+        let mut qps = test.into_qps();
+        qps.round_trip = self.times.round_trip();
+        self.nic.round_trips.learn(&qps.remote, qps.round_trip);
+        self.stage = Stage::Connected(qps, weights);
+    }
+
     /// Nothing is acknowledged over the `silent` queue pairs of `test`. Destroys all of them, and returns the rails that are to be left out.
     fn handle_silent(&mut self, test: ReachTest, silent: Silent) -> RailMask {
-        self.unreached += 1;
+        self.times.handle_failure();
         self.leave_paths(silent);
         let left_out = match test.dead_rails(silent) {
-            RailMask::NONE if self.unreached >= MOST_UNREACHED => test.flawed_rails(silent),
+            RailMask::NONE if self.times.failures() >= MOST_UNREACHED => test.flawed_rails(silent),
             dead => dead,
         };
         test.into_qps().destroy(&self.peer);
@@ -240,24 +244,19 @@ impl NewQps {
             Arc::ptr_eq(port, now) && gid == gid_now
         };
         if between.len() != self.between.len() || !self.between.iter().zip(&between).all(is_same) {
-            self.unreached = 0;
+            self.times.forget_failures();
         }
         self.between = between;
     }
 
-    /// How long the peer's device has to acknowledge.
-    fn reach_limit(&self) -> Duration {
-        REACH_LIMIT.saturating_mul(1 << (self.unreached / 2).min(10)).min(MAX_REACH_LIMIT)
-    }
-
-    /// The sender is ready, and the account is due: begins to test whether the receiver's queue pairs reach it. That the sender's reach
+    /// The sender is ready, which has found what `told` says, and the account is due: begins to test whether the receiver's queue pairs reach it. That the sender's reach
     /// the receiver says little of the way back: acknowledgements may be carried where requests are not.
     ///
     /// # Errors
     /// There are none, or the device refuses.
-    pub fn prove(&mut self, attempt: u32) -> Result<()> {
-        let (qps, weights) = self.take()?;
-        let test = ReachTest::begin(qps, self.reach_limit())?;
+    pub fn prove(&mut self, attempt: u32, told: Reach) -> Result<()> {
+        let (qps, weights) = self.take_connected()?;
+        let test = ReachTest::begin(qps, self.times.limit_told(told))?;
         self.stage = Stage::Proving(attempt, Box::new(test), weights);
         Ok(())
     }
@@ -283,28 +282,32 @@ impl NewQps {
         let weights = endpoint.rail_weights_with(&qps.remote).over(qps.striping.rail_numbers());
         match self.role {
             Role::Sender => {
-                let test = ReachTest::begin(qps, self.reach_limit())?;
+                let test = ReachTest::begin(qps, self.times.limit())?;
                 self.stage = Stage::Testing(attempt, Box::new((test, endpoint)), weights);
                 Ok(Progress::Wait(Instant::now()))
             }
             Role::Receiver => {
                 end.prepare(&mut qps)?;
                 self.stage = Stage::Connected(qps, weights);
-                Ok(Progress::Connected(attempt, endpoint))
+                Ok(Progress::Connected(attempt, endpoint, Reach::default()))
             }
         }
     }
 
-    /// The connected ones, with the weights that their rails begin with.
+    /// The connected ones, which come into use, with the weights that their rails begin with.
     ///
     /// # Errors
     /// There are none.
     pub fn take(&mut self) -> Result<(QpSet, RailWeights)> {
+        let taken = self.take_connected()?;
+        self.per_rail = self.tried.take().unwrap_or(self.per_rail);
+        self.times.forget_failures();
+        Ok(taken)
+    }
+
+    fn take_connected(&mut self) -> Result<(QpSet, RailWeights)> {
         match std::mem::replace(&mut self.stage, Stage::None) {
-            Stage::Connected(qps, weights) => {
-                self.per_rail = self.tried.take().unwrap_or(self.per_rail);
-                Ok((qps, weights))
-            }
+            Stage::Connected(qps, weights) => Ok((qps, weights)),
             _ => Err(Error::internal("no queue pairs were connected")),
         }
     }
@@ -316,10 +319,13 @@ impl NewQps {
     }
 
     /// Queue pairs of this `stage` do not come into use, and are destroyed. If they are the receiver's and connected, the sender has not become
-    /// ready: its writes may have reached the receiver's, and their acknowledgements, which take the paths of these, may be lost.
+    /// ready: its writes may have reached the receiver's, and their acknowledgements, which take the paths of these, may be lost. If they are
+    /// the sender's, the receiver's may not have reached it.
     fn end(&mut self, stage: Stage) {
-        if matches!((self.role, &stage), (Role::Receiver, Stage::Connected(..))) {
-            self.leave_paths(Silent(u32::MAX));
+        match (self.role, &stage) {
+            (Role::Receiver, Stage::Connected(..)) => self.leave_paths(Silent(u32::MAX)),
+            (Role::Sender, Stage::Connected(..)) => self.times.handle_failure(),
+            _ => {}
         }
         match stage {
             Stage::Testing(_, testing, _) => testing.0.into_qps().destroy(&self.peer),

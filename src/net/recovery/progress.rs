@@ -16,7 +16,10 @@ impl ConnRecovery {
         let Some(progress) = work.new_qps.advance(end)? else { return Ok(None) };
         match progress {
             Progress::Wait(until) => return Ok(Some(until)),
-            Progress::Connected(attempt, endpoint) => work.machine.handle_connected(now, attempt, Ok(endpoint)),
+            Progress::Connected(attempt, endpoint, reach) => {
+                work.machine.handle_reach(reach);
+                work.machine.handle_connected(now, attempt, Ok(endpoint));
+            }
             Progress::Unreachable(attempt, dead) => work.machine.handle_unreachable(now, attempt, dead),
             Progress::Unproven(attempt, dead) => {
                 // The sender learns it from what this end can use. Of one that is not tested beside others it is not known whether it

@@ -2,6 +2,7 @@
 
 use super::account::Account;
 use super::rail_mask::RailMask;
+use super::reach::Reach;
 use crate::proto::codec::{Reader, Writer};
 use crate::proto::endpoint::Endpoint;
 use crate::proto::frame::Kind;
@@ -43,10 +44,12 @@ pub enum Message {
         /// The receiver's end; its rails are those of `rails` in ascending order.
         endpoint: Endpoint,
     },
-    /// Sender to receiver: the sender's queue pairs are connected too.
+    /// Sender to receiver: the sender's queue pairs are connected too, and reach the receiver.
     Ready {
         /// The attempt.
         attempt: u32,
+        /// For the receiver's test of the way back.
+        reach: Reach,
     },
     /// Receiver to sender: what has not arrived.
     Account {
@@ -107,7 +110,7 @@ impl Message {
                 body.u8(rails.0);
                 endpoint.emit(&mut body);
             }
-            Self::Ready { .. } => {}
+            Self::Ready { reach, .. } => reach.emit(&mut body),
             Self::Account { account, .. } => account.emit(&mut body),
         }
         body.0
@@ -120,7 +123,7 @@ impl Message {
             Self::Halt { attempt, .. }
             | Self::Offer { attempt, .. }
             | Self::Answer { attempt, .. }
-            | Self::Ready { attempt }
+            | Self::Ready { attempt, .. }
             | Self::Account { attempt, .. } => Some(*attempt),
         }
     }
@@ -143,7 +146,7 @@ impl Message {
                 let (attempt, (rails, endpoint)) = (body.u32()?, end(&mut body, all)?);
                 Self::Answer { attempt, rails, endpoint }
             }
-            Kind::Ready => Self::Ready { attempt: body.u32()? },
+            Kind::Ready => Self::Ready { attempt: body.u32()?, reach: Reach::parse(&mut body)? },
             Kind::Account => Self::Account { attempt: body.u32()?, account: Account::parse(&mut body)? },
             Kind::Hello
             | Kind::Reply
@@ -187,6 +190,7 @@ mod tests {
     use crate::proto::recovery::account::MissingMessage;
     use crate::proto::recovery::action::Action;
     use crate::proto::sim::endpoint;
+    use std::time::Duration;
 
     fn missing(seq: u32) -> MissingMessage {
         let cts = Cts { addr: u64::from(seq) << 33 | 5, length: 7, rkeys: [seq, 2], tag: 3, seq };
@@ -198,12 +202,13 @@ mod tests {
         let seqs = (0..RING_SLOTS as u32).filter(|i| i % 30 == 29).map(|i| missing(oldest.wrapping_add(i)));
         let account = Account { oldest, next: oldest.wrapping_add(RING_SLOTS as u32), missing: seqs.collect() };
         let (rails, attempt) = (RailMask(0b1010), 0x0102_0304);
+        let reach = Reach { limit: Duration::from_micros(70_001), round_trip: Duration::from_micros(3) };
         vec![
             Message::Halt { attempt, usable: RailMask::NONE, cause: "port 1 of rdma0 is down".into() },
             Message::Ports { usable: RailMask(0b1111) },
             Message::Offer { attempt, rails, endpoint: endpoint(2, 3, true) },
             Message::Answer { attempt, rails, endpoint: endpoint(2, 8, false) },
-            Message::Ready { attempt },
+            Message::Ready { attempt, reach },
             Message::Account { attempt, account },
             Message::Account { attempt, account: Account { oldest: 5, next: 5, missing: Vec::new() } },
         ]

@@ -1,5 +1,6 @@
 //! The recovery of one connection at one end, as a value: what has happened goes in, what is to be done comes out.
 
+mod state;
 #[cfg(test)]
 mod tests;
 mod transitions;
@@ -9,62 +10,20 @@ use super::action::{Action, Due, Job, Role};
 use super::message::Message;
 use super::rail_history::RailHistory;
 use super::rail_mask::RailMask;
+use super::reach::Reach;
 use crate::proto::Violation;
 use crate::proto::control::Time;
 use crate::proto::endpoint::Endpoint;
+use state::{QueuePairs, State, Trouble};
 use std::time::Duration;
 
-/// How long the next frame of the peer may take.
+/// How long the sender waits for the next frame of the receiver, the first time. Each time that none comes, as where a host has thousands
+/// of connections to recover, the next wait is twice as long, until the connection runs.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// No wait is longer. The receiver, which learns from the sender when it begins anew, waits so long at once.
+const LONGEST_ANSWER_TIME: Duration = Duration::from_secs(40);
 /// How long outstanding sends may take before a rail is taken in all the same.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum State {
-    Running,
-    /// Sender: a rail is to be taken in, or a lane to get another path, and what is outstanding completes before.
-    Draining {
-        until: Time,
-    },
-    /// No queue pairs are used. The sender waits for the peer's halt and for a rail, the receiver for an offer.
-    Halted,
-    /// Sender: queue pairs are being created.
-    Creating,
-    /// Sender: waits for the answer.
-    Offered {
-        until: Time,
-    },
-    /// Queue pairs are being connected; at the receiver they are created, too.
-    Connecting,
-    /// Receiver: waits for the sender to be ready.
-    Answered {
-        until: Time,
-    },
-    /// Sender: is ready and waits for the account.
-    AwaitingAccount {
-        until: Time,
-    },
-    /// The account is being composed or applied, and the new queue pairs come into use.
-    Resuming,
-    Failed,
-}
-
-/// Which queue pairs there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum QueuePairs {
-    InUse,
-    None,
-    /// For the present attempt, or an earlier one that was given up.
-    New,
-}
-
-/// Faults without a success between them.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Trouble {
-    since: Time,
-    attempts: u32,
-    cause: String,
-}
 
 /// The recovery of one connection at one end. `now` is a time that never goes back.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -99,6 +58,10 @@ pub struct Recovery {
     /// Attempts since then.
     attempts: u32,
     trouble: Option<Trouble>,
+    /// Sender: how often an answer has not come in time, since the connection last ran.
+    late_answers: u32,
+    /// What the sender's test has found, as the receiver is told.
+    reach: Reach,
     /// Why the latest attempt was begun, or the next one will be when it has drained.
     cause: String,
     /// Messages that had arrived at the latest recovery, and now.
@@ -132,6 +95,8 @@ impl Recovery {
             since: Time::ZERO,
             attempts: 0,
             trouble: None,
+            late_answers: 0,
+            reach: Reach::default(),
             cause: String::new(),
             arrived: None,
             arriving: 0,
@@ -258,7 +223,7 @@ impl Recovery {
             match end {
                 Ok(endpoint) => {
                     self.say(Message::Offer { attempt, rails: self.rails, endpoint });
-                    self.state = State::Offered { until: now + ANSWER_TIME };
+                    self.state = State::Offered { until: now + self.answer_time() };
                 }
                 Err(cause) => self.begin_next(now, cause),
             }
@@ -272,10 +237,10 @@ impl Recovery {
             return;
         }
         if self.state == State::Connecting && attempt == self.attempt {
-            let until = now + ANSWER_TIME;
+            let until = now + self.answer_time();
             match (end, self.role) {
                 (Ok(_), Role::Sender) => {
-                    self.say(Message::Ready { attempt });
+                    self.say(Message::Ready { attempt, reach: self.reach });
                     self.state = State::AwaitingAccount { until };
                 }
                 (Ok(endpoint), Role::Receiver) => {
@@ -286,6 +251,16 @@ impl Recovery {
             }
         }
         self.advance(now);
+    }
+
+    /// Sender: what its test has found, before [`Self::handle_connected`].
+    pub fn handle_reach(&mut self, reach: Reach) {
+        self.reach = reach;
+    }
+
+    /// Receiver: what the sender has said of its test, when this end is to go on.
+    pub fn reach(&self) -> Reach {
+        self.reach
     }
 
     /// The queue pairs of `attempt` are connected, but nothing is acknowledged over the rails `dead`: they wait before they are used
@@ -349,15 +324,19 @@ impl Recovery {
     /// The time of [`Self::poll_timeout`] has come.
     pub fn handle_timeout(&mut self, now: Time) {
         let late = |until: Time| now >= until;
-        let seconds = ANSWER_TIME.as_secs();
+        let seconds = self.answer_time().as_secs();
         match self.state {
             State::Failed => return,
             State::Draining { until } if late(until) => self.take_in(now),
-            State::Offered { until } if late(until) => self.begin_next(now, format!("no answer within {seconds} s")),
+            State::Offered { until } if late(until) => {
+                self.late_answers += 1;
+                self.begin_next(now, format!("no answer within {seconds} s"));
+            }
             State::Answered { until } if late(until) => {
                 self.begin_next(now, format!("the sender was not ready within {seconds} s"));
             }
             State::AwaitingAccount { until } if late(until) => {
+                self.late_answers += 1;
                 self.begin_next(now, format!("no account within {seconds} s"));
             }
             _ => {}

@@ -1,7 +1,7 @@
 //! How one state of a recovery follows from another.
 
-use super::{ANSWER_TIME, DRAIN_TIME};
-use super::{QueuePairs, Recovery, State, Trouble};
+use super::state::{QueuePairs, State, Trouble};
+use super::{ANSWER_TIME, DRAIN_TIME, LONGEST_ANSWER_TIME, Recovery};
 use crate::proto::control::Time;
 use crate::proto::recovery::action::{Action, Due, Job, Role};
 use crate::proto::recovery::message::Message;
@@ -96,8 +96,9 @@ impl Recovery {
                     self.job = Some((Job::Connect(endpoint), false));
                 }
             }
-            Message::Ready { .. } => match self.state {
+            Message::Ready { reach, .. } => match self.state {
                 State::Answered { .. } => {
+                    self.reach = reach;
                     self.state = State::Resuming;
                     self.job = Some((Job::Resume(None), false));
                 }
@@ -301,6 +302,7 @@ impl Recovery {
         self.since = now;
         if self.role == Role::Sender {
             self.frame = None;
+            self.late_answers = 0;
         }
     }
 
@@ -370,9 +372,17 @@ impl Recovery {
         self.due = Due { failure: Some(text), ..Due::default() };
     }
 
+    /// How long this end waits for the peer's next frame.
+    pub(super) fn answer_time(&self) -> Duration {
+        match self.role {
+            Role::Sender => ANSWER_TIME.saturating_mul(1 << self.late_answers.min(8)).min(LONGEST_ANSWER_TIME),
+            Role::Receiver => LONGEST_ANSWER_TIME,
+        }
+    }
+
     /// For messages: what this end waits for.
     fn waited_for(&self) -> String {
-        let limit = ANSWER_TIME.as_secs();
+        let limit = self.answer_time().as_secs();
         match self.state {
             State::Halted if self.job.is_some() => "The old queue pairs are not destroyed".into(),
             State::Halted if self.role == Role::Sender && !self.has_peer_halted => "The peer has not answered".into(),

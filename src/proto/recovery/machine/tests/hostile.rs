@@ -36,7 +36,7 @@ fn rails_that_do_not_exist_and_frames_of_the_wrong_end_are_refused() {
         (Role::Receiver, Message::Account { attempt: 1, account }),
         (Role::Sender, Message::Account { attempt: 1, account: wrong }),
         (Role::Sender, offer(1, 0b11)),
-        (Role::Sender, Message::Ready { attempt: 1 }),
+        (Role::Sender, Message::Ready { attempt: 1, reach: Reach::default() }),
         (Role::Sender, halt(u32::MAX)),
     ] {
         let mut machine = machine(role);
@@ -121,7 +121,7 @@ fn message() -> impl Strategy<Value = Message> {
         attempt.clone().prop_map(halt),
         (attempt.clone(), 0u8..8).prop_map(|(attempt, rails)| offer(attempt, rails)),
         (attempt.clone(), 0u8..8).prop_map(|(attempt, rails)| answer(attempt, rails)),
-        attempt.clone().prop_map(|attempt| Message::Ready { attempt }),
+        attempt.clone().prop_map(|attempt| Message::Ready { attempt, reach: Reach::default() }),
         (0u8..8).prop_map(|usable| Message::Ports { usable: RailMask(usable) }),
         (attempt, account).prop_map(|(attempt, account)| Message::Account { attempt, account }),
     ]

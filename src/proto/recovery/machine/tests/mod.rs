@@ -165,7 +165,10 @@ fn the_account_is_said_again_when_the_sender_asks_again_and_when_the_control_con
         Some(Action::Send(Message::Account { attempt, .. })) => attempt,
         other => panic!("{other:?}"),
     };
-    pair.ends[1].machine.handle_message(pair.now, Message::Ready { attempt: 1 }).expect("allowed");
+    pair.ends[1]
+        .machine
+        .handle_message(pair.now, Message::Ready { attempt: 1, reach: Reach::default() })
+        .expect("allowed");
     assert_eq!(account(&mut pair), 1);
     pair.ends[1].machine.handle_back(pair.now);
     assert_eq!(account(&mut pair), 1);
@@ -246,6 +249,51 @@ fn a_frame_that_never_comes_begins_another_attempt_after_5_s() {
         pair.pass(Duration::from_millis(20));
         assert_eq!(pair.expect_running(), 2, "{kind}");
     }
+}
+
+/// How long the sender waits for the answer to its next offer, which is lost.
+fn wait_for_answer(pair: &mut Pair) -> Duration {
+    while !matches!(pair.ends[0].machine.state, State::Offered { .. }) {
+        if !pair.step() {
+            let pause = pair.ends[0].machine.poll_timeout().expect("a pause");
+            pair.now = pair.now.max(pause);
+            pair.ends[0].machine.handle_timeout(pair.now);
+        }
+    }
+    while pair.ends[0].machine.poll_action().is_some() {}
+    pair.ends[0].machine.poll_timeout().expect("it waits") - pair.now
+}
+
+/// As where a host has so many connections to recover that each takes longer than the first wait.
+#[test]
+fn each_answer_that_is_late_gives_the_next_one_twice_the_time_until_the_connection_runs() {
+    let mut pair = Pair::new(1);
+    for _ in 0..2 {
+        pair.fault(0);
+        let mut waits = Vec::new();
+        for _ in 0..5 {
+            let wait = wait_for_answer(&mut pair);
+            waits.push(wait.as_secs());
+            pair.now += wait;
+            pair.ends[0].machine.handle_timeout(pair.now);
+        }
+        assert_eq!(waits, [5, 10, 20, 40, 40]);
+        pair.pass(SECOND);
+        pair.expect_running();
+        pair.arrived += 1;
+        pair.ends.iter_mut().for_each(|end| end.machine.handle_acknowledged());
+    }
+}
+
+#[test]
+fn the_receiver_is_told_what_the_senders_test_has_found() {
+    let mut pair = Pair::new(1);
+    let reach = Reach { limit: Duration::from_millis(70), round_trip: Duration::from_millis(8) };
+    pair.ends[0].machine.handle_reach(reach);
+    pair.fault(1);
+    pair.settle();
+    pair.expect_running();
+    assert_eq!(pair.ends[1].machine.reach(), reach);
 }
 
 #[test]

@@ -1,0 +1,152 @@
+//! How long tests of new queue pairs wait for the peer's device.
+//!
+//! How long the path is, is not known at first: nothing is acknowledged over a path that is dead, nor over one that is longer than the wait.
+//! So the wait grows by half with each attempt that fails, up to what no path takes. What is acknowledged tells the round trip, and from then on no
+//! wait is shorter than some round trips. The sender decides: it counts the attempts until one has succeeded at both ends, and tells the
+//! receiver how long to wait. Two ends that each counted their own failures would wait long enough in turn, and seldom at once.
+
+use super::super::codec::{Reader, Writer};
+use crate::proto::Violation;
+use std::time::Duration;
+
+/// How long the first test waits where nothing is known of the path.
+const FIRST_LIMIT: Duration = Duration::from_millis(30);
+/// No test waits longer for a path of which nothing is known.
+const LONGEST_LIMIT: Duration = Duration::from_secs(2);
+/// After so many failures it waits so long.
+const MOST_GROWTH: u32 = 11;
+/// A test waits for so many round trips at least.
+const ROUND_TRIPS: u32 = 4;
+/// No test waits longer, whatever the peer says.
+const MOST: Duration = Duration::from_secs(10);
+
+/// What the sender, whose own test has succeeded, tells the receiver for its test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Reach {
+    /// How long it is to wait. Whole microseconds.
+    pub limit: Duration,
+    /// The time from a write to its acknowledgement. Whole microseconds.
+    pub round_trip: Duration,
+}
+
+impl Reach {
+    pub(super) fn emit(self, to: &mut Writer) {
+        let micros = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        to.u32(micros(self.limit));
+        to.u32(micros(self.round_trip));
+    }
+
+    /// # Errors
+    /// It is too short.
+    pub(super) fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
+        let mut time = || Ok(Duration::from_micros(from.u32()?.into()));
+        Ok(Self { limit: time()?, round_trip: time()? })
+    }
+}
+
+/// What one end knows of the path.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PathTimes {
+    /// Attempts that have failed since the connection last ran, or since its ports are others.
+    failures: u32,
+    /// The round trip, if it is known.
+    round_trip: Duration,
+}
+
+impl PathTimes {
+    /// Those of a path that may have this `round_trip`; zero: that is not known.
+    pub fn new(round_trip: Duration) -> Self {
+        Self { failures: 0, round_trip }
+    }
+
+    /// How long a test of this end waits.
+    pub fn limit(self) -> Duration {
+        let growing = (0..self.failures.min(MOST_GROWTH)).fold(FIRST_LIMIT, |limit, _| limit * 3 / 2);
+        growing.min(LONGEST_LIMIT).max(self.round_trip.saturating_mul(ROUND_TRIPS)).min(MOST)
+    }
+
+    /// How long the receiver's test waits, of which the sender has said this.
+    pub fn limit_told(self, reach: Reach) -> Duration {
+        self.limit().max(reach.limit).min(MOST)
+    }
+
+    /// What the sender tells the receiver.
+    pub fn reach(self) -> Reach {
+        Reach { limit: self.limit(), round_trip: self.round_trip }
+    }
+
+    /// Attempts that have failed.
+    pub fn failures(self) -> u32 {
+        self.failures
+    }
+
+    /// The round trip; zero: it is not known.
+    pub fn round_trip(self) -> Duration {
+        self.round_trip
+    }
+
+    /// A test of either end has failed, or the peer has not come as far as this end.
+    pub fn handle_failure(&mut self) {
+        self.failures = self.failures.saturating_add(1);
+    }
+
+    /// A test has succeeded, and the peer's device has acknowledged after so long.
+    pub fn handle_round_trip(&mut self, round_trip: Duration) {
+        self.round_trip = Duration::from_micros(round_trip.as_micros() as u64);
+    }
+
+    /// The connection runs, or has other ports.
+    pub fn forget_failures(&mut self) {
+        self.failures = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_test_waits_half_as_long_again_after_each_failure_and_for_some_round_trips_once_they_are_known() {
+        let mut times = PathTimes::default();
+        let mut limits = Vec::new();
+        for _ in 0..13 {
+            limits.push(times.limit().as_millis());
+            times.handle_failure();
+        }
+        assert_eq!(limits, [30, 45, 67, 101, 151, 227, 341, 512, 768, 1153, 1729, 2000, 2000]);
+        times.handle_round_trip(900 * MS);
+        assert_eq!(times.limit(), 3600 * MS, "longer than for a path of which nothing is known");
+        times.forget_failures();
+        assert_eq!((times.failures(), times.limit()), (0, 3600 * MS), "the round trip stays known");
+        times.handle_round_trip(MS);
+        assert_eq!(times.limit(), 30 * MS);
+        assert_eq!(PathTimes::new(20 * MS).limit(), 80 * MS);
+    }
+
+    #[test]
+    fn the_receiver_waits_as_long_as_the_sender_says_and_never_for_ever() {
+        let mut sender = PathTimes::default();
+        (0..3).for_each(|_| sender.handle_failure());
+        sender.handle_round_trip(50 * MS);
+        assert_eq!(sender.reach(), Reach { limit: 200 * MS, round_trip: 50 * MS });
+        let receiver = PathTimes::default();
+        assert_eq!(receiver.limit_told(sender.reach()), 200 * MS);
+        assert_eq!(receiver.limit_told(Reach::default()), 30 * MS);
+        assert_eq!(receiver.limit_told(Reach { limit: Duration::MAX, round_trip: MS }), MOST);
+    }
+
+    /// For any round trip that tests can take, the attempts that fail before take no longer together than some round trips.
+    #[test]
+    fn what_is_waited_before_the_path_is_known_is_a_few_round_trips() {
+        for round_trip in (1..=1900).map(|ms| ms * MS) {
+            let (mut times, mut waited) = (PathTimes::default(), Duration::ZERO);
+            while times.limit() <= round_trip {
+                waited += times.limit();
+                times.handle_failure();
+            }
+            assert!(waited < 3 * round_trip, "{waited:?} for {round_trip:?}");
+        }
+    }
+}
