@@ -240,6 +240,19 @@ fn a_delay_holds_up_what_is_behind_it() {
     });
 }
 
+/// As where a switch takes smaller packets than the ports say. A queue pair has packets of up to 4096 bytes here.
+#[test]
+fn packets_that_are_too_large_are_lost_and_others_arrive() {
+    Softrnic::new().faults("drop larger=1024 attempts=all").alone(|| {
+        for (bytes, status) in [(0, OK), (1024, OK), (1025, RETRY_EXC), (8192, RETRY_EXC)] {
+            let (a, b) = local_pair(8192, &Terms::default());
+            let sges = [a.sge(0, bytes)];
+            a.send(Work { sges: &sges, to: (b.address().addr, b.address().rkey), ..Work::default() });
+            assert_eq!(a.next().status, status, "{bytes} bytes");
+        }
+    });
+}
+
 /// Rules come and go while traffic runs.
 #[test]
 fn rules_can_be_changed_from_outside() {

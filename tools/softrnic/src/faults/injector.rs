@@ -54,11 +54,14 @@ impl Injector {
         let flow = qp.slot.flow.load(Relaxed);
         let connection = Connection { from: qp.port(), to: PortId::of_name(peer), flow, path: queue.link.path };
         queue.rules.refresh(self.fabric, epoch, connection);
+        let (request, sges, inline) = queue.request(queue.executed);
+        let bytes = inline.len() as u64 + sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>();
         let sent = Transmission {
             path: u64::from(flow) << 32 | (qp.name() >> 32) << 16 | peer >> 32,
             number: queue.number(),
             attempt: queue.head.attempts(),
-            opcode: queue.request(queue.executed).0.opcode,
+            opcode: request.opcode,
+            packet: bytes.min(queue.link.mtu_bytes.into()),
         };
         let seed = self.fabric.header().seed.load(Relaxed);
         let is_over = |kind: ActionKind| kind == ActionKind::Delay && queue.head.is_delayed;

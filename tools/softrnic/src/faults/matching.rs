@@ -17,12 +17,15 @@ pub(crate) struct Transmission {
     pub(crate) attempt: u32,
     /// `ibv_wr_opcode`.
     pub(crate) opcode: u32,
+    /// Bytes of its largest packet.
+    pub(crate) packet: u64,
 }
 
 /// Whether rule `id` applies to the transmission. If so, it is counted.
 pub(crate) fn match_rule(rule: &RuleSlot, id: u32, seed: u64, sent: &Transmission) -> bool {
     rule.id.load(Relaxed) == id
         && rule.opcodes.load(Relaxed) & 1 << sent.opcode.min(31) != 0
+        && is_large_enough(rule, sent.packet)
         && sent.attempt < rule.attempts.load(Relaxed)
         && is_chosen(rule, sent.number)
         && is_drawn(rule, id, seed, sent)
@@ -33,6 +36,12 @@ pub(crate) fn match_rule(rule: &RuleSlot, id: u32, seed: u64, sent: &Transmissio
 /// A random number for what a rule does to the message.
 pub(crate) fn salt(id: u32, seed: u64, sent: &Transmission) -> u64 {
     random(seed, &[sent.path, sent.number, u64::from(id), 1])
+}
+
+/// Whether the rule is for messages whose largest packet has so many bytes.
+fn is_large_enough(rule: &RuleSlot, packet: u64) -> bool {
+    let larger = u64::from(rule.larger.load(Relaxed));
+    larger == 0 || packet > larger
 }
 
 /// Whether `number` is among the rule's messages.

@@ -29,6 +29,8 @@ pub(crate) struct FaultRule {
     pub(crate) path: Option<u32>,
     /// Bit n: applies to `ibv_wr_opcode` n.
     pub(crate) opcodes: u32,
+    /// Applies to messages that have a packet of more than so many bytes.
+    pub(crate) larger: Option<u16>,
     /// Numbers of the messages on the connection, from 1. For calls: the number of the call that the rule is asked for.
     pub(crate) messages: RangeInclusive<u64>,
     /// Of these every n-th.
@@ -57,6 +59,7 @@ impl FaultRule {
             flow: None,
             path: None,
             opcodes: ANY_OPCODE,
+            larger: None,
             messages: 1..=u64::MAX,
             every: 1,
             chance: None,

@@ -91,7 +91,7 @@ fn store(slot: &RuleSlot, rule: &FaultRule) {
     slot.action.store(rule.action.kind as u32, Relaxed);
     slot.value.store(rule.action.value, Relaxed);
     slot.gid_after.store(rule.action.gids.after, Relaxed);
-    slot.gid_change.store(rule.action.gids.change as u32, Relaxed);
+    slot.gid_change.store(rule.action.gids.change as u16, Relaxed);
     slot.refuses.store(rule.action.refuses, Relaxed);
     slot.device.store(device, Relaxed);
     slot.port.store(port, Relaxed);
@@ -100,6 +100,7 @@ fn store(slot: &RuleSlot, rule: &FaultRule) {
     slot.flow.store(rule.flow.map_or(0, |flow| flow + 1), Relaxed);
     slot.path.store(rule.path.map_or(0, |path| path + 1), Relaxed);
     slot.opcodes.store(rule.opcodes, Relaxed);
+    slot.larger.store(rule.larger.unwrap_or(0), Relaxed);
     slot.first.store(*rule.messages.start(), Relaxed);
     slot.last.store(*rule.messages.end(), Relaxed);
     slot.every.store(rule.every, Relaxed);
@@ -116,7 +117,7 @@ fn load(slot: &RuleSlot) -> Option<FaultRule> {
         let device = device.checked_sub(1)? as usize;
         Some(RuleEnd { device, port: (port != 0).then_some(port) })
     };
-    let chance = slot.chance.load(Relaxed);
+    let (chance, larger) = (slot.chance.load(Relaxed), slot.larger.load(Relaxed));
     Some(FaultRule {
         action: action_of(slot)?,
         device: end(slot.device.load(Relaxed), slot.port.load(Relaxed)),
@@ -124,6 +125,7 @@ fn load(slot: &RuleSlot) -> Option<FaultRule> {
         flow: slot.flow.load(Relaxed).checked_sub(1),
         path: slot.path.load(Relaxed).checked_sub(1),
         opcodes: slot.opcodes.load(Relaxed),
+        larger: (larger != 0).then_some(larger),
         messages: slot.first.load(Relaxed)..=slot.last.load(Relaxed),
         every: slot.every.load(Relaxed),
         chance: (chance != u64::MAX).then_some(chance as u32),
@@ -135,7 +137,7 @@ fn load(slot: &RuleSlot) -> Option<FaultRule> {
 
 /// The action of a rule in its slot.
 pub(crate) fn action_of(slot: &RuleSlot) -> Option<Action> {
-    let change = GidChange::decode(slot.gid_change.load(Relaxed));
+    let change = GidChange::decode(slot.gid_change.load(Relaxed).into());
     let gids = GidReturn { after: slot.gid_after.load(Relaxed), change };
     let kind = ActionKind::decode(slot.action.load(Relaxed))?;
     Some(Action { kind, value: slot.value.load(Relaxed), gids, refuses: slot.refuses.load(Relaxed) })

@@ -23,7 +23,7 @@ impl fmt::Display for ParseError {
 impl std::error::Error for ParseError {}
 
 const KEYS: &str =
-    "device, peer, flow, path, opcode, message, every, chance, attempts, times, for, gid-after, gid, refuses";
+    "device, peer, flow, path, opcode, larger, message, every, chance, attempts, times, for, gid-after, gid, refuses";
 const OPCODES: [(&str, u32); 9] = [
     ("write", 1 << 0),
     ("write-imm", 1 << 1),
@@ -61,6 +61,7 @@ fn one(text: &str) -> Result<FaultRule, String> {
             "flow" => rule.flow = Some(number(key, value, 0, u32::MAX - 1)?),
             "path" => rule.path = Some(number(key, value, 0, PATHS as u32 - 1)?),
             "opcode" => rule.opcodes = opcodes(value)?,
+            "larger" => rule.larger = Some(number(key, value, 1, 4096)?),
             "message" => rule.messages = range(value)?,
             "every" => rule.every = number(key, value, 1, u64::MAX)?,
             "chance" => rule.chance = chance(value)?,
@@ -92,6 +93,7 @@ fn without_keys_of_messages(rule: FaultRule) -> Result<FaultRule, String> {
         ("flow", rule.flow.is_some()),
         ("path", rule.path.is_some()),
         ("opcode", rule.opcodes != any.opcodes),
+        ("larger", rule.larger.is_some()),
         ("chance", rule.chance.is_some()),
         ("attempts", rule.attempts != any.attempts),
         ("peer", !is_of_ports && rule.peer.is_some()),
@@ -173,6 +175,7 @@ impl fmt::Display for FaultRule {
             let names: Vec<_> = single.map(|(name, _)| *name).collect();
             write!(f, " opcode={}", names.join(","))?;
         }
+        self.larger.map_or(Ok(()), |bytes| write!(f, " larger={bytes}"))?;
         match (*self.messages.start(), *self.messages.end()) {
             (1, u64::MAX) => {}
             (low, u64::MAX) => write!(f, " message={low}..")?,
@@ -202,7 +205,7 @@ mod tests {
     use crate::rules::action::ActionKind;
     use crate::rules::text::parse;
 
-    const WRITTEN: [&str; 22] = [
+    const WRITTEN: [&str; 23] = [
         "drop",
         "drop-ack device=softrnic0/1 peer=softrnic1 flow=3 opcode=write,read message=10..20 every=2 attempts=all",
         "delay=1500000ns message=7.. chance=0.25",
@@ -225,6 +228,7 @@ mod tests {
         "port-down=20000ns gid-after=30000ns gid=move device=softrnic0",
         "port-down=20000ns gid=other",
         "drop attempts=all times=9 for=300000000ns",
+        "drop larger=1024 attempts=all",
     ];
 
     #[test]
@@ -271,6 +275,8 @@ mod tests {
             ("drop device=softrnic8", "softrnic7"),
             ("drop device=softrnic0/3", "/2"),
             ("drop path=8", "path=8: must be a number from 0 to 7"),
+            ("drop larger=0", "larger=0: must be a number from 1 to 4096"),
+            ("reg-mr=EIO larger=1", "larger is not for this action"),
             ("drop nth=3", "no key \"nth\""),
             ("drop message=0", "1 <= N"),
             ("drop message=5..4", "1 <= N"),

@@ -3,7 +3,7 @@
 
 use std::mem::size_of;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
 
 use crate::abi::consts::qp_state;
 use crate::limits::{DEVICES, PATHS, PORTS, RULES};
@@ -235,7 +235,9 @@ pub(crate) struct RuleSlot {
     pub(crate) ends_at: AtomicU64,
     /// A port that goes down gets its GIDs back so many ns after it is active; see `crate::rules::gid_return`.
     pub(crate) gid_after: AtomicU64,
-    pub(crate) gid_change: AtomicU32,
+    pub(crate) gid_change: AtomicU16,
+    /// Messages with a packet of more than so many bytes; 0 is any.
+    pub(crate) larger: AtomicU16,
     /// Path + 1; 0 is any.
     pub(crate) path: AtomicU32,
     /// A device that fails refuses commands for so many ns before.
