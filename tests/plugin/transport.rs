@@ -90,9 +90,11 @@ fn a_message_of_several_stripes_that_is_cut_to_its_receive_is_told_once() -> Res
     a_message_beyond_its_receive_is_told(&[("FERRITE_LANES", "4")], 1 << 20, 65536)
 }
 
-/// The queue pairs of this process that have sent data which the device has read from memory: messages, and not clear-to-sends.
+/// The queue pairs of this process that have sent data which the device has read from memory: messages, and neither clear-to-sends nor tests
+/// of a path, which have no immediate.
 pub(crate) fn with_data() -> Vec<Value> {
-    let has_data = |pair: &Value| pair["work"]["gathered"].as_u64().expect("a number") > 0;
+    let has = |pair: &Value, what: &str| pair["work"][what].as_u64().expect("a number") > 0;
+    let has_data = |pair: &Value| has(pair, "gathered") && has(pair, "immediates");
     own_queues("queue_pairs").into_iter().filter(has_data).collect()
 }
 

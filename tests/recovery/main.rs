@@ -16,6 +16,7 @@ mod losses;
 mod many;
 mod model;
 mod moves;
+mod path_mtus;
 mod paths;
 mod ports;
 mod rails;

@@ -44,6 +44,8 @@ struct Ends<'a> {
     /// The rail's number, and which of the rails in use it is.
     number: u8,
     place: usize,
+    /// The path MTU.
+    mtu: u8,
 }
 
 /// The attempts at connecting one queue pair.
@@ -75,7 +77,10 @@ impl InitQpSet {
         self.truncate(terms);
         let striping = terms.striping;
         let (mut rails, mut by_rail) = (Vec::new(), Vec::new());
-        for InitRailQps { on, qps } in self.rails {
+        for (InitRailQps { mut on, qps }, (end, far)) in
+            self.rails.into_iter().zip(self.endpoint.rails.iter().zip(&remote.rails))
+        {
+            on.mtu = end.mtu.min(far.mtu);
             rails.push(on);
             by_rail.push(qps.into_iter());
         }
@@ -196,7 +201,15 @@ impl<'a> Ends<'a> {
         let place = usize::from(qps.striping.place_of(index));
         let on = qps.rails.get(place)?;
         let (rail, local) = (&*on.port, &on.address);
-        Some(Self { rail, local, far: qps.remote.rails.get(place)?, remote: &qps.remote, number: on.number, place })
+        Some(Self {
+            rail,
+            local,
+            far: qps.remote.rails.get(place)?,
+            remote: &qps.remote,
+            number: on.number,
+            place,
+            mtu: on.mtu,
+        })
     }
 
     /// The far end, for messages.
@@ -207,7 +220,7 @@ impl<'a> Ends<'a> {
     /// The path of a queue pair from its `local` end to its `far` one.
     fn path(&self, local: QpEnd, far: QpEnd, priority: Priority) -> Result<Path> {
         let path = path_to(self.rail, self.local, &self.far.gid, self.far.lid, priority)?;
-        let path = Path { mtu: path.mtu.min(self.far.mtu), ..path };
+        let path = Path { mtu: self.mtu, ..path };
         Ok(Path { psn: local.psn, dest_qpn: far.qpn, dest_psn: far.psn, ..path })
     }
 

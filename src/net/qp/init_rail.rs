@@ -34,6 +34,8 @@ pub(in crate::net) struct QpSetRail {
     pub(in crate::net) queue: Arc<CompletionQueue>,
     /// What its queue pairs but the first one take of the card's budget, where lanes are automatic.
     lanes: Option<LaneLease>,
+    /// The path MTU, as the verbs' code; the port's, until the peer's is known.
+    pub(in crate::net) mtu: u8,
     /// The device's, which tests of the path are sent from, and which the peer is told.
     pub(in crate::net) sink: Arc<Sink>,
 }
@@ -77,7 +79,8 @@ impl InitRailQps {
                 }
             }
         }
-        let on = QpSetRail { number, port: Arc::clone(port), device, address, queue, lanes, sink };
+        let (port, mtu) = (Arc::clone(port), address.port.mtu);
+        let on = QpSetRail { number, port, device, address, queue, lanes, mtu, sink };
         let mut this = Self { on, qps };
         this.truncate(count);
         Ok(this)

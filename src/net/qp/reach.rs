@@ -1,23 +1,25 @@
-//! Whether new queue pairs reach the peer: a write of no bytes over each, before anything else.
+//! Whether new queue pairs reach the peer: a few writes over each, before anything else. The first one has no bytes. Each of the others is
+//! a whole packet, from the smallest MTU up to that of the path: switches may lose what is larger than they take.
 //!
 //! That a port is active says nothing of the paths behind it, of which each queue pair may have another one. The peer's device acknowledges
-//! the write without its process.
+//! the writes without its process.
 
 use super::set::QpSet;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
-use crate::proto::QpIndex;
+use crate::proto::recovery::path_mtu;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::stripe::Striping;
+use crate::proto::{MAX_QPS, QpIndex};
 use crate::verbs::status::Status;
 use crate::verbs::work::Batch;
 use std::time::{Duration, Instant};
 
 /// When one queue pair has acknowledged, the others have so many times as long as that took, and at least the limit divided by this number:
-/// the paths of one connection are about equally long.
+/// the paths of one connection are about equally long. One that has acknowledged small packets only has all of the limit.
 const OTHERS: u32 = 8;
 
-/// Connected queue pairs, over each of which nothing has been sent but one write of no bytes.
+/// Connected queue pairs, over each of which nothing has been sent but its writes.
 #[derive(Debug)]
 pub struct ReachTest {
     qps: QpSet,
@@ -28,36 +30,63 @@ pub struct ReachTest {
     round_trip: Option<Duration>,
 }
 
-/// The queue pairs, as a bit mask, over which nothing is acknowledged.
+/// The queue pairs, as a bit mask, over which something is not acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Silent(pub u32);
 
 /// What is known of the writes. Queue pairs are bit masks.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Answers {
-    /// Those whose write is not complete.
+    /// Those of which a write is not complete.
     waiting: u32,
-    /// Those whose write has failed.
+    /// Those of which a write has failed.
     failed: u32,
+    /// By queue pair: the writes that are posted, and those that are acknowledged.
+    posted: [u8; MAX_QPS],
+    acknowledged: [u8; MAX_QPS],
 }
 
 impl Answers {
-    /// A work request is complete. Returns whether it is the write of its queue pair, and the peer's device has acknowledged it.
+    /// A work request is complete. Returns whether it is a write of its queue pair, and the peer's device has acknowledged it.
     ///
     /// # Errors
     /// The completion is of something else: the peer has sent what it must not send yet.
     fn handle(&mut self, id: WrId, status: Status) -> Result<bool> {
-        let qp = 1_u32.wrapping_shl(id.qp().into());
+        let (qp, place) = (1_u32.wrapping_shl(id.qp().into()), usize::from(id.qp()) % MAX_QPS);
         if status != Status::SUCCESS {
-            // Of a queue pair that has failed, its receives are completed as well.
+            // Of a queue pair that has failed, its receives and the other writes are completed as well.
             self.failed |= qp;
-        } else if !matches!(id, WrId::Probe { .. }) || self.waiting & qp == 0 {
+            self.waiting &= !qp;
+            return Ok(false);
+        }
+        if !matches!(id, WrId::Probe { .. }) || self.waiting & qp == 0 {
             return Err(Error::remote(format!(
                 "the peer broke the protocol: a message came before the connection goes on ({id:?})"
             )));
         }
-        self.waiting &= !qp;
-        Ok(status == Status::SUCCESS)
+        self.acknowledged[place] += 1;
+        if self.acknowledged[place] == self.posted[place] {
+            self.waiting &= !qp;
+        }
+        Ok(true)
+    }
+
+    /// `count` writes are posted over queue pair number `qp`.
+    fn handle_posted(&mut self, qp: u8, count: u8) {
+        self.waiting |= 1_u32.wrapping_shl(qp.into());
+        self.posted[usize::from(qp) % MAX_QPS] = count;
+    }
+
+    /// The verbs' MTU code of the largest packets that are acknowledged over queue pair number `qp`, which waits for larger ones; 0: none
+    /// but the one without data is.
+    fn largest(&self, qp: u8) -> Option<u8> {
+        let is_waiting = self.waiting & 1_u32.wrapping_shl(qp.into()) != 0;
+        self.acknowledged[usize::from(qp) % MAX_QPS].checked_sub(1).filter(|_| is_waiting)
+    }
+
+    /// Whether a queue pair waits that has acknowledged something.
+    fn is_one_partial(&self) -> bool {
+        (0..MAX_QPS as u8).any(|qp| self.largest(qp).is_some())
     }
 }
 
@@ -79,9 +108,9 @@ impl Patience {
         self.until = self.until.min((self.limit / OTHERS).max(after * OTHERS));
     }
 
-    /// Whether no more is waited for, so long after the beginning.
-    fn is_over(self, elapsed: Duration) -> bool {
-        elapsed >= self.until
+    /// Whether no more is waited for, so long after the beginning, if `is_one_partial` of the queue pairs that are waited for.
+    fn is_over(self, elapsed: Duration, is_one_partial: bool) -> bool {
+        elapsed >= if is_one_partial { self.limit } else { self.until }
     }
 }
 
@@ -91,16 +120,16 @@ impl ReachTest {
     /// # Errors
     /// The device refuses.
     pub fn begin(mut qps: QpSet, limit: Duration) -> Result<Self> {
-        let mut waiting = 0;
+        let mut answers = Answers::default();
         for index in 0..qps.qps.len() as u8 {
-            qps.post_probe(QpIndex(index), 0)?;
-            waiting |= 1 << index;
+            let mtu = qps.path_mtu(QpIndex(index));
+            answers.handle_posted(index, mtu + 1);
+            (0..=mtu).try_for_each(|code| qps.post_probe(QpIndex(index), path_mtu::bytes(code)))?;
         }
-        let answers = Answers { waiting, failed: 0 };
         Ok(Self { qps, answers, begun: Instant::now(), patience: Patience::new(limit), round_trip: None })
     }
 
-    /// The queue pairs over which nothing is acknowledged, once that is known of each.
+    /// The queue pairs over which something is not acknowledged, once that is known of each.
     ///
     /// # Errors
     /// The peer has sent what it must not send yet. The connection cannot go on.
@@ -116,9 +145,21 @@ impl ReachTest {
                 }
             }
         }
-        let Answers { waiting, failed } = self.answers;
-        let is_over = waiting == 0 || self.patience.is_over(self.begun.elapsed());
+        let Answers { waiting, failed, .. } = self.answers;
+        let is_over = waiting == 0 || self.patience.is_over(self.begun.elapsed(), self.answers.is_one_partial());
         Ok(is_over.then_some(Silent(failed | waiting)))
+    }
+
+    /// The rails over which larger packets are lost than those that are acknowledged, with the verbs' MTU code of these; 0: those without
+    /// data. To be asked when the test is over.
+    pub fn cut_rails(&self) -> impl Iterator<Item = (u8, u8)> {
+        let striping = self.qps.striping;
+        (0..striping.qp_count()).filter_map(move |qp| Some((striping.rail_of(QpIndex(qp)), self.answers.largest(qp)?)))
+    }
+
+    /// The queue pairs that are tested.
+    pub fn qps(&self) -> &QpSet {
+        &self.qps
     }
 
     /// The rails of which no queue pair is acknowledged, if the `silent` ones are not.
@@ -168,17 +209,43 @@ mod tests {
     fn waited(limit_us: u64, acknowledged_us: &[u64]) -> u64 {
         let mut patience = Patience::new(Duration::from_micros(limit_us));
         acknowledged_us.iter().for_each(|after| patience.handle_acknowledged(Duration::from_micros(*after)));
-        let over = (0..=limit_us).find(|elapsed| patience.is_over(Duration::from_micros(*elapsed)));
+        let over = (0..=limit_us).find(|elapsed| patience.is_over(Duration::from_micros(*elapsed), false));
         over.expect("it ends with the limit")
     }
 
-    fn waits_for_two() -> Answers {
-        Answers { waiting: 0b11, failed: 0 }
+    /// Two queue pairs with so many writes each.
+    fn waits_for_two(writes: u8) -> Answers {
+        let mut answers = Answers::default();
+        (0..2).for_each(|qp| answers.handle_posted(qp, writes));
+        answers
+    }
+
+    #[test]
+    fn a_queue_pair_reaches_the_peer_when_all_sizes_are_acknowledged() {
+        let mut answers = waits_for_two(3);
+        let ok = |answers: &mut Answers, qp| answers.handle(WrId::Probe { qp }, Status::SUCCESS);
+        assert!(!answers.is_one_partial());
+        assert_eq!((ok(&mut answers, 1), answers.waiting, answers.largest(1)), (Ok(true), 0b11, Some(0)));
+        assert_eq!((ok(&mut answers, 1), answers.waiting, answers.largest(1)), (Ok(true), 0b11, Some(1)));
+        assert!(answers.is_one_partial());
+        assert_eq!((ok(&mut answers, 1), answers.waiting, answers.largest(1)), (Ok(true), 0b01, None));
+        assert_eq!(answers.largest(0), None, "nothing is acknowledged there");
+        assert!(ok(&mut answers, 0).is_ok() && answers.handle(WrId::Probe { qp: 0 }, Status::RETRY_EXCEEDED).is_ok());
+        assert_eq!((answers.largest(0), answers.failed), (None, 0b01), "one that fails is not cut");
+    }
+
+    #[test]
+    fn what_has_acknowledged_small_packets_has_all_of_the_limit_for_large_ones() {
+        let mut patience = Patience::new(Duration::from_millis(80));
+        patience.handle_acknowledged(Duration::from_micros(50));
+        let is_over = |ms, is_one_partial| patience.is_over(Duration::from_millis(ms), is_one_partial);
+        assert_eq!([is_over(9, false), is_over(10, false)], [false, true]);
+        assert_eq!([is_over(79, true), is_over(80, true)], [false, true]);
     }
 
     #[test]
     fn only_its_own_write_tells_that_a_queue_pair_reaches_the_peer() {
-        let mut answers = waits_for_two();
+        let mut answers = waits_for_two(1);
         assert_eq!(answers.handle(WrId::Probe { qp: 1 }, Status::SUCCESS), Ok(true));
         assert_eq!((answers.waiting, answers.failed), (0b01, 0));
         for id in [WrId::Receive { qp: 0 }, WrId::Cts { qp: 0 }, WrId::Probe { qp: 1 }] {
@@ -191,7 +258,7 @@ mod tests {
     #[test]
     fn a_queue_pair_that_fails_does_not_reach_the_peer_whatever_is_completed_first() {
         for id in [WrId::Receive { qp: 0 }, WrId::Probe { qp: 0 }] {
-            let mut answers = waits_for_two();
+            let mut answers = waits_for_two(1);
             assert_eq!(answers.handle(id, Status::RETRY_EXCEEDED), Ok(false));
             assert_eq!((answers.waiting, answers.failed), (0b10, 0b01));
         }

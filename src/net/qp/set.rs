@@ -14,6 +14,7 @@ use crate::net::device::rail::Rail;
 use crate::proto::endpoint::{Endpoint, SINK_BYTES};
 use crate::proto::flow_labels::FlowLabels;
 use crate::proto::handshake::Negotiated;
+use crate::proto::recovery::path_mtu::PathMtus;
 use crate::proto::stripe::Striping;
 use crate::proto::{self, MAX_QPS};
 use crate::stats::record::ConnStats;
@@ -121,6 +122,13 @@ impl InitQpSet {
         })
     }
 
+    /// Packets are no larger than `mtus` say.
+    pub fn limit_mtus(&mut self, mtus: &PathMtus) {
+        for (rail, end) in self.rails.iter().zip(&mut self.endpoint.rails) {
+            end.mtu = mtus.limited(rail.on.number, end.mtu);
+        }
+    }
+
     /// Destroys the queue pairs that the connection does not use on `terms`.
     pub fn truncate(&mut self, terms: &Negotiated) {
         self.endpoint.truncate(terms.striping.rails().into(), terms.qps_per_rail());
@@ -202,6 +210,11 @@ impl QpSet {
             signaled: true,
             ..Write::default()
         })
+    }
+
+    /// The path MTU of queue pair `index`, as the verbs' code.
+    pub fn path_mtu(&self, index: proto::QpIndex) -> u8 {
+        self.rails.get(usize::from(self.striping.place_of(index))).map_or(0, |on| on.mtu)
     }
 
     /// Takes all queue pairs out.

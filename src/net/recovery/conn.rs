@@ -259,7 +259,11 @@ impl ConnRecovery {
                 work.rails.handle_running(rails);
                 log_lines::log_recovered(&self.nic, &self.peer, &work.rails, (duration, attempts, rails));
             }
-            Action::Fail(reason) => return Err(Error::remote(format!("{reason}{}", losses(work)))),
+            Action::Fail(reason) => {
+                let can_both = !(work.rails.usable() & work.machine.usable_by_peer()).is_empty();
+                let paths = if can_both { work.new_qps.describe_paths() } else { String::new() };
+                return Err(Error::remote(format!("{reason}{paths}{}", losses(work))));
+            }
         }
         Ok(())
     }

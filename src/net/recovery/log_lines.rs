@@ -11,7 +11,20 @@ use std::time::Duration;
 /// The connection of `nic` to `peer` recovers, because of `cause`.
 pub(super) fn warn_of_fault(nic: &Nic, peer: &PeerState, cause: &str) {
     let text = format!("{}: the connection to {} recovers: {cause}", nic.name, peer.peer());
-    match nic.notices.line("fault", &text) {
+    match nic.notices.line_unless_repeated("fault", &text) {
+        Some(line) => log::warn!("{line}"),
+        None => log::debug!("{text}"),
+    }
+}
+
+/// Packets are lost that are larger than so many bytes, as `cause` tells, and the connection has no larger ones from now on.
+pub(super) fn warn_of_mtu(nic: &Nic, peer: &PeerState, cause: &str, bytes: u32) {
+    let text = format!(
+        "{}: {cause}; the connection to {} tries packets of up to {bytes} bytes from now on",
+        nic.name,
+        peer.peer()
+    );
+    match nic.notices.line("mtu", &text) {
         Some(line) => log::warn!("{line}"),
         None => log::debug!("{text}"),
     }

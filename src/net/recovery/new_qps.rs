@@ -1,8 +1,10 @@
 //! The queue pairs that an attempt makes: created, connected, and tested whether they reach the peer.
 
 use super::end::End;
+use super::log_lines;
 use crate::error::{Error, Result};
 use crate::host::config::Retries;
+use crate::host::gid;
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::device::rail::Rail;
@@ -16,9 +18,11 @@ use crate::proto::flow_labels::FlowLabels;
 use crate::proto::handshake::Negotiated;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::action::Role;
+use crate::proto::recovery::path_mtu::{self, PathMtus};
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recovery::reach::{PathTimes, Reach};
 use crate::proto::stripe::Striping;
+use crate::verbs::status::Status;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -48,6 +52,7 @@ pub struct NewQps {
     /// The ports of the latest attempt at both ends, and what tests between them have found.
     between: Vec<(Arc<Rail>, [u8; 16])>,
     times: PathTimes,
+    mtus: PathMtus,
     stage: Stage,
 }
 
@@ -71,12 +76,13 @@ pub enum Progress {
     Wait(Instant),
     /// Those of this attempt are connected, with this description for the peer. The sender's reach it.
     Connected(u32, Endpoint, Reach),
-    /// Those of this attempt are connected, but nothing is acknowledged over some of them, among which are all of these rails.
-    Unreachable(u32, RailMask),
+    /// Those of this attempt are connected, but nothing is acknowledged over some of them, among which are all of these rails; or why else
+    /// they are not used.
+    Unreachable(u32, RailMask, Option<String>),
     /// Those of this attempt, the receiver's, reach the sender.
     Proven(u32),
-    /// Some do not, among which are all of these rails.
-    Unproven(u32, RailMask),
+    /// Some do not, among which are all of these rails; or why else they are not used.
+    Unproven(u32, RailMask, Option<String>),
     /// Those of this attempt cannot be connected.
     Failed(u32, Error),
 }
@@ -100,6 +106,7 @@ impl NewQps {
             striping: qps.striping,
             between: Vec::new(),
             times: PathTimes::new(qps.round_trip),
+            mtus: PathMtus::default(),
             stage: Stage::None,
         }
     }
@@ -137,6 +144,7 @@ impl NewQps {
         let count = self.count(self.tried.unwrap_or(self.per_rail));
         let mut qps = InitQpSet::new(&self.nic, ports, count, end.caps(), None)?;
         end.describe(&mut qps)?;
+        qps.limit_mtus(&self.mtus);
         if self.nic.config.ece {
             qps.offer_ece();
         }
@@ -156,7 +164,7 @@ impl NewQps {
     /// # Errors
     /// A port is down, a device has no more queues, or the two ends do not fit.
     pub fn connect(&mut self, end: &dyn End, attempt: u32, ports: &[(u8, Arc<Rail>)], remote: Endpoint) -> Result<()> {
-        let qps = match (self.role, std::mem::replace(&mut self.stage, Stage::None)) {
+        let mut qps = match (self.role, std::mem::replace(&mut self.stage, Stage::None)) {
             (Role::Sender, Stage::Created(qps)) => qps,
             (Role::Sender, _) => return Err(Error::internal("no queue pairs were created")),
             (Role::Receiver, stage) => {
@@ -165,6 +173,7 @@ impl NewQps {
                 InitQpSet::new(&self.nic, ports, self.count(self.per_rail.min(offered)), end.caps(), Some(&remote))?
             }
         };
+        qps.limit_mtus(&self.mtus);
         let (sender, receiver) = match self.role {
             Role::Sender => (&qps.endpoint, &remote),
             Role::Receiver => (&remote, &qps.endpoint),
@@ -197,7 +206,10 @@ impl NewQps {
                     self.handle_reached(test, weights);
                     Progress::Connected(attempt, endpoint, self.times.reach())
                 }
-                Some(silent) => Progress::Unreachable(attempt, self.handle_silent(testing.0, silent)),
+                Some(silent) => {
+                    let (left_out, why) = self.handle_silent(testing.0, silent);
+                    Progress::Unreachable(attempt, left_out, why)
+                }
             }),
             Stage::Proving(attempt, mut test, weights) => Some(match test.poll()? {
                 None => {
@@ -208,7 +220,10 @@ impl NewQps {
                     self.handle_reached(*test, weights);
                     Progress::Proven(attempt)
                 }
-                Some(silent) => Progress::Unproven(attempt, self.handle_silent(*test, silent)),
+                Some(silent) => {
+                    let (left_out, why) = self.handle_silent(*test, silent);
+                    Progress::Unproven(attempt, left_out, why)
+                }
             }),
             other => {
                 self.stage = other;
@@ -219,6 +234,7 @@ impl NewQps {
 
     /// All queue pairs of `test` reach the peer.
     fn handle_reached(&mut self, test: ReachTest, weights: RailWeights) {
+        self.mtus.handle_test(test.qps().striping.rail_numbers(), std::iter::empty());
         self.times.handle_round_trip(test.round_trip());
         let mut qps = test.into_qps();
         qps.round_trip = self.times.round_trip();
@@ -226,16 +242,45 @@ impl NewQps {
         self.stage = Stage::Connected(qps, weights);
     }
 
-    /// Nothing is acknowledged over the `silent` queue pairs of `test`. Destroys all of them, and returns the rails that are to be left out.
-    fn handle_silent(&mut self, test: ReachTest, silent: Silent) -> RailMask {
+    /// Something is not acknowledged over the `silent` queue pairs of `test`. Destroys all of them, and returns the rails that are to be left
+    /// out, and why, if that is more than that nothing is acknowledged.
+    fn handle_silent(&mut self, test: ReachTest, silent: Silent) -> (RailMask, Option<String>) {
         self.times.handle_failure();
         self.leave_paths(silent);
         let left_out = match test.dead_rails(silent) {
             RailMask::NONE if self.times.failures() >= MOST_UNREACHED => test.flawed_rails(silent),
             dead => dead,
         };
+        let lowered = self.mtus.handle_test(test.qps().striping.rail_numbers(), test.cut_rails());
+        let why = self.describe_cut(&test, lowered);
         test.into_qps().destroy(&self.peer);
-        left_out
+        (left_out - lowered, why)
+    }
+
+    /// For messages: that packets of some sizes only come through, of which rails are told that are `lowered` for that.
+    fn describe_cut(&self, test: &ReachTest, lowered: RailMask) -> Option<String> {
+        let (rail, code) = test.cut_rails().min_by_key(|(_, code)| *code)?;
+        let port = test.qps().rails.iter().find(|on| on.number == rail).map_or("", |on| on.port.name.as_str());
+        let (arriving, lost) = (path_mtu::bytes(code), path_mtu::bytes(code + 1));
+        let text = format!(
+            "packets of {lost} bytes from {port} are lost, and those of {arriving} bytes arrive: check the MTU of the switches on the path"
+        );
+        if !lowered.is_empty() {
+            log_lines::warn_of_mtu(&self.nic, &self.peer, &text, arriving);
+        }
+        Some(text)
+    }
+
+    /// For messages: the ports of the latest attempt, and what to look at where they do not reach each other.
+    pub fn describe_paths(&self) -> String {
+        let path = |(port, far): &(Arc<Rail>, [u8; 16])| {
+            let own = port
+                .address_towards(Some(*far))
+                .map_or_else(|_| "no address".into(), |own| format!("GID {}", gid::address(&own.gid.gid)));
+            format!("{} ({own}) to GID {}", port.name, gid::address(far))
+        };
+        let paths: Vec<_> = self.between.iter().map(path).collect();
+        format!("; from {}; likely: {}", paths.join(", from "), Status::RETRY_EXCEEDED.cause())
     }
 
     /// The queue pairs are on these ports, and connected to these GIDs. Those of another port may be reached as quickly as ever.
@@ -249,8 +294,8 @@ impl NewQps {
         self.between = between;
     }
 
-    /// The sender is ready, which has found what `told` says, and the account is due: begins to test whether the receiver's queue pairs reach it. That the sender's reach
-    /// the receiver says little of the way back: acknowledgements may be carried where requests are not.
+    /// The sender is ready, whose test has found what `told` says, and the account is due: begins to test whether the receiver's queue pairs
+    /// reach it. That the sender's reach the receiver says little of the way back: acknowledgements may be carried where requests are not.
     ///
     /// # Errors
     /// There are none, or the device refuses.

@@ -20,14 +20,14 @@ impl ConnRecovery {
                 work.machine.handle_reach(reach);
                 work.machine.handle_connected(now, attempt, Ok(endpoint));
             }
-            Progress::Unreachable(attempt, dead) => work.machine.handle_unreachable(now, attempt, dead),
-            Progress::Unproven(attempt, dead) => {
+            Progress::Unreachable(attempt, dead, why) => work.machine.handle_unusable(now, attempt, dead, why),
+            Progress::Unproven(attempt, dead, why) => {
                 // The sender learns it from what this end can use. Of one that is not tested beside others it is not known whether it
                 // is to blame: those that are left may be worse.
                 if dead != work.machine.rails() {
                     dead.iter().for_each(|rail| work.rails.avoid(rail));
                 }
-                work.machine.handle_unreachable(now, attempt, dead);
+                work.machine.handle_unusable(now, attempt, dead, why);
             }
             Progress::Proven(attempt) if work.machine.is_resuming(attempt) => self.resume(work, end, attempt, None)?,
             // The peer has begun another attempt meanwhile: these queue pairs are not used.

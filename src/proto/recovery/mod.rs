@@ -31,6 +31,7 @@
 //! | `receiver` | the receiver composes an account |
 //! | [`sender`], `replay` | the sender applies it; what is sent again |
 //! | [`machine`], [`action`] | the order of things at one end; what its caller has to do |
+//! | [`path_mtu`] | paths that lose large packets only |
 //! | [`reach`] | how long tests of new queue pairs wait |
 //! | `rail_history` | how long a rail that has fallen often waits |
 //! | [`move_budget`] | how often lanes may be given other paths |
@@ -40,6 +41,7 @@ pub mod action;
 pub mod machine;
 pub mod message;
 pub mod move_budget;
+pub mod path_mtu;
 mod rail_history;
 pub mod rail_mask;
 pub mod reach;

@@ -266,12 +266,17 @@ impl Recovery {
     /// The queue pairs of `attempt` are connected, but nothing is acknowledged over the rails `dead`: they wait before they are used
     /// again beside others. The receiver finds that when it is to go on.
     pub fn handle_unreachable(&mut self, now: Time, attempt: u32, dead: RailMask) {
+        self.handle_unusable(now, attempt, dead, None);
+    }
+
+    /// As [`Self::handle_unreachable`], where what is acknowledged tells `why`.
+    pub fn handle_unusable(&mut self, now: Time, attempt: u32, dead: RailMask, why: Option<String>) {
         if !self.take_job(|job| matches!(job, Job::Connect(_) | Job::Resume(_))) {
             return;
         }
         if matches!(self.state, State::Connecting | State::Resuming) && attempt == self.attempt {
             self.history.handle_unreachable(now, dead);
-            self.begin_without(now, dead);
+            self.begin_without(now, dead, why);
         }
         self.advance(now);
     }

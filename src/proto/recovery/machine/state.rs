@@ -33,6 +33,25 @@ pub(super) enum State {
     Failed,
 }
 
+#[cfg(any(test, fuzzing))]
+impl State {
+    /// Its name.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Running => "Running",
+            Self::Draining { .. } => "Draining",
+            Self::Halted => "Halted",
+            Self::Creating => "Creating",
+            Self::Offered { .. } => "Offered",
+            Self::Connecting => "Connecting",
+            Self::Answered { .. } => "Answered",
+            Self::AwaitingAccount { .. } => "AwaitingAccount",
+            Self::Resuming => "Resuming",
+            Self::Failed => "Failed",
+        }
+    }
+}
+
 /// Which queue pairs there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum QueuePairs {
@@ -48,4 +67,13 @@ pub(super) struct Trouble {
     pub(super) since: Time,
     pub(super) attempts: u32,
     pub(super) cause: String,
+    /// Whether the peer has said anything since.
+    pub(super) is_answered: bool,
+}
+
+impl Trouble {
+    /// It begins with `cause`.
+    pub(super) fn new(since: Time, cause: &str) -> Self {
+        Self { since, attempts: 0, cause: cause.to_owned(), is_answered: false }
+    }
 }

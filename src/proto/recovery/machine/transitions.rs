@@ -64,6 +64,7 @@ impl Recovery {
 
     /// Takes in what the peer has said about the present attempt.
     pub(super) fn handle_present(&mut self, now: Time, message: Message) -> Result<(), Violation> {
+        self.trouble.iter_mut().for_each(|trouble| trouble.is_answered = true);
         match message {
             Message::Halt { usable, .. } => {
                 self.has_peer_halted = true;
@@ -126,18 +127,7 @@ impl Recovery {
     /// What state it is in.
     #[cfg(any(test, fuzzing))]
     pub fn state_name(&self) -> &'static str {
-        match self.state {
-            State::Running => "Running",
-            State::Draining { .. } => "Draining",
-            State::Halted => "Halted",
-            State::Creating => "Creating",
-            State::Offered { .. } => "Offered",
-            State::Connecting => "Connecting",
-            State::Answered { .. } => "Answered",
-            State::AwaitingAccount { .. } => "AwaitingAccount",
-            State::Resuming => "Resuming",
-            State::Failed => "Failed",
-        }
+        self.state.name()
     }
 
     /// Receiver: whether recoveries are in vain is for the sender to judge, if it has begun this one. It may only try a rail again.
@@ -171,14 +161,14 @@ impl Recovery {
         }
     }
 
-    /// Begins the next attempt, because nothing is acknowledged over the rails `dead`; at once, if there are others.
-    pub(super) fn begin_without(&mut self, now: Time, dead: RailMask) {
+    /// Begins the next attempt, because nothing is acknowledged over the rails `dead`, or `why` else; at once, if there are others.
+    pub(super) fn begin_without(&mut self, now: Time, dead: RailMask, why: Option<String>) {
         let has_others = !dead.is_empty() && dead != self.rails;
-        let cause = match dead.is_empty() {
+        let cause = || match dead.is_empty() {
             true => "queue pairs do not reach the peer".into(),
             false => format!("rails {dead} acknowledge nothing"),
         };
-        self.begin_next(now, cause);
+        self.begin_next(now, why.unwrap_or_else(cause));
         if has_others {
             self.pause = now;
         }
@@ -192,7 +182,7 @@ impl Recovery {
             }
             (self.since, self.attempts) = (now, 0);
         }
-        let trouble = self.trouble.get_or_insert_with(|| Trouble { since: now, attempts: 0, cause: cause.clone() });
+        let trouble = self.trouble.get_or_insert_with(|| Trouble::new(now, &cause));
         trouble.attempts = trouble.attempts.saturating_add(1);
         // The sender begins, and the receiver follows: what the former has waited for, the latter need not wait for again.
         let ahead = u32::from(self.role == Role::Receiver);
@@ -385,7 +375,15 @@ impl Recovery {
         let limit = self.answer_time().as_secs();
         match self.state {
             State::Halted if self.job.is_some() => "The old queue pairs are not destroyed".into(),
-            State::Halted if self.role == Role::Sender && !self.has_peer_halted => "The peer has not answered".into(),
+            State::Halted if self.role == Role::Sender && !self.has_peer_halted => {
+                let is_answered = self.trouble.as_ref().is_some_and(|trouble| trouble.is_answered);
+                let what = if is_answered {
+                    "The peer has answered, but not the latest attempt"
+                } else {
+                    "The peer has not answered"
+                };
+                what.into()
+            }
             State::Halted if self.role == Role::Receiver => "The sender has not offered new queue pairs".into(),
             State::Halted => "There is no rail that both ends can use".into(),
             State::Offered { .. } | State::Answered { .. } | State::AwaitingAccount { .. } => {

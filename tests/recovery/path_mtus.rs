@@ -1,0 +1,71 @@
+//! Paths that lose large packets only, as where a switch takes smaller ones than both ports say.
+
+use crate::common::log::{log, said};
+use crate::errors::ends_with;
+use crate::fabric::{Fabric, exchange_until, recoveries, run};
+use crate::stream::{LONG, Stream};
+use ferrite::error::Result;
+
+/// What the log says when a connection has a smaller MTU.
+const LOWERED: [&str; 3] = ["packets of 2048 bytes from", "check the MTU", "tries packets of up to 1024 bytes"];
+
+/// The packets of `rank`, or of both, are lost that are larger than 1024 bytes: its end says so, and goes on with smaller ones. There is
+/// no fault after that.
+fn smaller_packets_are_taken(fabric: Fabric, rule: &str, rank: Option<usize>) -> Result<()> {
+    let rule = format!("drop larger=1024 attempts=all {rule}");
+    run(fabric, &[("SOFTRNIC_FAULTS", &rule)], |worker| {
+        let mut stream = Stream::open(worker, LONG)?;
+        exchange_until(worker, &mut stream, "until the MTU is smaller", || rank == Some(1) || said(&LOWERED))?;
+        stream.exchange(worker, 60)?;
+        worker.barrier()?;
+        assert!(rank.is_some_and(|rank| rank != worker.rank()) || said(&LOWERED), "{}", log());
+        let before = recoveries();
+        stream.exchange(worker, 200)?;
+        worker.barrier()?;
+        assert_eq!(recoveries(), before, "{}", log());
+        worker.barrier()?;
+        stream.close()
+    })
+}
+
+#[test]
+fn a_path_that_loses_large_packets_has_smaller_ones() -> Result<()> {
+    smaller_packets_are_taken(Fabric::OneRail, "", None)
+}
+
+#[test]
+fn a_path_that_loses_large_packets_one_way_has_smaller_ones() -> Result<()> {
+    smaller_packets_are_taken(Fabric::OneRail, "device=softrnic1", Some(1))
+}
+
+#[test]
+fn paths_of_lanes_that_lose_large_packets_have_smaller_ones() -> Result<()> {
+    smaller_packets_are_taken(Fabric::Lanes, "", None)
+}
+
+/// The second rail is left out, tried again, and taken in with smaller packets.
+#[test]
+fn one_rail_of_two_that_loses_large_packets_has_smaller_ones() -> Result<()> {
+    smaller_packets_are_taken(Fabric::TwoRails, "device=softrnic1", Some(0))
+}
+
+/// No MTU is as small. The error says what arrives and what is lost, what it may be, and not that the peer has not answered.
+#[test]
+fn a_path_that_loses_all_packets_with_data_ends_with_an_error_that_says_so() -> Result<()> {
+    let env = [("SOFTRNIC_FAULTS", "drop larger=200 attempts=all"), ("FERRITE_GIVE_UP", "4")];
+    run(Fabric::OneRail, &env, |worker| {
+        ends_with(
+            worker,
+            &[
+                "could not be recovered",
+                "packets of 256 bytes from",
+                "those of 0 bytes arrive",
+                "likely: a link or switch",
+            ],
+        )?;
+        assert!(!said(&["could not be recovered", "The peer has not answered"]), "{}", log());
+        // The fault is told once and then ever more seldom, though each attempt finds it.
+        assert!(log().lines().filter(|line| line.contains(" recovers: ")).count() < 6, "{}", log());
+        Ok(())
+    })
+}
