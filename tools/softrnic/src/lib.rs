@@ -189,6 +189,7 @@
 //! | `SOFTRNIC_LOOPBACK_DOWN` | `answered` or `lost`: what becomes of the packets of a queue pair that is connected with itself while its port is down | `answered` |
 //! | `SOFTRNIC_QPN_REUSE` | 1: the number of a queue pair that is destroyed is given to the next one that is created | 0 |
 //! | `SOFTRNIC_SILENT_FAILURE` | 1: on a device that has failed nothing completes any more, as with mlx5; else work requests are flushed | 0 |
+//! | `SOFTRNIC_ERROR_DROPS` | 1: `ibv_modify_qp` to the error state reports receives as flushed that messages have come for, if nobody has polled them, as ionic's provider does; else they complete with success | 0 |
 //! | `SOFTRNIC_ZERO_KEYS` | 1: WRITEs and READs of no bytes need a valid key, address and access at the peer, as others do; else these are not looked at, as with mlx5. The sending process's | 0 |
 //! | `SOFTRNIC_SAME_GUID` | 1: all devices have the node GUID of the first one, as functions of one card may have | 0 |
 //! | `SOFTRNIC_THREAD_DOMAINS` | what becomes of who asks for a thread domain, a parent domain or a completion queue for a single thread: `granted`, `absent` (`EOPNOTSUPP`) or `exhausted` (`ENOMEM`) | `granted` |

@@ -8,6 +8,7 @@ use crate::limits::MAX_QP_WR;
 
 pub(super) const DRIVER: Driver = Driver {
     name: "ionic",
+    settings: &[("SOFTRNIC_ERROR_DROPS", "1")],
     vendor_id: 0x1dd8,
     max_sge: (8, 8),
     max_reads: 16,

@@ -97,6 +97,7 @@ fn enter(engine: &'static Engine, qp: &Qp, from: u32, to: u32, wants_event: bool
     match to {
         state::RESET => {
             qp.slot.state.store(state::RESET, SeqCst);
+            qp.drop_received(false);
             qp.slot.peer.store(qp.unconnected(), SeqCst);
             qp.slot.holder.store(0, SeqCst);
             qp.slot.expected_psn.store(0, SeqCst);
@@ -107,6 +108,7 @@ fn enter(engine: &'static Engine, qp: &Qp, from: u32, to: u32, wants_event: bool
         }
         state::ERR => {
             qp.slot.state.store(state::ERR, SeqCst);
+            qp.drop_received(qp.fabric.settings.error_drops);
             if !flush(engine, qp) {
                 // A peer is still in.
                 flush_soon(engine, qp);

@@ -59,6 +59,8 @@ pub(crate) struct Qp {
     pub(crate) recv: Mutex<()>,
     recv_ring: RecvRing,
     recv_polled: AtomicU64,
+    /// What has been received, and nobody has polled, is reported as flushed.
+    drops_received: AtomicBool,
     /// Completions of receives were left by the last poll.
     receives_first: AtomicBool,
     /// With an SRQ, in the error state: the application has been told that it takes no more.
@@ -72,6 +74,9 @@ pub(crate) struct Qp {
     /// Of an extended queue pair: the work requests between `ibv_wr_start` and `ibv_wr_complete`.
     pub(crate) making: Making,
 }
+
+/// A receive that no message has come for.
+const FLUSHED: Received = Received { status: Status::Flush as u32, opcode: 0, byte_len: 0, imm: 0, wc_flags: 0 };
 
 /// Names the send queue of a queue pair in a thread domain.
 pub(crate) const SENDING: &str = "the send queue of a queue pair in a thread domain";
@@ -134,6 +139,7 @@ impl Qp {
             recv: Mutex::default(),
             recv_ring,
             recv_polled: AtomicU64::new(0),
+            drops_received: AtomicBool::new(false),
             receives_first: AtomicBool::new(false),
             is_last_told: AtomicBool::new(false),
             async_events: AtomicU32::new(0),
@@ -225,18 +231,22 @@ impl Qp {
             srq.ring.recover(self.slot, self.index);
         }
         let posted = self.slot.posted.load(Relaxed);
-        let flushed = Received { status: Status::Flush as u32, ..Received::default() };
         for at in self.slot.done.load(Acquire)..posted {
             if !completion::admit(self.fabric, self.recv_cq.slot) {
                 break;
             }
-            self.recv_ring.finish(self.slot, at, &flushed);
+            self.recv_ring.finish(self.slot, at, &FLUSHED);
             completion::announce(self.fabric, self.recv_cq.slot, self.slot.recv_bit.load(Relaxed), true);
         }
         // Who gets this event polls for what has completed.
         if self.srq.is_some() && !self.is_last_told.swap(true, SeqCst) {
             self.tell_owner(event::QP_LAST_WQE_REACHED);
         }
+    }
+
+    /// Whether what has been received, and nobody has polled, is reported as flushed.
+    pub(crate) fn drop_received(&self, is_dropped: bool) {
+        self.drops_received.store(is_dropped, Relaxed);
     }
 
     /// Has the next poll of the receive CQ look at this QP.
@@ -279,6 +289,7 @@ impl Qp {
         while *taken < out.len()
             && let Some((wr_id, got)) = self.recv_ring.take(self.slot, at)
         {
+            let got = if self.drops_received.load(Relaxed) { FLUSHED } else { got };
             out[*taken].write(self.recv_wc(wr_id, at, &got));
             *taken += 1;
             at += 1;

@@ -40,6 +40,8 @@ pub(crate) struct Settings {
     pub(crate) same_guid: bool,
     /// Nothing completes any more on a device that has failed.
     pub(crate) silent_failure: bool,
+    /// A queue pair that is put into the error state reports what it has received, and nobody has polled, as flushed.
+    pub(crate) error_drops: bool,
     /// WRITEs and READs of no bytes need a key and an address as others do.
     pub(crate) zero_keys: bool,
     /// Writes to memory with relaxed ordering land in no order.
@@ -118,6 +120,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_DEVICES",
     "SOFTRNIC_DRIVER",
     "SOFTRNIC_ECE",
+    "SOFTRNIC_ERROR_DROPS",
     "SOFTRNIC_FABRIC",
     "SOFTRNIC_FAULTS",
     "SOFTRNIC_GIDS",
@@ -175,6 +178,7 @@ impl Settings {
             qpn_reuse: false,
             same_guid: false,
             silent_failure: false,
+            error_drops: false,
             zero_keys: false,
             staged: false,
             chaos: false,
@@ -235,6 +239,7 @@ impl Settings {
             qpn_reuse: switch(driver, "SOFTRNIC_QPN_REUSE")?,
             same_guid: switch(driver, "SOFTRNIC_SAME_GUID")?,
             silent_failure: switch(driver, "SOFTRNIC_SILENT_FAILURE")?,
+            error_drops: switch(driver, "SOFTRNIC_ERROR_DROPS")?,
             zero_keys: switch(driver, "SOFTRNIC_ZERO_KEYS")?,
             staged: switch(driver, "SOFTRNIC_STAGED")?,
             chaos: switch(driver, "SOFTRNIC_CHAOS")?,

@@ -35,6 +35,23 @@ fn a_queue_pair_put_into_error_flushes_its_receives_in_order_behind_its_successe
     });
 }
 
+/// As ionic's provider does it. What was polled before is not touched, and after a reset the queue pair is like any other.
+#[test]
+fn receives_that_nobody_has_polled_may_be_dropped() {
+    Softrnic::new().env("SOFTRNIC_ERROR_DROPS", "1").alone(|| {
+        let (a, b) = local_pair(16, &QUICK);
+        (1..=4).for_each(|id| b.recv(id, &[]));
+        for _ in 0..3 {
+            a.send(Work { opcode: SEND, ..Work::default() });
+            assert_eq!(a.next().status, OK, "it is acknowledged");
+        }
+        let first = b.next();
+        assert_eq!((first.wr_id, first.status), (1, OK));
+        assert_eq!(to_state(b.qp, ERR), 0);
+        assert_eq!(taken(&b), [(2, FLUSH), (3, FLUSH), (4, FLUSH)]);
+    });
+}
+
 #[test]
 fn a_queue_pair_put_into_error_flushes_its_sends_in_order_behind_its_successes() {
     let rule = ("SOFTRNIC_FAULTS", "drop message=3 attempts=all");
