@@ -25,3 +25,4 @@ mod set_up;
 mod spare;
 mod stalls;
 mod stream;
+mod unpolled;

@@ -4,6 +4,10 @@
 //! queue pair complete when it is moved there: first those that messages have come for, with success, then the others, flushed.
 //! So once as many have completed as were posted, all that has arrived is known, and nothing more will arrive. Once a queue pair is
 //! destroyed, the device neither reads nor writes memory for it.
+//!
+//! Some providers (ionic's) report all receives as flushed that have not been polled when the queue pair is moved. So the queues are polled
+//! until they are empty before. What arrives between is not known to have arrived, and is sent again: the receiver's fence comes after
+//! the sender's ([`crate::proto::recovery`]), so the sender has told nobody that it is sent.
 
 use super::set::QpSet;
 use super::wr_id::WrId;
@@ -35,8 +39,8 @@ pub struct Drained {
 }
 
 impl QpSet {
-    /// Moves all queue pairs, which are connected to `peer`, to state ERROR, polls until all of their receives have completed, and
-    /// destroys them.
+    /// Takes in what has arrived, moves all queue pairs, which are connected to `peer`, to state ERROR, polls until all of their receives have
+    /// completed, and destroys them.
     ///
     /// A device that is about to be lost may refuse that, and go on to receive, even on queue pairs that are destroyed. It is asked
     /// again until it obeys, or has completed all receives, or has been lost for [`DRAIN_LIMIT`], or has refused for [`LOSS_LIMIT`]. A
@@ -59,7 +63,9 @@ impl QpSet {
     /// [`Self::fence`], without the end.
     fn drain(&mut self, peer: &PeerState) -> Drained {
         let mut refused: Vec<usize> = (0..self.qps.len()).collect();
-        let (mut drained, begun, mut next_try) = (Drained::default(), Instant::now(), Instant::now());
+        let (mut drained, begun) = (Drained::default(), Instant::now());
+        self.empty(peer, &mut drained, begun);
+        let mut next_try = begun;
         loop {
             if !refused.is_empty() && Instant::now() >= next_try {
                 refused.retain(|index| !self.fail(*index));
@@ -97,6 +103,14 @@ impl QpSet {
             if polled == 0 {
                 std::thread::sleep(PAUSE);
             }
+        }
+    }
+
+    /// Takes in what the queues have, of a fence that has `begun` then.
+    fn empty(&mut self, peer: &PeerState, drained: &mut Drained, begun: Instant) {
+        for place in 0..self.rails.len() {
+            // A peer that goes on for ever does not keep this end here.
+            while self.drain_rail(place, peer, drained).unwrap_or(0) > 0 && begun.elapsed() < LEAST_DRAIN {}
         }
     }
 

@@ -7,9 +7,9 @@
 //!  sender                                         receiver
 //!  Halt ──────────────────────────────────────►            each end says it when it begins attempt A
 //!       ◄────────────────────────────────────── Halt
-//!  fence                                          fence
+//!  fence
 //!  create
-//!  Offer ─────────────────────────────────────►  create, connect, post receives
+//!  Offer ─────────────────────────────────────►  fence, create, connect, post receives
 //!  connect ◄─────────────────────────────────── Answer
 //!  Ready ─────────────────────────────────────►  test the way back, list what is missing, run
 //!  apply, send again, run ◄──────────────────── Account
@@ -18,7 +18,8 @@
 //! **Fence**: an end puts its queue pairs into the error state, takes in every completion of theirs, and destroys them. Only its own
 //! device writes into the receiver's memory, and only through its own queue pairs. So what has arrived when the receiver's fence
 //! is complete is all that ever arrives of what was sent before; and the sender's fence does the same for the clear-to-sends.
-//! That is why each end fences before anything new is created.
+//! That is why each end fences before anything new is created. The receiver waits a little for the sender's fence, and polls meanwhile: a device may
+//! throw away what has arrived and was not polled before its fence, and what the sender knows to be acknowledged must not be among that.
 //!
 //! **Attempt**: a number that grows by one each time. 0 is what the connection was set up with. A frame of a later attempt than
 //! one's own begins that attempt; one of an earlier attempt is ignored.

@@ -3,6 +3,7 @@
 mod state;
 #[cfg(test)]
 mod tests;
+mod texts;
 mod transitions;
 
 use super::account::Account;
@@ -22,6 +23,10 @@ use std::time::Duration;
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 /// No wait is longer. The receiver, which learns from the sender when it begins anew, waits so long at once.
 const LONGEST_ANSWER_TIME: Duration = Duration::from_secs(40);
+/// How long the receiver leaves its queue pairs alone until the sender has destroyed its own, which its offer shows; and two round trips
+/// beside, as far as they are known, but no more than [`LONGEST_FENCE_TIME`].
+const FENCE_TIME: Duration = Duration::from_millis(50);
+const LONGEST_FENCE_TIME: Duration = Duration::from_secs(1);
 /// How long outstanding sends may take before a rail is taken in all the same.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 
@@ -53,6 +58,9 @@ pub struct Recovery {
     frame: Option<Message>,
     /// When this attempt may create queue pairs.
     pause: Time,
+    /// Receiver: when it fences at the latest; and whether the sender has, since the connection last ran.
+    fence_by: Time,
+    has_sender_fenced: bool,
     /// Since when the connection has been running, or not running.
     since: Time,
     /// Attempts since then.
@@ -92,6 +100,8 @@ impl Recovery {
             offer: None,
             frame: None,
             pause: Time::ZERO,
+            fence_by: Time::ZERO,
+            has_sender_fenced: false,
             since: Time::ZERO,
             attempts: 0,
             trouble: None,
@@ -321,6 +331,7 @@ impl Recovery {
             State::Offered { until } | State::Answered { until } | State::AwaitingAccount { until } => {
                 give_up.map(|time| time.min(until))
             }
+            State::Halted if self.waits_for_fence() => give_up.map(|time| time.min(self.fence_by)),
             State::Halted if self.waits_for_pause() => give_up.map(|time| time.min(self.pause)),
             State::Halted | State::Creating | State::Connecting | State::Resuming => give_up,
         }

@@ -1,7 +1,7 @@
 //! How one state of a recovery follows from another.
 
 use super::state::{QueuePairs, State, Trouble};
-use super::{ANSWER_TIME, DRAIN_TIME, LONGEST_ANSWER_TIME, Recovery};
+use super::{ANSWER_TIME, DRAIN_TIME, FENCE_TIME, LONGEST_ANSWER_TIME, LONGEST_FENCE_TIME, Recovery};
 use crate::proto::control::Time;
 use crate::proto::recovery::action::{Action, Due, Job, Role};
 use crate::proto::recovery::message::Message;
@@ -65,6 +65,7 @@ impl Recovery {
     /// Takes in what the peer has said about the present attempt.
     pub(super) fn handle_present(&mut self, now: Time, message: Message) -> Result<(), Violation> {
         self.trouble.iter_mut().for_each(|trouble| trouble.is_answered = true);
+        self.has_sender_fenced |= matches!(message, Message::Offer { .. });
         match message {
             Message::Halt { usable, .. } => {
                 self.has_peer_halted = true;
@@ -181,6 +182,8 @@ impl Recovery {
                 self.trouble = None;
             }
             (self.since, self.attempts) = (now, 0);
+            let fence_time = FENCE_TIME + self.reach.round_trip.saturating_mul(2);
+            (self.fence_by, self.has_sender_fenced) = (now + fence_time.min(LONGEST_FENCE_TIME), false);
         }
         let trouble = self.trouble.get_or_insert_with(|| Trouble::new(now, &cause));
         trouble.attempts = trouble.attempts.saturating_add(1);
@@ -213,6 +216,7 @@ impl Recovery {
             return;
         }
         match self.queue_pairs {
+            QueuePairs::InUse if self.waits_for_fence() && now < self.fence_by => {}
             QueuePairs::InUse => self.job = Some((Job::Fence, false)),
             QueuePairs::New => {
                 self.due.discard = true;
@@ -237,6 +241,12 @@ impl Recovery {
                 }
             }
         }
+    }
+
+    /// Receiver: whether it leaves its queue pairs alone until the sender has fenced.
+    pub(super) fn waits_for_fence(&self) -> bool {
+        let has_fenced = self.has_sender_fenced || self.job.is_some() || self.queue_pairs != QueuePairs::InUse;
+        self.role == Role::Receiver && !has_fenced
     }
 
     /// Whether only the pause keeps this end from creating queue pairs.
@@ -331,18 +341,6 @@ impl Recovery {
         self.job.take_if(|(job, is_known)| *is_known && is(job)).is_some()
     }
 
-    /// For messages: since when the connection has not run, why, and what it waits for.
-    pub fn describe(&self, now: Time) -> String {
-        let seconds = now.saturating_sub(self.since).as_secs();
-        let (own, peer) = (self.own, self.peer);
-        format!(
-            "{seconds} s and {} attempt(s) so far. {}. Cause of the latest: {}. Rails that this end can use: {own}, the peer: {peer}",
-            self.attempts,
-            self.waited_for(),
-            self.cause,
-        )
-    }
-
     fn fail(&mut self, now: Time) {
         let since = self.trouble.as_ref().map_or(now, |trouble| trouble.since);
         let first = self.trouble.as_ref().map_or("", |trouble| &trouble.cause);
@@ -367,30 +365,6 @@ impl Recovery {
         match self.role {
             Role::Sender => ANSWER_TIME.saturating_mul(1 << self.late_answers.min(8)).min(LONGEST_ANSWER_TIME),
             Role::Receiver => LONGEST_ANSWER_TIME,
-        }
-    }
-
-    /// For messages: what this end waits for.
-    fn waited_for(&self) -> String {
-        let limit = self.answer_time().as_secs();
-        match self.state {
-            State::Halted if self.job.is_some() => "The old queue pairs are not destroyed".into(),
-            State::Halted if self.role == Role::Sender && !self.has_peer_halted => {
-                let is_answered = self.trouble.as_ref().is_some_and(|trouble| trouble.is_answered);
-                let what = if is_answered {
-                    "The peer has answered, but not the latest attempt"
-                } else {
-                    "The peer has not answered"
-                };
-                what.into()
-            }
-            State::Halted if self.role == Role::Receiver => "The sender has not offered new queue pairs".into(),
-            State::Halted => "There is no rail that both ends can use".into(),
-            State::Offered { .. } | State::Answered { .. } | State::AwaitingAccount { .. } => {
-                format!("The peer did not answer within {limit} s")
-            }
-            State::Creating | State::Connecting | State::Resuming => "New queue pairs are not ready".into(),
-            State::Running | State::Draining { .. } | State::Failed => "It failed again and again".into(),
         }
     }
 }

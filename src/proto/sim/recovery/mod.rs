@@ -152,7 +152,7 @@ fn tell_ports_to_one_that_has_failed(role: Role) {
 #[test]
 fn the_page_says_which_event_has_come_in_which_state() {
     observed::take();
-    for seed in 0..400 {
+    for seed in 0..800 {
         run(Random::new(seed), FaultPlan::survivable);
         run(Random::new(seed), FaultPlan::restless);
         check_failures(&run(Random::new(seed), FaultPlan::parted));

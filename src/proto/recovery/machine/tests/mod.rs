@@ -285,6 +285,29 @@ fn each_answer_that_is_late_gives_the_next_one_twice_the_time_until_the_connecti
     }
 }
 
+/// What the sender's device has acknowledged before is in the receiver's queues then, where a fence might throw it away.
+#[test]
+fn the_receiver_fences_after_the_sender_or_after_a_while() {
+    for is_lost in [false, true] {
+        let mut pair = Pair::new(1);
+        pair.fault(1);
+        let fences = |pair: &Pair| [0, 1].map(|end| pair.names(end).contains(&"Fence".to_owned()));
+        while fences(&pair) == [false; 2] && pair.step() {}
+        assert_eq!(fences(&pair), [true, false]);
+        if is_lost {
+            pair.lose();
+            pair.pass(FENCE_TIME - Duration::from_millis(1));
+            assert_eq!(fences(&pair), [true, false]);
+            pair.pass(Duration::from_millis(1));
+            assert_eq!(fences(&pair), [true; 2]);
+            pair.back();
+        }
+        pair.settle();
+        pair.expect_running();
+        assert_eq!(fences(&pair), [true; 2]);
+    }
+}
+
 #[test]
 fn the_receiver_is_told_what_the_senders_test_has_found() {
     let mut pair = Pair::new(1);

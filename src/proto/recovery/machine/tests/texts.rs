@@ -3,6 +3,7 @@
 use super::*;
 
 const DESTROY: &str = "The old queue pairs are not destroyed";
+const OFFER: &str = "The sender has not offered new queue pairs";
 const NEW: &str = "New queue pairs are not ready";
 const ANSWERS: [&str; 2] = ["The peer did not answer within 5 s", "The peer did not answer within 40 s"];
 const RUNS: &str = "It failed again and again";
@@ -29,7 +30,7 @@ fn each_end_says_what_it_waits_for() {
         }
     }
     assert_eq!(said[0], [DESTROY, NEW, ANSWERS[0], NEW, ANSWERS[0], NEW, RUNS]);
-    assert_eq!(said[1], [RUNS, DESTROY, NEW, ANSWERS[1], NEW, RUNS]);
+    assert_eq!(said[1], [RUNS, OFFER, DESTROY, NEW, ANSWERS[1], NEW, RUNS]);
 }
 
 #[test]
