@@ -108,7 +108,7 @@ mod tests {
         let mut written = Vec::new();
         for half_seconds in 0..100 {
             // As if the time had passed.
-            if let Some(last) = notices.0.lock().expect("not poisoned").get_mut("fault") {
+            if let Some(last) = notices.lines.lock().expect("not poisoned").get_mut("fault") {
                 last.written -= QUIET / 2;
             }
             if notices.line_unless_repeated("fault", &format!("no data for {half_seconds} ms")).is_some() {
@@ -117,7 +117,7 @@ mod tests {
         }
         assert_eq!(written, [0, 2, 6, 14, 30, 50, 70, 90]);
         let long_ago = |notices: &Notices, time| {
-            notices.0.lock().expect("not poisoned").get_mut("fault").expect("known").written -= time;
+            notices.lines.lock().expect("not poisoned").get_mut("fault").expect("known").written -= time;
         };
         long_ago(&notices, QUIET);
         assert!(notices.line_unless_repeated("fault", "the port is down").is_some(), "another fault");

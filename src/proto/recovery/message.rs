@@ -73,7 +73,7 @@ impl fmt::Display for Message {
                 let count: usize = endpoint.rails.iter().map(|rail| rail.qps.len()).sum();
                 write!(f, "{kind:?} of attempt {attempt}: {count} queue pair(s) on rail(s) {rails}")
             }
-            Self::Ready { attempt } => write!(f, "{kind:?} of attempt {attempt}"),
+            Self::Ready { attempt, reach: _ } => write!(f, "{kind:?} of attempt {attempt}"),
             Self::Account { attempt, account } => {
                 write!(f, "{kind:?} of attempt {attempt}: {} message(s) have not arrived", account.missing.len())
             }
