@@ -9,7 +9,11 @@ use std::os::fd::AsRawFd;
 /// called.
 #[derive(Debug)]
 pub struct Relay {
-    listener: TcpListener,
+    /// `None`: its port refuses.
+    listener: Option<TcpListener>,
+    address: SocketAddr,
+    /// Clients whose way on has ended, and who do not know.
+    pub cut_off: Vec<TcpStream>,
     to: SocketAddr,
     /// From each client to the relay, and from there to the listener behind it.
     connections: Vec<(TcpStream, TcpStream)>,
@@ -23,18 +27,36 @@ pub struct Relay {
 
 impl Relay {
     /// A relay to the listener at `to`.
+    ///
+    /// # Panics
+    /// If the kernel does not say where it listens.
     #[must_use]
     pub fn new(to: SocketAddr) -> Self {
-        Self { listener: port::listener(), to, connections: Vec::new(), clients: 0, turned_away: 0, passed: 0 }
+        let listener = port::listener();
+        let address = listener.local_addr().expect("it is bound");
+        let (connections, cut_off) = (Vec::new(), Vec::new());
+        Self { listener: Some(listener), address, cut_off, to, connections, clients: 0, turned_away: 0, passed: 0 }
     }
 
     /// Where it listens.
-    ///
-    /// # Panics
-    /// If the kernel does not say.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.listener.local_addr().expect("it is bound")
+        self.address
+    }
+
+    /// From now on its port refuses.
+    pub fn refuse(&mut self) {
+        self.listener = None;
+    }
+
+    /// It listens again where it did.
+    ///
+    /// # Panics
+    /// If the port is another's by now.
+    pub fn listen_again(&mut self) {
+        let listener = TcpListener::bind(self.address).expect("the port is free");
+        listener.set_nonblocking(true).expect("a socket can be made non-blocking");
+        self.listener = Some(listener);
     }
 
     /// Accepts one client, if there is one, and passes on what there is; does not block.
@@ -42,7 +64,7 @@ impl Relay {
     /// # Panics
     /// If nobody listens behind it.
     pub fn forward(&mut self) {
-        if let Ok((near, _)) = self.listener.accept() {
+        if let Some(Ok((near, _))) = self.listener.as_ref().map(TcpListener::accept) {
             if self.turned_away > 0 {
                 self.turned_away -= 1;
                 return;
@@ -74,6 +96,17 @@ impl Relay {
     /// Closes all connections.
     pub fn close(&mut self) {
         self.connections.clear();
+    }
+
+    /// Closes them to the listener behind it; the clients are not told.
+    pub fn close_far(&mut self) {
+        self.cut_off.extend(self.connections.drain(..).map(|(near, _)| near));
+    }
+
+    /// Resets them to the listener behind it; the clients are not told.
+    pub fn reset_far(&mut self) {
+        self.connections.iter().for_each(|(_, far)| reset_on_close(far));
+        self.close_far();
     }
 
     /// Resets all connections, as a network does that comes back when one end has given up.
@@ -160,6 +193,27 @@ mod tests {
         relay.reset();
         assert_eq!(read(&mut relay, &mut client), Err(ErrorKind::ConnectionReset));
         assert_eq!(read(&mut relay, &mut far), Err(ErrorKind::ConnectionReset));
+    }
+
+    #[test]
+    fn one_end_of_a_connection_may_be_closed_or_reset_and_the_other_one_stands() {
+        for (end, expected) in
+            [(Relay::close_far as fn(&mut Relay), Ok(Vec::new())), (Relay::reset_far, Err(ErrorKind::ConnectionReset))]
+        {
+            let (mut relay, mut client, mut far) = connected();
+            end(&mut relay);
+            assert_eq!(read(&mut relay, &mut far), expected);
+            assert_eq!(client.read(&mut [0]).expect_err("nothing").kind(), ErrorKind::WouldBlock);
+        }
+    }
+
+    #[test]
+    fn a_relay_refuses_until_it_listens_again() {
+        let (mut relay, ..) = connected();
+        relay.refuse();
+        assert_eq!(TcpStream::connect(relay.address()).expect_err("refused").kind(), ErrorKind::ConnectionRefused);
+        relay.listen_again();
+        assert!(TcpStream::connect(relay.address()).is_ok());
     }
 
     #[test]
