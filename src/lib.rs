@@ -65,19 +65,20 @@
 //! All connections from one process to another share one TCP connection, the control connection
 //! ([`proto::control::conn::ControlConn`]). Each frame carries a secret, which the sender makes up for each attempt: frames of
 //! an attempt that was given up are recognised by it. The control connection stays open while one of its connections exists.
-//! What its end means:
+//! Its end does not tell whether the peer lives: the kernel of a process that is killed closes it, or resets it if something was not read,
+//! and a proxy or a firewall does the same to processes that live. So both ends find that out:
 //!
-//! | what is seen | what it means |
+//! | what is seen | what follows |
 //! |---|---|
-//! | closed by the peer's host | the peer's process has died; its connections end |
 //! | Goodbye | the peer has closed this connection, or has failed, for the reason in the frame |
-//! | lost or reset | nothing: the side that dialled dials again, once for all of its connections, and each goes on by its secret |
-//! | three refusals within at least one second | the peer's process has died |
+//! | closed without a Goodbye, reset, or lost | the side that dialled dials again, once for all of its connections, and each goes on by its secret. The other side dials too if it still waits after 0.2 s, and asks for that: each process that dials has a port, and tells it ([`proto::handshake::Caller`]) |
+//! | three refusals within at least one second | the peer's process has died, unless its device acknowledges a probe |
+//! | refusals for 10 s | the peer's process has died. Its device may acknowledge, since a forked child keeps it open |
+//! | closed, and for 10 s neither the peer's port nor its device answers | the peer's process has died, and its address is gone with it |
 //! | the peer does not know the secret | the peer has closed the connection |
 //!
 //! A peer that asks to go on has committed: its Commit may be lost. While the control connection is lost, an end that waits for
-//! the peer probes the peer's device ([`net::data::probe`]). Only that tells of a host that is gone, and only that tells the side
-//! that does not dial. Forked children keep no control sockets ([`net::control::fork`]), so that a process's death is seen when
+//! the peer probes the peer's device ([`net::data::probe`]): only that tells of a host that is gone. Forked children keep no control sockets ([`net::control::fork`]), so that a process's death is seen when
 //! it dies and not when its forked workers do.
 //!
 //! ## Recovery

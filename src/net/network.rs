@@ -121,7 +121,7 @@ impl Network {
         if let Some(driver) = known.as_ref().filter(|driver| !driver.is_inherited()) {
             return Ok(Arc::clone(driver));
         }
-        let driver = ControlDriver::new(self.first_frame_limit)?;
+        let driver = ControlDriver::new(self.first_frame_limit, self.interface.clone())?;
         Ok(Arc::clone(known.insert(driver)))
     }
 

@@ -7,7 +7,7 @@ use super::{PROTOCOL_VERSION, Violation, violation};
 pub const MAX_BODY_BYTES: usize = 4096;
 /// Longest body of a [`Kind::Account`].
 pub const MAX_ACCOUNT_BYTES: usize = 24 << 10;
-/// In a refusal: it is for all connections of the process that is told, not for one.
+/// In a refusal: it is for all connections of the process that is told, not for one. In a commit: see [`super::handshake::Caller`].
 pub const ALL_CONNECTIONS: Secret = [0; 16];
 const PREAMBLE_BYTES: usize = 32;
 const MAGIC: &[u8; 8] = b"FerrCtl\0";
@@ -54,10 +54,14 @@ pub enum Kind {
     WaitQuestion,
     /// Either way: so it stands.
     WaitAnswer,
+    /// Receiver to sender, on a control connection that the receiver has dialled: it has lost the one that carries this connection, and
+    /// the sender is to dial another one. Sender to receiver, without a body: it does. With a text: it does not, and why. Only a sender
+    /// that has told where it is called is asked.
+    Redial,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 14] = [
+    pub(super) const ALL: [Self; 15] = [
         Self::Hello,
         Self::Reply,
         Self::Commit,
@@ -72,6 +76,7 @@ impl Kind {
         Self::Account,
         Self::WaitQuestion,
         Self::WaitAnswer,
+        Self::Redial,
     ];
 
     /// Whether it is of the recovery of an established connection, and has no meaning before the connection is there.

@@ -3,12 +3,13 @@
 use super::codec::{Reader, Writer};
 use super::cts::{Cts, cts_halves};
 use super::endpoint::{Endpoint, RailEnd};
-use super::frame::{Frame, Kind};
-use super::handle::{Secret, Token};
+use super::frame::{ALL_CONNECTIONS, Frame, Kind};
+use super::handle::{HANDLE_BYTES, Handle, Secret, Token};
 use super::identity::Identity;
 use super::stripe::Striping;
 use super::{MAX_QPS, MAX_RAILS, RING_SLOTS, Violation, violation};
 use std::fmt;
+use std::net::SocketAddr;
 
 /// The ring of clear-to-sends, in the sender's memory. Its keys are those of the sender's rails: [`RailEnd::ring_key`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +35,15 @@ pub struct Hello {
     pub identity: Identity,
 }
 
-/// What the sender says on another control connection than the one that was lost.
+/// Where the process that has dialled a control connection is called itself. It tells that after its first hello or resumption there, in a
+/// commit of no connection, which releases that do not know of it leave alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    /// The address of its port.
+    pub address: SocketAddr,
+}
+
+/// What the sender says on another control connection than the one that was lost, and the receiver that asks it to dial one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resume {
     /// As in the connection's hello.
@@ -169,13 +178,31 @@ impl Hello {
     }
 }
 
+impl Caller {
+    /// As a frame: a handle of no listener.
+    pub fn frame(&self) -> Frame {
+        let handle = Handle { address: self.address, token: Token::default() };
+        Frame { kind: Kind::Commit, secret: ALL_CONNECTIONS, body: handle.emit().to_vec() }
+    }
+
+    /// Reads a frame's body.
+    ///
+    /// # Errors
+    /// It is no handle.
+    pub fn parse(body: &[u8]) -> Result<Self, Violation> {
+        let bytes: &[u8; HANDLE_BYTES] =
+            body.try_into().map_err(|_| violation!("an address in {} bytes; it has {HANDLE_BYTES}", body.len()))?;
+        Handle::parse(bytes).map(|handle| Self { address: handle.address })
+    }
+}
+
 impl Resume {
-    /// As a frame of the connection that is known by `secret`.
-    pub fn frame(&self, secret: Secret) -> Frame {
+    /// As a frame of the connection that is known by `secret`: the sender's, or the receiver's, which asks for it.
+    pub fn frame(&self, kind: Kind, secret: Secret) -> Frame {
         let mut body = Writer::default();
         body.bytes(&self.token);
         body.u32(self.attempt);
-        Frame { kind: Kind::Resume, secret, body: body.0 }
+        Frame { kind, secret, body: body.0 }
     }
 
     /// Reads a frame's body.
@@ -291,9 +318,23 @@ mod tests {
     #[test]
     fn a_resumption_survives_the_wire() {
         let resume = Resume { token: std::array::from_fn(|i| i as u8), attempt: 0x0102_0304 };
-        let frame = resume.frame([7; 16]);
+        assert_eq!(resume.frame(Kind::Redial, [7; 16]).kind, Kind::Redial);
+        let frame = resume.frame(Kind::Resume, [7; 16]);
         assert_eq!((frame.kind, frame.secret, Resume::parse(&frame.body)), (Kind::Resume, [7; 16], Ok(resume)));
         assert!(Resume::parse(&frame.body[1..]).is_err() && Resume::parse(&[frame.body, vec![0]].concat()).is_err());
+    }
+
+    #[test]
+    fn where_a_process_is_called_survives_the_wire() {
+        for address in ["10.0.0.7:4711", "[fe80::1]:9"] {
+            let caller = Caller { address: address.parse().expect("an address") };
+            let frame = caller.frame();
+            assert_eq!(
+                (frame.kind, frame.secret, Caller::parse(&frame.body)),
+                (Kind::Commit, ALL_CONNECTIONS, Ok(caller))
+            );
+            assert!(Caller::parse(&frame.body[1..]).is_err(), "one byte too few");
+        }
     }
 
     #[test]

@@ -126,9 +126,9 @@ proptest! {
     #[test]
     fn a_changed_resumption_is_another_one_or_refused(attempt: u32, changes in vec(change(), 1..6)) {
         let good = Resume { token: [9; 16], attempt };
-        let body = changed(good.frame(TOKEN).body, &changes);
+        let body = changed(good.frame(Kind::Resume, TOKEN).body, &changes);
         match Resume::parse(&body) {
-            Ok(resume) => prop_assert_eq!(resume.frame(TOKEN).body, body),
+            Ok(resume) => prop_assert_eq!(resume.frame(Kind::Resume, TOKEN).body, body),
             Err(_) => prop_assert_ne!(body.len(), 20),
         }
     }

@@ -26,7 +26,7 @@ impl Process {
     }
 
     pub(crate) fn with_limit(limit: Duration) -> Self {
-        let driver = ControlDriver::new(limit).expect("descriptors");
+        let driver = ControlDriver::new(limit, None).expect("descriptors");
         Self { driver, address: SocketAddr::from(([127, 0, 0, 1], 0)) }
     }
 

@@ -104,21 +104,6 @@ fn messages_go_on_while_there_is_no_control_connection() -> Result<()> {
     })
 }
 
-/// The peer's process has ended, so its port is closed.
-#[test]
-fn a_control_connection_that_is_reset_by_a_dying_peer_ends_its_connections() -> Result<()> {
-    let setting = require!(setting());
-    alone(&setting, |worker| {
-        let transport = plugin_transport()?;
-        let (first, _first) = transport.listen(0)?;
-        let mut relay = relay_to(&first);
-        let pairs: Vec<_> = (0..3).map(|_| connect_through(worker, &transport, &mut relay)).collect::<Result<_>>()?;
-        relay.reset();
-        drop(relay);
-        pairs.iter().try_for_each(|(send, _, _)| is_told(worker, send))
-    })
-}
-
 /// Connects to a listener of the peer's by way of `relay`, if there is one.
 fn dial(worker: &WorkerCtx, transport: &Transport, mut handle: Handle, relay: Option<&mut Relay>) -> Result<SendComm> {
     let mut relay = relay;

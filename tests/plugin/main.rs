@@ -11,6 +11,7 @@ mod control_acceptor;
 mod control_connections;
 mod control_recovery;
 mod control_reset;
+mod deaths;
 mod device_order;
 mod drivers;
 mod gids;

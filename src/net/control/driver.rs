@@ -8,13 +8,14 @@
 use super::epoll::{Epoll, Trigger};
 use super::fork::Unshared;
 use super::peer_observer::PeerObserver;
+use super::port::Port;
 use super::sockets::{Sockets, TIMER};
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::host::random;
 use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::{StreamId, Time};
-use crate::proto::handle::Token;
+use crate::proto::handle::{Secret, Token};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -33,6 +34,8 @@ pub struct ControlDriver {
     /// The process that made it.
     owner: u32,
     start: Instant,
+    /// Where its port is opened when it dials first.
+    interface: Option<Interface>,
     is_served: AtomicBool,
     epoll: Arc<Epoll>,
     timer: Timer,
@@ -47,17 +50,18 @@ struct State {
 }
 
 impl ControlDriver {
-    /// No connection. `first_frame_limit` is the time that a client has for its first frame.
+    /// No connection. `first_frame_limit` is the time that a client has for its first frame. A process that dials is called on `interface`,
+    /// too, if that is given: by peers that have lost their control connections.
     ///
     /// # Errors
     /// There are no descriptors left, or no random numbers.
-    pub fn new(first_frame_limit: Duration) -> Result<Arc<Self>> {
+    pub fn new(first_frame_limit: Duration, interface: Option<Interface>) -> Result<Arc<Self>> {
         let (epoll, timer) = (Arc::new(Epoll::new()?), Timer::new()?);
         epoll.add(&timer.fd, TIMER, Trigger::Level)?;
         let plane = ControlPlane::new(first_frame_limit, u64::from_le_bytes(random::bytes()?));
         let state = Mutex::new(State { plane, sockets: Sockets::new(Arc::clone(&epoll)) });
         let (owner, start) = (std::process::id(), Instant::now());
-        Ok(Arc::new(Self { owner, start, is_served: AtomicBool::new(false), epoll, timer, state }))
+        Ok(Arc::new(Self { owner, start, interface, is_served: AtomicBool::new(false), epoll, timer, state }))
     }
 
     /// Whether it belongs to the process that this one was forked from.
@@ -88,10 +92,24 @@ impl ControlDriver {
                 port.clear_queue(MAX_QUEUE);
             }
             let address = port.address();
+            state.plane.set_port(Some(address));
             state.plane.register(token);
             Ok(address)
         };
         self.enter(|state, _| listen(state)).unwrap_or_else(|| Err(inherited()))
+    }
+
+    /// A stream to the listener at `address` that knows `token`; `None` in a forked child.
+    pub(super) fn open(&self, address: SocketAddr, token: Token, secret: Secret) -> Option<StreamId> {
+        self.enter(|state, now| {
+            if let Some(interface) = self.interface.as_ref().filter(|_| state.sockets.port().is_none()) {
+                match state.sockets.open_port(interface).map(Port::address) {
+                    Ok(address) => state.plane.set_port(Some(address)),
+                    Err(e) => log::debug!("peers that lose their control connections cannot call this process: {e}"),
+                }
+            }
+            state.plane.open(now, address, token, secret)
+        })
     }
 
     /// The listener with `token` is gone.
@@ -216,7 +234,7 @@ mod tests {
     #[test]
     fn a_client_that_cannot_be_served_is_closed_and_no_other() {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        let driver = ControlDriver::new(Duration::from_secs(20)).expect("descriptors");
+        let driver = ControlDriver::new(Duration::from_secs(20), None).expect("descriptors");
         let address = driver.listen(&Interface { name: "lo".into(), address }, [1; 16]).expect("a port");
         let hello = Frame { kind: Kind::Hello, secret: [2; 16], body: vec![1; 16] }.emit();
         let until = |what: &str, is_done: &dyn Fn() -> bool| {

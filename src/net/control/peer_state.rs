@@ -1,8 +1,8 @@
 //! What is known of the peer of one established connection: its name, and whether it still lives.
 //!
 //! When the control connection is lost, that shows nothing about the peer: the data goes another way. The end that dialled dials
-//! again ([`crate::proto::control::redial`]), and both ask their devices now and then whether the peer's still acknowledges
-//! ([`crate::net::data::probe`]).
+//! again, and the other one asks for that ([`crate::proto::control::redial`]). Both ask their devices now and then whether the peer's still
+//! acknowledges ([`crate::net::data::probe`]), and more often when it is doubted that the peer lives.
 
 use super::inquiry_events::{InquiryEvents, InquirySlot};
 use super::peer_name::PeerName;
@@ -11,6 +11,7 @@ use super::recovery_events::{Full, RecoveryEvents, RecoveryInbox};
 use super::state_word::StateWord;
 use super::stream::ControlStream;
 use crate::proto::control::event::PeerChange;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// How a connection stands: what is known of the peer, and whether the connection recovers. Of two of the former the later one in
@@ -80,6 +81,8 @@ pub struct PeerState {
     state: Arc<StateWord>,
     /// Why the connection cannot go on, or that the control connection is lost; empty while all is well.
     reason: Mutex<String>,
+    /// Whether there are signs that the peer has died, while the control connection is lost.
+    is_doubted: AtomicBool,
     recovery: RecoveryInbox,
     inquiry: InquirySlot,
     stream: ControlStream,
@@ -93,6 +96,7 @@ impl PeerState {
             peer,
             state: Arc::default(),
             reason: Mutex::default(),
+            is_doubted: AtomicBool::new(false),
             recovery: RecoveryInbox::new(failover),
             inquiry: InquirySlot::default(),
             stream,
@@ -165,6 +169,18 @@ impl PeerState {
         self.state().is_lost()
     }
 
+    /// Whether it is doubted that the peer lives, so that its device is to be asked often.
+    pub fn is_doubted(&self) -> bool {
+        self.is_doubted.load(Ordering::Relaxed) && self.is_lost()
+    }
+
+    /// The peer's device has acknowledged or sent something. To be called while the state is not open.
+    pub fn handle_acknowledged(&self) {
+        if self.is_doubted() {
+            self.stream.handle_acknowledged();
+        }
+    }
+
     /// Why; empty while all is well.
     pub fn reason(&self) -> String {
         self.lock().clone()
@@ -213,6 +229,7 @@ impl PeerState {
     /// There is a control connection again.
     fn handle_back(&self) {
         let mut text = self.lock();
+        self.is_doubted.store(false, Ordering::Relaxed);
         if self.is_lost() {
             text.clear();
             self.set_of_peer(State::OPEN);
@@ -233,6 +250,7 @@ impl PeerObserver for PeerState {
                 return None;
             }
             PeerChange::Lost(why) => self.end(State::LOST, why),
+            PeerChange::Doubted => self.is_doubted.store(true, Ordering::Relaxed),
             PeerChange::Back => self.handle_back(),
             PeerChange::Unknown(why) => self.end(State::UNKNOWN, why),
             PeerChange::Closed(why) => self.end(State::CLOSED, why),
@@ -258,7 +276,7 @@ mod tests {
 
     /// Of a peer that is never reached.
     fn peer(failover: bool) -> Arc<PeerState> {
-        let driver = ControlDriver::new(Duration::from_secs(20)).expect("descriptors");
+        let driver = ControlDriver::new(Duration::from_secs(20), None).expect("descriptors");
         let address = SocketAddr::from(([127, 0, 0, 1], 1));
         let stream = ControlStream::open(&driver, address, [1; 16], [2; 16]).expect("this is no child");
         PeerState::new("the peer".into(), stream, failover)
@@ -312,6 +330,17 @@ mod tests {
             let _ = peer.handle_change(change);
             let state = peer.state();
             assert_eq!((state.is_gone(), state.is_broken(), state.has_closed()), (true, false, has_closed));
+        }
+    }
+
+    #[test]
+    fn a_peer_is_doubted_only_while_its_control_connection_is_lost() {
+        let peer = peer(true);
+        let steps = [(PeerChange::Doubted, false), (lost(), true), (PeerChange::Back, false), (lost(), false)];
+        for (change, is_doubted) in steps {
+            let text = format!("{change:?}");
+            let _ = peer.handle_change(change);
+            assert_eq!(peer.is_doubted(), is_doubted, "{text}");
         }
     }
 

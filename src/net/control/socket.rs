@@ -117,7 +117,8 @@ impl ControlSocket {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => {
                     self.has_failed |= e.kind() != ErrorKind::WouldBlock;
-                    if is_of_the_network(&e) {
+                    // After the error itself the system gives EPIPE.
+                    if !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::BrokenPipe) {
                         self.lost = Some(e.to_string());
                     }
                     break;
@@ -135,8 +136,7 @@ impl ControlSocket {
                 Ok(n) => return Incoming::Bytes(n),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Incoming::Nothing,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if is_of_the_network(&e) => return Incoming::End(End::Lost(e.to_string())),
-                Err(_) => return Incoming::End(End::Closed),
+                Err(e) => return Incoming::End(End::Lost(e.to_string())),
             }
         }
     }
@@ -160,14 +160,6 @@ impl AsFd for ControlSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
-}
-
-/// Whether an error leaves open whether the peer's process has ended. A reset may come of a process that was killed with
-/// something unread, but so it does of a peer's kernel that had given the connection up while the network was away.
-fn is_of_the_network(error: &std::io::Error) -> bool {
-    let network =
-        [libc::ECONNRESET, libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH, libc::ENETDOWN, libc::EHOSTDOWN];
-    error.raw_os_error().is_some_and(|errno| network.contains(&errno))
 }
 
 #[cfg(test)]

@@ -212,6 +212,7 @@ impl Sockets {
             }
         }
         if let Some(port) = self.port.take_if(|_| !plane.is_port_needed()) {
+            plane.set_port(None);
             self.epoll.remove(&port);
         }
         settled

@@ -24,7 +24,7 @@ impl ControlStream {
     /// # Errors
     /// This is a forked child, and the connections are its parent's.
     pub fn open(driver: &Arc<ControlDriver>, address: SocketAddr, token: Token, secret: Secret) -> Result<Self> {
-        let id = driver.with(|plane, now| plane.open(now, address, token, secret)).ok_or_else(inherited)?;
+        let id = driver.open(address, token, secret).ok_or_else(inherited)?;
         Ok(Self { driver: Arc::clone(driver), id, peer: address })
     }
 
@@ -80,6 +80,11 @@ impl ControlStream {
     /// `receives_recovery`.
     pub(super) fn establish(&self, peer: &Arc<dyn PeerObserver>, receives_recovery: bool) {
         self.driver.establish(self.id, peer, receives_recovery);
+    }
+
+    /// The peer's device has acknowledged or sent something, while it is doubted that the peer lives.
+    pub(super) fn handle_acknowledged(&self) {
+        self.driver.with(|plane, now| plane.handle_acknowledged(now, self.id));
     }
 
     /// This end has failed, and the peer is sent the reason.

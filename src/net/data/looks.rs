@@ -87,7 +87,7 @@ mod tests {
 
     /// One that is never reached.
     fn unreached_peer() -> Arc<PeerState> {
-        let driver = ControlDriver::new(Duration::from_secs(20)).expect("descriptors");
+        let driver = ControlDriver::new(Duration::from_secs(20), None).expect("descriptors");
         let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         let stream = ControlStream::open(&driver, nowhere, [1; 16], [2; 16]).expect("this is no child");
         PeerState::new("the peer".into(), stream, true)

@@ -1,10 +1,10 @@
 //! Probes: writes of zero bytes, which tell whether the peer's device still acknowledges.
 //!
-//! While the control connection is lost, nothing tells this end that the peer has died or that its host is gone. An end with
-//! writes in flight learns of it when they fail. An end that waits for the peer has no writes in flight, and would wait for
+//! While the control connection is lost and the peer's host cannot be reached over it, nothing else tells this end that the peer is gone.
+//! An end with writes in flight learns of it when they fail. An end that waits for the peer has no writes in flight, and would wait for
 //! ever, so it posts a probe now and then. The peer's device acknowledges it, without its process, as long as the process
-//! lives; a failed probe is reported like a failed write of data. Redialling tells sooner, but only the end that has dialled,
-//! and only if the peer's host can be reached.
+//! lives; a failed probe is reported like a failed write of data. Where the peer's port refuses, probes are sent often: one that is
+//! acknowledged shows that it is not the peer's process that refuses.
 
 use crate::error::{Error, Result};
 use crate::net::qp::set::QpSet;
@@ -17,30 +17,33 @@ use std::time::{Duration, Instant};
 pub struct Probe {
     /// Writes that are not complete.
     outstanding: u32,
-    /// When the next probe may be sent.
-    next: Option<Instant>,
+    /// When it was a probe's turn last.
+    turn: Option<Instant>,
     /// When the last one was sent.
     sent: Option<Instant>,
 }
 
 /// Time from one probe to the next. A device takes longer to report a missing acknowledgement, as `NCCL_IB_TIMEOUT` says.
 const EVERY: Duration = Duration::from_secs(10);
+/// The same while it is doubted that the peer lives.
+const EVERY_IN_DOUBT: Duration = Duration::from_millis(200);
 
 impl Probe {
-    /// Posts a write on the first queue pair of each rail, unless a probe is outstanding or was sent within the last [`EVERY`].
-    /// The caller keeps room for it in the send queues.
+    /// Posts a write on the first queue pair of each rail, unless a probe is outstanding or was sent within the last [`EVERY`], or
+    /// [`EVERY_IN_DOUBT`]. The caller keeps room for it in the send queues.
     ///
     /// # Errors
     /// The device refuses the write.
-    pub fn send(&mut self, qps: &mut QpSet) -> Result<()> {
-        if self.take_turn(Instant::now()) { self.send_now(qps) } else { Ok(()) }
+    pub fn send(&mut self, qps: &mut QpSet, is_in_doubt: bool) -> Result<()> {
+        let every = if is_in_doubt { EVERY_IN_DOUBT } else { EVERY };
+        if self.take_turn(Instant::now(), every) { self.send_now(qps) } else { Ok(()) }
     }
 
-    /// Whether a probe is due `now`. If so, the next one is [`EVERY`] later.
-    fn take_turn(&mut self, now: Instant) -> bool {
-        let is_due = !self.is_outstanding() && self.next.is_none_or(|next| next <= now);
+    /// Whether a probe is due `now`, which it is so often.
+    fn take_turn(&mut self, now: Instant, every: Duration) -> bool {
+        let is_due = !self.is_outstanding() && self.turn.is_none_or(|turn| turn + every <= now);
         if is_due {
-            self.next = Some(now + EVERY);
+            self.turn = Some(now);
         }
         is_due
     }
@@ -92,18 +95,20 @@ mod tests {
     #[test]
     fn a_probe_is_due_at_once_and_then_every_ten_seconds_unless_one_is_outstanding() {
         let (mut probe, begin) = (Probe::default(), Instant::now());
-        let mut due = |seconds| probe.take_turn(begin + Duration::from_secs(seconds));
+        let mut due = |seconds| probe.take_turn(begin + Duration::from_secs(seconds), EVERY);
         assert_eq!([due(0), due(0), due(9), due(10), due(19), due(20)], [true, false, false, true, false, true]);
         probe.outstanding = 1;
-        assert!(!probe.take_turn(begin + Duration::from_secs(100)));
+        assert!(!probe.take_turn(begin + Duration::from_secs(100), EVERY));
         probe.outstanding = 0;
-        assert!(probe.take_turn(begin + Duration::from_secs(100)));
+        assert!(probe.take_turn(begin + Duration::from_secs(100), EVERY));
+        let in_doubt = begin + Duration::from_secs(100) + EVERY_IN_DOUBT;
+        assert!(!probe.take_turn(in_doubt, EVERY) && probe.take_turn(in_doubt, EVERY_IN_DOUBT));
     }
 
     #[test]
     fn probes_are_outstanding_until_each_rail_has_completed_its_own() {
         let sent = Instant::now().checked_sub(Duration::from_secs(5));
-        let mut probe = Probe { outstanding: 2, next: None, sent };
+        let mut probe = Probe { outstanding: 2, turn: None, sent };
         let complete = |probe: &mut Probe| probe.handle_completion(WrId::Probe { qp: 0 }.to_bits(), "sender");
         complete(&mut probe).expect("a probe");
         assert!(probe.is_outstanding());

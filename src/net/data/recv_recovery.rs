@@ -39,6 +39,17 @@ impl End for RecvComm {
         self.path.visit(|path| path.poll_any(&self.peer).map(drop))
     }
 
+    fn probe(&self) -> Result<()> {
+        self.path.visit(|path| {
+            if !self.peer.is_recovering()
+                && let Err(e) = path.cts_sender.probe.send(&mut path.qps, self.peer.is_doubted())
+            {
+                path.handle_failure(&self.peer, e)?;
+            }
+            path.poll_any(&self.peer).map(drop)
+        })
+    }
+
     fn take_qps(&self) -> Result<QpSet> {
         self.path.visit(|path| {
             self.peer.set_recovering(true);
@@ -134,7 +145,7 @@ impl RecvPath {
         }
         if polled == 0 {
             self.flow.handle_empty_poll(awaited);
-            if let Err(e) = self.cts_sender.probe.send(&mut self.qps) {
+            if let Err(e) = self.cts_sender.probe.send(&mut self.qps, peer.is_doubted()) {
                 return self.handle_failure(peer, e);
             }
         }
@@ -146,7 +157,11 @@ impl RecvPath {
     /// # Errors
     /// The connection has failed.
     fn poll_any(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
-        self.poll_rails(peer).or_else(|e| self.handle_failure(peer, e).map(|()| 0))
+        let polled = self.poll_rails(peer).or_else(|e| self.handle_failure(peer, e).map(|()| 0))?;
+        if polled > 0 {
+            peer.handle_acknowledged();
+        }
+        Ok(polled)
     }
 
     /// Something has failed: new queue pairs may cure it, or else the connection ends.

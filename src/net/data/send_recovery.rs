@@ -34,6 +34,13 @@ impl End for SendComm {
         self.path.visit(|path| path.poll_any().map(drop))
     }
 
+    fn probe(&self) -> Result<()> {
+        self.path.visit(|path| {
+            path.check_peer()?;
+            path.poll_any().map(drop)
+        })
+    }
+
     fn take_qps(&self) -> Result<QpSet> {
         self.path.visit(|path| {
             // Set while no other thread is inside: the end of a replay, which clears it, happens inside as well.
@@ -100,7 +107,7 @@ impl SendPath {
             return self.replay().map(|()| false);
         }
         if self.flow.is_idle()
-            && let Err(e) = self.other_work.probe.send(&mut self.qps)
+            && let Err(e) = self.other_work.probe.send(&mut self.qps, self.peer.is_doubted())
         {
             self.handle_failure(e)?;
         }
@@ -140,7 +147,15 @@ impl SendPath {
     /// # Errors
     /// The connection has failed.
     pub(super) fn poll_any(&mut self) -> Result<usize> {
-        self.poll_rails().or_else(|e| self.handle_failure(e).map(|()| 1))
+        match self.poll_rails() {
+            Ok(polled) => {
+                if polled > 0 {
+                    self.peer.handle_acknowledged();
+                }
+                Ok(polled)
+            }
+            Err(e) => self.handle_failure(e).map(|()| 1),
+        }
     }
 
     /// Something has failed: new queue pairs may cure it, or else the connection ends.

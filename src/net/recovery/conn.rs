@@ -33,6 +33,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const LOOK_SELDOM: Duration = Duration::from_millis(200);
 /// How often it is said that a connection does not run.
 const WARN_EVERY: Duration = Duration::from_secs(10);
+/// How often the peer's device is asked for a sign of life, while it is doubted that the peer lives.
+const PROBE_EVERY: Duration = Duration::from_millis(250);
 /// How often it is asked whether all messages that have begun are acknowledged.
 const DRAIN_EVERY: Duration = Duration::from_millis(1);
 
@@ -164,7 +166,7 @@ impl ConnRecovery {
                     handled.map_err(|violation| Error::remote(format!("{}: {violation}", self.peer.peer())))?;
                 }
                 Input::Back => work.machine.handle_back(now),
-                Input::PeerGone => {}
+                Input::Doubted | Input::PeerGone => {}
                 Input::TooMuch => {
                     return Err(Error::remote(format!(
                         "{} sends control messages faster than they are handled",
@@ -327,6 +329,10 @@ impl ConnRecovery {
             break;
         }
         self.warn_if_late(work);
+        let is_doubted = self.peer.is_doubted();
+        if is_doubted {
+            end.probe()?;
+        }
         let now = Instant::now();
         let timeout = work.machine.poll_timeout().map(|time| self.start + time);
         let drain = work.is_draining.then(|| now + DRAIN_EVERY);
@@ -338,7 +344,8 @@ impl ConnRecovery {
             Some(now + (now.saturating_duration_since(stopped) / 10).clamp(LOOK_EVERY, LOOK_SELDOM))
         };
         let change = work.changes.next_try(now);
-        Ok([timeout, next_step, drain, look, change, work.rails.next_change()].into_iter().flatten().min())
+        let probe = is_doubted.then(|| now + PROBE_EVERY);
+        Ok([timeout, next_step, drain, look, change, probe, work.rails.next_change()].into_iter().flatten().min())
     }
 }
 

@@ -35,6 +35,12 @@ pub trait End: Debug + Send + Sync {
     /// The connection has failed.
     fn poll(&self) -> Result<()>;
 
+    /// Probes the peer's device, if a probe is due and there are queue pairs, and polls.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    fn probe(&self) -> Result<()>;
+
     /// Takes its queue pairs out. From now on NCCL's calls post and poll nothing.
     ///
     /// # Errors

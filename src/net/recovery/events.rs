@@ -42,6 +42,7 @@ impl RecoveryEvents for ConnRecovery {
                     self.put_or_wait(Input::PeerGone);
                 }
             }
+            PeerChange::Doubted => self.put_or_wait(Input::Doubted),
             PeerChange::Lost(_) | PeerChange::Frame(_) | PeerChange::Inquiry(_) => {}
         }
     }

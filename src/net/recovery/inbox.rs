@@ -19,6 +19,8 @@ pub(super) enum Input {
     Frame(Frame),
     /// There is a control connection again.
     Back,
+    /// It is doubted that the peer lives.
+    Doubted,
     /// The peer has gone.
     PeerGone,
     /// Something has changed at a port.

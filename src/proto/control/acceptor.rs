@@ -131,11 +131,6 @@ impl ControlAcceptor {
         self.clients.iter().map(|client| client.conn).collect()
     }
 
-    /// Whether the port is needed: there is a listener, or a connection that a peer may have to resume.
-    pub fn is_needed(&self) -> bool {
-        self.has_listeners() || !self.by_secret.is_empty()
-    }
-
     /// The most streams that wait for any listener.
     #[cfg(any(test, fuzzing))]
     pub fn most_pending(&self) -> usize {

@@ -42,6 +42,15 @@ pub struct ControlConn {
     established: BTreeSet<Secret>,
     /// The most there were at once: frames of a stream may wait after it has ended.
     most_established: usize,
+    /// Streams whose peer is asked over this one to dial another one for them.
+    asking: BTreeMap<Secret, StreamId>,
+    /// Whether the peer asks so over this one. It closes it.
+    pub is_for_requests: bool,
+    /// Whether a frame has come.
+    pub is_answered: bool,
+    /// Where the process that has dialled this one is called itself; whether this process has told that.
+    pub caller: Option<SocketAddr>,
+    pub has_told: bool,
 }
 
 impl ControlConn {
@@ -55,6 +64,11 @@ impl ControlConn {
             streams: BTreeMap::new(),
             established: BTreeSet::new(),
             most_established: 0,
+            asking: BTreeMap::new(),
+            is_for_requests: false,
+            is_answered: false,
+            caller: None,
+            has_told: false,
         }
     }
 
@@ -137,15 +151,31 @@ impl ControlConn {
         self.streams.get(secret).copied()
     }
 
-    /// How many streams share it.
+    /// The peer is asked over this one to dial another one for `stream`.
+    pub fn ask(&mut self, secret: Secret, stream: StreamId) {
+        self.asking.insert(secret, stream);
+    }
+
+    /// It need not be any more.
+    pub fn stop_asking(&mut self, secret: &Secret) {
+        self.asking.remove(secret);
+    }
+
+    /// The stream with `secret` that it is asked for.
+    pub fn asks_for(&self, secret: &Secret) -> Option<StreamId> {
+        self.asking.get(secret).copied()
+    }
+
+    /// How many streams share it, or have something asked over it.
     pub fn stream_count(&self) -> usize {
-        self.streams.len()
+        self.streams.len() + self.asking.len()
     }
 
     /// All of them, which are on no connection from here on.
     pub fn take_streams(&mut self) -> Vec<StreamId> {
         self.established.clear();
-        std::mem::take(&mut self.streams).into_values().collect()
+        let asking = std::mem::take(&mut self.asking).into_values();
+        std::mem::take(&mut self.streams).into_values().chain(asking).collect()
     }
 
     /// What was to go out when it ends.

@@ -47,6 +47,9 @@ pub enum PeerChange {
     Inquiry(Frame),
     /// The control connection is lost, for this reason; the peer may well live.
     Lost(String),
+    /// The control connection is lost, and there are signs that the peer has died: whether its device still acknowledges is to be found out,
+    /// and told by [`handle_acknowledged`](super::plane::ControlPlane::handle_acknowledged).
+    Doubted,
     /// The stream has a control connection again, after [`Self::Lost`] or before this end has noticed that. What this end had sent
     /// before may be lost.
     Back,
@@ -75,7 +78,8 @@ pub enum Level {
 pub enum End {
     /// No TCP connection came about; the errno.
     Unreachable(i32),
-    /// The peer's process has ended, or has closed it.
+    /// The peer's host, or what is between, has closed it in order. The peer has said no goodbye: it has died, or something between has
+    /// closed a connection that was idle for too long.
     Closed,
     /// The network between the hosts has failed, or it was reset, for this reason. The peer may well live.
     Lost(String),

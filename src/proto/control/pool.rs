@@ -1,4 +1,4 @@
-//! The control connections that this process has dialled, by the peer's address.
+//! The control connections that this process has dialled, by the peer's address: for streams that it dials for, and to ask others to dial.
 
 use super::redial::{DIAL_LIMIT, Redial, Refusals};
 use super::{ConnId, StreamId, Time};
@@ -18,8 +18,10 @@ pub struct Peer {
     pub redial: Redial,
     /// Answers of a closed port.
     pub refusals: Refusals,
-    /// Streams that need another one.
+    /// Streams that need another one, or whose peer is to be asked to dial another one.
     pub waiting: BTreeSet<StreamId>,
+    /// Since when the owners of those know that it is doubted whether the peer lives.
+    pub doubted: Option<Time>,
     /// Streams for which the peer has been asked whether they go on over this one, and has not answered.
     pub resuming: usize,
     /// Those for which it has answered so, since it was asked.

@@ -1,7 +1,8 @@
 //! When a peer whose control connection is lost is dialled again, and when it is given up.
 //!
 //! There is no limit to how long this goes on: while the network is away it cannot be known whether the peer lives. Only a port
-//! that refuses shows that it does not, and not at once: a full queue of clients is answered in the same way.
+//! that refuses shows that it does not, and not at once: a full queue of clients is answered in the same way. So does a firewall; then the
+//! peer's device still acknowledges, as it does for a dead process for as long as a forked child of it keeps the device open.
 
 use super::Time;
 use std::time::Duration;
@@ -17,8 +18,17 @@ const STEADY: Duration = Duration::from_secs(10);
 
 /// Refusals in a row that show that the port is closed.
 const REFUSALS: u32 = 3;
+/// With more time between them they are not in a row: nobody has dialled meanwhile, as when this process was stopped.
+const GAP: Duration = Duration::from_secs(5);
 /// What has to lie between the first and the last of them.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
+/// How long an end that does not dial itself waits to be dialled before it asks for that.
+const ASK_AFTER: Duration = Duration::from_millis(200);
+/// After this time a peer whose port still refuses is dead although its device acknowledges; and one that has closed the control
+/// connection, and answers in no other way either.
+pub const DOUBT_LIMIT: Duration = Duration::from_secs(10);
+/// For so long an acknowledgement of the peer's device shows that the peer lives.
+pub const FRESH: Duration = Duration::from_secs(1);
 
 /// The attempts at one peer since its last control connection was lost.
 #[derive(Debug, Default)]
@@ -52,6 +62,12 @@ impl Redial {
         self.pause = LAST_PAUSE.min(2 * self.pause.max(FIRST_PAUSE));
     }
 
+    /// The peer is to dial, and is asked to if it does not.
+    pub fn handle_wait(&mut self, now: Time, jitter: u64) {
+        self.due = Some(now + spread(ASK_AFTER, jitter));
+        self.pause = FIRST_PAUSE;
+    }
+
     /// The network has changed: what is due later is due at `now`.
     pub fn handle_network_change(&mut self, now: Time) {
         self.due = self.due.map(|due| due.min(now));
@@ -68,15 +84,16 @@ impl Redial {
 pub struct Refusals {
     count: u32,
     since: Time,
+    last: Time,
 }
 
 impl Refusals {
     /// One more.
     pub fn handle_refusal(&mut self, now: Time) {
-        if self.count == 0 {
-            self.since = now;
+        if self.count == 0 || now.saturating_sub(self.last) > GAP {
+            (self.count, self.since) = (0, now);
         }
-        self.count = self.count.saturating_add(1);
+        (self.count, self.last) = (self.count.saturating_add(1), now);
     }
 
     /// Something else has come of an attempt.
@@ -84,9 +101,49 @@ impl Refusals {
         self.count = 0;
     }
 
+    /// Whether there are none.
+    pub fn are_none(&self) -> bool {
+        self.count == 0
+    }
+
     /// Whether there were so many, over so long, that the peer's process is no more.
     pub fn tell_of_death(&self, now: Time) -> bool {
-        self.count >= REFUSALS && now.saturating_sub(self.since) >= REFUSED_FOR
+        self.have_lasted(now, REFUSED_FOR)
+    }
+
+    fn have_lasted(&self, now: Time, time: Duration) -> bool {
+        self.count >= REFUSALS && now.saturating_sub(self.since) >= time
+    }
+}
+
+/// What speaks for and against the life of a peer that does not answer.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Signs {
+    /// Refusals of its port.
+    pub refusals: Refusals,
+    /// Since when a control connection is closed, and nothing has come over another one.
+    pub closed: Option<Time>,
+    /// Since when its device is asked.
+    pub doubted: Option<Time>,
+    /// When its device acknowledged something last.
+    pub acknowledged: Option<Time>,
+}
+
+impl Signs {
+    /// Whether its device is to be asked.
+    pub fn are_of_doubt(&self) -> bool {
+        !self.refusals.are_none() || self.closed.is_some()
+    }
+
+    /// Whether they show that it is dead.
+    pub fn tell_of_death(&self, now: Time) -> bool {
+        let lasts = |since: Option<Time>, time| since.is_some_and(|since| now.saturating_sub(since) >= time);
+        let is_fresh = self.acknowledged.is_some() && !lasts(self.acknowledged, FRESH);
+        let is_closed = lasts(self.closed, DOUBT_LIMIT) && lasts(self.doubted, FRESH);
+        match is_fresh {
+            true => self.refusals.have_lasted(now, DOUBT_LIMIT),
+            false => self.refusals.tell_of_death(now) || is_closed,
+        }
     }
 }
 
@@ -146,10 +203,45 @@ mod tests {
         refusals.handle_refusal(at(1000));
         assert!(refusals.tell_of_death(at(1000)));
         refusals.clear();
-        for ms in [2000, 90_000_000] {
+        for ms in [2000, 90_000_000, 90_005_001] {
             refusals.handle_refusal(at(ms));
             assert!(!refusals.tell_of_death(at(ms)), "{ms} ms");
         }
+    }
+
+    #[test]
+    fn a_device_that_acknowledges_speaks_for_the_peer_until_its_port_has_refused_for_long() {
+        let at = |ms| Duration::from_millis(ms);
+        let mut signs = Signs::default();
+        assert!(!signs.are_of_doubt());
+        (0..3).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
+        assert!(signs.are_of_doubt() && signs.tell_of_death(at(1000)));
+        signs.acknowledged = Some(at(100));
+        assert_eq!([1000, 1099, 1100].map(|ms| signs.tell_of_death(at(ms))), [false, false, true]);
+        signs.acknowledged = Some(at(9999));
+        assert_eq!([9999, 10_000].map(|ms| signs.tell_of_death(at(ms))), [false, true]);
+    }
+
+    #[test]
+    fn a_peer_that_has_closed_and_says_nothing_more_is_dead_in_time_unless_its_device_acknowledges() {
+        let at = |ms| Duration::from_millis(ms);
+        let mut signs = Signs { closed: Some(at(0)), ..Signs::default() };
+        assert!(signs.are_of_doubt() && !signs.tell_of_death(at(90_000)), "nobody has asked its device");
+        signs.doubted = Some(at(9500));
+        assert_eq!([10_499, 10_500].map(|ms| signs.tell_of_death(at(ms))), [false, true]);
+        signs.doubted = Some(at(0));
+        assert_eq!([9999, 10_000].map(|ms| signs.tell_of_death(at(ms))), [false, true]);
+        signs.acknowledged = Some(at(59_500));
+        assert_eq!([60_000, 60_500].map(|ms| signs.tell_of_death(at(ms))), [false, true]);
+    }
+
+    #[test]
+    fn who_waits_to_be_dialled_asks_after_a_fifth_of_a_second_and_then_sooner() {
+        let (mut redial, now) = (Redial::default(), Duration::from_secs(100));
+        redial.handle_wait(now, 256);
+        assert_eq!(redial.due(), Some(now + ASK_AFTER));
+        redial.handle_failure(now, 256);
+        assert_eq!(redial.due(), Some(now + FIRST_PAUSE));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub enum Phase {
     Over,
 }
 
-/// Which end of the control connection dials, also after a loss.
+/// Which end of the control connection dials, also after a loss. The other one may dial to ask for that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// This end.
@@ -46,6 +46,10 @@ pub struct Stream {
     pub peer: SocketAddr,
     /// The control connection that carries it at present.
     pub conn: Option<ConnId>,
+    /// Where the peer is called, if it dials and has told that.
+    pub caller: Option<SocketAddr>,
+    /// The control connection over which the peer is asked to dial.
+    pub asks_over: Option<ConnId>,
     /// How far it is.
     pub phase: Phase,
     /// The greatest number of a resumption, sent or heeded.
@@ -62,6 +66,10 @@ pub struct Stream {
     pub failure: Option<String>,
     /// Until when a stream that is lost before it is established, or that is closing, is kept.
     pub kept_until: Option<Time>,
+    /// Since when its control connection is closed, and the peer has said nothing over another one.
+    pub closed: Option<Time>,
+    /// When the peer's device acknowledged something last while that was in doubt.
+    pub acknowledged: Option<Time>,
     inbox: VecDeque<Frame>,
     /// Whether a commit has come, or has been implied; the owner may have taken it since.
     has_commit: bool,
@@ -77,6 +85,8 @@ impl Stream {
             role,
             peer,
             conn: Some(conn),
+            caller: None,
+            asks_over: None,
             phase: Phase::Setup,
             attempt: 0,
             is_resuming: false,
@@ -85,9 +95,19 @@ impl Stream {
             receives_recovery: false,
             failure: None,
             kept_until: None,
+            closed: None,
+            acknowledged: None,
             inbox: VecDeque::new(),
             has_commit: false,
             end: None,
+        }
+    }
+
+    /// Where a control connection is dialled: for this stream, or to ask the peer to dial one.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self.role {
+            Role::Dials => Some(self.peer),
+            Role::Accepts => self.caller,
         }
     }
 
@@ -135,6 +155,13 @@ impl Stream {
     /// Whether the peer has sent its last frame, which the owner receives last.
     pub fn has_farewell(&self) -> bool {
         self.inbox.iter().any(|frame| frame.kind == Kind::Goodbye)
+    }
+
+    /// Its control connection has ended so.
+    pub fn handle_closed(&mut self, now: Time, end: &End) {
+        if *end == End::Closed {
+            self.closed.get_or_insert(now);
+        }
     }
 
     /// No more will come.

@@ -155,7 +155,8 @@ impl Message {
             | Kind::Goodbye
             | Kind::Resume
             | Kind::WaitQuestion
-            | Kind::WaitAnswer => {
+            | Kind::WaitAnswer
+            | Kind::Redial => {
                 return Err(violation!("{kind:?} is no message about recovery"));
             }
         };

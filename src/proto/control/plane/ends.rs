@@ -4,20 +4,22 @@
 //!            lost                    dialled again            answered
 //! carried ──────────► waiting ─────────────────► resuming ──────────────► carried
 //!    │ the peer's process   ▲ the attempt failed ───┘ │ the peer does not know the connection
-//!    ▼ has ended            │                         ▼
-//!   over                    └ refused for long: over  over
+//!    ▼ has given up         │                         ▼
+//!   over                    └ it is dead: over        over
 //! ```
 //!
-//! All streams to one address wait together, and go on over one new control connection.
+//! All streams to one address wait together, and go on over one new control connection. Those that the peer dials for wait there too, and
+//! ask it to over that one ([`super::requests`]). `life` says when the peer is dead.
 
 use super::frames::unknown;
 use super::visited::of_end;
 use super::{ConnId, ControlPlane, End, Event, Level, PeerChange, Phase, Role, Stage, StreamId, Time};
 use crate::proto::control::redial::DIAL_LIMIT;
+use crate::proto::frame::Kind;
 use crate::proto::handshake::Resume;
 use std::net::SocketAddr;
 
-const DEAD: &str = "the peer's process has died";
+const CLOSED: &str = "closed without a goodbye";
 /// `ECONNREFUSED` and `ETIMEDOUT`: this layer knows no libc.
 const REFUSED: i32 = 111;
 const TIMED_OUT: i32 = 110;
@@ -52,13 +54,14 @@ impl ControlPlane {
         }
     }
 
-    /// Asks the peer at `address` to go on over `conn` with all streams that wait for it.
+    /// Asks the peer at `address` to go on over `conn` with all streams that wait for it, or to dial for them.
     pub(super) fn resume_all(&mut self, address: SocketAddr, conn: ConnId) {
-        let waiting = self.pool.update(address, |peer| {
-            let waiting = std::mem::take(&mut peer.waiting);
-            peer.resuming += waiting.len();
-            waiting
-        });
+        let waiting = self.pool.update(address, |peer| std::mem::take(&mut peer.waiting));
+        let dials = |id: &StreamId| self.streams.get(id).is_some_and(|stream| stream.role == Role::Dials);
+        let (waiting, others): (Vec<_>, Vec<_>) = waiting.into_iter().partition(dials);
+        self.pool.update(address, |peer| peer.resuming += waiting.len());
+        others.into_iter().for_each(|id| self.ask_to_dial(conn, id));
+        let has_own = !waiting.is_empty();
         // Goodbyes come after all: with the last stream the control connection would go.
         let mut farewells = Vec::new();
         for id in waiting {
@@ -67,7 +70,7 @@ impl ControlPlane {
             stream.attempt = stream.attempt.saturating_add(1);
             stream.conn = Some(conn);
             stream.is_resuming = true;
-            let resume = Resume { token: stream.token, attempt: stream.attempt }.frame(stream.secret);
+            let resume = Resume { token: stream.token, attempt: stream.attempt }.frame(Kind::Resume, stream.secret);
             match (&stream.phase, &stream.failure) {
                 (Phase::Closing(reason), _) => farewells.push((id, reason.clone(), true)),
                 (_, Some(reason)) => farewells.push((id, reason.clone(), false)),
@@ -78,6 +81,9 @@ impl ControlPlane {
                 found.handle_established(&resume.secret);
             }
             self.transmit(conn, &resume);
+        }
+        if has_own {
+            self.tell_port(conn);
         }
         for (id, reason, is_closing) in farewells {
             self.send_goodbye(id, &reason);
@@ -104,21 +110,25 @@ impl ControlPlane {
     pub(super) fn end_conn(&mut self, now: Time, conn: ConnId, end: End) {
         let Some(mut found) = self.conns.remove(&conn) else { return };
         let (peer, is_dialled, streams) = (found.peer, found.is_dialled(), found.take_streams());
+        let (caller, is_answered) = (found.caller, found.is_answered);
         self.events.push_back(Event::Close { conn, last: found.into_outgoing() });
         let since = self.pool.get(&peer).filter(|peer| peer.conn == Some(conn)).map(|peer| peer.since);
-        self.say_lost(now, peer, &streams, &end);
+        self.say_lost(now, (conn, peer), &streams, &end);
         for id in streams {
+            if let Some(stream) = self.streams.get_mut(&id) {
+                stream.caller = caller.or(stream.caller);
+            }
             self.handle_stream_end(now, id, &end);
         }
         // After that: nothing is kept of an address that no stream waits for.
         if let Some(since) = since.filter(|_| is_dialled) {
-            self.note_end(now, peer, since, &end);
+            self.note_end(now, peer, since, &end, is_answered);
             self.give_up_dead(now, peer);
         }
     }
 
-    /// What the end of the control connection to `address` means for the next attempt.
-    fn note_end(&mut self, now: Time, address: SocketAddr, since: Time, end: &End) {
+    /// What the end of the control connection to `address` means for the next attempt. `is_answered`: the peer had said something over it.
+    fn note_end(&mut self, now: Time, address: SocketAddr, since: Time, end: &End, is_answered: bool) {
         let jitter = self.roll();
         self.pool.update(address, |peer| {
             peer.conn = None;
@@ -128,22 +138,29 @@ impl ControlPlane {
                 End::Unreachable(REFUSED) => peer.refusals.handle_refusal(now),
                 _ => peer.refusals.clear(),
             }
-            match was_up && matches!(end, End::Lost(_)) {
+            // The port may have too many clients, and close one before it answers.
+            match was_up && (matches!(end, End::Lost(_)) || *end == End::Closed && is_answered) {
                 true => peer.redial.handle_loss(now, since, jitter),
                 false => peer.redial.handle_failure(now, jitter),
             }
         });
     }
 
-    fn say_lost(&mut self, now: Time, peer: SocketAddr, streams: &[StreamId], end: &End) {
-        let End::Lost(why) = end else { return };
-        let is_carried = |id: &&StreamId| self.streams.get(id).is_some_and(|s| s.phase == Phase::Established);
+    fn say_lost(&mut self, now: Time, (conn, peer): (ConnId, SocketAddr), streams: &[StreamId], end: &End) {
+        let why = match end {
+            End::Lost(why) => why,
+            End::Closed => CLOSED,
+            _ => return,
+        };
+        let is_carried = |id: &&StreamId| {
+            self.streams.get(id).is_some_and(|s| s.phase == Phase::Established && s.conn == Some(conn))
+        };
         let count = streams.iter().filter(is_carried).count();
         if count > 0 {
             let level = self.losses.level(now, peer.ip());
             let text = format!(
                 "the control connection to {peer} is lost ({why}); data of {count} connection(s) goes on over RDMA, and \
-                 the side that has dialled dials again"
+                 another one is dialled"
             );
             self.log(level, text);
         }
@@ -158,8 +175,9 @@ impl ControlPlane {
             return self.handle_established_end(now, id, end);
         }
         if stream.role == Role::Accepts {
-            let (token, is_lost) = (stream.token, matches!(end, End::Lost(_)));
+            let (token, is_lost) = (stream.token, matches!(end, End::Lost(_) | End::Closed));
             if is_lost && stream.has_replied {
+                stream.handle_closed(now, end);
                 // It may have committed: then it comes back.
                 if !stream.is_committed() {
                     let until = now + self.first_frame_limit;
@@ -180,66 +198,47 @@ impl ControlPlane {
     /// The same of an established stream.
     pub(super) fn handle_established_end(&mut self, now: Time, id: StreamId, end: &End) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let was_resuming = std::mem::take(&mut stream.is_resuming);
-        let (dials, peer) = (stream.role == Role::Dials, stream.peer);
-        let may_live = match end {
-            End::Lost(_) => true,
-            // The port may have too many clients.
-            End::Closed | End::Unreachable(_) => was_resuming,
-            End::Wrong(_) | End::Refused(_) => false,
-        };
-        if may_live {
-            if let End::Lost(why) = end {
-                let text = format!("the control connection was lost before ({why})");
-                self.notify(id, PeerChange::Lost(text));
-            }
-            if dials {
-                self.wait_for_another(now, id, peer);
-            }
-            return;
-        }
-        stream.phase = Phase::Over;
+        let was_asked = std::mem::take(&mut stream.is_resuming) || stream.asks_over.take().is_some();
         let change = match end {
-            End::Closed | End::Unreachable(_) | End::Lost(_) => PeerChange::Broken(DEAD.into()),
+            End::Lost(_) | End::Closed | End::Unreachable(_) => {
+                let why = if let End::Lost(why) = end { why } else { CLOSED };
+                stream.handle_closed(now, end);
+                if !was_asked {
+                    let text = format!("the control connection was lost before ({why})");
+                    self.notify(id, PeerChange::Lost(text));
+                }
+                return self.wait_for_another(now, id);
+            }
             // Another program has the port.
-            End::Wrong(why) | End::Refused(why) if was_resuming => PeerChange::Unknown(unknown(why)),
+            End::Wrong(why) | End::Refused(why) if was_asked => PeerChange::Unknown(unknown(why)),
             End::Wrong(why) => PeerChange::Broken(why.clone()),
             End::Refused(why) => PeerChange::Broken(format!("the peer gave up: {why}")),
         };
+        stream.phase = Phase::Over;
         self.notify(id, change);
     }
 
-    /// A stream needs another control connection to `address`, which there may be already.
-    fn wait_for_another(&mut self, now: Time, id: StreamId, address: SocketAddr) {
+    /// A stream needs another control connection: to its address, which there may be already, or from the peer.
+    pub(super) fn wait_for_another(&mut self, now: Time, id: StreamId) {
         let jitter = self.roll();
-        let conn = self.pool.update(address, |peer| {
+        let Some(stream) = self.streams.get(&id) else { return };
+        let Some(address) = stream.address() else { return self.keep_closed(id) };
+        let dials = stream.role == Role::Dials;
+        let (conn, is_doubted) = self.pool.update(address, |peer| {
             peer.waiting.insert(id);
-            if peer.conn.is_none() && peer.redial.due().is_none() {
-                peer.redial.handle_failure(now, jitter);
+            match peer.conn.is_none() && peer.redial.due().is_none() {
+                true if dials => peer.redial.handle_failure(now, jitter),
+                true => peer.redial.handle_wait(now, jitter),
+                false => {}
             }
-            peer.conn
+            (peer.conn, peer.doubted.is_some())
         });
+        if is_doubted {
+            self.doubt(id);
+        }
         let is_up = |conn: &ConnId| self.conns.get(conn).is_some_and(|conn| conn.stage == Stage::Dialled);
         if let Some(conn) = conn.filter(is_up) {
             self.resume_all(address, conn);
-        }
-    }
-
-    /// If the port at `address` has refused for long, the streams that wait for it have no peer any more.
-    fn give_up_dead(&mut self, now: Time, address: SocketAddr) {
-        if !self.pool.get(&address).is_some_and(|peer| peer.refusals.tell_of_death(now)) {
-            return;
-        }
-        let dead = self.pool.update(address, |peer| std::mem::take(&mut peer.waiting));
-        for id in dead {
-            self.note(id, "given up");
-            let Some(stream) = self.streams.get_mut(&id) else { continue };
-            if matches!(stream.phase, Phase::Closing(_)) {
-                self.forget(id);
-                continue;
-            }
-            stream.phase = Phase::Over;
-            self.notify(id, PeerChange::Broken(DEAD.into()));
         }
     }
 
@@ -249,7 +248,7 @@ impl ControlPlane {
         let (peer, is_dialled) = (found.peer, found.is_dialled());
         let is_awaited = is_dialled && self.pool.get(&peer).is_some_and(|peer| !peer.waiting.is_empty());
         let is_in_use = found.stream_count() > 0 || is_awaited || self.reading == Some(conn);
-        if is_in_use || found.stage == Stage::Unauthenticated {
+        if is_in_use || found.stage == Stage::Unauthenticated || found.is_for_requests {
             return;
         }
         self.note_conn(conn, "idle");

@@ -11,23 +11,35 @@ use crate::proto::handshake::{Hello, Resume};
 
 impl ControlPlane {
     pub(super) fn handle_frame(&mut self, now: Time, conn: ConnId, frame: Frame) {
+        let Some(found) = self.conns.get_mut(&conn) else { return };
+        let (stream, peer) = (found.stream(&frame.secret), found.peer);
+        if found.is_dialled() && !std::mem::replace(&mut found.is_answered, true) {
+            self.pool.update(peer, |peer| peer.doubted = None);
+        }
         let Some(found) = self.conns.get(&conn) else { return };
-        let stream = found.stream(&frame.secret);
         self.note_conn(conn, of_conn_frame(&frame, stream.is_some()));
         match (found.stage, frame.kind, stream) {
-            (Stage::Unauthenticated, _, _) => self.handle_first_frame(conn, frame),
+            (Stage::Unauthenticated, _, _) => self.handle_first_frame(now, conn, frame),
+            // Both ends of a stream may be of one process: they are told apart before the stream is.
+            (Stage::Accepted, Kind::Redial, _) => {
+                if let Err(why) = self.handle_request(now, conn, &frame) {
+                    self.refuse(conn, Kind::Redial, frame.secret, &why);
+                }
+            }
+            (Stage::Dialled, Kind::Redial, _) => self.handle_request_answer(conn, &frame),
             (_, _, Some(id)) => self.deliver(now, conn, id, frame),
             (Stage::Accepted, Kind::Hello, None) => {
                 let secret = frame.secret;
                 if let Err(why) = self.handle_hello(conn, frame) {
-                    self.refuse(conn, secret, &why);
+                    self.refuse(conn, Kind::Refuse, secret, &why);
                 }
             }
             (Stage::Accepted, Kind::Resume, None) => {
                 if let Err(why) = self.resume(conn, &frame) {
-                    self.refuse(conn, frame.secret, &why);
+                    self.refuse(conn, Kind::Refuse, frame.secret, &why);
                 }
             }
+            (Stage::Accepted, Kind::Commit, None) if frame.secret == ALL_CONNECTIONS => self.note_caller(conn, &frame),
             // That is for this process, and not for one of its connections.
             (Stage::Dialled, Kind::Refuse, None) if frame.secret == ALL_CONNECTIONS => {
                 self.end_conn(now, conn, End::Refused(frame.body_text()));
@@ -41,13 +53,14 @@ impl ControlPlane {
     }
 
     /// The first frame of an unauthenticated client shows whether it knows a listener's token or a connection's secret.
-    fn handle_first_frame(&mut self, conn: ConnId, frame: Frame) {
+    fn handle_first_frame(&mut self, now: Time, conn: ConnId, frame: Frame) {
         let (kind, secret) = (frame.kind, frame.secret);
         let Some(found) = self.conns.get_mut(&conn) else { return };
         found.stage = Stage::Accepted;
         let admitted = match kind {
             Kind::Hello => self.handle_hello(conn, frame),
             Kind::Resume => self.resume(conn, &frame),
+            Kind::Redial => self.handle_request(now, conn, &frame),
             _ => Err(Refusal::Invalid(format!("an unexpected {kind:?}"))),
         };
         match admitted {
@@ -57,7 +70,7 @@ impl ControlPlane {
                 if let Some(found) = self.conns.get_mut(&conn) {
                     found.stage = Stage::Unauthenticated;
                 }
-                self.refuse(conn, secret, &why);
+                self.refuse(conn, if kind == Kind::Redial { kind } else { Kind::Refuse }, secret, &why);
             }
             Err(why) => {
                 // Only this one: other connections may follow on that control connection, and dial again when it ends.
@@ -97,7 +110,7 @@ impl ControlPlane {
             // Of two that cross, the later one counts, and this one has been given up by its sender.
             return Ok(());
         }
-        stream.attempt = attempt;
+        (stream.attempt, stream.closed) = (attempt, None);
         let (secret, failure) = (stream.secret, stream.failure.clone());
         if !is_set_up {
             stream.imply_commit();
@@ -118,6 +131,7 @@ impl ControlPlane {
         if let Some(old) = old.filter(|old| *old != conn) {
             self.detach(old, &secret);
         }
+        self.stop_waiting(id);
         self.transmit(conn, &Frame { kind: Kind::Resume, secret, body: Vec::new() });
         match failure {
             Some(reason) => self.send_goodbye(id, &reason),
@@ -182,7 +196,10 @@ impl ControlPlane {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let mut complaint = None;
         let change = match frame.kind {
-            Kind::Resume if was_resuming => return self.notify(id, PeerChange::Back),
+            Kind::Resume if was_resuming => {
+                stream.closed = None;
+                return self.notify(id, PeerChange::Back);
+            }
             // It may have closed it in good order, so what is under way is left to the device.
             Kind::Refuse if was_resuming => PeerChange::Unknown(unknown(&frame.body_text())),
             Kind::Goodbye if frame.body.is_empty() => PeerChange::Closed("the peer has closed the connection".into()),
@@ -204,9 +221,9 @@ impl ControlPlane {
     }
 
     /// Refuses a peer, which waits for the answer. The refusal is always sent if the driver reads nothing while [`Self::is_backlogged`].
-    fn refuse(&mut self, conn: ConnId, secret: Secret, why: &Refusal) {
+    fn refuse(&mut self, conn: ConnId, kind: Kind, secret: Secret, why: &Refusal) {
         if self.conns.get(&conn).is_some_and(|conn| conn.backlog() < conn.max_backlog() + MAX_BACKLOG) {
-            self.transmit(conn, &Frame::text(Kind::Refuse, secret, &why.to_string()));
+            self.transmit(conn, &Frame::text(kind, secret, &why.to_string()));
         }
     }
 }

@@ -7,9 +7,13 @@
 //! | `frames` | where a frame goes |
 //! | `visited` | for a test: which event comes in which state of a stream |
 //! | `ends` | what becomes of streams when their control connection ends, and how they come to another one |
+//! | `requests` | how an end that does not dial asks the peer to |
+//! | `life` | whether a peer that does not answer is dead |
 
 mod ends;
 mod frames;
+mod life;
+mod requests;
 mod sockets;
 mod visited;
 
@@ -36,6 +40,10 @@ pub struct ControlPlane {
     streams: BTreeMap<StreamId, Stream>,
     pool: ControlPool,
     acceptor: ControlAcceptor,
+    /// Streams for which this process dials.
+    dialled: BTreeMap<Secret, StreamId>,
+    /// Where this process is called, if it is.
+    port: Option<SocketAddr>,
     /// Streams that are not kept for longer.
     expiring: BTreeSet<(Time, StreamId)>,
     losses: Losses,
@@ -58,6 +66,8 @@ impl ControlPlane {
             streams: BTreeMap::new(),
             pool: ControlPool::default(),
             acceptor: ControlAcceptor::default(),
+            dialled: BTreeMap::new(),
+            port: None,
             expiring: BTreeSet::new(),
             losses: Losses::default(),
             events: VecDeque::new(),
@@ -73,7 +83,9 @@ impl ControlPlane {
     /// else that process is dialled. `secret` is made up for this one attempt.
     pub fn open(&mut self, now: Time, address: SocketAddr, token: Token, secret: Secret) -> StreamId {
         let conn = self.conn_to(now, address);
-        self.add_stream(Stream::new(Role::Dials, token, secret, address, conn))
+        let id = self.add_stream(Stream::new(Role::Dials, token, secret, address, conn));
+        self.dialled.insert(secret, id);
+        id
     }
 
     /// Whether the control connection of a stream that is being set up has come about.
@@ -105,6 +117,9 @@ impl ControlPlane {
         let (conn, frame) = (stream.conn, Frame { kind, secret: stream.secret, body });
         if let Some(conn) = conn {
             self.transmit(conn, &frame);
+            if kind == Kind::Hello {
+                self.tell_port(conn);
+            }
         }
     }
 
@@ -139,7 +154,8 @@ impl ControlPlane {
                 Received::End(end) => return self.handle_established_end(now, id, &end),
                 // It was accepted while its control connection is lost.
                 Received::Nothing if conn.is_none() => {
-                    return self.notify(id, PeerChange::Lost("lost before it was accepted".into()));
+                    self.notify(id, PeerChange::Lost("lost before it was accepted".into()));
+                    return self.wait_for_another(now, id);
                 }
                 Received::Nothing => return,
             }
@@ -163,7 +179,7 @@ impl ControlPlane {
         self.send_goodbye(id, "");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let is_waiting = self.pool.get(&stream.peer).is_some_and(|peer| peer.waiting.contains(&id));
-        if stream.phase == Phase::Established && is_waiting {
+        if stream.phase == Phase::Established && stream.role == Role::Dials && is_waiting {
             stream.phase = Phase::Closing(stream.failure.take().unwrap_or_default());
             stream.kept_until = Some(now + FAREWELL);
             self.expiring.insert((now + FAREWELL, id));
@@ -196,6 +212,7 @@ impl ControlPlane {
 
     /// Drops what is kept of a stream.
     fn forget(&mut self, id: StreamId) {
+        self.stop_waiting(id);
         let Some(stream) = self.streams.remove(&id) else { return };
         if let Some(conn) = stream.conn {
             self.detach(conn, &stream.secret);
@@ -205,11 +222,24 @@ impl ControlPlane {
         }
         match stream.role {
             Role::Accepts => self.acceptor.forget(&stream.token, &stream.secret, id),
-            Role::Dials if self.pool.get(&stream.peer).is_some_and(|peer| peer.waiting.contains(&id)) => {
-                self.pool.update(stream.peer, |peer| peer.waiting.remove(&id));
-                self.close_if_idle_to(stream.peer);
+            Role::Dials => drop(self.dialled.remove(&stream.secret)),
+        }
+    }
+
+    /// A stream needs no other control connection any more.
+    fn stop_waiting(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let (asks_over, address, secret) = (stream.asks_over.take(), stream.address(), stream.secret);
+        if let Some(conn) = asks_over {
+            if let Some(found) = self.conns.get_mut(&conn) {
+                found.stop_asking(&secret);
             }
-            Role::Dials => {}
+            self.close_if_idle(conn);
+        }
+        let Some(address) = address else { return };
+        if self.pool.get(&address).is_some_and(|peer| peer.waiting.contains(&id)) {
+            self.pool.update(address, |peer| peer.waiting.remove(&id));
+            self.close_if_idle_to(address);
         }
     }
 

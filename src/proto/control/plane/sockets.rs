@@ -125,9 +125,14 @@ impl ControlPlane {
         self.acceptor.has_listeners()
     }
 
-    /// Whether the port has to stay open.
+    /// Whether the port has to stay open: there is a listener, or a connection that a peer may have to resume, or to ask to be resumed.
     pub fn is_port_needed(&self) -> bool {
-        self.acceptor.is_needed()
+        self.acceptor.has_listeners() || !self.streams.is_empty()
+    }
+
+    /// Where this process is called from now on; `None`: nowhere.
+    pub fn set_port(&mut self, port: Option<SocketAddr>) {
+        self.port = port;
     }
 
     /// When [`Self::handle_timeout`] has to be called.
@@ -157,17 +162,18 @@ impl ControlPlane {
         }
         while let Some((until, id)) = self.expiring.first().copied().filter(|(until, _)| *until <= now) {
             self.expiring.remove(&(until, id));
-            self.handle_expired(id);
+            self.handle_expired(now, id);
         }
     }
 
     /// A stream has been kept for as long as it may be.
-    fn handle_expired(&mut self, id: StreamId) {
+    fn handle_expired(&mut self, now: Time, id: StreamId) {
         self.note(id, "expired");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.kept_until = None;
         match stream.phase {
             Phase::Closing(_) => self.forget(id),
+            Phase::Established => self.judge_closed(now, id),
             // The peer has not come back; the listener dismisses it.
             _ => {
                 let seconds = self.first_frame_limit.as_secs();

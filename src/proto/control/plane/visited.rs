@@ -20,6 +20,7 @@ impl ControlPlane {
             (Phase::Setup, None) => "Setup, lost",
             (Phase::Established, Some(_)) if stream.is_resuming => "Established, resuming",
             (Phase::Established, Some(_)) => "Established",
+            (Phase::Established, None) if stream.asks_over.is_some() => "Established, asking",
             (Phase::Established, None) => "Established, lost",
             (Phase::Closing(_), _) => "Closing",
             (Phase::Over, _) => "Over",
@@ -50,6 +51,7 @@ impl ControlPlane {
 /// The name of the event that this frame comes over a control connection; `is_of_stream`: of a stream that is on it.
 pub(super) fn of_conn_frame(frame: &Frame, is_of_stream: bool) -> &'static str {
     match frame.kind {
+        Kind::Redial => "Redial",
         _ if is_of_stream => "frame of a stream",
         Kind::Hello => "Hello",
         Kind::Resume => "Resume",

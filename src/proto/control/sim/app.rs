@@ -23,15 +23,37 @@ pub(super) struct Established {
     pub(super) stream: StreamId,
     pub(super) secret: Secret,
     pub(super) known: Known,
+    /// Since when its control connection is lost, and when it was told that the peer is gone.
+    pub(super) lost_at: Option<Time>,
+    pub(super) told_at: Option<Time>,
+    /// Whether it asks the peer's device for signs of life.
+    pub(super) is_in_doubt: bool,
     pub(super) order: FrameOrder,
 }
 
 impl Established {
     fn new(stream: StreamId, secret: Secret) -> Self {
-        Self { stream, secret, known: Known::Open, order: FrameOrder::default() }
+        Self {
+            stream,
+            secret,
+            known: Known::Open,
+            lost_at: None,
+            told_at: None,
+            is_in_doubt: false,
+            order: FrameOrder::default(),
+        }
     }
 
-    pub(super) fn handle_change(&mut self, change: &PeerChange) {
+    pub(super) fn handle_change(&mut self, now: Time, change: &PeerChange) {
+        match change {
+            PeerChange::Lost(_) => self.lost_at = Some(now),
+            PeerChange::Back => (self.lost_at, self.is_in_doubt) = (None, false),
+            PeerChange::Doubted => self.is_in_doubt = true,
+            PeerChange::Closed(_) | PeerChange::Unknown(_) | PeerChange::Broken(_) => {
+                self.told_at.get_or_insert(now);
+            }
+            PeerChange::Frame(_) | PeerChange::Inquiry(_) => {}
+        }
         self.order.handle_change(self.secret, change);
         self.known = match (change, self.known) {
             (_, Known::Broken) => Known::Broken,
@@ -39,7 +61,7 @@ impl Established {
             (_, Known::Closed) | (PeerChange::Closed(_) | PeerChange::Unknown(_), _) => Known::Closed,
             (PeerChange::Lost(_), _) => Known::Lost,
             (PeerChange::Back, _) => Known::Open,
-            (PeerChange::Frame(_) | PeerChange::Inquiry(_), known) => known,
+            (PeerChange::Frame(_) | PeerChange::Inquiry(_) | PeerChange::Doubted, known) => known,
         };
     }
 }

@@ -26,8 +26,14 @@ impl World {
         self.pairs[pair].has_closed[process] = true;
         if self.random.one_in(2) {
             self.planes[process].fail(stream, "by the dice");
+            // That may be lost.
+            if !self.network.wires.is_empty() && self.random.one_in(4) {
+                let wire = self.random.below(self.network.wires.len() as u64) as usize;
+                self.network.lose(wire, self.now, &mut self.random);
+            }
             // Some time goes by before NCCL closes it.
-            for _ in 0..self.random.below(30) {
+            let steps = if self.random.one_in(4) { 300 } else { 30 };
+            for _ in 0..self.random.below(steps) {
                 match self.random.below(3) {
                     0 => self.pass(Duration::from_millis(10)),
                     _ => self.deliver(),
@@ -43,6 +49,20 @@ impl World {
                 pair.acceptor.done = None;
                 pair.acceptor.is_closed = true;
             }
+        }
+    }
+
+    /// A firewall before `process` is loaded anew. Then a connection may be closed whose other end is to hear of it.
+    pub(super) fn reload_firewall(&mut self, pair: usize, process: usize) {
+        let closes = self.random.one_in(2);
+        let process = if closes { 1 - self.pairs[pair].dialler } else { process };
+        self.network.reload_firewall(process, self.now, &mut self.random);
+        if closes {
+            for _ in 0..20 {
+                self.deliver();
+                self.settle();
+            }
+            self.close(pair, self.pairs[pair].dialler);
         }
     }
 

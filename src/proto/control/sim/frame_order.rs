@@ -42,7 +42,11 @@ impl FrameOrder {
         match change {
             PeerChange::Frame(frame) => self.handle_frame(secret, frame),
             PeerChange::Lost(_) | PeerChange::Back => self.is_cut_off = true,
-            PeerChange::Inquiry(_) | PeerChange::Closed(_) | PeerChange::Unknown(_) | PeerChange::Broken(_) => {}
+            PeerChange::Doubted
+            | PeerChange::Inquiry(_)
+            | PeerChange::Closed(_)
+            | PeerChange::Unknown(_)
+            | PeerChange::Broken(_) => {}
         }
     }
 

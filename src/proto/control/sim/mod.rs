@@ -1,14 +1,15 @@
 //! Two processes that connect to each other, over a TCP that a seed is in charge of.
 //!
-//! Both listen and both dial, several connections each way. Bytes come in pieces of any length. Control connections are reset,
-//! or lost silently, at any byte; ports refuse for a moment; a connection is given up at any step and begun anew; one
-//! process may die, and a hostile client that knows only a token sends arbitrary bytes to the ports. Then the network is well again, and
+//! Both listen and both dial, several connections each way. Bytes come in pieces of any length. Control connections are reset, closed by
+//! something between the two, or lost silently, at any byte, and one end may hear of it long after the other one; ports refuse for a moment, and
+//! firewalls for some seconds; a connection is given up at any step and begun anew; one process may die, with something unread or not, with a
+//! forked child that keeps its device open or not; one may not tell its port, as an earlier release; and a hostile client that knows only a token sends arbitrary bytes to the ports. Then the network is well again, and
 //! all is quiet. Whatever the seed:
 //!
 //! 1. while both processes live and nobody has closed it, a connection is open at both ends in the end, and never reported
 //!    as closed or broken before;
 //! 2. each connection that is asked for comes about;
-//! 3. when a process has died, its peer learns it at each end that dials, and at each end whose control connection stood;
+//! 3. when a process has died, its peer learns it at each end that can call it, within seconds after the last control connection has ended;
 //! 4. no stream receives a frame of another one;
 //! 5. what is kept is bounded, and nothing is kept of connections that are no more;
 //! 6. frames of established ends come in order and none twice, over one control connection none is missing, and none comes after the
@@ -21,6 +22,7 @@ mod app;
 mod closing;
 mod frame_order;
 mod hostile;
+mod life;
 mod network;
 #[cfg(test)]
 mod reachable;
@@ -74,7 +76,7 @@ pub(in crate::proto) fn check(random: Random) {
 fn no_schedule_of_losses_ends_a_connection_whose_processes_live() {
     let (first, count) = match (number("FERRITE_SIM_SEED"), number("FERRITE_SIM_SEEDS")) {
         (Some(seed), count) => (seed, count.unwrap_or(1)),
-        (None, count) => (0, count.unwrap_or(2000)),
+        (None, count) => (0, count.unwrap_or(3000)),
     };
     (first..first + count).for_each(run);
     // A simulator that does not reach any more what it has reached proves less, without a sign of it.

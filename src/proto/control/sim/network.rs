@@ -17,6 +17,8 @@ pub(super) struct Side {
     pub(super) is_finished: bool,
     /// When it is told that the connection is lost.
     pub(super) lost_at: Option<Time>,
+    /// Whether that comes as a close: something between the two has closed the connection.
+    pub(super) is_closed_between: bool,
 }
 
 /// A TCP connection from process `dialler` to the other one.
@@ -38,7 +40,13 @@ pub(super) struct Network {
     pub(super) wires: Vec<Wire>,
     /// How many of the next attempts at the port of each process are refused by mistake.
     pub(super) refuses: [u32; 2],
+    /// Until when a firewall refuses in the place of each process.
+    pub(super) rejects_until: [Time; 2],
     pub(super) is_dead: [bool; 2],
+    /// Whether a forked child of a process that has died keeps its device open.
+    pub(super) has_heir: [bool; 2],
+    /// When a control connection of each process ended last that had come about.
+    pub(super) ended: [Time; 2],
     dialled: u64,
 }
 
@@ -69,15 +77,15 @@ impl Network {
         }
     }
 
-    /// A connection is reset, or its network is away: each end that is there hears of it, sooner or later.
+    /// A connection is reset, closed by something between, or its network is away: each end that is there hears of it, sooner or later.
     pub(super) fn lose(&mut self, index: usize, now: Time, random: &mut Random) {
         let wire = &mut self.wires[index];
         if !wire.is_up || wire.is_cut {
             return;
         }
         wire.is_cut = true;
-        let sudden = random.one_in(2);
-        for side in &mut wire.sides {
+        let (sudden, late) = (random.one_in(2), random.below(8));
+        for (number, side) in wire.sides.iter_mut().enumerate() {
             if sudden {
                 side.incoming.clear();
             } else {
@@ -85,7 +93,10 @@ impl Network {
                 side.incoming.truncate(kept);
             }
             if !side.is_finished {
-                side.lost_at = Some(now + Duration::from_millis(random.below(2000) * random.below(2)));
+                // Often at once; or when its kernel has asked the other one in vain.
+                let pause = if late == number as u64 { 10_000 } else { random.below(2000) * random.below(2) };
+                side.lost_at = Some(now + Duration::from_millis(pause));
+                side.is_closed_between = random.one_in(3);
             }
         }
     }
@@ -99,12 +110,24 @@ impl Network {
         wire.is_up = true;
     }
 
-    /// A process has died: its kernel closes everything.
-    pub(super) fn kill(&mut self, process: usize) {
+    /// A firewall before `process` is loaded anew: it resets all connections, and refuses new ones for up to 3 s.
+    pub(super) fn reload_firewall(&mut self, process: usize, now: Time, random: &mut Random) {
+        self.rejects_until[process] = now + Duration::from_millis(random.below(3000));
+        (0..self.wires.len()).for_each(|index| self.lose(index, now, random));
+    }
+
+    /// A process has died: its kernel closes everything, or resets what has something to read.
+    pub(super) fn kill(&mut self, process: usize, now: Time, random: &mut Random) {
         self.is_dead[process] = true;
+        self.has_heir[process] = random.one_in(4);
         for wire in &mut self.wires {
+            let has_unread = !wire.sides[process].incoming.is_empty() || random.one_in(2);
             if wire.sides[process].conn.take().is_some() && !wire.is_cut {
-                wire.sides[1 - process].is_finished = true;
+                let other = &mut wire.sides[1 - process];
+                match has_unread && !other.is_finished {
+                    true => other.lost_at = Some(now),
+                    false => other.is_finished = true,
+                }
             }
         }
     }
@@ -116,6 +139,7 @@ impl Network {
             return None;
         }
         match side.lost_at {
+            Some(at) if at <= now && side.is_closed_between => Some(End::Closed),
             Some(at) if at <= now => Some(End::Lost("by the dice".into())),
             None if side.is_finished => Some(End::Closed),
             _ => None,

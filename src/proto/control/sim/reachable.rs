@@ -15,6 +15,7 @@ pub(super) const MACHINE: Machine = Machine {
         ("accepts", "Setup, lost"),
         ("accepts", "Established"),
         ("accepts", "Established, lost"),
+        ("accepts", "Established, asking"),
         ("accepts", "Over"),
     ],
     events: &[
@@ -37,6 +38,8 @@ pub(super) const MACHINE: Machine = Machine {
         "refused",
         "dialled again",
         "asked to resume",
+        "asked to dial",
+        "answered",
         "expired",
         "given up",
     ],
@@ -52,6 +55,7 @@ const ONCE: &str = "It is said once.";
 const NOT_YET: &str = "The end that says it has to be established, and the commit comes before.";
 const OWNER: &str =
     "The owner does that to a stream that is established, or once, to establish it, or when it has it no more.";
+const ANSWER: &str = "It answers an end that asks the peer to dial.";
 const WAITING: &str = "It happens to streams that wait for a control connection, or are kept for a time.";
 const DIALLING: &str = "While the connection is dialled, only streams that are being set up are on it.";
 const FOREIGN: &str = "No Ferrite says it after it has shown what it is.";
@@ -60,6 +64,11 @@ fn impossible(end: &str, state: &str, event: &str) -> Option<&'static str> {
     let (dials, is) = (end == "dials", |states: &[&str]| states.contains(&state));
     let is_carried = is(&["Setup", "Established", "Established, resuming"]);
     match event {
+        "answered" if state != "Established, asking" => Some(ANSWER),
+        // Of the control connection over which it asks.
+        "lost" | "closed" | "wrong" | "refused" if state == "Established, asking" => None,
+        "asked to dial" if !dials => Some(ROLE),
+        "asked to dial" if is(&["Setup", "Setup, lost"]) => Some(NOT_YET),
         "Hello" | "Reply" | "Commit" | "Goodbye" | "Refuse" | "Resume" | "recovery" | "inquiry" | "lost" | "closed"
         | "unreachable" | "wrong" | "refused"
             if !is_carried =>
@@ -81,10 +90,9 @@ fn impossible(end: &str, state: &str, event: &str) -> Option<&'static str> {
         "establish" if !is(&["Setup", "Setup, lost"]) => Some(OWNER),
         "fail" if is(&["Setup", "Setup, lost", "Closing"]) => Some(OWNER),
         "close" if state == "Closing" => Some(OWNER),
-        "dialled again" | "given up" if !dials => Some(ROLE),
         "dialled again" | "given up" if !is(&["Established, lost", "Closing"]) => Some(WAITING),
         "asked to resume" if dials => Some(ROLE),
-        "expired" if !(state == "Closing" || !dials && state == "Setup, lost") => Some(WAITING),
+        "expired" if !(state == "Closing" || !dials && is(&["Setup, lost", "Established, lost"])) => Some(WAITING),
         _ => None,
     }
 }

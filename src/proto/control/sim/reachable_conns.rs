@@ -8,6 +8,7 @@ pub(super) const MACHINE: Machine = Machine {
         "connected",
         "Hello",
         "Resume",
+        "Redial",
         "Refuse of all",
         "frame of a stream",
         "other frame",

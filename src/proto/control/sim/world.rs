@@ -1,7 +1,7 @@
 //! Two processes, and what befalls them.
 
 use super::app::{Acceptor, Connector, Established, Known, Pair};
-use super::network::{Network, REFUSED, Wire};
+use super::network::{Network, REFUSED, Side, Wire};
 use crate::proto::control::acceptor::MAX_PENDING;
 use crate::proto::control::event::{End, Event, Level, PeerChange};
 use crate::proto::control::plane::ControlPlane;
@@ -27,8 +27,10 @@ pub(super) struct World {
     pub(super) hostile: Vec<(usize, ConnId)>,
     pub(super) next_secret: u64,
     pub(super) refusals_left: [u32; 2],
+    without_port: [bool; 2],
     pub(super) warnings: [usize; 2],
     pub(super) is_calm: bool,
+    calm_since: Time,
     has_passed_long: bool,
 }
 
@@ -39,7 +41,12 @@ pub(super) fn address(process: usize) -> SocketAddr {
 impl World {
     /// `seed` is that of the planes' own random numbers.
     pub(super) fn new(seed: u64, mut random: Random) -> Self {
-        let planes = [0, 1].map(|i| ControlPlane::new(FIRST_FRAME_LIMIT, seed ^ i));
+        let mut planes = [0, 1].map(|i| ControlPlane::new(FIRST_FRAME_LIMIT, seed ^ i));
+        // An earlier release does not tell its port, nor does a process that gets none.
+        let without_port = [0, 1].map(|_| random.one_in(5));
+        for (process, plane) in planes.iter_mut().enumerate() {
+            plane.set_port(Some(address(process)).filter(|_| !without_port[process]));
+        }
         let pairs = (0..1 + random.below(5) as u8).map(|i| Pair {
             dialler: random.below(2) as usize,
             token: [i + 1; 16],
@@ -57,8 +64,10 @@ impl World {
             hostile: Vec::new(),
             next_secret: 0,
             refusals_left: [2; 2],
+            without_port,
             warnings: [0; 2],
             is_calm: false,
+            calm_since: Time::ZERO,
             has_passed_long: false,
         };
         for pair in &world.pairs {
@@ -69,23 +78,24 @@ impl World {
 
     pub(super) fn run(mut self) {
         let steps = self.random.below(400);
-        let dies_at = if self.random.one_in(6) { self.random.below(steps + 1) } else { u64::MAX };
+        let dies_at = if self.random.one_in(4) { self.random.below(steps + 1) } else { u64::MAX };
         for step in 0..steps {
             if step == dies_at {
                 let victim = self.random.below(2) as usize;
-                self.network.kill(victim);
+                self.network.kill(victim, self.now, &mut self.random);
             }
             self.act();
             self.settle();
         }
-        self.is_calm = true;
+        (self.is_calm, self.calm_since) = (true, self.now);
         self.hostile_goes();
         self.come_to_rest();
         self.check();
         self.close_all();
         self.come_to_rest();
         for process in (0..2).filter(|p| !self.network.is_dead[*p]) {
-            assert_eq!(self.planes[process].counts(), [0; 4], "something is kept by process {process}");
+            let plane = &self.planes[process];
+            assert_eq!(plane.counts(), [0; 4], "something is kept by process {process}: {plane:?} {:?}", self.network);
             assert!(!self.planes[process].is_port_needed());
         }
     }
@@ -123,6 +133,7 @@ impl World {
             }
             59 if self.random.one_in(2) => self.close_listener(pair),
             59 => self.pass_long(),
+            60 if self.random.one_in(4) => self.reload_firewall(pair, process),
             60..=69 => self.send_recovery_frame(pair, process),
             _ => {}
         }
@@ -131,6 +142,8 @@ impl World {
     pub(super) fn pass(&mut self, time: Duration) {
         self.now += time;
         for process in 0..2 {
+            self.give_signs_of_life(process);
+
             if !self.network.is_dead[process] {
                 self.planes[process].handle_timeout(self.now);
             }
@@ -197,6 +210,7 @@ impl World {
         }
         let Some(end) = self.network.end_of(index, process, self.now) else { return false };
         self.network.wires[index].sides[process].conn = None;
+        self.network.ended[process] = self.now;
         self.planes[process].handle_end(self.now, conn, end);
         true
     }
@@ -212,10 +226,11 @@ impl World {
             self.network.let_a_stranger_in(index, says);
             return self.planes[near].handle_connected(self.now, conn);
         }
+        let is_rejected = self.now < self.network.rejects_until[far];
         let by_mistake = self.network.refuses[far];
         self.network.refuses[far] = by_mistake.saturating_sub(1);
         let wire = &mut self.network.wires[index];
-        if self.network.is_dead[far] || !self.planes[far].is_port_needed() || by_mistake > 0 {
+        if self.network.is_dead[far] || !self.planes[far].is_port_needed() || is_rejected || by_mistake > 0 {
             wire.sides[near].conn = None;
             return self.planes[near].handle_end(self.now, conn, End::Unreachable(REFUSED));
         }
@@ -272,9 +287,10 @@ impl World {
             if let Some(done) = pair.end(process).filter(|done| done.stream == stream) {
                 let is_end = matches!(change, PeerChange::Closed(_) | PeerChange::Unknown(_) | PeerChange::Broken(_));
                 assert!(!is_end || has_closed || is_dead, "{change:?}, while the peer lives and has not closed");
-                done.handle_change(change);
+                done.handle_change(self.now, change);
             }
         }
+        self.give_signs_of_life(process);
     }
 
     /// Nothing goes wrong any more, until nothing happens.
@@ -300,9 +316,14 @@ impl World {
                 }
             }
             self.settle();
-            let has_bytes =
-                |wire: &Wire| wire.sides.iter().any(|side| side.conn.is_some() && !side.incoming.is_empty());
-            if has_moved || self.network.wires.iter().any(|wire| wire.is_waiting() || wire.is_up && has_bytes(wire)) {
+            let is_due = |side: &Side| !side.incoming.is_empty() || side.is_finished && side.lost_at.is_none();
+            let has_more = |wire: &Wire| wire.sides.iter().any(|side| side.conn.is_some() && is_due(side));
+            // Who sets up a connection dials again at once.
+            if self.network.rejects_until.iter().any(|until| *until > self.now) {
+                self.pass(Duration::from_millis(20));
+                self.settle();
+            }
+            if has_moved || self.network.wires.iter().any(|wire| wire.is_waiting() || wire.is_up && has_more(wire)) {
                 continue;
             }
             let lost = self.network.wires.iter().flat_map(|w| &w.sides).filter(|side| side.conn.is_some());
@@ -339,8 +360,10 @@ impl World {
             }
             if near_died || far_died {
                 if !far_died && let Some(end) = &pair.acceptor.done {
-                    assert!(end.known != Known::Open, "{what}");
+                    let is_called = self.planes[far].has_address(end.stream) || is_told(end);
+                    assert!(end.known != Known::Open && (is_told(end) || !is_called), "{what}");
                 }
+                self.network.check_told(pair, self.calm_since, &self.without_port);
                 continue;
             }
             match (pair.connector.established(), &pair.acceptor.done) {

@@ -96,7 +96,7 @@ fn an_unexpected_frame_ends_the_stream_at_both_ends() {
 fn a_client_that_knows_no_connection_is_dismissed_in_time() {
     let mut two = Two::new(&[TOKEN]);
     let client = two.far.handle_client(two.now, here());
-    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 1 }.frame(secret(1)).emit());
+    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 1 }.frame(Kind::Resume, secret(1)).emit());
     assert_eq!(two.far.counts(), [1, 0, 0, 0]);
     two.far.handle_timeout(two.far.poll_timeout().expect("it has a deadline"));
     assert_eq!(two.far.counts(), [0; 4]);

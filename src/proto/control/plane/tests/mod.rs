@@ -2,6 +2,7 @@
 
 mod many;
 mod recovery;
+mod requests;
 mod two;
 mod waiting;
 
@@ -87,7 +88,7 @@ fn two_refusals_are_no_death_and_a_third_after_a_second_is() {
     two.changes(0);
     let start = two.now;
     let mut refusals = 0;
-    while two.changes[0].is_empty() {
+    while two.changes[0].len() < 2 {
         two.now = two.near.poll_timeout().expect("it dials again");
         two.near.handle_timeout(two.now);
         let conn = two.events().expect("it dials");
@@ -95,7 +96,7 @@ fn two_refusals_are_no_death_and_a_third_after_a_second_is() {
         two.events();
         refusals += 1;
     }
-    assert_eq!(two.changes(0), [(near, broken("the peer's process has died"))]);
+    assert_eq!(two.changes(0), [(near, PeerChange::Doubted), (near, broken("the peer's process has died"))]);
     assert!(refusals >= 3 && two.now - start >= Duration::from_secs(1), "{refusals} in {:?}", two.now - start);
     assert_eq!(two.near.poll_timeout(), None, "nobody dials a dead peer");
 }
@@ -162,11 +163,12 @@ fn a_goodbye_is_of_one_connection_and_the_end_of_a_control_connection_of_all_oth
     two.pass();
     let closed = PeerChange::Closed("the peer has closed the connection".into());
     assert_eq!(two.changes(0), [(one.0, closed), (three.0, broken("the peer gave up: enough"))]);
-    // As when the process has died: nobody says goodbye.
+    // As when the process has died, or something between has closed it: nobody says goodbye.
     let (conn, _) = two.wire.take().expect("it stands");
     two.near.handle_end(two.now, conn, End::Closed);
     two.events();
-    assert_eq!(two.changes(0), [(other.0, broken("the peer's process has died"))], "a goodbye is the last word");
+    let lost = PeerChange::Lost("the control connection was lost before (closed without a goodbye)".into());
+    assert_eq!(two.changes(0)[0], (other.0, lost), "a goodbye is the last word");
     two.near.open(two.now, here(), [2; 16], [20; 16]);
     assert!(two.events().is_some(), "one that has ended is not used again");
 }
@@ -231,7 +233,7 @@ fn unknown_clients_do_not_take_over_connections() {
     let cases = [([5; 16], TOKEN, 9, true), ([1; 16], [2; 16], 9, true), ([1; 16], TOKEN, 1, false)];
     for (secret, token, attempt, is_refused) in cases {
         let client = two.far.handle_client(two.now, here());
-        two.far.handle_bytes(two.now, client, &Resume { token, attempt }.frame(secret).emit());
+        two.far.handle_bytes(two.now, client, &Resume { token, attempt }.frame(Kind::Resume, secret).emit());
         while two.far.poll_event().is_some() {}
         let mut answer = Assembler::default();
         answer.handle_bytes(two.far.poll_transmit(client));
@@ -241,7 +243,7 @@ fn unknown_clients_do_not_take_over_connections() {
     }
     // Who knows it is the peer.
     let client = two.far.handle_client(two.now, here());
-    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 9 }.frame([1; 16]).emit());
+    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 9 }.frame(Kind::Resume, [1; 16]).emit());
     assert_eq!(two.far.streams[&far].conn, Some(client));
 }
 

@@ -21,7 +21,7 @@ fn an_attempt_that_is_closed_before_it_is_answered_is_a_failed_one() {
     two.near.handle_connected(two.now, conn);
     two.near.handle_end(two.now, conn, End::Closed);
     two.events();
-    assert_eq!(two.changes(0), [], "it waits");
+    assert_eq!(two.changes(0), [(near, PeerChange::Doubted)], "it waits");
     // The first pause is 10 ms, between three and five quarters of it.
     let pause = two.near.poll_timeout().expect("it dials again") - two.now;
     assert!(pause >= Duration::from_micros(7500) && pause <= Duration::from_micros(12_500), "{pause:?}");
@@ -151,7 +151,7 @@ fn a_stream_that_has_ended_is_not_resumed() {
     two.pass();
     assert!(two.far.is_over(far), "the goodbye has come");
     let client = two.far.handle_client(two.now, here());
-    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 9 }.frame([1; 16]).emit());
+    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 9 }.frame(Kind::Resume, [1; 16]).emit());
     let mut answer = Assembler::default();
     answer.handle_bytes(two.far.poll_transmit(client));
     assert_eq!(
@@ -162,7 +162,7 @@ fn a_stream_that_has_ended_is_not_resumed() {
     two.far.establish(two.now, far, true);
     two.events();
     let client = two.far.handle_client(two.now, here());
-    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 10 }.frame([1; 16]).emit());
+    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 10 }.frame(Kind::Resume, [1; 16]).emit());
     assert_ne!(two.far.streams[&far].conn, Some(client));
 }
 

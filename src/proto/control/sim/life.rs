@@ -1,0 +1,40 @@
+//! Signs of life of a peer's device, and how soon its death is told.
+
+use super::app::Pair;
+use super::network::Network;
+use super::world::World;
+use crate::proto::control::Time;
+use std::time::Duration;
+
+/// How long after the end of its control connections an end may not know that its peer has died: if it can call that and the device is closed with
+/// it; if one of these is not so; if both are not.
+const TOLD_WITHIN: [Duration; 3] = [Duration::from_secs(4), Duration::from_secs(14), Duration::from_secs(64)];
+
+impl World {
+    /// The devices of peers that are in doubt acknowledge, as long as their processes live, or a forked child does.
+    pub(super) fn give_signs_of_life(&mut self, process: usize) {
+        if self.network.is_dead[1 - process] && !self.network.has_heir[1 - process] {
+            return;
+        }
+        for pair in &mut self.pairs {
+            if let Some(end) = pair.end(process).filter(|end| end.is_in_doubt) {
+                self.planes[process].handle_acknowledged(self.now, end.stream);
+            }
+        }
+    }
+}
+
+impl Network {
+    /// One process has died: the other one has been told in time, if it was, once the network was well.
+    pub(super) fn check_told(&self, pair: &mut Pair, calm_since: Time, without_port: &[bool; 2]) {
+        let dead = usize::from(self.is_dead[1]);
+        let most = TOLD_WITHIN[usize::from(self.has_heir[dead]) + usize::from(without_port[dead])];
+        if let Some(end) = pair.end(1 - dead)
+            && let (Some(lost), Some(told)) = (end.lost_at, end.told_at)
+        {
+            // That may come late, where one was lost without a word.
+            let waited = told.saturating_sub(lost.max(calm_since).max(self.ended[1 - dead]));
+            assert!(waited <= most, "told after {waited:?}: {end:?}");
+        }
+    }
+}
