@@ -174,7 +174,7 @@ mod tests {
         let at = |path: &str| pci_address_in(&format!("/sys/devices/pci0000:00/{path}"));
         let paths =
             ["0000:00:1f.0/0000:02:00.1", "0000:00:01.0/0000:17:00.0/mlx5_core.sf.4", "0000:00:01.0/10000:01:00.0"];
-        assert_eq!(paths.map(at), [Some(0x0000_0200_1), Some(0x0000_1700_0), Some(0x10000_0100_0)]);
+        assert_eq!(paths.map(at), [Some(0x2001), Some(0x1_7000), Some(0x10_0000_1000)]);
         assert_eq!(pci_address_in("/sys/devices/virtual/net/eth0"), None);
     }
 
