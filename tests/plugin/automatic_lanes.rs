@@ -143,14 +143,6 @@ fn lanes_that_are_no_faster_are_given_up() -> Result<()> {
     Ok(())
 }
 
-/// Those of this process over which messages have been sent; a probe has no bytes.
-fn queue_pairs_with_bytes() -> usize {
-    own_queues("queue_pairs")
-        .iter()
-        .filter(|pair| pair["work"]["gathered_bytes"].as_u64().is_some_and(|n| n > 0))
-        .count()
-}
-
 /// Lanes are faster, so that each connection would have three queue pairs more.
 #[test]
 fn lanes_add_no_more_queue_pairs_than_the_budget_has() -> Result<()> {
@@ -166,7 +158,7 @@ fn lanes_add_no_more_queue_pairs_than_the_budget_has() -> Result<()> {
             let benches = (0..CONNECTIONS).map(open).collect::<Result<Vec<_>>>()?;
             for round in 0..80 {
                 benches.iter().try_for_each(|bench| bench.exchange(worker, round, 1 << 18, 1 << 18))?;
-                assert!(queue_pairs_with_bytes() <= most, "more than {most}: {}", log());
+                assert!(queue_pairs_with_data() <= most, "more than {most}: {}", log());
             }
             let asked = u64::from(said(&[TAKES]));
             assert_eq!(asked + worker.swap(asked)? > 0, has_room, "{}", log());

@@ -231,7 +231,8 @@ pub(crate) fn link_down(case: &Case) -> Result<()> {
 
 /// The receiver is killed, as the kernel's memory killer does it.
 pub(crate) fn peer_killed(case: &Case) -> Result<()> {
-    let ends = pair(&impatient(case), |worker| {
+    // The port of a dead process refuses for a second before that is certain: retries last for four.
+    let ends = pair(&impatient(case).env("NCCL_IB_TIMEOUT", "18"), |worker| {
         if worker.rank() == 0 {
             let end = stream(case, worker, || ())?;
             worker.barrier()?;
