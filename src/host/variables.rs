@@ -153,7 +153,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_DEVICE_PCI_ORDER",
         Kind::Number(0, 1, 1),
-        "NCCL 2.29.7 and later: 1: devices in the order of their PCI addresses; 0: in that of libibverbs",
+        "NCCL 2.29.7 and later. 1: devices in the order of their PCI addresses; 0: in the order of libibverbs",
     ),
     variable("NCCL_IB_MERGE_VFS", Kind::Number(0, 1, 1), "1: virtual functions of one card share a PCI path"),
     variable("NCCL_GDR_FLUSH_DISABLE", Kind::Number(0, 1, 0), "1: flushes of GPU memory do nothing"),
@@ -166,7 +166,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_COMM_ID",
         Kind::Text,
-        "`ADDRESS:PORT` of NCCL's root: where NCCL_SOCKET_IFNAME is not set, the interface for connection set-up is one in that network, as for NCCL's bootstrap",
+        "`ADDRESS:PORT` of NCCL's root. If NCCL_SOCKET_IFNAME is not set, connection set-up uses an interface in that network, as NCCL's bootstrap does",
     ),
     variable("NCCL_IBVERBS_LIB", Kind::Text, "libibverbs to load instead of the system's"),
     variable(
@@ -182,17 +182,17 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "FERRITE_LANES",
         Kind::WordOr("auto", 1, 8, 1),
-        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. auto, which no switch and no card has been measured with: 1, and on Ethernet 4 for a connection that has sent much in large messages (FERRITE_LANES_AFTER_MB) and is faster with them, with FERRITE_NEW_PATHS=1 where it is not set; always 1 on InfiniBand, with RoCE v1, with NCCL_IB_ADAPTIVE_ROUTING=1 or NCCL_IB_OOO_RQ=1, and with FERRITE_FAILOVER=0, FERRITE_STATS=0 or FERRITE_SAMPLE=0. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
+        "queue pairs per connection and rail; with more than one, every large message is cut over all of them, and each has a share that follows what it completes; the lesser of both ends. auto (not measured on any switch or card): 1, and on Ethernet 4 for a connection that has sent much in large messages (FERRITE_LANES_AFTER_MB) and is faster with them, with FERRITE_NEW_PATHS=1 if that is not set; always 1 on InfiniBand, with RoCE v1, with NCCL_IB_ADAPTIVE_ROUTING=1 or NCCL_IB_OOO_RQ=1, and with FERRITE_FAILOVER=0, FERRITE_STATS=0 or FERRITE_SAMPLE=0. Not used where NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
     ),
     variable(
         "FERRITE_LANES_AFTER_MB",
         Kind::Number(0, 1 << 30, 16 << 10),
-        "with FERRITE_LANES=auto, MiB that a connection sends in messages of 64 KiB and more on average, before it compares lanes with one queue pair, and up to twice as many, so that not all do so at once; 0: it has lanes from the beginning, and keeps them",
+        "with FERRITE_LANES=auto, MiB that a connection sends, in messages of at least 64 KiB on average, before it compares lanes with one queue pair. The actual value is random, up to twice this, so that connections do not all compare at once. 0: it has lanes from the beginning, and keeps them",
     ),
     variable(
         "FERRITE_LANES_BUDGET",
         Kind::Number(0, 1 << 20, 256),
-        "with FERRITE_LANES=auto, queue pairs that all lanes of a process may add on each card, beside the first one of each end of a connection; an end that would need more has one",
+        "with FERRITE_LANES=auto, queue pairs that all lanes of a process may add on each card, besides the first one of each end of a connection. An end that would need more keeps one",
     ),
     variable(
         "FERRITE_NEW_PATHS",
@@ -222,7 +222,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "FERRITE_SPARE",
         Kind::Number(0, 1, 0),
-        "1: a connection none of whose ports can be used goes on over a port of another card, until one is back; 0: it waits",
+        "1: a connection that can use none of its own ports uses a port of another card until one is back; 0: it waits",
     ),
     variable(
         "FERRITE_HANG_SECONDS",
@@ -285,8 +285,8 @@ pub const IGNORED: &[(&str, &str)] = &[
     ("NCCL_IB_RESILIENCY_*", "recovery is on by default; see FERRITE_FAILOVER"),
     ("NCCL_GIN_IB_TC", "there are no GPU-initiated transfers"),
     ("NCCL_RMA_IB_WR_BATCHSIZE", "there are no one-sided transfers"),
-    ("NCCL_SOCKET_RETRY_CNT", "dialling goes on until FERRITE_HANDSHAKE_TIMEOUT"),
-    ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "dialling goes on until FERRITE_HANDSHAKE_TIMEOUT"),
+    ("NCCL_SOCKET_RETRY_CNT", "dialling continues until FERRITE_HANDSHAKE_TIMEOUT"),
+    ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "dialling continues until FERRITE_HANDSHAKE_TIMEOUT"),
 ];
 
 /// The variables that Ferrite ignores, as far as the table has their whole names.

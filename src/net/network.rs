@@ -205,7 +205,7 @@ impl Network {
             let used: Vec<_> = roce.map(|address| address.gid.address()).collect();
             if !used.is_empty() && !used.iter().any(|address| range.contains(*address)) {
                 let used = used.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                log::warn!(target: INIT, "Ferrite: NCCL_IB_ADDR_RANGE={range}: no GID is in it; used are: {used}");
+                log::warn!(target: INIT, "Ferrite: NCCL_IB_ADDR_RANGE={range}: no GID is in it; the ports use: {used}");
             }
         }
         for (name, why) in ignored {
@@ -320,7 +320,7 @@ fn not_opened(name: &str, failure: &Error) -> String {
         Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => {
             "its file in /dev/infiniband is missing: pass all of that folder into the container"
         }
-        _ => "dmesg and `ferrite doctor` may tell more",
+        _ => "see dmesg and `ferrite doctor`",
     };
     format!("{name} is not used: {failure} ({cure}). To leave it out on every host, NCCL_IB_HCA=^={name}")
 }

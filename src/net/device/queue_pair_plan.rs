@@ -49,7 +49,7 @@ impl QueuePairPlan {
             () if config.out_of_order => Some("NCCL_IB_OOO_RQ=1 says that packets are spread"),
             () if is_roce_v1 => Some("packets of RoCE v1 have no UDP ports"),
             () if !(is_at_once || config.stats && config.stats_sample > 0) => Some(
-                "lanes are compared with one queue pair by messages that are timed, and FERRITE_STATS=0 or FERRITE_SAMPLE=0",
+                "messages are not timed with FERRITE_STATS=0 or FERRITE_SAMPLE=0, so lanes cannot be compared with one queue pair",
             ),
             () if !config.failover && !is_at_once => {
                 Some("a connection takes more as it recovers from a fault, and FERRITE_FAILOVER=0")

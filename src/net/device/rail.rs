@@ -291,7 +291,7 @@ pub fn partition_index(context: &Context, port: u8, config: &Config) -> Result<u
 fn unusable_reason(attributes: &PortAttributes) -> Option<String> {
     match attributes.link_layer {
         _ if !attributes.active => {
-            Some("it is not active (cable, switch port, `ip link set … up`; it is not taken up later)".into())
+            Some("it is not active (cable, switch port, `ip link set … up`; it is not used later either)".into())
         }
         LinkLayer::Other(number) => Some(format!("its link layer ({number}) is neither InfiniBand nor Ethernet")),
         LinkLayer::InfiniBand | LinkLayer::Ethernet => None,

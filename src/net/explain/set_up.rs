@@ -204,7 +204,7 @@ impl fmt::Display for SetUp {
             Stage::Peer if !self.is_asked() => {
                 return write!(
                     f,
-                    "NCCL here has not called accept for {unasked} s: it waits for something else, or has given the listener up"
+                    "NCCL here has not called accept for {unasked} s: it waits for something else, or has abandoned the listener"
                 );
             }
             Stage::Peer => write!(
@@ -217,7 +217,7 @@ impl fmt::Display for SetUp {
             }
             Stage::Accept => write!(
                 f,
-                "the peer has not accepted: its process is reached, and NCCL there has not called accept (`ferrite hang` there)"
+                "the peer has not accepted: its process can be reached, but NCCL there has not called accept (`ferrite hang` there)"
             )?,
             Stage::Port => write!(f, "a port of this end cannot be used")?,
             Stage::QueuePairs => write!(f, "the queue pairs cannot be connected to those of {peer}")?,

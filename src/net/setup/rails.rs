@@ -9,8 +9,8 @@ pub(super) fn warn_of_rails(nic: &Nic, rails: usize, peer: &PeerName) {
     let ours = nic.rails.len();
     if ours != rails && nic.notices.is_first("rails") {
         log::warn!(
-            "{}: {ours} rail(s) here, {rails} at {peer}: {} are used. Is a port down, or a device left out, at one of the two? Their logs say at \
-             the start which are not used and why",
+            "{}: {ours} rail(s) here, {rails} at {peer}: {} are used. A port may be down, or a device excluded, at one end: each log \
+             says at its start which ports are not used and why",
             nic.name,
             ours.min(rails)
         );

@@ -159,8 +159,8 @@ impl ControlPlane {
         if count > 0 {
             let level = self.losses.level(now, peer.ip());
             let text = format!(
-                "the control connection to {peer} is lost ({why}); data of {count} connection(s) goes on over RDMA, and \
-                 another one is dialled"
+                "the control connection to {peer} is lost ({why}); data of {count} connection(s) still moves over RDMA, and \
+                 the control connection is made again"
             );
             self.log(level, text);
         }

@@ -13,7 +13,7 @@ use crate::doctor::row::Row;
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "control",
-        what: "the interface that the plugin takes for connection set-up (TCP); warn where no other host can reach it, and where NCCL_SOCKET_IFNAME names none",
+        what: "the interface that the plugin takes for connection set-up (TCP); warn if no other host can reach it, or if an entry of NCCL_SOCKET_IFNAME names none",
         why: "peers connect to this address; loopback, docker's bridge and link-local addresses lead nowhere from another host",
         cure: "NCCL_SOCKET_IFNAME=DEV, an interface that all hosts of the job reach; NCCL_SOCKET_FAMILY for the address family",
         look: control,

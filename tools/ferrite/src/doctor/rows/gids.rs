@@ -8,7 +8,7 @@ use crate::doctor::verbs_facts::GidFacts;
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "gid",
-        what: "each port that is used has a GID: the one that the plugin takes, and why; warn where it is RoCE v1, link-local only or outside of NCCL_IB_ADDR_RANGE",
+        what: "each port that is used has a GID: the one that the plugin takes, and why; warn if it is RoCE v1, link-local only or outside NCCL_IB_ADDR_RANGE",
         why: "RoCE v1 and link-local addresses are not routed, and an index may mean another GID on another host",
         cure: "give the interface an IP address; unset NCCL_IB_GID_INDEX, or set one of the entries that the line shows; \
                NCCL_IB_ADDR_FAMILY and NCCL_IB_ADDR_RANGE choose by address",

@@ -10,8 +10,8 @@ use crate::nccl::plugin_search::{DEFAULT_FILE, Outcome, PluginSearch, SEARCHES, 
 
 pub(crate) const ROWS: &[Row] = &[Row {
     name: "plugins",
-    what: "which network plugin NCCL would load, by NCCL_NET_PLUGIN and the loader's folders: of the releases that the row `nccl` finds, or of all; FAIL where NCCL_NET_PLUGIN leads these to none; warn where it leads some others to none, where it is not set and there is none, where it is not Ferrite, or where Ferrite lies there more than once",
-    why: "images bring plugins of their own, releases read NCCL_NET_PLUGIN in different ways, and NCCL uses its built-in network without a word where it finds none",
+    what: "which network plugin NCCL would load, by NCCL_NET_PLUGIN and the loader's folders, for each release that the row `nccl` finds, or for all. FAIL if NCCL_NET_PLUGIN gives these releases no plugin. Warn if it gives some other release none, if it is not set and there is none, if the plugin is not Ferrite, or if there are several copies of Ferrite",
+    why: "images have plugins of their own, releases read NCCL_NET_PLUGIN in different ways, and NCCL silently uses its built-in network if it finds no plugin",
     cure: "export NCCL_NET_PLUGIN=/PATH/TO/libnccl-net.so (NCCL 2.21 and later take a path), NCCL_NET=Ferrite to be sure",
     look: plugins,
 }];

@@ -11,7 +11,7 @@ use crate::doctor::verbs_facts::{DeviceFacts, PortFacts, VerbsFacts};
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "ports",
-        what: "a port is active and NCCL_IB_HCA admits it; warn where an admitted one is down, where an entry of NCCL_IB_HCA names no port, and where NCCL's built-in transport reads the list otherwise",
+        what: "a port is active and NCCL_IB_HCA admits it; warn if an admitted one is down, if an entry of NCCL_IB_HCA names no port, or if NCCL's built-in transport reads the list differently",
         why: "the plugin uses active ports alone, and hosts whose ports differ cannot be connected rail by rail",
         cure: "cable and transceiver; `ip link set DEV up` for RoCE; a subnet manager for InfiniBand; leave an unused port out with NCCL_IB_HCA",
         look: ports,

@@ -12,9 +12,9 @@ use crate::doctor::row::Row;
 
 pub(crate) const ROWS: &[Row] = &[Row {
     name: "settings",
-    what: "variables of the environment and of the files that NCCL adds to it (the one that NCCL_CONF_FILE names, or ~/.nccl.conf; /etc/nccl.conf), \
-           with the file and the line: each value is in range; warn of names that do not exist, that the plugin does not honour, \
-           and that contradict its use, and of blanks, quotation marks and comments in a file, which belong to the name or the value",
+    what: "variables of the environment and of NCCL's configuration files (NCCL_CONF_FILE or ~/.nccl.conf; /etc/nccl.conf), with file and line: \
+           each value is in range. Warn of names that do not exist, that the plugin does not honour, or that contradict its use. \
+           Warn of blanks, quotation marks and comments in a file, which NCCL takes as part of the name or value",
     why: "the plugin refuses a value that is out of range, and a misspelt variable has no effect",
     cure: "correct the variable, or unset it; all are in docs/settings.md",
     look: settings,
@@ -80,7 +80,7 @@ fn of_other_releases(machine: &Machine) -> Vec<Finding> {
             let (here, there) = (said(&machine.added), said(&other));
             if here != there {
                 let text = format!(
-                    "{name}: NCCL {major}.{minor}.{patch}, which is here too, reads the files otherwise: {there}"
+                    "{name}: NCCL {major}.{minor}.{patch}, which is here too, reads the files differently: {there}"
                 );
                 found.push(Finding::warn("", text));
             }
@@ -98,11 +98,9 @@ fn of_environment_plugin(machine: &Machine) -> Option<Finding> {
         None => machine.loader().places("libnccl-env.so").first()?.display().to_string(),
     };
     let text = format!(
-        "{library}: NCCL 2.28.9 and later ask it instead of the environment, and what it says is not seen here"
+        "{library}: NCCL 2.28.9 and later ask it instead of the environment, and the doctor does not see what it sets"
     );
-    Some(
-        Finding::unknown("", text).cure("NCCL_DEBUG=INFO: the plugin logs what it says otherwise than the environment"),
-    )
+    Some(Finding::unknown("", text).cure("NCCL_DEBUG=INFO: the plugin logs where it differs from the environment"))
 }
 
 /// Whether a name is, or was meant to be, one of NCCL's or of Ferrite's.
