@@ -75,5 +75,7 @@ class PathOfThePlugin(fixtures.InFolder):
         self.assertEqual([self.said(self.out / "p.so"), self.said(self.path_of(254))], ["", ""])
 
     def test_a_path_that_is_too_long_or_has_a_comma(self) -> None:
-        self.assertRegex(self.said(self.path_of(255)), "^warning: .*f: NCCL 2.26 and later take no path of more than 254 characters: install")
+        self.assertRegex(
+            self.said(self.path_of(255)), "^warning: .*f: NCCL 2.26 and later take no path of more than 254 characters: install"
+        )
         self.assertIn("NCCL 2.27 and later take a comma for the end of a path", self.said(self.out / "a,b" / "p.so"))

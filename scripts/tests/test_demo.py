@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from pathlib import Path
 
 from . import fixtures
 
@@ -28,7 +29,7 @@ class Demo(fixtures.InFolder):
 
     def run_demo(self, code: int, *arguments: str) -> tuple[int, list[str]]:
         self.write("dist/bin/ferrite", FERRITE.replace("CODE", str(code)))
-        command = [self.out / "scripts/demo.sh", *arguments]
+        command: list[str | Path] = [self.out / "scripts/demo.sh", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         self.assertEqual(done.stderr, "")
         return done.returncode, done.stdout.splitlines()

@@ -53,12 +53,6 @@ const UNSAFE_FILES: &[&str] = &[
 /// is added.
 const CYCLES: &[(&str, &[&str])] = &[];
 
-/// Lines of a file at most.
-const MAX_LINES: usize = 400;
-
-/// Files that are still longer. An entry is removed as soon as its file is not; none is added.
-const LONG_FILES: &[&str] = &[];
-
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -160,24 +154,6 @@ fn paths_of_all_forms_are_uses() {
     assert_eq!(uses("a/c.rs"), ["a/d.rs", "b.rs", "error.rs"]);
     assert_eq!((uses("a/d.rs"), uses("b.rs"), uses("error.rs")), (vec!["b.rs"], vec!["a/c.rs"], vec![]));
     assert_eq!(graph.cycles(), [["a/c.rs", "a/d.rs", "b.rs"]]);
-}
-
-#[test]
-fn no_file_is_longer_than_400_lines() {
-    let is_missing = |name: &&&str| !repository().join(name).is_file();
-    let missing =
-        LONG_FILES.iter().filter(is_missing).map(|name| format!("{name} does not exist: remove it from LONG_FILES"));
-    let mut wrong: Vec<String> = missing.collect();
-    for path in ["src", "tests", "tools"].iter().flat_map(|dir| files(&repository().join(dir), &["rs", "py", "c"])) {
-        let lines = fs::read_to_string(&path).map_or(0, |text| text.lines().count());
-        let name = path.strip_prefix(repository()).expect("in the repository").to_string_lossy().into_owned();
-        match (lines > MAX_LINES, LONG_FILES.contains(&name.as_str())) {
-            (true, false) => wrong.push(format!("{name} has {lines} lines")),
-            (false, true) => wrong.push(format!("{name} has {lines} lines: remove it from LONG_FILES")),
-            _ => {}
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]

@@ -69,13 +69,6 @@ fn uses(files: &BTreeMap<String, String>) -> BTreeMap<&str, BTreeSet<&str>> {
 }
 
 #[test]
-fn a_file_has_400_lines_at_most() {
-    let long: Vec<_> =
-        files().into_iter().filter(|(_, text)| text.lines().count() > 400).map(|(file, _)| file).collect();
-    assert!(long.is_empty(), "{long:?}");
-}
-
-#[test]
 fn no_two_files_use_each_other_directly_or_not() {
     let files = files();
     let mut uses = uses(&files);
