@@ -25,6 +25,8 @@ pub struct ReachTest {
     qps: QpSet,
     answers: Answers,
     begun: Instant,
+    /// How long after that the queues were looked at before.
+    looked: Duration,
     patience: Patience,
     /// The shortest time after which one was acknowledged: the thread may have been late for the others.
     round_trip: Option<Duration>,
@@ -114,6 +116,12 @@ impl Patience {
     }
 }
 
+/// The most that is believed of a round trip, of which an acknowledgement is seen so long `after` the beginning and was not there yet when this
+/// thread `looked` before. A thread that comes late sees late what came early. A round trip that is taken for too short does no harm.
+fn believed(looked: Duration, after: Duration) -> Duration {
+    after.min(2 * looked + Duration::from_millis(1))
+}
+
 impl ReachTest {
     /// Posts the writes, which have so much time.
     ///
@@ -126,7 +134,14 @@ impl ReachTest {
             answers.handle_posted(index, mtu + 1);
             (0..=mtu).try_for_each(|code| qps.post_probe(QpIndex(index), path_mtu::bytes(code)))?;
         }
-        Ok(Self { qps, answers, begun: Instant::now(), patience: Patience::new(limit), round_trip: None })
+        Ok(Self {
+            qps,
+            answers,
+            begun: Instant::now(),
+            looked: Duration::ZERO,
+            patience: Patience::new(limit),
+            round_trip: None,
+        })
     }
 
     /// The queue pairs over which something is not acknowledged, once that is known of each.
@@ -134,6 +149,7 @@ impl ReachTest {
     /// # Errors
     /// The peer has sent what it must not send yet. The connection cannot go on.
     pub fn poll(&mut self) -> Result<Option<Silent>> {
+        let looked = std::mem::replace(&mut self.looked, self.begun.elapsed());
         for on in &self.qps.rails {
             let mut batch = Batch::default();
             // A queue that has failed reports nothing more.
@@ -141,6 +157,7 @@ impl ReachTest {
                 if self.answers.handle(WrId::from_bits(completion.id()), completion.status())? {
                     let after = self.begun.elapsed();
                     self.patience.handle_acknowledged(after);
+                    let after = believed(looked, after);
                     self.round_trip = Some(self.round_trip.map_or(after, |shortest| shortest.min(after)));
                 }
             }
@@ -194,6 +211,14 @@ fn flawed_rails(striping: Striping, silent: Silent) -> RailMask {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_is_late_does_not_take_that_for_the_round_trip() {
+        let ms = Duration::from_millis;
+        assert_eq!(believed(ms(0), ms(2000)), ms(1));
+        assert_eq!(believed(ms(80), ms(81)), ms(81));
+        assert_eq!(believed(ms(80), ms(2000)), ms(161));
+    }
 
     #[test]
     fn rails_with_a_silent_queue_pair_are_flawed_if_others_have_none() {

@@ -17,8 +17,8 @@ const LONGEST_LIMIT: Duration = Duration::from_secs(2);
 const MOST_GROWTH: u32 = 11;
 /// A test waits for so many round trips at least.
 const ROUND_TRIPS: u32 = 4;
-/// No test waits longer, whatever the peer says.
-const MOST: Duration = Duration::from_secs(10);
+/// No test waits longer, whatever the peer says: the sender waits for 5 s at first for what comes of the receiver's.
+const MOST: Duration = Duration::from_secs(4);
 
 /// What the sender, whose own test has succeeded, tells the receiver for its test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
