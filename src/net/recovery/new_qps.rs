@@ -290,7 +290,6 @@ impl NewQps {
         };
         if between.len() != self.between.len() || !self.between.iter().zip(&between).all(is_same) {
             self.times.forget_failures();
-            self.mtus = PathMtus::default();
         }
         self.between = between;
     }

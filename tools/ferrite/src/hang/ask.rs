@@ -4,6 +4,8 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -22,11 +24,20 @@ pub fn ask(pid: u32, limit: Duration) -> Option<Value> {
     if std::fs::symlink_metadata(&path).ok()?.uid() != of_process {
         return None;
     }
-    let stream = UnixStream::connect(&path).ok()?;
-    stream.set_read_timeout(Some(limit)).ok()?;
-    let mut text = String::new();
-    stream.take(MAX_ANSWER).read_to_string(&mut text).ok()?;
-    serde_json::from_str(&text).ok()
+    serde_json::from_str(&answer_at(path, limit)?).ok()
+}
+
+/// What is said at the socket `path` until its end, if that comes within `limit`. A process that is stopped accepts nobody, and then a connect waits
+/// too: so another thread waits, which is left to itself after the limit.
+fn answer_at(path: PathBuf, limit: Duration) -> Option<String> {
+    let (sender, answer) = mpsc::channel();
+    let asked = move || {
+        let mut text = String::new();
+        UnixStream::connect(path).ok()?.take(MAX_ANSWER).read_to_string(&mut text).ok()?;
+        Some(text)
+    };
+    thread::spawn(move || drop(sender.send(asked())));
+    answer.recv_timeout(limit).ok().flatten()
 }
 
 /// The process ids of the sockets in the folder that this process's environment names.
@@ -47,4 +58,50 @@ fn socket_of(pid: u32) -> PathBuf {
 fn own_folder() -> PathBuf {
     let named = std::env::var_os(VARIABLE).filter(|folder| !folder.is_empty());
     named.map_or_else(|| DEFAULT_FOLDER.into(), PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+    use testkit::Scratch;
+
+    const LIMIT: Duration = Duration::from_millis(300);
+
+    #[test]
+    fn an_answer_is_read_to_its_end() {
+        let folder = Scratch::new();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        thread::spawn(move || listener.accept().expect("a client").0.write_all(b"{}").expect("it reads"));
+        assert_eq!(answer_at(path, Duration::from_secs(60)).as_deref(), Some("{}"));
+    }
+
+    #[test]
+    fn who_says_a_byte_now_and_then_is_not_listened_to_for_longer_than_the_limit() {
+        let folder = Scratch::new();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        thread::spawn(move || {
+            let (mut client, _) = listener.accept().expect("a client");
+            while client.write_all(b" ").is_ok() {
+                thread::sleep(LIMIT / 10);
+            }
+        });
+        assert_eq!(answer_at(path, LIMIT), None);
+    }
+
+    #[test]
+    fn a_process_that_accepts_nobody_has_no_answer() {
+        let folder = Scratch::new();
+        let path = folder.path().join("socket");
+        let _listener = UnixListener::bind(&path).expect("a socket");
+        // More than it has room for.
+        for _ in 0..200 {
+            let path = path.clone();
+            thread::spawn(move || UnixStream::connect(path).map(|stream| stream.take(1).read_to_end(&mut Vec::new())));
+        }
+        assert_eq!(answer_at(path, LIMIT), None);
+    }
 }
