@@ -19,6 +19,10 @@ impl ControlPlane {
         let Some(found) = self.conns.get(&conn) else { return };
         self.note_conn(conn, of_conn_frame(&frame, stream.is_some()));
         match (found.stage, frame.kind, stream) {
+            // It may follow a frame for a connection that is no more, and come before one that shows who has dialled: it does nothing by itself.
+            (Stage::Unauthenticated | Stage::Accepted, Kind::Commit, None) if frame.secret == ALL_CONNECTIONS => {
+                self.note_caller(conn, &frame);
+            }
             (Stage::Unauthenticated, _, _) => self.handle_first_frame(now, conn, frame),
             // Both ends of a stream may be of one process: they are told apart before the stream is.
             (Stage::Accepted, Kind::Redial, _) => {
@@ -39,7 +43,6 @@ impl ControlPlane {
                     self.refuse(conn, Kind::Refuse, frame.secret, &why);
                 }
             }
-            (Stage::Accepted, Kind::Commit, None) if frame.secret == ALL_CONNECTIONS => self.note_caller(conn, &frame),
             // That is for this process, and not for one of its connections.
             (Stage::Dialled, Kind::Refuse, None) if frame.secret == ALL_CONNECTIONS => {
                 self.end_conn(now, conn, End::Refused(frame.body_text()));

@@ -3,6 +3,8 @@
 use super::two::Two;
 use super::*;
 use crate::proto::control::redial::DOUBT_LIMIT;
+use crate::proto::control::refusal::Refusal;
+use crate::proto::handshake::{Caller, Resume};
 
 fn port_of_near() -> SocketAddr {
     SocketAddr::from(([10, 0, 0, 2], 8))
@@ -147,4 +149,16 @@ fn a_process_tells_its_port_once_on_each_control_connection_and_no_nonsense_is_c
         two.far.handle_bytes(two.now, conn, &caller.frame().emit());
         assert_eq!(two.far.conns[&conn].caller, Some(caller.address).filter(|_| is_taken), "{address}");
     }
+}
+
+/// Where a control connection is dialled for several of its connections, the first one may be no more at the peer.
+#[test]
+fn a_port_that_is_told_after_a_connection_that_is_no_more_ends_no_other_one() {
+    let mut two = Two::new(&[TOKEN]);
+    let client = two.far.handle_client(two.now, SocketAddr::from(([10, 0, 0, 1], 99)));
+    let gone = Resume { token: TOKEN, attempt: 1 }.frame(Kind::Resume, [9; 16]).emit();
+    let told = Caller { address: port_of_near() }.frame().emit();
+    two.far.handle_bytes(two.now, client, &[gone, told].concat());
+    let refusal = Frame::text(Kind::Refuse, [9; 16], &Refusal::UnknownConnection.to_string()).emit();
+    assert_eq!(two.far.poll_transmit(client).to_vec(), refusal, "and nothing that is for all connections");
 }
