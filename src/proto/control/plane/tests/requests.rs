@@ -145,7 +145,7 @@ fn a_process_tells_its_port_once_on_each_control_connection_and_no_nonsense_is_c
     for (address, is_taken) in [("0.0.0.0:7", false), ("10.0.0.9:0", false), ("10.0.0.9:7", true)] {
         let (_, far) = two.established(TOKEN, [address.len() as u8 + u8::from(is_taken); 16]);
         let conn = two.far.streams[&far].conn.expect("it stands");
-        let caller = crate::proto::handshake::Caller { address: address.parse().expect("an address") };
+        let caller = Caller { address: address.parse().expect("an address") };
         two.far.handle_bytes(two.now, conn, &caller.frame().emit());
         assert_eq!(two.far.conns[&conn].caller, Some(caller.address).filter(|_| is_taken), "{address}");
     }
