@@ -190,11 +190,8 @@ mod tests {
 
     /// Of a committed comparison, with all that this one would know of itself if it were the same.
     fn committed() -> EarlierRun {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/results/softrnic-2-cores/raw.json");
-        let mut earlier = EarlierRun::read(&file).expect("a record");
-        // As many repetitions as show what is tested here.
-        earlier.record.sessions.retain(|session| session.repetition < 6);
-        earlier
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/comparison/raw.json");
+        EarlierRun::read(&file).expect("a record")
     }
 
     fn against(then: &EarlierRun, now: &Record) -> Result<Vec<String>> {

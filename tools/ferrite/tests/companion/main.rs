@@ -7,7 +7,6 @@ mod common;
 mod cost;
 mod early;
 mod ecmp;
-mod ecmp_page;
 mod ending;
 mod fabrics;
 mod hosts;
