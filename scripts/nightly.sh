@@ -110,6 +110,9 @@ soft_roce() { FERRITE_DEEP=1 tests nightly -E 'binary(rxe)'; }
 
 falling_ports() { FERRITE_DEEP=1 tests nightly -E 'binary(recovery) & (test(many_flaps) | test(half_a_minute))'; }
 
+# A table, and no limit: a change of it is for a reader to judge.
+instructions() { scripts/instructions.sh 2.21.5,2.32.3; }
+
 # Both at once, since they wait for most of the time.
 faults() {
     local said random code=0
@@ -165,6 +168,7 @@ steps() {
     "$1" "fuzzing" scripts/fuzz.py 100
     "$1" "planted bugs" scripts/mutants.sh
     "$1" "changes of what is computed on the data path" changes
+    "$1" "instructions per message, beside NCCL's" instructions
     "$1" "NCCL's contract" contract
     "$1" "the contract, and every byte, on devices as each driver with reliable connections has them" drivers
     "$1" "tests that take too long for every change" long_tests

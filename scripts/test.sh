@@ -82,8 +82,7 @@ lints=()
 if [ "$mode" = all ]; then
     step format
     cargo fmt --all --check || [ -z "$deny" ]
-    # As `cargo clippy` tells it that its lints are errors.
-    lints=(env RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS="${deny// /__CLIPPY_HACKERY__}")
+    lints=(env RUSTC_WORKSPACE_WRAPPER=clippy-driver RUSTFLAGS="${RUSTFLAGS:-} $deny")
 fi
 
 # python_tests [NAME...]: those of the Python programs, with mypy and ruff, one after the other beside those of the workspace; but not those

@@ -1,5 +1,4 @@
-"""mutation_plugin.py: what it tries, what it takes for noticed, and what mutation_summary.py makes of that; mutants.sh: whether the
-bugs that it plants fit the sources. Without a compiler."""
+"""mutation_plugin.py: what it tries, what it takes for noticed, and what mutation_summary.py makes of that. Without a compiler."""
 
 import json
 import subprocess
@@ -144,11 +143,6 @@ class TestMutation(unittest.TestCase):
         self.assertIn("3 changes: 1 caught, 0 without an end, 2 missed, 33.3%; 1 more do not compile", done.stdout)
         self.assertIn(f"missed, and not in {page}: f.rs:3:2: c\n", done.stdout)
         self.assertNotIn("f.rs:2:2: b\n", done.stdout)
-
-    def test_each_planted_bug_fits_the_sources(self) -> None:
-        done = subprocess.run(["scripts/mutants.sh", "--fits"], cwd=fixtures.ROOT, capture_output=True, text=True, check=False)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertRegex(done.stdout, r"\n(\d+) of \1 planted bugs fit the sources\n$")
 
 
 if __name__ == "__main__":

@@ -82,22 +82,3 @@ class Missing(fixtures.InFolder):
             self.assertRegex(said, r"download of config.json failed\n.*cargo install [a-z@0-9.-]+ failed, and it .* needs the network")
         self.write("rustup", "echo 'error: could not download' >&2; exit 1")
         self.assertRegex(self.call("install_components")[1], r"rustup component add .* needs a network: error: could not download")
-
-    def test_nothing_is_fetched_by_a_shell(self) -> None:
-        """Of what a user runs to build, no line pipes what the network has said into a shell."""
-        for file in [*(fixtures.ROOT / "scripts").rglob("*.sh"), *fixtures.ROOT.glob("*.md"), *(fixtures.ROOT / "docs").glob("*.md")]:
-            self.assertNotRegex(file.read_text(), r"curl[^\n]*\|\s*(ba)?sh\b", file)
-
-
-class Pinned(fixtures.InFolder):
-    def test_all_that_names_a_version_of_rust_names_this_one(self) -> None:
-        [pinned] = PINNED
-        short = pinned.rpartition(".")[0]
-        for workflow in (fixtures.ROOT / ".github/workflows").glob("*.yml"):
-            tags = re.findall(r"\brust:(\S+)-bookworm", workflow.read_text())
-            self.assertTrue(tags and set(tags) == {short}, workflow)
-        self.assertIn(f'"rustc {short}."*', (fixtures.ROOT / "scripts/test.sh").read_text())
-        self.assertIn(f"which is {short} for releases", (fixtures.ROOT / "docs/releases.md").read_text())
-        setup = (fixtures.ROOT / "scripts/setup.sh").read_text()
-        [oldest] = re.findall(r'^rust-version = "(.*)"$', (fixtures.ROOT / "Cargo.toml").read_text(), re.MULTILINE)
-        self.assertIn(f"\nRUST_MIN={oldest}\n", setup)

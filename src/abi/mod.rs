@@ -16,6 +16,8 @@
 //! | [`guard`] | errors become result codes, and panics become errors |
 //! | [`logger`] | the `log` crate, through NCCL's logger |
 
+#![allow(unsafe_code)]
+
 mod calls;
 mod common_slots;
 mod context;

@@ -1,5 +1,7 @@
 //! The CUDA driver of a process that uses it. It is looked up, never loaded, and never initialised.
 
+#![allow(unsafe_code)]
+
 use libc::{c_int, c_uint, c_void};
 use std::ptr;
 

@@ -3,6 +3,8 @@
 //!
 //! It is read a few times for each message that is timed. To read the counter takes one instruction.
 
+#![allow(unsafe_code)]
+
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,7 @@
 //! This process's statistics file: made, locked, grown and removed.
 
+#![allow(unsafe_code)]
+
 use super::layout::{CHUNK_RECORDS, FILE_PREFIX, HEADER_WORDS, MAX_RECORDS, RECORD_WORDS, header};
 use super::lock;
 use rustix::fs::{FallocateFlags, Mode, OFlags};

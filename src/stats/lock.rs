@@ -3,6 +3,8 @@
 //! It is a POSIX lock on the first byte of the file. The kernel takes it away when the process ends, however it ends, and a forked
 //! child does not have it. It also goes when the process closes any descriptor of the file: the process opens its own file once.
 
+#![allow(unsafe_code)]
+
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 fn first_byte() -> libc::flock {

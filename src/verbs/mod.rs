@@ -21,6 +21,8 @@
 //!
 //! Each object holds an `Arc` of its parent, so that objects are destroyed in the order that the verbs demand.
 
+#![allow(unsafe_code)]
+
 pub mod completion_queue;
 pub mod context;
 mod create;

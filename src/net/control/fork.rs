@@ -10,6 +10,8 @@
 //! does not have: the descriptors are bits in a table without a lock. `vfork` and `posix_spawn` do not run it; they exec, and
 //! exec closes all of these descriptors.
 
+#![allow(unsafe_code)]
+
 use std::os::fd::RawFd;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

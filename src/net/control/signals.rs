@@ -1,5 +1,7 @@
 //! Threads of this library run no signal handlers of the host process.
 
+#![allow(unsafe_code)]
+
 /// Runs `body` with all signals blocked, which a thread started in it inherits: the host's handlers are not to run on it.
 pub(super) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     // SAFETY: signal sets are plain data, filled in by the calls below.

@@ -8,6 +8,8 @@
 //! taken off its processor, and executes another one before it runs again. If A's fence comes before its store, then A loads `y` after B has stored it; otherwise B loads `x`
 //! after A has stored it.
 
+#![allow(unsafe_code)]
+
 use crate::error::{Error, Result};
 use std::io;
 use std::sync::OnceLock;

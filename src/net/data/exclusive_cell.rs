@@ -20,6 +20,8 @@
 //! from the beginning. An owner that has ended may leave its id to a new thread, which is the owner then; and so it is in a
 //! forked child, where a position that says [`INSIDE`] keeps everybody out.
 
+#![allow(unsafe_code)]
+
 use crate::error::{Error, Result};
 use crate::net::control::state_word::StateWord;
 use crate::net::control::sync::{

@@ -3,6 +3,8 @@
 //! Registration by address needs a kernel module, and a card may refuse it even so. If the process uses CUDA already, a test
 //! registration tells. If not, the presence of the module in sysfs has to do.
 
+#![allow(unsafe_code)]
+
 use crate::error::{Error, Result};
 use crate::host::cuda::{Cuda, GpuMemory};
 use crate::host::sysfs;

@@ -1,5 +1,7 @@
 //! A network device as NCCL sees it: a port, or several equal ports of one card. The ports are its rails.
 
+#![allow(unsafe_code)]
+
 use super::card::Card;
 use super::gdr::{Gdr, GdrSupport};
 use super::open_device::OpenDevice;

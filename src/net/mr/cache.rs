@@ -1,5 +1,7 @@
 //! The memory regions of a card, shared by all of its connections.
 
+#![allow(unsafe_code)]
+
 use super::dma_buf::{DmaBuf, GivenDmaBuf};
 use super::table::MrTable;
 use crate::error::{Error, Result};

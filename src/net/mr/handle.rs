@@ -1,6 +1,8 @@
 //! The handle that NCCL holds for registered memory: a memory region on every card of a device, and on those of ports that are borrowed.
 //! NCCL keeps it while a card is lost and opened again, which gives it another region there.
 
+#![allow(unsafe_code)]
+
 use super::cache::{CachedMr, MemoryKind, MemoryRange, MrCache, Name, whole_pages};
 use super::dma_buf::{DmaBuf, GivenDmaBuf};
 use crate::error::{Error, Result};

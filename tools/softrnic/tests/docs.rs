@@ -1,85 +1,10 @@
-//! The pages say what is true: tests that they name exist, links lead somewhere, every setting has its row.
+//! Every setting that is read is known and has its row.
 
-use std::collections::HashSet;
 use std::path::Path;
-
-const PAGES: [&str; 6] =
-    ["docs/semantics.md", "docs/clients.md", "docs/cards.md", "docs/faults.md", "docs/rxe.md", "README.md"];
 
 fn read(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
-
-/// `file.rs::name` of everything in backticks that looks so.
-fn named(text: &str) -> Vec<String> {
-    let ticked = text.split('`').skip(1).step_by(2);
-    ticked.filter(|word| word.contains(".rs::")).map(str::to_owned).collect()
-}
-
-/// The tests of a file of tests/, here or of the command line; or of src/ where the name has a folder.
-fn tests_of(file: &str) -> HashSet<String> {
-    let tests = ["tests/", "tests/device/", "../softrnic-cli/tests/command_line/", "../layouts/tests/"];
-    let folders = if file.contains('/') { [""; 4] } else { tests };
-    let exists = |path: &String| Path::new(env!("CARGO_MANIFEST_DIR")).join(path).exists();
-    let path = folders.map(|folder| format!("{folder}{file}")).into_iter().find(exists);
-    let text = read(&path.unwrap_or_else(|| panic!("there is no file {file}")));
-    let lines: Vec<_> = text.lines().map(str::trim).collect();
-    let after = lines.iter().enumerate().filter(|(_, line)| **line == "#[test]");
-    after
-        .filter_map(|(at, _)| lines[at + 1..].iter().find_map(|line| line.strip_prefix("fn ")))
-        .filter_map(|rest| rest.split('(').next().map(str::to_owned))
-        .collect()
-}
-
-#[test]
-fn every_test_that_is_named_exists() {
-    for page in PAGES {
-        for name in named(&read(page)) {
-            let (file, test) = name.split_once("::").expect("file::test");
-            assert!(tests_of(file).contains(test), "{page} names {name}, which is no test");
-        }
-    }
-}
-
-/// Each row of the tables either names its test or says what is missing.
-#[test]
-fn every_row_has_its_test() {
-    let page = read("docs/semantics.md");
-    let rows: Vec<_> = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| what")).collect();
-    assert!(rows.len() > 60, "{} rows: too few to believe", rows.len());
-    for row in rows {
-        let shown = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default();
-        assert!(!named(shown).is_empty() || shown.contains("not modelled"), "no test: {row}");
-    }
-}
-
-/// Each client names the test that runs it, or says that none does.
-#[test]
-fn every_client_has_its_test() {
-    let page = read("docs/clients.md");
-    let table = page.lines().filter(|line| line.starts_with("| ") && line.matches(" | ").count() == 4);
-    let rows: Vec<_> = table.filter(|line| !line.starts_with("| client")).collect();
-    assert!(rows.len() > 12, "{} rows: too few to believe", rows.len());
-    for row in rows {
-        let shown = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default();
-        assert!(!named(shown).is_empty() || shown.contains("not run by a test"), "no test: {row}");
-    }
-}
-
-/// The pages do not link to what is not there.
-#[test]
-fn links_lead_somewhere() {
-    for page in PAGES {
-        let text = read(page);
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
-        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            if !target.starts_with("http") && !target.starts_with('#') {
-                let path = folder.parent().expect("a folder").join(target);
-                assert!(path.exists(), "{page} links to {target}");
-            }
-        }
-    }
 }
 
 /// A setting that the sources read, or that a driver stands for, is not taken for a misspelt one.
