@@ -1,6 +1,20 @@
-//! Says how the plugin is linked.
+//! Says how the plugin is linked. With the feature `bindgen`, makes the declarations of NCCL.
+
+#[cfg(feature = "bindgen")]
+include!("include/nccl/bindings.rs");
+
+#[cfg(feature = "bindgen")]
+fn declare_nccl() {
+    cc::Build::new().file("include/nccl/layout.c").cargo_metadata(false).compile("layout");
+    println!("cargo::rerun-if-changed=include/nccl/layout.c");
+    let folder = std::env::var_os("OUT_DIR").expect("cargo sets it");
+    let made = nccl_bindings("include/nccl/net_v8.h");
+    made.write_to_file(std::path::Path::new(&folder).join("nccl.rs")).expect("written");
+}
 
 fn main() {
+    #[cfg(feature = "bindgen")]
+    declare_nccl();
     println!("cargo::rerun-if-changed=build.rs");
     // A stable name for the loader; every symbol resolved at load time; never unmapped, since the library has threads.
     // libFuzzer's symbols are in the program, and so are those of a sanitizer.

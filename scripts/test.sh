@@ -96,6 +96,7 @@ python_tests() {
 }
 python_sums=$CARGO_TARGET_DIR/python/junit.xml
 rm -f "$python_sums"
+features_sum=target/nextest/features/junit.xml
 
 # All but the explorations with a model checker, which takes longer to build than they do.
 crates=(--workspace --exclude models)
@@ -114,6 +115,17 @@ export FERRITE_DIST=$dist
 if [ "$mode" = --quick ]; then only=(tests.test_lint); else only=(); fi
 background "tests of the Python programs" python_tests "${only[@]}"
 "${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --no-run
+# The plugin of all features: other declarations, and the same plugin comes of them. It is tested beside the rest, since its checks wait.
+features=(-p nccl-net-ferrite --features rdma-sys,bindgen,env_logger --locked)
+if [ "$mode" = all ]; then
+    step "build with features"
+    "${lints[@]}" cargo build "${features[@]}"
+    mkdir -p "$CARGO_TARGET_DIR/features"
+    cp "$CARGO_TARGET_DIR/debug/libnccl_net.so" "$CARGO_TARGET_DIR/features/libnccl-net.so"
+    rm -f "$features_sum"
+    "${lints[@]}" cargo nextest run "${features[@]}" --profile features
+    background "contract of the plugin with features" "$dist/bin/ferrite" check --plugin "$CARGO_TARGET_DIR/features/libnccl-net.so"
+fi
 [ "$mode" = --tests ] || finish "stock NCCL"
 [ "$mode" != all ] || finish "virtual machine with soft-RoCE" || [ $? = 77 ]
 
@@ -121,11 +133,13 @@ step tests
 if [ "$mode" = --quick ]; then profile=quick; else profile=default; fi
 # Of .config/nextest.toml. nextest writes below target/, whatever CARGO_TARGET_DIR is.
 sums=("target/nextest/$profile/junit.xml" "$python_sums")
+[ "$mode" != all ] || sums+=("$features_sum")
 rm -f "${sums[0]}"
 status=0
 # Many tests wait for a time limit or for other processes: more of them than there are processors keep these busy.
 "${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --profile "$profile" --test-threads $((2 * $(nproc) + 1)) || status=$?
 finish "tests of the Python programs" || status=$?
+[ "$mode" != all ] || finish "contract of the plugin with features" || status=$?
 
 # What is missing on somebody's machine must not be missing where the project itself is tested.
 printf '\n'

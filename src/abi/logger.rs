@@ -52,7 +52,7 @@ impl Log for NcclLogger {
     }
 
     fn log(&self, record: &Record<'_>) {
-        let Some(function) = self.function.read().ok().and_then(|f| *f) else { return };
+        let Some(function) = self.function.read().ok().and_then(|f| *f) else { return log_without_nccl(record) };
         let (level, flags) = level_and_subsystems(record);
         let text = record.args().to_string().replace('\0', " ");
         let text = if text.starts_with("Ferrite") { text } else { format!("NET/Ferrite : {text}") };
@@ -65,9 +65,41 @@ impl Log for NcclLogger {
     fn flush(&self) {}
 }
 
+/// A program that gives no logger gets no line, unless this is built with the feature `env_logger` and `RUST_LOG` asks for it.
+fn log_without_nccl(_record: &Record<'_>) {
+    #[cfg(feature = "env_logger")]
+    {
+        static TO_STDERR: std::sync::LazyLock<env_logger::Logger> =
+            std::sync::LazyLock::new(|| env_logger::Logger::from_default_env());
+        TO_STDERR.log(_record);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Run in a process of its own, by the test below.
+    #[cfg(feature = "env_logger")]
+    #[test]
+    #[ignore = "a part of another test"]
+    fn a_line_of_a_program_without_a_logger() {
+        install(None);
+        log::warn!("a queue pair has failed");
+    }
+
+    #[cfg(feature = "env_logger")]
+    #[test]
+    fn without_nccl_lines_go_to_standard_error_as_rust_log_says() {
+        let said = |level| {
+            let mut test = std::process::Command::new(std::env::current_exe().expect("this program"));
+            test.args(["--ignored", "--nocapture", "a_line_of_a_program_without_a_logger"]).env("RUST_LOG", level);
+            let done = test.output().expect("it runs");
+            assert!(done.status.success());
+            String::from_utf8(done.stderr).expect("text").contains("a queue pair has failed")
+        };
+        assert_eq!((said("warn"), said("error")), (true, false));
+    }
 
     #[test]
     fn a_warning_of_a_call_begins_with_its_name() {

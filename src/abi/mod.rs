@@ -29,7 +29,15 @@ mod guard;
 mod handles;
 mod layout;
 mod logger;
+#[cfg(not(feature = "bindgen"))]
 pub mod nccl;
+/// NCCL's types, as bindgen makes them of `include/nccl/net_v8.h` when this is built.
+#[cfg(feature = "bindgen")]
+#[allow(missing_docs, missing_debug_implementations, non_camel_case_types, non_snake_case, non_upper_case_globals)]
+#[allow(unreachable_pub, clippy::all, dead_code)]
+pub mod nccl {
+    include!(concat!(env!("OUT_DIR"), "/nccl.rs"));
+}
 mod network_events;
 mod output;
 mod process;

@@ -163,7 +163,7 @@ impl Context {
             port_count: attr.phys_port_cnt,
             max_queue_pairs: attr.max_qp,
             max_memory_regions: attr.max_mr,
-            firmware: attr.fw_ver,
+            firmware: attr.fw_ver.map(|c| c as u8),
         })
     }
 

@@ -45,6 +45,9 @@ pub mod sink;
 pub mod staging;
 pub mod status;
 pub mod sys;
-mod sys_work;
+#[cfg(not(feature = "rdma-sys"))]
+mod sys_own;
+#[cfg(feature = "rdma-sys")]
+mod sys_package;
 pub mod thread_domain;
 pub mod work;

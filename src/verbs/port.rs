@@ -129,7 +129,8 @@ impl Context {
 
     /// Entry `index` of the GID table of `port`. `None`: it is empty or unreadable.
     pub fn gid(&self, port: u8, index: i32) -> Option<Gid> {
-        let mut entry = ibv_gid_entry::default();
+        let gid = sys::ibv_gid { raw: [0; 16] };
+        let mut entry = ibv_gid_entry { gid, gid_index: 0, port_num: 0, gid_type: 0, ndev_ifindex: 0 };
         let rc = match (self.library._ibv_query_gid_ex, u32::try_from(index)) {
             (Some(query), Ok(index)) => {
                 let size = size_of::<ibv_gid_entry>();
@@ -139,7 +140,8 @@ impl Context {
             _ => libc::EOPNOTSUPP,
         };
         let gid = match rc {
-            0 => Gid { bytes: entry.gid.raw, roce_version: roce_version(entry.gid_type) },
+            // SAFETY: as in `untyped_gid`.
+            0 => Gid { bytes: unsafe { entry.gid.raw }, roce_version: roce_version(entry.gid_type) },
             libc::ENODATA => return None,
             _ => Gid { bytes: self.untyped_gid(port, index)?, roce_version: None },
         };
@@ -165,10 +167,11 @@ impl Context {
     }
 
     fn untyped_gid(&self, port: u8, index: i32) -> Option<[u8; 16]> {
-        let mut gid = sys::ibv_gid::default();
+        let mut gid = sys::ibv_gid { raw: [0; 16] };
         // SAFETY: the context is open and `gid` is a valid place.
         let rc = unsafe { (self.library.ibv_query_gid)(self.raw(), port, index, &raw mut gid) };
-        (rc == 0).then_some(gid.raw)
+        // SAFETY: bytes, which were zeros before the call.
+        (rc == 0).then_some(unsafe { gid.raw })
     }
 }
 

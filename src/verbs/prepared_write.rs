@@ -43,22 +43,22 @@ impl PreparedWrite {
     #[inline(always)]
     pub fn set_data(&mut self, local: Sge, target: Target) {
         self.sge = local.into();
-        self.request.rdma.remote_addr = target.addr;
-        self.request.rdma.rkey = target.rkey;
+        self.request.wr.rdma.remote_addr = target.addr;
+        self.request.wr.rdma.rkey = target.rkey;
     }
 
     /// What is written, and where to, if neither memory region is another one. `length` is not 0, nor was it before.
     #[inline(always)]
     pub fn set_range(&mut self, addr: u64, length: u32, target: u64) {
         (self.sge.addr, self.sge.length) = (addr, length);
-        self.request.rdma.remote_addr = target;
+        self.request.wr.rdma.remote_addr = target;
     }
 
     /// The work request id, and the immediate data of a write that has some.
     #[inline(always)]
     pub fn set_id(&mut self, id: u64, imm: u32) {
         self.request.wr_id = id;
-        self.request.imm_data = imm.to_be();
+        self.request.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
     }
 
     /// How the device takes the data. Success creates a completion.
@@ -130,7 +130,8 @@ mod tests {
     /// All fields that a device may read, but the address of the element.
     fn fields(write: &PreparedWrite) -> impl PartialEq + fmt::Debug + use<> {
         let PreparedWrite { request, sge } = write;
-        let (imm, rdma) = (request.imm_data, request.rdma);
+        // SAFETY: numbers, of which every one is valid; `put` or zeros are there.
+        let (imm, rdma) = unsafe { (request.imm_data_invalidated_rkey_union.imm_data, request.wr.rdma) };
         let number = (request.num_sge, request.opcode, request.send_flags);
         ((request.wr_id, request.next, imm, number), (rdma.remote_addr, rdma.rkey), (sge.addr, sge.length, sge.lkey))
     }

@@ -72,7 +72,8 @@ impl Completion {
     /// Immediate data of a receive. Undefined unless the status is success.
     #[inline]
     pub fn imm(&self) -> u32 {
-        u32::from_be(self.0.imm_data)
+        // SAFETY: whatever the device has written, it is a number.
+        u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data })
     }
 
     /// The vendor's error code.
@@ -259,10 +260,10 @@ impl Write {
             (*request).opcode = opcode;
             (*request).send_flags = flags;
             if let Some(imm) = self.imm {
-                (*request).imm_data = imm.to_be();
+                (*request).imm_data_invalidated_rkey_union.imm_data = imm.to_be();
             }
-            (*request).rdma.remote_addr = self.target.addr;
-            (*request).rdma.rkey = self.target.rkey;
+            (*request).wr.rdma.remote_addr = self.target.addr;
+            (*request).wr.rdma.rkey = self.target.rkey;
         }
     }
 }

@@ -25,11 +25,6 @@ impl Expressions {
         self.add(&format!("offsetof({c}, {member})"), rust);
     }
 
-    /// How many there are.
-    pub(crate) fn count(&self) -> usize {
-        self.0.len()
-    }
-
     /// Fails unless they have the same values in C, after these lines.
     pub(crate) fn compare(&self, includes: &str) {
         let c = self.ask(includes);
