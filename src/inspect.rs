@@ -4,11 +4,16 @@
 pub use crate::abi::nccl;
 pub use crate::error::Error;
 pub use crate::host::{conf_file, config, gid, hca, iface, random, variables};
-pub use crate::net::data::caps;
 pub use crate::net::device::{gdr, rail};
 pub use crate::proto::PROTOCOL_VERSION;
 pub use crate::proto::explain::operation;
 pub use crate::verbs::{completion_queue, context, library, memory, port, queue_pair};
+
+/// Capacities of the queue pairs of a connection.
+pub mod caps {
+    pub use crate::net::data::cts_sender::RECEIVER_QP_CAPS;
+    pub use crate::net::data::send::SENDER_QP_CAPS;
+}
 
 /// The file of statistics, for `ferrite top`.
 pub mod stats {

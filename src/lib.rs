@@ -77,7 +77,7 @@
 //! | the peer does not know the secret | the peer has closed the connection |
 //!
 //! A peer that asks to go on has committed: its Commit may be lost. While the control connection is lost, an end that waits for
-//! the peer probes the peer's device ([`net::data::probe`]): only that tells of a host that is gone. Forked children keep no control sockets ([`net::control::fork`]), so that a process's death is seen when
+//! the peer probes the peer's device ([`net::data::health::Probe`]): only that tells of a host that is gone. Forked children keep no control sockets ([`net::control::fork`]), so that a process's death is seen when
 //! it dies and not when its forked workers do.
 //!
 //! ## Recovery
@@ -123,7 +123,7 @@
 //! | which GID is used, and why? | [`host::gid`], [`net::device::gid_table`], [`net::device::rail`] |
 //! | which connections share a control connection, and when does it end? | [`proto::control::plane`], [`proto::control::pool`] |
 //! | who is let in at the port, and how many may wait there? | [`proto::control::acceptor`] |
-//! | what becomes of connections whose control connection is lost? | [`proto::control::plane`], [`proto::control::redial`], [`net::data::probe`] |
+//! | what becomes of connections whose control connection is lost? | [`proto::control::plane`], [`proto::control::redial`], [`net::data::health::Probe`] |
 //! | what does a waiting end wait for, and what does the log say of it? | [`proto::explain`], [`net::explain`] |
 //! | what happens after a fault, in which order, and when is it given up? | [`proto::recovery`], [`net::recovery`] |
 //! | when does a call take the short way, and who keeps it out? | [`net::control::state_word`], [`net::data::exclusive_cell`] |
@@ -141,7 +141,7 @@
 //! | which ports are one device? | [`net::device::nic`], `abi::devices` |
 //! | how much of a message does a rail carry, or a lane? | [`proto::stripe`], [`proto::rail_weights`], `proto::lanes` |
 //! | which lane is slow, what leads it over another path, and how often? | `proto::slow_lanes`, [`proto::flow_labels`], [`proto::recovery::move_budget`] |
-//! | how large are the queues, and how many receives are posted? | [`net::data::caps`], [`proto::receives`] |
+//! | how large are the queues, and how many receives are posted? | [`net::data::send::SENDER_QP_CAPS`], [`net::data::cts_sender::RECEIVER_QP_CAPS`], [`proto::receives`] |
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
 //! | when does a device take no locks to post? | [`verbs::thread_domain`] |
 //! | what does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |

@@ -7,9 +7,9 @@ use super::handles::{Request, comm_of};
 use super::nccl::{ncclResult_t, ncclSuccess};
 use super::output::{Answer, missing};
 use crate::error::Error;
+use crate::net::data::both_ends::{Batch, Completion, FirstLook, Tested};
 use crate::net::data::exclusive_cell::Inside;
-use crate::net::data::first_look::{Batch, Completion, FirstLook, Tested};
-use crate::net::data::receiver::RecvComm;
+use crate::net::data::recv::RecvComm;
 use crate::proto::requests::Entry;
 use std::ffi::{c_int, c_void};
 

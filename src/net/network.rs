@@ -3,7 +3,7 @@
 use super::control::driver::ControlDriver;
 use super::control::notices::INIT;
 use super::control::periodic::PeriodicTask;
-use super::data::sender::SendComm;
+use super::data::send::SendComm;
 use super::device::nic::Nic;
 use super::device::rail::Rail;
 use super::setup::connect::Connector;

@@ -2,7 +2,7 @@
 //!
 //! When the control connection is lost, that shows nothing about the peer: the data goes another way. The end that dialled dials
 //! again, and the other one asks for that ([`crate::proto::control::redial`]). Both ask their devices now and then whether the peer's still
-//! acknowledges ([`crate::net::data::probe`]), and more often when it is doubted that the peer lives.
+//! acknowledges ([`crate::net::data::health::Probe`]), and more often when it is doubted that the peer lives.
 
 use super::inquiry_events::{InquiryEvents, InquirySlot};
 use super::peer_name::PeerName;

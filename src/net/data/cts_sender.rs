@@ -4,23 +4,44 @@
 //! Each has the same place in that memory as in the ring. A place is filled again only after the message of its clear-to-send
 //! has arrived, and so after the device has read the place.
 
-use super::caps::RECEIVER_QP_CAPS;
-use super::probe::Probe;
+use super::health::Probe;
 use crate::error::{Error, Result};
 use crate::net::qp::set::{ConnectedQp, QpSet};
 use crate::net::qp::wr_id::WrId;
 use crate::proto::cts::Cts;
 use crate::proto::handshake::Ring;
+use crate::proto::receives::{MAX_RECEIVES, RECEIVE_BATCH};
 use crate::proto::recv::RecvFlow;
 use crate::proto::{MAX_GROUP, MAX_RAILS, RING_SLOTS};
 use crate::verbs::prepared_write::{PreparedWrite, RefusedPost};
+use crate::verbs::qp_ex::Operations;
+use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::staging::Staging;
-use crate::verbs::work::{Sge, Target, Write};
+use crate::verbs::work::{RECV_BATCH, Sge, Target, Write};
+
+/// Clear-to-sends in one write. A work request with their bytes is the largest that mlx5 writes to the card instead of having it
+/// fetched: 256 bytes.
+const INLINE_CTS: usize = 6;
+
+/// Capacities of a receiver's queue pairs. It sends clear-to-sends, inline if the device can, and
+/// sometimes a probe. It has receives posted for every message that it has cleared to send: see
+/// [`crate::proto::receives`].
+pub const RECEIVER_QP_CAPS: QpCaps = QpCaps {
+    max_send_wr: 64,
+    max_recv_wr: MAX_RECEIVES,
+    max_inline_data: (INLINE_CTS * Cts::BYTES) as u32,
+    operations: Operations::WRITE,
+};
+
+const _: () = assert!(RECV_BATCH as u32 == RECEIVE_BATCH);
+
+// As for a sender: a completion queue of 512 entries is large enough for one queue pair.
+const _: () = assert!(RECEIVER_QP_CAPS.max_send_wr + RECEIVER_QP_CAPS.max_recv_wr < 512);
 
 /// One of so many writes on a rail is signalled. Its completion stands for those before it too.
 const SIGNAL_EVERY: u32 = 32;
 
-/// Writes on a rail that may be outstanding. One more place in the send queue is kept for a [probe](super::probe).
+/// Writes on a rail that may be outstanding. One more place in the send queue is kept for a [probe](Probe).
 const MAX_OUTSTANDING: u32 = RECEIVER_QP_CAPS.max_send_wr - 1;
 
 /// The ring that clear-to-sends are written to, and the rail whose turn it is to carry them.

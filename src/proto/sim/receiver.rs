@@ -1,4 +1,4 @@
-//! The receiving end: a [`RecvFlow`], and around it what `net::data::receiver` does, in the same order.
+//! The receiving end: a [`RecvFlow`], and around it what `net::data::recv` does, in the same order.
 
 use super::control::{Cause, PeerState};
 use super::fabric::{Completion, End, Fabric, WorkRequest, WrId};

@@ -1,4 +1,4 @@
-//! The sending end: a [`SendFlow`], and around it what `net::data::sender` does, in the same order.
+//! The sending end: a [`SendFlow`], and around it what `net::data::send` does, in the same order.
 
 use super::control::{Cause, PeerState};
 use super::fabric::{Bytes, Completion, End, WorkRequest, WrId};

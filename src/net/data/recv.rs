@@ -1,0 +1,971 @@
+//! A receive communicator: takes buffers, sends clear-to-sends, polls completions; after a fault,
+//! goes on over new queue pairs.
+
+use super::both_ends::{Done, FirstLook, RequestState, Tested, found, name_operation};
+use super::cts_sender::{CtsSender, RECEIVER_QP_CAPS};
+use super::exclusive_cell::{ExclusiveCell, Inside};
+use super::flush::Flushes;
+use super::health::{Mode, Stall, StickyError};
+use crate::error::{Error, Result};
+use crate::net::control::first_error;
+use crate::net::control::peer_state::PeerState;
+use crate::net::device::conn_memory::ConnMemory;
+use crate::net::device::nic::Nic;
+use crate::net::mr::cache::MemoryKind;
+use crate::net::mr::handle::MrHandle;
+use crate::net::qp::fence::Drained;
+use crate::net::qp::set::{ConnectedQp, InitQpSet, QpSet};
+use crate::net::qp::wr_id::WrId;
+use crate::net::recovery::conn::ConnRecovery;
+use crate::net::recovery::end::{End, Owner};
+use crate::proto;
+use crate::proto::explain::look::{Found, Look};
+use crate::proto::handshake::{Negotiated, Ring};
+use crate::proto::imm::Imm;
+use crate::proto::rail_weights::RailWeights;
+use crate::proto::recovery::account::Account;
+use crate::proto::recovery::action::Role;
+use crate::proto::recovery::rail_mask::RailMask;
+use crate::proto::recv::{Buffer, RecvFlow};
+use crate::proto::recv_requests::{Finished, RecvRequest};
+use crate::proto::requests::{Entries, Entry, Progress, RequestId};
+use crate::proto::{QpIndex, Violation};
+use crate::stats::Completed;
+use crate::stats::labels::Labels;
+use crate::stats::record::ConnStats;
+use crate::verbs::queue_pair::QpCaps;
+use crate::verbs::status::Status;
+use crate::verbs::work::{Batch, Completion};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How long a receive is tested in vain before it is asked whether its clear-to-send has arrived.
+const PROBE_AFTER: Duration = Duration::from_millis(30);
+
+/// The receiving end of a connection.
+#[derive(Debug)]
+pub struct RecvComm {
+    path: ExclusiveCell<RecvPath>,
+    /// The peer's state.
+    pub peer: Arc<PeerState>,
+    /// The device that it uses.
+    pub nic: Arc<Nic>,
+    /// The memory that NCCL has registered for it.
+    pub memory: Arc<ConnMemory>,
+    /// What the statistics say of NCCL's operation.
+    pub labels: Labels,
+    /// The entries of its table of requests.
+    pub requests: Entries<RecvRequest>,
+    recovery: Option<Arc<ConnRecovery>>,
+}
+
+/// A message that a receive expects.
+#[derive(Debug, Clone, Copy)]
+pub struct Expected<'a> {
+    /// Address of the buffer.
+    pub addr: u64,
+    /// Its size in bytes.
+    pub length: u32,
+    /// The message's tag.
+    pub tag: u32,
+    /// The buffer's memory handle.
+    pub memory: &'a MrHandle,
+}
+
+/// The state of the data path.
+#[derive(Debug)]
+pub struct RecvPath {
+    flow: RecvFlow,
+    qps: QpSet,
+    /// The sender's ring, and the size of a clear-to-send in it.
+    ring: (Ring, usize),
+    cts_sender: CtsSender,
+    /// That of queue pairs that are about to be used, during a recovery.
+    prepared: Option<Box<CtsSender>>,
+    flushes: Option<Box<Flushes>>,
+    sticky_error: StickyError,
+    /// What is possible while the peer's state is not open.
+    mode: Mode,
+    stall: Stall,
+    /// `None`: the first fault ends the connection.
+    recovery: Option<Arc<ConnRecovery>>,
+    stats: ConnStats,
+    /// Whether there is one rail, and no message is being timed.
+    is_plain: bool,
+    /// Whether the tags of messages are known to be ranks.
+    tags_are_ranks: bool,
+}
+
+impl RecvPath {
+    /// Posts receives on connected queue pairs, so that the peer may send.
+    ///
+    /// # Errors
+    /// The device refuses the receives; or clear-to-sends can neither be inline nor in registered memory.
+    pub fn new(mut qps: QpSet, ring: Ring, terms: &Negotiated, stats: ConnStats) -> Result<Self> {
+        let flow = RecvFlow::new(terms.striping);
+        qps.keep_receives(flow.receives())?;
+        Ok(Self {
+            flow,
+            cts_sender: CtsSender::new(&qps, ring, terms.slot_bytes())?,
+            is_plain: !qps.are_on_several_rails(),
+            qps,
+            ring: (ring, terms.slot_bytes()),
+            prepared: None,
+            flushes: None,
+            sticky_error: StickyError::new("receiving from"),
+            mode: Mode::Running,
+            stall: Stall::new(0, Duration::ZERO),
+            recovery: None,
+            stats,
+            tags_are_ranks: false,
+        })
+    }
+}
+
+impl RecvComm {
+    /// A receiver on `terms`.
+    pub fn new(nic: Arc<Nic>, peer: Arc<PeerState>, mut path: RecvPath, terms: &Negotiated) -> Self {
+        path.qps.watch(&peer);
+        let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps));
+        path.recovery = recovery.clone();
+        path.stall = Stall::new(nic.config.stall_ms, path.qps.round_trip);
+        path.tags_are_ranks = nic.has_only_ranks_as_tags();
+        let (memory, labels) = (ConnMemory::new(&nic, &peer, path.qps.devices()), Labels::of(&path.stats));
+        let requests = Arc::clone(path.flow.entries());
+        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, requests, recovery }
+    }
+
+    /// The number of its first queue pair; 0 while it has none.
+    pub fn queue_pair(&self) -> u32 {
+        let number = |path: &mut RecvPath| Ok(path.qps.qps.first().map_or(0, |connected| connected.qp.number()));
+        self.path.enter(number).unwrap_or(0)
+    }
+
+    /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
+    pub fn start(&self, owner: &Weak<dyn Owner>) {
+        self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
+    }
+
+    /// Begins to receive one message in the usual case: its length fits one immediate, and there is room. `expected` returns the message.
+    /// Then `begun` is called. `None`: it is another case, and nothing has been done.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(always)]
+    pub fn irecv_usual<'a>(
+        &self,
+        expected: impl FnOnce() -> Option<Expected<'a>>,
+        begun: impl FnOnce(&Entry<RecvRequest>),
+    ) -> Option<Result<()>> {
+        let mut inside = self.path.begin_if_clear()?;
+        let outcome = inside.state().receive_usual(expected, begun, &self.peer);
+        inside.leave();
+        outcome
+    }
+
+    /// Begins to receive a group of `count` messages; `expected` returns each of them. Then `begun` is called; if it is not, too many
+    /// receives are outstanding: try again.
+    ///
+    /// # Errors
+    /// The connection has failed, or `count` or a buffer is not valid.
+    pub fn irecv<'a>(
+        &self,
+        count: usize,
+        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
+        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
+    ) -> Result<()> {
+        self.path.enter(|path| {
+            if !self.peer.state().is_open() && !path.check_peer(&self.peer)? {
+                return Ok(());
+            }
+            path.receive(count, expected, begun, &self.peer)
+        })
+    }
+
+    /// Begins to flush received data to GPU memory. Then `begun` is called; if it is not, no flush is needed. To NCCL that is a complete
+    /// flush, so there is no way to ask it to try again.
+    ///
+    /// # Errors
+    /// The connection has failed, the flush cannot be posted, or too many flushes are outstanding.
+    pub fn iflush<'a>(
+        &self,
+        received: impl Iterator<Item = Result<Expected<'a>>>,
+        begun: impl FnOnce(&Entry<()>),
+    ) -> Result<()> {
+        if !self.nic.config.flush {
+            return Ok(());
+        }
+        self.path.enter(|path| {
+            path.sticky_error.check_failed()?;
+            let (mut rails, mut last) = (RailMask::NONE, None);
+            for expected in received {
+                let expected = expected?;
+                if expected.length > 0 && expected.memory.kind() == MemoryKind::Gpu {
+                    rails = rails | RailMask(path.flow.rails_of(expected.addr) as u8);
+                    last = Some(expected);
+                }
+            }
+            // A read over a rail is behind all earlier writes of that rail, so one address is enough.
+            let Some(Expected { addr, memory, .. }) = last else { return Ok(()) };
+            let flushes = path.flushes.get_or_insert_default();
+            // A rail that is not in use any more has no queue pair whose writes could be under way.
+            let in_use = path.qps.striping.rail_numbers();
+            let rails = if (rails & in_use).is_empty() { in_use } else { rails & in_use };
+            let posted = flushes.post(&path.qps, rails, addr, memory, path.recovery.is_some());
+            let posted = posted.map_err(|e| path.sticky_error.fail(&self.peer, e))?;
+            let id = posted.ok_or_else(too_many_flushes)?;
+            if let Some(entry) = flushes.entry(id) {
+                begun(entry);
+            }
+            path.stats.handle_flush();
+            Ok(())
+        })
+    }
+
+    /// Whether a flush is complete.
+    ///
+    /// # Errors
+    /// The flush has failed.
+    #[inline(never)]
+    pub fn test_flush(&self, id: RequestId) -> Result<bool> {
+        self.path.enter(|path| {
+            path.sticky_error.check_failed()?;
+            let in_use = match path.recovery {
+                None => Some(RailMask::NONE),
+                // Of a peer that has gone nothing is recovered any more.
+                Some(_) if self.peer.is_recovering() && !self.peer.is_gone() => None,
+                Some(_) => Some(path.qps.striping.rail_numbers()),
+            };
+            let result = match &mut path.flushes {
+                // A peer that has gone during a recovery leaves no queue pairs: the reads go over the device's own ports.
+                Some(flushes) if path.qps.rails.is_empty() => {
+                    flushes.test(self.nic.own_ports(), &self.memory, id, in_use)
+                }
+                Some(flushes) => flushes.test(path.qps.ports(), &self.memory, id, in_use),
+                None => Err(Error::internal("a flush is tested that was not begun")),
+            };
+            let done = result.map_err(|e| path.sticky_error.fail(&self.peer, e))?;
+            if done {
+                path.stats.handle_flush_done();
+            }
+            Ok(done)
+        })
+    }
+
+    /// `test` by the long way: calls `done` with the number of bytes of each message, once the request is complete.
+    ///
+    /// # Errors
+    /// The connection has failed, or the request has ended. The error is the same each time.
+    #[inline(never)]
+    fn test_in_general(&self, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
+        self.path.enter(|path| match path.finish(request, done)? {
+            true => Ok(()),
+            false if self.peer.state().is_open() => path.poll_for(&self.peer, request, done),
+            false => path.progress_for(&self.peer, request, done),
+        })
+    }
+
+    /// As [`SendComm::handle_operation`].
+    pub fn handle_operation(&self) {
+        if !self.nic.has_only_ranks_as_tags() {
+            let _ = self.path.enter(|path| {
+                path.tags_are_ranks = true;
+                Ok(())
+            });
+        }
+    }
+
+    /// How it stands now, unless a thread is inside.
+    pub fn look(&self) -> Found {
+        let look = self.path.try_visit(|path| {
+            let flushes = path.flushes.as_ref().is_some_and(|flushes| flushes.are_outstanding());
+            let look = path.flow.look(path.stall.tests(), flushes);
+            Look { sender_rank: look.sender_rank.filter(|_| path.tags_are_ranks), ..look }
+        });
+        found(look, &self.peer)
+    }
+}
+
+impl Drop for RecvComm {
+    /// Tells a sender whose messages were expected that this end is closed, so that it does not have to wait for its device to
+    /// report that.
+    fn drop(&mut self) {
+        let outstanding = self.path.get_mut().map(|path| path.flow.outstanding());
+        if outstanding != Some(0) {
+            self.peer.fail(&first_error::with_first("the receiver was closed with receives outstanding"));
+        }
+    }
+}
+
+impl Tested for RecvComm {
+    type Path = RecvPath;
+    type Request = RecvRequest;
+
+    #[inline(always)]
+    fn first_look(&self, request: &Entry<RecvRequest>, done: impl Done) -> FirstLook<'_, RecvPath> {
+        FirstLook::of(&self.path, |path| {
+            let progress = path.finish_usual(request, done);
+            RequestState::of(progress, path.is_plain)
+        })
+    }
+
+    #[inline(always)]
+    fn poll<'b>(path: &RecvPath, batch: &'b mut Batch) -> Result<&'b [Completion]> {
+        path.qps.queue.poll(batch)
+    }
+
+    #[inline(always)]
+    fn has_nothing_to_do(path: &mut RecvPath) -> bool {
+        path.has_nothing_to_do()
+    }
+
+    fn handle_empty_poll(&self, mut inside: Inside<'_, RecvPath>, request: &Entry<RecvRequest>) -> Result<()> {
+        let outcome = inside.state().handle_empty_poll(&self.peer, request.id());
+        inside.leave();
+        outcome
+    }
+
+    #[inline(always)]
+    fn handle_usual<'c>(
+        path: &mut RecvPath,
+        completions: &'c [Completion],
+        request: &Entry<RecvRequest>,
+        done: impl Done,
+    ) -> Option<&'c [Completion]> {
+        path.handle_usual(completions, request, done)
+    }
+
+    fn handle_others(
+        &self,
+        mut inside: Inside<'_, RecvPath>,
+        completions: &[Completion],
+        request: &Entry<RecvRequest>,
+        done: impl Done,
+    ) -> Result<()> {
+        let outcome = inside.state().handle_others(&self.peer, completions, request, done);
+        inside.leave();
+        outcome
+    }
+
+    fn handle_failed_poll(&self, mut inside: Inside<'_, RecvPath>, error: Error) -> Result<()> {
+        let outcome = inside.state().handle_failure(&self.peer, error);
+        inside.leave();
+        outcome
+    }
+
+    #[inline(always)]
+    fn path(&self) -> &ExclusiveCell<RecvPath> {
+        &self.path
+    }
+
+    fn test(&self, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
+        self.test_in_general(request, done)
+    }
+}
+
+impl End for RecvComm {
+    fn memory(&self) -> &ConnMemory {
+        &self.memory
+    }
+
+    fn describe(&self, _qps: &mut InitQpSet) -> Result<()> {
+        Ok(())
+    }
+
+    fn caps(&self) -> QpCaps {
+        RECEIVER_QP_CAPS
+    }
+
+    fn poll(&self) -> Result<()> {
+        self.path.visit(|path| path.poll_any(&self.peer).map(drop))
+    }
+
+    fn probe(&self) -> Result<()> {
+        self.path.visit(|path| {
+            if !self.peer.is_recovering()
+                && let Err(e) = path.cts_sender.probe.send(&mut path.qps, self.peer.is_doubted())
+            {
+                path.handle_failure(&self.peer, e)?;
+            }
+            path.poll_any(&self.peer).map(drop)
+        })
+    }
+
+    fn take_qps(&self) -> Result<QpSet> {
+        self.path.visit(|path| {
+            self.peer.set_recovering(true);
+            path.mode = Mode::Fencing;
+            Ok(path.qps.take())
+        })
+    }
+
+    fn handle_drained(&self, drained: &Drained) -> Result<()> {
+        self.path.visit(|path| {
+            path.mode = Mode::Fenced;
+            drained
+                .arrivals
+                .iter()
+                .try_for_each(|(qp, imm)| Ok(path.flow.handle_immediate(*qp, Imm::from_bits(*imm))?))
+        })
+    }
+
+    fn prepare(&self, qps: &mut QpSet) -> Result<()> {
+        // No receive is accepted while the connection recovers, so this stays what the messages need.
+        let receives = self.path.visit(|path| Ok(path.flow.receives()))?;
+        qps.keep_receives(receives)?;
+        // Here, where a device that has no room for its memory makes the attempt fail, and not the connection.
+        let (ring, slot_bytes) = self.path.visit(|path| Ok(path.ring))?;
+        let cts_sender = CtsSender::new(qps, ring, slot_bytes)?;
+        self.path.visit(|path| {
+            path.prepared = Some(Box::new(cts_sender));
+            Ok(())
+        })
+    }
+
+    fn resume(&self, qps: QpSet, _weights: RailWeights, _account: Option<&Account>) -> Result<Option<Account>> {
+        self.path.visit(|path| {
+            let prepared = path.prepared.take().ok_or_else(|| Error::internal("queue pairs are not prepared"))?;
+            if self.memory.use_devices(qps.devices()) {
+                path.flow.renew_keys(|addr, length| self.memory.rkeys_at(addr, length));
+            }
+            let account = path.flow.account(qps.striping);
+            path.flushes.iter_mut().for_each(|flushes| flushes.handle_devices(qps.devices()));
+            qps.tell(&path.stats);
+            path.stats.handle_recovery();
+            path.stall.reset(qps.round_trip);
+            path.qps = qps;
+            path.choose_path();
+            path.cts_sender = *prepared;
+            path.mode = Mode::Running;
+            self.peer.set_recovering(false);
+            Ok(Some(account))
+        })
+    }
+
+    fn drain(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_drained(&self) -> Result<bool> {
+        Ok(true)
+    }
+}
+
+// `irecv`: posts buffers, and sends their clear-to-sends.
+impl RecvPath {
+    #[inline(always)]
+    fn receive_usual<'a>(
+        &mut self,
+        expected: impl FnOnce() -> Option<Expected<'a>>,
+        begun: impl FnOnce(&Entry<RecvRequest>),
+        peer: &Arc<PeerState>,
+    ) -> Option<Result<()>> {
+        let Expected { addr, length, tag, memory } = expected()?;
+        let buffer = Buffer { addr, length, rkeys: &memory.rkeys, tag };
+        if self.stats.is_due_next() || !memory.covers(addr, length) || !self.flow.begin_single(buffer, begun) {
+            return None;
+        }
+        // Not due, as has been asked.
+        let _ = self.stats.handle_begun(1);
+        Some(match self.send_cts() {
+            Ok(()) => Ok(()),
+            Err(e) => self.handle_failure(peer, e),
+        })
+    }
+
+    fn receive<'a>(
+        &mut self,
+        count: usize,
+        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
+        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
+        peer: &Arc<PeerState>,
+    ) -> Result<()> {
+        let buffer = |i| {
+            let Expected { addr, length, tag, memory } = expected(i)?;
+            let addr = memory.require_target("irecv", addr, length)?;
+            Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
+        };
+        let Some(id) = self.flow.begin(count, buffer, begun)? else {
+            return self.receive_later(count, expected, begun, peer);
+        };
+        if self.stats.handle_begun(count) {
+            return self.handle_due(peer, id, expected(0)?.tag);
+        }
+        match self.send_cts() {
+            Ok(()) => Ok(()),
+            Err(e) => self.handle_failure(peer, e),
+        }
+    }
+
+    /// Too many receives are outstanding. If what they lack is receive work requests, more of these are posted.
+    #[inline(never)]
+    fn receive_later<'a>(
+        &mut self,
+        count: usize,
+        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
+        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
+        peer: &Arc<PeerState>,
+    ) -> Result<()> {
+        let Some(more) = self.flow.more_receives(count) else {
+            return self.send_cts().or_else(|e| self.handle_failure(peer, e));
+        };
+        if let Err(e) = self.qps.keep_receives(more) {
+            return self.handle_failure(peer, e);
+        }
+        self.flow.handle_more_receives();
+        self.receive(count, expected, begun, peer)
+    }
+
+    /// Sends due clear-to-sends, as far as the send queues have room.
+    #[inline(always)]
+    fn send_cts(&mut self) -> Result<()> {
+        if self.can_send_cts() { self.send_some_cts() } else { Ok(()) }
+    }
+
+    #[inline(always)]
+    fn can_send_cts(&self) -> bool {
+        self.flow.is_cts_due() && self.cts_sender.has_room()
+    }
+
+    /// As [`Self::send_cts`], which has found that some are due and have room.
+    #[inline(never)]
+    fn send_some_cts(&mut self) -> Result<()> {
+        self.send_one_write()?;
+        if self.can_send_cts() { self.send_more_cts() } else { Ok(()) }
+    }
+
+    /// As [`Self::send_some_cts`], where one write is not enough.
+    #[cold]
+    #[inline(never)]
+    fn send_more_cts(&mut self) -> Result<()> {
+        while self.can_send_cts() {
+            self.send_one_write()?;
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn send_one_write(&mut self) -> Result<()> {
+        let Self { flow, qps, cts_sender, .. } = self;
+        cts_sender.send_some(flow, &mut qps.qps)
+    }
+}
+
+// `test`: takes completions in.
+impl RecvPath {
+    /// As [`SendPath::has_nothing_to_do`].
+    #[inline(always)]
+    fn has_nothing_to_do(&mut self) -> bool {
+        !self.stall.is_due() && !self.flow.has_waiting_cts()
+    }
+
+    /// If `request` is complete and for one message, calls `done`; it has ended then.
+    #[inline(always)]
+    fn finish_usual(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Progress {
+        let progress = self.flow.progress(request);
+        if let Progress::Finished(length) = progress {
+            self.stats.handle_done(length);
+            done(&[length]);
+        }
+        progress
+    }
+
+    /// Handles completions in their order, as long as each is that of a receive, by which a whole message has come; then finishes `request`, if
+    /// it is complete. `None`: that is all. Otherwise returns the completions that are left: from the first on that is another one, or those after
+    /// one that leaves receives to be posted; an empty slice, if clear-to-sends are to be sent, or the request is for a group.
+    #[inline(always)]
+    fn handle_usual<'c>(
+        &mut self,
+        mut completions: &'c [Completion],
+        request: &Entry<RecvRequest>,
+        done: impl Done,
+    ) -> Option<&'c [Completion]> {
+        let qps = self.qps.qps.as_mut_slice();
+        while let [completion, others @ ..] = completions {
+            let WrId::Receive { qp } = WrId::from_bits(completion.id()) else { return Some(completions) };
+            // By index: of an optional reference the compiler makes a value, which it does not need.
+            if usize::from(qp) >= qps.len() {
+                return Some(completions);
+            }
+            let connected = &mut qps[usize::from(qp)];
+            if completion.status() != Status::SUCCESS
+                || !self.flow.complete_whole(QpIndex(qp), Imm::from_bits(completion.imm()))
+            {
+                return Some(completions);
+            }
+            completions = others;
+            if connected.count_receive() {
+                return Some(completions);
+            }
+        }
+        if self.flow.is_cts_due() || self.finish_usual(request, done) == Progress::Other {
+            return Some(completions);
+        }
+        None
+    }
+
+    /// As [`SendPath::finish`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    fn finish(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Result<bool> {
+        match self.flow.finish(request).map_err(Violation::into_misuse)? {
+            None => return Ok(false),
+            // Nearly all groups have one member.
+            Some(Finished::One(length)) => {
+                self.stats.handle_done(length);
+                done(&[length]);
+            }
+            Some(Finished::Group) => self.finish_group(request, done),
+        }
+        Ok(true)
+    }
+
+    #[inline(never)]
+    fn finish_group(&mut self, request: &Entry<RecvRequest>, done: impl Done) {
+        let lengths = self.flow.lengths(request);
+        self.stats.handle_group_done(lengths);
+        done(lengths);
+    }
+
+    /// As [`SendPath::poll_for`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    fn poll_for(&mut self, peer: &Arc<PeerState>, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
+        if !self.is_plain {
+            return self.progress_for(peer, request, done);
+        }
+        let mut batch = Batch::default();
+        match self.qps.queue.poll(&mut batch) {
+            Ok([]) if self.has_nothing_to_do() => Ok(()),
+            Ok([]) => self.handle_empty_poll(peer, request.id()),
+            Ok(completions) => self.handle_others(peer, completions, request, done),
+            Err(e) => self.handle_failure(peer, e),
+        }
+    }
+
+    /// A poll has found nothing. NCCL tests request `awaited`. Looks at the clock, if that is due, and sends clear-to-sends that have
+    /// waited for others.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(never)]
+    fn handle_empty_poll(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+        self.flow.handle_empty_poll(awaited);
+        if self.stall.was_due() {
+            self.check_stall(peer)?;
+        }
+        self.send_cts().or_else(|e| self.handle_failure(peer, e))
+    }
+
+    /// As [`SendPath::handle_others`]; there may be no completions. Posts receives before, and sends the clear-to-sends that are due after.
+    ///
+    /// # Errors
+    /// As there, or the device refuses.
+    #[inline(never)]
+    fn handle_others(
+        &mut self,
+        peer: &Arc<PeerState>,
+        completions: &[Completion],
+        request: &Entry<RecvRequest>,
+        done: impl Done,
+    ) -> Result<()> {
+        let handled = match self.qps.qps.iter_mut().try_for_each(ConnectedQp::post_missing) {
+            Ok(()) => self.handle_completions(peer, completions),
+            Err(e) => self.handle_failed(peer, completions, Err(e)),
+        };
+        match handled {
+            Ok(()) => self.finish(request, done).map(drop),
+            Err(e) => self.fail_after(peer, request, done, e),
+        }
+    }
+
+    /// As [`SendPath::fail_after`].
+    ///
+    /// # Errors
+    /// As there.
+    #[cold]
+    #[inline(never)]
+    fn fail_after(
+        &mut self,
+        peer: &Arc<PeerState>,
+        request: &Entry<RecvRequest>,
+        done: impl Done,
+        error: Error,
+    ) -> Result<()> {
+        let outcome = self.handle_failure(peer, error);
+        if self.finish(request, done)? { Ok(()) } else { outcome }
+    }
+
+    /// As [`SendPath::progress_for`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(never)]
+    fn progress_for(&mut self, peer: &Arc<PeerState>, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
+        let progress = self.progress_in_general(peer, request.id());
+        if self.finish(request, done)? { Ok(()) } else { progress }
+    }
+
+    /// As [`SendPath::progress`]; NCCL tests request `awaited`.
+    ///
+    /// # Errors
+    /// As there.
+    fn progress(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+        if !peer.state().is_open() {
+            return self.progress_not_open(peer, awaited);
+        }
+        match self.poll_rails(peer) {
+            Ok(0) => {
+                let _ = self.stall.is_due();
+                self.handle_empty_poll(peer, awaited)
+            }
+            Ok(_) => self.send_cts().or_else(|e| self.handle_failure(peer, e)),
+            Err(e) => self.handle_failure(peer, e),
+        }
+    }
+
+    /// As [`SendPath::handle_completions`]; then sends the clear-to-sends that are due.
+    ///
+    /// # Errors
+    /// As there, or the device refuses a clear-to-send.
+    #[inline(always)]
+    fn handle_completions(&mut self, peer: &Arc<PeerState>, mut completions: &[Completion]) -> Result<()> {
+        while let [completion, others @ ..] = completions {
+            if completion.status() != Status::SUCCESS {
+                return self.handle_failed(peer, completions, Ok(()));
+            }
+            let Self { flow, qps, cts_sender, .. } = self;
+            if let Err(e) = handle(flow, cts_sender, &mut qps.qps, completion) {
+                return self.handle_failed(peer, others, Err(e));
+            }
+            completions = others;
+        }
+        self.send_cts()
+    }
+
+    /// As [`SendPath::handle_failed`].
+    ///
+    /// # Errors
+    /// As there.
+    #[cold]
+    #[inline(never)]
+    fn handle_failed(&mut self, peer: &Arc<PeerState>, completions: &[Completion], outcome: Result<()>) -> Result<()> {
+        let Self { flow, qps, cts_sender, .. } = self;
+        qps.handle_completions(peer, completions, outcome, |qps, completion| handle(flow, cts_sender, qps, completion))
+    }
+
+    #[inline(never)]
+    fn poll_rails(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
+        let Self { flow, qps, cts_sender, .. } = self;
+        qps.poll_rails(peer, |qps, completion| handle(flow, cts_sender, qps, completion))
+    }
+}
+
+// While a receive is timed: looks after each poll whether it is complete.
+impl RecvPath {
+    /// A receive has been accepted that is timed, or the one after it. Goes on with it as with others.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[cold]
+    #[inline(never)]
+    fn handle_due(&mut self, peer: &Arc<PeerState>, id: RequestId, tag: u32) -> Result<()> {
+        let (count, _) = self.flow.messages(id);
+        let tag = Some(tag).filter(|_| self.tags_are_ranks);
+        if let Some(rank) = self.stats.handle_due_receive(id.to_bits(), count, tag) {
+            peer.peer().set_rank(rank);
+        }
+        name_operation(&mut self.stats, id);
+        let outcome = self.send_cts().or_else(|e| self.handle_failure(peer, e));
+        self.handle_posted_cts();
+        self.choose_path();
+        outcome
+    }
+
+    /// The clear-to-sends that were due have been posted, as far as the send queues had room.
+    fn handle_posted_cts(&mut self) {
+        if !self.flow.is_cts_due() {
+            self.stats.handle_announced();
+        }
+    }
+
+    /// As [`SendPath::choose_path`].
+    fn choose_path(&mut self) {
+        self.is_plain = !self.qps.are_on_several_rails() && self.stats.timed_request().is_none();
+    }
+
+    /// As [`SendPath::progress_in_general`].
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(never)]
+    fn progress_in_general(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+        let outcome = self.progress(peer, awaited);
+        if let Some(id) = self.stats.timed_request() {
+            self.handle_posted_cts();
+            match self.flow.is_done(RequestId::from_bits(id)) {
+                Ok(false) => return outcome,
+                Ok(true) => {
+                    let (messages, bytes) = self.flow.messages(RequestId::from_bits(id));
+                    self.stats.handle_timed_done(Completed { messages, bytes });
+                }
+                Err(_) => self.stats.forget_timed(),
+            }
+        }
+        self.choose_path();
+        outcome
+    }
+}
+
+// While not all is well: reports faults, and goes on over new queue pairs.
+impl RecvPath {
+    /// To be called when the peer's state is not open. Returns whether buffers may be posted: not while the connection recovers.
+    ///
+    /// # Errors
+    /// The peer has gone.
+    #[cold]
+    #[inline(never)]
+    fn check_peer(&mut self, peer: &Arc<PeerState>) -> Result<bool> {
+        self.sticky_error.check(peer)?;
+        Ok(!peer.is_recovering())
+    }
+
+    /// As [`Self::progress`], while the peer's state is not open. If only the control connection is lost, sends a probe.
+    ///
+    /// # Errors
+    /// The connection has failed, or the peer has gone.
+    #[cold]
+    #[inline(never)]
+    fn progress_not_open(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+        // Read before the queue is polled: what the peer has sent before it went is in the queue then.
+        let (is_gone, is_recovering) = (peer.is_gone(), peer.is_recovering());
+        self.sticky_error.check_failed()?;
+        if self.mode.waits_for_arrivals(peer.is_broken()) {
+            return Ok(());
+        }
+        let polled = self.poll_any(peer)?;
+        if polled == 0 && is_gone {
+            let error = self.sticky_error.reason(peer);
+            return Err(self.sticky_error.fail(peer, error));
+        }
+        if is_recovering {
+            return Ok(());
+        }
+        if polled == 0 {
+            self.flow.handle_empty_poll(awaited);
+            if let Err(e) = self.cts_sender.probe.send(&mut self.qps, peer.is_doubted()) {
+                return self.handle_failure(peer, e);
+            }
+        }
+        self.send_cts().or_else(|e| self.handle_failure(peer, e))
+    }
+
+    /// Polls all completion queues; returns the number of completions.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    fn poll_any(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
+        let polled = self.poll_rails(peer).or_else(|e| self.handle_failure(peer, e).map(|()| 0))?;
+        if polled > 0 {
+            peer.handle_acknowledged();
+        }
+        Ok(polled)
+    }
+
+    /// Something has failed: new queue pairs may cure it, or else the connection ends.
+    ///
+    /// # Errors
+    /// It ends.
+    #[cold]
+    #[inline(never)]
+    fn handle_failure(&mut self, peer: &Arc<PeerState>, error: Error) -> Result<()> {
+        self.handle_failure_on(peer, error, 0)
+    }
+
+    /// As [`Self::handle_failure`], where nothing is acknowledged on the `lagging` lanes, as a bit mask of queue pairs.
+    ///
+    /// # Errors
+    /// As there.
+    fn handle_failure_on(&mut self, peer: &Arc<PeerState>, error: Error, lagging: u32) -> Result<()> {
+        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
+            && !peer.is_broken()
+        {
+            return recovery.report(&error.text(), lagging).map_err(|e| self.sticky_error.fail(peer, e));
+        }
+        Err(self.sticky_error.fail(peer, error))
+    }
+
+    /// Requests have been tested many times in vain. That the messages do not come may be due to the sender; but their clear-to-sends
+    /// have to arrive.
+    ///
+    /// # Errors
+    /// The connection ends.
+    #[cold]
+    #[inline(never)]
+    fn check_stall(&mut self, peer: &Arc<PeerState>) -> Result<()> {
+        let now = Instant::now();
+        let limit = self.stall.limit(now);
+        if self.recovery.is_none() || limit.is_zero() {
+            return Ok(());
+        }
+        if self.stall.waited(self.flow.oldest_missing(), now).is_none_or(|waited| waited < PROBE_AFTER) {
+            return Ok(());
+        }
+        if let Err(e) = self.cts_sender.probe_writes(&mut self.qps) {
+            return self.handle_failure(peer, e);
+        }
+        match self.cts_sender.probe.outstanding_for() {
+            Some(waited) if waited > limit => {
+                self.stall.back_off(now);
+                let text = format!(
+                    "clear-to-sends have not been acknowledged for {} ms (FERRITE_STALL_MS)",
+                    waited.as_millis()
+                );
+                // Clear-to-sends go over the first queue pair of each rail.
+                let firsts = RailMask::first(self.qps.rails.len() as u8).0;
+                let lagging = if self.qps.labels.are_used() { firsts.into() } else { 0 };
+                self.handle_failure_on(peer, Error::remote(text).recoverable(), lagging)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Handles the completion of a receiver's work request that has succeeded.
+#[inline(always)]
+fn handle(
+    flow: &mut RecvFlow,
+    cts_sender: &mut CtsSender,
+    qps: &mut [ConnectedQp],
+    completion: &Completion,
+) -> Result<()> {
+    match WrId::from_bits(completion.id()) {
+        WrId::Receive { qp } => {
+            flow.handle_immediate(QpIndex(qp), Imm::from_bits(completion.imm()))?;
+            let Some(qp) = qps.get_mut(usize::from(qp)) else { return Err(no_such_qp()) };
+            if qp.count_receive() { qp.post_missing() } else { Ok(()) }
+        }
+        WrId::Cts { qp } => {
+            cts_sender.handle_completion(qp);
+            Ok(())
+        }
+        _ => cts_sender.probe.handle_completion(completion.id(), "receiver"),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn no_such_qp() -> Error {
+    Error::internal("a queue pair that does not exist")
+}
+
+#[cold]
+#[inline(never)]
+fn too_many_flushes() -> Error {
+    let most = proto::MAX_REQUESTS;
+    Error::internal(format!("{most} flushes are outstanding on this communicator, which is the most; test some first"))
+}

@@ -1,0 +1,1134 @@
+//! A send communicator: reads clear-to-sends, posts writes, polls completions; after a fault, sends
+//! again over new queue pairs.
+
+use super::both_ends::{Done, FirstLook, RequestState, Tested, found, name_operation};
+use super::exclusive_cell::{ExclusiveCell, Inside};
+use super::health::{Mode, Probe, Stall, StickyError};
+use crate::error::{Error, Result};
+use crate::net::control::peer_state::PeerState;
+use crate::net::device::conn_memory::ConnMemory;
+use crate::net::device::nic::Nic;
+use crate::net::mr::handle::MrHandle;
+use crate::net::operations::seen::Seen;
+use crate::net::qp::fence::Drained;
+use crate::net::qp::set::{InitQpSet, QpSet};
+use crate::net::qp::wr_id::WrId;
+use crate::net::recovery::conn::ConnRecovery;
+use crate::net::recovery::end::{End, Owner};
+use crate::proto::automatic_lanes::{AutomaticLanes, Sent, Wish};
+use crate::proto::carried::{Carried, Speed, Speeds};
+use crate::proto::cts::{Cts, CtsWords, SlotIndex};
+use crate::proto::explain::look::{Found, Look};
+use crate::proto::handshake::Negotiated;
+use crate::proto::imm::Imm;
+use crate::proto::rail_weights::RailWeights;
+use crate::proto::recovery::account::Account;
+use crate::proto::recovery::action::Role;
+use crate::proto::recovery::sender::Unapplied;
+use crate::proto::requests::{Entries, Entry, Progress, RequestId};
+use crate::proto::send::SendFlow;
+use crate::proto::send_queue::{MAX_STRIPE_WRS, SEND_QUEUE_DEPTH, SendQueueSpace};
+use crate::proto::send_requests::SendRequest;
+use crate::proto::send_single::{Refusal, Usual};
+use crate::proto::transfer::Transfer;
+use crate::proto::{QpIndex, RING_SLOTS, Violation};
+use crate::stats::Completed;
+use crate::stats::labels::Labels;
+use crate::stats::record::ConnStats;
+use crate::verbs::prepared_write::{PreparedWrite, RefusedPost};
+use crate::verbs::qp_ex::Operations;
+use crate::verbs::queue_pair::QpCaps;
+use crate::verbs::shared::SharedRing;
+use crate::verbs::status::Status;
+use crate::verbs::work::{Batch, Completion, Sge, Target, Write};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// Bytes of a message that a sender asks to send inline. mlx5 lays a write with an immediate out in 64 bytes, and so many fit there beside its
+/// header: queues do not grow.
+const INLINE_MESSAGE: u32 = 28;
+
+/// Capacities of a sender's queue pairs. It sends messages of host memory inline that are short
+/// enough. Why its send queue never overflows is told in [`crate::proto::send_queue`]. It receives
+/// nothing; one receive work request is the least that every device accepts.
+pub const SENDER_QP_CAPS: QpCaps = QpCaps {
+    max_send_wr: SEND_QUEUE_DEPTH,
+    max_recv_wr: 1,
+    max_inline_data: INLINE_MESSAGE,
+    operations: Operations::WRITE_AND_IMM,
+};
+
+// So a completion queue of 512 entries, which is what is made of 257 and more, is large enough for one queue pair.
+const _: () = assert!(SENDER_QP_CAPS.max_send_wr + SENDER_QP_CAPS.max_recv_wr < 512);
+
+/// The ring that the receiver writes clear-to-sends to.
+pub type CtsRing = SharedRing<{ size_of::<CtsWords>() / 8 }, RING_SLOTS>;
+
+/// The sending end of a connection.
+#[derive(Debug)]
+pub struct SendComm {
+    /// The state of the data path.
+    pub path: ExclusiveCell<SendPath>,
+    /// The peer's state.
+    pub peer: Arc<PeerState>,
+    /// The device that it uses.
+    pub nic: Arc<Nic>,
+    /// The memory that NCCL has registered for it.
+    pub memory: Arc<ConnMemory>,
+    /// What the statistics say of NCCL's operation.
+    pub labels: Labels,
+    /// The entries of its table of requests.
+    pub requests: Entries<SendRequest>,
+    recovery: Option<Arc<ConnRecovery>>,
+}
+
+/// The state of the data path.
+#[derive(Debug)]
+pub struct SendPath {
+    flow: SendFlow,
+    // Queue pairs before the ring: the peer cannot write any more when the memory is deregistered.
+    qps: QpSet,
+    ring: CtsRing,
+    /// A stripe of more bytes has its immediate in a trailing write of its own. `u32::MAX`: no stripe has.
+    trailing_immediate_above: u32,
+    /// Whether several writes on one queue pair have one doorbell.
+    chain_writes: bool,
+    other_work: OtherWork,
+    sticky_error: StickyError,
+    /// What is possible while the peer's state is not open.
+    mode: Mode,
+    stall: Stall,
+    /// `None`: the first fault ends the connection.
+    recovery: Option<Arc<ConnRecovery>>,
+    peer: Arc<PeerState>,
+    memory: Arc<ConnMemory>,
+    stats: ConnStats,
+    /// Whether there is one rail without lanes, and no message is being timed.
+    is_plain: bool,
+    /// Messages of so many bytes or fewer, but not of 0, are one write on the only rail.
+    usual_up_to: u32,
+    /// Such a message of host memory, of so many bytes or fewer, is sent inline.
+    inline_up_to: u32,
+    /// The write of such a message: signalled, with immediate data.
+    single: PreparedWrite,
+    /// Whether it has had one rail from the beginning.
+    has_one_rail: bool,
+    /// `None`: it never has lanes.
+    lane_trials: Option<Box<LaneTrials>>,
+    /// Whether the tags of messages are known to be ranks.
+    tags_are_ranks: bool,
+    /// Whether a message has been cut, and that been told.
+    has_cut: bool,
+}
+
+impl SendComm {
+    /// A sender over connected queue pairs.
+    pub fn new(
+        nic: Arc<Nic>,
+        peer: Arc<PeerState>,
+        qps: QpSet,
+        ring: CtsRing,
+        terms: &Negotiated,
+        weights: RailWeights,
+        stats: ConnStats,
+    ) -> Self {
+        let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
+        let mut flow = SendFlow::new(terms.striping, weights);
+        if nic.plan.lanes {
+            flow.use_lanes();
+        }
+        let has_one_rail = !qps.are_on_several_rails();
+        let is_plain = has_one_rail && !flow.has_lanes();
+        qps.watch(&peer);
+        let sticky_error = StickyError::new("sending to");
+        let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
+        let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
+        let (requests, inline_up_to) = (Arc::clone(flow.entries()), qps.inline_bytes());
+        // Of a peer that cuts no messages, queue pairs take turns and are no lanes, however many there are.
+        let may_have_lanes = recovery.as_ref().filter(|_| terms.striping.is_split());
+        let lane_trials = may_have_lanes.and_then(|_| LaneTrials::new(&nic, qps.first_number()));
+        let mut path = SendPath {
+            flow,
+            stall: Stall::new(nic.config.stall_ms, qps.round_trip),
+            qps,
+            ring,
+            trailing_immediate_above,
+            chain_writes: nic.config.chain_writes,
+            other_work: OtherWork::default(),
+            sticky_error,
+            mode: Mode::Running,
+            recovery: recovery.clone(),
+            lane_trials,
+            peer: Arc::clone(&peer),
+            memory: Arc::clone(&memory),
+            stats,
+            is_plain,
+            has_one_rail,
+            usual_up_to: 0,
+            inline_up_to,
+            tags_are_ranks: nic.has_only_ranks_as_tags(),
+            has_cut: false,
+            single: PreparedWrite::new(&Write {
+                local: Sge { length: 1, ..Sge::default() },
+                imm: Some(0),
+                signaled: true,
+                ..Write::default()
+            }),
+        };
+        path.usual_up_to = path.usual_bytes();
+        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, requests, recovery }
+    }
+
+    /// The number of its first queue pair; 0 while it has none.
+    pub fn queue_pair(&self) -> u32 {
+        let number = |path: &mut SendPath| Ok(path.qps.qps.first().map_or(0, |connected| connected.qp.number()));
+        self.path.enter(number).unwrap_or(0)
+    }
+
+    /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
+    pub fn start(&self, owner: &Weak<dyn Owner>) {
+        self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
+    }
+
+    /// Begins to send `length` bytes at `addr` in the usual case: as one write, with the clear-to-send that comes next, on the only
+    /// rail. The thread is `inside` of this communicator by [`Self::look_for_cts`]. `memory` returns the memory handle. Then `begun` is
+    /// called. `None`: it is another case, and nothing has been done.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(always)]
+    pub fn isend_usual<'a>(
+        mut inside: Inside<'_, SendPath>,
+        addr: u64,
+        length: u32,
+        tag: u32,
+        memory: impl FnOnce() -> Option<&'a MrHandle>,
+        begun: impl FnOnce(&Entry<SendRequest>),
+    ) -> Option<Result<()>> {
+        let outcome = inside.state().send_usual(addr, length, tag, memory, begun);
+        inside.leave();
+        outcome
+    }
+
+    /// Begins to send `length` bytes at `addr` of `memory`, in all cases. Then `begun` is called; if it is not, the receiver has not cleared
+    /// it to send, or the send queues have no room: try again.
+    ///
+    /// # Errors
+    /// The connection has failed, or the bytes are outside of `memory`.
+    #[inline(never)]
+    pub fn isend(
+        &self,
+        addr: u64,
+        length: u32,
+        tag: u32,
+        memory: &MrHandle,
+        begun: impl FnOnce(&Entry<SendRequest>),
+    ) -> Result<()> {
+        self.path.enter(|path| {
+            if !self.peer.state().is_open() && !path.check_peer()? {
+                return Ok(());
+            }
+            memory.require("isend", addr, length)?;
+            path.send(addr, length, tag, memory, begun)
+        })
+    }
+
+    /// The first look of `isend`. The call is over if the receiver has not cleared any message to send; that is counted. It goes on by the
+    /// short way if there is the clear-to-send that comes next: [`Self::isend_usual`] is to be called.
+    #[inline(always)]
+    pub fn look_for_cts(&self) -> FirstLook<'_, SendPath> {
+        let Some(mut inside) = self.path.begin_if_clear() else { return FirstLook::Closed };
+        let SendPath { flow, ring, stats, .. } = inside.state();
+        let is_there = |seq| ring.is_there(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
+        let refusal = flow.refuse(is_there);
+        if refusal == Refusal::Next {
+            return FirstLook::Inside(inside);
+        }
+        let is_over = refusal == Refusal::Again || refusal == Refusal::First && stats.handle_refused_untimed();
+        inside.leave();
+        if is_over { FirstLook::Over } else { FirstLook::Closed }
+    }
+
+    /// `test` by the long way: calls `done` with the number of bytes sent, once the request is complete.
+    ///
+    /// # Errors
+    /// The connection has failed, or the request has ended. The error is the same each time.
+    #[inline(never)]
+    fn test_in_general(&self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
+        self.path.enter(|path| match path.finish(request, done)? {
+            true => Ok(()),
+            false if path.peer.state().is_open() => path.poll_for(request, done),
+            false => path.progress_for(request, done),
+        })
+    }
+
+    /// A message is of an operation of NCCL's: tags are ranks.
+    pub fn handle_operation(&self) {
+        if !self.nic.has_only_ranks_as_tags() {
+            // If another thread is inside, the next message tells it.
+            let _ = self.path.enter(|path| {
+                path.tags_are_ranks = true;
+                Ok(())
+            });
+        }
+    }
+
+    /// How it stands now, unless a thread is inside.
+    pub fn look(&self) -> Found {
+        let look = self.path.try_visit(|path| {
+            let ring = &path.ring;
+            let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
+            let look = path.flow.look(path.stall.tests(), read);
+            Look { sender_rank: look.sender_rank.filter(|_| path.tags_are_ranks), ..look }
+        });
+        found(look, &self.peer)
+    }
+}
+
+impl Tested for SendComm {
+    type Path = SendPath;
+    type Request = SendRequest;
+
+    #[inline(always)]
+    fn first_look(&self, request: &Entry<SendRequest>, done: impl Done) -> FirstLook<'_, SendPath> {
+        FirstLook::of(&self.path, |path| {
+            let progress = path.finish_usual(request, done);
+            RequestState::of(progress, path.is_plain)
+        })
+    }
+
+    #[inline(always)]
+    fn poll<'b>(path: &SendPath, batch: &'b mut Batch) -> Result<&'b [Completion]> {
+        path.qps.queue.poll(batch)
+    }
+
+    #[inline(always)]
+    fn has_nothing_to_do(path: &mut SendPath) -> bool {
+        path.has_nothing_to_do()
+    }
+
+    fn handle_empty_poll(&self, mut inside: Inside<'_, SendPath>, _request: &Entry<SendRequest>) -> Result<()> {
+        let outcome = inside.state().handle_empty_poll();
+        inside.leave();
+        outcome
+    }
+
+    #[inline(always)]
+    fn handle_usual<'c>(
+        path: &mut SendPath,
+        completions: &'c [Completion],
+        request: &Entry<SendRequest>,
+        done: impl Done,
+    ) -> Option<&'c [Completion]> {
+        path.handle_usual(completions, request, done)
+    }
+
+    fn handle_others(
+        &self,
+        mut inside: Inside<'_, SendPath>,
+        completions: &[Completion],
+        request: &Entry<SendRequest>,
+        done: impl Done,
+    ) -> Result<()> {
+        let outcome = inside.state().handle_others(completions, request, done);
+        inside.leave();
+        outcome
+    }
+
+    fn handle_failed_poll(&self, mut inside: Inside<'_, SendPath>, error: Error) -> Result<()> {
+        let outcome = inside.state().handle_failure(error);
+        inside.leave();
+        outcome
+    }
+
+    #[inline(always)]
+    fn path(&self) -> &ExclusiveCell<SendPath> {
+        &self.path
+    }
+
+    fn test(&self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
+        self.test_in_general(request, done)
+    }
+}
+
+impl End for SendComm {
+    fn memory(&self) -> &ConnMemory {
+        &self.memory
+    }
+
+    fn describe(&self, qps: &mut InitQpSet) -> Result<()> {
+        self.path.visit(|path| qps.describe_ring(&mut path.ring))
+    }
+
+    fn caps(&self) -> QpCaps {
+        SENDER_QP_CAPS
+    }
+
+    fn poll(&self) -> Result<()> {
+        self.path.visit(|path| path.poll_any().map(drop))
+    }
+
+    fn probe(&self) -> Result<()> {
+        self.path.visit(|path| {
+            path.check_peer()?;
+            path.poll_any().map(drop)
+        })
+    }
+
+    fn take_qps(&self) -> Result<QpSet> {
+        self.path.visit(|path| {
+            // Set while no other thread is inside: the end of a replay, which clears it, happens inside as well.
+            self.peer.set_recovering(true);
+            path.mode = Mode::Fenced;
+            Ok(path.qps.take())
+        })
+    }
+
+    /// The receiver's account says what has arrived.
+    fn handle_drained(&self, _drained: &Drained) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(&self, _qps: &mut QpSet) -> Result<()> {
+        Ok(())
+    }
+
+    fn resume(&self, qps: QpSet, weights: RailWeights, account: Option<&Account>) -> Result<Option<Account>> {
+        let account = account.ok_or_else(|| Error::internal("a sender goes on without an account"))?;
+        self.path.visit(|path| {
+            path.flow.apply_account(account, qps.striping, weights).map_err(|why| unapplied(&why))?;
+            path.memory.use_devices(qps.devices());
+            qps.tell(&path.stats);
+            path.stats.handle_recovery();
+            path.stats.set_moves(qps.labels.replaced());
+            path.stall.reset(qps.round_trip);
+            path.use_qps(qps);
+            path.choose_path();
+            path.other_work = OtherWork::default();
+            path.mode = Mode::Replaying;
+            path.replay().map(|()| None)
+        })
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.path.visit(|path| {
+            self.peer.set_recovering(true);
+            path.mode = Mode::Draining;
+            Ok(())
+        })
+    }
+
+    fn is_drained(&self) -> Result<bool> {
+        self.path.visit(|path| {
+            path.poll_any()?;
+            Ok(path.flow.outstanding() == 0)
+        })
+    }
+}
+
+// `isend`: begins messages, and posts them.
+impl SendPath {
+    #[inline(always)]
+    fn send_usual<'a>(
+        &mut self,
+        addr: u64,
+        length: u32,
+        tag: u32,
+        memory: impl FnOnce() -> Option<&'a MrHandle>,
+        begun: impl FnOnce(&Entry<SendRequest>),
+    ) -> Option<Result<()>> {
+        if !self.is_usual(length) || self.stats.is_due_next() {
+            return None;
+        }
+        let memory = memory()?;
+        if !memory.covers(addr, length) {
+            return None;
+        }
+        let Self { flow, ring, single, inline_up_to, .. } = self;
+        let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
+        let prepare = |cts: &Cts| {
+            let local = Sge { addr, length, lkey: memory.lkey(0) };
+            single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
+            single.set_signaled_data(memory.source(length, *inline_up_to));
+        };
+        let Usual::Begun(transfer) = flow.submit_single(tag, addr, length, read, prepare, begun) else { return None };
+        // Not due, as has been asked.
+        let _ = self.stats.handle_begun(1);
+        Some(self.post_single(&transfer))
+    }
+
+    /// Whether a message of `length` bytes is one write on the only rail, and not of 0 bytes.
+    #[inline(always)]
+    fn is_usual(&self, length: u32) -> bool {
+        length.wrapping_sub(1) < self.usual_up_to
+    }
+
+    /// Posts a message that is one write, whose data and target are prepared.
+    #[inline(always)]
+    fn post_single(&mut self, transfer: &Transfer) -> Result<()> {
+        // The processor reads the data of an inline write. A GPU may have written it, and then a flag, which NCCL has read: no read of the data
+        // may come before that of the flag.
+        fence(Ordering::Acquire);
+        let (qp, imm) = transfer.single();
+        self.single.set_id(WrId::Data { request: transfer.id, qp: qp.0 }.to_bits(), imm.to_bits());
+        let Some(connected) = self.qps.qps.get_mut(usize::from(qp.0)) else {
+            return self.handle_failure(no_such_qp(qp));
+        };
+        match connected.qp.try_post(&mut self.single) {
+            Ok(()) => Ok(()),
+            Err(refused) => self.handle_refused_post(refused),
+        }
+    }
+
+    /// The device has refused the write of [`Self::post_single`].
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[cold]
+    #[inline(never)]
+    fn handle_refused_post(&mut self, refused: RefusedPost) -> Result<()> {
+        // Looked up again, so that nothing is kept for it during the post.
+        let qp = WrId::from_bits(self.single.id()).qp();
+        let connected = self.qps.qps.get(usize::from(qp));
+        self.handle_failure(
+            connected.map_or_else(|| no_such_qp(QpIndex(qp)), |connected| connected.qp.refusal(refused)),
+        )
+    }
+
+    #[inline(always)]
+    fn send(
+        &mut self,
+        addr: u64,
+        length: u32,
+        tag: u32,
+        memory: &MrHandle,
+        begun: impl FnOnce(&Entry<SendRequest>),
+    ) -> Result<()> {
+        if !self.has_room(length) {
+            return Ok(());
+        }
+        let Self { flow, ring, .. } = self;
+        let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
+        let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else {
+            self.stats.handle_refused();
+            return Ok(());
+        };
+        if let Some(entry) = self.flow.entry(transfer.id) {
+            begun(entry);
+        }
+        if length > transfer.length && !self.has_cut {
+            self.handle_cut(length, &transfer);
+        }
+        if self.stats.handle_begun(1) {
+            self.handle_due(transfer.id, tag);
+        }
+        if self.is_usual(transfer.length) {
+            let local = Sge { addr, length: transfer.length, lkey: memory.lkey(0) };
+            self.single.set_data(local, Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] });
+            self.single.set_signaled_data(memory.source(transfer.length, self.inline_up_to));
+            return self.post_single(&transfer);
+        }
+        // What cannot be posted is sent when the connection has recovered.
+        self.post(addr, |rail| memory.lkey(rail), transfer).or_else(|e| self.handle_failure(e))
+    }
+
+    /// Whether the send queues have room for all writes that a message of `length` bytes may take.
+    #[inline]
+    fn has_room(&self, length: u32) -> bool {
+        let extra = u8::from(length > self.trailing_immediate_above) + u8::from(length >= Imm::EXPLICIT_LIMIT);
+        extra == 0 || self.other_work.room.has_space(self.qps.qps.len(), extra)
+    }
+
+    /// Posts a message stripe by stripe, with one doorbell each unless `FERRITE_CHAIN_WRITES` says otherwise: the data with its immediate, or, where the fabric may reorder
+    /// packets, the immediate in a trailing write of its own. `lkey` returns the key of the memory by rail number.
+    #[inline(never)]
+    fn post(&mut self, addr: u64, lkey: impl Fn(u8) -> u32, transfer: Transfer) -> Result<()> {
+        for (stripe, imms) in transfer.stripes(|qp| self.flow.weight_of(qp)) {
+            let is_trailing = stripe.length > self.trailing_immediate_above;
+            let at = u64::from(stripe.offset);
+            let rail = transfer.rail_of(stripe.qp);
+            let rkey = self.flow.rkey(&transfer, rail, |slot| self.ring.read_front(slot.index()));
+            let data = Write {
+                local: Sge { addr: addr + at, length: stripe.length, lkey: lkey(rail) },
+                target: Target { addr: transfer.remote_addr.wrapping_add(at), rkey },
+                imm: (!is_trailing).then(|| imms.first.to_bits()),
+                ..Write::default()
+            };
+            let immediate = |imm: u32| Write { imm: Some(imm), target: data.target, ..Write::default() };
+            let mut writes = [data; MAX_STRIPE_WRS];
+            let mut count = 1;
+            if is_trailing {
+                writes[count] = immediate(imms.first.to_bits());
+                count += 1;
+            }
+            if let Some(second) = imms.second {
+                writes[count] = immediate(second.to_bits());
+                count += 1;
+            }
+            if self.qps.are_on_several_rails() {
+                self.stats.handle_stripe(rail, stripe.length);
+            }
+            if self.flow.has_lanes() {
+                self.stats.handle_lane_stripe(stripe.qp.0, stripe.length);
+            }
+            let Some(connected) = self.qps.qps.get_mut(usize::from(stripe.qp.0)) else {
+                return Err(no_such_qp(stripe.qp));
+            };
+            let id = match (count as u8 - 1, transfer.id, stripe.qp.0) {
+                (0, request, qp) => WrId::Data { request, qp },
+                (extra, request, qp) => {
+                    self.other_work.room.handle_posted(stripe.qp, extra);
+                    WrId::LongData { request, qp, extra }
+                }
+            };
+            writes[count - 1].signaled = true;
+            // An unsignalled write that fails is reported too, with this id.
+            for write in &mut writes[..count] {
+                write.id = id.to_bits();
+            }
+            if self.chain_writes {
+                connected.qp.post_writes(&writes[..count])?;
+            } else {
+                writes[..count].iter().try_for_each(|write| connected.qp.post_write(write))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A message of `length` bytes has been cut to those of `transfer`.
+    #[cold]
+    #[inline(never)]
+    fn handle_cut(&mut self, length: u32, transfer: &Transfer) {
+        self.has_cut = true;
+        let operation = Seen::now().operation_of(&Labels::of(&self.stats));
+        let within = operation.map(|operation| format!(" in {operation}")).unwrap_or_default();
+        log::warn!(
+            "{}: a message of {length} bytes to {}{within} is longer than its receive of {} bytes, and is cut to that size: the two ranks differ \
+             in the count, the data type or the order of their operations, or in a buffer size (NCCL_BUFFSIZE, NCCL_P2P_NET_CHUNKSIZE, \
+             NCCL_CHUNK_SIZE). It is reported once for each connection",
+            self.qps.name,
+            self.peer.peer(),
+            transfer.length,
+        );
+    }
+}
+
+// `test`: takes completions in.
+impl SendPath {
+    /// To be called when a poll has found nothing; false: [`Self::handle_empty_poll`] is to be called.
+    #[inline(always)]
+    fn has_nothing_to_do(&mut self) -> bool {
+        !self.stall.is_due()
+    }
+
+    /// If `request` is complete, calls `done`; it has ended then.
+    #[inline(always)]
+    fn finish_usual(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Progress {
+        let progress = self.flow.progress(request);
+        if let Progress::Finished(length) = progress {
+            self.stats.handle_done(length);
+            done(&[length]);
+        }
+        progress
+    }
+
+    /// Handles completions in their order, as long as each is that of a write that carries data and its immediate ([`WrId::Data`]) and has
+    /// succeeded; then finishes `request`, if it is complete. Returns the others, from the first on that is not such a one; `None`: there is none.
+    #[inline(always)]
+    fn handle_usual<'c>(
+        &mut self,
+        mut completions: &'c [Completion],
+        request: &Entry<SendRequest>,
+        done: impl Done,
+    ) -> Option<&'c [Completion]> {
+        while let [completion, others @ ..] = completions {
+            let WrId::Data { request: of, .. } = WrId::from_bits(completion.id()) else { return Some(completions) };
+            if completion.status() != Status::SUCCESS || !self.flow.complete_stripe(of) {
+                return Some(completions);
+            }
+            completions = others;
+        }
+        self.finish_usual(request, done);
+        None
+    }
+
+    /// If `request` is complete, calls `done` and returns true; it has ended then.
+    ///
+    /// # Errors
+    /// The request has ended.
+    #[inline(always)]
+    fn finish(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<bool> {
+        let Some(length) = self.flow.finish(request).map_err(Violation::into_misuse)? else { return Ok(false) };
+        self.stats.handle_done(length);
+        done(&[length]);
+        Ok(true)
+    }
+
+    /// `test` of `request`, which is not complete, while the peer's state is open.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(always)]
+    fn poll_for(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
+        if !self.is_plain {
+            return self.progress_for(request, done);
+        }
+        let mut batch = Batch::default();
+        match self.qps.queue.poll(&mut batch) {
+            Ok([]) if self.has_nothing_to_do() => Ok(()),
+            Ok([]) => self.handle_empty_poll(),
+            Ok(completions) => self.handle_others(completions, request, done),
+            Err(e) => self.handle_failure(e),
+        }
+    }
+
+    /// A poll has found nothing, and it is time to look at the clock.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[cold]
+    #[inline(never)]
+    fn handle_empty_poll(&mut self) -> Result<()> {
+        self.check_stall()
+    }
+
+    /// Handles the `completions` of the only completion queue, for `request`.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(never)]
+    fn handle_others(
+        &mut self,
+        completions: &[Completion],
+        request: &Entry<SendRequest>,
+        done: impl Done,
+    ) -> Result<()> {
+        match self.handle_completions(completions) {
+            Ok(()) => self.finish(request, done).map(drop),
+            Err(e) => self.fail_after(request, done, e),
+        }
+    }
+
+    /// A poll has found `error`, and may have found before it that `request` is complete.
+    ///
+    /// # Errors
+    /// The connection has failed, and the request is not complete.
+    #[cold]
+    #[inline(never)]
+    fn fail_after(&mut self, request: &Entry<SendRequest>, done: impl Done, error: Error) -> Result<()> {
+        let outcome = self.handle_failure(error);
+        // What is complete stays so, whatever has failed after it.
+        if self.finish(request, done)? { Ok(()) } else { outcome }
+    }
+
+    /// As [`Self::poll_for`], in all cases.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(never)]
+    fn progress_for(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
+        let progress = self.progress_in_general();
+        if self.finish(request, done)? { Ok(()) } else { progress }
+    }
+
+    /// Polls all completion queues, or does what takes the place of that.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    fn progress(&mut self) -> Result<()> {
+        if !self.peer.state().is_open() {
+            return self.progress_not_open();
+        }
+        match self.poll_rails() {
+            Ok(0) if self.stall.is_due() => self.check_stall(),
+            Ok(_) => Ok(()),
+            Err(e) => self.handle_failure(e),
+        }
+    }
+
+    /// Handles completions in their order.
+    ///
+    /// # Errors
+    /// As [`crate::net::qp::set::QpSet::handle_completions`].
+    #[inline(always)]
+    fn handle_completions(&mut self, mut completions: &[Completion]) -> Result<()> {
+        while let [completion, others @ ..] = completions {
+            if completion.status() != Status::SUCCESS {
+                return self.handle_failed(completions, Ok(()));
+            }
+            if let Err(e) = handle_sent(&mut self.flow, &mut self.other_work, completion) {
+                return self.handle_failed(others, Err(e));
+            }
+            completions = others;
+        }
+        Ok(())
+    }
+
+    /// As [`Self::handle_completions`], where one has failed, or has led to the error `outcome` before these.
+    ///
+    /// # Errors
+    /// As there.
+    #[cold]
+    #[inline(never)]
+    fn handle_failed(&mut self, completions: &[Completion], outcome: Result<()>) -> Result<()> {
+        let Self { flow, qps, other_work, peer, .. } = self;
+        qps.handle_completions(peer, completions, outcome, |_, completion| handle_sent(flow, other_work, completion))
+    }
+
+    #[inline(never)]
+    fn poll_rails(&mut self) -> Result<usize> {
+        let Self { flow, qps, other_work, peer, .. } = self;
+        flow.handle_poll();
+        qps.poll_rails(peer, |_, completion| match WrId::from_bits(completion.id()) {
+            WrId::Data { request, qp } => Ok(flow.handle_completion_on(request, QpIndex(qp))?),
+            _ => match other_work.handle_completion(completion.id())? {
+                Some((request, qp)) => Ok(flow.handle_completion_on(request, qp)?),
+                None => Ok(()),
+            },
+        })
+    }
+}
+
+// While a message is timed: looks after each poll whether it is complete.
+impl SendPath {
+    /// A message has been accepted that is timed, or the one before it.
+    #[cold]
+    #[inline(never)]
+    fn handle_due(&mut self, id: RequestId, tag: u32) {
+        // As after tests in vain, of which there are few where a device sends within the call.
+        self.look_at_lanes();
+        self.stats.handle_due_send(id.to_bits(), Some(tag).filter(|_| self.tags_are_ranks));
+        if self.stats.timed_request() == Some(id.to_bits())
+            && let Some(place) = self.flow.place(id)
+        {
+            self.stats.set_timed_place(place);
+            // All requests are looked through, so only where that is of use.
+            let has_lanes = self.flow.has_lanes();
+            if let Some(trials) = self.lane_trials.as_mut().filter(|trials| trials.are_measuring(has_lanes))
+                && let Some((_, under_way)) = self.flow.unacknowledged()
+            {
+                trials.handle_begun(under_way);
+            }
+        }
+        name_operation(&mut self.stats, id);
+        self.choose_path();
+    }
+
+    /// To be called when the rails have changed, or what is timed.
+    fn choose_path(&mut self) {
+        let is_one = !self.qps.are_on_several_rails() && !self.flow.has_lanes();
+        self.is_plain = is_one && self.stats.timed_request().is_none();
+    }
+
+    /// As [`Self::progress`], and looks whether the message is complete that is timed.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(never)]
+    fn progress_in_general(&mut self) -> Result<()> {
+        let outcome = self.progress();
+        if let Some(id) = self.stats.timed_request() {
+            match self.flow.is_done(RequestId::from_bits(id)) {
+                Ok(false) => return outcome,
+                Ok(true) => {
+                    let bytes = self.flow.bytes(RequestId::from_bits(id));
+                    self.stats.handle_timed_done(Completed { messages: 1, bytes });
+                    let (_, sent) = self.stats.done();
+                    self.lane_trials.iter_mut().for_each(|trials| trials.handle_carried(sent));
+                }
+                Err(_) => self.stats.forget_timed(),
+            }
+        }
+        self.choose_path();
+        outcome
+    }
+}
+
+// While not all is well: reports faults, and goes on over new queue pairs.
+impl SendPath {
+    /// To be called when the peer's state is not open. Returns whether a message may be sent: not while the connection recovers.
+    /// If only the control connection is lost, sends a probe; no message may be sent while that is outstanding. The send queues have
+    /// room for a probe only while no message is in flight.
+    ///
+    /// # Errors
+    /// The peer has gone, or its device does not acknowledge.
+    #[cold]
+    #[inline(never)]
+    fn check_peer(&mut self) -> Result<bool> {
+        self.sticky_error.check(&self.peer)?;
+        if self.peer.is_recovering() {
+            return self.replay().map(|()| false);
+        }
+        if self.flow.is_idle()
+            && let Err(e) = self.other_work.probe.send(&mut self.qps, self.peer.is_doubted())
+        {
+            self.handle_failure(e)?;
+        }
+        if self.other_work.probe.is_outstanding() {
+            self.poll_any()?;
+        }
+        Ok(!self.other_work.probe.is_outstanding())
+    }
+
+    /// As [`Self::progress`], while the peer's state is not open.
+    ///
+    /// # Errors
+    /// The connection has failed, or nothing will come of what is under way.
+    #[cold]
+    #[inline(never)]
+    fn progress_not_open(&mut self) -> Result<()> {
+        self.sticky_error.check_failed()?;
+        if self.recovery.is_some() && self.peer.state().has_closed() {
+            // It does so only when all that has begun has arrived. The device would report that much later if acknowledgements are
+            // lost, or never.
+            self.flow.complete_all();
+            return Ok(());
+        }
+        // Read before the queue is polled. What the peer has acknowledged before it went is in the queue then.
+        let is_broken = self.peer.is_broken();
+        let polled = self.poll_any()?;
+        self.replay()?;
+        if polled == 0 && is_broken {
+            let error = self.sticky_error.reason(&self.peer);
+            return Err(self.sticky_error.fail(&self.peer, error));
+        }
+        Ok(())
+    }
+
+    /// Polls all completion queues; returns the number of completions.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    fn poll_any(&mut self) -> Result<usize> {
+        match self.poll_rails() {
+            Ok(polled) => {
+                if polled > 0 {
+                    self.peer.handle_acknowledged();
+                }
+                Ok(polled)
+            }
+            Err(e) => self.handle_failure(e).map(|()| 1),
+        }
+    }
+
+    /// Something has failed: new queue pairs may cure it, or else the connection ends.
+    ///
+    /// # Errors
+    /// It ends.
+    #[cold]
+    #[inline(never)]
+    fn handle_failure(&mut self, error: Error) -> Result<()> {
+        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
+            && !self.peer.is_broken()
+        {
+            let lagging = if self.qps.labels.are_used() { self.flow.lagging_lanes() } else { 0 };
+            return recovery.report(&error.text(), lagging).map_err(|e| self.sticky_error.fail(&self.peer, e));
+        }
+        Err(self.sticky_error.fail(&self.peer, error))
+    }
+
+    /// The receiver has written what is no clear-to-send.
+    #[cold]
+    #[inline(never)]
+    fn violated(&mut self, violation: Violation) -> Error {
+        self.sticky_error.fail(&self.peer, violation.into())
+    }
+
+    /// Requests have been tested many times in vain.
+    ///
+    /// # Errors
+    /// The connection ends.
+    #[cold]
+    #[inline(never)]
+    fn check_stall(&mut self) -> Result<()> {
+        self.look_at_lanes();
+        if let (Some(qp), Some(recovery)) = (self.flow.poll_slow_lane(), &self.recovery)
+            && self.qps.labels.are_used()
+        {
+            recovery.report_slow_lane(qp, self.lane_trials.as_ref().and_then(|trials| trials.speed()));
+        }
+        let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some()) else {
+            return Ok(());
+        };
+        let Some(waited) = self.stall.check(oldest, self.qps.time_to_carry(bytes), Instant::now()) else {
+            return Ok(());
+        };
+        let text = format!("no data has been acknowledged for {} ms (FERRITE_STALL_MS)", waited.as_millis());
+        self.handle_failure(Error::remote(text).recoverable())
+    }
+
+    /// From now on it posts to `qps`, over which messages are cut already.
+    fn use_qps(&mut self, qps: QpSet) {
+        self.inline_up_to = qps.inline_bytes();
+        self.qps = qps;
+        self.usual_up_to = self.usual_bytes();
+        self.lane_trials.iter_mut().for_each(|trials| trials.handle_new_queue_pairs());
+    }
+
+    /// Up to how many bytes a message is one write on the only rail; 0: none is known to be.
+    fn usual_bytes(&self) -> u32 {
+        let one_write_up_to = self.trailing_immediate_above.min(self.qps.striping.whole_up_to());
+        let is_any = self.has_one_rail && !self.flow.has_lanes();
+        if is_any { one_write_up_to.min(Imm::EXPLICIT_LIMIT - 1) } else { 0 }
+    }
+
+    /// Takes up lanes, or gives them up, where they are automatic.
+    #[inline(never)]
+    fn look_at_lanes(&mut self) {
+        let (Some(trials), Some(recovery)) = (&mut self.lane_trials, &self.recovery) else { return };
+        let done = self.stats.done();
+        if !trials.is_due(done.1) {
+            return;
+        }
+        let striping = self.qps.striping;
+        let per_rail = if self.flow.has_lanes() { striping.qps_per_rail() } else { 1 };
+        if let Some(wish) = trials.look(done, (striping.rails(), per_rail)) {
+            recovery.report_wish(wish);
+        }
+    }
+
+    /// Goes on to send again what has not arrived, as far as the send queues have room. When all of it is posted, the connection runs.
+    ///
+    /// # Errors
+    /// The memory of a message is not registered any more, or the connection ends.
+    fn replay(&mut self) -> Result<()> {
+        if self.mode != Mode::Replaying {
+            return Ok(());
+        }
+        while let Some(length) = self.flow.peek_replay() {
+            if !self.has_room(length) {
+                return Ok(());
+            }
+            let Some((transfer, addr)) = self.flow.poll_replay() else { break };
+            let length = transfer.length;
+            let Some(lkeys) = self.memory.lkeys_at(addr, length) else {
+                let text = format!("{length} bytes at {addr:#x} are to be sent again, but are not registered any more");
+                return Err(self.sticky_error.fail(&self.peer, Error::argument(text)));
+            };
+            self.stats.handle_resent(length);
+            let lkey = |rail: u8| lkeys.get(usize::from(rail)).copied().unwrap_or_default();
+            if let Err(e) = self.post(addr, lkey, transfer) {
+                return self.handle_failure(e);
+            }
+        }
+        self.mode = Mode::Running;
+        self.peer.set_recovering(false);
+        Ok(())
+    }
+}
+
+/// Handles the completion of a sender's work request that has succeeded.
+#[inline(always)]
+fn handle_sent(flow: &mut SendFlow, other_work: &mut OtherWork, completion: &Completion) -> Result<()> {
+    match WrId::from_bits(completion.id()) {
+        WrId::Data { request, .. } => Ok(flow.handle_completion(request)?),
+        _ => handle_other(flow, other_work, completion.id()),
+    }
+}
+
+/// As [`handle_sent`], for work that is not a stripe in one write.
+#[inline(never)]
+fn handle_other(flow: &mut SendFlow, other_work: &mut OtherWork, id: u64) -> Result<()> {
+    match other_work.handle_completion(id)? {
+        Some((request, _)) => Ok(flow.handle_completion(request)?),
+        None => Ok(()),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn no_such_qp(qp: QpIndex) -> Error {
+    Error::internal(format!("{qp:?} does not exist"))
+}
+
+fn unapplied(why: &Unapplied) -> Error {
+    Error::remote(why.to_string())
+}
+
+/// Work requests that are not a stripe in one write.
+#[derive(Debug, Default)]
+struct OtherWork {
+    /// Room in the send queues for stripes that take more than one write.
+    room: SendQueueSpace,
+    probe: Probe,
+}
+
+impl OtherWork {
+    /// The work request `id` is complete. Returns the stripe that it completes, if it completes one.
+    ///
+    /// # Errors
+    /// The sender has no such work request.
+    #[inline(never)]
+    fn handle_completion(&mut self, id: u64) -> Result<Option<(RequestId, QpIndex)>> {
+        match WrId::from_bits(id) {
+            WrId::LongData { request, qp, extra } => {
+                self.room.handle_completion(QpIndex(qp), extra);
+                Ok(Some((request, QpIndex(qp))))
+            }
+            _ => self.probe.handle_completion(id, "sender").map(|()| None),
+        }
+    }
+}
+
+/// The measurements of one sender. A message that is timed for the statistics is one.
+#[derive(Debug)]
+struct LaneTrials {
+    nic: Arc<Nic>,
+    /// `None`: it has as many queue pairs as it began with.
+    automatic: Option<AutomaticLanes>,
+    /// Since when the present measurement is under way, and what was under way then.
+    begun: Option<(Instant, u64)>,
+    /// Since there are these queue pairs.
+    speeds: Speeds,
+}
+
+impl LaneTrials {
+    /// Those of a new sender of `nic` whose first queue pair has this number. `None`: it never has lanes.
+    fn new(nic: &Arc<Nic>, qp_number: u32) -> Option<Box<Self>> {
+        let automatic = nic.plan.automatic_lanes(&nic.config, qp_number);
+        let new = || Box::new(Self { nic: Arc::clone(nic), automatic, begun: None, speeds: Speeds::default() });
+        nic.plan.lanes.then(new)
+    }
+
+    /// Whether measurements are of use: in a trial, and where lanes may move.
+    fn are_measuring(&self, has_lanes: bool) -> bool {
+        has_lanes || self.automatic.as_ref().is_some_and(AutomaticLanes::is_in_trial)
+    }
+
+    /// The message that is timed has been posted: with it, so many bytes are under way.
+    fn handle_begun(&mut self, under_way: u64) {
+        self.begun = Some((Instant::now(), under_way));
+    }
+
+    /// It has been acknowledged. So many `bytes` have been sent so far.
+    fn handle_carried(&mut self, sent: u64) {
+        let Some((begun, bytes)) = self.begun.take() else { return };
+        let carried = Carried { bytes, ns: u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX) };
+        self.speeds.add(carried);
+        self.automatic.iter_mut().for_each(|lanes| lanes.handle_carried(sent, carried));
+    }
+
+    /// There are new queue pairs.
+    fn handle_new_queue_pairs(&mut self) {
+        (self.begun, self.speeds) = (None, Speeds::default());
+        self.automatic.iter_mut().for_each(AutomaticLanes::handle_new_queue_pairs);
+    }
+
+    /// The speed since there are these queue pairs, if it is known.
+    fn speed(&self) -> Option<Speed> {
+        self.speeds.speed()
+    }
+
+    /// Whether there is something to be decided after so many bytes.
+    fn is_due(&self, bytes: u64) -> bool {
+        self.automatic.as_ref().is_some_and(|lanes| lanes.is_due(bytes))
+    }
+
+    /// Takes up lanes, or gives them up, where they are automatic: the sender has `per_rail` queue pairs on each of so many `rails`, and
+    /// has sent so many `messages` of so many `bytes`.
+    fn look(&mut self, (messages, bytes): (u64, u64), (rails, per_rail): (u8, u8)) -> Option<Wish> {
+        let has_room = self.nic.has_room_for_lanes();
+        self.automatic.as_mut()?.look(&Sent { messages, bytes, rails, per_rail, has_room })
+    }
+}
