@@ -51,10 +51,10 @@ slow-timeout = { period = "20s", terminate-after = 2 }
 status-level = "fail"
 final-status-level = "none"
 [[profile.default.overrides]]
-filter = "test(/^proto::(sim|control::sim|recv_single|malformed_input|recovery::machine::tests::hostile)::/)"
+filter = "test(/^proto::(sim|control::sim|recv::tests::single|malformed_input|recovery::machine::tests::hostile)::/)"
 priority = -50
 [[profile.default.overrides]]
-filter = "test(/^proto::(fuzz|explain::model|send_single|recovery::machine::tests::explorer)::/) + test(/the_page_says/)"
+filter = "test(/^proto::(fuzz|explain::model|send::tests::single|recovery::machine::tests::explorer)::/) + test(/the_page_says/)"
 priority = -100
 slow-timeout = { period = "120s", terminate-after = 2 }
 # Of a planted bug it has to be certain that a test has noticed it, and not that the machine was busy.

@@ -31,9 +31,8 @@ pub mod proto {
     pub use crate::proto::recovery::move_budget::{CardMoves, MoveBudget};
     pub use crate::proto::recv::{Buffer, RecvFlow};
     pub use crate::proto::requests::RequestId;
-    pub use crate::proto::send::SendFlow;
+    pub use crate::proto::send::{SendFlow, Transfer};
     pub use crate::proto::stripe::Striping;
-    pub use crate::proto::transfer::Transfer;
     pub use crate::proto::{QpIndex, RING_SLOTS, Violation};
 }
 

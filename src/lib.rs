@@ -141,7 +141,7 @@
 //! | which ports are one device? | [`net::device::nic`], `abi::devices` |
 //! | how much of a message does a rail carry, or a lane? | [`proto::stripe`], [`proto::rail_weights`], `proto::lanes` |
 //! | which lane is slow, what leads it over another path, and how often? | `proto::slow_lanes`, [`proto::flow_labels`], [`proto::recovery::move_budget`] |
-//! | how large are the queues, and how many receives are posted? | [`net::data::send::SENDER_QP_CAPS`], [`net::data::cts_sender::RECEIVER_QP_CAPS`], [`proto::receives`] |
+//! | how large are the queues, and how many receives are posted? | [`net::data::send::SENDER_QP_CAPS`], [`net::data::cts_sender::RECEIVER_QP_CAPS`], [`proto::recv::Receives`] |
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
 //! | when does a device take no locks to post? | [`verbs::thread_domain`] |
 //! | what does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |

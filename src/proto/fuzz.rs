@@ -18,10 +18,9 @@ use super::recovery::message::Message;
 use super::recovery::rail_mask::RailMask;
 use super::recv::{Buffer, RecvFlow};
 use super::requests::RequestId;
-use super::send::SendFlow;
+use super::send::{SendFlow, Transfer};
 use super::sim::{self, endpoint, identity};
 use super::stripe::Striping;
-use super::transfer::Transfer;
 use super::{MAX_GROUP, MAX_QPS, MAX_RAILS, QpIndex, RING_SLOTS, Violation};
 
 /// A target: it takes any bytes.

@@ -26,14 +26,14 @@
 //! | file | what |
 //! |---|---|
 //! | `cts`, `imm` | the two formats of the data path |
-//! | `send`, `send_single`, `send_requests`, `send_done`, `transfer` | the sending end; its usual case; its requests; what becomes of them; one message that is to be posted |
-//! | `lanes`, `send_lanes` | queue pairs of which each has a share of its own; the sending end with them |
+//! | [`send`] | the sending end, with one message that is to be posted, and the space in send queues |
+//! | `lanes` | queue pairs of which each has a share of its own |
 //! | `slow_lanes`, `flow_labels` | which lane stays slow; what chooses the path of each |
 //! | [`automatic_lanes`], [`carried`], [`lane_budget`] | when a connection takes lanes by itself, and gives them up; how fast it is; how many lanes a process may have |
-//! | `recv`, `recv_single`, `recv_room`, `recv_immediate`, `recv_requests`, `recv_done` | the receiving end; its usual case; how many messages it may expect; immediates that arrive; its requests; what becomes of them |
-//! | `arrival`, `cts_window`, `cts_shadow` | one message that is awaited; which clear-to-sends are sent when; their bytes |
+//! | [`recv`] | the receiving end, with one message that is awaited, and how many may be |
+//! | `cts_window` | which clear-to-sends are sent when, and their bytes |
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail or lane gets |
-//! | `requests`, `shared`, `send_queue`, `receives` | the table of requests; its numbers; the space in send queues; the receives that messages consume |
+//! | [`requests`], [`shared`] | the table of requests, and what is known of one at each end; its numbers |
 //! | `recovery` | what the ends do after a fault: new queue pairs, and what is sent again |
 //! | `explain` | what an operation that does not go on waits for |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
@@ -42,13 +42,11 @@
 //! | `sim`, `malformed_input`, `exhaustive`, `random` | tests: two flows over a simulated fabric with faults, with and without recovery; peers that say anything; all values where there are few |
 #![forbid(unsafe_code)]
 
-mod arrival;
 pub mod automatic_lanes;
 pub mod carried;
 mod codec;
 pub mod control;
 pub mod cts;
-mod cts_shadow;
 mod cts_window;
 pub mod endpoint;
 #[cfg(test)]
@@ -73,27 +71,15 @@ mod random;
 mod reachable_arrivals;
 #[cfg(test)]
 mod reachable_lanes;
-pub mod receives;
 pub mod recovery;
 pub mod recv;
-mod recv_done;
-mod recv_immediate;
-pub mod recv_requests;
-mod recv_room;
-mod recv_single;
 pub mod requests;
 pub mod send;
-mod send_done;
-mod send_lanes;
-pub mod send_queue;
-pub mod send_requests;
-pub mod send_single;
 pub mod shared;
 #[cfg(any(test, fuzzing))]
 mod sim;
 mod slow_lanes;
 pub mod stripe;
-pub mod transfer;
 mod violation;
 
 pub use violation::Violation;

@@ -1,20 +1,19 @@
 //! The receiving end of a connection: takes buffers in, says which clear-to-sends are to be written, counts arrivals.
+//!
+//! A [`RecvFlow`] has an [`Arrival`] for each message that is awaited, and [`Receives`] says how many may be.
 
-use super::arrival::Arrival;
 use super::cts::{Cts, CtsWords, KeysByRail, SlotIndex};
-use super::cts_shadow::CtsShadow;
-use super::cts_window::CtsWindow;
-use super::imm::Imm;
-use super::receives::Receives;
+use super::cts_window::{CtsShadow, CtsWindow};
+use super::imm::{Imm, LengthCode};
 use super::recovery::rail_mask::RailMask;
-use super::recv_requests::RecvRequest;
-use super::requests::{Entry, RequestId, Requests};
+use super::requests::{Entries, Entry, Finished, Progress, RecvRequest, RequestId, Requests};
 use super::stripe::Striping;
-use super::{MAX_GROUP, MAX_RAILS, RING_SLOTS, Violation, violation};
+use super::{MAX_GROUP, MAX_RAILS, QpIndex, RING_SLOTS, Violation, violation};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The clear-to-send of a buffer of more than this many bytes is sent at once; others may be coalesced.
-pub(super) const COALESCE_MAX_BYTES: u32 = 16 << 10;
+const COALESCE_MAX_BYTES: u32 = 16 << 10;
 
 /// One buffer of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,10 +36,10 @@ pub struct RecvFlow {
     /// The message of each slot.
     pub(super) arrivals: Box<[Arrival; RING_SLOTS]>,
     pub(super) window: CtsWindow,
-    pub(super) receives: Receives,
-    pub(super) requests: Requests<RecvRequest>,
+    receives: Receives,
+    requests: Requests<RecvRequest>,
     /// The bytes of each message of the group that was complete last.
-    pub(super) done: [u32; MAX_GROUP],
+    done: [u32; MAX_GROUP],
     /// The rails of the connection.
     pub(super) all_rails: RailMask,
     /// By slot, the rails over which messages have come that had arrived before the last account.
@@ -219,172 +218,817 @@ impl RecvFlow {
     }
 }
 
+// The usual case, at fewer instructions: a receive of one message whose length fits one immediate.
+impl RecvFlow {
+    /// As [`Self::begin`], for one buffer, on a connection of one or two rails. False: it is another case, or too much is outstanding, and
+    /// nothing has changed.
+    #[inline(always)]
+    pub fn begin_single<K: KeysByRail>(
+        &mut self,
+        buffer: Buffer<'_, K>,
+        begun: impl FnOnce(&Entry<RecvRequest>),
+    ) -> bool {
+        let Buffer { addr, length, rkeys, tag } = buffer;
+        let Self { requests, window, shadow, arrivals, .. } = self;
+        if length > Imm::EXPLICIT_LIMIT || shadow.is_wide() || !window.has_space(1) {
+            return false;
+        }
+        let Some(entry) = requests.allocate() else { return false };
+        entry.value.begin(1);
+        let seq = window.next();
+        let slot = SlotIndex::of(seq).index();
+        shadow.put_narrow(slot, &Cts { addr, length, rkeys: [rkeys.of_rail(0), rkeys.of_rail(1)], tag, seq });
+        arrivals[slot] = Arrival::new(entry.id(), 0, length);
+        window.push(1, length > COALESCE_MAX_BYTES);
+        begun(entry);
+        true
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+impl RecvFlow {
+    /// Tries [`Self::begin_single`] first, if `is_usual` and the receive is of one message, and else [`Self::post`].
+    pub(super) fn post_either<'a, K: KeysByRail + 'a>(
+        &mut self,
+        is_usual: bool,
+        count: usize,
+        buffer: impl Fn(usize) -> Result<Buffer<'a, K>, Violation>,
+    ) -> Result<Option<RequestId>, Violation> {
+        let mut id = None;
+        if is_usual && count == 1 && self.begin_single(buffer(0)?, |entry| id = Some(entry.id())) {
+            return Ok(id);
+        }
+        self.post(count, buffer)
+    }
+}
+
+// Immediates that arrive: which message they belong to, and when it is complete.
+impl RecvFlow {
+    /// An immediate has arrived on `qp`. All data before it on that queue pair has arrived, too.
+    ///
+    /// # Errors
+    /// It fits no message that may arrive now. The connection cannot go on.
+    #[inline(always)]
+    pub fn handle_immediate(&mut self, qp: QpIndex, imm: Imm) -> Result<(), Violation> {
+        let slot = imm.slot().index();
+        if !self.window.is_sent(slot) {
+            return Err(violation!("data for slot {}, whose clear-to-send has not been sent", slot));
+        }
+        if self.complete_whole(qp, imm) { Ok(()) } else { self.handle_part(qp, imm) }
+    }
+
+    /// As [`Self::handle_immediate`], if a whole message has come with its length, as nearly all do. False: it is another case, and nothing
+    /// has changed.
+    #[inline(always)]
+    pub fn complete_whole(&mut self, qp: QpIndex, imm: Imm) -> bool {
+        let Self { window, arrivals, requests, striping, .. } = self;
+        let (slot, arrivals) = (imm.slot().index(), arrivals.as_mut());
+        if !window.is_sent(slot) {
+            return false;
+        }
+        let arrival = &mut arrivals[slot];
+        if arrival.stage == Stage::Untouched
+            && let LengthCode::Bytes(length) = imm.length_code()
+            && length <= arrival.posted
+            && length <= striping.whole_up_to()
+            && let Some(request) = requests.get(arrival.request)
+        {
+            arrival.handle_whole(qp, length);
+            request.complete(arrival.index, length);
+            window.handle_arrival(|slot| arrivals[slot].is_pending());
+            return true;
+        }
+        false
+    }
+
+    /// As [`Self::handle_immediate`], in all cases, for a slot whose clear-to-send has been sent.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(never)]
+    fn handle_part(&mut self, qp: QpIndex, imm: Imm) -> Result<(), Violation> {
+        let slot = imm.slot().index();
+        let arrival = &mut self.arrivals[slot];
+        if !arrival.is_pending() {
+            return Err(violation!("data for slot {}, where nothing is posted", slot));
+        }
+        arrival.stage = Stage::Begun;
+        if arrival.qps & 1 << qp.0 != 0 {
+            return Err(violation!("a stripe arrived twice on queue pair {}", qp.0));
+        }
+        if !arrival.handle_length(imm.length_code())? {
+            return Ok(());
+        }
+        let arrived = u32::from(arrival.count_stripe(qp));
+        if !arrival.is_length_known() {
+            return Ok(());
+        }
+        let length = arrival.length;
+        let expected = self.striping.stripe_count(length);
+        if arrived < expected {
+            return Ok(());
+        }
+        if arrived > expected {
+            return Err(violation!("more than {expected} stripes for a message of {length} bytes"));
+        }
+        arrival.stage = Stage::Whole;
+        let (id, index) = (arrival.request, arrival.index);
+        self.complete(id, index, length)
+    }
+
+    /// The whole message has arrived that is number `index` of request `id`.
+    fn complete(&mut self, id: RequestId, index: u8, length: u32) -> Result<(), Violation> {
+        let request = self.requests.get(id).ok_or_else(|| violation!("a slot belongs to {:?}, which has ended", id))?;
+        request.complete(index, length);
+        self.count_arrival();
+        Ok(())
+    }
+
+    /// For a page: what has come of the message of that slot.
+    #[cfg(test)]
+    pub(super) fn state_of(&self, slot: SlotIndex) -> &'static str {
+        self.arrivals[slot.index()].state_name()
+    }
+
+    /// A whole message has arrived.
+    #[inline(always)]
+    fn count_arrival(&mut self) {
+        let Self { window, arrivals, .. } = self;
+        window.handle_arrival(|slot| arrivals[slot].is_pending());
+    }
+}
+
+// What becomes of requests that are complete.
+impl RecvFlow {
+    /// The bytes of each message, in the order of the receive's buffers, if `id` is complete. The id is stale afterwards.
+    ///
+    /// # Errors
+    /// The id is stale.
+    pub fn poll_done(&mut self, id: RequestId) -> Result<Option<&[u32]>, Violation> {
+        self.requests.tested(id)?;
+        let entries = Arc::clone(self.requests.entries());
+        let entry = &entries[id.index()];
+        Ok(match self.finish(entry)? {
+            None => None,
+            Some(Finished::One(length)) => {
+                self.done[0] = length;
+                Some(&self.done[..1])
+            }
+            Some(Finished::Group) => Some(self.lengths(entry)),
+        })
+    }
+
+    /// As [`Self::poll_done`], of the request in `entry`.
+    ///
+    /// # Errors
+    /// The request has ended.
+    #[inline(always)]
+    pub fn finish(&mut self, entry: &Entry<RecvRequest>) -> Result<Option<Finished>, Violation> {
+        let request = &entry.value;
+        match self.progress(entry) {
+            Progress::Pending => return Ok(None),
+            Progress::Finished(length) => return Ok(Some(Finished::One(length))),
+            Progress::Other if request.pending.get() != 0 => return Err(entry.ended()),
+            Progress::Other => {}
+        }
+        request.end();
+        self.requests.release(entry);
+        Ok(Some(Finished::Group))
+    }
+
+    /// As [`Self::finish`], but for a group it finishes nothing; and no error is made if the request has ended.
+    #[inline(always)]
+    pub fn progress(&mut self, entry: &Entry<RecvRequest>) -> Progress {
+        let request = &entry.value;
+        match request.pending.get() {
+            1.. => Progress::Pending,
+            0 if request.count.get() == 1 => {
+                request.end();
+                self.requests.release(entry);
+                Progress::Finished(request.lengths[0].get())
+            }
+            _ => Progress::Other,
+        }
+    }
+
+    /// The bytes of each message of the request in `entry`, which has just been finished.
+    pub fn lengths(&mut self, entry: &Entry<RecvRequest>) -> &[u32] {
+        let RecvRequest { count, lengths, .. } = &entry.value;
+        self.done.iter_mut().zip(lengths).for_each(|(done, length)| *done = length.get());
+        &self.done[..usize::from(count.get()).min(MAX_GROUP)]
+    }
+
+    /// All entries of the table of requests.
+    pub fn entries(&self) -> &Entries<RecvRequest> {
+        self.requests.entries()
+    }
+}
+
+// How many messages may be expected at once: as many as have receives.
+impl RecvFlow {
+    /// The receives that each queue pair has to have posted.
+    pub fn receives(&self) -> u32 {
+        self.receives.posted()
+    }
+
+    /// How many each queue pair would have to have for `count` more messages to be accepted, if that is what they lack.
+    pub fn more_receives(&self, count: usize) -> Option<u32> {
+        if self.window.has_space(count) { None } else { self.receives.more().map(Receives::posted) }
+    }
+
+    /// Each queue pair has as many as [`Self::more_receives`] has said.
+    pub fn handle_more_receives(&mut self) {
+        if let Some(more) = self.receives.more() {
+            self.receives = more;
+            self.window.set_limit(more.most_messages());
+        }
+    }
+
+    /// A buffer of a group has room for a message whose length needs two immediates.
+    #[cold]
+    #[inline(never)]
+    fn expect_two_immediates(&mut self) {
+        self.receives.expect_two_each();
+        self.window.set_limit(self.receives.most_messages());
+    }
+}
+
+/// The message of one slot of the ring.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Arrival {
+    /// The receive request that the message is for.
+    request: RequestId,
+    /// Size of its buffer in bytes.
+    posted: u32,
+    /// Its length in bytes, as far as `known` says.
+    length: u32,
+    /// Queue pairs on which a stripe has arrived, as a bit mask.
+    pub(super) qps: u32,
+    /// Index of the buffer within the request.
+    index: u8,
+    stage: Stage,
+    known: LengthState,
+    /// Stripes that have arrived.
+    stripes: u8,
+}
+
+/// How much of a message has arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// All of it.
+    Whole,
+    /// Nothing.
+    Untouched,
+    /// Something, or part of its length.
+    Begun,
+}
+
+/// What is known of a message's length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LengthState {
+    Unknown,
+    LowHalf,
+    Known,
+}
+
+impl Arrival {
+    /// Nothing has arrived yet.
+    #[inline]
+    fn new(request: RequestId, index: u8, posted: u32) -> Self {
+        let (stage, known) = (Stage::Untouched, LengthState::Unknown);
+        Self { request, posted, length: 0, qps: 0, index, stage, known, stripes: 0 }
+    }
+
+    /// Whether some of the message has not arrived.
+    #[inline(always)]
+    pub(super) fn is_pending(&self) -> bool {
+        self.stage != Stage::Whole
+    }
+
+    /// The whole message has arrived on `qp`, in one stripe of `length` bytes.
+    #[inline(always)]
+    fn handle_whole(&mut self, qp: QpIndex, length: u32) {
+        (self.stage, self.length, self.qps) = (Stage::Whole, length, 1 << qp.0);
+    }
+
+    /// For a page: what has come.
+    #[cfg(test)]
+    fn state_name(&self) -> &'static str {
+        match (self.stage, self.known) {
+            (Stage::Untouched, _) => "nothing has come",
+            (Stage::Whole, _) => "whole",
+            (Stage::Begun, LengthState::Unknown) => "a stripe, no length",
+            (Stage::Begun, LengthState::LowHalf) => "low half of the length",
+            (Stage::Begun, LengthState::Known) => "length, not all stripes",
+        }
+    }
+
+    /// What has arrived of it counts no more.
+    pub(super) fn reset(&mut self) {
+        *self = Self::new(self.request, self.index, self.posted);
+    }
+
+    /// Takes in what an immediate says of the length. Returns whether it is the last immediate of its stripe.
+    ///
+    /// # Errors
+    /// It contradicts an earlier one, or the message is longer than the buffer.
+    fn handle_length(&mut self, code: LengthCode) -> Result<bool, Violation> {
+        match code {
+            LengthCode::Stripe => {}
+            LengthCode::Bytes(n) => self.set_length(n)?,
+            LengthCode::Full => self.set_length(self.posted)?,
+            LengthCode::Low(_) if self.known != LengthState::Unknown => {
+                return Err(violation!("the low half of a length came after the length, or twice"));
+            }
+            LengthCode::Low(n) => {
+                (self.known, self.length) = (LengthState::LowHalf, u32::from(n));
+                return Ok(false);
+            }
+            LengthCode::High(_) if self.known != LengthState::LowHalf => {
+                return Err(violation!("the high half of a length came before the low one"));
+            }
+            LengthCode::High(n) => {
+                self.known = LengthState::Unknown;
+                self.set_length(u32::from(n) << 16 | self.length)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether the whole length is known.
+    fn is_length_known(&self) -> bool {
+        self.known == LengthState::Known
+    }
+
+    /// Counts a stripe that has arrived on `qp`. Returns how many have arrived.
+    fn count_stripe(&mut self, qp: QpIndex) -> u8 {
+        self.qps |= 1 << qp.0;
+        self.stripes += 1;
+        self.stripes
+    }
+
+    /// Takes in the whole length.
+    ///
+    /// # Errors
+    /// The message is longer than the buffer, or its length came before.
+    fn set_length(&mut self, length: u32) -> Result<(), Violation> {
+        if length > self.posted {
+            return Err(violation!("a message of {} bytes for a buffer of {}", length, self.posted));
+        }
+        if self.known != LengthState::Unknown {
+            return Err(violation!("the length of a message came twice"));
+        }
+        (self.known, self.length) = (LengthState::Known, length);
+        Ok(())
+    }
+}
+
+/// Receives that are posted in one call.
+pub const RECEIVE_BATCH: u32 = 32;
+/// Receives that each queue pair has at first.
+const FIRST_RECEIVES: u32 = 64;
+/// Receives that each queue pair has at most. The messages of 32 groups of 8 can be expected at once, which is the most that NCCL does.
+pub const MAX_RECEIVES: u32 = 416;
+
+const _: () = assert!(FIRST_RECEIVES.is_multiple_of(RECEIVE_BATCH) && MAX_RECEIVES.is_multiple_of(RECEIVE_BATCH));
+const _: () = assert!(Receives::most(MAX_RECEIVES, 1) >= 32 * MAX_GROUP as u32);
+
+/// How many receive work requests each queue pair of a connection has posted, and how many messages may be expected for it.
+///
+/// A message consumes one receive of a queue pair, whichever carries it; two, if its length needs two immediates. A receive that
+/// is missing would make the sender's device wait and try again. So none is ever missing: receives are posted before the
+/// clear-to-sends of messages that could consume them. A connection begins with few, and posts more, in steps, when more messages
+/// are to be expected at once than ever before.
+///
+/// Receives are posted again in batches. So a queue pair may lack all but one of a batch; the others are what messages may count on.
+#[derive(Debug, Clone, Copy)]
+pub struct Receives {
+    /// That each queue pair has, and gets again when they are consumed.
+    posted: u32,
+    /// That a message may consume: 2 from the first buffer on that has room for a length of two immediates.
+    each: u32,
+}
+
+impl Default for Receives {
+    fn default() -> Self {
+        Self { posted: FIRST_RECEIVES, each: 1 }
+    }
+}
+
+impl Receives {
+    /// Receives that each queue pair has to have.
+    pub fn posted(self) -> u32 {
+        self.posted
+    }
+
+    /// Messages that may be expected at once.
+    fn most_messages(self) -> u32 {
+        Self::most(self.posted, self.each)
+    }
+
+    /// Of a group that is the first one with messages of two receives, each member consumes one more than was reckoned with.
+    const fn most(posted: u32, each: u32) -> u32 {
+        let reliable = posted - (RECEIVE_BATCH - 1);
+        if each == 1 { reliable - MAX_GROUP as u32 } else { reliable / each }
+    }
+
+    /// A step further; `None`: these are the most.
+    fn more(self) -> Option<Self> {
+        (self.posted < MAX_RECEIVES).then(|| Self { posted: (2 * self.posted).min(MAX_RECEIVES), ..self })
+    }
+
+    /// Messages may consume two receives from now on.
+    fn expect_two_each(&mut self) {
+        self.each = 2;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::imm::LengthCode;
-    use crate::proto::{MAX_REQUESTS, QpIndex};
-    use std::sync::Arc;
 
-    fn one_qp() -> Striping {
-        Striping::new(1, 1, false)
-    }
+    mod general {
+        use super::*;
+        use crate::proto::MAX_REQUESTS;
 
-    fn buffer(length: u32) -> Buffer<'static> {
-        Buffer { addr: 0x1000, length, rkeys: &[1, 0, 0, 0], tag: 0 }
-    }
-
-    fn post(flow: &mut RecvFlow, buffers: &[Buffer<'_>]) -> Result<Option<RequestId>, Violation> {
-        flow.post(buffers.len(), |i| Ok(buffers[i]))
-    }
-
-    fn flow_with(lengths: &[u32]) -> (RecvFlow, Vec<RequestId>) {
-        let mut flow = RecvFlow::new(one_qp());
-        let ids = lengths.iter().map(|n| post(&mut flow, &[buffer(*n)]).expect("valid").expect("space")).collect();
-        while flow.poll_cts(8).is_some() {}
-        (flow, ids)
-    }
-
-    fn imm(seq: u32, extent: LengthCode) -> Imm {
-        Imm::new(SlotIndex::of(seq), extent)
-    }
-
-    #[test]
-    fn a_grouped_receive_completes_with_its_last_message() {
-        let mut flow = RecvFlow::new(one_qp());
-        let id = post(&mut flow, &[buffer(100), buffer(200), buffer(0)]).expect("valid").expect("space");
-        assert_eq!(flow.poll_cts(8), Some(1..4), "sequence numbers start with 1");
-        for (seq, n) in [(3, 0), (1, 99), (2, 200)] {
-            assert_eq!(flow.poll_done(id), Ok(None));
-            flow.handle_immediate(QpIndex(0), imm(seq, LengthCode::Bytes(n))).expect("outstanding");
+        fn one_qp() -> Striping {
+            Striping::new(1, 1, false)
         }
-        assert_eq!(flow.poll_done(id), Ok(Some(&[99, 200, 0][..])));
-        assert!(flow.poll_done(id).is_err());
-    }
 
-    #[test]
-    fn an_immediate_that_fits_no_message_is_a_violation() {
-        let bad = |imms: &[(u8, Imm)]| {
-            let (mut flow, _) = flow_with(&[64]);
-            imms.iter()
-                .map(|(qp, imm)| flow.handle_immediate(QpIndex(*qp), *imm))
-                .last()
-                .expect("at least one")
-                .is_err()
-        };
-        assert!(bad(&[(0, imm(1, LengthCode::Bytes(65)))]), "longer than the buffer");
-        assert!(bad(&[(0, imm(2, LengthCode::Bytes(1)))]), "nothing posted there");
-        assert!(bad(&[(0, imm(0, LengthCode::Bytes(1)))]), "nothing posted before the first");
-        assert!(bad(&[(0, imm(1, LengthCode::Bytes(1))), (0, imm(1, LengthCode::Bytes(1)))]), "twice");
-        assert!(bad(&[(0, imm(1, LengthCode::High(0)))]), "high half first");
-        assert!(bad(&[(0, imm(1, LengthCode::Low(0))), (0, imm(1, LengthCode::Low(0)))]), "low half twice");
-        assert!(bad(&[(0, imm(1, LengthCode::Low(0))), (0, imm(1, LengthCode::High(1)))]), "65536 bytes for 64");
-        assert!(bad(&[(1, imm(1, LengthCode::Stripe)), (0, imm(1, LengthCode::Full))]), "a stripe too many");
-        let mut wide = RecvFlow::new(Striping::new(1, 4, true));
-        post(&mut wide, &[buffer(1 << 20)]).expect("valid").expect("space");
-        assert_eq!(wide.poll_cts(8), Some(1..2));
-        let mut stripe = |qp| wide.handle_immediate(QpIndex(qp), imm(1, LengthCode::Stripe)).is_err();
-        assert_eq!([1, 2, 3, 1].map(&mut stripe), [false, false, false, true], "twice on queue pair 1");
-    }
-
-    #[test]
-    fn the_257th_request_waits() {
-        let mut flow = RecvFlow::new(one_qp());
-        while flow.receives.more().is_some() {
-            flow.handle_more_receives();
+        fn buffer(length: u32) -> Buffer<'static> {
+            Buffer { addr: 0x1000, length, rkeys: &[1, 0, 0, 0], tag: 0 }
         }
-        for _ in 0..MAX_REQUESTS {
-            assert!(post(&mut flow, &[buffer(1)]).expect("valid").is_some());
+
+        fn post(flow: &mut RecvFlow, buffers: &[Buffer<'_>]) -> Result<Option<RequestId>, Violation> {
+            flow.post(buffers.len(), |i| Ok(buffers[i]))
         }
-        assert_eq!(post(&mut flow, &[buffer(1)]), Ok(None));
-        assert!(post(&mut flow, &[]).is_err());
-        assert!(post(&mut flow, &[buffer(1); 9]).is_err());
-    }
 
-    #[test]
-    fn a_held_back_cts_is_written_when_its_request_is_tested() {
-        let (mut flow, mut ids) = flow_with(&[8, 8]);
-        ids.push(post(&mut flow, &[buffer(8)]).expect("valid").expect("space"));
-        assert_eq!(flow.poll_cts(8), None);
-        for sent in [ids[0], ids[1]] {
-            flow.handle_empty_poll(sent);
-            assert_eq!(flow.poll_cts(8), None, "the sender has that one");
-        }
-        flow.handle_empty_poll(ids[2]);
-        assert_eq!(flow.poll_cts(8), Some(3..4));
-    }
-
-    #[test]
-    fn data_for_a_slot_whose_cts_was_not_sent_is_a_violation() {
-        let mut flow = flow_with(&[8, 8]).0;
-        post(&mut flow, &[buffer(8)]).expect("valid").expect("space");
-        assert_eq!(flow.poll_cts(8), None);
-        assert!(flow.handle_immediate(QpIndex(0), imm(3, LengthCode::Full)).is_err());
-    }
-
-    #[test]
-    fn the_cts_of_a_large_receive_is_written_at_once() {
-        let mut flow = flow_with(&[8, 8]).0;
-        post(&mut flow, &[buffer(COALESCE_MAX_BYTES + 1)]).expect("valid").expect("space");
-        assert!(flow.poll_cts(8).is_some());
-    }
-
-    #[test]
-    fn the_rails_of_a_buffer_are_those_of_its_latest_message() {
-        let mut flow = RecvFlow::new(Striping::new(3, 2, false));
-        let at = |addr, length| Buffer { addr, ..buffer(length) };
-        let post = |flow: &mut RecvFlow, addr, length| {
-            post(flow, &[at(addr, length)]).expect("valid").expect("space");
+        fn flow_with(lengths: &[u32]) -> (RecvFlow, Vec<RequestId>) {
+            let mut flow = RecvFlow::new(one_qp());
+            let ids = lengths.iter().map(|n| post(&mut flow, &[buffer(*n)]).expect("valid").expect("space")).collect();
             while flow.poll_cts(8).is_some() {}
-        };
-        post(&mut flow, 0x1000, 100);
-        post(&mut flow, 0x2000, 20_000);
-        assert_eq!(flow.rails_of(0x1000), 0b111, "nothing has arrived there");
-        flow.handle_immediate(QpIndex(4), imm(1, LengthCode::Full)).expect("outstanding");
-        flow.handle_immediate(QpIndex(5), imm(2, LengthCode::Full)).expect("outstanding");
-        flow.handle_immediate(QpIndex(1), imm(2, LengthCode::Stripe)).expect("outstanding");
-        assert_eq!(flow.rails_of(0x2000), 0b111, "a stripe is missing");
-        flow.handle_immediate(QpIndex(0), imm(2, LengthCode::Stripe)).expect("outstanding");
-        assert_eq!((flow.rails_of(0x1000), flow.rails_of(0x2000)), (0b010, 0b111));
-        post(&mut flow, 0x1000, 100);
-        flow.handle_immediate(QpIndex(2), imm(3, LengthCode::Full)).expect("outstanding");
-        assert_eq!(flow.rails_of(0x1000), 0b100, "the latest message counts");
-        post(&mut flow, 0x1000, 0);
-        flow.handle_immediate(QpIndex(0), imm(4, LengthCode::Full)).expect("outstanding");
-        assert_eq!(flow.rails_of(0x1000), 0b100, "one of no bytes has put nothing there");
+            (flow, ids)
+        }
+
+        fn imm(seq: u32, extent: LengthCode) -> Imm {
+            Imm::new(SlotIndex::of(seq), extent)
+        }
+
+        #[test]
+        fn a_grouped_receive_completes_with_its_last_message() {
+            let mut flow = RecvFlow::new(one_qp());
+            let id = post(&mut flow, &[buffer(100), buffer(200), buffer(0)]).expect("valid").expect("space");
+            assert_eq!(flow.poll_cts(8), Some(1..4), "sequence numbers start with 1");
+            for (seq, n) in [(3, 0), (1, 99), (2, 200)] {
+                assert_eq!(flow.poll_done(id), Ok(None));
+                flow.handle_immediate(QpIndex(0), imm(seq, LengthCode::Bytes(n))).expect("outstanding");
+            }
+            assert_eq!(flow.poll_done(id), Ok(Some(&[99, 200, 0][..])));
+            assert!(flow.poll_done(id).is_err());
+        }
+
+        #[test]
+        fn an_immediate_that_fits_no_message_is_a_violation() {
+            let bad = |imms: &[(u8, Imm)]| {
+                let (mut flow, _) = flow_with(&[64]);
+                imms.iter()
+                    .map(|(qp, imm)| flow.handle_immediate(QpIndex(*qp), *imm))
+                    .last()
+                    .expect("at least one")
+                    .is_err()
+            };
+            assert!(bad(&[(0, imm(1, LengthCode::Bytes(65)))]), "longer than the buffer");
+            assert!(bad(&[(0, imm(2, LengthCode::Bytes(1)))]), "nothing posted there");
+            assert!(bad(&[(0, imm(0, LengthCode::Bytes(1)))]), "nothing posted before the first");
+            assert!(bad(&[(0, imm(1, LengthCode::Bytes(1))), (0, imm(1, LengthCode::Bytes(1)))]), "twice");
+            assert!(bad(&[(0, imm(1, LengthCode::High(0)))]), "high half first");
+            assert!(bad(&[(0, imm(1, LengthCode::Low(0))), (0, imm(1, LengthCode::Low(0)))]), "low half twice");
+            assert!(bad(&[(0, imm(1, LengthCode::Low(0))), (0, imm(1, LengthCode::High(1)))]), "65536 bytes for 64");
+            assert!(bad(&[(1, imm(1, LengthCode::Stripe)), (0, imm(1, LengthCode::Full))]), "a stripe too many");
+            let mut wide = RecvFlow::new(Striping::new(1, 4, true));
+            post(&mut wide, &[buffer(1 << 20)]).expect("valid").expect("space");
+            assert_eq!(wide.poll_cts(8), Some(1..2));
+            let mut stripe = |qp| wide.handle_immediate(QpIndex(qp), imm(1, LengthCode::Stripe)).is_err();
+            assert_eq!([1, 2, 3, 1].map(&mut stripe), [false, false, false, true], "twice on queue pair 1");
+        }
+
+        #[test]
+        fn the_257th_request_waits() {
+            let mut flow = RecvFlow::new(one_qp());
+            while flow.receives.more().is_some() {
+                flow.handle_more_receives();
+            }
+            for _ in 0..MAX_REQUESTS {
+                assert!(post(&mut flow, &[buffer(1)]).expect("valid").is_some());
+            }
+            assert_eq!(post(&mut flow, &[buffer(1)]), Ok(None));
+            assert!(post(&mut flow, &[]).is_err());
+            assert!(post(&mut flow, &[buffer(1); 9]).is_err());
+        }
+
+        #[test]
+        fn a_held_back_cts_is_written_when_its_request_is_tested() {
+            let (mut flow, mut ids) = flow_with(&[8, 8]);
+            ids.push(post(&mut flow, &[buffer(8)]).expect("valid").expect("space"));
+            assert_eq!(flow.poll_cts(8), None);
+            for sent in [ids[0], ids[1]] {
+                flow.handle_empty_poll(sent);
+                assert_eq!(flow.poll_cts(8), None, "the sender has that one");
+            }
+            flow.handle_empty_poll(ids[2]);
+            assert_eq!(flow.poll_cts(8), Some(3..4));
+        }
+
+        #[test]
+        fn data_for_a_slot_whose_cts_was_not_sent_is_a_violation() {
+            let mut flow = flow_with(&[8, 8]).0;
+            post(&mut flow, &[buffer(8)]).expect("valid").expect("space");
+            assert_eq!(flow.poll_cts(8), None);
+            assert!(flow.handle_immediate(QpIndex(0), imm(3, LengthCode::Full)).is_err());
+        }
+
+        #[test]
+        fn the_cts_of_a_large_receive_is_written_at_once() {
+            let mut flow = flow_with(&[8, 8]).0;
+            post(&mut flow, &[buffer(COALESCE_MAX_BYTES + 1)]).expect("valid").expect("space");
+            assert!(flow.poll_cts(8).is_some());
+        }
+
+        #[test]
+        fn the_rails_of_a_buffer_are_those_of_its_latest_message() {
+            let mut flow = RecvFlow::new(Striping::new(3, 2, false));
+            let at = |addr, length| Buffer { addr, ..buffer(length) };
+            let post = |flow: &mut RecvFlow, addr, length| {
+                post(flow, &[at(addr, length)]).expect("valid").expect("space");
+                while flow.poll_cts(8).is_some() {}
+            };
+            post(&mut flow, 0x1000, 100);
+            post(&mut flow, 0x2000, 20_000);
+            assert_eq!(flow.rails_of(0x1000), 0b111, "nothing has arrived there");
+            flow.handle_immediate(QpIndex(4), imm(1, LengthCode::Full)).expect("outstanding");
+            flow.handle_immediate(QpIndex(5), imm(2, LengthCode::Full)).expect("outstanding");
+            flow.handle_immediate(QpIndex(1), imm(2, LengthCode::Stripe)).expect("outstanding");
+            assert_eq!(flow.rails_of(0x2000), 0b111, "a stripe is missing");
+            flow.handle_immediate(QpIndex(0), imm(2, LengthCode::Stripe)).expect("outstanding");
+            assert_eq!((flow.rails_of(0x1000), flow.rails_of(0x2000)), (0b010, 0b111));
+            post(&mut flow, 0x1000, 100);
+            flow.handle_immediate(QpIndex(2), imm(3, LengthCode::Full)).expect("outstanding");
+            assert_eq!(flow.rails_of(0x1000), 0b100, "the latest message counts");
+            post(&mut flow, 0x1000, 0);
+            flow.handle_immediate(QpIndex(0), imm(4, LengthCode::Full)).expect("outstanding");
+            assert_eq!(flow.rails_of(0x1000), 0b100, "one of no bytes has put nothing there");
+        }
+
+        #[test]
+        fn what_a_connection_has_outstanding_is_told() {
+            let mut flow = RecvFlow::new(one_qp());
+            assert!(flow.is_idle() && !flow.has_waiting_cts());
+            let id = post(&mut flow, &[buffer(100), buffer(200)]).expect("valid").expect("space");
+            assert!(!flow.is_idle() && flow.has_waiting_cts());
+            let slots = flow.poll_cts(8).expect("due");
+            assert!(!flow.has_waiting_cts());
+            assert_eq!(flow.encoded_cts_narrow(slots.clone()), flow.encoded_cts(slots));
+            assert_eq!((flow.messages(id), flow.oldest_missing()), ((2, 0), 1));
+            flow.handle_immediate(QpIndex(0), imm(1, LengthCode::Bytes(7))).expect("outstanding");
+            assert_eq!((flow.messages(id), flow.oldest_missing()), ((2, 7), 2));
+            assert!(!flow.complete_whole(QpIndex(0), imm(2, LengthCode::Stripe)), "that is another case");
+            assert!(flow.complete_whole(QpIndex(0), imm(2, LengthCode::Bytes(200))));
+            assert_eq!(flow.messages(id), (2, 207));
+            assert_eq!(flow.poll_done(id), Ok(Some(&[7, 200][..])));
+            assert!(flow.is_idle());
+            assert_eq!(flow.messages(id), (0, 0));
+        }
+
+        #[test]
+        fn an_entry_whose_request_has_ended_is_refused_with_its_id() {
+            let (mut flow, ids) = flow_with(&[100]);
+            let entries = Arc::clone(flow.entries());
+            let entry = &entries[ids[0].index()];
+            assert_eq!(entry.id(), ids[0]);
+            flow.handle_immediate(QpIndex(0), imm(1, LengthCode::Bytes(100))).expect("outstanding");
+            assert!(flow.finish(entry).expect("live").is_some());
+            let refusal = flow.finish(entry).expect_err("it has ended");
+            assert_eq!(refusal, flow.is_done(ids[0]).expect_err("it has ended"));
+            // One that has never been in use.
+            assert!(flow.finish(&entries[MAX_REQUESTS - 1]).is_err());
+        }
     }
 
-    #[test]
-    fn what_a_connection_has_outstanding_is_told() {
-        let mut flow = RecvFlow::new(one_qp());
-        assert!(flow.is_idle() && !flow.has_waiting_cts());
-        let id = post(&mut flow, &[buffer(100), buffer(200)]).expect("valid").expect("space");
-        assert!(!flow.is_idle() && flow.has_waiting_cts());
-        let slots = flow.poll_cts(8).expect("due");
-        assert!(!flow.has_waiting_cts());
-        assert_eq!(flow.encoded_cts_narrow(slots.clone()), flow.encoded_cts(slots));
-        assert_eq!((flow.messages(id), flow.oldest_missing()), ((2, 0), 1));
-        flow.handle_immediate(QpIndex(0), imm(1, LengthCode::Bytes(7))).expect("outstanding");
-        assert_eq!((flow.messages(id), flow.oldest_missing()), ((2, 7), 2));
-        assert!(!flow.complete_whole(QpIndex(0), imm(2, LengthCode::Stripe)), "that is another case");
-        assert!(flow.complete_whole(QpIndex(0), imm(2, LengthCode::Bytes(200))));
-        assert_eq!(flow.messages(id), (2, 207));
-        assert_eq!(flow.poll_done(id), Ok(Some(&[7, 200][..])));
-        assert!(flow.is_idle());
-        assert_eq!(flow.messages(id), (0, 0));
+    mod single {
+        use super::*;
+        use proptest::prelude::*;
+
+        /// What NCCL and the peer do.
+        #[derive(Debug, Clone)]
+        enum Step {
+            /// `irecv` of a buffer of so many bytes.
+            Post(u32),
+            /// Clear-to-sends that are due are sent.
+            Send,
+            /// The oldest message arrives, and NCCL is told of it.
+            Arrive,
+        }
+
+        fn steps() -> impl Strategy<Value = Vec<Step>> {
+            let bound = |bytes: u32| bytes - 1..bytes + 2;
+            let length =
+                prop_oneof![8 => 0..40_000u32, 1 => bound(Imm::EXPLICIT_LIMIT), 1 => bound(COALESCE_MAX_BYTES)];
+            let step = prop_oneof![3 => length.prop_map(Step::Post), 1 => Just(Step::Send), 1 => Just(Step::Arrive)];
+            prop::collection::vec(step, 1..400)
+        }
+
+        proptest! {
+            #[test]
+            fn the_usual_case_leads_to_the_same_state_as_the_general_one(steps in steps(), rails in 1..5u8) {
+                let mut flows = [(); 2].map(|()| RecvFlow::new(Striping::new(rails, 1, false)));
+                let (mut outstanding, mut seq) = (Vec::new(), 1);
+                for (tag, step) in steps.into_iter().enumerate() {
+                    let [usual, general] = &mut flows;
+                    match step {
+                        Step::Post(length) => {
+                            let buffer = Buffer { addr: 7, length, rkeys: &[1, 2, 3, 4], tag: tag as u32 };
+                            let mut id = None;
+                            if !usual.begin_single(buffer, |entry| id = Some(entry.id())) {
+                                prop_assert_eq!(id, None);
+                                id = usual.post(1, |_| Ok::<_, Violation>(buffer)).expect("valid");
+                            }
+                            prop_assert_eq!(id, general.post(1, |_| Ok::<_, Violation>(buffer)).expect("valid"));
+                            outstanding.extend(id);
+                        }
+                        Step::Send => {
+                            prop_assert_eq!(usual.poll_cts(6), general.poll_cts(6));
+                        }
+                        Step::Arrive => {
+                            let imm = Imm::new(SlotIndex::of(seq), LengthCode::Bytes(0));
+                            let [a, b] = [usual, general].map(|flow| flow.handle_immediate(QpIndex(0), imm).is_ok());
+                            prop_assert_eq!(a, b);
+                            if a {
+                                seq += 1;
+                                let id = outstanding.remove(0);
+                                flows.iter_mut().for_each(|flow| assert_eq!(flow.poll_done(id), Ok(Some(&[0][..]))));
+                            }
+                        }
+                    }
+                }
+                let [usual, general] = &flows;
+                prop_assert_eq!(format!("{usual:?}"), format!("{general:?}"));
+            }
+        }
     }
 
-    #[test]
-    fn an_entry_whose_request_has_ended_is_refused_with_its_id() {
-        let (mut flow, ids) = flow_with(&[100]);
-        let entries = Arc::clone(flow.entries());
-        let entry = &entries[ids[0].index()];
-        assert_eq!(entry.id(), ids[0]);
-        flow.handle_immediate(QpIndex(0), imm(1, LengthCode::Bytes(100))).expect("outstanding");
-        assert!(flow.finish(entry).expect("live").is_some());
-        let refusal = flow.finish(entry).expect_err("it has ended");
-        assert_eq!(refusal, flow.is_done(ids[0]).expect_err("it has ended"));
-        // One that has never been in use.
-        assert!(flow.finish(&entries[MAX_REQUESTS - 1]).is_err());
+    mod immediates {
+        use super::*;
+        use proptest::prelude::*;
+
+        fn code() -> impl Strategy<Value = LengthCode> {
+            prop_oneof![
+                6 => (0..20_000u32).prop_map(LengthCode::Bytes),
+                2 => Just(LengthCode::Full),
+                2 => Just(LengthCode::Stripe),
+                1 => any::<u16>().prop_map(LengthCode::Low),
+                1 => (0..2u16).prop_map(LengthCode::High),
+            ]
+        }
+
+        proptest! {
+            /// Half of the buffers are announced before each immediate; some immediates fit no message.
+            #[test]
+            fn a_message_that_comes_whole_is_taken_in_as_by_the_general_case(
+                lengths in prop::collection::vec(0..20_000u32, 1..40),
+                immediates in prop::collection::vec((0..44u32, 0..3u8, code()), 1..80),
+                (qps, split) in (1..4u8, any::<bool>()),
+            ) {
+                let flow = || RecvFlow::new(Striping::new(1, qps, split));
+                let mut flows = [flow(), flow()];
+                let mut ids = Vec::new();
+                for flow in &mut flows {
+                    let buffer = |length| Buffer { addr: 1, length, rkeys: &[1, 0, 0, 0], tag: 0 };
+                    let post = |length: &u32| flow.post(1, |_| Ok::<_, Violation>(buffer(*length))).expect("valid");
+                    ids = lengths.iter().map(post).collect();
+                    for _ in 0..3 {
+                        flow.poll_cts(8);
+                    }
+                }
+                for (seq, qp, code) in immediates {
+                    let (qp, imm) = (QpIndex(qp), Imm::new(SlotIndex::of(seq), code));
+                    let [usual, general] = &mut flows;
+                    let taken = usual.handle_immediate(qp, imm).is_ok();
+                    let is_sent = general.window.is_sent(imm.slot().index());
+                    prop_assert_eq!(taken, is_sent && general.handle_part(qp, imm).is_ok());
+                    // The connection cannot go on.
+                    if !taken {
+                        return Ok(());
+                    }
+                    prop_assert_eq!(usual.outstanding(), general.outstanding());
+                    prop_assert_eq!(usual.is_cts_due(), general.is_cts_due());
+                    ids.retain(|id| {
+                        let Some(id) = *id else { return false };
+                        let [usual, general] = &mut flows;
+                        let [a, b] = [usual, general].map(|flow| flow.poll_done(id).expect("live").map(<[u32]>::to_vec));
+                        assert_eq!(a, b);
+                        a.is_none()
+                    });
+                }
+            }
+        }
+    }
+
+    mod room {
+        use super::*;
+
+        fn new() -> RecvFlow {
+            RecvFlow::new(Striping::new(1, 1, false))
+        }
+
+        fn buffer(length: u32) -> Buffer<'static> {
+            Buffer { addr: 0x1000, length, rkeys: &[1, 0, 0, 0], tag: 0 }
+        }
+
+        fn post(flow: &mut RecvFlow, buffers: &[Buffer<'_>]) -> Result<Option<RequestId>, Violation> {
+            flow.post(buffers.len(), |i| Ok(buffers[i]))
+        }
+
+        fn imm(seq: u32, extent: LengthCode) -> Imm {
+            Imm::new(SlotIndex::of(seq), extent)
+        }
+
+        /// A flow with as many receives as there can be.
+        fn grown() -> RecvFlow {
+            let mut flow = new();
+            while flow.receives.more().is_some() {
+                flow.handle_more_receives();
+            }
+            flow
+        }
+
+        #[test]
+        fn messages_that_have_no_receives_wait_for_the_oldest_message() {
+            let mut flow = grown();
+            let groups = flow.receives.most_messages() as usize / MAX_GROUP;
+            let ids: Vec<_> =
+                (0..groups).map(|_| post(&mut flow, &[buffer(1); 8]).expect("valid").expect("space")).collect();
+            while flow.poll_cts(8).is_some() {}
+            assert_eq!(post(&mut flow, &[buffer(1); 2]), Ok(None));
+            assert_eq!(flow.more_receives(2), None, "there cannot be more");
+            flow.handle_immediate(QpIndex(0), imm(2, LengthCode::Full)).expect("outstanding");
+            assert_eq!(post(&mut flow, &[buffer(1); 2]), Ok(None), "message 1 may still consume one");
+            flow.handle_immediate(QpIndex(0), imm(1, LengthCode::Full)).expect("outstanding");
+            assert!(post(&mut flow, &[buffer(1); 2]).expect("valid").is_some());
+            assert_eq!(flow.poll_done(ids[0]), Ok(None));
+        }
+
+        #[test]
+        fn more_messages_than_receives_are_accepted_once_there_are_more_receives() {
+            let mut flow = new();
+            for _ in 0..25 {
+                assert!(post(&mut flow, &[buffer(1)]).expect("valid").is_some());
+            }
+            assert_eq!((flow.receives(), post(&mut flow, &[buffer(1)])), (64, Ok(None)));
+            assert_eq!(flow.more_receives(1), Some(128));
+            flow.handle_more_receives();
+            assert!(post(&mut flow, &[buffer(1)]).expect("valid").is_some());
+            assert_eq!((flow.receives(), flow.more_receives(1)), (128, None), "there is space");
+        }
+
+        #[test]
+        fn buffers_for_lengths_of_two_immediates_have_two_receives_each() {
+            let mut flow = new();
+            let long = buffer(Imm::EXPLICIT_LIMIT + 1);
+            assert!(post(&mut flow, &[buffer(Imm::EXPLICIT_LIMIT); 8]).expect("valid").is_some());
+            assert!(post(&mut flow, &[long; 8]).expect("valid").is_some());
+            assert_eq!(
+                (post(&mut flow, &[buffer(1)]), flow.more_receives(1)),
+                (Ok(None), Some(128)),
+                "16 of them have 32"
+            );
+            flow.handle_more_receives();
+            for _ in 16..48 {
+                assert!(post(&mut flow, &[long]).expect("valid").is_some());
+            }
+            assert_eq!((post(&mut flow, &[buffer(1)]), flow.more_receives(1)), (Ok(None), Some(256)));
+        }
+    }
+
+    mod receives {
+        use super::*;
+
+        #[test]
+        fn receives_grow_in_steps_and_messages_with_them() {
+            let steps: Vec<_> = std::iter::successors(Some(Receives::default()), |receives| receives.more()).collect();
+            assert_eq!(steps.iter().map(|step| step.posted()).collect::<Vec<_>>(), [64, 128, 256, 416]);
+            assert_eq!(steps.iter().map(|step| step.most_messages()).collect::<Vec<_>>(), [25, 89, 217, 377]);
+        }
+
+        /// All but one of a batch are missing, and the last group that was accepted is the first with messages of two receives.
+        #[test]
+        fn messages_never_consume_more_than_a_queue_pair_has() {
+            for step in std::iter::successors(Some(Receives::default()), |receives| receives.more()) {
+                let has = step.posted() - (RECEIVE_BATCH - 1);
+                assert!(step.most_messages() + MAX_GROUP as u32 <= has);
+                let mut two = step;
+                two.expect_two_each();
+                assert!(2 * two.most_messages() <= has);
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
-//! A fixed table of requests with constant-time allocation and ids that expire.
+//! Requests: a fixed table of them with constant-time allocation and ids that expire, and what is known of one at each end.
 
 use super::shared::Shared;
-use super::{MAX_REQUESTS, Violation, violation};
+use super::{MAX_GROUP, MAX_REQUESTS, Violation, violation};
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
@@ -209,6 +209,108 @@ fn free<T>(entry: &Entry<T>, first_free: &mut u16) {
 #[inline(never)]
 fn tested_after_its_end(id: RequestId) -> Violation {
     violation!("{id:?} was tested after its end")
+}
+
+/// A send request.
+#[derive(Debug)]
+pub struct SendRequest {
+    /// Where its bytes are in this process.
+    pub(super) addr: Shared<u64>,
+    /// Sequence number of the clear-to-send that it has claimed.
+    pub(super) seq: Shared<u32>,
+    pub(super) length: Shared<u32>,
+    /// Stripes that are not acknowledged; [`Self::ENDED`] once NCCL has been told that there are none.
+    pub(super) pending_stripes: Shared<i32>,
+    /// The poll in which the last stripe but one completed.
+    pub(super) poll: Shared<u32>,
+}
+
+impl Default for SendRequest {
+    fn default() -> Self {
+        let [seq, length, poll] = Default::default();
+        Self { addr: Shared::default(), seq, length, pending_stripes: Shared::new(Self::ENDED), poll }
+    }
+}
+
+impl SendRequest {
+    /// The request is no more.
+    const ENDED: i32 = -1;
+
+    /// Whether it has begun, and some of it is not acknowledged.
+    #[inline(always)]
+    pub fn is_pending(&self) -> bool {
+        self.pending_stripes.get() > 0
+    }
+
+    /// NCCL has been told that it is complete.
+    #[inline(always)]
+    pub(super) fn end(&self) {
+        self.pending_stripes.set(Self::ENDED);
+    }
+
+    /// Begins message `seq`.
+    #[inline(always)]
+    pub(super) fn begin(&self, seq: u32, addr: u64, length: u32, stripes: u32) {
+        self.length.set(length);
+        self.pending_stripes.set(stripes as i32);
+        self.addr.set(addr);
+        self.seq.set(seq);
+    }
+}
+
+/// A receive request: the number of its messages, how many of them have not arrived, and the bytes of the others.
+#[derive(Debug)]
+pub struct RecvRequest {
+    /// [`Self::ENDED`] once NCCL has been told that the request is complete.
+    pub(super) pending: Shared<i8>,
+    pub(super) count: Shared<u8>,
+    pub(super) lengths: [Shared<u32>; MAX_GROUP],
+}
+
+impl Default for RecvRequest {
+    fn default() -> Self {
+        Self { pending: Shared::new(Self::ENDED), count: Shared::default(), lengths: Default::default() }
+    }
+}
+
+impl RecvRequest {
+    /// The request is no more.
+    const ENDED: i8 = -1;
+
+    /// Whether it has begun, and some of its messages have not arrived.
+    #[inline(always)]
+    pub fn is_pending(&self) -> bool {
+        self.pending.get() > 0
+    }
+
+    /// NCCL has been told that it is complete.
+    #[inline(always)]
+    pub(super) fn end(&self) {
+        self.pending.set(Self::ENDED);
+    }
+
+    /// Begins a group of `count` messages.
+    #[inline(always)]
+    pub(super) fn begin(&self, count: u8) {
+        self.count.set(count);
+        self.pending.set(count as i8);
+    }
+
+    /// Message number `index` has arrived, of `length` bytes.
+    #[inline(always)]
+    pub(super) fn complete(&self, index: u8, length: u32) {
+        self.lengths[usize::from(index) % MAX_GROUP].set(length);
+        self.pending.add(-1);
+    }
+}
+
+/// A receive request that is complete.
+#[derive(Debug, Clone, Copy)]
+pub enum Finished {
+    /// It was for one message, of so many bytes.
+    One(u32),
+    /// It was for a group.
+    Group,
 }
 
 #[cfg(test)]

@@ -1,14 +1,17 @@
 //! The sending end of a connection: takes clear-to-sends in, says what is to be posted, counts completions.
+//!
+//! A [`SendFlow`] gives a [`Transfer`] for each message that it matches with a clear-to-send. [`SendQueueSpace`] counts what the
+//! send queues hold of them.
 
-use super::cts::{Cts, CtsWords, SlotIndex};
+use super::cts::{Cts, CtsWords, ExtraKeys, SlotIndex, parse_extra_keys};
+use super::imm::{Imm, LengthCode};
 use super::lanes::{LEARNING_BYTES, Lanes};
-use super::rail_weights::RailWeights;
+use super::rail_weights::{LaneWeights, RailWeights};
 use super::recovery::replay::Replays;
-use super::requests::{RequestId, Requests};
-use super::send_requests::SendRequest;
-use super::stripe::Striping;
-use super::transfer::Transfer;
-use super::{QpIndex, RING_SLOTS, Violation, violation};
+use super::requests::{Entries, Entry, Progress, RequestId, Requests, SendRequest};
+use super::stripe::{Stripe, Striping};
+use super::{MAX_MESSAGE, MAX_QPS, MAX_REQUESTS, QpIndex, RING_SLOTS, Violation, violation};
+use std::sync::Arc;
 
 /// Clear-to-sends among which a message looks for its tag: as many as the receiver can have written.
 const WINDOW: usize = RING_SLOTS;
@@ -38,7 +41,7 @@ pub struct SendFlow {
     /// The queue pairs, where they are lanes.
     pub(super) lanes: Option<Box<Lanes>>,
     /// Whether several queue pairs of a rail are lanes.
-    pub(super) may_have_lanes: bool,
+    may_have_lanes: bool,
     /// Number of the present poll of the completion queues, where there are several rails or lanes.
     poll: u32,
     pub(super) requests: Requests<SendRequest>,
@@ -46,7 +49,31 @@ pub struct SendFlow {
     /// How often a message has found no clear-to-send of its tag.
     pub(super) refusals: u32,
     /// Sequence number of the clear-to-send that was due at the last refusal while none was kept.
-    pub(super) refused_at: u32,
+    refused_at: u32,
+}
+
+/// What [`SendFlow::submit_single`] has found. `repr(u8)`: otherwise the compiler encodes the variant in an unused value of a field of
+/// the transfer and reads that field again, which costs instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Usual {
+    /// A message that is to be posted as [`Transfer::single`] says.
+    Begun(Transfer),
+    /// It is not the usual case, and nothing has changed: [`SendFlow::submit`] decides.
+    Other,
+}
+
+/// What [`SendFlow::refuse`] has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Nothing: the clear-to-send that comes next is there, and no earlier one is kept: [`SendFlow::submit_single`] may be called.
+    Next,
+    /// Nothing: there is a clear-to-send, which may be for the message.
+    No,
+    /// It has refused it, for the first time since the last message or clear-to-send.
+    First,
+    /// It has refused it again.
+    Again,
 }
 
 impl SendFlow {
@@ -231,6 +258,226 @@ impl SendFlow {
     }
 }
 
+// The usual case, at fewer instructions: a message in one stripe takes the clear-to-send that comes next.
+impl SendFlow {
+    /// Refuses a message, whatever its tag, if there is no clear-to-send. `is_there` tells whether there is the clear-to-send of a
+    /// sequence number in the ring.
+    #[inline(always)]
+    pub fn refuse(&mut self, is_there: impl FnOnce(u32) -> bool) -> Refusal {
+        let seq = self.next;
+        if self.head != seq {
+            return Refusal::No;
+        }
+        if is_there(seq) {
+            return Refusal::Next;
+        }
+        // If so, no message has begun since: the ring has had nothing new, and nothing was kept.
+        let is_first = self.refused_at != seq;
+        self.count_refusal();
+        if is_first { Refusal::First } else { Refusal::Again }
+    }
+
+    /// A message has found no clear-to-send of its tag.
+    #[inline(always)]
+    fn count_refusal(&mut self) {
+        self.refusals = self.refusals.wrapping_add(1);
+        if self.head == self.next {
+            self.refused_at = self.next;
+        }
+    }
+
+    /// As [`Self::submit`], for a message that has one stripe and is shorter than [`Imm::EXPLICIT_LIMIT`], when
+    /// [`Self::refuse`] has said that there is the clear-to-send that comes next. One that is longer than its receive is not the usual case. If it is for the message, `prepare` is called with it
+    /// before anything changes, and `begun` with the request's entry; `prepare` may be called in another case, too.
+    #[inline(always)]
+    pub fn submit_single(
+        &mut self,
+        tag: u32,
+        addr: u64,
+        length: u32,
+        read: impl FnOnce(u32) -> CtsWords,
+        prepare: impl FnOnce(&Cts),
+        begun: impl FnOnce(&Entry<SendRequest>),
+    ) -> Usual {
+        let seq = self.next;
+        let cts = Cts::from_words(&read(seq));
+        if cts.tag != tag {
+            return Usual::Other;
+        }
+        // Before the next condition, as the compiler makes one of both otherwise, which costs more.
+        prepare(&cts);
+        if cts.length.wrapping_sub(1) >= MAX_MESSAGE || length > cts.length {
+            return Usual::Other;
+        }
+        let Some(entry) = self.requests.allocate() else { return Usual::Other };
+        let id = entry.id();
+        entry.value.begin(seq, addr, length, 1);
+        begun(entry);
+        self.next = seq.wrapping_add(1);
+        self.head = self.next;
+        Usual::Begun(self.transfer(id, SlotIndex::of(seq), UnclaimedCts::from(&cts), length, 1))
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+impl SendFlow {
+    /// Tries [`Self::refuse`] and [`Self::submit_single`] first, if `is_usual` and the message may have one stripe only, and else [`Self::submit`].
+    pub(super) fn submit_either(
+        &mut self,
+        is_usual: bool,
+        tag: u32,
+        addr: u64,
+        length: u32,
+        read: impl Fn(u32) -> Option<CtsWords> + Copy,
+    ) -> Result<Option<Transfer>, Violation> {
+        let is_single = self.striping.stripe_count(length) == 1 && length < Imm::EXPLICIT_LIMIT;
+        match if is_usual { self.refuse(|seq| read(seq).is_some()) } else { Refusal::No } {
+            Refusal::First | Refusal::Again => return Ok(None),
+            Refusal::Next if is_single => {
+                let read = |seq| read(seq).unwrap_or_default();
+                if let Usual::Begun(transfer) = self.submit_single(tag, addr, length, read, |_| (), |_| ()) {
+                    let stripes: Vec<_> = transfer.stripes(|qp| self.weight_of(qp)).collect();
+                    let (qp, first) = transfer.single();
+                    let whole = Stripe { qp, offset: 0, length: transfer.length };
+                    assert_eq!(stripes, [(whole, Immediates { first, second: None })]);
+                    return Ok(Some(transfer));
+                }
+            }
+            Refusal::Next | Refusal::No => {}
+        }
+        self.submit(tag, addr, length, read)
+    }
+}
+
+// What becomes of requests: stripes are acknowledged, and requests are complete.
+impl SendFlow {
+    /// One stripe of request `id` has been acknowledged.
+    ///
+    /// # Errors
+    /// There is no such request, or all of its stripes have been acknowledged before.
+    #[inline]
+    pub fn handle_completion(&mut self, id: RequestId) -> Result<(), Violation> {
+        match self.complete_stripe(id) {
+            true => Ok(()),
+            false => Err(violation!("send completion for {:?}, which is not outstanding", id)),
+        }
+    }
+
+    /// As [`Self::handle_completion`]; false where that fails.
+    #[inline(always)]
+    pub fn complete_stripe(&mut self, id: RequestId) -> bool {
+        match self.requests.get(id) {
+            Some(request) if request.is_pending() => {
+                request.pending_stripes.add(-1);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Bytes sent, once request `id` is complete. The id is stale afterwards.
+    ///
+    /// # Errors
+    /// The id is stale.
+    pub fn poll_done(&mut self, id: RequestId) -> Result<Option<u32>, Violation> {
+        self.requests.tested(id)?;
+        let entries = Arc::clone(self.requests.entries());
+        self.finish(&entries[id.index()])
+    }
+
+    /// As [`Self::poll_done`], of the request in `entry`.
+    ///
+    /// # Errors
+    /// The request has ended.
+    #[inline(always)]
+    pub fn finish(&mut self, entry: &Entry<SendRequest>) -> Result<Option<u32>, Violation> {
+        match self.progress(entry) {
+            Progress::Pending => Ok(None),
+            Progress::Finished(length) => Ok(Some(length)),
+            Progress::Other => Err(entry.ended()),
+        }
+    }
+
+    /// As [`Self::finish`]; no error is made if the request has ended.
+    #[inline(always)]
+    pub fn progress(&mut self, entry: &Entry<SendRequest>) -> Progress {
+        let request = &entry.value;
+        match request.pending_stripes.get() {
+            1.. => Progress::Pending,
+            0 => {
+                request.end();
+                self.requests.release(entry);
+                Progress::Finished(request.length.get())
+            }
+            _ => Progress::Other,
+        }
+    }
+
+    /// All entries of the table of requests.
+    pub fn entries(&self) -> &Entries<SendRequest> {
+        self.requests.entries()
+    }
+
+    /// The entry of request `id`.
+    pub fn entry(&self, id: RequestId) -> Option<&Entry<SendRequest>> {
+        self.requests.entry(id)
+    }
+}
+
+// The sender's queue pairs as lanes: each carries a share of every large message that follows what it completes.
+//
+// Queue pairs of one rail have different UDP source ports, so a fabric with several paths may carry them over different ones, of
+// different speeds. With even shares each message would be as slow as its slowest queue pair. How many stripes a message has is the
+// same with lanes and without, so the receiver need not know.
+impl SendFlow {
+    /// Where messages are cut over several queue pairs of a rail, these are lanes from now on: each has a weight of its own, which begins
+    /// with that of its rail. A message that is not cut goes over the lane with the greatest weight.
+    pub fn use_lanes(&mut self) {
+        self.may_have_lanes = true;
+        self.begin_lanes();
+    }
+
+    /// There are new queue pairs, which are lanes if there may be lanes and there are several on a rail.
+    pub(super) fn begin_lanes(&mut self) {
+        if !self.may_have_lanes || !self.striping.is_split() || self.striping.qp_count() <= self.striping.rails() {
+            self.lanes = None;
+            return;
+        }
+        let (count, rails) = (self.striping.qp_count(), self.striping.rails());
+        let qps = (0..count).map(QpIndex);
+        let nominal = LaneWeights::from_speeds(qps.map(|qp| self.weights.of(self.striping.rail_of(qp)) as u32));
+        self.lanes = Some(Box::new(match &self.lanes {
+            None => Lanes::new(nominal, count, rails),
+            Some(old) => old.of_new_queue_pairs(nominal, count, rails),
+        }));
+    }
+
+    /// How much of a message queue pair `qp` gets at present, in proportion to the others.
+    #[inline]
+    pub fn weight_of(&self, qp: QpIndex) -> u64 {
+        match &self.lanes {
+            None => self.weights.of(self.striping.rail_of(qp)),
+            Some(lanes) => lanes.weight(qp),
+        }
+    }
+
+    /// Whether the queue pairs are lanes.
+    pub fn has_lanes(&self) -> bool {
+        self.lanes.is_some()
+    }
+
+    /// The lane that has stayed slow, if one has since this was asked last.
+    pub fn poll_slow_lane(&mut self) -> Option<QpIndex> {
+        self.lanes.as_mut()?.slow.take()
+    }
+
+    /// The lanes, as a bit mask, on which a stripe is not complete while all stripes of others are: where nothing moves, it is they that are
+    /// to blame. 0: none, or all alike.
+    pub fn lagging_lanes(&self) -> u32 {
+        self.lanes.as_ref().map_or(0, |lanes| lanes.lagging())
+    }
+}
+
 impl From<&Cts> for UnclaimedCts {
     #[inline(always)]
     fn from(cts: &Cts) -> Self {
@@ -245,153 +492,694 @@ fn index(seq: u32) -> usize {
     seq as usize % WINDOW
 }
 
+/// One message that is to be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transfer {
+    /// The request, which completes when every stripe has been acknowledged.
+    pub id: RequestId,
+    /// Address of the peer's buffer.
+    pub remote_addr: u64,
+    /// Remote keys of the peer's buffer on the first two rails.
+    pub rkeys: [u32; Cts::KEYS],
+    /// Bytes to be sent: the lesser of the message and the buffer.
+    pub length: u32,
+    /// Slot of its clear-to-send. Until the message has arrived, no other clear-to-send gets this slot.
+    pub slot: SlotIndex,
+    /// Size of the peer's buffer in bytes.
+    pub(super) posted: u32,
+    /// Number of its stripes.
+    pub(super) stripes: u32,
+    pub(super) striping: Striping,
+    /// Queue pair of its first stripe.
+    pub(super) qp: QpIndex,
+}
+
+impl Transfer {
+    /// The queue pair and the immediate of a message that has one stripe and is shorter than [`Imm::EXPLICIT_LIMIT`]: of all that
+    /// [`Self::stripes`] returns for it.
+    #[inline]
+    pub fn single(&self) -> (QpIndex, Imm) {
+        (self.qp, Imm::new(self.slot, LengthCode::Bytes(self.length)))
+    }
+
+    /// Remote key of the peer's buffer on rail number `rail`, which is 2 or 3. `read_extra_keys` reads the first half of the
+    /// clear-to-send in a slot, if the keys are not `known`.
+    pub(super) fn extra_key(
+        &self,
+        rail: u8,
+        known: Option<ExtraKeys>,
+        read_extra_keys: impl FnOnce(SlotIndex) -> CtsWords,
+    ) -> u32 {
+        let keys = known.unwrap_or_else(|| parse_extra_keys(&read_extra_keys(self.slot)));
+        keys.get(usize::from(rail) - Cts::KEYS).copied().unwrap_or_default()
+    }
+
+    /// The rail that `qp` is on.
+    #[inline]
+    pub fn rail_of(&self, qp: QpIndex) -> u8 {
+        self.striping.rail_of(qp)
+    }
+
+    /// The stripes in the order in which they are to be posted, each with its immediates. `weight` returns the weight of a
+    /// queue pair: see [`SendFlow::weight_of`].
+    pub fn stripes(&self, weight: impl Fn(QpIndex) -> u64) -> impl Iterator<Item = (Stripe, Immediates)> {
+        self.striping
+            .stripes(self.length, self.qp, weight)
+            .enumerate()
+            .map(|(i, stripe)| (stripe, self.immediates(i == 0)))
+    }
+
+    fn immediates(&self, is_first: bool) -> Immediates {
+        let imm = |code| Imm::new(self.slot, code);
+        let (first, second) = if !is_first {
+            (LengthCode::Stripe, None)
+        } else if self.length < Imm::EXPLICIT_LIMIT {
+            (LengthCode::Bytes(self.length), None)
+        } else if self.length == self.posted {
+            (LengthCode::Full, None)
+        } else {
+            (LengthCode::Low(self.length as u16), Some(LengthCode::High((self.length >> 16) as u16)))
+        };
+        Immediates { first: imm(first), second: second.map(imm) }
+    }
+}
+
+/// The immediates of a stripe: one, or two for a length that one cannot carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Immediates {
+    /// Posted with the data, or in a trailing immediate write behind the data.
+    pub first: Imm,
+    /// Posted behind the first, in a write of no bytes.
+    pub second: Option<Imm>,
+}
+
+/// Work requests that the send queue of a queue pair has to take.
+pub const SEND_QUEUE_DEPTH: u32 = MAX_REQUESTS as u32 + EXTRA_WRS;
+/// Entries of a send queue for extra work requests and a probe. Messages that need extra ones have many packets each, so as many
+/// as these keep a path full.
+const EXTRA_WRS: u32 = 64;
+/// Most work requests of one stripe.
+pub const MAX_STRIPE_WRS: usize = 3;
+
+/// Extra work requests that a send queue has space for.
+const MAX_EXTRA_WRS: u16 = EXTRA_WRS as u16 - 1;
+
+/// How much space the send queues of a connection have, counted in work requests.
+///
+/// A stripe takes one to three work requests of its queue pair: the data, with an immediate or without; the immediate, where it
+/// follows the data in a trailing immediate write; the second immediate of a length that one cannot carry. Only the last of them
+/// is signalled; its completion stands for all of them.
+///
+/// No queue overflows. At most [`MAX_REQUESTS`] messages are outstanding, each with at most one stripe on a queue pair, and a
+/// message stays outstanding until the completions of all its stripes have been polled. So the *first* work requests of all
+/// stripes take at most that many entries of a send queue. The *extra* ones, which most stripes do not have, are counted here
+/// for each queue pair. They get [`EXTRA_WRS`] entries less one, which is kept for a probe that may still be outstanding when
+/// messages begin again. [`SEND_QUEUE_DEPTH`] is the sum. Messages that find no entry wait.
+#[derive(Debug)]
+pub struct SendQueueSpace {
+    extra: [u16; MAX_QPS],
+    most: u16,
+}
+
+impl Default for SendQueueSpace {
+    fn default() -> Self {
+        Self::new(MAX_EXTRA_WRS)
+    }
+}
+
+impl SendQueueSpace {
+    /// Space for `most` extra work requests on each queue pair, of which a stripe may take two.
+    pub(super) fn new(most: u16) -> Self {
+        Self { extra: [0; MAX_QPS], most }
+    }
+
+    /// Whether each of the first `qps` queue pairs has space for a stripe with up to `extra` extra work requests.
+    #[inline]
+    pub fn has_space(&self, qps: usize, extra: u8) -> bool {
+        self.extra.iter().take(qps).all(|outstanding| outstanding + u16::from(extra) <= self.most)
+    }
+
+    /// A stripe with `extra` extra work requests has been posted on `qp`, which had space for it.
+    #[inline]
+    pub fn handle_posted(&mut self, qp: QpIndex, extra: u8) {
+        self.extra[usize::from(qp.0) % MAX_QPS] += u16::from(extra);
+    }
+
+    /// The completion of such a stripe has been polled.
+    #[inline]
+    pub fn handle_completion(&mut self, qp: QpIndex, extra: u8) {
+        let outstanding = &mut self.extra[usize::from(qp.0) % MAX_QPS];
+        *outstanding = outstanding.saturating_sub(extra.into());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::imm::{Imm, LengthCode};
-    use std::sync::Arc;
 
-    fn flow() -> SendFlow {
-        SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]))
+    mod general {
+        use super::*;
+
+        fn flow() -> SendFlow {
+            SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]))
+        }
+
+        fn cts(seq: u32, tag: u32, length: u32) -> Cts {
+            Cts { addr: 0x1000 * u64::from(seq), length, rkeys: [9, 0], tag, seq }
+        }
+
+        /// Submits a message when the ring holds `ring`.
+        fn submit(flow: &mut SendFlow, ring: &[Cts], tag: u32, length: u32) -> Option<Transfer> {
+            let read = |seq| ring.iter().find(|cts| cts.seq == seq).map(Cts::emit);
+            flow.submit(tag, 0, length, read).expect("valid clear-to-sends")
+        }
+
+        #[test]
+        fn a_message_waits_for_its_cts() {
+            let mut flow = flow();
+            assert_eq!(submit(&mut flow, &[], 7, 100), None);
+            let ring = [cts(1, 7, 64)];
+            let transfer = submit(&mut flow, &ring, 7, 100).expect("there is a clear-to-send");
+            assert_eq!(
+                (transfer.length, transfer.remote_addr),
+                (64, 0x1000),
+                "truncated to what the peer has room for"
+            );
+            assert_eq!(submit(&mut flow, &ring, 7, 100), None, "a clear-to-send is used once");
+        }
+
+        #[test]
+        fn tags_are_matched_in_order_and_do_not_block_each_other() {
+            let mut flow = flow();
+            let ring = [cts(1, 10, 8), cts(2, 20, 8), cts(3, 10, 8), cts(4, 10, 8)];
+            let mut addr = |tag| submit(&mut flow, &ring, tag, 8).map(|t| t.remote_addr);
+            assert_eq!(addr(20), Some(0x2000));
+            assert_eq!(addr(20), None);
+            assert_eq!(addr(10), Some(0x1000));
+            assert_eq!(addr(10), Some(0x3000));
+            assert_eq!(addr(10), Some(0x4000));
+            assert_eq!(addr(10), None);
+        }
+
+        #[test]
+        fn a_message_has_the_place_in_which_the_receiver_has_asked_for_it() {
+            let mut flow = flow();
+            let ring = [cts(1, 10, 8), cts(2, 20, 8), cts(3, 10, 8)];
+            let ids = [20, 10, 10].map(|tag| submit(&mut flow, &ring, tag, 8).expect("cleared").id);
+            assert_eq!(ids.map(|id| flow.place(id)), [Some(1), Some(0), Some(2)]);
+            flow.handle_completion(ids[0]).expect("one stripe");
+            flow.poll_done(ids[0]).expect("complete");
+            assert_eq!(flow.place(ids[0]), None, "it is no more");
+        }
+
+        #[test]
+        fn a_tag_behind_the_window_waits() {
+            let mut flow = flow();
+            let window = WINDOW as u32;
+            let mut ring: Vec<_> = (1..=window).map(|seq| cts(seq, 10, 8)).collect();
+            ring.push(cts(window + 1, 20, 8));
+            assert_eq!(submit(&mut flow, &ring, 20, 8), None);
+            assert!(submit(&mut flow, &ring, 10, 8).is_some());
+            assert!(submit(&mut flow, &ring, 20, 8).is_some());
+        }
+
+        #[test]
+        fn a_cts_out_of_order_is_a_violation() {
+            let mut flow = flow();
+            assert!(flow.submit(0, 0, 8, |_| Some(cts(2, 0, 0).emit())).is_err());
+        }
+
+        #[test]
+        fn a_completion_of_no_outstanding_request_is_a_violation() {
+            let mut flow = flow();
+            let id = submit(&mut flow, &[cts(1, 0, 8)], 0, 8).expect("there is a clear-to-send").id;
+            assert_eq!(flow.poll_done(id), Ok(None));
+            assert_eq!(flow.handle_completion(id), Ok(()));
+            assert!(flow.handle_completion(id).is_err(), "twice");
+            assert_eq!(flow.poll_done(id), Ok(Some(8)));
+            assert!(flow.handle_completion(id).is_err(), "after the end");
+            assert!(flow.poll_done(id).is_err(), "tested after the end");
+        }
+
+        #[test]
+        fn a_length_that_fits_no_immediate_travels_in_two() {
+            let mut flow = flow();
+            let long = Imm::EXPLICIT_LIMIT + 0x2_0003;
+            let ring = [cts(1, 0, long + 1), cts(2, 0, long)];
+            let partial = submit(&mut flow, &ring, 0, long).expect("clear-to-send 1");
+            let (_, imms) = partial.stripes(|qp| flow.weight_of(qp)).next().expect("one stripe");
+            assert_eq!(imms.first.length_code(), LengthCode::Low(3));
+            assert_eq!(imms.second.map(|i| i.length_code()), Some(LengthCode::High((long >> 16) as u16)));
+            let full = submit(&mut flow, &ring, 0, long).expect("clear-to-send 2");
+            let (_, imms) = full.stripes(|qp| flow.weight_of(qp)).next().expect("one stripe");
+            assert_eq!((imms.first.length_code(), imms.second), (LengthCode::Full, None));
+        }
+
+        #[test]
+        fn a_rail_that_completes_last_gets_less() {
+            let mut flow = SendFlow::new(Striping::new(2, 1, false), RailWeights::from_speeds([1, 1]));
+            let mut seq = 0;
+            // The lengths of a message's stripes on qps 0 and 1, which complete in this order, in one poll or in two.
+            let mut message = |polls: u32, length: u32| {
+                seq += 1;
+                let transfer = submit(&mut flow, &[cts(seq, 0, length)], 0, length).expect("there is a clear-to-send");
+                let stripes: Vec<_> = transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe).collect();
+                let lengths = [0, 1].map(|qp| stripes.iter().find(|s| s.qp == QpIndex(qp)).expect("a stripe").length);
+                for qp in [0, 1] {
+                    flow.handle_completion_on(transfer.id, QpIndex(qp)).expect("outstanding");
+                    (1..polls).for_each(|_| flow.handle_poll());
+                }
+                flow.handle_poll();
+                assert_eq!(flow.poll_done(transfer.id), Ok(Some(length)));
+                lengths
+            };
+            (0..50).for_each(|_| assert_eq!(message(1, 1 << 20), [1 << 19; 2], "no order can be seen"));
+            (0..50).for_each(|_| assert_eq!(message(2, 48 << 10), [24 << 10; 2], "a short one tells nothing"));
+            assert_eq!(message(2, 1 << 20), [1 << 19; 2], "nothing is known yet");
+            let later: Vec<_> = (0..50).map(|_| message(2, 1 << 20)[1]).collect();
+            assert!(later.is_sorted_by(|a, b| a > b) && later[49] < 450_000, "{later:?}");
+        }
+
+        #[test]
+        fn an_entry_whose_request_has_ended_is_refused() {
+            let mut flow = flow();
+            let id = submit(&mut flow, &[cts(1, 7, 100)], 7, 64).expect("cleared").id;
+            assert_eq!((flow.bytes(id), flow.unacknowledged()), (64, Some((1, 64))));
+            let entries = Arc::clone(flow.requests.entries());
+            let entry = &entries[id.index()];
+            assert!(matches!(flow.finish(entry), Ok(None)), "it is not acknowledged");
+            flow.handle_completion(id).expect("one stripe");
+            assert!(matches!(flow.finish(entry), Ok(Some(64))));
+            assert!(flow.finish(entry).is_err() && flow.finish(&entries[200]).is_err());
+            assert_eq!(flow.unacknowledged(), None);
+        }
+
+        /// One immediate tells all lengths below 2^22 less the codes, and that of the clear-to-send.
+        #[test]
+        fn the_least_length_that_no_immediate_can_tell_is_told_as_the_whole_buffer_or_in_two_halves() {
+            let first = |room: u32, length: u32| {
+                let transfer = submit(&mut flow(), &[cts(1, 7, room)], 7, length).expect("cleared");
+                let mut stripes = transfer.stripes(|_| 1);
+                stripes.next().map(|(_, immediates)| (immediates.first.length_code(), immediates.second.is_some()))
+            };
+            let limit = Imm::EXPLICIT_LIMIT;
+            assert_eq!(first(limit, limit - 1), Some((LengthCode::Bytes(limit - 1), false)));
+            assert_eq!(first(limit, limit), Some((LengthCode::Full, false)));
+            assert_eq!(first(limit + 1, limit), Some((LengthCode::Low(limit as u16), true)));
+        }
     }
 
-    fn cts(seq: u32, tag: u32, length: u32) -> Cts {
-        Cts { addr: 0x1000 * u64::from(seq), length, rkeys: [9, 0], tag, seq }
-    }
+    mod single {
+        use super::*;
+        use proptest::prelude::*;
 
-    /// Submits a message when the ring holds `ring`.
-    fn submit(flow: &mut SendFlow, ring: &[Cts], tag: u32, length: u32) -> Option<Transfer> {
-        let read = |seq| ring.iter().find(|cts| cts.seq == seq).map(Cts::emit);
-        flow.submit(tag, 0, length, read).expect("valid clear-to-sends")
-    }
+        /// What the requests in flight are too many for has not waited for its peer.
+        #[test]
+        fn a_message_is_counted_as_refused_only_if_it_was_not_asked_for() {
+            let mut flow = SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]));
+            let words = |seq| Cts { addr: 0x1000, length: 8, rkeys: [9, 0], tag: 0, seq }.emit();
+            let first = flow.submit(0, 0, 8, |seq| Some(words(seq))).expect("valid").expect("asked for").id;
+            assert_eq!(flow.entry(first).map(Entry::id), Some(first));
+            while flow.submit(0, 0, 8, |seq| Some(words(seq))).expect("valid").is_some() {}
+            assert_eq!(flow.refusals, 0, "too many are outstanding");
+            assert_eq!(flow.submit(0, 0, 8, |_| None), Ok(None));
+            assert_eq!(flow.refusals, 1);
+        }
 
-    #[test]
-    fn a_message_waits_for_its_cts() {
-        let mut flow = flow();
-        assert_eq!(submit(&mut flow, &[], 7, 100), None);
-        let ring = [cts(1, 7, 64)];
-        let transfer = submit(&mut flow, &ring, 7, 100).expect("there is a clear-to-send");
-        assert_eq!((transfer.length, transfer.remote_addr), (64, 0x1000), "truncated to what the peer has room for");
-        assert_eq!(submit(&mut flow, &ring, 7, 100), None, "a clear-to-send is used once");
-    }
+        /// What NCCL and the peer do.
+        #[derive(Debug, Clone)]
+        enum Step {
+            /// The peer writes a clear-to-send.
+            Write { tag: u32, length: u32 },
+            /// `isend`.
+            Send { tag: u32, length: u32 },
+            /// The stripe of some message that is outstanding completes, and NCCL is told of the message.
+            Complete(prop::sample::Index),
+        }
 
-    #[test]
-    fn tags_are_matched_in_order_and_do_not_block_each_other() {
-        let mut flow = flow();
-        let ring = [cts(1, 10, 8), cts(2, 20, 8), cts(3, 10, 8), cts(4, 10, 8)];
-        let mut addr = |tag| submit(&mut flow, &ring, tag, 8).map(|t| t.remote_addr);
-        assert_eq!(addr(20), Some(0x2000));
-        assert_eq!(addr(20), None);
-        assert_eq!(addr(10), Some(0x1000));
-        assert_eq!(addr(10), Some(0x3000));
-        assert_eq!(addr(10), Some(0x4000));
-        assert_eq!(addr(10), None);
-    }
+        fn steps() -> impl Strategy<Value = Vec<Step>> {
+            // One tag is more frequent, as with NCCL; some lengths are too long for one stripe or for a clear-to-send.
+            let tag = || prop_oneof![8 => Just(0u32), 1 => 1..3u32];
+            let posted = || prop_oneof![20 => 0..20_000u32, 1 => Just(MAX_MESSAGE + 1)];
+            let step = prop_oneof![
+                (tag(), posted()).prop_map(|(tag, length)| Step::Write { tag, length }),
+                (tag(), 0..20_000u32).prop_map(|(tag, length)| Step::Send { tag, length }),
+                any::<prop::sample::Index>().prop_map(Step::Complete),
+            ];
+            prop::collection::vec(step, 1..600)
+        }
 
-    #[test]
-    fn a_message_has_the_place_in_which_the_receiver_has_asked_for_it() {
-        let mut flow = flow();
-        let ring = [cts(1, 10, 8), cts(2, 20, 8), cts(3, 10, 8)];
-        let ids = [20, 10, 10].map(|tag| submit(&mut flow, &ring, tag, 8).expect("cleared").id);
-        assert_eq!(ids.map(|id| flow.place(id)), [Some(1), Some(0), Some(2)]);
-        flow.handle_completion(ids[0]).expect("one stripe");
-        flow.poll_done(ids[0]).expect("complete");
-        assert_eq!(flow.place(ids[0]), None, "it is no more");
-    }
+        proptest! {
+            // Each has hundreds of steps.
+            #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(4), ..Default::default() })]
 
-    #[test]
-    fn a_tag_behind_the_window_waits() {
-        let mut flow = flow();
-        let window = WINDOW as u32;
-        let mut ring: Vec<_> = (1..=window).map(|seq| cts(seq, 10, 8)).collect();
-        ring.push(cts(window + 1, 20, 8));
-        assert_eq!(submit(&mut flow, &ring, 20, 8), None);
-        assert!(submit(&mut flow, &ring, 10, 8).is_some());
-        assert!(submit(&mut flow, &ring, 20, 8).is_some());
-    }
-
-    #[test]
-    fn a_cts_out_of_order_is_a_violation() {
-        let mut flow = flow();
-        assert!(flow.submit(0, 0, 8, |_| Some(cts(2, 0, 0).emit())).is_err());
-    }
-
-    #[test]
-    fn a_completion_of_no_outstanding_request_is_a_violation() {
-        let mut flow = flow();
-        let id = submit(&mut flow, &[cts(1, 0, 8)], 0, 8).expect("there is a clear-to-send").id;
-        assert_eq!(flow.poll_done(id), Ok(None));
-        assert_eq!(flow.handle_completion(id), Ok(()));
-        assert!(flow.handle_completion(id).is_err(), "twice");
-        assert_eq!(flow.poll_done(id), Ok(Some(8)));
-        assert!(flow.handle_completion(id).is_err(), "after the end");
-        assert!(flow.poll_done(id).is_err(), "tested after the end");
-    }
-
-    #[test]
-    fn a_length_that_fits_no_immediate_travels_in_two() {
-        let mut flow = flow();
-        let long = Imm::EXPLICIT_LIMIT + 0x2_0003;
-        let ring = [cts(1, 0, long + 1), cts(2, 0, long)];
-        let partial = submit(&mut flow, &ring, 0, long).expect("clear-to-send 1");
-        let (_, imms) = partial.stripes(|qp| flow.weight_of(qp)).next().expect("one stripe");
-        assert_eq!(imms.first.length_code(), LengthCode::Low(3));
-        assert_eq!(imms.second.map(|i| i.length_code()), Some(LengthCode::High((long >> 16) as u16)));
-        let full = submit(&mut flow, &ring, 0, long).expect("clear-to-send 2");
-        let (_, imms) = full.stripes(|qp| flow.weight_of(qp)).next().expect("one stripe");
-        assert_eq!((imms.first.length_code(), imms.second), (LengthCode::Full, None));
-    }
-
-    #[test]
-    fn a_rail_that_completes_last_gets_less() {
-        let mut flow = SendFlow::new(Striping::new(2, 1, false), RailWeights::from_speeds([1, 1]));
-        let mut seq = 0;
-        // The lengths of a message's stripes on qps 0 and 1, which complete in this order, in one poll or in two.
-        let mut message = |polls: u32, length: u32| {
-            seq += 1;
-            let transfer = submit(&mut flow, &[cts(seq, 0, length)], 0, length).expect("there is a clear-to-send");
-            let stripes: Vec<_> = transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe).collect();
-            let lengths = [0, 1].map(|qp| stripes.iter().find(|s| s.qp == QpIndex(qp)).expect("a stripe").length);
-            for qp in [0, 1] {
-                flow.handle_completion_on(transfer.id, QpIndex(qp)).expect("outstanding");
-                (1..polls).for_each(|_| flow.handle_poll());
+            #[test]
+            fn the_usual_case_gives_the_same_transfers_and_the_same_state_as_the_general_one(
+                steps in steps(),
+                (qps, split) in (1..4u8, any::<bool>()),
+            ) {
+                let striping = Striping::new(1, qps, split);
+                let flow = || SendFlow::new(striping, RailWeights::from_speeds([1]));
+                let mut callers = [(flow(), Vec::new(), false), (flow(), Vec::new(), true)];
+                let mut ring: Vec<Cts> = Vec::new();
+                for (number, step) in steps.into_iter().enumerate() {
+                    let mut answers = Vec::new();
+                    for (flow, outstanding, is_usual) in &mut callers {
+                        match &step {
+                            Step::Write { .. } => {}
+                            Step::Send { tag, length } => {
+                                let read = |seq: u32| ring.get(seq as usize - 1).map(Cts::emit);
+                                let answer = flow.submit_either(*is_usual, *tag, 7, *length, read).ok();
+                                outstanding.extend(answer.flatten());
+                                answers.push(answer);
+                            }
+                            Step::Complete(_) if outstanding.is_empty() => {}
+                            Step::Complete(index) => {
+                                let transfer = outstanding.remove(index.index(outstanding.len()));
+                                for _ in 0..striping.stripe_count(transfer.length) {
+                                    flow.handle_completion(transfer.id).expect("outstanding");
+                                }
+                                prop_assert_eq!(flow.poll_done(transfer.id), Ok(Some(transfer.length)));
+                            }
+                        }
+                    }
+                    if let Step::Write { tag, length } = step {
+                        let seq = ring.len() as u32 + 1;
+                        ring.push(Cts { addr: 0x1000 * u64::from(seq), length, rkeys: [seq, 0], tag, seq });
+                    }
+                    prop_assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{:?}", answers);
+                    // Whole states take long to compare, and a difference stays.
+                    if number % 32 == 0 {
+                        prop_assert_eq!(format!("{:?}", callers[0].0), format!("{:?}", callers[1].0));
+                    }
+                    // After a clear-to-send that is not valid nothing goes on.
+                    if answers.contains(&None) {
+                        break;
+                    }
+                }
+                prop_assert_eq!(format!("{:?}", callers[0].0), format!("{:?}", callers[1].0));
             }
-            flow.handle_poll();
+        }
+
+        #[test]
+        fn a_refusal_is_the_first_after_each_message_and_after_each_clear_to_send() {
+            let mut flow = SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]));
+            let cts = |seq, tag| Cts { addr: 1, length: 8, rkeys: [1, 0], tag, seq };
+            let refuse =
+                |flow: &mut SendFlow, written| [flow.refuse(|seq| seq <= written), flow.refuse(|seq| seq <= written)];
+            let send = |flow: &mut SendFlow, ring: &[Cts], tag| {
+                let read = |seq: u32| ring.get(seq as usize - 1).map(Cts::emit);
+                flow.submit(tag, 0, 8, read).expect("valid clear-to-sends").is_some()
+            };
+            assert_eq!(refuse(&mut flow, 0), [Refusal::First, Refusal::Again]);
+            assert!(!send(&mut flow, &[], 0));
+            assert_eq!(refuse(&mut flow, 0), [Refusal::Again; 2], "by the general case, too");
+            let ring = [cts(1, 0), cts(2, 7)];
+            assert_eq!(refuse(&mut flow, 1), [Refusal::Next; 2]);
+            assert!(send(&mut flow, &ring[..1], 0));
+            assert_eq!(refuse(&mut flow, 1), [Refusal::First, Refusal::Again]);
+            assert!(!send(&mut flow, &ring, 0), "the second one is kept");
+            assert_eq!(refuse(&mut flow, 2), [Refusal::No; 2]);
+            assert!(send(&mut flow, &ring, 7));
+            assert_eq!(refuse(&mut flow, 2), [Refusal::First, Refusal::Again]);
+        }
+    }
+
+    mod lanes {
+        use super::*;
+        use crate::proto::recovery::account::Account;
+
+        const LARGE: u32 = 1 << 20;
+
+        /// A flow over four lanes of one rail, and the number of its messages.
+        fn lanes() -> (SendFlow, u32) {
+            let mut flow = SendFlow::new(Striping::new(1, 4, true), RailWeights::from_speeds([400_000]));
+            flow.use_lanes();
+            (flow, 0)
+        }
+
+        /// Sends a message, whose stripes complete in the order of their lengths, but that of `last` after the others.
+        fn send((flow, count): &mut (SendFlow, u32), length: u32, last: Option<u8>) -> Vec<Stripe> {
+            *count += 1;
+            let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: *count };
+            let transfer = flow.submit(0, 0, length, |_| Some(cts.emit())).expect("valid").expect("clear to send");
+            let stripes: Vec<_> = transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe).collect();
+            for is_last in [false, true] {
+                flow.handle_poll();
+                for stripe in stripes.iter().filter(|stripe| (last == Some(stripe.qp.0)) == is_last) {
+                    flow.handle_completion_on(transfer.id, stripe.qp).expect("outstanding");
+                }
+            }
             assert_eq!(flow.poll_done(transfer.id), Ok(Some(length)));
-            lengths
-        };
-        (0..50).for_each(|_| assert_eq!(message(1, 1 << 20), [1 << 19; 2], "no order can be seen"));
-        (0..50).for_each(|_| assert_eq!(message(2, 48 << 10), [24 << 10; 2], "a short one tells nothing"));
-        assert_eq!(message(2, 1 << 20), [1 << 19; 2], "nothing is known yet");
-        let later: Vec<_> = (0..50).map(|_| message(2, 1 << 20)[1]).collect();
-        assert!(later.is_sorted_by(|a, b| a > b) && later[49] < 450_000, "{later:?}");
+            stripes
+        }
+
+        #[test]
+        fn without_lanes_messages_begin_at_each_queue_pair_in_turn() {
+            let mut flow = SendFlow::new(Striping::new(2, 2, false), RailWeights::from_speeds([1; 2]));
+            let qps = [1, 2, 3, 4, 5, 6].map(|seq| {
+                let cts = Cts { addr: 0x1000, length: 8, rkeys: [1, 0], tag: 0, seq };
+                flow.submit(0, 0, 8, |_| Some(cts.emit())).expect("valid").expect("clear to send").qp.0
+            });
+            assert_eq!(qps, [0, 1, 2, 3, 0, 1]);
+        }
+
+        #[test]
+        fn queue_pairs_are_lanes_only_if_messages_are_cut_over_several_of_a_rail_and_it_is_wished() {
+            let has_lanes = |rails, per_rail, split, is_wished: bool| {
+                let mut flow =
+                    SendFlow::new(Striping::new(rails, per_rail, split), RailWeights::from_speeds([400_000; 4]));
+                if is_wished {
+                    flow.use_lanes();
+                } else {
+                    flow.begin_lanes();
+                }
+                flow.has_lanes()
+            };
+            assert!(has_lanes(1, 4, true, true) && has_lanes(2, 4, true, true));
+            assert!(!has_lanes(1, 4, true, false), "not wished");
+            assert!(!has_lanes(1, 4, false, true), "not cut");
+            assert!(!has_lanes(4, 1, true, true), "one on each rail");
+        }
+
+        #[test]
+        fn a_lane_that_completes_last_gets_less_and_its_sisters_on_the_same_rail_do_not() {
+            let mut flow = lanes();
+            let even = send(&mut flow, LARGE, Some(2));
+            assert!(even.iter().all(|stripe| stripe.length == LARGE / 4), "{even:?}");
+            (0..100).for_each(|_| drop(send(&mut flow, LARGE, Some(2))));
+            let stripes = send(&mut flow, LARGE, None);
+            let length = |qp| stripes.iter().find(|stripe| stripe.qp == QpIndex(qp)).expect("four stripes").length;
+            assert!(2 * length(2) < length(0) + 128, "{stripes:?}");
+            assert!(length(0).abs_diff(length(1)) <= 128 && length(0).abs_diff(length(3)) <= 128, "{stripes:?}");
+        }
+
+        #[test]
+        fn a_lane_of_new_queue_pairs_has_to_be_slow_for_longer() {
+            let mut flow = lanes();
+            let mut messages_until_named = || {
+                let begun = flow.1;
+                while flow.0.poll_slow_lane().is_none() {
+                    send(&mut flow, LARGE, Some(2));
+                }
+                flow.0.begin_lanes();
+                flow.1 - begun
+            };
+            let first = messages_until_named();
+            assert!(messages_until_named() > first);
+        }
+
+        #[test]
+        fn lanes_that_complete_last_together_all_get_less() {
+            let mut flow = lanes();
+            for _ in 0..100 {
+                flow.1 += 1;
+                let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
+                let id = flow.0.submit(0, 0, LARGE, |_| Some(cts.emit())).expect("valid").expect("clear to send").id;
+                for qps in [&[3][..], &[0, 1, 2]] {
+                    flow.0.handle_poll();
+                    qps.iter().for_each(|qp| flow.0.handle_completion_on(id, QpIndex(*qp)).expect("outstanding"));
+                }
+                assert_eq!(flow.0.poll_done(id), Ok(Some(LARGE)));
+            }
+            let weights = [0, 1, 2, 3].map(|qp| flow.0.weight_of(QpIndex(qp)));
+            assert!(weights[0] == weights[1] && weights[1] == weights[2] && 2 * weights[0] < weights[3], "{weights:?}");
+        }
+
+        #[test]
+        fn a_message_that_is_not_cut_goes_over_the_lane_with_the_greatest_weight() {
+            let mut flow = lanes();
+            for last in [0, 1, 3] {
+                (0..20).for_each(|_| drop(send(&mut flow, LARGE, Some(last))));
+            }
+            for _ in 0..3 {
+                assert_eq!(send(&mut flow, 8, None), [Stripe { qp: QpIndex(2), offset: 0, length: 8 }]);
+            }
+        }
+
+        #[test]
+        fn a_lane_that_stays_slow_is_named_and_a_slow_receiver_makes_none_slow() {
+            let mut flow = lanes();
+            let mut named = (0..1000).find_map(|_| {
+                send(&mut flow, LARGE, Some(2));
+                flow.0.poll_slow_lane()
+            });
+            assert_eq!(named.take(), Some(QpIndex(2)));
+            // Whatever the time between messages, it is of no account: what counts is the order of completions.
+            let mut flow = lanes();
+            for message in 0..4000_u32 {
+                send(&mut flow, LARGE, Some((message % 4) as u8));
+                assert_eq!(flow.0.poll_slow_lane(), None);
+            }
+        }
+
+        /// Where order says nothing of speed, since all lanes share a path, shares differ by chance, and a lane is seldom slow.
+        #[test]
+        fn lanes_that_complete_last_at_random_are_seldom_slow() {
+            let (mut flow, mut random, mut named) = (lanes(), 1_u64, 0);
+            for _ in 0..100_000 {
+                random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                send(&mut flow, LARGE, Some((random >> 62) as u8));
+                named += u32::from(flow.0.poll_slow_lane().is_some());
+            }
+            assert!(named <= 10, "{named} times");
+        }
+
+        #[test]
+        fn lanes_that_lag_behind_all_others_are_known() {
+            let mut flow = lanes();
+            let mut begin = |length| {
+                flow.1 += 1;
+                let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
+                flow.0.submit(0, 0, length, |_| Some(cts.emit())).expect("valid").expect("clear to send").id
+            };
+            let ids = [begin(LARGE), begin(8)];
+            assert_eq!(flow.0.lagging_lanes(), 0, "all of them");
+            [0, 3].into_iter().for_each(|qp| flow.0.handle_completion_on(ids[0], QpIndex(qp)).expect("outstanding"));
+            assert_eq!(flow.0.lagging_lanes(), 0b0111, "the short message is on the first lane");
+            flow.0.handle_completion_on(ids[1], QpIndex(0)).expect("outstanding");
+            assert_eq!(flow.0.lagging_lanes(), 0b0110);
+            [1, 2].into_iter().for_each(|qp| flow.0.handle_completion_on(ids[0], QpIndex(qp)).expect("outstanding"));
+            assert_eq!(flow.0.lagging_lanes(), 0);
+        }
+
+        #[test]
+        fn messages_that_are_cut_begin_on_each_lane_in_turn_and_every_fourth_one_on_any() {
+            let mut flow = lanes();
+            let first: Vec<_> = (0..4000).map(|_| usize::from(send(&mut flow, LARGE, None)[0].qp.0)).collect();
+            for (every, allowed) in [(1, 1000..1001), (2, 400..600), (4, 200..300)] {
+                let mut counts = [0; 4];
+                first.iter().step_by(every).for_each(|lane| counts[*lane] += 1);
+                assert!(counts.iter().all(|count| allowed.contains(count)), "{counts:?}");
+            }
+        }
+
+        /// As on one link, which takes what is posted in its order; also with messages in between that are cut, but too short to learn from.
+        #[test]
+        fn no_lane_is_slow_where_stripes_complete_in_the_order_in_which_they_are_posted() {
+            const SHORT: u32 = 16 << 10;
+            for lengths in [&[LARGE][..], &[LARGE, SHORT], &[LARGE, SHORT, SHORT]] {
+                let mut flow = lanes();
+                for (message, length) in (0..18_000).zip(lengths.iter().cycle()) {
+                    flow.1 += 1;
+                    let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
+                    let begun = flow.0.submit(0, 0, *length, |_| Some(cts.emit())).expect("valid");
+                    let transfer = begun.expect("clear to send");
+                    let qps: Vec<_> =
+                        transfer.stripes(|qp| flow.0.weight_of(qp)).map(|(stripe, _)| stripe.qp).collect();
+                    for qp in qps {
+                        flow.0.handle_poll();
+                        flow.0.handle_completion_on(transfer.id, qp).expect("outstanding");
+                    }
+                    assert_eq!(flow.0.poll_done(transfer.id), Ok(Some(*length)));
+                    let weights = [0, 1, 2, 3].map(|qp| flow.0.weight_of(QpIndex(qp)));
+                    let (least, most) = (weights.iter().min().expect("four"), weights.iter().max().expect("four"));
+                    assert!(least * 10 > most * 9, "after message {message} of {lengths:?}: {weights:?}");
+                }
+            }
+        }
+
+        /// Sends messages over lanes of these speeds, in bytes in the time of a poll, all at once. Returns the shares in percent.
+        fn settled(flow: &mut (SendFlow, u32), speeds: &[u64], messages: u32) -> Vec<u64> {
+            for _ in 0..messages {
+                flow.1 += 1;
+                let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
+                let transfer = flow.0.submit(0, 0, LARGE, |_| Some(cts.emit())).expect("valid").expect("clear to send");
+                let stripes = transfer.stripes(|qp| flow.0.weight_of(qp));
+                let mut ends: Vec<_> = stripes
+                    .map(|(stripe, _)| (u64::from(stripe.length) / speeds[usize::from(stripe.qp.0)], stripe.qp))
+                    .collect();
+                ends.sort_unstable();
+                let mut poll = None;
+                for (end, qp) in ends {
+                    if poll.replace(end) != Some(end) {
+                        flow.0.handle_poll();
+                    }
+                    flow.0.handle_completion_on(transfer.id, qp).expect("outstanding");
+                }
+                flow.0.poll_done(transfer.id).expect("complete");
+            }
+            let weights: Vec<_> = (0..speeds.len()).map(|qp| flow.0.weight_of(QpIndex(qp as u8))).collect();
+            weights.iter().map(|weight| (100 * weight + 50) / weights.iter().sum::<u64>()).collect()
+        }
+
+        #[test]
+        fn the_lanes_of_a_rail_that_was_slow_regain_their_shares_beside_those_of_another_one() {
+            let rails = RailWeights::from_speeds([400_000, 400_000]);
+            let mut flow = (SendFlow::new(Striping::new(2, 4, true), rails), 0);
+            flow.0.use_lanes();
+            // Queue pairs are on the two rails in turn.
+            let (even, slow) = ([12_000; 8], [12_000, 3000, 12_000, 3000, 12_000, 3000, 12_000, 3000]);
+            let near = |found: &[u64], expected: &[u64]| found.iter().zip(expected).all(|(a, b)| a.abs_diff(*b) <= 1);
+            let found = settled(&mut flow, &slow, 3000);
+            assert!(near(&found, &[20, 5, 20, 5, 20, 5, 20, 5]), "{found:?}");
+            let found = settled(&mut flow, &even, 1000);
+            assert!(near(&found, &[13, 12, 13, 12, 13, 12, 13, 12]), "{found:?}");
+            let mut one = even;
+            one[3] = 1500;
+            let found = settled(&mut flow, &one, 3000);
+            assert!(near(&found, &[14, 14, 14, 2, 14, 14, 14, 14]), "{found:?}");
+            let found = settled(&mut flow, &even, 1000);
+            assert!(near(&found, &[13, 12, 13, 12, 13, 12, 13, 12]), "{found:?}");
+        }
+
+        #[test]
+        fn new_queue_pairs_begin_with_even_shares() {
+            let mut flow = lanes();
+            (0..100).for_each(|_| drop(send(&mut flow, LARGE, Some(2))));
+            let next = flow.1 + 1;
+            let nothing_missing = Account { oldest: next, next, missing: Vec::new() };
+            let (striping, weights) = (Striping::new(1, 3, true), RailWeights::from_speeds([400_000]));
+            flow.0.apply_account(&nothing_missing, striping, weights).expect("it fits");
+            assert!(flow.0.has_lanes());
+            assert!((0..3).all(|qp| flow.0.weight_of(QpIndex(qp)) == flow.0.weight_of(QpIndex(0))));
+        }
     }
 
-    #[test]
-    fn an_entry_whose_request_has_ended_is_refused() {
-        let mut flow = flow();
-        let id = submit(&mut flow, &[cts(1, 7, 100)], 7, 64).expect("cleared").id;
-        assert_eq!((flow.bytes(id), flow.unacknowledged()), (64, Some((1, 64))));
-        let entries = Arc::clone(flow.requests.entries());
-        let entry = &entries[id.index()];
-        assert!(matches!(flow.finish(entry), Ok(None)), "it is not acknowledged");
-        flow.handle_completion(id).expect("one stripe");
-        assert!(matches!(flow.finish(entry), Ok(Some(64))));
-        assert!(flow.finish(entry).is_err() && flow.finish(&entries[200]).is_err());
-        assert_eq!(flow.unacknowledged(), None);
-    }
+    mod queue_space {
+        use super::*;
 
-    /// One immediate tells all lengths below 2^22 less the codes, and that of the clear-to-send.
-    #[test]
-    fn the_least_length_that_no_immediate_can_tell_is_told_as_the_whole_buffer_or_in_two_halves() {
-        let first = |room: u32, length: u32| {
-            let transfer = submit(&mut flow(), &[cts(1, 7, room)], 7, length).expect("cleared");
-            let mut stripes = transfer.stripes(|_| 1);
-            stripes.next().map(|(_, immediates)| (immediates.first.length_code(), immediates.second.is_some()))
-        };
-        let limit = Imm::EXPLICIT_LIMIT;
-        assert_eq!(first(limit, limit - 1), Some((LengthCode::Bytes(limit - 1), false)));
-        assert_eq!(first(limit, limit), Some((LengthCode::Full, false)));
-        assert_eq!(first(limit + 1, limit), Some((LengthCode::Low(limit as u16), true)));
+        /// How many stripes with `extra` extra work requests fit on queue pair 1 at a time.
+        fn fit(extra: u8) -> u32 {
+            let mut space = SendQueueSpace::default();
+            let mut count = 0;
+            while space.has_space(2, extra) && count < MAX_REQUESTS as u32 {
+                space.handle_posted(QpIndex(1), extra);
+                count += 1;
+            }
+            // The most that the queue holds then: all first ones, these extra ones, a probe.
+            assert!(MAX_REQUESTS as u32 + count * u32::from(extra) < SEND_QUEUE_DEPTH);
+            if count < MAX_REQUESTS as u32 {
+                assert!(space.has_space(1, extra), "the other queue is empty");
+                space.handle_completion(QpIndex(1), extra);
+                assert!(space.has_space(2, extra), "one has been completed");
+            }
+            count
+        }
+
+        #[test]
+        fn messages_of_one_two_and_three_work_requests_fit_256_63_and_31_times() {
+            assert_eq!([0, 1, 2].map(fit), [256, 63, 31]);
+        }
     }
 }

@@ -10,8 +10,7 @@ use crate::net::qp::set::{ConnectedQp, QpSet};
 use crate::net::qp::wr_id::WrId;
 use crate::proto::cts::Cts;
 use crate::proto::handshake::Ring;
-use crate::proto::receives::{MAX_RECEIVES, RECEIVE_BATCH};
-use crate::proto::recv::RecvFlow;
+use crate::proto::recv::{MAX_RECEIVES, RECEIVE_BATCH, RecvFlow};
 use crate::proto::{MAX_GROUP, MAX_RAILS, RING_SLOTS};
 use crate::verbs::prepared_write::{PreparedWrite, RefusedPost};
 use crate::verbs::qp_ex::Operations;
@@ -25,7 +24,7 @@ const INLINE_CTS: usize = 6;
 
 /// Capacities of a receiver's queue pairs. It sends clear-to-sends, inline if the device can, and
 /// sometimes a probe. It has receives posted for every message that it has cleared to send: see
-/// [`crate::proto::receives`].
+/// [`crate::proto::recv::Receives`].
 pub const RECEIVER_QP_CAPS: QpCaps = QpCaps {
     max_send_wr: 64,
     max_recv_wr: MAX_RECEIVES,

@@ -25,12 +25,8 @@ use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
 use crate::proto::recovery::action::Role;
 use crate::proto::recovery::sender::Unapplied;
-use crate::proto::requests::{Entries, Entry, Progress, RequestId};
-use crate::proto::send::SendFlow;
-use crate::proto::send_queue::{MAX_STRIPE_WRS, SEND_QUEUE_DEPTH, SendQueueSpace};
-use crate::proto::send_requests::SendRequest;
-use crate::proto::send_single::{Refusal, Usual};
-use crate::proto::transfer::Transfer;
+use crate::proto::requests::{Entries, Entry, Progress, RequestId, SendRequest};
+use crate::proto::send::{MAX_STRIPE_WRS, Refusal, SEND_QUEUE_DEPTH, SendFlow, SendQueueSpace, Transfer, Usual};
 use crate::proto::{QpIndex, RING_SLOTS, Violation};
 use crate::stats::Completed;
 use crate::stats::labels::Labels;
@@ -50,8 +46,8 @@ use std::time::Instant;
 const INLINE_MESSAGE: u32 = 28;
 
 /// Capacities of a sender's queue pairs. It sends messages of host memory inline that are short
-/// enough. Why its send queue never overflows is told in [`crate::proto::send_queue`]. It receives
-/// nothing; one receive work request is the least that every device accepts.
+/// enough. Why its send queue never overflows is told in [`crate::proto::send::SendQueueSpace`]. It
+/// receives nothing; one receive work request is the least that every device accepts.
 pub const SENDER_QP_CAPS: QpCaps = QpCaps {
     max_send_wr: SEND_QUEUE_DEPTH,
     max_recv_wr: 1,

@@ -5,8 +5,7 @@ use super::fabric::{Completion, End, Fabric, WorkRequest, WrId};
 use super::outside::Outside;
 use super::plan::{Plan, address};
 use crate::proto::imm::Imm;
-use crate::proto::receives::RECEIVE_BATCH;
-use crate::proto::recv::{Buffer, RecvFlow};
+use crate::proto::recv::{Buffer, RECEIVE_BATCH, RecvFlow};
 use crate::proto::requests::RequestId;
 use crate::proto::{QpIndex, RING_SLOTS, Violation};
 

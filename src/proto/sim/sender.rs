@@ -9,10 +9,8 @@ use crate::proto::RING_SLOTS;
 use crate::proto::cts::{Cts, CtsWords, SlotIndex};
 use crate::proto::imm::Imm;
 use crate::proto::requests::RequestId;
-use crate::proto::send::SendFlow;
-use crate::proto::send_queue::{MAX_STRIPE_WRS, SendQueueSpace};
+use crate::proto::send::{MAX_STRIPE_WRS, SendFlow, SendQueueSpace, Transfer};
 use crate::proto::stripe::LL128_LINE_BYTES;
-use crate::proto::transfer::Transfer;
 
 #[derive(Debug)]
 pub(super) struct Sender {

@@ -6,7 +6,7 @@
 
 use super::super::fabric::{Bytes, End, Status, WorkRequest, WrId};
 use crate::proto::random::Random;
-use crate::proto::receives::RECEIVE_BATCH;
+use crate::proto::recv::RECEIVE_BATCH;
 use crate::proto::{MAX_RAILS, QpIndex};
 use std::collections::VecDeque;
 

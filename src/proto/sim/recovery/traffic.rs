@@ -7,7 +7,7 @@ use super::fabric::Completion;
 use crate::proto::cts::{Cts, CtsWords, SlotIndex};
 use crate::proto::imm::Imm;
 use crate::proto::recv::{Buffer, RecvFlow};
-use crate::proto::transfer::Transfer;
+use crate::proto::send::Transfer;
 use crate::proto::{QpIndex, RING_SLOTS, Violation};
 
 impl Caller {

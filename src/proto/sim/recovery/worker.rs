@@ -8,7 +8,7 @@ use crate::proto::endpoint::Endpoint;
 use crate::proto::handshake::Negotiated;
 use crate::proto::recovery::action::Action;
 use crate::proto::recovery::rail_mask::RailMask;
-use crate::proto::send_queue::SendQueueSpace;
+use crate::proto::send::SendQueueSpace;
 
 impl Caller {
     /// Does one thing. Returns a job that its end has to do: to fence, or to resume.
