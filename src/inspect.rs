@@ -22,11 +22,11 @@ pub mod stats {
 
 /// How a message is cut over queue pairs, sent and counted, and how often lanes move, for `ferrite ecmp`.
 pub mod proto {
-    pub use crate::proto::carried::{Carried, Speed, Speeds};
+    pub use crate::proto::automatic_lanes::{Carried, Speed, Speeds};
     pub use crate::proto::control::Time;
     pub use crate::proto::cts::{Cts, CtsWords, SlotIndex};
-    pub use crate::proto::flow_labels::FlowLabels;
     pub use crate::proto::imm::Imm;
+    pub use crate::proto::lanes::FlowLabels;
     pub use crate::proto::rail_weights::RailWeights;
     pub use crate::proto::recovery::move_budget::{CardMoves, MoveBudget};
     pub use crate::proto::recv::{Buffer, RecvFlow};

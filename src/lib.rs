@@ -34,7 +34,7 @@
 //! if there are several. The receiver counts stripes, in whatever order they come. The sender decides where a message is split
 //! ([`proto::stripe`], [`proto::rail_weights`]). With `FERRITE_LANES=auto` a connection that has sent much has
 //! lanes if it is faster with them: queue pairs of which each has a share of its own ([`proto::automatic_lanes`]). One that stays slow is given another path by a recovery
-//! (`proto::slow_lanes`, [`proto::flow_labels`], docs/paths.md). A length that the 22 bits of one immediate cannot tell is told in two.
+//! ([`proto::lanes`], docs/paths.md). A length that the 22 bits of one immediate cannot tell is told in two.
 //!
 //! ## Rails
 //!
@@ -139,8 +139,8 @@
 //! | what does NCCL's pointer for a request point to? | [`proto::requests`], `abi::handles` |
 //! | what does a profiler of the user's hear of messages? | `abi::network_events` |
 //! | which ports are one device? | [`net::device::nic`], `abi::devices` |
-//! | how much of a message does a rail carry, or a lane? | [`proto::stripe`], [`proto::rail_weights`], `proto::lanes` |
-//! | which lane is slow, what leads it over another path, and how often? | `proto::slow_lanes`, [`proto::flow_labels`], [`proto::recovery::move_budget`] |
+//! | how much of a message does a rail carry, or a lane? | [`proto::stripe`], [`proto::rail_weights`], [`proto::lanes`] |
+//! | which lane is slow, what leads it over another path, and how often? | [`proto::lanes`], [`proto::recovery::move_budget`] |
 //! | how large are the queues, and how many receives are posted? | [`net::data::send::SENDER_QP_CAPS`], [`net::data::cts_sender::RECEIVER_QP_CAPS`], [`proto::recv::Receives`] |
 //! | what if a device has little inline data, or none? | [`verbs::queue_pair`], [`net::data::cts_sender`] |
 //! | when does a device take no locks to post? | [`verbs::thread_domain`] |

@@ -5,9 +5,10 @@
 
 use super::rail_weights::LaneWeights;
 use super::requests::RequestId;
-use super::slow_lanes::SlowLanes;
 use super::stripe::Striping;
-use super::{MAX_QPS, MAX_REQUESTS, QpIndex};
+use super::{MAX_QPS, MAX_RAILS, MAX_REQUESTS, QpIndex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Bytes from which on a message shows how fast rails are. The stripes of a shorter one complete in the order in which the
 /// completion queues are polled.
@@ -140,6 +141,362 @@ impl Lanes {
             let weights = &self.weights;
             let found = self.slow_lanes.handle_message(self.count, self.rails, |lane| weights.share_of(lane.0));
             self.slow = found.or(self.slow);
+        }
+    }
+}
+
+/// Messages between two looks at the shares: enough for one to fall to a third.
+const LOOK_EVERY: u32 = 128;
+/// A lane whose share is less than 3/4 of the greatest of its rail is slow.
+const SLOW: (u64, u64) = (3, 4);
+/// So many looks in a row have to find a lane slow before it is named, and one more each time that queue pairs were replaced.
+const FIRST_LOOKS: u8 = 3;
+/// They are no more than this: a path that becomes slow late is left, too.
+const MOST_LOOKS: u8 = 24;
+
+/// Which lane of a connection is slow, and stays so: its share of messages has stayed far below the greatest.
+///
+/// A lane's share follows what it completes, and shares say only how lanes compare. If all of them slow down together, since the
+/// receiver is slow or the job pauses, no share changes, and no lane is slow. Lanes are compared with those of the same rail: all lanes of a
+/// port or card that is slow are alike, and another path would not help them.
+///
+/// The greatest share counts, and not the mean: where most paths of a connection carry too much, its mean says that all is well, and one
+/// good path shows what the others could have.
+///
+/// A connection looks for paths quickly while it is new, and less and less later: with each time that its queue pairs were replaced, a lane has
+/// to have been slow for longer.
+#[derive(Debug, Clone, Copy)]
+struct SlowLanes {
+    slow: [u8; MAX_QPS],
+    /// Messages since the latest look.
+    messages: u32,
+    /// So many looks in a row name a lane.
+    looks: u8,
+}
+
+impl Default for SlowLanes {
+    fn default() -> Self {
+        Self { slow: [0; MAX_QPS], messages: 0, looks: FIRST_LOOKS }
+    }
+}
+
+impl SlowLanes {
+    /// The same for new queue pairs: what was seen of the old ones does not count, and how often there were new ones does.
+    fn of_new_queue_pairs(self) -> Self {
+        Self { looks: (self.looks + 1).min(MOST_LOOKS), ..Self::default() }
+    }
+
+    /// A message is complete that shows how fast the `count` lanes of `rails` rails are, which take turns; `share` returns the share of one.
+    /// Returns the slowest of those that have been slow for long enough.
+    fn handle_message(&mut self, count: u8, rails: u8, share: impl Fn(QpIndex) -> u64) -> Option<QpIndex> {
+        self.messages += 1;
+        if self.messages < LOOK_EVERY || count <= rails {
+            return None;
+        }
+        self.messages = 0;
+        let lanes = || (0..count).map(QpIndex);
+        for (lane, slow) in lanes().zip(&mut self.slow) {
+            let of_rail = lanes().filter(|other| other.0 % rails == lane.0 % rails);
+            let greatest = of_rail.map(&share).max().unwrap_or(0);
+            let is_slow = share(lane) * SLOW.1 < greatest * SLOW.0;
+            *slow = if is_slow { slow.saturating_add(1) } else { 0 };
+        }
+        let slowest =
+            lanes().filter(|lane| self.slow[usize::from(lane.0)] >= self.looks).min_by_key(|lane| share(*lane))?;
+        self.slow = [0; MAX_QPS];
+        Some(slowest)
+    }
+}
+
+/// Lanes of a rail that may have a label.
+const LABELS: usize = MAX_QPS / MAX_RAILS;
+
+/// The flow labels of a sender's lanes.
+///
+/// A RoCE v2 device makes the UDP source port of a queue pair's packets from the flow label of its address vector: the low 14 bits and the
+/// high 6 bits, one upon the other, in the range of dynamic ports (rdma-core, `rdma_flow_label_to_udp_sport`). A fabric with ECMP chooses the
+/// path by that port, among other fields. Without a flow label the device makes one from the numbers of both queue pairs, so a
+/// queue pair that replaces another one has another path. With one, the lanes that are not to move keep theirs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlowLabels(Option<Box<LabelTable>>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct LabelTable {
+    /// By number of the rail, and number of the lane on it.
+    labels: [[u32; LABELS]; MAX_RAILS],
+    /// State of the random numbers.
+    random: u64,
+    /// How often a lane got another one.
+    replaced: u64,
+}
+
+impl FlowLabels {
+    /// No lane has one, and none gets one.
+    pub const NONE: Self = Self(None);
+
+    /// One for each lane, at random, with UDP source ports that all differ.
+    pub fn random(seed: u64) -> Self {
+        let mut table = LabelTable { labels: [[0; LABELS]; MAX_RAILS], random: seed, replaced: 0 };
+        for (rail, lane) in (0..MAX_RAILS).flat_map(|rail| (0..LABELS).map(move |lane| (rail, lane))) {
+            table.labels[rail][lane] = table.other();
+        }
+        Self(Some(Box::new(table)))
+    }
+
+    /// Whether lanes have labels.
+    pub fn are_used(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// That of lane number `lane` of a rail; 0: it has none.
+    pub fn of(&self, rail: u8, lane: u8) -> u32 {
+        let rail = self.0.as_ref().and_then(|table| table.labels.get(usize::from(rail)));
+        rail.and_then(|lanes| lanes.get(usize::from(lane))).copied().unwrap_or(0)
+    }
+
+    /// Gives that lane another one, if it has one, whose UDP source port is that of no lane. The others keep theirs.
+    pub fn replace(&mut self, rail: u8, lane: u8) {
+        let Some(table) = &mut self.0 else { return };
+        let other = table.other();
+        if let Some(label) = table.labels.get_mut(usize::from(rail)).and_then(|lanes| lanes.get_mut(usize::from(lane)))
+        {
+            *label = other;
+            table.replaced += 1;
+        }
+    }
+
+    /// How often a lane has got another one.
+    pub fn replaced(&self) -> u64 {
+        self.0.as_ref().map_or(0, |table| table.replaced)
+    }
+}
+
+impl LabelTable {
+    /// A label whose UDP source port is that of no lane.
+    fn other(&mut self) -> u32 {
+        loop {
+            self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let label = (mix(self.random) >> 44) as u32;
+            let is_taken = self.labels.iter().flatten().any(|taken| *taken != 0 && port(*taken) == port(label));
+            if label != 0 && !is_taken {
+                return label;
+            }
+        }
+    }
+}
+
+/// The UDP source port, but for the highest two bits, which are always set.
+fn port(label: u32) -> u32 {
+    (label ^ label >> 14) & 0x3fff
+}
+
+/// The output function of splitmix64.
+fn mix(state: u64) -> u64 {
+    let state = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let state = (state ^ state >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    state ^ state >> 31
+}
+
+/// What is left of them.
+#[derive(Debug, Clone)]
+pub struct LaneBudget(Arc<AtomicU32>);
+
+/// Some of them, which are given back when it is dropped.
+#[derive(Debug)]
+pub struct LaneLease {
+    of: LaneBudget,
+    count: u32,
+}
+
+impl LaneBudget {
+    /// A budget of so many queue pairs, beside the first one of each connection.
+    pub fn new(count: u32) -> Self {
+        Self(Arc::new(AtomicU32::new(count)))
+    }
+
+    /// Whether so many are left.
+    pub fn has(&self, count: u32) -> bool {
+        self.0.load(Ordering::Relaxed) >= count
+    }
+
+    /// Takes so many. `None`: fewer are left.
+    pub fn take(&self, count: u32) -> Option<LaneLease> {
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(count));
+        taken.is_ok().then(|| LaneLease { of: self.clone(), count })
+    }
+}
+
+impl LaneLease {
+    /// Gives back what is more than `count`.
+    pub fn shrink(&mut self, count: u32) {
+        let kept = self.count.min(count);
+        self.of.0.fetch_add(self.count - kept, Ordering::Relaxed);
+        self.count = kept;
+    }
+}
+
+impl Drop for LaneLease {
+    fn drop(&mut self) {
+        self.shrink(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    mod slow {
+        use super::*;
+
+        /// Messages in which a lane is found slow so often.
+        const fn of_looks(looks: u32) -> u32 {
+            looks * LOOK_EVERY
+        }
+
+        /// The lanes that are said to be slow while so many messages complete with these shares.
+        fn slow(shares: &[u64], messages: u32) -> Vec<u8> {
+            let mut slow = SlowLanes::default();
+            let share = |lane: QpIndex| shares[usize::from(lane.0)];
+            (0..messages).filter_map(|_| slow.handle_message(shares.len() as u8, 1, share)).map(|lane| lane.0).collect()
+        }
+
+        #[test]
+        fn the_slowest_of_those_that_stay_slow_is_named_and_again_while_it_has_not_moved() {
+            let shares = [100, 30, 20, 100];
+            assert_eq!(slow(&shares, of_looks(3) - 1), [0; 0], "not for long enough");
+            assert_eq!(slow(&shares, of_looks(3)), [2]);
+            assert_eq!(slow(&shares, of_looks(3 + 3) - 1), [2]);
+            assert_eq!(slow(&shares, of_looks(3 + 3)), [2, 2]);
+        }
+
+        #[test]
+        fn new_queue_pairs_are_looked_at_anew_and_for_longer() {
+            let mut slow = SlowLanes::default();
+            let share = |lane: QpIndex| [100, 20][usize::from(lane.0)];
+            let named = |slow: &mut SlowLanes, messages: u32| {
+                (0..messages).find_map(|message| slow.handle_message(2, 1, share).map(|_| message + 1))
+            };
+            assert_eq!(named(&mut slow, of_looks(3)), Some(of_looks(3)));
+            let mut slow = slow.of_new_queue_pairs();
+            assert_eq!(named(&mut slow, of_looks(4)), Some(of_looks(4)));
+            for _ in 0..30 {
+                slow = slow.of_new_queue_pairs();
+            }
+            assert_eq!(named(&mut slow, of_looks(24)), Some(of_looks(24)), "no more than that");
+        }
+
+        #[test]
+        fn none_is_slow_if_all_are_alike_or_there_is_one() {
+            assert_eq!(slow(&[10, 10, 9, 10], 10_000), [0; 0]);
+            assert_eq!(slow(&[2; 8], 10_000), [0; 0], "all have become slow");
+            assert_eq!(slow(&[10], 10_000), [0; 0]);
+        }
+
+        #[test]
+        fn three_quarters_of_the_greatest_are_not_slow() {
+            assert_eq!(slow(&[75, 100, 100, 100], of_looks(3)), [0; 0]);
+            assert_eq!(slow(&[74, 100, 100, 100], of_looks(3)), [0]);
+            // Three of four paths carry too much, so the mean says little.
+            assert_eq!(slow(&[22, 33, 22, 23], of_looks(3)), [0]);
+        }
+
+        /// Lanes 0 and 2 are of one rail, 1 and 3 of the other.
+        #[test]
+        fn lanes_are_compared_with_those_of_their_rail() {
+            let slow_of = |shares: [u64; 4]| {
+                let mut slow = SlowLanes::default();
+                (0..of_looks(3)).find_map(|_| slow.handle_message(4, 2, |lane| shares[usize::from(lane.0)]))
+            };
+            assert_eq!(slow_of([20, 5, 20, 5]), None, "a slow rail");
+            assert_eq!(slow_of([20, 5, 20, 2]), Some(QpIndex(3)));
+            assert_eq!(slow_of([10, 5, 20, 5]), Some(QpIndex(0)));
+        }
+
+        #[test]
+        fn a_lane_that_is_slow_now_and_then_is_not_named() {
+            let mut slow = SlowLanes::default();
+            for message in 0..10_000 {
+                let is_slow = !(message / LOOK_EVERY).is_multiple_of(FIRST_LOOKS.into());
+                let share = |lane: QpIndex| if lane.0 == 1 && is_slow { 20 } else { 100 };
+                assert_eq!(slow.handle_message(2, 1, share), None);
+            }
+        }
+    }
+
+    mod labels {
+        use super::*;
+        use std::collections::BTreeSet;
+
+        fn all(labels: &FlowLabels) -> Vec<u32> {
+            (0..4).flat_map(|rail| (0..8).map(move |lane| labels.of(rail, lane))).collect()
+        }
+
+        #[test]
+        fn labels_are_of_20_bits_and_lead_to_ports_that_all_differ() {
+            for seed in 0..200 {
+                let labels = all(&FlowLabels::random(seed));
+                assert!(labels.iter().all(|label| (1..1 << 20).contains(label)), "{labels:?}");
+                assert_eq!(labels.iter().map(|label| port(*label)).collect::<BTreeSet<_>>().len(), 32, "{labels:?}");
+            }
+        }
+
+        #[test]
+        fn a_lane_gets_another_port_and_the_others_keep_theirs() {
+            let mut labels = FlowLabels::random(7);
+            for _ in 0..1000 {
+                let before = labels.clone();
+                labels.replace(2, 5);
+                assert_eq!(labels.replaced(), before.replaced() + 1);
+                assert_ne!(port(labels.of(2, 5)), port(before.of(2, 5)));
+                let changed = all(&labels).iter().zip(all(&before)).filter(|(now, then)| **now != *then).count();
+                assert_eq!(changed, 1);
+                assert_eq!(all(&labels).iter().map(|label| port(*label)).collect::<BTreeSet<_>>().len(), 32);
+            }
+        }
+
+        #[test]
+        fn without_labels_none_is_given() {
+            let mut labels = FlowLabels::NONE;
+            labels.replace(0, 0);
+            assert_eq!((labels.are_used(), labels.of(0, 0), labels.of(0, 31)), (false, 0, 0));
+            assert_eq!(FlowLabels::random(1).of(0, 8), 0, "more queue pairs than lanes may be");
+        }
+
+        #[test]
+        fn labels_come_from_splitmix64() {
+            let step = 0x9e37_79b9_7f4a_7c15_u64;
+            let first = [1, 2, 3].map(|n| mix(step.wrapping_mul(n)));
+            assert_eq!(first, [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]);
+            let labels = FlowLabels::random(0);
+            assert!(labels.are_used());
+            assert_eq!([labels.of(0, 0), labels.of(0, 1)], [0xe_220a, 0x6_e789]);
+        }
+
+        /// As `rdma_flow_label_to_udp_sport` has it.
+        #[test]
+        fn a_port_is_the_low_14_bits_and_the_high_6_one_upon_the_other() {
+            assert_eq!([0, 0x3fff, 0x4000, 0xf_ffff, 0x5_4001].map(port), [0, 0x3fff, 1, 0x3fc0, 0x14]);
+        }
+    }
+
+    mod budget {
+        use super::*;
+
+        #[test]
+        fn no_more_are_taken_than_there_are_and_what_is_given_back_can_be_taken_again() {
+            let budget = LaneBudget::new(7);
+            let first = budget.take(3);
+            let mut second = budget.take(3).expect("four are left");
+            assert!(first.is_some() && budget.has(1) && !budget.has(2));
+            assert!(budget.take(3).is_none() && budget.has(1), "what is refused takes nothing");
+            second.shrink(1);
+            second.shrink(5);
+            assert!(budget.has(3) && !budget.has(4), "it does not grow");
+            drop(first);
+            assert!(budget.has(6) && !budget.has(7));
+            drop(second);
+            assert!(budget.take(7).is_some());
+            assert!(LaneBudget::new(0).take(1).is_none() && LaneBudget::new(0).take(0).is_some());
         }
     }
 }

@@ -27,9 +27,8 @@
 //! |---|---|
 //! | `cts`, `imm` | the two formats of the data path |
 //! | [`send`] | the sending end, with one message that is to be posted, and the space in send queues |
-//! | `lanes` | queue pairs of which each has a share of its own |
-//! | `slow_lanes`, `flow_labels` | which lane stays slow; what chooses the path of each |
-//! | [`automatic_lanes`], [`carried`], [`lane_budget`] | when a connection takes lanes by itself, and gives them up; how fast it is; how many lanes a process may have |
+//! | [`lanes`] | queue pairs of which each has a share of its own: which stays slow; what chooses the path of each; how many a process may have |
+//! | [`automatic_lanes`] | when a connection takes lanes by itself, and gives them up; how fast it is |
 //! | [`recv`] | the receiving end, with one message that is awaited, and how many may be |
 //! | `cts_window` | which clear-to-sends are sent when, and their bytes |
 //! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail or lane gets |
@@ -43,7 +42,6 @@
 #![forbid(unsafe_code)]
 
 pub mod automatic_lanes;
-pub mod carried;
 mod codec;
 pub mod control;
 pub mod cts;
@@ -52,7 +50,6 @@ pub mod endpoint;
 #[cfg(test)]
 mod exhaustive;
 pub mod explain;
-pub mod flow_labels;
 pub mod frame;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -60,8 +57,7 @@ pub mod handle;
 pub mod handshake;
 pub mod identity;
 pub mod imm;
-pub mod lane_budget;
-mod lanes;
+pub mod lanes;
 #[cfg(test)]
 mod malformed_input;
 pub mod rail_weights;
@@ -78,7 +74,6 @@ pub mod send;
 pub mod shared;
 #[cfg(any(test, fuzzing))]
 mod sim;
-mod slow_lanes;
 pub mod stripe;
 mod violation;
 

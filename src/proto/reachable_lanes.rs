@@ -1,7 +1,6 @@
 //! What a connection with automatic lanes sees in which state of theirs: a table of docs/schedules.md.
 
-use super::automatic_lanes::{AutomaticLanes, Sent};
-use super::carried::Carried;
+use super::automatic_lanes::{AutomaticLanes, Carried, Sent};
 use super::random::Random;
 use super::sim::visits::{Machine, Visits};
 

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::host::sysfs;
 use crate::net::control::watcher::Watcher;
-use crate::proto::lane_budget::LaneBudget;
+use crate::proto::lanes::LaneBudget;
 use crate::proto::recovery::move_budget::CardMoves;
 use crate::verbs::context::{Context, DeviceAttributes};
 use once_cell::sync::OnceCell;

@@ -7,7 +7,7 @@ use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
 use crate::net::device::rail::{LocalAddress, Rail};
 use crate::proto::endpoint::{QpEnd, RailEnd, SinkEnd};
-use crate::proto::lane_budget::LaneLease;
+use crate::proto::lanes::LaneLease;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::{InitQueuePair, QpCaps, RemoteAccess};
 use crate::verbs::sink::Sink;

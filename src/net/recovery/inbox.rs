@@ -1,8 +1,7 @@
 //! What has happened to one connection and has not been handled yet.
 
 use crate::proto::QpIndex;
-use crate::proto::automatic_lanes::Wish;
-use crate::proto::carried::Speed;
+use crate::proto::automatic_lanes::{Speed, Wish};
 use crate::proto::frame::Frame;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};

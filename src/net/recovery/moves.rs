@@ -6,8 +6,7 @@ use super::inbox::Input;
 use super::log_lines;
 use crate::net::qp::reach::Silent;
 use crate::proto::QpIndex;
-use crate::proto::automatic_lanes::Wish;
-use crate::proto::carried::Speed;
+use crate::proto::automatic_lanes::{Speed, Wish};
 use std::sync::atomic::Ordering;
 
 impl ConnRecovery {
