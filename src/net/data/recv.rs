@@ -88,6 +88,7 @@ pub struct RecvPath {
     stall: Stall,
     /// `None`: the first fault ends the connection.
     recovery: Option<Arc<ConnRecovery>>,
+    peer: Arc<PeerState>,
     stats: ConnStats,
     /// Whether there is one rail, and no message is being timed.
     is_plain: bool,
@@ -95,7 +96,17 @@ pub struct RecvPath {
     tags_are_ranks: bool,
 }
 
-impl RecvPath {
+/// What a receive communicator is made of before its peer has committed.
+#[derive(Debug)]
+pub struct PreparedPath {
+    flow: RecvFlow,
+    qps: QpSet,
+    ring: (Ring, usize),
+    cts_sender: CtsSender,
+    stats: ConnStats,
+}
+
+impl PreparedPath {
     /// Posts receives on connected queue pairs, so that the peer may send.
     ///
     /// # Errors
@@ -103,34 +114,35 @@ impl RecvPath {
     pub fn new(mut qps: QpSet, ring: Ring, terms: &Negotiated, stats: ConnStats) -> Result<Self> {
         let flow = RecvFlow::new(terms.striping);
         qps.keep_receives(flow.receives())?;
-        Ok(Self {
-            flow,
-            cts_sender: CtsSender::new(&qps, ring, terms.slot_bytes())?,
-            is_plain: !qps.are_on_several_rails(),
-            qps,
-            ring: (ring, terms.slot_bytes()),
-            prepared: None,
-            flushes: None,
-            sticky_error: StickyError::new("receiving from"),
-            mode: Mode::Running,
-            stall: Stall::new(0, Duration::ZERO),
-            recovery: None,
-            stats,
-            tags_are_ranks: false,
-        })
+        let cts_sender = CtsSender::new(&qps, ring, terms.slot_bytes())?;
+        Ok(Self { flow, qps, ring: (ring, terms.slot_bytes()), cts_sender, stats })
     }
 }
 
 impl RecvComm {
     /// A receiver on `terms`.
-    pub fn new(nic: Arc<Nic>, peer: Arc<PeerState>, mut path: RecvPath, terms: &Negotiated) -> Self {
-        path.qps.watch(&peer);
-        let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &path.qps));
-        path.recovery = recovery.clone();
-        path.stall = Stall::new(nic.config.stall_ms, path.qps.round_trip);
-        path.tags_are_ranks = nic.has_only_ranks_as_tags();
-        let (memory, labels) = (ConnMemory::new(&nic, &peer, path.qps.devices()), Labels::of(&path.stats));
-        let requests = Arc::clone(path.flow.entries());
+    pub fn new(nic: Arc<Nic>, peer: Arc<PeerState>, prepared: PreparedPath, terms: &Negotiated) -> Self {
+        let PreparedPath { flow, qps, ring, cts_sender, stats } = prepared;
+        qps.watch(&peer);
+        let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &qps));
+        let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
+        let requests = Arc::clone(flow.entries());
+        let path = RecvPath {
+            flow,
+            stall: Stall::new(nic.config.stall_ms, qps.round_trip),
+            is_plain: !qps.are_on_several_rails(),
+            qps,
+            ring,
+            cts_sender,
+            prepared: None,
+            flushes: None,
+            sticky_error: StickyError::new("receiving from"),
+            mode: Mode::Running,
+            recovery: recovery.clone(),
+            peer: Arc::clone(&peer),
+            stats,
+            tags_are_ranks: nic.has_only_ranks_as_tags(),
+        };
         Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, requests, recovery }
     }
 
@@ -157,7 +169,7 @@ impl RecvComm {
         begun: impl FnOnce(&Entry<RecvRequest>),
     ) -> Option<Result<()>> {
         let mut inside = self.path.begin_if_clear()?;
-        let outcome = inside.state().receive_usual(expected, begun, &self.peer);
+        let outcome = inside.state().receive_usual(expected, begun);
         inside.leave();
         outcome
     }
@@ -174,10 +186,10 @@ impl RecvComm {
         begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
     ) -> Result<()> {
         self.path.enter(|path| {
-            if !self.peer.state().is_open() && !path.check_peer(&self.peer)? {
+            if !self.peer.state().is_open() && !path.check_peer()? {
                 return Ok(());
             }
-            path.receive(count, expected, begun, &self.peer)
+            path.receive(count, expected, begun)
         })
     }
 
@@ -259,8 +271,8 @@ impl RecvComm {
     fn test_in_general(&self, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
         self.path.enter(|path| match path.finish(request, done)? {
             true => Ok(()),
-            false if self.peer.state().is_open() => path.poll_for(&self.peer, request, done),
-            false => path.progress_for(&self.peer, request, done),
+            false if self.peer.state().is_open() => path.poll_for(request, done),
+            false => path.progress_for(request, done),
         })
     }
 
@@ -319,7 +331,7 @@ impl Tested for RecvComm {
     }
 
     fn handle_empty_poll(&self, mut inside: Inside<'_, RecvPath>, request: &Entry<RecvRequest>) -> Result<()> {
-        let outcome = inside.state().handle_empty_poll(&self.peer, request.id());
+        let outcome = inside.state().handle_empty_poll(request.id());
         inside.leave();
         outcome
     }
@@ -341,13 +353,13 @@ impl Tested for RecvComm {
         request: &Entry<RecvRequest>,
         done: impl Done,
     ) -> Result<()> {
-        let outcome = inside.state().handle_others(&self.peer, completions, request, done);
+        let outcome = inside.state().handle_others(completions, request, done);
         inside.leave();
         outcome
     }
 
     fn handle_failed_poll(&self, mut inside: Inside<'_, RecvPath>, error: Error) -> Result<()> {
-        let outcome = inside.state().handle_failure(&self.peer, error);
+        let outcome = inside.state().handle_failure(error);
         inside.leave();
         outcome
     }
@@ -376,7 +388,7 @@ impl End for RecvComm {
     }
 
     fn poll(&self) -> Result<()> {
-        self.path.visit(|path| path.poll_any(&self.peer).map(drop))
+        self.path.visit(|path| path.poll_any().map(drop))
     }
 
     fn probe(&self) -> Result<()> {
@@ -384,9 +396,9 @@ impl End for RecvComm {
             if !self.peer.is_recovering()
                 && let Err(e) = path.cts_sender.probe.send(&mut path.qps, self.peer.is_doubted())
             {
-                path.handle_failure(&self.peer, e)?;
+                path.handle_failure(e)?;
             }
-            path.poll_any(&self.peer).map(drop)
+            path.poll_any().map(drop)
         })
     }
 
@@ -457,7 +469,6 @@ impl RecvPath {
         &mut self,
         expected: impl FnOnce() -> Option<Expected<'a>>,
         begun: impl FnOnce(&Entry<RecvRequest>),
-        peer: &Arc<PeerState>,
     ) -> Option<Result<()>> {
         let Expected { addr, length, tag, memory } = expected()?;
         let buffer = Buffer { addr, length, rkeys: &memory.rkeys, tag };
@@ -468,7 +479,7 @@ impl RecvPath {
         let _ = self.stats.handle_begun(1);
         Some(match self.send_cts() {
             Ok(()) => Ok(()),
-            Err(e) => self.handle_failure(peer, e),
+            Err(e) => self.handle_failure(e),
         })
     }
 
@@ -477,7 +488,6 @@ impl RecvPath {
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
         begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
-        peer: &Arc<PeerState>,
     ) -> Result<()> {
         let buffer = |i| {
             let Expected { addr, length, tag, memory } = expected(i)?;
@@ -485,14 +495,14 @@ impl RecvPath {
             Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
         };
         let Some(id) = self.flow.begin(count, buffer, begun)? else {
-            return self.receive_later(count, expected, begun, peer);
+            return self.receive_later(count, expected, begun);
         };
         if self.stats.handle_begun(count) {
-            return self.handle_due(peer, id, expected(0)?.tag);
+            return self.handle_due(id, expected(0)?.tag);
         }
         match self.send_cts() {
             Ok(()) => Ok(()),
-            Err(e) => self.handle_failure(peer, e),
+            Err(e) => self.handle_failure(e),
         }
     }
 
@@ -503,16 +513,15 @@ impl RecvPath {
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
         begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
-        peer: &Arc<PeerState>,
     ) -> Result<()> {
         let Some(more) = self.flow.more_receives(count) else {
-            return self.send_cts().or_else(|e| self.handle_failure(peer, e));
+            return self.send_cts().or_else(|e| self.handle_failure(e));
         };
         if let Err(e) = self.qps.keep_receives(more) {
-            return self.handle_failure(peer, e);
+            return self.handle_failure(e);
         }
         self.flow.handle_more_receives();
-        self.receive(count, expected, begun, peer)
+        self.receive(count, expected, begun)
     }
 
     /// Sends due clear-to-sends, as far as the send queues have room.
@@ -633,16 +642,16 @@ impl RecvPath {
     /// # Errors
     /// As there.
     #[inline(always)]
-    fn poll_for(&mut self, peer: &Arc<PeerState>, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
+    fn poll_for(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
         if !self.is_plain {
-            return self.progress_for(peer, request, done);
+            return self.progress_for(request, done);
         }
         let mut batch = Batch::default();
         match self.qps.queue.poll(&mut batch) {
             Ok([]) if self.has_nothing_to_do() => Ok(()),
-            Ok([]) => self.handle_empty_poll(peer, request.id()),
-            Ok(completions) => self.handle_others(peer, completions, request, done),
-            Err(e) => self.handle_failure(peer, e),
+            Ok([]) => self.handle_empty_poll(request.id()),
+            Ok(completions) => self.handle_others(completions, request, done),
+            Err(e) => self.handle_failure(e),
         }
     }
 
@@ -652,12 +661,12 @@ impl RecvPath {
     /// # Errors
     /// The connection has failed.
     #[inline(never)]
-    fn handle_empty_poll(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+    fn handle_empty_poll(&mut self, awaited: RequestId) -> Result<()> {
         self.flow.handle_empty_poll(awaited);
         if self.stall.was_due() {
-            self.check_stall(peer)?;
+            self.check_stall()?;
         }
-        self.send_cts().or_else(|e| self.handle_failure(peer, e))
+        self.send_cts().or_else(|e| self.handle_failure(e))
     }
 
     /// As [`SendPath::handle_others`]; there may be no completions. Posts receives before, and sends the clear-to-sends that are due after.
@@ -667,18 +676,17 @@ impl RecvPath {
     #[inline(never)]
     fn handle_others(
         &mut self,
-        peer: &Arc<PeerState>,
         completions: &[Completion],
         request: &Entry<RecvRequest>,
         done: impl Done,
     ) -> Result<()> {
         let handled = match self.qps.qps.iter_mut().try_for_each(ConnectedQp::post_missing) {
-            Ok(()) => self.handle_completions(peer, completions),
-            Err(e) => self.handle_failed(peer, completions, Err(e)),
+            Ok(()) => self.handle_completions(completions),
+            Err(e) => self.handle_failed(completions, Err(e)),
         };
         match handled {
             Ok(()) => self.finish(request, done).map(drop),
-            Err(e) => self.fail_after(peer, request, done, e),
+            Err(e) => self.fail_after(request, done, e),
         }
     }
 
@@ -688,14 +696,8 @@ impl RecvPath {
     /// As there.
     #[cold]
     #[inline(never)]
-    fn fail_after(
-        &mut self,
-        peer: &Arc<PeerState>,
-        request: &Entry<RecvRequest>,
-        done: impl Done,
-        error: Error,
-    ) -> Result<()> {
-        let outcome = self.handle_failure(peer, error);
+    fn fail_after(&mut self, request: &Entry<RecvRequest>, done: impl Done, error: Error) -> Result<()> {
+        let outcome = self.handle_failure(error);
         if self.finish(request, done)? { Ok(()) } else { outcome }
     }
 
@@ -704,8 +706,8 @@ impl RecvPath {
     /// # Errors
     /// As there.
     #[inline(never)]
-    fn progress_for(&mut self, peer: &Arc<PeerState>, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
-        let progress = self.progress_in_general(peer, request.id());
+    fn progress_for(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
+        let progress = self.progress_in_general(request.id());
         if self.finish(request, done)? { Ok(()) } else { progress }
     }
 
@@ -713,17 +715,17 @@ impl RecvPath {
     ///
     /// # Errors
     /// As there.
-    fn progress(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
-        if !peer.state().is_open() {
-            return self.progress_not_open(peer, awaited);
+    fn progress(&mut self, awaited: RequestId) -> Result<()> {
+        if !self.peer.state().is_open() {
+            return self.progress_not_open(awaited);
         }
-        match self.poll_rails(peer) {
+        match self.poll_rails() {
             Ok(0) => {
                 let _ = self.stall.is_due();
-                self.handle_empty_poll(peer, awaited)
+                self.handle_empty_poll(awaited)
             }
-            Ok(_) => self.send_cts().or_else(|e| self.handle_failure(peer, e)),
-            Err(e) => self.handle_failure(peer, e),
+            Ok(_) => self.send_cts().or_else(|e| self.handle_failure(e)),
+            Err(e) => self.handle_failure(e),
         }
     }
 
@@ -732,14 +734,14 @@ impl RecvPath {
     /// # Errors
     /// As there, or the device refuses a clear-to-send.
     #[inline(always)]
-    fn handle_completions(&mut self, peer: &Arc<PeerState>, mut completions: &[Completion]) -> Result<()> {
+    fn handle_completions(&mut self, mut completions: &[Completion]) -> Result<()> {
         while let [completion, others @ ..] = completions {
             if completion.status() != Status::SUCCESS {
-                return self.handle_failed(peer, completions, Ok(()));
+                return self.handle_failed(completions, Ok(()));
             }
             let Self { flow, qps, cts_sender, .. } = self;
             if let Err(e) = handle(flow, cts_sender, &mut qps.qps, completion) {
-                return self.handle_failed(peer, others, Err(e));
+                return self.handle_failed(others, Err(e));
             }
             completions = others;
         }
@@ -752,14 +754,14 @@ impl RecvPath {
     /// As there.
     #[cold]
     #[inline(never)]
-    fn handle_failed(&mut self, peer: &Arc<PeerState>, completions: &[Completion], outcome: Result<()>) -> Result<()> {
-        let Self { flow, qps, cts_sender, .. } = self;
+    fn handle_failed(&mut self, completions: &[Completion], outcome: Result<()>) -> Result<()> {
+        let Self { flow, qps, cts_sender, peer, .. } = self;
         qps.handle_completions(peer, completions, outcome, |qps, completion| handle(flow, cts_sender, qps, completion))
     }
 
     #[inline(never)]
-    fn poll_rails(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
-        let Self { flow, qps, cts_sender, .. } = self;
+    fn poll_rails(&mut self) -> Result<usize> {
+        let Self { flow, qps, cts_sender, peer, .. } = self;
         qps.poll_rails(peer, |qps, completion| handle(flow, cts_sender, qps, completion))
     }
 }
@@ -772,14 +774,14 @@ impl RecvPath {
     /// The connection has failed.
     #[cold]
     #[inline(never)]
-    fn handle_due(&mut self, peer: &Arc<PeerState>, id: RequestId, tag: u32) -> Result<()> {
+    fn handle_due(&mut self, id: RequestId, tag: u32) -> Result<()> {
         let (count, _) = self.flow.messages(id);
         let tag = Some(tag).filter(|_| self.tags_are_ranks);
         if let Some(rank) = self.stats.handle_due_receive(id.to_bits(), count, tag) {
-            peer.peer().set_rank(rank);
+            self.peer.peer().set_rank(rank);
         }
         name_operation(&mut self.stats, id);
-        let outcome = self.send_cts().or_else(|e| self.handle_failure(peer, e));
+        let outcome = self.send_cts().or_else(|e| self.handle_failure(e));
         self.handle_posted_cts();
         self.choose_path();
         outcome
@@ -802,8 +804,8 @@ impl RecvPath {
     /// # Errors
     /// The connection has failed.
     #[inline(never)]
-    fn progress_in_general(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
-        let outcome = self.progress(peer, awaited);
+    fn progress_in_general(&mut self, awaited: RequestId) -> Result<()> {
+        let outcome = self.progress(awaited);
         if let Some(id) = self.stats.timed_request() {
             self.handle_posted_cts();
             match self.flow.is_done(RequestId::from_bits(id)) {
@@ -828,9 +830,9 @@ impl RecvPath {
     /// The peer has gone.
     #[cold]
     #[inline(never)]
-    fn check_peer(&mut self, peer: &Arc<PeerState>) -> Result<bool> {
-        self.sticky_error.check(peer)?;
-        Ok(!peer.is_recovering())
+    fn check_peer(&mut self) -> Result<bool> {
+        self.sticky_error.check(&self.peer)?;
+        Ok(!self.peer.is_recovering())
     }
 
     /// As [`Self::progress`], while the peer's state is not open. If only the control connection is lost, sends a probe.
@@ -839,38 +841,38 @@ impl RecvPath {
     /// The connection has failed, or the peer has gone.
     #[cold]
     #[inline(never)]
-    fn progress_not_open(&mut self, peer: &Arc<PeerState>, awaited: RequestId) -> Result<()> {
+    fn progress_not_open(&mut self, awaited: RequestId) -> Result<()> {
         // Read before the queue is polled: what the peer has sent before it went is in the queue then.
-        let (is_gone, is_recovering) = (peer.is_gone(), peer.is_recovering());
+        let (is_gone, is_recovering) = (self.peer.is_gone(), self.peer.is_recovering());
         self.sticky_error.check_failed()?;
-        if self.mode.waits_for_arrivals(peer.is_broken()) {
+        if self.mode.waits_for_arrivals(self.peer.is_broken()) {
             return Ok(());
         }
-        let polled = self.poll_any(peer)?;
+        let polled = self.poll_any()?;
         if polled == 0 && is_gone {
-            let error = self.sticky_error.reason(peer);
-            return Err(self.sticky_error.fail(peer, error));
+            let error = self.sticky_error.reason(&self.peer);
+            return Err(self.sticky_error.fail(&self.peer, error));
         }
         if is_recovering {
             return Ok(());
         }
         if polled == 0 {
             self.flow.handle_empty_poll(awaited);
-            if let Err(e) = self.cts_sender.probe.send(&mut self.qps, peer.is_doubted()) {
-                return self.handle_failure(peer, e);
+            if let Err(e) = self.cts_sender.probe.send(&mut self.qps, self.peer.is_doubted()) {
+                return self.handle_failure(e);
             }
         }
-        self.send_cts().or_else(|e| self.handle_failure(peer, e))
+        self.send_cts().or_else(|e| self.handle_failure(e))
     }
 
     /// Polls all completion queues; returns the number of completions.
     ///
     /// # Errors
     /// The connection has failed.
-    fn poll_any(&mut self, peer: &Arc<PeerState>) -> Result<usize> {
-        let polled = self.poll_rails(peer).or_else(|e| self.handle_failure(peer, e).map(|()| 0))?;
+    fn poll_any(&mut self) -> Result<usize> {
+        let polled = self.poll_rails().or_else(|e| self.handle_failure(e).map(|()| 0))?;
         if polled > 0 {
-            peer.handle_acknowledged();
+            self.peer.handle_acknowledged();
         }
         Ok(polled)
     }
@@ -881,21 +883,21 @@ impl RecvPath {
     /// It ends.
     #[cold]
     #[inline(never)]
-    fn handle_failure(&mut self, peer: &Arc<PeerState>, error: Error) -> Result<()> {
-        self.handle_failure_on(peer, error, 0)
+    fn handle_failure(&mut self, error: Error) -> Result<()> {
+        self.handle_failure_on(error, 0)
     }
 
     /// As [`Self::handle_failure`], where nothing is acknowledged on the `lagging` lanes, as a bit mask of queue pairs.
     ///
     /// # Errors
     /// As there.
-    fn handle_failure_on(&mut self, peer: &Arc<PeerState>, error: Error, lagging: u32) -> Result<()> {
+    fn handle_failure_on(&mut self, error: Error, lagging: u32) -> Result<()> {
         if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
-            && !peer.is_broken()
+            && !self.peer.is_broken()
         {
-            return recovery.report(&error.text(), lagging).map_err(|e| self.sticky_error.fail(peer, e));
+            return recovery.report(&error.text(), lagging).map_err(|e| self.sticky_error.fail(&self.peer, e));
         }
-        Err(self.sticky_error.fail(peer, error))
+        Err(self.sticky_error.fail(&self.peer, error))
     }
 
     /// Requests have been tested many times in vain. That the messages do not come may be due to the sender; but their clear-to-sends
@@ -905,7 +907,7 @@ impl RecvPath {
     /// The connection ends.
     #[cold]
     #[inline(never)]
-    fn check_stall(&mut self, peer: &Arc<PeerState>) -> Result<()> {
+    fn check_stall(&mut self) -> Result<()> {
         let now = Instant::now();
         let limit = self.stall.limit(now);
         if self.recovery.is_none() || limit.is_zero() {
@@ -915,7 +917,7 @@ impl RecvPath {
             return Ok(());
         }
         if let Err(e) = self.cts_sender.probe_writes(&mut self.qps) {
-            return self.handle_failure(peer, e);
+            return self.handle_failure(e);
         }
         match self.cts_sender.probe.outstanding_for() {
             Some(waited) if waited > limit => {
@@ -927,7 +929,7 @@ impl RecvPath {
                 // Clear-to-sends go over the first queue pair of each rail.
                 let firsts = RailMask::first(self.qps.rails.len() as u8).0;
                 let lagging = if self.qps.labels.are_used() { firsts.into() } else { 0 };
-                self.handle_failure_on(peer, Error::remote(text).recoverable(), lagging)
+                self.handle_failure_on(Error::remote(text).recoverable(), lagging)
             }
             _ => Ok(()),
         }

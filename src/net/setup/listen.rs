@@ -21,7 +21,7 @@ use crate::net::control::peer_state::PeerState;
 use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::stream::ControlStream;
 use crate::net::data::cts_sender::RECEIVER_QP_CAPS;
-use crate::net::data::recv::{RecvComm, RecvPath};
+use crate::net::data::recv::{PreparedPath, RecvComm};
 use crate::net::device::nic::Nic;
 use crate::net::explain::set_up::{self, Call, Detail, SetUpWait};
 use crate::net::qp::connect::{ConnectingQpSet, flow_labels};
@@ -93,7 +93,7 @@ struct Preparing {
 /// All that makes a communicator but the peer's commit.
 #[derive(Debug)]
 struct Prepared {
-    path: RecvPath,
+    path: PreparedPath,
     endpoint: String,
     identity: Identity,
     terms: Negotiated,
@@ -372,7 +372,7 @@ impl Preparing {
         let (qps, endpoint) = connecting.finish();
         let number = identity::connection_number(&hello.token, hello.ring.addr, hello.identity.pid);
         let stats = identity::open_stats(nic, control, Direction::Receive, &hello.identity, &qps, number)?;
-        let path = RecvPath::new(qps, hello.ring, &terms, stats)?;
+        let path = PreparedPath::new(qps, hello.ring, &terms, stats)?;
         let prepared = Prepared { path, endpoint: hello.endpoint.name, identity: hello.identity, terms };
         Ok((prepared, Reply { endpoint, terms, identity: identity::own() }))
     }
