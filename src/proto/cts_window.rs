@@ -17,7 +17,8 @@ use std::ops::Range;
 /// Polls without a completion, while clear-to-sends wait, after which all of them are sent.
 const MAX_EMPTY_POLLS: u32 = 32;
 
-/// The clear-to-sends of a connection, by sequence number. `oldest <= unsent <= next`, in wrapping arithmetic.
+/// The clear-to-sends of a connection, by sequence number. `oldest <= unsent <= next`, in wrapping
+/// arithmetic; `next - oldest` is no more than the ring has slots: see [`Self::is_consistent`].
 #[derive(Debug)]
 pub(super) struct CtsWindow {
     /// The oldest one whose message has not arrived.
@@ -26,7 +27,7 @@ pub(super) struct CtsWindow {
     unsent: u32,
     /// The one that the next buffer gets.
     next: u32,
-    /// How many have been sent whose message has not arrived.
+    /// How many have been sent whose message has not arrived: at most `unsent - oldest`.
     outstanding: u32,
     /// From the oldest one whose message has not arrived, how many there may be.
     limit: u32,
@@ -86,6 +87,7 @@ impl CtsWindow {
     pub(super) fn handle_account(&mut self, missing: u32) {
         (self.unsent, self.outstanding) = (self.next, missing);
         (self.is_urgent, self.empty_polls) = (false, 0);
+        debug_assert!(self.is_consistent());
     }
 
     /// Adds the clear-to-sends of the next `count` buffers, which wait. If `is_urgent`, they do not wait for others.
@@ -93,6 +95,7 @@ impl CtsWindow {
     pub(super) fn push(&mut self, count: usize, is_urgent: bool) {
         self.next = self.next.wrapping_add(count as u32);
         self.is_urgent |= is_urgent;
+        debug_assert!(self.is_consistent());
     }
 
     /// How many messages have not arrived.
@@ -127,6 +130,7 @@ impl CtsWindow {
         } else {
             self.is_urgent = true;
         }
+        debug_assert!(self.is_consistent());
         start..start + count as usize
     }
 
@@ -171,6 +175,14 @@ impl CtsWindow {
             }
         }
         self.oldest = oldest;
+        debug_assert!(self.is_consistent());
+    }
+
+    /// What always holds.
+    fn is_consistent(&self) -> bool {
+        let kept = self.next.wrapping_sub(self.oldest);
+        let sent = self.unsent.wrapping_sub(self.oldest);
+        kept <= RING_SLOTS as u32 && sent <= kept && self.outstanding <= sent
     }
 }
 

@@ -29,6 +29,18 @@ pub struct Buffer<'a, K = [u32; MAX_RAILS]> {
 }
 
 /// State of the receiving end. All memory is allocated by [`RecvFlow::new`].
+///
+/// Its methods are of these kinds, in this order:
+/// - what NCCL asks for: [`Self::post`] and [`Self::begin`]; in the usual case,
+///   [`Self::begin_single`];
+/// - clear-to-sends, which are to be written: [`Self::is_cts_due`], [`Self::take_cts`],
+///   [`Self::encoded_cts`];
+/// - what has happened: [`Self::handle_immediate`]; in the usual case, [`Self::complete_whole`];
+/// - what there is to tell NCCL of a request: [`Self::poll_done`], [`Self::finish`],
+///   [`Self::progress`];
+/// - how many messages may be expected: [`Self::receives`], [`Self::more_receives`];
+/// - after a fault ([`super::recovery`]): [`Self::account`], [`Self::renew_keys`];
+/// - how it stands, for what explains waits ([`super::explain`]): [`Self::look`].
 #[derive(Debug)]
 pub struct RecvFlow {
     pub(super) striping: Striping,
@@ -132,90 +144,6 @@ impl RecvFlow {
         }
         self.requests.release_id(id);
     }
-
-    /// Whether no request is in use.
-    pub fn is_idle(&self) -> bool {
-        self.requests.are_all_free()
-    }
-
-    /// Messages that are expected and have not arrived.
-    pub fn outstanding(&self) -> u32 {
-        self.window.missing()
-    }
-
-    /// Whether clear-to-sends are to be written now.
-    #[inline(always)]
-    pub fn is_cts_due(&self) -> bool {
-        self.window.is_due()
-    }
-
-    /// Whether some wait for others, so that [`Self::handle_empty_poll`] has something to do.
-    #[inline(always)]
-    pub fn has_waiting_cts(&self) -> bool {
-        self.window.waiting() != 0
-    }
-
-    /// The slots of the sender's ring that are to be written now: contiguous, at most `limit`, which is not 0. To be called as long as
-    /// [`Self::is_cts_due`].
-    #[inline(always)]
-    pub fn take_cts(&mut self, limit: u32) -> Range<usize> {
-        self.window.take(limit)
-    }
-
-    /// As [`Self::take_cts`], if some are due.
-    #[cfg(any(test, fuzzing))]
-    pub(super) fn poll_cts(&mut self, limit: u32) -> Option<Range<usize>> {
-        self.is_cts_due().then(|| self.take_cts(limit))
-    }
-
-    /// What is to be written into `slots`, on a connection of one or two rails.
-    #[inline]
-    pub fn encoded_cts_narrow(&self, slots: Range<usize>) -> &[CtsWords] {
-        self.shadow.narrow(slots)
-    }
-
-    /// What is to be written into `slots`: one or two halves for each.
-    pub fn encoded_cts(&self, slots: Range<usize>) -> &[CtsWords] {
-        self.shadow.encoded(slots)
-    }
-
-    /// The rails over which the latest message into the buffer at `addr` has come, as a bit mask; all rails, if none of the last
-    /// [`RING_SLOTS`] messages has. Looks at every slot.
-    pub fn rails_of(&self, addr: u64) -> u32 {
-        let all = self.all_rails.0.into();
-        if self.all_rails.count() == 1 {
-            return all;
-        }
-        let mut slots = (1..=RING_SLOTS as u32).map(|back| SlotIndex::of(self.window.next().wrapping_sub(back)));
-        // Messages of no bytes have any address.
-        let is_full = |arrival: &Arrival| !arrival.is_pending() && arrival.length > 0;
-        let is_it = |slot: &SlotIndex| is_full(&self.arrivals[slot.index()]) && self.shadow.address(*slot) == addr;
-        let Some(slot) = slots.find(is_it) else { return all };
-        self.rails_of_slot(slot.index()).0.into()
-    }
-
-    /// A poll of the completion queue found nothing; request `tested` is what NCCL tests.
-    #[inline]
-    pub fn handle_empty_poll(&mut self, tested: RequestId) {
-        let Self { window, arrivals, .. } = self;
-        window.handle_empty_poll(|slot| arrivals[slot].request == tested);
-    }
-
-    /// Whether request `id` is complete.
-    ///
-    /// # Errors
-    /// The id is stale.
-    #[inline]
-    pub fn is_done(&self, id: RequestId) -> Result<bool, Violation> {
-        Ok(!self.requests.tested(id)?.value.is_pending())
-    }
-
-    /// The number of messages of request `id`, and the bytes of those that have arrived.
-    pub fn messages(&self, id: RequestId) -> (u8, u64) {
-        let Some(request) = self.requests.get(id) else { return (0, 0) };
-        let lengths = request.lengths.iter().take(request.count.get().into());
-        (request.count.get(), lengths.map(|length| u64::from(length.get())).sum())
-    }
 }
 
 // The usual case, at fewer instructions: a receive of one message whose length fits one immediate.
@@ -259,6 +187,52 @@ impl RecvFlow {
             return Ok(id);
         }
         self.post(count, buffer)
+    }
+}
+
+// Clear-to-sends: which are to be written when.
+impl RecvFlow {
+    /// Whether clear-to-sends are to be written now.
+    #[inline(always)]
+    pub fn is_cts_due(&self) -> bool {
+        self.window.is_due()
+    }
+
+    /// Whether some wait for others, so that [`Self::handle_empty_poll`] has something to do.
+    #[inline(always)]
+    pub fn has_waiting_cts(&self) -> bool {
+        self.window.waiting() != 0
+    }
+
+    /// The slots of the sender's ring that are to be written now: contiguous, at most `limit`, which is not 0. To be called as long as
+    /// [`Self::is_cts_due`].
+    #[inline(always)]
+    pub fn take_cts(&mut self, limit: u32) -> Range<usize> {
+        self.window.take(limit)
+    }
+
+    /// As [`Self::take_cts`], if some are due.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn poll_cts(&mut self, limit: u32) -> Option<Range<usize>> {
+        self.is_cts_due().then(|| self.take_cts(limit))
+    }
+
+    /// What is to be written into `slots`, on a connection of one or two rails.
+    #[inline]
+    pub fn encoded_cts_narrow(&self, slots: Range<usize>) -> &[CtsWords] {
+        self.shadow.narrow(slots)
+    }
+
+    /// What is to be written into `slots`: one or two halves for each.
+    pub fn encoded_cts(&self, slots: Range<usize>) -> &[CtsWords] {
+        self.shadow.encoded(slots)
+    }
+
+    /// A poll of the completion queue found nothing; request `tested` is what NCCL tests.
+    #[inline]
+    pub fn handle_empty_poll(&mut self, tested: RequestId) {
+        let Self { window, arrivals, .. } = self;
+        window.handle_empty_poll(|slot| arrivals[slot].request == tested);
     }
 }
 
@@ -358,7 +332,7 @@ impl RecvFlow {
     }
 }
 
-// What becomes of requests that are complete.
+// What becomes of requests.
 impl RecvFlow {
     /// The bytes of each message, in the order of the receive's buffers, if `id` is complete. The id is stale afterwards.
     ///
@@ -416,6 +390,47 @@ impl RecvFlow {
         let RecvRequest { count, lengths, .. } = &entry.value;
         self.done.iter_mut().zip(lengths).for_each(|(done, length)| *done = length.get());
         &self.done[..usize::from(count.get()).min(MAX_GROUP)]
+    }
+
+    /// Whether request `id` is complete.
+    ///
+    /// # Errors
+    /// The id is stale.
+    #[inline]
+    pub fn is_done(&self, id: RequestId) -> Result<bool, Violation> {
+        Ok(!self.requests.tested(id)?.value.is_pending())
+    }
+
+    /// The number of messages of request `id`, and the bytes of those that have arrived.
+    pub fn messages(&self, id: RequestId) -> (u8, u64) {
+        let Some(request) = self.requests.get(id) else { return (0, 0) };
+        let lengths = request.lengths.iter().take(request.count.get().into());
+        (request.count.get(), lengths.map(|length| u64::from(length.get())).sum())
+    }
+
+    /// The rails over which the latest message into the buffer at `addr` has come, as a bit mask; all rails, if none of the last
+    /// [`RING_SLOTS`] messages has. Looks at every slot.
+    pub fn rails_of(&self, addr: u64) -> u32 {
+        let all = self.all_rails.0.into();
+        if self.all_rails.count() == 1 {
+            return all;
+        }
+        let mut slots = (1..=RING_SLOTS as u32).map(|back| SlotIndex::of(self.window.next().wrapping_sub(back)));
+        // Messages of no bytes have any address.
+        let is_full = |arrival: &Arrival| !arrival.is_pending() && arrival.length > 0;
+        let is_it = |slot: &SlotIndex| is_full(&self.arrivals[slot.index()]) && self.shadow.address(*slot) == addr;
+        let Some(slot) = slots.find(is_it) else { return all };
+        self.rails_of_slot(slot.index()).0.into()
+    }
+
+    /// Whether no request is in use.
+    pub fn is_idle(&self) -> bool {
+        self.requests.are_all_free()
+    }
+
+    /// Messages that are expected and have not arrived.
+    pub fn outstanding(&self) -> u32 {
+        self.window.missing()
     }
 
     /// All entries of the table of requests.
@@ -562,6 +577,7 @@ impl Arrival {
 
     /// Counts a stripe that has arrived on `qp`. Returns how many have arrived.
     fn count_stripe(&mut self, qp: QpIndex) -> u8 {
+        debug_assert!(self.qps & 1 << qp.0 == 0);
         self.qps |= 1 << qp.0;
         self.stripes += 1;
         self.stripes

@@ -139,6 +139,7 @@ impl<T> Requests<T> {
     #[inline(always)]
     pub fn allocate(&mut self) -> Option<&Entry<T>> {
         let entry = self.entries.get(usize::from(self.first_free))?;
+        debug_assert!(!entry.is_live());
         self.first_free = entry.next_free.get();
         entry.front.id.set(entry.id().next().0);
         Some(entry)
@@ -200,6 +201,7 @@ impl<T> Requests<T> {
 /// The entry, which is in use, is the first free one from now on.
 #[inline(always)]
 fn free<T>(entry: &Entry<T>, first_free: &mut u16) {
+    debug_assert!(entry.is_live());
     entry.front.id.add(1 << 8);
     entry.next_free.set(*first_free);
     *first_free = entry.index;
@@ -251,6 +253,7 @@ impl SendRequest {
     /// Begins message `seq`.
     #[inline(always)]
     pub(super) fn begin(&self, seq: u32, addr: u64, length: u32, stripes: u32) {
+        debug_assert!(stripes > 0 && self.pending_stripes.get() == Self::ENDED);
         self.length.set(length);
         self.pending_stripes.set(stripes as i32);
         self.addr.set(addr);
@@ -292,6 +295,7 @@ impl RecvRequest {
     /// Begins a group of `count` messages.
     #[inline(always)]
     pub(super) fn begin(&self, count: u8) {
+        debug_assert!(count > 0 && self.pending.get() == Self::ENDED);
         self.count.set(count);
         self.pending.set(count as i8);
     }
@@ -299,6 +303,7 @@ impl RecvRequest {
     /// Message number `index` has arrived, of `length` bytes.
     #[inline(always)]
     pub(super) fn complete(&self, index: u8, length: u32) {
+        debug_assert!(index < self.count.get() && self.is_pending());
         self.lengths[usize::from(index) % MAX_GROUP].set(length);
         self.pending.add(-1);
     }

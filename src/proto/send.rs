@@ -26,10 +26,20 @@ pub(super) struct UnclaimedCts {
 }
 
 /// State of the sending side. All memory is allocated by [`SendFlow::new`].
+///
+/// Its methods are of these kinds, in this order:
+/// - what NCCL asks for: [`Self::submit`]; in the usual case, [`Self::refuse`] and
+///   [`Self::submit_single`];
+/// - what has happened to requests: [`Self::handle_completion`] and the like; and what there is to
+///   tell NCCL of it: [`Self::poll_done`], [`Self::finish`], [`Self::progress`];
+/// - lanes: [`Self::use_lanes`], [`Self::weight_of`], [`Self::poll_slow_lane`];
+/// - after a fault ([`super::recovery`]): [`Self::apply_account`], [`Self::poll_replay`];
+/// - how it stands, for what explains waits ([`super::explain`]): [`Self::look`].
 #[derive(Debug)]
 pub struct SendFlow {
     pub(super) striping: Striping,
-    /// The clear-to-sends `head..next`, by sequence number modulo the window. One that a message has claimed is `None`.
+    /// The clear-to-sends `head..next`, by sequence number modulo the window: no more than it has
+    /// room for. One that a message has claimed is `None`.
     pub(super) unclaimed: Box<[Option<UnclaimedCts>; WINDOW]>,
     /// Sequence number of the oldest clear-to-send that no message has claimed.
     pub(super) head: u32,
@@ -141,6 +151,7 @@ impl SendFlow {
         let cts = UnclaimedCts::from(&cts);
         let is_oldest = self.head == seq;
         self.next = seq.wrapping_add(1);
+        debug_assert!(self.next.wrapping_sub(self.head) <= WINDOW as u32);
         if tag != wanted {
             self.unclaimed[index(seq)] = Some(cts);
             return Ok(None);
@@ -204,57 +215,6 @@ impl SendFlow {
             striping: self.striping,
             qp,
         }
-    }
-
-    /// Whether no request is in use.
-    pub fn is_idle(&self) -> bool {
-        self.requests.are_all_free()
-    }
-
-    /// The completions after this call belong to another poll than those before.
-    pub fn handle_poll(&mut self) {
-        self.poll = self.poll.wrapping_add(1);
-    }
-
-    /// As [`Self::handle_completion`], where there are several rails or lanes. The weights are learnt from which of them completes its
-    /// stripe of a message last.
-    ///
-    /// # Errors
-    /// As [`Self::handle_completion`].
-    pub fn handle_completion_on(&mut self, id: RequestId, qp: QpIndex) -> Result<(), Violation> {
-        self.handle_completion(id)?;
-        let Some(request) = self.requests.get(id) else { return Ok(()) };
-        let (is_last, length) = (!request.is_pending(), request.length.get());
-        if let Some(lanes) = &mut self.lanes {
-            lanes.handle_stripe(qp);
-            if length >= LEARNING_BYTES {
-                lanes.handle_completion(id, qp, self.poll, is_last);
-            }
-        } else if !is_last {
-            request.poll.set(self.poll);
-        } else if length >= LEARNING_BYTES && request.poll.get() != self.poll {
-            self.weights.handle_slowest(self.striping.rail_of(qp));
-        }
-        Ok(())
-    }
-
-    /// Whether request `id` is complete.
-    ///
-    /// # Errors
-    /// The id is stale.
-    #[inline]
-    pub fn is_done(&self, id: RequestId) -> Result<bool, Violation> {
-        Ok(!self.requests.tested(id)?.value.is_pending())
-    }
-
-    /// How many messages the receiver had asked for before that of request `id`: the lower 32 bits.
-    pub fn place(&self, id: RequestId) -> Option<u32> {
-        self.requests.get(id).map(|request| request.seq.get().wrapping_sub(1))
-    }
-
-    /// The bytes of request `id`.
-    pub fn bytes(&self, id: RequestId) -> u64 {
-        self.requests.get(id).map_or(0, |request| request.length.get().into())
     }
 }
 
@@ -375,6 +335,33 @@ impl SendFlow {
         }
     }
 
+    /// The completions after this call belong to another poll than those before.
+    pub fn handle_poll(&mut self) {
+        self.poll = self.poll.wrapping_add(1);
+    }
+
+    /// As [`Self::handle_completion`], where there are several rails or lanes. The weights are learnt from which of them completes its
+    /// stripe of a message last.
+    ///
+    /// # Errors
+    /// As [`Self::handle_completion`].
+    pub fn handle_completion_on(&mut self, id: RequestId, qp: QpIndex) -> Result<(), Violation> {
+        self.handle_completion(id)?;
+        let Some(request) = self.requests.get(id) else { return Ok(()) };
+        let (is_last, length) = (!request.is_pending(), request.length.get());
+        if let Some(lanes) = &mut self.lanes {
+            lanes.handle_stripe(qp);
+            if length >= LEARNING_BYTES {
+                lanes.handle_completion(id, qp, self.poll, is_last);
+            }
+        } else if !is_last {
+            request.poll.set(self.poll);
+        } else if length >= LEARNING_BYTES && request.poll.get() != self.poll {
+            self.weights.handle_slowest(self.striping.rail_of(qp));
+        }
+        Ok(())
+    }
+
     /// Bytes sent, once request `id` is complete. The id is stale afterwards.
     ///
     /// # Errors
@@ -411,6 +398,30 @@ impl SendFlow {
             }
             _ => Progress::Other,
         }
+    }
+
+    /// Whether request `id` is complete.
+    ///
+    /// # Errors
+    /// The id is stale.
+    #[inline]
+    pub fn is_done(&self, id: RequestId) -> Result<bool, Violation> {
+        Ok(!self.requests.tested(id)?.value.is_pending())
+    }
+
+    /// How many messages the receiver had asked for before that of request `id`: the lower 32 bits.
+    pub fn place(&self, id: RequestId) -> Option<u32> {
+        self.requests.get(id).map(|request| request.seq.get().wrapping_sub(1))
+    }
+
+    /// The bytes of request `id`.
+    pub fn bytes(&self, id: RequestId) -> u64 {
+        self.requests.get(id).map_or(0, |request| request.length.get().into())
+    }
+
+    /// Whether no request is in use.
+    pub fn is_idle(&self) -> bool {
+        self.requests.are_all_free()
     }
 
     /// All entries of the table of requests.
@@ -622,7 +633,9 @@ impl SendQueueSpace {
     /// A stripe with `extra` extra work requests has been posted on `qp`, which had space for it.
     #[inline]
     pub fn handle_posted(&mut self, qp: QpIndex, extra: u8) {
-        self.extra[usize::from(qp.0) % MAX_QPS] += u16::from(extra);
+        let outstanding = &mut self.extra[usize::from(qp.0) % MAX_QPS];
+        *outstanding += u16::from(extra);
+        debug_assert!(*outstanding <= self.most);
     }
 
     /// The completion of such a stripe has been polled.

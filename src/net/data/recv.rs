@@ -72,6 +72,12 @@ pub struct Expected<'a> {
 }
 
 /// The state of the data path.
+///
+/// Its methods are of the same kinds as those of [`super::send::SendPath`], in the same order:
+/// - `irecv`: `receive_usual`, and `receive` in all cases; `send_*`, which post clear-to-sends;
+/// - `test`: `finish*`, `handle_*`, `progress*`;
+/// - while a receive is timed: `handle_due`, `progress_in_general`;
+/// - while not all is well: `check_*`, `handle_failure`.
 #[derive(Debug)]
 pub struct RecvPath {
     flow: RecvFlow,
@@ -276,7 +282,7 @@ impl RecvComm {
         })
     }
 
-    /// As [`SendComm::handle_operation`].
+    /// As [`SendComm::handle_operation`](super::send::SendComm::handle_operation).
     pub fn handle_operation(&self) {
         if !self.nic.has_only_ranks_as_tags() {
             let _ = self.path.enter(|path| {
@@ -561,7 +567,7 @@ impl RecvPath {
 
 // `test`: takes completions in.
 impl RecvPath {
-    /// As [`SendPath::has_nothing_to_do`].
+    /// As [`SendPath::has_nothing_to_do`](super::send::SendPath::has_nothing_to_do).
     #[inline(always)]
     fn has_nothing_to_do(&mut self) -> bool {
         !self.stall.is_due() && !self.flow.has_waiting_cts()
@@ -612,7 +618,7 @@ impl RecvPath {
         None
     }
 
-    /// As [`SendPath::finish`].
+    /// As [`SendPath::finish`](super::send::SendPath::finish).
     ///
     /// # Errors
     /// As there.
@@ -637,7 +643,7 @@ impl RecvPath {
         done(lengths);
     }
 
-    /// As [`SendPath::poll_for`].
+    /// As [`SendPath::poll_for`](super::send::SendPath::poll_for).
     ///
     /// # Errors
     /// As there.
@@ -669,7 +675,8 @@ impl RecvPath {
         self.send_cts().or_else(|e| self.handle_failure(e))
     }
 
-    /// As [`SendPath::handle_others`]; there may be no completions. Posts receives before, and sends the clear-to-sends that are due after.
+    /// As [`SendPath::handle_others`](super::send::SendPath::handle_others); there may be no
+    /// completions. Posts receives before, and sends the clear-to-sends that are due after.
     ///
     /// # Errors
     /// As there, or the device refuses.
@@ -690,7 +697,7 @@ impl RecvPath {
         }
     }
 
-    /// As [`SendPath::fail_after`].
+    /// As [`SendPath::fail_after`](super::send::SendPath::fail_after).
     ///
     /// # Errors
     /// As there.
@@ -701,7 +708,7 @@ impl RecvPath {
         if self.finish(request, done)? { Ok(()) } else { outcome }
     }
 
-    /// As [`SendPath::progress_for`].
+    /// As [`SendPath::progress_for`](super::send::SendPath::progress_for).
     ///
     /// # Errors
     /// As there.
@@ -711,7 +718,7 @@ impl RecvPath {
         if self.finish(request, done)? { Ok(()) } else { progress }
     }
 
-    /// As [`SendPath::progress`]; NCCL tests request `awaited`.
+    /// As [`SendPath::progress`](super::send::SendPath::progress); NCCL tests request `awaited`.
     ///
     /// # Errors
     /// As there.
@@ -729,7 +736,8 @@ impl RecvPath {
         }
     }
 
-    /// As [`SendPath::handle_completions`]; then sends the clear-to-sends that are due.
+    /// As [`SendPath::handle_completions`](super::send::SendPath::handle_completions); then sends
+    /// the clear-to-sends that are due.
     ///
     /// # Errors
     /// As there, or the device refuses a clear-to-send.
@@ -748,7 +756,7 @@ impl RecvPath {
         self.send_cts()
     }
 
-    /// As [`SendPath::handle_failed`].
+    /// As [`SendPath::handle_failed`](super::send::SendPath::handle_failed).
     ///
     /// # Errors
     /// As there.
@@ -794,12 +802,12 @@ impl RecvPath {
         }
     }
 
-    /// As [`SendPath::choose_path`].
+    /// As [`SendPath::choose_path`](super::send::SendPath::choose_path).
     fn choose_path(&mut self) {
         self.is_plain = !self.qps.are_on_several_rails() && self.stats.timed_request().is_none();
     }
 
-    /// As [`SendPath::progress_in_general`].
+    /// As [`SendPath::progress_in_general`](super::send::SendPath::progress_in_general).
     ///
     /// # Errors
     /// The connection has failed.

@@ -79,6 +79,14 @@ pub struct SendComm {
 }
 
 /// The state of the data path.
+///
+/// Its methods are of these kinds, in this order:
+/// - `isend`: `send_usual`, and `send` in all cases; `post*`, which hand writes to the device;
+/// - `test`: `finish*`, whether a request is complete; `handle_*`, which take completions in;
+///   `progress*`, which poll and take in, each in more cases than the one before;
+/// - while a message is timed: `handle_due`, `progress_in_general`;
+/// - while not all is well: `check_*`, what NCCL's calls look at; `handle_failure`, where each error
+///   ends up, in a recovery or as the error that stays; `replay`, which sends again.
 #[derive(Debug)]
 pub struct SendPath {
     flow: SendFlow,
