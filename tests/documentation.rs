@@ -47,7 +47,7 @@ fn links_and_files_that_pages_name_exist() {
         // Between backticks or at the beginning of a command.
         let words = text.split(|c: char| c.is_whitespace() || "`(),;|\"'".contains(c));
         let files = words.filter(|word| ["scripts/", "tests/", "docs/"].iter().any(|folder| word.starts_with(folder)));
-        for file in files.map(|file| file.trim_end_matches(['.', ':'])) {
+        for file in files.filter_map(|file| file.split("::").next()).map(|file| file.trim_end_matches(['.', ':'])) {
             // From the root of the repository, or from the page's crate.
             let exists = folder.ancestors().any(|above| above.starts_with(root) && above.join(file).exists());
             assert!(exists, "{page}: {file}");
