@@ -44,6 +44,7 @@ def write_and_print(write: Callable[[], None], summary: str, folder: Path) -> No
     report is written even if standard output is closed."""
     failed = None
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         write()
     except OSError as error:
         failed = error

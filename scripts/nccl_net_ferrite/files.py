@@ -33,10 +33,10 @@ def sha256(path: Path) -> str:
 
 
 def check_writable(folder: Path) -> None:
-    """Makes `folder`, the value of --out, and writes something into it."""
+    """Something can be written into `folder`, the value of --out, or into the nearest folder above it that is there: it is made when
+    there is something to write, so that a program that fails before leaves no empty folder."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        tempfile.TemporaryFile(dir=next(one for one in (folder, *folder.parents) if one.exists())).close()
     except OSError as error:
         raise Invalid(f"--out {folder}: {error.strerror}; name a folder that can be written to") from error
 

@@ -1,10 +1,21 @@
 """Command-line options that several programs have, and types of options."""
 
 import argparse
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from . import repository
+
+
+def parser(about: str) -> argparse.ArgumentParser:
+    """Of a program, `about` which this is the help. It shows the program of the repository, `scripts/NAME.py`; the one of the package is
+    started in another way, and its help shows that."""
+    if Path(sys.argv[0]).name.startswith("nccl-net-ferrite "):
+        about = re.sub(r"python scripts/(\w+)\.py", r"nccl-net-ferrite \1", about)
+        about = re.sub(r"\bscripts/(\w+)\.py", r"-m nccl_net_ferrite \1", about)
+    return argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def number(low: int, high: int) -> Callable[[str], int]:

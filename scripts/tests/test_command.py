@@ -2,13 +2,19 @@
 
 import contextlib
 import io
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from nccl_net_ferrite import command, exit_codes
 
 from . import fixtures
+
+
+# A module `torch`.
+NO_GPU = "import types; cuda = types.SimpleNamespace(device_count=lambda: 0)"
 
 
 class Command(fixtures.InFolder):
@@ -18,10 +24,11 @@ class Command(fixtures.InFolder):
         super().setUp()
         (self.out / "p.so").write_bytes(fixtures.library_here())
 
-    def start(self, torch: str) -> "subprocess.CompletedProcess[str]":
-        """With a module `torch` of this text."""
+    def start(self, torch: str, program: str = "ab.py", **more: str) -> "subprocess.CompletedProcess[str]":
+        """With a module `torch` of this text, and more variables."""
         (self.out / "torch.py").write_text(torch)
-        return fixtures.run("ab.py", "--ranks", "2", "--plugin", self.out / "p.so", "--out", self.out / "report", PYTHONPATH=str(self.out))
+        arguments = ["--plugin", self.out / "p.so", "--out", self.out / "report"]
+        return fixtures.run(program, *arguments, PYTHONPATH=str(self.out), **more)
 
     def test_without_torch_it_says_so_in_one_line(self) -> None:
         for torch, words in [
@@ -29,18 +36,37 @@ class Command(fixtures.InFolder):
                 "raise ModuleNotFoundError(\"No module named 'torch'\")",
                 "No module named 'torch'; install it, or name a libnccl.so.2 with --libnccl",
             ),
-            ("import types; cuda = types.SimpleNamespace(device_count=lambda: 0)", "PyTorch sees no GPU on this machine"),
+            (NO_GPU, f"PyTorch sees no GPU on {os.uname().nodename}: check it with nvidia-smi"),
         ]:
             done = self.start(torch)
             self.assertEqual((done.returncode, len(done.stderr.splitlines()), done.stdout), (exit_codes.INVALID, 1, ""))
             self.assertIn(words, done.stderr)
-            self.assertEqual(list((self.out / "report").iterdir()), [])
+
+    def test_without_a_gpu_no_program_starts_a_rank_or_leaves_a_folder(self) -> None:
+        launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}
+        for program, more in [("ab.py", {}), ("ab.py", launched), ("ddp.py", {}), ("hang.py", {})]:
+            done = self.start(NO_GPU, program, CUDA_VISIBLE_DEVICES="", **more)
+            self.assertEqual((done.returncode, len(done.stderr.splitlines()), done.stdout), (exit_codes.INVALID, 1, ""), program)
+            self.assertIn("sees no GPU", done.stderr)
+            self.assertIn("(CUDA_VISIBLE_DEVICES='')", done.stderr)
+            self.assertFalse((self.out / "report").exists(), program)
+
+    def test_a_rank_without_a_gpu_ends_with_what_is_missing(self) -> None:
+        (self.out / "torch").mkdir()
+        (self.out / "torch/__init__.py").write_text(NO_GPU)
+        (self.out / "torch/distributed.py").touch()
+        code = "from nccl_net_ferrite.launch.torch_gather import use_gpu; use_gpu()"
+        path = f"{self.out}:{fixtures.SCRIPTS}"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=fixtures.environment(PYTHONPATH=path), capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, len(done.stderr.splitlines())), (1, 1), done.stderr)
+        self.assertIn("PyTorch sees no GPU", done.stderr)
 
     def test_the_help_shows_each_way_to_start_it(self) -> None:
         said = fixtures.run("ab.py", "--help").stdout
         for words in (
             "torchrun --nnodes 2 --nproc-per-node 8 ",
-            "srun --nodes 2 ",
+            "    srun --nodes 2 ",
             "mpirun -np 16 ",
             "torchrun --nproc-per-node 2 scripts/ab.py --softrnic",
             "MASTER_PORT + N",
@@ -49,6 +75,15 @@ class Command(fixtures.InFolder):
         ):
             self.assertIn(words, said)
         self.assertNotIn("...", re.sub(r"\[.*?\]", "", said.split("options:")[0].split("\n\n", 1)[1]))
+
+    def test_the_help_of_the_installed_package_shows_its_own_command(self) -> None:
+        for program in command.PROGRAMS:
+            start = [sys.executable, "-m", "nccl_net_ferrite", program, "--help"]
+            env = fixtures.environment(PYTHONPATH=str(fixtures.SCRIPTS))
+            said = subprocess.run(start, env=env, capture_output=True, text=True, check=True).stdout
+            self.assertNotIn("scripts/", said)
+            self.assertIn(f"\n    nccl-net-ferrite {program} --softrnic", said)
+            self.assertEqual("-m nccl_net_ferrite ab --softrnic" in said, program == "ab")
 
     def test_bad_usage(self) -> None:
         done = fixtures.run("ab.py", "--blocks", "0")

@@ -8,7 +8,7 @@ On one machine it starts the ranks itself; under a launcher each of its processe
     python scripts/ab.py --baseline OLD         # A is Ferrite too, in the file OLD, or with other variables (--only-a)
 
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST0:29500 scripts/ab.py     # on each node
-    MASTER_ADDR=HOST0 srun --nodes 2 --ntasks-per-node 8 python scripts/ab.py
+    srun --nodes 2 --ntasks-per-node 8 python scripts/ab.py
     mpirun -np 16 -H HOST0:8,HOST1:8 -x MASTER_ADDR=HOST0 python scripts/ab.py
 
     torchrun --nproc-per-node 2 scripts/ab.py --softrnic    # tries that way out, on one machine without RDMA
@@ -31,7 +31,7 @@ from . import comparison, judgement, nccl_tests, plan
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options.parser(__doc__)
     parser.add_argument("--plugin", type=Path, default=repository.PLUGIN, help="side B's library")
     parser.add_argument("--baseline", type=Path, metavar="PLUGIN", help="side A: this library of Ferrite instead of NCCL's own transport")
     parser.add_argument("--libnccl", type=Path, metavar="FILE", help="measure this libnccl.so.2, called by itself, and not PyTorch's")

@@ -25,9 +25,9 @@ def compare(options: argparse.Namespace) -> int:
     launched = placement.of_launcher()
     sides = plan.sides(options)
     order = plan.order(options.blocks)
-    check(options, launched, len(order))
+    gpus_here = check(options, launched, len(order))
     setup = setup_of(options, launched)
-    placements = [launched] if launched else placement.on_this_machine(options.ranks, gpus_of(options))
+    placements = [launched] if launched else placement.on_this_machine(options.ranks, gpus_here)
     runs: list[Run] = []
     try:
         run_all(setup, sides, placements, order, runs)
@@ -37,8 +37,8 @@ def compare(options: argparse.Namespace) -> int:
     return report_of(options, setup, sides, order, runs) if runs else exit_codes.GOOD
 
 
-def check(options: argparse.Namespace, launched: Placement | None, runs: int) -> None:
-    """All that can be known to be wrong before the first run."""
+def check(options: argparse.Namespace, launched: Placement | None, runs: int) -> int:
+    """All that can be known to be wrong before the first run. Returns how many GPUs there are here."""
     files.check_writable(options.out)
     softrnic.check(options.softrnic)
     if options.libnccl and options.dtype != "float32":
@@ -47,7 +47,10 @@ def check(options: argparse.Namespace, launched: Placement | None, runs: int) ->
         if options.softrnic:
             placement.check_one_host(launched)
         placement.port_of_run(launched, runs - 1)
+    found = gpus_of(options)
+    if launched:
         placement.check_master(launched)
+    return found
 
 
 def setup_of(options: argparse.Namespace, launched: Placement | None) -> Setup:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .. import evidence, sizes
-from ..launch.torch_gather import gather, versions
+from ..launch.torch_gather import gather, use_gpu, versions
 from . import plan
 
 
@@ -94,7 +94,7 @@ def measure(one: Collective) -> float:
 def main() -> None:
     task = json.loads(os.environ["AB_TASK"])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    use_gpu()
     dist.init_process_group("nccl", rank=rank, world_size=world)
     rows = []
     for name in task["collectives"]:

@@ -17,7 +17,7 @@ from . import training
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options.parser(__doc__)
     parser.add_argument("--plugin", type=Path, default=repository.PLUGIN, help="Ferrite's library")
     parser.add_argument("--steps", type=options.number(3, 100_000), default=300, help="of training; default 300")
     parser.add_argument(

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import evidence
-from ..launch.torch_gather import gather, versions
+from ..launch.torch_gather import gather, use_gpu, versions
 from . import model as models
 
 SEED = 1
@@ -117,7 +117,7 @@ def cycles(job: Job, task: dict[str, Any], store: Any, rank: int, world: int, ba
 def main() -> None:
     task = json.loads(os.environ["AB_TASK"])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    use_gpu()
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, rank == 0, timedelta(seconds=120))
     job = Job(task["steps"], rank, "cuda", task["sharded"])
     begin = time.monotonic()

@@ -71,7 +71,7 @@ def run_case(
     chosen: argparse.Namespace, case: cases.Case, culprit: int, placements: list[placement.Placement]
 ) -> tuple[Found, dict[str, str]]:
     folder = chosen.out.resolve() / f"reports-{case.name}"
-    files.check_writable(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob("*.json"):
         stale.unlink()
     setup = Setup(

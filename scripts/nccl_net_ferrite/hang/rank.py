@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..launch.torch_gather import gather, versions
+from ..launch.torch_gather import gather, use_gpu, versions
 from .cases import AFTER, BEFORE
 
 ELEMENTS = 1 << 20
@@ -50,7 +50,7 @@ def run(task: dict[str, Any], rank: int, world: int, device: str) -> bool:
 def main() -> None:
     task = json.loads(os.environ["AB_TASK"])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    use_gpu()
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, rank == 0, timedelta(seconds=120))
     dist.init_process_group("nccl", store=dist.PrefixStore("hang", store), rank=rank, world_size=world)
     right = run(task, rank, world, "cuda")

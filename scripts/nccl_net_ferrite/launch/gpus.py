@@ -1,5 +1,6 @@
-"""How many GPUs this machine has. A process of its own counts them: this one keeps neither PyTorch nor the CUDA driver loaded."""
+"""How many GPUs a process sees here. A process of its own counts them: this one keeps neither PyTorch nor the CUDA driver loaded."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,8 +35,18 @@ def output_of(command: list[str]) -> "subprocess.CompletedProcess[str]":
 
 def not_zero(count: int, who: str) -> int:
     if count == 0:
-        raise Invalid(f"{who} sees no GPU on this machine")
+        raise Invalid(no_gpu(who))
     return count
+
+
+def no_gpu(who: str) -> str:
+    """What is missing, and what helps."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    given = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+    return (
+        f"{who} sees no GPU on {os.uname().nodename}{given}: check it with nvidia-smi; a container gets GPUs by --gpus all, a job of Slurm "
+        "by srun --gpus-per-node, a pod by the resource nvidia.com/gpu"
+    )
 
 
 def last_line(text: str) -> str:

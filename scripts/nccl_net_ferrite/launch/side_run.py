@@ -58,6 +58,7 @@ def result_of(setup: Setup, run: str) -> Path:
 def run_side(setup: Setup, side: Side, placements: list[Placement], run: str) -> dict[str, Any] | None:
     """Runs `side` with the ranks of this machine; rank 0's result, if it is one of them."""
     begin = time.monotonic()
+    setup.folder.mkdir(parents=True, exist_ok=True)
     ranks = [processes.Rank(one.rank, setup.module, environment(setup, side, one, run)) for one in placements]
     processes.run_ranks(ranks, setup.folder, run, setup.limit)
     if all(one.rank for one in placements):

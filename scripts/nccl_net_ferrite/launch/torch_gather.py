@@ -1,13 +1,25 @@
-"""What the ranks of a PyTorch process group tell each other about themselves."""
+"""What ranks with PyTorch have in common: the GPU of each, and what they tell each other about themselves."""
 
 import json
+import os
+import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from . import gpus
+
 # Bytes of what one rank may tell.
 MOST_TEXT = 1 << 16
+
+
+def use_gpu() -> None:
+    """The rank uses the GPU of its number on this machine, modulo their count. Without one the process ends and says why."""
+    count = torch.cuda.device_count()
+    if count == 0:
+        sys.exit(gpus.no_gpu("PyTorch"))
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % count)
 
 
 def gather(value: Any, world: int) -> list[Any]:

@@ -37,7 +37,7 @@ def rank_counts(text: str) -> list[int]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options.parser(__doc__)
     parser.add_argument("--libnccl", action="append", metavar="FILE", help="a libnccl.so.2; may be repeated; default: the system's")
     parser.add_argument("--libcuda", default="libcuda.so.1", metavar="FILE", help="the CUDA driver; default libcuda.so.1")
     parser.add_argument("--plugin", type=Path, default=repository.PLUGIN, help="Ferrite's library")

@@ -29,6 +29,7 @@ def build(folder: Path) -> Path | None:
     library = folder / "libnccl-net-counting.so"
     if not compiler:
         return None
+    folder.mkdir(parents=True, exist_ok=True)
     command: list[str | Path] = [
         compiler,
         "-O1",

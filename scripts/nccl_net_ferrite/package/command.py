@@ -50,6 +50,7 @@ def run(chosen: argparse.Namespace) -> int:
     if not chosen.copy.is_file():
         raise Invalid(f"--copy {chosen.copy}: no such file")
     made = make(release, chosen.copy.read_bytes())
+    chosen.out.mkdir(parents=True, exist_ok=True)
     sums = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(made.items())]
     for name, content in made.items():
         (chosen.out / name).write_bytes(content)
