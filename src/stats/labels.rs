@@ -3,8 +3,9 @@
 use super::file::Words;
 use super::layout::{SENDER, record};
 use super::record::ConnStats;
-use super::table::put_text;
+use super::table::{put_text, unix_ns};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// These words of a record. To be used no longer than the [`ConnStats`] that it is of.
 #[derive(Debug, Clone, Copy)]
@@ -58,6 +59,16 @@ impl Labels {
     pub fn set_operation(&self, call: u64, name: &str) {
         self.word(record::OPERATION).store(call, Ordering::Relaxed);
         put_text(&self.words[record::COMMUNICATOR_NAME..][..record::COMMUNICATOR_NAME_WORDS], name);
+    }
+
+    /// The connection has been recovering for so long, with so many attempts. `None`: it runs.
+    pub fn set_recovery(&self, lasted: Option<(Duration, u32)>) {
+        let (since, attempts) = match lasted {
+            None => (0, 0),
+            Some((lasted, attempts)) => (unix_ns().saturating_sub(lasted.as_nanos() as u64), attempts),
+        };
+        self.word(record::ATTEMPTS).store(attempts.into(), Ordering::Relaxed);
+        self.word(record::RECOVERING).store(since, Ordering::Relaxed);
     }
 }
 

@@ -10,7 +10,7 @@ pub const MAGIC: u64 = u64::from_ne_bytes(*b"FerrStat");
 /// A reader that knows another major number cannot read the file.
 pub const LAYOUT_MAJOR: u64 = 1;
 /// Incremented when words get a meaning that had none.
-pub const LAYOUT_MINOR: u64 = 3;
+pub const LAYOUT_MINOR: u64 = 4;
 
 /// Words of the header.
 pub const HEADER_WORDS: usize = 1024;
@@ -150,6 +150,12 @@ pub mod record {
     pub const COMMUNICATOR: usize = 28;
     /// A number of the connection, which both ends have; 0: it is not known.
     pub const CONNECTION: usize = 29;
+
+    /// Since when the connection has been recovering from a fault, in nanoseconds since 1970; 0: it has not, or for less than half a second.
+    /// Written once a second.
+    pub const RECOVERING: usize = 30;
+    /// The attempts since then.
+    pub const ATTEMPTS: usize = 31;
 
     /// [`super::FREE`], [`super::OPEN`] or [`super::CLOSED`] in the lower 8 bits; above them a number that is incremented each time
     /// the record is given to another end.

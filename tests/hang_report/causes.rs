@@ -4,7 +4,10 @@ use crate::job::{Job, Shape, built, enter};
 use crate::rank::Rank;
 use ferrite::hang::finding::Finding;
 use ferrite::hang::outside::State;
+use ferrite::hang::stats_file;
+use nccl_net::testing::stats::layout::{FILE_PREFIX, HEADER_WORDS, RECORD_WORDS, record};
 use serde_json::Value;
+use std::time::Duration;
 use testkit::require;
 
 /// Begins once messages flow.
@@ -34,7 +37,7 @@ fn a_receiver_that_stops_asking_is_named_by_both_ranks_before_it() {
     job.line(2, &["rank 1", "to be asked for data by this process", "has not called irecv"]);
     (0..2).for_each(|rank| says_nothing_of(&job, rank, &PATH));
     let answer = job.found(1, |found| matches!(found, Finding::Answer(_)));
-    assert!(answer.is_waiting() && answer.text().contains(&last), "{answer:?}");
+    assert!(answer.hangs(None) && answer.text().contains(&last), "{answer:?}");
     let report = &job.reports(1)[0];
     assert_eq!((&report["waits"][0]["verdict"], &report["rank"]), (&"PeerHasNotAsked".into(), &1.into()), "{report}");
 }
@@ -200,6 +203,87 @@ fn a_long_wait_for_a_path_over_lanes_is_none_for_nccl() {
 #[test]
 fn a_long_wait_for_a_path_of_a_connection_that_two_threads_have_called_is_none_for_nccl() {
     a_wait_is_one_of_a_path(&[], true);
+}
+
+/// What the file of statistics of a rank says of its connection: the words of the only record.
+fn record(job: &Job, rank: usize) -> Vec<u64> {
+    let path = stats_file::of_living(job.processes[rank].pid()).expect("its file");
+    let bytes = std::fs::read(path).expect("it can be read");
+    let words: Vec<_> = bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+    words[HEADER_WORDS..][..RECORD_WORDS].to_vec()
+}
+
+#[test]
+fn a_recovery_without_an_end_tells_ports_and_attempts_at_both_ends_and_in_the_statistics() {
+    require!(built());
+    enter();
+    let lost = "drop attempts=all opcode=write-imm device=softrnic0 message=20..; drop attempts=all opcode=write device=softrnic0";
+    let job = Job::start(Shape::Chain, 2, &[("SOFTRNIC_FAULTS", lost)], |_| ());
+    for rank in 0..2 {
+        let found = job.found(rank, |found| {
+            let Finding::Answer(report) = found else { return false };
+            report["waits"][0]["recovery"]["attempts"].as_u64() >= Some(3) && found.hangs(None)
+        });
+        let text = found.text();
+        println!("{text}");
+        for words in ["(softrnic", "up at both ends", "acknowledge nothing", "Check the path", "attempt(s)"] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        let Finding::Answer(report) = found else { unreachable!("it has answered") };
+        let wait = &report["waits"][0];
+        assert_eq!(
+            (&wait["verdict"], wait["recovery"]["rails"][0]["usable_by_peer"].as_bool()),
+            (&"Recovering".into(), Some(true))
+        );
+        let numbers = if rank == 0 { ["sent", "acknowledged"] } else { ["posted", "arrived"] };
+        assert!(numbers.iter().all(|name| wait["local"][name].is_u64() && text.contains(name)), "{text}");
+        testkit::wait_until("the statistics to say so", || {
+            let words = record(&job, rank);
+            (words[record::RECOVERING] != 0 && words[record::ATTEMPTS] >= 3).then_some(())
+        });
+    }
+}
+
+#[test]
+fn a_recovery_over_a_port_that_is_down_says_which() {
+    require!(built());
+    enter();
+    let down = [("SOFTRNIC_FAULTS", "port-down device=softrnic0 opcode=write-imm message=20")];
+    let job = Job::start(Shape::Chain, 2, &down, |_| ());
+    for (rank, whose) in [(0, "this end cannot use it"), (1, "the peer cannot use it")] {
+        let found = job.found(
+            rank,
+            |found| matches!(found, Finding::Answer(report) if report["waits"][0]["recovery"]["rails"].is_array()),
+        );
+        assert!(found.text().contains(whose) && found.text().contains("cable"), "{}", found.text());
+    }
+}
+
+#[test]
+fn a_job_that_goes_on_does_not_hang() {
+    require!(built());
+    enter();
+    let job = Job::start(Shape::Ring, 2, &[], |_| ());
+    (0..2).for_each(|rank| drop(job.line(rank, &["passes messages on"])));
+    for rank in 0..2 {
+        let found = job.found(rank, |found| matches!(found, Finding::Answer(_)));
+        assert!(!found.hangs(Some(Duration::from_secs(60))), "{found:?}");
+    }
+}
+
+/// Its number may have been another process's before, and anybody may make a file of that name.
+#[test]
+fn a_file_with_the_number_of_a_process_is_not_taken_for_its_own() {
+    require!(built());
+    enter();
+    let job = Job::start(Shape::Chain, 2, &[], |_| ());
+    (0..2).for_each(|rank| drop(job.line(rank, &["passes messages on"])));
+    let [own, other] = [0, 1].map(|rank| stats_file::of_living(job.processes[rank].pid()).expect("its file"));
+    let planted = own.with_file_name(format!("{FILE_PREFIX}{}.0", job.processes[0].pid()));
+    std::fs::copy(other, &planted).expect("written");
+    let found = stats_file::of_living(job.processes[0].pid());
+    std::fs::remove_file(planted).expect("removed");
+    assert_eq!(found, Some(own));
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn a_rank_that_has_not_begun_the_operation_is_told_from_all_others() {
     assert_eq!((&wait["peer_has_begun"], &wait["cause"]["far_has_begun"]), (&false.into(), &false.into()), "{wait}");
     assert_eq!(wait["operation"]["communicator_name"], "dp", "{wait}");
     // Another process reads it in the statistics file.
-    let file = stats_file::of_process(job.processes[1].pid()).expect("its file");
+    let file = stats_file::of_living(job.processes[1].pid()).expect("its file");
     wait_until("the record to name it", || {
         let connections = stats_file::connections(&file).expect("valid");
         connections

@@ -3,6 +3,7 @@
 use crate::job::{Job, Shape, built, enter};
 use ferrite::hang::finding::Finding;
 use serde_json::Value;
+use std::time::Duration;
 use testkit::require;
 
 /// What `ferrite hang` finds of a rank whose set-up waits for `stage`.
@@ -14,7 +15,7 @@ fn waiting(job: &Job, rank: usize, stage: &str, is_called: bool) -> Value {
         }
         Finding::Outside(..) => false,
     });
-    assert_eq!(found.is_waiting(), is_called, "{found:?}");
+    assert_eq!(found.hangs(Some(Duration::ZERO)), is_called, "{found:?}");
     let Finding::Answer(report) = found else { unreachable!("it has answered") };
     report
 }

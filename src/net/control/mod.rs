@@ -16,6 +16,7 @@
 //! | [`workers`] | threads for what takes long and is rare: recovering connections |
 //! | [`cq_owners`], [`port_listeners`], [`weak_registry`] | what receives a device's failure |
 //! | [`recovery_events`] | what the recovery of a connection receives from the peer |
+//! | [`recovery_progress`] | how a recovery stands that takes long |
 //! | [`inquiry_events`] | what receives the peer's questions and answers about what a connection waits for |
 //! | [`epoll`], [`fork`] | many descriptors that are waited on at once, and what a forked child keeps of them: nothing |
 //!
@@ -37,6 +38,7 @@ pub mod periodic;
 pub mod port;
 pub mod port_listeners;
 pub mod recovery_events;
+pub mod recovery_progress;
 mod signals;
 pub mod socket;
 mod sockets;

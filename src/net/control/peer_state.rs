@@ -8,6 +8,7 @@ use super::inquiry_events::{InquiryEvents, InquirySlot};
 use super::peer_name::PeerName;
 use super::peer_observer::PeerObserver;
 use super::recovery_events::{Full, RecoveryEvents, RecoveryInbox};
+use super::recovery_progress::RecoveryProgress;
 use super::state_word::StateWord;
 use super::stream::ControlStream;
 use crate::proto::control::event::PeerChange;
@@ -84,6 +85,8 @@ pub struct PeerState {
     /// Whether there are signs that the peer has died, while the control connection is lost.
     is_doubted: AtomicBool,
     recovery: RecoveryInbox,
+    /// How the recovery under way stands, if it takes long.
+    progress: Mutex<Option<RecoveryProgress>>,
     inquiry: InquirySlot,
     stream: ControlStream,
 }
@@ -98,6 +101,7 @@ impl PeerState {
             reason: Mutex::default(),
             is_doubted: AtomicBool::new(false),
             recovery: RecoveryInbox::new(failover),
+            progress: Mutex::default(),
             inquiry: InquirySlot::default(),
             stream,
         });
@@ -127,6 +131,16 @@ impl PeerState {
         let (bit, before) = (if recovers { State::RECOVERING } else { 0 }, self.state());
         self.state.set_peer(before.of_peer() | bit);
         before.is_recovering()
+    }
+
+    /// The recovery under way stands so; `None`: there is none, or it has just begun.
+    pub fn set_progress(&self, progress: Option<RecoveryProgress>) {
+        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = progress;
+    }
+
+    /// How the recovery under way stands, if it takes long.
+    pub fn progress(&self) -> Option<RecoveryProgress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether the queue pairs are being replaced.

@@ -190,6 +190,8 @@ impl Explainer {
             let operation = state.inquiry.operation(*number);
             end.labels()
                 .set_operation(operation.map_or(0, |one| one.call.to_bits()), operation.map_or("", |one| &one.name));
+            let recovery = end.peer().progress();
+            end.labels().set_recovery(recovery.map(|recovery| (recovery.lasted(), recovery.attempts)));
         }
         (state, now)
     }

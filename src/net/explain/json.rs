@@ -2,6 +2,7 @@
 
 use super::set_up::SetUp;
 use super::text::{EndName, Report, cause_text};
+use crate::net::control::recovery_progress::{RailStanding, RecoveryProgress};
 use crate::proto::explain::inquiry::Finding;
 use crate::proto::explain::message::Cause;
 use crate::proto::explain::numbers::{End, Numbers};
@@ -38,12 +39,12 @@ pub fn json(report: &Report, host: &str) -> String {
     )
 }
 
-fn wait(finding: &Finding, EndName { device, peer, .. }: &EndName) -> String {
+fn wait(finding: &Finding, EndName { device, peer, recovery, .. }: &EndName) -> String {
     let theirs = finding.theirs.as_ref().map_or_else(|| "null".into(), |theirs| end(&theirs.end));
     let waits_for = finding.theirs.as_ref().and_then(|theirs| theirs.waits_for.as_ref());
     format!(
         "{{\"verdict\":\"{:?}\",\"device\":{},\"since_s\":{:.1},\"peer\":{},\"peer_name\":{},\"local\":{},\"remote\":{theirs},\
-         \"peer_waits_for\":{},\"operation\":{},\"peer_has_begun\":{},\"cause\":{}}}",
+         \"peer_waits_for\":{},\"operation\":{},\"peer_has_begun\":{},\"cause\":{},\"recovery\":{}}}",
         finding.verdict,
         string(device),
         finding.age.as_secs_f64(),
@@ -54,6 +55,22 @@ fn wait(finding: &Finding, EndName { device, peer, .. }: &EndName) -> String {
         operation(finding.operation.as_ref()),
         has_begun(finding.begun),
         finding.cause.as_ref().map_or_else(|| "null".into(), cause),
+        recovery.as_ref().map_or_else(|| "null".into(), recovery_of),
+    )
+}
+
+fn recovery_of(progress: &RecoveryProgress) -> String {
+    let rails = progress.rails.iter().map(|RailStanding { number, port, is_usable, is_usable_by_peer }| {
+        let port = string(port);
+        format!("{{\"rail\":{number},\"port\":{port},\"usable\":{is_usable},\"usable_by_peer\":{is_usable_by_peer}}}")
+    });
+    format!(
+        "{{\"since_s\":{:.1},\"attempts\":{},\"cause\":{},\"waits_for\":{},\"rails\":[{}]}}",
+        progress.lasted().as_secs_f64(),
+        progress.attempts,
+        string(&progress.cause),
+        string(&progress.waits_for),
+        rails.collect::<Vec<_>>().join(","),
     )
 }
 

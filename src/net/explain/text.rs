@@ -2,6 +2,7 @@
 
 use super::end::ExplainedEnd;
 use super::set_up::SetUp;
+use crate::net::control::recovery_progress::RecoveryProgress;
 use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Finding, Inquiry, Owed};
 use crate::proto::explain::message::{Cause, LeastLead};
@@ -23,12 +24,16 @@ pub struct EndName {
     pub peer: String,
     /// Why the connection has ended; empty while it has not.
     pub end: String,
+    /// How its recovery stands, if there is one that takes long.
+    pub recovery: Option<RecoveryProgress>,
 }
 
 impl EndName {
     /// The names of `end`.
     pub fn of(end: &dyn ExplainedEnd) -> Self {
-        Self { device: end.device().to_owned(), peer: end.peer().peer().to_string(), end: end.peer().reason() }
+        let peer = end.peer();
+        let (device, recovery) = (end.device().to_owned(), peer.progress());
+        Self { device, peer: peer.peer().to_string(), end: peer.reason(), recovery }
     }
 }
 
@@ -111,9 +116,10 @@ impl Report {
     /// One line.
     pub fn text(&self) -> String {
         let set_up = of_set_ups(&self.set_ups, self.set_ups_in_all);
-        let Some((finding, EndName { device, peer, end })) = self.main() else {
+        let Some((finding, name)) = self.main() else {
             return set_up.unwrap_or_else(|| "no message waits".into());
         };
+        let EndName { device, peer, end, .. } = name;
         let is_asked = self.set_ups.first().is_some_and(SetUp::is_asked);
         let set_up = set_up.filter(|_| is_asked).map(|text| format!(" Also: {text}.")).unwrap_or_default();
         let age = seconds(finding.age);
@@ -130,13 +136,13 @@ impl Report {
         let rank = self.me.rank.map(|rank| format!("rank {rank} ")).unwrap_or_default();
         let why = match finding.verdict {
             Verdict::PeerGone => format!("the connection has ended: {end}"),
-            _ => self.why(finding),
+            _ => self.why(finding, name.recovery.as_ref()),
         };
         let operation = finding.operation.as_ref().map(|operation| format!("in {operation} ")).unwrap_or_default();
         format!("{device}: {rank}waits since {age} s {operation}{what} {peer}: {why}.{others}{set_up}")
     }
 
-    fn why(&self, finding: &Finding) -> String {
+    fn why(&self, finding: &Finding, recovery: Option<&RecoveryProgress>) -> String {
         match (&finding.cause, finding.verdict) {
             (Some(cause), Verdict::PeerWaits) => {
                 let further = cause.depth - 1;
@@ -144,6 +150,9 @@ impl Report {
                 format!("that process waits itself. {further} connection(s) further, {cause}")
             }
             (None, Verdict::PeerWaits) => self.circle(finding),
+            (_, Verdict::Recovering) if recovery.is_some() => {
+                recovery.map(ToString::to_string).unwrap_or_default() + &numbers(finding)
+            }
             (_, verdict) => reason(verdict, finding.operation.as_ref(), finding.begun) + &numbers(finding),
         }
     }
@@ -209,7 +218,9 @@ fn reason(verdict: Verdict, operation: Option<&Operation>, begun: Begun) -> Stri
         Verdict::PeerNotTested => {
             "NCCL there makes no call, although requests are outstanding: its progress thread has ended or stands still"
         }
-        Verdict::Recovering => "the connection recovers from a fault; the warnings before tell from which",
+        Verdict::Recovering => {
+            "the connection between them recovers from a fault: the log and `ferrite hang` of either process tell which"
+        }
         Verdict::Unreachable => "the control connection is lost, so that the peer cannot be asked",
         Verdict::NotAccepted => "NCCL there has not accepted the connection yet (accept)",
         Verdict::OtherTags => "it has asked for messages with other tags: a bug, of Ferrite or of what calls it",

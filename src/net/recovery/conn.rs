@@ -13,6 +13,7 @@ use super::rails::ConnRails;
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
 use crate::net::control::port_listeners::PortListener;
+use crate::net::control::recovery_progress::{RailStanding, RecoveryProgress};
 use crate::net::control::workers::{Job, JobId, Workers};
 use crate::net::device::nic::Nic;
 use crate::net::qp::reach::Silent;
@@ -31,6 +32,9 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The same when it has not run for seconds.
 const LOOK_SELDOM: Duration = Duration::from_millis(200);
+/// When it has not run for so long, whoever asks is told how the recovery stands, and that is noted so often.
+const NOTE_AFTER: Duration = Duration::from_millis(500);
+const NOTE_EVERY: Duration = Duration::from_millis(200);
 /// How often it is said that a connection does not run.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 /// How often the peer's device is asked for a sign of life, while it is doubted that the peer lives.
@@ -72,6 +76,8 @@ pub(super) struct Work {
     stopped: Option<Instant>,
     /// When it is said next that the connection does not run.
     next_warning: Option<Instant>,
+    /// When it was last noted how the recovery stands.
+    noted: Option<Instant>,
     pub(super) rails: ConnRails,
     pub(super) new_qps: NewQps,
     pub(super) changes: Changes,
@@ -85,7 +91,16 @@ impl ConnRecovery {
         let machine = Recovery::new(role, rails.all(), give_up);
         let new_qps = NewQps::new(nic, peer, role, terms, qps);
         let changes = Changes::default();
-        let work = Work { machine, is_draining: false, stopped: None, next_warning: None, rails, new_qps, changes };
+        let work = Work {
+            machine,
+            is_draining: false,
+            stopped: None,
+            next_warning: None,
+            noted: None,
+            rails,
+            new_qps,
+            changes,
+        };
         let this = Arc::new(Self {
             nic: Arc::clone(nic),
             peer: Arc::clone(peer),
@@ -287,6 +302,36 @@ impl ConnRecovery {
         error.text()
     }
 
+    /// Notes for whoever asks how the recovery stands, while it takes long.
+    fn note_progress(&self, work: &mut Work) {
+        if work.machine.is_running() {
+            if work.noted.take().is_some() {
+                self.peer.set_progress(None);
+            }
+            return;
+        }
+        let now = Instant::now();
+        let (lasted, attempts) = work.machine.lasted(self.now());
+        if lasted < NOTE_AFTER || work.noted.is_some_and(|noted| now < noted + NOTE_EVERY) {
+            return;
+        }
+        work.noted = Some(now);
+        let (usable, usable_by_peer) = (work.machine.usable(), work.machine.usable_by_peer());
+        let standing = |number| RailStanding {
+            number,
+            port: work.rails.names(RailMask::only(number)),
+            is_usable: usable.contains(number),
+            is_usable_by_peer: usable_by_peer.contains(number),
+        };
+        self.peer.set_progress(Some(RecoveryProgress {
+            since: now.checked_sub(lasted).unwrap_or(now),
+            attempts,
+            cause: work.machine.cause().to_owned(),
+            waits_for: work.machine.waited_for(),
+            rails: work.rails.all().iter().map(standing).collect(),
+        }));
+    }
+
     /// One line now and then while the connection does not run.
     fn warn_if_late(&self, work: &mut Work) {
         if work.machine.is_running() {
@@ -329,6 +374,7 @@ impl ConnRecovery {
             break;
         }
         self.warn_if_late(work);
+        self.note_progress(work);
         let is_doubted = self.peer.is_doubted();
         if is_doubted {
             end.probe()?;

@@ -141,8 +141,17 @@ impl Recovery {
         self.rails
     }
 
+    /// The rails that this end can use.
+    pub fn usable(&self) -> RailMask {
+        self.own
+    }
+
+    /// For how long the connection has been running, or not running, and the attempts since then.
+    pub fn lasted(&self, now: Time) -> (Duration, u32) {
+        (now.saturating_sub(self.since), self.attempts)
+    }
+
     /// Why the latest attempt was begun; empty before the first one.
-    #[cfg(any(test, fuzzing))]
     pub fn cause(&self) -> &str {
         &self.cause
     }

@@ -19,7 +19,7 @@ impl Recovery {
     }
 
     /// For messages: what this end waits for.
-    pub(super) fn waited_for(&self) -> String {
+    pub fn waited_for(&self) -> String {
         let limit = self.answer_time().as_secs();
         match self.state {
             State::Halted if self.job.is_some() => "The old queue pairs are not destroyed".into(),

@@ -146,7 +146,7 @@ impl Compare {
         let earlier = self.earlier.as_deref().map(EarlierRun::read).transpose()?;
         // The other host may come while A is fetched here.
         let listening = match role {
-            Some(Role::Server { address, token, .. }) => Some((admission::listen(&address)?, token)),
+            Some(Role::Server { addresses, token, .. }) => Some((admission::listen(&addresses)?, token)),
             _ => None,
         };
         let (sources, verbs) = self.sides(Common::prepared)?;

@@ -50,7 +50,7 @@ impl Peers {
 
     /// Serves the session, or takes part in it.
     pub(super) fn session(&self, machine: &Machine, role: &Role) -> Result<Session> {
-        let (address, token, hosts) = match role {
+        let (addresses, token, hosts) = match role {
             Role::Host { place, token, .. } => {
                 let code = session::join(place, machine, token)?;
                 return match code {
@@ -61,9 +61,9 @@ impl Peers {
                     ))),
                 };
             }
-            Role::Server { address, token, hosts } => (address, token, *hosts),
+            Role::Server { addresses, token, hosts } => (addresses, token, *hosts),
         };
-        let (listener, port) = admission::listen(address)?;
+        let (listener, port) = admission::listen(addresses)?;
         output::write_stderr(format_args!(
             "on each other host: ferrite doctor {}:{port} --token {token}    (waiting for {hosts} hosts, this one included)",
             here(machine)

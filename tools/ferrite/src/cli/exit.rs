@@ -52,7 +52,7 @@ pub(super) fn code(outcome: Result<Exit>) -> i32 {
             1
         }
         Err(problem) => {
-            write_stderr(format_args!("ferrite: {problem}\nferrite: invalid run"));
+            write_stderr(format_args!("ferrite: {problem}"));
             INVALID
         }
     }

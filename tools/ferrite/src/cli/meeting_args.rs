@@ -39,7 +39,7 @@ impl MeetingArgs {
         }
         if let Some(address) = &self.serve {
             let token = self.token.clone().map_or_else(role::new_token, Ok)?;
-            return Ok(Some(Role::Server { address: address.clone(), token, hosts }));
+            return Ok(Some(Role::Server { addresses: vec![address.clone()], token, hosts }));
         }
         if self.job { role::of_launcher(self.token.as_deref(), variable).map(Some) } else { Ok(None) }
     }

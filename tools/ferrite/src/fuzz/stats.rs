@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::hang::finding::Finding;
-use crate::hang::outside::State;
 use crate::hang::stats_file;
 use crate::top::end::End;
 use crate::top::filter::Sort;
@@ -135,7 +134,7 @@ impl Looks {
         self.check_timeline();
         self.before = Some(now);
         for connections in files.iter().filter_map(|bytes| stats_file::in_file(bytes)) {
-            check_text(&Finding::Outside(State::Ended, connections).text());
+            check_text(&Finding::of_connections(connections).text());
         }
     }
 

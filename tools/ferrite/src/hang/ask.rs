@@ -1,5 +1,6 @@
 //! Asking a process what it waits for.
 
+use std::fs::Metadata;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
@@ -16,28 +17,42 @@ const MAX_ANSWER: u64 = 4 << 20;
 const DEFAULT_FOLDER: &str = "/tmp";
 const VARIABLE: &str = "FERRITE_REPORT_DIR";
 
-/// The report of process `pid`, which takes up to five seconds; `None` if none comes within `limit`.
-pub fn ask(pid: u32, limit: Duration) -> Option<Value> {
+/// Why a process has not answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Silence {
+    /// Nobody listens where it would be asked.
+    NoSocket,
+    /// No answer has come within the limit.
+    NoAnswer,
+}
+
+/// The report of process `pid`, which takes up to five seconds, if it comes within `limit`.
+///
+/// # Errors
+/// Why there is none.
+pub fn ask(pid: u32, limit: Duration) -> Result<Value, Silence> {
     let path = socket_of(pid);
+    let owner = |metadata: std::io::Result<Metadata>| metadata.map(|metadata| metadata.uid()).ok();
     // Whoever has made a file of that name: the answer is to be the process's own.
-    let of_process = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
-    if std::fs::symlink_metadata(&path).ok()?.uid() != of_process {
-        return None;
+    let of_process = owner(std::fs::metadata(format!("/proc/{pid}"))).ok_or(Silence::NoSocket)?;
+    if owner(std::fs::symlink_metadata(&path)) != Some(of_process) {
+        return Err(Silence::NoSocket);
     }
-    serde_json::from_str(&answer_at(path, limit)?).ok()
+    serde_json::from_str(&answer_at(path, limit)?).map_err(|_| Silence::NoAnswer)
 }
 
 /// What is said at the socket `path` until its end, if that comes within `limit`. A process that is stopped accepts nobody, and then a connect waits
 /// too: so another thread waits, which is left to itself after the limit.
-fn answer_at(path: PathBuf, limit: Duration) -> Option<String> {
+fn answer_at(path: PathBuf, limit: Duration) -> Result<String, Silence> {
     let (sender, answer) = mpsc::channel();
     let asked = move || {
         let mut text = String::new();
-        UnixStream::connect(path).ok()?.take(MAX_ANSWER).read_to_string(&mut text).ok()?;
-        Some(text)
+        let stream = UnixStream::connect(path).map_err(|_| Silence::NoSocket)?;
+        stream.take(MAX_ANSWER).read_to_string(&mut text).map_err(|_| Silence::NoAnswer)?;
+        Ok(text)
     };
     thread::spawn(move || drop(sender.send(asked())));
-    answer.recv_timeout(limit).ok().flatten()
+    answer.recv_timeout(limit).unwrap_or(Err(Silence::NoAnswer))
 }
 
 /// The process ids of the sockets in the folder that this process's environment names.
@@ -75,7 +90,15 @@ mod tests {
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).expect("a socket");
         thread::spawn(move || listener.accept().expect("a client").0.write_all(b"{}").expect("it reads"));
-        assert_eq!(answer_at(path, Duration::from_secs(60)).as_deref(), Some("{}"));
+        assert_eq!(answer_at(path, Duration::from_secs(60)).as_deref(), Ok("{}"));
+    }
+
+    #[test]
+    fn where_nobody_listens_there_is_no_socket() {
+        let folder = Scratch::new();
+        let path = folder.path().join("socket");
+        drop(UnixListener::bind(&path).expect("a socket"));
+        assert_eq!(answer_at(path, LIMIT), Err(Silence::NoSocket), "it is left over from a process that has died");
     }
 
     #[test]
@@ -89,7 +112,7 @@ mod tests {
                 thread::sleep(LIMIT / 10);
             }
         });
-        assert_eq!(answer_at(path, LIMIT), None);
+        assert_eq!(answer_at(path, LIMIT), Err(Silence::NoAnswer));
     }
 
     #[test]
@@ -102,6 +125,6 @@ mod tests {
             let path = path.clone();
             thread::spawn(move || UnixStream::connect(path).map(|stream| stream.take(1).read_to_end(&mut Vec::new())));
         }
-        assert_eq!(answer_at(path, LIMIT), None);
+        assert_eq!(answer_at(path, LIMIT), Err(Silence::NoAnswer));
     }
 }

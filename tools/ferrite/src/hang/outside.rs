@@ -42,8 +42,8 @@ impl State {
                 "it waits in the kernel and cannot be interrupted: storage or a driver does not answer".into()
             }
             Self::Running => {
-                "it runs, but does not answer: it has had no connection of Ferrite, and no listener or connect that \
-                 has waited for three seconds, reports are off (FERRITE_HANG_SECONDS=0), it gets no CPU, or it is in another container"
+                "it runs, but cannot be asked: it has no connection of Ferrite, reports are off (FERRITE_HANG_SECONDS=0), \
+                 it gets no CPU, or it is in another container"
                     .into()
             }
         }

@@ -3,9 +3,10 @@
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::top::stats_file;
+use crate::top::stats_file::{self, holder};
 use nccl_net::inspect::operation::Call;
 use nccl_net::inspect::stats::layout::{
     FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, SENDER, header, record,
@@ -26,6 +27,8 @@ pub struct Connection {
     pub done: u64,
     /// Whether a message waits to be asked for.
     pub wants: bool,
+    /// For how long nothing has moved although something is outstanding; zero: for less than a second.
+    pub stall: Duration,
     /// The operation of NCCL that the outstanding messages are of, for people; empty: it is not known.
     pub operation: String,
 }
@@ -37,17 +40,35 @@ impl Connection {
     }
 }
 
-/// The file of process `pid` in the usual folder; the newest one if there are several.
-pub fn of_process(pid: u32) -> Option<PathBuf> {
-    let prefix = format!("{FILE_PREFIX}{pid}.");
-    let ours = paths().into_iter().filter(|path| name(path).starts_with(&prefix));
-    ours.max_by_key(|path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok())
+/// The file of the living process `pid` in the usual folder: the one on which it holds the lock, as the kernel tells. A file's name does not: the
+/// number may have been given to another process, and anybody may make a file of that name.
+pub fn of_living(pid: u32) -> Option<PathBuf> {
+    living().into_iter().find(|(holder, _)| *holder == pid).map(|(_, path)| path)
 }
 
-/// The processes that have files in the usual folder.
+/// The file that the dead process `pid` has left in the usual folder; the newest one if there are several.
+pub fn of_dead(pid: u32) -> Option<PathBuf> {
+    let prefix = format!("{FILE_PREFIX}{pid}.");
+    let is_left =
+        |path: &PathBuf| name(path).starts_with(&prefix) && open(path).is_ok_and(|file| holder(&file).is_none());
+    let left = paths().into_iter().filter(is_left);
+    left.max_by_key(|path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok())
+}
+
+/// The living processes that have files in the usual folder.
 pub fn processes() -> Vec<u32> {
-    let pid = |path: &PathBuf| name(path).strip_prefix(FILE_PREFIX)?.split_once('.')?.0.parse().ok();
-    paths().iter().filter_map(pid).collect()
+    living().into_iter().map(|(holder, _)| holder).collect()
+}
+
+/// The files of living processes, each with its process.
+fn living() -> Vec<(u32, PathBuf)> {
+    let files = paths().into_iter().filter(|path| name(path).starts_with(FILE_PREFIX));
+    files.filter_map(|path| Some((holder(&open(&path).ok()?).filter(|pid| *pid != 0)?, path))).collect()
+}
+
+/// Opened without waiting for a writer.
+fn open(path: &Path) -> std::io::Result<File> {
+    File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
 fn name(path: &Path) -> String {
@@ -66,8 +87,7 @@ fn paths() -> Vec<PathBuf> {
 /// It cannot be read, or is no statistics file of a layout that is known.
 pub fn connections(path: &Path) -> Result<Vec<Connection>> {
     let unreadable = |why: String| Error::Unreadable(format!("{}: {why}", path.display()));
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    let bytes = stats_file::whole(&file.map_err(|e| unreadable(e.to_string()))?).map_err(unreadable)?;
+    let bytes = stats_file::whole(&open(path).map_err(|e| unreadable(e.to_string()))?).map_err(unreadable)?;
     in_file(&bytes).ok_or_else(|| unreadable("no statistics file of this version".into()))
 }
 
@@ -107,6 +127,7 @@ fn connection(words: &[u64]) -> Connection {
         peer: format!("{}on {host} (pid {})", rank.unwrap_or_default(), words[record::PEER_PID]),
         begun: words[record::BEGUN],
         done: words[record::DONE],
+        stall: Duration::from_nanos(words[record::STALL]),
         wants: sends && words[record::REFUSED_AT] == words[record::BEGUN],
         operation: match (Call::from_bits(words[record::OPERATION]), name) {
             (None, _) => String::new(),
@@ -147,6 +168,7 @@ mod tests {
         record[record::DIRECTION] = SENDER;
         (record[record::BEGUN], record[record::DONE], record[record::REFUSED_AT]) = (9, 7, u64::MAX);
         (record[record::PEER_RANK], record[record::PEER_PID]) = (4, 77);
+        record[record::STALL] = 12_000_000_000;
         record[record::DEVICE] = u64::from_ne_bytes(*b"mlx5_0\0\0");
         record[record::PEER_HOST] = u64::from_ne_bytes(*b"n-0412\0\0");
         record[record::OPERATION] = Call { function: Function::AllGather, number: Some(7) }.to_bits();
@@ -155,7 +177,8 @@ mod tests {
         let peer = "rank 3 on n-0412 (pid 77)".into();
         let operation = "AllGather number 7 of communicator tp".into();
         let device = "mlx5_0".into();
-        let expected = Connection { device, sends: true, peer, begun: 9, done: 7, wants: false, operation };
+        let stall = Duration::from_secs(12);
+        let expected = Connection { device, sends: true, peer, begun: 9, done: 7, wants: false, stall, operation };
         assert_eq!(connections(&path).expect("valid"), [expected]);
     }
 

@@ -34,16 +34,25 @@ enum Answer {
     Refused(&'static str),
 }
 
-/// Listens at `ADDR`; the port as well.
+/// Listens at the first of `addresses` that is one of this host, or else at the last one; the port as well.
 ///
 /// # Errors
-/// [`Error::Io`] with the address.
-pub(crate) fn listen(address: &str) -> Result<(TcpListener, u16)> {
+/// [`Error::Io`] with that address.
+pub(crate) fn listen(addresses: &[String]) -> Result<(TcpListener, u16)> {
+    let (address, preferred) = addresses.split_last().ok_or(Error::Misuse("an address is needed"))?;
     let failed = |problem| Error::io(format!("cannot listen at {address}"), problem);
-    let places: Vec<SocketAddr> = address.to_socket_addrs().map_err(failed)?.collect();
-    let listener = TcpListener::bind(&places[..]).map_err(failed)?;
+    let of_this_host = preferred.iter().find_map(|place| listen_at_own(place));
+    let at_last = || TcpListener::bind(&address.to_socket_addrs()?.collect::<Vec<SocketAddr>>()[..]);
+    let listener = of_this_host.map_or_else(at_last, Ok).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     Ok((listener, port))
+}
+
+/// Listens at `place`, if it is an address of this host. A name may stand for a loopback address here and for another one elsewhere.
+fn listen_at_own(place: &str) -> Option<TcpListener> {
+    let is_name = place.parse::<SocketAddr>().is_err();
+    let mut places = place.to_socket_addrs().ok()?.filter(|place| !(is_name && place.ip().is_loopback()));
+    places.find_map(|place| TcpListener::bind(place).ok())
 }
 
 /// Hands callers with the token to `admitted` until it has `count` of them, the time is over, or `is_over` says so.
@@ -96,4 +105,29 @@ fn admit<F: DeserializeOwned>(stream: TcpStream, caller: SocketAddr, token: &str
 fn is_equal(one: &str, other: &str) -> bool {
     let differ = one.bytes().zip(other.bytes()).fold(0, |differ, (a, b)| differ | (a ^ b));
     one.len() == other.len() && differ == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listening(preferred: &str) -> SocketAddr {
+        let addresses = [preferred.to_owned(), "0.0.0.0:0".to_owned()];
+        listen(&addresses).expect("a port").0.local_addr().expect("its address")
+    }
+
+    #[test]
+    fn a_session_is_served_at_the_jobs_address_alone_where_it_is_one_of_this_host() {
+        assert!(listening("127.0.0.1:0").ip().is_loopback());
+        // An address that no host has, and a name that other hosts may resolve otherwise.
+        for elsewhere in ["192.0.2.1:0", "localhost:0"] {
+            assert!(listening(elsewhere).ip().is_unspecified(), "{elsewhere}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_the_user_has_given_is_the_only_one() {
+        let problem = listen(&["192.0.2.1:0".to_owned()]).expect_err("it is no address of this host");
+        assert!(problem.to_string().contains("192.0.2.1:0"), "{problem}");
+    }
 }

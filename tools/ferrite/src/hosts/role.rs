@@ -9,8 +9,8 @@ const MASTER_PORT: u16 = 29500;
 /// What this process is in the session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// It serves at this address, so many hosts with its own.
-    Server { address: String, token: String, hosts: usize },
+    /// It serves so many hosts, with its own, at the first of these addresses that this host has.
+    Server { addresses: Vec<String>, token: String, hosts: usize },
     /// It takes part in the session of the server there. A launcher says of how many hosts that is.
     Host { place: String, token: String, hosts: Option<usize> },
 }
@@ -39,7 +39,8 @@ pub(crate) fn of_launcher(token: Option<&str>, variable: impl Fn(&str) -> Option
             .map_err(|problem| Error::Usage(format!("{problem}, or --token")))?,
     };
     Ok(match rank {
-        0 => Role::Server { address: format!("0.0.0.0:{port}"), token, hosts },
+        // Not on networks that the job does not use: the token may be known to others.
+        0 => Role::Server { addresses: vec![format!("{master}:{port}"), format!("0.0.0.0:{port}")], token, hosts },
         _ => Role::Host { place: format!("{master}:{port}"), token, hosts: Some(hosts) },
     })
 }
@@ -80,7 +81,10 @@ mod tests {
             ])
             .expect("all is there")
         };
-        assert_eq!(of("0"), Role::Server { address: "0.0.0.0:4002".into(), token: "77".into(), hosts: 3 });
+        assert_eq!(
+            of("0"),
+            Role::Server { addresses: vec!["n0:4002".into(), "0.0.0.0:4002".into()], token: "77".into(), hosts: 3 }
+        );
         assert_eq!(of("2"), Role::Host { place: "n0:4002".into(), token: "77".into(), hosts: Some(3) });
     }
 

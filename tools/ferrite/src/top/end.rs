@@ -36,6 +36,8 @@ pub(crate) struct End {
     pub(crate) stall: u64,
     /// The longest such time.
     pub(crate) longest_stall: u64,
+    /// Since when the connection has been recovering, in nanoseconds since 1970, and the attempts since then.
+    pub(crate) recovering: Option<(u64, u64)>,
     /// Names of the rails, and the bytes that a sender has given to each, if there are several.
     pub(crate) rails: Vec<(String, u64)>,
     /// Numbers of the queue pairs.
@@ -91,6 +93,7 @@ impl End {
             is_refused: of(record::REFUSED_AT) == of(record::BEGUN),
             stall: of(record::STALL),
             longest_stall: of(record::LONGEST_STALL),
+            recovering: Some((of(record::RECOVERING), of(record::ATTEMPTS))).filter(|(since, _)| *since != 0),
             rails: rails.collect(),
             queue_pairs: numbers.take(of(record::QP_COUNT).min(2 * record::QPS_WORDS as u64) as usize).collect(),
             lanes: lanes(words),

@@ -52,7 +52,10 @@ fn connection(row: &Row) -> Value {
     let operation = end.operation.as_ref().map(
         |(call, name)| json!({"function": call.function.name(), "number": call.number, "communicator_name": name}),
     );
+    let recovering =
+        end.recovering.map(|(since, attempts)| json!({"since_unix": since as f64 / 1e9, "attempts": attempts}));
     json!({
+        "recovering": recovering,
         "operation": operation, "communicator": Some(end.communicator).filter(|id| *id != 0).map(|id| format!("{id:#x}")),
         "pid": row.pid, "rank": row.rank, "direction": if end.is_sender { "send" } else { "receive" },
         "peer": {"rank": end.peer.rank, "host": end.peer.host, "pid": end.peer.pid},

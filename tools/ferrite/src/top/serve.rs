@@ -1,12 +1,12 @@
 //! Answers HTTP requests with metrics, one at a time.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// How long a client may take for its request, and for the answer.
+/// How long a client may take for its request and the answer together.
 const TIME_LIMIT: Duration = Duration::from_secs(2);
 /// Bytes of a request at most.
 const MAX_REQUEST: usize = 8192;
@@ -39,10 +39,41 @@ impl Server {
     }
 }
 
-fn answer(mut stream: TcpStream, metrics: &mut impl FnMut() -> String) -> std::io::Result<()> {
+/// A client that has a time for all that it does.
+struct Client {
+    stream: TcpStream,
+    until: Instant,
+}
+
+impl Client {
+    /// What is left of its time.
+    fn left(&self) -> std::io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Client {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Client {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+fn answer(stream: TcpStream, metrics: &mut impl FnMut() -> String) -> std::io::Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(TIME_LIMIT))?;
-    stream.set_write_timeout(Some(TIME_LIMIT))?;
+    let mut stream = Client { stream, until: Instant::now() + TIME_LIMIT };
     let mut request = Vec::new();
     let mut piece = [0; 1024];
     let is_whole = |request: &[u8]| request.windows(4).any(|four| four == b"\r\n\r\n");
@@ -84,6 +115,23 @@ mod tests {
             }
         });
         answer
+    }
+
+    #[test]
+    fn a_client_that_says_a_byte_now_and_then_is_left_when_its_time_is_over() {
+        let server = Server::new(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+        let mut client = TcpStream::connect(server.address().expect("an address")).expect("it listens");
+        let (told, is_over) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let dripping = scope.spawn(move || {
+                // As long as the server listens, and no longer than the test may take.
+                let pause = || is_over.recv_timeout(TIME_LIMIT / 10) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
+                (0..300).take_while(|_| pause() && client.write_all(b"G").is_ok()).count()
+            });
+            server.poll(|| "# EOF\n".into());
+            drop(told);
+            assert!(dripping.join().expect("it ends") < 300);
+        });
     }
 
     #[test]

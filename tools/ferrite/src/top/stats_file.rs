@@ -38,7 +38,7 @@ impl StatsFile {
         if owner != own && owner != 0 && own != 0 {
             return Err(format!("it belongs to user {owner}, and this is user {own}"));
         }
-        Ok(Self { is_alive: is_locked(&file), ..Self::parse(&whole(&file)?)? })
+        Ok(Self { is_alive: holder(&file).is_some(), ..Self::parse(&whole(&file)?)? })
     }
 
     /// The file with these bytes, of a process that is not known to live.
@@ -135,14 +135,15 @@ pub(crate) fn text(words: &[u64]) -> String {
     String::from_utf8_lossy(&bytes).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Whether a process has the lock on the first byte.
-fn is_locked(file: &File) -> bool {
+/// The process that has the lock on the first byte, by its number in this process's namespace; 0: it is not in that. `None`: nobody has it.
+pub(crate) fn holder(file: &File) -> Option<u32> {
     // SAFETY: plain numbers, for which 0 is valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     (lock.l_type, lock.l_whence, lock.l_len) = (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short, 1);
     // SAFETY: a valid descriptor and a valid lock.
     let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
-    asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short
+    let is_locked = asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short;
+    is_locked.then(|| u32::try_from(lock.l_pid).unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::end::End;
 use super::filter::Sort;
@@ -173,6 +174,11 @@ fn notes(row: &Row) -> Vec<String> {
     if end.stall > 0 {
         let what = if end.is_refused { "a clear-to-send" } else { "progress" };
         notes.push(format!("waits for {what} since {}", time(end.stall as f64)) + &operation(end));
+    }
+    if let Some((since, attempts)) = end.recovering {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
+        let lasted = time(now.saturating_sub(since) as f64);
+        notes.push(format!("recovers since {lasted}, {attempts} attempt(s): ferrite hang tells why"));
     }
     if end.counters[record::RECOVERIES] > 0 {
         notes.push(format!(

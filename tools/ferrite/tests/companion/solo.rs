@@ -30,13 +30,14 @@ fn line((code, stdout, stderr): (i32, String, String)) -> String {
 fn invalid((code, stdout, stderr): (i32, String, String), words: &str) {
     assert_eq!(code, 2, "{stdout}{stderr}");
     assert!(stdout.is_empty(), "{stdout}");
-    assert!(stderr.contains(words) && stderr.contains("invalid run"), "{words:?} is missing: {stderr}");
+    assert!(stderr.contains(words), "{words:?} is missing: {stderr}");
+    assert_eq!(stderr.lines().filter(|line| line.starts_with("ferrite: ")).count(), 1, "{stderr}");
 }
 
 /// The transport was tried and is wrong, and stderr has these words.
 fn wrong((code, stdout, stderr): (i32, String, String), words: &str) {
     assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
-    assert!(stderr.contains(words) && !stderr.contains("invalid run"), "{words:?} is missing: {stderr}");
+    assert!(stderr.contains(words), "{words:?} is missing: {stderr}");
 }
 
 #[test]

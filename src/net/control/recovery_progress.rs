@@ -1,0 +1,99 @@
+//! How a recovery stands that takes long, for whoever asks what the connection waits for.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// A recovery under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecoveryProgress {
+    /// Since when the connection has not run.
+    pub since: Instant,
+    /// Attempts since then.
+    pub attempts: u32,
+    /// Why the latest one was begun.
+    pub cause: String,
+    /// What this end waits for.
+    pub waits_for: String,
+    /// The rails of the connection.
+    pub rails: Vec<RailStanding>,
+}
+
+/// One rail of a connection that recovers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RailStanding {
+    /// Its number.
+    pub number: u8,
+    /// This end's port.
+    pub port: String,
+    /// Whether this end can use it: the port is active and has an address.
+    pub is_usable: bool,
+    /// The same of the peer's end, as it said last.
+    pub is_usable_by_peer: bool,
+}
+
+impl RecoveryProgress {
+    /// For how long the connection has not run.
+    pub fn lasted(&self) -> Duration {
+        self.since.elapsed()
+    }
+}
+
+impl fmt::Display for RecoveryProgress {
+    /// What a reader needs to find the fault: since when, each rail with its ports, the latest failure, and what to check.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seconds, attempts) = (self.lasted().as_secs_f64(), self.attempts);
+        write!(f, "the connection has been recovering from a fault for {seconds:.1} s, {attempts} attempt(s)")?;
+        for RailStanding { number, port, is_usable, is_usable_by_peer } in &self.rails {
+            let who = match (is_usable, is_usable_by_peer) {
+                (true, true) => "",
+                (false, true) => "this end cannot",
+                (true, false) => "the peer cannot",
+                (false, false) => "neither end can",
+            };
+            match who {
+                "" => write!(f, "; rail {number} ({port}): up at both ends")?,
+                who => write!(
+                    f,
+                    "; rail {number} ({port}): {who} use it (port down, no address, or left out after failures)"
+                )?,
+            }
+        }
+        let has_rail = self.rails.iter().any(|rail| rail.is_usable && rail.is_usable_by_peer);
+        let check = if has_rail {
+            "the path between the ports: switches, routes, access lists"
+        } else {
+            "the ports that are down: cable, switch port, address"
+        };
+        write!(f, ". Latest failure: {}. {}. Check {check}", self.cause, self.waits_for)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recovery_tells_its_ports_and_what_to_check() {
+        let of = |is_usable, is_usable_by_peer| {
+            let rail = RailStanding { number: 0, port: "mlx5_0:1".into(), is_usable, is_usable_by_peer };
+            let progress = RecoveryProgress {
+                since: Instant::now(),
+                attempts: 21,
+                cause: "rails 0 acknowledge nothing".into(),
+                waits_for: "New queue pairs are not ready".into(),
+                rails: vec![rail],
+            };
+            progress.to_string()
+        };
+        let text = of(true, true);
+        for words in ["21 attempt(s)", "rail 0 (mlx5_0:1): up at both ends", "acknowledge nothing", "switches"] {
+            assert!(text.contains(words), "{text}");
+        }
+        for (usable, by_peer, whose) in
+            [(false, true, "this end cannot"), (true, false, "the peer cannot"), (false, false, "neither end can")]
+        {
+            let text = of(usable, by_peer);
+            assert!(text.contains(whose) && text.contains("cable") && !text.contains("switches,"), "{text}");
+        }
+    }
+}
