@@ -9,20 +9,33 @@ use crate::outcome::{Failure, print};
 /// Names of fabrics that `softrnic run` makes begin so.
 pub(crate) const RUN: &str = "softrnic-run-";
 
-/// Removes the fabrics of this user whose processes have all been killed; says which, and which are in use
+/// Shows the fabrics of this user whose processes have all been killed, and which are in use; with --all or --fabric removes the former
 #[derive(Debug, Args)]
-pub(crate) struct Options {}
+pub(crate) struct Options {
+    /// Remove all of them
+    #[arg(long, conflicts_with = "dry_run")]
+    all: bool,
+    /// Remove nothing, also with --fabric
+    #[arg(long)]
+    dry_run: bool,
+}
 
 impl Options {
     /// All, or the one that is named on the command line.
     pub(crate) fn clean(&self, fabric: Option<&str>) -> Result<(), Failure> {
         let dir = folder();
-        let found = ibverbs::control::clean(&dir, |name| fabric.is_none_or(|fabric| fabric == name))?;
+        let wanted = |name: &str| fabric.is_none_or(|fabric| fabric == name);
+        let is_removed = !self.dry_run && (self.all || fabric.is_some());
+        let found =
+            if is_removed { ibverbs::control::clean(&dir, wanted)? } else { ibverbs::control::remains(&dir, wanted)? };
         if found.is_empty() {
             let which = fabric.map_or_else(String::new, |name| format!(" {name}"));
             return print(&format!("there is no fabric{which} in {}\n", dir.display()));
         }
-        print(&found.iter().map(line).collect::<String>())?;
+        let is_one_dead = found.iter().any(|one| matches!(one.fate, Fate::Dead(_)));
+        let advice =
+            if is_one_dead { "softrnic clean --all removes the dead ones, --fabric NAME one of them\n" } else { "" };
+        print(&(found.iter().map(line).collect::<String>() + advice))?;
         let failed = found.iter().filter(|one| matches!(one.fate, Fate::Failed(_))).count();
         if failed == 0 { Ok(()) } else { Err(Failure::Failed(format!("{failed} of them could not be removed"))) }
     }
@@ -30,6 +43,7 @@ impl Options {
 
 fn line(one: &Found) -> String {
     let fate = match &one.fate {
+        Fate::Dead(bytes) => format!("dead, {} KiB", bytes >> 10),
         Fate::Removed(bytes) => format!("removed, {} KiB", bytes >> 10),
         Fate::InUse => "in use".to_owned(),
         Fate::Failed(error) => format!("failed: {error}"),

@@ -138,8 +138,8 @@
 //! shows the network, with `--watch` again and again; [`control`] is the same for programs. `softrnic env` prints the environment that `run`
 //! sets, for a shell or for other programs to set it.
 //!
-//! `softrnic clean` removes the fabrics of this user in which no process takes part any more, and says what it removed
-//! and what is in use; `softrnic run` removes those that runs without a name have left. The processes of a fabric hold
+//! `softrnic clean` shows the fabrics of this user in which no process takes part any more, and what is in use, and removes the former
+//! with `--all` or `--fabric`; `softrnic run` removes those that runs without a name have left. The processes of a fabric hold
 //! record locks on its file, at offset 2^40 and beyond: a program that gets them all knows that no process takes
 //! part, in whatever process id namespace.
 //!

@@ -30,7 +30,16 @@ fn clean_removes_the_dead_and_tells_of_the_living() {
     drop(killed.kill());
     assert_eq!(folder.names(), ["killed", "other", "running"]);
     assert_eq!(clean(&folder, &["--fabric", "running"]), "running: in use\n");
-    let printed = clean(&folder, &[]);
+    for dry in [&[][..], &["--dry-run"], &["--fabric", "killed", "--dry-run"]] {
+        let printed = clean(&folder, dry);
+        assert!(printed.starts_with("killed: dead, ") && printed.contains(" KiB\n"), "{printed}");
+        assert!(
+            printed.ends_with("softrnic clean --all removes the dead ones, --fabric NAME one of them\n"),
+            "{printed}"
+        );
+        assert_eq!(folder.names(), ["killed", "other", "running"]);
+    }
+    let printed = clean(&folder, &["--all"]);
     assert!(printed.starts_with("killed: removed, ") && printed.ends_with(" KiB\nrunning: in use\n"), "{printed}");
     assert_eq!(folder.names(), ["other", "running"]);
     running.end();
@@ -64,10 +73,10 @@ fn a_fabric_of_another_user_stays() {
     let folder = Folder::new();
     drop(folder.hold("theirs").kill());
     chown(folder.path().join("theirs"), Some(65534), None).expect("root may");
-    assert!(clean(&folder, &[]).starts_with("there is no fabric in "));
+    assert!(clean(&folder, &["--all"]).starts_with("there is no fabric in "));
     assert_eq!(folder.names(), ["theirs"]);
     chown(folder.path().join("theirs"), Some(0), None).expect("root may");
-    assert!(clean(&folder, &[]).starts_with("theirs: removed, "));
+    assert!(clean(&folder, &["--fabric", "theirs"]).starts_with("theirs: removed, "));
 }
 
 /// A forked child takes no part in the fabric of its parent: once the parent is killed, nobody uses the fabric.
@@ -78,7 +87,7 @@ fn a_forked_child_keeps_no_fabric() {
     let holder = folder.hold_as(Command::new(this_program()), &[("SOFTRNIC_FABRIC", "one"), (FORKS, "1")]);
     assert_eq!(clean(&folder, &[]), "one: in use\n");
     let _child_waits = holder.kill();
-    let printed = clean(&folder, &[]);
+    let printed = clean(&folder, &["--all"]);
     assert!(printed.starts_with("one: removed"), "{printed}");
 }
 

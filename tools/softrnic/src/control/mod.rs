@@ -21,7 +21,7 @@ pub mod gpu_helper {
     pub use crate::copy::gpu::server::{Stage, serve};
 }
 
-pub use clean::{Fate, Found, clean};
+pub use clean::{Fate, Found, clean, remains};
 pub use error::Error;
 pub use inject::InForce;
 pub use names::{DeviceName, GidKind, PortName};

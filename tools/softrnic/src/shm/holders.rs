@@ -17,12 +17,14 @@ pub(crate) enum Remains {
     NotOurs,
     /// A process takes part in it, or is just about to.
     Held,
+    /// No process takes part in it any more; the bytes of storage that it has.
+    Dead(u64),
     /// It is gone; the bytes of storage that it had.
     Removed(u64),
 }
 
-/// Removes the fabric `path` if no process has it.
-pub(crate) fn remove_unless_held(path: &Path) -> io::Result<Remains> {
+/// What is left of the fabric `path`, which is removed, if it is to be, where no process has it.
+pub(crate) fn look(path: &Path, is_removed: bool) -> io::Result<Remains> {
     let Some((file, bytes)) = open(path)? else { return Ok(Remains::NotOurs) };
     if !hold_all(&file)? {
         return Ok(Remains::Held);
@@ -30,6 +32,9 @@ pub(crate) fn remove_unless_held(path: &Path) -> io::Result<Remains> {
     // A process that comes now waits for the lock, and then finds that the name is another file's or is gone.
     if !is_named(&file, path)? {
         return Ok(Remains::NotOurs);
+    }
+    if !is_removed {
+        return Ok(Remains::Dead(bytes));
     }
     std::fs::remove_file(path)?;
     Ok(Remains::Removed(bytes))
