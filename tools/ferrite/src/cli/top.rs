@@ -125,8 +125,15 @@ impl Top {
         rows.retain(|row| self.filter.admits(row));
         self.sort.apply(&mut rows);
         let port_rates = now.port_rates(before);
-        let view =
-            View { now: &now.processes, rows: &rows, ports: &now.ports, port_rates: &port_rates, sort: self.sort };
+        let view = View {
+            now: &now.processes,
+            rows: &rows,
+            ports: &now.ports,
+            port_rates: &port_rates,
+            sort: self.sort,
+            width: screen.map_or(usize::MAX, Screen::columns),
+            has_keys: screen.is_some(),
+        };
         if self.json { json::line(&view) } else { view.text(screen.map_or(usize::MAX, Screen::lines)) }
     }
 

@@ -121,7 +121,15 @@ impl Looks {
         let mut rows = rows(self.before.as_ref(), &now);
         self.sort.apply(&mut rows);
         let (ports, port_rates) = (Ports::new(), BTreeMap::new());
-        let view = View { now: &now, rows: &rows, ports: &ports, port_rates: &port_rates, sort: self.sort };
+        let view = View {
+            now: &now,
+            rows: &rows,
+            ports: &ports,
+            port_rates: &port_rates,
+            sort: self.sort,
+            width: 80,
+            has_keys: true,
+        };
         check_text(&view.text(usize::MAX));
         check_json(&json::line(&view));
         check_text(&lanes::text(&rows));

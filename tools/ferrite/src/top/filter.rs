@@ -29,11 +29,11 @@ impl Sort {
     /// What the order is called in headings.
     pub(crate) fn words(self) -> &'static str {
         match self {
-            Self::P99 => "p99 of wire and data",
-            Self::Gbps => "GB/s",
-            Self::Cts => "wait for a clear-to-send",
-            Self::Wait => "time without progress",
-            Self::Retries => "messages sent again",
+            Self::P99 => "those without progress first, then by PATH99",
+            Self::Gbps => "by GB/s",
+            Self::Cts => "those without progress first, then by S2 p50 of senders (wait for a clear-to-send)",
+            Self::Wait => "by time without progress",
+            Self::Retries => "those without progress first, then by messages sent again and recoveries",
         }
     }
 

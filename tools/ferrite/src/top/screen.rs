@@ -42,6 +42,11 @@ impl Screen {
         terminal::size().map_or(24, |(_, lines)| usize::from(lines))
     }
 
+    /// Its columns.
+    pub(crate) fn columns(&self) -> usize {
+        terminal::size().map_or(80, |(columns, _)| usize::from(columns))
+    }
+
     /// Shows `text`, cut to the size of the screen.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Tables of text, 100 columns wide.
+//! Tables of text, for any width from 80 columns on.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -27,21 +27,31 @@ pub(crate) struct View<'a> {
     pub(crate) port_rates: &'a BTreeMap<(String, u32), PortRates>,
     /// The order of the connections.
     pub(crate) sort: Sort,
+    /// Columns that there are.
+    pub(crate) width: usize,
+    /// Whether keys change what is shown.
+    pub(crate) has_keys: bool,
 }
+
+/// The narrowest table; and the widest one, where names have all the room that they are given.
+const NARROWEST: usize = 80;
+const WIDEST: usize = 100;
+/// Room for a peer and for a device at the narrowest.
+const PEER: usize = 13;
+const DEVICE: usize = 9;
+const NAME: usize = 16;
 
 impl View<'_> {
     /// The tables, with at most `lines` lines.
     pub(crate) fn text(&self, lines: usize) -> String {
         let mut text = self.title();
         text += &self.devices();
-        let _ = writeln!(text, "\nconnections by {}, those without progress first", self.sort.words());
-        text += &format!(
-            "{:>5} {:<21} {:<2} {:<14} {:>8} {:>8} {:>4} {:>7} {:>7} {:>7} {:>7}\n",
-            "RANK", "PEER", "", "DEVICE", "GB/s", "MSG/s", "OUT", "S1 p50", "S2 p50", "S3 p50", "PATH99"
-        );
-        let mut room = lines.saturating_sub(text.lines().count() + 2);
+        let _ = writeln!(text, "\nconnections: {}", self.sort.words());
+        let names = ["RANK", "PEER", "", "DEVICE", "PATH99", "GB/s", "MSG/s", "OUT", "S1 p50", "S2 p50", "S3 p50"];
+        text += &self.end_line(&names.map(String::from));
+        let mut room = lines.saturating_sub(text.lines().count() + 2 + usize::from(self.has_keys));
         for (at, row) in self.rows.iter().enumerate() {
-            let line = line(row);
+            let line = self.line(row);
             match room.checked_sub(line.lines().count()) {
                 Some(left) => room = left,
                 None => {
@@ -51,7 +61,27 @@ impl View<'_> {
             }
             text += &line;
         }
-        text + "S1 S2 S3: tx gpu cts wire, rx announce data consume. PATH99: p99 of wire or data\n"
+        text += "S1 S2 S3: tx gpu cts wire, rx announce data consume. PATH99: p99 of wire, data\n";
+        if self.has_keys {
+            text += "[s] next order: p99, gbps, cts, wait, retries   [space] pause   [q] end\n";
+        }
+        text
+    }
+
+    /// What is left for names beyond the narrowest table.
+    fn spare(&self) -> usize {
+        self.width.clamp(NARROWEST, WIDEST) - NARROWEST
+    }
+
+    fn end_line(&self, cells: &[String; 11]) -> String {
+        let [rank, peer, way, device, path, gigabytes, messages, out, s1, s2, s3] = cells;
+        // Of the room that is left the peer gets more: it has a rank and a host.
+        let (peer_width, device_width) = (PEER + self.spare() * 3 / 5, DEVICE + self.spare() * 2 / 5);
+        format!(
+            "{rank:>4} {:<peer_width$} {way:<2} {:<device_width$} {path:>7} {gigabytes:>5} {messages:>5} {out:>4} {s1:>7} {s2:>7} {s3:>7}\n",
+            cut(peer, peer_width),
+            cut(device, device_width),
+        )
     }
 
     fn title(&self) -> String {
@@ -87,7 +117,7 @@ impl View<'_> {
             devices.entry(&row.end.device).or_default().push(row);
         }
         let head = ["DEVICE", "STATE", "TX GB/s", "RX GB/s", "MSG/s", "CONN", "BUSY", "RETRY/s", "CNP/s", "WAIT/s"];
-        let mut text = device_line(&head.map(String::from));
+        let mut text = self.device_line(&head.map(String::from));
         for (name, rows) in devices {
             let sum = |is_sender: bool| {
                 rows.iter().filter(|row| row.end.is_sender == is_sender).map(|row| row.bytes_per_second()).sum::<f64>()
@@ -108,7 +138,7 @@ impl View<'_> {
                 true => "-".into(),
                 false => count(rates.iter().map(|rates| value(rates)).sum()),
             };
-            text += &device_line(&[
+            text += &self.device_line(&[
                 name.into(),
                 state,
                 gigabytes(sum(true)),
@@ -130,41 +160,40 @@ impl View<'_> {
             device.split_once(':').map_or((device, None), |(card, port)| (card, port.parse::<u32>().ok()));
         self.ports.keys().filter(move |(name, number)| name == card && port.is_none_or(|port| port == *number))
     }
-}
 
-fn device_line(cells: &[String; 10]) -> String {
-    let [name, state, sent, received, messages, ends, busy, retries, congestion, waits] = cells;
-    format!(
-        "{:<22} {state:<7} {sent:>8} {received:>8} {messages:>8} {ends:>6} {busy:>6} {retries:>8} {congestion:>7} {waits:>7}\n",
-        cut(name, 22)
-    )
-}
-
-/// One end of a connection.
-fn line(row: &Row) -> String {
-    let end = &row.end;
-    let number = |rank: Option<u64>| rank.map_or_else(|| "?".into(), |rank| rank.to_string());
-    let peer = format!("{} {}", number(end.peer.rank), end.peer.host);
-    let stage = |stage| row.quantile(stage, 0.5).map_or_else(|| "-".into(), time);
-    let mut text = format!(
-        "{:>5} {:<21} {:<2} {:<14} {:>8} {:>8} {:>4} {:>7} {:>7} {:>7} {:>7}",
-        number(row.rank),
-        cut(&peer, 21),
-        if end.is_sender { "tx" } else { "rx" },
-        cut(&end.device, 14),
-        gigabytes(row.bytes_per_second()),
-        count(row.per_second(record::DONE)),
-        end.outstanding(),
-        stage(0),
-        stage(1),
-        stage(2),
-        row.path_p99().map_or_else(|| "-".into(), time)
-    );
-    let notes = notes(row);
-    if !notes.is_empty() {
-        let _ = write!(text, "\n{:>27} {}", "", cut(&notes.join(", "), 72));
+    fn device_line(&self, cells: &[String; 10]) -> String {
+        let [name, state, sent, received, messages, ends, busy, retries, congestion, waits] = cells;
+        let width = NAME + self.spare();
+        format!(
+            "{:<width$} {state:<7} {sent:>7} {received:>7} {messages:>6} {ends:>5} {busy:>4} {retries:>7} {congestion:>6} {waits:>6}\n",
+            cut(name, width)
+        )
     }
-    text + "\n"
+
+    /// One end of a connection.
+    fn line(&self, row: &Row) -> String {
+        let end = &row.end;
+        let number = |rank: Option<u64>| rank.map_or_else(|| "?".into(), |rank| rank.to_string());
+        let stage = |stage| row.quantile(stage, 0.5).map_or_else(|| "-".into(), time);
+        let mut text = self.end_line(&[
+            number(row.rank),
+            format!("{} {}", number(end.peer.rank), end.peer.host),
+            if end.is_sender { "tx" } else { "rx" }.into(),
+            end.device.clone(),
+            row.path_p99().map_or_else(|| "-".into(), time),
+            gigabytes(row.bytes_per_second()),
+            count(row.per_second(record::DONE)),
+            end.outstanding().to_string(),
+            stage(0),
+            stage(1),
+            stage(2),
+        ]);
+        let notes = notes(row);
+        if !notes.is_empty() {
+            let _ = writeln!(text, "{:>6}{}", "", cut(&notes.join(", "), self.spare() + NARROWEST - 6));
+        }
+        text
+    }
 }
 
 /// What is worth a second line.
@@ -257,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tables_have_100_columns_and_as_many_lines_as_there_is_room_for() {
+    fn the_tables_have_as_many_columns_and_lines_as_there_is_room_for() {
         let mut words = example();
         // All 64 records are of ends that stand still.
         let first: Vec<u64> = words[HEADER_WORDS..][..RECORD_WORDS].to_vec();
@@ -271,14 +300,27 @@ mod tests {
         let rows = rows(None, &now);
         assert_eq!(rows.len(), 64);
         let (ports, port_rates) = (Ports::new(), BTreeMap::new());
-        let view = View { now: &now, rows: &rows, ports: &ports, port_rates: &port_rates, sort: Sort::P99 };
+        let view = View {
+            now: &now,
+            rows: &rows,
+            ports: &ports,
+            port_rates: &port_rates,
+            sort: Sort::P99,
+            width: 100,
+            has_keys: true,
+        };
         let text = view.text(200);
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        let narrow = View { width: 80, ..view };
+        let narrow = narrow.text(200);
+        assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
+        let heads: Vec<_> = narrow.lines().filter(|line| line.contains("PATH99") && line.contains("S3 p50")).collect();
+        assert!(heads.len() == 1 && narrow.contains("[s] next order") && narrow.contains("WAIT/s"), "{narrow}");
         let waits = "waits for progress since 12 s in AllReduce number 2398459 of default_\n";
         assert!(text.contains("118 n-0412") && text.contains(waits), "{text}");
         assert!(text.contains("b: cut"), "{text}");
         let cut = view.text(20);
-        assert!(cut.contains("… 59 more") && cut.lines().count() <= 20, "{cut}");
+        assert!(cut.contains(" more") && cut.lines().count() <= 20, "{cut}");
     }
 
     #[test]
@@ -290,7 +332,15 @@ mod tests {
             let key = (rows[0].end.device.clone(), 1);
             let ports = Ports::from([(key.clone(), Port { state: "ACTIVE".into(), counters })]);
             let port_rates = BTreeMap::from([(key, PortRates::default())]);
-            let view = View { now: &now, rows: &rows, ports: &ports, port_rates: &port_rates, sort: Sort::P99 };
+            let view = View {
+                now: &now,
+                rows: &rows,
+                ports: &ports,
+                port_rates: &port_rates,
+                sort: Sort::P99,
+                width: 100,
+                has_keys: false,
+            };
             let line = view.devices().lines().nth(1).expect("a device").to_owned();
             line.split_whitespace().nth_back(2).expect("a column").to_owned()
         };
