@@ -1,6 +1,6 @@
 //! The arguments of `ferrite trace`, and how long it looks.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -16,7 +16,8 @@ use crate::trace::{chrome, slowest};
 #[command(after_help = "\
 Gathers the messages that the plugin times, one in FERRITE_SAMPLE of each connection, from the files that processes of this machine \
 write (docs/trace.md), and only reads. Open the output at https://ui.perfetto.dev. Of a process that was killed, and with --seconds 0, \
-it is what the files hold: the last 25 of each end. For several machines, copy /dev/shm/ferrite-stats.* of each into a folder of \
+it is what the files hold: the last 25 of each end. Processes that ended before the command began are left out if others run, unless they \
+are named or --seconds is 0. For several machines, copy /dev/shm/ferrite-stats.* of each into a folder of \
 its own, and name each with --folder.\n\n\
 Exit code 0: written; 2: a folder cannot be read, or the output not be written; 3: no message was timed; 130: interrupted, and what \
 there was is written.")]
@@ -30,9 +31,9 @@ pub(super) struct Trace {
     /// End once so many messages have been gathered; one counts at each of its two ends. It bounds the memory
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     most: u32,
-    /// File to write
-    #[arg(long, value_name = "FILE", default_value = "ferrite-trace.json")]
-    output: PathBuf,
+    /// File to write, which is replaced [default: ferrite-trace.json, or ferrite-trace.2.json and so on if that is there]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
     /// List so many of the slowest messages
     #[arg(long, value_name = "N", default_value_t = 20)]
     slowest: usize,
@@ -48,7 +49,8 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 
 impl Trace {
     pub(super) fn run(self) -> Result<Exit> {
-        output::require_writable(&self.output)?;
+        let output = self.output.clone().unwrap_or_else(free_name);
+        output::require_writable(&output)?;
         let start = monotonic();
         let (recording, is_interrupted) = self.record()?;
         for (path, why) in &recording.unused {
@@ -66,8 +68,8 @@ impl Trace {
             return Ok(if is_interrupted { Exit::Interrupted } else { Exit::TooFew });
         }
         let timeline = Timeline::new(&recording);
-        output::write_file(&self.output, &chrome::document(&timeline).to_string())?;
-        output::write_stdout(&self.text(&recording, &timeline))?;
+        output::write_file(&output, &chrome::document(&timeline).to_string())?;
+        output::write_stdout(&self.text(&recording, &timeline, &output))?;
         Ok(if is_interrupted { Exit::Interrupted } else { Exit::Good })
     }
 
@@ -77,12 +79,18 @@ impl Trace {
         const PAUSE: Duration = Duration::from_millis(10);
         let until = Instant::now() + Duration::from_secs_f64(self.seconds);
         let mut recording = Recording::default();
+        let has_old = self.seconds > 0.0 && self.pids.is_empty();
+        let mut is_first = true;
         loop {
             let began = Instant::now();
             for folder in &self.folder {
                 let looked = recording.look(folder, &self.pids);
                 looked.map_err(|e| Error::io(folder.display().to_string(), e))?;
+                if has_old && is_first {
+                    recording.leave_out_dead(folder);
+                }
             }
+            is_first = false;
             if recording.len() >= self.most as usize && self.seconds > 0.0 {
                 let (count, most) = (recording.len(), self.most);
                 output::write_stderr(format_args!(
@@ -106,7 +114,7 @@ impl Trace {
         recording
     }
 
-    fn text(&self, recording: &Recording, timeline: &Timeline<'_>) -> String {
+    fn text(&self, recording: &Recording, timeline: &Timeline<'_>, output: &Path) -> String {
         let samples: Vec<u64> = recording.processes.values().map(|process| process.sample).collect();
         let sample = match (samples.iter().min(), samples.iter().max()) {
             (Some(least), Some(most)) if least != most => format!("one in {least} to {most}"),
@@ -120,11 +128,24 @@ impl Trace {
             recording.processes.len(),
             timeline.connections.len()
         );
+        if !recording.left_out.is_empty() {
+            text += &format!(
+                "{} file(s) of processes that had ended before are left out: name a PID, or --seconds 0\n",
+                recording.left_out.len()
+            );
+        }
         text.extend(timeline.clock_lines().into_iter().map(|line| line + "\n"));
         text.extend(slowest::advice(timeline).map(|line| line + "\n"));
         text += &format!("\n{}\n", slowest::table(timeline, self.slowest));
-        text + &format!("written to {}: open it at https://ui.perfetto.dev\n", self.output.display())
+        text + &format!("written to {}: open it at https://ui.perfetto.dev\n", output.display())
     }
+}
+
+/// The name of the output where none is given: no file of an earlier run has it.
+fn free_name() -> PathBuf {
+    let numbered = (2..).map(|number| PathBuf::from(format!("ferrite-trace.{number}.json")));
+    let mut names = std::iter::once(PathBuf::from("ferrite-trace.json")).chain(numbered);
+    names.find(|name| !name.exists()).unwrap_or_default()
 }
 
 /// This machine's monotonic clock in nanoseconds.

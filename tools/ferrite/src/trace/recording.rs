@@ -1,6 +1,6 @@
 //! What was timed in all processes, gathered over a time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::timed::Timed;
@@ -15,6 +15,8 @@ pub(crate) struct Recording {
     pub(crate) processes: BTreeMap<PathBuf, Process>,
     /// Files that are not used, and why.
     pub(crate) unused: BTreeMap<PathBuf, String>,
+    /// Files of processes that had ended before.
+    pub(crate) left_out: BTreeSet<PathBuf>,
 }
 
 /// One process.
@@ -60,6 +62,9 @@ impl Recording {
             if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(FILE_PREFIX)) {
                 continue;
             }
+            if self.left_out.contains(&path) {
+                continue;
+            }
             match StatsFile::read(&path) {
                 Ok(file) if !only.is_empty() && !only.contains(&file.pid()) => {}
                 Ok(file) => self.add(path, &file),
@@ -88,6 +93,19 @@ impl Recording {
         self.unused.remove(&path);
         let process = self.processes.entry(path).or_insert_with(|| Process::new(file));
         process.add(file);
+    }
+
+    /// Leaves out the processes of `folder` that have ended, unless all have: their messages are of another job. They count as long as they
+    /// live while it is looked.
+    pub(crate) fn leave_out_dead(&mut self, folder: &Path) {
+        let is_here = |path: &PathBuf| path.parent() == Some(folder);
+        let of_here = || self.processes.iter().filter(|(path, _)| is_here(path));
+        if of_here().any(|(_, process)| process.is_alive) {
+            let dead: Vec<_> =
+                of_here().filter(|(_, process)| !process.is_alive).map(|(path, _)| path.clone()).collect();
+            self.processes.retain(|path, _| !dead.contains(path));
+            self.left_out.extend(dead);
+        }
     }
 
     /// Forgets the messages of living processes that were complete before `time`, by this machine's monotonic clock.

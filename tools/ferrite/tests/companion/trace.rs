@@ -190,6 +190,34 @@ fn killed_job(folder: &Scratch, setting: &Setting) -> Vec<PathBuf> {
     entries.filter(|path| path.to_string_lossy().contains(FILE_PREFIX)).collect()
 }
 
+/// What is left of an earlier job is not among the slowest messages of this one.
+#[test]
+fn beside_a_running_job_processes_that_had_ended_are_left_out_unless_they_are_asked_for() -> Result<()> {
+    let folder = Scratch::new();
+    let setting = require!(setting(folder.path()));
+    pair::run(&test_name(), &setting, |worker| {
+        job(worker, |worker| {
+            if worker.rank() == 0 {
+                let folder = std::env::var("FERRITE_STATS_DIR").expect("it is set");
+                let own = format!("{FILE_PREFIX}{}.", std::process::id());
+                let files =
+                    std::fs::read_dir(&folder).expect("the folder").map(|entry| entry.expect("an entry").path());
+                let mut others = files.filter(|path| !path.to_string_lossy().contains(&own));
+                // Nobody has its lock, as where its process has ended. Not read by this process, which would lose its own.
+                let left = Path::new(&folder).join(format!("{FILE_PREFIX}1.0"));
+                let copied = Command::new("cp").arg(others.next().expect("the peer's")).arg(left).status();
+                assert!(copied.is_ok_and(|status| status.success()));
+                let (code, printed, _) = trace(&["--seconds", "0.05", "--folder", &folder]);
+                assert!(code == 3 && printed.contains("no message was timed meanwhile by 2 process(es)"), "{printed}");
+                let (code, printed, written) = trace(&["--seconds", "0", "--folder", &folder]);
+                assert_eq!((code, names(&written.expect("written"), "process_name").len()), (0, 3), "{printed}");
+            }
+            worker.barrier()
+        })
+    })?;
+    Ok(())
+}
+
 #[test]
 fn messages_of_killed_processes_are_there_whether_or_not_it_looks_for_a_while() -> Result<()> {
     let folder = Scratch::new();
@@ -321,4 +349,22 @@ fn a_file_with_any_words_gives_a_valid_timeline_or_none() {
             assert!(of_phase(&timeline, "X").count() > 0);
         }
     }
+}
+
+#[test]
+fn an_output_that_nobody_named_replaces_no_file() {
+    let folder = Scratch::new();
+    let setting = require!(setting(folder.path()));
+    killed_job(&folder, &setting);
+    let place = folder.to_str().expect("text");
+    for expected in [1, 2, 3] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite"));
+        command.args(["trace", "--seconds", "0", "--folder", place]).current_dir(place).env_remove("FERRITE_STATS_DIR");
+        let (code, stdout, stderr) = program::run(&mut command).into_parts();
+        assert_eq!(code, 0, "{stdout}{stderr}");
+        let written = std::fs::read_dir(place).expect("the folder").flatten();
+        let written = written.filter(|entry| entry.file_name().to_string_lossy().starts_with("ferrite-trace"));
+        assert_eq!(written.count(), expected, "{stdout}");
+    }
+    assert!(folder.join("ferrite-trace.json").exists() && folder.join("ferrite-trace.2.json").exists());
 }
