@@ -99,8 +99,12 @@ impl Judged<'_> {
                 (judgement.finding == Some(finding)).then(|| with_ratio(name, judgement))
             }
         };
+        let likely = |name: &str, judgement: &Judgement| {
+            let likely = judgement.is_likely() && !judgement.excludes(self.find);
+            likely.then(|| with_ratio(name, judgement))
+        };
         let missed = |name: &str, judgement: &Judgement| {
-            let missed = unclear(judgement) && !judgement.excludes(self.find);
+            let missed = unclear(judgement) && !judgement.excludes(self.find) && !judgement.is_likely();
             missed.then(|| format!("{name} (less than {} is missed)", least(judgement)))
         };
         let excluded = |name: &str, judgement: &Judgement| {
@@ -109,10 +113,11 @@ impl Judged<'_> {
         };
         let biased =
             |name: &str, judgement: &Judgement| (judgement.finding == Some(Finding::Biased)).then(|| name.to_owned());
-        let kinds: [(&str, Name<'_>); 5] = [
+        let kinds: [(&str, Name<'_>); 6] = [
             ("worse", &named(Finding::Worse)),
             ("better", &named(Finding::Better)),
             (none, &excluded),
+            ("likely different, not sure", &likely),
             ("not told", &missed),
             ("A differs from A", &biased),
         ];
@@ -128,13 +133,14 @@ impl Judged<'_> {
         let finding = |wanted| move |judgement: &Judgement| judgement.finding == wanted;
         let find = self.find;
         let unclear = finding(Some(Finding::Unclear));
-        let parts: [(String, IsIt<'_>); 6] = [
+        let parts: [(String, IsIt<'_>); 7] = [
             ("better".into(), &finding(Some(Finding::Better))),
             ("worse".into(), &finding(Some(Finding::Worse))),
             ("without a difference found".into(), &|judgement| judgement.excludes(find)),
             (format!("too noisy to find {}", percent(find)), &|judgement| {
-                unclear(judgement) && !judgement.excludes(find)
+                unclear(judgement) && !judgement.excludes(find) && !judgement.is_likely()
             }),
+            ("likely different, not sure".into(), &|judgement| judgement.is_likely() && !judgement.excludes(find)),
             ("where A differs from A".into(), &finding(Some(Finding::Biased))),
             ("with too few runs".into(), &finding(None)),
         ];

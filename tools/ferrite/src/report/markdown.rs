@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::cost::report as cost;
 use crate::report::table;
 use crate::report::text::{host_of, over_connections, percent, repetitions, variables, warnings};
-use crate::report::verdict::{bias, change, verdict};
+use crate::report::verdict::{bias, change, tails, verdict};
 use crate::results::changed::Earlier;
 use crate::results::judgement::CHANCE;
 use crate::results::machine::Machine;
@@ -40,6 +40,9 @@ fn page_into(record: &Record, page: &mut String) -> std::fmt::Result {
         if let Some(bias) = bias(record) {
             writeln!(page, "**{bias}.**\n")?;
         }
+        if let Some(tails) = tails(record) {
+            writeln!(page, "{tails}.\n")?;
+        }
         reading(record, page)?;
     }
     if let Some(earlier) = &record.earlier {
@@ -73,7 +76,7 @@ fn reading(record: &Record, page: &mut String) -> std::fmt::Result {
          \"worse\" are said if B/A differs from 1 and its median lies beyond the interval of A/A; the level is chosen so \
          that the chance of saying it of any row of this run although it is not so is {:.0} %, and the same of any group. \
          \"none found\" is no proof that there is none: a difference from the one in the last column on would have been \
-         found. \"too noisy\": that is more than {}. \"A is not A\": the interval of A/A does not hold 1, so nothing is claimed. `typ` is the median, `p99` \
+         found. \"too noisy\": that is more than {}. \"likely\": the row's own interval excludes 1; of so many rows, one may by chance. \"A is not A\": the interval of A/A does not hold 1, so nothing is claimed. `typ` is the median, `p99` \
          the 99th percentile, within a session.\n\n\
          Latency is half the round trip of a ping-pong whose receives are posted beforehand. Streams keep 8 messages \
          in flight{}; their time is that of the slower side; `typ` is the median and `peak` the best of five parts of a \

@@ -134,7 +134,12 @@ fn labelled(record: &Record, label: Label) -> Column<'_, Row> {
 fn judged<'r, T: 'r>(record: &'r Record, of: fn(&T) -> &Judgement) -> [Column<'r, T>; 4] {
     let difference = |judgement: &Judgement| {
         let too_noisy = judgement.finding == Some(Finding::Unclear) && !judgement.excludes(record.scope.find());
-        if too_noisy { "too noisy" } else { finding_word(judgement.finding) }.to_owned()
+        match (judgement.is_likely(), too_noisy) {
+            (true, _) => "likely",
+            (_, true) => "too noisy",
+            _ => finding_word(judgement.finding),
+        }
+        .to_owned()
     };
     let found_from = |judgement: &Judgement| {
         let least = judgement.least.filter(|_| judgement.finding != Some(Finding::Biased));

@@ -3,7 +3,7 @@
 use crate::measure::metric::Label;
 use crate::measure::sample::{Key, size_text};
 use crate::report::judged::{Conclusion, Judged, Words};
-use crate::report::text::{percent, repetitions};
+use crate::report::text::{number, percent, repetitions};
 use crate::results::changed::Earlier;
 use crate::results::judgement::{Finding, Judgement};
 use crate::results::record::Record;
@@ -86,6 +86,24 @@ pub(crate) fn bias(record: &Record) -> Option<String> {
     })
 }
 
+/// Names the rows whose slowest times differ much, which nothing else judges, if there are any: a set-up may be as fast as another one by
+/// its median and have a tail that is not.
+pub(crate) fn tails(record: &Record) -> Option<String> {
+    const TAIL: &str = "p99";
+    /// So many times longer.
+    const MUCH: f64 = 2.0;
+    let rows = record.rows.iter().filter(|row| row.key.metric.info().shown.contains(&TAIL));
+    let tails = rows.filter_map(|row| {
+        let (a, b) = (*row.a.get(TAIL)?, *row.b.as_ref()?.get(TAIL)?);
+        let times = (b / a).max(a / b);
+        let unit = row.key.metric.info().unit;
+        (times >= MUCH).then(|| format!("{} A {} {unit}, B {} {unit}", key_name(&row.key), number(a), number(b)))
+    });
+    let tails: Vec<String> = tails.collect();
+    (!tails.is_empty())
+        .then(|| format!("note: the slowest 1 % differs, which is shown and not judged: {}", tails.join("; ")))
+}
+
 /// `bandwidth 1M 0->1`.
 pub(super) fn key_name(key: &Key) -> String {
     let info = key.metric.info();
@@ -105,9 +123,12 @@ fn undecided(record: &Record) -> String {
     let groups = || record.groups.iter().map(|group| &group.judgement);
     let is_missed =
         |judgement: &Judgement| judgement.finding == Some(Finding::Unclear) && !judgement.excludes(record.scope.find());
+    let is_noisy = |judgement: &Judgement| is_missed(judgement) && !judgement.is_likely();
     let (find, run) = (percent(record.scope.find()), repetitions(record));
     let why = if record.groups.is_empty() || groups().any(|judgement| judgement.finding.is_none()) {
         format!("too few runs to tell a difference of {find} ({run}, it takes nine or more)")
+    } else if groups().any(is_missed) && !groups().any(is_noisy) {
+        format!("a difference is likely, and these runs do not prove it ({run}); more --reps do")
     } else if groups().any(is_missed) {
         format!("this machine is too noisy to tell a difference of {find} ({run}); run again when it is idle")
     } else {
@@ -119,7 +140,9 @@ fn undecided(record: &Record) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::estimate::Estimate;
     use crate::report::sample_record::sample_record;
+    use crate::report::table;
     use crate::results::changed::{ChangedGroup, Medians};
     use crate::results::rows::Group;
 
@@ -160,6 +183,46 @@ mod tests {
         }
         record.groups.clear();
         assert_eq!(conclusion(&record), Conclusion::TooFew);
+    }
+
+    /// The interval that a reader sees excludes 1, and that of the claim, which holds for all rows of the run together, does not.
+    #[test]
+    fn a_likely_difference_is_not_called_noise() {
+        let mut record = sample_record();
+        let of = |median, low, high| Some(Estimate { median, low, high, coverage: 0.96 });
+        let mut likely = group(Some(Finding::Unclear), 1.43);
+        (likely.judgement.ratio, likely.judgement.noise) = (of(0.61, 0.55, 0.63), of(1.0, 0.92, 1.16));
+        record.groups = vec![likely];
+        record.rows.clear();
+        let line = verdict(&record);
+        assert!(line.starts_with("UNDECIDED: a difference is likely, and these runs do not prove it"), "{line}");
+        assert!(
+            line.contains("likely different, not sure: latency 0.61 [0.55, 0.63]") && !line.contains("nois"),
+            "{line}"
+        );
+        let table = &table::tables(&record)[0];
+        assert!(table.rows[0].contains(&"likely".to_owned()), "{table:?}");
+        // One that is noisy beside it makes the machine too noisy; what is likely stays that.
+        record.groups.push(group(Some(Finding::Unclear), 0.4));
+        let line = verdict(&record);
+        assert!(
+            line.starts_with("UNDECIDED: this machine is too noisy") && line.contains("not sure: latency 0.61"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn a_tail_that_is_much_longer_is_told() {
+        let mut record = sample_record();
+        assert_eq!(tails(&record), None);
+        record.rows[1].b.as_mut().expect("B").insert("p99".into(), 25.0);
+        let told = tails(&record).expect("latency");
+        assert!(told.ends_with(": latency 8 A 2.500 us, B 25.00 us"), "{told}");
+        assert!(
+            record.rows[0].b.as_mut().expect("B").insert("p99".into(), 99.0).is_some(),
+            "a rate has none that is shown"
+        );
+        assert_eq!(tails(&record), Some(told));
     }
 
     #[test]

@@ -46,6 +46,13 @@ pub struct Judgement {
 }
 
 impl Judgement {
+    /// Whether nothing is claimed although the row's own interval excludes 1 and lies beyond the noise: alone it would be a finding, among
+    /// all rows of the run it may be chance.
+    pub fn is_likely(&self) -> bool {
+        let (Some(ratio), Some(noise)) = (self.ratio, self.noise) else { return false };
+        self.finding == Some(Finding::Unclear) && !ratio.holds(1.0) && !noise.holds(ratio.median)
+    }
+
     /// Whether nothing was found although a difference of `fraction` would have been.
     pub fn excludes(&self, fraction: f64) -> bool {
         self.finding == Some(Finding::Unclear) && self.least.is_some_and(|least| least <= fraction)
