@@ -12,14 +12,14 @@ use crate::cli::exit::Exit;
 use crate::cli::meeting_args::MeetingArgs;
 use crate::cli::size::parse_size;
 use crate::cli::source_args::SourceArgs;
+use crate::cli::stock;
 use crate::error::{Error, Result};
 use crate::hosts::admission;
 use crate::hosts::role::Role;
 use crate::measure::plan::{DEPTH, Scope};
-use crate::nccl::cache;
 use crate::nccl::library::{self, Source};
 use crate::report::judged::Conclusion;
-use crate::report::verdict::{bias, change, conclusion, verdict};
+use crate::report::verdict::{bias, change, conclusion, tails, verdict};
 use crate::report::{self, table};
 use crate::results::earlier::EarlierRun;
 use crate::results::record::Record;
@@ -60,7 +60,7 @@ pub(super) struct Compare {
     /// A: another plugin instead of the built-in transport
     #[arg(long, value_name = "PLUGIN", conflicts_with = "nccl")]
     baseline: Option<PathBuf>,
-    /// libnccl.so.2 of A [default: $FERRITE_NCCL, else NCCL 2.21.5 in the cache, else fetched with pip]
+    /// libnccl.so.2 of A [default: $FERRITE_NCCL, else NCCL 2.21.5 in the cache or of this machine's Python, else fetched with pip]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
     /// Exit with 3 unless a difference of so many per cent could have been found in each group of rows
@@ -163,7 +163,7 @@ impl Compare {
         let verbs = verbs(&self.common)?;
         let a = match &self.baseline {
             Some(path) => library::require_plugin(path, None).map(|_| Source::plugin(path))?,
-            None => Source::stock(cache::find(self.nccl.as_deref())?),
+            None => Source::stock(stock::find(self.nccl.as_deref())?),
         };
         Ok((vec![a, Source::plugin(plugin)], verbs))
     }
@@ -286,6 +286,9 @@ fn summary(record: &Record) -> String {
     }
     if let Some(bias) = bias(record) {
         text += &format!("{bias}\n");
+    }
+    if let Some(tails) = tails(record) {
+        text += &format!("{tails}\n");
     }
     for table in table::changes(record).into_iter().take(1) {
         text += &format!("{}\n", table.text());

@@ -10,11 +10,11 @@ use nccl_net::inspect::version;
 use crate::cli::exit::Exit;
 use crate::cli::size::parse_size;
 use crate::cli::source_args::{Stock, parse_stock};
+use crate::cli::stock;
 use crate::cost::case::Case;
 use crate::cost::report;
 use crate::cost::runner::CostRequest;
 use crate::error::{Error, Result};
-use crate::nccl::cache;
 use crate::nccl::library::{self, Source};
 use crate::system::dist::Dist;
 use crate::system::output;
@@ -109,12 +109,12 @@ impl Cost {
         let mut sources = Vec::new();
         for stock in &self.stock {
             sources.push(Source::stock(match stock {
-                Stock::Release(release) => cache::fetched(*release)?,
-                Stock::File(path) => cache::find(Some(path))?,
+                Stock::Release(release) => stock::of_release(*release)?,
+                Stock::File(path) => stock::find(Some(path))?,
             }));
         }
         if self.stock.is_empty() && self.plugin.is_empty() {
-            sources.push(Source::stock(cache::find(None)?));
+            sources.push(Source::stock(stock::find(None)?));
         }
         let plugins = if self.plugin.is_empty() { vec![Dist::find()?.plugin()?] } else { self.plugin.clone() };
         for path in plugins {

@@ -18,6 +18,7 @@ mod scale;
 mod size;
 mod solo;
 mod source_args;
+mod stock;
 mod top;
 mod trace;
 mod verify;
@@ -31,7 +32,6 @@ use nccl_net::inspect::version;
 use crate::cli::exit::{Exit, INVALID, TABLE};
 use crate::doctor::machine;
 use crate::error::{Error, Result};
-use crate::nccl::cache;
 use crate::nccl::release::NcclRelease;
 use crate::pair::stand_in;
 use crate::results::file_hash;
@@ -170,7 +170,7 @@ pub fn main() -> i32 {
         Command::DoctorHost { place, plugin } => doctor_peers::host(&place, &plugin),
         Command::DoctorLoopback { plugin } => return machine::loopback_worker(&plugin),
         Command::Wheel { version, nccl } => {
-            let found = version.map_or_else(|| cache::find(nccl.as_deref()), cache::fetched);
+            let found = version.map_or_else(|| stock::find(nccl.as_deref()), stock::of_release);
             found.and_then(|path| output::write_stdout(&format!("{}\n", path.display()))).map(|()| Exit::Good)
         }
         Command::Completions(wanted) => output::write_stdout(&wanted.text(&command_line())).map(|()| Exit::Good),

@@ -4,24 +4,25 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::error::{Error, Result};
-use crate::nccl::cache;
+use crate::cli::stock;
+use crate::error::Result;
 use crate::nccl::library::{self, Source};
 use crate::nccl::release::NcclRelease;
+use crate::system::dist::Dist;
 
 #[derive(Debug, Args)]
 pub(super) struct SourceArgs {
     #[command(flatten)]
     transport: TransportArgs,
     /// The version of the plugin's interface [default: 8, as NCCL 2.21.5 takes; the highest where there is no 8]
-    #[arg(long, value_name = "N", requires = "plugin", value_parser = clap::value_parser!(u32).range(8..=12))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["stock", "loader"], value_parser = clap::value_parser!(u32).range(8..=12))]
     abi: Option<u32>,
 }
 
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 struct TransportArgs {
-    /// A plugin's shared object
+    /// A plugin's shared object [default: ../lib/libnccl-net.so beside this program]
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
     /// The built-in IB transport: of NCCL 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7 or 2.32.3 out of the cache (fetched if need be), or of a
@@ -43,24 +44,24 @@ impl SourceArgs {
     pub(super) fn source(self) -> Result<Source> {
         let abi = self.abi;
         match self.transport {
-            TransportArgs { plugin: Some(path), .. } => {
-                library::require_plugin(&path, abi)?;
-                Ok(Source::Plugin { path, abi })
-            }
-            TransportArgs { stock: Some(None), .. } => Ok(Source::stock(cache::find(None)?)),
-            TransportArgs { stock: Some(Some(Stock::File(path))), .. } => Ok(Source::stock(cache::find(Some(&path))?)),
+            TransportArgs { stock: Some(None), .. } => Ok(Source::stock(stock::find(None)?)),
+            TransportArgs { stock: Some(Some(Stock::File(path))), .. } => Ok(Source::stock(stock::find(Some(&path))?)),
             TransportArgs { stock: Some(Some(Stock::Release(release))), .. } => {
-                Ok(Source::stock(cache::fetched(release)?))
+                Ok(Source::stock(stock::of_release(release)?))
             }
             TransportArgs { loader: Some(plugin), .. } => {
                 if plugin.contains('/') && !plugin.contains(',') {
                     library::require_plugin(plugin.as_ref(), None)?;
                 }
-                let nccl = cache::find(None)?;
+                let nccl = stock::find(None)?;
                 library::require_takeable(&nccl, &plugin)?;
                 Ok(Source::Loader { nccl, plugin })
             }
-            _ => Err(Error::Usage("name --plugin, --stock or --loader".into())),
+            TransportArgs { plugin, .. } => {
+                let path = plugin.map_or_else(|| Dist::find()?.plugin(), Ok)?;
+                library::require_plugin(&path, abi)?;
+                Ok(Source::Plugin { path, abi })
+            }
         }
     }
 }

@@ -34,7 +34,7 @@ pub(super) struct Verify {
     #[arg(long, value_enum, value_delimiter = ',')]
     over: Vec<TopologyName>,
     /// Rank 1 loads this plugin: another build of the one that --plugin names, which then has to understand it
-    #[arg(long, value_name = "PATH", requires = "plugin")]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["stock", "loader"])]
     peer_plugin: Option<PathBuf>,
     /// Instead of all other checks, stream so many messages of 64 KiB each way: time for faults to happen in
     #[arg(long, value_name = "MESSAGES", value_parser = clap::value_parser!(u64).range(1..))]

@@ -13,11 +13,11 @@
 //! | `peers` | several hosts: are they alike, and does each reach the others |
 
 mod conf_file;
-mod dynamic_loader;
+pub(crate) mod dynamic_loader;
 pub(crate) mod finding;
 mod loopback;
 pub(crate) mod machine;
-mod nccl_files;
+pub(crate) mod nccl_files;
 mod pci;
 pub(crate) mod peers;
 pub(crate) mod report;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::nccl::library::Source;
 use crate::nccl::release;
 use crate::outlast::buffers::RecvBuffers;
 use crate::outlast::control_relay::ControlRelay;
@@ -43,7 +44,8 @@ fn work(worker: &mut WorkerCtx) -> Result<()> {
     job.verbs.prove()?;
     let identity = transport.identity();
     let started = Report::Started {
-        transport: match identity.nccl_version {
+        // Of a plugin that NCCL's loader has taken, NCCL's version says nothing.
+        transport: match identity.nccl_version.filter(|_| matches!(job.source, Source::Stock { .. })) {
             Some(version) => format!("{} {}", identity.name, release::version_text(version)),
             None => identity.name.clone(),
         },

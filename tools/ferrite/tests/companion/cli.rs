@@ -80,7 +80,7 @@ fn wrong_command_lines_are_invalid() {
     for arguments in [
         &[][..],
         &["frobnicate"],
-        &["bench"],
+        &["bench", "--plugin", "x", "--loader", "x"],
         &["bench", "--plugin", "x", "--stock"],
         &["compare", "--reps", "0"],
         &["compare", "--sizes", "8,huge"],

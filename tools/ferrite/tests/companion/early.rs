@@ -91,3 +91,49 @@ fn an_existing_result_file_is_kept_if_the_arguments_are_wrong() {
     let (code, ..) = refused(&arguments);
     assert_eq!((code, std::fs::read_to_string(&file).expect("it is there").as_str()), (2, "of yesterday"));
 }
+
+/// PyTorch has brought it: in a container nothing of some hundred megabytes is fetched once more.
+#[test]
+fn a_release_that_python_has_here_is_not_fetched() {
+    let machine = Scratch::new();
+    let [bin, cache, home] = ["bin", "cache", "home"].map(|name| machine.join(name));
+    let library = machine.join("lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2");
+    for folder in [bin.as_path(), library.parent().expect("a folder")] {
+        std::fs::create_dir_all(folder).expect("a folder");
+    }
+    std::fs::write(bin.join("python3"), "#!/bin/sh\nexit 1\n").expect("written");
+    std::fs::set_permissions(bin.join("python3"), std::fs::Permissions::from_mode(0o755)).expect("it can be run");
+    // The text is where the doctor reads the version.
+    let mut bytes = std::fs::read(fake_nccl()).expect("it is there");
+    bytes.extend(b"NCCL version 2.21.5\0");
+    std::fs::write(&library, bytes).expect("written");
+    let env = [
+        ("PATH", text(&bin)),
+        ("HOME", text(&home)),
+        ("XDG_CACHE_HOME", text(&cache)),
+        ("FERRITE_NCCL", ""),
+        ("LD_LIBRARY_PATH", ""),
+        ("PYTHONPATH", ""),
+        ("VIRTUAL_ENV", ""),
+        ("CONDA_PREFIX", ""),
+    ];
+    for arguments in [&["wheel"][..], &["wheel", "2.21.5"]] {
+        let (code, stdout, stderr) = ferrite(arguments, &env);
+        assert_eq!((code, stdout.trim_end()), (0, text(&library)), "{stderr}");
+    }
+    let (code, _, stderr) = ferrite(&["wheel", "2.28.9"], &env);
+    assert!(code == 2 && stderr.contains("could not fetch"), "another release is not that one: {stderr}");
+}
+
+/// As `compare` and `cost`: without a word about the transport it is the plugin beside the program.
+#[test]
+fn the_plugin_beside_the_program_is_taken_where_none_is_named() {
+    let dist = Scratch::new();
+    for command in ["bench", "verify", "check", "solo", "memcpy", "outlast"] {
+        let more: &[&str] = if command == "outlast" { &["--scenario", "random"] } else { &[] };
+        let (code, stdout, stderr) = ferrite(&[&[command], more].concat(), &[("FERRITE_DIST", text(&dist))]);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{command}: {stderr}");
+        let missing = ["lib/libnccl-net.so", "softrnic"].iter().any(|part| stderr.contains(part));
+        assert!(missing && !stderr.contains("required"), "{command}: {stderr}");
+    }
+}

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::common::{dist, ferrite, loopback};
+use crate::common::{dist, ferrite, loopback, stock_nccl};
 use testkit::unique::unique_name;
 use testkit::{Missing, require};
 
@@ -81,6 +81,19 @@ fn a_stream_that_nothing_happens_to_comes_to_its_end() {
     assert!(stdout.contains("  200 of 200 messages, longest gap ") && stdout.contains("; 0 wrong bytes\n"), "{stdout}");
     let payload = "  payload 2000000 B, sent and acknowledged 2000000 B, resent 0 B, transmissions lost 0; ";
     assert!(stdout.contains(payload), "{stdout}");
+}
+
+/// NCCL's version is the loader's, not the plugin's.
+#[test]
+fn a_plugin_that_nccls_loader_takes_has_its_own_name() {
+    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
+    let nccl = require!(stock_nccl());
+    let plugin = std::fs::canonicalize(plugin).expect("it is there");
+    let mut arguments = vec!["--loader", text(&plugin), "--fault", "port softrnic0/1 --mtu 4096", "--at", "200ms"];
+    arguments.extend(STREAM);
+    let (code, stdout, stderr) = require!(outlast(&arguments, &[("FERRITE_NCCL", text(&nccl))]));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(stdout.starts_with("own 1: Ferrite on softrnic0 and "), "{stdout}");
 }
 
 #[test]

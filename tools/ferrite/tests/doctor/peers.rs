@@ -123,9 +123,8 @@ fn two_hosts_that_are_alike_reach_each_other_over_each_rail() {
     }
     outcome.row("peer-reach", "ok", &["4 pairs of rails"]);
     // How fast they are depends on this machine.
-    for row in ["peer-bandwidth", "peer-latency"] {
-        outcome.row(row, outcome.verdict(row), &["softrnic1:1"]);
-    }
+    outcome.row("peer-latency", outcome.verdict("peer-latency"), &["softrnic1:1"]);
+    outcome.row("peer-bandwidth", "ok", &["softrnic1:1", "A software device is as fast as its processor"]);
     // The page explains each of them.
     let page =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/doctor.md")).expect("the page");

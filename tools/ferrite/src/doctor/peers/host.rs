@@ -46,6 +46,7 @@ pub(crate) fn hello(machine: &Machine, token: &str) -> Result<String> {
         speed_mbps: rail.speed_mbps,
         infiniband: rail.infiniband,
         mtu: mtu(&rail.device, rail.port),
+        is_software: !machine.root.exists(format!("/sys/class/infiniband/{}/device", rail.device)),
         gid: rail.gid.as_ref().and_then(|gid| gid.as_ref().ok()).map_or_else(String::new, |gid| gid.address.clone()),
     });
     let facts = HostFacts {

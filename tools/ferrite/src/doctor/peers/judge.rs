@@ -218,11 +218,19 @@ fn median(mut values: Vec<f64>) -> f64 {
 fn bandwidth(facts: &[&HostFacts], tried: &[Tried]) -> Vec<Finding> {
     let measured = measured(tried);
     let usual = median(measured.iter().map(|(_, speed)| speed.gbps).collect());
-    let nominal =
-        |(host, rail): (usize, usize)| facts.get(host).and_then(|f| f.rails.get(rail)).map_or(0, |r| r.speed_mbps);
+    let of = |(host, rail): (usize, usize)| facts.get(host).and_then(|f| f.rails.get(rail));
+    let nominal = |end| of(end).map_or(0, |rail| rail.speed_mbps);
+    let is_software = |end| of(end).is_some_and(|rail| rail.is_software);
     let found: Vec<Finding> = measured
         .iter()
         .map(|(tried, speed)| {
+            if is_software(tried.from) || is_software(tried.to) {
+                let said = format!(
+                    "{:.1} Gb/s; the median is {usual:.1}. A software device is as fast as its processor",
+                    speed.gbps
+                );
+                return Finding::ok(name(facts, tried), said);
+            }
             let best = f64::from(nominal(tried.from).min(nominal(tried.to))) / 1e3;
             let said = format!("{:.1} Gb/s of {best}; the median is {usual:.1}", speed.gbps);
             if speed.gbps < 0.7 * usual {
@@ -260,6 +268,7 @@ mod tests {
             mtu: 4096,
             gid: "10.0.0.1".into(),
             infiniband: false,
+            is_software: false,
         };
         HostFacts { host: name.into(), protocol: 4, rails: vec![rail], ..HostFacts::default() }
     }
@@ -284,6 +293,14 @@ mod tests {
         let found = bandwidth(&[&a, &b], &all);
         assert_eq!(verdicts(&found), [Verdict::Ok, Verdict::Warn, Verdict::Ok, Verdict::Fail]);
         assert_eq!(found[3].subject, "b x0:1 to a x0:1");
+    }
+
+    #[test]
+    fn a_software_device_is_not_held_against_a_speed_that_it_only_claims() {
+        let (mut a, b) = (host("a"), host("b"));
+        a.rails[0].is_software = true;
+        let all = [tried(0, 1, 390.0, 2.0, 5.0), tried(1, 0, 3.0, 2.0, 5.0)];
+        assert_eq!(verdicts(&bandwidth(&[&a, &b], &all)), [Verdict::Ok, Verdict::Ok]);
     }
 
     #[test]

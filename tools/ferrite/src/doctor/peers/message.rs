@@ -31,6 +31,9 @@ pub(super) struct RailFacts {
     pub(super) mtu: u32,
     /// The GID as an address; empty if there is none.
     pub(super) gid: String,
+    /// There is no hardware behind it, so that its speed means nothing.
+    #[serde(default)]
+    pub(super) is_software: bool,
 }
 
 /// What the server asks of a host. Each gets one [`Reply`].
