@@ -295,6 +295,9 @@ class Packages(installed.Installed, unittest.TestCase):
 
         self.assertEqual(json.loads(contents["oci-layout"]), {"imageLayoutVersion": "1.0.0"})
         [described] = json.loads(contents["index.json"])["manifests"]
+        names = described["annotations"]
+        self.assertRegex(names["org.opencontainers.image.ref.name"], r"^nccl-net-ferrite:\d")
+        self.assertTrue(names["io.containerd.image.name"].endswith("/" + names["org.opencontainers.image.ref.name"]))
         manifest = json.loads(blob(described))
         config = json.loads(blob(manifest["config"]))
         self.assertEqual(config["config"]["Entrypoint"], ["/copy", "/ferrite"])

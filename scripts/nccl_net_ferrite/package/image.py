@@ -48,8 +48,10 @@ def make(release: Release, copy: bytes) -> tuple[str, bytes]:
         },
     )
     manifest = blob(MANIFEST, {"schemaVersion": 2, "mediaType": MANIFEST, "config": config.descriptor(), "layers": [layer.descriptor()]})
-    name = {"org.opencontainers.image.ref.name": release.version}
-    index = blob(INDEX, {"schemaVersion": 2, "mediaType": INDEX, "manifests": [manifest.descriptor(platform=platform, annotations=name)]})
+    # What the image is called where it is loaded: by podman and skopeo, by Docker.
+    name = f"{NAME}:{release.version}"
+    names = {"org.opencontainers.image.ref.name": name, "io.containerd.image.name": f"docker.io/library/{name}"}
+    index = blob(INDEX, {"schemaVersion": 2, "mediaType": INDEX, "manifests": [manifest.descriptor(platform=platform, annotations=names)]})
     entries = [
         Entry("oci-layout", b'{"imageLayoutVersion":"1.0.0"}'),
         Entry("index.json", index.content),
