@@ -93,7 +93,7 @@ fn a_transport_without_devices_is_named() {
 #[test]
 fn wrong_command_lines_are_invalid() {
     for arguments in [
-        &["solo"][..],
+        &["solo", "--abi", "8", "--stock"][..],
         &["solo", "--plugin", "x", "--stock"],
         &["solo", "--plugin", "x", "--depth", "0"],
         &["solo", "--plugin", "x", "--messages", "0"],
