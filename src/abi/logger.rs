@@ -70,7 +70,7 @@ fn log_without_nccl(_record: &Record<'_>) {
     #[cfg(feature = "env_logger")]
     {
         static TO_STDERR: std::sync::LazyLock<env_logger::Logger> =
-            std::sync::LazyLock::new(|| env_logger::Logger::from_default_env());
+            std::sync::LazyLock::new(env_logger::Logger::from_default_env);
         TO_STDERR.log(_record);
     }
 }
