@@ -202,22 +202,30 @@ fn a_peer_that_has_one_queue_pair_keeps_the_connection_at_one() -> Result<()> {
     Ok(())
 }
 
-/// However many queue pairs it has: they would take turns, and be no lanes.
-#[test]
-fn a_peer_that_cuts_no_messages_is_not_asked_for_lanes() -> Result<()> {
-    for (name, value) in [("FERRITE_LANES", "1"), ("NCCL_IB_QPS_PER_CONNECTION", "4")] {
-        pair(&require!(automatic(&[])), |worker| {
-            if worker.rank() == 1 {
-                set(name, value);
-            }
-            let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
-            carries(worker, &bench, (1 << 19, 60), || false)?;
-            assert!(!said(&[TAKES]), "{}", log());
-            assert!(worker.rank() == 1 || queue_pairs_with_data() == 1, "{}", log());
-            worker.barrier()
-        })?;
-    }
+/// A peer with this setting cuts no messages: it is not asked for lanes.
+fn is_not_asked_for_lanes(name: &str, value: &str) -> Result<()> {
+    pair(&require!(automatic(&[])), |worker| {
+        if worker.rank() == 1 {
+            set(name, value);
+        }
+        let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
+        carries(worker, &bench, (1 << 19, 60), || false)?;
+        assert!(!said(&[TAKES]), "{}", log());
+        assert!(worker.rank() == 1 || queue_pairs_with_data() == 1, "{}", log());
+        worker.barrier()
+    })?;
     Ok(())
+}
+
+#[test]
+fn a_peer_that_has_one_lane_is_not_asked_for_more() -> Result<()> {
+    is_not_asked_for_lanes("FERRITE_LANES", "1")
+}
+
+/// Its queue pairs would take turns, and be no lanes.
+#[test]
+fn a_peer_with_queue_pairs_that_cuts_no_messages_is_not_asked_for_lanes() -> Result<()> {
+    is_not_asked_for_lanes("NCCL_IB_QPS_PER_CONNECTION", "4")
 }
 
 /// The first attempt of a connection to have four queue pairs fails, and it goes on.

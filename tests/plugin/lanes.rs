@@ -27,17 +27,31 @@ pub(crate) fn is_said_at_an_end(worker: &mut WorkerCtx, words: &[&str]) -> Resul
     Ok(())
 }
 
+/// Ranks whose settings are `lanes` send over so many.
+fn ranks_use(lanes: [&str; 2], expected: [usize; 2]) -> Result<()> {
+    pair(&require!(talkative(&[])), |worker| {
+        set("FERRITE_LANES", lanes[worker.rank()]);
+        let _bench = works(worker)?;
+        assert_eq!(queue_pairs_with_data(), expected[worker.rank()]);
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
 #[test]
 fn ends_with_other_numbers_of_lanes_use_the_lesser() -> Result<()> {
-    for (lanes, expected) in [(["4", "3"], 3), (["1", "8"], 1), (["auto", "2"], 1), (["2", "auto"], 2)] {
-        pair(&require!(talkative(&[])), |worker| {
-            set("FERRITE_LANES", lanes[worker.rank()]);
-            let _bench = works(worker)?;
-            assert_eq!(queue_pairs_with_data(), expected);
-            worker.barrier()
-        })?;
-    }
-    Ok(())
+    ranks_use(["4", "3"], [3, 3])
+}
+
+#[test]
+fn one_lane_at_an_end_is_one_for_both() -> Result<()> {
+    ranks_use(["1", "8"], [1, 1])
+}
+
+/// A sender with automatic lanes begins with one. A receiver with automatic lanes has as many as the sender wants.
+#[test]
+fn where_lanes_are_automatic_at_an_end_the_sender_has_its_own_number() -> Result<()> {
+    ranks_use(["auto", "2"], [1, 2])
 }
 
 /// Each device has six queue pairs for a connection each way: two are left for the second end, and the connection with that end has two
