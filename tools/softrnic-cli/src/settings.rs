@@ -18,14 +18,14 @@ pub(crate) struct Settings {
     /// Ports of each device, 1 or 2
     #[arg(long, value_name = "N")]
     ports: Option<String>,
-    /// Whose devices they are to be like: bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5, or a generation of mlx5:
+    /// Whose devices they are to be like: bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5, rxe, or a generation of mlx5:
     /// mlx5-cx4, mlx5-cx5, mlx5-cx6, mlx5-cx6dx, mlx5-cx7 or mlx5-cx8
     #[arg(long, value_name = "NAME")]
     driver: Option<String>,
     /// roce, ib or unspecified; with exceptions: roce,softrnic1/1=ib
     #[arg(long)]
     link: Option<String>,
-    /// GID tables: plain or rich
+    /// GID tables: plain, rich or vlan
     #[arg(long)]
     gids: Option<String>,
     /// In Gb/s; with exceptions: 400,softrnic1/2=100

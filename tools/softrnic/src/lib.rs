@@ -91,7 +91,7 @@
 //! * GPU memory and DMA-BUF, unless `SOFTRNIC_GPU` asks for them: `EOPNOTSUPP`.
 //! * Congestion beyond bandwidth that is shared, PCIe. Bandwidth and latency only where they are asked for: else all goes as fast as the processor copies.
 //! * Retransmission within a message: it arrives whole or not at all, unless a fault rule cuts it; a receive that is missing is noticed before any
-//!   byte of its message is written.
+//!   byte of its message is written, unless `SOFTRNIC_RNR_PLACES` says otherwise.
 //! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
 //!   while it is still registered is a SIGSEGV.
 //! * The independence of a NIC from the processor, unless `SOFTRNIC_GPU_HELPER` asks for it: GPU memory is copied by calls of the CUDA
@@ -164,8 +164,8 @@
 //! | `SOFTRNIC_PORTS` | 1 or 2 for each device | 1 |
 //! | `SOFTRNIC_CARD` | 1 or 2 devices on one card: they share the system image GUID | 1 |
 //! | `SOFTRNIC_LINK` | `roce`, `ib` or `unspecified` (`IBV_LINK_LAYER_UNSPECIFIED`, as devices have that are neither; addressed like RoCE) | `roce` |
-//! | `SOFTRNIC_GIDS` | `plain` or `rich` | `plain` |
-//! | `SOFTRNIC_DRIVER` | `bnxt_re`, `efa`, `erdma`, `hns`, `ionic`, `irdma`, `mana`, `mlx5`, or `mlx5-cx4`, `mlx5-cx5`, `mlx5-cx6`, `mlx5-cx6dx`, `mlx5-cx7` or `mlx5-cx8`: the devices have the limits of this driver's, and refuse what it refuses, in its way; docs/cards.md. Settings that it has a value for may be given another | none: softrnic's own |
+//! | `SOFTRNIC_GIDS` | `plain`, `rich`, or `vlan`: as `plain`, and a VLAN interface on each port adds its link-local GID, which has the same bytes, and its own IPv4 address `10.84.<port>.<device + 1>`. Packets by all entries get through | `plain` |
+//! | `SOFTRNIC_DRIVER` | `bnxt_re`, `efa`, `erdma`, `hns`, `ionic`, `irdma`, `mana`, `mlx5`, `rxe`, or `mlx5-cx4`, `mlx5-cx5`, `mlx5-cx6`, `mlx5-cx6dx`, `mlx5-cx7` or `mlx5-cx8`: the devices have the limits of this driver's, and refuse what it refuses, in its way; docs/cards.md. Settings that it has a value for may be given another | none: softrnic's own |
 //! | `SOFTRNIC_SPEED` | 5, 10, 20, 25, 40, 50, 56, 100, 200, 400, 800 (Gb/s) | 400 |
 //! | `SOFTRNIC_MTU` | 256, 512, 1024, 2048, 4096 | 4096 |
 //! | `SOFTRNIC_OLD_SPEED` | 1: ports tell their speed in the attribute of 8 bits alone, where the highest is 100 Gb/s a lane, as a libibverbs does that knows neither `active_speed_ex` nor `ibv_query_port_speed` | 0 |
@@ -191,6 +191,12 @@
 //! | `SOFTRNIC_SILENT_FAILURE` | 1: on a device that has failed nothing completes any more, as with mlx5; else work requests are flushed | 0 |
 //! | `SOFTRNIC_ERROR_DROPS` | 1: `ibv_modify_qp` to the error state reports receives as flushed that messages have come for, if nobody has polled them, as ionic's provider does; else they complete with success | 0 |
 //! | `SOFTRNIC_ZERO_KEYS` | 1: WRITEs and READs of no bytes need a valid key, address and access at the peer, as others do; else these are not looked at, as with mlx5. The sending process's | 0 |
+//! | `SOFTRNIC_RNR_PLACES` | 1: a WRITE WITH IMMEDIATE of several packets that meets no receive leaves the data of all but its last packet in memory, without a completion, as its packets would; else nothing of it. The sending process's, where copies go directly | 0 |
+//! | `SOFTRNIC_STALE_COMPLETIONS` | 1: completions that nobody has polled stay in their queue when their queue pair is destroyed or reset, as on rxe, with its number, which may be another one's by then (`SOFTRNIC_QPN_REUSE`); else they are removed, as mlx5's provider does it | 0 |
+//! | `SOFTRNIC_RESOLVE_MS` | 0 to 10000: how long the step to RTR, and `ibv_create_ah`, towards a RoCE address that nobody answers for take until they end with `ETIMEDOUT`, in milliseconds; Linux takes 1000. One that is there by then is found | 0 |
+//! | `SOFTRNIC_OWN_PORT_DOWN` | what becomes of a reliable queue pair that sends while its own port is down, or whose own address has left its entry of the GID table: `retried` (as if the packets were lost), or `fails` (at once, with `LOC_QP_OP_ERR`, as on rxe). One that sends nothing meanwhile goes on | `retried` |
+//! | `SOFTRNIC_FLUSH_ONLY` | 1: what the requester's own device finds wrong (`LOC_LEN_ERR`, `LOC_QP_OP_ERR`, `LOC_PROT_ERR`) is reported as `WR_FLUSH_ERR`, so that no completion tells the reason, as on rxe of Linux 6.12 | 0 |
+//! | `SOFTRNIC_GRANT_MORE` | 1: queue pairs get more than they ask for, and more than other settings round up to: 2n + 1 of n work requests, also beyond `max_qp_wr`, 3 elements and up to 64 inline bytes more; else what is asked for, or what the driver makes of it | 0 |
 //! | `SOFTRNIC_SAME_GUID` | 1: all devices have the node GUID of the first one, as functions of one card may have | 0 |
 //! | `SOFTRNIC_THREAD_DOMAINS` | what becomes of who asks for a thread domain, a parent domain or a completion queue for a single thread: `granted`, `absent` (`EOPNOTSUPP`) or `exhausted` (`ENOMEM`) | `granted` |
 //! | `SOFTRNIC_LINES` | 1: a reader that sees the last word of an aligned line of 128 bytes sees all that precedes it in its message, as consumers expect that poll flags in the data (NCCL's LL128). The sending process's; processes whose copies are staged need it as receivers. Costs bandwidth: messages of 4 KiB take twice as long, of 64 KiB nine times | 0 |

@@ -11,4 +11,5 @@ mod irdma;
 mod mana;
 mod mlx5;
 mod own;
+mod rxe;
 pub(crate) mod table;

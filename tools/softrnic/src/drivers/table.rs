@@ -1,12 +1,12 @@
 //! All drivers that there are.
 
 use crate::drivers::driver::Driver;
-use crate::drivers::{bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5, own};
+use crate::drivers::{bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5, own, rxe};
 use crate::host::env;
 
 /// Its own, which needs no name, and the others.
 static OWN: Driver = own::DRIVER;
-static ALL: [Driver; 14] = [
+static ALL: [Driver; 15] = [
     bnxt_re::DRIVER,
     efa::DRIVER,
     erdma::DRIVER,
@@ -21,6 +21,7 @@ static ALL: [Driver; 14] = [
     mlx5::CX6_DX,
     mlx5::CX7,
     mlx5::CX8,
+    rxe::DRIVER,
 ];
 
 /// The one that devices have of which nothing is said.

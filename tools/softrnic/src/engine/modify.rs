@@ -38,7 +38,11 @@ pub(crate) fn modify(engine: &'static Engine, qp: &Qp, attr: &QpAttr, given: i32
     }
     let route = if given & mask::AV != 0 { Some(Route::find(qp.fabric, port, &attr.ah_attr)?) } else { None };
     if let Some(to) = route.and_then(|route| route.to()) {
-        engine.faults.on_modify_qp(port, to)?;
+        engine.faults.on_modify_qp(port, to).inspect_err(|errno| {
+            if *errno == libc::ETIMEDOUT {
+                qp.fabric.await_address();
+            }
+        })?;
     }
     remember(&mut known, attr, given);
     publish(qp, &known, given, route);

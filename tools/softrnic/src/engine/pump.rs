@@ -209,7 +209,7 @@ fn handle_result(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue, outcom
             follow(engine, qp, queue);
             return false;
         }
-        TxOutcome::Failed(status) => conclude(engine, qp, queue, status),
+        TxOutcome::Failed(status) => conclude(engine, qp, queue, told(qp, status)),
         TxOutcome::Busy => {
             queue.head.until = queue.head.until.max(now_ns() + BUSY_RETRY_NS);
             defer(engine, qp, queue, queue.head.until);
@@ -240,6 +240,13 @@ fn handle_result(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue, outcom
         TxOutcome::Done | TxOutcome::Lost | TxOutcome::NotReady(_) => conclude(engine, qp, queue, Status::Success),
     }
     true
+}
+
+/// The status that tells of a failure with `status`.
+#[cold]
+fn told(qp: &Qp, status: Status) -> Status {
+    let is_found_here = matches!(status, Status::LocLen | Status::LocQpOp | Status::LocProt);
+    if is_found_here && qp.fabric.settings.flush_only { Status::Flush } else { status }
 }
 
 /// The head request is executed, or failed: completes it, at once or when that is known here.

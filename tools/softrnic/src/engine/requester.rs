@@ -1,6 +1,6 @@
 //! The requester: checks the local side of the head request and sends it.
 
-use crate::abi::consts::{Status, access, send_flag};
+use crate::abi::consts::{Status, access, send_flag, wr_opcode};
 use crate::abi::types::Sge;
 use crate::copy::piece::{Direction, Pieces};
 use crate::copy::transfer::{transfer, transfer_by_lines, transfer_shuffled};
@@ -38,7 +38,8 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
     }
     let link = &queue.link;
     if !link.route.carries(local.total) {
-        return TxOutcome::Lost;
+        let is_refused = link.route.is_refused() && !qp.is_unreliable();
+        return if is_refused { TxOutcome::Failed(Status::LocQpOp) } else { TxOutcome::Lost };
     }
     let Some(guard) = RemoteQpGuard::enter(qp.fabric, link.peer, qp.name(), queue.entries) else {
         return TxOutcome::Lost;
@@ -50,11 +51,17 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
         // A duplicate: the responder only acknowledges it.
         return TxOutcome::Done;
     }
-    if let Some(outcome) = fault.and_then(|fault| responder::faulty(&guard, fault)) {
-        return outcome;
-    }
-    let admission = match responder::admit(&guard, request, local.total) {
+    let admitted = match fault.and_then(|fault| responder::faulty(&guard, fault)) {
+        Some(outcome) => Err(outcome),
+        None => responder::admit(&guard, request, local.total),
+    };
+    let admission = match admitted {
         Ok(admission) => admission,
+        Err(outcome @ TxOutcome::NotReady(_)) if qp.fabric.settings.rnr_places && !queue.head.is_placed => {
+            let outcome = place_first_packets(qp, &guard, (request, link), &local, outcome);
+            queue.head.is_placed = true;
+            return outcome;
+        }
         Err(outcome) => return outcome,
     };
     let total = local.total;
@@ -76,6 +83,33 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
         take_number(&guard, &mut queue.link, total);
     }
     outcome
+}
+
+/// The head request meets no receive, which a write notices with its last packet: places the packets before. What comes of it is
+/// `not_ready`, unless these fail. Where copies are staged, nothing is placed.
+#[cold]
+fn place_first_packets(
+    qp: &Qp,
+    guard: &RemoteQpGuard,
+    (request, link): (&Request, &Link),
+    local: &Pieces,
+    not_ready: TxOutcome,
+) -> TxOutcome {
+    let bytes = u64::from(link.packets(local.total) - 1) * u64::from(link.mtu_bytes);
+    if request.opcode != wr_opcode::RDMA_WRITE_WITH_IMM || bytes == 0 {
+        return not_ready;
+    }
+    let admission = match responder::admit_first_packets(guard, request, local.total) {
+        Ok(admission) => admission,
+        Err(outcome) => return outcome,
+    };
+    if local.has_gpu || admission.remote.has_gpu || !guard.is_reached() {
+        return not_ready;
+    }
+    match deliver(qp, guard, request, &local.part(0, bytes), &admission, None) {
+        TxOutcome::Done => not_ready,
+        outcome => outcome,
+    }
 }
 
 /// The message has taken its numbers at both ends.

@@ -60,8 +60,17 @@ pub(crate) fn subnet_local(guid: u64) -> Gid {
 
 /// `::ffff:10.82.<port>.<device + 1>`
 pub(crate) fn mapped(device: usize, port: u32) -> Gid {
+    mapped_in(82, device, port)
+}
+
+/// `::ffff:10.84.<port>.<device + 1>`
+pub(crate) fn mapped_of_vlan(device: usize, port: u32) -> Gid {
+    mapped_in(84, device, port)
+}
+
+fn mapped_in(network: u8, device: usize, port: u32) -> Gid {
     let mut gid = [0; 16];
-    gid[10..].copy_from_slice(&[0xff, 0xff, 10, 82, port as u8, device as u8 + 1]);
+    gid[10..].copy_from_slice(&[0xff, 0xff, 10, network, port as u8, device as u8 + 1]);
     gid
 }
 

@@ -52,6 +52,10 @@ fn first_gids(topology: &Topology, device: usize, port: u32) -> Vec<TypedGid> {
     }
     let (local, mapped) = (gid::link_local(guid), gid::mapped(device, port));
     let v2 = |gid: Gid| TypedGid { gid, kind: GidType::RoceV2 };
+    if topology.has_vlan_gids() {
+        // Both interfaces have one MAC address, and so the same link-local address.
+        return [local, mapped, local, gid::mapped_of_vlan(device, port)].map(v2).into();
+    }
     if !topology.has_rich_gids() {
         return vec![v2(local), v2(mapped)];
     }

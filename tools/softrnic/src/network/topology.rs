@@ -71,9 +71,9 @@ const RULES: [KeyRule; KEYS] = [
     KeyRule {
         word: "gids",
         default: "plain",
-        allowed: "plain or rich",
+        allowed: "plain, rich or vlan",
         is_per_port: false,
-        parse: |text| ["plain", "rich"].iter().position(|w| *w == text).map(|i| i as u32),
+        parse: |text| ["plain", "rich", "vlan"].iter().position(|w| *w == text).map(|i| i as u32),
     },
     KeyRule {
         word: "speed",
@@ -254,7 +254,12 @@ impl Topology {
     }
 
     pub(crate) fn has_rich_gids(&self) -> bool {
-        self.all(Key::Gids) != 0
+        self.all(Key::Gids) == 1
+    }
+
+    /// Each port has a VLAN interface beside its own one.
+    pub(crate) fn has_vlan_gids(&self) -> bool {
+        self.all(Key::Gids) == 2
     }
 
     pub(crate) fn link_layer(&self, device: usize, port: u32) -> u32 {

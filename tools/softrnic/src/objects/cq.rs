@@ -4,6 +4,7 @@
 //! all producers share: a doorbell with a bit per QP, and two counters to notice an overrun.
 
 use std::cell::UnsafeCell;
+use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
@@ -42,8 +43,7 @@ pub(crate) struct Cq {
     pub(crate) slot: &'static CqSlot,
     pub(crate) index: u32,
     channel: Option<&'static Channel>,
-    /// Its queue pairs by number; bit `number % 64` of the doorbell is theirs.
-    sources: Mutex<Vec<Option<Arc<dyn CompletionSource>>>>,
+    sources: Mutex<Sources>,
     /// Doorbell bits taken but not worked off.
     carry: AtomicU64,
     /// Number of the queue pair that a poll begins with: another one after each poll that has left something, so that none keeps
@@ -56,6 +56,15 @@ pub(crate) struct Cq {
     /// Those who poll, or throw completions away.
     pub(crate) polling: InUse,
     parent_domain: Option<Arc<Pd>>,
+}
+
+/// Where its completions come from.
+#[derive(Default)]
+struct Sources {
+    /// Its queue pairs by number; bit `number % 64` of the doorbell is theirs.
+    by_number: Vec<Option<Arc<dyn CompletionSource>>>,
+    /// Completions of queue pairs that are no more, or have been reset. The doorbell has its first bit for them.
+    left: VecDeque<Wc>,
 }
 
 /// Names a CQ that is for one thread.
@@ -177,7 +186,7 @@ impl Cq {
 
     /// Adds a queue pair; returns its number here.
     pub(crate) fn add(&self, source: Arc<dyn CompletionSource>) -> u32 {
-        let mut sources = lock(&self.sources);
+        let sources = &mut lock(&self.sources).by_number;
         let free = sources.iter().position(Option::is_none).unwrap_or_else(|| {
             sources.push(None);
             sources.len() - 1
@@ -186,16 +195,20 @@ impl Cq {
         free as u32
     }
 
-    /// Runs `work` while nobody polls this CQ, which mlx5 sees to by the lock that it does not take if one thread uses the CQ.
-    pub(crate) fn while_not_polled<R>(&self, work: impl FnOnce() -> R) -> R {
+    /// Runs `work` while nobody polls this CQ, which mlx5 sees to by the lock that it does not take if one thread uses the CQ. What `work`
+    /// leaves is polled as it is, before all that comes later.
+    pub(crate) fn while_not_polled(&self, work: impl FnOnce(&mut VecDeque<Wc>)) {
         let _polling = self.polling.while_in(SINGLE_THREADED_CQ);
-        let _sources = lock(&self.sources);
-        work()
+        let left = &mut lock(&self.sources).left;
+        work(left);
+        if !left.is_empty() {
+            self.slot.bell.fetch_or(1, SeqCst);
+        }
     }
 
     /// Removes queue pair number `number`.
     pub(crate) fn remove(&self, number: u32) {
-        if let Some(source) = lock(&self.sources).get_mut(number as usize) {
+        if let Some(source) = lock(&self.sources).by_number.get_mut(number as usize) {
             *source = None;
         }
     }
@@ -205,10 +218,19 @@ impl Cq {
         if self.slot.bell.load(Relaxed) == 0 && self.carry.load(Relaxed) == 0 {
             return 0;
         }
-        let sources = lock(&self.sources);
+        let Sources { by_number: sources, left } = &mut *lock(&self.sources);
         let (turn, first) = (self.turn.load(Relaxed), self.turn.load(Relaxed) % 64);
         let mut bits = (self.carry.load(Relaxed) | self.slot.bell.swap(0, Acquire)).rotate_right(first);
         let (mut keep, mut taken) = (0, 0);
+        while taken < out.len()
+            && let Some(wc) = left.pop_front()
+        {
+            out[taken].write(wc);
+            taken += 1;
+        }
+        if !left.is_empty() {
+            keep = 1;
+        }
         while bits != 0 {
             if taken == out.len() {
                 keep |= bits.rotate_left(first);
@@ -246,7 +268,7 @@ impl Cq {
 
     /// Whether it has queue pairs.
     pub(crate) fn is_in_use(&self) -> bool {
-        lock(&self.sources).iter().any(Option::is_some)
+        lock(&self.sources).by_number.iter().any(Option::is_some)
     }
 
     /// Takes this CQ out of the fabric. It has no queue pairs, and the service thread does not know it any more.
@@ -288,7 +310,7 @@ impl Cq {
     /// For the service thread: passes on the notifications that producers asked for.
     pub(crate) fn deliver(&self) {
         if self.slot.events.swap(0, SeqCst) != 0 {
-            lock(&self.sources).iter().flatten().for_each(|source| source.fail());
+            lock(&self.sources).by_number.iter().flatten().for_each(|source| source.fail());
             self.context
                 .events
                 .push(crate::objects::context::Event { element: self.as_abi() as usize, kind: event::CQ_ERR });

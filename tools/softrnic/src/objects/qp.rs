@@ -1,5 +1,6 @@
 //! Queue pairs: their state, their receive queue, their completions.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -349,23 +350,33 @@ impl Qp {
         }
     }
 
-    /// Forgets all requests and completions. The state is RESET, and no peer is in the queue pair any more.
+    /// Forgets all requests and completions; the latter stay in their queues on devices on which they do. The state is RESET, and no peer is
+    /// in the queue pair any more.
     pub(crate) fn discard(&self) {
-        let send = || {
+        let stay = self.fabric.settings.stale_completions;
+        let send = |left: &mut VecDeque<Wc>| {
             let mut send = lock(&self.send);
+            while stay && let Some(done) = self.send_ring.take() {
+                left.push_back(self.wc(done.wr_id, done.status, done.opcode, done.byte_len));
+            }
             send.discard();
             let thrown = self.send_ring.discard(send.posted);
             self.send_cq.slot.polled.fetch_add(thrown, SeqCst);
         };
-        let recv = || {
+        let recv = |left: &mut VecDeque<Wc>| {
             let _guard = lock(&self.recv);
+            let mut at = self.recv_polled.load(SeqCst);
+            while stay && let Some((wr_id, got)) = self.recv_ring.take(self.slot, at) {
+                left.push_back(self.recv_wc(wr_id, at, &got));
+                at += 1;
+            }
             if let Some(srq) = &self.srq {
                 srq.ring.recover(self.slot, self.index);
                 srq.give_back(self.slot.posted.load(SeqCst) - self.recv_polled.load(SeqCst));
                 self.is_last_told.store(false, SeqCst);
             }
             let (done, posted) = (self.slot.done.load(SeqCst), self.slot.posted.load(SeqCst));
-            let thrown = done - self.recv_polled.load(SeqCst);
+            let thrown = done - at;
             self.recv_cq.slot.polled.fetch_add(thrown, SeqCst);
             self.slot.done.store(posted, SeqCst);
             self.recv_polled.store(posted, SeqCst);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::abi::consts::{qp_state, qp_type};
 use crate::abi::types::{self, QpCap};
-use crate::limits::QPS;
+use crate::limits::{MAX_SGE, QPS};
 use crate::objects::pd::Pd;
 use crate::objects::qp_request::QpRequest;
 use crate::process::fabric::Fabric;
@@ -35,7 +35,8 @@ pub(super) fn grant(settings: &Settings, requested: QpCap, has_receives: bool) -
     }
     if requested.max_inline_data <= settings.max_inline {
         let rounded = (driver.round)(requested);
-        return Ok(QpCap { max_inline_data: rounded.max_inline_data.min(settings.max_inline), ..rounded });
+        let granted = if settings.grant_more { more_than(rounded) } else { rounded };
+        return Ok(QpCap { max_inline_data: granted.max_inline_data.min(settings.max_inline), ..granted });
     }
     match settings.inline_excess {
         InlineExcess::Refuse => Err(libc::EINVAL),
@@ -44,6 +45,19 @@ pub(super) fn grant(settings: &Settings, requested: QpCap, has_receives: bool) -
             let possible = QpCap { max_inline_data: settings.max_inline, ..requested };
             Ok(QpCap { max_inline_data: settings.max_inline, ..(driver.round)(possible) })
         }
+    }
+}
+
+/// More of everything than `cap`, but of queues that have nothing. A queue may become longer than the device says that queues are.
+fn more_than(cap: QpCap) -> QpCap {
+    let queue = |wr: u32| if wr == 0 { 0 } else { 2 * wr + 1 };
+    let elements = |sge: u32, wr: u32| if wr == 0 { sge } else { (sge + 3).min(MAX_SGE) };
+    QpCap {
+        max_send_wr: queue(cap.max_send_wr),
+        max_recv_wr: queue(cap.max_recv_wr),
+        max_send_sge: elements(cap.max_send_sge, cap.max_send_wr),
+        max_recv_sge: elements(cap.max_recv_sge, cap.max_recv_wr),
+        max_inline_data: (cap.max_inline_data + 1).next_multiple_of(64),
     }
 }
 

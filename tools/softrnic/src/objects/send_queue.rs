@@ -99,6 +99,8 @@ pub(crate) struct Head {
     pub(crate) is_delivered: bool,
     /// A rule takes the acknowledgement of this transmission away.
     pub(crate) loses_ack: bool,
+    /// It has met no receive, and is in the peer's memory but for its last packet.
+    pub(crate) is_placed: bool,
 }
 
 impl Head {

@@ -1,6 +1,8 @@
 //! The way from a queue pair to its peer: which ports, by which addresses, and whether packets get through at present.
 
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::thread;
+use std::time::Duration;
 
 use crate::abi::types::{AhAttr, Gid};
 use crate::limits::PORTS;
@@ -9,8 +11,18 @@ use crate::network::gid::{self, GidType, TypedGid};
 use crate::network::link;
 use crate::network::port_id::PortId;
 use crate::process::fabric::Fabric;
-use crate::process::settings::LoopbackDown;
+use crate::process::settings::{LoopbackDown, OwnPortDown};
 use crate::shm::slots::{GIDS, NO_PEER, PortSlot};
+
+impl Fabric {
+    /// Waits as long as address resolution tries to find an address; false if it does not try.
+    #[cold]
+    pub(crate) fn await_address(&self) -> bool {
+        let time = Duration::from_millis(self.settings.resolve_ms).mul_f64(self.settings.time_scale);
+        thread::sleep(time);
+        !time.is_zero()
+    }
+}
 
 /// The global part of an address vector.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +48,8 @@ pub(crate) struct Route {
     checked_at: u64,
     /// Messages below this size get through.
     limit: u64,
+    /// Its own end alone keeps packets from leaving, and the device says so.
+    is_refused: bool,
 }
 
 impl Route {
@@ -79,8 +93,15 @@ impl Route {
         Ok(route)
     }
 
-    /// Finds the port that has the address.
-    fn resolve(mut self, fabric: &Fabric) -> Result<Self, i32> {
+    /// Finds the port that has the address. Where nobody answers, that takes as long as `SOFTRNIC_RESOLVE_MS` says, and is looked at once more.
+    fn resolve(self, fabric: &Fabric) -> Result<Self, i32> {
+        match self.look_up(fabric) {
+            Err(libc::ETIMEDOUT) if fabric.await_address() => self.look_up(fabric),
+            found => found,
+        }
+    }
+
+    fn look_up(mut self, fabric: &Fabric) -> Result<Self, i32> {
         let mine = fabric.port(self.from.device, self.from.port);
         if mine.is_infiniband() {
             let lid = u32::from(self.lid);
@@ -163,10 +184,16 @@ impl Route {
         bytes < self.limit
     }
 
+    /// Whether sending ends in an error at once, by the last [`Self::refresh`].
+    #[inline]
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_refused
+    }
+
     #[cold]
     fn check(&mut self, fabric: &Fabric) {
         self.checked_at = fabric.header().changes.load(Acquire);
-        self.limit = 0;
+        (self.limit, self.is_refused) = (0, false);
         let Some(to) = self.to else { return };
         let (mine, theirs) = (fabric.port(self.from.device, self.from.port), fabric.port(to.device, to.port));
         // Packets to the same queue pair do not leave the device.
@@ -174,11 +201,15 @@ impl Route {
         let is_up = (is_inside || mine.is_active() && theirs.is_active())
             && !fabric.is_failed(self.from.device)
             && !fabric.is_failed(to.device);
-        let is_found = self.global.is_none_or(|global| {
-            // The sender's entry gives the wire format; the receiver looks for its address in that format.
-            let target = TypedGid { gid: global.target, kind: global.source.kind };
-            mine.gid(global.index) == Some(global.source) && theirs.answers_to(&target)
-        });
+        let has_source = self.global.is_none_or(|global| mine.gid(global.index) == Some(global.source));
+        let is_found = has_source
+            && self.global.is_none_or(|global| {
+                // The sender's entry gives the wire format; the receiver looks for its address in that format.
+                theirs.answers_to(&TypedGid { gid: global.target, kind: global.source.kind })
+            });
+        let is_cut_off = !is_inside && !mine.is_active() || !has_source;
+        self.is_refused =
+            is_cut_off && !fabric.is_failed(self.from.device) && fabric.settings.own_port_down == OwnPortDown::Fails;
         let is_near = !mine.is_infiniband() || theirs.lid.load(SeqCst) == u32::from(self.lid);
         if is_up && is_found && is_near {
             let narrowest = link::mtu_bytes(mine.mtu.load(SeqCst).min(theirs.mtu.load(SeqCst)));

@@ -44,6 +44,18 @@ pub(crate) struct Settings {
     pub(crate) error_drops: bool,
     /// WRITEs and READs of no bytes need a key and an address as others do.
     pub(crate) zero_keys: bool,
+    /// A write with immediate data that meets no receive is placed but for its last packet.
+    pub(crate) rnr_places: bool,
+    /// What a queue pair has completed, and nobody has polled, outlives its destruction and its reset.
+    pub(crate) stale_completions: bool,
+    /// How long address resolution tries, in milliseconds.
+    pub(crate) resolve_ms: u64,
+    /// What becomes of a queue pair that sends while its own port is down.
+    pub(crate) own_port_down: OwnPortDown,
+    /// What the requester's own device finds wrong is reported as flushed.
+    pub(crate) flush_only: bool,
+    /// Queue pairs get more of everything than they ask for.
+    pub(crate) grant_more: bool,
     /// Writes to memory with relaxed ordering land in no order.
     pub(crate) chaos: bool,
     /// The last word of each aligned line of 128 bytes is written after all that precedes it in its message.
@@ -112,6 +124,16 @@ pub(crate) enum LoopbackDown {
     Lost,
 }
 
+/// What becomes of a queue pair that sends while its own port is down, or has lost the address that it sends from. Devices differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum OwnPortDown {
+    /// It sends again, as if the packets were lost on the way.
+    #[default]
+    Retried,
+    /// It fails at once.
+    Fails,
+}
+
 /// All variables that are read, here and for the [`Requested`].
 const KNOWN: &[&str] = &[
     "SOFTRNIC_CARD",
@@ -123,9 +145,11 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_ERROR_DROPS",
     "SOFTRNIC_FABRIC",
     "SOFTRNIC_FAULTS",
+    "SOFTRNIC_FLUSH_ONLY",
     "SOFTRNIC_GIDS",
     "SOFTRNIC_GPU",
     "SOFTRNIC_GPU_HELPER",
+    "SOFTRNIC_GRANT_MORE",
     "SOFTRNIC_INLINE_EXCESS",
     "SOFTRNIC_LINES",
     "SOFTRNIC_LINK",
@@ -137,12 +161,15 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_MAX_QP_WR",
     "SOFTRNIC_MTU",
     "SOFTRNIC_OLD_SPEED",
+    "SOFTRNIC_OWN_PORT_DOWN",
     "SOFTRNIC_PATHS",
     "SOFTRNIC_PATH_MBS",
     "SOFTRNIC_PATH_US",
     "SOFTRNIC_PORTS",
     "SOFTRNIC_QPN_REUSE",
     "SOFTRNIC_QUIET",
+    "SOFTRNIC_RESOLVE_MS",
+    "SOFTRNIC_RNR_PLACES",
     "SOFTRNIC_SAME_GUID",
     "SOFTRNIC_SEED",
     "SOFTRNIC_SHM_DIR",
@@ -150,6 +177,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_SPEED",
     "SOFTRNIC_SPRAY",
     "SOFTRNIC_STAGED",
+    "SOFTRNIC_STALE_COMPLETIONS",
     "SOFTRNIC_STAT",
     "SOFTRNIC_STRICT",
     "SOFTRNIC_THREAD_DOMAINS",
@@ -180,6 +208,12 @@ impl Settings {
             silent_failure: false,
             error_drops: false,
             zero_keys: false,
+            rnr_places: false,
+            stale_completions: false,
+            resolve_ms: 0,
+            own_port_down: OwnPortDown::default(),
+            flush_only: false,
+            grant_more: false,
             staged: false,
             chaos: false,
             lines: false,
@@ -241,6 +275,12 @@ impl Settings {
             silent_failure: switch(driver, "SOFTRNIC_SILENT_FAILURE")?,
             error_drops: switch(driver, "SOFTRNIC_ERROR_DROPS")?,
             zero_keys: switch(driver, "SOFTRNIC_ZERO_KEYS")?,
+            rnr_places: switch(driver, "SOFTRNIC_RNR_PLACES")?,
+            stale_completions: switch(driver, "SOFTRNIC_STALE_COMPLETIONS")?,
+            resolve_ms: number(driver, "SOFTRNIC_RESOLVE_MS", 0, 0, 10_000)?,
+            own_port_down: own_port_down(driver)?,
+            flush_only: switch(driver, "SOFTRNIC_FLUSH_ONLY")?,
+            grant_more: switch(driver, "SOFTRNIC_GRANT_MORE")?,
             staged: switch(driver, "SOFTRNIC_STAGED")?,
             chaos: switch(driver, "SOFTRNIC_CHAOS")?,
             lines: switch(driver, "SOFTRNIC_LINES")?,
@@ -333,6 +373,15 @@ fn loopback_down(driver: &Driver) -> Result<LoopbackDown, String> {
         None | Some("answered") => Ok(LoopbackDown::Answered),
         Some("lost") => Ok(LoopbackDown::Lost),
         Some(value) => Err(format!("SOFTRNIC_LOOPBACK_DOWN={value:?}: must be answered or lost")),
+    }
+}
+
+/// `SOFTRNIC_OWN_PORT_DOWN`.
+fn own_port_down(driver: &Driver) -> Result<OwnPortDown, String> {
+    match driver.text("SOFTRNIC_OWN_PORT_DOWN")?.as_deref() {
+        None | Some("retried") => Ok(OwnPortDown::Retried),
+        Some("fails") => Ok(OwnPortDown::Fails),
+        Some(value) => Err(format!("SOFTRNIC_OWN_PORT_DOWN={value:?}: must be retried or fails")),
     }
 }
 

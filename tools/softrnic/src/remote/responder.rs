@@ -79,6 +79,17 @@ fn write(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admissi
     Ok(Admission { direction: Direction::Out, remote, is_atomic: false, is_relaxed, receive })
 }
 
+/// Checks a write with immediate data as the packets before its last one are checked, which need no receive.
+pub(crate) fn admit_first_packets(
+    guard: &RemoteQpGuard,
+    request: &Request,
+    total: u64,
+) -> Result<Admission, TxOutcome> {
+    require(guard, access::REMOTE_WRITE)?;
+    let (remote, is_relaxed) = memory(guard, request, total, access::REMOTE_WRITE)?;
+    Ok(Admission { direction: Direction::Out, remote, is_atomic: false, is_relaxed, receive: None })
+}
+
 fn read(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admission, TxOutcome> {
     require_read(guard, access::REMOTE_READ)?;
     let (remote, is_relaxed) = memory(guard, request, total, access::REMOTE_READ)?;

@@ -314,6 +314,11 @@ fn devices_of_ionic_mana_and_efa_are_as_the_page_has_them() {
     ["ionic", "mana", "efa"].into_iter().for_each(compare);
 }
 
+#[test]
+fn devices_like_those_of_rxe_are_as_the_page_has_them() {
+    compare("rxe");
+}
+
 /// What the environment says is stronger than what the driver is like.
 #[test]
 fn a_setting_is_stronger_than_the_driver() {

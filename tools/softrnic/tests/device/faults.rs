@@ -53,12 +53,12 @@ fn a_bad_setting_is_named_and_there_is_no_device() {
         (
             "SOFTRNIC_DRIVER",
             "mlx4",
-            "must be one of bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5, mlx5-cx4, mlx5-cx5, mlx5-cx6, mlx5-cx6dx, mlx5-cx7, mlx5-cx8",
+            "must be one of bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5, mlx5-cx4, mlx5-cx5, mlx5-cx6, mlx5-cx6dx, mlx5-cx7, mlx5-cx8, rxe",
         ),
         ("SOFTRNIC_PORTS", "3", "1 to 2"),
         ("SOFTRNIC_CARD", "0", "1 to 2"),
         ("SOFTRNIC_LINK", "opa", "roce, ib or unspecified"),
-        ("SOFTRNIC_GIDS", "many", "plain or rich"),
+        ("SOFTRNIC_GIDS", "many", "plain, rich or vlan"),
         ("SOFTRNIC_SPEED", "300", "200, 400 or 800"),
         ("SOFTRNIC_SPEED", "400,softrnic0/3=100", "200, 400 or 800"),
         ("SOFTRNIC_SPEED", "400,softrnic1/2=100", "no softrnic1/2"),
@@ -76,6 +76,12 @@ fn a_bad_setting_is_named_and_there_is_no_device() {
         ("SOFTRNIC_INLINE_EXCESS", "shrug", "refuse, silent or grant"),
         ("SOFTRNIC_STRICT", "yes", "0 or 1"),
         ("SOFTRNIC_QUIET", "2", "0 or 1"),
+        ("SOFTRNIC_RNR_PLACES", "yes", "0 or 1"),
+        ("SOFTRNIC_STALE_COMPLETIONS", "2", "0 or 1"),
+        ("SOFTRNIC_RESOLVE_MS", "20000", "0 to 10000"),
+        ("SOFTRNIC_OWN_PORT_DOWN", "lost", "retried or fails"),
+        ("SOFTRNIC_FLUSH_ONLY", "-1", "0 or 1"),
+        ("SOFTRNIC_GRANT_MORE", "all", "0 or 1"),
     ];
     for (name, value, allowed) in bad {
         let Ended { output, .. } = probe(&[(name, value)], || Ok(()));

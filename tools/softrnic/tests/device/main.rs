@@ -32,4 +32,5 @@ mod shared_receives;
 mod states;
 mod teardown;
 mod transmissions;
+mod variants;
 mod wire;
