@@ -88,13 +88,31 @@ contract() {
 }
 
 drivers() {
-    for driver in bnxt_re erdma hns ionic irdma mana mlx5 mlx5-cx4 mlx5-cx5 mlx5-cx6 mlx5-cx6dx mlx5-cx8; do
+    for driver in bnxt_re erdma hns ionic irdma mana mlx5 mlx5-cx4 mlx5-cx5 mlx5-cx6 mlx5-cx6dx mlx5-cx8 rxe; do
         SOFTRNIC_DRIVER=$driver ferrite check --plugin dist/lib/libnccl-net.so
         SOFTRNIC_DRIVER=$driver ferrite verify --plugin dist/lib/libnccl-net.so
     done
     # 800 Gb/s.
     SOFTRNIC_DRIVER=mlx5-cx8 ferrite check --plugin dist/lib/libnccl-net.so --link ib
     SOFTRNIC_DRIVER=mlx5-cx8 SOFTRNIC_LINK=ib ferrite verify --plugin dist/lib/libnccl-net.so
+}
+
+# What some cards and kernels do otherwise (tools/softrnic/docs/cards.md), one by one with some faults, and all of it at once with each
+# fault after which a stream goes on.
+variants() {
+    local one settings faults some=flap-both,flaps-two-ports,port-down,late-write,replay-fault,qp-error,gid-moved,random each
+    each=$(ferrite outlast --list | awk '$1 !~ /^kill-/ { print $1 }' | paste -sd ,)
+    for one in RNR_PLACES=1 "STALE_COMPLETIONS=1 QPN_REUSE=1" RESOLVE_MS=1000 OWN_PORT_DOWN=fails FLUSH_ONLY=1 GRANT_MORE=1 GIDS=vlan \
+        "ZERO_KEYS=1 ERROR_DROPS=1" "PATHS=4 PATH_US=200" "DRIVER=rxe GIDS=vlan GRANT_MORE=1 QPN_REUSE=1 ZERO_KEYS=1 ERROR_DROPS=1"; do
+        echo "$one"
+        read -ra settings <<<"$one"
+        case "$one" in *rxe*) faults=$each ;; *) faults=$some ;; esac
+        (
+            export "${settings[@]/#/SOFTRNIC_}"
+            ferrite check --plugin dist/lib/libnccl-net.so
+            ferrite outlast --plugin dist/lib/libnccl-net.so --scenario "$faults" --finish
+        )
+    done
 }
 
 long_tests() {
@@ -171,6 +189,7 @@ steps() {
     "$1" "instructions per message, beside NCCL's" instructions
     "$1" "NCCL's contract" contract
     "$1" "the contract, and every byte, on devices as each driver with reliable connections has them" drivers
+    "$1" "the contract, and faults, on devices that do what some cards and kernels do otherwise" variants
     "$1" "tests that take too long for every change" long_tests
     "$1" "the software device with staged copies" staged
     "$1" "soft-RoCE, Ferrite and NCCL's own transport" soft_roce

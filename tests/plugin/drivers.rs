@@ -168,6 +168,19 @@ fn messages_arrive_on_mana() -> Result<()> {
     messages_arrive_on("mana")
 }
 
+/// Linux's software device: no card, but what many try it on.
+#[test]
+fn messages_arrive_on_rxe() -> Result<()> {
+    messages_arrive_on("rxe")
+}
+
+#[test]
+fn messages_arrive_where_more_is_granted_than_asked_for() -> Result<()> {
+    let setting = require!(setting());
+    pair(&setting.env("SOFTRNIC_GRANT_MORE", "1"), exchange_all)?;
+    Ok(())
+}
+
 #[test]
 fn messages_arrive_on_the_oldest_and_the_newest_generation_of_mlx5() -> Result<()> {
     ["mlx5-cx4", "mlx5-cx8"].into_iter().try_for_each(messages_arrive_on)

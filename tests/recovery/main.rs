@@ -26,3 +26,4 @@ mod spare;
 mod stalls;
 mod stream;
 mod unpolled;
+mod variants;

@@ -12,6 +12,17 @@ use ferrite::pair::Setting;
 use ferrite::verbs::Verbs;
 use testkit::{Missing, Scratch, c_library, program};
 
+/// The software device with all that some cards and kernels do otherwise (tools/softrnic/docs/cards.md), as far as it fits together.
+pub(crate) const OTHERWISE: [(&str, &str); 6] = [
+    // Completions that outlive their queue pair, an own port that ends it at once, a step to RTR that takes a second, and more.
+    ("SOFTRNIC_DRIVER", "rxe"),
+    ("SOFTRNIC_QPN_REUSE", "1"),
+    ("SOFTRNIC_GIDS", "vlan"),
+    ("SOFTRNIC_GRANT_MORE", "1"),
+    ("SOFTRNIC_ZERO_KEYS", "1"),
+    ("SOFTRNIC_ERROR_DROPS", "1"),
+];
+
 /// `tests/fixtures/NAME.c` as a shared object.
 pub(crate) fn shared_object(name: &str, flags: &[&str]) -> PathBuf {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,6 +1,6 @@
 //! `ferrite check`: that it names what is wrong, and that Ferrite passes.
 
-use crate::common::{dist, ferrite, shared_object};
+use crate::common::{self, dist, ferrite, shared_object};
 use std::path::Path;
 use testkit::{Scratch, require};
 
@@ -143,10 +143,22 @@ fn ferrite_keeps_some_of_the_contract_on_the_devices_of_each_driver() {
     let dist = require!(dist(&PARTS));
     let (plugin, folder) = (dist.join(PARTS[2]), dist.to_str().expect("it is text"));
     let words = ["check", "--plugin", plugin.to_str().expect("it is text"), "--only", "9,13,26,28,39,48"];
-    for driver in ["bnxt_re", "erdma", "hns", "ionic", "irdma", "mana", "mlx5"] {
+    for driver in ["bnxt_re", "erdma", "hns", "ionic", "irdma", "mana", "mlx5", "rxe"] {
         let (code, stdout, stderr) = ferrite(&words, &[("FERRITE_DIST", folder), ("SOFTRNIC_DRIVER", driver)]);
         assert!(code == 0 && stdout.contains(": 6 checks, 6 passed, "), "{driver}: {stdout}{stderr}");
     }
+}
+
+/// Those points that have to do with it; scripts/nightly.sh makes all, also with one setting at a time.
+#[test]
+fn ferrite_keeps_some_of_the_contract_on_devices_with_all_that_cards_and_kernels_do_otherwise() {
+    let dist = require!(dist(&PARTS));
+    let (plugin, folder) = (dist.join(PARTS[2]), dist.to_str().expect("it is text"));
+    let numbers = "23,26,37,38,45,49,52,54,55,57";
+    let words = ["check", "--strict", "--plugin", plugin.to_str().expect("it is text"), "--only", numbers];
+    let env = [&[("FERRITE_DIST", folder)], &common::OTHERWISE[..]].concat();
+    let (code, stdout, stderr) = ferrite(&words, &env);
+    assert!(code == 0 && stdout.contains(": 10 checks, 10 passed, "), "{stdout}{stderr}");
 }
 
 /// Ferrite itself, with these arguments; nothing may fail. What needs a GPU is not tried: that is known, and no news.

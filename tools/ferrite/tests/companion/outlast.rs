@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::common::{dist, ferrite, loopback, stock_nccl};
+use crate::common::{self, dist, ferrite, loopback, stock_nccl};
 use testkit::unique::unique_name;
 use testkit::{Missing, require};
 
@@ -94,6 +94,27 @@ fn a_plugin_that_nccls_loader_takes_has_its_own_name() {
     let (code, stdout, stderr) = require!(outlast(&arguments, &[("FERRITE_NCCL", text(&nccl))]));
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(stdout.starts_with("own 1: Ferrite on softrnic0 and "), "{stdout}");
+}
+
+/// The sender's port falls, its messages meet no receives for a while, the receiver's queue pair fails, and a port comes back with its
+/// addresses at other indices.
+#[test]
+fn a_stream_outlasts_faults_of_devices_with_all_that_cards_and_kernels_do_otherwise() {
+    let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
+    let mut arguments = vec!["--plugin", text(&plugin), "--finish", "--lasting", "1500ms", "--limit", "20"];
+    arguments.extend(["--period", "3ms", "--size", "10000"]);
+    for (fault, at) in [
+        ("port softrnic0/1 down", "100ms"),
+        ("port softrnic0/1 up", "120ms"),
+        ("rnr device=softrnic0 opcode=write-imm attempts=all for=50ms", "500ms"),
+        ("qp-error device=softrnic1 times=1", "520ms"),
+        ("port-down=20ms gid=move device=softrnic0 times=1", "800ms"),
+    ] {
+        arguments.extend(["--fault", fault, "--at", at]);
+    }
+    let (code, stdout, stderr) = require!(outlast(&arguments, &common::OTHERWISE));
+    assert_eq!(code, 0, "{stdout}{stderr}");
+    assert!(stdout.contains("  500 of 500 messages, ") && stdout.contains("; 0 wrong bytes\n"), "{stdout}");
 }
 
 #[test]
