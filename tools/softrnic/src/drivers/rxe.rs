@@ -14,6 +14,7 @@ pub(super) const DRIVER: Driver = Driver {
         ("SOFTRNIC_RNR_PLACES", "1"),
         ("SOFTRNIC_STALE_COMPLETIONS", "1"),
         ("SOFTRNIC_RESOLVE_MS", "1000"),
+        ("SOFTRNIC_ENDLESS_RETRIES", "1"),
         ("SOFTRNIC_OWN_PORT_DOWN", "fails"),
         ("SOFTRNIC_LOOPBACK_DOWN", "lost"),
         ("SOFTRNIC_FLUSH_ONLY", "1"),

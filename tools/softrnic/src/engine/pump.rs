@@ -150,7 +150,8 @@ fn send(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue) -> bool {
         defer(engine, qp, queue, due);
         return false;
     }
-    if queue.head.losses > u32::from(queue.link.retry_cnt) {
+    let is_endless = queue.link.retry_cnt == 7 && qp.fabric.settings.endless_retries;
+    if queue.head.losses > u32::from(queue.link.retry_cnt) && !is_endless {
         conclude(engine, qp, queue, Status::RetryExceeded);
         return true;
     }

@@ -50,6 +50,8 @@ pub(crate) struct Settings {
     pub(crate) stale_completions: bool,
     /// How long address resolution tries, in milliseconds.
     pub(crate) resolve_ms: u64,
+    /// 7 retries are endless.
+    pub(crate) endless_retries: bool,
     /// What becomes of a queue pair that sends while its own port is down.
     pub(crate) own_port_down: OwnPortDown,
     /// What the requester's own device finds wrong is reported as flushed.
@@ -142,6 +144,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_DEVICES",
     "SOFTRNIC_DRIVER",
     "SOFTRNIC_ECE",
+    "SOFTRNIC_ENDLESS_RETRIES",
     "SOFTRNIC_ERROR_DROPS",
     "SOFTRNIC_FABRIC",
     "SOFTRNIC_FAULTS",
@@ -211,6 +214,7 @@ impl Settings {
             rnr_places: false,
             stale_completions: false,
             resolve_ms: 0,
+            endless_retries: false,
             own_port_down: OwnPortDown::default(),
             flush_only: false,
             grant_more: false,
@@ -278,6 +282,7 @@ impl Settings {
             rnr_places: switch(driver, "SOFTRNIC_RNR_PLACES")?,
             stale_completions: switch(driver, "SOFTRNIC_STALE_COMPLETIONS")?,
             resolve_ms: number(driver, "SOFTRNIC_RESOLVE_MS", 0, 0, 10_000)?,
+            endless_retries: switch(driver, "SOFTRNIC_ENDLESS_RETRIES")?,
             own_port_down: own_port_down(driver)?,
             flush_only: switch(driver, "SOFTRNIC_FLUSH_ONLY")?,
             grant_more: switch(driver, "SOFTRNIC_GRANT_MORE")?,

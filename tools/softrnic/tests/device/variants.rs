@@ -172,6 +172,19 @@ fn a_peer_that_is_there_again_meanwhile_is_found() {
     });
 }
 
+#[test]
+fn seven_retries_may_be_endless() {
+    let env = [("SOFTRNIC_ENDLESS_RETRIES", "1"), ("SOFTRNIC_FAULTS", "drop attempts=100")];
+    Softrnic::new().envs(&env).alone(|| {
+        let (a, b) = local_pair(16, &Terms { retry_cnt: 7, ..QUICK });
+        write(&a, &b);
+        assert_eq!(a.next().status, OK, "at the hundred and first attempt");
+        let (c, d) = local_pair(16, &Terms { retry_cnt: 6, ..QUICK });
+        write(&c, &d);
+        assert_eq!(c.next().status, RETRY_EXC);
+    });
+}
+
 fn write(a: &Node, b: &Node) {
     a.send(Work { id: 7, sges: &[a.sge(0, 8)], to: (b.address().addr, b.address().rkey), ..Work::default() });
 }
