@@ -102,7 +102,7 @@ drivers() {
 variants() {
     local one settings faults some=flap-both,flaps-two-ports,port-down,late-write,replay-fault,qp-error,gid-moved,random each
     each=$(ferrite outlast --list | awk '$1 !~ /^kill-/ { print $1 }' | paste -sd ,)
-    for one in RNR_PLACES=1 "STALE_COMPLETIONS=1 QPN_REUSE=1" RESOLVE_MS=1000 OWN_PORT_DOWN=fails FLUSH_ONLY=1 GRANT_MORE=1 GIDS=vlan \
+    for one in RNR_PLACES=1 "STALE_COMPLETIONS=1 QPN_REUSE=1" RESOLVE_MS=1000 OWN_PORT_DOWN=fails FLUSH_ONLY=1 ENDLESS_RETRIES=1 GRANT_MORE=1 GIDS=vlan \
         "ZERO_KEYS=1 ERROR_DROPS=1" "PATHS=4 PATH_US=200" "DRIVER=rxe GIDS=vlan GRANT_MORE=1 QPN_REUSE=1 ZERO_KEYS=1 ERROR_DROPS=1"; do
         echo "$one"
         read -ra settings <<<"$one"

@@ -59,3 +59,11 @@ fn an_address_that_is_there_twice_is_no_trouble() -> Result<()> {
                  port-down=5ms gid=move gid-after=10ms device=softrnic1 message=90 times=1";
     all_arrives(Fabric::OneRail, &[("SOFTRNIC_GIDS", "vlan"), ("SOFTRNIC_FAULTS", rules)], SHORT, 1000)
 }
+
+/// One of two paths loses all for a while, and no work request ever fails of it.
+#[test]
+fn a_path_that_loses_all_is_left_though_retries_are_endless() -> Result<()> {
+    let rule = "drop attempts=all device=softrnic1 message=50.. for=1s";
+    let env = [("SOFTRNIC_ENDLESS_RETRIES", "1"), ("NCCL_IB_TIMEOUT", "12"), ("SOFTRNIC_FAULTS", rule)];
+    all_arrives(Fabric::TwoRails, &env, SHORT, 1000)
+}
