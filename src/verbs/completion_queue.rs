@@ -1,6 +1,7 @@
 //! Completion queues.
 
 use super::context::Context;
+use super::queue_failure::QueueFailure;
 use super::{create, sys};
 use crate::error::{Error, Result};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ pub struct CompletionQueue {
     /// Its device's `ibv_poll_cq`.
     pub(super) poll: sys::PollCq,
     context: Arc<Context>,
+    failure: Arc<QueueFailure>,
 }
 
 // SAFETY: libibverbs locks inside; a completion queue may be used by any thread.
@@ -33,24 +35,30 @@ impl CompletionQueue {
         let Some(poll) = poll else {
             return Err(Error::internal(format!("{} has no ibv_poll_cq", context.name())));
         };
-        let null = std::ptr::null_mut();
+        let failure = QueueFailure::new();
+        let (null, of_events) = (std::ptr::null_mut(), Arc::as_ptr(&failure).cast_mut().cast());
         let operation = format_args!("ibv_create_cq({}, {entries} entries)", context.name());
         let raw = create::create(operation, u64::from(entries) * COMPLETION_BYTES, || {
-            // SAFETY: the context is open; no completion channel is asked for.
-            unsafe { (context.library.ibv_create_cq)(context.raw(), entries as i32, null, std::ptr::null_mut(), 0) }
+            // SAFETY: the context is open; no completion channel is asked for. `failure` lives as long as the queue.
+            unsafe { (context.library.ibv_create_cq)(context.raw(), entries as i32, of_events, null, 0) }
         })?;
-        Ok(Arc::new(Self { raw, poll, context: Arc::clone(context) }))
+        Ok(Arc::new(Self { raw, poll, context: Arc::clone(context), failure }))
     }
 
-    /// The name that events of the device have for it. A later queue may have the same once this one is destroyed.
+    /// The name that events of the device have for it. No other queue of this process ever has the same.
     pub fn id(&self) -> u64 {
-        self.raw as u64
+        self.failure.id()
+    }
+
+    /// Whether the device has said that it has failed: it reports nothing more than what it has by now.
+    pub fn has_failed(&self) -> bool {
+        self.failure.has_failed()
     }
 }
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: created by us, destroyed once; the queue pairs that use it hold an Arc and are gone.
+        // SAFETY: created by us, destroyed once; the queue pairs that use it hold an Arc and are gone. No event names it any more.
         let rc = unsafe { (self.context.library.ibv_destroy_cq)(self.raw) };
         self.context.handle_released("ibv_destroy_cq", rc);
     }

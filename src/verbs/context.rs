@@ -1,6 +1,7 @@
 //! Open devices, and their asynchronous events.
 
 use super::library::Library;
+use super::queue_failure::QueueFailure;
 use super::{create, sys};
 use crate::error::{Error, Result};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -216,14 +217,16 @@ impl Context {
     }
 
     /// Takes the next event. It is acknowledged when the returned value is dropped. A completion queue that it names is not
-    /// destroyed before that.
+    /// destroyed before that, and is known to [have failed](super::completion_queue::CompletionQueue::has_failed) from
+    /// then on.
     pub fn next_event(&self) -> Option<UnackedEvent<'_>> {
         let mut raw = sys::ibv_async_event { element: 0, event_type: -1 };
         // SAFETY: the context is open and `raw` has the size and layout of the struct.
         if unsafe { (self.library.ibv_get_async_event)(self.raw, &raw mut raw) } != 0 {
             return None;
         }
-        let event = raw.decode();
+        // SAFETY: libibverbs has filled it in just now, and the event is not acknowledged.
+        let event = unsafe { raw.decode() };
         match event {
             AsyncEvent::GidChange(_) => drop(self.gid_changes.fetch_add(1, Ordering::Release)),
             AsyncEvent::DeviceFatal => drop(self.failed.get_or_init(Instant::now)),
@@ -250,10 +253,15 @@ impl Drop for UnackedEvent<'_> {
 }
 
 impl sys::ibv_async_event {
-    fn decode(&self) -> AsyncEvent {
+    /// # Safety
+    /// It is an event of a device that this process has opened, and not acknowledged: what it names exists.
+    unsafe fn decode(&self) -> AsyncEvent {
         let port = self.element as u32 as u8;
         match self.event_type {
-            sys::IBV_EVENT_CQ_ERR => AsyncEvent::CompletionQueueError(self.element),
+            sys::IBV_EVENT_CQ_ERR => {
+                // SAFETY: all queues of such a device are of `CompletionQueue::new`, and this one exists, as the caller promises.
+                AsyncEvent::CompletionQueueError(unsafe { QueueFailure::handle(self.element as *const sys::ibv_cq) })
+            }
             sys::IBV_EVENT_QP_FATAL => AsyncEvent::QueuePairError("queue pair fatal error"),
             sys::IBV_EVENT_QP_REQ_ERR => AsyncEvent::QueuePairError("queue pair got an invalid request"),
             sys::IBV_EVENT_QP_ACCESS_ERR => {

@@ -9,7 +9,7 @@
 //! | [`shared`], `record`, `device_memory` | registered memory that a peer writes, and the order in which it is read |
 //! | [`sink`] | registered memory for tests of a path, whose bytes nobody looks at |
 //! | [`staging`] | registered memory that writes are sent from where a device has no inline data |
-//! | [`completion_queue`], [`queue_pair`] | the queues |
+//! | [`completion_queue`], `queue_failure`, [`queue_pair`] | the queues, and how the failure of one is known |
 //! | [`qp_ex`] | creating a queue pair for certain operations only |
 //! | [`thread_domain`] | queue pairs that one thread at a time uses |
 //! | [`path`] | from INIT to RTS |
@@ -37,6 +37,7 @@ pub mod path;
 pub mod port;
 pub mod prepared_write;
 pub mod qp_ex;
+mod queue_failure;
 pub mod queue_pair;
 mod record;
 mod recv_chain;

@@ -44,7 +44,9 @@ pub struct ibv_parent_domain_init_attr {
 
 #[repr(C)]
 pub struct ibv_cq {
-    _of_libibverbs: [u8; 0],
+    pub context: *mut ibv_context,
+    pub channel: *mut ibv_comp_channel,
+    pub cq_context: *mut c_void,
 }
 
 /// Whole: what lies in front of it is found by its length ([`super::extended_call`]).

@@ -222,6 +222,14 @@ impl CompletionQueue {
         // SAFETY: the call has written so many entries. They consist of numbers, for which every value is valid.
         Ok(unsafe { std::slice::from_raw_parts(batch.0.as_ptr().cast(), count) })
     }
+
+    /// For who waits for completions, and has found none.
+    ///
+    /// # Errors
+    /// None will come: the queue has failed.
+    pub fn check(&self) -> Result<()> {
+        if self.has_failed() { Err(overrun()) } else { Ok(()) }
+    }
 }
 
 #[cold]

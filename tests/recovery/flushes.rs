@@ -295,6 +295,26 @@ fn a_flush_for_which_no_queue_pair_can_be_connected_is_done_when_one_can() -> Re
     })
 }
 
+/// Nothing comes of the first read any more, and the device says so of a queue that is none of the connection's.
+#[test]
+fn a_flush_whose_completion_queue_fails_is_done_over_another_one_and_no_connection_ends() -> Result<()> {
+    run(Fabric::OneRail, &[], |worker| {
+        let flushes = Flushes::open(worker)?;
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            inject_only("cq-overrun opcode=read device=softrnic0 times=1");
+            let request = flushes.begin()?;
+            wait_until("the failure of the queue", || said(&["softrnic0: a completion queue has failed"]));
+            flushes.finish(worker, request)?;
+            assert_eq!(applied()[0].1, 1);
+        }
+        worker.barrier()?;
+        flushes.exchange(worker)?;
+        assert_eq!(recoveries(), 0);
+        flushes.close(worker)
+    })
+}
+
 /// The queue pairs of that rail are gone, and with them its writes; what they have written is read all the same.
 #[test]
 fn a_flush_of_what_came_over_a_rail_that_is_lost_reads_over_the_other_one() -> Result<()> {

@@ -1,11 +1,12 @@
 //! What a device reports by itself, and whose connections that ends.
 
-use super::cq_owners::{CqOwner, CqOwners};
+use super::cq_owners::CqOwners;
 use super::notices::Notices;
 use super::peer_state::PeerState;
 use super::port_listeners::{PortEvent, PortListener, PortListeners};
 use super::weak_registry::WeakRegistry;
 use crate::error::Result;
+use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::context::{AsyncEvent, Context};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -74,19 +75,17 @@ impl DeviceEvents {
         lock(&self.peers).add(peer);
     }
 
-    /// A failure of the completion queue with this id ends the connection to `peer`, and no other one.
-    pub fn watch_queue(&self, queue: u64, peer: &Arc<PeerState>) {
-        lock(&self.owners).add(queue, peer);
+    /// A failure of this completion queue, which may have come already, ends the connection to `peer`, and no other one.
+    pub fn watch_queue(&self, queue: &CompletionQueue, peer: &Arc<PeerState>) {
+        lock(&self.owners).add(queue.id(), peer);
+        if queue.has_failed() {
+            self.handle_queue_failure(Some(Arc::clone(peer)));
+        }
     }
 
-    /// The connection to `peer` has given up the completion queue with this id.
-    pub fn give_up_queue(&self, queue: u64, peer: &Arc<PeerState>) {
-        lock(&self.owners).give_up(queue, peer);
-    }
-
-    /// The completion queue that had this id, and was given up, is destroyed.
-    pub fn forget_queue(&self, queue: u64) {
-        lock(&self.owners).forget(queue);
+    /// The completion queue with this id has been given up by its connection.
+    pub fn give_up_queue(&self, queue: u64) {
+        lock(&self.owners).give_up(queue);
     }
 
     /// Heeds all events that there are. Whether a port has come up.
@@ -97,9 +96,9 @@ impl DeviceEvents {
             let event = occurrence.event.clone();
             let owner = match event {
                 AsyncEvent::CompletionQueueError(queue) => lock(&self.owners).of(queue),
-                _ => CqOwner::Unknown,
+                _ => None,
             };
-            // From here on a queue that it names may go, and its id be another's.
+            // From here on a queue that it names may go.
             drop(occurrence);
             has_come_up |= matches!(event, AsyncEvent::PortActive(_));
             self.handle_event(event, owner);
@@ -107,7 +106,7 @@ impl DeviceEvents {
         has_come_up
     }
 
-    fn handle_event(&self, event: AsyncEvent, owner: CqOwner<PeerState>) {
+    fn handle_event(&self, event: AsyncEvent, owner: Option<Arc<PeerState>>) {
         let name = &self.name;
         match event {
             AsyncEvent::PortActive(port) => {
@@ -134,24 +133,23 @@ impl DeviceEvents {
                 }
                 self.listeners.tell_all(PortEvent::QueuePairError);
             }
-            // Nothing more would be reported by the queue.
-            AsyncEvent::CompletionQueueError(_) => {
-                let reason = format!("{name}: a completion queue has failed");
-                match owner {
-                    CqOwner::Known(peer) if peer.handle_queue_failure(&reason) => {
-                        log::warn!("{reason}; {}", recovered(1))
-                    }
-                    CqOwner::Known(peer) => self.fail(
-                        &reason,
-                        &format!("the connection to {} ends", peer.peer()),
-                        std::slice::from_ref(&peer),
-                    ),
-                    CqOwner::Gone => log::debug!("{reason}, which no connection uses any more"),
-                    CqOwner::Unknown => self.fail_all(&reason),
-                }
-            }
+            AsyncEvent::CompletionQueueError(_) => self.handle_queue_failure(owner),
             AsyncEvent::DeviceFatal => self.handle_fatal(&format!("{name}: fatal device error")),
             AsyncEvent::Other(number) => log::debug!("{name}: event {number}"),
+        }
+    }
+
+    /// A completion queue of the connection to `owner` has failed, and reports nothing more.
+    fn handle_queue_failure(&self, owner: Option<Arc<PeerState>>) {
+        let reason = format!("{}: a completion queue has failed", self.name);
+        match owner {
+            Some(peer) if peer.handle_queue_failure(&reason) => log::warn!("{reason}; {}", recovered(1)),
+            Some(peer) => {
+                let what = format!("the connection to {} ends", peer.peer());
+                self.fail(&reason, &what, std::slice::from_ref(&peer));
+            }
+            // It is given up, or is about to be watched, or one of those that flushes have.
+            None => log::debug!("{reason}, which no connection is known to use"),
         }
     }
 
@@ -165,11 +163,6 @@ impl DeviceEvents {
         if recovering == 0 || !peers.is_empty() {
             self.fail(reason, "its connections end", &peers);
         }
-    }
-
-    fn fail_all(&self, reason: &str) {
-        let peers = lock(&self.peers).all();
-        self.fail(reason, "its connections end", &peers);
     }
 
     /// The text for the connections to `peers`: `what` happens to them if fatal events end them.

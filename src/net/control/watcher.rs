@@ -11,6 +11,7 @@ use super::port_listeners::PortListener;
 use super::signals::without_signals;
 use super::sync::has_barrier;
 use crate::error::{Error, Result};
+use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::context::Context;
 use rustix::event::EventfdFlags;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -108,19 +109,14 @@ impl Watcher {
         self.shared.events.watch(peer);
     }
 
-    /// A failure of the completion queue with this id ends the connection to `peer`, and no other one.
-    pub fn watch_queue(&self, queue: u64, peer: &Arc<PeerState>) {
+    /// A failure of this completion queue, which may have come already, ends the connection to `peer`, and no other one.
+    pub fn watch_queue(&self, queue: &CompletionQueue, peer: &Arc<PeerState>) {
         self.shared.events.watch_queue(queue, peer);
     }
 
-    /// The connection to `peer` has given up the completion queue with this id: its failure ends nothing.
-    pub fn give_up_queue(&self, queue: u64, peer: &Arc<PeerState>) {
-        self.shared.events.give_up_queue(queue, peer);
-    }
-
-    /// The completion queue that had this id, and was given up, is destroyed.
-    pub fn forget_queue(&self, queue: u64) {
-        self.shared.events.forget_queue(queue);
+    /// The completion queue with this id has been given up by its connection: its failure ends nothing.
+    pub fn give_up_queue(&self, queue: u64) {
+        self.shared.events.give_up_queue(queue);
     }
 
     /// Also serves `driver`, as long as it lives, unless another watcher does already.

@@ -194,7 +194,12 @@ impl Flushes {
     fn poll(&mut self, number: usize) -> Result<()> {
         let Self { rails, requests, flushes, .. } = self;
         let Some(FlushRail { port, queue, .. }) = &rails[number] else { return Ok(()) };
-        for completion in queue.poll(&mut Batch::default())? {
+        let mut batch = Batch::default();
+        let completions = queue.poll(&mut batch)?;
+        if completions.is_empty() {
+            queue.check()?;
+        }
+        for completion in completions {
             let status = completion.status();
             if status != Status::SUCCESS {
                 let text = format!("flushing GPU memory on {}: {status}; likely: {}", port.name, status.cause());

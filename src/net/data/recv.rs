@@ -408,6 +408,10 @@ impl End for RecvComm {
         })
     }
 
+    fn is_reporting(&self) -> Result<bool> {
+        self.path.visit(|path| Ok(path.qps.is_reporting()))
+    }
+
     fn take_qps(&self) -> Result<QpSet> {
         self.path.visit(|path| {
             self.peer.set_recovering(true);

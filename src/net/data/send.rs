@@ -379,6 +379,10 @@ impl End for SendComm {
         })
     }
 
+    fn is_reporting(&self) -> Result<bool> {
+        Ok(true)
+    }
+
     fn take_qps(&self) -> Result<QpSet> {
         self.path.visit(|path| {
             // Set while no other thread is inside: the end of a replay, which clears it, happens inside as well.

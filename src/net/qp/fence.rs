@@ -17,7 +17,6 @@ use crate::net::device::open_device::LOSS_LIMIT;
 use crate::proto::QpIndex;
 use crate::verbs::status::Status;
 use crate::verbs::work::Batch;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long posted receives may take to complete on queue pairs in state ERROR, or of a device that is lost. A device needs
@@ -45,19 +44,16 @@ impl QpSet {
     /// A device that is about to be lost may refuse that, and go on to receive, even on queue pairs that are destroyed. It is asked
     /// again until it obeys, or has completed all receives, or has been lost for [`DRAIN_LIMIT`], or has refused for [`LOSS_LIMIT`]. A
     /// sender has no receives, and does not wait: what its device still sends, the receiver's fence keeps out.
-    pub fn fence(mut self, peer: &Arc<PeerState>) -> Drained {
+    pub fn fence(mut self, peer: &PeerState) -> Drained {
         let drained = self.drain(peer);
-        self.destroy(peer);
+        self.destroy();
         drained
     }
 
-    /// Destroys all, which [`Self::watch`] has said are of `peer`.
-    pub fn destroy(self, peer: &Arc<PeerState>) {
-        let queues: Vec<_> = self.rails.iter().map(|on| (Arc::clone(&on.port), on.queue.id())).collect();
-        let watched = || queues.iter().filter_map(|(port, queue)| Some((port.card.started_watcher()?, *queue)));
-        watched().for_each(|(watcher, queue)| watcher.give_up_queue(queue, peer));
-        drop(self);
-        watched().for_each(|(watcher, queue)| watcher.forget_queue(queue));
+    /// Destroys all. What their completion queues do from now on concerns nobody.
+    pub fn destroy(self) {
+        let watched = self.rails.iter().filter_map(|on| Some((on.port.card.started_watcher()?, on.queue.id())));
+        watched.for_each(|(watcher, queue)| watcher.give_up_queue(queue));
     }
 
     /// [`Self::fence`], without the end.
@@ -155,7 +151,11 @@ impl QpSet {
     /// The queue has failed.
     fn drain_rail(&mut self, place: usize, peer: &PeerState, drained: &mut Drained) -> Result<usize> {
         let mut batch = Batch::default();
-        let completions = self.rails[place].queue.poll(&mut batch)?;
+        let queue = &self.rails[place].queue;
+        let completions = queue.poll(&mut batch)?;
+        if completions.is_empty() {
+            queue.check()?;
+        }
         for completion in completions {
             let status = completion.status();
             if status != Status::SUCCESS && !status.is_recoverable() && drained.failure.is_none() {

@@ -217,7 +217,12 @@ impl QpSet {
         self.rails.get(usize::from(self.striping.place_of(index))).map_or(0, |on| on.mtu)
     }
 
-    /// Takes all queue pairs out.
+    /// Whether all completion queues and devices report what arrives, as far as is known.
+    pub fn is_reporting(&self) -> bool {
+        self.rails.iter().all(|on| !on.queue.has_failed() && !on.device.is_lost())
+    }
+
+    /// Takes all queue pairs out. The first completion queue stays until there are others.
     pub fn take(&mut self) -> Self {
         let (queue, name, remote) = (Arc::clone(&self.queue), self.name.clone(), self.remote.clone());
         let empty = Self {
@@ -255,7 +260,7 @@ impl QpSet {
     pub fn watch(&self, peer: &Arc<PeerState>) {
         for on in &self.rails {
             if let Some(watcher) = on.port.card.started_watcher() {
-                watcher.watch_queue(on.queue.id(), peer);
+                watcher.watch_queue(&on.queue, peer);
             }
         }
     }

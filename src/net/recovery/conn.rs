@@ -354,6 +354,9 @@ impl ConnRecovery {
         loop {
             self.take_in(work, end)?;
             self.begin_change(work);
+            if work.machine.waits_for_fence() && !end.is_reporting()? {
+                work.machine.handle_unreported(self.now());
+            }
             work.machine.handle_timeout(self.now());
             if let Some(action) = work.machine.poll_action() {
                 self.perform(work, end, action)?;

@@ -41,6 +41,12 @@ pub trait End: Debug + Send + Sync {
     /// The connection has failed.
     fn probe(&self) -> Result<()>;
 
+    /// Whether it hears of what arrives now, as far as is known. A sender hears of it from the receiver.
+    ///
+    /// # Errors
+    /// NCCL's thread has panicked inside.
+    fn is_reporting(&self) -> Result<bool>;
+
     /// Takes its queue pairs out. From now on NCCL's calls post and poll nothing.
     ///
     /// # Errors

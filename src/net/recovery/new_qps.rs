@@ -253,7 +253,7 @@ impl NewQps {
         };
         let lowered = self.mtus.handle_test(test.qps().striping.rail_numbers(), test.cut_rails());
         let why = self.describe_cut(&test, lowered);
-        test.into_qps().destroy(&self.peer);
+        test.into_qps().destroy();
         (left_out - lowered, why)
     }
 
@@ -373,9 +373,9 @@ impl NewQps {
             _ => {}
         }
         match stage {
-            Stage::Testing(_, testing, _) => testing.0.into_qps().destroy(&self.peer),
-            Stage::Connected(qps, _) => qps.destroy(&self.peer),
-            Stage::Proving(_, test, _) => test.into_qps().destroy(&self.peer),
+            Stage::Testing(_, testing, _) => testing.0.into_qps().destroy(),
+            Stage::Connected(qps, _) => qps.destroy(),
+            Stage::Proving(_, test, _) => test.into_qps().destroy(),
             Stage::None | Stage::Created(_) | Stage::Connecting(..) => {}
         }
     }

@@ -14,6 +14,7 @@ fn structs_lie_as_in_c() {
     });
     layout!(all, whole "struct ibv_context_ops", verbs::ibv_context_ops { poll_cq, post_send, post_recv });
     layout!(all, whole "struct ibv_mr", verbs::ibv_mr { context, pd, addr, length, handle, lkey, rkey });
+    layout!(all, "struct ibv_cq", verbs::ibv_cq { context, channel, cq_context });
     layout!(all, "struct ibv_qp", verbs::ibv_qp { context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num });
     layout!(all, whole "struct ibv_device_attr", verbs::ibv_device_attr {
         fw_ver, node_guid, sys_image_guid, max_mr_size, page_size_cap, vendor_id, vendor_part_id, hw_ver, max_qp, max_mr,

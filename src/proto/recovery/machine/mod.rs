@@ -319,6 +319,15 @@ impl Recovery {
         self.advance(now);
     }
 
+    /// Receiver: what arrives from now on is not reported, since a completion queue or a device of this end has failed. So it does not
+    /// wait for the sender's fence: the device may acknowledge what this end never hears of, and then nobody sends it again.
+    pub fn handle_unreported(&mut self, now: Time) {
+        if self.waits_for_fence() {
+            self.fence_by = self.fence_by.min(now);
+            self.advance(now);
+        }
+    }
+
     /// Sender: nothing is outstanding any more.
     pub fn handle_drained(&mut self, now: Time) {
         if matches!(self.state, State::Draining { .. }) {

@@ -244,9 +244,9 @@ impl Recovery {
     }
 
     /// Receiver: whether it leaves its queue pairs alone until the sender has fenced.
-    pub(super) fn waits_for_fence(&self) -> bool {
+    pub fn waits_for_fence(&self) -> bool {
         let has_fenced = self.has_sender_fenced || self.job.is_some() || self.queue_pairs != QueuePairs::InUse;
-        self.role == Role::Receiver && !has_fenced
+        self.role == Role::Receiver && self.state == State::Halted && !has_fenced
     }
 
     /// Whether only the pause keeps this end from creating queue pairs.

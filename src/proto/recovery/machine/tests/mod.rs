@@ -308,6 +308,26 @@ fn the_receiver_fences_after_the_sender_or_after_a_while() {
     }
 }
 
+/// Its device may go on to acknowledge what it never hears of.
+#[test]
+fn a_receiver_that_does_not_hear_what_arrives_fences_at_once() {
+    let mut pair = Pair::new(1);
+    let has_fenced = |pair: &Pair| pair.names(1).contains(&"Fence".to_owned());
+    pair.lose();
+    pair.fault(1);
+    pair.settle();
+    assert!(!has_fenced(&pair));
+    let now = pair.now;
+    pair.ends[1].machine.handle_unreported(now);
+    pair.settle();
+    assert!(has_fenced(&pair));
+    pair.back();
+    pair.settle();
+    assert_eq!(pair.expect_running(), 1);
+    pair.ends[1].machine.handle_unreported(now);
+    assert_eq!(pair.expect_running(), 1, "the queues of a connection that runs are others");
+}
+
 #[test]
 fn the_receiver_is_told_what_the_senders_test_has_found() {
     let mut pair = Pair::new(1);

@@ -1,0 +1,43 @@
+//! Whether a completion queue has failed, as an event of its device says.
+
+use super::sys;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// No two queues of this process have the same.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// What is known of a queue beside its completions. libibverbs has its address for as long as the queue exists.
+#[derive(Debug)]
+pub(super) struct QueueFailure {
+    id: u64,
+    has_failed: AtomicBool,
+}
+
+impl QueueFailure {
+    /// That of a new queue.
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), has_failed: AtomicBool::new(false) })
+    }
+
+    /// The name of the queue.
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Whether [`Self::handle`] has been called.
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
+    }
+
+    /// The device says that the queue `raw` has failed. Returns its name.
+    ///
+    /// # Safety
+    /// The queue is not destroyed, and its context is one of [`Self::new`] that lives as long.
+    pub(super) unsafe fn handle(raw: *const sys::ibv_cq) -> u64 {
+        // SAFETY: both exist, as the caller promises.
+        let known = unsafe { &*(*raw).cq_context.cast::<Self>() };
+        known.has_failed.store(true, Ordering::Release);
+        known.id
+    }
+}
