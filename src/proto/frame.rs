@@ -47,6 +47,10 @@ pub enum Kind {
     Answer,
     /// Sender to receiver: the queue pairs of the offer are connected too.
     Ready,
+    /// Either way: this end would change its queue pairs, and works as it is. Does the other end hear it?
+    Ask,
+    /// Either way: it does.
+    Heard,
     /// Receiver to sender: the messages that have not arrived.
     Account,
     /// Either way, at any time: this end waits; how does the other one stand? This kind and the next one: see
@@ -61,7 +65,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 15] = [
+    pub(super) const ALL: [Self; 17] = [
         Self::Hello,
         Self::Reply,
         Self::Commit,
@@ -73,6 +77,8 @@ impl Kind {
         Self::Offer,
         Self::Answer,
         Self::Ready,
+        Self::Ask,
+        Self::Heard,
         Self::Account,
         Self::WaitQuestion,
         Self::WaitAnswer,

@@ -467,6 +467,10 @@ impl End for RecvComm {
         Ok(())
     }
 
+    fn go_on(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn is_drained(&self) -> Result<bool> {
         Ok(true)
     }

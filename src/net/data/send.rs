@@ -426,6 +426,16 @@ impl End for SendComm {
         })
     }
 
+    fn go_on(&self) -> Result<()> {
+        self.path.visit(|path| {
+            if path.mode == Mode::Draining {
+                // Messages of the latest account may be left.
+                path.mode = Mode::Replaying;
+            }
+            path.replay()
+        })
+    }
+
     fn is_drained(&self) -> Result<bool> {
         self.path.visit(|path| {
             path.poll_any()?;

@@ -4,6 +4,7 @@
 //! beginning of the new ones. Were there many such connections, those that take more than they had could leave none to others, where a
 //! card is short of queue pairs; and each would wait for the commands of all.
 
+use crate::proto::QpIndex;
 use crate::proto::automatic_lanes::Wish;
 use crate::proto::recovery::move_budget::MoveBudget;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,13 +13,24 @@ use std::time::{Duration, Instant};
 /// How often a connection that waits for its turn asks for it.
 const TURN_EVERY: Duration = Duration::from_millis(100);
 
+/// A change.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Change {
+    /// Another number of queue pairs.
+    Lanes(Wish),
+    /// Another path for the lane of this queue pair.
+    Move(QpIndex),
+}
+
 /// The changes of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     /// Of lanes that get other paths.
     pub(super) budget: MoveBudget,
-    /// Another number of queue pairs is wanted, and that has not begun.
+    /// Another number of queue pairs is wanted, and the peer is not asked.
     pub(super) wished: Option<Wish>,
+    /// The peer is asked for that, and it has not begun.
+    pub(super) asked: Option<Change>,
     /// Held while the connection changes the number of its queue pairs.
     pub(super) turn: Option<LaneTurn>,
 }
@@ -27,6 +39,14 @@ impl Changes {
     /// The change of lanes is over: another connection may begin one.
     pub(super) fn end_turn(&mut self) {
         self.turn = None;
+    }
+
+    /// Nothing has come of what the peer was asked for: lanes are asked for again, and another lane may be slow by then.
+    pub(super) fn give_up(&mut self) {
+        self.end_turn();
+        if let Some(Change::Lanes(wish)) = self.asked.take() {
+            self.wished.get_or_insert(wish);
+        }
     }
 
     /// When the turn is to be asked for again.

@@ -215,8 +215,7 @@ impl ConnRecovery {
             log_lines::warn_of_fault(&self.nic, &self.peer, &cause);
             work.machine.handle_fault(now, &cause);
         } else if work.machine.is_running() && work.rails.is_loan_over() {
-            self.peer.set_recovering(true);
-            work.machine.handle_fault(now, &format!("to use a port of {} again", self.nic.name));
+            work.machine.handle_wish(now, format!("to use a port of {} again", self.nic.name));
         }
         work.machine.handle_usable(now, usable);
     }
@@ -268,8 +267,16 @@ impl ConnRecovery {
                 }
             }
             Action::Drain => {
+                self.begin_change(work);
                 end.drain()?;
                 work.is_draining = true;
+            }
+            Action::Continue => {
+                work.is_draining = false;
+                // After a fault it goes on with other queue pairs.
+                if !self.has_fault.load(Ordering::Acquire) {
+                    end.go_on()?;
+                }
             }
             Action::Recovered { duration, attempts, rails } => {
                 work.changes.end_turn();
@@ -353,7 +360,10 @@ impl ConnRecovery {
         let mut next_step = None;
         loop {
             self.take_in(work, end)?;
-            self.begin_change(work);
+            if self.peer.is_lost() {
+                work.machine.handle_lost(self.now());
+            }
+            self.ask_for_change(work);
             if work.machine.waits_for_fence() && !end.is_reporting()? {
                 work.machine.handle_unreported(self.now());
             }

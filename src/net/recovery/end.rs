@@ -78,6 +78,12 @@ pub trait End: Debug + Send + Sync {
     /// NCCL's thread has panicked inside.
     fn drain(&self) -> Result<()>;
 
+    /// Accepts new messages again after [`Self::drain`]. Only a sender is asked.
+    ///
+    /// # Errors
+    /// The connection ends.
+    fn go_on(&self) -> Result<()>;
+
     /// Whether all messages that have begun are acknowledged. A receiver has begun none.
     ///
     /// # Errors

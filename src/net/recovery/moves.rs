@@ -1,6 +1,6 @@
 //! Other lanes, and other paths for lanes, although nothing has failed: new queue pairs replace those in use.
 
-use super::changes::LaneTurn;
+use super::changes::{Change, LaneTurn};
 use super::conn::{ConnRecovery, Work};
 use super::inbox::Input;
 use super::log_lines;
@@ -28,15 +28,36 @@ impl ConnRecovery {
         work.changes.wished = Some(wish);
     }
 
-    /// Begins that, if it is wished, this connection's turn, and nothing else is under way. Not while the control connection is lost: the
-    /// peer would not hear of it, and the queue pairs in use are healthy.
-    pub(super) fn begin_change(&self, work: &mut Work) {
+    /// Asks the peer for that, if it is wished, this connection's turn, and nothing else is under way. Not while the control connection is
+    /// lost: the peer would not hear of it, and the queue pairs in use are healthy.
+    pub(super) fn ask_for_change(&self, work: &mut Work) {
+        if work.changes.asked.is_some() && !work.machine.is_about_to_change() {
+            match work.machine.is_running() {
+                true => work.changes.give_up(),
+                // It has begun, or something else has.
+                false => work.changes.asked = None,
+            }
+        }
         let Some(wish) = work.changes.wished.filter(|_| self.peer.state().is_open()) else { return };
         let Some(turn) = LaneTurn::take() else { return };
         if work.machine.handle_wish(self.now(), cause_of_change(wish)) {
-            work.new_qps.wish_for(wish.per_rail);
             (work.changes.wished, work.changes.turn) = (None, Some(turn));
-            log_lines::log_lanes(&self.nic, &self.peer, wish);
+            work.changes.asked = Some(Change::Lanes(wish));
+        }
+    }
+
+    /// The peer has answered: the next attempt has what it was asked for.
+    pub(super) fn begin_change(&self, work: &mut Work) {
+        match work.changes.asked {
+            None => {}
+            Some(Change::Lanes(wish)) => {
+                work.new_qps.wish_for(wish.per_rail);
+                log_lines::log_lanes(&self.nic, &self.peer, wish);
+            }
+            Some(Change::Move(qp)) => {
+                work.new_qps.leave_paths(Silent(1_u32.wrapping_shl(qp.0.into())));
+                log_lines::log_move(&self.nic, &self.peer, qp);
+            }
         }
     }
 
@@ -59,8 +80,7 @@ impl ConnRecovery {
         // Rounded up: else threads would be woken until the time has come.
         self.next_move_ms.store(next.as_millis() as u64 + 1, Ordering::Relaxed);
         if is_begun {
-            work.new_qps.leave_paths(Silent(1_u32.wrapping_shl(qp.0.into())));
-            log_lines::log_move(&self.nic, &self.peer, qp);
+            work.changes.asked = Some(Change::Move(qp));
         }
     }
 }

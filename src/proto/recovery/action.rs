@@ -51,8 +51,11 @@ pub enum Action {
         /// What the receiver has said, at the sender.
         account: Option<Account>,
     },
-    /// Sender: begin no new send until none is outstanding. Then `handle_drained`. It ends with the next [`Self::Fence`].
+    /// Sender: begin no new send until none is outstanding. Then `handle_drained`. It ends with the next [`Self::Fence`] or
+    /// [`Self::Continue`].
     Drain,
+    /// Sender: go on as before [`Self::Drain`].
+    Continue,
     /// For the log: the connection runs again.
     Recovered {
         /// How long it did not.
@@ -86,6 +89,7 @@ impl fmt::Display for Action {
                 )
             }
             Self::Drain => write!(f, "sends nothing until all is acknowledged"),
+            Self::Continue => write!(f, "sends again, and keeps its queue pairs"),
             Self::Recovered { duration, attempts, rails } => {
                 let ms = duration.as_millis();
                 write!(f, "has recovered on rail(s) {rails}, after {ms} ms and {attempts} attempt(s)")
@@ -114,7 +118,11 @@ pub(super) struct Due {
     /// The frame of the present attempt.
     pub(super) frame: bool,
     pub(super) ports: bool,
+    pub(super) ask: bool,
+    /// The number of the question that is answered.
+    pub(super) heard: Option<u32>,
     pub(super) drain: bool,
+    pub(super) go_on: bool,
     /// How long the recovery has taken.
     pub(super) recovered: Option<Duration>,
     pub(super) failure: Option<String>,

@@ -51,6 +51,21 @@ pub enum Message {
         /// For the receiver's test of the way back.
         reach: Reach,
     },
+    /// Either way, while the connection runs: this end would begin another attempt although nothing has failed, and asks whether the other
+    /// one hears it.
+    Ask {
+        /// The attempt in which the connection runs.
+        attempt: u32,
+        /// That of the question.
+        number: u32,
+    },
+    /// Either way: the question has been heard.
+    Heard {
+        /// That of the question.
+        attempt: u32,
+        /// That of the question.
+        number: u32,
+    },
     /// Receiver to sender: what has not arrived.
     Account {
         /// The attempt.
@@ -73,6 +88,7 @@ impl fmt::Display for Message {
                 let count: usize = endpoint.rails.iter().map(|rail| rail.qps.len()).sum();
                 write!(f, "{kind:?} of attempt {attempt}: {count} queue pair(s) on rail(s) {rails}")
             }
+            Self::Ask { attempt, .. } | Self::Heard { attempt, .. } => write!(f, "{kind:?} in attempt {attempt}"),
             Self::Ready { attempt, reach: _ } => write!(f, "{kind:?} of attempt {attempt}"),
             Self::Account { attempt, account } => {
                 write!(f, "{kind:?} of attempt {attempt}: {} message(s) have not arrived", account.missing.len())
@@ -90,6 +106,8 @@ impl Message {
             Self::Offer { .. } => Kind::Offer,
             Self::Answer { .. } => Kind::Answer,
             Self::Ready { .. } => Kind::Ready,
+            Self::Ask { .. } => Kind::Ask,
+            Self::Heard { .. } => Kind::Heard,
             Self::Account { .. } => Kind::Account,
         }
     }
@@ -106,6 +124,7 @@ impl Message {
                 body.name(cause);
             }
             Self::Ports { usable } => body.u8(usable.0),
+            Self::Ask { number, .. } | Self::Heard { number, .. } => body.u32(*number),
             Self::Offer { rails, endpoint, .. } | Self::Answer { rails, endpoint, .. } => {
                 body.u8(rails.0);
                 endpoint.emit(&mut body);
@@ -124,6 +143,8 @@ impl Message {
             | Self::Offer { attempt, .. }
             | Self::Answer { attempt, .. }
             | Self::Ready { attempt, .. }
+            | Self::Ask { attempt, .. }
+            | Self::Heard { attempt, .. }
             | Self::Account { attempt, .. } => Some(*attempt),
         }
     }
@@ -147,6 +168,8 @@ impl Message {
                 Self::Answer { attempt, rails, endpoint }
             }
             Kind::Ready => Self::Ready { attempt: body.u32()?, reach: Reach::parse(&mut body)? },
+            Kind::Ask => Self::Ask { attempt: body.u32()?, number: body.u32()? },
+            Kind::Heard => Self::Heard { attempt: body.u32()?, number: body.u32()? },
             Kind::Account => Self::Account { attempt: body.u32()?, account: Account::parse(&mut body)? },
             Kind::Hello
             | Kind::Reply
@@ -210,6 +233,8 @@ mod tests {
             Message::Offer { attempt, rails, endpoint: endpoint(2, 3, true) },
             Message::Answer { attempt, rails, endpoint: endpoint(2, 8, false) },
             Message::Ready { attempt, reach },
+            Message::Ask { attempt, number: 9 },
+            Message::Heard { attempt, number: u32::MAX },
             Message::Account { attempt, account },
             Message::Account { attempt, account: Account { oldest: 5, next: 5, missing: Vec::new() } },
         ]

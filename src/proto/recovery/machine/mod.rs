@@ -15,7 +15,7 @@ use super::reach::Reach;
 use crate::proto::Violation;
 use crate::proto::control::Time;
 use crate::proto::endpoint::Endpoint;
-use state::{QueuePairs, State, Trouble};
+use state::{Asked, QueuePairs, State, Trouble};
 use std::time::Duration;
 
 /// How long the sender waits for the next frame of the receiver, the first time. Each time that none comes, as where a host has thousands
@@ -27,6 +27,9 @@ const LONGEST_ANSWER_TIME: Duration = Duration::from_secs(40);
 /// beside, as far as they are known, but no more than [`LONGEST_FENCE_TIME`].
 const FENCE_TIME: Duration = Duration::from_millis(50);
 const LONGEST_FENCE_TIME: Duration = Duration::from_secs(1);
+/// How long an end that would change its queue pairs waits for the peer to say that it hears it, and how long until it asks again. Data flows
+/// meanwhile.
+const ASK_TIME: Duration = Duration::from_secs(5);
 /// How long outstanding sends may take before a rail is taken in all the same.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 
@@ -56,6 +59,10 @@ pub struct Recovery {
     offer: Option<Endpoint>,
     /// What this end has said last in the present attempt, besides that it has begun it.
     frame: Option<Message>,
+    /// What this end would begin an attempt for, when it may ask next, and how often it has asked.
+    asked: Option<Asked>,
+    next_ask: Time,
+    questions: u32,
     /// When this attempt may create queue pairs.
     pause: Time,
     /// Receiver: when it fences at the latest; and whether the sender has, since the connection last ran.
@@ -99,6 +106,9 @@ impl Recovery {
             has_peer_halted: false,
             offer: None,
             frame: None,
+            asked: None,
+            next_ask: Time::ZERO,
+            questions: 0,
             pause: Time::ZERO,
             fence_by: Time::ZERO,
             has_sender_fenced: false,
@@ -199,6 +209,7 @@ impl Recovery {
             State::Running | State::Draining { .. } => {
                 self.due.ports |= is_partial;
                 self.due.frame = self.frame.is_some();
+                self.due.ask = self.asked.is_some();
             }
             _ => {
                 self.due.halt = true;
@@ -328,6 +339,20 @@ impl Recovery {
         }
     }
 
+    /// The control connection is lost, as far as this end knows: nothing is begun that the peer would not hear of.
+    pub fn handle_lost(&mut self, now: Time) {
+        if matches!(self.state, State::Draining { .. }) {
+            self.state = State::Running;
+            self.next_ask = now + ASK_TIME;
+            self.due.go_on |= !std::mem::take(&mut self.due.drain);
+        }
+    }
+
+    /// Whether something is to be begun although nothing has failed, and has not begun.
+    pub fn is_about_to_change(&self) -> bool {
+        self.asked.is_some() || matches!(self.state, State::Draining { .. })
+    }
+
     /// Sender: nothing is outstanding any more.
     pub fn handle_drained(&mut self, now: Time) {
         if matches!(self.state, State::Draining { .. }) {
@@ -343,8 +368,11 @@ impl Recovery {
         let candidates = self.history.usable() - self.rails;
         match self.state {
             State::Failed => None,
-            State::Running if self.role == Role::Sender => self.history.next_ready(candidates),
-            State::Running => None,
+            State::Running => match (&self.asked, self.role) {
+                (Some(asked), _) => Some(asked.until),
+                (None, Role::Sender) => self.history.next_ready(candidates).map(|time| time.max(self.next_ask)),
+                (None, Role::Receiver) => None,
+            },
             State::Draining { until } => Some(until),
             State::Offered { until } | State::Answered { until } | State::AwaitingAccount { until } => {
                 give_up.map(|time| time.min(until))
@@ -361,6 +389,10 @@ impl Recovery {
         let seconds = self.answer_time().as_secs();
         match self.state {
             State::Failed => return,
+            State::Running if self.asked.as_ref().is_some_and(|asked| late(asked.until)) => {
+                self.asked = None;
+                self.next_ask = now + ASK_TIME;
+            }
             State::Draining { until } if late(until) => self.take_in(now),
             State::Offered { until } if late(until) => {
                 self.late_answers += 1;
@@ -401,6 +433,18 @@ impl Recovery {
         if std::mem::take(&mut self.due.ports) {
             self.told = self.own;
             return Some(Action::Send(Message::Ports { usable: self.own }));
+        }
+        let attempt = self.attempt;
+        if let Some(number) = self.due.heard.take() {
+            return Some(Action::Send(Message::Heard { attempt, number }));
+        }
+        if std::mem::take(&mut self.due.ask)
+            && let Some(Asked { number, .. }) = self.asked
+        {
+            return Some(Action::Send(Message::Ask { attempt, number }));
+        }
+        if std::mem::take(&mut self.due.go_on) {
+            return Some(Action::Continue);
         }
         if std::mem::take(&mut self.due.drain) {
             return Some(Action::Drain);

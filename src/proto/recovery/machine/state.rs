@@ -52,6 +52,17 @@ impl State {
     }
 }
 
+/// What this end would do although nothing has failed, and has asked about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Asked {
+    /// No earlier question has the same.
+    pub(super) number: u32,
+    /// Why it would.
+    pub(super) cause: String,
+    /// When it gives that up.
+    pub(super) until: Time,
+}
+
 /// Which queue pairs there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum QueuePairs {

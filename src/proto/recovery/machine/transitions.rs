@@ -1,7 +1,7 @@
 //! How one state of a recovery follows from another.
 
-use super::state::{QueuePairs, State, Trouble};
-use super::{ANSWER_TIME, DRAIN_TIME, FENCE_TIME, LONGEST_ANSWER_TIME, LONGEST_FENCE_TIME, Recovery};
+use super::state::{Asked, QueuePairs, State, Trouble};
+use super::{ANSWER_TIME, ASK_TIME, DRAIN_TIME, FENCE_TIME, LONGEST_ANSWER_TIME, LONGEST_FENCE_TIME, Recovery};
 use crate::proto::control::Time;
 use crate::proto::recovery::action::{Action, Due, Job, Role};
 use crate::proto::recovery::message::Message;
@@ -34,6 +34,7 @@ impl Recovery {
             Message::Offer { rails, .. } => (*rails, Some(Role::Receiver)),
             Message::Answer { rails, .. } => (*rails, Some(Role::Sender)),
             Message::Ready { .. } => (self.all, Some(Role::Receiver)),
+            Message::Ask { .. } | Message::Heard { .. } => (self.all, None),
             Message::Account { account, .. } => {
                 account.check()?;
                 (self.all, Some(Role::Sender))
@@ -107,6 +108,8 @@ impl Recovery {
                 State::Running => self.due.frame = self.frame.is_some(),
                 _ => {}
             },
+            Message::Ask { number, .. } => self.due.heard = Some(number).filter(|_| self.is_running()),
+            Message::Heard { number, .. } => self.handle_heard(now, number),
             Message::Account { account, .. } => {
                 if matches!(self.state, State::AwaitingAccount { .. }) {
                     self.arriving = account.arrived();
@@ -192,7 +195,7 @@ impl Recovery {
         self.pause = now + pause(trouble.attempts.saturating_sub(ahead));
         self.attempts = self.attempts.saturating_add(1);
         (self.attempt, self.state, self.cause) = (attempt, State::Halted, cause);
-        (self.offer, self.frame, self.has_peer_halted) = (None, None, false);
+        (self.offer, self.frame, self.asked, self.has_peer_halted) = (None, None, None, false);
         // What the caller does already is waited for.
         self.job.take_if(|(_, is_known)| !*is_known);
         self.due = Due { halt: true, discard: self.due.discard, ..Due::default() };
@@ -262,18 +265,31 @@ impl Recovery {
     fn look_for_rails(&mut self, now: Time) {
         let found = self.history.ready(now) - self.rails;
         if self.role == Role::Sender && !found.is_empty() {
-            self.begin_draining(now, format!("to use more rails: {found}"));
+            self.handle_wish(now, format!("to use more rails: {found}"));
         }
     }
 
-    /// Sender: other queue pairs are wanted, although nothing has failed, because of `cause`. Returns whether that is begun: not while
-    /// something else is under way.
+    /// Other queue pairs are wanted, although nothing has failed, because of `cause`. Those in use are given up only when the peer has said
+    /// that it hears this end. Returns whether it is asked: not while something else is under way, and not again soon in vain.
     pub fn handle_wish(&mut self, now: Time, cause: String) -> bool {
-        let is_begun = self.role == Role::Sender && self.state == State::Running;
-        if is_begun {
-            self.begin_draining(now, cause);
+        let may_ask = self.state == State::Running && self.asked.is_none() && now >= self.next_ask;
+        if may_ask {
+            self.questions = self.questions.wrapping_add(1);
+            self.asked = Some(Asked { number: self.questions, cause, until: now + ASK_TIME });
+            self.due.ask = true;
         }
-        is_begun
+        may_ask
+    }
+
+    /// The peer has heard the question of this `number`.
+    fn handle_heard(&mut self, now: Time, number: u32) {
+        let asked = self.asked.take_if(|asked| asked.number == number && self.state == State::Running);
+        match (asked, self.role) {
+            (None, _) => {}
+            (Some(asked), Role::Sender) => self.begin_draining(now, asked.cause),
+            // It has nothing under way.
+            (Some(asked), Role::Receiver) => self.begin_next(now, asked.cause),
+        }
     }
 
     /// Sender: has what is outstanding complete before it begins an attempt although nothing has failed.

@@ -41,6 +41,9 @@ pub(super) struct Caller {
     pub(super) refusals: u32,
     /// Whether it has not been told that its ports have changed.
     pub(super) has_port_event: bool,
+    /// The number of its latest question, and whether the peer has answered that.
+    pub(super) asked: Option<u32>,
+    pub(super) is_heard: bool,
     /// Whether it has not been told that the control connection is back.
     pub(super) has_back: bool,
     /// It does nothing until then.
@@ -106,6 +109,8 @@ impl Caller {
             terms: None,
             refusals: 0,
             has_port_event: false,
+            asked: None,
+            is_heard: false,
             has_back: false,
             stopped_until: Time::ZERO,
             failure: None,

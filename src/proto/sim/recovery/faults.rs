@@ -29,8 +29,10 @@ pub(super) enum Fault {
     ControlBreaks(Duration),
     /// An end does nothing for some time.
     Stops(End, Duration),
-    /// The sender wishes for queue pairs with other paths.
-    Wishes,
+    /// An end wishes for other queue pairs.
+    Wishes(End),
+    /// The receiver finds that it does not hear any more what arrives.
+    Unreported,
     /// An end cannot create or connect queue pairs, or they do not reach the peer, so many times.
     Refuses(End, u32),
     /// The receiver's device acknowledges data and loses it, until all of its queue pairs are destroyed.
@@ -79,6 +81,25 @@ impl Plan {
         Self { faults, ..Self::nothing() }
     }
 
+    /// Wishes, while the control connection breaks for short times and rails come and go.
+    pub(super) fn wishful(random: &mut Random, plan: &plan::Plan) -> Self {
+        let last = 30 * plan.messages.len() as u64;
+        let mut short = |most| Duration::from_micros(50 + random.below(most));
+        let (port, control) = (short(20_000), short(4000));
+        let kinds = |random: &mut Random| match random.below(9) {
+            0..=3 => Fault::Wishes(End::Sender),
+            4 => Fault::Wishes(End::Receiver),
+            5 | 6 => Fault::ControlBreaks(control),
+            _ => Fault::PortDown(end(random), random.index(plan.rails()), port),
+        };
+        let when = |random: &mut Random| match random.one_in(2) {
+            true => When::Step(random.below(last)),
+            false => When::Action(random.below(200)),
+        };
+        let faults = (0..30).map(|_| (when(random), kinds(random)));
+        Self { faults: faults.collect(), ..Self::nothing() }
+    }
+
     /// Faults that end, at ends that give up before, or at once.
     pub(super) fn impatient(random: &mut Random, plan: &plan::Plan) -> Self {
         let most = [300, 10_000, 300_000][random.index(3)];
@@ -96,6 +117,14 @@ impl Plan {
             (action, Fault::Stalled(end(random))),
         ];
         Self { faults, may_fail: true, give_up: Duration::from_millis(40) }
+    }
+
+    /// The control connection carries nothing for longer than an end recovers, and nothing fails; ends wish for other queue pairs.
+    pub(super) fn unheard(random: &mut Random, plan: &plan::Plan) -> Self {
+        let last = 30 * plan.messages.len() as u64;
+        let breaks = (When::Step(0), Fault::ControlBreaks(Duration::from_secs(1000)));
+        let wishes = (0..1 + random.below(5)).map(|_| (When::Step(random.below(last)), Fault::Wishes(end(random))));
+        Self { faults: std::iter::once(breaks).chain(wishes).collect(), ..Self::nothing() }
     }
 
     /// Every rail is cut for good.
@@ -136,7 +165,13 @@ fn fault(random: &mut Random, plan: &plan::Plan) -> Fault {
         6 | 7 => Fault::Stalled(end),
         8 | 9 => Fault::ControlBreaks(time),
         10 => Fault::Stops(end, time),
-        11 => Fault::Wishes,
+        11 => {
+            if random.one_in(4) {
+                Fault::Unreported
+            } else {
+                Fault::Wishes(end)
+            }
+        }
         _ => Fault::Refuses(end, 1 + random.below(3) as u32),
     }
 }

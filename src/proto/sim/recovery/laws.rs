@@ -11,7 +11,8 @@
 //! 9. What has arrived whole is not sent again.
 //! 10. A run ends in a bounded number of steps after its last fault.
 //! 11. There is an error only if the run has a fault that never ends, or a device that loses what it has acknowledged.
-//! 12. At the end both ends run in one attempt, over all rails, and no queue pair is left over.
+//! 12. Queue pairs that work are given up for other ones only after the peer has answered.
+//! 13. At the end both ends run in one attempt, over all rails, and no queue pair is left over.
 
 use super::super::fabric::Bytes;
 use super::super::plan::{Message, Plan, buffer_at, rkey};

@@ -47,7 +47,7 @@ fn run(mut random: Random, faults: impl FnOnce(&mut Random, &Plan) -> FaultPlan)
 
 /// Runs the schedule that follows from `random` with one of the plans of faults, and checks what has to hold there.
 pub(super) fn check(mut random: Random) {
-    match random.below(7) {
+    match random.below(9) {
         0 => assert!(run(random, FaultPlan::survivable).is_all_delivered),
         4 => assert!(run(random, FaultPlan::restless).is_all_delivered),
         1 => {
@@ -58,11 +58,18 @@ pub(super) fn check(mut random: Random) {
         2 => check_failures(&run(random, FaultPlan::endless)),
         3 => check_failures(&run(random, FaultPlan::impatient)),
         5 => check_failures(&run(random, FaultPlan::parted)),
+        7 => assert!(run(random, FaultPlan::wishful).is_all_delivered),
+        6 => check_unheard(&run(random, FaultPlan::unheard)),
         _ => {
             let outcome = run(random, FaultPlan::forgetful);
             assert!(outcome.is_all_delivered || has_lost(&outcome));
         }
     }
+}
+
+/// All is delivered, and there was no attempt before the control connection was back.
+fn check_unheard(outcome: &Outcome) {
+    assert!(outcome.is_all_delivered && outcome.before_back == [0; 2], "{outcome:?}");
 }
 
 /// A path that never comes back has ended both ends, unless all was delivered before.
@@ -105,6 +112,29 @@ fn without_a_fault_there_is_no_recovery() {
 }
 
 #[test]
+fn wishes_while_control_connection_and_rails_come_and_go_end_well() {
+    let (mut recoveries, mut runs) = (0, 0);
+    run_seeds(300, "wishes", |seed| {
+        let outcome = run(Random::new(seed), FaultPlan::wishful);
+        assert!(outcome.is_all_delivered);
+        (runs, recoveries) = (runs + 1, recoveries + outcome.recoveries);
+    });
+    assert!(runs == 1 || recoveries > runs, "{runs} runs: {recoveries} recoveries");
+}
+
+/// The control connection carries nothing: the queue pairs in use are not given up for better ones.
+#[test]
+fn what_is_wished_for_changes_nothing_that_works_before_the_peer_has_answered() {
+    let (mut recoveries, mut runs) = (0, 0);
+    run_seeds(300, "wishes that nobody hears", |seed| {
+        let outcome = run(Random::new(seed), FaultPlan::unheard);
+        check_unheard(&outcome);
+        (runs, recoveries) = (runs + 1, recoveries + outcome.recoveries);
+    });
+    assert!(runs == 1 || recoveries > 0, "no wish comes true when the control connection is back");
+}
+
+#[test]
 fn a_path_that_never_comes_back_ends_both_ends_with_an_error() {
     run_seeds(100, "recovery in vain", |seed| {
         check_failures(&run(Random::new(seed), FaultPlan::endless));
@@ -137,13 +167,14 @@ fn data_that_is_acknowledged_and_lost_comes_again_or_ends_with_an_error_that_say
     assert!(runs == 1 || lost > 0, "no message was lost");
 }
 
-/// What schedules have too seldom: an end that has failed is told what the peer can use. Nothing comes of it.
+/// What schedules have too seldom: an end that has failed is told what the peer can use, and that it was heard. Nothing comes of it.
 #[cfg(test)]
-fn tell_ports_to_one_that_has_failed(role: Role) {
+fn tell_one_that_has_failed(role: Role) {
     let rails = RailMask::first(2);
     let mut machine = Observed::new(role, rails, Duration::ZERO);
     machine.handle_fault(Time::ZERO, "a fault");
     machine.handle_message(Time::ZERO, Message::Ports { usable: rails }).expect("what a Ferrite says");
+    machine.handle_message(Time::ZERO, Message::Heard { attempt: 1, number: 1 }).expect("what a Ferrite says");
     assert!(matches!(machine.poll_action(), Some(Action::Fail(_))));
     assert_eq!(machine.poll_action(), None);
 }
@@ -157,6 +188,9 @@ fn the_page_says_which_event_has_come_in_which_state() {
         run(Random::new(seed), FaultPlan::restless);
         check_failures(&run(Random::new(seed), FaultPlan::parted));
     }
+    for seed in 0..4000 {
+        run(Random::new(seed), FaultPlan::wishful);
+    }
     for seed in 0..3000 {
         run(Random::new(seed), FaultPlan::impatient);
     }
@@ -164,6 +198,6 @@ fn the_page_says_which_event_has_come_in_which_state() {
         run(Random::new(seed), FaultPlan::endless);
         run(Random::new(seed), FaultPlan::forgetful);
     }
-    [Role::Sender, Role::Receiver].into_iter().for_each(tell_ports_to_one_that_has_failed);
+    [Role::Sender, Role::Receiver].into_iter().for_each(tell_one_that_has_failed);
     reachable::MACHINE.check(&observed::take(), "<!-- recovery -->");
 }

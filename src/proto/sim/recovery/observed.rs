@@ -64,6 +64,8 @@ impl Observed {
             Message::Offer { .. } => "Offer",
             Message::Answer { .. } => "Answer",
             Message::Ready { .. } => "Ready",
+            Message::Ask { .. } => "Ask",
+            Message::Heard { .. } => "Heard",
             Message::Account { .. } => "Account",
         };
         self.note(event).handle_message(now, message)
@@ -71,6 +73,14 @@ impl Observed {
 
     pub(super) fn handle_back(&mut self, now: Time) {
         self.note("back").handle_back(now);
+    }
+
+    pub(super) fn handle_lost(&mut self, now: Time) {
+        self.note("lost").handle_lost(now);
+    }
+
+    pub(super) fn handle_unreported(&mut self, now: Time) {
+        self.note("unreported").handle_unreported(now);
     }
 
     pub(super) fn handle_usable(&mut self, now: Time, usable: RailMask) {

@@ -26,9 +26,13 @@ pub(super) const MACHINE: Machine = Machine {
         "Offer",
         "Answer",
         "Ready",
+        "Ask",
+        "Heard",
         "Account",
+        "lost",
         "back",
         "fault",
+        "unreported",
         "usable",
         "timeout",
         "wish",
@@ -49,6 +53,7 @@ const ORDER: &str =
 const JOB: &str = "It reports the end of what the machine asks for in another state, and waits for before it goes on.";
 const TEST: &str = "The sender tests its queue pairs when they are connected, the receiver when it is to go on.";
 const LOOK: &str = "A receiver looks whether its attempt is still the present one right before it goes on.";
+const WAITS: &str = "It is asked while a receiver waits for the sender's fence.";
 const AFTER: &str = "It is said right after `resumed`.";
 
 fn impossible(end: &str, state: &str, event: &str) -> Option<&'static str> {
@@ -56,12 +61,16 @@ fn impossible(end: &str, state: &str, event: &str) -> Option<&'static str> {
     let unless = |states: &[&str], why| (!states.contains(&state)).then_some(why);
     let if_any = |states: &[&str], why| states.contains(&state).then_some(why);
     match event {
-        "Offer" | "Ready" if is_sender => Some(ROLE),
-        "Answer" | "Account" | "wish" | "created" | "drained" if !is_sender => Some(ROLE),
+        "Offer" | "Ready" | "unreported" if is_sender => Some(ROLE),
+        "Answer" | "Account" | "lost" | "created" | "drained" if !is_sender => Some(ROLE),
         "Answer" => if_any(&["Running", "Draining", "Creating", "Resuming"], ORDER),
         "Account" => if_any(&["Creating", "Offered", "Connecting"], ORDER),
         "Ports" if is_sender => if_any(&["Creating", "Offered", "Connecting", "AwaitingAccount"], ORDER),
         "Ports" => if_any(&["Connecting", "Answered", "Resuming"], ORDER),
+        "unreported" => unless(&["Halted"], WAITS),
+        "Ask" => if_any(&["Creating", "Offered", "Connecting", "AwaitingAccount", "Answered"], ORDER)
+            .or_else(|| if_any(&["Resuming"], ORDER).filter(|_| !is_sender)),
+        "Heard" => unless(&["Running", "Draining", "Halted", "Failed"], ORDER),
         "Offer" => if_any(&["Running", "Resuming"], ORDER),
         "Ready" => if_any(&["Connecting"], ORDER),
         "fenced" => unless(&["Halted", "Failed"], JOB),
@@ -74,7 +83,7 @@ fn impossible(end: &str, state: &str, event: &str) -> Option<&'static str> {
         },
         "resumed" | "acknowledged" if !is_sender && ["Halted", "Failed"].contains(&state) => Some(LOOK),
         "resumed" => unless(&["Resuming", "Halted", "Failed"], JOB),
-        "acknowledged" => unless(&["Running", "Draining", "Halted", "Failed"], AFTER),
+        "acknowledged" => unless(&["Running", "Halted", "Failed"], AFTER),
         _ => None,
     }
 }

@@ -7,6 +7,7 @@ use crate::proto::QpIndex;
 use crate::proto::endpoint::Endpoint;
 use crate::proto::handshake::Negotiated;
 use crate::proto::recovery::action::Action;
+use crate::proto::recovery::message::Message;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::send::SendQueueSpace;
 
@@ -29,6 +30,10 @@ impl Caller {
             self.machine.handle_back(outside.now);
             return (true, None);
         }
+        // It is noticed some time, or never.
+        if self.end == End::Sender && !outside.is_connected && outside.random.one_in(64) {
+            self.machine.handle_lost(outside.now);
+        }
         let is_due = self.machine.poll_timeout().is_some_and(|time| time <= outside.now);
         // Like the plugin, it also tells the time when nothing is due.
         if outside.random.one_in(if is_due { 2 } else { 32 }) {
@@ -48,6 +53,9 @@ impl Caller {
         outside.actions += 1;
         match action {
             Action::Send(message) if outside.is_connected => {
+                if let Message::Ask { number, .. } = message {
+                    (self.asked, self.is_heard) = (Some(number), false);
+                }
                 outside.frames[self.end.other() as usize].push_back(message);
             }
             Action::Send(_) => {}
@@ -57,10 +65,21 @@ impl Caller {
                 assert!(outside.may_fail, "{:?}: {text}", self.end);
                 self.fail(text, outside);
             }
-            Action::Drain => return (true, Some(Action::Drain)),
+            Action::Drain => {
+                assert!(std::mem::take(&mut self.is_heard), "what works is given up, and the peer has not answered");
+                return (true, Some(Action::Drain));
+            }
+            Action::Continue => return (true, Some(Action::Continue)),
             job => self.job = Some(job),
         }
         (true, None)
+    }
+
+    /// The peer has said this.
+    pub(super) fn hear(&mut self, message: &Message) {
+        if let Message::Heard { number, .. } = message {
+            self.is_heard |= self.asked == Some(*number);
+        }
     }
 
     /// The connection has failed for good. The peer is told.
@@ -206,6 +225,7 @@ impl Sender {
                     self.caller.machine.handle_acknowledged();
                 }
             }
+            Some(Action::Continue) => self.is_draining = false,
             Some(_) => self.is_draining = true,
             None => {}
         }

@@ -26,6 +26,8 @@ pub(super) struct Outcome {
     pub(super) replayed: u32,
     pub(super) late_packets: u32,
     pub(super) failures: [Option<String>; 2],
+    /// The latest attempts of both ends when the control connection was back for the first time.
+    pub(super) before_back: [u32; 2],
 }
 
 /// A fault that ends by itself.
@@ -43,6 +45,7 @@ pub(super) struct World {
     faults: Vec<(When, Fault)>,
     healings: Vec<(Time, Healing)>,
     attempts: [u32; 2],
+    before_back: Option<[u32; 2]>,
     idle: u32,
 }
 
@@ -68,7 +71,7 @@ impl World {
         };
         let (sender, receiver) = connected(&mut outside, faults.give_up);
         let Plan { faults, .. } = faults;
-        Self { outside, sender, receiver, faults, healings: Vec::new(), attempts: [0; 2], idle: 0 }
+        Self { outside, sender, receiver, faults, healings: Vec::new(), attempts: [0; 2], before_back: None, idle: 0 }
     }
 
     pub(super) fn run(mut self) -> Outcome {
@@ -109,6 +112,7 @@ impl World {
             replayed,
             late_packets: fabric.late_packets,
             failures: [self.sender.caller.failure, self.receiver.caller.failure],
+            before_back: self.before_back.unwrap_or_default(),
         }
     }
 
@@ -192,6 +196,7 @@ impl World {
         let Some(message) = frames[end].pop_front() else { return false };
         // As it is told on the wire.
         let message = Message::parse(message.kind(), &message.body(), plan.rails() as u8);
+        message.iter().for_each(|message| caller.hear(message));
         let handled = message.and_then(|message| caller.machine.handle_message(*now, message));
         handled.unwrap_or_else(|e| panic!("{e}"));
         true
@@ -229,12 +234,13 @@ impl World {
                 self.set_port(end, rail, true);
                 match self.outside.random.below(8) {
                     0 => self.caller(end.other()).machine.handle_fault(now, "at the same time"),
-                    1 | 2 => drop(self.sender.caller.machine.handle_wish(now)),
+                    1 | 2 => drop(self.caller(end).machine.handle_wish(now)),
                     _ => {}
                 }
             }
             Healing::Cut(end, rail) => self.outside.fabric.cut[end as usize][rail] = false,
             Healing::Control => {
+                self.before_back.get_or_insert(self.attempts);
                 self.outside.is_connected = true;
                 (self.sender.caller.has_back, self.receiver.caller.has_back) = (true, true);
             }
@@ -295,7 +301,14 @@ impl World {
                 }
             }
             Fault::Stalled(end) => self.caller(end).machine.handle_fault(now, "nothing goes on"),
-            Fault::Wishes => drop(self.sender.caller.machine.handle_wish(now)),
+            Fault::Wishes(end) => drop(self.caller(end).machine.handle_wish(now)),
+            Fault::Unreported => {
+                let machine = &mut self.receiver.caller.machine;
+                machine.handle_fault(now, "a completion queue has failed");
+                if machine.waits_for_fence() {
+                    machine.handle_unreported(now);
+                }
+            }
             Fault::Stops(end, time) => self.caller(end).stopped_until = now + time,
             Fault::Refuses(end, times) => self.caller(end).refusals = times,
             Fault::Forgets => self.outside.fabric.forgets = true,

@@ -40,6 +40,10 @@ struct World {
     breaks: u8,
     wishes: u8,
     is_draining: bool,
+    /// Whether the sender has had an answer.
+    is_heard: bool,
+    /// Whether the sender has not been told that the control connection is lost.
+    has_lost: bool,
     messages: [Sent; MESSAGES],
 }
 
@@ -61,6 +65,8 @@ impl World {
             breaks,
             wishes,
             is_draining: false,
+            is_heard: false,
+            has_lost: false,
             messages: Default::default(),
         }
     }
@@ -80,6 +86,7 @@ impl World {
             on(self.jobs[i].is_some(), &|world| world.finish(i));
             on(!self.frames[i].is_empty(), &|world| {
                 let message = world.frames[i].remove(0);
+                world.is_heard |= i == 0 && matches!(message, Message::Heard { .. });
                 world.machines[i].handle_message(world.now, message).expect("what a Ferrite says");
             });
             on(self.has_back[i], &|world| {
@@ -102,9 +109,16 @@ impl World {
         });
         on(self.is_connected && self.breaks > 0, &|world| {
             (world.is_connected, world.breaks) = (false, world.breaks - 1);
+            world.has_lost = world.wishes > 0 || world.machines[0].is_about_to_change();
             world.frames.iter_mut().for_each(Vec::clear);
         });
-        on(!self.is_connected, &|world| (world.is_connected, world.has_back) = (true, [true; 2]));
+        on(!self.is_connected && self.has_lost, &|world| {
+            world.has_lost = false;
+            world.machines[0].handle_lost(world.now);
+        });
+        on(!self.is_connected, &|world| {
+            (world.is_connected, world.has_lost, world.has_back) = (true, false, [true; 2]);
+        });
         let pause = self.machines.iter().filter_map(Recovery::poll_timeout).min();
         let pause = pause.filter(|pause| *pause < self.now + SECOND);
         on(pause.is_some(), &|world| {
@@ -160,7 +174,11 @@ impl World {
                 match action {
                     Action::Send(message) if self.is_connected => self.frames[1 - i].push(message),
                     Action::Send(_) | Action::Recovered { .. } => {}
-                    Action::Drain => self.is_draining = true,
+                    Action::Drain => {
+                        assert!(self.is_heard, "what works is given up, and the peer has not answered");
+                        (self.is_draining, self.is_heard) = (true, false);
+                    }
+                    Action::Continue => self.is_draining = false,
                     Action::Discard => self.queue_pairs[i] = None,
                     Action::Fail(text) => panic!("{text}"),
                     job => assert!(self.jobs[i].replace(job).is_none(), "two jobs at once"),

@@ -118,6 +118,7 @@ impl Pair {
             }
             Action::Discard => end.has_queue_pairs = false,
             Action::Drain => end.drained = false,
+            Action::Continue => end.drained = true,
             Action::Recovered { .. } | Action::Fail(_) => {}
             job => {
                 assert!(end.jobs.is_empty(), "a second job at once: {job:?} after {:?}", end.jobs);

@@ -228,3 +228,107 @@ fn an_idle_connection_lives_on_although_nothing_comes_through_over_one_of_its_ra
     pair.settle();
     assert_eq!(rails(&pair), 0b11);
 }
+
+/// The ends as they are, and what the sender has done since `from`.
+fn since(pair: &Pair, from: usize) -> (u32, Vec<String>) {
+    (pair.expect_running(), pair.names(0).split_off(from))
+}
+
+#[test]
+fn the_peer_is_asked_before_what_works_is_given_up_for_something_else() {
+    let mut pair = Pair::new(2);
+    assert!(pair.ends[0].machine.handle_wish(pair.now, "a wish".into()));
+    assert!(!pair.ends[0].machine.handle_wish(pair.now, "another one".into()), "one at a time");
+    pair.settle();
+    assert_eq!(since(&pair, 0), (0, vec!["Ask".to_owned(), "Drain".to_owned()]));
+    pair.ends[0].machine.handle_drained(pair.now);
+    pair.settle();
+    assert_eq!((pair.expect_running(), pair.ends[0].machine.cause()), (1, "a wish"));
+    let asked = pair.said.iter().filter(|message| matches!(message, Message::Ask { .. })).count();
+    assert_eq!(asked, 1);
+}
+
+/// As for a port of its own that it can use again, in place of one of another card.
+#[test]
+fn a_receiver_asks_too() {
+    let mut pair = Pair::new(1);
+    pair.ends[1].machine.handle_wish(pair.now, "a wish".into());
+    pair.settle();
+    assert_eq!((pair.expect_running(), pair.ends[1].machine.cause()), (1, "a wish"));
+    assert_eq!(pair.names(1)[..2], ["Ask", "Halt"]);
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_asked_again_later_and_nothing_has_changed() {
+    for end in [0, 1] {
+        let mut pair = Pair::new(2);
+        pair.usable(1, 0b01);
+        pair.settle();
+        let begun = pair.names(0).len();
+        pair.lose();
+        pair.usable(1, 0b11);
+        pair.settle();
+        // As if the frame had come through.
+        pair.ends[0].machine.handle_message(pair.now, Message::Ports { usable: RailMask(0b11) }).expect("allowed");
+        pair.ends[end].machine.handle_wish(pair.now, "a wish".into());
+        pair.pass(GIVE_UP);
+        let (attempt, actions) = since(&pair, begun);
+        assert!(attempt == 1 && actions.iter().all(|action| action == "Ask"), "{attempt}: {actions:?}");
+        assert_eq!(actions.len(), 13, "at once, and every 10 s");
+        pair.back();
+        pair.pass(ASK_TIME + DRAIN_TIME);
+        assert_eq!(rails(&pair), 0b11);
+    }
+}
+
+#[test]
+fn a_question_that_was_lost_is_asked_again_when_the_control_connection_is_back() {
+    let mut pair = Pair::new(1);
+    pair.lose();
+    pair.ends[0].machine.handle_wish(pair.now, "a wish".into());
+    pair.settle();
+    pair.back();
+    pair.settle();
+    assert_eq!(since(&pair, 0), (0, ["Ask", "Ask", "Drain"].map(str::to_owned).to_vec()));
+}
+
+#[test]
+fn sends_go_on_if_the_control_connection_is_lost_while_they_are_drained() {
+    for is_told in [false, true] {
+        let mut pair = Pair::new(1);
+        pair.ends[0].machine.handle_wish(pair.now, "a wish".into());
+        while !matches!(pair.ends[0].machine.state, State::Draining { .. }) {
+            assert!(pair.step(), "the sender is to drain");
+        }
+        if is_told {
+            pair.settle();
+        }
+        pair.lose();
+        pair.ends[0].machine.handle_lost(pair.now);
+        pair.settle();
+        let expected: &[&str] = if is_told { &["Ask", "Drain", "Continue"] } else { &["Ask"] };
+        assert_eq!(since(&pair, 0), (0, expected.iter().map(ToString::to_string).collect()));
+        pair.ends[0].machine.handle_drained(pair.now);
+        pair.pass(2 * DRAIN_TIME);
+        assert_eq!(pair.expect_running(), 0, "it drains no more");
+        assert!(!pair.ends[0].machine.handle_wish(pair.now, "a wish".into()), "not at once");
+        pair.back();
+        pair.pass(ASK_TIME);
+        assert!(pair.ends[0].machine.handle_wish(pair.now, "a wish".into()));
+    }
+}
+
+#[test]
+fn a_fault_ends_what_the_peer_was_asked_about() {
+    let mut pair = Pair::new(1);
+    pair.lose();
+    pair.ends[0].machine.handle_wish(pair.now, "a wish".into());
+    pair.fault(0);
+    pair.back();
+    pair.pass(SECOND);
+    assert_eq!((pair.expect_running(), pair.ends[0].machine.cause()), (1, "a fault"));
+    assert!(!pair.names(0).contains(&"Drain".to_owned()));
+    let late = Message::Heard { attempt: 1, number: 1 };
+    pair.ends[0].machine.handle_message(pair.now, late).expect("allowed");
+    assert_eq!(pair.ends[0].machine.poll_action(), None, "nothing was asked in this attempt");
+}

@@ -53,11 +53,10 @@ fn an_end_without_an_answer_or_a_rail_says_so() {
 }
 
 #[test]
-fn a_sender_that_wants_other_paths_takes_its_time_and_nobody_else_may() {
+fn a_sender_that_wants_other_paths_takes_its_time() {
     let mut pair = Pair::new(1);
     let now = pair.now;
     let wish = |machine: &mut Recovery| machine.handle_wish(now, "to give lane 2 another path".into());
-    assert!(!wish(&mut pair.ends[1].machine), "the receiver may not");
     assert!(wish(&mut pair.ends[0].machine));
     assert!(!wish(&mut pair.ends[0].machine), "it is under way");
     pair.settle();
