@@ -1,4 +1,4 @@
-//! Memory that a device writes behind the processor's back: how a word of it is read, and what keeps reads in their order.
+//! Memory that a device, a card or a GPU, writes behind the processor's back: how a word of it is read, and what keeps reads in their order.
 //! `tools/models` has a model checker's in its place.
 
 /// A word that a device writes.
@@ -14,10 +14,10 @@ pub(super) unsafe fn load(word: *const Word) -> u64 {
     unsafe { word.read_volatile() }
 }
 
-/// Keeps later loads behind earlier ones ([`super::record`]). A fence of Rust orders what processors write, in the inner shareable domain
-/// of 64-bit ARM, which a device need not belong to.
+/// Keeps later loads behind earlier ones: those of data behind that of the word, or flag, by which a device says that the data is there. A fence
+/// of Rust orders what processors write, in the inner shareable domain of 64-bit ARM, which a device need not belong to.
 #[inline(always)]
-pub(super) fn read_barrier() {
+pub fn read_barrier() {
     #[cfg(target_arch = "aarch64")]
     // SAFETY: a barrier, for loads, in the outer shareable domain.
     unsafe {

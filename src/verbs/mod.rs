@@ -26,7 +26,7 @@
 pub mod completion_queue;
 pub mod context;
 mod create;
-mod device_memory;
+pub mod device_memory;
 pub mod dma_buf;
 pub mod extended_call;
 pub mod library;

@@ -30,13 +30,13 @@ use crate::proto::{QpIndex, RING_SLOTS, Violation};
 use crate::stats::Completed;
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
+use crate::verbs::device_memory::read_barrier;
 use crate::verbs::prepared_write::{PreparedWrite, RefusedPost};
 use crate::verbs::qp_ex::Operations;
 use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
 use crate::verbs::work::{Batch, Completion, Sge, Target, Write};
-use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -484,9 +484,8 @@ impl SendPath {
     /// Posts a message that is one write, whose data and target are prepared.
     #[inline(always)]
     fn post_single(&mut self, transfer: &Transfer) -> Result<()> {
-        // The processor reads the data of an inline write. A GPU may have written it, and then a flag, which NCCL has read: no read of the data
-        // may come before that of the flag.
-        fence(Ordering::Acquire);
+        // The processor reads the data of an inline write. A GPU may have written it, and then a flag, which NCCL has read.
+        read_barrier();
         let (qp, imm) = transfer.single();
         self.single.set_id(WrId::Data { request: transfer.id, qp: qp.0 }.to_bits(), imm.to_bits());
         let Some(connected) = self.qps.qps.get_mut(usize::from(qp.0)) else {
