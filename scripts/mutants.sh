@@ -81,6 +81,7 @@ plant frame.rs "self.bytes[CHECKSUM] != checksum" "false && self.bytes[CHECKSUM]
 # In the recovery of a connection.
 plant recovery/machine/transitions.rs "QueuePairs::InUse => self.job" "QueuePairs::InUse if self.role == Role::Receiver => self.queue_pairs = QueuePairs::None, QueuePairs::InUse => self.job" "the receiver lists what is missing before it is fenced"
 plant recovery/machine/transitions.rs "QueuePairs::InUse => self.job" "QueuePairs::InUse if self.role == Role::Sender => self.queue_pairs = QueuePairs::None, QueuePairs::InUse => self.job" "the sender makes an offer before it is fenced"
+plant recovery/machine/transitions.rs "self.due.ask = true;" "self.due.ask = true; self.handle_heard(now, self.questions);" "queue pairs that work are given up before the peer has answered"
 plant recovery/machine/transitions.rs "self.due.discard = true;" "" "queue pairs of an attempt that was given up stay"
 plant recovery/machine/mod.rs "if attempt < self.attempt {" "if false {" "a frame of an earlier attempt is obeyed"
 plant recovery/machine/mod.rs "State::Creating && attempt == self.attempt" "State::Creating || attempt != self.attempt" "queue pairs of an earlier attempt are offered"

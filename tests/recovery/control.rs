@@ -1,16 +1,17 @@
 //! Control connections that are lost, or slow, while the connection recovers.
 
 use crate::common::connect::{connect_pair, relay_to, through};
+use crate::common::log::{log, said};
 use crate::common::plugin_transport;
-use crate::fabric::{Fabric, end, inject_only, run};
-use crate::stream::{SHORT, Shape, Stream};
+use crate::fabric::{Fabric, end, exchange_until, inject_only, recoveries, run, set_port};
+use crate::stream::{LONG, SHORT, Shape, Stream};
 use ferrite::error::Result;
 use ferrite::pair::{PeerConn, WorkerCtx};
 use ferrite::transport::Handle;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use testkit::relay::Relay;
 
 /// A relay before the control port of this process, served by a thread.
@@ -25,6 +26,8 @@ struct State {
     /// All connections are reset when it has passed on so many pieces.
     reset_at: Option<usize>,
     resets: usize,
+    /// Nothing is passed on, and nobody is told.
+    is_silent: bool,
 }
 
 /// How often a relay looks for something to pass on.
@@ -32,7 +35,7 @@ pub(crate) const AT_ONCE: Duration = Duration::from_micros(50);
 
 impl Relayed {
     fn new(relay: Relay, every: Duration) -> Self {
-        let state = Arc::new(Mutex::new(State { relay, reset_at: None, resets: 0 }));
+        let state = Arc::new(Mutex::new(State { relay, reset_at: None, resets: 0, is_silent: false }));
         let is_over = Arc::new(AtomicBool::new(false));
         let (shared, over) = (Arc::clone(&state), Arc::clone(&is_over));
         let thread = std::thread::spawn(move || {
@@ -54,6 +57,11 @@ impl Relayed {
         state.reset_at = Some(state.relay.passed + pieces);
     }
 
+    /// From now on it passes nothing on, or all that it has kept.
+    pub(crate) fn silence(&self, is_silent: bool) {
+        self.state().is_silent = is_silent;
+    }
+
     /// How often it has reset them.
     pub(crate) fn resets(&self) -> usize {
         self.state().resets
@@ -62,6 +70,9 @@ impl Relayed {
 
 impl State {
     fn serve(&mut self) {
+        if self.is_silent {
+            return;
+        }
         self.relay.forward();
         if self.reset_at.is_some_and(|at| self.relay.passed >= at) {
             self.relay.reset();
@@ -138,4 +149,54 @@ fn messages_that_are_sent_before_the_peer_is_told_of_a_recovery_are_taken_in() -
         stream.exchange(worker, 600)?;
         end(worker, stream)
     })
+}
+
+/// How long an end tries to recover in the tests below.
+const GIVE_UP: Duration = Duration::from_secs(2);
+
+/// `begin` gives rank 0's sender a reason to replace queue pairs that work, while nothing that ends say to each other comes through: it asks,
+/// and messages go on over those in use for longer than any end tries to recover. When all comes through again, the change follows.
+fn what_works_is_kept_until_the_peer_answers(
+    fabric: Fabric,
+    env: &[(&str, &str)],
+    prepare: impl Fn(&mut WorkerCtx, &mut Stream) -> Result<()>,
+    begin: impl Fn(),
+) -> Result<()> {
+    let give_up = GIVE_UP.as_secs().to_string();
+    run(fabric, &[env, &[("FERRITE_GIVE_UP", &*give_up), ("FERRITE_STALL_MS", "0")]].concat(), |worker| {
+        let (mut stream, relayed) = open_through_relays(worker, AT_ONCE, LONG)?;
+        prepare(worker, &mut stream)?;
+        worker.barrier()?;
+        relayed.silence(true);
+        let before = recoveries();
+        worker.barrier()?;
+        if worker.rank() == 0 {
+            begin();
+        }
+        exchange_until(worker, &mut stream, "until the peer is asked", || said(&["sends Ask"]))?;
+        let asked = Instant::now();
+        exchange_until(worker, &mut stream, "for longer than an end recovers", || asked.elapsed() > 2 * GIVE_UP)?;
+        assert_eq!(recoveries(), before, "{}", log());
+        worker.barrier()?;
+        relayed.silence(false);
+        exchange_until(worker, &mut stream, "until the change has come", || recoveries() > before)?;
+        end(worker, stream)
+    })
+}
+
+#[test]
+fn a_rail_that_is_back_is_not_taken_in_before_the_peer_answers() -> Result<()> {
+    let lose_a_rail = |worker: &mut WorkerCtx, stream: &mut Stream| {
+        if worker.rank() == 0 {
+            set_port("softrnic1/1", "down");
+        }
+        exchange_until(worker, stream, "until both connections run on one rail", || recoveries() > 1)
+    };
+    what_works_is_kept_until_the_peer_answers(Fabric::TwoRails, &[], lose_a_rail, || set_port("softrnic1/1", "up"))
+}
+
+#[test]
+fn lanes_are_not_taken_before_the_peer_answers() -> Result<()> {
+    let soon = [("FERRITE_LANES", "auto"), ("FERRITE_LANES_AFTER_MB", "1")];
+    what_works_is_kept_until_the_peer_answers(Fabric::OneRail, &soon, |_, _| Ok(()), || ())
 }

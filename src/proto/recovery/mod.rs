@@ -21,6 +21,13 @@
 //! That is why each end fences before anything new is created. The receiver waits a little for the sender's fence, and polls meanwhile: a device may
 //! throw away what has arrived and was not polled before its fence, and what the sender knows to be acknowledged must not be among that.
 //!
+//! A receiver that does not hear what arrives, since its completion queue or device has failed, fences at once: its device may go on to acknowledge.
+//!
+//! **Asking**: where nothing has failed, and other queue pairs would only be better (lanes, other paths, a rail or an own port that is back), an end
+//! asks first (`Ask`), and begins an attempt only after the other one has answered (`Heard`). Until then data flows over the queue pairs in use,
+//! also if the control connection carries nothing for hours. Between the answer and the next frames it may still break: then the connection waits for
+//! it, as after a fault.
+//!
 //! **Attempt**: a number that grows by one each time. 0 is what the connection was set up with. A frame of a later attempt than
 //! one's own begins that attempt; one of an earlier attempt is ignored.
 //!
