@@ -12,8 +12,13 @@ const LOWERED: [&str; 3] = ["packets of 2048 bytes from", "check the MTU", "trie
 /// The packets of `rank`, or of both, are lost that are larger than 1024 bytes: its end says so, and goes on with smaller ones. There is
 /// no fault after that.
 fn smaller_packets_are_taken(fabric: Fabric, rule: &str, rank: Option<usize>) -> Result<()> {
+    smaller_packets_are_taken_with(&[], fabric, rule, rank)
+}
+
+/// The same with these variables.
+fn smaller_packets_are_taken_with(env: &[(&str, &str)], fabric: Fabric, rule: &str, rank: Option<usize>) -> Result<()> {
     let rule = format!("drop larger=1024 attempts=all {rule}");
-    run(fabric, &[("SOFTRNIC_FAULTS", &rule)], |worker| {
+    run(fabric, &[env, &[("SOFTRNIC_FAULTS", &rule)]].concat(), |worker| {
         let mut stream = Stream::open(worker, LONG)?;
         exchange_until(worker, &mut stream, "until the MTU is smaller", || rank == Some(1) || said(&LOWERED))?;
         stream.exchange(worker, 60)?;
@@ -31,6 +36,13 @@ fn smaller_packets_are_taken(fabric: Fabric, rule: &str, rank: Option<usize>) ->
 #[test]
 fn a_path_that_loses_large_packets_has_smaller_ones() -> Result<()> {
     smaller_packets_are_taken(Fabric::OneRail, "", None)
+}
+
+/// All retries are over before the test of new queue pairs is.
+#[test]
+fn a_path_that_loses_large_packets_has_smaller_ones_with_short_retries() -> Result<()> {
+    let short = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "3")];
+    smaller_packets_are_taken_with(&short, Fabric::OneRail, "", None)
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,11 @@ pub trait Job: Debug + Send + Sync {
     /// Does what can be done now. Returns when it is to be called again, if it is not queued before.
     fn run(&self) -> Option<Instant>;
 
+    /// Whether it goes before jobs that are not: something has begun that others wait for. Asked when it has run.
+    fn is_urgent(&self) -> bool {
+        false
+    }
+
     /// [`Self::run`] has panicked: what it was about to do is not done, and it is not run again before it is queued.
     fn handle_panic(&self);
 }
@@ -39,6 +44,8 @@ pub struct JobId(u64);
 #[derive(Debug, Default)]
 pub struct Workers {
     first: OfProcess,
+    /// How many connections recover, as these say.
+    recovering: AtomicU32,
     /// The id of the next job. A forked child goes on to count, so that its parent's jobs are not taken for its own.
     next: AtomicU64,
     /// So many threads cannot be had.
@@ -72,7 +79,8 @@ impl OfProcess {
 #[derive(Debug, Default)]
 struct State {
     jobs: BTreeMap<JobId, Entry>,
-    ready: VecDeque<JobId>,
+    /// The urgent ones, and the others.
+    ready: [VecDeque<JobId>; 2],
     due: BTreeSet<(Instant, JobId)>,
     threads: usize,
     idle: usize,
@@ -84,14 +92,31 @@ struct Entry {
     is_running: bool,
     /// Whether it is among the ready ones, or is to be when it has run.
     is_queued: bool,
+    is_urgent: bool,
     due: Option<Instant>,
 }
 
 impl Workers {
+    /// One connection more recovers, or one less.
+    pub fn count_recovering(&self, is_one_more: bool) {
+        match is_one_more {
+            true => self.recovering.fetch_add(1, Ordering::Relaxed),
+            false => self.recovering.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+
+    /// How many recover.
+    pub fn recovering(&self) -> u32 {
+        self.recovering.load(Ordering::Relaxed)
+    }
+
     /// Enters a job, which runs only when it is queued.
     pub fn add(&self, job: Weak<dyn Job>) -> JobId {
         let id = JobId(self.next.fetch_add(1, Ordering::Relaxed));
-        self.own().lock().jobs.insert(id, Entry { job, is_running: false, is_queued: false, due: None });
+        self.own()
+            .lock()
+            .jobs
+            .insert(id, Entry { job, is_running: false, is_queued: false, is_urgent: false, due: None });
         id
     }
 
@@ -112,9 +137,9 @@ impl Workers {
         let mut state = own.lock();
         let Some(entry) = state.jobs.get_mut(&id) else { return Ok(()) };
         if !std::mem::replace(&mut entry.is_queued, true) && !entry.is_running {
-            state.ready.push_back(id);
+            state.push(id);
         }
-        if state.idle < state.ready.len() && state.threads < MAX_THREADS {
+        if state.idle < state.waiting() && state.threads < MAX_THREADS {
             self.start(&mut state)?;
         }
         drop(state);
@@ -161,10 +186,11 @@ impl Workers {
                     let _ = catch_unwind(AssertUnwindSafe(|| job.handle_panic()));
                     None
                 });
+                let is_urgent = job.is_urgent();
                 // It may be the last that holds the connection: dropped without the lock.
                 drop(job);
                 state = own.lock();
-                state.finish(id, again);
+                state.finish(id, again, is_urgent);
                 idle_since = Instant::now();
                 continue;
             }
@@ -192,11 +218,22 @@ impl PeriodicTask for StartWorkers {
     fn run(&self) -> bool {
         let Self(workers) = self;
         let mut state = workers.own().lock();
-        state.threads == 0 && !state.ready.is_empty() && workers.start(&mut state).is_err()
+        state.threads == 0 && state.waiting() > 0 && workers.start(&mut state).is_err()
     }
 }
 
 impl State {
+    /// Adds a job to the ready ones.
+    fn push(&mut self, id: JobId) {
+        let is_urgent = self.jobs.get(&id).is_some_and(|entry| entry.is_urgent);
+        self.ready[usize::from(!is_urgent)].push_back(id);
+    }
+
+    /// How many are ready.
+    fn waiting(&self) -> usize {
+        self.ready.iter().map(VecDeque::len).sum()
+    }
+
     /// Moves the jobs whose time has come to the ready ones.
     fn take_due(&mut self, now: Instant) {
         while let Some((due, id)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
@@ -204,14 +241,14 @@ impl State {
             let Some(entry) = self.jobs.get_mut(&id) else { continue };
             entry.due = None;
             if !std::mem::replace(&mut entry.is_queued, true) && !entry.is_running {
-                self.ready.push_back(id);
+                self.push(id);
             }
         }
     }
 
     /// The next job to be run.
     fn begin(&mut self) -> Option<(JobId, Arc<dyn Job>)> {
-        while let Some(id) = self.ready.pop_front() {
+        while let Some(id) = self.ready.iter_mut().find_map(VecDeque::pop_front) {
             let Some(entry) = self.jobs.get_mut(&id) else { continue };
             let Some(job) = entry.job.upgrade() else {
                 self.jobs.remove(&id);
@@ -227,11 +264,11 @@ impl State {
     }
 
     /// A job has run, and is to be run again at `again`.
-    fn finish(&mut self, id: JobId, again: Option<Instant>) {
+    fn finish(&mut self, id: JobId, again: Option<Instant>, is_urgent: bool) {
         let Some(entry) = self.jobs.get_mut(&id) else { return };
-        entry.is_running = false;
+        (entry.is_running, entry.is_urgent) = (false, is_urgent);
         if entry.is_queued {
-            self.ready.push_back(id);
+            self.push(id);
         } else if let Some(again) = again {
             entry.due = Some(again);
             self.due.insert((again, id));
@@ -242,7 +279,6 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU32;
 
     /// Counts its runs, and how many threads are in it at once.
     #[derive(Debug, Default)]
@@ -282,6 +318,23 @@ mod tests {
     fn add(workers: &Workers, job: &Arc<Counter>) -> JobId {
         let job: Weak<Counter> = Arc::downgrade(job);
         workers.add(job)
+    }
+
+    /// Else each of many connections would be as far as the others, and all would be late.
+    #[test]
+    fn what_has_begun_goes_before_what_has_not() {
+        let (workers, job): (_, Arc<dyn Job>) = (Workers::default(), Arc::new(Counter::default()));
+        let ids = [0; 4].map(|_| workers.add(Arc::downgrade(&job)));
+        let mut state = workers.own().lock();
+        let next = |state: &mut State| state.begin().map(|(id, _)| id);
+        ids.iter().for_each(|id| state.push(*id));
+        assert_eq!([next(&mut state), next(&mut state)], [Some(ids[0]), Some(ids[1])]);
+        state.finish(ids[1], Some(Instant::now()), true);
+        state.take_due(Instant::now());
+        state.finish(ids[0], Some(Instant::now()), false);
+        state.take_due(Instant::now());
+        let order = [0; 5].map(|_| next(&mut state));
+        assert_eq!(order, [Some(ids[1]), Some(ids[2]), Some(ids[3]), Some(ids[0]), None]);
     }
 
     #[test]

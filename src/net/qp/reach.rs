@@ -41,8 +41,9 @@ pub struct Silent(pub u32);
 struct Answers {
     /// Those of which a write is not complete.
     waiting: u32,
-    /// Those of which a write has failed.
+    /// Those of which a write has failed, and those of them on which the peer's device has not acknowledged a write in all retries.
     failed: u32,
+    exhausted: u32,
     /// By queue pair: the writes that are posted, and those that are acknowledged.
     posted: [u8; MAX_QPS],
     acknowledged: [u8; MAX_QPS],
@@ -59,6 +60,9 @@ impl Answers {
             // Of a queue pair that has failed, its receives and the other writes are completed as well.
             self.failed |= qp;
             self.waiting &= !qp;
+            if status == Status::RETRY_EXCEEDED {
+                self.exhausted |= qp;
+            }
             return Ok(false);
         }
         if !matches!(id, WrId::Probe { .. }) || self.waiting & qp == 0 {
@@ -79,16 +83,20 @@ impl Answers {
         self.posted[usize::from(qp) % MAX_QPS] = count;
     }
 
-    /// The verbs' MTU code of the largest packets that are acknowledged over queue pair number `qp`, which waits for larger ones; 0: none
-    /// but the one without data is.
+    /// The verbs' MTU code of the largest packets that are acknowledged over queue pair number `qp`, on which larger ones are waited for, or
+    /// were not acknowledged in all retries, where these are short; 0: none but the one without data is.
     fn largest(&self, qp: u8) -> Option<u8> {
-        let is_waiting = self.waiting & 1_u32.wrapping_shl(qp.into()) != 0;
-        self.acknowledged[usize::from(qp) % MAX_QPS].checked_sub(1).filter(|_| is_waiting)
+        self.largest_of(qp, self.waiting | self.exhausted)
+    }
+
+    fn largest_of(&self, qp: u8, qps: u32) -> Option<u8> {
+        let is_one = qps & 1_u32.wrapping_shl(qp.into()) != 0;
+        self.acknowledged[usize::from(qp) % MAX_QPS].checked_sub(1).filter(|_| is_one)
     }
 
     /// Whether a queue pair waits that has acknowledged something.
     fn is_one_partial(&self) -> bool {
-        (0..MAX_QPS as u8).any(|qp| self.largest(qp).is_some())
+        (0..MAX_QPS as u8).any(|qp| self.largest_of(qp, self.waiting).is_some())
     }
 }
 
@@ -255,8 +263,21 @@ mod tests {
         assert!(answers.is_one_partial());
         assert_eq!((ok(&mut answers, 1), answers.waiting, answers.largest(1)), (Ok(true), 0b01, None));
         assert_eq!(answers.largest(0), None, "nothing is acknowledged there");
-        assert!(ok(&mut answers, 0).is_ok() && answers.handle(WrId::Probe { qp: 0 }, Status::RETRY_EXCEEDED).is_ok());
+        assert!(ok(&mut answers, 0).is_ok() && answers.handle(WrId::Probe { qp: 0 }, Status(7)).is_ok());
         assert_eq!((answers.largest(0), answers.failed), (None, 0b01), "one that fails is not cut");
+    }
+
+    /// Short retries are over before the test is.
+    #[test]
+    fn a_queue_pair_whose_larger_packets_are_not_acknowledged_in_all_retries_is_cut() {
+        let mut answers = waits_for_two(3);
+        for status in [Status::SUCCESS, Status::SUCCESS, Status::RETRY_EXCEEDED, Status(5)] {
+            answers.handle(WrId::Probe { qp: 1 }, status).expect("its writes");
+        }
+        assert_eq!((answers.largest(1), answers.failed, answers.waiting), (Some(1), 0b10, 0b01));
+        assert!(!answers.is_one_partial(), "no more of it is waited for");
+        answers.handle(WrId::Probe { qp: 0 }, Status::RETRY_EXCEEDED).expect("its write");
+        assert_eq!(answers.largest(0), None, "nothing arrives there");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::net::device::rail::Rail;
 use crate::proto::endpoint::{Endpoint, SINK_BYTES};
 use crate::proto::handshake::Negotiated;
 use crate::proto::lanes::FlowLabels;
-use crate::proto::recovery::path_mtu::PathMtus;
+use crate::proto::recovery::path_mtu::{PathMtus, Ports};
 use crate::proto::stripe::Striping;
 use crate::proto::{self, MAX_QPS};
 use crate::stats::record::ConnStats;
@@ -122,10 +122,12 @@ impl InitQpSet {
         })
     }
 
-    /// Packets are no larger than `mtus` say.
-    pub fn limit_mtus(&mut self, mtus: &PathMtus) {
+    /// Packets are no larger than `mtus` say of the paths to the peer's ports, whose GIDs `far` returns by rail number, as far as it knows them.
+    pub fn limit_mtus(&mut self, mtus: &PathMtus, far: impl Fn(u8) -> Option<[u8; 16]>) {
         for (rail, end) in self.rails.iter().zip(&mut self.endpoint.rails) {
-            end.mtu = mtus.limited(rail.on.number, end.mtu);
+            if let Some(far) = far(rail.on.number) {
+                end.mtu = mtus.limited(&Ports { own: rail.on.port.name.clone(), far }, end.mtu);
+            }
         }
     }
 

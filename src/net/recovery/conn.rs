@@ -57,6 +57,10 @@ pub struct ConnRecovery {
     /// Whether a fault of the queue pairs in use has been reported. The peer's state says less: it recovers also while messages are
     /// sent again, and before a rail is taken in.
     pub(super) has_fault: AtomicBool,
+    /// Whether it is counted as one that recovers.
+    is_recovering: AtomicBool,
+    /// Whether its queue pairs are destroyed and others are on their way: the peer waits.
+    is_under_way: AtomicBool,
     /// No lane moves before this, in milliseconds since `start`.
     pub(super) next_move_ms: AtomicU64,
     /// The devices that its queue pairs are on.
@@ -111,6 +115,8 @@ impl ConnRecovery {
             listener: OnceLock::new(),
             start: Instant::now(),
             has_fault: AtomicBool::new(false),
+            is_recovering: AtomicBool::new(false),
+            is_under_way: AtomicBool::new(false),
             next_move_ms: AtomicU64::new(0),
             in_use: Arc::clone(&work.rails.devices.in_use),
             inbox: Inbox::default(),
@@ -255,7 +261,7 @@ impl ConnRecovery {
                 }
             }
             Action::Discard => {
-                work.new_qps.discard();
+                work.new_qps.discard_of(work.machine.was_late());
                 self.look_at_ports(work, end);
             }
             Action::Resume { attempt, account: Some(account) } => self.resume(work, end, attempt, Some(&account))?,
@@ -355,6 +361,13 @@ impl ConnRecovery {
         log_lines::warn_of_delay(&self.nic, &self.peer, &so_far);
     }
 
+    /// It recovers, or does not.
+    fn count(&self, is_recovering: bool) {
+        if self.is_recovering.swap(is_recovering, Ordering::Relaxed) != is_recovering {
+            self.workers.count_recovering(is_recovering);
+        }
+    }
+
     /// Does all that can be done now. Returns when there is more to do.
     fn run_all(&self, work: &mut Work, end: &dyn End) -> Result<Option<Instant>> {
         let mut next_step = None;
@@ -416,6 +429,7 @@ impl Job for ConnRecovery {
         if self.peer.is_gone() {
             work.changes.end_turn();
             work.new_qps.discard();
+            self.count(false);
             self.handle_gone();
             return None;
         }
@@ -423,9 +437,14 @@ impl Job for ConnRecovery {
         if !work.machine.is_running() || !is_whole || work.rails.borrowing().is_some() {
             self.look_at_ports(&mut work, end);
         }
+        let others = self.workers.recovering().saturating_sub(u32::from(self.is_recovering.load(Ordering::Relaxed)));
+        work.machine.handle_others(others);
         let is_hopeless = !work.machine.is_running() && self.nic.spares.is_empty();
         let hopeless = work.rails.devices.hopeless().filter(|_| is_hopeless);
-        match hopeless.map_or_else(|| self.run_all(&mut work, end), Err) {
+        let outcome = hopeless.map_or_else(|| self.run_all(&mut work, end), Err);
+        self.is_under_way.store(work.machine.has_fenced(), Ordering::Relaxed);
+        self.count(outcome.is_ok() && !work.machine.is_running());
+        match outcome {
             Ok(next) => next,
             Err(e) => {
                 work.changes.end_turn();
@@ -437,6 +456,10 @@ impl Job for ConnRecovery {
         }
     }
 
+    fn is_urgent(&self) -> bool {
+        self.is_under_way.load(Ordering::Relaxed)
+    }
+
     fn handle_panic(&self) {
         self.peer.fail("an internal error while the connection was being recovered");
     }
@@ -444,6 +467,7 @@ impl Job for ConnRecovery {
 
 impl Drop for ConnRecovery {
     fn drop(&mut self) {
+        self.count(false);
         if let Some(job) = self.job.get() {
             self.workers.remove(*job);
         }

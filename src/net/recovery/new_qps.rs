@@ -18,7 +18,7 @@ use crate::proto::handshake::Negotiated;
 use crate::proto::lanes::FlowLabels;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::action::Role;
-use crate::proto::recovery::path_mtu::{self, PathMtus};
+use crate::proto::recovery::path_mtu::{self, PathMtus, Ports};
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recovery::reach::{PathTimes, Reach};
 use crate::proto::stripe::Striping;
@@ -33,6 +33,9 @@ const MOST_UNREACHED: u32 = 4;
 const ONCE: Retries = Retries { all: false, count: 0, pause_ms: 0 };
 /// How often it is asked whether it has.
 const REACH_EVERY: Duration = Duration::from_micros(100);
+
+/// The port of a rail, with the rail's number, and the GID of the peer's.
+type Between = (u8, Arc<Rail>, [u8; 16]);
 
 /// The new queue pairs of one end of a connection. There may be none.
 #[derive(Debug)]
@@ -50,7 +53,7 @@ pub struct NewQps {
     /// How the queue pairs are numbered that were connected last.
     striping: Striping,
     /// The ports of the latest attempt at both ends, and what tests between them have found.
-    between: Vec<(Arc<Rail>, [u8; 16])>,
+    between: Vec<Between>,
     times: PathTimes,
     mtus: PathMtus,
     stage: Stage,
@@ -144,7 +147,10 @@ impl NewQps {
         let count = self.count(self.tried.unwrap_or(self.per_rail));
         let mut qps = InitQpSet::new(&self.nic, ports, count, end.caps(), None)?;
         end.describe(&mut qps)?;
-        qps.limit_mtus(&self.mtus);
+        // The peer's ports are taken for those of the latest attempt.
+        qps.limit_mtus(&self.mtus, |rail| {
+            self.between.iter().find(|(number, ..)| *number == rail).map(|(.., far)| *far)
+        });
         if self.nic.config.ece {
             qps.offer_ece();
         }
@@ -173,15 +179,18 @@ impl NewQps {
                 InitQpSet::new(&self.nic, ports, self.count(self.per_rail.min(offered)), end.caps(), Some(&remote))?
             }
         };
-        qps.limit_mtus(&self.mtus);
+        let far = |rail| remote.rails.get(ports.iter().position(|(number, _)| *number == rail)?).map(|far| far.gid);
+        if self.role == Role::Receiver {
+            // The sender's have the MTU of its offer, which is as limited as was known.
+            qps.limit_mtus(&self.mtus, far);
+        }
         let (sender, receiver) = match self.role {
             Role::Sender => (&qps.endpoint, &remote),
             Role::Receiver => (&remote, &qps.endpoint),
         };
         let mut terms = Negotiated::agree(sender, receiver)?;
-        let between =
-            ports.iter().map(|(_, port)| Arc::clone(port)).zip(remote.rails.iter().map(|far| far.gid)).collect();
-        self.handle_ports(between);
+        let between = ports.iter().filter_map(|(number, port)| Some((*number, Arc::clone(port), far(*number)?)));
+        self.handle_ports(between.collect());
         let rails = ports.iter().fold(RailMask::NONE, |rails, (number, _)| rails | RailMask::only(*number));
         terms.striping = terms.striping.over(rails);
         let connecting = qps.connect(&self.nic, remote, &terms, self.priority, self.labels.clone(), ONCE)?;
@@ -234,7 +243,7 @@ impl NewQps {
 
     /// All queue pairs of `test` reach the peer.
     fn handle_reached(&mut self, test: ReachTest, weights: RailWeights) {
-        self.mtus.handle_test(test.qps().striping.rail_numbers(), std::iter::empty());
+        self.mtus.handle_test(paths(&self.between), std::iter::empty());
         self.times.handle_round_trip(test.round_trip());
         let mut qps = test.into_qps();
         qps.round_trip = self.times.round_trip();
@@ -251,7 +260,7 @@ impl NewQps {
             RailMask::NONE if self.times.failures() >= MOST_UNREACHED => test.flawed_rails(silent),
             dead => dead,
         };
-        let lowered = self.mtus.handle_test(test.qps().striping.rail_numbers(), test.cut_rails());
+        let lowered = self.mtus.handle_test(paths(&self.between), test.cut_rails());
         let why = self.describe_cut(&test, lowered);
         test.into_qps().destroy();
         (left_out - lowered, why)
@@ -273,7 +282,7 @@ impl NewQps {
 
     /// For messages: the ports of the latest attempt, and what to look at where they do not reach each other.
     pub fn describe_paths(&self) -> String {
-        let path = |(port, far): &(Arc<Rail>, [u8; 16])| {
+        let path = |(_, port, far): &Between| {
             let own = port
                 .address_towards(Some(*far))
                 .map_or_else(|_| "no address".into(), |own| format!("GID {}", gid::address(&own.gid.gid)));
@@ -284,10 +293,9 @@ impl NewQps {
     }
 
     /// The queue pairs are on these ports, and connected to these GIDs. Those of another port may be reached as quickly as ever.
-    fn handle_ports(&mut self, between: Vec<(Arc<Rail>, [u8; 16])>) {
-        let is_same = |((port, gid), (now, gid_now)): (&(Arc<Rail>, _), &(Arc<Rail>, _))| {
-            Arc::ptr_eq(port, now) && gid == gid_now
-        };
+    fn handle_ports(&mut self, between: Vec<Between>) {
+        let is_same =
+            |((_, port, gid), (_, now, gid_now)): (&Between, &Between)| Arc::ptr_eq(port, now) && gid == gid_now;
         if between.len() != self.between.len() || !self.between.iter().zip(&between).all(is_same) {
             self.times.forget_failures();
         }
@@ -359,8 +367,16 @@ impl NewQps {
 
     /// Destroys them.
     pub fn discard(&mut self) {
-        let stage = std::mem::replace(&mut self.stage, Stage::None);
-        self.end(stage);
+        self.discard_of(false);
+    }
+
+    /// Destroys them. If the attempt ended because the peer's next frame `was_late`, that says nothing of the paths: the peer, which tells
+    /// what its own test finds, has much to do.
+    pub fn discard_of(&mut self, was_late: bool) {
+        match std::mem::replace(&mut self.stage, Stage::None) {
+            Stage::Connected(qps, _) if was_late && self.role == Role::Sender => qps.destroy(),
+            stage => self.end(stage),
+        }
     }
 
     /// Queue pairs of this `stage` do not come into use, and are destroyed. If they are the receiver's and connected, the sender has not become
@@ -379,4 +395,9 @@ impl NewQps {
             Stage::None | Stage::Created(_) | Stage::Connecting(..) => {}
         }
     }
+}
+
+/// The paths between these ports, by the numbers of their rails.
+fn paths(between: &[Between]) -> impl Iterator<Item = (u8, Ports)> {
+    between.iter().map(|(number, port, far)| (*number, Ports { own: port.name.clone(), far: *far }))
 }

@@ -18,9 +18,11 @@ use crate::proto::endpoint::Endpoint;
 use state::{Asked, QueuePairs, State, Trouble};
 use std::time::Duration;
 
-/// How long the sender waits for the next frame of the receiver, the first time. Each time that none comes, as where a host has thousands
-/// of connections to recover, the next wait is twice as long, until the connection runs.
+/// How long the sender waits for the next frame of the receiver, the first time; and so much longer for each other connection that its process
+/// recovers, since the receiver's host may have as many, and a card some milliseconds of commands for each. Each time that none comes, the
+/// next wait is twice as long, until the connection runs.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
+const ANSWER_TIME_OF_OTHERS: Duration = Duration::from_millis(5);
 /// No wait is longer. The receiver, which learns from the sender when it begins anew, waits so long at once.
 const LONGEST_ANSWER_TIME: Duration = Duration::from_secs(40);
 /// How long the receiver leaves its queue pairs alone until the sender has destroyed its own, which its offer shows; and two round trips
@@ -75,6 +77,10 @@ pub struct Recovery {
     trouble: Option<Trouble>,
     /// Sender: how often an answer has not come in time, since the connection last ran.
     late_answers: u32,
+    /// How many other connections this process recovers.
+    others: u32,
+    /// Whether the attempt before the present one ended because a frame had not come in time.
+    was_late: bool,
     /// What the sender's test has found, as the receiver is told.
     reach: Reach,
     /// Why the latest attempt was begun, or the next one will be when it has drained.
@@ -116,6 +122,8 @@ impl Recovery {
             attempts: 0,
             trouble: None,
             late_answers: 0,
+            others: 0,
+            was_late: false,
             reach: Reach::default(),
             cause: String::new(),
             arrived: None,
@@ -133,6 +141,11 @@ impl Recovery {
     /// Whether there are queue pairs: in use, or of an attempt.
     pub fn has_queue_pairs(&self) -> bool {
         self.queue_pairs != QueuePairs::None
+    }
+
+    /// Whether those that were in use are destroyed, and no others are in use.
+    pub fn has_fenced(&self) -> bool {
+        self.queue_pairs != QueuePairs::InUse
     }
 
     /// The rails that the peer can use, as it said last.
@@ -283,6 +296,16 @@ impl Recovery {
         self.advance(now);
     }
 
+    /// This process recovers so many other connections.
+    pub fn handle_others(&mut self, count: u32) {
+        self.others = count;
+    }
+
+    /// Whether the attempt before the present one ended only because a frame of the peer had not come in time.
+    pub fn was_late(&self) -> bool {
+        self.was_late
+    }
+
     /// Sender: what its test has found, before [`Self::handle_connected`].
     pub fn handle_reach(&mut self, reach: Reach) {
         self.reach = reach;
@@ -395,15 +418,13 @@ impl Recovery {
             }
             State::Draining { until } if late(until) => self.take_in(now),
             State::Offered { until } if late(until) => {
-                self.late_answers += 1;
-                self.begin_next(now, format!("no answer within {seconds} s"));
+                self.begin_after_late(now, format!("no answer within {seconds} s"));
             }
             State::Answered { until } if late(until) => {
-                self.begin_next(now, format!("the sender was not ready within {seconds} s"));
+                self.begin_after_late(now, format!("the sender was not ready within {seconds} s"));
             }
             State::AwaitingAccount { until } if late(until) => {
-                self.late_answers += 1;
-                self.begin_next(now, format!("no account within {seconds} s"));
+                self.begin_after_late(now, format!("no account within {seconds} s"));
             }
             _ => {}
         }

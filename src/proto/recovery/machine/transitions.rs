@@ -1,7 +1,10 @@
 //! How one state of a recovery follows from another.
 
 use super::state::{Asked, QueuePairs, State, Trouble};
-use super::{ANSWER_TIME, ASK_TIME, DRAIN_TIME, FENCE_TIME, LONGEST_ANSWER_TIME, LONGEST_FENCE_TIME, Recovery};
+use super::{
+    ANSWER_TIME, ANSWER_TIME_OF_OTHERS, ASK_TIME, DRAIN_TIME, FENCE_TIME, LONGEST_ANSWER_TIME, LONGEST_FENCE_TIME,
+    Recovery,
+};
 use crate::proto::control::Time;
 use crate::proto::recovery::action::{Action, Due, Job, Role};
 use crate::proto::recovery::message::Message;
@@ -165,6 +168,13 @@ impl Recovery {
         }
     }
 
+    /// Begins the next attempt, because a frame has not come in time.
+    pub(super) fn begin_after_late(&mut self, now: Time, cause: String) {
+        self.late_answers = self.late_answers.saturating_add(1);
+        self.begin_next(now, cause);
+        self.was_late = true;
+    }
+
     /// Begins the next attempt, because nothing is acknowledged over the rails `dead`, or `why` else; at once, if there are others.
     pub(super) fn begin_without(&mut self, now: Time, dead: RailMask, why: Option<String>) {
         let has_others = !dead.is_empty() && dead != self.rails;
@@ -196,6 +206,7 @@ impl Recovery {
         self.attempts = self.attempts.saturating_add(1);
         (self.attempt, self.state, self.cause) = (attempt, State::Halted, cause);
         (self.offer, self.frame, self.asked, self.has_peer_halted) = (None, None, None, false);
+        self.was_late = false;
         // What the caller does already is waited for.
         self.job.take_if(|(_, is_known)| !*is_known);
         self.due = Due { halt: true, discard: self.due.discard, ..Due::default() };
@@ -379,7 +390,10 @@ impl Recovery {
     /// How long this end waits for the peer's next frame.
     pub(super) fn answer_time(&self) -> Duration {
         match self.role {
-            Role::Sender => ANSWER_TIME.saturating_mul(1 << self.late_answers.min(8)).min(LONGEST_ANSWER_TIME),
+            Role::Sender => {
+                let first = ANSWER_TIME + ANSWER_TIME_OF_OTHERS.saturating_mul(self.others);
+                first.saturating_mul(1 << self.late_answers.min(8)).min(LONGEST_ANSWER_TIME)
+            }
             Role::Receiver => LONGEST_ANSWER_TIME,
         }
     }

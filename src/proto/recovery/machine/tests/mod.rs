@@ -285,6 +285,20 @@ fn each_answer_that_is_late_gives_the_next_one_twice_the_time_until_the_connecti
     }
 }
 
+#[test]
+fn an_answer_has_the_more_time_the_more_connections_recover() {
+    let mut pair = Pair::new(1);
+    let mut wait = |others| {
+        pair.ends[0].machine.handle_others(others);
+        pair.fault(0);
+        let wait = wait_for_answer(&mut pair);
+        pair.pass(2 * LONGEST_ANSWER_TIME);
+        pair.arrived += 1;
+        wait.as_secs()
+    };
+    assert_eq!([wait(0), wait(199), wait(4000), wait(u32::MAX)], [5, 5, 25, 40]);
+}
+
 /// What the sender's device has acknowledged before is in the receiver's queues then, where a fence might throw it away.
 #[test]
 fn the_receiver_fences_after_the_sender_or_after_a_while() {
@@ -382,4 +396,26 @@ fn faults_that_are_rare_end_no_idle_connection() {
         pair.pass(61 * SECOND);
     }
     assert_eq!(pair.expect_running(), 10);
+}
+
+/// What is not on time says nothing of the paths, unlike what the peer has found.
+#[test]
+fn an_attempt_that_follows_a_late_frame_knows_that() {
+    for kind in ["Offer", "Answer", "Ready", "Account"] {
+        let mut pair = Pair::new(1);
+        pair.fault(0);
+        let is_it = |pair: &Pair| pair.said.last().is_some_and(|message| format!("{:?}", message.kind()) == kind);
+        while !is_it(&pair) {
+            assert!(pair.step(), "{kind} is said");
+        }
+        pair.ends.iter_mut().for_each(|end| end.inbox.clear());
+        pair.settle();
+        pair.now += ANSWER_TIME;
+        pair.ends[0].machine.handle_timeout(pair.now);
+        assert!(pair.ends[0].machine.was_late(), "{kind}");
+        pair.pass(SECOND);
+        assert_eq!(pair.expect_running(), 2);
+        pair.fault(0);
+        assert!(!pair.ends[0].machine.was_late(), "{kind}");
+    }
 }
