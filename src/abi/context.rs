@@ -1,11 +1,16 @@
 //! The context of one of NCCL's communicators (`ncclComm_t`): what `init` of version 11 and later makes and `finalize` ends.
+//!
+//! NCCL 2.28.3 ends the context of a communicator whose child (`splitShare`) still connects with it. So the memory of a context is never
+//! freed: a context that has ended is given out again, after many others.
 
 use super::layout::NetAttributes;
 use crate::error::{Error, Result};
 use crate::net::setup::nccl_comm::NcclComm;
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The value after a context's first members, by which one is recognised.
 const TAG: u64 = u64::from_le_bytes(*b"FerConTx");
@@ -13,7 +18,7 @@ const TAG: u64 = u64::from_le_bytes(*b"FerConTx");
 const UNKNOWN: u32 = u32::MAX;
 
 /// What NCCL's pointer points to.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Context {
     /// A traffic class that is not Ferrite's own: NCCL passes contexts of network plugins to its own one-sided transport, which takes
@@ -21,11 +26,22 @@ pub(super) struct Context {
     foreign: AtomicI32,
     tag: AtomicU64,
     /// NCCL's number of the communicator, the same on all ranks.
-    id: u64,
-    /// The communicator's traffic class, if it has one.
-    class: Option<u8>,
+    id: AtomicU64,
+    /// The communicator's traffic class; [`NO_CLASS`]: it has none.
+    class: AtomicI32,
     /// Masks of the operations, algorithms and protocols that NCCL has announced last.
     announced: [AtomicU32; 3],
+    has_ended: AtomicBool,
+}
+
+const NO_CLASS: i32 = -1;
+
+/// Contexts that have ended and are not given out again yet, the one first that ended first: at least so many.
+static ENDED: Mutex<VecDeque<&'static Context>> = Mutex::new(VecDeque::new());
+const ENDED_AT_LEAST: usize = 1024;
+
+fn ended() -> MutexGuard<'static, VecDeque<&'static Context>> {
+    ENDED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const _: () = assert!(offset_of!(Context, foreign) == 0);
@@ -33,45 +49,56 @@ const _: () = assert!(offset_of!(Context, foreign) == 0);
 impl Context {
     /// A context for NCCL, of communicator `id` with traffic class `class`; `foreign` is what NCCL gave for that.
     pub(super) fn into_raw(id: u64, foreign: c_int, class: Option<u8>) -> *mut c_void {
-        let foreign = AtomicI32::new(foreign);
-        let announced = [UNKNOWN; 3].map(AtomicU32::new);
-        Box::into_raw(Box::new(Self { foreign, tag: AtomicU64::new(TAG), id, class, announced })).cast()
+        let mut ended = ended();
+        let again = if ended.len() > ENDED_AT_LEAST { ended.pop_front() } else { None };
+        drop(ended);
+        let made = again.unwrap_or_else(|| Box::leak(Box::default()));
+        made.foreign.store(foreign, Ordering::Relaxed);
+        made.id.store(id, Ordering::Relaxed);
+        made.class.store(class.map_or(NO_CLASS, i32::from), Ordering::Relaxed);
+        made.announced.iter().for_each(|mask| mask.store(UNKNOWN, Ordering::Relaxed));
+        made.has_ended.store(false, Ordering::Relaxed);
+        made.tag.store(TAG, Ordering::Relaxed);
+        std::ptr::from_ref(made).cast_mut().cast()
     }
 
-    /// The context behind NCCL's pointer; `None` for NULL.
+    /// The context behind NCCL's pointer, which may have ended; `None` for NULL.
     ///
     /// # Errors
     /// It is no context of this plugin's.
     ///
     /// # Safety
-    /// `raw` is NULL, or points to a live context or to 16 readable bytes that are none.
-    pub(super) unsafe fn borrow<'a>(raw: *mut c_void) -> Result<Option<&'a Self>> {
+    /// `raw` is NULL, or points to a context or to 16 readable bytes that are none.
+    pub(super) unsafe fn borrow(raw: *mut c_void) -> Result<Option<&'static Self>> {
         // SAFETY: as the caller says.
         if raw.is_null() || unsafe { (*raw.cast::<Self>()).tag.load(Ordering::Relaxed) } == TAG {
-            // SAFETY: as above; the tag says that it is one.
+            // SAFETY: as above; the tag says that it is one, and these are never freed.
             return Ok(unsafe { raw.cast::<Self>().as_ref() });
         }
-        Err(Error::argument(format!("ctx is {raw:p}, which is none that this plugin gave out")))
+        Err(unknown(raw))
     }
 
     /// Ends the context; `None` for NULL.
     ///
     /// # Errors
-    /// As [`Self::borrow`].
+    /// As [`Self::borrow`], or it has ended already.
     ///
     /// # Safety
-    /// As [`Self::borrow`]; NCCL does not use `raw` any more.
-    pub(super) unsafe fn take(raw: *mut c_void) -> Result<Option<Box<Self>>> {
+    /// As [`Self::borrow`].
+    pub(super) unsafe fn end(raw: *mut c_void) -> Result<Option<&'static Self>> {
         // SAFETY: as the caller says.
         let Some(context) = (unsafe { Self::borrow(raw)? }) else { return Ok(None) };
-        context.tag.store(0, Ordering::Relaxed);
-        // SAFETY: made by `into_raw`, and given back once.
-        Ok(Some(unsafe { Box::from_raw(raw.cast()) }))
+        if context.has_ended.swap(true, Ordering::Relaxed) {
+            return Err(unknown(raw));
+        }
+        ended().push_back(context);
+        Ok(Some(context))
     }
 
     /// What is known of the communicator.
     pub(super) fn comm(&self) -> NcclComm {
-        NcclComm { id: Some(self.id), class: self.class }
+        let class = u8::try_from(self.class.load(Ordering::Relaxed)).ok();
+        NcclComm { id: Some(self.id.load(Ordering::Relaxed)), class }
     }
 
     /// NCCL says what the communicator does from now on. Its progress thread may say so, so this takes no lock.
@@ -89,6 +116,44 @@ impl Context {
             UNKNOWN => String::new(),
             _ => format!(", operations {operations:#x}, algorithms {algorithms:#x}, protocols {protocols:#x}"),
         };
-        format!("communicator {:#x}{announced}", self.id)
+        format!("communicator {:#x}{announced}", self.id.load(Ordering::Relaxed))
+    }
+}
+
+fn unknown(raw: *mut c_void) -> Error {
+    Error::argument(format!("ctx is {raw:p}, which is none that this plugin gave out"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_that_has_ended_can_still_be_used_and_ends_once() {
+        let raw = Context::into_raw(7, -1, Some(3));
+        // SAFETY: a context, which is never freed; here and below.
+        let ended = unsafe { Context::end(raw) }.expect("it is one").expect("and not NULL");
+        let others: Vec<_> = (0..100).map(|id| Context::into_raw(id, -1, None)).collect();
+        // SAFETY: as above.
+        let known = unsafe { Context::borrow(raw) }.expect("it is one").expect("and not NULL").comm();
+        assert_eq!((known.id, known.class, ended.comm().id), (Some(7), Some(3), Some(7)));
+        // SAFETY: as above.
+        unsafe {
+            assert!(Context::end(raw).is_err(), "it is ended twice");
+            others.iter().for_each(|other| assert!(Context::end(*other).is_ok()));
+            assert!(Context::end(std::ptr::null_mut()).is_ok_and(|ended| ended.is_none()));
+        }
+    }
+
+    #[test]
+    fn the_memory_of_contexts_is_bounded_however_many_come_and_go() {
+        let mut places = std::collections::HashSet::new();
+        for id in 0..5 * ENDED_AT_LEAST as u64 {
+            let raw = Context::into_raw(id, -1, None);
+            places.insert(raw);
+            // SAFETY: a context, which is never freed.
+            assert!(unsafe { Context::end(raw) }.is_ok());
+        }
+        assert!(places.len() <= ENDED_AT_LEAST + 200, "{}", places.len());
     }
 }

@@ -33,7 +33,7 @@ pub(super) unsafe fn init(
         let given = unsafe { put(context, made, "ctx") };
         if given.is_err() {
             // SAFETY: made above, and nobody else has it.
-            drop(unsafe { Context::take(made)? });
+            unsafe { Context::end(made)? };
             return given;
         }
         Process::get()?.handle_begin(version)
@@ -83,7 +83,7 @@ pub(super) unsafe fn connect(
 pub(super) unsafe fn finalize(version: u32, context: *mut c_void) -> ncclResult_t {
     guard("finalize", || {
         // SAFETY: by NCCL's contract.
-        let Some(ended) = (unsafe { Context::take(context)? }) else { return Ok(()) };
+        let Some(ended) = (unsafe { Context::end(context)? }) else { return Ok(()) };
         log::debug!("NCCL has ended {}", ended.describe());
         Process::get()?.handle_end(version)
     })

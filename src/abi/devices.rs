@@ -2,9 +2,13 @@
 //!
 //! Version 8 shows devices that the plugin has merged. Later versions show each port, and after them what NCCL has had merged
 //! (`makeVDevice`). Two copies of NCCL may be in a process: if they take different tables, neither sees what the other one has merged.
+//!
+//! When NCCL loads the plugin, it asks for the number of devices straight after `init`, and takes all of them for ports. NCCL 2.28.3 does that
+//! for each communicator. So that number is the one of the ports. Once it has merged some, NCCL asks again, and is told of all.
 
 use crate::error::{Error, Result};
 use crate::net::device::nic::Nic;
+use std::cell::Cell;
 use std::ffi::{CString, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -45,10 +49,17 @@ pub(super) struct Devices {
     reloaded: AtomicBool,
 }
 
+thread_local! {
+    /// Whether NCCL has called `init` last, of the calls of this thread that are about devices.
+    static BEGINS: Cell<bool> = const { Cell::new(false) };
+}
+
 #[derive(Debug)]
 struct Listed {
     /// By number.
     devices: Vec<Arc<Device>>,
+    /// How many of them NCCL knows. It has forgotten the others; communicators from before may still use them.
+    known: usize,
     /// All that have ever been merged: NCCL may still have their names.
     merged: Vec<Arc<Device>>,
 }
@@ -61,7 +72,7 @@ impl Devices {
     pub(super) fn new(version: u32, nics: &[Arc<Nic>], any: bool) -> Result<Self> {
         let own = |(number, nic): (usize, &Arc<Nic>)| Device::new(Arc::clone(nic), vec![number as c_int]).map(Arc::new);
         let devices = nics.iter().enumerate().map(own).collect::<Result<Vec<_>>>()?;
-        let listed = Mutex::new(Listed { devices, merged: Vec::new() });
+        let listed = Mutex::new(Listed { devices, known: nics.len(), merged: Vec::new() });
         let with_singles = version <= LAST_WITH_SINGLES;
         Ok(Self { first: nics.len(), any, with_singles, listed, reloaded: AtomicBool::new(false) })
     }
@@ -73,16 +84,26 @@ impl Devices {
     /// Their number.
     pub(super) fn count(&self) -> usize {
         let mut listed = self.lock();
+        let is_for_ports = BEGINS.take();
         if self.reloaded.swap(false, Ordering::Relaxed) {
-            listed.devices.truncate(self.first);
+            listed.known = self.first;
         }
-        listed.devices.len()
+        if is_for_ports { self.first } else { listed.known }
     }
 
-    /// NCCL begins with its first communicator, or with the first after the last one has ended. If it has loaded the plugin anew,
-    /// it asks at once for the number of devices, and takes all of them for ports. Else it asks for something else before.
-    pub(super) fn handle_first_communicator(&self) {
-        self.reloaded.store(true, Ordering::Relaxed);
+    /// NCCL begins with a communicator. `is_first`: with its first one, or with the first after the last one has ended. If it has loaded the
+    /// plugin anew then, it asks at once for the number of devices. Else it asks for something else before.
+    pub(super) fn handle_communicator(&self, is_first: bool) {
+        BEGINS.set(true);
+        if is_first {
+            self.reloaded.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// NCCL asks for something else than the number of devices.
+    fn handle_use(&self) {
+        BEGINS.set(false);
+        self.reloaded.store(false, Ordering::Relaxed);
     }
 
     /// Device number `dev`.
@@ -90,7 +111,7 @@ impl Devices {
     /// # Errors
     /// There is none.
     pub(super) fn get(&self, dev: c_int) -> Result<Arc<Device>> {
-        self.reloaded.store(false, Ordering::Relaxed);
+        self.handle_use();
         self.lock().get(dev).map(Arc::clone)
     }
 
@@ -100,7 +121,7 @@ impl Devices {
     /// # Errors
     /// They cannot be one device, or there are too many devices.
     pub(super) fn merge(&self, members: &[c_int]) -> Result<c_int> {
-        self.reloaded.store(false, Ordering::Relaxed);
+        self.handle_use();
         let mut listed = self.lock();
         let ports = members.iter().map(|dev| listed.port_of(*dev)).collect::<Result<Vec<_>>>()?;
         let made = match (listed.find_or_make(&ports, self), ports.as_slice()) {
@@ -137,18 +158,22 @@ impl Listed {
     /// The place of the device of `ports`, which is made unless there is one. A single one may have to be a new one.
     fn find_or_make(&mut self, ports: &[c_int], of: &Devices) -> Result<usize> {
         let begin = if of.with_singles { of.first } else { 0 };
-        if let Some(place) = self.devices.iter().skip(begin).position(|device| device.members == ports) {
+        if let Some(place) = self.devices[begin..self.known].iter().position(|device| device.members == ports) {
             return Ok(begin + place);
         }
-        if self.devices.len() >= of.first + MAX_MERGED {
+        if self.known >= of.first + MAX_MERGED {
             return match ports {
                 [port] => Ok(*port as usize),
                 _ => Err(Error::usage(format!("there are {MAX_MERGED} merged devices already"))),
             };
         }
         let device = self.made(ports, of)?;
-        self.devices.push(device);
-        Ok(self.devices.len() - 1)
+        match self.devices.get_mut(self.known) {
+            Some(forgotten) => *forgotten = device,
+            None => self.devices.push(device),
+        }
+        self.known += 1;
+        Ok(self.known - 1)
     }
 
     /// The device of `ports`, also one that NCCL has forgotten.

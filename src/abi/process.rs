@@ -230,9 +230,8 @@ impl Process {
     /// As [`Self::devices`].
     pub(super) fn handle_begin(&self, version: u32) -> Result<()> {
         let table = self.table(version)?;
-        if table.communicators.fetch_add(1, Ordering::Relaxed) == 0 {
-            table.devices.handle_first_communicator();
-        }
+        let is_first = table.communicators.fetch_add(1, Ordering::Relaxed) == 0;
+        table.devices.handle_communicator(is_first);
         Ok(())
     }
 
