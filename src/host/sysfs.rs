@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -122,6 +123,11 @@ pub fn other_mapped_files(prefix: &str, path: &Path) -> BTreeSet<PathBuf> {
 /// When this process started, in clock ticks since the machine's start.
 pub fn start_ticks() -> Option<u64> {
     start_ticks_in(&fs::read_to_string("/proc/self/stat").ok()?)
+}
+
+/// The number of the namespace in which this process's number is its own.
+pub fn pid_namespace() -> Option<u64> {
+    fs::metadata("/proc/self/ns/pid").ok().map(|about| about.ino())
 }
 
 /// The kernel's number of the machine's start. `None`: the kernel does not tell.

@@ -332,6 +332,7 @@ fn open_stats(config: &Config) {
     }
     let of = stats::Process {
         start_ticks: sysfs::start_ticks().unwrap_or_default(),
+        pid_namespace: sysfs::pid_namespace().unwrap_or_default(),
         host: sysfs::host_name().to_owned(),
         program: std::env::current_exe().map(|path| path.display().to_string()).unwrap_or_default(),
         label: launcher::rank(),

@@ -1,4 +1,5 @@
-//! Files of processes that have been killed. They stay so that what was outstanding can be read; the newest ones are kept.
+//! Files of processes that have been killed. They stay so that what was outstanding can be read; the newest ones are kept, as long as they leave
+//! most of the file system free.
 
 use super::layout::FILE_PREFIX;
 use super::lock;
@@ -8,12 +9,20 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Files of dead processes that are kept.
-pub(super) const KEPT: usize = 64;
+/// Files of dead processes that are kept, at most, and their bytes: so many, and no more than this part of the file system.
+const KEPT: usize = 64;
+const KEPT_BYTES: u64 = 16 << 20;
+const KEPT_PART: u64 = 8;
 
-/// Removes this user's files in `folder` whose processes are dead, but for the newest [`KEPT`]. `own` is not opened: to close it
-/// again would give its lock up.
+/// Removes this user's files in `folder` whose processes are dead, but for the newest. `own` is not opened: to close it again would give its
+/// lock up.
 pub(super) fn sweep(folder: &Path, own: &Path) {
+    let total = rustix::fs::statvfs(folder).map_or(0, |system| system.f_blocks.saturating_mul(system.f_frsize));
+    let most = if total == 0 { KEPT_BYTES } else { KEPT_BYTES.min(total / KEPT_PART) };
+    sweep_but(folder, own, most);
+}
+
+fn sweep_but(folder: &Path, own: &Path, most: u64) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     let is_ours = |path: &PathBuf| {
         path != own && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(FILE_PREFIX))
@@ -21,18 +30,24 @@ pub(super) fn sweep(folder: &Path, own: &Path) {
     let paths = entries.filter_map(Result::ok).map(|entry| entry.path()).filter(is_ours);
     let mut dead: Vec<_> = paths.filter_map(|path| Some((died(&path)?, path))).collect();
     dead.sort();
-    for (_, path) in &dead[..dead.len().saturating_sub(KEPT)] {
-        let _ = std::fs::remove_file(path);
+    let mut kept = 0;
+    for (number, ((_, bytes), path)) in dead.iter().rev().enumerate() {
+        kept += bytes;
+        if number >= KEPT || kept > most {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
-/// When the file of a dead process of this user was made or last changed. `None`: it is another's, or its process is alive.
-fn died(path: &Path) -> Option<SystemTime> {
+/// When the file of a dead process of this user was made or last changed, and the bytes that it takes. `None`: it is another's, or its process is
+/// alive.
+fn died(path: &Path) -> Option<(SystemTime, u64)> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
     let about = file.metadata().ok()?;
     let is_own = about.is_file() && about.uid() == rustix::process::geteuid().as_raw();
-    (is_own && !lock::is_taken(file.as_fd())).then(|| about.modified().ok())?
+    let is_dead = is_own && !lock::is_taken(file.as_fd());
+    Some((about.modified().ok().filter(|_| is_dead)?, about.blocks() * 512))
 }
 
 #[cfg(test)]
@@ -75,12 +90,27 @@ mod tests {
         folder.write("another-file", "");
         let (own, alive) = (folder.path().join(name(0)), folder.path().join(name(1)));
         let child = holder(&alive);
-        sweep(folder.path(), &own);
+        sweep_but(folder.path(), &own, KEPT_BYTES);
         // SAFETY: our own child, which is waited for once.
         unsafe { (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0)) };
         let is_left = |n: usize| folder.path().join(name(n)).exists();
         let gone: Vec<_> = (0..KEPT + 4).filter(|n| !is_left(*n)).collect();
         assert_eq!(gone, [2, 3], "the oldest of the dead");
         assert!(folder.path().join("another-file").exists());
+    }
+
+    #[test]
+    fn files_of_dead_processes_take_no_more_bytes_than_they_may_and_the_newest_are_kept() {
+        let folder = Scratch::new();
+        let start = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+        let name = |n: u64| format!("{FILE_PREFIX}{n}.1");
+        for n in 0..5 {
+            let path = folder.write(&name(n), "x".repeat(1 << 16));
+            let file = File::options().write(true).open(path).expect("it is there");
+            file.set_modified(start + std::time::Duration::from_secs(n)).expect("a time");
+        }
+        sweep_but(folder.path(), Path::new("none"), 3 << 16);
+        let left: Vec<_> = (0..5).filter(|n| folder.path().join(name(*n)).exists()).collect();
+        assert_eq!(left, [2, 3, 4]);
     }
 }

@@ -26,19 +26,25 @@ pub(super) type Chunk = [Words; CHUNK_RECORDS];
 #[derive(Debug)]
 pub(super) struct StatsFile {
     file: OwnedFd,
-    pub(super) path: PathBuf,
     pub(super) header: &'static Header,
     records: usize,
 }
 
 impl StatsFile {
-    /// Makes the file of this process in `folder`, with an empty header and no record. `start_ticks` is when the process started.
+    /// Where the file of this process is in `folder`. `start_ticks` is when the process started, `pid_namespace` where its number is its own.
+    pub(super) fn path(folder: &Path, start_ticks: u64, pid_namespace: u64) -> PathBuf {
+        folder.join(format!("{FILE_PREFIX}{}.{start_ticks:x}.{pid_namespace:x}", std::process::id()))
+    }
+
+    /// Makes the file of this process, with an empty header and no record.
     ///
     /// # Errors
-    /// The file system refuses, or is full.
-    pub(super) fn create(folder: &Path, start_ticks: u64) -> Result<Self, String> {
-        let path = folder.join(format!("{FILE_PREFIX}{}.{start_ticks:x}", std::process::id()));
-        let failed = |e: Errno| format!("{}: {}", path.display(), std::io::Error::from(e));
+    /// The file system refuses, or is too full.
+    pub(super) fn create(path: PathBuf) -> Result<Self, String> {
+        let failed = |e: Errno| match e {
+            Errno::NOSPC => format!("{}: less than half of the file system would be left", path.display()),
+            e => format!("{}: {}", path.display(), std::io::Error::from(e)),
+        };
         // One of this name is this process's own, from before an exec.
         let _ = rustix::fs::unlink(&path);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -46,7 +52,7 @@ impl StatsFile {
         remove_at_exit(&path);
         lock::take(file.as_fd());
         match map::<Header>(&file, 0) {
-            Ok(header) => Ok(Self { file, path, header, records: 0 }),
+            Ok(header) => Ok(Self { file, header, records: 0 }),
             Err(e) => {
                 let _ = rustix::fs::unlink(&path);
                 Err(failed(e))
@@ -54,7 +60,7 @@ impl StatsFile {
         }
     }
 
-    /// [`CHUNK_RECORDS`] more records. `None`: the file system is full, or there are [`MAX_RECORDS`].
+    /// [`CHUNK_RECORDS`] more records. `None`: the file system is too full, or there are [`MAX_RECORDS`].
     pub(super) fn grow(&mut self) -> Option<&'static Chunk> {
         if self.records + CHUNK_RECORDS > MAX_RECORDS {
             return None;
@@ -93,6 +99,15 @@ pub(super) trait Mapped: Sized + 'static {}
 impl Mapped for Header {}
 impl Mapped for Chunk {}
 
+/// With so much left, a file system is not full, however large it is.
+const ROOM_ENOUGH: u64 = 1 << 30;
+
+/// Whether enough of a file system of `total` bytes, of which `left` are free, is left to others when `bytes` more are taken: NCCL has its own
+/// memory in `/dev/shm`, and a job cannot start without it. A file system may tell no size.
+fn leaves_room(total: u64, left: u64, bytes: u64) -> bool {
+    total == 0 || left.saturating_sub(bytes) >= ROOM_ENOUGH.min(total / 2)
+}
+
 /// A `T` at offset `at` of `file`, which gets as long as it takes. Its blocks are allocated first: if the file system is full, that
 /// is an error here, and not a signal when the memory is written.
 fn map<T: Mapped>(file: &OwnedFd, at: u64) -> Result<&'static T, Errno> {
@@ -100,6 +115,12 @@ fn map<T: Mapped>(file: &OwnedFd, at: u64) -> Result<&'static T, Errno> {
     // A file beyond this limit of the process would be answered with a signal that ends it.
     if rustix::process::getrlimit(Resource::Fsize).current.is_some_and(|most| most < at + bytes as u64) {
         return Err(Errno::FBIG);
+    }
+    if let Ok(system) = rustix::fs::fstatvfs(file) {
+        let [total, left] = [system.f_blocks, system.f_bavail].map(|blocks| blocks.saturating_mul(system.f_frsize));
+        if !leaves_room(total, left, bytes as u64) {
+            return Err(Errno::NOSPC);
+        }
     }
     match rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), at, bytes as u64)) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => fill(file, at, bytes)?,
@@ -142,5 +163,28 @@ fn remove_at_exit(path: &Path) {
     if REMOVED_AT_EXIT.set((std::process::id(), path)).is_ok() {
         // SAFETY: a function that lives as long as the process, since the library is never unmapped.
         unsafe { libc::atexit(remove) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_a_small_file_system_is_left_to_others_and_a_gigabyte_of_a_large_one() {
+        let mib = |n: u64| n << 20;
+        assert!(leaves_room(mib(64), mib(33), mib(1)) && !leaves_room(mib(64), mib(33), mib(1) + 1));
+        assert!(leaves_room(mib(1 << 20), mib(1025), mib(1)) && !leaves_room(mib(1 << 20), mib(1024), mib(1)));
+        assert!(!leaves_room(4096, 4096, 8192), "it has less than is needed");
+        assert!(leaves_room(0, 0, mib(1)), "it tells no size");
+    }
+
+    #[test]
+    fn processes_of_one_number_and_one_start_in_two_namespaces_have_files_of_their_own() {
+        let folder = testkit::Scratch::new();
+        let [one, other] = [1, 2].map(|namespace| StatsFile::path(folder.path(), 7, namespace));
+        let _files = [&one, &other].map(|path| StatsFile::create(path.clone()).expect("there is room"));
+        assert!(one.exists() && other.exists(), "one has removed the other's");
+        [one, other].iter().for_each(|path| std::fs::remove_file(path).expect("it is there"));
     }
 }

@@ -17,6 +17,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 pub struct Process {
     /// When it started, in clock ticks since the machine's start.
     pub start_ticks: u64,
+    /// The number of the namespace in which its number is its own; 0: it is not known.
+    pub pid_namespace: u64,
     /// Host name.
     pub host: String,
     /// Path of the program.
@@ -70,8 +72,10 @@ impl Table {
     /// # Errors
     /// The file cannot be made.
     pub(super) fn in_file(folder: &Path, process: &Process) -> Result<Self, String> {
-        let file = StatsFile::create(folder, process.start_ticks)?;
-        super::dead::sweep(folder, &file.path);
+        let path = StatsFile::path(folder, process.start_ticks, process.pid_namespace);
+        // Before that: it may make the room.
+        super::dead::sweep(folder, &path);
+        let file = StatsFile::create(path)?;
         describe(file.header, process);
         Ok(Self { header: file.header, file: Some(file), ..Self::private() })
     }

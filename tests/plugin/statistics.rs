@@ -191,17 +191,27 @@ fn without_the_folder_there_is_no_file_and_a_line_in_the_log() -> Result<()> {
 /// Writing to the memory of a file without blocks ends a process by a signal.
 #[test]
 fn on_a_full_file_system_there_is_no_file_and_a_line_in_the_log() -> Result<()> {
+    in_file_system_of("4k")
+}
+
+/// NCCL needs room for itself.
+#[test]
+fn on_a_file_system_of_which_it_would_take_most_there_is_no_file_and_a_line_in_the_log() -> Result<()> {
+    in_file_system_of("12k")
+}
+
+fn in_file_system_of(size: &str) -> Result<()> {
     let folder = Scratch::new();
     let path = folder.path().to_str().expect("text").to_owned();
     let mount = |arguments: &[&str]| std::process::Command::new(arguments[0]).args(&arguments[1..]).output();
     // A worker is told the folder of the process that has started it, and does not come back from the next function.
     if !is_worker() {
-        let mounted = mount(&["mount", "-t", "tmpfs", "-o", "size=4k", "none", &path]);
+        let mounted = mount(&["mount", "-t", "tmpfs", "-o", &format!("size={size}"), "none", &path]);
         if !mounted.is_ok_and(|output| output.status.success()) {
             require!(Err::<(), _>(testkit::Missing::new("no file system can be mounted here")));
         }
     }
-    let outcome = goes_on_without_a_file(&path, "No space left on device");
+    let outcome = goes_on_without_a_file(&path, "less than half of the file system would be left");
     let _ = mount(&["umount", &path]);
     outcome
 }
