@@ -13,11 +13,8 @@ use std::time::Instant;
 
 /// An open RDMA device.
 ///
-/// A forked child keeps the device's descriptors, and with them the kernel keeps the queue pairs alive after this process has
-/// died. They cannot be taken from the child as those of control connections are ([`crate::net::control::fork`]): pages of the
-/// device (doorbells, and with some providers queues) are mapped from the same file, a mapping keeps the file open like a
-/// descriptor does, and libibverbs does not report which mappings are its own. So a peer learns of the death by the control
-/// connection.
+/// Forked children keep neither its descriptors nor its mappings ([`crate::net::control::fork`]): else the kernel would keep the queue pairs
+/// alive after this process has died, for as long as a child lives, and they would still acknowledge.
 #[derive(Debug)]
 pub struct Context {
     raw: *mut sys::ibv_context,
@@ -195,6 +192,12 @@ impl Context {
             _ if self.has_failed() => log::debug!("{call}({}) returned {rc}: the device is lost", self.name),
             _ => log::warn!("{call}({}) returned {rc}", self.name),
         }
+    }
+
+    /// The descriptor for commands, from whose file pages of the device are mapped. Negative: the driver has none.
+    pub fn command_fd(&self) -> RawFd {
+        // SAFETY: the context is open.
+        unsafe { (*self.raw).cmd_fd }
     }
 
     /// The descriptor that is readable while there is an event to take.

@@ -15,6 +15,8 @@ use ferrite::transport::deadline::Deadline;
 use ferrite::transport::deadline::finished;
 use ferrite::transport::deadline::posted;
 use serde::{Deserialize, Serialize};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 use testkit::crash::{die, in_child_that_dies};
@@ -231,6 +233,16 @@ pub(crate) fn link_down(case: &Case) -> Result<()> {
 
 /// The receiver is killed, as the kernel's memory killer does it.
 pub(crate) fn peer_killed(case: &Case) -> Result<()> {
+    killed(case, false)
+}
+
+/// The same, and a worker that it has forked lives on, as those of data loaders do: the kernel ends the queue pairs all the same.
+pub(crate) fn peer_killed_before_its_worker(case: &Case) -> Result<()> {
+    killed(case, true)
+}
+
+/// The receiver is killed, and may have a worker then, which outlives the test.
+fn killed(case: &Case, has_worker: bool) -> Result<()> {
     // The port of a dead process refuses for a second before that is certain: retries last for four.
     let ends = pair(&impatient(case).env("NCCL_IB_TIMEOUT", "18"), |worker| {
         if worker.rank() == 0 {
@@ -238,10 +250,21 @@ pub(crate) fn peer_killed(case: &Case) -> Result<()> {
             worker.barrier()?;
             return Ok(Some(end));
         }
+        let (here, workers) = UnixStream::pair().expect("a pair");
         in_child_that_dies(|| {
             let Ok(bench) = case.transport().and_then(|transport| Bench::open(worker, transport, 1 << 16)) else {
                 return;
             };
+            let mut byte = [0_u8];
+            // SAFETY: the child goes on alone with this one thread, calls nothing but the system, and ends below.
+            if has_worker && unsafe { libc::fork() } == 0 {
+                // SAFETY: plain numbers; a valid byte. The read ends when rank 1 closes its end.
+                unsafe {
+                    libc::close(here.as_raw_fd());
+                    libc::read(workers.as_raw_fd(), byte.as_mut_ptr().cast(), 1);
+                    libc::_exit(0);
+                }
+            }
             let mut deadline = worker.deadline("messages before the end");
             for _ in 0..BEFORE {
                 let received = posted(&mut deadline, || bench.link.recv.receive(&bench.into, 0, BYTES, 0))
@@ -253,8 +276,13 @@ pub(crate) fn peer_killed(case: &Case) -> Result<()> {
             // Here, before the communicators are closed.
             die();
         });
-        worker.barrier()?;
-        Ok(None)
+        if !case.is_stock() {
+            let left = shell("rdma resource show qp link rxe1 | grep -c 'type RC' || true");
+            assert_eq!(left.trim(), "0", "queue pairs of a dead process");
+        }
+        let told = worker.barrier();
+        drop(here);
+        told.map(|()| None)
     })?;
     eprintln!("{ends:#?}");
     let [Some(sender), None] = &ends else { panic!("{ends:?}") };

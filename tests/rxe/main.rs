@@ -65,6 +65,7 @@ tests! {
     faults::link_flap: [] [deep plugin];
     faults::black_hole_that_ends: [] [deep plugin];
     faults::peer_killed: [plugin] [deep stock];
+    faults::peer_killed_before_its_worker: [] [deep plugin];
     rails::one_device_of_two_rails: [] [deep plugin stock];
     resources::everything_is_given_back: [] [deep plugin stock];
     observations::as_the_page_says: [] [deep rxe];

@@ -1,4 +1,4 @@
-//! Descriptors that a forked child of this process does not keep.
+//! Descriptors, and mappings of devices, that a forked child of this process does not keep.
 //!
 //! A child has a copy of every descriptor, and the kernel ends a connection only when its last descriptor is closed: with a
 //! child that outlives this process (a worker that loads data), peers would see this process's death when the child
@@ -6,15 +6,19 @@
 //! closed: the child has copies of the objects too, which close the numbers once more if it drops them, and by then the
 //! numbers could be of other files. Nor are they shut down, which would end the connection of the parent.
 //!
-//! The handler runs where only async-signal-safe functions may be called and any lock may be held by a thread that the child
-//! does not have: the descriptors are bits in a table without a lock. `vfork` and `posix_spawn` do not run it; they exec, and
-//! exec closes all of these descriptors.
+//! A mapping keeps a file open as a descriptor does. Those of RDMA devices (doorbells, and with some drivers queues) are made by libibverbs,
+//! which does not report them. Before the fork they are looked up by the file in `/proc/self/maps`, and marked so that no child gets them.
+//! So the kernel ends the queue pairs of this process with it, and peers' requests are no longer acknowledged.
+//!
+//! The handlers run where only async-signal-safe functions may be called and, in the child, any lock may be held by a thread that it
+//! does not have: the descriptors are in tables without a lock, and nothing is allocated. `vfork` and `posix_spawn` do not run them; they
+//! exec, and exec closes all of these descriptors and mappings. A child made by the system call `clone` itself keeps all.
 
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
 use std::sync::Once;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 /// Descriptors above this number stay with the child: more than a process may usually have (`fs.nr_open`).
 const MOST: usize = 1 << 20;
@@ -24,6 +28,11 @@ static UNSHARED: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 6
 static WORDS: AtomicUsize = AtomicUsize::new(0);
 static HANDLER: Once = Once::new();
 
+/// Descriptors of files whose mappings no child gets: more than there are devices.
+const MOST_MAPPED: usize = 256;
+const NONE: RawFd = -1;
+static MAPPED: [AtomicI32; MOST_MAPPED] = [const { AtomicI32::new(NONE) }; MOST_MAPPED];
+
 /// As long as this is there, forked children do not keep the descriptor. It has to be dropped before that is closed.
 #[derive(Debug)]
 pub struct Unshared(RawFd);
@@ -31,16 +40,25 @@ pub struct Unshared(RawFd);
 impl Unshared {
     /// From now on no forked child keeps `fd`.
     pub fn new(fd: RawFd) -> Self {
-        // SAFETY: a function that lives as long as the process (the library is never unmapped) and does what such a handler may.
-        HANDLER.call_once(|| match unsafe { libc::pthread_atfork(None, None, Some(leave)) } {
+        // SAFETY: functions that live as long as the process (the library is never unmapped) and do what such handlers may.
+        HANDLER.call_once(|| match unsafe { libc::pthread_atfork(Some(prepare), None, Some(leave)) } {
             0 => {}
-            _ => log::debug!("no memory for a fork handler: forked children keep sockets"),
+            _ => log::debug!("no memory for fork handlers: forked children keep sockets and devices"),
         });
         if let Some((word, bit)) = place(fd) {
             UNSHARED[word].fetch_or(bit, Ordering::Relaxed);
             WORDS.fetch_max(word + 1, Ordering::Relaxed);
         }
         Self(fd)
+    }
+
+    /// The same, and no forked child keeps mappings of the file of `fd`.
+    pub fn with_mappings(fd: RawFd) -> Self {
+        let take = |place: &&AtomicI32| place.compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if MAPPED.iter().find(take).is_none() {
+            log::debug!("{MOST_MAPPED} devices are open already: forked children keep mappings of further ones");
+        }
+        Self::new(fd)
     }
 }
 
@@ -49,6 +67,9 @@ impl Drop for Unshared {
         if let Some((word, bit)) = place(self.0) {
             UNSHARED[word].fetch_and(!bit, Ordering::Relaxed);
         }
+        let free =
+            |place: &&AtomicI32| place.compare_exchange(self.0, NONE, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let _ = MAPPED.iter().find(free);
     }
 }
 
@@ -57,8 +78,100 @@ fn place(fd: RawFd) -> Option<(usize, u64)> {
     Some((fd / 64, 1 << (fd % 64)))
 }
 
+/// A file, by the device number of its file system and by its number there.
+type FileId = (u64, u64);
+
+/// A line of `/proc/self/maps`.
+#[derive(Debug, PartialEq, Eq)]
+struct Mapping {
+    begin: usize,
+    end: usize,
+    file: FileId,
+}
+
+impl Mapping {
+    /// Reads `begin-end permissions offset major:minor inode path`, of which the path may be cut off.
+    fn parse(line: &[u8]) -> Option<Self> {
+        let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
+        let mut addresses = fields.next()?.split(|byte| *byte == b'-');
+        let (begin, end) = (number(addresses.next()?, 16)?, number(addresses.next()?, 16)?);
+        let mut device = fields.nth(2)?.split(|byte| *byte == b':');
+        let (major, minor) = (number(device.next()?, 16)?, number(device.next()?, 16)?);
+        let inode = number(fields.next()?, 10)?;
+        let device = libc::makedev(u32::try_from(major).ok()?, u32::try_from(minor).ok()?);
+        Some(Self { begin: begin as usize, end: end as usize, file: (device, inode) })
+    }
+}
+
+fn number(digits: &[u8], radix: u32) -> Option<u64> {
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, radix).ok()
+}
+
+/// Runs before a fork, in the thread that forks. If `/proc` is not there, the child gets the mappings.
+extern "C" fn prepare() {
+    let mut files: [FileId; MOST_MAPPED] = [(0, 0); MOST_MAPPED];
+    let mut count = 0;
+    for fd in MAPPED.iter().map(|place| place.load(Ordering::Relaxed)).filter(|fd| *fd != NONE) {
+        if let Some(file) = file_of(fd) {
+            files[count] = file;
+            count += 1;
+        }
+    }
+    if count > 0 {
+        keep_mappings(&files[..count]);
+    }
+}
+
+/// The file of a descriptor, if it is one that has an entry in a file system: others have their number in common.
+fn file_of(fd: RawFd) -> Option<FileId> {
+    // SAFETY: a struct of numbers, for which zero is valid.
+    let mut about: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: a whole struct.
+    let rc = unsafe { libc::fstat(fd, &raw mut about) };
+    let is_of_file_system = matches!(about.st_mode & libc::S_IFMT, libc::S_IFCHR | libc::S_IFREG);
+    (rc == 0 && is_of_file_system).then_some((about.st_dev, about.st_ino))
+}
+
+/// Keeps the mappings of these files from children that are forked from now on.
+fn keep_mappings(files: &[FileId]) {
+    // SAFETY: a C string.
+    let maps = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if maps < 0 {
+        return;
+    }
+    let mut buffer = [0_u8; 4096];
+    // The beginning of the present line. It has what is needed.
+    let (mut line, mut length) = ([0_u8; 128], 0);
+    loop {
+        // SAFETY: a buffer of this size.
+        let read = unsafe { libc::read(maps, buffer.as_mut_ptr().cast(), buffer.len()) };
+        let Some(bytes) = usize::try_from(read).ok().filter(|read| *read > 0).and_then(|read| buffer.get(..read))
+        else {
+            break;
+        };
+        for byte in bytes {
+            if *byte != b'\n' {
+                if let Some(place) = line.get_mut(length) {
+                    (*place, length) = (*byte, length + 1);
+                }
+                continue;
+            }
+            if let Some(Mapping { begin, end, .. }) =
+                Mapping::parse(&line[..length]).filter(|mapping| files.contains(&mapping.file))
+            {
+                // SAFETY: a mapping of this process as a whole; nothing changes for this process.
+                unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_DONTFORK) };
+            }
+            length = 0;
+        }
+    }
+    // SAFETY: opened above, owned by nobody else.
+    unsafe { libc::close(maps) };
+}
+
 /// Runs in a forked child. If no descriptor is to be had, the child keeps its copies.
 extern "C" fn leave() {
+    MAPPED.iter().for_each(|place| place.store(NONE, Ordering::Relaxed));
     let words = WORDS.load(Ordering::Relaxed).min(UNSHARED.len());
     if UNSHARED[..words].iter().all(|word| word.load(Ordering::Relaxed) == 0) {
         return;
@@ -118,6 +231,53 @@ mod tests {
         unsafe { (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0)) };
         assert_eq!(closed.expect("no error"), 0, "closed with the parent's");
         assert_eq!(kept.expect_err("the child has it").kind(), ErrorKind::WouldBlock);
+    }
+
+    /// A mapping of this file, which is marked or not, and whether a child has it.
+    fn child_has_mapping(file: &std::fs::File, is_marked: bool) -> bool {
+        let _mark = is_marked.then(|| Unshared::with_mappings(file.as_raw_fd()));
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        assert_ne!(page, libc::MAP_FAILED);
+        // SAFETY: the child goes on alone with this one thread, and calls nothing but the system.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: it fails where nothing is mapped; then a plain number.
+            unsafe { libc::_exit(libc::msync(page, 4096, libc::MS_ASYNC)) };
+        }
+        let mut status = 0;
+        // SAFETY: our own child, which is waited for once; then the mapping made above, which this process still has.
+        let here = unsafe {
+            libc::waitpid(child, &raw mut status, 0);
+            (libc::msync(page, 4096, libc::MS_ASYNC), libc::munmap(page, 4096))
+        };
+        assert_eq!(here, (0, 0), "this process keeps it");
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    }
+
+    #[test]
+    fn a_child_gets_no_mapping_of_a_marked_file_and_others_it_gets() {
+        let folder = testkit::Scratch::new();
+        let [marked, other] = ["marked", "other"].map(|name| {
+            let path = folder.write(name, "");
+            let file = std::fs::File::options().read(true).write(true).open(path).expect("it is there");
+            file.set_len(4096).expect("room");
+            file
+        });
+        let mark = Unshared::with_mappings(marked.as_raw_fd());
+        assert_eq!([child_has_mapping(&marked, false), child_has_mapping(&other, false)], [false, true]);
+        drop(mark);
+        assert_eq!([child_has_mapping(&marked, false), child_has_mapping(&marked, true)], [true, false]);
+    }
+
+    #[test]
+    fn a_line_of_the_kernels_list_of_mappings_is_read() {
+        let line = "7ff379ee8000-7ff379eeb000 rw-s 0000f000 00:05 101                        /dev/infiniband/uverbs0";
+        let read = Mapping { begin: 0x7ff3_79ee_8000, end: 0x7ff3_79ee_b000, file: (libc::makedev(0, 5), 101) };
+        assert_eq!(Mapping::parse(line.as_bytes()).as_ref(), Some(&read));
+        assert_eq!(Mapping::parse(&line.as_bytes()[..60]), Some(read), "the path is not needed");
+        assert_eq!(Mapping::parse(b"7ff379ee8000-7ff379eeb000 rw-s"), None);
     }
 
     #[test]

@@ -1,17 +1,21 @@
 //! A device as it was opened once. One that is lost and comes back is opened again, which gives another one of these.
 
 use crate::error::Result;
+use crate::net::control::fork::Unshared;
 use crate::net::mr::cache::MrCache;
 use crate::proto::endpoint::SINK_BYTES;
 use crate::verbs::context::Context;
 use crate::verbs::memory::ProtectionDomain;
 use crate::verbs::sink::Sink;
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// An open device with what all connections over it share. It is closed when nothing is left that was made from it.
 #[derive(Debug)]
 pub struct OpenDevice {
+    // Declared first: they go before the descriptors are closed.
+    _unshared: [Unshared; 2],
     /// Memory regions.
     pub regions: MrCache,
     /// The protection domain of all objects on the device.
@@ -45,7 +49,8 @@ impl OpenDevice {
     pub fn new(context: Arc<Context>, relaxed_ordering: bool) -> Result<Arc<Self>> {
         let domain = ProtectionDomain::new(&context)?;
         let regions = MrCache::new(&domain, relaxed_ordering);
-        Ok(Arc::new(Self { regions, domain, context, sink: Mutex::default(), refusals: Mutex::default() }))
+        let _unshared = [Unshared::with_mappings(context.command_fd()), Unshared::new(context.event_fd().as_raw_fd())];
+        Ok(Arc::new(Self { _unshared, regions, domain, context, sink: Mutex::default(), refusals: Mutex::default() }))
     }
 
     /// The memory that connections over the device test their paths with. It is registered as long as one of them has it.
