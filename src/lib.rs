@@ -71,13 +71,12 @@
 //! |---|---|
 //! | Goodbye | the peer has closed this connection, or has failed, for the reason in the frame |
 //! | closed without a Goodbye, reset, or lost | the side that dialled dials again, once for all of its connections, and each goes on by its secret. The other side dials too if it still waits after 0.2 s, and asks for that: each process that dials has a port, and tells it ([`proto::handshake::Caller`]) |
-//! | three refusals within at least one second | the peer's process has died, unless its device acknowledges a probe |
-//! | refusals for 10 s | the peer's process has died. Its device may acknowledge, since a forked child keeps it open |
+//! | three refusals within at least one second | the peer's process has died, unless its device acknowledges probes. While it does, the peer lives |
 //! | closed, and for 10 s neither the peer's port nor its device answers | the peer's process has died, and its address is gone with it |
 //! | the peer does not know the secret | the peer has closed the connection |
 //!
 //! A peer that asks to go on has committed: its Commit may be lost. While the control connection is lost, an end that waits for
-//! the peer probes the peer's device ([`net::data::health::Probe`]): only that tells of a host that is gone. Forked children keep no control sockets ([`net::control::fork`]), so that a process's death is seen when
+//! the peer probes the peer's device ([`net::data::health::Probe`]): only that tells of a host that is gone. Forked children keep no control sockets and no devices ([`net::control::fork`]), so that a process's death is seen when
 //! it dies and not when its forked workers do.
 //!
 //! ## Recovery

@@ -2,6 +2,7 @@
 
 use super::handle::Secret;
 use super::{PROTOCOL_VERSION, Violation, violation};
+use std::fmt;
 
 /// Longest body of a frame, but for [`Kind::Account`].
 pub const MAX_BODY_BYTES: usize = 4096;
@@ -106,6 +107,29 @@ impl Kind {
 
     fn from_bits(bits: u16) -> Option<Self> {
         Self::ALL.into_iter().find(|k| k.to_bits() == bits)
+    }
+}
+
+/// For the log.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Hello => "hello",
+            Self::Reply => "reply",
+            Self::Commit => "commit",
+            Self::Refuse => "refusal",
+            Self::Goodbye => "goodbye",
+            Self::Resume => "resumption",
+            Self::Halt => "halt",
+            Self::Ports => "ports",
+            Self::Offer => "offer of queue pairs",
+            Self::Answer => "queue pairs for an offer",
+            Self::Ready => "ready",
+            Self::Account => "list of missing messages",
+            Self::WaitQuestion => "question about a wait",
+            Self::WaitAnswer => "answer about a wait",
+            Self::Redial => "request to dial",
+        })
     }
 }
 
@@ -215,7 +239,7 @@ impl Assembler {
             return Ok(None);
         }
         if self.bytes[CHECKSUM] != checksum(&self.bytes[..end]).to_le_bytes() {
-            return Err(violation!("a {kind:?} with a wrong checksum"));
+            return Err(violation!("a message ({kind}) with a wrong checksum"));
         }
         let mut secret = Secret::default();
         secret.copy_from_slice(&self.bytes[16..32]);

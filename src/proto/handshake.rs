@@ -35,8 +35,8 @@ pub struct Hello {
     pub identity: Identity,
 }
 
-/// Where the process that has dialled a control connection is called itself. It tells that after its first hello or resumption there, in a
-/// commit of no connection, which releases that do not know of it leave alone.
+/// Where the process that has dialled a control connection is called itself. It tells that before its first hello or resumption there, in a
+/// commit of no connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     /// The address of its port.
@@ -252,10 +252,7 @@ impl Reply {
         let mut rest = endpoint.clone();
         rest.truncate(rails.into(), terms.qps_per_rail());
         if terms != Negotiated::agree(offered, &endpoint)? || rest != endpoint || terms.striping.qp_count() != qps {
-            return Err(violation!(
-                "{} answered with terms that do not follow from both ends: {terms:?}",
-                endpoint.name
-            ));
+            return Err(violation!("{} answered with terms that do not follow from both ends: {terms}", endpoint.name));
         }
         Ok(Self { endpoint, terms, identity })
     }

@@ -1,6 +1,7 @@
 //! What `connect` keeps from one of NCCL's calls to the next.
 
 use crate::common::connect::{connect_pair, works};
+use crate::common::handshake::hello_on;
 use crate::common::log::{assert_logged, said};
 use crate::common::plugin_transport;
 use crate::common::process::alone;
@@ -11,7 +12,7 @@ use ferrite::transport::Handle;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::{self, Handle as Address};
 use socket2::{Domain, SockAddr, Socket, Type};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 use testkit::{require, wait_until};
@@ -86,13 +87,6 @@ fn a_connection_leads_to_the_listener_of_its_handle_whatever_number_that_has() -
     })
 }
 
-/// The first words of a client: its secret is among them.
-fn hello(client: &mut TcpStream) -> [u8; 16] {
-    let mut preamble = [0; 32];
-    client.read_exact(&mut preamble).expect("a hello");
-    preamble[16..].try_into().expect("16 bytes")
-}
-
 /// It had been there for longer than the limit of an attempt, and the next one has all of that again.
 #[test]
 fn a_control_connection_that_ends_before_the_listener_answers_is_dialled_again() -> Result<()> {
@@ -102,11 +96,11 @@ fn a_control_connection_that_ends_before_the_listener_answers_is_dialled_again()
         // Nobody waits for its end: where no second client comes, the test fails.
         std::thread::spawn(move || {
             let (mut client, _) = socket.accept().expect("a client");
-            hello(&mut client);
+            hello_on(&mut client);
             std::thread::sleep(Duration::from_secs(6));
             drop(client);
             let (mut client, _) = socket.accept().expect("a client");
-            let refusal = Frame::text(Kind::Refuse, hello(&mut client), "it is enough");
+            let refusal = Frame::text(Kind::Refuse, hello_on(&mut client).secret, "it is enough");
             client.write_all(&refusal.emit()).expect("sent");
             loop {
                 std::thread::park();

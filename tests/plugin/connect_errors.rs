@@ -1,7 +1,7 @@
 //! Connections that do not come about: each has a clear message, an end in bounded time, and no other victim.
 
 use crate::common::connect::{accept_nobody, connect, works};
-use crate::common::handshake::frame;
+use crate::common::handshake::{frame, hello_on};
 use crate::common::log::assert_logged;
 use crate::common::plugin_transport;
 use crate::common::process::{alone, pair};
@@ -16,7 +16,7 @@ use ferrite::transport::{Handle, Transport};
 use nccl_net::inspect::PROTOCOL_VERSION;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::Handle as Address;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,10 +74,7 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
         assert_eq!(code(connect_to(worker, old)?), remote);
         assert_logged(&format!("the peer speaks protocol 9, this Ferrite {PROTOCOL_VERSION}"));
         let refuse = |mut stream: TcpStream, _: Address| {
-            let mut preamble = [0; 32];
-            stream.read_exact(&mut preamble).expect("a hello");
-            let secret = preamble[16..].try_into().expect("16 bytes");
-            let refusal = Frame::text(Kind::Refuse, secret, "no more queue pairs here");
+            let refusal = Frame::text(Kind::Refuse, hello_on(&mut stream).secret, "no more queue pairs here");
             stream.write_all(&refusal.emit()).expect("sent");
             std::thread::sleep(Duration::from_millis(100));
         };

@@ -341,7 +341,10 @@ impl Connector {
             return Err(self.abandoned());
         }
         if frame.kind != Kind::Reply {
-            return Err(Error::remote(format!("connecting to {to}: a {:?} came instead of a reply", frame.kind)));
+            return Err(Error::remote(format!(
+                "connecting to {to}: another message ({}) came instead of a reply",
+                frame.kind
+            )));
         }
         // Nothing is committed yet: what has ended is begun anew.
         if offer.stream.is_over() {

@@ -183,8 +183,8 @@ impl Listener {
             (Kind::Commit, Stage::Replied(prepared)) => Ok(Verdict::Take(prepared)),
             (Kind::Goodbye, _) => Ok(Verdict::Dismiss("it closed the connection".into())),
             (kind, _) => {
-                candidate.refuse(&format!("an unexpected {kind:?}"));
-                Ok(Verdict::Dismiss(format!("it sent an unexpected {kind:?}")))
+                candidate.refuse(&format!("an unexpected message ({kind})"));
+                Ok(Verdict::Dismiss(format!("it sent an unexpected message ({kind})")))
             }
         }
     }

@@ -166,6 +166,11 @@ impl ControlConn {
         self.asking.get(secret).copied()
     }
 
+    /// The streams that share it.
+    pub fn streams(&self) -> impl Iterator<Item = StreamId> {
+        self.streams.values().copied()
+    }
+
     /// How many streams share it, or have something asked over it.
     pub fn stream_count(&self) -> usize {
         self.streams.len() + self.asking.len()

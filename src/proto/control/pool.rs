@@ -20,7 +20,7 @@ pub struct Peer {
     pub refusals: Refusals,
     /// Streams that need another one, or whose peer is to be asked to dial another one.
     pub waiting: BTreeSet<StreamId>,
-    /// Since when the owners of those know that it is doubted whether the peer lives.
+    /// Since when the owners of all of those know that it is doubted whether the peer lives.
     pub doubted: Option<Time>,
     /// Streams for which the peer has been asked whether they go on over this one, and has not answered.
     pub resuming: usize,

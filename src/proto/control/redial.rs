@@ -1,8 +1,9 @@
 //! When a peer whose control connection is lost is dialled again, and when it is given up.
 //!
 //! There is no limit to how long this goes on: while the network is away it cannot be known whether the peer lives. Only a port
-//! that refuses shows that it does not, and not at once: a full queue of clients is answered in the same way. So does a firewall; then the
-//! peer's device still acknowledges, as it does for a dead process for as long as a forked child of it keeps the device open.
+//! that refuses shows that it does not, and not at once: a full queue of clients is answered in the same way. A firewall also answers so, for
+//! as long as it likes; then the peer's device still acknowledges. That of a dead process does not: its queue pairs end with it, since forked
+//! children do not keep the device open.
 
 use super::Time;
 use std::time::Duration;
@@ -24,8 +25,7 @@ const GAP: Duration = Duration::from_secs(5);
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// How long an end that does not dial itself waits to be dialled before it asks for that.
 const ASK_AFTER: Duration = Duration::from_millis(200);
-/// After this time a peer whose port still refuses is dead although its device acknowledges; and one that has closed the control
-/// connection, and answers in no other way either.
+/// After this time a peer that has closed the control connection, and answers in no other way either, is dead.
 pub const DOUBT_LIMIT: Duration = Duration::from_secs(10);
 /// For so long an acknowledgement of the peer's device shows that the peer lives.
 pub const FRESH: Duration = Duration::from_secs(1);
@@ -108,11 +108,7 @@ impl Refusals {
 
     /// Whether there were so many, over so long, that the peer's process is no more.
     pub fn tell_of_death(&self, now: Time) -> bool {
-        self.have_lasted(now, REFUSED_FOR)
-    }
-
-    fn have_lasted(&self, now: Time, time: Duration) -> bool {
-        self.count >= REFUSALS && now.saturating_sub(self.since) >= time
+        self.count >= REFUSALS && now.saturating_sub(self.since) >= REFUSED_FOR
     }
 }
 
@@ -123,7 +119,7 @@ pub struct Signs {
     pub refusals: Refusals,
     /// Since when a control connection is closed, and nothing has come over another one.
     pub closed: Option<Time>,
-    /// Since when its device is asked.
+    /// Since when its device is asked by all who wait for it.
     pub doubted: Option<Time>,
     /// When its device acknowledged something last.
     pub acknowledged: Option<Time>,
@@ -139,11 +135,8 @@ impl Signs {
     pub fn tell_of_death(&self, now: Time) -> bool {
         let lasts = |since: Option<Time>, time| since.is_some_and(|since| now.saturating_sub(since) >= time);
         let is_fresh = self.acknowledged.is_some() && !lasts(self.acknowledged, FRESH);
-        let is_closed = lasts(self.closed, DOUBT_LIMIT) && lasts(self.doubted, FRESH);
-        match is_fresh {
-            true => self.refusals.have_lasted(now, DOUBT_LIMIT),
-            false => self.refusals.tell_of_death(now) || is_closed,
-        }
+        let is_silent = lasts(self.doubted, FRESH) && !is_fresh;
+        is_silent && (self.refusals.tell_of_death(now) || lasts(self.closed, DOUBT_LIMIT))
     }
 }
 
@@ -210,16 +203,20 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_acknowledges_speaks_for_the_peer_until_its_port_has_refused_for_long() {
+    fn a_peer_whose_device_acknowledges_lives_however_long_its_port_refuses() {
         let at = |ms| Duration::from_millis(ms);
         let mut signs = Signs::default();
         assert!(!signs.are_of_doubt());
         (0..3).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
-        assert!(signs.are_of_doubt() && signs.tell_of_death(at(1000)));
+        assert!(signs.are_of_doubt() && !signs.tell_of_death(at(1000)), "nobody has asked its device");
+        signs.doubted = Some(at(100));
+        assert_eq!([1099, 1100].map(|ms| signs.tell_of_death(at(ms))), [false, true]);
+        signs.doubted = Some(at(0));
         signs.acknowledged = Some(at(100));
         assert_eq!([1000, 1099, 1100].map(|ms| signs.tell_of_death(at(ms))), [false, false, true]);
-        signs.acknowledged = Some(at(9999));
-        assert_eq!([9999, 10_000].map(|ms| signs.tell_of_death(at(ms))), [false, true]);
+        (2..1000).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
+        signs.acknowledged = Some(at(499_900));
+        assert_eq!([500_000, 500_899, 500_900].map(|ms| signs.tell_of_death(at(ms))), [false, false, true]);
     }
 
     #[test]

@@ -68,6 +68,8 @@ pub struct Stream {
     pub kept_until: Option<Time>,
     /// Since when its control connection is closed, and the peer has said nothing over another one.
     pub closed: Option<Time>,
+    /// Whether its owner has been told that it is in doubt whether the peer lives.
+    pub is_doubted: bool,
     /// When the peer's device acknowledged something last while that was in doubt.
     pub acknowledged: Option<Time>,
     inbox: VecDeque<Frame>,
@@ -96,6 +98,7 @@ impl Stream {
             failure: None,
             kept_until: None,
             closed: None,
+            is_doubted: false,
             acknowledged: None,
             inbox: VecDeque::new(),
             has_commit: false,

@@ -61,7 +61,9 @@ impl ControlPlane {
         let (waiting, others): (Vec<_>, Vec<_>) = waiting.into_iter().partition(dials);
         self.pool.update(address, |peer| peer.resuming += waiting.len());
         others.into_iter().for_each(|id| self.ask_to_dial(conn, id));
-        let has_own = !waiting.is_empty();
+        if !waiting.is_empty() {
+            self.tell_port(conn);
+        }
         // Goodbyes come after all: with the last stream the control connection would go.
         let mut farewells = Vec::new();
         for id in waiting {
@@ -81,9 +83,6 @@ impl ControlPlane {
                 found.handle_established(&resume.secret);
             }
             self.transmit(conn, &resume);
-        }
-        if has_own {
-            self.tell_port(conn);
         }
         for (id, reason, is_closing) in farewells {
             self.send_goodbye(id, &reason);
@@ -110,14 +109,11 @@ impl ControlPlane {
     pub(super) fn end_conn(&mut self, now: Time, conn: ConnId, end: End) {
         let Some(mut found) = self.conns.remove(&conn) else { return };
         let (peer, is_dialled, streams) = (found.peer, found.is_dialled(), found.take_streams());
-        let (caller, is_answered) = (found.caller, found.is_answered);
+        let is_answered = found.is_answered;
         self.events.push_back(Event::Close { conn, last: found.into_outgoing() });
         let since = self.pool.get(&peer).filter(|peer| peer.conn == Some(conn)).map(|peer| peer.since);
         self.say_lost(now, (conn, peer), &streams, &end);
         for id in streams {
-            if let Some(stream) = self.streams.get_mut(&id) {
-                stream.caller = caller.or(stream.caller);
-            }
             self.handle_stream_end(now, id, &end);
         }
         // After that: nothing is kept of an address that no stream waits for.
@@ -222,7 +218,7 @@ impl ControlPlane {
     pub(super) fn wait_for_another(&mut self, now: Time, id: StreamId) {
         let jitter = self.roll();
         let Some(stream) = self.streams.get(&id) else { return };
-        let Some(address) = stream.address() else { return self.keep_closed(id) };
+        let Some(address) = stream.address() else { return self.keep_closed(now, id) };
         let dials = stream.role == Role::Dials;
         let (conn, is_doubted) = self.pool.update(address, |peer| {
             peer.waiting.insert(id);
@@ -234,7 +230,7 @@ impl ControlPlane {
             (peer.conn, peer.doubted.is_some())
         });
         if is_doubted {
-            self.doubt(id);
+            self.doubt(now, id);
         }
         let is_up = |conn: &ConnId| self.conns.get(conn).is_some_and(|conn| conn.stage == Stage::Dialled);
         if let Some(conn) = conn.filter(is_up) {

@@ -19,7 +19,7 @@ impl ControlPlane {
         let Some(found) = self.conns.get(&conn) else { return };
         self.note_conn(conn, of_conn_frame(&frame, stream.is_some()));
         match (found.stage, frame.kind, stream) {
-            // It may follow a frame for a connection that is no more, and come before one that shows who has dialled: it does nothing by itself.
+            // It comes before the frame that shows who has dialled, and does nothing by itself.
             (Stage::Unauthenticated | Stage::Accepted, Kind::Commit, None) if frame.secret == ALL_CONNECTIONS => {
                 self.note_caller(conn, &frame);
             }
@@ -49,7 +49,7 @@ impl ControlPlane {
             }
             // The last frames on a connection that no longer exists, or was given up.
             (_, kind, None) => {
-                let text = format!("a {kind:?} of {} for no connection of this process", found.peer);
+                let text = format!("a message ({kind}) of {} for no connection of this process", found.peer);
                 self.log(Level::Debug, text);
             }
         }
@@ -64,7 +64,7 @@ impl ControlPlane {
             Kind::Hello => self.handle_hello(conn, frame),
             Kind::Resume => self.resume(conn, &frame),
             Kind::Redial => self.handle_request(now, conn, &frame),
-            _ => Err(Refusal::Invalid(format!("an unexpected {kind:?}"))),
+            _ => Err(Refusal::Invalid(format!("an unexpected message ({kind})"))),
         };
         match admitted {
             Ok(()) => self.acceptor.remove_client(conn),
@@ -88,9 +88,10 @@ impl ControlPlane {
     fn handle_hello(&mut self, conn: ConnId, hello: Frame) -> Result<(), Refusal> {
         let token = Hello::token_of(&hello.body)?;
         self.acceptor.check(&token, &hello.secret)?;
-        let Some(peer) = self.conns.get(&conn).map(|conn| conn.peer) else { return Ok(()) };
+        let Some(found) = self.conns.get(&conn) else { return Ok(()) };
         let secret = hello.secret;
-        let mut stream = Stream::new(Role::Accepts, token, secret, peer, conn);
+        let mut stream = Stream::new(Role::Accepts, token, secret, found.peer, conn);
+        stream.caller = found.caller;
         let _ = stream.push(hello);
         let id = self.add_stream(stream);
         self.acceptor.admit(&token, secret, id);
@@ -113,7 +114,7 @@ impl ControlPlane {
             // Of two that cross, the later one counts, and this one has been given up by its sender.
             return Ok(());
         }
-        (stream.attempt, stream.closed) = (attempt, None);
+        (stream.attempt, stream.closed, stream.is_doubted) = (attempt, None, false);
         let (secret, failure) = (stream.secret, stream.failure.clone());
         if !is_set_up {
             stream.imply_commit();
@@ -134,7 +135,11 @@ impl ControlPlane {
         if let Some(old) = old.filter(|old| *old != conn) {
             self.detach(old, &secret);
         }
+        // At the address that is known until now.
         self.stop_waiting(id);
+        if let (Some(stream), Some(found)) = (self.streams.get_mut(&id), self.conns.get(&conn)) {
+            stream.caller = found.caller.or(stream.caller);
+        }
         self.transmit(conn, &Frame { kind: Kind::Resume, secret, body: Vec::new() });
         match failure {
             Some(reason) => self.send_goodbye(id, &reason),
@@ -200,7 +205,7 @@ impl ControlPlane {
         let mut complaint = None;
         let change = match frame.kind {
             Kind::Resume if was_resuming => {
-                stream.closed = None;
+                (stream.closed, stream.is_doubted) = (None, false);
                 return self.notify(id, PeerChange::Back);
             }
             // It may have closed it in good order, so what is under way is left to the device.
@@ -208,8 +213,8 @@ impl ControlPlane {
             Kind::Goodbye if frame.body.is_empty() => PeerChange::Closed("the peer has closed the connection".into()),
             Kind::Goodbye => PeerChange::Broken(format!("the peer gave up: {}", frame.body_text())),
             kind => {
-                complaint = Some(format!("an unexpected {kind:?}"));
-                PeerChange::Broken(format!("the peer sent an unexpected {kind:?}"))
+                complaint = Some(format!("an unexpected message ({kind})"));
+                PeerChange::Broken(format!("the peer sent an unexpected message ({kind})"))
             }
         };
         stream.phase = Phase::Over;

@@ -2,17 +2,14 @@
 //!
 //! The end of a control connection does not tell: a process that is killed ends it by a close, or by a reset if it had not read all; and so does
 //! whatever is between two processes that live. So the peer is dialled, whichever end has dialled before. A port that refuses is that of a dead
-//! process, unless the peer's device acknowledges. Nobody refuses where the peer's address has gone with its process, as that of a pod does:
+//! process, unless the peer's device acknowledges. While that acknowledges, the peer lives. Nobody refuses where the peer's address has gone with its process, as that of a pod does:
 //! there a control connection that was closed tells, when neither port nor device have answered since.
 
 use super::{ControlPlane, PeerChange, Phase, StreamId, Time};
 use crate::proto::control::redial::{DOUBT_LIMIT, FRESH, Signs};
 use std::net::SocketAddr;
-use std::time::Duration;
 
 const DEAD: &str = "the peer's process has died";
-/// By then the kernel of a peer that lives has noticed that a control connection is gone, and the peer has dialled another one.
-const CLOSED_LIMIT: Duration = Duration::from_secs(60);
 
 impl ControlPlane {
     /// The peer's device has acknowledged something, or sent something, while the peer of `id` was in doubt.
@@ -39,18 +36,18 @@ impl ControlPlane {
         if signs.are_of_doubt() && peer.doubted.is_none() {
             let waiting: Vec<_> = peer.waiting.iter().copied().collect();
             self.pool.update(address, |peer| peer.doubted = Some(now));
-            waiting.into_iter().for_each(|id| self.doubt(id));
+            waiting.into_iter().for_each(|id| self.doubt(now, id));
         }
     }
 
     /// A stream is lost whose peer dials, and has not told where it is called itself. If its control connection was closed, it is judged in time.
-    pub(super) fn keep_closed(&mut self, id: StreamId) {
+    pub(super) fn keep_closed(&mut self, now: Time, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if let Some(closed) = stream.closed {
             let until = closed + DOUBT_LIMIT;
             stream.kept_until = Some(until);
             self.expiring.insert((until, id));
-            self.doubt(id);
+            self.doubt(now, id);
         }
     }
 
@@ -59,18 +56,23 @@ impl ControlPlane {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let signs = Signs { closed: stream.closed, acknowledged: stream.acknowledged, ..Signs::default() };
         let signs = Signs { doubted: signs.closed, ..signs };
-        let would_have_dialled = signs.closed.is_some_and(|since| now.saturating_sub(since) >= CLOSED_LIMIT);
-        if would_have_dialled || signs.tell_of_death(now) {
+        if signs.tell_of_death(now) {
             return self.end_dead(id);
         }
         stream.kept_until = Some(now + FRESH);
         self.expiring.insert((now + FRESH, id));
     }
 
-    pub(super) fn doubt(&mut self, id: StreamId) {
-        if self.streams.get(&id).is_some_and(|stream| stream.phase == Phase::Established) {
-            self.notify(id, PeerChange::Doubted);
+    /// The owner of a stream has its device ask the peer's, which takes some time.
+    pub(super) fn doubt(&mut self, now: Time, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.phase == Phase::Established) else {
+            return;
+        };
+        let (was_doubted, address) = (std::mem::replace(&mut stream.is_doubted, true), stream.address());
+        if let Some(address) = address.filter(|_| !was_doubted) {
+            self.pool.update(address, |peer| peer.doubted = Some(now));
         }
+        self.notify(id, PeerChange::Doubted);
     }
 
     /// The peer of a stream is dead.

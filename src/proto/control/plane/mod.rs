@@ -116,10 +116,10 @@ impl ControlPlane {
         stream.has_replied |= kind == Kind::Reply;
         let (conn, frame) = (stream.conn, Frame { kind, secret: stream.secret, body });
         if let Some(conn) = conn {
-            self.transmit(conn, &frame);
             if kind == Kind::Hello {
                 self.tell_port(conn);
             }
+            self.transmit(conn, &frame);
         }
     }
 

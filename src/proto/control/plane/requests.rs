@@ -10,7 +10,8 @@ use crate::proto::handshake::{Caller, Resume};
 use std::net::SocketAddr;
 
 impl ControlPlane {
-    /// Tells over a dialled control connection, once, where this process is called.
+    /// Tells over a dialled control connection, once, where this process is called. To be called before the first frame of a stream: if the
+    /// control connection is lost after that, the peer can ask for another one.
     pub(super) fn tell_port(&mut self, conn: ConnId) {
         let Some(address) = self.port else { return };
         let Some(found) = self.conns.get_mut(&conn).filter(|found| found.is_dialled()) else { return };
@@ -27,7 +28,14 @@ impl ControlPlane {
         if let (SocketAddr::V6(told), SocketAddr::V6(seen)) = (&mut address, found.peer) {
             told.set_scope_id(seen.scope_id());
         }
-        found.caller = Some(address).filter(|address| address.port() != 0 && !address.ip().is_unspecified());
+        let caller = Some(address).filter(|address| address.port() != 0 && !address.ip().is_unspecified());
+        found.caller = caller;
+        let streams: Vec<_> = found.streams().collect();
+        for id in streams {
+            if let Some(stream) = self.streams.get_mut(&id) {
+                stream.caller = caller.or(stream.caller);
+            }
+        }
     }
 
     /// Asks the peer over `conn` to dial for a stream.

@@ -52,18 +52,28 @@ impl World {
         }
     }
 
-    /// A firewall before `process` is loaded anew. Then a connection may be closed whose other end is to hear of it.
+    /// A firewall before `process`, or before both, is loaded anew. Or before the one that a connection's other end dials: that end closes the
+    /// connection then, and time goes by in which it cannot say so.
     pub(super) fn reload_firewall(&mut self, pair: usize, process: usize) {
-        let closes = self.random.one_in(2);
-        let process = if closes { 1 - self.pairs[pair].dialler } else { process };
-        self.network.reload_firewall(process, self.now, &mut self.random);
-        if closes {
-            for _ in 0..20 {
-                self.deliver();
-                self.settle();
+        let dialler = self.pairs[pair].dialler;
+        if self.random.one_in(2) {
+            self.network.reload_firewall(&[1 - dialler], self.now, &mut self.random);
+            (0..20).for_each(|_| self.deliver_and_settle());
+            self.close(pair, dialler);
+            for _ in 0..self.random.below(8) {
+                self.pass(Duration::from_millis(100));
+                (0..5).for_each(|_| self.deliver_and_settle());
             }
-            self.close(pair, self.pairs[pair].dialler);
+            return;
         }
+        let both = [process, 1 - process];
+        let count = if self.random.one_in(2) { 2 } else { 1 };
+        self.network.reload_firewall(&both[..count], self.now, &mut self.random);
+    }
+
+    fn deliver_and_settle(&mut self) {
+        self.deliver();
+        self.settle();
     }
 
     pub(super) fn close_all(&mut self) {

@@ -6,17 +6,17 @@ use super::world::World;
 use crate::proto::control::Time;
 use std::time::Duration;
 
-/// How long after the end of its control connections an end may not know that its peer has died: if it can call that and the device is closed with
-/// it; if one of these is not so; if both are not.
-const TOLD_WITHIN: [Duration; 3] = [Duration::from_secs(4), Duration::from_secs(14), Duration::from_secs(64)];
+/// How long after the end of its control connections, and of its device, an end may not know that its peer has died: if it can call that; if not.
+const TOLD_WITHIN: [Duration; 2] = [Duration::from_secs(4), Duration::from_secs(14)];
 
 impl World {
-    /// The devices of peers that are in doubt acknowledge, as long as their processes live, or a forked child does.
+    /// The devices of peers that are in doubt acknowledge, as long as their processes live, or a child has the device, and as these have not
+    /// destroyed the queue pairs.
     pub(super) fn give_signs_of_life(&mut self, process: usize) {
-        if self.network.is_dead[1 - process] && !self.network.has_heir[1 - process] {
+        if self.network.is_dead[1 - process] && self.network.heir_until[1 - process] <= self.now {
             return;
         }
-        for pair in &mut self.pairs {
+        for pair in self.pairs.iter_mut().filter(|pair| !pair.has_closed[1 - process]) {
             if let Some(end) = pair.end(process).filter(|end| end.is_in_doubt) {
                 self.planes[process].handle_acknowledged(self.now, end.stream);
             }
@@ -28,12 +28,13 @@ impl Network {
     /// One process has died: the other one has been told in time, if it was, once the network was well.
     pub(super) fn check_told(&self, pair: &mut Pair, calm_since: Time, without_port: &[bool; 2]) {
         let dead = usize::from(self.is_dead[1]);
-        let most = TOLD_WITHIN[usize::from(self.has_heir[dead]) + usize::from(without_port[dead])];
+        let most = TOLD_WITHIN[usize::from(without_port[dead])];
         if let Some(end) = pair.end(1 - dead)
             && let (Some(lost), Some(told)) = (end.lost_at, end.told_at)
         {
             // That may come late, where one was lost without a word.
-            let waited = told.saturating_sub(lost.max(calm_since).max(self.ended[1 - dead]));
+            let ended = self.ended[1 - dead].max(self.heir_until[dead]);
+            let waited = told.saturating_sub(lost.max(calm_since).max(ended));
             assert!(waited <= most, "told after {waited:?}: {end:?}");
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! Both listen and both dial, several connections each way. Bytes come in pieces of any length. Control connections are reset, closed by
 //! something between the two, or lost silently, at any byte, and one end may hear of it long after the other one; ports refuse for a moment, and
-//! firewalls for some seconds; a connection is given up at any step and begun anew; one process may die, with something unread or not, with a
-//! forked child that keeps its device open or not; one may not tell its port, as an earlier release; and a hostile client that knows only a token sends arbitrary bytes to the ports. Then the network is well again, and
+//! firewalls for seconds or minutes; a connection is given up at any step and begun anew; one process may die, with something unread or not, with a
+//! child that keeps its device open for a time or not; one may not tell its port, as an earlier release; and a hostile client that knows only a token sends arbitrary bytes to the ports. Then the network is well again, and
 //! all is quiet. Whatever the seed:
 //!
 //! 1. while both processes live and nobody has closed it, a connection is open at both ends in the end, and never reported
@@ -76,11 +76,11 @@ pub(in crate::proto) fn check(random: Random) {
 fn no_schedule_of_losses_ends_a_connection_whose_processes_live() {
     let (first, count) = match (number("FERRITE_SIM_SEED"), number("FERRITE_SIM_SEEDS")) {
         (Some(seed), count) => (seed, count.unwrap_or(1)),
-        (None, count) => (0, count.unwrap_or(3000)),
+        (None, count) => (0, count.unwrap_or(5000)),
     };
     (first..first + count).for_each(run);
     // A simulator that does not reach any more what it has reached proves less, without a sign of it.
-    if first == 0 && count >= 2000 {
+    if first == 0 && count >= 5000 {
         reachable::MACHINE.check(&VISITS.take(), "<!-- streams -->");
         (0..100).for_each(strangers::run);
         reachable_conns::MACHINE.check(&CONN_VISITS.take(), "<!-- control connections -->");

@@ -43,8 +43,8 @@ pub(super) struct Network {
     /// Until when a firewall refuses in the place of each process.
     pub(super) rejects_until: [Time; 2],
     pub(super) is_dead: [bool; 2],
-    /// Whether a forked child of a process that has died keeps its device open.
-    pub(super) has_heir: [bool; 2],
+    /// Until when a child of a process that has died keeps its device open.
+    pub(super) heir_until: [Time; 2],
     /// When a control connection of each process ended last that had come about.
     pub(super) ended: [Time; 2],
     dialled: u64,
@@ -110,16 +110,20 @@ impl Network {
         wire.is_up = true;
     }
 
-    /// A firewall before `process` is loaded anew: it resets all connections, and refuses new ones for up to 3 s.
-    pub(super) fn reload_firewall(&mut self, process: usize, now: Time, random: &mut Random) {
-        self.rejects_until[process] = now + Duration::from_millis(random.below(3000));
+    /// A firewall before these processes is loaded anew: it ends all connections, and refuses new ones for some time.
+    pub(super) fn reload_firewall(&mut self, processes: &[usize], now: Time, random: &mut Random) {
+        let most = if random.one_in(4) { 100_000 } else { 3000 };
+        let until = now + Duration::from_millis(random.below(most));
+        processes.iter().for_each(|process| self.rejects_until[*process] = until);
         (0..self.wires.len()).for_each(|index| self.lose(index, now, random));
     }
 
     /// A process has died: its kernel closes everything, or resets what has something to read.
     pub(super) fn kill(&mut self, process: usize, now: Time, random: &mut Random) {
         self.is_dead[process] = true;
-        self.has_heir[process] = random.one_in(4);
+        if random.one_in(4) {
+            self.heir_until[process] = now + Duration::from_millis(random.below(100_000));
+        }
         for wire in &mut self.wires {
             let has_unread = !wire.sides[process].incoming.is_empty() || random.one_in(2);
             if wire.sides[process].conn.take().is_some() && !wire.is_cut {

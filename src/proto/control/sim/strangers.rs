@@ -10,7 +10,7 @@ use crate::proto::frame::{Frame, Kind};
 use crate::proto::random::Random;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(1);
 const TOKEN: [u8; 16] = [1; 16];
 
 pub(super) fn run(seed: u64) {

@@ -13,7 +13,8 @@ use crate::proto::random::Random;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-const FIRST_FRAME_LIMIT: Duration = Duration::from_secs(60);
+/// Longer than any firewall refuses: so long an end that has replied waits for its peer's commit.
+const FIRST_FRAME_LIMIT: Duration = Duration::from_secs(300);
 /// Steps after which a schedule without faults must have come to rest.
 const CALM_STEPS: usize = 5000;
 
@@ -320,7 +321,7 @@ impl World {
             let has_more = |wire: &Wire| wire.sides.iter().any(|side| side.conn.is_some() && is_due(side));
             // Who sets up a connection dials again at once.
             if self.network.rejects_until.iter().any(|until| *until > self.now) {
-                self.pass(Duration::from_millis(20));
+                self.pass(Duration::from_millis(200));
                 self.settle();
             }
             if has_moved || self.network.wires.iter().any(|wire| wire.is_waiting() || wire.is_up && has_more(wire)) {

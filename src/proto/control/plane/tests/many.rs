@@ -88,8 +88,8 @@ fn an_unexpected_frame_ends_the_stream_at_both_ends() {
     let (_kept, (near, far)) = (two.established(TOKEN, secret(1)), two.established(TOKEN, secret(2)));
     two.near.send(near, Kind::Hello, Vec::new());
     two.pass();
-    assert_eq!(two.changes(1), [(far, broken("the peer sent an unexpected Hello"))]);
-    assert_eq!(two.changes(0), [(near, broken("the peer gave up: an unexpected Hello"))]);
+    assert_eq!(two.changes(1), [(far, broken("the peer sent an unexpected message (hello)"))]);
+    assert_eq!(two.changes(0), [(near, broken("the peer gave up: an unexpected message (hello)"))]);
 }
 
 #[test]

@@ -101,6 +101,47 @@ fn two_refusals_are_no_death_and_a_third_after_a_second_is() {
     assert_eq!(two.near.poll_timeout(), None, "nobody dials a dead peer");
 }
 
+/// One of two connections is lost later: its device is asked before the peer counts as dead.
+#[test]
+fn a_connection_that_is_lost_while_the_port_refuses_has_time_to_find_out_that_the_peer_lives() {
+    for is_alive in [false, true] {
+        let mut two = Two::new(&[TOKEN]);
+        let streams = [[1; 16], [2; 16]].map(|secret| two.established(TOKEN, secret).0);
+        let (conn, _) = two.wire.take().expect("it stands");
+        // As if each had its own.
+        let other = two.near.add_conn(here(), Stage::Accepted);
+        two.near.streams.get_mut(&streams[1]).expect("it is there").conn = Some(other);
+        two.near.conns.get_mut(&conn).expect("it is there").detach(&[2; 16]);
+        two.near.conns.get_mut(&other).expect("it is there").attach([2; 16], streams[1]);
+        two.near.handle_end(two.now, conn, End::Lost("a test".into()));
+        let start = two.now;
+        let refuse = |two: &mut Two| {
+            two.now = two.near.poll_timeout().expect("it dials again");
+            if is_alive && two.now > start + Duration::from_secs(1) {
+                two.near.handle_acknowledged(two.now, streams[1]);
+            }
+            two.near.handle_timeout(two.now);
+            let conn = two.events().expect("it dials");
+            if two.now > start + Duration::from_secs(1) {
+                two.near.handle_end(two.now, other, End::Lost("a test".into()));
+            }
+            two.near.handle_end(two.now, conn, End::Unreachable(REFUSED));
+            two.events();
+        };
+        while two.now < start + Duration::from_secs(1) {
+            refuse(&mut two);
+        }
+        assert!(!two.changes(0).iter().any(|(_, change)| matches!(change, PeerChange::Broken(_))), "{is_alive}");
+        (0..5).for_each(|_| {
+            if two.near.poll_timeout().is_some() {
+                refuse(&mut two)
+            }
+        });
+        let ended = two.changes(0).iter().filter(|(_, change)| matches!(change, PeerChange::Broken(_))).count();
+        assert_eq!(ended, if is_alive { 0 } else { 2 });
+    }
+}
+
 /// However many connections there were.
 #[test]
 fn a_thousand_connections_are_dialled_for_once_and_warned_of_once() {

@@ -71,8 +71,8 @@ fn recovery_that_has_not_been_negotiated_is_refused_as_an_unexpected_frame() {
     two.far.establish(two.now, far, false);
     say(&mut two.near, near, 1);
     two.pass();
-    assert_eq!(two.changes(1), [(far, broken("the peer sent an unexpected Halt"))]);
-    assert_eq!(two.changes(0), [(near, broken("the peer gave up: an unexpected Halt"))]);
+    assert_eq!(two.changes(1), [(far, broken("the peer sent an unexpected message (halt)"))]);
+    assert_eq!(two.changes(0), [(near, broken("the peer gave up: an unexpected message (halt)"))]);
 }
 
 /// The peer is lost at one end only, which dials again; the other one reads late what was sent before.

@@ -130,11 +130,15 @@ fn a_peer_that_has_told_no_port_is_dead_in_time_when_it_has_closed_and_its_devic
         let told = two.changes(1);
         assert_eq!(told.is_empty(), is_alive, "{told:?}");
         if is_alive {
-            two.now += Duration::from_secs(50);
+            two.now += Duration::from_secs(500);
             two.far.handle_acknowledged(two.now, far);
             two.far.handle_timeout(two.now);
             two.events();
-            assert_eq!(two.changes(1), [(far, broken("the peer's process has died"))], "it has not dialled");
+            assert_eq!(two.changes(1), [], "its device has acknowledged until now");
+            two.now = two.far.poll_timeout().expect("it is judged again");
+            two.far.handle_timeout(two.now);
+            two.events();
+            assert_eq!(two.changes(1), [(far, broken("the peer's process has died"))]);
         }
     }
 }
@@ -158,7 +162,56 @@ fn a_port_that_is_told_after_a_connection_that_is_no_more_ends_no_other_one() {
     let client = two.far.handle_client(two.now, SocketAddr::from(([10, 0, 0, 1], 99)));
     let gone = Resume { token: TOKEN, attempt: 1 }.frame(Kind::Resume, [9; 16]).emit();
     let told = Caller { address: port_of_near() }.frame().emit();
-    two.far.handle_bytes(two.now, client, &[gone, told].concat());
+    two.far.handle_bytes(two.now, client, &[&told[..], &gone, &told].concat());
     let refusal = Frame::text(Kind::Refuse, [9; 16], &Refusal::UnknownConnection.to_string()).emit();
     assert_eq!(two.far.poll_transmit(client).to_vec(), refusal, "and nothing that is for all connections");
+}
+
+/// Wherever the control connection is cut.
+#[test]
+fn a_peer_whose_hello_or_resumption_has_come_can_be_called() {
+    for resumes in [false, true] {
+        let mut two = Two::new(&[TOKEN]);
+        if resumes {
+            two.established(TOKEN, [1; 16]);
+            two.lose();
+            two.now = two.near.poll_timeout().expect("it will dial");
+        }
+        two.near.set_port(Some(port_of_near()));
+        if resumes {
+            two.near.handle_timeout(two.now);
+        } else {
+            let near = two.near.open(two.now, here(), TOKEN, [1; 16]);
+            two.near.send(near, Kind::Hello, TOKEN.to_vec());
+        }
+        let conn = two.events().expect("it dials");
+        two.near.handle_connected(two.now, conn);
+        let client = two.far.handle_client(two.now, SocketAddr::from(([10, 0, 0, 2], 99)));
+        let is_known = |two: &Two| two.far.streams.values().any(|stream| stream.conn == Some(client));
+        for byte in two.near.poll_transmit(conn).to_vec() {
+            two.far.handle_bytes(two.now, client, &[byte]);
+            if is_known(&two) {
+                break;
+            }
+        }
+        let callers: Vec<_> = two.far.streams.values().map(|stream| stream.caller).collect();
+        assert_eq!(callers, [Some(port_of_near())], "resumes: {resumes}");
+    }
+}
+
+/// A process that has no port any more may still be called where it was before.
+#[test]
+fn a_peer_that_tells_no_port_on_another_control_connection_keeps_the_one_that_is_known() {
+    let mut two = Two::new(&[TOKEN]);
+    two.near.set_port(Some(port_of_near()));
+    let (_, far) = two.established(TOKEN, [1; 16]);
+    two.near.set_port(None);
+    let conn = two.far.streams[&far].conn;
+    // The far end does not notice that the old one is lost.
+    let (near, _) = two.wire.take().expect("it stands");
+    two.near.handle_end(two.now, near, End::Lost("a test".into()));
+    two.dial_again();
+    let stream = &two.far.streams[&far];
+    assert!(stream.conn.is_some() && stream.conn != conn);
+    assert_eq!(stream.caller, Some(port_of_near()));
 }

@@ -139,7 +139,7 @@ fn a_first_frame_other_than_a_resumption_does_not_say_that_a_stream_is_back() {
         let frame = Frame { kind, secret: [1; 16], body: b"x".to_vec() };
         two.near.handle_bytes(two.now, conn, &frame.emit());
         two.events();
-        assert_eq!(two.changes(0), [(near, broken(&format!("the peer sent an unexpected {kind:?}")))]);
+        assert_eq!(two.changes(0), [(near, broken(&format!("the peer sent an unexpected message ({kind})")))]);
     }
 }
 
