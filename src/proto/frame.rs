@@ -125,6 +125,8 @@ impl fmt::Display for Kind {
             Self::Offer => "offer of queue pairs",
             Self::Answer => "queue pairs for an offer",
             Self::Ready => "ready",
+            Self::Ask => "question whether it is heard",
+            Self::Heard => "answer that it is heard",
             Self::Account => "list of missing messages",
             Self::WaitQuestion => "question about a wait",
             Self::WaitAnswer => "answer about a wait",
