@@ -190,6 +190,7 @@
 //! | `SOFTRNIC_QPN_REUSE` | 1: the number of a queue pair that is destroyed is given to the next one that is created | 0 |
 //! | `SOFTRNIC_SILENT_FAILURE` | 1: on a device that has failed nothing completes any more, as with mlx5; else work requests are flushed | 0 |
 //! | `SOFTRNIC_ERROR_DROPS` | 1: `ibv_modify_qp` to the error state reports receives as flushed that messages have come for, if nobody has polled them, as ionic's provider does; else they complete with success | 0 |
+//! | `SOFTRNIC_NETWORK_BITS` | 0 to 32: leading bits in which IPv4 addresses of one network agree; an address of another network cannot be resolved (`ETIMEDOUT`), as where no router joins the two. 0: all ports reach each other | 0 |
 //! | `SOFTRNIC_ZERO_KEYS` | 1: WRITEs and READs of no bytes need a valid key, address and access at the peer, as others do; else these are not looked at, as with mlx5. The sending process's | 0 |
 //! | `SOFTRNIC_RNR_PLACES` | 1: a WRITE WITH IMMEDIATE of several packets that meets no receive leaves the data of all but its last packet in memory, without a completion, as its packets would; else nothing of it. The sending process's, where copies go directly | 0 |
 //! | `SOFTRNIC_STALE_COMPLETIONS` | 1: completions that nobody has polled stay in their queue when their queue pair is destroyed or reset, as on rxe, with its number, which may be another one's by then (`SOFTRNIC_QPN_REUSE`); else they are removed, as mlx5's provider does it | 0 |

@@ -97,6 +97,13 @@ pub(crate) fn is_multicast(gid: &Gid) -> bool {
     gid[0] == 0xff || is_mapped(gid) && gid[12] >> 4 == 0xe
 }
 
+/// Whether two IPv4 addresses differ in their first `bits` bits.
+pub(crate) fn are_apart(one: &Gid, other: &Gid, bits: u32) -> bool {
+    let address = |gid: &Gid| Ipv6Addr::from(*gid).to_ipv4_mapped().map(u32::from);
+    let (Some(one), Some(other)) = (address(one), address(other)) else { return false };
+    (one ^ other).leading_zeros() < bits
+}
+
 /// Whether the GID stands for an IPv4 address.
 pub(crate) fn is_mapped(gid: &Gid) -> bool {
     Ipv6Addr::from(*gid).to_ipv4_mapped().is_some()

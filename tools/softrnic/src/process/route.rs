@@ -109,6 +109,10 @@ impl Route {
             return Ok(self);
         }
         let target = self.global.map(|global| global.target).ok_or(libc::EINVAL)?;
+        let bits = fabric.settings.network_bits;
+        if self.global.is_some_and(|global| gid::are_apart(&global.source.gid, &target, bits)) {
+            return Err(libc::ETIMEDOUT);
+        }
         self.to = self.find_port(fabric, |slot| !slot.is_infiniband() && slot.has_gid(&target));
         // What address resolution says where nobody answers.
         let theirs = self.to.map(|to| fabric.port(to.device, to.port)).ok_or(libc::ETIMEDOUT)?;

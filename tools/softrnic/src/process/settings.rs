@@ -42,6 +42,8 @@ pub(crate) struct Settings {
     pub(crate) silent_failure: bool,
     /// A queue pair that is put into the error state reports what it has received, and nobody has polled, as flushed.
     pub(crate) error_drops: bool,
+    /// Leading bits in which IPv4 addresses of one network agree; another network is not reached. 0: all are.
+    pub(crate) network_bits: u32,
     /// WRITEs and READs of no bytes need a key and an address as others do.
     pub(crate) zero_keys: bool,
     /// A write with immediate data that meets no receive is placed but for its last packet.
@@ -163,6 +165,7 @@ const KNOWN: &[&str] = &[
     "SOFTRNIC_MAX_QP",
     "SOFTRNIC_MAX_QP_WR",
     "SOFTRNIC_MTU",
+    "SOFTRNIC_NETWORK_BITS",
     "SOFTRNIC_OLD_SPEED",
     "SOFTRNIC_OWN_PORT_DOWN",
     "SOFTRNIC_PATHS",
@@ -210,6 +213,7 @@ impl Settings {
             same_guid: false,
             silent_failure: false,
             error_drops: false,
+            network_bits: 0,
             zero_keys: false,
             rnr_places: false,
             stale_completions: false,
@@ -278,6 +282,7 @@ impl Settings {
             same_guid: switch(driver, "SOFTRNIC_SAME_GUID")?,
             silent_failure: switch(driver, "SOFTRNIC_SILENT_FAILURE")?,
             error_drops: switch(driver, "SOFTRNIC_ERROR_DROPS")?,
+            network_bits: number(driver, "SOFTRNIC_NETWORK_BITS", 0, 0, 32)?,
             zero_keys: switch(driver, "SOFTRNIC_ZERO_KEYS")?,
             rnr_places: switch(driver, "SOFTRNIC_RNR_PLACES")?,
             stale_completions: switch(driver, "SOFTRNIC_STALE_COMPLETIONS")?,

@@ -175,6 +175,29 @@ fn rich_tables_have_both_kinds_of_every_address() {
     });
 }
 
+/// Ports 1 and 2 are in `10.82.1.…` and `10.82.2.…`. What the step to RTR from one to the other gives where so many bits make a network.
+fn to_the_other_port(bits: &str, expected: i32) {
+    Softrnic::new().ports(2).env("SOFTRNIC_NETWORK_BITS", bits).alone(|| {
+        let (a, b) = (Node::new(0, 16), Node::new(1, 16));
+        assert_eq!(a.to_init(7), 0);
+        let to = |port| QpAttr { dgid: b.gid_of(port, 1), sgid_index: 1, ..rtr(&b.address(), &QUICK) };
+        assert_eq!(modify(a.qp, &to(2), RTR_MASK), expected);
+        if expected != 0 {
+            assert_eq!(modify(a.qp, &to(1), RTR_MASK), 0, "the own network");
+        }
+    });
+}
+
+#[test]
+fn an_address_of_another_network_cannot_be_resolved_where_no_router_joins_the_two() {
+    to_the_other_port("24", libc::ETIMEDOUT);
+}
+
+#[test]
+fn an_address_of_the_same_network_is_resolved() {
+    to_the_other_port("16", 0);
+}
+
 #[test]
 fn large_messages_vanish_where_the_mtu_is_too_small() {
     let env = [("SOFTRNIC_MTU", "4096,softrnic1/1=1024")];
