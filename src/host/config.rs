@@ -34,6 +34,8 @@ pub struct Config {
     pub gid_range: Option<AddressRange>,
     /// Prefix length of IPv4 networks.
     pub subnet_bits: u8,
+    /// A connection uses another device where that is in the peer's network.
+    pub subnet_aware: bool,
     /// InfiniBand: entry of the GID table that other subnets route to.
     pub routable_flid_gid_index: u8,
     /// Connections between networks are logged as warnings.
@@ -142,6 +144,11 @@ pub struct Retries {
     pub pause_ms: u64,
 }
 
+impl Retries {
+    /// None.
+    pub const NONE: Self = Self { all: false, count: 0, pause_ms: 0 };
+}
+
 impl Config {
     /// How many lanes a connection has.
     const LANES: &str = "FERRITE_LANES";
@@ -209,6 +216,7 @@ impl Config {
             roce_version: reader.number("NCCL_IB_ROCE_VERSION_NUM")? as u8,
             gid_range: reader.text("NCCL_IB_ADDR_RANGE").map(|text| AddressRange::parse(&text)).transpose()?,
             subnet_bits: reader.number("NCCL_IB_SUBNET_PREFIX_LEN")? as u8,
+            subnet_aware: reader.flag("NCCL_IB_SUBNET_AWARE_ROUTING")?,
             routable_flid_gid_index: reader.number("NCCL_IB_ROUTABLE_FLID_GID_INDEX")? as u8,
             warn_of_networks: reader.flag("NCCL_IB_WARN_RAIL_LOCAL")?,
             retries: Retries {

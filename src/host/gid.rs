@@ -106,6 +106,16 @@ pub fn are_in_one_network(a: &[u8; 16], b: &[u8; 16], subnet_bits: u8) -> bool {
     }
 }
 
+/// Whether packets from one of two GIDs may reach the other: they are of one address family, and both are link-local, or none is.
+pub fn are_of_one_kind(a: &[u8; 16], b: &[u8; 16]) -> bool {
+    address(a).is_ipv4() == address(b).is_ipv4() && is_link_local(a) == is_link_local(b)
+}
+
+/// Whether it is an address that no router forwards.
+fn is_link_local(gid: &[u8; 16]) -> bool {
+    gid[0] == 0xfe && gid[1] & 0xc0 == 0x80
+}
+
 impl GidEntry {
     /// The GID as an IP address.
     pub fn address(&self) -> IpAddr {
@@ -120,7 +130,7 @@ impl GidEntry {
 
     /// Whether it is an address that no router forwards.
     pub fn is_link_local(&self) -> bool {
-        self.gid[0] == 0xfe && self.gid[1] & 0xc0 == 0x80
+        is_link_local(&self.gid)
     }
 
     fn family(&self) -> Family {
@@ -131,7 +141,8 @@ impl GidEntry {
         want.range.is_none_or(|range| range.contains(self.address()))
     }
 
-    fn is_in_peers_network(&self, want: &Preference) -> bool {
+    /// Whether it is in the network of the peer that is wanted.
+    pub fn is_in_peers_network(&self, want: &Preference) -> bool {
         want.peer.is_some_and(|peer| are_in_one_network(&self.gid, &peer, want.subnet_bits))
     }
 

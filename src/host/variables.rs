@@ -49,7 +49,12 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_SUBNET_PREFIX_LEN",
         Kind::Number(1, 32, 24),
-        "leading bits by which IPv4 addresses of one network agree; the receiver prefers a GID in the sender's network",
+        "leading bits by which IPv4 addresses of one network agree; both ends prefer a GID in the peer's network, and pair their ports by network",
+    ),
+    variable(
+        "NCCL_IB_SUBNET_AWARE_ROUTING",
+        Kind::Number(0, 1, 0),
+        "1: where a port of the device that NCCL names is in no network of the peer's ports, a connection uses another device of which each port is; both ends do so",
     ),
     variable(
         "NCCL_IB_ROUTABLE_FLID_GID_INDEX",
@@ -276,7 +281,6 @@ pub const IGNORED: &[(&str, &str)] = &[
     ("NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"),
     ("NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "messages are always matched by identity"),
     ("NCCL_IB_DATA_DIRECT", "Data Direct functions are not used"),
-    ("NCCL_IB_SUBNET_AWARE_ROUTING", "the receiver always prefers the sender's network"),
     ("NCCL_IB_EVENT_BASED_LB*", "a port's share of a message always follows what it completes"),
     ("NCCL_IB_WQE_LATENCY_*", "FERRITE_STATS and the hang report tell of slow messages"),
     ("NCCL_IB_RAIL_POLICY", "rails are those that NCCL_IB_HCA names"),

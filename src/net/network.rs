@@ -4,6 +4,7 @@ use super::control::driver::ControlDriver;
 use super::control::notices::INIT;
 use super::control::periodic::PeriodicTask;
 use super::data::send::SendComm;
+use super::device::networks::Networks;
 use super::device::nic::Nic;
 use super::device::rail::Rail;
 use super::setup::connect::Connector;
@@ -29,6 +30,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Network {
     devices: Vec<Arc<Nic>>,
+    /// If connections may be moved to devices in the peer's network.
+    networks: Option<Arc<Networks>>,
     merges_any_ports: bool,
     names_operations: bool,
     other_profiler: Option<String>,
@@ -60,9 +63,11 @@ impl Network {
             open_stats(&config);
         }
         let merges_any_ports = config.merge_any;
+        let networks = config.subnet_aware.then(|| Arc::new(Networks::of(&devices)));
         let (connectors, control) = (Arc::default(), Mutex::default());
         let net = Self {
             devices,
+            networks,
             merges_any_ports,
             names_operations: config.profiler,
             other_profiler: config.other_profiler.clone(),
@@ -113,7 +118,7 @@ impl Network {
     pub fn listen(&self, device: &Arc<Nic>, of: NcclComm) -> Result<Listener> {
         self.connectors.sweep();
         let interface = self.interface.as_ref().ok_or_else(|| Error::internal("there are devices but no interface"))?;
-        Listener::new(Arc::clone(device), self.control()?, interface, of)
+        Listener::new(Arc::clone(device), self.networks.clone(), self.control()?, interface, of)
     }
 
     fn control(&self) -> Result<Arc<ControlDriver>> {
@@ -141,7 +146,9 @@ impl Network {
             Some(connector) => (cookie, connector),
             None => {
                 let cookie = u64::from_le_bytes(random::bytes()?).max(1);
-                (cookie, Connector::new(Arc::clone(device), handle, self.control()?, of))
+                let towards = |networks: &Arc<Networks>| networks.device_towards(device, &handle.known_gids(0));
+                let device = self.networks.as_ref().map_or_else(|| Arc::clone(device), towards);
+                (cookie, Connector::new(device, handle, self.control()?, of))
             }
         };
         // No lock is held here: creating queue pairs takes time.

@@ -2,6 +2,7 @@
 
 use super::codec::{Reader, Writer};
 use super::rail_weights::RailWeights;
+use super::recovery::rail_mask::RailMask;
 use super::stripe::Striping;
 use super::{MAX_QPS, MAX_RAILS, QpIndex, Violation, violation};
 
@@ -104,6 +105,13 @@ impl Endpoint {
         for rail in &mut self.rails {
             rail.qps.truncate(qps_per_rail);
         }
+    }
+
+    /// What is left of an end that has rails with the numbers `of`, over those of them that have the numbers `rails`.
+    #[must_use]
+    pub fn over(&self, of: RailMask, rails: RailMask) -> Self {
+        let left = of.iter().zip(&self.rails).filter(|(number, _)| rails.contains(*number));
+        Self { rails: left.map(|(_, rail)| rail.clone()).collect(), name: self.name.clone(), ..*self }
     }
 
     /// The shares with which rails begin that this end and `peer` have in common.

@@ -19,7 +19,7 @@ use super::recovery::rail_mask::RailMask;
 use super::recv::{Buffer, RecvFlow};
 use super::requests::RequestId;
 use super::send::{SendFlow, Transfer};
-use super::sim::{self, endpoint, identity};
+use super::sim::{self, endpoint};
 use super::stripe::Striping;
 use super::{MAX_GROUP, MAX_QPS, MAX_RAILS, QpIndex, RING_SLOTS, Violation};
 
@@ -56,15 +56,16 @@ fn bodies(bytes: &[u8]) {
     let Some(([what, rails, qps, is_changed], rest)) = bytes.split_first_chunk() else { return };
     let (rails, qps) = (1 + rails % 4, 1 + qps % 8);
     let body = |good: Vec<u8>| if is_changed % 4 == 0 { rest.to_vec() } else { changed(good, rest) };
-    let offer = hello(rails.into(), qps.into()).endpoint;
+    let hello = hello(rails.into(), qps.into());
+    let offer = hello.endpoint.clone();
     let mask = RailMask::first(rails);
     match what % 9 {
-        0 => check_hello(&body(hello(rails.into(), qps.into()).body())),
-        1 => check_reply(&body(reply(&offer, rails, qps).body()), &offer),
+        0 => check_hello(&body(hello.body())),
+        1 => check_reply(&body(reply(&hello, rails, qps).body()), &hello),
         2 => drop(Resume::parse(rest)),
         3 => {
             let address = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
-            let body = body(Handle { address, token: [0; 16] }.emit().to_vec());
+            let body = body(Handle::without_gids(address, [0; 16]).emit().to_vec());
             if let Some(Ok(handle)) = body.first_chunk::<HANDLE_BYTES>().map(Handle::parse) {
                 assert_eq!(Handle::parse(&handle.emit()), Ok(handle));
             }
@@ -94,15 +95,12 @@ fn changed(mut bytes: Vec<u8>, changes: &[u8]) -> Vec<u8> {
 /// A good first message of a sender with so many rails and queue pairs.
 pub(super) fn hello(rails: usize, qps: usize) -> Hello {
     let ring = Ring { addr: 1 << 40, slots: RING_SLOTS as u32, slot_room: 64 };
-    Hello { endpoint: endpoint(rails, qps, true), ring, token: [9; 16], identity: identity() }
+    Hello { token: [9; 16], ring, ..Hello::of(endpoint(rails, qps, true), ring) }
 }
 
 /// A good reply to that.
-fn reply(offer: &Endpoint, rails: u8, qps: u8) -> Reply {
-    let mut end = endpoint(rails.into(), qps.into(), true);
-    let terms = Negotiated::agree(offer, &end).expect("they fit");
-    end.truncate(terms.striping.rails().into(), terms.qps_per_rail());
-    Reply { endpoint: end, terms, identity: identity() }
+fn reply(hello: &Hello, rails: u8, qps: u8) -> Reply {
+    Reply::to(hello, hello.rails & RailMask::first(rails), endpoint(rails.into(), qps.into(), true))
 }
 
 fn is_within_bounds(end: &Endpoint) -> bool {
@@ -119,10 +117,10 @@ fn has_short_names(end: &Endpoint) -> bool {
 /// A first message is within bounds and is the same once it is written and read again, or is refused.
 pub(super) fn check_hello(body: &[u8]) {
     let Ok(hello) = Hello::parse(body) else { return };
-    if has_short_names(&hello.endpoint) {
+    if has_short_names(&hello.endpoint) && hello.left_out.len() <= 255 {
         assert_eq!(Hello::parse(&hello.body()).as_ref(), Ok(&hello));
     }
-    assert!(is_within_bounds(&hello.endpoint));
+    assert!(is_within_bounds(&hello.endpoint) && hello.rails.is_within(RailMask::first(hello.count)));
     assert_eq!(hello.ring.slots, RING_SLOTS as u32);
     let own = endpoint(2, 2, true);
     if let Ok(terms) = Negotiated::agree(&hello.endpoint, &own) {
@@ -132,11 +130,12 @@ pub(super) fn check_hello(body: &[u8]) {
 }
 
 /// A reply takes what was offered, and is the same once it is written and read again, or is refused.
-pub(super) fn check_reply(body: &[u8], offer: &Endpoint) {
-    let Ok(reply) = Reply::parse(body, offer) else { return };
-    assert!(is_within_bounds(&reply.endpoint));
-    if has_short_names(&reply.endpoint) {
-        assert_eq!(Reply::parse(&reply.body(), offer).as_ref(), Ok(&reply));
+pub(super) fn check_reply(body: &[u8], hello: &Hello) {
+    let offer = &hello.endpoint;
+    let Ok(reply) = Reply::parse(body, hello) else { return };
+    assert!(is_within_bounds(&reply.endpoint) && reply.rails.is_within(hello.rails));
+    if has_short_names(&reply.endpoint) && reply.left_out.len() <= 255 {
+        assert_eq!(Reply::parse(&reply.body(), hello).as_ref(), Ok(&reply));
     }
     let (striping, most) = (reply.terms.striping, offer.rails.first().map_or(0, |rail| rail.qps.len()));
     assert!(usize::from(striping.rails()) <= offer.rails.len());

@@ -1,6 +1,6 @@
 //! The 128 bytes that NCCL carries from a listener to the peer that shall connect to it.
 
-use super::{PROTOCOL_VERSION, Violation, violation};
+use super::{MAX_RAILS, PROTOCOL_VERSION, Violation, violation};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// Random bytes that tell a listener's own peer from everybody else who finds its port.
@@ -16,7 +16,7 @@ pub const HANDLE_BYTES: usize = 128;
 ///
 /// ```text
 /// byte 0       8        10      11      12    16         32    36     40         56          64
-///      magic   version  family  zero    port  address    scope  zero  token      cookie u64   zero…
+///      magic   version  family  zero    port  address    scope  zero  token      cookie u64   4 GIDs
 /// ```
 ///
 /// The cookie belongs to the connecting side: NCCL passes the same copy of the handle to every `connect` of one
@@ -27,10 +27,14 @@ pub struct Handle {
     pub address: SocketAddr,
     /// What a peer has to show.
     pub token: Token,
+    /// The GIDs of the listener's ports, in their order, by which the peer chooses its own; zero: the port has none now, or there is none.
+    pub gids: [[u8; 16]; MAX_RAILS],
 }
 
 const MAGIC: &[u8; 8] = b"FerrNet\0";
 const COOKIE: std::ops::Range<usize> = 56..64;
+const GIDS: std::ops::Range<usize> = 64..HANDLE_BYTES;
+const _: () = assert!(GIDS.end - GIDS.start == MAX_RAILS * 16);
 
 impl Handle {
     /// The bytes for NCCL, with no cookie.
@@ -51,6 +55,7 @@ impl Handle {
             }
         }
         b[40..56].copy_from_slice(&self.token);
+        b[GIDS].copy_from_slice(self.gids.as_flattened());
         b
     }
 
@@ -83,7 +88,20 @@ impl Handle {
         };
         let mut token = Token::default();
         token.copy_from_slice(&b[40..56]);
-        Ok(Self { address, token })
+        let mut gids = [[0; 16]; MAX_RAILS];
+        gids.as_flattened_mut().copy_from_slice(&b[GIDS]);
+        Ok(Self { address, token, gids })
+    }
+
+    /// A handle without GIDs.
+    pub fn without_gids(address: SocketAddr, token: Token) -> Self {
+        Self { address, token, gids: [[0; 16]; MAX_RAILS] }
+    }
+
+    /// The GIDs of the listener's ports that are known, that of the port in place `first` first.
+    pub fn known_gids(&self, first: usize) -> Vec<[u8; 16]> {
+        let order = [first].into_iter().chain((0..MAX_RAILS).filter(|place| *place != first));
+        order.filter_map(|place| self.gids.get(place)).filter(|gid| **gid != [0; 16]).copied().collect()
     }
 }
 
@@ -106,23 +124,33 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_handle_survives_nccl(address: SocketAddr, token: Token, number: u64) {
+        fn a_handle_survives_nccl(address: SocketAddr, token: Token, number: u64, gids: [[u8; 16]; 4]) {
             // Flow labels are not carried: sockets do not need them.
             let address = match address {
                 SocketAddr::V6(a) => SocketAddr::V6(SocketAddrV6::new(*a.ip(), a.port(), 0, a.scope_id())),
                 v4 => v4,
             };
-            let mut bytes = Handle { address, token }.emit();
+            let mut bytes = Handle { address, token, gids }.emit();
             prop_assert_eq!(cookie(&bytes), 0);
             set_cookie(&mut bytes, number);
-            prop_assert_eq!(Handle::parse(&bytes), Ok(Handle { address, token }));
+            prop_assert_eq!(Handle::parse(&bytes), Ok(Handle { address, token, gids }));
             prop_assert_eq!(cookie(&bytes), number);
         }
     }
 
     #[test]
+    fn the_gids_that_are_known_are_told_the_one_of_a_place_first() {
+        let mut handle = Handle::without_gids(SocketAddr::from(([127, 0, 0, 1], 1)), [1; 16]);
+        assert_eq!(handle.known_gids(0), [[0; 16]; 0]);
+        (handle.gids[0], handle.gids[2]) = ([1; 16], [3; 16]);
+        assert_eq!(handle.known_gids(0), [[1; 16], [3; 16]]);
+        assert_eq!(handle.known_gids(2), [[3; 16], [1; 16]]);
+        assert_eq!(handle.known_gids(7), [[1; 16], [3; 16]]);
+    }
+
+    #[test]
     fn another_version_is_named() {
-        let handle = Handle { address: SocketAddr::from(([127, 0, 0, 1], 1)), token: [1; 16] };
+        let handle = Handle::without_gids(SocketAddr::from(([127, 0, 0, 1], 1)), [1; 16]);
         let mut bytes = handle.emit();
         bytes[8] = 9;
         assert!(

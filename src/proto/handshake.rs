@@ -6,6 +6,8 @@ use super::endpoint::{Endpoint, RailEnd};
 use super::frame::{ALL_CONNECTIONS, Frame, Kind};
 use super::handle::{HANDLE_BYTES, Handle, Secret, Token};
 use super::identity::Identity;
+use super::recovery::message::rails_of_end;
+use super::recovery::rail_mask::RailMask;
 use super::stripe::Striping;
 use super::{MAX_QPS, MAX_RAILS, RING_SLOTS, Violation, violation};
 use std::fmt;
@@ -27,7 +29,13 @@ pub struct Ring {
 pub struct Hello {
     /// The token of the listener that it is for.
     pub token: Token,
-    /// The sender's end.
+    /// How many rails the sender has: the connection's rails have their numbers.
+    pub count: u8,
+    /// Those of them that it can use now.
+    pub rails: RailMask,
+    /// Why it cannot use the others, for people; empty: it can use all.
+    pub left_out: String,
+    /// The sender's end, with these rails in ascending order of their numbers.
     pub endpoint: Endpoint,
     /// Where the receiver puts its clear-to-sends.
     pub ring: Ring,
@@ -55,7 +63,11 @@ pub struct Resume {
 /// The receiver's answer. It is the receiver that decides; its end has just the rails and queue pairs that are to be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// The receiver's end.
+    /// The rails that the connection begins on, of those that the sender can use.
+    pub rails: RailMask,
+    /// Why it does not begin on the others, for people.
+    pub left_out: String,
+    /// The receiver's end, with these rails in ascending order of their numbers.
     pub endpoint: Endpoint,
     /// The terms.
     pub terms: Negotiated,
@@ -66,7 +78,9 @@ pub struct Reply {
 /// What holds for both ends of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
-    /// Rails and queue pairs, and how messages are laid over them.
+    /// How many rails the connection has. It may begin on some of them.
+    pub count: u8,
+    /// The rails that it begins on and their queue pairs, and how messages are laid over them.
     pub striping: Striping,
     /// Whether data and immediate of a large message are posted apart.
     pub adaptive_routing: bool,
@@ -77,8 +91,11 @@ pub struct Negotiated {
 /// For the log.
 impl fmt::Display for Negotiated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { striping, adaptive_routing, failover } = *self;
+        let Self { count, striping, adaptive_routing, failover } = *self;
         write!(f, "{} rail(s) with {} queue pair(s) each", striping.rails(), striping.qps_per_rail())?;
+        if count != striping.rails() {
+            write!(f, " (numbers {} of {count})", striping.rail_numbers())?;
+        }
         if striping.is_split() {
             f.write_str(", messages are cut")?;
         }
@@ -113,10 +130,17 @@ impl Negotiated {
             return Err(violation!("no queue pair to use"));
         }
         Ok(Self {
+            count: rails.len() as u8,
             striping: Striping::new(rails.len() as u8, qps as u8, sender.split && receiver.split),
             adaptive_routing: sender.adaptive_routing || receiver.adaptive_routing,
             failover: sender.failover && receiver.failover,
         })
+    }
+
+    /// The same for a connection of `count` rails that begins on those with these `numbers`, which are as many as were agreed on.
+    #[must_use]
+    pub fn over(self, count: u8, numbers: RailMask) -> Self {
+        Self { count, striping: self.striping.over(numbers), ..self }
     }
 
     /// Queue pairs on each rail.
@@ -126,7 +150,7 @@ impl Negotiated {
 
     /// Bytes of a clear-to-send.
     pub fn slot_bytes(&self) -> usize {
-        cts_halves(self.striping.rails().into()) * Cts::BYTES
+        cts_halves(self.count.into()) * Cts::BYTES
     }
 }
 
@@ -140,6 +164,9 @@ impl Hello {
     pub fn body(&self) -> Vec<u8> {
         let mut body = Writer::default();
         body.bytes(&self.token);
+        body.u8(self.count);
+        body.u8(self.rails.0);
+        body.name(&self.left_out);
         self.endpoint.emit(&mut body);
         body.u64(self.ring.addr);
         body.u32(self.ring.slots);
@@ -155,18 +182,22 @@ impl Hello {
     pub fn parse(body: &[u8]) -> Result<Self, Violation> {
         let mut body = Reader(body);
         let token = body.array()?;
+        let count = body.count(MAX_RAILS, "rails")?;
+        let numbers = body.u8()?;
+        let left_out = body.name()?;
         let endpoint = Endpoint::parse(&mut body)?;
+        let rails = rails_of_end(numbers, RailMask::first(count), &endpoint)?;
         let ring = Ring { addr: body.u64()?, slots: body.u32()?, slot_room: body.u32()? };
         let identity = Identity::parse(&mut body)?;
         body.end()?;
         if ring.slots as usize != RING_SLOTS {
             return Err(violation!("a ring of {} slots; {RING_SLOTS} are expected", ring.slots));
         }
-        let needed = cts_halves(endpoint.rails.len()) * Cts::BYTES;
+        let needed = cts_halves(count.into()) * Cts::BYTES;
         if (ring.slot_room as usize) < needed {
             return Err(violation!("a ring with {} bytes for a slot; {needed} are needed", ring.slot_room));
         }
-        Ok(Self { token, endpoint, ring, identity })
+        Ok(Self { token, count, rails, left_out, endpoint, ring, identity })
     }
 
     /// The token of the listener that a hello with this body is for; nothing else of it is looked at.
@@ -181,7 +212,7 @@ impl Hello {
 impl Caller {
     /// As a frame: a handle of no listener.
     pub fn frame(&self) -> Frame {
-        let handle = Handle { address: self.address, token: Token::default() };
+        let handle = Handle::without_gids(self.address, Token::default());
         Frame { kind: Kind::Commit, secret: ALL_CONNECTIONS, body: handle.emit().to_vec() }
     }
 
@@ -225,10 +256,11 @@ impl Reply {
 
     /// The body of that frame.
     pub fn body(&self) -> Vec<u8> {
-        let Negotiated { striping, adaptive_routing, failover } = self.terms;
+        let Negotiated { count: _, striping, adaptive_routing, failover } = self.terms;
         let mut body = Writer::default();
+        body.u8(self.rails.0);
+        body.name(&self.left_out);
         self.endpoint.emit(&mut body);
-        body.u8(striping.rails());
         body.u8(striping.qp_count());
         body.u8(u8::from(striping.is_split()));
         body.u8(u8::from(adaptive_routing));
@@ -237,32 +269,62 @@ impl Reply {
         body.0
     }
 
-    /// Reads a frame's body; `offered` is what this process had said in its hello.
+    /// Reads a frame's body; `hello` is what this process had said.
     ///
     /// # Errors
     /// It is too short or too long, or the terms are not within what was offered.
-    pub fn parse(body: &[u8], offered: &Endpoint) -> Result<Self, Violation> {
+    pub fn parse(body: &[u8], hello: &Hello) -> Result<Self, Violation> {
         let mut body = Reader(body);
+        let numbers = body.u8()?;
+        let left_out = body.name()?;
         let endpoint = Endpoint::parse(&mut body)?;
-        let (rails, qps) = (body.count(MAX_RAILS, "rails")?, body.count(MAX_QPS, "queue pairs")?);
+        let numbers = rails_of_end(numbers, hello.rails, &endpoint)?;
+        let rails = numbers.count();
+        let qps = body.count(MAX_QPS, "queue pairs")?;
         let (split, adaptive_routing, failover) = (body.flag()?, body.flag()?, body.flag()?);
         let identity = Identity::parse(&mut body)?;
         body.end()?;
-        let terms = Negotiated { striping: Striping::new(rails, qps / rails, split), adaptive_routing, failover };
+        let striping = Striping::new(rails, qps / rails, split).over(numbers);
+        let terms = Negotiated { count: hello.count, striping, adaptive_routing, failover };
         let mut rest = endpoint.clone();
         rest.truncate(rails.into(), terms.qps_per_rail());
-        if terms != Negotiated::agree(offered, &endpoint)? || rest != endpoint || terms.striping.qp_count() != qps {
+        let offered = hello.endpoint.over(hello.rails, numbers);
+        let due = Negotiated::agree(&offered, &endpoint)?.over(hello.count, numbers);
+        if terms != due || rest != endpoint || terms.striping.qp_count() != qps {
             return Err(violation!("{} answered with terms that do not follow from both ends: {terms}", endpoint.name));
         }
-        Ok(Self { endpoint, terms, identity })
+        Ok(Self { rails: numbers, left_out, endpoint, terms, identity })
+    }
+}
+
+/// For tests: good messages.
+#[cfg(any(test, fuzzing))]
+impl Hello {
+    /// That of `endpoint`, which has all of its rails.
+    pub(super) fn of(endpoint: Endpoint, ring: Ring) -> Self {
+        let count = endpoint.rails.len() as u8;
+        let (rails, identity) = (RailMask::first(count), super::sim::identity());
+        Self { token: [6; 16], count, rails, left_out: String::new(), endpoint, ring, identity }
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+impl Reply {
+    /// That of `endpoint` to `hello`, for these rails.
+    pub(super) fn to(hello: &Hello, rails: RailMask, mut endpoint: Endpoint) -> Self {
+        let offered = hello.endpoint.over(hello.rails, rails);
+        let terms = Negotiated::agree(&offered, &endpoint).expect("they fit").over(hello.count, rails);
+        endpoint.truncate(rails.count().into(), terms.qps_per_rail());
+        Self { rails, left_out: String::new(), endpoint, terms, identity: super::sim::identity() }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::QpIndex;
     use crate::proto::endpoint::QpEnd;
-    use crate::proto::sim::{endpoint, identity};
+    use crate::proto::sim::endpoint;
     use proptest::prelude::*;
 
     const RING: Ring = Ring { addr: 0xdead_beef, slots: RING_SLOTS as u32, slot_room: 64 };
@@ -272,43 +334,62 @@ mod tests {
         for (ours, theirs, rails, qps) in
             [((1, 4), (1, 2), 1, 2), ((2, 4), (1, 32), 1, 4), ((4, 9), (3, 2), 3, 2), ((4, 8), (4, 9), 4, 8)]
         {
-            let hello =
-                Hello { endpoint: endpoint(ours.0, ours.1, true), ring: RING, token: [6; 16], identity: identity() };
+            let hello = Hello::of(endpoint(ours.0, ours.1, true), RING);
             assert_eq!(Hello::parse(&hello.frame([0; 16]).body).as_ref(), Ok(&hello));
             let mut end = endpoint(theirs.0, theirs.1, true);
             let terms = Negotiated::agree(&hello.endpoint, &end).expect("they fit");
             assert_eq!(
                 terms,
                 Negotiated {
+                    count: rails,
                     striping: Striping::new(rails, qps, true),
                     adaptive_routing: ours.1 == 2 || theirs.1 == 2,
                     failover: true,
                 }
             );
             end.truncate(terms.striping.rails().into(), terms.qps_per_rail());
-            let reply = Reply { endpoint: end.clone(), terms, identity: identity() };
-            assert_eq!(Reply::parse(&reply.frame([0; 16]).body, &hello.endpoint), Ok(reply));
+            let reply = Reply::to(&hello, RailMask::first(terms.striping.rails()), end.clone());
+            assert_eq!(Reply::parse(&reply.frame([0; 16]).body, &hello).as_ref(), Ok(&reply));
             end.rails[0].qps.push(QpEnd { qpn: 1, psn: 1, ece: None });
-            let wrong = Reply { endpoint: end, terms, identity: identity() };
-            assert!(Reply::parse(&wrong.frame([0; 16]).body, &hello.endpoint).is_err());
+            let wrong = Reply { endpoint: end, ..reply };
+            assert!(Reply::parse(&wrong.frame([0; 16]).body, &hello).is_err());
         }
+    }
+
+    #[test]
+    fn a_connection_may_begin_on_some_of_its_rails() {
+        let mut hello = Hello::of(endpoint(3, 2, true), RING);
+        hello.endpoint.rails.remove(1);
+        (hello.rails, hello.left_out) = (RailMask(0b101), "rail 1: its port is down".into());
+        assert_eq!(Hello::parse(&hello.body()).as_ref(), Ok(&hello));
+        let mut reply = Reply::to(&hello, RailMask(0b100), endpoint(1, 2, true));
+        reply.left_out = "rail 0: no port".into();
+        assert_eq!(Reply::parse(&reply.body(), &hello).as_ref(), Ok(&reply));
+        assert_eq!((reply.terms.count, reply.terms.slot_bytes()), (3, 64), "room for all of its rails");
+        assert_eq!(reply.terms.striping.rail_of(QpIndex(1)), 2);
+        for rails in [RailMask(0b010), RailMask(0b1000), RailMask(0b101), RailMask::NONE] {
+            let wrong = Reply { rails, ..reply.clone() };
+            assert!(Reply::parse(&wrong.body(), &hello).is_err(), "{rails}");
+        }
+        let more = Hello { rails: RailMask(0b111), ..hello.clone() };
+        assert!(Hello::parse(&more.body()).is_err(), "there are queue pairs on two");
+        assert!(Hello::parse(&Hello { count: 2, ..hello }.body()).is_err(), "rail 2 of two");
     }
 
     #[test]
     fn a_connection_is_recovered_only_if_both_ends_would() {
         for (sender, receiver) in [(true, true), (true, false), (false, true), (false, false)] {
-            let mut hello = Hello { endpoint: endpoint(2, 1, true), ring: RING, token: [6; 16], identity: identity() };
+            let mut hello = Hello::of(endpoint(2, 1, true), RING);
             hello.endpoint.failover = sender;
             assert_eq!(Hello::parse(&hello.body()).as_ref(), Ok(&hello));
             let mut end = endpoint(2, 1, true);
             end.failover = receiver;
             let terms = Negotiated::agree(&hello.endpoint, &end).expect("they fit");
             assert_eq!(terms.failover, sender && receiver, "{sender} {receiver}");
-            let reply = Reply { endpoint: end.clone(), terms, identity: identity() };
-            assert_eq!(Reply::parse(&reply.body(), &hello.endpoint), Ok(reply));
-            let other =
-                Reply { endpoint: end, terms: Negotiated { failover: !terms.failover, ..terms }, identity: identity() };
-            assert!(Reply::parse(&other.body(), &hello.endpoint).is_err(), "that does not follow from both ends");
+            let reply = Reply::to(&hello, hello.rails, end);
+            assert_eq!(Reply::parse(&reply.body(), &hello).as_ref(), Ok(&reply));
+            let other = Reply { terms: Negotiated { failover: !terms.failover, ..terms }, ..reply };
+            assert!(Reply::parse(&other.body(), &hello).is_err(), "that does not follow from both ends");
         }
     }
 
@@ -336,7 +417,8 @@ mod tests {
 
     #[test]
     fn the_longest_hello_fits_a_frame() {
-        let mut hello = Hello { endpoint: endpoint(4, 8, true), ring: RING, token: [6; 16], identity: identity() };
+        let mut hello = Hello::of(endpoint(4, 8, true), RING);
+        hello.left_out = "w".repeat(300);
         hello.endpoint.name = "x".repeat(300);
         hello.identity.host = "z".repeat(300);
         hello.endpoint.rails.iter_mut().for_each(|rail| rail.name = "y".repeat(300));
@@ -361,7 +443,7 @@ mod tests {
     #[test]
     fn a_ring_of_another_size_is_refused() {
         let refused = |rails, ring| {
-            let hello = Hello { endpoint: endpoint(rails, 1, false), ring, token: [6; 16], identity: identity() };
+            let hello = Hello::of(endpoint(rails, 1, false), ring);
             Hello::parse(&hello.frame([0; 16]).body).is_err()
         };
         assert!(refused(1, Ring { slots: 1 << 20, ..RING }));
@@ -372,7 +454,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_cut_of_a_hello_is_refused(cut in 0usize..150) {
-            let body = Hello { endpoint: endpoint(2, 4, true), ring: RING, token: [6; 16], identity: identity() }.frame([0; 16]).body;
+            let body = Hello::of(endpoint(2, 4, true), RING).frame([0; 16]).body;
             prop_assert!(Hello::parse(&body[..body.len() - 1 - cut]).is_err());
         }
 
@@ -391,9 +473,8 @@ mod tests {
     #[test]
     fn the_clear_to_sends_of_three_rails_have_64_bytes() {
         let bytes = |rails| {
-            let terms =
-                Negotiated { striping: Striping::new(rails, 2, false), adaptive_routing: false, failover: false };
-            terms.slot_bytes()
+            let striping = Striping::new(rails, 2, false);
+            Negotiated { count: rails, striping, adaptive_routing: false, failover: false }.slot_bytes()
         };
         assert_eq!([1, 2, 3, 4].map(bytes), [32, 32, 64, 64]);
     }

@@ -6,13 +6,13 @@ use super::cts::{Cts, CtsWords, SlotIndex};
 use super::frame::{Assembler, Frame, Kind};
 use super::fuzz::{Arriving, check_hello, check_recovery, check_reply, check_stripes, hello, receive};
 use super::handle::{HANDLE_BYTES, Handle, Token};
-use super::handshake::{Hello, Negotiated, Reply, Resume};
+use super::handshake::{Hello, Reply, Resume};
 use super::imm::LengthCode;
 use super::rail_weights::RailWeights;
 use super::recovery::account::{Account, MissingMessage};
 use super::recovery::message::Message;
 use super::send::{SendFlow, Transfer};
-use super::sim::{endpoint, identity};
+use super::sim::endpoint;
 use super::stripe::Striping;
 use super::{MAX_GROUP, MAX_MESSAGE, PROTOCOL_VERSION};
 use proptest::collection::vec;
@@ -75,18 +75,15 @@ proptest! {
 
     #[test]
     fn a_changed_reply_is_what_was_offered_or_refused(rails in 1usize..=4, qps in 1usize..=8, changes in vec(change(), 1..6)) {
-        let offer = hello(rails, qps).endpoint;
-        let mut end = endpoint(rails, qps, true);
-        let terms = Negotiated::agree(&offer, &end).expect("they fit");
-        end.truncate(terms.striping.rails().into(), terms.qps_per_rail());
-        let good = Reply { endpoint: end, terms, identity: identity() };
-        check_reply(&changed(good.body(), &changes), &offer);
+        let hello = hello(rails, qps);
+        let good = Reply::to(&hello, hello.rails, endpoint(rails, qps, true));
+        check_reply(&changed(good.body(), &changes), &hello);
     }
 
     /// No random body of these lengths is valid; each is refused with a text.
     #[test]
     fn a_random_body_is_refused_with_a_text_unless_it_is_a_resumption(body in vec(any::<u8>(), 0..600)) {
-        let own = endpoint(2, 5, true);
+        let own = hello(2, 5);
         for refusal in [Hello::parse(&body).expect_err("a hello"), Reply::parse(&body, &own).expect_err("a reply")] {
             prop_assert!(!refusal.text().is_empty());
         }
@@ -99,7 +96,7 @@ proptest! {
         version in prop_oneof![4 => Just(PROTOCOL_VERSION), 1 => any::<u16>()], family in prop_oneof![2 => Just(4), 2 => Just(6), 1 => any::<u8>()],
     ) {
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
-        let mut bytes = Handle { address, token: TOKEN }.emit();
+        let mut bytes = Handle::without_gids(address, TOKEN).emit();
         bytes[0] ^= u8::from(!is_ours);
         bytes[8..10].copy_from_slice(&version.to_le_bytes());
         bytes[10] = family;
@@ -114,7 +111,7 @@ proptest! {
                 prop_assert_eq!(Handle::parse(&written), Ok(handle));
                 let end = if family == 4 { 20 } else { 36 };
                 prop_assert_eq!((&written[12..14], &written[16..end]), (&bytes[12..14], &bytes[16..end]), "port, address");
-                prop_assert_eq!(&written[40..56], &bytes[40..56], "the token");
+                prop_assert_eq!((&written[40..56], &written[64..]), (&bytes[40..56], &bytes[64..]), "the token, the GIDs");
                 return Ok(());
             }
         };

@@ -59,20 +59,25 @@ pub struct RecvFlow {
 }
 
 impl RecvFlow {
-    /// A flow with nothing posted.
+    /// A flow with nothing posted, of a connection that begins on all of its rails.
     pub fn new(striping: Striping) -> Self {
+        Self::over(striping, striping.rails())
+    }
+
+    /// The same of a connection of `count` rails that begins on those that `striping` names.
+    pub fn over(striping: Striping, count: u8) -> Self {
         let receives = Receives::default();
         let mut window = CtsWindow::new();
         window.set_limit(receives.most_messages());
         Self {
             striping,
-            shadow: CtsShadow::new(striping.rails()),
+            shadow: CtsShadow::new(count),
             arrivals: Box::new([Arrival::new(RequestId::from_bits(0), 0, 0); RING_SLOTS]),
             window,
             receives,
             requests: Requests::default(),
             done: [0; MAX_GROUP],
-            all_rails: striping.rail_numbers(),
+            all_rails: RailMask::first(count),
             earlier_rails: Vec::new(),
         }
     }

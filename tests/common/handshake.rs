@@ -33,7 +33,7 @@ pub(crate) fn hello_on(stream: &mut TcpStream) -> Frame {
 /// The hello that the plugin itself says for device 1, made out to the listener `to`; its queue pairs are gone by then.
 pub(crate) fn hello(worker: &WorkerCtx, transport: &Transport, to: &Address) -> Result<Vec<u8>> {
     let socket = port::listener();
-    let decoy = Address { address: socket.local_addr().expect("an address"), token: to.token };
+    let decoy = Address { address: socket.local_addr().expect("an address"), ..*to };
     let mut handle = Handle(decoy.emit());
     let mut deadline = worker.deadline("the plugin's hello");
     let mut client = None;

@@ -35,7 +35,7 @@ impl SilentPort {
     }
 
     fn handle(&self) -> Handle {
-        Handle(Address { address: self.address, token: [5; 16] }.emit())
+        Handle(Address::without_gids(self.address, [5; 16]).emit())
     }
 }
 
@@ -107,7 +107,7 @@ fn a_control_connection_that_ends_before_the_listener_answers_is_dialled_again()
             }
         });
         let transport = plugin_transport()?;
-        let mut handle = Handle(Address { address, token: [5; 16] }.emit());
+        let mut handle = Handle(Address::without_gids(address, [5; 16]).emit());
         let mut deadline = worker.deadline("a refusal");
         while let Ok(none) = transport.connect(0, &mut handle) {
             assert!(none.is_none(), "it is no listener");

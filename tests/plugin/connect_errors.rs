@@ -40,7 +40,7 @@ fn error_of(worker: &WorkerCtx, transport: &Transport, handle: &mut Handle) -> R
 fn connect_to(worker: &WorkerCtx, play: impl FnOnce(TcpStream, Address) + Send) -> Result<Error> {
     let transport = plugin_transport()?;
     let socket = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
-    let to = Address { address: socket.local_addr().expect("an address"), token: [5; 16] };
+    let to = Address::without_gids(socket.local_addr().expect("an address"), [5; 16]);
     let mut handle = Handle(to.emit());
     std::thread::scope(|scope| {
         scope.spawn(move || play(socket.accept().expect("a client").0, to));
@@ -91,7 +91,7 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
         assert!(last.iter().any(|line| line.contains("closed the connection")), "{last:#?}");
         // One whose port nobody has is not waited for.
         let port = RefusingPort::new();
-        let to = Address { address: port.address(), token: [5; 16] };
+        let to = Address::without_gids(port.address(), [5; 16]);
         let (transport, mut handle) = (plugin_transport()?, Handle(to.emit()));
         let error = error_of(worker, &transport, &mut handle)?;
         assert_eq!(code(error), remote);
@@ -106,7 +106,7 @@ fn an_address_that_the_kernel_refuses_is_named_at_once() -> Result<()> {
     let setting = require!(setting());
     alone(&setting.env("FERRITE_HANDSHAKE_TIMEOUT", "1"), |worker| {
         let address = SocketAddr::from(([0xfe80, 0, 0, 0, 0, 0, 0, 1], 9));
-        let (transport, mut handle) = (plugin_transport()?, Handle(Address { address, token: [5; 16] }.emit()));
+        let (transport, mut handle) = (plugin_transport()?, Handle(Address::without_gids(address, [5; 16]).emit()));
         let error = error_of(worker, &transport, &mut handle)?;
         assert!(matches!(error, Error::Call { code: abi::ncclSystemError, .. }), "{error}");
         assert_logged("connecting to [fe80::1]:9 failed: ");

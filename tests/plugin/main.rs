@@ -20,6 +20,7 @@ mod lanes;
 mod missing_devices;
 mod nccl_log;
 mod network_events;
+mod networks;
 mod port_scan;
 mod qp_connect;
 mod rails;

@@ -5,6 +5,7 @@
 mod common;
 
 mod addresses;
+mod begin;
 mod control;
 mod ends;
 mod errors;
@@ -16,6 +17,7 @@ mod losses;
 mod many;
 mod model;
 mod moves;
+mod pairs;
 mod path_mtus;
 mod paths;
 mod ports;

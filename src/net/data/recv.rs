@@ -118,7 +118,7 @@ impl PreparedPath {
     /// # Errors
     /// The device refuses the receives; or clear-to-sends can neither be inline nor in registered memory.
     pub fn new(mut qps: QpSet, ring: Ring, terms: &Negotiated, stats: ConnStats) -> Result<Self> {
-        let flow = RecvFlow::new(terms.striping);
+        let flow = RecvFlow::over(terms.striping, terms.count);
         qps.keep_receives(flow.receives())?;
         let cts_sender = CtsSender::new(&qps, ring, terms.slot_bytes())?;
         Ok(Self { flow, qps, ring: (ring, terms.slot_bytes()), cts_sender, stats })

@@ -141,8 +141,8 @@ impl SendComm {
         if nic.plan.lanes {
             flow.use_lanes();
         }
-        let has_one_rail = !qps.are_on_several_rails();
-        let is_plain = has_one_rail && !flow.has_lanes();
+        let has_one_rail = terms.count == 1;
+        let is_plain = !qps.are_on_several_rails() && !flow.has_lanes();
         qps.watch(&peer);
         let sticky_error = StickyError::new("sending to");
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));

@@ -1,6 +1,6 @@
 //! Network devices as NCCL sees them: cards, their ports, and GPUDirect RDMA.
 //!
-//! [`gdr`] and [`open_device`] ← [`card`] ← [`gid_table`] ← [`rail`] ← [`spares`], [`queue_pair_plan`] and [`round_trips`] ← [`nic`] ← [`conn_memory`].
+//! [`gdr`] and [`open_device`] ← [`card`] ← [`gid_table`] ← [`rail`] ← [`spares`], [`queue_pair_plan`], [`pairing`] and [`round_trips`] ← [`nic`] ← [`networks`] and [`conn_memory`].
 //!
 //! A card stays when its device is lost; the device that comes back is opened again, as another [`open_device::OpenDevice`]. Whoever
 //! makes something on a card takes the device that is open then.
@@ -9,8 +9,10 @@ pub mod card;
 pub mod conn_memory;
 pub mod gdr;
 pub mod gid_table;
+pub mod networks;
 pub mod nic;
 pub mod open_device;
+pub mod pairing;
 pub mod queue_pair_plan;
 pub mod rail;
 pub mod round_trips;

@@ -3,6 +3,7 @@
 use super::card::Card;
 use super::gdr::Gdr;
 use super::gid_table::{Choice, GidTable};
+use super::pairing::Nearness;
 use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::host::gid::{self, GidEntry, Preference};
@@ -147,28 +148,70 @@ impl Rail {
     /// # Errors
     /// The port is down or has no usable GID.
     pub fn local_address(&self) -> Result<LocalAddress> {
-        self.address_towards(None)
+        self.address_towards(&[])
     }
 
-    /// Queries the port and chooses the GID. A GID in the network of `peer` is preferred, if that is known. A device that is lost is
-    /// opened again, if it is back.
+    /// Queries the port and chooses the GID. One in the network of one of these `peers` is preferred, of the first of them if there are
+    /// several. A device that is lost is opened again, if it is back.
     ///
     /// # Errors
     /// The device is lost, or the port is down or has no usable GID.
-    pub fn address_towards(&self, peer: Option<[u8; 16]>) -> Result<LocalAddress> {
+    pub fn address_towards(&self, peers: &[[u8; 16]]) -> Result<LocalAddress> {
+        self.address_at(self.active_port()?, peers)
+    }
+
+    /// The state of the port.
+    ///
+    /// # Errors
+    /// The device is lost, or the port is down.
+    fn active_port(&self) -> Result<PortAttributes> {
         let port = self.card.living_device()?.context.port(self.port)?;
         if !port.active {
             return Err(Error::os(format_args!("using {}: the port is down", self.name), libc::ENETDOWN).recoverable());
         }
+        Ok(port)
+    }
+
+    /// Chooses the GID while the port is in this state.
+    fn address_at(&self, port: PortAttributes, peers: &[[u8; 16]]) -> Result<LocalAddress> {
         let gid = match self.config.gid_index {
             // The setting is for RoCE only, as in NCCL's built-in transport: a site may set it for all of its hosts.
             _ if port.is_infiniband() => self.infiniband_gid(),
             Some(index) => {
                 self.gids.entry(i32::from(index)).ok_or_else(|| self.no_such_entry(index, port.gid_count))?
             }
-            None => self.automatic_gid(port.gid_count, peer)?,
+            None => self.automatic_gid(port.gid_count, peers)?,
         };
         Ok(LocalAddress { port, gid })
+    }
+
+    /// How near the port is to each of `peers`, whose GIDs may be unknown; and its address towards each.
+    ///
+    /// # Errors
+    /// As [`Self::address_towards`].
+    pub fn nearness(&self, peers: &[Option<[u8; 16]>]) -> Result<Vec<(LocalAddress, Nearness)>> {
+        let port = self.active_port()?;
+        peers
+            .iter()
+            .map(|peer| {
+                let address = self.address_at(port, peer.as_slice())?;
+                Ok((address, peer.map_or(Nearness::Unknown, |peer| self.nearness_of(&address, &peer))))
+            })
+            .collect()
+    }
+
+    /// How near `address`, which is this port's, is to the GID of a peer's port.
+    pub fn nearness_of(&self, address: &LocalAddress, peer: &[u8; 16]) -> Nearness {
+        let own = &address.gid.gid;
+        let is_near = match address.port.is_infiniband() {
+            true => own[..8] == peer[..8],
+            false => gid::are_in_one_network(own, peer, self.config.subnet_bits),
+        };
+        match () {
+            () if is_near => Nearness::Near,
+            () if address.port.is_infiniband() || gid::are_of_one_kind(own, peer) => Nearness::Far,
+            () => Nearness::Impossible,
+        }
     }
 
     /// The index of `address` in the GID table now. It may have changed since the address was chosen.
@@ -193,19 +236,31 @@ impl Rail {
         routable.or_else(|| self.gids.entry(0)).unwrap_or(GidEntry { index: 0, gid: [0; 16], roce_version: None })
     }
 
-    /// The best entry of the table.
-    fn automatic_gid(&self, count: i32, peer: Option<[u8; 16]>) -> Result<GidEntry> {
-        let want = self.preference(peer);
-        let chosen = self.gids.choose(count, &want, self.card.is_watched());
-        let Some(Choice { entry, before }) = chosen else {
+    /// The best entry of the table: in the network of one of `peers`, or else what suits the first of them.
+    fn automatic_gid(&self, count: i32, peers: &[[u8; 16]]) -> Result<GidEntry> {
+        let choose = |want| self.gids.choose(count, &want, self.card.is_watched()).map(|choice| (choice, want));
+        let near = peers.get(1..).unwrap_or_default().iter();
+        let near = near.map(|peer| self.preference(Some(*peer))).filter_map(choose);
+        let first = choose(self.preference(peers.first().copied()));
+        let is_near = |(choice, want): &(Choice, Preference)| choice.entry.is_in_peers_network(want);
+        let chosen = match first {
+            Some(first) if peers.len() > 1 && !is_near(&first) => { near }.find(is_near).or(Some(first)),
+            first => first,
+        };
+        let Some((chosen, want)) = chosen else {
             let operation = format_args!("{}: the port has no GID (no IP address?)", self.name);
             return Err(Error::os(operation, libc::EADDRNOTAVAIL).recoverable());
         };
+        self.log_change(chosen, &want);
+        Ok(chosen.entry)
+    }
+
+    /// Logs it if another entry is used than before.
+    fn log_change(&self, Choice { entry, before }: Choice, want: &Preference) {
         if let Some(old) = before {
-            let (name, why, index) = (&self.name, gid::reason(&entry, &want), entry.index);
+            let (name, why, index) = (&self.name, gid::reason(&entry, want), entry.index);
             log::info!("{name}: GID {index} {} ({why}) is used from now on; it was {}", entry.address(), old.address());
         }
-        Ok(entry)
     }
 
     fn no_such_entry(&self, index: u8, count: i32) -> Error {

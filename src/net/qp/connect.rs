@@ -128,7 +128,7 @@ impl ConnectingQpSet {
             else {
                 return Err(is_missing(index));
             };
-            let path = ends.path(*local, far, self.connected.priority)?;
+            let path = ends.path(*local, far, self.connected.priority).map_err(|e| e.on_rail(ends.number))?;
             let has_lanes = striping.qp_count() > striping.rails();
             let labels = &self.connected.labels;
             let flow_label = if has_lanes { labels.of(ends.number, index.0 / striping.rails()) } else { 0 };

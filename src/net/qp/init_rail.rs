@@ -21,6 +21,17 @@ pub(in crate::net) struct InitRailQps {
     pub(in crate::net) qps: Vec<InitQueuePair>,
 }
 
+/// The port that a rail uses.
+#[derive(Debug, Clone)]
+pub struct RailPort {
+    /// The rail's number.
+    pub number: u8,
+    /// The port.
+    pub port: Arc<Rail>,
+    /// GIDs of the peer, as far as they are known: a GID near to one of them is chosen, near to the first of them if there are several.
+    pub towards: Vec<[u8; 16]>,
+}
+
 /// What the queue pairs on one rail share.
 #[derive(Debug)]
 pub(in crate::net) struct QpSetRail {
@@ -41,19 +52,18 @@ pub(in crate::net) struct QpSetRail {
 }
 
 impl InitRailQps {
-    /// Up to `count` on a rail, the port of which is given with its number: fewer if they are lanes, and the device has no more. If they are
+    /// Up to `count` on the port of a rail: fewer if they are lanes, and the device has no more. If they are
     /// `more_than` the connection had, it has these again unless the device has as many besides: those of connections that are about to
     /// have new ones have to be left. Where lanes are automatic, the card's budget has to have them, or there is one.
     pub(super) fn new(
         nic: &Nic,
-        (number, port): (u8, &Arc<Rail>),
+        RailPort { number, port, towards }: &RailPort,
         (count, more_than): (usize, Option<usize>),
         caps: QpCaps,
-        peer: Option<[u8; 16]>,
     ) -> Result<Self> {
         let lanes = lease(port, count);
         let count = if port.config.automatic_lanes && lanes.is_none() { count.min(1) } else { count };
-        let address = port.address_towards(peer)?;
+        let address = port.address_towards(towards)?;
         let entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
         let device = port.card.device();
         let sink = device.sink()?;
@@ -80,7 +90,7 @@ impl InitRailQps {
             }
         }
         let (port, mtu) = (Arc::clone(port), address.port.mtu);
-        let on = QpSetRail { number, port, device, address, queue, lanes, mtu, sink };
+        let on = QpSetRail { number: *number, port, device, address, queue, lanes, mtu, sink };
         let mut this = Self { on, qps };
         this.truncate(count);
         Ok(this)

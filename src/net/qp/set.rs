@@ -2,7 +2,7 @@
 
 use super::failure::failure;
 use super::go_on::handle_unless_over;
-use super::init_rail::{InitRailQps, QpSetRail};
+use super::init_rail::{InitRailQps, QpSetRail, RailPort};
 use super::priority::Priority;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
@@ -15,6 +15,7 @@ use crate::proto::endpoint::{Endpoint, SINK_BYTES};
 use crate::proto::handshake::Negotiated;
 use crate::proto::lanes::FlowLabels;
 use crate::proto::recovery::path_mtu::{PathMtus, Ports};
+use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::stripe::Striping;
 use crate::proto::{self, MAX_QPS};
 use crate::stats::record::ConnStats;
@@ -67,28 +68,23 @@ pub struct QpSet {
 }
 
 impl InitQpSet {
-    /// Creates up to `per_rail` queue pairs with capacities `caps` on each of `ports`, of which each has the number of its rail, as
-    /// many as [`MAX_QPS`] allows. If that is `more_than` the connection had, it has these again where a device is short of queue pairs. If the
-    /// `peer`'s end is known, it has the same rails, and GIDs are chosen for the peer's.
+    /// Creates up to `per_rail` queue pairs with capacities `caps` on each of `ports`, as many as [`MAX_QPS`] allows. If that is `more_than` the
+    /// connection had, it has these again where a device is short of queue pairs.
     ///
     /// # Errors
     /// A port is down, or a device has no more queues.
     pub fn new(
         nic: &Nic,
-        ports: &[(u8, Arc<Rail>)],
+        ports: &[RailPort],
         (per_rail, more_than): (usize, Option<usize>),
         caps: QpCaps,
-        peer: Option<&Endpoint>,
     ) -> Result<Self> {
         let config = &nic.config;
         let caps = if config.inline_data { caps } else { QpCaps { max_inline_data: 0, ..caps } };
         let count = per_rail.min(MAX_QPS / ports.len().max(1));
-        let peer_gid = |place: usize| peer.and_then(|peer| peer.rails.get(place)).map(|end| end.gid);
-        let create = |(place, (number, port)): (usize, &(u8, Arc<Rail>))| {
-            InitRailQps::new(nic, (*number, port), (count, more_than), caps, peer_gid(place))
-                .map_err(|e| e.on_rail(*number))
-        };
-        let mut rails = ports.iter().enumerate().map(create).collect::<Result<Vec<_>>>()?;
+        let create =
+            |port: &RailPort| InitRailQps::new(nic, port, (count, more_than), caps).map_err(|e| e.on_rail(port.number));
+        let mut rails = ports.iter().map(create).collect::<Result<Vec<_>>>()?;
         // As many on each.
         let count = rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
         rails.iter_mut().for_each(|rail| rail.truncate(count));
@@ -117,7 +113,7 @@ impl InitQpSet {
         ring: &mut SharedRing<WORDS, RECORDS>,
     ) -> Result<()> {
         self.rails.iter().zip(&mut self.endpoint.rails).try_for_each(|(rail, end)| {
-            end.ring_key = ring.rkey(&rail.on.device.domain)?;
+            end.ring_key = ring.rkey(&rail.on.device.domain).map_err(|e| e.on_rail(rail.on.number))?;
             Ok(())
         })
     }
@@ -131,10 +127,17 @@ impl InitQpSet {
         }
     }
 
+    /// The rails that there are queue pairs on.
+    pub fn rail_numbers(&self) -> RailMask {
+        self.rails.iter().fold(RailMask::NONE, |rails, rail| rails | RailMask::only(rail.on.number))
+    }
+
     /// Destroys the queue pairs that the connection does not use on `terms`.
     pub fn truncate(&mut self, terms: &Negotiated) {
-        self.endpoint.truncate(terms.striping.rails().into(), terms.qps_per_rail());
-        self.rails.truncate(terms.striping.rails().into());
+        let numbers = terms.striping.rail_numbers();
+        self.endpoint = self.endpoint.over(self.rail_numbers(), numbers);
+        self.endpoint.truncate(numbers.count().into(), terms.qps_per_rail());
+        self.rails.retain(|rail| numbers.contains(rail.on.number));
         for rail in &mut self.rails {
             rail.truncate(terms.qps_per_rail());
         }
@@ -190,7 +193,10 @@ impl QpSet {
     /// # Errors
     /// The device refuses.
     pub fn keep_receives(&mut self, count: u32) -> Result<()> {
-        self.qps.iter_mut().try_for_each(|connected| connected.keep_receives(count))
+        let striping = self.striping;
+        (0..).map(proto::QpIndex).zip(&mut self.qps).try_for_each(|(index, connected)| {
+            connected.keep_receives(count).map_err(|e| e.on_rail(striping.rail_of(index)))
+        })
     }
 
     /// Posts a write of so many `bytes`, at most [`SINK_BYTES`], over queue pair `index`, as [`WrId::Probe`]. A write of no bytes has a

@@ -19,6 +19,7 @@ use crate::net::device::nic::Nic;
 use crate::net::qp::reach::Silent;
 use crate::net::qp::set::QpSet;
 use crate::proto::control::Time;
+use crate::proto::frame::Kind;
 use crate::proto::handshake::Negotiated;
 use crate::proto::recovery::action::{Action, Role};
 use crate::proto::recovery::machine::Recovery;
@@ -90,9 +91,9 @@ pub(super) struct Work {
 impl ConnRecovery {
     /// The recovery of a connection on `terms` that runs on `qps`. It begins with [`Self::start`].
     pub fn new(nic: &Arc<Nic>, peer: &Arc<PeerState>, terms: &Negotiated, role: Role, qps: &QpSet) -> Arc<Self> {
-        let rails = ConnRails::of(nic, role, qps);
+        let rails = ConnRails::of(nic, role, terms.count, qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
-        let machine = Recovery::new(role, rails.all(), give_up);
+        let machine = Recovery::new(role, rails.all(), give_up).over(terms.striping.rail_numbers());
         let new_qps = NewQps::new(nic, peer, role, terms, qps);
         let changes = Changes::default();
         let work = Work {
@@ -137,6 +138,9 @@ impl ConnRecovery {
         self.nic.watch_ports(&ports);
         // Nobody has told this connection of what was lost before.
         self.handle_loss();
+        if self.terms.count != self.terms.striping.rails() {
+            self.put_or_wait(Input::PortChanged);
+        }
     }
 
     /// Something has failed that new queue pairs may cure, and it is on the `lagging` lanes, as a bit mask of queue pairs, that nothing is
@@ -182,9 +186,13 @@ impl ConnRecovery {
             match input {
                 Input::Fault(cause) => work.machine.handle_fault(now, &cause),
                 Input::Frame(frame) => {
-                    let message = Message::parse(frame.kind, &frame.body, self.terms.striping.rails());
+                    let tells_ports = matches!(frame.kind, Kind::Halt | Kind::Ports);
+                    let message = Message::parse(frame.kind, &frame.body, self.terms.count);
                     let handled = message.and_then(|message| work.machine.handle_message(now, message));
                     handled.map_err(|violation| Error::remote(format!("{}: {violation}", self.peer.peer())))?;
+                    if tells_ports && work.rails.depend_on_peer() {
+                        self.look_at_ports(work, end);
+                    }
                 }
                 Input::Back => work.machine.handle_back(now),
                 Input::Doubted | Input::PeerGone => {}
@@ -206,8 +214,8 @@ impl ConnRecovery {
 
     pub(super) fn look_at_ports(&self, work: &mut Work, end: &dyn End) {
         if let Some(listener) = self.listener.get() {
-            let is_at_rest = !work.machine.has_queue_pairs();
-            work.rails.look(end.memory(), listener, work.machine.usable_by_peer(), is_at_rest);
+            let in_use = if work.machine.has_queue_pairs() { work.machine.rails() } else { RailMask::NONE };
+            work.rails.look(end.memory(), listener, (work.machine.usable_by_peer(), in_use));
         }
         let (now, usable) = (self.now(), work.rails.usable());
         let failed = self.in_use.lost(work.machine.rails());
@@ -250,12 +258,14 @@ impl ConnRecovery {
             }
             Action::Create { attempt, rails } => {
                 let ports = work.rails.ports_for_attempt(attempt, rails);
-                let created = work.new_qps.create(end, &ports).map_err(|e| self.describe_failure(work, &e));
+                let created = ports.and_then(|ports| work.new_qps.create(end, &ports));
+                let created = created.map_err(|e| self.describe_failure(work, &e));
                 work.machine.handle_created(self.now(), attempt, created);
             }
             Action::Connect { attempt, rails, remote } => {
+                work.rails.learn(work.machine.usable_by_peer(), rails, &remote);
                 let ports = work.rails.ports_for_attempt(attempt, rails);
-                if let Err(e) = work.new_qps.connect(end, attempt, &ports, remote) {
+                if let Err(e) = ports.and_then(|ports| work.new_qps.connect(end, attempt, &ports, remote)) {
                     let why = self.describe_failure(work, &e);
                     work.machine.handle_connected(self.now(), attempt, Err(why));
                 }

@@ -16,9 +16,9 @@ pub struct ConnDevices {
     nic: Arc<Nic>,
     /// Those that the queue pairs in use are on.
     pub(super) in_use: Arc<DevicesInUse>,
-    /// Those of the connection's own cards on which all of its memory is registered.
+    /// By the place of each own port: the device on which all of the connection's memory is registered.
     ready: [Weak<OpenDevice>; MAX_RAILS],
-    /// Why memory cannot be registered on a device that is lost or open again, and when that may be tried again. An error that is not
+    /// By the place of each own port: why memory cannot be registered on a device that is lost or open again, and when that may be tried again. An error that is not
     /// recoverable stays as long as the memory is registered.
     refused: [Option<(Error, Instant)>; MAX_RAILS],
 }
@@ -32,7 +32,11 @@ impl ConnDevices {
     /// Those of a connection of `nic` that begins on `qps`.
     pub fn of(nic: &Arc<Nic>, qps: &QpSet) -> Self {
         let in_use = DevicesInUse::of(qps);
-        let ready = in_use.all();
+        let mut ready: [Weak<OpenDevice>; MAX_RAILS] = Default::default();
+        // There is no memory yet: what is registered from now on is registered on all of them.
+        for (device, rail) in ready.iter_mut().zip(&nic.rails) {
+            *device = Arc::downgrade(&rail.card.device());
+        }
         Self { nic: Arc::clone(nic), in_use: Arc::new(in_use), ready, refused: Default::default() }
     }
 

@@ -7,6 +7,7 @@ use super::log_lines;
 use crate::net::qp::reach::Silent;
 use crate::proto::QpIndex;
 use crate::proto::automatic_lanes::{Speed, Wish};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl ConnRecovery {
@@ -64,7 +65,7 @@ impl ConnRecovery {
     /// Gives a slow lane another path, if the connection and the card have not had too many.
     pub(super) fn move_lane(&self, work: &mut Work, qp: QpIndex, speed: Option<Speed>) {
         let now = self.now();
-        let Some(rail) = self.nic.rails.get(usize::from(work.new_qps.rail_of(qp))) else { return };
+        let Some(rail) = work.rails.port(work.new_qps.rail_of(qp).into()).map(Arc::clone) else { return };
         // While something else is under way, the queue pairs are about to be others. As to the control connection, see above.
         if !work.machine.is_running() || !self.peer.state().is_open() {
             return;

@@ -9,6 +9,7 @@ use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::device::rail::Rail;
 use crate::net::qp::connect::ConnectingQpSet;
+use crate::net::qp::init_rail::RailPort;
 use crate::net::qp::priority::Priority;
 use crate::net::qp::reach::{ReachTest, Silent};
 use crate::net::qp::set::{InitQpSet, QpSet};
@@ -29,8 +30,6 @@ use std::time::{Duration, Instant};
 /// After so many failures between the same ports, a rail is left out of which only some queue pairs reach the peer, if all of another
 /// one do. Before, they are made anew, and may have other paths.
 const MOST_UNREACHED: u32 = 4;
-/// The recovery repeats what fails, and a rail on which it fails must not hold up the others.
-const ONCE: Retries = Retries { all: false, count: 0, pause_ms: 0 };
 /// How often it is asked whether it has.
 const REACH_EVERY: Duration = Duration::from_micros(100);
 
@@ -137,15 +136,15 @@ impl NewQps {
         }
     }
 
-    /// Creates the sender's on `ports`, each with the number of its rail. Returns their description for the receiver.
+    /// Creates the sender's on `ports`. Returns their description for the receiver.
     ///
     /// # Errors
     /// A port is down, or a device has no more queues.
-    pub fn create(&mut self, end: &dyn End, ports: &[(u8, Arc<Rail>)]) -> Result<Endpoint> {
+    pub fn create(&mut self, end: &dyn End, ports: &[RailPort]) -> Result<Endpoint> {
         self.discard();
         self.tried = self.wished.take();
         let count = self.count(self.tried.unwrap_or(self.per_rail));
-        let mut qps = InitQpSet::new(&self.nic, ports, count, end.caps(), None)?;
+        let mut qps = InitQpSet::new(&self.nic, ports, count, end.caps())?;
         end.describe(&mut qps)?;
         // The peer's ports are taken for those of the latest attempt.
         qps.limit_mtus(&self.mtus, |rail| {
@@ -169,17 +168,17 @@ impl NewQps {
     ///
     /// # Errors
     /// A port is down, a device has no more queues, or the two ends do not fit.
-    pub fn connect(&mut self, end: &dyn End, attempt: u32, ports: &[(u8, Arc<Rail>)], remote: Endpoint) -> Result<()> {
+    pub fn connect(&mut self, end: &dyn End, attempt: u32, ports: &[RailPort], remote: Endpoint) -> Result<()> {
         let mut qps = match (self.role, std::mem::replace(&mut self.stage, Stage::None)) {
             (Role::Sender, Stage::Created(qps)) => qps,
             (Role::Sender, _) => return Err(Error::internal("no queue pairs were created")),
             (Role::Receiver, stage) => {
                 self.end(stage);
                 let offered = remote.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
-                InitQpSet::new(&self.nic, ports, self.count(self.per_rail.min(offered)), end.caps(), Some(&remote))?
+                InitQpSet::new(&self.nic, ports, self.count(self.per_rail.min(offered)), end.caps())?
             }
         };
-        let far = |rail| remote.rails.get(ports.iter().position(|(number, _)| *number == rail)?).map(|far| far.gid);
+        let far = |rail| remote.rails.get(ports.iter().position(|on| on.number == rail)?).map(|far| far.gid);
         if self.role == Role::Receiver {
             // The sender's have the MTU of its offer, which is as limited as was known.
             qps.limit_mtus(&self.mtus, far);
@@ -189,11 +188,12 @@ impl NewQps {
             Role::Receiver => (&remote, &qps.endpoint),
         };
         let mut terms = Negotiated::agree(sender, receiver)?;
-        let between = ports.iter().filter_map(|(number, port)| Some((*number, Arc::clone(port), far(*number)?)));
+        let between = ports.iter().filter_map(|on| Some((on.number, Arc::clone(&on.port), far(on.number)?)));
         self.handle_ports(between.collect());
-        let rails = ports.iter().fold(RailMask::NONE, |rails, (number, _)| rails | RailMask::only(*number));
+        let rails = qps.rail_numbers();
         terms.striping = terms.striping.over(rails);
-        let connecting = qps.connect(&self.nic, remote, &terms, self.priority, self.labels.clone(), ONCE)?;
+        // The recovery repeats what fails, and a rail on which it fails must not hold up the others.
+        let connecting = qps.connect(&self.nic, remote, &terms, self.priority, self.labels.clone(), Retries::NONE)?;
         self.stage = Stage::Connecting(attempt, Box::new(connecting));
         Ok(())
     }
@@ -284,7 +284,7 @@ impl NewQps {
     pub fn describe_paths(&self) -> String {
         let path = |(_, port, far): &Between| {
             let own = port
-                .address_towards(Some(*far))
+                .address_towards(&[*far])
                 .map_or_else(|_| "no address".into(), |own| format!("GID {}", gid::address(&own.gid.gid)));
             format!("{} ({own}) to GID {}", port.name, gid::address(far))
         };

@@ -2,13 +2,16 @@
 
 use super::devices::ConnDevices;
 use super::spare::{SparePort, Wanted};
-use crate::host::gid;
+use crate::error::{Error, Result};
 use crate::net::control::port_listeners::PortListener;
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
+use crate::net::device::pairing::{Nearness, Pairs, Wanted as WantedPairs, pair};
 use crate::net::device::rail::{LocalAddress, Rail};
+use crate::net::qp::init_rail::RailPort;
 use crate::net::qp::set::QpSet;
 use crate::proto::MAX_RAILS;
+use crate::proto::endpoint::Endpoint;
 use crate::proto::recovery::action::Role;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::{Arc, Weak};
@@ -18,8 +21,16 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct ConnRails {
     nic: Arc<Nic>,
-    /// By rail number: this end's address, and the peer's GID.
-    known: [Option<(LocalAddress, [u8; 16])>; MAX_RAILS],
+    role: Role,
+    all: RailMask,
+    /// By rail number: this end's address when the connection was set up.
+    known: [Option<LocalAddress>; MAX_RAILS],
+    /// By rail number: the peer's GID, as far as it is known. What it was before the peer could not use the rail does not count.
+    far: [Option<[u8; 16]>; MAX_RAILS],
+    /// The device's own port of each rail. The receiver finds another one when there are no queue pairs.
+    pairs: Pairs,
+    /// Whether the ends were in different networks when the connection was set up.
+    is_routed: bool,
     /// By rail number: until when a rail is not used because queue pairs could not be made there, and for how long that was.
     avoided: [Option<(Instant, Duration)>; MAX_RAILS],
     /// The devices that they are on.
@@ -32,23 +43,46 @@ const FIRST_AVOIDED: Duration = Duration::from_secs(1);
 const LONGEST_AVOIDED: Duration = Duration::from_secs(60);
 
 impl ConnRails {
-    /// Those of `qps`, of `nic`, at the end with this `role`.
-    pub fn of(nic: &Arc<Nic>, role: Role, qps: &QpSet) -> Self {
-        let mut known = [None; MAX_RAILS];
-        for (on, far) in qps.rails.iter().zip(&qps.remote.rails) {
-            known[usize::from(on.number) % MAX_RAILS] = Some((on.address, far.gid));
+    /// Those of a connection of `count` rails that begins on `qps`, of `nic`, at the end with this `role`. The others are tried after a while.
+    pub fn of(nic: &Arc<Nic>, role: Role, count: u8, qps: &QpSet) -> Self {
+        let (mut known, mut far) = ([None; MAX_RAILS], [None; MAX_RAILS]);
+        let mut pairs = if role == Role::Sender { Pairs::same_places() } else { Pairs::default() };
+        let mut is_routed = true;
+        for (on, end) in qps.rails.iter().zip(&qps.remote.rails) {
+            let number = usize::from(on.number) % MAX_RAILS;
+            (known[number], far[number]) = (Some(on.address), Some(end.gid));
+            is_routed &= on.port.nearness_of(&on.address, &end.gid) != Nearness::Near;
+            pairs.set(on.number, nic.rails.iter().position(|own| Arc::ptr_eq(own, &on.port)));
         }
         let (devices, spare) = (ConnDevices::of(nic, qps), SparePort::new(role));
-        Self { nic: Arc::clone(nic), known, avoided: [None; MAX_RAILS], devices, spare }
+        let (all, avoided) = (RailMask::first(count), [None; MAX_RAILS]);
+        let mut this = Self { nic: Arc::clone(nic), role, all, known, far, pairs, is_routed, avoided, devices, spare };
+        (all - qps.striping.rail_numbers()).iter().for_each(|rail| this.avoid(rail));
+        this
     }
 
     /// All of them.
     pub fn all(&self) -> RailMask {
-        self.mask(|_| true)
+        self.all
     }
 
-    /// Those whose port is active and has an address of the same kind as before. A RoCE port has its link-local GID at once when it
-    /// comes up, and that of its IP address later: the former may not reach the peer.
+    /// Whether it depends on what the peer can use which port a rail uses here.
+    pub fn depend_on_peer(&self) -> bool {
+        self.role == Role::Receiver && (self.nic.rails.len() > 1 || self.all.count() > 1)
+    }
+
+    /// The peer, which can use the rails `peer`, has this end on these `rails` now. There are no queue pairs.
+    pub fn learn(&mut self, peer: RailMask, rails: RailMask, remote: &Endpoint) {
+        let before = self.far;
+        for (rail, end) in rails.iter().zip(&remote.rails) {
+            self.far[usize::from(rail) % MAX_RAILS] = Some(end.gid);
+        }
+        if self.role == Role::Receiver && self.far != before {
+            self.pair(peer, RailMask::NONE);
+        }
+    }
+
+    /// Those whose port is active and has an address of the same kind as before.
     pub fn usable(&self) -> RailMask {
         let usable = self.mask(|number| self.port(number).is_some_and(|port| self.is_addressable(number, port)));
         let now = Instant::now();
@@ -58,13 +92,24 @@ impl ConnRails {
     }
 
     /// Looks whether devices that were lost are back, and whether a port is to be borrowed, or given back. The latter happens only if the connection `is_at_rest`: it has no queue pairs,
-    /// not even of an attempt. `peer` are the rails that the peer can use, `listener` is told of the port's events.
-    pub fn look(&mut self, memory: &ConnMemory, listener: &Weak<dyn PortListener>, peer: RailMask, is_at_rest: bool) {
+    /// not even of an attempt. `peer` are the rails that the peer can use, `fixed` those whose queue pairs there are; `listener` is told of the port's
+    /// events.
+    pub fn look(
+        &mut self,
+        memory: &ConnMemory,
+        listener: &Weak<dyn PortListener>,
+        (peer, fixed): (RailMask, RailMask),
+    ) {
+        let is_at_rest = fixed.is_empty();
         self.devices.look(memory);
+        (self.all - peer).iter().for_each(|rail| self.far[usize::from(rail) % MAX_RAILS] = None);
+        if self.role == Role::Receiver {
+            self.pair(peer, fixed);
+        }
         if self.nic.spares.is_empty() {
             return;
         }
-        let own = self.mask(|number| self.nic.rails.get(number).is_some_and(|own| self.is_addressable(number, own)));
+        let own = self.mask(|number| self.own_port(number).is_some_and(|own| self.is_addressable(number, own)));
         self.spare.handle_own(!own.is_empty());
         if !is_at_rest {
             return;
@@ -77,16 +122,73 @@ impl ConnRails {
         self.spare = spare;
     }
 
+    /// Finds a port for each rail, but those that are `fixed`, towards a peer that can use these rails.
+    fn pair(&mut self, peer: RailMask, fixed: RailMask) {
+        if !self.depend_on_peer() {
+            return;
+        }
+        let towards = (0..).zip(&self.nic.rails).map(|(place, port)| {
+            let near = port.nearness(&self.far).ok().filter(|_| self.devices.is_ready(place))?;
+            let is_like =
+                |(number, (address, near))| if self.is_like(number, &address) { near } else { Nearness::Impossible };
+            Some((0..).zip(near).map(is_like).collect::<Vec<_>>())
+        });
+        let table: Vec<_> = towards.collect();
+        let near_to = |rail: u8, port: usize| {
+            let known = table.get(port).and_then(Option::as_ref).and_then(|near| near.get(usize::from(rail)));
+            known.copied().unwrap_or(Nearness::Impossible)
+        };
+        let wanted = WantedPairs {
+            all: self.all,
+            peer,
+            fixed,
+            before: &self.pairs,
+            may_be_far: self.is_routed,
+            ports: self.nic.rails.len(),
+        };
+        let mut pairs = pair(wanted, near_to);
+        // One whose port cannot be used now keeps it as long as nothing else does.
+        for rail in (self.all - pairs.rails()).iter() {
+            let before = self
+                .pairs
+                .port_of(rail)
+                .filter(|port| !self.all.iter().any(|other| pairs.port_of(other) == Some(*port)));
+            pairs.set(rail, before);
+        }
+        self.pairs = pairs;
+    }
+
     /// The ports of the rails with these `numbers`, on which `attempt` makes queue pairs.
-    pub fn ports_for_attempt(&mut self, attempt: u32, numbers: RailMask) -> Vec<(u8, Arc<Rail>)> {
+    ///
+    /// # Errors
+    /// There is none for one of them.
+    pub fn ports_for_attempt(&mut self, attempt: u32, numbers: RailMask) -> Result<Vec<RailPort>> {
         self.spare.handle_attempt(attempt);
-        numbers.iter().filter_map(|number| Some((number, Arc::clone(self.port(number.into())?)))).collect()
+        let on = |number: u8| {
+            let port = self.port(number.into()).map(Arc::clone);
+            let port = port.ok_or_else(|| Error::system(format!("rail {number} has no port here")).on_rail(number))?;
+            Ok(RailPort { number, port, towards: self.towards(number.into()) })
+        };
+        numbers.iter().map(on).collect()
     }
 
     /// The port of rail number `number`: its own, or the one that stands in for it.
     pub fn port(&self, number: usize) -> Option<&Arc<Rail>> {
         let spare = u8::try_from(number).ok().and_then(|number| self.spare.of_rail(number));
-        spare.or_else(|| self.nic.rails.get(number))
+        spare.or_else(|| self.own_port(number))
+    }
+
+    /// The own port of rail number `number`.
+    fn own_port(&self, number: usize) -> Option<&Arc<Rail>> {
+        self.nic.rails.get(self.pairs.port_of(u8::try_from(number).ok()?)?)
+    }
+
+    /// The peer's GID of rail number `number`, and of the others if it is not known.
+    fn towards(&self, number: usize) -> Vec<[u8; 16]> {
+        match self.far[number % MAX_RAILS] {
+            Some(gid) => vec![gid],
+            None => self.far.iter().flatten().copied().collect(),
+        }
     }
 
     /// For messages: the ports of these rails.
@@ -132,25 +234,27 @@ impl ConnRails {
 
     /// Whether `port` is active, has an address like that which rail number `number` had before, and its device knows the memory.
     fn is_addressable(&self, number: usize, port: &Arc<Rail>) -> bool {
-        let Some((before, peer)) = self.known[number] else { return false };
-        let is_own = self.nic.rails.get(number).is_some_and(|own| Arc::ptr_eq(own, port));
-        let is_ready = if is_own { self.devices.is_ready(number) } else { self.spare.is_ready(port) };
-        is_ready && port.address_towards(Some(peer)).is_ok_and(|now| are_of_one_kind(&before, &now))
+        let own = self.nic.rails.iter().position(|own| Arc::ptr_eq(own, port));
+        let is_ready = own.map_or_else(|| self.spare.is_ready(port), |place| self.devices.is_ready(place));
+        is_ready && port.address_towards(&self.towards(number)).is_ok_and(|now| self.is_like(number, &now))
     }
 
     /// Whether `port`, in place of rail number `number`, is in the network of the peer. `None`: it cannot be used.
     fn is_near(&self, number: usize, port: &Rail) -> Option<bool> {
-        let (before, peer) = self.known[number]?;
-        let now = port.address_towards(Some(peer)).ok().filter(|now| are_of_one_kind(&before, now))?;
-        Some(port.infiniband || gid::are_in_one_network(&now.gid.gid, &peer, port.config.subnet_bits))
+        let towards = self.towards(number);
+        let now = port.address_towards(&towards).ok().filter(|now| self.is_like(number, now))?;
+        Some(port.infiniband || towards.iter().any(|peer| port.nearness_of(&now, peer) == Nearness::Near))
+    }
+
+    /// Whether the address `now` is like that which rail number `number` had before, or else another rail. A RoCE port has its link-local GID
+    /// at once when it comes up, and that of its IP address later: the former may not reach the peer.
+    fn is_like(&self, number: usize, now: &LocalAddress) -> bool {
+        let before = self.known[number % MAX_RAILS].or_else(|| self.known.iter().copied().flatten().next());
+        before.is_some_and(|before| before.port.is_infiniband() || now.gid.is_like(&before.gid))
     }
 
     fn mask(&self, is_in: impl Fn(usize) -> bool) -> RailMask {
-        let bits = (0..MAX_RAILS).filter(|number| self.known[*number].is_some() && is_in(*number));
-        RailMask(bits.fold(0, |mask, number| mask | 1 << number))
+        let numbers = self.all.iter().filter(|number| is_in(usize::from(*number)));
+        numbers.fold(RailMask::NONE, |mask, number| mask | RailMask::only(number))
     }
-}
-
-fn are_of_one_kind(before: &LocalAddress, now: &LocalAddress) -> bool {
-    before.port.is_infiniband() || now.gid.is_like(&before.gid)
 }

@@ -10,14 +10,15 @@
 //! there, so is the peer, and its end is noticed.
 //! What is offered to the peer is made during the first dial: the commands to the card need not wait for the network.
 //!
-//! A port that is down, or has no address, and a device that fails, is waited for as long as the other steps may take, unless failover
-//! is switched off. If an address or a device goes while queue pairs are connected, all of it begins anew.
+//! A rail that cannot be used now is left out, if there are others ([`super::rails`]). If there is no other, a port that is down, or has no
+//! address, and a device that fails, is waited for as long as the other steps may take, unless failover is switched off. If an address or a device goes while queue pairs are connected, all of it begins anew.
 //! One that is lost after the commit has gone into it leaves a communicator here of which the peer may not know. It is dialled
 //! again like any other, and that this end wants to go on shows the peer that it has committed.
 
 use super::dials::{Dials, Failure};
 use super::identity;
 use super::nccl_comm::NcclComm;
+use super::rails::{self, Rails};
 use super::steps::Steps;
 use super::summary;
 use super::waiting::{given_up, wait_out, was_established};
@@ -31,6 +32,7 @@ use crate::net::data::send::{CtsRing, SENDER_QP_CAPS, SendComm};
 use crate::net::device::nic::Nic;
 use crate::net::explain::set_up::{self, Call, Detail, SetUpWait};
 use crate::net::qp::connect::{ConnectingQpSet, flow_labels};
+use crate::net::qp::init_rail::RailPort;
 use crate::net::qp::priority::Priority;
 use crate::net::qp::set::InitQpSet;
 use crate::proto::RING_SLOTS;
@@ -61,6 +63,8 @@ pub struct Connector {
     start: Instant,
     /// The attempts at a control connection.
     dials: Dials,
+    /// The rails that it may begin on.
+    rails: Rails,
     /// Why a port or its device could not be used at the latest look.
     port_trouble: Option<Error>,
     steps: Steps,
@@ -95,6 +99,7 @@ enum Dial {
 #[derive(Debug)]
 struct Offer {
     stream: ControlStream,
+    hello: Hello,
     qps: InitQpSet,
     ring: CtsRing,
 }
@@ -119,6 +124,7 @@ impl Connector {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(nic.config.handshake_timeout_s);
         let wait = SetUpWait::new(Call::Connect, &nic.name, handle.address);
+        let rails = Rails::new(RailMask::first(nic.rails.len() as u8), nic.config.failover);
         Self {
             nic,
             handle,
@@ -129,6 +135,7 @@ impl Connector {
             asked: now,
             start: now,
             dials: Dials::default(),
+            rails,
             port_trouble: None,
             steps: Steps::begin(),
             wait,
@@ -193,6 +200,7 @@ impl Connector {
                     }
                     Ok(false) => (Stage::Connecting(pending), false),
                     // With other queue pairs; the listener hears that these are no more.
+                    Err(e) if self.rails.leave_out(&e) => redial(),
                     Err(e) => wait_out(&self.nic, e, self.deadline).map(|_| redial())?,
                 },
                 Stage::Done => return Err(Error::internal("connect was called after it had failed")),
@@ -273,10 +281,17 @@ impl Connector {
         self.steps.end("creating queue pairs");
         let halves = cts_halves(self.nic.rails.len());
         let place = Ring { addr: ring.addr(), slots: RING_SLOTS as u32, slot_room: (halves * Cts::BYTES) as u32 };
-        let hello =
-            Hello { token: self.handle.token, endpoint: qps.endpoint.clone(), ring: place, identity: identity::own() };
+        let hello = Hello {
+            token: self.handle.token,
+            count: self.nic.rails.len() as u8,
+            rails: qps.rail_numbers(),
+            left_out: self.rails.describe(),
+            endpoint: qps.endpoint.clone(),
+            ring: place,
+            identity: identity::own(),
+        };
         stream.send(Kind::Hello, hello.body());
-        Ok((Stage::Awaiting(Box::new(Offer { stream, qps, ring })), true))
+        Ok((Stage::Awaiting(Box::new(Offer { stream, hello, qps, ring })), true))
     }
 
     /// Makes what will be offered, while the first dial is under way. If that cannot be made now, it is made when the control connection is
@@ -286,11 +301,28 @@ impl Connector {
         self.steps.end("creating queue pairs");
     }
 
-    /// Creates what is offered.
-    fn create(&self) -> Result<(InitQpSet, CtsRing)> {
+    /// Creates what is offered, on the rails on which that is possible.
+    fn create(&mut self) -> Result<(InitQpSet, CtsRing)> {
+        loop {
+            match self.create_on(self.rails.chosen()) {
+                Err(e) if self.rails.leave_out(&e) => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn create_on(&self, numbers: RailMask) -> Result<(InitQpSet, CtsRing)> {
         let nic = &self.nic;
-        let ports = nic.ports(RailMask::first(nic.rails.len() as u8));
-        let mut qps = InitQpSet::new(nic, &ports, (nic.plan.first.into(), None), SENDER_QP_CAPS, None)?;
+        let on = |(number, port)| RailPort { number, port, towards: self.handle.known_gids(number.into()) };
+        let ports: Vec<_> = nic.ports(numbers).into_iter().map(on).collect();
+        let mut qps = InitQpSet::new(nic, &ports, (nic.plan.first.into(), None), SENDER_QP_CAPS)?;
+        let cut_off = rails::cut_off(&qps.endpoint, &self.handle.known_gids(0)).filter(|_| ports.len() > 1);
+        if let Some(RailPort { number, port, .. }) = cut_off.and_then(|place| ports.get(place)) {
+            let why = port
+                .address_trouble()
+                .unwrap_or_else(|| format!("{}: the listener's addresses are of another kind", port.name));
+            return Err(Error::system(why).on_rail(*number));
+        }
         if nic.config.ece {
             qps.offer_ece();
         }
@@ -353,9 +385,8 @@ impl Connector {
                 Received::Frame(_) | Received::Nothing => Err(self.abandoned()),
             };
         }
-        let Offer { stream, qps, ring } = *offer;
-        let reply =
-            Reply::parse(&frame.body, &qps.endpoint).map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
+        let Offer { stream, hello, qps, ring } = *offer;
+        let reply = Reply::parse(&frame.body, &hello).map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
         self.steps.end("handshake");
         let priority = Priority::of_sender(&self.nic.config, self.of.class);
         self.deadline = Instant::now() + self.handshake_timeout();
@@ -365,7 +396,7 @@ impl Connector {
             &reply.terms,
             priority,
             flow_labels(&self.nic)?,
-            self.nic.config.retries,
+            self.rails.retries(self.nic.config.retries),
         )?;
         Ok((Stage::Connecting(Box::new(Pending { stream, connecting, ring, reply })), true))
     }
@@ -380,11 +411,17 @@ impl Connector {
     fn complete(&self, pending: Pending) -> Result<SendComm> {
         let Pending { stream, connecting, mut ring, reply } = pending;
         let (qps, endpoint) = connecting.finish();
-        let weights = endpoint.rail_weights_with(&reply.endpoint);
-        ring.lay_out(cts_halves(reply.terms.striping.rails().into()), Cts::empty_last_word);
+        let weights = endpoint.rail_weights_with(&reply.endpoint).over(reply.rails);
+        ring.lay_out(cts_halves(reply.terms.count.into()), Cts::empty_last_word);
         stream.send(Kind::Commit, Vec::new());
         let name = PeerName::new(&reply.identity, &reply.endpoint.name, stream.peer());
-        super::rails::warn_of_rails(&self.nic, reply.endpoint.rails.len(), &name);
+        let begun = (reply.rails, reply.terms.count);
+        match self.rails.describe() {
+            ours if ours.is_empty() && reply.left_out.is_empty() => {
+                rails::warn_of_rails(&self.nic, reply.endpoint.rails.len(), &name);
+            }
+            ours => rails::warn_of_left_out(&self.nic, &name, begun, &ours, &reply.left_out),
+        }
         let peer = PeerState::new(name, stream, reply.terms.failover);
         self.nic.watch(&peer)?;
         let number = identity::connection_number(&self.handle.token, ring.addr(), std::process::id());

@@ -8,7 +8,7 @@
 use super::connect::LOOK_AFTER;
 use super::identity;
 use super::nccl_comm::NcclComm;
-use super::rails::warn_of_rails;
+use super::rails::{self, Rails};
 use super::steps::Steps;
 use super::summary;
 use super::waiting::wait_out;
@@ -22,6 +22,7 @@ use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::stream::ControlStream;
 use crate::net::data::cts_sender::RECEIVER_QP_CAPS;
 use crate::net::data::recv::{PreparedPath, RecvComm};
+use crate::net::device::networks::Networks;
 use crate::net::device::nic::Nic;
 use crate::net::explain::set_up::{self, Call, Detail, SetUpWait};
 use crate::net::qp::connect::{ConnectingQpSet, flow_labels};
@@ -44,6 +45,8 @@ pub(super) const MAX_CANDIDATES: usize = 32;
 #[derive(Debug)]
 pub struct Listener {
     nic: Arc<Nic>,
+    /// The devices that a connection may be moved to.
+    networks: Option<Arc<Networks>>,
     control: Arc<ControlDriver>,
     handle: Handle,
     candidates: Arc<Candidates>,
@@ -64,6 +67,8 @@ pub(super) struct Candidate {
     pub(super) name: Option<String>,
     /// When connecting our queue pairs to its has taken too long.
     deadline: Instant,
+    /// The rails that the connection may begin on, once it has said hello.
+    rails: Rails,
     /// Why a port of ours could not be used at the latest look.
     trouble: String,
     steps: Steps,
@@ -85,6 +90,8 @@ enum Stage {
 /// What the reply waits for.
 #[derive(Debug)]
 struct Preparing {
+    /// The device that it uses.
+    nic: Arc<Nic>,
     connecting: ConnectingQpSet,
     hello: Hello,
     terms: Negotiated,
@@ -93,10 +100,13 @@ struct Preparing {
 /// All that makes a communicator but the peer's commit.
 #[derive(Debug)]
 struct Prepared {
+    nic: Arc<Nic>,
     path: PreparedPath,
     endpoint: String,
     identity: Identity,
     terms: Negotiated,
+    /// Why rails are left out at this end, and at the peer's.
+    left_out: [String; 2],
 }
 
 enum Verdict {
@@ -106,17 +116,27 @@ enum Verdict {
 }
 
 impl Listener {
-    /// Listens for the peer of `nic` at this process's port, which is on `interface`, for NCCL's communicator `of`.
+    /// Listens for the peer of `nic`, or of another one of `networks`, at this process's port, which is on `interface`, for NCCL's communicator `of`.
     ///
     /// # Errors
     /// The system gives no token or no port, or nobody can serve it.
-    pub fn new(nic: Arc<Nic>, control: Arc<ControlDriver>, interface: &Interface, of: NcclComm) -> Result<Self> {
+    pub fn new(
+        nic: Arc<Nic>,
+        networks: Option<Arc<Networks>>,
+        control: Arc<ControlDriver>,
+        interface: &Interface,
+        of: NcclComm,
+    ) -> Result<Self> {
         let token = random::bytes()?;
-        let handle = Handle { address: control.listen(interface, token)?, token };
+        let mut handle = Handle::without_gids(control.listen(interface, token)?, token);
+        for (gid, port) in handle.gids.iter_mut().zip(&nic.rails) {
+            // One that is not known now is chosen without it.
+            *gid = port.local_address().map(|address| address.gid.gid).unwrap_or_default();
+        }
         let wait = SetUpWait::new(Call::Accept, &nic.name, handle.address);
         // From here on: the peer may come, and NCCL may ask much later.
         let watched = nic.explain_set_up(&wait, &control);
-        let listener = Self { nic, control, handle, of, wait, candidates: Arc::default() };
+        let listener = Self { nic, networks, control, handle, of, wait, candidates: Arc::default() };
         watched.map(|()| listener)
     }
 
@@ -197,7 +217,8 @@ impl Listener {
         let hello = Hello::parse(&frame.body)?;
         let name = PeerName::new(&hello.identity, &hello.endpoint.name, candidate.stream.peer());
         candidate.name = Some(name.to_string());
-        warn_of_rails(&self.nic, hello.endpoint.rails.len(), &name);
+        rails::warn_of_rails(&self.nic, hello.count.into(), &name);
+        candidate.rails = Rails::new(hello.rails, self.nic.config.failover && hello.endpoint.failover);
         candidate.steps.end("hello");
         let now = Instant::now();
         candidate.deadline = now + self.handshake_timeout();
@@ -211,7 +232,10 @@ impl Listener {
             && *when <= Instant::now()
         {
             let hello = (**hello).clone();
-            match begin(&self.nic, hello.clone(), self.of.class) {
+            let gids: Vec<_> = hello.endpoint.rails.iter().map(|end| end.gid).collect();
+            let towards = |networks: &Arc<Networks>| networks.device_towards(&self.nic, &gids);
+            let nic = self.networks.as_ref().map_or_else(|| Arc::clone(&self.nic), towards);
+            match begin(&nic, hello.clone(), &mut candidate.rails, self.of.class) {
                 Ok(preparing) => {
                     candidate.steps.end("creating queue pairs");
                     candidate.stage = Stage::Connecting(Box::new(preparing));
@@ -220,7 +244,7 @@ impl Listener {
             }
         }
         let Stage::Connecting(preparing) = &mut candidate.stage else { return Ok(Verdict::Wait) };
-        match preparing.connecting.advance(&self.nic) {
+        match preparing.connecting.advance(&preparing.nic) {
             Ok(true) => {}
             Ok(false) if Instant::now() < candidate.deadline => return Ok(Verdict::Wait),
             Ok(false) => return Ok(self.too_late(candidate)),
@@ -234,7 +258,7 @@ impl Listener {
         };
         candidate.steps.end("connecting queue pairs");
         let hello = preparing.hello.clone();
-        let (prepared, reply) = match preparing.finish(&self.nic, &self.control) {
+        let (prepared, reply) = match preparing.finish(&self.control, &candidate.rails) {
             Ok(finished) => finished,
             Err(e) => return self.begin_again(candidate, hello, e),
         };
@@ -244,13 +268,17 @@ impl Listener {
         Ok(Verdict::Wait)
     }
 
-    /// What was made for `hello` is given up because of `error`, and made again when that has passed.
+    /// What was made for `hello` is given up because of `error`, and made again without the rail that has failed, or when that has passed.
     ///
     /// # Errors
     /// It does not pass.
     fn begin_again(&self, candidate: &mut Candidate, hello: Hello, error: Error) -> Result<Verdict> {
-        candidate.trouble = wait_out(&self.nic, error, candidate.deadline)?.text();
-        candidate.stage = Stage::Waiting(Box::new(hello), Instant::now() + LOOK_AFTER);
+        let mut when = Instant::now();
+        if !candidate.rails.leave_out(&error) {
+            candidate.trouble = wait_out(&self.nic, error, candidate.deadline)?.text();
+            when += LOOK_AFTER;
+        }
+        candidate.stage = Stage::Waiting(Box::new(hello), when);
         Ok(Verdict::Wait)
     }
 
@@ -264,11 +292,14 @@ impl Listener {
 
     fn complete(&self, stream: ControlStream, prepared: Prepared, steps: &Steps) -> Result<RecvComm> {
         let name = PeerName::new(&prepared.identity, &prepared.endpoint, stream.peer());
+        let begun = (prepared.terms.striping.rail_numbers(), prepared.terms.count);
+        let [ours, theirs] = &prepared.left_out;
+        rails::warn_of_left_out(&prepared.nic, &name, begun, ours, theirs);
         let peer = PeerState::new(name, stream, prepared.terms.failover);
-        self.nic.watch(&peer)?;
-        log::debug!("{} receives from {}; {steps}", self.nic.name, peer.peer());
-        summary::add(&self.nic, &self.control, Direction::Receive, peer.peer(), steps)?;
-        let comm = RecvComm::new(Arc::clone(&self.nic), peer, prepared.path, &prepared.terms);
+        prepared.nic.watch(&peer)?;
+        log::debug!("{} receives from {}; {steps}", prepared.nic.name, peer.peer());
+        summary::add(&prepared.nic, &self.control, Direction::Receive, peer.peer(), steps)?;
+        let comm = RecvComm::new(Arc::clone(&prepared.nic), peer, prepared.path, &prepared.terms);
         comm.labels.set_communicator(self.of.id);
         Ok(comm)
     }
@@ -277,7 +308,8 @@ impl Listener {
 impl Candidate {
     pub(super) fn new(stream: ControlStream) -> Self {
         let (deadline, trouble) = (Instant::now(), String::new());
-        Self { stream, name: None, deadline, trouble, steps: Steps::begin(), stage: Stage::Client }
+        let rails = Rails::new(RailMask::NONE, false);
+        Self { stream, name: None, deadline, rails, trouble, steps: Steps::begin(), stage: Stage::Client }
     }
 
     fn waits_for(&self) -> set_up::Stage {
@@ -348,32 +380,31 @@ impl Drop for Listener {
 }
 
 /// Makes our end for the peer that sent `hello`.
-fn begin(nic: &Nic, hello: Hello, class: Option<u8>) -> Result<Preparing> {
+fn begin(nic: &Arc<Nic>, hello: Hello, rails: &mut Rails, class: Option<u8>) -> Result<Preparing> {
     let offered = hello.endpoint.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
     let count = usize::from(nic.plan.most).min(offered);
-    let rails = hello.endpoint.rails.len().min(nic.rails.len()) as u8;
-    let idle = InitQpSet::new(
-        nic,
-        &nic.ports(RailMask::first(rails)),
-        (count, None),
-        RECEIVER_QP_CAPS,
-        Some(&hello.endpoint),
-    )?;
-    let terms = Negotiated::agree(&hello.endpoint, &idle.endpoint)?;
+    let ports = rails::pair_with(nic, &hello, rails)?;
+    let idle = InitQpSet::new(nic, &ports, (count, None), RECEIVER_QP_CAPS)?;
+    let numbers = idle.rail_numbers();
+    let far = hello.endpoint.over(hello.rails, numbers);
+    let terms = Negotiated::agree(&far, &idle.endpoint)?.over(hello.count, numbers);
     let priority = Priority::of_receiver(&nic.config, class);
-    let connecting =
-        idle.connect(nic, hello.endpoint.clone(), &terms, priority, flow_labels(nic)?, nic.config.retries)?;
-    Ok(Preparing { connecting, hello, terms })
+    let retries = rails.retries(nic.config.retries);
+    let connecting = idle.connect(nic, far, &terms, priority, flow_labels(nic)?, retries)?;
+    Ok(Preparing { nic: Arc::clone(nic), connecting, hello, terms })
 }
 
 impl Preparing {
-    fn finish(self, nic: &Nic, control: &Arc<ControlDriver>) -> Result<(Prepared, Reply)> {
-        let Self { connecting, hello, terms } = self;
+    fn finish(self, control: &Arc<ControlDriver>, rails: &Rails) -> Result<(Prepared, Reply)> {
+        let Self { nic, connecting, hello, terms } = self;
         let (qps, endpoint) = connecting.finish();
         let number = identity::connection_number(&hello.token, hello.ring.addr, hello.identity.pid);
-        let stats = identity::open_stats(nic, control, Direction::Receive, &hello.identity, &qps, number)?;
+        let stats = identity::open_stats(&nic, control, Direction::Receive, &hello.identity, &qps, number)?;
         let path = PreparedPath::new(qps, hello.ring, &terms, stats)?;
-        let prepared = Prepared { path, endpoint: hello.endpoint.name, identity: hello.identity, terms };
-        Ok((prepared, Reply { endpoint, terms, identity: identity::own() }))
+        let left_out = [rails.describe(), hello.left_out];
+        let prepared = Prepared { nic, path, endpoint: hello.endpoint.name, identity: hello.identity, terms, left_out };
+        let [left_out, _] = &prepared.left_out;
+        let (numbers, left_out) = (terms.striping.rail_numbers(), left_out.clone());
+        Ok((prepared, Reply { rails: numbers, left_out, endpoint, terms, identity: identity::own() }))
     }
 }

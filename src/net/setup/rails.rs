@@ -1,7 +1,166 @@
-//! What is told of two ends that have different numbers of rails.
+//! On which of its rails a connection begins, and what is told of the others.
+//!
+//! A connection that both ends would recover begins on the rails that connect, as one that has recovered: a rail whose port is down, whose
+//! device fails, or on which queue pairs cannot be made or connected is left out, and taken in later by the recovery. Only if none is left, they are
+//! all tried with patience: that what fails may pass is waited for.
 
+use crate::error::{Class, Error};
+use crate::host::config::Retries;
+use crate::host::gid;
 use crate::net::control::peer_name::PeerName;
 use crate::net::device::nic::Nic;
+use crate::net::device::pairing::{Nearness, Pairs, Wanted, pair};
+use crate::net::qp::init_rail::RailPort;
+use crate::proto::endpoint::Endpoint;
+use crate::proto::handshake::Hello;
+use crate::proto::recovery::rail_mask::RailMask;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The rails of a connection that is set up.
+#[derive(Debug)]
+pub(super) struct Rails {
+    /// Those that it may begin on.
+    all: RailMask,
+    /// Whether it may begin on some of them.
+    may_leave_out: bool,
+    /// Those that are left out, and why.
+    left_out: BTreeMap<u8, String>,
+    /// Whether what fails on a rail is tried again, and does not keep the others waiting.
+    is_patient: bool,
+}
+
+impl Rails {
+    /// These rails.
+    pub(super) fn new(all: RailMask, may_leave_out: bool) -> Self {
+        let is_patient = all.count() < 2 || !may_leave_out;
+        Self { all, may_leave_out, left_out: BTreeMap::new(), is_patient }
+    }
+
+    /// Those that are not left out.
+    pub(super) fn chosen(&self) -> RailMask {
+        self.left_out.keys().fold(self.all, |chosen, rail| chosen - RailMask::only(*rail))
+    }
+
+    /// How often connecting a queue pair is tried, if the settings are `configured`.
+    pub(super) fn retries(&self, configured: Retries) -> Retries {
+        if self.is_patient { configured } else { Retries::NONE }
+    }
+
+    /// Rail number `rail` cannot be used for the reason `why`, and others can.
+    pub(super) fn handle_unusable(&mut self, rail: u8, why: String) {
+        self.left_out.insert(rail, why);
+    }
+
+    /// Something has failed. Returns whether to try at once without the rail that has failed, or all rails with patience.
+    pub(super) fn leave_out(&mut self, error: &Error) -> bool {
+        let Some(rail) = error.rail.filter(|rail| self.chosen().contains(*rail)) else { return false };
+        if !self.may_leave_out || matches!(error.class, Class::Usage | Class::Internal) {
+            return false;
+        }
+        if self.chosen().count() > 1 {
+            self.handle_unusable(rail, error.text());
+            return true;
+        }
+        self.left_out.clear();
+        !std::mem::replace(&mut self.is_patient, true)
+    }
+
+    /// For the peer and the log: the rails that are left out, and why; empty: none is, or there are too few ports.
+    pub(super) fn describe(&self) -> String {
+        let told = self.left_out.iter().filter(|(_, why)| !why.is_empty());
+        told.map(|(rail, why)| format!("rail {rail}: {why}")).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// The ports of `nic` that are used for the rails of the sender that has said `hello`, as far as `rails` are not left out. Rails without a port are
+/// left out from now on.
+///
+/// # Errors
+/// No port can be used.
+pub(super) fn pair_with(nic: &Nic, hello: &Hello, rails: &mut Rails) -> Result<Vec<RailPort>, Error> {
+    let chosen = rails.chosen();
+    let ends: Vec<_> = hello.rails.iter().zip(&hello.endpoint.rails).collect();
+    let (mut pairs, mut troubles) = (Pairs::default(), Vec::new());
+    if nic.rails.len() == 1 && chosen.count() == 1 {
+        chosen.iter().for_each(|rail| pairs.set(rail, Some(0)));
+    } else {
+        let gids: Vec<_> = ends.iter().map(|(_, end)| Some(end.gid)).collect();
+        let mut nearness = Vec::new();
+        for (rail, port) in (0..).zip(&nic.rails) {
+            nearness.push(port.nearness(&gids).map_err(|e| troubles.push(e.on_rail(rail))).ok());
+        }
+        let wanted = Wanted {
+            all: chosen,
+            peer: chosen,
+            fixed: RailMask::NONE,
+            before: &Pairs::default(),
+            may_be_far: false,
+            ports: nic.rails.len(),
+        };
+        let place_of = |rail: u8| ends.iter().position(|(number, _)| *number == rail);
+        let near_to = |rail: u8, port: usize| {
+            let known = nearness.get(port).and_then(Option::as_ref);
+            let known = known.zip(place_of(rail)).and_then(|(known, place)| known.get(place));
+            known.map_or(Nearness::Impossible, |(_, nearness)| *nearness)
+        };
+        pairs = pair(wanted, near_to);
+        if pairs.rails().is_empty() {
+            // Not even the kinds of addresses fit: connecting says what is wrong.
+            let usable = |rail: u8, port: usize| match nearness.get(port) {
+                Some(Some(_)) if usize::from(rail) == port => Nearness::Far,
+                _ => Nearness::Impossible,
+            };
+            pairs = pair(wanted, usable);
+        }
+        if pairs.rails().is_empty() {
+            return Err(troubles.into_iter().next().unwrap_or_else(|| Error::internal("no rail")));
+        }
+        if let Some(trouble) = troubles.iter().find(|_| !rails.may_leave_out) {
+            return Err(trouble.clone());
+        }
+    }
+    let mut ports = Vec::new();
+    for (rail, end) in ends.into_iter().filter(|(rail, _)| chosen.contains(*rail)) {
+        match pairs.port_of(rail).and_then(|port| nic.rails.get(port)) {
+            Some(port) => ports.push(RailPort { number: rail, port: Arc::clone(port), towards: vec![end.gid] }),
+            None => {
+                let troubles: Vec<_> = troubles.iter().map(|error| error.text()).collect();
+                let because = if troubles.is_empty() { String::new() } else { format!(" ({})", troubles.join("; ")) };
+                let (name, address) = (&end.name, gid::address(&end.gid));
+                let is_full = usize::from(pairs.rails().count()) == nic.rails.len();
+                let why = format!("no port of {} goes with {name}, {address}{because}", nic.name);
+                rails.handle_unusable(rail, if is_full { String::new() } else { why });
+            }
+        }
+    }
+    Ok(ports)
+}
+
+/// A connection of `nic` with `peer` begins on `rails` of `count`. Says why it does not on the others, which is known at this end (`ours`) or at
+/// the other one (`theirs`).
+pub(super) fn warn_of_left_out(nic: &Nic, peer: &PeerName, (rails, count): (RailMask, u8), ours: &str, theirs: &str) {
+    if ours.is_empty() && theirs.is_empty() {
+        return;
+    }
+    let at_peer = if theirs.is_empty() { String::new() } else { format!("at the peer: {theirs}") };
+    let why: Vec<_> = [ours, at_peer.as_str()].into_iter().filter(|text| !text.is_empty()).collect();
+    let text = format!(
+        "{}: the connection with {peer} begins on rail(s) {rails} of {count}; left out until they connect: {}",
+        nic.name,
+        why.join("; ")
+    );
+    match nic.notices.line_unless_repeated("left out", &text) {
+        Some(line) => log::warn!("{line}"),
+        None => log::debug!("{text}"),
+    }
+}
+
+/// The rails of an end with GIDs that no packet from any of `peers` reaches. `None`: there is none.
+pub(super) fn cut_off(endpoint: &Endpoint, peers: &[[u8; 16]]) -> Option<usize> {
+    let reaches = |gid: &[u8; 16]| peers.iter().any(|peer| gid::are_of_one_kind(gid, peer));
+    endpoint.rails.iter().position(|end| !end.infiniband && !peers.is_empty() && !reaches(&end.gid))
+}
 
 /// A connection of `nic` is set up with a `peer` whose device has so many `rails`. Says, once for the device, if that is
 /// another number than here. (A sender is told of the rails that are used, and does not see that its receiver has more.)
@@ -14,5 +173,37 @@ pub(super) fn warn_of_rails(nic: &Nic, rails: usize, peer: &PeerName) {
             nic.name,
             ours.min(rails)
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(rail: u8) -> Error {
+        Error::system(format!("no on {rail}")).on_rail(rail)
+    }
+
+    #[test]
+    fn what_fails_is_left_out_as_long_as_others_are_left_and_then_all_are_tried_with_patience() {
+        let mut rails = Rails::new(RailMask::first(2), true);
+        let configured = Retries { all: false, count: 7, pause_ms: 100 };
+        assert_eq!(rails.retries(configured), Retries::NONE);
+        assert!(rails.leave_out(&failure(0)));
+        assert_eq!((rails.chosen(), rails.describe()), (RailMask::only(1), "rail 0: no on 0".into()));
+        assert!(rails.leave_out(&failure(1)), "from the beginning");
+        assert_eq!((rails.chosen(), rails.retries(configured)), (RailMask::first(2), configured));
+        assert!(rails.leave_out(&failure(1)) && !rails.leave_out(&failure(0)), "none is left");
+        assert_eq!(rails.chosen(), RailMask::first(2), "they may be tried later");
+    }
+
+    #[test]
+    fn mistakes_and_connections_without_failover_leave_nothing_out() {
+        let mut rails = Rails::new(RailMask::first(2), true);
+        assert!(!rails.leave_out(&Error::usage("no such key").on_rail(0)));
+        assert!(!rails.leave_out(&Error::system("of no rail")));
+        let mut strict = Rails::new(RailMask::first(2), false);
+        assert!(!strict.leave_out(&failure(0)));
+        assert!(!Rails::new(RailMask::first(1), true).leave_out(&failure(0)), "the only one");
     }
 }

@@ -189,13 +189,26 @@ impl Message {
 }
 
 fn rail_mask(body: &mut Reader<'_>, all: RailMask) -> Result<RailMask, Violation> {
-    let mask = RailMask(body.u8()?);
+    within(body.u8()?, all)
+}
+
+fn within(numbers: u8, all: RailMask) -> Result<RailMask, Violation> {
+    let mask = RailMask(numbers);
     if mask.is_within(all) { Ok(mask) } else { Err(violation!("rails {mask} of a connection that has rails {all}")) }
 }
 
 /// Rails and the end that has queue pairs on them.
 fn end(body: &mut Reader<'_>, all: RailMask) -> Result<(RailMask, Endpoint), Violation> {
-    let (rails, endpoint) = (rail_mask(body, all)?, Endpoint::parse(body)?);
+    let (rails, endpoint) = (body.u8()?, Endpoint::parse(body)?);
+    Ok((rails_of_end(rails, all, &endpoint)?, endpoint))
+}
+
+/// The rails with these `numbers`, of `all`, which `endpoint` has queue pairs on.
+///
+/// # Errors
+/// They are not of `all`, or not as many as the end has.
+pub(in crate::proto) fn rails_of_end(numbers: u8, all: RailMask, endpoint: &Endpoint) -> Result<RailMask, Violation> {
+    let rails = within(numbers, all)?;
     if endpoint.rails.len() != usize::from(rails.count()) {
         let count = endpoint.rails.len();
         return Err(violation!(
@@ -203,7 +216,7 @@ fn end(body: &mut Reader<'_>, all: RailMask) -> Result<(RailMask, Endpoint), Vio
             endpoint.name
         ));
     }
-    Ok((rails, endpoint))
+    Ok(rails)
 }
 
 #[cfg(test)]

@@ -133,6 +133,13 @@ impl Recovery {
         }
     }
 
+    /// The same for a connection that runs over `rails` of its rails. What the ends can use besides is said later.
+    #[must_use]
+    pub fn over(self, rails: RailMask) -> Self {
+        let history = RailHistory::new(rails);
+        Self { rails, own: rails, told: rails, peer: rails, history, ..self }
+    }
+
     /// Whether the queue pairs may be used.
     pub fn is_running(&self) -> bool {
         matches!(self.state, State::Running | State::Draining { .. })

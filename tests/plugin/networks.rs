@@ -1,0 +1,107 @@
+//! Ports in several networks that no router joins: ports are connected that reach each other.
+
+use crate::common::bench::Bench;
+use crate::common::log::{log, said};
+use crate::common::process::pair;
+use crate::common::setting::{set, softrnic, talkative};
+use crate::common::{faithful, plugin_transport};
+use ferrite::error::Result;
+use ferrite::nccl::debug_log::ALL_INFO;
+use ferrite::pair::WorkerCtx;
+use testkit::require;
+
+/// Nothing reaches an address of another network.
+const APART: (&str, &str) = ("SOFTRNIC_NETWORK_BITS", "24");
+
+/// Messages each way between rank 0, whose devices have the `addresses` in their order and which sees those that `hca` names, and rank 1.
+fn exchange(worker: &mut WorkerCtx, addresses: &[(usize, &[&str])], hca: [&str; 2]) -> Result<()> {
+    set("NCCL_IB_HCA", hca[worker.rank()]);
+    // The network exists as long as somebody is on it.
+    let transport = plugin_transport()?;
+    if worker.rank() == 0 {
+        for (device, addresses) in addresses {
+            softrnic(&format!("gid {device}/1 remove 1"));
+            for (index, address) in (1..).zip(*addresses) {
+                softrnic(&format!("gid {device}/1 add {index} ::ffff:{address} v2"));
+            }
+        }
+    }
+    worker.barrier()?;
+    let bench = Bench::open_on(worker, transport, 0, 1 << 20)?;
+    for round in 0..10 {
+        bench.exchange(worker, round, 300_000, 300_000)?;
+        bench.exchange(worker, round, 64, 64)?;
+    }
+    worker.barrier()
+}
+
+fn merged(addresses: &[(usize, &[&str])], hca: [&str; 2], told: [&[&str]; 2]) -> Result<()> {
+    let adapt = |setting: ferrite::pair::Setting| setting.env(APART.0, APART.1).env(ALL_INFO.0, ALL_INFO.1);
+    faithful::run(&["--devices", "4"], adapt, |worker| {
+        exchange(worker, addresses, hca)?;
+        for words in told[worker.rank()] {
+            assert!(said(&[words]), "{words}: {}", log());
+        }
+        worker.barrier()
+    })
+}
+
+#[test]
+fn rails_are_paired_by_network_where_the_ports_of_one_end_are_in_another_order() -> Result<()> {
+    let addresses: [(usize, &[&str]); 4] =
+        [(0, &["10.1.0.1"]), (1, &["10.2.0.1"]), (2, &["10.2.0.2"]), (3, &["10.1.0.2"])];
+    let told: [&[&str]; 2] = [
+        &["softrnic0: GID 1 10.1.0.1 to GID 10.1.0.2", "softrnic1: GID 1 10.2.0.1 to GID 10.2.0.2"],
+        &["softrnic3: GID 1 10.1.0.2 to GID 10.1.0.1", "softrnic2: GID 1 10.2.0.2 to GID 10.2.0.1"],
+    ];
+    merged(&addresses, ["softrnic0,softrnic1", "softrnic2,softrnic3"], told)
+}
+
+/// As where the first port of one end is down when the job starts.
+#[test]
+fn the_only_port_of_an_end_is_paired_with_that_of_its_network() -> Result<()> {
+    let addresses: [(usize, &[&str]); 3] = [(0, &["10.1.0.1"]), (1, &["10.2.0.1"]), (3, &["10.2.0.2"])];
+    let told: [&[&str]; 2] =
+        [&["softrnic1: GID 1 10.2.0.1 to GID 10.2.0.2"], &["softrnic3: GID 1 10.2.0.2 to GID 10.2.0.1"]];
+    merged(&addresses, ["softrnic0,softrnic1", "softrnic3"], told)
+}
+
+#[test]
+fn a_rail_whose_network_the_peer_is_not_in_is_left_out_and_that_is_told() -> Result<()> {
+    let addresses: [(usize, &[&str]); 4] =
+        [(0, &["10.1.0.1"]), (1, &["10.2.0.1"]), (2, &["10.1.0.2"]), (3, &["10.3.0.2"])];
+    let left_out = "left out until they connect";
+    merged(
+        &addresses,
+        ["softrnic0,softrnic1", "softrnic2,softrnic3"],
+        [&[left_out, "10.2.0.1"], &[left_out, "10.2.0.1"]],
+    )
+}
+
+/// Both ends are set so. Only rank 0 has addresses in both networks, of which it would rather use the first.
+#[test]
+fn a_sender_takes_the_address_that_is_in_the_listeners_network() -> Result<()> {
+    pair(&require!(talkative(&[APART])), |worker| {
+        let addresses: [(usize, &[&str]); 2] = [(0, &["10.1.0.1", "10.2.0.1"]), (1, &["10.2.0.2"])];
+        exchange(worker, &addresses, ["softrnic0", "softrnic1"])?;
+        let used = ["softrnic0: GID 2 10.2.0.1 to GID 10.2.0.2", "softrnic1: GID 1 10.2.0.2 to GID 10.2.0.1"];
+        assert!(said(&[used[worker.rank()]]), "{}", log());
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+/// NCCL asks both ends for their first devices, which no cable joins.
+#[test]
+fn a_connection_uses_the_device_that_is_in_the_listeners_network_if_that_is_wanted() -> Result<()> {
+    let setting = require!(talkative(&[APART, ("NCCL_IB_SUBNET_AWARE_ROUTING", "1"), ("SOFTRNIC_DEVICES", "4")]));
+    pair(&setting, |worker| {
+        let addresses: [(usize, &[&str]); 4] =
+            [(0, &["10.1.0.1"]), (1, &["10.2.0.1"]), (2, &["10.2.0.2"]), (3, &["10.1.0.2"])];
+        exchange(worker, &addresses, ["softrnic0,softrnic1", "softrnic2,softrnic3"])?;
+        let used = [["softrnic0: ", "uses softrnic1"], ["softrnic2: ", "uses softrnic3"]][worker.rank()];
+        assert!(said(&[used[0], used[1], "NCCL_IB_SUBNET_AWARE_ROUTING"]), "{}", log());
+        worker.barrier()
+    })?;
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! Which ports are connected with each other after a fault: those that reach each other.
+
+use crate::common::plugin_transport;
+use crate::fabric::{Fabric, end, run, set_port, softrnic};
+use crate::stream::{SHORT, Stream};
+use ferrite::error::Result;
+
+/// The first port of one end and the second one of the other fall for good: the two that are left are in one network.
+#[test]
+fn all_arrives_over_the_ports_that_are_left_though_they_were_no_pair() -> Result<()> {
+    run(Fabric::TwoRails, &[], |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        stream.exchange(worker, 20)?;
+        worker.barrier()?;
+        set_port(["softrnic0/1", "softrnic3/1"][worker.rank()], "down");
+        stream.exchange(worker, 100)?;
+        end(worker, stream)
+    })
+}
+
+/// Two cables of rank 1 are exchanged, with their addresses.
+#[test]
+fn all_arrives_if_two_ports_exchange_their_networks() -> Result<()> {
+    run(Fabric::TwoRails, &[("SOFTRNIC_NETWORK_BITS", "24")], |worker| {
+        let transport = plugin_transport()?;
+        drop(transport);
+        set_addresses(worker.rank(), ["10.1.0", "10.2.0"]);
+        worker.barrier()?;
+        let mut stream = Stream::open(worker, SHORT)?;
+        stream.exchange(worker, 20)?;
+        worker.barrier()?;
+        if worker.rank() == 1 {
+            ["2/1", "3/1"].into_iter().for_each(|port| set_port(&format!("softrnic{port}"), "down"));
+            set_addresses(1, ["10.2.0", "10.1.0"]);
+            ["2/1", "3/1"].into_iter().for_each(|port| set_port(&format!("softrnic{port}"), "up"));
+        }
+        stream.exchange(worker, 100)?;
+        end(worker, stream)
+    })
+}
+
+/// The two ports of a rank get addresses in these networks.
+fn set_addresses(rank: usize, networks: [&str; 2]) {
+    for (place, network) in networks.into_iter().enumerate() {
+        let port = format!("{}/1", 2 * rank + place);
+        softrnic(&["gid", &port, "remove", "1"]);
+        softrnic(&["gid", &port, "add", "1", &format!("::ffff:{network}.{}", rank + 1), "v2"]);
+    }
+}
