@@ -39,7 +39,8 @@
 //! ## Rails
 //!
 //! Equal ports of one card are one device to NCCL ([`net::device::nic`]). NCCL before 2.24 is shown them merged; later ones are shown
-//! each port, and merge them by a call (`abi::devices`). A connection uses as many rails as both ends have.
+//! each port, and merge them by a call (`abi::devices`). A connection has the sender's rails, and the receiver finds a port for each that
+//! reaches it ([`net::device::pairing`]). It begins on the rails that connect, and its recovery takes in the others later.
 //! Each rail has its queue pairs and its completion queue, and a clear-to-send may go over any of them. A clear-to-send has room
 //! for two keys; with three or four rails it has 64 bytes, which is still one packet. Memory is registered on every card
 //! ([`net::mr::handle`]). A connection with one rail takes a shorter path through the code, which branches off before anything
@@ -47,12 +48,13 @@
 //!
 //! ## Setting up a connection
 //!
-//! `listen` makes a random token. The token travels in NCCL's handle, with the TCP port of the process. Then:
+//! `listen` makes a random token. The token travels in NCCL's handle, with the TCP port of the process and the GIDs of the device's ports, by which
+//! `connect` chooses its own. Then:
 //!
 //! | step | who | message |
 //! |---|---|---|
-//! | 1 | `connect` | Hello: the token, its rails with their queue pairs, and its ring of clear-to-sends |
-//! | 2 | listener | Reply: its queue pairs, and what is negotiated. It is ready to receive |
+//! | 1 | `connect` | Hello: the token, the rails that it can use with their queue pairs, and its ring of clear-to-sends |
+//! | 2 | listener | Reply: on which of these rails the connection begins, its queue pairs there, and what is negotiated. It is ready to receive |
 //! | 3 | `connect` | Commit. `connect` is complete |
 //! | 4 | `accept` | complete when the Commit has come |
 //!
@@ -137,6 +139,8 @@
 //! | which operation are a connection's messages of? | [`net::operations`], `abi::profiler` |
 //! | what does NCCL's pointer for a request point to? | [`proto::requests`], `abi::handles` |
 //! | what does a profiler of the user's hear of messages? | `abi::network_events` |
+//! | which port of one end is connected with which of the other? | [`net::device::pairing`], `net::setup::rails`, [`net::recovery::rails`] |
+//! | which device does a connection use, if that is not the one that NCCL names? | [`net::device::networks`] |
 //! | which ports are one device? | [`net::device::nic`], `abi::devices` |
 //! | how much of a message does a rail carry, or a lane? | [`proto::stripe`], [`proto::rail_weights`], [`proto::lanes`] |
 //! | which lane is slow, what leads it over another path, and how often? | [`proto::lanes`], [`proto::recovery::move_budget`] |
@@ -187,7 +191,7 @@
 //! | probe | an RDMA WRITE of zero bytes, which tells whether the peer's device acknowledges |
 //! | queue pair (QP) | a send and a receive queue, connected to one of the peer; states RESET, INIT, RTR, RTS, ERROR |
 //! | queue pair index | the number of a queue pair within its connection |
-//! | rail | a port that carries part of a connection; rail *i* of one end is connected to rail *i* of the other |
+//! | rail | a port that carries part of a connection; rails have the numbers of the sender's ports, and the receiver pairs its own with them |
 //! | record | the part of the statistics file that one end of a connection has |
 //! | recovery | new queue pairs for a connection after a fault, and what has not arrived sent again |
 //! | request | what `isend`, `irecv` and `iflush` give to NCCL for `test`; at most 256 at a time |

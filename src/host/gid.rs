@@ -112,7 +112,7 @@ pub fn are_of_one_kind(a: &[u8; 16], b: &[u8; 16]) -> bool {
 }
 
 /// Whether it is an address that no router forwards.
-fn is_link_local(gid: &[u8; 16]) -> bool {
+pub fn is_link_local(gid: &[u8; 16]) -> bool {
     gid[0] == 0xfe && gid[1] & 0xc0 == 0x80
 }
 

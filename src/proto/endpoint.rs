@@ -63,7 +63,7 @@ pub struct RailEnd {
     pub qps: Vec<QpEnd>,
 }
 
-/// One end of a connection. Rails are numbered alike on both ends: rail 0 of one is connected to rail 0 of the other.
+/// One end of a connection. The rails of both ends are in the same order: each is connected to that in its place.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     /// For messages: device, host name, process.

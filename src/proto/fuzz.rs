@@ -95,12 +95,12 @@ fn changed(mut bytes: Vec<u8>, changes: &[u8]) -> Vec<u8> {
 /// A good first message of a sender with so many rails and queue pairs.
 pub(super) fn hello(rails: usize, qps: usize) -> Hello {
     let ring = Ring { addr: 1 << 40, slots: RING_SLOTS as u32, slot_room: 64 };
-    Hello { token: [9; 16], ring, ..Hello::of(endpoint(rails, qps, true), ring) }
+    Hello { token: [9; 16], ..sim::hello(endpoint(rails, qps, true), ring) }
 }
 
 /// A good reply to that.
 fn reply(hello: &Hello, rails: u8, qps: u8) -> Reply {
-    Reply::to(hello, hello.rails & RailMask::first(rails), endpoint(rails.into(), qps.into(), true))
+    sim::reply(hello, hello.rails & RailMask::first(rails), endpoint(rails.into(), qps.into(), true))
 }
 
 fn is_within_bounds(end: &Endpoint) -> bool {

@@ -297,34 +297,12 @@ impl Reply {
     }
 }
 
-/// For tests: good messages.
-#[cfg(any(test, fuzzing))]
-impl Hello {
-    /// That of `endpoint`, which has all of its rails.
-    pub(super) fn of(endpoint: Endpoint, ring: Ring) -> Self {
-        let count = endpoint.rails.len() as u8;
-        let (rails, identity) = (RailMask::first(count), super::sim::identity());
-        Self { token: [6; 16], count, rails, left_out: String::new(), endpoint, ring, identity }
-    }
-}
-
-#[cfg(any(test, fuzzing))]
-impl Reply {
-    /// That of `endpoint` to `hello`, for these rails.
-    pub(super) fn to(hello: &Hello, rails: RailMask, mut endpoint: Endpoint) -> Self {
-        let offered = hello.endpoint.over(hello.rails, rails);
-        let terms = Negotiated::agree(&offered, &endpoint).expect("they fit").over(hello.count, rails);
-        endpoint.truncate(rails.count().into(), terms.qps_per_rail());
-        Self { rails, left_out: String::new(), endpoint, terms, identity: super::sim::identity() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::proto::QpIndex;
     use crate::proto::endpoint::QpEnd;
-    use crate::proto::sim::endpoint;
+    use crate::proto::sim::{endpoint, hello, reply};
     use proptest::prelude::*;
 
     const RING: Ring = Ring { addr: 0xdead_beef, slots: RING_SLOTS as u32, slot_room: 64 };
@@ -334,10 +312,10 @@ mod tests {
         for (ours, theirs, rails, qps) in
             [((1, 4), (1, 2), 1, 2), ((2, 4), (1, 32), 1, 4), ((4, 9), (3, 2), 3, 2), ((4, 8), (4, 9), 4, 8)]
         {
-            let hello = Hello::of(endpoint(ours.0, ours.1, true), RING);
-            assert_eq!(Hello::parse(&hello.frame([0; 16]).body).as_ref(), Ok(&hello));
+            let said = hello(endpoint(ours.0, ours.1, true), RING);
+            assert_eq!(Hello::parse(&said.frame([0; 16]).body).as_ref(), Ok(&said));
             let mut end = endpoint(theirs.0, theirs.1, true);
-            let terms = Negotiated::agree(&hello.endpoint, &end).expect("they fit");
+            let terms = Negotiated::agree(&said.endpoint, &end).expect("they fit");
             assert_eq!(
                 terms,
                 Negotiated {
@@ -348,48 +326,48 @@ mod tests {
                 }
             );
             end.truncate(terms.striping.rails().into(), terms.qps_per_rail());
-            let reply = Reply::to(&hello, RailMask::first(terms.striping.rails()), end.clone());
-            assert_eq!(Reply::parse(&reply.frame([0; 16]).body, &hello).as_ref(), Ok(&reply));
+            let answer = reply(&said, RailMask::first(terms.striping.rails()), end.clone());
+            assert_eq!(Reply::parse(&answer.frame([0; 16]).body, &said).as_ref(), Ok(&answer));
             end.rails[0].qps.push(QpEnd { qpn: 1, psn: 1, ece: None });
-            let wrong = Reply { endpoint: end, ..reply };
-            assert!(Reply::parse(&wrong.frame([0; 16]).body, &hello).is_err());
+            let wrong = Reply { endpoint: end, ..answer };
+            assert!(Reply::parse(&wrong.frame([0; 16]).body, &said).is_err());
         }
     }
 
     #[test]
     fn a_connection_may_begin_on_some_of_its_rails() {
-        let mut hello = Hello::of(endpoint(3, 2, true), RING);
-        hello.endpoint.rails.remove(1);
-        (hello.rails, hello.left_out) = (RailMask(0b101), "rail 1: its port is down".into());
-        assert_eq!(Hello::parse(&hello.body()).as_ref(), Ok(&hello));
-        let mut reply = Reply::to(&hello, RailMask(0b100), endpoint(1, 2, true));
-        reply.left_out = "rail 0: no port".into();
-        assert_eq!(Reply::parse(&reply.body(), &hello).as_ref(), Ok(&reply));
-        assert_eq!((reply.terms.count, reply.terms.slot_bytes()), (3, 64), "room for all of its rails");
-        assert_eq!(reply.terms.striping.rail_of(QpIndex(1)), 2);
+        let mut said = hello(endpoint(3, 2, true), RING);
+        said.endpoint.rails.remove(1);
+        (said.rails, said.left_out) = (RailMask(0b101), "rail 1: its port is down".into());
+        assert_eq!(Hello::parse(&said.body()).as_ref(), Ok(&said));
+        let mut answer = reply(&said, RailMask(0b100), endpoint(1, 2, true));
+        answer.left_out = "rail 0: no port".into();
+        assert_eq!(Reply::parse(&answer.body(), &said).as_ref(), Ok(&answer));
+        assert_eq!((answer.terms.count, answer.terms.slot_bytes()), (3, 64), "room for all of its rails");
+        assert_eq!(answer.terms.striping.rail_of(QpIndex(1)), 2);
         for rails in [RailMask(0b010), RailMask(0b1000), RailMask(0b101), RailMask::NONE] {
-            let wrong = Reply { rails, ..reply.clone() };
-            assert!(Reply::parse(&wrong.body(), &hello).is_err(), "{rails}");
+            let wrong = Reply { rails, ..answer.clone() };
+            assert!(Reply::parse(&wrong.body(), &said).is_err(), "{rails}");
         }
-        let more = Hello { rails: RailMask(0b111), ..hello.clone() };
+        let more = Hello { rails: RailMask(0b111), ..said.clone() };
         assert!(Hello::parse(&more.body()).is_err(), "there are queue pairs on two");
-        assert!(Hello::parse(&Hello { count: 2, ..hello }.body()).is_err(), "rail 2 of two");
+        assert!(Hello::parse(&Hello { count: 2, ..said }.body()).is_err(), "rail 2 of two");
     }
 
     #[test]
     fn a_connection_is_recovered_only_if_both_ends_would() {
         for (sender, receiver) in [(true, true), (true, false), (false, true), (false, false)] {
-            let mut hello = Hello::of(endpoint(2, 1, true), RING);
-            hello.endpoint.failover = sender;
-            assert_eq!(Hello::parse(&hello.body()).as_ref(), Ok(&hello));
+            let mut said = hello(endpoint(2, 1, true), RING);
+            said.endpoint.failover = sender;
+            assert_eq!(Hello::parse(&said.body()).as_ref(), Ok(&said));
             let mut end = endpoint(2, 1, true);
             end.failover = receiver;
-            let terms = Negotiated::agree(&hello.endpoint, &end).expect("they fit");
+            let terms = Negotiated::agree(&said.endpoint, &end).expect("they fit");
             assert_eq!(terms.failover, sender && receiver, "{sender} {receiver}");
-            let reply = Reply::to(&hello, hello.rails, end);
-            assert_eq!(Reply::parse(&reply.body(), &hello).as_ref(), Ok(&reply));
-            let other = Reply { terms: Negotiated { failover: !terms.failover, ..terms }, ..reply };
-            assert!(Reply::parse(&other.body(), &hello).is_err(), "that does not follow from both ends");
+            let answer = reply(&said, said.rails, end);
+            assert_eq!(Reply::parse(&answer.body(), &said).as_ref(), Ok(&answer));
+            let other = Reply { terms: Negotiated { failover: !terms.failover, ..terms }, ..answer };
+            assert!(Reply::parse(&other.body(), &said).is_err(), "that does not follow from both ends");
         }
     }
 
@@ -417,12 +395,12 @@ mod tests {
 
     #[test]
     fn the_longest_hello_fits_a_frame() {
-        let mut hello = Hello::of(endpoint(4, 8, true), RING);
-        hello.left_out = "w".repeat(300);
-        hello.endpoint.name = "x".repeat(300);
-        hello.identity.host = "z".repeat(300);
-        hello.endpoint.rails.iter_mut().for_each(|rail| rail.name = "y".repeat(300));
-        assert!(hello.frame([0; 16]).body.len() <= crate::proto::frame::MAX_BODY_BYTES);
+        let mut said = hello(endpoint(4, 8, true), RING);
+        said.left_out = "w".repeat(300);
+        said.endpoint.name = "x".repeat(300);
+        said.identity.host = "z".repeat(300);
+        said.endpoint.rails.iter_mut().for_each(|rail| rail.name = "y".repeat(300));
+        assert!(said.frame([0; 16]).body.len() <= crate::proto::frame::MAX_BODY_BYTES);
     }
 
     #[test]
@@ -443,8 +421,8 @@ mod tests {
     #[test]
     fn a_ring_of_another_size_is_refused() {
         let refused = |rails, ring| {
-            let hello = Hello::of(endpoint(rails, 1, false), ring);
-            Hello::parse(&hello.frame([0; 16]).body).is_err()
+            let said = hello(endpoint(rails, 1, false), ring);
+            Hello::parse(&said.frame([0; 16]).body).is_err()
         };
         assert!(refused(1, Ring { slots: 1 << 20, ..RING }));
         assert!(refused(3, Ring { slot_room: 32, ..RING }), "three keys do not fit");
@@ -454,7 +432,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_cut_of_a_hello_is_refused(cut in 0usize..150) {
-            let body = Hello::of(endpoint(2, 4, true), RING).frame([0; 16]).body;
+            let body = hello(endpoint(2, 4, true), RING).frame([0; 16]).body;
             prop_assert!(Hello::parse(&body[..body.len() - 1 - cut]).is_err());
         }
 

@@ -12,7 +12,7 @@ use super::rail_weights::RailWeights;
 use super::recovery::account::{Account, MissingMessage};
 use super::recovery::message::Message;
 use super::send::{SendFlow, Transfer};
-use super::sim::endpoint;
+use super::sim::{endpoint, reply};
 use super::stripe::Striping;
 use super::{MAX_GROUP, MAX_MESSAGE, PROTOCOL_VERSION};
 use proptest::collection::vec;
@@ -76,7 +76,7 @@ proptest! {
     #[test]
     fn a_changed_reply_is_what_was_offered_or_refused(rails in 1usize..=4, qps in 1usize..=8, changes in vec(change(), 1..6)) {
         let hello = hello(rails, qps);
-        let good = Reply::to(&hello, hello.rails, endpoint(rails, qps, true));
+        let good = reply(&hello, hello.rails, endpoint(rails, qps, true));
         check_reply(&changed(good.body(), &changes), &hello);
     }
 

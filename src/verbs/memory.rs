@@ -127,7 +127,7 @@ impl MemoryRegion {
         };
         let name = domain.context.name();
         let operation = format_args!("{what} of {length} bytes at {addr:#x} on {name}");
-        let raw = raw.map_err(|error| error.explain(operation, length as u64))?;
+        let raw = raw.map_err(|error| explain(error.explain(operation, length as u64)))?;
         // SAFETY: not NULL, so a live region whose keys may be read.
         let (lkey, rkey) = unsafe { ((*raw).lkey, (*raw).rkey) };
         Ok(Self { raw, lkey, rkey, domain: Arc::clone(domain) })
@@ -151,6 +151,23 @@ impl MemoryRegion {
     /// Key for the peer's work requests.
     pub fn rkey(&self) -> u32 {
         self.rkey
+    }
+}
+
+/// `error` of a registration, with the likely causes if the limit of locked memory is not the one.
+#[cold]
+fn explain(error: Error) -> Error {
+    match error.errno {
+        _ if !error.context.is_empty() => error,
+        Some(libc::ENOMEM) => error.context(
+            "likely: the device has no room for more memory regions (max_mr), or the IOMMU or the contiguous memory of the kernel has \
+             none for so many bytes (CmaTotal and CmaFree in /proc/meminfo, `dmesg`)",
+        ),
+        Some(libc::EPERM | libc::EACCES) => error.context(
+            "likely: the kernel forbids it to this process: seccomp or the capabilities of the container, or RLIMIT_MEMLOCK=0 \
+             (`ulimit -l`)",
+        ),
+        _ => error,
     }
 }
 

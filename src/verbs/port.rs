@@ -129,6 +129,19 @@ impl Context {
 
     /// Entry `index` of the GID table of `port`. `None`: it is empty or unreadable.
     pub fn gid(&self, port: u8, index: i32) -> Option<Gid> {
+        self.query_gid(port, index).ok().flatten()
+    }
+
+    /// Why entries of the GID table of `port` are unreadable, if one of the first `count` is: the errno.
+    pub fn gid_errno(&self, port: u8, count: i32) -> Option<i32> {
+        (0..count).find_map(|index| self.query_gid(port, index).err())
+    }
+
+    /// Entry `index` of the GID table of `port`. `None`: it is empty.
+    ///
+    /// # Errors
+    /// The errno, if it is unreadable.
+    fn query_gid(&self, port: u8, index: i32) -> std::result::Result<Option<Gid>, i32> {
         let gid = sys::ibv_gid { raw: [0; 16] };
         let mut entry = ibv_gid_entry { gid, gid_index: 0, port_num: 0, gid_type: 0, ndev_ifindex: 0 };
         let rc = match (self.library._ibv_query_gid_ex, u32::try_from(index)) {
@@ -142,10 +155,10 @@ impl Context {
         let gid = match rc {
             // SAFETY: as in `untyped_gid`.
             0 => Gid { bytes: unsafe { entry.gid.raw }, roce_version: roce_version(entry.gid_type) },
-            libc::ENODATA => return None,
+            libc::ENODATA => return Ok(None),
             _ => Gid { bytes: self.untyped_gid(port, index)?, roce_version: None },
         };
-        (gid.bytes != [0; 16]).then_some(gid)
+        Ok((gid.bytes != [0; 16]).then_some(gid))
     }
 
     /// The first entry of the partition key table of `port` that has `key`. The highest bit of a key tells the kind of membership, and is
@@ -166,12 +179,17 @@ impl Context {
         (rc == 0).then_some(u16::from_be(key))
     }
 
-    fn untyped_gid(&self, port: u8, index: i32) -> Option<[u8; 16]> {
+    fn untyped_gid(&self, port: u8, index: i32) -> std::result::Result<[u8; 16], i32> {
         let mut gid = sys::ibv_gid { raw: [0; 16] };
         // SAFETY: the context is open and `gid` is a valid place.
         let rc = unsafe { (self.library.ibv_query_gid)(self.raw(), port, index, &raw mut gid) };
-        // SAFETY: bytes, which were zeros before the call.
-        (rc == 0).then_some(unsafe { gid.raw })
+        match rc {
+            // SAFETY: bytes, which were zeros before the call.
+            0 => Ok(unsafe { gid.raw }),
+            // Some set the errno, and some return it.
+            -1 => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
+            errno => Err(errno),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::common::connect::{accept_nobody, connect, works};
 use crate::common::handshake::{frame, hello_on};
-use crate::common::log::assert_logged;
+use crate::common::log::{assert_logged, log, said};
 use crate::common::plugin_transport;
 use crate::common::process::{alone, pair};
 use crate::common::setting::setting;
@@ -219,6 +219,32 @@ fn the_limit_of_locked_memory_is_named() -> Result<()> {
         assert!(!about("Bad address").expect("it is reported").contains("MEMLOCK"), "{lines:?}");
         Ok(())
     })
+}
+
+/// What is said of a registration that fails with this errno where the limit of locked memory is not the cause.
+fn likely_cause_of_refused_memory(errno: &str, words: [&str; 2]) -> Result<()> {
+    let setting = require!(setting());
+    let fault = format!("reg-mr={errno} message=4");
+    alone(&setting.env("SOFTRNIC_FAULTS", fault), |worker| {
+        let transport = plugin_transport()?;
+        let (handle, mut listener) = transport.listen(0)?;
+        let (send, _recv) = connect(worker, &transport, &handle, &mut listener)?;
+        let buffers = (0..4).map(|_| Buffer::new(4096).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let held: Vec<_> = buffers.iter().filter_map(|buffer| send.register(buffer).ok()).collect();
+        assert_eq!(held.len(), 3);
+        assert!(said(&["ibv_reg_mr", words[0], words[1]]), "{words:?}: {}", log());
+        Ok(())
+    })
+}
+
+#[test]
+fn memory_that_the_device_has_no_room_for_is_explained() -> Result<()> {
+    likely_cause_of_refused_memory("ENOMEM", ["max_mr", "CmaTotal"])
+}
+
+#[test]
+fn memory_that_the_kernel_refuses_is_explained() -> Result<()> {
+    likely_cause_of_refused_memory("EPERM", ["seccomp", "RLIMIT_MEMLOCK=0"])
 }
 
 /// The plugin's own `connect`, killed after any number of calls: the listener that waits must not be harmed.

@@ -99,9 +99,12 @@ fn a_table_that_changes_is_read_again() -> Result<()> {
     Ok(())
 }
 
-/// Rank 0 is told to use another network; rank 1, which also has an address there, answers with that.
-#[test]
-fn the_receiver_answers_in_the_senders_network() -> Result<()> {
+/// Rank 0 is told to use another network, in which rank 1 has an address too or not. What both ends use: GID and peer's GID.
+fn towards_another_network(
+    rank_1_is_there: bool,
+    used: [[&str; 2]; 2],
+    words: &'static [&'static [&'static str]; 2],
+) -> Result<()> {
     let setting = require!(talkative(&[("SOFTRNIC_GIDS", "rich")]));
     pair(&setting, |worker| {
         let device = worker.rank();
@@ -111,25 +114,42 @@ fn the_receiver_answers_in_the_senders_network() -> Result<()> {
         }
         // The network exists as long as somebody is on it.
         drop(plugin_transport()?);
-        softrnic(&format!("gid {device}/1 add 11 ::ffff:10.99.0.{} v2", device + 1));
-        worker.barrier()?;
-        works(worker)?;
-        wait_for_gid_changes(&[device], 1);
-        worker.barrier()?;
-        works(worker)?;
-        let towards = |gid: &str, peer: &str| said(&[&format!("softrnic{device}: GID {gid} to GID {peer}, ")]);
-        if device == 0 {
-            assert!(towards("11 10.99.0.1", "10.99.0.2"), "{}", log());
-            assert!(towards("11 10.99.0.1", "10.82.1.2"), "{}", log());
-            assert!(said(&["WARN", "peers are in another network (GID 10.99.0.1 here, 10.82.1.2 of"]), "{}", log());
-        } else {
-            assert!(towards("11 10.99.0.2", "10.99.0.1"), "{}", log());
-            assert!(towards("3 10.82.1.2", "10.99.0.1"), "{}", log());
-            assert!(said(&["INFO", "peers are in another network"]), "{}", log());
+        let is_there = device == 0 || rank_1_is_there;
+        if is_there {
+            softrnic(&format!("gid {device}/1 add 11 ::ffff:10.99.0.{} v2", device + 1));
         }
+        worker.barrier()?;
+        works(worker)?;
+        if is_there {
+            wait_for_gid_changes(&[device], 1);
+        }
+        worker.barrier()?;
+        works(worker)?;
+        let [gid, peer] = used[device];
+        assert!(said(&[&format!("softrnic{device}: GID {gid} to GID {peer}, ")]), "{}", log());
+        let others = |line: &&str| {
+            line.contains(": GID ") && line.contains(" to GID ") && !line.contains(&format!("to GID {peer}, "))
+        };
+        assert_eq!(log().lines().filter(others).count(), 0, "as sender and as receiver: {}", log());
+        words[device].iter().for_each(|words| assert!(said(&[words]), "{words}: {}", log()));
         worker.barrier()
     })?;
     Ok(())
+}
+
+#[test]
+fn both_ends_use_the_network_that_one_of_them_is_told() -> Result<()> {
+    towards_another_network(true, [["11 10.99.0.1", "10.99.0.2"], ["11 10.99.0.2", "10.99.0.1"]], &[&[], &[]])
+}
+
+#[test]
+fn that_peers_are_in_another_network_is_told() -> Result<()> {
+    let used = [["11 10.99.0.1", "10.82.1.2"], ["3 10.82.1.2", "10.99.0.1"]];
+    towards_another_network(
+        false,
+        used,
+        &[&["peers are in another network (GID 10.99.0.1 here, 10.82.1.2 of"], &["peers are in another network"]],
+    )
 }
 
 #[test]

@@ -3,7 +3,8 @@
 
 use crate::common::bench::Bench;
 use crate::common::log::{log, said, wait_for_gid_changes};
-use crate::common::setting::{set, softrnic};
+use crate::common::process::alone;
+use crate::common::setting::{set, softrnic, talkative};
 use crate::common::{faithful, plugin_transport};
 use ferrite::error::Error;
 use ferrite::error::Result;
@@ -12,6 +13,10 @@ use ferrite::pair::Setting;
 use ferrite::pair::WorkerCtx;
 use ferrite::transport::Handle;
 use nccl_net::testing::proto::handle::HANDLE_BYTES;
+use testkit::require;
+
+/// A connection has all of its rails from the beginning, or none.
+const ALL_RAILS: (&str, &str) = ("FERRITE_FAILOVER", "0");
 
 /// The fused devices are softrnic0+softrnic1 and softrnic2+softrnic3; the plugin tells all it does.
 fn over_two_rails(
@@ -37,11 +42,16 @@ fn works(worker: &mut WorkerCtx) -> Result<()> {
 
 /// Has device 1 listen and device 0 connect in this process, until one of them fails.
 fn refusal(worker: &WorkerCtx) -> Result<Error> {
+    refusal_from(worker, 0)
+}
+
+/// The same with device `from`, which connects to the other one.
+fn refusal_from(worker: &WorkerCtx, from: usize) -> Result<Error> {
     let transport = plugin_transport()?;
-    let (mut handle, mut listener) = transport.listen(1)?;
+    let (mut handle, mut listener) = transport.listen(1 - from)?;
     let mut deadline = worker.deadline("a failure");
     loop {
-        if let Err(e) = transport.connect(0, &mut handle).and_then(|_| listener.accept().map(drop)) {
+        if let Err(e) = transport.connect(from, &mut handle).and_then(|_| listener.accept().map(drop)) {
             return Ok(e);
         }
         deadline.idle()?;
@@ -114,10 +124,10 @@ fn the_devices_of_each_rail_agree_on_their_makers_options() -> Result<()> {
     })
 }
 
-/// One rail's way is not there yet, the other one's is: the connection waits for both.
+/// One rail's way is not there yet, the other one's is. Without failover, the connection waits for both.
 fn not_resolved_yet(device: &str) -> Result<()> {
     let fault = format!("modify-qp=ETIMEDOUT times=3 device={device}");
-    let env = [("SOFTRNIC_FAULTS", fault.as_str()), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20")];
+    let env = [("SOFTRNIC_FAULTS", fault.as_str()), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20"), ALL_RAILS];
     over_two_rails(&env, &[], |worker| {
         works(worker)?;
         let count = |words: &str| log().matches(words).count();
@@ -148,6 +158,7 @@ fn attempts_are_counted_for_each_rail() -> Result<()> {
         ),
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "10"),
         ("NCCL_IB_MQP_RETRY_CNT", "4"),
+        ALL_RAILS,
     ];
     over_two_rails(&env, &[], |worker| {
         if worker.rank() == 0 {
@@ -178,6 +189,7 @@ fn a_rail_that_cannot_be_connected_is_reported_with_both_ends() -> Result<()> {
         ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic3"),
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "10"),
         ("NCCL_IB_MQP_RETRY_CNT", "4"),
+        ALL_RAILS,
     ];
     over_two_rails(&env, &[], |worker| {
         if worker.rank() == 0 {
@@ -203,6 +215,7 @@ fn a_listener_that_cannot_connect_its_queue_pairs_in_time_does_not_blame_the_pee
         ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic0"),
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "10"),
         ("NCCL_IB_MQP_RETRY_CNT", "10000"),
+        ALL_RAILS,
     ];
     over_two_rails(&env, &[], |worker| {
         let words = "the queue pairs could not be connected within FERRITE_HANDSHAKE_TIMEOUT=1 s";
@@ -230,10 +243,11 @@ fn a_listener_that_cannot_connect_its_queue_pairs_in_time_does_not_blame_the_pee
 }
 
 #[test]
-fn a_port_that_stays_down_is_named() -> Result<()> {
+fn ports_that_stay_down_are_named() -> Result<()> {
     over_two_rails(&[("FERRITE_HANDSHAKE_TIMEOUT", "1")], &[], |worker| {
         if worker.rank() == 0 {
             let transport = plugin_transport()?;
+            softrnic("port 0/1 down");
             softrnic("port 1/1 down");
             let (mut handle, _listener) = transport.listen(1)?;
             let mut deadline = worker.deadline("a refusal");
@@ -243,5 +257,48 @@ fn a_port_that_stays_down_is_named() -> Result<()> {
             assert!(said(&["using softrnic1: the port is down", "FERRITE_HANDSHAKE_TIMEOUT=1 s"]), "{}", log());
         }
         worker.barrier()
+    })
+}
+
+/// What the log says when the only rail cannot be connected because of this errno.
+fn likely_cause_of(errno: &str, words: &str) -> Result<()> {
+    let fault = format!("modify-qp={errno} device=softrnic0 every=1");
+    let setting = require!(talkative(&[("SOFTRNIC_FAULTS", &fault)]));
+    alone(&setting, |worker| {
+        refusal(worker)?;
+        assert!(said(&["to RTR failed", words, "10.82.1.1"]), "{words}: {}", log());
+        Ok(())
+    })
+}
+
+macro_rules! each_errno_has_a_likely_cause {
+    ($($name:ident: $errno:expr, $words:expr,)*) => {$(
+        #[test]
+        fn $name() -> Result<()> {
+            likely_cause_of($errno, $words)
+        }
+    )*};
+}
+
+each_errno_has_a_likely_cause! {
+    the_likely_cause_of_enetunreach_is_a_route: "ENETUNREACH", "no route",
+    the_likely_cause_of_eperm_is_what_the_kernel_forbids: "EPERM", "seccomp",
+    the_likely_cause_of_enomem_is_room_in_the_device_or_the_cgroup: "ENOMEM", "rdma.max",
+    the_likely_cause_of_einval_is_the_gid_index: "EINVAL", "NCCL_IB_GID_INDEX",
+    the_likely_cause_of_etimedout_is_the_network: "ETIMEDOUT", "both ports in one network",
+}
+
+/// What was told of a port at the start is told in its errors.
+#[test]
+fn an_error_of_a_port_with_a_link_local_address_says_so() -> Result<()> {
+    alone(&require!(talkative(&[])), |worker| {
+        drop(plugin_transport()?);
+        softrnic("gid 0/1 remove 1");
+        softrnic("gid 1/1 remove 0");
+        refusal_from(worker, 0)?;
+        assert!(said(&["to RTR failed", "the peer has a link-local address only", "IP address"]), "{}", log());
+        refusal_from(worker, 1)?;
+        assert!(said(&["to RTR failed", "softrnic0 has a link-local address only", "IP address"]), "{}", log());
+        Ok(())
     })
 }

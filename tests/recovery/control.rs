@@ -123,7 +123,8 @@ fn all_arrives_although_control_connections_are_reset(fabric: Fabric, devices: [
         }
         worker.barrier()?;
         let resets = relayed.resets();
-        assert!(resets >= 10, "{resets} resets");
+        // Of two rails both faults may hit the same one, since ports that are left find other partners: then some find it unused.
+        assert!(resets >= 5, "{resets} resets");
         end(worker, stream)
     })
 }

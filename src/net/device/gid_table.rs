@@ -59,6 +59,11 @@ impl GidTable {
         (0..count.min(LONGEST_TABLE)).filter_map(|index| self.entry(index)).collect()
     }
 
+    /// Why an entry of the first `count` is unreadable, if one is: the errno.
+    pub fn errno(&self, count: i32) -> Option<i32> {
+        self.context().gid_errno(self.port, count.min(LONGEST_TABLE))
+    }
+
     /// The best entry of the first `count`. They are read again only if the table has changed; only if it `is_watched` is
     /// that known.
     pub fn choose(&self, count: i32, want: &Preference, is_watched: bool) -> Option<Choice> {

@@ -71,9 +71,8 @@ pub fn pair(wanted: Wanted<'_>, nearness: impl Fn(u8, usize) -> Nearness) -> Pai
     let ports = ports.min(MAX_RAILS);
     let mut table = [[Nearness::Impossible; MAX_RAILS]; MAX_RAILS];
     for rail in (all - fixed).iter().filter(|rail| usize::from(*rail) < MAX_RAILS) {
-        for port in 0..ports {
-            table[usize::from(rail)][port] = nearness(rail, port);
-        }
+        table[usize::from(rail)] =
+            std::array::from_fn(|port| if port < ports { nearness(rail, port) } else { Nearness::Impossible });
     }
     let is_any_near = peer.iter().any(|rail| table[usize::from(rail) % MAX_RAILS].contains(&Nearness::Near));
     let value = |rail: u8, port: usize| {

@@ -248,8 +248,7 @@ impl Rail {
             first => first,
         };
         let Some((chosen, want)) = chosen else {
-            let operation = format_args!("{}: the port has no GID (no IP address?)", self.name);
-            return Err(Error::os(operation, libc::EADDRNOTAVAIL).recoverable());
+            return Err(self.no_gid(count).recoverable());
         };
         self.log_change(chosen, &want);
         Ok(chosen.entry)
@@ -260,6 +259,18 @@ impl Rail {
         if let Some(old) = before {
             let (name, why, index) = (&self.name, gid::reason(&entry, want), entry.index);
             log::info!("{name}: GID {index} {} ({why}) is used from now on; it was {}", entry.address(), old.address());
+        }
+    }
+
+    /// There is no GID that could be used.
+    fn no_gid(&self, count: i32) -> Error {
+        match self.gids.errno(count) {
+            None => {
+                let operation = format_args!("{}: the port has no GID (no IP address?)", self.name);
+                Error::os(operation, libc::EADDRNOTAVAIL)
+            }
+            Some(errno) => Error::os(format_args!("{}: reading the port's GIDs", self.name), errno)
+                .hint("is its network interface in the network namespace of this process?"),
         }
     }
 
@@ -321,6 +332,29 @@ impl Rail {
                 gid.address()
             )
         })
+    }
+
+    /// What of the addresses of this port, which is `local`, and of the peer's port may be the cause of a fault between the two.
+    pub fn trouble_towards(&self, local: &LocalAddress, peer: &[u8; 16]) -> Option<String> {
+        if local.port.is_infiniband() {
+            return None;
+        }
+        let (ours, theirs) = (local.gid.is_link_local(), gid::is_link_local(peer));
+        let cure = "which no router forwards: give its network interface an IP address";
+        let peers = || format!("the peer has a link-local address only ({}), {cure}", gid::address(peer));
+        match () {
+            () if ours => {
+                let also = if theirs { ", as has the peer" } else { "" };
+                Some(format!("{} has a link-local address only ({}){also}, {cure}", self.name, local.gid.address()))
+            }
+            () if theirs => Some(peers()),
+            () if !gid::are_in_one_network(&local.gid.gid, peer, self.config.subnet_bits) => Some(
+                "the two are in different networks, and no router joins them (where rails are not connected, NCCL_CROSS_NIC=0 \
+                 keeps to one)"
+                    .into(),
+            ),
+            () => None,
+        }
     }
 
     fn preference(&self, peer: Option<[u8; 16]>) -> Preference {

@@ -297,11 +297,8 @@ impl Attempts {
             ends.peer(),
             gid::address(&far.gid)
         ));
-        if !local.port.is_infiniband() && !gid::are_in_one_network(&local.gid.gid, &far.gid, rail.config.subnet_bits) {
-            return error.context(
-                "likely: the two are in different networks, and no router joins them (where rails are not connected, \
-                 NCCL_CROSS_NIC=0 keeps to one)",
-            );
+        if let Some(trouble) = rail.trouble_towards(local, &far.gid) {
+            return error.context(format_args!("likely: {trouble}"));
         }
         error
     }
@@ -314,6 +311,16 @@ pub fn with_hint(error: Error) -> Error {
             error.hint("is the GID index right? NCCL_IB_GID_INDEX chooses it")
         }
         Some(libc::ETIMEDOUT) => error.hint("the peer's address cannot be resolved: are both ports in one network?"),
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => {
+            error.hint("no route leads from the port's network interface to the peer's address: see `ip route get`")
+        }
+        Some(libc::ENODEV | libc::EADDRNOTAVAIL) => error.hint(
+            "the network interface with the port's address is gone, has lost the address, or is in another network namespace",
+        ),
+        Some(libc::EPERM | libc::EACCES) => {
+            error.hint("the kernel forbids it: a cgroup of devices, seccomp, or the capabilities of the container")
+        }
+        Some(libc::ENOMEM) => error.hint("the device has no room left, or the cgroup has reached its rdma.max"),
         _ => error,
     }
 }

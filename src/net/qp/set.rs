@@ -352,8 +352,20 @@ impl QpSet {
     #[inline(never)]
     pub(super) fn failure(&self, peer: &PeerState, completion: &Completion) -> Error {
         let (on, between) = self.ends(WrId::from_bits(completion.id()).qp());
-        let error = failure(completion, &on, &between, peer);
+        let mut error = failure(completion, &on, &between, peer);
+        if completion.status() == Status::RETRY_EXCEEDED
+            && let Some(trouble) = self.trouble(WrId::from_bits(completion.id()).qp())
+        {
+            error = error.context(format_args!("or {trouble}"));
+        }
         if completion.status().is_recoverable() { error.recoverable() } else { error }
+    }
+
+    /// What of the addresses of the queue pair with index `qp` may be the cause of a fault of its path.
+    fn trouble(&self, qp: u8) -> Option<String> {
+        let place = usize::from(qp) % self.rails.len().max(1);
+        let (on, far) = (self.rails.get(place)?, self.remote.rails.get(place)?);
+        on.port.trouble_towards(&on.address, &far.gid)
     }
 
     /// For messages: the port of the queue pair with index `qp`, and the queue pair's two ends.

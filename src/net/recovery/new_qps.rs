@@ -282,14 +282,20 @@ impl NewQps {
 
     /// For messages: the ports of the latest attempt, and what to look at where they do not reach each other.
     pub fn describe_paths(&self) -> String {
-        let path = |(_, port, far): &Between| {
-            let own = port
-                .address_towards(&[*far])
-                .map_or_else(|_| "no address".into(), |own| format!("GID {}", gid::address(&own.gid.gid)));
+        let mut troubles = Vec::new();
+        let mut path = |(_, port, far): &Between| {
+            let own = match port.address_towards(&[*far]) {
+                Ok(own) => {
+                    troubles.extend(port.trouble_towards(&own, far));
+                    format!("GID {}", gid::address(&own.gid.gid))
+                }
+                Err(_) => "no address".into(),
+            };
             format!("{} ({own}) to GID {}", port.name, gid::address(far))
         };
-        let paths: Vec<_> = self.between.iter().map(path).collect();
-        format!("; from {}; likely: {}", paths.join(", from "), Status::RETRY_EXCEEDED.cause())
+        let paths: Vec<_> = self.between.iter().map(&mut path).collect();
+        let or = troubles.first().map_or_else(String::new, |trouble| format!(", or {trouble}"));
+        format!("; from {}; likely: {}{or}", paths.join(", from "), Status::RETRY_EXCEEDED.cause())
     }
 
     /// The queue pairs are on these ports, and connected to these GIDs. Those of another port may be reached as quickly as ever.

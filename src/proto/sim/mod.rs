@@ -27,7 +27,7 @@ mod sender;
 pub(super) mod visits;
 mod world;
 
-pub(super) use plan::{endpoint, identity};
+pub(super) use plan::{endpoint, hello, reply};
 
 use super::random::Random;
 use control::Cause;

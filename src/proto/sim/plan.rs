@@ -1,10 +1,11 @@
 //! What a run does: the two ends and what they agree on, the messages and their buffers.
 
 use crate::proto::endpoint::{Ece, Endpoint, QpEnd, RailEnd, SinkEnd};
-use crate::proto::handshake::Negotiated;
+use crate::proto::handshake::{Hello, Negotiated, Reply, Ring};
 use crate::proto::identity::Identity;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::random::Random;
+use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::send::SendFlow;
 use crate::proto::stripe::Striping;
 use crate::proto::{MAX_GROUP, MAX_RAILS};
@@ -161,6 +162,21 @@ pub(in crate::proto) fn endpoint(rails: usize, qps: usize, split: bool) -> Endpo
 fn queue_pair(rail: u32, i: u32) -> QpEnd {
     let ece = Ece { vendor_id: 0x15b3, options: rail << 8 | i, comp_mask: 0 };
     QpEnd { qpn: 100 * rail + i, psn: 7 * i, ece: Some(ece).filter(|_| i % 2 == 1) }
+}
+
+/// The first message of a sender with this end, which can use all of its rails.
+pub(in crate::proto) fn hello(endpoint: Endpoint, ring: Ring) -> Hello {
+    let count = endpoint.rails.len() as u8;
+    let (rails, left_out) = (RailMask::first(count), String::new());
+    Hello { token: [6; 16], count, rails, left_out, endpoint, ring, identity: identity() }
+}
+
+/// The reply of a receiver with this end to that, for these rails.
+pub(in crate::proto) fn reply(hello: &Hello, rails: RailMask, mut endpoint: Endpoint) -> Reply {
+    let offered = hello.endpoint.over(hello.rails, rails);
+    let terms = Negotiated::agree(&offered, &endpoint).expect("they fit").over(hello.count, rails);
+    endpoint.truncate(rails.count().into(), terms.qps_per_rail());
+    Reply { rails, left_out: String::new(), endpoint, terms, identity: identity() }
 }
 
 /// The process of such an end.
