@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# A network plugin that fails once, for one communicator, is out for the rest of the process: NCCL goes on over TCP and reports success.
+#
+# One expects: where a plugin worked for the first communicator and its init fails for the second, creating the second fails, or at least
+#   the third asks the plugin again.
+# What happens: since 2.28 NCCL calls init for each communicator. One failure, for want of memory say, disables the plugin for good. The
+#   second communicator and all later ones get the built-in InfiniBand transport or sockets, with ncclSuccess. NCCL_DEBUG=WARN shows nothing
+#   and ncclGetLastError is empty.
+# What follows: ranks of one communicator may end up on different networks and wait for each other, or a job is slow from its second
+#   communicator on. A plugin must not fail init for what may pass. Users should set NCCL_NET to the plugin's name, which makes it an error.
+#
+# Seen with nvidia-nccl-cu12 2.28.9 and 2.32.3, by the function that chooses the network, which gets three communicators in turn.
+# shellcheck source=lib/findings.sh
+. "$(dirname "$0")/lib/findings.sh"
+
+cat >"$folder/plugin.c" <<'C'
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+static int inits;
+static int init(void **context, uint64_t id, void *config, void *log, void *profiler) {
+  const char *failing = getenv("FAILS_AT");
+  *context = &inits;
+  return failing && atoi(failing) == ++inits ? 2 : 0;
+}
+static int devices(int *count) { *count = 1; return 0; }
+static int properties(int device, void *out) {
+  memset(out, 0, 104); /* all but the last fields */
+  *(const char **)out = "card";
+  return 0;
+}
+static int nothing(void) { return 0; }
+/* Versions 11 and 12 agree in the functions that are called here; finalize is the 21st. */
+#define TABLE {"Plugin", init, devices, properties, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, \
+  nothing, nothing, nothing, 0, 0, 0, nothing, nothing}
+const void *ncclNetPlugin_v11[32] = TABLE;
+const void *ncclNetPlugin_v12[32] = TABLE;
+C
+cc -shared -fPIC -w -o "$folder/plugin.so" "$folder/plugin.c"
+cat >"$folder/choose.py" <<'P'
+import ctypes, sys
+from nccl import Nccl
+
+nccl = Nccl(sys.argv[1])
+choose = nccl.function("ncclNetInit", ctypes.c_int, ctypes.c_void_p)
+results = [choose(ctypes.create_string_buffer(8 << 20)) for _ in range(3)]
+ctypes.CDLL(None).fflush(None)
+print(f"results {results}, last error {nccl.last_error()!r}")
+P
+for release in 2.28.9 2.32.3; do
+    nccl_get "$release"
+    run() { env NCCL_SOCKET_IFNAME=lo NCCL_NET_PLUGIN="$folder/plugin.so" "$@" python3 "$folder/choose.py" "$(nccl_library "$release")"; }
+    seen=$(for failure in FAILS_AT={none,1,2}; do
+        chosen=$(run NCCL_DEBUG=INFO "$failure" | sed -n 's/.*Assigned NET plugin \(.*\) to comm/\1/p' | xargs)
+        echo "$failure: $chosen; $(run NCCL_DEBUG=WARN "$failure" | grep -v 'NCCL version' | xargs -0)"
+    done)
+    compare "NCCL $release" "$seen" \
+        "FAILS_AT=none: Plugin Plugin Plugin; results [0, 0, 0], last error ''
+FAILS_AT=1: Socket Socket Socket; results [0, 0, 0], last error ''
+FAILS_AT=2: Plugin Socket Socket; results [0, 0, 0], last error ''"
+done
+exit "$status"
