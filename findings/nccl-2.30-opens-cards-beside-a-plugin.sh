@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# From 2.30 on NCCL's built-in InfiniBand transport opens every RDMA device although a network plugin carries the data.
+#
+# One expects: where a plugin is chosen, the built-in transport is not started, as it was up to 2.28. A line "NET/IB : Using" says who
+#   carries.
+# What happens: behind the choice of the network NCCL looks for one-sided operations (RMA). Where the plugin has no table for them, the
+#   built-in transport is asked, which opens each device, queries it, and writes the line "NET/IB : Using …" of its own.
+# What follows: that line beside "Assigned NET plugin" is no sign of a lost plugin. Each process holds each device twice, and a device that
+#   is broken for the built-in transport logs its warnings in jobs that do not use it.
+#
+# Seen with nvidia-nccl-cu12 2.28.9, 2.30.7 and 2.32.3 on libibverbs and libmlx5 of rdma-core 44.0, with a stand-in for the kernel's side
+# that has a ConnectX. The functions that ncclCommInitRank calls in turn are called with a plugin that has a network's table alone.
+# shellcheck source=lib/findings.sh
+. "$(dirname "$0")/lib/findings.sh"
+# shellcheck source=lib/verbs.sh
+. "$here/verbs.sh"
+
+cat >"$folder/plugin.c" <<'C'
+#include <stdint.h>
+#include <string.h>
+static int init(void **context, uint64_t id, void *config, void *log, void *profiler) { *context = ""; return 0; }
+static int devices(int *count) { *count = 1; return 0; }
+static int properties(int device, void *out) {
+  memset(out, 0, 104); /* all but the last fields */
+  *(const char **)out = "card";
+  return 0;
+}
+static int nothing(void) { return 0; }
+/* Versions 11 and 12 agree in the functions that are called here; finalize is the 21st. */
+#define TABLE {"Plugin", init, devices, properties, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, \
+  nothing, nothing, nothing, 0, 0, 0, nothing, nothing}
+const void *ncclNetPlugin_v11[32] = TABLE;
+const void *ncclNetPlugin_v12[32] = TABLE;
+C
+cc -shared -fPIC -w -o "$folder/plugin.so" "$folder/plugin.c"
+cat >"$folder/beside.py" <<'P'
+import ctypes, os, sys
+from nccl import Nccl
+
+nccl = Nccl(sys.argv[1])
+communicator = ctypes.create_string_buffer(8 << 20)
+
+
+def opened() -> int:
+    """How many descriptors stand for the device."""
+    count = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            count += os.readlink(f"/proc/self/fd/{descriptor}") == "/dev/zero"
+        except OSError:
+            pass
+    return count
+
+
+for step in ("ncclNetInit", "ncclRmaInit"):
+    try:
+        result = nccl.function(step, ctypes.c_int, ctypes.c_void_p)(communicator)
+    except LookupError:
+        print(f"{step}: there is none")
+        continue
+    ctypes.CDLL(None).fflush(None)
+    print(f"{step}: result {result}, devices open: {opened()}")
+P
+verbs_get bookworm 44.0-2
+# The libraries of rdma-core alone: the program's C library stays the machine's.
+mkdir "$folder/libraries"
+cp -L "$folder"/bookworm/root/usr/lib/*-linux-gnu/{libibverbs.so.1,libmlx5.so.1,libnl-3.so.200,libnl-route-3.so.200} "$folder/libraries"
+cp -L "$folder"/bookworm/root/usr/lib/*-linux-gnu/libibverbs/libmlx5-rdmav34.so "$folder/libraries"
+for release in 2.28.9 2.30.7 2.32.3; do
+    nccl_get "$release"
+    seen=$(env CARD=mlx5 SYSFS_PATH="$folder/bookworm/root/card/mlx5" LD_PRELOAD="$folder/bookworm/root/card/card.so" RDMAV_DRIVERS=mlx5 \
+        LD_LIBRARY_PATH="$folder/libraries" NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=lo NCCL_NET_PLUGIN="$folder/plugin.so" \
+        python3 "$folder/beside.py" "$(nccl_library "$release")" 2>/dev/null | sed -n 's/.*\(Assigned NET plugin.*\)/\1/p; /^ncclNet/p; /^ncclRma/p')
+    case $release in 2.28.9) rma="there is none" ;; *) rma="result 0, devices open: 1" ;; esac
+    compare "NCCL $release" "$seen" "Assigned NET plugin Plugin to comm
+ncclNetInit: result 0, devices open: 0
+ncclRmaInit: $rma"
+done
+exit "$status"
