@@ -56,3 +56,28 @@ fn the_plugin_needs_nothing_but_libc_and_its_kin() {
     assert_ne!(flags & u64::from(object::elf::DF_1_NODELETE), 0, "it has threads and must not be unmapped");
     assert_ne!(flags & u64::from(object::elf::DF_1_NOW), 0, "all symbols are resolved when it is loaded");
 }
+
+/// NCCL 2.28 and 2.29 unload a plugin with the last communicator, forget its name, and load `libnccl-net.so` for the next one.
+#[test]
+fn a_plugin_of_any_file_name_is_found_again_by_the_name_that_nccl_falls_back_to() {
+    let plugin = require!(testkit::dist::plugin());
+    let folder = testkit::Scratch::new();
+    let other = folder.join("another-name.so");
+    std::fs::copy(plugin, &other).expect("copied");
+    let open = |name: &std::ffi::OsStr| {
+        let name = std::ffi::CString::new(name.as_encoded_bytes()).expect("no zero byte");
+        // SAFETY: a library whose constructors only set it up; the name ends with a zero byte.
+        unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) }
+    };
+    let name = std::ffi::OsStr::new("libnccl-net.so");
+    assert!(open(name).is_null(), "another plugin is where the loader looks: this shows nothing");
+    let first = open(other.as_os_str());
+    assert!(!first.is_null(), "it can be loaded");
+    // SAFETY: opened above, and not used any more.
+    unsafe { libc::dlclose(first) };
+    let again = open(name);
+    assert!(!again.is_null(), "NCCL finds no plugin");
+    // SAFETY: an open library, and a name that ends with a zero byte.
+    let table = unsafe { libc::dlsym(again, c"ncclNetPlugin_v11".as_ptr()) };
+    assert!(!table.is_null(), "NCCL finds another library");
+}

@@ -12,7 +12,6 @@ from nccl_net_ferrite import command, exit_codes
 
 from . import fixtures
 
-
 # A module `torch`.
 NO_GPU = "import types; cuda = types.SimpleNamespace(device_count=lambda: 0)"
 
@@ -27,8 +26,8 @@ class Command(fixtures.InFolder):
     def start(self, torch: str, program: str = "ab.py", **more: str) -> "subprocess.CompletedProcess[str]":
         """With a module `torch` of this text, and more variables."""
         (self.out / "torch.py").write_text(torch)
-        arguments = ["--plugin", self.out / "p.so", "--out", self.out / "report"]
-        return fixtures.run(program, *arguments, PYTHONPATH=str(self.out), **more)
+        arguments: list[str | Path] = ["--plugin", self.out / "p.so", "--out", self.out / "report"]
+        return fixtures.run(program, *arguments, timeout=None, PYTHONPATH=str(self.out), **more)
 
     def test_without_torch_it_says_so_in_one_line(self) -> None:
         for torch, words in [

@@ -10,11 +10,14 @@ import fuzz
 
 
 def needed(manifest: str) -> dict[str, set[str]]:
-    """What each package of a workspace is built with."""
+    """What each package of a workspace is built with, without features."""
     command = ["cargo", "metadata", "--no-deps", "--offline", "--format-version", "1", "--manifest-path", manifest]
     said = subprocess.run(command, cwd=fuzz.ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
     packages = json.loads(said)["packages"]
-    return {one["name"]: {other["name"] for other in one["dependencies"] if other["kind"] != "dev"} for one in packages}
+    return {
+        one["name"]: {other["name"] for other in one["dependencies"] if other["kind"] != "dev" and not other["optional"]}
+        for one in packages
+    }
 
 
 class Inputs(unittest.TestCase):

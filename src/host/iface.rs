@@ -48,8 +48,16 @@ impl InterfaceFilter {
         for name in &mut list.names {
             name.truncate(name.find(':').unwrap_or(name.len()));
         }
-        let root = comm_id.parse().map(|address: SocketAddr| address.ip()).ok();
-        Self { list, family, root }
+        Self { list, family, root: Self::root(comm_id) }
+    }
+
+    /// The address of `NCCL_COMM_ID`. NCCL uses it whatever the port is: none, or one that does not exist.
+    fn root(comm_id: &str) -> Option<IpAddr> {
+        let host = match comm_id.strip_prefix('[') {
+            Some(v6) => v6.split([']', '%']).next(),
+            None => comm_id.split(':').next(),
+        };
+        host?.parse().ok()
     }
 
     fn admits(list: &NameList, name: &str) -> bool {
@@ -190,6 +198,7 @@ mod tests {
         let names = ["eth0", "eth10"];
         assert_eq!(of(&names, "", None, "10.0.2.77:29500").as_deref(), Ok("10.0.2.2"));
         assert_eq!(of(&[], "", None, "10.0.2.77:29500").as_deref(), Ok("10.0.2.2"), "before ib0");
+        assert_eq!(of(&names, "", None, "10.0.2.77:70000").as_deref(), Ok("10.0.2.2"), "whatever its port");
         assert_eq!(of(&[], "ib", None, "10.0.2.77:29500").as_deref(), Ok("10.8.0.1"));
         assert_eq!(of(&names, "", Some(Family::V4), "not an address").as_deref(), Ok("10.0.0.1"));
     }

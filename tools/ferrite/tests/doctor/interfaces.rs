@@ -89,6 +89,7 @@ fn agrees_with(release: &str, is_old: bool) {
             ("NCCL_SOCKET_IFNAME=^=etha,=ethb", "lo"),
             ("NCCL_SOCKET_IFNAME=lo", "lo"),
             ("NCCL_COMM_ID=10.0.2.77:5000", "ethb"),
+            ("NCCL_COMM_ID=10.0.2.77:70000", "ethb"),
         ],
     );
     agree("etha=10.0.1.1/24 docker0=172.17.0.1/16", &[(family, "etha"), ("NCCL_SOCKET_IFNAME=^eth,lo", "docker0")]);
