@@ -64,7 +64,7 @@ if [ -n "$libraries" ]; then
     # Not the whole workspace: what only tests need takes as long again.
     packages=(-p nccl-net-ferrite -p softrnic)
     [ -z "$programs" ] || packages+=(-p softrnic-cli -p ferrite)
-    echo "building ${packages[*]} in $CARGO_TARGET_DIR: some minutes if nothing is built yet" >&2
+    echo "building ${packages[*]} in $CARGO_TARGET_DIR; this takes some minutes if nothing is built yet" >&2
     cargo "${build[@]}" --release "${packages[@]}" --locked --quiet
     # In a folder of its own, since the file has the same name.
     cargo "${build[@]}" --release -p softrnic --features tools --target-dir "$CARGO_TARGET_DIR/tools" --locked --quiet

@@ -121,7 +121,7 @@ impl Context {
 }
 
 fn unknown(raw: *mut c_void) -> Error {
-    Error::argument(format!("ctx is {raw:p}, which is none that this plugin gave out"))
+    Error::argument(format!("ctx is {raw:p}, which this plugin did not return"))
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "NCCL_IB_SUBNET_AWARE_ROUTING",
         Kind::Number(0, 1, 0),
-        "1: where a port of the device that NCCL names is in no network of the peer's ports, a connection uses another device of which each port is; both ends do so",
+        "1: if a port of NCCL's device is in none of the peer's networks, a connection uses another device, all of whose ports are; both ends do so",
     ),
     variable(
         "NCCL_IB_ROUTABLE_FLID_GID_INDEX",

@@ -280,7 +280,7 @@ impl StickyError {
         }
         let gone = Error::remote(format!("{} {}: {}", self.task, peer.peer(), peer.reason()));
         if peer.state().has_closed() {
-            return gone.hint("NCCL there does so after an error on another connection, too: its log tells");
+            return gone.hint("NCCL there does so after an error on another connection, too: see its log");
         }
         first_error::record(&gone.text());
         gone

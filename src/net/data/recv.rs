@@ -259,7 +259,7 @@ impl RecvComm {
                     flushes.test(self.nic.own_ports(), &self.memory, id, in_use)
                 }
                 Some(flushes) => flushes.test(path.qps.ports(), &self.memory, id, in_use),
-                None => Err(Error::internal("a flush is tested that was not begun")),
+                None => Err(Error::internal("a test of a flush that was not begun")),
             };
             let done = result.map_err(|e| path.sticky_error.fail(&self.peer, e))?;
             if done {
@@ -984,5 +984,5 @@ fn no_such_qp() -> Error {
 #[inline(never)]
 fn too_many_flushes() -> Error {
     let most = proto::MAX_REQUESTS;
-    Error::internal(format!("{most} flushes are outstanding on this communicator, which is the most; test some first"))
+    Error::internal(format!("{most} flushes are outstanding on this communicator, the maximum; test some first"))
 }

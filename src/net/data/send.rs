@@ -402,7 +402,7 @@ impl End for SendComm {
     }
 
     fn resume(&self, qps: QpSet, weights: RailWeights, account: Option<&Account>) -> Result<Option<Account>> {
-        let account = account.ok_or_else(|| Error::internal("a sender goes on without an account"))?;
+        let account = account.ok_or_else(|| Error::internal("a sender resumes without an account"))?;
         self.path.visit(|path| {
             path.flow.apply_account(account, qps.striping, weights).map_err(|why| unapplied(&why))?;
             path.memory.use_devices(qps.devices());

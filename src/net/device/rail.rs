@@ -349,8 +349,8 @@ impl Rail {
             }
             () if theirs => Some(peers()),
             () if !gid::are_in_one_network(&local.gid.gid, peer, self.config.subnet_bits) => Some(
-                "the two are in different networks, and no router joins them (where rails are not connected, NCCL_CROSS_NIC=0 \
-                 keeps to one)"
+                "the two are in different networks, and no router joins them (if rails are not connected, NCCL_CROSS_NIC=0 \
+                 keeps connections on one rail)"
                     .into(),
             ),
             () => None,

@@ -219,7 +219,7 @@ fn reason(verdict: Verdict, operation: Option<&Operation>, begun: Begun) -> Stri
             "NCCL there makes no call, although requests are outstanding: its progress thread has ended or stands still"
         }
         Verdict::Recovering => {
-            "the connection between them recovers from a fault: the log and `ferrite hang` of either process tell which"
+            "the connection between them recovers from a fault: see the log of either process, or run `ferrite hang` there"
         }
         Verdict::Unreachable => "the control connection is lost, so that the peer cannot be asked",
         Verdict::NotAccepted => "NCCL there has not accepted the connection yet (accept)",

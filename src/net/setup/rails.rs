@@ -129,7 +129,7 @@ pub(super) fn pair_with(nic: &Nic, hello: &Hello, rails: &mut Rails) -> Result<V
                 let because = if troubles.is_empty() { String::new() } else { format!(" ({})", troubles.join("; ")) };
                 let (name, address) = (&end.name, gid::address(&end.gid));
                 let is_full = usize::from(pairs.rails().count()) == nic.rails.len();
-                let why = format!("no port of {} goes with {name}, {address}{because}", nic.name);
+                let why = format!("no port of {} matches {name}, {address}{because}", nic.name);
                 rails.handle_unusable(rail, if is_full { String::new() } else { why });
             }
         }

@@ -9,13 +9,13 @@ use crate::outcome::{Failure, print};
 /// Names of fabrics that `softrnic run` makes begin so.
 pub(crate) const RUN: &str = "softrnic-run-";
 
-/// Shows the fabrics of this user whose processes have all been killed, and which are in use; with --all or --fabric removes the former
+/// Lists this user's fabrics in use, and those whose processes have all been killed; --all or --fabric removes the latter
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Remove all of them
     #[arg(long, conflicts_with = "dry_run")]
     all: bool,
-    /// Remove nothing, also with --fabric
+    /// Remove nothing, even with --fabric
     #[arg(long)]
     dry_run: bool,
 }

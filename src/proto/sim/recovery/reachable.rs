@@ -52,8 +52,8 @@ const ORDER: &str =
     "Frames come in the order in which they are sent, and what has brought this end into this state was sent later.";
 const JOB: &str = "It reports the end of what the machine asks for in another state, and waits for before it goes on.";
 const TEST: &str = "The sender tests its queue pairs when they are connected, the receiver when it is to go on.";
-const LOOK: &str = "A receiver looks whether its attempt is still the present one right before it goes on.";
-const WAITS: &str = "It is asked while a receiver waits for the sender's fence.";
+const LOOK: &str = "A receiver checks that its attempt is still the current one right before it continues.";
+const WAITS: &str = "A receiver checks for it only while it waits for the sender's fence.";
 const AFTER: &str = "It is said right after `resumed`.";
 
 fn impossible(end: &str, state: &str, event: &str) -> Option<&'static str> {

@@ -15,9 +15,9 @@ use crate::system::output;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A process answers with what its messages wait for, after asking its peers: this takes up to five seconds. Of one that does not \
-answer, its state and its statistics file tell what is outstanding. It has to be of the same user, or this one of root.\n\n\
-Exit code 0: nothing waits too long; 1: something does, or a process does not go on, and the report says what and why; 2: there is no \
+A process answers with what its messages wait for, after asking its peers: this takes up to five seconds. If it does not \
+answer, its state and its statistics file show what is outstanding. It must belong to the same user, unless you are root.\n\n\
+Exit code 0: nothing waits too long; 1: something does, or a process is stopped or blocked in the kernel, and the report says what and why; 2: there is no \
 such file, and no such process that uses Ferrite. A process that ends meanwhile changes nothing.")]
 pub(super) struct Hang {
     /// A process id; `all` processes of this user and machine; or the statistics file of a process that has ended
@@ -26,7 +26,7 @@ pub(super) struct Hang {
     /// How long a process has for its answer; s
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
     timeout: u64,
-    /// A wait of so long is a hang; s [default: as the process reports by itself: FERRITE_HANG_SECONDS]
+    /// A wait of this many seconds is a hang; s [default: the process's own limit, FERRITE_HANG_SECONDS]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86400))]
     threshold: Option<u64>,
 }

@@ -26,7 +26,7 @@ pub(super) fn of_release(release: NcclRelease) -> Result<PathBuf> {
     if !cache::cached(release).is_ok_and(|path| path.exists())
         && let Some(path) = installed(release)
     {
-        log::info!("NCCL {release} of this machine is taken: {}", path.display());
+        log::info!("using NCCL {release} of this machine: {}", path.display());
         return Ok(path);
     }
     cache::fetched(release)

@@ -31,7 +31,7 @@ pub(super) struct Trace {
     /// End once so many messages have been gathered; one counts at each of its two ends. It bounds the memory
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     most: u32,
-    /// File to write, which is replaced [default: ferrite-trace.json, or ferrite-trace.2.json and so on if that is there]
+    /// File to write; an existing one is replaced [default: ferrite-trace.json, or the next free name (ferrite-trace.2.json)]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// List so many of the slowest messages
@@ -130,7 +130,7 @@ impl Trace {
         );
         if !recording.left_out.is_empty() {
             text += &format!(
-                "{} file(s) of processes that had ended before are left out: name a PID, or --seconds 0\n",
+                "left out {} file(s) of processes that had ended before: name a PID, or use --seconds 0\n",
                 recording.left_out.len()
             );
         }

@@ -128,7 +128,7 @@ fn undecided(record: &Record) -> String {
     let why = if record.groups.is_empty() || groups().any(|judgement| judgement.finding.is_none()) {
         format!("too few runs to tell a difference of {find} ({run}, it takes nine or more)")
     } else if groups().any(is_missed) && !groups().any(is_noisy) {
-        format!("a difference is likely, and these runs do not prove it ({run}); more --reps do")
+        format!("a difference is likely, but these runs do not prove it ({run}): use more --reps")
     } else if groups().any(is_missed) {
         format!("this machine is too noisy to tell a difference of {find} ({run}); run again when it is idle")
     } else {
@@ -195,7 +195,7 @@ mod tests {
         record.groups = vec![likely];
         record.rows.clear();
         let line = verdict(&record);
-        assert!(line.starts_with("UNDECIDED: a difference is likely, and these runs do not prove it"), "{line}");
+        assert!(line.starts_with("UNDECIDED: a difference is likely, but these runs do not prove it"), "{line}");
         assert!(
             line.contains("likely different, not sure: latency 0.61 [0.55, 0.63]") && !line.contains("nois"),
             "{line}"

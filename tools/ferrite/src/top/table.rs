@@ -207,7 +207,7 @@ fn notes(row: &Row) -> Vec<String> {
     if let Some((since, attempts)) = end.recovering {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
         let lasted = time(now.saturating_sub(since) as f64);
-        notes.push(format!("recovers since {lasted}, {attempts} attempt(s): ferrite hang tells why"));
+        notes.push(format!("recovering for {lasted}, {attempts} attempt(s): see ferrite hang"));
     }
     if end.counters[record::RECOVERIES] > 0 {
         notes.push(format!(
