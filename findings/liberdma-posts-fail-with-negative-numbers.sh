@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# liberdma reports errors of ibv_post_send and ibv_post_recv as negative numbers, refuses posts to a queue pair in ERR, and takes them in
-# RESET.
+# liberdma reports errors of ibv_post_send and ibv_post_recv as negative numbers, refuses posts to a queue pair in ERR, and accepts them
+# in RESET.
 #
-# One expects: what the manual page says, errno's value on failure, above 0. A queue pair in ERR takes posts and flushes them, in RESET it
-#   refuses them.
-# What happens: -ENOMEM when the queue is full, -EINVAL, and -EIO in ERR. In RESET both are taken without a word.
-# What follows: `if (rc > 0)`, `rc == ENOMEM` and strerror(rc) miss these errors: compare abs(rc). Who drains a queue pair by a marker that
-#   is flushed in ERR gets none here. A post that comes too early is no error.
+# One expects: the value of errno on failure, above 0, as the manual page says. A queue pair in ERR accepts posts and flushes them; one in
+#   RESET refuses them.
+# What happens: the call returns -ENOMEM if the queue is full, -EINVAL for a wrong request, and -EIO in ERR. In RESET both calls return 0.
+# What follows: `if (rc > 0)`, `rc == ENOMEM` and strerror(rc) miss these errors: compare abs(rc). A program that posts a marker in ERR
+#   and waits until it is flushed gets none here. A post that comes too early is no error.
 #
 # Seen with liberdma (Alibaba's elastic RDMA adapter) of rdma-core 44.0 and 56.1, with a stand-in for the kernel's side.
 # shellcheck source=lib/findings.sh

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The ibv_query_port that dlsym finds is not the one in the header: it never fills port_cap_flags2 and active_speed_ex, so an XDR port looks
-# like NDR, at half its speed.
+# The ibv_query_port that dlsym finds is not the one in the header. It never fills port_cap_flags2 and active_speed_ex, so an XDR port
+# looks like NDR, at half its speed.
 #
 # One expects: a program that loads libibverbs at run time, as NCCL and its plugins do, calls the same functions as one that links it.
-# What happens: the header makes ibv_query_port an inline function that calls the provider with the size of the caller's structure. The
-#   exported function of that name is kept for old programs and fills the structure as it was then. The fields that have been added since
-#   keep what was in memory. XDR (200 Gb/s a lane) does not fit the old field of 8 bits; the kernel leaves NDR there, and the true speed in
-#   the new field.
-# What follows: such a program has to call the context's own query_port, as the inline function does, or take XDR for NDR. Clear the
+# What happens: the header makes ibv_query_port an inline function, which passes the size of the caller's structure to the provider. The
+#   exported function of that name exists for old programs, and fills only the fields that the structure had then. Newer fields keep what
+#   was in memory. The speed of XDR (200 Gb/s a lane) does not fit the old field of 8 bits. The kernel puts NDR there, and the true speed
+#   in the new field.
+# What follows: such a program has to call the query_port of the context, as the inline function does, or it takes XDR for NDR. Clear the
 #   structure before the call.
 #
 # Seen with libibverbs and libmlx5 of rdma-core 56.1, with a stand-in for the kernel's side that has an XDR port.

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# libibverbs knows no rate of 100 Gb/s: mbps_to_ibv_rate(100000) is 0, which stands for "no limit", and so it is for 25000 and 400000.
+# libibverbs knows no rate of 100 Gb/s: mbps_to_ibv_rate(100000) is 0, which means "no limit". The same holds for 25000 and 400000.
 #
 # One expects: mbps_to_ibv_rate(100000) is IBV_RATE_100_GBPS, and the way back gives 100000. A rate that does not exist is an error.
-# What happens: from 14 Gb/s on the table holds the rates on the wire, with the coding: 103125 for "100", 25781 for "25", 425000 for "400".
-#   Only these very numbers are found; for all others the answer is IBV_RATE_MAX, which is 0. To QDR the names are exact. ibv_rate_to_mult
-#   knows 28, 50, 400, 600 and 800 Gb/s, and says -1 for 14, 25, 56, 100, 112, 168, 200 and 300.
-# What follows: a static rate (ibv_ah_attr.static_rate) that a program computes from the port's nominal speed limits nothing, in silence.
-#   Tell the rates by their constants.
+# What happens: up to QDR the table has the rates that the names say. From the lane speed of FDR on, it has the rates on the wire, with
+#   the coding: 103125 for "100", 25781 for "25", 425000 for "400". Only these exact numbers are found. For all others the answer is
+#   IBV_RATE_MAX, which is 0. ibv_rate_to_mult knows 50 and 400 Gb/s, but returns -1 for 100 and 200.
+# What follows: a static rate (ibv_ah_attr.static_rate) that a program computes from the nominal speed of the port limits nothing, and
+#   nothing reports it. Use the constants.
 #
 # Seen with libibverbs of rdma-core 44.0 and 56.1. No device is needed.
 # shellcheck source=lib/findings.sh

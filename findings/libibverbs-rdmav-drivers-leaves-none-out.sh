@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# RDMAV_DRIVERS=mlx5 loads libmlx5 beside all the others, not instead of them.
+# RDMAV_DRIVERS=mlx5 loads libmlx5 in addition to all other drivers, not instead of them.
 #
-# One expects: a list of drivers in the environment is the list of drivers that is used, as UCX_TLS or FI_PROVIDER are.
-# What happens: the drivers named there are loaded first, then all that /etc/libibverbs.d names. No setting leaves one out. Names are
-#   divided by colons or semicolons; `mlx5,erdma` is the name of one driver. IBV_DRIVERS is looked at only where RDMAV_DRIVERS is unset.
-# What follows: a provider that misbehaves cannot be switched off by a user; a file in /etc/libibverbs.d has to go. A program that opens the
+# One expects: a list of drivers in the environment selects the drivers, as UCX_TLS or FI_PROVIDER select transports.
+# What happens: libibverbs loads the drivers in the variable first, and then all that /etc/libibverbs.d names. No setting leaves one out.
+#   Colons or semicolons separate the names: `mlx5,erdma` is the name of one driver. IBV_DRIVERS is read only if RDMAV_DRIVERS is not set.
+# What follows: a user cannot switch a faulty provider off. Its file in /etc/libibverbs.d has to be removed. A program that opens the
 #   first device of the list may still get one of another driver.
 #
 # Seen with libibverbs of rdma-core 44.0 and 56.1, with a stand-in for the kernel's side that has a ConnectX.

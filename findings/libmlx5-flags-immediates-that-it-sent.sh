@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# libmlx5 marks the completion of a *sent* immediate with IBV_WC_WITH_IMM, and leaves the immediate and the length as they were in memory.
+# libmlx5 sets IBV_WC_WITH_IMM in the completion of an immediate that was *sent*, and leaves the immediate and the length as they were in
+# memory.
 #
-# One expects: IBV_WC_WITH_IMM says that imm_data holds an immediate that has arrived.
-# What happens: it is also set for the sender's own RDMA_WRITE_WITH_IMM and SEND_WITH_IMM. imm_data is not written then, nor is byte_len of
-#   any successful write or send; both keep what the caller's array held, as a rule those of an earlier completion.
-# What follows: a program with one completion queue for both directions that asks for the flag before the opcode takes its own send for a
-#   message that arrives, with the immediate and the length of the last one. Ask for the opcode first (`opcode & IBV_WC_RECV`).
+# One expects: IBV_WC_WITH_IMM means that imm_data holds an immediate that has arrived.
+# What happens: the flag is also set for the sender's own RDMA_WRITE_WITH_IMM and SEND_WITH_IMM. imm_data is not written then, nor is
+#   byte_len for any successful write or send. Both keep what the caller's array held, usually values of an earlier completion.
+# What follows: a program may use one completion queue for both directions, and check the flag before the opcode. It then takes its own
+#   send for a message that has arrived, with the immediate and the length of an earlier one. Check the opcode first (`opcode &
+#   IBV_WC_RECV`).
 #
-# Seen with libmlx5 of rdma-core 44.0 and 56.1 (65.0 the same). A stand-in for the card writes the completions.
+# Seen with libmlx5 of rdma-core 44.0 and 56.1. A stand-in for the card writes the completions.
 # shellcheck source=lib/findings.sh
 . "$(dirname "$0")/lib/findings.sh"
 # shellcheck source=lib/verbs.sh

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# max_qp_wr of a ConnectX says 32768, but ibv_create_qp gives at most 8192 sends, fewer with inline data, and EINVAL above that.
+# max_qp_wr of a ConnectX is 32768, but ibv_create_qp grants at most 8192 sends, fewer with inline data, and returns EINVAL above that.
 #
-# One expects: a queue pair can have as many sends as ibv_query_device says, and what is too much is ENOMEM.
-# What happens: the card counts blocks of 64 bytes. ibv_create_qp makes room in each request for the largest operation there is, an atomic
-#   one or a bind, though the program may only write: four blocks even without inline data, more with it. The answer is EINVAL, as for a
-#   wrong argument. ibv_create_qp_ex with the operations named in send_ops_flags gets all 32768 for writes. The number granted is no power
-#   of two, and not what was asked: of 4096 with 64 bytes inline become 6553 with 124 bytes.
-# What follows: name the operations, or halve the wish until it is granted; read the capacities that come back.
+# One expects: a queue pair can have as many sends as ibv_query_device says.
+# What happens: the card counts blocks of 64 bytes. ibv_create_qp reserves room in each request for the largest operation, an atomic or a
+#   bind, even if the program only writes: four blocks without inline data, more with it. The error is EINVAL, as for a wrong argument.
+#   ibv_create_qp_ex with the operations in send_ops_flags grants all 32768 for writes. The number granted is no power of two, and not the
+#   one requested: 4096 with 64 bytes inline become 6553 with 124 bytes.
+# What follows: name the operations, or halve the number until it is granted. Read the capacities that come back.
 #
-# Seen with libmlx5 of rdma-core 44.0 and 56.1 (65.0 the same), with a stand-in for the kernel's side that names a ConnectX-7's limits.
+# Seen with libmlx5 of rdma-core 44.0 and 56.1, with a stand-in for the kernel's side that has the limits of a ConnectX-7.
 # shellcheck source=lib/findings.sh
 . "$(dirname "$0")/lib/findings.sh"
 # shellcheck source=lib/verbs.sh

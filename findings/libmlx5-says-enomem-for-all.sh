@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# ibv_post_send of libmlx5 says ENOMEM for a full queue, and also for a queue pair that is not connected, for too many elements, and for too
-# much inline data: to wait and try again is right for the first, and for ever for the others.
+# ibv_post_send of libmlx5 returns ENOMEM for a full queue, but also for a queue pair that is not connected, too many elements, and too
+# much inline data. A retry helps in the first case only.
 #
-# One expects: ENOMEM for a full queue, EINVAL for a request that can never be right, or in a state that forbids it.
-# What happens: libmlx5 has no room and no elements in each state before RTS, so such a post is "full". Too many elements and too much
-#   inline data are ENOMEM by name. A queue pair that goes to ERR from RTS takes posts, to flush them; one that goes there from INIT or RTR,
-#   as when connecting fails, says ENOMEM. Receives differ: EINVAL in RESET and for too many elements.
-# What follows: a loop "while ENOMEM: poll, post again" never ends on a connection whose set-up failed. Look at the state and at the limits
-#   before waiting.
+# One expects: ENOMEM for a full queue, and EINVAL for a request that can never succeed or that the state forbids.
+# What happens: libmlx5 returns ENOMEM for each send before RTS. In RTS, too many elements and too much inline data are ENOMEM as well. A
+#   queue pair that moves from RTS to ERR accepts posts, to flush them. One that moves there from INIT or RTR, as when connecting fails,
+#   returns ENOMEM. Receives differ: EINVAL in RESET, and for too many elements.
+# What follows: a program that polls and posts again while it gets ENOMEM makes no progress on a connection whose set-up failed. Check the
+#   state and the limits first.
 #
-# Seen with libmlx5 of rdma-core 44.0 and 56.1 (65.0 the same), with a stand-in for the kernel's side.
+# Seen with libmlx5 of rdma-core 44.0 and 56.1, with a stand-in for the kernel's side.
 # shellcheck source=lib/findings.sh
 . "$(dirname "$0")/lib/findings.sh"
 # shellcheck source=lib/verbs.sh

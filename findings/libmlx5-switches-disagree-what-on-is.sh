@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# libmlx5's switches in the environment do not agree what "on" is: MLX5_QP_SIGNATURE=0 is on, MLX5_SHUT_UP_BF=false is on, and
+# libmlx5's switches in the environment differ in what "on" is: MLX5_QP_SIGNATURE=0 is on, MLX5_SHUT_UP_BF=false is on, and
 # MLX5_SINGLE_THREADED=true is off.
 #
-# One expects: 0, false and no switch off; 1, true and yes switch on; and what is neither is refused.
-# What happens: five switches, three rules. MLX5_SINGLE_THREADED is on for the text 1 alone. MLX5_SHUT_UP_BF, MLX5_POST_SEND_PREFER_BF and
-#   MLX5_SCATTER_TO_CQE are on for each text but 0, the empty one too. MLX5_QP_SIGNATURE is on as soon as it exists.
-# What follows: a measurement with MLX5_SHUT_UP_BF=no has BlueFlame off. Write 0 or 1; to switch signatures off, unset the variable.
+# One expects: 0, false and no switch off; 1, true and yes switch on; any other text is refused.
+# What happens: each follows one of three rules. MLX5_SINGLE_THREADED is on for the text 1 alone. MLX5_SHUT_UP_BF and MLX5_SCATTER_TO_CQE
+#   are on for each text but 0, even the empty one. MLX5_QP_SIGNATURE is on as soon as it is set.
+# What follows: a measurement with MLX5_SHUT_UP_BF=no runs without BlueFlame. Write 0 or 1. To switch signatures off, unset the variable.
 #
-# Seen with libmlx5 of rdma-core 44.0 and 56.1 (65.0 the same), with a stand-in for the kernel's side. What is seen: whether a post takes a
-# lock, how much of it is copied to the doorbells (BlueFlame copies all of it), and with which flags libmlx5 asks the kernel for a queue
-# pair.
+# Seen with libmlx5 of rdma-core 44.0 and 56.1, with a stand-in for the kernel's side. The script observes whether a post takes a lock,
+# how much of it is copied to the doorbells (BlueFlame copies all of it), and with which flags libmlx5 requests a queue pair from the
+# kernel.
 # shellcheck source=lib/findings.sh
 . "$(dirname "$0")/lib/findings.sh"
 # shellcheck source=lib/verbs.sh

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# NCCL 2.28 and 2.29 forget NCCL_NET_PLUGIN when the last communicator is destroyed: the next one goes over TCP, and all reports success.
+# NCCL 2.28 and 2.29 forget NCCL_NET_PLUGIN when the last communicator is destroyed. The next communicator uses TCP, and all calls return
+# success.
 #
 # One expects: a process that destroys its communicators and makes new ones, as a training that starts again does, uses the same network.
-# What happens: from 2.28 on a plugin is unloaded with its last communicator. Up to 2.29 its name is cleared as well. For the next
-#   communicator NCCL looks for libnccl-net.so, whatever NCCL_NET_PLUGIN says, and then takes the built-in InfiniBand transport or sockets.
+# What happens: from 2.28 on, NCCL unloads a plugin with its last communicator. Up to 2.29 it clears the plugin's name too. For the next
+#   communicator NCCL looks for libnccl-net.so, whatever NCCL_NET_PLUGIN is, and then takes the built-in InfiniBand transport or sockets.
 #   NCCL_DEBUG=WARN shows nothing. 2.30 keeps the name and loads the plugin again.
 # What follows: with these releases set NCCL_NET_PLUGIN_REF_COUNT=1, which keeps the plugin loaded, or install it as libnccl-net.so where
-#   the loader finds it. NCCL_NET set to the plugin's name makes the loss an error. A plugin can help itself: if its soname is
-#   libnccl-net.so and it is linked with `-z nodelete`, the loader finds it in the process under the name that NCCL falls back to.
+#   the loader finds it. With NCCL_NET set to the plugin's name, the loss is an error. A plugin can help itself: if its soname is
+#   libnccl-net.so and it is linked with `-z nodelete`, the loader finds it in the process under the name that NCCL looks for.
 #
-# Seen with nvidia-nccl-cu12 2.28.9 (PyTorch 2.11's) and 2.32.3, by the functions that choose and give back the network. By their sources
+# Seen with nvidia-nccl-cu12 2.28.9 (PyTorch 2.11's) and 2.32.3, by the functions that choose and release the network. By their sources,
 # 2.28.3 to 2.29.7 do so; 2.27 keeps plugins loaded.
 # shellcheck source=lib/findings.sh
 . "$(dirname "$0")/lib/findings.sh"

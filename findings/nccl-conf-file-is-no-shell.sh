@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# A line `NCCL_IB_TC = 106 # lossless` in NCCL's configuration file sets a variable whose name ends in a blank; nothing tells so.
+# A line `NCCL_IB_TC = 106 # lossless` in NCCL's configuration file sets a variable whose name ends in a blank, and no message says so.
 #
-# One expects: blanks around `=`, quotes, `export` and comments behind a value mean what they mean in other such files, or are refused.
-# What happens: the name is all up to the first `=`, the value all behind it. Quotes stay in the value, `# lossless` too. Values longer than
-#   1,023 bytes are cut. The environment wins over the file. All this becomes the process's environment, so children inherit it.
-# What follows: write NAME=value and nothing else. A name with a blank in the output of `env` or of /proc/PID/environ shows the mistake.
+# One expects: blanks around `=`, quotes, `export` and comments after a value have their usual meaning, or are refused.
+# What happens: the name is everything before the first `=`, the value everything after it. Quotes stay in the value, and so does `#
+#   lossless`. Values longer than 1,023 bytes are cut. The environment overrides the file. The variables become part of the process's
+#   environment, so children inherit them.
+# What follows: write NAME=value and nothing else. A name with a blank in the output of `env` shows the mistake.
 #
 # Seen with nvidia-nccl-cu12 2.28.9 and 2.32.3 (NCCL_CONF_FILE came with 2.23), by the environment after ncclGetUniqueId.
 # shellcheck source=lib/findings.sh

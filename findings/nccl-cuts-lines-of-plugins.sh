@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# NCCL up to 2.28 cuts what a plugin logs at 1,023 bytes a line, its own prefix included, and ncclGetLastError does so in every release.
+# NCCL up to 2.28 cuts each line that a plugin logs at 1,023 bytes, including NCCL's prefix. ncclGetLastError is cut so in every release.
 #
 # One expects: the logger that NCCL gives to a plugin works like printf, for lines of any length.
-# What happens: a line is made in a buffer of 1,024 bytes. What is beyond is lost without a sign, and how much fits depends on the host's
-#   name, the process's number and the source file that the plugin names. From 2.30 on the line is whole, and the text of ncclGetLastError
-#   is still cut.
-# What follows: what matters stands first, and long reports go to a file whose path is the first thing in the line.
+# What happens: NCCL makes a line in a buffer of 1,024 bytes. The rest is lost without a sign. How much fits depends on the host name, the
+#   process id, and the source file that the plugin names. 2.32.3 prints the whole line, but still cuts the text of ncclGetLastError.
+# What follows: put what matters first. Write a long report to a file, and begin the line with its path.
 #
 # Seen with nvidia-nccl-cu12 2.21.5, 2.28.9 and 2.32.3, by the logger itself, with a warning of 3,000 bytes.
 # shellcheck source=lib/findings.sh

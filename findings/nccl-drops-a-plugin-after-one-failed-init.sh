@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A network plugin that fails once, for one communicator, is out for the rest of the process: NCCL goes on over TCP and reports success.
+# If a network plugin fails for one communicator, NCCL does not use it again in that process. It uses TCP instead and returns success.
 #
-# One expects: where a plugin worked for the first communicator and its init fails for the second, creating the second fails, or at least
-#   the third asks the plugin again.
-# What happens: since 2.28 NCCL calls init for each communicator. One failure, for want of memory say, disables the plugin for good. The
-#   second communicator and all later ones get the built-in InfiniBand transport or sockets, with ncclSuccess. NCCL_DEBUG=WARN shows nothing
-#   and ncclGetLastError is empty.
-# What follows: ranks of one communicator may end up on different networks and wait for each other, or a job is slow from its second
-#   communicator on. A plugin must not fail init for what may pass. Users should set NCCL_NET to the plugin's name, which makes it an error.
+# One expects: if a plugin worked for the first communicator and its init fails for the second, creating the second fails, or at least the
+#   third asks the plugin again.
+# What happens: from 2.28 on, NCCL calls init for each communicator. One failure, for example for lack of memory, disables the plugin for
+#   good. The second and all later communicators get the built-in InfiniBand transport or sockets, with ncclSuccess. NCCL_DEBUG=WARN shows
+#   nothing, and ncclGetLastError is empty.
+# What follows: ranks of one communicator may choose different networks, or a job is slow from its second communicator on. A plugin must
+#   not fail init for a cause that may pass. Users should set NCCL_NET to the plugin's name, which makes it an error.
 #
 # Seen with nvidia-nccl-cu12 2.28.9 and 2.32.3, by the function that chooses the network, which gets three communicators in turn.
 # shellcheck source=lib/findings.sh

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# NCCL_SOCKET_IFNAME=^docker0 makes NCCL choose lo, and of a longer list the seventeenth name and all behind it are not excluded.
+# NCCL_SOCKET_IFNAME=^docker0 makes NCCL choose lo. In a longer list, the seventeenth name and all after it are not excluded.
 #
-# One expects: an exclusion is added to what NCCL leaves out anyway, lo and docker, and each name of the list counts.
-# What happens: with the variable set, NCCL's own choice is off. What is not excluded is taken in the kernel's order, and lo is the first.
-#   The list is read into 16 places. An interface that is named behind them is taken when it is excluded, and not found ("no socket
-#   interface found") when it is asked for. No line says so at any level.
-# What follows: rank 0 announces 127.0.0.1 to hosts that cannot reach it. Write `^lo,docker0`, or name the interface that is wanted. The
-#   beginning of a name stands for all such interfaces and counts once (`^lo,docker,veth,br-`).
+# One expects: an exclusion adds to what NCCL leaves out anyway, lo and docker, and each name of the list counts.
+# What happens: if the variable is set, NCCL does not choose by itself. It takes the interfaces that are not excluded in the kernel's
+#   order, and lo is the first. The list has 16 places. An interface whose name comes after them is used although it is excluded, and not
+#   found ("no socket interface found") if it is requested. No line says so at any level.
+# What follows: rank 0 announces 127.0.0.1 to hosts that cannot reach it. Write `^lo,docker0`, or name the interface that you want. A
+#   prefix stands for all interfaces whose names begin with it, and counts once (`^lo,docker,veth,br-`).
 #
 # Seen with nvidia-nccl-cu12 2.21.5 and 2.32.3, by ncclGetUniqueId in a network of its own that has lo and a0.
 # shellcheck source=lib/findings.sh

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# NCCL_NET_GDR_LEVEL=sys does nothing, and nothing is said: levels are in capitals, although NCCL_DEBUG=info is understood.
+# NCCL_NET_GDR_LEVEL=sys has no effect, and no line says so: levels need capital letters, although NCCL_DEBUG=info works.
 #
-# One expects: letters' case matters nowhere or everywhere, and a word that means nothing is an error or at least a line of the log.
+# One expects: case matters nowhere or everywhere, and an unknown level is an error, or at least a line in the log.
 # What happens: NCCL_DEBUG, NCCL_NET and the names of algorithms are compared without regard to case. The levels of NCCL_NET_GDR_LEVEL and
-#   NCCL_P2P_LEVEL are not: `sys`, `Phb`, or `PIX` with a blank behind it leave the default, without a line even at INFO. A digit is one of
-#   the five levels of older releases, which are not the numbers of today's list: 2 is PXB. 9 is SYS.
-# What follows: who sets a level has to look for "NCCL_NET_GDR_LEVEL set by environment to SYS" in the log. Its absence is the only sign.
+#   NCCL_P2P_LEVEL are not: `sys`, `Phb`, and `PIX` followed by a blank leave the default, without a line even at INFO. Legacy digits are
+#   read: 2 is PXB, and any digit above the list is SYS.
+# What follows: look for "NCCL_NET_GDR_LEVEL set by environment to SYS" in the log. Its absence is the only sign of a mistake.
 #
 # Seen with nvidia-nccl-cu12 2.21.5 and 2.32.3, by the function that reads both variables.
 # shellcheck source=lib/findings.sh

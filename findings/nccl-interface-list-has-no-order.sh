@@ -2,14 +2,15 @@
 # NCCL_SOCKET_IFNAME=b0,a0 is a set of interfaces, not an order: NCCL takes whichever the kernel lists first. Older releases take one that
 # is down.
 #
-# One expects: the first name that exists is taken, the second is for hosts that lack the first. An interface that is down is left out.
-# What happens: NCCL goes through the kernel's list, in the order in which the interfaces were made, and takes what matches any name. Up to
-#   2.27 it does so whether or not the interface is up. From 2.28 on it leaves that out; a name that 2.21 took is then an error. A blank
-#   after a comma belongs to the name: of `x, b0` nothing matches.
-# What follows: one list for all hosts gives different networks on hosts whose interfaces were made in another order. Name one interface per
-#   host, exactly (`=b0`). With releases up to 2.27, an address that is left on an interface without a cable is announced to all ranks.
+# One expects: the first name that exists is taken; the second is for hosts that lack the first. An interface that is down is left out.
+# What happens: NCCL goes through the kernel's list, in the order in which the interfaces were made, and takes what matches any name. Up
+#   to 2.27 it does so whether or not the interface is up. From 2.28 on it skips an interface that is down, and a name that older releases
+#   took is then an error. A blank after a comma belongs to the name: nothing matches ` b0` in `x, b0`.
+# What follows: one list for all hosts gives different networks on hosts whose interfaces were made in another order. Name one interface
+#   per host, exactly (`=b0`). With releases up to 2.27, an address on an interface without a cable is announced to all ranks.
 #
-# Seen with nvidia-nccl-cu12 2.21.5 and 2.32.3, by ncclGetUniqueId in a network of its own. a0 (10.1.0.1) is made before b0 (10.2.0.1).
+# Seen with nvidia-nccl-cu12 2.21.5 and 2.32.3, by ncclGetUniqueId in a network of its own. a0 (10.1.0.1) is made before b0 (10.2.0.1). By
+# its sources, 2.28.3 is the first release that skips an interface that is down.
 # shellcheck source=lib/findings.sh
 . "$(dirname "$0")/lib/findings.sh"
 

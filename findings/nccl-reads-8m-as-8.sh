@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# NCCL_BUFFSIZE=8M is a buffer of 8 bytes, NCCL_IB_TIMEOUT=08 a time limit of 0, and no release refuses them.
+# NCCL reads NCCL_BUFFSIZE=8M as 8 bytes and NCCL_IB_TIMEOUT=08 as 0, and no release refuses them.
 #
 # One expects: a number with a unit is understood or refused, and a leading zero means nothing.
-# What happens: numbers are read as C reads them in source code, up to the first other character. 8M, 8MiB and 8,000,000 are 8, 1e6 is 1. A
-#   leading zero makes the number octal: 022 is 18, and 08 is 0. For InfiniBand's time limit 0 stands for no limit at all. A word is 0 to
-#   2.30, so NCCL_IB_DISABLE=true changes nothing, and NCCL_IB_TIMEOUT=default is no limit. 2.32.3 takes the default for a word, and still
-#   takes 8M and 08. Only the level INFO shows what was read: "NCCL_BUFFSIZE set by environment to 8."
-# What follows: write plain decimal numbers, and look for the lines "set by environment" once. A plugin that reads these variables strictly
-#   refuses values with which the same job has run so far, on another setting than its owner believes.
+# What happens: NCCL reads numbers as C reads them in source code, up to the first other character. 8M, 8MiB and 8,388,608 are 8; 1e6 is
+#   1. A leading zero makes the number octal: 022 is 18, and 08 is 0. For InfiniBand's timeout, 0 means no limit. In releases up to 2.30 a
+#   word is 0: NCCL_IB_TIMEOUT=default is no limit. 2.32.3 takes the default instead, and still reads 8M and 08 so. NCCL_IB_DISABLE=true
+#   changes nothing in either. Only level INFO shows what was read: "NCCL_BUFFSIZE set by environment to 8."
+# What follows: write plain decimal numbers, and check the lines "set by environment" once. A plugin that reads these variables strictly
+#   refuses values with which the same job ran so far, on another setting than its owner believes.
 #
-# Seen with nvidia-nccl-cu12 2.21.5 and 2.32.3, by the functions with which NCCL itself asks for its settings.
+# Seen with nvidia-nccl-cu12 2.21.5 and 2.32.3, by the functions with which NCCL itself reads its settings.
 # shellcheck source=lib/findings.sh
 . "$(dirname "$0")/lib/findings.sh"
 

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# A well-formed XML file is not a topology file for NCCL: an XML declaration, a tab or a line break in a tag ends the job.
+# NCCL does not accept every well-formed XML file as a topology file: an XML declaration, a tab or a line break in a tag ends the job.
 #
-# One expects: NCCL_TOPO_FILE takes XML. `xmllint --format`, an editor or a template engine may write it.
-# What happens: NCCL has a parser of its own, which takes what NCCL_TOPO_DUMP_FILE writes and little else. It refuses `<?xml
-#   version="1.0"?>`, a document type, tabs between elements, an attribute on a line of its own, and blanks around `=`. To 2.21 it refuses
-#   single quotes too. The result is an internal error (3), with which ncclCommInitRank fails. `&amp;` stays as it is. An empty file is a
-#   success.
-# What follows: begin with `<system`, indent with blanks, and keep a tag on one line. The text of the error ("expected >, got '?'") names
-#   neither the file nor the line.
+# One expects: NCCL_TOPO_FILE accepts XML, so `xmllint --format`, an editor or a template engine may write it.
+# What happens: NCCL has its own parser, which accepts what NCCL_TOPO_DUMP_FILE writes and little else. It refuses `<?xml
+#   version="1.0"?>`, a document type, tabs between elements, an attribute on a line of its own, and blanks around `=`. 2.21.5 refuses
+#   single quotes too. The result is an internal error (3), with which ncclCommInitRank fails. An empty file is a success.
+# What follows: begin with `<system`, indent with blanks, and keep a tag on one line. The error ("expected >, got '?'") names neither the
+#   file nor the line.
 #
 # Seen with nvidia-nccl-cu12 2.21.5 and 2.32.3, by the function that reads the file.
 # shellcheck source=lib/findings.sh

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Two NCCL jobs with the same NCCL_COMM_ID both start to listen on its port, and neither hears of the other.
+# Two NCCL jobs of one user with the same NCCL_COMM_ID both listen on its port, and neither notices the other.
 #
-# One expects: the port is taken by the first job's rank 0, and rank 0 of the second fails with "Address already in use".
-# What happens: NCCL sets SO_REUSEPORT on the listening socket whenever the port is given. Both listen, and the kernel spreads the
-#   connections of all ranks of both jobs over the two sockets.
-# What follows: where rank 0 of an earlier job has not quite ended, or two jobs of a user begin on one host, some ranks reach the other
-#   job's rank 0. No line tells that the port was taken. Use a port per job; `ss -ltn` shows whether two sockets listen on it.
+# One expects: the first job's rank 0 takes the port, and rank 0 of the second fails with "Address already in use".
+# What happens: NCCL sets SO_REUSEPORT on the listening socket if the port is given. Both sockets listen, and the kernel spreads the
+#   connections of all ranks of both jobs over them.
+# What follows: if rank 0 of an earlier job has not quite ended, or a user starts two jobs on one host, some ranks reach the other job's
+#   rank 0. No line says that the port was in use. Use a port per job; `ss -ltn` shows whether two sockets listen on it.
 #
 # Seen with nvidia-nccl-cu12 2.21.5 and 2.32.3. The call that rank 0 makes in ncclCommInitRank, which needs a GPU, is made alone:
-# bootstrapCreateRoot. The output for each release: second root: result 0; sockets that listen: 2; with connections: 2
+# bootstrapCreateRoot.
 # shellcheck source=lib/findings.sh
 . "$(dirname "$0")/lib/findings.sh"
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Each ncclGetUniqueId that nobody uses leaves a thread and a listening socket in the process until it ends.
 #
-# One expects: it makes an identifier, which costs nothing until a communicator is made of it.
-# What happens: each call binds a socket to the address that the identifier holds and starts a thread that waits for the ranks. Nothing
-#   takes an identifier back. The address is that of the first interface at the time, and the port is any.
-# What follows: call it on one rank per communicator. A program that calls it on each rank and uses one, or makes identifiers ahead, runs
-#   into the limit of open files. A firewall between the hosts has to let ports through that are known at run time only, unless NCCL_COMM_ID
-#   is set: then the call makes neither, and all identifiers name the same address.
+# One expects: the call makes an identifier, which costs nothing until it is used for a communicator.
+# What happens: each call binds a socket to the address in the identifier and starts a thread that waits for the ranks. No function
+#   releases an identifier. The address is that of the first interface at that time, and the port is random.
+# What follows: call it on one rank per communicator. A program that calls it on each rank and uses one result, or makes identifiers in
+#   advance, uses one descriptor and one thread for each. A firewall between the hosts must admit ports that are known only at run time,
+#   unless NCCL_COMM_ID is set. Then the call makes neither, and all identifiers have the same address.
 #
 # Seen with nvidia-nccl-cu12 2.21.5 and 2.32.3.
 # shellcheck source=lib/findings.sh

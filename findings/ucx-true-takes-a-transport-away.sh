@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# UCX_TCP_NODELAY=true takes TCP away from UCX: y, yes, on and 1 are true, `true` is not, and the whole transport goes with the wrong word.
+# UCX_TCP_NODELAY=true takes TCP away from UCX: y, yes, on and 1 are true, but `true` is not, and a wrong word disables the whole
+# transport.
 #
-# One expects: `true` is a truth value, as for libfabric; or else the setting is refused and the default stays.
-# What happens: true, false, enable and the like are "Invalid value … Expected: <y|n>". The settings of a transport are read as a whole, so
-#   one wrong word leaves none of them, and the transport is not there. The line goes to standard output; ucx_info's status is 0.
-# What follows: a job runs over another transport, or ends with "no usable transports" that names neither the variable nor the word. Write y
-#   and n.
+# One expects: `true` is a truth value, as for libfabric; or the setting is refused and the default stays.
+# What happens: true, false, enable and the like are "Invalid value … Expected: <y|n>". UCX reads the settings of a transport as a whole.
+#   One wrong word leaves none of them, and the transport is not there. The message goes to standard output, and the exit status of
+#   ucx_info is 0.
+# What follows: a job uses another transport, or ends with an error about missing transports that names neither the variable nor the word.
+#   Write y and n.
 #
-# Seen with UCX 1.22.0 of libucx-cu12 (Debian's 1.13.1 the same), over the network of this machine.
+# Seen with UCX 1.22.0 of libucx-cu12, over the network of this machine.
 # shellcheck source=lib/findings.sh
 . "$(dirname "$0")/lib/findings.sh"
 
