@@ -81,7 +81,7 @@ pub use violation::Violation;
 pub(crate) use violation::violation;
 
 /// Version of everything in this module that peers see. Peers of different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;
 /// Slots in the ring of clear-to-sends. A grouped receive of n messages takes n of them.
 pub const RING_SLOTS: usize = 512;
 /// Requests that may be outstanding on one communicator; the next one has to wait.

@@ -60,6 +60,10 @@ impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // SAFETY: created by us, destroyed once; the queue pairs that use it hold an Arc and are gone. No event names it any more.
         let rc = unsafe { (self.context.library.ibv_destroy_cq)(self.raw) };
+        if rc != 0 {
+            // The queue is still there, and an event may name it.
+            std::mem::forget(Arc::clone(&self.failure));
+        }
         self.context.handle_released("ibv_destroy_cq", rc);
     }
 }

@@ -4,6 +4,8 @@ use super::sys;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// The name of no queue.
+const NOBODY: u64 = 0;
 /// No two queues of this process have the same.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -35,8 +37,8 @@ impl QueueFailure {
     /// # Safety
     /// The queue is not destroyed, and its context is one of [`Self::new`] that lives as long.
     pub(super) unsafe fn handle(raw: *const sys::ibv_cq) -> u64 {
-        // SAFETY: both exist, as the caller promises.
-        let known = unsafe { &*(*raw).cq_context.cast::<Self>() };
+        // SAFETY: both exist, as the caller promises. libibverbs writes the context when the device has made the queue: before, it is NULL.
+        let Some(known) = (unsafe { (*raw).cq_context.cast::<Self>().as_ref() }) else { return NOBODY };
         known.has_failed.store(true, Ordering::Release);
         known.id
     }

@@ -7,11 +7,12 @@
 //! numbers could be of other files. Nor are they shut down, which would end the connection of the parent.
 //!
 //! A mapping keeps a file open as a descriptor does. Those of RDMA devices (doorbells, and with some drivers queues) are made by libibverbs,
-//! which does not report them. Before the fork they are looked up by the file in `/proc/self/maps`, and marked so that no child gets them.
+//! which does not report them. So the child, which has one thread, looks them up by the file in `/proc/self/maps`, and has inaccessible pages
+//! in their place: what its copies of the objects unmap later is theirs. Pages that other libraries have of the same device go with them.
 //! So the kernel ends the queue pairs of this process with it, and peers' requests are no longer acknowledged.
 //!
-//! The handlers run where only async-signal-safe functions may be called and, in the child, any lock may be held by a thread that it
-//! does not have: the descriptors are in tables without a lock, and nothing is allocated. `vfork` and `posix_spawn` do not run them; they
+//! The handler runs where only async-signal-safe functions may be called and any lock may be held by a thread that the child does not
+//! have: the descriptors are in tables without a lock, and nothing is allocated. `vfork` and `posix_spawn` do not run it; they
 //! exec, and exec closes all of these descriptors and mappings. A child made by the system call `clone` itself keeps all.
 
 #![allow(unsafe_code)]
@@ -40,10 +41,10 @@ pub struct Unshared(RawFd);
 impl Unshared {
     /// From now on no forked child keeps `fd`.
     pub fn new(fd: RawFd) -> Self {
-        // SAFETY: functions that live as long as the process (the library is never unmapped) and do what such handlers may.
-        HANDLER.call_once(|| match unsafe { libc::pthread_atfork(Some(prepare), None, Some(leave)) } {
+        // SAFETY: a function that lives as long as the process (the library is never unmapped) and does what such handlers may.
+        HANDLER.call_once(|| match unsafe { libc::pthread_atfork(None, None, Some(leave)) } {
             0 => {}
-            _ => log::debug!("no memory for fork handlers: forked children keep sockets and devices"),
+            _ => log::debug!("no memory for a fork handler: forked children keep sockets and devices"),
         });
         if let Some((word, bit)) = place(fd) {
             UNSHARED[word].fetch_or(bit, Ordering::Relaxed);
@@ -107,18 +108,18 @@ fn number(digits: &[u8], radix: u32) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(digits).ok()?, radix).ok()
 }
 
-/// Runs before a fork, in the thread that forks. If `/proc` is not there, the child gets the mappings.
-extern "C" fn prepare() {
+/// In a forked child, while it still has the descriptors: gives up the mappings of their files.
+fn leave_mappings() {
     let mut files: [FileId; MOST_MAPPED] = [(0, 0); MOST_MAPPED];
     let mut count = 0;
-    for fd in MAPPED.iter().map(|place| place.load(Ordering::Relaxed)).filter(|fd| *fd != NONE) {
+    for fd in MAPPED.iter().map(|place| place.swap(NONE, Ordering::Relaxed)).filter(|fd| *fd != NONE) {
         if let Some(file) = file_of(fd) {
             files[count] = file;
             count += 1;
         }
     }
     if count > 0 {
-        keep_mappings(&files[..count]);
+        cover_mappings(&files[..count]);
     }
 }
 
@@ -132,8 +133,8 @@ fn file_of(fd: RawFd) -> Option<FileId> {
     (rc == 0 && is_of_file_system).then_some((about.st_dev, about.st_ino))
 }
 
-/// Keeps the mappings of these files from children that are forked from now on.
-fn keep_mappings(files: &[FileId]) {
+/// Puts inaccessible pages in place of the mappings of these files. If `/proc` is not there, the child keeps them.
+fn cover_mappings(files: &[FileId]) {
     // SAFETY: a C string.
     let maps = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
     if maps < 0 {
@@ -159,8 +160,9 @@ fn keep_mappings(files: &[FileId]) {
             if let Some(Mapping { begin, end, .. }) =
                 Mapping::parse(&line[..length]).filter(|mapping| files.contains(&mapping.file))
             {
-                // SAFETY: a mapping of this process as a whole; nothing changes for this process.
-                unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_DONTFORK) };
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+                // SAFETY: a mapping of a device as a whole, in a child, which must not use the device.
+                unsafe { libc::mmap(begin as *mut libc::c_void, end - begin, libc::PROT_NONE, flags, -1, 0) };
             }
             length = 0;
         }
@@ -169,30 +171,40 @@ fn keep_mappings(files: &[FileId]) {
     unsafe { libc::close(maps) };
 }
 
-/// Runs in a forked child. If no descriptor is to be had, the child keeps its copies.
+/// Runs in a forked child.
 extern "C" fn leave() {
-    MAPPED.iter().for_each(|place| place.store(NONE, Ordering::Relaxed));
+    leave_mappings();
     let words = WORDS.load(Ordering::Relaxed).min(UNSHARED.len());
     if UNSHARED[..words].iter().all(|word| word.load(Ordering::Relaxed) == 0) {
         return;
     }
     // SAFETY: plain numbers, here and below.
-    let nothing = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if nothing < 0 {
-        return;
-    }
+    let make_nothing = || unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    let mut nothing = make_nothing();
+    let mut is_kept = false;
     for (index, word) in UNSHARED[..words].iter().enumerate() {
         // The child has no such descriptors from here on: it may close these and use the numbers for others, and fork again.
         let mut bits = word.swap(0, Ordering::Relaxed);
         while bits != 0 {
             let fd = (index * 64) as RawFd + bits.trailing_zeros() as RawFd;
-            // SAFETY: the number is that of one of our own descriptors, whose object in the child closes it later.
-            unsafe { libc::dup3(nothing, fd, libc::O_CLOEXEC) };
             bits &= bits - 1;
+            if nothing < 0 {
+                // There is no further descriptor: one of these makes room. If the new one has its number, it stays there.
+                // SAFETY: one of our own descriptors, whose number is taken again here or below.
+                unsafe { libc::close(fd) };
+                nothing = make_nothing();
+                is_kept = nothing == fd;
+            }
+            if nothing != fd {
+                // SAFETY: the number is that of one of our own descriptors, whose object in the child closes it later.
+                unsafe { libc::dup3(nothing, fd, libc::O_CLOEXEC) };
+            }
         }
     }
-    // SAFETY: made above, owned by nobody else.
-    unsafe { libc::close(nothing) };
+    if !is_kept {
+        // SAFETY: made above, owned by nobody else.
+        unsafe { libc::close(nothing) };
+    }
 }
 
 #[cfg(test)]
@@ -243,8 +255,11 @@ mod tests {
         // SAFETY: the child goes on alone with this one thread, and calls nothing but the system.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: it fails where nothing is mapped; then a plain number.
-            unsafe { libc::_exit(libc::msync(page, 4096, libc::MS_ASYNC)) };
+            // SAFETY: the system looks whether the page can be read; then a plain number.
+            unsafe {
+                libc::access(page.cast(), libc::F_OK);
+                libc::_exit(libc::c_int::from(*libc::__errno_location() == libc::EFAULT));
+            }
         }
         let mut status = 0;
         // SAFETY: our own child, which is waited for once; then the mapping made above, which this process still has.

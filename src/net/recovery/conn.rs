@@ -386,11 +386,12 @@ impl ConnRecovery {
             if self.peer.is_lost() {
                 work.machine.handle_lost(self.now());
             }
+            // Before what is asked is looked at: a question may have had no answer.
+            work.machine.handle_timeout(self.now());
             self.ask_for_change(work);
             if work.machine.waits_for_fence() && !end.is_reporting()? {
                 work.machine.handle_unreported(self.now());
             }
-            work.machine.handle_timeout(self.now());
             if let Some(action) = work.machine.poll_action() {
                 self.perform(work, end, action)?;
                 next_step = None;

@@ -95,7 +95,8 @@ pub(super) fn pair_with(nic: &Nic, hello: &Hello, rails: &mut Rails) -> Result<V
             peer: chosen,
             fixed: RailMask::NONE,
             before: &Pairs::default(),
-            may_be_far: false,
+            // Nothing takes a rail in later: a router may join the networks.
+            may_be_far: !nic.config.failover,
             ports: nic.rails.len(),
         };
         let place_of = |rail: u8| ends.iter().position(|(number, _)| *number == rail);

@@ -27,6 +27,8 @@ const REFUSED_FOR: Duration = Duration::from_secs(1);
 const ASK_AFTER: Duration = Duration::from_millis(200);
 /// After this time a peer that has closed the control connection, and answers in no other way either, is dead.
 pub const DOUBT_LIMIT: Duration = Duration::from_secs(10);
+/// A peer whose device acknowledges, and that has answered in no other way for so long, is dead all the same.
+pub const LONGEST_DOUBT: Duration = Duration::from_secs(600);
 /// For so long an acknowledgement of the peer's device shows that the peer lives.
 pub const FRESH: Duration = Duration::from_secs(1);
 
@@ -135,7 +137,8 @@ impl Signs {
     pub fn tell_of_death(&self, now: Time) -> bool {
         let lasts = |since: Option<Time>, time| since.is_some_and(|since| now.saturating_sub(since) >= time);
         let is_fresh = self.acknowledged.is_some() && !lasts(self.acknowledged, FRESH);
-        let is_silent = lasts(self.doubted, FRESH) && !is_fresh;
+        // The device of a dead process may acknowledge as long as something else has it open, such as a child that was not forked by `fork`.
+        let is_silent = lasts(self.doubted, FRESH) && !is_fresh || lasts(self.doubted, LONGEST_DOUBT);
         is_silent && (self.refusals.tell_of_death(now) || lasts(self.closed, DOUBT_LIMIT))
     }
 }
@@ -217,6 +220,13 @@ mod tests {
         (2..1000).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
         signs.acknowledged = Some(at(499_900));
         assert_eq!([500_000, 500_899, 500_900].map(|ms| signs.tell_of_death(at(ms))), [false, false, true]);
+        (1000..1200).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
+        signs.acknowledged = Some(at(600_000));
+        assert_eq!(
+            [599_999, 600_000].map(|ms| signs.tell_of_death(at(ms))),
+            [false, true],
+            "something has its device open"
+        );
     }
 
     #[test]
