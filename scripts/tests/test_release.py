@@ -6,8 +6,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from nccl_net_ferrite.package import wheel
-
 from . import fixtures
 
 LOOKED_AT = ("scripts/setup.sh", "scripts/release.sh", "Cargo.toml", "rust-toolchain.toml", "src/proto/mod.rs", ".gitignore")
@@ -112,20 +110,3 @@ class DryRun(fixtures.InFolder):
         self.refused("Rust is 1.90.0, and rust-toolchain.toml says")
         shutil.rmtree(self.out / "aarch64-unknown-linux-gnu")
         self.refused("Rust is 1.90.0", "rustup target add aarch64-unknown-linux-gnu, or --without aarch64")
-
-
-class Page(fixtures.InFolder):
-    def test_the_page_has_the_versions_of_the_code(self) -> None:
-        [version] = re.findall(r'^version = "(.+)"$', (fixtures.ROOT / "Cargo.toml").read_text(), re.MULTILINE)
-        rows = [line.strip("| ").split(" | ") for line in (fixtures.ROOT / "docs/releases.md").read_text().splitlines()]
-        found = {row[0]: row[1:] for row in rows if row[0] in (version, "unreleased") and len(row) == 5}
-        row = found.get("unreleased") or found[version]
-        sources = "".join(path.read_text() for path in (fixtures.ROOT / "src/abi").glob("*.rs"))
-
-        def tables(name: str) -> str:
-            numbers = sorted({int(number) for number in re.findall(rf"^pub static {name}_v(\d+):", sources, re.MULTILINE)})
-            return f"{numbers[0]} to {numbers[-1]}"
-
-        oldest = wheel.PYTHON.removeprefix(">=")
-        wanted = [protocol(), tables("ncclNetPlugin"), tables("ncclProfiler"), f"glibc 2.17, Python {oldest}"]
-        self.assertEqual(row, wanted)
