@@ -33,7 +33,7 @@
 //! last one. A message is split over several queue pairs, at multiples of 128 bytes, if both ends are set so; and over all rails
 //! if there are several. The receiver counts stripes, in whatever order they come. The sender decides where a message is split
 //! ([`proto::stripe`], [`proto::rail_weights`]). With `FERRITE_LANES=auto` a connection that has sent much has
-//! lanes if it is faster with them: queue pairs of which each has a share of its own ([`proto::automatic_lanes`]). One that stays slow is given another path by a recovery
+//! lanes if it is faster with them: queue pairs that each carry a share of their own ([`proto::automatic_lanes`]). One that stays slow is given another path by a recovery
 //! ([`proto::lanes`], docs/paths.md). A length that the 22 bits of one immediate cannot tell is told in two.
 //!
 //! ## Rails

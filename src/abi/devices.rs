@@ -4,7 +4,7 @@
 //! (`makeVDevice`). Two copies of NCCL may be in a process: if they take different tables, neither sees what the other one has merged.
 //!
 //! When NCCL loads the plugin, it asks for the number of devices straight after `init`, and takes all of them for ports. NCCL 2.28.3 does that
-//! for each communicator. So that number is the one of the ports. Once it has merged some, NCCL asks again, and is told of all.
+//! for each communicator. So the answer counts ports only. When NCCL has merged some, it asks again, and the answer counts all devices.
 
 use crate::error::{Error, Result};
 use crate::net::device::nic::Nic;
