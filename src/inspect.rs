@@ -20,22 +20,6 @@ pub mod stats {
     pub use crate::stats::{histogram, layout};
 }
 
-/// How a message is cut over queue pairs, sent and counted, and how often lanes move, for `ferrite ecmp`.
-pub mod proto {
-    pub use crate::proto::automatic_lanes::{Carried, Speed, Speeds};
-    pub use crate::proto::control::Time;
-    pub use crate::proto::cts::{Cts, CtsWords, SlotIndex};
-    pub use crate::proto::imm::Imm;
-    pub use crate::proto::lanes::FlowLabels;
-    pub use crate::proto::rail_weights::RailWeights;
-    pub use crate::proto::recovery::move_budget::{CardMoves, MoveBudget};
-    pub use crate::proto::recv::{Buffer, RecvFlow};
-    pub use crate::proto::requests::RequestId;
-    pub use crate::proto::send::{SendFlow, Transfer};
-    pub use crate::proto::stripe::Striping;
-    pub use crate::proto::{QpIndex, RING_SLOTS, Violation};
-}
-
 /// Which build this is.
 pub mod version {
     pub use crate::version::text;

@@ -10,7 +10,6 @@ use super::requests::{Entries, Entry, Finished, Progress, RecvRequest, RequestId
 use super::stripe::Striping;
 use super::{MAX_GROUP, MAX_RAILS, QpIndex, RING_SLOTS, Violation, violation};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// The clear-to-send of a buffer of more than this many bytes is sent at once; others may be coalesced.
 const COALESCE_MAX_BYTES: u32 = 16 << 10;
@@ -60,6 +59,7 @@ pub struct RecvFlow {
 
 impl RecvFlow {
     /// A flow with nothing posted, of a connection that begins on all of its rails.
+    #[cfg(any(test, fuzzing))]
     pub fn new(striping: Striping) -> Self {
         Self::over(striping, striping.rails())
     }
@@ -87,6 +87,7 @@ impl RecvFlow {
     ///
     /// # Errors
     /// The group has no or too many members, or `buffer` returns an error. Nothing is posted then.
+    #[cfg(any(test, fuzzing))]
     pub fn post<'a, E: From<Violation>, K: KeysByRail + 'a>(
         &mut self,
         count: usize,
@@ -343,9 +344,10 @@ impl RecvFlow {
     ///
     /// # Errors
     /// The id is stale.
+    #[cfg(any(test, fuzzing))]
     pub fn poll_done(&mut self, id: RequestId) -> Result<Option<&[u32]>, Violation> {
         self.requests.tested(id)?;
-        let entries = Arc::clone(self.requests.entries());
+        let entries = std::sync::Arc::clone(self.requests.entries());
         let entry = &entries[id.index()];
         Ok(match self.finish(entry)? {
             None => None,
@@ -823,7 +825,7 @@ mod tests {
         #[test]
         fn an_entry_whose_request_has_ended_is_refused_with_its_id() {
             let (mut flow, ids) = flow_with(&[100]);
-            let entries = Arc::clone(flow.entries());
+            let entries = std::sync::Arc::clone(flow.entries());
             let entry = &entries[ids[0].index()];
             assert_eq!(entry.id(), ids[0]);
             flow.handle_immediate(QpIndex(0), imm(1, LengthCode::Bytes(100))).expect("outstanding");

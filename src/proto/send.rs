@@ -11,7 +11,6 @@ use super::recovery::replay::Replays;
 use super::requests::{Entries, Entry, Progress, RequestId, Requests, SendRequest};
 use super::stripe::{Stripe, Striping};
 use super::{MAX_MESSAGE, MAX_QPS, MAX_REQUESTS, QpIndex, RING_SLOTS, Violation, violation};
-use std::sync::Arc;
 
 /// Clear-to-sends among which a message looks for its tag: as many as the receiver can have written.
 const WINDOW: usize = RING_SLOTS;
@@ -366,9 +365,10 @@ impl SendFlow {
     ///
     /// # Errors
     /// The id is stale.
+    #[cfg(any(test, fuzzing))]
     pub fn poll_done(&mut self, id: RequestId) -> Result<Option<u32>, Violation> {
         self.requests.tested(id)?;
-        let entries = Arc::clone(self.requests.entries());
+        let entries = std::sync::Arc::clone(self.requests.entries());
         self.finish(&entries[id.index()])
     }
 
@@ -778,7 +778,7 @@ mod tests {
             let mut flow = flow();
             let id = submit(&mut flow, &[cts(1, 7, 100)], 7, 64).expect("cleared").id;
             assert_eq!((flow.bytes(id), flow.unacknowledged()), (64, Some((1, 64))));
-            let entries = Arc::clone(flow.requests.entries());
+            let entries = std::sync::Arc::clone(flow.requests.entries());
             let entry = &entries[id.index()];
             assert!(matches!(flow.finish(entry), Ok(None)), "it is not acknowledged");
             flow.handle_completion(id).expect("one stripe");

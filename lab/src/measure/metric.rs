@@ -181,17 +181,4 @@ metrics! {
         chart: None,
         group: Some(GroupOfRows { name: "many connections", sizes: ANY_SIZE }),
     };
-    /// Bytes a second of plain memcpy over the same memory; 10^9. `ferrite memcpy` shows it.
-    Copy = MetricInfo {
-        name: "memcpy",
-        unit: "GB/s",
-        headline: "typ",
-        better: Better::Higher,
-        rate: None,
-        title: None,
-        labels: &[Label::Size, Label::Direction],
-        shown: &["typ", "peak"],
-        chart: None,
-        group: None,
-    };
 }

@@ -11,19 +11,17 @@
 //! | `pattern` | contents that tell messages and offsets apart |
 //! | [`byte_check`] | comparing what arrived with what was sent |
 //! | `stream`, `checked_stream` | messages in flight, timed or with every byte checked |
-//! | `latency`, `setup`, `copy`, `verify` | ping-pong; connection set-up; plain copies; all byte checks |
 
 pub mod byte_check;
-pub(crate) mod checked_stream;
-pub(crate) mod conn;
-pub(crate) mod copy;
+pub mod checked_stream;
+pub mod conn;
 pub mod direction;
 pub mod estimate;
-pub(crate) mod latency;
+pub mod latency;
 pub mod metric;
-pub(crate) mod pattern;
+pub mod pattern;
 pub mod plan;
 pub mod sample;
-pub(crate) mod setup;
-pub(crate) mod stream;
-pub(crate) mod verify;
+pub mod setup;
+pub mod stream;
+pub mod verify;

@@ -68,11 +68,6 @@ pub enum Task {
         /// Who sends.
         direction: Direction,
     },
-    /// Plain memcpy over the memory of such a stream, by rank 0.
-    Copy {
-        /// The size of each copy.
-        bytes: usize,
-    },
     /// Check every byte: single messages, streams, groups, truncation.
     Verify {
         /// The sizes that will be, or were, measured.
@@ -100,7 +95,6 @@ impl Task {
             Self::Renumber { .. } => "making and closing connections".into(),
             Self::Latency { bytes } => format!("{} of {bytes} B", Metric::Latency.info().name),
             Self::Stream { metric, bytes, direction } => format!("{} of {bytes} B {direction}", metric.info().name),
-            Self::Copy { bytes } => format!("{} of {bytes} B", Metric::Copy.info().name),
             Self::Verify { .. } => "verifying every byte".into(),
             Self::Parallel { .. } => "verifying two connections at once".into(),
             Self::Long { bytes, messages } => format!("verifying a stream of {messages} messages of {bytes} B"),
