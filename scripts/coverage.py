@@ -11,9 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = {
     "src": "the plugin",
-    "tools/ferrite/src": "ferrite",
-    "tools/softrnic/src": "softrnic's library",
-    "tools/softrnic-cli/src": "softrnic's program",
+    "crates/ferrite/src": "ferrite",
+    "lab/src": "the lab",
+    "softrnic/src": "softrnic's library",
+    "softrnic/cli/src": "softrnic's program",
 }
 # A module that is compiled for tests alone, in this file or in one of its own.
 TESTS = re.compile(r"^#\[cfg\((?:test|any\(test, fuzzing\))\)\]\n(?:#\[.*\]\n)*(?:pub(?:\(\w+\))? )?mod (\w+)( \{|;)", re.MULTILINE)

@@ -97,7 +97,7 @@ drivers() {
     SOFTRNIC_DRIVER=mlx5-cx8 SOFTRNIC_LINK=ib ferrite verify --plugin dist/lib/libnccl-net.so
 }
 
-# What some cards and kernels do otherwise (tools/softrnic/docs/cards.md), one by one with some faults, and all of it at once with each
+# What some cards and kernels do otherwise (softrnic/docs/cards.md), one by one with some faults, and all of it at once with each
 # fault after which a stream goes on.
 variants() {
     local one settings faults some=flap-both,flaps-two-ports,port-down,late-write,replay-fault,qp-error,gid-moved,random each
@@ -197,7 +197,7 @@ steps() {
     "$1" "a thousand falls of the only port: nothing grows" scripts/flaps.py 1000
     "$1" "an hour of random faults; an hour of falls, stops, kills and connections made anew: nothing grows" faults
     "$1" "AddressSanitizer, ThreadSanitizer, valgrind and Miri" scripts/sanitizers.sh
-    "$1" "processes killed" tools/softrnic/scripts/soak.sh 1000
+    "$1" "processes killed" softrnic/scripts/soak.sh 1000
     "$1" "two builds in different folders have the same bits" scripts/package_twice.sh
     "$1" "packages are installed and used, also on other releases of the system; other programs read them" packages
     "$1" "the last release" or_skipped scripts/compatible.sh

@@ -52,7 +52,7 @@ missing_fetch_packages() {
 # Debian packages for testing.
 missing_test_packages() {
     missing_fetch_packages
-    # For tools/layouts.
+    # For tests/layouts.
     command -v pkg-config >/dev/null || echo pkg-config
     pkg-config --exists libibverbs 2>/dev/null || echo libibverbs-dev
     pkg-config --exists librdmacm 2>/dev/null || echo librdmacm-dev

@@ -4,13 +4,13 @@
 mod common;
 
 use common::setting::{mount_namespaces, setting, stock_nccl};
-use ferrite::error::Error;
-use ferrite::error::Result;
-use ferrite::nccl::cache;
-use ferrite::nccl::library::Source;
-use ferrite::pair::PairPermit;
-use ferrite::transport::Properties;
-use ferrite::transport::Transport;
+use lab::error::Error;
+use lab::error::Result;
+use lab::nccl::cache;
+use lab::nccl::library::Source;
+use lab::pair::PairPermit;
+use lab::transport::Properties;
+use lab::transport::Transport;
 use std::path::Path;
 use std::process::Command;
 use testkit::dist::{dist, softrnic_program};

@@ -2,7 +2,7 @@
  * The ncclNet v8 plugin interface, as NCCL 2.20 and later read it.
  *
  * Written for Ferrite from the binary interface's facts: slot order, argument
- * types, sizes and offsets on LP64. `tools/layouts` compares every size and
+ * types, sizes and offsets on LP64. `tests/layouts` compares every size and
  * offset below with what the C compiler and Rust's bindings see.
  *
  * NCCL looks up the data symbol `ncclNetPlugin_v8` (type ncclNet_v8_t) and reads

@@ -2,7 +2,7 @@
 # Runs every scenario of `ferrite outlast` with each transport named, and writes into FOLDER a file of outcomes for each and the table
 # of all outcomes that are there.
 #
-#   tools/ferrite/scripts/outlast-matrix.sh FOLDER REPETITIONS TRANSPORT...
+#   lab/scripts/outlast-matrix.sh FOLDER REPETITIONS TRANSPORT...
 #
 # TRANSPORT: a release of NCCL for its built-in transport (2.21.5), the same with its port failover and recovery (2.30.7+switches), or
 # the path of a plugin. SCENARIOS names scenarios [all]; FERRITE_DIST is the folder that scripts/build.sh fills [dist/].
@@ -10,7 +10,7 @@
 
 set -euo pipefail
 [ $# -ge 3 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 ferrite=${FERRITE_DIST:-$root/dist}/bin/ferrite
 folder=$1 repetitions=$2
 shift 2

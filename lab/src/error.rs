@@ -124,12 +124,6 @@ impl Error {
     }
 }
 
-impl From<pages::CannotWrite> for Error {
-    fn from(error: pages::CannotWrite) -> Self {
-        Self::io(format!("cannot write {}", error.path.display()), error.source)
-    }
-}
-
 /// The name and meaning of an `ncclResult_t`.
 pub fn result_words(code: u32) -> &'static str {
     match code {

@@ -28,7 +28,7 @@ class Action(InFolder):
         import yaml
 
         self.definition = yaml.safe_load((ROOT / FOLDER / "action.yml").read_text())
-        [text] = found(r"```yaml\n(.*?)```", (ROOT / "tools/softrnic/README.md").read_text())
+        [text] = found(r"```yaml\n(.*?)```", (ROOT / "softrnic/README.md").read_text())
         self.shown = yaml.safe_load(text)
 
     def tarball(self) -> Path:

@@ -35,13 +35,13 @@ class Coverage(InFolder):
         first = self.write("src/first.rs", FILE)
         self.write("src/lib.rs", "mod first;\n#[cfg(any(test, fuzzing))]\n#[allow(dead_code)]\npub(crate) mod inputs;\n")
         inputs = self.write("src/inputs/many.rs", "pub fn many() {}\n")
-        main = self.write("tools/softrnic-cli/src/main.rs", "fn main() {}\n")
+        main = self.write("softrnic/cli/src/main.rs", "fn main() {}\n")
         # The same line of two programs has run if it has in one.
         runs = [(first, "DA:1,0\nDA:2,0\nDA:6,9"), (first, "DA:1,3"), (inputs, "DA:1,1"), (main, "DA:1,0")]
         report = "".join(f"SF:{file}\n{lines}\nend_of_record\n" for file, lines in runs)
         counted = module().count(report, self.out)
         self.assertEqual(
-            counted, {"src": (1, 2), "tools/ferrite/src": (0, 0), "tools/softrnic/src": (0, 0), "tools/softrnic-cli/src": (0, 1)}
+            counted, {"src": (1, 2), "crates/ferrite/src": (0, 0), "lab/src": (0, 0), "softrnic/src": (0, 0), "softrnic/cli/src": (0, 1)}
         )
 
     def test_a_report_without_a_part_is_no_result(self) -> None:

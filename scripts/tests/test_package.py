@@ -239,7 +239,7 @@ class Packages(installed.Installed, unittest.TestCase):
         for program in ("ibv_devices", "rping"):
             if not shutil.which(program):
                 self.skipTest(program)
-        lines = [line.replace("x86_64", os.uname().machine) for line in block("tools/softrnic/README.md", "tar xf softrnic")]
+        lines = [line.replace("x86_64", os.uname().machine) for line in block("softrnic/README.md", "tar xf softrnic")]
         self.assertLessEqual(len(lines), 10)
         command = ["timeout", "120", "sh", "-ec", "\n".join(lines)]
         done = subprocess.run(command, env=environment(), cwd=self.out, capture_output=True, text=True, check=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 from .fixtures import ROOT
 from .test_documented import pages
 
-SCRIPT = r"(?:scripts|tests/rxe|tools/\w+/scripts)/[\w-]+\.sh"
+SCRIPT = r"(?:scripts|tests/rxe|softrnic/scripts|lab/scripts)/[\w-]+\.sh"
 CALL = re.compile(rf"({SCRIPT})((?: [^|`>;&]*|'[^']*')*)$")
 PLACE = re.compile(r"[A-Z][A-Z_]*")
 

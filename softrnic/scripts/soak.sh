@@ -3,9 +3,9 @@
 # post of each kind; what is checked after each death is said in tests/kill.rs and tests/cut.rs. Prints the seed, so that a
 # round that fails can be played again.
 #
-#   tools/softrnic/scripts/soak.sh [ROUNDS [SEED]]
+#   softrnic/scripts/soak.sh [ROUNDS [SEED]]
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 rounds=${1:-1000}
 seed=${2:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}

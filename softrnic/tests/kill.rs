@@ -1,6 +1,6 @@
 //! One side of an exchange, or both, killed at any point: by SIGKILL, now and then after a SIGSTOP.
 //!
-//! `SOFTRNIC_KILL_ROUNDS` and `SOFTRNIC_KILL_SEED` say how many rounds and which; `tools/softrnic/scripts/soak.sh` runs a thousand.
+//! `SOFTRNIC_KILL_ROUNDS` and `SOFTRNIC_KILL_SEED` say how many rounds and which; `softrnic/scripts/soak.sh` runs a thousand.
 
 mod common;
 #[path = "kill/crash.rs"]

@@ -1,5 +1,5 @@
 //! Memory that a device, a card or a GPU, writes behind the processor's back: how a word of it is read, and what keeps reads in their order.
-//! `tools/models` has a model checker's in its place.
+//! `tests/models` has a model checker's in its place.
 
 /// A word that a device writes.
 pub(super) type Word = u64;

@@ -1,5 +1,5 @@
 //! A record that a peer's RDMA WRITE writes while this process reads it: its last word tells that it is complete, so that word is read first
-//! and the others behind a barrier. `tools/models` explores that with a model checker.
+//! and the others behind a barrier. `tests/models` explores that with a model checker.
 //!
 //! What has to hold at both sides, for the words of one record, which never straddles a cache line:
 //!

@@ -2,7 +2,7 @@
 //! are called as the package rdma-sys calls them.
 //!
 //! Ferrite declares them itself, so that building needs neither those headers nor libclang. With the feature `rdma-sys` they come from that
-//! package, which makes them from the headers that are installed; what it lacks is here. `tools/layouts` compares sizes, places and
+//! package, which makes them from the headers that are installed; what it lacks is here. `tests/layouts` compares sizes, places and
 //! numbers with what a C compiler makes of the headers.
 
 #![allow(missing_docs, missing_debug_implementations, non_camel_case_types)]

@@ -1,14 +1,14 @@
 //! One connection each way, and messages over it that are checked to the last byte.
 
 use super::{are_all, pattern};
-use ferrite::error::Result;
-use ferrite::pair::PeerConn;
-use ferrite::pair::WorkerCtx;
-use ferrite::transport::Transport;
-use ferrite::transport::buffer::Buffer;
-use ferrite::transport::comm::Region;
-use ferrite::transport::deadline::finished;
-use ferrite::transport::deadline::posted;
+use lab::error::Result;
+use lab::pair::PeerConn;
+use lab::pair::WorkerCtx;
+use lab::transport::Transport;
+use lab::transport::buffer::Buffer;
+use lab::transport::comm::Region;
+use lab::transport::deadline::finished;
+use lab::transport::deadline::posted;
 use std::sync::Arc;
 
 /// A connection each way, and registered memory for both.

@@ -1,18 +1,18 @@
 //! Connections within one process.
 
-use ferrite::error::Error;
-use ferrite::error::Result;
-use ferrite::nccl::abi;
-use ferrite::pair::WorkerCtx;
-use ferrite::transport::Handle;
-use ferrite::transport::Listener;
-use ferrite::transport::Transport;
-use ferrite::transport::buffer::Buffer;
-use ferrite::transport::comm::RecvComm;
-use ferrite::transport::comm::SendComm;
-use ferrite::transport::deadline::finished;
-use ferrite::transport::deadline::posted;
-use ferrite::transport::listener::connect_and_accept;
+use lab::error::Error;
+use lab::error::Result;
+use lab::nccl::abi;
+use lab::pair::WorkerCtx;
+use lab::transport::Handle;
+use lab::transport::Listener;
+use lab::transport::Transport;
+use lab::transport::buffer::Buffer;
+use lab::transport::comm::RecvComm;
+use lab::transport::comm::SendComm;
+use lab::transport::deadline::finished;
+use lab::transport::deadline::posted;
+use lab::transport::listener::connect_and_accept;
 use nccl_net::testing::proto::handle::Handle as Address;
 use std::sync::Arc;
 use std::time::Duration;

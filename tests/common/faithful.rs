@@ -2,10 +2,10 @@
 
 use super::process;
 use super::setting::{mount_namespaces, setting};
-use ferrite::error::Result;
-use ferrite::pair::PairPermit;
-use ferrite::pair::Setting;
-use ferrite::pair::WorkerCtx;
+use lab::error::Result;
+use lab::pair::PairPermit;
+use lab::pair::Setting;
+use lab::pair::WorkerCtx;
 use std::process::Command;
 use testkit::{dist, program, require, test_name};
 

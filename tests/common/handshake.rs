@@ -1,9 +1,9 @@
 //! Frames of a control connection: such that a test makes up, and the plugin's own first one.
 
-use ferrite::error::Result;
-use ferrite::pair::WorkerCtx;
-use ferrite::transport::Handle;
-use ferrite::transport::Transport;
+use lab::error::Result;
+use lab::pair::WorkerCtx;
+use lab::transport::Handle;
+use lab::transport::Transport;
 use nccl_net::testing::proto::frame::{Assembler, Frame, Kind};
 use nccl_net::testing::proto::handle::Handle as Address;
 use nccl_net::testing::proto::handshake::Hello;

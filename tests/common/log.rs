@@ -4,12 +4,12 @@ use testkit::wait_until;
 
 /// Whether the plugin has said all of `words` in one line.
 pub(crate) fn said(words: &[&str]) -> bool {
-    ferrite::nccl::debug_log::any(|line| words.iter().all(|word| line.contains(word)))
+    lab::nccl::debug_log::any(|line| words.iter().all(|word| line.contains(word)))
 }
 
 /// All of it.
 pub(crate) fn log() -> String {
-    ferrite::nccl::debug_log::lines().join("\n")
+    lab::nccl::debug_log::lines().join("\n")
 }
 
 /// The plugin has said `words` in one line.

@@ -12,16 +12,16 @@ pub(crate) mod process;
 pub(crate) mod setting;
 pub(crate) mod stat;
 
-use ferrite::nccl::library::Source;
-use ferrite::transport::Transport;
+use lab::nccl::library::Source;
+use lab::transport::Transport;
 pub(crate) use testkit::bytes::{are_all, pattern};
 
 /// The plugin, initialised in this process. Where it has not been built, the test has ended before ([`setting::setting`]).
-pub(crate) fn plugin_transport() -> ferrite::error::Result<Transport> {
+pub(crate) fn plugin_transport() -> lab::error::Result<Transport> {
     Transport::open(&Source::plugin(testkit::dist::dist().join("lib/libnccl-net.so")))
 }
 
 /// As [`plugin_transport`], by the table of version `abi`.
-pub(crate) fn plugin_transport_of(abi: u32) -> ferrite::error::Result<Transport> {
+pub(crate) fn plugin_transport_of(abi: u32) -> lab::error::Result<Transport> {
     Transport::open(&Source::plugin_of(testkit::dist::dist().join("lib/libnccl-net.so"), abi))
 }

@@ -1,8 +1,8 @@
 //! The body of a test in two processes, or in one.
 
-use ferrite::error::Result;
-use ferrite::pair::Setting;
-use ferrite::pair::WorkerCtx;
+use lab::error::Result;
+use lab::pair::Setting;
+use lab::pair::WorkerCtx;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use testkit::test_name;
@@ -17,7 +17,7 @@ pub(crate) fn pair<T>(setting: &Setting, body: impl FnOnce(&mut WorkerCtx) -> Re
 where
     T: Serialize + DeserializeOwned,
 {
-    ferrite::pair::run(&test_name(), setting, body)
+    lab::pair::run(&test_name(), setting, body)
 }
 
 /// Runs `body` in a process of its own; its peer only waits.

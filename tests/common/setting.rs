@@ -1,10 +1,10 @@
 //! The software RDMA devices that a test's processes have.
 
-use ferrite::nccl::cache;
-use ferrite::nccl::debug_log::ALL_INFO;
-use ferrite::nccl::release::NcclRelease;
-use ferrite::pair::Setting;
-use ferrite::verbs::Verbs;
+use lab::nccl::cache;
+use lab::nccl::debug_log::ALL_INFO;
+use lab::nccl::release::NcclRelease;
+use lab::pair::Setting;
+use lab::verbs::Verbs;
 use std::path::PathBuf;
 use std::process::Command;
 use testkit::dist::{plugin, softrnic_library_folder, softrnic_program};

@@ -2,8 +2,8 @@
 
 use crate::rank::{self, HandleBytes, Rank};
 use ferrite::hang::finding::Finding;
-use ferrite::nccl::debug_log::ALL_INFO;
-use ferrite::verbs::Verbs;
+use lab::nccl::debug_log::ALL_INFO;
+use lab::verbs::Verbs;
 use std::path::PathBuf;
 use std::time::Duration;
 use testkit::dist::{plugin, softrnic_library_folder};

@@ -1,12 +1,12 @@
 //! One process: a rank that receives from the one before, and sends to the next.
 
 use crate::common::plugin_transport_of;
-use ferrite::error::Result;
-use ferrite::nccl::library::Source;
-use ferrite::nccl::profiler::{Event, Profiler};
-use ferrite::transport::buffer::Buffer;
-use ferrite::transport::comm::{RecvComm, Region, Request, SendComm};
-use ferrite::transport::{Handle, Listener, Transport};
+use lab::error::Result;
+use lab::nccl::library::Source;
+use lab::nccl::profiler::{Event, Profiler};
+use lab::transport::buffer::Buffer;
+use lab::transport::comm::{RecvComm, Region, Request, SendComm};
+use lab::transport::{Handle, Listener, Transport};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -85,14 +85,8 @@ pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
     let (send, recv) = connect(&transport, device, to, listener)?;
     let memory = || Buffer::new(BYTES).map(Arc::new);
     let ends = Ends {
-        send: send
-            .as_ref()
-            .map(|send| Ok::<_, ferrite::error::Error>((send, send.register(&memory()?)?)))
-            .transpose()?,
-        recv: recv
-            .as_ref()
-            .map(|recv| Ok::<_, ferrite::error::Error>((recv, recv.register(&memory()?)?)))
-            .transpose()?,
+        send: send.as_ref().map(|send| Ok::<_, lab::error::Error>((send, send.register(&memory()?)?))).transpose()?,
+        recv: recv.as_ref().map(|recv| Ok::<_, lab::error::Error>((recv, recv.register(&memory()?)?))).transpose()?,
     };
     if rank.has_two_threads {
         std::thread::scope(|scope| scope.spawn(|| pass_one_on(rank, &ends)).join().expect("no panic"))?;

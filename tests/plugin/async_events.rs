@@ -5,8 +5,8 @@ use crate::common::log::{log, said};
 use crate::common::plugin_transport;
 use crate::common::process::pair;
 use crate::common::setting::{softrnic, talkative};
-use ferrite::error::Error;
-use ferrite::error::Result;
+use lab::error::Error;
+use lab::error::Result;
 use testkit::require;
 
 /// A device dies for good under an idle connection, which does not recover: what its process says, and whether sends are refused then.

@@ -6,13 +6,13 @@ use crate::common::log::{assert_logged, log, said};
 use crate::common::plugin_transport;
 use crate::common::process::{alone, pair};
 use crate::common::setting::setting;
-use ferrite::error::Error;
-use ferrite::error::Result;
-use ferrite::nccl::abi;
-use ferrite::pair::WorkerCtx;
-use ferrite::transport::buffer::Buffer;
-use ferrite::transport::comm::SendComm;
-use ferrite::transport::{Handle, Transport};
+use lab::error::Error;
+use lab::error::Result;
+use lab::nccl::abi;
+use lab::pair::WorkerCtx;
+use lab::transport::buffer::Buffer;
+use lab::transport::comm::SendComm;
+use lab::transport::{Handle, Transport};
 use nccl_net::inspect::PROTOCOL_VERSION;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use nccl_net::testing::proto::handle::Handle as Address;
@@ -81,13 +81,13 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
         assert_eq!(code(connect_to(worker, refuse)?), remote);
         assert_logged("the listener refuses: no more queue pairs here");
         // One that says nothing may be about to: its end is what counts.
-        let before = ferrite::nccl::debug_log::lines().len();
+        let before = lab::nccl::debug_log::lines().len();
         let silent = |stream: TcpStream, _: Address| {
             std::thread::sleep(Duration::from_secs(4));
             drop(stream);
         };
         assert_eq!(code(connect_to(worker, silent)?), remote);
-        let last = ferrite::nccl::debug_log::lines().split_off(before);
+        let last = lab::nccl::debug_log::lines().split_off(before);
         assert!(last.iter().any(|line| line.contains("closed the connection")), "{last:#?}");
         // One whose port nobody has is not waited for.
         let port = RefusingPort::new();
@@ -212,7 +212,7 @@ fn the_limit_of_locked_memory_is_named() -> Result<()> {
             }
         }
         assert_eq!(refusals, 2);
-        let lines = ferrite::nccl::debug_log::lines();
+        let lines = lab::nccl::debug_log::lines();
         let about = |errno: &str| lines.iter().find(|l| l.contains("ibv_reg_mr") && l.contains(errno)).cloned();
         let enomem = about("Cannot allocate memory").expect("it is reported");
         assert!(enomem.contains("RLIMIT_MEMLOCK, 48 KiB here") && enomem.contains("ulimit -l unlimited"), "{enomem}");

@@ -5,14 +5,14 @@ use crate::common::log::assert_logged;
 use crate::common::plugin_transport;
 use crate::common::process::{alone, pair};
 use crate::common::setting::setting;
-use ferrite::error::Error;
-use ferrite::error::Result;
-use ferrite::nccl::abi;
-use ferrite::pair::PeerConn;
-use ferrite::pair::WorkerCtx;
-use ferrite::transport::buffer::Buffer;
-use ferrite::transport::deadline::finished;
-use ferrite::transport::deadline::posted;
+use lab::error::Error;
+use lab::error::Result;
+use lab::nccl::abi;
+use lab::pair::PeerConn;
+use lab::pair::WorkerCtx;
+use lab::transport::buffer::Buffer;
+use lab::transport::deadline::finished;
+use lab::transport::deadline::posted;
 use std::sync::Arc;
 use testkit::crash::{die, in_child_that_dies};
 use testkit::{require, wait_until};
@@ -41,12 +41,12 @@ fn traffic(worker: &mut WorkerCtx, rounds: usize) -> Result<()> {
     wait_until("the error on both communicators", || {
         link.recv.receive(&into, 2048, 64, 0).is_err() && link.send.send(&out, 0, 64, 0).is_err()
     });
-    let lines = ferrite::nccl::debug_log::lines().len();
+    let lines = lab::nccl::debug_log::lines().len();
     for _ in 0..1000 {
         assert!(link.recv.receive(&into, 2048, 64, 0).is_err());
         assert!(link.send.send(&out, 0, 64, 0).is_err());
     }
-    assert!(ferrite::nccl::debug_log::lines().len() <= lines + 2, "the log is flooded");
+    assert!(lab::nccl::debug_log::lines().len() <= lines + 2, "the log is flooded");
     drop((out, into));
     link.close()
 }
@@ -108,7 +108,7 @@ fn a_failed_completion_names_both_ends_and_the_likely_cause() -> Result<()> {
             deadline.idle()?;
         };
         assert!(matches!(failure, Error::Call { code: abi::ncclRemoteError, .. }), "{failure}");
-        let line = ferrite::nccl::debug_log::lines()
+        let line = lab::nccl::debug_log::lines()
             .into_iter()
             .find(|l| l.contains("sending data on softrnic1"))
             .expect("a line");

@@ -4,12 +4,12 @@ use crate::common::connect::{address, connect, connect_through, is_told, relay_t
 use crate::common::plugin_transport;
 use crate::common::process::{alone, pair};
 use crate::common::setting::setting;
-use ferrite::error::Error;
-use ferrite::error::Result;
-use ferrite::nccl::abi;
-use ferrite::pair::PeerConn;
-use ferrite::pair::WorkerCtx;
-use ferrite::transport::Handle;
+use lab::error::Error;
+use lab::error::Result;
+use lab::nccl::abi;
+use lab::pair::PeerConn;
+use lab::pair::WorkerCtx;
+use lab::transport::Handle;
 use nccl_net::testing::proto::handle::Handle as Address;
 use rustix::net::AddressFamily;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -73,7 +73,7 @@ fn a_hundred_connections_share_one_tcp_connection_each_way() -> Result<()> {
 }
 
 fn dead_peers() -> usize {
-    let lines = ferrite::nccl::debug_log::lines();
+    let lines = lab::nccl::debug_log::lines();
     lines.iter().filter(|l| l.contains("sending to softrnic") && l.contains("the peer's process has died")).count()
 }
 
@@ -91,7 +91,7 @@ fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()>
             for link in &links {
                 is_told(worker, &link.send)?;
             }
-            assert_eq!(dead_peers(), COUNT, "{:#?}", ferrite::nccl::debug_log::lines());
+            assert_eq!(dead_peers(), COUNT, "{:#?}", lab::nccl::debug_log::lines());
             let _new = open(worker)?;
             return worker.barrier();
         }
@@ -154,7 +154,7 @@ fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_told() -> Re
         while transport.connect(1, &mut handle).is_ok() {
             deadline.idle()?;
         }
-        let lines = ferrite::nccl::debug_log::lines();
+        let lines = lab::nccl::debug_log::lines();
         assert!(
             lines.iter().any(|l| l.contains("the listener closed the connection: its process has died")),
             "{lines:?}"
@@ -183,7 +183,7 @@ fn a_refused_connection_leaves_the_others_of_its_control_connection_alive() -> R
             deadline.idle()?;
         };
         assert!(matches!(refusal, Error::Call { code: abi::ncclRemoteError, .. }), "{refusal}");
-        let lines = ferrite::nccl::debug_log::lines();
+        let lines = lab::nccl::debug_log::lines();
         assert!(lines.iter().any(|l| l.contains("the listener refuses: no such listener")), "{lines:?}");
         assert_eq!(files().0, sockets, "it went over the control connection that was there");
         works(worker, pair)

@@ -2,11 +2,11 @@
 
 use crate::common::faithful;
 use crate::common::setting::stock_nccl;
-use ferrite::error::Result;
-use ferrite::nccl::debug_log;
-use ferrite::nccl::library::Source;
-use ferrite::pair::Setting;
-use ferrite::transport::Transport;
+use lab::error::Result;
+use lab::nccl::debug_log;
+use lab::nccl::library::Source;
+use lab::pair::Setting;
+use lab::transport::Transport;
 use testkit::dist::plugin;
 use testkit::{Missing, require};
 

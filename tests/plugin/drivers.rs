@@ -7,14 +7,14 @@ use crate::common::log::{log, said};
 use crate::common::process::{alone, pair};
 use crate::common::setting::{set, setting, softrnic, talkative};
 use crate::common::{faithful, pattern, plugin_transport};
-use ferrite::error::Error;
-use ferrite::error::Result;
-use ferrite::pair::Setting;
-use ferrite::pair::WorkerCtx;
-use ferrite::transport::buffer::Buffer;
-use ferrite::transport::comm::RecvBuffer;
-use ferrite::transport::deadline::finished;
-use ferrite::transport::deadline::posted;
+use lab::error::Error;
+use lab::error::Result;
+use lab::pair::Setting;
+use lab::pair::WorkerCtx;
+use lab::transport::buffer::Buffer;
+use lab::transport::comm::RecvBuffer;
+use lab::transport::deadline::finished;
+use lab::transport::deadline::posted;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use testkit::require;
@@ -136,7 +136,7 @@ fn one_end_has_no_inline_data() -> Result<()> {
     Ok(())
 }
 
-/// Devices as a driver has them (tools/softrnic/docs/cards.md): groups and single messages, of the few bytes that may go inline as well.
+/// Devices as a driver has them (softrnic/docs/cards.md): groups and single messages, of the few bytes that may go inline as well.
 fn messages_arrive_on(driver: &str) -> Result<()> {
     let setting = require!(setting()).env("SOFTRNIC_DRIVER", driver);
     pair(&setting, |worker| {

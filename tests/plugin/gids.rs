@@ -6,9 +6,9 @@ use crate::common::log::{log, said, wait_for_gid_changes};
 use crate::common::plugin_transport;
 use crate::common::process::pair;
 use crate::common::setting::{set, softrnic, talkative};
-use ferrite::error::Error;
-use ferrite::error::Result;
-use ferrite::pair::WorkerCtx;
+use lab::error::Error;
+use lab::error::Result;
+use lab::pair::WorkerCtx;
 use testkit::require;
 
 /// A bench that carries some messages.
@@ -71,7 +71,7 @@ fn an_index_out_of_the_table_is_refused_with_the_table() -> Result<()> {
                 Err(other) => return Err(other),
             }
         };
-        assert_eq!(refusal, ferrite::nccl::abi::ncclInvalidUsage);
+        assert_eq!(refusal, lab::nccl::abi::ncclInvalidUsage);
         Ok(())
     })?;
     Ok(())

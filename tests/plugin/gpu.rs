@@ -6,11 +6,11 @@ use crate::common::log::said;
 use crate::common::process::pair;
 use crate::common::setting::setting;
 use crate::common::{faithful, pattern, plugin_transport};
-use ferrite::error::{Error, Result};
-use ferrite::nccl::abi;
-use ferrite::pair::PeerConn;
-use ferrite::pair::Setting;
-use ferrite::transport::Transport;
+use lab::error::{Error, Result};
+use lab::nccl::abi;
+use lab::pair::PeerConn;
+use lab::pair::Setting;
+use lab::transport::Transport;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
@@ -22,7 +22,7 @@ struct Driver(*mut c_void);
 
 impl Driver {
     fn load() -> Self {
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tools/softrnic/tests/cuda/fake.c");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/softrnic/tests/cuda/fake.c");
         let flags = ["-O1", "-pthread", "-Wl,-soname,libcuda.so.1"];
         let library = c_library::shared_object(env!("CARGO_TARGET_TMPDIR"), Path::new(source), &flags);
         let path = CString::new(library.to_str().expect("UTF-8")).expect("a path");
@@ -79,7 +79,7 @@ fn promised(gpu: &str, prepare: impl FnOnce(&Driver), expected: i32, words: &[&s
         for device in 0..transport.devices()? {
             assert_eq!(transport.properties(device)?.pointer_support, expected, "device {device}");
         }
-        let lines = ferrite::nccl::debug_log::lines();
+        let lines = lab::nccl::debug_log::lines();
         let warnings: Vec<_> = lines.iter().filter(|line| line.starts_with(WARNING)).collect();
         assert_eq!(warnings.len(), usize::from(!words.is_empty()), "{lines:#?}");
         assert!(words.iter().all(|word| warnings[0].contains(word)), "{warnings:?}");

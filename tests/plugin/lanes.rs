@@ -6,8 +6,8 @@ use crate::common::plugin_transport;
 use crate::common::process::pair;
 use crate::common::setting::{set, talkative};
 use crate::transport::queue_pairs_with_data;
-use ferrite::error::Result;
-use ferrite::pair::WorkerCtx;
+use lab::error::Result;
+use lab::pair::WorkerCtx;
 use testkit::require;
 
 /// Carries messages that are cut and such that are not, both ways.

@@ -5,7 +5,7 @@ use crate::common::log::{log, said};
 use crate::common::process::pair;
 use crate::common::setting::{set, setting, softrnic, talkative};
 use crate::common::{faithful, plugin_transport};
-use ferrite::error::Result;
+use lab::error::Result;
 use testkit::require;
 
 /// Process 1 initializes the plugin when `change` has been made to the devices, and runs `check`.

@@ -5,9 +5,9 @@ use crate::common::log::{log, said};
 use crate::common::process::pair;
 use crate::common::setting::{set, softrnic, talkative};
 use crate::common::{faithful, plugin_transport};
-use ferrite::error::Result;
-use ferrite::nccl::debug_log::ALL_INFO;
-use ferrite::pair::WorkerCtx;
+use lab::error::Result;
+use lab::nccl::debug_log::ALL_INFO;
+use lab::pair::WorkerCtx;
 use testkit::require;
 
 /// Nothing reaches an address of another network.
@@ -36,7 +36,7 @@ fn exchange(worker: &mut WorkerCtx, addresses: &[(usize, &[&str])], hca: [&str; 
 }
 
 fn merged(addresses: &[(usize, &[&str])], hca: [&str; 2], told: [&[&str]; 2]) -> Result<()> {
-    let adapt = |setting: ferrite::pair::Setting| setting.env(APART.0, APART.1).env(ALL_INFO.0, ALL_INFO.1);
+    let adapt = |setting: lab::pair::Setting| setting.env(APART.0, APART.1).env(ALL_INFO.0, ALL_INFO.1);
     faithful::run(&["--devices", "4"], adapt, |worker| {
         exchange(worker, addresses, hca)?;
         for words in told[worker.rank()] {

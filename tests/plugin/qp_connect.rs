@@ -6,12 +6,12 @@ use crate::common::log::{log, said, wait_for_gid_changes};
 use crate::common::process::alone;
 use crate::common::setting::{set, softrnic, talkative};
 use crate::common::{faithful, plugin_transport};
-use ferrite::error::Error;
-use ferrite::error::Result;
-use ferrite::nccl::debug_log::ALL_INFO;
-use ferrite::pair::Setting;
-use ferrite::pair::WorkerCtx;
-use ferrite::transport::Handle;
+use lab::error::Error;
+use lab::error::Result;
+use lab::nccl::debug_log::ALL_INFO;
+use lab::pair::Setting;
+use lab::pair::WorkerCtx;
+use lab::transport::Handle;
 use nccl_net::testing::proto::handle::HANDLE_BYTES;
 use testkit::require;
 
@@ -116,7 +116,7 @@ fn the_devices_of_each_rail_agree_on_their_makers_options() -> Result<()> {
         works(worker)?;
         for rail in 0..2 {
             let name = format!("softrnic{} and softrnic{}", 2 * worker.rank() + rail, 2 - 2 * worker.rank() + rail);
-            let lines = ferrite::nccl::debug_log::lines();
+            let lines = lab::nccl::debug_log::lines();
             let told = |line: &&String| line.contains(&name) && line.contains("use ECE options 0x5 of 0xf000");
             assert_eq!(lines.iter().filter(told).count(), 2, "{name}: {}", log());
         }

@@ -4,18 +4,18 @@ use crate::common::bench::{Bench, SIZES};
 use crate::common::process::pair;
 use crate::common::setting::{mount_namespaces, set, setting};
 use crate::common::{faithful, plugin_transport};
-use ferrite::error::Error;
-use ferrite::error::Result;
-use ferrite::nccl::abi;
-use ferrite::pair::PairPermit;
-use ferrite::pair::PeerConn;
-use ferrite::pair::Setting;
-use ferrite::pair::WorkerCtx;
-use ferrite::transport::Transport;
-use ferrite::transport::buffer::Buffer;
-use ferrite::transport::comm::Region;
-use ferrite::transport::deadline::finished;
-use ferrite::transport::deadline::posted;
+use lab::error::Error;
+use lab::error::Result;
+use lab::nccl::abi;
+use lab::pair::PairPermit;
+use lab::pair::PeerConn;
+use lab::pair::Setting;
+use lab::pair::WorkerCtx;
+use lab::transport::Transport;
+use lab::transport::buffer::Buffer;
+use lab::transport::comm::Region;
+use lab::transport::deadline::finished;
+use lab::transport::deadline::posted;
 use std::ffi::{c_int, c_void};
 use std::process::Command;
 use std::sync::Arc;
@@ -163,7 +163,7 @@ fn like_ports_are_fused_and_logged() -> Result<()> {
             assert_eq!(names(&transport)?, fused);
             let told: Vec<_> = (0..3).map(|i| Ok(transport.properties(i)?.speed_mbps)).collect::<Result<_>>()?;
             assert_eq!(told, [800_000, 400_000, 1_600_000]);
-            let lines = ferrite::nccl::debug_log::lines();
+            let lines = lab::nccl::debug_log::lines();
             for (name, rails) in fused.iter().zip([2, 2, 4]) {
                 let words = format!("the {rails} rails of {name} are ports of one card");
                 assert!(lines.iter().any(|line| line.contains(&words)), "{words}: {lines:#?}");
@@ -336,7 +336,7 @@ fn a_flush_leaves_rails_alone_that_have_carried_nothing() -> Result<()> {
         let outcome = flushes.message(worker, 100_000)?;
         if worker.rank() == 0 {
             assert_eq!(outcome, Err(abi::ncclRemoteError));
-            let lines = ferrite::nccl::debug_log::lines();
+            let lines = lab::nccl::debug_log::lines();
             assert!(lines.iter().any(|line| line.contains("flushing GPU memory on softrnic1: ")), "{lines:#?}");
         }
         worker.barrier()

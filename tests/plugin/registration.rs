@@ -4,8 +4,8 @@ use crate::common::bench::Bench;
 use crate::common::plugin_transport;
 use crate::common::process::pair;
 use crate::common::setting::setting;
-use ferrite::error::Result;
-use ferrite::nccl::abi;
+use lab::error::Result;
+use lab::nccl::abi;
 use std::ffi::{c_int, c_void};
 use testkit::require;
 

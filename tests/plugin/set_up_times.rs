@@ -3,13 +3,13 @@
 use crate::common::plugin_transport;
 use crate::common::process::pair;
 use crate::common::setting::setting;
-use ferrite::error::Result;
-use ferrite::pair::PeerConn;
+use lab::error::Result;
+use lab::pair::PeerConn;
 use testkit::require;
 
 /// How many connections the lines on those for `what` count; each names all of `steps`.
 fn counted(what: &str, steps: &[&str]) -> usize {
-    let lines = ferrite::nccl::debug_log::lines();
+    let lines = lab::nccl::debug_log::lines();
     let count = |line: &String| {
         let (count, told) = line.strip_prefix("INFO Ferrite: set up ")?.split_once(" connection(s) for ")?;
         let told = told.strip_prefix(what)?;

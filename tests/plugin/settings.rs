@@ -2,14 +2,14 @@
 
 use crate::common::process::pair;
 use crate::common::setting::setting;
-use ferrite::error::Error;
-use ferrite::error::Result;
-use ferrite::nccl::abi;
-use ferrite::nccl::library::Library;
-use ferrite::nccl::library::Source;
-use ferrite::pair::Setting;
-use ferrite::transport::Transport;
-use ferrite::verbs::Verbs;
+use lab::error::Error;
+use lab::error::Result;
+use lab::nccl::abi;
+use lab::nccl::library::Library;
+use lab::nccl::library::Source;
+use lab::pair::Setting;
+use lab::transport::Transport;
+use lab::verbs::Verbs;
 use testkit::dist::dist;
 use testkit::{require, skipped};
 
@@ -26,7 +26,7 @@ fn init_with(setting: Setting, env: &[(&str, &str)]) -> Result<(u32, i32, Vec<St
         let mut devices = -1;
         // SAFETY: a valid place for the number.
         let _ = unsafe { transport.vtable().devices.expect("a slot")(&raw mut devices) };
-        Ok((code, devices, ferrite::nccl::debug_log::lines()))
+        Ok((code, devices, lab::nccl::debug_log::lines()))
     })?;
     Ok(result)
 }
@@ -203,7 +203,7 @@ fn the_error_of_a_setting_names_the_file_that_has_set_it() -> Result<()> {
             }
             let transport = Transport::without_init(Library::open(&Source::plugin(dist().join("lib/libnccl-net.so")))?);
             assert!(transport.init().is_err());
-            Ok(ferrite::nccl::debug_log::lines())
+            Ok(lab::nccl::debug_log::lines())
         })?;
         let line = log.iter().find(|line| line.contains("NCCL_IB_TIMEOUT=99")).unwrap_or_else(|| panic!("{log:?}"));
         let names_file = line.contains(&format!("is expected; it is set by {}, line 2", file.display()));

@@ -3,10 +3,10 @@
 use crate::common::log::said;
 use crate::common::process::alone;
 use crate::common::setting::{setting, stock_nccl};
-use ferrite::error::Result;
-use ferrite::nccl::debug_log::ALL_INFO;
-use ferrite::nccl::library::Source;
-use ferrite::transport::Transport;
+use lab::error::Result;
+use lab::nccl::debug_log::ALL_INFO;
+use lab::nccl::library::Source;
+use lab::transport::Transport;
 use std::ffi::CString;
 use std::process::Command;
 use testkit::dist::plugin;

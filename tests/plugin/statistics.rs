@@ -5,9 +5,9 @@ use crate::common::log::said;
 use crate::common::plugin_transport;
 use crate::common::process::{is_worker, pair};
 use crate::common::setting::{set, setting, talkative};
-use ferrite::error::Result;
-use ferrite::pair::Setting;
-use ferrite::transport::deadline::{finished, posted};
+use lab::error::Result;
+use lab::pair::Setting;
+use lab::transport::deadline::{finished, posted};
 use nccl_net::testing::stats::histogram;
 use nccl_net::testing::stats::layout::{
     CLOSED, FILE_PREFIX, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECEIVER, RECORD_WORDS, SENDER, header,

@@ -4,12 +4,12 @@ use crate::common::bench::Bench;
 use crate::common::plugin_transport;
 use crate::common::process::pair;
 use crate::common::setting::setting;
-use ferrite::error::Result;
-use ferrite::nccl::abi;
-use ferrite::transport::Transport;
-use ferrite::transport::buffer::Buffer;
-use ferrite::transport::comm::RecvBuffer;
-use ferrite::transport::deadline::posted;
+use lab::error::Result;
+use lab::nccl::abi;
+use lab::transport::Transport;
+use lab::transport::buffer::Buffer;
+use lab::transport::comm::RecvBuffer;
+use lab::transport::deadline::posted;
 use std::ffi::{c_int, c_void};
 use testkit::require;
 

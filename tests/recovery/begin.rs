@@ -6,9 +6,9 @@ use crate::common::plugin_transport;
 use crate::fabric::{Fabric, run, set_port, softrnic};
 use crate::rails::until_rail_1;
 use crate::stream::{SHORT, Stream};
-use ferrite::error::Result;
-use ferrite::pair::{PeerConn, WorkerCtx};
-use ferrite::transport::{Handle, Transport, listener};
+use lab::error::Result;
+use lab::pair::{PeerConn, WorkerCtx};
+use lab::transport::{Handle, Transport, listener};
 use std::time::{Duration, Instant};
 
 /// What is wrong with the second rail of rank 1, whose port is `softrnic3/1`.
@@ -119,7 +119,7 @@ macro_rules! at_each_moment {
     ($($name:ident: $fault:expr,)*) => {$(
         mod $name {
             use super::{Fault, Moment, has_one_outcome};
-            use ferrite::error::Result;
+            use lab::error::Result;
 
             #[test]
             fn before_the_hello() -> Result<()> {

@@ -5,11 +5,11 @@ use crate::common::plugin_transport;
 use crate::common::setting::set;
 use crate::fabric::{Fabric, all_arrives_on_each_fabric, applied, end, recoveries, run};
 use crate::stream::{SHORT, Stream};
-use ferrite::error::{Error, Result};
-use ferrite::nccl::abi;
-use ferrite::pair::{PeerConn, WorkerCtx};
-use ferrite::transport::buffer::Buffer;
-use ferrite::transport::deadline::{finished, posted};
+use lab::error::{Error, Result};
+use lab::nccl::abi;
+use lab::pair::{PeerConn, WorkerCtx};
+use lab::transport::buffer::Buffer;
+use lab::transport::deadline::{finished, posted};
 use std::sync::Arc;
 use testkit::wait::wait_until;
 

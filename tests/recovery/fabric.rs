@@ -4,10 +4,10 @@ use crate::common::faithful;
 use crate::common::process::pair;
 use crate::common::setting::setting;
 use crate::stream::{Shape, Stream};
-use ferrite::error::Result;
-use ferrite::nccl::debug_log::ALL_INFO;
-use ferrite::pair::Setting;
-use ferrite::pair::WorkerCtx;
+use lab::error::Result;
+use lab::nccl::debug_log::ALL_INFO;
+use lab::pair::Setting;
+use lab::pair::WorkerCtx;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use testkit::dist::softrnic_program;
@@ -56,7 +56,7 @@ macro_rules! all_arrives_on_each_fabric {
     ($name:ident, $rules:expr, $shape:expr, $count:expr) => {
         mod $name {
             use crate::fabric::{Fabric, all_arrives};
-            use ferrite::error::Result;
+            use lab::error::Result;
 
             #[test]
             fn on_one_rail() -> Result<()> {
@@ -125,7 +125,7 @@ pub(crate) fn end(worker: &mut WorkerCtx, stream: Stream) -> Result<()> {
 
 /// How often connections of this process have recovered, as far as its log goes back.
 pub(crate) fn recoveries() -> usize {
-    ferrite::nccl::debug_log::lines().iter().filter(|line| line.contains(" goes on")).count()
+    lab::nccl::debug_log::lines().iter().filter(|line| line.contains(" goes on")).count()
 }
 
 /// The fault rules in force, and how often each has been applied.

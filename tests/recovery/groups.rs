@@ -3,12 +3,12 @@
 use crate::common::plugin_transport;
 use crate::common::{are_all, pattern};
 use crate::fabric::{Fabric, applied, recoveries, run};
-use ferrite::error::Result;
-use ferrite::pair::PeerConn;
-use ferrite::pair::WorkerCtx;
-use ferrite::transport::buffer::Buffer;
-use ferrite::transport::comm::{RecvBuffer, Region};
-use ferrite::transport::deadline::{finished, posted};
+use lab::error::Result;
+use lab::pair::PeerConn;
+use lab::pair::WorkerCtx;
+use lab::transport::buffer::Buffer;
+use lab::transport::comm::{RecvBuffer, Region};
+use lab::transport::deadline::{finished, posted};
 use std::sync::Arc;
 
 const MEMBERS: usize = 8;

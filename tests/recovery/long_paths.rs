@@ -4,7 +4,7 @@
 use crate::common::log::log;
 use crate::fabric::{Fabric, inject_only, recoveries, run};
 use crate::stream::{Shape, Stream};
-use ferrite::error::Result;
+use lab::error::Result;
 
 const SHAPE: Shape = Shape { depth: 1, bytes: 4096 };
 /// Each way. No suspicion comes as late as two of these after a message, if nothing is known of the path.

@@ -2,7 +2,7 @@
 
 use crate::fabric::{Fabric, all_arrives, all_arrives_on_each_fabric};
 use crate::stream::SHORT;
-use ferrite::error::Result;
+use lab::error::Result;
 
 all_arrives_on_each_fabric!(
     all_arrives_if_all_that_one_port_sends_is_lost_for_a_while,

@@ -1,5 +1,5 @@
 //! Connections that go on after a fault: two processes over the software device, messages both ways while rules of
-//! `tools/softrnic/docs/faults.md` are in force, every byte of every message checked.
+//! `softrnic/docs/faults.md` are in force, every byte of every message checked.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -15,7 +15,6 @@ mod groups;
 mod long_paths;
 mod losses;
 mod many;
-mod model;
 mod moves;
 mod pairs;
 mod path_mtus;

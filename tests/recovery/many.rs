@@ -5,8 +5,8 @@ use crate::common::process::pair;
 use crate::common::setting::talkative;
 use crate::fabric::{end, inject_only};
 use crate::stream::{Shape, Stream};
-use ferrite::error::Result;
-use ferrite::pair::PeerConn;
+use lab::error::Result;
+use lab::pair::PeerConn;
 use std::time::Instant;
 use testkit::require;
 
@@ -77,13 +77,13 @@ fn queue_pairs_that_fail_at_the_same_time_are_not_a_warning_each() -> Result<()>
         // The device reports the failures beside the completions: of a queue pair that has been destroyed by then it reports none.
         // There is a second at least between two warnings.
         let of_queue_pairs = |line: &String| line.starts_with("WARN") && line.contains("queue pair fatal error");
-        let warnings = ferrite::nccl::debug_log::lines().into_iter().filter(of_queue_pairs).count();
+        let warnings = lab::nccl::debug_log::lines().into_iter().filter(of_queue_pairs).count();
         let allowed = if worker.rank() == 0 { 1 + begin.elapsed().as_secs() } else { 0 };
         assert!(
             warnings as u64 <= allowed,
             "{warnings} in {:?}: {:#?}",
             begin.elapsed(),
-            ferrite::nccl::debug_log::lines()
+            lab::nccl::debug_log::lines()
         );
         Ok(())
     })

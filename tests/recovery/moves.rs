@@ -6,9 +6,9 @@ use crate::control::{AT_ONCE, open_through_relays};
 use crate::fabric::{Fabric, applied, end, exchange_until, inject_only, run, softrnic};
 use crate::paths::{MOVED, NEW_PATHS, SHAPE, open, open_by};
 use crate::stream::Stream;
-use ferrite::error::{Error, Result};
-use ferrite::nccl::abi;
-use ferrite::pair::WorkerCtx;
+use lab::error::{Error, Result};
+use lab::nccl::abi;
+use lab::pair::WorkerCtx;
 use testkit::crash::in_child_that_dies;
 
 /// A processor that others have is no fault: nothing but a move makes queue pairs.

@@ -3,7 +3,7 @@
 use crate::common::plugin_transport;
 use crate::fabric::{Fabric, end, run, set_port, softrnic};
 use crate::stream::{SHORT, Stream};
-use ferrite::error::Result;
+use lab::error::Result;
 
 /// The first port of one end and the second one of the other fall for good: the two that are left are in one network.
 #[test]

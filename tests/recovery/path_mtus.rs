@@ -4,7 +4,7 @@ use crate::common::log::{log, said};
 use crate::errors::ends_with;
 use crate::fabric::{Fabric, exchange_until, recoveries, run};
 use crate::stream::{LONG, Stream};
-use ferrite::error::Result;
+use lab::error::Result;
 
 /// What the log says when a connection has a smaller MTU.
 const LOWERED: [&str; 3] = ["packets of 2048 bytes from", "check the MTU", "tries packets of up to 1024 bytes"];

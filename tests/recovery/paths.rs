@@ -3,8 +3,8 @@
 use crate::common::log::{log, said};
 use crate::fabric::{Fabric, end, exchange_until, inject_only, run, softrnic};
 use crate::stream::{Shape, Stream};
-use ferrite::error::Result;
-use ferrite::pair::WorkerCtx;
+use lab::error::Result;
+use lab::pair::WorkerCtx;
 use std::process::Command;
 use std::time::Duration;
 use testkit::dist::built;

@@ -2,7 +2,7 @@
 
 use crate::fabric::{Fabric, all_arrives, applied, end, exchange_until, run, set_port};
 use crate::stream::{LONG, SHORT, Shape, Stream};
-use ferrite::error::Result;
+use lab::error::Result;
 use std::time::Duration;
 
 /// Messages each way: more than twice as many as are on their way when the port falls.

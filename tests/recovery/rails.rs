@@ -3,8 +3,8 @@
 use crate::common::log::{log, said};
 use crate::fabric::{Fabric, all_arrives, applied, end, exchange_until, run, sent, set_port};
 use crate::stream::{LONG, SHORT, Stream};
-use ferrite::error::Result;
-use ferrite::pair::WorkerCtx;
+use lab::error::Result;
+use lab::pair::WorkerCtx;
 
 #[test]
 fn all_arrives_over_rail_0_if_rail_1_falls_for_good() -> Result<()> {

@@ -10,8 +10,8 @@ use crate::fabric::{
 };
 use crate::rails::until_rail_1;
 use crate::stream::{LONG, SHORT, Shape, Stream};
-use ferrite::error::Result;
-use ferrite::pair::{PeerConn, WorkerCtx};
+use lab::error::Result;
+use lab::pair::{PeerConn, WorkerCtx};
 use testkit::wait::wait_until;
 
 all_arrives_on_each_fabric!(
@@ -333,7 +333,7 @@ fn a_connection_goes_back_from_a_borrowed_port_to_its_own_device() -> Result<()>
 
 /// Whether the latest connection that has gone on has done so over its own port.
 fn own() -> bool {
-    let lines = ferrite::nccl::debug_log::lines();
+    let lines = lab::nccl::debug_log::lines();
     lines.iter().rev().find(|line| line.contains(" goes on")).is_some_and(|line| !line.contains("borrowed"))
 }
 
@@ -345,7 +345,7 @@ fn a_return_of_the_device_is_told_once() -> Result<()> {
         if worker.rank() == 0 {
             wait_until("the line", || said(&["INFO", "softrnic0: the device is back after a fatal error"]));
         }
-        let lines = ferrite::nccl::debug_log::lines();
+        let lines = lab::nccl::debug_log::lines();
         let told = lines.iter().filter(|line| line.contains("the device is back")).count();
         assert_eq!(told, usize::from(worker.rank() == 0), "{lines:#?}");
         end(worker, stream)

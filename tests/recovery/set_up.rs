@@ -4,7 +4,7 @@ use crate::common::log::{log, said};
 use crate::common::plugin_transport;
 use crate::fabric::{Fabric, begin_softrnic, inject_only, run, set_port, softrnic};
 use crate::stream::{SHORT, Stream};
-use ferrite::error::Result;
+use lab::error::Result;
 use std::ops::Range;
 use std::time::Duration;
 use testkit::wait::wait_until;

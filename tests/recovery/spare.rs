@@ -5,8 +5,8 @@ use crate::common::process::pair;
 use crate::common::setting::{set, talkative};
 use crate::fabric::{end, exchange_until, inject_only, recoveries, sent, set_port};
 use crate::stream::{LONG, SHORT, Shape, Stream};
-use ferrite::error::Result;
-use ferrite::pair::WorkerCtx;
+use lab::error::Result;
+use lab::pair::WorkerCtx;
 use std::time::Duration;
 use testkit::require;
 use testkit::wait::wait_until;
@@ -212,10 +212,7 @@ fn memory_that_is_registered_between_two_loans_of_a_port_can_be_used_over_it() -
         worker.barrier()?;
         if worker.rank() == 0 {
             let fences = || {
-                ferrite::nccl::debug_log::lines()
-                    .iter()
-                    .filter(|line| line.contains("destroys its queue pairs"))
-                    .count()
+                lab::nccl::debug_log::lines().iter().filter(|line| line.contains("destroys its queue pairs")).count()
             };
             let before = fences();
             set_port("softrnic2/1", "down");

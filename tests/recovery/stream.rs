@@ -1,13 +1,13 @@
 //! Messages both ways, several at once, checked to the last byte: also the memory around them, and after they have arrived.
 
 use crate::common::{are_all, pattern, plugin_transport};
-use ferrite::error::Result;
-use ferrite::pair::PeerConn;
-use ferrite::pair::WorkerCtx;
-use ferrite::transport::Transport;
-use ferrite::transport::buffer::Buffer;
-use ferrite::transport::comm::{Region, Request};
-use ferrite::transport::deadline::Deadline;
+use lab::error::Result;
+use lab::pair::PeerConn;
+use lab::pair::WorkerCtx;
+use lab::transport::Transport;
+use lab::transport::buffer::Buffer;
+use lab::transport::comm::{Region, Request};
+use lab::transport::deadline::Deadline;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -2,7 +2,7 @@
 
 use crate::fabric::{Fabric, end, run};
 use crate::stream::{SHORT, Stream};
-use ferrite::error::Result;
+use lab::error::Result;
 
 /// Of two rails one fails at the receiver again and again, while messages come over the other one. What its device has acknowledged may be told
 /// to have been sent: it cannot be sent again.

@@ -1,8 +1,8 @@
-//! Faults on devices that do what some cards and kernels do otherwise (tools/softrnic/docs/cards.md).
+//! Faults on devices that do what some cards and kernels do otherwise (softrnic/docs/cards.md).
 
 use crate::fabric::{Fabric, end, run};
 use crate::stream::{LONG, SHORT, Shape, Stream};
-use ferrite::error::Result;
+use lab::error::Result;
 
 /// `count` messages each way, with these settings of the software device.
 fn all_arrives(fabric: Fabric, env: &[(&str, &str)], shape: Shape, count: usize) -> Result<()> {

@@ -4,7 +4,7 @@ use crate::common::log::{log, said};
 use crate::common::process::pair;
 use crate::data::works;
 use crate::guest::{Case, is_worker, network, shell};
-use ferrite::error::Result;
+use lab::error::Result;
 
 /// The devices have the GID of their link-local address (0), of the IPv4 one (1) and of an IPv6 one (2); each way of
 /// choosing one leads to a connection that carries everything.

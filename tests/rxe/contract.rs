@@ -2,7 +2,7 @@
 //! broken or looked into, and less than ten seconds.
 
 use crate::guest::Case;
-use ferrite::error::Result;
+use lab::error::Result;
 
 /// `points` are tried in every run, `deep` ones where there is time for all.
 fn keeps(case: &Case, points: &str, deep: &str) -> Result<()> {

@@ -3,8 +3,8 @@
 use crate::common::bench::Bench;
 use crate::common::process::pair;
 use crate::guest::{Case, is_worker, shell};
-use ferrite::error::Result;
-use ferrite::pair::WorkerCtx;
+use lab::error::Result;
+use lab::pair::WorkerCtx;
 
 /// Below, at and above the sizes of packets, and one that takes hundreds of them.
 const SIZES: [usize; 9] = [0, 1, 129, 1023, 1025, 4096, 4097, 65_537, 700_001];

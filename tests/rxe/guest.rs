@@ -1,13 +1,13 @@
 //! Inside the virtual machine: a test and what it works with.
 
 pub(crate) use crate::common::process::is_worker;
-use ferrite::error::Result;
-use ferrite::nccl::cache;
-use ferrite::nccl::debug_log::ALL_INFO;
-use ferrite::nccl::library::Source;
-use ferrite::pair::Setting;
-use ferrite::transport::Transport;
-use ferrite::verbs::Verbs;
+use lab::error::Result;
+use lab::nccl::cache;
+use lab::nccl::debug_log::ALL_INFO;
+use lab::nccl::library::Source;
+use lab::pair::Setting;
+use lab::transport::Transport;
+use lab::verbs::Verbs;
 use std::process::Command;
 use std::time::Duration;
 use testkit::dist::dist;

@@ -37,7 +37,7 @@ macro_rules! tests {
     };
     (@side $module:ident $test:ident $side:ident) => {
         #[test]
-        fn $side() -> ferrite::error::Result<()> {
+        fn $side() -> lab::error::Result<()> {
             crate::judge(stringify!($side), crate::$module::$test)
         }
     };
@@ -78,7 +78,7 @@ pub(crate) fn is_deep() -> bool {
 }
 
 /// The test in the machine, its verdict outside.
-fn judge(side: &str, test: fn(&Case) -> ferrite::error::Result<()>) -> ferrite::error::Result<()> {
+fn judge(side: &str, test: fn(&Case) -> lab::error::Result<()>) -> lab::error::Result<()> {
     let side = if side == "stock" { Side::Stock } else { Side::Plugin };
     if guest::is_here() {
         return test(&Case { side });

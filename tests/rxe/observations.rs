@@ -1,20 +1,20 @@
 //! What rxe does where devices differ is what the page of the software device says of it.
 
-#[path = "../../tools/softrnic/tests/common/node.rs"]
+#[path = "../../softrnic/tests/common/node.rs"]
 #[allow(dead_code, unreachable_pub, reason = "shared with the software device's own tests")]
 mod node;
-#[path = "../../tools/softrnic/tests/common/observed.rs"]
+#[path = "../../softrnic/tests/common/observed.rs"]
 #[allow(unreachable_pub, reason = "as above")]
 mod observed;
-#[path = "../../tools/softrnic/tests/common/table.rs"]
+#[path = "../../softrnic/tests/common/table.rs"]
 #[allow(unreachable_pub, reason = "as above")]
 mod table;
-#[path = "../../tools/softrnic/tests/common/verbs.rs"]
+#[path = "../../softrnic/tests/common/verbs.rs"]
 #[allow(dead_code, unreachable_pub, reason = "as above")]
 mod verbs;
 
 use crate::guest::Case;
-use ferrite::error::Result;
+use lab::error::Result;
 
 pub(crate) fn as_the_page_says(_: &Case) -> Result<()> {
     // SAFETY: this process has no other thread that looks at the environment.

@@ -4,7 +4,7 @@ use crate::common::bench::Bench;
 use crate::common::process::pair;
 use crate::data::{carries, packets_sent};
 use crate::guest::{Case, is_worker, network};
-use ferrite::error::Result;
+use lab::error::Result;
 
 /// Where sysfs shows two ports of one card, one device of two rails is made of them, and both carry data.
 pub(crate) fn one_device_of_two_rails(case: &Case) -> Result<()> {

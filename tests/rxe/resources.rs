@@ -5,8 +5,8 @@ use crate::common::log::{log, said};
 use crate::common::process::pair;
 use crate::data::carries;
 use crate::guest::{Case, is_worker, shell};
-use ferrite::error::Result;
-use ferrite::transport::buffer::Buffer;
+use lab::error::Result;
+use lab::transport::buffer::Buffer;
 use std::sync::Arc;
 
 /// Objects of all processes on both devices, as the kernel counts them.

@@ -25,7 +25,7 @@ use crate::verbs::libibverbs::Verbs;
 #[command(after_help = "\
 Counts on the software device, with one process that sends to itself: no time is measured, and each run gives the same numbers. \
 Each combination of --size, --depth, --queue-pairs and --rails is a table with a column for each transport. What the rows mean: \
-tools/ferrite/docs/cost.md.
+lab/docs/cost.md.
 
 Examples:
   ferrite cost                                       the plugin and the built-in transport of NCCL 2.21.5

@@ -5,14 +5,14 @@ use crate::system::interrupt;
 use crate::system::output::write_stderr;
 
 /// The exit code of a worker process that could not begin, and of a wrong command line.
-pub(crate) const INVALID: i32 = 2;
+pub const INVALID: i32 = 2;
 
 /// What a shell makes of a process that SIGINT ended.
 const INTERRUPTED: i32 = 130;
 
 /// How a command ends that could be carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Exit {
+pub enum Exit {
     /// All is right, or B is as good as A or better.
     Good,
     /// Something is wrong, or B is worse.
@@ -24,7 +24,7 @@ pub(super) enum Exit {
 }
 
 /// For `--help`.
-pub(super) const TABLE: &str = "\
+pub const TABLE: &str = "\
 Exit codes:
   0    all is right; `compare`: B is as good as A or better
   1    something is wrong: a failed check, a wrong byte; `compare`: B is worse
@@ -33,7 +33,7 @@ Exit codes:
   130  interrupted";
 
 /// Says why, where it is not told yet; the exit code.
-pub(super) fn code(outcome: Result<Exit>) -> i32 {
+pub fn code(outcome: Result<Exit>) -> i32 {
     match outcome {
         Ok(Exit::Good) => 0,
         Ok(Exit::Worse) => 1,

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::hosts::role::{self, Role};
 
 #[derive(Debug, Clone, Args)]
-pub(super) struct MeetingArgs {
+pub struct MeetingArgs {
     /// Take part in the session of the server there
     #[arg(value_name = "HOST:PORT", conflicts_with_all = ["serve", "job"])]
     server: Option<String>,
@@ -31,7 +31,7 @@ impl MeetingArgs {
     ///
     /// # Errors
     /// [`Error::Usage`] if something is missing.
-    pub(super) fn role(&self, hosts: usize, variable: impl Fn(&str) -> Option<String>) -> Result<Option<Role>> {
+    pub fn role(&self, hosts: usize, variable: impl Fn(&str) -> Option<String>) -> Result<Option<Role>> {
         if let Some(place) = &self.server {
             let token =
                 self.token.clone().ok_or_else(|| Error::Usage("HOST:PORT needs the server's --token".into()))?;
@@ -45,7 +45,7 @@ impl MeetingArgs {
     }
 
     /// How long the server waits for all hosts, or a host of a comparison for the server.
-    pub(super) fn wait(&self) -> Duration {
+    pub fn wait(&self) -> Duration {
         Duration::from_secs(self.wait)
     }
 }

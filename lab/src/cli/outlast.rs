@@ -45,7 +45,7 @@ const SETTLE_MS: u64 = 300;
 Two processes on the software device, one stream of messages from one to the other, and faults at given times. Prints for each run: \
 how each end came out of it and when, the longest time between two messages, wrong bytes, bytes sent and resent. Each byte is \
 compared when its message arrives; a receive buffer is looked at again before its next use, so that a late write is seen. \
---fault takes a rule of the software device (tools/softrnic/docs/faults.md), or `clear`, `port NAME up|down`, `gid ...`, `fail DEVICE`, \
+--fault takes a rule of the software device (softrnic/docs/faults.md), or `clear`, `port NAME up|down`, `gid ...`, `fail DEVICE`, \
 `kill|stop|continue sender|receiver`, `line cut`, `line silent TIME`; the line is the TCP connection of the set-up.\n\n\
 Examples:
   ferrite outlast --scenario flap-sender,late-write --stock 2.30.7 --switches on --reps 3

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::doctor::dynamic_loader::DynamicLoader;
-use crate::doctor::nccl_files;
-use crate::doctor::root::Root;
 use crate::error::Result;
+use crate::nccl::dynamic_loader::DynamicLoader;
+use crate::nccl::nccl_files;
 use crate::nccl::release::NcclRelease;
 use crate::nccl::{cache, stock_library};
+use crate::system::root::Root;
 
 /// The file `given`, or that of `FERRITE_NCCL`, or of the release that plugins are compared with.
 ///

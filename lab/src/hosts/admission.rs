@@ -23,9 +23,9 @@ const LOOK: Duration = Duration::from_millis(10);
 /// The first message of a caller.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Hello<F> {
-    pub(crate) token: String,
-    pub(crate) facts: F,
+pub struct Hello<F> {
+    pub token: String,
+    pub facts: F,
 }
 
 /// The answer to a caller that is not let in; those to others are the session's own.
@@ -38,7 +38,7 @@ enum Answer {
 ///
 /// # Errors
 /// [`Error::Io`] with that address.
-pub(crate) fn listen(addresses: &[String]) -> Result<(TcpListener, u16)> {
+pub fn listen(addresses: &[String]) -> Result<(TcpListener, u16)> {
     let (address, preferred) = addresses.split_last().ok_or(Error::Misuse("an address is needed"))?;
     let failed = |problem| Error::io(format!("cannot listen at {address}"), problem);
     let of_this_host = preferred.iter().find_map(|place| listen_at_own(place));
@@ -56,7 +56,7 @@ fn listen_at_own(place: &str) -> Option<TcpListener> {
 }
 
 /// Hands callers with the token to `admitted` until it has `count` of them, the time is over, or `is_over` says so.
-pub(crate) fn gather<F: DeserializeOwned + Send + 'static>(
+pub fn gather<F: DeserializeOwned + Send + 'static>(
     listener: &TcpListener,
     token: &str,
     count: usize,

@@ -11,20 +11,20 @@ use crate::system::interrupt;
 use crate::system::output::plain;
 
 /// Bytes of a line at most.
-pub(crate) const MOST: usize = 64 << 10;
+pub const MOST: usize = 64 << 10;
 /// How often a wait looks whether the user has interrupted the program.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// What has come over a connection, cut into lines.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
+pub struct Lines {
     pending: Vec<u8>,
     /// Bytes of it that are known to have no end of a line.
     searched: usize,
 }
 
 impl Lines {
-    pub(crate) fn handle_bytes(&mut self, bytes: &[u8]) {
+    pub fn handle_bytes(&mut self, bytes: &[u8]) {
         self.pending.extend_from_slice(bytes);
     }
 
@@ -36,7 +36,7 @@ impl Lines {
     ///
     /// # Errors
     /// It is too long, and not whole yet.
-    pub(crate) fn poll_line(&mut self) -> Result<Option<Vec<u8>>, String> {
+    pub fn poll_line(&mut self) -> Result<Option<Vec<u8>>, String> {
         if let Some(at) = self.pending[self.searched..].iter().position(|byte| *byte == b'\n') {
             let rest = self.pending.split_off(self.searched + at + 1);
             self.searched = 0;
@@ -54,19 +54,19 @@ impl Lines {
 ///
 /// # Errors
 /// There is no such message. The text may be shown: what it has of the line is plain.
-pub(crate) fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
+pub fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
     serde_json::from_slice(line).map_err(|e| plain(&format!("no such message: {e}")))
 }
 
 /// The connection, and what has been read beyond the last line.
 #[derive(Debug)]
-pub(crate) struct LineConn {
+pub struct LineConn {
     stream: TcpStream,
     lines: Lines,
 }
 
 impl LineConn {
-    pub(crate) fn new(stream: TcpStream) -> Self {
+    pub fn new(stream: TcpStream) -> Self {
         stream.set_nodelay(true).unwrap_or_default();
         Self { stream, lines: Lines::default() }
     }
@@ -75,7 +75,7 @@ impl LineConn {
     ///
     /// # Errors
     /// It is too long, or the peer does not take it.
-    pub(crate) fn send(&mut self, message: &impl Serialize, limit: Duration) -> Result<(), String> {
+    pub fn send(&mut self, message: &impl Serialize, limit: Duration) -> Result<(), String> {
         let mut line = serde_json::to_vec(message).map_err(|e| e.to_string())?;
         line.push(b'\n');
         if line.len() > MOST {
@@ -89,12 +89,12 @@ impl LineConn {
     ///
     /// # Errors
     /// None has come whole within `limit`, the line is too long or no such message, or the connection has ended.
-    pub(crate) fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, String> {
+    pub fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, String> {
         parse(&self.line(Instant::now() + limit, limit)?)
     }
 
     /// Whether the peer has said something that was not received, or has ended the connection.
-    pub(crate) fn has_news(&self) -> bool {
+    pub fn has_news(&self) -> bool {
         self.stream.set_nonblocking(true).unwrap_or_default();
         let is_quiet = matches!(self.stream.peek(&mut [0]), Err(e) if e.kind() == ErrorKind::WouldBlock);
         self.stream.set_nonblocking(false).unwrap_or_default();
@@ -105,7 +105,7 @@ impl LineConn {
     ///
     /// # Errors
     /// Something has come beyond the last line.
-    pub(crate) fn into_stream(self) -> Result<TcpStream, String> {
+    pub fn into_stream(self) -> Result<TcpStream, String> {
         if !self.lines.is_empty() {
             return Err(format!("{} bytes more than were expected", self.lines.pending.len()));
         }

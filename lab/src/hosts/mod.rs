@@ -7,7 +7,7 @@
 //! | `reach` | connecting to a server that may not be there yet |
 //! | `line_conn` | a connection that carries one JSON object a line |
 
-pub(crate) mod admission;
-pub(crate) mod line_conn;
-pub(crate) mod reach;
-pub(crate) mod role;
+pub mod admission;
+pub mod line_conn;
+pub mod reach;
+pub mod role;

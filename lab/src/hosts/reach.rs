@@ -15,7 +15,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// [`Error::Io`] with what was in the way last; [`Error::Interrupted`].
-pub(crate) fn reach(place: &str, limit: Duration) -> Result<TcpStream> {
+pub fn reach(place: &str, limit: Duration) -> Result<TcpStream> {
     let start = Instant::now();
     loop {
         match place.to_socket_addrs().and_then(connect) {

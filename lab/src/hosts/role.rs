@@ -8,7 +8,7 @@ const MASTER_PORT: u16 = 29500;
 
 /// What this process is in the session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Role {
+pub enum Role {
     /// It serves so many hosts, with its own, at the first of these addresses that this host has.
     Server { addresses: Vec<String>, token: String, hosts: usize },
     /// It takes part in the session of the server there. A launcher says of how many hosts that is.
@@ -19,7 +19,7 @@ pub(crate) enum Role {
 ///
 /// # Errors
 /// [`Error::Usage`] if something is missing or is no number.
-pub(crate) fn of_launcher(token: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> Result<Role> {
+pub fn of_launcher(token: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> Result<Role> {
     let find = |names: &[&str]| names.iter().find_map(|name| variable(name).filter(|value| !value.is_empty()));
     let first =
         |names: &[&str]| find(names).ok_or_else(|| Error::Usage(format!("--job needs one of {}", names.join(", "))));
@@ -56,7 +56,7 @@ fn first_node(nodes: &str) -> Option<String> {
 ///
 /// # Errors
 /// [`Error::Unreadable`] if the system has no random bytes.
-pub(crate) fn new_token() -> Result<String> {
+pub fn new_token() -> Result<String> {
     let bytes: [u8; 8] = nccl_net::inspect::random::bytes().map_err(|error| Error::Unreadable(error.text()))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -2,10 +2,10 @@
 
 use crate::error::Result;
 use crate::transport::buffer::Buffer;
-pub(crate) use payload::{Difference, word};
+pub use payload::{Difference, word};
 
 /// The seed of message `index` that `rank` sends in the test `test`.
-pub(crate) fn seed(test: u64, rank: usize, index: u64) -> u64 {
+pub fn seed(test: u64, rank: usize, index: u64) -> u64 {
     word(test.wrapping_mul(2).wrapping_add(rank as u64), index)
 }
 
@@ -13,7 +13,7 @@ pub(crate) fn seed(test: u64, rank: usize, index: u64) -> u64 {
 ///
 /// # Errors
 /// [`crate::error::Error::Misuse`] if it does not fit.
-pub(crate) fn fill(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<()> {
+pub fn fill(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<()> {
     // SAFETY: the caller fills what it is about to send; no receive is posted there.
     unsafe { memory.with(offset, len, |bytes| payload::fill(bytes, seed)) }
 }
@@ -22,7 +22,7 @@ pub(crate) fn fill(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Res
 ///
 /// # Errors
 /// [`crate::error::Error::Misuse`] if the range lies outside.
-pub(crate) fn check(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<Option<Difference>> {
+pub fn check(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<Option<Difference>> {
     // SAFETY: the caller looks at a receive that is done.
     unsafe { memory.with(offset, len, |bytes| payload::difference(bytes, seed)) }
 }
@@ -31,7 +31,7 @@ pub(crate) fn check(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Re
 ///
 /// # Errors
 /// [`crate::error::Error::Misuse`] if the range lies outside.
-pub(crate) fn wrong_bytes(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<u64> {
+pub fn wrong_bytes(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<u64> {
     // SAFETY: the caller looks at a receive that is done, or at memory that no receive is posted for.
     unsafe { memory.with(offset, len, |bytes| payload::differences(bytes, seed) as u64) }
 }
@@ -40,7 +40,7 @@ pub(crate) fn wrong_bytes(memory: &Buffer, offset: usize, len: usize, seed: u64)
 ///
 /// # Errors
 /// [`crate::error::Error::Misuse`] if the range lies outside.
-pub(crate) fn untouched(memory: &Buffer, offset: usize, len: usize, value: u8) -> Result<Option<Difference>> {
+pub fn untouched(memory: &Buffer, offset: usize, len: usize, value: u8) -> Result<Option<Difference>> {
     // SAFETY: the caller looks beside a receive that is done.
     unsafe { memory.with(offset, len, |bytes| payload::other_than(bytes, value)) }
 }

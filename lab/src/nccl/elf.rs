@@ -87,7 +87,7 @@ pub fn exports(path: &Path, prefix: &str) -> Result<Vec<String>> {
 ///
 /// # Errors
 /// As [`local_symbols`]; [`Error::Refused`] if the symbol is no data.
-pub(crate) fn data_size(path: &Path, name: &str) -> Result<u64> {
+pub fn data_size(path: &Path, name: &str) -> Result<u64> {
     with_file(path, |elf| {
         let mut symbols = elf.dynamic_symbols().chain(elf.symbols());
         let found = symbols.find(|symbol| symbol.is_definition() && symbol.name_bytes() == Ok(name.as_bytes()));
@@ -107,7 +107,7 @@ pub(crate) fn data_size(path: &Path, name: &str) -> Result<u64> {
 ///
 /// # Errors
 /// As [`local_symbols`], without the symbol.
-pub(crate) fn is_nodelete(path: &Path) -> Result<bool> {
+pub fn is_nodelete(path: &Path) -> Result<bool> {
     with_file(path, |elf| {
         let failed = |problem| not_whole(path, problem);
         let dynamic = elf.elf_section_table().dynamic(elf.endian(), elf.data()).map_err(failed)?;
@@ -121,7 +121,7 @@ pub(crate) fn is_nodelete(path: &Path) -> Result<bool> {
 ///
 /// # Errors
 /// As [`local_symbols`], without the symbol; [`Error::Refused`] if the code is not for x86-64.
-pub(crate) fn x86_64_code_at(path: &Path, addresses: &[u64], length: u64) -> Result<Vec<Vec<u8>>> {
+pub fn x86_64_code_at(path: &Path, addresses: &[u64], length: u64) -> Result<Vec<Vec<u8>>> {
     with_file(path, |elf| {
         if elf.architecture() != object::Architecture::X86_64 {
             return Err(Error::Refused(format!("{} is not for x86-64", path.display())));

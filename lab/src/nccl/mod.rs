@@ -17,9 +17,11 @@
 pub mod abi;
 pub mod cache;
 pub mod debug_log;
+pub mod dynamic_loader;
 pub mod elf;
 mod fetch;
 pub mod library;
+pub mod nccl_files;
 pub mod net_events;
 pub mod plugin_search;
 pub mod profiler;

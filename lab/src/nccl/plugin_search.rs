@@ -99,7 +99,7 @@ impl PluginSearch {
     }
 
     /// The rules of a release whose loader this program can call.
-    pub(crate) fn of_release(release: NcclRelease) -> &'static Self {
+    pub fn of_release(release: NcclRelease) -> &'static Self {
         let minor = release.version % 10_000 / 100;
         Self::of((2, minor.unsigned_abs())).unwrap_or(&SEARCHES[0])
     }

@@ -53,7 +53,7 @@ fn page_into(record: &Record, page: &mut String) -> std::fmt::Result {
         writeln!(
             page,
             "## What a message costs the card\n\nCounted by the software device, without a clock; each row is explained in \
-             tools/ferrite/docs/cost.md.\n\n```\n{}\n```\n",
+             lab/docs/cost.md.\n\n```\n{}\n```\n",
             counted.trim_end()
         )?;
     }

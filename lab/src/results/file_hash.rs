@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(crate) fn sha256(path: &Path) -> Result<String> {
+pub fn sha256(path: &Path) -> Result<String> {
     let failed = |source| Error::io(format!("cannot read {}", path.display()), source);
     let mut file = std::fs::File::open(path).map_err(failed)?;
     let mut hasher = Sha256::new();

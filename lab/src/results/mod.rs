@@ -13,7 +13,7 @@
 
 pub mod changed;
 pub mod earlier;
-pub(crate) mod file_hash;
+pub mod file_hash;
 pub mod judgement;
 pub mod loaded;
 pub mod machine;

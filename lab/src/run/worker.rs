@@ -8,7 +8,7 @@ use crate::measure::checked_stream::{self, Stream};
 use crate::measure::conn::Bench;
 use crate::measure::plan::{DEPTH, Job, LARGEST, Task};
 use crate::measure::sample::{Key, Sample};
-use crate::measure::{copy, latency, setup, stream, verify};
+use crate::measure::{latency, setup, stream, verify};
 use crate::nccl::debug_log;
 use crate::nccl::library::Library;
 use crate::pair::worker_ctx::WorkerCtx;
@@ -100,10 +100,6 @@ fn perform(worker: &mut WorkerCtx, transport: &Transport, loaded: &LoadedTranspo
                 let sample = stream::measure(worker, &benches, key, job.slice_ms)?;
                 report(worker, sample)?;
             }
-            Task::Copy { bytes } => {
-                let sample = copy::measure(worker, bench, *bytes, job.slice_ms)?;
-                report(worker, sample)?;
-            }
             Task::Verify { sizes } => {
                 let groups = loaded.devices[device].max_receives.clamp(1, 8);
                 let groups = worker.agree(groups as u64)? as usize;
@@ -160,7 +156,7 @@ fn memory_for(tasks: &[Task]) -> usize {
     let need = |task: &Task| match task {
         Task::Setup { .. } | Task::Renumber { .. } | Task::Parallel { .. } => 0,
         Task::Latency { bytes } => 2 * bytes.next_multiple_of(4096),
-        Task::Stream { bytes, .. } | Task::Copy { bytes } => DEPTH as usize * bytes.next_multiple_of(4096).max(4096),
+        Task::Stream { bytes, .. } => DEPTH as usize * bytes.next_multiple_of(4096).max(4096),
         Task::Verify { sizes } => verify::memory_needed(sizes),
         Task::Long { bytes, .. } => verify::memory_needed(&[*bytes]),
     };

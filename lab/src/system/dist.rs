@@ -6,14 +6,14 @@ use crate::error::{Error, Result};
 
 /// The folder with `bin/`, `lib/` and `softrnic/`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Dist(PathBuf);
+pub struct Dist(PathBuf);
 
 impl Dist {
     /// `$FERRITE_DIST`, else the folder above the one of this program.
     ///
     /// # Errors
     /// [`Error::Io`] if the system does not say where this program is.
-    pub(crate) fn find() -> Result<Self> {
+    pub fn find() -> Result<Self> {
         if let Some(folder) = std::env::var_os("FERRITE_DIST").filter(|value| !value.is_empty()) {
             return Ok(Self(folder.into()));
         }
@@ -23,7 +23,7 @@ impl Dist {
     }
 
     /// The folder of the software device's libibverbs.so.1.
-    pub(crate) fn softrnic(&self) -> PathBuf {
+    pub fn softrnic(&self) -> PathBuf {
         self.0.join("softrnic")
     }
 
@@ -31,7 +31,7 @@ impl Dist {
     ///
     /// # Errors
     /// [`Error::Io`] if it is not there.
-    pub(crate) fn plugin(&self) -> Result<PathBuf> {
+    pub fn plugin(&self) -> Result<PathBuf> {
         let path = self.0.join("lib/libnccl-net.so");
         match std::fs::metadata(&path) {
             Ok(_) => Ok(path),

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Io`] if the system does not say.
-pub(crate) fn cpus() -> Result<Vec<usize>> {
+pub fn cpus() -> Result<Vec<usize>> {
     // SAFETY: an all-zero cpu_set_t is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the set is writable and its own size is passed.
@@ -22,7 +22,7 @@ pub(crate) fn cpus() -> Result<Vec<usize>> {
 }
 
 /// The number of the user that this process acts as.
-pub(crate) fn user_id() -> u32 {
+pub fn user_id() -> u32 {
     // SAFETY: it takes nothing and cannot fail.
     unsafe { libc::geteuid() }
 }
@@ -31,7 +31,7 @@ pub(crate) fn user_id() -> u32 {
 ///
 /// # Errors
 /// [`Error::Io`] if the CPU does not exist or is not allowed.
-pub(crate) fn pin(cpu: usize) -> Result<()> {
+pub fn pin(cpu: usize) -> Result<()> {
     if cpu >= libc::CPU_SETSIZE as usize {
         return Err(Error::Usage(format!("there is no CPU {cpu}")));
     }
@@ -49,7 +49,7 @@ pub(crate) fn pin(cpu: usize) -> Result<()> {
 
 /// Raises the soft limit of open files to the hard one: a thousand connections need some thousand
 /// sockets and queue pairs.
-pub(crate) fn raise_open_files() {
+pub fn raise_open_files() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure is writable.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
@@ -60,12 +60,12 @@ pub(crate) fn raise_open_files() {
 }
 
 /// Bytes that this process may lock. `None`: there is no limit.
-pub(crate) fn memlock_limit() -> Option<u64> {
+pub fn memlock_limit() -> Option<u64> {
     limit(libc::RLIMIT_MEMLOCK)
 }
 
 /// The soft limit of a resource. `None`: there is none, or the system does not say.
-pub(crate) fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
+pub fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure is writable.
     let known = unsafe { libc::getrlimit(resource, &raw mut limit) } == 0;
@@ -73,7 +73,7 @@ pub(crate) fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
 }
 
 /// The last MiB of the kernel's log; `None` if this process may not read it.
-pub(crate) fn kernel_log() -> Option<String> {
+pub fn kernel_log() -> Option<String> {
     const READ_ALL: libc::c_int = 3;
     let mut text = vec![0_u8; 1 << 20];
     // SAFETY: the buffer can be written, and its size is told.
@@ -84,7 +84,7 @@ pub(crate) fn kernel_log() -> Option<String> {
 
 /// Has the kernel kill this process when the thread that started it ends. For use between fork
 /// and exec: a plain system call.
-pub(crate) fn die_with_parent() -> std::io::Result<()> {
+pub fn die_with_parent() -> std::io::Result<()> {
     // SAFETY: prctl with integer arguments.
     match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } {
         0 => Ok(()),
@@ -93,7 +93,7 @@ pub(crate) fn die_with_parent() -> std::io::Result<()> {
 }
 
 /// Lets the descriptor survive exec. For use between fork and exec: a plain system call.
-pub(crate) fn keep_across_exec(descriptor: i32) -> std::io::Result<()> {
+pub fn keep_across_exec(descriptor: i32) -> std::io::Result<()> {
     // SAFETY: fcntl with integer arguments on a descriptor that the caller holds open.
     match unsafe { libc::fcntl(descriptor, libc::F_SETFD, 0) } {
         0 => Ok(()),
@@ -103,7 +103,7 @@ pub(crate) fn keep_across_exec(descriptor: i32) -> std::io::Result<()> {
 
 /// Has C code's stdout written line by line: NCCL's own logger uses it, and a process that is killed
 /// writes no buffers.
-pub(crate) fn line_buffered_stdout() {
+pub fn line_buffered_stdout() {
     unsafe extern "C" {
         static stdout: *mut libc::FILE;
     }
@@ -113,12 +113,12 @@ pub(crate) fn line_buffered_stdout() {
 }
 
 /// Whether stderr is a terminal.
-pub(crate) fn stderr_is_terminal() -> bool {
+pub fn stderr_is_terminal() -> bool {
     std::io::IsTerminal::is_terminal(&std::io::stderr())
 }
 
 /// How many CPUs' worth of work the machine does, looked at for a moment.
-pub(crate) fn busy_cpus(moment: Duration) -> Option<f64> {
+pub fn busy_cpus(moment: Duration) -> Option<f64> {
     let (busy, total) = cpu_ticks(&std::fs::read_to_string("/proc/stat").ok()?)?;
     std::thread::sleep(moment);
     let text = std::fs::read_to_string("/proc/stat").ok()?;
@@ -140,18 +140,18 @@ fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
 
 /// Memory of this process that is in RAM; bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Resident {
+pub struct Resident {
     /// All of it.
-    pub(crate) all: u64,
+    pub all: u64,
     /// The part that lies in shared memory, as the state of the software device does.
-    pub(crate) shared: u64,
+    pub shared: u64,
 }
 
 /// What this process has in RAM now, as the kernel counts it: to some dozens of pages.
 ///
 /// # Errors
 /// [`Error::Io`] if the system does not say, [`Error::Unreadable`] if it is not understood.
-pub(crate) fn resident() -> Result<Resident> {
+pub fn resident() -> Result<Resident> {
     let status =
         std::fs::read_to_string("/proc/self/status").map_err(|e| Error::io("cannot read /proc/self/status", e))?;
     parse_resident(&status).ok_or_else(|| Error::Unreadable("/proc/self/status does not say VmRSS and RssShmem".into()))
@@ -166,7 +166,7 @@ fn parse_resident(status: &str) -> Option<Resident> {
 }
 
 /// A duration in seconds for a message.
-pub(crate) fn seconds(duration: Duration) -> String {
+pub fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
 }
 

@@ -12,7 +12,7 @@ extern "C" fn handle_sigint(_: libc::c_int) {
 }
 
 /// From now on the first SIGINT is told by [`check`] alone.
-pub(crate) fn install_handler() {
+pub fn install_handler() {
     let handler: extern "C" fn(libc::c_int) = handle_sigint;
     // SAFETY: an all-zero sigaction has an empty mask; the handler stores into an atomic, which a handler may do.
     // SA_RESETHAND: the second signal does what it does without a handler.
@@ -28,7 +28,7 @@ pub(crate) fn install_handler() {
 }
 
 /// Whether a SIGINT has come.
-pub(crate) fn received() -> bool {
+pub fn received() -> bool {
     RECEIVED.load(Ordering::Relaxed)
 }
 
@@ -36,13 +36,13 @@ pub(crate) fn received() -> bool {
 ///
 /// # Errors
 /// [`Error::Interrupted`].
-pub(crate) fn check() -> Result<()> {
+pub fn check() -> Result<()> {
     if received() { Err(Error::Interrupted) } else { Ok(()) }
 }
 
 /// Leaves SIGINT to the parent, which gets it from the terminal too and ends this process. For use between fork and
 /// exec: a plain system call.
-pub(crate) fn ignore_sigint() {
+pub fn ignore_sigint() {
     // SAFETY: a disposition without a handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
 }

@@ -7,43 +7,43 @@ use crate::error::{Error, Result};
 
 /// One line of `/proc/self/maps` that has a file behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mapping {
+pub struct Mapping {
     start: u64,
     end: u64,
     inode: u64,
     /// The file, as the kernel names it.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
 }
 
 /// The file mappings of this process, at one moment.
 #[derive(Debug)]
-pub(crate) struct Maps(Vec<Mapping>);
+pub struct Maps(Vec<Mapping>);
 
 impl Maps {
     /// Reads them now.
     ///
     /// # Errors
     /// [`Error::Io`] if `/proc` is not mounted.
-    pub(crate) fn read() -> Result<Self> {
+    pub fn read() -> Result<Self> {
         let text = std::fs::read_to_string("/proc/self/maps")
             .map_err(|source| Error::io("cannot read /proc/self/maps", source))?;
         Ok(Self(text.lines().filter_map(parse_line).collect()))
     }
 
     /// The mapping that holds `address`, if a file is behind it.
-    pub(crate) fn at(&self, address: usize) -> Option<&Mapping> {
+    pub fn at(&self, address: usize) -> Option<&Mapping> {
         let address = address as u64;
         self.0.iter().find(|m| m.start <= address && address < m.end)
     }
 
     /// Whether `address` lies in a mapping of the file at `path` (the same inode, whatever the
     /// name).
-    pub(crate) fn is_in(&self, address: usize, path: &Path) -> bool {
+    pub fn is_in(&self, address: usize, path: &Path) -> bool {
         self.at(address).is_some_and(|mapping| mapping.is(path))
     }
 
     /// The distinct mapped files whose name starts with `prefix`.
-    pub(crate) fn files_named(&self, prefix: &str) -> Vec<PathBuf> {
+    pub fn files_named(&self, prefix: &str) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = self
             .0
             .iter()
@@ -60,7 +60,7 @@ impl Maps {
 ///
 /// # Errors
 /// [`Error::Io`] if `/proc` is not mounted.
-pub(crate) fn ranges() -> Result<Vec<std::ops::Range<usize>>> {
+pub fn ranges() -> Result<Vec<std::ops::Range<usize>>> {
     let text = std::fs::read_to_string("/proc/self/maps")
         .map_err(|source| Error::io("cannot read /proc/self/maps", source))?;
     let range = |line: &str| {
@@ -72,7 +72,7 @@ pub(crate) fn ranges() -> Result<Vec<std::ops::Range<usize>>> {
 
 impl Mapping {
     /// Whether the file behind the mapping is the one at `path`.
-    pub(crate) fn is(&self, path: &Path) -> bool {
+    pub fn is(&self, path: &Path) -> bool {
         std::fs::metadata(path).is_ok_and(|meta| meta.ino() == self.inode) && path.file_name().is_some()
     }
 }

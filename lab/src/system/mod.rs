@@ -11,11 +11,12 @@
 //! | `subprocess` | parts of this program that run in a process of their own |
 //! | `threads` | the threads of another process, and what they have had of the processors |
 
-pub(crate) mod dist;
-pub(crate) mod host;
-pub(crate) mod interrupt;
-pub(crate) mod maps;
-pub(crate) mod output;
-pub(crate) mod subprocess;
-pub(crate) mod suitability;
-pub(crate) mod threads;
+pub mod dist;
+pub mod host;
+pub mod interrupt;
+pub mod maps;
+pub mod output;
+pub mod root;
+pub mod subprocess;
+pub mod suitability;
+pub mod threads;

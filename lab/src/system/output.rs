@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Io`] if it cannot be written, such as to a full disk.
-pub(crate) fn write_stdout(text: &str) -> Result<()> {
+pub fn write_stdout(text: &str) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(problem) if problem.kind() != ErrorKind::BrokenPipe => Err(Error::io("cannot write to stdout", problem)),
@@ -19,7 +19,7 @@ pub(crate) fn write_stdout(text: &str) -> Result<()> {
 }
 
 /// Columns of the terminal that stdout is. `None`: it is none, or does not tell.
-pub(crate) fn width() -> Option<usize> {
+pub fn width() -> Option<usize> {
     // SAFETY: zero is valid for a struct of numbers.
     let mut size: libc::winsize = unsafe { std::mem::zeroed() };
     // SAFETY: the call writes the struct.
@@ -28,12 +28,12 @@ pub(crate) fn width() -> Option<usize> {
 }
 
 /// Writes a line to stderr. A reader that went away is no reason to stop, or to panic.
-pub(crate) fn write_stderr(line: std::fmt::Arguments<'_>) {
+pub fn write_stderr(line: std::fmt::Arguments<'_>) {
     std::io::stderr().write_fmt(format_args!("{line}\n")).unwrap_or_default();
 }
 
 /// The text in one line, without what would change a terminal: it may come from another host or from the kernel's log.
-pub(crate) fn plain(text: &str) -> String {
+pub fn plain(text: &str) -> String {
     text.replace('\n', "; ").replace(|c: char| c.is_control(), " ")
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn plain(text: &str) -> String {
 ///
 /// # Errors
 /// [`Error::Io`] with its name.
-pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
+pub fn write_file(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).map_err(|problem| cannot_write(path, problem))
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Io`] with its name.
-pub(crate) fn require_writable(path: &Path) -> Result<()> {
+pub fn require_writable(path: &Path) -> Result<()> {
     let was_there = path.exists();
     OpenOptions::new().append(true).create(true).open(path).map_err(|problem| cannot_write(path, problem))?;
     if !was_there {
@@ -62,7 +62,7 @@ pub(crate) fn require_writable(path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Io`] with the name of the folder or of the file.
-pub(crate) fn require_writable_in(folder: &Path, names: &[&str]) -> Result<()> {
+pub fn require_writable_in(folder: &Path, names: &[&str]) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|problem| {
         Error::io(format!("cannot create {}; --report names another folder", folder.display()), problem)
     })?;

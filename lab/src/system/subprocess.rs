@@ -16,19 +16,19 @@ const KEPT: u64 = 64 << 10;
 
 /// What such a process has printed, and how it ended.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Printed {
+pub struct Printed {
     /// The lines of its standard output.
-    pub(crate) lines: Vec<String>,
+    pub lines: Vec<String>,
     /// The lines of its standard error, as far as they are kept.
-    pub(crate) log: Vec<String>,
+    pub log: Vec<String>,
     /// Why it did not end well.
-    pub(crate) failure: Option<String>,
+    pub failure: Option<String>,
     /// Its exit code, if it ended by itself.
-    pub(crate) code: Option<i32>,
+    pub code: Option<i32>,
 }
 
 /// Runs this program with `words` and the environment `env`, as [`run_command`] does.
-pub(crate) fn run(words: &[String], env: &BTreeMap<String, String>, silence: Duration) -> Printed {
+pub fn run(words: &[String], env: &BTreeMap<String, String>, silence: Duration) -> Printed {
     match std::env::current_exe() {
         Ok(program) => {
             let mut command = Command::new(program);
@@ -40,7 +40,7 @@ pub(crate) fn run(words: &[String], env: &BTreeMap<String, String>, silence: Dur
 }
 
 /// Runs a command to its end. It is ended when it prints nothing for so long, or when the user interrupts this program.
-pub(crate) fn run_command(mut command: Command, silence: Duration) -> Printed {
+pub fn run_command(mut command: Command, silence: Duration) -> Printed {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // SAFETY: between fork and exec there is one system call.
     unsafe { command.pre_exec(host::die_with_parent) };
@@ -116,7 +116,7 @@ fn ending(status: ExitStatus) -> String {
 
 impl Printed {
     /// The failure with the last line of the log.
-    pub(crate) fn words(&self) -> String {
+    pub fn words(&self) -> String {
         let failure = self.failure.clone().unwrap_or_else(|| "it printed nothing".into());
         self.log
             .iter()

@@ -14,13 +14,13 @@ const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 ///
 /// # Errors
 /// [`Error::Io`] if it cannot be read.
-pub(crate) fn obstacle(path: &Path) -> Result<Option<String>> {
+pub fn obstacle(path: &Path) -> Result<Option<String>> {
     let bytes = std::fs::read(path).map_err(|source| Error::io(format!("cannot read {}", path.display()), source))?;
     Ok(obstacle_in(&bytes, glibc_here()))
 }
 
 /// Whether the file at `path` is an ELF file for another processor.
-pub(crate) fn is_for_another_processor(path: &Path) -> bool {
+pub fn is_for_another_processor(path: &Path) -> bool {
     let mut head = [0; 20];
     let is_read = File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok();
     is_read && elf_machine(&head).is_some_and(|machine| machine != MACHINE)

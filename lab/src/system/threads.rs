@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// All threads of a process at one moment.
 #[derive(Debug)]
-pub(crate) struct Threads {
+pub struct Threads {
     at: Instant,
     threads: Vec<Thread>,
 }
@@ -33,7 +33,7 @@ struct Times {
 
 impl Threads {
     /// Those of process `pid` now; none if it has ended.
-    pub(crate) fn read(pid: u32) -> Self {
+    pub fn read(pid: u32) -> Self {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
         let mut threads: Vec<Thread> = tasks.filter_map(|task| Thread::read(&task.path())).collect();
         // The first has the lowest number, but where numbers have begun again.
@@ -42,7 +42,7 @@ impl Threads {
     }
 
     /// Where each is, and what it has had of the time since `earlier`, as part of a sentence.
-    pub(crate) fn since(&self, earlier: &Self) -> String {
+    pub fn since(&self, earlier: &Self) -> String {
         let mut text = format!("threads in the last {:.1} s", self.at.duration_since(earlier.at).as_secs_f64());
         for (place, thread) in self.threads.iter().enumerate() {
             let before = earlier.threads.iter().find(|before| before.id == thread.id);

@@ -38,7 +38,7 @@ impl Buffer {
     ///
     /// # Errors
     /// [`Error::Io`] if the system has no addresses left.
-    pub(crate) fn unused(len: usize) -> Result<Self> {
+    pub fn unused(len: usize) -> Result<Self> {
         Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0)
     }
 
@@ -46,7 +46,7 @@ impl Buffer {
     ///
     /// # Errors
     /// [`Error::Io`] if the file is shorter, or the system has no memory left.
-    pub(crate) fn in_file(file: &File, offset: u64, len: usize) -> Result<Self> {
+    pub fn in_file(file: &File, offset: u64, len: usize) -> Result<Self> {
         Self::map(len, libc::MAP_SHARED | libc::MAP_POPULATE, file.as_raw_fd(), offset)
     }
 

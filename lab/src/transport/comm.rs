@@ -82,7 +82,7 @@ impl Drop for Comm {
 pub struct SendComm(Arc<Comm>);
 
 impl SendComm {
-    pub(crate) fn new(transport: &Transport, raw: *mut c_void) -> Self {
+    pub fn new(transport: &Transport, raw: *mut c_void) -> Self {
         Self(Comm::new(transport, raw, Kind::Send))
     }
 
@@ -175,7 +175,7 @@ impl<const N: usize, Size: Copy> Arrays<N, Size> {
 pub struct RecvComm(Arc<Comm>);
 
 impl RecvComm {
-    pub(crate) fn new(transport: &Transport, raw: *mut c_void) -> Self {
+    pub fn new(transport: &Transport, raw: *mut c_void) -> Self {
         Self(Comm::new(transport, raw, Kind::Receive))
     }
 

@@ -55,9 +55,9 @@ pub(crate) use call;
 /// A loaded and initialised transport. Cheap to clone.
 #[derive(Clone)]
 pub struct Transport {
-    pub(crate) vtable: Vtable,
+    pub vtable: Vtable,
     /// Of the communicator; -1: none.
-    pub(super) traffic_class: i32,
+    pub traffic_class: i32,
     /// Whether there is a profiler that may hear of messages.
     has_profiler: bool,
     // After the last clone, the context is ended.
@@ -185,12 +185,12 @@ impl Transport {
     }
 
     /// The handle of a message that a profiler may hear of.
-    pub(super) fn profiled(&self) -> *mut c_void {
+    pub fn profiled(&self) -> *mut c_void {
         if self.has_profiler { net_events::OF } else { std::ptr::null_mut() }
     }
 
     /// The context for `listen` and `connect`.
-    pub(crate) fn context(&self) -> *mut c_void {
+    pub fn context(&self) -> *mut c_void {
         self.context.raw.get().map_or(std::ptr::null_mut(), |raw| raw.0)
     }
 
@@ -320,7 +320,7 @@ impl Transport {
         usize::try_from(index).map_err(|_| Error::Data(format!("{}: makeVDevice gave no index", self.name())))
     }
 
-    pub(crate) fn check(&self, call: &'static str, code: u32) -> Result<()> {
+    pub fn check(&self, call: &'static str, code: u32) -> Result<()> {
         // NCCL's own check lets both pass.
         if code == abi::ncclSuccess || code == abi::ncclInProgress {
             return Ok(());
@@ -336,7 +336,7 @@ impl fmt::Debug for Transport {
 }
 
 /// What version 8 says, in the shape of the later ones.
-pub(crate) fn in_common(raw: &ncclNetProperties_v8_t) -> later::Common {
+pub fn in_common(raw: &ncclNetProperties_v8_t) -> later::Common {
     later::Common {
         name: raw.name,
         pci_path: raw.pciPath,

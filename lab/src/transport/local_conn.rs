@@ -8,15 +8,15 @@ use crate::transport::listener;
 
 /// Both ends of one connection.
 #[derive(Debug)]
-pub(crate) struct LocalConn {
-    pub(crate) send: SendComm,
-    pub(crate) recv: RecvComm,
+pub struct LocalConn {
+    pub send: SendComm,
+    pub recv: RecvComm,
 }
 
 impl LocalConn {
     /// Connects device `from` to a new listener on device `to`: one thread calls `connect` and `accept` in turn until both
     /// ends are there.
-    pub(crate) fn open(transport: &Transport, from: usize, to: usize, deadline: &mut Deadline) -> Result<Self> {
+    pub fn open(transport: &Transport, from: usize, to: usize, deadline: &mut Deadline) -> Result<Self> {
         let (mut handle, mut listener) = transport.listen(to)?;
         let (send, recv) = listener::connect_and_accept(transport, from, &mut handle, &mut listener, deadline, || ())?;
         listener.close()?;
@@ -24,7 +24,7 @@ impl LocalConn {
     }
 
     /// Closes both ends, the sending one first.
-    pub(crate) fn close(self) -> Result<()> {
+    pub fn close(self) -> Result<()> {
         let sent = self.send.close();
         self.recv.close()?;
         sent

@@ -22,10 +22,10 @@
 pub mod buffer;
 pub mod comm;
 pub mod deadline;
-pub(crate) mod fused;
+pub mod fused;
 pub mod instance;
 pub mod listener;
-pub(crate) mod local_conn;
+pub mod local_conn;
 
 pub use instance::{Properties, Transport};
 pub use listener::{Handle, Listener};

@@ -101,7 +101,7 @@ def read(built: Path, pages: list[Entry], epoch: int) -> Release:
     # docs/SUMMARY.md is for the site alone.
     guides = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "SUMMARY.md"]
     documents = [ROOT / name for name in ("README.md", "CHANGELOG.md", "LICENSE")] + guides
-    device = ROOT / "tools/softrnic"
+    device = ROOT / "softrnic"
     of_device = {page.relative_to(device): page for page in [device / "README.md", *sorted((device / "docs").glob("*.md"))]}
     of_device[Path("LICENSE")] = ROOT / "LICENSE"
     return Release(

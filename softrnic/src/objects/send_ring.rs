@@ -45,7 +45,7 @@ impl SendRing {
 
     /// Requests whose slots are in use, given how many were posted.
     pub(crate) fn in_use(&self, posted: u64) -> u64 {
-        // Pairs with the poller's store: a record is not written again before it has been read. `tools/models` cannot show that: in each
+        // Pairs with the poller's store: a record is not written again before it has been read. `tests/models` cannot show that: in each
         // order that its checker tries, a load returns what was stored before.
         posted - self.freed.load(Acquire)
     }

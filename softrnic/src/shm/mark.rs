@@ -2,7 +2,7 @@
 //!
 //! The process that enters first sets the mark, then looks whether it may. The owner first changes what those who enter
 //! will find (state, keys), then waits for the mark to go, or for the marking process to die. Both steps are sequentially
-//! consistent, so one of the two always sees the other: `tools/models` explores it.
+//! consistent, so one of the two always sees the other: `tests/models` explores it.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 

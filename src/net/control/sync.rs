@@ -1,5 +1,5 @@
 //! What the guard of the data path is made of: the identity of a thread, a memory barrier of which one half costs nothing, and
-//! pauses. `tools/models` has a model checker's atomics, threads and barriers in place of this file.
+//! pauses. `tests/models` has a model checker's atomics, threads and barriers in place of this file.
 //!
 //! The barrier has two halves. Say thread A stores `x`, calls [`light_barrier`] and loads `y`, and thread B stores `y`, calls
 //! [`heavy_barrier`] and loads `x`. Then at least one of them sees what the other one has stored, as if both had executed

@@ -1,6 +1,6 @@
 //! One place of the table of operations: words that one thread writes and others read, without waiting for each other.
 //!
-//! A place is taken and given back by one atomic exchange. A reader that sees a place change drops it. `tools/models` explores
+//! A place is taken and given back by one atomic exchange. A reader that sees a place change drops it. `tests/models` explores
 //! every order of the steps.
 
 use super::sync::{AtomicU64, Ordering, fence};

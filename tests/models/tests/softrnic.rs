@@ -6,7 +6,7 @@
 #![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "files of the software device")]
 
 mod host {
-    /// In place of `tools/softrnic/src/host/sync.rs`.
+    /// In place of `softrnic/src/host/sync.rs`.
     pub mod sync {
         use std::sync::atomic::Ordering;
 
@@ -82,7 +82,7 @@ mod host {
     }
 }
 
-/// In place of `tools/softrnic/src/abi/types.rs`.
+/// In place of `softrnic/src/abi/types.rs`.
 mod abi {
     pub mod types {
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,7 +94,7 @@ mod abi {
     }
 }
 
-/// In place of `tools/softrnic/src/limits.rs`.
+/// In place of `softrnic/src/limits.rs`.
 mod limits {
     pub const MAX_SGE: u32 = 1;
 }
@@ -133,18 +133,18 @@ mod shm {
 #[path = "softrnic/receives.rs"]
 mod receives;
 
-#[path = "../../softrnic/src/shm/recv_ring.rs"]
+#[path = "../../../softrnic/src/shm/recv_ring.rs"]
 mod recv_ring;
-#[path = "../../softrnic/src/shm/srq_ring.rs"]
+#[path = "../../../softrnic/src/shm/srq_ring.rs"]
 mod srq_ring;
-#[path = "../../softrnic/src/shm/srq_slot.rs"]
+#[path = "../../../softrnic/src/shm/srq_slot.rs"]
 mod srq_slot;
 
-#[path = "../../softrnic/src/shm/job.rs"]
+#[path = "../../../softrnic/src/shm/job.rs"]
 mod job_slot;
-#[path = "../../softrnic/src/shm/mark.rs"]
+#[path = "../../../softrnic/src/shm/mark.rs"]
 mod mark;
-#[path = "../../softrnic/src/objects/send_ring.rs"]
+#[path = "../../../softrnic/src/objects/send_ring.rs"]
 mod send_ring;
 
 use std::sync::atomic::Ordering::SeqCst;

@@ -7,15 +7,15 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::cli::doctor_peers::{Peers, Session};
-use crate::cli::exit::Exit;
 use crate::doctor::finding::Verdict;
 use crate::doctor::machine::Machine;
 use crate::doctor::report::{self, RowReport};
-use crate::doctor::root::Root;
 use crate::doctor::rows;
-use crate::error::{Error, Result};
-use crate::system::dist::Dist;
-use crate::system::{interrupt, output};
+use lab::cli::exit::Exit;
+use lab::error::{Error, Result};
+use lab::system::dist::Dist;
+use lab::system::root::Root;
+use lab::system::{interrupt, output};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

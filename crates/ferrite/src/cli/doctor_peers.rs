@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::cli::exit::Exit;
-use crate::cli::meeting_args::MeetingArgs;
 use crate::doctor::machine::Machine;
 use crate::doctor::peers::server::Plan;
 use crate::doctor::peers::{host, session};
 use crate::doctor::report::RowReport;
 use crate::doctor::rows::control;
-use crate::error::{Error, Result};
-use crate::hosts::admission;
-use crate::hosts::role::Role;
-use crate::system::output;
+use lab::cli::exit::Exit;
+use lab::cli::meeting_args::MeetingArgs;
+use lab::error::{Error, Result};
+use lab::hosts::admission;
+use lab::hosts::role::Role;
+use lab::system::output;
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct Peers {

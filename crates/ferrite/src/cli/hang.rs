@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::cli::exit::Exit;
-use crate::error::{Error, Result};
 use crate::hang::finding::{Finding, summary};
 use crate::hang::outside::State;
 use crate::hang::{ask, stats_file};
-use crate::system::output;
+use lab::cli::exit::Exit;
+use lab::error::{Error, Result};
+use lab::system::output;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -1,43 +1,24 @@
 //! The command line: arguments into what is to be done, and how it ended into an exit code.
 
-mod check;
-mod compare;
-mod cost;
-mod device_args;
 mod doctor;
 mod doctor_peers;
-mod ecmp;
-mod exit;
 mod hang;
-mod instructions;
-mod meeting_args;
-mod memcpy;
-mod outlast;
 mod paths;
-mod scale;
-mod size;
-mod solo;
-mod source_args;
-mod stock;
 mod top;
 mod trace;
-mod verify;
 
 use std::path::PathBuf;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use lab::cli::exit::{self, Exit, INVALID, TABLE};
+use lab::error::{Error, Result};
+use lab::results::file_hash;
+use lab::system::dist::Dist;
+use lab::system::{interrupt, output};
 use nccl_net::inspect::version;
 
-use crate::cli::exit::{Exit, INVALID, TABLE};
 use crate::doctor::machine;
-use crate::error::{Error, Result};
-use crate::nccl::release::NcclRelease;
-use crate::pair::stand_in;
-use crate::results::file_hash;
-use crate::run::worker;
-use crate::system::dist::Dist;
-use crate::system::{interrupt, output};
 
 const ENVIRONMENT: &str = "\
 Environment:
@@ -56,62 +37,23 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Compare a plugin (B) with NCCL's built-in IB transport (A) on the same device
-    Compare(compare::Compare),
-    /// Measure one transport
-    Bench(compare::Bench),
-    /// Check every byte that one transport moves, over one device, two at once and two made into one
-    Verify(verify::Verify),
-    /// Hold a transport's bandwidth against plain memcpy of the same buffers
-    Memcpy(memcpy::Memcpy),
-    /// Check a transport against NCCL's contract, point by point
-    Check(check::Check),
-    /// Stream checked messages while ports, queue pairs or processes fail, and say how it ended
-    Outlast(outlast::Outlast),
+    /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it slow
+    Doctor(doctor::Doctor),
     /// Show what the connections of this machine's processes do, as they run
     Top(top::Top),
     /// Show the lanes of connections: what each carries, how fast, and how often lanes were given other paths
     Paths(paths::Paths),
     /// Write a timeline of messages at both ends of connections, for Perfetto, and list the slowest
     Trace(trace::Trace),
-    /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it slow
-    Doctor(doctor::Doctor),
     /// Say what processes wait for, of which and why
     Hang(hang::Hang),
-    /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
-    Solo(solo::Solo),
-    /// Count what a message costs the card and its driver: work requests, doorbells, completions, bytes, queue memory
-    Cost(cost::Cost),
-    /// Model a fabric with ECMP: how much of its links jobs can use, by what a transport does with its queue pairs
-    Ecmp(ecmp::Ecmp),
-    /// Model what the connections of a rank take at up to 131,072 ranks: queue pairs, memory, sockets, set-up time
-    Scale(scale::Scale),
-    /// Count a transport's instructions in what callgrind wrote of `solo`
-    Instructions(instructions::Instructions),
-    /// Find, fetch or verify a stock NCCL library and print its path
-    Wheel {
-        /// 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7 or 2.32.3: from the cache, else fetched with pip [default: as --nccl of `compare`]
-        #[arg(conflicts_with = "nccl", value_parser = source_args::parse_release)]
-        version: Option<NcclRelease>,
-        /// A libnccl.so.2 of one of these
-        #[arg(long, value_name = "PATH")]
-        nccl: Option<PathBuf>,
-    },
+    #[command(flatten)]
+    Lab(lab::cli::Command),
     /// Print a script that completes this command line in a shell
     Completions(pages::Completions),
     /// Write the man pages of this program into a folder
     #[command(hide = true)]
     Man(pages::Man),
-    #[command(hide = true)]
-    Worker,
-    #[command(hide = true)]
-    StandIn,
-    #[command(hide = true)]
-    CheckWorker,
-    #[command(hide = true)]
-    OutlastWorker,
-    #[command(hide = true)]
-    CostWorker { job: String },
     #[command(hide = true)]
     DoctorVerbs,
     #[command(hide = true)]
@@ -138,59 +80,26 @@ pub fn main() -> i32 {
         }
         Err(asked) => return exit::code(output::write_stdout(&asked.render().to_string()).map(|()| Exit::Good)),
     };
-    if !matches!(
-        cli.command,
-        Command::Hang(_)
-            | Command::Ecmp(_)
-            | Command::Scale(_)
-            | Command::Solo(_)
-            | Command::Instructions(_)
-            | Command::Wheel { .. }
-            | Command::Completions(_)
-            | Command::Man(_)
-            | Command::Worker
-            | Command::StandIn
-            | Command::CheckWorker
-            | Command::OutlastWorker
-            | Command::CostWorker { .. }
-            | Command::DoctorVerbs
-            | Command::DoctorLoopback { .. }
-            | Command::DoctorHost { .. }
-    ) {
+    if matches!(cli.command, Command::Doctor(_) | Command::Top(_) | Command::Paths(_) | Command::Trace(_)) {
         interrupt::install_handler();
     }
-    let words = || arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     exit::code(match cli.command {
-        Command::Worker => return worker::main(),
-        Command::StandIn => return stand_in::main(),
-        Command::CheckWorker => return crate::check::worker::main(),
-        Command::OutlastWorker => return crate::outlast::worker::main(),
-        Command::CostWorker { job } => crate::cost::worker::main(&job).map(|()| Exit::Good),
-        Command::DoctorVerbs => return machine::verbs_worker(),
-        Command::DoctorHost { place, plugin } => doctor_peers::host(&place, &plugin),
-        Command::DoctorLoopback { plugin } => return machine::loopback_worker(&plugin),
-        Command::Wheel { version, nccl } => {
-            let found = version.map_or_else(|| stock::find(nccl.as_deref()), stock::of_release);
-            found.and_then(|path| output::write_stdout(&format!("{}\n", path.display()))).map(|()| Exit::Good)
-        }
-        Command::Completions(wanted) => output::write_stdout(&wanted.text(&command_line())).map(|()| Exit::Good),
-        Command::Man(wanted) => wanted.write(command_line()).map(|()| Exit::Good).map_err(Error::from),
-        Command::Compare(compare) => compare.run(words()),
-        Command::Bench(bench) => bench.run(words()),
-        Command::Verify(verify) => verify.run(),
-        Command::Memcpy(memcpy) => memcpy.run(),
-        Command::Check(check) => check.run(),
-        Command::Outlast(outlast) => outlast.run(words()),
+        Command::Doctor(doctor) => doctor.run(),
         Command::Top(top) => top.run(),
         Command::Paths(paths) => paths.run(),
         Command::Trace(trace) => trace.run(),
-        Command::Doctor(doctor) => doctor.run(),
         Command::Hang(hang) => hang.run(),
-        Command::Solo(solo) => solo.run(),
-        Command::Cost(cost) => cost.run(),
-        Command::Ecmp(ecmp) => ecmp.run(),
-        Command::Scale(scale) => scale.run(),
-        Command::Instructions(instructions) => instructions.run(),
+        Command::Lab(command) => {
+            return command.run(arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect());
+        }
+        Command::Completions(wanted) => output::write_stdout(&wanted.text(&command_line())).map(|()| Exit::Good),
+        Command::Man(wanted) => wanted
+            .write(command_line())
+            .map(|()| Exit::Good)
+            .map_err(|problem| Error::io(format!("cannot write {}", problem.path.display()), problem.source)),
+        Command::DoctorVerbs => return machine::verbs_worker(),
+        Command::DoctorHost { place, plugin } => doctor_peers::host(&place, &plugin),
+        Command::DoctorLoopback { plugin } => return machine::loopback_worker(&plugin),
     })
 }
 

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::cli::exit::Exit;
-use crate::error::{Error, Result};
-use crate::system::output;
 use crate::top::filter::{Filter, Sort};
 use crate::top::lanes;
 use crate::top::processes::Processes;
 use crate::top::rates::rows;
+use lab::cli::exit::Exit;
+use lab::error::{Error, Result};
+use lab::system::output;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

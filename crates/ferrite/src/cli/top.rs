@@ -8,9 +8,6 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::cli::exit::Exit;
-use crate::error::{Error, Result};
-use crate::system::{interrupt, output};
 use crate::top::filter::{Filter, Sort};
 use crate::top::json;
 use crate::top::openmetrics::Totals;
@@ -20,6 +17,9 @@ use crate::top::rates::rows;
 use crate::top::screen::{Key, Screen};
 use crate::top::serve::Server;
 use crate::top::table::{Ports, View};
+use lab::cli::exit::Exit;
+use lab::error::{Error, Result};
+use lab::system::{interrupt, output};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::cli::exit::Exit;
-use crate::error::{Error, Result};
-use crate::system::{interrupt, output};
 use crate::trace::recording::Recording;
 use crate::trace::timeline::Timeline;
 use crate::trace::{chrome, slowest};
+use lab::cli::exit::Exit;
+use lab::error::{Error, Result};
+use lab::system::{interrupt, output};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

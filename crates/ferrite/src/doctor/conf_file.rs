@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use nccl_net::inspect::conf_file::lines;
 
-use crate::doctor::nccl_files::Version;
-use crate::doctor::root::Root;
-use crate::system::host;
+use lab::nccl::nccl_files::Version;
+use lab::system::host;
+use lab::system::root::Root;
 
 /// How the releases from one on read the files.
 #[derive(Debug, PartialEq, Eq)]

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
-use crate::measure::pattern;
-use crate::nccl::debug_log;
-use crate::nccl::library::Source;
-use crate::system::output;
-use crate::transport::buffer::Buffer;
-use crate::transport::deadline::{Deadline, posted};
-use crate::transport::instance::Transport;
-use crate::transport::local_conn::LocalConn;
+use lab::error::{Error, Result};
+use lab::measure::pattern;
+use lab::nccl::debug_log;
+use lab::nccl::library::Source;
+use lab::system::output;
+use lab::transport::buffer::Buffer;
+use lab::transport::deadline::{Deadline, posted};
+use lab::transport::instance::Transport;
+use lab::transport::local_conn::LocalConn;
 
 /// Bytes of the message.
 const BYTES: usize = 1 << 20;

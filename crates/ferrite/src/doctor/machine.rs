@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::doctor::conf_file::{self, Added, Reading};
-use crate::doctor::dynamic_loader::DynamicLoader;
 use crate::doctor::loopback::{self, LoopbackFacts};
-use crate::doctor::nccl_files::{self, NcclFile, Version};
-use crate::doctor::root::Root;
 use crate::doctor::verbs_facts::VerbsFacts;
 use crate::doctor::verbs_probe;
-use crate::system::{host, subprocess};
+use lab::nccl::dynamic_loader::DynamicLoader;
+use lab::nccl::nccl_files::{self, NcclFile, Version};
+use lab::system::root::Root;
+use lab::system::{host, subprocess};
 
 /// The hidden subcommands of the trials.
 pub(crate) const VERBS_WORKER: &str = "doctor-verbs";

@@ -6,22 +6,18 @@
 //! | `finding`, `row` | a fact with its verdict; a row of the table, which gives facts |
 //! | `rows` | the table, a file for each group of rows |
 //! | `machine` | what rows look at: files, environment, trials |
-//! | `root`, `conf_file`, `pci` | files of the machine; NCCL's configuration files; PCI functions |
-//! | `dynamic_loader`, `nccl_files` | where shared objects are found; the files libnccl.so.2 |
+//! | `conf_file`, `pci` | NCCL's configuration files; PCI functions |
 //! | `verbs_probe`, `loopback` | the trials, each in a process of its own; `verbs_facts` is what the first finds |
 //! | `report` | text and JSON |
 //! | `peers` | several hosts: are they alike, and does each reach the others |
 
 mod conf_file;
-pub(crate) mod dynamic_loader;
 pub(crate) mod finding;
 mod loopback;
 pub(crate) mod machine;
-pub(crate) mod nccl_files;
 mod pci;
 pub(crate) mod peers;
 pub(crate) mod report;
-pub(crate) mod root;
 pub(crate) mod row;
 pub(crate) mod rows;
 mod verbs_facts;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::doctor::root::Root;
+use lab::system::root::Root;
 
 /// A PCI function that the rows look at.
 #[derive(Debug, Clone, PartialEq, Eq)]

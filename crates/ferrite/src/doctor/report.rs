@@ -8,7 +8,7 @@ use nccl_net::inspect::version;
 
 use crate::doctor::finding::{Finding, Verdict};
 use crate::doctor::row::Row;
-use crate::system::output::plain;
+use lab::system::output::plain;
 
 /// A row with what was found.
 #[derive(Debug, Serialize)]

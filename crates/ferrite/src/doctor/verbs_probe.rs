@@ -15,10 +15,10 @@ use nccl_net::inspect::rail::{Rail, partition_index};
 use nccl_net::inspect::{Error, caps};
 
 use crate::doctor::verbs_facts::{DeviceFacts, GidFacts, LibraryFacts, PortFacts, RailFacts, VerbsFacts};
-use crate::error::Result;
-use crate::system::maps::Maps;
-use crate::system::output;
-use crate::transport::buffer::Buffer;
+use lab::error::Result;
+use lab::system::maps::Maps;
+use lab::system::output;
+use lab::transport::buffer::Buffer;
 
 /// Bytes of the trial registration, where the machine has so much memory to spare.
 const TRIAL_BYTES: u64 = 256 << 20;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::error::Result;
 use crate::hang::ask::{self, Silence};
 use crate::hang::outside::State;
 use crate::hang::stats_file::{self, Connection};
-use crate::system::output::plain;
+use lab::error::Result;
+use lab::system::output::plain;
 
 /// A wait of so long is a hang where a process does not tell its own time. The plugin's default, too.
 const THRESHOLD: Duration = Duration::from_secs(10);

@@ -5,8 +5,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::error::{Error, Result};
 use crate::top::stats_file::{self, holder};
+use lab::error::{Error, Result};
 use nccl_net::inspect::operation::Call;
 use nccl_net::inspect::stats::layout::{
     FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, SENDER, header, record,

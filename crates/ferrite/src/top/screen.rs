@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use crossterm::{cursor, execute, queue, style, terminal};
 
-use crate::error::{Error, Result};
+use lab::error::{Error, Result};
 
 /// The terminal while it shows a full screen. It is as before once this is dropped.
 #[derive(Debug)]

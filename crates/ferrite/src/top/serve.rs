@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use lab::error::{Error, Result};
 
 /// How long a client may take for its request and the answer together.
 const TIME_LIMIT: Duration = Duration::from_secs(2);

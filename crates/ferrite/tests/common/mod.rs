@@ -5,14 +5,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ferrite::nccl::cache;
-use ferrite::nccl::release::NcclRelease;
-use ferrite::pair::PairPermit;
-use ferrite::pair::Setting;
-use ferrite::verbs::Verbs;
+use lab::nccl::cache;
+use lab::nccl::release::NcclRelease;
+use lab::pair::PairPermit;
+use lab::pair::Setting;
+use lab::verbs::Verbs;
 use testkit::{Missing, Scratch, c_library, program};
 
-/// The software device with all that some cards and kernels do otherwise (tools/softrnic/docs/cards.md), as far as it fits together.
+/// The software device with all that some cards and kernels do otherwise (softrnic/docs/cards.md), as far as it fits together.
 pub(crate) const OTHERWISE: [(&str, &str); 6] = [
     // Completions that outlive their queue pair, an own port that ends it at once, a step to RTR that takes a second, and more.
     ("SOFTRNIC_DRIVER", "rxe"),

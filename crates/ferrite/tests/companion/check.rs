@@ -137,7 +137,7 @@ fn checks_are_listed_without_a_transport_and_an_unknown_number_is_named() {
 }
 
 /// A few checks of Ferrite on devices as each driver with reliable connections has them; scripts/nightly.sh makes all. What the devices refuse is in
-/// tools/softrnic/docs/cards.md.
+/// softrnic/docs/cards.md.
 #[test]
 fn ferrite_keeps_some_of_the_contract_on_the_devices_of_each_driver() {
     let dist = require!(dist(&PARTS));

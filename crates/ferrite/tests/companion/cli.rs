@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::common::{fake_nccl, ferrite, loopback, shared_object};
-use ferrite::measure::metric::Metric;
-use ferrite::results::record::Record;
+use lab::measure::metric::Metric;
+use lab::results::record::Record;
 use testkit::Scratch;
 
 /// A run of seconds, without any NIC.
@@ -48,7 +48,7 @@ fn help_is_valid_and_tells_exit_codes_defaults_and_examples() {
     for words in ["  1    something is wrong: a failed check", "  3    `compare`: undecided", "  130  interrupted"] {
         assert!(stdout.contains(words), "{words:?} is missing: {stdout}");
     }
-    for command in ["compare", "bench", "verify", "memcpy", "check", "solo", "cost", "trace"] {
+    for command in ["compare", "bench", "verify", "check", "solo", "cost", "trace"] {
         let (code, stdout, stderr) = ferrite(&[command, "--help"], &[]);
         assert_eq!(code, 0, "{stderr}");
         assert!(command == "bench" || stdout.contains("Exit code 0: "), "{stdout}");

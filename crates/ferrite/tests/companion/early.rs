@@ -129,7 +129,7 @@ fn a_release_that_python_has_here_is_not_fetched() {
 #[test]
 fn the_plugin_beside_the_program_is_taken_where_none_is_named() {
     let dist = Scratch::new();
-    for command in ["bench", "verify", "check", "solo", "memcpy", "outlast"] {
+    for command in ["bench", "verify", "check", "solo", "outlast"] {
         let more: &[&str] = if command == "outlast" { &["--scenario", "random"] } else { &[] };
         let (code, stdout, stderr) = ferrite(&[&[command], more].concat(), &[("FERRITE_DIST", text(&dist))]);
         assert_eq!((code, stdout.as_str()), (2, ""), "{command}: {stderr}");

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::common::{fake_nccl, ferrite, loopback};
-use ferrite::results::record::Record;
+use lab::results::record::Record;
 use testkit::Scratch;
 use testkit::unique::unique_name;
 

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 use crate::common::{fake_nccl, loopback};
-use ferrite::pair::PairPermit;
-use ferrite::results::record::Record;
+use lab::pair::PairPermit;
+use lab::results::record::Record;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use testkit::{Scratch, program};

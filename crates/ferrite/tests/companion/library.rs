@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use crate::common::{fake_nccl, loopback, shared_object};
-use ferrite::error::Error;
-use ferrite::nccl::elf;
-use ferrite::nccl::library::Library;
-use ferrite::nccl::library::Source;
-use ferrite::nccl::stock_library;
+use lab::error::Error;
+use lab::nccl::elf;
+use lab::nccl::library::Library;
+use lab::nccl::library::Source;
+use lab::nccl::stock_library;
 use testkit::Scratch;
 
 fn refusal(source: &Source) -> String {

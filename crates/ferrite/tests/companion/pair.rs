@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{loopback, setting};
-use ferrite::error::Error;
-use ferrite::error::Result;
-use ferrite::nccl::library::Source;
-use ferrite::pair;
-use ferrite::pair::PeerConn;
-use ferrite::pair::pages::Pages;
-use ferrite::transport::Transport;
-use ferrite::transport::buffer::Buffer;
-use ferrite::transport::deadline::finished;
-use ferrite::transport::deadline::posted;
+use lab::error::Error;
+use lab::error::Result;
+use lab::nccl::library::Source;
+use lab::pair;
+use lab::pair::PeerConn;
+use lab::pair::pages::Pages;
+use lab::transport::Transport;
+use lab::transport::buffer::Buffer;
+use lab::transport::deadline::finished;
+use lab::transport::deadline::posted;
 use testkit::test_name;
 
 #[test]

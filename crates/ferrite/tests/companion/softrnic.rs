@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use crate::common::{cached_nccl, dist, ferrite, loopback, stock_nccl};
-use ferrite::measure::metric::Metric;
-use ferrite::results::record::Record;
+use lab::measure::metric::Metric;
+use lab::results::record::Record;
 use testkit::{Scratch, require};
 
 const FAST: [&str; 9] = ["--quick", "--slice", "5", "--timeout", "60", "--sizes", "8,64K", "--connections", "10"];
@@ -23,20 +23,6 @@ fn the_built_in_transport_runs() {
     let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(stdout.contains("A = IB (built in, NCCL 2.21.5)"), "{stdout}");
-}
-
-#[test]
-fn the_built_in_transport_is_compared_with_memcpy() {
-    let (dist, nccl) = (require!(dist(&["softrnic/libibverbs.so.1"])), require!(stock_nccl()));
-    let arguments = ["memcpy", "--stock", text(&nccl), "--sizes", "64K", "--reps", "2", "--slice", "5"];
-    let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
-    assert_eq!(code, 0, "{stdout}{stderr}");
-    let row = stdout.lines().find(|line| line.trim_start().starts_with("64K ")).expect("a row");
-    let numbers: Vec<f64> = row.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    // Bandwidth, and that of copies with its ratio, twice. Where another program has the processors, ratios are 0.00.
-    assert!(numbers.len() == 5 && [0, 1, 3].iter().all(|&i| numbers[i] > 0.0), "{row}");
-    assert!([2, 4].iter().all(|&i| numbers[i] >= 0.0), "{row}");
-    assert!(stdout.contains("us a message") && stdout.contains("us one way"), "{stdout}");
 }
 
 #[test]

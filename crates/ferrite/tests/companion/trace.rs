@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use ferrite::error::Result;
-use ferrite::nccl::library::Source;
-use ferrite::pair::{self, PeerConn, Setting, WorkerCtx};
-use ferrite::transport::Transport;
-use ferrite::transport::buffer::Buffer;
-use ferrite::transport::deadline::{finished, posted};
-use ferrite::verbs::Verbs;
+use lab::error::Result;
+use lab::nccl::library::Source;
+use lab::pair::{self, PeerConn, Setting, WorkerCtx};
+use lab::transport::Transport;
+use lab::transport::buffer::Buffer;
+use lab::transport::deadline::{finished, posted};
+use lab::verbs::Verbs;
 use nccl_net::inspect::stats::layout::{
     CHUNK_RECORDS, FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN,
     RECORD_WORDS, SENDER, header, record, timed,

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use ferrite::nccl::library::read_conf_files;
+use lab::nccl::library::read_conf_files;
 use serde_json::Value;
 use testkit::forked::ForkedChild;
 use testkit::{Scratch, alone, program, require};

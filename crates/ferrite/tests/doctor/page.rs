@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::common::ferrite;
 
-const BEGIN: &str = "<!-- rows: written by tools/ferrite/tests/doctor/page.rs -->\n";
+const BEGIN: &str = "<!-- rows: written by crates/ferrite/tests/doctor/page.rs -->\n";
 const END: &str = "<!-- end of rows -->";
 
 fn table() -> String {

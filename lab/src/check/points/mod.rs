@@ -87,12 +87,12 @@ mod tests {
     /// Where a page says how many points there are, it is so many; and these pages say it.
     #[test]
     fn the_pages_say_how_many_points_there_are() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        for page in ["docs/conformance.md", "tools/ferrite/README.md"] {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        for page in ["docs/conformance.md", "crates/ferrite/README.md"] {
             assert!(!counts(&root.join(page)).is_empty(), "{page} does not say it");
         }
         let docs = std::fs::read_dir(root.join("docs")).expect("readable").map(|entry| entry.expect("readable").path());
-        let pages = docs.chain(["README.md", "tools/ferrite/README.md"].map(|page| root.join(page)));
+        let pages = docs.chain(["README.md", "crates/ferrite/README.md"].map(|page| root.join(page)));
         for page in pages.filter(|page| page.extension().is_some_and(|extension| extension == "md")) {
             assert!(counts(&page).iter().all(|count| *count == all().len()), "{}: {:?}", page.display(), counts(&page));
         }

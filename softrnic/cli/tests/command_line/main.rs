@@ -3,7 +3,7 @@
 mod clean;
 mod cli;
 mod command;
-#[path = "../../../softrnic/tests/common/mod.rs"]
+#[path = "../../../tests/common/mod.rs"]
 mod common;
 mod control;
 mod delayed;

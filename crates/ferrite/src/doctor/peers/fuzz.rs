@@ -10,8 +10,8 @@ use crate::doctor::peers::judge;
 use crate::doctor::peers::message::{HostFacts, Reply, Request, from_hex, to_hex};
 use crate::doctor::peers::server::{Host, Speed, Tried};
 use crate::doctor::report;
-use crate::hosts::admission::Hello;
-use crate::hosts::line_conn::{Lines, MOST, parse};
+use lab::hosts::admission::Hello;
+use lab::hosts::line_conn::{Lines, MOST, parse};
 
 /// Bytes that come at a time.
 const PIECE: usize = 11;

@@ -9,14 +9,14 @@ use nccl_net::inspect::version;
 use crate::doctor::machine::Machine;
 use crate::doctor::peers::message::{HostFacts, RailFacts, Reply, Request};
 use crate::doctor::peers::trial::Trial;
-use crate::error::{Error, Result};
-use crate::hosts::admission::Hello;
-use crate::hosts::line_conn::{LineConn, MOST};
-use crate::hosts::reach::reach;
-use crate::nccl::library::Source;
-use crate::results::file_hash;
-use crate::system::output::{self, plain};
-use crate::transport::instance::Transport;
+use lab::error::{Error, Result};
+use lab::hosts::admission::Hello;
+use lab::hosts::line_conn::{LineConn, MOST};
+use lab::hosts::reach::reach;
+use lab::nccl::library::Source;
+use lab::results::file_hash;
+use lab::system::output::{self, plain};
+use lab::transport::instance::Transport;
 
 /// The server may not be there yet: it is tried for so long.
 const REACH: Duration = Duration::from_secs(60);

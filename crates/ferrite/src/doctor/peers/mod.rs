@@ -5,7 +5,7 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | `message` | what is said over the connection ([`crate::hosts`]) |
+//! | `message` | what is said over the connection ([`lab::hosts`]) |
 //! | `host`, `trial` | a host's part; what it does with the plugin |
 //! | `server`, `rounds` | letting hosts in, and having each pair try; which pairs at once |
 //! | `judge` | the rows |

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::doctor::peers::message::{HostFacts, Measured, Reply, Request, Transfer};
 use crate::doctor::peers::rounds::rounds;
-use crate::hosts::admission;
-use crate::hosts::line_conn::LineConn;
-use crate::system::interrupt;
+use lab::hosts::admission;
+use lab::hosts::line_conn::LineConn;
+use lab::system::interrupt;
 
 /// A host answers within this time.
 const ANSWER: Duration = Duration::from_secs(30);

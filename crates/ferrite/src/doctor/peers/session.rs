@@ -12,8 +12,8 @@ use crate::doctor::machine::Machine;
 use crate::doctor::peers::server::Plan;
 use crate::doctor::peers::{host, judge, server};
 use crate::doctor::report::RowReport;
-use crate::error::{Error, Result};
-use crate::system::host::die_with_parent;
+use lab::error::{Error, Result};
+use lab::system::host::die_with_parent;
 
 /// The hidden subcommand of a host's part.
 const HOST_WORKER: &str = "doctor-host";

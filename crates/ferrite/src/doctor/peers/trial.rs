@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::doctor::peers::message::{Measured, Reply, Request, Transfer, from_hex, to_hex};
-use crate::error::{Error, Result};
-use crate::measure::pattern;
-use crate::nccl::debug_log;
-use crate::transport::buffer::Buffer;
-use crate::transport::comm::{RecvComm, Request as Operation, SendComm};
-use crate::transport::deadline::Deadline;
-use crate::transport::instance::Transport;
-use crate::transport::listener::{Handle, Listener};
+use lab::error::{Error, Result};
+use lab::measure::pattern;
+use lab::nccl::debug_log;
+use lab::transport::buffer::Buffer;
+use lab::transport::comm::{RecvComm, Request as Operation, SendComm};
+use lab::transport::deadline::Deadline;
+use lab::transport::instance::Transport;
+use lab::transport::listener::{Handle, Listener};
 
 /// A step that finds nothing for so long has failed. Less than the server waits for a reply.
 const STEP: Duration = Duration::from_secs(10);

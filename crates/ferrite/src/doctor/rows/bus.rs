@@ -3,8 +3,8 @@
 use crate::doctor::finding::{Finding, Verdict};
 use crate::doctor::machine::Machine;
 use crate::doctor::pci::{self, PciFunction};
-use crate::doctor::root::Root;
 use crate::doctor::row::Row;
+use lab::system::root::Root;
 
 pub(crate) const ROWS: &[Row] = &[
     Row {

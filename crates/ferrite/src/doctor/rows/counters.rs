@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::doctor::finding::Finding;
 use crate::doctor::machine::Machine;
-use crate::doctor::root::Root;
 use crate::doctor::row::Row;
+use lab::system::root::Root;
 
 pub(crate) const ROWS: &[Row] = &[
     Row {

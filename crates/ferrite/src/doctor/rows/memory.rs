@@ -3,7 +3,7 @@
 use crate::doctor::finding::{Finding, Verdict};
 use crate::doctor::machine::Machine;
 use crate::doctor::row::Row;
-use crate::system::host;
+use lab::system::host;
 
 pub(crate) const ROWS: &[Row] = &[
     Row {

@@ -17,7 +17,7 @@ mod traffic;
 mod versions;
 
 use crate::doctor::row::Row;
-use crate::error::{Error, Result};
+use lab::error::{Error, Result};
 
 /// All rows.
 pub(crate) fn all() -> Vec<&'static Row> {

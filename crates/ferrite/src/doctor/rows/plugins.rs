@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::doctor::finding::{Finding, Verdict};
 use crate::doctor::machine::Machine;
 use crate::doctor::row::Row;
-use crate::nccl::plugin_search::{DEFAULT_FILE, Outcome, PluginSearch, SEARCHES, versions};
+use lab::nccl::plugin_search::{DEFAULT_FILE, Outcome, PluginSearch, SEARCHES, versions};
 
 pub(crate) const ROWS: &[Row] = &[Row {
     name: "plugins",

@@ -2,8 +2,8 @@
 
 use crate::doctor::finding::Finding;
 use crate::doctor::machine::Machine;
-use crate::doctor::root::Root;
 use crate::doctor::row::Row;
+use lab::system::root::Root;
 
 pub(crate) const ROWS: &[Row] = &[Row {
     name: "traffic-class",

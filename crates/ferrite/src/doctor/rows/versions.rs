@@ -5,8 +5,8 @@ use std::path::Path;
 
 use crate::doctor::finding::Finding;
 use crate::doctor::machine::Machine;
-use crate::doctor::nccl_files::{NcclFile, Version};
 use crate::doctor::row::Row;
+use lab::nccl::nccl_files::{NcclFile, Version};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {

@@ -2,25 +2,25 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::doctor::dynamic_loader::DynamicLoader;
+use crate::nccl::dynamic_loader::DynamicLoader;
 
 /// Major, minor and patch number.
-pub(crate) type Version = (u32, u32, u32);
+pub type Version = (u32, u32, u32);
 
 /// A file libnccl.so.2.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NcclFile {
-    pub(crate) path: PathBuf,
+pub struct NcclFile {
+    pub path: PathBuf,
     /// `None`: it does not tell.
-    pub(crate) version: Option<Version>,
+    pub version: Option<Version>,
     /// PyTorch of the same Python takes it, whatever the loader's folders have.
-    pub(crate) is_of_pytorch: bool,
+    pub is_of_pytorch: bool,
 }
 
 const FILE: &str = "libnccl.so.2";
 
 /// Where the loader and Python look: those of the loader first, in its order; then those of Python, the job's own first.
-pub(crate) fn find(loader: DynamicLoader<'_>) -> Vec<NcclFile> {
+pub fn find(loader: DynamicLoader<'_>) -> Vec<NcclFile> {
     let mut found: Vec<NcclFile> = Vec::new();
     let mut add = |path: PathBuf, is_of_pytorch: bool| {
         let resolved = loader.root.resolved(&path);

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::doctor::root::Root;
 use crate::nccl::elf;
 use crate::nccl::plugin_search::Opened;
+use crate::system::root::Root;
 use crate::system::suitability;
 
 /// Folders that the dynamic loader searches without being told.
@@ -15,20 +15,20 @@ const TABLE: &str = "ncclNetPlugin_v";
 
 /// The loader of a process with this environment in the working directory `folder`, on the machine whose files are below `root`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct DynamicLoader<'m> {
-    pub(crate) root: &'m Root,
-    pub(crate) env: &'m BTreeMap<String, String>,
-    pub(crate) folder: &'m Path,
+pub struct DynamicLoader<'m> {
+    pub root: &'m Root,
+    pub env: &'m BTreeMap<String, String>,
+    pub folder: &'m Path,
 }
 
 impl DynamicLoader<'_> {
     /// The value of a variable that is set and not empty.
-    pub(crate) fn var(&self, name: &str) -> Option<&str> {
+    pub fn var(&self, name: &str) -> Option<&str> {
         self.env.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
     }
 
     /// A path from the working directory.
-    pub(crate) fn absolute(&self, path: impl AsRef<Path>) -> PathBuf {
+    pub fn absolute(&self, path: impl AsRef<Path>) -> PathBuf {
         // Without the parts that say nothing.
         self.folder.join(path).components().collect()
     }
@@ -51,7 +51,7 @@ impl DynamicLoader<'_> {
     }
 
     /// All places of the library `file`, in its order.
-    pub(crate) fn places(&self, file: &str) -> Vec<PathBuf> {
+    pub fn places(&self, file: &str) -> Vec<PathBuf> {
         let mut found: Vec<PathBuf> = Vec::new();
         for folder in self.folders() {
             let path = folder.join(file);
@@ -65,7 +65,7 @@ impl DynamicLoader<'_> {
     }
 
     /// What becomes of opening `name`: a path if it has a slash, else a library that it looks for.
-    pub(crate) fn open(&self, name: &str) -> Opened {
+    pub fn open(&self, name: &str) -> Opened {
         let places = if name.contains('/') {
             let path = self.absolute(name);
             if self.root.exists(&path) { vec![path] } else { Vec::new() }

@@ -1,0 +1,103 @@
+//! The commands that try, measure and compare transports: arguments into what is to be done.
+
+mod check;
+mod compare;
+mod cost;
+mod device_args;
+pub mod exit;
+mod instructions;
+pub mod meeting_args;
+mod outlast;
+mod size;
+mod solo;
+mod source_args;
+mod stock;
+mod verify;
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+
+use crate::cli::exit::Exit;
+use crate::error::Result;
+use crate::nccl::release::NcclRelease;
+use crate::pair::stand_in;
+use crate::run::worker;
+use crate::system::{interrupt, output};
+
+/// A command of the lab.
+#[derive(Debug, Subcommand)]
+#[allow(private_interfaces, reason = "the arguments of each are its own")]
+pub enum Command {
+    /// Compare a plugin (B) with NCCL's built-in IB transport (A) on the same device
+    Compare(compare::Compare),
+    /// Measure one transport
+    Bench(compare::Bench),
+    /// Check every byte that one transport moves, over one device, two at once and two made into one
+    Verify(verify::Verify),
+    /// Check a transport against NCCL's contract, point by point
+    Check(check::Check),
+    /// Stream checked messages while ports, queue pairs or processes fail, and say how it ended
+    Outlast(outlast::Outlast),
+    /// Count what a message costs the card and its driver: work requests, doorbells, completions, bytes, queue memory
+    Cost(cost::Cost),
+    /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
+    Solo(solo::Solo),
+    /// Count a transport's instructions in what callgrind wrote of `solo`
+    Instructions(instructions::Instructions),
+    /// Find, fetch or verify a stock NCCL library and print its path
+    Wheel {
+        /// 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7 or 2.32.3: from the cache, else fetched with pip [default: as --nccl of `compare`]
+        #[arg(conflicts_with = "nccl", value_parser = source_args::parse_release)]
+        version: Option<NcclRelease>,
+        /// A libnccl.so.2 of one of these
+        #[arg(long, value_name = "PATH")]
+        nccl: Option<PathBuf>,
+    },
+    #[command(hide = true)]
+    Worker,
+    #[command(hide = true)]
+    StandIn,
+    #[command(hide = true)]
+    CheckWorker,
+    #[command(hide = true)]
+    OutlastWorker,
+    #[command(hide = true)]
+    CostWorker { job: String },
+}
+
+impl Command {
+    /// Does it; the exit code. `words` are the whole command line.
+    pub fn run(self, words: Vec<String>) -> i32 {
+        match &self {
+            Self::Worker => return worker::main(),
+            Self::StandIn => return stand_in::main(),
+            Self::CheckWorker => return crate::check::worker::main(),
+            Self::OutlastWorker => return crate::outlast::worker::main(),
+            Self::CostWorker { job } => return exit::code(crate::cost::worker::main(job).map(|()| Exit::Good)),
+            Self::Solo(_) | Self::Instructions(_) | Self::Wheel { .. } => {}
+            _ => interrupt::install_handler(),
+        }
+        exit::code(self.outcome(words))
+    }
+
+    fn outcome(self, words: Vec<String>) -> Result<Exit> {
+        match self {
+            Self::Compare(compare) => compare.run(words),
+            Self::Bench(bench) => bench.run(words),
+            Self::Verify(verify) => verify.run(),
+            Self::Check(check) => check.run(),
+            Self::Outlast(outlast) => outlast.run(words),
+            Self::Cost(cost) => cost.run(),
+            Self::Solo(solo) => solo.run(),
+            Self::Instructions(instructions) => instructions.run(),
+            Self::Wheel { version, nccl } => {
+                let path = version.map_or_else(|| stock::find(nccl.as_deref()), stock::of_release)?;
+                output::write_stdout(&format!("{}\n", path.display())).map(|()| Exit::Good)
+            }
+            Self::Worker | Self::StandIn | Self::CheckWorker | Self::OutlastWorker | Self::CostWorker { .. } => {
+                Ok(Exit::Good)
+            }
+        }
+    }
+}
