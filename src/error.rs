@@ -1,5 +1,7 @@
 //! The one error type: which operation failed, with which errno, in which circumstances; and the class that NCCL is told.
 
+use crate::proto::Violation;
+use crate::verbs::error::{Detail as VerbsDetail, Error as VerbsError, Kind};
 use std::fmt;
 use std::ops::Deref;
 
@@ -89,11 +91,10 @@ impl Error {
         Self::new(Class::System, operation.to_string(), Some(errno))
     }
 
-    /// A call that a device carries out failed with `errno`. `EIO` says that the device does not work: it may be about to report that
-    /// it is lost, and be opened again later.
-    pub fn of_device(operation: impl fmt::Display, errno: i32) -> Self {
-        let error = Self::os(operation, errno);
-        if errno == libc::EIO { error.recoverable() } else { error }
+    /// A call that breaks the protocol is this process's own fault, and not the peer's.
+    #[cold]
+    pub fn misuse(violation: Violation) -> Self {
+        Self::internal(violation.into_text())
     }
 
     /// A call of the standard library failed.
@@ -171,9 +172,23 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The calling thread's errno.
-pub fn errno() -> i32 {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+impl From<Violation> for Error {
+    #[cold]
+    fn from(violation: Violation) -> Self {
+        Self::remote(format!("the peer broke the protocol: {violation}"))
+    }
+}
+
+impl From<VerbsError> for Error {
+    #[cold]
+    fn from(error: VerbsError) -> Self {
+        let VerbsDetail { kind, operation, errno, context } = error.into_detail();
+        let class = if kind == Kind::Misuse { Class::Internal } else { Class::System };
+        let mut error = Self::new(class, operation, errno);
+        error.0.context = context;
+        error.0.is_recoverable = kind == Kind::Device;
+        error
+    }
 }
 
 #[cfg(test)]
@@ -190,6 +205,17 @@ mod tests {
         );
         assert_eq!((error.class, error.errno), (Class::System, Some(libc::ENOMEM)));
         assert_eq!(Error::remote("the peer has gone").context("later").text(), "the peer has gone; later");
+    }
+
+    #[test]
+    fn an_error_of_a_lower_layer_keeps_its_text_and_says_whose_fault_it_is() {
+        let broken = Error::from(crate::proto::handshake::Hello::parse(&[]).expect_err("no bytes"));
+        assert!(broken.text().starts_with("the peer broke the protocol: "), "{broken}");
+        assert_eq!(broken.class, Class::Remote);
+        let device = Error::from(VerbsError::of_device("ibv_create_qp(x)", libc::EIO));
+        assert_eq!(device.text(), "ibv_create_qp(x) failed: Input/output error (os error 5)");
+        assert_eq!((device.class, device.is_recoverable), (Class::System, true));
+        assert!(!Error::from(VerbsError::of_device("ibv_create_qp(x)", libc::ENOMEM)).is_recoverable);
     }
 
     #[test]

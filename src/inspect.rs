@@ -2,7 +2,6 @@
 //! do and not what a second reading of the same files would. No interface for others.
 
 pub use crate::abi::nccl;
-pub use crate::error::Error;
 pub use crate::host::{conf_file, config, gid, hca, iface, random, variables};
 pub use crate::net::device::{gdr, rail};
 pub use crate::proto::PROTOCOL_VERSION;

@@ -209,7 +209,7 @@
 #![cfg_attr(
     not(test),
     deny(
-        // It is allowed at the head of `abi`, of `verbs`, and of the few files that make system calls.
+        // It is allowed at the head of `abi`, and of the few files that make system calls.
         unsafe_code,
         clippy::unwrap_used,
         clippy::expect_used,
@@ -230,8 +230,9 @@ mod error;
 mod host;
 pub mod inspect;
 mod net;
-mod proto;
 mod stats;
 pub mod testing;
-mod verbs;
 mod version;
+
+use ferrite_proto as proto;
+use ferrite_verbs as verbs;

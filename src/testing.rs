@@ -31,7 +31,3 @@ pub mod proto {
     pub use crate::proto::control::event;
     pub use crate::proto::{frame, handle, handshake};
 }
-
-/// What a fuzzer chooses the input of.
-#[cfg(fuzzing)]
-pub use crate::proto::fuzz;

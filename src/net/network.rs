@@ -20,6 +20,7 @@ use crate::host::{launcher, random, sysfs};
 use crate::proto::handle::{self, HANDLE_BYTES, Handle};
 use crate::stats::{self, process};
 use crate::verbs::context::{Context, NotOpened};
+use crate::verbs::error::Error as VerbsError;
 use crate::verbs::library::Library;
 use crate::version;
 use std::collections::BTreeMap;
@@ -318,7 +319,7 @@ fn log_names(config: &Config, contexts: &[Arc<Context>]) {
 }
 
 /// The device `name` cannot be opened, because of `failure`: with what to do.
-fn not_opened(name: &str, failure: &Error) -> String {
+fn not_opened(name: &str, failure: &VerbsError) -> String {
     let cure = match failure.errno {
         Some(libc::EPERM | libc::EACCES) => {
             "this process may not: see the mode of its file in /dev/infiniband, and in a container the devices that it may use \
@@ -371,7 +372,7 @@ mod tests {
         for (errno, cure) in
             [(libc::EPERM, "--device=/dev/infiniband"), (libc::ENOENT, "is missing"), (libc::EIO, "dmesg")]
         {
-            let failure = Error::os("ibv_open_device(mlx5_3)", errno);
+            let failure = VerbsError::of_device("ibv_open_device(mlx5_3)", errno);
             let text = not_opened("mlx5_3", &failure);
             let error = std::io::Error::from_raw_os_error(errno).to_string();
             for words in ["mlx5_3 is not used", &error, cure, "NCCL_IB_HCA=^=mlx5_3"] {

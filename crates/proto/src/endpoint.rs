@@ -190,7 +190,7 @@ impl QpEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::sim::endpoint;
+    use crate::sim::endpoint;
 
     #[test]
     fn lanes_are_dealt_out_to_rails_in_turn() {

@@ -335,7 +335,7 @@ fn account(random: &mut Random) -> Account {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::exhaustive::step;
+    use crate::exhaustive::step;
     use std::path::Path;
 
     /// Those that a file has, each with its length in front.
@@ -353,7 +353,7 @@ mod tests {
     /// Each has reached something that none before had. Of schedules, which take longest, one in four; with `FERRITE_EXHAUSTIVE` set all.
     #[test]
     fn inputs_that_are_kept_break_nothing() {
-        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus");
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus");
         for (name, target) in TARGETS {
             let packed = std::fs::read(corpus.join(name).with_extension("inputs")).expect("each target has inputs");
             let inputs = inputs(&packed);

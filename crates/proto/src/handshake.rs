@@ -300,9 +300,9 @@ impl Reply {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::QpIndex;
-    use crate::proto::endpoint::QpEnd;
-    use crate::proto::sim::{endpoint, hello, reply};
+    use crate::QpIndex;
+    use crate::endpoint::QpEnd;
+    use crate::sim::{endpoint, hello, reply};
     use proptest::prelude::*;
 
     const RING: Ring = Ring { addr: 0xdead_beef, slots: RING_SLOTS as u32, slot_room: 64 };
@@ -400,7 +400,7 @@ mod tests {
         said.endpoint.name = "x".repeat(300);
         said.identity.host = "z".repeat(300);
         said.endpoint.rails.iter_mut().for_each(|rail| rail.name = "y".repeat(300));
-        assert!(said.frame([0; 16]).body.len() <= crate::proto::frame::MAX_BODY_BYTES);
+        assert!(said.frame([0; 16]).body.len() <= crate::frame::MAX_BODY_BYTES);
     }
 
     #[test]

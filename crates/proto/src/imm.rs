@@ -95,7 +95,7 @@ impl Imm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::RING_SLOTS;
+    use crate::RING_SLOTS;
     use proptest::prelude::*;
 
     proptest! {

@@ -40,6 +40,17 @@
 //! | `reachable_arrivals`, `reachable_lanes` | tests: tables of what comes in which state |
 //! | `sim`, `malformed_input`, `exhaustive`, `random` | tests: two flows over a simulated fabric with faults, with and without recovery; peers that say anything; all values where there are few |
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(any(test, fuzzing)),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::exit,
+        clippy::print_stdout,
+        clippy::print_stderr
+    )
+)]
 
 pub mod automatic_lanes;
 mod codec;

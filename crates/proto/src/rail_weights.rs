@@ -99,7 +99,7 @@ impl<const N: usize> Weights<N> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::exhaustive;
+    use crate::exhaustive;
 
     /// Sends messages one by one over rails of `real` speeds. Returns the weights in percent of the first rail's.
     fn settled(nominal: &[u32], real: &[u32], messages: usize) -> Vec<u64> {

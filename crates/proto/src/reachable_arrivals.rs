@@ -6,7 +6,7 @@ use super::imm::{Imm, LengthCode};
 use super::recv::{Buffer, RecvFlow};
 use super::stripe::Striping;
 use super::{QpIndex, Violation};
-use crate::proto::sim::visits;
+use crate::sim::visits;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The message may have two stripes. Half of it is one stripe.

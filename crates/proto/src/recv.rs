@@ -672,7 +672,7 @@ mod tests {
 
     mod general {
         use super::*;
-        use crate::proto::MAX_REQUESTS;
+        use crate::MAX_REQUESTS;
 
         fn one_qp() -> Striping {
             Striping::new(1, 1, false)

@@ -920,7 +920,7 @@ mod tests {
 
     mod lanes {
         use super::*;
-        use crate::proto::recovery::account::Account;
+        use crate::recovery::account::Account;
 
         const LARGE: u32 = 1 << 20;
 

@@ -150,8 +150,8 @@ const _: () = assert!(MAX_QPS <= u32::BITS as usize, "arrived stripes are a bit 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::MAX_MESSAGE;
-    use crate::proto::rail_weights::RailWeights;
+    use crate::MAX_MESSAGE;
+    use crate::rail_weights::RailWeights;
     use proptest::prelude::*;
 
     /// Weights after the rails of `slowest` have been the slowest ones.

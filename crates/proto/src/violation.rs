@@ -1,6 +1,5 @@
 //! A breach of the protocol.
 
-use crate::error::Error;
 use std::fmt;
 
 /// The peer did something that the protocol does not allow. The connection cannot go on. It is one pointer wide, so that
@@ -22,10 +21,10 @@ impl Violation {
         &self.0
     }
 
-    /// The error for a violation that is the caller's fault and not the peer's.
+    /// The same, as its owner.
     #[cold]
-    pub fn into_misuse(self) -> Error {
-        Error::internal(*self.0)
+    pub fn into_text(self) -> String {
+        *self.0
     }
 }
 
@@ -37,27 +36,8 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-impl From<Violation> for Error {
-    #[cold]
-    fn from(violation: Violation) -> Self {
-        Self::remote(format!("the peer broke the protocol: {violation}"))
-    }
-}
-
 /// Shorthand for a [`Violation`] with a formatted text.
 macro_rules! violation {
-    ($($arg:tt)*) => { $crate::proto::violation::Violation::new(move || format!($($arg)*)) };
+    ($($arg:tt)*) => { $crate::violation::Violation::new(move || format!($($arg)*)) };
 }
 pub(crate) use violation;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_the_peer_did_is_in_each_text() {
-        let violation = violation!("{} stripes", 3);
-        assert_eq!(violation.to_string(), "3 stripes");
-        assert!(Error::from(violation).to_string().contains("the peer broke the protocol: 3 stripes"));
-    }
-}

@@ -33,7 +33,7 @@ impl CompletionQueue {
         // SAFETY: the context is open, and its device filled the table in when it was opened.
         let poll = unsafe { (*context.raw()).ops.poll_cq };
         let Some(poll) = poll else {
-            return Err(Error::internal(format!("{} has no ibv_poll_cq", context.name())));
+            return Err(Error::misuse(format!("{} has no ibv_poll_cq", context.name())));
         };
         let failure = QueueFailure::new();
         let (null, of_events) = (std::ptr::null_mut(), Arc::as_ptr(&failure).cast_mut().cast());

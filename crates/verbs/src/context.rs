@@ -13,7 +13,7 @@ use std::time::Instant;
 
 /// An open RDMA device.
 ///
-/// Forked children keep neither its descriptors nor its mappings ([`crate::net::control::fork`]): else the kernel would keep the queue pairs
+/// Forked children keep neither its descriptors nor its mappings (`net::control::fork` of the plugin): else the kernel would keep the queue pairs
 /// alive after this process has died, for as long as a child lives, and they would still acknowledge.
 #[derive(Debug)]
 pub struct Context {

@@ -15,19 +15,30 @@
 //! | [`path`] | from INIT to RTS |
 //! | [`work`] | work requests: posting them, polling their completions |
 //! | [`prepared_write`] | a write that is posted again and again with other values |
-//! | [`status`] | why a work request failed |
+//! | [`status`], [`error`] | why a work request failed, or a call |
 //! | [`extended_call`] | calls of a device that libibverbs has no symbols for |
 //! | [`sys`], `sys_work` | structs and numbers of libibverbs |
 //!
 //! Each object holds an `Arc` of its parent, so that objects are destroyed in the order that the verbs demand.
 
-#![allow(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::exit,
+        clippy::print_stdout,
+        clippy::print_stderr
+    )
+)]
 
 pub mod completion_queue;
 pub mod context;
 mod create;
 pub mod device_memory;
 pub mod dma_buf;
+pub mod error;
 pub mod extended_call;
 pub mod library;
 mod mapping;

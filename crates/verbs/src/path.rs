@@ -81,7 +81,7 @@ impl InitQueuePair {
         };
         let (Some(post_send), Some(post_recv)) = (post_send, post_recv) else {
             let name = self.inner.domain.context.name();
-            let error = Error::internal(format!("{name} has no ibv_post_send, or no ibv_post_recv"));
+            let error = Error::misuse(format!("{name} has no ibv_post_send, or no ibv_post_recv"));
             return Err(Box::new(ConnectError { qp: self, error }));
         };
         let Self { inner, inline_bytes, .. } = self;

@@ -38,7 +38,7 @@ impl Staging {
     pub fn put<const WORDS: usize>(&mut self, offset: usize, records: &[[u64; WORDS]]) -> Result<u64> {
         let bytes = size_of_val(records);
         if offset.checked_add(bytes).is_none_or(|end| end > self.memory.bytes) {
-            return Err(Error::internal(format!("{bytes} bytes at {offset} of {}", self.memory.bytes)));
+            return Err(Error::misuse(format!("{bytes} bytes at {offset} of {}", self.memory.bytes)));
         }
         let place = self.memory.base.wrapping_add(offset);
         // SAFETY: inside the mapping, as was just seen, which is ours alone: the source is elsewhere.

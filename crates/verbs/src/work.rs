@@ -120,7 +120,7 @@ impl QueuePair {
     pub fn post_writes(&mut self, writes: &[Write]) -> Result<()> {
         let count = writes.len();
         if count == 0 || count > WRITE_BATCH {
-            return Err(Error::internal(format!("{count} writes in one call; 1 to {WRITE_BATCH} are possible")));
+            return Err(Error::misuse(format!("{count} writes in one call; 1 to {WRITE_BATCH} are possible")));
         }
         self.post_send(Chain::new().link(writes))
     }
@@ -163,7 +163,7 @@ impl QueuePair {
     #[inline(never)]
     pub fn post_receives(&mut self, count: usize) -> Result<()> {
         let Some(first) = self.recv_chain().last(count) else {
-            return Err(Error::internal(format!("{count} receives in one call; 1 to {RECV_BATCH} are possible")));
+            return Err(Error::misuse(format!("{count} receives in one call; 1 to {RECV_BATCH} are possible")));
         };
         let mut bad = std::ptr::null_mut();
         // SAFETY: as in `post_send`; the chain is this queue pair's own and never changes.
@@ -174,7 +174,7 @@ impl QueuePair {
     #[cold]
     #[inline(never)]
     pub(super) fn post_error(&self, call: &str, rc: i32) -> Error {
-        Error::os(format_args!("{call}({}, queue pair {})", self.device_name(), self.number()), rc.abs()).recoverable()
+        Error::of_queue(format_args!("{call}({}, queue pair {})", self.device_name(), self.number()), rc.abs())
     }
 }
 
@@ -235,7 +235,7 @@ impl CompletionQueue {
 #[cold]
 #[inline(never)]
 fn overrun() -> Error {
-    Error::os("ibv_poll_cq (has the completion queue overrun?)", libc::EIO).recoverable()
+    Error::of_queue("ibv_poll_cq (has the completion queue overrun?)", libc::EIO)
 }
 
 impl Write {

@@ -169,7 +169,7 @@ impl CtsSender {
         self.plain.set_signaled(true);
         let outcome = connected.qp.post_prepared(&mut self.plain);
         self.plain.set_signaled(false);
-        outcome
+        Ok(outcome?)
     }
 
     /// As [`Self::send_some`], over the rail whose turn it is, and gives the turn to the next one.
@@ -195,7 +195,7 @@ impl CtsSender {
             signaled: self.writes.count(),
         });
         self.pass_on();
-        outcome
+        Ok(outcome?)
     }
 
     /// A signalled write on rail number `rail` is complete, and those before it.
@@ -257,7 +257,7 @@ impl WriteCount {
 #[cold]
 #[inline(never)]
 fn refusal(qps: &[ConnectedQp], refused: RefusedPost) -> Error {
-    qps.first().map_or_else(no_such_qp, |connected| connected.qp.refusal(refused))
+    qps.first().map_or_else(no_such_qp, |connected| connected.qp.refusal(refused).into())
 }
 
 #[cold]

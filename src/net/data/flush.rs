@@ -16,7 +16,7 @@ use crate::net::qp::set::QpSet;
 use crate::net::qp::wr_id::WrId;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::requests::{Entry, RequestId, Requests};
-use crate::proto::{MAX_RAILS, MAX_REQUESTS, Violation};
+use crate::proto::{MAX_RAILS, MAX_REQUESTS};
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::path::Path;
 use crate::verbs::qp_ex::Operations;
@@ -183,7 +183,7 @@ impl Flushes {
     /// # Errors
     /// It has ended.
     fn tested(&self, id: RequestId) -> Result<&Flush> {
-        self.requests.tested(id).map_err(Violation::into_misuse)?;
+        self.requests.tested(id).map_err(Error::misuse)?;
         Ok(&self.flushes[id.index()])
     }
 
@@ -316,7 +316,7 @@ impl FlushRail {
         let path = Path { dest_qpn: init.number(), ..path };
         let mut landing = SharedRing::new(1, |_| 0)?;
         let lkey = landing.lkey(&device.domain)?;
-        let qp = init.connect(&path, WrId::Receive { qp: 0 }.to_bits()).map_err(with_hint)?;
+        let qp = init.connect(&path, WrId::Receive { qp: 0 }.to_bits()).map_err(|e| with_hint(e.into()))?;
         Ok(Self { port: Arc::clone(port), device, qp, queue, landing, lkey })
     }
 }
@@ -324,6 +324,7 @@ impl FlushRail {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::error::Error as VerbsError;
 
     fn one() -> (Flushes, RequestId) {
         let mut flushes = Flushes::default();
@@ -384,7 +385,7 @@ mod tests {
 
     #[test]
     fn a_flush_that_a_failing_device_refuses_is_asked_for_again_as_long_as_that_may_take_and_ten_times_more() {
-        let refusal = Error::of_device("ibv_create_qp", libc::EIO);
+        let refusal = Error::from(VerbsError::of_device("ibv_create_qp", libc::EIO));
         let (mut flushes, id) = one();
         assert_eq!(outlasted(&mut flushes, id, &refusal), 1000, "no time has gone by");
         let late = |flushes: &mut Flushes| {

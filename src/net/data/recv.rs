@@ -19,6 +19,7 @@ use crate::net::qp::wr_id::WrId;
 use crate::net::recovery::conn::ConnRecovery;
 use crate::net::recovery::end::{End, Owner};
 use crate::proto;
+use crate::proto::QpIndex;
 use crate::proto::explain::look::{Found, Look};
 use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::imm::Imm;
@@ -28,7 +29,6 @@ use crate::proto::recovery::action::Role;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::{Entries, Entry, Finished, Progress, RecvRequest, RequestId};
-use crate::proto::{QpIndex, Violation};
 use crate::stats::Completed;
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
@@ -328,7 +328,7 @@ impl Tested for RecvComm {
 
     #[inline(always)]
     fn poll<'b>(path: &RecvPath, batch: &'b mut Batch) -> Result<&'b [Completion]> {
-        path.qps.queue.poll(batch)
+        Ok(path.qps.queue.poll(batch)?)
     }
 
     #[inline(always)]
@@ -632,7 +632,7 @@ impl RecvPath {
     /// As there.
     #[inline(always)]
     fn finish(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Result<bool> {
-        match self.flow.finish(request).map_err(Violation::into_misuse)? {
+        match self.flow.finish(request).map_err(Error::misuse)? {
             None => return Ok(false),
             // Nearly all groups have one member.
             Some(Finished::One(length)) => {
@@ -665,7 +665,7 @@ impl RecvPath {
             Ok([]) if self.has_nothing_to_do() => Ok(()),
             Ok([]) => self.handle_empty_poll(request.id()),
             Ok(completions) => self.handle_others(completions, request, done),
-            Err(e) => self.handle_failure(e),
+            Err(e) => self.handle_failure(e.into()),
         }
     }
 

@@ -303,7 +303,7 @@ impl Tested for SendComm {
 
     #[inline(always)]
     fn poll<'b>(path: &SendPath, batch: &'b mut Batch) -> Result<&'b [Completion]> {
-        path.qps.queue.poll(batch)
+        Ok(path.qps.queue.poll(batch)?)
     }
 
     #[inline(always)]
@@ -508,7 +508,7 @@ impl SendPath {
         let qp = WrId::from_bits(self.single.id()).qp();
         let connected = self.qps.qps.get(usize::from(qp));
         self.handle_failure(
-            connected.map_or_else(|| no_such_qp(QpIndex(qp)), |connected| connected.qp.refusal(refused)),
+            connected.map_or_else(|| no_such_qp(QpIndex(qp)), |connected| connected.qp.refusal(refused).into()),
         )
     }
 
@@ -675,7 +675,7 @@ impl SendPath {
     /// The request has ended.
     #[inline(always)]
     fn finish(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<bool> {
-        let Some(length) = self.flow.finish(request).map_err(Violation::into_misuse)? else { return Ok(false) };
+        let Some(length) = self.flow.finish(request).map_err(Error::misuse)? else { return Ok(false) };
         self.stats.handle_done(length);
         done(&[length]);
         Ok(true)
@@ -695,7 +695,7 @@ impl SendPath {
             Ok([]) if self.has_nothing_to_do() => Ok(()),
             Ok([]) => self.handle_empty_poll(),
             Ok(completions) => self.handle_others(completions, request, done),
-            Err(e) => self.handle_failure(e),
+            Err(e) => self.handle_failure(e.into()),
         }
     }
 

@@ -77,7 +77,8 @@ pub struct GdrSupport {
 fn register(domain: &Arc<ProtectionDomain>, memory: GpuMemory) -> Result<()> {
     let GpuMemory { addr, bytes } = memory;
     // SAFETY: probe memory is never freed.
-    unsafe { MemoryRegion::register(domain, addr, bytes, Source::Address, false) }.map(drop)
+    unsafe { MemoryRegion::register(domain, addr, bytes, Source::Address, false) }?;
+    Ok(())
 }
 
 fn missing_by_address(module: Option<&str>, error: Option<&str>) -> String {

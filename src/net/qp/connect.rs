@@ -153,12 +153,12 @@ impl ConnectingQpSet {
                 Err(failed) => {
                     let ConnectError { qp, error } = *failed;
                     if flow_label != 0 && matches!(error.errno, Some(libc::EINVAL | libc::EOPNOTSUPP)) {
-                        self.refused_label = Some(error);
+                        self.refused_label = Some(error.into());
                         self.connected.labels = FlowLabels::NONE;
                         self.waiting.push(qp);
                         continue;
                     }
-                    self.attempts.fail(&ends, error).map_err(|e| e.on_rail(ends.number))?;
+                    self.attempts.fail(&ends, error.into()).map_err(|e| e.on_rail(ends.number))?;
                     self.waiting.push(qp);
                 }
             }

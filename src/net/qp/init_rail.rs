@@ -9,6 +9,7 @@ use crate::net::device::rail::{LocalAddress, Rail};
 use crate::proto::endpoint::{QpEnd, RailEnd, SinkEnd};
 use crate::proto::lanes::LaneLease;
 use crate::verbs::completion_queue::CompletionQueue;
+use crate::verbs::error::Error as VerbsError;
 use crate::verbs::queue_pair::{InitQueuePair, QpCaps, RemoteAccess};
 use crate::verbs::sink::Sink;
 use crate::verbs::thread_domain::ThreadDomain;
@@ -135,7 +136,7 @@ fn is_exhausted(error: &Error) -> bool {
 }
 
 /// `FERRITE_THREAD_DOMAINS` is set, and there is none for a connection on `port`.
-fn log_no_thread_domain(nic: &Nic, port: &Rail, error: &Error) {
+fn log_no_thread_domain(nic: &Nic, port: &Rail, error: &VerbsError) {
     let text = format!("{}: no thread domain for a connection: {error}", port.name);
     match nic.notices.line("thread domain", &text) {
         Some(line) => log::info!("{line}"),

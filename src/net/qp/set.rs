@@ -113,7 +113,7 @@ impl InitQpSet {
         ring: &mut SharedRing<WORDS, RECORDS>,
     ) -> Result<()> {
         self.rails.iter().zip(&mut self.endpoint.rails).try_for_each(|(rail, end)| {
-            end.ring_key = ring.rkey(&rail.on.device.domain).map_err(|e| e.on_rail(rail.on.number))?;
+            end.ring_key = ring.rkey(&rail.on.device.domain).map_err(|e| Error::from(e).on_rail(rail.on.number))?;
             Ok(())
         })
     }
@@ -217,7 +217,8 @@ impl QpSet {
             target: Target { addr: far.sink.addr, rkey: far.sink.key },
             signaled: true,
             ..Write::default()
-        })
+        })?;
+        Ok(())
     }
 
     /// The path MTU of queue pair `index`, as the verbs' code.
@@ -309,7 +310,7 @@ impl QpSet {
         let (mut polled, mut outcome) = (0, Ok(()));
         for rail in 0..self.rails.len() {
             let mut batch = Batch::default();
-            let of_rail = self.rails[rail].queue.poll(&mut batch).and_then(|completions| {
+            let of_rail = self.rails[rail].queue.poll(&mut batch).map_err(Error::from).and_then(|completions| {
                 polled += completions.len();
                 self.handle_completions(peer, completions, Ok(()), &mut handle)
             });

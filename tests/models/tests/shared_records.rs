@@ -1,11 +1,11 @@
 //! The order in which the words of a clear-to-send are read while the peer's device writes them, explored by a model checker: every order of
 //! the steps, and every value that the memory model lets a load return. The source is the plugin's, with the checker's atomics in place of
 //! the memory that a device writes. The device is a thread that stores the words in ascending order, the last with release: which is
-//! what `src/verbs/record.rs` says of it.
+//! what `crates/verbs/src/record.rs` says of it.
 
 #![allow(unreachable_pub, missing_docs, reason = "a file of the plugin")]
 
-/// In place of `src/verbs/device_memory.rs`.
+/// In place of `crates/verbs/src/device_memory.rs`.
 mod device_memory {
     use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -28,7 +28,7 @@ mod device_memory {
     }
 }
 
-#[path = "../../../src/verbs/record.rs"]
+#[path = "../../../crates/verbs/src/record.rs"]
 mod record;
 
 use device_memory::Word;

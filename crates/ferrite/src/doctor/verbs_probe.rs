@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use nccl_net::inspect::caps;
 use nccl_net::inspect::completion_queue::CompletionQueue;
 use nccl_net::inspect::config::Config;
 use nccl_net::inspect::context::Context;
@@ -12,7 +13,6 @@ use nccl_net::inspect::memory::{MemoryRegion, ProtectionDomain, Source};
 use nccl_net::inspect::port::LinkLayer;
 use nccl_net::inspect::queue_pair::{RemoteAccess, ResetQueuePair};
 use nccl_net::inspect::rail::{Rail, partition_index};
-use nccl_net::inspect::{Error, caps};
 
 use crate::doctor::verbs_facts::{DeviceFacts, GidFacts, LibraryFacts, PortFacts, RailFacts, VerbsFacts};
 use lab::error::Result;
@@ -53,8 +53,8 @@ fn facts() -> std::result::Result<VerbsFacts, String> {
     Ok(facts)
 }
 
-fn words(error: Error) -> String {
-    error.text()
+fn words(error: impl std::fmt::Display) -> String {
+    error.to_string()
 }
 
 fn library_facts(library: &Library) -> LibraryFacts {

@@ -3,7 +3,7 @@
 
 use super::refusal::Refusal;
 use super::{ConnId, StreamId, Time};
-use crate::proto::handle::{Secret, Token};
+use crate::handle::{Secret, Token};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 

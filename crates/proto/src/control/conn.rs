@@ -1,9 +1,9 @@
 //! One control connection: the bytes that come and go, and the streams that share it.
 
 use super::StreamId;
-use crate::proto::Violation;
-use crate::proto::frame::{Assembler, Frame};
-use crate::proto::handle::Secret;
+use crate::Violation;
+use crate::frame::{Assembler, Frame};
+use crate::handle::Secret;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
@@ -48,8 +48,9 @@ pub struct ControlConn {
     pub is_for_requests: bool,
     /// Whether a frame has come.
     pub is_answered: bool,
-    /// Where the process that has dialled this one is called itself; whether this process has told that.
+    /// Where the process that has dialled this one is called itself.
     pub caller: Option<SocketAddr>,
+    /// Whether this process has told where it is called itself.
     pub has_told: bool,
 }
 

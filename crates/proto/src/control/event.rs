@@ -1,7 +1,7 @@
 //! The events that a [`ControlPlane`](super::plane::ControlPlane) gives to its driver and to the streams' owners.
 
 use super::{ConnId, StreamId};
-use crate::proto::frame::Frame;
+use crate::frame::Frame;
 use std::net::SocketAddr;
 
 /// What the driver has to do.

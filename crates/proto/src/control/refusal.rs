@@ -1,6 +1,6 @@
 //! Why a client of the port is refused.
 
-use crate::proto::violation::Violation;
+use crate::violation::Violation;
 use std::fmt;
 
 /// A reason. Its text is the body of the Refuse frame.

@@ -2,8 +2,8 @@
 
 use super::event::{End, Received};
 use super::{ConnId, Time};
-use crate::proto::frame::{Frame, Kind};
-use crate::proto::handle::{Secret, Token};
+use crate::frame::{Frame, Kind};
+use crate::handle::{Secret, Token};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 

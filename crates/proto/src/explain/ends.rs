@@ -5,7 +5,7 @@
 
 use super::look::{Found, Sight};
 use super::watched::{SETTLED, Watched};
-use crate::proto::control::Time;
+use crate::control::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -123,9 +123,9 @@ impl Ends {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::explain::look::{Contact, Look};
-    use crate::proto::explain::numbers::Numbers;
-    use crate::proto::identity::Identity;
+    use crate::explain::look::{Contact, Look};
+    use crate::explain::numbers::Numbers;
+    use crate::identity::Identity;
 
     fn sight(id: EndId, numbers: Numbers) -> Sight {
         let (refusals, calls, contact) = (0, 0, Contact::Up);

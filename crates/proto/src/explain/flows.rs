@@ -2,10 +2,10 @@
 
 use super::look::{Contact, Look};
 use super::numbers::Numbers;
-use crate::proto::RING_SLOTS;
-use crate::proto::cts::{Cts, CtsWords, SlotIndex};
-use crate::proto::recv::RecvFlow;
-use crate::proto::send::SendFlow;
+use crate::RING_SLOTS;
+use crate::cts::{Cts, CtsWords, SlotIndex};
+use crate::recv::RecvFlow;
+use crate::send::SendFlow;
 
 /// No rank is greater. NCCL's own connections of the set-up have other tags.
 const MAX_RANK: u32 = 1 << 24;
@@ -69,10 +69,10 @@ impl RecvFlow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::Violation;
-    use crate::proto::rail_weights::RailWeights;
-    use crate::proto::recv::Buffer;
-    use crate::proto::stripe::Striping;
+    use crate::Violation;
+    use crate::rail_weights::RailWeights;
+    use crate::recv::Buffer;
+    use crate::stripe::Striping;
 
     #[test]
     fn a_tag_below_two_to_the_24_is_the_rank_of_the_sender() {

@@ -22,8 +22,8 @@ use super::numbers::End;
 use super::operation::{Begun, Operation, Progress, begun};
 use super::verdict::{Peer, Verdict, judge};
 use super::watched::{FRESH, Watched, millis};
-use crate::proto::control::Time;
-use crate::proto::identity::Identity;
+use crate::control::Time;
+use crate::identity::Identity;
 use std::collections::VecDeque;
 use std::time::Duration;
 

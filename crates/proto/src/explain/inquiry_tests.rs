@@ -7,8 +7,8 @@ use super::numbers::{End, Numbers};
 use super::operation::{Begun, Call, Function, Operation, PeerRank};
 use super::verdict::Verdict;
 use super::watched::{FRESH, millis};
-use crate::proto::control::Time;
-use crate::proto::identity::Identity;
+use crate::control::Time;
+use crate::identity::Identity;
 use std::time::Duration;
 
 fn who(rank: Option<u32>) -> Identity {

@@ -2,7 +2,7 @@
 
 use super::numbers::Numbers;
 use super::operation::Operation;
-use crate::proto::identity::Identity;
+use crate::identity::Identity;
 
 /// What is known of a peer without asking it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use super::message::{Answer, LeastLead, Question, Standing};
 use super::numbers::{End, Numbers};
 use super::operation::{Begun, Call, Function, Operation, PeerRank, Progress};
 use super::verdict::Verdict;
-use crate::proto::control::Time;
-use crate::proto::identity::Identity;
+use crate::control::Time;
+use crate::identity::Identity;
 use std::time::Duration;
 
 fn who(pid: u32) -> Identity {

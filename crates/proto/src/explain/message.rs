@@ -3,9 +3,9 @@
 use super::numbers::End;
 use super::operation::{Begun, Operation};
 use super::verdict::Verdict;
-use crate::proto::codec::{Reader, Writer};
-use crate::proto::identity::Identity;
-use crate::proto::{Violation, violation};
+use crate::codec::{Reader, Writer};
+use crate::identity::Identity;
+use crate::{Violation, violation};
 
 /// A process further away than this is not looked for.
 pub const MAX_DEPTH: u16 = 4096;
@@ -191,8 +191,8 @@ impl Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::explain::numbers::Numbers;
-    use crate::proto::explain::operation::{Call, Function, PeerRank};
+    use crate::explain::numbers::Numbers;
+    use crate::explain::operation::{Call, Function, PeerRank};
     use proptest::collection::vec;
     use proptest::prelude::*;
 

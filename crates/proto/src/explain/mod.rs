@@ -11,7 +11,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | [`numbers`] | what one end has counted |
-//! | `flows` | the same of [`crate::proto::send`] and [`crate::proto::recv`] |
+//! | `flows` | the same of [`crate::send`] and [`crate::recv`] |
 //! | [`operation`] | the operation of NCCL that messages are of |
 //! | [`verdict`] | what an end waits for, from the numbers of both ends |
 //! | [`message`] | questions and answers between two processes |

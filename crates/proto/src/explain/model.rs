@@ -8,7 +8,7 @@ use super::message::{Answer, Cause, Question};
 use super::numbers::Numbers;
 use super::operation::{Begun, Call, Function, Operation, PeerRank, Progress};
 use super::verdict::Verdict;
-use crate::proto::identity::Identity;
+use crate::identity::Identity;
 use proptest::prelude::*;
 use proptest::test_runner::TestRng;
 use std::collections::{BTreeMap, VecDeque};

@@ -1,7 +1,7 @@
 //! What one end of a connection has counted.
 
-use crate::proto::codec::{Reader, Writer};
-use crate::proto::{Violation, violation};
+use crate::codec::{Reader, Writer};
+use crate::{Violation, violation};
 
 /// Messages of one end since the connection was set up, by how far they are. Each number is modulo 2^32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

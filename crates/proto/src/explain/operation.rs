@@ -1,7 +1,7 @@
 //! NCCL's operations, as a profiler is told of them: their names for people, and what two processes tell each other of them.
 
-use crate::proto::codec::{Reader, Writer};
-use crate::proto::{Violation, violation};
+use crate::codec::{Reader, Writer};
+use crate::{Violation, violation};
 use std::fmt;
 
 /// Bytes of a communicator's name at most; a longer one is cut.

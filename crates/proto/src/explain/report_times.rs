@@ -1,6 +1,6 @@
 //! When a wait is reported, and how often.
 
-use crate::proto::control::Time;
+use crate::control::Time;
 use std::time::Duration;
 
 /// Repeats of a report, by the age of the wait; later ones every [`LAST_PAUSE`].

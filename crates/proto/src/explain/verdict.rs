@@ -1,7 +1,7 @@
 //! What an end of a connection waits for, from the numbers of both ends.
 
 use super::numbers::{End, Numbers};
-use crate::proto::{Violation, violation};
+use crate::{Violation, violation};
 
 /// What one end waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

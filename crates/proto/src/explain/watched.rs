@@ -5,8 +5,8 @@ use super::message::{Answer, Question, Standing};
 use super::numbers::{End, Numbers};
 use super::operation::{Begun, Operation};
 use super::verdict::{Peer, UNTESTED_MS, Verdict, judge};
-use crate::proto::control::Time;
-use crate::proto::identity::Identity;
+use crate::control::Time;
+use crate::identity::Identity;
 use std::time::Duration;
 
 /// An end that waits has stood still for so long before it counts as one that waits.

@@ -1,8 +1,8 @@
 //! What has not arrived, as the receiver lists it.
 
-use crate::proto::codec::{Reader, Writer};
-use crate::proto::cts::{Cts, ExtraKeys};
-use crate::proto::{MAX_MESSAGE, RING_SLOTS, Violation, violation};
+use crate::codec::{Reader, Writer};
+use crate::cts::{Cts, ExtraKeys};
+use crate::{MAX_MESSAGE, RING_SLOTS, Violation, violation};
 
 /// A message that has not arrived whole: the clear-to-send of its buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

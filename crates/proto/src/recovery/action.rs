@@ -3,7 +3,7 @@
 use super::account::Account;
 use super::message::Message;
 use super::rail_mask::RailMask;
-use crate::proto::endpoint::Endpoint;
+use crate::endpoint::Endpoint;
 use std::fmt;
 use std::time::Duration;
 

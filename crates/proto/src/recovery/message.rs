@@ -3,10 +3,10 @@
 use super::account::Account;
 use super::rail_mask::RailMask;
 use super::reach::Reach;
-use crate::proto::codec::{Reader, Writer};
-use crate::proto::endpoint::Endpoint;
-use crate::proto::frame::Kind;
-use crate::proto::{Violation, violation};
+use crate::codec::{Reader, Writer};
+use crate::endpoint::Endpoint;
+use crate::frame::Kind;
+use crate::{Violation, violation};
 use std::fmt;
 
 /// The body of a control message about recovery. `usable` are the rails whose port at this end is active and has its address.
@@ -207,7 +207,7 @@ fn end(body: &mut Reader<'_>, all: RailMask) -> Result<(RailMask, Endpoint), Vio
 ///
 /// # Errors
 /// They are not of `all`, or not as many as the end has.
-pub(in crate::proto) fn rails_of_end(numbers: u8, all: RailMask, endpoint: &Endpoint) -> Result<RailMask, Violation> {
+pub(crate) fn rails_of_end(numbers: u8, all: RailMask, endpoint: &Endpoint) -> Result<RailMask, Violation> {
     let rails = within(numbers, all)?;
     if endpoint.rails.len() != usize::from(rails.count()) {
         let count = endpoint.rails.len();
@@ -222,11 +222,11 @@ pub(in crate::proto) fn rails_of_end(numbers: u8, all: RailMask, endpoint: &Endp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::RING_SLOTS;
-    use crate::proto::cts::Cts;
-    use crate::proto::recovery::account::MissingMessage;
-    use crate::proto::recovery::action::Action;
-    use crate::proto::sim::endpoint;
+    use crate::RING_SLOTS;
+    use crate::cts::Cts;
+    use crate::recovery::account::MissingMessage;
+    use crate::recovery::action::Action;
+    use crate::sim::endpoint;
     use std::time::Duration;
 
     fn missing(seq: u32) -> MissingMessage {

@@ -1,12 +1,12 @@
 //! How often lanes may be given other paths, which interrupts all traffic of the connection; and, in a ring whose members wait for each
 //! other, that of all members.
 //!
-//! A connection judges each move by its speed before and after ([`crate::proto::automatic_lanes::Speed`]). A search goes on while moves bring something, first after
+//! A connection judges each move by its speed before and after ([`crate::automatic_lanes::Speed`]). A search goes on while moves bring something, first after
 //! a second, then ever more seldom. When several in a row have brought nothing it rests, for ever longer. All connections of a process on a card
 //! together have some moves for the beginning, and a few in an hour after that.
 
-use crate::proto::automatic_lanes::Speed;
-use crate::proto::control::Time;
+use crate::automatic_lanes::Speed;
+use crate::control::Time;
 use std::time::Duration;
 
 /// Time from the first move of a search to the second one. After each further one it is twice as long.

@@ -4,7 +4,7 @@
 //! the larger ones are not, twice in a row, the rail has that MTU from then on. Once might be chance.
 
 use super::rail_mask::RailMask;
-use crate::proto::MAX_RAILS;
+use crate::MAX_RAILS;
 
 /// The bytes of packets of the verbs' MTU `code`, from 1 on: 1 = 256 … 5 = 4096. 0: a packet without data.
 pub fn bytes(code: u8) -> u32 {

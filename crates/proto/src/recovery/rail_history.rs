@@ -1,8 +1,8 @@
 //! How often each rail has fallen, and until when it is not used again beside another one.
 
 use super::rail_mask::RailMask;
-use crate::proto::MAX_RAILS;
-use crate::proto::control::Time;
+use crate::MAX_RAILS;
+use crate::control::Time;
 use std::time::Duration;
 
 /// Falls that are longer ago do not count.

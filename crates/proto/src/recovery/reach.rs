@@ -6,7 +6,7 @@
 //! receiver how long to wait. Two ends that each counted their own failures would wait long enough in turn, and seldom at once.
 
 use super::super::codec::{Reader, Writer};
-use crate::proto::Violation;
+use crate::Violation;
 use std::time::Duration;
 
 /// How long the first test waits where nothing is known of the path.

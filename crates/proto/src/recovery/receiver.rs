@@ -2,10 +2,10 @@
 
 use super::account::{Account, MissingMessage};
 use super::rail_mask::RailMask;
-use crate::proto::cts::{Cts, SlotIndex};
-use crate::proto::recv::RecvFlow;
-use crate::proto::stripe::Striping;
-use crate::proto::{MAX_RAILS, QpIndex, RING_SLOTS};
+use crate::cts::{Cts, SlotIndex};
+use crate::recv::RecvFlow;
+use crate::stripe::Striping;
+use crate::{MAX_RAILS, QpIndex, RING_SLOTS};
 
 impl RecvFlow {
     /// The sequence number of the oldest message that has not arrived.
@@ -48,7 +48,7 @@ impl RecvFlow {
     }
 
     /// The rails over which the message in `slot` has come.
-    pub(in crate::proto) fn rails_of_slot(&self, slot: usize) -> RailMask {
+    pub(crate) fn rails_of_slot(&self, slot: usize) -> RailMask {
         let arrived = self.arrivals[slot].qps;
         if arrived == 0 {
             return self.earlier_rails.get(slot).copied().unwrap_or(self.all_rails);
@@ -67,10 +67,10 @@ impl RecvFlow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::Violation;
-    use crate::proto::imm::{Imm, LengthCode};
-    use crate::proto::recv::Buffer;
-    use crate::proto::requests::RequestId;
+    use crate::Violation;
+    use crate::imm::{Imm, LengthCode};
+    use crate::recv::Buffer;
+    use crate::requests::RequestId;
 
     const LENGTH: u32 = 20_000;
 

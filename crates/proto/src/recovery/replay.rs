@@ -1,34 +1,34 @@
 //! The messages that the sender has to send again.
 
 use super::account::{Account, MissingMessage};
-use crate::proto::RING_SLOTS;
-use crate::proto::cts::ExtraKeys;
-use crate::proto::requests::RequestId;
+use crate::RING_SLOTS;
+use crate::cts::ExtraKeys;
+use crate::requests::RequestId;
 use std::collections::VecDeque;
 
 /// A message that is to be sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::proto) struct Replay {
-    pub(in crate::proto) request: RequestId,
+pub(crate) struct Replay {
+    pub(crate) request: RequestId,
     /// Where its bytes are in this process.
-    pub(in crate::proto) addr: u64,
+    pub(crate) addr: u64,
     /// Its length in bytes.
-    pub(in crate::proto) length: u32,
-    pub(in crate::proto) missing: MissingMessage,
+    pub(crate) length: u32,
+    pub(crate) missing: MissingMessage,
 }
 
 /// What the sender keeps of the account that it has applied last.
 #[derive(Debug, Clone, Default)]
-pub(in crate::proto) struct Replays {
+pub(crate) struct Replays {
     /// In ascending order of their sequence numbers.
-    pub(in crate::proto) queue: VecDeque<Replay>,
+    pub(crate) queue: VecDeque<Replay>,
     /// Sequence number and keys of rails 2 and 3 of each clear-to-send that the account lists, by slot: the ring may lack them.
     extra: Vec<(u32, ExtraKeys)>,
 }
 
 impl Replays {
     /// Nothing of an earlier account counts any more.
-    pub(in crate::proto) fn begin(&mut self, account: &Account) {
+    pub(crate) fn begin(&mut self, account: &Account) {
         self.queue.clear();
         self.extra.clear();
         self.extra.resize(RING_SLOTS, (account.oldest.wrapping_sub(1), ExtraKeys::default()));
@@ -38,7 +38,7 @@ impl Replays {
     }
 
     /// The keys of rails 2 and 3 for message `seq`, if the account lists it.
-    pub(in crate::proto) fn extra_keys(&self, seq: u32) -> Option<ExtraKeys> {
+    pub(crate) fn extra_keys(&self, seq: u32) -> Option<ExtraKeys> {
         let found = self.extra.get(seq as usize % RING_SLOTS);
         found.filter(|(listed, _)| *listed == seq).map(|(_, keys)| *keys)
     }

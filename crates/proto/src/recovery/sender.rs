@@ -2,12 +2,12 @@
 
 use super::account::{Account, MissingMessage};
 use super::replay::Replay;
-use crate::proto::cts::{CtsWords, SlotIndex};
-use crate::proto::rail_weights::RailWeights;
-use crate::proto::requests::RequestId;
-use crate::proto::send::{SendFlow, Transfer, UnclaimedCts};
-use crate::proto::stripe::Striping;
-use crate::proto::{QpIndex, RING_SLOTS, Violation, violation};
+use crate::cts::{CtsWords, SlotIndex};
+use crate::rail_weights::RailWeights;
+use crate::requests::RequestId;
+use crate::send::{SendFlow, Transfer, UnclaimedCts};
+use crate::stripe::Striping;
+use crate::{QpIndex, RING_SLOTS, Violation, violation};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -186,8 +186,8 @@ impl SendFlow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::cts::{Cts, emit_extra_keys};
-    use crate::proto::recovery::rail_mask::RailMask;
+    use crate::cts::{Cts, emit_extra_keys};
+    use crate::recovery::rail_mask::RailMask;
 
     const WEIGHTS: [u32; 4] = [1; 4];
 
@@ -320,7 +320,7 @@ mod tests {
         let mut short = account(5, &[2, 4]);
         short.missing[0].cts.length = 49;
         assert!(refused(&short), "50 bytes were sent");
-        short.missing[0].cts.length = crate::proto::MAX_MESSAGE + 1;
+        short.missing[0].cts.length = crate::MAX_MESSAGE + 1;
         assert!(refused(&short));
     }
 

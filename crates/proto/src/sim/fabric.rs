@@ -5,10 +5,10 @@
 //! pair goes to the error state and all work requests behind it are flushed. The requester does not know which of them the other
 //! end has executed; and some that were not may be *delayed*: they are executed later, if the other end still is in RTS then.
 
-use crate::proto::QpIndex;
-use crate::proto::cts::CtsWords;
-use crate::proto::random::Random;
-use crate::proto::requests::RequestId;
+use crate::QpIndex;
+use crate::cts::CtsWords;
+use crate::random::Random;
+use crate::requests::RequestId;
 use std::collections::VecDeque;
 
 /// One of the two ends.

@@ -3,8 +3,8 @@
 use super::control::Cause;
 use super::fabric::{End, Status};
 use super::plan::Plan;
-use crate::proto::QpIndex;
-use crate::proto::random::Random;
+use crate::QpIndex;
+use crate::random::Random;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {

@@ -15,8 +15,8 @@
 
 use super::fabric::{Bytes, WorkRequest};
 use super::plan::{Message, Plan, buffer_at, rkey};
-use crate::proto::QpIndex;
-use crate::proto::cts::{Cts, CtsWords};
+use crate::QpIndex;
+use crate::cts::{Cts, CtsWords};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {

@@ -3,8 +3,8 @@
 use super::control::Control;
 use super::fabric::{Completion, End, Fabric, Status};
 use super::plan::Plan;
-use crate::proto::cts::CtsWords;
-use crate::proto::random::Random;
+use crate::cts::CtsWords;
+use crate::random::Random;
 
 /// The fabric, the control connection and the ring in the sender's memory.
 #[derive(Debug)]

@@ -1,14 +1,14 @@
 //! What a run does: the two ends and what they agree on, the messages and their buffers.
 
-use crate::proto::endpoint::{Ece, Endpoint, QpEnd, RailEnd, SinkEnd};
-use crate::proto::handshake::{Hello, Negotiated, Reply, Ring};
-use crate::proto::identity::Identity;
-use crate::proto::rail_weights::RailWeights;
-use crate::proto::random::Random;
-use crate::proto::recovery::rail_mask::RailMask;
-use crate::proto::send::SendFlow;
-use crate::proto::stripe::Striping;
-use crate::proto::{MAX_GROUP, MAX_RAILS};
+use crate::endpoint::{Ece, Endpoint, QpEnd, RailEnd, SinkEnd};
+use crate::handshake::{Hello, Negotiated, Reply, Ring};
+use crate::identity::Identity;
+use crate::rail_weights::RailWeights;
+use crate::random::Random;
+use crate::recovery::rail_mask::RailMask;
+use crate::send::SendFlow;
+use crate::stripe::Striping;
+use crate::{MAX_GROUP, MAX_RAILS};
 use std::ops::Range;
 
 /// Message number i of a run is for buffer number i: it is the k-th message of its tag, for the k-th buffer of that tag.
@@ -143,7 +143,7 @@ pub(super) fn buffer_at(addr: u64) -> (usize, u32) {
 }
 
 /// An end with `qps` queue pairs on each of `rails` rails.
-pub(in crate::proto) fn endpoint(rails: usize, qps: usize, split: bool) -> Endpoint {
+pub(crate) fn endpoint(rails: usize, qps: usize, split: bool) -> Endpoint {
     let rail = |rail: usize| RailEnd {
         name: format!("rdma{rail} port 1"),
         infiniband: false,
@@ -165,14 +165,14 @@ fn queue_pair(rail: u32, i: u32) -> QpEnd {
 }
 
 /// The first message of a sender with this end, which can use all of its rails.
-pub(in crate::proto) fn hello(endpoint: Endpoint, ring: Ring) -> Hello {
+pub(crate) fn hello(endpoint: Endpoint, ring: Ring) -> Hello {
     let count = endpoint.rails.len() as u8;
     let (rails, left_out) = (RailMask::first(count), String::new());
     Hello { token: [6; 16], count, rails, left_out, endpoint, ring, identity: identity() }
 }
 
 /// The reply of a receiver with this end to that, for these rails.
-pub(in crate::proto) fn reply(hello: &Hello, rails: RailMask, mut endpoint: Endpoint) -> Reply {
+pub(crate) fn reply(hello: &Hello, rails: RailMask, mut endpoint: Endpoint) -> Reply {
     let offered = hello.endpoint.over(hello.rails, rails);
     let terms = Negotiated::agree(&offered, &endpoint).expect("they fit").over(hello.count, rails);
     endpoint.truncate(rails.count().into(), terms.qps_per_rail());
@@ -180,6 +180,6 @@ pub(in crate::proto) fn reply(hello: &Hello, rails: RailMask, mut endpoint: Endp
 }
 
 /// The process of such an end.
-pub(in crate::proto) fn identity() -> Identity {
+pub(crate) fn identity() -> Identity {
     Identity { host: "host".into(), pid: 42, rank: Some(3), label: None }
 }

@@ -4,10 +4,10 @@ use super::control::{Cause, PeerState};
 use super::fabric::{Completion, End, Fabric, WorkRequest, WrId};
 use super::outside::Outside;
 use super::plan::{Plan, address};
-use crate::proto::imm::Imm;
-use crate::proto::recv::{Buffer, RECEIVE_BATCH, RecvFlow};
-use crate::proto::requests::RequestId;
-use crate::proto::{QpIndex, RING_SLOTS, Violation};
+use crate::imm::Imm;
+use crate::recv::{Buffer, RECEIVE_BATCH, RecvFlow};
+use crate::requests::RequestId;
+use crate::{QpIndex, RING_SLOTS, Violation};
 
 /// One of so many writes of clear-to-sends is signaled.
 const SIGNAL_EVERY: u32 = 4;

@@ -4,13 +4,13 @@ use super::control::{Cause, PeerState};
 use super::fabric::{Bytes, Completion, End, WorkRequest, WrId};
 use super::outside::Outside;
 use super::plan::Plan;
-use crate::proto::QpIndex;
-use crate::proto::RING_SLOTS;
-use crate::proto::cts::{Cts, CtsWords, SlotIndex};
-use crate::proto::imm::Imm;
-use crate::proto::requests::RequestId;
-use crate::proto::send::{MAX_STRIPE_WRS, SendFlow, SendQueueSpace, Transfer};
-use crate::proto::stripe::LL128_LINE_BYTES;
+use crate::QpIndex;
+use crate::RING_SLOTS;
+use crate::cts::{Cts, CtsWords, SlotIndex};
+use crate::imm::Imm;
+use crate::requests::RequestId;
+use crate::send::{MAX_STRIPE_WRS, SendFlow, SendQueueSpace, Transfer};
+use crate::stripe::LL128_LINE_BYTES;
 
 #[derive(Debug)]
 pub(super) struct Sender {

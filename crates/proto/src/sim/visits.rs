@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// How often each event has come in each state: by end, state and event.
-pub(in crate::proto) type Visits = BTreeMap<(&'static str, &'static str, &'static str), u64>;
+pub(crate) type Visits = BTreeMap<(&'static str, &'static str, &'static str), u64>;
 
 /// What there is to be visited.
 #[cfg(test)]
-pub(in crate::proto) struct Machine {
+pub(crate) struct Machine {
     /// Each end with each of its states.
-    pub(in crate::proto) rows: &'static [(&'static str, &'static str)],
-    pub(in crate::proto) events: &'static [&'static str],
+    pub(crate) rows: &'static [(&'static str, &'static str)],
+    pub(crate) events: &'static [&'static str],
     /// Why that event cannot come in that state of that end, if it cannot.
-    pub(in crate::proto) impossible: fn(&str, &str, &str) -> Option<&'static str>,
+    pub(crate) impossible: fn(&str, &str, &str) -> Option<&'static str>,
 }
 
 #[cfg(test)]
@@ -70,15 +70,15 @@ impl Machine {
     }
 
     /// Checks that all has come that can, and nothing else, and that the page has this table after the line `marker`.
-    pub(in crate::proto) fn check(&self, visits: &Visits, marker: &str) {
+    pub(crate) fn check(&self, visits: &Visits, marker: &str) {
         check_page(marker, &self.table(visits));
     }
 }
 
 /// Checks that docs/schedules.md has `table` after the line `marker`.
 #[cfg(test)]
-pub(in crate::proto) fn check_page(marker: &str, table: &str) {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/schedules.md");
+pub(crate) fn check_page(marker: &str, table: &str) {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schedules.md");
     let text = std::fs::read_to_string(&page).expect("the page");
     let (before, rest) = text.split_once(marker).expect("where the table begins");
     let (_, after) = rest.split_once("<!-- end -->").expect("where it ends");

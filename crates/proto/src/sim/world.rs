@@ -8,10 +8,10 @@ use super::outside::Outside;
 use super::plan::Plan;
 use super::receiver::Receiver;
 use super::sender::Sender;
-use crate::proto::cts::{CtsWords, cts_halves};
-use crate::proto::random::Random;
-use crate::proto::requests::RequestId;
-use crate::proto::{MAX_GROUP, QpIndex, RING_SLOTS};
+use crate::cts::{CtsWords, cts_halves};
+use crate::random::Random;
+use crate::requests::RequestId;
+use crate::{MAX_GROUP, QpIndex, RING_SLOTS};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 

@@ -14,9 +14,9 @@
 use super::frames::unknown;
 use super::visited::of_end;
 use super::{ConnId, ControlPlane, End, Event, Level, PeerChange, Phase, Role, Stage, StreamId, Time};
-use crate::proto::control::redial::DIAL_LIMIT;
-use crate::proto::frame::Kind;
-use crate::proto::handshake::Resume;
+use crate::control::redial::DIAL_LIMIT;
+use crate::frame::Kind;
+use crate::handshake::Resume;
 use std::net::SocketAddr;
 
 const CLOSED: &str = "closed without a goodbye";

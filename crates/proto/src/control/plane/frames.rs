@@ -2,12 +2,12 @@
 
 use super::visited::{of_conn_frame, of_frame};
 use super::{ConnId, ControlPlane, End, Level, PeerChange, Phase, Role, Stage, Stream, StreamId, Time};
-use crate::proto::control::conn::MAX_BACKLOG;
-use crate::proto::control::refusal::Refusal;
-use crate::proto::explain::message::Answer;
-use crate::proto::frame::{ALL_CONNECTIONS, Frame, Kind};
-use crate::proto::handle::Secret;
-use crate::proto::handshake::{Hello, Resume};
+use crate::control::conn::MAX_BACKLOG;
+use crate::control::refusal::Refusal;
+use crate::explain::message::Answer;
+use crate::frame::{ALL_CONNECTIONS, Frame, Kind};
+use crate::handle::Secret;
+use crate::handshake::{Hello, Resume};
 
 impl ControlPlane {
     pub(super) fn handle_frame(&mut self, now: Time, conn: ConnId, frame: Frame) {

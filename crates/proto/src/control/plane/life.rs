@@ -6,7 +6,7 @@
 //! there a control connection that was closed tells, when neither port nor device have answered since.
 
 use super::{ControlPlane, PeerChange, Phase, StreamId, Time};
-use crate::proto::control::redial::{DOUBT_LIMIT, FRESH, Signs};
+use crate::control::redial::{DOUBT_LIMIT, FRESH, Signs};
 use std::net::SocketAddr;
 
 const DEAD: &str = "the peer's process has died";

@@ -4,9 +4,9 @@
 
 use super::frames::unknown;
 use super::{ConnId, ControlPlane, End, PeerChange, Phase, Stage, StreamId, Time};
-use crate::proto::control::refusal::Refusal;
-use crate::proto::frame::{Frame, Kind};
-use crate::proto::handshake::{Caller, Resume};
+use crate::control::refusal::Refusal;
+use crate::frame::{Frame, Kind};
+use crate::handshake::{Caller, Resume};
 use std::net::SocketAddr;
 
 impl ControlPlane {
@@ -90,7 +90,7 @@ impl ControlPlane {
 
     /// Whether the peer of `id` can be asked to dial, or this end dials itself.
     #[cfg(any(test, fuzzing))]
-    pub(in crate::proto) fn has_address(&self, id: StreamId) -> bool {
+    pub(crate) fn has_address(&self, id: StreamId) -> bool {
         self.streams.get(&id).is_some_and(|stream| stream.address().is_some())
     }
 }

@@ -2,8 +2,8 @@
 
 use super::visited::of_end;
 use super::{ConnId, ControlConn, ControlPlane, End, Event, Level, Phase, Stage, StreamId, Time};
-use crate::proto::frame::{ALL_CONNECTIONS, Frame, Kind};
-use crate::proto::handle::Token;
+use crate::frame::{ALL_CONNECTIONS, Frame, Kind};
+use crate::handle::Token;
 use std::net::SocketAddr;
 
 impl ControlPlane {
@@ -204,25 +204,25 @@ impl ControlPlane {
 
     /// The control connection that carries a stream.
     #[cfg(any(test, fuzzing))]
-    pub(in crate::proto) fn conn_of(&self, id: StreamId) -> Option<ConnId> {
+    pub(crate) fn conn_of(&self, id: StreamId) -> Option<ConnId> {
         self.streams.get(&id).and_then(|stream| stream.conn)
     }
 
     /// What a test looks at: control connections, streams, peers, the most that wait for a listener.
     #[cfg(any(test, fuzzing))]
-    pub(in crate::proto) fn counts(&self) -> [usize; 4] {
+    pub(crate) fn counts(&self) -> [usize; 4] {
         [self.conns.len(), self.streams.len(), self.pool.len(), self.acceptor.most_pending()]
     }
 
     /// Clients that have not shown yet that they know a listener or a connection.
     #[cfg(test)]
-    pub(in crate::proto) fn unauthenticated_count(&self) -> usize {
+    pub(crate) fn unauthenticated_count(&self) -> usize {
         self.acceptor.clients().len()
     }
 
     /// The most bytes and frames that any control connection, and any stream, keeps.
     #[cfg(any(test, fuzzing))]
-    pub(in crate::proto) fn most_kept(&self) -> [usize; 3] {
+    pub(crate) fn most_kept(&self) -> [usize; 3] {
         let incoming = self.conns.values().map(ControlConn::pending_bytes).max().unwrap_or(0);
         let outgoing = self.conns.values().map(ControlConn::backlog).max().unwrap_or(0);
         [incoming, outgoing, self.streams.values().map(super::Stream::inbox_len).max().unwrap_or(0)]

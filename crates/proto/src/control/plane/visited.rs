@@ -3,8 +3,8 @@
 use super::{ConnId, ControlPlane, StreamId};
 #[cfg(test)]
 use super::{Phase, Role, Stage};
-use crate::proto::control::event::End;
-use crate::proto::frame::{ALL_CONNECTIONS, Frame, Kind};
+use crate::control::event::End;
+use crate::frame::{ALL_CONNECTIONS, Frame, Kind};
 
 impl ControlPlane {
     /// `event` comes for a stream, before it changes anything.
@@ -25,7 +25,7 @@ impl ControlPlane {
             (Phase::Closing(_), _) => "Closing",
             (Phase::Over, _) => "Over",
         };
-        crate::proto::control::sim::note(end, state, event);
+        crate::control::sim::note(end, state, event);
     }
 
     #[cfg(not(test))]
@@ -41,7 +41,7 @@ impl ControlPlane {
             Stage::Unauthenticated => ("accepts", "Unauthenticated"),
             Stage::Accepted => ("accepts", "Accepted"),
         };
-        crate::proto::control::sim::note_conn(end, state, event);
+        crate::control::sim::note_conn(end, state, event);
     }
 
     #[cfg(not(test))]

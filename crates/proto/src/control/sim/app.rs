@@ -1,11 +1,11 @@
-//! The two ends of one connection as NCCL's threads go on with them: what [`crate::net`] does, without queue pairs.
+//! The two ends of one connection as NCCL's threads go on with them: what the plugin's `net` does, without queue pairs.
 
 use super::frame_order::FrameOrder;
-use crate::proto::control::event::{PeerChange, Received};
-use crate::proto::control::plane::ControlPlane;
-use crate::proto::control::{StreamId, Time};
-use crate::proto::frame::{Frame, Kind};
-use crate::proto::handle::{Secret, Token};
+use crate::control::event::{PeerChange, Received};
+use crate::control::plane::ControlPlane;
+use crate::control::{StreamId, Time};
+use crate::frame::{Frame, Kind};
+use crate::handle::{Secret, Token};
 use std::net::SocketAddr;
 
 /// What an established end knows of its peer.

@@ -3,9 +3,9 @@
 //! A frame tells the control connection that it was sent over, and how many frames of this end were sent over that before. So the end
 //! that receives it sees whether one is missing, comes twice or too late.
 
-use crate::proto::control::event::PeerChange;
-use crate::proto::frame::Frame;
-use crate::proto::handle::Secret;
+use crate::control::event::PeerChange;
+use crate::frame::Frame;
+use crate::handle::Secret;
 
 /// A control connection, by its number from 1 on, and frames that one end has sent over it.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]

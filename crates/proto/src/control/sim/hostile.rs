@@ -1,9 +1,9 @@
 //! Somebody who finds a port, and knows no more than a token.
 
 use super::world::{World, address};
-use crate::proto::control::ConnId;
-use crate::proto::control::event::End;
-use crate::proto::frame::{Frame, Kind};
+use crate::control::ConnId;
+use crate::control::event::End;
+use crate::frame::{Frame, Kind};
 
 impl World {
     pub(super) fn hostile_comes(&mut self, process: usize) {

@@ -3,7 +3,7 @@
 use super::app::Pair;
 use super::network::Network;
 use super::world::World;
-use crate::proto::control::Time;
+use crate::control::Time;
 use std::time::Duration;
 
 /// How long after the end of its control connections, and of its device, an end may not know that its peer has died: if it can call that; if not.

@@ -33,7 +33,7 @@ mod recovery_frames;
 mod strangers;
 mod world;
 
-use crate::proto::random::Random;
+use crate::random::Random;
 use world::World;
 
 fn number(variable: &str) -> Option<u64> {
@@ -42,9 +42,9 @@ fn number(variable: &str) -> Option<u64> {
 
 #[cfg(test)]
 thread_local! {
-    static VISITS: std::cell::RefCell<crate::proto::sim::visits::Visits> =
+    static VISITS: std::cell::RefCell<crate::sim::visits::Visits> =
         const { std::cell::RefCell::new(std::collections::BTreeMap::new()) };
-    static CONN_VISITS: std::cell::RefCell<crate::proto::sim::visits::Visits> =
+    static CONN_VISITS: std::cell::RefCell<crate::sim::visits::Visits> =
         const { std::cell::RefCell::new(std::collections::BTreeMap::new()) };
 }
 
@@ -68,7 +68,7 @@ fn run(seed: u64) {
 }
 
 /// Runs the schedule that follows from `random`, and checks what has to hold.
-pub(in crate::proto) fn check(random: Random) {
+pub(crate) fn check(random: Random) {
     World::new(0, random).run();
 }
 

@@ -1,8 +1,8 @@
 //! A TCP in memory.
 
-use crate::proto::control::event::End;
-use crate::proto::control::{ConnId, Time};
-use crate::proto::random::Random;
+use crate::control::event::End;
+use crate::control::{ConnId, Time};
+use crate::random::Random;
 use std::collections::VecDeque;
 use std::time::Duration;
 

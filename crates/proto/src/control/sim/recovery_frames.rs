@@ -1,7 +1,7 @@
 //! When established ends send frames of recovery and of inquiry, and which.
 
 use super::world::World;
-use crate::proto::frame::Kind;
+use crate::frame::Kind;
 
 /// Frames that a dialler may send before its peer has been accepted: so many are kept.
 const MAX_EARLY: u64 = 5;

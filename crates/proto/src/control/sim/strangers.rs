@@ -2,12 +2,12 @@
 //! they do, no more of them are kept than may be, and none of those who have shown nothing when nobody listens any more.
 
 use super::world::address;
-use crate::proto::control::acceptor::{GRACE, MAX_CLIENTS};
-use crate::proto::control::event::{End, Event};
-use crate::proto::control::plane::ControlPlane;
-use crate::proto::control::{ConnId, Time};
-use crate::proto::frame::{Frame, Kind};
-use crate::proto::random::Random;
+use crate::control::acceptor::{GRACE, MAX_CLIENTS};
+use crate::control::event::{End, Event};
+use crate::control::plane::ControlPlane;
+use crate::control::{ConnId, Time};
+use crate::frame::{Frame, Kind};
+use crate::random::Random;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(1);

@@ -2,14 +2,14 @@
 
 use super::app::{Acceptor, Connector, Established, Known, Pair};
 use super::network::{Network, REFUSED, Side, Wire};
-use crate::proto::control::acceptor::MAX_PENDING;
-use crate::proto::control::event::{End, Event, Level, PeerChange};
-use crate::proto::control::plane::ControlPlane;
-use crate::proto::control::stream::MAX_INBOX;
-use crate::proto::control::{ConnId, StreamId, Time};
-use crate::proto::frame::{ALL_CONNECTIONS, Frame, Kind, MAX_ACCOUNT_BYTES};
-use crate::proto::handle::Secret;
-use crate::proto::random::Random;
+use crate::control::acceptor::MAX_PENDING;
+use crate::control::event::{End, Event, Level, PeerChange};
+use crate::control::plane::ControlPlane;
+use crate::control::stream::MAX_INBOX;
+use crate::control::{ConnId, StreamId, Time};
+use crate::frame::{ALL_CONNECTIONS, Frame, Kind, MAX_ACCOUNT_BYTES};
+use crate::handle::Secret;
+use crate::random::Random;
 use std::net::SocketAddr;
 use std::time::Duration;
 

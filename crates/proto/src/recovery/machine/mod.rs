@@ -12,9 +12,9 @@ use super::message::Message;
 use super::rail_history::RailHistory;
 use super::rail_mask::RailMask;
 use super::reach::Reach;
-use crate::proto::Violation;
-use crate::proto::control::Time;
-use crate::proto::endpoint::Endpoint;
+use crate::Violation;
+use crate::control::Time;
+use crate::endpoint::Endpoint;
 use state::{Asked, QueuePairs, State, Trouble};
 use std::time::Duration;
 

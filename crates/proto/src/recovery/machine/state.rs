@@ -1,6 +1,6 @@
 //! The states of one end, and what it remembers of its faults.
 
-use crate::proto::control::Time;
+use crate::control::Time;
 
 /// How far an end is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

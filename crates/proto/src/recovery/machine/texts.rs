@@ -2,8 +2,8 @@
 
 use super::Recovery;
 use super::state::State;
-use crate::proto::control::Time;
-use crate::proto::recovery::action::Role;
+use crate::control::Time;
+use crate::recovery::action::Role;
 
 impl Recovery {
     /// For messages: since when the connection has not run, why, and what it waits for.

@@ -5,11 +5,11 @@ use super::{
     ANSWER_TIME, ANSWER_TIME_OF_OTHERS, ASK_TIME, DRAIN_TIME, FENCE_TIME, LONGEST_ANSWER_TIME, LONGEST_FENCE_TIME,
     Recovery,
 };
-use crate::proto::control::Time;
-use crate::proto::recovery::action::{Action, Due, Job, Role};
-use crate::proto::recovery::message::Message;
-use crate::proto::recovery::rail_mask::RailMask;
-use crate::proto::{Violation, violation};
+use crate::control::Time;
+use crate::recovery::action::{Action, Due, Job, Role};
+use crate::recovery::message::Message;
+use crate::recovery::rail_mask::RailMask;
+use crate::{Violation, violation};
 use std::time::Duration;
 
 /// The pause before the second attempt; with each further one it is twice as long.

@@ -5,9 +5,9 @@
 //! be *late*: it arrives at any later time, also when its requester is gone; then only the state of the responder counts.
 
 use super::super::fabric::{Bytes, End, Status, WorkRequest, WrId};
-use crate::proto::random::Random;
-use crate::proto::recv::RECEIVE_BATCH;
-use crate::proto::{MAX_RAILS, QpIndex};
+use crate::random::Random;
+use crate::recv::RECEIVE_BATCH;
+use crate::{MAX_RAILS, QpIndex};
 use std::collections::VecDeque;
 
 /// A queue pair fails when its oldest work request has been sent again so many times.

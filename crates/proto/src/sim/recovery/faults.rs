@@ -2,7 +2,7 @@
 
 use super::super::fabric::End;
 use super::super::plan;
-use crate::proto::random::Random;
+use crate::random::Random;
 use std::time::Duration;
 
 /// When a fault happens.

@@ -16,7 +16,7 @@
 
 use super::super::fabric::Bytes;
 use super::super::plan::{Message, Plan, buffer_at, rkey};
-use crate::proto::cts::{Cts, CtsWords};
+use crate::cts::{Cts, CtsWords};
 
 #[derive(Debug)]
 struct Record {

@@ -1,6 +1,6 @@
 //! Both ends of a connection that recovers from faults, over a fabric whose queue pairs come and go.
 //!
-//! Both run the real [`Recovery`](crate::proto::recovery::machine::Recovery), `SendFlow` and `RecvFlow`. What the caller of the
+//! Both run the real [`Recovery`](crate::recovery::machine::Recovery), `SendFlow` and `RecvFlow`. What the caller of the
 //! machine does, `worker` does here: it takes time, and anything may happen meanwhile. The fabric: see [`fabric`]. What has to
 //! hold: see [`laws`]. Faults: see [`faults`]. Seeds are set as in the tests around this one.
 //!
@@ -24,10 +24,10 @@ use super::fabric::End;
 use super::plan::Plan;
 use super::seeds::run_seeds;
 #[cfg(test)]
-use crate::proto::control::Time;
-use crate::proto::random::Random;
+use crate::control::Time;
+use crate::random::Random;
 #[cfg(test)]
-use crate::proto::recovery::{
+use crate::recovery::{
     action::{Action, Role},
     message::Message,
     rail_mask::RailMask,

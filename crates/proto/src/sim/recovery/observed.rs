@@ -1,14 +1,14 @@
 //! The recovery of one end, which notes in which state each event comes.
 
-use crate::proto::Violation;
-use crate::proto::control::Time;
-use crate::proto::endpoint::Endpoint;
-use crate::proto::recovery::account::Account;
-use crate::proto::recovery::action::{Action, Role};
-use crate::proto::recovery::machine::Recovery;
-use crate::proto::recovery::message::Message;
-use crate::proto::recovery::rail_mask::RailMask;
-use crate::proto::sim::visits::Visits;
+use crate::Violation;
+use crate::control::Time;
+use crate::endpoint::Endpoint;
+use crate::recovery::account::Account;
+use crate::recovery::action::{Action, Role};
+use crate::recovery::machine::Recovery;
+use crate::recovery::message::Message;
+use crate::recovery::rail_mask::RailMask;
+use crate::sim::visits::Visits;
 use std::cell::RefCell;
 use std::ops::Deref;
 use std::time::Duration;

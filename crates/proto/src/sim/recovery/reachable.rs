@@ -1,6 +1,6 @@
 //! Which event can come in which state of a recovery, and why the others cannot.
 
-use crate::proto::sim::visits::Machine;
+use crate::sim::visits::Machine;
 
 pub(super) const MACHINE: Machine = Machine {
     rows: &[

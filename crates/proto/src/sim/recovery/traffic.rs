@@ -4,11 +4,11 @@ use super::super::fabric::{Bytes, Status, WorkRequest, WrId};
 use super::super::plan::address;
 use super::ends::{Caller, Outside, Receiver, Sender};
 use super::fabric::Completion;
-use crate::proto::cts::{Cts, CtsWords, SlotIndex};
-use crate::proto::imm::Imm;
-use crate::proto::recv::{Buffer, RecvFlow};
-use crate::proto::send::Transfer;
-use crate::proto::{QpIndex, RING_SLOTS, Violation};
+use crate::cts::{Cts, CtsWords, SlotIndex};
+use crate::imm::Imm;
+use crate::recv::{Buffer, RecvFlow};
+use crate::send::Transfer;
+use crate::{QpIndex, RING_SLOTS, Violation};
 
 impl Caller {
     /// Takes some completions of the queue pairs in use. If one has failed, the machine learns it; those before it count.
@@ -216,7 +216,7 @@ impl Receiver {
         }
         let limit = 1 + outside.random.below(8) as u32;
         while let Some(slots) = self.flow.poll_cts(limit) {
-            let halves = crate::proto::cts::cts_halves(outside.plan.rails());
+            let halves = crate::cts::cts_halves(outside.plan.rails());
             let cts = Some((slots.start * halves, self.flow.encoded_cts(slots).to_vec()));
             let rails = usize::from(self.caller.striping.rails());
             let qp = QpIndex(outside.random.index(rails) as u8);

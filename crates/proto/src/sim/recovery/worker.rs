@@ -3,13 +3,13 @@
 use super::super::fabric::{End, Status};
 use super::super::plan::endpoint;
 use super::ends::{Caller, Outside, Receiver, Sender};
-use crate::proto::QpIndex;
-use crate::proto::endpoint::Endpoint;
-use crate::proto::handshake::Negotiated;
-use crate::proto::recovery::action::Action;
-use crate::proto::recovery::message::Message;
-use crate::proto::recovery::rail_mask::RailMask;
-use crate::proto::send::SendQueueSpace;
+use crate::QpIndex;
+use crate::endpoint::Endpoint;
+use crate::handshake::Negotiated;
+use crate::recovery::action::Action;
+use crate::recovery::message::Message;
+use crate::recovery::rail_mask::RailMask;
+use crate::send::SendQueueSpace;
 
 impl Caller {
     /// Does one thing. Returns a job that its end has to do: to fence, or to resume.

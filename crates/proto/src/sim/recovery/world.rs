@@ -6,9 +6,9 @@ use super::ends::{Caller, Outside, Receiver, Sender, connected};
 use super::fabric::{Executed, Fabric};
 use super::faults::{Fault, Plan, When};
 use super::laws::Laws;
-use crate::proto::control::Time;
-use crate::proto::random::Random;
-use crate::proto::recovery::message::Message;
+use crate::control::Time;
+use crate::random::Random;
+use crate::recovery::message::Message;
 use std::collections::VecDeque;
 use std::time::Duration;
 

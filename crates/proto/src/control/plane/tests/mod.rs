@@ -7,12 +7,12 @@ mod two;
 mod waiting;
 
 use super::*;
-use crate::proto::control::acceptor::MAX_PENDING;
-use crate::proto::control::conn::MAX_BACKLOG;
-use crate::proto::control::refusal::Refusal;
-use crate::proto::control::stream::MAX_INBOX;
-use crate::proto::frame::Assembler;
-use crate::proto::handshake::Resume;
+use crate::control::acceptor::MAX_PENDING;
+use crate::control::conn::MAX_BACKLOG;
+use crate::control::refusal::Refusal;
+use crate::control::stream::MAX_INBOX;
+use crate::frame::Assembler;
+use crate::handshake::Resume;
 use two::{Two, here, kind};
 
 const REFUSED: i32 = 111;

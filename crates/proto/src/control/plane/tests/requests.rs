@@ -2,9 +2,9 @@
 
 use super::two::Two;
 use super::*;
-use crate::proto::control::redial::DOUBT_LIMIT;
-use crate::proto::control::refusal::Refusal;
-use crate::proto::handshake::{Caller, Resume};
+use crate::control::redial::DOUBT_LIMIT;
+use crate::control::refusal::Refusal;
+use crate::handshake::{Caller, Resume};
 
 fn port_of_near() -> SocketAddr {
     SocketAddr::from(([10, 0, 0, 2], 8))

@@ -1,10 +1,10 @@
 //! Two control planes that talk to each other.
 
-use crate::proto::control::event::{End, Event, Level, PeerChange, Received};
-use crate::proto::control::plane::ControlPlane;
-use crate::proto::control::{ConnId, StreamId, Time};
-use crate::proto::frame::Kind;
-use crate::proto::handle::{Secret, Token};
+use crate::control::event::{End, Event, Level, PeerChange, Received};
+use crate::control::plane::ControlPlane;
+use crate::control::{ConnId, StreamId, Time};
+use crate::frame::Kind;
+use crate::handle::{Secret, Token};
 use std::net::SocketAddr;
 use std::time::Duration;
 

@@ -5,9 +5,9 @@
 //! goes on only to the end of a pause, so no frame is waited for in vain: what is lost has to be said again.
 
 use super::*;
-use crate::proto::cts::Cts;
-use crate::proto::recovery::account::{Account, MissingMessage};
-use crate::proto::sim::endpoint;
+use crate::cts::Cts;
+use crate::recovery::account::{Account, MissingMessage};
+use crate::sim::endpoint;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -1,8 +1,8 @@
 //! A peer that says what no Ferrite says, or says it without end.
 
 use super::*;
-use crate::proto::recovery::account::Account;
-use crate::proto::sim::endpoint;
+use crate::recovery::account::Account;
+use crate::sim::endpoint;
 use proptest::prelude::*;
 
 fn machine(role: Role) -> Recovery {

@@ -1,7 +1,7 @@
 //! What comes early, late or twice.
 
 use super::*;
-use crate::proto::sim::endpoint;
+use crate::sim::endpoint;
 
 /// The actions that `machine` has now.
 fn actions(machine: &mut Recovery) -> Vec<Action> {

@@ -1,8 +1,8 @@
 //! Two ends that tell each other everything, with callers that do at once what they are asked to, or later.
 
 use super::super::*;
-use crate::proto::recovery::account::Account;
-use crate::proto::sim::endpoint;
+use crate::recovery::account::Account;
+use crate::sim::endpoint;
 use std::collections::VecDeque;
 
 pub(super) const GIVE_UP: Duration = Duration::from_secs(120);
