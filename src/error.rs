@@ -181,6 +181,7 @@ impl From<Violation> for Error {
 
 impl From<VerbsError> for Error {
     #[cold]
+    #[inline(never)]
     fn from(error: VerbsError) -> Self {
         let VerbsDetail { kind, operation, errno, context } = error.into_detail();
         let class = if kind == Kind::Misuse { Class::Internal } else { Class::System };
