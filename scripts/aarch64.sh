@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds for 64-bit ARM and runs that here, with an emulated processor: the plugin's unit tests, NCCL's contract but for the checks that
 # load NCCL, and every form of message byte by byte. How processors order memory is not emulated: what is read of memory that a device
-# writes has a barrier for that (src/verbs/record.rs).
+# writes has a barrier for that (crates/verbs/src/record.rs).
 #
 #   scripts/aarch64.sh           some ten minutes on two cores
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

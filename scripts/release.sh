@@ -49,9 +49,9 @@ heading=$(grep -m 1 -E '^## [0-9]' CHANGELOG.md || echo "none")
     wrong "CHANGELOG.md's newest release is \"$heading\", and should be \"## $version - $(date -u +%F)\""
 waiting=$(sed -n '/^## Unreleased/,/^## [0-9]/p' CHANGELOG.md | grep -c '^- ' || true)
 [ "$waiting" = 0 ] || wrong "CHANGELOG.md has $waiting entries under \"Unreleased\""
-protocol=$(sed -n 's/^pub const PROTOCOL_VERSION: u16 = \([0-9]*\);$/\1/p' src/proto/mod.rs)
+protocol=$(sed -n 's/^pub const PROTOCOL_VERSION: u16 = \([0-9]*\);$/\1/p' crates/proto/src/lib.rs)
 grep -q "^| $version | $protocol |" docs/releases.md ||
-    wrong "docs/releases.md has no row \"| $version | $protocol |\", which is the version of the wire protocol in src/proto/mod.rs"
+    wrong "docs/releases.md has no row \"| $version | $protocol |\", which is the version of the wire protocol in crates/proto/src/lib.rs"
 
 compiler=$(rustc --version 2>/dev/null | awk '{ print $2 }')
 [ "$compiler" = "$(rust_pinned)" ] || wrong "Rust is ${compiler:-missing}, and rust-toolchain.toml says $(rust_pinned)"

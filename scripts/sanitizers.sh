@@ -124,10 +124,11 @@ miri_of() {
 miri() {
     cargo +nightly miri --version >/dev/null 2>&1 || { echo "skipped: Miri (rustup toolchain install nightly -c miri -c rust-src)" && return; }
     # Of what is there without system calls. The first call that Miri does not know ends it.
-    miri_of nccl-net-ferrite exclusive_cell verbs::prepared_write verbs::recv_chain verbs::work the_errno_of_an_earlier
+    miri_of nccl-net-ferrite exclusive_cell
+    miri_of ferrite-verbs prepared_write recv_chain work:: the_errno_of_an_earlier
     # The protocol, without what takes Miri minutes: any bytes of a peer's, and simulators, fuzzers and explorers, which try thousands of cases.
-    miri_of nccl-net-ferrite proto::{automatic_lanes,cts,cts_window,endpoint}:: proto::control::{acceptor,losses,redial}:: \
-        proto::explain::{ends,inquiry,inquiry_tests,operation,report_times,verdict,watched}:: --skip any_
+    miri_of ferrite-proto {automatic_lanes,cts,cts_window,endpoint}:: control::{acceptor,losses,redial}:: \
+        explain::{ends,inquiry,inquiry_tests,operation,report_times,verdict,watched}:: --skip any_
     # So does any text of a rule.
     miri_of softrnic copy:: host:: network::header shm::
     ran+=(Miri)

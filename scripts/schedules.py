@@ -3,7 +3,7 @@
 
     schedules.py SEEDS [--first SEED] [--chunk SEEDS] [--jobs N] [--seconds S] [--program FILE] [--done FILE]
 
-Each of the simulators (the tests named `sim::` of the plugin's library that take seeds) runs the seeds from FIRST to FIRST + SEEDS - 1.
+Each of the simulators (the tests named `sim::` of the protocol that take seeds) runs the seeds from FIRST to FIRST + SEEDS - 1.
 A line each minute says how many schedules have run. A failed schedule is named with its simulator and seed, and does not end the run.
 The exit status is 1 if one failed, 2 if it was stopped before the end.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REPLAY = re.compile(r"FERRITE_SIM_SEED=(\d+)")
 # Tests beside the simulators, with seeds of their own or none.
-OWN_SEEDS = ("::known_", "::the_page_says_", "::visits::")
+OWN_SEEDS = ("::known_", "::each_event_", "::whatever_strangers_", "::visits::")
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Part:
 
 
 def build() -> Path:
-    """The tests of the plugin's library, compiled with optimisation."""
-    command = ["cargo", "test", "--release", "-p", "nccl-net-ferrite", "--lib", "--locked", "--no-run"]
+    """The tests of the protocol, compiled with optimisation."""
+    command = ["cargo", "test", "--release", "-p", "ferrite-proto", "--lib", "--locked", "--no-run"]
     done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     found = re.search(r"Executable .*\((.+)\)", done.stderr)
     if done.returncode or not found:
@@ -51,7 +51,7 @@ def build() -> Path:
 def simulators(program: Path) -> list[str]:
     listed = subprocess.run([str(program), "--list"], check=True, capture_output=True, text=True).stdout
     names = [line.removesuffix(": test") for line in listed.splitlines() if line.endswith(": test")]
-    return [name for name in names if "::sim::" in name and not any(own in name for own in OWN_SEEDS)]
+    return [name for name in names if "::sim::" in f"::{name}" and not any(own in name for own in OWN_SEEDS)]
 
 
 class Run:

@@ -189,6 +189,15 @@ install_auditable() {
     export PATH=$folder/bin:$PATH
 }
 
+# What changes the protocol in small ways, to see whether its tests notice: its program is printed.
+MUTANTS=27.1.0
+install_mutants() {
+    local folder=$CACHE/cargo-mutants-$MUTANTS
+    [ -x "$folder/bin/cargo-mutants" ] || env -u RUSTFLAGS -u CARGO_TARGET_DIR cargo install --locked --quiet --root "$folder" "cargo-mutants@$MUTANTS" ||
+        no_crate "cargo-mutants@$MUTANTS" "it changes the protocol in small ways"
+    echo "$folder/bin/cargo-mutants"
+}
+
 # What makes a site of the pages: its program is printed.
 MDBOOK=0.4.52
 install_mdbook() {

@@ -16,8 +16,10 @@
 //!                                         GIDs, interfaces
 //! ```
 //!
-//! `abi → net → {proto, verbs, host, stats}`. The lower four do not use each other; all may use `error` and `version`.
-//! `unsafe` stays in `abi`, in `verbs`, and in the few files that allow it at their head: elsewhere it is an error.
+//! `abi → net → {proto, verbs, host, stats}`. The lower four do not use each other. [`proto`] and [`verbs`] are packages of their own
+//! (`crates/proto`, `crates/verbs`), so that the compiler sees to that; `host` and `stats` may use `error` and `version`.
+//! `proto` has no `unsafe`. That of `verbs` is behind a safe interface. Here it stays in `abi`, and in the few files that allow it at their
+//! head: elsewhere it is an error.
 //!
 //! ## The path of a message
 //!

@@ -28,7 +28,7 @@ class Inputs(unittest.TestCase):
 
     def test_the_targets_are_those_of_the_code(self) -> None:
         listed = ""
-        for name in ("src/proto/fuzz.rs", "crates/ferrite/src/fuzz/mod.rs"):
+        for name in ("crates/proto/src/fuzz.rs", "crates/ferrite/src/fuzz/mod.rs"):
             code = (fuzz.ROOT / name).read_text()
             start = code.index("pub const TARGETS")
             listed += code[start : code.index("];", start)]

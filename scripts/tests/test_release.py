@@ -8,11 +8,11 @@ from pathlib import Path
 
 from . import fixtures
 
-LOOKED_AT = ("scripts/setup.sh", "scripts/release.sh", "Cargo.toml", "rust-toolchain.toml", "src/proto/mod.rs", ".gitignore")
+LOOKED_AT = ("scripts/setup.sh", "scripts/release.sh", "Cargo.toml", "rust-toolchain.toml", "crates/proto/src/lib.rs", ".gitignore")
 
 
 def protocol() -> str:
-    [found] = re.findall(r"^pub const PROTOCOL_VERSION: u16 = (\d+);$", (fixtures.ROOT / "src/proto/mod.rs").read_text(), re.MULTILINE)
+    [found] = re.findall(r"^pub const PROTOCOL_VERSION: u16 = (\d+);$", (fixtures.ROOT / "crates/proto/src/lib.rs").read_text(), re.MULTILINE)
     return str(found)
 
 
@@ -101,7 +101,7 @@ class DryRun(fixtures.InFolder):
         self.refused("2 entries", f"the tag v{self.version} is there")
 
     def test_another_wire_protocol_than_the_page_has_is_in_the_way(self) -> None:
-        self.write("src/proto/mod.rs", f"pub const PROTOCOL_VERSION: u16 = {int(protocol()) + 1};\n")
+        self.write("crates/proto/src/lib.rs", f"pub const PROTOCOL_VERSION: u16 = {int(protocol()) + 1};\n")
         self.commit()
         self.refused(f'no row "| {self.version} | {int(protocol()) + 1} |"')
 

@@ -10,11 +10,11 @@ from . import fixtures
 # Stands for the compiled tests: writes down what it is asked to run, and fails at seed 25 of the second simulator.
 PROGRAM = """#!/bin/sh
 if [ "$1" = --list ]; then
-    printf 'proto::sim::one: test\\nproto::sim::two: test\\nproto::sim::known_gap_of_both: test\\nproto::other: test\\n'
+    printf 'sim::one: test\\nsim::two: test\\nsim::known_gap_of_both: test\\nother: test\\n'
     exit
 fi
 echo "$2 $FERRITE_SIM_SEED $FERRITE_SIM_SEEDS" >> "$0.asked"
-if [ "$2" = proto::sim::two ] && [ "$FERRITE_SIM_SEED" -le 25 ] && [ $((FERRITE_SIM_SEED + FERRITE_SIM_SEEDS)) -gt 25 ]; then
+if [ "$2" = sim::two ] && [ "$FERRITE_SIM_SEED" -le 25 ] && [ $((FERRITE_SIM_SEED + FERRITE_SIM_SEEDS)) -gt 25 ]; then
     echo 'two: replay with FERRITE_SIM_SEED=25' >&2
     exit 101
 fi
@@ -39,20 +39,20 @@ class Schedules(unittest.TestCase):
 
     def test_each_simulator_runs_each_seed_once(self) -> None:
         parts, lines, code = self.run_seeds("25", "--chunk", "10", "--first", "30")
-        expected = [f"proto::sim::{name} {part}" for name in ("one", "two") for part in ("30 10", "40 10", "50 5")]
+        expected = [f"sim::{name} {part}" for name in ("one", "two") for part in ("30 10", "40 10", "50 5")]
         self.assertEqual((parts, code), (expected, 0), lines)
         self.assertEqual(lines[-1], "50 of 50 schedules, 0 failed")
 
     def test_a_failure_is_named_and_does_not_end_the_run(self) -> None:
         parts, lines, code = self.run_seeds("40", "--chunk", "10")
         self.assertEqual((len(parts), code), (8, 1))
-        self.assertIn(f"failed: FERRITE_SIM_SEED=25 {self.program.resolve()} --exact proto::sim::two", lines)
+        self.assertIn(f"failed: FERRITE_SIM_SEED=25 {self.program.resolve()} --exact sim::two", lines)
         self.assertEqual(lines[-1], "80 of 80 schedules, 1 failed")
 
     def test_what_was_right_is_not_run_again_and_what_failed_is(self) -> None:
         self.run_seeds("40", "--chunk", "10")
         parts, lines, code = self.run_seeds("40", "--chunk", "10")
-        self.assertEqual((parts, code), (["proto::sim::two 20 10"], 1), lines)
+        self.assertEqual((parts, code), (["sim::two 20 10"], 1), lines)
         self.assertTrue(lines[0].endswith("70 known to be right"), lines)
 
     def test_a_program_without_simulators_is_refused(self) -> None:

@@ -37,7 +37,7 @@
 //! | `explain` | what an operation that does not go on waits for |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
 //! | `fuzz` | what a fuzzer chooses the input of: what peers say, and schedules |
-//! | `reachable_arrivals`, `reachable_lanes` | tests: tables of what comes in which state |
+//! | `arrival_orders`, `automatic_lanes_sim` | tests: every order of a few immediates; lanes of a connection that a seed drives |
 //! | `sim`, `malformed_input`, `exhaustive`, `random` | tests: two flows over a simulated fabric with faults, with and without recovery; peers that say anything; all values where there are few |
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -52,7 +52,11 @@
     )
 )]
 
+#[cfg(test)]
+mod arrival_orders;
 pub mod automatic_lanes;
+#[cfg(test)]
+mod automatic_lanes_sim;
 mod codec;
 pub mod control;
 pub mod cts;
@@ -74,10 +78,6 @@ mod malformed_input;
 pub mod rail_weights;
 #[cfg(any(test, fuzzing))]
 mod random;
-#[cfg(test)]
-mod reachable_arrivals;
-#[cfg(test)]
-mod reachable_lanes;
 pub mod recovery;
 pub mod recv;
 pub mod requests;

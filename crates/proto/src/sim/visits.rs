@@ -1,8 +1,6 @@
-//! Which event has come in which state of a machine, and which cannot: a table of docs/schedules.md.
+//! Which event has come in which state of a machine, and which cannot.
 
 use std::collections::BTreeMap;
-#[cfg(test)]
-use std::path::Path;
 
 /// How often each event has come in each state: by end, state and event.
 pub(crate) type Visits = BTreeMap<(&'static str, &'static str, &'static str), u64>;
@@ -19,39 +17,6 @@ pub(crate) struct Machine {
 
 #[cfg(test)]
 impl Machine {
-    /// The table with an `x` where `visits` has something, and elsewhere the number of the reason why there is nothing, which follow.
-    fn table(&self, visits: &Visits) -> String {
-        let mut reasons: Vec<&str> = Vec::new();
-        let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-        let mut table = line(&[words(&["end", "state"]), words(self.events)].concat());
-        table += &line(&vec!["---".to_owned(); 2 + self.events.len()]);
-        for (end, state) in self.rows {
-            let mut cells = words(&[end, state]);
-            for event in self.events {
-                let impossible = (self.impossible)(end, state, event);
-                cells.push(match impossible {
-                    None => "x".to_owned(),
-                    Some(why) => {
-                        let known = reasons.iter().position(|reason| *reason == why);
-                        let at = known.unwrap_or_else(|| {
-                            reasons.push(why);
-                            reasons.len() - 1
-                        });
-                        (at + 1).to_string()
-                    }
-                });
-            }
-            table += &line(&cells);
-        }
-        table += "\n";
-        for (i, reason) in reasons.iter().enumerate() {
-            table += &format!("{}. {reason}\n", i + 1);
-        }
-        assert_eq!(self.differences(visits), Vec::<String>::new());
-        table
-    }
-
     /// Where what has come is not what can come.
     fn differences(&self, visits: &Visits) -> Vec<String> {
         let is_known =
@@ -69,27 +34,9 @@ impl Machine {
         unknown.chain(wrong).collect()
     }
 
-    /// Checks that all has come that can, and nothing else, and that the page has this table after the line `marker`.
-    pub(crate) fn check(&self, visits: &Visits, marker: &str) {
-        check_page(marker, &self.table(visits));
-    }
-}
-
-/// Checks that docs/schedules.md has `table` after the line `marker`.
-#[cfg(test)]
-pub(crate) fn check_page(marker: &str, table: &str) {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schedules.md");
-    let text = std::fs::read_to_string(&page).expect("the page");
-    let (before, rest) = text.split_once(marker).expect("where the table begins");
-    let (_, after) = rest.split_once("<!-- end -->").expect("where it ends");
-    let made = format!("{before}{marker}\n{table}<!-- end -->{after}");
-    if std::env::var_os("FERRITE_UPDATE").is_some() {
-        std::fs::write(&page, made).expect("the page can be written");
-    } else {
-        assert!(
-            text == made,
-            "run `FERRITE_UPDATE=1 cargo test -p nccl-net-ferrite --lib -- --test-threads=1 the_page_says no_schedule_of_losses`:\n{table}"
-        );
+    /// Checks that all has come that can, and nothing else.
+    pub(crate) fn check(&self, visits: &Visits) {
+        assert_eq!(self.differences(visits), Vec::<String>::new());
     }
 }
 

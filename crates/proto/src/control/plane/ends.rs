@@ -12,7 +12,6 @@
 //! ask it to over that one ([`super::requests`]). `life` says when the peer is dead.
 
 use super::frames::unknown;
-use super::visited::of_end;
 use super::{ConnId, ControlPlane, End, Event, Level, PeerChange, Phase, Role, Stage, StreamId, Time};
 use crate::control::redial::DIAL_LIMIT;
 use crate::frame::Kind;
@@ -46,7 +45,6 @@ impl ControlPlane {
         let Some(peer) = self.pool.get(&address) else { return };
         match peer.conn.filter(|_| peer.is_dialling && peer.since + DIAL_LIMIT <= now) {
             Some(conn) => {
-                self.note_conn(conn, "timeout");
                 self.end_conn(now, conn, End::Unreachable(TIMED_OUT));
             }
             None if peer.conn.is_some() => self.pool.update(address, |peer| peer.redial.stop()),
@@ -67,7 +65,6 @@ impl ControlPlane {
         // Goodbyes come after all: with the last stream the control connection would go.
         let mut farewells = Vec::new();
         for id in waiting {
-            self.note(id, "dialled again");
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             stream.attempt = stream.attempt.saturating_add(1);
             stream.conn = Some(conn);
@@ -164,7 +161,6 @@ impl ControlPlane {
 
     /// The control connection of a stream has ended.
     fn handle_stream_end(&mut self, now: Time, id: StreamId, end: &End) {
-        self.note(id, of_end(end));
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.conn = None;
         if stream.phase != Phase::Setup {
@@ -247,7 +243,6 @@ impl ControlPlane {
         if is_in_use || found.stage == Stage::Unauthenticated || found.is_for_requests {
             return;
         }
-        self.note_conn(conn, "idle");
         if let Some(found) = self.conns.remove(&conn) {
             self.events.push_back(Event::Close { conn, last: found.into_outgoing() });
         }

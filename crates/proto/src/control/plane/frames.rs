@@ -1,6 +1,5 @@
 //! Where a frame goes.
 
-use super::visited::{of_conn_frame, of_frame};
 use super::{ConnId, ControlPlane, End, Level, PeerChange, Phase, Role, Stage, Stream, StreamId, Time};
 use crate::control::conn::MAX_BACKLOG;
 use crate::control::refusal::Refusal;
@@ -17,7 +16,6 @@ impl ControlPlane {
             self.pool.update(peer, |peer| peer.doubted = None);
         }
         let Some(found) = self.conns.get(&conn) else { return };
-        self.note_conn(conn, of_conn_frame(&frame, stream.is_some()));
         match (found.stage, frame.kind, stream) {
             // It comes before the frame that shows who has dialled, and does nothing by itself.
             (Stage::Unauthenticated | Stage::Accepted, Kind::Commit, None) if frame.secret == ALL_CONNECTIONS => {
@@ -103,7 +101,6 @@ impl ControlPlane {
     fn resume(&mut self, conn: ConnId, frame: &Frame) -> Result<(), Refusal> {
         let Resume { token, attempt } = Resume::parse(&frame.body)?;
         let id = self.acceptor.stream(&frame.secret).ok_or(Refusal::UnknownConnection)?;
-        self.note(id, "asked to resume");
         let stream = self.streams.get_mut(&id).ok_or(Refusal::UnknownConnection)?;
         let is_set_up = stream.phase == Phase::Established;
         let may_be = is_set_up || stream.phase == Phase::Setup && stream.has_replied && stream.end().is_none();
@@ -151,7 +148,6 @@ impl ControlPlane {
 
     /// A frame of a stream that is on this connection.
     fn deliver(&mut self, now: Time, conn: ConnId, id: StreamId, frame: Frame) {
-        self.note(id, of_frame(frame.kind));
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if stream.phase != Phase::Setup {
             return self.handle_established_frame(id, frame);

@@ -77,7 +77,6 @@ impl ControlPlane {
 
     /// The peer of a stream is dead.
     fn end_dead(&mut self, id: StreamId) {
-        self.note(id, "given up");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if matches!(stream.phase, Phase::Closing(_)) {
             return self.forget(id);

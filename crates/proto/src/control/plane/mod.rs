@@ -5,7 +5,6 @@
 //! | here | what the owners of streams ask for |
 //! | `sockets` | the driver's input: its sockets and the time |
 //! | `frames` | where a frame goes |
-//! | `visited` | for a test: which event comes in which state of a stream |
 //! | `ends` | what becomes of streams when their control connection ends, and how they come to another one |
 //! | `requests` | how an end that does not dial asks the peer to |
 //! | `life` | whether a peer that does not answer is dead |
@@ -15,7 +14,6 @@ mod frames;
 mod life;
 mod requests;
 mod sockets;
-mod visited;
 
 use super::acceptor::ControlAcceptor;
 use super::conn::{ControlConn, Stage};
@@ -109,7 +107,6 @@ impl ControlPlane {
 
     /// Queues a frame of `stream`.
     pub fn send(&mut self, id: StreamId, kind: Kind, body: Vec<u8>) {
-        self.note(id, "send");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         // After a refusal the peer expects no further frame.
         stream.is_known = kind != Kind::Refuse;
@@ -138,7 +135,6 @@ impl ControlPlane {
     /// The RDMA connection is there: from now on its owner receives the peer's end as [`Event::Peer`], and the peer's frames
     /// of recovery as well, if it `receives_recovery`. What has come before is given at once, in order.
     pub fn establish(&mut self, now: Time, id: StreamId, receives_recovery: bool) {
-        self.note(id, "establish");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         (stream.phase, stream.receives_recovery) = (Phase::Established, receives_recovery);
         let (secret, conn) = (stream.secret, stream.conn);
@@ -165,7 +161,6 @@ impl ControlPlane {
     /// This end of an established stream has failed, for `reason`: the peer is sent a Goodbye, now or once there is a control
     /// connection again.
     pub fn fail(&mut self, id: StreamId, reason: &str) {
-        self.note(id, "fail");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if stream.conn.is_none() && stream.phase == Phase::Established {
             stream.failure.get_or_insert_with(|| reason.to_owned());
@@ -175,7 +170,6 @@ impl ControlPlane {
 
     /// The stream's owner has dropped it. The peer is sent a Goodbye, unless the peer's came first.
     pub fn close(&mut self, now: Time, id: StreamId) {
-        self.note(id, "close");
         self.send_goodbye(id, "");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let is_waiting = self.pool.get(&stream.peer).is_some_and(|peer| peer.waiting.contains(&id));

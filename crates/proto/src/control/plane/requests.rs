@@ -40,7 +40,6 @@ impl ControlPlane {
 
     /// Asks the peer over `conn` to dial for a stream.
     pub(super) fn ask_to_dial(&mut self, conn: ConnId, id: StreamId) {
-        self.note(id, "dialled again");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.asks_over = Some(conn);
         let request = Resume { token: stream.token, attempt: stream.attempt }.frame(Kind::Redial, stream.secret);
@@ -57,7 +56,6 @@ impl ControlPlane {
     pub(super) fn handle_request(&mut self, now: Time, conn: ConnId, frame: &Frame) -> Result<(), Refusal> {
         let Resume { token, attempt } = Resume::parse(&frame.body)?;
         let id = self.dialled.get(&frame.secret).copied().ok_or(Refusal::UnknownConnection)?;
-        self.note(id, "asked to dial");
         let stream = self.streams.get(&id).filter(|stream| stream.token == token && stream.phase != Phase::Over);
         let stream = stream.ok_or(Refusal::UnknownConnection)?;
         let (lost, address, is_old) = (stream.conn, stream.peer, attempt < stream.attempt);
@@ -77,7 +75,6 @@ impl ControlPlane {
     /// The peer that was asked over `conn` to dial answers.
     pub(super) fn handle_request_answer(&mut self, conn: ConnId, frame: &Frame) {
         let Some(id) = self.conns.get(&conn).and_then(|found| found.asks_for(&frame.secret)) else { return };
-        self.note(id, "answered");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if frame.body.is_empty() {
             stream.closed = None;

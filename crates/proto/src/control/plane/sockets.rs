@@ -1,6 +1,5 @@
 //! The driver's input to a control plane: its sockets and the time; and what the driver asks of it.
 
-use super::visited::of_end;
 use super::{ConnId, ControlConn, ControlPlane, End, Event, Level, Phase, Stage, StreamId, Time};
 use crate::frame::{ALL_CONNECTIONS, Frame, Kind};
 use crate::handle::Token;
@@ -31,7 +30,6 @@ impl ControlPlane {
 
     /// A dialled connection has come about.
     pub fn handle_connected(&mut self, now: Time, conn: ConnId) {
-        self.note_conn(conn, "connected");
         let Some(found) = self.conns.get_mut(&conn).filter(|found| found.stage == Stage::Dialling) else { return };
         found.stage = Stage::Dialled;
         let address = found.peer;
@@ -70,7 +68,6 @@ impl ControlPlane {
 
     /// A connection has ended, and why.
     pub fn handle_end(&mut self, now: Time, conn: ConnId, end: End) {
-        self.note_conn(conn, of_end(&end));
         let Some(found) = self.conns.get(&conn) else { return };
         if found.stage == Stage::Unauthenticated {
             let why = match end {
@@ -88,7 +85,6 @@ impl ControlPlane {
     /// Not before this time.
     pub fn make_room(&mut self, now: Time) -> Result<(), Time> {
         while let Some(oldest) = self.acceptor.poll_surplus(now)? {
-            self.note_conn(oldest, "crowded out");
             self.dismiss(oldest, "it stayed silent while others came");
         }
         Ok(())
@@ -114,7 +110,6 @@ impl ControlPlane {
         }
         if !self.acceptor.has_listeners() {
             for conn in self.acceptor.clients() {
-                self.note_conn(conn, "nobody listens");
                 self.dismiss(conn, "nobody listens any more");
             }
         }
@@ -149,7 +144,6 @@ impl ControlPlane {
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(conn) = self.acceptor.poll_late(now) {
-            self.note_conn(conn, "timeout");
             // A peer that has sent nothing dials again; one that cannot be sent any more need not.
             if self.conns.get(&conn).is_some_and(ControlConn::has_begun) {
                 let why = "the first message did not come to an end";
@@ -168,7 +162,6 @@ impl ControlPlane {
 
     /// A stream has been kept for as long as it may be.
     fn handle_expired(&mut self, now: Time, id: StreamId) {
-        self.note(id, "expired");
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.kept_until = None;
         match stream.phase {
@@ -191,7 +184,6 @@ impl ControlPlane {
     }
 
     fn handle_violation(&mut self, now: Time, conn: ConnId, why: &str) {
-        self.note_conn(conn, "no frame");
         match self.conns.get(&conn).map(|found| found.stage) {
             Some(Stage::Unauthenticated) => {
                 self.transmit(conn, &Frame::text(Kind::Refuse, ALL_CONNECTIONS, why));

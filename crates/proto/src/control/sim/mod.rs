@@ -24,10 +24,6 @@ mod frame_order;
 mod hostile;
 mod life;
 mod network;
-#[cfg(test)]
-mod reachable;
-#[cfg(test)]
-mod reachable_conns;
 mod recovery_frames;
 #[cfg(test)]
 mod strangers;
@@ -38,26 +34,6 @@ use world::World;
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
-}
-
-#[cfg(test)]
-thread_local! {
-    static VISITS: std::cell::RefCell<crate::sim::visits::Visits> =
-        const { std::cell::RefCell::new(std::collections::BTreeMap::new()) };
-    static CONN_VISITS: std::cell::RefCell<crate::sim::visits::Visits> =
-        const { std::cell::RefCell::new(std::collections::BTreeMap::new()) };
-}
-
-/// `event` comes in `state` of a stream that this `end` has.
-#[cfg(test)]
-pub(super) fn note(end: &'static str, state: &'static str, event: &'static str) {
-    VISITS.with_borrow_mut(|visits| *visits.entry((end, state, event)).or_default() += 1);
-}
-
-/// The same of a control connection.
-#[cfg(test)]
-pub(super) fn note_conn(end: &'static str, state: &'static str, event: &'static str) {
-    CONN_VISITS.with_borrow_mut(|visits| *visits.entry((end, state, event)).or_default() += 1);
 }
 
 fn run(seed: u64) {
@@ -79,10 +55,9 @@ fn no_schedule_of_losses_ends_a_connection_whose_processes_live() {
         (None, count) => (0, count.unwrap_or(5000)),
     };
     (first..first + count).for_each(run);
-    // A simulator that does not reach any more what it has reached proves less, without a sign of it.
-    if first == 0 && count >= 5000 {
-        reachable::MACHINE.check(&VISITS.take(), "<!-- streams -->");
-        (0..100).for_each(strangers::run);
-        reachable_conns::MACHINE.check(&CONN_VISITS.take(), "<!-- control connections -->");
-    }
+}
+
+#[test]
+fn whatever_strangers_say_no_more_of_them_are_kept_than_may_be() {
+    (0..100).for_each(strangers::run);
 }
