@@ -116,7 +116,7 @@ if [ "$mode" = --quick ]; then only=(tests.test_lint); else only=(); fi
 background "tests of the Python programs" python_tests "${only[@]}"
 "${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --no-run
 # The plugin of all features: other declarations, and the same plugin comes of them. It is tested beside the rest, since its checks wait.
-features=(-p nccl-net-ferrite -p ferrite-verbs --features nccl-net-ferrite/rdma-sys,nccl-net-ferrite/bindgen,nccl-net-ferrite/env_logger --locked)
+features=(-p nccl-net-ferrite -p ferrite-verbs --features "nccl-net-ferrite/rdma-sys nccl-net-ferrite/bindgen nccl-net-ferrite/env_logger" --locked)
 if [ "$mode" = all ]; then
     step "build with features"
     "${lints[@]}" cargo build "${features[@]}"

@@ -12,7 +12,9 @@ LOOKED_AT = ("scripts/setup.sh", "scripts/release.sh", "Cargo.toml", "rust-toolc
 
 
 def protocol() -> str:
-    [found] = re.findall(r"^pub const PROTOCOL_VERSION: u16 = (\d+);$", (fixtures.ROOT / "crates/proto/src/lib.rs").read_text(), re.MULTILINE)
+    [found] = re.findall(
+        r"^pub const PROTOCOL_VERSION: u16 = (\d+);$", (fixtures.ROOT / "crates/proto/src/lib.rs").read_text(), re.MULTILINE
+    )
     return str(found)
 
 
