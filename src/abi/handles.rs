@@ -7,6 +7,7 @@
 use super::nccl::ncclResult_t;
 use super::output::Answer;
 use crate::error::{Error, Result};
+use crate::net::control::fork::process_id;
 use crate::net::control::peer_state::PeerState;
 use crate::net::data::recv::RecvComm;
 use crate::net::data::send::SendComm;
@@ -119,7 +120,7 @@ where
     /// An object that is not given to NCCL yet.
     fn allocate(inner: T) -> Arc<Given<T>> {
         let handle = Self { tag: UnsafeCell::new(T::TAG), inner };
-        Arc::new(Given { handle, process: std::process::id() })
+        Arc::new(Given { handle, process: process_id() })
     }
 
     /// The object behind NCCL's pointer.
@@ -169,7 +170,7 @@ where
         unsafe { Self::borrow(raw)? };
         let raw = raw.cast::<Given<T>>();
         // SAFETY: made by `into_raw` with this type, which `borrow` has found alive.
-        if unsafe { (*raw).process } != std::process::id() {
+        if unsafe { (*raw).process } != process_id() {
             return Ok(None);
         }
         // SAFETY: as above, and given back once.

@@ -3,6 +3,7 @@
 use super::control::driver::ControlDriver;
 use super::control::notices::INIT;
 use super::control::periodic::PeriodicTask;
+use super::control::sync::ask_for_barrier;
 use super::data::send::SendComm;
 use super::device::networks::Networks;
 use super::device::nic::Nic;
@@ -62,6 +63,7 @@ impl Network {
         let first_frame_limit = Duration::from_secs(config.handshake_timeout_s);
         if !devices.is_empty() {
             open_stats(&config);
+            ask_for_barrier();
         }
         let merges_any_ports = config.merge_any;
         let networks = config.subnet_aware.then(|| Arc::new(Networks::of(&devices)));

@@ -5,12 +5,23 @@ use std::process::Command;
 use testkit::dist::softrnic_program;
 use testkit::program;
 
-/// All of its devices, as `softrnic stat --json` prints them.
-pub(crate) fn devices() -> Vec<Value> {
+/// What `softrnic stat --json` prints.
+fn stat() -> Value {
     let path = softrnic_program().unwrap_or_else(|missing| panic!("{missing}"));
     let printed = program::stdout_of(Command::new(path).args(["stat", "--json"]));
-    let stat: Value = serde_json::from_str(&printed).expect("JSON");
-    stat["devices"].as_array().expect("a list of devices").clone()
+    serde_json::from_str(&printed).expect("JSON")
+}
+
+/// How often this process has queried a port.
+pub(crate) fn port_queries() -> u64 {
+    let stat = stat();
+    let own = stat["processes"].as_array().expect("a list").iter().find(|process| process["pid"] == std::process::id());
+    own.expect("this process")["port_queries"].as_u64().expect("a number")
+}
+
+/// All of its devices.
+pub(crate) fn devices() -> Vec<Value> {
+    stat()["devices"].as_array().expect("a list of devices").clone()
 }
 
 /// The `queue_pairs` or `completion_queues` of all processes.

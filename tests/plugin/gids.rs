@@ -253,6 +253,22 @@ fn infiniband_peers_in_one_subnet_are_addressed_by_lid() -> Result<()> {
     over_infiniband(|_| {}, ": LID ")
 }
 
+/// Nothing arrives by the old one.
+#[test]
+fn a_lid_that_changes_is_that_of_the_next_connection() -> Result<()> {
+    let setting = require!(talkative(&[("SOFTRNIC_LINK", "ib"), ("FERRITE_FAILOVER", "0")]));
+    pair(&setting, |worker| {
+        works(worker)?;
+        let device = worker.rank();
+        softrnic(&format!("port {device}/1 --lid {}", 70 + device));
+        worker.barrier()?;
+        works(worker)?;
+        assert!(said(&[&format!("LID {} to LID {}", 70 + device, 71 - device)]), "{}", log());
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
 /// A site may set it for its RoCE nodes, and it then is there on the others as well.
 #[test]
 fn the_gid_index_is_ignored_on_infiniband() -> Result<()> {

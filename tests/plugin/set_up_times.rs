@@ -1,10 +1,12 @@
-//! How long setting connections up has taken, as the log tells.
+//! How long setting connections up has taken, as the log tells; and what it asks of the card.
 
 use crate::common::plugin_transport;
 use crate::common::process::pair;
-use crate::common::setting::setting;
+use crate::common::setting::{setting, softrnic};
+use crate::common::stat::port_queries;
 use lab::error::Result;
 use lab::pair::PeerConn;
+use std::time::Instant;
 use testkit::require;
 
 /// How many connections the lines on those for `what` count; each names all of `steps`.
@@ -34,6 +36,31 @@ fn the_set_up_of_connections_is_summed_up_in_lines_that_nccl_shows_by_default() 
         while counted("sending", &sending) < CONNECTIONS || counted("receiving", &receiving) < CONNECTIONS {
             deadline.idle()?;
         }
+        worker.barrier()?;
+        links.into_iter().try_for_each(PeerConn::close)
+    })?;
+    Ok(())
+}
+
+/// Each query is a command to the card, for which NCCL's thread waits.
+#[test]
+fn connections_ask_for_the_state_of_a_port_once_a_second_at_most_and_after_an_event() -> Result<()> {
+    const CONNECTIONS: usize = 20;
+    let setting = require!(setting());
+    pair(&setting, |worker| {
+        let transport = plugin_transport()?;
+        let mut links = vec![PeerConn::open(worker, &transport, 0)?];
+        let (before, start) = (port_queries(), Instant::now());
+        for _ in 0..CONNECTIONS {
+            links.push(PeerConn::open(worker, &transport, 0)?);
+        }
+        let (asked, seconds) = (port_queries() - before, start.elapsed().as_secs());
+        assert!(asked <= 1 + seconds, "{asked} queries in {seconds} s for {CONNECTIONS} connections in each direction");
+        let before = port_queries();
+        softrnic(&format!("gid {}/1 add 9 ::ffff:10.82.1.77 v2", worker.rank()));
+        worker.barrier()?;
+        links.push(PeerConn::open(worker, &transport, 0)?);
+        assert!(port_queries() > before, "what is known from before the event is not used");
         worker.barrier()?;
         links.into_iter().try_for_each(PeerConn::close)
     })?;

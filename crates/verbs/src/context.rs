@@ -1,9 +1,11 @@
 //! Open devices, and their asynchronous events.
 
 use super::library::Library;
+use super::port::KnownPorts;
 use super::queue_failure::QueueFailure;
 use super::{create, sys};
 use crate::error::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::ffi::CStr;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -23,7 +25,8 @@ pub struct Context {
     guid: u64,
     /// Whether no other device in the list had that when it was opened.
     has_own_guid: bool,
-    gid_changes: AtomicU32,
+    port_changes: AtomicU32,
+    pub(super) ports: KnownPorts,
     /// When it reported that it is lost.
     failed: OnceLock<Instant>,
     /// Whether its queue pairs can be queried, once that has been tried.
@@ -170,9 +173,12 @@ impl Context {
         self.library.ibv_reg_dmabuf_mr.is_some()
     }
 
-    /// Number of events so far that reported a changed GID table.
-    pub fn gid_changes(&self) -> u32 {
-        self.gid_changes.load(Ordering::Acquire)
+    /// Number of events so far that reported a change of a port, of its GID table too, or the loss of the device. `None`: there is an event
+    /// that nobody has taken yet.
+    pub fn port_changes(&self) -> Option<u32> {
+        let fd = self.event_fd();
+        let is_waiting = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec::default())) != Ok(0);
+        (!is_waiting).then(|| self.port_changes.load(Ordering::Acquire))
     }
 
     /// Whether it has reported that it is lost. It stays so: the device can only be opened again.
@@ -230,10 +236,12 @@ impl Context {
         }
         // SAFETY: libibverbs has filled it in just now, and the event is not acknowledged.
         let event = unsafe { raw.decode() };
+        if let AsyncEvent::DeviceFatal = event {
+            self.failed.get_or_init(Instant::now);
+        }
         match event {
-            AsyncEvent::GidChange(_) => drop(self.gid_changes.fetch_add(1, Ordering::Release)),
-            AsyncEvent::DeviceFatal => drop(self.failed.get_or_init(Instant::now)),
-            _ => {}
+            AsyncEvent::QueuePairError(_) | AsyncEvent::CompletionQueueError(_) | AsyncEvent::Other(_) => {}
+            _ => drop(self.port_changes.fetch_add(1, Ordering::Release)),
         }
         Some(UnackedEvent { event, raw, context: self })
     }
@@ -346,9 +354,10 @@ impl ListedDevice<'_> {
         let operation = format_args!("ibv_open_device({name})");
         // SAFETY: the device is of a list that has not been freed.
         let raw = create::create(operation, 0, || unsafe { (library.ibv_open_device)(self.raw) })?;
-        let (gid_changes, failed, answers_queries) = (AtomicU32::new(0), OnceLock::new(), OnceLock::new());
+        let (port_changes, failed, answers_queries) = (AtomicU32::new(0), OnceLock::new(), OnceLock::new());
         let (guid, library) = (self.guid, Arc::clone(library));
-        Ok(Context { raw, name, guid, has_own_guid, gid_changes, failed, answers_queries, library })
+        let ports = KnownPorts::default();
+        Ok(Context { raw, name, guid, has_own_guid, port_changes, ports, failed, answers_queries, library })
     }
 }
 

@@ -4,6 +4,9 @@ use super::context::Context;
 use super::extended_call;
 use super::sys::{self, ibv_gid_entry, ibv_port_attr};
 use crate::error::{Error, Result};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What `ibv_query_port` returns.
 #[derive(Debug, Clone, Copy)]
@@ -74,14 +77,63 @@ impl PortAttributes {
     }
 }
 
+/// How long an answer is used where no event reports a change: none does when the MTU of an Ethernet interface is set, and some drivers report
+/// nothing.
+const USE_FOR: Duration = Duration::from_secs(1);
+
+/// The active ports of a device, as it has described them last. A query is a command to the card, for which the caller waits.
+#[derive(Debug, Default)]
+pub(super) struct KnownPorts(Mutex<BTreeMap<u8, KnownPort>>);
+
+#[derive(Debug)]
+struct KnownPort {
+    attributes: PortAttributes,
+    /// [`Context::port_changes`] and the time before the query.
+    changes: u32,
+    asked: Instant,
+}
+
+impl KnownPorts {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u8, KnownPort>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 type QueryPort = unsafe extern "C" fn(*mut sys::ibv_context, u8, *mut ibv_port_attr, usize) -> i32;
 
 impl Context {
+    /// Port number `port`, from 1, as it was at the latest query if that is not long ago and nothing has been reported since, or else now.
+    ///
+    /// # Errors
+    /// The query fails.
+    pub fn recent_port(&self, port: u8) -> Result<PortAttributes> {
+        let changes = self.port_changes();
+        let is_current = |known: &&KnownPort| Some(known.changes) == changes && known.asked.elapsed() < USE_FOR;
+        let recent = self.ports.lock().get(&port).filter(is_current).map(|known| known.attributes);
+        recent.map_or_else(|| self.port(port), Ok)
+    }
+
+    /// The next use of port number `port` has it queried: it may be other than it was described.
+    pub fn forget_port(&self, port: u8) {
+        self.ports.lock().remove(&port);
+    }
+
     /// Queries port number `port`, from 1.
     ///
     /// # Errors
     /// The query fails.
     pub fn port(&self, port: u8) -> Result<PortAttributes> {
+        let (changes, asked) = (self.port_changes(), Instant::now());
+        let attributes = self.query_port(port)?;
+        // One that is down is waited for.
+        match changes.filter(|_| attributes.active) {
+            Some(changes) => drop(self.ports.lock().insert(port, KnownPort { attributes, changes, asked })),
+            None => self.forget_port(port),
+        }
+        Ok(attributes)
+    }
+
+    fn query_port(&self, port: u8) -> Result<PortAttributes> {
         let mut raw = ibv_port_attr::default();
         let rc = match self.sized_query_port() {
             // SAFETY: the context is open, and the size of the place is told.

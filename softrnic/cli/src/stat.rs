@@ -155,6 +155,7 @@ fn process_json(process: &Process) -> Value {
         "copies_staged": process.copies_staged,
         "obstacle": process.obstacle,
         "commands": commands_json(&process.commands),
+        "port_queries": process.port_queries,
     })
 }
 

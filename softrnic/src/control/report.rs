@@ -46,6 +46,8 @@ pub struct Process {
     pub obstacle: Option<i32>,
     /// Commands that it has had cards carry out.
     pub commands: Commands,
+    /// Calls of `ibv_query_port`: with most drivers these are commands too, of which the card carries out each at once here.
+    pub port_queries: u32,
 }
 
 /// A device.
@@ -240,6 +242,7 @@ pub(crate) fn of(fabric: &Fabric) -> Report {
             copies_staged: ways & STAGED != 0,
             obstacle: (obstacle != 0).then_some(obstacle),
             commands: Commands::of(slot),
+            port_queries: slot.port_queries.load(SeqCst),
             pid: slot.pid.load(SeqCst),
             is_alive: fabric.takes_part(index),
         }

@@ -26,6 +26,11 @@ pub(crate) enum Command {
 const SLACK_NS: u64 = 100_000;
 
 impl Fabric {
+    /// This process has queried a port.
+    pub(crate) fn count_port_query(&self) {
+        self.proc(slot_of(self.me)).port_queries.fetch_add(1, Relaxed);
+    }
+
     /// This process has had a card carry out a command. Takes as long as `SOFTRNIC_COMMAND_US` says.
     pub(crate) fn count_command(&self, command: Command) {
         self.proc(slot_of(self.me)).commands[command as usize].fetch_add(1, Relaxed);

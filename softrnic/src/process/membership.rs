@@ -39,6 +39,7 @@ impl Fabric {
         slot.jobs.store(0, SeqCst);
         slot.ways.store(0, SeqCst);
         slot.obstacle.store(0, SeqCst);
+        slot.port_queries.store(0, SeqCst);
         slot.commands.iter().for_each(|count| count.store(0, SeqCst));
         slot.id_at.store((&raw const slot.id) as u64, SeqCst);
         slot.id.store(id, SeqCst);

@@ -21,7 +21,7 @@ use crate::shm::srq_slot::SrqSlot;
 /// First word of the file: the text "softrnic".
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrnic");
 /// Change it with every change in this file.
-pub(crate) const VERSION: u64 = 15;
+pub(crate) const VERSION: u64 = 16;
 
 pub(crate) const PAGE: usize = 4096;
 /// Storage of the tables grows by this much.

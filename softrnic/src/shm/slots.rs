@@ -78,8 +78,10 @@ pub(crate) struct ProcSlot {
     pub(crate) generation: AtomicU32,
     /// Why it cannot reach the memory of some others directly (errno), or 0. Written seldom.
     pub(crate) obstacle: AtomicU32,
+    /// Queries of ports, which are rare.
+    pub(crate) port_queries: AtomicU32,
     // What peers look at with every message ends here.
-    _pad: [u32; 6],
+    _pad: [u32; 5],
     /// Bit n: job n has been posted for this process. Set by requesters.
     pub(crate) jobs: AtomicU64,
     /// When (monotonic ns) it has last polled a CQ. Kept only while copies are staged.

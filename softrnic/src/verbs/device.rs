@@ -155,6 +155,7 @@ unsafe extern "C" fn query_device_ex(
 fn write_port(handle: *mut types::Context, port: u8, out: *mut u8, room: usize) -> Result<(), i32> {
     // SAFETY: the caller's handle.
     let context = unsafe { context(handle) }?;
+    context.fabric.count_port_query();
     if context.is_refusing() {
         return Err(libc::EIO);
     }

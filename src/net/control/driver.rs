@@ -6,7 +6,7 @@
 //! to the child.
 
 use super::epoll::{Epoll, Trigger};
-use super::fork::Unshared;
+use super::fork::{Unshared, process_id};
 use super::peer_observer::PeerObserver;
 use super::port::Port;
 use super::sockets::{Sockets, TIMER};
@@ -60,13 +60,13 @@ impl ControlDriver {
         epoll.add(&timer.fd, TIMER, Trigger::Level)?;
         let plane = ControlPlane::new(first_frame_limit, u64::from_le_bytes(random::bytes()?));
         let state = Mutex::new(State { plane, sockets: Sockets::new(Arc::clone(&epoll)) });
-        let (owner, start) = (std::process::id(), Instant::now());
+        let (owner, start) = (process_id(), Instant::now());
         Ok(Arc::new(Self { owner, start, interface, is_served: AtomicBool::new(false), epoll, timer, state }))
     }
 
     /// Whether it belongs to the process that this one was forked from.
     pub fn is_inherited(&self) -> bool {
-        self.owner != std::process::id()
+        self.owner != process_id()
     }
 
     /// Whether this is the first to serve it.

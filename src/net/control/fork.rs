@@ -18,8 +18,8 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
-use std::sync::Once;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Descriptors above this number stay with the child: more than a process may usually have (`fs.nr_open`).
 const MOST: usize = 1 << 20;
@@ -27,7 +27,8 @@ const MOST: usize = 1 << 20;
 static UNSHARED: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
 /// Words of the table that may have a bit.
 static WORDS: AtomicUsize = AtomicUsize::new(0);
-static HANDLER: Once = Once::new();
+/// The id of this process; 0: not asked for yet.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Descriptors of files whose mappings no child gets: more than there are devices.
 const MOST_MAPPED: usize = 256;
@@ -41,11 +42,7 @@ pub struct Unshared(RawFd);
 impl Unshared {
     /// From now on no forked child keeps `fd`.
     pub fn new(fd: RawFd) -> Self {
-        // SAFETY: a function that lives as long as the process (the library is never unmapped) and does what such handlers may.
-        HANDLER.call_once(|| match unsafe { libc::pthread_atfork(None, None, Some(leave)) } {
-            0 => {}
-            _ => log::debug!("no memory for a fork handler: forked children keep sockets and devices"),
-        });
+        has_handler();
         if let Some((word, bit)) = place(fd) {
             UNSHARED[word].fetch_or(bit, Ordering::Relaxed);
             WORDS.fetch_max(word + 1, Ordering::Relaxed);
@@ -77,6 +74,33 @@ impl Drop for Unshared {
 fn place(fd: RawFd) -> Option<(usize, u64)> {
     let fd = usize::try_from(fd).ok().filter(|fd| *fd < MOST)?;
     Some((fd / 64, 1 << (fd % 64)))
+}
+
+/// Whether [`leave`] runs in forked children.
+fn has_handler() -> bool {
+    static HAS_HANDLER: OnceLock<bool> = OnceLock::new();
+    *HAS_HANDLER.get_or_init(|| {
+        // SAFETY: a function that lives as long as the process (the library is never unmapped) and does what such handlers may.
+        let has_handler = unsafe { libc::pthread_atfork(None, None, Some(leave)) } == 0;
+        if !has_handler {
+            log::debug!("no memory for a fork handler: forked children keep sockets and devices");
+        }
+        has_handler
+    })
+}
+
+/// The id of this process. The kernel is asked once, and again in a forked child: the set-up of a connection needs it dozens of times.
+pub fn process_id() -> u32 {
+    match PROCESS.load(Ordering::Relaxed) {
+        0 => {
+            let id = std::process::id();
+            if has_handler() {
+                PROCESS.store(id, Ordering::Relaxed);
+            }
+            id
+        }
+        id => id,
+    }
 }
 
 /// A file, by the device number of its file system and by its number there.
@@ -173,6 +197,7 @@ fn cover_mappings(files: &[FileId]) {
 
 /// Runs in a forked child.
 extern "C" fn leave() {
+    PROCESS.store(0, Ordering::Relaxed);
     leave_mappings();
     let words = WORDS.load(Ordering::Relaxed).min(UNSHARED.len());
     if UNSHARED[..words].iter().all(|word| word.load(Ordering::Relaxed) == 0) {
@@ -293,6 +318,22 @@ mod tests {
         assert_eq!(Mapping::parse(line.as_bytes()).as_ref(), Some(&read));
         assert_eq!(Mapping::parse(&line.as_bytes()[..60]), Some(read), "the path is not needed");
         assert_eq!(Mapping::parse(b"7ff379ee8000-7ff379eeb000 rw-s"), None);
+    }
+
+    #[test]
+    fn a_forked_child_has_an_id_of_its_own() {
+        assert_eq!(process_id(), std::process::id());
+        // SAFETY: the child goes on alone with this one thread, and calls nothing but the system.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let is_right = [process_id(), process_id()] == [std::process::id(); 2];
+            // SAFETY: a plain number.
+            unsafe { libc::_exit(libc::c_int::from(!is_right)) };
+        }
+        let mut status = -1;
+        // SAFETY: our own child, which is waited for once.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0, "it takes its parent's id for its own");
     }
 
     #[test]

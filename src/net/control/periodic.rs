@@ -15,14 +15,14 @@ pub trait PeriodicTask: Debug + Send + Sync {
 pub struct PeriodicTasks(Mutex<Vec<Weak<dyn PeriodicTask>>>);
 
 impl PeriodicTasks {
-    /// Takes one up, as long as it lives and returns that there will be more to do. Returns whether it is new.
+    /// Takes one up, as long as it lives and returns that there will be more to do. Returns whether there was none before.
     pub fn add(&self, task: &Arc<dyn PeriodicTask>) -> bool {
         let mut tasks = self.lock();
-        let is_new = !tasks.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(task)));
-        if is_new {
+        let is_first = tasks.is_empty();
+        if !tasks.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(task))) {
             tasks.push(Arc::downgrade(task));
         }
-        is_new
+        is_first
     }
 
     /// Whether there are none.

@@ -1,6 +1,6 @@
 //! The TCP port where a process is called, for all of its listeners.
 
-use super::fork::Unshared;
+use super::fork::{Unshared, process_id};
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use socket2::SockRef;
@@ -33,7 +33,7 @@ impl Port {
         let _ = SockRef::from(&socket).listen(i32::from(i16::MAX));
         let mut address = socket.local_addr().map_err(|e| Error::io(what(), &e))?;
         address.set_ip(interface.address.ip());
-        let (_unshared, owner) = (Unshared::new(socket.as_raw_fd()), std::process::id());
+        let (_unshared, owner) = (Unshared::new(socket.as_raw_fd()), process_id());
         Ok(Self { _unshared, owner, socket, address })
     }
 
@@ -70,7 +70,7 @@ impl Port {
 impl Drop for Port {
     /// A forked child may have the port as well: nobody is to call there in vain.
     fn drop(&mut self) {
-        if self.owner != std::process::id() {
+        if self.owner != process_id() {
             return;
         }
         let _ = SockRef::from(&self.socket).shutdown(Shutdown::Both);

@@ -1,6 +1,7 @@
 //! The sockets of a control plane, and whom its events go to. Everything here happens under the driver's lock.
 
 use super::epoll::{Epoll, Trigger};
+use super::fork::process_id;
 use super::peer_observer::PeerObserver;
 use super::port::Port;
 use super::recovery_events::RecoveryEvents;
@@ -65,7 +66,7 @@ impl Settled {
 
 impl Sockets {
     pub(super) fn new(epoll: Arc<Epoll>) -> Self {
-        let owner = std::process::id();
+        let owner = process_id();
         Self {
             owner,
             epoll,
@@ -249,7 +250,7 @@ impl Sockets {
 impl Drop for Sockets {
     /// In a forked child the numbers are of other files by now, which do nothing: only the owner sends its last frames.
     fn drop(&mut self) {
-        if self.owner != std::process::id() {
+        if self.owner != process_id() {
             return;
         }
         for socket in self.by_conn.values_mut().filter(|socket| !socket.is_connecting()) {

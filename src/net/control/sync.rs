@@ -10,6 +10,7 @@
 
 #![allow(unsafe_code)]
 
+use super::signals::without_signals;
 use crate::error::{Error, Result};
 use std::io;
 use std::sync::OnceLock;
@@ -29,6 +30,15 @@ pub fn has_barrier() -> bool {
         }
         has_barrier
     })
+}
+
+/// Has [`has_barrier`] asked by a thread of its own. In a process with threads the kernel takes some 10 ms for the answer, which NCCL's first
+/// connection would wait for.
+pub fn ask_for_barrier() {
+    let thread = || std::thread::Builder::new().name("ferrite-init".into()).spawn(has_barrier);
+    if let Err(e) = without_signals(thread) {
+        log::debug!("no thread that asks for membarrier: {e}");
+    }
 }
 
 /// The half of the barrier for the thread that needs it often.

@@ -4,12 +4,11 @@
 use super::device_events::DeviceEvents;
 use super::driver::ControlDriver;
 use super::epoll::{Epoll, Trigger};
-use super::fork::Unshared;
+use super::fork::{Unshared, process_id};
 use super::peer_state::PeerState;
 use super::periodic::{PeriodicTask, PeriodicTasks};
 use super::port_listeners::PortListener;
 use super::signals::without_signals;
-use super::sync::has_barrier;
 use crate::error::{Error, Result};
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::context::Context;
@@ -61,7 +60,7 @@ impl Watcher {
     /// No descriptors or no thread can be had.
     pub fn start(context: &Arc<Context>, ends_connections: bool) -> Result<Self> {
         let shared = Arc::new(Shared {
-            owner: std::process::id(),
+            owner: process_id(),
             events: DeviceEvents::new(context, ends_connections)?,
             tasks: PeriodicTasks::default(),
             driver: Mutex::default(),
@@ -70,7 +69,7 @@ impl Watcher {
             wake: Wake::new()?,
             stops: AtomicBool::new(false),
         });
-        // What has come while nobody watched: who finds the card watched relies on it that all changes are counted.
+        // What has come while nobody watched. The descriptor reports only what is new.
         shared.events.handle();
         shared.epoll.add(&shared.wake.fd, WAKE, Trigger::Edge)?;
         shared.epoll.add(context.event_fd(), DEVICE, Trigger::Edge)?;
@@ -138,6 +137,7 @@ impl Watcher {
 
     /// Also does `task`, as long as it lives and returns that there will be more to do.
     pub fn take_up(&self, task: &Arc<dyn PeriodicTask>) {
+        // While it has tasks, it looks at them in time by itself.
         if !self.shared.is_inherited() && self.shared.tasks.add(task) {
             self.shared.wake.ring();
         }
@@ -146,9 +146,6 @@ impl Watcher {
 
 impl Shared {
     fn run(&self) {
-        // The kernel takes some 10 ms for the answer, once in a process with threads. NCCL's thread, which needs it for the first connection,
-        // finds it here.
-        let _ = has_barrier();
         let mut tasks_due = Instant::now();
         loop {
             let limit = if self.tasks.is_empty() { -1 } else { TASKS_EVERY.as_millis() as i32 };
@@ -205,7 +202,7 @@ impl Shared {
     }
 
     fn is_inherited(&self) -> bool {
-        self.owner != std::process::id()
+        self.owner != process_id()
     }
 }
 

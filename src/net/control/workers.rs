@@ -7,6 +7,7 @@
 //! A forked child has none of its parent's threads, and any lock may be held in it by a thread that it does not have: it has a state of
 //! its own.
 
+use super::fork::process_id;
 use super::periodic::PeriodicTask;
 use super::signals::without_signals;
 use crate::error::{Error, Result};
@@ -66,7 +67,7 @@ struct OfProcess {
 impl Default for OfProcess {
     fn default() -> Self {
         let (state, has_work, child) = Default::default();
-        Self { process: std::process::id(), state, has_work, child }
+        Self { process: process_id(), state, has_work, child }
     }
 }
 
@@ -149,7 +150,7 @@ impl Workers {
 
     /// What belongs to this process.
     fn own(&self) -> &OfProcess {
-        let (process, mut own) = (std::process::id(), &self.first);
+        let (process, mut own) = (process_id(), &self.first);
         while own.process != process {
             own = own.child.get_or_init(Box::default);
         }

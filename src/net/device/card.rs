@@ -180,11 +180,6 @@ impl Card {
         self.watcher.get()
     }
 
-    /// Whether the card's watcher has been started, so that events are taken.
-    pub fn is_watched(&self) -> bool {
-        self.started_watcher().is_some()
-    }
-
     /// GUID of the card.
     pub fn guid(&self) -> u64 {
         self.attributes.system_image_guid

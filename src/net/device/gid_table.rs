@@ -22,8 +22,8 @@ pub struct GidTable {
 struct Cached {
     /// The device that the table was read from: one that is opened again may have another table.
     context: Weak<Context>,
-    /// [`Context::gid_changes`] before the table was read.
-    changes: u32,
+    /// [`Context::port_changes`] before the table was read.
+    changes: Option<u32>,
     entries: Vec<GidEntry>,
 }
 
@@ -64,13 +64,13 @@ impl GidTable {
         self.context().gid_errno(self.port, count.min(LONGEST_TABLE))
     }
 
-    /// The best entry of the first `count`. They are read again only if the table has changed; only if it `is_watched` is
-    /// that known.
-    pub fn choose(&self, count: i32, want: &Preference, is_watched: bool) -> Option<Choice> {
+    /// The best entry of the first `count`. They are read again only if the table has changed.
+    pub fn choose(&self, count: i32, want: &Preference) -> Option<Choice> {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         let context = self.context();
-        let (changes, read_from) = (context.gid_changes(), Arc::downgrade(&context));
-        let is_current = |c: &&Cached| is_watched && c.changes == changes && Weak::ptr_eq(&c.context, &read_from);
+        let (changes, read_from) = (context.port_changes(), Arc::downgrade(&context));
+        let is_current =
+            |c: &&Cached| changes.is_some() && c.changes == changes && Weak::ptr_eq(&c.context, &read_from);
         let current = cached.as_ref().filter(is_current);
         let known = current.and_then(|c| gid::choose(&c.entries, want));
         // The event of a change may not have arrived yet, so the entry itself is read again.
@@ -89,10 +89,9 @@ impl GidTable {
     pub fn index_of(&self, entry: &GidEntry, count: i32) -> Option<u8> {
         let context = self.context();
         let holds = |index: i32| context.gid(self.port, index).is_some_and(|g| g.bytes == entry.gid);
-        let is_version = |index: i32| self.entry(index).is_some_and(|e| e.roce_version == entry.roce_version);
-        let is_same = |index: &i32| holds(*index) && is_version(*index);
+        let is_same = |index: &i32| self.entry(*index).is_some_and(|e| GidEntry { index: entry.index, ..e } == *entry);
         let known = Some(i32::from(entry.index)).filter(is_same);
-        let found = known.or_else(|| (0..count.min(LONGEST_TABLE)).find(is_same));
+        let found = known.or_else(|| (0..count.min(LONGEST_TABLE)).find(|index| holds(*index) && is_same(index)));
         found.and_then(|index| u8::try_from(index).ok())
     }
 }

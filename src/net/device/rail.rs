@@ -143,7 +143,7 @@ pub struct LocalAddress {
 }
 
 impl Rail {
-    /// Queries the port and chooses the GID.
+    /// Its address towards nobody in particular.
     ///
     /// # Errors
     /// The port is down or has no usable GID.
@@ -151,21 +151,29 @@ impl Rail {
         self.address_towards(&[])
     }
 
-    /// Queries the port and chooses the GID. One in the network of one of these `peers` is preferred, of the first of them if there are
+    /// Looks at the port and chooses the GID. One in the network of one of these `peers` is preferred, of the first of them if there are
     /// several. A device that is lost is opened again, if it is back.
     ///
     /// # Errors
     /// The device is lost, or the port is down or has no usable GID.
     pub fn address_towards(&self, peers: &[[u8; 16]]) -> Result<LocalAddress> {
-        self.address_at(self.active_port()?, peers)
+        self.address_at(self.active_port(Context::recent_port)?, peers)
     }
 
-    /// The state of the port.
+    /// The same after a fault: what was known of the port is not relied on.
+    ///
+    /// # Errors
+    /// As [`Self::address_towards`].
+    pub fn address_now(&self, peers: &[[u8; 16]]) -> Result<LocalAddress> {
+        self.address_at(self.active_port(Context::port)?, peers)
+    }
+
+    /// The state of the port, as `look` finds it.
     ///
     /// # Errors
     /// The device is lost, or the port is down.
-    fn active_port(&self) -> Result<PortAttributes> {
-        let port = self.card.living_device()?.context.port(self.port)?;
+    fn active_port(&self, look: impl FnOnce(&Context, u8) -> Result<PortAttributes>) -> Result<PortAttributes> {
+        let port = look(&self.card.living_device()?.context, self.port)?;
         if !port.active {
             return Err(Error::os(format_args!("using {}: the port is down", self.name), libc::ENETDOWN).recoverable());
         }
@@ -190,7 +198,7 @@ impl Rail {
     /// # Errors
     /// As [`Self::address_towards`].
     pub fn nearness(&self, peers: &[Option<[u8; 16]>]) -> Result<Vec<(LocalAddress, Nearness)>> {
-        let port = self.active_port()?;
+        let port = self.active_port(Context::recent_port)?;
         peers
             .iter()
             .map(|peer| {
@@ -238,7 +246,7 @@ impl Rail {
 
     /// The best entry of the table: in the network of one of `peers`, or else what suits the first of them.
     fn automatic_gid(&self, count: i32, peers: &[[u8; 16]]) -> Result<GidEntry> {
-        let choose = |want| self.gids.choose(count, &want, self.card.is_watched()).map(|choice| (choice, want));
+        let choose = |want| self.gids.choose(count, &want).map(|choice| (choice, want));
         let near = peers.get(1..).unwrap_or_default().iter();
         let near = near.map(|peer| self.preference(Some(*peer))).filter_map(choose);
         let first = choose(self.preference(peers.first().copied()));

@@ -158,6 +158,7 @@ impl ConnectingQpSet {
                         self.waiting.push(qp);
                         continue;
                     }
+                    ends.rail.card.device().context.forget_port(ends.rail.port);
                     self.attempts.fail(&ends, error.into()).map_err(|e| e.on_rail(ends.number))?;
                     self.waiting.push(qp);
                 }

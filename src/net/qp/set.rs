@@ -7,6 +7,7 @@ use super::priority::Priority;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
 use crate::host::sysfs;
+use crate::net::control::fork::process_id;
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
@@ -95,7 +96,7 @@ impl InitQpSet {
             _ => String::new(),
         };
         let endpoint = Endpoint {
-            name: format!("{}{port} of process {} on {}", nic.name, std::process::id(), sysfs::host_name()),
+            name: format!("{}{port} of process {} on {}", nic.name, process_id(), sysfs::host_name()),
             adaptive_routing: config.adaptive_routing.unwrap_or(infiniband),
             split: nic.plan.split,
             failover: config.failover,

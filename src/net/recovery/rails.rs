@@ -236,13 +236,13 @@ impl ConnRails {
     fn is_addressable(&self, number: usize, port: &Arc<Rail>) -> bool {
         let own = self.nic.rails.iter().position(|own| Arc::ptr_eq(own, port));
         let is_ready = own.map_or_else(|| self.spare.is_ready(port), |place| self.devices.is_ready(place));
-        is_ready && port.address_towards(&self.towards(number)).is_ok_and(|now| self.is_like(number, &now))
+        is_ready && port.address_now(&self.towards(number)).is_ok_and(|now| self.is_like(number, &now))
     }
 
     /// Whether `port`, in place of rail number `number`, is in the network of the peer. `None`: it cannot be used.
     fn is_near(&self, number: usize, port: &Rail) -> Option<bool> {
         let towards = self.towards(number);
-        let now = port.address_towards(&towards).ok().filter(|now| self.is_like(number, now))?;
+        let now = port.address_now(&towards).ok().filter(|now| self.is_like(number, now))?;
         Some(port.infiniband || towards.iter().any(|peer| port.nearness_of(&now, peer) == Nearness::Near))
     }
 

@@ -25,6 +25,7 @@ use super::waiting::{given_up, wait_out, was_established};
 use crate::error::{Error, Result};
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
+use crate::net::control::fork::process_id;
 use crate::net::control::peer_name::PeerName;
 use crate::net::control::peer_state::PeerState;
 use crate::net::control::stream::ControlStream;
@@ -425,7 +426,7 @@ impl Connector {
         }
         let peer = PeerState::new(name, stream, reply.terms.failover);
         self.nic.watch(&peer)?;
-        let number = identity::connection_number(&self.handle.token, ring.addr(), std::process::id());
+        let number = identity::connection_number(&self.handle.token, ring.addr(), process_id());
         let stats = identity::open_stats(&self.nic, &self.control, Direction::Send, &reply.identity, &qps, number)?;
         log::debug!("{} sends to {}: {}; {}", self.nic.name, peer.peer(), reply.terms, self.steps);
         summary::add(&self.nic, &self.control, Direction::Send, peer.peer(), &self.steps)?;

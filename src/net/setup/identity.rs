@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::host::{launcher, sysfs};
 use crate::net::control::driver::ControlDriver;
+use crate::net::control::fork::process_id;
 use crate::net::control::periodic::PeriodicTask;
 use crate::net::device::nic::Nic;
 use crate::net::qp::set::QpSet;
@@ -16,7 +17,7 @@ use std::sync::{Arc, LazyLock};
 pub(super) fn own() -> Identity {
     Identity {
         host: sysfs::host_name().to_owned(),
-        pid: std::process::id(),
+        pid: process_id(),
         rank: process::own_rank(),
         label: launcher::rank().map(|(_, rank)| rank),
     }
