@@ -50,15 +50,12 @@ def environment(plugin: Path) -> str:
 
 def execute(program: str, arguments: list[str]) -> int:
     """A program of bin/ takes the place of this process; returns only where it cannot be run."""
-    path = repository.DIST / "bin" / program
+    path = repository.program(program)
     try:
-        elf.check_machine(path)
         sys.stdout.flush()
         os.execv(path, [str(path), *arguments])
     except PermissionError as error:
         raise Invalid(f"{path} cannot be run: {error.strerror}; chmod +x it, on a file system that is not mounted noexec") from error
-    except FileNotFoundError as error:
-        raise Invalid(f"{path} is missing: install the package again, or run scripts/build.sh in the repository") from error
 
 
 def run(arguments: list[str]) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from nccl_net_ferrite import elf
+from nccl_net_ferrite import elf, repository
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parent
@@ -64,9 +64,15 @@ def library_here() -> bytes:
     return library_of(machine, b"ferrite-version=1.2.3+0123456789ab___")
 
 
+# What scripts/test.sh has built.
+BUILT = {"FERRITE_DIST": os.path.abspath(os.environ["FERRITE_DIST"])} if os.environ.get("FERRITE_DIST") else {}
+
+needs_ferrite = unittest.skipUnless((repository.DIST / "bin/ferrite").is_file(), "no program ferrite; scripts/build.sh makes it")
+
+
 def environment(**more: str) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES) and name not in NAMES}
-    return {**clean, **more}
+    return {**clean, **BUILT, **more}
 
 
 def run(program: str, *arguments: str | Path, timeout: float | None = None, **more: str) -> "subprocess.CompletedProcess[str]":

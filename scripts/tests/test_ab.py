@@ -5,10 +5,13 @@ import builtins
 import functools
 import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from nccl_net_ferrite import exit_codes
+from nccl_net_ferrite import exit_codes, repository
 from nccl_net_ferrite.ab import comparison
 from nccl_net_ferrite.errors import Invalid
 from nccl_net_ferrite.files import read_json
@@ -63,35 +66,40 @@ class WithFakeRanks(fixtures.InFolder):
         return read_json(self.options.out / "raw.json")
 
 
+@fixtures.needs_ferrite
 class Comparison(WithFakeRanks):
     def test_equal_sides_are_alike(self) -> None:
-        self.options.blocks = 3
+        self.options.blocks = 6
         self.assertEqual(self.compare(), exit_codes.GOOD)
         raw = self.raw()
-        self.assertEqual([row["verdict"] for row in raw["rows"]], ["alike"] * 6)
-        self.assertEqual([row["rows"] for row in raw["together"]], ["all_reduce", "send_recv", "all"])
-        self.assertEqual((raw["about"]["order"], len(raw["about"]["seconds"])), ("ABBABAABABBA", 12))
+        self.assertEqual([group["name"] for group in raw["groups"]], ["all_reduce", "send_recv", "all"])
+        self.assertEqual(raw["order"], "ABBABAAB" * 3)
+        self.assertEqual({(len(row["a_us"]), len(row["b_us"])) for row in raw["rows"]}, {(12, 12)})
+        self.assertEqual([row["bus"] for row in raw["rows"]], [1.0] * 6)
         text = (self.options.out / "report.md").read_text()
-        self.assertIn("better in 0, worse in 0, alike within 10 % in 6, too few runs to tell in 0.", text)
-        self.assertRegex(text, r"This run would have found .* differs by \d\.\d % in the median row, by \d\.\d % in the noisiest")
+        self.assertIn("2 ranks, GPUDirect off: B is as good as A; no difference found: all_reduce", text)
         self.assertIn("NCCL_NET=Ferrite", text)
 
+    def test_a_side_that_is_slower_is_worse(self) -> None:
+        self.options.blocks, self.options.sizes = 6, [8]
+        self.assertEqual(self.compare(FAKE_B="1.1"), exit_codes.WRONG)
+
     def test_one_plugin_with_two_settings(self) -> None:
-        self.options.baseline, self.options.only_a, self.options.blocks = self.plugin, [("FERRITE_PROFILER", "0")], 3
-        self.assertEqual(self.compare(), exit_codes.GOOD)
+        self.options.baseline, self.options.only_a, self.options.blocks = self.plugin, [("FERRITE_PROFILER", "0")], 1
+        self.assertEqual(self.compare(), exit_codes.TOO_FEW_RUNS)
         about = self.raw()["about"]
         self.assertEqual(about["variables"]["A"]["NCCL_NET"], "Ferrite")
         self.assertEqual([about["variables"][side].get("FERRITE_PROFILER") for side in "AB"], ["0", None])
         self.assertEqual(about["baseline"]["sha256"], about["plugin"]["sha256"])
         text = (self.options.out / "report.md").read_text()
-        for words in ("# Ferrite against another Ferrite", "A is another Ferrite, B is Ferrite.", "plugin of A:", "plugin of B:"):
+        for words in ("# Ferrite against another Ferrite", "**A** = another Ferrite", "plugin of A:", "plugin of B:"):
             self.assertIn(words, text)
-        self.assertIn("A: another Ferrite", (self.options.out / "report.svg").read_text())
+        self.assertIn("A = another Ferrite", (self.options.out / "report.svg").read_text())
 
     def test_one_block_cannot_tell_a_factor_of_two(self) -> None:
         self.assertEqual(self.compare(FAKE_B="2"), exit_codes.TOO_FEW_RUNS)
-        self.assertEqual({row["verdict"] for row in self.raw()["rows"]}, {"too few runs to tell"})
-        self.assertIn("With 1 block of four runs no difference could have been shown, however large", " ".join(self.printed))
+        self.assertEqual({row["judgement"]["finding"] for row in self.raw()["rows"]}, {None})
+        self.assertIn("UNDECIDED: too few runs to tell a difference of 10 %", (self.options.out / "report.md").read_text())
 
     def test_another_network_is_refused(self) -> None:
         self.assertIn("used network Socket, not Ferrite", self.refused(FAKE="fallback"))
@@ -113,6 +121,39 @@ class Comparison(WithFakeRanks):
     def test_a_run_that_hangs_is_ended(self) -> None:
         self.options.limit = 1
         self.assertIn("not done after 1 s", self.refused(FAKE="hang"))
+
+
+@fixtures.needs_ferrite
+class Again(WithFakeRanks):
+    """Earlier times, judged once more by the program ferrite."""
+
+    def test_its_exit_code_is_that_of_the_program(self) -> None:
+        self.compare()
+        raw, out = self.options.out / "raw.json", self.out / "again"
+        done = fixtures.run("ab.py", "--again", raw, "--effect", "20", "--out", out)
+        self.assertEqual(done.returncode, exit_codes.TOO_FEW_RUNS, done.stderr)
+        self.assertRegex(done.stdout, r"too few runs to tell a difference of 20 %[^\n]*\nreport: .*/report\.md\n")
+        self.assertTrue((out / "report.svg").is_file())
+
+    def test_what_is_no_raw_json(self) -> None:
+        (self.out / "raw.json").write_text("{}")
+        done = fixtures.run("ab.py", "--again", self.out / "raw.json", "--out", self.out / "again")
+        self.assertEqual((done.returncode, len(done.stderr.splitlines())), (exit_codes.INVALID, 1), done.stderr)
+        self.assertIn("raw.json: no raw.json of `ab`", done.stderr)
+
+    def test_a_result_that_cannot_be_told(self) -> None:
+        self.compare()
+        command: list[str | Path] = [sys.executable, fixtures.SCRIPTS / "ab.py", "--again", self.options.out / "raw.json"]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                command, cwd=self.out, env=fixtures.environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        self.assertEqual((done.returncode, len(done.stderr.splitlines())), (exit_codes.INVALID, 1), done.stderr)
+        self.assertIn("UNDECIDED", (self.out / "report-ab/report.md").read_text())
+
+    def test_without_the_program_it_says_so_before_the_first_run(self) -> None:
+        self.replace(repository, "DIST", self.out)
+        self.assertIn("bin/ferrite is missing: install the package again", self.refused())
 
 
 class Beforehand(WithFakeRanks):
@@ -173,6 +214,7 @@ def torchrun(rank: int, world: int, here: int = 2) -> dict[str, str]:
     }
 
 
+@fixtures.needs_ferrite
 class Launched(WithFakeRanks):
     def test_a_rank_of_a_launcher_runs_alone(self) -> None:
         fake = {

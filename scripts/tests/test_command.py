@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 from nccl_net_ferrite import command, exit_codes
 
@@ -83,6 +84,12 @@ class Command(fixtures.InFolder):
             self.assertNotIn("scripts/", said)
             self.assertIn(f"\n    nccl-net-ferrite {program} --softrnic", said)
             self.assertEqual("-m nccl_net_ferrite ab --softrnic" in said, program == "ab")
+
+    def test_what_nobody_thought_of_is_not_worse(self) -> None:
+        with mock.patch("sys.stderr", new_callable=io.StringIO) as said:
+            nothing: dict[str, int] = {}
+            self.assertEqual(exit_codes.of_program(lambda: nothing["x"]), exit_codes.INVALID)
+        self.assertEqual(said.getvalue().splitlines()[-1], "not valid: KeyError('x')")
 
     def test_bad_usage(self) -> None:
         done = fixtures.run("ab.py", "--blocks", "0")

@@ -18,17 +18,18 @@ from nccl_net_ferrite.launch import processes
 from . import fixtures
 
 
+@fixtures.needs_ferrite
 class Interruption(unittest.TestCase):
     def test_no_process_is_left(self) -> None:
         code, told, _ = self.interrupt(signal.SIGINT, "hang")
         self.assertEqual(code, exit_codes.INTERRUPTED)
-        self.assertIn("interrupted: 0 of 16 runs were done, too few for a report; no process of this run is left", told)
+        self.assertIn("interrupted: 0 of 28 runs were done, too few for a report; no process of this run is left", told)
 
     def test_what_was_done_is_reported(self) -> None:
         code, told, report = self.interrupt(signal.SIGTERM, "hang-later")
         self.assertEqual(code, exit_codes.INTERRUPTED)
-        self.assertRegex(told, r"interrupted: 5 of 16 runs were done; .*/report.md has the first 4; no process")
-        self.assertIn("The run was interrupted: 5 of 16 runs were done, and this report has the first 4.", report)
+        self.assertRegex(told, r"interrupted: 5 of 28 runs were done; .*/report.md has the first 4; no process")
+        self.assertIn("The run was interrupted: 5 of 28 runs were done, and this report has the first 4.", report)
 
     def interrupt(self, number: signal.Signals, fake: str) -> tuple[int, str, str]:
         """Once ranks hang: exit code, standard error, and the report."""

@@ -33,6 +33,7 @@ def ports_in_a_row(count: int) -> int:
 
 
 @unittest.skipUnless(shutil.which("cc"), "no C compiler")
+@fixtures.needs_ferrite
 class Timing(fixtures.WithFakeNccl):
     def setUp(self) -> None:
         super().setUp()
@@ -64,7 +65,7 @@ class Timing(fixtures.WithFakeNccl):
         self.assertEqual(done.returncode, exit_codes.TOO_FEW_RUNS, done.stderr)
         raw = json.loads((self.out / "report/raw.json").read_text())
         # An operation takes 20 ms; the one before the first event is no part of it.
-        self.assertEqual([(round(row["a"]), round(row["b"])) for row in raw["rows"]], [(20_000, 26_000)] * 2)
+        self.assertEqual([(round(row["a_us"][0]), round(row["b_us"][0])) for row in raw["rows"]], [(20_000, 26_000)] * 2)
         self.assertEqual(raw["about"]["versions"], {"nccl": "2.99.1"})
         self.assertIn("without PyTorch", (self.out / "report/report.md").read_text())
 

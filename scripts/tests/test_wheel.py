@@ -47,6 +47,7 @@ class Installed(fixtures.WithFakeNccl):
         """The command nccl-net-ferrite, in a folder that is empty at first."""
         command: list[str | Path] = ["nccl-net-ferrite", *words]
         variables = fixtures.environment(PATH=self.path, **more)
+        variables.pop("FERRITE_DIST", None)
         return subprocess.Popen(command, env=variables, cwd=self.out, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def ended(self, process: "subprocess.Popen[str]", code: int) -> str:
@@ -84,5 +85,5 @@ class Installed(fixtures.WithFakeNccl):
         """With a library in place of NCCL and of the GPUs."""
         words = ("ab", "--softrnic", "--blocks", "1", "--sizes", "8", "--collectives", "all_reduce", "--libcuda", self.library)
         done = self.start(*words, "--libnccl", self.library, FAKE_B="1")
-        self.assertIn("Ferrite against NCCL 2.99.1's IB transport, 2 ranks", self.ended(done, exit_codes.TOO_FEW_RUNS))
+        self.assertIn("Ferrite against NCCL 2.99.1's built-in IB transport, 2 ranks", self.ended(done, exit_codes.TOO_FEW_RUNS))
         self.assertTrue((self.out / "report-ab/report.svg").is_file())

@@ -18,7 +18,6 @@ use crate::hosts::admission;
 use crate::hosts::role::Role;
 use crate::measure::plan::{DEPTH, Scope};
 use crate::nccl::library::{self, Source};
-use crate::report::judged::Conclusion;
 use crate::report::verdict::{bias, change, conclusion, tails, verdict};
 use crate::report::{self, table};
 use crate::results::earlier::EarlierRun;
@@ -220,12 +219,7 @@ impl Common {
         report::write(&record, &self.report)?;
         printed?;
         output::write_stdout(&format!("{0}/report.md  {0}/report.svg  {0}/raw.json\n", self.report.display()))?;
-        Ok(match conclusion(&record) {
-            _ if !record.complete => Exit::Interrupted,
-            Conclusion::Good => Exit::Good,
-            Conclusion::Worse => Exit::Worse,
-            Conclusion::TooFew => Exit::TooFew,
-        })
+        Ok(if record.complete { conclusion(&record).into() } else { Exit::Interrupted })
     }
 
     fn scope(&self) -> Scope {

@@ -1,6 +1,7 @@
 //! How a command ends, as an exit code.
 
 use crate::error::{Error, Result};
+use crate::report::judged::Conclusion;
 use crate::system::interrupt;
 use crate::system::output::write_stderr;
 
@@ -21,6 +22,16 @@ pub enum Exit {
     TooFew,
     /// The user did not want to wait; what there was has been told.
     Interrupted,
+}
+
+impl From<Conclusion> for Exit {
+    fn from(conclusion: Conclusion) -> Self {
+        match conclusion {
+            Conclusion::Good => Self::Good,
+            Conclusion::Worse => Self::Worse,
+            Conclusion::TooFew => Self::TooFew,
+        }
+    }
 }
 
 /// For `--help`.

@@ -6,6 +6,7 @@ mod cost;
 mod device_args;
 pub mod exit;
 mod instructions;
+mod judge;
 pub mod meeting_args;
 mod outlast;
 mod size;
@@ -54,6 +55,9 @@ pub enum Command {
         #[arg(long, value_name = "PATH")]
         nccl: Option<PathBuf>,
     },
+    /// Judge times that `nccl-net-ferrite ab` has written
+    #[command(hide = true)]
+    Judge(judge::Judge),
     #[command(hide = true)]
     Worker,
     #[command(hide = true)]
@@ -75,7 +79,7 @@ impl Command {
             Self::CheckWorker => return crate::check::worker::main(),
             Self::OutlastWorker => return crate::outlast::worker::main(),
             Self::CostWorker { job } => return exit::code(crate::cost::worker::main(job).map(|()| Exit::Good)),
-            Self::Solo(_) | Self::Instructions(_) | Self::Wheel { .. } => {}
+            Self::Solo(_) | Self::Instructions(_) | Self::Judge(_) | Self::Wheel { .. } => {}
             _ => interrupt::install_handler(),
         }
         exit::code(self.outcome(words))
@@ -91,6 +95,7 @@ impl Command {
             Self::Cost(cost) => cost.run(),
             Self::Solo(solo) => solo.run(),
             Self::Instructions(instructions) => instructions.run(),
+            Self::Judge(judge) => judge.run(),
             Self::Wheel { version, nccl } => {
                 let path = version.map_or_else(|| stock::find(nccl.as_deref()), stock::of_release)?;
                 output::write_stdout(&format!("{}\n", path.display())).map(|()| Exit::Good)

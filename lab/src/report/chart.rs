@@ -8,17 +8,18 @@ use crate::measure::metric::{Chart, Metric};
 use crate::measure::sample::size_text;
 use crate::report::svg::{Curve, Panel, Point, Scale, escape};
 use crate::report::text::repetitions;
+use crate::results::judgement::Judgement;
 use crate::results::record::Record;
 use crate::results::rows::Row;
 
-const A: &str = "#c2571a";
-const B: &str = "#1b6ca8";
+pub(super) const A: &str = "#c2571a";
+pub(super) const B: &str = "#1b6ca8";
 const NOISE: &str = "#777777";
-const HEADER: f64 = 96.0;
+pub(super) const HEADER: f64 = 96.0;
 const PANEL: (f64, f64) = (450.0, 240.0);
 const LEFT: f64 = 80.0;
-const COLUMN: f64 = 560.0;
-const ROW: f64 = 330.0;
+pub(super) const COLUMN: f64 = 560.0;
+pub(super) const ROW: f64 = 330.0;
 
 const STYLE: &str = "text{font:13px 'DejaVu Sans',Verdana,sans-serif;fill:#222}\
     .title{font-weight:bold}.middle{text-anchor:middle}.end{text-anchor:end}\
@@ -46,12 +47,7 @@ fn draw_into(record: &Record, out: &mut String) -> std::fmt::Result {
     let two = record.sides.len() > 1;
     let width = COLUMN * charts().count() as f64;
     let height = HEADER + ROW * if two { 2.0 } else { 1.0 };
-    writeln!(
-        out,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">
-<style>{STYLE}</style>
-<rect width="100%" height="100%" fill="white"/>"##
-    )?;
+    open(width, height, out)?;
     legend(record, out)?;
     let drawn = |(metric, chart): &(Metric, Chart)| -> Vec<&Row> {
         let is_drawn = |row: &&Row| row.key.metric == *metric && row.key.direction == chart.direction;
@@ -61,48 +57,63 @@ fn draw_into(record: &Record, out: &mut String) -> std::fmt::Result {
         values(&drawn(&chart), column, (chart.1.title, chart.1.y_label), out)?;
     }
     for (column, chart) in charts().enumerate().filter(|_| two) {
-        ratios(&drawn(&chart), column, chart.1.ratio_title, out)?;
+        let drawn = drawn(&chart);
+        let points: Vec<(u64, &Judgement)> = drawn.iter().map(|row| (row.key.bytes, &row.judgement)).collect();
+        ratios(&points, (column, 1), chart.1.ratio_title, out)?;
     }
     writeln!(out, "</svg>")
 }
 
-fn legend(record: &Record, out: &mut String) -> std::fmt::Result {
+/// The beginning of a picture of so many pixels.
+pub(super) fn open(width: f64, height: f64, out: &mut String) -> std::fmt::Result {
+    writeln!(
+        out,
+        r##"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">
+<style>{STYLE}</style>
+<rect width="100%" height="100%" fill="white"/>"##
+    )
+}
+
+/// A line of the legend.
+pub(super) fn entry(index: usize, color: &str, text: &str, out: &mut String) -> std::fmt::Result {
     /// Letters that fit beside the line.
     const ROOM: usize = 120;
-    let mut entry = |index: usize, color: &str, text: &str| {
-        let y = 24.0 + 20.0 * index as f64;
-        let text = match text.char_indices().nth(ROOM) {
-            Some((end, _)) => format!("{}…", &text[..end]),
-            None => text.to_owned(),
-        };
-        writeln!(
-            out,
-            r##"<line x1="80" x2="110" y1="{y}" y2="{y}" stroke="{color}" stroke-width="3"/>
-<text x="118" y="{}">{}</text>"##,
-            y + 4.0,
-            escape(&text)
-        )
+    let y = 24.0 + 20.0 * index as f64;
+    let text = match text.char_indices().nth(ROOM) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     };
+    writeln!(
+        out,
+        r##"<line x1="80" x2="110" y1="{y}" y2="{y}" stroke="{color}" stroke-width="3"/>
+<text x="118" y="{}">{}</text>"##,
+        y + 4.0,
+        escape(&text)
+    )
+}
+
+/// The line of the legend that says what the bands are: how certain intervals are, and of how many of `what`.
+pub(super) fn noise_entry(coverage: f64, what: &str, out: &mut String) -> std::fmt::Result {
+    let text = format!("A/A, the noise; bands of ratios: {:.0} % intervals over {what}", coverage * 100.0);
+    entry(2, NOISE, &text, out)
+}
+
+fn legend(record: &Record, out: &mut String) -> std::fmt::Result {
     for (index, side) in record.sides.iter().enumerate() {
-        entry(index, [A, B][index % 2], &format!("{} = {}", side.label, side.title()))?;
+        entry(index, [A, B][index % 2], &format!("{} = {}", side.label, side.title()), out)?;
     }
     if record.sides.len() > 1 {
         let coverage = record.rows.iter().find_map(|row| row.judgement.ratio).map_or(0.0, |ratio| ratio.coverage);
-        let text = format!(
-            "A/A, the noise; bands of ratios: {:.0} % intervals over {}",
-            coverage * 100.0,
-            repetitions(record)
-        );
-        entry(2, NOISE, &text)?;
+        noise_entry(coverage, &repetitions(record), out)?;
     }
     Ok(())
 }
 
-/// The panel's frame, with the sizes of these rows on its x axis.
-fn panel(rows: &[&Row], column: usize, line: usize, title: &str, y_label: &str, y: Scale) -> Panel {
-    let size = |row: &&Row| row.key.bytes.max(1) as f64;
-    let low = rows.iter().map(size).fold(f64::INFINITY, f64::min);
-    let high = rows.iter().map(size).fold(0.0, f64::max);
+/// The panel's frame, with these message sizes on its x axis.
+pub(super) fn panel(sizes: &[u64], column: usize, line: usize, title: &str, y_label: &str, y: Scale) -> Panel {
+    let place = |bytes: &u64| (*bytes).max(1) as f64;
+    let low = sizes.iter().map(place).fold(f64::INFINITY, f64::min);
+    let high = sizes.iter().map(place).fold(0.0, f64::max);
     // A little air, so that the dots at the ends do not sit on the frame.
     let air = (high / low).powf(0.03);
     Panel {
@@ -110,7 +121,7 @@ fn panel(rows: &[&Row], column: usize, line: usize, title: &str, y_label: &str, 
         title: title.into(),
         y_label: y_label.into(),
         x: Scale::log(low / air, high * air),
-        x_ticks: rows.iter().map(|row| (size(row), size_text(row.key.bytes))).collect(),
+        x_ticks: sizes.iter().map(|bytes| (place(bytes), size_text(*bytes))).collect(),
         y,
     }
 }
@@ -123,13 +134,16 @@ fn values(rows: &[&Row], column: usize, (title, y_label): (&str, &str), out: &mu
         curves.push(curve(rows, name, (A, dashed), |row| Some(&row.a)));
         curves.push(curve(rows, name, (B, dashed), |row| row.b.as_ref()));
     }
-    curves.retain(|curve| !curve.points.is_empty());
+    let sizes: Vec<u64> = rows.iter().map(|row| row.key.bytes).collect();
+    panel(&sizes, column, 0, title, y_label, around(&curves)).curves(&curves, out)
+}
+
+/// A scale that has room for these curves.
+pub(super) fn around(curves: &[Curve]) -> Scale {
     let points = || curves.iter().flat_map(|curve| &curve.points);
     let top = points().map(|point| point.y).fold(0.0, f64::max);
     let bottom = points().map(|point| point.y).fold(f64::INFINITY, f64::min);
-    let panel = panel(rows, column, 0, title, y_label, Scale::log(bottom / 1.3, top * 1.3));
-    panel.frame(out)?;
-    curves.iter().try_for_each(|curve| panel.curve(curve, out))
+    Scale::log(bottom / 1.3, top * 1.3)
 }
 
 type Values = std::collections::BTreeMap<String, f64>;
@@ -155,23 +169,29 @@ fn ratio_scale(ratios: &[f64]) -> Scale {
     Scale::log(low / air, high * air)
 }
 
-fn ratios(rows: &[&Row], column: usize, title: &str, out: &mut String) -> std::fmt::Result {
-    let estimates: Vec<Estimate> =
-        rows.iter().flat_map(|row| [row.judgement.ratio, row.judgement.noise]).flatten().collect();
+/// The panel of ratios of these message sizes.
+pub(super) fn ratios(
+    rows: &[(u64, &Judgement)],
+    (column, line): (usize, usize),
+    title: &str,
+    out: &mut String,
+) -> std::fmt::Result {
+    let estimates: Vec<Estimate> = rows.iter().flat_map(|(_, found)| [found.ratio, found.noise]).flatten().collect();
     if estimates.is_empty() {
         return Ok(());
     }
     let ends: Vec<f64> = estimates.iter().flat_map(|e| [e.low, e.high]).collect();
-    let panel = panel(rows, column, 1, title, "ratio, logarithmic", ratio_scale(&ends));
+    let sizes: Vec<u64> = rows.iter().map(|(bytes, _)| *bytes).collect();
+    let panel = panel(&sizes, column, line, title, "ratio, logarithmic", ratio_scale(&ends));
     panel.frame(out)?;
     panel.rule(1.0, out)?;
     for (color, dashed, pick) in [
-        (NOISE, true, (|row: &Row| row.judgement.noise) as fn(&Row) -> Option<Estimate>),
-        (B, false, |row: &Row| row.judgement.ratio),
+        (NOISE, true, (|found: &Judgement| found.noise) as fn(&Judgement) -> Option<Estimate>),
+        (B, false, |found: &Judgement| found.ratio),
     ] {
-        let points = rows.iter().filter_map(|row| {
-            let e = pick(row)?;
-            Some(Point { x: row.key.bytes.max(1) as f64, y: e.median, band: Some((e.low, e.high)) })
+        let points = rows.iter().filter_map(|(bytes, found)| {
+            let e = pick(found)?;
+            Some(Point { x: (*bytes).max(1) as f64, y: e.median, band: Some((e.low, e.high)) })
         });
         panel.curve(&Curve { color, dashed, points: points.collect() }, out)?;
     }

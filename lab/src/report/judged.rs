@@ -70,6 +70,25 @@ impl Judged<'_> {
         format!("{head}; {}", parts.join("; "))
     }
 
+    /// Why nothing is claimed of `run`, such as "12 repetitions"; `least` of them can tell something, and the option `more` gives more.
+    pub(super) fn undecided(&self, run: &str, least: &str, more: &str) -> String {
+        let groups = || self.groups.iter().map(|(_, judgement)| *judgement);
+        let is_missed =
+            |judgement: &Judgement| judgement.finding == Some(Finding::Unclear) && !judgement.excludes(self.find);
+        let is_noisy = |judgement: &Judgement| is_missed(judgement) && !judgement.is_likely();
+        let find = percent(self.find);
+        let why = if self.groups.is_empty() || groups().any(|judgement| judgement.finding.is_none()) {
+            format!("too few runs to tell a difference of {find} ({run}, it takes {least})")
+        } else if groups().any(is_missed) && !groups().any(is_noisy) {
+            format!("a difference is likely, but these runs do not prove it ({run}): use more {more}")
+        } else if groups().any(is_missed) {
+            format!("this machine is too noisy to tell a difference of {find} ({run}); run again when it is idle")
+        } else {
+            "nothing can be told where A differs from A".into()
+        };
+        format!("UNDECIDED: {why}")
+    }
+
     /// The rows and groups in which B is worse.
     fn worse(&self) -> impl Iterator<Item = &Judgement> {
         let all = self.rows.iter().chain(&self.groups).map(|(_, judgement)| *judgement);

@@ -8,9 +8,12 @@ pub(crate) mod sample_record;
 pub(crate) mod svg;
 pub(crate) mod table;
 pub(crate) mod text;
+pub(crate) mod times;
 pub(crate) mod verdict;
 
 use std::path::Path;
+
+use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::pair::message::json_error;
@@ -25,10 +28,15 @@ pub(crate) const FILES: [&str; 3] = ["raw.json", "report.svg", "report.md"];
 /// # Errors
 /// [`Error::Io`].
 pub(crate) fn write(record: &Record, folder: &Path) -> Result<()> {
-    let raw = serde_json::to_string_pretty(record).map_err(|e| json_error(&e))?;
+    write_files(folder, record, [chart::draw(record), markdown::write(record)])
+}
+
+/// Writes [`FILES`]: what they were made of as JSON, then picture and page.
+fn write_files(folder: &Path, raw: &impl Serialize, [picture, page]: [String; 2]) -> Result<()> {
+    let raw = serde_json::to_string_pretty(raw).map_err(|e| json_error(&e))?;
     std::fs::create_dir_all(folder)
         .map_err(|source| Error::io(format!("cannot create {}", folder.display()), source))?;
-    let texts = [raw + "\n", chart::draw(record), markdown::write(record)];
+    let texts = [raw + "\n", picture, page];
     FILES.iter().zip(texts).try_for_each(|(name, text)| output::write_file(&folder.join(name), &text))
 }
 

@@ -121,6 +121,15 @@ impl Panel {
         writeln!(out, r##"<text x="{middle}" y="{}" class="middle">message size, bytes</text>"##, bottom + 36.0)
     }
 
+    /// Draws the frame and what is not empty of these.
+    ///
+    /// # Errors
+    /// None that a String gives.
+    pub(crate) fn curves(&self, curves: &[Curve], out: &mut String) -> std::fmt::Result {
+        self.frame(out)?;
+        curves.iter().filter(|curve| !curve.points.is_empty()).try_for_each(|curve| self.curve(curve, out))
+    }
+
     /// Draws a band and its line with dots.
     ///
     /// # Errors

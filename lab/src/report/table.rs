@@ -24,19 +24,19 @@ pub(crate) struct Table {
 }
 
 /// A column of a table of `T`s: its name, and its cell in a row.
-struct Column<'r, T> {
+pub(super) struct Column<'r, T> {
     name: String,
     cell: Box<dyn Fn(&T) -> String + 'r>,
 }
 
 impl<'r, T> Column<'r, T> {
-    fn new(name: impl Into<String>, cell: impl Fn(&T) -> String + 'r) -> Self {
+    pub(super) fn new(name: impl Into<String>, cell: impl Fn(&T) -> String + 'r) -> Self {
         Self { name: name.into(), cell: Box::new(cell) }
     }
 }
 
 impl Table {
-    fn new<'r, T: 'r>(title: &str, columns: Vec<Column<'_, T>>, rows: impl Iterator<Item = &'r T>) -> Self {
+    pub(super) fn new<'r, T: 'r>(title: &str, columns: Vec<Column<'_, T>>, rows: impl Iterator<Item = &'r T>) -> Self {
         let cells = |row: &T| columns.iter().map(|column| (column.cell)(row)).collect();
         let rows = rows.map(cells).collect();
         Self { title: title.into(), rows, columns: columns.into_iter().map(|column| column.name).collect() }
@@ -50,18 +50,18 @@ pub(crate) fn tables(record: &Record) -> Vec<Table> {
         rows.peek()?;
         Some(Table::new(metric.info().title?, columns(record, metric.info()), rows))
     });
-    groups(record).into_iter().chain(of_metric).collect()
+    groups(record.scope.find(), &record.groups).into_iter().chain(of_metric).collect()
 }
 
 /// The groups of rows, if there are any.
-fn groups(record: &Record) -> Option<Table> {
+pub(super) fn groups(find: f64, groups: &[Group]) -> Option<Table> {
     let mut columns = vec![
         Column::new("all together", |group: &Group| group.name.clone()),
         Column::new("rows", |group: &Group| group.rows.to_string()),
     ];
-    columns.extend(judged(record, |group: &Group| &group.judgement));
+    columns.extend(judged(find, |group: &Group| &group.judgement));
     let title = "B against A: times better below 1, rates above 1";
-    (!record.groups.is_empty()).then(|| Table::new(title, columns, record.groups.iter()))
+    (!groups.is_empty()).then(|| Table::new(title, columns, groups.iter()))
 }
 
 /// What has changed since an earlier run: groups, then rows.
@@ -88,10 +88,11 @@ pub(crate) fn changes(record: &Record) -> Vec<Table> {
 }
 
 /// The columns of a [`Judgement`] of a change.
-fn changed<'r, T: 'r>(record: &'r Record, of: fn(&T) -> &Judgement) -> [Column<'r, T>; 4] {
+fn changed<'r, T: 'r>(record: &Record, of: fn(&T) -> &Judgement) -> [Column<'r, T>; 4] {
     let names = ["now/then [interval]", "A/A of both", "change", "found from"];
     let mut names = names.into_iter();
-    judged(record, of).map(|column| Column { name: names.next().map_or(column.name, str::to_owned), cell: column.cell })
+    judged(record.scope.find(), of)
+        .map(|column| Column { name: names.next().map_or(column.name, str::to_owned), cell: column.cell })
 }
 
 /// The columns of a metric's table: what a row is about, the values of each side, the judgement.
@@ -111,7 +112,7 @@ fn columns<'r>(record: &'r Record, metric: &'static MetricInfo) -> Vec<Column<'r
         }));
     }
     if is_comparison {
-        columns.extend(judged(record, |row: &Row| &row.judgement));
+        columns.extend(judged(record.scope.find(), |row: &Row| &row.judgement));
     }
     columns
 }
@@ -130,10 +131,10 @@ fn labelled(record: &Record, label: Label) -> Column<'_, Row> {
     }
 }
 
-/// The columns of a [`Judgement`], which `of` finds in a row.
-fn judged<'r, T: 'r>(record: &'r Record, of: fn(&T) -> &Judgement) -> [Column<'r, T>; 4] {
-    let difference = |judgement: &Judgement| {
-        let too_noisy = judgement.finding == Some(Finding::Unclear) && !judgement.excludes(record.scope.find());
+/// The columns of a [`Judgement`], which `of` finds in a row; `find`: the difference that must not be missed.
+pub(super) fn judged<'r, T: 'r>(find: f64, of: fn(&T) -> &Judgement) -> [Column<'r, T>; 4] {
+    let difference = move |judgement: &Judgement| {
+        let too_noisy = judgement.finding == Some(Finding::Unclear) && !judgement.excludes(find);
         match (judgement.is_likely(), too_noisy) {
             (true, _) => "likely",
             (_, true) => "too noisy",

@@ -5,7 +5,7 @@ use crate::measure::sample::{Key, size_text};
 use crate::report::judged::{Conclusion, Judged, Words};
 use crate::report::text::{number, percent, repetitions};
 use crate::results::changed::Earlier;
-use crate::results::judgement::{Finding, Judgement};
+use crate::results::judgement::Finding;
 use crate::results::record::Record;
 
 /// Draws the conclusion: from B against A and, where an earlier run is named, from what has changed since.
@@ -48,7 +48,7 @@ pub(crate) fn verdict(record: &Record) -> String {
         worse: "B is worse than A",
         better: "B is better than A, worse nowhere",
         alike: "B is as good as A",
-        too_few: &|| undecided(record),
+        too_few: &|| against_a(record).undecided(&repetitions(record), "nine or more", "--reps"),
         none: "no difference found",
     };
     format!("{}; {valid}", against_a(record).line(&words))
@@ -118,25 +118,6 @@ pub(super) fn key_name(key: &Key) -> String {
     name
 }
 
-/// Why nothing is claimed.
-fn undecided(record: &Record) -> String {
-    let groups = || record.groups.iter().map(|group| &group.judgement);
-    let is_missed =
-        |judgement: &Judgement| judgement.finding == Some(Finding::Unclear) && !judgement.excludes(record.scope.find());
-    let is_noisy = |judgement: &Judgement| is_missed(judgement) && !judgement.is_likely();
-    let (find, run) = (percent(record.scope.find()), repetitions(record));
-    let why = if record.groups.is_empty() || groups().any(|judgement| judgement.finding.is_none()) {
-        format!("too few runs to tell a difference of {find} ({run}, it takes nine or more)")
-    } else if groups().any(is_missed) && !groups().any(is_noisy) {
-        format!("a difference is likely, but these runs do not prove it ({run}): use more --reps")
-    } else if groups().any(is_missed) {
-        format!("this machine is too noisy to tell a difference of {find} ({run}); run again when it is idle")
-    } else {
-        "nothing can be told where A differs from A".into()
-    };
-    format!("UNDECIDED: {why}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +125,7 @@ mod tests {
     use crate::report::sample_record::sample_record;
     use crate::report::table;
     use crate::results::changed::{ChangedGroup, Medians};
+    use crate::results::judgement::Judgement;
     use crate::results::rows::Group;
 
     fn group(finding: Option<Finding>, least: f64) -> Group {

@@ -13,21 +13,22 @@ On one machine it starts the ranks itself; under a launcher each of its processe
 
     torchrun --nproc-per-node 2 scripts/ab.py --softrnic    # tries that way out, on one machine without RDMA
 
-    python scripts/ab.py --again raw.json       # judges an earlier run once more
+    python scripts/ab.py --again raw.json       # judges an earlier run once more, with another --effect
     python scripts/ab.py --read A.txt B.txt     # two outputs of nccl-tests that are there already
 
 Each side runs in fresh processes, A B B A, B A A B, and so on. Under a launcher the ranks of run N (from 1) connect to rank 0's host at
-TCP port MASTER_PORT + N (MASTER_PORT is 29500 by default): with 4 blocks 16 ports above MASTER_PORT have to be open.
+TCP port MASTER_PORT + N (MASTER_PORT is 29500 by default): with 7 blocks 28 ports above MASTER_PORT have to be open.
 
-Exit code 0: Ferrite is as good or better. 1: it is worse somewhere. 2: the comparison is not valid, or could not be made. 3: too few
-runs to tell. 130: interrupted; the whole blocks that were done are in the report. report.md, report.svg and raw.json say more.
+Exit code 0: Ferrite is as good or better. 1: it is worse somewhere, by 3 % or more. 2: the comparison is not valid, or could not be made.
+3: too few or too noisy runs to tell. 130: interrupted; the whole blocks that were done are in the report. The program ferrite, which
+comes with this one, judges the times as it judges those of `ferrite compare`. report.md, report.svg and raw.json say more.
 """
 
 import argparse
 from pathlib import Path
 
 from .. import exit_codes, files, options, repository, sizes
-from . import comparison, judgement, nccl_tests, plan
+from . import comparison, nccl_tests, plan
 
 
 def arguments() -> argparse.Namespace:
@@ -53,15 +54,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--blocks",
         type=options.number(1, 20),
-        default=4,
-        help="of four runs, two of each side; default 4; with less than 3 nothing can be told",
+        default=7,
+        help="of four runs, two of each side; default 7; with less than 6 nothing can be told",
     )
     parser.add_argument(
         "--effect",
         type=options.number(3, 1000),
         default=10,
         metavar="PERCENT",
-        help="a difference that matters: rows are alike if they differ by less for sure; default 10",
+        help="a difference that must not be missed; default 10",
     )
     parser.add_argument("--ranks", type=options.number(2, 64), help="on one machine; default: its GPUs, at least 2")
     parser.add_argument("--dtype", choices=sorted(plan.DTYPES), default="float32")
@@ -89,7 +90,7 @@ def run(chosen: argparse.Namespace) -> int:
         return nccl_tests.compare(*chosen.read)
     if chosen.again:
         files.check_writable(chosen.out)
-        return judgement.judge_again(chosen.again, chosen.out, chosen.effect / 100)
+        return comparison.judge(chosen.again, chosen.out, chosen.effect)
     return comparison.compare(chosen)
 
 

@@ -2,18 +2,21 @@
 
 import argparse
 import os
+import subprocess
 import sys
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from .. import exit_codes, files, sizes
+from .. import exit_codes, files, repository, sizes
 from ..errors import Invalid
 from ..launch import gpus, placement, softrnic
 from ..launch.placement import Placement
 from ..launch.side_run import OVERRIDDEN, Setup, run_side
 from ..networks import Side, gpudirect
-from . import judgement, plan, stats
-from .results import About, Run
+from . import plan
+from .results import Run
 
 # What each rank runs: with PyTorch, or with a libnccl.so.2 that it calls itself.
 TORCH_RANK = "nccl_net_ferrite.ab.torch_rank"
@@ -50,6 +53,9 @@ def check(options: argparse.Namespace, launched: Placement | None, runs: int) ->
     found = gpus_of(options)
     if launched:
         placement.check_master(launched)
+    if not launched or launched.rank == 0:
+        # It judges at the end.
+        repository.program("ferrite")
     return found
 
 
@@ -112,7 +118,7 @@ def refuse_wrong_values(run: Run, name: str) -> None:
 
 def report_whole_blocks(options: argparse.Namespace, setup: Setup, sides: tuple[Side, Side], order: str, runs: list[Run]) -> str:
     """Reports the whole blocks that were done, if there are any; says what there is."""
-    whole = len(runs) // stats.BLOCK * stats.BLOCK
+    whole = len(runs) // plan.BLOCK * plan.BLOCK
     done = f"{len(runs)} of {len(order)} runs were done"
     if not whole:
         return f"{done}, too few for a report"
@@ -122,26 +128,83 @@ def report_whole_blocks(options: argparse.Namespace, setup: Setup, sides: tuple[
 
 
 def report_of(options: argparse.Namespace, setup: Setup, sides: tuple[Side, Side], order: str, runs: list[Run], cut: str = "") -> int:
-    about = About(
-        command=" ".join(sys.argv),
-        order=order,
-        gdr=judgement.gdr_of(runs, order),
-        versions=runs[0].versions,
-        gpus=runs[0].gpus,
-        plugin=files.library(options.plugin),
-        baseline=files.library(options.baseline) if options.baseline else None,
-        variables=variables_of(setup, sides),
-        ranks=len(runs[0].gpus),
-        dtype=setup.task["dtype"],
-        cut=cut,
-        libnccl=files.library(options.libnccl) if options.libnccl else None,
-        softrnic=str(options.softrnic) if options.softrnic else None,
-        evidence=[run.evidence for run in runs],
-        seconds=[round(run.seconds, 1) for run in runs],
-        effect=options.effect / 100,
-    )
-    keys, times = judgement.times_of(runs)
-    return judgement.judge_and_report(setup.folder, about, keys, times)
+    """Writes the times of all runs, and has them judged; returns an exit code."""
+    raw = setup.folder / "raw.json"
+    files.write_json(raw, times_of(options, setup, sides, order, runs, cut))
+    return judge(raw, options.out, options.effect)
+
+
+def judge(times: Path, folder: Path, effect: int) -> int:
+    """Has the program ferrite judge the times in such a file, and write the report of them into `folder`; returns its exit code."""
+    command: list[str | Path] = [repository.program("ferrite"), "judge", times, "--find", str(effect), "--report", folder]
+    sys.stdout.flush()
+    code = subprocess.run(command, check=False).returncode
+    if code < 0:
+        raise Invalid(f"{command[0]} was ended by signal {-code}; the times are in {times}")
+    return code
+
+
+def times_of(options: argparse.Namespace, setup: Setup, sides: tuple[Side, Side], order: str, runs: list[Run], cut: str) -> dict[str, Any]:
+    """What `ferrite judge` reads (tools/ferrite/src/report/times.rs): what A and B are, the side of each run, lines for the report, and for
+    each row the microseconds of a call in each run of A (a_us) and of B (b_us), in their order."""
+    first, gdr = runs[0], gdr_of(runs, order)
+    plugin, baseline = files.library(options.plugin), files.library(options.baseline) if options.baseline else None
+    libnccl = files.library(options.libnccl) if options.libnccl else None
+    side_a = "another Ferrite" if baseline else f"NCCL {first.versions['nccl']}'s built-in IB transport"
+    variables = variables_of(setup, sides)
+    facts = [
+        f"command: `{' '.join(sys.argv)}`; type: {setup.task['dtype']}",
+        f"versions: {', '.join(f'{name} {version}' for name, version in first.versions.items())}",
+        f"ranks: {'; '.join(first.gpus)}",
+        *([f"libnccl.so.2: sha256 `{libnccl.sha256}`, without PyTorch"] if libnccl else []),
+        *([f"plugin of A: {baseline.text()}"] if baseline else []),
+        f"plugin{' of B' if baseline else ''}: {plugin.text()}",
+        *(
+            f"variables of {side}: " + (" ".join(f"`{name}={value}`" for name, value in sorted(chosen.items())) or "none")
+            for side, chosen in variables.items()
+        ),
+        f"seconds of each run: {' '.join(str(round(run.seconds, 1)) for run in runs)}",
+        *(["on the software device, both ends on one machine: no statement about a network card"] if options.softrnic else []),
+    ]
+    ranks = len(first.gpus)
+    keys = [row.key for row in first.rows]
+    of_side = [[run for run, letter in zip(runs, order) if letter == side] for side in "AB"]
+    return {
+        "schema": "ferrite-times/1",
+        "title": f"Ferrite against {side_a}, {ranks} ranks, GPUDirect {gdr}",
+        "a": side_a,
+        "b": "Ferrite",
+        "order": order,
+        "notes": [f"The run was {cut}"] if cut else [],
+        "facts": facts,
+        "about": {
+            "versions": first.versions,
+            "plugin": asdict(plugin),
+            "baseline": asdict(baseline) if baseline else None,
+            "libnccl": asdict(libnccl) if libnccl else None,
+            "variables": variables,
+            "gdr": gdr,
+            "gpus": first.gpus,
+            "evidence": [[asdict(one) for one in run.evidence] for run in runs],
+        },
+        "rows": [
+            {
+                **asdict(key),
+                "bus": plan.COLLECTIVES[key.collective](ranks),
+                "a_us": [run.rows[place].us for run in of_side[0]],
+                "b_us": [run.rows[place].us for run in of_side[1]],
+            }
+            for place, key in enumerate(keys)
+        ],
+    }
+
+
+def gdr_of(runs: list[Run], order: str) -> str:
+    """The one GPUDirect state of all runs."""
+    states = {letter: {run.gdr for run, side in zip(runs, order) if side == letter} for letter in "AB"}
+    if states["A"] != states["B"] or len(states["A"]) != 1:
+        raise Invalid(f"GPUDirect differs: A {sorted(states['A'])}, B {sorted(states['B'])}; --gdr on or off makes it the same")
+    return states["A"].pop()
 
 
 def variables_of(setup: Setup, sides: tuple[Side, Side]) -> dict[str, dict[str, str]]:

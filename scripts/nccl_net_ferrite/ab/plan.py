@@ -7,7 +7,7 @@ from .. import files
 from ..errors import Invalid
 from ..networks import Side, built_in, check_plugin, ferrite
 
-# Bus bandwidth over algorithm bandwidth, for n ranks: the part of the bytes that a link really carries.
+# Bus bandwidth over algorithm bandwidth, for n ranks, as nccl-tests defines it: the part of the bytes that a link really carries.
 COLLECTIVES: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -41,6 +41,10 @@ def sides(options: argparse.Namespace) -> tuple[Side, Side]:
     return a, b
 
 
+# Runs of a block.
+BLOCK = 4
+
+
 def order(blocks: int) -> str:
     """A B B A, B A A B, in turn: what drifts over time hits both sides alike, and each side is first as often."""
     return "".join(("ABBA", "BAAB")[block % 2] for block in range(blocks))
@@ -58,8 +62,3 @@ def collectives(text: str) -> list[str]:
 def calls_in_batch(microseconds: float) -> int:
     """Calls that a batch may have if one takes that long."""
     return max(1, min(MOST_CALLS, int(BATCH_US / microseconds)))
-
-
-def bus_bandwidth(collective: str, size: int, microseconds: float, ranks: int) -> float:
-    """GB/s that a link carried, as nccl-tests defines it."""
-    return size / microseconds / 1000 * COLLECTIVES[collective](ranks)

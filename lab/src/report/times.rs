@@ -1,0 +1,412 @@
+//! Times of collectives in whole jobs of NCCL, which another program has measured: judged as the rows of `ferrite compare` are, drawn
+//! and reported.
+//!
+//! `nccl-net-ferrite ab` writes them. A run is a job of fresh processes. Runs come in blocks of four: A B B A, or B A A B. Each two
+//! neighbours of a block give one ratio of B to A; A's second run of a block over its first is the noise.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::measure::estimate;
+use crate::measure::metric::Better;
+use crate::measure::sample::size_text;
+use crate::report::chart::{self, COLUMN, HEADER, ROW};
+use crate::report::judged::{Conclusion, Judged, Words};
+use crate::report::svg::{Curve, Point};
+use crate::report::table::{self, Column, Table};
+use crate::report::text::{number, percent};
+use crate::report::write_files;
+use crate::results::judgement::{self, CHANCE, Judgement};
+use crate::results::rows::Group;
+
+/// The name and version of the form.
+const SCHEMA: &str = "ferrite-times/1";
+/// Runs of a block.
+const BLOCK: usize = 4;
+/// A loss below this part is told, and is no failure: two runs of one library differ by as much.
+const FAIL: f64 = 0.03;
+
+/// What was measured; with it, once it is judged, what follows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Times {
+    /// [`SCHEMA`].
+    schema: String,
+    /// What is compared, as the head of the report.
+    title: String,
+    /// What A is, and B.
+    a: String,
+    b: String,
+    /// The side of each run, such as `ABBABAAB`.
+    order: String,
+    /// What is to be read before the results, such as that the run was interrupted.
+    notes: Vec<String>,
+    /// Lines at the end of the report: the command, versions, variables.
+    facts: Vec<String>,
+    /// Whatever else the program that measured wants to keep.
+    about: Value,
+    /// One per collective and size.
+    rows: Vec<Row>,
+    /// Rows that are judged together: of each collective, and all.
+    #[serde(default, skip_deserializing)]
+    groups: Vec<Group>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Row {
+    collective: String,
+    /// That was asked for, and that it really has.
+    size: u64,
+    bytes: u64,
+    /// Bytes on a link for each byte of it, as nccl-tests counts them.
+    bus: f64,
+    /// Of each run of a side, in their order.
+    a_us: Vec<f64>,
+    b_us: Vec<f64>,
+    #[serde(default, skip_deserializing)]
+    judgement: Judgement,
+}
+
+impl Row {
+    fn name(&self) -> String {
+        format!("{} {}", self.collective, size_text(self.size))
+    }
+
+    /// GB/s on a link, of a call that takes so long.
+    fn bandwidth(&self, us: f64) -> f64 {
+        self.bytes as f64 * self.bus / us / 1e3
+    }
+}
+
+fn median(values: &[f64]) -> f64 {
+    estimate::median(&mut values.to_vec()).unwrap_or(f64::NAN)
+}
+
+impl Times {
+    /// Reads such a file; what an earlier judgement found is left out.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Refused`] if it is none, with what is wrong.
+    pub(crate) fn read(file: &Path) -> Result<Self> {
+        let text =
+            std::fs::read_to_string(file).map_err(|e| Error::io(format!("cannot read {}", file.display()), e))?;
+        let refused = |why: String| Error::Refused(format!("{}: {why}", file.display()));
+        let form: Value = serde_json::from_str(&text).map_err(|e| refused(format!("no raw.json of `ab`: {e}")))?;
+        if form.get("schema").and_then(Value::as_str) != Some(SCHEMA) {
+            let schema = form.get("schema").map_or_else(|| "unknown".into(), Value::to_string);
+            return Err(refused(format!("no raw.json of `ab`: its form is {schema}, and {SCHEMA:?} is understood")));
+        }
+        let times: Self = serde_json::from_value(form).map_err(|e| refused(format!("no raw.json of `ab`: {e}")))?;
+        times.check().map_err(refused)?;
+        Ok(times)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let is_block = |block: &[u8]| block == b"ABBA" || block == b"BAAB";
+        if self.order.is_empty() || !self.order.as_bytes().chunks(BLOCK).all(is_block) {
+            return Err(format!("the order of runs {:?} is not made of blocks ABBA and BAAB", self.order));
+        }
+        if self.rows.is_empty() {
+            return Err("there are no rows".into());
+        }
+        let runs = self.order.len() / 2;
+        for row in &self.rows {
+            if row.a_us.len() != runs || row.b_us.len() != runs {
+                return Err(format!("{}: each side has to have {runs} times", row.name()));
+            }
+            if let Some(time) = row.a_us.iter().chain(&row.b_us).find(|time| !time.is_normal() || **time < 0.0) {
+                return Err(format!("{}: a time of {time} us", row.name()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges it: `find` is the difference that must not be missed, as a fraction.
+    pub(crate) fn judged(mut self, find: f64) -> JudgedTimes {
+        let judge = |rows: &[&Row], family| {
+            let (ratios, noises) = self.ratios(rows);
+            judgement::judge(Better::Lower, &ratios, &noises, family)
+        };
+        let of_rows: Vec<Judgement> = self.rows.iter().map(|row| judge(&[row], self.rows.len())).collect();
+        let mut groups: Vec<(String, Vec<&Row>)> =
+            self.collectives().into_iter().map(|(name, rows)| (name.to_owned(), rows)).collect();
+        if groups.len() > 1 {
+            groups.push(("all".into(), self.rows.iter().collect()));
+        }
+        let family = groups.len();
+        let group =
+            |(name, rows): (String, Vec<&Row>)| Group { judgement: judge(&rows, family), name, rows: rows.len() };
+        let groups = groups.into_iter().map(group).collect();
+        self.rows.iter_mut().zip(of_rows).for_each(|(row, judgement)| row.judgement = judgement);
+        self.groups = groups;
+        JudgedTimes { times: self, find }
+    }
+
+    /// The rows of each collective, in the order in which they were measured.
+    fn collectives(&self) -> Vec<(&str, Vec<&Row>)> {
+        let mut all: Vec<(&str, Vec<&Row>)> = Vec::new();
+        for row in &self.rows {
+            match all.iter_mut().find(|(name, _)| *name == row.collective) {
+                Some((_, rows)) => rows.push(row),
+                None => all.push((&row.collective, vec![row])),
+            }
+        }
+        all
+    }
+
+    /// B/A of each two neighbours, and A/A of each block, of these rows together: geometric means.
+    fn ratios(&self, rows: &[&Row]) -> (Vec<f64>, Vec<f64>) {
+        let mean = |time: &dyn Fn(&Row) -> f64| rows.iter().map(|row| time(row).ln()).sum::<f64>() / rows.len() as f64;
+        // Two runs of each side make a block, in the order of that side.
+        let ratio = |run: usize| (mean(&|row| row.b_us[run]) - mean(&|row| row.a_us[run])).exp();
+        let noise = |block: usize| (mean(&|row| row.a_us[2 * block + 1]) - mean(&|row| row.a_us[2 * block])).exp();
+        ((0..self.order.len() / 2).map(ratio).collect(), (0..self.blocks()).map(noise).collect())
+    }
+
+    fn blocks(&self) -> usize {
+        self.order.len() / BLOCK
+    }
+}
+
+/// What the runs show.
+#[derive(Debug)]
+pub(crate) struct JudgedTimes {
+    times: Times,
+    find: f64,
+}
+
+impl JudgedTimes {
+    fn all(&self) -> Judged<'_> {
+        let (rows, groups) = (&self.times.rows, &self.times.groups);
+        Judged {
+            find: self.find,
+            fail: FAIL,
+            groups: groups.iter().map(|group| (group.name.clone(), &group.judgement)).collect(),
+            rows: rows.iter().map(|row| (row.name(), &row.judgement)).collect(),
+        }
+    }
+
+    pub(crate) fn conclusion(&self) -> Conclusion {
+        self.all().conclusion()
+    }
+
+    /// The verdict, then what is to be read with it.
+    pub(crate) fn summary(&self) -> String {
+        let words = Words {
+            worse: "B is worse than A",
+            better: "B is better than A, worse nowhere",
+            alike: "B is as good as A",
+            too_few: &|| self.all().undecided(&self.runs(), "six blocks of four or more", "--blocks"),
+            none: "no difference found",
+        };
+        let lines = std::iter::once(format!("{}: {}", self.times.title, self.all().line(&words)));
+        lines.chain(self.times.notes.iter().cloned()).collect::<Vec<_>>().join("\n")
+    }
+
+    fn runs(&self) -> String {
+        format!("{} runs", self.times.order.len())
+    }
+
+    /// Writes report.md, report.svg and raw.json.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(crate) fn write(&self, folder: &Path) -> Result<()> {
+        let (mut picture, mut page) = (String::new(), String::new());
+        // Writing to a String does not fail.
+        self.draw(&mut picture).unwrap_or_default();
+        self.page(&mut page).unwrap_or_default();
+        write_files(folder, &self.times, [picture, page])
+    }
+
+    fn page(&self, page: &mut String) -> std::fmt::Result {
+        let times = &self.times;
+        writeln!(page, "# {}\n\n**{}.**\n", times.title, self.summary().replace('\n', ".**\n\n**"))?;
+        writeln!(page, "- **A** = {}\n- **B** = {}\n", times.a, times.b)?;
+        writeln!(page, "![Bus bandwidth over size, with ratios](report.svg)\n")?;
+        for table in table::groups(self.find, &times.groups).into_iter().chain([self.table()]) {
+            writeln!(page, "{}", table.markdown())?;
+        }
+        writeln!(
+            page,
+            "## How to read it\n\n\
+             Each value is the median over {}, half of them of A and half of B, each a job of fresh processes, in the order `{}`. GB/s \
+             is bus bandwidth. B/A is the median of the ratios of neighbours, one of each side; A/A is A's second run of a block of four \
+             over its first: what the machine does by itself. [..] are intervals of order statistics. \"better\" and \"worse\" are said \
+             if B/A differs from 1 and its median lies beyond the interval of A/A; the chance of saying it of any row although it is \
+             not so is {:.0} %, and the same of any group. \"none found\": a difference from the one in the last column on would have \
+             been found. \"too noisy\": that is more than {}. \"likely\": the row's own interval excludes 1; of so many rows, one may by \
+             chance. \"A is not A\": the interval of A/A does not hold 1, so nothing is claimed. A loss of less than {} is told, and is \
+             no failure.\n\n## What ran\n",
+            self.runs(),
+            times.order,
+            CHANCE * 100.0,
+            percent(self.find),
+            percent(FAIL)
+        )?;
+        times.facts.iter().try_for_each(|fact| writeln!(page, "- {fact}"))
+    }
+
+    fn table(&self) -> Table {
+        let mut columns = vec![
+            Column::new("collective", |row: &Row| row.collective.clone()),
+            Column::new("size", |row: &Row| size_text(row.size)),
+            Column::new("A us", |row: &Row| number(median(&row.a_us))),
+            Column::new("B us", |row: &Row| number(median(&row.b_us))),
+            Column::new("A GB/s", |row: &Row| number(row.bandwidth(median(&row.a_us)))),
+            Column::new("B GB/s", |row: &Row| number(row.bandwidth(median(&row.b_us)))),
+        ];
+        columns.extend(table::judged(self.find, |row: &Row| &row.judgement));
+        Table::new("Collectives: time of a call, and bus bandwidth", columns, self.times.rows.iter())
+    }
+
+    /// Two collectives beside each other, each with bandwidth and ratios.
+    fn draw(&self, out: &mut String) -> std::fmt::Result {
+        const BESIDE: usize = 2;
+        let collectives = self.times.collectives();
+        let width = COLUMN * collectives.len().min(BESIDE) as f64;
+        chart::open(width, HEADER + ROW * (2 * collectives.len().div_ceil(BESIDE)) as f64, out)?;
+        chart::entry(0, chart::A, &format!("A = {}", self.times.a), out)?;
+        chart::entry(1, chart::B, &format!("B = {}", self.times.b), out)?;
+        let coverage = self.times.rows.iter().find_map(|row| row.judgement.ratio).map_or(0.0, |ratio| ratio.coverage);
+        chart::noise_entry(coverage, &self.runs(), out)?;
+        for (index, (name, rows)) in collectives.iter().enumerate() {
+            let (column, line) = (index % BESIDE, 2 * (index / BESIDE));
+            // A size is drawn once, however often it was measured.
+            let by_size: BTreeMap<u64, &Row> = rows.iter().map(|row| (row.size, *row)).collect();
+            let sizes: Vec<u64> = by_size.keys().copied().collect();
+            let curve = |color, us: fn(&Row) -> &Vec<f64>| Curve {
+                color,
+                dashed: false,
+                points: by_size
+                    .iter()
+                    .map(|(size, row)| Point { x: *size as f64, y: row.bandwidth(median(us(row))), band: None })
+                    .collect(),
+            };
+            let curves = [curve(chart::A, |row| &row.a_us), curve(chart::B, |row| &row.b_us)];
+            let title = format!("{name}: bus bandwidth");
+            let panel = chart::panel(&sizes, column, line, &title, "GB/s (10^9 B/s)", chart::around(&curves));
+            panel.curves(&curves, out)?;
+            let points: Vec<(u64, &Judgement)> = by_size.iter().map(|(size, row)| (*size, &row.judgement)).collect();
+            chart::ratios(&points, (column, line + 1), &format!("{name}: time B/A (below 1: B is better)"), out)?;
+        }
+        writeln!(out, "</svg>")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::judgement::Finding;
+
+    /// As recorded on a machine that is quiet to a per cent or two, with B's times so many times as long.
+    fn recorded(slower: f64, blocks: usize) -> Value {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/times.json");
+        let mut times: Value = serde_json::from_str(&std::fs::read_to_string(file).expect("a file")).expect("JSON");
+        let order: String = times["order"].as_str().expect("text").chars().take(BLOCK * blocks).collect();
+        times["order"] = order.into();
+        for row in times["rows"].as_array_mut().expect("rows") {
+            for (side, factor) in [("a_us", 1.0), ("b_us", slower)] {
+                let all = row[side].as_array().expect("times").iter().take(2 * blocks);
+                row[side] = all.map(|time| time.as_f64().expect("a time") * factor).collect();
+            }
+        }
+        times
+    }
+
+    fn read(times: &Value) -> Result<Times> {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), times.to_string()).expect("written");
+        Times::read(file.path())
+    }
+
+    fn judged(slower: f64, blocks: usize) -> JudgedTimes {
+        read(&recorded(slower, blocks)).expect("times").judged(0.1)
+    }
+
+    #[test]
+    fn recorded_times_are_told_apart_where_they_differ() {
+        for (slower, blocks, expected, words) in [
+            (1.0, 7, Conclusion::Good, "B is as good as A; no difference found: all_reduce"),
+            (0.8, 7, Conclusion::Good, "B is better than A, worse nowhere; better: all_reduce 0.8"),
+            (1.2, 7, Conclusion::Worse, "B is worse than A; worse: all_reduce 1.2"),
+            (2.0, 5, Conclusion::TooFew, "UNDECIDED: too few runs to tell a difference of 10 % (20 runs, it takes six"),
+        ] {
+            let judged = judged(slower, blocks);
+            assert_eq!(judged.conclusion(), expected, "{slower} {blocks}: {}", judged.summary());
+            assert!(judged.summary().contains(words), "{}", judged.summary());
+            let names: Vec<&str> = judged.times.groups.iter().map(|group| group.name.as_str()).collect();
+            assert_eq!(names, ["all_reduce", "send_recv", "all"]);
+        }
+    }
+
+    #[test]
+    fn a_small_loss_is_told_and_is_no_failure() {
+        let mut times = recorded(1.0, 7);
+        for row in times["rows"].as_array_mut().expect("rows") {
+            let exact = |factor: f64| (0..14).map(|_| 100.0 * factor).collect::<Value>();
+            (row["a_us"], row["b_us"]) = (exact(1.0), exact(1.02));
+        }
+        let judged = read(&times).expect("times").judged(0.1);
+        assert!(judged.summary().contains("B is worse than A, nowhere by 3.0 % or more"), "{}", judged.summary());
+        assert_eq!(judged.conclusion(), Conclusion::Good);
+    }
+
+    #[test]
+    fn neighbours_are_paired_and_a_row_has_its_bus_bandwidth() {
+        let judged = judged(1.5, 7);
+        let row = &judged.times.rows[0];
+        assert_eq!(row.judgement.finding, Some(Finding::Worse));
+        let ratio = row.judgement.ratio.expect("enough runs").median;
+        let mut pairs: Vec<f64> = row.a_us.iter().zip(&row.b_us).map(|(a, b)| b / a).collect();
+        assert!((ratio - estimate::median(&mut pairs).expect("pairs")).abs() < 1e-9, "{ratio}");
+        assert_eq!(Row { bytes: 4000, bus: 1.5, ..row.clone() }.bandwidth(2.0), 3.0);
+    }
+
+    #[test]
+    fn the_report_can_be_judged_again_and_is_the_same() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let texts = |judged: &JudgedTimes| {
+            judged.write(folder.path()).expect("written");
+            super::super::FILES.map(|name| std::fs::read_to_string(folder.path().join(name)).expect("a file"))
+        };
+        let first = texts(&judged(1.2, 7));
+        let again = Times::read(&folder.path().join("raw.json")).expect("its own raw.json").judged(0.1);
+        assert_eq!(texts(&again), first);
+        let [_, picture, page] = first;
+        assert_eq!(picture.matches("message size, bytes").count(), 4, "two collectives, two panels each");
+        assert!(page.contains("| all_reduce | 8K |") && page.contains("\n- command: "), "{page}");
+    }
+
+    #[test]
+    fn what_are_no_times_is_refused() {
+        type Change = fn(&mut Value);
+        let changes: [(Change, &str); 6] = [
+            (
+                |times| times["schema"] = "ferrite-run/2".into(),
+                "its form is \"ferrite-run/2\", and \"ferrite-times/1\" is",
+            ),
+            (|times| times["order"] = "ABABAABB".into(), "not made of blocks ABBA and BAAB"),
+            (|times| times["rows"] = Value::Array(Vec::new()), "there are no rows"),
+            (
+                |times| drop(times["rows"][0]["a_us"].as_array_mut().expect("times").pop()),
+                "each side has to have 14 times",
+            ),
+            (|times| times["rows"][0]["a_us"][0] = 0.into(), "all_reduce 8K: a time of 0 us"),
+            (
+                |times| drop(times.as_object_mut().expect("an object").remove("facts")),
+                "no raw.json of `ab`: missing field",
+            ),
+        ];
+        for (change, words) in changes {
+            let mut times = recorded(1.0, 7);
+            change(&mut times);
+            let said = read(&times).expect_err("refused").to_string();
+            assert!(said.contains(words), "{said}");
+        }
+    }
+}
