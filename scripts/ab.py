@@ -3,7 +3,7 @@
 
 import sys
 
-from nccl_net_ferrite.ab.command import main
+from nccl_net_ferrite.ab import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,7 +3,7 @@
 
 import sys
 
-from nccl_net_ferrite.matrix.command import main
+from nccl_net_ferrite.matrix import main
 
 if __name__ == "__main__":
     sys.exit(main())

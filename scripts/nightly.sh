@@ -44,7 +44,7 @@ documentation() { RUSTDOCFLAGS=${errors[*]} cargo doc --workspace --no-deps --do
 site() {
     local mdbook
     mdbook=$(install_mdbook)
-    scripts/site.py --mdbook "$mdbook"
+    scripts/book.py --mdbook "$mdbook"
 }
 
 dependencies() {

@@ -50,5 +50,5 @@ for program in ferrite softrnic; do
     "$here/bin/$program" completions fish >"$share/fish/vendor_completions.d/$program.fish"
 done
 "${compiler[@]}" -static -Os -Wall -o "$work/copy" scripts/container/copy.c
-PYTHONPATH=scripts python3 -m nccl_net_ferrite.package --built "$built" --copy "$work/copy" --share "$share" \
+python3 scripts/packages.py --built "$built" --copy "$work/copy" --share "$share" \
     --out "${FERRITE_PACKAGES:-$out}"

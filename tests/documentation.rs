@@ -55,7 +55,7 @@ fn links_and_files_that_pages_name_exist() {
     }
 }
 
-/// docs/SUMMARY.md is what `scripts/site.py` makes a site of.
+/// docs/SUMMARY.md is what `scripts/book.py` makes a site of.
 #[test]
 fn each_page_is_a_chapter() {
     let summary = read("docs/SUMMARY.md");

@@ -18,11 +18,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from . import elf, exit_codes, repository
-from .ab import command as ab
-from .ddp import command as ddp
-from .errors import Invalid
-from .matrix import command as matrix
+from . import ab, ddp, elf, exit_codes, matrix, repository
+from .exit_codes import Invalid
 
 PROGRAMS = {"ab": ab.main, "ddp": ddp.main, "matrix": matrix.main}
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import Invalid
+from .exit_codes import Invalid
 
 # Numbers of the ELF header, as uname names the machines.
 MACHINES = {62: "x86_64", 183: "aarch64"}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import Invalid
+from .exit_codes import Invalid
 
 NETWORK = re.compile(r"Using network (\S+)")
 # The end of a line about a connection: NET/name/device, then its properties, such as /GDRDMA, /GDRDMA(PCI), /flush=None, /Shared.

@@ -1,13 +1,54 @@
 """Exit codes of the programs, as the table in docs/operators.md has them, and the line on standard error that goes with each."""
 
+import contextlib
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import NoReturn
 
-from .errors import Invalid
-from .signals import raised_as_interrupt
+# The error that all programs end with when there is no result.
+
+
+class Invalid(Exception):
+    """The program cannot do what it was asked to, or the result proves nothing. The text says why. Exit code 2."""
+
+
+# Signals that interrupt a program.
+
+
+@contextlib.contextmanager
+def raised_as_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP, which a launcher ends a process with, raise KeyboardInterrupt as Ctrl-C does. The ranks are in sessions of
+    their own and do not get these signals: this process ends them."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    taken = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def blocked() -> Iterator[set[signal.Signals]]:
+    """SIGINT, SIGTERM and SIGHUP wait until this is over. Yields the signals that were blocked before."""
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield {signal.Signals(number) for number in before}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# Exit codes of the programs, as the table in docs/operators.md has them, and the line on standard error that goes with each.
 
 # GOOD: as good or better, all right. WRONG: worse, or a check that failed. INVALID: bad usage, or it could not be tried.
 # TOO_FEW_RUNS: too few runs to tell.
@@ -37,18 +78,3 @@ def of_program(run: Callable[[], int]) -> int:
         traceback.print_exc()
         print(f"not valid: {why!r}", file=sys.stderr)
         return INVALID
-
-
-def write_and_print(write: Callable[[], None], summary: str, folder: Path) -> None:
-    """Writes a report into `folder`, then prints its summary. The summary is printed even if the report cannot be written, and the
-    report is written even if standard output is closed."""
-    failed = None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write()
-    except OSError as error:
-        failed = error
-    print(summary)
-    if failed:
-        raise Invalid(f"the report was not written to {folder}: {failed.strerror}") from failed
-    print(f"report: {folder / 'report.md'}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import elf
-from .errors import Invalid
+from .exit_codes import Invalid
 
 
 @dataclass(frozen=True)
@@ -51,3 +51,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1))
+
+
+def report(folder: Path, title: str, summary: str, parts: list[str], raw: dict[str, Any] | None = None) -> None:
+    """Writes report.md, and raw.json if there is one, and prints the summary: even if the report cannot be written, and the report is
+    written even if standard output is closed."""
+    failed = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if raw is not None:
+            write_json(folder / "raw.json", raw)
+        page = [f"# {title}", summary[:1].upper() + summary[1:] + ".", *parts]
+        (folder / "report.md").write_text("\n\n".join(page) + "\n")
+    except OSError as error:
+        failed = error
+    print(summary)
+    if failed:
+        raise Invalid(f"the report was not written to {folder}: {failed.strerror}") from failed
+    print(f"report: {folder / 'report.md'}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import elf
-from .errors import Invalid
+from .exit_codes import Invalid
 
 Variables = tuple[tuple[str, str], ...]
 

@@ -1,4 +1,4 @@
-"""Command-line options that several programs have, and types of options."""
+"""Options of command lines and their types, sizes among them: 8, 4K, 1M, 1G, as reports write them too."""
 
 import argparse
 import re
@@ -7,6 +7,43 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import repository
+
+# Sizes in bytes, as options and reports write them: 8, 4K, 1M, 1G.
+
+SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def parse_size(text: str) -> int:
+    digits = text.rstrip("KMG")
+    suffix = text[len(digits) :]
+    if not digits.isdigit() or suffix not in SUFFIXES or int(digits) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 8, 4K, 1M or 1G")
+    return int(digits) * SUFFIXES[suffix]
+
+
+def parse_sizes(text: str) -> list[int]:
+    """A list, or a range in steps of four, both ends included."""
+    first, dots, last = text.partition("..")
+    if not dots:
+        return sorted({parse_size(part) for part in text.split(",")})
+    low, high = parse_size(first), parse_size(last)
+    if low > high:
+        raise argparse.ArgumentTypeError(f"{text!r}: the first size must not be above the last")
+    found = []
+    while low < high:
+        found.append(low)
+        low *= 4
+    return [*found, high]
+
+
+def size_text(size: int) -> str:
+    for suffix, factor in reversed(SUFFIXES.items()):
+        if size % factor == 0:
+            return f"{size // factor}{suffix}"
+    return str(size)
+
+
+# Command-line options that several programs have, and types of options.
 
 
 def parser(about: str) -> argparse.ArgumentParser:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from . import elf
-from .errors import Invalid
+from .exit_codes import Invalid
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -72,13 +72,18 @@ needs_ferrite = unittest.skipUnless((repository.DIST / "bin/ferrite").is_file(),
 
 def environment(**more: str) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES) and name not in NAMES}
-    return {**clean, **BUILT, **more}
+    return {**clean, **more}
+
+
+def built_environment(**more: str) -> dict[str, str]:
+    """For a program of the repository, which uses what scripts/test.sh has built."""
+    return environment(**BUILT, **more)
 
 
 def run(program: str, *arguments: str | Path, timeout: float | None = None, **more: str) -> "subprocess.CompletedProcess[str]":
     """One of the scripts, as a user starts it."""
     command = [sys.executable, SCRIPTS / program, *arguments]
-    return subprocess.run(command, env=environment(**more), capture_output=True, text=True, check=False, timeout=timeout)
+    return subprocess.run(command, env=built_environment(**more), capture_output=True, text=True, check=False, timeout=timeout)
 
 
 def found(pattern: str, text: str) -> tuple[str, ...]:

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from nccl_net_ferrite import exit_codes, repository
-from nccl_net_ferrite.ab import comparison
-from nccl_net_ferrite.errors import Invalid
+from nccl_net_ferrite import ab, exit_codes, launch, repository
+from nccl_net_ferrite.exit_codes import Invalid
 from nccl_net_ferrite.files import read_json
-from nccl_net_ferrite.launch import gpus, placement, processes
 
 from . import fixtures
 
@@ -49,13 +47,13 @@ class WithFakeRanks(fixtures.InFolder):
             again=None,
         )
         self.printed: list[str] = []
-        self.replace(comparison, "TORCH_RANK", FAKE_RANK)
-        self.replace(gpus, "seen_by_torch", lambda _: 2)
+        self.replace(ab, "TORCH_RANK", FAKE_RANK)
+        self.replace(launch, "gpus_seen_by_torch", lambda _: 2)
         self.replace(builtins, "print", lambda *words, **_: self.printed.append(" ".join(map(str, words))))
 
     def compare(self, **fake: str) -> int:
-        with mock.patch.dict(os.environ, fixtures.environment(**fake), clear=True):
-            return comparison.compare(self.options)
+        with mock.patch.dict(os.environ, fixtures.built_environment(**fake), clear=True):
+            return ab.compare(self.options)
 
     def refused(self, **fake: str) -> str:
         with self.assertRaises(Invalid) as raised:
@@ -146,7 +144,7 @@ class Again(WithFakeRanks):
         command: list[str | Path] = [sys.executable, fixtures.SCRIPTS / "ab.py", "--again", self.options.out / "raw.json"]
         with open("/dev/full", "w") as full:
             done = subprocess.run(
-                command, cwd=self.out, env=fixtures.environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+                command, cwd=self.out, env=fixtures.built_environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
             )
         self.assertEqual((done.returncode, len(done.stderr.splitlines())), (exit_codes.INVALID, 1), done.stderr)
         self.assertIn("UNDECIDED", (self.out / "report-ab/report.md").read_text())
@@ -160,7 +158,7 @@ class Beforehand(WithFakeRanks):
     """What can be known is said before the first rank is started."""
 
     def refused(self, **fake: str) -> str:
-        with mock.patch.object(comparison, "run_side", side_effect=AssertionError("a run has begun")):
+        with mock.patch.object(ab, "run_side", side_effect=AssertionError("a run has begun")):
             return super().refused(**fake)
 
     def test_no_plugin_is_named(self) -> None:
@@ -191,7 +189,7 @@ class Beforehand(WithFakeRanks):
         self.assertIn("MASTER_PORT=65533: each run takes a port above it, up to 65537", self.refused(**torchrun(0, 2), MASTER_PORT="65533"))
 
     def test_a_host_of_rank_0_that_has_no_address(self) -> None:
-        self.replace(placement, "check_master", functools.partial(placement.check_master, limit=0.1))
+        self.replace(launch, "check_master", functools.partial(launch.check_master, limit=0.1))
         unknown = mock.Mock(side_effect=socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
         self.replace(socket, "getaddrinfo", unknown)
         said = self.refused(**torchrun(1, 2) | {"MASTER_ADDR": "no-such-host.invalid"})
@@ -231,7 +229,7 @@ class Launched(WithFakeRanks):
         (self.out / "libibverbs.so.1").touch()
         self.options.softrnic = self.out
         seen: list[dict[str, str]] = []
-        with mock.patch.object(processes, "run_ranks", lambda ranks, *_: seen.append(ranks[0].environment)):
+        with mock.patch.object(launch, "run_ranks", lambda ranks, *_: seen.append(ranks[0].environment)):
             for rank in (1, 1):
                 self.compare(**torchrun(rank, 2), MASTER_PORT="2000")
         self.assertEqual(seen[:4], seen[4:])

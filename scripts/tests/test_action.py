@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nccl_net_ferrite.package import description, tarball
+import packages
 
 from .fixtures import ROOT, InFolder, environment, found
 from .test_container import DIST
@@ -35,7 +35,7 @@ class Action(InFolder):
         """That of the release, without man pages."""
         if not (DIST / "bin/softrnic").exists():
             self.skipTest(f"{DIST}/bin/softrnic (scripts/build.sh builds it)")
-        name, content = tarball.make_device(description.read(DIST, [], 0))
+        name, content = packages.make_device_tarball(packages.read_release(DIST, [], 0))
         (self.out / name).write_bytes(content)
         return self.out / name
 

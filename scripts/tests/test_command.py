@@ -55,7 +55,7 @@ class Command(fixtures.InFolder):
         (self.out / "torch").mkdir()
         (self.out / "torch/__init__.py").write_text(NO_GPU)
         (self.out / "torch/distributed.py").touch()
-        code = "from nccl_net_ferrite.launch.torch_gather import use_gpu; use_gpu()"
+        code = "from nccl_net_ferrite.torch_gather import use_gpu; use_gpu()"
         path = f"{self.out}:{fixtures.SCRIPTS}"
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, env=fixtures.environment(PYTHONPATH=path), capture_output=True, text=True, check=False)

@@ -7,11 +7,8 @@ import sys
 import unittest
 from pathlib import Path
 
-from nccl_net_ferrite.matrix import checks, counting
-from nccl_net_ferrite.matrix.case_run import Outcome
-from nccl_net_ferrite.matrix.cases import Case
-from nccl_net_ferrite.matrix.counting import Calls
-from nccl_net_ferrite.matrix.results import RankResult
+from nccl_net_ferrite import matrix
+from nccl_net_ferrite.matrix import Calls, Case, Outcome, RankResult
 from nccl_net_ferrite.repository import INCLUDE
 
 from . import fixtures
@@ -21,7 +18,7 @@ from . import fixtures
 class Layer(fixtures.InFolder):
     def setUp(self) -> None:
         super().setUp()
-        layer = counting.build(self.out)
+        layer = matrix.build_counter(self.out)
         assert layer
         self.layer = layer
         self.plugin = self.out / "plugin.so"
@@ -39,7 +36,7 @@ class Layer(fixtures.InFolder):
     def test_everything_is_counted_and_handed_on(self) -> None:
         done = self.use(self.plugin)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(counting.read(done.stderr), Calls(3, 1, 1, 2, 1))
+        self.assertEqual(matrix.calls_counted(done.stderr), Calls(3, 1, 1, 2, 1))
 
     def test_without_a_plugin_there_is_none(self) -> None:
         done = self.use(Path("/none.so"))
@@ -50,7 +47,7 @@ class Layer(fixtures.InFolder):
 class Checks(unittest.TestCase):
     def wrong(self, case: Case, calls: Calls, version: str = "2.21.5") -> list[str]:
         outcome = Outcome(case, {0: RankResult("fake", version, [])}, {}, {}, {}, {}, set(), None, calls)
-        return checks.check_calls(outcome).wrong
+        return matrix.check_calls(outcome).wrong
 
     def test_the_way_of_registration(self) -> None:
         for gdr, by_address, by_dmabuf in [("off", 0, 0), ("peermem", 3, 0), ("dmabuf", 0, 3), ("both", 0, 3)]:

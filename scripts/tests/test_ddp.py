@@ -6,12 +6,10 @@ import sys
 from typing import Any
 from unittest import mock
 
-from nccl_net_ferrite.ddp import command, training
-from nccl_net_ferrite.errors import Invalid
+from nccl_net_ferrite import ddp, launch
+from nccl_net_ferrite.exit_codes import Invalid
 from nccl_net_ferrite.files import read_json
-from nccl_net_ferrite.launch import gpus, side_run
-from nccl_net_ferrite.launch.placement import Placement
-from nccl_net_ferrite.launch.side_run import Setup
+from nccl_net_ferrite.launch import Placement, Setup
 from nccl_net_ferrite.networks import Side
 
 from . import fake_ddp_rank, fixtures
@@ -23,8 +21,8 @@ class Training(fixtures.InFolder):
         (self.out / "plugin.so").write_bytes(fixtures.library_here())
         (self.out / "bin").mkdir()
         (self.out / "bin/softrnic").touch()
-        self.replace(training, "RANK", "tests.fake_ddp_rank")
-        self.replace(gpus, "seen_by_torch", lambda: 2)
+        self.replace(ddp, "RANK", "tests.fake_ddp_rank")
+        self.replace(launch, "gpus_seen_by_torch", lambda: 2)
         self.print = mock.Mock()
         self.replace(builtins, "print", self.print)
 
@@ -46,15 +44,15 @@ class Training(fixtures.InFolder):
         ]
 
         def without_processes(setup: Setup, side: Side, placements: list[Placement], run: str) -> dict[str, Any]:
-            task = {**setup.task, "result": str(side_run.result_of(setup, run))}
+            task = {**setup.task, "result": str(launch.result_of(setup, run))}
             return fake_ddp_rank.result_of(task, len(placements), side.network, fake)
 
         with (
             mock.patch.dict(os.environ, fixtures.environment(FAKE=fake), clear=True),
             mock.patch.object(sys, "argv", arguments),
-            mock.patch.object(training, "run_side", vars(training)["run_side"] if in_processes else without_processes),
+            mock.patch.object(ddp, "run_side", vars(ddp)["run_side"] if in_processes else without_processes),
         ):
-            code = command.main()
+            code = ddp.main()
         report = self.out / "report/report.md"
         return code, report.read_text() if report.exists() else "", str(self.print.call_args_list)
 
@@ -65,7 +63,6 @@ class Training(fixtures.InFolder):
         self.assertIn("| sockets | Socket | off |", report)
         raw = read_json(self.out / "report/raw.json")
         self.assertEqual([run["name"] for run in raw["runs"]], ["built-in", "Ferrite", "sockets", "built-in-again"])
-        self.assertEqual((self.out / "report/curves.svg").read_text().count("<polyline"), 4)
 
     def test_one_bit_of_one_loss_is_a_difference(self) -> None:
         code, report, _ = self.train("last-bit")
@@ -111,33 +108,25 @@ class Training(fixtures.InFolder):
             out=self.out,
             limit=9,
         )
-        chosen = dict(training.setup_of(options).both)
+        chosen = dict(ddp.setup_of(options).both)
         self.assertEqual((chosen["NCCL_ALGO"], chosen["SOFTRNIC_GPU"], chosen["A"]), ("Tree", "dmabuf", "1"))
         self.assertEqual(chosen["SOFTRNIC_GPU_HELPER"], str((self.out / "bin/softrnic").resolve()))
         (self.out / "bin/softrnic").unlink()
-        self.assertRaisesRegex(Invalid, "bin/softrnic is not there", training.setup_of, options)
+        self.assertRaisesRegex(Invalid, "bin/softrnic is not there", ddp.setup_of, options)
 
     def test_what_cannot_be_tried_is_said_before_anything_begins(self) -> None:
-        with mock.patch.object(training, "run_side", side_effect=AssertionError("a run has begun")):
+        with mock.patch.object(ddp, "run_side", side_effect=AssertionError("a run has begun")):
             code, _, told = self.train("", "--out", str(self.out / "plugin.so/report"), in_processes=True)
             self.assertEqual(code, 2)
             self.assertIn("plugin.so/report: Not a directory", told)
-            with mock.patch.object(gpus, "seen_by_torch", side_effect=Invalid("no torch")):
+            with mock.patch.object(launch, "gpus_seen_by_torch", side_effect=Invalid("no torch")):
                 self.assertEqual(self.train(in_processes=True)[0], 2)
 
     def test_interrupted(self) -> None:
-        with mock.patch.object(training, "run_side", side_effect=KeyboardInterrupt):
+        with mock.patch.object(ddp, "run_side", side_effect=KeyboardInterrupt):
             code, _, told = self.train(in_processes=True)
         self.assertEqual(code, 130)
         self.assertIn("interrupted: no report; no process", told)
-
-    def test_colours_and_legend(self) -> None:
-        self.train()
-        picture = (self.out / "report/curves.svg").read_text()
-        self.assertIn('stroke="#1b6ca8"', picture)
-        [width] = fixtures.found(r'width="(\d+)"', picture)
-        [last] = fixtures.found(r'<text x="([\d.]+)" y="46">built-in-again', picture)
-        self.assertLess(float(last) + 8 * len("built-in-again"), float(width))
 
     def test_more_cycles_than_steps(self) -> None:
         done = fixtures.run("ddp.py", "--steps", "3", "--cycles", "4")

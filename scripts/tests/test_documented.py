@@ -10,13 +10,9 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from unittest import mock
 
-from nccl_net_ferrite import command
-from nccl_net_ferrite.ab import command as ab
-from nccl_net_ferrite.ddp import command as ddp
-from nccl_net_ferrite.hang import command as hang
-from nccl_net_ferrite.matrix import command as matrix
-from nccl_net_ferrite.site import command as site
-from nccl_net_ferrite.suite import command as suite
+import book
+import torch_suite
+from nccl_net_ferrite import ab, command, ddp, hang, matrix
 
 from .fixtures import ROOT, environment
 
@@ -25,8 +21,8 @@ PARSERS = {
     "ddp": ddp.arguments,
     "hang": hang.arguments,
     "matrix": matrix.arguments,
-    "site": site.arguments,
-    "torch_suite": suite.arguments,
+    "site": book.arguments,
+    "torch_suite": torch_suite.arguments,
 }
 # They name no parser of their own: --help behind the arguments ends them once these are parsed.
 OTHERS = ("endurance", "flaps", "fuzz", "reinit", "schedules")

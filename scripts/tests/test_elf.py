@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from nccl_net_ferrite import elf
-from nccl_net_ferrite.errors import Invalid
+from nccl_net_ferrite.exit_codes import Invalid
 
 from .fixtures import InFolder, library_of, run
 

@@ -4,11 +4,8 @@ import json
 import unittest
 from typing import Any
 
-from nccl_net_ferrite import files
-from nccl_net_ferrite.hang import command
-from nccl_net_ferrite.hang.cases import BEFORE, CASES, Case, named
-from nccl_net_ferrite.hang.judgement import Found
-from nccl_net_ferrite.hang.judgement import judge as judge_of
+from nccl_net_ferrite import files, hang
+from nccl_net_ferrite.hang import BEFORE, CASES, Case, Found, cases_of
 
 from . import fixtures
 
@@ -20,7 +17,7 @@ def case(name: str) -> Case:
 
 
 def judge(case: Case, culprit: int, ranks: list[dict[str, Any]], reports: list[dict[str, Any]], nccl: str = "2.21.5") -> Found:
-    return judge_of(case, culprit, ranks, reports, nccl)
+    return hang.judge(case, culprit, ranks, reports, nccl)
 
 
 def named_report(function: str, number: int, has_begun: bool | None) -> dict[str, Any]:
@@ -75,15 +72,15 @@ class JudgementTest(unittest.TestCase):
         self.assertEqual([wrong("gpu", named_report("AllReduce", BEFORE, begun)) for begun in (True, None, False)], [0, 0, 1])
 
     def test_unknown_cases_are_refused_with_the_known_ones(self) -> None:
-        self.assertEqual([case.name for case in named("late,gpu")], ["late", "gpu"])
+        self.assertEqual([case.name for case in cases_of("late,gpu")], ["late", "gpu"])
         with self.assertRaisesRegex(ValueError, "'flop' must be one of absent, gpu, stopped, late"):
-            named("gpu,flop")
+            cases_of("gpu,flop")
 
 
 class Written(fixtures.InFolder):
     def test_the_report_names_the_build_of_the_plugin(self) -> None:
         plugin = self.out / "libnccl-net.so"
         plugin.write_bytes(fixtures.library_here())
-        command.write(self.out, files.library(plugin), "the reports are right", {"nccl": "2.28.9"}, [])
+        hang.write(self.out, files.library(plugin), "the reports are right", {"nccl": "2.28.9"}, [])
         self.assertIn("- plugin: 1.2.3+0123456789ab, sha256 `", (self.out / "report.md").read_text())
         self.assertEqual(json.loads((self.out / "raw.json").read_text())["plugin"]["version"], "1.2.3+0123456789ab")

@@ -8,11 +8,10 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from nccl_net_ferrite.errors import Invalid
+from nccl_net_ferrite import matrix, nccl
+from nccl_net_ferrite.exit_codes import Invalid
 from nccl_net_ferrite.files import read_json
-from nccl_net_ferrite.matrix import case_run, cases
-from nccl_net_ferrite.matrix.cases import Case
-from nccl_net_ferrite.nccl import pattern
+from nccl_net_ferrite.matrix import Case
 
 from . import fixtures
 
@@ -156,22 +155,22 @@ class Matrix(fixtures.WithFakeNccl):
 
 class Pieces(unittest.TestCase):
     def test_no_two_pieces_of_a_buffer_look_alike(self) -> None:
-        tile = pattern.tile([0, 1])
-        self.assertEqual(len(set(pattern.tile([3]))), pattern.TILE)
+        tile = nccl.tile([0, 1])
+        self.assertEqual(len(set(nccl.tile([3]))), nccl.TILE)
         for shift in (1, 128, 1024, 1 << 20):
-            self.assertNotEqual(tile, pattern.tile([0, 1], shift))
-        self.assertEqual(pattern.tile([1], 5)[:3].tolist(), [982.0, 983.0, 984.0])
+            self.assertNotEqual(tile, nccl.tile([0, 1], shift))
+        self.assertEqual(nccl.tile([1], 5)[:3].tolist(), [982.0, 983.0, 984.0])
 
     def test_cases(self) -> None:
-        names = [case.name() for case in cases.of_parts(["collectives"], [2, 4], ["off"], False)]
+        names = [case.name() for case in matrix.cases_of(["collectives"], [2, 4], ["off"], False)]
         self.assertEqual(names[0], "collectives-2-off-ll-ring")
         self.assertEqual(len(set(names)), 8)
         self.assertEqual(Case("collectives", 2, "off", proto="LL", algo="Tree").operations(), ["all_reduce"])
-        self.assertRaises(Invalid, cases.of_parts, ["abort"], [2], ["peermem"], False)
+        self.assertRaises(Invalid, matrix.cases_of, ["abort"], [2], ["peermem"], False)
         variables = Case("setups", 2, "off").variables(True)
         self.assertEqual((variables["SOFTRNIC_GPU"], variables["NCCL_NET_GDR_LEVEL"]), ("none", "SYS"))
 
     def test_choices_of_old_and_new_logs(self) -> None:
         old = "x NCCL INFO 8 Bytes -> Algo 1 proto 0 time 7.1\n"
         new = "x NCCL INFO AllReduce: 8 Bytes -> Algo TREE proto SIMPLE channel{Lo..Hi}={0..0}\n"
-        self.assertEqual(case_run.choices_of(old + new), {("Ring", "LL"), ("Tree", "Simple")})
+        self.assertEqual(matrix.choices_of(old + new), {("Ring", "LL"), ("Tree", "Simple")})

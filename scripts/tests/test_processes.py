@@ -11,9 +11,8 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from nccl_net_ferrite import exit_codes
-from nccl_net_ferrite.errors import Invalid
-from nccl_net_ferrite.launch import processes
+from nccl_net_ferrite import exit_codes, launch
+from nccl_net_ferrite.exit_codes import Invalid
 
 from . import fixtures
 
@@ -37,15 +36,15 @@ class Interruption(unittest.TestCase):
             plugin, hanging = Path(folder) / "p.so", Path(folder) / "hanging"
             plugin.write_bytes(fixtures.library_here())
             code = (
-                "import sys; from nccl_net_ferrite.ab import command, comparison; from nccl_net_ferrite.launch import gpus\n"
-                "comparison.TORCH_RANK, gpus.seen_by_torch = 'tests.fake_torch_rank', lambda _: 2\n"
+                "import sys; from nccl_net_ferrite import ab, launch\n"
+                "ab.TORCH_RANK, launch.gpus_seen_by_torch = 'tests.fake_torch_rank', lambda _: 2\n"
                 f"sys.argv = ['ab.py', '--ranks', '2', '--sizes', '8', '--plugin', {str(plugin)!r}, '--out', {folder + '/out'!r}]\n"
-                "sys.exit(command.main())"
+                "sys.exit(ab.main())"
             )
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 cwd=fixtures.SCRIPTS,
-                env=fixtures.environment(FAKE=fake, FAKE_HANGS=str(hanging)),
+                env=fixtures.built_environment(FAKE=fake, FAKE_HANGS=str(hanging)),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -68,10 +67,10 @@ class RunsOfRanks(fixtures.InFolder):
         """One rank for each of `fakes`."""
         task = json.dumps({"collectives": [], "sizes": [], "result": str(self.out / "01A.json")})
         ranks = [
-            processes.Rank(
+            launch.Rank(
                 number,
                 "tests.fake_torch_rank",
-                fixtures.environment(
+                fixtures.built_environment(
                     FAKE=fake,
                     FAKE_HANGS=str(self.out / "hanging"),
                     AB_TASK=task,
@@ -83,7 +82,7 @@ class RunsOfRanks(fixtures.InFolder):
             )
             for number, fake in enumerate(fakes)
         ]
-        processes.run_ranks(ranks, self.out, "01A", 60)
+        launch.run_ranks(ranks, self.out, "01A", 60)
 
     def left(self) -> list[str]:
         """Processes that said that they were there, and have not ended."""

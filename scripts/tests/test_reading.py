@@ -7,11 +7,9 @@ import unittest
 from dataclasses import replace
 from pathlib import Path
 
-from nccl_net_ferrite import evidence, exit_codes, options, sizes
-from nccl_net_ferrite.ab import nccl_tests
-from nccl_net_ferrite.errors import Invalid
-from nccl_net_ferrite.launch import placement
-from nccl_net_ferrite.launch.placement import Placement
+from nccl_net_ferrite import ab, evidence, exit_codes, launch, options
+from nccl_net_ferrite.exit_codes import Invalid
+from nccl_net_ferrite.launch import Placement
 
 from . import fixtures
 
@@ -68,11 +66,11 @@ class NcclTests(unittest.TestCase):
 
     def test_output(self) -> None:
         self.path.write_text(self.TABLE)
-        self.assertEqual(nccl_tests.read(self.path), {1048576: (52.31, 35.08), 8: (12.10, 0.0)})
+        self.assertEqual(ab.read_nccl_tests(self.path), {1048576: (52.31, 35.08), 8: (12.10, 0.0)})
         self.path.write_text(self.TABLE.replace("35.08  0", "35.08  3"))
-        self.assertRaisesRegex(Invalid, "3 wrong values at 1048576", nccl_tests.read, self.path)
+        self.assertRaisesRegex(Invalid, "3 wrong values at 1048576", ab.read_nccl_tests, self.path)
         self.path.write_text("hello")
-        self.assertRaisesRegex(Invalid, "no table", nccl_tests.read, self.path)
+        self.assertRaisesRegex(Invalid, "no table", ab.read_nccl_tests, self.path)
 
     def test_one_run_of_each_is_too_few(self) -> None:
         self.path.write_text(self.TABLE)
@@ -83,10 +81,10 @@ class NcclTests(unittest.TestCase):
 
 class Words(unittest.TestCase):
     def test_sizes_and_settings(self) -> None:
-        self.assertEqual(sizes.parse_list("8..1K"), [8, 32, 128, 512, 1024])
-        self.assertEqual(sizes.parse_list("1M,8"), [8, 1 << 20])
+        self.assertEqual(options.parse_sizes("8..1K"), [8, 32, 128, 512, 1024])
+        self.assertEqual(options.parse_sizes("1M,8"), [8, 1 << 20])
         for bad in ("0", "8..4", "1T", ""):
-            self.assertRaises(argparse.ArgumentTypeError, sizes.parse_list, bad)
+            self.assertRaises(argparse.ArgumentTypeError, options.parse_sizes, bad)
         self.assertEqual(options.variable("NCCL_ALGO=Ring"), ("NCCL_ALGO", "Ring"))
         self.assertRaises(argparse.ArgumentTypeError, options.variable, "NCCL_ALGO")
 
@@ -101,19 +99,19 @@ class Placements(unittest.TestCase):
             "MASTER_ADDR": "h",
             "MASTER_PORT": "1",
         }
-        self.assertEqual(placement.of_launcher(torchrun), Placement(3, 8, 1, "h", 1, 2))
+        self.assertEqual(launch.placement_of_launcher(torchrun), Placement(3, 8, 1, "h", 1, 2))
         slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "gpu[03-07],x"}
-        self.assertEqual(placement.of_launcher(slurm), Placement(0, 2, 0, "gpu03", 29500, 0))
-        self.assertEqual(placement.of_launcher({**slurm, "SLURM_NNODES": "1"}), Placement(0, 2, 0, "gpu03", 29500, 2))
-        self.assertIsNone(placement.of_launcher({}))
+        self.assertEqual(launch.placement_of_launcher(slurm), Placement(0, 2, 0, "gpu03", 29500, 0))
+        self.assertEqual(launch.placement_of_launcher({**slurm, "SLURM_NNODES": "1"}), Placement(0, 2, 0, "gpu03", 29500, 2))
+        self.assertIsNone(launch.placement_of_launcher({}))
 
     def test_what_they_leave_out(self) -> None:
         intel = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}
-        self.assertRaisesRegex(Invalid, "MASTER_ADDR", placement.of_launcher, intel)
+        self.assertRaisesRegex(Invalid, "MASTER_ADDR", launch.placement_of_launcher, intel)
         self.assertRaisesRegex(
             Invalid,
             "MASTER_PORT=x: must be a number from 1 to 65535",
-            placement.of_launcher,
+            launch.placement_of_launcher,
             {**intel, "MASTER_ADDR": "h", "MASTER_PORT": "x"},
         )
-        self.assertRaisesRegex(Invalid, "the launcher does not say how many", placement.check_one_host, Placement(0, 2, 0, "h", 1))
+        self.assertRaisesRegex(Invalid, "the launcher does not say how many", launch.check_one_host, Placement(0, 2, 0, "h", 1))

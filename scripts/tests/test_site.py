@@ -3,9 +3,9 @@
 import os
 import sys
 
+import book
 from nccl_net_ferrite import repository
-from nccl_net_ferrite.errors import Invalid
-from nccl_net_ferrite.site import check, pages
+from nccl_net_ferrite.exit_codes import Invalid
 
 from . import fixtures
 
@@ -46,9 +46,9 @@ class Pages(fixtures.InFolder):
         file.write_text(text)
 
     def test_what_is_linked_to_is_in_the_site(self) -> None:
-        found = [str(file) for file in pages.reachable(self.root)]
+        found = [str(file) for file in book.reachable(self.root)]
         self.assertEqual(found, ["README.md", "docs/a.md", "results/one/report.md", "results/one/p.svg"])
-        summary = pages.summary(self.root)
+        summary = book.summary_of(self.root)
         self.assertIn("[Top](README.md)\n\n- [A](docs/a.md)\n", summary)
         self.assertIn("- [results, one](results/one/report.md)\n", summary)
 
@@ -56,17 +56,17 @@ class Pages(fixtures.InFolder):
         for target in ("none.md", "../../x", ".."):
             self.write("docs/a.md", f"[r]({target})")
             with self.assertRaisesRegex(Invalid, f"docs/a.md: a link to {target}, which is no file"):
-                pages.reachable(self.root)
+                book.reachable(self.root)
 
     def test_links_and_places_that_are_not_there_are_found(self) -> None:
         self.write("site/a.html", '<h2 id="place">x</h2><a href="b.html#one">b</a><a href="#place">p</a><img src="p.svg">')
         self.write(
             "site/b.html", '<a id="one"></a><a href="a.html#none">a</a><a href="https://example.org">w</a><a href="c%20d.html">c</a>'
         )
-        self.assertEqual(check.broken(self.root / "site"), ["a.html: p.svg", "b.html: a.html#none", "b.html: c%20d.html"])
+        self.assertEqual(book.broken_links(self.root / "site"), ["a.html: p.svg", "b.html: a.html#none", "b.html: c%20d.html"])
         self.write("site/p.svg", "")
         self.write("site/c d.html", "")
-        self.assertEqual(check.broken(self.root / "site"), ["b.html: a.html#none"])
+        self.assertEqual(book.broken_links(self.root / "site"), ["b.html: a.html#none"])
 
 
 class Program(fixtures.InFolder):
@@ -78,11 +78,11 @@ class Program(fixtures.InFolder):
 
     def test_the_pages_of_this_repository(self) -> None:
         for _ in range(2):
-            done = fixtures.run("site.py", *self.mdbook())
+            done = fixtures.run("book.py", *self.mdbook())
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertTrue((self.out / "site/docs/doctor.html").is_file())
         self.assertIn("0 broken links", done.stdout)
-        done = fixtures.run("site.py", *self.mdbook('<a href="none.html">x</a>'))
+        done = fixtures.run("book.py", *self.mdbook('<a href="none.html">x</a>'))
         self.assertEqual(done.returncode, 1)
         self.assertIn("README.html: none.html", done.stdout)
 
@@ -94,7 +94,7 @@ class Program(fixtures.InFolder):
             ([*self.mdbook(), "--out", str(self.out / "other")], f"--out {self.out / 'other'}: no folder that this program has made"),
             (self.mdbook(text="import sys; sys.exit('no such theme')"), "exit status 1: no such theme"),
         ]:
-            done = fixtures.run("site.py", *arguments)
+            done = fixtures.run("book.py", *arguments)
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn(words, done.stderr)
-        self.assertTrue((repository.ROOT / pages.SUMMARY).is_file())
+        self.assertTrue((repository.ROOT / book.SUMMARY).is_file())

@@ -10,10 +10,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
+import torch_suite
 from nccl_net_ferrite import exit_codes
-from nccl_net_ferrite.errors import Invalid
+from nccl_net_ferrite.exit_codes import Invalid
 from nccl_net_ferrite.networks import Side
-from nccl_net_ferrite.suite import command
 
 from . import fixtures
 
@@ -69,26 +69,26 @@ class TestSuite(unittest.TestCase):
         """Exit code, report and what was printed, where each test's runs, over Ferrite and then over sockets, print what `results` says."""
         chosen = Namespace(plugin=self.out, softrnic=None, tests="", world=2, jobs=1, both=[], limit=9, gdr=gdr, out=self.out / "report")
 
-        def run_side(_: command.Runner, _side: Side, name: str) -> tuple[str, str, str]:
+        def run_side(_: torch_suite.Runner, _side: Side, name: str) -> tuple[str, str, str]:
             output = results[name].pop(0)
-            return command.outcome_of(int(output == FAIL), output), output, went
+            return torch_suite.outcome_of(int(output == FAIL), output), output, went
 
         printed = io.StringIO()
         with (
-            mock.patch.object(command, "ferrite"),
-            mock.patch.object(command, "listed", return_value=list(results)),
-            mock.patch.object(command.Runner, "run_side", run_side),
+            mock.patch.object(torch_suite, "ferrite"),
+            mock.patch.object(torch_suite, "listed", return_value=list(results)),
+            mock.patch.object(torch_suite.Runner, "run_side", run_side),
             redirect_stdout(printed),
             redirect_stderr(printed),
         ):
-            code = exit_codes.of_program(lambda: command.compare(chosen))
+            code = exit_codes.of_program(lambda: torch_suite.compare(chosen))
         report = self.out / "report/report.md"
         return code, report.read_text() if report.exists() else "", printed.getvalue()
 
     def test_a_failure_over_both_is_not_ferrites(self) -> None:
         code, report, _ = self.compare({"test_a": [OK], "test_b": [FAIL, FAIL], "test_c": [SKIP], "test_d": [OK]})
         self.assertEqual(code, 0)
-        self.assertIn("**0 of 4 tests fail over Ferrite and not over sockets**", report)
+        self.assertIn("\n0 of 4 tests fail over Ferrite and not over sockets.\n", report)
         self.assertIn("| test_b | failed | failed | NET/Ferrite, GPUDirect off |", report)
         self.assertIn(
             "2 passed over Ferrite; 1 skipped over Ferrite; 1 failed over Ferrite; of these 1 failed over sockets as well", report
@@ -130,23 +130,23 @@ class TestSuite(unittest.TestCase):
         (self.out / "bin").mkdir()
         tool = self.out / "bin/softrnic"
         chosen = Namespace(softrnic=self.out / "softrnic", gdr="on")
-        self.assertRaisesRegex(Invalid, "bin/softrnic is not there", command.gpudirect_on, chosen)
+        self.assertRaisesRegex(Invalid, "bin/softrnic is not there", torch_suite.gpudirect_on, chosen)
         tool.touch()
         for folder, gdr, helper in [(chosen.softrnic, "on", str(tool)), (chosen.softrnic, "off", None), (None, "on", None)]:
-            given = dict(command.gpudirect_on(Namespace(softrnic=folder, gdr=gdr)))
+            given = dict(torch_suite.gpudirect_on(Namespace(softrnic=folder, gdr=gdr)))
             self.assertEqual(given.get("SOFTRNIC_GPU_HELPER"), helper)
             self.assertIn("NCCL_NET_GDR_LEVEL", given)
 
     def test_each_run_has_a_fabric_of_its_own(self) -> None:
         chosen = Namespace(softrnic=self.out, world=2, both=[], limit=9)
         side = Side("a", "IB", ())
-        runner = command.Runner(chosen, (side, side))
+        runner = torch_suite.Runner(chosen, (side, side))
         fabrics = {runner.environment(side, "")["SOFTRNIC_FABRIC"] for _ in range(3)}
         self.assertEqual(len(fabrics), 3, fabrics)
 
     def test_without_pytorch_it_is_said(self) -> None:
         with mock.patch.object(subprocess, "run", return_value=mock.Mock(returncode=1, stderr="x\nNo module named torch\n")):
-            self.assertRaisesRegex(Invalid, "PyTorch's tests cannot be loaded: .*No module named torch", command.listed, 2)
+            self.assertRaisesRegex(Invalid, "PyTorch's tests cannot be loaded: .*No module named torch", torch_suite.listed, 2)
 
 
 class TestWithStandIn(unittest.TestCase):
@@ -166,17 +166,17 @@ class TestWithStandIn(unittest.TestCase):
         environment.start()
         self.addCleanup(environment.stop)
 
-    def runner(self, limit: float) -> command.Runner:
+    def runner(self, limit: float) -> torch_suite.Runner:
         chosen = Namespace(softrnic=None, world=2, both=[("OURS", "1")], limit=limit)
-        return command.Runner(chosen, (Side("Ferrite", "Ferrite", (("NCCL_NET", "Ferrite"),)), Side("sockets", "Socket", ())))
+        return torch_suite.Runner(chosen, (Side("Ferrite", "Ferrite", (("NCCL_NET", "Ferrite"),)), Side("sockets", "Socket", ())))
 
     def test_tests_are_listed_and_run_with_the_variables_of_their_side(self) -> None:
-        self.assertEqual(command.listed(2), ["test_hangs", "test_is_ferrite", "test_is_sockets", "test_skips"])
+        self.assertEqual(torch_suite.listed(2), ["test_hangs", "test_is_ferrite", "test_is_sockets", "test_skips"])
         runner = self.runner(60)
         for name, ferrite, sockets in [
-            ("test_is_ferrite", command.PASSED, command.NOT_RUN),
-            ("test_is_sockets", command.FAILED, command.PASSED),
-            ("test_skips", command.SKIPPED, command.NOT_RUN),
+            ("test_is_ferrite", torch_suite.PASSED, torch_suite.NOT_RUN),
+            ("test_is_sockets", torch_suite.FAILED, torch_suite.PASSED),
+            ("test_skips", torch_suite.SKIPPED, torch_suite.NOT_RUN),
         ]:
             outcome = runner.run(name)
             self.assertEqual((outcome.ferrite, outcome.sockets), (ferrite, sockets), outcome.output)
@@ -185,5 +185,5 @@ class TestWithStandIn(unittest.TestCase):
     def test_a_test_that_does_not_end_has_failed(self) -> None:
         runner = self.runner(0.5)
         how, output, _ = runner.run_side(runner.sides[0], "test_hangs")
-        self.assertEqual((how, runner.living), (command.FAILED, set()))
+        self.assertEqual((how, runner.living), (torch_suite.FAILED, set()))
         self.assertIn("has not ended within 0.5 s", output)

@@ -10,9 +10,8 @@ import threading
 import unittest
 from pathlib import Path
 
-from nccl_net_ferrite import exit_codes
-from nccl_net_ferrite.ab.rendezvous import Rendezvous, receive
-from nccl_net_ferrite.launch import placement
+from nccl_net_ferrite import exit_codes, launch
+from nccl_net_ferrite.ab_nccl_rank import Rendezvous, receive
 
 from . import fixtures
 
@@ -123,7 +122,7 @@ class Timing(fixtures.WithFakeNccl):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=fixtures.environment(
+                env=fixtures.built_environment(
                     FAKE_B="1",
                     RANK=str(rank),
                     WORLD_SIZE="2",
@@ -161,7 +160,7 @@ class Timing(fixtures.WithFakeNccl):
 
 class Exchange(unittest.TestCase):
     def test_all_hear_all(self) -> None:
-        [port] = placement.free_ports(1)
+        [port] = launch.free_ports(1)
         heard = {}
 
         def rank(number: int) -> None:

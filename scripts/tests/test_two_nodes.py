@@ -51,11 +51,11 @@ class Comparison(fixtures.WithFakeNccl):
             command += ["--softrnic", DIST / "softrnic", "--plugin", DIST / "lib/libnccl-net.so", "--libnccl", self.library]
             command += ["--libcuda", self.library, "--blocks", "1", "--sizes", "8", "--collectives", "all_reduce", "--out", folder]
             done = subprocess.run(
-                command, env=fixtures.environment(FAKE_B="1"), cwd=self.out, capture_output=True, text=True, check=False, timeout=120
+                command, env=fixtures.built_environment(FAKE_B="1"), cwd=self.out, capture_output=True, text=True, check=False, timeout=120
             )
             # One block is too few to tell, and rank 0 ends with that code.
             self.assertEqual(done.returncode, exit_codes.TOO_FEW_RUNS, done.stdout + done.stderr)
-            self.assertIn("Ferrite against NCCL 2.99.1's IB transport, 2 ranks", done.stdout)
+            self.assertIn("Ferrite against NCCL 2.99.1's built-in IB transport, 2 ranks", done.stdout)
             about = read_json(folder / "raw.json")["about"]
             self.assertEqual(about["gpus"], ["node0: fake GPU", "node1: fake GPU"], launcher)
             # Nothing is left of the hosts.
@@ -75,7 +75,7 @@ class CompanionsComparison(fixtures.InFolder):
             command += ["--baseline", plugin, "--plugin", plugin, "--set-a", "FERRITE_STATS=0", "--report", folder]
             command += ["--reps", "1", "--slice", "1", "--sizes", "8", "--connections", "2"]
             done = subprocess.run(
-                command, env=fixtures.environment(), cwd=self.out, capture_output=True, text=True, check=False, timeout=120
+                command, env=fixtures.built_environment(), cwd=self.out, capture_output=True, text=True, check=False, timeout=120
             )
             # One repetition is too few to tell, and rank 0 ends with that code.
             self.assertEqual(done.returncode, exit_codes.TOO_FEW_RUNS, done.stdout + done.stderr)
@@ -112,7 +112,7 @@ class Lines(fixtures.InFolder):
                 self.skipTest(launcher)
             # Without a cluster's configuration srun says nothing.
             (self.out / "slurm.conf").write_text("ClusterName=x\nSlurmctldHost=localhost\n")
-            variables = fixtures.environment(SLURM_CONF=str(self.out / "slurm.conf"))
+            variables = fixtures.built_environment(SLURM_CONF=str(self.out / "slurm.conf"))
             said = subprocess.run([launcher, *help_words], env=variables, capture_output=True, text=True, check=False).stdout
             # It may write them with one dash or two.
             known = {word.lstrip("-") for word in re.findall(r"(?<![\w-])--?[\w-]+", said)}

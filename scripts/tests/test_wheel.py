@@ -7,10 +7,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from nccl_net_ferrite import exit_codes
+import packages
+from nccl_net_ferrite import exit_codes, launch
 from nccl_net_ferrite.files import read_json
-from nccl_net_ferrite.launch import placement
-from nccl_net_ferrite.package import description, wheel
 
 from . import fixtures
 from .installed import output
@@ -32,7 +31,7 @@ class Installed(fixtures.WithFakeNccl):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         out = Path(folder.name)
-        name, content = wheel.make(description.read(DIST, pages=[], epoch=0))
+        name, content = packages.make_wheel(packages.read_release(DIST, pages=[], epoch=0))
         (out / name).write_bytes(content)
         output(sys.executable, "-m", "venv", out / "venv")
         output(out / "venv/bin/pip", "install", "--quiet", "--no-index", "--disable-pip-version-check", out / name)
@@ -47,7 +46,6 @@ class Installed(fixtures.WithFakeNccl):
         """The command nccl-net-ferrite, in a folder that is empty at first."""
         command: list[str | Path] = ["nccl-net-ferrite", *words]
         variables = fixtures.environment(PATH=self.path, **more)
-        variables.pop("FERRITE_DIST", None)
         return subprocess.Popen(command, env=variables, cwd=self.out, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def ended(self, process: "subprocess.Popen[str]", code: int) -> str:
@@ -64,7 +62,7 @@ class Installed(fixtures.WithFakeNccl):
         self.assertIn("NCCL 2.21.5", (self.out / "report/report.md").read_text())
 
     def test_compare_of_two_hosts_under_a_launcher(self) -> None:
-        [port] = placement.free_ports(1)
+        [port] = launch.free_ports(1)
         # It serves two above this one.
         launcher = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 2)}
         host, server = (self.start("compare", "--job", *SHORT, **launcher, RANK=rank) for rank in "10")

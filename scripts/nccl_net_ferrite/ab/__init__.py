@@ -1,1 +1,0 @@
-"""The program ab: Ferrite against NCCL's built-in IB transport."""

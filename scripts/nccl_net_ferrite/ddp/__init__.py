@@ -1,1 +1,0 @@
-"""The program ddp: the same training over three networks."""

@@ -1,1 +1,0 @@
-"""Processes: the ranks of a run, where each is placed, what its environment says."""

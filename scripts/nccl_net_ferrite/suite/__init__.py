@@ -1,1 +1,0 @@
-"""PyTorch's own tests of torch.distributed over NCCL's transports."""

@@ -1,9 +1,0 @@
-#!/usr/bin/env python3
-"""Starts the program site of this repository; --help says what it does."""
-
-import sys
-
-from nccl_net_ferrite.site.command import main
-
-if __name__ == "__main__":
-    sys.exit(main())
