@@ -172,7 +172,10 @@ impl Rail {
     ///
     /// # Errors
     /// The device is lost, or the port is down.
-    fn active_port(&self, look: impl FnOnce(&Context, u8) -> verbs::error::Result<PortAttributes>) -> Result<PortAttributes> {
+    fn active_port(
+        &self,
+        look: impl FnOnce(&Context, u8) -> crate::verbs::error::Result<PortAttributes>,
+    ) -> Result<PortAttributes> {
         let port = look(&self.card.living_device()?.context, self.port)?;
         if !port.active {
             return Err(Error::os(format_args!("using {}: the port is down", self.name), libc::ENETDOWN).recoverable());
