@@ -7,7 +7,7 @@
 
 At the same time, each with checked messages:
   * one stream, of whose sender the only port is down for 20 ms in every second, and whose receiver is stopped for 50 ms every ten seconds
-  * a process that sets up a connection with itself and closes all of it, some tens of times a second (scripts/reinit.py)
+  * a process that sets up a connection with itself and closes all of it, some tens of times a second (with --anew that alone)
   * streams of which one end is killed, one after the other
 It uses dist/, which scripts/build.sh makes. What the processes hold at the beginning is looked at when all that is kept has been
 allocated: after 90 s, or a quarter of the time. The exit status is 1 if a message is missing or wrong, if a process that lives on holds
@@ -16,15 +16,19 @@ the latest 64 processes that were killed.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from flaps import ROOT, below, held, is_kept
+ROOT = Path(__file__).resolve().parent.parent
 
 FERRITE = [f"{ROOT}/dist/bin/ferrite", "outlast", "--plugin", f"{ROOT}/dist/lib/libnccl-net.so"]
 DOWN, STOPPED = 20, 50
@@ -32,6 +36,34 @@ SETTLED_S = 90
 ENDING_S = 180
 # Of processes that were killed (src/stats/dead.rs): 64 are left when a process begins, and those come that are killed afterwards.
 MOST_STATISTICS = 66
+
+
+def below(pid: int) -> list[int]:
+    """The processes that `pid` has begun, and those that they have."""
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            begun = [int(child) for child in children.read_text().split()]
+        except OSError:
+            # The thread has ended.
+            continue
+        for child in begun:
+            found += [child, *below(child)]
+    return found
+
+
+def held(pid: int) -> dict[str, int]:
+    """What a process holds."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {
+        "KiB": int(status["VmRSS"].split()[0]),
+        "files": len(list(Path(f"/proc/{pid}/fd").iterdir())),
+        "threads": int(status["Threads"]),
+    }
+
+
+def is_kept(first: dict[str, int], last: dict[str, int]) -> bool:
+    return last["files"] <= first["files"] and last["threads"] <= first["threads"] and last["KiB"] * 8 <= first["KiB"] * 9
 
 
 def falls(seconds: int) -> list[str]:
@@ -52,7 +84,7 @@ def lives_on(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    return b"outlast-worker" in command or b"reinit.py" in command
+    return b"outlast-worker" in command or b"--anew" in command
 
 
 class Looked:
@@ -100,18 +132,139 @@ def told_in_time(run: subprocess.Popen[str], seconds: float) -> str:
         return ""
 
 
+SLOTS = [
+    "name",
+    "init",
+    "devices",
+    "getProperties",
+    "listen",
+    "connect",
+    "accept",
+    "regMr",
+    "regMrDmaBuf",
+    "deregMr",
+    "isend",
+    "irecv",
+    "iflush",
+    "test",
+]
+SLOTS += ["closeSend", "closeRecv", "closeListen", "getDeviceMr", "irecvConsumed"]
+HOST = 1
+BYTES = 65536
+# Much longer than any step of a round takes, on a busy machine too.
+LIMIT_S = 120
+Logger = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p)
+
+
+class Vtable(ctypes.Structure):
+    _fields_ = [(slot, ctypes.c_void_p) for slot in SLOTS]
+
+
+class Plugin:
+    """The calls of one plugin."""
+
+    def __init__(self, library: str) -> None:
+        self.net = Vtable.in_dll(ctypes.CDLL(library), "ncclNetPlugin_v8")
+        self.logger = Logger(lambda *_: None)
+
+    def call(self, slot: str, *arguments: Any) -> None:
+        code = ctypes.CFUNCTYPE(ctypes.c_int, *(type(one) for one in arguments))(getattr(self.net, slot))(*arguments)
+        if code:
+            sys.exit(f"{slot} returned {code}")
+
+    def finish(self, request: ctypes.c_void_p) -> bool:
+        done, sizes = ctypes.c_int(), (ctypes.c_int * 8)()
+        self.call("test", request, at(done), at(sizes))
+        return bool(done.value)
+
+    def call_until(self, number: int, what: str, done: Callable[[], bool]) -> None:
+        """Calls of one step of a round, again and again, for LIMIT_S at most."""
+        end = time.monotonic() + LIMIT_S
+        while not done():
+            if time.monotonic() > end:
+                sys.exit(f"round {number}: {what} has not come to an end for {LIMIT_S} s")
+
+    def round(self, number: int) -> None:
+        """A connection from its set-up to its end."""
+        self.call("init", self.logger)
+        handle, listener, send, receive, none = ctypes.create_string_buffer(128), *(ctypes.c_void_p() for _ in range(4))
+        self.call("listen", ctypes.c_int(0), at(handle), at(listener))
+
+        def is_connected() -> bool:
+            if not send.value:
+                self.call("connect", ctypes.c_int(0), at(handle), at(send), at(none))
+            if not receive.value:
+                self.call("accept", listener, at(receive), at(none))
+            return bool(send.value and receive.value)
+
+        self.call_until(number, "the set-up", is_connected)
+        self.transfer(number, send, receive)
+        self.call("closeSend", send)
+        self.call("closeRecv", receive)
+        self.call("closeListen", listener)
+
+    def transfer(self, number: int, send: ctypes.c_void_p, receive: ctypes.c_void_p) -> None:
+        """One message, from memory that is registered to memory that is deregistered."""
+        source = ctypes.create_string_buffer(bytes([number % 251]) * BYTES, BYTES)
+        target = ctypes.create_string_buffer(BYTES)
+        keys = [ctypes.c_void_p(), ctypes.c_void_p()]
+        for comm, data, key in ((send, source, keys[0]), (receive, target, keys[1])):
+            self.call("regMr", comm, at(data), ctypes.c_size_t(BYTES), ctypes.c_int(HOST), at(key))
+        requests = [ctypes.c_void_p(), ctypes.c_void_p()]
+
+        def is_received() -> bool:
+            datas, handles = (ctypes.c_void_p * 1)(ctypes.addressof(target)), (ctypes.c_void_p * 1)(keys[1].value)
+            sizes, tags = (ctypes.c_int * 1)(BYTES), (ctypes.c_int * 1)(7)
+            self.call("irecv", receive, ctypes.c_int(1), at(datas), at(sizes), at(tags), at(handles), at(requests[1]))
+            return bool(requests[1].value)
+
+        def is_sent() -> bool:
+            self.call("isend", send, at(source), ctypes.c_int(BYTES), ctypes.c_int(7), keys[0], at(requests[0]))
+            return bool(requests[0].value)
+
+        self.call_until(number, "irecv", is_received)
+        self.call_until(number, "isend", is_sent)
+        for request in requests:
+            self.call_until(number, "test", partial(self.finish, request))
+        if target.raw != source.raw:
+            sys.exit(f"round {number}: wrong bytes")
+        for comm, key in ((send, keys[0]), (receive, keys[1])):
+            self.call("deregMr", comm, key)
+
+
+def at(value: Any) -> ctypes.c_void_p:
+    return ctypes.c_void_p(ctypes.addressof(value))
+
+
+def connect_anew(seconds: float) -> int:
+    """Sets up a connection of this process with itself, sends a message and closes all of it, again and again, by version 8 of NCCL's
+    interface. Ends the program if a call fails or a byte is wrong."""
+    plugin, rounds = Plugin(f"{ROOT}/dist/lib/libnccl-net.so"), 0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        plugin.round(rounds)
+        rounds += 1
+        # It is not about how many.
+        time.sleep(0.02)
+    print(rounds, flush=True)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Has ports fall, processes stop and die, and connections be made anew for a time.")
-    parser.add_argument("minutes", type=float, help="how long, 0.5 to 90")
-    seconds = int(parser.parse_args().minutes * 60)
+    parser.add_argument("minutes", nargs="?", type=float, default=60, help="how long, 0.5 to 90; default 60")
+    parser.add_argument("--anew", type=float, metavar="SECONDS", help="only set up connections anew, in this process")
+    chosen = parser.parse_args()
+    if chosen.anew is not None:
+        return connect_anew(chosen.anew)
+    seconds = int(chosen.minutes * 60)
     if not 30 <= seconds <= 90 * 60:
         parser.error("MINUTES: 0.5 to 90 are possible")
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="endurance-") as folder:
         environment = os.environ | {"SOFTRNIC_SHM_DIR": folder, "FERRITE_STATS_DIR": folder, "SOFTRNIC_QUIET": "1"}
         begun = time.monotonic()
         stream = subprocess.Popen(falls(seconds), env=environment, stdout=subprocess.PIPE, text=True)
-        reinit = [sys.executable, f"{ROOT}/scripts/reinit.py", f"{ROOT}/dist/lib/libnccl-net.so", str(seconds)]
-        command = [f"{ROOT}/dist/bin/softrnic", "run", "--", *reinit]
+        command = [f"{ROOT}/dist/bin/softrnic", "run", "--", sys.executable, __file__, "--anew", str(seconds)]
         rounds = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         looked, settled, kills, untold = Looked(), min(SETTLED_S, seconds / 4), 0, 0
         # The pipes are read at the end: what is written there is little.
@@ -128,7 +281,7 @@ def main() -> int:
         left = [name for name in names if not name.startswith("ferrite-stats.")]
         statistics = len(names) - len(left)
     if not told_stream or not told_rounds:
-        silent = "reinit.py" if told_stream else "the stream"
+        silent = "the process that connects anew" if told_stream else "the stream"
         print(f"endurance.py: {silent} has ended without a result; it went on for {now:.0f} s of {seconds}", file=sys.stderr)
         return 1
     end_of = json.loads(told_stream.splitlines()[-1])

@@ -195,7 +195,6 @@ steps() {
     "$1" "the software device with staged copies" staged
     "$1" "soft-RoCE, Ferrite and NCCL's own transport" soft_roce
     "$1" "ports that fall more than five hundred times" falling_ports
-    "$1" "a thousand falls of the only port: nothing grows" scripts/flaps.py 1000
     "$1" "an hour of random faults; an hour of falls, stops, kills and connections made anew: nothing grows" faults
     "$1" "AddressSanitizer, ThreadSanitizer, valgrind and Miri" scripts/sanitizers.sh
     "$1" "processes killed" softrnic/scripts/soak.sh 1000

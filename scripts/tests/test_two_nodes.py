@@ -18,12 +18,6 @@ from .test_container import DIST
 PAGE = (fixtures.ROOT / "docs/two-nodes.md").read_text()
 # Every run has Open MPI; scripts/nightly.sh names Slurm too.
 LAUNCHERS = os.environ.get("FERRITE_LAUNCHERS", "mpirun").split()
-# What kubectl has of the page, by its own documentation; it is not installed for a test.
-KUBECTL = {
-    "apply": {"-f"},
-    "wait": {"--for", "--timeout", "--selector"},
-    "logs": {"--follow", "--tail", "--selector"},
-}
 
 
 def can_make_hosts() -> bool:
@@ -117,31 +111,3 @@ class Lines(fixtures.InFolder):
             # It may write them with one dash or two.
             known = {word.lstrip("-") for word in re.findall(r"(?<![\w-])--?[\w-]+", said)}
             self.assertEqual([option for option in options if option.lstrip("-") not in known], [], launcher)
-
-    def test_torchrun_gets_what_it_knows(self) -> None:
-        """By PyTorch's documentation of it; the line has run with it (see the page)."""
-        known = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "-m"}
-        self.assertLessEqual(set(self.options("torchrun")), known)
-
-    def test_kubectl_gets_what_it_knows_and_the_labels_are_those_of_the_job(self) -> None:
-        found = [words for words in lines_of_page() if words[0] == "kubectl"]
-        self.assertEqual({words[1] for words in found}, set(KUBECTL))
-        for words in found:
-            options = {word.split("=")[0] for word in words[2:] if word.startswith("-")}
-            self.assertLessEqual(options, KUBECTL[words[1]], words)
-        job = (fixtures.ROOT / "scripts/container/job.yaml").read_text()
-        [name] = re.findall(r"^kind: Job\nmetadata:\n  name: (.+)$", job, re.MULTILINE)
-        selectors = [word.split("=", 1)[1] for words in found for word in words if word.startswith("--selector=")]
-        self.assertEqual(len(selectors), 2)
-        for selector in selectors:
-            labels = dict(one.split("=") for one in selector.split(","))
-            self.assertEqual(labels.pop("batch.kubernetes.io/job-name"), name)
-            # The pod of rank 0: --node-rank is the completion index.
-            self.assertIn(labels, ({}, {"batch.kubernetes.io/job-completion-index": "0"}))
-        self.assertIn("--node-rank=$(JOB_COMPLETION_INDEX)", job)
-
-    def test_the_names_of_packages_and_launchers_are_those_of_the_script(self) -> None:
-        script = (fixtures.SCRIPTS / "two_nodes.sh").read_text()
-        [usage] = re.findall(r"^#   scripts/two_nodes\.sh (\S+) COMMAND", script, re.MULTILINE)
-        shown = {words[1] for words in lines_of_page() if words[0] == "scripts/two_nodes.sh" and len(words) > 1}
-        self.assertEqual(shown, set(usage.split("|")))

@@ -3,7 +3,6 @@
 import re
 import shlex
 import unittest
-from pathlib import Path
 
 from .fixtures import ROOT
 from .test_documented import pages
@@ -78,8 +77,3 @@ class Usage(unittest.TestCase):
         self.assertFalse(is_known("scripts/two_nodes.sh", ["pdsh", "x"]))
         self.assertTrue(is_known("scripts/test.sh", []))
         self.assertFalse(is_known("scripts/test.sh", ["--slow"]))
-
-    def test_every_script_tells_its_forms(self) -> None:
-        for file in sorted(Path(ROOT / "scripts").glob("*.sh")):
-            name = str(file.relative_to(ROOT))
-            self.assertTrue(forms(name), name)

@@ -31,6 +31,8 @@ pub(crate) fn own() -> &'static Driver {
 
 /// `SOFTRNIC_DRIVER`. The error is a sentence.
 pub(crate) fn from_env() -> Result<&'static Driver, String> {
+    let settings = ALL.iter().flat_map(|driver| driver.settings.iter().chain(driver.infiniband_settings));
+    debug_assert!(settings.into_iter().all(|(name, _)| env::KNOWN.contains(name)), "a driver sets what nobody reads");
     let Some(name) = env::text("SOFTRNIC_DRIVER")? else { return Ok(&OWN) };
     let names: Vec<&str> = ALL.iter().map(|driver| driver.name).collect();
     let found = ALL.iter().find(|driver| driver.name == name);

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use crate::drivers::driver::Driver;
 use crate::drivers::table;
+use crate::host::env;
 use crate::limits::{CQS, MAX_INLINE, MAX_QP_WR, MRS, QPS};
 use crate::network::topology::Requested;
 
@@ -138,60 +139,6 @@ pub(crate) enum OwnPortDown {
     Fails,
 }
 
-/// All variables that are read, here and for the [`Requested`].
-const KNOWN: &[&str] = &[
-    "SOFTRNIC_CARD",
-    "SOFTRNIC_CHAOS",
-    "SOFTRNIC_COMMAND_US",
-    "SOFTRNIC_DEVICES",
-    "SOFTRNIC_DRIVER",
-    "SOFTRNIC_ECE",
-    "SOFTRNIC_ENDLESS_RETRIES",
-    "SOFTRNIC_ERROR_DROPS",
-    "SOFTRNIC_FABRIC",
-    "SOFTRNIC_FAULTS",
-    "SOFTRNIC_FLUSH_ONLY",
-    "SOFTRNIC_GIDS",
-    "SOFTRNIC_GPU",
-    "SOFTRNIC_GPU_HELPER",
-    "SOFTRNIC_GRANT_MORE",
-    "SOFTRNIC_INLINE_EXCESS",
-    "SOFTRNIC_LINES",
-    "SOFTRNIC_LINK",
-    "SOFTRNIC_LOOPBACK_DOWN",
-    "SOFTRNIC_MAX_CQ",
-    "SOFTRNIC_MAX_INLINE",
-    "SOFTRNIC_MAX_MR",
-    "SOFTRNIC_MAX_QP",
-    "SOFTRNIC_MAX_QP_WR",
-    "SOFTRNIC_MTU",
-    "SOFTRNIC_NETWORK_BITS",
-    "SOFTRNIC_OLD_SPEED",
-    "SOFTRNIC_OWN_PORT_DOWN",
-    "SOFTRNIC_PATHS",
-    "SOFTRNIC_PATH_MBS",
-    "SOFTRNIC_PATH_US",
-    "SOFTRNIC_PORTS",
-    "SOFTRNIC_QPN_REUSE",
-    "SOFTRNIC_QUIET",
-    "SOFTRNIC_RESOLVE_MS",
-    "SOFTRNIC_RNR_PLACES",
-    "SOFTRNIC_SAME_GUID",
-    "SOFTRNIC_SEED",
-    "SOFTRNIC_SHM_DIR",
-    "SOFTRNIC_SILENT_FAILURE",
-    "SOFTRNIC_SPEED",
-    "SOFTRNIC_SPRAY",
-    "SOFTRNIC_STAGED",
-    "SOFTRNIC_STALE_COMPLETIONS",
-    "SOFTRNIC_STAT",
-    "SOFTRNIC_STRICT",
-    "SOFTRNIC_THREAD_DOMAINS",
-    "SOFTRNIC_TIME_SCALE",
-    "SOFTRNIC_TRACE",
-    "SOFTRNIC_ZERO_KEYS",
-];
-
 impl Settings {
     /// For looking at a fabric from outside: nothing but where it is matters.
     pub(crate) fn of_observer(shm_dir: &Path, fabric: &str) -> Self {
@@ -245,7 +192,7 @@ impl Settings {
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         // Tests of softrnic mark their processes in the same style.
         let is_ours = |name: &String| name.strip_prefix("SOFTRNIC_").is_some_and(|rest| !rest.starts_with("TEST_"));
-        names.filter(is_ours).filter(|name| !KNOWN.contains(&name.as_str())).collect()
+        names.filter(is_ours).filter(|name| !env::KNOWN.contains(&name.as_str())).collect()
     }
 
     /// Reads the environment; the error is a sentence that names the variable, its value and what is allowed.
