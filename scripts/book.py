@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from nccl_net_ferrite import exit_codes, repository
 from nccl_net_ferrite.exit_codes import Invalid
 
-# Whether the links of a site lead somewhere.
+# -- whether the links of a site lead somewhere --
 
 
 class Page(HTMLParser):
@@ -57,7 +57,7 @@ def broken_links(site: Path) -> list[str]:
     return found
 
 
-# Which files of the repository a site of its pages has.
+# -- which files of the repository a site of its pages has --
 
 # The chapters, in their order.
 SUMMARY = Path("docs/SUMMARY.md")

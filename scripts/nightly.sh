@@ -117,6 +117,11 @@ variants() {
     done
 }
 
+features() {
+    cargo nextest run -p nccl-net-ferrite --features "$ALL_FEATURES" --locked --lib --profile features
+    scripts/summary.py target/nextest/features/junit.xml
+}
+
 long_tests() {
     for release in 2.20.5 2.21.5 2.25.1 2.27.5 2.28.9 2.30.7 2.32.3; do
         ferrite wheel "$release"
@@ -191,6 +196,7 @@ steps() {
     "$1" "NCCL's contract" contract
     "$1" "the contract, and every byte, on devices as each driver with reliable connections has them" drivers
     "$1" "the contract, and faults, on devices that do what some cards and kernels do otherwise" variants
+    "$1" "the plugin with all features" features
     "$1" "tests that take too long for every change" long_tests
     "$1" "the software device with staged copies" staged
     "$1" "soft-RoCE, Ferrite and NCCL's own transport" soft_roce

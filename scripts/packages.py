@@ -29,7 +29,7 @@ from nccl_net_ferrite import elf, exit_codes, files
 from nccl_net_ferrite.exit_codes import Invalid
 from nccl_net_ferrite.repository import HERE, JOB, ROOT
 
-# What is released: its name, its version, and every file with its place. All packages are made from this.
+# -- what is released: its name, its version, and every file with its place. All packages are made from this --
 
 NAME = "nccl-net-ferrite"
 # Of the package that has the software RDMA device alone.
@@ -141,7 +141,7 @@ def read_release(built: Path, pages: list[Entry], epoch: int) -> Release:
     )
 
 
-# Tar files: equal entries make equal bits.
+# -- tar files: equal entries make equal bits --
 
 
 def folders(entries: Iterable[Entry]) -> list[str]:
@@ -177,7 +177,7 @@ def gzipped(content: bytes, level: int = 6) -> bytes:
     return gzip.compress(content, level, mtime=0)
 
 
-# Man pages and completions of the programs, which scripts/package.sh has had them write.
+# -- man pages and completions of the programs, which scripts/package.sh has had them write --
 
 ZSH = "share/zsh/site-functions/"
 # Where Debian's zsh looks.
@@ -196,7 +196,7 @@ def read_pages(share: Path) -> list[Entry]:
     return found
 
 
-# The tarballs, each of one folder, which may lie anywhere: one of everything, and one of the software RDMA device alone.
+# -- the tarballs, each of one folder, which may lie anywhere: one of everything, and one of the software RDMA device alone --
 
 
 def make_tarball(release: Release) -> tuple[str, bytes]:
@@ -213,7 +213,7 @@ def packed(folder: str, tree: list[Entry], epoch: int) -> tuple[str, bytes]:
     return f"{folder}.tar.gz", gzipped(tar([entry.below(folder) for entry in tree], epoch))
 
 
-# The wheel: pip installs the programs with the Python package.
+# -- the wheel: pip installs the programs with the Python package --
 
 # What the oldest Python of the programs can run.
 OLDEST_PYTHON = ">=3.10"
@@ -293,7 +293,7 @@ def record_of(entries: list[Entry], path: str) -> Entry:
     return text_entry(path, [*lines, f"{path},,"])
 
 
-# The Debian package: everything in /usr/lib/nccl-net-ferrite, and links to it where programs and the loader look.
+# -- the Debian package: everything in /usr/lib/nccl-net-ferrite, and links to it where programs and the loader look --
 
 
 def make_deb(release: Release) -> tuple[str, bytes]:
@@ -366,7 +366,7 @@ def copyright_of(release: Release) -> bytes:
     return f"Licence: {LICENCE}\nBuild: {release.build}\n\n".encode() + licence.content
 
 
-# The RPM package, made by rpmbuild: the files of the Debian package.
+# -- the RPM package, made by rpmbuild: the files of the Debian package --
 
 
 def has_rpmbuild() -> bool:
@@ -514,7 +514,7 @@ def rfc3339(epoch: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch))
 
 
-# The software bill of materials, in CycloneDX 1.5: the crates that are in what is released, as Cargo.lock has them.
+# -- the software bill of materials, in CycloneDX 1.5: the crates that are in what is released, as Cargo.lock has them --
 
 # Whose files are released; what only tests and builds need is not.
 SHIPPED = ("nccl-net-ferrite", "ferrite", "softrnic", "softrnic-cli")

@@ -13,6 +13,8 @@ export CARGO_TARGET_DIR
 RUST_MIN=1.90
 PYTHON_MIN=3.10
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/ferrite
+# Those of the plugin; none is on by default.
+export ALL_FEATURES="rdma-sys bindgen env_logger"
 
 die() {
     echo "$(basename "$0"): $*" >&2

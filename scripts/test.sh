@@ -96,7 +96,6 @@ python_tests() {
 }
 python_sums=$CARGO_TARGET_DIR/python/junit.xml
 rm -f "$python_sums"
-features_sum=target/nextest/features/junit.xml
 
 # All but the explorations with a model checker, which takes longer to build than they do.
 crates=(--workspace --exclude models)
@@ -115,15 +114,13 @@ export FERRITE_DIST=$dist
 if [ "$mode" = --quick ]; then only=(tests.test_lint); else only=(); fi
 background "tests of the Python programs" python_tests "${only[@]}"
 "${lints[@]}" cargo nextest run "${crates[@]}" --all-targets --locked --no-run
-# The plugin of all features: other declarations, and the same plugin comes of them. It is tested beside the rest, since its checks wait.
-features=(-p nccl-net-ferrite -p ferrite-verbs --features "nccl-net-ferrite/rdma-sys nccl-net-ferrite/bindgen nccl-net-ferrite/env_logger" --locked)
+# The plugin of all features: other declarations, and the same plugin comes of them. It is tested beside the rest, since its checks wait. Its
+# unit tests, for which the companion would be built once more, run in scripts/nightly.sh.
 if [ "$mode" = all ]; then
     step "build with features"
-    "${lints[@]}" cargo build "${features[@]}"
+    "${lints[@]}" cargo build -p nccl-net-ferrite --features "$ALL_FEATURES" --locked
     mkdir -p "$CARGO_TARGET_DIR/features"
     cp "$CARGO_TARGET_DIR/debug/libnccl_net.so" "$CARGO_TARGET_DIR/features/libnccl-net.so"
-    rm -f "$features_sum"
-    "${lints[@]}" cargo nextest run "${features[@]}" --profile features
     background "contract of the plugin with features" "$dist/bin/ferrite" check --plugin "$CARGO_TARGET_DIR/features/libnccl-net.so"
 fi
 [ "$mode" = --tests ] || finish "stock NCCL"
@@ -133,7 +130,6 @@ step tests
 if [ "$mode" = --quick ]; then profile=quick; else profile=default; fi
 # Of .config/nextest.toml. nextest writes below target/, whatever CARGO_TARGET_DIR is.
 sums=("target/nextest/$profile/junit.xml" "$python_sums")
-[ "$mode" != all ] || sums+=("$features_sum")
 rm -f "${sums[0]}"
 status=0
 # Many tests wait for a time limit or for other processes: more of them than there are processors keep these busy.

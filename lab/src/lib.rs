@@ -14,7 +14,7 @@
 //! | `solo` | one process that sends to itself, for counting |
 //! | `cost` | what a message costs the card and its driver, counted by the software device |
 //! | [`results`] | statistics over repetitions, and the record of a run (`raw.json`) |
-//! | `report` | a record as tables, Markdown and SVG |
+//! | `report` | a record, or times that `nccl-net-ferrite ab` has measured, as tables, Markdown and SVG |
 //! | `run` | the worker process, one session of a pair, verification and comparison of transports |
 //! | `instructions` | instructions per call out of callgrind's output |
 //! | `check` | the contract of an NCCL net transport, point by point |

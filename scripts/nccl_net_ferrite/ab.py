@@ -42,7 +42,7 @@ from .launch import OVERRIDDEN, Placement, Setup, run_side
 from .networks import Side, built_in, check_plugin, ferrite, gpudirect
 from .options import size_text
 
-# What is run: collectives, types, sides, and the order of runs.
+# -- what is run: collectives, types, sides, and the order of runs --
 
 # Bus bandwidth over algorithm bandwidth, for n ranks, as nccl-tests defines it: the part of the bytes that a link really carries.
 COLLECTIVES: dict[str, Callable[[int], float]] = {
@@ -101,7 +101,7 @@ def calls_in_batch(microseconds: float) -> int:
     return max(1, min(MOST_CALLS, int(BATCH_US / microseconds)))
 
 
-# What the runs of a comparison measured, with the form that it has as JSON.
+# -- what the runs of a comparison measured, with the form that it has as JSON --
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Run:
         return cls(rows, evidence, raw["gpus"], raw["versions"], raw["seconds"], check(evidence, network, f"run {name}"))
 
 
-# Outputs of nccl-tests that are there already: read, and put side by side. One run of each side cannot tell a difference from noise.
+# -- outputs of nccl-tests that are there already: read, and put side by side. One run of each side cannot tell a difference from noise --
 
 # size, count, type, (redop, root,) then out-of-place time, algbw, busbw, #wrong.
 NCCL_TESTS_LINE = re.compile(r"^\s*(\d+)\s+\d+\s+\w+(?:\s+\w+)?(?:\s+-?\d+)?\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(\d+|N/A)")
@@ -182,7 +182,7 @@ def compare_nccl_tests(a: Path, b: Path) -> int:
     return TOO_FEW_RUNS
 
 
-# The comparison: all runs in their order, and the report of them.
+# -- the comparison: all runs in their order, and the report of them --
 
 # What each rank runs: with PyTorch, or with a libnccl.so.2 that it calls itself.
 TORCH_RANK = "nccl_net_ferrite.ab_torch_rank"

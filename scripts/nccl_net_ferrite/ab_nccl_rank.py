@@ -13,7 +13,7 @@ from typing import Any
 from . import ab, evidence, options
 from .nccl import ELEMENT, Communicator, Cuda, DeviceData, Library, Operations
 
-# All ranks of a run exchange values, over TCP by way of rank 0. Nothing of it is timed.
+# -- all ranks of a run exchange values, over TCP by way of rank 0. Nothing of it is timed --
 
 LENGTH = struct.Struct("!I")
 

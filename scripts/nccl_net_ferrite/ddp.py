@@ -23,7 +23,7 @@ from .files import Library
 from .launch import Setup, run_side
 from .networks import Side, Variables, built_in, ferrite, gpudirect, sockets
 
-# What the runs of a training left, with the form that it has as JSON.
+# -- what the runs of a training left, with the form that it has as JSON --
 
 # What a process holds, by its name in raw.json. Queue pairs are counted on the software device only.
 KINDS = {"fds": "file descriptors", "threads": "threads", "qps": "queue pairs"}
@@ -109,7 +109,7 @@ class Report:
     runs: list[Run]
 
 
-# Whether several trainings are the same to the last bit, where they differ first, and what they leave behind.
+# -- whether several trainings are the same to the last bit, where they differ first, and what they leave behind --
 
 
 def judge(runs: list[Run]) -> Verdict:
@@ -169,7 +169,7 @@ def leaks(run: Run, built_in: Run) -> list[str]:
     return found
 
 
-# The report of the trainings: a table, and all numbers.
+# -- the report of the trainings: a table, and all numbers --
 
 HOW = (
     "A transformer of 3 million parameters learns the source text of Python's standard library, byte by byte, with "
@@ -215,7 +215,7 @@ def facts(about: About, ferrite: Run) -> str:
     return "\n".join(lines)
 
 
-# The trainings, one after the other, and the report of them.
+# -- the trainings, one after the other, and the report of them --
 
 # What each rank runs.
 RANK = "nccl_net_ferrite.ddp_rank"

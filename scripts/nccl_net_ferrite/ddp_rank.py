@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import evidence
 from .torch_gather import gather, use_gpu, versions
 
-# A small language model, the text that it learns, and settings that make each run of a training give the same numbers.
+# -- a small language model, the text that it learns, and settings that make each run of a training give the same numbers --
 
 CONTEXT, WIDTH, HEADS, LAYERS, BYTES = 128, 256, 4, 4, 256
 # Source text that every Python has.

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
-# The error that all programs end with when there is no result.
+# -- the error that all programs end with when there is no result --
 
 
 class Invalid(Exception):
     """The program cannot do what it was asked to, or the result proves nothing. The text says why. Exit code 2."""
 
 
-# Signals that interrupt a program.
+# -- signals that interrupt a program --
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def blocked() -> Iterator[set[signal.Signals]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# Exit codes of the programs, as the table in docs/operators.md has them, and the line on standard error that goes with each.
+# -- exit codes of the programs, as the table in docs/operators.md has them, and the line on standard error that goes with each --
 
 # GOOD: as good or better, all right. WRONG: worse, or a check that failed. INVALID: bad usage, or it could not be tried.
 # TOO_FEW_RUNS: too few runs to tell.

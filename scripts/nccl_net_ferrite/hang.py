@@ -20,7 +20,7 @@ from .exit_codes import Invalid
 from .launch import Setup, run_side
 from .networks import ferrite
 
-# What is done to which rank, and what the reports have to say.
+# -- what is done to which rank, and what the reports have to say --
 
 # When a wait is reported: FERRITE_HANG_SECONDS of all runs.
 THRESHOLD_S = 3
@@ -61,7 +61,7 @@ def cases_of(names: str) -> list[Case]:
     return [known[name] for name in names.split(",")]
 
 
-# Whether the reports of a run name the rank that was held up.
+# -- whether the reports of a run name the rank that was held up --
 
 
 @dataclass(frozen=True)

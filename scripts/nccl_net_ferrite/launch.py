@@ -19,7 +19,7 @@ from .exit_codes import Invalid
 from .files import read_json
 from .networks import Side, Variables
 
-# How a Python process of this package is started. It works from the repository, and where the package is installed.
+# -- how a Python process of this package is started. It works from the repository, and where the package is installed --
 
 # The folder that has the package. It takes the place of the current folder, which -c puts first in the path of modules: a folder
 # `torch` in the current folder must not be taken for PyTorch.
@@ -32,7 +32,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", RUN_MODULE, str(PARENT), module, *arguments]
 
 
-# How many GPUs a process sees here. A process of its own counts them: this one keeps neither PyTorch nor the CUDA driver loaded.
+# -- how many GPUs a process sees here. A process of its own counts them: this one keeps neither PyTorch nor the CUDA driver loaded --
 
 COUNT_BY_TORCH = "import torch; print(torch.cuda.device_count())"
 
@@ -79,7 +79,7 @@ def last_line(text: str) -> str:
     return (text.strip().splitlines() or ["it ended without a word"])[-1]
 
 
-# Where a rank runs: on this machine alone, or among many that torchrun, srun or mpirun started.
+# -- where a rank runs: on this machine alone, or among many that torchrun, srun or mpirun started --
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-# Processes of one run, one for each rank on this machine: started together, watched, and ended with all that they started.
+# -- processes of one run, one for each rank on this machine: started together, watched, and ended with all that they started --
 
 # How often ranks are looked at.
 INTERVAL_S = 0.02
@@ -325,7 +325,7 @@ def failure(folder: Path, run: str, rank: int, what: str) -> str:
     return "\n  ".join(lines)
 
 
-# The software RDMA device: what a rank that runs on it finds in its environment.
+# -- the software RDMA device: what a rank that runs on it finds in its environment --
 
 
 def check_softrnic(folder: Path | None) -> None:
@@ -362,7 +362,7 @@ def gpu_helper(folder: Path) -> tuple[str, str]:
     return "SOFTRNIC_GPU_HELPER", str(softrnic_tool(folder))
 
 
-# One run of one side of a comparison, each rank a fresh process: their environment, and rank 0's result.
+# -- one run of one side of a comparison, each rank a fresh process: their environment, and rank 0's result --
 
 # Variables of the environment that are set here, or that would decide for one side what has to be the same for both.
 OVERRIDDEN = ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "AB_TASK")

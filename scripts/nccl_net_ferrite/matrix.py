@@ -39,7 +39,7 @@ from .networks import check_plugin
 from .options import size_text
 from .repository import INCLUDE
 
-# What is tested: cases, and the environment of each.
+# -- what is tested: cases, and the environment of each --
 
 # Ways in which GPU memory can be registered. The software device can be each kind of machine; elsewhere the machine decides.
 SOFT_GDR = ["off", "dmabuf", "peermem", "both"]
@@ -144,7 +144,7 @@ def cases_of(parts: list[str], ranks: list[int], gdr: list[str], on_softrnic: bo
     return [case for part in parts for case in PARTS[part](ranks, gdr, on_softrnic)]
 
 
-# What the ranks of a case write, and the report that is made of all cases, with the form that both have as JSON.
+# -- what the ranks of a case write, and the report that is made of all cases, with the form that both have as JSON --
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class Report:
         return {"about": asdict(self.about), "wrong": self.wrong, "rows": [row.to_json() for row in self.rows]}
 
 
-# The layer that counts calls between NCCL and a plugin: counting.c, built where there is a C compiler, and the line that it writes.
+# -- the layer that counts calls between NCCL and a plugin, built where there is a C compiler, and the line that it writes --
 
 COUNTER = Path(__file__).resolve().parent / "matrix_counting.c"
 COUNTED = re.compile(r"counted: (\d+) sends, (\d+) truncated, (\d+) flushes, GPU memory (\d+) by address, (\d+) by dma-buf")
@@ -319,7 +319,7 @@ def sum_of_calls(calls: list[Calls]) -> Calls:
     return Calls(*map(sum, columns))
 
 
-# Runs a case with one NCCL: its ranks, their environment, what they left.
+# -- runs a case with one NCCL: its ranks, their environment, what they left --
 
 # What each rank runs.
 RANK = "nccl_net_ferrite.matrix_rank"
@@ -484,7 +484,7 @@ def choices_of(log: str) -> set[tuple[str, str]]:
     return {(name_of("algo", algo), name_of("proto", proto)) for algo, proto in CHOICE.findall(log)}
 
 
-# Whether the outcome of a case is right.
+# -- whether the outcome of a case is right --
 
 NO_GDR = "no GPUDirect RDMA"
 # Errors of NCCL that say that a peer or the system failed.
@@ -669,7 +669,7 @@ def compare_flush_cases(cases: list[Case], outcomes: Mapping[Case, Outcome]) -> 
     return wrong
 
 
-# The report of all cases: a table, and all numbers.
+# -- the report of all cases: a table, and all numbers --
 
 HOW = (
     "Each case is a run of fresh processes, each rank a machine of its own to NCCL. A result is one operation at one size on one "
@@ -710,7 +710,7 @@ def facts(about: About) -> str:
     return "\n".join(lines)
 
 
-# All cases with all NCCLs, and the report of them.
+# -- all cases with all NCCLs, and the report of them --
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# The CUDA driver: a device, its memory, a stream. No call here stays inside of the driver for longer than a copy takes.
+# -- the CUDA driver: a device, its memory, a stream. No call here stays inside of the driver for longer than a copy takes --
 
 NOT_READY = 600
 NON_BLOCKING = 1
@@ -114,7 +114,7 @@ class Cuda(Driver):
             time.sleep(0.0 if waited < 0.002 else 0.0005)
 
 
-# Data that shows which rank it came from: whole numbers that repeat after a prime, so that no two pieces of a buffer are alike.
+# -- data that shows which rank it came from: whole numbers that repeat after a prime, so that no two pieces of a buffer are alike --
 
 # Elements of a tile: a prime, so that pieces of 2^n elements all begin at different places of it. Sums over 1024 ranks are exact in
 # float32.
@@ -188,7 +188,7 @@ class DeviceData:
         return f"element {index} of {count} is {found[index]:g}, not {right[index % TILE]:g}"
 
 
-# NCCL's library, as an application calls it.
+# -- NCCL's library, as an application calls it --
 
 FLOAT, SUM = 7, 0
 IN_PROGRESS = 7
@@ -341,7 +341,7 @@ def numbers(*values: int) -> list[ctypes.c_int]:
     return [ctypes.c_int(value) for value in values]
 
 
-# Every operation of NCCL, in place and out of place: what each rank puts in, and what must come out.
+# -- every operation of NCCL, in place and out of place: what each rank puts in, and what must come out --
 
 # Whether there is a form of it in place, and whether it is NCCL_ALGO that decides how it is done.
 OPERATIONS = {
@@ -448,7 +448,7 @@ class Operations:
         return self.check(*[(self.b + rank * each * ELEMENT, each, [rank], self.rank * each) for rank in self.all_ranks])
 
 
-# Prints the number of GPUs that the CUDA driver (argument 1) sees, where argument 2 is NCCL's library.
+# -- prints the number of GPUs that the CUDA driver (argument 1) sees, where argument 2 is NCCL's library --
 
 
 def main() -> None:

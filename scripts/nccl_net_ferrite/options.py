@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import repository
 
-# Sizes in bytes, as options and reports write them: 8, 4K, 1M, 1G.
+# -- sizes in bytes, as options and reports write them: 8, 4K, 1M, 1G --
 
 SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -43,7 +43,7 @@ def size_text(size: int) -> str:
     return str(size)
 
 
-# Command-line options that several programs have, and types of options.
+# -- command-line options that several programs have, and types of options --
 
 
 def parser(about: str) -> argparse.ArgumentParser:
