@@ -6,8 +6,8 @@ mod common;
 use common::setting::{mount_namespaces, setting, stock_nccl};
 use lab::error::Error;
 use lab::error::Result;
-use lab::nccl::cache;
 use lab::nccl::library::Source;
+use lab::nccl::release;
 use lab::pair::PairPermit;
 use lab::transport::Properties;
 use lab::transport::Transport;
@@ -25,7 +25,7 @@ fn write_down(whose: &str, place: &Path) -> Result<()> {
     let source = if whose == "plugin" {
         Source::plugin(dist().join("lib/libnccl-net.so"))
     } else {
-        Source::stock(cache::find(None)?)
+        Source::stock(release::find(None)?)
     };
     let transport = Transport::open(&source)?;
     let all = (0..transport.devices()?).map(|device| transport.properties(device)).collect::<Result<Vec<_>>>()?;

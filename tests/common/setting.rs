@@ -1,7 +1,7 @@
 //! The software RDMA devices that a test's processes have.
 
-use lab::nccl::cache;
 use lab::nccl::debug_log::ALL_INFO;
+use lab::nccl::release;
 use lab::nccl::release::NcclRelease;
 use lab::pair::Setting;
 use lab::verbs::Verbs;
@@ -28,7 +28,7 @@ pub(crate) fn talkative(env: &[(&str, &str)]) -> Result<Setting, Missing> {
 /// The library of a release of NCCL, if it is in the cache: tests do not fetch.
 pub(crate) fn stock_nccl(release: &str) -> Result<PathBuf, Missing> {
     let release = NcclRelease::named(release).expect("a known release");
-    let library = cache::cached(release).expect("there is a folder for the cache");
+    let library = release::cached(release).expect("there is a folder for the cache");
     if library.exists() {
         return Ok(library);
     }
@@ -38,7 +38,7 @@ pub(crate) fn stock_nccl(release: &str) -> Result<PathBuf, Missing> {
 /// NCCL 2.21.5: the file that `FERRITE_NCCL` names, or the one in the cache.
 pub(crate) fn default_nccl() -> Result<PathBuf, Missing> {
     if std::env::var_os("FERRITE_NCCL").is_some_and(|path| !path.is_empty()) {
-        return cache::find(None).map_err(|error| Missing(error.to_string()));
+        return release::find(None).map_err(|error| Missing(error.to_string()));
     }
     stock_nccl("2.21.5")
 }

@@ -2,9 +2,9 @@
 
 use crate::job::{Job, Shape, built, enter};
 use crate::rank::Rank;
-use ferrite::hang::finding::Finding;
-use ferrite::hang::outside::State;
-use ferrite::hang::stats_file;
+use ferrite::hang;
+use ferrite::hang::Finding;
+use ferrite::hang::State;
 use nccl_net::testing::stats::layout::{FILE_PREFIX, HEADER_WORDS, RECORD_WORDS, record};
 use serde_json::Value;
 use std::time::Duration;
@@ -207,7 +207,7 @@ fn a_long_wait_for_a_path_of_a_connection_that_two_threads_have_called_is_none_f
 
 /// What the file of statistics of a rank says of its connection: the words of the only record.
 fn record(job: &Job, rank: usize) -> Vec<u64> {
-    let path = stats_file::of_living(job.processes[rank].pid()).expect("its file");
+    let path = hang::of_living(job.processes[rank].pid()).expect("its file");
     let bytes = std::fs::read(path).expect("it can be read");
     let words: Vec<_> = bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
     words[HEADER_WORDS..][..RECORD_WORDS].to_vec()
@@ -278,10 +278,10 @@ fn a_file_with_the_number_of_a_process_is_not_taken_for_its_own() {
     enter();
     let job = Job::start(Shape::Chain, 2, &[], |_| ());
     (0..2).for_each(|rank| drop(job.line(rank, &["passes messages on"])));
-    let [own, other] = [0, 1].map(|rank| stats_file::of_living(job.processes[rank].pid()).expect("its file"));
+    let [own, other] = [0, 1].map(|rank| hang::of_living(job.processes[rank].pid()).expect("its file"));
     let planted = own.with_file_name(format!("{FILE_PREFIX}{}.0", job.processes[0].pid()));
     std::fs::copy(other, &planted).expect("written");
-    let found = stats_file::of_living(job.processes[0].pid());
+    let found = hang::of_living(job.processes[0].pid());
     std::fs::remove_file(planted).expect("removed");
     assert_eq!(found, Some(own));
 }

@@ -1,7 +1,7 @@
 //! The ranks of a test, as the test sees them.
 
 use crate::rank::{self, HandleBytes, Rank};
-use ferrite::hang::finding::Finding;
+use ferrite::hang::Finding;
 use lab::nccl::debug_log::ALL_INFO;
 use lab::verbs::Verbs;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! What the reports say of NCCL's operations, of which these ranks tell the plugin's profiler.
 
 use crate::job::{Job, Shape, built, enter};
-use ferrite::hang::stats_file;
+use ferrite::hang;
 use nccl_net::inspect::operation::{Call, Function};
 use nccl_net::testing::stats::layout::{HEADER_WORDS, record, timed};
 use std::path::Path;
@@ -55,9 +55,9 @@ fn a_rank_that_has_not_begun_the_operation_is_told_from_all_others() {
     assert_eq!((&wait["peer_has_begun"], &wait["cause"]["far_has_begun"]), (&false.into(), &false.into()), "{wait}");
     assert_eq!(wait["operation"]["communicator_name"], "dp", "{wait}");
     // Another process reads it in the statistics file.
-    let file = stats_file::of_living(job.processes[1].pid()).expect("its file");
+    let file = hang::of_living(job.processes[1].pid()).expect("its file");
     wait_until("the record to name it", || {
-        let connections = stats_file::connections(&file).expect("valid");
+        let connections = hang::connections(&file).expect("valid");
         connections
             .iter()
             .any(|connection| OPERATION.ends_with(&connection.operation) && connection.sends)

@@ -1,7 +1,7 @@
 //! Connections that are not set up: who waits says so, and for what.
 
 use crate::job::{Job, Shape, built, enter};
-use ferrite::hang::finding::Finding;
+use ferrite::hang::Finding;
 use serde_json::Value;
 use std::time::Duration;
 use testkit::require;

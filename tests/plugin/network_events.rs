@@ -5,7 +5,9 @@ use crate::common::process::alone;
 use crate::common::setting::talkative;
 use lab::error::Result;
 use lab::nccl::library::Source;
-use lab::nccl::net_events::{self, Message, Told};
+use lab::nccl::profiler;
+use lab::nccl::profiler::Message;
+use lab::nccl::profiler::Told;
 use lab::transport::Transport;
 use lab::transport::buffer::Buffer;
 use lab::transport::comm::{MAX_GROUP, RecvBuffer, RecvComm, Region, Request, SendComm};
@@ -73,7 +75,7 @@ fn finish(mut request: Request<'_>) {
 /// The events that have begun, with opcode and length; each has ended once, and nothing else has been told.
 #[track_caller]
 fn ended() -> Vec<(i32, usize)> {
-    let told = net_events::take();
+    let told = profiler::take();
     let mut begun = Vec::new();
     let mut open = Vec::new();
     for told in &told {
@@ -135,7 +137,7 @@ fn each_message_is_told_with_the_queue_pair_of_its_end() -> Result<()> {
         let mut numbers = BTreeSet::new();
         for ends in [Ends::new(12, 64)?, Ends::new(12, 64)?] {
             ends.exchange(&[8])?;
-            numbers.extend(net_events::take().iter().filter_map(|told| match told {
+            numbers.extend(profiler::take().iter().filter_map(|told| match told {
                 Told::Start { message, .. } => Some(message.queue_pair),
                 _ => None,
             }));
@@ -150,12 +152,12 @@ fn an_event_that_the_profiler_does_not_hear_has_no_end() -> Result<()> {
     let setting = require!(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]));
     alone(&setting, |_| {
         let ends = Ends::new(12, 64)?;
-        net_events::hear(false);
+        profiler::hear(false);
         ends.exchange(&[8, 8])?;
-        let told = net_events::take();
+        let told = profiler::take();
         assert_eq!(told.len(), 4);
         assert!(told.iter().all(|told| matches!(told, Told::Start { event: 0, .. })), "{told:?}");
-        net_events::hear(true);
+        profiler::hear(true);
         ends.exchange(&[8, 8])?;
         assert_eq!(ended().len(), 4);
         Ok(())
@@ -174,7 +176,7 @@ fn the_events_of_requests_that_fail_end() -> Result<()> {
         assert_eq!(ended(), [(RECEIVED, 8)]);
         // It is not told again.
         assert!(received.test(&mut [0]).is_err());
-        assert_eq!(net_events::take(), []);
+        assert_eq!(profiler::take(), []);
         Ok(())
     })
 }
@@ -184,7 +186,7 @@ fn nothing_is_told(env: &[(&str, &str)]) -> Result<()> {
     let setting = require!(talkative(env));
     alone(&setting, |_| {
         Ends::new(12, 64)?.exchange(&[8, 8])?;
-        assert_eq!(net_events::take(), []);
+        assert_eq!(profiler::take(), []);
         Ok(())
     })
 }
@@ -206,7 +208,7 @@ fn messages_that_nccl_has_no_handles_of_are_not_told() -> Result<()> {
     alone(&setting, |_| {
         let ends = Ends::new(12, 64)?;
         Ends::over(&Transport::open(&plugin(12))?, 64)?.exchange(&[8, 8])?;
-        assert_eq!(net_events::take(), []);
+        assert_eq!(profiler::take(), []);
         ends.exchange(&[8])?;
         assert_eq!(ended().len(), 2);
         Ok(())
@@ -220,10 +222,10 @@ fn the_events_of_requests_that_are_outstanding_end_when_the_communicator_is_clos
         let Ends { send: _send, recv, to, .. } = Ends::new(12, 64)?;
         let received = recv.receive(&to, 0, 8, 0)?;
         assert!(received.is_some());
-        assert!(matches!(net_events::take()[..], [Told::Start { event: 1, .. }]));
+        assert!(matches!(profiler::take()[..], [Told::Start { event: 1, .. }]));
         drop(to);
         recv.close()?;
-        assert_eq!(net_events::take(), [Told::Stop(1)]);
+        assert_eq!(profiler::take(), [Told::Stop(1)]);
         Ok(())
     })
 }

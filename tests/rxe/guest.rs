@@ -2,9 +2,9 @@
 
 pub(crate) use crate::common::process::is_worker;
 use lab::error::Result;
-use lab::nccl::cache;
 use lab::nccl::debug_log::ALL_INFO;
 use lab::nccl::library::Source;
+use lab::nccl::release;
 use lab::pair::Setting;
 use lab::transport::Transport;
 use lab::verbs::Verbs;
@@ -40,7 +40,7 @@ impl Case {
     pub(crate) fn source(&self) -> Result<Source> {
         match self.side {
             Side::Plugin => Ok(Source::plugin(dist().join("lib/libnccl-net.so"))),
-            Side::Stock => Ok(Source::stock(cache::find(None)?)),
+            Side::Stock => Ok(Source::stock(release::find(None)?)),
         }
     }
 

@@ -1,16 +1,29 @@
 //! What a point has to work with, in each of its two processes.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 
+use crate::check::ensure;
 use crate::check::raw::Raw;
-use crate::check::softrnic::Softrnic;
+use crate::check::runner::StepResult;
 use crate::error::{Error, Result};
+use crate::measure::plan;
+use crate::measure::stream::TAG;
 use crate::nccl::library::Source;
 use crate::pair::worker_ctx::WorkerCtx;
+use crate::transport::buffer::Buffer;
+use crate::transport::comm::{RecvComm, Region, Request, SendComm};
+use crate::transport::deadline::{Deadline, finished};
 use crate::transport::instance::Transport;
-use crate::transport::listener::Handle;
+use crate::transport::listener;
+use crate::transport::listener::{Handle, Listener, LocalConn};
 
 /// What both processes of a step are to do.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -127,5 +140,389 @@ impl<'s> Context<'s> {
         let mut status = 0;
         // SAFETY: the child that was just made.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
+    }
+}
+
+/// Something that a transport has to keep.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Point {
+    /// From 1; the same point has the same number for ever.
+    pub(crate) number: u32,
+    /// For `--only`.
+    pub(crate) name: &'static str,
+    /// What is claimed.
+    pub(crate) claim: &'static str,
+    /// How it is tried.
+    pub(crate) trial: Trial,
+}
+
+/// How a point is tried.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Trial {
+    /// In these steps, one after the other, until one fails.
+    Steps(&'static [Step]),
+    /// Not by this tool: it needs this.
+    Needs(&'static str),
+}
+
+/// One pair of fresh processes.
+#[derive(Clone, Copy)]
+pub(crate) struct Step {
+    /// What it is like where they are.
+    pub(crate) env: Env,
+    /// What each of them does.
+    pub(crate) run: fn(&mut Context<'_>) -> Result<StepResult>,
+}
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Step").field("env", &self.env).finish_non_exhaustive()
+    }
+}
+
+/// A variable and its value.
+pub(super) type Variable = (&'static str, &'static str);
+
+/// What it is like where the processes are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Env {
+    /// Variables of both processes.
+    pub(crate) vars: &'static [Variable],
+    /// Variables of rank 1, besides.
+    pub(crate) rank1_vars: &'static [Variable],
+    /// Whether sysfs shows the devices.
+    pub(crate) host: Host,
+    /// Rank 0 does everything; rank 1 only waits.
+    pub(crate) alone: bool,
+    /// A process that is silent for so long counts as hung; s.
+    pub(crate) timeout_s: u64,
+    /// Only with `--long`.
+    pub(crate) long: bool,
+}
+
+impl Env {
+    /// Whether it takes a software device to set it up.
+    pub(crate) fn needs_softrnic(&self) -> bool {
+        let names_one = |(name, value): &Variable| {
+            let is_taste = matches!(*name, "SOFTRNIC_STRICT" | "SOFTRNIC_LINES");
+            value.contains("softrnic") || name.starts_with("SOFTRNIC_") && !is_taste
+        };
+        self.host == Host::Faithful || self.vars.iter().chain(self.rank1_vars).any(names_one)
+    }
+}
+
+/// What the machine seems to be like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Host {
+    /// Software devices that sysfs does not show, unless there are two rails.
+    Plain,
+    /// Software devices in sysfs.
+    Faithful,
+    /// No libibverbs that could be loaded.
+    WithoutVerbs,
+}
+
+/// Both ranks work.
+pub(super) const BOTH_RANKS: Env =
+    Env { vars: &[], rank1_vars: &[], host: Host::Plain, alone: false, timeout_s: 20, long: false };
+/// Rank 0 works.
+pub(super) const RANK0_ONLY: Env = Env { alone: true, ..BOTH_RANKS };
+
+/// Time limit for what the peer or the device has to do.
+pub(super) const SOON: Duration = Duration::from_secs(8);
+
+/// How long the device and the system may keep objects that are closed.
+pub(super) const SETTLED: Duration = Duration::from_secs(2);
+
+/// Tests a request until it is done, within [`SOON`].
+///
+/// # Errors
+/// Those of the transport; [`Error::Stalled`].
+pub(super) fn done(request: Request<'_>, sizes: &mut [i32]) -> Result<()> {
+    finished(&mut Deadline::new("a request", SOON), request, sizes)
+}
+
+/// The code of the call that failed; 0 for none.
+pub(super) fn code<T>(result: &Result<T>) -> u32 {
+    match result {
+        Ok(_) => 0,
+        Err(Error::Call { code, .. }) => *code,
+        Err(_) => u32::MAX,
+    }
+}
+
+/// Tries until `attempt` gives something or fails, for `limit` at most; `None` when the time is over.
+///
+/// # Errors
+/// Those of `attempt`.
+pub(super) fn within<T>(limit: Duration, mut attempt: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = attempt()? {
+            return Ok(Some(found));
+        }
+        if start.elapsed() > limit {
+            return Ok(None);
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// How many files and threads this process has.
+pub(super) fn open_files_and_threads() -> (usize, usize) {
+    let count = |folder| std::fs::read_dir(folder).map_or(0, Iterator::count);
+    (count("/proc/self/fd"), count("/proc/self/task"))
+}
+
+/// The software device of this process's fabric.
+#[derive(Debug, Clone)]
+pub(super) struct Softrnic {
+    program: PathBuf,
+}
+
+/// Objects on all devices of a fabric, of all processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Objects {
+    pub(super) queue_pairs: u64,
+    pub(super) completion_queues: u64,
+    pub(super) memory_regions: u64,
+}
+
+impl fmt::Display for Objects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { queue_pairs, completion_queues, memory_regions } = self;
+        write!(f, "{queue_pairs} queue pairs, {completion_queues} completion queues, {memory_regions} memory regions")
+    }
+}
+
+impl Softrnic {
+    pub(super) fn new(program: &Path) -> Self {
+        Self { program: program.into() }
+    }
+
+    /// Runs `softrnic WORDS` on the fabric that this process takes part in; what it prints.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it cannot be started; [`Error::Refused`] with its words if it fails.
+    pub(super) fn run(&self, words: &[&str]) -> Result<String> {
+        let output = Command::new(&self.program)
+            .args(words)
+            .output()
+            .map_err(|source| Error::io(format!("cannot start {}", self.program.display()), source))?;
+        if !output.status.success() {
+            let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(Error::Refused(format!("the software device: {words}")));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Everything that there is.
+    ///
+    /// # Errors
+    /// As [`Self::run`]; [`Error::Unreadable`] if it is not understood.
+    pub(super) fn stat(&self) -> Result<serde_json::Value> {
+        serde_json::from_str(&self.run(&["stat", "--json"])?)
+            .map_err(|problem| Error::Unreadable(format!("softrnic stat: {problem}")))
+    }
+
+    /// How many objects there are.
+    ///
+    /// # Errors
+    /// As [`Self::stat`].
+    pub(super) fn objects(&self) -> Result<Objects> {
+        let stat = self.stat()?;
+        let devices = stat["devices"].as_array().cloned().unwrap_or_default();
+        let listed = |name: &str| devices.iter().map(|device| device[name].as_array().map_or(0, Vec::len) as u64).sum();
+        Ok(Objects {
+            queue_pairs: listed("queue_pairs"),
+            completion_queues: listed("completion_queues"),
+            memory_regions: devices.iter().map(|device| device["memory_regions"].as_u64().unwrap_or(0)).sum(),
+        })
+    }
+
+    /// What each queue pair has sent, in messages.
+    ///
+    /// # Errors
+    /// As [`Self::stat`].
+    pub(super) fn messages(&self) -> Result<Vec<u64>> {
+        let stat = self.stat()?;
+        let devices = stat["devices"].as_array().cloned().unwrap_or_default();
+        let pairs = devices.iter().flat_map(|device| device["queue_pairs"].as_array().cloned().unwrap_or_default());
+        Ok(pairs.map(|pair| pair["counters"]["messages"].as_u64().unwrap_or(0)).collect())
+    }
+
+    /// Puts a fault rule into force.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub(super) fn inject(&self, rule: &str) -> Result<()> {
+        self.run(&["inject", rule]).map(drop)
+    }
+}
+
+/// Makes a folder with files of libibverbs's names that are no libraries, to be put before the system's own. It is removed
+/// when the value is dropped.
+pub(super) fn folder() -> Result<TempDir> {
+    let failed = |source| Error::io("cannot make a folder without libibverbs", source);
+    let folder = tempfile::Builder::new().prefix("ferrite-no-verbs-").tempdir().map_err(failed)?;
+    for name in ["libibverbs.so", "libibverbs.so.1"] {
+        std::fs::write(folder.path().join(name), "no library").map_err(failed)?;
+    }
+    Ok(folder)
+}
+
+/// The first aligned word that is an address in one of `ranges`, with its offset. Words with a byte `fill` are none: such bytes were
+/// not written.
+///
+/// At other offsets no pointer is looked for: there a port and an address of 127.0.0.0/8 after it can look like one.
+pub(super) fn first_pointer(bytes: &[u8], fill: u8, ranges: &[Range<usize>]) -> Option<(usize, usize)> {
+    const WORD: usize = size_of::<usize>();
+    (0..bytes.len()).step_by(WORD).zip(bytes.chunks_exact(WORD)).find_map(|(at, word)| {
+        let address = usize::from_le_bytes(word.try_into().ok()?);
+        let is_pointer = !word.contains(&fill) && ranges.iter().any(|range| range.contains(&address));
+        is_pointer.then_some((at, address))
+    })
+}
+
+/// Connects device `from` to a new listener on device `to`, in this process and thread.
+pub(crate) fn connect_locally(transport: &Transport, from: usize, to: usize) -> Result<LocalConn> {
+    LocalConn::open(transport, from, to, &mut Deadline::new("a connection within one process", SOON))
+}
+
+/// Connects device `from` to `listener`, whose handle is given, in this process and thread.
+pub(crate) fn connect_and_accept(
+    transport: &Transport,
+    from: usize,
+    handle: &mut Handle,
+    listener: &mut Listener,
+) -> Result<LocalConn> {
+    let mut deadline = Deadline::new("a connection within one process", SOON);
+    let (send, recv) = listener::connect_and_accept(transport, from, handle, listener, &mut deadline, || ())?;
+    Ok(LocalConn { send, recv })
+}
+
+impl LocalConn {
+    /// Sends messages of these sizes, one after the other, and checks every byte.
+    ///
+    /// # Errors
+    /// Those of the transport; [`Error::Stalled`]; [`Error::Contract`] for wrong data.
+    pub(crate) fn carries(&self, sizes: &[usize]) -> Result<()> {
+        let most = sizes.iter().copied().max().unwrap_or(0).next_multiple_of(4096);
+        let (mine, theirs) = (Arc::new(Buffer::new(most)?), Arc::new(Buffer::new(most + 4096)?));
+        let (out, into) = (self.send.register(&mine)?, self.recv.register(&theirs)?);
+        sizes.iter().enumerate().try_for_each(|(i, size)| self.message(&out, &into, *size, i as u64))
+    }
+
+    /// Sends one message from the start of `out` to the start of `into`.
+    ///
+    /// # Errors
+    /// As [`LocalConn::carries`].
+    pub(crate) fn message(&self, out: &Region, into: &Region, size: usize, seed: u64) -> Result<()> {
+        plan::fill(out.memory(), 0, size, seed)?;
+        let (went, came) = exchange((&self.send, out, 0, size), (&self.recv, into, 0, size))?;
+        arrived(into, 0, size, seed, came)?;
+        ensure!(went as usize == size, "a send of {size} bytes says that it sent {went}");
+        Ok(())
+    }
+}
+
+/// Where a message comes from, or goes: communicator, memory, offset, size.
+type Side<'a, C> = (&'a C, &'a Region, usize, usize);
+
+/// Sends one message and receives one, and tests both in turn, as NCCL's progress thread does: a transport may
+/// need to be called at either end for the other to get on. The sizes that the send and the receive report.
+///
+/// # Errors
+/// Those of the transport; [`Error::Stalled`].
+pub(super) fn exchange(
+    (sender, out, from, size): Side<'_, SendComm>,
+    (receiver, into, to, room): Side<'_, RecvComm>,
+) -> Result<(i32, i32)> {
+    let mut deadline = Deadline::new("a message each way", SOON);
+    let (mut send, mut receive) = (None, None);
+    let (mut went, mut came) = ([-1], [-1]);
+    let (mut sent, mut received) = (false, false);
+    while !(sent && received) {
+        match &mut receive {
+            None => receive = receiver.receive(into, to, room, TAG)?,
+            Some(request) => received = received || request.test(&mut came)?,
+        }
+        match &mut send {
+            None => send = sender.send(out, from, size, TAG)?,
+            Some(request) => sent = sent || request.test(&mut went)?,
+        }
+        deadline.idle()?;
+    }
+    Ok((went[0], came[0]))
+}
+
+/// Posts a send for the receive that was posted last, and tests that one meanwhile.
+///
+/// # Errors
+/// Those of `post` and of the transport; [`Error::Stalled`]; [`Error::Contract`] if the receive is done before it.
+pub(super) fn sent_meanwhile<'c>(
+    deadline: &mut Deadline,
+    receive: &mut Request<'_>,
+    mut post: impl FnMut() -> Result<Option<Request<'c>>>,
+) -> Result<Request<'c>> {
+    loop {
+        if let Some(send) = post()? {
+            deadline.progress();
+            return Ok(send);
+        }
+        ensure!(!receive.test(&mut [0; 8])?, "a receive is done before its message was sent");
+        deadline.idle()?;
+    }
+}
+
+/// A message of `size` bytes at `offset` is what was sent.
+///
+/// # Errors
+/// [`Error::Contract`] with the first wrong byte.
+pub(super) fn arrived(into: &Region, offset: usize, size: usize, seed: u64, told: i32) -> Result<()> {
+    ensure!(told as usize == size, "a receive of {size} bytes says that {told} came");
+    if let Some(at) = plan::check(into.memory(), offset, size, seed)? {
+        let words = format!("byte {} of {size} is {:#04x}, not {:#04x}", at.offset, at.got, at.expected);
+        return Err(Error::Contract(words));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_other_devices_do_not_read_keep_no_point_from_them() {
+        let made_up = |vars| Env { vars, ..BOTH_RANKS }.needs_softrnic();
+        assert!(!made_up(&[("SOFTRNIC_LINES", "1")]) && !made_up(&[("SOFTRNIC_STRICT", "0")]));
+        assert!(made_up(&[("SOFTRNIC_FAULTS", "drop")]) && made_up(&[("NCCL_IB_HCA", "softrnic1")]));
+    }
+
+    const RANGES: [Range<usize>; 2] = [0x5500_0000_0000..0x5500_0010_0000, 0x7f00_0000_0000..0x7f00_0400_0000];
+
+    #[test]
+    fn an_aligned_address_is_found() {
+        let mut handle = [0; 128];
+        handle[104..112].copy_from_slice(&0x7f00_03ff_ffff_usize.to_le_bytes());
+        assert_eq!(first_pointer(&handle, 0xaa, &RANGES), Some((104, 0x7f00_03ff_ffff)));
+        handle[104..112].copy_from_slice(&0x7f00_0400_0000_usize.to_le_bytes());
+        assert_eq!(first_pointer(&handle, 0xaa, &RANGES), None);
+    }
+
+    #[test]
+    fn what_was_not_written_is_no_address() {
+        let ranges = [RANGES[0].clone(), 0xaaaa_aaaa_0000..0xaaaa_aaab_0000];
+        let handle = 0xaaaa_aaaa_1234_usize.to_le_bytes();
+        assert_eq!(first_pointer(&handle, 0xaa, &ranges), None);
+        assert_eq!(first_pointer(&handle, 0x55, &ranges), Some((0, 0xaaaa_aaaa_1234)));
+    }
+
+    #[test]
+    fn a_port_and_a_loopback_address_are_none() {
+        let mut handle = [0; 128];
+        handle[12..20].copy_from_slice(&[0xeb, 0x9c, 0, 0, 127, 0, 0, 1]);
+        // One byte earlier, these would be 0x7f00009ceb00.
+        assert_eq!(first_pointer(&handle, 0xaa, &RANGES), None);
     }
 }

@@ -5,35 +5,19 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | `point` | what a point is: its steps, and the environment of each step |
 //! | `points` | the points themselves, a chapter a file, and the table of all |
-//! | `context` | what a step can use, in each of its two processes |
-//! | `wait`, `local_messages` | polling with a limit; messages within one process |
+//! | `context` | what a step can use, in each of its two processes; what a point is: its steps, and the environment of each step; polling with a limit; messages within one process; an address of this process among the bytes of a handle; the software device's command line |
 //! | `raw` | calls of a table's functions with arguments of any kind |
-//! | `pointer` | an address of this process among the bytes of a handle |
 //! | `relay` | a TCP relay between the two ends of a connection |
-//! | `slowest` | how long calls take, whatever other processes do |
-//! | `softrnic` | the software device's command line |
-//! | `worker` | one of the two processes of a step |
-//! | `runner`, `no_verbs` | the process that starts the others and judges; a folder that hides libibverbs |
-//! | `outcome`, `report`, `junit` | what a step returns and how a point ends; as text, JSON and JUnit XML |
+//! | `runner` | the process that starts the others and judges; a folder that hides libibverbs; how long calls take, whatever other processes do; one of the two processes of a step |
+//! | `report` | what a step returns and how a point ends; as text, JSON and JUnit XML |
 
 mod context;
-pub(crate) mod junit;
-mod local_messages;
-mod no_verbs;
-mod outcome;
-mod point;
-mod pointer;
 pub(crate) mod points;
 mod raw;
 pub(crate) mod relay;
 pub(crate) mod report;
 pub(crate) mod runner;
-mod slowest;
-mod softrnic;
-mod wait;
-pub(crate) mod worker;
 
 /// Returns [`Error::Contract`](crate::error::Error::Contract) with a sentence unless a condition holds.
 macro_rules! ensure {

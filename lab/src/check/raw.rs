@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use crate::nccl::abi::{self, later, ncclNetDeviceHandle_v8_t, ncclNetProperties_v8_t};
 use crate::nccl::debug_log;
-use crate::nccl::vtable::{self, Vtable};
+use crate::nccl::library;
+use crate::nccl::library::Vtable;
 use crate::transport::comm::{RecvComm, Region, SendComm};
 use crate::transport::instance::{self, Transport};
 use crate::transport::listener::Handle;
@@ -71,7 +72,7 @@ pub(super) type Opaque = usize;
 /// where it is not.
 macro_rules! slot {
     ($raw:expr, $slot:ident ( $($argument:expr),* )) => {
-        slot!(@ vtable::slot!($raw.vtable, $slot), ( $($argument),* ))
+        slot!(@ library::slot!($raw.vtable, $slot), ( $($argument),* ))
     };
     (@ $function:expr, ( $($argument:expr),* )) => {{
         match $function {
@@ -324,6 +325,6 @@ impl Raw {
 
     /// Whether the slots that a plugin without device code leaves out are empty.
     pub(super) fn lacks_device_slots(self) -> [bool; 2] {
-        [vtable::slot!(self.vtable, getDeviceMr).is_none(), vtable::slot!(self.vtable, irecvConsumed).is_none()]
+        [library::slot!(self.vtable, getDeviceMr).is_none(), library::slot!(self.vtable, irecvConsumed).is_none()]
     }
 }

@@ -4,19 +4,20 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::check::points;
+use crate::check::report;
 use crate::check::runner::{CheckRequest, DeviceConfig, SoftrnicPaths};
-use crate::check::{junit, points, report};
-use crate::cli::device_args::VerbsName;
 use crate::cli::exit::Exit;
 use crate::cli::source_args::SourceArgs;
+use crate::cli::source_args::VerbsName;
 use crate::error::{Error, Result};
 use crate::nccl::library::{self, Source};
+use crate::nccl::release;
 use crate::nccl::release::NcclRelease;
-use crate::nccl::{cache, stock_library};
 use crate::system::dist::Dist;
 use crate::system::{host, output};
-use crate::verbs::control::control_of;
-use crate::verbs::libibverbs::Verbs;
+use crate::verbs::Verbs;
+use crate::verbs::control_of;
 
 #[derive(Debug, Args)]
 #[command(after_help = after_help())]
@@ -81,7 +82,7 @@ impl Check {
         let outcomes = request.run_all(&points, jobs, |outcome| output::write_stdout(&report::line(outcome)))?;
         output::write_stdout(&report::summary(&title, &outcomes))?;
         if let Some(path) = junit {
-            output::write_file(&path, &junit::xml(&title, &outcomes))?;
+            output::write_file(&path, &report::xml(&title, &outcomes))?;
         }
         if let Some(path) = json {
             output::write_file(&path, &report::json(&title, &outcomes)?)?;
@@ -118,7 +119,7 @@ impl Check {
             return Err(Error::Usage(words.into()));
         }
         let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;
-        let built_in = cache::cached(NcclRelease::DEFAULT).ok().filter(|path| path.exists());
+        let built_in = release::cached(NcclRelease::DEFAULT).ok().filter(|path| path.exists());
         Ok(CheckRequest { program, source, built_in, softrnic, device_config, long: self.long })
     }
 }
@@ -136,9 +137,7 @@ fn software_device(folder: Option<PathBuf>) -> Result<SoftrnicPaths> {
 fn interface(source: &Source) -> Result<u32> {
     match source {
         Source::Plugin { path, abi } => library::require_plugin(path, *abi),
-        Source::Stock { nccl } | Source::Loader { nccl, .. } => {
-            stock_library::verify(nccl).map(|release| release.interface)
-        }
+        Source::Stock { nccl } | Source::Loader { nccl, .. } => release::verify(nccl).map(|release| release.interface),
     }
 }
 
@@ -158,7 +157,7 @@ fn title(request: &CheckRequest) -> String {
             let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
             abi.map_or_else(|| name.clone(), |abi| format!("{name} (interface v{abi})"))
         }
-        Source::Stock { nccl } => match stock_library::verify(nccl) {
+        Source::Stock { nccl } => match release::verify(nccl) {
             Ok(release) => format!("the IB transport of NCCL {release}"),
             Err(_) => "a built-in IB transport".into(),
         },

@@ -7,29 +7,30 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::cli::device_args::DeviceArgs;
 use crate::cli::exit::Exit;
 use crate::cli::meeting_args::MeetingArgs;
-use crate::cli::size::parse_size;
+use crate::cli::source_args;
+use crate::cli::source_args::DeviceArgs;
 use crate::cli::source_args::SourceArgs;
-use crate::cli::stock;
+use crate::cli::source_args::parse_size;
 use crate::error::{Error, Result};
-use crate::hosts::admission;
-use crate::hosts::role::Role;
+use crate::hosts;
+use crate::hosts::Role;
 use crate::measure::plan::{DEPTH, Scope};
 use crate::nccl::library::{self, Source};
 use crate::report::verdict::{bias, change, conclusion, tails, verdict};
 use crate::report::{self, table};
 use crate::results::earlier::EarlierRun;
 use crate::results::record::Record;
-use crate::results::side::Side;
+use crate::results::record::Side;
 use crate::run::compare::{self, CompareRequest};
-use crate::run::host_part::{self, HostPart};
+use crate::run::other_host;
+use crate::run::other_host::HostPart;
 use crate::run::other_host::{Meeting, OtherHost};
 use crate::run::session::Runner;
 use crate::system::dist::Dist;
 use crate::system::{host, output};
-use crate::verbs::libibverbs::Verbs;
+use crate::verbs::Verbs;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -140,12 +141,12 @@ impl Compare {
             let pin = !self.common.no_pin;
             let part = self.sides(|common| common.devices.verbs());
             let part = part.map(|(sources, verbs)| HostPart { sources, verbs, pin });
-            return host_part::take_part(&place, &token, self.meeting.wait(), part).map(|()| Exit::Good);
+            return other_host::take_part(&place, &token, self.meeting.wait(), part).map(|()| Exit::Good);
         }
         let earlier = self.earlier.as_deref().map(EarlierRun::read).transpose()?;
         // The other host may come while A is fetched here.
         let listening = match role {
-            Some(Role::Server { addresses, token, .. }) => Some((admission::listen(&addresses)?, token)),
+            Some(Role::Server { addresses, token, .. }) => Some((hosts::listen(&addresses)?, token)),
             _ => None,
         };
         let (sources, verbs) = self.sides(Common::prepared)?;
@@ -162,7 +163,7 @@ impl Compare {
         let verbs = verbs(&self.common)?;
         let a = match &self.baseline {
             Some(path) => library::require_plugin(path, None).map(|_| Source::plugin(path))?,
-            None => Source::stock(stock::find(self.nccl.as_deref())?),
+            None => Source::stock(source_args::find(self.nccl.as_deref())?),
         };
         Ok((vec![a, Source::plugin(plugin)], verbs))
     }
@@ -252,7 +253,7 @@ fn parse_variable(text: &str) -> Result<(String, String), String> {
 fn summary(record: &Record) -> String {
     let mut text = String::new();
     for side in &record.sides {
-        text += &format!("{} = {}{}\n", side.label, side.title(), report::text::variables(side));
+        text += &format!("{} = {}{}\n", side.label, side.title(), table::variables(side));
     }
     let Some(Side { devices: [zero, one], cpus, .. }) = record.sides.first() else {
         return text;
@@ -263,15 +264,15 @@ fn summary(record: &Record) -> String {
     };
     text += &format!(
         "rank 0 on {}{}, rank 1 on {}{}, {cpus}; {}, {:.0} s; streams keep {DEPTH} in flight{}\n",
-        report::text::host_of(record, 0),
+        table::host_of(record, 0),
         zero.name,
-        report::text::host_of(record, 1),
+        table::host_of(record, 1),
         one.name,
-        report::text::repetitions(record),
+        table::repetitions(record),
         record.seconds,
-        report::text::over_connections(&record.scope)
+        table::over_connections(&record.scope)
     );
-    for warning in report::text::warnings(record) {
+    for warning in table::warnings(record) {
         text += &format!("{warning}\n");
     }
     text += "\n";

@@ -8,18 +8,18 @@ use clap::Args;
 use nccl_net::inspect::version;
 
 use crate::cli::exit::Exit;
-use crate::cli::size::parse_size;
+use crate::cli::source_args;
+use crate::cli::source_args::parse_size;
 use crate::cli::source_args::{Stock, parse_stock};
-use crate::cli::stock;
-use crate::cost::case::Case;
-use crate::cost::report;
-use crate::cost::runner::CostRequest;
+use crate::cost;
+use crate::cost::Case;
+use crate::cost::CostRequest;
 use crate::error::{Error, Result};
 use crate::nccl::library::{self, Source};
 use crate::system::dist::Dist;
 use crate::system::output;
-use crate::verbs::control::control_of;
-use crate::verbs::libibverbs::Verbs;
+use crate::verbs::Verbs;
+use crate::verbs::control_of;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -81,8 +81,8 @@ impl Cost {
         };
         let reports = request.run(&mut |what| log::debug!("{what}"))?;
         let text = match self.json {
-            true => report::json(&reports)?,
-            false => format!("{}by ferrite {}\n", report::text(&reports), version::text()),
+            true => cost::json(&reports)?,
+            false => format!("{}by ferrite {}\n", cost::text(&reports), version::text()),
         };
         output::write_stdout(&text).map(|()| Exit::Good)
     }
@@ -109,12 +109,12 @@ impl Cost {
         let mut sources = Vec::new();
         for stock in &self.stock {
             sources.push(Source::stock(match stock {
-                Stock::Release(release) => stock::of_release(*release)?,
-                Stock::File(path) => stock::find(Some(path))?,
+                Stock::Release(release) => source_args::of_release(*release)?,
+                Stock::File(path) => source_args::find(Some(path))?,
             }));
         }
         if self.stock.is_empty() && self.plugin.is_empty() {
-            sources.push(Source::stock(stock::find(None)?));
+            sources.push(Source::stock(source_args::find(None)?));
         }
         let plugins = if self.plugin.is_empty() { vec![Dist::find()?.plugin()?] } else { self.plugin.clone() };
         for path in plugins {

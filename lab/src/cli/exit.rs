@@ -1,8 +1,8 @@
 //! How a command ends, as an exit code.
 
 use crate::error::{Error, Result};
-use crate::report::judged::Conclusion;
-use crate::system::interrupt;
+use crate::report::verdict::Conclusion;
+use crate::system::output;
 use crate::system::output::write_stderr;
 
 /// The exit code of a worker process that could not begin, and of a wrong command line.
@@ -54,7 +54,7 @@ pub fn code(outcome: Result<Exit>) -> i32 {
             INTERRUPTED
         }
         // A child that the terminal interrupted as well, such as pip, is the consequence.
-        Err(problem) if interrupt::received() => {
+        Err(problem) if output::received() => {
             write_stderr(format_args!("ferrite: {problem}\nferrite: interrupted"));
             INTERRUPTED
         }

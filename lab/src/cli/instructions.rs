@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::cli::exit::Exit;
 use crate::error::{Error, Result};
-use crate::instructions::callgrind::Profile;
+use crate::instructions::Profile;
 use crate::system::output;
 
 #[derive(Debug, Args)]
@@ -84,7 +84,7 @@ fn functions(profile: &Profile) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::instructions::callgrind::Cost;
+    use crate::instructions::Cost;
 
     #[test]
     fn the_most_costly_function_comes_first() {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::error::{Error, Result};
-use crate::hosts::role::{self, Role};
+use crate::hosts;
+use crate::hosts::Role;
 
 #[derive(Debug, Clone, Args)]
 pub struct MeetingArgs {
@@ -38,10 +39,10 @@ impl MeetingArgs {
             return Ok(Some(Role::Host { place: place.clone(), token, hosts: None }));
         }
         if let Some(address) = &self.serve {
-            let token = self.token.clone().map_or_else(role::new_token, Ok)?;
+            let token = self.token.clone().map_or_else(hosts::new_token, Ok)?;
             return Ok(Some(Role::Server { addresses: vec![address.clone()], token, hosts }));
         }
-        if self.job { role::of_launcher(self.token.as_deref(), variable).map(Some) } else { Ok(None) }
+        if self.job { hosts::of_launcher(self.token.as_deref(), variable).map(Some) } else { Ok(None) }
     }
 
     /// How long the server waits for all hosts, or a host of a comparison for the server.

@@ -3,16 +3,13 @@
 mod check;
 mod compare;
 mod cost;
-mod device_args;
 pub mod exit;
 mod instructions;
 mod judge;
 pub mod meeting_args;
 mod outlast;
-mod size;
 mod solo;
 mod source_args;
-mod stock;
 mod verify;
 
 use std::path::PathBuf;
@@ -22,9 +19,9 @@ use clap::Subcommand;
 use crate::cli::exit::Exit;
 use crate::error::Result;
 use crate::nccl::release::NcclRelease;
-use crate::pair::stand_in;
-use crate::run::worker;
-use crate::system::{interrupt, output};
+use crate::pair::parent;
+use crate::run::session;
+use crate::system::output;
 
 /// A command of the lab.
 #[derive(Debug, Subcommand)]
@@ -74,13 +71,13 @@ impl Command {
     /// Does it; the exit code. `words` are the whole command line.
     pub fn run(self, words: Vec<String>) -> i32 {
         match &self {
-            Self::Worker => return worker::main(),
-            Self::StandIn => return stand_in::main(),
-            Self::CheckWorker => return crate::check::worker::main(),
+            Self::Worker => return session::main(),
+            Self::StandIn => return parent::main(),
+            Self::CheckWorker => return crate::check::runner::main(),
             Self::OutlastWorker => return crate::outlast::worker::main(),
-            Self::CostWorker { job } => return exit::code(crate::cost::worker::main(job).map(|()| Exit::Good)),
+            Self::CostWorker { job } => return exit::code(crate::cost::main(job).map(|()| Exit::Good)),
             Self::Solo(_) | Self::Instructions(_) | Self::Judge(_) | Self::Wheel { .. } => {}
-            _ => interrupt::install_handler(),
+            _ => output::install_handler(),
         }
         exit::code(self.outcome(words))
     }
@@ -97,7 +94,7 @@ impl Command {
             Self::Instructions(instructions) => instructions.run(),
             Self::Judge(judge) => judge.run(),
             Self::Wheel { version, nccl } => {
-                let path = version.map_or_else(|| stock::find(nccl.as_deref()), stock::of_release)?;
+                let path = version.map_or_else(|| source_args::find(nccl.as_deref()), source_args::of_release)?;
                 output::write_stdout(&format!("{}\n", path.display())).map(|()| Exit::Good)
             }
             Self::Worker | Self::StandIn | Self::CheckWorker | Self::OutlastWorker | Self::CostWorker { .. } => {

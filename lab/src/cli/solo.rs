@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::cli::device_args::DeviceArgs;
 use crate::cli::exit::Exit;
-use crate::cli::size::parse_size;
+use crate::cli::source_args::DeviceArgs;
 use crate::cli::source_args::SourceArgs;
+use crate::cli::source_args::parse_size;
 use crate::error::Result;
-use crate::solo::in_vain::InVain;
-use crate::solo::job::{Job, Work};
+use crate::solo::InVain;
+use crate::solo::Job;
+use crate::solo::Work;
 use crate::system::output;
 
 #[derive(Debug, Args)]

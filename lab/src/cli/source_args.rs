@@ -1,14 +1,16 @@
 //! The arguments that name a transport.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
-use crate::cli::stock;
-use crate::error::Result;
-use crate::nccl::library::{self, Source};
+use crate::error::{Error, Result};
+use crate::nccl::library::Source;
+use crate::nccl::plugin_search::DynamicLoader;
 use crate::nccl::release::NcclRelease;
-use crate::system::dist::Dist;
+use crate::nccl::{library, plugin_search, release};
+use crate::system::dist::{Dist, Root};
+use crate::verbs::Verbs;
 
 #[derive(Debug, Args)]
 pub(super) struct SourceArgs {
@@ -44,16 +46,14 @@ impl SourceArgs {
     pub(super) fn source(self) -> Result<Source> {
         let abi = self.abi;
         match self.transport {
-            TransportArgs { stock: Some(None), .. } => Ok(Source::stock(stock::find(None)?)),
-            TransportArgs { stock: Some(Some(Stock::File(path))), .. } => Ok(Source::stock(stock::find(Some(&path))?)),
-            TransportArgs { stock: Some(Some(Stock::Release(release))), .. } => {
-                Ok(Source::stock(stock::of_release(release)?))
-            }
+            TransportArgs { stock: Some(None), .. } => Ok(Source::stock(find(None)?)),
+            TransportArgs { stock: Some(Some(Stock::File(path))), .. } => Ok(Source::stock(find(Some(&path))?)),
+            TransportArgs { stock: Some(Some(Stock::Release(release))), .. } => Ok(Source::stock(of_release(release)?)),
             TransportArgs { loader: Some(plugin), .. } => {
                 if plugin.contains('/') && !plugin.contains(',') {
                     library::require_plugin(plugin.as_ref(), None)?;
                 }
-                let nccl = stock::find(None)?;
+                let nccl = find(None)?;
                 library::require_takeable(&nccl, &plugin)?;
                 Ok(Source::Loader { nccl, plugin })
             }
@@ -78,6 +78,97 @@ pub(super) fn parse_release(text: &str) -> std::result::Result<NcclRelease, Stri
     NcclRelease::named(text).map_err(|problem| problem.to_string())
 }
 
+/// The file `given`, or that of `FERRITE_NCCL`, or of the release that plugins are compared with.
+///
+/// # Errors
+/// As [`release::find`].
+pub(super) fn find(given: Option<&Path>) -> Result<PathBuf> {
+    let is_named = given.is_some() || std::env::var_os("FERRITE_NCCL").is_some_and(|value| !value.is_empty());
+    if is_named { release::find(given) } else { of_release(NcclRelease::DEFAULT) }
+}
+
+/// The library of `release`: out of the cache, or one of this machine, as of PyTorch; else it is fetched.
+///
+/// # Errors
+/// As [`release::fetched`].
+pub(super) fn of_release(release: NcclRelease) -> Result<PathBuf> {
+    if !release::cached(release).is_ok_and(|path| path.exists())
+        && let Some(path) = installed(release)
+    {
+        log::info!("using NCCL {release} of this machine: {}", path.display());
+        return Ok(path);
+    }
+    release::fetched(release)
+}
+
+/// That of this machine, where the loader and Python look.
+fn installed(release: NcclRelease) -> Option<PathBuf> {
+    let env = std::env::vars().collect();
+    let (root, folder) = (Root::new("/"), std::env::current_dir().ok()?);
+    let files = plugin_search::find(DynamicLoader { root: &root, env: &env, folder: &folder });
+    let says_so = |(major, minor, patch)| format!("{major}.{minor}.{patch}") == release.text;
+    let mut paths = files.into_iter().filter(|file| file.version.is_some_and(says_so)).map(|file| file.path);
+    paths.find(|path| release::verify(path).is_ok_and(|found| found == release))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum VerbsName {
+    /// The software RDMA device, private to each pair of processes
+    Softrnic,
+    /// The libibverbs of this machine
+    System,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DeviceArgs {
+    /// Which libibverbs the transports get
+    #[arg(long, value_enum, default_value = "softrnic")]
+    verbs: VerbsName,
+    /// Folder of the software device's libibverbs.so.1 [default: ../softrnic beside this program]
+    #[arg(long, value_name = "DIR")]
+    softrnic: Option<PathBuf>,
+    /// Device index of rank 0 [default: 0]
+    #[arg(long, value_name = "N")]
+    dev0: Option<usize>,
+    /// Device index of rank 1 [default: 1 if there are two devices, else 0]
+    #[arg(long, value_name = "N")]
+    dev1: Option<usize>,
+}
+
+impl DeviceArgs {
+    pub(super) fn verbs(&self) -> Result<Verbs> {
+        match (self.verbs, &self.softrnic) {
+            (VerbsName::System, None) => Ok(Verbs::System),
+            (VerbsName::System, Some(_)) => {
+                Err(Error::Usage("--softrnic and --verbs system exclude each other".into()))
+            }
+            (VerbsName::Softrnic, Some(folder)) => Verbs::softrnic(folder),
+            (VerbsName::Softrnic, None) => Verbs::softrnic(&Dist::find()?.softrnic()),
+        }
+    }
+
+    pub(super) fn devices(&self) -> [Option<usize>; 2] {
+        [self.dev0, self.dev1]
+    }
+}
+
+/// `8`, `64K`, `4M`, `1G`, with or without a B or iB after it.
+pub(super) fn parse_size(text: &str) -> Result<usize, String> {
+    let upper = text.trim().to_ascii_uppercase();
+    let bare = upper.trim_end_matches('B').trim_end_matches('I');
+    let (digits, shift) = match bare.chars().last() {
+        Some('K') => (&bare[..bare.len() - 1], 10),
+        Some('M') => (&bare[..bare.len() - 1], 20),
+        Some('G') => (&bare[..bare.len() - 1], 30),
+        _ => (bare, 0),
+    };
+    let number: usize = digits.parse().map_err(|_| format!("{text} is no size, as 8, 64K or 4M are"))?;
+    match number.checked_mul(1 << shift) {
+        Some(bytes) if (1..=128 << 20).contains(&bytes) => Ok(bytes),
+        _ => Err(format!("{text} is not between 1 and 128M")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,5 +182,15 @@ mod tests {
             parse_stock("2.99.1")
                 .is_err_and(|words| words.contains("known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7, 2.32.3"))
         );
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("8"), Ok(8));
+        assert_eq!(parse_size("64k"), Ok(65536));
+        assert_eq!(parse_size("4MiB"), Ok(4 << 20));
+        for wrong in ["", "K", "-1", "0", "1T", "1G", "99999999999999999999"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
     }
 }

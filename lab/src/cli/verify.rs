@@ -7,16 +7,18 @@ use clap::{Args, ValueEnum};
 
 use nccl_net::inspect::version;
 
-use crate::cli::device_args::DeviceArgs;
 use crate::cli::exit::Exit;
+use crate::cli::source_args::DeviceArgs;
 use crate::cli::source_args::SourceArgs;
 use crate::error::{Error, Result};
-use crate::measure::byte_check::{self, Check};
+use crate::measure::verify;
+use crate::measure::verify::Check;
 use crate::nccl::library::{self, Source};
 use crate::nccl::release;
-use crate::results::loaded::LoadedTransport;
+use crate::results::record::LoadedTransport;
+use crate::run::compare::Topology;
+use crate::run::compare::VerifyRequest;
 use crate::run::session::{Runner, Session};
-use crate::run::verification::{Topology, VerifyRequest};
 use crate::system::output;
 
 #[derive(Debug, Args)]
@@ -91,7 +93,7 @@ impl Verify {
                 continue;
             }
             let session = request.run(over, &runner, &mut |what| log::debug!("{over}: {what}"))?;
-            let checks = byte_check::merged(&session.checks);
+            let checks = verify::merged(&session.checks);
             output::write_stdout(&lines(over, &session, &checks))?;
             all.extend(checks);
         }

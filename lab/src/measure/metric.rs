@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::direction::Direction;
+use crate::measure::plan::Direction;
 
 /// Which of two values of a metric is the better one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

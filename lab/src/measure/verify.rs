@@ -1,11 +1,11 @@
 //! Every byte of every message checked, and the bytes beside them.
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::Result;
-use crate::measure::byte_check::{Check, Expected, UNTOUCHED};
-use crate::measure::checked_stream::{self, Stream};
-use crate::measure::conn::{Bench, GUARD, TAG};
-use crate::measure::pattern::{self, seed};
-use crate::measure::plan::{DEPTH, ODD_SIZES};
+use crate::measure::plan::{DEPTH, Difference, Direction, ODD_SIZES, seed};
+use crate::measure::stream::{Bench, Contents, Flow, GUARD, Running, TAG};
+use crate::measure::{plan, stream};
 use crate::pair::worker_ctx::WorkerCtx;
 use crate::transport::comm::RecvBuffer;
 use crate::transport::deadline::{Deadline, finished, posted};
@@ -30,7 +30,7 @@ pub(crate) fn all(worker: &mut WorkerCtx, bench: &Bench, sizes: &[usize], groups
     }
     for (test, &bytes) in sizes.iter().enumerate() {
         worker.begin(format!("verifying a stream of {bytes} B"))?;
-        checks.extend(checked_stream::run(worker, &[bench], Stream::usual("stream", bytes), 100 + test as u64)?);
+        checks.extend(run(worker, &[bench], Stream::usual("stream", bytes), 100 + test as u64)?);
     }
     for messages in 1..=groups {
         worker.begin(format!("verifying grouped receives of {messages}"))?;
@@ -76,7 +76,7 @@ fn single(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, test: u64) -> Res
     let mut check = Check::new(worker.rank(), "single", bytes);
     for (index, slack) in [0, 1, GUARD / 2].into_iter().enumerate() {
         let index = index as u64;
-        pattern::fill(bench.out.memory(), 0, bytes, seed(test, worker.rank(), index))?;
+        plan::fill(bench.out.memory(), 0, bytes, seed(test, worker.rank(), index))?;
         bench.into.memory().set(0, bytes + GUARD, UNTOUCHED)?;
         worker.barrier()?;
         let (got, sent) = one(worker, bench, bytes, bytes + slack)?;
@@ -100,7 +100,7 @@ fn grouped(worker: &mut WorkerCtx, bench: &Bench, messages: usize, sender: usize
     for round in 0..ROUNDS {
         if worker.rank() == sender {
             for i in 0..messages {
-                pattern::fill(bench.out.memory(), i * stride, len(round, i), content(round, i))?;
+                plan::fill(bench.out.memory(), i * stride, len(round, i), content(round, i))?;
             }
             worker.barrier()?;
             send_group(worker, bench, messages, round, &|i| (i * stride, len(round, i)))?;
@@ -159,7 +159,7 @@ fn receive_group(worker: &WorkerCtx, bench: &Bench, messages: usize, room: usize
 /// A send of more than the receive has room for: both sides report the room.
 fn truncated(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, room: usize, test: u64) -> Result<Check> {
     let mut check = Check::new(worker.rank(), "truncate", bytes);
-    pattern::fill(bench.out.memory(), 0, bytes, seed(test, worker.rank(), 0))?;
+    plan::fill(bench.out.memory(), 0, bytes, seed(test, worker.rank(), 0))?;
     bench.into.memory().set(0, bytes + GUARD, UNTOUCHED)?;
     worker.barrier()?;
     let (got, sent) = one(worker, bench, bytes, room)?;
@@ -175,4 +175,177 @@ fn truncated(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, room: usize, t
     check.sent(sent, room);
     worker.barrier()?;
     Ok(check)
+}
+
+/// What memory holds before a receive.
+pub(super) const UNTOUCHED: u8 = 0xee;
+/// One kind of check at one size, in one process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// The rank that received.
+    pub rank: usize,
+    /// `single`, `stream`, `group`, `truncate`, `parallel` or `long`.
+    pub kind: String,
+    /// The size of the messages; of a group, how many.
+    pub bytes: u64,
+    /// Messages received.
+    pub messages: u64,
+    /// Messages with a wrong byte or size.
+    pub wrong: u64,
+    /// A description of the first fault.
+    pub fault: Option<String>,
+}
+
+impl Check {
+    pub(super) fn new(rank: usize, kind: &str, bytes: usize) -> Self {
+        Self { rank, kind: kind.into(), bytes: bytes as u64, messages: 0, wrong: 0, fault: None }
+    }
+
+    /// Counts a message whose size should be `len`, and its fault if it has one.
+    pub(super) fn count(&mut self, bench: &Bench, expected: &Expected, got: i32) -> Result<()> {
+        self.messages += 1;
+        if let Some(fault) = expected.fault(bench, got)? {
+            let index = self.messages - 1;
+            self.wrong(&format!("message {index}, {fault}"));
+        }
+        Ok(())
+    }
+
+    /// Counts a send that reports another size than `len`.
+    pub(super) fn sent(&mut self, got: i32, len: usize) {
+        if got as usize != len {
+            self.wrong(&format!("the size of the send is {got}, not {len}"));
+        }
+    }
+
+    fn wrong(&mut self, fault: &str) {
+        self.wrong += 1;
+        let Self { rank, kind, bytes, .. } = self;
+        let what = if kind == "group" {
+            format!("rank {rank}, group of {bytes}: {fault}")
+        } else {
+            format!("rank {rank}, {kind} of {} B: {fault}", *bytes)
+        };
+        self.fault.get_or_insert(what);
+    }
+}
+
+/// What should be found in the receiving memory.
+pub(super) struct Expected {
+    pub(super) place: usize,
+    pub(super) len: usize,
+    pub(super) seed: u64,
+    /// Bytes after the message that nothing may have touched.
+    pub(super) guard: usize,
+}
+
+impl Expected {
+    fn fault(&self, bench: &Bench, got: i32) -> Result<Option<String>> {
+        if got as usize != self.len {
+            return Ok(Some(format!("the size is {got}, not {}", self.len)));
+        }
+        let memory = bench.into.memory();
+        if let Some(at) = plan::check(memory, self.place, self.len, self.seed)? {
+            return Ok(Some(words("", at)));
+        }
+        let after = self.place + self.len;
+        let at = plan::untouched(memory, after, self.guard, UNTOUCHED)?;
+        Ok(at.map(|at| words("past the end, ", at)))
+    }
+}
+
+fn words(place: &str, at: Difference) -> String {
+    let Difference { offset, expected, got } = at;
+    format!("{place}offset {offset}: expected {expected:#04x}, got {got:#04x}")
+}
+
+/// The checks of both ranks, one per kind and size, in the order they ran.
+pub fn merged(checks: &[Check]) -> Vec<Check> {
+    let mut merged: Vec<Check> = Vec::new();
+    for check in checks {
+        let same = |other: &&mut Check| other.kind == check.kind && other.bytes == check.bytes;
+        match merged.iter_mut().find(same) {
+            None => merged.push(check.clone()),
+            Some(other) => {
+                other.messages += check.messages;
+                other.wrong += check.wrong;
+                other.fault = other.fault.take().or_else(|| check.fault.clone());
+            }
+        }
+    }
+    merged
+}
+
+/// Messages of a stream, unless told otherwise.
+const USUAL: u64 = 3 * DEPTH as u64;
+/// Most bytes of such a stream.
+const USUAL_BYTES: u64 = 40 << 20;
+
+/// What is streamed over each connection, both ways at once with [`DEPTH`] in flight.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stream {
+    /// What its check is called.
+    pub kind: &'static str,
+    /// The size of each message.
+    pub bytes: usize,
+    /// How many messages each way.
+    pub messages: u64,
+}
+
+impl Stream {
+    /// So many messages that each place is used again, but not too many bytes.
+    pub(crate) fn usual(kind: &'static str, bytes: usize) -> Self {
+        let messages = (USUAL_BYTES / bytes.max(1) as u64).clamp(DEPTH.into(), USUAL);
+        Self { kind, bytes, messages }
+    }
+}
+
+/// Runs the stream over all connections at once; the check of each. `test` tells contents apart, as do the
+/// connections.
+///
+/// # Errors
+/// Those of the transport. A wrong byte is no error here: it is counted.
+pub(crate) fn run(worker: &mut WorkerCtx, benches: &[&Bench], stream: Stream, test: u64) -> Result<Vec<Check>> {
+    let Stream { kind, bytes, messages } = stream;
+    let rank = worker.rank();
+    let mut flow = Flow::new(bytes, rank, Direction::Both, messages);
+    flow.stride += 4096;
+    let mut flows = Vec::new();
+    for (bench, number) in benches.iter().zip(0_u64..) {
+        let test = test + (number << 32);
+        bench.into.memory().set(0, DEPTH as usize * flow.stride, UNTOUCHED)?;
+        let contents = Checked { bench, bytes, test, rank, prepared: 0, check: Check::new(rank, kind, bytes) };
+        flows.push(Running::new(bench, flow, contents));
+    }
+    worker.barrier()?;
+    stream::run(worker, &mut flows)?;
+    worker.barrier()?;
+    Ok(flows.into_iter().map(|flow| flow.contents.check).collect())
+}
+
+struct Checked<'b> {
+    bench: &'b Bench,
+    bytes: usize,
+    test: u64,
+    rank: usize,
+    /// Messages below this index are filled in: a send may be tried many times.
+    prepared: u64,
+    check: Check,
+}
+
+impl Contents for Checked<'_> {
+    fn prepare(&mut self, index: u64, offset: usize) -> Result<()> {
+        if index < self.prepared {
+            return Ok(());
+        }
+        self.prepared = index + 1;
+        let seed = seed(self.test, self.rank, index);
+        plan::fill(self.bench.out.memory(), offset, self.bytes, seed)
+    }
+
+    fn arrived(&mut self, index: u64, offset: usize, size: i32) -> Result<()> {
+        let expected =
+            Expected { place: offset, len: self.bytes, seed: seed(self.test, 1 - self.rank, index), guard: GUARD };
+        self.check.count(self.bench, &expected, size)
+    }
 }

@@ -10,8 +10,9 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
 use crate::error::Result;
-use crate::nccl::shared_object::SharedObject;
-use crate::nccl::{abi, elf};
+use crate::nccl::abi;
+use crate::nccl::library;
+use crate::nccl::library::SharedObject;
 use crate::system::output;
 
 /// How many lines are kept.
@@ -48,7 +49,7 @@ const STOCK_SYMBOL: &str = "_Z12ncclDebugLog17ncclDebugLogLevelmPKciS1_z";
 /// # Errors
 /// [`Error::Load`](crate::error::Error::Load) or [`Error::Symbol`](crate::error::Error::Symbol) if that is no library of NCCL.
 pub fn use_stock(nccl: &Path) -> Result<()> {
-    let symbol = elf::local_symbol(nccl, STOCK_SYMBOL)?;
+    let symbol = library::local_symbol(nccl, STOCK_SYMBOL)?;
     let address = SharedObject::open(nccl)?.at(symbol);
     // SAFETY: that symbol's name, mangled by a C++ compiler, tells its arguments; the library is never closed.
     let function = unsafe { std::mem::transmute::<usize, Variadic>(address) };

@@ -1,10 +1,14 @@
 //! How each release of NCCL reads `NCCL_NET_PLUGIN`, and which file it then takes. A test holds this against the loaders of stock
 //! NCCL (`tests/doctor/loaders.rs`); those of 2.20.5, 2.22.3, 2.23.4, 2.25.1, 2.26.2, 2.27.5, 2.29.7 and 2.31.2 were tried by hand.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use crate::nccl::library;
 use crate::nccl::release::NcclRelease;
+use crate::system::dist::Root;
+use crate::system::host;
 
 /// What NCCL opens where `NCCL_NET_PLUGIN` is not set.
 pub const DEFAULT_FILE: &str = "libnccl-net.so";
@@ -203,6 +207,168 @@ pub fn versions(tables: &[u32]) -> String {
         }
         tables => tables.iter().map(|version| format!("v{version}")).collect::<Vec<_>>().join(", "),
     }
+}
+
+/// Folders that the dynamic loader searches without being told.
+const DEFAULT: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+/// Symbols of network plugins begin so.
+const TABLE: &str = "ncclNetPlugin_v";
+
+/// The loader of a process with this environment in the working directory `folder`, on the machine whose files are below `root`.
+#[derive(Debug, Clone, Copy)]
+pub struct DynamicLoader<'m> {
+    pub root: &'m Root,
+    pub env: &'m BTreeMap<String, String>,
+    pub folder: &'m Path,
+}
+
+impl DynamicLoader<'_> {
+    /// The value of a variable that is set and not empty.
+    pub fn var(&self, name: &str) -> Option<&str> {
+        self.env.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+    }
+
+    /// A path from the working directory.
+    pub fn absolute(&self, path: impl AsRef<Path>) -> PathBuf {
+        // Without the parts that say nothing.
+        self.folder.join(path).components().collect()
+    }
+
+    /// The folders that it searches, in its order: those of `LD_LIBRARY_PATH`, of `/etc/ld.so.conf`, the default ones.
+    fn folders(&self) -> Vec<PathBuf> {
+        // An empty part stands for the working directory.
+        let listed = self.var("LD_LIBRARY_PATH").map(|list| list.split([':', ';']).collect::<Vec<_>>());
+        let mut folders: Vec<PathBuf> = listed.unwrap_or_default().iter().map(|part| self.absolute(part)).collect();
+        let more =
+            self.root.names("/etc/ld.so.conf.d").into_iter().map(|name| Path::new("/etc/ld.so.conf.d").join(name));
+        let configured = [PathBuf::from("/etc/ld.so.conf")].into_iter().chain(more);
+        for text in configured.filter_map(|path| self.root.text(path)) {
+            folders.extend(text.lines().map(str::trim).filter(|line| line.starts_with('/')).map(PathBuf::from));
+        }
+        let of_processor = ["/lib", "/usr/lib"].map(|folder| format!("{folder}/{}-linux-gnu", std::env::consts::ARCH));
+        folders.extend(of_processor.into_iter().map(PathBuf::from));
+        folders.extend(DEFAULT.map(PathBuf::from));
+        folders
+    }
+
+    /// All places of the library `file`, in its order.
+    pub fn places(&self, file: &str) -> Vec<PathBuf> {
+        let mut found: Vec<PathBuf> = Vec::new();
+        for folder in self.folders() {
+            let path = folder.join(file);
+            let resolved = self.root.resolved(&path);
+            let is_new = |known: &PathBuf| self.root.resolved(known) != resolved;
+            if resolved.is_some() && found.iter().all(is_new) {
+                found.push(path);
+            }
+        }
+        found
+    }
+
+    /// What becomes of opening `name`: a path if it has a slash, else a library that it looks for.
+    pub fn open(&self, name: &str) -> Opened {
+        let places = if name.contains('/') {
+            let path = self.absolute(name);
+            if self.root.exists(&path) { vec![path] } else { Vec::new() }
+        } else {
+            self.places(name)
+        };
+        let mut refused = Opened::Missing;
+        for path in places {
+            let file = self.root.path(&path);
+            match host::obstacle(&file) {
+                // It looks on where a file is for another processor, and there alone.
+                Ok(Some(why)) if host::is_for_another_processor(&file) => refused = Opened::Refused(path, why),
+                Ok(Some(why)) => return Opened::Refused(path, why),
+                _ => return opened(path, &file),
+            }
+        }
+        refused
+    }
+}
+
+fn opened(path: PathBuf, file: &Path) -> Opened {
+    match library::exports(file, TABLE) {
+        Err(problem) => Opened::Refused(path, format!("it cannot be loaded: {problem}")),
+        Ok(tables) => {
+            let mut versions: Vec<u32> = tables.iter().filter_map(|name| name[TABLE.len()..].parse().ok()).collect();
+            versions.sort_unstable();
+            Opened::Tables(path, versions)
+        }
+    }
+}
+
+/// Major, minor and patch number.
+pub type Version = (u32, u32, u32);
+
+/// A file libnccl.so.2.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NcclFile {
+    pub path: PathBuf,
+    /// `None`: it does not tell.
+    pub version: Option<Version>,
+    /// PyTorch of the same Python takes it, whatever the loader's folders have.
+    pub is_of_pytorch: bool,
+}
+
+const FILE: &str = "libnccl.so.2";
+
+/// Where the loader and Python look: those of the loader first, in its order; then those of Python, the job's own first.
+pub fn find(loader: DynamicLoader<'_>) -> Vec<NcclFile> {
+    let mut found: Vec<NcclFile> = Vec::new();
+    let mut add = |path: PathBuf, is_of_pytorch: bool| {
+        let resolved = loader.root.resolved(&path);
+        match found.iter_mut().find(|known| loader.root.resolved(&known.path) == resolved) {
+            Some(known) => known.is_of_pytorch |= is_of_pytorch,
+            None => {
+                let version = version(&loader.root.path(&path));
+                found.push(NcclFile { path, version, is_of_pytorch });
+            }
+        }
+    };
+    loader.places(FILE).into_iter().for_each(|path| add(path, false));
+    for folder in python_folders(loader) {
+        let path = folder.join("nvidia/nccl/lib").join(FILE);
+        if loader.root.exists(&path) {
+            add(path, loader.root.exists(folder.join("torch/lib")));
+        }
+    }
+    found
+}
+
+/// The folders of Python's packages: of `$PYTHONPATH`, of the first Python in `$PATH`, of `$VIRTUAL_ENV` and `$CONDA_PREFIX`, of the user,
+/// and the usual ones.
+fn python_folders(loader: DynamicLoader<'_>) -> Vec<PathBuf> {
+    let list = |name| loader.var(name).unwrap_or_default().split(':').filter(|part| !part.is_empty());
+    let mut folders: Vec<PathBuf> = list("PYTHONPATH").map(|part| loader.absolute(part)).collect();
+    let has_python = |folder: &PathBuf| ["python3", "python"].iter().any(|name| loader.root.exists(folder.join(name)));
+    let mut in_path = list("PATH").map(|part| loader.absolute(part)).filter(has_python);
+    // The folder's own name counts: the programs of a virtual environment are links.
+    let first = in_path.next().and_then(|folder| Some(folder.parent()?.to_owned()));
+    let named = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(|name| loader.var(name)).map(PathBuf::from);
+    let home = loader.var("HOME").map(|home| Path::new(home).join(".local"));
+    let usual = ["/usr/local", "/usr", "/opt/conda"].map(PathBuf::from);
+    for prefix in first.into_iter().chain(named).chain(home).chain(usual) {
+        for lib in ["lib", "lib64"].map(|lib| prefix.join(lib)) {
+            for python in loader.root.names(&lib).iter().filter(|name| name.starts_with("python3")) {
+                folders.extend(["site-packages", "dist-packages"].map(|packages| lib.join(python).join(packages)));
+            }
+        }
+    }
+    folders
+}
+
+/// The version in the text `NCCL version 2.21.5` of the library.
+fn version(file: &Path) -> Option<Version> {
+    const MARK: &[u8] = b"NCCL version ";
+    let bytes = std::fs::read(file).ok()?;
+    let mut starts = bytes.windows(MARK.len()).enumerate().filter(|(_, window)| *window == MARK);
+    starts.find_map(|(at, _)| {
+        let text = &bytes[at + MARK.len()..(at + MARK.len() + 16).min(bytes.len())];
+        let text = String::from_utf8_lossy(text);
+        let mut parts = text.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok());
+        Some((parts.next()?, parts.next()?, parts.next()?))
+    })
 }
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
 //! The releases of NCCL whose built-in transport this program can call.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
 
 use crate::error::{Error, Result};
+use crate::nccl::library;
+use crate::nccl::library::SharedObject;
 
 /// The built-in IB transport's vtable, a local data symbol of libnccl.
 pub const STOCK_SYMBOL: &str = "ncclNetIb";
@@ -76,6 +79,164 @@ pub fn version_text(version: i32) -> String {
     let (major, rest) =
         if version < 10_000 { (version / 1000, version % 1000) } else { (version / 10_000, version % 10_000) };
     format!("{major}.{}.{}", rest / 100, rest % 100)
+}
+
+/// Finds the stock library to compare with: `given`, else `$FERRITE_NCCL`, else as [`fetched`] for
+/// [`NcclRelease::DEFAULT`]. Whatever is found is verified.
+///
+/// # Errors
+/// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if the file is none of [`RELEASES`](RELEASES);
+/// else as [`fetched`].
+pub fn find(given: Option<&Path>) -> Result<PathBuf> {
+    let named = given
+        .map(Path::to_path_buf)
+        .or_else(|| std::env::var_os("FERRITE_NCCL").filter(|value| !value.is_empty()).map(PathBuf::from));
+    match named {
+        Some(path) => verify(&path).map(|_| path),
+        None => fetched(NcclRelease::DEFAULT),
+    }
+}
+
+/// The library of `release` in the cache; fetches it with pip if it is not there.
+///
+/// # Errors
+/// [`Error::Refused`] if the cached file is not usable; [`Error::Fetch`] if it could not be fetched, with pip's last
+/// words and the way to provide it by hand.
+pub fn fetched(release: NcclRelease) -> Result<PathBuf> {
+    let cached = cached(release)?;
+    if cached.exists() {
+        verify_as(&cached, release).map_err(|problem| {
+            Error::Refused(format!(
+                "the cached {} is not usable ({problem}); delete it to have it fetched again",
+                cached.display()
+            ))
+        })?;
+    } else {
+        fetch(&cached, release)?;
+    }
+    Ok(cached)
+}
+
+/// Where the library of `release` is kept: `${XDG_CACHE_HOME:-~/.cache}/ferrite/nccl-2.21.5/libnccl.so.2`.
+///
+/// # Errors
+/// [`Error::Fetch`] if there is no place for a cache.
+pub fn cached(release: NcclRelease) -> Result<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let base = set("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| set("HOME").map(|home| Path::new(&home).join(".cache")))
+        .ok_or_else(|| {
+            Error::Fetch(format!(
+                "no place to keep {FILE}: neither XDG_CACHE_HOME nor HOME is set; {}",
+                by_hand(release)
+            ))
+        })?;
+    Ok(base.join("ferrite").join(format!("nccl-{release}")).join(FILE))
+}
+
+/// Downloads the wheel beside its final place and renames the verified library into it, so that an incomplete file is
+/// never used.
+pub(super) fn fetch(target: &Path, release: NcclRelease) -> Result<()> {
+    let Some(folder) = target.parent() else {
+        return Err(Error::Misuse("the cache is a folder"));
+    };
+    let failed = |source| {
+        let what = format!("cannot create a folder in {}; XDG_CACHE_HOME names another cache", folder.display());
+        Error::io(what, source)
+    };
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    let scratch = tempfile::Builder::new().prefix("fetch-").tempdir_in(folder).map_err(failed)?;
+    log::info!("fetching {} ({} MB, once) into {}", release.package(), release.megabytes, folder.display());
+    fetch_into(scratch.path(), target, release)
+}
+
+fn fetch_into(scratch: &Path, target: &Path, release: NcclRelease) -> Result<()> {
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "download", "--disable-pip-version-check"])
+        .args(["--no-input", "--no-deps", "--only-binary", ":all:"])
+        .args(["--progress-bar", "off", "--dest"])
+        .arg(scratch)
+        .arg(release.package());
+    run(&mut pip, release, "pip could not download it")?;
+    let wheel = std::fs::read_dir(scratch)
+        .map_err(|source| Error::io(format!("cannot read {}", scratch.display()), source))?
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .find(|path| path.extension().is_some_and(|ext| ext == "whl"))
+        .ok_or_else(|| cannot(release, "pip said it succeeded but left no wheel"))?;
+    let mut unpack = Command::new("python3");
+    unpack.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(scratch);
+    run(&mut unpack, release, "the wheel could not be unpacked")?;
+    let library = scratch.join(INSIDE);
+    verify_as(&library, release)?;
+    std::fs::rename(&library, target)
+        .map_err(|source| Error::io(format!("cannot move it to {}", target.display()), source))
+}
+
+fn run(command: &mut Command, release: NcclRelease, failure: &str) -> Result<()> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| cannot(release, &format!("python3 did not start: {source}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(cannot(release, &format!("{failure}:{}", last_lines(&output))))
+}
+
+fn cannot(release: NcclRelease, why: &str) -> Error {
+    Error::Fetch(format!(
+        "could not fetch {FILE} of NCCL {release} ({}): {why}\n{}",
+        release.package(),
+        by_hand(release)
+    ))
+}
+
+/// The last lines that a failed command printed, indented.
+fn last_lines(output: &Output) -> String {
+    const SHOWN: usize = 6;
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.push('\n');
+    text.push_str(&String::from_utf8_lossy(&output.stderr));
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let start = lines.len().saturating_sub(SHOWN);
+    lines[start..].iter().map(|line| format!("\n    {line}")).collect()
+}
+
+/// The name of the library.
+pub(super) const FILE: &str = "libnccl.so.2";
+/// Where the library lies inside the wheel.
+pub(super) const INSIDE: &str = "nvidia/nccl/lib/libnccl.so.2";
+
+/// Checks that the file is one of [`RELEASES`](RELEASES) with the built-in IB transport's symbol in it, and says which.
+///
+/// # Errors
+/// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if it is none of them.
+pub fn verify(path: &Path) -> Result<NcclRelease> {
+    let path =
+        std::fs::canonicalize(path).map_err(|source| Error::io(format!("cannot open {}", path.display()), source))?;
+    library::local_symbol(&path, STOCK_SYMBOL)?;
+    SharedObject::open(&path)?.release()
+}
+
+/// As [`verify`]; an error unless it is `release`.
+pub(super) fn verify_as(path: &Path, release: NcclRelease) -> Result<()> {
+    let found = verify(path)?;
+    if found == release {
+        return Ok(());
+    }
+    Err(Error::Refused(format!("{} is NCCL {found}, not {release}", path.display())))
+}
+
+/// How a user provides the library of `release` without pip.
+pub(super) fn by_hand(release: NcclRelease) -> String {
+    let option =
+        if release == NcclRelease::DEFAULT { "pass --nccl PATH, set FERRITE_NCCL=PATH" } else { "pass its path" };
+    format!(
+        "to provide it by hand, take {INSIDE} out of the wheel of {} and {option}, or put it at \
+         ~/.cache/ferrite/nccl-{release}/{FILE}",
+        release.package()
+    )
 }
 
 #[cfg(test)]

@@ -2,25 +2,27 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nccl_net::inspect::version;
 
+use crate::check::relay;
+use crate::check::relay::Relay;
 use crate::error::{Error, Result};
 use crate::nccl::library::Source;
-use crate::outlast::device::Device;
-use crate::outlast::fault::{Fault, Step};
-use crate::outlast::outcome::{End, EndAt, Outcome, Received, Report};
-use crate::outlast::plan::{LineFault, OutlastJob, StreamPlan};
-use crate::outlast::scenario::Ports;
-use crate::outlast::transport_log::PeerObserver;
-use crate::outlast::worker::WORKER;
-use crate::pair::message::{WorkerMessage, json_error};
-use crate::pair::parent::{Pair, PairEvent};
+use crate::outlast::report::{End, EndAt, Outcome, Received, Report};
+use crate::outlast::scenario::{Fault, LineFault, OutlastJob, Ports, Step, StreamPlan};
+use crate::outlast::worker::{STREAM_ENDED, WORKER};
+use crate::pair::parent::{Pair, PairEvent, WorkerMessage, json_error};
 use crate::pair::setting::Setting;
-use crate::system::threads::Threads;
-use crate::verbs::libibverbs::Verbs;
+use crate::system::host::Threads;
+use crate::transport::instance::Transport;
+use crate::transport::listener::{Handle, Listener};
+use crate::verbs::Verbs;
 
 /// How long a pair may take to connect.
 const CONNECTING: Duration = Duration::from_secs(60);
@@ -335,5 +337,215 @@ impl Run {
             }
         }
         Ok(())
+    }
+}
+
+/// The command line of the software device, and the fabric of one run.
+#[derive(Debug)]
+pub(super) struct Device {
+    program: PathBuf,
+    fabric: String,
+}
+
+/// What ports have counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Counted {
+    /// Bytes that were sent from the sender's ports and acknowledged.
+    pub(super) sender_bytes: u64,
+    /// Transmissions from any port that got no answer.
+    pub(super) losses: u64,
+}
+
+impl Device {
+    pub(super) fn new(program: &Path, fabric: &str) -> Self {
+        Self { program: program.into(), fabric: fabric.into() }
+    }
+
+    /// Whether the device understands a rule, before there is a fabric.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] with the device's words if it does not.
+    pub(super) fn require_rule(program: &Path, folder: &Path, rule: &str) -> Result<()> {
+        let output = Command::new(program)
+            .args(["run", "--faults", rule, "--library"])
+            .arg(folder)
+            .args(["--", "true"])
+            .output()
+            .map_err(|source| Error::io(format!("cannot start {}", program.display()), source))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(Error::Usage(format!(
+            "--fault {rule:?}: {}",
+            why.rsplit_once("\": ").map_or(why.as_str(), |(_, words)| words)
+        )))
+    }
+
+    /// Does what the fault says, if it is one of the device.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] with the device's words if it refuses.
+    pub(super) fn apply(&self, fault: &Fault) -> Result<()> {
+        match fault {
+            Fault::Rule(rule) => self.run(&["inject", rule]).map(drop),
+            Fault::Clear => self.run(&["inject", "--clear"]).map(drop),
+            Fault::Change(words) => self.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).map(drop),
+            Fault::Kill(_) | Fault::Stop(_) | Fault::Continue(_) | Fault::Line(_) => Ok(()),
+        }
+    }
+
+    /// The counters of all ports; the first `sender_devices` devices are the sender's.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if there is no fabric any more; [`Error::Unreadable`].
+    pub(super) fn counted(&self, sender_devices: usize) -> Result<Counted> {
+        let text = self.run(&["stat", "--json"])?;
+        let stat: serde_json::Value =
+            serde_json::from_str(&text).map_err(|e| Error::Unreadable(format!("softrnic stat: {e}")))?;
+        let mut counted = Counted::default();
+        for (index, device) in stat["devices"].as_array().into_iter().flatten().enumerate() {
+            for port in device["ports"].as_array().into_iter().flatten() {
+                let counter = |name: &str| port["counters"][name].as_u64().unwrap_or(0);
+                counted.losses += counter("losses");
+                counted.sender_bytes += if index < sender_devices { counter("bytes") } else { 0 };
+            }
+        }
+        Ok(counted)
+    }
+
+    fn run(&self, words: &[&str]) -> Result<String> {
+        let output = Command::new(&self.program)
+            .args(["--fabric", &self.fabric])
+            .args(words)
+            .output()
+            .map_err(|source| Error::io(format!("cannot start {}", self.program.display()), source))?;
+        if !output.status.success() {
+            let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(Error::Usage(format!("softrnic {}: {why}", words.join(" "))));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+/// The relay's thread ends with the process.
+#[derive(Debug)]
+pub(super) struct ControlRelay {
+    start: Arc<OnceLock<Instant>>,
+}
+
+impl ControlRelay {
+    /// A listener of the transport on `device`, and a handle that leads to it through a relay.
+    ///
+    /// # Errors
+    /// Those of `listen`; [`Error::Unreadable`](crate::error::Error::Unreadable) if the transport's listener is not found in its handle.
+    pub(super) fn listen(
+        transport: &Transport,
+        device: usize,
+        faults: Vec<(u64, LineFault)>,
+    ) -> Result<(Handle, Listener, Self)> {
+        let (handle, listener, behind) = relay::listen(transport, device)?;
+        let (socket, port) = behind.listen_instead()?;
+        let start = Arc::new(OnceLock::new());
+        let theirs = start.clone();
+        std::thread::spawn(move || pass_all(&socket, behind.port, &theirs, faults));
+        Ok((behind.with_port(&handle, port), listener, Self { start }))
+    }
+
+    /// The stream begins: times count from now.
+    pub(super) fn start(&self) {
+        self.start.get_or_init(Instant::now);
+    }
+}
+
+fn pass_all(socket: &TcpListener, port: u16, start: &OnceLock<Instant>, mut faults: Vec<(u64, LineFault)>) {
+    let mut lines: Vec<Relay> = Vec::new();
+    loop {
+        let now = start.get().map_or(Duration::ZERO, Instant::elapsed);
+        if let Some(&(at, fault)) = faults.first()
+            && start.get().is_some()
+            && now >= Duration::from_millis(at)
+        {
+            faults.remove(0);
+            match fault {
+                LineFault::Cut => lines.drain(..).for_each(Relay::reset),
+                LineFault::Silent(time) => std::thread::sleep(Duration::from_millis(time)),
+            }
+        }
+        if let Some(caller) = relay::accept_one(socket)
+            && let Ok(line) = Relay::new(caller, port, None)
+        {
+            lines.push(line);
+        }
+        lines.retain_mut(Relay::pass);
+        if lines.is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Words, all in one line, for a port or connection that is used again after a failure: the built-in transport's, and Ferrite's.
+const RECOVERED: [&[&str]; 2] =
+    [&["has been recovered for resiliency context"], &["the connection to ", " goes on", "attempt(s)"]];
+/// For a failure that does not end the connection: the built-in transport's.
+const FAILED: [&[&str]; 1] = [&["marked as failed. Initiating"]];
+
+/// What the log of one process tells.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct PeerObserver {
+    /// Times that something is used again after a failure.
+    pub(super) recoveries: u64,
+    /// Times that something has failed.
+    pub(super) failures: u64,
+    /// The last warning of the stream.
+    pub(super) warning: String,
+}
+
+impl PeerObserver {
+    /// Of the lines that the process printed, up to the end of its stream.
+    pub(super) fn read(lines: &[String]) -> Self {
+        let end = lines.iter().position(|line| line == STREAM_ENDED).unwrap_or(lines.len());
+        let lines = &lines[..end];
+        let has = |line: &String, words: &[&str]| words.iter().all(|word| line.contains(word));
+        let count = |any: &[&[&str]]| lines.iter().filter(|line| any.iter().any(|words| has(line, words))).count();
+        let warning = lines.iter().rev().find_map(|line| line.split_once("WARN ")).map_or("", |(_, text)| text);
+        Self {
+            recoveries: count(&RECOVERED) as u64,
+            failures: count(&FAILED) as u64,
+            warning: without_place(warning).trim().to_owned(),
+        }
+    }
+}
+
+/// Without the `FILE:LINE ` that a plugin's warnings have in front of them here.
+fn without_place(text: &str) -> &str {
+    match text.split_once(' ') {
+        Some((place, rest)) if place.contains(".rs:") || place.contains(".cc:") => rest,
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_after_the_stream_does_not_count() {
+        let lines = [
+            "host:1:2 [0] NCCL INFO NET/IB: Device 1 marked as failed. Initiating recovery? Yes",
+            "host:1:2 [0] NCCL INFO NET/IB: Device 1 was already marked as failed.",
+            "host:1:2 [0] NCCL WARN NET/IB: Got completion from peer with status=12",
+            "WARN src/net/send.rs:7 NET/Ferrite : the peer is gone",
+            STREAM_ENDED,
+            "WARN src/x.rs:1 closing",
+            "Device 1 has been recovered for resiliency context",
+        ];
+        let lines = lines.map(String::from);
+        let ferrite = "INFO softrnic0: the connection to 127.0.0.1:5 goes on, after 12 ms and 1 attempt(s)".to_owned();
+        assert_eq!(PeerObserver::read(&[ferrite, "the connection to x goes on".into()]).recoveries, 1);
+        let told = PeerObserver { recoveries: 0, failures: 1, warning: "NET/Ferrite : the peer is gone".into() };
+        assert_eq!(PeerObserver::read(&lines), told);
+        assert_eq!(PeerObserver::read(&lines[..3]).warning, "NET/IB: Got completion from peer with status=12");
+        assert_eq!(PeerObserver::read(&[]), PeerObserver::default());
     }
 }

@@ -1,22 +1,28 @@
 //! The parent of a pair: starts both processes, receives their messages, and says why one failed.
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::io::Write;
-use std::net::TcpStream;
-use std::os::fd::OwnedFd;
+use std::io::{BufRead, BufReader, PipeReader, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::pair::child::{ChildProcess, LINES_KEPT, status_words};
-use crate::pair::message::{WorkerMessage, to_json};
+use crate::hosts::LineConn;
 use crate::pair::setting::Setting;
-use crate::system::{host, interrupt};
-use crate::verbs::libibverbs::{Verbs, new_fabric_name};
+use crate::pair::worker_ctx::{Pages, StartInfo, WORKER_VARIABLE, WorkerCtx};
+use crate::system::{host, output};
+use crate::verbs::{Verbs, new_fabric_name};
 
 /// How many of a process's last lines an error shows.
 const LINES_SHOWN: usize = 12;
@@ -172,7 +178,7 @@ impl Pair {
     pub(crate) fn next_event(&mut self, limit: Duration) -> Result<PairEvent> {
         let end = Instant::now() + limit;
         loop {
-            interrupt::check()?;
+            output::check()?;
             let left = end.saturating_duration_since(Instant::now());
             match self.messages.recv_timeout(left.min(INTERRUPT_POLL)) {
                 Ok((rank, Some(WorkerMessage::Done))) => self.children[rank].done = true,
@@ -212,7 +218,7 @@ impl Pair {
     fn receive_message(&mut self) -> Result<(usize, Option<WorkerMessage>)> {
         let end = Instant::now() + self.silence;
         loop {
-            interrupt::check()?;
+            output::check()?;
             let left = end.saturating_duration_since(Instant::now());
             match self.messages.recv_timeout(left.min(INTERRUPT_POLL)) {
                 Ok(message) => return Ok(message),
@@ -321,4 +327,373 @@ impl Drop for Pair {
         }
         self.verbs.clean(&self.fabric);
     }
+}
+
+/// How many of a process's last lines are kept.
+pub(crate) const LINES_KEPT: usize = 10_000;
+
+#[derive(Debug)]
+pub(crate) struct ChildProcess {
+    child: Child,
+    pub(crate) control: UnixStream,
+    log: Arc<Mutex<VecDeque<String>>>,
+    readers: Vec<JoinHandle<()>>,
+    /// What it said it is about to do.
+    pub(crate) doing: String,
+    /// It said it was done.
+    pub(crate) done: bool,
+}
+
+impl ChildProcess {
+    /// Starts it with `peer` as its socket to the other one. `hear` gets what it says, then `None`; false: nobody listens any more.
+    pub(crate) fn start(
+        mut command: Command,
+        rank: usize,
+        cpu: Option<usize>,
+        peer: OwnedFd,
+        silence: Duration,
+        pages: Option<&Pages>,
+        hear: impl Fn(Option<WorkerMessage>) -> bool + Send + 'static,
+    ) -> Result<Self> {
+        let failed = |what: &'static str| move |source| Error::io(what, source);
+        let (control, theirs) = UnixStream::pair().map_err(failed("socketpair"))?;
+        let (reader, writer) = std::io::pipe().map_err(failed("pipe"))?;
+        let pages = pages.map(Pages::descriptor);
+        let worker = StartInfo { rank, control: theirs.as_raw_fd(), peer: peer.as_raw_fd(), silence, cpu, pages };
+        let descriptors = [Some(theirs.as_raw_fd()), Some(peer.as_raw_fd()), pages];
+        command
+            .env(WORKER_VARIABLE, worker.print())
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone().map_err(failed("pipe"))?)
+            .stderr(writer);
+        // SAFETY: the closure makes system calls only, on descriptors that are open until the
+        // child has started.
+        unsafe {
+            command.pre_exec(move || {
+                host::die_with_parent()?;
+                output::ignore_sigint();
+                descriptors.iter().flatten().try_for_each(|d| host::keep_across_exec(*d))
+            });
+        }
+        let child = command
+            .spawn()
+            .map_err(|source| Error::io(format!("cannot start {}", command.get_program().display()), source))?;
+        // The child has its own copies; with these gone, its end is seen as the end of the stream.
+        drop((theirs, peer, command));
+        let log = Arc::new(Mutex::new(VecDeque::new()));
+        let listening = control.try_clone().map_err(failed("dup"))?;
+        let readers = vec![
+            std::thread::spawn(move || read_messages(listening, &hear)),
+            std::thread::spawn({
+                let log = log.clone();
+                move || read_log(rank, reader, &log)
+            }),
+        ];
+        Ok(Self { child, control, log, readers, doing: "starting".into(), done: false })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The exit status, if the process ends within `limit`.
+    pub(crate) fn reap(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let end = Instant::now() + limit;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => {
+                    self.join_readers();
+                    return Some(status);
+                }
+                Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
+                Ok(None) | Err(_) => return None,
+            }
+        }
+    }
+
+    pub(crate) fn signal(&mut self, signal: i32) {
+        // One that has been waited for may have left its number to another process.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            // SAFETY: our own child, which has not been waited for.
+            unsafe { libc::kill(self.child.id() as i32, signal) };
+        }
+    }
+
+    pub(crate) fn stop(&mut self) {
+        if let Err(problem) = self.child.kill() {
+            log::debug!("kill: {problem}");
+        }
+        if let Err(problem) = self.child.wait() {
+            log::debug!("wait: {problem}");
+        }
+        self.join_readers();
+    }
+
+    /// The streams have ended with the process, so this is short.
+    fn join_readers(&mut self) {
+        for reader in self.readers.drain(..) {
+            if reader.join().is_err() {
+                log::debug!("a reader panicked");
+            }
+        }
+    }
+
+    pub(crate) fn last_lines(&self, most: usize) -> Vec<String> {
+        self.log
+            .lock()
+            .map(|log| log.iter().skip(log.len().saturating_sub(most)).cloned().collect())
+            .unwrap_or_default()
+    }
+}
+
+fn read_messages(control: UnixStream, hear: &dyn Fn(Option<WorkerMessage>) -> bool) {
+    for line in BufReader::new(control).lines().map_while(|line| line.ok()) {
+        let message = serde_json::from_str(&line).unwrap_or_else(|problem| WorkerMessage::Failed {
+            message: format!("unreadable report ({problem}): {line}"),
+            peer_gone: false,
+            wrong: false,
+        });
+        if !hear(Some(message)) {
+            return;
+        }
+    }
+    hear(None);
+}
+
+fn read_log(rank: usize, reader: PipeReader, log: &Mutex<VecDeque<String>>) {
+    let mut reader = BufReader::new(reader);
+    let mut bytes = Vec::new();
+    while reader.read_until(b'\n', &mut bytes).is_ok_and(|n| n > 0) {
+        let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+        bytes.clear();
+        log::debug!("rank {rank}: {line}");
+        if let Ok(mut log) = log.lock() {
+            if log.len() == LINES_KEPT {
+                log.pop_front();
+            }
+            log.push_back(line);
+        }
+    }
+}
+
+pub(crate) fn status_words(status: ExitStatus) -> String {
+    let Some(signal) = status.signal() else {
+        return format!("exit code {}", status.code().unwrap_or_default());
+    };
+    let name = match signal {
+        libc::SIGSEGV => " SIGSEGV",
+        libc::SIGABRT => " SIGABRT",
+        libc::SIGBUS => " SIGBUS",
+        libc::SIGKILL => " SIGKILL",
+        libc::SIGILL => " SIGILL",
+        libc::SIGFPE => " SIGFPE",
+        libc::SIGTERM => " SIGTERM",
+        _ => "",
+    };
+    format!("signal {signal}{name}")
+}
+
+// A process of this host that stands for rank 1 on another one: its parent sees what it would see of rank 1 itself. Its peer's socket is
+// the connection to the program that has started rank 1 there.
+
+/// The hidden subcommand that makes one of this program.
+pub(crate) const STAND_IN: &str = "stand-in";
+
+/// The parent gives rank 1 up earlier.
+const STAND_IN_SILENCE: Duration = Duration::from_secs(2 * 3600);
+
+/// The body of the hidden subcommand; the exit code.
+pub(crate) fn main() -> i32 {
+    WorkerCtx::main(STAND_IN, stand_in)
+}
+
+fn stand_in(worker: &mut WorkerCtx) -> Result<()> {
+    let mut conn = LineConn::new(TcpStream::from(worker.peer()?));
+    let other_host = |why: String| Error::Unreadable(format!("the other host: {why}"));
+    let job: Value = worker.receive_job()?;
+    conn.send(&job, SEND_LIMIT).map_err(other_host)?;
+    let (mut doing, mut is_done) = (String::from("starting"), false);
+    loop {
+        match conn.receive::<Heard>(STAND_IN_SILENCE).map_err(other_host)? {
+            Heard::Said(WorkerMessage::Done) => is_done = true,
+            Heard::Said(failed @ WorkerMessage::Failed { .. }) => {
+                worker.send_message(&failed)?;
+                is_done = true;
+            }
+            Heard::Said(message) => {
+                if let WorkerMessage::Begin { what } = &message {
+                    doing.clone_from(what);
+                }
+                worker.send_message(&message)?;
+            }
+            Heard::Ended { failure, log } => {
+                log.iter().for_each(|line| output::write_stderr(format_args!("{line}")));
+                return match failure {
+                    Some(failure) if !is_done => {
+                        Err(Error::Unreadable(format!("{failure} on the other host while {doing}")))
+                    }
+                    None if !is_done => Err(Error::Unreadable("it has ended before it was done".into())),
+                    _ => Ok(()),
+                };
+            }
+        }
+    }
+}
+
+/// The other host takes what is sent within this time.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
+/// How long the process may take to end after it has closed its socket.
+const EXIT: Duration = Duration::from_secs(10);
+/// How many of its last lines the other host gets, and how many bytes of each.
+const LINES: usize = 12;
+const LINE: usize = 2000;
+/// How often it is looked for an interrupt.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What the other host hears of the process.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Heard {
+    /// It has said this.
+    Said(WorkerMessage),
+    /// It has ended: how, unless well; and its last lines.
+    Ended { failure: Option<String>, log: Vec<String> },
+}
+
+enum Event {
+    /// `None`: it has closed its socket.
+    Said(Option<WorkerMessage>),
+    /// What the other host wants it to do.
+    Job(Value),
+    /// The other host is gone, or does not want it any more.
+    Closed,
+}
+
+/// The process of rank 1.
+pub(crate) struct HostEnd {
+    child: ChildProcess,
+    sender: Sender<Event>,
+    events: Receiver<Event>,
+}
+
+impl HostEnd {
+    /// Starts it, with a socket to rank 0.
+    pub(crate) fn start(
+        program: &Path,
+        arguments: &[OsString],
+        setting: &Setting,
+        fabric: &str,
+        peer: TcpStream,
+    ) -> Result<Self> {
+        let (sender, events) = channel();
+        let cpus = if setting.pin { host::cpus()? } else { Vec::new() };
+        let cpu = (cpus.len() >= 2).then(|| cpus[1]);
+        let pages = setting.pages.as_ref().map(|pages| &pages[1]);
+        let command = setting.command(program, arguments, fabric);
+        let said = sender.clone();
+        let hear = move |message| said.send(Event::Said(message)).is_ok();
+        let child = ChildProcess::start(command, 1, cpu, peer.into(), setting.silence, pages, hear)?;
+        Ok(Self { child, sender, events })
+    }
+
+    /// Passes its job on, which `adapt` makes one of this host, and what it says, until it has ended. It is ended if the other host closes
+    /// `control`.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`]; [`Error::Io`] of `control`.
+    pub(crate) fn pass_on(mut self, control: TcpStream, adapt: impl Fn(Value) -> Result<Value>) -> Result<()> {
+        let failed = |e| Error::io("the connection to the other host", e);
+        let (listening, closing) = (control.try_clone().map_err(failed)?, control.try_clone().map_err(failed)?);
+        let sender = self.sender.clone();
+        let listener = std::thread::spawn(move || listen(LineConn::new(listening), &sender));
+        let outcome = self.serve(&mut LineConn::new(control), adapt);
+        self.child.stop();
+        closing.shutdown(Shutdown::Both).unwrap_or_default();
+        listener.join().unwrap_or_default();
+        outcome
+    }
+
+    fn serve(&mut self, control: &mut LineConn, adapt: impl Fn(Value) -> Result<Value>) -> Result<()> {
+        loop {
+            output::check()?;
+            let heard = match self.events.recv_timeout(LOOK) {
+                Ok(Event::Said(Some(message))) => Heard::Said(message),
+                Ok(Event::Said(None)) => self.ended(),
+                Ok(Event::Job(job)) => match adapt(job) {
+                    Ok(job) => {
+                        // A process that is gone has closed its socket, which is told.
+                        self.child.control.write_all(format!("{}\n", to_json(&job)?).as_bytes()).unwrap_or_default();
+                        continue;
+                    }
+                    Err(problem) => Heard::Ended { failure: Some(problem.to_string()), log: Vec::new() },
+                },
+                Ok(Event::Closed) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => continue,
+            };
+            let is_last = matches!(heard, Heard::Ended { .. });
+            // What cannot be sent, for its length, is told instead; the other host may be gone, which is seen as the end of the stream.
+            if let Err(why) = control.send(&heard, SEND_LIMIT) {
+                let heard = Heard::Ended { failure: Some(why), log: Vec::new() };
+                control.send(&heard, SEND_LIMIT).unwrap_or_default();
+                return Ok(());
+            }
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    fn ended(&mut self) -> Heard {
+        let failure = match self.child.reap(EXIT) {
+            Some(status) if status.success() => None,
+            Some(status) => Some(format!("the process died ({})", status_words(status))),
+            None => Some("the process fell silent".into()),
+        };
+        let short = |line: String| line.chars().take(LINE).collect();
+        Heard::Ended { failure, log: self.child.last_lines(LINES).into_iter().map(short).collect() }
+    }
+}
+
+/// The one job, and then the end of the stream.
+fn listen(mut conn: LineConn, sender: &Sender<Event>) {
+    const LONG: Duration = Duration::from_secs(24 * 3600);
+    if let Ok(job) = conn.receive(LONG) {
+        sender.send(Event::Job(job)).unwrap_or_default();
+        drop(conn.receive::<Value>(LONG));
+    }
+    sender.send(Event::Closed).unwrap_or_default();
+}
+
+/// A message from a worker process to its parent: one JSON object a line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum WorkerMessage {
+    /// It is about to do this.
+    Begin {
+        /// In words, for the progress line and for a report of a hang.
+        what: String,
+    },
+    /// It has this to report.
+    Value {
+        /// Whatever the two sides agreed upon.
+        value: Value,
+    },
+    /// It could not go on.
+    Failed {
+        /// Why.
+        message: String,
+        /// The reason lies with the peer, which has a better one.
+        peer_gone: bool,
+        /// The transport did the wrong thing, see [`Error::is_wrong`].
+        wrong: bool,
+    },
+    /// It is done.
+    Done,
+}
+
+pub(crate) fn to_json<T: Serialize>(value: &T) -> Result<String> {
+    serde_json::to_string(value).map_err(|e| json_error(&e))
+}
+
+pub(crate) fn json_error(problem: &serde_json::Error) -> Error {
+    Error::Unreadable(format!("not the JSON that was expected: {problem}"))
 }

@@ -2,16 +2,21 @@
 
 use std::fmt::Write;
 
-use crate::cost::report as cost;
+use crate::cost;
 use crate::report::table;
-use crate::report::text::{host_of, over_connections, percent, repetitions, variables, warnings};
+use crate::report::table::host_of;
+use crate::report::table::over_connections;
+use crate::report::table::percent;
+use crate::report::table::repetitions;
+use crate::report::table::variables;
+use crate::report::table::warnings;
 use crate::report::verdict::{bias, change, tails, verdict};
-use crate::results::changed::Earlier;
 use crate::results::judgement::CHANCE;
-use crate::results::machine::Machine;
+use crate::results::judgement::Earlier;
+use crate::results::record::Machine;
 use crate::results::record::Record;
-use crate::results::side::Side;
-use crate::verbs::libibverbs::Verbs;
+use crate::results::record::Side;
+use crate::verbs::Verbs;
 
 /// The whole page.
 pub(crate) fn write(record: &Record) -> String {

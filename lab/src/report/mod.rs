@@ -1,13 +1,10 @@
 //! The results for people: a table on the terminal, `report.md`, `report.svg`; and `raw.json`.
 
 pub(crate) mod chart;
-pub(crate) mod judged;
 pub(crate) mod markdown;
 #[cfg(test)]
 pub(crate) mod sample_record;
-pub(crate) mod svg;
 pub(crate) mod table;
-pub(crate) mod text;
 pub(crate) mod times;
 pub(crate) mod verdict;
 
@@ -16,7 +13,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::pair::message::json_error;
+use crate::pair::parent::json_error;
 use crate::results::record::Record;
 use crate::system::output;
 

@@ -4,7 +4,7 @@ use crate::results::record::Record;
 
 /// Two sides of nothing much, and a row of bandwidth and one of latency.
 pub(crate) fn sample_record() -> Record {
-    use crate::measure::estimate::Estimate;
+    use crate::measure::sample::Estimate;
     use crate::results::rows::Row;
     let estimate = |median: f64| Estimate { median, low: median - 0.05, high: median + 0.05, coverage: 0.96 };
     let row = |metric: &str, bytes: u64, unit: &str, direction: &str| -> Row {

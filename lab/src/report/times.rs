@@ -12,14 +12,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::measure::estimate;
 use crate::measure::metric::Better;
-use crate::measure::sample::size_text;
+use crate::measure::sample::{self, size_text};
 use crate::report::chart::{self, COLUMN, HEADER, ROW};
-use crate::report::judged::{Conclusion, Judged, Words};
-use crate::report::svg::{Curve, Point};
+use crate::report::chart::{Curve, Point};
 use crate::report::table::{self, Column, Table};
-use crate::report::text::{number, percent};
+use crate::report::table::{number, percent};
+use crate::report::verdict::{Conclusion, Judged, Words};
 use crate::report::write_files;
 use crate::results::judgement::{self, CHANCE, Judgement};
 use crate::results::rows::Group;
@@ -83,7 +82,7 @@ impl Row {
 }
 
 fn median(values: &[f64]) -> f64 {
-    estimate::median(&mut values.to_vec()).unwrap_or(f64::NAN)
+    sample::median(&mut values.to_vec()).unwrap_or(f64::NAN)
 }
 
 impl Times {
@@ -363,7 +362,7 @@ mod tests {
         assert_eq!(row.judgement.finding, Some(Finding::Worse));
         let ratio = row.judgement.ratio.expect("enough runs").median;
         let mut pairs: Vec<f64> = row.a_us.iter().zip(&row.b_us).map(|(a, b)| b / a).collect();
-        assert!((ratio - estimate::median(&mut pairs).expect("pairs")).abs() < 1e-9, "{ratio}");
+        assert!((ratio - sample::median(&mut pairs).expect("pairs")).abs() < 1e-9, "{ratio}");
         assert_eq!(Row { bytes: 4000, bus: 1.5, ..row.clone() }.bandwidth(2.0), 3.0);
     }
 

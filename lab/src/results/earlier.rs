@@ -6,17 +6,21 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::measure::estimate;
 use crate::measure::plan::Scope;
+use crate::measure::sample;
 use crate::measure::sample::Key;
-use crate::results::changed::{ChangedGroup, ChangedRow, Earlier, Medians};
+use crate::results::judgement::ChangedGroup;
+use crate::results::judgement::ChangedRow;
+use crate::results::judgement::Earlier;
+use crate::results::judgement::Medians;
 use crate::results::judgement::{OfRun, judge_change};
-use crate::results::machine::{Machine, differing};
+use crate::results::record::Machine;
+use crate::results::record::Run;
+use crate::results::record::Side;
+use crate::results::record::differing;
 use crate::results::record::{Record, SCHEMA};
 use crate::results::rows::{grouped, ratios};
-use crate::results::run::Run;
-use crate::results::side::Side;
-use crate::verbs::libibverbs::Verbs;
+use crate::verbs::Verbs;
 
 /// What is known of this run before it measures.
 #[derive(Debug, Clone, Copy)]
@@ -100,7 +104,7 @@ impl EarlierRun {
                 OfRun { ratios: &now_ratios, noises: &now_noises },
                 family,
             );
-            let [then, now] = [then_ratios, now_ratios].map(|mut all| estimate::median(&mut all));
+            let [then, now] = [then_ratios, now_ratios].map(|mut all| sample::median(&mut all));
             Some((Medians { then: then?, now: now? }, judgement))
         };
         let row = |key: &Key| {

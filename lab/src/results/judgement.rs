@@ -4,10 +4,13 @@
 //! itself. The intervals of all rows and all groups of a run together miss with a chance of [`CHANCE`] at most. Where A
 //! differs from itself by more than chance explains, nothing is claimed but what lies beyond all of that.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
-use crate::measure::estimate::{self, Estimate};
 use crate::measure::metric::Better;
+use crate::measure::sample;
+use crate::measure::sample::{Estimate, Key};
 
 /// The chance that anything of a run is said to differ although it does not; half of it is for rows, half for groups. The
 /// same for A against itself.
@@ -61,13 +64,13 @@ impl Judgement {
 
 /// Judges one of `family` rows, or groups, by its ratios of each repetition.
 pub fn judge(better: Better, ratios: &[f64], noises: &[f64], family: usize) -> Judgement {
-    let (ratio, noise) = (estimate::estimate(ratios), estimate::estimate(noises));
+    let (ratio, noise) = (sample::estimate(ratios), sample::estimate(noises));
     let level = 1.0 - CHANCE / 2.0 / family.max(1) as f64;
-    let claim = estimate::estimate_at(ratios, level).filter(|claim| claim.coverage >= level);
-    let (Some(claim), Some(noise)) = (claim, noise.filter(|noise| noise.coverage >= estimate::LEVEL)) else {
+    let claim = sample::estimate_at(ratios, level).filter(|claim| claim.coverage >= level);
+    let (Some(claim), Some(noise)) = (claim, noise.filter(|noise| noise.coverage >= sample::LEVEL)) else {
         return Judgement { ratio, noise, finding: None, least: None };
     };
-    let is_biased = estimate::estimate_at(noises, level).is_some_and(|noise| !noise.holds(1.0));
+    let is_biased = sample::estimate_at(noises, level).is_some_and(|noise| !noise.holds(1.0));
     concluded(better, ratio, claim, noise, is_biased)
 }
 
@@ -86,18 +89,18 @@ pub struct OfRun<'a> {
 pub fn judge_change(better: Better, then: OfRun<'_>, now: OfRun<'_>, family: usize) -> Judgement {
     let quotient = |level: f64| {
         let each = f64::midpoint(1.0, level);
-        let [then, now] = [then.ratios, now.ratios].map(|ratios| estimate::estimate_at(ratios, each));
+        let [then, now] = [then.ratios, now.ratios].map(|ratios| sample::estimate_at(ratios, each));
         now?.over(&then?)
     };
     let level = 1.0 - CHANCE / 2.0 / family.max(1) as f64;
-    let ratio = quotient(estimate::LEVEL);
-    let noise = [then.noises, now.noises].map(estimate::estimate);
+    let ratio = quotient(sample::LEVEL);
+    let noise = [then.noises, now.noises].map(sample::estimate);
     let noise = if let [Some(then), Some(now)] = noise { Some(then.joined(&now)) } else { None };
     let claim = quotient(level).filter(|claim| claim.coverage >= level - 1e-12);
-    let (Some(claim), Some(noise)) = (claim, noise.filter(|noise| noise.coverage >= estimate::LEVEL)) else {
+    let (Some(claim), Some(noise)) = (claim, noise.filter(|noise| noise.coverage >= sample::LEVEL)) else {
         return Judgement { ratio, noise, finding: None, least: None };
     };
-    let differs = |noises| estimate::estimate_at(noises, level).is_some_and(|noise| !noise.holds(1.0));
+    let differs = |noises| sample::estimate_at(noises, level).is_some_and(|noise| !noise.holds(1.0));
     concluded(better, ratio, claim, noise, differs(then.noises) || differs(now.noises))
 }
 
@@ -127,6 +130,61 @@ fn direction(better: Better, claim: Estimate, noise: Estimate) -> Finding {
     } else {
         Finding::Unclear
     }
+}
+
+/// What has changed since an earlier run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Earlier {
+    /// Its `raw.json`.
+    pub file: PathBuf,
+    /// The version of this tool that made it.
+    pub tool: String,
+    /// When it started; seconds since 1970.
+    pub started_unix: u64,
+    /// What is not as it was, in words.
+    pub differences: Vec<String>,
+    /// The rows that both have.
+    pub rows: Vec<ChangedRow>,
+    /// Rows that are judged together.
+    pub groups: Vec<ChangedGroup>,
+}
+
+/// A row that both runs have.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChangedRow {
+    /// What.
+    #[serde(flatten)]
+    pub key: Key,
+    /// The median of B/A in both runs.
+    #[serde(flatten)]
+    pub medians: Medians,
+    /// B/A of this run over that of the earlier one; `noise` holds A/A of both.
+    #[serde(flatten)]
+    pub judgement: Judgement,
+}
+
+/// Rows that are judged together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChangedGroup {
+    /// In words.
+    pub name: String,
+    /// How many rows.
+    pub rows: usize,
+    /// The median of B/A in both runs.
+    #[serde(flatten)]
+    pub medians: Medians,
+    /// As that of a row.
+    #[serde(flatten)]
+    pub judgement: Judgement,
+}
+
+/// Of B/A.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Medians {
+    /// In the earlier run.
+    pub then: f64,
+    /// In this one.
+    pub now: f64,
 }
 
 #[cfg(test)]

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::measure::estimate;
 use crate::measure::metric::{GroupOfRows, Metric};
+use crate::measure::sample;
 use crate::measure::sample::Key;
 use crate::results::judgement::{Judgement, judge};
-use crate::results::run::Run;
+use crate::results::record::Run;
 
 /// One key over all repetitions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -138,14 +138,14 @@ fn medians(key: Key, sessions: &[Run], sides: &[&str]) -> Option<BTreeMap<String
         }
     }
     let medians: BTreeMap<String, f64> =
-        values.into_iter().filter_map(|(name, mut values)| Some((name, estimate::median(&mut values)?))).collect();
+        values.into_iter().filter_map(|(name, mut values)| Some((name, sample::median(&mut values)?))).collect();
     (!medians.is_empty()).then_some(medians)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::direction::Direction;
+    use crate::measure::plan::Direction;
     use crate::measure::sample::Sample;
     use crate::results::judgement::Finding;
 

@@ -1,32 +1,30 @@
 //! A against B: verified first, then measured in turn, each time in fresh processes.
 //!
 //! Nothing but the transport may differ between a session of A and one of B. Buffers lie in the same pages in all sessions
-//! ([`crate::pair::pages`]). A repetition is a session of A, one of B and one of A again, in an order that changes: over six
+//! ([`crate::pair::worker_ctx`]). A repetition is a session of A, one of B and one of A again, in an order that changes: over six
 //! repetitions each has each place twice, and each comes right after each of the others three times. So what a place or
 //! a predecessor does, and what drifts, does the same to both. The ratio of A's two sessions is what the machine alone
 //! does to such a ratio.
 
+use std::fmt;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use nccl_net::inspect::version;
 
+use crate::cost::{Case, CaseReport, CostRequest};
 use crate::error::{Error, Result};
-use crate::measure::plan::{Job, Scope, Task};
+use crate::measure::plan::{Job, LARGEST, Scope, Task};
 use crate::measure::sample::Key;
 use crate::nccl::library::Source;
-use crate::pair::pages::Pages;
+use crate::nccl::{library, release};
+use crate::pair::worker_ctx::Pages;
 use crate::results::earlier::{EarlierRun, ThisRun};
-use crate::results::machine::Machine;
-use crate::results::record::{Record, SCHEMA};
-use crate::results::run::Run;
-use crate::results::side::Side;
-use crate::results::{file_hash, rows};
-use crate::run::costs;
+use crate::results::record::{Machine, Record, Run, SCHEMA, Side};
+use crate::results::{record, rows};
 use crate::run::other_host::OtherHost;
-use crate::run::progress::Progress;
-use crate::run::session::{Runner, Session};
-use crate::system::interrupt;
-use crate::verbs::libibverbs::Verbs;
+use crate::run::session::{Progress, Runner, Session};
+use crate::system::output;
+use crate::verbs::{Verbs, control_of};
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -88,10 +86,10 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
     progress.finish();
     let (sides, sessions, differences) = outcome?;
     sides.iter().try_for_each(require_same_file)?;
-    other.map_or(Ok(()), |other| other.end(interrupt::received()))?;
+    other.map_or(Ok(()), |other| other.end(output::received()))?;
     // An interrupt, which has ended the measurements, ends this too.
     let is_usual = other.is_none() && request.scope.streams == 1 && request.variables.iter().all(Vec::is_empty);
-    let costs = if is_usual { costs::count(&request.sources, &request.verbs, runner) } else { Ok(Vec::new()) };
+    let costs = if is_usual { count(&request.sources, &request.verbs, runner) } else { Ok(Vec::new()) };
     let costs = costs.unwrap_or_default();
     let settings = if other.is_some() { request.verbs.settings_between_hosts() } else { request.verbs.settings() };
     let (rows, groups) = rows::rows(&sessions);
@@ -157,7 +155,7 @@ fn measure(
             Err(Error::Interrupted) if *repetition > 0 => return Ok(sessions),
             // The other host has heard the interrupt first, and its end has been seen before the interrupt here.
             Err(Error::Worker { wrong: false, .. })
-                if *repetition > 0 && runner.other.is_some() && interrupt::received() =>
+                if *repetition > 0 && runner.other.is_some() && output::received() =>
             {
                 return Ok(sessions);
             }
@@ -252,7 +250,7 @@ fn require_same_device(sides: &[Side]) -> Result<()> {
 
 /// A library that is built anew in the middle of a run makes two things of one side.
 fn require_same_file(side: &Side) -> Result<()> {
-    let now = file_hash::sha256(&side.identity.file)?;
+    let now = record::sha256(&side.identity.file)?;
     if now == side.sha256 {
         return Ok(());
     }
@@ -274,6 +272,137 @@ fn require_same_side(side: &Side, session: &Session) -> Result<()> {
         "{} was {:?} when it was verified and is {:?} now",
         side.label, side.identity, loaded.identity
     )))
+}
+
+/// Sizes and messages in flight, over as many queue pairs as the environment says.
+const CASES: [(usize, usize); 4] = [(8, 1), (8, 8), (64 << 10, 1), (64 << 10, 8)];
+
+/// Of each of `sources`. Nothing, with a warning, where it cannot be counted: what was measured is kept. Nothing where other devices than the software
+/// device are compared.
+pub(crate) fn count(sources: &[Source], verbs: &Verbs, runner: &Runner) -> Result<Vec<CaseReport>> {
+    let Verbs::Softrnic { folder } = verbs else { return Ok(Vec::new()) };
+    let counted = control_of(folder).and_then(|control| {
+        let case = |(bytes, depth)| Case { bytes, depth, queue_pairs: 0, rails: 1 };
+        let request = CostRequest {
+            program: runner.program.clone(),
+            control,
+            folder: folder.clone(),
+            sources: sources.to_vec(),
+            cases: CASES.map(case).into(),
+            silence: runner.silence,
+        };
+        request.run(&mut |what| log::debug!("{what}"))
+    });
+    match counted {
+        Err(Error::Interrupted) => Err(Error::Interrupted),
+        Err(error) => {
+            log::warn!("what messages cost is not in the report: {error}");
+            Ok(Vec::new())
+        }
+        counted => counted,
+    }
+}
+
+/// Sizes of streamed messages: around words, cache lines, pages and stripes of 128 bytes, odd ones, and past the largest.
+pub(crate) const STREAMED: [usize; 10] = [1, 3, 8, 129, 4097, 16384 - 8, 65537, 1_000_003, LARGEST, LARGEST + 129];
+/// The message size of the long stream.
+pub(crate) const LONG: usize = 64 << 10;
+
+/// NCCL's settings by which a user has devices merged.
+const MERGE_SETTINGS: [&str; 2] = ["NCCL_NET_FORCE_MERGE", "NCCL_NET_MERGE_LEVEL"];
+
+/// What the connections of a verification lie on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Topology {
+    /// One connection each way, each rank on its device.
+    Single,
+    /// Two at once, on the first two devices.
+    Parallel,
+    /// One each way over two devices that are made into one.
+    Fused,
+}
+
+impl Topology {
+    /// All of them.
+    pub(crate) const ALL: [Self; 3] = [Self::Single, Self::Parallel, Self::Fused];
+
+    /// Why it cannot be tried with this transport on this machine.
+    ///
+    /// # Errors
+    /// Those of [`release::verify`] and [`library::require_plugin`].
+    pub(crate) fn obstacle(self, source: &Source) -> Result<Option<String>> {
+        if self != Self::Fused {
+            return Ok(None);
+        }
+        // A plugin merges what the user wants merged; the built-in transports merge what they are told to.
+        let is_wanted = MERGE_SETTINGS.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
+        let later = match source {
+            Source::Stock { nccl } => release::verify(nccl)?.interface > 8,
+            Source::Plugin { path, abi } => is_wanted && library::require_plugin(path, *abi)? > 8,
+            Source::Loader { nccl, .. } => is_wanted && release::verify(nccl)?.interface > 8,
+        };
+        // Version 8 has no call for it: the transport itself looks for ports of one card.
+        let links = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
+        if later || links.map(|entry| entry.path().join("device")).any(|conn: std::path::PathBuf| conn.exists()) {
+            return Ok(None);
+        }
+        Ok(Some("it looks for the ports of one card in /sys/class/infiniband, which names no cards".into()))
+    }
+}
+
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Single => "single",
+            Self::Parallel => "parallel",
+            Self::Fused => "fused",
+        })
+    }
+}
+
+/// What to verify.
+#[derive(Debug, Clone)]
+pub(crate) struct VerifyRequest {
+    /// The transport.
+    pub(crate) source: Source,
+    /// Another build of it, for rank 1.
+    pub(crate) peer: Option<Source>,
+    /// The libibverbs.
+    pub(crate) verbs: Verbs,
+    /// Device index of each rank, for [`Topology::Single`].
+    pub(crate) devices: [Option<usize>; 2],
+    /// Messages of a long stream each way instead of everything else; not for [`Topology::Parallel`].
+    pub(crate) long: Option<u64>,
+}
+
+impl VerifyRequest {
+    /// Runs the checks in a fresh pair of processes. `begin` hears what rank 0 is about to do.
+    ///
+    /// # Errors
+    /// Those of [`Runner::run`]. A wrong byte is no error here: it is counted.
+    pub(crate) fn run(&self, over: Topology, runner: &Runner, begin: &mut dyn FnMut(&str)) -> Result<Session> {
+        let sizes = STREAMED.to_vec();
+        let task = match (over, self.long) {
+            (Topology::Parallel, Some(_)) => {
+                return Err(Error::Usage("a long stream has one connection each way".into()));
+            }
+            (Topology::Parallel, None) => Task::Parallel { sizes },
+            (_, Some(messages)) => Task::Long { bytes: LONG, messages },
+            (_, None) => Task::Verify { sizes },
+        };
+        let job = Job {
+            source: self.source.clone(),
+            peer: self.peer.clone(),
+            verbs: self.verbs.clone(),
+            devices: self.devices,
+            fused: over == Topology::Fused,
+            slice_ms: 0,
+            variables: Vec::new(),
+            streams: 1,
+            tasks: vec![task],
+        };
+        runner.run(&job, begin)
+    }
 }
 
 #[cfg(test)]

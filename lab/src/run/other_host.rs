@@ -1,21 +1,28 @@
 //! The other host of a comparison, as rank 0's sees it.
 
+use std::ffi::OsString;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nccl_net::inspect::version;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::hosts::admission;
-use crate::hosts::line_conn::LineConn;
+use crate::hosts;
+use crate::hosts::{Hello, LineConn, reach};
+use crate::measure::plan::Job;
 use crate::nccl::library::Source;
-use crate::pair::parent::SocketsToHost;
-use crate::results::machine::Machine;
-use crate::run::host_message::{FileFacts, HostFacts, Kind, Purpose, Reply, Request, Start};
-use crate::system::interrupt;
-use crate::verbs::libibverbs::{Verbs, new_fabric_name};
+use crate::pair::parent::{HostEnd, SocketsToHost, json_error};
+use crate::pair::setting::Setting;
+use crate::pair::worker_ctx::Pages;
+use crate::results::record;
+use crate::results::record::Machine;
+use crate::run::session::WORKER;
+use crate::system::output;
+use crate::verbs::{Verbs, new_fabric_name};
 
 /// A message is sent and answered within this time; hashing the files is part of it.
 const ANSWER: Duration = Duration::from_secs(60);
@@ -49,8 +56,8 @@ impl OtherHost {
         let files = FileFacts::of(sources)?;
         let Meeting { listener, token, wait } = meeting;
         let mut met: Option<(HostFacts, LineConn)> = None;
-        admission::gather(&listener, &token, 1, wait, || false, |facts, conn| met = Some((facts, conn)));
-        interrupt::check()?;
+        hosts::gather(&listener, &token, 1, wait, || false, |facts, conn| met = Some((facts, conn)));
+        output::check()?;
         let Some((facts, mut conn)) = met else {
             return Err(Error::Stalled { what: "waiting for the other host".into(), after: wait });
         };
@@ -98,13 +105,13 @@ impl OtherHost {
         let (mut control, mut peer) = (None, None);
         // It answers when it is connected, or cannot be.
         let is_over = || self.conn.lock().unwrap_or_else(PoisonError::into_inner).has_news();
-        admission::gather(&self.listener, &self.token, 2, ANSWER, is_over, |purpose: Purpose, mut conn| {
+        hosts::gather(&self.listener, &self.token, 2, ANSWER, is_over, |purpose: Purpose, mut conn| {
             let place = if purpose.kind == Kind::Control { &mut control } else { &mut peer };
             if purpose.number == number && conn.send(&purpose, ANSWER).is_ok() {
                 *place = conn.into_stream().ok();
             }
         });
-        interrupt::check()?;
+        output::check()?;
         match (self.hear()?, control, peer) {
             (Reply::Started, Some(control), Some(peer)) => Ok(SocketsToHost { control, peer, fabric }),
             (Reply::Failed(why), ..) => Err(self.problem(&why)),
@@ -136,7 +143,7 @@ impl OtherHost {
     fn tell(&self, request: &Request) -> Result<()> {
         let mut conn = self.conn.lock().unwrap_or_else(PoisonError::into_inner);
         conn.send(request, ANSWER).or_else(|why| {
-            interrupt::check()?;
+            output::check()?;
             Err(self.problem(&why))
         })
     }
@@ -144,7 +151,7 @@ impl OtherHost {
     fn hear(&self) -> Result<Reply> {
         let mut conn = self.conn.lock().unwrap_or_else(PoisonError::into_inner);
         let heard = conn.receive(ANSWER);
-        interrupt::check()?;
+        output::check()?;
         heard.map_err(|why| self.problem(&why))
     }
 
@@ -192,10 +199,249 @@ fn obstacle(here: &HostFacts, there: &HostFacts) -> Option<String> {
     })
 }
 
+/// A message is sent within this time.
+const SEND: Duration = Duration::from_secs(10);
+/// The server says what it wants next within this time.
+const NEXT: Duration = Duration::from_secs(300);
+/// Beginnings of the variables that the other host may set: those of transports and of drivers.
+const MAY_SET: [&str; 4] = ["NCCL_", "FERRITE_", "SOFTRNIC_", "MLX5_"];
+/// Ends of those that it may not set all the same: they name code that is loaded, a program that is started, or where files are written.
+const MAY_NOT_SET: [&str; 7] = ["_LIB", "_PLUGIN", "_HELPER", "_FILE", "_TRACE", "_DIR", "_PATH"];
+
+/// What this host has for the comparison.
+pub(crate) struct HostPart {
+    /// A and B.
+    pub(crate) sources: Vec<Source>,
+    pub(crate) verbs: Verbs,
+    /// Whether processes keep to a CPU.
+    pub(crate) pin: bool,
+}
+
+/// Takes part in the comparison of the server at `place` until its end. The server may not be there yet: it is tried for `wait`.
+/// If this host cannot, the server hears why.
+///
+/// # Errors
+/// Why this host has no part, or why the comparison has ended before its end.
+pub(crate) fn take_part(place: &str, token: &str, wait: Duration, part: Result<HostPart>) -> Result<()> {
+    let prepared = part.and_then(|part| Ok((FileFacts::of(&part.sources)?, part)));
+    let facts = HostFacts {
+        host: Machine::host_name(),
+        version: version::text().into(),
+        boot: boot(),
+        verbs: prepared.as_ref().map_or_else(|_| String::new(), |(_, part)| part.verbs.name().into()),
+        files: prepared.as_ref().map_or_else(|_| Vec::new(), |(files, _)| files.clone()),
+        machine: Machine::here(),
+        problem: prepared.as_ref().err().map(ToString::to_string),
+    };
+    // The server wants the hello soon after it has accepted the connection.
+    let mut session = Session { place, token, conn: LineConn::new(reach(place, wait)?), pages: None };
+    session.send_hello(facts)?;
+    let (_, part) = prepared?;
+    loop {
+        match session.receive()? {
+            Request::Refused(why) => return Err(Error::Refused(format!("by the server at {place}: {why}"))),
+            Request::End => return Ok(()),
+            Request::Files => {
+                let reply = match FileFacts::of(&part.sources) {
+                    Ok(files) => Reply::Files(files),
+                    Err(problem) => Reply::Failed(problem.to_string()),
+                };
+                session.reply(&reply)?;
+            }
+            Request::Start(start) => session.run(&part, &start)?,
+        }
+    }
+}
+
+struct Session<'a> {
+    place: &'a str,
+    token: &'a str,
+    conn: LineConn,
+    pages: Option<[Pages; 2]>,
+}
+
+impl Session<'_> {
+    fn send_hello(&mut self, facts: HostFacts) -> Result<()> {
+        let hello = Hello { token: self.token.into(), facts };
+        self.conn.send(&hello, SEND).map_err(|why| self.problem(&why))
+    }
+
+    fn receive(&mut self) -> Result<Request> {
+        let received = self.conn.receive(NEXT);
+        output::check()?;
+        received.map_err(|why| self.problem(&why))
+    }
+
+    fn reply(&mut self, reply: &Reply) -> Result<()> {
+        self.conn.send(reply, SEND).map_err(|why| self.problem(&why))
+    }
+
+    /// One process of rank 1, from start to end.
+    fn run(&mut self, part: &HostPart, start: &Start) -> Result<()> {
+        match self.start(part, start) {
+            Err(Error::Interrupted) => Err(Error::Interrupted),
+            Err(problem) => self.reply(&Reply::Failed(problem.to_string())),
+            Ok((process, control, source)) => {
+                self.reply(&Reply::Started)?;
+                process.pass_on(control, |job| adapted(job, source, &part.verbs))
+            }
+        }
+    }
+
+    fn start<'p>(&mut self, part: &'p HostPart, start: &Start) -> Result<(HostEnd, std::net::TcpStream, &'p Source)> {
+        let source = part.sources.get(start.side).ok_or_else(|| self.problem(&format!("side {}", start.side)))?;
+        if let Some((name, _)) = start.variables.iter().find(|(name, _)| !may_set(name)) {
+            return Err(Error::Refused(format!(
+                "{name} is not set by another host; what begins with {} is, unless it ends in {}",
+                MAY_SET.join(", "),
+                MAY_NOT_SET.join(", ")
+            )));
+        }
+        if start.has_pages && self.pages.is_none() {
+            self.pages = Some(Pages::of_both_ranks()?);
+        }
+        let variable = |(name, value): &(String, String)| (OsString::from(name), OsString::from(value));
+        let setting = Setting {
+            net_plugin: source.net_plugin().into(),
+            pin: part.pin,
+            silence: Duration::from_millis(start.silence_ms),
+            pages: self.pages.clone().filter(|_| start.has_pages),
+            env: start.variables.iter().map(variable).collect(),
+            between_hosts: true,
+            ..Setting::new(part.verbs.clone())
+        };
+        let control = self.connect(start.number, Kind::Control)?;
+        let peer = self.connect(start.number, Kind::Peer)?;
+        let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;
+        let process = HostEnd::start(&program, &[WORKER.into()], &setting, &start.fabric, peer)?;
+        Ok((process, control, source))
+    }
+
+    /// A further connection; the server has answered when nothing more comes in lines.
+    fn connect(&self, number: u64, kind: Kind) -> Result<std::net::TcpStream> {
+        let purpose = Purpose { number, kind };
+        let mut conn = LineConn::new(reach(self.place, SEND)?);
+        let hello = Hello { token: self.token.into(), facts: purpose };
+        let answer = conn.send(&hello, SEND).and_then(|()| conn.receive::<Purpose>(SEND));
+        match answer.and_then(|answer| Ok((answer, conn.into_stream()?))) {
+            Ok((answer, stream)) if answer == purpose => Ok(stream),
+            Ok(_) => Err(self.problem("it takes a connection for another one")),
+            Err(why) => Err(self.problem(&why)),
+        }
+    }
+
+    fn problem(&self, why: &str) -> Error {
+        Error::Unreadable(format!("the server at {}: {why}", self.place))
+    }
+}
+
+/// Whether the other host may set the variable.
+fn may_set(name: &str) -> bool {
+    MAY_SET.iter().any(|begin| name.starts_with(begin)) && !MAY_NOT_SET.iter().any(|end| name.ends_with(end))
+}
+
+/// The server's job with what this host has.
+fn adapted(job: Value, source: &Source, verbs: &Verbs) -> Result<Value> {
+    let job: Job = serde_json::from_value(job).map_err(|e| json_error(&e))?;
+    let job = Job { source: source.clone(), peer: None, verbs: verbs.clone(), ..job };
+    serde_json::to_value(job).map_err(|e| json_error(&e))
+}
+
+/// What a host tells of itself, in its first message. A field that an older or newer version of this program does not send is empty here, so
+/// that the versions can be compared and the other host be refused in words.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct HostFacts {
+    pub(super) host: String,
+    /// Version of this program, with its commit.
+    pub(super) version: String,
+    /// What the kernel calls its own start: the same for all namespaces of a machine.
+    pub(super) boot: String,
+    /// `softrnic` or `system`.
+    pub(super) verbs: String,
+    /// The libraries of A and B.
+    pub(super) files: Vec<FileFacts>,
+    pub(super) machine: Machine,
+    /// Why it cannot take part.
+    pub(super) problem: Option<String>,
+}
+
+/// The library of a side.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct FileFacts {
+    pub(super) path: String,
+    pub(super) sha256: String,
+}
+
+impl FileFacts {
+    /// Of each side, as its file is now.
+    pub(super) fn of(sources: &[Source]) -> Result<Vec<Self>> {
+        let of = |source: &Source| {
+            Ok(Self { path: source.file().display().to_string(), sha256: record::sha256(source.file())? })
+        };
+        sources.iter().map(of).collect()
+    }
+}
+
+/// What the server asks of the other host. Each gets one [`Reply`], but for the ends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) enum Request {
+    /// It takes no part, for this reason.
+    Refused(String),
+    /// Start the process of rank 1.
+    Start(Start),
+    /// What are the files of A and B now?
+    Files,
+    /// The comparison is over.
+    End,
+}
+
+/// A process of rank 1.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Start {
+    /// Which one: its connections say it as well.
+    pub(super) number: u64,
+    /// The place of its side among the files.
+    pub(super) side: usize,
+    pub(super) silence_ms: u64,
+    /// Its buffers lie in the same pages as those of the others.
+    pub(super) has_pages: bool,
+    /// The fabric of the software device.
+    pub(super) fabric: String,
+    /// Variables of its side.
+    pub(super) variables: Vec<(String, String)>,
+}
+
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) enum Reply {
+    Started,
+    Files(Vec<FileFacts>),
+    Failed(String),
+}
+
+/// What a further connection of the other host is for; the server's answer is the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Purpose {
+    /// Of which process.
+    pub(super) number: u64,
+    pub(super) kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Kind {
+    /// From the program that has started the process.
+    Control,
+    /// From the process itself.
+    Peer,
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::process::Command;
+
     use super::*;
-    use std::net::{Shutdown, TcpStream};
 
     fn facts(host: &str) -> HostFacts {
         let file = |path: &str| FileFacts { path: path.into(), sha256: format!("{path}-0123456789") };
@@ -258,5 +504,43 @@ mod tests {
         assert_eq!(obstacle(&software("n0", "x"), &software("n1", "x")), None);
         let said = obstacle(&software("n0", "x"), &software("n1", "y")).expect("two machines");
         assert!(said.contains("joins processes of one machine, and n0 and n1 are two: --verbs system"), "{said}");
+    }
+
+    #[test]
+    fn no_variable_by_which_code_is_loaded_or_a_file_is_written_is_set_by_another_host() {
+        for name in ["NCCL_IB_TC", "FERRITE_LANES", "SOFTRNIC_PATHS", "MLX5_SINGLE_THREADED", "NCCL_LOOPBACK_WORD"] {
+            assert!(may_set(name), "{name}");
+        }
+        for name in [
+            "LD_PRELOAD",
+            "NCCL_IBVERBS_LIB",
+            "NCCL_NET_PLUGIN",
+            "NCCL_DEBUG_FILE",
+            "SOFTRNIC_GPU_HELPER",
+            "SOFTRNIC_TRACE",
+            "FERRITE_STATS_DIR",
+            "NCCL_CUDA_PATH",
+        ] {
+            assert!(!may_set(name), "{name}");
+        }
+    }
+
+    /// The server wants the first words soon after it has accepted a connection.
+    #[test]
+    fn the_libraries_are_read_before_the_server_is_called() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let library = folder.path().join("libnccl.so.2");
+        assert!(Command::new("mkfifo").arg(&library).status().expect("mkfifo").success());
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.set_nonblocking(true).expect("a socket");
+        let place = listener.local_addr().expect("its address").to_string();
+        let part = HostPart { sources: vec![Source::stock(&library)], verbs: Verbs::System, pin: false };
+        let host = std::thread::spawn(move || take_part(&place, "t", Duration::ZERO, Ok(part)));
+        // This waits until the host reads, and the host reads until this is closed.
+        let writer = std::fs::OpenOptions::new().write(true).open(&library).expect("the host reads");
+        let called = listener.accept();
+        drop((listener, writer));
+        assert!(called.is_err_and(|problem| problem.kind() == std::io::ErrorKind::WouldBlock));
+        assert!(host.join().expect("no panic").is_err_and(|problem| problem.to_string().contains("cannot reach")));
     }
 }

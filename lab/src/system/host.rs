@@ -1,6 +1,13 @@
 //! The few system calls this tool makes about its own processes.
 
-use std::time::Duration;
+use std::ffi::CStr;
+use std::fmt::Write;
+use std::fs;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
@@ -119,9 +126,9 @@ pub fn stderr_is_terminal() -> bool {
 
 /// How many CPUs' worth of work the machine does, looked at for a moment.
 pub fn busy_cpus(moment: Duration) -> Option<f64> {
-    let (busy, total) = cpu_ticks(&std::fs::read_to_string("/proc/stat").ok()?)?;
+    let (busy, total) = cpu_ticks(&fs::read_to_string("/proc/stat").ok()?)?;
     std::thread::sleep(moment);
-    let text = std::fs::read_to_string("/proc/stat").ok()?;
+    let text = fs::read_to_string("/proc/stat").ok()?;
     let (busy_now, total_now) = cpu_ticks(&text)?;
     let cpus = text.lines().filter(|line| line.starts_with("cpu")).count().saturating_sub(1);
     let passed = total_now.checked_sub(total).filter(|passed| *passed > 0)?;
@@ -152,8 +159,7 @@ pub struct Resident {
 /// # Errors
 /// [`Error::Io`] if the system does not say, [`Error::Unreadable`] if it is not understood.
 pub fn resident() -> Result<Resident> {
-    let status =
-        std::fs::read_to_string("/proc/self/status").map_err(|e| Error::io("cannot read /proc/self/status", e))?;
+    let status = fs::read_to_string("/proc/self/status").map_err(|e| Error::io("cannot read /proc/self/status", e))?;
     parse_resident(&status).ok_or_else(|| Error::Unreadable("/proc/self/status does not say VmRSS and RssShmem".into()))
 }
 
@@ -168,6 +174,237 @@ fn parse_resident(status: &str) -> Option<Resident> {
 /// A duration in seconds for a message.
 pub fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
+}
+
+/// One line of `/proc/self/maps` that has a file behind it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapping {
+    start: u64,
+    end: u64,
+    inode: u64,
+    /// The file, as the kernel names it.
+    pub path: PathBuf,
+}
+
+/// The file mappings of this process, at one moment.
+#[derive(Debug)]
+pub struct Maps(Vec<Mapping>);
+
+impl Maps {
+    /// Reads them now.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if `/proc` is not mounted.
+    pub fn read() -> Result<Self> {
+        let text =
+            fs::read_to_string("/proc/self/maps").map_err(|source| Error::io("cannot read /proc/self/maps", source))?;
+        Ok(Self(text.lines().filter_map(parse_line).collect()))
+    }
+
+    /// The mapping that holds `address`, if a file is behind it.
+    pub fn at(&self, address: usize) -> Option<&Mapping> {
+        let address = address as u64;
+        self.0.iter().find(|m| m.start <= address && address < m.end)
+    }
+
+    /// Whether `address` lies in a mapping of the file at `path` (the same inode, whatever the
+    /// name).
+    pub fn is_in(&self, address: usize, path: &Path) -> bool {
+        self.at(address).is_some_and(|mapping| mapping.is(path))
+    }
+
+    /// The distinct mapped files whose name starts with `prefix`.
+    pub fn files_named(&self, prefix: &str) -> Vec<PathBuf> {
+        let mut files: Vec<PathBuf> = self
+            .0
+            .iter()
+            .filter(|m| m.path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix)))
+            .map(|m| m.path.clone())
+            .collect();
+        files.sort();
+        files.dedup();
+        files
+    }
+}
+
+/// The addresses that are mapped in this process, from files or not.
+///
+/// # Errors
+/// [`Error::Io`] if `/proc` is not mounted.
+pub fn ranges() -> Result<Vec<std::ops::Range<usize>>> {
+    let text =
+        fs::read_to_string("/proc/self/maps").map_err(|source| Error::io("cannot read /proc/self/maps", source))?;
+    let range = |line: &str| {
+        let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
+        Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
+    };
+    Ok(text.lines().filter_map(range).collect())
+}
+
+impl Mapping {
+    /// Whether the file behind the mapping is the one at `path`.
+    pub fn is(&self, path: &Path) -> bool {
+        fs::metadata(path).is_ok_and(|meta| meta.ino() == self.inode) && path.file_name().is_some()
+    }
+}
+
+/// `start-end perms offset major:minor inode path`
+fn parse_line(line: &str) -> Option<Mapping> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let inode = words.nth(3)?.parse().ok()?;
+    let path = line.get(line.find('/')?..)?;
+    Some(Mapping {
+        start: u64::from_str_radix(start, 16).ok()?,
+        end: u64::from_str_radix(end, 16).ok()?,
+        inode,
+        path: PathBuf::from(path),
+    })
+}
+
+/// All threads of a process at one moment.
+#[derive(Debug)]
+pub struct Threads {
+    at: Instant,
+    threads: Vec<Thread>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Thread {
+    id: String,
+    name: String,
+    /// As in `/proc/PID/stat`.
+    state: char,
+    /// The function of the kernel that it waits in; empty: none, or the kernel does not tell.
+    place: String,
+    times: Times,
+}
+
+/// Since the thread began. Zero where the kernel does not count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Times {
+    ran: Duration,
+    /// It could run, and had no processor. The kernel counts each such wait when it is over.
+    waited: Duration,
+}
+
+impl Threads {
+    /// Those of process `pid` now; none if it has ended.
+    pub fn read(pid: u32) -> Self {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let mut threads: Vec<Thread> = tasks.filter_map(|task| Thread::read(&task.path())).collect();
+        // The first has the lowest number, but where numbers have begun again.
+        threads.sort_by_key(|thread| thread.id.parse::<u32>().unwrap_or(u32::MAX));
+        Self { at: Instant::now(), threads }
+    }
+
+    /// Where each is, and what it has had of the time since `earlier`, as part of a sentence.
+    pub fn since(&self, earlier: &Self) -> String {
+        let mut text = format!("threads in the last {:.1} s", self.at.duration_since(earlier.at).as_secs_f64());
+        for (place, thread) in self.threads.iter().enumerate() {
+            let before = earlier.threads.iter().find(|before| before.id == thread.id);
+            let before = before.map_or_else(Times::default, |before| before.times);
+            let [ran, waited] = [
+                thread.times.ran.saturating_sub(before.ran).as_secs_f64(),
+                thread.times.waited.saturating_sub(before.waited).as_secs_f64(),
+            ];
+            let (colon, name, now) = (if place == 0 { ':' } else { ';' }, &thread.name, thread.now());
+            // A String takes everything.
+            let _ = write!(text, "{colon} {name} ran {ran:.2} s, waited {waited:.2} s for a processor, now {now}");
+        }
+        text
+    }
+}
+
+impl Thread {
+    fn read(task: &Path) -> Option<Self> {
+        let read = |name: &str| fs::read_to_string(task.join(name));
+        let stat = read("stat").ok()?;
+        // The name before the state may hold any characters.
+        let state = stat.rsplit_once(") ")?.1.chars().next()?;
+        Some(Self {
+            id: task.file_name()?.to_string_lossy().into_owned(),
+            name: read("comm").ok()?.trim_end().to_owned(),
+            state,
+            place: read("wchan").ok().filter(|place| place != "0").unwrap_or_default(),
+            times: read("schedstat").ok().and_then(|text| Times::parse(&text)).unwrap_or_default(),
+        })
+    }
+
+    fn now(&self) -> String {
+        match (self.state, self.place.as_str()) {
+            ('R', _) => "can run".into(),
+            ('T' | 't', _) => "is stopped".into(),
+            (state, "") => format!("sleeps ({state})"),
+            (state, place) => format!("sleeps in {place} ({state})"),
+        }
+    }
+}
+
+impl Times {
+    /// Out of a line of `/proc/PID/task/TID/schedstat`: nanoseconds that it ran, and that it waited.
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace().map(|word| word.parse().ok().map(Duration::from_nanos));
+        Some(Self { ran: words.next()??, waited: words.next()?? })
+    }
+}
+
+/// `e_machine` of the ELF header: what this program is for.
+const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+
+/// Why the file at `path` cannot be loaded here, with what helps; `None` if nothing is known to be in the way.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be read.
+pub fn obstacle(path: &Path) -> Result<Option<String>> {
+    let bytes = fs::read(path).map_err(|source| Error::io(format!("cannot read {}", path.display()), source))?;
+    Ok(obstacle_in(&bytes, glibc_here()))
+}
+
+/// Whether the file at `path` is an ELF file for another processor.
+pub fn is_for_another_processor(path: &Path) -> bool {
+    let mut head = [0; 20];
+    let is_read = File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok();
+    is_read && elf_machine(&head).is_some_and(|machine| machine != MACHINE)
+}
+
+/// `None`: it is no ELF file.
+fn elf_machine(bytes: &[u8]) -> Option<u16> {
+    let word = bytes.get(18..20).filter(|_| bytes.starts_with(b"\x7fELF"))?;
+    Some(u16::from_le_bytes([word[0], word[1]]))
+}
+
+fn obstacle_in(bytes: &[u8], here: Option<(u32, u32)>) -> Option<String> {
+    let machine = elf_machine(bytes)?;
+    if machine != MACHINE {
+        let this = std::env::consts::ARCH;
+        return Some(format!("it is for another processor (ELF machine {machine}): install the package for {this}"));
+    }
+    let (needed, here) = (glibc_needed(bytes)?, here?);
+    (needed > here).then(|| {
+        let [needed, here] = [needed, here].map(|(major, minor)| format!("{major}.{minor}"));
+        format!("it needs glibc {needed} and this system has {here}: install the released package, which needs 2.17")
+    })
+}
+
+/// The highest version that the file asks for.
+fn glibc_needed(bytes: &[u8]) -> Option<(u32, u32)> {
+    const MARK: &[u8] = b"GLIBC_";
+    let starts = bytes.windows(MARK.len()).enumerate().filter(|(_, window)| *window == MARK);
+    starts.filter_map(|(at, _)| version(&bytes[at + MARK.len()..])).max()
+}
+
+/// `2.34` at the beginning of `bytes`.
+fn version(bytes: &[u8]) -> Option<(u32, u32)> {
+    let end = bytes.iter().position(|byte| !(byte.is_ascii_digit() || *byte == b'.'))?;
+    let (major, rest) = std::str::from_utf8(&bytes[..end]).ok()?.split_once('.')?;
+    Some((major.parse().ok()?, rest.split('.').next()?.parse().ok()?))
+}
+
+fn glibc_here() -> Option<(u32, u32)> {
+    // SAFETY: it returns a C string that lives as long as the process.
+    let text = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
+    version(text.to_bytes_with_nul())
 }
 
 #[cfg(test)]
@@ -188,5 +425,86 @@ mod tests {
         assert_eq!(parse_resident(status), Some(Resident { all: 5120 << 10, shared: 4096 }));
         assert_eq!(parse_resident("VmRSS:\t5120 kB\n"), None);
         assert!(resident().is_ok_and(|now| now.all > now.shared));
+    }
+
+    #[test]
+    fn a_line_with_a_file() {
+        let mapping =
+            parse_line("7f00aa000000-7f00aa021000 r-xp 00001000 fe:01 4242                       /usr/lib/a b.so");
+        assert_eq!(
+            mapping,
+            Some(Mapping {
+                start: 0x7f00_aa00_0000,
+                end: 0x7f00_aa02_1000,
+                inode: 4242,
+                path: "/usr/lib/a b.so".into()
+            })
+        );
+        assert_eq!(parse_line("7f00aa000000-7f00aa021000 rw-p 00000000 00:00 0 "), None);
+    }
+
+    #[test]
+    fn this_very_function_is_in_this_very_file() -> Result<()> {
+        let maps = Maps::read()?;
+        let here = a_line_with_a_file as *const () as usize;
+        let exe = std::env::current_exe().map_err(|e| Error::io("current_exe", e))?;
+        assert!(maps.is_in(here, &exe));
+        assert!(!maps.is_in(here, Path::new("/bin/sh")));
+        assert!(!maps.files_named("libc.so").is_empty());
+        Ok(())
+    }
+
+    fn thread(state: char, place: &str, ran_ms: u64, waited_ms: u64) -> Thread {
+        let times = Times { ran: Duration::from_millis(ran_ms), waited: Duration::from_millis(waited_ms) };
+        Thread { id: "7".into(), name: "worker".into(), state, place: place.into(), times }
+    }
+
+    #[test]
+    fn what_a_thread_has_had_is_told_since_the_earlier_moment() {
+        let at = Instant::now();
+        let earlier = Threads { at, threads: vec![thread('S', "", 1000, 2000)] };
+        let later = at + Duration::from_secs(10);
+        let text =
+            |state, place| Threads { at: later, threads: vec![thread(state, place, 1100, 11_000)] }.since(&earlier);
+        assert_eq!(
+            text('R', ""),
+            "threads in the last 10.0 s: worker ran 0.10 s, waited 9.00 s for a processor, now can run"
+        );
+        assert!(text('S', "futex_wait").ends_with("now sleeps in futex_wait (S)"));
+        assert!(text('T', "").ends_with("now is stopped"));
+    }
+
+    #[test]
+    fn the_threads_of_a_process_are_read() {
+        assert_eq!(
+            Times::parse("1000 2500 3\n"),
+            Some(Times { ran: Duration::from_micros(1), waited: Duration::from_nanos(2500) })
+        );
+        assert_eq!(Times::parse("none"), None);
+        let read = Threads::read(std::process::id());
+        assert!(read.threads.iter().any(|thread| thread.state == 'R'), "this one runs: {read:?}");
+        assert!(Threads::read(u32::MAX).threads.is_empty());
+    }
+
+    fn file(machine: u16, text: &[u8]) -> Vec<u8> {
+        [b"\x7fELF", &[0; 14][..], &machine.to_le_bytes(), text].concat()
+    }
+
+    #[test]
+    fn the_highest_glibc_that_a_file_asks_for_is_what_it_needs() {
+        let needs = file(MACHINE, b"\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_2.4\0GLIBC_PRIVATE\0");
+        assert_eq!(glibc_needed(&needs), Some((2, 34)));
+        assert_eq!(obstacle_in(&needs, Some((2, 34))), None);
+        let said = obstacle_in(&needs, Some((2, 9))).expect("too old");
+        assert!(said.starts_with("it needs glibc 2.34 and this system has 2.9: install"), "{said}");
+        assert!(glibc_here().is_some_and(|here| here >= (2, 17)));
+    }
+
+    #[test]
+    fn a_file_for_another_processor_is_told() {
+        let said = obstacle_in(&file(21, b"\0GLIBC_2.17\0"), Some((2, 34))).expect("another one");
+        assert!(said.contains("another processor (ELF machine 21): install the package for "), "{said}");
+        assert_eq!(obstacle_in(b"short", Some((2, 34))), None);
+        assert_eq!(obstacle_in(b"a text that is longer than a header", Some((2, 34))), None, "no ELF file");
     }
 }

@@ -7,7 +7,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use crate::system::{host, interrupt};
+use crate::system::host;
+use crate::system::output;
 
 /// How often a wait looks whether the user has interrupted the program.
 const LOOK: Duration = Duration::from_millis(100);
@@ -83,7 +84,7 @@ fn follow(mut child: Child, silence: Duration) -> Printed {
                 last = Instant::now();
             }
             Err(RecvTimeoutError::Disconnected) => break false,
-            Err(RecvTimeoutError::Timeout) if last.elapsed() > silence || interrupt::received() => break true,
+            Err(RecvTimeoutError::Timeout) if last.elapsed() > silence || output::received() => break true,
             Err(RecvTimeoutError::Timeout) => {}
         }
     };

@@ -19,11 +19,9 @@ use std::sync::{Arc, OnceLock};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::nccl::abi::{self, later, ncclNet_v8_t, ncclNetProperties_v8_t};
-use crate::nccl::debug_log;
-use crate::nccl::library::{Identity, Library, Source};
-use crate::nccl::net_events;
-use crate::nccl::vtable::{Vtable, slot};
+use crate::nccl::abi::{later, ncclNet_v8_t, ncclNetProperties_v8_t};
+use crate::nccl::library::{Identity, Library, Source, Vtable, slot};
+use crate::nccl::{abi, debug_log, profiler};
 
 /// Calls a slot of the vtable and turns its result into an [`Error::Call`]: `slot(…)` where it is the same in all
 /// versions, `net.slot(…)` of a known version's table `net` where it is not, `function => slot(…)` of a function that is at hand.
@@ -181,12 +179,12 @@ impl Transport {
 
     /// The function that `init` is given for a profiler.
     fn profiler(&self) -> *const c_void {
-        if self.has_profiler { net_events::function() } else { std::ptr::null() }
+        if self.has_profiler { profiler::function() } else { std::ptr::null() }
     }
 
     /// The handle of a message that a profiler may hear of.
     pub fn profiled(&self) -> *mut c_void {
-        if self.has_profiler { net_events::OF } else { std::ptr::null_mut() }
+        if self.has_profiler { profiler::OF } else { std::ptr::null_mut() }
     }
 
     /// The context for `listen` and `connect`.
@@ -357,4 +355,29 @@ pub fn in_common(raw: &ncclNetProperties_v8_t) -> later::Common {
 fn members<const MOST: usize>(fused: &later::Fused<MOST>) -> &[c_int] {
     let count = usize::try_from(fused.count).unwrap_or(0);
     &fused.devices[..count.min(MOST)]
+}
+
+/// The device that is made of two others: by the transport itself, if it has one (a v8 transport fuses the ports of a
+/// card on its own), else made here. Rank 1 takes the second fused device, or the third and fourth plain one, where
+/// there are so many.
+///
+/// # Errors
+/// Those of the transport; [`Error::Refused`] if there is none and none can be made.
+pub(crate) fn device_of(transport: &Transport, rank: usize) -> Result<usize> {
+    let count = transport.devices()?;
+    let mut fused = Vec::new();
+    for device in 0..count {
+        // Version 8 has no field for it: the built-in transport joins the names.
+        if transport.properties(device)?.name.contains('+') {
+            fused.push(device);
+        }
+    }
+    if let Some(device) = fused.get(rank).or_else(|| fused.first()) {
+        return Ok(*device);
+    }
+    if count < 2 || transport.identity().interface == 8 {
+        return Err(Error::Refused(format!("{} fused no devices: it shows {count}", transport.name())));
+    }
+    let first = if count >= 4 { 2 * rank } else { 0 };
+    transport.fuse(&[first, first + 1])
 }

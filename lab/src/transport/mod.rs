@@ -11,21 +11,17 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | [`instance`] | [`Transport`]: a loaded and initialised transport, and its devices |
+//! | [`instance`] | [`Transport`]: a loaded and initialised transport, and its devices; the device of each rank where two are made into one |
 //! | [`buffer`] | host memory for registration |
 //! | [`comm`] | send and receive communicators, memory regions, requests |
-//! | [`listener`] | [`Listener`], [`Handle`], `listen` and `connect` |
+//! | [`listener`] | [`Listener`], [`Handle`], `listen` and `connect`; a connection whose two ends are in this process |
 //! | [`deadline`] | polling with a time limit |
-//! | `fused` | the device of each rank where two are made into one |
-//! | `local_conn` | a connection whose two ends are in this process |
 
 pub mod buffer;
 pub mod comm;
 pub mod deadline;
-pub mod fused;
 pub mod instance;
 pub mod listener;
-pub mod local_conn;
 
 pub use instance::{Properties, Transport};
 pub use listener::{Handle, Listener};

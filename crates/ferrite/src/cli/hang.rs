@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::hang::finding::{Finding, summary};
-use crate::hang::outside::State;
-use crate::hang::{ask, stats_file};
+use crate::hang;
+use crate::hang::Finding;
+use crate::hang::State;
+use crate::hang::summary;
 use lab::cli::exit::Exit;
 use lab::error::{Error, Result};
 use lab::system::output;
@@ -67,7 +68,7 @@ fn of_one(pid: u32, limit: Duration) -> Result<Finding> {
 
 /// Of all processes of this user and machine that use Ferrite. One that ends meanwhile is none.
 fn of_all(limit: Duration) -> Result<BTreeMap<u32, Finding>> {
-    let pids: BTreeSet<u32> = ask::known().into_iter().chain(stats_file::processes()).collect();
+    let pids: BTreeSet<u32> = hang::known().into_iter().chain(hang::processes()).collect();
     // All at once: each may take seconds.
     let asked = pids.into_iter().map(|pid| (pid, std::thread::spawn(move || Finding::of_process(pid, limit))));
     let asked: Vec<_> = asked.collect();

@@ -1,9 +1,7 @@
 //! The command line: arguments into what is to be done, and how it ended into an exit code.
 
 mod doctor;
-mod doctor_peers;
 mod hang;
-mod paths;
 mod top;
 mod trace;
 
@@ -13,9 +11,9 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use lab::cli::exit::{self, Exit, INVALID, TABLE};
 use lab::error::{Error, Result};
-use lab::results::file_hash;
+use lab::results::record;
 use lab::system::dist::Dist;
-use lab::system::{interrupt, output};
+use lab::system::output;
 use nccl_net::inspect::version;
 
 use crate::doctor::machine;
@@ -42,7 +40,7 @@ enum Command {
     /// Show what the connections of this machine's processes do, as they run
     Top(top::Top),
     /// Show the lanes of connections: what each carries, how fast, and how often lanes were given other paths
-    Paths(paths::Paths),
+    Paths(top::Paths),
     /// Write a timeline of messages at both ends of connections, for Perfetto, and list the slowest
     Trace(trace::Trace),
     /// Say what processes wait for, of which and why
@@ -81,7 +79,7 @@ pub fn main() -> i32 {
         Err(asked) => return exit::code(output::write_stdout(&asked.render().to_string()).map(|()| Exit::Good)),
     };
     if matches!(cli.command, Command::Doctor(_) | Command::Top(_) | Command::Paths(_) | Command::Trace(_)) {
-        interrupt::install_handler();
+        output::install_handler();
     }
     exit::code(match cli.command {
         Command::Doctor(doctor) => doctor.run(),
@@ -98,7 +96,7 @@ pub fn main() -> i32 {
             .map(|()| Exit::Good)
             .map_err(|problem| Error::io(format!("cannot write {}", problem.path.display()), problem.source)),
         Command::DoctorVerbs => return machine::verbs_worker(),
-        Command::DoctorHost { place, plugin } => doctor_peers::host(&place, &plugin),
+        Command::DoctorHost { place, plugin } => doctor::host(&place, &plugin),
         Command::DoctorLoopback { plugin } => return machine::loopback_worker(&plugin),
     })
 }
@@ -108,7 +106,7 @@ pub fn main() -> i32 {
 fn long_version(arguments: &[std::ffi::OsString]) -> String {
     let plugin = || -> Result<String> {
         let path = Dist::find()?.plugin()?;
-        Ok(format!("\nplugin {} (sha256 {})", path.display(), file_hash::sha256(&path)?))
+        Ok(format!("\nplugin {} (sha256 {})", path.display(), record::sha256(&path)?))
     };
     let asked = arguments.iter().any(|word| word == "--version");
     version::text().to_owned() + &if asked { plugin().unwrap_or_default() } else { String::new() }

@@ -7,19 +7,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-
-use crate::top::filter::{Filter, Sort};
-use crate::top::json;
-use crate::top::openmetrics::Totals;
-use crate::top::ports::{self, PortRates};
-use crate::top::processes::Processes;
-use crate::top::rates::rows;
-use crate::top::screen::{Key, Screen};
-use crate::top::serve::Server;
-use crate::top::table::{Ports, View};
 use lab::cli::exit::Exit;
 use lab::error::{Error, Result};
-use lab::system::{interrupt, output};
+use lab::system::output;
+
+use crate::top::openmetrics::{Server, Totals};
+use crate::top::rates::{Filter, PortRates, Sort, rows};
+use crate::top::stats_file::Processes;
+use crate::top::table::{Key, Ports, Screen, View};
+use crate::top::{openmetrics, rates, table};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -74,13 +70,13 @@ struct Moment {
 impl Moment {
     fn look(folder: &Path) -> Result<Self> {
         let processes = Processes::read(folder).map_err(|e| Error::io(folder.display().to_string(), e))?;
-        Ok(Self { processes, ports: ports::read(Path::new(ports::CLASS)) })
+        Ok(Self { processes, ports: rates::read(Path::new(rates::CLASS)) })
     }
 
     fn port_rates(&self, before: Option<&Self>) -> BTreeMap<(String, u32), PortRates> {
         let Some(before) = before else { return BTreeMap::new() };
         let seconds = self.processes.at.saturating_duration_since(before.processes.at).as_secs_f64();
-        let rates = |(key, port)| Some(((key), ports::rates(before.ports.get(key)?, port, seconds)));
+        let rates = |(key, port)| Some(((key), rates::rates(before.ports.get(key)?, port, seconds)));
         self.ports.iter().filter_map(rates).map(|(key, rates): (&(String, u32), _)| (key.clone(), rates)).collect()
     }
 }
@@ -134,7 +130,7 @@ impl Top {
             width: screen.map_or(usize::MAX, Screen::columns),
             has_keys: screen.is_some(),
         };
-        if self.json { json::line(&view) } else { view.text(screen.map_or(usize::MAX, Screen::lines)) }
+        if self.json { openmetrics::line(&view) } else { view.text(screen.map_or(usize::MAX, Screen::lines)) }
     }
 
     /// Waits for an interval, and does meanwhile what the user and clients want. Returns whether to end.
@@ -149,7 +145,7 @@ impl Top {
         let until = Instant::now() + Duration::from_secs_f64(self.interval);
         let mut is_paused = false;
         while is_paused || Instant::now() < until {
-            if interrupt::received() {
+            if output::received() {
                 return Ok(true);
             }
             if let Some(server) = server {
@@ -177,6 +173,39 @@ fn write_whole(path: &Path, text: &str) -> Result<()> {
     name.push(format!(".{}", std::process::id()));
     let written = std::fs::write(&name, text).and_then(|()| std::fs::rename(&name, path));
     written.map_err(|e| Error::io(path.display().to_string(), e))
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Looks twice at the statistics of this machine's processes (docs/stats-file.md), and shows for each connection that sends over lanes \
+(FERRITE_LANES, docs/paths.md): how often it has recovered, how often lanes were given other paths, and the share of the bytes that each lane has \
+carried meanwhile, with its speed. `ferrite top --json` has the same numbers. Where the lanes of a connection have all carried as much from its beginning on, it says \
+that one queue pair would cost less.\n\n\
+Exit code 0: shown; 2: the folder cannot be read; 3: no process was found.")]
+pub(super) struct Paths {
+    /// Time between the two looks; s
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = parse_interval)]
+    interval: f64,
+    /// Show connections of which all of this holds: `rank=6,peer=118,dev=mlx5_3,host=n-0412,pid=815`
+    #[arg(long, value_name = "LIST", default_value = "", value_parser = Filter::parse)]
+    filter: Filter,
+    /// Folder of the files
+    #[arg(long, value_name = "FOLDER", env = "FERRITE_STATS_DIR", default_value = "/dev/shm")]
+    folder: PathBuf,
+}
+
+impl Paths {
+    pub(super) fn run(&self) -> Result<Exit> {
+        let look = || Processes::read(&self.folder).map_err(|e| Error::io(self.folder.display().to_string(), e));
+        let before = look()?;
+        std::thread::sleep(Duration::from_secs_f64(self.interval));
+        let now = look()?;
+        let mut rows = rows(Some(&before), &now);
+        rows.retain(|row| self.filter.admits(row));
+        Sort::Gbps.apply(&mut rows);
+        output::write_stdout(&table::text(&rows))?;
+        Ok(if now.living.is_empty() { Exit::TooFew } else { Exit::Good })
+    }
 }
 
 #[cfg(test)]

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::trace::recording::Recording;
-use crate::trace::timeline::Timeline;
-use crate::trace::{chrome, slowest};
+use crate::trace;
+use crate::trace::Recording;
+use crate::trace::Timeline;
 use lab::cli::exit::Exit;
 use lab::error::{Error, Result};
-use lab::system::{interrupt, output};
+use lab::system::output;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -68,7 +68,7 @@ impl Trace {
             return Ok(if is_interrupted { Exit::Interrupted } else { Exit::TooFew });
         }
         let timeline = Timeline::new(&recording);
-        output::write_file(&output, &chrome::document(&timeline).to_string())?;
+        output::write_file(&output, &trace::document(&timeline).to_string())?;
         output::write_stdout(&self.text(&recording, &timeline, &output))?;
         Ok(if is_interrupted { Exit::Interrupted } else { Exit::Good })
     }
@@ -98,8 +98,8 @@ impl Trace {
                 ));
                 return Ok((recording, false));
             }
-            if Instant::now() >= until || interrupt::received() {
-                return Ok((recording, interrupt::received()));
+            if Instant::now() >= until || output::received() {
+                return Ok((recording, output::received()));
             }
             // Where the files are long, looking at them takes no more than a fifth of a CPU.
             std::thread::sleep(PAUSE.max(4 * began.elapsed()).min(until.saturating_duration_since(Instant::now())));
@@ -123,7 +123,7 @@ impl Trace {
         };
         let mut text = format!(
             "{} timed message(s) ({sample} is timed) at {} end(s) of connections of {} process(es); of {} connection(s) both ends are known\n",
-            slowest::count(timeline),
+            trace::count(timeline),
             timeline.ends.len(),
             recording.processes.len(),
             timeline.connections.len()
@@ -135,8 +135,8 @@ impl Trace {
             );
         }
         text.extend(timeline.clock_lines().into_iter().map(|line| line + "\n"));
-        text.extend(slowest::advice(timeline).map(|line| line + "\n"));
-        text += &format!("\n{}\n", slowest::table(timeline, self.slowest));
+        text.extend(trace::advice(timeline).map(|line| line + "\n"));
+        text += &format!("\n{}\n", trace::table(timeline, self.slowest));
         text + &format!("written to {}: open it at https://ui.perfetto.dev\n", output.display())
     }
 }

@@ -1,15 +1,17 @@
 //! Tables of text, for any width from 80 columns on.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::fmt::Write as _;
+use std::io::{Write as _, stdout};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::end::End;
-use super::filter::Sort;
-use super::ports::{Port, PortRates};
-use super::processes::Processes;
-use super::rates::Row;
+use crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use crossterm::{cursor, event, execute, queue, style, terminal};
+use lab::error::{Error, Result};
 use nccl_net::inspect::stats::layout::{header, record};
+
+use crate::top::rates::{Port, PortRates, Row, Sort};
+use crate::top::stats_file::{End, Processes};
 
 /// Ports by device and number.
 pub(crate) type Ports = BTreeMap<(String, u32), Port>;
@@ -268,15 +270,183 @@ pub(crate) fn time(ns: f64) -> String {
     }
 }
 
+/// Bytes of a connection from which on it is said of its lanes that they are alike.
+const MANY_BYTES: u64 = 10_000_000_000;
+
+/// A line for each sender that has lanes, and how many other senders there are. It is also said how many have lanes in vain.
+pub(crate) fn text(rows: &[Row]) -> String {
+    let senders = || rows.iter().filter(|row| row.end.is_sender);
+    let mut text = format!(
+        "{:>5} {:<21} {:<14} {:>8} {:>6} {:>6}  {}\n",
+        "RANK", "PEER", "DEVICE", "GB/s", "RECOV", "MOVES", "LANES: SHARE % (GB/s)"
+    );
+    senders().filter(|row| !row.end.lanes.is_empty()).for_each(|row| text += &line(row));
+    let others = senders().filter(|row| row.end.lanes.is_empty()).count();
+    if others > 0 {
+        let _ = writeln!(
+            text,
+            "{others} sender(s) with one lane, the default, or that have sent nothing yet (FERRITE_LANES)"
+        );
+    }
+    let alike = senders().filter(|row| are_alike(row)).count();
+    if alike > 0 {
+        let _ = writeln!(
+            text,
+            "all lanes alike since the beginning at {alike} sender(s): one path, or a fabric that spreads packets; FERRITE_LANES=1 would cost less"
+        );
+    }
+    text
+}
+
+/// Whether the lanes of a connection have all carried as much, to a sixteenth, over many bytes, and none has got another path.
+fn are_alike(row: &Row) -> bool {
+    let lanes = &row.end.lanes;
+    let (least, most) = (lanes.iter().min().copied().unwrap_or(0), lanes.iter().max().copied().unwrap_or(0));
+    let has_changed = row.end.counters[record::MOVES] > 0 || row.end.counters[record::RECOVERIES] > 0;
+    sum(lanes) >= MANY_BYTES && least >= most / 16 * 15 && !has_changed
+}
+
+fn sum(lanes: &[u64]) -> u64 {
+    lanes.iter().copied().fold(0, u64::saturating_add)
+}
+
+fn line(row: &Row) -> String {
+    let end = &row.end;
+    let number = |rank: Option<u64>| rank.map_or_else(|| "?".into(), |rank| rank.to_string());
+    let mut text = format!(
+        "{:>5} {:<21} {:<14} {:>8.2} {:>6} {:>6} ",
+        number(row.rank),
+        format!("{} {}", number(end.peer.rank), end.peer.host),
+        end.device,
+        row.bytes_per_second() / 1e9,
+        end.counters[record::RECOVERIES],
+        end.counters[record::MOVES],
+    );
+    let all = sum(&row.lane_bytes);
+    for bytes in &row.lane_bytes {
+        let share = *bytes as f64 / all.max(1) as f64;
+        let rate = if row.seconds > 0.0 { *bytes as f64 / row.seconds / 1e9 } else { 0.0 };
+        let _ = write!(text, " {:.0} ({rate:.2})", share * 100.0);
+    }
+    text + "\n"
+}
+
+/// The terminal while it shows a full screen. It is as before once this is dropped.
+#[derive(Debug)]
+pub(crate) struct Screen(());
+
+/// What a user wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Key {
+    /// To end.
+    Quit,
+    /// Another order.
+    Sort,
+    /// To stop drawing, or to go on.
+    Pause,
+    /// The screen has another size, or is to be drawn anew.
+    Redraw,
+}
+
+impl Screen {
+    /// Takes the terminal.
+    ///
+    /// # Errors
+    /// It is none, or does not answer.
+    pub(crate) fn new() -> Result<Self> {
+        terminal::enable_raw_mode().map_err(failed)?;
+        let screen = Self(());
+        execute!(stdout(), terminal::EnterAlternateScreen, cursor::Hide).map_err(failed)?;
+        Ok(screen)
+    }
+
+    /// Its lines.
+    pub(crate) fn lines(&self) -> usize {
+        terminal::size().map_or(24, |(_, lines)| usize::from(lines))
+    }
+
+    /// Its columns.
+    pub(crate) fn columns(&self) -> usize {
+        terminal::size().map_or(80, |(columns, _)| usize::from(columns))
+    }
+
+    /// Shows `text`, cut to the size of the screen.
+    ///
+    /// # Errors
+    /// The terminal has gone.
+    pub(crate) fn show(&self, text: &str) -> Result<()> {
+        let (columns, lines) = terminal::size().unwrap_or((80, 24));
+        let mut out = stdout().lock();
+        let mut draw = || -> std::io::Result<()> {
+            queue!(out, terminal::Clear(terminal::ClearType::All))?;
+            for (at, line) in text.lines().take(lines.into()).enumerate() {
+                let cut: String = line.chars().take(columns.into()).collect();
+                queue!(out, cursor::MoveTo(0, at as u16), style::Print(cut))?;
+            }
+            out.flush()
+        };
+        draw().map_err(failed)
+    }
+
+    /// The next key within `limit`.
+    ///
+    /// # Errors
+    /// The terminal has gone.
+    pub(crate) fn key(&self, limit: Duration) -> Result<Option<Key>> {
+        let until = Instant::now() + limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if !event::poll(left).map_err(failed)? {
+                return Ok(None);
+            }
+            if let Some(key) = meaning(&event::read().map_err(failed)?) {
+                return Ok(Some(key));
+            }
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = execute!(stdout(), terminal::LeaveAlternateScreen, cursor::Show);
+        let _ = terminal::disable_raw_mode();
+    }
+}
+
+fn meaning(event: &Event) -> Option<Key> {
+    match event {
+        Event::Resize(..) => Some(Key::Redraw),
+        Event::Key(KeyEvent { kind: KeyEventKind::Release, .. }) => None,
+        Event::Key(KeyEvent { code: KeyCode::Char('c'), modifiers, .. })
+            if modifiers.contains(KeyModifiers::CONTROL) =>
+        {
+            Some(Key::Quit)
+        }
+        Event::Key(KeyEvent { code, .. }) => match code {
+            KeyCode::Char('q') | KeyCode::Esc => Some(Key::Quit),
+            KeyCode::Char('s') => Some(Key::Sort),
+            KeyCode::Char(' ') => Some(Key::Pause),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn failed(problem: std::io::Error) -> Error {
+    Error::io("the terminal", problem)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::top::processes::Process;
-    use crate::top::rates::rows;
-    use crate::top::stats_file::tests::{example, parsed};
+    use std::time::Instant;
+
     use nccl_net::inspect::operation::{Call, Function};
     use nccl_net::inspect::stats::layout::{HEADER_WORDS, RECORD_WORDS};
-    use std::time::Instant;
+
+    use super::*;
+    use crate::top::rates::rows;
+    use crate::top::stats_file::tests::{example, parsed};
+    use crate::top::stats_file::{End, Process};
 
     pub(crate) fn processes(words: &[u64]) -> Processes {
         let file = parsed(words);
@@ -353,5 +523,52 @@ mod tests {
         assert_eq!(counts, ["0", "9999", "10.0k", "92.1k", "1.0M", "1.0G"]);
         let times = [400.0, 99_949.0, 99_950.0, 480_000.0, 999_500.0, 8.1e6, 2.1e9, 12e9].map(time);
         assert_eq!(times, ["0.4 us", "99.9 us", "100 us", "480 us", "1.0 ms", "8.1 ms", "2.1 s", "12 s"]);
+    }
+
+    /// A row of the example's sender with so many bytes on its lanes in two seconds, of which lanes have moved three times.
+    fn row(lane_bytes: &[u64]) -> Row {
+        row_with(lane_bytes, 3)
+    }
+
+    fn row_with(lane_bytes: &[u64], moves: u64) -> Row {
+        let mut words = example();
+        words[HEADER_WORDS + record::QP_COUNT] = lane_bytes.len() as u64;
+        words[HEADER_WORDS + record::MOVES] = moves;
+        words[HEADER_WORDS + record::RECOVERIES] = moves;
+        words[HEADER_WORDS + record::LANE_BYTES..][..lane_bytes.len()].copy_from_slice(lane_bytes);
+        let file = parsed(&words);
+        let (number, record) = file.records().next().expect("one");
+        let end = End::new(number, record);
+        let (grown, stages) = (end.counters, end.stages);
+        let lane_bytes = end.lanes.clone();
+        Row { pid: 1, rank: Some(6), end, seconds: 2.0, grown, rail_bytes: Vec::new(), lane_bytes, stages }
+    }
+
+    #[test]
+    fn a_line_has_the_share_and_the_speed_of_each_lane() {
+        let text = text(&[row(&[6_000_000_000, 2_000_000_000])]);
+        let line = text.lines().nth(1).expect("a line");
+        assert!(line.starts_with("    6 118 n-0412"), "{line:?}");
+        assert!(line.ends_with("     3  75 (3.00) 25 (1.00)"), "{line:?}");
+    }
+
+    #[test]
+    fn lanes_that_are_alike_over_many_bytes_are_said_to_be_of_no_use() {
+        let says = |rows: &[Row]| text(rows).contains("all lanes alike since the beginning at 1 sender(s): one path");
+        let gb = 1_000_000_000;
+        assert!(says(&[row_with(&[5 * gb, 5 * gb], 0)]));
+        assert!(says(&[row_with(&[6 * gb, 6 * gb - gb / 4], 0), row_with(&[9 * gb, 5 * gb], 0)]));
+        assert!(!says(&[row_with(&[6 * gb, 5 * gb], 0)]), "one is slower");
+        assert!(!says(&[row_with(&[4 * gb, 4 * gb], 0)]), "too few bytes");
+        assert!(!says(&[row_with(&[5 * gb, 5 * gb], 1)]), "a lane has got another path");
+    }
+
+    #[test]
+    fn senders_without_lanes_are_counted() {
+        let text = text(&[row(&[0, 0])]);
+        assert_eq!(
+            text.lines().nth(1),
+            Some("1 sender(s) with one lane, the default, or that have sent nothing yet (FERRITE_LANES)")
+        );
     }
 }

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use lab::nccl::cache;
+use lab::nccl::release;
 use lab::nccl::release::NcclRelease;
 use lab::pair::PairPermit;
 use lab::pair::Setting;
@@ -63,7 +63,7 @@ pub(crate) fn stock_nccl() -> Result<PathBuf, Missing> {
 /// The library of a release in the cache.
 pub(crate) fn cached_nccl(release: &str) -> Result<PathBuf, Missing> {
     let release = NcclRelease::named(release).expect("it is known");
-    let library = cache::cached(release).expect("there is a folder for the cache");
+    let library = release::cached(release).expect("there is a folder for the cache");
     if library.exists() {
         return Ok(library);
     }

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use crate::common::{fake_nccl, loopback, shared_object};
 use lab::error::Error;
-use lab::nccl::elf;
+use lab::nccl::library;
 use lab::nccl::library::Library;
 use lab::nccl::library::Source;
-use lab::nccl::stock_library;
+use lab::nccl::release;
 use testkit::Scratch;
 
 fn refusal(source: &Source) -> String {
@@ -63,7 +63,7 @@ fn another_version_is_refused() {
         words.ends_with("is NCCL 2.19.3; known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7, 2.32.3"),
         "{words}"
     );
-    assert!(stock_library::verify(&path).is_err());
+    assert!(release::verify(&path).is_err());
 }
 
 #[test]
@@ -111,16 +111,16 @@ fn a_file_cut_short_is_not_even_loaded() {
 #[test]
 fn a_stripped_file_says_so() {
     let stripped = shared_object("loopback", &["-DAS_NCCL=22105", "-DVTABLE_NAME=\"IB\"", "-s"]);
-    match elf::local_symbol(&stripped, "ncclNetIb") {
+    match library::local_symbol(&stripped, "ncclNetIb") {
         Err(Error::Symbol { hint, .. }) => assert!(hint.contains("stripped"), "{hint}"),
         other => panic!("{other:?}"),
     }
-    assert!(elf::exports(&stripped, "ncclGet").expect("it is an ELF file") == ["ncclGetVersion"]);
+    assert!(library::exports(&stripped, "ncclGet").expect("it is an ELF file") == ["ncclGetVersion"]);
 }
 
 #[test]
 fn a_symbol_of_this_program_is_found() {
     let own = std::env::current_exe().expect("it runs");
-    assert!(elf::local_symbol(&own, "main").is_ok_and(|value| value > 0));
-    assert!(elf::local_symbol(Path::new("/etc/hostname"), "x").is_err());
+    assert!(library::local_symbol(&own, "main").is_ok_and(|value| value > 0));
+    assert!(library::local_symbol(Path::new("/etc/hostname"), "x").is_err());
 }

@@ -9,7 +9,7 @@ use lab::error::Result;
 use lab::nccl::library::Source;
 use lab::pair;
 use lab::pair::PeerConn;
-use lab::pair::pages::Pages;
+use lab::pair::worker_ctx::Pages;
 use lab::transport::Transport;
 use lab::transport::buffer::Buffer;
 use lab::transport::deadline::finished;

@@ -164,7 +164,7 @@ fn agrees_with_the_loader_of(release: &str) {
     alone(&env, || {
         let folder = fs::canonicalize(std::env::var("LOADERS").expect("set")).expect("it is there");
         // Loaded once; each child goes on from here.
-        let _nccl = require!(lab::nccl::stock_library::verify(&nccl).map_err(|e| testkit::Missing(e.to_string())));
+        let _nccl = require!(lab::nccl::release::verify(&nccl).map_err(|e| testkit::Missing(e.to_string())));
         for (setting, files) in CASES {
             for name in ["L", "W"] {
                 let _ = fs::remove_dir_all(folder.join(name));

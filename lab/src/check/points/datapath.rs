@@ -1,24 +1,26 @@
 //! Points 35 to 40: messages, their sizes and their groups.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::check::context::Context;
+use crate::check::context::{
+    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SETTLED, SOON, Softrnic, Step, Trial, arrived, code, connect_locally,
+    done, exchange, sent_meanwhile, within,
+};
 use crate::check::ensure;
-use crate::check::local_messages::{arrived, connect_locally, exchange};
-use crate::check::outcome::StepResult;
-use crate::check::point::{BOTH_RANKS, Env, Point, RANK0_ONLY, Step, Trial};
-use crate::check::raw::{GARBAGE, Raw};
-use crate::check::wait::{SOON, done, within};
+use crate::check::raw::{GARBAGE, Opaque, Raw};
+use crate::check::runner::StepResult;
 use crate::error::{Error, Result};
-use crate::measure::conn::Bench;
-use crate::measure::pattern;
-use crate::measure::verify::{self, memory_needed};
+use crate::measure::stream::{Bench, TAG};
+use crate::measure::verify::memory_needed;
+use crate::measure::{plan, verify};
+use crate::system::host;
 use crate::transport::buffer::Buffer;
-use crate::transport::comm::{RecvBuffer, Region, Request};
-use crate::transport::deadline::{Deadline, posted};
+use crate::transport::comm::{RecvBuffer, Region, Request, SendComm};
+use crate::transport::deadline::{Deadline, finished, posted};
 use crate::transport::instance::Transport;
-use crate::transport::local_conn::LocalConn;
+use crate::transport::listener::LocalConn;
 
 /// Around every edge that there may be.
 const SIZES: [usize; 24] = [
@@ -123,14 +125,13 @@ fn sizes(ctx: &mut Context<'_>) -> Result<StepResult> {
     for (i, size) in SIZES.into_iter().enumerate() {
         // Neither end is aligned, and they are not alike.
         for (from, to) in [(0, 0), (1, 64), (77, 3)] {
-            let seed = pattern::seed(i as u64, from, to as u64);
-            pattern::fill(&mine, from, size, seed)?;
+            let seed = plan::seed(i as u64, from, to as u64);
+            plan::fill(&mine, from, size, seed)?;
             theirs.set(0, to + size + 64, 0xee)?;
             let (went, came) = exchange((&conn.send, &out, from, size), (&conn.recv, &into, to, size))?;
             ensure!(went as usize == size, "a send of {size} bytes says that it sent {went}");
             arrived(&into, to, size, seed, came)?;
-            let beside =
-                pattern::untouched(&theirs, 0, to, 0xee)?.or(pattern::untouched(&theirs, to + size, 64, 0xee)?);
+            let beside = plan::untouched(&theirs, 0, to, 0xee)?.or(plan::untouched(&theirs, to + size, 64, 0xee)?);
             ensure!(beside.is_none(), "a message of {size} bytes writes beside its place");
         }
     }
@@ -148,7 +149,7 @@ fn largest(ctx: &mut Context<'_>) -> Result<StepResult> {
     // Looked at in a few places: a gibibyte of pattern takes long.
     let places = [0, 4096, (1 << 29) - 64, (1 << 29) + 4096, LARGEST - 4096];
     for (i, place) in places.into_iter().enumerate() {
-        pattern::fill(&mine, place, 4096, i as u64)?;
+        plan::fill(&mine, place, 4096, i as u64)?;
     }
     let (went, came) = exchange((&conn.send, &out, 0, LARGEST), (&conn.recv, &into, 0, LARGEST))?;
     ensure!((went, came) == (1 << 30, 1 << 30), "1 GiB: {went} bytes sent, {came} received");
@@ -170,14 +171,14 @@ fn unequal(ctx: &mut Context<'_>) -> Result<StepResult> {
         [(0, 64), (1, 4096), (64, 63), (8, 0), (5000, 128), (4096, 1 << 20), (1 << 20, 65_537), (100_000, 99_999)];
     for (i, (size, room)) in cases.into_iter().enumerate() {
         let less = size.min(room);
-        pattern::fill(&mine, 0, size, i as u64)?;
+        plan::fill(&mine, 0, size, i as u64)?;
         theirs.set(0, size.max(room) + 64, 0xee)?;
         let (went, came) = exchange((&conn.send, &out, 0, size), (&conn.recv, &into, 0, room))?;
         ensure!(went as usize == less, "{size} bytes into room for {room}: the send says {went}");
         // A prefix, up to a word that is cut: words depend on their place alone.
         arrived(&into, 0, less & !7, i as u64, came & !7)?;
         ensure!(came as usize == less, "{size} bytes into room for {room}: the receive says {came}");
-        let behind = pattern::untouched(&theirs, less, size.max(room) + 64 - less, 0xee)?;
+        let behind = plan::untouched(&theirs, less, size.max(room) + 64 - less, 0xee)?;
         ensure!(behind.is_none(), "{size} bytes into room for {room}: bytes are written behind byte {less}");
     }
     Ok(StepResult::passed(format!("{} pairs of sizes, over 1 and 3 queue pairs", cases.len())))
@@ -228,7 +229,7 @@ fn one_group(conn: &LocalConn, out: &Region, into: &Region, order: [usize; 4], r
     let receive = posted(&mut deadline, || conn.recv.receive_group(&places(into, 4)))?;
     let mut sends: Vec<Request<'_>> = Vec::new();
     for i in order {
-        pattern::fill(out.memory(), i * 4096, LENGTHS[i], round * 4 + i as u64)?;
+        plan::fill(out.memory(), i * 4096, LENGTHS[i], round * 4 + i as u64)?;
         sends.push(posted(&mut deadline, || conn.send.send(out, i * 4096, LENGTHS[i], 10 + i as i32))?);
         let other = conn.send.send(out, 0, 8, 99)?;
         ensure!(other.is_none(), "a send with a tag of no receive is taken");
@@ -373,4 +374,583 @@ fn all_sends<'l>(conn: &'l LocalConn, out: &Region, receives: &mut [Request<'_>]
         }
     }
     Ok(sends)
+}
+
+/// More than any counter of 16 bits holds.
+const MESSAGES: u64 = 70_000;
+/// More than any of 24 bits.
+const LONG: u64 = (1 << 24) + 10;
+/// Tests of a request that is not done.
+const TESTS: u32 = 1_000_000;
+/// Bytes that have to arrive together.
+const LINE: usize = 128;
+
+/// Many messages take long where each is read late.
+const LAX: (&str, &str) = ("SOFTRNIC_STRICT", "0");
+/// Asks the software device for what NICs do with lines of 128 bytes; it costs time, and other devices do not read it.
+const WHOLE_LINES: (&str, &str) = ("SOFTRNIC_LINES", "1");
+const QPS3: (&str, &str) = ("NCCL_IB_QPS_PER_CONNECTION", "3");
+const SPLIT: (&str, &str) = ("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
+const ROUTED: (&str, &str) = ("NCCL_IB_ADAPTIVE_ROUTING", "1");
+const EAGER: (&str, &str) = ("NCCL_IB_AR_THRESHOLD", "0");
+const DELAYS: (&str, &str) = ("SOFTRNIC_FAULTS", "delay=150us chance=0.1");
+
+pub(super) const ORDER_POINTS: &[Point] = &[
+    Point {
+        number: 41,
+        name: "many-messages",
+        claim: "counters of messages may wrap: more than 2^16 on one communicator, with --long more than 2^24",
+        trial: Trial::Steps(&[
+            Step { env: Env { vars: &[LAX], ..RANK0_ONLY }, run: many },
+            Step { env: Env { vars: &[LAX], timeout_s: 600, long: true, ..RANK0_ONLY }, run: very_many },
+        ]),
+    },
+    Point {
+        number: 42,
+        name: "order-of-tests",
+        claim: "requests are tested oldest first or in any order, unfinished ones a million times, and memory stays",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: order_of_tests }]),
+    },
+    Point {
+        number: 43,
+        name: "later-first",
+        claim: "a request may be found done after a later one, and its data is there then",
+        trial: Trial::Steps(&[
+            Step { env: Env { vars: &[QPS3], ..RANK0_ONLY }, run: later_first },
+            Step { env: Env { vars: &[QPS3, DELAYS], ..RANK0_ONLY }, run: later_first },
+        ]),
+    },
+    Point {
+        number: 44,
+        name: "polled-lines",
+        claim: "a consumer that polls flags in the data sees each line of 128 bytes whole, on any number of queue pairs",
+        trial: Trial::Steps(&[
+            Step { env: Env { vars: &[WHOLE_LINES], ..BOTH_RANKS }, run: polled },
+            Step { env: Env { vars: &[WHOLE_LINES, QPS3, SPLIT], ..BOTH_RANKS }, run: polled },
+            Step { env: Env { vars: &[WHOLE_LINES, ROUTED, EAGER], ..BOTH_RANKS }, run: polled },
+        ]),
+    },
+    Point {
+        number: 45,
+        name: "data-before-completion",
+        claim: "no completion comes before the data, with delays on some of the queue pairs and adaptive routing",
+        trial: Trial::Steps(&[
+            Step { env: Env { vars: &[QPS3, SPLIT, DELAYS], ..BOTH_RANKS }, run: delayed },
+            Step { env: Env { vars: &[QPS3, ROUTED, EAGER, DELAYS], ..BOTH_RANKS }, run: delayed },
+        ]),
+    },
+    Point {
+        number: 46,
+        name: "gpu-memory",
+        claim: "messages between GPU and host memory are right, and flushed where that is needed",
+        trial: Trial::Needs("a GPU"),
+    },
+    Point {
+        number: 47,
+        name: "threads",
+        claim: "two and eight threads drive communicators of one device at the same time",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: threads }]),
+    },
+    Point {
+        number: 48,
+        name: "optional-slots",
+        claim: "getDeviceMr and irecvConsumed are NULL in a transport without device code",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: slots }]),
+    },
+];
+
+fn many(ctx: &mut Context<'_>) -> Result<StepResult> {
+    counted(ctx, MESSAGES)
+}
+
+fn very_many(ctx: &mut Context<'_>) -> Result<StepResult> {
+    counted(ctx, LONG)
+}
+
+/// Messages of 8 bytes that carry their numbers.
+fn counted(ctx: &mut Context<'_>, messages: u64) -> Result<StepResult> {
+    let transport = ctx.transport()?;
+    let conn = connect_locally(&transport, 0, 0)?;
+    let (mine, theirs) = (Arc::new(Buffer::new(4096)?), Arc::new(Buffer::new(4096)?));
+    let (out, into) = (conn.send.register(&mine)?, conn.recv.register(&theirs)?);
+    let mut deadline = Deadline::new("one of many messages", SOON);
+    let mut flying: VecDeque<(u64, Request<'_>, Request<'_>)> = VecDeque::new();
+    let mut next = 0;
+    let mut told = Instant::now();
+    while next < messages || !flying.is_empty() {
+        while flying.len() < 8 && next < messages {
+            let place = (next % 8) as usize * 8;
+            mine.write(place, &next.to_le_bytes())?;
+            let mut receive = posted(&mut deadline, || conn.recv.receive(&into, place, 8, TAG))?;
+            let send = sent_meanwhile(&mut deadline, &mut receive, || conn.send.send(&out, place, 8, TAG))?;
+            flying.push_back((next, receive, send));
+            next += 1;
+        }
+        let Some((number, receive, send)) = flying.pop_front() else { break };
+        finished(&mut deadline, receive, &mut [0])?;
+        finished(&mut deadline, send, &mut [0])?;
+        let got = theirs.read((number % 8) as usize * 8, 8)?;
+        ensure!(got == number.to_le_bytes(), "message {number} arrives as {got:02x?}");
+        if told.elapsed() > Duration::from_secs(2) {
+            ctx.worker.begin(format!("message {number} of {messages}"))?;
+            told = Instant::now();
+        }
+    }
+    Ok(StepResult::passed(format!("{messages} messages on one communicator, each with its number")))
+}
+
+fn order_of_tests(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let transport = ctx.transport()?;
+    let conn = connect_locally(&transport, 0, 0)?;
+    let memory = Arc::new(Buffer::new(1 << 16)?);
+    let (out, into) = (conn.send.register(&memory)?, conn.recv.register(&memory)?);
+    let mut deadline = Deadline::new("a message", SOON);
+    // Not done, since nothing is sent.
+    let mut waiting = posted(&mut deadline, || conn.recv.receive(&into, 0, 8, TAG))?;
+    let mut sizes = [-1];
+    ensure!(!waiting.test(&mut sizes)?, "a receive is done before anything was sent");
+    let before = host::resident()?.all;
+    for _ in 0..TESTS {
+        ensure!(!waiting.test(&mut sizes)?, "a receive is done before anything was sent");
+    }
+    let grown = host::resident()?.all.saturating_sub(before);
+    ensure!(grown < 1 << 20, "a million tests take {} KiB of memory", grown >> 10);
+    let send = posted(&mut deadline, || conn.send.send(&out, 8192, 8, TAG))?;
+    done(send, &mut [0])?;
+    done(waiting, &mut sizes)?;
+    for round in 0..64_usize {
+        let mut requests = Vec::new();
+        for i in 0..8 {
+            let mut receive = posted(&mut deadline, || conn.recv.receive(&into, i * 64, 64, TAG))?;
+            let send = sent_meanwhile(&mut deadline, &mut receive, || conn.send.send(&out, 8192, 8 * i, TAG))?;
+            requests.extend([receive, send]);
+        }
+        // Each round in another order; the first in the order of posting.
+        while !requests.is_empty() {
+            let next = (round * 7919 + requests.len() * 31 * round) % requests.len();
+            let request = if round == 0 { requests.remove(0) } else { requests.swap_remove(next) };
+            finished(&mut deadline, request, &mut sizes)?;
+        }
+    }
+    Ok(StepResult::passed(format!(
+        "{TESTS} tests of one unfinished request ({grown} bytes of growth); 64 orders of 16"
+    )))
+}
+
+fn later_first(ctx: &mut Context<'_>) -> Result<StepResult> {
+    const SIZE: usize = 20_000;
+    let transport = ctx.transport()?;
+    let conn = connect_locally(&transport, 0, transport.devices()? - 1)?;
+    let (mine, theirs) = (Arc::new(Buffer::new(8 * SIZE)?), Arc::new(Buffer::new(8 * SIZE)?));
+    let (out, into) = (conn.send.register(&mine)?, conn.recv.register(&theirs)?);
+    let mut deadline = Deadline::new("a message", SOON);
+    for round in 0..40 {
+        let (mut requests, mut sends) = (Vec::new(), Vec::new());
+        for i in 0..8 {
+            plan::fill(&mine, i * SIZE, SIZE, round * 8 + i as u64)?;
+            requests.push(posted(&mut deadline, || conn.recv.receive(&into, i * SIZE, SIZE, TAG))?);
+        }
+        for i in 0..8 {
+            let send = || conn.send.send(&out, i * SIZE, SIZE, TAG);
+            sends.push(sent_meanwhile(&mut deadline, &mut requests[7], send)?);
+        }
+        // The last first.
+        for (i, receive) in requests.into_iter().enumerate().rev() {
+            let mut sizes = [-1];
+            finished(&mut deadline, receive, &mut sizes)?;
+            arrived(&into, i * SIZE, SIZE, round * 8 + i as u64, sizes[0])?;
+        }
+        for send in sends.into_iter().rev() {
+            finished(&mut deadline, send, &mut [0])?;
+        }
+    }
+    Ok(StepResult::passed("40 times 8 messages over 3 queue pairs, found done from the last to the first"))
+}
+
+/// The word at place `word` of line `line` in message `round`; the last of a line is the flag.
+fn line_word(round: u64, line: usize, word: usize) -> u64 {
+    if word == LINE / 8 - 1 { round + 1 } else { plan::seed(round, line, word as u64) | 1 }
+}
+
+fn polled(ctx: &mut Context<'_>) -> Result<StepResult> {
+    const LINES: [usize; 5] = [1, 2, 63, 512, 4800];
+    let (transport, device) = (ctx.transport()?, ctx.device()?);
+    let bench = Bench::open(ctx.worker, &transport, device, LINES[4] * LINE)?;
+    let mut round = 0;
+    for lines in LINES {
+        for _ in 0..12 {
+            if ctx.rank() == 0 {
+                send_lines(ctx, &bench, round, lines)?
+            } else {
+                see_lines(ctx, &bench, round, lines)?
+            }
+            round += 1;
+        }
+    }
+    Ok(StepResult::passed(if std::env::var_os(EAGER.0).is_some() {
+        "messages of 1 to 4800 lines, read while they arrive: one queue pair, three, and adaptive routing"
+    } else {
+        ""
+    }))
+}
+
+fn send_lines(ctx: &mut Context<'_>, bench: &Bench, round: u64, lines: usize) -> Result<()> {
+    let words = (0..lines).flat_map(|line| (0..LINE / 8).map(move |word| line_word(round, line, word)));
+    let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+    bench.out.memory().write(0, &bytes)?;
+    ctx.worker.barrier()?;
+    let mut deadline = ctx.worker.deadline("sending lines");
+    let send = posted(&mut deadline, || bench.conn.send.send(&bench.out, 0, lines * LINE, TAG))?;
+    finished(&mut deadline, send, &mut [0])?;
+    ctx.worker.barrier()
+}
+
+/// Looks at the flags only, until all are there; then the request is tested. The device has to write a line's last word
+/// after all words before it, in each message that it is given; the transport must not cut a line over two messages whose
+/// order is not kept, and must not write into lines by itself.
+fn see_lines(ctx: &mut Context<'_>, bench: &Bench, round: u64, lines: usize) -> Result<()> {
+    let memory = bench.into.memory();
+    memory.set(0, lines * LINE, 0)?;
+    let mut deadline = ctx.worker.deadline("the flags of a message");
+    let mut receive = posted(&mut deadline, || bench.conn.recv.receive(&bench.into, 0, lines * LINE, TAG))?;
+    ctx.worker.barrier()?;
+    let mut sizes = [-1];
+    let mut over = false;
+    for line in 0..lines {
+        let start = memory.address(line * LINE, LINE)?.cast::<u64>();
+        // SAFETY: inside the buffer and aligned; written by the device, hence volatile.
+        let word = |word: usize| u64::from_le(unsafe { start.add(word).read_volatile() });
+        while word(LINE / 8 - 1) != round + 1 {
+            // A transport may need to be asked before data flows.
+            over = over || receive.test(&mut sizes)?;
+            deadline.idle()?;
+        }
+        deadline.progress();
+        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+        let torn = (0..LINE / 8).find(|&at| word(at) != line_word(round, line, at));
+        ensure!(
+            torn.is_none(),
+            "line {line} of {lines} has its flag, and not its word {}: the transport writes lines in parts, or the device \
+             does not write them in ascending order",
+            torn.unwrap_or(0)
+        );
+    }
+    if !over {
+        finished(&mut deadline, receive, &mut sizes)?;
+    }
+    ensure!(sizes[0] as usize == lines * LINE, "{} bytes are reported of {}", sizes[0], lines * LINE);
+    ctx.worker.barrier()
+}
+
+fn delayed(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let (transport, device) = (ctx.transport()?, ctx.device()?);
+    let sizes = [129, 8193, 65_537];
+    let bench = Bench::open(ctx.worker, &transport, device, memory_needed(&sizes))?;
+    let checks = verify::all(ctx.worker, &bench, &sizes, 4)?;
+    if let Some(wrong) = checks.iter().find(|check| check.wrong > 0) {
+        return Err(Error::Contract(wrong.fault.clone().unwrap_or_default()));
+    }
+    let messages: u64 = checks.iter().map(|check| check.messages).sum();
+    let how = if std::env::var_os(SPLIT.0).is_some() { "cut over 3 queue pairs" } else { "with adaptive routing" };
+    Ok(StepResult::passed(format!("{messages} messages {how}, a tenth of the packets late")))
+}
+
+fn threads(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let transport = ctx.transport()?;
+    for count in [2, 8] {
+        let links = (0..count).map(|_| connect_locally(&transport, 0, 0)).collect::<Result<Vec<LocalConn>>>()?;
+        let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
+            let work = |conn: &LocalConn| (0..60).try_for_each(|_| conn.carries(&[8, 3000, 50_000]));
+            let threads: Vec<_> = links.iter().map(|conn| scope.spawn(move || work(conn))).collect();
+            let panicked = |_| Err(Error::Contract("a thread panicked".into()));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+        });
+        outcomes.into_iter().collect::<Result<()>>()?;
+    }
+    Ok(StepResult::passed("2 and 8 threads, each with a communicator and registrations of its own, 180 messages each"))
+}
+
+fn slots(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let [device, consumed] = ctx.raw()?.lacks_device_slots();
+    ensure!(device && consumed, "getDeviceMr is {}NULL, irecvConsumed is {}NULL", not(device), not(consumed));
+    Ok(StepResult::passed("both NULL"))
+}
+
+fn not(is_null: bool) -> &'static str {
+    if is_null { "" } else { "not " }
+}
+
+/// Registrations of each of two threads.
+const CONCURRENT: usize = 2000;
+
+pub(super) const REGISTRATION_POINTS: &[Point] = &[
+    Point {
+        number: 27,
+        name: "odd-ranges",
+        claim: "memory of any address and size is registered: unaligned, one byte, more than 4 GiB; none at all does no harm",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: odd_ranges }]),
+    },
+    Point {
+        number: 28,
+        name: "overlapping-ranges",
+        claim: "a range may be registered often, within others and over their edges, and given back in any order",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: overlapping }]),
+    },
+    Point {
+        number: 29,
+        name: "replaced-memory",
+        claim: "other memory at the same address, registered after the old was given back, is what is sent",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: replaced }]),
+    },
+    Point {
+        number: 30,
+        name: "dma-buf",
+        claim: "a dma-buf may be closed after its registration, at any offset, and is addressed as the memory is",
+        trial: Trial::Needs("a GPU: the software device takes a dma-buf of a GPU's memory only"),
+    },
+    Point {
+        number: 31,
+        name: "dma-buf-refused",
+        claim: "a dma-buf that cannot be registered is an error, after which memory is registered as before",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: refused }]),
+    },
+    Point {
+        number: 32,
+        name: "deregister-nothing",
+        claim: "deregMr of NULL, and after a registration that failed, does no harm",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: nothing }]),
+    },
+    Point {
+        number: 33,
+        name: "concurrent-registration",
+        claim: "two threads register and deregister with two communicators of one device at the same time",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: concurrent }]),
+    },
+    Point {
+        number: 34,
+        name: "memlock",
+        claim: "when memory cannot be locked, the log names the limit (ulimit -l) and what it is",
+        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: memlock }]),
+    },
+];
+
+/// Memory regions of the device, once the transport has given back what it gives back late.
+fn regions_are(softrnic: &Softrnic, count: u64) -> Result<()> {
+    let mut now = 0;
+    let same = within(SETTLED, || {
+        now = softrnic.objects()?.memory_regions;
+        Ok((now == count).then_some(()))
+    })?;
+    ensure!(same.is_some(), "{now} memory regions on the device, not {count} as before");
+    Ok(())
+}
+
+/// Address space without memory behind it, until it is touched.
+struct Space {
+    start: usize,
+    len: usize,
+}
+
+impl Space {
+    /// `at`: replaces what is there; 0: anywhere.
+    fn new(at: usize, len: usize) -> Result<Self> {
+        let fixed = if at == 0 { 0 } else { libc::MAP_FIXED };
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+        // SAFETY: an anonymous mapping: at an address of the kernel's choice, or in the place of one of the caller's own.
+        let start =
+            unsafe { libc::mmap(at as *mut libc::c_void, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(Error::last_os(format!("cannot map {len} bytes")));
+        }
+        Ok(Self { start: start as usize, len })
+    }
+
+    fn fill(&self, offset: usize, len: usize, value: u8) {
+        // SAFETY: inside the mapping; no other code uses it.
+        unsafe { ((self.start + offset) as *mut u8).write_bytes(value, len) };
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        // SAFETY: this object's own mapping.
+        unsafe { libc::munmap(self.start as *mut libc::c_void, self.len) };
+    }
+}
+
+/// Sends bytes of memory that was registered by hand, and checks them.
+fn send_raw(ctx: &mut Context<'_>, send: &SendComm, at: usize, memory: Opaque, value: u8) -> Result<()> {
+    let raw = ctx.raw()?;
+    let (code, request) = within(SOON, || {
+        let (code, request) = raw.isend(send, at, 1, 1, memory);
+        Ok((code != 0 || request != 0).then_some((code, request)))
+    })?
+    .unwrap_or((0, 0));
+    ensure!(code == 0 && request != 0, "isend returns {code} for the byte {value:#x}");
+    let finished = within(SOON, || {
+        let (code, done) = raw.test(request, Some(&mut [0]));
+        Ok((code != 0 || done).then_some(code))
+    })?;
+    ensure!(finished == Some(0), "the send of one byte ends with {finished:?}");
+    Ok(())
+}
+
+fn odd_ranges(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let (transport, raw) = (ctx.transport()?, ctx.raw()?);
+    let conn = connect_locally(&transport, 0, 0)?;
+    let whole = ctx.can_pin(5 << 30);
+    let space = Space::new(0, (4 << 30) + (1 << 20))?;
+    let landing = Arc::new(Buffer::new(4096)?);
+    let into = conn.recv.register(&landing)?;
+    // From where, how much, and which byte is sent.
+    let ranges =
+        [(0, 4096, 0), (1, 1, 1), (4095, 2, 4096), (13, 100_001, 100_013), (7, (4 << 30) + 77, (4 << 30) + 50)];
+    for (i, (offset, size, byte)) in
+        ranges.into_iter().enumerate().filter(|(_, (_, size, _))| whole || *size <= 1 << 20)
+    {
+        let value = 0x31 + i as u8;
+        space.fill(byte, 1, value);
+        let (code, memory) = raw.register(&conn.send, space.start + offset, size);
+        ensure!(code == 0 && memory != 0, "{size} bytes at an address that ends in {offset}: regMr returns {code}");
+        let receive = conn.recv.receive(&into, 0, 1, 1)?.ok_or_else(|| Error::Contract("no receive".into()))?;
+        send_raw(ctx, &conn.send, space.start + byte, memory, value)?;
+        done(receive, &mut [0])?;
+        ensure!(landing.read(0, 1)? == [value], "of {size} bytes at {offset}, byte {byte} arrives wrong");
+        ensure!(raw.deregister(&conn.send, memory) == 0, "deregMr fails");
+    }
+    let (code, memory) = raw.register(&conn.send, space.start, 0);
+    if memory != 0 {
+        ensure!(raw.deregister(&conn.send, memory) == 0, "deregMr of nothing fails");
+    }
+    conn.carries(&[100])?;
+    Ok(StepResult::passed(format!(
+        "{}; a size of 0 is {}",
+        if whole { "5 ranges up to 4 GiB + 77 bytes" } else { "4 small ranges; 5 GiB are not free" },
+        if code == 0 { "taken" } else { "refused" }
+    )))
+}
+
+fn overlapping(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let (transport, raw, softrnic) = (ctx.transport()?, ctx.raw()?, ctx.softrnic()?);
+    let conn = connect_locally(&transport, 0, 0)?;
+    let before = softrnic.objects()?.memory_regions;
+    let memory = Buffer::new(1 << 20)?;
+    let start = memory.address(0, 1 << 20)? as usize;
+    let mut ranges = vec![(0, 65536); 8];
+    ranges.extend([(4096, 4096), (100, 50), (60000, 100_000), (65536, 65536), (0, 1 << 20), (8192, 4096)]);
+    // Again and again, each time given back in another order.
+    for step in [1, 3, 5, 9, 11, 13] {
+        let mut handles = Vec::new();
+        for (offset, size) in &ranges {
+            let (code, handle) = raw.register(&conn.send, start + offset, *size);
+            ensure!(code == 0 && handle != 0, "regMr of {size} bytes at {offset} returns {code}");
+            handles.push(handle);
+        }
+        for i in 0..handles.len() {
+            // 14 ranges, and steps that have no factor in common with 14.
+            let code = raw.deregister(&conn.send, handles[i * step % ranges.len()]);
+            ensure!(code == 0, "deregMr returns {code}");
+        }
+        regions_are(&softrnic, before)?;
+    }
+    Ok(StepResult::passed(format!("14 ranges, 6 orders; {before} memory regions before and after")))
+}
+
+fn replaced(ctx: &mut Context<'_>) -> Result<StepResult> {
+    const LEN: usize = 1 << 16;
+    let (transport, raw, softrnic) = (ctx.transport()?, ctx.raw()?, ctx.softrnic()?);
+    let conn = connect_locally(&transport, 0, 0)?;
+    let landing = Arc::new(Buffer::new(4096)?);
+    let into = conn.recv.register(&landing)?;
+    let before = softrnic.objects()?.memory_regions;
+    let mut space = Space::new(0, LEN)?;
+    for round in 0..20_u8 {
+        space.fill(0, LEN, round + 1);
+        let (code, memory) = raw.register(&conn.send, space.start, LEN);
+        ensure!(code == 0, "regMr returns {code}");
+        let receive = conn.recv.receive(&into, 0, 1, 1)?.ok_or_else(|| Error::Contract("no receive".into()))?;
+        send_raw(ctx, &conn.send, space.start + 5000, memory, round + 1)?;
+        done(receive, &mut [0])?;
+        let got = landing.read(0, 1)?;
+        ensure!(got == [round + 1], "memory number {} at this address is sent, not number {}", got[0], round + 1);
+        ensure!(raw.deregister(&conn.send, memory) == 0, "deregMr fails");
+        // A region that outlives this would be of the old pages.
+        regions_are(&softrnic, before)?;
+        let start = space.start;
+        std::mem::forget(space);
+        space = Space::new(start, LEN)?;
+    }
+    Ok(StepResult::passed("20 times other memory at the same address"))
+}
+
+fn refused(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let (transport, raw) = (ctx.transport()?, ctx.raw()?);
+    let conn = connect_locally(&transport, 0, 0)?;
+    let memory = Buffer::new(1 << 16)?;
+    let start = memory.address(0, 1)? as usize;
+    for fd in [1 << 20, 0] {
+        let (code, handle) = raw.register_dmabuf(&conn.send, start, 1 << 16, fd);
+        ensure!(code != 0, "file {fd} is no dma-buf, and regMrDmaBuf succeeds");
+        ensure!(handle == 0, "regMrDmaBuf fails with {code} and leaves a handle");
+    }
+    conn.carries(&[1000])?;
+    Ok(StepResult::passed("two files that are none are refused; memory is registered and sent as before"))
+}
+
+fn nothing(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let (transport, raw, softrnic) = (ctx.transport()?, ctx.raw()?, ctx.softrnic()?);
+    let conn = connect_locally(&transport, 0, 0)?;
+    let told = raw.deregister(&conn.send, 0);
+    softrnic.inject("reg-mr=ENOMEM")?;
+    let memory = Buffer::new(1 << 16)?;
+    let (failed, handle) = raw.register(&conn.send, memory.address(0, 1)? as usize, 1 << 16);
+    ensure!(failed != 0 && handle == 0, "a registration that the device refuses: code {failed}, handle {handle:#x}");
+    raw.deregister(&conn.send, handle);
+    softrnic.run(&["inject", "--clear"])?;
+    conn.carries(&[1000])?;
+    Ok(StepResult::passed(format!("deregMr(NULL) returns {told}; a failed registration {failed}, with NULL")))
+}
+
+fn concurrent(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let (transport, raw, softrnic) = (ctx.transport()?, ctx.raw()?, ctx.softrnic()?);
+    let conns = [connect_locally(&transport, 0, 0)?, connect_locally(&transport, 0, 0)?];
+    let before = softrnic.objects()?.memory_regions;
+    let memory = Buffer::new(1 << 20)?;
+    let start = memory.address(0, 1 << 20)? as usize;
+    let failures: Vec<u32> = std::thread::scope(|scope| {
+        let work = |conn: usize| {
+            let send = &conns[conn].send;
+            // Ranges of both overlap, and each has two at a time.
+            let register = |i: usize| raw.register(send, start + (i % 7) * 4096 + conn * 100, 4096 + (i % 13) * 4096);
+            (0..CONCURRENT).fold(0, |failures, i| {
+                let (one, two) = (register(i), register(i + 1));
+                let codes = [one.0, two.0, raw.deregister(send, one.1), raw.deregister(send, two.1)];
+                failures + codes.into_iter().filter(|code| *code != 0).count() as u32
+            })
+        };
+        let threads = [0, 1].map(|conn| scope.spawn(move || work(conn)));
+        threads.into_iter().map(|thread| thread.join().unwrap_or(u32::MAX)).collect()
+    });
+    ensure!(failures == [0, 0], "calls that failed: {failures:?}");
+    regions_are(&softrnic, before)?;
+    conns.iter().try_for_each(|conn| conn.carries(&[1000]))?;
+    Ok(StepResult::passed(format!(
+        "{CONCURRENT} times two registrations by each of two threads; {before} regions as before"
+    )))
+}
+
+fn memlock(ctx: &mut Context<'_>) -> Result<StepResult> {
+    let limit = libc::rlimit { rlim_cur: 64 << 10, rlim_max: 64 << 10 };
+    // SAFETY: the structure is readable; the limit is this process's own.
+    let code_of_limit = unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
+    ensure!(code_of_limit == 0, "this process cannot lower its limit of locked memory");
+    let transport = ctx.transport()?;
+    let conn = connect_locally(&transport, 0, 0)?;
+    ctx.softrnic()?.inject("reg-mr=ENOMEM")?;
+    let memory = Arc::new(Buffer::new(1 << 20)?);
+    let outcome = conn.send.register(&memory);
+    ensure!(outcome.is_err(), "the device refuses, and regMr succeeds");
+    let otherwise = "the message does not name the limit that is usually the cause";
+    Ok(StepResult::passed(format!("ENOMEM with a limit of 64 KiB: code {}, the log names the limit", code(&outcome)))
+        .logging(&["memlock|locked memory|ulimit -l"], otherwise))
 }

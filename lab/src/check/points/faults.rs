@@ -3,16 +3,23 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::check::context::BOTH_RANKS;
 use crate::check::context::Context;
+use crate::check::context::Env;
+use crate::check::context::Point;
+use crate::check::context::RANK0_ONLY;
+use crate::check::context::SOON;
+use crate::check::context::Step;
+use crate::check::context::Trial;
+use crate::check::context::arrived;
+use crate::check::context::connect_locally;
+use crate::check::context::exchange;
 use crate::check::ensure;
-use crate::check::local_messages::{arrived, connect_locally, exchange};
-use crate::check::outcome::StepResult;
-use crate::check::point::{BOTH_RANKS, Env, Point, RANK0_ONLY, Step, Trial};
-use crate::check::wait::SOON;
+use crate::check::runner::StepResult;
 use crate::error::{Error, Result};
-use crate::measure::conn::Bench;
-use crate::measure::pattern;
-use crate::pair::peer_conn::PeerConn;
+use crate::measure::plan;
+use crate::measure::stream::Bench;
+use crate::pair::worker_ctx::PeerConn;
 use crate::transport::buffer::Buffer;
 
 /// Retries that last half a second.
@@ -99,8 +106,8 @@ fn stream(ctx: &mut Context<'_>, bench: &Bench) -> Result<End> {
 }
 
 fn round(ctx: &Context<'_>, bench: &Bench, size: usize, index: u64) -> Result<()> {
-    let (mine, theirs) = (pattern::seed(1, ctx.rank(), index), pattern::seed(1, 1 - ctx.rank(), index));
-    pattern::fill(bench.out.memory(), 0, size, mine)?;
+    let (mine, theirs) = (plan::seed(1, ctx.rank(), index), plan::seed(1, 1 - ctx.rank(), index));
+    plan::fill(bench.out.memory(), 0, size, mine)?;
     let PeerConn { send, recv } = &bench.conn;
     let (_, came) = exchange((send, &bench.out, 0, size), (recv, &bench.into, 0, size))?;
     arrived(&bench.into, 0, size, theirs, came)

@@ -4,31 +4,24 @@ mod connection;
 mod datapath;
 mod faults;
 mod loading;
-mod order;
-mod peers;
-mod properties;
-mod registration;
-mod settings;
-mod teardown;
-mod versions;
 
-use crate::check::point::Point;
+use crate::check::context::Point;
 use crate::error::{Error, Result};
 
 /// All points, by number.
 pub(crate) fn all() -> Vec<Point> {
     let chapters = [
         loading::POINTS,
-        properties::POINTS,
+        loading::PROPERTY_POINTS,
         connection::POINTS,
-        peers::POINTS,
-        registration::POINTS,
+        connection::PEER_POINTS,
+        datapath::REGISTRATION_POINTS,
         datapath::POINTS,
-        order::POINTS,
-        teardown::POINTS,
+        datapath::ORDER_POINTS,
+        connection::TEARDOWN_POINTS,
         faults::POINTS,
-        settings::POINTS,
-        versions::POINTS,
+        loading::SETTING_POINTS,
+        loading::VERSION_POINTS,
     ];
     let mut all = chapters.concat();
     all.sort_by_key(|point| point.number);

@@ -7,11 +7,19 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::doctor::peers::judge;
-use crate::doctor::peers::message::{HostFacts, Reply, Request, from_hex, to_hex};
-use crate::doctor::peers::server::{Host, Speed, Tried};
+use crate::doctor::peers::session::Host;
+use crate::doctor::peers::session::HostFacts;
+use crate::doctor::peers::session::Reply;
+use crate::doctor::peers::session::Request;
+use crate::doctor::peers::session::Speed;
+use crate::doctor::peers::session::Tried;
+use crate::doctor::peers::session::from_hex;
+use crate::doctor::peers::session::to_hex;
 use crate::doctor::report;
-use lab::hosts::admission::Hello;
-use lab::hosts::line_conn::{Lines, MOST, parse};
+use lab::hosts::Hello;
+use lab::hosts::Lines;
+use lab::hosts::MOST;
+use lab::hosts::parse;
 
 /// Bytes that come at a time.
 const PIECE: usize = 11;

@@ -5,19 +5,13 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | `message` | what is said over the connection ([`lab::hosts`]) |
-//! | `host`, `trial` | a host's part; what it does with the plugin |
-//! | `server`, `rounds` | letting hosts in, and having each pair try; which pairs at once |
+//! | `trial` | a host's part; what it does with the plugin |
 //! | `judge` | the rows |
 //! | `fuzz` | what a fuzzer chooses: what one says to the other |
-//! | `session` | all of it, from the server's start to the report |
+//! | `session` | all of it, from the server's start to the report; what is said over the connection ([`lab::hosts`]); letting hosts in, and having each pair try; which pairs at once |
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-pub(crate) mod host;
 mod judge;
-mod message;
-mod rounds;
-pub(crate) mod server;
 pub(crate) mod session;
 mod trial;

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::doctor::peers::message::{Measured, Reply, Request, Transfer, from_hex, to_hex};
 use lab::error::{Error, Result};
-use lab::measure::pattern;
+use lab::measure::plan;
 use lab::nccl::debug_log;
 use lab::transport::buffer::Buffer;
 use lab::transport::comm::{RecvComm, Request as Operation, SendComm};
 use lab::transport::deadline::Deadline;
 use lab::transport::instance::Transport;
 use lab::transport::listener::{Handle, Listener};
+
+use crate::doctor::peers::session::{Measured, Reply, Request, Transfer, from_hex, to_hex};
 
 /// A step that finds nothing for so long has failed. Less than the server waits for a reply.
 const STEP: Duration = Duration::from_secs(10);
@@ -111,11 +112,11 @@ fn with_warning(problem: &Error) -> String {
 /// The contents of every message, by its size.
 fn contents(memory: &Buffer, transfer: Transfer) -> Result<()> {
     (0..transfer.window)
-        .try_for_each(|place| pattern::fill(memory, place * stride(transfer), transfer.bytes, seed(transfer)))
+        .try_for_each(|place| plan::fill(memory, place * stride(transfer), transfer.bytes, seed(transfer)))
 }
 
 fn seed(transfer: Transfer) -> u64 {
-    pattern::seed(1, 0, transfer.bytes as u64)
+    plan::seed(1, 0, transfer.bytes as u64)
 }
 
 /// Bytes from one message's place to the next.
@@ -153,7 +154,7 @@ fn receive_all(recv: &RecvComm, transfer: Transfer) -> Result<Measured> {
             if !std::mem::take(&mut unchecked[place]) {
                 return Ok(());
             }
-            match pattern::check(&memory, place * stride(transfer), transfer.bytes, seed(transfer))? {
+            match plan::check(&memory, place * stride(transfer), transfer.bytes, seed(transfer))? {
                 None => Ok(()),
                 Some(at) => {
                     Err(Error::Data(format!("byte {} of a message of {} bytes is wrong", at.offset, transfer.bytes)))

@@ -1,11 +1,15 @@
 //! From libibverbs to open devices.
 
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::path::Path;
+use std::time::Duration;
 
-use crate::doctor::finding::{Finding, Verdict};
-use crate::doctor::machine::Machine;
-use crate::doctor::row::Row;
+use lab::system::dist::Root;
+use nccl_net::inspect::hca::HcaFilter;
+
+use crate::doctor::machine::{DeviceFacts, GidFacts, LoopbackFacts, Machine, PortFacts, VerbsFacts};
+use crate::doctor::report::{Finding, Row, Verdict};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -156,10 +160,427 @@ fn open(machine: &Machine) -> Vec<Finding> {
     opened.chain(facts.unopened.iter().map(|why| verdict(String::new(), why.clone()))).collect()
 }
 
+pub(crate) const PORT_ROWS: &[Row] = &[
+    Row {
+        name: "ports",
+        what: "a port is active and NCCL_IB_HCA admits it; warn if an admitted one is down, if an entry of NCCL_IB_HCA names no port, or if NCCL's built-in transport reads the list differently",
+        why: "the plugin uses active ports alone, and hosts whose ports differ cannot be connected rail by rail",
+        cure: "cable and transceiver; `ip link set DEV up` for RoCE; a subnet manager for InfiniBand; leave an unused port out with NCCL_IB_HCA",
+        look: ports,
+    },
+    Row {
+        name: "link-layer",
+        what: "each active port is InfiniBand or Ethernet (RoCE)",
+        why: "others, such as AWS EFA, have no reliable-connected queue pairs, and the plugin does not use them",
+        cure: "use the vendor's own NCCL plugin for these devices",
+        look: link_layer,
+    },
+    Row {
+        name: "lid",
+        what: "InfiniBand: an active port has a LID and knows a subnet manager",
+        why: "without them no packet is addressed",
+        cure: "start a subnet manager (opensm, or that of the switch), and look at its log",
+        look: lid,
+    },
+    Row {
+        name: "speed",
+        what: "ports that are used together are equally fast",
+        why: "a link that came up at a lower speed slows every collective",
+        cure: "reseat the cable, look at the switch port (`mlxlink -d DEV`, `ethtool DEV`) and its forced speed",
+        look: speed,
+    },
+    Row {
+        name: "mtu",
+        what: "the active MTU is the largest that the port can have",
+        why: "more packets for the same data, and peers with different MTUs may lose all large packets",
+        cure: "RoCE: `ip link set DEV mtu 9000`, and the same on the switch; InfiniBand: the subnet manager's partition file (mtu=5)",
+        look: mtu,
+    },
+];
+
+/// A finding for each port of the machine; `none` where there are none.
+fn of_ports(
+    machine: &Machine,
+    none: &str,
+    look: impl Fn(&VerbsFacts, &str, &DeviceFacts, &PortFacts) -> Option<Finding>,
+) -> Vec<Finding> {
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
+    let found: Vec<Finding> =
+        facts.ports().filter_map(|(name, device, port)| look(facts, &name, device, port)).collect();
+    if found.is_empty() { vec![Finding::unknown("", none)] } else { found }
+}
+
+fn ports(machine: &Machine) -> Vec<Finding> {
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
+    let setting = machine.var("NCCL_IB_HCA").unwrap_or_default();
+    // One that cannot be read has a row of its own.
+    let filter = HcaFilter::parse(setting).unwrap_or_default();
+    let excluded = format!("NCCL_IB_HCA={setting} excludes it");
+    let mut found: Vec<Finding> = facts
+        .ports()
+        .map(|(name, device, port)| match (port.active, facts.is_used(device, port)) {
+            (true, true) => Finding::ok(name, "active"),
+            (true, false) if filter.admits(&device.name, port.port) => {
+                Finding::ok(name, "active, not used: see the other rows")
+            }
+            (active, false) if !filter.admits(&device.name, port.port) => {
+                Finding::ok(name, format!("{}active, not used: {excluded}", if active { "" } else { "not " }))
+            }
+            _ => Finding::warn(name, "not active"),
+        })
+        .collect();
+    for device in &facts.devices {
+        let failed = device.ports.iter().filter_map(|port| Some((port.port, port.error.as_ref()?)));
+        found.extend(failed.map(|(port, why)| Finding::fail(format!("{}:{port}", device.name), why.as_str())));
+    }
+    let there: Vec<(&str, u8)> = facts
+        .devices
+        .iter()
+        .flat_map(|device| device.ports.iter().map(|port| (device.name.as_str(), port.port)))
+        .collect();
+    let name_cure = "correct NCCL_IB_HCA, or unset it";
+    if !there.is_empty() {
+        let of_list = |is_mistake: bool, why: String| {
+            Finding::judge(!is_mistake, Verdict::Warn, "", format!("NCCL_IB_HCA={setting}: {why}"))
+        };
+        let entries = filter.without_effect(&there).into_iter().map(|entry| of_list(entry.is_mistake, entry.why));
+        let other = filter.differences().into_iter().map(|why| of_list(true, why));
+        found.extend(entries.chain(other).map(|finding| match finding.verdict {
+            Verdict::Ok => finding,
+            _ => finding.cure(name_cure),
+        }));
+    }
+    if facts.devices.is_empty() {
+        let cause = cause_of_no_device(machine);
+        found.push(Finding::fail("", "the plugin would use no port: no device is open").follows(cause));
+    } else if facts.rails.is_empty() {
+        let is_excluded = there.iter().all(|(name, port)| !filter.admits(name, *port));
+        let why = if is_excluded { format!("NCCL_IB_HCA={setting} excludes all of them") } else { "see above".into() };
+        let finding = Finding::fail("", format!("the plugin would use no port: {why}"));
+        found.push(if is_excluded { finding.cure(name_cure) } else { finding });
+    }
+    found
+}
+
+fn link_layer(machine: &Machine) -> Vec<Finding> {
+    of_ports(machine, "there is no active port", |_, name, _, port| {
+        let is_known = port.is_ethernet() || port.is_infiniband();
+        let text = if is_known {
+            port.link_layer.clone()
+        } else {
+            format!("link layer {}, which is neither InfiniBand nor Ethernet", port.link_layer)
+        };
+        port.active.then(|| Finding::judge(is_known, Verdict::Fail, name, text))
+    })
+}
+
+fn lid(machine: &Machine) -> Vec<Finding> {
+    let found = of_ports(machine, "", |_, name, _, port| {
+        let PortFacts { lid, sm_lid, .. } = port;
+        let text = format!("LID {lid}, subnet manager at LID {sm_lid}");
+        (port.active && port.is_infiniband())
+            .then(|| Finding::judge(*lid != 0 && *sm_lid != 0, Verdict::Fail, name, text))
+    });
+    let no_infiniband =
+        machine.verbs().is_ok_and(|facts| !facts.ports().any(|(_, _, port)| port.active && port.is_infiniband()));
+    if no_infiniband { vec![Finding::ok("", "no active InfiniBand port")] } else { found }
+}
+
+fn speed(machine: &Machine) -> Vec<Finding> {
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
+    let best = facts.rails.iter().map(|rail| rail.speed_mbps).max().unwrap_or(0);
+    let found: Vec<Finding> = facts
+        .rails
+        .iter()
+        .map(|rail| {
+            let gbps = f64::from(rail.speed_mbps) / 1000.0;
+            let text = format!("{gbps} Gb/s");
+            if rail.speed_mbps == best {
+                return Finding::ok(rail.name(), text);
+            }
+            Finding::warn(rail.name(), format!("{text}, and another port has {} Gb/s", f64::from(best) / 1000.0))
+        })
+        .collect();
+    if found.is_empty() { vec![Finding::unknown("", "no port is used")] } else { found }
+}
+
+fn mtu(machine: &Machine) -> Vec<Finding> {
+    of_ports(machine, "no port is used", |facts, name, device, port| {
+        let PortFacts { mtu, max_mtu, .. } = port;
+        if !facts.is_used(device, port) {
+            return None;
+        }
+        let interface = port.is_ethernet().then(|| interface_mtu(machine, &device.name, port.port)).flatten();
+        let behind = interface.as_ref().map_or(String::new(), |(name, mtu)| format!("; {name} has {mtu}"));
+        let finding = Finding::judge(mtu >= max_mtu, Verdict::Warn, name, format!("{mtu} of {max_mtu} bytes{behind}"));
+        Some(match interface.filter(|_| finding.verdict > Verdict::Ok) {
+            Some((interface, _)) => {
+                finding.cure(format!("ip link set {interface} mtu 9000, and the same on the switch and on every host"))
+            }
+            None => finding,
+        })
+    })
+}
+
+/// The network interface of a RoCE port, and its MTU.
+fn interface_mtu(machine: &Machine, device: &str, port: u8) -> Option<(String, i64)> {
+    let folder = format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/ndevs");
+    let name = machine.root.names(&folder).iter().find_map(|index| machine.root.text(format!("{folder}/{index}")))?;
+    let mtu = machine.root.number(format!("/sys/class/net/{name}/mtu"))?;
+    Some((name, mtu))
+}
+
+pub(crate) const GID_ROWS: &[Row] = &[
+    Row {
+        name: "gid",
+        what: "each port that is used has a GID: the one that the plugin takes, and why; warn if it is RoCE v1, link-local only or outside NCCL_IB_ADDR_RANGE",
+        why: "RoCE v1 and link-local addresses are not routed, and an index may mean another GID on another host",
+        cure: "give the interface an IP address; unset NCCL_IB_GID_INDEX, or set one of the entries that the line shows; \
+               NCCL_IB_ADDR_FAMILY and NCCL_IB_ADDR_RANGE choose by address",
+        look: gid,
+    },
+    Row {
+        name: "pkey",
+        what: "the entry of the partition key table that NCCL_IB_PKEY or NCCL_IB_PKEY_VALUE names can be used for a queue pair",
+        why: "a queue pair belongs to one partition, and peers in another one do not hear it",
+        cure: "unset NCCL_IB_PKEY and NCCL_IB_PKEY_VALUE, or have the subnet manager put this port into the partition (`cat /sys/class/infiniband/DEV/ports/1/pkeys/*`)",
+        look: pkey,
+    },
+];
+
+fn gid(machine: &Machine) -> Vec<Finding> {
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
+    let found: Vec<Finding> = facts
+        .rails
+        .iter()
+        .map(|rail| match &rail.gid {
+            Some(Err(why)) => Finding::fail(rail.name(), why.as_str()),
+            _ if rail.infiniband => Finding::ok(rail.name(), rail.description.as_str()),
+            Some(Ok(gid)) => Finding::judge(is_good(gid), Verdict::Warn, rail.name(), rail.description.as_str()),
+            None => Finding::unknown(rail.name(), "it was not looked at"),
+        })
+        .collect();
+    if found.is_empty() { vec![Finding::unknown("", "no port is used")] } else { found }
+}
+
+/// The plugin's description says what is not.
+fn is_good(gid: &GidFacts) -> bool {
+    !gid.link_local && gid.roce_version != Some(1) && !gid.is_outside_range
+}
+
+fn pkey(machine: &Machine) -> Vec<Finding> {
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
+    let used = facts.ports().filter(|(_, device, port)| facts.is_used(device, port));
+    let found: Vec<Finding> = used
+        .filter_map(|(name, device, port)| {
+            Some(match port.pkey.as_ref()? {
+                Ok(index) => Finding::ok(
+                    name,
+                    format!("entry {index} of {}{}", port.pkey_count, value(machine, &device.name, port.port, *index)),
+                ),
+                Err(why) => Finding::fail(name, why.as_str()),
+            })
+        })
+        .collect();
+    if found.is_empty() { vec![Finding::unknown("", "no port is used")] } else { found }
+}
+
+/// The partition key, where /sys shows it.
+fn value(machine: &Machine, device: &str, port: u8, index: u16) -> String {
+    let text = machine.root.text(format!("/sys/class/infiniband/{device}/ports/{port}/pkeys/{index}"));
+    text.map_or(String::new(), |key| format!(", {key}"))
+}
+
+pub(crate) const COUNTER_ROWS: &[Row] = &[
+    Row {
+        name: "errors",
+        what: "counters of errors of each port since they were cleared, and how often its interface lost the link (10 times are \
+               allowed)",
+        why: "a bad cable or transceiver shows here first; each error costs a retry",
+        cure: "clean or replace cable and transceiver, look at the switch port; `perfquery -x` and `mlxlink -c` show more",
+        look: errors,
+    },
+    Row {
+        name: "retries",
+        what: "counters of retries, time-outs and lost packets do not move within a second in which nothing but the doctor's own \
+               message is sent",
+        why: "they move where the fabric loses packets, also those of other jobs on this host",
+        cure: "look for the loss: PFC and ECN of the class (`traffic-class`), the switch's drop counters, duplicate addresses",
+        look: retries,
+    },
+];
+
+/// In `counters`.
+const ERRORS: [&str; 6] = [
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+];
+/// In `hw_counters`.
+const RETRIES: [&str; 8] = [
+    "out_of_sequence",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "implied_nak_seq_err",
+    "rnr_nak_retry_err",
+    "roce_adp_retrans_to",
+    "rx_icrc_encapsulated",
+    "req_remote_access_errors",
+];
+/// Changes of an interface's link that are allowed: its start makes some.
+const CARRIER_CHANGES: i64 = 10;
+
+const CLASS: &str = "/sys/class/infiniband";
+
+/// The folders of all counted_ports, each with the name of the port.
+fn counted_ports(root: &Root) -> Vec<(String, String)> {
+    let devices = root.names(CLASS).into_iter();
+    let of_device = |device: String| {
+        let counted_ports = format!("{CLASS}/{device}/counted_ports");
+        root.names(&counted_ports)
+            .into_iter()
+            .map(move |port| (format!("{device}:{port}"), format!("{counted_ports}/{port}")))
+    };
+    devices.flat_map(of_device).collect()
+}
+
+fn errors(machine: &Machine) -> Vec<Finding> {
+    let root = &machine.root;
+    let found: Vec<Finding> = counted_ports(root)
+        .into_iter()
+        .filter_map(|(name, folder)| {
+            let counters = ERRORS.iter().filter_map(|c| Some((*c, root.number(format!("{folder}/counters/{c}"))?)));
+            let mut counters: Vec<(&str, i64)> = counters.collect();
+            let interface = root.text(format!("{folder}/gid_attrs/ndevs/0"));
+            let changes = interface.and_then(|name| root.number(format!("/sys/class/net/{name}/carrier_changes")));
+            counters.extend(changes.map(|changes| ("carrier_changes", changes)));
+            if counters.is_empty() {
+                return None;
+            }
+            let most = |counter: &str| if counter == "carrier_changes" { CARRIER_CHANGES } else { 0 };
+            let bad: Vec<String> =
+                counters.iter().filter(|(c, n)| *n > most(c)).map(|(c, n)| format!("{c} {n}")).collect();
+            Some(match bad.is_empty() {
+                true => Finding::ok(name, format!("{} counters, no errors", counters.len())),
+                false => Finding::warn(name, bad.join(", ")),
+            })
+        })
+        .collect();
+    if found.is_empty() { vec![Finding::unknown("", "/sys shows no counters")] } else { found }
+}
+
+/// All of [`RETRIES`] that there are, by port.
+fn read_retries(root: &Root) -> BTreeMap<(String, &'static str), i64> {
+    let of_port = |(name, folder): (String, String)| {
+        RETRIES.iter().filter_map(move |counter| {
+            Some(((name.clone(), *counter), root.number(format!("{folder}/hw_counters/{counter}"))?))
+        })
+    };
+    counted_ports(root).into_iter().flat_map(of_port).collect()
+}
+
+fn retries(machine: &Machine) -> Vec<Finding> {
+    let before = read_retries(&machine.root);
+    if before.is_empty() {
+        return vec![Finding::unknown("", "/sys shows no such counters")];
+    }
+    machine.loopback();
+    std::thread::sleep(Duration::from_secs(1));
+    let moved: Vec<Finding> = read_retries(&machine.root)
+        .into_iter()
+        .filter_map(|(key, now)| {
+            let grown = now - before.get(&key).copied()?;
+            (grown > 0).then(|| Finding::warn(key.0, format!("{} grew by {grown}", key.1)))
+        })
+        .collect();
+    if moved.is_empty() { vec![Finding::ok("", format!("{} counters, none moved", before.len()))] } else { moved }
+}
+
+pub(crate) const TRAFFIC_ROWS: &[Row] = &[Row {
+    name: "traffic-class",
+    what: "RoCE: the traffic class that packets get (NCCL_IB_TC), and whether congestion notification (ECN) is on for its \
+           priority, where the driver shows it. Whether the class is lossless (PFC) is not seen from here",
+    why: "RoCE loses packets in a congested class that is not lossless, and each loss costs a time-out",
+    cure: "NCCL_IB_TC=106 where the fabric's RoCE class is DSCP 26; `mlnx_qos -i DEV` shows trust and PFC; \
+           echo 1 > /sys/class/net/DEV/ecn/roce_np/enable/PRIORITY, and roce_rp as well",
+    look: traffic_class,
+}];
+
+fn traffic_class(machine: &Machine) -> Vec<Finding> {
+    let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
+    let ethernet: Vec<_> = facts.rails.iter().filter(|rail| !rail.infiniband).collect();
+    if ethernet.is_empty() {
+        return vec![Finding::ok("", "no RoCE port is used")];
+    }
+    let class = facts.traffic_class;
+    let (dscp, priority) = (class >> 2, class >> 5);
+    let said = format!("traffic class {class}, DSCP {dscp}, priority {priority} if DSCP is trusted");
+    let of_rail = |device: &str, port: u8, name: String| {
+        let off = ecn_off(&machine.root, device, port, priority)?;
+        let text = match off.is_empty() {
+            true => return Some(Finding::ok(name, format!("{said}; ECN is on"))),
+            false => format!("{said}; ECN is off ({})", off.join(", ")),
+        };
+        Some(Finding::warn(name, text))
+    };
+    let found = ethernet.iter().map(|rail| {
+        let unknown = || Finding::unknown(rail.name(), format!("{said}; the driver does not show ECN"));
+        of_rail(&rail.device, rail.port, rail.name()).unwrap_or_else(unknown)
+    });
+    found.collect()
+}
+
+/// The switches of ECN that are off for a priority. `None`: the driver shows none.
+fn ecn_off(root: &Root, device: &str, port: u8, priority: u8) -> Option<Vec<String>> {
+    let folder = format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/ndevs");
+    let interface = root.names(&folder).iter().find_map(|index| root.text(format!("{folder}/{index}")))?;
+    let switch = |side: &str| {
+        Some((side.to_owned(), root.number(format!("/sys/class/net/{interface}/ecn/{side}/enable/{priority}"))?))
+    };
+    let switches: Vec<(String, i64)> = ["roce_np", "roce_rp"].into_iter().filter_map(switch).collect();
+    let off = switches.iter().filter(|(_, value)| *value == 0).map(|(side, _)| side.clone()).collect();
+    (!switches.is_empty()).then_some(off)
+}
+
+pub(crate) const MESSAGE_ROWS: &[Row] = &[Row {
+    name: "loopback",
+    what: "each device of the plugin connects to itself (listen, connect, accept) and a message of 1 MiB arrives right",
+    why: "it is all that NCCL does, but for the way to the peer",
+    cure: "as the plugin's words say; a time-out of the step to RTR is a neighbour that is not resolved: link, VLAN, route, GID",
+    look: loopback,
+}];
+
+fn loopback(machine: &Machine) -> Vec<Finding> {
+    if let Err(why) = &machine.plugin {
+        return vec![Finding::unknown("", why.as_str())];
+    }
+    let found: Vec<Finding> = machine
+        .loopback()
+        .iter()
+        .map(|LoopbackFacts { device, result }| match result {
+            Ok(ms) => Finding::ok(device.as_str(), format!("1 MiB arrived right; connecting took {ms:.1} ms")),
+            Err(why) => Finding::fail(device.as_str(), why.as_str()),
+        })
+        .collect();
+    if found.is_empty() { vec![Finding::fail("", "the plugin has no device").follows(cause(machine))] } else { found }
+}
+
+/// The row that says why the plugin has no device.
+fn cause(machine: &Machine) -> &'static str {
+    match machine.verbs() {
+        Err(_) => "libibverbs",
+        Ok(facts) if !facts.devices.is_empty() => "ports",
+        Ok(_) => cause_of_no_device(machine),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::verbs_facts::{DeviceFacts, VerbsFacts};
+    use crate::doctor::machine::{DeviceFacts, RailFacts, VerbsFacts};
 
     #[test]
     fn a_device_that_cannot_be_opened_beside_one_that_can_warns() {
@@ -168,5 +589,46 @@ mod tests {
         let machine = Machine::made_up(Path::new("/nonexistent"), &[], facts);
         let verdicts: Vec<Verdict> = open(&machine).iter().map(|finding| finding.verdict).collect();
         assert_eq!(verdicts, [Verdict::Ok, Verdict::Warn]);
+    }
+
+    fn machine(port: PortFacts) -> Machine {
+        let device = DeviceFacts { name: "x0".into(), ports: vec![port], ..DeviceFacts::default() };
+        let facts = VerbsFacts { devices: vec![device], ..VerbsFacts::default() };
+        Machine::made_up(Path::new("/nonexistent"), &[], facts)
+    }
+
+    #[test]
+    fn an_infiniband_port_needs_a_lid_and_a_subnet_manager() {
+        let port = |lid, sm_lid| PortFacts {
+            port: 1,
+            active: true,
+            link_layer: "InfiniBand".into(),
+            lid,
+            sm_lid,
+            ..PortFacts::default()
+        };
+        let verdict = |lid, sm_lid| lid_verdict(&machine(port(lid, sm_lid)));
+        assert_eq!([verdict(7, 1), verdict(0, 1), verdict(7, 0)], [Verdict::Ok, Verdict::Fail, Verdict::Fail]);
+    }
+
+    #[test]
+    fn a_port_that_is_down_warns_and_is_a_failure_where_it_is_the_only_one() {
+        let port = |number, active| PortFacts { port: number, active, ..PortFacts::default() };
+        let device =
+            DeviceFacts { name: "x0".into(), ports: vec![port(1, true), port(2, false)], ..DeviceFacts::default() };
+        let rail = RailFacts { device: "x0".into(), port: 1, ..RailFacts::default() };
+        let mut facts = VerbsFacts { devices: vec![device], rails: vec![rail], ..VerbsFacts::default() };
+        let verdicts = |facts: &VerbsFacts| {
+            let machine = Machine::made_up(Path::new("/nonexistent"), &[], facts.clone());
+            ports(&machine).iter().map(|finding| finding.verdict).collect::<Vec<_>>()
+        };
+        assert_eq!(verdicts(&facts), [Verdict::Ok, Verdict::Warn]);
+        facts.devices[0].ports.remove(0);
+        facts.rails.clear();
+        assert_eq!(verdicts(&facts), [Verdict::Warn, Verdict::Fail]);
+    }
+
+    fn lid_verdict(machine: &Machine) -> Verdict {
+        lid(machine)[0].verdict
     }
 }

@@ -1,41 +1,29 @@
 //! The table of rows, in the order in which they are looked at: what the first need is what the later ones stand on.
 
-mod bus;
-pub(crate) mod control;
-mod counters;
 mod devices;
-mod gids;
-mod gpu;
 mod host;
-mod isolation;
-mod memory;
-mod message;
-mod plugins;
-mod ports;
-mod settings;
-mod traffic;
-mod versions;
+pub(crate) mod software;
 
-use crate::doctor::row::Row;
+use crate::doctor::report::Row;
 use lab::error::{Error, Result};
 
 /// All rows.
 pub(crate) fn all() -> Vec<&'static Row> {
     let groups: [&'static [Row]; 15] = [
         devices::ROWS,
-        ports::ROWS,
-        gids::ROWS,
-        traffic::ROWS,
-        memory::ROWS,
-        message::ROWS,
-        control::ROWS,
-        settings::ROWS,
-        plugins::ROWS,
-        versions::ROWS,
-        counters::ROWS,
-        bus::ROWS,
-        gpu::ROWS,
-        isolation::ROWS,
+        devices::PORT_ROWS,
+        devices::GID_ROWS,
+        devices::TRAFFIC_ROWS,
+        host::MEMORY_ROWS,
+        devices::MESSAGE_ROWS,
+        software::CONTROL_ROWS,
+        software::SETTING_ROWS,
+        software::ROWS,
+        software::VERSION_ROWS,
+        devices::COUNTER_ROWS,
+        host::BUS_ROWS,
+        host::GPU_ROWS,
+        host::ISOLATION_ROWS,
         host::ROWS,
     ];
     groups.into_iter().flatten().collect()

@@ -1,0 +1,627 @@
+//! What processes of Ferrite wait for: `ferrite hang`.
+
+use std::collections::BTreeMap;
+use std::fs::{File, Metadata};
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{fs, thread};
+
+use lab::error::{Error, Result};
+use lab::system::output::plain;
+use nccl_net::inspect::operation::Call;
+use nccl_net::inspect::stats::layout::{
+    FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, SENDER, header, record,
+};
+use serde_json::Value;
+
+use crate::top::stats_file;
+use crate::top::stats_file::holder;
+
+/// The longest answer that is read, in bytes.
+const MAX_ANSWER: u64 = 4 << 20;
+/// Where a process's socket is unless its environment says otherwise.
+const DEFAULT_FOLDER: &str = "/tmp";
+const VARIABLE: &str = "FERRITE_REPORT_DIR";
+
+/// Why a process has not answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Silence {
+    /// Nobody listens where it would be asked.
+    NoSocket,
+    /// No answer has come within the limit.
+    NoAnswer,
+}
+
+/// The report of process `pid`, which takes up to five seconds, if it comes within `limit`.
+///
+/// # Errors
+/// Why there is none.
+pub fn ask(pid: u32, limit: Duration) -> Result<Value, Silence> {
+    let path = socket_of(pid);
+    let owner = |metadata: std::io::Result<Metadata>| metadata.map(|metadata| metadata.uid()).ok();
+    // Whoever has made a file of that name: the answer is to be the process's own.
+    let of_process = owner(fs::metadata(format!("/proc/{pid}"))).ok_or(Silence::NoSocket)?;
+    if owner(fs::symlink_metadata(&path)) != Some(of_process) {
+        return Err(Silence::NoSocket);
+    }
+    serde_json::from_str(&answer_at(path, limit)?).map_err(|_| Silence::NoAnswer)
+}
+
+/// What is said at the socket `path` until its end, if that comes within `limit`. A process that is stopped accepts nobody, and then a connect waits
+/// too: so another thread waits, which is left to itself after the limit.
+fn answer_at(path: PathBuf, limit: Duration) -> Result<String, Silence> {
+    let (sender, answer) = mpsc::channel();
+    let asked = move || {
+        let mut text = String::new();
+        let stream = UnixStream::connect(path).map_err(|_| Silence::NoSocket)?;
+        stream.take(MAX_ANSWER).read_to_string(&mut text).map_err(|_| Silence::NoAnswer)?;
+        Ok(text)
+    };
+    thread::spawn(move || drop(sender.send(asked())));
+    answer.recv_timeout(limit).unwrap_or(Err(Silence::NoAnswer))
+}
+
+/// The process ids of the sockets in the folder that this process's environment names.
+pub fn known() -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(own_folder()) else { return Vec::new() };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter_map(|name| name.strip_prefix("ferrite.")?.strip_suffix(".sock")?.parse().ok()).collect()
+}
+
+fn socket_of(pid: u32) -> PathBuf {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let variables = environment.split(|byte| *byte == 0).filter_map(|variable| std::str::from_utf8(variable).ok());
+    let named = variables.filter_map(|variable| variable.strip_prefix(VARIABLE)?.strip_prefix('=')).next_back();
+    let folder = named.filter(|folder| !folder.is_empty()).map_or_else(own_folder, PathBuf::from);
+    Path::new(&folder).join(format!("ferrite.{pid}.sock"))
+}
+
+fn own_folder() -> PathBuf {
+    let named = std::env::var_os(VARIABLE).filter(|folder| !folder.is_empty());
+    named.map_or_else(|| DEFAULT_FOLDER.into(), PathBuf::from)
+}
+
+/// What the kernel says of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// It has ended.
+    Ended,
+    /// It is stopped: by a signal, by a debugger, or in a frozen cgroup.
+    Stopped,
+    /// Its main thread waits in the kernel and cannot be interrupted; where, if the kernel says so.
+    InKernel(String),
+    /// It runs, or may run.
+    Running,
+}
+
+impl State {
+    /// Of process `pid`.
+    pub fn of(pid: u32) -> Self {
+        let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return Self::Ended };
+        match letter(&stat) {
+            Some('T' | 't') => Self::Stopped,
+            Some('Z' | 'X') => Self::Ended,
+            Some('D') => Self::InKernel(fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default()),
+            _ if is_frozen(pid) => Self::Stopped,
+            _ => Self::Running,
+        }
+    }
+
+    /// For people, with what to do.
+    pub fn text(&self) -> String {
+        match self {
+            Self::Ended => "it has ended".into(),
+            Self::Stopped => "it is stopped: by SIGSTOP (kill -CONT), by a debugger, or in a frozen cgroup".into(),
+            Self::InKernel(place) if !place.is_empty() => {
+                format!(
+                    "it waits in the kernel, in {place}, and cannot be interrupted: storage or a driver does not answer"
+                )
+            }
+            Self::InKernel(_) => {
+                "it waits in the kernel and cannot be interrupted: storage or a driver does not answer".into()
+            }
+            Self::Running => {
+                "it runs, but cannot be asked: it has no connection of Ferrite, reports are off (FERRITE_HANG_SECONDS=0), \
+                 it gets no CPU, or it is in another container"
+                    .into()
+            }
+        }
+    }
+}
+
+/// The state in a line of `/proc/PID/stat`. The name before it may hold any characters.
+fn letter(stat: &str) -> Option<char> {
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+fn is_frozen(pid: u32) -> bool {
+    let Ok(groups) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else { return false };
+    let Some(group) = groups.lines().find_map(|line| line.strip_prefix("0::")) else { return false };
+    fs::read_to_string(format!("/sys/fs/cgroup{group}/cgroup.freeze")).is_ok_and(|frozen| frozen.trim() == "1")
+}
+
+/// One end of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Connection {
+    /// Name of the device.
+    pub device: String,
+    /// Whether it is the sending end.
+    pub sends: bool,
+    /// The peer, for people.
+    pub peer: String,
+    /// Messages that NCCL has begun, and those that it has been told are done.
+    pub begun: u64,
+    /// Of these, the ones that are done.
+    pub done: u64,
+    /// Whether a message waits to be asked for.
+    pub wants: bool,
+    /// For how long nothing has moved although something is outstanding; zero: for less than a second.
+    pub stall: Duration,
+    /// The operation of NCCL that the outstanding messages are of, for people; empty: it is not known.
+    pub operation: String,
+}
+
+impl Connection {
+    /// Whether something is outstanding.
+    pub fn is_waiting(&self) -> bool {
+        self.begun != self.done || self.wants
+    }
+}
+
+/// The file of the living process `pid` in the usual folder: the one on which it holds the lock, as the kernel tells. A file's name does not: the
+/// number may have been given to another process, and anybody may make a file of that name.
+pub fn of_living(pid: u32) -> Option<PathBuf> {
+    living().into_iter().find(|(holder, _)| *holder == pid).map(|(_, path)| path)
+}
+
+/// The file that the dead process `pid` has left in the usual folder; the newest one if there are several.
+pub fn of_dead(pid: u32) -> Option<PathBuf> {
+    let prefix = format!("{FILE_PREFIX}{pid}.");
+    let is_left =
+        |path: &PathBuf| name(path).starts_with(&prefix) && open(path).is_ok_and(|file| holder(&file).is_none());
+    let left = paths().into_iter().filter(is_left);
+    left.max_by_key(|path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok())
+}
+
+/// The living processes that have files in the usual folder.
+pub fn processes() -> Vec<u32> {
+    living().into_iter().map(|(holder, _)| holder).collect()
+}
+
+/// The files of living processes, each with its process.
+fn living() -> Vec<(u32, PathBuf)> {
+    let files = paths().into_iter().filter(|path| name(path).starts_with(FILE_PREFIX));
+    files.filter_map(|path| Some((holder(&open(&path).ok()?).filter(|pid| *pid != 0)?, path))).collect()
+}
+
+/// Opened without waiting for a writer.
+fn open(path: &Path) -> std::io::Result<File> {
+    File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn paths() -> Vec<PathBuf> {
+    let folder = std::env::var_os("FERRITE_STATS_DIR").filter(|folder| !folder.is_empty());
+    let entries = fs::read_dir(folder.unwrap_or_else(|| "/dev/shm".into()));
+    entries.map(|entries| entries.filter_map(|entry| Some(entry.ok()?.path())).collect()).unwrap_or_default()
+}
+
+/// The open connections in the file at `path`.
+///
+/// # Errors
+/// It cannot be read, or is no statistics file of a layout that is known.
+pub fn connections(path: &Path) -> Result<Vec<Connection>> {
+    let unreadable = |why: String| Error::Unreadable(format!("{}: {why}", path.display()));
+    let bytes = stats_file::whole(&open(path).map_err(|e| unreadable(e.to_string()))?).map_err(unreadable)?;
+    in_file(&bytes).ok_or_else(|| unreadable("no statistics file of this version".into()))
+}
+
+/// The open connections in a file with these bytes. `None`: it is no statistics file of a layout that is known.
+pub(crate) fn in_file(bytes: &[u8]) -> Option<Vec<Connection>> {
+    let words: Vec<_> = bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+    let is_known = |words: &[u64]| {
+        words.len() >= HEADER_WORDS
+            && words[header::MAGIC] == MAGIC
+            && words[header::LAYOUT] >> 32 == LAYOUT_MAJOR
+            && words[header::HEADER_BYTES] == (HEADER_WORDS * 8) as u64
+            && words[header::RECORD_BYTES].is_multiple_of(8)
+            // Records of later minor versions are longer.
+            && (FIRST_RECORD_WORDS * 8..=1 << 20).contains(&(words[header::RECORD_BYTES] as usize))
+    };
+    if !is_known(&words) {
+        return None;
+    }
+    let records = words[HEADER_WORDS..].chunks_exact(words[header::RECORD_BYTES] as usize / 8).take(MAX_RECORDS);
+    Some(records.filter(|words| words[record::STATE] & 0xff == OPEN).map(connection).collect())
+}
+
+fn connection(words: &[u64]) -> Connection {
+    let text = |at: usize, count: usize| {
+        let bytes: Vec<_> = words[at..at + count].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+        String::from_utf8_lossy(&bytes[..end]).chars().filter(|c| !c.is_control()).collect::<String>()
+    };
+    let ranks = [words[record::PEER_RANK], words[record::PEER_LABEL]];
+    let rank = ranks.into_iter().find(|rank| *rank != 0).map(|rank| format!("rank {} ", rank - 1));
+    let host = text(record::PEER_HOST, record::PEER_HOST_WORDS);
+    let sends = words[record::DIRECTION] == SENDER;
+    let name = text(record::COMMUNICATOR_NAME, record::COMMUNICATOR_NAME_WORDS);
+    Connection {
+        device: text(record::DEVICE, record::DEVICE_WORDS),
+        sends,
+        peer: format!("{}on {host} (pid {})", rank.unwrap_or_default(), words[record::PEER_PID]),
+        begun: words[record::BEGUN],
+        done: words[record::DONE],
+        stall: Duration::from_nanos(words[record::STALL]),
+        wants: sends && words[record::REFUSED_AT] == words[record::BEGUN],
+        operation: match (Call::from_bits(words[record::OPERATION]), name) {
+            (None, _) => String::new(),
+            (Some(call), name) if name.is_empty() => call.to_string(),
+            (Some(call), name) => format!("{call} of communicator {name}"),
+        },
+    }
+}
+
+/// A wait of so long is a hang where a process does not tell its own time. The plugin's default, too.
+const THRESHOLD: Duration = Duration::from_secs(10);
+/// What has waited for less is under way: nothing is said of it.
+const UNDER_WAY_S: f64 = 1.0;
+
+/// What is known of one process.
+#[derive(Debug)]
+pub enum Finding {
+    /// What it says itself: its report.
+    Answer(Value),
+    /// It has not answered: its state, and what it has left for others.
+    Outside(State, Traces),
+}
+
+/// What is seen of a process without its answer.
+#[derive(Debug)]
+pub struct Traces {
+    /// Why there is no answer.
+    silence: Silence,
+    /// Its connections as its statistics file has them. `None`: it has no such file.
+    connections: Option<Vec<Connection>>,
+}
+
+impl Traces {
+    /// Whether there is a statistics file.
+    pub fn has_file(&self) -> bool {
+        self.connections.is_some()
+    }
+}
+
+impl Finding {
+    /// Of process `pid`, which has `limit` for its answer.
+    pub fn of_process(pid: u32, limit: Duration) -> Self {
+        let silence = match ask(pid, limit) {
+            Ok(answer) => return Self::Answer(answer),
+            Err(silence) => silence,
+        };
+        let state = State::of(pid);
+        let path = if state == State::Ended { of_dead(pid) } else { of_living(pid) };
+        let connections = path.and_then(|path| connections(&path).ok());
+        Self::Outside(state, Traces { silence, connections })
+    }
+
+    /// Of the process that has written the statistics file at `path`, and may be dead.
+    ///
+    /// # Errors
+    /// It is no such file.
+    pub fn of_file(path: &Path) -> Result<Self> {
+        Ok(Self::of_connections(connections(path)?))
+    }
+
+    /// Of a process that has left these connections.
+    pub(crate) fn of_connections(connections: Vec<Connection>) -> Self {
+        Self::Outside(State::Ended, Traces { silence: Silence::NoSocket, connections: Some(connections) })
+    }
+
+    /// Whether the process lives and uses Ferrite, as far as can be seen.
+    pub fn is_of_ferrite(&self) -> bool {
+        match self {
+            Self::Answer(_) => true,
+            Self::Outside(State::Ended, _) => false,
+            Self::Outside(_, traces) => traces.silence == Silence::NoAnswer || traces.connections.is_some(),
+        }
+    }
+
+    /// Whether something has waited for as long as `threshold`, by default for as long as the process says itself, or the process does not go on.
+    pub fn hangs(&self, threshold: Option<Duration>) -> bool {
+        match self {
+            Self::Answer(report) => {
+                let own = report["threshold_s"].as_u64().filter(|own| *own > 0).map(Duration::from_secs);
+                let threshold = threshold.or(own).unwrap_or(THRESHOLD).as_secs_f64();
+                let some = |name: &str, counts: fn(&Value) -> bool| {
+                    let is_long = |wait: &Value| wait["since_s"].as_f64().is_some_and(|since| since >= threshold);
+                    report[name].as_array().is_some_and(|all| all.iter().any(|wait| counts(wait) && is_long(wait)))
+                };
+                // A peer that goes on with other messages is slow here. A listener that NCCL does not ask may have been left.
+                some("waits", |wait| wait["verdict"] != "Moving") || some("set_ups", |set_up| set_up["called"] == true)
+            }
+            Self::Outside(state, Traces { silence, connections }) => {
+                let threshold = threshold.unwrap_or(THRESHOLD);
+                let some = |hangs: &dyn Fn(&Connection) -> bool| connections.iter().flatten().any(hangs);
+                match (state, silence) {
+                    (State::Stopped, _) => true,
+                    // As it was when it ended.
+                    (State::Ended, _) => some(&Connection::is_waiting),
+                    (State::InKernel(_), Silence::NoAnswer) => true,
+                    // It has had all the time that it needs for an answer.
+                    (State::Running, Silence::NoAnswer) => some(&Connection::is_waiting),
+                    (_, Silence::NoSocket) => some(&|connection| connection.stall >= threshold),
+                }
+            }
+        }
+    }
+
+    /// For people: one line, and a further one for each connection with something outstanding of a process that has not answered.
+    pub fn text(&self) -> String {
+        match self {
+            // Another user's process has written it.
+            Self::Answer(report) => match report["waits"][0]["since_s"].as_f64() {
+                Some(since) if since < UNDER_WAY_S && !report["set_ups"][0]["called"].as_bool().unwrap_or(false) => {
+                    "messages are under way, and none has waited for a second".into()
+                }
+                _ => plain(report["text"].as_str().unwrap_or_default()),
+            },
+            Self::Outside(state, traces) => {
+                let waiting = traces.connections.iter().flatten().filter(|connection| connection.is_waiting());
+                let lines = waiting.map(|Connection { device, sends, peer, begun, done, wants, operation, .. }| {
+                    let what = if *sends { "sends to" } else { "receives from" };
+                    let wants = if *wants { ", one more waits to be asked for" } else { "" };
+                    let within = if operation.is_empty() { String::new() } else { format!(" in {operation}") };
+                    format!("\n  {device}: {what} {peer}{within}: {begun} messages begun, {done} done{wants}")
+                });
+                let lines: String = lines.collect();
+                format!("does not answer: {}{lines}", state.text())
+            }
+        }
+    }
+}
+
+/// What all of `findings`, by process id, come to: first what most of them name as the cause.
+pub fn summary(findings: &BTreeMap<u32, Finding>) -> String {
+    let mut causes: BTreeMap<String, usize> = BTreeMap::new();
+    for finding in findings.values() {
+        let Finding::Answer(report) = finding else { continue };
+        let waits = report["waits"].as_array().into_iter().flatten();
+        let waits = waits.filter(|wait| wait["since_s"].as_f64().is_none_or(|since| since >= UNDER_WAY_S));
+        let texts = waits.filter_map(|wait| wait["cause"]["text"].as_str());
+        // Once for each process: its connections wait for the same, as a rule.
+        if let Some(text) = texts.min_by_key(|text| text.len()) {
+            *causes.entry(plain(text)).or_default() += 1;
+        }
+    }
+    let mut causes: Vec<_> = causes.into_iter().collect();
+    causes.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let causes = causes.iter().map(|(text, count)| format!("named by {count} process(es): {text}\n"));
+    let processes = findings.iter().map(|(pid, finding)| format!("process {pid}: {}\n", finding.text()));
+    causes.chain(processes).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+
+    use nccl_net::inspect::operation::Function;
+    use nccl_net::inspect::stats::layout::RECORD_WORDS;
+    use testkit::Scratch;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(300);
+
+    #[test]
+    fn an_answer_is_read_to_its_end() {
+        let folder = Scratch::new();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        thread::spawn(move || listener.accept().expect("a client").0.write_all(b"{}").expect("it reads"));
+        assert_eq!(answer_at(path, Duration::from_secs(60)).as_deref(), Ok("{}"));
+    }
+
+    #[test]
+    fn where_nobody_listens_there_is_no_socket() {
+        let folder = Scratch::new();
+        let path = folder.path().join("socket");
+        drop(UnixListener::bind(&path).expect("a socket"));
+        assert_eq!(answer_at(path, LIMIT), Err(Silence::NoSocket), "it is left over from a process that has died");
+    }
+
+    #[test]
+    fn who_says_a_byte_now_and_then_is_not_listened_to_for_longer_than_the_limit() {
+        let folder = Scratch::new();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        thread::spawn(move || {
+            let (mut client, _) = listener.accept().expect("a client");
+            while client.write_all(b" ").is_ok() {
+                thread::sleep(LIMIT / 10);
+            }
+        });
+        assert_eq!(answer_at(path, LIMIT), Err(Silence::NoAnswer));
+    }
+
+    #[test]
+    fn a_process_that_accepts_nobody_has_no_answer() {
+        let folder = Scratch::new();
+        let path = folder.path().join("socket");
+        let _listener = UnixListener::bind(&path).expect("a socket");
+        // More than it has room for.
+        for _ in 0..200 {
+            let path = path.clone();
+            thread::spawn(move || UnixStream::connect(path).map(|stream| stream.take(1).read_to_end(&mut Vec::new())));
+        }
+        assert_eq!(answer_at(path, LIMIT), Err(Silence::NoAnswer));
+    }
+
+    #[test]
+    fn the_state_comes_after_a_name_with_any_characters() {
+        assert_eq!(letter("7 (a) T (b) S) D 1 2"), Some('D'));
+        assert_eq!(letter("nothing"), None);
+        assert_eq!(State::of(std::process::id()), State::Running);
+        assert_eq!(State::of(u32::MAX), State::Ended);
+    }
+
+    fn file(words: &[u64]) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        fs::write(&path, words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>()).expect("written");
+        (folder, path)
+    }
+
+    fn header_words() -> Vec<u64> {
+        let mut words = vec![0; HEADER_WORDS];
+        words[header::MAGIC] = MAGIC;
+        words[header::LAYOUT] = LAYOUT_MAJOR << 32;
+        words[header::HEADER_BYTES] = (HEADER_WORDS * 8) as u64;
+        words[header::RECORD_BYTES] = (RECORD_WORDS * 8) as u64;
+        words
+    }
+
+    #[test]
+    fn open_connections_are_read_and_free_records_are_not() {
+        let mut words = header_words();
+        words.extend(vec![0; 2 * RECORD_WORDS]);
+        let record = &mut words[HEADER_WORDS + RECORD_WORDS..];
+        record[record::STATE] = 5 << 8 | OPEN;
+        record[record::DIRECTION] = SENDER;
+        (record[record::BEGUN], record[record::DONE], record[record::REFUSED_AT]) = (9, 7, u64::MAX);
+        (record[record::PEER_RANK], record[record::PEER_PID]) = (4, 77);
+        record[record::STALL] = 12_000_000_000;
+        record[record::DEVICE] = u64::from_ne_bytes(*b"mlx5_0\0\0");
+        record[record::PEER_HOST] = u64::from_ne_bytes(*b"n-0412\0\0");
+        record[record::OPERATION] = Call { function: Function::AllGather, number: Some(7) }.to_bits();
+        record[record::COMMUNICATOR_NAME] = u64::from_ne_bytes(*b"tp\0\0\0\0\0\0");
+        let (_folder, path) = file(&words);
+        let peer = "rank 3 on n-0412 (pid 77)".into();
+        let operation = "AllGather number 7 of communicator tp".into();
+        let device = "mlx5_0".into();
+        let stall = Duration::from_secs(12);
+        let expected = Connection { device, sends: true, peer, begun: 9, done: 7, wants: false, stall, operation };
+        assert_eq!(connections(&path).expect("valid"), [expected]);
+    }
+
+    #[test]
+    fn a_file_that_is_none_is_refused_and_one_that_is_cut_is_read_as_far_as_it_goes() {
+        let mut words = header_words();
+        words.extend(vec![OPEN; RECORD_WORDS - 1]);
+        let (_folder, path) = file(&words);
+        assert_eq!(connections(&path).expect("valid"), []);
+        for at in [header::MAGIC, header::LAYOUT, header::HEADER_BYTES, header::RECORD_BYTES] {
+            let mut wrong = words.clone();
+            wrong[at] ^= 1 << 40;
+            let (_folder, path) = file(&wrong);
+            assert!(connections(&path).is_err(), "word {at}");
+        }
+        let (_folder, path) = file(&words[..100]);
+        assert!(connections(&path).is_err());
+        // A named pipe whose writer does not come.
+        let (folder, _) = file(&[]);
+        let pipe = folder.path().join("pipe");
+        let name = std::ffi::CString::new(pipe.as_os_str().as_encoded_bytes()).expect("a path");
+        // SAFETY: a valid text.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        assert!(connections(&pipe).is_err_and(|why| why.to_string().contains("not a regular file")));
+    }
+
+    fn outside(state: State, silence: Silence, connections: Option<Vec<Connection>>) -> Finding {
+        Finding::Outside(state, Traces { silence, connections })
+    }
+
+    fn connection(stall_s: u64) -> Connection {
+        Connection {
+            device: "mlx5_0".into(),
+            sends: true,
+            peer: "rank 1".into(),
+            begun: 9,
+            done: 7,
+            wants: false,
+            stall: Duration::from_secs(stall_s),
+            operation: String::new(),
+        }
+    }
+
+    #[test]
+    fn the_cause_that_most_processes_name_comes_first() {
+        let report = |cause: &str| {
+            let wait = serde_json::json!({"cause": {"text": cause}, "since_s": 12.0});
+            Finding::Answer(serde_json::json!({"text": "waits", "waits": [wait]}))
+        };
+        let stopped = outside(State::Stopped, Silence::NoAnswer, None);
+        let findings = BTreeMap::from([(1, report("a")), (2, report("b")), (3, report("b")), (4, stopped)]);
+        let text = summary(&findings);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[..2], ["named by 2 process(es): b", "named by 1 process(es): a"]);
+        assert!(lines[5].starts_with("process 4: does not answer: it is stopped"), "{text}");
+        assert!(findings.values().all(|finding| finding.hangs(None)));
+    }
+
+    #[test]
+    fn a_wait_is_a_hang_once_it_is_as_long_as_the_process_says_or_the_user() {
+        let report = |since: f64, verdict: &str| {
+            let wait = serde_json::json!({"since_s": since, "verdict": verdict});
+            Finding::Answer(serde_json::json!({"text": "it", "threshold_s": 5, "waits": [wait], "set_ups": []}))
+        };
+        let hangs =
+            |since, verdict, threshold: Option<u64>| report(since, verdict).hangs(threshold.map(Duration::from_secs));
+        assert!(!hangs(0.0, "Unknown", None), "a busy job");
+        assert!(!hangs(4.9, "PeerSilent", None) && hangs(5.0, "PeerSilent", None));
+        assert!(hangs(4.9, "PeerSilent", Some(1)) && !hangs(5.0, "PeerSilent", Some(60)));
+        assert!(!hangs(50.0, "Moving", None), "its peer goes on with other messages");
+        assert!(report(0.0, "Unknown").text().contains("none has waited for a second"));
+        assert_eq!(report(2.0, "Unknown").text(), "it", "who asks wants to know it before it is a hang");
+        let off = Finding::Answer(serde_json::json!({"threshold_s": 0, "waits": [{"since_s": 9.0}]}));
+        assert!(!off.hangs(None), "a process that reports nothing by itself has the default");
+    }
+
+    #[test]
+    fn a_connection_that_is_not_set_up_waits_if_nccl_asks_for_it() {
+        let report = |called: bool, since: f64| {
+            let set_up = serde_json::json!({"called": called, "since_s": since});
+            Finding::Answer(serde_json::json!({"text": "", "waits": [], "set_ups": [set_up]}))
+        };
+        assert!(report(true, 10.0).hangs(None) && !report(false, 10.0).hangs(None) && !report(true, 3.0).hangs(None));
+        assert!(!Finding::Answer(serde_json::json!({"text": "", "waits": []})).hangs(None), "an older one");
+    }
+
+    #[test]
+    fn of_a_process_that_does_not_answer_its_state_and_its_file_tell_whether_it_hangs() {
+        let busy = || Some(vec![connection(0)]);
+        for (state, silence, connections, hangs) in [
+            (State::Running, Silence::NoSocket, busy(), false),
+            (State::Running, Silence::NoSocket, Some(vec![connection(10)]), true),
+            (State::Running, Silence::NoAnswer, busy(), true),
+            (State::Running, Silence::NoAnswer, Some(Vec::new()), false),
+            (State::InKernel(String::new()), Silence::NoSocket, busy(), false),
+            (State::InKernel(String::new()), Silence::NoAnswer, None, true),
+            (State::Stopped, Silence::NoAnswer, busy(), true),
+            (State::Ended, Silence::NoSocket, busy(), true),
+            (State::Ended, Silence::NoSocket, Some(Vec::new()), false),
+        ] {
+            let finding = outside(state, silence, connections);
+            assert_eq!(finding.hangs(None), hangs, "{finding:?}");
+        }
+        assert!(!outside(State::Running, Silence::NoSocket, None).is_of_ferrite(), "any other process");
+        assert!(!outside(State::Ended, Silence::NoAnswer, busy()).is_of_ferrite(), "it has ended meanwhile");
+        assert!(outside(State::Stopped, Silence::NoAnswer, None).is_of_ferrite());
+    }
+
+    #[test]
+    fn what_a_process_says_changes_no_terminal() {
+        let wait = serde_json::json!({"cause": {"text": "a\u{1b}[2J"}, "since_s": 12.0});
+        let report = serde_json::json!({"text": "b\u{9b}2J\n\u{7}", "waits": [wait]});
+        let text = summary(&BTreeMap::from([(1, Finding::Answer(report))]));
+        assert!(text.chars().all(|c| c == '\n' || !c.is_control()) && text.lines().count() == 2, "{text:?}");
+    }
+}
