@@ -576,7 +576,7 @@ fn facts() -> std::result::Result<VerbsFacts, String> {
     Ok(facts)
 }
 
-fn words(error: impl Display) -> String {
+fn words(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
