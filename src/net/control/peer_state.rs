@@ -82,6 +82,8 @@ pub struct PeerState {
     state: Arc<StateWord>,
     /// Why the connection cannot go on, or that the control connection is lost; empty while all is well.
     reason: Mutex<String>,
+    /// Whether the queue pairs in use have failed. Changed while the reason is locked.
+    has_fault: AtomicBool,
     /// Whether there are signs that the peer has died, while the control connection is lost.
     is_doubted: AtomicBool,
     recovery: RecoveryInbox,
@@ -99,6 +101,7 @@ impl PeerState {
             peer,
             state: Arc::default(),
             reason: Mutex::default(),
+            has_fault: AtomicBool::new(false),
             is_doubted: AtomicBool::new(false),
             recovery: RecoveryInbox::new(failover),
             progress: Mutex::default(),
@@ -125,9 +128,33 @@ impl PeerState {
         self.recovery.is_heard()
     }
 
-    /// The queue pairs are being replaced from now on, or that is over. Returns whether they were being replaced before.
+    /// The queue pairs are being replaced from now on, or that is over, unless they have failed. Returns whether they were being replaced before.
     pub fn set_recovering(&self, recovers: bool) -> bool {
         let _told = self.lock();
+        self.change_recovering(recovers || self.has_fault())
+    }
+
+    /// The queue pairs in use have failed: until there are others, the connection recovers, whatever else comes to its end meanwhile. Returns
+    /// whether they had before.
+    pub fn handle_fault(&self) -> bool {
+        let _told = self.lock();
+        self.change_recovering(true);
+        self.has_fault.swap(true, Ordering::AcqRel)
+    }
+
+    /// Other queue pairs come into use.
+    pub fn handle_new_queue_pairs(&self) {
+        let _told = self.lock();
+        self.has_fault.store(false, Ordering::Release);
+    }
+
+    /// Whether the queue pairs in use have failed.
+    pub fn has_fault(&self) -> bool {
+        self.has_fault.load(Ordering::Acquire)
+    }
+
+    /// Under the lock.
+    fn change_recovering(&self, recovers: bool) -> bool {
         let (bit, before) = (if recovers { State::RECOVERING } else { 0 }, self.state());
         self.state.set_peer(before.of_peer() | bit);
         before.is_recovering()
@@ -211,8 +238,8 @@ impl PeerState {
         self.stream.fail(reason);
     }
 
-    /// A completion queue of the connection has failed for `reason`; whether the connection recovers from that.
-    pub(super) fn handle_queue_failure(&self, reason: &str) -> bool {
+    /// A completion queue of the connection, or a device of its queue pairs, has failed for `reason`; whether the connection recovers from that.
+    pub(in crate::net) fn handle_queue_failure(&self, reason: &str) -> bool {
         self.recovery.handle_fault(reason)
     }
 
@@ -332,6 +359,21 @@ mod tests {
             assert_eq!(seen(&peer), [!is_lost && !is_gone, false, is_lost, is_gone, is_broken], "{text}");
         }
         assert_eq!(peer.reason(), "bye", "the first end counts");
+    }
+
+    /// They may fail while outstanding messages complete, just before the connection continues over them; or while messages are sent again.
+    #[test]
+    fn a_connection_whose_queue_pairs_have_failed_recovers_until_there_are_others() {
+        let peer = peer(true);
+        peer.set_recovering(true);
+        assert!(!peer.handle_fault());
+        peer.set_recovering(false);
+        assert!(peer.is_recovering() && peer.has_fault(), "the end of something else");
+        assert!(peer.handle_fault(), "one fault is told once");
+        peer.handle_new_queue_pairs();
+        assert!(peer.is_recovering(), "messages are to be sent again");
+        peer.set_recovering(false);
+        assert!(peer.state().is_open() && !peer.has_fault());
     }
 
     #[test]

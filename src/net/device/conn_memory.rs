@@ -80,13 +80,16 @@ impl ConnMemory {
                 }
             };
             state.use_keys(&memory);
-            if state.is_one_lost() && self.peer.is_recoverable() {
-                // The memory has no key there. The device's watcher is about to report the loss: nothing may be posted before.
-                self.peer.set_recovering(true);
-            }
+            let lost = state.lost().filter(|_| self.peer.is_recoverable());
             let held = hold(memory);
             let holder: Arc<dyn Holder> = Arc::clone(&held) as _;
             state.holders.add(&holder);
+            drop(state);
+            if let Some(device) = lost {
+                // The memory has no key there, and the device's watcher may not have reported the loss yet: nothing may be posted before.
+                self.peer.set_recovering(true);
+                self.peer.handle_queue_failure(&format!("{}: fatal device error", device.context.name()));
+            }
             return Ok(held);
         }
     }
@@ -177,9 +180,9 @@ impl State {
         self.holders.all().iter().try_for_each(|holder| holder.memory().extend(&device.regions))
     }
 
-    /// Whether one of the devices in use is lost.
-    fn is_one_lost(&self) -> bool {
-        self.in_use.iter().filter_map(Weak::upgrade).any(|device| device.is_lost())
+    /// One of the devices in use that is lost.
+    fn lost(&self) -> Option<Arc<OpenDevice>> {
+        self.in_use.iter().filter_map(Weak::upgrade).find(|device| device.is_lost())
     }
 
     /// Gives `memory` the keys of the devices that are in use.

@@ -55,9 +55,6 @@ pub struct ConnRecovery {
     /// This, to be told what happens to ports.
     listener: OnceLock<Weak<dyn PortListener>>,
     start: Instant,
-    /// Whether a fault of the queue pairs in use has been reported. The peer's state says less: it recovers also while messages are
-    /// sent again, and before a rail is taken in.
-    pub(super) has_fault: AtomicBool,
     /// Whether it is counted as one that recovers.
     is_recovering: AtomicBool,
     /// Whether its queue pairs are destroyed and others are on their way: the peer waits.
@@ -115,7 +112,6 @@ impl ConnRecovery {
             job: OnceLock::new(),
             listener: OnceLock::new(),
             start: Instant::now(),
-            has_fault: AtomicBool::new(false),
             is_recovering: AtomicBool::new(false),
             is_under_way: AtomicBool::new(false),
             next_move_ms: AtomicU64::new(0),
@@ -149,8 +145,7 @@ impl ConnRecovery {
     /// # Errors
     /// There is no thread that could do it.
     pub fn report(&self, cause: &str, lagging: u32) -> Result<()> {
-        self.peer.set_recovering(true);
-        if self.has_fault.swap(true, Ordering::AcqRel) {
+        if self.peer.handle_fault() {
             return Ok(());
         }
         if lagging != 0 {
@@ -221,7 +216,7 @@ impl ConnRecovery {
         let failed = self.in_use.lost(work.machine.rails());
         let lost = (work.machine.rails() - usable) | failed;
         if work.machine.is_running() && !lost.is_empty() {
-            self.peer.set_recovering(true);
+            self.peer.handle_fault();
             let cause = match failed.is_empty() {
                 true => format!("{} cannot be used: its port is down, or has no address", work.rails.names(lost)),
                 false => format!("{}: fatal device error", work.rails.names(failed)),
@@ -289,8 +284,8 @@ impl ConnRecovery {
             }
             Action::Continue => {
                 work.is_draining = false;
-                // After a fault it goes on with other queue pairs.
-                if !self.has_fault.load(Ordering::Acquire) {
+                // After a fault it resumes over other queue pairs. The peer's state keeps a fault that comes before this is done.
+                if !self.peer.has_fault() {
                     end.go_on()?;
                 }
             }

@@ -6,7 +6,6 @@ use super::new_qps::Progress;
 use crate::error::Result;
 use crate::proto::recovery::account::Account;
 use crate::proto::recovery::rail_mask::RailMask;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl ConnRecovery {
@@ -47,7 +46,7 @@ impl ConnRecovery {
     pub(super) fn resume(&self, work: &mut Work, end: &dyn End, attempt: u32, account: Option<&Account>) -> Result<()> {
         let (qps, weights) = work.new_qps.take()?;
         self.in_use.use_qps(&qps);
-        self.has_fault.store(false, Ordering::Release);
+        self.peer.handle_new_queue_pairs();
         let account = end.resume(qps, weights, account)?;
         work.machine.handle_resumed(self.now(), attempt, account);
         if end.is_drained()? {
