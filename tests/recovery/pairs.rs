@@ -1,7 +1,8 @@
 //! Which ports are connected with each other after a fault: those that reach each other.
 
+use crate::common::log::{log, said};
 use crate::common::plugin_transport;
-use crate::fabric::{Fabric, end, run, set_port, softrnic};
+use crate::fabric::{Fabric, end, exchange_until, recoveries, run, set_port, softrnic};
 use crate::stream::{SHORT, Stream};
 use lab::error::Result;
 
@@ -35,6 +36,22 @@ fn all_arrives_if_two_ports_exchange_their_networks() -> Result<()> {
             ["2/1", "3/1"].into_iter().for_each(|port| set_port(&format!("softrnic{port}"), "up"));
         }
         stream.exchange(worker, 100)?;
+        end(worker, stream)
+    })
+}
+
+/// No router joins the networks of the second ports. That is known only when the one end tells its address, after the connection has begun.
+#[test]
+fn ports_that_are_in_different_networks_are_not_connected_though_they_are_left() -> Result<()> {
+    run(Fabric::TwoRails, &[("SOFTRNIC_NETWORK_BITS", "24")], |worker| {
+        drop(plugin_transport()?);
+        set_addresses(worker.rank(), [["10.1.0", "10.2.0"], ["10.1.0", "10.3.0"]][worker.rank()]);
+        worker.barrier()?;
+        let mut stream = Stream::open(worker, SHORT)?;
+        worker.barrier()?;
+        exchange_until(worker, &mut stream, "the second rail is tried", || recoveries() > 0)?;
+        let far = ["10.3.0.2", "10.2.0.1"][worker.rank()];
+        assert!(!said(&[&format!(" to GID {far}")]), "{}", log());
         end(worker, stream)
     })
 }

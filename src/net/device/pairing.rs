@@ -70,7 +70,7 @@ pub fn pair(wanted: Wanted<'_>, nearness: impl Fn(u8, usize) -> Nearness) -> Pai
     let Wanted { all, peer, fixed, before, ports, .. } = wanted;
     let ports = ports.min(MAX_RAILS);
     let mut table = [[Nearness::Impossible; MAX_RAILS]; MAX_RAILS];
-    for rail in (all - fixed).iter().filter(|rail| usize::from(*rail) < MAX_RAILS) {
+    for rail in all.iter().filter(|rail| usize::from(*rail) < MAX_RAILS) {
         table[usize::from(rail)] =
             std::array::from_fn(|port| if port < ports { nearness(rail, port) } else { Nearness::Impossible });
     }
@@ -152,6 +152,30 @@ mod tests {
         ];
         for (rails, ports, expected) in cases {
             assert_eq!(paired(rails, ports, |_| ()), expected, "{rails} {ports}");
+        }
+    }
+
+    /// Whether or not the rail that is in one network with the peer is in use.
+    #[test]
+    fn a_port_without_a_partner_is_left_out_unless_the_two_were_a_pair() {
+        let mut first = Pairs::default();
+        first.set(0, Some(0));
+        let mut both = first;
+        both.set(1, Some(1));
+        let pair_with = |fixed: RailMask, before: &Pairs| {
+            let wanted = Wanted {
+                all: RailMask::first(2),
+                peer: RailMask::first(2),
+                fixed,
+                before,
+                may_be_far: false,
+                ports: 2,
+            };
+            pair(wanted, |rail, port| if (rail, port) == (0, 0) { Nearness::Near } else { Nearness::Far }).0
+        };
+        for fixed in [RailMask::NONE, RailMask::only(0)] {
+            assert_eq!(pair_with(fixed, &first), [Some(0), None, None, None], "{fixed}");
+            assert_eq!(pair_with(fixed, &both), [Some(0), Some(1), None, None], "{fixed}");
         }
     }
 

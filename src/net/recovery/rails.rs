@@ -13,9 +13,10 @@ use crate::net::qp::set::QpSet;
 use crate::proto::MAX_RAILS;
 use crate::proto::endpoint::Endpoint;
 use crate::proto::recovery::action::Role;
+use crate::proto::recovery::rail_history::wait_after_failures;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The rails of a connection, with the addresses that they had when it was set up, and the port that stands in for one of them.
 #[derive(Debug)]
@@ -29,18 +30,17 @@ pub struct ConnRails {
     far: [Option<[u8; 16]>; MAX_RAILS],
     /// The device's own port of each rail. The receiver finds another one when there are no queue pairs.
     pairs: Pairs,
+    /// The rails that the connection has run on, and the own ports that it has run over last.
+    run: RailMask,
+    run_pairs: Pairs,
     /// Whether the ends were in different networks when the connection was set up.
     is_routed: bool,
-    /// By rail number: until when a rail is not used because queue pairs could not be made there, and for how long that was.
-    avoided: [Option<(Instant, Duration)>; MAX_RAILS],
+    /// By rail number: until when a rail is not used because queue pairs could not be made there, and how often in a row that was.
+    avoided: [Option<(Instant, u32)>; MAX_RAILS],
     /// The devices that they are on.
     pub devices: ConnDevices,
     spare: SparePort,
 }
-
-/// How long a rail is not used after queue pairs could not be made there. Each time it is twice as long.
-const FIRST_AVOIDED: Duration = Duration::from_secs(1);
-const LONGEST_AVOIDED: Duration = Duration::from_secs(60);
 
 impl ConnRails {
     /// Those of a connection of `count` rails that begins on `qps`, of `nic`, at the end with this `role`. The others are tried after a while.
@@ -55,9 +55,11 @@ impl ConnRails {
             pairs.set(on.number, nic.rails.iter().position(|own| Arc::ptr_eq(own, &on.port)));
         }
         let (devices, spare) = (ConnDevices::of(nic, qps), SparePort::new(role));
-        let (all, avoided) = (RailMask::first(count), [None; MAX_RAILS]);
-        let mut this = Self { nic: Arc::clone(nic), role, all, known, far, pairs, is_routed, avoided, devices, spare };
-        (all - qps.striping.rail_numbers()).iter().for_each(|rail| this.avoid(rail));
+        let (all, avoided, run) = (RailMask::first(count), [None; MAX_RAILS], qps.striping.rail_numbers());
+        let nic = Arc::clone(nic);
+        let mut this =
+            Self { nic, role, all, known, far, pairs, run, run_pairs: pairs, is_routed, avoided, devices, spare };
+        (all - run).iter().for_each(|rail| this.avoid(rail));
         this
     }
 
@@ -102,7 +104,13 @@ impl ConnRails {
     ) {
         let is_at_rest = fixed.is_empty();
         self.devices.look(memory);
-        (self.all - peer).iter().for_each(|rail| self.far[usize::from(rail) % MAX_RAILS] = None);
+        // Of a rail that has been tried and has no port here, the peer's address may have changed since: it is learnt by another try.
+        let (now, mut forgotten) = (Instant::now(), self.all - peer);
+        if self.role == Role::Receiver {
+            let is_due = |number: usize| self.avoided[number].is_some_and(|(until, _)| until <= now);
+            forgotten = forgotten | (self.mask(is_due) - self.pairs.rails());
+        }
+        forgotten.iter().for_each(|rail| self.far[usize::from(rail) % MAX_RAILS] = None);
         if self.role == Role::Receiver {
             self.pair(peer, fixed);
         }
@@ -138,22 +146,22 @@ impl ConnRails {
             let known = table.get(port).and_then(Option::as_ref).and_then(|near| near.get(usize::from(rail)));
             known.copied().unwrap_or(Nearness::Impossible)
         };
+        // Two that have not run may be in different networks, which was not known when they were paired.
+        let mut before = self.run_pairs;
+        fixed.iter().for_each(|rail| before.set(rail, self.pairs.port_of(rail)));
         let wanted = WantedPairs {
             all: self.all,
             peer,
             fixed,
-            before: &self.pairs,
+            before: &before,
             may_be_far: self.is_routed,
             ports: self.nic.rails.len(),
         };
         let mut pairs = pair(wanted, near_to);
         // One whose port cannot be used now keeps it as long as nothing else does.
         for rail in (self.all - pairs.rails()).iter() {
-            let before = self
-                .pairs
-                .port_of(rail)
-                .filter(|port| !self.all.iter().any(|other| pairs.port_of(other) == Some(*port)));
-            pairs.set(rail, before);
+            let is_free = |port: &usize| !self.all.iter().any(|other| pairs.port_of(other) == Some(*port));
+            pairs.set(rail, before.port_of(rail).filter(is_free));
         }
         self.pairs = pairs;
     }
@@ -210,13 +218,16 @@ impl ConnRails {
     /// Queue pairs could not be made on rail number `rail`: while another one can be used, it is not used for a while.
     pub fn avoid(&mut self, rail: u8) {
         let Some(avoided) = self.avoided.get_mut(usize::from(rail)) else { return };
-        let time = avoided.map_or(FIRST_AVOIDED, |(_, time)| (2 * time).min(LONGEST_AVOIDED));
-        *avoided = Some((Instant::now() + time, time));
+        let failures = avoided.map_or(0, |(_, failures)| failures).saturating_add(1);
+        let time = wait_after_failures(failures, self.run.contains(rail));
+        *avoided = Some((Instant::now() + time, failures));
     }
 
     /// The connection runs on `rails`: queue pairs can be made there.
     pub fn handle_running(&mut self, rails: RailMask) {
         self.spare.handle_running();
+        self.run = self.run | rails;
+        rails.iter().for_each(|rail| self.run_pairs.set(rail, self.pairs.port_of(rail)));
         rails.iter().filter_map(|rail| self.avoided.get_mut(usize::from(rail)).map(Option::take)).for_each(drop);
     }
 

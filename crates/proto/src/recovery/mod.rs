@@ -41,7 +41,7 @@
 //! | [`machine`], [`action`] | the order of things at one end; what its caller has to do |
 //! | [`path_mtu`] | paths that lose large packets only |
 //! | [`reach`] | how long tests of new queue pairs wait |
-//! | `rail_history` | how long a rail that has fallen often waits |
+//! | [`rail_history`] | how long a rail that has fallen often waits, or over which attempts fail |
 //! | [`move_budget`] | how often lanes may be given other paths |
 
 pub mod account;
@@ -50,7 +50,7 @@ pub mod machine;
 pub mod message;
 pub mod move_budget;
 pub mod path_mtu;
-mod rail_history;
+pub mod rail_history;
 pub mod rail_mask;
 pub mod reach;
 mod receiver;

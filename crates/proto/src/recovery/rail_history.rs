@@ -11,26 +11,45 @@ const MEMORY: Duration = Duration::from_secs(60);
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 /// A rail waits no longer than this.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// A rail waits at least so long that nothing comes through over: to try it again interrupts the traffic of the others.
-const LEAST_WAIT_UNREACHABLE: Duration = Duration::from_secs(1);
+/// How long a rail waits after the first attempt over it has failed: to try it again interrupts the traffic of the others.
+const FIRST_WAIT_AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// One that has never run waits no longer than this. It may never be to run.
+const LONGEST_WAIT_OF_NEW: Duration = Duration::from_secs(3600);
 /// As many falls as change the time that a rail waits.
 const FALLS: usize = 7;
+
+/// How long a rail waits after so many attempts over it have failed in a row. One that `has_run` may be back at any time.
+pub fn wait_after_failures(in_a_row: u32, has_run: bool) -> Duration {
+    let (factor, longest) = if has_run { (2_u32, LONGEST_WAIT) } else { (4, LONGEST_WAIT_OF_NEW) };
+    FIRST_WAIT_AFTER_FAILURE.saturating_mul(factor.saturating_pow(in_a_row.saturating_sub(1))).min(longest)
+}
 
 /// The history of all rails of a connection. A rail falls when an end cannot use it any more.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct RailHistory {
     /// The rails that both ends can use.
     usable: RailMask,
+    /// Those that the connection has run on.
+    run: RailMask,
     /// The latest falls of each rail.
     falls: [[Option<Time>; FALLS]; MAX_RAILS],
+    /// How many attempts over each rail have failed since the connection last ran on it.
+    failures: [u8; MAX_RAILS],
     /// Until when each rail waits.
     wait: [Time; MAX_RAILS],
 }
 
 impl RailHistory {
-    /// Both ends can use `rails`, and none has fallen.
+    /// The connection runs on `rails`, and none has fallen.
     pub(super) fn new(rails: RailMask) -> Self {
-        Self { usable: rails, falls: [[None; FALLS]; MAX_RAILS], wait: [Time::ZERO; MAX_RAILS] }
+        let (falls, failures, wait) = ([[None; FALLS]; MAX_RAILS], [0; MAX_RAILS], [Time::ZERO; MAX_RAILS]);
+        Self { usable: rails, run: rails, falls, failures, wait }
+    }
+
+    /// The connection runs on `rails`.
+    pub(super) fn handle_running(&mut self, rails: RailMask) {
+        self.run = self.run | rails;
+        rails.iter().for_each(|rail| self.failures[usize::from(rail) % MAX_RAILS] = 0);
     }
 
     /// The rails that both ends can use.
@@ -58,12 +77,14 @@ impl RailHistory {
 
     /// Nothing comes through over `rails`, although both ends could use them: no port will tell when that has passed.
     pub(super) fn handle_unreachable(&mut self, now: Time, rails: RailMask) {
-        for rail in rails.iter().map(usize::from).filter(|rail| *rail < MAX_RAILS) {
+        for (rail, has_run) in rails.iter().map(|rail| (usize::from(rail) % MAX_RAILS, self.run.contains(rail))) {
             let falls = &mut self.falls[rail];
             falls.rotate_right(1);
             falls[0] = Some(now);
             let recent = falls.iter().flatten().filter(|fall| now.saturating_sub(**fall) < MEMORY).count();
-            self.wait[rail] = now + wait_after(recent as u32).max(LEAST_WAIT_UNREACHABLE);
+            self.failures[rail] = self.failures[rail].saturating_add(1);
+            let wait = wait_after_failures(self.failures[rail].into(), has_run);
+            self.wait[rail] = now + wait_after(recent as u32).max(wait);
         }
     }
 
@@ -97,17 +118,39 @@ mod tests {
         let now = Time::from_secs(100);
         history.handle_unreachable(now, RailMask::only(1));
         assert_eq!((history.usable(), history.ready(now)), (both, RailMask::only(0)));
-        assert_eq!(history.ready(now + LEAST_WAIT_UNREACHABLE), both);
-        (0..3).for_each(|_| history.handle_unreachable(now, RailMask::only(1)));
-        assert_eq!(history.next_ready(both - RailMask::only(0)), Some(now + Duration::from_millis(1600)));
+        assert_eq!(history.ready(now + FIRST_WAIT_AFTER_FAILURE), both);
+    }
+
+    /// In seconds: how long rail 1 waits after each of ten failures, the first of them at `now` and each as soon as it may be used again.
+    fn waits_of(history: &mut RailHistory, mut now: Time) -> [u64; 10] {
+        let only = RailMask::only(1);
+        std::array::from_fn(|_| {
+            let begun = now;
+            history.handle_unreachable(now, only);
+            now = history.next_ready(only).expect("usable");
+            (now - begun).as_secs()
+        })
     }
 
     #[test]
-    fn what_did_not_come_through_a_minute_ago_does_not_count() {
-        let (mut history, now) = (RailHistory::new(RailMask::first(2)), Time::from_secs(100));
-        (0..3).for_each(|_| history.handle_unreachable(now, RailMask::only(1)));
-        history.handle_unreachable(now + MEMORY, RailMask::only(1));
-        assert_eq!(history.next_ready(RailMask::only(1)), Some(now + MEMORY + LEAST_WAIT_UNREACHABLE));
+    fn an_unreachable_rail_waits_longer_each_time_until_it_runs() {
+        let both = RailMask::first(2);
+        let mut history = RailHistory::new(both);
+        assert_eq!(waits_of(&mut history, Time::ZERO), [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]);
+        history.handle_running(RailMask::only(0));
+        history.handle_unreachable(Time::from_secs(10_000), RailMask::only(1));
+        assert_eq!(history.next_ready(RailMask::only(1)), Some(Time::from_secs(10_060)), "another one has run");
+        history.handle_running(both);
+        assert_eq!(waits_of(&mut history, Time::from_secs(20_000))[..3], [1, 2, 4]);
+    }
+
+    #[test]
+    fn a_rail_that_has_never_run_waits_up_to_an_hour() {
+        let mut history = RailHistory::new(RailMask::only(0));
+        history.handle_usable(Time::ZERO, RailMask::first(2));
+        assert_eq!(waits_of(&mut history, Time::ZERO), [1, 4, 16, 64, 256, 1024, 3600, 3600, 3600, 3600]);
+        history.handle_running(RailMask::first(2));
+        assert_eq!(waits_of(&mut history, Time::from_secs(50_000))[..3], [1, 2, 4]);
     }
 
     #[test]

@@ -323,6 +323,7 @@ impl Recovery {
         (self.arrived, self.has_usable_changed) = (Some(self.arriving), false);
         self.state = State::Running;
         self.due.recovered = Some(now.saturating_sub(self.since));
+        self.history.handle_running(self.rails);
         // A halt that is due says again what may have been lost with the control connection: the rails that this end can use.
         self.due.ports = self.own != self.told || self.due.halt;
         self.due.halt = false;

@@ -229,6 +229,33 @@ fn an_idle_connection_lives_on_although_nothing_comes_through_over_one_of_its_ra
     assert_eq!(rails(&pair), 0b11);
 }
 
+/// How often a connection gives up its queue pairs in so many seconds for rail 1, which carries nothing: it fails then, or it has never run.
+fn recoveries_for_a_dead_rail(has_run: bool, seconds: u64) -> usize {
+    let mut pair = Pair::new(2);
+    pair.ends[0].dead = RailMask::only(1);
+    if has_run {
+        pair.fault(0);
+    } else {
+        for end in [0, 1] {
+            pair.ends[end].machine = pair.ends[end].machine.clone().over(RailMask::only(0));
+            pair.usable(end, 0b11);
+        }
+    }
+    for _ in 0..10 * seconds {
+        pair.pass(SECOND / 10);
+        pair.ends[0].machine.handle_drained(pair.now);
+    }
+    pair.settle();
+    assert_eq!(rails(&pair), 0b01);
+    pair.recoveries(0)
+}
+
+#[test]
+fn a_rail_that_carries_nothing_is_tried_again_more_and_more_rarely() {
+    let recoveries = |has_run| [100, 3600].map(|seconds| recoveries_for_a_dead_rail(has_run, seconds));
+    assert_eq!((recoveries(true), recoveries(false)), ([7, 65], [5, 7]));
+}
+
 /// The ends as they are, and what the sender has done since `from`.
 fn since(pair: &Pair, from: usize) -> (u32, Vec<String>) {
     (pair.expect_running(), pair.names(0).split_off(from))
