@@ -153,3 +153,33 @@ at_each_moment! {
     a_device_has_no_memory_for_a_path: Fault::Rtr("ENOMEM"),
     all_packets_are_lost: Fault::BlackHole,
 }
+
+/// The first rail has IPv4 addresses. Of the second one, rank 0's port has them too, and the two ports reach each other by IPv6 only.
+#[test]
+fn a_rail_whose_addresses_are_of_another_kind_than_the_first_ones_is_taken_in_later() -> Result<()> {
+    run(Fabric::TwoRails, &[], |worker| {
+        let transport = plugin_transport()?;
+        let (rank, port) = (worker.rank(), format!("{}/1", 2 * worker.rank() + 1));
+        if rank == 1 {
+            softrnic(&["gid", &port, "remove", "1"]);
+        }
+        softrnic(&["gid", &port, "add", ["2", "1"][rank], &format!("fd00:2::{}", rank + 1), "v2"]);
+        worker.barrier()?;
+        let link = open(worker, &transport, |worker| {
+            if worker.rank() == 0 {
+                set_port("softrnic3/1", "down");
+            }
+            worker.barrier()
+        })?;
+        let mut stream = Stream::over(link, transport, SHORT)?;
+        stream.exchange(worker, 20)?;
+        assert!(said(&["WARN", "begins on rail(s) 0 of 2", "left out", "softrnic3"]), "{}", log());
+        worker.barrier()?;
+        if rank == 0 {
+            set_port("softrnic3/1", "up");
+        }
+        until_rail_1(worker, &mut stream, "both rails", |bytes| bytes > 20 * SHORT.bytes as u64 / 5)?;
+        worker.barrier()?;
+        stream.close()
+    })
+}

@@ -12,6 +12,7 @@ use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
 use crate::net::device::rail::Rail;
+use crate::proto::MAX_RAILS;
 use crate::proto::endpoint::{Endpoint, SINK_BYTES};
 use crate::proto::handshake::Negotiated;
 use crate::proto::lanes::FlowLabels;
@@ -66,6 +67,8 @@ pub struct QpSet {
     pub(in crate::net) labels: FlowLabels,
     /// The time from a write to its acknowledgement, as far as is known; zero: it is not.
     pub(in crate::net) round_trip: Duration,
+    /// Of a sender that has just been set up: the GIDs of the listener's ports, as its handle has them.
+    pub listened: [[u8; 16]; MAX_RAILS],
 }
 
 impl InitQpSet {
@@ -245,6 +248,7 @@ impl QpSet {
             priority: self.priority,
             labels: self.labels.clone(),
             round_trip: self.round_trip,
+            listened: self.listened,
         };
         std::mem::replace(self, empty)
     }

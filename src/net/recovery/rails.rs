@@ -3,6 +3,7 @@
 use super::devices::ConnDevices;
 use super::spare::{SparePort, Wanted};
 use crate::error::{Error, Result};
+use crate::host::gid;
 use crate::net::control::port_listeners::PortListener;
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
@@ -28,6 +29,8 @@ pub struct ConnRails {
     known: [Option<LocalAddress>; MAX_RAILS],
     /// By rail number: the peer's GID, as far as it is known. What it was before the peer could not use the rail does not count.
     far: [Option<[u8; 16]>; MAX_RAILS],
+    /// By the peer's port: its GID when it listened, as far as it is known.
+    listened: [Option<[u8; 16]>; MAX_RAILS],
     /// The device's own port of each rail. The receiver finds another one when there are no queue pairs.
     pairs: Pairs,
     /// The rails that the connection has run on, and the own ports that it has run over last.
@@ -56,9 +59,22 @@ impl ConnRails {
         }
         let (devices, spare) = (ConnDevices::of(nic, qps), SparePort::new(role));
         let (all, avoided, run) = (RailMask::first(count), [None; MAX_RAILS], qps.striping.rail_numbers());
-        let nic = Arc::clone(nic);
-        let mut this =
-            Self { nic, role, all, known, far, pairs, run, run_pairs: pairs, is_routed, avoided, devices, spare };
+        let (nic, listened) = (Arc::clone(nic), qps.listened.map(|gid| Some(gid).filter(|gid| *gid != [0; 16])));
+        let mut this = Self {
+            nic,
+            role,
+            all,
+            known,
+            far,
+            listened,
+            pairs,
+            run,
+            run_pairs: pairs,
+            is_routed,
+            avoided,
+            devices,
+            spare,
+        };
         (all - run).iter().for_each(|rail| this.avoid(rail));
         this
     }
@@ -191,11 +207,11 @@ impl ConnRails {
         self.nic.rails.get(self.pairs.port_of(u8::try_from(number).ok()?)?)
     }
 
-    /// The peer's GID of rail number `number`, and of the others if it is not known.
+    /// The peer's GID of rail number `number`. If it is not known: what its port of this number had when it listened, and the GIDs of other rails.
     fn towards(&self, number: usize) -> Vec<[u8; 16]> {
         match self.far[number % MAX_RAILS] {
             Some(gid) => vec![gid],
-            None => self.far.iter().flatten().copied().collect(),
+            None => self.listened[number % MAX_RAILS].iter().chain(self.far.iter().flatten()).copied().collect(),
         }
     }
 
@@ -257,11 +273,20 @@ impl ConnRails {
         Some(port.infiniband || towards.iter().any(|peer| port.nearness_of(&now, peer) == Nearness::Near))
     }
 
-    /// Whether the address `now` is like that which rail number `number` had before, or else another rail. A RoCE port has its link-local GID
-    /// at once when it comes up, and that of its IP address later: the former may not reach the peer.
+    /// Whether the address `now` is like that which rail number `number` had before, or may reach the peer's. A RoCE port has its link-local GID
+    /// at once when it comes up, and that of its IP address later: the former may not reach the peer. What the peer's is like may not be known:
+    /// other rails may be in networks of other kinds.
     fn is_like(&self, number: usize, now: &LocalAddress) -> bool {
-        let before = self.known[number % MAX_RAILS].or_else(|| self.known.iter().copied().flatten().next());
-        before.is_some_and(|before| before.port.is_infiniband() || now.gid.is_like(&before.gid))
+        if now.port.is_infiniband() {
+            return true;
+        }
+        match (self.known[number % MAX_RAILS], self.far[number % MAX_RAILS]) {
+            (Some(before), _) => now.gid.is_like(&before.gid),
+            (None, Some(far)) => gid::are_of_one_kind(&now.gid.gid, &far),
+            (None, None) => {
+                !now.gid.is_link_local() || self.known.iter().flatten().all(|before| before.gid.is_link_local())
+            }
+        }
     }
 
     fn mask(&self, is_in: impl Fn(usize) -> bool) -> RailMask {

@@ -412,7 +412,8 @@ impl Connector {
     /// Commits. If that is lost with the control connection, the peer learns it over another one.
     fn complete(&self, pending: Pending) -> Result<SendComm> {
         let Pending { stream, connecting, mut ring, reply } = pending;
-        let (qps, endpoint) = connecting.finish();
+        let (mut qps, endpoint) = connecting.finish();
+        qps.listened = self.handle.gids;
         let weights = endpoint.rail_weights_with(&reply.endpoint).over(reply.rails);
         ring.lay_out(cts_halves(reply.terms.count.into()), Cts::empty_last_word);
         stream.send(Kind::Commit, Vec::new());
