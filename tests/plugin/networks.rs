@@ -8,6 +8,8 @@ use crate::common::{faithful, plugin_transport};
 use lab::error::Result;
 use lab::nccl::debug_log::ALL_INFO;
 use lab::pair::WorkerCtx;
+use lab::transport::Handle;
+use nccl_net::testing::proto::handle::HANDLE_BYTES;
 use testkit::require;
 
 /// Nothing reaches an address of another network.
@@ -101,6 +103,50 @@ fn a_connection_uses_the_device_that_is_in_the_listeners_network_if_that_is_want
         exchange(worker, &addresses, ["softrnic0,softrnic1", "softrnic2,softrnic3"])?;
         let used = [["softrnic0: ", "uses softrnic1"], ["softrnic2: ", "uses softrnic3"]][worker.rank()];
         assert!(said(&[used[0], used[1], "NCCL_IB_SUBNET_AWARE_ROUTING"]), "{}", log());
+        worker.barrier()
+    })?;
+    Ok(())
+}
+
+/// Only the listener's end is set so. The device that the connection is moved to fails before it is connected, and comes back.
+#[test]
+fn a_listener_waits_for_the_device_that_the_connection_is_moved_to() -> Result<()> {
+    let fault = ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic3 every=1");
+    let retries = [("NCCL_IB_MQP_RETRY_CNT", "10000"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20")];
+    let setting = require!(talkative(&[APART, fault, retries[0], retries[1], ("SOFTRNIC_DEVICES", "4")]));
+    pair(&setting, |worker| {
+        let rank = worker.rank();
+        set("NCCL_IB_HCA", ["softrnic0,softrnic1", "softrnic2,softrnic3"][rank]);
+        set("NCCL_IB_SUBNET_AWARE_ROUTING", ["0", "1"][rank]);
+        let transport = plugin_transport()?;
+        if rank == 0 {
+            for (device, address) in ["10.1.0.1", "10.2.0.1", "10.2.0.2", "10.1.0.2"].into_iter().enumerate() {
+                softrnic(&format!("gid {device}/1 remove 1"));
+                softrnic(&format!("gid {device}/1 add 1 ::ffff:{address} v2"));
+            }
+        }
+        worker.barrier()?;
+        let mut deadline = worker.deadline("a connection");
+        if rank == 0 {
+            let bytes = worker.receive_bytes(HANDLE_BYTES)?;
+            let mut handle = Handle(bytes.try_into().expect("a whole handle"));
+            while transport.connect(0, &mut handle)?.is_none() {
+                deadline.idle()?;
+            }
+        } else {
+            let (handle, mut listener) = transport.listen(0)?;
+            worker.send_bytes(&handle.0)?;
+            while !said(&["softrnic3", "up to 10000 more attempts"]) {
+                assert!(listener.accept()?.is_none(), "it cannot be connected");
+                deadline.idle()?;
+            }
+            softrnic("fail softrnic3 --back-after 200");
+            softrnic("inject --clear");
+            while listener.accept()?.is_none() {
+                deadline.idle()?;
+            }
+            assert!(said(&["softrnic3", "back after a fatal error"]), "{}", log());
+        }
         worker.barrier()
     })?;
     Ok(())

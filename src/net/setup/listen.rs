@@ -69,6 +69,8 @@ pub(super) struct Candidate {
     deadline: Instant,
     /// The rails that the connection may begin on, once it has said hello.
     rails: Rails,
+    /// The device that the connection uses, if that is not the listener's.
+    moved_to: Option<Arc<Nic>>,
     /// Why a port of ours could not be used at the latest look.
     trouble: String,
     steps: Steps,
@@ -232,9 +234,7 @@ impl Listener {
             && *when <= Instant::now()
         {
             let hello = (**hello).clone();
-            let gids: Vec<_> = hello.endpoint.rails.iter().map(|end| end.gid).collect();
-            let towards = |networks: &Arc<Networks>| networks.device_towards(&self.nic, &gids);
-            let nic = self.networks.as_ref().map_or_else(|| Arc::clone(&self.nic), towards);
+            let nic = self.device_for(&mut candidate.moved_to, &hello);
             match begin(&nic, hello.clone(), &mut candidate.rails, self.of.class) {
                 Ok(preparing) => {
                     candidate.steps.end("creating queue pairs");
@@ -268,6 +268,15 @@ impl Listener {
         Ok(Verdict::Wait)
     }
 
+    /// The device for a connection to the peer that has said `hello`: one that it was `moved_to` stays its device.
+    fn device_for(&self, moved_to: &mut Option<Arc<Nic>>, hello: &Hello) -> Arc<Nic> {
+        if let (None, Some(networks)) = (&moved_to, &self.networks) {
+            let gids: Vec<_> = hello.endpoint.rails.iter().map(|end| end.gid).collect();
+            *moved_to = Some(networks.device_towards(&self.nic, &gids)).filter(|nic| !Arc::ptr_eq(nic, &self.nic));
+        }
+        Arc::clone(moved_to.as_ref().unwrap_or(&self.nic))
+    }
+
     /// What was made for `hello` is given up because of `error`, and made again without the rail that has failed, or when that has passed.
     ///
     /// # Errors
@@ -275,7 +284,8 @@ impl Listener {
     fn begin_again(&self, candidate: &mut Candidate, hello: Hello, error: Error) -> Result<Verdict> {
         let mut when = Instant::now();
         if !candidate.rails.leave_out(&error) {
-            candidate.trouble = wait_out(&self.nic, error, candidate.deadline)?.text();
+            let nic = candidate.moved_to.as_ref().unwrap_or(&self.nic);
+            candidate.trouble = wait_out(nic, error, candidate.deadline)?.text();
             when += LOOK_AFTER;
         }
         candidate.stage = Stage::Waiting(Box::new(hello), when);
@@ -309,7 +319,8 @@ impl Candidate {
     pub(super) fn new(stream: ControlStream) -> Self {
         let (deadline, trouble) = (Instant::now(), String::new());
         let rails = Rails::new(RailMask::NONE, false);
-        Self { stream, name: None, deadline, rails, trouble, steps: Steps::begin(), stage: Stage::Client }
+        let (steps, stage) = (Steps::begin(), Stage::Client);
+        Self { stream, name: None, deadline, rails, moved_to: None, trouble, steps, stage }
     }
 
     fn waits_for(&self) -> set_up::Stage {
