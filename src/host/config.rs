@@ -147,6 +147,11 @@ pub struct Retries {
 impl Retries {
     /// None.
     pub const NONE: Self = Self { all: false, count: 0, pause_ms: 0 };
+
+    /// Whether a failure with this error number is followed by another attempt, as long as there are any left.
+    pub fn apply_to(self, errno: Option<i32>) -> bool {
+        self.all || errno == Some(libc::ETIMEDOUT)
+    }
 }
 
 impl Config {

@@ -86,8 +86,10 @@ fn open(
 }
 
 fn has_one_outcome(fault: Fault, moment: Moment) -> Result<()> {
+    // What cannot be connected is tried again before it is left out.
+    let retries = [("NCCL_IB_MQP_RETRY_CNT", "3"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20")];
     // A path that loses all is found out by tests that get longer.
-    run(Fabric::TwoRails, &[], |worker| {
+    run(Fabric::TwoRails, &retries, |worker| {
         let transport = plugin_transport()?;
         let begin_at = |worker: &mut WorkerCtx, now: Moment| {
             worker.barrier()?;
@@ -152,6 +154,40 @@ at_each_moment! {
     a_device_refuses_a_path: Fault::Rtr("EINVAL"),
     a_device_has_no_memory_for_a_path: Fault::Rtr("ENOMEM"),
     all_packets_are_lost: Fault::BlackHole,
+}
+
+/// As where a switch learns an address: fewer attempts fail than the user allows.
+#[test]
+fn a_connection_begins_on_a_rail_that_cannot_be_resolved_at_once() -> Result<()> {
+    let rules = "modify-qp=ETIMEDOUT device=softrnic1 times=4; modify-qp=ETIMEDOUT device=softrnic3 times=4";
+    let env = [("SOFTRNIC_FAULTS", rules), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20")];
+    run(Fabric::TwoRails, &env, |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        stream.exchange(worker, 20)?;
+        assert!(!said(&["left out"]), "{}", log());
+        assert!(said(&[": connected at attempt "]), "{}", log());
+        worker.barrier()?;
+        stream.close()
+    })
+}
+
+/// The user allows more attempts than a set-up may take.
+#[test]
+fn a_rail_that_cannot_be_resolved_in_time_is_left_out() -> Result<()> {
+    let env = [
+        ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic3 every=1"),
+        ("NCCL_IB_MQP_RETRY_CNT", "10000"),
+        ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20"),
+        ("FERRITE_HANDSHAKE_TIMEOUT", "2"),
+    ];
+    run(Fabric::TwoRails, &env, |worker| {
+        let mut stream = Stream::open(worker, SHORT)?;
+        stream.exchange(worker, 20)?;
+        let words = ["WARN", "begins on rail(s) 0 of 2", "left out", "within FERRITE_HANDSHAKE_TIMEOUT=2 s"];
+        assert!(said(&words), "{}", log());
+        worker.barrier()?;
+        stream.close()
+    })
 }
 
 /// The first rail has IPv4 addresses. Of the second one, rank 0's port has them too, and the two ports reach each other by IPv6 only.

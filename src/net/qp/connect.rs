@@ -178,6 +178,17 @@ impl ConnectingQpSet {
         &self.attempts.trouble
     }
 
+    /// That the queue pair whose turn it is has not been connected within `limit`.
+    pub fn too_late(&self, limit: impl std::fmt::Display) -> Error {
+        let index = proto::QpIndex(u8::try_from(self.connected.qps.len()).unwrap_or(u8::MAX));
+        let error = Error::os(format_args!("connecting queue pairs within {limit}"), libc::ETIMEDOUT);
+        let error = error.context(self.trouble());
+        match Ends::of(index, &self.connected) {
+            Some(ends) => error.on_rail(ends.number),
+            None => error,
+        }
+    }
+
     /// The connected queue pairs, and the description of this end for the peer.
     pub fn finish(self) -> (QpSet, Endpoint) {
         (self.connected, self.endpoint)
@@ -265,9 +276,9 @@ impl Attempts {
     /// # Errors
     /// There have been too many attempts, or the reason is one that does not pass.
     fn fail(&mut self, ends: &Ends<'_>, error: Error) -> Result<()> {
-        let Retries { all, count, pause_ms } = self.retries;
+        let Retries { count, pause_ms, .. } = self.retries;
         self.failed += 1;
-        let passes = error.errno == Some(libc::ETIMEDOUT) || all;
+        let passes = self.retries.apply_to(error.errno);
         let error = with_hint(error);
         if self.failed > count || !passes {
             return Err(self.give_up(ends, error));

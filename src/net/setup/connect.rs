@@ -125,7 +125,7 @@ impl Connector {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(nic.config.handshake_timeout_s);
         let wait = SetUpWait::new(Call::Connect, &nic.name, handle.address);
-        let rails = Rails::new(RailMask::first(nic.rails.len() as u8), nic.config.failover);
+        let rails = Rails::new(RailMask::first(nic.rails.len() as u8), nic.config.failover, nic.config.retries);
         Self {
             nic,
             handle,
@@ -199,9 +199,9 @@ impl Connector {
                         self.steps.end("connecting queue pairs");
                         return self.complete(*pending).map(Some);
                     }
-                    Ok(false) => (Stage::Connecting(pending), false),
-                    // With other queue pairs; the listener hears that these are no more.
-                    Err(e) if self.rails.leave_out(&e) => redial(),
+                    Ok(false) if !self.leave_out_late(&pending) => (Stage::Connecting(pending), false),
+                    Ok(false) => self.begin_without(),
+                    Err(e) if self.rails.leave_out(&e) => self.begin_without(),
                     Err(e) => wait_out(&self.nic, e, self.deadline).map(|_| redial())?,
                 },
                 Stage::Done => return Err(Error::internal("connect was called after it had failed")),
@@ -214,6 +214,19 @@ impl Connector {
             }
             self.stage = stage;
         }
+    }
+
+    /// Whether the queue pairs could not be connected in time, and others can be tried.
+    fn leave_out_late(&mut self, pending: &Pending) -> bool {
+        let limit = format_args!("FERRITE_HANDSHAKE_TIMEOUT={} s", self.nic.config.handshake_timeout_s);
+        Instant::now() >= self.deadline && self.rails.leave_out(&pending.connecting.too_late(limit))
+    }
+
+    /// Begins anew without the rail that has failed, with other queue pairs; the listener hears that these are no more. The time that the
+    /// attempts have taken does not count.
+    fn begin_without(&mut self) -> (Stage, bool) {
+        self.deadline = Instant::now() + self.handshake_timeout();
+        redial()
     }
 
     fn check_deadline(&self, stage: &Stage) -> Result<()> {
@@ -398,7 +411,7 @@ impl Connector {
             &reply.terms,
             priority,
             flow_labels(&self.nic)?,
-            self.rails.retries(self.nic.config.retries),
+            self.rails.retries(),
         )?;
         Ok((Stage::Connecting(Box::new(Pending { stream, connecting, ring, reply })), true))
     }

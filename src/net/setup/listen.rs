@@ -13,6 +13,7 @@ use super::steps::Steps;
 use super::summary;
 use super::waiting::wait_out;
 use crate::error::{Error, Result};
+use crate::host::config::Retries;
 use crate::host::iface::Interface;
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
@@ -220,7 +221,8 @@ impl Listener {
         let name = PeerName::new(&hello.identity, &hello.endpoint.name, candidate.stream.peer());
         candidate.name = Some(name.to_string());
         rails::warn_of_rails(&self.nic, hello.count.into(), &name);
-        candidate.rails = Rails::new(hello.rails, self.nic.config.failover && hello.endpoint.failover);
+        let may_leave_out = self.nic.config.failover && hello.endpoint.failover;
+        candidate.rails = Rails::new(hello.rails, may_leave_out, self.nic.config.retries);
         candidate.steps.end("hello");
         let now = Instant::now();
         candidate.deadline = now + self.handshake_timeout();
@@ -247,7 +249,14 @@ impl Listener {
         match preparing.connecting.advance(&preparing.nic) {
             Ok(true) => {}
             Ok(false) if Instant::now() < candidate.deadline => return Ok(Verdict::Wait),
-            Ok(false) => return Ok(self.too_late(candidate)),
+            Ok(false) => {
+                let limit = format_args!("FERRITE_HANDSHAKE_TIMEOUT={} s", self.nic.config.handshake_timeout_s);
+                if !candidate.rails.leave_out(&preparing.connecting.too_late(limit)) {
+                    return Ok(self.too_late(candidate));
+                }
+                candidate.stage = Stage::Waiting(Box::new(preparing.hello.clone()), Instant::now());
+                return Ok(Verdict::Wait);
+            }
             Err(e) => {
                 let hello = preparing.hello.clone();
                 return self.begin_again(candidate, hello, e);
@@ -318,7 +327,7 @@ impl Listener {
 impl Candidate {
     pub(super) fn new(stream: ControlStream) -> Self {
         let (deadline, trouble) = (Instant::now(), String::new());
-        let rails = Rails::new(RailMask::NONE, false);
+        let rails = Rails::new(RailMask::NONE, false, Retries::NONE);
         let (steps, stage) = (Steps::begin(), Stage::Client);
         Self { stream, name: None, deadline, rails, moved_to: None, trouble, steps, stage }
     }
@@ -400,7 +409,7 @@ fn begin(nic: &Arc<Nic>, hello: Hello, rails: &mut Rails, class: Option<u8>) -> 
     let far = hello.endpoint.over(hello.rails, numbers);
     let terms = Negotiated::agree(&far, &idle.endpoint)?.over(hello.count, numbers);
     let priority = Priority::of_receiver(&nic.config, class);
-    let retries = rails.retries(nic.config.retries);
+    let retries = rails.retries();
     let connecting = idle.connect(nic, far, &terms, priority, flow_labels(nic)?, retries)?;
     Ok(Preparing { nic: Arc::clone(nic), connecting, hello, terms })
 }

@@ -1,7 +1,8 @@
 //! On which of its rails a connection begins, and what is told of the others.
 //!
 //! A connection that both ends would recover begins on the rails that connect, as one that has recovered: a rail whose port is down, whose
-//! device fails, or on which queue pairs cannot be made or connected is left out, and taken in later by the recovery. Only if none is left, they are
+//! device fails, or on which queue pairs cannot be made or connected is left out, and taken in later by the recovery. What may pass while queue pairs
+//! are connected is tried again before that, as often as for a connection of one rail; once, however many rails fail. Only if none is left, they are
 //! all tried with patience: that what fails may pass is waited for.
 
 use crate::error::{Class, Error};
@@ -26,15 +27,19 @@ pub(super) struct Rails {
     may_leave_out: bool,
     /// Those that are left out, and why.
     left_out: BTreeMap<u8, String>,
-    /// Whether what fails on a rail is tried again, and does not keep the others waiting.
+    /// Whether a port or a device that cannot be used is waited for, and not left out.
     is_patient: bool,
+    /// How often connecting a queue pair is tried again.
+    retries: Retries,
+    /// Whether a rail has been left out after all of that: the others have had this time, too.
+    has_retried: bool,
 }
 
 impl Rails {
-    /// These rails.
-    pub(super) fn new(all: RailMask, may_leave_out: bool) -> Self {
+    /// These rails. The settings are `retries`.
+    pub(super) fn new(all: RailMask, may_leave_out: bool, retries: Retries) -> Self {
         let is_patient = all.count() < 2 || !may_leave_out;
-        Self { all, may_leave_out, left_out: BTreeMap::new(), is_patient }
+        Self { all, may_leave_out, left_out: BTreeMap::new(), is_patient, retries, has_retried: false }
     }
 
     /// Those that are not left out.
@@ -42,9 +47,9 @@ impl Rails {
         self.left_out.keys().fold(self.all, |chosen, rail| chosen - RailMask::only(*rail))
     }
 
-    /// How often connecting a queue pair is tried, if the settings are `configured`.
-    pub(super) fn retries(&self, configured: Retries) -> Retries {
-        if self.is_patient { configured } else { Retries::NONE }
+    /// How often connecting a queue pair is tried again now.
+    pub(super) fn retries(&self) -> Retries {
+        if self.is_patient || !self.has_retried { self.retries } else { Retries::NONE }
     }
 
     /// Rail number `rail` cannot be used for the reason `why`, and others can.
@@ -59,6 +64,7 @@ impl Rails {
             return false;
         }
         if self.chosen().count() > 1 {
+            self.has_retried |= !error.is_recoverable && self.retries.apply_to(error.errno);
             self.handle_unusable(rail, error.text());
             return true;
         }
@@ -181,30 +187,46 @@ pub(super) fn warn_of_rails(nic: &Nic, rails: usize, peer: &PeerName) {
 mod tests {
     use super::*;
 
+    const CONFIGURED: Retries = Retries { all: false, count: 7, pause_ms: 100 };
+
     fn failure(rail: u8) -> Error {
         Error::system(format!("no on {rail}")).on_rail(rail)
     }
 
     #[test]
     fn what_fails_is_left_out_as_long_as_others_are_left_and_then_all_are_tried_with_patience() {
-        let mut rails = Rails::new(RailMask::first(2), true);
-        let configured = Retries { all: false, count: 7, pause_ms: 100 };
-        assert_eq!(rails.retries(configured), Retries::NONE);
+        let mut rails = Rails::new(RailMask::first(2), true, CONFIGURED);
         assert!(rails.leave_out(&failure(0)));
         assert_eq!((rails.chosen(), rails.describe()), (RailMask::only(1), "rail 0: no on 0".into()));
         assert!(rails.leave_out(&failure(1)), "from the beginning");
-        assert_eq!((rails.chosen(), rails.retries(configured)), (RailMask::first(2), configured));
+        assert_eq!((rails.chosen(), rails.is_patient), (RailMask::first(2), true));
         assert!(rails.leave_out(&failure(1)) && !rails.leave_out(&failure(0)), "none is left");
         assert_eq!(rails.chosen(), RailMask::first(2), "they may be tried later");
     }
 
+    /// What passes while the first rail is tried again passes for the others, too.
+    #[test]
+    fn connecting_is_tried_again_as_the_user_has_set_before_a_rail_is_left_out_and_once_for_all() {
+        let unresolved = |rail| Error::os("connecting", libc::ETIMEDOUT).on_rail(rail);
+        let down = |rail| Error::os("using a port", libc::ENETDOWN).recoverable().on_rail(rail);
+        let mut rails = Rails::new(RailMask::first(4), true, CONFIGURED);
+        assert_eq!(rails.retries(), CONFIGURED);
+        assert!(rails.leave_out(&down(0)) && rails.leave_out(&failure(1)));
+        assert_eq!(rails.retries(), CONFIGURED, "nothing has been tried again");
+        assert!(rails.leave_out(&unresolved(2)));
+        assert_eq!((rails.chosen(), rails.retries()), (RailMask::only(3), Retries::NONE));
+        assert!(rails.leave_out(&unresolved(3)));
+        assert_eq!((rails.chosen(), rails.retries()), (RailMask::first(4), CONFIGURED), "none is left");
+    }
+
     #[test]
     fn mistakes_and_connections_without_failover_leave_nothing_out() {
-        let mut rails = Rails::new(RailMask::first(2), true);
+        let mut rails = Rails::new(RailMask::first(2), true, CONFIGURED);
         assert!(!rails.leave_out(&Error::usage("no such key").on_rail(0)));
         assert!(!rails.leave_out(&Error::system("of no rail")));
-        let mut strict = Rails::new(RailMask::first(2), false);
+        let mut strict = Rails::new(RailMask::first(2), false, CONFIGURED);
         assert!(!strict.leave_out(&failure(0)));
-        assert!(!Rails::new(RailMask::first(1), true).leave_out(&failure(0)), "the only one");
+        let mut only = Rails::new(RailMask::first(1), true, CONFIGURED);
+        assert!(!only.leave_out(&failure(0)), "the only one");
     }
 }
