@@ -124,8 +124,21 @@ impl Lanes {
         *outstanding = outstanding.saturating_sub(1);
     }
 
+    /// Each lane was busy in so many polls: see [`LaneWeights::correct`].
+    pub(super) fn correct(&mut self, polls: impl Fn(u8) -> u32) {
+        self.weights.correct(polls);
+    }
+
     /// That stripe is of `request`, which shows how fast lanes are, and has completed in poll number `poll`; `is_last`: all of its stripes have.
-    pub(super) fn handle_completion(&mut self, request: RequestId, qp: QpIndex, poll: u32, is_last: bool) {
+    /// `teaches`: it was cut with the present weights.
+    pub(super) fn handle_completion(
+        &mut self,
+        request: RequestId,
+        qp: QpIndex,
+        poll: u32,
+        is_last: bool,
+        teaches: bool,
+    ) {
         let latest = &mut self.latest[request.index()];
         if latest.request != request {
             *latest = Latest { request, poll, qps: 0, is_later: false };
@@ -134,7 +147,7 @@ impl Lanes {
         }
         latest.qps |= 1 << qp.0;
         let Latest { qps, is_later, .. } = *latest;
-        if is_last && is_later {
+        if is_last && is_later && teaches {
             self.weights.handle_last(|lane| qps & 1 << lane != 0);
         }
         if is_last {

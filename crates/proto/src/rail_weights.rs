@@ -6,9 +6,13 @@
 //! others, loses a 128th of its weight; each of the others regains a 2048th of what it lacks of its nominal one. So equal rails
 //! stay equal, and the weight of a slow one settles where its stripes take as long as those of the others. Weights are known to
 //! the sender only: the receiver counts stripes and does not need to know where the cuts are.
+//!
+//! The order does not tell how much slower a rail is, and hundreds of messages would be as slow as a rail of a tenth of the speed. So it
+//! is counted too in how many polls each rail has something to do ([`BusyPolls`]). If one is far busier than another one for some messages in
+//! a row, the weights become what these numbers say.
 
 use super::recovery::rail_mask::RailMask;
-use super::{MAX_QPS, MAX_RAILS};
+use super::{MAX_QPS, MAX_RAILS, MAX_REQUESTS};
 
 /// Nominal weight of the fastest rail.
 const NOMINAL: u32 = 1 << 14;
@@ -19,6 +23,13 @@ const LOSS_SHIFT: u32 = 7;
 /// The others regain what they lack of their nominal weight divided by 2 to this power. It is little, since of several slow rails
 /// only one at a time is the last.
 const GAIN_SHIFT: u32 = 11;
+
+/// Who is so many times as busy as another one is far too slow for its weight. Where rails are nearly in balance, the order decides.
+const FAR: u32 = 3;
+/// Polls of the busiest rail that show by whom a message was waited for.
+const MIN_POLLS: u32 = 8;
+/// So many such messages in a row have to show the same. A thread that is not running for a while finds much complete at once, in any order.
+const IN_A_ROW: u8 = 10;
 
 /// The weights of a connection's rails, by their numbers.
 pub type RailWeights = Weights<MAX_RAILS>;
@@ -93,6 +104,100 @@ impl<const N: usize> Weights<N> {
                 *now += (lack >> GAIN_SHIFT).max(u16::from(lack > 0));
             }
         }
+    }
+
+    /// Each was busy in so many polls while all sent stripes of these weights; 0: it is not in use. With the new weights all are as
+    /// busy, and none has more than its nominal one.
+    pub(super) fn correct(&mut self, polls: impl Fn(u8) -> u32) {
+        let speed = |number, now: u16| (u64::from(now) << 40).checked_div(polls(number).into());
+        let all = (0..).zip(self.now.iter().zip(&self.nominal));
+        let of_nominal = all.filter_map(|(number, (now, nominal))| Some(speed(number, *now)? / u64::from(*nominal)));
+        let Some(fastest) = of_nominal.max() else { return };
+        for (number, (now, nominal)) in (0..).zip(self.now.iter_mut().zip(&self.nominal)) {
+            if let Some(speed) = speed(number, *now) {
+                *now = (speed / fastest.max(1)).clamp(MIN_WEIGHT.into(), (*nominal).into()) as u16;
+            }
+        }
+    }
+}
+
+/// In how many polls of the completion queues each rail or lane had stripes outstanding. Only proportions matter.
+#[derive(Debug, Default)]
+pub(super) struct BusyPolls {
+    /// Stripes.
+    outstanding: [u16; MAX_QPS],
+    /// The poll up to which it is counted, while stripes are outstanding.
+    counted: [u32; MAX_QPS],
+    /// Since the latest message that has shown something.
+    polls: [u32; MAX_QPS],
+    /// The sums for the messages that have shown the same in a row.
+    sums: [u32; MAX_QPS],
+    in_a_row: u8,
+    /// Which were far busier than another one in all of these, as a bit mask.
+    slow: u32,
+    /// Which are in use, as a bit mask.
+    used: u32,
+    /// Messages to come that were cut before the weights were corrected.
+    old: u16,
+}
+
+impl BusyPolls {
+    /// Number `number` is given a stripe, after poll `poll`.
+    pub(super) fn begin(&mut self, number: u8, poll: u32) {
+        let at = usize::from(number) % MAX_QPS;
+        if self.outstanding[at] == 0 {
+            self.counted[at] = poll;
+        }
+        self.outstanding[at] = self.outstanding[at].saturating_add(1);
+        self.used |= 1 << at;
+    }
+
+    /// A stripe on it is complete, in poll `poll`.
+    pub(super) fn end(&mut self, number: u8, poll: u32) {
+        let at = usize::from(number) % MAX_QPS;
+        self.polls[at] = self.polls[at].saturating_add(poll.wrapping_sub(self.counted[at]));
+        self.counted[at] = poll;
+        self.outstanding[at] = self.outstanding[at].saturating_sub(1);
+    }
+
+    /// A message is complete. Returns whether it was cut with the present weights.
+    pub(super) fn handle_message(&mut self) -> bool {
+        if self.old > 0 {
+            self.old -= 1;
+            self.polls = [0; MAX_QPS];
+            return false;
+        }
+        let used = self.used;
+        let in_use = || (0..MAX_QPS).filter(|at| used & 1 << at != 0);
+        let (least, most) = in_use().map(|at| self.polls[at]).fold((u32::MAX, 0), |(l, m), p| (l.min(p), m.max(p)));
+        if most < MIN_POLLS {
+            return true;
+        }
+        let slow = in_use().filter(|at| self.polls[*at] / FAR >= least.max(1)).fold(0, |slow, at| slow | 1 << at);
+        if self.slow & slow == 0 {
+            (self.slow, self.in_a_row, self.sums) = (slow, 0, [0; MAX_QPS]);
+        }
+        if slow != 0 {
+            self.slow &= slow;
+            self.in_a_row += 1;
+            in_use().for_each(|at| self.sums[at] = self.sums[at].saturating_add(self.polls[at]));
+        }
+        self.polls = [0; MAX_QPS];
+        true
+    }
+
+    /// In how many polls each was busy, 0 where it is not in use, if some are known to have been far busier than another one.
+    /// `outstanding` messages are under way.
+    pub(super) fn poll_slow(&mut self, outstanding: u32) -> Option<impl Fn(u8) -> u32 + use<>> {
+        if self.in_a_row < IN_A_ROW {
+            return None;
+        }
+        let (sums, used) = (self.sums, self.used);
+        (self.slow, self.in_a_row, self.old) = (0, 0, outstanding.min(MAX_REQUESTS as u32) as u16);
+        Some(move |number: u8| {
+            let at = usize::from(number) % MAX_QPS;
+            if used & 1 << at == 0 { 0 } else { sums[at].max(1) }
+        })
     }
 }
 

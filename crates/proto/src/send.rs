@@ -6,7 +6,7 @@
 use super::cts::{Cts, CtsWords, ExtraKeys, SlotIndex, parse_extra_keys};
 use super::imm::{Imm, LengthCode};
 use super::lanes::{LEARNING_BYTES, Lanes};
-use super::rail_weights::{LaneWeights, RailWeights};
+use super::rail_weights::{BusyPolls, LaneWeights, RailWeights};
 use super::recovery::replay::Replays;
 use super::requests::{Entries, Entry, Progress, RequestId, Requests, SendRequest};
 use super::stripe::{Stripe, Striping};
@@ -53,6 +53,8 @@ pub struct SendFlow {
     may_have_lanes: bool,
     /// Number of the present poll of the completion queues, where there are several rails or lanes.
     poll: u32,
+    /// Of the rails or, if there are lanes, of these, there.
+    busy: BusyPolls,
     pub(super) requests: Requests<SendRequest>,
     pub(super) replays: Replays,
     /// How often a message has found no clear-to-send of its tag.
@@ -98,6 +100,7 @@ impl SendFlow {
             lanes: None,
             may_have_lanes: false,
             poll: 0,
+            busy: BusyPolls::default(),
             requests: Requests::default(),
             replays: Replays::default(),
             refusals: 0,
@@ -189,6 +192,25 @@ impl SendFlow {
         Some(self.transfer(id, SlotIndex::of(seq), cts, length, stripes))
     }
 
+    /// A message of so many stripes and bytes is to be posted, on the next queue pair and those after it.
+    #[cold]
+    #[inline(never)]
+    fn count_busy(&mut self, stripes: u32, length: u32) {
+        if length < LEARNING_BYTES || self.striping.rails() == 1 && self.lanes.is_none() {
+            return;
+        }
+        let mut qp = self.qp;
+        for _ in 0..stripes {
+            self.busy.begin(self.weight_number(qp), self.poll);
+            qp = self.striping.next_qp(qp);
+        }
+    }
+
+    /// By which number the weight of `qp` is known.
+    fn weight_number(&self, qp: QpIndex) -> u8 {
+        if self.lanes.is_some() { qp.0 } else { self.striping.rail_of(qp) }
+    }
+
     /// The message of request `id`, which goes to the next queue pair and those after it.
     #[inline(always)]
     pub(super) fn transfer(
@@ -201,6 +223,7 @@ impl SendFlow {
     ) -> Transfer {
         let qp = self.qp;
         if !self.striping.has_one_qp() {
+            self.count_busy(stripes, length);
             self.qp = self.striping.next_qp(qp);
         }
         Transfer {
@@ -348,15 +371,27 @@ impl SendFlow {
         self.handle_completion(id)?;
         let Some(request) = self.requests.get(id) else { return Ok(()) };
         let (is_last, length) = (!request.is_pending(), request.length.get());
+        let is_later = is_last && request.poll.get() != self.poll;
+        request.poll.set(self.poll);
+        let later = self.next.wrapping_sub(request.seq.get()).wrapping_sub(1);
         if let Some(lanes) = &mut self.lanes {
             lanes.handle_stripe(qp);
-            if length >= LEARNING_BYTES {
-                lanes.handle_completion(id, qp, self.poll, is_last);
+        }
+        if length < LEARNING_BYTES {
+            return Ok(());
+        }
+        self.busy.end(self.weight_number(qp), self.poll);
+        let teaches = !is_last || self.busy.handle_message();
+        match &mut self.lanes {
+            Some(lanes) => lanes.handle_completion(id, qp, self.poll, is_last, teaches),
+            None if is_later && teaches => self.weights.handle_slowest(self.striping.rail_of(qp)),
+            None => {}
+        }
+        if is_last && let Some(polls) = self.busy.poll_slow(later) {
+            match &mut self.lanes {
+                Some(lanes) => lanes.correct(polls),
+                None => self.weights.correct(polls),
             }
-        } else if !is_last {
-            request.poll.set(self.poll);
-        } else if length >= LEARNING_BYTES && request.poll.get() != self.poll {
-            self.weights.handle_slowest(self.striping.rail_of(qp));
         }
         Ok(())
     }
@@ -450,6 +485,7 @@ impl SendFlow {
 
     /// There are new queue pairs, which are lanes if there may be lanes and there are several on a rail.
     pub(super) fn begin_lanes(&mut self) {
+        self.busy = BusyPolls::default();
         if !self.may_have_lanes || !self.striping.is_split() || self.striping.qp_count() <= self.striping.rails() {
             self.lanes = None;
             return;
@@ -1166,6 +1202,121 @@ mod tests {
             flow.0.apply_account(&nothing_missing, striping, weights).expect("it fits");
             assert!(flow.0.has_lanes());
             assert!((0..3).all(|qp| flow.0.weight_of(QpIndex(qp)) == flow.0.weight_of(QpIndex(0))));
+        }
+    }
+
+    mod unlike_rails {
+        use super::*;
+        use std::collections::BTreeMap;
+
+        /// Polls in which a rail of speed 1 sends a message of its own.
+        const POLLS: u64 = 1 << 16;
+        const LARGE: u32 = 1 << 20;
+
+        /// A sender that has always `window` messages outstanding over rails of these speeds, and polls at every moment.
+        struct Link {
+            flow: SendFlow,
+            speeds: Vec<u64>,
+            window: u32,
+            now: u64,
+            seq: u32,
+            /// When each rail has sent what it was given.
+            free: Vec<u64>,
+            /// By the moments at which they complete.
+            stripes: BTreeMap<u64, Vec<(RequestId, QpIndex)>>,
+            /// By index of the request.
+            pending: BTreeMap<usize, u32>,
+        }
+
+        impl Link {
+            fn new(speeds: &[u64], window: u32) -> Self {
+                let (rails, weights) = (speeds.len(), RailWeights::from_speeds([400_000; 4]));
+                let flow = SendFlow::new(Striping::new(rails as u8, 1, false), weights);
+                let (free, speeds) = (vec![0; rails], speeds.to_vec());
+                let (stripes, pending) = Default::default();
+                Self { flow, speeds, window, now: 0, seq: 0, free, stripes, pending }
+            }
+
+            fn post(&mut self) {
+                self.seq += 1;
+                let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: self.seq };
+                let begun = self.flow.submit(0, 0, LARGE, |_| Some(cts.emit())).expect("valid");
+                let transfer = begun.expect("clear to send");
+                for (stripe, _) in transfer.stripes(|qp| self.flow.weight_of(qp)) {
+                    let rail = usize::from(stripe.qp.0);
+                    let time = POLLS * u64::from(stripe.length) / u64::from(LARGE) / self.speeds[rail];
+                    self.free[rail] = self.free[rail].max(self.now) + time.max(1);
+                    self.stripes.entry(self.free[rail]).or_default().push((transfer.id, stripe.qp));
+                    *self.pending.entry(transfer.id.index()).or_default() += 1;
+                }
+            }
+
+            /// Sends so many messages. Returns in how many polls.
+            fn send(&mut self, messages: usize) -> u64 {
+                let (begin, mut left) = (self.now, messages);
+                while left > 0 {
+                    while self.pending.len() < self.window as usize {
+                        self.post();
+                    }
+                    let (at, completed) = self.stripes.pop_first().expect("something is outstanding");
+                    (self.now..at).for_each(|_| self.flow.handle_poll());
+                    self.now = at;
+                    for (id, qp) in completed {
+                        self.flow.handle_completion_on(id, qp).expect("outstanding");
+                        let pending = self.pending.get_mut(&id.index()).expect("outstanding");
+                        *pending -= 1;
+                        if *pending == 0 {
+                            self.pending.remove(&id.index());
+                            self.flow.poll_done(id).expect("complete");
+                            left = left.saturating_sub(1);
+                        }
+                    }
+                }
+                self.now - begin
+            }
+
+            /// How much faster it sends so many messages than the fastest of its rails would alone, in percent.
+            fn gain(&mut self, messages: usize) -> i64 {
+                let alone = messages as u64 * POLLS / self.speeds.iter().max().expect("a rail");
+                (100 * alone / self.send(messages)) as i64 - 100
+            }
+        }
+
+        #[test]
+        fn a_far_slower_rail_soon_gets_no_more_than_it_can_carry() {
+            for window in [1, 2, 8, 32] {
+                for speeds in [&[13, 1][..], &[1, 13], &[40, 1], &[10, 10, 1], &[10, 10, 1, 1], &[20, 1, 20, 20]] {
+                    let mut link = Link::new(speeds, window);
+                    link.send(16 + 3 * window as usize);
+                    let gain = link.gain(200);
+                    assert!(gain > -35, "{speeds:?} with {window} messages at a time: {gain} %");
+                }
+            }
+        }
+
+        #[test]
+        fn a_rail_that_is_as_fast_as_before_soon_carries_as_much_as_before() {
+            for window in [1, 8, 32] {
+                let mut link = Link::new(&[10, 10], window);
+                assert!(link.gain(200) > 90);
+                link.speeds = vec![10, 1];
+                link.send(200);
+                link.speeds = vec![10, 10];
+                link.send(16 + 3 * window as usize);
+                let gain = link.gain(200);
+                assert!(gain > 50, "{window} messages at a time: {gain} %");
+            }
+        }
+
+        /// Also where many messages are outstanding, and the order in which they complete is known late.
+        #[test]
+        fn rails_that_are_not_far_apart_are_together_faster_than_either() {
+            for window in [1, 8, 32, 128] {
+                for (speeds, least) in [(&[100, 100][..], 95), (&[100, 58], 35), (&[100, 100, 50], 90)] {
+                    let gain = Link::new(speeds, window).gain(4000);
+                    assert!(gain >= least, "{speeds:?} with {window} messages at a time: {gain} %");
+                }
+            }
         }
     }
 
