@@ -4,7 +4,7 @@ use super::gid::{AddressRange, Family};
 use super::hca::HcaFilter;
 use super::iface::InterfaceFilter;
 use super::reader::Reader;
-use super::variables::{ignored_names, ignored_reason};
+use super::variables::{Reason, ignored_names, ignored_reason};
 use crate::error::Result;
 use std::collections::BTreeMap;
 
@@ -165,7 +165,7 @@ impl Config {
 
     /// Names of the variables that the user has set, as `lookup` says, and Ferrite ignores, in order, with the reasons. Names that
     /// no table has are known only if they are in the environment.
-    pub fn ignored(lookup: impl Fn(&str) -> Option<String>) -> BTreeMap<String, &'static str> {
+    pub fn ignored(lookup: impl Fn(&str) -> Option<String>) -> BTreeMap<String, Reason> {
         let is_set = |name: &str| lookup(name).is_some_and(|value| !value.is_empty());
         let counts_queue_pairs = Self::QUEUE_PAIRS.into_iter().any(is_set);
         let lanes = lookup(Self::LANES).filter(|_| !counts_queue_pairs).unwrap_or_default();
@@ -176,11 +176,12 @@ impl Config {
             (Self::NEW_PATHS, matches!(lanes.trim(), "" | "1"), "connections have no lanes (FERRITE_LANES)"),
         ];
         let of_lanes = of_lanes.into_iter().filter(|(name, has_no_effect, _)| *has_no_effect && is_set(name));
-        let of_lanes = of_lanes.map(|(name, _, why)| (name.to_owned(), why));
+        let of_lanes = of_lanes.map(|(name, _, why)| (name.to_owned(), Reason::of_no_effect(why)));
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let names = names.chain(ignored_names().map(str::to_owned));
-        let reasons = names.filter_map(|name| ignored_reason(&name).map(|why| (name, why)));
-        reasons.filter(|(name, _)| is_set(name)).chain(of_lanes).collect()
+        let set = names.filter_map(|name| lookup(&name).filter(|value| !value.is_empty()).map(|value| (name, value)));
+        let reasons = set.filter_map(|(name, value)| ignored_reason(&name, &value).map(|reason| (name, reason)));
+        reasons.chain(of_lanes).collect()
     }
 
     /// Reads the process environment.

@@ -276,40 +276,89 @@ pub const VARIABLES: &[Variable] = &[
     variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
 ];
 
-/// Variables of NCCL's built-in IB transports, up to 2.32, that Ferrite ignores, with the reasons. A `*` stands for any end.
-pub const IGNORED: &[(&str, &str)] = &[
-    ("NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"),
-    ("NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "messages are always matched by identity"),
-    ("NCCL_IB_DATA_DIRECT", "Data Direct functions are not used"),
-    ("NCCL_IB_EVENT_BASED_LB*", "a port's share of a message always follows what it completes"),
-    ("NCCL_IB_WQE_LATENCY_*", "FERRITE_STATS and the hang report tell of slow messages"),
-    ("NCCL_IB_RAIL_POLICY", "rails are those that NCCL_IB_HCA names"),
-    ("NCCL_IB_SORT_MERGE_NICS", "ports are merged in the order that NCCL names them"),
-    ("NCCL_IB_VR_*", "rails are those that NCCL_IB_HCA names"),
-    ("NCCL_IB_RESILIENCY_*", "recovery is on by default; see FERRITE_FAILOVER"),
-    ("NCCL_GIN_IB_TC", "there are no GPU-initiated transfers"),
-    ("NCCL_RMA_IB_WR_BATCHSIZE", "there are no one-sided transfers"),
-    ("NCCL_SOCKET_RETRY_CNT", "dialling continues until FERRITE_HANDSHAKE_TIMEOUT"),
-    ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "dialling continues until FERRITE_HANDSHAKE_TIMEOUT"),
+/// A variable of NCCL's built-in IB transports, up to 2.32, that Ferrite ignores.
+#[derive(Debug, Clone, Copy)]
+pub struct Ignored {
+    /// Name. A `*` stands for any end.
+    pub name: &'static str,
+    /// Why, as part of a sentence.
+    pub why: &'static str,
+    /// What the user loses by that, and the value that asks for none of it.
+    pub lost: Option<(&'static str, &'static str)>,
+}
+
+const fn replaced(name: &'static str, why: &'static str) -> Ignored {
+    Ignored { name, why, lost: None }
+}
+
+const fn missing(name: &'static str, why: &'static str, lost: &'static str, off: &'static str) -> Ignored {
+    Ignored { name, why, lost: Some((lost, off)) }
+}
+
+/// All variables that Ferrite ignores.
+pub const IGNORED: &[Ignored] = &[
+    replaced("NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS", "receives are always posted ahead"),
+    replaced("NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME", "messages are always matched by identity"),
+    missing(
+        "NCCL_IB_DATA_DIRECT",
+        "Data Direct functions are not used",
+        "on machines whose cards have a Data Direct function, GPU data takes the ordinary PCIe path",
+        "0",
+    ),
+    replaced("NCCL_IB_EVENT_BASED_LB*", "a port's share of a message always follows what it completes"),
+    replaced("NCCL_IB_WQE_LATENCY_*", "FERRITE_STATS and the hang report tell of slow messages"),
+    missing(
+        "NCCL_IB_RAIL_POLICY",
+        "rails are those that NCCL_IB_HCA names",
+        "ConnectX-9 ports get no rail by their places; NCCL_IB_HCA=name:port:rail:plane gives them one",
+        "NONE",
+    ),
+    replaced("NCCL_IB_SORT_MERGE_NICS", "ports are merged in the order that NCCL names them"),
+    replaced("NCCL_IB_VR_*", "rails are those that NCCL_IB_HCA names"),
+    replaced("NCCL_IB_RESILIENCY_*", "recovery is on by default; see FERRITE_FAILOVER"),
+    replaced("NCCL_GIN_IB_TC", "NCCL's built-in transport makes GPU-initiated transfers, and honours it"),
+    replaced("NCCL_RMA_IB_WR_BATCHSIZE", "NCCL's built-in transport makes one-sided transfers, and honours it"),
+    replaced("NCCL_SOCKET_RETRY_CNT", "dialling continues until FERRITE_HANDSHAKE_TIMEOUT"),
+    replaced("NCCL_SOCKET_RETRY_SLEEP_MSEC", "dialling continues until FERRITE_HANDSHAKE_TIMEOUT"),
 ];
 
 /// The variables that Ferrite ignores, as far as the table has their whole names.
 pub fn ignored_names() -> impl Iterator<Item = &'static str> {
-    IGNORED.iter().map(|(name, _)| *name).filter(|name| !name.ends_with('*'))
+    IGNORED.iter().map(|ignored| ignored.name).filter(|name| !name.ends_with('*'))
 }
 
-/// Why Ferrite ignores the variable `name`. `None`: it does not, or the variable is not one for InfiniBand.
-pub fn ignored_reason(name: &str) -> Option<&'static str> {
+/// What is to be said of a variable that is set and has no effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reason {
+    /// Why it has none, and whether anything is lost by that.
+    pub text: String,
+    /// Whether something is.
+    pub is_loss: bool,
+}
+
+impl Reason {
+    /// A variable of Ferrite's own, or of nobody.
+    pub fn of_no_effect(why: &str) -> Self {
+        Self { text: why.to_owned(), is_loss: false }
+    }
+}
+
+/// Why Ferrite ignores the variable `name`, which has this value. `None`: it does not, or the variable is not one for InfiniBand.
+pub fn ignored_reason(name: &str, value: &str) -> Option<Reason> {
     const OURS: [&str; 1] = ["NCCL_IB_"];
     let is_named = |ignored: &str| match ignored.strip_suffix('*') {
         Some(prefix) => name.starts_with(prefix),
         None => name == ignored,
     };
-    if let Some((_, why)) = IGNORED.iter().find(|(ignored, _)| is_named(ignored)) {
-        return Some(why);
+    if let Some(Ignored { why, lost, .. }) = IGNORED.iter().find(|ignored| is_named(ignored.name)) {
+        return Some(match lost {
+            Some((lost, off)) if value.trim() != *off => Reason { text: format!("{why}: {lost}"), is_loss: true },
+            _ => Reason::of_no_effect(&format!("nothing is lost by that: {why}")),
+        });
     }
     let is_known = VARIABLES.iter().any(|v| v.name == name);
-    (!is_known && OURS.iter().any(|prefix| name.starts_with(prefix))).then_some("there is no such variable")
+    let is_unknown = !is_known && OURS.iter().any(|prefix| name.starts_with(prefix));
+    is_unknown.then(|| Reason::of_no_effect("there is no such variable"))
 }
 
 #[cfg(test)]
@@ -318,22 +367,27 @@ mod tests {
 
     #[test]
     fn each_variable_is_in_one_table_once() {
-        let all: Vec<_> = VARIABLES.iter().map(|v| v.name).chain(IGNORED.iter().map(|(name, _)| *name)).collect();
+        let all: Vec<_> = VARIABLES.iter().map(|v| v.name).chain(IGNORED.iter().map(|ignored| ignored.name)).collect();
         for name in &all {
             assert_eq!(all.iter().filter(|n| n == &name).count(), 1, "{name}");
         }
     }
 
     #[test]
-    fn an_ignored_variable_has_a_reason() {
-        assert_eq!(ignored_reason("NCCL_IB_DATA_DIRECT"), Some("Data Direct functions are not used"));
-        for name in ["NCCL_IB_RESILIENCY_PORT_FAILOVER", "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT"] {
-            assert_eq!(ignored_reason(name), Some("recovery is on by default; see FERRITE_FAILOVER"), "{name}");
+    fn an_ignored_variable_has_a_reason_that_says_whether_something_is_lost() {
+        let said = |name, value| ignored_reason(name, value).map(|reason| (reason.text, reason.is_loss));
+        let (text, is_loss) = said("NCCL_IB_DATA_DIRECT", "1").expect("ignored");
+        assert!(is_loss && text.starts_with("Data Direct functions are not used: on machines"), "{text}");
+        for (name, value, why) in [
+            ("NCCL_IB_DATA_DIRECT", "0", "Data Direct functions are not used"),
+            ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1", "recovery is on by default; see FERRITE_FAILOVER"),
+            ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT", "5", "recovery is on by default; see FERRITE_FAILOVER"),
+        ] {
+            assert_eq!(said(name, value), Some((format!("nothing is lost by that: {why}"), false)), "{name}={value}");
         }
-        assert_eq!(ignored_reason("NCCL_IB_TIMOUT"), Some("there is no such variable"));
-        assert_eq!(
-            (ignored_reason("NCCL_IB_TIMEOUT"), ignored_reason("NCCL_DEBUG"), ignored_reason("PATH")),
-            (None, None, None)
-        );
+        assert_eq!(said("NCCL_IB_TIMOUT", "1"), Some(("there is no such variable".to_owned(), false)));
+        for name in ["NCCL_IB_TIMEOUT", "NCCL_DEBUG", "PATH"] {
+            assert_eq!(said(name, "1"), None, "{name}");
+        }
     }
 }

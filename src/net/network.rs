@@ -17,6 +17,7 @@ use crate::host::conf_file;
 use crate::host::config::Config;
 use crate::host::iface::{self, Interface};
 use crate::host::name_list::NoEffect;
+use crate::host::variables::Reason;
 use crate::host::{launcher, random, sysfs};
 use crate::proto::handle::{self, HANDLE_BYTES, Handle};
 use crate::stats::{self, process};
@@ -171,7 +172,7 @@ impl Network {
     }
 
     /// Logs the version, the devices, where libibverbs lies (`verbs`), what is `missing` and the `ignored` settings with the reasons.
-    fn log_devices(&self, config: &Config, verbs: &str, ignored: &BTreeMap<String, &'static str>, missing: &[String]) {
+    fn log_devices(&self, config: &Config, verbs: &str, ignored: &BTreeMap<String, Reason>, missing: &[String]) {
         let Some(interface) = &self.interface else {
             missing.iter().for_each(|trouble| log::info!(target: INIT, "Ferrite: {trouble}"));
             return;
@@ -218,8 +219,9 @@ impl Network {
                 log::warn!(target: INIT, "Ferrite: NCCL_IB_ADDR_RANGE={range}: no GID is in it; the ports use: {used}");
             }
         }
-        for (name, why) in ignored {
-            log::info!(target: INIT, "Ferrite does not honour {name}: {why}");
+        for (name, Reason { text, is_loss }) in ignored {
+            let level = if *is_loss { log::Level::Warn } else { log::Level::Info };
+            log::log!(target: INIT, level, "Ferrite does not honour {name}: {text}");
         }
     }
 }

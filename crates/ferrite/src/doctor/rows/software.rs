@@ -430,11 +430,11 @@ fn of_variable(name: &str, value: &str) -> Option<Finding> {
             Ok(_) => contradiction(name, value).map(|why| Finding::warn("", format!("{name}={value}: {why}"))),
         };
     }
-    let why = match ignored_reason(name) {
-        Some(why) => why,
+    let why = match ignored_reason(name, value) {
+        Some(reason) => reason.text,
         // This program and the project's tests have variables of their own.
-        None if name.starts_with("FERRITE_") && nearest(name, 2).is_some() => "there is no such variable",
-        None if name.starts_with("NCCL_") && nearest(name, 1).is_some() => "the plugin has no such variable",
+        None if name.starts_with("FERRITE_") && nearest(name, 2).is_some() => "there is no such variable".to_owned(),
+        None if name.starts_with("NCCL_") && nearest(name, 1).is_some() => "the plugin has no such variable".to_owned(),
         None => return None,
     };
     let near = nearest(name, 4).map_or(String::new(), |near| format!("; {near} is meant?"));
