@@ -54,7 +54,7 @@ pub struct SendFlow {
     /// Number of the present poll of the completion queues, where there are several rails or lanes.
     poll: u32,
     /// Of the rails or, if there are lanes, of these, there.
-    busy: BusyPolls,
+    busy: Box<BusyPolls>,
     pub(super) requests: Requests<SendRequest>,
     pub(super) replays: Replays,
     /// How often a message has found no clear-to-send of its tag.
@@ -100,7 +100,7 @@ impl SendFlow {
             lanes: None,
             may_have_lanes: false,
             poll: 0,
-            busy: BusyPolls::default(),
+            busy: Box::default(),
             requests: Requests::default(),
             replays: Replays::default(),
             refusals: 0,
@@ -192,25 +192,6 @@ impl SendFlow {
         Some(self.transfer(id, SlotIndex::of(seq), cts, length, stripes))
     }
 
-    /// A message of so many stripes and bytes is to be posted, on the next queue pair and those after it.
-    #[cold]
-    #[inline(never)]
-    fn count_busy(&mut self, stripes: u32, length: u32) {
-        if length < LEARNING_BYTES || self.striping.rails() == 1 && self.lanes.is_none() {
-            return;
-        }
-        let mut qp = self.qp;
-        for _ in 0..stripes {
-            self.busy.begin(self.weight_number(qp), self.poll);
-            qp = self.striping.next_qp(qp);
-        }
-    }
-
-    /// By which number the weight of `qp` is known.
-    fn weight_number(&self, qp: QpIndex) -> u8 {
-        if self.lanes.is_some() { qp.0 } else { self.striping.rail_of(qp) }
-    }
-
     /// The message of request `id`, which goes to the next queue pair and those after it.
     #[inline(always)]
     pub(super) fn transfer(
@@ -223,7 +204,6 @@ impl SendFlow {
     ) -> Transfer {
         let qp = self.qp;
         if !self.striping.has_one_qp() {
-            self.count_busy(stripes, length);
             self.qp = self.striping.next_qp(qp);
         }
         Transfer {
@@ -357,6 +337,23 @@ impl SendFlow {
         }
     }
 
+    /// Where there are several rails or lanes: the stripes of `transfer` are posted.
+    pub fn handle_posted(&mut self, transfer: &Transfer) {
+        if transfer.length < LEARNING_BYTES || self.striping.rails() == 1 && self.lanes.is_none() {
+            return;
+        }
+        let mut qp = transfer.qp;
+        for _ in 0..transfer.stripes {
+            self.busy.begin(self.weight_number(qp), self.poll);
+            qp = self.striping.next_qp(qp);
+        }
+    }
+
+    /// By which number the weight of `qp` is known.
+    fn weight_number(&self, qp: QpIndex) -> u8 {
+        if self.lanes.is_some() { qp.0 } else { self.striping.rail_of(qp) }
+    }
+
     /// The completions after this call belong to another poll than those before.
     pub fn handle_poll(&mut self) {
         self.poll = self.poll.wrapping_add(1);
@@ -485,7 +482,7 @@ impl SendFlow {
 
     /// There are new queue pairs, which are lanes if there may be lanes and there are several on a rail.
     pub(super) fn begin_lanes(&mut self) {
-        self.busy = BusyPolls::default();
+        *self.busy = BusyPolls::default();
         if !self.may_have_lanes || !self.striping.is_split() || self.striping.qp_count() <= self.striping.rails() {
             self.lanes = None;
             return;
@@ -1242,6 +1239,7 @@ mod tests {
                 let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: self.seq };
                 let begun = self.flow.submit(0, 0, LARGE, |_| Some(cts.emit())).expect("valid");
                 let transfer = begun.expect("clear to send");
+                self.flow.handle_posted(&transfer);
                 for (stripe, _) in transfer.stripes(|qp| self.flow.weight_of(qp)) {
                     let rail = usize::from(stripe.qp.0);
                     let time = POLLS * u64::from(stripe.length) / u64::from(LARGE) / self.speeds[rail];

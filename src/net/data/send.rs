@@ -560,6 +560,9 @@ impl SendPath {
     /// packets, the immediate in a trailing write of its own. `lkey` returns the key of the memory by rail number.
     #[inline(never)]
     fn post(&mut self, addr: u64, lkey: impl Fn(u8) -> u32, transfer: Transfer) -> Result<()> {
+        if self.qps.are_on_several_rails() || self.flow.has_lanes() {
+            self.flow.handle_posted(&transfer);
+        }
         for (stripe, imms) in transfer.stripes(|qp| self.flow.weight_of(qp)) {
             let is_trailing = stripe.length > self.trailing_immediate_above;
             let at = u64::from(stripe.offset);

@@ -92,6 +92,7 @@ impl Sender {
         assert!(self.failed.is_none(), "data is posted after the connection has failed");
         let Outside { plan, fabric, ring, .. } = outside;
         let halves = ring.len() / RING_SLOTS;
+        self.flow.handle_posted(&transfer);
         for (stripe, imms) in transfer.stripes(|qp| self.flow.weight_of(qp)) {
             let rkey = self.flow.rkey(&transfer, transfer.rail_of(stripe.qp), |slot| ring[slot.index() * halves]);
             assert_eq!(stripe.offset % LL128_LINE_BYTES, 0, "a line is cut");
