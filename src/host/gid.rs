@@ -230,6 +230,20 @@ mod tests {
         assert_eq!(chosen(&table), Some(3));
     }
 
+    /// A VLAN interface adds its own address, and the port's link-local one a second time. NCCL's transport takes the first of a kind too.
+    #[test]
+    fn what_a_vlan_adds_to_the_table_is_taken_only_towards_its_network() {
+        let of = |first: u8, address: &str| [entry(first, address, Some(1)), entry(first + 1, address, Some(2))];
+        let own = [of(0, "fe80::1"), of(2, "10.0.0.1")].concat();
+        let table = [own, [of(4, "fe80::1"), of(6, "10.84.0.1")].concat()].concat();
+        assert_eq!(chosen(&table), Some(3));
+        let towards = |peer| choose(&table, &Preference { peer: Some(entry(0, peer, None).gid), ..WANT });
+        let cases = [("10.0.0.9", 3), ("10.84.0.9", 7), ("192.168.0.9", 3), ("fe80::9", 1)];
+        for (peer, index) in cases {
+            assert_eq!(towards(peer).map(|e| e.index), Some(index), "{peer}");
+        }
+    }
+
     #[test]
     fn a_range_comes_first() {
         let table = [entry(0, "fe80::1", Some(2)), entry(1, "10.0.0.1", Some(2)), entry(2, "10.1.2.3", Some(1))];

@@ -43,3 +43,29 @@ impl QueueFailure {
         known.id
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A queue as libibverbs has it, with this context.
+    fn queue(context: *const QueueFailure) -> sys::ibv_cq {
+        // SAFETY: numbers and pointers, for which zero is a value.
+        let mut raw: sys::ibv_cq = unsafe { std::mem::zeroed() };
+        raw.cq_context = context.cast_mut().cast();
+        raw
+    }
+
+    #[test]
+    fn an_event_names_its_queue_alone_and_nobody_before_libibverbs_has_set_the_context() {
+        let (first, second) = (QueueFailure::new(), QueueFailure::new());
+        let named = [Arc::as_ptr(&first), std::ptr::null()].map(|of| {
+            let raw = queue(of);
+            // SAFETY: the queue exists, and so does the context that it has.
+            unsafe { QueueFailure::handle(&raw const raw) }
+        });
+        assert_eq!(named, [first.id(), NOBODY]);
+        assert_eq!([first.has_failed(), second.has_failed()], [true, false]);
+        assert!(first.id() != second.id() && second.id() != NOBODY);
+    }
+}

@@ -270,6 +270,38 @@ mod tests {
         assert_eq!(kept.expect_err("the child has it").kind(), ErrorKind::WouldBlock);
     }
 
+    #[test]
+    fn a_child_that_can_open_nothing_keeps_no_marked_descriptor_either() {
+        let pairs = [(); 2].map(|()| UnixStream::pair().expect("a pair"));
+        let marks = [&pairs[0].1, &pairs[1].1].map(|marked| Unshared::new(marked.as_raw_fd()));
+        let (mut done, child_end) = UnixStream::pair().expect("a pair");
+        let limit = libc::rlimit { rlim_cur: 64, rlim_max: 64 };
+        // SAFETY: a valid struct. This test has a process of its own, or the limit is that of all tests in it, which open less.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        let fill: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+        // SAFETY: the child goes on alone with this one thread, and only waits to be killed.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: a valid buffer of one byte; then plain numbers.
+            unsafe { libc::write(child_end.as_raw_fd(), c"x".as_ptr().cast(), 1) };
+            loop {
+                // SAFETY: plain numbers.
+                unsafe { libc::pause() };
+            }
+        }
+        drop(fill);
+        done.read_exact(&mut [0]).expect("the child runs");
+        drop(marks);
+        let closed = pairs.map(|(mut here, marked)| {
+            drop(marked);
+            here.set_read_timeout(Some(std::time::Duration::from_secs(10))).expect("a timeout");
+            here.read(&mut [0])
+        });
+        // SAFETY: our own child, which is waited for once.
+        unsafe { (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0)) };
+        assert_eq!(closed.map(|read| read.expect("closed with the parent's")), [0, 0]);
+    }
+
     /// A mapping of this file, which is marked or not, and whether a child has it.
     fn child_has_mapping(file: &std::fs::File, is_marked: bool) -> bool {
         let _mark = is_marked.then(|| Unshared::with_mappings(file.as_raw_fd()));
