@@ -31,19 +31,6 @@ pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> ncclResul
     }
 }
 
-/// Runs `body`, the beginning of NCCL's function `call`, which goes on as `rest` with what that returns. A panic in `rest` is not caught.
-#[inline(always)]
-pub fn guard_beginning<R>(
-    call: &'static str,
-    body: impl FnOnce() -> R,
-    rest: impl FnOnce(R) -> ncclResult_t,
-) -> ncclResult_t {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(found) => rest(found),
-        Err(panic) => report(call, panic_error(panic)),
-    }
-}
-
 /// Runs the body of a call on a communicator. An error that is the same as the last one is not logged again, since NCCL goes on
 /// to call a failed communicator.
 #[inline(always)]
@@ -56,13 +43,6 @@ pub(super) fn on_comm<T>(
         let comm = comm?;
         body(comm).map_err(|e| comm.log_once(e))
     })
-}
-
-/// An error of a communicator.
-#[cold]
-#[inline(never)]
-pub(super) fn fail_on<T>(call: &'static str, comm: &Comm<T>, error: Error) -> ncclResult_t {
-    guard(call, || Err(comm.log_once(error)))
 }
 
 /// An error that no communicator has.
@@ -141,7 +121,5 @@ mod tests {
         assert_eq!(guard("test", || panic!("on purpose")), nccl::ncclInternalError);
         assert_eq!(guard("test", || Err(Error::remote("gone"))), nccl::ncclRemoteError);
         assert_eq!(guard("test", || Ok(())), nccl::ncclSuccess);
-        assert_eq!(guard_beginning("test", || panic!("on purpose"), |()| nccl::ncclSuccess), nccl::ncclInternalError);
-        assert_eq!(guard_beginning("test", || 7, |n| n), 7);
     }
 }

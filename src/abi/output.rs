@@ -45,15 +45,6 @@ impl RequestOutput {
         unsafe { put(pointer, std::ptr::null_mut(), "request") }.map(|()| Self(pointer))
     }
 
-    /// As [`Self::new`], of a pointer through which NULL has been written.
-    ///
-    /// # Safety
-    /// The pointer stays valid for writing.
-    #[inline]
-    pub(super) unsafe fn of_null(pointer: *mut *mut c_void) -> Self {
-        Self(pointer)
-    }
-
     /// There is a request.
     #[inline]
     pub(super) fn set(self, request: *mut c_void) {

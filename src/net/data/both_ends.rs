@@ -1,137 +1,210 @@
 //! What the two ends of a connection have in common: how NCCL tests their requests, which operation
 //! a timed message is of, and how they stand.
 //!
-//! The first look of `test` and `isend` decides most calls: NCCL makes many that find nothing, and several that find what another
-//! call has found already. It calls no function and needs few registers, so that such a call costs little.
+//! NCCL makes many calls that find nothing, and several that find what another call has found already. The first look of
+//! `test` and `isend`, which decides those, calls no function and needs few registers, so that such a call costs little.
 
 use super::exclusive_cell::{ExclusiveCell, Inside, Occupant};
 use crate::error::{Error, Result};
 use crate::net::control::peer_state::PeerState;
 use crate::net::operations::live;
+use crate::proto::MAX_MESSAGE;
 use crate::proto::explain::look::{Contact, Found, Look};
 use crate::proto::requests::{Entry, Progress, RequestId};
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
+use crate::verbs::completion_queue::CompletionQueue;
+use crate::verbs::work::{Batch, Completion};
 
-pub use crate::verbs::work::{Batch, Completion};
-
-/// What is told the number of bytes of each message of a request that is complete.
+/// Receives the number of bytes of each message of a request that is complete.
 pub trait Done: Fn(&[u32]) + Copy {}
 
 impl<F: Fn(&[u32]) + Copy> Done for F {}
 
-/// What the first look has found.
-#[derive(Debug)]
-pub enum FirstLook<'a, T> {
-    /// The call is over.
-    Over,
-    /// The call goes on by the short way.
-    Inside(Inside<'a, T>),
-    /// Nothing: the call has to take the long way.
-    Closed,
-}
-
-impl<'a, T> FirstLook<'a, T> {
-    /// What `find` says of a request, if this thread may enter by the short way.
-    #[inline(always)]
-    pub(super) fn of(cell: &'a ExclusiveCell<T>, find: impl FnOnce(&mut T) -> RequestState) -> Self {
-        let Some(mut inside) = cell.begin_if_clear() else { return Self::Closed };
-        match find(inside.state()) {
-            RequestState::Incomplete => Self::Inside(inside),
-            RequestState::Complete => {
-                inside.leave();
-                Self::Over
-            }
-            RequestState::Other => {
-                inside.leave();
-                Self::Closed
-            }
-        }
-    }
-}
-
-/// What [`Tested::first_look`] has found of a request.
-pub(super) enum RequestState {
-    Complete,
-    /// It is not complete, and there is one completion queue to be polled for it.
-    Incomplete,
-    /// There is no such request, or it is one for the long way.
-    Other,
-}
-
-impl RequestState {
-    /// Of a connection that `is_plain`: it has one completion queue, and nothing is being timed.
-    #[inline(always)]
-    pub(super) fn of(progress: Progress, is_plain: bool) -> Self {
-        match progress {
-            Progress::Pending if is_plain => Self::Incomplete,
-            Progress::Finished(_) => Self::Complete,
-            Progress::Pending | Progress::Other => Self::Other,
-        }
-    }
-}
-
 /// An end of a connection, whose requests NCCL tests.
 pub trait Tested {
-    /// The state of its data path.
-    type Path;
     /// A request.
     type Request;
 
-    /// The first look of `test`. The call is over if the request is complete; `done` has been called with the number of bytes of each
-    /// message then.
-    fn first_look(&self, request: &Entry<Self::Request>, done: impl Done) -> FirstLook<'_, Self::Path>;
-
-    /// `test` of a request that is not complete goes on: polls the only completion queue.
+    /// `test`: calls `done` with the number of bytes of each message, once the request is complete.
     ///
     /// # Errors
-    /// The queue has failed.
-    fn poll<'b>(path: &Self::Path, batch: &'b mut Batch) -> Result<&'b [Completion]>;
+    /// The connection has failed, or the request has ended. The error is the same each time.
+    fn test(&self, request: &Entry<Self::Request>, done: impl Done) -> Result<()>;
+}
 
-    /// To be called when [`Self::poll`] has found nothing; false: [`Self::handle_empty_poll`] is to be called.
-    fn has_nothing_to_do(path: &mut Self::Path) -> bool;
+/// The state of the data path of an end, as [`test`] needs it.
+pub(super) trait Path {
+    /// A request.
+    type Request;
 
-    /// A poll has found nothing while `request` is tested.
+    /// What is known of the peer.
+    fn peer(&self) -> &PeerState;
+
+    /// Whether there is one completion queue, and no message is being timed.
+    fn is_plain(&self) -> bool;
+
+    /// The first completion queue.
+    fn queue(&self) -> &CompletionQueue;
+
+    /// If `request` is complete, and is not one for [`Self::finish`], calls `done`; it has ended then.
+    fn finish_usual(&mut self, request: &Entry<Self::Request>, done: impl Done) -> Progress;
+
+    /// If `request` is complete, calls `done` and returns true; it has ended then.
     ///
     /// # Errors
-    /// The connection has failed. The error is the same each time.
-    fn handle_empty_poll(&self, inside: Inside<'_, Self::Path>, request: &Entry<Self::Request>) -> Result<()>;
+    /// The request has ended.
+    fn finish(&mut self, request: &Entry<Self::Request>, done: impl Done) -> Result<bool>;
 
-    /// Handles the completions that [`Self::poll`] has found, as long as they are usual ones, and looks whether the request is complete. `None`:
-    /// that is all. Otherwise [`Self::handle_others`] is to be called with the completions that it returns: those that are left, or an empty slice.
+    /// To be called when a poll has found nothing; false: [`Self::handle_empty_poll`] is to be called.
+    fn has_nothing_to_do(&mut self) -> bool;
+
+    /// A poll has found nothing, while request `awaited` is tested.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    fn handle_empty_poll(&mut self, awaited: RequestId) -> Result<()>;
+
+    /// Handles the completions of the only queue in their order, as long as they are usual ones, and then finishes `request`, if it
+    /// is complete. `None`: that is all. Otherwise [`Self::handle_others`] is to be called with the completions that it returns: those that
+    /// are left, or an empty slice.
     fn handle_usual<'c>(
-        path: &mut Self::Path,
+        &mut self,
         completions: &'c [Completion],
         request: &Entry<Self::Request>,
         done: impl Done,
     ) -> Option<&'c [Completion]>;
 
+    /// Handles completions in their order, whatever they are.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    fn handle_completions(&mut self, completions: &[Completion]) -> Result<()>;
+
+    /// Something has failed: new queue pairs may cure it, or else the connection ends.
+    ///
+    /// # Errors
+    /// It ends.
+    fn handle_failure(&mut self, error: Error) -> Result<()>;
+
+    /// Polls all completion queues, or does what takes the place of that, while request `awaited` is tested.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    fn progress_in_general(&mut self, awaited: RequestId) -> Result<()>;
+
     /// As [`Self::handle_usual`], whatever there is to do.
     ///
     /// # Errors
-    /// The connection has failed. The error is the same each time.
+    /// The connection has failed, and the request is not complete.
+    #[inline(never)]
     fn handle_others(
-        &self,
-        inside: Inside<'_, Self::Path>,
+        &mut self,
         completions: &[Completion],
         request: &Entry<Self::Request>,
         done: impl Done,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        match self.handle_completions(completions) {
+            Ok(()) => self.finish(request, done).map(drop),
+            Err(e) => self.fail_after(request, done, e),
+        }
+    }
 
-    /// [`Self::poll`] has failed with `error`.
+    /// A poll has found `error`, and may have found before it that `request` is complete.
     ///
     /// # Errors
-    /// The connection has failed. The error is the same each time.
-    fn handle_failed_poll(&self, inside: Inside<'_, Self::Path>, error: Error) -> Result<()>;
+    /// The connection has failed, and the request is not complete.
+    #[cold]
+    #[inline(never)]
+    fn fail_after(&mut self, request: &Entry<Self::Request>, done: impl Done, error: Error) -> Result<()> {
+        let outcome = self.handle_failure(error);
+        // What is complete stays so, whatever has failed after it.
+        if self.finish(request, done)? { Ok(()) } else { outcome }
+    }
 
-    /// The state of its data path.
-    fn path(&self) -> &ExclusiveCell<Self::Path>;
-
-    /// The whole `test`, by the long way.
+    /// Polls the only completion queue for `request`.
     ///
     /// # Errors
-    /// As [`Self::handle_others`]; or the request has ended.
-    fn test(&self, request: &Entry<Self::Request>, done: impl Done) -> Result<()>;
+    /// The connection has failed.
+    #[inline(always)]
+    fn poll_for(&mut self, request: &Entry<Self::Request>, done: impl Done) -> Result<()> {
+        let mut batch = Batch::default();
+        match self.queue().poll(&mut batch) {
+            Ok([]) if self.has_nothing_to_do() => Ok(()),
+            Ok([]) => self.handle_empty_poll(request.id()),
+            Ok(completions) => match self.handle_usual(completions, request, done) {
+                None => Ok(()),
+                Some(others) => self.handle_others(others, request, done),
+            },
+            Err(e) => self.handle_failure(e.into()),
+        }
+    }
+
+    /// Polls all completion queues for `request`, or does what takes the place of that.
+    ///
+    /// # Errors
+    /// The connection has failed, and the request is not complete.
+    #[inline(never)]
+    fn progress_for(&mut self, request: &Entry<Self::Request>, done: impl Done) -> Result<()> {
+        let progress = self.progress_in_general(request.id());
+        if self.finish(request, done)? { Ok(()) } else { progress }
+    }
+}
+
+/// `test` of a request of the end whose path is in `cell`: looks whether it is complete, and polls if it is not.
+///
+/// # Errors
+/// The connection has failed, or the request has ended. The error is the same each time.
+#[inline(always)]
+pub(super) fn test<P: Path>(cell: &ExclusiveCell<P>, request: &Entry<P::Request>, done: impl Done) -> Result<()> {
+    let Some(mut inside) = cell.begin_if_clear() else { return test_in_general(request, done, cell) };
+    let path = inside.state();
+    match path.finish_usual(request, done) {
+        Progress::Finished(_) => {
+            inside.leave();
+            Ok(())
+        }
+        Progress::Pending if path.is_plain() => poll_inside(request, done, inside),
+        Progress::Pending | Progress::Other => {
+            inside.leave();
+            test_in_general(request, done, cell)
+        }
+    }
+}
+
+// The arguments of these are in the order in which NCCL's `test` has them, so they stay in their registers.
+
+/// [`test`] of a request that is not complete, of a plain path.
+#[inline(never)]
+fn poll_inside<P: Path>(request: &Entry<P::Request>, done: impl Done, mut inside: Inside<'_, P>) -> Result<()> {
+    let outcome = inside.state().poll_for(request, done);
+    inside.leave();
+    outcome
+}
+
+/// [`test`] by the slow path.
+#[inline(never)]
+fn test_in_general<P: Path>(request: &Entry<P::Request>, done: impl Done, cell: &ExclusiveCell<P>) -> Result<()> {
+    cell.enter(|path| {
+        if path.finish(request, done)? {
+            return Ok(());
+        }
+        if !path.is_plain() || !path.peer().state().is_open() {
+            return path.progress_for(request, done);
+        }
+        path.poll_for(request, done)
+    })
+}
+
+/// Checks a length, which NCCL gives as a signed number.
+///
+/// # Errors
+/// It is impossible.
+#[inline]
+pub(super) fn check_length(length: u32) -> Result<()> {
+    let bad =
+        || Error::argument(format!("a length of {} bytes; 0 to {MAX_MESSAGE} are possible", length.cast_signed()));
+    if length <= MAX_MESSAGE { Ok(()) } else { Err(bad()) }
 }
 
 /// If request `id` is timed from now on, it is one of the operation that NCCL's profiler says messages are of now.

@@ -133,15 +133,6 @@ impl<T> ExclusiveCell<T> {
         self.begin_short().then_some(Inside { cell: self, _of_thread: PhantomData })
     }
 
-    /// The calling thread goes on inside.
-    ///
-    /// # Safety
-    /// It has entered by [`Self::begin_if_clear`] and dropped the [`Inside`], or does not use it any more.
-    #[inline(always)]
-    pub unsafe fn go_on_inside(&self) -> Inside<'_, T> {
-        Inside { cell: self, _of_thread: PhantomData }
-    }
-
     /// Runs `body` with exclusive access to the state. If `body` panics, the state may be inconsistent, and nobody can enter any
     /// more.
     ///

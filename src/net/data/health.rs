@@ -2,6 +2,7 @@
 //! with which it fails.
 
 use crate::error::{Error, Result};
+use crate::host::clock;
 use crate::net::control::first_error;
 use crate::net::control::peer_state::PeerState;
 use crate::net::qp::set::QpSet;
@@ -50,7 +51,7 @@ impl Stall {
     /// `round_trip` is zero if it is not known.
     pub fn new(limit_ms: u64, round_trip: Duration) -> Self {
         let limit = Duration::from_millis(limit_ms);
-        Self { tests: 0, looks: 0, oldest: None, limit, round_trip, factor: 1, last: Instant::now() }
+        Self { tests: 0, looks: 0, oldest: None, limit, round_trip, factor: 1, last: clock::now() }
     }
 
     /// To be called after each test in vain: whether it is time for [`Self::check`].
@@ -163,7 +164,7 @@ impl Probe {
     /// The device refuses the write.
     pub fn send(&mut self, qps: &mut QpSet, is_in_doubt: bool) -> Result<()> {
         let every = if is_in_doubt { PROBE_EVERY_IN_DOUBT } else { PROBE_EVERY };
-        if self.take_turn(Instant::now(), every) { self.send_now(qps) } else { Ok(()) }
+        if self.take_turn(clock::now(), every) { self.send_now(qps) } else { Ok(()) }
     }
 
     /// Whether a probe is due `now`, which it is so often.
@@ -180,7 +181,7 @@ impl Probe {
     /// # Errors
     /// The device refuses the write.
     pub fn send_now(&mut self, qps: &mut QpSet) -> Result<()> {
-        self.sent = Some(Instant::now());
+        self.sent = Some(clock::now());
         for index in 0..qps.striping.rails().min(qps.qps.len() as u8) {
             qps.post_probe(QpIndex(index), 0)?;
             self.outstanding += 1;
@@ -190,7 +191,7 @@ impl Probe {
 
     /// How long a probe has been outstanding; `None` if there is none.
     pub fn outstanding_for(&self) -> Option<Duration> {
-        self.sent.filter(|_| self.is_outstanding()).map(|sent| sent.elapsed())
+        self.sent.filter(|_| self.is_outstanding()).map(|sent| clock::now().saturating_duration_since(sent))
     }
 
     /// Whether a probe is not complete.

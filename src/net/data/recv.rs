@@ -1,12 +1,13 @@
 //! A receive communicator: takes buffers, sends clear-to-sends, polls completions; after a fault,
 //! goes on over new queue pairs.
 
-use super::both_ends::{Done, FirstLook, RequestState, Tested, found, name_operation};
+use super::both_ends::{self, Done, Path, Tested, check_length, found, name_operation};
 use super::cts_sender::{CtsSender, RECEIVER_QP_CAPS};
-use super::exclusive_cell::{ExclusiveCell, Inside};
+use super::exclusive_cell::ExclusiveCell;
 use super::flush::Flushes;
 use super::health::{Mode, Stall, StickyError};
 use crate::error::{Error, Result};
+use crate::host::clock;
 use crate::net::control::first_error;
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::conn_memory::ConnMemory;
@@ -19,7 +20,6 @@ use crate::net::qp::wr_id::WrId;
 use crate::net::recovery::conn::ConnRecovery;
 use crate::net::recovery::end::{End, Owner};
 use crate::proto;
-use crate::proto::QpIndex;
 use crate::proto::explain::look::{Found, Look};
 use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::imm::Imm;
@@ -29,14 +29,16 @@ use crate::proto::recovery::action::Role;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::{Entries, Entry, Finished, Progress, RecvRequest, RequestId};
+use crate::proto::{MAX_GROUP, QpIndex};
 use crate::stats::Completed;
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
+use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Batch, Completion};
+use crate::verbs::work::Completion;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a receive is tested in vain before it is asked whether its clear-to-send has arrived.
 const PROBE_AFTER: Duration = Duration::from_millis(30);
@@ -63,7 +65,7 @@ pub struct RecvComm {
 pub struct Expected<'a> {
     /// Address of the buffer.
     pub addr: u64,
-    /// Its size in bytes.
+    /// Its size in bytes, which may be impossible.
     pub length: u32,
     /// The message's tag.
     pub tag: u32,
@@ -74,10 +76,10 @@ pub struct Expected<'a> {
 /// The state of the data path.
 ///
 /// Its methods are of the same kinds as those of [`super::send::SendPath`], in the same order:
-/// - `irecv`: `receive_usual`, and `receive` in all cases; `send_*`, which post clear-to-sends;
-/// - `test`: `finish*`, `handle_*`, `progress*`;
-/// - while a receive is timed: `handle_due`, `progress_in_general`;
-/// - while not all is well: `check_*`, `handle_failure`.
+/// - `irecv`: `receive`, and `receive_in_general` in all cases; `send_*`, which post clear-to-sends;
+/// - `test`: those of [`Path`], and `progress`, which polls all queues;
+/// - while a receive is timed: `handle_due`, `choose_path`;
+/// - while not all is well: `check_*`, `handle_failure_on`.
 #[derive(Debug)]
 pub struct RecvPath {
     flow: RecvFlow,
@@ -163,29 +165,29 @@ impl RecvComm {
         self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
-    /// Begins to receive one message in the usual case: its length fits one immediate, and there is room. `expected` returns the message.
-    /// Then `begun` is called. `None`: it is another case, and nothing has been done.
-    ///
-    /// # Errors
-    /// The connection has failed.
-    #[inline(always)]
-    pub fn irecv_usual<'a>(
-        &self,
-        expected: impl FnOnce() -> Option<Expected<'a>>,
-        begun: impl FnOnce(&Entry<RecvRequest>),
-    ) -> Option<Result<()>> {
-        let mut inside = self.path.begin_if_clear()?;
-        let outcome = inside.state().receive_usual(expected, begun);
-        inside.leave();
-        outcome
-    }
-
     /// Begins to receive a group of `count` messages; `expected` returns each of them. Then `begun` is called; if it is not, too many
     /// receives are outstanding: try again.
     ///
     /// # Errors
     /// The connection has failed, or `count` or a buffer is not valid.
+    #[inline(always)]
     pub fn irecv<'a>(
+        &self,
+        count: usize,
+        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
+        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
+    ) -> Result<()> {
+        let Some(mut inside) = self.path.begin_if_clear() else {
+            return self.irecv_in_general(count, expected, begun);
+        };
+        let outcome = inside.state().receive(count, expected, begun);
+        inside.leave();
+        outcome
+    }
+
+    /// As [`Self::irecv`], by the slow path.
+    #[inline(never)]
+    fn irecv_in_general<'a>(
         &self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
@@ -195,28 +197,31 @@ impl RecvComm {
             if !self.peer.state().is_open() && !path.check_peer()? {
                 return Ok(());
             }
-            path.receive(count, expected, begun)
+            path.receive_in_general(count, expected, begun)
         })
     }
 
-    /// Begins to flush received data to GPU memory. Then `begun` is called; if it is not, no flush is needed. To NCCL that is a complete
+    /// Begins to flush to GPU memory the data of a group of `count` messages; `received` returns each of them. Then `begun` is called; if it is not, no flush is needed. To NCCL that is a complete
     /// flush, so there is no way to ask it to try again.
     ///
     /// # Errors
     /// The connection has failed, the flush cannot be posted, or too many flushes are outstanding.
     pub fn iflush<'a>(
         &self,
-        received: impl Iterator<Item = Result<Expected<'a>>>,
+        count: usize,
+        received: impl Fn(usize) -> Result<Expected<'a>>,
         begun: impl FnOnce(&Entry<()>),
     ) -> Result<()> {
+        check_group(count)?;
         if !self.nic.config.flush {
             return Ok(());
         }
         self.path.enter(|path| {
             path.sticky_error.check_failed()?;
             let (mut rails, mut last) = (RailMask::NONE, None);
-            for expected in received {
-                let expected = expected?;
+            for i in 0..count {
+                let expected = received(i)?;
+                check_length(expected.length)?;
                 if expected.length > 0 && expected.memory.kind() == MemoryKind::Gpu {
                     rails = rails | RailMask(path.flow.rails_of(expected.addr) as u8);
                     last = Some(expected);
@@ -269,19 +274,6 @@ impl RecvComm {
         })
     }
 
-    /// `test` by the long way: calls `done` with the number of bytes of each message, once the request is complete.
-    ///
-    /// # Errors
-    /// The connection has failed, or the request has ended. The error is the same each time.
-    #[inline(never)]
-    fn test_in_general(&self, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
-        self.path.enter(|path| match path.finish(request, done)? {
-            true => Ok(()),
-            false if self.peer.state().is_open() => path.poll_for(request, done),
-            false => path.progress_for(request, done),
-        })
-    }
-
     /// As [`SendComm::handle_operation`](super::send::SendComm::handle_operation).
     pub fn handle_operation(&self) {
         if !self.nic.has_only_ranks_as_tags() {
@@ -315,68 +307,11 @@ impl Drop for RecvComm {
 }
 
 impl Tested for RecvComm {
-    type Path = RecvPath;
     type Request = RecvRequest;
 
     #[inline(always)]
-    fn first_look(&self, request: &Entry<RecvRequest>, done: impl Done) -> FirstLook<'_, RecvPath> {
-        FirstLook::of(&self.path, |path| {
-            let progress = path.finish_usual(request, done);
-            RequestState::of(progress, path.is_plain)
-        })
-    }
-
-    #[inline(always)]
-    fn poll<'b>(path: &RecvPath, batch: &'b mut Batch) -> Result<&'b [Completion]> {
-        Ok(path.qps.queue.poll(batch)?)
-    }
-
-    #[inline(always)]
-    fn has_nothing_to_do(path: &mut RecvPath) -> bool {
-        path.has_nothing_to_do()
-    }
-
-    fn handle_empty_poll(&self, mut inside: Inside<'_, RecvPath>, request: &Entry<RecvRequest>) -> Result<()> {
-        let outcome = inside.state().handle_empty_poll(request.id());
-        inside.leave();
-        outcome
-    }
-
-    #[inline(always)]
-    fn handle_usual<'c>(
-        path: &mut RecvPath,
-        completions: &'c [Completion],
-        request: &Entry<RecvRequest>,
-        done: impl Done,
-    ) -> Option<&'c [Completion]> {
-        path.handle_usual(completions, request, done)
-    }
-
-    fn handle_others(
-        &self,
-        mut inside: Inside<'_, RecvPath>,
-        completions: &[Completion],
-        request: &Entry<RecvRequest>,
-        done: impl Done,
-    ) -> Result<()> {
-        let outcome = inside.state().handle_others(completions, request, done);
-        inside.leave();
-        outcome
-    }
-
-    fn handle_failed_poll(&self, mut inside: Inside<'_, RecvPath>, error: Error) -> Result<()> {
-        let outcome = inside.state().handle_failure(error);
-        inside.leave();
-        outcome
-    }
-
-    #[inline(always)]
-    fn path(&self) -> &ExclusiveCell<RecvPath> {
-        &self.path
-    }
-
     fn test(&self, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
-        self.test_in_general(request, done)
+        both_ends::test(&self.path, request, done)
     }
 }
 
@@ -478,33 +413,47 @@ impl End for RecvComm {
 
 // `irecv`: posts buffers, and sends their clear-to-sends.
 impl RecvPath {
+    /// Receives a group of messages: in the usual case one, whose length fits one immediate, and for which there is room.
+    ///
+    /// # Errors
+    /// The connection has failed, or `count` or a buffer is not valid.
     #[inline(always)]
-    fn receive_usual<'a>(
-        &mut self,
-        expected: impl FnOnce() -> Option<Expected<'a>>,
-        begun: impl FnOnce(&Entry<RecvRequest>),
-    ) -> Option<Result<()>> {
-        let Expected { addr, length, tag, memory } = expected()?;
-        let buffer = Buffer { addr, length, rkeys: &memory.rkeys, tag };
-        if self.stats.is_due_next() || !memory.covers(addr, length) || !self.flow.begin_single(buffer, begun) {
-            return None;
-        }
-        // Not due, as has been asked.
-        let _ = self.stats.handle_begun(1);
-        Some(match self.send_cts() {
-            Ok(()) => Ok(()),
-            Err(e) => self.handle_failure(e),
-        })
-    }
-
     fn receive<'a>(
         &mut self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
         begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
     ) -> Result<()> {
+        if count == 1 && !self.stats.is_due_next() {
+            let Expected { addr, length, tag, memory } = expected(0)?;
+            let buffer = Buffer { addr, length, rkeys: &memory.rkeys, tag };
+            if memory.covers(addr, length) && self.flow.begin_single(buffer, begun) {
+                // Not due: see above.
+                let _ = self.stats.handle_begun(1);
+                return match self.send_cts() {
+                    Ok(()) => Ok(()),
+                    Err(e) => self.handle_failure(e),
+                };
+            }
+        }
+        self.receive_in_general(count, expected, begun)
+    }
+
+    /// As [`Self::receive`], in all cases.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(never)]
+    fn receive_in_general<'a>(
+        &mut self,
+        count: usize,
+        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
+        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
+    ) -> Result<()> {
+        check_group(count)?;
         let buffer = |i| {
             let Expected { addr, length, tag, memory } = expected(i)?;
+            check_length(length)?;
             let addr = memory.require_target("irecv", addr, length)?;
             Ok::<_, Error>(Buffer { addr, length, rkeys: &memory.rkeys, tag })
         };
@@ -535,7 +484,7 @@ impl RecvPath {
             return self.handle_failure(e);
         }
         self.flow.handle_more_receives();
-        self.receive(count, expected, begun)
+        self.receive_in_general(count, expected, begun)
     }
 
     /// Sends due clear-to-sends, as far as the send queues have room.
@@ -574,14 +523,25 @@ impl RecvPath {
 }
 
 // `test`: takes completions in.
-impl RecvPath {
-    /// As [`SendPath::has_nothing_to_do`](super::send::SendPath::has_nothing_to_do).
+impl Path for RecvPath {
+    type Request = RecvRequest;
+
     #[inline(always)]
-    fn has_nothing_to_do(&mut self) -> bool {
-        !self.stall.is_due() && !self.flow.has_waiting_cts()
+    fn peer(&self) -> &PeerState {
+        &self.peer
     }
 
-    /// If `request` is complete and for one message, calls `done`; it has ended then.
+    #[inline(always)]
+    fn is_plain(&self) -> bool {
+        self.is_plain
+    }
+
+    #[inline(always)]
+    fn queue(&self) -> &CompletionQueue {
+        &self.qps.queue
+    }
+
+    /// A request is complete for [`Self::finish`] if it is for a group.
     #[inline(always)]
     fn finish_usual(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Progress {
         let progress = self.flow.progress(request);
@@ -592,9 +552,37 @@ impl RecvPath {
         progress
     }
 
-    /// Handles completions in their order, as long as each is that of a receive, by which a whole message has come; then finishes `request`, if
-    /// it is complete. `None`: that is all. Otherwise returns the completions that are left: from the first on that is another one, or those after
-    /// one that leaves receives to be posted; an empty slice, if clear-to-sends are to be sent, or the request is for a group.
+    #[inline(always)]
+    fn finish(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Result<bool> {
+        match self.flow.finish(request).map_err(Error::misuse)? {
+            None => return Ok(false),
+            // Nearly all groups have one member.
+            Some(Finished::One(length)) => {
+                self.stats.handle_done(length);
+                done(&[length]);
+            }
+            Some(Finished::Group) => self.finish_group(request, done),
+        }
+        Ok(true)
+    }
+
+    #[inline(always)]
+    fn has_nothing_to_do(&mut self) -> bool {
+        !self.stall.is_due() && !self.flow.has_waiting_cts()
+    }
+
+    /// Looks at the clock, if that is due, and sends clear-to-sends that have waited for others.
+    #[inline(never)]
+    fn handle_empty_poll(&mut self, awaited: RequestId) -> Result<()> {
+        self.flow.handle_empty_poll(awaited);
+        if self.stall.was_due() {
+            self.check_stall()?;
+        }
+        self.send_cts().or_else(|e| self.handle_failure(e))
+    }
+
+    /// The usual ones are those of receives, by which a whole message has come. Others are left where receives are to be posted, or
+    /// clear-to-sends to be sent, or the request is for a group.
     #[inline(always)]
     fn handle_usual<'c>(
         &mut self,
@@ -626,24 +614,43 @@ impl RecvPath {
         None
     }
 
-    /// As [`SendPath::finish`](super::send::SendPath::finish).
-    ///
-    /// # Errors
-    /// As there.
-    #[inline(always)]
-    fn finish(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Result<bool> {
-        match self.flow.finish(request).map_err(Error::misuse)? {
-            None => return Ok(false),
-            // Nearly all groups have one member.
-            Some(Finished::One(length)) => {
-                self.stats.handle_done(length);
-                done(&[length]);
-            }
-            Some(Finished::Group) => self.finish_group(request, done),
+    /// Posts receives before, and sends the clear-to-sends that are due after.
+    #[inline(never)]
+    fn handle_completions(&mut self, completions: &[Completion]) -> Result<()> {
+        match self.qps.qps.iter_mut().try_for_each(ConnectedQp::post_missing) {
+            Ok(()) => self.handle_posted(completions),
+            Err(e) => self.handle_failed(completions, Err(e)),
         }
-        Ok(true)
     }
 
+    #[cold]
+    #[inline(never)]
+    fn handle_failure(&mut self, error: Error) -> Result<()> {
+        self.handle_failure_on(error, 0)
+    }
+
+    /// Looks as well whether the receive is complete that is timed.
+    #[inline(never)]
+    fn progress_in_general(&mut self, awaited: RequestId) -> Result<()> {
+        let outcome = self.progress(awaited);
+        if let Some(id) = self.stats.timed_request() {
+            self.handle_posted_cts();
+            match self.flow.is_done(RequestId::from_bits(id)) {
+                Ok(false) => return outcome,
+                Ok(true) => {
+                    let (messages, bytes) = self.flow.messages(RequestId::from_bits(id));
+                    self.stats.handle_timed_done(Completed { messages, bytes });
+                }
+                Err(_) => self.stats.forget_timed(),
+            }
+        }
+        self.choose_path();
+        outcome
+    }
+}
+
+// What those call.
+impl RecvPath {
     #[inline(never)]
     fn finish_group(&mut self, request: &Entry<RecvRequest>, done: impl Done) {
         let lengths = self.flow.lengths(request);
@@ -651,79 +658,23 @@ impl RecvPath {
         done(lengths);
     }
 
-    /// As [`SendPath::poll_for`](super::send::SendPath::poll_for).
-    ///
-    /// # Errors
-    /// As there.
-    #[inline(always)]
-    fn poll_for(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
-        if !self.is_plain {
-            return self.progress_for(request, done);
-        }
-        let mut batch = Batch::default();
-        match self.qps.queue.poll(&mut batch) {
-            Ok([]) if self.has_nothing_to_do() => Ok(()),
-            Ok([]) => self.handle_empty_poll(request.id()),
-            Ok(completions) => self.handle_others(completions, request, done),
-            Err(e) => self.handle_failure(e.into()),
-        }
-    }
-
-    /// A poll has found nothing. NCCL tests request `awaited`. Looks at the clock, if that is due, and sends clear-to-sends that have
-    /// waited for others.
+    /// As [`Self::handle_completions`], where no receives are to be posted before.
     ///
     /// # Errors
     /// The connection has failed.
-    #[inline(never)]
-    fn handle_empty_poll(&mut self, awaited: RequestId) -> Result<()> {
-        self.flow.handle_empty_poll(awaited);
-        if self.stall.was_due() {
-            self.check_stall()?;
+    #[inline(always)]
+    fn handle_posted(&mut self, mut completions: &[Completion]) -> Result<()> {
+        while let [completion, others @ ..] = completions {
+            if completion.status() != Status::SUCCESS {
+                return self.handle_failed(completions, Ok(()));
+            }
+            let Self { flow, qps, cts_sender, .. } = self;
+            if let Err(e) = handle(flow, cts_sender, &mut qps.qps, completion) {
+                return self.handle_failed(others, Err(e));
+            }
+            completions = others;
         }
-        self.send_cts().or_else(|e| self.handle_failure(e))
-    }
-
-    /// As [`SendPath::handle_others`](super::send::SendPath::handle_others); there may be no
-    /// completions. Posts receives before, and sends the clear-to-sends that are due after.
-    ///
-    /// # Errors
-    /// As there, or the device refuses.
-    #[inline(never)]
-    fn handle_others(
-        &mut self,
-        completions: &[Completion],
-        request: &Entry<RecvRequest>,
-        done: impl Done,
-    ) -> Result<()> {
-        let handled = match self.qps.qps.iter_mut().try_for_each(ConnectedQp::post_missing) {
-            Ok(()) => self.handle_completions(completions),
-            Err(e) => self.handle_failed(completions, Err(e)),
-        };
-        match handled {
-            Ok(()) => self.finish(request, done).map(drop),
-            Err(e) => self.fail_after(request, done, e),
-        }
-    }
-
-    /// As [`SendPath::fail_after`](super::send::SendPath::fail_after).
-    ///
-    /// # Errors
-    /// As there.
-    #[cold]
-    #[inline(never)]
-    fn fail_after(&mut self, request: &Entry<RecvRequest>, done: impl Done, error: Error) -> Result<()> {
-        let outcome = self.handle_failure(error);
-        if self.finish(request, done)? { Ok(()) } else { outcome }
-    }
-
-    /// As [`SendPath::progress_for`](super::send::SendPath::progress_for).
-    ///
-    /// # Errors
-    /// As there.
-    #[inline(never)]
-    fn progress_for(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
-        let progress = self.progress_in_general(request.id());
-        if self.finish(request, done)? { Ok(()) } else { progress }
+        self.send_cts()
     }
 
     /// As [`SendPath::progress`](super::send::SendPath::progress); NCCL tests request `awaited`.
@@ -742,26 +693,6 @@ impl RecvPath {
             Ok(_) => self.send_cts().or_else(|e| self.handle_failure(e)),
             Err(e) => self.handle_failure(e),
         }
-    }
-
-    /// As [`SendPath::handle_completions`](super::send::SendPath::handle_completions); then sends
-    /// the clear-to-sends that are due.
-    ///
-    /// # Errors
-    /// As there, or the device refuses a clear-to-send.
-    #[inline(always)]
-    fn handle_completions(&mut self, mut completions: &[Completion]) -> Result<()> {
-        while let [completion, others @ ..] = completions {
-            if completion.status() != Status::SUCCESS {
-                return self.handle_failed(completions, Ok(()));
-            }
-            let Self { flow, qps, cts_sender, .. } = self;
-            if let Err(e) = handle(flow, cts_sender, &mut qps.qps, completion) {
-                return self.handle_failed(others, Err(e));
-            }
-            completions = others;
-        }
-        self.send_cts()
     }
 
     /// As [`SendPath::handle_failed`](super::send::SendPath::handle_failed).
@@ -813,28 +744,6 @@ impl RecvPath {
     /// As [`SendPath::choose_path`](super::send::SendPath::choose_path).
     fn choose_path(&mut self) {
         self.is_plain = !self.qps.are_on_several_rails() && self.stats.timed_request().is_none();
-    }
-
-    /// As [`SendPath::progress_in_general`](super::send::SendPath::progress_in_general).
-    ///
-    /// # Errors
-    /// The connection has failed.
-    #[inline(never)]
-    fn progress_in_general(&mut self, awaited: RequestId) -> Result<()> {
-        let outcome = self.progress(awaited);
-        if let Some(id) = self.stats.timed_request() {
-            self.handle_posted_cts();
-            match self.flow.is_done(RequestId::from_bits(id)) {
-                Ok(false) => return outcome,
-                Ok(true) => {
-                    let (messages, bytes) = self.flow.messages(RequestId::from_bits(id));
-                    self.stats.handle_timed_done(Completed { messages, bytes });
-                }
-                Err(_) => self.stats.forget_timed(),
-            }
-        }
-        self.choose_path();
-        outcome
     }
 }
 
@@ -893,16 +802,6 @@ impl RecvPath {
         Ok(polled)
     }
 
-    /// Something has failed: new queue pairs may cure it, or else the connection ends.
-    ///
-    /// # Errors
-    /// It ends.
-    #[cold]
-    #[inline(never)]
-    fn handle_failure(&mut self, error: Error) -> Result<()> {
-        self.handle_failure_on(error, 0)
-    }
-
     /// As [`Self::handle_failure`], where nothing is acknowledged on the `lagging` lanes, as a bit mask of queue pairs.
     ///
     /// # Errors
@@ -924,7 +823,7 @@ impl RecvPath {
     #[cold]
     #[inline(never)]
     fn check_stall(&mut self) -> Result<()> {
-        let now = Instant::now();
+        let now = clock::now();
         let limit = self.stall.limit(now);
         if self.recovery.is_none() || limit.is_zero() {
             return Ok(());
@@ -972,6 +871,15 @@ fn handle(
         }
         _ => cts_sender.probe.handle_completion(completion.id(), "receiver"),
     }
+}
+
+/// Checks a number of messages, which NCCL gives as a signed number.
+///
+/// # Errors
+/// It is impossible.
+fn check_group(count: usize) -> Result<()> {
+    let bad = || Error::argument(format!("n is {}; 1 to {MAX_GROUP} are possible", (count as u32).cast_signed()));
+    if (1..=MAX_GROUP).contains(&count) { Ok(()) } else { Err(bad()) }
 }
 
 #[cold]

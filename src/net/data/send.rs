@@ -1,10 +1,11 @@
 //! A send communicator: reads clear-to-sends, posts writes, polls completions; after a fault, sends
 //! again over new queue pairs.
 
-use super::both_ends::{Done, FirstLook, RequestState, Tested, found, name_operation};
+use super::both_ends::{self, Done, Path, Tested, check_length, found, name_operation};
 use super::exclusive_cell::{ExclusiveCell, Inside};
 use super::health::{Mode, Probe, Stall, StickyError};
 use crate::error::{Error, Result};
+use crate::host::clock;
 use crate::net::control::peer_state::PeerState;
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
@@ -30,13 +31,14 @@ use crate::proto::{QpIndex, RING_SLOTS, Violation};
 use crate::stats::Completed;
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
+use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::device_memory::read_barrier;
 use crate::verbs::prepared_write::{PreparedWrite, RefusedPost};
 use crate::verbs::qp_ex::Operations;
 use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::shared::SharedRing;
 use crate::verbs::status::Status;
-use crate::verbs::work::{Batch, Completion, Sge, Target, Write};
+use crate::verbs::work::{Completion, Sge, Target, Write};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -81,12 +83,10 @@ pub struct SendComm {
 /// The state of the data path.
 ///
 /// Its methods are of these kinds, in this order:
-/// - `isend`: `send_usual`, and `send` in all cases; `post*`, which hand writes to the device;
-/// - `test`: `finish*`, whether a request is complete; `handle_*`, which take completions in;
-///   `progress*`, which poll and take in, each in more cases than the one before;
-/// - while a message is timed: `handle_due`, `progress_in_general`;
-/// - while not all is well: `check_*`, what NCCL's calls look at; `handle_failure`, where each error
-///   ends up, in a recovery or as the error that stays; `replay`, which sends again.
+/// - `isend`: `send_next`, and `send` in all cases; `post*`, which hand writes to the device;
+/// - `test`: those of [`Path`], and `progress`, which polls all queues;
+/// - while a message is timed: `handle_due`, `choose_path`;
+/// - while not all is well: `check_*`, what NCCL's calls look at; `replay`, which sends again.
 #[derive(Debug)]
 pub struct SendPath {
     flow: SendFlow,
@@ -123,6 +123,16 @@ pub struct SendPath {
     tags_are_ranks: bool,
     /// Whether a message has been cut, and that been told.
     has_cut: bool,
+}
+
+/// What the first look of `isend` has found.
+enum FirstLook {
+    /// There is the clear-to-send that comes next.
+    Next,
+    /// The receiver has not cleared any message to send; that is counted.
+    Refused,
+    /// Something else.
+    Other,
 }
 
 impl SendComm {
@@ -194,75 +204,66 @@ impl SendComm {
         self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
-    /// Begins to send `length` bytes at `addr` in the usual case: as one write, with the clear-to-send that comes next, on the only
-    /// rail. The thread is `inside` of this communicator by [`Self::look_for_cts`]. `memory` returns the memory handle. Then `begun` is
-    /// called. `None`: it is another case, and nothing has been done.
+    /// Begins to send `length` bytes at `addr` of the memory that `memory` returns. Then `begun` is called; if it is not, the receiver has
+    /// not cleared it to send, or the send queues have no room: try again.
     ///
     /// # Errors
-    /// The connection has failed.
+    /// The connection has failed, there is no such memory, or the bytes are outside of it.
     #[inline(always)]
-    pub fn isend_usual<'a>(
-        mut inside: Inside<'_, SendPath>,
-        addr: u64,
-        length: u32,
-        tag: u32,
-        memory: impl FnOnce() -> Option<&'a MrHandle>,
-        begun: impl FnOnce(&Entry<SendRequest>),
-    ) -> Option<Result<()>> {
-        let outcome = inside.state().send_usual(addr, length, tag, memory, begun);
-        inside.leave();
-        outcome
-    }
-
-    /// Begins to send `length` bytes at `addr` of `memory`, in all cases. Then `begun` is called; if it is not, the receiver has not cleared
-    /// it to send, or the send queues have no room: try again.
-    ///
-    /// # Errors
-    /// The connection has failed, or the bytes are outside of `memory`.
-    #[inline(never)]
-    pub fn isend(
+    pub fn isend<'a>(
         &self,
         addr: u64,
         length: u32,
         tag: u32,
-        memory: &MrHandle,
-        begun: impl FnOnce(&Entry<SendRequest>),
+        memory: impl FnOnce() -> Result<&'a MrHandle>,
+        begun: impl FnOnce(&Entry<SendRequest>) + Copy,
+    ) -> Result<()> {
+        let Some(mut inside) = self.path.begin_if_clear() else {
+            return self.isend_in_general(addr, length, tag, memory, begun);
+        };
+        match inside.state().look_for_cts() {
+            FirstLook::Next => Self::isend_inside(inside, addr, length, tag, memory, begun),
+            FirstLook::Refused => {
+                inside.leave();
+                Ok(())
+            }
+            FirstLook::Other => {
+                inside.leave();
+                self.isend_in_general(addr, length, tag, memory, begun)
+            }
+        }
+    }
+
+    /// As [`Self::isend`], where there is the clear-to-send that comes next.
+    #[inline(never)]
+    fn isend_inside<'a>(
+        mut inside: Inside<'_, SendPath>,
+        addr: u64,
+        length: u32,
+        tag: u32,
+        memory: impl FnOnce() -> Result<&'a MrHandle>,
+        begun: impl FnOnce(&Entry<SendRequest>) + Copy,
+    ) -> Result<()> {
+        let outcome = memory().and_then(|memory| inside.state().send_next(addr, length, tag, memory, begun));
+        inside.leave();
+        outcome
+    }
+
+    /// As [`Self::isend`], by the slow path.
+    #[inline(never)]
+    fn isend_in_general<'a>(
+        &self,
+        addr: u64,
+        length: u32,
+        tag: u32,
+        memory: impl FnOnce() -> Result<&'a MrHandle>,
+        begun: impl FnOnce(&Entry<SendRequest>) + Copy,
     ) -> Result<()> {
         self.path.enter(|path| {
             if !self.peer.state().is_open() && !path.check_peer()? {
                 return Ok(());
             }
-            memory.require("isend", addr, length)?;
-            path.send(addr, length, tag, memory, begun)
-        })
-    }
-
-    /// The first look of `isend`. The call is over if the receiver has not cleared any message to send; that is counted. It goes on by the
-    /// short way if there is the clear-to-send that comes next: [`Self::isend_usual`] is to be called.
-    #[inline(always)]
-    pub fn look_for_cts(&self) -> FirstLook<'_, SendPath> {
-        let Some(mut inside) = self.path.begin_if_clear() else { return FirstLook::Closed };
-        let SendPath { flow, ring, stats, .. } = inside.state();
-        let is_there = |seq| ring.is_there(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
-        let refusal = flow.refuse(is_there);
-        if refusal == Refusal::Next {
-            return FirstLook::Inside(inside);
-        }
-        let is_over = refusal == Refusal::Again || refusal == Refusal::First && stats.handle_refused_untimed();
-        inside.leave();
-        if is_over { FirstLook::Over } else { FirstLook::Closed }
-    }
-
-    /// `test` by the long way: calls `done` with the number of bytes sent, once the request is complete.
-    ///
-    /// # Errors
-    /// The connection has failed, or the request has ended. The error is the same each time.
-    #[inline(never)]
-    fn test_in_general(&self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
-        self.path.enter(|path| match path.finish(request, done)? {
-            true => Ok(()),
-            false if path.peer.state().is_open() => path.poll_for(request, done),
-            false => path.progress_for(request, done),
+            path.send(addr, length, tag, memory()?, begun)
         })
     }
 
@@ -290,68 +291,11 @@ impl SendComm {
 }
 
 impl Tested for SendComm {
-    type Path = SendPath;
     type Request = SendRequest;
 
     #[inline(always)]
-    fn first_look(&self, request: &Entry<SendRequest>, done: impl Done) -> FirstLook<'_, SendPath> {
-        FirstLook::of(&self.path, |path| {
-            let progress = path.finish_usual(request, done);
-            RequestState::of(progress, path.is_plain)
-        })
-    }
-
-    #[inline(always)]
-    fn poll<'b>(path: &SendPath, batch: &'b mut Batch) -> Result<&'b [Completion]> {
-        Ok(path.qps.queue.poll(batch)?)
-    }
-
-    #[inline(always)]
-    fn has_nothing_to_do(path: &mut SendPath) -> bool {
-        path.has_nothing_to_do()
-    }
-
-    fn handle_empty_poll(&self, mut inside: Inside<'_, SendPath>, _request: &Entry<SendRequest>) -> Result<()> {
-        let outcome = inside.state().handle_empty_poll();
-        inside.leave();
-        outcome
-    }
-
-    #[inline(always)]
-    fn handle_usual<'c>(
-        path: &mut SendPath,
-        completions: &'c [Completion],
-        request: &Entry<SendRequest>,
-        done: impl Done,
-    ) -> Option<&'c [Completion]> {
-        path.handle_usual(completions, request, done)
-    }
-
-    fn handle_others(
-        &self,
-        mut inside: Inside<'_, SendPath>,
-        completions: &[Completion],
-        request: &Entry<SendRequest>,
-        done: impl Done,
-    ) -> Result<()> {
-        let outcome = inside.state().handle_others(completions, request, done);
-        inside.leave();
-        outcome
-    }
-
-    fn handle_failed_poll(&self, mut inside: Inside<'_, SendPath>, error: Error) -> Result<()> {
-        let outcome = inside.state().handle_failure(error);
-        inside.leave();
-        outcome
-    }
-
-    #[inline(always)]
-    fn path(&self) -> &ExclusiveCell<SendPath> {
-        &self.path
-    }
-
     fn test(&self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
-        self.test_in_general(request, done)
+        both_ends::test(&self.path, request, done)
     }
 }
 
@@ -447,32 +391,45 @@ impl End for SendComm {
 // `isend`: begins messages, and posts them.
 impl SendPath {
     #[inline(always)]
-    fn send_usual<'a>(
+    fn look_for_cts(&mut self) -> FirstLook {
+        let Self { flow, ring, stats, .. } = self;
+        let is_there = |seq| ring.is_there(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
+        match flow.refuse(is_there) {
+            Refusal::Next => FirstLook::Next,
+            Refusal::Again => FirstLook::Refused,
+            Refusal::First if stats.handle_refused_untimed() => FirstLook::Refused,
+            Refusal::First | Refusal::No => FirstLook::Other,
+        }
+    }
+
+    /// Sends a message, for which there may be the clear-to-send that comes next: in the usual case as one write on the only rail.
+    ///
+    /// # Errors
+    /// The connection has failed, or the bytes are outside of `memory`.
+    #[inline(always)]
+    fn send_next(
         &mut self,
         addr: u64,
         length: u32,
         tag: u32,
-        memory: impl FnOnce() -> Option<&'a MrHandle>,
-        begun: impl FnOnce(&Entry<SendRequest>),
-    ) -> Option<Result<()>> {
-        if !self.is_usual(length) || self.stats.is_due_next() {
-            return None;
+        memory: &MrHandle,
+        begun: impl FnOnce(&Entry<SendRequest>) + Copy,
+    ) -> Result<()> {
+        if self.is_usual(length) && !self.stats.is_due_next() && memory.covers(addr, length) {
+            let Self { flow, ring, single, inline_up_to, .. } = self;
+            let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
+            let prepare = |cts: &Cts| {
+                let local = Sge { addr, length, lkey: memory.lkey(0) };
+                single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
+                single.set_signaled_data(memory.source(length, *inline_up_to));
+            };
+            if let Usual::Begun(transfer) = flow.submit_single(tag, addr, length, read, prepare, begun) {
+                // Not due: see above.
+                let _ = self.stats.handle_begun(1);
+                return self.post_single(&transfer);
+            }
         }
-        let memory = memory()?;
-        if !memory.covers(addr, length) {
-            return None;
-        }
-        let Self { flow, ring, single, inline_up_to, .. } = self;
-        let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
-        let prepare = |cts: &Cts| {
-            let local = Sge { addr, length, lkey: memory.lkey(0) };
-            single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
-            single.set_signaled_data(memory.source(length, *inline_up_to));
-        };
-        let Usual::Begun(transfer) = flow.submit_single(tag, addr, length, read, prepare, begun) else { return None };
-        // Not due, as has been asked.
-        let _ = self.stats.handle_begun(1);
-        Some(self.post_single(&transfer))
+        self.send(addr, length, tag, memory, begun)
     }
 
     /// Whether a message of `length` bytes is one write on the only rail, and not of 0 bytes.
@@ -512,7 +469,11 @@ impl SendPath {
         )
     }
 
-    #[inline(always)]
+    /// Sends a message, if the receiver has cleared it to send and the send queues have room.
+    ///
+    /// # Errors
+    /// The connection has failed, or the bytes are outside of `memory`.
+    #[inline(never)]
     fn send(
         &mut self,
         addr: u64,
@@ -521,6 +482,8 @@ impl SendPath {
         memory: &MrHandle,
         begun: impl FnOnce(&Entry<SendRequest>),
     ) -> Result<()> {
+        check_length(length)?;
+        memory.require("isend", addr, length)?;
         if !self.has_room(length) {
             return Ok(());
         }
@@ -634,14 +597,24 @@ impl SendPath {
 }
 
 // `test`: takes completions in.
-impl SendPath {
-    /// To be called when a poll has found nothing; false: [`Self::handle_empty_poll`] is to be called.
+impl Path for SendPath {
+    type Request = SendRequest;
+
     #[inline(always)]
-    fn has_nothing_to_do(&mut self) -> bool {
-        !self.stall.is_due()
+    fn peer(&self) -> &PeerState {
+        &self.peer
     }
 
-    /// If `request` is complete, calls `done`; it has ended then.
+    #[inline(always)]
+    fn is_plain(&self) -> bool {
+        self.is_plain
+    }
+
+    #[inline(always)]
+    fn queue(&self) -> &CompletionQueue {
+        &self.qps.queue
+    }
+
     #[inline(always)]
     fn finish_usual(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Progress {
         let progress = self.flow.progress(request);
@@ -652,8 +625,26 @@ impl SendPath {
         progress
     }
 
-    /// Handles completions in their order, as long as each is that of a write that carries data and its immediate ([`WrId::Data`]) and has
-    /// succeeded; then finishes `request`, if it is complete. Returns the others, from the first on that is not such a one; `None`: there is none.
+    #[inline(always)]
+    fn finish(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<bool> {
+        let Some(length) = self.flow.finish(request).map_err(Error::misuse)? else { return Ok(false) };
+        self.stats.handle_done(length);
+        done(&[length]);
+        Ok(true)
+    }
+
+    #[inline(always)]
+    fn has_nothing_to_do(&mut self) -> bool {
+        !self.stall.is_due()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn handle_empty_poll(&mut self, _awaited: RequestId) -> Result<()> {
+        self.check_stall()
+    }
+
+    /// The usual ones are those of writes that carry data and its immediate ([`WrId::Data`]) and have succeeded.
     #[inline(always)]
     fn handle_usual<'c>(
         &mut self,
@@ -672,85 +663,55 @@ impl SendPath {
         None
     }
 
-    /// If `request` is complete, calls `done` and returns true; it has ended then.
-    ///
-    /// # Errors
-    /// The request has ended.
     #[inline(always)]
-    fn finish(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<bool> {
-        let Some(length) = self.flow.finish(request).map_err(Error::misuse)? else { return Ok(false) };
-        self.stats.handle_done(length);
-        done(&[length]);
-        Ok(true)
+    fn handle_completions(&mut self, mut completions: &[Completion]) -> Result<()> {
+        while let [completion, others @ ..] = completions {
+            if completion.status() != Status::SUCCESS {
+                return self.handle_failed(completions, Ok(()));
+            }
+            if let Err(e) = handle_sent(&mut self.flow, &mut self.other_work, completion) {
+                return self.handle_failed(others, Err(e));
+            }
+            completions = others;
+        }
+        Ok(())
     }
 
-    /// `test` of `request`, which is not complete, while the peer's state is open.
-    ///
-    /// # Errors
-    /// The connection has failed.
-    #[inline(always)]
-    fn poll_for(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
-        if !self.is_plain {
-            return self.progress_for(request, done);
-        }
-        let mut batch = Batch::default();
-        match self.qps.queue.poll(&mut batch) {
-            Ok([]) if self.has_nothing_to_do() => Ok(()),
-            Ok([]) => self.handle_empty_poll(),
-            Ok(completions) => self.handle_others(completions, request, done),
-            Err(e) => self.handle_failure(e.into()),
-        }
-    }
-
-    /// A poll has found nothing, and it is time to look at the clock.
-    ///
-    /// # Errors
-    /// The connection has failed.
     #[cold]
     #[inline(never)]
-    fn handle_empty_poll(&mut self) -> Result<()> {
-        self.check_stall()
-    }
-
-    /// Handles the `completions` of the only completion queue, for `request`.
-    ///
-    /// # Errors
-    /// The connection has failed.
-    #[inline(never)]
-    fn handle_others(
-        &mut self,
-        completions: &[Completion],
-        request: &Entry<SendRequest>,
-        done: impl Done,
-    ) -> Result<()> {
-        match self.handle_completions(completions) {
-            Ok(()) => self.finish(request, done).map(drop),
-            Err(e) => self.fail_after(request, done, e),
+    fn handle_failure(&mut self, error: Error) -> Result<()> {
+        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
+            && !self.peer.is_broken()
+        {
+            let lagging = if self.qps.labels.are_used() { self.flow.lagging_lanes() } else { 0 };
+            return recovery.report(&error.text(), lagging).map_err(|e| self.sticky_error.fail(&self.peer, e));
         }
+        Err(self.sticky_error.fail(&self.peer, error))
     }
 
-    /// A poll has found `error`, and may have found before it that `request` is complete.
-    ///
-    /// # Errors
-    /// The connection has failed, and the request is not complete.
-    #[cold]
+    /// Looks as well whether the message is complete that is timed.
     #[inline(never)]
-    fn fail_after(&mut self, request: &Entry<SendRequest>, done: impl Done, error: Error) -> Result<()> {
-        let outcome = self.handle_failure(error);
-        // What is complete stays so, whatever has failed after it.
-        if self.finish(request, done)? { Ok(()) } else { outcome }
+    fn progress_in_general(&mut self, _awaited: RequestId) -> Result<()> {
+        let outcome = self.progress();
+        if let Some(id) = self.stats.timed_request() {
+            match self.flow.is_done(RequestId::from_bits(id)) {
+                Ok(false) => return outcome,
+                Ok(true) => {
+                    let bytes = self.flow.bytes(RequestId::from_bits(id));
+                    self.stats.handle_timed_done(Completed { messages: 1, bytes });
+                    let (_, sent) = self.stats.done();
+                    self.lane_trials.iter_mut().for_each(|trials| trials.handle_carried(sent));
+                }
+                Err(_) => self.stats.forget_timed(),
+            }
+        }
+        self.choose_path();
+        outcome
     }
+}
 
-    /// As [`Self::poll_for`], in all cases.
-    ///
-    /// # Errors
-    /// As there.
-    #[inline(never)]
-    fn progress_for(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
-        let progress = self.progress_in_general();
-        if self.finish(request, done)? { Ok(()) } else { progress }
-    }
-
+// What those call.
+impl SendPath {
     /// Polls all completion queues, or does what takes the place of that.
     ///
     /// # Errors
@@ -764,24 +725,6 @@ impl SendPath {
             Ok(_) => Ok(()),
             Err(e) => self.handle_failure(e),
         }
-    }
-
-    /// Handles completions in their order.
-    ///
-    /// # Errors
-    /// As [`crate::net::qp::set::QpSet::handle_completions`].
-    #[inline(always)]
-    fn handle_completions(&mut self, mut completions: &[Completion]) -> Result<()> {
-        while let [completion, others @ ..] = completions {
-            if completion.status() != Status::SUCCESS {
-                return self.handle_failed(completions, Ok(()));
-            }
-            if let Err(e) = handle_sent(&mut self.flow, &mut self.other_work, completion) {
-                return self.handle_failed(others, Err(e));
-            }
-            completions = others;
-        }
-        Ok(())
     }
 
     /// As [`Self::handle_completions`], where one has failed, or has led to the error `outcome` before these.
@@ -838,29 +781,6 @@ impl SendPath {
     fn choose_path(&mut self) {
         let is_one = !self.qps.are_on_several_rails() && !self.flow.has_lanes();
         self.is_plain = is_one && self.stats.timed_request().is_none();
-    }
-
-    /// As [`Self::progress`], and looks whether the message is complete that is timed.
-    ///
-    /// # Errors
-    /// The connection has failed.
-    #[inline(never)]
-    fn progress_in_general(&mut self) -> Result<()> {
-        let outcome = self.progress();
-        if let Some(id) = self.stats.timed_request() {
-            match self.flow.is_done(RequestId::from_bits(id)) {
-                Ok(false) => return outcome,
-                Ok(true) => {
-                    let bytes = self.flow.bytes(RequestId::from_bits(id));
-                    self.stats.handle_timed_done(Completed { messages: 1, bytes });
-                    let (_, sent) = self.stats.done();
-                    self.lane_trials.iter_mut().for_each(|trials| trials.handle_carried(sent));
-                }
-                Err(_) => self.stats.forget_timed(),
-            }
-        }
-        self.choose_path();
-        outcome
     }
 }
 
@@ -931,22 +851,6 @@ impl SendPath {
         }
     }
 
-    /// Something has failed: new queue pairs may cure it, or else the connection ends.
-    ///
-    /// # Errors
-    /// It ends.
-    #[cold]
-    #[inline(never)]
-    fn handle_failure(&mut self, error: Error) -> Result<()> {
-        if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
-            && !self.peer.is_broken()
-        {
-            let lagging = if self.qps.labels.are_used() { self.flow.lagging_lanes() } else { 0 };
-            return recovery.report(&error.text(), lagging).map_err(|e| self.sticky_error.fail(&self.peer, e));
-        }
-        Err(self.sticky_error.fail(&self.peer, error))
-    }
-
     /// The receiver has written what is no clear-to-send.
     #[cold]
     #[inline(never)]
@@ -970,7 +874,7 @@ impl SendPath {
         let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some()) else {
             return Ok(());
         };
-        let Some(waited) = self.stall.check(oldest, self.qps.time_to_carry(bytes), Instant::now()) else {
+        let Some(waited) = self.stall.check(oldest, self.qps.time_to_carry(bytes), clock::now()) else {
             return Ok(());
         };
         let text = format!("no data has been acknowledged for {} ms (FERRITE_STALL_MS)", waited.as_millis());

@@ -1,0 +1,24 @@
+//! The time for what looks at the clock on the data path. A simulator may set it for its thread.
+
+use std::time::Instant;
+
+/// Now.
+#[inline(always)]
+pub fn now() -> Instant {
+    #[cfg(test)]
+    if let Some(now) = SIMULATED.get() {
+        return now;
+    }
+    Instant::now()
+}
+
+#[cfg(test)]
+thread_local! {
+    static SIMULATED: std::cell::Cell<Option<Instant>> = const { std::cell::Cell::new(None) };
+}
+
+/// From now on it is `now` on this thread; `None`: the time passes again.
+#[cfg(test)]
+pub fn simulate(now: Option<Instant>) {
+    SIMULATED.set(now);
+}
