@@ -12,6 +12,7 @@
 //! | [`data`] | the data path: isend, irecv, iflush, test | and `recovery`, `operations` |
 //! | [`setup`] | listen, connect and accept | and `data`, `explain` |
 //! | [`network`] | all devices of the process | all of them |
+//! | `sim` | tests: both ends of a connection over simulated devices, with faults | `data` |
 
 pub mod control;
 pub mod data;
@@ -23,3 +24,5 @@ pub mod operations;
 pub mod qp;
 pub mod recovery;
 pub mod setup;
+#[cfg(test)]
+mod sim;

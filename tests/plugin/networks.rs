@@ -85,7 +85,7 @@ fn a_rail_whose_network_the_peer_is_not_in_is_left_out_and_that_is_told() -> Res
 fn without_failover_a_rail_between_networks_is_used_from_the_beginning() -> Result<()> {
     let addresses: [(usize, &[&str]); 4] =
         [(0, &["10.1.0.1"]), (1, &["10.2.0.1"]), (2, &["10.1.0.2"]), (3, &["10.3.0.2"])];
-    let adapt = |setting: ferrite::pair::Setting| setting.env("FERRITE_FAILOVER", "0").env(ALL_INFO.0, ALL_INFO.1);
+    let adapt = |setting: lab::pair::Setting| setting.env("FERRITE_FAILOVER", "0").env(ALL_INFO.0, ALL_INFO.1);
     faithful::run(&["--devices", "4"], adapt, |worker| {
         exchange(worker, &addresses, ["softrnic0,softrnic1", "softrnic2,softrnic3"])?;
         let ways = ["softrnic1: GID 1 10.2.0.1 to GID 10.3.0.2", "softrnic3: GID 1 10.3.0.2 to GID 10.2.0.1"];

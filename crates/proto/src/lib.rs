@@ -76,8 +76,8 @@ pub mod lanes;
 #[cfg(test)]
 mod malformed_input;
 pub mod rail_weights;
-#[cfg(any(test, fuzzing))]
-mod random;
+#[cfg(any(test, fuzzing, feature = "simulator"))]
+pub mod random;
 pub mod recovery;
 pub mod recv;
 pub mod requests;

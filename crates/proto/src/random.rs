@@ -4,23 +4,24 @@ use std::collections::VecDeque;
 
 /// The splitmix64 generator, behind bytes that count first.
 #[derive(Debug)]
-pub(super) struct Random {
+pub struct Random {
     seed: u64,
     bytes: VecDeque<u8>,
 }
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    /// Those of `seed`.
+    pub fn new(seed: u64) -> Self {
         Self { seed, bytes: VecDeque::new() }
     }
 
     /// Numbers by `bytes`: one byte for a limit of up to 256, four for a greater one. When there are none left, those that follow from seed 0.
-    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
+    pub fn from_bytes(bytes: &[u8]) -> Self {
         Self { seed: 0, bytes: bytes.iter().copied().collect() }
     }
 
     /// A number below `limit`.
-    pub(super) fn below(&mut self, limit: u64) -> u64 {
+    pub fn below(&mut self, limit: u64) -> u64 {
         self.next(limit) % limit
     }
 
@@ -37,12 +38,28 @@ impl Random {
     }
 
     /// An index into `count` elements.
-    pub(super) fn index(&mut self, count: usize) -> usize {
+    pub fn index(&mut self, count: usize) -> usize {
         self.below(count as u64) as usize
     }
 
     /// True in one of `n` cases.
-    pub(super) fn one_in(&mut self, n: u64) -> bool {
+    pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
+    }
+}
+
+/// Calls `run` with `count` seeds, or with those that the environment names.
+///
+/// # Panics
+/// A run does.
+pub fn run_seeds(count: u64, what: &str, mut run: impl FnMut(u64)) {
+    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
+    let (first, count) = match (number("FERRITE_SIM_SEED"), number("FERRITE_SIM_SEEDS")) {
+        (Some(seed), count) => (seed, count.unwrap_or(1)),
+        (None, named) => (0, named.unwrap_or(count)),
+    };
+    for seed in first..first + count {
+        let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed)));
+        assert!(checked.is_ok(), "{what}: replay with FERRITE_SIM_SEED={seed}");
     }
 }

@@ -6,6 +6,7 @@ use libc::{c_char, c_int, c_void};
 use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::ptr::NonNull;
 
 macro_rules! functions {
     (required { $($name:ident @ $version:literal: fn($($arg:ty),*) $(-> $ret:ty)?;)* }
@@ -18,17 +19,24 @@ macro_rules! functions {
         }
 
         impl Library {
-            fn bind(handle: *mut c_void) -> Result<Self> {
+            /// The functions that `symbol` returns by name and version.
+            ///
+            /// # Errors
+            /// A required one is missing.
+            ///
+            /// # Safety
+            /// Each is a function with the signature that libibverbs has for this name and version, and stays where it is.
+            pub unsafe fn bind(symbol: impl Fn(&str, &str) -> Option<NonNull<c_void>>) -> Result<Self> {
                 Ok(Self {
                     $($name: {
-                        let address = symbol(handle, stringify!($name), $version)
+                        let address = symbol(stringify!($name), $version)
                             .ok_or_else(|| Error::os(concat!("looking up ", stringify!($name), "@", $version, " in libibverbs"), libc::ENOSYS))?;
-                        // SAFETY: a symbol of this name and version has this signature, by libibverbs' versioning.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(address) }
+                        // SAFETY: as the caller says.
+                        unsafe { std::mem::transmute::<NonNull<c_void>, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(address) }
                     },)*
-                    $($oname: symbol(handle, stringify!($oname), $oversion).map(|address| {
-                        // SAFETY: a symbol of this name and version has this signature, by libibverbs' versioning.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($oarg),*) $(-> $oret)?>(address) }
+                    $($oname: symbol(stringify!($oname), $oversion).map(|address| {
+                        // SAFETY: as the caller says.
+                        unsafe { std::mem::transmute::<NonNull<c_void>, unsafe extern "C" fn($($oarg),*) $(-> $oret)?>(address) }
                     }),)*
                 })
             }
@@ -88,7 +96,8 @@ impl Library {
         let mut reasons = Vec::new();
         for name in names {
             match open(name) {
-                Ok(handle) => return Self::bind(handle),
+                // SAFETY: libibverbs' versioning promises the signatures, and it is never unloaded.
+                Ok(handle) => return unsafe { Self::bind(|name, version| symbol(handle, name, version)) },
                 Err(reason) => reasons.push(reason),
             }
         }
@@ -126,9 +135,9 @@ fn open(name: &str) -> std::result::Result<*mut c_void, String> {
     Err(unsafe { CStr::from_ptr(reason) }.to_string_lossy().into_owned())
 }
 
-fn symbol(handle: *mut c_void, name: &str, version: &str) -> Option<*mut c_void> {
+fn symbol(handle: *mut c_void, name: &str, version: &str) -> Option<NonNull<c_void>> {
     let (name, version) = (CString::new(name).ok()?, CString::new(version).ok()?);
     // SAFETY: both are C strings, and the handle came from dlopen and is never closed.
     let address = unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) };
-    (!address.is_null()).then_some(address)
+    NonNull::new(address)
 }

@@ -42,12 +42,6 @@ pub(super) struct Plan {
     pub(super) trailing_above: u32,
     /// Extra work requests that each send queue has space for.
     pub(super) max_extra: u16,
-    /// Whether the sender tries one message until it has a clear-to-send, and none else meanwhile.
-    pub(super) one_at_a_time: bool,
-    /// Whether the receiver tests rarely, so that many messages arrive before it takes in the first.
-    pub(super) tests_rarely: bool,
-    /// In how many of 16 steps each rail delivers.
-    pub(super) speeds: [u64; MAX_RAILS],
     /// Remote keys of each buffer, by rail.
     pub(super) keys: Vec<[u32; MAX_RAILS]>,
 }
@@ -61,10 +55,6 @@ impl Plan {
         };
         let (near, far) = (end(), end());
         let striping = Negotiated::agree(&near, &far).expect("ends of one link layer").striping;
-        let is_uneven = random.one_in(2);
-        let speeds = std::array::from_fn(|_| if is_uneven { 1 + random.below(16) } else { 16 });
-        let one_at_a_time = random.one_in(3);
-        let tests_rarely = random.one_in(4);
         let trailing_above = if random.one_in(2) { u32::MAX } else { 1000 };
         let max_extra = 2 + random.below(8) as u16;
         let mut messages = Vec::new();
@@ -72,19 +62,7 @@ impl Plan {
         let keys = (0..messages.len()).map(|i| std::array::from_fn(|rail| rkey(i, rail))).collect();
         let weights = near.rail_weights_with(&far);
         let has_lanes = striping.is_split() && max_extra.is_multiple_of(2);
-        Self {
-            striping,
-            weights,
-            has_lanes,
-            messages,
-            groups,
-            trailing_above,
-            max_extra,
-            one_at_a_time,
-            tests_rarely,
-            speeds,
-            keys,
-        }
+        Self { striping, weights, has_lanes, messages, groups, trailing_above, max_extra, keys }
     }
 
     /// The sending end.

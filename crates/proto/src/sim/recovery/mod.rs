@@ -22,10 +22,9 @@ mod world;
 
 use super::fabric::End;
 use super::plan::Plan;
-use super::seeds::run_seeds;
 #[cfg(test)]
 use crate::control::Time;
-use crate::random::Random;
+use crate::random::{Random, run_seeds};
 #[cfg(test)]
 use crate::recovery::{
     action::{Action, Role},
@@ -46,7 +45,7 @@ fn run(mut random: Random, faults: impl FnOnce(&mut Random, &Plan) -> FaultPlan)
 }
 
 /// Runs the schedule that follows from `random` with one of the plans of faults, and checks what has to hold there.
-pub(super) fn check(mut random: Random) {
+pub(crate) fn check(mut random: Random) {
     match random.below(9) {
         0 => assert!(run(random, FaultPlan::survivable).is_all_delivered),
         4 => assert!(run(random, FaultPlan::restless).is_all_delivered),
@@ -126,7 +125,7 @@ fn wishes_while_control_connection_and_rails_come_and_go_end_well() {
 #[test]
 fn what_is_wished_for_changes_nothing_that_works_before_the_peer_has_answered() {
     let (mut recoveries, mut runs) = (0, 0);
-    run_seeds(300, "wishes that nobody hears", |seed| {
+    run_seeds(2000, "wishes that nobody hears", |seed| {
         let outcome = run(Random::new(seed), FaultPlan::unheard);
         check_unheard(&outcome);
         (runs, recoveries) = (runs + 1, recoveries + outcome.recoveries);

@@ -6,17 +6,20 @@
 //! 4. Every request ends exactly once, completed or with an error.
 //! 5. An end reports an error only if there was a fault that ends connections, and it is one that the fault explains.
 //! 6. A slot of the ring never goes back to an older clear-to-send.
-//! 7. After an error of an end, `isend` and `irecv` return an error there, and nothing is posted.
+//! 7. After an error of an end, `isend` and `irecv` return an error there.
 //! 8. A run ends in a bounded number of steps after its last fault: nothing waits for ever.
-//! 9. A message finds a receive on each queue pair that carries an immediate of it; the fabric looks at that.
+//! 9. A message finds a receive on each queue pair that carries an immediate of it.
+//! 10. No queue overflows, nothing is posted with the key of other memory, and a run leaves no queue and no memory region behind.
+//!
+//! The [fabric](super::fabric) looks at the keys, at 9 and at 10.
 //!
 //! What cannot be kept without recovery is counted, and `mod.rs` expects that it happens: a write that was delayed may land in a buffer
 //! after its receive has ended *with an error* and before its region is deregistered. See [`Laws::late_writes`].
 
-use super::fabric::{Bytes, WorkRequest};
-use super::plan::{Message, Plan, buffer_at, rkey};
-use crate::QpIndex;
-use crate::cts::{Cts, CtsWords};
+use super::ends::place_of;
+use super::plan::{Message, Plan};
+use crate::proto::cts::Cts;
+use crate::proto::stripe::LL128_LINE_BYTES;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -33,8 +36,6 @@ struct Record {
     is_sent: bool,
     send: State,
     receive: State,
-    /// Whether the buffer's region is registered.
-    is_registered: bool,
     /// Bytes that were written: offset, length, of which message.
     pieces: Vec<(u32, u32, usize)>,
 }
@@ -42,7 +43,6 @@ struct Record {
 #[derive(Debug)]
 pub(super) struct Laws {
     records: Vec<Record>,
-    rails: usize,
     /// Whether there was a fault that ends the connection.
     pub(super) may_fail: bool,
     /// Whether the receiver's process lives.
@@ -58,39 +58,36 @@ impl Laws {
             is_sent: false,
             send: State::Pending,
             receive: State::Pending,
-            is_registered: true,
             pieces: Vec::new(),
         };
         let records = plan.messages.iter().map(record).collect();
-        Self { records, rails: plan.rails(), may_fail: false, receiver_lives: true, late_writes: 0 }
+        Self { records, may_fail: false, receiver_lives: true, late_writes: 0 }
     }
 
-    /// Whether the bytes of `wr` are in a registered region. Without bytes they are.
-    pub(super) fn is_registered(&self, wr: &WorkRequest) -> bool {
-        let target = wr.bytes.filter(|bytes| bytes.length > 0);
-        target.is_none_or(|bytes| self.records[buffer_at(bytes.addr).0].is_registered)
-    }
-
-    pub(super) fn handle_write(&mut self, qp: QpIndex, bytes: Bytes) {
-        if bytes.length == 0 {
-            return;
-        }
-        let (buffer, at) = buffer_at(bytes.addr);
+    /// `length` bytes at `source` have been written to `target`.
+    pub(super) fn handle_write(&mut self, source: u64, target: u64, length: u32) {
+        let ((message, offset), (buffer, at)) = (place_of(source), place_of(target));
         let record = &mut self.records[buffer];
-        assert_eq!(bytes.rkey, rkey(buffer, usize::from(qp.0) % self.rails), "the key of another rail");
-        assert!(at + bytes.length <= record.message.posted, "a write past the end of buffer {buffer}");
-        assert_eq!(at, bytes.offset, "bytes in another place than they came from");
-        assert!(record.is_registered, "a write into buffer {buffer}, which is not registered any more");
+        assert!(at + length <= record.message.posted, "a write past the end of buffer {buffer}");
+        assert_eq!(at, offset, "bytes in another place than they came from");
+        assert_eq!(offset % LL128_LINE_BYTES, 0, "a line is cut");
         match record.receive {
-            State::Pending => record.pieces.push((at, bytes.length, bytes.message)),
+            State::Pending => record.pieces.push((at, length, message)),
             State::Completed => panic!("a write into buffer {buffer}, whose receive has completed"),
             State::Failed => self.late_writes += 1,
         }
     }
 
-    pub(super) fn handle_cts(before: &CtsWords, after: &CtsWords) {
-        let (before, after) = (Cts::seq_of(before[3]), Cts::seq_of(after[3]));
-        assert!(after > before, "a slot goes from clear-to-send {before} back to {after}");
+    /// The words `before` of the ring have become those `after`, of clear-to-sends of so many `halves`, from slot `first` on.
+    pub(super) fn handle_cts(first: usize, halves: usize, before: &[u64], after: &[u64]) {
+        let words = halves * Cts::BYTES / 8;
+        assert!(after.len().is_multiple_of(words), "a part of a clear-to-send is written");
+        for (i, (before, after)) in before.chunks(words).zip(after.chunks(words)).enumerate() {
+            let (before, after) = (before[words - 1], after[words - 1]);
+            let was_empty = before == Cts::empty_last_word(first + i);
+            let (before, after) = (Cts::seq_of(before), Cts::seq_of(after));
+            assert!(was_empty || after > before, "a slot goes from clear-to-send {before} back to {after}");
+        }
     }
 
     pub(super) fn handle_sent(&mut self, message: usize) {
@@ -122,12 +119,6 @@ impl Laws {
     pub(super) fn handle_receive_failed(&mut self, buffer: usize) {
         assert!(self.may_fail, "receive {buffer} fails without a fault");
         self.records[buffer].receive.end(State::Failed, "receive", buffer);
-    }
-
-    /// The receiver deregisters the regions of all receives that have ended.
-    pub(super) fn handle_deregistered(&mut self) {
-        let ended = self.records.iter_mut().filter(|record| record.receive != State::Pending);
-        ended.for_each(|record| record.is_registered = false);
     }
 
     /// Whether all messages were delivered, and both ends know it.

@@ -1,22 +1,26 @@
 //! One run: NCCL at both ends, which calls, and the schedule, which picks what happens next.
 
 use super::control::{Cause, Control};
-use super::fabric::{End, Fabric, MAX_RETRIES, Status};
+use super::device;
+use super::ends::{Connection, End, Receiver, Sender};
+use super::fabric::{FLUSHED, MAX_RETRIES, Written};
 use super::faults::Fault;
 use super::laws::Laws;
-use super::outside::Outside;
 use super::plan::Plan;
-use super::receiver::Receiver;
-use super::sender::Sender;
-use crate::cts::{CtsWords, cts_halves};
-use crate::random::Random;
-use crate::requests::RequestId;
-use crate::{MAX_GROUP, QpIndex, RING_SLOTS};
+use crate::error::Error;
+use crate::host::clock;
+use crate::proto::MAX_GROUP;
+use crate::proto::cts::{Cts, cts_halves};
+use crate::proto::random::Random;
+use crate::proto::requests::RequestId;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// Steps after the last fault in which a run ends. Without this law, an end that waits for ever would go unnoticed.
-pub(super) const MOST_STEPS: u64 = 4_000_000;
+const MOST_STEPS: u64 = 4_000_000;
+/// A step takes at most so long.
+const LONGEST_STEP_MS: u64 = 1000;
 
 /// How a run has ended.
 #[derive(Debug, Default)]
@@ -30,11 +34,18 @@ pub(super) struct Outcome {
 }
 
 pub(super) struct World {
-    outside: Outside,
+    plan: Plan,
+    random: Random,
     laws: Laws,
+    control: Control,
     /// The ends, until they are closed or die.
     sender: Option<Sender>,
     receiver: Option<Receiver>,
+    qps: [Vec<usize>; 2],
+    rails: usize,
+    /// The address of the ring.
+    ring: u64,
+    now: Instant,
     /// The messages that are not sent, by tag.
     to_send: BTreeMap<u32, VecDeque<usize>>,
     /// The one that the sender tries, if it tries one at a time.
@@ -50,18 +61,26 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(random: Random, plan: Plan) -> Self {
-        let mut fabric = Fabric::new(plan.rails(), plan.qps());
-        let ring = vec![CtsWords::default(); RING_SLOTS * cts_halves(plan.rails())];
+    pub(super) fn new(mut random: Random, plan: Plan) -> Self {
+        device::with(|fabric| fabric.begin(Random::new(random.below(u64::MAX))));
+        let now = Instant::now();
+        clock::simulate(Some(now));
+        let Connection { sender, receiver, peers, qps, rails, ring } = Connection::new(&plan);
         let mut to_send: BTreeMap<u32, VecDeque<usize>> = BTreeMap::new();
         for (i, message) in plan.messages.iter().enumerate() {
             to_send.entry(message.tag).or_default().push_back(i);
         }
         Self {
             laws: Laws::new(&plan),
-            sender: Some(Sender::new(&plan)),
-            receiver: Some(Receiver::new(&plan, &mut fabric)),
-            outside: Outside { plan, fabric, control: Control::new(), random, ring },
+            control: Control::new(&peers),
+            sender: Some(sender),
+            receiver: Some(receiver),
+            plan,
+            random,
+            qps,
+            rails,
+            ring,
+            now,
             to_send,
             chosen: None,
             sending: Vec::new(),
@@ -80,6 +99,8 @@ impl World {
         let mut last_fault = 0;
         for step in 0.. {
             if self.sender.is_none() && self.receiver.is_none() {
+                device::with(|fabric| fabric.check_released());
+                clock::simulate(None);
                 return Outcome {
                     is_all_delivered: self.laws.is_all_delivered(),
                     has_disagreement: self.laws.has_disagreement(),
@@ -92,6 +113,7 @@ impl World {
                 self.apply(fault);
             }
             self.step();
+            device::with(|fabric| fabric.check());
             assert!(
                 step - last_fault < MOST_STEPS,
                 "hangs: {} receives, {} sends, errors {:?}",
@@ -104,84 +126,96 @@ impl World {
     }
 
     fn step(&mut self) {
-        let qp = QpIndex(self.outside.random.index(self.outside.plan.qps()) as u8);
+        self.now += Duration::from_millis(self.random.below(LONGEST_STEP_MS));
+        clock::simulate(Some(self.now));
+        let qp = self.random.index(self.qps[0].len());
         // Clear-to-sends and probes are on the first queue pair of each rail.
-        let first_qp = QpIndex(self.outside.random.index(self.outside.plan.rails()) as u8);
-        match self.outside.random.below(16) {
+        let first_qp = self.random.index(self.rails);
+        match self.random.below(16) {
             0 => self.post_receive(),
             1 | 2 => self.submit(),
             3 => self.test_receive(),
             4 => self.test_sends(),
-            5 => self.deliver_cts(first_qp),
-            6 => self.outside.fabric.deliver_ack(End::Sender, qp),
-            7 => self.outside.fabric.deliver_ack(End::Receiver, first_qp),
+            5 => self.deliver(End::Receiver, first_qp),
+            6 => device::with(|fabric| fabric.deliver_ack(self.qps[0][qp])),
+            7 => device::with(|fabric| fabric.deliver_ack(self.qps[1][first_qp])),
             8 => self.watch(),
             9 => self.close(),
             10 => self.retry(qp),
-            _ => self.deliver_data(qp),
+            _ if self.random.below(16) >= self.plan.speeds[qp % self.rails] => {}
+            _ => self.deliver(End::Sender, qp),
         }
     }
 
     fn apply(&mut self, fault: Fault) {
         self.laws.may_fail |= fault.is_fatal();
-        let Outside { fabric, control, random, .. } = &mut self.outside;
+        let qp_of = |end: End, which: usize| self.qps[end as usize][which % self.qps[end as usize].len()];
         match fault {
             Fault::PortFlaps(end, rail) => {
-                fabric.set_port(end, rail, false);
+                let rail = rail % self.rails;
+                device::with(|fabric| fabric.set_port(end.device(rail), false));
                 self.flapping.push((end, rail));
             }
-            Fault::ControlLost => control.lose(),
+            Fault::ControlLost => self.control.lose(),
             Fault::PortDown(end, rail) => {
-                fabric.set_port(end, rail, false);
+                let rail = rail % self.rails;
+                device::with(|fabric| fabric.set_port(end.device(rail), false));
                 self.down.push((end, rail));
             }
             Fault::QpFails(end, qp) => {
-                let part = fabric.fail(end, qp, Status::RemoteError, Some(random));
-                self.write_part(qp, part);
+                let part = device::with(|fabric| fabric.fail(qp_of(end, qp), FLUSHED, true));
+                self.handle_written(part);
             }
-            Fault::AcksLost(end, qp) => fabric.lose_acks(end, qp),
+            Fault::AcksLost(end, qp) => device::with(|fabric| fabric.lose_acks(qp_of(end, qp))),
             Fault::Killed(end) | Fault::HostFails(end) => {
-                fabric.destroy(end, random);
-                control.kill(end, matches!(fault, Fault::HostFails(_)));
+                self.control.kill(end, matches!(fault, Fault::HostFails(_)));
                 match end {
-                    End::Sender => self.sender = None,
-                    End::Receiver => (self.receiver, self.laws.receiver_lives) = (None, false),
+                    End::Sender => self.sender.take().into_iter().for_each(Sender::close),
+                    End::Receiver => {
+                        self.receiver.take().into_iter().for_each(Receiver::close);
+                        self.laws.receiver_lives = false;
+                    }
                 }
             }
         }
     }
 
     fn post_receive(&mut self) {
-        let Some(receiver) = &mut self.receiver else { return };
-        if self.next_group == self.outside.plan.groups.len() {
+        let Some(receiver) = &self.receiver else { return };
+        if self.next_group == self.plan.groups.len() {
             return;
         }
-        match receiver.irecv(self.next_group, &mut self.outside) {
+        let outcome = receiver.irecv(self.next_group, &self.plan);
+        self.control.handle_call(End::Receiver);
+        match outcome {
             Ok(_) if self.causes[1].is_some() => panic!("irecv succeeds after an error"),
             Ok(None) => {}
             Ok(Some(id)) => {
-                self.receiving.push_back((id, self.outside.plan.groups[self.next_group].clone()));
+                assert!(self.receiving.iter().all(|(other, _)| *other != id), "a request id is used twice at once");
+                self.receiving.push_back((id, self.plan.groups[self.next_group].clone()));
                 self.next_group += 1;
             }
-            Err(cause) => self.handle_error(End::Receiver, cause),
+            Err(error) => self.handle_error(End::Receiver, &error),
         }
     }
 
     fn submit(&mut self) {
         let Some(message) = self.choose() else { return };
-        let Some(sender) = &mut self.sender else { return };
-        match sender.isend(message, &mut self.outside) {
+        let Some(sender) = &self.sender else { return };
+        let outcome = sender.isend(message, &self.plan);
+        self.control.handle_call(End::Sender);
+        match outcome {
             Ok(_) if self.causes[0].is_some() => panic!("isend succeeds after an error"),
             Ok(None) => {}
             Ok(Some(id)) => {
                 assert!(self.sending.iter().all(|(other, _)| *other != id), "a request id is used twice at once");
                 self.laws.handle_sent(message);
                 self.sending.push((id, message));
-                let tag = self.outside.plan.messages[message].tag;
+                let tag = self.plan.messages[message].tag;
                 self.to_send.get_mut(&tag).and_then(VecDeque::pop_front);
                 self.chosen = None;
             }
-            Err(cause) => self.handle_error(End::Sender, cause),
+            Err(error) => self.handle_error(End::Sender, &error),
         }
     }
 
@@ -192,30 +226,33 @@ impl World {
         }
         let firsts: Vec<_> = self.to_send.values().filter_map(|queue| queue.front().copied()).collect();
         let oldest = *firsts.iter().min()?;
-        let is_one_at_a_time = self.outside.plan.one_at_a_time;
+        let is_one_at_a_time = self.plan.one_at_a_time;
         // A sender that waits for one must not look further ahead than the window of clear-to-sends.
         let choice: Vec<_> = firsts.into_iter().filter(|i| !is_one_at_a_time || *i < oldest + MAX_GROUP).collect();
-        let message = choice[self.outside.random.index(choice.len())];
+        let message = choice[self.random.index(choice.len())];
         self.chosen = is_one_at_a_time.then_some(message);
         Some(message)
     }
 
     /// As NCCL does: only the oldest.
     fn test_receive(&mut self) {
-        let (Some(receiver), Some((id, messages))) = (&mut self.receiver, self.receiving.front().cloned()) else {
+        let (Some(receiver), Some((id, messages))) = (&self.receiver, self.receiving.front().cloned()) else {
             return;
         };
-        if self.outside.plan.tests_rarely && !self.outside.random.one_in(16) {
+        if self.plan.tests_rarely && !self.random.one_in(16) {
             return;
         }
-        match receiver.test(id, &mut self.outside) {
+        let outcome = receiver.test(id);
+        self.control.handle_call(End::Receiver);
+        match outcome {
             Ok(None) => return,
             Ok(Some(lengths)) => {
+                assert_eq!(lengths.len(), messages.len(), "a group has another number of lengths");
                 messages.zip(lengths).for_each(|(i, length)| self.laws.handle_receive_completed(i, length));
             }
-            Err(cause) => {
+            Err(error) => {
                 messages.for_each(|i| self.laws.handle_receive_failed(i));
-                self.handle_error(End::Receiver, cause);
+                self.handle_error(End::Receiver, &error);
             }
         }
         self.receiving.pop_front();
@@ -223,97 +260,87 @@ impl World {
 
     fn test_sends(&mut self) {
         let mut i = 0;
-        while let (Some(sender), Some((id, message))) = (&mut self.sender, self.sending.get(i).copied()) {
-            match sender.test(id, &mut self.outside) {
+        while let (Some(sender), Some((id, message))) = (&self.sender, self.sending.get(i).copied()) {
+            let outcome = sender.test(id);
+            self.control.handle_call(End::Sender);
+            match outcome {
                 Ok(None) => {
                     i += 1;
                     continue;
                 }
                 Ok(Some(length)) => self.laws.handle_send_completed(message, length),
-                Err(cause) => {
+                Err(error) => {
                     self.laws.handle_send_failed(message);
-                    self.handle_error(End::Sender, cause);
+                    self.handle_error(End::Sender, &error);
                 }
             }
             self.sending.swap_remove(i);
         }
     }
 
-    fn handle_error(&mut self, end: End, cause: Cause) {
-        assert!(self.laws.may_fail, "{end:?} fails without a fault: {cause:?}");
-        self.causes[end as usize].get_or_insert(cause);
+    fn handle_error(&mut self, end: End, error: &Error) {
+        assert!(self.laws.may_fail, "{end:?} fails without a fault: {error}");
+        self.causes[end as usize].get_or_insert_with(|| Cause::of(error));
     }
 
-    fn deliver_cts(&mut self, qp: QpIndex) {
-        let Outside { fabric, ring, .. } = &mut self.outside;
-        let Some((first, halves)) = fabric.deliver(End::Receiver, qp, |_| true).and_then(|wr| wr.cts) else { return };
-        let per_slot = ring.len() / RING_SLOTS;
-        for (i, half) in halves.into_iter().enumerate() {
-            let before = std::mem::replace(&mut ring[first + i], half);
-            if (first + i) % per_slot == per_slot - 1 {
-                Laws::handle_cts(&before, &half);
+    /// The other end executes the next work request of `from`.
+    fn deliver(&mut self, from: End, qp: usize) {
+        let written = device::with(|fabric| fabric.deliver(self.qps[from as usize][qp]));
+        self.handle_written(written);
+    }
+
+    fn handle_written(&mut self, written: Option<Written>) {
+        match written {
+            None | Some(Written::Nothing) => {}
+            Some(Written::Message { source, target, length }) => self.laws.handle_write(source, target, length),
+            Some(Written::Memory { target, before, after }) => {
+                let halves = cts_halves(self.rails);
+                let first = (target - self.ring) as usize / (halves * Cts::BYTES);
+                Laws::handle_cts(first, halves, &before, &after);
             }
-        }
-    }
-
-    fn deliver_data(&mut self, qp: QpIndex) {
-        let Outside { plan, fabric, random, .. } = &mut self.outside;
-        if random.below(16) >= plan.speeds[usize::from(plan.striping.rail_of(qp))] {
-            return;
-        }
-        let wr = fabric.deliver(End::Sender, qp, |wr| self.laws.is_registered(wr));
-        if let Some(bytes) = wr.and_then(|wr| wr.bytes) {
-            self.laws.handle_write(qp, bytes);
         }
     }
 
     /// The retransmission timers of a queue pair run out at both ends, and ports that flap come back in time.
-    fn retry(&mut self, qp: QpIndex) {
-        let Outside { fabric, random, .. } = &mut self.outside;
-        if !self.flapping.is_empty() && (fabric.most_retries() >= MAX_RETRIES / 2 || random.one_in(16)) {
+    fn retry(&mut self, qp: usize) {
+        let most_retries = device::with(|fabric| fabric.most_retries());
+        if !self.flapping.is_empty() && (most_retries >= MAX_RETRIES / 2 || self.random.one_in(16)) {
             for (end, rail) in self.flapping.drain(..).filter(|port| !self.down.contains(port)) {
-                fabric.set_port(end, rail, true);
+                device::with(|fabric| fabric.set_port(end.device(rail), true));
             }
         }
-        fabric.retry(End::Receiver, qp, random);
-        let part = fabric.retry(End::Sender, qp, random);
-        self.write_part(qp, part);
-    }
-
-    fn write_part(&mut self, qp: QpIndex, part: Option<super::fabric::WorkRequest>) {
-        let part = part.filter(|wr| self.laws.is_registered(wr));
-        if let Some(bytes) = part.and_then(|wr| wr.bytes) {
-            self.laws.handle_write(qp, bytes);
+        for end in [End::Receiver, End::Sender] {
+            let part = device::with(|fabric| fabric.retry(self.qps[end as usize][qp]));
+            self.handle_written(part);
         }
     }
 
     fn watch(&mut self) {
-        let end = if self.outside.random.one_in(2) { End::Sender } else { End::Receiver };
-        let may_dial = self.outside.random.one_in(40);
-        self.outside.control.watch(end, may_dial);
+        let end = if self.random.one_in(2) { End::Sender } else { End::Receiver };
+        let may_dial = self.random.one_in(40);
+        self.control.watch(end, may_dial);
     }
 
     /// NCCL gives back what it does not need any more: regions whose receives have ended, and ends that have finished.
     fn close(&mut self) {
-        let Outside { plan, fabric, control, random, .. } = &mut self.outside;
-        if !random.one_in(4) {
+        if !self.random.one_in(4) {
             return;
         }
-        let has_posted_all = self.causes[1].is_some() || self.next_group == plan.groups.len();
-        if self.receiver.is_some() && has_posted_all && self.receiving.is_empty() {
+        let has_posted_all = self.causes[1].is_some() || self.next_group == self.plan.groups.len();
+        if let Some(receiver) = &mut self.receiver
+            && has_posted_all
+            && self.receiving.is_empty()
+        {
             if !std::mem::replace(&mut self.has_deregistered, true) {
-                return self.laws.handle_deregistered();
+                return receiver.deregister();
             }
-            if let Some(mut receiver) = self.receiver.take() {
-                receiver.close(&mut self.outside);
-                self.outside.fabric.destroy(End::Receiver, &mut self.outside.random);
-            }
-            return;
+            self.receiver.take().into_iter().for_each(Receiver::close);
+            return self.control.close(End::Receiver);
         }
         let has_sent_all = self.causes[0].is_some() || self.to_send.values().all(VecDeque::is_empty);
-        if has_sent_all && self.sending.is_empty() && self.sender.take().is_some() {
-            control.close(End::Sender);
-            fabric.destroy(End::Sender, random);
+        if has_sent_all && self.sending.is_empty() && self.sender.is_some() {
+            self.sender.take().into_iter().for_each(Sender::close);
+            self.control.close(End::Sender);
         }
     }
 }

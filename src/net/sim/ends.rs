@@ -1,0 +1,301 @@
+//! The two ends of a connection: those that NCCL would have, set up over simulated devices.
+
+#![allow(unsafe_code)]
+
+use super::device;
+use super::fabric::{DEVICES, IMAGINARY};
+use super::plan::{Plan, Terms};
+use crate::error::Result;
+use crate::host::config::{Config, Retries};
+use crate::net::control::driver::ControlDriver;
+use crate::net::control::peer_state::PeerState;
+use crate::net::control::stream::ControlStream;
+use crate::net::data::both_ends::Tested;
+use crate::net::data::cts_sender::RECEIVER_QP_CAPS;
+use crate::net::data::recv::{Expected, PreparedPath, RecvComm};
+use crate::net::data::send::{CtsRing, SENDER_QP_CAPS, SendComm};
+use crate::net::device::conn_memory::{ConnMemory, Holder};
+use crate::net::device::nic::Nic;
+use crate::net::mr::cache::MemoryKind;
+use crate::net::mr::handle::MrHandle;
+use crate::net::qp::init_rail::RailPort;
+use crate::net::qp::priority::Priority;
+use crate::net::qp::set::{InitQpSet, QpSet};
+use crate::proto::RING_SLOTS;
+use crate::proto::cts::{Cts, cts_halves};
+use crate::proto::endpoint::Endpoint;
+use crate::proto::handshake::{Negotiated, Ring};
+use crate::proto::lanes::FlowLabels;
+use crate::proto::recovery::rail_mask::RailMask;
+use crate::proto::requests::{Entry, RequestId};
+use crate::stats::record::{ConnStats, Direction, Opening};
+use crate::verbs::context::Context;
+use crate::verbs::queue_pair::QpCaps;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One of the two ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum End {
+    Sender,
+    Receiver,
+}
+
+impl End {
+    pub(super) const BOTH: [Self; 2] = [Self::Sender, Self::Receiver];
+
+    pub(super) fn other(self) -> Self {
+        if self == Self::Sender { Self::Receiver } else { Self::Sender }
+    }
+
+    /// The device of a rail.
+    pub(super) fn device(self, rail: usize) -> usize {
+        self as usize * DEVICES + rail
+    }
+}
+
+/// The bytes of message `i`, and the buffer for it.
+pub(super) fn source_of(i: usize) -> u64 {
+    IMAGINARY + ((i as u64 + 1) << 32)
+}
+
+pub(super) fn buffer_of(i: usize) -> u64 {
+    2 * IMAGINARY + ((i as u64 + 1) << 32)
+}
+
+/// The message or the buffer that has this address, and the offset in it.
+pub(super) fn place_of(addr: u64) -> (usize, u32) {
+    (((addr % IMAGINARY) >> 32) as usize - 1, addr as u32)
+}
+
+/// Memory that NCCL has registered.
+#[derive(Debug)]
+pub(super) struct Memory(MrHandle);
+
+impl Holder for Memory {
+    fn memory(&self) -> &MrHandle {
+        &self.0
+    }
+}
+
+impl Memory {
+    /// That of `known`: `length` bytes at `addr`.
+    fn register(known: &ConnMemory, addr: u64, length: usize) -> Arc<Self> {
+        // SAFETY: imaginary memory, which nobody reads or writes.
+        let register = |nic: &Nic, others: &[_]| unsafe { nic.register(addr, length, MemoryKind::Host, None, others) };
+        known.add(register, |handle| Arc::new(Self(handle))).expect("the devices work")
+    }
+}
+
+/// A sender, and the memory of its messages.
+#[derive(Debug)]
+pub(super) struct Sender {
+    comm: SendComm,
+    memory: Arc<Memory>,
+}
+
+/// A receiver, and its buffers until they are deregistered.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    comm: RecvComm,
+    buffers: Vec<Arc<Memory>>,
+}
+
+/// What a connection begins with.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) sender: Sender,
+    pub(super) receiver: Receiver,
+    pub(super) peers: [Arc<PeerState>; 2],
+    /// The numbers of the queue pairs of each end, by index.
+    pub(super) qps: [Vec<usize>; 2],
+    pub(super) rails: usize,
+    /// The address of the ring of clear-to-sends.
+    pub(super) ring: u64,
+}
+
+impl Sender {
+    pub(super) fn isend(&self, i: usize, plan: &Plan) -> Result<Option<RequestId>> {
+        let message = plan.messages[i];
+        let begun = Cell::new(None);
+        let note = |entry: &Entry<_>| begun.set(Some(entry.id()));
+        self.comm.isend(source_of(i), message.length, message.tag, || Ok(&self.memory.0), note)?;
+        Ok(begun.get())
+    }
+
+    /// The bytes that were sent, once the request is complete.
+    pub(super) fn test(&self, id: RequestId) -> Result<Option<u32>> {
+        let lengths = test(&self.comm, &self.comm.requests[id.index()])?;
+        Ok(lengths.map(|lengths| lengths[0]))
+    }
+
+    /// It is closed, and its memory deregistered.
+    pub(super) fn close(self) {
+        drop(self.comm);
+        self.memory.0.close();
+    }
+}
+
+impl Receiver {
+    pub(super) fn irecv(&self, group: usize, plan: &Plan) -> Result<Option<RequestId>> {
+        let range = plan.groups[group].clone();
+        let expected = |place: usize| {
+            let i = range.start + place;
+            let message = plan.messages[i];
+            Ok(Expected { addr: buffer_of(i), length: message.posted, tag: message.tag, memory: &self.buffers[i].0 })
+        };
+        let begun = Cell::new(None);
+        self.comm.irecv(range.len(), expected, |entry: &Entry<_>| begun.set(Some(entry.id())))?;
+        Ok(begun.get())
+    }
+
+    /// The bytes of each message, once the request is complete.
+    pub(super) fn test(&self, id: RequestId) -> Result<Option<Vec<u32>>> {
+        test(&self.comm, &self.comm.requests[id.index()])
+    }
+
+    /// NCCL deregisters all buffers.
+    pub(super) fn deregister(&mut self) {
+        self.buffers.drain(..).for_each(|memory| memory.0.close());
+    }
+
+    /// It is closed, and what memory is left deregistered.
+    pub(super) fn close(mut self) {
+        drop(self.comm);
+        self.buffers.drain(..).for_each(|memory| memory.0.close());
+    }
+}
+
+fn test<T: Tested>(comm: &T, request: &Entry<T::Request>) -> Result<Option<Vec<u32>>> {
+    let lengths = RefCell::new(None);
+    comm.test(request, |done: &[u32]| *lengths.borrow_mut() = Some(done.to_vec()))?;
+    Ok(lengths.into_inner())
+}
+
+/// The device of an end with so many rails, which is made once for each thread.
+fn nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
+    type Known = HashMap<(End, usize, bool, bool), Arc<Nic>>;
+    thread_local! {
+        // Never dropped: the library is gone before it would be.
+        static KNOWN: &'static RefCell<Known> = Box::leak(Box::default());
+    }
+    let key = (end, rails, terms.has_lanes, terms.chains_writes);
+    KNOWN.with(|known| Arc::clone(known.borrow_mut().entry(key).or_insert_with(|| new_nic(end, terms, rails))))
+}
+
+fn new_nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
+    let value = |name: &str| {
+        let value = match name {
+            "FERRITE_FAILOVER" | "FERRITE_THREAD_DOMAINS" => "0",
+            "FERRITE_CHAIN_WRITES" if terms.chains_writes => "1",
+            "FERRITE_CHAIN_WRITES" => "0",
+            "FERRITE_LANES" if terms.has_lanes => "4",
+            "NCCL_IB_QPS_PER_CONNECTION" if !terms.has_lanes => "4",
+            "NCCL_IB_AR_THRESHOLD" => "1000",
+            _ => return None,
+        };
+        Some(value.to_owned())
+    };
+    let config = Arc::new(Config::parse(value).expect("valid"));
+    let (contexts, failed) = Context::open_all(&device::library()).expect("devices");
+    assert!(failed.is_empty());
+    let devices = end.device(0)..end.device(rails);
+    let contexts: Vec<_> = contexts.into_iter().enumerate().filter(|(i, _)| devices.contains(i)).collect();
+    let contexts: Vec<_> = contexts.into_iter().map(|(_, context)| context).collect();
+    let nics = Nic::discover(&contexts, &config, &mut Vec::new());
+    assert_eq!(nics.len(), rails);
+    Arc::new(Nic::merge(&nics, true).expect("they may be merged"))
+}
+
+/// One of the two ends before it is connected.
+struct Idle {
+    nic: Arc<Nic>,
+    qps: InitQpSet,
+}
+
+impl Idle {
+    fn new(end: End, terms: &Terms, (rails, per_rail): (usize, usize), caps: QpCaps) -> Self {
+        let nic = nic(end, terms, rails);
+        let on = |(number, port)| RailPort { number, port, towards: Vec::new() };
+        let ports: Vec<_> = nic.ports(RailMask::first(rails as u8)).into_iter().map(on).collect();
+        let mut qps = InitQpSet::new(&nic, &ports, (per_rail, None), caps).expect("queue pairs");
+        qps.endpoint.adaptive_routing = terms.is_adaptive;
+        qps.endpoint.split = terms.is_split;
+        Self { nic, qps }
+    }
+
+    fn connect(self, remote: Endpoint, terms: &Negotiated) -> (Arc<Nic>, QpSet, Endpoint) {
+        let Self { nic, qps } = self;
+        let priority = Priority::of_sender(&nic.config, None);
+        let connecting = qps.connect(&nic, remote, terms, priority, FlowLabels::NONE, Retries::NONE);
+        let mut connecting = connecting.expect("as many as agreed");
+        assert!(connecting.advance(&nic).expect("the devices obey"));
+        let (qps, endpoint) = connecting.finish();
+        (nic, qps, endpoint)
+    }
+}
+
+impl Connection {
+    /// One of `plan`.
+    pub(super) fn new(plan: &Plan) -> Self {
+        let terms = &plan.terms;
+        let [near, far] = terms.ends;
+        let far = (far.0.min(near.0), far.1);
+        let mut near = Idle::new(End::Sender, terms, near, SENDER_QP_CAPS);
+        let far = Idle::new(End::Receiver, terms, far, RECEIVER_QP_CAPS);
+        let halves = cts_halves(near.nic.rails.len());
+        let mut ring = CtsRing::new(halves, Cts::empty_last_word).expect("memory");
+        near.qps.describe_ring(&mut ring).expect("registered");
+        let place = Ring { addr: ring.addr(), slots: RING_SLOTS as u32, slot_room: (halves * Cts::BYTES) as u32 };
+        let agreed = Negotiated::agree(&near.qps.endpoint, &far.qps.endpoint).expect("ends of one link layer");
+        let offered = near.qps.endpoint.clone();
+        let (far_nic, far_qps, answer) = far.connect(offered, &agreed);
+        let (near_nic, near_qps, endpoint) = near.connect(answer.clone(), &agreed);
+        let numbers = |qps: &QpSet| qps.qps.iter().map(|connected| connected.qp.number() as usize).collect();
+        let qps = [numbers(&near_qps), numbers(&far_qps)];
+        ring.lay_out(cts_halves(agreed.count.into()), Cts::empty_last_word);
+        let peers = [peer(), peer()];
+        let weights = endpoint.rail_weights_with(&answer);
+        let stats = |direction, qps: &QpSet| {
+            let stats = ConnStats::open(&Opening {
+                direction,
+                device: "sim",
+                peer_host: "",
+                peer_pid: 0,
+                peer_rank: None,
+                peer_label: None,
+                connection: 1,
+            });
+            qps.tell(&stats);
+            stats
+        };
+        let stats_of_receiver = stats(Direction::Receive, &far_qps);
+        let prepared = PreparedPath::new(far_qps, place, &agreed, stats_of_receiver).expect("receives are posted");
+        let comm = RecvComm::new(far_nic, Arc::clone(&peers[1]), prepared, &agreed);
+        let buffer = |(i, message): (usize, &super::plan::Message)| {
+            Memory::register(&comm.memory, buffer_of(i), message.posted.max(1) as usize)
+        };
+        let buffers = plan.messages.iter().enumerate().map(buffer).collect();
+        let receiver = Receiver { comm, buffers };
+        let stats = stats(Direction::Send, &near_qps);
+        let comm = SendComm::new(near_nic, Arc::clone(&peers[0]), near_qps, ring, &agreed, weights, stats);
+        let all = (plan.messages.len() + 1) << 32;
+        let memory = Memory::register(&comm.memory, source_of(0), all);
+        let sender = Sender { comm, memory };
+        Self { sender, receiver, peers, qps, rails: agreed.striping.rails().into(), ring: place.addr }
+    }
+}
+
+/// What an end knows of the other, whose control connection the schedule has in its hands: no socket of it is ever polled.
+fn peer() -> Arc<PeerState> {
+    thread_local! {
+        static DRIVER: Arc<ControlDriver> = ControlDriver::new(Duration::from_secs(20), None).expect("descriptors");
+    }
+    let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+    let stream =
+        DRIVER.with(|driver| ControlStream::open(driver, nowhere, [1; 16], [2; 16])).expect("this is no child");
+    PeerState::new("the peer".into(), stream, false)
+}
