@@ -180,6 +180,10 @@ impl CtsWindow {
 
     /// What always holds.
     fn is_consistent(&self) -> bool {
+        debug_assert!(self.limit <= RING_SLOTS as u32, "more may be kept than the ring has slots");
+        debug_assert!(self.empty_polls < MAX_EMPTY_POLLS, "they have waited for too long");
+        debug_assert!(self.waiting() != 0 || self.empty_polls == 0, "polls are counted while none waits");
+        debug_assert!(self.waiting() != 0 || !self.is_urgent, "none waits, and that is urgent");
         let kept = self.next.wrapping_sub(self.oldest);
         let sent = self.unsent.wrapping_sub(self.oldest);
         kept <= RING_SLOTS as u32 && sent <= kept && self.outstanding <= sent

@@ -675,6 +675,7 @@ impl SendQueueSpace {
     #[inline]
     pub fn handle_completion(&mut self, qp: QpIndex, extra: u8) {
         let outstanding = &mut self.extra[usize::from(qp.0) % MAX_QPS];
+        debug_assert!(*outstanding >= u16::from(extra), "more are complete than were posted");
         *outstanding = outstanding.saturating_sub(extra.into());
     }
 }

@@ -204,6 +204,10 @@ impl CtsSender {
         let rail = usize::from(rail);
         let writes = if rail == self.turn { &mut self.writes } else { &mut self.other_writes[rail % MAX_RAILS] };
         writes.completed = writes.completed.wrapping_add(SIGNAL_EVERY);
+        debug_assert!(
+            writes.posted.wrapping_sub(writes.completed) <= MAX_OUTSTANDING,
+            "more writes are complete than were posted"
+        );
         if !self.has_room() {
             self.take_turn(rail);
         }
@@ -242,6 +246,7 @@ impl WriteCount {
     /// Counts a write that is about to be posted. Returns whether it is to be signalled.
     #[inline(always)]
     fn count(&mut self) -> bool {
+        debug_assert!(self.has_room(), "a write is posted that the queue has no room for");
         self.posted = self.posted.wrapping_add(1);
         self.posted.is_multiple_of(SIGNAL_EVERY)
     }

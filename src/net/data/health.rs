@@ -7,7 +7,7 @@ use crate::net::control::first_error;
 use crate::net::control::peer_state::PeerState;
 use crate::net::qp::set::QpSet;
 use crate::net::qp::wr_id::WrId;
-use crate::proto::QpIndex;
+use crate::proto::{MAX_RAILS, QpIndex};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -185,6 +185,7 @@ impl Probe {
         for index in 0..qps.striping.rails().min(qps.qps.len() as u8) {
             qps.post_probe(QpIndex(index), 0)?;
             self.outstanding += 1;
+            debug_assert!(self.outstanding <= MAX_RAILS as u32, "more than one probe is outstanding");
         }
         Ok(())
     }

@@ -389,6 +389,11 @@ impl End for RecvComm {
             qps.tell(&path.stats);
             path.stats.handle_recovery();
             path.stall.reset(qps.round_trip);
+            debug_assert!(path.qps.qps.is_empty(), "queue pairs are replaced that were not taken out");
+            debug_assert!(
+                qps.qps.iter().all(|connected| connected.receives >= path.flow.receives()),
+                "queue pairs come into use without their receives"
+            );
             path.qps = qps;
             path.choose_path();
             path.cts_sender = *prepared;

@@ -441,6 +441,8 @@ impl SendPath {
     /// Posts a message that is one write, whose data and target are prepared.
     #[inline(always)]
     fn post_single(&mut self, transfer: &Transfer) -> Result<()> {
+        debug_assert!(self.is_usual(transfer.length), "a message that is not one write is posted as one");
+        debug_assert_eq!(self.mode, Mode::Running, "a message begins while the connection does not run");
         // The processor reads the data of an inline write. A GPU may have written it, and then a flag, which NCCL has read.
         read_barrier();
         let (qp, imm) = transfer.single();
@@ -883,6 +885,7 @@ impl SendPath {
 
     /// From now on it posts to `qps`, over which messages are cut already.
     fn use_qps(&mut self, qps: QpSet) {
+        debug_assert!(self.qps.qps.is_empty(), "queue pairs are replaced that were not taken out");
         self.inline_up_to = qps.inline_bytes();
         self.qps = qps;
         self.usual_up_to = self.usual_bytes();

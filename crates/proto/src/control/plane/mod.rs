@@ -32,6 +32,13 @@ use std::time::Duration;
 pub const FAREWELL: Duration = Duration::from_secs(30);
 
 /// The state machine of all control connections of a process.
+///
+/// Its methods are of these kinds. All but those of the last may change anything:
+/// - what the owners of streams ask for: `open`, `fetch`, `send`, `establish`, `fail`, `close`, and of listeners: `register`, `deregister`;
+/// - what the driver has to hand in: `handle_*`, of its sockets and of the time;
+/// - what the driver has to do after each of these: [`Self::poll_event`] until it returns `None`, then the bytes of each connection that
+///   [`Self::poll_dirty`] names, and at [`Self::poll_timeout`] [`Self::handle_timeout`];
+/// - how a stream stands, for its owner: `poll_connected`, `poll_received`, `is_over`.
 #[derive(Debug)]
 pub struct ControlPlane {
     conns: BTreeMap<ConnId, ControlConn>,

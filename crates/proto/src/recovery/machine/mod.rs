@@ -36,16 +36,25 @@ const ASK_TIME: Duration = Duration::from_secs(5);
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 
 /// The recovery of one connection at one end. `now` is a time that never goes back.
+///
+/// Its methods are of these kinds:
+/// - `handle_*`: what has happened, in the order in which it has; no other method changes the state, but `poll_action`;
+/// - [`Self::poll_action`]: what is to be done next, until it returns `None`; after each `handle_*`. The end of a fence, of queue pairs
+///   that are created or connected, and of a resumption is then reported by its own `handle_*`, once, however it has ended;
+/// - [`Self::poll_timeout`]: when [`Self::handle_timeout`] is to be called; asked after the actions;
+/// - the others tell how it stands, and may be called at any time.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Recovery {
     role: Role,
-    /// The rails of the connection.
+    /// The rails of the connection: `rails`, `own`, `told` and `peer` are among them.
     all: RailMask,
     give_up: Duration,
+    /// Each role has states of its own.
     state: State,
     attempt: u32,
+    /// In use while it runs.
     queue_pairs: QueuePairs,
-    /// What the caller does, or has to do next, and whether it knows.
+    /// What the caller does, or has to do next, and whether it knows; nothing while it runs.
     job: Option<(Job, bool)>,
     /// The rails in use, or those of the present attempt.
     rails: RailMask,
@@ -57,11 +66,11 @@ pub struct Recovery {
     history: RailHistory,
     /// Whether the peer has said that it has begun the present attempt.
     has_peer_halted: bool,
-    /// Receiver: the sender's end, until it is connected to.
+    /// Receiver, halted: the sender's end, until it is connected to.
     offer: Option<Endpoint>,
     /// What this end has said last in the present attempt, besides that it has begun it.
     frame: Option<Message>,
-    /// What this end would begin an attempt for, when it may ask next, and how often it has asked.
+    /// What this end would begin an attempt for, while it runs; when it may ask next, and how often it has asked.
     asked: Option<Asked>,
     next_ask: Time,
     questions: u32,
@@ -74,6 +83,7 @@ pub struct Recovery {
     since: Time,
     /// Attempts since then.
     attempts: u32,
+    /// There is some while it does not run, unless it has failed.
     trouble: Option<Trouble>,
     /// Sender: how often an answer has not come in time, since the connection last ran.
     late_answers: u32,
@@ -438,8 +448,47 @@ impl Recovery {
         self.advance(now);
     }
 
+    /// What always holds between two calls, as the fields say.
+    fn check_fields(&self) {
+        let Self { role, all, state, queue_pairs, .. } = self;
+        let (is_sender, has_failed) = (*role == Role::Sender, *state == State::Failed);
+        debug_assert!(self.rails.is_within(*all), "rails that the connection does not have");
+        debug_assert!(self.own.is_within(*all), "this end can use rails that the connection does not have");
+        debug_assert!(self.told.is_within(*all), "the peer has been told of rails that the connection does not have");
+        debug_assert!(self.peer.is_within(*all), "the peer can use rails that the connection does not have");
+        debug_assert!(self.history.usable() == self.own & self.peer, "what both ends can use is not what each can");
+        match state {
+            State::Draining { .. } | State::Creating | State::Offered { .. } | State::AwaitingAccount { .. } => {
+                debug_assert!(is_sender, "a receiver is in a sender's state");
+            }
+            State::Answered { .. } => debug_assert!(!is_sender, "a sender is in a receiver's state"),
+            _ => {}
+        }
+        if self.is_running() {
+            debug_assert!(*queue_pairs == QueuePairs::InUse, "it runs without queue pairs");
+            debug_assert!(self.job.is_none(), "something is to be done while it runs");
+            debug_assert!(!self.due.halt, "a halt is due while it runs");
+        } else {
+            debug_assert!(has_failed || self.trouble.is_some(), "it does not run, for no reason");
+            debug_assert!(self.asked.is_none() || has_failed, "it asks while it does not run");
+            debug_assert!(self.due.recovered.is_none(), "it has recovered and does not run");
+            debug_assert!(!self.due.ask && !self.due.ports, "what is only said while it runs is due");
+        }
+        debug_assert!(self.asked.is_none() || *state == State::Running || has_failed, "it asks while it drains");
+        debug_assert!(!self.due.drain || matches!(state, State::Draining { .. }), "a drain is due and does not begin");
+        debug_assert!(self.due.failure.is_none() || has_failed, "a failure is due before it has failed");
+        debug_assert!(self.offer.is_none() || !is_sender, "a sender has an offer");
+        debug_assert!(
+            self.offer.is_none() || *state == State::Halted || has_failed,
+            "an offer is kept that is connected to"
+        );
+        debug_assert!(!self.has_sender_fenced || !is_sender, "a sender waits for its own fence");
+        debug_assert!(self.late_answers == 0 || is_sender || !self.is_running(), "a receiver counts late answers");
+    }
+
     /// What is to be done next.
     pub fn poll_action(&mut self) -> Option<Action> {
+        self.check_fields();
         let due = &mut self.due;
         let mut take = |flag: fn(&mut Due) -> &mut bool| std::mem::take(flag(due));
         if take(|due| &mut due.halt) {
