@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the simulators of the protocol over many seeds, on all processors, until it is done or stopped; started again, it goes on.
+"""Runs the simulators over many seeds, on all processors, until it is done or stopped; started again, it goes on.
 
     schedules.py SEEDS [--first SEED] [--chunk SEEDS] [--jobs N] [--seconds S] [--program FILE] [--done FILE]
 

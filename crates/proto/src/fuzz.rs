@@ -1,4 +1,4 @@
-//! What a fuzzer chooses the input of: messages, clear-to-sends and immediates of a peer that says anything, and schedules of the simulators.
+//! What a fuzzer chooses the input of: messages, clear-to-sends and immediates of a peer that says anything, and schedules of the simulators of recovery and of the control connection.
 //!
 //! Each target takes any bytes, and panics if what has to hold does not. `scripts/fuzz.py` has libFuzzer choose the bytes, with `cfg(fuzzing)`;
 //! a test runs the inputs that are kept in `tests/fuzz/corpus`.

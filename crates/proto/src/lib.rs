@@ -38,7 +38,7 @@
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
 //! | `fuzz` | what a fuzzer chooses the input of: what peers say, and schedules |
 //! | `arrival_orders`, `automatic_lanes_sim` | tests: every order of a few immediates; lanes of a connection that a seed drives |
-//! | `sim`, `malformed_input`, `exhaustive`, `random` | tests: two flows over a simulated fabric with faults, with and without recovery; peers that say anything; all values where there are few |
+//! | `sim`, `malformed_input`, `exhaustive`, `random` | tests: two ends that recover, over a simulated fabric with faults; peers that say anything; all values where there are few |
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(any(test, fuzzing)),

@@ -179,7 +179,7 @@ fn test<T: Tested>(comm: &T, request: &Entry<T::Request>) -> Result<Option<Vec<u
 fn nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
     type Known = HashMap<(End, usize, bool, bool), Arc<Nic>>;
     thread_local! {
-        // Never dropped: the library is gone before it would be.
+        // Never dropped: the fabric of the thread is gone before they would be.
         static KNOWN: &'static RefCell<Known> = Box::leak(Box::default());
     }
     let key = (end, rails, terms.has_lanes, terms.chains_writes);

@@ -365,10 +365,12 @@ impl Fabric {
             part = pair.delayed.front().cloned().filter(|_| can_execute && random.one_in(3));
         }
         let (receives, far) = (std::mem::take(&mut pair.receives), pair.far);
+        // Undefined in a receive that is flushed: what would be wrong most is the immediate that has not come.
+        let next = qps[far].sends.get(qps[far].executed).and_then(|wr| wr.imm).unwrap_or_default();
         for (i, wr) in sends.into_iter().enumerate() {
             self.complete(qp, wr.id, if i == 0 { status } else { FLUSHED }, 0, Some(wr.number));
         }
-        receives.into_iter().for_each(|id| self.complete(qp, id, FLUSHED, 0, None));
+        receives.into_iter().for_each(|id| self.complete(qp, id, FLUSHED, next, None));
         // Of what is memory, no part: a clear-to-send is one packet.
         let part = part.filter(|wr| wr.target >= IMAGINARY)?;
         self.execute(far, &WorkRequest { length: part.length / 2, ..part })

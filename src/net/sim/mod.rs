@@ -97,6 +97,14 @@ fn after_port_flaps_and_lost_control_connections_every_message_is_delivered_once
     run_all(500, Faults::Survivable, |_, outcome| assert!(outcome.is_all_delivered));
 }
 
+/// The sender has closed in good order after the last acknowledgement, so that a write to it over one rail fails, while the completion of
+/// the last message waits in the queue of another rail.
+#[test]
+fn known_seed_a_request_is_complete_though_a_rail_that_is_polled_before_has_failed() {
+    let (_, outcome) = run(Random::new(40_919), Faults::Survivable);
+    assert!(outcome.is_all_delivered);
+}
+
 /// Without recovery a fatal fault ends the connection, unless all was delivered before. No law is broken, and nothing waits
 /// for ever.
 #[test]
