@@ -18,7 +18,6 @@ use lab::transport::comm::RecvComm;
 use lab::transport::comm::Region;
 use lab::transport::comm::Request;
 use lab::transport::comm::SendComm;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use testkit::no_alloc_no_syscall::{Seen, is_supported, watch};
 use testkit::require;
@@ -194,32 +193,4 @@ fn messages_over_two_rails_neither_allocate_nor_call_the_system() -> Result<()> 
 #[test]
 fn messages_over_four_rails_neither_allocate_nor_call_the_system() -> Result<()> {
     neither_over_rails(4, &["--devices", "4", "--ports", "2"], Own::group)
-}
-
-/// Every file below `folder`.
-fn files_below(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).expect("it is there").map(|entry| entry.expect("it is readable").path());
-    entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
-}
-
-/// The files that every message passes through have no lock in them.
-#[test]
-fn the_data_path_takes_no_lock() {
-    const FOLDERS: [&str; 2] = ["net/data", "proto"];
-    const FILES: [&str; 6] = [
-        "abi/datapath.rs",
-        "net/qp/set.rs",
-        "verbs/queue_pair.rs",
-        "verbs/recv_chain.rs",
-        "verbs/staging.rs",
-        "verbs/work.rs",
-    ];
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let folders = FOLDERS.iter().flat_map(|folder| files_below(&root.join(folder)));
-    for file in FILES.map(|file| root.join(file)).into_iter().chain(folders) {
-        let text = std::fs::read_to_string(&file).expect("it is readable");
-        for word in ["Mutex", "RwLock", "Condvar", ".lock("] {
-            assert!(!text.contains(word), "{}: {word}", file.display());
-        }
-    }
 }

@@ -98,7 +98,7 @@ def parse_collectives(text: str) -> list[str]:
 
 def calls_in_batch(microseconds: float) -> int:
     """Calls that a batch may have if one takes that long."""
-    return max(1, min(MOST_CALLS, int(BATCH_US / microseconds)))
+    return max(1, min(MOST_CALLS, int(BATCH_US / max(microseconds, 0.1))))
 
 
 # -- what the runs of a comparison measured, with the form that it has as JSON --

@@ -2,6 +2,8 @@
 //!
 //! They are `unsafe` for the reason given in [`super::calls`]: NCCL's pointers.
 
+#![deny(clippy::disallowed_methods)]
+
 use super::guard::{fail, on_comm};
 use super::handles::{MemoryHandle, RecvHandle, SendHandle, request as pointer_to};
 use super::nccl::ncclResult_t;

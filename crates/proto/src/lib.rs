@@ -39,6 +39,7 @@
 //! | `fuzz` | what a fuzzer chooses the input of: what peers say, and schedules |
 //! | `arrival_orders`, `automatic_lanes_sim` | tests: every order of a few immediates; lanes of a connection that a seed drives |
 //! | `sim`, `malformed_input`, `exhaustive`, `random` | tests: two ends that recover, over a simulated fabric with faults; peers that say anything; all values where there are few |
+#![deny(clippy::disallowed_methods)]
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(any(test, fuzzing)),

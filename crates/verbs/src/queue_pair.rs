@@ -1,5 +1,7 @@
 //! Reliable-connected queue pairs. Each state that Ferrite uses is a type: RESET, INIT and RTS.
 
+#![deny(clippy::disallowed_methods)]
+
 use super::completion_queue::CompletionQueue;
 use super::create::{self, CreateError};
 use super::memory::ProtectionDomain;

@@ -1,5 +1,7 @@
 //! A chain of receive work requests that is posted again and again.
 
+#![deny(clippy::disallowed_methods)]
+
 use super::sys;
 
 /// Receive work requests that can be posted in one call.

@@ -1,5 +1,7 @@
 //! Registered memory that writes are sent from, where a device has too little inline data.
 
+#![deny(clippy::disallowed_methods)]
+
 use super::mapping::Mapping;
 use super::memory::{MemoryRegion, Source};
 use super::queue_pair::QueuePair;

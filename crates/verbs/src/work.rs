@@ -1,5 +1,7 @@
 //! Work requests: posting them, and polling their completions.
 
+#![deny(clippy::disallowed_methods)]
+
 use super::completion_queue::CompletionQueue;
 use super::queue_pair::QueuePair;
 use super::status::Status;

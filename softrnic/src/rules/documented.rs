@@ -18,15 +18,3 @@ fn every_example_is_read() {
         assert_eq!(parse(rule.expect("an example")).map(|rules| rules.len()), Ok(1), "{rule:?}");
     }
 }
-
-/// The tables are complete: each action and each key that the reader knows has its row.
-#[test]
-fn every_action_and_key_has_its_row() {
-    let known = parse("?").expect_err("no rule").to_string();
-    let (_, actions) = known.split_once("actions are ").expect("a list");
-    let keys = parse("drop ?=").expect_err("no key").to_string();
-    let (_, keys) = keys.split_once("keys are ").expect("a list");
-    for name in actions.split(", ").chain(keys.split(", ")) {
-        assert!(PAGE.contains(&format!("\n| `{name}` |")), "{name} has no row");
-    }
-}

@@ -9,6 +9,8 @@
 //! | [`health`] | finding a path that carries nothing and a peer that is gone; what is possible meanwhile; the error with which an end has failed |
 //! | [`exclusive_cell`] | keeps two threads out of one communicator's data path |
 
+#![deny(clippy::disallowed_methods)]
+
 pub mod both_ends;
 pub mod cts_sender;
 pub mod exclusive_cell;

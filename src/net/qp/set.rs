@@ -1,5 +1,7 @@
 //! The queue pairs of one end of a connection, over all of its rails.
 
+#![deny(clippy::disallowed_methods)]
+
 use super::failure::failure;
 use super::go_on::handle_unless_over;
 use super::init_rail::{InitRailQps, QpSetRail, RailPort};

@@ -52,7 +52,6 @@ pub(crate) fn selected(words: &[String]) -> Result<Vec<Point>> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
 
     use super::*;
 
@@ -67,28 +66,6 @@ mod tests {
         assert_eq!(names.len(), all.len());
         let tidy = |name: &str| name.chars().all(|c| c.is_ascii_lowercase() || c == '-' || c.is_ascii_digit());
         assert!(names.iter().all(|name| tidy(name) && name.parse::<u32>().is_err()));
-    }
-
-    /// The numbers before the word "points" in a page.
-    fn counts(page: &Path) -> Vec<usize> {
-        let text = std::fs::read_to_string(page).expect("a page");
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let counts = words.windows(2).filter(|pair| pair[1].starts_with("points"));
-        counts.filter_map(|pair| pair[0].parse().ok()).collect()
-    }
-
-    /// Where a page says how many points there are, it is so many; and these pages say it.
-    #[test]
-    fn the_pages_say_how_many_points_there_are() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        for page in ["docs/conformance.md", "crates/ferrite/README.md"] {
-            assert!(!counts(&root.join(page)).is_empty(), "{page} does not say it");
-        }
-        let docs = std::fs::read_dir(root.join("docs")).expect("readable").map(|entry| entry.expect("readable").path());
-        let pages = docs.chain(["README.md", "crates/ferrite/README.md"].map(|page| root.join(page)));
-        for page in pages.filter(|page| page.extension().is_some_and(|extension| extension == "md")) {
-            assert!(counts(&page).iter().all(|count| *count == all().len()), "{}: {:?}", page.display(), counts(&page));
-        }
     }
 
     #[test]
