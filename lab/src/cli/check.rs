@@ -4,20 +4,17 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::check::points;
-use crate::check::report;
 use crate::check::runner::{CheckRequest, DeviceConfig, SoftrnicPaths};
+use crate::check::{points, report};
 use crate::cli::exit::Exit;
-use crate::cli::source_args::SourceArgs;
-use crate::cli::source_args::VerbsName;
+use crate::cli::source_args::{SourceArgs, VerbsName};
 use crate::error::{Error, Result};
-use crate::nccl::library::{self, Source};
-use crate::nccl::release;
+use crate::nccl::library::Source;
 use crate::nccl::release::NcclRelease;
+use crate::nccl::{library, release};
 use crate::system::dist::Dist;
 use crate::system::{host, output};
-use crate::verbs::Verbs;
-use crate::verbs::control_of;
+use crate::verbs::{Verbs, control_of};
 
 #[derive(Debug, Args)]
 #[command(after_help = after_help())]

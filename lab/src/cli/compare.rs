@@ -10,27 +10,24 @@ use clap::Args;
 use crate::cli::exit::Exit;
 use crate::cli::meeting_args::MeetingArgs;
 use crate::cli::source_args;
-use crate::cli::source_args::DeviceArgs;
-use crate::cli::source_args::SourceArgs;
-use crate::cli::source_args::parse_size;
+use crate::cli::source_args::{DeviceArgs, SourceArgs, parse_size};
 use crate::error::{Error, Result};
-use crate::hosts;
 use crate::hosts::Role;
 use crate::measure::plan::{DEPTH, Scope};
-use crate::nccl::library::{self, Source};
+use crate::nccl::library;
+use crate::nccl::library::Source;
+use crate::report::table;
 use crate::report::verdict::{bias, change, conclusion, tails, verdict};
-use crate::report::{self, table};
 use crate::results::earlier::EarlierRun;
-use crate::results::record::Record;
-use crate::results::record::Side;
-use crate::run::compare::{self, CompareRequest};
-use crate::run::other_host;
-use crate::run::other_host::HostPart;
-use crate::run::other_host::{Meeting, OtherHost};
+use crate::results::record::{Record, Side};
+use crate::run::compare::CompareRequest;
+use crate::run::other_host::{HostPart, Meeting, OtherHost};
 use crate::run::session::Runner;
+use crate::run::{compare, other_host};
 use crate::system::dist::Dist;
 use crate::system::{host, output};
 use crate::verbs::Verbs;
+use crate::{hosts, report};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

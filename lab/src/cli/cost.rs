@@ -9,17 +9,15 @@ use nccl_net::inspect::version;
 
 use crate::cli::exit::Exit;
 use crate::cli::source_args;
-use crate::cli::source_args::parse_size;
-use crate::cli::source_args::{Stock, parse_stock};
+use crate::cli::source_args::{Stock, parse_size, parse_stock};
 use crate::cost;
-use crate::cost::Case;
-use crate::cost::CostRequest;
+use crate::cost::{Case, CostRequest};
 use crate::error::{Error, Result};
-use crate::nccl::library::{self, Source};
+use crate::nccl::library;
+use crate::nccl::library::Source;
 use crate::system::dist::Dist;
 use crate::system::output;
-use crate::verbs::Verbs;
-use crate::verbs::control_of;
+use crate::verbs::{Verbs, control_of};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

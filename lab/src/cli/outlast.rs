@@ -6,24 +6,18 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use crate::cli::exit::Exit;
-use crate::cli::source_args::SourceArgs;
-use crate::cli::source_args::parse_size;
+use crate::cli::source_args::{SourceArgs, parse_size};
 use crate::error::{Error, Result};
 use crate::nccl::debug_log::ALL_INFO;
 use crate::nccl::library::Source;
 use crate::outlast::report;
 use crate::outlast::report::Outcome;
 use crate::outlast::runner::OutlastRequest;
-use crate::outlast::scenario::Fault;
-use crate::outlast::scenario::Step;
-use crate::outlast::scenario::StreamPlan;
-use crate::outlast::scenario::parse_time;
-use crate::outlast::scenario::{Ports, RETRIES, SCENARIOS, Scenario};
+use crate::outlast::scenario::{Fault, Ports, RETRIES, SCENARIOS, Scenario, Step, StreamPlan, parse_time};
 use crate::pair::parent::json_error;
 use crate::system::dist::Dist;
 use crate::system::output;
-use crate::verbs::Verbs;
-use crate::verbs::control_of;
+use crate::verbs::{Verbs, control_of};
 
 /// What the failover of NCCL 2.30 needs to be on, and to get through what it can get through (README.md, "Known of NCCL's own"). Its
 /// times are scaled as those of the retries are: as they come, an attempt at recovery takes 5 s, and there are five of them.

@@ -5,13 +5,9 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::cli::exit::Exit;
-use crate::cli::source_args::DeviceArgs;
-use crate::cli::source_args::SourceArgs;
-use crate::cli::source_args::parse_size;
+use crate::cli::source_args::{DeviceArgs, SourceArgs, parse_size};
 use crate::error::Result;
-use crate::solo::InVain;
-use crate::solo::Job;
-use crate::solo::Work;
+use crate::solo::{InVain, Job, Work};
 use crate::system::output;
 
 #[derive(Debug, Args)]

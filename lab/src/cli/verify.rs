@@ -8,16 +8,14 @@ use clap::{Args, ValueEnum};
 use nccl_net::inspect::version;
 
 use crate::cli::exit::Exit;
-use crate::cli::source_args::DeviceArgs;
-use crate::cli::source_args::SourceArgs;
+use crate::cli::source_args::{DeviceArgs, SourceArgs};
 use crate::error::{Error, Result};
 use crate::measure::verify;
 use crate::measure::verify::Check;
-use crate::nccl::library::{self, Source};
-use crate::nccl::release;
+use crate::nccl::library::Source;
+use crate::nccl::{library, release};
 use crate::results::record::LoadedTransport;
-use crate::run::compare::Topology;
-use crate::run::compare::VerifyRequest;
+use crate::run::compare::{Topology, VerifyRequest};
 use crate::run::session::{Runner, Session};
 use crate::system::output;
 

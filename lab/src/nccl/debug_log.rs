@@ -10,9 +10,8 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
 use crate::error::Result;
-use crate::nccl::abi;
-use crate::nccl::library;
 use crate::nccl::library::SharedObject;
+use crate::nccl::{abi, library};
 use crate::system::output;
 
 /// How many lines are kept.

@@ -4,18 +4,10 @@ use std::fmt::Write;
 
 use crate::cost;
 use crate::report::table;
-use crate::report::table::host_of;
-use crate::report::table::over_connections;
-use crate::report::table::percent;
-use crate::report::table::repetitions;
-use crate::report::table::variables;
-use crate::report::table::warnings;
+use crate::report::table::{host_of, over_connections, percent, repetitions, variables, warnings};
 use crate::report::verdict::{bias, change, tails, verdict};
-use crate::results::judgement::CHANCE;
-use crate::results::judgement::Earlier;
-use crate::results::record::Machine;
-use crate::results::record::Record;
-use crate::results::record::Side;
+use crate::results::judgement::{CHANCE, Earlier};
+use crate::results::record::{Machine, Record, Side};
 use crate::verbs::Verbs;
 
 /// The whole page.

@@ -9,16 +9,8 @@ use crate::error::{Error, Result};
 use crate::measure::plan::Scope;
 use crate::measure::sample;
 use crate::measure::sample::Key;
-use crate::results::judgement::ChangedGroup;
-use crate::results::judgement::ChangedRow;
-use crate::results::judgement::Earlier;
-use crate::results::judgement::Medians;
-use crate::results::judgement::{OfRun, judge_change};
-use crate::results::record::Machine;
-use crate::results::record::Run;
-use crate::results::record::Side;
-use crate::results::record::differing;
-use crate::results::record::{Record, SCHEMA};
+use crate::results::judgement::{ChangedGroup, ChangedRow, Earlier, Medians, OfRun, judge_change};
+use crate::results::record::{Machine, Record, Run, SCHEMA, Side, differing};
 use crate::results::rows::{grouped, ratios};
 use crate::verbs::Verbs;
 

@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::nccl::abi;
-use crate::nccl::library::Vtable;
-use crate::nccl::library::slot;
+use crate::nccl::library::{Vtable, slot};
 use crate::transport::buffer::Buffer;
 use crate::transport::instance::{Transport, call};
 

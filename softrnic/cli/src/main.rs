@@ -1,20 +1,11 @@
 //! The command line of softrnic: runs programs on it, and changes the network while they run.
 
 mod change;
-mod clean;
 mod env;
 mod faithful;
 mod find;
-mod flavour;
-mod gpu_helper;
-mod inject;
-mod library;
-mod outcome;
 mod run;
-mod settings;
 mod stat;
-mod variable;
-mod watch;
 // The plugin's own, which says which build this is.
 #[allow(unreachable_pub)]
 #[path = "../../../src/version.rs"]
@@ -24,8 +15,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::find::{Failure, print};
 use find::{to_change, to_look_at};
-use outcome::{Failure, print};
 
 /// A software RDMA device for tests: run programs on it, and control its network while they run.
 ///
@@ -50,12 +41,12 @@ enum Command {
     Port(change::Port),
     Gid(change::Gid),
     Fail(change::Fail),
-    Inject(inject::Inject),
+    Inject(change::Inject),
     Stat(stat::Options),
-    Clean(clean::Options),
+    Clean(find::Options),
     /// Copies GPU memory for the process that has started it, by SOFTRNIC_GPU_HELPER
     #[command(hide = true)]
-    GpuHelper(gpu_helper::Options),
+    GpuHelper(run::HelperOptions),
     /// Prints a script that completes this command line in a shell
     Completions(pages::Completions),
     /// Writes the man pages of this program into a folder

@@ -1,17 +1,18 @@
 //! Runs a program on the software device: sets the environment, and becomes the program.
 
 use std::ffi::OsString;
+use std::io::stdin;
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 use clap::Args;
+use ibverbs::control::gpu_helper::{Stage, serve};
 
-use crate::clean::forget_old_runs;
+use crate::env::{Settings, variable};
 use crate::faithful;
-use crate::find::to_look_at;
-use crate::outcome::Failure;
-use crate::settings::Settings;
-use crate::variable::variable;
+use crate::find::{Failure, forget_old_runs, to_look_at};
 
 /// Runs a program on the software device. What it starts takes part as well.
 ///
@@ -64,6 +65,54 @@ fn prepare(options: &Options, fabric: Option<&str>) -> Result<(), String> {
         let devices = to_look_at(fabric).map_or(planned, |network| network.report().devices);
         let has_peermem = matches!(variable("SOFTRNIC_GPU").as_deref(), Some("peermem" | "both"));
         faithful::enter(&devices, &options.pci, has_peermem, options.verbose)?;
+    }
+    Ok(())
+}
+
+/// Standard input is the socket to the process that it copies for.
+#[derive(Debug, Args)]
+pub(crate) struct HelperOptions {
+    /// The fabric's file
+    file: PathBuf,
+    /// What the library speaks
+    format: u32,
+    /// Where in the file the bytes to and from which it copies begin
+    at: u64,
+    /// How many there are
+    bytes: usize,
+    /// The process slot of the one that it copies for
+    owner: usize,
+}
+
+impl HelperOptions {
+    /// Goes into the background; there it serves until the other process ends.
+    pub(crate) fn serve(&self) -> Result<(), Failure> {
+        let failed = |error: std::io::Error| Failure::Failed(format!("gpu-helper: {error}"));
+        close_inherited().map_err(failed)?;
+        let socket = stdin().as_fd().try_clone_to_owned().map_err(failed)?;
+        // SAFETY: this program has one thread.
+        match unsafe { libc::fork() } {
+            -1 => Err(failed(std::io::Error::last_os_error())),
+            0 => {
+                // A signal from the terminal is for the application, which may need copies to end in order.
+                // SAFETY: no memory is involved.
+                unsafe { libc::setsid() };
+                let stage = Stage { file: &self.file, at: self.at, bytes: self.bytes, owner: self.owner };
+                serve(socket, stage, self.format).map_err(Failure::Failed)
+            }
+            // The one that has started it does not have to wait any more.
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Closes what the application had open, but for the standard streams: its peers are not to wait until this process ends, too.
+fn close_inherited() -> std::io::Result<()> {
+    let open =
+        std::fs::read_dir("/proc/self/fd")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    for fd in open.collect::<Vec<_>>().into_iter().filter(|fd| *fd > 2) {
+        // SAFETY: this program has opened none that it still uses.
+        unsafe { libc::close(fd) };
     }
     Ok(())
 }

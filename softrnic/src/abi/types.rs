@@ -12,7 +12,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
-use std::sync::atomic::{AtomicI32, AtomicU32};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// 16 bytes of a GID, network order.
 pub(crate) type Gid = [u8; 16];
@@ -373,3 +373,327 @@ const _: () = {
     assert!(size_of::<PortAttr>() == 56 && offset_of!(PortAttr, flags) == PORT_ATTR_SHORT - 1);
     assert!(offset_of!(PortAttr, active_speed_ex) == 52);
 };
+
+/// QP states (`ibv_qp_state`).
+pub(crate) mod qp_state {
+    pub(crate) const RESET: u32 = 0;
+    pub(crate) const INIT: u32 = 1;
+    pub(crate) const RTR: u32 = 2;
+    pub(crate) const RTS: u32 = 3;
+    pub(crate) const SQD: u32 = 4;
+    pub(crate) const SQE: u32 = 5;
+    pub(crate) const ERR: u32 = 6;
+}
+
+/// QP types (`ibv_qp_type`).
+pub(crate) mod qp_type {
+    pub(crate) const RC: i32 = 2;
+    pub(crate) const UC: i32 = 3;
+    pub(crate) const UD: i32 = 4;
+}
+
+/// Attribute mask bits of `ibv_modify_qp`.
+pub(crate) mod qp_attr {
+    pub(crate) const STATE: i32 = 1;
+    pub(crate) const CUR_STATE: i32 = 1 << 1;
+    pub(crate) const EN_SQD_ASYNC_NOTIFY: i32 = 1 << 2;
+    pub(crate) const ACCESS_FLAGS: i32 = 1 << 3;
+    pub(crate) const PKEY_INDEX: i32 = 1 << 4;
+    pub(crate) const PORT: i32 = 1 << 5;
+    pub(crate) const QKEY: i32 = 1 << 6;
+    pub(crate) const AV: i32 = 1 << 7;
+    pub(crate) const PATH_MTU: i32 = 1 << 8;
+    pub(crate) const TIMEOUT: i32 = 1 << 9;
+    pub(crate) const RETRY_CNT: i32 = 1 << 10;
+    pub(crate) const RNR_RETRY: i32 = 1 << 11;
+    pub(crate) const RQ_PSN: i32 = 1 << 12;
+    pub(crate) const MAX_QP_RD_ATOMIC: i32 = 1 << 13;
+    pub(crate) const MIN_RNR_TIMER: i32 = 1 << 15;
+    pub(crate) const SQ_PSN: i32 = 1 << 16;
+    pub(crate) const MAX_DEST_RD_ATOMIC: i32 = 1 << 17;
+    pub(crate) const DEST_QPN: i32 = 1 << 20;
+}
+
+/// Access flags of memory regions and QPs.
+pub(crate) mod access {
+    pub(crate) const LOCAL_WRITE: u32 = 1;
+    pub(crate) const REMOTE_WRITE: u32 = 1 << 1;
+    pub(crate) const REMOTE_READ: u32 = 1 << 2;
+    pub(crate) const REMOTE_ATOMIC: u32 = 1 << 3;
+    pub(crate) const HUGETLB: u32 = 1 << 7;
+    pub(crate) const RELAXED_ORDERING: u32 = 1 << 20;
+    /// Hints a device may ignore; RELAXED_ORDERING is one.
+    pub(crate) const OPTIONAL: u32 = 0x3ff0_0000;
+}
+
+/// Work request opcodes (`ibv_wr_opcode`).
+pub(crate) mod wr_opcode {
+    pub(crate) const RDMA_WRITE: u32 = 0;
+    pub(crate) const RDMA_WRITE_WITH_IMM: u32 = 1;
+    pub(crate) const SEND: u32 = 2;
+    pub(crate) const SEND_WITH_IMM: u32 = 3;
+    pub(crate) const RDMA_READ: u32 = 4;
+    pub(crate) const ATOMIC_CMP_SWAP: u32 = 5;
+    pub(crate) const ATOMIC_FETCH_ADD: u32 = 6;
+}
+
+/// Send flags.
+pub(crate) mod send_flag {
+    pub(crate) const FENCE: u32 = 1;
+    pub(crate) const SIGNALED: u32 = 1 << 1;
+    pub(crate) const SOLICITED: u32 = 1 << 2;
+    pub(crate) const INLINE: u32 = 1 << 3;
+}
+
+/// Completion opcodes (`ibv_wc_opcode`).
+pub(crate) mod wc_opcode {
+    pub(crate) const SEND: u32 = 0;
+    pub(crate) const RDMA_WRITE: u32 = 1;
+    pub(crate) const RDMA_READ: u32 = 2;
+    pub(crate) const COMP_SWAP: u32 = 3;
+    pub(crate) const FETCH_ADD: u32 = 4;
+    pub(crate) const RECV: u32 = 128;
+    pub(crate) const RECV_RDMA_WITH_IMM: u32 = 129;
+}
+
+/// Completion flag: the first 40 bytes of the receive are a network header.
+pub(crate) const WC_GRH: u32 = 1;
+/// Completion flag: `imm_data` is valid.
+pub(crate) const WC_WITH_IMM: u32 = 1 << 1;
+
+/// Completion status (`ibv_wc_status`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Status {
+    Success = 0,
+    LocLen = 1,
+    LocQpOp = 2,
+    LocProt = 4,
+    Flush = 5,
+    RemInvReq = 9,
+    RemAccess = 10,
+    RemOp = 11,
+    RetryExceeded = 12,
+    RnrRetryExceeded = 13,
+    General = 21,
+}
+
+/// Asynchronous events (`ibv_event_type`).
+pub(crate) mod event {
+    pub(crate) const CQ_ERR: u32 = 0;
+    pub(crate) const QP_FATAL: u32 = 1;
+    pub(crate) const QP_REQ_ERR: u32 = 2;
+    pub(crate) const QP_ACCESS_ERR: u32 = 3;
+    pub(crate) const COMM_EST: u32 = 4;
+    pub(crate) const SQ_DRAINED: u32 = 5;
+    pub(crate) const DEVICE_FATAL: u32 = 8;
+    pub(crate) const PORT_ACTIVE: u32 = 9;
+    pub(crate) const PORT_ERR: u32 = 10;
+    pub(crate) const LID_CHANGE: u32 = 11;
+    pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
+    pub(crate) const QP_LAST_WQE_REACHED: u32 = 16;
+    pub(crate) const GID_CHANGE: u32 = 18;
+}
+
+/// `struct ibv_cq_ex`: every completion queue is one, and the calls are set in those that were made so.
+#[repr(C)]
+pub(crate) struct CqEx {
+    pub(crate) base: Cq,
+    pub(crate) comp_mask: u32,
+    /// Of the completion that is looked at.
+    pub(crate) status: AtomicU32,
+    pub(crate) wr_id: AtomicU64,
+    pub(crate) calls: Calls,
+}
+
+/// The functions that inlined wrappers reach through an extended completion queue.
+pub(crate) type Calls = [usize; CALLS];
+const CALLS: usize = 18;
+
+/// Places in [`CqEx::calls`].
+pub(crate) mod call {
+    pub(crate) const START_POLL: usize = 0;
+    pub(crate) const NEXT_POLL: usize = 1;
+    pub(crate) const END_POLL: usize = 2;
+    pub(crate) const OPCODE: usize = 3;
+    pub(crate) const VENDOR_ERR: usize = 4;
+    pub(crate) const BYTE_LEN: usize = 5;
+    pub(crate) const IMM_DATA: usize = 6;
+    pub(crate) const QP_NUM: usize = 7;
+    pub(crate) const SRC_QP: usize = 8;
+    pub(crate) const WC_FLAGS: usize = 9;
+    pub(crate) const SLID: usize = 10;
+    pub(crate) const SL: usize = 11;
+    pub(crate) const DLID_PATH_BITS: usize = 12;
+}
+
+/// What completions are to have: byte count, immediate data, queue pair, and who has sent it.
+pub(crate) const STANDARD_FLAGS: u64 = 0x7f;
+/// `flags` is set.
+pub(crate) const HAS_FLAGS: u32 = 1;
+/// `parent_domain`, behind the first 48 bytes, is set.
+pub(crate) const HAS_PARENT_DOMAIN: u32 = 1 << 1;
+/// One thread alone uses it.
+pub(crate) const SINGLE_THREADED: u32 = 1;
+
+/// The first 48 bytes of `struct ibv_cq_init_attr_ex`, the shortest form in use.
+#[repr(C)]
+pub(crate) struct CqInitAttrEx {
+    pub(crate) cqe: u32,
+    pub(crate) cq_context: *mut c_void,
+    pub(crate) channel: *mut CompChannel,
+    pub(crate) comp_vector: u32,
+    pub(crate) wc_flags: u64,
+    pub(crate) comp_mask: u32,
+    pub(crate) flags: u32,
+}
+
+/// The whole structure: who sets [`HAS_PARENT_DOMAIN`] has it.
+#[repr(C)]
+pub(crate) struct CqInitAttrExLong {
+    pub(crate) short: CqInitAttrEx,
+    pub(crate) parent_domain: *mut Pd,
+}
+
+const _: () = {
+    assert!(size_of::<CqEx>() == 288 && offset_of!(CqEx, wr_id) == 136 && offset_of!(CqEx, calls) == 144);
+    assert!(size_of::<CqInitAttrExLong>() == 56 && size_of::<CqInitAttrEx>() == 48);
+    assert!(offset_of!(CqInitAttrEx, comp_mask) == 40);
+};
+
+/// `struct ibv_device_attr`.
+#[repr(C)]
+pub(crate) struct DeviceAttr {
+    pub(crate) fw_ver: [c_char; 64],
+    pub(crate) node_guid: u64,
+    pub(crate) sys_image_guid: u64,
+    pub(crate) max_mr_size: u64,
+    pub(crate) page_size_cap: u64,
+    pub(crate) vendor_id: u32,
+    pub(crate) vendor_part_id: u32,
+    pub(crate) hw_ver: u32,
+    pub(crate) max_qp: c_int,
+    pub(crate) max_qp_wr: c_int,
+    pub(crate) device_cap_flags: u32,
+    pub(crate) max_sge: c_int,
+    pub(crate) max_sge_rd: c_int,
+    pub(crate) max_cq: c_int,
+    pub(crate) max_cqe: c_int,
+    pub(crate) max_mr: c_int,
+    pub(crate) max_pd: c_int,
+    pub(crate) max_qp_rd_atom: c_int,
+    pub(crate) max_ee_rd_atom: c_int,
+    pub(crate) max_res_rd_atom: c_int,
+    pub(crate) max_qp_init_rd_atom: c_int,
+    pub(crate) max_ee_init_rd_atom: c_int,
+    /// 1: atomic as other atomics of the same device see it.
+    pub(crate) atomic_cap: c_int,
+    /// `max_ee` up to `max_total_mcast_qp_attach`: features this device does not have.
+    pub(crate) absent: [c_int; 8],
+    pub(crate) max_ah: c_int,
+    /// `max_fmr`, `max_map_per_fmr`: as `absent`.
+    pub(crate) absent_too: [c_int; 2],
+    pub(crate) max_srq: c_int,
+    pub(crate) max_srq_wr: c_int,
+    pub(crate) max_srq_sge: c_int,
+    pub(crate) max_pkeys: u16,
+    pub(crate) local_ca_ack_delay: u8,
+    pub(crate) phys_port_cnt: u8,
+}
+
+/// Offset of the number of ports, `uint32_t`, in `struct ibv_device_attr_ex`, which begins with a [`DeviceAttr`].
+pub(crate) const DEVICE_ATTR_EX_PORTS: usize = 396;
+
+const _: () = {
+    assert!(size_of::<DeviceAttr>() == 232 && offset_of!(DeviceAttr, max_qp) == 108);
+    assert!(
+        offset_of!(DeviceAttr, max_qp_rd_atom) == 144
+            && offset_of!(DeviceAttr, atomic_cap) == 164
+            && offset_of!(DeviceAttr, max_ah) == 200
+            && offset_of!(DeviceAttr, phys_port_cnt) == 227
+    );
+};
+
+/// `struct ibv_td`.
+#[repr(C)]
+pub(crate) struct Td {
+    pub(crate) context: *mut Context,
+}
+
+/// The application has functions that allocate and free the memory of queues.
+pub(crate) const HAS_ALLOCATORS: u32 = 1;
+/// The application has a word of its own, for these functions.
+pub(crate) const HAS_PD_CONTEXT: u32 = 1 << 1;
+
+/// The first 24 bytes of `struct ibv_parent_domain_init_attr`: what is read of it.
+#[repr(C)]
+pub(crate) struct ParentDomainInitAttr {
+    /// The protection domain.
+    pub(crate) pd: *mut Pd,
+    /// A thread domain, or NULL.
+    pub(crate) td: *mut Td,
+    pub(crate) comp_mask: u32,
+}
+
+const _: () = {
+    assert!(size_of::<Td>() == 8);
+    assert!(size_of::<ParentDomainInitAttr>() == 24 && offset_of!(ParentDomainInitAttr, comp_mask) == 16);
+};
+
+/// The protection domain is named. It has to be.
+pub(crate) const HAS_PD: u32 = 1;
+/// The operations are named.
+pub(crate) const HAS_OPERATIONS: u32 = 1 << 6;
+
+/// RDMA WRITE, SEND, RDMA READ and the atomics.
+pub(crate) const ALL_OPERATIONS: u64 = 0x7f;
+
+/// The structure, as it is since rdma-core 24.
+#[repr(C)]
+pub(crate) struct QpInitAttrEx {
+    pub(crate) qp_context: *mut c_void,
+    pub(crate) send_cq: *mut Cq,
+    pub(crate) recv_cq: *mut Cq,
+    pub(crate) srq: *mut Srq,
+    pub(crate) cap: QpCap,
+    pub(crate) qp_type: c_int,
+    pub(crate) sq_sig_all: c_int,
+    /// Which of the fields behind it are set.
+    pub(crate) comp_mask: u32,
+    pub(crate) pd: *mut Pd,
+    pub(crate) xrcd: *mut c_void,
+    pub(crate) create_flags: u32,
+    pub(crate) max_tso_header: u16,
+    pub(crate) rwq_ind_tbl: *mut c_void,
+    pub(crate) rx_hash_conf: [u64; 3],
+    pub(crate) source_qpn: u32,
+    /// Bit n: `ibv_wr_opcode` n, for those opcodes that these devices have.
+    pub(crate) send_ops_flags: u64,
+}
+
+const _: () = {
+    assert!(size_of::<QpInitAttrEx>() == 136 && offset_of!(QpInitAttrEx, comp_mask) == 60);
+    assert!(offset_of!(QpInitAttrEx, pd) == 64 && offset_of!(QpInitAttrEx, send_ops_flags) == 128);
+};
+
+/// Attribute mask bits of `ibv_modify_srq`.
+pub(crate) const ATTR_LIMIT: i32 = 1 << 1;
+
+/// `struct ibv_srq_attr`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SrqAttr {
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) srq_limit: u32,
+}
+
+/// `struct ibv_srq_init_attr`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SrqInitAttr {
+    pub(crate) srq_context: *mut c_void,
+    pub(crate) attr: SrqAttr,
+}
+
+const _: () = assert!(size_of::<SrqInitAttr>() == 24);

@@ -4,28 +4,28 @@
 //! A controlling process takes no process slot in the fabric. It must not use the devices of the same fabric itself: record
 //! locks are per process.
 
-pub(crate) mod addresses;
-mod clean;
-mod error;
-mod failure;
-mod inject;
-pub(crate) mod names;
 pub(crate) mod network;
-mod parse;
-mod planned;
-mod report;
-mod work;
+pub(crate) mod report;
 
 /// The process that copies GPU memory for another one.
 pub mod gpu_helper {
-    pub use crate::copy::gpu::server::{Stage, serve};
+    pub use crate::copy::gpu::helper::Stage;
+    pub use crate::copy::gpu::helper::serve;
 }
 
-pub use clean::{Fate, Found, clean, remains};
-pub use error::Error;
-pub use inject::InForce;
-pub use names::{DeviceName, GidKind, PortName};
+pub use crate::control::network::Error;
+pub use crate::control::network::Fate;
+pub use crate::control::network::Found;
+pub use crate::control::network::InForce;
+pub use crate::control::network::clean;
+pub use crate::control::network::planned;
+pub use crate::control::network::remains;
+pub use crate::control::report::Capacities;
+pub use crate::control::report::Commands;
+pub use crate::control::report::Cq;
+pub use crate::control::report::DeviceName;
+pub use crate::control::report::GidKind;
+pub use crate::control::report::PortName;
+pub use crate::control::report::Work;
 pub use network::Network;
-pub use planned::planned;
 pub use report::{Counters, Delayed, Device, Gid, LinkLayer, Path, Port, Process, Qp, Report};
-pub use work::{Capacities, Commands, Cq, Work};

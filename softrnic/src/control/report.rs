@@ -1,24 +1,25 @@
 //! The state of a fabric, in plain values.
 
+use std::fmt;
 use std::net::Ipv6Addr;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use crate::abi::names::{qp_state, transport};
-use crate::control::names::{DeviceName, GidKind, PortName};
-use crate::control::work::{Capacities, Commands, Cq, Work};
+use crate::abi::types::{event, qp_state};
+use crate::control::network::{Error, Network};
+use crate::host::now_ns;
 use crate::limits::PROCS;
-use crate::network::gid::{self, GidType};
-use crate::network::link::{LINK_INFINIBAND, LINK_UNSPECIFIED, mtu_bytes};
-use crate::network::port::set_up;
-use crate::network::port_id::PortId;
-use crate::network::topology::Topology;
-use crate::process::fabric::Fabric;
-use crate::process::reach::{DIRECT, STAGED};
-use crate::shm::layout::Table;
-use crate::shm::process_id::slot_of;
-use crate::shm::slots::{self, ANY_PEER, GIDS, PathSlot, PortSlot, QpSlot};
+use crate::network::header;
+use crate::network::header::GidType;
+use crate::network::topology::{
+    LINK_INFINIBAND, LINK_UNSPECIFIED, PortId, STATE_ACTIVE, STATE_DOWN, Topology, mtu_bytes, set_up,
+};
+use crate::process::fabric::{DIRECT, Fabric, PortEvent, STAGED};
+use crate::shm::file::{Table, slot_of};
+use crate::shm::slots;
+use crate::shm::slots::{ANY_PEER, CqSlot, GIDS, PathSlot, PortSlot, ProcSlot, QpSlot};
 
 /// A fabric.
 #[derive(Clone, Debug)]
@@ -264,8 +265,8 @@ pub(crate) fn devices_of(topology: &Topology) -> Vec<Device> {
     };
     let device_of = |device: usize| Device {
         name: DeviceName(device),
-        guid: u64::from_be(gid::guid(device, 0)),
-        card_guid: u64::from_be(gid::card_guid(topology.devices_on_card(), device)),
+        guid: u64::from_be(header::guid(device, 0)),
+        card_guid: u64::from_be(header::card_guid(topology.devices_on_card(), device)),
         has_failed: false,
         is_refusing: false,
         ports: (1..=topology.ports()).map(|port| port_of(device, port)).collect(),
@@ -290,8 +291,8 @@ fn device_of(fabric: &Fabric, device: usize) -> Device {
     });
     Device {
         name: DeviceName(device),
-        guid: u64::from_be(gid::guid(device, 0)),
-        card_guid: u64::from_be(gid::card_guid(fabric.topology.devices_on_card(), device)),
+        guid: u64::from_be(header::guid(device, 0)),
+        card_guid: u64::from_be(header::card_guid(fabric.topology.devices_on_card(), device)),
         has_failed: fabric.is_failed(device),
         is_refusing: fabric.is_refusing(device),
         ports: ports.collect(),
@@ -364,5 +365,300 @@ fn qp_of(fabric: &Fabric, qp: &QpSlot) -> Qp {
         capacities: Capacities::of(qp),
         counters: Counters::of(&qp.sent),
         work: Work::of(qp),
+    }
+}
+
+/// A port of a device: `softrnic1/2`. `rnic1/2` and `1/2` are understood as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortName {
+    /// Index of the device.
+    pub device: usize,
+    /// 1 or 2.
+    pub port: u32,
+}
+
+impl fmt::Display for PortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "softrnic{}/{}", self.device, self.port)
+    }
+}
+
+/// A device: `softrnic1`. `rnic1` and `1` are understood as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceName(
+    /// Its index.
+    pub usize,
+);
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "softrnic{}", self.0)
+    }
+}
+
+/// What packets from a GID look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GidKind {
+    /// The only kind of an InfiniBand port.
+    InfiniBand,
+    /// RoCE v1.
+    RoceV1,
+    /// RoCE v2.
+    RoceV2,
+}
+
+/// When a device returns that has failed for good.
+const NEVER: u64 = u64::MAX;
+
+impl Network {
+    /// Fails a device for good: its queue pairs go into the error state, calls answer `EIO`, peers get no answer.
+    pub(crate) fn fail_device(&self, name: DeviceName) -> Result<(), Error> {
+        self.fail_device_until(name, NEVER)
+    }
+
+    /// As `fail_device`, after the device has refused all commands for so long: queue pairs that exist work on meanwhile, also
+    /// those that their process destroys. If `lasts` is given, the device can be opened anew so long after that. Returns when it
+    /// has failed, or is back.
+    pub fn fail_device_after(&self, name: DeviceName, refuses: Duration, lasts: Option<Duration>) -> Result<(), Error> {
+        if !refuses.is_zero() {
+            self.refuse_commands(name)?;
+            std::thread::sleep(refuses);
+        }
+        let returns_at = lasts.map_or(NEVER, |lasts| now_ns().saturating_add(lasts.as_nanos() as u64));
+        self.fail_device_until(name, returns_at)?;
+        if let Some(lasts) = lasts {
+            std::thread::sleep(lasts);
+            // Looking at it is enough.
+            self.is_absent(name.0);
+        }
+        Ok(())
+    }
+
+    /// Has a device refuse all commands (`EIO`) until it fails.
+    pub(crate) fn refuse_commands(&self, name: DeviceName) -> Result<(), Error> {
+        let devices = self.fabric.topology.devices();
+        if name.0 >= devices {
+            return Err(Error::NoDevice(name, devices));
+        }
+        let control = self.fabric.file.control();
+        if !self.fabric.is_failed(name.0) {
+            self.fabric.header().refusing[name.0].store(1, SeqCst);
+        }
+        drop(control);
+        Ok(())
+    }
+
+    /// As [`Self::fail_device`], but at `returns_at` (monotonic ns) it can be opened anew; until then it is not in the
+    /// list. What is open stays dead.
+    pub(crate) fn fail_device_until(&self, name: DeviceName, returns_at: u64) -> Result<(), Error> {
+        let device = name.0;
+        let (topology, header) = (&self.fabric.topology, self.fabric.header());
+        if device >= topology.devices() {
+            return Err(Error::NoDevice(name, topology.devices()));
+        }
+        let control = self.fabric.file.control();
+        if self.fabric.is_failed(device) {
+            header.returns_at[device].fetch_max(returns_at, SeqCst);
+            return Ok(());
+        }
+        header.returns_at[device].store(returns_at, SeqCst);
+        header.failures[device].fetch_add(1, SeqCst);
+        header.refusing[device].store(0, SeqCst);
+        self.set_states(device, STATE_DOWN);
+        self.fabric.note_change(&control);
+        for index in self.fabric.entries(Table::Qp, device) {
+            self.fail_qp(device, self.fabric.qp(device, index));
+        }
+        self.fabric.log_event(&control, PortEvent { kind: event::DEVICE_FATAL, port: PortId { device, port: 0 } });
+        Ok(())
+    }
+
+    fn fail_qp(&self, device: usize, qp: &QpSlot) {
+        let state = qp.state.fetch_update(SeqCst, SeqCst, |s| {
+            let is_alive = s != qp_state::RESET && s != qp_state::ERR;
+            is_alive.then_some(qp_state::ERR)
+        });
+        if qp.owner.load(SeqCst) == 0 || state.is_err() {
+            return;
+        }
+        // The next poll of its CQs flushes it.
+        for (cq, bit) in [(&qp.send_cq, &qp.send_bit), (&qp.recv_cq, &qp.recv_bit)] {
+            self.fabric.cq(device, cq.load(SeqCst)).bell.fetch_or(1 << (bit.load(SeqCst) % 64), SeqCst);
+        }
+    }
+
+    fn set_states(&self, device: usize, state: u32) {
+        (1..=self.fabric.topology.ports()).for_each(|port| self.fabric.port(device, port).state.store(state, SeqCst));
+    }
+
+    /// Whether the device is not in the list: it has failed, and will be back. One whose time has come is back then.
+    pub(crate) fn is_absent(&self, device: usize) -> bool {
+        let returns_at = &self.fabric.header().returns_at[device];
+        if !matches!(returns_at.load(SeqCst), 0 | NEVER) {
+            let control = self.fabric.file.control();
+            let at = returns_at.load(SeqCst);
+            if at != 0 && at <= now_ns() {
+                self.set_states(device, STATE_ACTIVE);
+                returns_at.store(0, SeqCst);
+                self.fabric.note_change(&control);
+            }
+        }
+        !matches!(returns_at.load(SeqCst), 0 | NEVER)
+    }
+}
+
+/// What a queue pair was asked to have.
+#[derive(Clone, Copy, Debug)]
+pub struct Capacities {
+    /// Send work requests.
+    pub sends: u32,
+    /// Receive work requests.
+    pub receives: u32,
+    /// Elements of memory of a send work request.
+    pub send_elements: u32,
+    /// Elements of memory of a receive work request.
+    pub receive_elements: u32,
+    /// Bytes of inline data.
+    pub inline: u32,
+    /// The operations that it was made for (`ibv_create_qp_ex`): bit n is `ibv_wr_opcode` n.
+    pub operations: Option<u32>,
+    /// It is in a parent domain with a thread domain: one thread at a time posts to it.
+    pub thread_domain: bool,
+}
+
+impl Capacities {
+    pub(crate) fn of(slot: &QpSlot) -> Self {
+        let cap = slot.capacities.get();
+        Self {
+            sends: cap.max_send_wr,
+            receives: cap.max_recv_wr,
+            send_elements: cap.max_send_sge,
+            receive_elements: cap.max_recv_sge,
+            inline: cap.max_inline_data,
+            operations: slot.capacities.operations(),
+            thread_domain: slot.capacities.has_thread(),
+        }
+    }
+}
+
+/// What a queue pair's owner has posted, and what a card of mlx5 would have to do for it. A request that is posted alone and takes
+/// 256 bytes at most is pushed: the driver writes it to the card. The card fetches the others from the queue.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Work {
+    /// Send work requests.
+    pub requests: u64,
+    /// Calls that posted some.
+    pub doorbells: u64,
+    /// Requests with inline data.
+    pub inline: u64,
+    /// Requests whose data the card reads from memory.
+    pub gathered: u64,
+    /// These bytes.
+    pub gathered_bytes: u64,
+    /// Requests that the card fetches.
+    pub fetched: u64,
+    /// Their bytes.
+    pub fetched_bytes: u64,
+    /// Bytes of the requests that are pushed.
+    pub pushed_bytes: u64,
+    /// Messages with immediate data that were acknowledged.
+    pub immediates: u64,
+    /// Packets of messages that were acknowledged.
+    pub packets: u64,
+    /// Receive work requests.
+    pub receives: u64,
+    /// Calls that posted some.
+    pub receive_posts: u64,
+    /// Calls that posted, and for which mlx5 takes a lock: none in a thread domain, else all.
+    pub locks: u64,
+}
+
+impl Work {
+    pub(crate) fn of(qp: &QpSlot) -> Self {
+        let slot = &qp.work;
+        let count = |counter: &AtomicU64| counter.load(SeqCst);
+        let posts = count(&slot.doorbells) + count(&slot.receive_posts);
+        Self {
+            requests: count(&slot.requests),
+            doorbells: count(&slot.doorbells),
+            inline: count(&slot.inline),
+            gathered: count(&slot.gathered),
+            gathered_bytes: count(&slot.gathered_bytes),
+            fetched: count(&slot.fetched),
+            fetched_bytes: count(&slot.fetched_bytes),
+            pushed_bytes: count(&slot.pushed_bytes),
+            immediates: count(&slot.immediates),
+            packets: count(&slot.packets),
+            receives: count(&slot.receives),
+            receive_posts: count(&slot.receive_posts),
+            locks: if qp.capacities.has_thread() { 0 } else { posts },
+        }
+    }
+}
+
+/// Commands that a process has had cards carry out. Each takes the time of the card's firmware, while the caller waits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Commands {
+    /// `ibv_create_qp`.
+    pub create_qp: u32,
+    /// `ibv_modify_qp`.
+    pub modify_qp: u32,
+    /// `ibv_destroy_qp`.
+    pub destroy_qp: u32,
+    /// `ibv_create_cq`.
+    pub create_cq: u32,
+    /// `ibv_destroy_cq`.
+    pub destroy_cq: u32,
+    /// `ibv_reg_mr` and its like.
+    pub register_mr: u32,
+    /// `ibv_dereg_mr`.
+    pub deregister_mr: u32,
+    /// `ibv_alloc_pd`.
+    pub alloc_pd: u32,
+    /// `ibv_alloc_td`, for which mlx5 has the card allocate a doorbell page.
+    pub alloc_td: u32,
+}
+
+impl Commands {
+    pub(crate) fn of(slot: &ProcSlot) -> Self {
+        let [create_qp, modify_qp, destroy_qp, create_cq, destroy_cq, register_mr, deregister_mr, alloc_pd, alloc_td] =
+            std::array::from_fn(|kind| {
+                let count: &AtomicU32 = &slot.commands[kind];
+                count.load(SeqCst)
+            });
+        Self { create_qp, modify_qp, destroy_qp, create_cq, destroy_cq, register_mr, deregister_mr, alloc_pd, alloc_td }
+    }
+}
+
+/// A completion queue.
+#[derive(Clone, Copy, Debug)]
+pub struct Cq {
+    /// The process it belongs to.
+    pub pid: i32,
+    /// Completions that it was asked to have room for.
+    pub entries: u32,
+    /// Calls of `ibv_poll_cq` and of `ibv_start_poll`.
+    pub polls: u64,
+    /// Those that found something.
+    pub fruitful_polls: u64,
+    /// Completions that were taken.
+    pub completions: u64,
+    /// Polls for which mlx5 takes a lock: all but `ibv_start_poll` on a queue for a single thread.
+    pub locks: u64,
+    /// It was created for a single thread.
+    pub single_threaded: bool,
+}
+
+impl Cq {
+    pub(crate) fn of(fabric: &Fabric, slot: &CqSlot) -> Self {
+        Self {
+            pid: fabric.proc(slot_of(slot.owner.load(SeqCst))).pid.load(SeqCst),
+            entries: slot.requested.load(SeqCst),
+            polls: slot.polls.load(SeqCst),
+            fruitful_polls: slot.fruitful_polls.load(SeqCst),
+            completions: slot.polled.load(SeqCst),
+            locks: slot.locks.load(SeqCst),
+            single_threaded: slot.single_threaded.load(SeqCst) != 0,
+        }
     }
 }

@@ -1,11 +1,12 @@
 //! mlx5: ConnectX of NVIDIA, generation by generation. Most of its limits are larger than softrnic's own, which stand for them.
 
 use crate::abi::types::QpCap;
-use crate::drivers::driver::Driver;
-use crate::drivers::own;
+use crate::drivers::table;
+use crate::drivers::table::Driver;
 
 /// What does not depend on the generation.
-const COMMON: Driver = Driver { vendor_id: 0x02c9, max_mr_size: u64::MAX, max_ah: i32::MAX, round, ..own::DRIVER };
+const COMMON: Driver =
+    Driver { vendor_id: 0x02c9, max_mr_size: u64::MAX, max_ah: i32::MAX, round, ..table::OWN_DRIVER };
 
 /// A name for the ConnectX-7.
 pub(super) const PLAIN: Driver = Driver { name: "mlx5", ..CX7 };

@@ -1,19 +1,21 @@
 //! All drivers that there are.
 
-use crate::drivers::driver::Driver;
-use crate::drivers::{bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5, own, rxe};
-use crate::host::env;
+use crate::abi::types::QpCap;
+use crate::abi::types::qp_type::{RC, UC, UD};
+use crate::drivers::mlx5;
+use crate::host;
+use crate::limits::{MAX_QP_WR, MAX_READS, MAX_SGE};
 
 /// Its own, which needs no name, and the others.
-static OWN: Driver = own::DRIVER;
+static OWN: Driver = OWN_DRIVER;
 static ALL: [Driver; 15] = [
-    bnxt_re::DRIVER,
-    efa::DRIVER,
-    erdma::DRIVER,
-    hns::DRIVER,
-    ionic::DRIVER,
-    irdma::DRIVER,
-    mana::DRIVER,
+    DRIVER,
+    DRIVER,
+    DRIVER,
+    DRIVER,
+    DRIVER,
+    DRIVER,
+    DRIVER,
     mlx5::PLAIN,
     mlx5::CX4,
     mlx5::CX5,
@@ -21,7 +23,7 @@ static ALL: [Driver; 15] = [
     mlx5::CX6_DX,
     mlx5::CX7,
     mlx5::CX8,
-    rxe::DRIVER,
+    DRIVER,
 ];
 
 /// The one that devices have of which nothing is said.
@@ -32,9 +34,274 @@ pub(crate) fn own() -> &'static Driver {
 /// `SOFTRNIC_DRIVER`. The error is a sentence.
 pub(crate) fn from_env() -> Result<&'static Driver, String> {
     let settings = ALL.iter().flat_map(|driver| driver.settings.iter().chain(driver.infiniband_settings));
-    debug_assert!(settings.into_iter().all(|(name, _)| env::KNOWN.contains(name)), "a driver sets what nobody reads");
-    let Some(name) = env::text("SOFTRNIC_DRIVER")? else { return Ok(&OWN) };
+    debug_assert!(settings.into_iter().all(|(name, _)| host::KNOWN.contains(name)), "a driver sets what nobody reads");
+    let Some(name) = host::text("SOFTRNIC_DRIVER")? else { return Ok(&OWN) };
     let names: Vec<&str> = ALL.iter().map(|driver| driver.name).collect();
     let found = ALL.iter().find(|driver| driver.name == name);
     found.ok_or_else(|| format!("SOFTRNIC_DRIVER={name:?}: must be one of {}", names.join(", ")))
+}
+
+/// What a driver's devices are like.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    pub(crate) name: &'static str,
+    /// Variables and their values, which hold where the environment says nothing else.
+    pub(crate) settings: &'static [(&'static str, &'static str)],
+    /// The same where the environment says that all ports are InfiniBand. These are stronger than `settings`.
+    pub(crate) infiniband_settings: &'static [(&'static str, &'static str)],
+    pub(crate) fw_ver: &'static str,
+    pub(crate) vendor_id: u32,
+    pub(crate) vendor_part_id: u32,
+    /// Most scatter/gather elements of a work request, of a send queue and of a receive queue.
+    pub(crate) max_sge: (u32, u32),
+    /// Most outstanding READs of a queue pair, on either side.
+    pub(crate) max_reads: u8,
+    /// Most bytes of a memory region.
+    pub(crate) max_mr_size: u64,
+    pub(crate) page_size_cap: u64,
+    /// Attributes that limit nothing here.
+    pub(crate) max_pd: i32,
+    pub(crate) max_ah: i32,
+    pub(crate) local_ca_ack_delay: u8,
+    /// The fewest work requests that each queue of a queue pair may be asked to have.
+    pub(crate) min_queue: MinQueue,
+    /// Types of queue pairs, as `ibv_qp_type`, and the errno value for others.
+    pub(crate) qp_types: &'static [i32],
+    pub(crate) other_type: i32,
+    /// The errno value of a queue pair that is asked to have too much; 0: it stays as it was.
+    pub(crate) too_much: i32,
+    /// Whether inline data is taken when a work request is posted. Else the flag changes nothing, though the queue pair is granted what it
+    /// is asked to have.
+    pub(crate) takes_inline: bool,
+    pub(crate) has_atomics: bool,
+    /// Verbs that the driver does not have: `EOPNOTSUPP`.
+    pub(crate) absent: &'static [Verb],
+    /// What is made of capacities that are granted: many drivers round up, and write back what there is.
+    pub(crate) round: fn(QpCap) -> QpCap,
+    /// The same for the entries of a completion queue.
+    pub(crate) round_cq: fn(u32) -> u32,
+}
+
+/// The fewest work requests of a send queue and of a receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MinQueue {
+    pub(crate) send: u32,
+    pub(crate) recv: u32,
+}
+
+/// What not every driver has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    CreateAh,
+    CreateCqEx,
+    CreateQpEx,
+    CreateSrq,
+    QueryQp,
+    ReregMr,
+    ResizeCq,
+}
+
+impl Driver {
+    /// `EOPNOTSUPP` if it does not have `verb`.
+    pub(crate) fn require(&self, verb: Verb) -> Result<(), i32> {
+        if self.absent.contains(&verb) { Err(libc::EOPNOTSUPP) } else { Ok(()) }
+    }
+
+    /// The value of a variable of the environment, or else the driver's. An empty value counts as absent.
+    pub(crate) fn text(&self, name: &str) -> Result<Option<String>, String> {
+        match host::text(name)? {
+            None => self.own_text(name),
+            said => Ok(said),
+        }
+    }
+
+    /// The value that the driver has for a variable.
+    fn own_text(&self, name: &str) -> Result<Option<String>, String> {
+        let is_infiniband = host::text("SOFTRNIC_LINK")?.as_deref() == Some("ib");
+        let stronger = if is_infiniband { self.infiniband_settings } else { &[] };
+        let found = stronger.iter().chain(self.settings).find(|(variable, _)| *variable == name);
+        Ok(found.map(|(_, value)| (*value).to_owned()))
+    }
+}
+
+pub(super) const OWN_DRIVER: Driver = Driver {
+    name: "softrnic",
+    settings: &[],
+    infiniband_settings: &[],
+    fw_ver: env!("CARGO_PKG_VERSION"),
+    // In no vendor's range.
+    vendor_id: 0x00f0_0000,
+    vendor_part_id: 0,
+    max_sge: (MAX_SGE, MAX_SGE),
+    max_reads: MAX_READS,
+    max_mr_size: u64::MAX >> 1,
+    page_size_cap: 0xffff_f000,
+    max_pd: 1 << 20,
+    max_ah: 1 << 20,
+    local_ca_ack_delay: 0,
+    min_queue: MinQueue { send: 0, recv: 0 },
+    qp_types: &[RC, UC, UD],
+    other_type: libc::EOPNOTSUPP,
+    too_much: libc::EINVAL,
+    takes_inline: true,
+    has_atomics: true,
+    absent: &[],
+    round: |cap| cap,
+    // Like the common hardware: a power of two less one.
+    round_cq: |cqe| (cqe + 1).next_power_of_two() - 1,
+};
+
+pub(super) const DRIVER: Driver = Driver {
+    name: "bnxt_re",
+    settings: &[
+        ("SOFTRNIC_GIDS", "rich"),
+        ("SOFTRNIC_MAX_INLINE", "96"),
+        ("SOFTRNIC_INLINE_EXCESS", "silent"),
+        ("SOFTRNIC_THREAD_DOMAINS", "absent"),
+    ],
+    vendor_id: 0x14e4,
+    max_sge: (6, 6),
+    max_mr_size: 1 << 39,
+    qp_types: &[RC, UD],
+    other_type: 0,
+    too_much: 0,
+    absent: &[Verb::CreateCqEx, Verb::ReregMr],
+    ..OWN_DRIVER
+};
+
+pub(super) const EFA_DRIVER: Driver = Driver {
+    name: "efa",
+    settings: &[("SOFTRNIC_LINK", "unspecified")],
+    vendor_id: 0x1d0f,
+    vendor_part_id: 0xefa0,
+    qp_types: &[UD],
+    has_atomics: false,
+    absent: &[Verb::CreateSrq, Verb::ReregMr, Verb::ResizeCq],
+    ..OWN_DRIVER
+};
+
+// erdma: elastic RDMA of Alibaba Cloud, with the protocol RoCE v2. Its devices of the protocol iWARP take no queue pairs that
+// `ibv_modify_qp` connects.
+
+pub(super) const ERDMA_DRIVER: Driver = Driver {
+    name: "erdma",
+    settings: &[("SOFTRNIC_MAX_QP_WR", "8192"), ("SOFTRNIC_MAX_INLINE", "96"), ("SOFTRNIC_THREAD_DOMAINS", "absent")],
+    vendor_id: 0x1ded,
+    vendor_part_id: 0x107f,
+    max_sge: (6, 1),
+    min_queue: MinQueue { send: 1, recv: 1 },
+    // For UD there are no address handles.
+    qp_types: &[RC, UD],
+    absent: &[Verb::CreateAh, Verb::CreateCqEx, Verb::CreateQpEx, Verb::CreateSrq, Verb::ReregMr, Verb::ResizeCq],
+    round_cq: |cqe| cqe.max(64).next_power_of_two(),
+    ..OWN_DRIVER
+};
+
+pub(super) const HNS_DRIVER: Driver = Driver {
+    name: "hns",
+    settings: &[("SOFTRNIC_GIDS", "rich"), ("SOFTRNIC_MAX_INLINE", "1024"), ("SOFTRNIC_INLINE_EXCESS", "grant")],
+    vendor_id: 0x19e5,
+    min_queue: MinQueue { send: 1, recv: 0 },
+    qp_types: &[RC, UD],
+    absent: &[Verb::ResizeCq],
+    round: |cap| QpCap { max_inline_data: power(cap.max_inline_data), ..cap },
+    round_cq: u32::next_power_of_two,
+    ..OWN_DRIVER
+};
+
+/// The next power of two; of 0, 0.
+fn power(bytes: u32) -> u32 {
+    if bytes == 0 { 0 } else { bytes.next_power_of_two() }
+}
+
+pub(super) const IONIC_DRIVER: Driver = Driver {
+    name: "ionic",
+    settings: &[("SOFTRNIC_ERROR_DROPS", "1")],
+    vendor_id: 0x1dd8,
+    max_sge: (8, 8),
+    max_reads: 16,
+    qp_types: &[RC, UD],
+    absent: &[Verb::CreateSrq, Verb::ReregMr, Verb::ResizeCq],
+    round: |cap| QpCap { max_send_wr: queue(cap.max_send_wr), max_recv_wr: queue(cap.max_recv_wr), ..cap },
+    ..OWN_DRIVER
+};
+
+/// A power of two of entries, of which one stays free.
+fn queue(wr: u32) -> u32 {
+    ((wr.max(1) + 1).next_power_of_two() - 1).min(MAX_QP_WR)
+}
+
+pub(super) const IRDMA_DRIVER: Driver = Driver {
+    name: "irdma",
+    settings: &[
+        ("SOFTRNIC_SPEED", "100"),
+        ("SOFTRNIC_MAX_QP_WR", "4063"),
+        ("SOFTRNIC_MAX_INLINE", "101"),
+        ("SOFTRNIC_THREAD_DOMAINS", "absent"),
+    ],
+    vendor_id: 0x8086,
+    max_sge: (13, 13),
+    max_mr_size: 1 << 45,
+    qp_types: &[RC, UD],
+    has_atomics: false,
+    absent: &[Verb::CreateQpEx, Verb::CreateSrq],
+    ..OWN_DRIVER
+};
+
+pub(super) const MANA_DRIVER: Driver = Driver {
+    name: "mana",
+    settings: &[("SOFTRNIC_SPEED", "100"), ("SOFTRNIC_THREAD_DOMAINS", "absent")],
+    vendor_id: 0,
+    max_mr_size: u64::MAX,
+    qp_types: &[RC],
+    takes_inline: false,
+    has_atomics: false,
+    absent: &[
+        Verb::CreateAh,
+        Verb::CreateCqEx,
+        Verb::CreateQpEx,
+        Verb::CreateSrq,
+        Verb::QueryQp,
+        Verb::ReregMr,
+        Verb::ResizeCq,
+    ],
+    ..OWN_DRIVER
+};
+
+pub(super) const RXE_DRIVER: Driver = Driver {
+    name: "rxe",
+    settings: &[
+        ("SOFTRNIC_SPEED", "10"),
+        ("SOFTRNIC_MAX_INLINE", "512"),
+        ("SOFTRNIC_THREAD_DOMAINS", "absent"),
+        ("SOFTRNIC_RNR_PLACES", "1"),
+        ("SOFTRNIC_STALE_COMPLETIONS", "1"),
+        ("SOFTRNIC_RESOLVE_MS", "1000"),
+        ("SOFTRNIC_ENDLESS_RETRIES", "1"),
+        ("SOFTRNIC_OWN_PORT_DOWN", "fails"),
+        ("SOFTRNIC_LOOPBACK_DOWN", "lost"),
+        ("SOFTRNIC_FLUSH_ONLY", "1"),
+    ],
+    fw_ver: "0.0.0",
+    vendor_id: 0x00ff_ffff,
+    max_mr_size: u64::MAX,
+    local_ca_ack_delay: 15,
+    absent: &[Verb::ReregMr],
+    round,
+    ..OWN_DRIVER
+};
+
+const ELEMENT: u32 = 16;
+
+/// Queues are a power of two of entries, one of which stays free. Elements and inline data share their place in an entry.
+fn round(cap: QpCap) -> QpCap {
+    let queue = |wr: u32| (wr + 1).next_power_of_two() - 1;
+    let place = cap.max_inline_data.max(cap.max_send_sge * ELEMENT);
+    QpCap {
+        max_send_wr: queue(cap.max_send_wr),
+        max_recv_wr: queue(cap.max_recv_wr),
+        max_send_sge: (place / ELEMENT).min(MAX_SGE),
+        max_inline_data: place,
+        ..cap
+    }
 }

@@ -1,17 +1,23 @@
 //! `ibv_modify_qp`: what a transition of a queue pair does.
 
+use std::ffi::c_void;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex, Weak};
 
-use crate::abi::consts::{qp_attr as mask, qp_state as state};
-use crate::abi::types::QpAttr;
-use crate::engine::pump::{drain, flush, flush_soon};
-use crate::engine::state::Engine;
-use crate::host::lock::lock;
-use crate::network::link::mtu_bytes;
-use crate::objects::qp::Qp;
-use crate::objects::transition::{attributes, check_values, remember};
-use crate::process::route::Route;
-use crate::rules::known::KnownRules;
+use crate::abi::types::{QpAttr, SrqAttr, qp_attr as mask, qp_state as state, qp_state};
+use crate::engine::receive::{Source, forget};
+use crate::engine::requester::{FaultHook, drain, flush, flush_soon};
+use crate::host::lock;
+use crate::network::topology::mtu_bytes;
+use crate::objects::context::{Context, Device, Ops, Pd};
+use crate::objects::cq::{Cq, CqRequest};
+use crate::objects::mr::{Change, Mr, Range};
+use crate::objects::qp::{Qp, QpRequest, attributes, check_values, remember};
+use crate::objects::srq::Srq;
+use crate::process::fabric::{Fabric, Route};
+use crate::remote::staged_transfer::CopyServer;
+use crate::rules::rule::KnownRules;
+use crate::shm::slots::NO_PEER;
 
 /// `ibv_modify_qp`.
 pub(crate) fn modify(engine: &'static Engine, qp: &Qp, attr: &QpAttr, given: i32) -> Result<(), i32> {
@@ -127,4 +133,168 @@ fn enter(engine: &'static Engine, qp: &Qp, from: u32, to: u32, wants_event: bool
         }
     }
     Ok(())
+}
+
+/// The engine of this process. Lives until the process ends.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) fabric: &'static Fabric,
+    pub(crate) faults: Box<dyn FaultHook>,
+    pub(crate) qps: Mutex<Vec<Arc<Qp>>>,
+    pub(crate) cqs: Mutex<Vec<Arc<Cq>>>,
+    pub(crate) srqs: Mutex<Vec<Arc<Srq>>>,
+    /// Open devices.
+    pub(crate) contexts: Mutex<Vec<Weak<Context>>>,
+    /// Queue pairs whose head request is copied through the shared file.
+    pub(crate) staging: Mutex<Vec<Arc<Qp>>>,
+    pub(crate) copy_server: CopyServer,
+}
+
+impl Engine {
+    /// An engine without objects.
+    pub(crate) fn new(fabric: &'static Fabric, faults: Box<dyn FaultHook>) -> Self {
+        Self {
+            fabric,
+            faults,
+            qps: Mutex::default(),
+            cqs: Mutex::default(),
+            srqs: Mutex::default(),
+            contexts: Mutex::default(),
+            staging: Mutex::default(),
+            copy_server: CopyServer::default(),
+        }
+    }
+}
+
+/// In the error state: completes the posted receives as flushed. False while a peer is still in the queue pair. Call with
+/// `recv` locked.
+pub(crate) fn flush_recv(engine: &Engine, qp: &Qp) -> bool {
+    // It may have been reset or destroyed since the caller looked.
+    if qp.slot.state.load(SeqCst) != qp_state::ERR || !qp.is_in_fabric() || is_silent(qp) {
+        return true;
+    }
+    if engine.fabric.is_entered(qp.slot) || (engine.fabric.has_stage() && engine.copy_server.is_busy()) {
+        return false;
+    }
+    qp.flush_recv();
+    true
+}
+
+/// Whether nothing completes any more, since its device has failed.
+pub(crate) fn is_silent(qp: &Qp) -> bool {
+    qp.fabric.settings.silent_failure && qp.pd.context.is_dead()
+}
+
+impl Engine {
+    /// Invalidates the keys, then waits for every access that began before.
+    pub(crate) fn deregister(&'static self, mr: Mr) {
+        self.invalidate(&mr);
+        mr.release();
+    }
+
+    /// Changes a region when every access that began before is over. Its keys stay as they are.
+    pub(crate) fn reregister(&'static self, mr: &mut Mr, change: Change) -> Result<(), i32> {
+        let next = mr.check_change(&change)?;
+        self.invalidate(mr);
+        mr.change(change, next);
+        Ok(())
+    }
+
+    /// Invalidates the keys, then waits for every access that began before.
+    fn invalidate(&'static self, mr: &Mr) {
+        mr.invalidate();
+        let domain = mr.pd().id;
+        let uses = |qp: &Qp| qp.pd.id == domain || qp.srq.as_ref().is_some_and(|srq| srq.pd.id == domain);
+        let users: Vec<_> = lock(&self.qps).iter().filter(|qp| uses(qp)).cloned().collect();
+        for qp in users {
+            // Our own threads read and write it under this lock, peers while they are in the queue pair.
+            // What is copied through the shared file is sent again from the beginning, and finds the key invalid.
+            lock(&qp.send).staged.take_if(|staged| staged.uses(mr.key()));
+            self.fabric.await_remote(qp.slot);
+        }
+        if self.fabric.has_stage() {
+            self.copy_server.quiesce(self.fabric);
+        }
+    }
+
+    /// Forgets all requests and completions of a queue pair. The state is RESET already.
+    pub(crate) fn discard(&'static self, qp: &Qp) {
+        lock(&qp.send).staged = None;
+        self.fabric.await_remote(qp.slot);
+        if self.fabric.has_stage() {
+            // What peers have asked us to copy for this queue pair.
+            self.copy_server.quiesce(self.fabric);
+        }
+        qp.discard();
+    }
+
+    /// Takes a queue pair out of the fabric: for its peer it vanishes.
+    pub(crate) fn destroy_qp(&'static self, qp: &Qp) {
+        qp.slot.state.store(qp_state::RESET, SeqCst);
+        qp.slot.peer.store(NO_PEER, SeqCst);
+        self.discard(qp);
+        qp.leave_cqs();
+        forget(self, qp);
+        lock(&self.qps).retain(|known| !std::ptr::eq(&raw const **known, qp));
+        qp.release();
+    }
+
+    /// Takes a shared receive queue out of the fabric, which has no queue pairs.
+    pub(crate) fn destroy_srq(&self, srq: &Srq) {
+        lock(&self.srqs).retain(|known| !std::ptr::eq(&raw const **known, srq));
+        srq.destroy();
+    }
+
+    /// Takes a completion queue out of the fabric; EBUSY while it has queue pairs.
+    pub(crate) fn destroy_cq(&self, cq: &Cq) -> Result<(), i32> {
+        if cq.is_in_use() {
+            return Err(libc::EBUSY);
+        }
+        lock(&self.cqs).retain(|known| !std::ptr::eq(&raw const **known, cq));
+        cq.destroy();
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// Opens a device.
+    pub(crate) fn open(&self, device: &'static Device, ops: &Ops) -> Result<Arc<Context>, i32> {
+        // Under this lock, or the service thread could pass on an event before it knows of the context, which would not
+        // ask for it itself.
+        let mut contexts = lock(&self.contexts);
+        let context = Context::open(self.fabric, device, ops)?;
+        // Those that are closed hold memory until nobody refers to them.
+        contexts.retain(|known| known.strong_count() != 0);
+        contexts.push(Arc::downgrade(&context));
+        Ok(context)
+    }
+
+    /// Creates a completion queue.
+    pub(crate) fn create_cq(&self, context: Arc<Context>, requested: CqRequest) -> Result<Arc<Cq>, i32> {
+        let cq = Cq::new(context, requested)?;
+        lock(&self.cqs).push(Arc::clone(&cq));
+        Ok(cq)
+    }
+
+    /// Creates a shared receive queue.
+    pub(crate) fn create_srq(&self, pd: &Arc<Pd>, srq_context: *mut c_void, wanted: SrqAttr) -> Result<Arc<Srq>, i32> {
+        let srq = Srq::create(pd, srq_context, wanted)?;
+        lock(&self.srqs).push(Arc::clone(&srq));
+        Ok(srq)
+    }
+
+    /// Creates a queue pair. The errno value of a refusal may be 0: errno stays as it was.
+    pub(crate) fn create_qp(&'static self, pd: &Arc<Pd>, requested: QpRequest) -> Result<Arc<Qp>, i32> {
+        let qp = Qp::create(pd, requested)?;
+        qp.join_cqs(Arc::new(Source::new(self, &qp)));
+        lock(&self.qps).push(Arc::clone(&qp));
+        Ok(qp)
+    }
+
+    /// Registers memory.
+    pub(crate) fn register(&self, pd: &Arc<Pd>, range: Range, flags: u32) -> Result<Box<Mr>, i32> {
+        Mr::check(range, flags)?;
+        self.faults.on_reg_mr(pd.context.device.index)?;
+        Mr::register(pd, range, flags)
+    }
 }

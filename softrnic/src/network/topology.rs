@@ -2,11 +2,13 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use crate::drivers::driver::Driver;
-use crate::limits::{DEVICES, PATHS, PORTS};
-use crate::network::link::{self, LINK_ETHERNET, LINK_INFINIBAND, LINK_UNSPECIFIED};
-use crate::network::port_id;
-use crate::shm::slots::{Header, TOPOLOGY_WORDS};
+use crate::abi::types::{Gid, PortAttr};
+use crate::drivers::table::Driver;
+use crate::limits::{DEVICES, MAX_MESSAGE, PATHS, PORTS};
+use crate::network::header;
+use crate::network::header::{GidType, TypedGid};
+use crate::shm::file::SharedFile;
+use crate::shm::slots::{GIDS, GidSlot, Header, PortSlot, TOPOLOGY_WORDS};
 
 /// What is settled for the whole fabric, in the order of [`RULES`].
 #[derive(Clone, Copy, Debug)]
@@ -80,14 +82,14 @@ const RULES: [KeyRule; KEYS] = [
         default: "400",
         allowed: "5, 10, 20, 25, 40, 50, 56, 100, 200, 400 or 800 (Gb/s)",
         is_per_port: true,
-        parse: |text| one_of(text, 1..=800).map(|gbps| gbps * 10).filter(|&s| link::signalling(s).is_some()),
+        parse: |text| one_of(text, 1..=800).map(|gbps| gbps * 10).filter(|&s| signalling(s).is_some()),
     },
     KeyRule {
         word: "mtu",
         default: "4096",
         allowed: "256, 512, 1024, 2048 or 4096",
         is_per_port: true,
-        parse: |text| one_of(text, 256..=4096).and_then(link::mtu_code),
+        parse: |text| one_of(text, 256..=4096).and_then(mtu_code),
     },
     KeyRule {
         word: "paths",
@@ -142,7 +144,7 @@ impl Value {
         value.of = [[(rule.parse)(all)?; PORTS]; DEVICES];
         for exception in parts {
             let (name, own) = exception.split_once('=').filter(|_| rule.is_per_port)?;
-            let (device, port) = port_id::parse_name(name)?;
+            let (device, port) = parse_name(name)?;
             value.of[device][port as usize - 1] = (rule.parse)(own)?;
             value.named.push((device, port));
         }
@@ -317,4 +319,210 @@ impl Topology {
         let bytes: Vec<u8> = header.topology[1..].iter().flat_map(|word| word.load(SeqCst).to_le_bytes()).collect();
         Self::parse(std::str::from_utf8(bytes.get(..length)?).ok()?)
     }
+}
+
+const PHYS_DISABLED: u8 = 3;
+const PHYS_LINK_UP: u8 = 5;
+const GRH_REQUIRED: u8 = 1;
+const SUBNET_TIMEOUT: u8 = 18;
+/// Of the subnet manager, which is nobody.
+const SM_LID: u16 = 1;
+/// Sets up the ports of a new fabric.
+pub(crate) fn set_up_all(file: &SharedFile, topology: &Topology) {
+    for device in 0..topology.devices() {
+        for port in 1..=topology.ports() {
+            set_up(file.port(device, port), topology, device, port);
+        }
+    }
+}
+
+/// Gives `slot` what the topology says about `port` of `device`.
+pub(crate) fn set_up(slot: &PortSlot, topology: &Topology, device: usize, port: u32) {
+    slot.mtu.store(topology.mtu(device, port), SeqCst);
+    slot.link_layer.store(topology.link_layer(device, port), SeqCst);
+    slot.speed.store(topology.speed(device, port), SeqCst);
+    if slot.is_infiniband() {
+        slot.lid.store(u32::from(SM_LID) + 1 + (device * PORTS) as u32 + port - 1, SeqCst);
+    }
+    for (entry, gid) in slot.gids.iter().zip(first_gids(topology, device, port)) {
+        entry.set(&gid);
+    }
+    let (pace, latency) = topology.path_pace_and_latency();
+    for path in &slot.paths {
+        path.bytes_per_ms.store(pace, SeqCst);
+        path.latency_ns.store(latency, SeqCst);
+    }
+    slot.state.store(STATE_ACTIVE, SeqCst);
+}
+
+/// The GID table of a port at the beginning.
+fn first_gids(topology: &Topology, device: usize, port: u32) -> Vec<TypedGid> {
+    let guid = header::guid(device, port);
+    if topology.link_layer(device, port) == LINK_INFINIBAND {
+        return vec![TypedGid { gid: header::subnet_local(guid), kind: GidType::Plain }];
+    }
+    let (local, mapped) = (header::link_local(guid), header::mapped(device, port));
+    let v2 = |gid: Gid| TypedGid { gid, kind: GidType::RoceV2 };
+    if topology.has_vlan_gids() {
+        // Both interfaces have one MAC address, and so the same link-local address.
+        return [local, mapped, local, header::mapped_of_vlan(device, port)].map(v2).into();
+    }
+    if !topology.has_rich_gids() {
+        return vec![v2(local), v2(mapped)];
+    }
+    let both = |gid: Gid| [TypedGid { gid, kind: GidType::Plain }, v2(gid)];
+    [local, mapped, header::global(device, port)].into_iter().flat_map(both).collect()
+}
+
+impl GidSlot {
+    /// `None`: the entry is empty.
+    pub(crate) fn get(&self) -> Option<TypedGid> {
+        let number = self.kind.load(SeqCst);
+        let mut gid = [0; 16];
+        for (bytes, word) in gid.chunks_mut(8).zip(&self.words) {
+            bytes.copy_from_slice(&word.load(SeqCst).to_ne_bytes());
+        }
+        // It may be changing right now.
+        let kind = GidType::from_slot(number).filter(|_| self.kind.load(SeqCst) == number)?;
+        Some(TypedGid { gid, kind })
+    }
+
+    /// Call under the control lock.
+    pub(crate) fn set(&self, entry: &TypedGid) {
+        self.kind.store(0, SeqCst);
+        for (word, bytes) in self.words.iter().zip(entry.gid.chunks_exact(8)) {
+            word.store(bytes.try_into().map_or(0, u64::from_ne_bytes), SeqCst);
+        }
+        self.kind.store(entry.kind as u32, SeqCst);
+    }
+
+    /// Call under the control lock.
+    pub(crate) fn clear(&self) {
+        self.kind.store(0, SeqCst);
+    }
+}
+
+impl PortSlot {
+    pub(crate) fn is_active(&self) -> bool {
+        self.state.load(SeqCst) == STATE_ACTIVE
+    }
+
+    pub(crate) fn is_infiniband(&self) -> bool {
+        self.link_layer.load(SeqCst) == LINK_INFINIBAND
+    }
+
+    /// TypedGid `index` of the GID table; `None` if it is empty, or outside.
+    pub(crate) fn gid(&self, index: usize) -> Option<TypedGid> {
+        self.gids.get(index)?.get()
+    }
+
+    /// Whether the table has such an entry.
+    pub(crate) fn answers_to(&self, entry: &TypedGid) -> bool {
+        self.gids.iter().any(|slot| slot.get().as_ref() == Some(entry))
+    }
+
+    /// Whether the table has this GID, for whatever kind of packets.
+    pub(crate) fn has_gid(&self, gid: &Gid) -> bool {
+        self.gids.iter().filter_map(GidSlot::get).any(|entry| entry.gid == *gid)
+    }
+
+    /// What `ibv_query_port` says.
+    pub(crate) fn attributes(&self) -> PortAttr {
+        let (state, is_ib) = (self.state.load(SeqCst), self.is_infiniband());
+        let (width, speed) = signalling(self.speed.load(SeqCst)).unwrap_or_default();
+        PortAttr {
+            state,
+            max_mtu: MTU_4096,
+            active_mtu: self.mtu.load(SeqCst),
+            gid_tbl_len: GIDS as i32,
+            max_msg_sz: MAX_MESSAGE,
+            qkey_viol_cntr: self.qkey_violations.load(SeqCst),
+            pkey_tbl_len: 1,
+            lid: self.lid.load(SeqCst) as u16,
+            sm_lid: if is_ib { SM_LID } else { 0 },
+            max_vl_num: 1,
+            subnet_timeout: if is_ib { SUBNET_TIMEOUT } else { 0 },
+            active_width: width,
+            // What does not fit is the fastest that does.
+            active_speed: speed.min(SPEED_NDR) as u8,
+            phys_state: if state == STATE_ACTIVE { PHYS_LINK_UP } else { PHYS_DISABLED },
+            link_layer: self.link_layer.load(SeqCst) as u8,
+            flags: if is_ib { 0 } else { GRH_REQUIRED },
+            active_speed_ex: speed,
+            ..PortAttr::default()
+        }
+    }
+}
+
+/// A port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct PortId {
+    pub(crate) device: usize,
+    pub(crate) port: u32,
+}
+
+impl PortId {
+    /// The name of queue pair `qpn` at this port, see `QpSlot::peer`.
+    pub(crate) fn qp_name(self, qpn: u32) -> u64 {
+        u64::from(self.port) << 40 | (self.device as u64) << 32 | u64::from(qpn)
+    }
+
+    /// The port in the name of a queue pair.
+    pub(crate) fn of_name(name: u64) -> Self {
+        Self { device: (name >> 32) as usize & 0xff, port: (name >> 40) as u32 & 0xff }
+    }
+}
+
+/// Device index and port that a name means: `softrnic1/2`, `rnic1/2` or `1/2`.
+pub(crate) fn parse_name(name: &str) -> Option<(usize, u32)> {
+    let (device, port) = name.split_once('/')?;
+    let port = port.parse().ok().filter(|p| (1..=PORTS as u32).contains(p))?;
+    Some((parse_device(device)?, port))
+}
+
+/// Device index that a name means: `softrnic1`, `rnic1` or `1`.
+pub(crate) fn parse_device(name: &str) -> Option<usize> {
+    let digits = ["softrnic", "rnic"].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+    digits.parse().ok().filter(|&d| d < DEVICES)
+}
+
+pub(crate) const STATE_DOWN: u32 = 1;
+pub(crate) const STATE_ACTIVE: u32 = 4;
+/// What devices say that are neither: `IBV_LINK_LAYER_UNSPECIFIED`. Here they are addressed like Ethernet.
+pub(crate) const LINK_UNSPECIFIED: u32 = 0;
+pub(crate) const LINK_INFINIBAND: u32 = 1;
+pub(crate) const LINK_ETHERNET: u32 = 2;
+/// 4096 bytes, as `ibv_mtu`.
+pub(crate) const MTU_4096: u32 = 5;
+
+/// The highest code of the 8-bit attribute: 100 Gb/s a lane.
+pub(crate) const SPEED_NDR: u32 = 128;
+
+/// Speed (100 Mb/s), `active_width`, `active_speed`.
+const SIGNALLING: [(u32, u8, u32); 11] = [
+    (50, 1, 2),
+    (100, 2, 1),
+    (200, 2, 2),
+    (250, 1, 32),
+    (400, 2, 4),
+    (500, 1, 64),
+    (560, 2, 16),
+    (1000, 2, 32),
+    (2000, 2, 64),
+    (4000, 2, SPEED_NDR),
+    (8000, 2, 256),
+];
+
+/// Width and speed codes of a speed in units of 100 Mb/s.
+pub(crate) fn signalling(speed: u32) -> Option<(u8, u32)> {
+    SIGNALLING.iter().find(|s| s.0 == speed).map(|&(_, width, code)| (width, code))
+}
+
+/// `ibv_mtu` of a size in bytes.
+pub(crate) fn mtu_code(bytes: u32) -> Option<u32> {
+    (1..=MTU_4096).find(|&code| mtu_bytes(code) == bytes)
+}
+
+pub(crate) fn mtu_bytes(code: u32) -> u32 {
+    128 << code
 }

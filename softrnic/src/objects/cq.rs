@@ -5,22 +5,18 @@
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
+use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 
-use crate::abi::consts::event;
-use crate::abi::cq_ex::CqEx;
-use crate::abi::types::{self, Wc};
-use crate::host::in_use::InUse;
-use crate::host::lock::lock;
-use crate::objects::acks::Acks;
-use crate::objects::channel::Channel;
-use crate::objects::context::Context;
-use crate::objects::cq_request::CqRequest;
-use crate::objects::pd::Pd;
-use crate::shm::layout::Table;
+use crate::abi::types;
+use crate::abi::types::{Calls, CqEx, Wc, event};
+use crate::host::{FdQueue, InUse, lock};
+use crate::objects::context::{Context, Pd};
+use crate::objects::qp::Acks;
+use crate::shm::file::Table;
 use crate::shm::slots::{CqSlot, armed};
 
 /// A queue pair, as its completion queues see it.
@@ -320,5 +316,45 @@ impl Cq {
         {
             channel.tokens.push(self.as_abi() as usize);
         }
+    }
+}
+
+/// What a completion queue is to be.
+pub(crate) struct CqRequest {
+    pub(crate) cqe: u32,
+    /// The application's word for it.
+    pub(crate) cq_context: *mut c_void,
+    pub(crate) channel: Option<&'static Channel>,
+    /// All 0 if it is not an extended one.
+    pub(crate) calls: Calls,
+    /// One thread at a time uses it.
+    pub(crate) is_single_threaded: bool,
+    pub(crate) parent_domain: Option<Arc<Pd>>,
+}
+
+/// What the application holds as `ibv_comp_channel*` is its first field.
+#[repr(C)]
+pub(crate) struct Channel {
+    abi: types::CompChannel,
+    pub(crate) context: Arc<Context>,
+    /// Application's `ibv_cq*` of each notification.
+    pub(crate) tokens: FdQueue<usize>,
+    pub(crate) users: AtomicU32,
+}
+
+// SAFETY: `abi` is written once; the application reads it.
+unsafe impl Send for Channel {}
+// SAFETY: as above.
+unsafe impl Sync for Channel {}
+
+impl Channel {
+    pub(crate) fn new(context: Arc<Context>) -> Result<Box<Self>, i32> {
+        let tokens = FdQueue::new()?;
+        let abi = types::CompChannel { context: context.as_abi(), fd: tokens.fd(), refcnt: 0 };
+        Ok(Box::new(Self { abi, context, tokens, users: AtomicU32::new(0) }))
+    }
+
+    pub(crate) fn as_abi(&self) -> *mut types::CompChannel {
+        (&raw const self.abi).cast_mut()
     }
 }

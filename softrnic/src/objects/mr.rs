@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use crate::abi::consts::access;
 use crate::abi::types;
+use crate::abi::types::access;
 use crate::copy::gpu;
-use crate::host::errno::last_errno;
-use crate::objects::pd::Pd;
+use crate::host::last_errno;
+use crate::objects::context::Pd;
 use crate::process::fabric::Fabric;
-use crate::process::usage::{self, RegKind};
-use crate::shm::layout::{PAGE, Table};
+use crate::process::tables;
+use crate::process::tables::RegKind;
+use crate::shm::file::{PAGE, Table};
 use crate::shm::slots::MrSlot;
 
 /// What the application holds as `ibv_mr*` is its first field.
@@ -108,7 +109,7 @@ impl Mr {
             (_, None) => RegKind::GpuByAddress,
             (_, Some(_)) => RegKind::GpuByDmabuf,
         };
-        usage::registered(length, kind);
+        tables::registered(length, kind);
         let abi = types::Mr {
             context: pd.context.as_abi(),
             pd: pd.as_abi(),
@@ -163,9 +164,9 @@ impl Mr {
             slot.iova.store(range.iova, Relaxed);
             slot.length.store(range.length as u64, Relaxed);
             slot.gpu.store(gpu, Relaxed);
-            usage::deregistered(self.abi.length, self.kind);
+            tables::deregistered(self.abi.length, self.kind);
             self.kind = if gpu == 0 { RegKind::Host } else { RegKind::GpuByAddress };
-            usage::registered(range.length, self.kind);
+            tables::registered(range.length, self.kind);
             (self.abi.addr, self.abi.length) = (range.addr as *mut _, range.length);
         }
         if let Some(pd) = change.pd {
@@ -196,7 +197,7 @@ impl Mr {
         let control = fabric.file.control();
         fabric.free(&control, Table::Mr, device, self.index);
         self.pd.users.fetch_sub(1, SeqCst);
-        usage::deregistered(self.abi.length, self.kind);
+        tables::deregistered(self.abi.length, self.kind);
     }
 }
 

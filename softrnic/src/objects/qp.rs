@@ -1,31 +1,32 @@
 //! Queue pairs: their state, their receive queue, their completions.
 
 use std::collections::VecDeque;
+use std::ffi::c_void;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
-use crate::abi::consts::{Status, event, qp_state, qp_type};
-use crate::abi::qp_ex::QpExTail;
-use crate::abi::types::{self, QpAttr, QpCap, Sge, Wc};
-use crate::host::in_use::InUse;
-use crate::host::lock::lock;
-use crate::network::port_id::PortId;
-use crate::objects::acks::Acks;
+use crate::abi::qp_ex::{Calls, QpExTail};
+use crate::abi::types;
+use crate::abi::types::{
+    ALL_OPERATIONS, QpAttr, QpCap, Sge, Status, Wc, access, event, qp_attr as mask, qp_state as state, qp_state,
+    qp_type, wr_opcode,
+};
+use crate::host::{InUse, lock};
+use crate::limits::{MAX_SGE, QPS};
+use crate::network::topology::{MTU_4096, PortId};
+use crate::objects::context::{Event, Pd};
 use crate::objects::cq::{CompletionSource, Cq};
-use crate::objects::pd::Pd;
-use crate::objects::qp_entry::{abi_of, claim_slot, grant, unconnected};
-use crate::objects::qp_request::QpRequest;
-use crate::objects::send_queue::{SendQueue, entries};
-use crate::objects::send_ring::SendRing;
+use crate::objects::send_queue::{Making, SendQueue, SendRing, entries};
 use crate::objects::srq::Srq;
-use crate::objects::wr_list::Making;
 use crate::process::fabric::Fabric;
-use crate::remote::completion;
+use crate::process::settings::{InlineExcess, Settings};
+use crate::remote::responder;
+use crate::shm::file::Table;
 use crate::shm::recv_ring::{Received, RecvRing, Sender};
-use crate::shm::slots::{ANY_PEER, QpSlot};
+use crate::shm::slots::{ANY_PEER, NO_PEER, QpSlot};
 
 /// What the application holds as `ibv_qp*` is its first field.
 #[repr(C)]
@@ -233,11 +234,11 @@ impl Qp {
         }
         let posted = self.slot.posted.load(Relaxed);
         for at in self.slot.done.load(Acquire)..posted {
-            if !completion::admit(self.fabric, self.recv_cq.slot) {
+            if !responder::admit_completion(self.fabric, self.recv_cq.slot) {
                 break;
             }
             self.recv_ring.finish(self.slot, at, &FLUSHED);
-            completion::announce(self.fabric, self.recv_cq.slot, self.slot.recv_bit.load(Relaxed), true);
+            responder::announce(self.fabric, self.recv_cq.slot, self.slot.recv_bit.load(Relaxed), true);
         }
         // Who gets this event polls for what has completed.
         if self.srq.is_some() && !self.is_last_told.swap(true, SeqCst) {
@@ -403,5 +404,321 @@ impl Qp {
 
     pub(crate) fn ack_async_event(&self) {
         self.acks.add(&self.abi.events_completed, 1);
+    }
+}
+
+/// The peer of a queue pair that is not connected: UD takes datagrams from all.
+pub(super) fn unconnected(kind: i32) -> u64 {
+    if kind == qp_type::UD { ANY_PEER } else { NO_PEER }
+}
+
+/// What a queue pair gets that is to have `requested`; the errno value of a refusal, 0 for one that leaves errno as it was.
+pub(super) fn grant(settings: &Settings, requested: QpCap, has_receives: bool) -> Result<QpCap, i32> {
+    let (driver, most) = (settings.driver, settings.max_qp_wr);
+    let is_too_much = requested.max_send_wr > most
+        || requested.max_recv_wr > most
+        || requested.max_send_sge > driver.max_sge.0
+        || requested.max_recv_sge > driver.max_sge.1;
+    if is_too_much {
+        return Err(driver.too_much);
+    }
+    let least = driver.min_queue;
+    if requested.max_send_wr < least.send || has_receives && requested.max_recv_wr < least.recv {
+        return Err(libc::EINVAL);
+    }
+    if requested.max_inline_data <= settings.max_inline {
+        let rounded = (driver.round)(requested);
+        let granted = if settings.grant_more { more_than(rounded) } else { rounded };
+        return Ok(QpCap { max_inline_data: granted.max_inline_data.min(settings.max_inline), ..granted });
+    }
+    match settings.inline_excess {
+        InlineExcess::Refuse => Err(libc::EINVAL),
+        InlineExcess::RefuseSilently => Err(0),
+        InlineExcess::Grant => {
+            let possible = QpCap { max_inline_data: settings.max_inline, ..requested };
+            Ok(QpCap { max_inline_data: settings.max_inline, ..(driver.round)(possible) })
+        }
+    }
+}
+
+/// More of everything than `cap`, but of queues that have nothing. A queue may become longer than the device says that queues are.
+fn more_than(cap: QpCap) -> QpCap {
+    let queue = |wr: u32| if wr == 0 { 0 } else { 2 * wr + 1 };
+    let elements = |sge: u32, wr: u32| if wr == 0 { sge } else { (sge + 3).min(MAX_SGE) };
+    QpCap {
+        max_send_wr: queue(cap.max_send_wr),
+        max_recv_wr: queue(cap.max_recv_wr),
+        max_send_sge: elements(cap.max_send_sge, cap.max_send_wr),
+        max_recv_sge: elements(cap.max_recv_sge, cap.max_recv_wr),
+        max_inline_data: (cap.max_inline_data + 1).next_multiple_of(64),
+    }
+}
+
+/// Takes a table entry and fills in what does not depend on the connection. `requested` has what is granted, `asked` what the application
+/// has asked for.
+pub(super) fn claim_slot(
+    fabric: &Fabric,
+    device: usize,
+    pd: &Pd,
+    requested: &QpRequest,
+    asked: &QpCap,
+) -> Result<(u32, &'static QpSlot), i32> {
+    let (mask, stride, bytes) = RecvRing::layout(requested.ring(), requested.qp_type == qp_type::UD);
+    let control = fabric.file.control();
+    let index = fabric.claim(&control, Table::Qp, device, fabric.settings.max_qp)?;
+    let slot = fabric.qp(device, index);
+    // What a former owner left must not pass for ours.
+    slot.ring_bytes.store(0, SeqCst);
+    slot.state.store(qp_state::RESET, SeqCst);
+    slot.peer.store(unconnected(requested.qp_type), SeqCst);
+    slot.holder.store(0, SeqCst);
+    slot.qkey.store(0, SeqCst);
+    if !fabric.is_entered(slot) {
+        slot.busy.store(0, SeqCst);
+    }
+    let ring_at =
+        fabric.claim_ring(&control, bytes).inspect_err(|_| fabric.free(&control, Table::Qp, device, index))?;
+    slot.ring_at.store(ring_at, SeqCst);
+    slot.ring_bytes.store(bytes as u32, SeqCst);
+    slot.ring_mask.store(mask, SeqCst);
+    slot.ring_stride.store(stride, SeqCst);
+    slot.pd.store(pd.id, SeqCst);
+    slot.recv_pd.store(requested.srq.as_ref().map_or(pd.id, |srq| srq.pd.id), SeqCst);
+    slot.srq.store(requested.srq.as_ref().map_or(0, |srq| srq.index + 1), SeqCst);
+    slot.wanted.store(0, SeqCst);
+    slot.transport.store(requested.qp_type as u32, SeqCst);
+    slot.send_cq.store(requested.send_cq.index, SeqCst);
+    slot.recv_cq.store(requested.recv_cq.index, SeqCst);
+    slot.access.store(0, SeqCst);
+    slot.port.store(1, SeqCst);
+    slot.flow.store(0, SeqCst);
+    slot.expected_psn.store(0, SeqCst);
+    slot.events.store(0, SeqCst);
+    slot.established.store(0, SeqCst);
+    for count in slot.sent.all().into_iter().chain(slot.work.all()) {
+        count.store(0, Relaxed);
+    }
+    slot.capacities.set(asked, requested.operations, pd.has_thread());
+    slot.done.store(0, SeqCst);
+    slot.posted.store(0, SeqCst);
+    let generation = slot.generation.fetch_add(1, SeqCst).wrapping_add(1);
+    let part = if fabric.settings.qpn_reuse { 1 } else { generation % 4095 + 1 };
+    slot.qpn.store(part * QPS + index, SeqCst);
+    Ok((index, slot))
+}
+
+/// What the application holds of the queue pair with this table entry.
+pub(super) fn abi_of(pd: &Pd, requested: &QpRequest, index: u32, slot: &QpSlot) -> types::Qp {
+    types::Qp {
+        context: pd.context.as_abi(),
+        qp_context: requested.qp_context,
+        pd: pd.as_abi(),
+        send_cq: requested.send_cq.as_abi(),
+        recv_cq: requested.recv_cq.as_abi(),
+        srq: requested.srq.as_ref().map_or(std::ptr::null_mut(), |srq| srq.as_abi()),
+        handle: index,
+        qp_num: slot.qpn.load(SeqCst),
+        state: AtomicU32::new(qp_state::RESET),
+        qp_type: requested.qp_type,
+        mutex: [0; 5],
+        cond: [0; 6],
+        events_completed: AtomicU32::new(0),
+    }
+}
+
+impl Qp {
+    /// Leaves an event of this QP for the service thread.
+    pub(crate) fn tell_owner(&self, kind: u32) {
+        self.slot.events.fetch_or(1 << kind, SeqCst);
+        self.fabric.wake(self.fabric.me);
+    }
+
+    /// For the service thread: passes on the events that peers left here. True if one of them means an error.
+    pub(crate) fn deliver(&self) -> bool {
+        let events = self.slot.events.swap(0, SeqCst);
+        for kind in (event::QP_FATAL..=event::SQ_DRAINED).chain([event::QP_LAST_WQE_REACHED]) {
+            if events & 1 << kind != 0 {
+                self.pd.context.events.push(Event { element: self.as_abi() as usize, kind });
+            }
+        }
+        let fatal = 1 << event::QP_FATAL | 1 << event::QP_REQ_ERR | 1 << event::QP_ACCESS_ERR;
+        events & fatal != 0
+    }
+}
+
+/// What `ibv_create_qp` asks for.
+pub(crate) struct QpRequest {
+    pub(crate) qp_context: *mut c_void,
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
+    /// Where it receives from, if not from a queue of its own.
+    pub(crate) srq: Option<Arc<Srq>>,
+    pub(crate) cap: QpCap,
+    pub(crate) qp_type: i32,
+    pub(crate) signal_all: bool,
+    /// `None`: all.
+    pub(crate) operations: Option<u64>,
+    /// All 0 if it is not an extended one.
+    pub(crate) calls: Calls,
+}
+
+impl QpRequest {
+    /// The same, without a receive queue of its own if it has a shared one: as mlx5 grants it.
+    pub(super) fn without_own_receives(mut self) -> Self {
+        if self.srq.is_some() {
+            (self.cap.max_recv_wr, self.cap.max_recv_sge) = (0, 0);
+        }
+        self
+    }
+
+    /// Receives in its ring, and elements of each. With a shared queue all receives of that may be taken and not polled.
+    pub(super) fn ring(&self) -> (u32, u32) {
+        self.srq.as_ref().map_or((self.cap.max_recv_wr, self.cap.max_recv_sge), |srq| (srq.max_wr, srq.max_sge))
+    }
+
+    /// What may be posted to the send queue: bit n is `ibv_wr_opcode` n.
+    /// `EOPNOTSUPP`: one that was asked for is none of its type.
+    pub(super) fn operations(&self, has_atomics: bool) -> Result<u64, i32> {
+        const SENDS: u64 = 1 << wr_opcode::SEND | 1 << wr_opcode::SEND_WITH_IMM;
+        const WRITES: u64 = 1 << wr_opcode::RDMA_WRITE | 1 << wr_opcode::RDMA_WRITE_WITH_IMM;
+        let possible = match self.qp_type {
+            qp_type::UD => SENDS,
+            qp_type::UC => SENDS | WRITES,
+            _ if has_atomics => ALL_OPERATIONS,
+            _ => ALL_OPERATIONS & !(1 << wr_opcode::ATOMIC_CMP_SWAP | 1 << wr_opcode::ATOMIC_FETCH_ADD),
+        };
+        let wanted = self.operations.unwrap_or(possible);
+        if wanted & !possible == 0 { Ok(wanted) } else { Err(libc::EOPNOTSUPP) }
+    }
+}
+
+/// Attribute bits that a transition needs, and those it allows besides.
+pub(crate) struct AttrMask {
+    pub(crate) needs: i32,
+    pub(crate) allows: i32,
+}
+
+/// The attributes for `from` -> `to` of an `ibv_qp_type`, if there is such a transition. UC has neither READs nor retries. There is no
+/// path migration.
+pub(crate) fn attributes(from: u32, to: u32, qp_type: i32) -> Option<AttrMask> {
+    if qp_type == qp_type::UD {
+        return of_datagrams(from, to);
+    }
+    let is_rc = qp_type == qp_type::RC;
+    let only_rc = |bits: i32| if is_rc { bits } else { 0 };
+    let basics = mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS;
+    let timing = mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC;
+    // To and from the states in which something may be sent.
+    let sending = mask::CUR_STATE | mask::ACCESS_FLAGS | only_rc(mask::MIN_RNR_TIMER);
+    let (needs, allows) = match (from, to) {
+        (_, state::RESET | state::ERR) => (0, 0),
+        (state::RESET, state::INIT) => (basics, 0),
+        (state::INIT, state::INIT) => (0, basics),
+        (state::INIT, state::RTR) => (
+            mask::AV
+                | mask::PATH_MTU
+                | mask::DEST_QPN
+                | mask::RQ_PSN
+                | only_rc(mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER),
+            mask::PKEY_INDEX | mask::ACCESS_FLAGS,
+        ),
+        (state::RTR, state::RTS) => (mask::SQ_PSN | only_rc(timing), sending),
+        (state::RTS | state::SQD, state::RTS) => (0, sending),
+        (state::SQE, state::RTS) if !is_rc => (0, mask::CUR_STATE | mask::ACCESS_FLAGS),
+        (state::RTS, state::SQD) => (0, mask::EN_SQD_ASYNC_NOTIFY),
+        (state::SQD, state::SQD) => (
+            0,
+            mask::AV
+                | mask::PKEY_INDEX
+                | mask::ACCESS_FLAGS
+                | only_rc(timing | mask::PORT | mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER),
+        ),
+        _ => return None,
+    };
+    Some(AttrMask { needs, allows })
+}
+
+/// As [`attributes`], of UD, which is not connected: each datagram brings its address.
+fn of_datagrams(from: u32, to: u32) -> Option<AttrMask> {
+    let basics = mask::PKEY_INDEX | mask::PORT | mask::QKEY;
+    let (needs, allows) = match (from, to) {
+        (_, state::RESET | state::ERR) => (0, 0),
+        (state::RESET, state::INIT) => (basics, 0),
+        (state::INIT, state::INIT) => (0, basics),
+        (state::INIT, state::RTR) => (0, mask::PKEY_INDEX | mask::QKEY),
+        (state::RTR, state::RTS) => (mask::SQ_PSN, mask::CUR_STATE | mask::QKEY),
+        (state::RTS | state::SQD | state::SQE, state::RTS) => (0, mask::CUR_STATE | mask::QKEY),
+        (state::RTS, state::SQD) => (0, mask::EN_SQD_ASYNC_NOTIFY),
+        (state::SQD, state::SQD) => (0, mask::PKEY_INDEX | mask::QKEY),
+        _ => return None,
+    };
+    Some(AttrMask { needs, allows })
+}
+
+/// EINVAL if a value is out of range: of `ports` ports, and `max_reads` outstanding READs.
+pub(crate) fn check_values(attr: &QpAttr, given: i32, ports: u32, max_reads: u8) -> Result<(), i32> {
+    let has = |bit: i32| given & bit != 0;
+    let flags = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
+    let is_bad = has(mask::PKEY_INDEX) && attr.pkey_index != 0
+        || has(mask::PORT) && !(1..=ports).contains(&u32::from(attr.port_num))
+        || has(mask::ACCESS_FLAGS) && attr.qp_access_flags & !(flags | access::OPTIONAL) != 0
+        || has(mask::PATH_MTU) && !(1..=MTU_4096).contains(&attr.path_mtu)
+        || has(mask::MAX_QP_RD_ATOMIC) && attr.max_rd_atomic > max_reads
+        || has(mask::MAX_DEST_RD_ATOMIC) && attr.max_dest_rd_atomic > max_reads
+        || has(mask::MIN_RNR_TIMER) && attr.min_rnr_timer > 31
+        || has(mask::TIMEOUT) && attr.timeout > 31
+        || has(mask::RETRY_CNT) && attr.retry_cnt > 7
+        || has(mask::RNR_RETRY) && attr.rnr_retry > 7
+        || has(mask::DEST_QPN) && attr.dest_qp_num >= 1 << 24;
+    if is_bad { Err(libc::EINVAL) } else { Ok(()) }
+}
+
+/// Takes over the attributes that are `given`.
+pub(crate) fn remember(known: &mut QpAttr, attr: &QpAttr, given: i32) {
+    macro_rules! take {
+        ($($bit:ident: $($field:ident),+;)+) => { $(if given & mask::$bit != 0 { $(known.$field = attr.$field;)+ })+ };
+    }
+    take! {
+        ACCESS_FLAGS: qp_access_flags;
+        PKEY_INDEX: pkey_index;
+        PORT: port_num;
+        QKEY: qkey;
+        AV: ah_attr;
+        PATH_MTU: path_mtu;
+        TIMEOUT: timeout;
+        RETRY_CNT: retry_cnt;
+        RNR_RETRY: rnr_retry;
+        RQ_PSN: rq_psn;
+        SQ_PSN: sq_psn;
+        MAX_QP_RD_ATOMIC: max_rd_atomic;
+        MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
+        MIN_RNR_TIMER: min_rnr_timer;
+        DEST_QPN: dest_qp_num;
+    }
+    known.rq_psn &= 0xff_ffff;
+    known.sq_psn &= 0xff_ffff;
+}
+
+/// Those of one object. Its fields that the application sees count the events that are acknowledged.
+#[derive(Debug, Default)]
+pub(crate) struct Acks {
+    counting: Mutex<()>,
+    counted: Condvar,
+}
+
+impl Acks {
+    /// `count` more events are acknowledged.
+    pub(crate) fn add(&self, acknowledged: &AtomicU32, count: u32) {
+        let _guard = lock(&self.counting);
+        acknowledged.fetch_add(count, SeqCst);
+        self.counted.notify_all();
+    }
+
+    /// Waits until all are: of each kind the events that were given, and those that are acknowledged.
+    pub(crate) fn wait(&self, kinds: &[(&AtomicU32, &AtomicU32)]) {
+        let mut guard = lock(&self.counting);
+        while kinds.iter().any(|(given, acknowledged)| given.load(SeqCst) != acknowledged.load(SeqCst)) {
+            guard = self.counted.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }

@@ -6,16 +6,19 @@
 //! A request is executed when its bytes are at the peer, and acknowledged when we know it: at once, unless the wire has
 //! a latency. A slot is free again only when a completion *after* it has been polled: unsignaled requests hold theirs.
 
+use std::cell::UnsafeCell;
 use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use crate::abi::consts::Status;
-use crate::abi::types::{QpCap, Sge};
-use crate::network::link::{MTU_4096, mtu_bytes};
-use crate::objects::datagram::Datagram;
-use crate::process::route::Route;
-use crate::remote::request::Request;
+use crate::abi::types::{QpCap, SendWr, Sge, Status, send_flag};
+use crate::network::topology::{MTU_4096, mtu_bytes};
+use crate::objects::context::Datagram;
+use crate::process::fabric::Route;
+use crate::remote::responder::Request;
 use crate::remote::staged_transfer::StagedTransfer;
-use crate::rules::known::KnownRules;
+use crate::rules::rule::KnownRules;
 
 /// What came of a request that is executed, to be known when its acknowledgement is here.
 #[derive(Clone, Copy, Debug)]
@@ -240,4 +243,229 @@ impl SendQueue {
 /// Slots of a send queue.
 pub(crate) fn entries(cap: &QpCap) -> usize {
     (cap.max_send_wr.max(1) as usize).next_power_of_two()
+}
+
+/// What became of one request. Two words, so that poller and executor need no lock in common.
+#[derive(Debug)]
+struct Record {
+    wr_id: AtomicU64,
+    /// Status | opcode << 8 | has a completion << 16 | byte count << 32.
+    rest: AtomicU64,
+}
+
+/// Records of executed requests: filled under the queue's lock, emptied under the CQ's.
+#[derive(Debug)]
+pub(crate) struct SendRing {
+    done: AtomicU64,
+    freed: AtomicU64,
+    polled: AtomicU64,
+    mask: u64,
+    records: Box<[Record]>,
+}
+
+/// A completion taken from the ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) wr_id: u64,
+    pub(crate) status: u32,
+    pub(crate) opcode: u32,
+    pub(crate) byte_len: u32,
+}
+
+impl SendRing {
+    /// With room for `entries` records, a power of two.
+    pub(crate) fn new(entries: usize) -> Self {
+        Self {
+            done: AtomicU64::new(0),
+            freed: AtomicU64::new(0),
+            polled: AtomicU64::new(0),
+            mask: entries as u64 - 1,
+            records: (0..entries).map(|_| Record { wr_id: AtomicU64::new(0), rest: AtomicU64::new(0) }).collect(),
+        }
+    }
+
+    /// Requests whose slots are in use, given how many were posted.
+    pub(crate) fn in_use(&self, posted: u64) -> u64 {
+        // Pairs with the poller's store: a record is not written again before it has been read.
+        posted - self.freed.load(Acquire)
+    }
+
+    /// Records the outcome of request number `at`.
+    pub(crate) fn record(&self, at: u64, wr_id: u64, status: u32, opcode: u32, byte_len: u32, is_completion: bool) {
+        let record = &self.records[(at & self.mask) as usize];
+        record.wr_id.store(wr_id, Relaxed);
+        let rest = u64::from(status) | u64::from(opcode) << 8 | u64::from(is_completion) << 16;
+        record.rest.store(rest | u64::from(byte_len) << 32, Relaxed);
+        // Pairs with the poller's load in `take`.
+        self.done.store(at + 1, Release);
+    }
+
+    /// The next completion, if there is one. Call under the CQ's lock.
+    pub(crate) fn take(&self) -> Option<Taken> {
+        let done = self.done.load(Acquire);
+        let mut at = self.polled.load(Relaxed);
+        while at != done {
+            let record = &self.records[(at & self.mask) as usize];
+            let (wr_id, rest) = (record.wr_id.load(Relaxed), record.rest.load(Relaxed));
+            at += 1;
+            if rest & 1 << 16 != 0 {
+                self.polled.store(at, Relaxed);
+                self.freed.store(at, Release);
+                let (status, opcode) = (rest as u32 & 0xff, rest as u32 >> 8 & 0xff);
+                return Some(Taken { wr_id, status, opcode, byte_len: (rest >> 32) as u32 });
+            }
+        }
+        self.polled.store(at, Relaxed);
+        None
+    }
+
+    /// Whether records wait to be looked at.
+    pub(crate) fn has_more(&self) -> bool {
+        self.polled.load(Relaxed) != self.done.load(Acquire)
+    }
+
+    /// Empties the ring up to `posted`; returns how many completions that threw away.
+    pub(crate) fn discard(&self, posted: u64) -> u64 {
+        let thrown = std::iter::from_fn(|| self.take()).count();
+        self.done.store(posted, Relaxed);
+        self.polled.store(posted, Relaxed);
+        self.freed.store(posted, Release);
+        thrown as u64
+    }
+}
+
+/// A list that one thread at a time makes.
+#[derive(Default)]
+pub(crate) struct Making {
+    is_made: AtomicBool,
+    list: UnsafeCell<WrList>,
+}
+
+/// The work requests so far.
+#[derive(Default)]
+pub(crate) struct WrList {
+    /// The first thing that was wrong with it.
+    error: Option<i32>,
+    requests: Vec<Wr>,
+    sges: Vec<Sge>,
+    inline: Vec<u8>,
+}
+
+struct Wr {
+    wr: SendWr,
+    data: Data,
+}
+
+/// What a work request has in the lists of all.
+enum Data {
+    None,
+    Elements(Range<usize>),
+    Inline(Range<usize>),
+}
+
+impl Making {
+    /// Begins an empty list: waits for other threads.
+    pub(crate) fn begin(&self) {
+        while self.is_made.swap(true, Acquire) {
+            std::thread::yield_now();
+        }
+        // SAFETY: one thread at a time is between `begin` and `end`.
+        let list = unsafe { &mut *self.list.get() };
+        list.error = None;
+        list.requests.clear();
+        list.sges.clear();
+        list.inline.clear();
+    }
+
+    pub(crate) fn end(&self) {
+        self.is_made.store(false, Release);
+    }
+
+    /// Looks at the list, or goes on with it.
+    ///
+    /// # Safety
+    /// The calling thread is between `begin` and `end`, and not in `work` of another call.
+    pub(crate) unsafe fn with<R>(&self, work: impl FnOnce(&mut WrList) -> R) -> R {
+        // SAFETY: by the caller; other threads wait in `begin`.
+        work(unsafe { &mut *self.list.get() })
+    }
+}
+
+impl WrList {
+    /// Begins a work request.
+    pub(crate) fn push(&mut self, wr: SendWr) {
+        self.requests.push(Wr { wr, data: Data::None });
+    }
+
+    /// The work request that is made has this data.
+    pub(crate) fn set_elements(&mut self, sges: &[Sge]) {
+        let from = self.sges.len();
+        self.sges.extend_from_slice(sges);
+        let range = from..self.sges.len();
+        self.set(|wr| wr.data = Data::Elements(range));
+    }
+
+    /// The work request that is made has a copy of these pieces as its data.
+    pub(crate) fn set_inline<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
+        let from = self.inline.len();
+        pieces.for_each(|piece| self.inline.extend_from_slice(piece));
+        let range = from..self.inline.len();
+        self.set(|wr| {
+            wr.wr.send_flags |= send_flag::INLINE;
+            wr.data = Data::Inline(range);
+        });
+    }
+
+    /// The work request that is made is a datagram; what names its receiver is in these fields.
+    pub(crate) fn set_address(&mut self, ah: u64, qpn: u32, qkey: u32) {
+        self.set(|Wr { wr, .. }| (wr.remote_addr, wr.rkey, wr.rest[0]) = (ah, qpn, qkey));
+    }
+
+    fn set(&mut self, change: impl FnOnce(&mut Wr)) {
+        match self.requests.last_mut() {
+            Some(wr) => change(wr),
+            None => self.fail(libc::EINVAL),
+        }
+    }
+
+    /// Something is wrong: nothing of the list will be posted.
+    pub(crate) fn fail(&mut self, code: i32) {
+        self.error.get_or_insert(code);
+    }
+
+    /// The requests with their elements, in order; an error if something is wrong with one.
+    pub(crate) fn finished(&self) -> Result<impl Iterator<Item = (&SendWr, Elements<'_>)>, i32> {
+        match self.error {
+            Some(code) => Err(code),
+            None => Ok(self.requests.iter().map(|wr| (&wr.wr, self.elements(&wr.data)))),
+        }
+    }
+
+    fn elements(&self, data: &Data) -> Elements<'_> {
+        match data {
+            Data::None => Elements::Given(&[]),
+            Data::Elements(range) => Elements::Given(&self.sges[range.clone()]),
+            Data::Inline(range) => {
+                let bytes = &self.inline[range.clone()];
+                Elements::Copied([Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 }])
+            }
+        }
+    }
+}
+
+/// Where the data of a work request is.
+pub(crate) enum Elements<'a> {
+    Given(&'a [Sge]),
+    /// In the list itself.
+    Copied([Sge; 1]),
+}
+
+impl Elements<'_> {
+    pub(crate) fn as_slice(&self) -> &[Sge] {
+        match self {
+            Self::Given(sges) => sges,
+            Self::Copied([sge]) if sge.length == 0 => &[],
+            Self::Copied(one) => one,
+        }
+    }
 }

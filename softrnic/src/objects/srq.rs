@@ -5,19 +5,15 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 
-use crate::abi::consts::event;
-use crate::abi::srq::SrqAttr;
-use crate::abi::types::{self, Sge};
-use crate::drivers::driver::Verb;
-use crate::host::in_use::InUse;
-use crate::host::lock::lock;
+use crate::abi::types;
+use crate::abi::types::{Sge, SrqAttr, event};
+use crate::drivers::table::Verb;
+use crate::host::{InUse, lock};
 use crate::limits::SRQS;
-use crate::objects::acks::Acks;
-use crate::objects::context::Event;
-use crate::objects::pd::Pd;
-use crate::shm::layout::Table;
-use crate::shm::srq_ring::SrqRing;
-use crate::shm::srq_slot::{LIMIT_REACHED, SrqSlot};
+use crate::objects::context::{Event, Pd};
+use crate::objects::qp::Acks;
+use crate::shm::file::Table;
+use crate::shm::recv_ring::{LIMIT_REACHED, SrqRing, SrqSlot};
 
 /// What the application holds as `ibv_srq*` is its first field.
 #[repr(C)]

@@ -4,9 +4,9 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::drivers::driver::Driver;
 use crate::drivers::table;
-use crate::host::env;
+use crate::drivers::table::Driver;
+use crate::host;
 use crate::limits::{CQS, MAX_INLINE, MAX_QP_WR, MRS, QPS};
 use crate::network::topology::Requested;
 
@@ -192,7 +192,7 @@ impl Settings {
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         // Tests of softrnic mark their processes in the same style.
         let is_ours = |name: &String| name.strip_prefix("SOFTRNIC_").is_some_and(|rest| !rest.starts_with("TEST_"));
-        names.filter(is_ours).filter(|name| !env::KNOWN.contains(&name.as_str())).collect()
+        names.filter(is_ours).filter(|name| !host::KNOWN.contains(&name.as_str())).collect()
     }
 
     /// Reads the environment; the error is a sentence that names the variable, its value and what is allowed.

@@ -3,15 +3,24 @@
 //! No free list and no counters exist that a killed process could leave half-written: an entry is in use when its
 //! `owner` is not 0, and everything else is derived from that.
 
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-use crate::limits::{DEVICES, PORTS, PROCS};
+use crate::host;
+use crate::host::{lock, now_ns};
+use crate::limits::{DEVICES, JOBS, PORTS, PROCS};
 use crate::process::fabric::Fabric;
-use crate::process::usage;
-use crate::shm::file::ControlLock;
-use crate::shm::layout::{CHUNK, PAGE, RINGS_AT, Table};
-use crate::shm::slots::{CqSlot, MrSlot, NO_PEER, QpSlot};
+use crate::process::settings::Settings;
+use crate::rules::rule::load_env;
+use crate::shm::file::{
+    CHUNK, ControlLock, FILE_BYTES, Failure, JOBS_AT, PAGE, RINGS_AT, SharedFile, Table, id_of, slot_of,
+};
+use crate::shm::job;
+use crate::shm::job::{Hold, JobSlot, state};
+use crate::shm::slots::{CqSlot, MrSlot, NO_PEER, PROC_ALIVE, PROC_EXITING, ProcSlot, QpSlot};
 
 impl Fabric {
     /// The owner word of entry `index`, if that entry has storage.
@@ -39,7 +48,7 @@ impl Fabric {
         .inspect(|&index| {
             self.owner_of(table, device, index).store(self.me, SeqCst);
             self.header().hint[device][table as usize].store(index + 1, Relaxed);
-            usage::created(table);
+            created(table);
         })
     }
 
@@ -65,10 +74,10 @@ impl Fabric {
     pub(crate) fn report_no_space(&self, code: i32) -> i32 {
         static WARNED: AtomicBool = AtomicBool::new(false);
         if !WARNED.swap(true, Relaxed) {
-            crate::host::stderr::say(format_args!(
+            host::say(format_args!(
                 "no room for more shared memory in {}: {}; free some space there",
                 self.settings.shm_dir.display(),
-                crate::host::errno::errno_text(code)
+                host::errno_text(code)
             ));
         }
         libc::ENOMEM
@@ -80,7 +89,7 @@ impl Fabric {
         hint.fetch_min(index, Relaxed);
         // What a dead process left was never counted here.
         if self.owner_of(table, device, index).swap(0, SeqCst) == self.me {
-            usage::destroyed(table);
+            destroyed(table);
         }
     }
 
@@ -163,7 +172,7 @@ impl Fabric {
                 if qp.owner.load(Acquire) != id {
                     continue;
                 }
-                qp.state.store(crate::abi::consts::qp_state::RESET, SeqCst);
+                qp.state.store(crate::abi::types::qp_state::RESET, SeqCst);
                 if self.is_entered(qp) {
                     clean = false;
                 } else {
@@ -195,5 +204,264 @@ impl Fabric {
             }
         }
         true
+    }
+}
+
+/// A number and the highest it has been.
+#[derive(Debug, Default)]
+struct Gauge {
+    now: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Gauge {
+    const fn new() -> Self {
+        Self { now: AtomicU64::new(0), peak: AtomicU64::new(0) }
+    }
+
+    fn add(&self, count: u64) {
+        let now = self.now.fetch_add(count, Relaxed) + count;
+        self.peak.fetch_max(now, Relaxed);
+    }
+
+    fn take(&self, count: u64) {
+        self.now.fetch_sub(count, Relaxed);
+    }
+}
+
+/// By [`Table`].
+static OBJECTS: [Gauge; 4] = [const { Gauge::new() }; 4];
+static REGISTERED_BYTES: Gauge = Gauge::new();
+/// By [`RegKind`].
+static REGIONS: [Gauge; 3] = [const { Gauge::new() }; 3];
+
+/// How memory was registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RegKind {
+    Host,
+    GpuByAddress,
+    GpuByDmabuf,
+}
+
+/// An object of `table` came to be.
+pub(crate) fn created(table: Table) {
+    OBJECTS[table as usize].add(1);
+}
+
+/// An object of `table` is gone.
+pub(crate) fn destroyed(table: Table) {
+    OBJECTS[table as usize].take(1);
+}
+
+/// So many bytes have been registered.
+pub(crate) fn registered(bytes: usize, way: RegKind) {
+    REGISTERED_BYTES.add(bytes as u64);
+    REGIONS[way as usize].add(1);
+}
+
+/// So many bytes have been deregistered.
+pub(crate) fn deregistered(bytes: usize, way: RegKind) {
+    REGISTERED_BYTES.take(bytes as u64);
+    REGIONS[way as usize].take(1);
+}
+
+/// Prints it.
+pub(crate) fn print() {
+    let peak = |table: Table| OBJECTS[table as usize].peak.load(Relaxed);
+    let regions = |way: RegKind| REGIONS[way as usize].peak.load(Relaxed);
+    host::say(format_args!(
+        "at most {} queue pairs, {} completion queues, {} memory regions of {} bytes; GPU memory {} by address, {} by dma-buf",
+        peak(Table::Qp),
+        peak(Table::Cq),
+        peak(Table::Mr),
+        REGISTERED_BYTES.peak.load(Relaxed),
+        regions(RegKind::GpuByAddress),
+        regions(RegKind::GpuByDmabuf)
+    ));
+}
+
+/// Work with a time.
+pub(crate) trait Task: Debug + Send {
+    /// Does it.
+    fn run(self: Box<Self>);
+}
+
+/// Tasks by time.
+#[derive(Debug)]
+pub(crate) struct Timers {
+    /// Earliest time in `tasks`; `u64::MAX` if there is none.
+    next: AtomicU64,
+    /// Key: time, and a serial number that keeps tasks of the same time apart.
+    tasks: Mutex<BTreeMap<(u64, u64), Box<dyn Task>>>,
+    serial: AtomicU64,
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        Self { next: AtomicU64::new(u64::MAX), tasks: Mutex::default(), serial: AtomicU64::new(0) }
+    }
+}
+
+impl Timers {
+    /// Adds `task`, to be done at `at` (ns). True if it is the earliest now.
+    pub(crate) fn insert(&self, at: u64, task: Box<dyn Task>) -> bool {
+        let mut tasks = lock(&self.tasks);
+        tasks.insert((at, self.serial.fetch_add(1, Relaxed)), task);
+        let is_earliest = at < self.next.load(Relaxed);
+        if is_earliest {
+            self.next.store(at, SeqCst);
+        }
+        is_earliest
+    }
+
+    /// When the next task is due; `u64::MAX`: never.
+    pub(crate) fn next(&self) -> u64 {
+        self.next.load(SeqCst)
+    }
+
+    /// Runs the tasks that are due.
+    #[inline]
+    pub(crate) fn run_due(&self) {
+        let next = self.next.load(Relaxed);
+        if next != u64::MAX && next <= now_ns() {
+            self.run();
+        }
+    }
+
+    #[cold]
+    fn run(&self) {
+        let mut tasks = lock(&self.tasks);
+        let later = tasks.split_off(&(now_ns() + 1, 0));
+        let due = std::mem::replace(&mut *tasks, later);
+        self.next.store(tasks.keys().next().map_or(u64::MAX, |key| key.0), SeqCst);
+        drop(tasks);
+        due.into_values().for_each(|task| task.run());
+    }
+}
+
+impl Fabric {
+    /// Gives the slots and their bytes storage, once for the whole fabric.
+    pub(crate) fn open_stage(&self) -> Result<(), i32> {
+        if self.has_stage() {
+            return Ok(());
+        }
+        let _control = self.file.control();
+        self.file.allocate(JOBS_AT, FILE_BYTES - JOBS_AT).map_err(|code| self.report_no_space(code))?;
+        self.header().is_staging.store(1, SeqCst);
+        Ok(())
+    }
+
+    /// Takes a free slot, or one whose owner has died.
+    pub(crate) fn claim_job(&self) -> Option<usize> {
+        (0..JOBS).find(|&index| {
+            let slot = &self.jobs()[index];
+            let seen = slot.hold();
+            let mine = Hold { owner: self.me, serial: seen.serial.wrapping_add(1), state: state::IDLE };
+            self.is_abandoned(slot, seen) && slot.change(seen, mine)
+        })
+    }
+
+    /// Whether nobody holds the slot and nobody copies to or from its bytes.
+    pub(crate) fn is_abandoned(&self, slot: &JobSlot, seen: Hold) -> bool {
+        let copies = |id: u32| self.file.is_helped(slot_of(id));
+        let lives = |id: u32| id == self.me || self.live_process(id).is_some() || copies(id);
+        match seen.state {
+            0 => true,
+            state::ORPHANED => !lives(slot.target.load(SeqCst)),
+            state::TAKEN => !lives(seen.owner) && !lives(slot.target.load(SeqCst)),
+            _ => !lives(seen.owner),
+        }
+    }
+
+    /// Jobs that wait for process `target` or are being done by it.
+    pub(crate) fn jobs_for(&self, target: u32) -> usize {
+        let is_busy = |slot: &&JobSlot| matches!(slot.hold().state, state::POSTED | state::TAKEN | state::ORPHANED);
+        self.jobs().iter().filter(is_busy).filter(|slot| slot.target.load(Relaxed) == target).count()
+    }
+}
+
+// Which processes take part in the fabric, and which of them are alive.
+//
+// Two signs of life: a record lock (the authority, for the control path) and a robust futex word that the kernel
+// marks when the service thread dies with its process, however that happens. The latter costs a peer one load.
+
+/// Whether `slot` still is process `id` and has not died.
+pub(crate) fn is_alive(slot: &ProcSlot, id: u32) -> bool {
+    slot.life.load(Acquire) & libc::FUTEX_OWNER_DIED == 0 && slot.id.load(Acquire) == id
+}
+
+impl Fabric {
+    /// Whether the process in slot `index` takes part, and is neither in its exit handlers nor dying. The kernel drops the lock of a
+    /// process that dies after it may have closed its sockets, from which a peer hears of the death; it marks the word before.
+    pub(crate) fn takes_part(&self, index: usize) -> bool {
+        let slot = self.proc(index);
+        slot.state.load(Acquire) == PROC_ALIVE && is_alive(slot, slot.id.load(Acquire)) && self.file.is_held(index)
+    }
+
+    /// The process `id`, if it lives.
+    pub(crate) fn live_process(&self, id: u32) -> Option<&'static ProcSlot> {
+        let slot = self.proc(slot_of(id));
+        is_alive(slot, id).then_some(slot)
+    }
+
+    /// Whether a live process is executing against `qp` right now.
+    pub(crate) fn is_entered(&self, qp: &QpSlot) -> bool {
+        let busy = qp.busy.load(SeqCst);
+        busy != 0 && self.live_process(busy as u32).is_some()
+    }
+
+    /// Waits until the process that executes against `qp` at this moment has left, or died. The caller has first changed
+    /// what a later one will find.
+    pub(crate) fn await_remote(&self, qp: &QpSlot) {
+        job::await_clear(&qp.busy, |holder| self.live_process(holder as u32).is_some());
+    }
+}
+
+impl Fabric {
+    /// Joins the fabric that the environment names.
+    pub(crate) fn attach() -> Result<&'static Self, Failure> {
+        let settings = Settings::from_env().map_err(|what| (what, libc::EINVAL))?;
+        let file = SharedFile::open(&settings.shm_dir, &settings.fabric)?;
+        let mut fabric = Self::on(file, settings)?;
+        fabric.me = fabric.join()?;
+        Ok(Box::leak(Box::new(fabric)))
+    }
+
+    /// Takes a process slot, with the control lock that opening left us.
+    fn join(&self) -> Result<u32, Failure> {
+        let control = self.file.assume_control();
+        self.reap_dead(&control);
+        let free = (0..PROCS).find(|&i| self.proc(i).id.load(Acquire) == 0 && self.file.hold(i));
+        let Some(index) = free else {
+            return Err((
+                format!("the fabric has its {PROCS} processes; set SOFTRNIC_FABRIC to another"),
+                libc::EUSERS,
+            ));
+        };
+        let slot = self.proc(index);
+        let id = id_of(index, slot.generation.fetch_add(1, SeqCst).wrapping_add(1));
+        slot.life.store(0, SeqCst);
+        // SAFETY: getpid has no preconditions.
+        slot.pid.store(unsafe { libc::getpid() }, SeqCst);
+        slot.jobs.store(0, SeqCst);
+        slot.ways.store(0, SeqCst);
+        slot.obstacle.store(0, SeqCst);
+        slot.port_queries.store(0, SeqCst);
+        slot.commands.iter().for_each(|count| count.store(0, SeqCst));
+        slot.id_at.store((&raw const slot.id) as u64, SeqCst);
+        slot.id.store(id, SeqCst);
+        // Under the control lock, or the next process would take the file for a stale one.
+        slot.state.store(PROC_ALIVE, SeqCst);
+        load_env(self, &control, &self.topology, self.settings.faults.as_deref(), self.settings.seed)?;
+        Ok(id)
+    }
+
+    /// The process is about to exit: the last one removes the file. All still works until it is really gone.
+    pub(crate) fn leave(&self) {
+        let _control = self.file.control();
+        self.proc(slot_of(self.me)).state.store(PROC_EXITING, SeqCst);
+        if !(0..PROCS).any(|index| index != slot_of(self.me) && self.takes_part(index)) {
+            self.file.unlink();
+        }
     }
 }

@@ -6,19 +6,22 @@
 //! entered anew each time something is done, and left again: nobody waits for us.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use crate::abi::consts::wr_opcode;
-use crate::copy::gpu::{self, Ticket};
-use crate::copy::piece::{CopyError, Direction, Piece, Pieces};
+use crate::abi::types::wr_opcode;
+use crate::copy::gpu;
+use crate::copy::gpu::Ticket;
+use crate::copy::transfer::{CopyError, Direction, Piece, Pieces};
+use crate::host::{lock, now_ns};
+use crate::limits::JOBS;
 use crate::process::fabric::Fabric;
-use crate::remote::guard::RemoteQpGuard;
-use crate::remote::hold::Hold;
-use crate::remote::request::Request;
-use crate::remote::responder::{Admission, ResponderFault};
-use crate::remote::staged_copy::StagedCopy;
-use crate::shm::job::task;
-use crate::shm::layout::STAGE_BYTES;
+use crate::process::tables::Task;
+use crate::remote::responder;
+use crate::remote::responder::{Admission, QpHold, RemoteQpGuard, Request, ResponderFault};
+use crate::shm::file::{STAGE_BYTES, slot_of};
+use crate::shm::job::{Hold, Job, JobSlot, state, task};
 use crate::shm::slots::ANY_PEER;
 
 /// Parts of a message under way at a time.
@@ -58,7 +61,7 @@ pub(crate) struct StagedTransfer {
     /// A fault: the rest of the message has been lost on its way.
     pub(crate) is_cut: bool,
     /// UD: what keeps other senders away. Behind the parts, which end first.
-    hold: Option<Hold>,
+    hold: Option<QpHold>,
 }
 
 /// One part.
@@ -99,13 +102,13 @@ impl StagedTransfer {
     }
 
     /// The same, which keeps `hold` until it is over.
-    pub(crate) fn holding(self, hold: Hold) -> Self {
+    pub(crate) fn holding(self, hold: QpHold) -> Self {
         Self { hold: Some(hold), ..self }
     }
 
     /// Whether it has kept its hold.
     pub(crate) fn is_held(&self) -> bool {
-        self.hold.as_ref().is_some_and(Hold::is_kept)
+        self.hold.as_ref().is_some_and(QpHold::is_kept)
     }
 
     /// Bytes of the message.
@@ -248,4 +251,230 @@ impl Drop for Part {
             std::hint::spin_loop();
         }
     }
+}
+
+/// A process that has polled so recently looks for jobs itself; others are woken.
+const ATTENTIVE_NS: u64 = 50_000;
+
+/// A claimed slot. Dropped, it is given back; if the target copies just then, by the target.
+#[derive(Debug)]
+pub(crate) struct StagedCopy {
+    fabric: &'static Fabric,
+    index: usize,
+    target: u32,
+}
+
+impl StagedCopy {
+    pub(crate) fn claim(fabric: &'static Fabric) -> Option<Self> {
+        Some(Self { fabric, index: fabric.claim_job()?, target: 0 })
+    }
+
+    fn slot(&self) -> &'static JobSlot {
+        &self.fabric.jobs()[self.index]
+    }
+
+    /// Where its bytes are.
+    pub(crate) fn stage(&self) -> *mut u8 {
+        self.fabric.stage(self.index)
+    }
+
+    /// Has process `target` do `task` between the stage and its memory on `device`.
+    pub(crate) fn post(&mut self, target: u32, device: usize, task: u32, theirs: &Piece) {
+        let slot = self.slot();
+        self.target = target;
+        slot.post(&Job {
+            target,
+            task,
+            device: device as u32,
+            key: theirs.key,
+            addr: theirs.addr,
+            len: theirs.len,
+            number: self.fabric.header().jobs_begun.fetch_add(1, SeqCst),
+        });
+        self.fabric.proc(slot_of(target)).jobs.fetch_or(1 << self.index, SeqCst);
+        self.remind();
+    }
+
+    /// Wakes the target's service thread, unless its application polls.
+    pub(crate) fn remind(&self) {
+        let last = self.fabric.proc(slot_of(self.target)).last_poll.load(Relaxed);
+        if self.slot().hold().state == state::POSTED && now_ns().saturating_sub(last) > ATTENTIVE_NS {
+            self.fabric.wake(self.target);
+        }
+    }
+
+    /// How it went; `None`: not over yet.
+    pub(crate) fn outcome(&self) -> Option<Result<(), CopyError>> {
+        match self.slot().hold().state {
+            state::DONE => Some(Ok(())),
+            state::FAILED => Some(Err(CopyError::RemoteFault)),
+            state::DENIED => Some(Err(CopyError::Forbidden)),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for StagedCopy {
+    fn drop(&mut self) {
+        let slot = self.slot();
+        // Nobody will free what a dead target was copying.
+        if let Some(orphan) = slot.give_up()
+            && self.fabric.is_abandoned(slot, orphan)
+        {
+            slot.release(orphan);
+        }
+    }
+}
+
+/// How soon to look again at copies that are under way, in ns.
+const SOON: u64 = 50_000;
+
+/// Copies of our GPUs' memory that are under way, in the order in which they were asked for.
+#[derive(Debug, Default)]
+pub(crate) struct CopyServer {
+    active: Mutex<VecDeque<Active>>,
+    begun: AtomicU64,
+    /// A [`Serve`] is among the tasks.
+    is_armed: AtomicBool,
+}
+
+/// Looks again at copies that are under way.
+#[derive(Debug)]
+struct Serve {
+    server: &'static CopyServer,
+    fabric: &'static Fabric,
+}
+
+impl Task for Serve {
+    fn run(self: Box<Self>) {
+        self.server.is_armed.store(false, SeqCst);
+        self.server.serve(self.fabric);
+    }
+}
+
+#[derive(Debug)]
+struct Active {
+    index: usize,
+    hold: Hold,
+    ticket: Ticket,
+    number: u64,
+}
+
+impl CopyServer {
+    /// Does what has been asked of this process, as far as it goes at once; a timer sees to the rest.
+    pub(crate) fn serve(&'static self, fabric: &'static Fabric) {
+        let mut active = lock(&self.active);
+        let asked = &fabric.proc(slot_of(fabric.me)).jobs;
+        if asked.load(Relaxed) != 0 {
+            self.take(fabric, asked.swap(0, SeqCst), &mut active);
+        }
+        while let Some(one) = active.front() {
+            match one.ticket.is_done() {
+                Ok(false) => break,
+                Ok(true) => {
+                    fabric.jobs()[one.index].leave(one.hold, state::DONE);
+                }
+                // The driver is gone, and soon we are: a NIC would fall silent.
+                Err(CopyError::Gone) => {}
+                Err(_) => {
+                    fabric.jobs()[one.index].leave(one.hold, state::FAILED);
+                }
+            }
+            active.pop_front();
+        }
+        if !active.is_empty() || asked.load(Relaxed) != 0 {
+            self.arm(fabric, now_ns() + SOON);
+        }
+    }
+
+    /// Has staged copies looked at again at `at`, if that is not arranged yet.
+    fn arm(&'static self, fabric: &'static Fabric, at: u64) {
+        if !self.is_armed.swap(true, SeqCst) {
+            fabric.arm(at, Box::new(Serve { server: self, fabric }));
+        }
+    }
+
+    fn take(&self, fabric: &'static Fabric, bits: u64, active: &mut VecDeque<Active>) {
+        let mut asked: Vec<usize> = (0..JOBS).filter(|index| bits & 1 << index != 0).collect();
+        asked.sort_unstable_by_key(|&index| fabric.jobs()[index].number.load(Relaxed));
+        for index in asked {
+            let slot = &fabric.jobs()[index];
+            let Some(hold) = slot.take(fabric.me) else { continue };
+            match begin(fabric, index, hold.owner) {
+                Begun::Over(state) => {
+                    slot.leave(hold, state);
+                }
+                Begun::Copies(ticket) => {
+                    let number = self.begun.fetch_add(1, Relaxed);
+                    active.push_back(Active { index, hold, ticket, number });
+                }
+                Begun::Later => {
+                    if slot.leave(hold, state::POSTED) {
+                        fabric.proc(slot_of(fabric.me)).jobs.fetch_or(1 << index, SeqCst);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether copies are under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        !lock(&self.active).is_empty()
+    }
+
+    /// Waits for the copies that are under way now. What is asked from here on finds keys and states as they are now.
+    pub(crate) fn quiesce(&'static self, fabric: &'static Fabric) {
+        self.serve(fabric);
+        let Some(last) = lock(&self.active).back().map(|one| one.number) else { return };
+        while lock(&self.active).front().is_some_and(|one| one.number <= last) {
+            self.serve(fabric);
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// How far a job has come at once.
+enum Begun {
+    /// State that it ends in.
+    Over(u8),
+    /// A GPU copies.
+    Copies(Ticket),
+    /// It has to wait for another one.
+    Later,
+}
+
+/// Begins the job in slot `index`. Its requester must live and the memory still be registered.
+fn begin(fabric: &'static Fabric, index: usize, requester: u32) -> Begun {
+    let slot = &fabric.jobs()[index];
+    let is_wanted = requester == fabric.me || fabric.live_process(requester).is_some();
+    let (device, key) = (slot.device.load(Relaxed) as usize, slot.key.load(Relaxed));
+    let mr = fabric.find_mr(device, key).filter(|mr| is_wanted && mr.owner.load(SeqCst) == fabric.me);
+    let Some(mr) = mr else { return Begun::Over(state::DENIED) };
+    let (addr, len, gpu) = (slot.addr.load(Relaxed), slot.len.load(Relaxed), mr.gpu.load(Relaxed));
+    let offset = addr.wrapping_sub(mr.addr.load(Relaxed));
+    let size = mr.length.load(Relaxed);
+    if offset > size || len > size - offset || len > STAGE_BYTES as u64 {
+        return Begun::Over(state::DENIED);
+    }
+    let direction = match slot.task.load(Relaxed) {
+        // Into our memory is what the peer sends out.
+        task::FILL => Direction::In,
+        task::FETCH => Direction::Out,
+        atomic => return change(fabric, device, atomic, (addr, len), fabric.stage(index)),
+    };
+    match gpu::copy(&Piece { addr, len, key, gpu }, direction, fabric.stage(index), fabric.settings.lines) {
+        Ok(None) => Begun::Over(state::DONE),
+        Ok(Some(ticket)) => Begun::Copies(ticket),
+        Err(_) => Begun::Over(state::FAILED),
+    }
+}
+
+/// An atomic.
+fn change(fabric: &Fabric, device: usize, kind: u32, (addr, len): (u64, u64), stage: *mut u8) -> Begun {
+    if len != 8 || !addr.is_multiple_of(8) {
+        return Begun::Over(state::DENIED);
+    }
+    // SAFETY: aligned (checked) and registered; the stage is aligned and longer.
+    let is_done = unsafe { responder::execute_here(fabric, device, kind == task::FETCH_ADD, addr as *mut u64, stage) };
+    if is_done { Begun::Over(state::DONE) } else { Begun::Later }
 }

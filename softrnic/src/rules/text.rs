@@ -4,11 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::limits::{DEVICES, PATHS, PORTS};
-use crate::network::port_id;
-use crate::rules::action::{Action, ActionKind};
-use crate::rules::gid_return::GidChange;
-use crate::rules::rule::{ANY_OPCODE, FaultRule, RuleEnd};
-use crate::rules::time;
+use crate::network::topology;
+use crate::rules::rule;
+use crate::rules::rule::{ANY_OPCODE, Action, ActionKind, FaultRule, GidChange, RuleEnd};
 
 /// A rule that could not be read: which, and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,9 +66,9 @@ fn one(text: &str) -> Result<FaultRule, String> {
             "attempts" if value == "all" => rule.attempts = u32::MAX,
             "attempts" => rule.attempts = number(key, value, 1, u32::MAX)?,
             "times" => rule.times = number(key, value, 1, u32::MAX)?,
-            "for" => rule.lasts = time::parse(value).map_err(|why| format!("for: {why}"))?,
-            "gid-after" => rule.action.gids.after = time::parse(value).map_err(|why| format!("gid-after: {why}"))?,
-            "refuses" => rule.action.refuses = time::parse(value).map_err(|why| format!("refuses: {why}"))?,
+            "for" => rule.lasts = rule::parse(value).map_err(|why| format!("for: {why}"))?,
+            "gid-after" => rule.action.gids.after = rule::parse(value).map_err(|why| format!("gid-after: {why}"))?,
+            "refuses" => rule.action.refuses = rule::parse(value).map_err(|why| format!("refuses: {why}"))?,
             "gid" => rule.action.gids.change = GidChange::parse(value)?,
             _ => return Err(format!("there is no key {key:?}; keys are {KEYS}")),
         }
@@ -117,9 +115,9 @@ fn number<T: FromStr + PartialOrd + fmt::Display>(key: &str, value: &str, low: T
 fn end(key: &str, value: &str) -> Result<RuleEnd, String> {
     let bad = || format!("{key}={value}: must be softrnic0 to softrnic{}, with /1 to /{PORTS} for a port", DEVICES - 1);
     if !value.contains('/') {
-        return port_id::parse_device(value).map(|device| RuleEnd { device, port: None }).ok_or_else(bad);
+        return topology::parse_device(value).map(|device| RuleEnd { device, port: None }).ok_or_else(bad);
     }
-    port_id::parse_name(value).map(|(device, port)| RuleEnd { device, port: Some(port) }).ok_or_else(bad)
+    topology::parse_name(value).map(|(device, port)| RuleEnd { device, port: Some(port) }).ok_or_else(bad)
 }
 
 fn opcodes(value: &str) -> Result<u32, String> {
@@ -200,9 +198,26 @@ impl fmt::Display for FaultRule {
     }
 }
 
+const PAGE: &str = include_str!("../../docs/faults.md");
+
+#[test]
+fn every_example_is_read() {
+    let blocks: Vec<_> = PAGE.split("```faults\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert!(blocks.len() >= 6, "{} blocks: too few to believe", blocks.len());
+    for block in blocks {
+        let rules = parse(block).unwrap_or_else(|e| panic!("{e}"));
+        assert!(rules.len() >= block.lines().count(), "{block}");
+    }
+    let commands = ["softrnic run --faults '", "softrnic inject '"];
+    let quoted = commands.map(|command| PAGE.split(command).nth(1).and_then(|rest| rest.split('\'').next()));
+    for rule in quoted {
+        assert_eq!(parse(rule.expect("an example")).map(|rules| rules.len()), Ok(1), "{rule:?}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use crate::rules::action::ActionKind;
+    use crate::rules::rule::ActionKind;
     use crate::rules::text::parse;
 
     const WRITTEN: [&str; 23] = [

@@ -1,17 +1,21 @@
 //! The shared file: finding or making it, its control lock, its storage.
 
 use std::ffi::CString;
+use std::fs::{File, Metadata, OpenOptions};
+use std::mem::size_of;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{io, ptr};
 
-use crate::host::errno::{errno_text, last_errno};
-use crate::limits::PROCS;
-use crate::shm::layout::{self, FILE_BYTES, MAGIC, VERSION};
-use crate::shm::record_lock::{CONTROL, helper_lock, is_locked, life_lock, pid_lock, set_lock};
-use crate::shm::slots::{Header, PROC_ALIVE, ProcSlot};
+use crate::host::{errno_text, last_errno};
+use crate::limits::{CQS, DEVICES, JOBS, MRS, PORTS, PROCS, QPS, RULES, SRQS};
+use crate::shm::job::JobSlot;
+use crate::shm::recv_ring::SrqSlot;
+use crate::shm::slots::{CqSlot, Header, MrSlot, PROC_ALIVE, PortSlot, ProcSlot, QpSlot, RuleSlot};
 
 /// The open, mapped file.
 #[derive(Debug)]
@@ -230,7 +234,7 @@ impl Descriptor {
                 Err(code) => {
                     // SAFETY: `path` is a valid C string; under the control lock the file is ours alone.
                     unsafe { libc::unlink(path.as_ptr()) };
-                    Err((format!("no room for {} KiB of shared memory", layout::TABLES_AT >> 10), code))
+                    Err((format!("no room for {} KiB of shared memory", TABLES_AT >> 10), code))
                 }
             };
         }
@@ -256,7 +260,7 @@ impl Descriptor {
 
     /// Lays out an empty file.
     fn format(&self, path: &CString) -> Result<*mut u8, i32> {
-        allocate(self.0, 0, layout::TABLES_AT)?;
+        allocate(self.0, 0, TABLES_AT)?;
         // SAFETY: acts on our own descriptor.
         if unsafe { libc::ftruncate(self.0, FILE_BYTES as i64) } != 0 {
             return Err(last_errno());
@@ -307,7 +311,7 @@ fn open_or_create(c_path: &CString, path: &Path) -> Result<Descriptor, Failure> 
 fn any_alive(fd: i32, base: *mut u8) -> bool {
     (0..PROCS).any(|i| {
         // SAFETY: the process table lies in the part of the file that always has storage.
-        let slot = unsafe { &*base.add(layout::PROCS_AT).cast::<ProcSlot>().add(i) };
+        let slot = unsafe { &*base.add(PROCS_AT).cast::<ProcSlot>().add(i) };
         slot.state.load(Acquire) == PROC_ALIVE && is_locked(fd, life_lock(i), 1)
     })
 }
@@ -341,4 +345,257 @@ fn is_same_file(fd: i32, path: &CString) -> bool {
     // SAFETY: lstat reads a valid C string and writes one stat.
     let named = stat_of(|s| unsafe { libc::lstat(path.as_ptr(), s) });
     matches!((open, named), (Some(a), Some(b)) if a.st_ino == b.st_ino && a.st_dev == b.st_dev)
+}
+
+// What lies where in the shared file.
+//
+// ```text
+// 0        Header
+// 4 KiB    PROCS x ProcSlot
+// 36 KiB   DEVICES x PORTS x PortSlot
+// 52 KiB   RULES x RuleSlot
+// 64 KiB   a bit for each page of the receive rings
+// 128 KiB  per device: QPS x QpSlot, MRS x MrSlot, CQS x CqSlot, SRQS x SrqSlot    (storage allocated chunk by chunk, on first use)
+// ...      receive rings                                           (storage allocated with the QP)
+// ...      JOBS x JobSlot, JOBS x bytes to stage copies in         (storage allocated when the first is needed)
+// ```
+
+/// First word of the file: the text "softrnic".
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softrnic");
+/// Change it with every change in this file.
+pub(crate) const VERSION: u64 = 16;
+
+pub(crate) const PAGE: usize = 4096;
+/// Storage of the tables grows by this much.
+pub(crate) const CHUNK: usize = 64 << 10;
+pub(crate) const PROCS_AT: usize = PAGE;
+pub(crate) const PORTS_AT: usize = PROCS_AT + PROCS * size_of::<ProcSlot>();
+pub(crate) const RULES_AT: usize = PORTS_AT + DEVICES * PORTS * size_of::<PortSlot>();
+pub(crate) const RING_PAGES_AT: usize = CHUNK;
+pub(crate) const TABLES_AT: usize = 2 * CHUNK;
+const QP_TABLE: usize = QPS as usize * size_of::<QpSlot>();
+const MR_TABLE: usize = MRS as usize * size_of::<MrSlot>();
+const CQ_TABLE: usize = CQS as usize * size_of::<CqSlot>();
+const SRQ_TABLE: usize = SRQS as usize * size_of::<SrqSlot>();
+const DEVICE_TABLES: usize = QP_TABLE + MR_TABLE + CQ_TABLE + SRQ_TABLE;
+pub(crate) const RINGS_AT: usize = TABLES_AT + DEVICES * DEVICE_TABLES;
+/// Bound of all receive rings together.
+pub(crate) const RINGS_BYTES: usize = 128 << 20;
+/// Most bytes of one staged copy.
+pub(crate) const STAGE_BYTES: usize = 512 << 10;
+pub(crate) const JOBS_AT: usize = RINGS_AT + RINGS_BYTES;
+pub(crate) const STAGE_AT: usize = JOBS_AT + PAGE;
+pub(crate) const FILE_BYTES: usize = STAGE_AT + JOBS * STAGE_BYTES;
+
+/// The tables of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Table {
+    Qp = 0,
+    Mr = 1,
+    Cq = 2,
+    Srq = 3,
+}
+
+impl Table {
+    /// Where entry `index` of this table of `device` begins.
+    pub(crate) fn at(self, device: usize, index: u32) -> usize {
+        let base = TABLES_AT + device * DEVICE_TABLES;
+        let index = index as usize;
+        match self {
+            Self::Qp => base + index * size_of::<QpSlot>(),
+            Self::Mr => base + QP_TABLE + index * size_of::<MrSlot>(),
+            Self::Cq => base + QP_TABLE + MR_TABLE + index * size_of::<CqSlot>(),
+            Self::Srq => base + QP_TABLE + MR_TABLE + CQ_TABLE + index * size_of::<SrqSlot>(),
+        }
+    }
+
+    /// Entries in the table.
+    pub(crate) fn capacity(self) -> u32 {
+        match self {
+            Self::Qp => QPS,
+            Self::Mr => MRS,
+            Self::Cq => CQS,
+            Self::Srq => SRQS,
+        }
+    }
+
+    /// Entries in one chunk of storage.
+    pub(crate) fn per_chunk(self) -> u32 {
+        let entry = match self {
+            Self::Qp => size_of::<QpSlot>(),
+            Self::Mr => size_of::<MrSlot>(),
+            Self::Cq => size_of::<CqSlot>(),
+            Self::Srq => size_of::<SrqSlot>(),
+        };
+        (CHUNK / entry) as u32
+    }
+}
+
+const _: () = {
+    assert!(size_of::<Header>() <= PAGE);
+    assert!(JOBS * size_of::<JobSlot>() <= PAGE && STAGE_AT.is_multiple_of(PAGE));
+    assert!(RULES_AT + RULES * size_of::<RuleSlot>() <= RING_PAGES_AT);
+    assert!(RING_PAGES_AT + RINGS_BYTES / PAGE / 8 <= TABLES_AT);
+    assert!(QP_TABLE.is_multiple_of(CHUNK) && MR_TABLE.is_multiple_of(CHUNK) && CQ_TABLE.is_multiple_of(CHUNK));
+    assert!(SRQ_TABLE.is_multiple_of(CHUNK));
+};
+
+/// What became of a file that was to be removed unless a process holds it.
+#[derive(Debug)]
+pub(crate) enum Remains {
+    /// It is no fabric, it is another user's, or it has gone meanwhile.
+    NotOurs,
+    /// A process takes part in it, or is just about to.
+    Held,
+    /// No process takes part in it any more; the bytes of storage that it has.
+    Dead(u64),
+    /// It is gone; the bytes of storage that it had.
+    Removed(u64),
+}
+
+/// What is left of the fabric `path`, which is removed, if it is to be, where no process has it.
+pub(crate) fn look(path: &Path, is_removed: bool) -> io::Result<Remains> {
+    let Some((file, bytes)) = open(path)? else { return Ok(Remains::NotOurs) };
+    if !hold_all(&file)? {
+        return Ok(Remains::Held);
+    }
+    // A process that comes now waits for the lock, and then finds that the name is another file's or is gone.
+    if !is_named(&file, path)? {
+        return Ok(Remains::NotOurs);
+    }
+    if !is_removed {
+        return Ok(Remains::Dead(bytes));
+    }
+    std::fs::remove_file(path)?;
+    Ok(Remains::Removed(bytes))
+}
+
+/// The processes that take part in the fabric `path` of this user, as far as they are in this process id namespace.
+/// Empty if it is no fabric. Not for a process that takes part in it itself: closing the file drops the lock that tells its number.
+pub(crate) fn pids(path: &Path) -> io::Result<Vec<i32>> {
+    let Some((file, _)) = open(path)? else { return Ok(Vec::new()) };
+    let holders = (0..PROCS).filter_map(|index| {
+        let mut range = lock_range(libc::F_WRLCK, pid_lock(index), 1);
+        // SAFETY: an open file; `range` outlives the call.
+        let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut range) };
+        // 0: a process of another namespace.
+        (rc == 0 && i32::from(range.l_type) != libc::F_UNLCK && range.l_pid > 0).then_some(range.l_pid)
+    });
+    Ok(holders.collect())
+}
+
+/// A fabric of this user, opened, and how many bytes of storage it has. `None`: it is another user's, no fabric, or gone.
+fn open(path: &Path) -> io::Result<Option<(File, u64)>> {
+    // SAFETY: geteuid has no preconditions.
+    let me = unsafe { libc::geteuid() };
+    let is_ours = |found: Metadata| found.is_file() && found.uid() == me;
+    // Before it is opened: what is no plain file, or another user's, is left alone.
+    if !path.symlink_metadata().is_ok_and(is_ours) {
+        return Ok(None);
+    }
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let found = file.metadata()?;
+    let mut magic = [0; 8];
+    let is_fabric = file.read_at(&mut magic, 0)? == magic.len() && magic == MAGIC.to_ne_bytes();
+    let bytes = found.blocks() * 512;
+    Ok((is_fabric && is_ours(found)).then_some((file, bytes)))
+}
+
+/// Takes every lock that a process of a fabric can hold, without waiting. Only closing `file` gives them back. False:
+/// another process has one.
+fn hold_all(file: &File) -> io::Result<bool> {
+    // A length of 0 is "without end".
+    let range = lock_range(libc::F_WRLCK, CONTROL, 0);
+    // SAFETY: an open file; `range` outlives the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) { Ok(false) } else { Err(error) }
+}
+
+/// Whether `path` still names `file`.
+fn is_named(file: &File, path: &Path) -> io::Result<bool> {
+    let open = file.metadata()?;
+    match path.symlink_metadata() {
+        Ok(named) => Ok((open.dev(), open.ino()) == (named.dev(), named.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+// Record locks on offsets far behind the end of the file. The kernel drops them when their process dies: they are the authority
+// on which process is alive.
+//
+// They belong to the open file and not to the process: two copies of this library in one process are two processes of the
+// fabric, each of which sees the locks of the other. A forked child inherits the open file and closes it
+// ([`crate::shm::file::SharedFile::abandon`]); while it keeps it open, the locks of its parent are not dropped.
+
+/// Offset of the lock that serialises creation, destruction and attaching. The crate's page states it: from here on, programs
+/// look for locks to learn whether a process takes part.
+pub(crate) const CONTROL: i64 = 1 << 40;
+
+/// Offset of the lock that process slot `index` holds while it lives.
+pub(crate) fn life_lock(index: usize) -> i64 {
+    CONTROL + 1 + index as i64
+}
+
+/// Offset of the lock that the helper of the process in slot `index` holds while it may write to the stage.
+pub(crate) fn helper_lock(index: usize) -> i64 {
+    life_lock(PROCS + index)
+}
+
+/// Offset of the lock that tells the number of the process in slot `index`. This one belongs to the process: the lock of an open
+/// file tells no number.
+pub(crate) fn pid_lock(index: usize) -> i64 {
+    helper_lock(PROCS + index)
+}
+
+pub(crate) fn lock_range(kind: i32, start: i64, len: i64) -> libc::flock {
+    // SAFETY: all zeros is a valid flock.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = kind as i16;
+    range.l_whence = libc::SEEK_SET as i16;
+    range.l_start = start;
+    range.l_len = len;
+    range
+}
+
+pub(crate) fn set_lock(fd: i32, at: i64, kind: i32, command: i32) -> bool {
+    let range = lock_range(kind, at, 1);
+    loop {
+        // SAFETY: `range` outlives the call.
+        if unsafe { libc::fcntl(fd, command, &range) } == 0 {
+            return true;
+        }
+        if last_errno() != libc::EINTR {
+            return false;
+        }
+    }
+}
+
+/// Whether another open file, or another process, has a lock in `[at, at + len)`.
+pub(crate) fn is_locked(fd: i32, at: i64, len: i64) -> bool {
+    let mut range = lock_range(libc::F_WRLCK, at, len);
+    // SAFETY: `range` outlives the call.
+    let rc = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &mut range) };
+    rc == 0 && i32::from(range.l_type) != libc::F_UNLCK
+}
+
+const SLOT_BITS: u32 = 8;
+const _: () = assert!(PROCS == 1 << SLOT_BITS);
+
+/// Slot number of a process id.
+pub(crate) fn slot_of(id: u32) -> usize {
+    (id & ((1 << SLOT_BITS) - 1)) as usize
+}
+
+/// The id of generation `generation` of slot `index`; never 0.
+pub(crate) fn id_of(index: usize, generation: u32) -> u32 {
+    ((generation & 0x7f_ffff).max(1) << SLOT_BITS) | index as u32
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use crate::abi::export::export;
-use crate::host::errno::set_errno;
+use crate::host::set_errno;
 
 /// For functions that return a pointer. Arguments are in registers nobody reads.
 unsafe extern "C" fn no_object() -> *mut c_void {

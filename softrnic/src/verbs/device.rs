@@ -1,27 +1,46 @@
 //! Devices, contexts, queries.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::ptr;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr};
+use std::sync::{Arc, Once};
+use std::{ptr, thread};
 
-use crate::abi::device_attr::{DEVICE_ATTR_EX_PORTS, DeviceAttr};
 use crate::abi::export::export;
-use crate::abi::names;
-use crate::abi::types::{self, PORT_ATTR_SHORT, PortAttr};
+use crate::abi::types::{
+    AhAttr, AsyncEvent, DEVICE_ATTR_EX_PORTS, DeviceAttr, Gid, GidEntry, PORT_ATTR_SHORT, PortAttr, WC_GRH, Wc, event,
+    qp_state,
+};
+use crate::abi::{names, types};
 use crate::control::network::Network;
-use crate::network::link::STATE_DOWN;
-use crate::objects::context::{Context, Ops};
-use crate::objects::device::{self, Device};
-use crate::verbs::attach::engine;
-use crate::verbs::{code, context, minus_one, pointer};
+use crate::copy::gpu;
+use crate::drivers::table;
+use crate::drivers::table::Verb;
+use crate::engine::modify::Engine;
+use crate::engine::requester;
+use crate::faults::Injector;
+use crate::host;
+use crate::host::set_errno;
+use crate::network::header::{Described, GidType, NetworkHeader, TypedGid};
+use crate::network::topology::STATE_DOWN;
+use crate::objects::context;
+use crate::objects::context::{Ah, Context, Device, Ops, Pd};
+use crate::objects::cq::{Channel, Cq};
+use crate::objects::qp::Qp;
+use crate::objects::srq::Srq;
+use crate::process::fabric::Fabric;
+use crate::process::settings::Settings;
+use crate::process::tables;
+use crate::shm::file::Failure;
+use crate::shm::slots::{GIDS, PortSlot};
+use crate::verbs::{code, context, minus_one, object, pointer, shared};
 
 unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut types::Device {
     let mut found = 0;
     let list = pointer(|| {
         let fabric = engine()?.fabric;
         let is_there = |device: &&Device| !Network::of(fabric).is_absent(device.index);
-        let there: Vec<_> = device::all().iter().take(fabric.topology.devices()).filter(is_there).collect();
+        let there: Vec<_> = context::all().iter().take(fabric.topology.devices()).filter(is_there).collect();
         found = there.len();
         // Ends with a NULL.
         // SAFETY: plain allocation, released by `free_device_list`.
@@ -80,17 +99,17 @@ pub(super) unsafe extern "C" fn open_device(device: *const types::Device) -> *mu
         }
         let ops = Ops {
             poll_cq: super::post::poll as *const () as usize,
-            req_notify_cq: super::events::req_notify_cq as *const () as usize,
+            req_notify_cq: req_notify_cq as *const () as usize,
             post_send: super::post::post_send as *const () as usize,
             post_recv: super::post::post_recv as *const () as usize,
-            post_srq_recv: super::srqs::post_srq_recv as *const () as usize,
+            post_srq_recv: crate::verbs::queues::post_srq_recv as *const () as usize,
             query_port: query_port_ex as *const () as usize,
             query_device: query_device_ex as *const () as usize,
             create_cq_ex: super::extended_cqs::create_cq_ex as *const () as usize,
             create_qp_ex: super::queues::create_qp_ex as *const () as usize,
-            alloc_td: super::domains::alloc_td as *const () as usize,
-            dealloc_td: super::domains::dealloc_td as *const () as usize,
-            alloc_parent_domain: super::domains::alloc_parent_domain as *const () as usize,
+            alloc_td: crate::verbs::queues::alloc_td as *const () as usize,
+            dealloc_td: crate::verbs::queues::dealloc_td as *const () as usize,
+            alloc_parent_domain: crate::verbs::queues::alloc_parent_domain as *const () as usize,
         };
         let opened = engine.open(device, &ops)?;
         let handle = opened.as_abi();
@@ -274,3 +293,466 @@ unsafe extern "C" fn port_state_str(state: c_int) -> *const c_char {
     names::port_state(state).as_ptr()
 }
 export!("ibv_port_state_str", "IBVERBS_1.1", port_state_str);
+
+fn create(pd: &Arc<Pd>, vector: &AhAttr) -> Result<*mut types::Ah, i32> {
+    engine_of(pd.context.fabric)?.fabric.settings.driver.require(Verb::CreateAh)?;
+    // Given back by `destroy_ah`.
+    Ok(Box::leak(Ah::create(pd, vector)?).as_abi())
+}
+
+unsafe extern "C" fn create_ah(pd: *mut types::Pd, vector: *const AhAttr) -> *mut types::Ah {
+    // SAFETY: the caller's handle and structure.
+    pointer(|| create(&unsafe { shared(pd) }, unsafe { &*vector }))
+}
+export!("ibv_create_ah", "IBVERBS_1.1", create_ah);
+
+unsafe extern "C" fn destroy_ah(handle: *mut types::Ah) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let ah: &Ah = unsafe { object(handle) };
+        if !ah.pd.context.fabric.is_gone() {
+            // SAFETY: takes back what `create` leaked.
+            drop(unsafe { Box::from_raw(handle.cast::<Ah>()) });
+        }
+        Ok(())
+    })
+}
+export!("ibv_destroy_ah", "IBVERBS_1.1", destroy_ah);
+
+/// The way back to the sender of a datagram.
+///
+/// # Safety
+/// `header` is the network header, where the completion says that there is one.
+unsafe fn way_back(context: &Context, port: u8, wc: &Wc, header: *const NetworkHeader) -> Result<AhAttr, i32> {
+    let slot = context.port(u32::from(port))?;
+    let (dlid, sl, src_path_bits) = (wc.slid, wc.sl, wc.dlid_path_bits);
+    let vector = AhAttr { dlid, sl, src_path_bits, port_num: port, ..AhAttr::default() };
+    if wc.wc_flags & WC_GRH == 0 {
+        return Ok(vector);
+    }
+    // SAFETY: by the caller.
+    let found = Described::of_bytes(unsafe { &*header }).ok_or(libc::EPROTONOSUPPORT)?;
+    let mine = TypedGid { gid: found.target, kind: found.source.kind };
+    let index = (0..GIDS).find(|&index| slot.gid(index) == Some(mine)).ok_or(libc::ENOENT)?;
+    let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| found.source.gid[at + i]));
+    Ok(AhAttr {
+        dgid: [word(0), word(8)],
+        flow_label: found.flow_label,
+        sgid_index: index as u8,
+        hop_limit: 0xff,
+        traffic_class: found.traffic_class,
+        is_global: 1,
+        ..vector
+    })
+}
+
+unsafe extern "C" fn init_ah_from_wc(
+    handle: *mut types::Context,
+    port: u8,
+    wc: *const Wc,
+    header: *const NetworkHeader,
+    out: *mut AhAttr,
+) -> c_int {
+    minus_one(|| {
+        // SAFETY: the caller's handle.
+        let context = unsafe { context(handle) }?;
+        // SAFETY: the caller's structures.
+        unsafe { out.write(way_back(&context, port, &*wc, header)?) };
+        Ok(())
+    })
+}
+export!("ibv_init_ah_from_wc", "IBVERBS_1.1", init_ah_from_wc);
+
+unsafe extern "C" fn create_ah_from_wc(
+    pd: *mut types::Pd,
+    wc: *const Wc,
+    header: *const NetworkHeader,
+    port: u8,
+) -> *mut types::Ah {
+    pointer(|| {
+        // SAFETY: the caller's handle.
+        let pd: Arc<Pd> = unsafe { shared(pd) };
+        // SAFETY: the caller's structures.
+        let vector = unsafe { way_back(&pd.context, port, &*wc, header) }?;
+        create(&pd, &vector)
+    })
+}
+export!("ibv_create_ah_from_wc", "IBVERBS_1.1", create_ah_from_wc);
+
+static CURRENT: AtomicPtr<Engine> = AtomicPtr::new(ptr::null_mut());
+static ATTACHING: AtomicBool = AtomicBool::new(false);
+static HANDLERS: Once = Once::new();
+
+/// The engine of this process; attaches on first use. Failures are printed on standard error.
+pub(crate) fn engine() -> Result<&'static Engine, i32> {
+    if let Some(engine) = current() {
+        return Ok(engine);
+    }
+    while ATTACHING.swap(true, SeqCst) {
+        thread::yield_now();
+    }
+    let result = current().map_or_else(attach, Ok);
+    ATTACHING.store(false, SeqCst);
+    result.map_err(|(what, code)| {
+        host::say(format_args!("{what}"));
+        code
+    })
+}
+
+/// The engine for an object of `fabric`; ENODEV if this process may no longer use it, being a forked child, or if another
+/// copy of the library in this process has made it.
+#[inline]
+pub(crate) fn engine_of(fabric: &Fabric) -> Result<&'static Engine, i32> {
+    let own = current().filter(|engine| ptr::eq(engine.fabric, fabric));
+    if fabric.is_gone() { Err(libc::ENODEV) } else { own.ok_or(libc::ENODEV) }
+}
+
+#[inline]
+fn current() -> Option<&'static Engine> {
+    // SAFETY: set once from a leaked box, or null.
+    unsafe { CURRENT.load(Acquire).as_ref() }
+}
+
+fn attach() -> Result<&'static Engine, Failure> {
+    let fabric = Fabric::attach()?;
+    let engine: &'static Engine = Box::leak(Box::new(Engine::new(fabric, Box::new(Injector::new(fabric)))));
+    requester::start(engine).map_err(|code| ("cannot start the service thread".to_owned(), code))?;
+    // SAFETY: lets peers of the same user reach our memory where Yama restricts that; fails harmlessly elsewhere.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+    HANDLERS.call_once(|| {
+        // SAFETY: both are plain functions of a library that is never unloaded (-z nodelete).
+        unsafe {
+            libc::atexit(at_exit);
+            libc::pthread_atfork(None, None, Some(in_child));
+        }
+    });
+    CURRENT.store(ptr::from_ref(engine).cast_mut(), SeqCst);
+    for name in Settings::unknown_variables() {
+        host::say(format_args!("{name} is no setting, and is ignored; the crate page of softrnic lists them"));
+    }
+    if !fabric.settings.quiet {
+        let driver = fabric.settings.driver.name;
+        let like = if driver == table::own().name { String::new() } else { format!(" like those of {driver}") };
+        host::say(format_args!(
+            "a software RDMA device for tests; not for production traffic; {} device(s){like}, fabric {}",
+            fabric.topology.devices(),
+            fabric.settings.shm_dir.join(&fabric.settings.fabric).display()
+        ));
+    }
+    Ok(engine)
+}
+
+extern "C" fn at_exit() {
+    if let Some(engine) = current() {
+        if engine.fabric.settings.stat {
+            tables::print();
+        }
+        engine.fabric.leave();
+    }
+}
+
+/// After fork, in the child: what was inherited is dead; a new device list attaches anew.
+extern "C" fn in_child() {
+    if let Some(engine) = current() {
+        engine.fabric.abandon();
+        gpu::abandon();
+    }
+    CURRENT.store(ptr::null_mut(), SeqCst);
+    ATTACHING.store(false, SeqCst);
+}
+
+// Enhanced connection establishment: options that devices of one maker agree on. `SOFTRNIC_ECE` says which these have;
+// they are kept and reported, and change nothing.
+
+/// `struct ibv_ece`.
+#[repr(C)]
+struct Ece {
+    vendor_id: u32,
+    options: u32,
+    comp_mask: u32,
+}
+
+/// That of the PCI devices that `--faithful` shows.
+const VENDOR: u32 = 0xf000;
+
+/// Before a set: what the device offers. Afterwards: what of it the queue pair has.
+unsafe extern "C" fn query_ece(handle: *mut types::Qp, out: *mut Ece) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let qp: &Qp = unsafe { object(handle) };
+        if qp.fabric.settings.ece == 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        // SAFETY: the caller's structure.
+        unsafe { out.write(Ece { vendor_id: VENDOR, options: qp.ece.load(SeqCst), comp_mask: 0 }) };
+        Ok(())
+    })
+}
+export!("ibv_query_ece", "IBVERBS_1.10", query_ece);
+
+/// Before the queue pair is ready to receive.
+unsafe extern "C" fn set_ece(handle: *mut types::Qp, wanted: *const Ece) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let qp: &Qp = unsafe { object(handle) };
+        // SAFETY: the caller's structure.
+        let Ece { vendor_id, options, comp_mask } = unsafe { wanted.read() };
+        let offered = qp.fabric.settings.ece;
+        if offered == 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let is_early = matches!(qp.slot.state.load(SeqCst), qp_state::RESET | qp_state::INIT);
+        if vendor_id != VENDOR || comp_mask != 0 || !is_early {
+            return Err(libc::EINVAL);
+        }
+        qp.ece.store(options & offered, SeqCst);
+        Ok(())
+    })
+}
+export!("ibv_set_ece", "IBVERBS_1.10", set_ece);
+
+// `ibv_gid_type`
+const INFINIBAND: u32 = 0;
+const ROCE_V1: u32 = 1;
+const ROCE_V2: u32 = 2;
+
+/// Empty entries read as zeros.
+unsafe extern "C" fn query_gid(handle: *mut types::Context, port: u8, index: c_int, out: *mut Gid) -> c_int {
+    minus_one(|| {
+        // SAFETY: the caller's handle.
+        let port = unsafe { context(handle) }?.port(u32::from(port))?;
+        let index = usize::try_from(index).ok().filter(|&i| i < GIDS).ok_or(libc::EINVAL)?;
+        let gid = port.gid(index).unwrap_or_default().gid;
+        // SAFETY: the caller's structure.
+        unsafe { out.write(gid) };
+        Ok(())
+    })
+}
+export!("ibv_query_gid", "IBVERBS_1.1", query_gid);
+
+/// GidEntry `index` of a table, unless it is empty.
+fn entry(port: &PortSlot, port_num: u32, index: usize) -> Option<GidEntry> {
+    let TypedGid { gid, kind } = port.gid(index)?;
+    let gid_type = match kind {
+        GidType::RoceV2 => ROCE_V2,
+        GidType::Plain if port.is_infiniband() => INFINIBAND,
+        GidType::Plain => ROCE_V1,
+    };
+    Some(GidEntry { gid, gid_index: index as u32, port_num, gid_type, ndev_ifindex: 0 })
+}
+
+/// Writes the part of `entry` that the caller's structure of `size` bytes has room for.
+///
+/// # Safety
+/// `out` has `size` bytes.
+unsafe fn write_entry(out: *mut u8, size: usize, entry: &GidEntry) {
+    // SAFETY: by the caller; an entry has at least the bytes copied.
+    unsafe {
+        ptr::write_bytes(out, 0, size);
+        ptr::copy_nonoverlapping((&raw const *entry).cast::<u8>(), out, size.min(size_of::<GidEntry>()));
+    }
+}
+
+unsafe extern "C" fn query_gid_ex(
+    handle: *mut types::Context,
+    port: u32,
+    index: u32,
+    out: *mut u8,
+    flags: u32,
+    size: usize,
+) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let slot = unsafe { context(handle) }?.port(port)?;
+        if index as usize >= GIDS || flags != 0 {
+            return Err(libc::EINVAL);
+        }
+        let found = entry(slot, port, index as usize).ok_or(libc::ENODATA)?;
+        // SAFETY: the caller's structure.
+        unsafe { write_entry(out, size, &found) };
+        Ok(())
+    })
+}
+export!("_ibv_query_gid_ex", "IBVERBS_1.11", query_gid_ex);
+
+/// All entries of all ports that are not empty. Returns how many there are, or a negative errno value.
+unsafe extern "C" fn query_gid_table(
+    handle: *mut types::Context,
+    out: *mut u8,
+    room: usize,
+    flags: u32,
+    size: usize,
+) -> isize {
+    let mut count = 0;
+    let rc = code(|| {
+        // SAFETY: the caller's handle.
+        let context = unsafe { context(handle) }?;
+        if flags != 0 {
+            return Err(libc::EINVAL);
+        }
+        for (port, index) in (1..=context.fabric.topology.ports()).flat_map(|port| (0..GIDS).map(move |i| (port, i))) {
+            let Some(found) = entry(context.port(port)?, port, index) else { continue };
+            if count == room {
+                return Err(libc::EINVAL);
+            }
+            // SAFETY: the caller's array of `room` structures.
+            unsafe { write_entry(out.add(count * size), size, &found) };
+            count += 1;
+        }
+        Ok(())
+    });
+    if rc == 0 {
+        return count as isize;
+    }
+    set_errno(rc);
+    -(rc as isize)
+}
+export!("_ibv_query_gid_table", "IBVERBS_1.11", query_gid_table);
+
+/// The type as sysfs counts it, where RoCE v1 and InfiniBand are one.
+#[cfg(feature = "tools")]
+pub(crate) unsafe extern "C" fn query_gid_type(
+    handle: *mut types::Context,
+    port: u8,
+    index: u32,
+    out: *mut u32,
+) -> c_int {
+    const SYSFS_IB_ROCE_V1: u32 = 0;
+    const SYSFS_ROCE_V2: u32 = 1;
+    minus_one(|| {
+        // SAFETY: the caller's handle.
+        let port = unsafe { context(handle) }?.port(u32::from(port))?;
+        let index = usize::try_from(index).ok().filter(|&i| i < GIDS).ok_or(libc::EINVAL)?;
+        let is_v2 = port.gid(index).is_some_and(|entry| entry.kind == GidType::RoceV2);
+        // SAFETY: the caller's enumeration.
+        unsafe { out.write(if is_v2 { SYSFS_ROCE_V2 } else { SYSFS_IB_ROCE_V1 }) };
+        Ok(())
+    })
+}
+
+/// Whether an event concerns a QP, which then waits for the acknowledgement.
+fn is_of_qp(kind: u32) -> bool {
+    (event::QP_FATAL..=event::SQ_DRAINED).contains(&kind) || kind == event::QP_LAST_WQE_REACHED
+}
+
+unsafe extern "C" fn get_async_event(handle: *mut types::Context, out: *mut AsyncEvent) -> c_int {
+    minus_one(|| {
+        // SAFETY: the caller's handle.
+        let context = unsafe { context(handle) }?;
+        let taken = context.events.pop(|e| match e.kind {
+            event::CQ_ERR => {
+                // SAFETY: events of a CQ that is gone have been purged; this one still exists.
+                let cq: &Cq = unsafe { object(e.element as *const types::Cq) };
+                cq.async_events.fetch_add(1, SeqCst);
+            }
+            event::SRQ_LIMIT_REACHED => {
+                // SAFETY: as above, for SRQs.
+                let srq: &Srq = unsafe { object(e.element as *const types::Srq) };
+                srq.async_events.fetch_add(1, SeqCst);
+            }
+            kind if is_of_qp(kind) => {
+                // SAFETY: as above, for QPs.
+                let qp: &Qp = unsafe { object(e.element as *const types::Qp) };
+                qp.async_events.fetch_add(1, SeqCst);
+            }
+            // A port or a device.
+            _ => {}
+        })?;
+        // SAFETY: the caller's structure.
+        unsafe { out.write(AsyncEvent { element: taken.element, event_type: taken.kind }) };
+        Ok(())
+    })
+}
+export!("ibv_get_async_event", "IBVERBS_1.1", get_async_event);
+
+unsafe extern "C" fn ack_async_event(given: *mut AsyncEvent) {
+    code(|| {
+        // SAFETY: the caller's structure.
+        let event = unsafe { &*given };
+        match event.event_type {
+            // SAFETY: the object waits for this acknowledgement before it goes.
+            event::CQ_ERR => unsafe { object::<Cq, _>(event.element as *const types::Cq) }.ack_async_event(),
+            event::SRQ_LIMIT_REACHED => {
+                // SAFETY: as above.
+                unsafe { object::<Srq, _>(event.element as *const types::Srq) }.ack_async_event()
+            }
+            kind if is_of_qp(kind) => {
+                // SAFETY: as above.
+                unsafe { object::<Qp, _>(event.element as *const types::Qp) }.ack_async_event();
+            }
+            _ => {}
+        }
+        Ok(())
+    });
+}
+export!("ibv_ack_async_event", "IBVERBS_1.1", ack_async_event);
+
+pub(super) unsafe extern "C" fn create_comp_channel(handle: *mut types::Context) -> *mut types::CompChannel {
+    pointer(|| {
+        // SAFETY: the caller's handle.
+        let channel = Channel::new(unsafe { context(handle) }?)?;
+        // Given back by `destroy_comp_channel`.
+        Ok(Box::leak(channel).as_abi())
+    })
+}
+export!("ibv_create_comp_channel", "IBVERBS_1.0", create_comp_channel);
+
+pub(super) unsafe extern "C" fn destroy_comp_channel(handle: *mut types::CompChannel) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let channel: &Channel = unsafe { object(handle) };
+        if channel.context.fabric.is_gone() {
+            return Ok(());
+        }
+        if channel.users.load(SeqCst) != 0 {
+            return Err(libc::EBUSY);
+        }
+        // SAFETY: takes back what `create_comp_channel` leaked; no CQ refers to it.
+        drop(unsafe { Box::from_raw(handle.cast::<Channel>()) });
+        Ok(())
+    })
+}
+export!("ibv_destroy_comp_channel", "IBVERBS_1.0", destroy_comp_channel);
+
+/// Reached through the context's table.
+pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut types::Cq, solicited_only: c_int) -> c_int {
+    // SAFETY: the caller's handle.
+    let cq: &Cq = unsafe { object(handle) };
+    if !cq.context.fabric.is_gone() {
+        cq.arm(solicited_only == 0);
+    }
+    0
+}
+
+unsafe extern "C" fn get_cq_event(
+    handle: *mut types::CompChannel,
+    cq_out: *mut *mut types::Cq,
+    context_out: *mut *mut c_void,
+) -> c_int {
+    minus_one(|| {
+        // SAFETY: the caller's handle.
+        let channel: &Channel = unsafe { object(handle) };
+        let taken = channel.tokens.pop(|&token| {
+            // SAFETY: tokens of a CQ that is gone have been purged; this one still exists.
+            let cq: &Cq = unsafe { object(token as *const types::Cq) };
+            cq.comp_events.fetch_add(1, SeqCst);
+        })?;
+        let cq = taken as *mut types::Cq;
+        // SAFETY: the caller's structures; the CQ waits for the acknowledgement before it goes.
+        unsafe {
+            cq_out.write(cq);
+            context_out.write((*cq).cq_context);
+        }
+        Ok(())
+    })
+}
+export!("ibv_get_cq_event", "IBVERBS_1.1", get_cq_event);
+
+unsafe extern "C" fn ack_cq_events(handle: *mut types::Cq, count: u32) {
+    code(|| {
+        // SAFETY: the caller's handle.
+        unsafe { object::<Cq, _>(handle) }.ack_comp_events(count);
+        Ok(())
+    });
+}
+export!("ibv_ack_cq_events", "IBVERBS_1.1", ack_cq_events);

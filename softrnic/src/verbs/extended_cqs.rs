@@ -4,15 +4,15 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::abi::cq_ex::{
-    Calls, CqInitAttrEx, CqInitAttrExLong, HAS_FLAGS, HAS_PARENT_DOMAIN, SINGLE_THREADED, STANDARD_FLAGS, call,
+use crate::abi::types;
+use crate::abi::types::{
+    Calls, CqInitAttrEx, CqInitAttrExLong, HAS_FLAGS, HAS_PARENT_DOMAIN, SINGLE_THREADED, STANDARD_FLAGS, Wc, call,
 };
-use crate::abi::types::{self, Wc};
-use crate::drivers::driver::Verb;
-use crate::engine::poll::poll_one;
+use crate::drivers::table::Verb;
+use crate::engine::receive::poll_one;
+use crate::objects::context::Pd;
 use crate::objects::cq::Cq;
-use crate::objects::pd::Pd;
-use crate::verbs::attach::engine_of;
+use crate::verbs::device::engine_of;
 use crate::verbs::queues::{CqKind, make_cq};
 use crate::verbs::{context, object, pointer, shared};
 

@@ -1,16 +1,15 @@
 //! Extended queue pairs: work requests are made call by call, and posted together.
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
-use std::slice;
 use std::sync::atomic::Ordering::Relaxed;
+use std::{ptr, slice};
 
-use crate::abi::consts::{send_flag, wr_opcode};
 use crate::abi::export::export;
 use crate::abi::qp_ex::{Calls, DataBuf, call};
-use crate::abi::types::{self, SendWr, Sge};
+use crate::abi::types;
+use crate::abi::types::{SendWr, Sge, send_flag, wr_opcode};
 use crate::objects::qp::{Qp, SENDING};
-use crate::objects::wr_list::WrList;
+use crate::objects::send_queue::WrList;
 use crate::verbs::post::post_list;
 use crate::verbs::{code, object, pointer};
 

@@ -5,24 +5,16 @@
 //! below mean by "the caller's handle" and "the caller's structure".
 
 mod absent;
-mod addresses;
-mod attach;
 // Its tests run in either flavour.
 #[cfg(any(feature = "tools", test))]
 mod cm;
 mod device;
-mod domains;
-mod ece;
-mod events;
 mod extended_cqs;
 mod extended_qps;
-mod gids;
-mod memory;
 mod post;
 #[cfg(feature = "tools")]
 mod private;
 mod queues;
-mod srqs;
 
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,7 +22,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::abi::types;
-use crate::host::errno::set_errno;
+use crate::host::set_errno;
 use crate::objects::context::Context;
 
 /// Runs a function that returns an errno value (0 is success). A panic must not reach the caller: it becomes EIO.

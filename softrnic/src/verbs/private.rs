@@ -10,8 +10,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use crate::host::errno::set_errno;
-use crate::host::stderr::say;
+use crate::host::{say, set_errno};
 
 /// `export_private!(name, function)`: under every private version.
 macro_rules! export_private {
@@ -122,7 +121,7 @@ answer_enosys! {
 }
 
 // The one that tools call for our own devices.
-export_private!(ibv_query_gid_type, super::gids::query_gid_type);
+export_private!(ibv_query_gid_type, crate::verbs::device::query_gid_type);
 
 // `bool verbs_allow_disassociate_destroy`, which drivers read: false.
 std::arch::global_asm!(

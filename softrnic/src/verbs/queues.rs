@@ -4,26 +4,24 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use crate::abi::consts::qp_state;
-use crate::abi::cq_ex::Calls;
 use crate::abi::export::export;
-use crate::abi::init_attr_ex::{ALL_OPERATIONS, HAS_OPERATIONS, HAS_PD, QpInitAttrEx};
-use crate::abi::types::{self, QpAttr, QpInitAttr};
-use crate::drivers::driver::Verb;
+use crate::abi::types;
+use crate::abi::types::{
+    ALL_OPERATIONS, ATTR_LIMIT, Calls, HAS_ALLOCATORS, HAS_OPERATIONS, HAS_PD, HAS_PD_CONTEXT, ParentDomainInitAttr,
+    QpAttr, QpInitAttr, QpInitAttrEx, RecvWr, SrqAttr, SrqInitAttr, Td as AbiTd, qp_state,
+};
+use crate::drivers::table::Verb;
 use crate::engine::modify::modify;
-use crate::host::lock::lock;
+use crate::host::lock;
 use crate::limits::MAX_CQE;
-use crate::objects::channel::Channel;
-use crate::objects::cq::Cq;
-use crate::objects::cq_request::CqRequest;
-use crate::objects::pd::Pd;
-use crate::objects::qp::Qp;
-use crate::objects::qp_request::QpRequest;
+use crate::objects::context::{Pd, Td};
+use crate::objects::cq::{Channel, Cq, CqRequest};
+use crate::objects::qp::{Qp, QpRequest};
 use crate::objects::srq::Srq;
-use crate::process::commands::Command;
-use crate::verbs::attach::engine_of;
-use crate::verbs::extended_qps;
-use crate::verbs::{code, context, object, pointer, shared};
+use crate::process::fabric::Command;
+use crate::verbs::device::engine_of;
+use crate::verbs::post::elements;
+use crate::verbs::{code, context, extended_qps, object, pointer, shared};
 
 pub(super) unsafe extern "C" fn create_cq(
     handle: *mut types::Context,
@@ -243,3 +241,155 @@ unsafe extern "C" fn query_qp(handle: *mut types::Qp, attr: *mut QpAttr, _mask: 
     })
 }
 export!("ibv_query_qp", "IBVERBS_1.1", query_qp);
+
+unsafe extern "C" fn create_srq(pd: *mut types::Pd, init: *mut SrqInitAttr) -> *mut types::Srq {
+    pointer(|| {
+        // SAFETY: the caller's handle.
+        let pd: Arc<Pd> = unsafe { shared(pd) };
+        // SAFETY: the caller's structure.
+        let init = unsafe { &mut *init };
+        let made = engine_of(pd.context.fabric)?.create_srq(&pd, init.srq_context, init.attr)?;
+        (init.attr.max_wr, init.attr.max_sge) = (made.max_wr, made.max_sge);
+        let handle = made.as_abi();
+        // Given back by `destroy_srq`.
+        let _ = Arc::into_raw(made);
+        Ok(handle)
+    })
+}
+export!("ibv_create_srq", "IBVERBS_1.1", create_srq);
+
+/// The size stays as it was made, as with mlx5.
+unsafe extern "C" fn modify_srq(handle: *mut types::Srq, attr: *const SrqAttr, mask: c_int) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let srq: &Srq = unsafe { object(handle) };
+        engine_of(srq.pd.context.fabric)?;
+        srq.pd.context.require_alive()?;
+        match mask {
+            0 => Ok(()),
+            // SAFETY: the caller's structure.
+            ATTR_LIMIT => srq.arm(unsafe { (*attr).srq_limit }),
+            _ => Err(libc::EINVAL),
+        }
+    })
+}
+export!("ibv_modify_srq", "IBVERBS_1.1", modify_srq);
+
+unsafe extern "C" fn query_srq(handle: *mut types::Srq, out: *mut SrqAttr) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let srq: &Srq = unsafe { object(handle) };
+        engine_of(srq.pd.context.fabric)?;
+        // SAFETY: the caller's structure.
+        unsafe { out.write(srq.attributes()) };
+        Ok(())
+    })
+}
+export!("ibv_query_srq", "IBVERBS_1.1", query_srq);
+
+unsafe extern "C" fn destroy_srq(handle: *mut types::Srq) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let srq: &Srq = unsafe { object(handle) };
+        if srq.pd.context.is_refusing() {
+            return Ok(());
+        }
+        if let Ok(engine) = engine_of(srq.pd.context.fabric) {
+            if srq.users.load(SeqCst) != 0 {
+                return Err(libc::EBUSY);
+            }
+            engine.destroy_srq(srq);
+            // SAFETY: takes back what `create_srq` leaked.
+            drop(unsafe { Arc::from_raw(handle.cast::<Srq>()) });
+        }
+        Ok(())
+    })
+}
+export!("ibv_destroy_srq", "IBVERBS_1.1", destroy_srq);
+
+/// Reached through the context's table.
+pub(crate) unsafe extern "C" fn post_srq_recv(
+    handle: *mut types::Srq,
+    list: *mut RecvWr,
+    bad: *mut *mut RecvWr,
+) -> c_int {
+    // SAFETY: the caller's handle.
+    let srq: &Srq = unsafe { object(handle) };
+    let mut at = list;
+    let rc = code(|| {
+        engine_of(srq.pd.context.fabric)?;
+        let _posting = srq.posting.while_in("the shared receive queue of a thread domain");
+        while !at.is_null() {
+            // SAFETY: the caller's structure.
+            let wr = unsafe { *at };
+            // SAFETY: the caller's array.
+            srq.post(wr.wr_id, unsafe { elements(wr.sg_list, wr.num_sge) }?)?;
+            at = wr.next;
+        }
+        Ok(())
+    });
+    if rc != 0 {
+        // SAFETY: the caller's structure.
+        unsafe { bad.write(at) };
+    }
+    rc
+}
+
+/// Through `verbs_context`.
+pub(crate) unsafe extern "C" fn alloc_td(handle: *mut types::Context, attr: *const u32) -> *mut AbiTd {
+    pointer(|| {
+        // SAFETY: the caller's handle.
+        let context = unsafe { context(handle) }?;
+        context.fabric.settings.require_thread_domains()?;
+        // SAFETY: the caller's structure, a mask of extensions.
+        if unsafe { *attr } != 0 {
+            return Err(libc::EINVAL);
+        }
+        let td = Td::new(context)?;
+        td.context.fabric.count_command(Command::AllocTd);
+        let handle = td.as_abi();
+        // Given back by `dealloc_td`.
+        let _ = Arc::into_raw(td);
+        Ok(handle)
+    })
+}
+
+/// Through `verbs_context`.
+pub(crate) unsafe extern "C" fn dealloc_td(handle: *mut AbiTd) -> c_int {
+    code(|| {
+        // SAFETY: the caller's handle.
+        let td: &Td = unsafe { object(handle) };
+        if td.users.load(SeqCst) != 0 && !td.context.fabric.is_gone() {
+            return Err(libc::EBUSY);
+        }
+        // SAFETY: takes back what `alloc_td` leaked.
+        drop(unsafe { Arc::from_raw(handle.cast::<Td>()) });
+        Ok(())
+    })
+}
+
+/// Through `verbs_context`. Given back by `dealloc_pd`.
+pub(crate) unsafe extern "C" fn alloc_parent_domain(
+    handle: *mut types::Context,
+    attr: *const ParentDomainInitAttr,
+) -> *mut types::Pd {
+    pointer(|| {
+        // SAFETY: the caller's handle.
+        unsafe { context(handle) }?.fabric.settings.require_thread_domains()?;
+        // SAFETY: the caller's structure; the mirror is what every form of it has.
+        let attr = unsafe { &*attr };
+        if attr.pd.is_null() || attr.comp_mask & !(HAS_ALLOCATORS | HAS_PD_CONTEXT) != 0 {
+            return Err(libc::EINVAL);
+        }
+        if attr.comp_mask & HAS_ALLOCATORS != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        // SAFETY: the caller's handles, or NULL.
+        let (pd, td): (Arc<Pd>, Option<Arc<Td>>) =
+            unsafe { (shared(attr.pd), (!attr.td.is_null()).then(|| shared(attr.td))) };
+        let made = Pd::parent(&pd, td)?;
+        let handle = made.as_abi();
+        let _ = Arc::into_raw(made);
+        Ok(handle)
+    })
+}

@@ -1,12 +1,18 @@
 //! UD: datagrams, and the address handles that say where they go.
 
-use std::thread;
+use std::time::Duration;
+use std::{ptr, thread};
 
-use crate::common::datagrams::*;
-use crate::common::node::{Node, Work, modify, to_state};
-use crate::common::verbs::*;
 use testkit::side::enter;
 use testkit::softrnic::Softrnic;
+
+use crate::common::channel::Channel;
+use crate::common::datagrams::{HEADER, QKEY, UD, way_to, *};
+use crate::common::node::{
+    Address, CAP, Node, Terms, Work, create_qp, empty_init, local_pair, modify, poll, rtr, to_state,
+};
+use crate::common::srqs::*;
+use crate::common::verbs::*;
 
 const WITH_GRH: u32 = 1;
 const WITH_IMM: u32 = 2;
@@ -116,7 +122,7 @@ fn over_infiniband_a_lid_is_enough() {
         assert_eq!((wc.status, wc.byte_len, wc.flags), (OK, 48, 0), "40 bytes are left out, and nothing is in them");
         assert_eq!((wc.slid, wc.sl, wc.src_qp), (lid(&a), 3, sender.qpn()));
         let mut back = AhAttr::default();
-        assert_eq!(ibv_init_ah_from_wc(b.context, 1, &wc, std::ptr::null(), &mut back), 0);
+        assert_eq!(ibv_init_ah_from_wc(b.context, 1, &wc, ptr::null(), &mut back), 0);
         assert_eq!(back, AhAttr { dlid: lid(&a), sl: 3, port: 1, ..AhAttr::default() });
     });
 }
@@ -215,7 +221,7 @@ fn what_is_not_for_datagrams_is_refused() {
         for opcode in [WRITE, WRITE_IMM, READ, CMP_SWAP, FETCH_ADD] {
             assert_eq!(a.try_send(Work { opcode, to: to(way, b.qpn(), QKEY), ..Work::default() }), libc::EINVAL);
         }
-        assert_eq!(a.try_send(datagram(&[], to(std::ptr::null_mut(), b.qpn(), QKEY))), libc::EINVAL, "no handle");
+        assert_eq!(a.try_send(datagram(&[], to(ptr::null_mut(), b.qpn(), QKEY))), libc::EINVAL, "no handle");
         let other = ud_node(0, 64, 8);
         assert_eq!(a.try_send(datagram(&[], to(handle(&other, &b), b.qpn(), QKEY))), libc::EINVAL, "another domain's");
         assert_eq!(ibv_dealloc_pd(other.pd), libc::EBUSY);
@@ -257,7 +263,7 @@ fn the_states_of_ud_need_their_attributes() {
             }
             assert_eq!(modify(node.qp, &attr, mask), 0);
         }
-        let (mut got, mut init) = (QpAttr::default(), crate::common::node::empty_init());
+        let (mut got, mut init) = (QpAttr::default(), empty_init());
         assert_eq!(ibv_query_qp(node.qp, &mut got, -1, &mut init), 0);
         assert_eq!((got.state, got.qkey, init.qp_type), (RTS, 7, UD));
     });
@@ -371,5 +377,648 @@ fn datagrams_have_faults() {
         assert_dropped(&a, &b, datagram(&[a.sge(0, 8)], to(far, b.qpn(), QKEY)));
         a.send(datagram(&[a.sge(0, 8)], to(near, c.qpn(), QKEY)));
         assert_eq!((a.next().status, c.next().status), (OK, OK));
+    });
+}
+
+/// Asynchronous events.
+const SRQ_LIMIT_REACHED: u32 = 15;
+const QP_LAST_WQE_REACHED: u32 = 16;
+
+fn connect(a: &Node, b: &Node, terms: &Terms) {
+    a.connect(&b.address(), terms);
+    b.connect(&a.address(), terms);
+}
+
+/// The number in the first four bytes of `node`'s memory, sent.
+fn send_number(node: &mut Node, number: u32) {
+    node.memory[..4].copy_from_slice(&number.to_ne_bytes());
+    node.send(Work { opcode: SEND, sges: &[node.sge(0, 4)], ..Work::default() });
+}
+
+#[test]
+fn queue_pairs_take_their_receives_from_one_queue_in_order() {
+    Softrnic::new().alone(|| {
+        let (b, srq) = node_on_srq(1, 4096, 8);
+        let c = beside(&b, srq);
+        let (mut to_b, mut to_c) = (Node::new(0, 64), Node::new(0, 64));
+        connect(&to_b, &b, &Terms::default());
+        to_c.connect(&Address { qpn: c.qpn(), psn: c.psn, ..b.address() }, &Terms::default());
+        c.connect(&to_c.address(), &Terms::default());
+        for id in 0..4 {
+            assert_eq!(post(srq, id, &[b.sge(id as usize * 8, 8)]), 0);
+        }
+        for (id, from_c) in [(0u64, false), (1, true), (2, true), (3, false)] {
+            let (sender, receiver) = if from_c { (&mut to_c, c.qpn()) } else { (&mut to_b, b.qpn()) };
+            send_number(sender, 100 + id as u32);
+            let wc = b.next();
+            assert_eq!((wc.status, wc.wr_id, wc.qp_num, wc.byte_len), (OK, id, receiver, 4));
+            assert_eq!(b.memory[id as usize * 8], 100 + id as u8);
+            assert_eq!(sender.next().status, OK);
+        }
+        // Nothing is left: the next one waits until something is.
+        send_number(&mut to_c, 9);
+        assert!(b.poll().is_none() && to_c.poll().is_none());
+        assert_eq!(post(srq, 7, &[b.sge(64, 8)]), 0);
+        assert_eq!((to_c.next().status, b.next().wr_id, b.memory[64]), (OK, 7, 9));
+        assert_eq!(b.try_recv(1, &[]), libc::EINVAL, "it has no queue of its own");
+        assert_eq!(ibv_destroy_srq(srq), libc::EBUSY);
+        assert_eq!((ibv_destroy_qp(c.qp), ibv_destroy_qp(b.qp)), (0, 0));
+        assert_eq!(ibv_destroy_srq(srq), 0);
+    });
+}
+
+#[test]
+fn a_shared_queue_has_its_bounds() {
+    Softrnic::new().env("SOFTRNIC_MAX_QP_WR", 64).alone(|| {
+        let (b, srq) = node_on_srq(1, 64, 4);
+        let a = Node::new(0, 64);
+        assert_eq!(create(b.pd, 0, 1), Err(libc::EINVAL));
+        assert_eq!(create(b.pd, 65, 1), Err(libc::EINVAL));
+        assert_eq!(create(b.pd, 4, 17), Err(libc::EINVAL));
+        assert_eq!(query(srq), SrqAttr { max_wr: 4, max_sge: 2, limit: 0 });
+        let size = SrqAttr { max_wr: 8, ..SrqAttr::default() };
+        assert_eq!(ibv_modify_srq(srq, &size, MAX_WR), libc::EINVAL, "it stays as it was made");
+        assert_eq!(post(srq, 1, &[b.sge(0, 8); 3]), libc::EINVAL);
+        assert!((0..4).all(|id| post(srq, id, &[]) == 0));
+        assert_eq!(post(srq, 9, &[]), libc::ENOMEM);
+        connect(&a, &b, &Terms::default());
+        a.send(Work { opcode: SEND, ..Work::default() });
+        assert_eq!(a.next().status, OK);
+        assert_eq!(post(srq, 9, &[]), libc::ENOMEM, "taken, but not polled");
+        assert_eq!(b.next().wr_id, 0);
+        assert_eq!((post(srq, 9, &[]), post(srq, 10, &[])), (0, libc::ENOMEM));
+        // A queue pair that is reset throws its completions away.
+        a.send(Work { opcode: SEND, ..Work::default() });
+        assert_eq!((a.next().status, to_state(b.qp, RESET)), (OK, 0));
+        assert_eq!((post(srq, 10, &[]), post(srq, 11, &[])), (0, libc::ENOMEM));
+        let other = Node::new(0, 64);
+        assert_eq!(ibv_dealloc_pd(b.pd), libc::EBUSY);
+        drop(other);
+    });
+}
+
+#[test]
+fn the_limit_is_told_once() {
+    Softrnic::new().alone(|| {
+        let (b, srq) = node_on_srq(1, 64, 8);
+        let a = Node::new(0, 64);
+        connect(&a, &b, &Terms::default());
+        (0..5).for_each(|id| assert_eq!(post(srq, id, &[]), 0));
+        assert_eq!(arm(srq, 9), libc::EINVAL, "more than it has");
+        assert_eq!((arm(srq, 4), query(srq).limit), (0, 4));
+        let take = || {
+            a.send(Work { opcode: SEND, ..Work::default() });
+            assert_eq!((a.next().status, b.next().status), (OK, OK));
+        };
+        take();
+        assert!(!b.has_event(), "four are left");
+        take();
+        assert_eq!(next_event(b.context), (SRQ_LIMIT_REACHED, srq as usize));
+        assert_eq!(query(srq).limit, 0);
+        take();
+        assert!(!b.has_event(), "it is armed no more");
+        assert_eq!(arm(srq, 2), 0);
+        assert!(!b.has_event(), "two are left");
+        assert_eq!(arm(srq, 3), 0);
+        assert_eq!(next_event(b.context), (SRQ_LIMIT_REACHED, srq as usize), "fewer are left already");
+    });
+}
+
+#[test]
+fn a_queue_pair_that_fails_says_that_it_takes_no_more() {
+    Softrnic::new().alone(|| {
+        let (b, srq) = node_on_srq(1, 64, 8);
+        let a = Node::new(0, 64);
+        (0..2).for_each(|id| assert_eq!(post(srq, id, &[]), 0));
+        for round in 0..2 {
+            connect(&a, &b, &Terms::default());
+            assert_eq!(to_state(b.qp, ERR), 0);
+            assert_eq!(next_event(b.context), (QP_LAST_WQE_REACHED, b.qp as usize), "round {round}");
+            b.send(Work::default());
+            assert_eq!(b.next().status, FLUSH);
+            assert!(b.poll().is_none() && !b.has_event(), "the receives are the others'");
+            assert_eq!((to_state(a.qp, RESET), to_state(b.qp, RESET)), (0, 0));
+        }
+        // By a peer: the receive that it has taken completes, the other one stays.
+        connect(&a, &b, &Terms::default());
+        a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], ..Work::default() });
+        assert_eq!((a.next().status, b.next().status), (REM_INV_REQ, LOC_LEN));
+        let mut kinds = [next_event(b.context).0, next_event(b.context).0];
+        kinds.sort_unstable();
+        assert_eq!(kinds, [2, QP_LAST_WQE_REACHED], "QP_REQ_ERR, and that it takes no more");
+        assert_eq!((to_state(a.qp, RESET), to_state(b.qp, RESET)), (0, 0));
+        connect(&a, &b, &Terms::default());
+        a.send(Work { opcode: SEND, ..Work::default() });
+        assert_eq!((a.next().status, b.next().wr_id), (OK, 1));
+    });
+}
+
+/// The keys of its receives are those of its own protection domain.
+#[test]
+fn a_shared_queue_has_its_own_protection_domain() {
+    Softrnic::new().alone(|| {
+        let (mut b, other) = (Node::new(1, 64), Node::new(1, 64));
+        assert_eq!(ibv_destroy_qp(b.qp), 0);
+        let pd = ibv_alloc_pd(b.context);
+        let srq = create(pd, 4, 2).expect("a shared receive queue");
+        b.qp = qp_on(srq, 2, b.pd, b.cq);
+        let mr = ibv_reg_mr(pd, b.memory.as_mut_ptr().cast(), 64, ALL_ACCESS);
+        // SAFETY: a live MR.
+        let lkey = unsafe { (*mr).lkey };
+        assert_eq!(post(srq, 1, &[Sge { lkey, ..b.sge(0, 8) }]), 0);
+        assert_eq!(post(srq, 2, &[b.sge(0, 8)]), 0);
+        let a = Node::new(0, 64);
+        connect(&a, &b, &Terms::default());
+        for (want, seen) in [(OK, OK), (REM_OP, LOC_PROT)] {
+            a.send(Work { opcode: SEND, sges: &[a.sge(0, 8)], ..Work::default() });
+            assert_eq!((a.next().status, b.next().status), (want, seen));
+        }
+        drop(other);
+    });
+}
+
+#[test]
+fn datagrams_take_shared_receives() {
+    Softrnic::new().alone(|| {
+        let (mut b, srq) = node_on_srq(1, 256, 8);
+        let a = ud_node(0, 64, 8);
+        assert_eq!(ibv_destroy_qp(b.qp), 0);
+        b.qp = qp_on(srq, UD, b.pd, b.cq);
+        ready(b.qp, QKEY);
+        let way = handle_for(&a, &way_to(b.gid, 1)).expect("a handle");
+        let sges = [a.sge(0, 8)];
+        let work = Work { opcode: SEND, sges: &sges, to: to(way, b.qpn(), QKEY), ..Work::default() };
+        for id in 0..20 {
+            assert_eq!(post(srq, id, &[b.sge(0, 128)]), 0);
+            a.send(work);
+            let wc = b.next();
+            assert_eq!((a.next().status, wc.status, wc.wr_id), (OK, OK, id));
+            assert_eq!((wc.byte_len as usize, wc.src_qp), (HEADER + 8, a.qpn()));
+        }
+        a.send(work);
+        assert_eq!(a.next().status, OK);
+        assert!(b.poll().is_none(), "dropped");
+    });
+}
+
+const SENDERS: usize = 3;
+
+/// Many take from one queue at a time, from two processes: each receive is taken once, and each message comes.
+#[test]
+fn each_receive_is_taken_once() {
+    const EACH: u32 = 300;
+    const ROOM: u32 = 16;
+    Softrnic::new().pair(|side, mut socket| {
+        let terms = Terms::default();
+        let mut nodes: Vec<Node> = (0..SENDERS).map(|_| Node::new(0, 64)).collect();
+        let (receiver, srq) = node_on_srq(1, ROOM as usize * 8, ROOM);
+        let mut targets = vec![];
+        // The senders of side 0 are in the receiver's process, those of side 1 are not.
+        for number in 0..2 * SENDERS {
+            let target = beside(&receiver, srq);
+            let is_here = number < SENDERS;
+            let address = Address { qpn: target.qpn(), psn: target.psn, ..receiver.address() };
+            let sender = nodes[number % SENDERS].address();
+            let (theirs, their_sender): (Address, Address) = socket.swap(&(address, sender));
+            if side == 0 {
+                target.connect(if is_here { &sender } else { &their_sender }, &terms);
+                targets.push(target);
+                if is_here {
+                    nodes[number].connect(&address, &terms);
+                }
+            } else if !is_here {
+                nodes[number % SENDERS].connect(&theirs, &terms);
+            }
+            socket.barrier();
+        }
+        if side == 0 {
+            (0..u64::from(ROOM)).for_each(|id| assert_eq!(post(srq, id, &[receiver.sge(id as usize * 8, 8)]), 0));
+        }
+        socket.barrier();
+        thread::scope(|scope| {
+            for node in &mut nodes {
+                let node = Sending(node);
+                scope.spawn(move || node.send_all(EACH));
+            }
+            if side == 0 {
+                let mut next = std::collections::HashMap::<u32, u32>::new();
+                for _ in 0..2 * SENDERS as u32 * EACH {
+                    let wc = receiver.next();
+                    assert_eq!(wc.status, OK);
+                    let at = wc.wr_id as usize * 8;
+                    let number = u32::from_ne_bytes(std::array::from_fn(|i| receiver.memory[at + i]));
+                    let expected = next.insert(wc.qp_num, number + 1).unwrap_or(0);
+                    assert_eq!(number, expected, "of queue pair {}", wc.qp_num);
+                    assert_eq!(post(srq, wc.wr_id, &[receiver.sge(at, 8)]), 0);
+                }
+                assert_eq!(next.len(), 2 * SENDERS);
+            }
+        });
+        socket.barrier();
+    });
+}
+
+/// A node that one thread alone uses.
+struct Sending<'a>(&'a mut Node);
+
+// SAFETY: the library may be called from every thread.
+unsafe impl Send for Sending<'_> {}
+
+impl Sending<'_> {
+    fn send_all(self, count: u32) {
+        for number in 0..count {
+            send_number(self.0, number);
+            assert_eq!(self.0.next().status, OK);
+        }
+    }
+}
+
+/// Senders that are killed while they take receives lose none of them.
+#[test]
+fn killed_senders_keep_no_receive() {
+    const ROUNDS: u64 = 12;
+    const ROOM: u32 = 8;
+    enter(|side, mut socket| {
+        let terms = Terms::default();
+        if side == 1 {
+            let mut node = Node::new(0, 64);
+            let peer: Address = socket.swap(&node.address());
+            node.connect(&peer, &terms);
+            socket.barrier();
+            return (0..u32::MAX).for_each(|number| {
+                send_number(&mut node, number);
+                node.next();
+            });
+        }
+        let (node, srq) = node_on_srq(1, 4096, ROOM);
+        for round in 0..ROUNDS {
+            let peer: Address = socket.swap(&node.address());
+            node.connect(&peer, &terms);
+            socket.barrier();
+            while post(srq, 0, &[node.sge(0, 8)]) == 0 {}
+            for _ in 0..20 + round {
+                assert_eq!(node.next().status, OK);
+                assert_eq!(post(srq, 0, &[node.sge(0, 8)]), 0);
+            }
+            // The sender is killed here.
+            socket.barrier();
+            socket.barrier();
+            assert_eq!(to_state(node.qp, RESET), 0);
+            // What is left untaken is still there, and what was taken is free.
+            let (mut posted, mut taken) = (0, 0);
+            let own = Node::new(0, 64);
+            connect(&own, &node, &Terms { rnr_retry: 0, ..terms });
+            while post(srq, 1, &[node.sge(0, 8)]) == 0 {
+                posted += 1;
+            }
+            loop {
+                own.send(Work { opcode: SEND, ..Work::default() });
+                if own.next().status != OK {
+                    break;
+                }
+                assert_eq!(node.next().status, OK);
+                taken += 1;
+            }
+            assert_eq!(taken, ROOM, "round {round}: {posted} posted");
+            assert_eq!(to_state(node.qp, RESET), 0);
+            own.close();
+        }
+        assert_eq!((ibv_destroy_qp(node.qp), ibv_destroy_srq(srq)), (0, 0));
+    });
+    let softrnic = Softrnic::new();
+    let (receiver, mut to_receiver) = softrnic.start(0, &[]);
+    for _ in 0..ROUNDS {
+        let (mut sender, mut to_sender) = softrnic.start(1, &[]);
+        let (theirs, ours): (Address, Address) = (to_sender.recv(), to_receiver.recv());
+        to_sender.send(&ours);
+        to_receiver.send(&theirs);
+        let (a, b): (u8, u8) = (to_sender.recv(), to_receiver.recv());
+        to_sender.send(&b);
+        to_receiver.send(&a);
+        to_receiver.barrier();
+        sender.signal(libc::SIGKILL);
+        assert!(sender.ended().is_killed_by(libc::SIGKILL));
+        to_receiver.barrier();
+    }
+    receiver.finish();
+    softrnic.assert_clean();
+}
+
+type Create = unsafe extern "C" fn(Ptr) -> Ptr;
+type Destroy = unsafe extern "C" fn(Ptr) -> i32;
+type GetEvent = unsafe extern "C" fn(Ptr, *mut *mut Cq, *mut Ptr) -> i32;
+type Ack = unsafe extern "C" fn(*mut Cq, u32);
+type Arm = unsafe extern "C" fn(*mut Cq, i32) -> i32;
+
+fn is_readable(fd: i32, wait_ms: i32) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, wait_ms) == 1 }
+}
+
+fn set_nonblocking(fd: i32) {
+    // SAFETY: plain fcntl on a live descriptor.
+    unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
+}
+
+#[test]
+fn a_completion_channel_wakes_the_receiver() {
+    Softrnic::new().pair(|side, mut socket| {
+        let mut node = Node::new(0, 64);
+        // SAFETY: the functions' types in the verbs interface.
+        let (create, destroy, get, ack, arm): (Create, Destroy, GetEvent, Ack, Arm) = unsafe {
+            (
+                std::mem::transmute::<Ptr, Create>(symbol("ibv_create_comp_channel", "IBVERBS_1.0")),
+                std::mem::transmute::<Ptr, Destroy>(symbol("ibv_destroy_comp_channel", "IBVERBS_1.0")),
+                std::mem::transmute::<Ptr, GetEvent>(symbol("ibv_get_cq_event", "IBVERBS_1.1")),
+                std::mem::transmute::<Ptr, Ack>(symbol("ibv_ack_cq_events", "IBVERBS_1.1")),
+                std::mem::transmute::<Ptr, Arm>(op(node.context, 12)),
+            )
+        };
+        // SAFETY: live handles; the channel's descriptor lies at byte 8.
+        unsafe {
+            let channel = create(node.context);
+            let fd = *channel.cast::<u8>().add(8).cast::<i32>();
+            let cq = ibv_create_cq(node.context, 16, 0x77 as Ptr, channel, 0);
+            assert_eq!(ibv_destroy_qp(node.qp), 0);
+            node.qp = create_qp(node.pd, cq, cq, CAP);
+            node.psn = 1;
+            node.connect_over(&mut socket, &Terms::default());
+            if side == 1 {
+                node.recv(1, &[]);
+                node.recv(2, &[]);
+                assert_eq!(arm(cq, 0), 0);
+            }
+            socket.barrier();
+            if side == 0 {
+                node.send(Work { opcode: SEND, ..Work::default() });
+                node.send(Work { opcode: SEND, ..Work::default() });
+            } else {
+                assert!(is_readable(fd, 60_000), "not woken");
+                let (mut which, mut context) = (ptr::null_mut(), ptr::null_mut());
+                assert_eq!(get(channel, &raw mut which, &raw mut context), 0);
+                assert_eq!((which, context), (cq, 0x77 as Ptr));
+                // Armed once, one event.
+                line_is_quiet(fd);
+                set_nonblocking(fd);
+                assert_eq!(get(channel, &raw mut which, &raw mut context), -1);
+                assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN));
+                assert_eq!(destroy(channel), libc::EBUSY);
+                ack(cq, 1);
+            }
+            socket.barrier();
+            assert_eq!(ibv_destroy_qp(node.qp), 0);
+            assert_eq!(ibv_destroy_cq(cq), 0);
+            assert_eq!(destroy(channel), 0);
+        }
+    });
+}
+
+fn line_is_quiet(fd: i32) {
+    assert!(!is_readable(fd, 50), "a second event");
+}
+
+#[test]
+fn the_event_descriptor_may_be_nonblocking() {
+    Softrnic::new().alone(|| {
+        let (a, b) = local_pair(64, &Terms::default());
+        // SAFETY: async_fd lies at byte 268 of a context.
+        let fd = unsafe { *b.context.cast::<u8>().add(268).cast::<i32>() };
+        set_nonblocking(fd);
+        let mut event = AsyncEvent::default();
+        assert_eq!(ibv_get_async_event(b.context, &mut event), -1);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN));
+        a.send(Work { sges: &[a.sge(0, 8)], ..Work::default() });
+        assert!(is_readable(fd, 60_000));
+        assert_eq!(ibv_get_async_event(b.context, &mut event), 0);
+        assert_eq!((event.element, event.kind), (b.qp as usize, 3));
+    });
+}
+
+#[test]
+fn uc_loses_silently() {
+    Softrnic::new().alone(|| {
+        let nodes = [Node::new(0, 64), Node::new(1, 64)].map(|mut node| {
+            assert_eq!(ibv_destroy_qp(node.qp), 0);
+            let mut init = empty_init();
+            (init.send_cq, init.recv_cq, init.qp_type, init.cap) = (node.cq, node.cq, 3, CAP);
+            node.qp = ibv_create_qp(node.pd, &mut init);
+            assert!(!node.qp.is_null());
+            node.psn = node.qpn() & 0xff;
+            node
+        });
+        for (node, peer) in [(&nodes[0], &nodes[1]), (&nodes[1], &nodes[0])] {
+            assert_eq!(node.to_init(7), 0);
+            let rc_only = 1 << 17 | 1 << 15;
+            let attr = rtr(&peer.address(), &Terms::default());
+            assert_eq!(modify(node.qp, &attr, RTR_MASK), libc::EINVAL, "attributes of RC");
+            assert_eq!(modify(node.qp, &attr, RTR_MASK & !rc_only), 0);
+            assert_eq!(modify(node.qp, &QpAttr { state: RTS, sq_psn: node.psn, ..attr }, 1 | 1 << 16), 0);
+        }
+        let [a, b] = &nodes;
+        // No receive: lost, but sent.
+        a.send(Work { opcode: SEND_IMM, imm: 1, ..Work::default() });
+        assert_eq!(a.next().status, OK);
+        b.recv(4, &[]);
+        a.send(Work { opcode: SEND_IMM, imm: 2, ..Work::default() });
+        assert_eq!((a.next().status, b.next().imm), (OK, 2));
+        assert_eq!(ibv_destroy_qp(b.qp), 0);
+        a.send(Work { opcode: SEND_IMM, imm: 3, ..Work::default() });
+        assert_eq!(a.next().status, OK);
+    });
+}
+
+/// Processes come and go at the same time, over and over: no process finds a fabric that is half made or half removed.
+#[test]
+fn many_processes_come_and_go() {
+    enter(|_, mut socket| {
+        let node = Node::new(0, 4096);
+        node.connect(&node.address(), &Terms::default());
+        node.recv(1, &[node.sge(0, 8)]);
+        node.send(Work { opcode: SEND, sges: &[node.sge(8, 8)], ..Work::default() });
+        assert!((0..2).all(|_| node.next().status == OK));
+        socket.send(&1u8);
+        node.close();
+    });
+    let softrnic = Softrnic::new();
+    for round in 0..5u64 {
+        let running: Vec<_> = (0..12)
+            .map(|i| {
+                thread::sleep(Duration::from_micros(round * 400));
+                softrnic.start(i, &[])
+            })
+            .collect();
+        for (process, mut socket) in running {
+            assert_eq!(socket.recv::<u8>(), 1);
+            process.finish();
+        }
+        softrnic.assert_clean();
+    }
+}
+
+/// A QP on whose receive CQ, apart from that for sends, an event is waited for.
+fn wait_for_receives() -> (Node, Node, Channel) {
+    let (a, mut b) = (Node::new(0, 64), Node::new(1, 64));
+    let channel = Channel::new(b.context);
+    let recv_cq = ibv_create_cq(b.context, 16, ptr::null_mut(), channel.handle, 0);
+    assert_eq!(ibv_destroy_qp(b.qp), 0);
+    b.qp = create_qp(b.pd, b.cq, recv_cq, CAP);
+    b.psn = b.qpn() & 0xff;
+    a.connect(&b.address(), &Terms::default());
+    b.connect(&a.address(), &Terms::default());
+    b.recv(7, &[]);
+    Channel::arm(recv_cq);
+    b.cq = recv_cq;
+    (a, b, channel)
+}
+
+/// A process that waits for an event polls no CQ: the receives of a QP that fails are flushed all the same.
+#[test]
+fn the_receives_of_a_failed_qp_are_told() {
+    Softrnic::new().alone(|| {
+        for fails_by_itself in [false, true] {
+            let (a, b, channel) = wait_for_receives();
+            let (bad, sender) = (Sge { addr: 0, length: 8, lkey: 0 }, if fails_by_itself { &b } else { &a });
+            // With a key that no region has: a local or a remote one.
+            let sges = if fails_by_itself { [bad] } else { [a.sge(0, 8)] };
+            sender.send(Work { sges: &sges, ..Work::default() });
+            assert!(channel.has_event(60_000), "of its own request: {fails_by_itself}");
+            channel.take_event();
+            let wc = b.next();
+            assert_eq!((wc.wr_id, wc.status), (7, FLUSH));
+        }
+    });
+}
+
+/// Many QPs on one CQ, more than the bits of its doorbell.
+#[test]
+fn seventy_qps_on_one_cq() {
+    Softrnic::new().alone(|| {
+        let (a, b) = local_pair(64, &Terms::default());
+        let mut qps = vec![];
+        for _ in 0..70 {
+            let mut extra = (Node::new(0, 64), Node::new(1, 64));
+            // The receiving QPs share b's CQ.
+            assert_eq!(ibv_destroy_qp(extra.1.qp), 0);
+            let cq = ibv_create_cq(extra.1.context, 8, ptr::null_mut(), ptr::null_mut(), 0);
+            extra.1.qp = create_qp(extra.1.pd, cq, b.cq, CAP);
+            extra.1.psn = 5;
+            extra.0.connect(&extra.1.address(), &Terms::default());
+            extra.1.connect(&extra.0.address(), &Terms::default());
+            qps.push(extra);
+        }
+        for (i, (from, to)) in qps.iter().enumerate() {
+            to.recv(i as u64, &[]);
+            from.send(Work { opcode: SEND, ..Work::default() });
+        }
+        let mut ids: Vec<_> = (0..70).map(|_| b.next().wr_id).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, (0..70).collect::<Vec<_>>());
+        drop(a);
+    });
+}
+
+/// Two threads post on two QPs while a third polls their common CQ.
+#[test]
+fn threads_share_a_cq() {
+    Softrnic::new().alone(|| {
+        let (a, _b) = local_pair(64, &Terms::default());
+        let (c, _d) = local_pair(64, &Terms::default());
+        let count = 20_000u64;
+        let post = |qp: usize, cq: usize| {
+            thread::spawn(move || {
+                let (mut bad, mut wr) = (
+                    ptr::null_mut(),
+                    SendWr {
+                        wr_id: 0,
+                        next: ptr::null_mut(),
+                        sg_list: ptr::null_mut(),
+                        num_sge: 0,
+                        opcode: WRITE,
+                        flags: SIGNALED,
+                        imm: 0,
+                        remote_addr: 0,
+                        rkey: 0,
+                        rest: [0; 3],
+                    },
+                );
+                while wr.wr_id < count {
+                    match post_send(qp as *mut Qp, &raw mut wr, &mut bad) {
+                        0 => wr.wr_id += 1,
+                        rc => {
+                            assert_eq!(rc, libc::ENOMEM);
+                            thread::yield_now();
+                        }
+                    }
+                }
+                cq
+            })
+        };
+        let posters = [post(a.qp as usize, a.cq as usize), post(c.qp as usize, c.cq as usize)];
+        for cq in [a.cq, c.cq] {
+            for want in 0..count {
+                let wc = loop {
+                    if let Some(wc) = poll(cq) {
+                        break wc;
+                    }
+                    thread::yield_now();
+                };
+                assert_eq!((wc.wr_id, wc.status), (want, OK));
+            }
+        }
+        posters.into_iter().for_each(|p| assert!(p.join().is_ok()));
+    });
+}
+
+/// An application that posts a send for each completion of one, as it polls it, gets its receives all the same: over UC and UD nothing
+/// else would end that.
+#[test]
+fn sends_that_go_on_do_not_hold_up_receives() {
+    Softrnic::new().alone(|| {
+        let (a, b) = local_pair(64, &Terms::default());
+        let send = |node: &Node| node.send(Work { opcode: WRITE, ..Work::default() });
+        (0..2).for_each(|_| send(&a));
+        a.recv(7, &[]);
+        b.send(Work { opcode: SEND, ..Work::default() });
+        let found = (0..10).find_map(|_| {
+            let mut out = [Wc::default(); 2];
+            let count = poll_cq(a.cq, 2, out.as_mut_ptr()) as usize;
+            (0..count).for_each(|_| send(&a));
+            out[..count].iter().find(|wc| wc.wr_id == 7).copied()
+        });
+        assert_eq!(found.expect("the receive").status, OK);
+    });
+}
+
+/// Two connected nodes; the completions of the first one go to `cq`.
+fn pair_on(cq: *mut Cq) -> (Node, Node) {
+    let (mut a, b) = (Node::new(0, 64), Node::new(1, 64));
+    assert_eq!(ibv_destroy_qp(a.qp), 0);
+    a.qp = create_qp(a.pd, cq, cq, CAP);
+    a.connect(&b.address(), &Terms::default());
+    b.connect(&a.address(), &Terms::default());
+    (a, b)
+}
+
+/// The same of several queue pairs: those whose bit of the doorbell is higher, and those that share one.
+#[test]
+fn a_queue_pair_that_goes_on_does_not_hold_up_others() {
+    Softrnic::new().alone(|| {
+        let mut nodes = vec![local_pair(64, &Terms::default())];
+        let cq = nodes[0].0.cq;
+        nodes.extend((0..65).map(|_| pair_on(cq)));
+        let send = |at: usize| nodes[at].0.send(Work { id: at as u64, opcode: WRITE, ..Work::default() });
+        for at in [0, 40, 64] {
+            send(at);
+        }
+        let mut missing = vec![40, 64];
+        for _ in 0..1000 {
+            let Some(wc) = poll(cq) else { continue };
+            missing.retain(|&at| at != wc.wr_id);
+            if wc.wr_id == 0 {
+                send(0);
+            }
+        }
+        assert_eq!(missing, [0u64; 0]);
     });
 }

@@ -11,8 +11,7 @@ use lab::cli::meeting_args::MeetingArgs;
 use lab::error::{Error, Result};
 use lab::hosts;
 use lab::hosts::Role;
-use lab::system::dist::Dist;
-use lab::system::dist::Root;
+use lab::system::dist::{Dist, Root};
 use lab::system::output;
 use serde::Serialize;
 

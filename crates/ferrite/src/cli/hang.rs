@@ -7,9 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::hang;
-use crate::hang::Finding;
-use crate::hang::State;
-use crate::hang::summary;
+use crate::hang::{Finding, State, summary};
 use lab::cli::exit::Exit;
 use lab::error::{Error, Result};
 use lab::system::output;

@@ -27,7 +27,10 @@ Environment:
   NCCL_*          reach both sides alike";
 
 #[derive(Debug, Parser)]
-#[command(name = "ferrite", about = "Verifies, measures and compares NCCL network transports")]
+#[command(
+    name = "ferrite",
+    about = "Looks at machines and running jobs; verifies, measures and compares NCCL network transports"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::trace;
-use crate::trace::Recording;
-use crate::trace::Timeline;
+use crate::trace::{Recording, Timeline};
 use lab::cli::exit::Exit;
 use lab::error::{Error, Result};
 use lab::system::output;

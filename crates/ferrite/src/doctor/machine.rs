@@ -10,12 +10,9 @@ use std::time::{Duration, Instant};
 
 use lab::error::{Error, Result};
 use lab::measure::plan;
-use lab::nccl::debug_log;
 use lab::nccl::library::Source;
-use lab::nccl::plugin_search;
-use lab::nccl::plugin_search::DynamicLoader;
-use lab::nccl::plugin_search::NcclFile;
-use lab::nccl::plugin_search::Version;
+use lab::nccl::plugin_search::{DynamicLoader, NcclFile, Version};
+use lab::nccl::{debug_log, plugin_search};
 use lab::system::dist::Root;
 use lab::system::host::Maps;
 use lab::system::{host, output, subprocess};

@@ -7,8 +7,7 @@ use std::process::Command;
 
 use lab::nccl::release;
 use lab::nccl::release::NcclRelease;
-use lab::pair::PairPermit;
-use lab::pair::Setting;
+use lab::pair::{PairPermit, Setting};
 use lab::verbs::Verbs;
 use testkit::{Missing, Scratch, c_library, program};
 

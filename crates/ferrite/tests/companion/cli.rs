@@ -1,11 +1,17 @@
 //! The tool as a user meets it: exit codes, messages, and the files it writes.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use crate::common::{fake_nccl, ferrite, loopback, shared_object};
 use lab::measure::metric::Metric;
 use lab::results::record::Record;
-use testkit::Scratch;
+use testkit::unique::unique_name;
+use testkit::{Scratch, program};
+
+use crate::common::{fake_nccl, ferrite, loopback, shared_object};
 
 /// A run of seconds, without any NIC.
 const FAST: [&str; 9] = ["--verbs", "system", "--quick", "--slice", "5", "--sizes", "8", "--connections", "2"];
@@ -288,4 +294,426 @@ fn what_cannot_be_asked_for_its_waits_is_not_valid() {
     {
         invalid(ferrite(&["hang", target], &env), &[words]);
     }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("it is text")
+}
+
+/// A `python3` that notes its calls in `calls` and fails, and an environment in which it is the one that is found and no
+/// NCCL is there.
+fn refused(arguments: &[&str]) -> (i32, String, String) {
+    let folder = Scratch::new();
+    let python = folder.join("python3");
+    let calls = folder.join("calls");
+    std::fs::write(&python, format!("#!/bin/sh\necho called >> {}\nexit 1\n", calls.display())).expect("it is written");
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("it can be run");
+    let path = format!("{}:/usr/bin:/bin", folder.display());
+    let cache = folder.join("cache");
+    let env = [("PATH", path.as_str()), ("XDG_CACHE_HOME", text(&cache)), ("FERRITE_NCCL", "")];
+    let (code, stdout, stderr) = ferrite(arguments, &env);
+    assert!(!calls.exists(), "{arguments:?} fetches: {stderr}");
+    (code, stdout, stderr)
+}
+
+#[test]
+fn a_missing_plugin_is_told_before_anything_is_fetched() {
+    let plugin = "/no/such/plugin.so";
+    for arguments in [
+        &["compare", "--verbs", "system", "--plugin", plugin][..],
+        &["bench", "--verbs", "system", "--loader", plugin],
+        &["verify", "--verbs", "system", "--loader", plugin],
+        &["check", "--verbs", "system", "--loader", plugin],
+        &["solo", "--verbs", "system", "--loader", plugin],
+    ] {
+        let (code, stdout, stderr) = refused(arguments);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{arguments:?}");
+        assert!(stderr.contains("cannot open /no/such/plugin.so"), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_plugin_is_told_before_anything_is_fetched() {
+    let nccl = fake_nccl();
+    let (code, _, stderr) = refused(&["compare", "--verbs", "system", "--plugin", text(&nccl)]);
+    assert!(code == 2 && stderr.contains("it is not an NCCL network plugin"), "{stderr}");
+    let plugin = loopback();
+    let arguments = ["compare", "--verbs", "system", "--plugin", text(&plugin), "--baseline", text(&nccl)];
+    let (code, _, stderr) = refused(&arguments);
+    assert!(code == 2 && stderr.contains("it is not an NCCL network plugin"), "{stderr}");
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_told_first() {
+    let plugin = loopback();
+    let (code, stdout, stderr) =
+        refused(&["compare", "--verbs", "system", "--plugin", text(&plugin), "--report", "/dev/null/report"]);
+    assert_eq!((code, stdout.as_str()), (2, ""));
+    assert!(stderr.contains("cannot create /dev/null/report; --report names another folder: "), "{stderr}");
+    // The folder is there, and one of the files cannot be.
+    let folder = Scratch::new();
+    std::fs::create_dir_all(folder.join("report.svg")).expect("a folder can be made");
+    let arguments = ["bench", "--verbs", "system", "--plugin", text(&plugin), "--report", text(&folder)];
+    let (code, stdout, stderr) = refused(&arguments);
+    assert_eq!((code, stdout.as_str()), (2, ""));
+    assert!(stderr.contains("report.svg: Is a directory"), "{stderr}");
+    let left: Vec<_> = std::fs::read_dir(&folder).expect("it is there").flatten().map(|e| e.file_name()).collect();
+    assert_eq!(left, ["report.svg"], "trying leaves files");
+}
+
+#[test]
+fn results_of_checks_that_cannot_be_written_are_told_first() {
+    let plugin = loopback();
+    for option in ["--junit", "--json"] {
+        let arguments = ["check", "--verbs", "system", "--plugin", text(&plugin), option, "/dev/null/results"];
+        let (code, stdout, stderr) = refused(&arguments);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{option}");
+        assert!(stderr.contains("cannot write /dev/null/results"), "{stderr}");
+    }
+}
+
+#[test]
+fn an_existing_result_file_is_kept_if_the_arguments_are_wrong() {
+    let folder = Scratch::new();
+    let file = folder.join("results.xml");
+    std::fs::write(&file, "of yesterday").expect("it can be written");
+    let arguments = ["check", "--verbs", "system", "--plugin", "/no/such/plugin.so", "--junit", text(&file)];
+    let (code, ..) = refused(&arguments);
+    assert_eq!((code, std::fs::read_to_string(&file).expect("it is there").as_str()), (2, "of yesterday"));
+}
+
+/// PyTorch has brought it: in a container nothing of some hundred megabytes is fetched once more.
+#[test]
+fn a_release_that_python_has_here_is_not_fetched() {
+    let machine = Scratch::new();
+    let [bin, cache, home] = ["bin", "cache", "home"].map(|name| machine.join(name));
+    let library = machine.join("lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2");
+    for folder in [bin.as_path(), library.parent().expect("a folder")] {
+        std::fs::create_dir_all(folder).expect("a folder");
+    }
+    std::fs::write(bin.join("python3"), "#!/bin/sh\nexit 1\n").expect("written");
+    std::fs::set_permissions(bin.join("python3"), std::fs::Permissions::from_mode(0o755)).expect("it can be run");
+    // The text is where the doctor reads the version.
+    let mut bytes = std::fs::read(fake_nccl()).expect("it is there");
+    bytes.extend(b"NCCL version 2.21.5\0");
+    std::fs::write(&library, bytes).expect("written");
+    let env = [
+        ("PATH", text(&bin)),
+        ("HOME", text(&home)),
+        ("XDG_CACHE_HOME", text(&cache)),
+        ("FERRITE_NCCL", ""),
+        ("LD_LIBRARY_PATH", ""),
+        ("PYTHONPATH", ""),
+        ("VIRTUAL_ENV", ""),
+        ("CONDA_PREFIX", ""),
+    ];
+    for arguments in [&["wheel"][..], &["wheel", "2.21.5"]] {
+        let (code, stdout, stderr) = ferrite(arguments, &env);
+        assert_eq!((code, stdout.trim_end()), (0, text(&library)), "{stderr}");
+    }
+    let (code, _, stderr) = ferrite(&["wheel", "2.28.9"], &env);
+    assert!(code == 2 && stderr.contains("could not fetch"), "another release is not that one: {stderr}");
+}
+
+/// As `compare` and `cost`: without a word about the transport it is the plugin beside the program.
+#[test]
+fn the_plugin_beside_the_program_is_taken_where_none_is_named() {
+    let dist = Scratch::new();
+    for command in ["bench", "verify", "check", "solo", "outlast"] {
+        let more: &[&str] = if command == "outlast" { &["--scenario", "random"] } else { &[] };
+        let (code, stdout, stderr) = ferrite(&[&[command], more].concat(), &[("FERRITE_DIST", text(&dist))]);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{command}: {stderr}");
+        let missing = ["lib/libnccl-net.so", "softrnic"].iter().any(|part| stderr.contains(part));
+        assert!(missing && !stderr.contains("required"), "{command}: {stderr}");
+    }
+}
+
+#[test]
+fn a_full_disk_behind_stdout_ends_with_2() {
+    let plugin = loopback();
+    for arguments in [
+        &["verify", "--verbs", "system", "--over", "single", "--long", "10", "--plugin", text(&plugin)][..],
+        &["--help"],
+        &["--version"],
+        &["check", "--list"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_ferrite"))
+            .args(arguments)
+            .stdout(File::options().write(true).open("/dev/full").expect("it is there"))
+            .output()
+            .expect("the tool can be started");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(stderr.contains("cannot write to stdout: No space left on device"), "{arguments:?}: {stderr}");
+        assert!(!stderr.contains("panicked"), "{stderr}");
+    }
+}
+
+#[test]
+fn a_report_is_written_although_stdout_is_full() {
+    let (folder, plugin) = (Scratch::new(), loopback());
+    let output = Command::new(env!("CARGO_BIN_EXE_ferrite"))
+        .args(["bench", "--verbs", "system", "--quick", "--slice", "1", "--sizes", "8", "--reps", "1", "--plugin"])
+        .args([text(&plugin), "--connections", "2", "--report", text(&folder)])
+        .stdout(File::options().write(true).open("/dev/full").expect("it is there"))
+        .output()
+        .expect("the tool can be started");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("cannot write to stdout"), "{stderr}");
+    for file in ["raw.json", "report.md", "report.svg"] {
+        assert!(folder.join(file).exists(), "{file}");
+    }
+}
+
+#[test]
+fn a_failed_check_ends_with_1() {
+    let plugin = loopback();
+    let arguments = ["check", "--verbs", "system", "--only", "init-again", "--plugin", text(&plugin)];
+    let (code, stdout, stderr) = ferrite(&arguments, &[("LOOPBACK_FAULT", "init")]);
+    assert_eq!(code, 1, "{stdout}{stderr}");
+    assert!(stderr.contains("1 of the checks that were named failed") && !stderr.contains("invalid"), "{stderr}");
+}
+
+/// Starts the tool with a variable of its own, waits until `enough` lines of its stderr have the words, interrupts it,
+/// and returns how it ended, its stdout and the rest of its stderr. None of its processes may be left.
+fn interrupted(arguments: &[&str], words: &str, enough: usize) -> (Option<i32>, String, String) {
+    let (mark, folder) = (unique_name("interrupted"), Scratch::new());
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ferrite"))
+        .args(arguments)
+        .current_dir(folder.path())
+        .env("RUST_LOG", "debug")
+        .env("FERRITE_INTERRUPTED_TEST", &mark)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the tool can be started");
+    let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines().map_while(|line| line.ok());
+    let seen = lines.by_ref().filter(|line| line.contains(words)).take(enough).count();
+    assert_eq!(seen, enough, "it ended by itself");
+    // SAFETY: a signal to the child, which has not been waited for.
+    unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) };
+    let rest: Vec<String> = lines.collect();
+    let mut stdout = String::new();
+    child.stdout.take().expect("it is piped").read_to_string(&mut stdout).expect("it is text");
+    let status = child.wait().expect("it ends");
+    let marked = |entry: &std::fs::DirEntry| {
+        let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+        environment.windows(mark.len()).any(|bytes| bytes == mark.as_bytes())
+    };
+    let left: Vec<_> = std::fs::read_dir("/proc").expect("it is there").flatten().filter(marked).collect();
+    assert!(left.is_empty(), "processes are left: {left:?}");
+    (status.code(), stdout, rest.join("\n"))
+}
+
+#[test]
+fn an_interrupted_comparison_reports_what_it_has() {
+    let (folder, nccl, plugin) = (Scratch::new(), fake_nccl(), loopback());
+    let mut arguments = vec!["compare", "--verbs", "system", "--nccl", text(&nccl), "--plugin", text(&plugin)];
+    arguments.extend(["--quick", "--slice", "1", "--sizes", "8", "--reps", "1000", "--report", text(&folder)]);
+    // Two pairs verify; the third of the second repetition is the eighth; each has two processes that say this.
+    let (code, stdout, stderr) = interrupted(&arguments, "Loopback 0.0.1", 16);
+    assert_eq!(code, Some(130), "{stderr}");
+    assert!(stdout.contains("PARTIAL: interrupted after ") && stdout.contains("B/A [interval]"), "{stdout}");
+    assert!(stderr.ends_with("ferrite: interrupted"), "{stderr}");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("it was written");
+    let record: Record = serde_json::from_str(&read("raw.json")).expect("it is a record");
+    assert!(!record.complete && record.sessions.len() >= 3, "{} sessions", record.sessions.len());
+    assert!(read("report.md").contains("**PARTIAL: interrupted after "), "{}", read("report.md"));
+}
+
+#[test]
+fn an_interrupt_before_any_result_is_told_in_one_line() {
+    let (folder, plugin) = (Scratch::new(), loopback());
+    let arguments = ["bench", "--verbs", "system", "--plugin", text(&plugin), "--report", text(&folder)];
+    let (code, stdout, stderr) = interrupted(&arguments, "Loopback 0.0.1", 1);
+    assert_eq!((code, stdout.as_str()), (Some(130), ""), "{stderr}");
+    assert!(stderr.ends_with("ferrite: interrupted"), "{stderr}");
+    assert_eq!(std::fs::read_dir(&folder).expect("it is there").count(), 0);
+}
+
+/// A folder with a `python3` that is this shell script.
+fn python(folder: &Path, script: &str) -> PathBuf {
+    let bin = folder.join("bin");
+    std::fs::create_dir_all(&bin).expect("a folder can be made");
+    let path = bin.join("python3");
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("it can be written");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it can be run");
+    bin
+}
+
+/// `ferrite wheel` with that python3 alone on the path and an empty cache.
+fn wheel(folder: &Path, path: &Path) -> (i32, String, String) {
+    let cache = folder.join("cache");
+    let environment = [
+        ("PATH", format!("{}:/usr/bin:/bin", path.display())),
+        ("XDG_CACHE_HOME", cache.display().to_string()),
+        ("FERRITE_NCCL", String::new()),
+    ];
+    let environment: Vec<(&str, &str)> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    ferrite(&["wheel"], &environment)
+}
+
+/// A python3 that "downloads" and "unpacks" the given library, and counts its calls.
+fn good_python(folder: &Path, library: &Path) -> PathBuf {
+    let script = format!(
+        r#"echo "$@" >> {log}
+case "$2" in
+pip) while [ "$1" != --dest ]; do shift; done; touch "$2/nvidia_nccl_cu12-2.21.5.whl" ;;
+zipfile) mkdir -p "$5/nvidia/nccl/lib" && cp {library} "$5/nvidia/nccl/lib/libnccl.so.2" ;;
+esac"#,
+        log = folder.join("calls").display(),
+        library = library.display()
+    );
+    python(folder, &script.replace("\"$5/", "\"${5}/"))
+}
+
+#[test]
+fn the_library_is_fetched_once_and_verified() {
+    let folder = Scratch::new();
+    let bin = good_python(&folder, &fake_nccl());
+    let (code, stdout, stderr) = wheel(&folder, &bin);
+    let cached = folder.join("cache/ferrite/nccl-2.21.5/libnccl.so.2");
+    assert_eq!((code, stdout.trim()), (0, cached.to_str().expect("it is text")), "{stderr}");
+    let left: Vec<_> = std::fs::read_dir(cached.parent().expect("it has one")).expect("it is there").collect();
+    assert_eq!(left.len(), 1, "scratch files were left: {left:?}");
+    assert_eq!(wheel(&folder, &bin).0, 0);
+    let calls = std::fs::read_to_string(folder.join("calls")).expect("python3 was called");
+    assert_eq!(calls.lines().count(), 2, "{calls}");
+    assert!(calls.contains("nvidia-nccl-cu12==2.21.5"), "{calls}");
+}
+
+#[test]
+fn a_wrong_download_does_not_reach_the_cache() {
+    let folder = Scratch::new();
+    let other = shared_object("loopback", &["-DAS_NCCL=21903", "-DVTABLE_NAME=\"IB\""]);
+    let (code, _, stderr) = wheel(&folder, &good_python(&folder, &other));
+    assert_eq!(code, 2);
+    assert!(stderr.contains("is NCCL 2.19.3; known are"), "{stderr}");
+    assert!(!folder.join("cache/ferrite/nccl-2.21.5/libnccl.so.2").exists());
+}
+
+#[test]
+fn a_failing_pip_is_quoted_with_the_way_out() {
+    let folder = Scratch::new();
+    let script = "for i in $(seq 0 19); do echo \"line $i\"; done; echo 'ERROR: no route to the index' >&2; exit 1";
+    let (code, stdout, stderr) = wheel(&folder, &python(&folder, script));
+    assert_eq!((code, stdout.as_str()), (2, ""));
+    for words in [
+        "could not fetch libnccl.so.2 of NCCL 2.21.5",
+        "ERROR: no route to the index",
+        "line 19",
+        "--nccl PATH",
+        "FERRITE_NCCL",
+    ] {
+        assert!(stderr.contains(words), "{words} is missing: {stderr}");
+    }
+    assert!(!stderr.contains("line 3\n"), "too much: {stderr}");
+}
+
+#[test]
+fn a_missing_python_is_named() {
+    let folder = Scratch::new();
+    let cache = folder.join("cache").display().to_string();
+    let environment = [("PATH", "/nonexistent"), ("XDG_CACHE_HOME", cache.as_str()), ("FERRITE_NCCL", "")];
+    let (code, _, stderr) = ferrite(&["wheel"], &environment);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("python3 did not start"), "{stderr}");
+}
+
+#[test]
+fn a_named_file_wins_and_is_verified() {
+    let good = fake_nccl().display().to_string();
+    let (code, stdout, _) = ferrite(&["wheel"], &[("FERRITE_NCCL", good.as_str())]);
+    assert_eq!((code, stdout.trim()), (0, good.as_str()));
+    let (code, _, stderr) = ferrite(&["wheel", "--nccl", "/no/such/libnccl.so.2"], &[("FERRITE_NCCL", good.as_str())]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("/no/such/libnccl.so.2"), "{stderr}");
+}
+
+#[test]
+fn a_broken_cache_says_what_to_delete() {
+    let folder = Scratch::new();
+    let cache = folder.join("cache/ferrite/nccl-2.21.5");
+    std::fs::create_dir_all(&cache).expect("a folder can be made");
+    std::fs::write(cache.join("libnccl.so.2"), "half a file").expect("it can be written");
+    let (code, _, stderr) = wheel(&folder, Path::new("/nonexistent"));
+    assert_eq!(code, 2);
+    assert!(stderr.contains("delete it to have it fetched again"), "{stderr}");
+}
+
+/// The subcommands that the help lists.
+fn listed() -> Vec<String> {
+    let (_, help, _) = ferrite(&["--help"], &[]);
+    let commands = help.split("Commands:\n").nth(1).expect("it lists them").split("\n\n").next().unwrap_or_default();
+    let names = commands.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let names: Vec<String> = names.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect();
+    assert!(names.len() > 15 && names.contains(&"doctor".to_owned()), "{names:?}");
+    names
+}
+
+fn script(shell: &str) -> String {
+    let (code, script, stderr) = ferrite(&["completions", shell], &[]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    script
+}
+
+/// What bash offers for the last of these words.
+fn offered(folder: &Path, words: &[&str]) -> Vec<String> {
+    let file = folder.join("ferrite");
+    std::fs::write(&file, script("bash")).expect("it can be written");
+    let complete = r#"
+        set -e
+        source "$1"; shift
+        COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+        function=$(complete -p ferrite | sed 's/.*-F \([^ ]*\).*/\1/')
+        "$function" ferrite "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        printf '%s\n' "${COMPREPLY[@]}""#;
+    let mut command = Command::new("bash");
+    command.args(["--norc", "-c", complete, "bash"]).arg(&file).args(words);
+    program::stdout_of(&mut command).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn each_listed_command_has_a_man_page_and_no_other_has() {
+    let folder = Scratch::new();
+    let (code, stdout, stderr) = ferrite(&["man", folder.join("new/man1").to_str().expect("it is text")], &[]);
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "", ""));
+    let entries = std::fs::read_dir(folder.join("new/man1")).expect("it was made").flatten();
+    let mut found: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut wanted: Vec<String> =
+        listed().iter().filter(|name| *name != "help").map(|n| format!("ferrite-{n}.1")).collect();
+    wanted.push("ferrite.1".to_owned());
+    found.sort_unstable();
+    wanted.sort_unstable();
+    assert_eq!(found, wanted);
+    let page = std::fs::read_to_string(folder.join("new/man1/ferrite-paths.1")).expect("it was made");
+    for words in ["\\-\\-interval", "FERRITE_STATS_DIR", "Exit code 0: shown"] {
+        assert!(page.contains(words), "{words} is missing: {page}");
+    }
+}
+
+#[test]
+fn bash_completes_commands_options_and_values() {
+    let folder = Scratch::new();
+    assert_eq!(offered(&folder, &["ferrite", "do"]), ["doctor"]);
+    let mut all = offered(&folder, &["ferrite", ""]);
+    all.retain(|word| !word.starts_with('-'));
+    assert_eq!(all, listed());
+    assert_eq!(offered(&folder, &["ferrite", "paths", "--int"]), ["--interval"]);
+    assert_eq!(offered(&folder, &["ferrite", "completions", ""]), ["-h", "--help", "bash", "zsh", "fish"]);
+}
+
+#[test]
+fn a_folder_or_a_page_that_cannot_be_written_is_named() {
+    let folder = Scratch::new();
+    let file = folder.write("file", "");
+    let below = file.join("man1");
+    let (code, _, stderr) = ferrite(&["man", below.to_str().expect("it is text")], &[]);
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains(&format!("cannot write {}: Not a directory", below.display())), "{stderr}");
+    std::fs::create_dir(folder.join("ferrite-doctor.1")).expect("a folder can be made");
+    let (code, _, stderr) = ferrite(&["man", folder.to_str().expect("it is text")], &[]);
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains("ferrite-doctor.1: Is a directory"), "{stderr}");
 }

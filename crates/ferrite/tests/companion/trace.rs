@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use lab::error::Result;
 use lab::nccl::library::Source;
-use lab::pair::{self, PeerConn, Setting, WorkerCtx};
+use lab::pair;
+use lab::pair::{PeerConn, Setting, WorkerCtx};
 use lab::transport::Transport;
 use lab::transport::buffer::Buffer;
 use lab::transport::deadline::{finished, posted};

@@ -1,18 +1,12 @@
 //! `ferrite doctor`: each verdict that can be bad is shown by breaking what it is about, and is good again without that.
 
-mod bus;
 #[path = "../common/mod.rs"]
 mod common;
 mod conf_files;
 mod devices;
 mod host;
-mod interfaces;
 mod loaders;
-mod machine;
-mod page;
 mod peers;
-mod ports;
-mod software;
 
 use std::path::Path;
 use std::process::Command;

@@ -9,6 +9,8 @@ use serde_json::Value;
 use testkit::softrnic::Softrnic;
 use testkit::{Missing, dist, require};
 
+use crate::common::ferrite;
+
 /// A session of two hosts: what is different for the host that is not the server.
 struct Hosts {
     softrnic: Softrnic,
@@ -229,4 +231,32 @@ fn another_token_is_refused_in_words() {
     server.wait().expect("it ends");
     assert_eq!(host.status.code(), Some(2), "{host}");
     assert!(host.stderr.contains("another token"), "{host}");
+}
+
+const BEGIN: &str = "<!-- rows: written by crates/ferrite/tests/doctor/page.rs -->\n";
+const END: &str = "<!-- end of rows -->";
+
+fn table() -> String {
+    let (code, stdout, stderr) = ferrite(&["doctor", "--list", "--json"], &[]);
+    assert_eq!(code, 0, "{stderr}");
+    let rows: Value = serde_json::from_str(&stdout).expect("JSON");
+    let mut lines = String::from("| row | what is looked at | why | cure |\n|---|---|---|---|\n");
+    for row in rows.as_array().expect("rows") {
+        let cell = |name: &str| row[name].as_str().expect("text").replace('|', "\\|");
+        lines += &format!("| `{}` | {} | {} | {} |\n", cell("name"), cell("what"), cell("why"), cell("cure"));
+    }
+    lines
+}
+
+#[test]
+fn the_page_has_each_row_of_the_table() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/doctor.md");
+    let page = std::fs::read_to_string(&path).expect("the page");
+    let (head, rest) = page.split_once(BEGIN).expect("the begin mark");
+    let (written, tail) = rest.split_once(END).expect("the end mark");
+    if std::env::var_os("FERRITE_UPDATE").is_some() {
+        std::fs::write(&path, format!("{head}{BEGIN}{}{END}{tail}", table())).expect("written");
+    } else {
+        assert!(written == table(), "write it anew: FERRITE_UPDATE=1 cargo test -p ferrite --test doctor page");
+    }
 }

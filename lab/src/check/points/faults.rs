@@ -3,17 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::check::context::BOTH_RANKS;
-use crate::check::context::Context;
-use crate::check::context::Env;
-use crate::check::context::Point;
-use crate::check::context::RANK0_ONLY;
-use crate::check::context::SOON;
-use crate::check::context::Step;
-use crate::check::context::Trial;
-use crate::check::context::arrived;
-use crate::check::context::connect_locally;
-use crate::check::context::exchange;
+use crate::check::context::{
+    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SOON, Step, Trial, arrived, connect_locally, exchange,
+};
 use crate::check::ensure;
 use crate::check::runner::StepResult;
 use crate::error::{Error, Result};

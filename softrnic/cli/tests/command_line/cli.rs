@@ -1,17 +1,24 @@
 //! The command line.
 
+use std::fs;
+use std::io::{BufRead, BufReader, Lines, Read};
+use std::os::unix::fs::{chown, symlink};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::domains;
-use crate::common::extended_cqs::{self, CqInit, INIT};
-use crate::common::node::{CAP, Node, Terms, Work, create_qp, local_pair};
-use crate::common::verbs::*;
-use crate::program::{Folder, LibraryDir, control, hold_if_started, refused, softrnic};
 use testkit::process::this_program;
 use testkit::softrnic::Softrnic;
-use testkit::{Missing, require, skipped};
+use testkit::{Missing, Scratch, require, skipped};
+
+use crate::common::extended_cqs::{CqInit, INIT};
+use crate::common::node::{CAP, Node, Terms, Work, create_qp, local_pair};
+use crate::common::verbs::{library_path, *};
+use crate::common::{domains, extended_cqs};
+use crate::program::{
+    FORKS, Folder, Holder, LibraryDir, control, hold_if_started, in_other_namespace, refused, softrnic,
+};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -299,7 +306,7 @@ fn a_faithful_run_has_a_sysfs() {
     let card = |line: &str| path(line).rsplit_once('.').expect("a function").0.to_owned();
     assert_eq!(card(&paired[0]), card(&paired[1]));
     assert_ne!(path(&paired[0]), path(&paired[1]), "two functions");
-    assert!(!std::path::Path::new("/sys/class/infiniband/softrnic0").exists(), "outside of it");
+    assert!(!Path::new("/sys/class/infiniband/softrnic0").exists(), "outside of it");
     let told = run(&["--faithful", "--pci", "softrnic0=/sys/class", "--", "true"]);
     assert!(text(&told.stderr).contains("no PCI device"), "{}", text(&told.stderr));
 }
@@ -322,7 +329,7 @@ fn a_faithful_run_has_device_nodes() {
     let output = run(&["--devices", "3", "--faithful", "--", "sh", "-c", look]);
     let nodes = "/dev/infiniband/softverbs0\n/dev/infiniband/softverbs1\n/dev/infiniband/softverbs2\nrest\n";
     assert_eq!(text(&output.stdout), nodes, "{}", text(&output.stderr));
-    assert!(!std::path::Path::new("/dev/infiniband/softverbs0").exists(), "outside of it");
+    assert!(!Path::new("/dev/infiniband/softverbs0").exists(), "outside of it");
 }
 
 #[test]
@@ -349,10 +356,10 @@ fn a_faithful_run_needs_no_root() {
     let library = LibraryDir::new();
     // The build folder may be out of that user's reach: copies are not.
     let program = library.path().join("softrnic");
-    std::fs::copy(env!("CARGO_BIN_EXE_softrnic"), &program).expect("copy");
+    fs::copy(env!("CARGO_BIN_EXE_softrnic"), &program).expect("copy");
     let real = library.path().join("libibverbs.so.1");
-    std::fs::remove_file(&real).expect("the link");
-    std::fs::copy(library_path(), &real).expect("copy");
+    fs::remove_file(&real).expect("the link");
+    fs::copy(library_path(), &real).expect("copy");
     let mut command = Command::new(&program);
     command.arg("run").arg("--library").arg(library.path()).args(SHAPE).args(["--", "sh", "-c", LOOK]);
     check_look(&command.uid(65534).gid(65534).current_dir("/").output().expect("start"));
@@ -381,4 +388,315 @@ fn processes_in_a_faithful_run_reach_each_other() {
     let args = ["--faithful", "--", me.to_str().expect("UTF-8"), "cli::two_processes_exchange_data", "--exact"];
     let output = run(&args);
     assert!(output.status.success() && text(&output.stdout).contains("1 passed"), "{}", text(&output.stdout));
+}
+
+/// What `softrnic clean` says; it must succeed.
+fn clean(folder: &Folder, args: &[&str]) -> String {
+    let output = folder.command(&[&["clean"], args].concat()).output().expect("runs");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+#[test]
+fn clean_removes_the_dead_and_tells_of_the_living() {
+    hold_if_started();
+    let folder = Folder::new();
+    assert!(clean(&folder, &[]).contains("there is no fabric"));
+    let (killed, running) = (folder.hold("killed"), folder.hold("running"));
+    fs::write(folder.path().join("other"), "no fabric").expect("a file");
+    assert_eq!(clean(&folder, &[]), "killed: in use\nrunning: in use\n");
+    drop(killed.kill());
+    assert_eq!(folder.names(), ["killed", "other", "running"]);
+    assert_eq!(clean(&folder, &["--fabric", "running"]), "running: in use\n");
+    for dry in [&[][..], &["--dry-clean_run"], &["--fabric", "killed", "--dry-clean_run"]] {
+        let printed = clean(&folder, dry);
+        assert!(printed.starts_with("killed: dead, ") && printed.contains(" KiB\n"), "{printed}");
+        assert!(
+            printed.ends_with("softrnic clean --all removes the dead ones, --fabric NAME one of them\n"),
+            "{printed}"
+        );
+        assert_eq!(folder.names(), ["killed", "other", "running"]);
+    }
+    let printed = clean(&folder, &["--all"]);
+    assert!(printed.starts_with("killed: removed, ") && printed.ends_with(" KiB\nrunning: in use\n"), "{printed}");
+    assert_eq!(folder.names(), ["other", "running"]);
+    running.end();
+    assert_eq!(folder.names(), ["other"]);
+}
+
+/// A process id says nothing in another namespace.
+#[test]
+fn a_fabric_in_another_process_id_namespace_lives() {
+    hold_if_started();
+    let starter = require!(in_other_namespace(&this_program()));
+    let folder = Folder::new();
+    let (there, here) = (folder.hold_by("there", starter), folder.hold("here"));
+    assert_eq!(clean(&folder, &[]), "here: in use\nthere: in use\n");
+    let mut command = in_other_namespace(Path::new(env!("CARGO_BIN_EXE_softrnic"))).expect("as before");
+    let output = command.arg("clean").env("SOFTRNIC_SHM_DIR", folder.path()).output().expect("runs");
+    assert_eq!(text(&output.stdout), "here: in use\nthere: in use\n", "{}", text(&output.stderr));
+    there.end();
+    here.end();
+    assert_eq!(folder.names(), [""; 0]);
+}
+
+/// Another user's fabric is left alone, though nobody is seen to use it.
+#[test]
+fn a_fabric_of_another_user_stays() {
+    hold_if_started();
+    // SAFETY: no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return skipped("root, to give a file to another user");
+    }
+    let folder = Folder::new();
+    drop(folder.hold("theirs").kill());
+    chown(folder.path().join("theirs"), Some(65534), None).expect("root may");
+    assert!(clean(&folder, &["--all"]).starts_with("there is no fabric in "));
+    assert_eq!(folder.names(), ["theirs"]);
+    chown(folder.path().join("theirs"), Some(0), None).expect("root may");
+    assert!(clean(&folder, &["--fabric", "theirs"]).starts_with("theirs: removed, "));
+}
+
+/// A forked child takes no part in the fabric of its parent: once the parent is killed, nobody uses the fabric.
+#[test]
+fn a_forked_child_keeps_no_fabric() {
+    hold_if_started();
+    let folder = Folder::new();
+    let holder = folder.hold_as(Command::new(this_program()), &[("SOFTRNIC_FABRIC", "one"), (FORKS, "1")]);
+    assert_eq!(clean(&folder, &[]), "one: in use\n");
+    let _child_waits = holder.kill();
+    let printed = clean(&folder, &["--all"]);
+    assert!(printed.starts_with("one: removed"), "{printed}");
+}
+
+/// This test, started again by `softrnic clean_run`, which gives it a fabric.
+fn clean_run(folder: &Folder, library: &LibraryDir) -> Holder {
+    let mut starter = folder.command(&["run", "--library"]);
+    starter.arg(library.path()).arg(this_program());
+    folder.hold_as(starter, &[])
+}
+
+#[test]
+fn a_run_removes_what_killed_runs_have_left() {
+    hold_if_started();
+    let (folder, library) = (Folder::new(), LibraryDir::new());
+    let (killed, running) = (clean_run(&folder, &library), clean_run(&folder, &library));
+    let named = folder.hold("named");
+    let names = folder.names();
+    assert!(names.len() == 3 && names[1..].iter().all(|name| name.starts_with("softrnic-clean_run-")), "{names:?}");
+    drop(killed.kill());
+    drop(named.kill());
+    assert_eq!(folder.names().len(), 3);
+    let next = folder.command(&["run", "--library"]).arg(library.path()).args(["--", "true"]).output().expect("runs");
+    assert!(next.status.success(), "{}", text(&next.stderr));
+    // The file of a fabric with a given name stays, for the user to look at.
+    let pid = format!("softrnic-clean_run-{}-", running.pid());
+    let left = folder.names();
+    assert!(left.len() == 2 && left[0] == "named" && left[1].starts_with(&pid), "{left:?}");
+    running.end();
+    assert_eq!(folder.names(), ["named"]);
+}
+
+/// `softrnic` as it is installed, with both flavours of the library; goes when dropped.
+struct Installed(Scratch);
+
+impl Installed {
+    fn new() -> Self {
+        let folder = Scratch::new();
+        for flavour in ["softrnic", "softrnic-tools"] {
+            fs::create_dir(folder.join(flavour)).expect("a folder");
+            symlink(library_path(), folder.join(flavour).join("libibverbs.so.1")).expect("a link");
+        }
+        fs::create_dir(folder.join("bin")).expect("a folder");
+        fs::copy(env!("CARGO_BIN_EXE_softrnic"), folder.join("bin/softrnic")).expect("a copy");
+        Self(folder)
+    }
+
+    /// A script in which `softrnic` is a command, and which knows none of the device's variables.
+    fn script(&self, text: &str) -> Output {
+        let mut command = Command::new("sh");
+        let path = format!("{}:{}", self.0.join("bin").display(), std::env::var("PATH").expect("PATH"));
+        command.args(["-uc", text]).env("PATH", path).env_remove("LD_LIBRARY_PATH").env("SOFTRNIC_SHM_DIR", &*self.0);
+        for name in ["SOFTRNIC_FABRIC", "SOFTRNIC_FAULTS", "SOFTRNIC_DEVICES", "NCCL_GIN_TYPE"] {
+            command.env_remove(name);
+        }
+        command.output().expect("a shell")
+    }
+
+    /// What a script prints, which must succeed.
+    fn prints(&self, text: &str) -> String {
+        let output = self.script(text);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+}
+
+#[test]
+fn a_shell_has_the_device_after_one_line() {
+    let installed = Installed::new();
+    let shown = installed.prints(
+        "eval \"$(softrnic env --devices 3 --faults 'drop chance=0.5; drop chance=0.25')\"
+         echo \"$SOFTRNIC_DEVICES,$SOFTRNIC_FAULTS,$NCCL_IBVERBS_LIB,$LD_LIBRARY_PATH\"
+         echo \"$SOFTRNIC_FABRIC\"; eval \"$(softrnic env)\"; echo \"$SOFTRNIC_FABRIC\"
+         unset SOFTRNIC_FABRIC; eval \"$(softrnic env --tools)\"; echo \"$SOFTRNIC_FABRIC\"; echo \"${LD_LIBRARY_PATH%%:*}\"
+         eval \"$(softrnic env --fabric mine)\"; echo \"$SOFTRNIC_FABRIC\"",
+    );
+    let lines: Vec<_> = shown.lines().collect();
+    let root = installed.0.canonicalize().expect("it is there");
+    let plain = root.join("softrnic").display().to_string();
+    assert_eq!(lines[0], format!("3,drop chance=0.5; drop chance=0.25,{plain}/libibverbs.so.1,{plain}"));
+    assert!(lines[1].starts_with("softrnic-run-"), "{shown}");
+    assert_eq!(lines[2], lines[1], "the fabric that the shell has stays");
+    assert_ne!(lines[3], lines[1], "shells that begin anew do not meet");
+    assert_eq!(lines[4..], [root.join("softrnic-tools").display().to_string(), "mine".to_owned()]);
+}
+
+/// A program that is started with it takes part in the fabric, which the shell's `softrnic` shows without naming it.
+#[test]
+fn a_program_of_that_shell_takes_part() {
+    hold_if_started();
+    let (folder, library) = (Folder::new(), LibraryDir::new());
+    let (softrnic, library) = (env!("CARGO_BIN_EXE_softrnic"), library.path().display());
+    let set = format!("eval \"$({softrnic} env --library {library})\"; exec \"$0\" \"$@\"");
+    let mut starter = Command::new("sh");
+    starter.args(["-c", &set]).arg(this_program()).env_remove("SOFTRNIC_FABRIC");
+    let holder = folder.hold_as(starter, &[]);
+    let [name] = &folder.names()[..] else { panic!("{:?}", folder.names()) };
+    assert!(name.starts_with("softrnic-run-"), "{name}");
+    let shown = folder.command(&["stat"]).output().expect("runs");
+    assert!(String::from_utf8_lossy(&shown.stdout).contains(&format!("process {}", holder.pid())), "{shown:?}");
+    holder.end();
+}
+
+#[test]
+fn other_programs_read_it_too() {
+    let installed = Installed::new();
+    let of_json = installed.prints("softrnic env --json --fabric mine --ports 2");
+    let seen: serde_json::Value = serde_json::from_str(&of_json).expect("JSON");
+    assert_eq!((seen["SOFTRNIC_FABRIC"].as_str(), seen["SOFTRNIC_PORTS"].as_str()), (Some("mine"), Some("2")));
+    let of_file = installed.prints("softrnic env --env-file --fabric mine --ports 2");
+    let mut names: Vec<_> = of_file.lines().map(|line| line.split_once('=').expect("NAME=value")).collect();
+    names.sort_unstable();
+    let seen = seen.as_object().expect("an object");
+    assert_eq!(names, seen.iter().map(|(name, value)| (&name[..], value.as_str().expect("text"))).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_is_wrong_is_told_and_not_evaluated() {
+    let installed = Installed::new();
+    for (arguments, words) in [
+        ("--devices 9", "SOFTRNIC_DEVICES=\"9\""),
+        ("--faults nonsense", "SOFTRNIC_FAULTS: "),
+        ("--faults 'port-down=1s device=softrnic7/1'", "SOFTRNIC_FAULTS: "),
+        ("--json --env-file", "cannot be used with"),
+        ("--env-file --faults 'drop chance=0.5\ndrop'", "several lines"),
+        ("--library /no/such/folder", "/no/such/folder"),
+        ("--faithful", "unexpected argument"),
+    ] {
+        let output = installed.script(&format!("softrnic env {arguments}"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{arguments}: {said}");
+        assert!(said.contains(words), "{arguments}: {said}");
+    }
+    fs::remove_dir_all(installed.0.join("softrnic-tools")).expect("it was there");
+    let said = installed.script("settings=$(softrnic env --tools) || exit 7");
+    assert_eq!(said.status.code(), Some(7), "{said:?}");
+}
+
+const COMMANDS: [&str; 9] = ["run", "env", "port", "gid", "fail", "inject", "stat", "clean", "completions"];
+
+#[test]
+fn the_help_lists_these_commands() {
+    let help = control(&["--help"]);
+    let commands = help.split("Commands:\n").nth(1).expect("it lists them").split("\n\n").next().unwrap_or_default();
+    let names: Vec<&str> = commands
+        .lines()
+        .filter(|line| !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert_eq!(names, [&COMMANDS[..], &["help"]].concat());
+}
+
+#[test]
+fn each_command_has_a_man_page() {
+    let folder = Folder::new();
+    assert_eq!(control(&["man", folder.path().to_str().expect("UTF-8")]), "");
+    let pages = COMMANDS.iter().map(|name| format!("softrnic-{name}.1"));
+    let mut wanted: Vec<String> =
+        pages.chain(["softrnic.1", "softrnic-gid-add.1", "softrnic-gid-remove.1"].map(str::to_owned)).collect();
+    wanted.sort_unstable();
+    assert_eq!(folder.names(), wanted);
+}
+
+#[test]
+fn an_unknown_shell_and_a_folder_that_cannot_be_written_are_named_and_end_with_2() {
+    let folder = Folder::new();
+    let file = folder.path().join("file");
+    fs::write(&file, "").expect("it can be written");
+    let below = file.join("man1").to_str().expect("UTF-8").to_owned();
+    for (args, says) in [
+        (["completions", "tcsh"], "'tcsh'".to_owned()),
+        (["man", &below], format!("softrnic: cannot write {below}: Not a directory")),
+    ] {
+        let output = softrnic(&args);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {told}");
+        assert!(told.contains(&says), "{args:?}: {told}");
+    }
+}
+
+/// `softrnic stat --watch` on the fabrics of `folder`, and the lines that it prints.
+fn start(folder: &Folder, arguments: &[&str]) -> (Child, Lines<BufReader<ChildStdout>>) {
+    let mut command = folder.command(&[&["stat", "--watch"], arguments].concat());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs");
+    let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    (child, lines)
+}
+
+/// How it ended, and what it said in the end.
+fn end(mut child: Child) -> (Option<i32>, String) {
+    let mut said = String::new();
+    child.stderr.take().expect("a pipe").read_to_string(&mut said).expect("text");
+    (child.wait().expect("ends").code(), said)
+}
+
+#[test]
+fn reports_follow_each_other_until_nobody_is_left() {
+    hold_if_started();
+    let folder = Folder::new();
+    let holder = folder.hold("one");
+    let (child, mut lines) = start(&folder, &["0.01", "--json"]);
+    for _ in 0..3 {
+        let line = lines.next().expect("a line").expect("text");
+        let seen: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!((&seen["fabric"], &seen["processes"][0]["pid"]), (&"one".into(), &holder.pid().into()));
+    }
+    let (other, mut text) = start(&folder, &["0.01"]);
+    assert_eq!(text.next().expect("a line").expect("text"), "fabric one");
+    assert!(text.any(|line| line.expect("text").is_empty()), "between two reports");
+    assert_eq!(text.next().expect("a line").expect("text"), "fabric one");
+    holder.end();
+    // Both read on, so that neither waits for a full pipe.
+    assert!(lines.all(|line| line.is_ok()) && text.all(|line| line.is_ok()));
+    for child in [child, other] {
+        assert_eq!(end(child), (Some(0), "softrnic: no process uses one any more\n".to_owned()));
+    }
+}
+
+#[test]
+fn a_reader_that_goes_ends_it() {
+    hold_if_started();
+    let folder = Folder::new();
+    let holder = folder.hold("one");
+    let (child, mut lines) = start(&folder, &["0.01"]);
+    assert!(lines.next().is_some());
+    drop(lines);
+    let (code, said) = end(child);
+    assert!(code == Some(2) && said.contains("cannot write to standard output"), "{code:?}: {said}");
+    holder.end();
+}
+
+#[test]
+fn a_period_that_cannot_be_is_refused() {
+    assert!(refused(&["stat", "--watch", "soon"]).contains("must be seconds, from 0.01 to 86400"));
 }

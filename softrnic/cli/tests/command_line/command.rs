@@ -4,12 +4,18 @@ use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::ptr;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
-use crate::common::node::Node;
-use crate::common::verbs::library_path;
-use crate::program::{Folder, control, hold_if_started, softrnic};
 use testkit::process::this_program;
 use testkit::softrnic::Softrnic;
+use testkit::{Peer, wait_until};
+
+use crate::common::gpu::pattern;
+use crate::common::node::{Address, Node, Terms, Work, local_pair, to_state};
+use crate::common::verbs::{library_path, *};
+use crate::program::{Folder, control, hold_if_started, softrnic};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -209,4 +215,232 @@ fn the_help_of_rules_has_whole_lines() {
     // Those that the reader of rules knows.
     let known = crate::program::refused(&["inject", "--fabric", "no-such-fabric", "drop"]);
     assert!(known.contains("no process uses a fabric"), "{known}");
+}
+
+/// Has the kernel refuse what the default profiles of container runtimes refuse.
+fn enter_sandbox() {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let skip_unless = |k: u32| libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, k) };
+    let refuse = || statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
+    let mut filter = [
+        // The number of the call is the first word.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        skip_unless(libc::SYS_process_vm_readv as u32),
+        refuse(),
+        skip_unless(libc::SYS_process_vm_writev as u32),
+        refuse(),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: a valid program, which outlives the call.
+    let rc = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn bytes_arrive_in_a_sandbox_and_stat_says_how() {
+    const MOST: usize = 3_000_001;
+    Softrnic::new().pair(|side, mut socket| {
+        enter_sandbox();
+        let mut node = Node::new(side, MOST);
+        let peer = node.connect_over(&mut socket, &Terms::default());
+        for (round, size) in [0, 1, 8, 4096, 524_288, 524_289, MOST].into_iter().enumerate() {
+            let data = pattern(size, round);
+            if side == 0 {
+                node.memory[..size].copy_from_slice(&data);
+                socket.barrier();
+                let to = (peer.addr, peer.rkey);
+                node.send(Work { opcode: WRITE_IMM, imm: 9, sges: &[node.sge(0, size)], to, ..Work::default() });
+                assert_eq!(node.next().status, OK);
+                // And back.
+                node.memory[..size].fill(0);
+                node.send(Work { opcode: READ, sges: &[node.sge(0, size)], to, ..Work::default() });
+                assert_eq!(node.next().status, OK);
+                assert!(node.memory[..size] == data, "{size} bytes read");
+            } else {
+                node.memory.fill(0xee);
+                node.recv(1, &[]);
+                socket.barrier();
+                assert_eq!((node.next().status, node.memory[..size] == data), (OK, true), "{size} bytes written");
+                assert!(node.memory[size..].iter().all(|&byte| byte == 0xee));
+            }
+            socket.barrier();
+        }
+        if side == 0 {
+            let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+            let processes = seen["processes"].as_array().expect("list");
+            let me = processes.iter().find(|p| p["pid"] == std::process::id()).expect("this process");
+            assert_eq!((&me["copies_staged"], &me["copies_directly"]), (&true.into(), &false.into()));
+            assert_eq!(me["obstacle"], libc::EPERM);
+            assert!(control(&["stat"]).contains("copies staged (Operation not permitted"));
+        }
+        socket.barrier();
+    });
+}
+
+const STAGED: (&str, &str) = ("SOFTRNIC_STAGED", "1");
+
+/// A READ over a queue pair that is connected with itself, as transports use it to flush, is under way.
+#[test]
+fn a_queue_pair_goes_while_its_message_is_under_way() {
+    Softrnic::new().envs(&[STAGED]).alone(|| {
+        for round in 0..100 {
+            let node = Node::new(0, 4_000_000);
+            node.connect(&node.address(), &Terms::default());
+            let to = (node.memory.as_ptr() as u64, u64::from(node.key()));
+            node.send(Work { opcode: READ, sges: &[node.sge(2_000_000, 1_900_000)], to, ..Work::default() });
+            if round % 2 == 0 {
+                assert_eq!(to_state(node.qp, RESET), 0);
+            }
+            node.close();
+        }
+    });
+}
+
+#[test]
+fn a_queue_pair_that_drains_still_receives() {
+    Softrnic::new().envs(&[STAGED]).alone(|| {
+        let (a, b) = local_pair(64, &Terms::default());
+        assert_eq!(to_state(a.qp, SQD), 0);
+        let to = (a.address().addr, a.address().rkey);
+        b.send(Work { sges: &[b.sge(0, 8)], to, ..Work::default() });
+        assert_eq!(b.next().status, OK);
+    });
+}
+
+/// The message that is under way does not use the memory that goes.
+#[test]
+fn another_region_that_goes_disturbs_no_message() {
+    Softrnic::new().envs(&[STAGED]).alone(|| {
+        const ROUNDS: u64 = 300;
+        let (mut a, mut b) = (Node::new(0, 64), Node::new(1, 64));
+        for node in [&mut a, &mut b] {
+            assert_eq!(ibv_dereg_mr(node.mr), 0);
+            node.mr = ibv_reg_mr(node.pd, node.memory.as_mut_ptr().cast(), 64, 15);
+        }
+        let terms = Terms { access: 15, ..Terms::default() };
+        a.connect(&b.address(), &terms);
+        b.connect(&a.address(), &terms);
+        let at = [&a, &b].map(|node| node.memory.as_ptr().align_offset(8));
+        let other = vec![0u8; 4096];
+        for _ in 0..ROUNDS {
+            let mr = ibv_reg_mr(a.pd, other.as_ptr() as Ptr, 4096, ALL_ACCESS);
+            let mut sge = a.sge(at[0], 8);
+            let remote_addr = b.address().addr + at[1] as u64;
+            let mut wr = SendWr {
+                wr_id: 9,
+                next: ptr::null_mut(),
+                sg_list: &raw mut sge,
+                num_sge: 1,
+                opcode: FETCH_ADD,
+                flags: SIGNALED,
+                imm: 0,
+                remote_addr,
+                rkey: 1,
+                rest: [0, b.address().rkey, 0],
+            };
+            assert_eq!(post_send(a.qp, &mut wr, &mut ptr::null_mut()), 0);
+            assert_eq!(ibv_dereg_mr(mr), 0);
+            assert_eq!(a.next().status, OK);
+        }
+        // SAFETY: eight aligned bytes inside the node's memory.
+        assert_eq!(unsafe { b.memory.as_ptr().add(at[1]).cast::<u64>().read_volatile() }, ROUNDS);
+    });
+}
+
+/// Stops this process until the other side continues it.
+fn stop() {
+    // SAFETY: no memory is involved.
+    unsafe { libc::raise(libc::SIGSTOP) };
+}
+
+/// Waits until the other side has stopped itself: a signal to go on that comes before would be lost.
+fn await_stop(pid: i32) {
+    let state = || {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+        // Behind the name, which is in brackets.
+        text.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next())
+    };
+    wait_until(format_args!("process {pid} to stop"), || state() == Some('T'));
+}
+
+fn go_on(pid: i32) {
+    // SAFETY: as above.
+    unsafe { libc::kill(pid, libc::SIGCONT) };
+}
+
+fn swap_pids(socket: &mut Peer) -> i32 {
+    socket.swap(&(std::process::id() as i32))
+}
+
+fn sends_and_stops(socket: &mut Peer) {
+    let node = Node::new(0, 8 << 20);
+    let peer = node.connect_over(socket, &Terms::default());
+    swap_pids(socket);
+    node.send(Work { sges: &[node.sge(0, 8 << 20)], to: (peer.addr, peer.rkey), ..Work::default() });
+    stop();
+}
+
+/// False: it could only once the peer had been let go on, after a while.
+fn closes_while_the_peer_is_stopped(socket: &mut Peer) -> bool {
+    let node = Node::new(1, 8 << 20);
+    node.connect_over(socket, &Terms::default());
+    let pid = swap_pids(socket);
+    await_stop(pid);
+    let (is_closed, closed) = std::sync::mpsc::channel::<()>();
+    let rescue = std::thread::spawn(move || {
+        let is_held_up = closed.recv_timeout(Duration::from_secs(10)) == Err(RecvTimeoutError::Timeout);
+        go_on(pid);
+        is_held_up
+    });
+    node.recv(5, &[]);
+    assert_eq!(to_state(node.qp, ERR), 0);
+    assert_eq!(node.next().status, FLUSH);
+    // While the other side is stopped: it would hang here.
+    node.close();
+    drop(is_closed);
+    !rescue.join().expect("it ends")
+}
+
+/// A peer that is stopped in the few instructions in which it changes this side's queue pair does hold it up, so there is more
+/// than one attempt.
+#[test]
+fn a_stopped_requester_holds_nobody_up() {
+    Softrnic::new().envs(&[STAGED]).pair(|side, mut socket| {
+        for _ in 0..5 {
+            let is_held_up = side == 1 && !closes_while_the_peer_is_stopped(&mut socket);
+            if side == 0 {
+                sends_and_stops(&mut socket);
+            }
+            if socket.swap(&u8::from(is_held_up)) == 0 && !is_held_up {
+                return;
+            }
+        }
+        panic!("a stopped peer has held this side up five times");
+    });
+}
+
+#[test]
+fn a_stopped_target_leaves_room_for_others() {
+    Softrnic::new().envs(&[STAGED]).pair(|side, mut socket| {
+        let nodes: Vec<Node> = (0..16).map(|_| Node::new(side, 4 << 20)).collect();
+        let peers: Vec<Address> = nodes.iter().map(|node| node.connect_over(&mut socket, &Terms::default())).collect();
+        let pid = swap_pids(&mut socket);
+        if side == 1 {
+            stop();
+        } else {
+            await_stop(pid);
+            let (a, b) = local_pair(64, &Terms::default());
+            for (node, peer) in nodes.iter().zip(&peers) {
+                node.send(Work { sges: &[node.sge(0, 4 << 20)], to: (peer.addr, peer.rkey), ..Work::default() });
+            }
+            a.send(Work { sges: &[a.sge(0, 8)], to: (b.address().addr, b.address().rkey), ..Work::default() });
+            assert_eq!(a.next().status, OK);
+            go_on(pid);
+        }
+        socket.barrier();
+    });
 }

@@ -1,26 +1,28 @@
 //! The process that copies GPU memory on behalf of this one. It has a driver of its own: it copies as well while an application
 //! holds the driver in this process and waits for what is to be copied, as `cudaFree` does.
 
-use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
-use std::ffi::OsStr;
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::{OsStr, c_int, c_uint, c_ulonglong, c_void};
+use std::fs::OpenOptions;
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::ptr;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::copy::gpu::cuda::Cuda;
+use crate::copy::gpu::cuda;
+use crate::copy::gpu::cuda::{Code, Cuda, Flight, Handle, LIBRARY, check, driver, loaded};
 use crate::copy::gpu::order::{Answer, FORMAT, Order, Received, kind, pair, receive, send};
-use crate::copy::gpu::sharing::{Sharing, Token};
-use crate::copy::piece::{CopyError, Direction, Piece};
-use crate::host::lock::lock;
-use crate::host::stderr;
+use crate::copy::transfer::{CopyError, Direction, Piece};
+use crate::host;
+use crate::host::lock;
 use crate::process::fabric::Fabric;
-use crate::shm::process_id::slot_of;
+use crate::shm::file::{helper_lock, set_lock, slot_of};
 
 /// How long the helper may take to import memory. At the first of a GPU it makes a context, which takes up to some seconds.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -214,7 +216,7 @@ impl Helper {
             let order = Order { number: 0, kind: kind::GIVE_BACK, ordinal: 0, addr, bytes, stage_at: 0, id, handle };
             // One that has ended has given all back.
             if let Err(why) = self.done(order, None) {
-                stderr::say(format_args!("{why}"));
+                host::say(format_args!("{why}"));
             }
         }
     }
@@ -310,4 +312,383 @@ impl Pending {
 
 fn gone() -> String {
     "the process of SOFTRNIC_GPU_HELPER has ended".into()
+}
+
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID: Code = 1;
+
+/// How soon to look again at copies that are under way. Those who wait for them may need this processor.
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// Where a helper finds the stage that it copies to and from.
+#[derive(Clone, Copy, Debug)]
+pub struct Stage<'a> {
+    /// The fabric's file.
+    pub file: &'a Path,
+    /// Its first byte in the file.
+    pub at: u64,
+    /// Its length, in bytes.
+    pub bytes: usize,
+    /// The process slot of the one that it copies for. What that has in the stage is no one else's before the helper has ended, too.
+    pub owner: usize,
+}
+
+#[derive(Debug)]
+struct Server {
+    socket: OwnedFd,
+    cuda: &'static Cuda,
+    sharing: &'static Sharing,
+    stage: (*mut u8, usize),
+    /// By the address of the allocation in the other process.
+    ranges: BTreeMap<u64, Range>,
+    copies: VecDeque<Active>,
+}
+
+#[derive(Debug)]
+struct Range {
+    ordinal: u32,
+    id: u64,
+    imported: Imported,
+}
+
+#[derive(Debug)]
+struct Active {
+    number: u64,
+    /// Those that may not be over.
+    parts: Vec<Flight<'static>>,
+    failed: Option<Code>,
+}
+
+/// Does what the process at the other end of `socket` asks for, until that ends. `format` is what it speaks.
+///
+/// # Errors
+/// A sentence: the formats differ, or the file or the driver cannot be used.
+pub fn serve(socket: OwnedFd, stage: Stage<'_>, format: u32) -> Result<(), String> {
+    if format != FORMAT {
+        return Err(format!(
+            "gpu-helper: this program speaks format {FORMAT}, the library format {format}: take both from one build"
+        ));
+    }
+    let stage = map(stage)?;
+    // SAFETY: a C string; what the library does when it is loaded is the driver's affair.
+    if unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW) }.is_null() {
+        return Err("gpu-helper: there is no libcuda.so.1".into());
+    }
+    let too_old = "gpu-helper: the CUDA driver is too old";
+    let (cuda, sharing) = (Cuda::in_use().ok_or(too_old)?, Sharing::of_driver().ok_or(too_old)?);
+    sharing.start().map_err(|code| format!("gpu-helper: cuInit: {}", cuda.name(code)))?;
+    Server { socket, cuda, sharing, stage, ranges: BTreeMap::new(), copies: VecDeque::new() }.run();
+    Ok(())
+}
+
+fn map(stage: Stage<'_>) -> Result<(*mut u8, usize), String> {
+    let told = |e: std::io::Error| format!("gpu-helper: {}: {e}", stage.file.display());
+    let file = OpenOptions::new().read(true).write(true).open(stage.file).map_err(told)?;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping, which is never unmapped.
+    let at = unsafe {
+        libc::mmap(ptr::null_mut(), stage.bytes, access, libc::MAP_SHARED, file.as_raw_fd(), stage.at as libc::off_t)
+    };
+    if at == libc::MAP_FAILED {
+        return Err(told(std::io::Error::last_os_error()));
+    }
+    // Until the helper of the one that had this slot before has ended.
+    while !set_lock(file.as_raw_fd(), helper_lock(stage.owner), libc::F_WRLCK, libc::F_OFD_SETLKW) {}
+    // The lock goes with the descriptor, which stays open for good.
+    let _ = file.into_raw_fd();
+    Ok((at.cast(), stage.bytes))
+}
+
+impl Server {
+    fn run(&mut self) {
+        loop {
+            let waits = self.copies.is_empty();
+            let has_come = match receive::<Order>(self.socket.as_fd(), waits) {
+                Received::Packet(order, fd) => {
+                    self.handle(&order, fd);
+                    true
+                }
+                Received::Nothing => false,
+                Received::Ended => return,
+            };
+            if !self.end_copies() && !has_come {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    fn handle(&mut self, order: &Order, fd: Option<OwnedFd>) {
+        let done = match order.kind {
+            kind::IMPORT => self.import(order, &Token::Ipc(IpcHandle(order.handle))),
+            kind::IMPORT_DESCRIPTOR => fd.ok_or(INVALID).and_then(|fd| self.import(order, &Token::Descriptor(fd))),
+            kind::GIVE_BACK => {
+                self.give_back(|base, range| base == order.addr && range.id == order.id);
+                Ok(())
+            }
+            kind::COPY_OUT | kind::COPY_IN => return self.begin(order),
+            _ => Err(INVALID),
+        };
+        self.answer(order.number, done);
+    }
+
+    fn import(&mut self, order: &Order, token: &Token) -> Result<(), Code> {
+        // SAFETY: mapped for good, and the other process has given it storage.
+        let card = unsafe { cuda::make_ready(self.stage, self.cuda, order.ordinal as usize) };
+        let card = card.map_err(|what| {
+            host::say(format_args!("gpu-helper: {what}"));
+            INVALID
+        })?;
+        // What was there before is no more.
+        let end = order.addr.saturating_add(order.bytes);
+        self.give_back(|base, range| base < end && order.addr < base + range.imported.bytes);
+        let _entered = card.enter()?;
+        let imported = self.sharing.import(token, order.bytes, order.ordinal)?;
+        self.ranges.insert(order.addr, Range { ordinal: order.ordinal, id: order.id, imported });
+        Ok(())
+    }
+
+    /// Gives those allocations back, once no copy is under way.
+    fn give_back(&mut self, is_meant: impl Fn(u64, &Range) -> bool) {
+        let bases: Vec<_> =
+            self.ranges.iter().filter(|(base, range)| is_meant(**base, range)).map(|(base, _)| *base).collect();
+        while !bases.is_empty() && !self.copies.is_empty() {
+            if !self.end_copies() {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        for Range { ordinal, imported, .. } in
+            bases.iter().filter_map(|base| self.ranges.remove(base)).collect::<Vec<_>>()
+        {
+            if let Some(Ok(_entered)) = cuda::get(ordinal as usize).map(cuda::Card::enter) {
+                self.sharing.give_back(&imported);
+            }
+        }
+    }
+
+    /// Begins a copy, in as many parts as it touches allocations. One that fails is answered when the others are over.
+    fn begin(&mut self, order: &Order) {
+        let (mut parts, mut done, mut failed) = (Vec::new(), 0, None);
+        let room = (self.stage.1 as u64).saturating_sub(order.stage_at);
+        if order.bytes > room {
+            failed = Some(INVALID);
+        }
+        while done < order.bytes && failed.is_none() {
+            match self.begin_part(order, done) {
+                Ok((flight, len)) => {
+                    parts.push(flight);
+                    done += len;
+                }
+                Err(code) => failed = Some(code),
+            }
+        }
+        self.copies.push_back(Active { number: order.number, parts, failed });
+    }
+
+    /// Begins to copy from byte `done` of the copy on, which the stage has room for, to the end of an allocation at most; how many bytes
+    /// that are.
+    fn begin_part(&self, order: &Order, done: u64) -> Result<(Flight<'static>, u64), Code> {
+        let direction = if order.kind == kind::COPY_OUT { Direction::Out } else { Direction::In };
+        let addr = order.addr + done;
+        let (base, range) = self.ranges.range(..=addr).next_back().ok_or(INVALID)?;
+        let left = range.imported.bytes.checked_sub(addr - base).filter(|left| *left > 0).ok_or(INVALID)?;
+        let len = left.min(order.bytes - done);
+        let theirs = (range.imported.at + (addr - base), len as usize);
+        let card = cuda::get(range.ordinal as usize).ok_or(INVALID)?;
+        // SAFETY: inside the stage (checked), and memory that is imported; it is given back when no copy is under way.
+        let flight = unsafe { card.begin(theirs, direction, self.stage.0.add((order.stage_at + done) as usize)) }?;
+        Ok((flight, len))
+    }
+
+    /// Answers for the copies that are over. Whether there are some.
+    fn end_copies(&mut self) -> bool {
+        let before = self.copies.len();
+        let mut index = 0;
+        while index < self.copies.len() {
+            if !self.copies[index].is_over() {
+                index += 1;
+            } else if let Some(active) = self.copies.remove(index) {
+                self.answer(active.number, active.failed.map_or(Ok(()), Err));
+            }
+        }
+        self.copies.len() < before
+    }
+
+    fn answer(&self, number: u64, done: Result<(), Code>) {
+        let code = done.err().unwrap_or(0);
+        if code != 0 {
+            host::say(format_args!("gpu-helper: {}", self.cuda.name(code)));
+        }
+        // One that has ended is noticed by the next receive.
+        let _ = send(self.socket.as_fd(), &Answer { number, code: code.into() }, None, true);
+    }
+}
+
+impl Active {
+    /// Whether all its parts are over.
+    fn is_over(&mut self) -> bool {
+        while let Some(last) = self.parts.last() {
+            match last.is_over() {
+                Ok(false) => return false,
+                Ok(true) => {}
+                Err(code) => self.failed = Some(code),
+            }
+            self.parts.pop();
+        }
+        true
+    }
+}
+
+// GPU memory that another process is to use: what the owner hands over, and how the other one gets at it.
+//
+// Memory of `cudaMalloc` has a handle of 64 bytes (CUDA's interprocess communication); memory of `cuMemCreate`, as NCCL's own
+// is, has a file descriptor, if it was created for that.
+
+const POSIX_FILE_DESCRIPTOR: c_int = 1;
+const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
+const LOCATION_DEVICE: c_int = 1;
+const READ_AND_WRITE: c_int = 3;
+
+/// Names an allocation of `cudaMalloc` in other processes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct IpcHandle(pub(crate) [u8; 64]);
+
+/// Who may access a mapping, and how: the device of that ordinal, reading and writing.
+#[repr(C)]
+pub(crate) struct Access {
+    /// Kind, and ordinal.
+    location: [c_int; 2],
+    flags: c_int,
+}
+
+driver! {
+    /// What sharing memory needs of the driver.
+    Sharing {
+        init: c"cuInit" (c_uint);
+        address_range: c"cuMemGetAddressRange_v2" (*mut u64, *mut usize, u64);
+        ipc_get: c"cuIpcGetMemHandle" (*mut IpcHandle, u64);
+        ipc_open: c"cuIpcOpenMemHandle_v2" (*mut u64, IpcHandle, c_uint);
+        ipc_close: c"cuIpcCloseMemHandle" (u64);
+        retain_allocation: c"cuMemRetainAllocationHandle" (*mut u64, *mut c_void);
+        release: c"cuMemRelease" (u64);
+        export: c"cuMemExportToShareableHandle" (*mut c_void, u64, c_int, c_ulonglong);
+        import: c"cuMemImportFromShareableHandle" (*mut u64, *mut c_void, c_int);
+        reserve: c"cuMemAddressReserve" (*mut u64, usize, usize, u64, c_ulonglong);
+        free_reserved: c"cuMemAddressFree" (u64, usize);
+        map: c"cuMemMap" (u64, usize, usize, u64, c_ulonglong);
+        unmap: c"cuMemUnmap" (u64, usize);
+        set_access: c"cuMemSetAccess" (u64, usize, *const Access, usize);
+    }
+}
+
+/// What names an allocation in another process.
+#[derive(Debug)]
+pub(crate) enum Token {
+    Ipc(IpcHandle),
+    Descriptor(OwnedFd),
+}
+
+/// An allocation of another process, in this one.
+#[derive(Debug)]
+pub(crate) struct Imported {
+    /// Where it is here.
+    pub(crate) at: u64,
+    pub(crate) bytes: u64,
+    is_mapped: bool,
+}
+
+impl Sharing {
+    /// Of the driver that this process has loaded; `None`: that is too old.
+    pub(crate) fn of_driver() -> Option<&'static Self> {
+        static TABLE: OnceLock<Option<Sharing>> = OnceLock::new();
+        TABLE.get_or_init(|| Some(loaded()).filter(|library| !library.is_null()).and_then(Self::load)).as_ref()
+    }
+
+    /// Makes the driver ready, in a process that has not used it yet.
+    pub(crate) fn start(&self) -> Result<(), Code> {
+        // SAFETY: no memory is involved.
+        check(unsafe { (self.init)(0) })
+    }
+
+    /// Start and bytes of the allocation that `addr` lies in. Inside a context.
+    pub(crate) fn allocation(&self, addr: u64) -> Result<(u64, u64), Code> {
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: writes one value each.
+        check(unsafe { (self.address_range)(&raw mut base, &raw mut bytes, addr) })?;
+        Ok((base, bytes as u64))
+    }
+
+    /// What names the allocation that starts at `base`. Inside a context.
+    pub(crate) fn export(&self, base: u64) -> Result<Token, Code> {
+        let mut handle = IpcHandle([0; 64]);
+        // SAFETY: writes one handle.
+        if check(unsafe { (self.ipc_get)(&raw mut handle, base) }).is_ok() {
+            return Ok(Token::Ipc(handle));
+        }
+        let (mut allocation, mut fd): (u64, c_int) = (0, -1);
+        // SAFETY: writes one value each; what was retained is released.
+        unsafe {
+            check((self.retain_allocation)(&raw mut allocation, base as *mut c_void))?;
+            let exported = (self.export)((&raw mut fd).cast(), allocation, POSIX_FILE_DESCRIPTOR, 0);
+            (self.release)(allocation);
+            check(exported)?;
+        }
+        // SAFETY: the driver has just opened it for us.
+        Ok(Token::Descriptor(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// The allocation of `bytes` that `token` names, on GPU `ordinal`, whose context this is inside of.
+    pub(crate) fn import(&self, token: &Token, bytes: u64, ordinal: u32) -> Result<Imported, Code> {
+        let mut at = 0;
+        match token {
+            Token::Ipc(handle) => {
+                // SAFETY: writes one value.
+                check(unsafe { (self.ipc_open)(&raw mut at, *handle, LAZY_ENABLE_PEER_ACCESS) })?;
+            }
+            Token::Descriptor(fd) => {
+                let mut allocation = 0;
+                let fd = fd.as_raw_fd() as usize as Handle;
+                // SAFETY: writes one value.
+                check(unsafe { (self.import)(&raw mut allocation, fd, POSIX_FILE_DESCRIPTOR) })?;
+                let mapped = self.map_all(bytes as usize, allocation, ordinal);
+                // SAFETY: imported here, and not used any more: a mapping keeps it alive.
+                unsafe { (self.release)(allocation) };
+                at = mapped?;
+            }
+        }
+        Ok(Imported { at, bytes, is_mapped: matches!(token, Token::Descriptor(_)) })
+    }
+
+    /// Maps `bytes` of `allocation`; where.
+    fn map_all(&self, bytes: usize, allocation: u64, ordinal: u32) -> Result<u64, Code> {
+        let access = Access { location: [LOCATION_DEVICE, ordinal as c_int], flags: READ_AND_WRITE };
+        let mut at = 0;
+        // SAFETY: writes one value.
+        check(unsafe { (self.reserve)(&raw mut at, bytes, 0, 0, 0) })?;
+        // SAFETY: an address range that was reserved here, so that nobody else uses it; given back unless it is mapped.
+        unsafe {
+            let mapped = check((self.map)(at, bytes, 0, allocation, 0)).and_then(|()| {
+                check((self.set_access)(at, bytes, &raw const access, 1)).inspect_err(|_| {
+                    (self.unmap)(at, bytes);
+                })
+            });
+            mapped.map(|()| at).inspect_err(|_| {
+                (self.free_reserved)(at, bytes);
+            })
+        }
+    }
+
+    /// Gives back what was imported. Inside the context. Nothing copies from or to it any more.
+    pub(crate) fn give_back(&self, imported: &Imported) {
+        let Imported { at, bytes, is_mapped } = *imported;
+        // SAFETY: imported by this table, and given back once.
+        unsafe {
+            if is_mapped {
+                (self.unmap)(at, bytes as usize);
+                (self.free_reserved)(at, bytes as usize);
+            } else {
+                (self.ipc_close)(at);
+            }
+        }
+    }
 }

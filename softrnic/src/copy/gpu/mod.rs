@@ -1,25 +1,20 @@
 //! Memory that can be registered: the host's, or a GPU's, as a GPUDirect NIC would; and copies between it and the stage.
 //!
-//! `cuda` is the driver, `card` a GPU that is ready for copies. These are done by this process, or by a `helper`, which does what
-//! `server` says; `sharing` is how it gets at the memory, `order` what both say to each other.
+//! `cuda` is the driver, and a GPU that is ready for copies. These are done by this process, or by a `helper`, another process that
+//! shares the memory; `order` is what both say to each other.
 
-mod card;
 mod cuda;
-mod helper;
+pub(crate) mod helper;
 mod order;
-pub(crate) mod server;
-mod sharing;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::copy::piece::{CopyError, Direction, Piece};
-use crate::copy::transfer::{copy_plain, copy_words};
-use crate::copy::vector::line_step;
-use crate::host::errno::last_errno;
-use crate::host::stderr;
+use crate::copy::gpu::cuda::Flight;
+use crate::copy::transfer::{CopyError, Direction, Piece, copy_plain, copy_words, line_step};
+use crate::host;
+use crate::host::last_errno;
 use crate::process::fabric::Fabric;
-use card::Flight;
 use cuda::{Code, Cuda, DEINITIALIZED};
 use helper::Pending;
 
@@ -45,7 +40,7 @@ pub(crate) fn find_dmabuf(fabric: &Fabric, fd: i32, addr: u64, len: u64) -> Resu
     }
     let owner = Cuda::in_use().and_then(|cuda| Some((cuda, cuda.owner_of(addr)?)));
     let Some((cuda, ordinal)) = owner else {
-        stderr::say(format_args!(
+        host::say(format_args!(
             "a dma-buf can be registered only if its iova is the address of a GPU's memory in this process; {addr:#x} is not"
         ));
         return Err(libc::EOPNOTSUPP);
@@ -58,10 +53,10 @@ fn make_ready(fabric: &Fabric, cuda: &'static Cuda, ordinal: usize, range: (u64,
     let ready = match &fabric.settings.gpu_helper {
         Some(program) => helper::share(fabric, program, cuda, ordinal, range),
         // SAFETY: the fabric's mapping is never unmapped, and its stage has storage.
-        None => unsafe { card::make_ready(fabric.whole_stage(), cuda, ordinal) }.map(drop),
+        None => unsafe { cuda::make_ready(fabric.whole_stage(), cuda, ordinal) }.map(drop),
     };
     ready.map(|()| ordinal as u32 + 1).map_err(|what| {
-        stderr::say(format_args!("{what}"));
+        host::say(format_args!("{what}"));
         libc::EIO
     })
 }
@@ -94,14 +89,14 @@ impl Ticket {
     }
 }
 
-fn failed(card: &card::Card, code: Code) -> CopyError {
+fn failed(card: &cuda::Card, code: Code) -> CopyError {
     if code == DEINITIALIZED {
         // The process is about to end.
         return CopyError::Gone;
     }
     static WARNED: AtomicBool = AtomicBool::new(false);
     if !WARNED.swap(true, Relaxed) {
-        stderr::say(format_args!("a copy of a GPU's memory failed: {}", card.name_of(code)));
+        host::say(format_args!("a copy of a GPU's memory failed: {}", card.name_of(code)));
     }
     CopyError::LocalFault
 }
@@ -119,7 +114,7 @@ pub(crate) fn copy(
     if let Some(helper) = helper::started() {
         return helper.copy(piece, direction, stage).map(|pending| Some(Ticket::Helper(pending)));
     }
-    let card = card::get(ordinal as usize).ok_or(CopyError::LocalFault)?;
+    let card = cuda::get(ordinal as usize).ok_or(CopyError::LocalFault)?;
     // SAFETY: the memory is registered, and deregistration waits for copies under way; the stage is never unmapped,
     // and the holder of the ticket holds the stage's slot.
     let flight = unsafe { card.begin((piece.addr, piece.len as usize), direction, stage) };

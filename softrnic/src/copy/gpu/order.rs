@@ -1,9 +1,8 @@
 //! What a process asks of its helper, and the answers: one packet each, over a socket that keeps packets apart.
 
-use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr;
+use std::{io, ptr};
 
 /// Of the packets, and of the arguments with which a helper is started. Both sides have to have the same.
 pub(crate) const FORMAT: u32 = 2;

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 
 use crate::abi::export::export;
-use crate::host::errno::set_errno;
+use crate::host::set_errno;
 
 /// For functions that return -1 and set errno. Arguments are in registers nobody reads.
 unsafe extern "C" fn refused() -> c_int {

@@ -7,34 +7,14 @@
 //!
 //! ```text
 //! absent        names that are there and refuse
-//! addrinfo      rdma_getaddrinfo
-//! identifier    create, destroy, migrate, options
-//! connect       listen, connect, accept, reject, disconnect
-//! resolve       bind_addr, resolve_addr, resolve_route
-//! event         event channels, as the application sees them; what it means to fetch an event
+//! id            identifiers and event channels: creation, state, sockets, events, options
+//! resolve       rdma_getaddrinfo, bind_addr, resolve_addr, resolve_route; which device has an address
+//! connect       listen, connect, accept, reject, disconnect; the thread, and the messages of peers
 //! queue_pair    queue pairs of identifiers, and their states
-//! service       the thread, and what the messages of peers mean
-//! id            identifiers: state, sockets, events
-//! channel       event channels
-//! binding       what an identifier has once its device is known
-//! devices       devices that are opened once for the process
-//! address       which addresses there are, and which device has them
-//! socket        sockets of the local domain
-//! message       what is said
 //! ```
 
 mod absent;
-mod address;
-mod addrinfo;
-mod binding;
-mod channel;
 mod connect;
-mod devices;
-mod event;
 mod id;
-mod identifier;
-mod message;
 mod queue_pair;
 mod resolve;
-mod service;
-mod socket;

@@ -3,18 +3,16 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use crate::abi::consts::{access, qp_attr as mask, qp_state};
 use crate::abi::export::export;
-use crate::abi::init_attr_ex::{HAS_PD, QpInitAttrEx};
 use crate::abi::rdma_cm::CmId;
-use crate::abi::types::{AhAttr, CompChannel, Cq, Pd, Qp, QpAttr, QpCap, QpInitAttr};
-use crate::host::errno::last_errno;
-use crate::host::lock::lock;
+use crate::abi::types::{
+    AhAttr, CompChannel, Cq, HAS_PD, Pd, Qp, QpAttr, QpCap, QpInitAttr, QpInitAttrEx, access, qp_attr as mask, qp_state,
+};
+use crate::host::{last_errno, lock};
 use crate::process::fabric::Fabric;
-use crate::verbs::attach::engine;
-use crate::verbs::cm::address::gid;
 use crate::verbs::cm::id::{Id, State};
-use crate::verbs::events::{create_comp_channel, destroy_comp_channel};
+use crate::verbs::cm::resolve::gid;
+use crate::verbs::device::{create_comp_channel, destroy_comp_channel, engine};
 use crate::verbs::queues::{create_cq, create_qp, create_qp_ex, destroy_cq, destroy_qp, modify_qp};
 use crate::verbs::{minus_one, object};
 

@@ -7,19 +7,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::doctor::peers::judge;
-use crate::doctor::peers::session::Host;
-use crate::doctor::peers::session::HostFacts;
-use crate::doctor::peers::session::Reply;
-use crate::doctor::peers::session::Request;
-use crate::doctor::peers::session::Speed;
-use crate::doctor::peers::session::Tried;
-use crate::doctor::peers::session::from_hex;
-use crate::doctor::peers::session::to_hex;
+use crate::doctor::peers::session::{Host, HostFacts, Reply, Request, Speed, Tried, from_hex, to_hex};
 use crate::doctor::report;
-use lab::hosts::Hello;
-use lab::hosts::Lines;
-use lab::hosts::MOST;
-use lab::hosts::parse;
+use lab::hosts::{Hello, Lines, MOST, parse};
 
 /// Bytes that come at a time.
 const PIECE: usize = 11;

@@ -10,10 +10,7 @@ use std::time::{Duration, Instant};
 
 use lab::error::{Error, Result};
 use lab::hosts;
-use lab::hosts::Hello;
-use lab::hosts::LineConn;
-use lab::hosts::MOST;
-use lab::hosts::reach;
+use lab::hosts::{Hello, LineConn, MOST, reach};
 use lab::nccl::library::Source;
 use lab::results::record;
 use lab::system::host::die_with_parent;

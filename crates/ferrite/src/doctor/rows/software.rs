@@ -5,9 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lab::nccl::plugin_search::NcclFile;
-use lab::nccl::plugin_search::Version;
-use lab::nccl::plugin_search::{DEFAULT_FILE, Outcome, PluginSearch, SEARCHES, versions};
+use lab::nccl::plugin_search::{DEFAULT_FILE, NcclFile, Outcome, PluginSearch, SEARCHES, Version, versions};
 use nccl_net::inspect::config::Config;
 use nccl_net::inspect::iface;
 use nccl_net::inspect::iface::Interface;
