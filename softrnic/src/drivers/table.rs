@@ -9,13 +9,13 @@ use crate::limits::{MAX_QP_WR, MAX_READS, MAX_SGE};
 /// Its own, which needs no name, and the others.
 static OWN: Driver = OWN_DRIVER;
 static ALL: [Driver; 15] = [
-    DRIVER,
-    DRIVER,
-    DRIVER,
-    DRIVER,
-    DRIVER,
-    DRIVER,
-    DRIVER,
+    BNXT_RE_DRIVER,
+    EFA_DRIVER,
+    ERDMA_DRIVER,
+    HNS_DRIVER,
+    IONIC_DRIVER,
+    IRDMA_DRIVER,
+    MANA_DRIVER,
     mlx5::PLAIN,
     mlx5::CX4,
     mlx5::CX5,
@@ -23,7 +23,7 @@ static ALL: [Driver; 15] = [
     mlx5::CX6_DX,
     mlx5::CX7,
     mlx5::CX8,
-    DRIVER,
+    RXE_DRIVER,
 ];
 
 /// The one that devices have of which nothing is said.
@@ -151,7 +151,8 @@ pub(super) const OWN_DRIVER: Driver = Driver {
     round_cq: |cqe| (cqe + 1).next_power_of_two() - 1,
 };
 
-pub(super) const DRIVER: Driver = Driver {
+/// bnxt_re: NetXtreme-E of Broadcom, with work requests of a fixed size.
+pub(super) const BNXT_RE_DRIVER: Driver = Driver {
     name: "bnxt_re",
     settings: &[
         ("SOFTRNIC_GIDS", "rich"),
@@ -169,6 +170,7 @@ pub(super) const DRIVER: Driver = Driver {
     ..OWN_DRIVER
 };
 
+/// efa: Elastic Fabric Adapter of Amazon. It has no reliable connections but a transport of its own (SRD), which is not modelled.
 pub(super) const EFA_DRIVER: Driver = Driver {
     name: "efa",
     settings: &[("SOFTRNIC_LINK", "unspecified")],
@@ -180,9 +182,8 @@ pub(super) const EFA_DRIVER: Driver = Driver {
     ..OWN_DRIVER
 };
 
-// erdma: elastic RDMA of Alibaba Cloud, with the protocol RoCE v2. Its devices of the protocol iWARP take no queue pairs that
-// `ibv_modify_qp` connects.
-
+/// erdma: elastic RDMA of Alibaba Cloud, with the protocol RoCE v2. Its devices of the protocol iWARP take no queue pairs that
+/// `ibv_modify_qp` connects.
 pub(super) const ERDMA_DRIVER: Driver = Driver {
     name: "erdma",
     settings: &[("SOFTRNIC_MAX_QP_WR", "8192"), ("SOFTRNIC_MAX_INLINE", "96"), ("SOFTRNIC_THREAD_DOMAINS", "absent")],
@@ -197,6 +198,7 @@ pub(super) const ERDMA_DRIVER: Driver = Driver {
     ..OWN_DRIVER
 };
 
+/// hns: HiSilicon's RoCE engine in Kunpeng processors, the third version.
 pub(super) const HNS_DRIVER: Driver = Driver {
     name: "hns",
     settings: &[("SOFTRNIC_GIDS", "rich"), ("SOFTRNIC_MAX_INLINE", "1024"), ("SOFTRNIC_INLINE_EXCESS", "grant")],
@@ -214,6 +216,7 @@ fn power(bytes: u32) -> u32 {
     if bytes == 0 { 0 } else { bytes.next_power_of_two() }
 }
 
+/// ionic: Pensando of AMD.
 pub(super) const IONIC_DRIVER: Driver = Driver {
     name: "ionic",
     settings: &[("SOFTRNIC_ERROR_DROPS", "1")],
@@ -231,6 +234,7 @@ fn queue(wr: u32) -> u32 {
     ((wr.max(1) + 1).next_power_of_two() - 1).min(MAX_QP_WR)
 }
 
+/// irdma: E810 of Intel (the driver's generation 2), with RoCE v2.
 pub(super) const IRDMA_DRIVER: Driver = Driver {
     name: "irdma",
     settings: &[
@@ -248,6 +252,7 @@ pub(super) const IRDMA_DRIVER: Driver = Driver {
     ..OWN_DRIVER
 };
 
+/// mana: Azure's adapter of Microsoft.
 pub(super) const MANA_DRIVER: Driver = Driver {
     name: "mana",
     settings: &[("SOFTRNIC_SPEED", "100"), ("SOFTRNIC_THREAD_DOMAINS", "absent")],
@@ -268,6 +273,7 @@ pub(super) const MANA_DRIVER: Driver = Driver {
     ..OWN_DRIVER
 };
 
+/// rxe: soft-RoCE, the software device of Linux, as kernel 6.12 has it. docs/rxe.md has what was seen on it.
 pub(super) const RXE_DRIVER: Driver = Driver {
     name: "rxe",
     settings: &[
