@@ -344,7 +344,7 @@ fn failing(test: &str, body: impl FnOnce(&mut pair::WorkerCtx) -> Result<()>) ->
 
 #[test]
 fn a_dead_process_is_named_with_its_last_lines() {
-    let (rank, what, log) = failing("pair::a_dead_process_is_named_with_its_last_lines", |worker| {
+    let (rank, what, log) = failing("softrnic::a_dead_process_is_named_with_its_last_lines", |worker| {
         worker.begin("dying")?;
         if worker.rank() == 1 {
             eprintln!("goodbye");
@@ -373,7 +373,7 @@ fn a_hung_process_is_given_up() {
 
 #[test]
 fn the_error_of_the_process_that_failed_first_is_reported() {
-    let (rank, what, _) = failing("pair::the_error_of_the_process_that_failed_first_is_reported", |worker| {
+    let (rank, what, _) = failing("softrnic::the_error_of_the_process_that_failed_first_is_reported", |worker| {
         if worker.rank() == 1 {
             return Err(Error::Data("the real reason".into()));
         }
@@ -385,7 +385,7 @@ fn the_error_of_the_process_that_failed_first_is_reported() {
 
 #[test]
 fn a_failed_assertion_is_reported() {
-    let (_, what, _) = failing("pair::a_failed_assertion_is_reported", |worker| {
+    let (_, what, _) = failing("softrnic::a_failed_assertion_is_reported", |worker| {
         assert!(worker.rank() > 1, "no such rank");
         Ok(())
     });
