@@ -259,11 +259,13 @@ impl SendComm {
         memory: impl FnOnce() -> Result<&'a MrHandle>,
         begun: impl FnOnce(&Entry<SendRequest>) + Copy,
     ) -> Result<()> {
+        check_length(length)?;
+        let memory = memory()?;
         self.path.enter(|path| {
             if !self.peer.state().is_open() && !path.check_peer()? {
                 return Ok(());
             }
-            path.send(addr, length, tag, memory()?, begun)
+            path.send(addr, length, tag, memory, begun)
         })
     }
 

@@ -130,29 +130,8 @@ impl ControlPlane {
         self.port = port;
     }
 
-    /// What always holds between two calls.
-    fn check_fields(&self) {
-        debug_assert!(
-            self.streams.values().filter_map(|stream| stream.conn).all(|conn| self.conns.contains_key(&conn)),
-            "a stream is on a control connection that is none"
-        );
-        debug_assert!(
-            self.dialled
-                .values()
-                .all(|id| self.streams.get(id).is_some_and(|stream| stream.role == super::Role::Dials)),
-            "a secret is of no stream that dials"
-        );
-        debug_assert!(
-            self.expiring
-                .iter()
-                .all(|(until, id)| { self.streams.get(id).is_some_and(|stream| stream.kept_until == Some(*until)) }),
-            "a stream expires that is not kept, or not until then"
-        );
-    }
-
     /// When [`Self::handle_timeout`] has to be called.
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.check_fields();
         let kept = self.expiring.first().map(|(until, _)| *until);
         [self.acceptor.poll_timeout(), self.pool.poll_timeout(), kept].into_iter().flatten().min()
     }
