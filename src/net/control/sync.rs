@@ -20,16 +20,9 @@ use std::time::{Duration, Instant};
 pub use std::hint::spin_loop;
 pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// Whether threads can be told apart and the kernel allows [`heavy_barrier`], once that is known.
-static HAS_BARRIER: OnceLock<bool> = OnceLock::new();
-
-/// Whether threads can be told apart and it is known that the kernel allows [`heavy_barrier`].
+/// Whether the calling thread can be told from others, and the kernel allows [`heavy_barrier`]. Asked once in a process.
 pub fn has_barrier() -> bool {
-    HAS_BARRIER.get() == Some(&true)
-}
-
-/// Asks the kernel, if nobody has, and waits for the answer.
-pub fn wait_for_barrier() -> bool {
+    static HAS_BARRIER: OnceLock<bool> = OnceLock::new();
     *HAS_BARRIER.get_or_init(|| {
         let has_barrier = thread_id() != 0 && register().is_ok() && heavy_barrier().is_ok();
         if !has_barrier {
@@ -39,9 +32,10 @@ pub fn wait_for_barrier() -> bool {
     })
 }
 
-/// Asks the kernel in a thread of its own, since it takes some 10 ms for the answer in a process with threads.
+/// Has [`has_barrier`] asked by a thread of its own. In a process with threads the kernel takes some 10 ms for the answer, which NCCL's first
+/// connection would wait for.
 pub fn ask_for_barrier() {
-    let thread = || std::thread::Builder::new().name("ferrite-init".into()).spawn(wait_for_barrier);
+    let thread = || std::thread::Builder::new().name("ferrite-init".into()).spawn(has_barrier);
     if let Err(e) = without_signals(thread) {
         log::debug!("no thread that asks for membarrier: {e}");
     }
@@ -61,7 +55,7 @@ pub fn light_barrier() {
 /// The other half, for threads that need it rarely. It takes about a microsecond.
 ///
 /// # Errors
-/// The kernel refuses: a filter of system calls has been installed since the kernel was asked.
+/// The kernel refuses: a filter of system calls has been installed since [`has_barrier`] was asked.
 pub fn heavy_barrier() -> Result<()> {
     let again = |error: io::Error| match error.raw_os_error() {
         // A child of a fork inherits the registration on the kernels that are known; this is for one where it does not.
@@ -165,12 +159,12 @@ mod tests {
         let other = std::thread::scope(|scope| scope.spawn(thread_id).join().expect("it does not panic"));
         assert_eq!(thread_id(), main);
         assert_ne!(main, other);
-        assert!(!wait_for_barrier() || main != 0 && main.is_multiple_of(2));
+        assert!(!has_barrier() || main != 0 && main.is_multiple_of(2));
     }
 
     #[test]
     fn a_forked_child_has_the_barrier_too() {
-        if !wait_for_barrier() {
+        if !has_barrier() {
             println!("skipped: the kernel refuses membarrier");
             return;
         }

@@ -16,8 +16,8 @@
 //!
 //! Nobody but the owner stores its position, and there is one owner in the life of a cell: another one could not be sure that
 //! the first one is not just about to store. When a second thread of NCCL's enters, the word becomes shared: it is never clear
-//! again, and all take the long way. As long as the kernel has not allowed the barrier there is no owner, and all take the long
-//! way. An owner that has ended may leave its id to a new thread, which is the owner then; and so it is in a
+//! again, and all take the long way. Where the kernel refuses the barrier there is never an owner, and all take the long way
+//! from the beginning. An owner that has ended may leave its id to a new thread, which is the owner then; and so it is in a
 //! forked child, where a position that says [`INSIDE`] keeps everybody out.
 
 #![allow(unsafe_code)]
@@ -107,9 +107,10 @@ unsafe impl<T: Send> Sync for ExclusiveCell<T> {}
 impl<T> ExclusiveCell<T> {
     /// A cell with `state` in it. `word` is used by no other cell.
     pub fn new(state: T, word: &Arc<StateWord>) -> Self {
+        let owner = if has_barrier() { NOBODY } else { ALL };
         Self {
             position: AtomicUsize::new(NOBODY),
-            owner: AtomicUsize::new(NOBODY),
+            owner: AtomicUsize::new(owner),
             word: Arc::clone(word),
             visits: AtomicU32::new(0),
             has_visitor: AtomicBool::new(false),
@@ -268,11 +269,11 @@ impl<T> ExclusiveCell<T> {
     /// The owner is inside, which is another thread or has panicked there.
     fn admit(&self, me: usize) -> Result<()> {
         match self.owner.load(Ordering::Relaxed) {
-            NOBODY if has_barrier() => {
+            ALL => {}
+            NOBODY => {
                 self.owner.store(me, Ordering::Relaxed);
                 self.position.store(me, Ordering::Relaxed);
             }
-            ALL | NOBODY => {}
             owner => {
                 if owner != me {
                     self.word.share();
