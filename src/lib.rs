@@ -112,7 +112,7 @@
 //! system call of its own; while all is well it executes no locked instruction either, if NCCL calls from one thread and the kernel has
 //! `membarrier`. Ferrite's only threads in healthy times are one [`net::control::watcher::Watcher`] per card that is listened on or has connections. It
 //! waits for device events and clears away what an abort has left half-made; one of them also drives the control connections and
-//! serves the port, from the first `listen` on. Up to four threads recover connections while there is one to recover; they enter a
+//! serves the port, from the first `listen` on. As the network is made, a thread asks the kernel for `membarrier`, and ends. Up to four threads recover connections while there is one to recover; they enter a
 //! communicator for short moments, in which NCCL's thread waits. So does a watcher, once a second. One more thread asks and reports while
 //! a message waits for too long. The library is never unmapped (`-z nodelete`).
 //!
