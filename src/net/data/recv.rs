@@ -25,7 +25,7 @@ use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
 use crate::proto::recovery::account::Account;
-use crate::proto::recovery::action::Role;
+use crate::proto::recovery::machine::Role;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::{Entries, Entry, Finished, Progress, RecvRequest, RequestId};

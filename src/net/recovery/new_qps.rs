@@ -18,7 +18,7 @@ use crate::proto::endpoint::Endpoint;
 use crate::proto::handshake::Negotiated;
 use crate::proto::lanes::FlowLabels;
 use crate::proto::rail_weights::RailWeights;
-use crate::proto::recovery::action::Role;
+use crate::proto::recovery::machine::Role;
 use crate::proto::recovery::path_mtu::{self, PathMtus, Ports};
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recovery::reach::{PathTimes, Reach};

@@ -13,7 +13,7 @@ use crate::net::qp::init_rail::RailPort;
 use crate::net::qp::set::QpSet;
 use crate::proto::MAX_RAILS;
 use crate::proto::endpoint::Endpoint;
-use crate::proto::recovery::action::Role;
+use crate::proto::recovery::machine::Role;
 use crate::proto::recovery::rail_history::wait_after_failures;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::{Arc, Weak};

@@ -13,7 +13,7 @@ use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
 use crate::net::device::rail::Rail;
 use crate::net::device::spares::BorrowedPort;
-use crate::proto::recovery::action::Role;
+use crate::proto::recovery::machine::Role;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 

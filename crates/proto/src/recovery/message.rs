@@ -225,7 +225,7 @@ mod tests {
     use crate::RING_SLOTS;
     use crate::cts::Cts;
     use crate::recovery::account::MissingMessage;
-    use crate::recovery::action::Action;
+    use crate::recovery::machine::Action;
     use crate::sim::endpoint;
     use std::time::Duration;
 

@@ -34,18 +34,15 @@
 //! | file | what |
 //! |---|---|
 //! | [`rail_mask`] | some of the rails of a connection |
-//! | [`account`] | what has not arrived |
 //! | [`message`] | what the ends tell each other |
-//! | `receiver` | the receiver composes an account |
-//! | [`sender`], `replay` | the sender applies it; what is sent again |
-//! | [`machine`], [`action`] | the order of things at one end; what its caller has to do |
+//! | [`account`] | what has not arrived: [`RecvFlow`](crate::recv::RecvFlow) lists it, [`SendFlow`](crate::send::SendFlow) sends it again |
+//! | [`machine`] | the order of things at one end; what its caller has to do |
 //! | [`path_mtu`] | paths that lose large packets only |
 //! | [`reach`] | how long tests of new queue pairs wait |
 //! | [`rail_history`] | how long a rail that has fallen often waits, or over which attempts fail |
 //! | [`move_budget`] | how often lanes may be given other paths |
 
 pub mod account;
-pub mod action;
 pub mod machine;
 pub mod message;
 pub mod move_budget;
@@ -53,6 +50,3 @@ pub mod path_mtu;
 pub mod rail_history;
 pub mod rail_mask;
 pub mod reach;
-mod receiver;
-pub(super) mod replay;
-pub mod sender;

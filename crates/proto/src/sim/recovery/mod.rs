@@ -27,7 +27,7 @@ use crate::control::Time;
 use crate::random::{Random, run_seeds};
 #[cfg(test)]
 use crate::recovery::{
-    action::{Action, Role},
+    machine::{Action, Role},
     message::Message,
     rail_mask::RailMask,
 };

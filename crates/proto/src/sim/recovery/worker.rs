@@ -6,7 +6,7 @@ use super::ends::{Caller, Outside, Receiver, Sender};
 use crate::QpIndex;
 use crate::endpoint::Endpoint;
 use crate::handshake::Negotiated;
-use crate::recovery::action::Action;
+use crate::recovery::machine::Action;
 use crate::recovery::message::Message;
 use crate::recovery::rail_mask::RailMask;
 use crate::send::SendQueueSpace;
