@@ -4,6 +4,8 @@
 
 use crate::cts::{Cts, CtsWords, KeysByRail, SlotIndex};
 use crate::cts_window::{CtsShadow, CtsWindow};
+use crate::explain::look::{Contact, Look, rank};
+use crate::explain::numbers::Numbers;
 use crate::imm::{Imm, LengthCode};
 use crate::recovery::account::{Account, MissingMessage};
 use crate::recovery::rail_mask::RailMask;
@@ -531,6 +533,29 @@ impl RecvFlow {
     fn keep_rails(&mut self) {
         self.earlier_rails = (0..RING_SLOTS).map(|slot| self.rails_of_slot(slot)).collect();
         self.arrivals.iter_mut().filter(|arrival| !arrival.is_pending()).for_each(|arrival| arrival.qps = 0);
+    }
+}
+
+// For what explains waits.
+impl RecvFlow {
+    /// How it stands. NCCL has called in vain `tests` times for its requests.
+    pub fn look(&self, tests: u32, flushes: bool) -> Look {
+        let next = self.window.next();
+        let posted = next.wrapping_sub(1);
+        Look {
+            numbers: Numbers::Receiver {
+                posted,
+                announced: self.window.unsent().wrapping_sub(1),
+                arrived: posted.wrapping_sub(self.window.missing()),
+                flushes,
+            },
+            refusals: 0,
+            calls: tests,
+            has_requests: !self.is_idle(),
+            recovers: false,
+            contact: Contact::Up,
+            sender_rank: (posted != 0).then(|| self.shadow.get(SlotIndex::of(posted)).0.tag).and_then(rank),
+        }
     }
 }
 

@@ -4,6 +4,8 @@
 //! send queues hold of them.
 
 use crate::cts::{Cts, CtsWords, ExtraKeys, SlotIndex, parse_extra_keys};
+use crate::explain::look::{Contact, Look, rank};
+use crate::explain::numbers::Numbers;
 use crate::imm::{Imm, LengthCode};
 use crate::lanes::{LEARNING_BYTES, Lanes};
 use crate::rail_weights::{BusyPolls, LaneWeights, RailWeights};
@@ -663,6 +665,37 @@ impl SendFlow {
         }
         let listed = self.requests.get(transfer.id).and_then(|request| self.replays.extra_keys(request.seq.get()));
         transfer.extra_key(rail, listed, read_extra_keys)
+    }
+}
+
+// For what explains waits.
+impl SendFlow {
+    /// How it stands. `read` looks for the clear-to-send of a sequence number in the ring. NCCL has called in vain `tests` times
+    /// for its requests.
+    pub fn look(&self, tests: u32, read: impl Fn(u32) -> Option<CtsWords>) -> Look {
+        let (head, next) = (self.head, self.next);
+        // Those that have arrived and that no message has looked for.
+        let unread = (0..RING_SLOTS as u32).take_while(|i| read(next.wrapping_add(*i)).is_some()).count() as u32;
+        let known = next.wrapping_sub(head);
+        let is_unclaimed = |i: &u32| self.unclaimed[head.wrapping_add(*i) as usize % RING_SLOTS].is_some();
+        let unclaimed = (0..known).filter(is_unclaimed).count() as u32;
+        let sent = next.wrapping_sub(1).wrapping_sub(unclaimed);
+        let last = next.wrapping_add(unread).wrapping_sub(1);
+        Look {
+            numbers: Numbers::Sender {
+                seen: last,
+                sent,
+                acknowledged: sent.wrapping_sub(self.outstanding() as u32),
+                wants: false,
+            },
+            refusals: self.refusals,
+            calls: self.refusals.wrapping_add(tests),
+            has_requests: !self.is_idle(),
+            recovers: false,
+            contact: Contact::Up,
+            // NCCL's tag is the rank of the sender.
+            sender_rank: read(last).and_then(|words| rank(Cts::from_words(&words).tag)),
+        }
     }
 }
 

@@ -11,7 +11,6 @@
 //! | file | what it is |
 //! |---|---|
 //! | [`numbers`] | what one end has counted |
-//! | `flows` | the same of [`crate::send`] and [`crate::recv`] |
 //! | [`operation`] | the operation of NCCL that messages are of |
 //! | [`verdict`] | what an end waits for, from the numbers of both ends |
 //! | [`message`] | questions and answers between two processes |
@@ -23,7 +22,6 @@
 //! | `model` | tests: rings of processes that stand still, for a cause that each has to name |
 
 mod ends;
-mod flows;
 pub mod inquiry;
 #[cfg(test)]
 mod inquiry_tests;

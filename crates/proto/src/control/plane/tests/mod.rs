@@ -258,7 +258,7 @@ fn a_connection_that_the_peer_does_not_know_is_closed() {
     two.far.close(two.now, other.1);
     two.changes(0);
     two.dial_again();
-    let unknown = PeerChange::Unknown(frames::unknown(&Refusal::UnknownConnection.to_string()));
+    let unknown = PeerChange::Unknown(unknown(&Refusal::UnknownConnection.to_string()));
     assert_eq!(two.changes(0), [(one.0, PeerChange::Back), (other.0, unknown)]);
 }
 

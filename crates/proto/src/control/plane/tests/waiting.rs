@@ -101,7 +101,7 @@ fn a_refusal_for_all_connections_ends_them_all() {
     let (one, _) = two.established(TOKEN, [1; 16]);
     let (other, _) = two.established(TOKEN, [2; 16]);
     let (conn, _) = two.wire.expect("it stands");
-    let refuse = Frame::text(Kind::Refuse, crate::frame::ALL_CONNECTIONS, "too many");
+    let refuse = Frame::text(Kind::Refuse, ALL_CONNECTIONS, "too many");
     two.near.handle_bytes(two.now, conn, &refuse.emit());
     two.wire = None;
     two.events();
