@@ -17,7 +17,7 @@ target=aarch64-unknown-linux-gnu
 setup_build
 setup_portable "$target"
 # What only this processor has.
-cargo clippy --target "$target" -p nccl-net-ferrite -p softrnic --lib --locked --quiet -- -D warnings
+cargo clippy --target "$target" -p nccl-net-ferrite -p ferrite-proto -p ferrite-verbs -p softrnic --lib --locked --quiet -- -D warnings
 # The emulator, and glibc for the programs in it.
 libraries=/usr/aarch64-linux-gnu
 if ! command -v qemu-aarch64 >/dev/null || [ ! -e $libraries/lib/libc.so.6 ] || [ ! -e $libraries/lib/libgcc_s.so.1 ]; then
@@ -55,4 +55,4 @@ summed "$built/bin/ferrite" check --plugin "$built/lib/libnccl-net.so" --only "$
 summed "$built/bin/ferrite" verify --plugin "$built/lib/libnccl-net.so"
 
 CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=qemu-aarch64 \
-    cargo-zigbuild test --target "$target.2.17" --locked --quiet -p nccl-net-ferrite --lib
+    cargo-zigbuild test --target "$target.2.17" --locked --quiet -p nccl-net-ferrite -p ferrite-proto -p ferrite-verbs --lib

@@ -11,6 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = {
     "src": "the plugin",
+    "crates/proto/src": "its protocol",
+    "crates/verbs/src": "its libibverbs",
     "crates/ferrite/src": "ferrite",
     "lab/src": "the lab",
     "softrnic/src": "softrnic's library",

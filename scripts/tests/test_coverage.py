@@ -41,7 +41,16 @@ class Coverage(InFolder):
         report = "".join(f"SF:{file}\n{lines}\nend_of_record\n" for file, lines in runs)
         counted = module().count(report, self.out)
         self.assertEqual(
-            counted, {"src": (1, 2), "crates/ferrite/src": (0, 0), "lab/src": (0, 0), "softrnic/src": (0, 0), "softrnic/cli/src": (0, 1)}
+            counted,
+            {
+                "src": (1, 2),
+                "crates/proto/src": (0, 0),
+                "crates/verbs/src": (0, 0),
+                "crates/ferrite/src": (0, 0),
+                "lab/src": (0, 0),
+                "softrnic/src": (0, 0),
+                "softrnic/cli/src": (0, 1),
+            },
         )
 
     def test_a_report_without_a_part_is_no_result(self) -> None:
