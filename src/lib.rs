@@ -88,7 +88,7 @@
 //! After a fault of a port, a path, a queue pair or a card both ends destroy all queue pairs of the connection and make new ones, over the rails
 //! that both can use then ([`proto::recovery`]). The receiver says which messages have not arrived, and the sender sends those again.
 //! Nothing old can be written any more when anything new begins, so no buffer changes after NCCL has been told that it is complete. What
-//! takes long is done by [`net::control::workers`], whose threads exist only while there is something to recover. A card that is lost is
+//! takes long is done by [`net::background::workers`], whose threads exist only while there is something to recover. A card that is lost is
 //! opened again when it is back: [`net::device::card`] stays, and has another [`net::device::open_device`] from then on. For operators:
 //! docs/failover.md.
 //!
@@ -110,7 +110,7 @@
 //! the rest is immutable or behind a lock. The first thread that sends or receives enters the cell by plain loads and stores, and others
 //! that look into a communicator pay for it with the system call `membarrier`. Unless a profiler hears of messages, the data path allocates nothing, takes no lock and makes no
 //! system call of its own; while all is well it executes no locked instruction either, if NCCL calls from one thread and the kernel has
-//! `membarrier`. Ferrite's only threads in healthy times are one [`net::control::watcher::Watcher`] per card that is listened on or has connections. It
+//! `membarrier`. Ferrite's only threads in healthy times are one [`net::background::watcher::Watcher`] per card that is listened on or has connections. It
 //! waits for device events and clears away what an abort has left half-made; one of them also drives the control connections and
 //! serves the port, from the first `listen` on. As the network is made, a thread asks the kernel for `membarrier`, and ends. Up to four threads recover connections while there is one to recover; they enter a
 //! communicator for short moments, in which NCCL's thread waits. So does a watcher, once a second. One more thread asks and reports while
@@ -129,7 +129,7 @@
 //! | what becomes of connections whose control connection is lost? | [`proto::control::plane`], [`proto::control::redial`], [`net::data::health::Probe`] |
 //! | what does a waiting end wait for, and what does the log say of it? | [`proto::explain`], [`net::explain`] |
 //! | what happens after a fault, in which order, and when is it given up? | [`proto::recovery`], [`net::recovery`] |
-//! | when does a call take the short way, and who keeps it out? | [`net::control::state_word`], [`net::data::exclusive_cell`] |
+//! | when does a call take the short way, and who keeps it out? | [`net::data::state_word`], [`net::data::exclusive_cell`] |
 //! | which lock is taken first? | [`net::control`] |
 //! | what bounds a connection that NCCL has abandoned during set-up? | [`net::setup`] |
 //! | when is a card that was lost opened again, and who gives up what was made of it before? | [`net::device::card`], `net::recovery::devices` |
@@ -151,7 +151,7 @@
 //! | when does a device take no locks to post? | [`verbs::thread_domain`] |
 //! | what does an error say? | [`error`], [`verbs::status`], [`net::qp::failure`] |
 //! | what is counted, and how does another process read it? | [`stats`], docs/stats-file.md |
-//! | how is a peer called in messages? | [`proto::identity`], [`net::control::peer_name`] |
+//! | how is a peer called in messages? | [`proto::identity`], [`net::peer::name`] |
 //! | how is libibverbs found? | [`verbs::library`] |
 //! | what does `ferrite doctor` see of the machine? | [`inspect`] |
 //!

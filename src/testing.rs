@@ -16,9 +16,10 @@ pub mod explain {
     pub use crate::net::explain::output::is_shown_by_all;
 }
 
-/// The control plane.
+/// The control plane, and what is known of a peer.
 pub mod control {
-    pub use crate::net::control::{driver, peer_state, recovery_events, stream};
+    pub use crate::net::control::{driver, observers, stream};
+    pub use crate::net::peer::state::PeerState;
 }
 
 /// The file of statistics.

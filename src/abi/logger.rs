@@ -1,7 +1,7 @@
 //! The `log` crate's messages, sent through NCCL's logger.
 
 use super::nccl;
-use crate::net::control::notices::INIT;
+use crate::net::background::notices::INIT;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use std::ffi::CString;
 use std::sync::RwLock;

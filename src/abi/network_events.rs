@@ -12,7 +12,7 @@ use super::layout::ProfilerCallback;
 use super::nccl::{ncclResult_t, ncclSuccess};
 use super::output::Answer;
 use super::test_call;
-use crate::net::control::notices::INIT;
+use crate::net::background::notices::INIT;
 use crate::net::data::both_ends::Tested;
 use crate::net::data::recv::RecvComm;
 use crate::net::data::send::SendComm;

@@ -5,7 +5,7 @@ use super::env_plugin::Settings;
 use super::nccl::ncclResult_t;
 use super::{logger, nccl};
 use crate::error::{Error, Result};
-use crate::net::control::notices::INIT;
+use crate::net::background::notices::INIT;
 use crate::net::network::Network;
 use once_cell::sync::OnceCell;
 use std::ffi::{CStr, c_int, c_void};

@@ -1,10 +1,10 @@
 //! All devices of the process, and what their connections share.
 
+use super::background::notices::INIT;
+use super::background::periodic::PeriodicTask;
 use super::control::driver::ControlDriver;
-use super::control::notices::INIT;
-use super::control::periodic::PeriodicTask;
-use super::control::sync::ask_for_barrier;
 use super::data::send::SendComm;
+use super::data::sync::ask_for_barrier;
 use super::device::networks::Networks;
 use super::device::nic::Nic;
 use super::device::rail::Rail;

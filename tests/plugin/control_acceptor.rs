@@ -1,6 +1,6 @@
 //! The control connections of a process and its port, without devices: who is let in, who is told what, and what is survived.
 
-use nccl_net::testing::control::peer_state::PeerState;
+use nccl_net::testing::control::PeerState;
 use nccl_net::testing::control::stream::ControlStream;
 use nccl_net::testing::proto::event::{End, Received};
 use nccl_net::testing::proto::frame::{Assembler, Kind};

@@ -1,7 +1,7 @@
 //! What peers say of recovery over real sockets, without devices.
 
-use nccl_net::testing::control::peer_state::PeerState;
-use nccl_net::testing::control::recovery_events::RecoveryEvents;
+use nccl_net::testing::control::PeerState;
+use nccl_net::testing::control::observers::RecoveryEvents;
 use nccl_net::testing::proto::event::PeerChange;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use std::io::Write;

@@ -1,18 +1,19 @@
 //! The one driver of this process's control connections: it moves bytes between sockets and the [`ControlPlane`], under one lock.
 //!
-//! Those who set up connections poll it, and so does the [watcher](super::watcher) that serves it. Its epoll is ready while
+//! Those who set up connections poll it, and so does the [watcher](crate::net::background::watcher) that serves it. Its epoll is ready while
 //! there is something to do, deadlines included. A forked child has a copy of it, whose lock may be held by a thread that the
 //! child does not have and must not touch: every use goes through [`ControlDriver::enter`], which is closed
 //! to the child.
 
-use super::epoll::{Epoll, Trigger};
-use super::fork::{Unshared, process_id};
-use super::peer_observer::PeerObserver;
-use super::port::Port;
-use super::sockets::{Sockets, TIMER};
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
 use crate::host::random;
+use crate::net::control::epoll::{Epoll, Trigger};
+use crate::net::control::fork::Unshared;
+use crate::net::control::fork::process_id;
+use crate::net::control::observers::PeerObserver;
+use crate::net::control::port::Port;
+use crate::net::control::sockets::{Sockets, TIMER};
 use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::{StreamId, Time};
 use crate::proto::handle::{Secret, Token};

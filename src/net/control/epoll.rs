@@ -1,7 +1,7 @@
 //! Many descriptors that are waited on at once.
 
-use super::fork::Unshared;
 use crate::error::{Error, Result};
+use crate::net::control::fork::Unshared;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;

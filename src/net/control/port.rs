@@ -1,8 +1,9 @@
 //! The TCP port where a process is called, for all of its listeners.
 
-use super::fork::{Unshared, process_id};
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
+use crate::net::control::fork::Unshared;
+use crate::net::control::fork::process_id;
 use socket2::SockRef;
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -1,7 +1,7 @@
 //! The socket of a control connection: bytes over TCP, never blocking.
 
-use super::fork::Unshared;
 use crate::error::{Error, Result};
+use crate::net::control::fork::Unshared;
 use crate::proto::control::event::End;
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{ErrorKind, Read, Write};

@@ -1,13 +1,13 @@
 //! The sockets of a control plane, and whom its events go to. Everything here happens under the driver's lock.
 
-use super::epoll::{Epoll, Trigger};
-use super::fork::process_id;
-use super::peer_observer::PeerObserver;
-use super::port::Port;
-use super::recovery_events::RecoveryEvents;
-use super::socket::{ControlSocket, Incoming};
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
+use crate::net::control::epoll::{Epoll, Trigger};
+use crate::net::control::fork::process_id;
+use crate::net::control::observers::PeerObserver;
+use crate::net::control::observers::RecoveryEvents;
+use crate::net::control::port::Port;
+use crate::net::control::socket::{ControlSocket, Incoming};
 use crate::proto::control::event::{End, Event, Level};
 use crate::proto::control::plane::ControlPlane;
 use crate::proto::control::{ConnId, StreamId, Time};

@@ -1,8 +1,8 @@
 //! One RDMA connection's share of a control connection.
 
-use super::driver::{ControlDriver, inherited};
-use super::peer_observer::PeerObserver;
 use crate::error::Result;
+use crate::net::control::driver::{ControlDriver, inherited};
+use crate::net::control::observers::PeerObserver;
 use crate::proto::control::StreamId;
 use crate::proto::control::event::Received;
 use crate::proto::frame::Kind;
@@ -78,17 +78,17 @@ impl ControlStream {
 
     /// The connection is there: from now on `peer` receives what becomes of its other end, and frames of recovery, if it
     /// `receives_recovery`.
-    pub(super) fn establish(&self, peer: &Arc<dyn PeerObserver>, receives_recovery: bool) {
+    pub fn establish(&self, peer: &Arc<dyn PeerObserver>, receives_recovery: bool) {
         self.driver.establish(self.id, peer, receives_recovery);
     }
 
     /// The peer's device has acknowledged or sent something, while it is doubted that the peer lives.
-    pub(super) fn handle_acknowledged(&self) {
+    pub fn handle_acknowledged(&self) {
         self.driver.with(|plane, now| plane.handle_acknowledged(now, self.id));
     }
 
     /// This end has failed, and the peer is sent the reason.
-    pub(super) fn fail(&self, reason: &str) {
+    pub fn fail(&self, reason: &str) {
         self.driver.with(|plane, _| plane.fail(self.id, reason));
     }
 }

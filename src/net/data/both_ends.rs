@@ -6,8 +6,8 @@
 
 use super::exclusive_cell::{ExclusiveCell, Inside, Occupant};
 use crate::error::{Error, Result};
-use crate::net::control::peer_state::PeerState;
 use crate::net::operations::live;
+use crate::net::peer::state::PeerState;
 use crate::proto::MAX_MESSAGE;
 use crate::proto::explain::look::{Contact, Found, Look};
 use crate::proto::requests::{Entry, Progress, RequestId};
@@ -236,7 +236,7 @@ pub(super) fn found(look: std::result::Result<Look, Occupant>, peer: &PeerState)
 mod tests {
     use super::*;
     use crate::net::control::driver::ControlDriver;
-    use crate::net::control::peer_observer::PeerObserver;
+    use crate::net::control::observers::PeerObserver;
     use crate::net::control::stream::ControlStream;
     use crate::net::data::send::CtsRing;
     use crate::proto::control::event::PeerChange;

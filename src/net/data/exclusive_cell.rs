@@ -23,8 +23,8 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
-use crate::net::control::state_word::StateWord;
-use crate::net::control::sync::{
+use crate::net::data::state_word::StateWord;
+use crate::net::data::sync::{
     AtomicBool, AtomicU32, AtomicUsize, Ordering, SPINS, Wait, has_barrier, heavy_barrier, light_barrier, pause,
     spin_loop, thread_id,
 };

@@ -2,8 +2,8 @@
 
 use super::exclusive_cell::{ExclusiveCell, Occupant};
 use crate::error::Result;
-use crate::net::control::state_word::StateWord;
-use crate::net::control::sync::has_barrier;
+use crate::net::data::state_word::StateWord;
+use crate::net::data::sync::has_barrier;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

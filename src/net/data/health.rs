@@ -3,8 +3,8 @@
 
 use crate::error::{Error, Result};
 use crate::host::clock;
-use crate::net::control::first_error;
-use crate::net::control::peer_state::PeerState;
+use crate::net::peer::first_error;
+use crate::net::peer::state::PeerState;
 use crate::net::qp::set::QpSet;
 use crate::net::qp::wr_id::WrId;
 use crate::proto::{MAX_RAILS, QpIndex};

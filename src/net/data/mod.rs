@@ -7,7 +7,8 @@
 //! | [`cts_sender`] | clear-to-sends from the receiver to the sender; capacities of a receiver's queue pairs |
 //! | [`flush`] | flushes of received data to GPU memory |
 //! | [`health`] | finding a path that carries nothing and a peer that is gone; what is possible meanwhile; the error with which an end has failed |
-//! | [`exclusive_cell`] | keeps two threads out of one communicator's data path |
+//! | [`exclusive_cell`], [`state_word`] | keeps two threads out of one communicator's data path; the number that each call looks at first |
+//! | [`sync`] | what that guard is made of |
 
 #![deny(clippy::disallowed_methods)]
 
@@ -21,3 +22,5 @@ pub mod flush;
 pub mod health;
 pub mod recv;
 pub mod send;
+pub mod state_word;
+pub mod sync;

@@ -5,7 +5,7 @@ use super::open_device::OpenDevice;
 use crate::error::{Error, Result};
 use crate::host::config::Config;
 use crate::host::sysfs;
-use crate::net::control::watcher::Watcher;
+use crate::net::background::watcher::Watcher;
 use crate::proto::lanes::LaneBudget;
 use crate::proto::recovery::move_budget::CardMoves;
 use crate::verbs::context::{Context, DeviceAttributes};

@@ -1,6 +1,6 @@
 //! What the explainer needs of a communicator.
 
-use crate::net::control::peer_state::PeerState;
+use crate::net::peer::state::PeerState;
 use crate::proto::explain::look::Found;
 pub use crate::stats::labels::Labels;
 use std::fmt::Debug;

@@ -2,7 +2,7 @@
 
 use super::set_up::SetUp;
 use super::text::{EndName, Report, cause_text};
-use crate::net::control::recovery_progress::{RailStanding, RecoveryProgress};
+use crate::net::peer::recovery_progress::{RailStanding, RecoveryProgress};
 use crate::proto::explain::inquiry::Finding;
 use crate::proto::explain::message::Cause;
 use crate::proto::explain::numbers::{End, Numbers};

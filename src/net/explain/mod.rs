@@ -11,7 +11,7 @@
 //! | `socket` | the Unix socket where `ferrite hang` asks for one |
 //! | [`output`] | where it goes: the log, stderr, a file |
 //!
-//! The ends are looked at by a watcher, which does not wait. All else is done by a thread of [`crate::net::control::workers`] that
+//! The ends are looked at by a watcher, which does not wait. All else is done by a thread of [`crate::net::background::workers`] that
 //! exists only while a wait is too long. NCCL's threads are in none of it.
 
 pub mod end;

@@ -2,7 +2,7 @@
 
 use super::end::ExplainedEnd;
 use super::set_up::SetUp;
-use crate::net::control::recovery_progress::RecoveryProgress;
+use crate::net::peer::recovery_progress::RecoveryProgress;
 use crate::proto::control::Time;
 use crate::proto::explain::inquiry::{EndId, Finding, Inquiry, Owed};
 use crate::proto::explain::message::{Cause, LeastLead};

@@ -2,7 +2,7 @@
 
 use super::wr_id::WrId;
 use crate::error::Error;
-use crate::net::control::peer_state::PeerState;
+use crate::net::peer::state::PeerState;
 use crate::verbs::status::Status;
 use crate::verbs::work::Completion;
 

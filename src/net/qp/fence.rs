@@ -12,8 +12,8 @@
 use super::set::QpSet;
 use super::wr_id::WrId;
 use crate::error::{Error, Result};
-use crate::net::control::peer_state::PeerState;
 use crate::net::device::open_device::LOSS_LIMIT;
+use crate::net::peer::state::PeerState;
 use crate::proto::QpIndex;
 use crate::verbs::status::Status;
 use crate::verbs::work::Batch;

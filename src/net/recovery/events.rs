@@ -2,8 +2,8 @@
 
 use super::conn::ConnRecovery;
 use super::inbox::Input;
-use crate::net::control::port_listeners::{PortEvent, PortListener};
-use crate::net::control::recovery_events::RecoveryEvents;
+use crate::net::background::port_listeners::{PortEvent, PortListener};
+use crate::net::control::observers::RecoveryEvents;
 use crate::proto::control::event::PeerChange;
 use crate::proto::frame::Frame;
 

@@ -1,8 +1,8 @@
 //! What the log says of connections that recover: one line for all that do so at the same time.
 
 use super::rails::ConnRails;
-use crate::net::control::peer_state::PeerState;
 use crate::net::device::nic::Nic;
+use crate::net::peer::state::PeerState;
 use crate::proto::QpIndex;
 use crate::proto::automatic_lanes::Wish;
 use crate::proto::recovery::rail_mask::RailMask;

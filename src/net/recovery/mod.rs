@@ -18,7 +18,7 @@
 //! | [`rails`] | which rails of a device can be used at present |
 //! | `spare` | the port of another card that a connection uses while none of its own can be used |
 //!
-//! NCCL's threads only report faults here. The rest is done by [`crate::net::control::workers`], whose threads exist only while there
+//! NCCL's threads only report faults here. The rest is done by [`crate::net::background::workers`], whose threads exist only while there
 //! is something to recover: creating, connecting and destroying queue pairs may take milliseconds each, and resolving an
 //! address up to a second.
 

@@ -4,7 +4,7 @@ use super::devices::ConnDevices;
 use super::spare::{SparePort, Wanted};
 use crate::error::{Error, Result};
 use crate::host::gid;
-use crate::net::control::port_listeners::PortListener;
+use crate::net::background::port_listeners::PortListener;
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
 use crate::net::device::pairing::{Nearness, Pairs, Wanted as WantedPairs, pair};

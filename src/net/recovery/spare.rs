@@ -7,7 +7,7 @@
 //! attempts have failed is taken for one that cannot be used, for a while: an own one, or one that is borrowed.
 
 use crate::error::Error;
-use crate::net::control::port_listeners::{PortEvent, PortListener};
+use crate::net::background::port_listeners::{PortEvent, PortListener};
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;

@@ -2,11 +2,11 @@
 //!
 //! NCCL may give up on one and not say so. There is no limit to how long a peer may take to accept, so what bounds them is
 //! that NCCL asks: one that nobody has asked for so long is dropped, with its queue pairs, and its peer is sent a Goodbye. If NCCL asks
-//! for it after all, the connection is begun anew, which takes a moment and harms nothing. A [watcher](crate::net::control::watcher) looks
+//! for it after all, the connection is begun anew, which takes a moment and harms nothing. A [watcher](crate::net::background::watcher) looks
 //! after them, and so does every call that begins something.
 
 use super::connect::Connector;
-use crate::net::control::periodic::PeriodicTask;
+use crate::net::background::periodic::PeriodicTask;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

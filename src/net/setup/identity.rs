@@ -2,9 +2,9 @@
 
 use crate::error::Result;
 use crate::host::{launcher, sysfs};
+use crate::net::background::periodic::PeriodicTask;
 use crate::net::control::driver::ControlDriver;
 use crate::net::control::fork::process_id;
-use crate::net::control::periodic::PeriodicTask;
 use crate::net::device::nic::Nic;
 use crate::net::qp::set::QpSet;
 use crate::proto::handle::Token;

@@ -3,7 +3,7 @@
 //! The control plane leads those to a listener who know its token. Each is a candidate; only one that commits becomes a
 //! communicator. Connecting our queue pairs to a candidate's has a deadline. A candidate's commit has none: it is waited for
 //! as long as its control connection is there, and NCCL may leave a listener alone for hours. What is left of candidates whose control connection
-//! has ended meanwhile is cleared away by a [watcher](crate::net::control::watcher).
+//! has ended meanwhile is cleared away by a [watcher](crate::net::background::watcher).
 
 use super::connect::LOOK_AFTER;
 use super::identity;
@@ -16,16 +16,16 @@ use crate::error::{Error, Result};
 use crate::host::config::Retries;
 use crate::host::iface::Interface;
 use crate::host::random;
+use crate::net::background::periodic::PeriodicTask;
 use crate::net::control::driver::ControlDriver;
-use crate::net::control::peer_name::PeerName;
-use crate::net::control::peer_state::PeerState;
-use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::stream::ControlStream;
 use crate::net::data::cts_sender::RECEIVER_QP_CAPS;
 use crate::net::data::recv::{PreparedPath, RecvComm};
 use crate::net::device::networks::Networks;
 use crate::net::device::nic::Nic;
 use crate::net::explain::set_up::{self, Call, Detail, SetUpWait};
+use crate::net::peer::name::PeerName;
+use crate::net::peer::state::PeerState;
 use crate::net::qp::connect::{ConnectingQpSet, flow_labels};
 use crate::net::qp::priority::Priority;
 use crate::net::qp::set::InitQpSet;

@@ -1,8 +1,8 @@
 //! Tests of what comes to a listener.
 
 use super::listen::{Candidate, Candidates, MAX_CANDIDATES, fill};
+use crate::net::background::periodic::PeriodicTask;
 use crate::net::control::driver::ControlDriver;
-use crate::net::control::periodic::PeriodicTask;
 use crate::net::control::stream::ControlStream;
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Mutex;

@@ -8,9 +8,9 @@
 use crate::error::{Class, Error};
 use crate::host::config::Retries;
 use crate::host::gid;
-use crate::net::control::peer_name::PeerName;
 use crate::net::device::nic::Nic;
 use crate::net::device::pairing::{Nearness, Pairs, Wanted, pair};
+use crate::net::peer::name::PeerName;
 use crate::net::qp::init_rail::RailPort;
 use crate::proto::endpoint::Endpoint;
 use crate::proto::handshake::Hello;

@@ -3,9 +3,9 @@
 
 use super::steps::Steps;
 use crate::error::Result;
+use crate::net::background::notices::INIT;
+use crate::net::background::periodic::PeriodicTask;
 use crate::net::control::driver::ControlDriver;
-use crate::net::control::notices::INIT;
-use crate::net::control::periodic::PeriodicTask;
 use crate::net::device::nic::Nic;
 use crate::stats::record::Direction;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};

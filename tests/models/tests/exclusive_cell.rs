@@ -1,6 +1,6 @@
 //! The guard of the data path, explored by a model checker: every order of the threads' steps, and every value that the memory
 //! model lets a load return. The sources are the plugin's, with the checker's atomics in place of the processor's, and with a
-//! fence in place of each half of the memory barrier: what `src/net/control/sync.rs` says that they do together.
+//! fence in place of each half of the memory barrier: what `src/net/data/sync.rs` says that they do together.
 
 // The sources are larger than what is explored.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "files of the plugin")]
@@ -18,7 +18,7 @@ mod error {
     pub type Result<T> = std::result::Result<T, Error>;
 }
 
-/// In place of `src/net/control/sync.rs`.
+/// In place of `src/net/data/sync.rs`.
 mod sync {
     pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
     pub use loom::thread::{yield_now as pause, yield_now as spin_loop};
@@ -68,11 +68,11 @@ mod sync {
 
 #[path = "../../../src/net/data/exclusive_cell.rs"]
 mod exclusive_cell;
-#[path = "../../../src/net/control/state_word.rs"]
+#[path = "../../../src/net/data/state_word.rs"]
 mod state_word;
 
 mod net {
-    pub(crate) mod control {
+    pub(crate) mod data {
         pub(crate) use crate::{state_word, sync};
     }
 }

@@ -1,11 +1,11 @@
 //! What a device reports by itself, and whose connections that ends.
 
-use super::cq_owners::CqOwners;
-use super::notices::Notices;
-use super::peer_state::PeerState;
-use super::port_listeners::{PortEvent, PortListener, PortListeners};
-use super::weak_registry::WeakRegistry;
 use crate::error::Result;
+use crate::net::background::cq_owners::CqOwners;
+use crate::net::background::notices::Notices;
+use crate::net::background::port_listeners::{PortEvent, PortListener, PortListeners};
+use crate::net::background::weak_registry::WeakRegistry;
+use crate::net::peer::state::PeerState;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::context::{AsyncEvent, Context};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -10,8 +10,8 @@
 
 #![allow(unsafe_code)]
 
-use super::signals::without_signals;
 use crate::error::{Error, Result};
+use crate::net::background::signals::without_signals;
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{compiler_fence, fence};

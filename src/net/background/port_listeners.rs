@@ -1,6 +1,6 @@
 //! The connections that receive the events of a device's ports.
 
-use super::weak_registry::WeakRegistry;
+use crate::net::background::weak_registry::WeakRegistry;
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

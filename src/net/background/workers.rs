@@ -7,10 +7,10 @@
 //! A forked child has none of its parent's threads, and any lock may be held in it by a thread that it does not have: it has a state of
 //! its own.
 
-use super::fork::process_id;
-use super::periodic::PeriodicTask;
-use super::signals::without_signals;
 use crate::error::{Error, Result};
+use crate::net::background::periodic::PeriodicTask;
+use crate::net::background::signals::without_signals;
+use crate::net::control::fork::process_id;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -4,13 +4,13 @@
 //! again, and the other one asks for that ([`crate::proto::control::redial`]). Both ask their devices now and then whether the peer's still
 //! acknowledges ([`crate::net::data::health::Probe`]), and more often when it is doubted that the peer lives.
 
-use super::inquiry_events::{InquiryEvents, InquirySlot};
-use super::peer_name::PeerName;
-use super::peer_observer::PeerObserver;
-use super::recovery_events::{Full, RecoveryEvents, RecoveryInbox};
-use super::recovery_progress::RecoveryProgress;
-use super::state_word::StateWord;
-use super::stream::ControlStream;
+use crate::net::control::observers::PeerObserver;
+use crate::net::control::observers::{Full, RecoveryEvents, RecoveryInbox};
+use crate::net::control::observers::{InquiryEvents, InquirySlot};
+use crate::net::control::stream::ControlStream;
+use crate::net::data::state_word::StateWord;
+use crate::net::peer::name::PeerName;
+use crate::net::peer::recovery_progress::RecoveryProgress;
 use crate::proto::control::event::PeerChange;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -75,7 +75,7 @@ impl State {
     }
 }
 
-/// The control side of a connection. The [driver](super::driver) gives it what comes; the data path looks at one number.
+/// The control side of a connection. The [driver](crate::net::control::driver) gives it what comes; the data path looks at one number.
 #[derive(Debug)]
 pub struct PeerState {
     peer: PeerName,
@@ -239,12 +239,12 @@ impl PeerState {
     }
 
     /// A completion queue of the connection, or a device of its queue pairs, has failed for `reason`; whether the connection recovers from that.
-    pub(in crate::net) fn handle_queue_failure(&self, reason: &str) -> bool {
+    pub fn handle_queue_failure(&self, reason: &str) -> bool {
         self.recovery.handle_fault(reason)
     }
 
     /// The device has failed for `reason`, and nobody recovers from that: as [`Self::fail`].
-    pub(super) fn handle_device_failure(&self, reason: &str) {
+    pub fn handle_device_failure(&self, reason: &str) {
         self.fail(reason);
         let _ = self.recovery.push(PeerChange::Broken(reason.to_owned()));
     }

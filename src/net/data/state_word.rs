@@ -1,6 +1,6 @@
 //! The word that each call of the data path looks at: 0 while nothing stands in the way of the short path.
 
-use super::sync::{AtomicU32, Ordering};
+use crate::net::data::sync::{AtomicU32, Ordering};
 
 /// How the two ends of a connection stand, and whether somebody holds the state of this end.
 ///

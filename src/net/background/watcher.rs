@@ -1,15 +1,16 @@
 //! One thread per card that waits for what nobody polls: the device's events, the control connections of this process and its
 //! port, and what has to be done now and then.
 
-use super::device_events::DeviceEvents;
-use super::driver::ControlDriver;
-use super::epoll::{Epoll, Trigger};
-use super::fork::{Unshared, process_id};
-use super::peer_state::PeerState;
-use super::periodic::{PeriodicTask, PeriodicTasks};
-use super::port_listeners::PortListener;
-use super::signals::without_signals;
 use crate::error::{Error, Result};
+use crate::net::background::device_events::DeviceEvents;
+use crate::net::background::periodic::{PeriodicTask, PeriodicTasks};
+use crate::net::background::port_listeners::PortListener;
+use crate::net::background::signals::without_signals;
+use crate::net::control::driver::ControlDriver;
+use crate::net::control::epoll::{Epoll, Trigger};
+use crate::net::control::fork::Unshared;
+use crate::net::control::fork::process_id;
+use crate::net::peer::state::PeerState;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::context::Context;
 use rustix::event::EventfdFlags;
