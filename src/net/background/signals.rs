@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 /// Runs `body` with all signals blocked, which a thread started in it inherits: the host's handlers are not to run on it.
-pub(super) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
+pub(in crate::net) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     // SAFETY: signal sets are plain data, filled in by the calls below.
     let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
     // SAFETY: valid places for sets.
