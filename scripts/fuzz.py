@@ -6,9 +6,9 @@
     scripts/fuzz.py 600                                # all targets, in 80 minutes
     scripts/fuzz.py 600 --targets schedules --keep
 
-It takes an x86-64 processor and a C++ compiler. Each target (crates/proto/src/fuzz.rs, crates/ferrite/src/fuzz.rs) runs for SECONDS, one after
-the other, from the inputs that are kept in tests/fuzz/corpus and those that earlier runs have found (target/fuzz). With --keep, those
-that reach something that the others do not replace the kept ones, but no more than the shortest 600 of a target (of `stats`, 200); a
+It takes an x86-64 processor and a C++ compiler. Each target (crates/proto/src/fuzz.rs, crates/ferrite/src/fuzz.rs) runs for SECONDS,
+one after the other, from the inputs that are kept in tests/fuzz/corpus and those that earlier runs have found (target/fuzz). With --keep,
+those that reach something that the others do not replace the kept ones, but no more than the shortest 600 of a target (of `stats`, 200); a
 test of each library runs these. An input that breaks something is named with the command that runs it again, and ends the run.
 The exit status is 1 then, 2 if it could not be tried.
 """

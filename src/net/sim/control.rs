@@ -4,8 +4,8 @@
 use super::ends::End;
 use super::fabric::{FLUSHED, REMOTE_ACCESS_ERROR};
 use crate::error::Error;
-use crate::net::control::peer_observer::PeerObserver;
-use crate::net::control::peer_state::PeerState;
+use crate::net::control::observers::PeerObserver;
+use crate::net::peer::state::PeerState;
 use crate::proto::control::event::PeerChange;
 use crate::verbs::status::Status;
 use std::collections::VecDeque;
