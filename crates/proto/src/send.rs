@@ -343,7 +343,7 @@ impl SendFlow {
 
     /// Where there are several rails or lanes: the stripes of `transfer` are posted.
     pub fn handle_posted(&mut self, transfer: &Transfer) {
-        if transfer.length < LEARNING_BYTES || self.striping.rails() == 1 && self.lanes.is_none() {
+        if transfer.length < LEARNING_BYTES || !self.has_weights() {
             return;
         }
         let mut qp = transfer.qp;
@@ -351,6 +351,12 @@ impl SendFlow {
             self.busy.begin(self.weight_number(qp), self.poll);
             qp = self.striping.next_qp(qp);
         }
+    }
+
+    /// Whether there are several rails or lanes, which share messages by their weights.
+    #[inline]
+    fn has_weights(&self) -> bool {
+        self.striping.rails() > 1 || self.lanes.is_some()
     }
 
     /// By which number the weight of `qp` is known.
@@ -370,6 +376,9 @@ impl SendFlow {
     /// As [`Self::handle_completion`].
     pub fn handle_completion_on(&mut self, id: RequestId, qp: QpIndex) -> Result<(), Violation> {
         self.handle_completion(id)?;
+        if !self.has_weights() {
+            return Ok(());
+        }
         let Some(request) = self.requests.get(id) else { return Ok(()) };
         let (is_last, length) = (!request.is_pending(), request.length.get());
         let is_later = is_last && request.poll.get() != self.poll;
