@@ -292,7 +292,10 @@ fn made_cq(entries: i32) -> String {
 }
 
 fn registered_nothing() -> String {
-    registered_at(Node::new(0, 64).memory.leak().as_ptr() as usize, 0)
+    const PAGE: usize = 4096;
+    let page = (Node::new(0, 2 * PAGE).memory.leak().as_ptr() as usize).next_multiple_of(PAGE);
+    let [aligned, other] = [page, page + 64].map(|address| registered_at(address, 0));
+    if aligned == other { other } else { format!("{other} at an address that is not page-aligned, else {aligned}") }
 }
 
 fn registered_at(address: usize, length: usize) -> String {
