@@ -161,7 +161,7 @@
 //!
 //! | term | meaning |
 //! |---|---|
-//! | account | the receiver's list of the messages that have not arrived, during a recovery |
+//! | missing list | the receiver's list of the messages that have not arrived, during a recovery |
 //! | attempt | one try to recover a connection; attempts are numbered, and 0 is its set-up |
 //! | borrowed port | a port of another card that stands in for a rail while no own port can be used |
 //! | card | what libibverbs opens as one device: an RDMA card, or a PCI function of one |

@@ -48,7 +48,7 @@ class Installed(unittest.TestCase):
         self.assertRegex(done.stderr, r"^not valid: --out report-ab: Read-only file system; name a folder that can be written to\n$")
         self.assertEqual(done.returncode, 2)
 
-    def test_an_installation_on_a_file_system_that_is_mounted_noexec_is_told_with_the_cure(self) -> None:
+    def test_an_installation_on_a_file_system_that_is_mounted_noexec_is_reported_with_the_cure(self) -> None:
         for words in ([], ["ab"], ["doctor"], ["softrnic", "stat"]):
             done = self.mounted("noexec", self.venv / "bin/python", "-m", "nccl_net_ferrite", *words)
             self.assertEqual((done.returncode, done.stdout), (2, ""), words)

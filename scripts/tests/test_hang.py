@@ -56,7 +56,7 @@ class JudgementTest(unittest.TestCase):
         self.assertEqual(len(judge(case("late"), 2, RANKS, [report(0, 2)]).wrong), 1)
         self.assertEqual(judge(case("late"), 2, RANKS, []).wrong, [])
 
-    def test_wrong_sums_and_a_report_of_the_culprit_are_told(self) -> None:
+    def test_wrong_sums_and_a_report_of_the_culprit_are_reported(self) -> None:
         ranks = [{**RANKS[0], "right": False}, *RANKS[1:]]
         wrong = judge(case("absent"), 2, ranks, [report(2, 1)]).wrong
         self.assertEqual(wrong, ["rank 0 has wrong sums", "rank 2 was held up and has reported a wait"])

@@ -247,7 +247,7 @@ class Packages(installed.Installed, unittest.TestCase):
         self.assertEqual(re.findall(r"^ +(softrnic\d)", done.stdout, re.MULTILINE), ["softrnic0", "softrnic1"])
         self.assertEqual(len(re.findall(r"^ping data: rdma-ping-\d", done.stdout, re.MULTILINE)), 10, done.stdout)
 
-    def test_a_program_that_cannot_be_run_is_told_with_the_cure(self) -> None:
+    def test_a_program_that_cannot_be_run_is_reported_with_the_cure(self) -> None:
         [program] = self.venv.glob("lib/python*/site-packages/nccl_net_ferrite/dist/bin/softrnic")
         program.chmod(0o644)
         self.addCleanup(program.chmod, 0o755)

@@ -52,7 +52,7 @@ class Missing(fixtures.InFolder):
         self.apt(rustc="1.93.1+dfsg1-1")
         self.assertEqual(self.call("install_rust"), (0, "installing: cargo rustfmt rust-clippy\n"))
 
-    def test_without_rust_the_lines_that_help_are_told(self) -> None:
+    def test_without_rust_the_lines_that_help_are_reported(self) -> None:
         self.apt(rustc="1.63.0+dfsg1-2")
         code, said = self.call("install_rust")
         self.assertEqual(code, 1)
@@ -62,7 +62,7 @@ class Missing(fixtures.InFolder):
         self.write("id", "echo 1000")
         self.assertRegex(self.call("install_rust")[1], r"missing: cargo; Rust 1\.90 or newer is needed")
 
-    def test_a_compiler_that_is_too_old_or_cannot_be_fetched_is_told(self) -> None:
+    def test_a_compiler_that_is_too_old_or_cannot_be_fetched_is_reported(self) -> None:
         self.write("cargo", "")
         self.write("rustc", "echo rustc 1.63.0")
         self.assertRegex(self.call("install_rust")[1], r"Rust 1\.63\.0 is too old; Rust 1\.90 or newer is needed")
@@ -70,7 +70,7 @@ class Missing(fixtures.InFolder):
         said = self.call("install_rust")[1]
         self.assertRegex(said, r"rustc cannot be run: error: could not download file; [^\n]*\n +rustup toolchain install")
 
-    def test_without_a_network_packages_and_crates_are_told_with_what_helps(self) -> None:
+    def test_without_a_network_packages_and_crates_are_reported_with_what_helps(self) -> None:
         self.write("apt-get", "echo 'E: Failed to fetch http://mirror.invalid/: Temporary failure resolving' >&2; exit 100")
         code, said = self.call("install_packages gcc binutils")
         self.assertEqual(code, 1)

@@ -107,7 +107,7 @@ class TestSuite(unittest.TestCase):
         self.assertEqual((code, report), (2, ""))
         self.assertIn("no test passes; the first one: FAILED", printed)
 
-    def test_what_a_skipped_test_says_is_told_where_none_passes(self) -> None:
+    def test_what_a_skipped_test_says_is_reported_where_none_passes(self) -> None:
         code, _, printed = self.compare({"test_a": [SKIP]})
         self.assertEqual(code, 2)
         self.assertIn("no test passes; the first one: Ran 1 test in 1s", printed)

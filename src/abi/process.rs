@@ -175,8 +175,8 @@ impl Process {
     /// not Ferrite's, the log says so once.
     pub(super) fn handle_connect(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
-        let is_told = self.network.names_operations() && !self.network.connects_early();
-        if is_told && !HAS_PROFILER.load(Ordering::Relaxed) && !SAID.swap(true, Ordering::Relaxed) {
+        let is_reported = self.network.names_operations() && !self.network.connects_early();
+        if is_reported && !HAS_PROFILER.load(Ordering::Relaxed) && !SAID.swap(true, Ordering::Relaxed) {
             let why = match self.network.other_profiler() {
                 Some(name) => format!("NCCL_PROFILER_PLUGIN={name}"),
                 None => "another profiler, perhaps libnccl-profiler.so in the library path, has its place".into(),

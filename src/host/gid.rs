@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_told_in_one_line() {
+    fn a_table_is_reported_in_one_line() {
         let table = [entry(0, "fe80::1", Some(1)), entry(3, "10.0.0.1", None)];
         assert_eq!(describe_table(&table), "0: fe80::1 (RoCE v1), 3: 10.0.0.1");
         assert_eq!(describe_table(&[]), "it is empty");

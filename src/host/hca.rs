@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_nothing_is_told() {
+    fn what_names_nothing_is_reported() {
         let there = [("x0", 1), ("x0", 2), ("x1", 1)];
         let said = |text: &str| {
             let found = HcaFilter::parse(text).expect("valid").without_effect(&there);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_built_in_transport_reads_otherwise_is_told() {
+    fn what_the_built_in_transport_reads_otherwise_is_reported() {
         let count = |text: &str| HcaFilter::parse(text).expect("valid").differences().len();
         let list = |entries: usize| vec!["x"; entries].join(",");
         assert_eq!([count("x0,x1"), count("x0, x1"), count(&list(32)), count(&list(33))], [0, 1, 0, 1]);

@@ -183,14 +183,14 @@ mod tests {
 
     #[test]
     fn without_a_setting_it_is_the_first_of_nccls_order() {
-        let usual = |names: &[&str]| of(names, "", None, "");
-        assert_eq!(usual(&[]).as_deref(), Ok("10.8.0.1"));
+        let fast = |names: &[&str]| of(names, "", None, "");
+        assert_eq!(fast(&[]).as_deref(), Ok("10.8.0.1"));
         let without = ["lo", "virbr0", "docker0", "eth0", "eth10", "lo:0"];
-        assert_eq!(usual(&without).as_deref(), Ok("fe80::1"), "the first address of the first interface");
+        assert_eq!(fast(&without).as_deref(), Ok("fe80::1"), "the first address of the first interface");
         assert_eq!(of(&without, "", Some(Family::V4), "").as_deref(), Ok("10.0.0.1"));
-        assert_eq!(usual(&["lo", "virbr0", "docker0", "lo:0"]).as_deref(), Ok("172.17.0.1"));
-        assert_eq!(usual(&["virbr0", "lo:0"]).as_deref(), Ok("10.9.9.9"), "lo is a prefix, and precedes virbr");
-        assert_eq!(usual(&["virbr0"]).as_deref(), Ok("192.168.122.1"));
+        assert_eq!(fast(&["lo", "virbr0", "docker0", "lo:0"]).as_deref(), Ok("172.17.0.1"));
+        assert_eq!(fast(&["virbr0", "lo:0"]).as_deref(), Ok("10.9.9.9"), "lo is a prefix, and precedes virbr");
+        assert_eq!(fast(&["virbr0"]).as_deref(), Ok("192.168.122.1"));
     }
 
     #[test]
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_no_interface_has_is_told() {
+    fn a_name_that_no_interface_has_is_reported() {
         let said = InterfaceFilter::parse("lo,nowhere9", None, "").without_effect();
         assert!(said.len() == 1 && said[0].is_mistake && said[0].why.contains("nowhere9; there are: "), "{said:?}");
     }

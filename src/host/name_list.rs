@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_that_fits_nothing_is_told_with_what_there_is() {
+    fn an_entry_that_fits_nothing_is_reported_with_what_there_is() {
         let why = |text: &str, entry: &str| NameList::parse(text).why_nothing("device", entry, &["x0", "x1"]).why;
         assert_eq!(why("=y", "y"), "no device is called y; there are: x0, x1");
         assert_eq!(why("y", "y"), "no device has a name that begins with y; there are: x0, x1");

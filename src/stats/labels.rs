@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peers_rank_is_told_by_messages_that_a_receiver_asks_for_and_by_nothing_else() {
+    fn the_peers_rank_is_reported_by_messages_that_a_receiver_asks_for_and_by_nothing_else() {
         let [mut receiver, mut sender] = [Direction::Receive, Direction::Send].map(opened);
         assert_eq!(
             Labels::of(&receiver).peer_rank(),

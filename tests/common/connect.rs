@@ -93,7 +93,7 @@ pub(crate) fn works(worker: &WorkerCtx, (send, recv): (SendComm, RecvComm)) -> R
 }
 
 /// Sends until that is refused; the peer has to be called dead.
-pub(crate) fn is_told(worker: &WorkerCtx, send: &SendComm) -> Result<()> {
+pub(crate) fn is_reported(worker: &WorkerCtx, send: &SendComm) -> Result<()> {
     let memory = Arc::new(Buffer::new(64)?);
     let region = send.register(&memory)?;
     let mut deadline = worker.deadline("an error");

@@ -260,7 +260,7 @@ fn a_recovery_over_a_port_that_is_down_says_which() {
 }
 
 #[test]
-fn a_job_that_goes_on_does_not_hang() {
+fn a_job_that_resumes_does_not_hang() {
     require!(built());
     enter();
     let job = Job::start(Shape::Ring, 2, &[], |_| ());
@@ -329,7 +329,7 @@ fn a_peer_that_dies_is_an_error_and_no_wait() {
 
 /// A rank that has met an error closes its other connections because of it, and so on.
 #[test]
-fn an_error_is_told_to_all_ranks_before_it_with_the_rank_that_has_met_it_first() {
+fn an_error_is_reported_to_all_ranks_before_it_with_the_rank_that_has_met_it_first() {
     require!(built());
     enter();
     // Each rank waits for messages whenever it hears of the error: one that waits for none closes in good order. And none sends while its
@@ -349,7 +349,7 @@ fn an_error_is_told_to_all_ranks_before_it_with_the_rank_that_has_met_it_first()
     job.line(2, &[&died, "the peer's process has died"]);
     for rank in [1, 0] {
         job.line(rank + 1, &[&format!("rank {} ends", rank + 1)]);
-        job.go_on(rank);
+        job.keep_queue_pairs(rank);
         let first = "the first error there: ";
         let line = job.line(rank, &["the receiver was closed", first, &died, "the peer's process has died"]);
         let who = line.split(first).nth(1).unwrap_or_default();

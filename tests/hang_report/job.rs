@@ -92,7 +92,7 @@ impl Job {
     }
 
     /// Lets a rank that waits for it go on.
-    pub(crate) fn go_on(&mut self, rank: usize) {
+    pub(crate) fn keep_queue_pairs(&mut self, rank: usize) {
         self.peers[rank].send(&0_u8);
     }
 

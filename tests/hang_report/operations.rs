@@ -32,7 +32,7 @@ fn timed_operation(file: &Path) -> Option<Call> {
 }
 
 #[test]
-fn a_rank_that_has_not_begun_the_operation_is_told_from_all_others() {
+fn a_rank_that_has_not_begun_the_operation_is_reported_from_all_others() {
     require!(built());
     enter();
     let mut job = chain(3, 7);
@@ -70,7 +70,7 @@ fn a_rank_that_has_not_begun_the_operation_is_told_from_all_others() {
 }
 
 #[test]
-fn a_rank_that_has_begun_the_operation_and_does_not_go_on_is_told_so() {
+fn a_rank_that_has_begun_the_operation_and_does_not_resume_is_reported_so() {
     require!(built());
     enter();
     let job = chain(2, 8);

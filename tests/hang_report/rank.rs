@@ -36,7 +36,7 @@ pub(crate) struct Rank {
     pub(crate) stops_after: Option<u32>,
     /// Its receives do not wait until it has sent on, nor its sends until something has arrived.
     pub(crate) is_independent: bool,
-    /// When so many messages are sent and complete, and as many have arrived, it makes no call until [`crate::job::Job::go_on`].
+    /// When so many messages are sent and complete, and as many have arrived, it makes no call until [`crate::job::Job::keep_queue_pairs`].
     pub(crate) waits_after: Option<u32>,
     /// A pause after each message; milliseconds.
     pub(crate) pause_ms: u64,

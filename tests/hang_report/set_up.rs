@@ -47,7 +47,7 @@ fn a_connect_that_the_peer_does_not_accept_says_so_at_both_ends() {
 }
 
 #[test]
-fn a_connection_beside_others_that_is_not_set_up_is_told_too() {
+fn a_connection_beside_others_that_is_not_set_up_is_reported_too() {
     require!(built());
     enter();
     // Rank 1 sends to rank 2, which accepts, and nobody connects to rank 1.
@@ -57,7 +57,7 @@ fn a_connection_beside_others_that_is_not_set_up_is_told_too() {
 }
 
 #[test]
-fn queue_pairs_that_cannot_be_connected_are_told_with_the_error_and_the_peer() {
+fn queue_pairs_that_cannot_be_connected_are_reported_with_the_error_and_the_peer() {
     require!(built());
     enter();
     let fault =

@@ -86,7 +86,7 @@ fn an_unauthenticated_client_that_drips_has_a_deadline() {
 
 /// As long as there are connections the port is open; but who comes when nobody listens is not left waiting.
 #[test]
-fn who_waits_at_the_port_is_told_that_the_last_listener_has_closed() {
+fn who_waits_at_the_port_is_reported_that_the_last_listener_has_closed() {
     let (process, client) = (Process::listening(&[[1; 16], [2; 16]]), Process::new());
     let near = client.reach(process.address, [1; 16], [11; 16]);
     near.send(Kind::Hello, hello([1; 16]));

@@ -1,6 +1,6 @@
 //! The control connections between processes: how many there are, who shares them, and what their ends mean.
 
-use crate::common::connect::{address, connect, connect_through, is_told, relay_to, through, works};
+use crate::common::connect::{address, connect, connect_through, is_reported, relay_to, through, works};
 use crate::common::plugin_transport;
 use crate::common::process::{alone, pair};
 use crate::common::setting::setting;
@@ -89,7 +89,7 @@ fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()>
         if worker.rank() == 0 {
             let links = open(worker)?;
             for link in &links {
-                is_told(worker, &link.send)?;
+                is_reported(worker, &link.send)?;
             }
             assert_eq!(dead_peers(), COUNT, "{:#?}", lab::nccl::debug_log::lines());
             let _new = open(worker)?;
@@ -140,7 +140,7 @@ fn a_client_that_is_turned_away_calls_again() -> Result<()> {
 
 /// Where a control connection was there before, the port tells whether only that has ended or the process.
 #[test]
-fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_told() -> Result<()> {
+fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_reported() -> Result<()> {
     let setting = require!(setting());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;

@@ -34,7 +34,7 @@ fn bytes(kind: Kind, length: usize) -> Vec<u8> {
     Frame { kind, secret: [11; 16], body: vec![3; length] }.emit()
 }
 
-/// A raw client sends its commit and more in one piece, and long accounts once it is accepted: the recovery of the connection,
+/// A raw client sends its commit and more in one piece, and long missing lists once it is accepted: the recovery of the connection,
 /// from when NCCL has it, hears all of that in order, and then that the caller has gone.
 #[test]
 fn what_comes_with_the_commit_and_after_is_heard_in_order_by_what_recovers_the_connection() {
@@ -51,7 +51,7 @@ fn what_comes_with_the_commit_and_after_is_heard_in_order_by_what_recovers_the_c
     peer.on_recovery_events(Arc::downgrade(&handler));
     peer.set_recovering(true);
     client
-        .write_all(&[bytes(Kind::Account, 24 << 10), bytes(Kind::Ready, 4), bytes(Kind::Goodbye, 0)].concat())
+        .write_all(&[bytes(Kind::MissingList, 24 << 10), bytes(Kind::Ready, 4), bytes(Kind::Goodbye, 0)].concat())
         .expect("sent");
     wait_until("the goodbye", || {
         process.poll();

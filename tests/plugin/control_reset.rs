@@ -1,6 +1,6 @@
 //! Control connections that are reset, and peers that die when nobody can say so.
 
-use crate::common::connect::{connect_through, is_told, relay_to, through, works};
+use crate::common::connect::{connect_through, is_reported, relay_to, through, works};
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
 use crate::common::process::{alone, pair};
@@ -77,7 +77,7 @@ fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() 
 
 /// The relay has it, and does not pass it on: there is no control connection until the end.
 #[test]
-fn messages_go_on_while_there_is_no_control_connection() -> Result<()> {
+fn messages_resume_while_there_is_no_control_connection() -> Result<()> {
     const BYTES: usize = 4096;
     alone(&require!(setting()), |worker| {
         let transport = plugin_transport()?;
@@ -179,16 +179,16 @@ type Peer = fn(&mut WorkerCtx, &Transport) -> Result<(Option<SendComm>, Option<R
 /// Rank 0 waits for two messages in one receive, of which one comes. That it comes shows that the clear-to-send has arrived: it
 /// is not what fails for want of an acknowledgement.
 #[test]
-fn a_receiver_without_a_control_connection_is_told_by_its_device() -> Result<()> {
-    a_receiver_is_told_by_its_device(WITHOUT_RECOVERY)
+fn a_receiver_without_a_control_connection_is_reported_by_its_device() -> Result<()> {
+    a_receiver_is_reported_by_its_device(WITHOUT_RECOVERY)
 }
 
 #[test]
 fn a_receiver_without_a_control_connection_gives_up_its_recovery() -> Result<()> {
-    a_receiver_is_told_by_its_device(WITH_RECOVERY)
+    a_receiver_is_reported_by_its_device(WITH_RECOVERY)
 }
 
-fn a_receiver_is_told_by_its_device(recovery: (&str, &str)) -> Result<()> {
+fn a_receiver_is_reported_by_its_device(recovery: (&str, &str)) -> Result<()> {
     const SENT: i32 = 1;
     const NOT_SENT: i32 = 2;
     let play: Play = |worker, transport| {
@@ -226,16 +226,16 @@ fn a_receiver_is_told_by_its_device(recovery: (&str, &str)) -> Result<()> {
 }
 
 #[test]
-fn a_sender_without_a_control_connection_is_told_by_its_device() -> Result<()> {
-    a_sender_is_told_by_its_device(WITHOUT_RECOVERY)
+fn a_sender_without_a_control_connection_is_reported_by_its_device() -> Result<()> {
+    a_sender_is_reported_by_its_device(WITHOUT_RECOVERY)
 }
 
 #[test]
 fn a_sender_without_a_control_connection_gives_up_its_recovery() -> Result<()> {
-    a_sender_is_told_by_its_device(WITH_RECOVERY)
+    a_sender_is_reported_by_its_device(WITH_RECOVERY)
 }
 
-fn a_sender_is_told_by_its_device(recovery: (&str, &str)) -> Result<()> {
+fn a_sender_is_reported_by_its_device(recovery: (&str, &str)) -> Result<()> {
     let play: Play = |worker, transport| {
         let handle = handle_of_peer(worker)?;
         let mut relay = relay_to(&handle);
@@ -268,14 +268,14 @@ fn a_sender_is_told_by_its_device(recovery: (&str, &str)) -> Result<()> {
 
 /// A worker that the peer has forked, as data loaders are, outlives it: that keeps nobody from hearing of the death.
 #[test]
-fn a_peer_that_dies_before_its_forked_worker_is_told_all_the_same() -> Result<()> {
+fn a_peer_that_dies_before_its_forked_worker_is_reported_all_the_same() -> Result<()> {
     let setting = require!(setting());
     pair(&setting, |worker| {
         if worker.rank() == 0 {
             let transport = plugin_transport()?;
             let link = PeerConn::open(worker, &transport, 0)?;
             worker.barrier()?;
-            is_told(worker, &link.send)?;
+            is_reported(worker, &link.send)?;
             let memory = Arc::new(Buffer::new(64)?);
             let region = link.recv.register(&memory)?;
             let mut deadline = worker.deadline("an error of the receiver");

@@ -50,12 +50,12 @@ fn a_death_is_known_at_both_ends(is_stopped: bool) -> Result<()> {
             let (out, into) = (link.send.register(&memory)?, link.recv.register(&memory)?);
             worker.barrier()?;
             let mut receiving: Option<Request<'_>> = None;
-            let mut is_told = [false; 2];
+            let mut is_reported = [false; 2];
             let (start, mut deadline) = (Instant::now(), worker.deadline("the news at both ends"));
-            while is_told != [true; 2] {
+            while is_reported != [true; 2] {
                 // The sender waits to be asked for a message, and the receiver for one.
-                is_told[0] = is_told[0] || link.send.send(&out, 0, 8, 0).is_err();
-                is_told[1] = is_told[1]
+                is_reported[0] = is_reported[0] || link.send.send(&out, 0, 8, 0).is_err();
+                is_reported[1] = is_reported[1]
                     || match &mut receiving {
                         Some(request) => request.test(&mut [0]).is_err(),
                         None => match link.recv.receive(&into, 0, 8, 0) {

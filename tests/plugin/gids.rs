@@ -138,12 +138,12 @@ fn towards_another_network(
 }
 
 #[test]
-fn both_ends_use_the_network_that_one_of_them_is_told() -> Result<()> {
+fn both_ends_use_the_network_that_one_of_them_is_reported() -> Result<()> {
     towards_another_network(true, [["11 10.99.0.1", "10.99.0.2"], ["11 10.99.0.2", "10.99.0.1"]], &[&[], &[]])
 }
 
 #[test]
-fn that_peers_are_in_another_network_is_told() -> Result<()> {
+fn that_peers_are_in_another_network_is_reported() -> Result<()> {
     let used = [["11 10.99.0.1", "10.82.1.2"], ["3 10.82.1.2", "10.99.0.1"]];
     towards_another_network(
         false,

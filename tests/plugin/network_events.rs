@@ -116,22 +116,22 @@ fn each_message_is_told(version: u32) -> Result<()> {
 }
 
 #[test]
-fn by_version_10_each_message_is_told() -> Result<()> {
+fn by_version_10_each_message_is_reported() -> Result<()> {
     each_message_is_told(10)
 }
 
 #[test]
-fn by_version_11_each_message_is_told() -> Result<()> {
+fn by_version_11_each_message_is_reported() -> Result<()> {
     each_message_is_told(11)
 }
 
 #[test]
-fn by_version_12_each_message_is_told() -> Result<()> {
+fn by_version_12_each_message_is_reported() -> Result<()> {
     each_message_is_told(12)
 }
 
 #[test]
-fn each_message_is_told_with_the_queue_pair_of_its_end() -> Result<()> {
+fn each_message_is_reported_with_the_queue_pair_of_its_end() -> Result<()> {
     let setting = require!(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]));
     alone(&setting, |_| {
         let mut numbers = BTreeSet::new();
@@ -192,12 +192,12 @@ fn nothing_is_told(env: &[(&str, &str)]) -> Result<()> {
 }
 
 #[test]
-fn without_a_profiler_nothing_is_told() -> Result<()> {
+fn without_a_profiler_nothing_is_reported() -> Result<()> {
     nothing_is_told(&[])
 }
 
 #[test]
-fn if_profilers_are_turned_off_nothing_is_told() -> Result<()> {
+fn if_profilers_are_turned_off_nothing_is_reported() -> Result<()> {
     nothing_is_told(&[("NCCL_PROFILER_PLUGIN", "none")])
 }
 

@@ -69,7 +69,7 @@ fn the_only_port_of_an_end_is_paired_with_that_of_its_network() -> Result<()> {
 }
 
 #[test]
-fn a_rail_whose_network_the_peer_is_not_in_is_left_out_and_that_is_told() -> Result<()> {
+fn a_rail_whose_network_the_peer_is_not_in_is_left_out_and_that_is_reported() -> Result<()> {
     let addresses: [(usize, &[&str]); 4] =
         [(0, &["10.1.0.1"]), (1, &["10.2.0.1"]), (2, &["10.1.0.2"]), (3, &["10.3.0.2"])];
     let left_out = "left out until they connect";

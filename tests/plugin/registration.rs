@@ -65,7 +65,7 @@ fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
 
 /// A receive of one message takes the short way, and one of two the general way.
 #[test]
-fn a_receive_outside_of_its_memory_is_refused_and_the_connection_goes_on() -> Result<()> {
+fn a_receive_outside_of_its_memory_is_refused_and_the_connection_resumes() -> Result<()> {
     const BYTES: usize = 1 << 16;
     // The first message, and one that is timed, do not take the short way.
     let setting = require!(setting()).env("FERRITE_SAMPLE", "0");

@@ -154,7 +154,7 @@ fn a_filter_that_admits_nothing_is_named_with_what_there_is() -> Result<()> {
 }
 
 #[test]
-fn an_entry_that_names_nothing_is_told_once_and_the_others_count() -> Result<()> {
+fn an_entry_that_names_nothing_is_reported_once_and_the_others_count() -> Result<()> {
     for (list, devices, words) in [
         ("softrnic0,softrnic7", 1, "no device has a name that begins with softrnic7; there are: softrnic0, softrnic1"),
         ("^=softrnic0,^=softrnic1", 1, "^=softrnic1 is taken for a name"),
@@ -176,7 +176,7 @@ fn an_entry_that_names_nothing_is_told_once_and_the_others_count() -> Result<()>
 }
 
 #[test]
-fn the_file_of_libibverbs_is_told() -> Result<()> {
+fn the_file_of_libibverbs_is_reported() -> Result<()> {
     let (_, _, log) = init_with(require!(setting()), &[])?;
     let is_it = |line: &&String| line.contains("device(s): ") && line.contains("; libibverbs is ");
     let line = log.iter().find(is_it).unwrap_or_else(|| panic!("{log:#?}"));

@@ -58,7 +58,7 @@ fn messages_are_split_over_four_lanes() -> Result<()> {
 }
 
 /// Data is lost then, as by the built-in transport: never a byte beyond the receive, and one line for the connection.
-fn a_message_beyond_its_receive_is_told(env: &[(&str, &str)], sent: usize, room: usize) -> Result<()> {
+fn a_message_beyond_its_receive_is_reported(env: &[(&str, &str)], sent: usize, room: usize) -> Result<()> {
     pair(&require!(talkative(env)), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 21)?;
         bench.exchange(worker, 0, room, sent)?;
@@ -81,13 +81,13 @@ fn a_message_beyond_its_receive_is_told(env: &[(&str, &str)], sent: usize, room:
 }
 
 #[test]
-fn a_message_that_is_cut_to_its_receive_is_told_once() -> Result<()> {
-    a_message_beyond_its_receive_is_told(&[], 8192, 4096)
+fn a_message_that_is_cut_to_its_receive_is_reported_once() -> Result<()> {
+    a_message_beyond_its_receive_is_reported(&[], 8192, 4096)
 }
 
 #[test]
-fn a_message_of_several_stripes_that_is_cut_to_its_receive_is_told_once() -> Result<()> {
-    a_message_beyond_its_receive_is_told(&[("FERRITE_LANES", "4")], 1 << 20, 65536)
+fn a_message_of_several_stripes_that_is_cut_to_its_receive_is_reported_once() -> Result<()> {
+    a_message_beyond_its_receive_is_reported(&[("FERRITE_LANES", "4")], 1 << 20, 65536)
 }
 
 /// The queue pairs of this process that have sent data which the device has read from memory: messages, and neither clear-to-sends nor tests

@@ -143,7 +143,7 @@ fn all_arrives_if_the_control_connection_is_reset_while_rails_are_replaced() -> 
 /// Of two devices of rank 1 one fails at once. The other one refuses commands, and receives on; and rank 0 learns late that the connection
 /// recovers.
 #[test]
-fn messages_that_are_sent_before_the_peer_is_told_of_a_recovery_are_taken_in() -> Result<()> {
+fn messages_that_are_sent_before_the_peer_is_reported_of_a_recovery_are_taken_in() -> Result<()> {
     let rules = "device-fatal=300ms refuses=200ms device=softrnic3 message=55 times=1; \
                  device-fatal=200ms device=softrnic2 message=60 times=1; delay=10ms peer=softrnic3 message=45..";
     run(Fabric::TwoRails, &[("SOFTRNIC_FAULTS", rules)], |worker| {

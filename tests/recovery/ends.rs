@@ -43,17 +43,17 @@ fn a_peer_dies(rules: &str, time: Duration) -> Result<()> {
 }
 
 #[test]
-fn the_death_of_a_peer_is_told_while_this_end_has_no_port() -> Result<()> {
+fn the_death_of_a_peer_is_reported_while_this_end_has_no_port() -> Result<()> {
     a_peer_dies("port-down=30s device=softrnic0 message=60 times=1", Duration::from_millis(500))
 }
 
 #[test]
-fn the_death_of_a_peer_is_told_while_the_peer_has_no_port() -> Result<()> {
+fn the_death_of_a_peer_is_reported_while_the_peer_has_no_port() -> Result<()> {
     a_peer_dies("port-down=30s device=softrnic1 message=60 times=1", Duration::from_millis(500))
 }
 
 #[test]
-fn the_death_of_a_peer_is_told_amid_flaps() -> Result<()> {
+fn the_death_of_a_peer_is_reported_amid_flaps() -> Result<()> {
     a_peer_dies(
         "port-down=2ms device=softrnic0 message=20; port-down=2ms device=softrnic1 message=25",
         Duration::from_millis(700),
@@ -83,19 +83,19 @@ fn a_peer_gives_up(fabric: Fabric, rules: &str, times: &[u64]) -> Result<()> {
 }
 
 #[test]
-fn a_peer_that_gives_up_during_a_recovery_is_told_at_any_step() -> Result<()> {
+fn a_peer_that_gives_up_during_a_recovery_is_reported_at_any_step() -> Result<()> {
     let times: Vec<_> = (0..30).map(|round| 20 + 3 * round).collect();
     let rules = "port-down=5ms device=softrnic0 message=20; port-down=5ms device=softrnic1 message=25";
     a_peer_gives_up(Fabric::OneRail, rules, &times)
 }
 
 #[test]
-fn a_peer_that_gives_up_while_its_port_is_down_is_told() -> Result<()> {
+fn a_peer_that_gives_up_while_its_port_is_down_is_reported() -> Result<()> {
     a_peer_gives_up(Fabric::OneRail, "port-down device=softrnic1 message=20", &[300])
 }
 
 #[test]
-fn a_peer_that_gives_up_while_the_other_port_is_down_is_told() -> Result<()> {
+fn a_peer_that_gives_up_while_the_other_port_is_down_is_reported() -> Result<()> {
     a_peer_gives_up(Fabric::OneRail, "port-down device=softrnic0 message=20", &[300])
 }
 

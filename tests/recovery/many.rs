@@ -15,7 +15,7 @@ const CONNECTIONS: usize = 64;
 
 /// It prints how long that takes; nothing is asked of it.
 #[test]
-fn all_connections_of_a_process_go_on_after_their_port_has_fallen() -> Result<()> {
+fn all_connections_of_a_process_resume_after_their_port_has_fallen() -> Result<()> {
     let setting = require!(talkative(&[]));
     let lines: [Vec<String>; 2] = pair(&setting, |worker| {
         let mut lines = Vec::new();

@@ -140,7 +140,7 @@ fn all_arrives_if_the_control_connection_is_reset_at_any_step_of_a_move() -> Res
 
 /// Rank 0, a child of its, dies with the first message on a new queue pair; rank 1 is told.
 #[test]
-fn the_death_of_a_peer_while_a_lane_is_moved_is_told() -> Result<()> {
+fn the_death_of_a_peer_while_a_lane_is_moved_is_reported() -> Result<()> {
     run(Fabric::Lanes, &ENV, |worker| {
         if worker.rank() == 0 {
             in_child_that_dies(|| {

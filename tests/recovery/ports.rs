@@ -84,7 +84,7 @@ fn all_arrives_if_both_ports_fall_for_half_a_minute() -> Result<()> {
     })
 }
 
-/// Clear-to-sends are held back while a receiver posts many at a time: those that have not been written come by the account.
+/// Clear-to-sends are held back while a receiver posts many at a time: those that have not been written come by the missing list.
 #[test]
 fn all_arrives_if_the_port_of_the_receiver_falls_while_many_buffers_are_posted() -> Result<()> {
     let many = Shape { depth: 64, bytes: 2048 };

@@ -174,7 +174,7 @@ fn memory_can_be_registered_while_a_device_refuses_commands_before_it_fails() ->
 }
 
 /// A device that completes nothing any more is not waited for for ever, and a connection that begins on it is told of the loss though it
-/// sees no time go by in vain.
+/// sees no time go by without success.
 #[test]
 fn all_arrives_if_a_device_that_fails_completes_nothing_more() -> Result<()> {
     let rules = "device-fatal=300ms device=softrnic1 message=60 times=1";
@@ -188,7 +188,7 @@ fn all_arrives_if_a_device_that_fails_completes_nothing_more() -> Result<()> {
 
 /// Other connections of the same device go on as well, one over which nothing is sent meanwhile too; and new ones can be made.
 #[test]
-fn all_connections_of_a_device_go_on_and_new_ones_can_be_made() -> Result<()> {
+fn all_connections_of_a_device_resume_and_new_ones_can_be_made() -> Result<()> {
     const COUNT: usize = 8;
     run(Fabric::OneRail, &[], |worker| {
         let transport = plugin_transport()?;
@@ -242,8 +242,8 @@ fn a_device_that_does_not_return_ends_the_connection_at_both_ends_after_the_time
         assert!(worker.rank() == 0 || faults.iter().any(|fault| said(&[END, fault])), "{}", log());
         // Unless the peer gives up first, whose words are told then.
         let words = ["softrnic0 was lost by a fatal error", "and is not back", "not in the list of RDMA devices"];
-        let is_told = said(&words) || said(&["the peer gave up"]);
-        assert!(worker.rank() == 1 || is_told, "{}", log());
+        let is_reported = said(&words) || said(&["the peer gave up"]);
+        assert!(worker.rank() == 1 || is_reported, "{}", log());
         Ok(())
     })
 }
@@ -338,7 +338,7 @@ fn own() -> bool {
 }
 
 #[test]
-fn a_return_of_the_device_is_told_once() -> Result<()> {
+fn a_return_of_the_device_is_reported_once() -> Result<()> {
     run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", "device-fatal=50ms device=softrnic0 message=60 times=1")], |worker| {
         let mut stream = Stream::open(worker, SHORT)?;
         stream.exchange(worker, 200)?;

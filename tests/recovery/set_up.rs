@@ -85,11 +85,11 @@ fn a_connection_comes_about_if_a_device_fails_at_any_step() -> Result<()> {
     connects_despite(Fabric::OneRail, fail_device)
 }
 
-/// Nothing completes on a device that has failed, and no time that goes by in vain is noticed.
+/// Nothing completes on a device that has failed, and no time that goes by without success is noticed.
 #[test]
 fn a_connection_comes_about_if_a_device_fails_at_any_step_and_completes_nothing_more() -> Result<()> {
     let env = [("SOFTRNIC_SILENT_FAILURE", "1"), ("FERRITE_STALL_MS", "0")];
-    // Each takes a second, in which the device is waited for in vain.
+    // Each takes a second, in which the device is waited for without success.
     connects_despite_with(Fabric::OneRail, &env, 2..5, fail_device)
 }
 
@@ -114,8 +114,8 @@ fn a_device_that_refuses_commands_for_good_ends_the_set_up_in_time() -> Result<(
         if let Some(mut refusing) = refusing {
             refusing.kill().and_then(|()| refusing.wait()).expect("it is ours");
         }
-        let is_told = said(&["Input/output error", "waited for it for FERRITE_HANDSHAKE_TIMEOUT=2 s"]);
-        assert!(error.is_some() && (worker.rank() == 1 || is_told), "{error:?} {}", log());
+        let is_reported = said(&["Input/output error", "waited for it for FERRITE_HANDSHAKE_TIMEOUT=2 s"]);
+        assert!(error.is_some() && (worker.rank() == 1 || is_reported), "{error:?} {}", log());
         Ok(())
     })
 }

@@ -63,7 +63,7 @@ fn a_late_sender_is_waited_for_on_two_rails() -> Result<()> {
 }
 
 /// More receives than the send queue has room for writes of their clear-to-sends, of which none is complete until the device sends the first
-/// one again. Where they are tested in vain for long enough until then, a probe finds room beside them.
+/// one again. Where they are tested without success for long enough until then, a probe finds room beside them.
 #[test]
 fn clear_to_sends_wait_until_the_send_queue_has_room() -> Result<()> {
     const MESSAGES: usize = 100;

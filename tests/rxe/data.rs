@@ -89,7 +89,7 @@ pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
 
 /// Each connection compares four queue pairs with one after a MiB, and all arrives before, meanwhile and after.
 pub(crate) fn lanes_that_come_by_themselves(case: &Case) -> Result<()> {
-    // A sender looks when a message is timed, and after 256 tests in vain, of which there are few: this device sends within the call.
+    // A sender looks when a message is timed, and after 256 tests without success, of which there are few: this device sends within the call.
     let setting = case.setting().env("FERRITE_LANES", "auto").env("FERRITE_LANES_AFTER_MB", "1");
     let setting = setting.env("FERRITE_SAMPLE", "8");
     pair(&setting, |worker| {

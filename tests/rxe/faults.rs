@@ -50,7 +50,7 @@ struct End {
 
 impl End {
     /// NCCL is told that the peer is the reason, and people what has happened.
-    fn is_told(&self, words: &[&str]) {
+    fn is_reported(&self, words: &[&str]) {
         assert_eq!(self.code, Some(abi::ncclRemoteError), "{self:#?}");
         let line = self.log.lines().any(|line| line.contains("WARN") && words.iter().all(|word| line.contains(word)));
         assert!(line, "no line has {words:?}:\n{}", self.log);
@@ -190,8 +190,8 @@ fn given_up(case: &Case, status: u32, [sender, receiver]: &[End; 2]) {
         assert_eq!(sender.code, Some(abi::ncclRemoteError), "{sender:#?}");
         return;
     }
-    sender.is_told(&["sending", "rxe0", &format!("(status {status})")]);
-    receiver.is_told(&["rxe1", "status "]);
+    sender.is_reported(&["sending", "rxe0", &format!("(status {status})")]);
+    receiver.is_reported(&["rxe1", "status "]);
 }
 
 /// Waits for these words: events of a device are told by a thread of their own.
@@ -226,7 +226,7 @@ pub(crate) fn link_down(case: &Case) -> Result<()> {
     })?;
     given_up(case, OPERATION_ERROR, &ends);
     if !case.is_stock() {
-        ends[0].is_told(&["(status 2)", "soft-RoCE says so as well of a link that is down"]);
+        ends[0].is_reported(&["(status 2)", "soft-RoCE says so as well of a link that is down"]);
     }
     Ok(())
 }
@@ -288,7 +288,7 @@ fn killed(case: &Case, has_worker: bool) -> Result<()> {
     let [Some(sender), None] = &ends else { panic!("{ends:?}") };
     assert!(sender.messages >= BEFORE - 1, "{sender:#?}");
     if !case.is_stock() {
-        sender.is_told(&["sending", "has died"]);
+        sender.is_reported(&["sending", "has died"]);
     }
     Ok(())
 }

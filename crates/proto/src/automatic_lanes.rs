@@ -47,7 +47,7 @@ pub struct Sent {
 
 /// What is to be changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wish {
+pub struct LaneChange {
     /// Queue pairs on each rail.
     pub per_rail: u8,
     /// For the log: what has been seen.
@@ -65,7 +65,7 @@ pub struct AutomaticLanes {
     part: u64,
     /// There is no trial, or no measurement, before so many bytes have been sent.
     next: u64,
-    /// There is a wish, and there are no new queue pairs since.
+    /// There is a request, and there are no new queue pairs since.
     is_asked: bool,
     stage: Stage,
 }
@@ -111,7 +111,7 @@ impl AutomaticLanes {
         matches!(self.stage, Stage::Trial(_))
     }
 
-    /// There are new queue pairs, by a wish or after a fault. If there was a wish, they are what has come of it.
+    /// There are new queue pairs, by a request or after a fault. If there was a request, they are what has come of it.
     pub fn handle_new_queue_pairs(&mut self) {
         self.is_asked = false;
     }
@@ -127,14 +127,14 @@ impl AutomaticLanes {
         }
     }
 
-    /// Decides. After a wish, nothing more is decided until there are new queue pairs; as many as is wished, or fewer.
-    pub fn look(&mut self, sent: &Sent) -> Option<Wish> {
+    /// Decides. After a request, nothing more is decided until there are new queue pairs; as many as is requested, or fewer.
+    pub fn look(&mut self, sent: &Sent) -> Option<LaneChange> {
         if !self.is_due(sent.bytes) {
             return None;
         }
-        let wish = self.decide(sent);
-        self.is_asked = wish.is_some();
-        wish
+        let change = self.decide(sent);
+        self.is_asked = change.is_some();
+        change
     }
 
     /// For a page.
@@ -147,10 +147,10 @@ impl AutomaticLanes {
         }
     }
 
-    fn decide(&mut self, sent: &Sent) -> Option<Wish> {
+    fn decide(&mut self, sent: &Sent) -> Option<LaneChange> {
         let has_lanes = sent.per_rail > 1;
-        let one = |why| has_lanes.then_some(Wish { per_rail: 1, why });
-        let lanes = |why| Wish { per_rail: self.most, why };
+        let one = |why| has_lanes.then_some(LaneChange { per_rail: 1, why });
+        let lanes = |why| LaneChange { per_rail: self.most, why };
         match &mut self.stage {
             Stage::Waiting { messages, bytes } => {
                 let (messages, bytes) = (sent.messages.saturating_sub(*messages), sent.bytes.saturating_sub(*bytes));
@@ -180,14 +180,14 @@ impl AutomaticLanes {
                     return None;
                 }
                 if trial.speeds.len() == LEGS {
-                    let wish = lanes("they were faster than one queue pair");
+                    let change = lanes("they were faster than one queue pair");
                     self.end(sent);
-                    return (!has_lanes).then_some(wish);
+                    return (!has_lanes).then_some(change);
                 }
-                let wish = one("to compare one queue pair with them");
-                let wish = wish.unwrap_or_else(|| lanes("to compare them with one queue pair"));
+                let change = one("to compare one queue pair with them");
+                let change = change.unwrap_or_else(|| lanes("to compare them with one queue pair"));
                 self.next = sent.bytes.saturating_add(WARM_UP.saturating_mul(self.part));
-                Some(wish)
+                Some(change)
             }
         }
     }
@@ -316,10 +316,10 @@ mod tests {
             under_way: [u64; 2],
             /// The peer takes no more than this.
             most: u8,
-            /// So many bytes are sent before a wish has come true.
+            /// So many bytes are sent before a request has come true.
             delay: u64,
             /// When that is, and with how many queue pairs.
-            wished: Option<(u64, u8)>,
+            requested: Option<(u64, u8)>,
         }
 
         impl Conn {
@@ -327,7 +327,7 @@ mod tests {
                 let sent = Sent { messages: 0, bytes: 0, rails: 1, per_rail: 1, has_room: true };
                 let lanes = AutomaticLanes::new(4, AFTER);
                 let speeds = [10 << 30, 10 << 30];
-                Self { lanes, sent, message: MIB, speeds, under_way: [8 * MIB; 2], most: 8, delay: 0, wished: None }
+                Self { lanes, sent, message: MIB, speeds, under_way: [8 * MIB; 2], most: 8, delay: 0, requested: None }
             }
 
             /// One for which lanes are faster.
@@ -335,7 +335,7 @@ mod tests {
                 Self { speeds: [10 << 30, 12 << 30], ..Self::new() }
             }
 
-            /// Sends so many GiB, one at a time, and does what is wished; how many GiB had been sent at each change, and the queue pairs then.
+            /// Sends so many GiB, one at a time, and does what is requested; how many GiB had been sent at each change, and the queue pairs then.
             fn send(&mut self, gib: u64) -> Vec<(u64, u8)> {
                 let mut changes = Vec::new();
                 for _ in 0..gib {
@@ -344,11 +344,11 @@ mod tests {
                     self.lanes.handle_carried(self.sent.bytes, Carried { bytes, ns: bytes * 1_000_000_000 / speed });
                     self.sent.bytes += 1 << 30;
                     self.sent.messages += (1 << 30) / self.message;
-                    if let Some(wish) = self.lanes.look(&self.sent) {
-                        changes.push((self.sent.bytes >> 30, wish.per_rail));
-                        self.wished = Some((self.sent.bytes + self.delay, wish.per_rail.min(self.most)));
+                    if let Some(change) = self.lanes.look(&self.sent) {
+                        changes.push((self.sent.bytes >> 30, change.per_rail));
+                        self.requested = Some((self.sent.bytes + self.delay, change.per_rail.min(self.most)));
                     }
-                    if let Some((_, per_rail)) = self.wished.take_if(|(at, _)| self.sent.bytes >= *at) {
+                    if let Some((_, per_rail)) = self.requested.take_if(|(at, _)| self.sent.bytes >= *at) {
                         self.sent.per_rail = per_rail;
                         self.lanes.handle_new_queue_pairs();
                     }
@@ -415,7 +415,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_is_decided_or_measured_while_a_wish_is_under_way() {
+        fn nothing_is_decided_or_measured_while_a_change_request_is_under_way() {
             let mut conn = Conn { delay: 300 << 30, ..Conn::new() };
             assert_eq!(conn.send(600), [(93, 4), (454, 1)]);
         }

@@ -26,7 +26,7 @@ impl Sender {
         Self { lanes: AutomaticLanes::new(MOST, AFTER), sent, random, is_large, are_faster, states: BTreeSet::new() }
     }
 
-    /// Sends as much as a measurement takes, and does what is wished.
+    /// Sends as much as a measurement takes, and does what is requested.
     fn step(&mut self) {
         let bytes = AFTER / 4;
         self.sent.bytes += bytes;
@@ -56,12 +56,12 @@ impl Sender {
             return;
         }
         self.states.insert(self.lanes.state_name());
-        let wish = self.lanes.look(&self.sent);
-        // Nothing is decided while there is a wish.
-        assert!(wish.is_none() || !self.lanes.is_due(u64::MAX));
-        if let Some(wish) = wish {
-            assert!(wish.per_rail == 1 || wish.per_rail == MOST && self.sent.has_room);
-            let per_rail = if self.random.one_in(8) { 1 } else { wish.per_rail };
+        let change = self.lanes.look(&self.sent);
+        // Nothing is decided while there is a request.
+        assert!(change.is_none() || !self.lanes.is_due(u64::MAX));
+        if let Some(change) = change {
+            assert!(change.per_rail == 1 || change.per_rail == MOST && self.sent.has_room);
+            let per_rail = if self.random.one_in(8) { 1 } else { change.per_rail };
             self.handle_new(per_rail);
         }
     }

@@ -83,8 +83,8 @@ impl CtsWindow {
         self.oldest
     }
 
-    /// The sender has been told of all clear-to-sends in an account, of which the messages of `missing` have not arrived.
-    pub(super) fn handle_account(&mut self, missing: u32) {
+    /// The sender has been told of all clear-to-sends in a missing list, of which the messages of `missing` have not arrived.
+    pub(super) fn handle_missing_list(&mut self, missing: u32) {
         (self.unsent, self.outstanding) = (self.next, missing);
         (self.is_urgent, self.empty_polls) = (false, 0);
         debug_assert!(self.is_consistent());

@@ -4,9 +4,9 @@ use super::handle::Secret;
 use super::{PROTOCOL_VERSION, Violation, violation};
 use std::fmt;
 
-/// Longest body of a frame, but for [`Kind::Account`].
+/// Longest body of a frame, but for [`Kind::MissingList`].
 pub const MAX_BODY_BYTES: usize = 4096;
-/// Longest body of a [`Kind::Account`].
+/// Longest body of a [`Kind::MissingList`].
 pub const MAX_ACCOUNT_BYTES: usize = 24 << 10;
 /// In a refusal: it is for all connections of the process that is told, not for one. In a commit: see [`super::handshake::Caller`].
 pub const ALL_CONNECTIONS: Secret = [0; 16];
@@ -53,7 +53,7 @@ pub enum Kind {
     /// Either way: it does.
     Heard,
     /// Receiver to sender: the messages that have not arrived.
-    Account,
+    MissingList,
     /// Either way, at any time: this end waits; how does the other one stand? This kind and the next one: see
     /// [`super::explain::message`].
     WaitQuestion,
@@ -80,7 +80,7 @@ impl Kind {
         Self::Ready,
         Self::Ask,
         Self::Heard,
-        Self::Account,
+        Self::MissingList,
         Self::WaitQuestion,
         Self::WaitAnswer,
         Self::Redial,
@@ -88,7 +88,7 @@ impl Kind {
 
     /// Whether it is of the recovery of an established connection, and has no meaning before the connection is there.
     pub fn is_of_recovery(self) -> bool {
-        (Self::Halt as u16..=Self::Account as u16).contains(&(self as u16))
+        (Self::Halt as u16..=Self::MissingList as u16).contains(&(self as u16))
     }
 
     /// Whether it asks or tells what an established connection waits for. It changes nothing at the peer.
@@ -98,7 +98,7 @@ impl Kind {
 
     /// The longest body, in bytes.
     pub fn max_body_bytes(self) -> usize {
-        if self == Self::Account { MAX_ACCOUNT_BYTES } else { MAX_BODY_BYTES }
+        if self == Self::MissingList { MAX_ACCOUNT_BYTES } else { MAX_BODY_BYTES }
     }
 
     fn to_bits(self) -> u16 {
@@ -127,7 +127,7 @@ impl fmt::Display for Kind {
             Self::Ready => "ready",
             Self::Ask => "question whether it is heard",
             Self::Heard => "answer that it is heard",
-            Self::Account => "list of missing messages",
+            Self::MissingList => "list of missing messages",
             Self::WaitQuestion => "question about a wait",
             Self::WaitAnswer => "answer about a wait",
             Self::Redial => "request to dial",
@@ -191,14 +191,14 @@ impl Frame {
 pub struct Assembler {
     bytes: Vec<u8>,
     /// Whether a body of more than [`MAX_BODY_BYTES`] may come.
-    allows_accounts: bool,
+    allows_missing_lists: bool,
 }
 
 impl Assembler {
     /// From now on frames may be as long as their kind allows. Until then none has more than [`MAX_BODY_BYTES`]: so much is kept
     /// for a peer of which nothing is known.
-    pub fn allow_accounts(&mut self) {
-        self.allows_accounts = true;
+    pub fn allow_missing_lists(&mut self) {
+        self.allows_missing_lists = true;
     }
 
     /// More bytes have come.
@@ -252,7 +252,7 @@ impl Assembler {
 
     fn body_bytes(&self, kind: Kind) -> Result<usize, Violation> {
         let claimed = usize::from(u16::from_le_bytes([self.bytes[12], self.bytes[13]]));
-        let most = if self.allows_accounts { kind.max_body_bytes() } else { MAX_BODY_BYTES };
+        let most = if self.allows_missing_lists { kind.max_body_bytes() } else { MAX_BODY_BYTES };
         if claimed > most {
             return Err(violation!("a control message of {claimed} bytes; {most} are allowed"));
         }
@@ -309,8 +309,8 @@ mod tests {
     }
 
     /// What is made of a frame of this kind with a body of so many bytes.
-    fn received(kind: Kind, length: usize, allows_accounts: bool) -> Result<usize, String> {
-        let mut assembler = Assembler { allows_accounts, ..Assembler::default() };
+    fn received(kind: Kind, length: usize, allows_missing_lists: bool) -> Result<usize, String> {
+        let mut assembler = Assembler { allows_missing_lists, ..Assembler::default() };
         let mut bytes = Frame { kind, secret: [7; 16], body: vec![1; length] }.emit();
         // One that is too long is not emitted: its length is announced.
         bytes[12..14].copy_from_slice(&(length as u16).to_le_bytes());
@@ -320,10 +320,10 @@ mod tests {
     }
 
     #[test]
-    fn only_an_account_of_an_established_connection_may_be_longer_than_4096_bytes() {
+    fn only_a_missing_list_of_an_established_connection_may_be_longer_than_4096_bytes() {
         for kind in Kind::ALL {
             for allowed in [false, true] {
-                let most = if allowed && kind == Kind::Account { 24 << 10 } else { 4096 };
+                let most = if allowed && kind == Kind::MissingList { 24 << 10 } else { 4096 };
                 assert_eq!(received(kind, most, allowed), Ok(most), "{kind:?}");
                 let refusal = format!("a control message of {} bytes; {most} are allowed", most + 1);
                 assert_eq!(received(kind, most + 1, allowed), Err(refusal), "{kind:?}");

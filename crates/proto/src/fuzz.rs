@@ -13,8 +13,8 @@ use super::handshake::{Hello, Negotiated, Reply, Resume, Ring};
 use super::imm::{Imm, LengthCode};
 use super::rail_weights::RailWeights;
 use super::random::Random;
-use super::recovery::account::{Account, MissingMessage};
 use super::recovery::message::Message;
+use super::recovery::missing_list::{MissingList, MissingMessage};
 use super::recovery::rail_mask::RailMask;
 use super::recv::{Buffer, RecvFlow};
 use super::requests::RequestId;
@@ -44,7 +44,7 @@ fn frames(bytes: &[u8]) {
         while let Ok(Some(frame)) = assembler.poll_frame() {
             assert!(frame.body.len() <= frame.kind.max_body_bytes());
             let mut again = Assembler::default();
-            again.allow_accounts();
+            again.allow_missing_lists();
             again.handle_bytes(&frame.emit());
             assert_eq!(again.poll_frame().map(|read| read.map(|frame| frame.body)), Ok(Some(frame.body)));
         }
@@ -72,7 +72,11 @@ fn bodies(bytes: &[u8]) {
         }
         4 => check_recovery(&Message::Halt { attempt: 7, usable: mask, cause: "why".into() }, body, rails),
         5 => check_recovery(&Message::Offer { attempt: 7, rails: mask, endpoint: offer }, body, rails),
-        6 => check_recovery(&Message::Account { attempt: 7, account: account(&mut Random::new(7)) }, body, rails),
+        6 => check_recovery(
+            &Message::MissingList { attempt: 7, missing_list: missing_list(&mut Random::new(7)) },
+            body,
+            rails,
+        ),
         7 => drop(Question::parse(rest).map(|question| Question::parse(&question.body()).expect("it was read"))),
         _ => drop(Answer::parse(rest)),
     }
@@ -150,7 +154,7 @@ pub(super) fn check_recovery(good: &Message, body: impl FnOnce(Vec<u8>) -> Vec<u
     let mask = RailMask::first(rails);
     let Ok(message) = Message::parse(good.kind(), &body(good.body()), rails) else { return };
     let is_short = match &message {
-        Message::Account { account, .. } => account.check() == Ok(()),
+        Message::MissingList { missing_list, .. } => missing_list.check() == Ok(()),
         Message::Offer { rails, endpoint, .. } => {
             assert!(is_within_bounds(endpoint) && rails.is_within(mask));
             assert_eq!(endpoint.rails.len(), usize::from(rails.count()));
@@ -162,7 +166,7 @@ pub(super) fn check_recovery(good: &Message, body: impl FnOnce(Vec<u8>) -> Vec<u
         }
         _ => true,
     };
-    assert!(is_short || !matches!(message, Message::Account { .. }), "an account that is not valid is read");
+    assert!(is_short || !matches!(message, Message::MissingList { .. }), "a missing list that is not valid is read");
     if is_short {
         assert_eq!(Message::parse(message.kind(), &message.body(), rails), Ok(message));
     }
@@ -248,7 +252,7 @@ pub(super) fn receive(striping: Striping, groups: &[Vec<u32>], immediates: Vec<A
     violation
 }
 
-/// A sender whose ring holds what the peer writes, and which gets accounts of it.
+/// A sender whose ring holds what the peer writes, and which gets missing lists of it.
 fn sender(bytes: &[u8]) {
     let mut random = Random::from_bytes(bytes);
     let striping = Striping::new(1 + random.below(4) as u8, 1 + random.below(4) as u8, random.one_in(2));
@@ -284,7 +288,10 @@ fn sender(bytes: &[u8]) {
             }
             _ => {
                 let before = flow.outstanding();
-                if flow.apply_account(&account(&mut random), striping, RailWeights::from_speeds([1; 4])).is_err() {
+                if flow
+                    .apply_missing_list(&missing_list(&mut random), striping, RailWeights::from_speeds([1; 4]))
+                    .is_err()
+                {
                     assert_eq!(flow.outstanding(), before);
                 }
                 while let Some((transfer, _)) = flow.poll_replay() {
@@ -316,8 +323,8 @@ pub(super) fn check_stripes(flow: &SendFlow, transfer: &Transfer) {
     assert_eq!(sum, transfer.length);
 }
 
-/// An account near what a sender of a few messages expects.
-fn account(random: &mut Random) -> Account {
+/// A missing list near what a sender of a few messages expects.
+fn missing_list(random: &mut Random) -> MissingList {
     let number = |random: &mut Random| if random.one_in(10) { random.below(1 << 32) } else { random.below(24) } as u32;
     let (oldest, next) = (number(random), number(random));
     let missing = (0..random.below(20)).map(|i| {
@@ -329,7 +336,7 @@ fn account(random: &mut Random) -> Account {
         }
     });
     let missing = missing.collect();
-    Account { oldest, next, missing }
+    MissingList { oldest, next, missing }
 }
 
 #[cfg(test)]

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gids_that_are_known_are_told_the_one_of_a_place_first() {
+    fn the_gids_that_are_known_are_reported_the_one_of_a_place_first() {
         let mut handle = Handle::without_gids(SocketAddr::from(([127, 0, 0, 1], 1)), [1; 16]);
         assert_eq!(handle.known_gids(0), [[0; 16]; 0]);
         (handle.gids[0], handle.gids[2]) = ([1; 16], [3; 16]);

@@ -9,8 +9,8 @@ use super::handle::{HANDLE_BYTES, Handle, Token};
 use super::handshake::{Hello, Reply, Resume};
 use super::imm::LengthCode;
 use super::rail_weights::RailWeights;
-use super::recovery::account::{Account, MissingMessage};
 use super::recovery::message::Message;
+use super::recovery::missing_list::{MissingList, MissingMessage};
 use super::send::{SendFlow, Transfer};
 use super::sim::{endpoint, reply};
 use super::stripe::Striping;
@@ -148,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn no_message_is_longer_than_isend_was_told(ring in vec(any::<CtsWords>(), 1..20), lengths in vec(0..=MAX_MESSAGE, 1..20),
+    fn no_message_is_longer_than_isend_was_given(ring in vec(any::<CtsWords>(), 1..20), lengths in vec(0..=MAX_MESSAGE, 1..20),
                                                    rails in 1u8..=4) {
         let mut flow = SendFlow::new(Striping::new(rails, 1, false), RailWeights::from_speeds([1; 4]));
         for length in lengths {
@@ -172,13 +172,13 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_message_about_recovery_is_within_bounds_or_refused(account in account(), rails in 1u8..=4, changes in vec(change(), 1..6)) {
+    fn a_changed_message_about_recovery_is_within_bounds_or_refused(missing_list in missing_list(), rails in 1u8..=4, changes in vec(change(), 1..6)) {
         let end = endpoint(rails.into(), 2, true);
         let mask = super::recovery::rail_mask::RailMask::first(rails);
         for good in [
             Message::Halt { attempt: 7, usable: mask, cause: "why".into() },
             Message::Offer { attempt: 7, rails: mask, endpoint: end },
-            Message::Account { attempt: 7, account: account.clone() },
+            Message::MissingList { attempt: 7, missing_list: missing_list.clone() },
         ] {
             check_recovery(&good, |good| changed(good, &changes), rails);
         }
@@ -186,8 +186,8 @@ proptest! {
 
     /// Messages 1 to `sent` were sent, of which the first `ended` are reported to NCCL; `read` clear-to-sends have been read.
     #[test]
-    fn no_account_makes_a_sender_send_more_than_it_was_told_or_what_it_has_given_up(
-        sent in 0u32..12, ended in 0u32..12, read in 0u32..16, accounts in vec(account(), 1..4), rails in 1u8..=4,
+    fn no_missing_list_makes_a_sender_send_more_than_it_was_given_or_what_it_has_given_up(
+        sent in 0u32..12, ended in 0u32..12, read in 0u32..16, missing_lists in vec(missing_list(), 1..4), rails in 1u8..=4,
     ) {
         let mut flow = SendFlow::new(Striping::new(2, 2, true), RailWeights::from_speeds([1; 4]));
         let cts = |seq| Cts { addr: 4096, length: 100_000, rkeys: [1; 2], tag: u32::from(seq > sent), seq };
@@ -204,12 +204,12 @@ proptest! {
             flow.poll_done(id).expect("done");
         }
         let mut unsent: Vec<_> = (sent + 1..=sent.max(read)).collect();
-        for account in accounts {
+        for missing_list in missing_lists {
             let before = flow.outstanding();
-            match flow.apply_account(&account, Striping::new(rails, 1, false), RailWeights::from_speeds([1; 4])) {
+            match flow.apply_missing_list(&missing_list, Striping::new(rails, 1, false), RailWeights::from_speeds([1; 4])) {
                 Err(_) => prop_assert_eq!(flow.outstanding(), before),
                 Ok(()) => {
-                    let listed: Vec<_> = account.missing.iter().map(|missing| missing.cts.seq).collect();
+                    let listed: Vec<_> = missing_list.missing.iter().map(|missing| missing.cts.seq).collect();
                     prop_assert!(listed.iter().all(|seq| *seq > ended.min(sent)));
                     prop_assert!(unsent.iter().all(|seq| listed.contains(seq)));
                     while let Some((transfer, addr)) = flow.poll_replay() {
@@ -219,7 +219,7 @@ proptest! {
                     }
                 }
             }
-            // One more message goes into a buffer that an account has listed, if there is one of this tag.
+            // One more message goes into a buffer that a missing list has listed, if there is one of this tag.
             if let Ok(Some(transfer)) = flow.submit(0, 7, 1, |_| None) {
                 let _ = flow.handle_completion(transfer.id);
                 unsent.retain(|seq| SlotIndex::of(*seq) != transfer.slot);
@@ -229,8 +229,8 @@ proptest! {
     }
 }
 
-/// An account near what a sender of a few messages expects. Most are valid.
-fn account() -> impl Strategy<Value = Account> {
+/// A missing list near what a sender of a few messages expects. Most are valid.
+fn missing_list() -> impl Strategy<Value = MissingList> {
     let missing = (0u32..20, prop_oneof![4 => Just(100_000), 1 => any::<u32>()], 0u32..2);
     let list = vec(missing, 0..20);
     (prop_oneof![9 => 0u32..20, 1 => any::<u32>()], prop_oneof![9 => 0u32..24, 1 => any::<u32>()], list, any::<bool>())
@@ -244,6 +244,6 @@ fn account() -> impl Strategy<Value = Account> {
                 cts: Cts { addr: 4096, length, rkeys: [1; 2], tag, seq },
                 extra: [1; 2],
             });
-            Account { oldest, next, missing: missing.collect() }
+            MissingList { oldest, next, missing: missing.collect() }
         })
 }

@@ -7,7 +7,7 @@ use crate::cts_window::{CtsShadow, CtsWindow};
 use crate::explain::look::{Contact, Look, rank};
 use crate::explain::numbers::Numbers;
 use crate::imm::{Imm, LengthCode};
-use crate::recovery::account::{Account, MissingMessage};
+use crate::recovery::missing_list::{MissingList, MissingMessage};
 use crate::recovery::rail_mask::RailMask;
 use crate::requests::{Entries, Entry, Finished, Progress, RecvRequest, RequestId, Requests};
 use crate::stripe::Striping;
@@ -41,7 +41,7 @@ pub struct Buffer<'a, K = [u32; MAX_RAILS]> {
 /// - what there is to tell NCCL of a request: [`Self::poll_done`], [`Self::finish`],
 ///   [`Self::progress`];
 /// - how many messages may be expected: [`Self::receives`], [`Self::more_receives`];
-/// - after a fault ([`super::recovery`]): [`Self::account`], [`Self::renew_keys`];
+/// - after a fault ([`super::recovery`]): [`Self::missing_list`], [`Self::renew_keys`];
 /// - how it stands, for what explains waits ([`super::explain`]): [`Self::look`].
 #[derive(Debug)]
 pub struct RecvFlow {
@@ -56,7 +56,7 @@ pub struct RecvFlow {
     done: [u32; MAX_GROUP],
     /// The rails of the connection.
     pub(super) all_rails: RailMask,
-    /// By slot, the rails over which messages have come that had arrived before the last account.
+    /// By slot, the rails over which messages have come that had arrived before the last missing list.
     pub(super) earlier_rails: Vec<RailMask>,
 }
 
@@ -184,15 +184,15 @@ impl RecvFlow {
 
 #[cfg(any(test, fuzzing))]
 impl RecvFlow {
-    /// Tries [`Self::begin_single`] first, if `is_usual` and the receive is of one message, and else [`Self::post`].
+    /// Tries [`Self::begin_single`] first, if `is_fast` and the receive is of one message, and else [`Self::post`].
     pub(super) fn post_either<'a, K: KeysByRail + 'a>(
         &mut self,
-        is_usual: bool,
+        is_fast: bool,
         count: usize,
         buffer: impl Fn(usize) -> Result<Buffer<'a, K>, Violation>,
     ) -> Result<Option<RequestId>, Violation> {
         let mut id = None;
-        if is_usual && count == 1 && self.begin_single(buffer(0)?, |entry| id = Some(entry.id())) {
+        if is_fast && count == 1 && self.begin_single(buffer(0)?, |entry| id = Some(entry.id())) {
             return Ok(id);
         }
         self.post(count, buffer)
@@ -487,9 +487,9 @@ impl RecvFlow {
 
     /// Lists the messages that have not arrived whole. To be called after the queue pairs that were in use are destroyed and
     /// all of their completions have been handled. What has arrived of a listed message is forgotten: the whole of it comes
-    /// again, over queue pairs as `striping` says. The account stands for all clear-to-sends up to now: none of them is
+    /// again, over queue pairs as `striping` says. The missing list stands for all clear-to-sends up to now: none of them is
     /// returned by [`Self::take_cts`] any more.
-    pub fn account(&mut self, striping: Striping) -> Account {
+    pub fn missing_list(&mut self, striping: Striping) -> MissingList {
         self.keep_rails();
         let (oldest, next) = (self.window.oldest(), self.window.next());
         let mut missing = Vec::new();
@@ -502,13 +502,13 @@ impl RecvFlow {
                 missing.push(MissingMessage { cts, extra });
             }
         }
-        self.window.handle_account(missing.len() as u32);
+        self.window.handle_missing_list(missing.len() as u32);
         self.striping = striping;
-        Account { oldest, next, missing }
+        MissingList { oldest, next, missing }
     }
 
     /// The memory of buffers has other keys from now on, since a rail uses a port of another card: `keys_at` returns them by address
-    /// and length, or `None` where they are as before. To be called before [`Self::account`], which tells the sender.
+    /// and length, or `None` where they are as before. To be called before [`Self::missing_list`], which tells the sender.
     pub fn renew_keys(&mut self, mut keys_at: impl FnMut(u64, u32) -> Option<[u32; MAX_RAILS]>) {
         let (oldest, next) = (self.window.oldest(), self.window.next());
         for slot in (0..next.wrapping_sub(oldest)).map(|i| SlotIndex::of(oldest.wrapping_add(i))) {
@@ -538,7 +538,7 @@ impl RecvFlow {
 
 // For what explains waits.
 impl RecvFlow {
-    /// How it stands. NCCL has called in vain `tests` times for its requests.
+    /// How it stands. NCCL has called without success `tests` times for its requests.
     pub fn look(&self, tests: u32, flushes: bool) -> Look {
         let next = self.window.next();
         let posted = next.wrapping_sub(1);
@@ -887,7 +887,7 @@ mod tests {
         }
 
         #[test]
-        fn what_a_connection_has_outstanding_is_told() {
+        fn what_a_connection_has_outstanding_is_reported() {
             let mut flow = RecvFlow::new(one_qp());
             assert!(flow.is_idle() && !flow.has_waiting_cts());
             let id = post(&mut flow, &[buffer(100), buffer(200)]).expect("valid").expect("space");
@@ -946,28 +946,28 @@ mod tests {
 
         proptest! {
             #[test]
-            fn the_usual_case_leads_to_the_same_state_as_the_general_one(steps in steps(), rails in 1..5u8) {
+            fn the_fast_path_leads_to_the_same_state_as_the_general_one(steps in steps(), rails in 1..5u8) {
                 let mut flows = [(); 2].map(|()| RecvFlow::new(Striping::new(rails, 1, false)));
                 let (mut outstanding, mut seq) = (Vec::new(), 1);
                 for (tag, step) in steps.into_iter().enumerate() {
-                    let [usual, general] = &mut flows;
+                    let [fast, general] = &mut flows;
                     match step {
                         Step::Post(length) => {
                             let buffer = Buffer { addr: 7, length, rkeys: &[1, 2, 3, 4], tag: tag as u32 };
                             let mut id = None;
-                            if !usual.begin_single(buffer, |entry| id = Some(entry.id())) {
+                            if !fast.begin_single(buffer, |entry| id = Some(entry.id())) {
                                 prop_assert_eq!(id, None);
-                                id = usual.post(1, |_| Ok::<_, Violation>(buffer)).expect("valid");
+                                id = fast.post(1, |_| Ok::<_, Violation>(buffer)).expect("valid");
                             }
                             prop_assert_eq!(id, general.post(1, |_| Ok::<_, Violation>(buffer)).expect("valid"));
                             outstanding.extend(id);
                         }
                         Step::Send => {
-                            prop_assert_eq!(usual.poll_cts(6), general.poll_cts(6));
+                            prop_assert_eq!(fast.poll_cts(6), general.poll_cts(6));
                         }
                         Step::Arrive => {
                             let imm = Imm::new(SlotIndex::of(seq), LengthCode::Bytes(0));
-                            let [a, b] = [usual, general].map(|flow| flow.handle_immediate(QpIndex(0), imm).is_ok());
+                            let [a, b] = [fast, general].map(|flow| flow.handle_immediate(QpIndex(0), imm).is_ok());
                             prop_assert_eq!(a, b);
                             if a {
                                 seq += 1;
@@ -977,8 +977,8 @@ mod tests {
                         }
                     }
                 }
-                let [usual, general] = &flows;
-                prop_assert_eq!(format!("{usual:?}"), format!("{general:?}"));
+                let [fast, general] = &flows;
+                prop_assert_eq!(format!("{fast:?}"), format!("{general:?}"));
             }
         }
     }
@@ -1018,20 +1018,20 @@ mod tests {
                 }
                 for (seq, qp, code) in immediates {
                     let (qp, imm) = (QpIndex(qp), Imm::new(SlotIndex::of(seq), code));
-                    let [usual, general] = &mut flows;
-                    let taken = usual.handle_immediate(qp, imm).is_ok();
+                    let [fast, general] = &mut flows;
+                    let taken = fast.handle_immediate(qp, imm).is_ok();
                     let is_sent = general.window.is_sent(imm.slot().index());
                     prop_assert_eq!(taken, is_sent && general.handle_part(qp, imm).is_ok());
                     // The connection cannot go on.
                     if !taken {
                         return Ok(());
                     }
-                    prop_assert_eq!(usual.outstanding(), general.outstanding());
-                    prop_assert_eq!(usual.is_cts_due(), general.is_cts_due());
+                    prop_assert_eq!(fast.outstanding(), general.outstanding());
+                    prop_assert_eq!(fast.is_cts_due(), general.is_cts_due());
                     ids.retain(|id| {
                         let Some(id) = *id else { return false };
-                        let [usual, general] = &mut flows;
-                        let [a, b] = [usual, general].map(|flow| flow.poll_done(id).expect("live").map(<[u32]>::to_vec));
+                        let [fast, general] = &mut flows;
+                        let [a, b] = [fast, general].map(|flow| flow.poll_done(id).expect("live").map(<[u32]>::to_vec));
                         assert_eq!(a, b);
                         a.is_none()
                     });
@@ -1161,8 +1161,8 @@ mod tests {
             flow.handle_immediate(QpIndex(qp), Imm::new(SlotIndex::of(seq), code)).expect("expected");
         }
 
-        fn seqs(account: &Account) -> Vec<u32> {
-            account.missing.iter().map(|missing| missing.cts.seq).collect()
+        fn seqs(missing_list: &MissingList) -> Vec<u32> {
+            missing_list.missing.iter().map(|missing| missing.cts.seq).collect()
         }
 
         #[test]
@@ -1176,13 +1176,13 @@ mod tests {
             arrive(&mut flow, 3, 1, LengthCode::Stripe);
             arrive(&mut flow, 4, 0, LengthCode::Low(5));
             let over = Striping::new(2, 1, false).over(RailMask(0b101));
-            let account = flow.account(over);
-            assert_eq!((account.oldest, account.next, seqs(&account)), (1, 6, vec![1, 3, 4, 5]));
-            assert_eq!(account.arrived(), 1);
-            let MissingMessage { cts, extra } = account.missing[1];
+            let missing_list = flow.missing_list(over);
+            assert_eq!((missing_list.oldest, missing_list.next, seqs(&missing_list)), (1, 6, vec![1, 3, 4, 5]));
+            assert_eq!(missing_list.arrived(), 1);
+            let MissingMessage { cts, extra } = missing_list.missing[1];
             assert_eq!((cts.addr, cts.length, cts.rkeys, cts.tag, extra), (102, LENGTH, [1, 2], 7, [3, 4]));
             assert_eq!(flow.outstanding(), 4);
-            assert!(!flow.is_cts_due() && flow.poll_cts(8).is_none(), "the account stands for all clear-to-sends");
+            assert!(!flow.is_cts_due() && flow.poll_cts(8).is_none(), "the missing list stands for all clear-to-sends");
             for seq in [1, 3, 4, 5] {
                 arrive(&mut flow, seq, 0, LengthCode::Full);
                 arrive(&mut flow, seq, 1, LengthCode::Stripe);
@@ -1196,30 +1196,34 @@ mod tests {
         }
 
         #[test]
-        fn an_account_has_the_keys_that_memory_has_on_another_card() {
+        fn a_missing_list_has_the_keys_that_memory_has_on_another_card() {
             let mut flow = RecvFlow::new(Striping::new(3, 1, false));
             post(&mut flow, 100, 1);
             announce(&mut flow);
             post(&mut flow, 200, 1);
             post(&mut flow, 300, 1);
             flow.renew_keys(|addr, length| (addr != 200 && length == LENGTH).then_some([addr as u32, 12, 13, 14]));
-            let account = flow.account(Striping::new(1, 1, false));
+            let missing_list = flow.missing_list(Striping::new(1, 1, false));
             let keys: Vec<_> =
-                account.missing.iter().map(|MissingMessage { cts, extra }| (cts.rkeys, *extra)).collect();
+                missing_list.missing.iter().map(|MissingMessage { cts, extra }| (cts.rkeys, *extra)).collect();
             assert_eq!(keys, [([100, 12], [13, 14]), ([1, 2], [3, 4]), ([300, 12], [13, 14])]);
-            let of_cts: Vec<_> = account.missing.iter().map(|missing| (missing.cts.seq, missing.cts.addr)).collect();
+            let of_cts: Vec<_> =
+                missing_list.missing.iter().map(|missing| (missing.cts.seq, missing.cts.addr)).collect();
             assert_eq!(of_cts, [(1, 100), (2, 200), (3, 300)]);
         }
 
         #[test]
         fn nothing_is_listed_if_all_has_arrived() {
             let mut flow = RecvFlow::new(Striping::new(1, 1, false));
-            let empty = flow.account(Striping::new(1, 1, false));
-            assert_eq!(empty, Account { oldest: 1, next: 1, missing: Vec::new() });
+            let empty = flow.missing_list(Striping::new(1, 1, false));
+            assert_eq!(empty, MissingList { oldest: 1, next: 1, missing: Vec::new() });
             post(&mut flow, 0, 2);
             announce(&mut flow);
             [1, 2].into_iter().for_each(|seq| arrive(&mut flow, seq, 0, LengthCode::Bytes(1)));
-            assert_eq!(flow.account(Striping::new(1, 1, false)), Account { oldest: 3, next: 3, missing: Vec::new() });
+            assert_eq!(
+                flow.missing_list(Striping::new(1, 1, false)),
+                MissingList { oldest: 3, next: 3, missing: Vec::new() }
+            );
         }
 
         #[test]
@@ -1244,11 +1248,11 @@ mod tests {
             for _ in 0..groups {
                 post(&mut flow, 0, 8);
             }
-            let account = flow.account(striping);
-            assert!(account.next > RING_SLOTS as u32);
-            assert_eq!((account.oldest, account.next), (206, 206 + 8 * groups));
-            assert_eq!(seqs(&account), (206..206 + 8 * groups).collect::<Vec<_>>());
-            assert_eq!(account.check(), Ok(()));
+            let missing_list = flow.missing_list(striping);
+            assert!(missing_list.next > RING_SLOTS as u32);
+            assert_eq!((missing_list.oldest, missing_list.next), (206, 206 + 8 * groups));
+            assert_eq!(seqs(&missing_list), (206..206 + 8 * groups).collect::<Vec<_>>());
+            assert_eq!(missing_list.check(), Ok(()));
         }
 
         #[test]
@@ -1260,10 +1264,10 @@ mod tests {
             announce(&mut flow);
             arrive(&mut flow, 1, 2, LengthCode::Bytes(5));
             assert_eq!(flow.rails_of(100), 0b100);
-            flow.account(Striping::new(1, 1, false).over(RailMask::only(1)));
+            flow.missing_list(Striping::new(1, 1, false).over(RailMask::only(1)));
             arrive(&mut flow, 2, 0, LengthCode::Bytes(5));
             assert_eq!((flow.rails_of(100), flow.rails_of(200)), (0b100, 0b010));
-            flow.account(Striping::new(3, 1, false));
+            flow.missing_list(Striping::new(3, 1, false));
             assert_eq!((flow.rails_of(100), flow.rails_of(200), flow.rails_of(300)), (0b100, 0b010, 0b111));
         }
     }

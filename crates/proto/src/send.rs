@@ -9,7 +9,7 @@ use crate::explain::numbers::Numbers;
 use crate::imm::{Imm, LengthCode};
 use crate::lanes::{LEARNING_BYTES, Lanes};
 use crate::rail_weights::{BusyPolls, LaneWeights, RailWeights};
-use crate::recovery::account::{Account, MissingMessage};
+use crate::recovery::missing_list::{MissingList, MissingMessage};
 use crate::requests::{Entries, Entry, Progress, RequestId, Requests, SendRequest};
 use crate::stripe::{Stripe, Striping};
 use crate::{MAX_MESSAGE, MAX_QPS, MAX_REQUESTS, QpIndex, RING_SLOTS, Violation, violation};
@@ -36,7 +36,7 @@ pub(super) struct UnclaimedCts {
 /// - what has happened to requests: [`Self::handle_completion`] and the like; and what there is to
 ///   tell NCCL of it: [`Self::poll_done`], [`Self::finish`], [`Self::progress`];
 /// - lanes: [`Self::use_lanes`], [`Self::weight_of`], [`Self::poll_slow_lane`];
-/// - after a fault ([`super::recovery`]): [`Self::apply_account`], [`Self::poll_replay`];
+/// - after a fault ([`super::recovery`]): [`Self::apply_missing_list`], [`Self::poll_replay`];
 /// - how it stands, for what explains waits ([`super::explain`]): [`Self::look`].
 #[derive(Debug)]
 pub struct SendFlow {
@@ -71,7 +71,7 @@ pub struct SendFlow {
 /// the transfer and reads that field again, which costs instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Usual {
+pub enum Fast {
     /// A message that is to be posted as [`Transfer::single`] says.
     Begun(Transfer),
     /// It is not the usual case, and nothing has changed: [`SendFlow::submit`] decides.
@@ -264,44 +264,44 @@ impl SendFlow {
         read: impl FnOnce(u32) -> CtsWords,
         prepare: impl FnOnce(&Cts),
         begun: impl FnOnce(&Entry<SendRequest>),
-    ) -> Usual {
+    ) -> Fast {
         let seq = self.next;
         let cts = Cts::from_words(&read(seq));
         if cts.tag != tag {
-            return Usual::Other;
+            return Fast::Other;
         }
         // Before the next condition, as the compiler makes one of both otherwise, which costs more.
         prepare(&cts);
         if cts.length.wrapping_sub(1) >= MAX_MESSAGE || length > cts.length {
-            return Usual::Other;
+            return Fast::Other;
         }
-        let Some(entry) = self.requests.allocate() else { return Usual::Other };
+        let Some(entry) = self.requests.allocate() else { return Fast::Other };
         let id = entry.id();
         entry.value.begin(seq, addr, length, 1);
         begun(entry);
         self.next = seq.wrapping_add(1);
         self.head = self.next;
-        Usual::Begun(self.transfer(id, SlotIndex::of(seq), UnclaimedCts::from(&cts), length, 1))
+        Fast::Begun(self.transfer(id, SlotIndex::of(seq), UnclaimedCts::from(&cts), length, 1))
     }
 }
 
 #[cfg(any(test, fuzzing))]
 impl SendFlow {
-    /// Tries [`Self::refuse`] and [`Self::submit_single`] first, if `is_usual` and the message may have one stripe only, and else [`Self::submit`].
+    /// Tries [`Self::refuse`] and [`Self::submit_single`] first, if `is_fast` and the message may have one stripe only, and else [`Self::submit`].
     pub(super) fn submit_either(
         &mut self,
-        is_usual: bool,
+        is_fast: bool,
         tag: u32,
         addr: u64,
         length: u32,
         read: impl Fn(u32) -> Option<CtsWords> + Copy,
     ) -> Result<Option<Transfer>, Violation> {
         let is_single = self.striping.stripe_count(length) == 1 && length < Imm::EXPLICIT_LIMIT;
-        match if is_usual { self.refuse(|seq| read(seq).is_some()) } else { Refusal::No } {
+        match if is_fast { self.refuse(|seq| read(seq).is_some()) } else { Refusal::No } {
             Refusal::First | Refusal::Again => return Ok(None),
             Refusal::Next if is_single => {
                 let read = |seq| read(seq).unwrap_or_default();
-                if let Usual::Begun(transfer) = self.submit_single(tag, addr, length, read, |_| (), |_| ()) {
+                if let Fast::Begun(transfer) = self.submit_single(tag, addr, length, read, |_| (), |_| ()) {
                     let stripes: Vec<_> = transfer.stripes(|qp| self.weight_of(qp)).collect();
                     let (qp, first) = transfer.single();
                     let whole = Stripe { qp, offset: 0, length: transfer.length };
@@ -543,20 +543,20 @@ impl SendFlow {
     /// taken as if they had been read from the ring.
     ///
     /// # Errors
-    /// The account is not valid, or contradicts what this end knows; or a message is missing that NCCL has been told is sent.
+    /// The missing list is not valid, or contradicts what this end knows; or a message is missing that NCCL has been told is sent.
     /// Nothing has changed then.
-    pub fn apply_account(
+    pub fn apply_missing_list(
         &mut self,
-        account: &Account,
+        missing_list: &MissingList,
         striping: Striping,
         weights: RailWeights,
     ) -> Result<(), Unapplied> {
-        account.check()?;
+        missing_list.check()?;
         let live: BTreeMap<u32, RequestId> =
             self.requests.live().map(|(id, request)| (request.seq.get(), id)).collect();
-        self.check_unlisted(account)?;
-        let replays = self.check_listed(account, &live)?;
-        self.replays.begin(account);
+        self.check_unlisted(missing_list)?;
+        let replays = self.check_listed(missing_list, &live)?;
+        self.replays.begin(missing_list);
         self.replays.queue.extend(replays);
         for (_, request) in self.requests.live() {
             request.pending_stripes.set(0);
@@ -567,21 +567,25 @@ impl SendFlow {
             }
         }
         self.unclaimed.fill(None);
-        let mut head = account.next;
-        for MissingMessage { cts, .. } in account.missing.iter().rev().filter(|m| !live.contains_key(&m.cts.seq)) {
+        let mut head = missing_list.next;
+        for MissingMessage { cts, .. } in missing_list.missing.iter().rev().filter(|m| !live.contains_key(&m.cts.seq)) {
             self.unclaimed[cts.seq as usize % RING_SLOTS] = Some(UnclaimedCts::from(cts));
             head = cts.seq;
         }
-        (self.head, self.next, self.qp) = (head, account.next, QpIndex(0));
+        (self.head, self.next, self.qp) = (head, missing_list.next, QpIndex(0));
         (self.striping, self.weights) = (striping, weights);
         self.begin_lanes();
         Ok(())
     }
 
     /// Checks each listed message. Returns those that are to be sent again.
-    fn check_listed(&self, account: &Account, live: &BTreeMap<u32, RequestId>) -> Result<Vec<Replay>, Unapplied> {
+    fn check_listed(
+        &self,
+        missing_list: &MissingList,
+        live: &BTreeMap<u32, RequestId>,
+    ) -> Result<Vec<Replay>, Unapplied> {
         let mut replays = Vec::new();
-        for missing in &account.missing {
+        for missing in &missing_list.missing {
             let MissingMessage { cts, .. } = missing;
             let request = live.get(&cts.seq).and_then(|id| self.requests.get(*id).map(|request| (*id, request)));
             if let Some((id, request)) = request {
@@ -594,7 +598,7 @@ impl SendFlow {
                     .into());
                 }
                 replays.push(Replay { request: id, addr: request.addr.get(), length, missing: *missing });
-            } else if !self.is_unclaimed(cts.seq, account.next) {
+            } else if !self.is_unclaimed(cts.seq, missing_list.next) {
                 return Err(Unapplied::Lost { seq: cts.seq });
             }
         }
@@ -608,16 +612,16 @@ impl SendFlow {
         is_kept || seq.wrapping_sub(self.next) < end.wrapping_sub(self.next)
     }
 
-    /// Checks that the account lists every message that this end has not sent.
-    fn check_unlisted(&self, account: &Account) -> Result<(), Violation> {
-        let (next, own) = (account.next, self.next);
+    /// Checks that the missing list lists every message that this end has not sent.
+    fn check_unlisted(&self, missing_list: &MissingList) -> Result<(), Violation> {
+        let (next, own) = (missing_list.next, self.next);
         // A peer that goes back is more than half of all numbers ahead.
         if next.wrapping_sub(own) as usize > RING_SLOTS {
-            return Err(violation!("an account up to message {next}, where {own} is due"));
+            return Err(violation!("a missing list up to message {next}, where {own} is due"));
         }
         let known = next.wrapping_sub(self.head);
         let unsent = (0..known).map(|i| self.head.wrapping_add(i)).filter(|seq| self.is_unclaimed(*seq, next));
-        let listed: BTreeSet<u32> = account.missing.iter().map(|missing| missing.cts.seq).collect();
+        let listed: BTreeSet<u32> = missing_list.missing.iter().map(|missing| missing.cts.seq).collect();
         match { unsent }.find(|seq| !listed.contains(seq)) {
             None => Ok(()),
             Some(seq) => Err(violation!("message {seq} is said to have arrived, and was not sent")),
@@ -667,7 +671,7 @@ impl SendFlow {
     }
 
     /// Remote key of the buffer of `transfer` on rail number `rail`. `read_extra_keys` reads the first half of the clear-to-send
-    /// in a slot of the ring, where clear-to-sends have two halves. What an account has listed is not looked for in the ring.
+    /// in a slot of the ring, where clear-to-sends have two halves. What a missing list has listed is not looked for in the ring.
     pub fn rkey(&self, transfer: &Transfer, rail: u8, read_extra_keys: impl FnOnce(SlotIndex) -> CtsWords) -> u32 {
         if let Some(key) = transfer.rkeys.get(usize::from(rail)) {
             return *key;
@@ -679,7 +683,7 @@ impl SendFlow {
 
 // For what explains waits.
 impl SendFlow {
-    /// How it stands. `read` looks for the clear-to-send of a sequence number in the ring. NCCL has called in vain `tests` times
+    /// How it stands. `read` looks for the clear-to-send of a sequence number in the ring. NCCL has called without success `tests` times
     /// for its requests.
     pub fn look(&self, tests: u32, read: impl Fn(u32) -> Option<CtsWords>) -> Look {
         let (head, next) = (self.head, self.next);
@@ -866,7 +870,7 @@ impl SendQueueSpace {
     }
 }
 
-/// Why an account cannot be applied. The connection cannot go on.
+/// Why a missing list cannot be applied. The connection cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unapplied {
     /// The receiver has said something no Ferrite says.
@@ -908,27 +912,27 @@ pub(crate) struct Replay {
     pub(crate) missing: MissingMessage,
 }
 
-/// What the sender keeps of the account that it has applied last.
+/// What the sender keeps of the missing list that it has applied last.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Replays {
     /// In ascending order of their sequence numbers.
     pub(crate) queue: VecDeque<Replay>,
-    /// Sequence number and keys of rails 2 and 3 of each clear-to-send that the account lists, by slot: the ring may lack them.
+    /// Sequence number and keys of rails 2 and 3 of each clear-to-send that the missing list lists, by slot: the ring may lack them.
     extra: Vec<(u32, ExtraKeys)>,
 }
 
 impl Replays {
-    /// Nothing of an earlier account counts any more.
-    pub(crate) fn begin(&mut self, account: &Account) {
+    /// Nothing of an earlier missing list counts any more.
+    pub(crate) fn begin(&mut self, missing_list: &MissingList) {
         self.queue.clear();
         self.extra.clear();
-        self.extra.resize(RING_SLOTS, (account.oldest.wrapping_sub(1), ExtraKeys::default()));
-        for MissingMessage { cts, extra } in &account.missing {
+        self.extra.resize(RING_SLOTS, (missing_list.oldest.wrapping_sub(1), ExtraKeys::default()));
+        for MissingMessage { cts, extra } in &missing_list.missing {
             self.extra[cts.seq as usize % RING_SLOTS] = (cts.seq, *extra);
         }
     }
 
-    /// The keys of rails 2 and 3 for message `seq`, if the account lists it.
+    /// The keys of rails 2 and 3 for message `seq`, if the missing list lists it.
     pub(crate) fn extra_keys(&self, seq: u32) -> Option<ExtraKeys> {
         let found = self.extra.get(seq as usize % RING_SLOTS);
         found.filter(|(listed, _)| *listed == seq).map(|(_, keys)| *keys)
@@ -1078,7 +1082,7 @@ mod tests {
 
         /// One immediate tells all lengths below 2^22 less the codes, and that of the clear-to-send.
         #[test]
-        fn the_least_length_that_no_immediate_can_tell_is_told_as_the_whole_buffer_or_in_two_halves() {
+        fn the_least_length_that_no_immediate_can_tell_is_reported_as_the_whole_buffer_or_in_two_halves() {
             let first = |room: u32, length: u32| {
                 let transfer = submit(&mut flow(), &[cts(1, 7, room)], 7, length).expect("cleared");
                 let mut stripes = transfer.stripes(|_| 1);
@@ -1136,7 +1140,7 @@ mod tests {
             #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(4), ..Default::default() })]
 
             #[test]
-            fn the_usual_case_gives_the_same_transfers_and_the_same_state_as_the_general_one(
+            fn the_fast_path_gives_the_same_transfers_and_the_same_state_as_the_general_one(
                 steps in steps(),
                 (qps, split) in (1..4u8, any::<bool>()),
             ) {
@@ -1146,12 +1150,12 @@ mod tests {
                 let mut ring: Vec<Cts> = Vec::new();
                 for (number, step) in steps.into_iter().enumerate() {
                     let mut answers = Vec::new();
-                    for (flow, outstanding, is_usual) in &mut callers {
+                    for (flow, outstanding, is_fast) in &mut callers {
                         match &step {
                             Step::Write { .. } => {}
                             Step::Send { tag, length } => {
                                 let read = |seq: u32| ring.get(seq as usize - 1).map(Cts::emit);
-                                let answer = flow.submit_either(*is_usual, *tag, 7, *length, read).ok();
+                                let answer = flow.submit_either(*is_fast, *tag, 7, *length, read).ok();
                                 outstanding.extend(answer.flatten());
                                 answers.push(answer);
                             }
@@ -1209,7 +1213,7 @@ mod tests {
 
     mod lanes {
         use super::*;
-        use crate::recovery::account::Account;
+        use crate::recovery::missing_list::MissingList;
 
         const LARGE: u32 = 1 << 20;
 
@@ -1248,10 +1252,10 @@ mod tests {
 
         #[test]
         fn queue_pairs_are_lanes_only_if_messages_are_cut_over_several_of_a_rail_and_it_is_wished() {
-            let has_lanes = |rails, per_rail, split, is_wished: bool| {
+            let has_lanes = |rails, per_rail, split, is_requested: bool| {
                 let mut flow =
                     SendFlow::new(Striping::new(rails, per_rail, split), RailWeights::from_speeds([400_000; 4]));
-                if is_wished {
+                if is_requested {
                     flow.use_lanes();
                 } else {
                     flow.begin_lanes();
@@ -1450,9 +1454,9 @@ mod tests {
             let mut flow = lanes();
             (0..100).for_each(|_| drop(send(&mut flow, LARGE, Some(2))));
             let next = flow.1 + 1;
-            let nothing_missing = Account { oldest: next, next, missing: Vec::new() };
+            let nothing_missing = MissingList { oldest: next, next, missing: Vec::new() };
             let (striping, weights) = (Striping::new(1, 3, true), RailWeights::from_speeds([400_000]));
-            flow.0.apply_account(&nothing_missing, striping, weights).expect("it fits");
+            flow.0.apply_missing_list(&nothing_missing, striping, weights).expect("it fits");
             assert!(flow.0.has_lanes());
             assert!((0..3).all(|qp| flow.0.weight_of(QpIndex(qp)) == flow.0.weight_of(QpIndex(0))));
         }
@@ -1617,8 +1621,8 @@ mod tests {
             seqs.iter().map(missing).collect()
         }
 
-        fn account(next: u32, seqs: &[u32]) -> Account {
-            Account { oldest: seqs.first().copied().unwrap_or(next), next, missing: missing(seqs) }
+        fn missing_list(next: u32, seqs: &[u32]) -> MissingList {
+            MissingList { oldest: seqs.first().copied().unwrap_or(next), next, missing: missing(seqs) }
         }
 
         /// A flow over two rails that has read clear-to-sends 1 to 4, of tags 1 and 0 in turn. Messages 1, 2 and 3 are sent;
@@ -1634,9 +1638,9 @@ mod tests {
             (flow, ids)
         }
 
-        fn apply(flow: &mut SendFlow, account: &Account) -> Result<(), Unapplied> {
-            flow.apply_account(
-                account,
+        fn apply(flow: &mut SendFlow, missing_list: &MissingList) -> Result<(), Unapplied> {
+            flow.apply_missing_list(
+                missing_list,
                 Striping::new(1, 1, false).over(RailMask::only(1)),
                 RailWeights::from_speeds(WEIGHTS),
             )
@@ -1654,7 +1658,7 @@ mod tests {
         fn listed_requests_are_sent_again_in_order_and_the_others_are_complete() {
             let (mut flow, ids) = flow();
             assert_eq!(flow.outstanding(), 2);
-            apply(&mut flow, &account(5, &[1, 3, 4])).expect("valid");
+            apply(&mut flow, &missing_list(5, &[1, 3, 4])).expect("valid");
             assert_eq!(flow.poll_done(ids[1]), Ok(Some(50)), "it has arrived");
             assert_eq!(flow.poll_done(ids[0]), Ok(None), "it was acknowledged, and has not arrived");
             assert_eq!(flow.outstanding(), 2);
@@ -1667,19 +1671,19 @@ mod tests {
 
         /// As many buffers as the ring has slots are posted, and the sender has read no clear-to-send.
         #[test]
-        fn an_account_of_as_many_messages_as_the_ring_has_slots_is_applied() {
+        fn a_missing_list_of_as_many_messages_as_the_ring_has_slots_is_applied() {
             let mut flow = SendFlow::new(Striping::new(2, 1, false), RailWeights::from_speeds(WEIGHTS));
             let end = RING_SLOTS as u32 + 1;
             let all: Vec<u32> = (1..end).collect();
-            apply(&mut flow, &account(end, &all)).expect("valid");
+            apply(&mut flow, &missing_list(end, &all)).expect("valid");
             let next = flow.submit(1, 0, 10, |_| None).expect("valid").map(|transfer| transfer.remote_addr);
             assert_eq!(next, Some(0x1000));
         }
 
         #[test]
-        fn clear_to_sends_of_the_account_are_used_as_if_they_had_been_read() {
+        fn clear_to_sends_of_the_missing_list_are_used_as_if_they_had_been_read() {
             let (mut flow, _) = flow();
-            apply(&mut flow, &account(7, &[4, 5, 6])).expect("valid");
+            apply(&mut flow, &missing_list(7, &[4, 5, 6])).expect("valid");
             let mut send = |tag, read: Option<Cts>| {
                 let words = |seq| read.filter(|cts| cts.seq == seq).map(|cts| cts.emit());
                 flow.submit(tag, 0, 10, words).expect("valid").map(|transfer| transfer.remote_addr)
@@ -1690,10 +1694,10 @@ mod tests {
         }
 
         #[test]
-        fn keys_come_from_the_account_for_what_it_lists_and_from_the_ring_for_the_rest() {
+        fn keys_come_from_the_missing_list_for_what_it_lists_and_from_the_ring_for_the_rest() {
             let (mut flow, _) = flow();
             let ring = |slot: SlotIndex| emit_extra_keys([slot.index() as u32, 9]);
-            apply(&mut flow, &account(5, &[1, 4])).expect("valid");
+            apply(&mut flow, &missing_list(5, &[1, 4])).expect("valid");
             let (replay, _) = flow.poll_replay().expect("message 1");
             assert_eq!([0, 1, 2, 3].map(|rail| flow.rkey(&replay, rail, ring)), [1, 101, 201, 301]);
             let mut send = |read: Option<Cts>| {
@@ -1703,7 +1707,7 @@ mod tests {
             assert!(later.is_none(), "another tag");
             let newer = flow.submit(1, 0, 1, |_| None).expect("valid").expect("message 5");
             assert_eq!([flow.rkey(&listed, 3, ring), flow.rkey(&newer, 2, ring)], [304, 5]);
-            // The slot of message 1 again: what the account says is of an earlier message.
+            // The slot of message 1 again: what the missing list says is of an earlier message.
             for seq in 6..RING_SLOTS as u32 + 2 {
                 let words = cts(seq, 1).emit();
                 let sent = flow.submit(seq % 2, 0, 1, |_| Some(words)).expect("valid").expect("cleared");
@@ -1714,27 +1718,28 @@ mod tests {
         }
 
         #[test]
-        fn a_missing_message_that_nccl_was_told_is_sent_is_lost() {
+        fn a_missing_message_that_nccl_was_given_is_sent_is_lost() {
             let (mut flow, ids) = flow();
             flow.poll_done(ids[0]).expect("complete");
-            let lost = apply(&mut flow, &account(5, &[1, 4]));
+            let lost = apply(&mut flow, &missing_list(5, &[1, 4]));
             assert_eq!(lost, Err(Unapplied::Lost { seq: 1 }));
             assert!(lost.expect_err("lost").to_string().contains("acknowledged by a device that died"));
             assert_eq!((flow.outstanding(), flow.has_replays()), (2, false), "nothing has changed");
         }
 
         #[test]
-        fn an_account_that_contradicts_what_was_sent_is_a_violation() {
-            let refused = |account: &Account| matches!(apply(&mut flow().0, account), Err(Unapplied::Violation(_)));
-            assert!(!refused(&account(5, &[4])));
-            assert!(refused(&account(4, &[])), "clear-to-send 4 has been read");
-            assert!(refused(&account(5, &[])), "message 4 was not sent");
-            assert!(refused(&account(6, &[4])), "message 5 was not sent");
-            assert!(refused(&account(5 + RING_SLOTS as u32 + 1, &[])), "more than a ring");
-            assert!(refused(&Account { missing: missing(&[4, 3]), ..account(5, &[3, 4]) }), "not in order");
-            assert!(refused(&Account { missing: missing(&[3, 3, 4]), ..account(5, &[3, 4]) }), "twice");
-            assert!(refused(&Account { oldest: 4, ..account(5, &[3, 4]) }), "outside");
-            let mut short = account(5, &[2, 4]);
+        fn a_missing_list_that_contradicts_what_was_sent_is_a_violation() {
+            let refused =
+                |missing_list: &MissingList| matches!(apply(&mut flow().0, missing_list), Err(Unapplied::Violation(_)));
+            assert!(!refused(&missing_list(5, &[4])));
+            assert!(refused(&missing_list(4, &[])), "clear-to-send 4 has been read");
+            assert!(refused(&missing_list(5, &[])), "message 4 was not sent");
+            assert!(refused(&missing_list(6, &[4])), "message 5 was not sent");
+            assert!(refused(&missing_list(5 + RING_SLOTS as u32 + 1, &[])), "more than a ring");
+            assert!(refused(&MissingList { missing: missing(&[4, 3]), ..missing_list(5, &[3, 4]) }), "not in order");
+            assert!(refused(&MissingList { missing: missing(&[3, 3, 4]), ..missing_list(5, &[3, 4]) }), "twice");
+            assert!(refused(&MissingList { oldest: 4, ..missing_list(5, &[3, 4]) }), "outside");
+            let mut short = missing_list(5, &[2, 4]);
             short.missing[0].cts.length = 49;
             assert!(refused(&short), "50 bytes were sent");
             short.missing[0].cts.length = MAX_MESSAGE + 1;
@@ -1742,11 +1747,11 @@ mod tests {
         }
 
         #[test]
-        fn a_second_account_replaces_the_first() {
+        fn a_second_missing_list_replaces_the_first() {
             let (mut flow, ids) = flow();
-            apply(&mut flow, &account(5, &[1, 2, 3, 4])).expect("valid");
+            apply(&mut flow, &missing_list(5, &[1, 2, 3, 4])).expect("valid");
             flow.poll_replay().expect("message 1");
-            apply(&mut flow, &account(6, &[2, 4, 5])).expect("valid");
+            apply(&mut flow, &missing_list(6, &[2, 4, 5])).expect("valid");
             assert_eq!(flow.poll_done(ids[0]), Ok(Some(100)));
             assert_eq!(flow.poll_done(ids[2]), Ok(Some(60)));
             assert_eq!(replayed(&mut flow), [(ids[1], 0x2000, 0x20, 50)]);
@@ -1755,7 +1760,7 @@ mod tests {
         #[test]
         fn all_requests_are_complete_once_the_receiver_has_closed_in_good_order() {
             let (mut flow, ids) = flow();
-            apply(&mut flow, &account(5, &[2, 3, 4])).expect("valid");
+            apply(&mut flow, &missing_list(5, &[2, 3, 4])).expect("valid");
             flow.complete_all();
             assert_eq!((flow.outstanding(), flow.poll_replay()), (0, None));
             assert!(ids.into_iter().all(|id| flow.poll_done(id).is_ok_and(|done| done.is_some())));

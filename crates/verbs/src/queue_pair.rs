@@ -222,7 +222,7 @@ impl Drop for RawQueuePair {
 }
 
 /// A queue pair in `pd`, which is `domain` or a parent domain of it, and the inline data that it has, which is the most that the device grants of what is asked for. Where the
-/// device refuses for another reason than inline data, each step is tried in vain, and the last error counts.
+/// device refuses for another reason than inline data, each step is tried without success, and the last error counts.
 fn create_qp(
     domain: &ProtectionDomain,
     pd: *mut sys::ibv_pd,

@@ -61,7 +61,7 @@ impl DeviceEvents {
     }
 
     /// The device is open again: all that depends on its ports has a look at them.
-    pub fn tell_of_return(&self) {
+    pub fn notify_device_back(&self) {
         self.listeners.tell_all(PortEvent::Active);
     }
 

@@ -95,8 +95,8 @@ impl Watcher {
     }
 
     /// The device is open again: all that depends on its ports has a look at them.
-    pub fn tell_of_return(&self) {
-        self.shared.events.tell_of_return();
+    pub fn notify_device_back(&self) {
+        self.shared.events.notify_device_back();
     }
 
     /// From now on `listener` receives the events of the card's port of this number, as long as it lives.

@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_panics_is_told_and_harms_no_thread() {
+    fn a_job_that_panics_is_reported_and_harms_no_thread() {
         let workers = Arc::new(Workers::default());
         let job = Arc::new(Counter { panics: true, ..Counter::default() });
         let id = add(&workers, &job);

@@ -69,7 +69,7 @@ impl Port {
 }
 
 impl Drop for Port {
-    /// A forked child may have the port as well: nobody is to call there in vain.
+    /// A forked child may have the port as well: nobody is to call there without success.
     fn drop(&mut self) {
         if self.owner != process_id() {
             return;

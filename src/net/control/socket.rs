@@ -168,7 +168,7 @@ mod tests {
 
     /// As while an interface is down.
     #[test]
-    fn a_network_that_is_not_there_is_told_by_its_errno() {
+    fn a_network_that_is_not_there_is_reported_by_its_errno() {
         let group = SocketAddr::from(([224, 0, 0, 1], 9));
         assert_eq!(ControlSocket::dial(group).map(|_| ()), Err(libc::ENETUNREACH));
     }

@@ -135,7 +135,7 @@ impl Sockets {
             }
         }
         // Last: clients that are there already are read first.
-        if is_called { self.let_in(plane, now) } else { Ok(()) }
+        if is_called { self.accept_clients(plane, now) } else { Ok(()) }
     }
 
     fn handle_ready(&mut self, plane: &mut ControlPlane, now: Time, conn: ConnId) {
@@ -180,7 +180,7 @@ impl Sockets {
         }
     }
 
-    fn let_in(&mut self, plane: &mut ControlPlane, now: Time) -> Result<()> {
+    fn accept_clients(&mut self, plane: &mut ControlPlane, now: Time) -> Result<()> {
         for _ in 0..MAX_ACCEPTS {
             let Some(port) = &self.port else { return Ok(()) };
             if plane.make_room(now).is_err() {

@@ -48,7 +48,7 @@ pub(super) trait Path {
     fn queue(&self) -> &CompletionQueue;
 
     /// If `request` is complete, and is not one for [`Self::finish`], calls `done`; it has ended then.
-    fn finish_usual(&mut self, request: &Entry<Self::Request>, done: impl Done) -> Progress;
+    fn finish_fast(&mut self, request: &Entry<Self::Request>, done: impl Done) -> Progress;
 
     /// If `request` is complete, calls `done` and returns true; it has ended then.
     ///
@@ -68,7 +68,7 @@ pub(super) trait Path {
     /// Handles the completions of the only queue in their order, as long as they are usual ones, and then finishes `request`, if it
     /// is complete. `None`: that is all. Otherwise [`Self::handle_others`] is to be called with the completions that it returns: those that
     /// are left, or an empty slice.
-    fn handle_usual<'c>(
+    fn handle_fast<'c>(
         &mut self,
         completions: &'c [Completion],
         request: &Entry<Self::Request>,
@@ -93,7 +93,7 @@ pub(super) trait Path {
     /// The connection has failed.
     fn progress_in_general(&mut self, awaited: RequestId) -> Result<()>;
 
-    /// As [`Self::handle_usual`], whatever there is to do.
+    /// As [`Self::handle_fast`], whatever there is to do.
     ///
     /// # Errors
     /// The connection has failed, and the request is not complete.
@@ -132,7 +132,7 @@ pub(super) trait Path {
         match self.queue().poll(&mut batch) {
             Ok([]) if self.has_nothing_to_do() => Ok(()),
             Ok([]) => self.handle_empty_poll(request.id()),
-            Ok(completions) => match self.handle_usual(completions, request, done) {
+            Ok(completions) => match self.handle_fast(completions, request, done) {
                 None => Ok(()),
                 Some(others) => self.handle_others(others, request, done),
             },
@@ -159,7 +159,7 @@ pub(super) trait Path {
 pub(super) fn test<P: Path>(cell: &ExclusiveCell<P>, request: &Entry<P::Request>, done: impl Done) -> Result<()> {
     let Some(mut inside) = cell.begin_if_clear() else { return test_in_general(request, done, cell) };
     let path = inside.state();
-    match path.finish_usual(request, done) {
+    match path.finish_fast(request, done) {
         Progress::Finished(_) => {
             inside.leave();
             Ok(())
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_thread_is_inside_it_is_told_which() {
+    fn where_a_thread_is_inside_it_is_reported_which() {
         let peer = unreached_peer();
         assert_eq!(found(Err(Occupant::Nccl), &peer), Found::InCall);
         assert_eq!(found(Err(Occupant::Visitor), &peer), Found::Visited);

@@ -44,7 +44,7 @@ fn a_visitor_and_nccls_thread_wait_for_each_other() {
 #[test]
 fn two_visitors_disturb_neither_each_other_nor_nccls_thread() {
     let (cell, is_over) = (cell(0), AtomicBool::new(false));
-    let goes_on = || !is_over.load(Ordering::Relaxed);
+    let resumes = || !is_over.load(Ordering::Relaxed);
     let increment = |state: &mut usize| *state += 1;
     let visit = |state: &mut usize| {
         increment(state);
@@ -59,9 +59,9 @@ fn two_visitors_disturb_neither_each_other_nor_nccls_thread() {
     let visits = if cfg!(miri) { 30 } else { 300 };
     let (tried, entered) = std::thread::scope(|scope| {
         let tries =
-            scope.spawn(|| std::iter::from_fn(|| goes_on().then(|| cell.try_visit(increment))).flatten().count());
+            scope.spawn(|| std::iter::from_fn(|| resumes().then(|| cell.try_visit(increment))).flatten().count());
         let enters =
-            scope.spawn(|| std::iter::from_fn(|| goes_on().then(|| cell.enter(enter).expect("it waits"))).count());
+            scope.spawn(|| std::iter::from_fn(|| resumes().then(|| cell.enter(enter).expect("it waits"))).count());
         (0..visits).for_each(|_| cell.visit(visit).expect("it waits"));
         is_over.store(true, Ordering::Relaxed);
         (tries.join().expect("it does not panic"), enters.join())

@@ -11,7 +11,7 @@ use crate::proto::{MAX_RAILS, QpIndex};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Tests in vain from one look at the clock to the next: as many as an `u8` counts.
+/// Tests without success from one look at the clock to the next: as many as an `u8` counts.
 const LOOK_EVERY: u32 = 1 << u8::BITS;
 /// Time without a suspicion after which the limit is halved.
 const QUIET: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ const MAX_FACTOR: u32 = 8;
 /// quiet minute halves it again.
 #[derive(Debug)]
 pub struct Stall {
-    /// Tests in vain since the last time that [`Self::is_due`] said so.
+    /// Tests without success since the last time that [`Self::is_due`] said so.
     tests: u8,
     /// How often it has said so, modulo 2^32.
     looks: u32,
@@ -54,7 +54,7 @@ impl Stall {
         Self { tests: 0, looks: 0, oldest: None, limit, round_trip, factor: 1, last: clock::now() }
     }
 
-    /// To be called after each test in vain: whether it is time for [`Self::check`].
+    /// To be called after each test without success: whether it is time for [`Self::check`].
     #[inline(always)]
     pub fn is_due(&mut self) -> bool {
         self.tests = self.tests.wrapping_add(1);
@@ -306,7 +306,7 @@ mod tests {
         use super::*;
 
         #[test]
-        fn each_test_in_vain_is_counted_and_one_of_256_looks_at_the_clock() {
+        fn each_test_without_success_is_counted_and_one_of_256_looks_at_the_clock() {
             let mut stall = Stall::new(0, Duration::ZERO);
             for count in 1..=1000 {
                 assert_eq!(stall.is_due(), count % LOOK_EVERY == 0);

@@ -24,8 +24,8 @@ use crate::proto::explain::look::{Found, Look};
 use crate::proto::handshake::{Negotiated, Ring};
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
-use crate::proto::recovery::account::Account;
 use crate::proto::recovery::machine::Role;
+use crate::proto::recovery::missing_list::MissingList;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recv::{Buffer, RecvFlow};
 use crate::proto::requests::{Entries, Entry, Finished, Progress, RecvRequest, RequestId};
@@ -40,7 +40,7 @@ use crate::verbs::work::Completion;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long a receive is tested in vain before it is asked whether its clear-to-send has arrived.
+/// How long a receive is tested without success before it is asked whether its clear-to-send has arrived.
 const PROBE_AFTER: Duration = Duration::from_millis(30);
 
 /// The receiving end of a connection.
@@ -378,13 +378,13 @@ impl End for RecvComm {
         })
     }
 
-    fn resume(&self, qps: QpSet, _weights: RailWeights, _account: Option<&Account>) -> Result<Option<Account>> {
+    fn resume(&self, qps: QpSet, _weights: RailWeights, _account: Option<&MissingList>) -> Result<Option<MissingList>> {
         self.path.visit(|path| {
             let prepared = path.prepared.take().ok_or_else(|| Error::internal("queue pairs are not prepared"))?;
             if self.memory.use_devices(qps.devices()) {
                 path.flow.renew_keys(|addr, length| self.memory.rkeys_at(addr, length));
             }
-            let account = path.flow.account(qps.striping);
+            let missing_list = path.flow.missing_list(qps.striping);
             path.flushes.iter_mut().for_each(|flushes| flushes.handle_devices(qps.devices()));
             qps.tell(&path.stats);
             path.stats.handle_recovery();
@@ -399,7 +399,7 @@ impl End for RecvComm {
             path.cts_sender = *prepared;
             path.mode = Mode::Running;
             self.peer.set_recovering(false);
-            Ok(Some(account))
+            Ok(Some(missing_list))
         })
     }
 
@@ -407,7 +407,7 @@ impl End for RecvComm {
         Ok(())
     }
 
-    fn go_on(&self) -> Result<()> {
+    fn keep_queue_pairs(&self) -> Result<()> {
         Ok(())
     }
 
@@ -548,7 +548,7 @@ impl Path for RecvPath {
 
     /// A request is complete for [`Self::finish`] if it is for a group.
     #[inline(always)]
-    fn finish_usual(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Progress {
+    fn finish_fast(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Progress {
         let progress = self.flow.progress(request);
         if let Progress::Finished(length) = progress {
             self.stats.handle_done(length);
@@ -589,7 +589,7 @@ impl Path for RecvPath {
     /// The usual ones are those of receives, by which a whole message has come. Others are left where receives are to be posted, or
     /// clear-to-sends to be sent, or the request is for a group.
     #[inline(always)]
-    fn handle_usual<'c>(
+    fn handle_fast<'c>(
         &mut self,
         mut completions: &'c [Completion],
         request: &Entry<RecvRequest>,
@@ -613,7 +613,7 @@ impl Path for RecvPath {
                 return Some(completions);
             }
         }
-        if self.flow.is_cts_due() || self.finish_usual(request, done) == Progress::Other {
+        if self.flow.is_cts_due() || self.finish_fast(request, done) == Progress::Other {
             return Some(completions);
         }
         None
@@ -820,7 +820,7 @@ impl RecvPath {
         Err(self.sticky_error.fail(&self.peer, error))
     }
 
-    /// Requests have been tested many times in vain. That the messages do not come may be due to the sender; but their clear-to-sends
+    /// Requests have been tested many times without success. That the messages do not come may be due to the sender; but their clear-to-sends
     /// have to arrive.
     ///
     /// # Errors

@@ -16,17 +16,17 @@ use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::net::qp::wr_id::WrId;
 use crate::net::recovery::conn::ConnRecovery;
 use crate::net::recovery::end::{End, Owner};
-use crate::proto::automatic_lanes::{AutomaticLanes, Carried, Sent, Speed, Speeds, Wish};
+use crate::proto::automatic_lanes::{AutomaticLanes, Carried, LaneChange, Sent, Speed, Speeds};
 use crate::proto::cts::{Cts, CtsWords, SlotIndex};
 use crate::proto::explain::look::{Found, Look};
 use crate::proto::handshake::Negotiated;
 use crate::proto::imm::Imm;
 use crate::proto::rail_weights::RailWeights;
-use crate::proto::recovery::account::Account;
 use crate::proto::recovery::machine::Role;
+use crate::proto::recovery::missing_list::MissingList;
 use crate::proto::requests::{Entries, Entry, Progress, RequestId, SendRequest};
 use crate::proto::send::Unapplied;
-use crate::proto::send::{MAX_STRIPE_WRS, Refusal, SEND_QUEUE_DEPTH, SendFlow, SendQueueSpace, Transfer, Usual};
+use crate::proto::send::{Fast, MAX_STRIPE_WRS, Refusal, SEND_QUEUE_DEPTH, SendFlow, SendQueueSpace, Transfer};
 use crate::proto::{QpIndex, RING_SLOTS, Violation};
 use crate::stats::Completed;
 use crate::stats::labels::Labels;
@@ -110,7 +110,7 @@ pub struct SendPath {
     /// Whether there is one rail without lanes, and no message is being timed.
     is_plain: bool,
     /// Messages of so many bytes or fewer, but not of 0, are one write on the only rail.
-    usual_up_to: u32,
+    fast_up_to: u32,
     /// Such a message of host memory, of so many bytes or fewer, is sent inline.
     inline_up_to: u32,
     /// The write of such a message: signalled, with immediate data.
@@ -178,7 +178,7 @@ impl SendComm {
             stats,
             is_plain,
             has_one_rail,
-            usual_up_to: 0,
+            fast_up_to: 0,
             inline_up_to,
             tags_are_ranks: nic.has_only_ranks_as_tags(),
             has_cut: false,
@@ -189,7 +189,7 @@ impl SendComm {
                 ..Write::default()
             }),
         };
-        path.usual_up_to = path.usual_bytes();
+        path.fast_up_to = path.fast_bytes();
         Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, requests, recovery }
     }
 
@@ -338,7 +338,7 @@ impl End for SendComm {
         })
     }
 
-    /// The receiver's account says what has arrived.
+    /// The receiver's missing list says what has arrived.
     fn handle_drained(&self, _drained: &Drained) -> Result<()> {
         Ok(())
     }
@@ -347,10 +347,15 @@ impl End for SendComm {
         Ok(())
     }
 
-    fn resume(&self, qps: QpSet, weights: RailWeights, account: Option<&Account>) -> Result<Option<Account>> {
-        let account = account.ok_or_else(|| Error::internal("a sender resumes without an account"))?;
+    fn resume(
+        &self,
+        qps: QpSet,
+        weights: RailWeights,
+        missing_list: Option<&MissingList>,
+    ) -> Result<Option<MissingList>> {
+        let missing_list = missing_list.ok_or_else(|| Error::internal("a sender resumes without a missing list"))?;
         self.path.visit(|path| {
-            path.flow.apply_account(account, qps.striping, weights).map_err(|why| unapplied(&why))?;
+            path.flow.apply_missing_list(missing_list, qps.striping, weights).map_err(|why| unapplied(&why))?;
             path.memory.use_devices(qps.devices());
             qps.tell(&path.stats);
             path.stats.handle_recovery();
@@ -372,10 +377,10 @@ impl End for SendComm {
         })
     }
 
-    fn go_on(&self) -> Result<()> {
+    fn keep_queue_pairs(&self) -> Result<()> {
         self.path.visit(|path| {
             if path.mode == Mode::Draining {
-                // Messages of the latest account may be left.
+                // Messages of the latest missing list may be left.
                 path.mode = Mode::Replaying;
             }
             path.replay()
@@ -417,7 +422,7 @@ impl SendPath {
         memory: &MrHandle,
         begun: impl FnOnce(&Entry<SendRequest>) + Copy,
     ) -> Result<()> {
-        if self.is_usual(length) && !self.stats.is_due_next() && memory.covers(addr, length) {
+        if self.is_fast(length) && !self.stats.is_due_next() && memory.covers(addr, length) {
             let Self { flow, ring, single, inline_up_to, .. } = self;
             let read = |seq| ring.read_found(SlotIndex::of(seq).index(), Cts::last_word_of(seq));
             let prepare = |cts: &Cts| {
@@ -425,7 +430,7 @@ impl SendPath {
                 single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
                 single.set_signaled_data(memory.source(length, *inline_up_to));
             };
-            if let Usual::Begun(transfer) = flow.submit_single(tag, addr, length, read, prepare, begun) {
+            if let Fast::Begun(transfer) = flow.submit_single(tag, addr, length, read, prepare, begun) {
                 // Not due: see above.
                 let _ = self.stats.handle_begun(1);
                 return self.post_single(&transfer);
@@ -436,14 +441,14 @@ impl SendPath {
 
     /// Whether a message of `length` bytes is one write on the only rail, and not of 0 bytes.
     #[inline(always)]
-    fn is_usual(&self, length: u32) -> bool {
-        length.wrapping_sub(1) < self.usual_up_to
+    fn is_fast(&self, length: u32) -> bool {
+        length.wrapping_sub(1) < self.fast_up_to
     }
 
     /// Posts a message that is one write, whose data and target are prepared.
     #[inline(always)]
     fn post_single(&mut self, transfer: &Transfer) -> Result<()> {
-        debug_assert!(self.is_usual(transfer.length), "a message that is not one write is posted as one");
+        debug_assert!(self.is_fast(transfer.length), "a message that is not one write is posted as one");
         debug_assert_eq!(self.mode, Mode::Running, "a message begins while the connection does not run");
         // The processor reads the data of an inline write. A GPU may have written it, and then a flag, which NCCL has read.
         read_barrier();
@@ -506,7 +511,7 @@ impl SendPath {
         if self.stats.handle_begun(1) {
             self.handle_due(transfer.id, tag);
         }
-        if self.is_usual(transfer.length) {
+        if self.is_fast(transfer.length) {
             let local = Sge { addr, length: transfer.length, lkey: memory.lkey(0) };
             self.single.set_data(local, Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] });
             self.single.set_signaled_data(memory.source(transfer.length, self.inline_up_to));
@@ -620,7 +625,7 @@ impl Path for SendPath {
     }
 
     #[inline(always)]
-    fn finish_usual(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Progress {
+    fn finish_fast(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Progress {
         let progress = self.flow.progress(request);
         if let Progress::Finished(length) = progress {
             self.stats.handle_done(length);
@@ -650,7 +655,7 @@ impl Path for SendPath {
 
     /// The usual ones are those of writes that carry data and its immediate ([`WrId::Data`]) and have succeeded.
     #[inline(always)]
-    fn handle_usual<'c>(
+    fn handle_fast<'c>(
         &mut self,
         mut completions: &'c [Completion],
         request: &Entry<SendRequest>,
@@ -663,7 +668,7 @@ impl Path for SendPath {
             }
             completions = others;
         }
-        self.finish_usual(request, done);
+        self.finish_fast(request, done);
         None
     }
 
@@ -762,7 +767,7 @@ impl SendPath {
     #[cold]
     #[inline(never)]
     fn handle_due(&mut self, id: RequestId, tag: u32) {
-        // As after tests in vain, of which there are few where a device sends within the call.
+        // As after tests without success, of which there are few where a device sends within the call.
         self.look_at_lanes();
         self.stats.handle_due_send(id.to_bits(), Some(tag).filter(|_| self.tags_are_ranks));
         if self.stats.timed_request() == Some(id.to_bits())
@@ -862,7 +867,7 @@ impl SendPath {
         self.sticky_error.fail(&self.peer, violation.into())
     }
 
-    /// Requests have been tested many times in vain.
+    /// Requests have been tested many times without success.
     ///
     /// # Errors
     /// The connection ends.
@@ -890,12 +895,12 @@ impl SendPath {
         debug_assert!(self.qps.qps.is_empty(), "queue pairs are replaced that were not taken out");
         self.inline_up_to = qps.inline_bytes();
         self.qps = qps;
-        self.usual_up_to = self.usual_bytes();
+        self.fast_up_to = self.fast_bytes();
         self.lane_trials.iter_mut().for_each(|trials| trials.handle_new_queue_pairs());
     }
 
     /// Up to how many bytes a message is one write on the only rail; 0: none is known to be.
-    fn usual_bytes(&self) -> u32 {
+    fn fast_bytes(&self) -> u32 {
         let one_write_up_to = self.trailing_immediate_above.min(self.qps.striping.whole_up_to());
         let is_any = self.has_one_rail && !self.flow.has_lanes();
         if is_any { one_write_up_to.min(Imm::EXPLICIT_LIMIT - 1) } else { 0 }
@@ -911,8 +916,8 @@ impl SendPath {
         }
         let striping = self.qps.striping;
         let per_rail = if self.flow.has_lanes() { striping.qps_per_rail() } else { 1 };
-        if let Some(wish) = trials.look(done, (striping.rails(), per_rail)) {
-            recovery.report_wish(wish);
+        if let Some(change) = trials.look(done, (striping.rails(), per_rail)) {
+            recovery.request_lane_change(change);
         }
     }
 
@@ -1055,7 +1060,7 @@ impl LaneTrials {
 
     /// Takes up lanes, or gives them up, where they are automatic: the sender has `per_rail` queue pairs on each of so many `rails`, and
     /// has sent so many `messages` of so many `bytes`.
-    fn look(&mut self, (messages, bytes): (u64, u64), (rails, per_rail): (u8, u8)) -> Option<Wish> {
+    fn look(&mut self, (messages, bytes): (u64, u64), (rails, per_rail): (u8, u8)) -> Option<LaneChange> {
         let has_room = self.nic.has_room_for_lanes();
         self.automatic.as_mut()?.look(&Sent { messages, bytes, rails, per_rail, has_room })
     }

@@ -146,7 +146,7 @@ impl Card {
         watcher.watch_device(&opened.context)?;
         *lock(&self.device) = Arc::clone(&opened);
         log::info!("{}: the device is back after a fatal error, and open again", self.name);
-        watcher.tell_of_return();
+        watcher.notify_device_back();
         Ok(opened)
     }
 

@@ -156,7 +156,7 @@ impl Explainer {
         let (mut waiting, mut left) = (Vec::new(), Vec::new());
         for wait in &all {
             let Some(found) = wait.look(moment, floor) else { continue };
-            if !self.limit.is_zero() && !found.is_asked() && found.age >= self.limit && wait.take_told() {
+            if !self.limit.is_zero() && !found.is_asked() && found.age >= self.limit && wait.take_reported() {
                 left.push(found.clone());
             }
             waiting.push(found);

@@ -69,7 +69,7 @@ struct State {
     detailed: Instant,
     detail: Detail,
     /// Whether it has been told that NCCL does not ask.
-    is_told: bool,
+    is_reported: bool,
     /// Whether there is the connection, and NCCL has not asked for another one.
     is_over: bool,
 }
@@ -94,7 +94,7 @@ impl SetUpWait {
             asked: (call == Call::Connect).then_some(now),
             detailed: now,
             detail: Detail::default(),
-            is_told: false,
+            is_reported: false,
             is_over: false,
         };
         Arc::new(Self { call, device: device.to_owned(), address, state: Mutex::new(state) })
@@ -135,8 +135,8 @@ impl SetUpWait {
     }
 
     /// Whether it is to be told that NCCL does not ask, which it is once.
-    pub(super) fn take_told(&self) -> bool {
-        !std::mem::replace(&mut self.lock().is_told, true)
+    pub(super) fn take_reported(&self) -> bool {
+        !std::mem::replace(&mut self.lock().is_reported, true)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_that_nccl_asks_for_is_told_first() {
+    fn a_fault_that_nccl_asks_for_is_reported_first() {
         let mut all = [
             set_up(Call::Accept, Stage::Port, 900, 900),
             set_up(Call::Accept, Stage::Peer, 50, 0),
@@ -308,7 +308,7 @@ mod tests {
         wait.handle_call(Stage::Accept, || Detail { peer: "p".into(), trouble: String::new() });
         assert!(wait.lock().since > start);
         assert_eq!(wait.look(after(9), start).expect("it waits").detail.peer, "p");
-        assert_eq!([wait.take_told(), wait.take_told()], [true, false]);
+        assert_eq!([wait.take_reported(), wait.take_reported()], [true, false]);
         wait.handle_end();
         assert!(wait.look(after(9), start).is_none(), "a listener that NCCL has not closed yet");
         wait.handle_call(Stage::Accept, Detail::default);

@@ -236,7 +236,7 @@ mod tests {
         let (table, inside, made) = (MrTable::<usize>::default(), Barrier::new(2), AtomicUsize::new(0));
         let wanted = range(MemoryKind::Host, 3, 4);
         let make = || {
-            // Passes only if both threads are here at once, so that the lock is not held.
+            // Transient only if both threads are here at once, so that the lock is not held.
             inside.wait();
             Ok(made.fetch_add(1, Ordering::SeqCst))
         };

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn none_is_told_that_was_begun_after_one_that_there_was_no_room_for() {
+    fn none_is_reported_that_was_begun_after_one_that_there_was_no_room_for() {
         let _alone = alone();
         TABLE.iter().for_each(|place| place.free(place.state()));
         let begin = |id, number| begin(context(id), parent(number), way(7, true));

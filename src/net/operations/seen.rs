@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_peer_with_a_send_and_a_collective_operation_in_flight_none_is_told() {
+    fn of_a_peer_with_a_send_and_a_collective_operation_in_flight_none_is_reported() {
         let operation = |ordinal, function, peer| {
             let call = Call { function, number: None };
             live::Operation { ordinal, call, communicator: 1, peer, is_send: false }

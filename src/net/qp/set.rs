@@ -2,8 +2,8 @@
 
 #![deny(clippy::disallowed_methods)]
 
+use super::behind_error::handle_unless_over;
 use super::failure::failure;
-use super::go_on::handle_unless_over;
 use super::init_rail::{InitRailQps, QpSetRail, RailPort};
 use super::priority::Priority;
 use super::wr_id::WrId;

@@ -5,7 +5,7 @@
 //! card is short of queue pairs; and each would wait for the commands of all.
 
 use crate::proto::QpIndex;
-use crate::proto::automatic_lanes::Wish;
+use crate::proto::automatic_lanes::LaneChange;
 use crate::proto::recovery::move_budget::MoveBudget;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const TURN_EVERY: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Change {
     /// Another number of queue pairs.
-    Lanes(Wish),
+    Lanes(LaneChange),
     /// Another path for the lane of this queue pair.
     Move(QpIndex),
 }
@@ -28,7 +28,7 @@ pub(super) struct Changes {
     /// Of lanes that get other paths.
     pub(super) budget: MoveBudget,
     /// Another number of queue pairs is wanted, and the peer is not asked.
-    pub(super) wished: Option<Wish>,
+    pub(super) requested: Option<LaneChange>,
     /// The peer is asked for that, and it has not begun.
     pub(super) asked: Option<Change>,
     /// Held while the connection changes the number of its queue pairs.
@@ -44,14 +44,14 @@ impl Changes {
     /// Nothing has come of what the peer was asked for: lanes are asked for again, and another lane may be slow by then.
     pub(super) fn give_up(&mut self) {
         self.end_turn();
-        if let Some(Change::Lanes(wish)) = self.asked.take() {
-            self.wished.get_or_insert(wish);
+        if let Some(Change::Lanes(change)) = self.asked.take() {
+            self.requested.get_or_insert(change);
         }
     }
 
     /// When the turn is to be asked for again.
     pub(super) fn next_try(&self, now: Instant) -> Option<Instant> {
-        self.wished.map(|_| now + TURN_EVERY)
+        self.requested.map(|_| now + TURN_EVERY)
     }
 }
 

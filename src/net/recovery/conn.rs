@@ -201,7 +201,7 @@ impl ConnRecovery {
                 // Its completions tell, which NCCL may not ask for.
                 Input::QueuePairFailed => end.poll()?,
                 Input::SlowLane(qp, speed) => self.move_lane(work, qp, speed),
-                Input::Lanes(wish) => self.change_lanes(work, wish),
+                Input::Lanes(change) => self.change_lanes(work, change),
                 Input::LaggingLanes(qps) => work.new_qps.leave_paths(Silent(qps)),
             }
         }
@@ -224,7 +224,7 @@ impl ConnRecovery {
             log_lines::warn_of_fault(&self.nic, &self.peer, &cause);
             work.machine.handle_fault(now, &cause);
         } else if work.machine.is_running() && work.rails.is_loan_over() {
-            work.machine.handle_wish(now, format!("to use a port of {} again", self.nic.name));
+            work.machine.handle_change_request(now, format!("to use a port of {} again", self.nic.name));
         }
         work.machine.handle_usable(now, usable);
     }
@@ -269,9 +269,11 @@ impl ConnRecovery {
                 work.new_qps.discard_of(work.machine.was_late());
                 self.look_at_ports(work, end);
             }
-            Action::Resume { attempt, account: Some(account) } => self.resume(work, end, attempt, Some(&account))?,
+            Action::Resume { attempt, missing_list: Some(missing_list) } => {
+                self.resume(work, end, attempt, Some(&missing_list))?
+            }
             // The receiver's.
-            Action::Resume { attempt, account: None } => {
+            Action::Resume { attempt, missing_list: None } => {
                 if let Err(e) = work.new_qps.prove(attempt, work.machine.reach()) {
                     self.describe_failure(work, &e);
                     work.machine.handle_unreachable(self.now(), attempt, RailMask::NONE);
@@ -286,7 +288,7 @@ impl ConnRecovery {
                 work.is_draining = false;
                 // After a fault it resumes over other queue pairs. The peer's state keeps a fault that comes before this is done.
                 if !self.peer.has_fault() {
-                    end.go_on()?;
+                    end.keep_queue_pairs()?;
                 }
             }
             Action::Recovered { duration, attempts, rails } => {

@@ -5,7 +5,7 @@ use crate::net::device::conn_memory::ConnMemory;
 use crate::net::qp::fence::Drained;
 use crate::net::qp::set::{InitQpSet, QpSet};
 use crate::proto::rail_weights::RailWeights;
-use crate::proto::recovery::account::Account;
+use crate::proto::recovery::missing_list::MissingList;
 use crate::verbs::queue_pair::QpCaps;
 use std::fmt::Debug;
 
@@ -65,12 +65,17 @@ pub trait End: Debug + Send + Sync {
     /// The device refuses.
     fn prepare(&self, qps: &mut QpSet) -> Result<()>;
 
-    /// Goes on over `qps`, on rails that begin with `weights`. The sender is given the receiver's account. The receiver returns its
-    /// account.
+    /// Goes on over `qps`, on rails that begin with `weights`. The sender is given the receiver's missing list. The receiver returns its
+    /// missing list.
     ///
     /// # Errors
-    /// The account is not possible, a message cannot be sent again, or the device refuses.
-    fn resume(&self, qps: QpSet, weights: RailWeights, account: Option<&Account>) -> Result<Option<Account>>;
+    /// The missing list is not possible, a message cannot be sent again, or the device refuses.
+    fn resume(
+        &self,
+        qps: QpSet,
+        weights: RailWeights,
+        missing_list: Option<&MissingList>,
+    ) -> Result<Option<MissingList>>;
 
     /// Accepts no new messages from now on, while those that have begun go on. Only a sender is asked.
     ///
@@ -82,7 +87,7 @@ pub trait End: Debug + Send + Sync {
     ///
     /// # Errors
     /// The connection ends.
-    fn go_on(&self) -> Result<()>;
+    fn keep_queue_pairs(&self) -> Result<()>;
 
     /// Whether all messages that have begun are acknowledged. A receiver has begun none.
     ///

@@ -1,7 +1,7 @@
 //! What has happened to one connection and has not been handled yet.
 
 use crate::proto::QpIndex;
-use crate::proto::automatic_lanes::{Speed, Wish};
+use crate::proto::automatic_lanes::{LaneChange, Speed};
 use crate::proto::frame::Frame;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ pub(super) enum Input {
     /// This lane has stayed slow, and the connection has this speed, if that is known.
     SlowLane(QpIndex, Option<Speed>),
     /// The sender is to have another number of queue pairs.
-    Lanes(Wish),
+    Lanes(LaneChange),
     /// Over these lanes, as a bit mask of queue pairs, nothing has been acknowledged, which is a fault.
     LaggingLanes(u32),
     /// More than [`MOST`] of these.

@@ -4,7 +4,7 @@ use super::rails::ConnRails;
 use crate::net::device::nic::Nic;
 use crate::net::peer::state::PeerState;
 use crate::proto::QpIndex;
-use crate::proto::automatic_lanes::Wish;
+use crate::proto::automatic_lanes::LaneChange;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ pub(super) fn log_move(nic: &Nic, peer: &PeerState, qp: QpIndex) {
 }
 
 /// The connection is to have other queue pairs.
-pub(super) fn log_lanes(nic: &Nic, peer: &PeerState, Wish { per_rail, why }: Wish) {
+pub(super) fn log_lanes(nic: &Nic, peer: &PeerState, LaneChange { per_rail, why }: LaneChange) {
     let text = format!(
         "{}: the connection to {} asks for {per_rail} queue pair(s) per rail: {why} (FERRITE_LANES=auto)",
         nic.name,

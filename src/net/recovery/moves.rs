@@ -6,7 +6,7 @@ use super::inbox::Input;
 use super::log_lines;
 use crate::net::qp::reach::Silent;
 use crate::proto::QpIndex;
-use crate::proto::automatic_lanes::{Speed, Wish};
+use crate::proto::automatic_lanes::{LaneChange, Speed};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -20,16 +20,16 @@ impl ConnRecovery {
     }
 
     /// Sender: the connection is to have another number of queue pairs.
-    pub fn report_wish(&self, wish: Wish) {
-        self.put_or_wait(Input::Lanes(wish));
+    pub fn request_lane_change(&self, change: LaneChange) {
+        self.put_or_wait(Input::Lanes(change));
     }
 
     /// Lanes are to be taken, or given up.
-    pub(super) fn change_lanes(&self, work: &mut Work, wish: Wish) {
-        work.changes.wished = Some(wish);
+    pub(super) fn change_lanes(&self, work: &mut Work, change: LaneChange) {
+        work.changes.requested = Some(change);
     }
 
-    /// Asks the peer for that, if it is wished, this connection's turn, and nothing else is under way. Not while the control connection is
+    /// Asks the peer for that, if it is requested, this connection's turn, and nothing else is under way. Not while the control connection is
     /// lost: the peer would not hear of it, and the queue pairs in use are healthy.
     pub(super) fn ask_for_change(&self, work: &mut Work) {
         if work.changes.asked.is_some() && !work.machine.is_about_to_change() {
@@ -39,11 +39,11 @@ impl ConnRecovery {
                 false => work.changes.asked = None,
             }
         }
-        let Some(wish) = work.changes.wished.filter(|_| self.peer.state().is_open()) else { return };
+        let Some(change) = work.changes.requested.filter(|_| self.peer.state().is_open()) else { return };
         let Some(turn) = LaneTurn::take() else { return };
-        if work.machine.handle_wish(self.now(), cause_of_change(wish)) {
-            (work.changes.wished, work.changes.turn) = (None, Some(turn));
-            work.changes.asked = Some(Change::Lanes(wish));
+        if work.machine.handle_change_request(self.now(), cause_of_change(change)) {
+            (work.changes.requested, work.changes.turn) = (None, Some(turn));
+            work.changes.asked = Some(Change::Lanes(change));
         }
     }
 
@@ -51,9 +51,9 @@ impl ConnRecovery {
     pub(super) fn begin_change(&self, work: &mut Work) {
         match work.changes.asked {
             None => {}
-            Some(Change::Lanes(wish)) => {
-                work.new_qps.wish_for(wish.per_rail);
-                log_lines::log_lanes(&self.nic, &self.peer, wish);
+            Some(Change::Lanes(change)) => {
+                work.new_qps.request(change.per_rail);
+                log_lines::log_lanes(&self.nic, &self.peer, change);
             }
             Some(Change::Move(qp)) => {
                 work.new_qps.leave_paths(Silent(1_u32.wrapping_shl(qp.0.into())));
@@ -74,7 +74,7 @@ impl ConnRecovery {
         let mut is_begun = false;
         let none_for = rail.card.move_lane(|| {
             let cause = || format!("to give lane {}, which stays slow, another path", qp.0);
-            is_begun = changes.budget.poll_move(now, speed) && machine.handle_wish(now, cause());
+            is_begun = changes.budget.poll_move(now, speed) && machine.handle_change_request(now, cause());
             is_begun
         });
         let next = none_for.map_or_else(|| changes.budget.next(), |none_for| now + none_for);
@@ -86,8 +86,8 @@ impl ConnRecovery {
     }
 }
 
-/// For messages: why a connection takes other queue pairs, by this wish.
-fn cause_of_change(Wish { per_rail, why }: Wish) -> String {
+/// For messages: why a connection takes other queue pairs, by this request.
+fn cause_of_change(LaneChange { per_rail, why }: LaneChange) -> String {
     match per_rail {
         1 => format!("to give lanes up: {why}"),
         count => format!("to take {count} lanes per rail: {why}"),
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn the_cause_of_a_change_says_whether_lanes_begin_or_end() {
-        let cause = |per_rail, why| cause_of_change(Wish { per_rail, why });
+        let cause = |per_rail, why| cause_of_change(LaneChange { per_rail, why });
         assert_eq!(cause(4, "large messages"), "to take 4 lanes per rail: large messages");
         assert_eq!(cause(1, "all lanes have carried as much"), "to give lanes up: all lanes have carried as much");
     }

@@ -44,8 +44,8 @@ pub struct NewQps {
     role: Role,
     /// Queue pairs on each rail. A receiver has no more than the sender.
     per_rail: usize,
-    /// A sender's for the next attempt, and that of the latest one: what has failed once is not wished for again.
-    wished: Option<usize>,
+    /// A sender's for the next attempt, and that of the latest one: what has failed once is not requested for again.
+    requested: Option<usize>,
     tried: Option<usize>,
     priority: Priority,
     labels: FlowLabels,
@@ -101,7 +101,7 @@ impl NewQps {
             peer: Arc::clone(peer),
             role,
             per_rail,
-            wished: None,
+            requested: None,
             tried: None,
             priority: qps.priority,
             labels: qps.labels.clone(),
@@ -115,8 +115,8 @@ impl NewQps {
 
     /// In the next attempt, a sender tries to have so many queue pairs on each rail, or as many as the receiver and the devices have. If the
     /// attempt fails, the ones after it have as many as before.
-    pub fn wish_for(&mut self, per_rail: u8) {
-        self.wished = Some(per_rail.into());
+    pub fn request(&mut self, per_rail: u8) {
+        self.requested = Some(per_rail.into());
     }
 
     /// The number of the rail of a queue pair of those that were connected last.
@@ -142,7 +142,7 @@ impl NewQps {
     /// A port is down, or a device has no more queues.
     pub fn create(&mut self, end: &dyn End, ports: &[RailPort]) -> Result<Endpoint> {
         self.discard();
-        self.tried = self.wished.take();
+        self.tried = self.requested.take();
         let count = self.count(self.tried.unwrap_or(self.per_rail));
         let mut qps = InitQpSet::new(&self.nic, ports, count, end.caps())?;
         end.describe(&mut qps)?;
@@ -308,14 +308,14 @@ impl NewQps {
         self.between = between;
     }
 
-    /// The sender is ready, whose test has found what `told` says, and the account is due: begins to test whether the receiver's queue pairs
+    /// The sender is ready, whose test has found what `told` says, and the missing list is due: begins to test whether the receiver's queue pairs
     /// reach it. That the sender's reach the receiver says little of the way back: acknowledgements may be carried where requests are not.
     ///
     /// # Errors
     /// There are none, or the device refuses.
     pub fn prove(&mut self, attempt: u32, told: Reach) -> Result<()> {
         let (qps, weights) = self.take_connected()?;
-        let test = ReachTest::begin(qps, self.times.limit_told(told))?;
+        let test = ReachTest::begin(qps, self.times.limit_reported(told))?;
         self.stage = Stage::Proving(attempt, Box::new(test), weights);
         Ok(())
     }

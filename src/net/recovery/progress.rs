@@ -4,7 +4,7 @@ use super::conn::{ConnRecovery, Work};
 use super::end::End;
 use super::new_qps::Progress;
 use crate::error::Result;
-use crate::proto::recovery::account::Account;
+use crate::proto::recovery::missing_list::MissingList;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::time::Instant;
 
@@ -42,13 +42,19 @@ impl ConnRecovery {
         Ok(Some(Instant::now()))
     }
 
-    /// Goes on over the queue pairs of `attempt`; the sender with the receiver's `account`.
-    pub(super) fn resume(&self, work: &mut Work, end: &dyn End, attempt: u32, account: Option<&Account>) -> Result<()> {
+    /// Goes on over the queue pairs of `attempt`; the sender with the receiver's `missing_list`.
+    pub(super) fn resume(
+        &self,
+        work: &mut Work,
+        end: &dyn End,
+        attempt: u32,
+        missing_list: Option<&MissingList>,
+    ) -> Result<()> {
         let (qps, weights) = work.new_qps.take()?;
         self.in_use.use_qps(&qps);
         self.peer.handle_new_queue_pairs();
-        let account = end.resume(qps, weights, account)?;
-        work.machine.handle_resumed(self.now(), attempt, account);
+        let missing_list = end.resume(qps, weights, missing_list)?;
+        work.machine.handle_resumed(self.now(), attempt, missing_list);
         if end.is_drained()? {
             work.machine.handle_acknowledged();
         }

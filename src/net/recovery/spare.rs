@@ -76,7 +76,7 @@ struct Loan {
     _events: Arc<dyn PortListener>,
 }
 
-/// Passes on what happens to a borrowed port.
+/// Transient on what happens to a borrowed port.
 #[derive(Debug)]
 struct PassedOn(Weak<dyn PortListener>);
 

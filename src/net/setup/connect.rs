@@ -272,11 +272,11 @@ impl Connector {
                     self.offer(stream)
                 }
                 Err(e) => match self.dials.handle_failure(e, self.start.elapsed()) {
-                    Failure::Passes => {
+                    Failure::Transient => {
                         self.made = None;
                         Ok(redial())
                     }
-                    Failure::Stays => Err(Error::os(format_args!("connecting to {}", self.handle.address), e)),
+                    Failure::Permanent => Err(Error::os(format_args!("connecting to {}", self.handle.address), e)),
                     Failure::Abandoned => Err(self.abandoned()),
                 },
             },

@@ -23,9 +23,9 @@ pub(super) struct Dials {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
     /// It may pass.
-    Passes,
+    Transient,
     /// It does not pass.
-    Stays,
+    Permanent,
     /// The listener's process has died, or it took another peer.
     Abandoned,
 }
@@ -44,14 +44,14 @@ impl Dials {
     /// An attempt has failed with `errno` at `now`.
     pub(super) fn handle_failure(&mut self, errno: i32, now: Time) -> Failure {
         if !PASSING.contains(&errno) {
-            return Failure::Stays;
+            return Failure::Permanent;
         }
         match errno {
             libc::ECONNREFUSED => self.refusals.handle_refusal(now),
             _ => self.refusals.clear(),
         }
         self.trouble = Some(errno);
-        if self.turned_away && self.refusals.tell_of_death(now) { Failure::Abandoned } else { Failure::Passes }
+        if self.turned_away && self.refusals.indicate_peer_death(now) { Failure::Abandoned } else { Failure::Transient }
     }
 
     /// What they have come to, if there is no time for more.
@@ -87,10 +87,10 @@ mod tests {
 
     #[test]
     fn a_port_that_refuses_is_a_dead_process_s_only_where_a_connection_to_it_has_ended() {
-        assert_eq!(refused(&mut Dials::default()), [Failure::Passes; 3], "nobody may have listened yet");
+        assert_eq!(refused(&mut Dials::default()), [Failure::Transient; 3], "nobody may have listened yet");
         let mut dials = Dials::default();
         dials.handle_end();
-        assert_eq!(refused(&mut dials), [Failure::Passes, Failure::Passes, Failure::Abandoned]);
+        assert_eq!(refused(&mut dials), [Failure::Transient, Failure::Transient, Failure::Abandoned]);
     }
 
     #[test]
@@ -103,7 +103,7 @@ mod tests {
             refused(&mut dials);
             end_it(&mut dials);
             dials.handle_end();
-            assert_eq!(dials.handle_failure(libc::ECONNREFUSED, Duration::from_secs(4)), Failure::Passes);
+            assert_eq!(dials.handle_failure(libc::ECONNREFUSED, Duration::from_secs(4)), Failure::Transient);
         }
     }
 
@@ -111,15 +111,15 @@ mod tests {
     fn what_is_wrong_with_the_address_does_not_pass_and_what_is_wrong_with_the_network_may() {
         let mut dials = Dials::default();
         for errno in PASSING {
-            assert_eq!(dials.handle_failure(errno, Duration::ZERO), Failure::Passes, "{errno}");
+            assert_eq!(dials.handle_failure(errno, Duration::ZERO), Failure::Transient, "{errno}");
         }
         for errno in [libc::EINVAL, libc::EACCES, libc::EAFNOSUPPORT, libc::ENOMEM] {
-            assert_eq!(dials.handle_failure(errno, Duration::ZERO), Failure::Stays, "{errno}");
+            assert_eq!(dials.handle_failure(errno, Duration::ZERO), Failure::Permanent, "{errno}");
         }
     }
 
     #[test]
-    fn it_is_told_whether_there_was_a_connection_and_how_the_latest_attempt_failed() {
+    fn it_is_reported_whether_there_was_a_connection_and_how_the_latest_attempt_failed() {
         let mut dials = Dials::default();
         assert!(dials.outcome().starts_with("no TCP connection came about "), "{}", dials.outcome());
         assert_eq!(dials.latest_failure(), "");

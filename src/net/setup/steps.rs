@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repeated_steps_are_told_once() {
+    fn repeated_steps_are_reported_once() {
         let mut steps = Steps::begin();
         ["dial", "reply", "dial", "commit"].into_iter().for_each(|step| steps.end(step));
         let text = steps.to_string();

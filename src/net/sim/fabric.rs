@@ -83,7 +83,7 @@ struct QueuePair {
     sends: VecDeque<WorkRequest>,
     /// How many of them the other end has executed.
     executed: usize,
-    /// How often the oldest has been sent again in vain.
+    /// How often the oldest has been sent again without success.
     retries: u32,
     /// Whether no acknowledgement comes any more.
     acks_lost: bool,

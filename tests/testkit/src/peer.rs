@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_other_process_is_told_from_a_value() {
+    fn the_end_of_the_other_process_is_reported_from_a_value() {
         let (mut one, two) = two();
         drop(two);
         // A process that another test is starting has a copy of the socket until its program runs.

@@ -127,7 +127,7 @@ fn reset_on_close(stream: &TcpStream) {
     assert_eq!(rc, 0);
 }
 
-/// Passes on what there is, and counts it; false if the connection has ended.
+/// Transient on what there is, and counts it; false if the connection has ended.
 fn copy(from: &mut TcpStream, to: &mut TcpStream, passed: &mut usize) -> bool {
     let mut bytes = [0; 4096];
     match from.read(&mut bytes) {

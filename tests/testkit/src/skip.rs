@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_goes_on_with_what_it_has_and_ends_well_without_it() {
+    fn a_test_resumes_with_what_it_has_and_ends_well_without_it() {
         let mut reached = false;
         assert_eq!(needs(Ok(2), &mut reached), Err("another value".into()));
         assert!(reached);
@@ -90,7 +90,7 @@ mod tests {
 
     /// In a process of its own, so that the line does not count for this test.
     #[test]
-    fn what_is_missing_is_said_in_one_line_and_the_test_does_not_go_on() {
+    fn what_is_missing_is_said_in_one_line_and_the_test_does_not_resume() {
         side::enter(|_, _| {
             let mut reached = false;
             assert_eq!(needs(Err(Missing::new("a card\nfor PCI")), &mut reached), Ok(()));

@@ -144,7 +144,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn a_process_is_told_how_the_devices_are_and_where() {
+    fn a_process_is_reported_how_the_devices_are_and_where() {
         let softrnic = Softrnic::new().ports(2).env("SOFTRNIC_MTU", 1024);
         let expected =
             [(FABRIC, softrnic.fabric()), ("SOFTRNIC_QUIET", "1"), ("SOFTRNIC_PORTS", "2"), ("SOFTRNIC_MTU", "1024")];

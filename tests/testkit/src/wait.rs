@@ -42,7 +42,7 @@ impl<T> Condition for Option<T> {
 pub fn wait_until<C: Condition>(what: impl Display, condition: impl FnMut() -> C) -> C::Found {
     match wait_within(LIMIT, condition) {
         Some(found) => found,
-        None => panic!("waited {LIMIT:?} for {what}, in vain"),
+        None => panic!("waited {LIMIT:?} for {what}, without success"),
     }
 }
 

@@ -23,7 +23,7 @@ pub enum Stage {
 /// While so many bytes wait to be sent on a control connection without established streams, nothing more is to be read from it:
 /// they are answers, and a peer that does not read them is not to cause more.
 pub const MAX_BACKLOG: usize = 16 << 10;
-/// The bytes by which that is more for each established stream. Two processes may have an account of each of their connections to
+/// The bytes by which that is more for each established stream. Two processes may have a missing list of each of their connections to
 /// send to each other at once. If neither read until its own were sent, neither would read ever again.
 const STREAM_BACKLOG: usize = 64 << 10;
 
@@ -51,7 +51,7 @@ pub struct ControlConn {
     /// Where the process that has dialled this one is called itself.
     pub caller: Option<SocketAddr>,
     /// Whether this process has told where it is called itself.
-    pub has_told: bool,
+    pub has_reported: bool,
 }
 
 impl ControlConn {
@@ -69,7 +69,7 @@ impl ControlConn {
             is_for_requests: false,
             is_answered: false,
             caller: None,
-            has_told: false,
+            has_reported: false,
         }
     }
 
@@ -137,7 +137,7 @@ impl ControlConn {
         if self.streams.contains_key(secret) {
             self.established.insert(*secret);
             self.most_established = self.most_established.max(self.established.len());
-            self.assembler.allow_accounts();
+            self.assembler.allow_missing_lists();
         }
     }
 

@@ -814,10 +814,10 @@ impl ControlPlane {
     }
 
     /// The peer has answered for a stream whether it goes on. With the last one the log tells how many do.
-    fn note_answer(&mut self, address: SocketAddr, goes_on: bool) {
+    fn note_answer(&mut self, address: SocketAddr, resumes: bool) {
         let resumed = self.pool.update(address, |peer| {
             peer.resuming = peer.resuming.saturating_sub(1);
-            peer.resumed += usize::from(goes_on);
+            peer.resumed += usize::from(resumes);
             if peer.resuming == 0 { std::mem::take(&mut peer.resumed) } else { 0 }
         });
         if resumed > 0 {
@@ -995,7 +995,7 @@ impl ControlPlane {
     fn tell_port(&mut self, conn: ConnId) {
         let Some(address) = self.port else { return };
         let Some(found) = self.conns.get_mut(&conn).filter(|found| found.is_dialled()) else { return };
-        if !std::mem::replace(&mut found.has_told, true) {
+        if !std::mem::replace(&mut found.has_reported, true) {
             self.transmit(conn, &Caller { address }.frame());
         }
     }
@@ -1096,7 +1096,7 @@ impl ControlPlane {
             acknowledged: streams().filter_map(|stream| stream.acknowledged).max(),
             doubted: peer.doubted,
         };
-        if signs.tell_of_death(now) {
+        if signs.indicate_peer_death(now) {
             let dead = self.pool.update(address, |peer| std::mem::take(&mut peer.waiting));
             return dead.into_iter().for_each(|id| self.end_dead(id));
         }
@@ -1123,7 +1123,7 @@ impl ControlPlane {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let signs = Signs { closed: stream.closed, acknowledged: stream.acknowledged, ..Signs::default() };
         let signs = Signs { doubted: signs.closed, ..signs };
-        if signs.tell_of_death(now) {
+        if signs.indicate_peer_death(now) {
             return self.end_dead(id);
         }
         stream.kept_until = Some(now + FRESH);

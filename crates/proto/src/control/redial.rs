@@ -109,7 +109,7 @@ impl Refusals {
     }
 
     /// Whether there were so many, over so long, that the peer's process is no more.
-    pub fn tell_of_death(&self, now: Time) -> bool {
+    pub fn indicate_peer_death(&self, now: Time) -> bool {
         self.count >= REFUSALS && now.saturating_sub(self.since) >= REFUSED_FOR
     }
 }
@@ -134,12 +134,12 @@ impl Signs {
     }
 
     /// Whether they show that it is dead.
-    pub fn tell_of_death(&self, now: Time) -> bool {
+    pub fn indicate_peer_death(&self, now: Time) -> bool {
         let lasts = |since: Option<Time>, time| since.is_some_and(|since| now.saturating_sub(since) >= time);
         let is_fresh = self.acknowledged.is_some() && !lasts(self.acknowledged, FRESH);
         // The device of a dead process may acknowledge as long as something else has it open, such as a child that was not forked by `fork`.
         let is_silent = lasts(self.doubted, FRESH) && !is_fresh || lasts(self.doubted, LONGEST_DOUBT);
-        is_silent && (self.refusals.tell_of_death(now) || lasts(self.closed, DOUBT_LIMIT))
+        is_silent && (self.refusals.indicate_peer_death(now) || lasts(self.closed, DOUBT_LIMIT))
     }
 }
 
@@ -194,14 +194,14 @@ mod tests {
         let at = |ms| Duration::from_millis(ms);
         for ms in [0, 10, 30, 999] {
             refusals.handle_refusal(at(ms));
-            assert!(!refusals.tell_of_death(at(ms)), "{ms} ms");
+            assert!(!refusals.indicate_peer_death(at(ms)), "{ms} ms");
         }
         refusals.handle_refusal(at(1000));
-        assert!(refusals.tell_of_death(at(1000)));
+        assert!(refusals.indicate_peer_death(at(1000)));
         refusals.clear();
         for ms in [2000, 90_000_000, 90_005_001] {
             refusals.handle_refusal(at(ms));
-            assert!(!refusals.tell_of_death(at(ms)), "{ms} ms");
+            assert!(!refusals.indicate_peer_death(at(ms)), "{ms} ms");
         }
     }
 
@@ -211,19 +211,19 @@ mod tests {
         let mut signs = Signs::default();
         assert!(!signs.are_of_doubt());
         (0..3).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
-        assert!(signs.are_of_doubt() && !signs.tell_of_death(at(1000)), "nobody has asked its device");
+        assert!(signs.are_of_doubt() && !signs.indicate_peer_death(at(1000)), "nobody has asked its device");
         signs.doubted = Some(at(100));
-        assert_eq!([1099, 1100].map(|ms| signs.tell_of_death(at(ms))), [false, true]);
+        assert_eq!([1099, 1100].map(|ms| signs.indicate_peer_death(at(ms))), [false, true]);
         signs.doubted = Some(at(0));
         signs.acknowledged = Some(at(100));
-        assert_eq!([1000, 1099, 1100].map(|ms| signs.tell_of_death(at(ms))), [false, false, true]);
+        assert_eq!([1000, 1099, 1100].map(|ms| signs.indicate_peer_death(at(ms))), [false, false, true]);
         (2..1000).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
         signs.acknowledged = Some(at(499_900));
-        assert_eq!([500_000, 500_899, 500_900].map(|ms| signs.tell_of_death(at(ms))), [false, false, true]);
+        assert_eq!([500_000, 500_899, 500_900].map(|ms| signs.indicate_peer_death(at(ms))), [false, false, true]);
         (1000..1200).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
         signs.acknowledged = Some(at(600_000));
         assert_eq!(
-            [599_999, 600_000].map(|ms| signs.tell_of_death(at(ms))),
+            [599_999, 600_000].map(|ms| signs.indicate_peer_death(at(ms))),
             [false, true],
             "something has its device open"
         );
@@ -233,13 +233,13 @@ mod tests {
     fn a_peer_that_has_closed_and_says_nothing_more_is_dead_in_time_unless_its_device_acknowledges() {
         let at = |ms| Duration::from_millis(ms);
         let mut signs = Signs { closed: Some(at(0)), ..Signs::default() };
-        assert!(signs.are_of_doubt() && !signs.tell_of_death(at(90_000)), "nobody has asked its device");
+        assert!(signs.are_of_doubt() && !signs.indicate_peer_death(at(90_000)), "nobody has asked its device");
         signs.doubted = Some(at(9500));
-        assert_eq!([10_499, 10_500].map(|ms| signs.tell_of_death(at(ms))), [false, true]);
+        assert_eq!([10_499, 10_500].map(|ms| signs.indicate_peer_death(at(ms))), [false, true]);
         signs.doubted = Some(at(0));
-        assert_eq!([9999, 10_000].map(|ms| signs.tell_of_death(at(ms))), [false, true]);
+        assert_eq!([9999, 10_000].map(|ms| signs.indicate_peer_death(at(ms))), [false, true]);
         signs.acknowledged = Some(at(59_500));
-        assert_eq!([60_000, 60_500].map(|ms| signs.tell_of_death(at(ms))), [false, true]);
+        assert_eq!([60_000, 60_500].map(|ms| signs.indicate_peer_death(at(ms))), [false, true]);
     }
 
     #[test]

@@ -29,7 +29,7 @@ const POSTED: Numbers = Numbers::Receiver { posted: 1, announced: 1, arrived: 0,
 const IDLE: Numbers = Numbers::Receiver { posted: 0, announced: 0, arrived: 0, flushes: false };
 
 #[test]
-fn an_end_that_waited_and_is_closed_is_told_once() {
+fn an_end_that_waited_and_is_closed_is_reported_once() {
     let mut inquiry = Inquiry::new(who(None));
     inquiry.handle_looks(Time::ZERO, vec![sight(0, IDLE), sight(1, SENT)], Vec::new());
     inquiry.handle_looks(Time::ZERO, vec![sight(1, SENT)], Vec::new());
@@ -164,7 +164,7 @@ fn an_answer_is_taken_as_long_as_its_question_is_fresh() {
 }
 
 /// Whether a peer that has been told how things stand is told again, after `change`, when nothing else has happened.
-fn is_told_again(change: impl Fn(&mut Inquiry)) -> bool {
+fn is_reported_again(change: impl Fn(&mut Inquiry)) -> bool {
     let mut inquiry = Inquiry::new(who(None));
     let sights = || vec![sight(0, UNSENT), sight(1, POSTED)];
     let end = End { numbers: POSTED, recovers: false, is_untested: false, still_ms: 5000 };
@@ -183,18 +183,18 @@ fn is_told_again(change: impl Fn(&mut Inquiry)) -> bool {
 }
 
 #[test]
-fn a_peer_is_told_what_is_new_and_no_more() {
+fn a_peer_is_reported_what_is_new_and_no_more() {
     let answer = |answer: Standing| {
         move |inquiry: &mut Inquiry| inquiry.handle_answer(START, 1, Answer::Stands(Box::new(answer.clone())))
     };
-    assert!(!is_told_again(|_| ()));
-    assert!(is_told_again(|inquiry| {
+    assert!(!is_reported_again(|_| ()));
+    assert!(is_reported_again(|inquiry| {
         let sent = Numbers::Sender { seen: 2, sent: 0, acknowledged: 0, wants: false };
         inquiry.handle_looks(START, vec![sight(0, sent), sight(1, POSTED)], Vec::new());
     }));
-    assert!(is_told_again(answer(standing(Some(cause(1, 0))))), "a cause");
+    assert!(is_reported_again(answer(standing(Some(cause(1, 0))))), "a cause");
     let lead =
         Standing { least_lead: Some(LeastLead { lead: -7, who: who(Some(5)) }), me: who(Some(3)), ..standing(None) };
-    assert!(is_told_again(answer(lead)), "a lesser lead");
-    assert!(is_told_again(answer(standing(None))), "the rank of who is waited for");
+    assert!(is_reported_again(answer(lead)), "a lesser lead");
+    assert!(is_reported_again(answer(standing(None))), "the rank of who is waited for");
 }

@@ -26,11 +26,11 @@ pub enum Contact {
 /// An end at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Look {
-    /// Its numbers. Whether NCCL calls `isend` in vain is seen from `refusals`.
+    /// Its numbers. Whether NCCL calls `isend` without success is seen from `refusals`.
     pub numbers: Numbers,
-    /// How often `isend` has been called in vain, modulo 2^32.
+    /// How often `isend` has been called without success, modulo 2^32.
     pub refusals: u32,
-    /// How often NCCL has called in vain, in either way, modulo 2^32.
+    /// How often NCCL has called without success, in either way, modulo 2^32.
     pub calls: u32,
     /// Whether requests are outstanding.
     pub has_requests: bool,

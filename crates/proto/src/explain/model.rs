@@ -326,10 +326,10 @@ fn is_right(cause: &Cause, culprit: Culprit, size: usize) -> bool {
         ends == [k, next(k)].map(|k| k as u32) || ends == [next(k), k].map(|k| k as u32)
     };
     let has_not = matches!(cause.verdict, Verdict::PeerHasNotSent | Verdict::PeerHasNotAsked);
-    let is_told = cause.operation.as_ref().is_some_and(|operation| operation.call.number == Some(NUMBER));
+    let is_reported = cause.operation.as_ref().is_some_and(|operation| operation.call.number == Some(NUMBER));
     match culprit {
-        Culprit::Absent(k) => far_is(k) && has_not && is_told && cause.begun == Begun::No(Some(NUMBER - 1)),
-        Culprit::Gpu(k, _) => far_is(k) && has_not && is_told && cause.begun == Begun::Yes,
+        Culprit::Absent(k) => far_is(k) && has_not && is_reported && cause.begun == Begun::No(Some(NUMBER - 1)),
+        Culprit::Gpu(k, _) => far_is(k) && has_not && is_reported && cause.begun == Begun::Yes,
         Culprit::Stopped(k, _) => cause.verdict == Verdict::PeerSilent && far_is(k),
         Culprit::Data(k, _) => is_edge(k) && cause.verdict == Verdict::DataLost,
         Culprit::ClearToSends(k, _) => is_edge(k) && cause.verdict == Verdict::ClearToSendsLost,

@@ -14,7 +14,7 @@ pub enum Numbers {
         sent: u32,
         /// Of these, the ones that the peer's device has acknowledged.
         acknowledged: u32,
-        /// Whether NCCL calls `isend` in vain, for want of a clear-to-send.
+        /// Whether NCCL calls `isend` without success, for want of a clear-to-send.
         wants: bool,
     },
     /// The receiving end.

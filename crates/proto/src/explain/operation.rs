@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_begun_is_told_for_the_rank_that_is_asked() {
+    fn what_is_begun_is_reported_for_the_rank_that_is_asked() {
         let progress = |rank, count| {
             let mut begun = [0; Function::COUNT];
             begun[Function::AllReduce as usize] = count;

@@ -191,7 +191,7 @@ fn judge_numbers(mine: &End, theirs: &End) -> Verdict {
         return Verdict::AcknowledgementsLost;
     }
     // What is acknowledged has arrived at the receiver's device, where NCCL has made no call since; unless it has called for so long
-    // in vain that the device must have lost it.
+    // without success that the device must have lost it.
     if is_before(arrived, acknowledged) && receiver.still_ms < UNTESTED_MS {
         return if is_sender { Verdict::PeerNotTested } else { Verdict::OwnNotTested };
     }
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_on_the_path_is_told_from_the_numbers_whether_or_not_a_peer_waits() {
+    fn what_is_lost_on_the_path_is_reported_from_the_numbers_whether_or_not_a_peer_waits() {
         for waits in [false, true] {
             let path = |s: &End, r: &End| both(s, r, [waits; 2]);
             assert_eq!(path(&sender(8, 7, 5, false), &receiver(8, 8, 5)), [Verdict::DataLost; 2]);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_acknowledged_is_not_lost_unless_the_receiver_looks_for_it_in_vain() {
+    fn what_is_acknowledged_is_not_lost_unless_the_receiver_looks_for_it_without_success() {
         let receiver = End { still_ms: 2000, ..receiver(8, 8, 5) };
         let verdicts = both(&sender(8, 8, 8, true), &receiver, [false; 2]);
         assert_eq!(verdicts, [Verdict::PeerNotTested, Verdict::OwnNotTested]);

@@ -18,7 +18,7 @@ const SILENT: Duration = Duration::from_secs(3);
 const MIN_QUESTIONS: u32 = 4;
 /// After this time without a call of NCCL's, outstanding requests are not tested.
 const UNTESTED: Duration = Duration::from_millis(UNTESTED_MS as u64);
-/// NCCL calls `isend` in vain if it has done so within this time.
+/// NCCL calls `isend` without success if it has done so within this time.
 const WANTED: Duration = Duration::from_millis(2500);
 
 /// One end. Its peer is asked and told by [`super::inquiry::Inquiry`].
@@ -31,7 +31,7 @@ pub(super) struct Watched {
     pub(super) peer: Identity,
     /// When it moved last, or began to wait.
     pub(super) since: Time,
-    /// When `isend` was called in vain last.
+    /// When `isend` was called without success last.
     pub(super) refused: Option<Time>,
     /// When NCCL called last.
     pub(super) called: Time,
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_whose_isend_was_in_vain_lately_waits() {
+    fn a_sender_whose_isend_was_without_success_lately_waits() {
         let mut watched = watched(false, false, Contact::Up);
         let idle = Numbers::Sender { seen: 1, sent: 1, acknowledged: 1, wants: false };
         let mut waits = |now: Time, refusals: u32| {

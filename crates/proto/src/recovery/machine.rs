@@ -2,8 +2,8 @@
 
 use crate::control::Time;
 use crate::endpoint::Endpoint;
-use crate::recovery::account::Account;
 use crate::recovery::message::Message;
+use crate::recovery::missing_list::MissingList;
 use crate::recovery::rail_history::RailHistory;
 use crate::recovery::rail_mask::RailMask;
 use crate::recovery::reach::Reach;
@@ -75,13 +75,13 @@ pub enum Action {
     },
     /// Destroy what was created for an attempt that was given up. There may be nothing.
     Discard,
-    /// Sender: apply the account, use the new queue pairs, send again what is missing. Receiver: compose the account, use the
+    /// Sender: apply the missing list, use the new queue pairs, send again what is missing. Receiver: compose the missing list, use the
     /// new queue pairs. Then `handle_resumed`.
     Resume {
         /// The attempt.
         attempt: u32,
         /// What the receiver has said, at the sender.
-        account: Option<Account>,
+        missing_list: Option<MissingList>,
     },
     /// Sender: begin no new send until none is outstanding. Then `handle_drained`. It ends with the next [`Self::Fence`] or
     /// [`Self::Continue`].
@@ -112,12 +112,12 @@ impl fmt::Display for Action {
                 write!(f, "attempt {attempt}: connects queue pairs on rail(s) {rails} to {}", remote.name)
             }
             Self::Discard => write!(f, "destroys what was created for an earlier attempt"),
-            Self::Resume { attempt, account: None } => write!(f, "attempt {attempt}: uses the new queue pairs"),
-            Self::Resume { attempt, account: Some(account) } => {
+            Self::Resume { attempt, missing_list: None } => write!(f, "attempt {attempt}: uses the new queue pairs"),
+            Self::Resume { attempt, missing_list: Some(missing_list) } => {
                 write!(
                     f,
                     "attempt {attempt}: uses the new queue pairs, and sends again {} message(s)",
-                    account.missing.len()
+                    missing_list.missing.len()
                 )
             }
             Self::Drain => write!(f, "sends nothing until all is acknowledged"),
@@ -139,7 +139,7 @@ enum Job {
     /// With the peer's end.
     Connect(Endpoint),
     /// With what the receiver has said, at the sender.
-    Resume(Option<Account>),
+    Resume(Option<MissingList>),
 }
 
 /// What is to be done next, besides jobs. There is room for each once, whatever the peer says how often.
@@ -154,7 +154,7 @@ struct Due {
     /// The number of the question that is answered.
     heard: Option<u32>,
     drain: bool,
-    go_on: bool,
+    keep_queue_pairs: bool,
     /// How long the recovery has taken.
     recovered: Option<Duration>,
     failure: Option<String>,
@@ -182,11 +182,11 @@ enum State {
     Answered {
         until: Time,
     },
-    /// Sender: is ready and waits for the account.
-    AwaitingAccount {
+    /// Sender: is ready and waits for the missing list.
+    AwaitingMissingList {
         until: Time,
     },
-    /// The account is being composed or applied, and the new queue pairs come into use.
+    /// The missing list is being composed or applied, and the new queue pairs come into use.
     Resuming,
     Failed,
 }
@@ -203,7 +203,7 @@ impl State {
             Self::Offered { .. } => "Offered",
             Self::Connecting => "Connecting",
             Self::Answered { .. } => "Answered",
-            Self::AwaitingAccount { .. } => "AwaitingAccount",
+            Self::AwaitingMissingList { .. } => "AwaitingAccount",
             Self::Resuming => "Resuming",
             Self::Failed => "Failed",
         }
@@ -513,7 +513,7 @@ impl Recovery {
             match (end, self.role) {
                 (Ok(_), Role::Sender) => {
                     self.say(Message::Ready { attempt, reach: self.reach });
-                    self.state = State::AwaitingAccount { until };
+                    self.state = State::AwaitingMissingList { until };
                 }
                 (Ok(endpoint), Role::Receiver) => {
                     self.say(Message::Answer { attempt, rails: self.rails, endpoint });
@@ -563,17 +563,17 @@ impl Recovery {
         self.advance(now);
     }
 
-    /// The new queue pairs of `attempt` are in use. The receiver tells the account that it has composed.
-    pub fn handle_resumed(&mut self, now: Time, attempt: u32, account: Option<Account>) {
+    /// The new queue pairs of `attempt` are in use. The receiver tells the missing list that it has composed.
+    pub fn handle_resumed(&mut self, now: Time, attempt: u32, missing_list: Option<MissingList>) {
         if !self.take_job(|job| matches!(job, Job::Resume(_))) {
             return;
         }
         if self.is_resuming(attempt) {
-            match (account, self.role) {
-                (None, Role::Receiver) => self.begin_next(now, "no account was composed".into()),
-                (Some(account), Role::Receiver) => {
-                    self.arriving = account.arrived();
-                    self.say(Message::Account { attempt, account });
+            match (missing_list, self.role) {
+                (None, Role::Receiver) => self.begin_next(now, "no missing list was composed".into()),
+                (Some(missing_list), Role::Receiver) => {
+                    self.arriving = missing_list.arrived();
+                    self.say(Message::MissingList { attempt, missing_list });
                     self.run(now);
                 }
                 (_, Role::Sender) => self.run(now),
@@ -596,7 +596,7 @@ impl Recovery {
         if matches!(self.state, State::Draining { .. }) {
             self.state = State::Running;
             self.next_ask = now + ASK_TIME;
-            self.due.go_on |= !std::mem::take(&mut self.due.drain);
+            self.due.keep_queue_pairs |= !std::mem::take(&mut self.due.drain);
         }
     }
 
@@ -626,7 +626,7 @@ impl Recovery {
                 (None, Role::Receiver) => None,
             },
             State::Draining { until } => Some(until),
-            State::Offered { until } | State::Answered { until } | State::AwaitingAccount { until } => {
+            State::Offered { until } | State::Answered { until } | State::AwaitingMissingList { until } => {
                 give_up.map(|time| time.min(until))
             }
             State::Halted if self.waits_for_fence() => give_up.map(|time| time.min(self.fence_by)),
@@ -652,8 +652,8 @@ impl Recovery {
             State::Answered { until } if late(until) => {
                 self.begin_after_late(now, format!("the sender was not ready within {seconds} s"));
             }
-            State::AwaitingAccount { until } if late(until) => {
-                self.begin_after_late(now, format!("no account within {seconds} s"));
+            State::AwaitingMissingList { until } if late(until) => {
+                self.begin_after_late(now, format!("no missing list within {seconds} s"));
             }
             _ => {}
         }
@@ -670,7 +670,7 @@ impl Recovery {
         debug_assert!(self.peer.is_within(*all), "the peer can use rails that the connection does not have");
         debug_assert!(self.history.usable() == self.own & self.peer, "what both ends can use is not what each can");
         match state {
-            State::Draining { .. } | State::Creating | State::Offered { .. } | State::AwaitingAccount { .. } => {
+            State::Draining { .. } | State::Creating | State::Offered { .. } | State::AwaitingMissingList { .. } => {
                 debug_assert!(is_sender, "a receiver is in a sender's state");
             }
             State::Answered { .. } => debug_assert!(!is_sender, "a sender is in a receiver's state"),
@@ -732,7 +732,7 @@ impl Recovery {
         {
             return Some(Action::Send(Message::Ask { attempt, number }));
         }
-        if std::mem::take(&mut self.due.go_on) {
+        if std::mem::take(&mut self.due.keep_queue_pairs) {
             return Some(Action::Continue);
         }
         if std::mem::take(&mut self.due.drain) {
@@ -755,8 +755,8 @@ impl Recovery {
             Message::Answer { rails, .. } => (*rails, Some(Role::Sender)),
             Message::Ready { .. } => (self.all, Some(Role::Receiver)),
             Message::Ask { .. } | Message::Heard { .. } => (self.all, None),
-            Message::Account { account, .. } => {
-                account.check()?;
+            Message::MissingList { missing_list, .. } => {
+                missing_list.check()?;
                 (self.all, Some(Role::Sender))
             }
         };
@@ -830,11 +830,11 @@ impl Recovery {
             },
             Message::Ask { number, .. } => self.due.heard = Some(number).filter(|_| self.is_running()),
             Message::Heard { number, .. } => self.handle_heard(now, number),
-            Message::Account { account, .. } => {
-                if matches!(self.state, State::AwaitingAccount { .. }) {
-                    self.arriving = account.arrived();
+            Message::MissingList { missing_list, .. } => {
+                if matches!(self.state, State::AwaitingMissingList { .. }) {
+                    self.arriving = missing_list.arrived();
                     self.state = State::Resuming;
-                    self.job = Some((Job::Resume(Some(account)), false));
+                    self.job = Some((Job::Resume(Some(missing_list)), false));
                 }
             }
         }
@@ -854,7 +854,7 @@ impl Recovery {
         self.state.name()
     }
 
-    /// Receiver: whether recoveries are in vain is for the sender to judge, if it has begun this one. It may only try a rail again.
+    /// Receiver: whether recoveries are without success is for the sender to judge, if it has begun this one. It may only try a rail again.
     fn trust_sender(&mut self, now: Time) {
         if self.role == Role::Receiver
             && self.is_running()
@@ -993,13 +993,13 @@ impl Recovery {
     fn look_for_rails(&mut self, now: Time) {
         let found = self.history.ready(now) - self.rails;
         if self.role == Role::Sender && !found.is_empty() {
-            self.handle_wish(now, format!("to use more rails: {found}"));
+            self.handle_change_request(now, format!("to use more rails: {found}"));
         }
     }
 
     /// Other queue pairs are wanted, although nothing has failed, because of `cause`. Those in use are given up only when the peer has said
-    /// that it hears this end. Returns whether it is asked: not while something else is under way, and not again soon in vain.
-    pub fn handle_wish(&mut self, now: Time, cause: String) -> bool {
+    /// that it hears this end. Returns whether it is asked: not while something else is under way, and not again soon without success.
+    pub fn handle_change_request(&mut self, now: Time, cause: String) -> bool {
         let may_ask = self.state == State::Running && self.asked.is_none() && now >= self.next_ask;
         if may_ask {
             self.questions = self.questions.wrapping_add(1);
@@ -1074,9 +1074,9 @@ impl Recovery {
                 self.queue_pairs = QueuePairs::New;
                 Action::Connect { attempt, rails, remote: remote.clone() }
             }
-            Job::Resume(account) => {
+            Job::Resume(missing_list) => {
                 self.queue_pairs = QueuePairs::InUse;
-                Action::Resume { attempt, account: account.take() }
+                Action::Resume { attempt, missing_list: missing_list.take() }
             }
         })
     }
@@ -1155,7 +1155,7 @@ impl Recovery {
             }
             State::Halted if self.role == Role::Receiver => "The sender has not offered new queue pairs".into(),
             State::Halted => "There is no rail that both ends can use".into(),
-            State::Offered { .. } | State::Answered { .. } | State::AwaitingAccount { .. } => {
+            State::Offered { .. } | State::Answered { .. } | State::AwaitingMissingList { .. } => {
                 format!("The peer did not answer within {limit} s")
             }
             State::Creating | State::Connecting | State::Resuming => "New queue pairs are not ready".into(),

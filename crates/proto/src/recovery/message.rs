@@ -1,6 +1,6 @@
 //! What the two ends of a connection tell each other about its recovery.
 
-use super::account::Account;
+use super::missing_list::MissingList;
 use super::rail_mask::RailMask;
 use super::reach::Reach;
 use crate::codec::{Reader, Writer};
@@ -67,11 +67,11 @@ pub enum Message {
         number: u32,
     },
     /// Receiver to sender: what has not arrived.
-    Account {
+    MissingList {
         /// The attempt.
         attempt: u32,
         /// What has not arrived.
-        account: Account,
+        missing_list: MissingList,
     },
 }
 
@@ -90,8 +90,8 @@ impl fmt::Display for Message {
             }
             Self::Ask { attempt, .. } | Self::Heard { attempt, .. } => write!(f, "{kind:?} in attempt {attempt}"),
             Self::Ready { attempt, reach: _ } => write!(f, "{kind:?} of attempt {attempt}"),
-            Self::Account { attempt, account } => {
-                write!(f, "{kind:?} of attempt {attempt}: {} message(s) have not arrived", account.missing.len())
+            Self::MissingList { attempt, missing_list } => {
+                write!(f, "{kind:?} of attempt {attempt}: {} message(s) have not arrived", missing_list.missing.len())
             }
         }
     }
@@ -108,7 +108,7 @@ impl Message {
             Self::Ready { .. } => Kind::Ready,
             Self::Ask { .. } => Kind::Ask,
             Self::Heard { .. } => Kind::Heard,
-            Self::Account { .. } => Kind::Account,
+            Self::MissingList { .. } => Kind::MissingList,
         }
     }
 
@@ -130,7 +130,7 @@ impl Message {
                 endpoint.emit(&mut body);
             }
             Self::Ready { reach, .. } => reach.emit(&mut body),
-            Self::Account { account, .. } => account.emit(&mut body),
+            Self::MissingList { missing_list, .. } => missing_list.emit(&mut body),
         }
         body.0
     }
@@ -145,7 +145,7 @@ impl Message {
             | Self::Ready { attempt, .. }
             | Self::Ask { attempt, .. }
             | Self::Heard { attempt, .. }
-            | Self::Account { attempt, .. } => Some(*attempt),
+            | Self::MissingList { attempt, .. } => Some(*attempt),
         }
     }
 
@@ -170,7 +170,9 @@ impl Message {
             Kind::Ready => Self::Ready { attempt: body.u32()?, reach: Reach::parse(&mut body)? },
             Kind::Ask => Self::Ask { attempt: body.u32()?, number: body.u32()? },
             Kind::Heard => Self::Heard { attempt: body.u32()?, number: body.u32()? },
-            Kind::Account => Self::Account { attempt: body.u32()?, account: Account::parse(&mut body)? },
+            Kind::MissingList => {
+                Self::MissingList { attempt: body.u32()?, missing_list: MissingList::parse(&mut body)? }
+            }
             Kind::Hello
             | Kind::Reply
             | Kind::Commit
@@ -224,8 +226,8 @@ mod tests {
     use super::*;
     use crate::RING_SLOTS;
     use crate::cts::Cts;
-    use crate::recovery::account::MissingMessage;
     use crate::recovery::machine::Action;
+    use crate::recovery::missing_list::MissingMessage;
     use crate::sim::endpoint;
     use std::time::Duration;
 
@@ -237,7 +239,8 @@ mod tests {
     fn all() -> Vec<Message> {
         let oldest = u32::MAX - 3;
         let seqs = (0..RING_SLOTS as u32).filter(|i| i % 30 == 29).map(|i| missing(oldest.wrapping_add(i)));
-        let account = Account { oldest, next: oldest.wrapping_add(RING_SLOTS as u32), missing: seqs.collect() };
+        let missing_list =
+            MissingList { oldest, next: oldest.wrapping_add(RING_SLOTS as u32), missing: seqs.collect() };
         let (rails, attempt) = (RailMask(0b1010), 0x0102_0304);
         let reach = Reach { limit: Duration::from_micros(70_001), round_trip: Duration::from_micros(3) };
         vec![
@@ -248,14 +251,14 @@ mod tests {
             Message::Ready { attempt, reach },
             Message::Ask { attempt, number: 9 },
             Message::Heard { attempt, number: u32::MAX },
-            Message::Account { attempt, account },
-            Message::Account { attempt, account: Account { oldest: 5, next: 5, missing: Vec::new() } },
+            Message::MissingList { attempt, missing_list },
+            Message::MissingList { attempt, missing_list: MissingList { oldest: 5, next: 5, missing: Vec::new() } },
         ]
     }
 
     /// The log is for people, who are not told of fields.
     #[test]
-    fn a_message_and_what_sends_it_are_told_in_words() {
+    fn a_message_and_what_sends_it_are_reported_in_words() {
         for message in all() {
             let text = Action::Send(message).to_string();
             let fields = ["{", "}", "[", "RailMask", "attempt:"];
@@ -306,13 +309,13 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_account_has_at_most_24_kib() {
-        let account = Account { oldest: 1, next: 513, missing: (1..513).map(missing).collect() };
-        let message = Message::Account { attempt: 1, account };
+    fn the_longest_missing_list_has_at_most_24_kib() {
+        let missing_list = MissingList { oldest: 1, next: 513, missing: (1..513).map(missing).collect() };
+        let message = Message::MissingList { attempt: 1, missing_list };
         assert!(message.body().len() <= 24 << 10);
-        assert_eq!(Message::parse(Kind::Account, &message.body(), 1), Ok(message));
-        let one_more = Account { oldest: 1, next: 514, missing: (1..514).map(missing).collect() };
-        let body = Message::Account { attempt: 1, account: one_more }.body();
-        assert!(Message::parse(Kind::Account, &body, 1).is_err());
+        assert_eq!(Message::parse(Kind::MissingList, &message.body(), 1), Ok(message));
+        let one_more = MissingList { oldest: 1, next: 514, missing: (1..514).map(missing).collect() };
+        let body = Message::MissingList { attempt: 1, missing_list: one_more }.body();
+        assert!(Message::parse(Kind::MissingList, &body, 1).is_err());
     }
 }

@@ -12,7 +12,7 @@
 //!  Offer ─────────────────────────────────────►  fence, create, connect, post receives
 //!  connect ◄─────────────────────────────────── Answer
 //!  Ready ─────────────────────────────────────►  test the way back, list what is missing, run
-//!  apply, send again, run ◄──────────────────── Account
+//!  apply, send again, run ◄──────────────────── MissingList
 //! ```
 //!
 //! **Fence**: an end puts its queue pairs into the error state, takes in every completion of theirs, and destroys them. Only its own
@@ -35,16 +35,16 @@
 //! |---|---|
 //! | [`rail_mask`] | some of the rails of a connection |
 //! | [`message`] | what the ends tell each other |
-//! | [`account`] | what has not arrived: [`RecvFlow`](crate::recv::RecvFlow) lists it, [`SendFlow`](crate::send::SendFlow) sends it again |
+//! | [`missing_list`] | what has not arrived: [`RecvFlow`](crate::recv::RecvFlow) lists it, [`SendFlow`](crate::send::SendFlow) sends it again |
 //! | [`machine`] | the order of things at one end; what its caller has to do |
 //! | [`path_mtu`] | paths that lose large packets only |
 //! | [`reach`] | how long tests of new queue pairs wait |
 //! | [`rail_history`] | how long a rail that has fallen often waits, or over which attempts fail |
 //! | [`move_budget`] | how often lanes may be given other paths |
 
-pub mod account;
 pub mod machine;
 pub mod message;
+pub mod missing_list;
 pub mod move_budget;
 pub mod path_mtu;
 pub mod rail_history;

@@ -66,7 +66,7 @@ impl PathTimes {
     }
 
     /// How long the receiver's test waits, of which the sender has said this.
-    pub fn limit_told(self, reach: Reach) -> Duration {
+    pub fn limit_reported(self, reach: Reach) -> Duration {
         self.limit().max(reach.limit).min(MOST)
     }
 
@@ -132,9 +132,9 @@ mod tests {
         sender.handle_round_trip(50 * MS);
         assert_eq!(sender.reach(), Reach { limit: 200 * MS, round_trip: 50 * MS });
         let receiver = PathTimes::default();
-        assert_eq!(receiver.limit_told(sender.reach()), 200 * MS);
-        assert_eq!(receiver.limit_told(Reach::default()), 30 * MS);
-        assert_eq!(receiver.limit_told(Reach { limit: Duration::MAX, round_trip: MS }), MOST);
+        assert_eq!(receiver.limit_reported(sender.reach()), 200 * MS);
+        assert_eq!(receiver.limit_reported(Reach::default()), 30 * MS);
+        assert_eq!(receiver.limit_reported(Reach { limit: Duration::MAX, round_trip: MS }), MOST);
     }
 
     /// For any round trip that tests can take, the attempts that fail before take no longer together than some round trips.

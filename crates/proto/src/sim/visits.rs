@@ -41,7 +41,7 @@ impl Machine {
 }
 
 #[test]
-fn a_cell_that_can_be_reached_and_is_not_is_told_and_one_that_cannot_and_is() {
+fn a_cell_that_can_be_reached_and_is_not_is_reported_and_one_that_cannot_and_is() {
     let machine = Machine {
         rows: &[("end", "A"), ("end", "B")],
         events: &["one", "two"],

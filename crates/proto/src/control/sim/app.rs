@@ -25,7 +25,7 @@ pub(super) struct Established {
     pub(super) known: Known,
     /// Since when its control connection is lost, and when it was told that the peer is gone.
     pub(super) lost_at: Option<Time>,
-    pub(super) told_at: Option<Time>,
+    pub(super) reported_at: Option<Time>,
     /// Whether it asks the peer's device for signs of life.
     pub(super) is_in_doubt: bool,
     pub(super) order: FrameOrder,
@@ -38,7 +38,7 @@ impl Established {
             secret,
             known: Known::Open,
             lost_at: None,
-            told_at: None,
+            reported_at: None,
             is_in_doubt: false,
             order: FrameOrder::default(),
         }
@@ -50,7 +50,7 @@ impl Established {
             PeerChange::Back => (self.lost_at, self.is_in_doubt) = (None, false),
             PeerChange::Doubted => self.is_in_doubt = true,
             PeerChange::Closed(_) | PeerChange::Unknown(_) | PeerChange::Broken(_) => {
-                self.told_at.get_or_insert(now);
+                self.reported_at.get_or_insert(now);
             }
             PeerChange::Frame(_) | PeerChange::Inquiry(_) => {}
         }

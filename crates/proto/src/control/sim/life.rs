@@ -26,11 +26,11 @@ impl World {
 
 impl Network {
     /// One process has died: the other one has been told in time, if it was, once the network was well.
-    pub(super) fn check_told(&self, pair: &mut Pair, calm_since: Time, without_port: &[bool; 2]) {
+    pub(super) fn check_reported(&self, pair: &mut Pair, calm_since: Time, without_port: &[bool; 2]) {
         let dead = usize::from(self.is_dead[1]);
         let most = TOLD_WITHIN[usize::from(without_port[dead])];
         if let Some(end) = pair.end(1 - dead)
-            && let (Some(lost), Some(told)) = (end.lost_at, end.told_at)
+            && let (Some(lost), Some(told)) = (end.lost_at, end.reported_at)
         {
             // That may come late, where one was lost without a word.
             let ended = self.ended[1 - dead].max(self.heir_until[dead]);

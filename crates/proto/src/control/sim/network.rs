@@ -93,7 +93,7 @@ impl Network {
                 side.incoming.truncate(kept);
             }
             if !side.is_finished {
-                // Often at once; or when its kernel has asked the other one in vain.
+                // Often at once; or when its kernel has asked the other one without success.
                 let pause = if late == number as u64 { 10_000 } else { random.below(2000) * random.below(2) };
                 side.lost_at = Some(now + Duration::from_millis(pause));
                 side.is_closed_between = random.one_in(3);

@@ -29,7 +29,7 @@ impl World {
         }
         let kinds = [Kind::Halt, Kind::Ports, Kind::Offer, Kind::Answer, Kind::Ready];
         let (kind, padding) = match is_receiver && self.random.one_in(4) {
-            true => (Kind::Account, self.random.below(20_000)),
+            true => (Kind::MissingList, self.random.below(20_000)),
             false => (kinds[self.random.below(5) as usize], self.random.below(300)),
         };
         let body = end.order.next_body(end.secret, wire, padding as usize);

@@ -107,7 +107,7 @@ impl World {
         let process = self.random.below(2) as usize;
         match self.random.below(70) {
             0..=17 => self.deliver(),
-            18..=39 => self.go_on(pair, process),
+            18..=39 => self.keep_queue_pairs(pair, process),
             40..=49 => {
                 let pause = Duration::from_millis(self.random.below(60));
                 self.pass(pause);
@@ -162,7 +162,7 @@ impl World {
     }
 
     /// NCCL asks one end.
-    fn go_on(&mut self, pair: usize, process: usize) {
+    fn keep_queue_pairs(&mut self, pair: usize, process: usize) {
         if self.network.is_dead[process] {
             return;
         }
@@ -192,7 +192,7 @@ impl World {
         }
         let index = self.random.below(self.network.wires.len() as u64) as usize;
         if self.network.wires[index].is_waiting() {
-            return self.let_in(index);
+            return self.accept_clients(index);
         }
         let process = self.random.below(2) as usize;
         self.deliver_to(index, process);
@@ -217,7 +217,7 @@ impl World {
     }
 
     /// The kernel at the far end answers somebody who dials.
-    fn let_in(&mut self, index: usize) {
+    fn accept_clients(&mut self, index: usize) {
         let wire = &self.network.wires[index];
         let (near, far) = (wire.dialler, 1 - wire.dialler);
         let Some(conn) = wire.sides[near].conn else { return };
@@ -301,7 +301,7 @@ impl World {
             let mut has_moved = false;
             for index in 0..self.network.wires.len() {
                 match self.network.wires[index].is_waiting() {
-                    true => self.let_in(index),
+                    true => self.accept_clients(index),
                     false => {
                         has_moved |= self.deliver_to(index, 0);
                         has_moved |= self.deliver_to(index, 1);
@@ -309,8 +309,8 @@ impl World {
                 }
             }
             for pair in 0..self.pairs.len() {
-                self.go_on(pair, 0);
-                self.go_on(pair, 1);
+                self.keep_queue_pairs(pair, 0);
+                self.keep_queue_pairs(pair, 1);
                 let far = 1 - self.pairs[pair].dialler;
                 if !self.network.is_dead[far] {
                     self.pairs[pair].acceptor.sweep(&mut self.planes[far], self.now);
@@ -355,16 +355,16 @@ impl World {
             let (near, far) = (pair.dialler, 1 - pair.dialler);
             let [near_died, far_died] = [near, far].map(|process| self.network.is_dead[process]);
             let what = format!("{:?} {:?} {:?}", pair.connector, pair.acceptor, pair.has_closed);
-            let is_told = |end: &Established| matches!(end.known, Known::Closed | Known::Broken);
+            let is_reported = |end: &Established| matches!(end.known, Known::Closed | Known::Broken);
             if !near_died && let Some(end) = pair.connector.established() {
-                assert_eq!(is_told(end), far_died || pair.has_closed[far], "{what}");
+                assert_eq!(is_reported(end), far_died || pair.has_closed[far], "{what}");
             }
             if near_died || far_died {
                 if !far_died && let Some(end) = &pair.acceptor.done {
-                    let is_called = self.planes[far].has_address(end.stream) || is_told(end);
-                    assert!(end.known != Known::Open && (is_told(end) || !is_called), "{what}");
+                    let is_called = self.planes[far].has_address(end.stream) || is_reported(end);
+                    assert!(end.known != Known::Open && (is_reported(end) || !is_called), "{what}");
                 }
-                self.network.check_told(pair, self.calm_since, &self.without_port);
+                self.network.check_reported(pair, self.calm_since, &self.without_port);
                 continue;
             }
             match (pair.connector.established(), &pair.acceptor.done) {

@@ -119,9 +119,9 @@ impl Caller {
 
     /// Whether there is something to do that does not depend on time.
     pub(super) fn is_busy(&self) -> bool {
-        let is_told = self.has_port_event || self.has_back;
+        let is_reported = self.has_port_event || self.has_back;
         self.failure.is_none()
-            && (is_told || self.job.is_some() || Recovery::clone(&self.machine).poll_action().is_some())
+            && (is_reported || self.job.is_some() || Recovery::clone(&self.machine).poll_action().is_some())
     }
 
     /// Whether it does anything now.

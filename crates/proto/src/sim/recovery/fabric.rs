@@ -73,8 +73,8 @@ pub(super) struct Executed {
 pub(super) struct Fabric {
     /// All that have ever been created.
     pub(super) qps: Vec<QueuePair>,
-    /// The numbers of those that are not destroyed, and of those from which requests are late. An attempt in vain leaves some, so that
-    /// a run that ends in vain has hundreds that nothing happens to any more.
+    /// The numbers of those that are not destroyed, and of those from which requests are late. An attempt without success leaves some, so that
+    /// a run that ends without success has hundreds that nothing happens to any more.
     live: Vec<usize>,
     detained: Vec<usize>,
     /// Whether the port of each rail is up, by end.

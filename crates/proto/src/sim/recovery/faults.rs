@@ -29,8 +29,8 @@ pub(super) enum Fault {
     ControlBreaks(Duration),
     /// An end does nothing for some time.
     Stops(End, Duration),
-    /// An end wishes for other queue pairs.
-    Wishes(End),
+    /// An end asks for other queue pairs.
+    Changes(End),
     /// The receiver finds that it does not hear any more what arrives.
     Unreported,
     /// An end cannot create or connect queue pairs, or they do not reach the peer, so many times.
@@ -81,14 +81,14 @@ impl Plan {
         Self { faults, ..Self::nothing() }
     }
 
-    /// Wishes, while the control connection breaks for short times and rails come and go.
-    pub(super) fn wishful(random: &mut Random, plan: &plan::Plan) -> Self {
+    /// Changes, while the control connection breaks for short times and rails come and go.
+    pub(super) fn with_change_requests(random: &mut Random, plan: &plan::Plan) -> Self {
         let last = 30 * plan.messages.len() as u64;
         let mut short = |most| Duration::from_micros(50 + random.below(most));
         let (port, control) = (short(20_000), short(4000));
         let kinds = |random: &mut Random| match random.below(9) {
-            0..=3 => Fault::Wishes(End::Sender),
-            4 => Fault::Wishes(End::Receiver),
+            0..=3 => Fault::Changes(End::Sender),
+            4 => Fault::Changes(End::Receiver),
             5 | 6 => Fault::ControlBreaks(control),
             _ => Fault::PortDown(end(random), random.index(plan.rails()), port),
         };
@@ -119,12 +119,12 @@ impl Plan {
         Self { faults, may_fail: true, give_up: Duration::from_millis(40) }
     }
 
-    /// The control connection carries nothing for longer than an end recovers, and nothing fails; ends wish for other queue pairs.
+    /// The control connection carries nothing for longer than an end recovers, and nothing fails; ends ask for other queue pairs.
     pub(super) fn unheard(random: &mut Random, plan: &plan::Plan) -> Self {
         let last = 30 * plan.messages.len() as u64;
         let breaks = (When::Step(0), Fault::ControlBreaks(Duration::from_secs(1000)));
-        let wishes = (0..1 + random.below(5)).map(|_| (When::Step(random.below(last)), Fault::Wishes(end(random))));
-        Self { faults: std::iter::once(breaks).chain(wishes).collect(), ..Self::nothing() }
+        let changes = (0..1 + random.below(5)).map(|_| (When::Step(random.below(last)), Fault::Changes(end(random))));
+        Self { faults: std::iter::once(breaks).chain(changes).collect(), ..Self::nothing() }
     }
 
     /// Every rail is cut for good.
@@ -169,7 +169,7 @@ fn fault(random: &mut Random, plan: &plan::Plan) -> Fault {
             if random.one_in(4) {
                 Fault::Unreported
             } else {
-                Fault::Wishes(end)
+                Fault::Changes(end)
             }
         }
         _ => Fault::Refuses(end, 1 + random.below(3) as u32),

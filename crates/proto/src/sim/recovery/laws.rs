@@ -6,7 +6,7 @@
 //! 4. The k-th message of a tag is in the k-th buffer of that tag.
 //! 5. No queue pair reads a message from memory after its send has completed.
 //! 6. A place of the ring never goes from a newer to an older clear-to-send.
-//! 7. An end composes or applies an account only when all of its earlier queue pairs are destroyed.
+//! 7. An end composes or applies a missing list only when all of its earlier queue pairs are destroyed.
 //! 8. Attempts only grow, and those of the two ends differ by one at most.
 //! 9. What has arrived whole is not sent again.
 //! 10. A run ends in a bounded number of steps after its last fault.

@@ -57,7 +57,7 @@ pub(crate) fn check(mut random: Random) {
         2 => check_failures(&run(random, FaultPlan::endless)),
         3 => check_failures(&run(random, FaultPlan::impatient)),
         5 => check_failures(&run(random, FaultPlan::parted)),
-        7 => assert!(run(random, FaultPlan::wishful).is_all_delivered),
+        7 => assert!(run(random, FaultPlan::with_change_requests).is_all_delivered),
         6 => check_unheard(&run(random, FaultPlan::unheard)),
         _ => {
             let outcome = run(random, FaultPlan::forgetful);
@@ -111,10 +111,10 @@ fn without_a_fault_there_is_no_recovery() {
 }
 
 #[test]
-fn wishes_while_control_connection_and_rails_come_and_go_end_well() {
+fn change_requests_while_control_connection_and_rails_come_and_go_end_well() {
     let (mut recoveries, mut runs) = (0, 0);
-    run_seeds(300, "wishes", |seed| {
-        let outcome = run(Random::new(seed), FaultPlan::wishful);
+    run_seeds(300, "requests", |seed| {
+        let outcome = run(Random::new(seed), FaultPlan::with_change_requests);
         assert!(outcome.is_all_delivered);
         (runs, recoveries) = (runs + 1, recoveries + outcome.recoveries);
     });
@@ -125,17 +125,17 @@ fn wishes_while_control_connection_and_rails_come_and_go_end_well() {
 #[test]
 fn what_is_wished_for_changes_nothing_that_works_before_the_peer_has_answered() {
     let (mut recoveries, mut runs) = (0, 0);
-    run_seeds(2000, "wishes that nobody hears", |seed| {
+    run_seeds(2000, "requests that nobody hears", |seed| {
         let outcome = run(Random::new(seed), FaultPlan::unheard);
         check_unheard(&outcome);
         (runs, recoveries) = (runs + 1, recoveries + outcome.recoveries);
     });
-    assert!(runs == 1 || recoveries > 0, "no wish comes true when the control connection is back");
+    assert!(runs == 1 || recoveries > 0, "no request comes true when the control connection is back");
 }
 
 #[test]
 fn a_path_that_never_comes_back_ends_both_ends_with_an_error() {
-    run_seeds(100, "recovery in vain", |seed| {
+    run_seeds(100, "recovery without success", |seed| {
         check_failures(&run(Random::new(seed), FaultPlan::endless));
     });
 }
@@ -188,7 +188,7 @@ fn each_event_comes_in_each_state_in_which_it_can() {
         check_failures(&run(Random::new(seed), FaultPlan::parted));
     }
     for seed in 0..4000 {
-        run(Random::new(seed), FaultPlan::wishful);
+        run(Random::new(seed), FaultPlan::with_change_requests);
     }
     for seed in 0..3000 {
         run(Random::new(seed), FaultPlan::impatient);

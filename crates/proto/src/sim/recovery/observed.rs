@@ -3,10 +3,10 @@
 use crate::Violation;
 use crate::control::Time;
 use crate::endpoint::Endpoint;
-use crate::recovery::account::Account;
 use crate::recovery::machine::Recovery;
 use crate::recovery::machine::{Action, Role};
 use crate::recovery::message::Message;
+use crate::recovery::missing_list::MissingList;
 use crate::recovery::rail_mask::RailMask;
 use crate::sim::visits::Visits;
 use std::cell::RefCell;
@@ -66,7 +66,7 @@ impl Observed {
             Message::Ready { .. } => "Ready",
             Message::Ask { .. } => "Ask",
             Message::Heard { .. } => "Heard",
-            Message::Account { .. } => "Account",
+            Message::MissingList { .. } => "Account",
         };
         self.note(event).handle_message(now, message)
     }
@@ -103,8 +103,8 @@ impl Observed {
         self.note("unreachable").handle_unreachable(now, attempt, dead);
     }
 
-    pub(super) fn handle_resumed(&mut self, now: Time, attempt: u32, account: Option<Account>) {
-        self.note("resumed").handle_resumed(now, attempt, account);
+    pub(super) fn handle_resumed(&mut self, now: Time, attempt: u32, missing_list: Option<MissingList>) {
+        self.note("resumed").handle_resumed(now, attempt, missing_list);
     }
 
     pub(super) fn handle_drained(&mut self, now: Time) {
@@ -115,8 +115,8 @@ impl Observed {
         self.note("timeout").handle_timeout(now);
     }
 
-    pub(super) fn handle_wish(&mut self, now: Time) -> bool {
-        self.note("wish").handle_wish(now, "a wish".into())
+    pub(super) fn handle_change_request(&mut self, now: Time) -> bool {
+        self.note("request").handle_change_request(now, "a request".into())
     }
 
     pub(super) fn handle_acknowledged(&mut self) {

@@ -35,7 +35,7 @@ pub(super) const MACHINE: Machine = Machine {
         "unreported",
         "usable",
         "timeout",
-        "wish",
+        "request",
         "fenced",
         "created",
         "connected",

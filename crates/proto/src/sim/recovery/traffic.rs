@@ -52,8 +52,8 @@ impl Sender {
         let ring = &self.ring;
         let half = |seq: u32| ring[SlotIndex::of(seq).index() * halves + halves - 1];
         let read = |seq| Some(half(seq)).filter(|words: &CtsWords| Cts::seq_of(words[3]) == seq);
-        let is_usual = outside.random.one_in(2);
-        let submitted = self.flow.submit_either(is_usual, tag, message as u64, length, read);
+        let is_fast = outside.random.one_in(2);
+        let submitted = self.flow.submit_either(is_fast, tag, message as u64, length, read);
         let Some(transfer) = submitted.unwrap_or_else(|e| panic!("{e}")) else { return false };
         outside.laws.handle_sent(message);
         self.sending.push((transfer.id, message));
@@ -156,9 +156,9 @@ impl Receiver {
             let (addr, length, tag) = (address(i), message.posted, message.tag);
             Ok::<_, Violation>(Buffer { addr, length, rkeys: &plan.keys[i], tag })
         };
-        let is_usual = self.next_group.is_multiple_of(2);
+        let is_fast = self.next_group.is_multiple_of(2);
         let post = |flow: &mut RecvFlow| {
-            let posted = flow.post_either(is_usual, range.len(), buffer);
+            let posted = flow.post_either(is_fast, range.len(), buffer);
             posted.unwrap_or_else(|violation| panic!("{violation}"))
         };
         let mut posted = post(&mut self.flow);

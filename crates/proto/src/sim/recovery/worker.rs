@@ -210,9 +210,9 @@ impl Sender {
                 self.is_draining = false;
                 self.caller.machine.handle_fenced(now);
             }
-            Some(Action::Resume { attempt, account }) => {
+            Some(Action::Resume { attempt, missing_list }) => {
                 let (striping, weights) = self.caller.terms.expect("connected");
-                let applied = self.flow.apply_account(&account.expect("at the sender"), striping, weights);
+                let applied = self.flow.apply_missing_list(&missing_list.expect("at the sender"), striping, weights);
                 if let Err(error) = applied {
                     assert!(outside.may_fail, "{error}");
                     self.caller.fail(error.to_string(), outside);
@@ -264,8 +264,8 @@ impl Receiver {
             return caller.handle_unreachable(attempt, RailMask::NONE, outside);
         }
         caller.install(outside);
-        let account = self.flow.account(caller.striping);
-        caller.machine.handle_resumed(outside.now, attempt, Some(account));
+        let missing_list = self.flow.missing_list(caller.striping);
+        caller.machine.handle_resumed(outside.now, attempt, Some(missing_list));
         caller.machine.handle_acknowledged();
     }
 }

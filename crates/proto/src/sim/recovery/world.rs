@@ -234,7 +234,7 @@ impl World {
                 self.set_port(end, rail, true);
                 match self.outside.random.below(8) {
                     0 => self.caller(end.other()).machine.handle_fault(now, "at the same time"),
-                    1 | 2 => drop(self.caller(end).machine.handle_wish(now)),
+                    1 | 2 => drop(self.caller(end).machine.handle_change_request(now)),
                     _ => {}
                 }
             }
@@ -301,7 +301,7 @@ impl World {
                 }
             }
             Fault::Stalled(end) => self.caller(end).machine.handle_fault(now, "nothing goes on"),
-            Fault::Wishes(end) => drop(self.caller(end).machine.handle_wish(now)),
+            Fault::Changes(end) => drop(self.caller(end).machine.handle_change_request(now)),
             Fault::Unreported => {
                 let machine = &mut self.receiver.caller.machine;
                 machine.handle_fault(now, "a completion queue has failed");

@@ -45,7 +45,7 @@ fn a_reply_to_a_hello_that_was_given_up_is_not_taken_for_the_next_ones() {
 
 /// The commit has been read, or is lost with the connection: that the peer goes on says that it has committed.
 #[test]
-fn a_connection_that_is_lost_between_commit_and_accept_goes_on() {
+fn a_connection_that_is_lost_between_commit_and_accept_resumes() {
     for commit_arrives in [true, false] {
         let mut two = Two::new(&[TOKEN]);
         let (near, far) = two.replied(TOKEN, [1; 16]);
@@ -215,7 +215,7 @@ fn a_goodbye_is_of_one_connection_and_the_end_of_a_control_connection_of_all_oth
 }
 
 #[test]
-fn what_came_before_a_connection_was_established_is_told_then() {
+fn what_came_before_a_connection_was_established_is_reported_then() {
     let mut two = Two::new(&[TOKEN]);
     let (near, far) = two.replied(TOKEN, [1; 16]);
     two.near.send(near, Kind::Commit, Vec::new());
@@ -233,7 +233,7 @@ fn what_came_before_a_connection_was_established_is_told_then() {
 }
 
 #[test]
-fn a_failure_while_there_is_no_control_connection_is_told_once_there_is_one() {
+fn a_failure_while_there_is_no_control_connection_is_reported_once_there_is_one() {
     let mut two = Two::new(&[TOKEN]);
     let pairs = [1, 2, 3].map(|n| two.established(TOKEN, [n; 16]));
     two.lose();

@@ -12,7 +12,7 @@ fn say(plane: &mut ControlPlane, stream: StreamId, number: u32) {
 }
 
 #[test]
-fn what_came_before_a_connection_is_established_is_told_then_and_in_order() {
+fn what_came_before_a_connection_is_established_is_reported_then_and_in_order() {
     let (mut two, secret) = (Two::new(&[TOKEN]), [1; 16]);
     let (near, far) = two.replied(TOKEN, secret);
     // In one piece with the commit, and at the other end before that is established as well.
@@ -100,11 +100,11 @@ fn no_frame_of_a_lost_control_connection_comes_after_the_stream_is_back() {
 }
 
 #[test]
-fn a_long_account_comes_over_a_control_connection_that_has_had_an_established_stream_and_ends_any_other() {
+fn a_long_missing_list_comes_over_a_control_connection_that_has_had_an_established_stream_and_ends_any_other() {
     for length in [4096, 4097, 24 << 10] {
         let mut two = Two::new(&[TOKEN]);
         let (near, far) = two.replied(TOKEN, [1; 16]);
-        two.near.send(near, Kind::Account, vec![1; length]);
+        two.near.send(near, Kind::MissingList, vec![1; length]);
         two.pass();
         match two.far.poll_received(far) {
             Received::Frame(frame) => assert_eq!((frame.body.len(), length), (4096, 4096)),
@@ -116,7 +116,7 @@ fn a_long_account_comes_over_a_control_connection_that_has_had_an_established_st
         let mut two = Two::new(&[TOKEN]);
         let (_, far) = two.established(TOKEN, [1; 16]);
         let (near, other) = two.established(TOKEN, [2; 16]);
-        two.near.send(near, Kind::Account, vec![1; length]);
+        two.near.send(near, Kind::MissingList, vec![1; length]);
         // Both ends of the connection have gone when it comes: that is no harm to others.
         two.far.close(two.now, far);
         two.pass();
@@ -129,11 +129,11 @@ fn a_long_account_comes_over_a_control_connection_that_has_had_an_established_st
 }
 
 #[test]
-fn a_long_account_of_a_stream_that_is_closed_already_is_no_harm_to_others() {
+fn a_long_missing_list_of_a_stream_that_is_closed_already_is_no_harm_to_others() {
     let mut two = Two::new(&[TOKEN]);
     let (near, far) = two.established(TOKEN, [1; 16]);
     let (_, waiting) = two.replied(TOKEN, [2; 16]);
-    two.near.send(near, Kind::Account, vec![1; 20_000]);
+    two.near.send(near, Kind::MissingList, vec![1; 20_000]);
     two.far.close(two.now, far);
     two.pass();
     assert_eq!(two.far.poll_received(waiting), Received::Nothing, "its control connection stands");
@@ -169,14 +169,14 @@ fn drive(plane: &mut ControlPlane, conn: ConnId, incoming: &mut Vec<u8>, outgoin
 }
 
 #[test]
-fn two_processes_with_an_account_of_each_connection_for_each_other_go_on_reading() {
+fn two_processes_with_a_missing_list_of_each_connection_for_each_other_keep_reading() {
     const CONNECTIONS: u32 = 128;
     let mut two = Two::new(&[TOKEN]);
     let secret = |number: u32| [&number.to_le_bytes()[..], &[7; 12]].concat().try_into().expect("16 bytes");
     let pairs: Vec<_> = (0..CONNECTIONS).map(|number| two.established(TOKEN, secret(number))).collect();
     for (near, far) in &pairs {
-        two.near.send(*near, Kind::Account, vec![1; 17 << 10]);
-        two.far.send(*far, Kind::Account, vec![2; 17 << 10]);
+        two.near.send(*near, Kind::MissingList, vec![1; 17 << 10]);
+        two.far.send(*far, Kind::MissingList, vec![2; 17 << 10]);
     }
     let (near, far) = two.wire.expect("it stands");
     let (mut there, mut back) = (Vec::new(), Vec::new());
@@ -184,5 +184,5 @@ fn two_processes_with_an_account_of_each_connection_for_each_other_go_on_reading
     while drive(&mut two.near, near, &mut back, &mut there) | drive(&mut two.far, far, &mut there, &mut back) {}
     two.events();
     let counts = [two.changes(0).len(), two.changes(1).len()];
-    assert_eq!(counts, [CONNECTIONS as usize; 2], "accounts that have come to either end");
+    assert_eq!(counts, [CONNECTIONS as usize; 2], "missing lists that have come to either end");
 }

@@ -157,7 +157,7 @@ fn a_process_tells_its_port_once_on_each_control_connection_and_no_nonsense_is_c
 
 /// Where a control connection is dialled for several of its connections, the first one may be no more at the peer.
 #[test]
-fn a_port_that_is_told_after_a_connection_that_is_no_more_ends_no_other_one() {
+fn a_port_that_is_reported_after_a_connection_that_is_no_more_ends_no_other_one() {
     let mut two = Two::new(&[TOKEN]);
     let client = two.far.handle_client(two.now, SocketAddr::from(([10, 0, 0, 1], 99)));
     let gone = Resume { token: TOKEN, attempt: 1 }.frame(Kind::Resume, [9; 16]).emit();

@@ -50,7 +50,7 @@ fn a_stream_whose_control_connection_is_closed_in_order_has_lost_its_peer() {
 }
 
 #[test]
-fn the_log_counts_the_connections_that_go_on() {
+fn the_log_counts_the_connections_that_resume() {
     let mut two = Two::new(&[TOKEN]);
     let secrets = [[1; 16], [2; 16], [3; 16]];
     for secret in secrets {
@@ -176,7 +176,7 @@ fn random_numbers_differ_by_process_and_from_one_to_the_next() {
 }
 
 #[test]
-fn the_driver_is_told_of_listeners_and_of_what_there_is_to_send() {
+fn the_driver_is_reported_of_listeners_and_of_what_there_is_to_send() {
     let mut two = Two::new(&[]);
     assert!(!two.far.has_listeners());
     two.far.register(TOKEN);

@@ -2,11 +2,11 @@
 //!
 //! The machines are the real ones. Messages are one request each. What their callers do takes time: a job ends in an event of its
 //! own. Packets of queue pairs that are gone may arrive at any time, and are executed if the responder is still there. Time
-//! goes on only to the end of a pause, so no frame is waited for in vain: what is lost has to be said again.
+//! goes on only to the end of a pause, so no frame is waited for without success: what is lost has to be said again.
 
 use super::*;
 use crate::cts::Cts;
-use crate::recovery::account::{Account, MissingMessage};
+use crate::recovery::missing_list::{MissingList, MissingMessage};
 use crate::sim::endpoint;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,7 +21,7 @@ struct Sent {
     packets: u8,
     has_arrived: bool,
     is_received: bool,
-    /// Whether the sender's device, or an account, has said that it has arrived.
+    /// Whether the sender's device, or a missing list, has said that it has arrived.
     is_acknowledged: bool,
     is_sent: bool,
 }
@@ -38,7 +38,7 @@ struct World {
     now: Time,
     faults: u8,
     breaks: u8,
-    wishes: u8,
+    changes: u8,
     is_draining: bool,
     /// Whether the sender has had an answer.
     is_heard: bool,
@@ -51,7 +51,7 @@ struct World {
 type Branch<'a> = dyn FnMut(bool, &dyn Fn(&mut World)) + 'a;
 
 impl World {
-    fn new(faults: u8, breaks: u8, wishes: u8) -> Self {
+    fn new(faults: u8, breaks: u8, changes: u8) -> Self {
         let machine = |role| Recovery::new(role, RailMask::first(2), GIVE_UP);
         Self {
             machines: [machine(Role::Sender), machine(Role::Receiver)],
@@ -63,7 +63,7 @@ impl World {
             now: Time::ZERO,
             faults,
             breaks,
-            wishes,
+            changes,
             is_draining: false,
             is_heard: false,
             has_lost: false,
@@ -98,9 +98,9 @@ impl World {
                 world.machines[i].handle_fault(world.now, "a fault");
             });
         }
-        on(self.wishes > 0, &|world| {
-            world.wishes -= 1;
-            world.machines[0].handle_wish(world.now, "a wish".into());
+        on(self.changes > 0, &|world| {
+            world.changes -= 1;
+            world.machines[0].handle_change_request(world.now, "a request".into());
         });
         let is_drained = self.messages.iter().all(|sent| sent.posted.is_none() || sent.is_acknowledged);
         on(self.is_draining && is_drained, &|world| {
@@ -109,7 +109,7 @@ impl World {
         });
         on(self.is_connected && self.breaks > 0, &|world| {
             (world.is_connected, world.breaks) = (false, world.breaks - 1);
-            world.has_lost = world.wishes > 0 || world.machines[0].is_about_to_change();
+            world.has_lost = world.changes > 0 || world.machines[0].is_about_to_change();
             world.frames.iter_mut().for_each(Vec::clear);
         });
         on(!self.is_connected && self.has_lost, &|world| {
@@ -207,11 +207,11 @@ impl World {
                 assert_eq!(before, if i == 0 { Some(attempt) } else { None }, "earlier queue pairs are there");
                 self.machines[i].handle_connected(now, attempt, end(rails));
             }
-            Action::Resume { attempt, account } => {
+            Action::Resume { attempt, missing_list } => {
                 assert_eq!(self.queue_pairs[i], Some(attempt), "earlier queue pairs are there");
                 let composed = (i == 1).then(|| self.compose());
-                if let Some(account) = account {
-                    self.apply(&account, attempt);
+                if let Some(missing_list) = missing_list {
+                    self.apply(&missing_list, attempt);
                 }
                 self.machines[i].handle_resumed(now, attempt, composed);
             }
@@ -219,16 +219,16 @@ impl World {
         }
     }
 
-    fn compose(&self) -> Account {
+    fn compose(&self) -> MissingList {
         let seqs = (0..MESSAGES).filter(|m| !self.messages[*m].has_arrived).map(|m| m as u32 + 1);
         let missing = |seq| MissingMessage { cts: Cts { seq, ..Cts::default() }, extra: [0; 2] };
-        Account { oldest: 1, next: MESSAGES as u32 + 1, missing: seqs.map(missing).collect() }
+        MissingList { oldest: 1, next: MESSAGES as u32 + 1, missing: seqs.map(missing).collect() }
     }
 
-    fn apply(&mut self, account: &Account, attempt: u32) {
+    fn apply(&mut self, missing_list: &MissingList, attempt: u32) {
         for m in 0..MESSAGES {
             let sent = &mut self.messages[m];
-            let is_listed = account.missing.iter().any(|missing| missing.cts.seq == m as u32 + 1);
+            let is_listed = missing_list.missing.iter().any(|missing| missing.cts.seq == m as u32 + 1);
             match (is_listed, sent.posted) {
                 (true, Some(_)) => {
                     assert!(!sent.is_sent, "a message is lost");
@@ -259,8 +259,8 @@ fn hash(world: &World) -> u64 {
 }
 
 /// Visits every state. Returns how many there are, and after how many events the last new one comes.
-fn explore(faults: u8, breaks: u8, wishes: u8) -> (usize, usize) {
-    let mut frontier = vec![World::new(faults, breaks, wishes)];
+fn explore(faults: u8, breaks: u8, changes: u8) -> (usize, usize) {
+    let mut frontier = vec![World::new(faults, breaks, changes)];
     let mut seen: HashSet<u64> = frontier.iter().map(hash).collect();
     let mut depth = 0;
     while !frontier.is_empty() {
@@ -275,7 +275,7 @@ fn explore(faults: u8, breaks: u8, wishes: u8) -> (usize, usize) {
         frontier = next;
         depth += usize::from(!frontier.is_empty());
     }
-    println!("{faults} faults, {breaks} breaks, {wishes} wishes: {} states, depth {depth}", seen.len());
+    println!("{faults} faults, {breaks} breaks, {changes} changes: {} states, depth {depth}", seen.len());
     (seen.len(), depth)
 }
 
@@ -286,14 +286,15 @@ fn every_order_of_events_with_a_fault_and_a_break_of_the_control_connection_ends
 }
 
 #[test]
-fn every_order_of_events_with_a_wish_for_other_paths_and_a_fault_ends_well() {
+fn every_order_of_events_with_a_change_request_for_other_paths_and_a_fault_ends_well() {
     let (states, depth) = explore(1, 0, 1);
     assert!(states > 1000 && depth > 20, "{states} states, depth {depth}");
 }
 
 /// scripts/nightly.sh runs it, as it takes long.
 #[test]
-fn every_order_of_events_with_a_wish_for_other_paths_a_fault_and_a_break_of_the_control_connection_ends_well() {
+fn every_order_of_events_with_a_change_request_for_other_paths_a_fault_and_a_break_of_the_control_connection_ends_well()
+{
     let (states, depth) = explore(1, 1, 1);
     assert!(states > 10_000 && depth > 30, "{states} states, depth {depth}");
 }

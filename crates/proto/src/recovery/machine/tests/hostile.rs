@@ -1,7 +1,7 @@
 //! A peer that says what no Ferrite says, or says it without end.
 
 use super::*;
-use crate::recovery::account::Account;
+use crate::recovery::missing_list::MissingList;
 use crate::sim::endpoint;
 use proptest::prelude::*;
 
@@ -23,8 +23,8 @@ fn answer(attempt: u32, rails: u8) -> Message {
 
 #[test]
 fn rails_that_do_not_exist_and_frames_of_the_wrong_end_are_refused() {
-    let account = Account { oldest: 1, next: 1, missing: Vec::new() };
-    let wrong = Account { oldest: 1, next: 600, missing: Vec::new() };
+    let missing_list = MissingList { oldest: 1, next: 1, missing: Vec::new() };
+    let wrong = MissingList { oldest: 1, next: 600, missing: Vec::new() };
     let one_short = Message::Offer { attempt: 1, rails: RailMask(0b11), endpoint: endpoint(1, 1, true) };
     for (role, message) in [
         (Role::Receiver, offer(1, 0b100)),
@@ -33,8 +33,8 @@ fn rails_that_do_not_exist_and_frames_of_the_wrong_end_are_refused() {
         (Role::Receiver, Message::Ports { usable: RailMask(0b100) }),
         (Role::Receiver, Message::Halt { attempt: 1, usable: RailMask(0xff), cause: String::new() }),
         (Role::Receiver, answer(1, 0b11)),
-        (Role::Receiver, Message::Account { attempt: 1, account }),
-        (Role::Sender, Message::Account { attempt: 1, account: wrong }),
+        (Role::Receiver, Message::MissingList { attempt: 1, missing_list }),
+        (Role::Sender, Message::MissingList { attempt: 1, missing_list: wrong }),
         (Role::Sender, offer(1, 0b11)),
         (Role::Sender, Message::Ready { attempt: 1, reach: Reach::default() }),
         (Role::Sender, halt(u32::MAX)),
@@ -115,15 +115,15 @@ fn attempts_end_before_their_number_wraps() {
 
 fn message() -> impl Strategy<Value = Message> {
     let attempt = 0u32..4;
-    let account =
-        (0u32..3, 0u32..3).prop_map(|(oldest, more)| Account { oldest, next: oldest + more, missing: Vec::new() });
+    let missing_list =
+        (0u32..3, 0u32..3).prop_map(|(oldest, more)| MissingList { oldest, next: oldest + more, missing: Vec::new() });
     prop_oneof![
         attempt.clone().prop_map(halt),
         (attempt.clone(), 0u8..8).prop_map(|(attempt, rails)| offer(attempt, rails)),
         (attempt.clone(), 0u8..8).prop_map(|(attempt, rails)| answer(attempt, rails)),
         attempt.clone().prop_map(|attempt| Message::Ready { attempt, reach: Reach::default() }),
         (0u8..8).prop_map(|usable| Message::Ports { usable: RailMask(usable) }),
-        (attempt, account).prop_map(|(attempt, account)| Message::Account { attempt, account }),
+        (attempt, missing_list).prop_map(|(attempt, missing_list)| Message::MissingList { attempt, missing_list }),
     ]
 }
 
@@ -166,8 +166,8 @@ proptest! {
                     }
                     Action::Resume { attempt, .. } => {
                         prop_assert!(has_queue_pairs);
-                        let account = Account { oldest: 1, next: 1, missing: Vec::new() };
-                        machine.handle_resumed(now, attempt, (role == Role::Receiver).then_some(account));
+                        let missing_list = MissingList { oldest: 1, next: 1, missing: Vec::new() };
+                        machine.handle_resumed(now, attempt, (role == Role::Receiver).then_some(missing_list));
                     }
                     _ => {}
                 }

@@ -24,7 +24,7 @@ fn both_ends_see_the_fault_and_it_is_one_attempt() {
 }
 
 #[test]
-fn a_fault_that_one_end_sees_is_told_to_the_other() {
+fn a_fault_that_one_end_sees_is_reported_to_the_other() {
     for end in [0, 1] {
         let mut pair = Pair::new(1);
         pair.fault(end);
@@ -157,35 +157,35 @@ fn frames_of_earlier_attempts_change_nothing() {
 }
 
 #[test]
-fn the_account_is_said_again_when_the_sender_asks_again_and_when_the_control_connection_is_back() {
+fn the_missing_list_is_said_again_when_the_sender_asks_again_and_when_the_control_connection_is_back() {
     let mut pair = Pair::new(1);
     pair.fault(0);
     pair.settle();
-    let account = |pair: &mut Pair| match pair.ends[1].machine.poll_action() {
-        Some(Action::Send(Message::Account { attempt, .. })) => attempt,
+    let missing_list = |pair: &mut Pair| match pair.ends[1].machine.poll_action() {
+        Some(Action::Send(Message::MissingList { attempt, .. })) => attempt,
         other => panic!("{other:?}"),
     };
     pair.ends[1]
         .machine
         .handle_message(pair.now, Message::Ready { attempt: 1, reach: Reach::default() })
         .expect("allowed");
-    assert_eq!(account(&mut pair), 1);
+    assert_eq!(missing_list(&mut pair), 1);
     pair.ends[1].machine.handle_back(pair.now);
-    assert_eq!(account(&mut pair), 1);
+    assert_eq!(missing_list(&mut pair), 1);
     assert_eq!(pair.ends[1].machine.poll_action(), None);
 }
 
 /// The caller that is told nothing more asks no more.
 #[test]
-fn that_the_connection_runs_again_is_told_if_the_frame_that_was_to_be_said_again_is_none_by_then() {
+fn that_the_connection_runs_again_is_reported_if_the_frame_that_was_to_be_said_again_is_none_by_then() {
     let mut pair = Pair::new(1);
     pair.fault(0);
-    while !pair.ends[0].inbox.iter().any(|message| matches!(message, Message::Account { .. })) {
-        assert!(pair.step(), "the receiver is to send its account");
+    while !pair.ends[0].inbox.iter().any(|message| matches!(message, Message::MissingList { .. })) {
+        assert!(pair.step(), "the receiver is to send its missing list");
     }
-    let account = pair.ends[0].inbox.pop_front().expect("it is there");
+    let missing_list = pair.ends[0].inbox.pop_front().expect("it is there");
     pair.ends[0].machine.handle_back(pair.now);
-    pair.ends[0].machine.handle_message(pair.now, account).expect("allowed");
+    pair.ends[0].machine.handle_message(pair.now, missing_list).expect("allowed");
     while let Some(action) = pair.ends[0].machine.poll_action() {
         pair.act(0, action);
         pair.finish(0);
@@ -343,7 +343,7 @@ fn a_receiver_that_does_not_hear_what_arrives_fences_at_once() {
 }
 
 #[test]
-fn the_receiver_is_told_what_the_senders_test_has_found() {
+fn the_receiver_is_reported_what_the_senders_test_has_found() {
     let mut pair = Pair::new(1);
     let reach = Reach { limit: Duration::from_millis(70), round_trip: Duration::from_millis(8) };
     pair.ends[0].machine.handle_reach(reach);

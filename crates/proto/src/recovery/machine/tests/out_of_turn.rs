@@ -13,7 +13,7 @@ fn a_timeout_that_comes_early_changes_nothing() {
     let mut seen = Vec::new();
     let mut pair = Pair::new(2);
     pair.are_jobs_slow = true;
-    assert!(pair.ends[0].machine.handle_wish(pair.now, "a wish".into()));
+    assert!(pair.ends[0].machine.handle_change_request(pair.now, "a request".into()));
     for events in 0.. {
         for end in &mut pair.ends {
             let before = end.machine.clone();
@@ -160,7 +160,7 @@ fn an_end_that_has_failed_asks_for_nothing_more() {
 }
 
 #[test]
-fn an_end_that_has_failed_does_not_go_on_with_the_queue_pairs_that_it_asked_for() {
+fn an_end_that_has_failed_does_not_resume_with_the_queue_pairs_that_it_asked_for() {
     // The time to give up comes while the queue pairs are connected, or created.
     let (mut machine, now) = connecting();
     machine.handle_timeout(now + GIVE_UP);

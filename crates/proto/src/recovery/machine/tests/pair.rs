@@ -1,7 +1,7 @@
 //! Two ends that tell each other everything, with callers that do at once what they are asked to, or later.
 
 use super::super::*;
-use crate::recovery::account::Account;
+use crate::recovery::missing_list::MissingList;
 use crate::sim::endpoint;
 use std::collections::VecDeque;
 
@@ -159,7 +159,7 @@ impl Pair {
                 }
                 machine.handle_connected(now, attempt, made(rails));
             }
-            Action::Resume { attempt, account } => {
+            Action::Resume { attempt, missing_list } => {
                 assert!(*has_queue_pairs);
                 if i == 1 && !machine.is_resuming(attempt) {
                     // They are not taken into use.
@@ -167,9 +167,9 @@ impl Pair {
                     machine.handle_unreachable(now, attempt, RailMask::NONE);
                     return true;
                 }
-                assert_eq!(account.is_some(), i == 0, "the sender applies it, the receiver composes it");
+                assert_eq!(missing_list.is_some(), i == 0, "the sender applies it, the receiver composes it");
                 let next = arrived + 1;
-                let composed = Account { oldest: next, next, missing: Vec::new() };
+                let composed = MissingList { oldest: next, next, missing: Vec::new() };
                 machine.handle_resumed(now, attempt, (i == 1).then_some(composed));
             }
             other => panic!("{other:?} is no job"),

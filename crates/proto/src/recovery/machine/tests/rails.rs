@@ -151,7 +151,7 @@ fn the_only_rail_never_waits() {
 }
 
 #[test]
-fn a_change_of_usable_rails_in_any_state_is_told_and_ends_well() {
+fn a_change_of_usable_rails_in_any_state_is_reported_and_ends_well() {
     for end in [0, 1] {
         for slow in [false, true] {
             for (before, then) in [(0b11, 0b01), (0b01, 0b11), (0b01, 0b10)] {
@@ -187,7 +187,7 @@ fn a_rail_that_came_back_while_the_control_connection_was_lost_is_taken_in() {
 }
 
 #[test]
-fn a_rail_that_comes_back_is_told_again_if_the_frame_was_lost_before_the_receiver_ran_again() {
+fn a_rail_that_comes_back_is_reported_again_if_the_frame_was_lost_before_the_receiver_ran_again() {
     let mut pair = Pair::new(2);
     pair.are_jobs_slow = true;
     pair.usable(1, 0b01);
@@ -264,13 +264,13 @@ fn since(pair: &Pair, from: usize) -> (u32, Vec<String>) {
 #[test]
 fn the_peer_is_asked_before_what_works_is_given_up_for_something_else() {
     let mut pair = Pair::new(2);
-    assert!(pair.ends[0].machine.handle_wish(pair.now, "a wish".into()));
-    assert!(!pair.ends[0].machine.handle_wish(pair.now, "another one".into()), "one at a time");
+    assert!(pair.ends[0].machine.handle_change_request(pair.now, "a request".into()));
+    assert!(!pair.ends[0].machine.handle_change_request(pair.now, "another one".into()), "one at a time");
     pair.settle();
     assert_eq!(since(&pair, 0), (0, vec!["Ask".to_owned(), "Drain".to_owned()]));
     pair.ends[0].machine.handle_drained(pair.now);
     pair.settle();
-    assert_eq!((pair.expect_running(), pair.ends[0].machine.cause()), (1, "a wish"));
+    assert_eq!((pair.expect_running(), pair.ends[0].machine.cause()), (1, "a request"));
     let asked = pair.said.iter().filter(|message| matches!(message, Message::Ask { .. })).count();
     assert_eq!(asked, 1);
 }
@@ -279,9 +279,9 @@ fn the_peer_is_asked_before_what_works_is_given_up_for_something_else() {
 #[test]
 fn a_receiver_asks_too() {
     let mut pair = Pair::new(1);
-    pair.ends[1].machine.handle_wish(pair.now, "a wish".into());
+    pair.ends[1].machine.handle_change_request(pair.now, "a request".into());
     pair.settle();
-    assert_eq!((pair.expect_running(), pair.ends[1].machine.cause()), (1, "a wish"));
+    assert_eq!((pair.expect_running(), pair.ends[1].machine.cause()), (1, "a request"));
     assert_eq!(pair.names(1)[..2], ["Ask", "Halt"]);
 }
 
@@ -297,7 +297,7 @@ fn a_peer_that_does_not_answer_is_asked_again_later_and_nothing_has_changed() {
         pair.settle();
         // As if the frame had come through.
         pair.ends[0].machine.handle_message(pair.now, Message::Ports { usable: RailMask(0b11) }).expect("allowed");
-        pair.ends[end].machine.handle_wish(pair.now, "a wish".into());
+        pair.ends[end].machine.handle_change_request(pair.now, "a request".into());
         pair.pass(GIVE_UP);
         let (attempt, actions) = since(&pair, begun);
         assert!(attempt == 1 && actions.iter().all(|action| action == "Ask"), "{attempt}: {actions:?}");
@@ -312,7 +312,7 @@ fn a_peer_that_does_not_answer_is_asked_again_later_and_nothing_has_changed() {
 fn a_question_that_was_lost_is_asked_again_when_the_control_connection_is_back() {
     let mut pair = Pair::new(1);
     pair.lose();
-    pair.ends[0].machine.handle_wish(pair.now, "a wish".into());
+    pair.ends[0].machine.handle_change_request(pair.now, "a request".into());
     pair.settle();
     pair.back();
     pair.settle();
@@ -320,28 +320,28 @@ fn a_question_that_was_lost_is_asked_again_when_the_control_connection_is_back()
 }
 
 #[test]
-fn sends_go_on_if_the_control_connection_is_lost_while_they_are_drained() {
-    for is_told in [false, true] {
+fn sends_resume_if_the_control_connection_is_lost_while_they_are_drained() {
+    for is_reported in [false, true] {
         let mut pair = Pair::new(1);
-        pair.ends[0].machine.handle_wish(pair.now, "a wish".into());
+        pair.ends[0].machine.handle_change_request(pair.now, "a request".into());
         while !matches!(pair.ends[0].machine.state, State::Draining { .. }) {
             assert!(pair.step(), "the sender is to drain");
         }
-        if is_told {
+        if is_reported {
             pair.settle();
         }
         pair.lose();
         pair.ends[0].machine.handle_lost(pair.now);
         pair.settle();
-        let expected: &[&str] = if is_told { &["Ask", "Drain", "Continue"] } else { &["Ask"] };
+        let expected: &[&str] = if is_reported { &["Ask", "Drain", "Continue"] } else { &["Ask"] };
         assert_eq!(since(&pair, 0), (0, expected.iter().map(ToString::to_string).collect()));
         pair.ends[0].machine.handle_drained(pair.now);
         pair.pass(2 * DRAIN_TIME);
         assert_eq!(pair.expect_running(), 0, "it drains no more");
-        assert!(!pair.ends[0].machine.handle_wish(pair.now, "a wish".into()), "not at once");
+        assert!(!pair.ends[0].machine.handle_change_request(pair.now, "a request".into()), "not at once");
         pair.back();
         pair.pass(ASK_TIME);
-        assert!(pair.ends[0].machine.handle_wish(pair.now, "a wish".into()));
+        assert!(pair.ends[0].machine.handle_change_request(pair.now, "a request".into()));
     }
 }
 
@@ -349,7 +349,7 @@ fn sends_go_on_if_the_control_connection_is_lost_while_they_are_drained() {
 fn a_fault_ends_what_the_peer_was_asked_about() {
     let mut pair = Pair::new(1);
     pair.lose();
-    pair.ends[0].machine.handle_wish(pair.now, "a wish".into());
+    pair.ends[0].machine.handle_change_request(pair.now, "a request".into());
     pair.fault(0);
     pair.back();
     pair.pass(SECOND);

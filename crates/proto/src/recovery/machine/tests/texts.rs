@@ -56,9 +56,9 @@ fn an_end_without_an_answer_or_a_rail_says_so() {
 fn a_sender_that_wants_other_paths_takes_its_time() {
     let mut pair = Pair::new(1);
     let now = pair.now;
-    let wish = |machine: &mut Recovery| machine.handle_wish(now, "to give lane 2 another path".into());
-    assert!(wish(&mut pair.ends[0].machine));
-    assert!(!wish(&mut pair.ends[0].machine), "it is under way");
+    let change = |machine: &mut Recovery| machine.handle_change_request(now, "to give lane 2 another path".into());
+    assert!(change(&mut pair.ends[0].machine));
+    assert!(!change(&mut pair.ends[0].machine), "it is under way");
     pair.settle();
     assert_eq!(pair.expect_running(), 0, "it waits for what is outstanding");
     pair.ends[0].machine.handle_drained(now);

@@ -16,17 +16,17 @@ pub struct MissingMessage {
 /// The messages that the receiver has posted a buffer for and that have not arrived whole. Every message before `next` that is
 /// not listed has arrived.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Account {
+pub struct MissingList {
     /// Sequence number before which all messages have arrived.
     pub oldest: u32,
-    /// Sequence number of the next buffer. It and the later ones are not part of the account: their clear-to-sends are written
+    /// Sequence number of the next buffer. It and the later ones are not part of the missing list: their clear-to-sends are written
     /// over the new queue pairs. At most [`RING_SLOTS`] after `oldest`.
     pub next: u32,
     /// In ascending order of sequence numbers, from `oldest` on and before `next`.
     pub missing: Vec<MissingMessage>,
 }
 
-impl Account {
+impl MissingList {
     /// How many messages have arrived since the connection was set up, modulo 2^32.
     pub fn arrived(&self) -> u32 {
         self.next.wrapping_sub(self.missing.len() as u32).wrapping_sub(1)
@@ -41,18 +41,20 @@ impl Account {
         let Self { oldest, next, missing } = self;
         let span = next.wrapping_sub(*oldest);
         if span as usize > RING_SLOTS {
-            return Err(violation!("an account of messages {oldest} to {next}; {RING_SLOTS} are possible"));
+            return Err(violation!("a missing list of messages {oldest} to {next}; {RING_SLOTS} are possible"));
         }
         let mut least = 0;
         for MissingMessage { cts, .. } in missing {
             let place = cts.seq.wrapping_sub(*oldest);
             if place < least || place >= span {
                 let seq = cts.seq;
-                return Err(violation!("an account of messages {oldest} to {next} lists {seq} out of order"));
+                return Err(violation!("a missing list of messages {oldest} to {next} lists {seq} out of order"));
             }
             if cts.length > MAX_MESSAGE {
                 let (seq, length) = (cts.seq, cts.length);
-                return Err(violation!("message {seq} of an account has {length} bytes; {MAX_MESSAGE} are possible"));
+                return Err(violation!(
+                    "message {seq} of a missing list has {length} bytes; {MAX_MESSAGE} are possible"
+                ));
             }
             least = place + 1;
         }
@@ -80,8 +82,8 @@ impl Account {
             missing
                 .push(MissingMessage { cts: Cts { addr, length, rkeys, tag, seq }, extra: [from.u32()?, from.u32()?] });
         }
-        let account = Self { oldest, next, missing };
-        account.check()?;
-        Ok(account)
+        let missing_list = Self { oldest, next, missing };
+        missing_list.check()?;
+        Ok(missing_list)
     }
 }
