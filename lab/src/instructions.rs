@@ -222,44 +222,44 @@ mod tests {
 
     /// The library `b` with two functions; `isend` calls `post` in the same library, memcpy in libc, and libibverbs.
     const SAMPLE: &str = "\
-    # callgrind format
-    version: 1
-    positions: line
-    events: Ir
+# callgrind format
+version: 1
+positions: line
+events: Ir
 
-    ob=/x/ferrite
-    fl=main.rs
-    fn=main
-    1 500
-    cob=/x/libb.so
-    cfn=isend
-    calls=3 10
-    2 900
+ob=/x/ferrite
+fl=main.rs
+fn=main
+1 500
+cob=/x/libb.so
+cfn=isend
+calls=3 10
+2 900
 
-    ob=/x/libb.so
-    fl=send.rs
-    fn=isend
-    10 60
-    11 30
-    fi=inlined.rs
-    7 9
-    fe=send.rs
-    cfn=post
-    calls=3 20
-    12 120
-    cob=/lib/libc.so.6
-    cfi=memcpy.c
-    cfn=memcpy
-    calls=3 1
-    13 45
-    cob=/lib/libibverbs.so.1
-    cfn=ibv_post_send
-    calls=3 1
-    14 10000
+ob=/x/libb.so
+fl=send.rs
+fn=isend
+10 60
+11 30
+fi=inlined.rs
+7 9
+fe=send.rs
+cfn=post
+calls=3 20
+12 120
+cob=/lib/libc.so.6
+cfi=memcpy.c
+cfn=memcpy
+calls=3 1
+13 45
+cob=/lib/libibverbs.so.1
+cfn=ibv_post_send
+calls=3 1
+14 10000
 
-    fn=post
-    20 120
-    ";
+fn=post
+20 120
+";
 
     #[test]
     fn own_instructions_and_calls_into_other_libraries_are_counted_by_function() {

@@ -295,7 +295,7 @@ mod tests {
 
     use super::*;
 
-    const NAME: &str = "verbs::fabric::tests::a_fabric_with_a_process_in_another_namespace_stays";
+    const NAME: &str = "verbs::tests::a_fabric_with_a_process_in_another_namespace_stays";
     const PATH: &str = "FERRITE_TEST_HOLD";
 
     /// In a process of its own, below: holds what a process of a fabric holds until its input ends.

@@ -712,7 +712,7 @@ pub(super) const SETTING_POINTS: &[Point] = &[
     },
 ];
 
-/// The device_names of the devices.
+/// The names of the devices.
 fn device_names(ctx: &mut Context<'_>) -> Result<Vec<String>> {
     let transport = ctx.transport()?;
     (0..transport.devices()?).map(|device| Ok(transport.properties(device)?.name)).collect()

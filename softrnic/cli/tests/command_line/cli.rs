@@ -408,7 +408,7 @@ fn clean_removes_the_dead_and_tells_of_the_living() {
     drop(killed.kill());
     assert_eq!(folder.names(), ["killed", "other", "running"]);
     assert_eq!(clean(&folder, &["--fabric", "running"]), "running: in use\n");
-    for dry in [&[][..], &["--dry-clean_run"], &["--fabric", "killed", "--dry-clean_run"]] {
+    for dry in [&[][..], &["--dry-run"], &["--fabric", "killed", "--dry-run"]] {
         let printed = clean(&folder, dry);
         assert!(printed.starts_with("killed: dead, ") && printed.contains(" KiB\n"), "{printed}");
         assert!(
@@ -469,7 +469,7 @@ fn a_forked_child_keeps_no_fabric() {
     assert!(printed.starts_with("one: removed"), "{printed}");
 }
 
-/// This test, started again by `softrnic clean_run`, which gives it a fabric.
+/// This test, started again by `softrnic run`, which gives it a fabric.
 fn clean_run(folder: &Folder, library: &LibraryDir) -> Holder {
     let mut starter = folder.command(&["run", "--library"]);
     starter.arg(library.path()).arg(this_program());
@@ -483,14 +483,14 @@ fn a_run_removes_what_killed_runs_have_left() {
     let (killed, running) = (clean_run(&folder, &library), clean_run(&folder, &library));
     let named = folder.hold("named");
     let names = folder.names();
-    assert!(names.len() == 3 && names[1..].iter().all(|name| name.starts_with("softrnic-clean_run-")), "{names:?}");
+    assert!(names.len() == 3 && names[1..].iter().all(|name| name.starts_with("softrnic-run-")), "{names:?}");
     drop(killed.kill());
     drop(named.kill());
     assert_eq!(folder.names().len(), 3);
     let next = folder.command(&["run", "--library"]).arg(library.path()).args(["--", "true"]).output().expect("runs");
     assert!(next.status.success(), "{}", text(&next.stderr));
     // The file of a fabric with a given name stays, for the user to look at.
-    let pid = format!("softrnic-clean_run-{}-", running.pid());
+    let pid = format!("softrnic-run-{}-", running.pid());
     let left = folder.names();
     assert!(left.len() == 2 && left[0] == "named" && left[1].starts_with(&pid), "{left:?}");
     running.end();

@@ -469,7 +469,7 @@ fn a_query_says_what_was_set_and_how_far_it_has_come() {
     });
 }
 
-/// A rules_write of 16 bytes, `value` each.
+/// A write of 16 bytes, `value` each.
 fn rules_write(a: &mut Node, b: &Node, id: u64, value: u8) {
     a.memory[..16].fill(value);
     let sges = [a.sge(0, 16)];

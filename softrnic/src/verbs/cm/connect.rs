@@ -657,7 +657,7 @@ fn watch(what: Watched, state: &mut State) -> Result<(), i32> {
     Ok(())
 }
 
-/// Closes the socket of an identifier. A forked child may hold it as well: the peer learns of its end_connection nevertheless, and the thread looks
+/// Closes the socket of an identifier. A forked child may hold it as well: the peer learns of its end nevertheless, and the thread looks
 /// no longer at it. What the child closes stays open in the parent.
 pub(super) fn close(state: &mut State) {
     if let (Some(service), Some(socket)) = (current(), &state.socket)
@@ -690,7 +690,7 @@ impl Service {
     }
 
     fn ignore(&self, fd: RawFd) {
-        // SAFETY: no event is needed to take_message one away.
+        // SAFETY: no event is needed to take one away.
         unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, ptr::null_mut()) };
     }
 
@@ -802,7 +802,7 @@ fn take_message(id: &Arc<Id>, state: &mut State, message: Box<Message>) {
             state.stage = Stage::Over;
             id.tell(state, What::Plain(event::DISCONNECTED, 0));
         }
-        // What crosses with the end_connection of a connection.
+        // What crosses with the end of a connection.
         _ => {}
     }
 }

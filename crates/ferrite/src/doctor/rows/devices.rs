@@ -435,14 +435,12 @@ const CARRIER_CHANGES: i64 = 10;
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// The folders of all counted_ports, each with the name of the port.
+/// The folders of all ports, each with the name of the port.
 fn counted_ports(root: &Root) -> Vec<(String, String)> {
     let devices = root.names(CLASS).into_iter();
     let of_device = |device: String| {
-        let counted_ports = format!("{CLASS}/{device}/counted_ports");
-        root.names(&counted_ports)
-            .into_iter()
-            .map(move |port| (format!("{device}:{port}"), format!("{counted_ports}/{port}")))
+        let ports = format!("{CLASS}/{device}/ports");
+        root.names(&ports).into_iter().map(move |port| (format!("{device}:{port}"), format!("{ports}/{port}")))
     };
     devices.flat_map(of_device).collect()
 }
