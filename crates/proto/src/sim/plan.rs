@@ -55,6 +55,13 @@ impl Plan {
         };
         let (near, far) = (end(), end());
         let striping = Negotiated::agree(&near, &far).expect("ends of one link layer").striping;
+        // What another simulator drew here: seeds keep their meaning.
+        if random.one_in(2) {
+            for _ in 0..MAX_RAILS {
+                let _ = random.below(16);
+            }
+        }
+        let _ = (random.one_in(3), random.one_in(4));
         let trailing_above = if random.one_in(2) { u32::MAX } else { 1000 };
         let max_extra = 2 + random.below(8) as u16;
         let mut messages = Vec::new();

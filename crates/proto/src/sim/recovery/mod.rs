@@ -125,7 +125,7 @@ fn change_requests_while_control_connection_and_rails_come_and_go_end_well() {
 #[test]
 fn what_is_wished_for_changes_nothing_that_works_before_the_peer_has_answered() {
     let (mut recoveries, mut runs) = (0, 0);
-    run_seeds(2000, "requests that nobody hears", |seed| {
+    run_seeds(300, "requests that nobody hears", |seed| {
         let outcome = run(Random::new(seed), FaultPlan::unheard);
         check_unheard(&outcome);
         (runs, recoveries) = (runs + 1, recoveries + outcome.recoveries);
