@@ -275,9 +275,12 @@ mod tests {
         let pairs = [(); 2].map(|()| UnixStream::pair().expect("a pair"));
         let marks = [&pairs[0].1, &pairs[1].1].map(|marked| Unshared::new(marked.as_raw_fd()));
         let (mut done, child_end) = UnixStream::pair().expect("a pair");
-        let limit = libc::rlimit { rlim_cur: 64, rlim_max: 64 };
-        // SAFETY: a valid struct. This test has a process of its own, or the limit is that of all tests in it, which open less.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: valid structs, here and below. cargo-nextest gives this test a process of its own; elsewhere the limit holds for a moment.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+        let low = libc::rlimit { rlim_cur: 64, ..limit };
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const low) }, 0);
         let fill: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
         // SAFETY: the child goes on alone with this one thread, and only waits to be killed.
         let child = unsafe { libc::fork() };
@@ -290,6 +293,8 @@ mod tests {
             }
         }
         drop(fill);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
         done.read_exact(&mut [0]).expect("the child runs");
         drop(marks);
         let closed = pairs.map(|(mut here, marked)| {
