@@ -492,7 +492,7 @@ impl ControlPlane {
     /// What a test looks at: control connections, streams, peers, the most that wait for a listener.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn counts(&self) -> [usize; 4] {
-        [self.conns.len(), self.streams.len(), self.pool.known(), self.acceptor.most_pending()]
+        [self.conns.len(), self.streams.len(), self.pool.len(), self.acceptor.most_pending()]
     }
 
     /// Clients that have not shown yet that they know a listener or a connection.

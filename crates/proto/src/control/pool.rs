@@ -84,7 +84,7 @@ impl ControlPool {
 
     /// Addresses that something is known of.
     #[cfg(any(test, fuzzing))]
-    pub fn known(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.peers.len()
     }
 }
