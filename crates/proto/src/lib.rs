@@ -41,6 +41,7 @@
 //! | `sim`, `malformed_input`, `exhaustive`, `random` | tests: two ends that recover, over a simulated fabric with faults; peers that say anything; all values where there are few |
 #![deny(clippy::disallowed_methods)]
 #![forbid(unsafe_code)]
+#![allow(rustdoc::private_intra_doc_links)]
 #![cfg_attr(
     not(any(test, fuzzing)),
     deny(

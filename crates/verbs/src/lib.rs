@@ -21,6 +21,7 @@
 //!
 //! Each object holds an `Arc` of its parent, so that objects are destroyed in the order that the verbs demand.
 
+#![allow(rustdoc::private_intra_doc_links)]
 #![cfg_attr(
     not(test),
     deny(
