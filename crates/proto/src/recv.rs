@@ -62,7 +62,6 @@ pub struct RecvFlow {
 
 impl RecvFlow {
     /// A flow with nothing posted, of a connection that begins on all of its rails.
-    #[cfg(any(test, fuzzing))]
     pub fn new(striping: Striping) -> Self {
         Self::over(striping, striping.rails())
     }
@@ -90,7 +89,6 @@ impl RecvFlow {
     ///
     /// # Errors
     /// The group has no or too many members, or `buffer` returns an error. Nothing is posted then.
-    #[cfg(any(test, fuzzing))]
     pub fn post<'a, E: From<Violation>, K: KeysByRail + 'a>(
         &mut self,
         count: usize,
@@ -347,7 +345,6 @@ impl RecvFlow {
     ///
     /// # Errors
     /// The id is stale.
-    #[cfg(any(test, fuzzing))]
     pub fn poll_done(&mut self, id: RequestId) -> Result<Option<&[u32]>, Violation> {
         self.requests.tested(id)?;
         let entries = std::sync::Arc::clone(self.requests.entries());

@@ -410,7 +410,6 @@ impl SendFlow {
     ///
     /// # Errors
     /// The id is stale.
-    #[cfg(any(test, fuzzing))]
     pub fn poll_done(&mut self, id: RequestId) -> Result<Option<u32>, Violation> {
         self.requests.tested(id)?;
         let entries = std::sync::Arc::clone(self.requests.entries());

@@ -233,7 +233,7 @@ fn another_token_is_refused_in_words() {
     assert!(host.stderr.contains("another token"), "{host}");
 }
 
-const BEGIN: &str = "<!-- rows: written by crates/ferrite/tests/doctor/page.rs -->\n";
+const BEGIN: &str = "<!-- rows: written by crates/ferrite/tests/doctor/peers.rs -->\n";
 const END: &str = "<!-- end of rows -->";
 
 fn table() -> String {
