@@ -33,7 +33,7 @@ pub trait Tested {
     fn test(&self, request: &Entry<Self::Request>, done: impl Done) -> Result<()>;
 }
 
-/// The state of the data path of an end, as [`test`] needs it.
+/// The state of the data path of an end, as [`test()`] needs it.
 pub(super) trait Path {
     /// A request.
     type Request;
@@ -174,7 +174,7 @@ pub(super) fn test<P: Path>(cell: &ExclusiveCell<P>, request: &Entry<P::Request>
 
 // The arguments of these are in the order in which NCCL's `test` has them, so they stay in their registers.
 
-/// [`test`] of a request that is not complete, of a plain path.
+/// [`test()`] of a request that is not complete, of a plain path.
 #[inline(never)]
 fn poll_inside<P: Path>(request: &Entry<P::Request>, done: impl Done, mut inside: Inside<'_, P>) -> Result<()> {
     let outcome = inside.state().poll_for(request, done);
@@ -182,7 +182,7 @@ fn poll_inside<P: Path>(request: &Entry<P::Request>, done: impl Done, mut inside
     outcome
 }
 
-/// [`test`] by the slow path.
+/// [`test()`] by the slow path.
 #[inline(never)]
 fn test_in_general<P: Path>(request: &Entry<P::Request>, done: impl Done, cell: &ExclusiveCell<P>) -> Result<()> {
     cell.enter(|path| {
