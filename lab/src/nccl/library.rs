@@ -484,7 +484,7 @@ const COMM_WORDS: usize = 1 << 19;
 /// What the loader fills: `{plugin or NULL, IB, Socket}`.
 const NETS_SYMBOL: &str = "ncclNets";
 
-/// A `dlopen`ed shared object. Not closed on drop, see [`Library`](crate::nccl::library::Library).
+/// A `dlopen`ed shared object. Not closed on drop, see [`Library`].
 pub(crate) struct SharedObject {
     handle: *mut c_void,
     path: PathBuf,

@@ -85,7 +85,7 @@ pub fn version_text(version: i32) -> String {
 /// [`NcclRelease::DEFAULT`]. Whatever is found is verified.
 ///
 /// # Errors
-/// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if the file is none of [`RELEASES`](RELEASES);
+/// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if the file is none of [`RELEASES`];
 /// else as [`fetched`].
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     let named = given
@@ -208,7 +208,7 @@ pub(super) const FILE: &str = "libnccl.so.2";
 /// Where the library lies inside the wheel.
 pub(super) const INSIDE: &str = "nvidia/nccl/lib/libnccl.so.2";
 
-/// Checks that the file is one of [`RELEASES`](RELEASES) with the built-in IB transport's symbol in it, and says which.
+/// Checks that the file is one of [`RELEASES`] with the built-in IB transport's symbol in it, and says which.
 ///
 /// # Errors
 /// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if it is none of them.

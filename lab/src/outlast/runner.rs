@@ -438,7 +438,7 @@ impl ControlRelay {
     /// A listener of the transport on `device`, and a handle that leads to it through a relay.
     ///
     /// # Errors
-    /// Those of `listen`; [`Error::Unreadable`](crate::error::Error::Unreadable) if the transport's listener is not found in its handle.
+    /// Those of `listen`; [`Error::Unreadable`] if the transport's listener is not found in its handle.
     pub(super) fn listen(
         transport: &Transport,
         device: usize,

@@ -291,7 +291,7 @@ impl PeerConn {
     /// Connects both ways; both processes call it.
     ///
     /// # Errors
-    /// Those of the transport's calls; [`Error::Stalled`](crate::error::Error::Stalled), [`Error::PeerGone`](crate::error::Error::PeerGone).
+    /// Those of the transport's calls; [`Error::Stalled`], [`Error::PeerGone`].
     pub fn open(worker: &mut WorkerCtx, transport: &Transport, device: usize) -> Result<Self> {
         let (handle, mut listener) = transport.listen(device)?;
         let mut theirs = Handle([0; _]);
@@ -306,7 +306,7 @@ impl PeerConn {
     /// Closes both directions; both processes call it, since a transport may need the peer.
     ///
     /// # Errors
-    /// Those of the transport's calls; [`Error::Misuse`](crate::error::Error::Misuse) while memory is registered.
+    /// Those of the transport's calls; [`Error::Misuse`] while memory is registered.
     pub fn close(self) -> Result<()> {
         let sent = self.send.close();
         self.recv.close()?;

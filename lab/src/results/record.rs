@@ -112,7 +112,7 @@ impl Side {
     /// Puts together what the pairs of one side reported.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::error::Error::Io) if the library cannot be read.
+    /// [`Error::Io`] if the library cannot be read.
     pub fn new(label: &str, source: &Source, loaded: &[LoadedTransport; 2], checks: Vec<Check>) -> Result<Self> {
         let [zero, one] = loaded;
         let device = |loaded: &LoadedTransport| loaded.devices[loaded.device].clone();

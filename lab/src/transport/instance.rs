@@ -133,7 +133,7 @@ impl Transport {
         Ok(transport)
     }
 
-    /// As [`Self::open`], with a profiler, which [`net_events`] is, where the interface knows of one: from version 10 on.
+    /// As [`Self::open`], with a profiler, which `net_events` is, where the interface knows of one: from version 10 on.
     ///
     /// # Errors
     /// As [`Self::open`].
