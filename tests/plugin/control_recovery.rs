@@ -57,7 +57,7 @@ fn what_comes_with_the_commit_and_after_is_heard_in_order_by_what_recovers_the_c
         process.poll();
         peer.is_gone().then_some(())
     });
-    let frames = ["Halt of 5 bytes", "Offer of 4096 bytes", "Account of 24576 bytes", "Ready of 4 bytes"];
+    let frames = ["Halt of 5 bytes", "Offer of 4096 bytes", "MissingList of 24576 bytes", "Ready of 4 bytes"];
     let told = noting.told();
     assert_eq!(told[..4], frames);
     assert!(told[4].starts_with("Closed"), "{told:?}");

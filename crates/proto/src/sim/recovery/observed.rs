@@ -66,7 +66,7 @@ impl Observed {
             Message::Ready { .. } => "Ready",
             Message::Ask { .. } => "Ask",
             Message::Heard { .. } => "Heard",
-            Message::MissingList { .. } => "Account",
+            Message::MissingList { .. } => "MissingList",
         };
         self.note(event).handle_message(now, message)
     }

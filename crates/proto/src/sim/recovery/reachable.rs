@@ -28,7 +28,7 @@ pub(super) const MACHINE: Machine = Machine {
         "Ready",
         "Ask",
         "Heard",
-        "Account",
+        "MissingList",
         "lost",
         "back",
         "fault",
@@ -62,9 +62,9 @@ fn impossible(end: &str, state: &str, event: &str) -> Option<&'static str> {
     let if_any = |states: &[&str], why| states.contains(&state).then_some(why);
     match event {
         "Offer" | "Ready" | "unreported" if is_sender => Some(ROLE),
-        "Answer" | "Account" | "lost" | "created" | "drained" if !is_sender => Some(ROLE),
+        "Answer" | "MissingList" | "lost" | "created" | "drained" if !is_sender => Some(ROLE),
         "Answer" => if_any(&["Running", "Draining", "Creating", "Resuming"], ORDER),
-        "Account" => if_any(&["Creating", "Offered", "Connecting"], ORDER),
+        "MissingList" => if_any(&["Creating", "Offered", "Connecting"], ORDER),
         "Ports" if is_sender => if_any(&["Creating", "Offered", "Connecting", "AwaitingAccount"], ORDER),
         "Ports" => if_any(&["Connecting", "Answered", "Resuming"], ORDER),
         "unreported" => unless(&["Halted"], WAITS),

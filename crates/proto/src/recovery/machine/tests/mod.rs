@@ -20,7 +20,7 @@ fn both_ends_see_the_fault_and_it_is_one_attempt() {
     pair.settle();
     assert_eq!(pair.expect_running(), 1);
     assert_eq!(pair.names(0), ["Halt", "Fence", "Create", "Offer", "Connect", "Ready", "Resume", "Recovered"]);
-    assert_eq!(pair.names(1), ["Halt", "Fence", "Connect", "Answer", "Resume", "Account", "Recovered"]);
+    assert_eq!(pair.names(1), ["Halt", "Fence", "Connect", "Answer", "Resume", "MissingList", "Recovered"]);
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn a_peer_that_says_nothing_is_given_up_after_the_time_that_is_set() {
 
 #[test]
 fn a_frame_that_never_comes_begins_another_attempt_after_5_s() {
-    for kind in ["Offer", "Answer", "Ready", "Account"] {
+    for kind in ["Offer", "Answer", "Ready", "MissingList"] {
         let mut pair = Pair::new(1);
         pair.fault(0);
         let is_it = |pair: &Pair| pair.said.last().is_some_and(|message| format!("{:?}", message.kind()) == kind);
@@ -401,7 +401,7 @@ fn faults_that_are_rare_end_no_idle_connection() {
 /// What is not on time says nothing of the paths, unlike what the peer has found.
 #[test]
 fn an_attempt_that_follows_a_late_frame_knows_that() {
-    for kind in ["Offer", "Answer", "Ready", "Account"] {
+    for kind in ["Offer", "Answer", "Ready", "MissingList"] {
         let mut pair = Pair::new(1);
         pair.fault(0);
         let is_it = |pair: &Pair| pair.said.last().is_some_and(|message| format!("{:?}", message.kind()) == kind);
