@@ -160,12 +160,15 @@ impl BusyPolls {
         self.outstanding[at] = self.outstanding[at].saturating_sub(1);
     }
 
-    /// A message is complete. Returns whether it was cut with the present weights.
-    pub(super) fn handle_message(&mut self) -> bool {
+    /// A message is complete. Returns whether it was cut with the present weights. One that is not on all rails or lanes shows nothing here.
+    pub(super) fn handle_message(&mut self, is_on_all: bool) -> bool {
         if self.old > 0 {
             self.old -= 1;
             self.polls = [0; MAX_QPS];
             return false;
+        }
+        if !is_on_all {
+            return true;
         }
         let used = self.used;
         let in_use = || (0..MAX_QPS).filter(|at| used & 1 << at != 0);

@@ -343,7 +343,7 @@ impl SendFlow {
 
     /// Where there are several rails or lanes: the stripes of `transfer` are posted.
     pub fn handle_posted(&mut self, transfer: &Transfer) {
-        if transfer.length < LEARNING_BYTES || !self.has_weights() {
+        if transfer.length < LEARNING_BYTES || !self.has_weights() || !self.is_on_all(transfer.length) {
             return;
         }
         let mut qp = transfer.qp;
@@ -357,6 +357,12 @@ impl SendFlow {
     #[inline]
     fn has_weights(&self) -> bool {
         self.striping.rails() > 1 || self.lanes.is_some()
+    }
+
+    /// Whether a message of `length` bytes has a stripe on each rail or lane: only such a one compares all of them.
+    fn is_on_all(&self, length: u32) -> bool {
+        let all = if self.lanes.is_some() { self.striping.qp_count() } else { self.striping.rails() };
+        self.striping.stripe_count(length) >= all.into()
     }
 
     /// By which number the weight of `qp` is known.
@@ -390,8 +396,11 @@ impl SendFlow {
         if length < LEARNING_BYTES {
             return Ok(());
         }
-        self.busy.end(self.weight_number(qp), self.poll);
-        let teaches = !is_last || self.busy.handle_message();
+        let is_on_all = self.is_on_all(length);
+        if is_on_all {
+            self.busy.end(self.weight_number(qp), self.poll);
+        }
+        let teaches = !is_last || self.busy.handle_message(is_on_all);
         match &mut self.lanes {
             Some(lanes) => lanes.handle_completion(id, qp, self.poll, is_last, teaches),
             None if is_later && teaches => self.weights.handle_slowest(self.striping.rail_of(qp)),
@@ -1562,6 +1571,64 @@ mod tests {
                 link.send(16 + 3 * window as usize);
                 let gain = link.gain(200);
                 assert!(gain > 50, "{window} messages at a time: {gain} %");
+            }
+        }
+
+        /// Sends messages of `length` bytes over equal lanes, `window` at a time. Returns the least share that a lane has had, in percent of the
+        /// greatest at that time, and how often one was found slow.
+        fn shares_of_equal_lanes((rails, per_rail): (u8, u8), length: u32, window: usize) -> (u64, usize) {
+            let mut flow = SendFlow::new(Striping::new(rails, per_rail, true), RailWeights::from_speeds([400_000; 4]));
+            flow.use_lanes();
+            let lanes = rails * per_rail;
+            let (mut free, mut now, mut seq) = (vec![0_u64; lanes.into()], 0, 0);
+            let (mut stripes, mut pending): (BTreeMap<_, Vec<_>>, BTreeMap<_, u32>) = Default::default();
+            let (mut least, mut slow) = (100, 0);
+            while seq < 1500 {
+                while pending.len() < window {
+                    seq += 1;
+                    let cts = Cts { addr: 0x1000, length, rkeys: [1, 0], tag: 0, seq };
+                    let begun = flow.submit(0, 0, length, |_| Some(cts.emit())).expect("valid");
+                    let transfer = begun.expect("clear to send");
+                    flow.handle_posted(&transfer);
+                    for (stripe, _) in transfer.stripes(|qp| flow.weight_of(qp)) {
+                        let free = &mut free[usize::from(stripe.qp.0)];
+                        *free = (*free).max(now) + u64::from(stripe.length / 128).max(1);
+                        stripes.entry(*free).or_default().push((transfer.id, stripe.qp));
+                        *pending.entry(transfer.id.index()).or_default() += 1;
+                    }
+                }
+                let (at, completed) = stripes.pop_first().expect("something is outstanding");
+                (now..at).for_each(|_| flow.handle_poll());
+                now = at;
+                for (id, qp) in completed {
+                    flow.handle_completion_on(id, qp).expect("outstanding");
+                    let left = pending.get_mut(&id.index()).expect("outstanding");
+                    *left -= 1;
+                    if *left == 0 {
+                        pending.remove(&id.index());
+                        flow.poll_done(id).expect("complete");
+                    }
+                }
+                slow += usize::from(flow.poll_slow_lane().is_some());
+                let weights: Vec<_> = (0..lanes).map(|qp| flow.weight_of(QpIndex(qp))).collect();
+                least = least.min(100 * weights.iter().min().expect("lanes") / weights.iter().max().expect("lanes"));
+            }
+            (least, slow)
+        }
+
+        /// A lane that has no part of a message has nothing to do meanwhile, and is no faster than the others.
+        #[test]
+        fn equal_lanes_keep_like_shares_where_messages_are_cut_over_some_of_them() {
+            for lanes in [(1, 16), (2, 8), (4, 8)] {
+                for length in [80 << 10, 96 << 10] {
+                    for window in [1, 4] {
+                        let (least, slow) = shares_of_equal_lanes(lanes, length, window);
+                        assert!(
+                            least > 70 && slow == 0,
+                            "{lanes:?}, {length} bytes, {window} at a time: {least} %, {slow} slow"
+                        );
+                    }
+                }
             }
         }
 
