@@ -219,13 +219,15 @@ impl Connector {
     /// Whether the queue pairs could not be connected in time, and others can be tried.
     fn leave_out_late(&mut self, pending: &Pending) -> bool {
         let limit = format_args!("FERRITE_HANDSHAKE_TIMEOUT={} s", self.nic.config.handshake_timeout_s);
-        Instant::now() >= self.deadline && self.rails.leave_out(&pending.connecting.too_late(limit))
+        Instant::now() >= self.deadline && self.rails.leave_out_late(&pending.connecting.too_late(limit))
     }
 
     /// Begins anew without the rail that has failed, with other queue pairs; the listener hears that these are no more. The time that the
-    /// attempts have taken does not count.
+    /// attempts have taken does not count, until all rails are tried with patience.
     fn begin_without(&mut self) -> (Stage, bool) {
-        self.deadline = Instant::now() + self.handshake_timeout();
+        if !self.rails.is_patient() {
+            self.deadline = Instant::now() + self.handshake_timeout();
+        }
         redial()
     }
 

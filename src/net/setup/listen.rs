@@ -251,7 +251,7 @@ impl Listener {
             Ok(false) if Instant::now() < candidate.deadline => return Ok(Verdict::Wait),
             Ok(false) => {
                 let limit = format_args!("FERRITE_HANDSHAKE_TIMEOUT={} s", self.nic.config.handshake_timeout_s);
-                if !candidate.rails.leave_out(&preparing.connecting.too_late(limit)) {
+                if !candidate.rails.leave_out_late(&preparing.connecting.too_late(limit)) {
                     return Ok(self.too_late(candidate));
                 }
                 candidate.stage = Stage::Waiting(Box::new(preparing.hello.clone()), Instant::now());

@@ -72,6 +72,16 @@ impl Rails {
         !std::mem::replace(&mut self.is_patient, true)
     }
 
+    /// As [`Self::leave_out`], where the time of the rail that has failed is over. When none is left, that of all is over.
+    pub(super) fn leave_out_late(&mut self, error: &Error) -> bool {
+        !self.is_patient && self.leave_out(error) && !self.is_patient
+    }
+
+    /// Whether a port or a device that cannot be used is waited for, as it is for the only rail.
+    pub(super) fn is_patient(&self) -> bool {
+        self.is_patient
+    }
+
     /// For the peer and the log: the rails that are left out, and why; empty: none is, or there are too few ports.
     pub(super) fn describe(&self) -> String {
         let told = self.left_out.iter().filter(|(_, why)| !why.is_empty());
@@ -217,6 +227,17 @@ mod tests {
         assert_eq!((rails.chosen(), rails.retries()), (RailMask::only(3), Retries::NONE));
         assert!(rails.leave_out(&unresolved(3)));
         assert_eq!((rails.chosen(), rails.retries()), (RailMask::first(4), CONFIGURED), "none is left");
+    }
+
+    #[test]
+    fn rails_that_are_tried_with_patience_have_no_time_of_their_own() {
+        let late = |rail| Error::os("connecting", libc::ETIMEDOUT).on_rail(rail);
+        let mut rails = Rails::new(RailMask::first(2), true, CONFIGURED);
+        assert!(rails.leave_out_late(&late(0)) && !rails.is_patient());
+        assert!(!rails.leave_out_late(&late(1)), "both have had theirs");
+        let mut patient = Rails::new(RailMask::first(2), true, CONFIGURED);
+        assert!(patient.leave_out(&failure(0)) && patient.leave_out(&failure(1)) && patient.is_patient());
+        assert!(!patient.leave_out_late(&late(0)));
     }
 
     #[test]
