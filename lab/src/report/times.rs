@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,9 @@ const SCHEMA: &str = "ferrite-times/1";
 const BLOCK: usize = 4;
 /// A loss below this part is told, and is no failure: two runs of one library differ by as much.
 const FAIL: f64 = 0.03;
+/// Times that a call may take, in microseconds, and bytes on a link for each byte of it: ratios of others are no numbers.
+const US: RangeInclusive<f64> = 1e-6..=1e15;
+const BUS: RangeInclusive<f64> = 0.0..=1e6;
 
 /// What was measured; with it, once it is judged, what follows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -118,8 +122,22 @@ impl Times {
             if row.a_us.len() != runs || row.b_us.len() != runs {
                 return Err(format!("{}: each side has to have {runs} times", row.name()));
             }
-            if let Some(time) = row.a_us.iter().chain(&row.b_us).find(|time| !time.is_normal() || **time < 0.0) {
-                return Err(format!("{}: a time of {time} us", row.name()));
+            if let Some(time) = row.a_us.iter().chain(&row.b_us).find(|time| !US.contains(time)) {
+                return Err(format!(
+                    "{}: a time of {time} us; {:e} to {:e} are possible",
+                    row.name(),
+                    US.start(),
+                    US.end()
+                ));
+            }
+            if !BUS.contains(&row.bus) {
+                return Err(format!(
+                    "{}: bus is {}; {} to {} are possible",
+                    row.name(),
+                    row.bus,
+                    BUS.start(),
+                    BUS.end()
+                ));
             }
         }
         Ok(())
@@ -428,7 +446,7 @@ mod tests {
     #[test]
     fn what_are_no_times_is_refused() {
         type Change = fn(&mut Value);
-        let changes: [(Change, &str); 6] = [
+        let changes: [(Change, &str); 8] = [
             (
                 |times| times["schema"] = "ferrite-run/2".into(),
                 "its form is \"ferrite-run/2\", and \"ferrite-times/1\" is",
@@ -440,6 +458,9 @@ mod tests {
                 "each side has to have 14 times",
             ),
             (|times| times["rows"][0]["a_us"][0] = 0.into(), "all_reduce 8K: a time of 0 us"),
+            // Their quotient would be infinite, and no axis ends there.
+            (|times| times["rows"][0]["b_us"][0] = 1e300_f64.into(), "all_reduce 8K: a time of 1"),
+            (|times| times["rows"][0]["bus"] = (-1.0_f64).into(), "all_reduce 8K: bus is -1"),
             (
                 |times| drop(times.as_object_mut().expect("an object").remove("facts")),
                 "no raw.json of `ab`: missing field",
