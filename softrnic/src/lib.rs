@@ -35,7 +35,7 @@
 //!   abi host limits      numbers and structures of verbs; the machine; what there can be at most
 //! ```
 //!
-//! A layer uses those below it and none above; no file uses another in a circle. `tests/layers.rs` checks both.
+//! A layer uses those below it and none above; no file uses another in a circle.
 //!
 //! The process that posts a request also executes it, on both sides, before the post returns: it checks its own queue,
 //! enters the peer's queue pair in shared memory, checks keys and access there, moves the bytes with one

@@ -34,7 +34,7 @@ struct Filter {
 pub const ALL_INFO: (&str, &str) = ("FERRITE_LOG_ALL_INFO", "1");
 
 unsafe extern "C" {
-    /// The variadic callback (`src/logger.c`); its address is all that Rust uses.
+    /// The variadic callback (`logger.c`); its address is all that Rust uses.
     fn ferrite_logger();
 }
 
@@ -61,7 +61,7 @@ pub fn callback() -> abi::ncclDebugLogger_t {
     if let Some(stock) = STOCK.get() {
         return Some(*stock);
     }
-    // SAFETY: src/logger.c defines the function with exactly this signature; enums are unsigned
+    // SAFETY: logger.c defines the function with exactly this signature; enums are unsigned
     // ints of the same size and class in the C ABI.
     Some(unsafe { std::mem::transmute::<unsafe extern "C" fn(), Variadic>(ferrite_logger) })
 }
@@ -137,13 +137,13 @@ pub fn shows(debug: Option<&str>, debug_subsys: Option<&str>, level: u32, subsys
     wanted(parse_filter(debug, debug_subsys), level, subsystems)
 }
 
-/// Called by `src/logger.c` before it formats.
+/// Called by `logger.c` before it formats.
 #[unsafe(no_mangle)]
 extern "C" fn ferrite_log_wanted(level: c_int, subsystems: c_ulong) -> c_int {
     c_int::from(wanted(filter(), level.unsigned_abs(), subsystems))
 }
 
-/// Called by `src/logger.c` with the formatted line.
+/// Called by `logger.c` with the formatted line.
 #[unsafe(no_mangle)]
 extern "C" fn ferrite_log_line(level: c_int, file: *const c_char, line: c_int, text: *const c_char) {
     let text = if text.is_null() {

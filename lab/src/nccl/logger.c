@@ -1,5 +1,5 @@
 /* The log callback that a transport's init() receives: printf-like, callable from any thread.
- * It only formats; `src/nccl_log.rs` decides what is wanted and keeps the lines. */
+ * It only formats; `debug_log.rs` decides what is wanted and keeps the lines. */
 #include <stdarg.h>
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 //! How each release of NCCL reads `NCCL_NET_PLUGIN`, and which file it then takes. A test holds this against the loaders of stock
-//! NCCL (`tests/doctor/loaders.rs`); those of 2.20.5, 2.22.3, 2.23.4, 2.25.1, 2.26.2, 2.27.5, 2.29.7 and 2.31.2 were tried by hand.
+//! NCCL (`crates/ferrite/tests/doctor/loaders.rs`); those of 2.20.5, 2.22.3, 2.23.4, 2.25.1, 2.26.2, 2.27.5, 2.29.7 and 2.31.2 were tried by hand.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
