@@ -3,7 +3,8 @@
 
     schedules.py SEEDS [--first SEED] [--chunk SEEDS] [--jobs N] [--seconds S] [--program FILE] [--done FILE]
 
-Each of the simulators (the tests named `sim::` of the protocol that take seeds) runs the seeds from FIRST to FIRST + SEEDS - 1.
+Each of the simulators (the tests named `sim::` of the protocol and of the plugin that take seeds) runs the seeds from FIRST to
+FIRST + SEEDS - 1.
 A line each minute says how many schedules have run. A failed schedule is named with its simulator and seed, and does not end the run.
 The exit status is 1 if one failed, 2 if it was stopped before the end.
 """
@@ -30,6 +31,7 @@ OWN_SEEDS = ("::known_", "::each_event_", "::whatever_strangers_", "::visits::")
 class Part:
     """Seeds of one simulator that one process runs."""
 
+    program: Path
     simulator: str
     first: int
     count: int
@@ -38,14 +40,14 @@ class Part:
         return f"{self.simulator} {self.first} {self.count}\n"
 
 
-def build() -> Path:
-    """The tests of the protocol, compiled with optimisation."""
-    command = ["cargo", "test", "--release", "-p", "ferrite-proto", "--lib", "--locked", "--no-run"]
+def build() -> list[Path]:
+    """The tests of the protocol and of the plugin, compiled with optimisation."""
+    command = ["cargo", "test", "--release", "-p", "ferrite-proto", "-p", "nccl-net-ferrite", "--lib", "--locked", "--no-run"]
     done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    found = re.search(r"Executable .*\((.+)\)", done.stderr)
-    if done.returncode or not found:
+    found = re.findall(r"Executable .*\((.+)\)", done.stderr)
+    if done.returncode or len(found) != 2:
         sys.exit(f"schedules.py: {' '.join(command)} has failed:\n{done.stderr}")
-    return ROOT / found[1]
+    return [ROOT / program for program in found]
 
 
 def simulators(program: Path) -> list[str]:
@@ -57,8 +59,8 @@ def simulators(program: Path) -> list[str]:
 class Run:
     """Parts that are left, and what has become of the others."""
 
-    def __init__(self, program: Path, done: Path, until: float) -> None:
-        self.program, self.done, self.until = program, done, until
+    def __init__(self, done: Path, until: float) -> None:
+        self.done, self.until = done, until
         self.lock = threading.Lock()
         self.schedules, self.failures = 0, list[str]()
         self.is_stopped = False
@@ -68,7 +70,7 @@ class Run:
             self.is_stopped = True
             return
         settings = {"FERRITE_SIM_SEED": str(part.first), "FERRITE_SIM_SEEDS": str(part.count)}
-        command = [str(self.program), "--exact", part.simulator]
+        command = [str(part.program), "--exact", part.simulator]
         # A process group of its own: what interrupts this program does not count as a failure there.
         done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, start_new_session=True)
         with self.lock:
@@ -76,7 +78,7 @@ class Run:
             if done.returncode:
                 seed = REPLAY.search(done.stdout + done.stderr)
                 what = f"FERRITE_SIM_SEED={seed[1]}" if seed else f"FERRITE_SIM_SEED={part.first} FERRITE_SIM_SEEDS={part.count}"
-                self.failures.append(f"{what} {self.program} --exact {part.simulator}")
+                self.failures.append(f"{what} {part.program} --exact {part.simulator}")
                 print(f"failed: {self.failures[-1]}", flush=True)
             else:
                 with self.done.open("a") as file:
@@ -95,24 +97,26 @@ def main() -> int:
     parser.add_argument("--chunk", type=positive, default=20_000, help="seeds that one process runs (20000)")
     parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, help="processes at a time (one per processor)")
     parser.add_argument("--seconds", type=positive, help="begins no further process after this time (no limit)")
-    parser.add_argument("--program", type=Path, help="the compiled tests (compiles them)")
-    parser.add_argument("--done", type=Path, help="where parts that were right are written down (target/schedules/HASH OF THE PROGRAM)")
+    parser.add_argument("--program", type=Path, action="append", help="compiled tests; may be repeated (compiles those of both packages)")
+    parser.add_argument("--done", type=Path, help="where parts that were right are written down (target/schedules/HASH OF THE PROGRAMS)")
     given = parser.parse_args()
 
-    program = (given.program or build()).resolve()
-    names = simulators(program)
-    if not names:
-        sys.exit(f"schedules.py: {program} has no simulators")
-    done = given.done or ROOT / "target/schedules" / hashlib.sha256(program.read_bytes()).hexdigest()[:16]
+    programs = [program.resolve() for program in given.program or build()]
+    names = [(program, name) for program in programs for name in simulators(program)]
+    for program in programs:
+        if program not in dict(names):
+            sys.exit(f"schedules.py: {program} has no simulators")
+    contents = hashlib.sha256(b"".join(program.read_bytes() for program in programs))
+    done = given.done or ROOT / "target/schedules" / contents.hexdigest()[:16]
     done.parent.mkdir(parents=True, exist_ok=True)
     known = set(done.read_text().splitlines()) if done.exists() else set()
     starts = range(given.first, given.first + given.seeds, given.chunk)
-    parts = [Part(name, first, min(given.chunk, given.first + given.seeds - first)) for first in starts for name in names]
+    parts = [Part(*name, first, min(given.chunk, given.first + given.seeds - first)) for first in starts for name in names]
     left = [part for part in parts if part.line().strip() not in known]
     total = sum(part.count for part in left)
     print(f"{len(names)} simulators, {total:,} schedules to run, {given.seeds * len(names) - total:,} known to be right", flush=True)
 
-    run = Run(program, done, time.monotonic() + (given.seconds or float("inf")))
+    run = Run(done, time.monotonic() + (given.seconds or float("inf")))
     end = threading.Event()
     threading.Thread(target=report, args=(run, total, end), daemon=True).start()
     with ThreadPoolExecutor(given.jobs) as pool:

@@ -55,6 +55,16 @@ class Schedules(unittest.TestCase):
         self.assertEqual((parts, code), (["sim::two 20 10"], 1), lines)
         self.assertTrue(lines[0].endswith("70 known to be right"), lines)
 
+    def test_simulators_of_several_programs_run(self) -> None:
+        other = Path(self.program.parent, "plugin")
+        other.write_text(PROGRAM.replace("sim::one", "net::sim::three").replace("sim::two", "net::sim::four"))
+        other.chmod(0o755)
+        parts, lines, code = self.run_seeds("10", "--program", str(other))
+        theirs = sorted(Path(f"{other}.asked").read_text().splitlines())
+        self.assertEqual(
+            (parts, theirs, code), (["sim::one 0 10", "sim::two 0 10"], ["net::sim::four 0 10", "net::sim::three 0 10"], 0), lines
+        )
+
     def test_a_program_without_simulators_is_refused(self) -> None:
         self.program.write_text("#!/bin/sh\n")
         self.assertEqual(self.run_seeds("1")[2], 1)
