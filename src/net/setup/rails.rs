@@ -74,7 +74,8 @@ impl Rails {
 
     /// As [`Self::leave_out`], where the time of the rail that has failed is over. When none is left, that of all is over.
     pub(super) fn leave_out_late(&mut self, error: &Error) -> bool {
-        !self.is_patient && self.leave_out(error) && !self.is_patient
+        let has_others = !self.is_patient && self.leave_out(error);
+        has_others && !self.is_patient
     }
 
     /// Whether a port or a device that cannot be used is waited for, as it is for the only rail.
