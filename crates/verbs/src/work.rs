@@ -191,7 +191,7 @@ impl Chain {
         Self { requests: [const { MaybeUninit::uninit() }; _], sges: [const { MaybeUninit::uninit() }; _] }
     }
 
-    /// The first of the work asks for the first [`WRITE_BATCH`] of `writes`, each of which points to the next one. Valid until this is
+    /// The first of the work requests for the first [`WRITE_BATCH`] of `writes`, each of which points to the next one. Valid until this is
     /// used again.
     fn link(&mut self, writes: &[Write]) -> *mut sys::ibv_send_wr {
         let mut next = std::ptr::null_mut();
