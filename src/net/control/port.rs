@@ -71,7 +71,8 @@ impl Port {
 impl Drop for Port {
     /// A forked child may have the port as well: nobody is to call there without success.
     fn drop(&mut self) {
-        if self.owner != process_id() {
+        // Asked of the kernel: what is done below must not happen in a child, however it was made.
+        if self.owner != std::process::id() {
             return;
         }
         let _ = SockRef::from(&self.socket).shutdown(Shutdown::Both);

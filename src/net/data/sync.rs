@@ -13,23 +13,38 @@
 use crate::error::{Error, Result};
 use crate::net::background::signals::without_signals;
 use std::io;
-use std::sync::OnceLock;
-use std::sync::atomic::{compiler_fence, fence};
+use std::sync::atomic::{AtomicU8, compiler_fence, fence};
 use std::time::{Duration, Instant};
 
 pub use std::hint::spin_loop;
 pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// Whether the calling thread can be told from others, and the kernel allows [`heavy_barrier`]. Asked once in a process.
+/// Whether the calling thread can be told from others, and the kernel allows [`heavy_barrier`].
+///
+/// The kernel answers once in a process. A thread that does not know the answer yet asks too and waits
+/// for no other thread, which a forked child would not have.
 pub fn has_barrier() -> bool {
-    static HAS_BARRIER: OnceLock<bool> = OnceLock::new();
-    *HAS_BARRIER.get_or_init(|| {
-        let has_barrier = thread_id() != 0 && register().is_ok() && heavy_barrier().is_ok();
-        if !has_barrier {
-            log::info!("the kernel refuses the system call membarrier: each isend, irecv and test takes a lock, some 10 ns longer");
+    const UNKNOWN: u8 = 0;
+    const YES: u8 = 1;
+    const NO: u8 = 2;
+    static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
+    let known = ANSWER.load(Ordering::Relaxed);
+    if known != UNKNOWN {
+        return known == YES;
+    }
+    let has_barrier = thread_id() != 0 && register().is_ok() && heavy_barrier().is_ok();
+    let answer = if has_barrier { YES } else { NO };
+    // Threads that ask at the same time act on the answer that came first.
+    match ANSWER.compare_exchange(UNKNOWN, answer, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) if !has_barrier => {
+            log::info!(
+                "the kernel refuses the system call membarrier: each isend, irecv and test takes a lock, some 10 ns longer"
+            );
+            false
         }
-        has_barrier
-    })
+        Ok(_) => true,
+        Err(first) => first == YES,
+    }
 }
 
 /// Has [`has_barrier`] asked by a thread of its own. In a process with threads the kernel takes some 10 ms for the answer, which NCCL's first

@@ -198,6 +198,10 @@ impl ConnRecovery {
                     )));
                 }
                 Input::PortChanged => self.look_at_ports(work, end),
+                Input::PortReady => {
+                    work.rails.shorten_waits();
+                    self.look_at_ports(work, end);
+                }
                 // Its completions tell, which NCCL may not ask for.
                 Input::QueuePairFailed => end.poll()?,
                 Input::SlowLane(qp, speed) => self.move_lane(work, qp, speed),

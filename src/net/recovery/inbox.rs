@@ -24,6 +24,8 @@ pub(super) enum Input {
     PeerGone,
     /// Something has changed at a port.
     PortChanged,
+    /// A port came up, or its addresses changed: what failed over it before may succeed now.
+    PortReady,
     /// A queue pair of the device has failed, of this connection or another one.
     QueuePairFailed,
     /// This lane has stayed slow, and the connection has this speed, if that is known.
@@ -42,6 +44,7 @@ impl Input {
         matches!(
             (self, other),
             (Self::PortChanged, Self::PortChanged)
+                | (Self::PortReady, Self::PortReady)
                 | (Self::QueuePairFailed, Self::QueuePairFailed)
                 | (Self::SlowLane(..), Self::SlowLane(..))
         )

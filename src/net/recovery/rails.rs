@@ -19,6 +19,23 @@ use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+/// A rail that is not used for a while.
+#[derive(Debug)]
+struct Avoided {
+    /// When the latest attempt over it failed.
+    since: Instant,
+    /// How many have failed in a row.
+    failures: u32,
+    /// Whether the connection has never run on it, and its port has reported no change since.
+    waits_long: bool,
+}
+
+impl Avoided {
+    fn until(&self) -> Instant {
+        self.since + wait_after_failures(self.failures, !self.waits_long)
+    }
+}
+
 /// The rails of a connection, with the addresses that they had when it was set up, and the port that stands in for one of them.
 #[derive(Debug)]
 pub struct ConnRails {
@@ -39,7 +56,7 @@ pub struct ConnRails {
     /// Whether the ends were in different networks when the connection was set up.
     is_routed: bool,
     /// By rail number: until when a rail is not used because queue pairs could not be made there, and how often in a row that was.
-    avoided: [Option<(Instant, u32)>; MAX_RAILS],
+    avoided: [Option<Avoided>; MAX_RAILS],
     /// The devices that they are on.
     pub devices: ConnDevices,
     spare: SparePort,
@@ -58,7 +75,7 @@ impl ConnRails {
             pairs.set(on.number, nic.rails.iter().position(|own| Arc::ptr_eq(own, &on.port)));
         }
         let (devices, spare) = (ConnDevices::of(nic, qps), SparePort::new(role));
-        let (all, avoided, run) = (RailMask::first(count), [None; MAX_RAILS], qps.striping.rail_numbers());
+        let (all, avoided, run) = (RailMask::first(count), Default::default(), qps.striping.rail_numbers());
         let (nic, listened) = (Arc::clone(nic), qps.listened.map(|gid| Some(gid).filter(|gid| *gid != [0; 16])));
         let mut this = Self {
             nic,
@@ -104,7 +121,7 @@ impl ConnRails {
     pub fn usable(&self) -> RailMask {
         let usable = self.mask(|number| self.port(number).is_some_and(|port| self.is_addressable(number, port)));
         let now = Instant::now();
-        let wanted = self.mask(|number| self.avoided[number].is_none_or(|(until, _)| until <= now));
+        let wanted = self.mask(|number| self.avoided[number].as_ref().is_none_or(|avoided| avoided.until() <= now));
         // A rail that may work is better than none.
         if (usable & wanted).is_empty() { usable } else { usable & wanted }
     }
@@ -123,7 +140,7 @@ impl ConnRails {
         // Of a rail that has been tried and has no port here, the peer's address may have changed since: it is learnt by another try.
         let (now, mut forgotten) = (Instant::now(), self.all - peer);
         if self.role == Role::Receiver {
-            let is_due = |number: usize| self.avoided[number].is_some_and(|(until, _)| until <= now);
+            let is_due = |number: usize| self.avoided[number].as_ref().is_some_and(|avoided| avoided.until() <= now);
             forgotten = forgotten | (self.mask(is_due) - self.pairs.rails());
         }
         forgotten.iter().for_each(|rail| self.far[usize::from(rail) % MAX_RAILS] = None);
@@ -233,10 +250,15 @@ impl ConnRails {
 
     /// Queue pairs could not be made on rail number `rail`: while another one can be used, it is not used for a while.
     pub fn avoid(&mut self, rail: u8) {
+        let waits_long = !self.run.contains(rail);
         let Some(avoided) = self.avoided.get_mut(usize::from(rail)) else { return };
-        let failures = avoided.map_or(0, |(_, failures)| failures).saturating_add(1);
-        let time = wait_after_failures(failures, self.run.contains(rail));
-        *avoided = Some((Instant::now() + time, failures));
+        let failures = avoided.as_ref().map_or(0, |avoided| avoided.failures).saturating_add(1);
+        *avoided = Some(Avoided { since: Instant::now(), failures, waits_long });
+    }
+
+    /// A port came up, or has other addresses: a rail that has never run waits no longer than one that has.
+    pub fn shorten_waits(&mut self) {
+        self.avoided.iter_mut().flatten().for_each(|avoided| avoided.waits_long = false);
     }
 
     /// The connection runs on `rails`: queue pairs can be made there.
@@ -255,7 +277,7 @@ impl ConnRails {
     /// When a rail may be used again that is not used for a while, a device be back, or a port be borrowed or given back.
     pub fn next_change(&self) -> Option<Instant> {
         let now = Instant::now();
-        let avoided = self.avoided.iter().flatten().map(|(until, _)| *until).filter(|until| *until > now);
+        let avoided = self.avoided.iter().flatten().map(Avoided::until).filter(|until| *until > now);
         avoided.chain(self.spare.next_change()).chain(self.devices.next_look()).min()
     }
 
@@ -292,5 +314,21 @@ impl ConnRails {
     fn mask(&self, is_in: impl Fn(usize) -> bool) -> RailMask {
         let numbers = self.all.iter().filter(|number| is_in(usize::from(*number)));
         numbers.fold(RailMask::NONE, |mask, number| mask | RailMask::only(number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_rail_that_has_never_run_waits_no_longer_than_others_after_its_port_has_changed() {
+        let since = Instant::now();
+        let mut new = Avoided { since, failures: 7, waits_long: true };
+        assert_eq!(new.until(), since + Duration::from_secs(3600));
+        // As `shorten_waits` does.
+        new.waits_long = false;
+        assert_eq!(new.until(), since + Duration::from_secs(60));
     }
 }
