@@ -2,8 +2,8 @@
 //!
 //! A connection that both ends would recover begins on the rails that connect, as one that has recovered: a rail whose port is down, whose
 //! device fails, or on which queue pairs cannot be made or connected is left out, and taken in later by the recovery. What may pass while queue pairs
-//! are connected is tried again before that, as often as for a connection of one rail; once, however many rails fail. Only if none is left, they are
-//! all tried with patience: that what fails may pass is waited for.
+//! are connected is tried again before that, as the user has set, but at most [`RETRIES_BESIDE_OTHERS`] times, since each attempt may take a second, and
+//! once, however many rails fail. Only if none is left, they are all tried with patience: that what fails may pass is waited for.
 
 use crate::error::{Class, Error};
 use crate::host::config::Retries;
@@ -17,6 +17,9 @@ use crate::proto::handshake::Hello;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// How often a rail is tried again while others connect. The first attempt has the kernel resolve the address, and a later one finds it.
+const RETRIES_BESIDE_OTHERS: u32 = 2;
 
 /// The rails of a connection that is set up.
 #[derive(Debug)]
@@ -49,7 +52,11 @@ impl Rails {
 
     /// How often connecting a queue pair is tried again now.
     pub(super) fn retries(&self) -> Retries {
-        if self.is_patient || !self.has_retried { self.retries } else { Retries::NONE }
+        match (self.is_patient, self.has_retried) {
+            (true, _) => self.retries,
+            (false, false) => Retries { count: self.retries.count.min(RETRIES_BESIDE_OTHERS), ..self.retries },
+            (false, true) => Retries::NONE,
+        }
     }
 
     /// Rail number `rail` cannot be used for the reason `why`, and others can.
@@ -217,13 +224,14 @@ mod tests {
 
     /// What passes while the first rail is tried again passes for the others, too.
     #[test]
-    fn connecting_is_tried_again_as_the_user_has_set_before_a_rail_is_left_out_and_once_for_all() {
+    fn connecting_is_tried_again_a_few_times_before_a_rail_is_left_out_and_once_for_all() {
         let unresolved = |rail| Error::os("connecting", libc::ETIMEDOUT).on_rail(rail);
         let down = |rail| Error::os("using a port", libc::ENETDOWN).recoverable().on_rail(rail);
         let mut rails = Rails::new(RailMask::first(4), true, CONFIGURED);
-        assert_eq!(rails.retries(), CONFIGURED);
+        let beside_others = Retries { count: RETRIES_BESIDE_OTHERS, ..CONFIGURED };
+        assert_eq!(rails.retries(), beside_others);
         assert!(rails.leave_out(&down(0)) && rails.leave_out(&failure(1)));
-        assert_eq!(rails.retries(), CONFIGURED, "nothing has been tried again");
+        assert_eq!(rails.retries(), beside_others, "nothing has been tried again");
         assert!(rails.leave_out(&unresolved(2)));
         assert_eq!((rails.chosen(), rails.retries()), (RailMask::only(3), Retries::NONE));
         assert!(rails.leave_out(&unresolved(3)));
