@@ -94,7 +94,10 @@ impl CtsWindow {
     #[inline(always)]
     pub(super) fn push(&mut self, count: usize, is_urgent: bool) {
         self.next = self.next.wrapping_add(count as u32);
-        self.is_urgent |= is_urgent;
+        // Written only where it changes, which takes fewer instructions.
+        if is_urgent {
+            self.is_urgent = true;
+        }
         debug_assert!(self.is_consistent());
     }
 

@@ -157,7 +157,7 @@ impl RecvFlow {
 impl RecvFlow {
     /// As [`Self::begin`], for one buffer, on a connection of one or two rails. False: it is another case, or too much is outstanding, and
     /// nothing has changed.
-    #[inline]
+    #[inline(always)]
     pub fn begin_single<K: KeysByRail>(
         &mut self,
         buffer: Buffer<'_, K>,
