@@ -11,6 +11,7 @@ use lab::pair::PeerConn;
 use lab::transport::buffer::Buffer;
 use lab::transport::comm::Request;
 use std::collections::HashSet;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use testkit::forked::ForkedChild;
@@ -146,9 +147,8 @@ fn a_control_connection_that_is_reset_at_the_end_that_was_dialled_is_dialled_aga
     another_one_is_dialled(Relay::reset_far)
 }
 
-/// As a firewall does that is loaded anew, or that refuses for good.
-#[test]
-fn a_port_that_refuses_is_no_death_while_the_device_acknowledges() -> Result<()> {
+/// As a firewall does that is loaded anew, or that refuses for good. Nobody calls either end `meanwhile`: its device is asked all the same.
+fn a_port_that_refuses_is_no_death(meanwhile: fn()) -> Result<()> {
     let setting = require!(talkative(&[]));
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
@@ -157,9 +157,7 @@ fn a_port_that_refuses_is_no_death_while_the_device_acknowledges() -> Result<()>
         let (send, recv, _listener) = connect_through(worker, &transport, &mut relay)?;
         relay.reset();
         relay.refuse();
-        // Nobody calls either end meanwhile: its device is asked all the same. A dead process was missed after 12 s although its device
-        // acknowledged.
-        std::thread::sleep(Duration::from_secs(15));
+        meanwhile();
         relay.listen_again();
         let mut deadline = worker.deadline("another control connection");
         while !said(&["is back: 1 connection(s) go on over it"]) {
@@ -167,6 +165,24 @@ fn a_port_that_refuses_is_no_death_while_the_device_acknowledges() -> Result<()>
             deadline.idle()?;
         }
         works(worker, (send, recv))
+    })
+}
+
+/// A dead process was missed after 12 s although its device acknowledged.
+#[test]
+fn a_port_that_refuses_is_no_death_while_the_device_acknowledges() -> Result<()> {
+    a_port_that_refuses_is_no_death(|| std::thread::sleep(Duration::from_secs(15)))
+}
+
+/// As is one that gets no processor. When it runs again, the last acknowledgement is old.
+#[test]
+fn a_port_that_refuses_is_no_death_for_a_process_that_was_stopped() -> Result<()> {
+    a_port_that_refuses_is_no_death(|| {
+        let stops = "sleep 2; for n in 1 2 3; do sleep 1; kill -STOP $0; sleep 2; kill -CONT $0; done";
+        let mut shell = Command::new("sh");
+        shell.args(["-c", stops, &std::process::id().to_string()]);
+        assert!(shell.status().expect("a shell").success());
+        std::thread::sleep(Duration::from_secs(2));
     })
 }
 

@@ -5,7 +5,7 @@ use crate::control::conn::{ControlConn, MAX_BACKLOG, Stage};
 use crate::control::event::{End, Event, Level, PeerChange, Received};
 use crate::control::losses::Losses;
 use crate::control::pool::ControlPool;
-use crate::control::redial::{DIAL_LIMIT, DOUBT_LIMIT, FRESH, Signs};
+use crate::control::redial::{DIAL_LIMIT, DOUBT_LIMIT, LOOK_EVERY, LOOKS, Signs, Silence};
 use crate::control::refusal::Refusal;
 use crate::control::stream::{Phase, Role, Stream};
 use crate::control::{ConnId, StreamId, Time};
@@ -1090,19 +1090,21 @@ impl ControlPlane {
     fn give_up_dead(&mut self, now: Time, address: SocketAddr) {
         let Some(peer) = self.pool.get(&address) else { return };
         let streams = || peer.waiting.iter().filter_map(|id| self.streams.get(id));
-        let signs = Signs {
-            refusals: peer.refusals,
-            closed: streams().filter_map(|stream| stream.closed).min(),
-            acknowledged: streams().filter_map(|stream| stream.acknowledged).max(),
-            doubted: peer.doubted,
-        };
+        let closed = streams().filter_map(|stream| stream.closed).min();
+        let acknowledged = streams().filter_map(|stream| stream.acknowledged).max();
+        let signs = self.pool.update(address, |peer| {
+            peer.silence.handle_look(now, acknowledged);
+            Signs { refusals: peer.refusals, closed, doubted: peer.doubted, silence: peer.silence }
+        });
         if signs.indicate_peer_death(now) {
             let dead = self.pool.update(address, |peer| std::mem::take(&mut peer.waiting));
             return dead.into_iter().for_each(|id| self.end_dead(id));
         }
-        if signs.are_of_doubt() && peer.doubted.is_none() {
-            let waiting: Vec<_> = peer.waiting.iter().copied().collect();
-            self.pool.update(address, |peer| peer.doubted = Some(now));
+        if signs.are_of_doubt() && signs.doubted.is_none() {
+            let waiting = self.pool.update(address, |peer| {
+                (peer.doubted, peer.silence) = (Some(now), Silence::default());
+                peer.waiting.clone()
+            });
             waiting.into_iter().for_each(|id| self.doubt(now, id));
         }
     }
@@ -1111,7 +1113,8 @@ impl ControlPlane {
     fn keep_closed(&mut self, now: Time, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if let Some(closed) = stream.closed {
-            let until = closed + DOUBT_LIMIT;
+            // The last of the looks that it takes comes at that time.
+            let until = (closed + DOUBT_LIMIT).saturating_sub(LOOK_EVERY * (LOOKS - 1)).max(now);
             stream.kept_until = Some(until);
             self.expiring.insert((until, id));
             self.doubt(now, id);
@@ -1121,13 +1124,14 @@ impl ControlPlane {
     /// That time has come.
     fn judge_closed(&mut self, now: Time, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let signs = Signs { closed: stream.closed, acknowledged: stream.acknowledged, ..Signs::default() };
-        let signs = Signs { doubted: signs.closed, ..signs };
+        stream.silence.handle_look(now, stream.acknowledged);
+        let (closed, silence) = (stream.closed, stream.silence);
+        let signs = Signs { closed, doubted: closed, silence, ..Signs::default() };
         if signs.indicate_peer_death(now) {
             return self.end_dead(id);
         }
-        stream.kept_until = Some(now + FRESH);
-        self.expiring.insert((now + FRESH, id));
+        stream.kept_until = Some(now + LOOK_EVERY);
+        self.expiring.insert((now + LOOK_EVERY, id));
     }
 
     /// The owner of a stream has its device ask the peer's, which takes some time.
@@ -1136,8 +1140,11 @@ impl ControlPlane {
             return;
         };
         let (was_doubted, address) = (std::mem::replace(&mut stream.is_doubted, true), stream.address());
+        if !was_doubted {
+            (stream.acknowledged, stream.silence) = (None, Silence::default());
+        }
         if let Some(address) = address.filter(|_| !was_doubted) {
-            self.pool.update(address, |peer| peer.doubted = Some(now));
+            self.pool.update(address, |peer| (peer.doubted, peer.silence) = (Some(now), Silence::default()));
         }
         self.notify(id, PeerChange::Doubted);
     }

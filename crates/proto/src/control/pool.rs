@@ -1,6 +1,6 @@
 //! The control connections that this process has dialled, by the peer's address: for streams that it dials for, and to ask others to dial.
 
-use super::redial::{DIAL_LIMIT, Redial, Refusals};
+use super::redial::{DIAL_LIMIT, Redial, Refusals, Silence};
 use super::{ConnId, StreamId, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -22,6 +22,8 @@ pub struct Peer {
     pub waiting: BTreeSet<StreamId>,
     /// Since when the owners of all of those know that it is doubted whether the peer lives.
     pub doubted: Option<Time>,
+    /// Looks since then without an acknowledgement of any of their devices.
+    pub silence: Silence,
     /// Streams for which the peer has been asked whether they go on over this one, and has not answered.
     pub resuming: usize,
     /// Those for which it has answered so, since it was asked.

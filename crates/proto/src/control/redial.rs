@@ -29,8 +29,12 @@ const ASK_AFTER: Duration = Duration::from_millis(200);
 pub const DOUBT_LIMIT: Duration = Duration::from_secs(10);
 /// A peer whose device acknowledges, and that has answered in no other way for so long, is dead all the same.
 pub const LONGEST_DOUBT: Duration = Duration::from_secs(600);
-/// For so long an acknowledgement of the peer's device shows that the peer lives.
-pub const FRESH: Duration = Duration::from_secs(1);
+/// A peer that cannot be dialled is looked after so often.
+pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Looks in a row without an acknowledgement of the peer's device that show that it is silent.
+pub const LOOKS: u32 = 3;
+/// Looks that follow sooner count as one. The device is asked more often.
+const LOOKS_APART: Duration = Duration::from_millis(500);
 
 /// The attempts at one peer since its last control connection was lost.
 #[derive(Debug, Default)]
@@ -114,6 +118,31 @@ impl Refusals {
     }
 }
 
+/// Looks for an acknowledgement of a peer's device.
+///
+/// They are counted, and not only timed: a process that was stopped, or had no processor, looks once when it runs again, perhaps before its device
+/// was asked. The acknowledgements that it has missed do not show that the peer is dead.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Silence {
+    looks: u32,
+    last: Time,
+}
+
+impl Silence {
+    /// One more. The device `acknowledged` something last then.
+    pub fn handle_look(&mut self, now: Time, acknowledged: Option<Time>) {
+        if acknowledged.is_some_and(|acknowledged| acknowledged >= self.last) {
+            *self = Self { looks: 0, last: now };
+        } else if self.looks == 0 || now.saturating_sub(self.last) >= LOOKS_APART {
+            *self = Self { looks: self.looks.saturating_add(1), last: now };
+        }
+    }
+
+    fn is_long(&self) -> bool {
+        self.looks >= LOOKS
+    }
+}
+
 /// What speaks for and against the life of a peer that does not answer.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Signs {
@@ -123,8 +152,8 @@ pub struct Signs {
     pub closed: Option<Time>,
     /// Since when its device is asked by all who wait for it.
     pub doubted: Option<Time>,
-    /// When its device acknowledged something last.
-    pub acknowledged: Option<Time>,
+    /// Looks without an acknowledgement of its device since then.
+    pub silence: Silence,
 }
 
 impl Signs {
@@ -136,9 +165,8 @@ impl Signs {
     /// Whether they show that it is dead.
     pub fn indicate_peer_death(&self, now: Time) -> bool {
         let lasts = |since: Option<Time>, time| since.is_some_and(|since| now.saturating_sub(since) >= time);
-        let is_fresh = self.acknowledged.is_some() && !lasts(self.acknowledged, FRESH);
         // The device of a dead process may acknowledge as long as something else has it open, such as a child that was not forked by `fork`.
-        let is_silent = lasts(self.doubted, FRESH) && !is_fresh || lasts(self.doubted, LONGEST_DOUBT);
+        let is_silent = self.doubted.is_some() && self.silence.is_long() || lasts(self.doubted, LONGEST_DOUBT);
         is_silent && (self.refusals.indicate_peer_death(now) || lasts(self.closed, DOUBT_LIMIT))
     }
 }
@@ -212,16 +240,16 @@ mod tests {
         assert!(!signs.are_of_doubt());
         (0..3).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
         assert!(signs.are_of_doubt() && !signs.indicate_peer_death(at(1000)), "nobody has asked its device");
-        signs.doubted = Some(at(100));
-        assert_eq!([1099, 1100].map(|ms| signs.indicate_peer_death(at(ms))), [false, true]);
         signs.doubted = Some(at(0));
-        signs.acknowledged = Some(at(100));
-        assert_eq!([1000, 1099, 1100].map(|ms| signs.indicate_peer_death(at(ms))), [false, false, true]);
-        (2..1000).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
-        signs.acknowledged = Some(at(499_900));
-        assert_eq!([500_000, 500_899, 500_900].map(|ms| signs.indicate_peer_death(at(ms))), [false, false, true]);
-        (1000..1200).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
-        signs.acknowledged = Some(at(600_000));
+        let look = |signs: &mut Signs, ms, acknowledged: Option<u64>| {
+            signs.refusals.handle_refusal(at(ms));
+            signs.silence.handle_look(at(ms), acknowledged.map(at));
+            signs.indicate_peer_death(at(ms))
+        };
+        assert_eq!([0, 499, 500, 999, 1000].map(|ms| look(&mut signs, ms, None)), [false, false, false, false, true]);
+        assert!(!look(&mut signs, 1500, Some(1000)), "as late as the last look");
+        assert_eq!([2000, 2500, 3000].map(|ms| look(&mut signs, ms, Some(1499))), [false, false, true]);
+        assert!((7..1200).all(|n| !look(&mut signs, n * 500, Some(n * 500 - 1))));
         assert_eq!(
             [599_999, 600_000].map(|ms| signs.indicate_peer_death(at(ms))),
             [false, true],
@@ -233,13 +261,12 @@ mod tests {
     fn a_peer_that_has_closed_and_says_nothing_more_is_dead_in_time_unless_its_device_acknowledges() {
         let at = |ms| Duration::from_millis(ms);
         let mut signs = Signs { closed: Some(at(0)), ..Signs::default() };
+        (0..LOOKS).for_each(|n| signs.silence.handle_look(LOOK_EVERY * n, None));
         assert!(signs.are_of_doubt() && !signs.indicate_peer_death(at(90_000)), "nobody has asked its device");
-        signs.doubted = Some(at(9500));
-        assert_eq!([10_499, 10_500].map(|ms| signs.indicate_peer_death(at(ms))), [false, true]);
         signs.doubted = Some(at(0));
         assert_eq!([9999, 10_000].map(|ms| signs.indicate_peer_death(at(ms))), [false, true]);
-        signs.acknowledged = Some(at(59_500));
-        assert_eq!([60_000, 60_500].map(|ms| signs.indicate_peer_death(at(ms))), [false, true]);
+        signs.silence.handle_look(at(60_000), Some(at(59_500)));
+        assert!(!signs.indicate_peer_death(at(60_000)));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A stream: one RDMA connection's share of a control connection.
 
 use super::event::{End, Received};
+use super::redial::Silence;
 use super::{ConnId, Time};
 use crate::frame::{Frame, Kind};
 use crate::handle::{Secret, Token};
@@ -72,6 +73,8 @@ pub struct Stream {
     pub is_doubted: bool,
     /// When the peer's device acknowledged something last while that was in doubt.
     pub acknowledged: Option<Time>,
+    /// Looks for that, of a stream whose peer has told no port.
+    pub silence: Silence,
     inbox: VecDeque<Frame>,
     /// Whether a commit has come, or has been implied; the owner may have taken it since.
     has_commit: bool,
@@ -100,6 +103,7 @@ impl Stream {
             closed: None,
             is_doubted: false,
             acknowledged: None,
+            silence: Silence::default(),
             inbox: VecDeque::new(),
             has_commit: false,
             end: None,

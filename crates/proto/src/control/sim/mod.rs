@@ -3,7 +3,7 @@
 //! Both listen and both dial, several connections each way. Bytes come in pieces of any length. Control connections are reset, closed by
 //! something between the two, or lost silently, at any byte, and one end may hear of it long after the other one; ports refuse for a moment, and
 //! firewalls for seconds or minutes; a connection is given up at any step and begun anew; one process may die, with something unread or not, with a
-//! child that keeps its device open for a time or not; one may not tell its port, as an earlier release; and a hostile client that knows only a token sends arbitrary bytes to the ports. Then the network is well again, and
+//! child that keeps its device open for a time or not; both may be stopped for a while; one may not tell its port, as an earlier release; and a hostile client that knows only a token sends arbitrary bytes to the ports. Then the network is well again, and
 //! all is quiet. Whatever the seed:
 //!
 //! 1. while both processes live and nobody has closed it, a connection is open at both ends in the end, and never reported

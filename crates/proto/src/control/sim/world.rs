@@ -121,6 +121,7 @@ impl World {
                 self.pairs[pair].connector.abandon(&mut self.planes[dialler], self.now);
             }
             54 if self.random.one_in(3) => self.close(pair, process),
+            54 => self.stop(),
             55 => {
                 let count = self.refusals_left[process].min(self.random.below(3) as u32);
                 self.refusals_left[process] -= count;
@@ -217,7 +218,7 @@ impl World {
     }
 
     /// The kernel at the far end answers somebody who dials.
-    fn accept_clients(&mut self, index: usize) {
+    pub(super) fn accept_clients(&mut self, index: usize) {
         let wire = &self.network.wires[index];
         let (near, far) = (wire.dialler, 1 - wire.dialler);
         let Some(conn) = wire.sides[near].conn else { return };

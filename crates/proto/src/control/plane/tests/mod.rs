@@ -101,6 +101,42 @@ fn two_refusals_are_no_death_and_a_third_after_a_second_is() {
     assert_eq!(two.near.poll_timeout(), None, "nobody dials a dead peer");
 }
 
+/// When it runs again, it may dial before it has asked the peer's device, and before it has seen what that had acknowledged.
+#[test]
+fn a_process_that_is_stopped_again_and_again_does_not_call_a_peer_dead_whose_device_acknowledges() {
+    for stopped in [0, 700, 1000, 2000, 4000, 6000].map(Duration::from_millis) {
+        let mut two = Two::new(&[TOKEN]);
+        let (near, _) = two.established(TOKEN, [1; 16]);
+        two.lose();
+        two.changes(0);
+        let refuse = |two: &mut Two, stopped: Duration, acknowledges: bool| {
+            two.now = two.near.poll_timeout().expect("it dials again");
+            if acknowledges && stopped.is_zero() {
+                two.near.handle_acknowledged(two.now - Duration::from_millis(1), near);
+            }
+            two.now += stopped;
+            two.near.handle_timeout(two.now);
+            let conn = two.events().expect("it dials");
+            two.near.handle_end(two.now, conn, End::Unreachable(REFUSED));
+            two.events();
+            if acknowledges {
+                two.near.handle_acknowledged(two.now + Duration::from_millis(1), near);
+            }
+            two.changes(0)
+        };
+        assert_eq!(refuse(&mut two, Duration::ZERO, true), [(near, PeerChange::Doubted)]);
+        for n in 0..60 {
+            assert_eq!(refuse(&mut two, stopped * (n % 3 / 2), true), [], "stopped for {stopped:?}, attempt {n}");
+        }
+        let (acknowledged, mut changes) = (two.now, Vec::new());
+        while changes.is_empty() {
+            changes = refuse(&mut two, Duration::ZERO, false);
+        }
+        assert_eq!(changes, [(near, broken("the peer's process has died"))]);
+        assert!(two.now - acknowledged < Duration::from_secs(6), "{:?}", two.now - acknowledged);
+    }
+}
+
 /// One of two connections is lost later: its device is asked before the peer counts as dead.
 #[test]
 fn a_connection_that_is_lost_while_the_port_refuses_has_time_to_find_out_that_the_peer_lives() {
