@@ -490,7 +490,7 @@ NO_GDR = "no GPUDirect RDMA"
 # Errors of NCCL that say that a peer or the system failed.
 SYSTEM_ERROR, REMOTE_ERROR = 2, 6
 # What Ferrite's log says of an NCCL that forgets the errors of its network (2.26 and 2.27).
-DROPPED = "do not pass this error on"
+DROPPED = "do not report this error"
 
 
 def check_case(outcome: Outcome, network: str) -> Findings:

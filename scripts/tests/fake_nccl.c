@@ -114,7 +114,7 @@ static int meet(struct comm *comm)
                 FILE *file = log_file();
                 comm->is_broken = 1;
                 if (is_faked("dropped"))
-                    fprintf(file, "h:1:1 [0] NCCL WARN Ferrite: NCCL 2.26 and 2.27 do not pass this error on\n");
+                    fprintf(file, "h:1:1 [0] NCCL WARN Ferrite: NCCL 2.26 and 2.27 do not report this error\n");
                 if (!is_faked("mute"))
                     fprintf(file, "h:1:1 [0] NCCL WARN NET/Ferrite : no acknowledgement, peer softrnic0 port 1 of process %d on h\n",
                             room->pid[rank]);

@@ -1,9 +1,10 @@
-//! The calls of NCCL's service thread, in types that no version of the interface changes: init, devices, properties, listen,
-//! connect, accept, registration and close. The calls with a context are in [`super::context_calls`], those of NCCL's progress
-//! thread in [`super::datapath`] and [`super::test_call`]. `version` is that of the table that NCCL has called.
+//! The calls of NCCL's service thread, in types that are the same for all interface versions: init,
+//! devices, properties, listen, connect, accept, registration and close. The calls with a context
+//! are in [`super::context_calls`]. Those of NCCL's progress thread are in [`super::datapath`] and
+//! [`super::test_call`]. `version` is that of the table that NCCL has called.
 //!
-//! Every function is `unsafe` for one reason: NCCL's pointers. By its contract, communicators, handles and requests are those
-//! that this plugin gave out and that have not been closed, and output pointers are valid.
+//! Every function is `unsafe` for one reason: NCCL's pointers. By its contract, communicators,
+//! handles and requests come from this plugin and are not closed, and output pointers are valid.
 
 use super::guard::guard;
 use super::handles::{Comm, Given, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged};
@@ -31,7 +32,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 const _: () = assert!(HANDLE_BYTES == nccl::NCCL_NET_HANDLE_MAXSIZE as usize);
 
-/// The properties of a device, of which each version of the interface has its own struct.
+/// The properties of a device; each version of the interface has its own struct.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Properties<'a> {
     /// Unique name.
@@ -46,24 +47,25 @@ pub(super) struct Properties<'a> {
     pub(super) speed_mbps: c_int,
     /// Port number, from 1.
     pub(super) port: c_int,
-    /// Communicators that the device can have.
+    /// The most communicators of the device.
     pub(super) max_comms: c_int,
-    /// Messages in one grouped receive.
+    /// The most messages in a grouped receive.
     pub(super) max_recvs: c_int,
-    /// Numbers of the devices that it consists of.
+    /// The numbers of the devices that it consists of.
     pub(super) members: &'a [c_int],
-    /// The rail and the plane of the fabric that it is on; -1: not known.
+    /// The rail and the plane of the fabric; -1 if unknown.
     pub(super) rail: i16,
     /// As `rail`.
     pub(super) plane: i16,
 }
 
-/// Bytes of a message at most, as NCCL is told.
+/// The most bytes of a message, as reported to NCCL.
 pub(super) const MAX_P2P_BYTES: usize = MAX_MESSAGE as usize;
-/// Bytes of a message of a collective network at most. There is none here; the value is that of NCCL's own transports.
+/// The most bytes of a message of a collective network. There is none here; NCCL's own transports
+/// report this value.
 pub(super) const MAX_COLLECTIVE_BYTES: usize = 512 << 20;
 
-/// Sends log messages to `log_function` and makes the network.
+/// Sends log messages to `log_function` and creates the network.
 pub(super) unsafe fn init(version: u32, log_function: nccl::ncclDebugLogger_t) -> ncclResult_t {
     guard("init", || Process::init(version, log_function))
 }
@@ -77,7 +79,7 @@ pub(super) unsafe fn devices(version: u32, count: *mut c_int) -> ncclResult_t {
     })
 }
 
-/// The properties of device number `dev`, as `convert` puts them into the struct of a version.
+/// The properties of device number `dev`; `convert` puts them into the struct of a version.
 pub(super) unsafe fn get_properties<P>(
     version: u32,
     dev: c_int,
@@ -106,7 +108,7 @@ pub(super) unsafe fn get_properties<P>(
     })
 }
 
-/// Makes one device of several; `dev` becomes its number.
+/// Merges several devices into one; `dev` becomes its number.
 pub(super) unsafe fn make_v_device<const MOST: usize>(
     version: u32,
     dev: *mut c_int,
@@ -127,7 +129,7 @@ fn pointer_support(device: &Nic) -> c_int {
     (nccl::NCCL_PTR_HOST | gpu | dmabuf) as c_int
 }
 
-/// NCCL sets up a connection, by when it has taken a profiler if it takes one.
+/// Checks the profiler: by the time NCCL sets up a connection, it has loaded one, if any.
 fn handle_set_up(process: &Process) {
     network_events::handle_profiler(|| process.other_profiler());
     if process.network.connects_early() {
@@ -154,7 +156,8 @@ pub(super) unsafe fn listen(
     })
 }
 
-/// A send communicator, for NCCL's communicator `of`, to the listener behind `handle`; NULL while that is not done.
+/// Creates a send communicator to the listener behind `handle`, for NCCL's communicator `of`; NULL
+/// until it exists.
 pub(super) unsafe fn connect(
     version: u32,
     of: NcclComm,
@@ -168,7 +171,7 @@ pub(super) unsafe fn connect(
         if handle.is_null() {
             return Err(Error::argument("handle is NULL"));
         }
-        // SAFETY: NCCL's private copy of the 128 bytes, which nobody else uses during the call.
+        // SAFETY: NCCL's private copy of the 128 bytes; nothing else uses it during the call.
         let bytes = unsafe { &mut *handle.cast::<[u8; HANDLE_BYTES]>() };
         let process = Process::get()?;
         match process.network.connect(&process.devices(version)?.get(dev)?.nic, of, bytes)? {
@@ -182,7 +185,7 @@ pub(super) unsafe fn connect(
     })
 }
 
-/// A receive communicator from the listener's peer; NULL while there is none.
+/// Creates a receive communicator from the listener's peer; NULL until it exists.
 pub(super) unsafe fn accept(listen_comm: *mut c_void, recv_comm: *mut *mut c_void) -> ncclResult_t {
     guard("accept", || {
         // SAFETY: NCCL's output pointer.
@@ -198,7 +201,8 @@ pub(super) unsafe fn accept(listen_comm: *mut c_void, recv_comm: *mut *mut c_voi
     })
 }
 
-/// Registers `size` bytes at `data`, by a dma-buf descriptor and offset if they are given. `call` is NCCL's name for it.
+/// Registers `size` bytes at `data`, through a dma-buf descriptor and offset if given. `call` is
+/// NCCL's name for it.
 pub(super) unsafe fn register(
     call: &'static str,
     comm: *mut c_void,
@@ -216,7 +220,9 @@ pub(super) unsafe fn register(
         let kind = match kind as u32 {
             nccl::NCCL_PTR_HOST => MemoryKind::Host,
             nccl::NCCL_PTR_CUDA => MemoryKind::Gpu,
-            other => return Err(Error::argument(format!("memory of type {other}; 1 (host) and 2 (CUDA) are known"))),
+            other => {
+                return Err(Error::argument(format!("memory of type {other}; 1 (host) and 2 (CUDA) are supported")));
+            }
         };
         // SAFETY: NCCL keeps the memory until it has deregistered it.
         let register =
@@ -237,12 +243,12 @@ unsafe fn memory_of<'a>(comm: *mut c_void) -> Result<&'a ConnMemory> {
     }
 }
 
-/// Deregisters memory. It needs no communicator: NCCL may have closed that before.
+/// Deregisters memory. It needs no communicator, since NCCL may have closed that before.
 pub(super) unsafe fn deregister(mhandle: *mut c_void) -> ncclResult_t {
     guard("deregMr", || {
         // SAFETY: by NCCL's contract.
         let memory = unsafe { MemoryHandle::take(mhandle)? };
-        // A thread that recovers the connection may look at the handle still.
+        // A thread that recovers the connection may still use the handle.
         memory.iter().for_each(|given| given.memory().close());
         Ok(())
     })
@@ -250,7 +256,7 @@ pub(super) unsafe fn deregister(mhandle: *mut c_void) -> ncclResult_t {
 
 /// Closes a send communicator.
 pub(super) unsafe fn close_send(comm: *mut c_void) -> ncclResult_t {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's contract.
     unsafe {
         end_events::<SendComm>(comm);
         close::<Comm<SendComm>>("closeSend", comm)
@@ -259,7 +265,7 @@ pub(super) unsafe fn close_send(comm: *mut c_void) -> ncclResult_t {
 
 /// Closes a receive communicator.
 pub(super) unsafe fn close_recv(comm: *mut c_void) -> ncclResult_t {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's contract.
     unsafe {
         end_events::<RecvComm>(comm);
         close::<Comm<RecvComm>>("closeRecv", comm)
@@ -268,11 +274,11 @@ pub(super) unsafe fn close_recv(comm: *mut c_void) -> ncclResult_t {
 
 /// Closes a listener.
 pub(super) unsafe fn close_listen(comm: *mut c_void) -> ncclResult_t {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's contract.
     unsafe { close::<Mutex<Listener>>("closeListen", comm) }
 }
 
-/// Ends what a profiler has been told to begin in the communicator.
+/// Ends the profiler events that have begun in the communicator.
 unsafe fn end_events<T>(comm: *mut c_void)
 where
     Comm<T>: Tagged,

@@ -1,4 +1,4 @@
-//! The slots that are the same in all tables from version 9 on. Their functions are those of version 8.
+//! The slots that all tables from version 9 on share. They use the functions of version 8.
 
 use super::nccl::{ncclNetDeviceHandle_v8_t, ncclResult_t};
 use super::v8;

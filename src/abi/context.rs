@@ -1,7 +1,9 @@
-//! The context of one of NCCL's communicators (`ncclComm_t`): what `init` of version 11 and later makes and `finalize` ends.
+//! The context of an NCCL communicator (`ncclComm_t`): `init` of version 11 and later creates it,
+//! and `finalize` ends it.
 //!
-//! NCCL 2.28.3 ends the context of a communicator whose child (`splitShare`) still connects with it. So the memory of a context is never
-//! freed: a context that has ended is given out again, after many others.
+//! NCCL 2.28.3 ends the context of a communicator while its child (`splitShare`) still connects
+//! with it. So the memory of a context is never freed: an ended context is reused, after many
+//! others.
 
 use super::layout::NetAttributes;
 use crate::error::{Error, Result};
@@ -12,31 +14,31 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The value after a context's first members, by which one is recognised.
+/// The value after a context's first member, which identifies a context.
 const TAG: u64 = u64::from_le_bytes(*b"FerConTx");
-/// Not known, in the masks of [`NetAttributes`].
+/// Unknown, in the masks of [`NetAttributes`].
 const UNKNOWN: u32 = u32::MAX;
 
 /// What NCCL's pointer points to.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Context {
-    /// A traffic class that is not Ferrite's own: NCCL passes contexts of network plugins to its own one-sided transport, which takes
-    /// them for its own, and reads and writes an `int` at their start.
+    /// A traffic class that belongs to NCCL: it passes contexts of network plugins to its own
+    /// one-sided transport, which takes them for its own and accesses an `int` at their start.
     foreign: AtomicI32,
     tag: AtomicU64,
     /// NCCL's number of the communicator, the same on all ranks.
     id: AtomicU64,
-    /// The communicator's traffic class; [`NO_CLASS`]: it has none.
+    /// The communicator's traffic class; [`NO_CLASS`] if none.
     class: AtomicI32,
-    /// Masks of the operations, algorithms and protocols that NCCL has announced last.
+    /// The latest masks of operations, algorithms and protocols from NCCL.
     announced: [AtomicU32; 3],
     has_ended: AtomicBool,
 }
 
 const NO_CLASS: i32 = -1;
 
-/// Contexts that have ended and are not given out again yet, the one first that ended first: at least so many.
+/// Ended contexts, in the order of their ends. At least this many wait before one is reused.
 static ENDED: Mutex<VecDeque<&'static Context>> = Mutex::new(VecDeque::new());
 const ENDED_AT_LEAST: usize = 1024;
 
@@ -47,7 +49,8 @@ fn ended() -> MutexGuard<'static, VecDeque<&'static Context>> {
 const _: () = assert!(offset_of!(Context, foreign) == 0);
 
 impl Context {
-    /// A context for NCCL, of communicator `id` with traffic class `class`; `foreign` is what NCCL gave for that.
+    /// A context for NCCL, of communicator `id` with traffic class `class`; `foreign` is NCCL's raw
+    /// value of the class.
     pub(super) fn into_raw(id: u64, foreign: c_int, class: Option<u8>) -> *mut c_void {
         let mut ended = ended();
         let again = if ended.len() > ENDED_AT_LEAST { ended.pop_front() } else { None };
@@ -65,14 +68,14 @@ impl Context {
     /// The context behind NCCL's pointer, which may have ended; `None` for NULL.
     ///
     /// # Errors
-    /// It is no context of this plugin's.
+    /// It is not a context of this plugin.
     ///
     /// # Safety
-    /// `raw` is NULL, or points to a context or to 16 readable bytes that are none.
+    /// `raw` is NULL, or points to a context or to 16 other readable bytes.
     pub(super) unsafe fn borrow(raw: *mut c_void) -> Result<Option<&'static Self>> {
         // SAFETY: as the caller says.
         if raw.is_null() || unsafe { (*raw.cast::<Self>()).tag.load(Ordering::Relaxed) } == TAG {
-            // SAFETY: as above; the tag says that it is one, and these are never freed.
+            // SAFETY: as above; the tag identifies a context, and contexts are never freed.
             return Ok(unsafe { raw.cast::<Self>().as_ref() });
         }
         Err(unknown(raw))
@@ -81,10 +84,10 @@ impl Context {
     /// Ends the context; `None` for NULL.
     ///
     /// # Errors
-    /// As [`Self::borrow`], or it has ended already.
+    /// It is not a context of this plugin, or it has ended already.
     ///
     /// # Safety
-    /// As [`Self::borrow`].
+    /// As for [`Self::borrow`].
     pub(super) unsafe fn end(raw: *mut c_void) -> Result<Option<&'static Self>> {
         // SAFETY: as the caller says.
         let Some(context) = (unsafe { Self::borrow(raw)? }) else { return Ok(None) };
@@ -95,13 +98,14 @@ impl Context {
         Ok(Some(context))
     }
 
-    /// What is known of the communicator.
+    /// The communicator, as far as known.
     pub(super) fn comm(&self) -> NcclComm {
         let class = u8::try_from(self.class.load(Ordering::Relaxed)).ok();
         NcclComm { id: Some(self.id.load(Ordering::Relaxed)), class }
     }
 
-    /// NCCL says what the communicator does from now on. Its progress thread may say so, so this takes no lock.
+    /// Records what the communicator does from now on. NCCL's progress thread may call it, so it
+    /// takes no lock.
     pub(super) fn set_attributes(&self, attributes: &NetAttributes) {
         let NetAttributes { operations, algorithms, protocols, .. } = *attributes;
         for (known, mask) in self.announced.iter().zip([operations, algorithms, protocols]) {

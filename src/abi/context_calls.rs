@@ -1,6 +1,7 @@
-//! The calls of version 11 and later that have a context of one of NCCL's communicators.
+//! The calls of version 11 and later with the context of an NCCL communicator.
 //!
-//! They are `unsafe` for the reason given in [`super::calls`]: NCCL's pointers. A context may be NULL.
+//! They are `unsafe` for the reason given in [`super::calls`]: NCCL's pointers. A context may be
+//! NULL.
 
 use super::calls;
 use super::context::Context;
@@ -12,7 +13,7 @@ use super::process::Process;
 use crate::net::setup::nccl_comm::NcclComm;
 use std::ffi::{c_int, c_void};
 
-/// Begins a communicator: does what [`calls::init`] does, and makes a context.
+/// Begins a communicator: [`calls::init`], plus a context.
 pub(super) unsafe fn init(
     version: u32,
     context: *mut *mut c_void,
@@ -26,7 +27,7 @@ pub(super) unsafe fn init(
         let (foreign, class) =
             unsafe { (config.as_ref().map_or(-1, |config| config.traffic_class), CommConfig::class(config)) };
         if foreign != -1 && class.is_none() {
-            log::warn!("the communicator's traffic class is {foreign}; 0 to 255 are possible, and 0 is used");
+            log::warn!("the communicator's traffic class is {foreign}, not 0 to 255; using 0");
         }
         let made = Context::into_raw(id, foreign, class);
         // SAFETY: NCCL's output pointer.
@@ -44,7 +45,7 @@ fn comm_of(context: Option<&Context>) -> NcclComm {
     context.map(Context::comm).unwrap_or_default()
 }
 
-/// As [`calls::listen`].
+/// [`calls::listen`] with a context.
 pub(super) unsafe fn listen(
     version: u32,
     context: *mut c_void,
@@ -60,7 +61,7 @@ pub(super) unsafe fn listen(
     }
 }
 
-/// As [`calls::connect`]. By now NCCL has taken a profiler, if it takes one.
+/// [`calls::connect`] with a context. By now NCCL has loaded a profiler, if any.
 pub(super) unsafe fn connect(
     version: u32,
     context: *mut c_void,
@@ -79,7 +80,7 @@ pub(super) unsafe fn connect(
     }
 }
 
-/// Ends a communicator. What has been listened, connected and accepted with its context may still be open.
+/// Ends a communicator. Listeners and connections of its context may still be open.
 pub(super) unsafe fn finalize(version: u32, context: *mut c_void) -> ncclResult_t {
     guard("finalize", || {
         // SAFETY: by NCCL's contract.
@@ -89,7 +90,7 @@ pub(super) unsafe fn finalize(version: u32, context: *mut c_void) -> ncclResult_
     })
 }
 
-/// NCCL says what a communicator does from now on.
+/// Records what a communicator does from now on.
 pub(super) unsafe fn set_attributes(context: *mut c_void, attributes: *const NetAttributes) -> ncclResult_t {
     guard("setNetAttr", || {
         // SAFETY: NCCL's pointer, NULL or valid.

@@ -1,4 +1,5 @@
-//! The calls of NCCL's progress thread, in neutral types: isend, irecv and iflush. [`super::test_call`] has test.
+//! The calls of NCCL's progress thread, in neutral types: isend, irecv and iflush.
+//! [`super::test_call`] has `test`.
 //!
 //! They are `unsafe` for the reason given in [`super::calls`]: NCCL's pointers.
 
@@ -20,7 +21,7 @@ use std::mem::MaybeUninit;
 #[cold]
 #[inline(never)]
 fn bad_length(size: impl fmt::Display) -> Error {
-    Error::argument(format!("a length of {size} bytes; 0 to {MAX_MESSAGE} are possible"))
+    Error::argument(format!("the length is {size} bytes; 0 to {MAX_MESSAGE} are allowed"))
 }
 
 /// The length, or a number above [`MAX_MESSAGE`] if it is negative.
@@ -30,16 +31,16 @@ fn bits(size: c_int) -> u32 {
     size as u32
 }
 
-/// Lengths of 64 bits, as NCCL gives them from version 9 on, in the type of version 8, whose calls do the rest.
+/// Converts 64-bit lengths, which NCCL passes from version 9 on, for the calls of version 8.
 ///
 /// # Errors
-/// One is above [`MAX_MESSAGE`].
+/// A length is above [`MAX_MESSAGE`].
 #[inline(always)]
 fn narrow(size: usize) -> Result<c_int> {
     if size <= MAX_MESSAGE as usize { Ok(size as c_int) } else { Err(bad_length(size)) }
 }
 
-/// Calls `isend` of version 8 with a length of 64 bits.
+/// Calls `isend` of version 8 with a 64-bit length.
 #[inline(always)]
 pub(super) fn with_narrow(size: usize, isend: impl FnOnce(c_int) -> ncclResult_t) -> ncclResult_t {
     match narrow(size) {
@@ -48,7 +49,7 @@ pub(super) fn with_narrow(size: usize, isend: impl FnOnce(c_int) -> ncclResult_t
     }
 }
 
-/// Calls `irecv` of version 8 with the `n` lengths of 64 bits at `sizes`.
+/// Calls `irecv` of version 8 with the `n` 64-bit lengths at `sizes`.
 ///
 /// # Safety
 /// `sizes` is NULL or points to `n` lengths.
@@ -62,7 +63,7 @@ pub(super) unsafe fn with_narrow_array(
     if sizes.is_null() {
         return irecv(std::ptr::null_mut());
     }
-    // As many are written as are read; a wrong `n` is refused later.
+    // Writes as many as it reads; a wrong `n` is refused later.
     for (i, place) in narrowed.iter_mut().take(usize::try_from(n).unwrap_or(0)).enumerate() {
         // SAFETY: as the caller says.
         match narrow(unsafe { *sizes.add(i) }) {
@@ -87,7 +88,7 @@ pub(super) unsafe fn isend(
     on_comm("isend", comm, |comm| {
         // SAFETY: NCCL's output pointer.
         let output = unsafe { RequestOutput::new(request)? };
-        // Not looked at before the receiver has cleared a message to send.
+        // Not read before the receiver has cleared a message to send.
         // SAFETY: by NCCL's contract.
         let memory = move || unsafe { MemoryHandle::borrow(mhandle) };
         let begun = move |entry: &_| output.set(pointer_to(entry));
@@ -147,7 +148,7 @@ pub(super) unsafe fn irecv(
         let output = unsafe { RequestOutput::new(request)? };
         let group = Group { data, sizes, tags, mhandles };
         group.check()?;
-        // SAFETY: NCCL's arrays have n elements, and irecv asks for those below n.
+        // SAFETY: NCCL's arrays have n elements, and irecv only reads those below n.
         let expected = move |i| unsafe { group.message(i) };
         comm.comm.irecv(n as usize, expected, move |entry| output.set(pointer_to(entry)))
     })
@@ -167,7 +168,7 @@ pub(super) unsafe fn iflush(
     on_comm("iflush", comm, |comm| {
         let group = Group { data, sizes, tags: std::ptr::null_mut(), mhandles };
         group.check()?;
-        // SAFETY: NCCL's arrays have n elements, and iflush asks for those below n.
+        // SAFETY: NCCL's arrays have n elements, and iflush only reads those below n.
         let received = move |i| unsafe { group.message(i) };
         let mut begun = std::ptr::null_mut();
         comm.comm.iflush(n as usize, received, |entry| begun = comm.flush(entry, test_flush))?;

@@ -1,10 +1,12 @@
-//! The devices that one table shows, by number.
+//! The devices of one table, by number.
 //!
-//! Version 8 shows devices that the plugin has merged. Later versions show each port, and after them what NCCL has had merged
-//! (`makeVDevice`). Two copies of NCCL may be in a process: if they take different tables, neither sees what the other one has merged.
+//! Version 8 shows devices that the plugin has merged. Later versions show each port, and then the
+//! devices that NCCL has merged (`makeVDevice`). If two copies of NCCL in a process use different
+//! tables, neither sees the other's merged devices.
 //!
-//! When NCCL loads the plugin, it asks for the number of devices straight after `init`, and takes all of them for ports. NCCL 2.28.3 does that
-//! for each communicator. So the answer counts ports only. When NCCL has merged some, it asks again, and the answer counts all devices.
+//! When NCCL loads the plugin, it asks for the number of devices right after `init`, and takes all
+//! of them for ports. NCCL 2.28.3 does that for each communicator. So the answer then counts ports
+//! only. Once NCCL has merged some, it asks again, and the answer counts all devices.
 
 use crate::error::{Error, Result};
 use crate::net::device::nic::Nic;
@@ -13,16 +15,17 @@ use std::ffi::{CString, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Devices of a table that NCCL has had merged, at most.
+/// The most devices of a table that NCCL has merged.
 const MAX_MERGED: usize = 64;
 
-/// The last version of the interface whose NCCLs get a new device for each port that is not merged. NCCL 2.24 to 2.26 use only new devices as
-/// soon as there is one, and ask for one of a single port as well. They cannot go on after a refusal: 2.24 and 2.25 give the communicator up,
-/// and 2.26 may forget a port (`ncclTopoAutoMerge` and `ncclTopoProcessNet` in graph/topo.cc). So ports that cannot be one device become one
-/// each. NCCL 2.27, which takes version 10 as well, goes on in both cases.
+/// The last interface version whose NCCLs get a new device for each unmerged port. NCCL 2.24 to
+/// 2.26 use only new devices as soon as there is one, and also ask for devices of a single port.
+/// They do not survive a refusal: 2.24 and 2.25 abandon the communicator, and 2.26 may forget a
+/// port (`ncclTopoAutoMerge` and `ncclTopoProcessNet` in graph/topo.cc). So ports that cannot be
+/// one device become one device each. NCCL 2.27, which also uses version 10, copes with both.
 const LAST_WITH_SINGLES: u32 = 10;
 
-/// A device with its strings, to which NCCL keeps pointers.
+/// A device with its strings; NCCL keeps pointers to these.
 #[derive(Debug)]
 pub(super) struct Device {
     /// The device.
@@ -31,26 +34,26 @@ pub(super) struct Device {
     pub(super) name: CString,
     /// The path of its PCI function, if it has one.
     pub(super) pci_path: Option<CString>,
-    /// The numbers of the devices that it has been merged of; of a port, its number.
+    /// The numbers of the ports that it consists of; its own number for a port.
     pub(super) members: Vec<c_int>,
 }
 
 /// The devices of one table.
 #[derive(Debug)]
 pub(super) struct Devices {
-    /// How many there are without merged ones.
+    /// The number of unmerged devices.
     first: usize,
-    /// Whether NCCL merges devices as it likes, because the user has asked for that.
+    /// Whether NCCL may merge any devices, because the user has asked for that.
     any: bool,
-    /// Whether a port that is not merged is a new device, see [`LAST_WITH_SINGLES`].
+    /// Whether an unmerged port needs a new device, see [`LAST_WITH_SINGLES`].
     with_singles: bool,
     listed: Mutex<Listed>,
-    /// Whether NCCL has just loaded the plugin, so that it has forgotten the merged devices.
+    /// Whether NCCL has just loaded the plugin, and so has forgotten the merged devices.
     reloaded: AtomicBool,
 }
 
 thread_local! {
-    /// Whether NCCL has called `init` last, of the calls of this thread that are about devices.
+    /// Whether `init` was the last device-related call on this thread.
     static BEGINS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -58,17 +61,19 @@ thread_local! {
 struct Listed {
     /// By number.
     devices: Vec<Arc<Device>>,
-    /// How many of them NCCL knows. It has forgotten the others; communicators from before may still use them.
+    /// How many of them NCCL knows. It has forgotten the others, but older communicators may still
+    /// use them.
     known: usize,
-    /// All that have ever been merged: NCCL may still have their names.
+    /// All devices that were ever merged: NCCL may still hold their names.
     merged: Vec<Arc<Device>>,
 }
 
 impl Devices {
-    /// The table of `version`, which shows `nics`. `any`: NCCL may merge also what the plugin would not.
+    /// The table of `version`, which shows `nics`. With `any`, NCCL may also merge ports that the
+    /// plugin would not.
     ///
     /// # Errors
-    /// A name has a NUL in it.
+    /// A name contains a NUL.
     pub(super) fn new(version: u32, nics: &[Arc<Nic>], any: bool) -> Result<Self> {
         let own = |(number, nic): (usize, &Arc<Nic>)| Device::new(Arc::clone(nic), vec![number as c_int]).map(Arc::new);
         let devices = nics.iter().enumerate().map(own).collect::<Result<Vec<_>>>()?;
@@ -81,7 +86,7 @@ impl Devices {
         self.listed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Their number.
+    /// The number of devices.
     pub(super) fn count(&self) -> usize {
         let mut listed = self.lock();
         let is_for_ports = BEGINS.take();
@@ -91,8 +96,8 @@ impl Devices {
         if is_for_ports { self.first } else { listed.known }
     }
 
-    /// NCCL begins with a communicator. `is_first`: with its first one, or with the first after the last one has ended. If it has loaded the
-    /// plugin anew then, it asks at once for the number of devices. Else it asks for something else before.
+    /// NCCL begins a communicator. `is_first`: no other one exists. If NCCL has reloaded the
+    /// plugin, it asks for the number of devices next; otherwise it calls something else first.
     pub(super) fn handle_communicator(&self, is_first: bool) {
         BEGINS.set(true);
         if is_first {
@@ -100,7 +105,7 @@ impl Devices {
         }
     }
 
-    /// NCCL asks for something else than the number of devices.
+    /// NCCL calls something other than the number of devices.
     fn handle_use(&self) {
         BEGINS.set(false);
         self.reloaded.store(false, Ordering::Relaxed);
@@ -109,14 +114,15 @@ impl Devices {
     /// Device number `dev`.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such device.
     pub(super) fn get(&self, dev: c_int) -> Result<Arc<Device>> {
         self.handle_use();
         self.lock().get(dev).map(Arc::clone)
     }
 
-    /// The number of the device that consists of `members`. It is made unless there is one. With [`LAST_WITH_SINGLES`], members that cannot be
-    /// one device become one each: the number is that of the first.
+    /// The number of the device that consists of `members`, which is created if missing. With
+    /// [`LAST_WITH_SINGLES`], members that cannot be one device become one each; the number is that
+    /// of the first.
     ///
     /// # Errors
     /// They cannot be one device, or there are too many devices.
@@ -127,7 +133,7 @@ impl Devices {
         let made = match (listed.find_or_make(&ports, self), ports.as_slice()) {
             (Err(e), [first, others @ ..]) if self.with_singles && !others.is_empty() => {
                 let level = if self.any { log::Level::Warn } else { log::Level::Info };
-                log::log!(level, "NCCL gets a device for each port: {e}");
+                log::log!(level, "NCCL uses one device per port: {e}");
                 let made = listed.find_or_make(&[*first], self)?;
                 others.iter().try_for_each(|port| listed.find_or_make(&[*port], self).map(drop))?;
                 made
@@ -147,15 +153,16 @@ impl Listed {
     /// The number of the port that device `dev` is.
     ///
     /// # Errors
-    /// It is not there, or of several ports.
+    /// There is no such device, or it has several ports.
     fn port_of(&self, dev: c_int) -> Result<c_int> {
         match self.get(dev)?.members.as_slice() {
             [port] => Ok(*port),
-            _ => Err(Error::usage(format!("device {dev} is a merged one, which cannot be merged again"))),
+            _ => Err(Error::usage(format!("device {dev} is merged already and cannot be merged again"))),
         }
     }
 
-    /// The place of the device of `ports`, which is made unless there is one. A single one may have to be a new one.
+    /// The position of the device of `ports`, which is created if missing. A single port may need a
+    /// new device.
     fn find_or_make(&mut self, ports: &[c_int], of: &Devices) -> Result<usize> {
         let begin = if of.with_singles { of.first } else { 0 };
         if let Some(place) = self.devices[begin..self.known].iter().position(|device| device.members == ports) {
@@ -164,7 +171,7 @@ impl Listed {
         if self.known >= of.first + MAX_MERGED {
             return match ports {
                 [port] => Ok(*port as usize),
-                _ => Err(Error::usage(format!("there are {MAX_MERGED} merged devices already"))),
+                _ => Err(Error::usage(format!("there are {MAX_MERGED} merged devices already, the maximum"))),
             };
         }
         let device = self.made(ports, of)?;
@@ -176,7 +183,7 @@ impl Listed {
         Ok(self.known - 1)
     }
 
-    /// The device of `ports`, also one that NCCL has forgotten.
+    /// The device of `ports`, even if NCCL has forgotten it.
     fn made(&mut self, ports: &[c_int], of: &Devices) -> Result<Arc<Device>> {
         if let Some(known) = self.merged.iter().find(|device| device.members == ports) {
             return Ok(Arc::clone(known));

@@ -1,14 +1,16 @@
-//! NCCL's environment plugin: a library that NCCL, from 2.28.9 on, asks for its settings instead of the environment. It is heeded as NCCL
-//! does, since NCCL tells its network plugins nothing of it.
+//! NCCL's environment plugin: from 2.28.9 on, NCCL reads its settings from this library instead of
+//! the environment. Ferrite does the same, since NCCL does not pass these settings to network
+//! plugins.
 //!
-//! What NCCL's configuration files set is in the environment itself. NCCL's function `ncclParamGetParameter` (from 2.30.7 on) is not asked:
-//! up to 2.32.3 it knows settings of the log alone, and it does not tell a default from what a user has set.
+//! NCCL puts the contents of its configuration files into the environment. Its function
+//! `ncclParamGetParameter` (from 2.30.7 on) is of no use: up to 2.32.3 it only knows settings of
+//! the log, and does not distinguish defaults from user settings.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 
-/// The table of versions 1 and 2, as far as it is used.
+/// The used part of the tables of versions 1 and 2.
 #[repr(C)]
 struct Table {
     name: *const c_char,
@@ -18,7 +20,7 @@ struct Table {
 }
 
 const SYMBOLS: [&CStr; 2] = [c"ncclEnvPlugin_v2", c"ncclEnvPlugin_v1"];
-/// The library that NCCL looks for if none is named.
+/// The default library.
 const DEFAULT_LIBRARY: &str = "libnccl-env.so";
 
 /// The plugin, which NCCL has loaded and initialised before it loads Ferrite.
@@ -37,14 +39,15 @@ impl Drop for EnvPlugin {
 }
 
 impl EnvPlugin {
-    /// The one that `NCCL_ENV_PLUGIN`, whose value is `named`, leads NCCL to. `None`: NCCL has loaded none.
+    /// The plugin that NCCL has loaded according to `NCCL_ENV_PLUGIN`, whose value is `named`;
+    /// `None` if there is none.
     fn loaded(named: Option<&str>) -> Option<Self> {
         libraries(named).into_iter().find_map(|library| Self::of_library(&library))
     }
 
     fn of_library(file: &str) -> Option<Self> {
         let file = CString::new(file).ok()?;
-        // SAFETY: a valid name. A library that is not loaded already is not loaded.
+        // SAFETY: a valid name. This does not load a library that is not loaded yet.
         let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
         if library.is_null() {
             return None;
@@ -66,7 +69,8 @@ impl EnvPlugin {
 
     fn get(&self, name: &str) -> Option<String> {
         let name = CString::new(name).ok()?;
-        // SAFETY: the plugin is initialised, as NCCL has asked it already where Ferrite is. The answer is copied at once.
+        // SAFETY: the plugin is initialised, as NCCL has used it before loading Ferrite. The answer
+        // is copied at once.
         text(unsafe { (self.get_env)(name.as_ptr()) })
     }
 }
@@ -77,7 +81,7 @@ fn text(at: *const c_char) -> Option<String> {
     (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
 }
 
-/// The libraries that NCCL tries with this value of `NCCL_ENV_PLUGIN`, in its order.
+/// The libraries that NCCL tries for this value of `NCCL_ENV_PLUGIN`, in order.
 fn libraries(named: Option<&str>) -> Vec<Cow<'_, str>> {
     match named {
         None | Some("") => vec![DEFAULT_LIBRARY.into()],
@@ -91,19 +95,19 @@ fn libraries(named: Option<&str>) -> Vec<Cow<'_, str>> {
 #[derive(Debug)]
 pub(super) struct Settings {
     plugin: Option<EnvPlugin>,
-    /// Those that the plugin has told otherwise than the environment: name and value.
+    /// Settings that differ from the environment: name and value.
     told: RefCell<Vec<(String, Option<String>)>>,
 }
 
 impl Settings {
-    /// Those of this process.
+    /// The settings of this process.
     pub(super) fn new() -> Self {
         let plugin = EnvPlugin::loaded(in_environment("NCCL_ENV_PLUGIN").as_deref());
         Self { plugin, told: RefCell::default() }
     }
 
-    /// The value of a setting; `None`: it is not set. As for NCCL, the plugin's word on a variable of NCCL's is the only one; one of
-    /// Ferrite's own may be in the environment too.
+    /// The value of a setting; `None` if unset. As in NCCL, the plugin alone decides on NCCL's
+    /// variables. Ferrite's own may be in the environment too.
     pub(super) fn get(&self, name: &str) -> Option<String> {
         let outside = in_environment(name);
         let Some(plugin) = &self.plugin else { return outside };
@@ -115,7 +119,7 @@ impl Settings {
         found
     }
 
-    /// For the log: what was not as in the environment, if anything was.
+    /// For the log: the settings that differ from the environment, if any.
     pub(super) fn line(&self) -> Option<String> {
         let plugin = self.plugin.as_ref()?;
         let mut told = self.told.take();

@@ -1,4 +1,5 @@
-//! The boundary to NCCL: an error becomes a result code and one log message, and a panic becomes an error.
+//! The boundary to NCCL: turns errors into result codes and one log message, and panics into
+//! errors.
 
 use super::handles::Comm;
 use super::nccl::ncclResult_t;
@@ -13,17 +14,18 @@ use std::time::Duration;
 /// The functions that NCCL's progress thread calls.
 const OF_PROGRESS: [&str; 4] = ["isend", "irecv", "iflush", "test"];
 
-/// A thread that gets errors again that it had got before takes a [`PAUSE`] each time after so many times.
+/// After this many repeated errors, a thread makes a [`PAUSE`] before each further one.
 const WITHOUT_PAUSE: u32 = 2_000_000;
-/// NCCL up to 2.25 repeats a call that has failed until the application aborts, in 2.23 to 2.25 longer, without a pause and with three lines
-/// in its log each time (`ncclProxyProgress` in proxy.cc): so it takes no whole processor, and no log grows by megabytes a second.
+/// NCCL up to 2.25 repeats a failed call until the application aborts, and 2.23 to 2.25 even
+/// longer, without a pause and with three log lines each time (`ncclProxyProgress` in proxy.cc).
+/// The pause keeps it from using a whole processor, and its log from growing by megabytes a second.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Runs `body`, the body of NCCL's function `call`.
 #[inline(always)]
 pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> ncclResult_t {
-    // State that a panic has left inconsistent is not used again: the communicator's cell stays entered, so that every later
-    // call on it fails.
+    // State that a panic left inconsistent is never used again: the communicator's cell stays
+    // entered, so that every later call on it fails.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => nccl::ncclSuccess,
         Ok(Err(error)) => report(call, error),
@@ -31,8 +33,8 @@ pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> ncclResul
     }
 }
 
-/// Runs the body of a call on a communicator. An error that is the same as the last one is not logged again, since NCCL goes on
-/// to call a failed communicator.
+/// Runs the body of a call on a communicator. An error equal to the last one is not logged again,
+/// since NCCL keeps calling a failed communicator.
 #[inline(always)]
 pub(super) fn on_comm<T>(
     call: &'static str,
@@ -45,7 +47,7 @@ pub(super) fn on_comm<T>(
     })
 }
 
-/// An error that no communicator has.
+/// Handles an error without a communicator.
 #[cold]
 #[inline(never)]
 pub(super) fn fail(call: &'static str, error: Error) -> ncclResult_t {
@@ -66,7 +68,8 @@ fn panic_error(panic: Box<dyn Any + Send>) -> Error {
 #[allow(clippy::needless_pass_by_value)]
 fn report(call: &'static str, error: Error) -> ncclResult_t {
     if !error.is_logged {
-        // NCCL shows the target in front of the message: the name of the call tells users more than a source file.
+        // NCCL shows the target before the message: the name of the call is more useful than a
+        // source file.
         log::warn!(target: call, "{call}: {error}");
         if OF_PROGRESS.contains(&call) {
             process::warn_of_what_nccl_makes_of_errors();
@@ -84,11 +87,11 @@ fn report(call: &'static str, error: Error) -> ncclResult_t {
 }
 
 thread_local! {
-    /// How often the thread has got an error that it had got before, as far as is counted.
+    /// The number of repeated errors of the thread, as far as counted.
     static REPEATED: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The thread has got an error that it had got before.
+/// Counts a repeated error of the thread, and pauses if there were too many.
 fn pause_if_repeated() {
     let repeated = REPEATED.get();
     if repeated < WITHOUT_PAUSE {
@@ -112,7 +115,7 @@ mod tests {
         for _ in 0..=MORE {
             assert_eq!(repeat(), nccl::ncclRemoteError);
         }
-        // A sleep takes no less than it is told.
+        // A sleep is never shorter than requested.
         assert!(begin.elapsed() >= PAUSE * MORE);
     }
 

@@ -1,8 +1,9 @@
 //! The objects behind NCCL's `void*`.
 //!
-//! Each object begins with a tag, so that a pointer to something else is refused. A request is the address of its entry in one of the
-//! communicator's tables ([`crate::proto::requests`]), which begins with a tag too. What NCCL holds counts as one reference; the thread that
-//! recovers a connection may have another one for a while.
+//! Each object begins with a tag, so that a pointer to anything else is refused. A request is the
+//! address of its entry in one of the communicator's tables ([`crate::proto::requests`]), which
+//! also begins with a tag. NCCL's pointer counts as one reference; the thread that recovers a
+//! connection may hold another one for a while.
 
 use super::nccl::ncclResult_t;
 use super::output::Answer;
@@ -47,7 +48,7 @@ macro_rules! tagged {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Handle<T> {
-    /// Not valid any more once NCCL has closed the object.
+    /// Invalid once NCCL has closed the object.
     tag: UnsafeCell<u32>,
     /// The object.
     pub inner: T,
@@ -58,7 +59,7 @@ pub struct Handle<T> {
 #[derive(Debug)]
 pub struct Given<T> {
     handle: Handle<T>,
-    /// Id of the process that made it.
+    /// Id of the process that created it.
     process: u32,
 }
 
@@ -88,36 +89,38 @@ pub struct Comm<T> {
     /// The communicator.
     pub comm: T,
     labels: Labels,
-    /// What NCCL holds in place of requests that a profiler hears of, from the first one on.
+    /// Objects that NCCL holds in place of profiled requests, created for the first of them.
     pub heard: OnceLock<Box<[HeardRequest; MAX_REQUESTS]>>,
     /// The last error that was logged.
     logged: Mutex<Option<Error>>,
 }
 
-/// What NCCL holds in place of a request that a profiler hears of: its `test` calls the request's, and tells the profiler of the end.
+/// Replaces a profiled request for NCCL: its `test` calls the request's, and reports the end to the
+/// profiler.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct HeardRequest {
     front: Front,
     /// NCCL's pointer for the request; NULL before the first one.
     pub request: AtomicPtr<c_void>,
-    /// The profiler's handles of events, one for each message of the group. NULL: it does not hear of that one.
+    /// The profiler's event handles, one for each message of the group. NULL: the profiler does not
+    /// follow that one.
     pub events: [AtomicPtr<c_void>; MAX_GROUP],
 }
 
-/// NCCL's `test` of one kind of request, which is called with requests of this kind alone.
+/// NCCL's `test` of one kind of request. It is only called with requests of this kind.
 pub type Test = unsafe extern "C" fn(*mut c_void, Answer) -> ncclResult_t;
 
 impl<T> Handle<T>
 where
     T: Tagged,
 {
-    /// Gives an object to NCCL.
+    /// Passes an object to NCCL.
     pub fn into_raw(inner: T) -> *mut c_void {
         Given::into_raw(Self::allocate(inner))
     }
 
-    /// An object that is not given to NCCL yet.
+    /// An object that NCCL does not have yet.
     fn allocate(inner: T) -> Arc<Given<T>> {
         let handle = Self { tag: UnsafeCell::new(T::TAG), inner };
         Arc::new(Given { handle, process: process_id() })
@@ -129,33 +132,34 @@ where
     /// The pointer is NULL, or points to an object of another type.
     ///
     /// # Safety
-    /// `raw` is NULL or points to a live object that this module made.
+    /// `raw` is NULL or points to a live object from this module.
     #[inline]
     pub unsafe fn borrow<'a>(raw: *mut c_void) -> Result<&'a T> {
         // SAFETY: as the caller says.
         unsafe { Self::find(raw) }.map(|handle| &handle.inner).ok_or_else(|| Self::wrong(raw))
     }
 
-    /// The error for a pointer that is not to such an object.
+    /// The error for a pointer to anything but such an object.
     pub fn wrong(raw: *mut c_void) -> Error {
         wrong_object(raw, T::NAME)
     }
 
-    /// As [`Self::borrow`], with the tag; `None` where that fails.
+    /// [`Self::borrow`] with the tag; `None` where that fails.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`Self::borrow`].
     #[inline]
     pub unsafe fn find<'a>(raw: *mut c_void) -> Option<&'a Self> {
         // SAFETY: not NULL, so a live object as the caller says, and every object begins with a tag.
         let is_one = !raw.is_null() && unsafe { *raw.cast::<u32>() } == T::TAG;
-        // SAFETY: the tag says that it is one.
+        // SAFETY: the tag identifies it.
         is_one.then(|| unsafe { &*raw.cast::<Self>() })
     }
 
-    /// Takes an object back from NCCL. `None` for NULL, since NCCL closes what it never got; and for an object that a forked child
-    /// has inherited, which is left alone: dropping it would tell the peer that the parent's connection has ended, and
-    /// destroy what the parent still uses.
+    /// Takes an object back from NCCL. Returns `None` for NULL, since NCCL also closes what it
+    /// never got. Returns `None` for an object that a forked child has inherited, and leaves it
+    /// alone. Dropping it would report the end of the parent's connection to the peer, and destroy
+    /// what the parent still uses.
     ///
     /// # Errors
     /// It is an object of another type.
@@ -169,13 +173,13 @@ where
         // SAFETY: as the caller says.
         unsafe { Self::borrow(raw)? };
         let raw = raw.cast::<Given<T>>();
-        // SAFETY: made by `into_raw` with this type, which `borrow` has found alive.
+        // SAFETY: `into_raw` made it with this type, and `borrow` has found it alive.
         if unsafe { (*raw).process } != process_id() {
             return Ok(None);
         }
         // SAFETY: as above, and given back once.
         let given = unsafe { Arc::from_raw(raw) };
-        // SAFETY: only NCCL's calls look at it, of which there are no more.
+        // SAFETY: only NCCL's calls read it, and there are no more.
         unsafe { *given.handle.tag.get() = 0 };
         Ok(Some(given))
     }
@@ -188,7 +192,7 @@ impl<T> Given<T> {
     }
 }
 
-// SAFETY: only NCCL's calls look at the tag.
+// SAFETY: only NCCL's calls read the tag.
 unsafe impl<T: Sync> Sync for Handle<T> {}
 
 impl Holder for Given<MrHandle> {
@@ -242,7 +246,7 @@ impl Handle<MrHandle> {
 }
 
 impl Handle<Comm<SendComm>> {
-    /// Gives a send communicator to NCCL, whose sends `test` tests.
+    /// Passes a send communicator to NCCL; `test` tests its sends.
     pub fn new_send(comm: SendComm, test: Test) -> *mut c_void {
         let made = Self::allocate(Comm::new(comm.labels, comm));
         let inner = &made.handle.inner;
@@ -256,7 +260,7 @@ impl Handle<Comm<SendComm>> {
 }
 
 impl Handle<Comm<RecvComm>> {
-    /// Gives a receive communicator to NCCL, whose receives `test` tests.
+    /// Passes a receive communicator to NCCL; `test` tests its receives.
     pub fn new_recv(comm: RecvComm, test: Test) -> *mut c_void {
         let made = Self::allocate(Comm::new(comm.labels, comm));
         let inner = &made.handle.inner;
@@ -274,7 +278,7 @@ impl<T> Comm<T> {
         Self { labels, comm, heard: OnceLock::new(), logged: Mutex::default() }
     }
 
-    /// What NCCL is to hold in place of the request in `entry`, which is one of this communicator's. `test` tests it.
+    /// The replacement for the request in `entry` of this communicator, for NCCL. `test` tests it.
     pub fn heard<R>(&self, entry: &Entry<R>, test: Test) -> &HeardRequest {
         let heard = || Box::new(std::array::from_fn(|_| HeardRequest::default()));
         let heard = &self.heard.get_or_init(heard)[entry.id().index()];
@@ -283,7 +287,7 @@ impl<T> Comm<T> {
         heard
     }
 
-    /// From now on `front` is the beginning of a request of this communicator, which `test` tests.
+    /// Marks `front` as the beginning of a request of this communicator, which `test` tests.
     fn mark(&self, front: &Front, test: Test) {
         front.test.store(test as *mut (), Ordering::Relaxed);
         front.comm.store(std::ptr::from_ref(self).cast_mut().cast(), Ordering::Relaxed);
@@ -296,8 +300,8 @@ impl<T> Comm<T> {
         request(entry)
     }
 
-    /// `error` with the operation that it ends, if one is outstanding and known for its peer; or marked as logged if it is the same as the last one, since
-    /// NCCL goes on to call a failed communicator.
+    /// `error` with the operation that it ends, if one is outstanding and known for its peer. Marks
+    /// it as logged if it equals the last one, since NCCL keeps calling a failed communicator.
     #[cold]
     pub fn log_once(&self, error: Error) -> Error {
         let mut last = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
@@ -321,26 +325,27 @@ pub fn request<T>(entry: &Entry<T>) -> *mut c_void {
 }
 
 impl Request {
-    /// The request behind NCCL's pointer; `None`: the pointer is NULL, or points to an object of another type.
+    /// The request behind NCCL's pointer; `None` if it is NULL or points to an object of another
+    /// type.
     ///
     /// # Safety
-    /// `raw` is NULL or points to a live object that this module or a table of requests made.
+    /// `raw` is NULL or points to a live object from this module or from a table of requests.
     #[inline]
     pub unsafe fn find<'a>(raw: *mut c_void) -> Option<&'a Self> {
         // SAFETY: not NULL, so a live object as the caller says, and every object begins with a tag.
         let is_one = !raw.is_null() && unsafe { *raw.cast::<u32>() } == Self::TAG;
-        // SAFETY: the tag says that it is one.
+        // SAFETY: the tag identifies it.
         is_one.then(|| unsafe { &*raw.cast::<Self>() })
     }
 
-    /// Its function, which is to be called with the pointer to it.
+    /// Its function. Call it with the pointer to this request.
     #[inline]
     pub fn test(&self) -> Test {
-        // SAFETY: an object with this tag has got a function of this type in `Comm::mark`.
+        // SAFETY: `Comm::mark` has stored a function of this type in every object with this tag.
         unsafe { std::mem::transmute::<*mut (), Test>(self.0.test.load(Ordering::Relaxed)) }
     }
 
-    /// The error for a pointer that is not to a request.
+    /// The error for a pointer to anything but a request.
     pub fn wrong(raw: *mut c_void) -> Error {
         wrong_object(raw, Self::NAME)
     }
@@ -349,10 +354,10 @@ impl Request {
 /// The communicator of the request in `entry`.
 ///
 /// # Safety
-/// It is of this type and alive.
+/// The communicator is of this type and alive.
 #[inline]
 pub unsafe fn comm_of<T, R>(entry: &Entry<R>) -> &Comm<T> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's contract.
     unsafe { &*entry.front().comm.load(Ordering::Relaxed).cast() }
 }
 

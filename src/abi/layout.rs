@@ -1,23 +1,23 @@
-//! NCCL's structs of versions 9 to 12, written from their facts: the order of members, sizes and offsets on LP64, which are
-//! checked below. Version 8's are in [`super::nccl`].
+//! NCCL's structs of versions 9 to 12, written from facts: the order of members, sizes and offsets
+//! on LP64, which are checked below. Version 8's are in [`super::nccl`].
 
 use super::nccl::{ncclDebugLogger_t, ncclNetDeviceHandle_v8_t, ncclNetDeviceType, ncclResult_t};
 use crate::error::{Error, Result};
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
 
-/// The numbers of the devices that one device consists of; of a device that is not merged its own.
+/// The numbers of the devices that a device consists of; its own number if it is not merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Members<const MOST: usize> {
-    /// How many.
+    /// The number of valid entries.
     pub(super) count: c_int,
     /// The first `count` are valid.
     pub(super) devices: [c_int; MOST],
 }
 
 impl<const MOST: usize> Members<MOST> {
-    /// These, of which there are not more than `MOST`.
+    /// At most `MOST` devices.
     pub(super) fn of(devices: &[c_int]) -> Self {
         let count = devices.len().min(MOST);
         let mut members = Self { count: count as c_int, devices: [0; MOST] };
@@ -25,22 +25,22 @@ impl<const MOST: usize> Members<MOST> {
         members
     }
 
-    /// The valid ones.
+    /// The valid entries.
     ///
     /// # Errors
-    /// There are none, or more than there is room for.
+    /// There are none, or too many.
     pub(super) fn named(&self) -> Result<&[c_int]> {
         let valid = usize::try_from(self.count).ok().filter(|count| *count > 0).and_then(|n| self.devices.get(..n));
-        valid.ok_or_else(|| Error::usage(format!("a device of {} others; 1 to {MOST} are possible", self.count)))
+        valid.ok_or_else(|| Error::usage(format!("a device of {} others; 1 to {MOST} are allowed", self.count)))
     }
 }
 
-/// Members of a device at most, up to version 11 and in version 12.
+/// The most members of a device, up to version 11 and in version 12.
 pub(super) const MOST_V9: usize = 4;
 /// As [`MOST_V9`].
 pub(super) const MOST_V12: usize = 8;
 
-/// What NCCL says of a communicator when it begins.
+/// Settings of a communicator, passed at its beginning.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct CommConfig {
@@ -49,7 +49,7 @@ pub(super) struct CommConfig {
 }
 
 impl CommConfig {
-    /// The traffic class, if one is set that there is: 0 to 255.
+    /// The traffic class, if it is set and within 0 to 255.
     ///
     /// # Safety
     /// `config` is NULL or valid.
@@ -59,7 +59,7 @@ impl CommConfig {
     }
 }
 
-/// How many peers at a time a communicator has, and how many connections to each.
+/// The concurrent peers of a communicator, and the connections to each.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Load {
@@ -69,19 +69,19 @@ pub(super) struct Load {
     pub(super) min_flows_per_peer: c_int,
 }
 
-/// What NCCL says of a communicator before it connects, and when its operations change.
+/// Attributes of a communicator, passed before it connects and when its operations change.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct NetAttributes {
     pub(super) send: Load,
     pub(super) receive: Load,
-    /// Bit masks of collective operations, algorithms and protocols; all bits: not known.
+    /// Bit masks of collective operations, algorithms and protocols; all bits set if unknown.
     pub(super) operations: u32,
     pub(super) algorithms: u32,
     pub(super) protocols: u32,
 }
 
-/// What the properties of a device begin with.
+/// The first members of a device's properties.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct CommonProperties {
@@ -108,9 +108,9 @@ pub(super) struct CommonProperties {
 pub(super) struct PropertiesV9 {
     pub(super) common: CommonProperties,
     pub(super) members: Members<MOST_V9>,
-    /// Is written, so that a struct of NCCL's has no byte that is not set.
+    /// Written, so that every byte of NCCL's struct is initialised.
     pub(super) padding: c_int,
-    /// Bytes of a message at most, of a point-to-point operation and of a collective one.
+    /// The most bytes of a message, of a point-to-point and of a collective operation.
     pub(super) max_p2p_bytes: usize,
     pub(super) max_collective_bytes: usize,
 }
@@ -136,30 +136,30 @@ pub(super) struct PropertiesV12 {
     pub(super) max_p2p_bytes: usize,
     pub(super) max_collective_bytes: usize,
     pub(super) max_multi_request: c_int,
-    /// -1: not known.
+    /// -1 if unknown.
     pub(super) rail: i16,
     /// As `rail`.
     pub(super) plane: i16,
 }
 
-/// NCCL's function by which a network tells events to a profiler; NULL: none.
+/// NCCL's function by which a network sends events to a profiler; NULL if none.
 pub(super) type ProfilerCallback = *const c_void;
-/// An output place for the device handle of a network that runs on GPUs. It is not written.
+/// An output pointer for the device handle of a network that runs on GPUs. It is not written.
 pub(super) type DeviceHandle = *mut *mut ncclNetDeviceHandle_v8_t;
 
-/// `init` from version 11 on: context, id of the communicator, what it is like, logger, profiler.
+/// `init` from version 11 on: context, id and settings of the communicator, logger, profiler.
 pub(super) type InitContext =
     unsafe extern "C" fn(*mut *mut c_void, u64, *const CommConfig, ncclDebugLogger_t, ProfilerCallback) -> ncclResult_t;
 pub(super) type GetProperties<P> = unsafe extern "C" fn(c_int, *mut P) -> ncclResult_t;
 pub(super) type Count = unsafe extern "C" fn(*mut c_int) -> ncclResult_t;
 pub(super) type Listen = unsafe extern "C" fn(c_int, *mut c_void, *mut *mut c_void) -> ncclResult_t;
-/// `listen` from version 11 on: with the context.
+/// `listen` from version 11 on, with the context.
 pub(super) type ListenContext = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, *mut *mut c_void) -> ncclResult_t;
 pub(super) type Connect = unsafe extern "C" fn(c_int, *mut c_void, *mut *mut c_void, DeviceHandle) -> ncclResult_t;
-/// `connect` of version 10: with what the communicator is like.
+/// `connect` of version 10, with the settings of the communicator.
 pub(super) type ConnectConfig =
     unsafe extern "C" fn(c_int, *const CommConfig, *mut c_void, *mut *mut c_void, DeviceHandle) -> ncclResult_t;
-/// `connect` from version 11 on: with the context.
+/// `connect` from version 11 on, with the context.
 pub(super) type ConnectContext =
     unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, *mut *mut c_void, DeviceHandle) -> ncclResult_t;
 pub(super) type Isend =
@@ -173,7 +173,7 @@ pub(super) type Irecv = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut *mut c_void,
 ) -> ncclResult_t;
-/// `isend` from version 10 on: with a profiler's handle.
+/// `isend` from version 10 on, with a profiler's handle.
 pub(super) type IsendProfiled = unsafe extern "C" fn(
     *mut c_void,
     *mut c_void,
@@ -183,7 +183,7 @@ pub(super) type IsendProfiled = unsafe extern "C" fn(
     *mut c_void,
     *mut *mut c_void,
 ) -> ncclResult_t;
-/// `irecv` from version 10 on: with a profiler's handle for each message.
+/// `irecv` from version 10 on, with a profiler's handle for each message.
 pub(super) type IrecvProfiled = unsafe extern "C" fn(
     *mut c_void,
     c_int,

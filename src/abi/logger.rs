@@ -1,4 +1,4 @@
-//! The `log` crate's messages, sent through NCCL's logger.
+//! Sends the messages of the `log` crate to NCCL's logger.
 
 use super::nccl;
 use crate::net::background::notices::INIT;
@@ -12,20 +12,21 @@ struct NcclLogger {
 
 static LOGGER: NcclLogger = NcclLogger { function: RwLock::new(None) };
 
-/// Sends log messages to `function` from now on. NCCL decides which of them it shows.
+/// Sends log messages to `function` from now on. NCCL decides which of them to show.
 pub fn install(function: nccl::ncclDebugLogger_t) {
     if let Ok(mut current) = LOGGER.function.write() {
         *current = function;
     }
-    // Fails from the second call on: the logger is set already.
+    // Fails from the second call on, as the logger is already set.
     let _ = log::set_logger(&LOGGER);
     log::set_max_level(LevelFilter::Trace);
 }
 
-/// The level and the subsystems of a line, by which NCCL decides whether to show it (`NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`).
+/// The level and subsystems of a line, from which NCCL decides whether to show it (`NCCL_DEBUG`,
+/// `NCCL_DEBUG_SUBSYS`).
 ///
-/// NCCL filters warnings by subsystem too, and NET is not among those that it shows by default. A warning is of all of them, as
-/// NCCL's own are: it is shown unless the user asked for no subsystem at all.
+/// NCCL filters warnings by subsystem too, and NET is not among the defaults. A warning has all of
+/// them, like NCCL's own: it is shown unless the user has disabled all subsystems.
 fn level_and_subsystems(record: &Record<'_>) -> (nccl::ncclDebugLogLevel, u64) {
     let net = u64::from(nccl::NCCL_SUBSYS_NET);
     let init = if record.target() == INIT { u64::from(nccl::NCCL_SUBSYS_INIT) } else { 0 };
@@ -36,8 +37,8 @@ fn level_and_subsystems(record: &Record<'_>) -> (nccl::ncclDebugLogLevel, u64) {
     }
 }
 
-/// What NCCL shows in front of a warning: the name of the call that failed, if that is the message's target; or the source file
-/// and line, if the target is the name of a module, which is the default.
+/// The text before a warning: the name of the failed call if that is the message's target, or else
+/// source file and line. The default target is a module name.
 fn origin<'a>(record: &Record<'a>) -> (&'a str, i32) {
     let target = record.target();
     if target != INIT && !target.contains("::") {
@@ -58,14 +59,16 @@ impl Log for NcclLogger {
         let text = if text.starts_with("Ferrite") { text } else { format!("NET/Ferrite : {text}") };
         let (file, line) = origin(record);
         let (Ok(text), Ok(file)) = (CString::new(text), CString::new(file)) else { return };
-        // SAFETY: NCCL's printf-like function; the format takes one string, so the text's own per cents mean nothing.
+        // SAFETY: NCCL's printf-like function; the format takes one string, so percent signs in the
+        // text have no meaning.
         unsafe { function(level, flags, file.as_ptr(), line, c"%s".as_ptr(), text.as_ptr()) };
     }
 
     fn flush(&self) {}
 }
 
-/// A program that gives no logger gets no line, unless this is built with the feature `env_logger` and `RUST_LOG` asks for it.
+/// Without a logger there is no output, unless the feature `env_logger` is built and `RUST_LOG`
+/// asks for it.
 fn log_without_nccl(_record: &Record<'_>) {
     #[cfg(feature = "env_logger")]
     {
@@ -79,7 +82,7 @@ fn log_without_nccl(_record: &Record<'_>) {
 mod tests {
     use super::*;
 
-    /// The line is written by this test in a process of its own.
+    /// This test writes the line in a process of its own.
     #[cfg(feature = "env_logger")]
     #[test]
     fn without_nccl_lines_go_to_standard_error_as_rust_log_says() {

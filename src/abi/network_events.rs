@@ -1,11 +1,13 @@
-//! Events of the network for a profiler of the user's, from version 10 on: NCCL gives `init` a function that passes them on.
+//! Network events for a user's profiler, from version 10 on: NCCL passes `init` a function for
+//! them.
 //!
-//! There is one event a message: it begins when the message is accepted and ends when `test` says that it is complete or has failed, or when the
-//! communicator is closed. Its record is the one that profilers know from the built-in transport, which is compiled without such events in NCCL's
-//! releases.
+//! There is one event per message. It begins when the message is accepted. It ends when `test`
+//! reports success or failure, or when the communicator is closed. The record is the one that
+//! profilers know from the built-in transport, which has no such events in NCCL's releases.
 //!
-//! Where NCCL's set-up of communicators uses the network as well (`NCCL_OOB_NET_ENABLE`), its messages have no handles for a profiler, and those of
-//! operations have: that tells which tags are ranks. Otherwise, and while no profiler hears events, a send or a receive costs one look at [`LOOKS`].
+//! If NCCL also sets up communicators over the network (`NCCL_OOB_NET_ENABLE`), only messages of
+//! operations have profiler handles. That shows which tags are ranks. Otherwise, and while no
+//! profiler follows events, a send or receive costs one read of [`LOOKS`].
 
 use super::handles::{HeardRequest, RecvHandle, SendHandle};
 use super::layout::ProfilerCallback;
@@ -24,31 +26,33 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The function: place of the event's handle, what happens, NCCL's handle of the message, type and version of the record, the record.
+/// The function: pointer to the event's handle, action, NCCL's handle of the message, type and
+/// version of the record, the record.
 type Callback = unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> ncclResult_t;
 
-/// What happens to an event.
+/// The action on an event.
 const START: c_int = 0;
 const STOP: c_int = 1;
 /// InfiniBand's events, version 1.
 const RECORD: i64 = 1 << 16 | 1;
 
-/// The function that `init` was given.
+/// The function that `init` received.
 static GIVEN: Mutex<Given> = Mutex::new(Given::None);
 
 enum Given {
     None,
     One(AtomicPtr<c_void>),
-    /// Two NCCLs of the process have given functions. Which communicators are whose is not known by version 10, so neither is called.
+    /// Two NCCLs of the process have passed functions. Version 10 does not show which communicators
+    /// are whose, so neither is called.
     Several,
 }
 
-/// The function, if a profiler may hear events; or else NULL.
+/// The function if a profiler may follow events; otherwise NULL.
 static HEARD: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// Whether handles tell which tags are ranks.
+/// Whether handles show which tags are ranks.
 static TELLS_RANKS: AtomicBool = AtomicBool::new(false);
-/// Whether NCCL's handles are looked at: for either.
+/// Whether NCCL's handles are read, for either purpose.
 static LOOKS: AtomicBool = AtomicBool::new(false);
 
 /// The record of an event.
@@ -79,9 +83,9 @@ const _: () = {
     assert!(offset_of!(Message, wr_id) == 8 && offset_of!(Message, length) == 24);
 };
 
-/// The opcode of a send, as work requests have it: `IBV_WR_RDMA_WRITE_WITH_IMM`.
+/// The opcode of a send, as in work requests: `IBV_WR_RDMA_WRITE_WITH_IMM`.
 const SENT: c_int = 1;
-/// The opcode of a receive, as completions have it: `IBV_WC_RECV_RDMA_WITH_IMM`.
+/// The opcode of a receive, as in completions: `IBV_WC_RECV_RDMA_WITH_IMM`.
 const RECEIVED: c_int = 129;
 
 impl Record {
@@ -91,7 +95,7 @@ impl Record {
     }
 }
 
-/// `init` is given the function.
+/// `init` has received the function.
 pub(super) fn handle_init(function: ProfilerCallback) {
     let function = function.cast_mut();
     if function.is_null() {
@@ -108,7 +112,8 @@ pub(super) fn handle_init(function: ProfilerCallback) {
     }
 }
 
-/// NCCL listens, or has connected, by when it has loaded its profiler: `other` returns its name, if it is not Ferrite's.
+/// NCCL listens or has connected, so it has loaded its profiler. `other` returns the profiler's
+/// name if it is not Ferrite's.
 pub(super) fn handle_profiler<'a>(other: impl FnOnce() -> Option<&'a str>) {
     let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
     let Given::One(function) = &*given else { return };
@@ -117,23 +122,23 @@ pub(super) fn handle_profiler<'a>(other: impl FnOnce() -> Option<&'a str>) {
     }
     if let Some(name) = other() {
         hear(function.load(Ordering::Relaxed));
-        log::info!(target: INIT, "Ferrite: the profiler {name} may hear of each message");
+        log::info!(target: INIT, "Ferrite: the profiler {name} may receive an event for each message");
     }
 }
 
-/// A communicator with these requests is closed: events that have not ended do now.
+/// A communicator with these requests is closed: ends its open events.
 pub(super) fn handle_close(heard: &[HeardRequest]) {
     heard.iter().for_each(stop);
 }
 
-/// NCCL sets up communicators over the network too.
+/// NCCL also sets up communicators over the network.
 pub(super) fn handle_early_connections() {
     let _given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
     TELLS_RANKS.store(true, Ordering::Relaxed);
     LOOKS.store(true, Ordering::Relaxed);
 }
 
-/// From now on events go to `function`; NULL: to none. To be called with [`GIVEN`] locked.
+/// Sends events to `function` from now on; NULL for none. Call it with [`GIVEN`] locked.
 fn hear(function: *mut c_void) {
     HEARD.store(function, Ordering::Relaxed);
     LOOKS.store(!function.is_null() || TELLS_RANKS.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -143,7 +148,7 @@ fn are_heard() -> bool {
     !HEARD.load(Ordering::Relaxed).is_null()
 }
 
-/// Whether [`isend`] and [`irecv`] are to be called.
+/// Whether to call [`isend`] and [`irecv`].
 #[inline(always)]
 pub(super) fn are_looked_at() -> bool {
     LOOKS.load(Ordering::Relaxed)
@@ -151,11 +156,12 @@ pub(super) fn are_looked_at() -> bool {
 
 fn callback() -> Option<Callback> {
     let heard = HEARD.load(Ordering::Relaxed);
-    // SAFETY: NULL is `None`; or else NCCL's function, which has this type and stays as long as NCCL calls.
+    // SAFETY: NULL is `None`; otherwise NCCL's function, which has this type and lives as long as
+    // NCCL calls.
     unsafe { std::mem::transmute::<*mut c_void, Option<Callback>>(heard) }
 }
 
-/// `isend`, which is called here, of `size` bytes, with NCCL's `phandle`.
+/// Calls `isend` of `size` bytes, with NCCL's `phandle`.
 ///
 /// # Safety
 /// That of NCCL's pointers.
@@ -184,7 +190,7 @@ pub(super) unsafe fn isend(
     unsafe { replace(request, heard) }
 }
 
-/// `irecv`, which is called here, of `n` messages for buffers of `sizes` bytes, with NCCL's `phandles`.
+/// Calls `irecv` of `n` messages into buffers of `sizes` bytes, with NCCL's `phandles`.
 ///
 /// # Safety
 /// That of NCCL's pointers.
@@ -199,7 +205,8 @@ pub(super) unsafe fn irecv(
 ) -> ncclResult_t {
     // SAFETY: as the caller says.
     let comm = unsafe { RecvHandle::find(recv_comm) };
-    // SAFETY: as the caller says: there is one for each message, and one message at least unless `n` is refused below.
+    // SAFETY: the caller's contract: there is one for each message, and at least one message unless
+    // `n` is refused below.
     let is_profiled = !phandles.is_null() && n > 0 && !unsafe { *phandles }.is_null();
     if is_profiled {
         comm.iter().for_each(|comm| comm.inner.comm.handle_operation());
@@ -212,7 +219,7 @@ pub(super) unsafe fn irecv(
         return code;
     }
     let (queue_pair, heard) = (comm.inner.comm.queue_pair(), comm.inner.heard(begun, test));
-    // The receive has begun, so `n` is one that is possible, and there are so many lengths and handles.
+    // The receive has begun, so `n` is valid and the arrays have that many elements.
     for i in 0..(n as usize).min(MAX_GROUP) {
         // SAFETY: as the caller says.
         let (length, phandle) = unsafe { (*sizes.add(i), *phandles.add(i)) };
@@ -224,7 +231,7 @@ pub(super) unsafe fn irecv(
     unsafe { replace(request, heard) }
 }
 
-/// The request of a communicator of type `T` that a call which returned `code` has begun.
+/// The request that a call with result `code` has begun on a communicator of type `T`.
 ///
 /// # Safety
 /// `request` is that call's output pointer.
@@ -236,7 +243,8 @@ unsafe fn begun<'a, T: Tested>(code: ncclResult_t, request: *mut *mut c_void) ->
     unsafe { (*request).cast::<Entry<T::Request>>().as_ref() }
 }
 
-/// The event of message `i` of the request begins. NCCL's function follows `phandle`, which is NULL for messages that no profiler hears of.
+/// Begins the event of message `i` of the request. NCCL's function uses `phandle`, which is NULL
+/// for messages that no profiler follows.
 ///
 /// # Safety
 /// `phandle` is NULL or NCCL's.
@@ -247,7 +255,7 @@ unsafe fn start(callback: Callback, heard: &HeardRequest, i: usize, phandle: *mu
     }
 }
 
-/// NCCL is given `heard` in place of the request that it is about, if an event has begun.
+/// Gives NCCL `heard` in place of the request that it stands for, if an event has begun.
 ///
 /// # Safety
 /// `request` is NCCL's output pointer.
@@ -259,10 +267,10 @@ unsafe fn replace(request: *mut *mut c_void, heard: &HeardRequest) -> ncclResult
     ncclSuccess
 }
 
-/// `test` of a request whose messages are heard of.
+/// `test` of a profiled request.
 ///
 /// # Safety
-/// `heard` is such a one, whose communicator is alive.
+/// `heard` is such a request, and its communicator is alive.
 unsafe extern "C" fn test(heard: *mut c_void, answer: Answer) -> ncclResult_t {
     // SAFETY: as the caller says.
     let heard = unsafe { &*heard.cast::<HeardRequest>() };
@@ -276,7 +284,7 @@ unsafe extern "C" fn test(heard: *mut c_void, answer: Answer) -> ncclResult_t {
     code
 }
 
-/// The events end. Their handles are NULL from then on, which NCCL's function must not be given.
+/// Ends the events. Sets their handles to NULL, which must not be passed to NCCL's function.
 fn stop(heard: &HeardRequest) {
     for event in &heard.events {
         if let Some(callback) = callback()

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use std::ffi::{c_int, c_void};
 
-/// Writes `value` through one of NCCL's output pointers, which messages call `name`.
+/// Writes `value` through one of NCCL's output pointers, called `name` in messages.
 ///
 /// # Errors
 /// The pointer is NULL.
@@ -27,7 +27,7 @@ pub(super) fn missing(name: &str) -> Error {
     Error::argument(format!("{name} is NULL"))
 }
 
-/// Where NCCL wants a request. NULL there means that it has to try again.
+/// NCCL's output pointer for a request. NULL there means that NCCL must try again.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestOutput(*mut *mut c_void);
 
@@ -45,7 +45,7 @@ impl RequestOutput {
         unsafe { put(pointer, std::ptr::null_mut(), "request") }.map(|()| Self(pointer))
     }
 
-    /// There is a request.
+    /// Stores a request.
     #[inline]
     pub(super) fn set(self, request: *mut c_void) {
         // SAFETY: as the caller of `new` has said.
@@ -53,7 +53,8 @@ impl RequestOutput {
     }
 }
 
-/// NCCL's output pointers of `test`: `sizes` has as many elements as the request's group has messages, or is NULL.
+/// NCCL's output pointers of `test`: `sizes` is NULL or has an element for each message of the
+/// request's group.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Answer {

@@ -1,4 +1,5 @@
-//! What exists once in the process: the logger, the network and the devices of each table, made by NCCL's `init`.
+//! Objects that exist once per process: the logger, the network, and the devices of each table.
+//! NCCL's `init` creates them.
 
 use super::devices::Devices;
 use super::env_plugin::Settings;
@@ -13,30 +14,32 @@ use std::mem::MaybeUninit;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// The plugin's name: `NCCL_NET=Ferrite` asks for it.
+/// The plugin's name, for `NCCL_NET=Ferrite`.
 pub const NAME: &CStr = c"Ferrite";
 
-/// The versions of the interface that there are tables of.
+/// The interface versions with tables.
 const VERSIONS: RangeInclusive<u32> = 8..=12;
-/// The first one with which NCCL tells of each communicator.
+/// The first version in which NCCL announces each communicator.
 const FIRST_WITH_CONTEXTS: u32 = 11;
-/// The one of NCCL 2.24 and 2.25, whose progress thread repeats an operation that the network has an error for until it ends well, also after
-/// `ncclCommAbort`, which waits for that thread (`ncclProxyProgress` in proxy.cc; 2.23.4 does so too, others look at the abort flag).
+/// The version of NCCL 2.24 and 2.25. Their progress thread repeats a failed operation until it
+/// succeeds, even after `ncclCommAbort`, which waits for that thread (`ncclProxyProgress` in
+/// proxy.cc). NCCL 2.23.4 does so too; others check the abort flag.
 const ABORT_NEVER_RETURNS: u32 = 9;
-/// The one of NCCL 2.26 and 2.27, whose progress thread forgets an operation that the network has an error for (`progressOps` in proxy.cc),
-/// so that `ncclCommGetAsyncError` never tells of it. Those before 2.26.2 and from 2.28.3 on tell.
+/// The version of NCCL 2.26 and 2.27. Their progress thread forgets a failed operation
+/// (`progressOps` in proxy.cc), so `ncclCommGetAsyncError` never reports it. Releases before 2.26.2
+/// and from 2.28.3 on do.
 const DROPS_ERRORS: u32 = 10;
 
-/// The first release whose own devices are in the order of their PCI addresses.
+/// The first release that sorts its own devices by PCI address.
 const FIRST_THAT_SORTS: c_int = 22907;
 
-/// The tables of NCCL up to 2.25, whose progress thread calls again what has failed.
+/// The tables of NCCL up to 2.25, whose progress thread repeats failed calls.
 const REPEAT_FAILED_CALLS: RangeInclusive<u32> = 8..=9;
 
-/// The profiler that NCCL takes if none is named.
+/// The profiler that NCCL loads by default.
 const USUAL_PROFILER: &CStr = c"libnccl-profiler.so";
 
-/// The network and what each table shows of it.
+/// The network, and the devices of each table.
 #[derive(Debug)]
 pub(super) struct Process {
     /// The network.
@@ -48,33 +51,34 @@ pub(super) struct Process {
 #[derive(Debug)]
 struct Table {
     devices: Devices,
-    /// NCCL's communicators at present.
+    /// The present number of NCCL's communicators.
     communicators: AtomicUsize,
 }
 
 static PROCESS: OnceCell<Process> = OnceCell::new();
-/// The tables that NCCL has taken: a bit for each.
+/// The tables that NCCL uses, as a bit mask.
 static TAKEN: AtomicU32 = AtomicU32::new(0);
 /// Whether NCCL has taken Ferrite's profiler.
 static HAS_PROFILER: AtomicBool = AtomicBool::new(false);
-/// The versions of the profiler's interface by which NCCL is asked to tell of its operations: a bit for each.
+/// The profiler interface versions through which NCCL is asked to report operations, as a bit mask.
 static PROFILERS: AtomicU32 = AtomicU32::new(0);
 
-/// NCCL's progress thread is given an error. Says once what this NCCL makes of errors, if that is not what the application expects. (With
-/// `NCCL_OOB_NET_ENABLE=1` it may be NCCL's bootstrap that is given it: that is not distinguished.)
+/// Warns once when NCCL's progress thread gets an error that this NCCL handles unexpectedly. (With
+/// `NCCL_OOB_NET_ENABLE=1`, NCCL's bootstrap may be the caller instead, which is not
+/// distinguished.)
 pub(super) fn warn_of_what_nccl_makes_of_errors() {
     static SAID: AtomicBool = AtomicBool::new(false);
     let taken = TAKEN.load(Ordering::Relaxed);
     let words = if taken == 1 << ABORT_NEVER_RETURNS {
         format!(
-            "NCCL 2.24 and 2.25, which take ncclNetPlugin_v{ABORT_NEVER_RETURNS}, repeat the call that failed without end: \
-             ncclCommGetAsyncError tells the error, and ncclCommAbort does not return, so that the process has to be ended. NCCL 2.28.3 and \
-             later tell it and abort"
+            "NCCL 2.24 and 2.25, which use ncclNetPlugin_v{ABORT_NEVER_RETURNS}, repeat the failed call without end: \
+             ncclCommGetAsyncError reports the error, but ncclCommAbort does not return, so the process must be killed. \
+             NCCL 2.28.3 and later report it and abort"
         )
     } else if taken == 1 << DROPS_ERRORS {
         format!(
-            "NCCL 2.26 and 2.27, which take ncclNetPlugin_v{DROPS_ERRORS}, do not pass this error on (ncclCommGetAsyncError): the application \
-             waits until a time limit of its own. NCCL 2.28.3 and later do"
+            "NCCL 2.26 and 2.27, which use ncclNetPlugin_v{DROPS_ERRORS}, do not report this error (ncclCommGetAsyncError): \
+             the application waits until its own timeout. NCCL 2.28.3 and later report it"
         )
     } else {
         return;
@@ -84,7 +88,7 @@ pub(super) fn warn_of_what_nccl_makes_of_errors() {
     }
 }
 
-/// Whether only NCCLs have taken tables whose progress thread calls again what has failed.
+/// Whether all NCCLs in use repeat failed calls.
 pub(super) fn repeats_failed_calls() -> bool {
     let taken = TAKEN.load(Ordering::Relaxed);
     VERSIONS.filter(|version| taken & 1 << version != 0).all(|version| REPEAT_FAILED_CALLS.contains(&version))
@@ -98,12 +102,12 @@ fn is_loaded(library: &CStr) -> bool {
     !found.is_null() && unsafe { libc::dlclose(found) } == 0
 }
 
-/// The release of the NCCL that `log_function` is of, as `ncclGetVersion` says it; `None` if that cannot be told, as where NCCL is part of a
-/// program that does not export it.
+/// The release of the NCCL that `log_function` belongs to, from `ncclGetVersion`. `None` if
+/// unknown, as in a program that contains NCCL but does not export it.
 fn release_of(log_function: nccl::ncclDebugLogger_t) -> Option<c_int> {
     let mut place = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: any address may be asked for; the name that is written is one of the loader's, as long as that library is mapped, which
-    // NCCL is while it calls.
+    // SAFETY: any address is allowed. The resulting name belongs to the loader and is valid while
+    // that library is mapped, which NCCL is while it calls.
     let name = unsafe {
         (libc::dladdr(log_function? as *const c_void, place.as_mut_ptr()) != 0)
             .then(|| place.assume_init().dli_fname)?
@@ -128,14 +132,14 @@ fn release_of(log_function: nccl::ncclDebugLogger_t) -> Option<c_int> {
 }
 
 impl Process {
-    /// Sends log messages to `log_function` from now on, and makes the network, if that has not been done before.
+    /// Sends log messages to `log_function` from now on. Creates the network unless it exists.
     ///
     /// # Errors
     /// A setting is wrong, or no network interface fits.
     pub(super) fn init(version: u32, log_function: nccl::ncclDebugLogger_t) -> Result<()> {
         logger::install(log_function);
         let process = PROCESS.get_or_try_init(|| Self::new(release_of(log_function)))?;
-        // Without a device NCCL takes another network.
+        // Without a device NCCL uses another network.
         let is_taken = !process.network.devices().is_empty();
         if is_taken && TAKEN.fetch_or(1 << version, Ordering::Relaxed) & 1 << version == 0 {
             log::info!(target: INIT, "Ferrite: NCCL took ncclNetPlugin_v{version}");
@@ -143,10 +147,11 @@ impl Process {
         Ok(())
     }
 
-    /// NCCL has taken version `version` of the profiler's interface. Returns whether it is to tell of its operations.
+    /// NCCL uses version `version` of the profiler interface. Returns whether it should report its
+    /// operations.
     pub(super) fn handle_profiler(version: u32) -> bool {
         HAS_PROFILER.store(true, Ordering::Relaxed);
-        // Without devices, or with another network, there is nothing to be named.
+        // Without devices, or with another network, there is nothing to name.
         let used = PROCESS.get().filter(|process| process.is_used());
         let is_wanted = used.is_some_and(|process| process.network.names_operations());
         if is_wanted && PROFILERS.fetch_or(1 << version, Ordering::Relaxed) & 1 << version == 0 {
@@ -155,7 +160,7 @@ impl Process {
         is_wanted
     }
 
-    /// The profiler that NCCL has in place of Ferrite's, as far as that can be known.
+    /// The profiler that NCCL uses instead of Ferrite's, as far as known.
     pub(super) fn other_profiler(&self) -> Option<&str> {
         match self.network.other_profiler() {
             _ if HAS_PROFILER.load(Ordering::Relaxed) => None,
@@ -165,14 +170,14 @@ impl Process {
         }
     }
 
-    /// Whether NCCL uses the network, as far as that can be known.
+    /// Whether NCCL uses the network, as far as known.
     fn is_used(&self) -> bool {
         let has_no_contexts = TAKEN.load(Ordering::Relaxed) & ((1 << FIRST_WITH_CONTEXTS) - 1) != 0;
         has_no_contexts || self.tables.iter().any(|table| table.communicators.load(Ordering::Relaxed) > 0)
     }
 
-    /// NCCL connects, by when it has taken a profiler if it takes one, unless it also sets up communicators over the network. If that is
-    /// not Ferrite's, the log says so once.
+    /// NCCL connects, so it has loaded its profiler, if any, unless it also sets up communicators
+    /// over the network. Logs once if that is not Ferrite's.
     pub(super) fn handle_connect(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
         let is_reported = self.network.names_operations() && !self.network.connects_early();
@@ -224,7 +229,7 @@ impl Process {
         self.table(version).map(|table| &table.devices)
     }
 
-    /// NCCL has one more communicator.
+    /// Counts a new communicator of NCCL.
     ///
     /// # Errors
     /// As [`Self::devices`].
@@ -235,7 +240,7 @@ impl Process {
         Ok(())
     }
 
-    /// NCCL has one communicator less.
+    /// Counts the end of a communicator of NCCL.
     ///
     /// # Errors
     /// As [`Self::devices`].

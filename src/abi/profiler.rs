@@ -1,12 +1,12 @@
-//! NCCL's interface for profilers, versions 4 to 6: by it NCCL tells of its operations.
+//! NCCL's profiler interface, versions 4 to 6, through which NCCL reports its operations.
 //!
-//! NCCL 2.28.3 and later look for a profiler in the library of the network plugin too, unless they have found another one
-//! (`NCCL_PROFILER_PLUGIN`, `libnccl-profiler.so`). 2.28 takes version 5, later ones version 6; NCCL 2.27 takes version 4, if
-//! `NCCL_PROFILER_PLUGIN` names this file.
+//! NCCL 2.28.3 and later also look for a profiler in the library of the network plugin, unless they
+//! have found another one (`NCCL_PROFILER_PLUGIN`, `libnccl-profiler.so`). 2.28 uses version 5,
+//! later ones version 6. NCCL 2.27 uses version 4, if `NCCL_PROFILER_PLUGIN` names this file.
 //!
-//! We ask for ProxyOp events; NCCL then sends their parents too. That is a call or two for each operation, channel and direction, and
-//! none for a message. `init` never fails: NCCL would go on with a profiler
-//! that has no context, or unload it twice.
+//! Ferrite requests ProxyOp events, for which NCCL also sends their parents. That is one or two
+//! calls for each operation, channel and direction, and none for a message. `init` never fails:
+//! NCCL would continue with a profiler that has no context, or unload it twice.
 
 use super::guard::guard;
 use super::nccl::{self, ncclResult_t};
@@ -21,7 +21,7 @@ use crate::net::operations::{communicators, live};
 use crate::proto::explain::operation::{Call, Function};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// Taken by NCCL 2.27.
+/// Used by NCCL 2.27.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclProfiler_v4: Exported<Table<InitV4>> = Exported(Table {
@@ -33,7 +33,7 @@ pub static ncclProfiler_v4: Exported<Table<InitV4>> = Exported(Table {
     finalize,
 });
 
-/// Taken by NCCL 2.28.
+/// Used by NCCL 2.28.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclProfiler_v5: Exported<Table<InitV5>> = Exported(Table {
@@ -45,7 +45,7 @@ pub static ncclProfiler_v5: Exported<Table<InitV5>> = Exported(Table {
     finalize,
 });
 
-/// Taken by NCCL 2.29 and later.
+/// Used by NCCL 2.29 and later.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclProfiler_v6: Exported<Table<InitV5>> = Exported(Table {
@@ -71,7 +71,7 @@ unsafe extern "C" fn stop_event(handle: *mut c_void) -> ncclResult_t {
     })
 }
 
-/// What has become of an event is not looked at.
+/// States of events are ignored.
 unsafe extern "C" fn record_event_state(_handle: *mut c_void, _state: c_int, _arguments: *mut c_void) -> ncclResult_t {
     nccl::ncclSuccess
 }
@@ -106,7 +106,7 @@ unsafe fn begin(
     name: *const c_char,
     rank: c_int,
 ) -> ncclResult_t {
-    // An error has been logged.
+    // The error is already logged.
     let _ = guard("init", || {
         let is_wanted = Process::handle_profiler(version);
         // SAFETY: NCCL's pointer, NULL or a string.
@@ -132,25 +132,26 @@ unsafe extern "C" fn start_event<const VERSION: u32>(
         let event = unsafe { event.as_ref() };
         // SAFETY: as above.
         let given = event.and_then(|event| unsafe { start::<VERSION>(context as u64, event) });
-        // NCCL passes a handle that is not NULL to the other functions. What is not listened to has none.
+        // NCCL passes handles other than NULL to the other functions. An ignored event has none.
         // SAFETY: NCCL's output pointer.
         unsafe { put(handle, given.unwrap_or(0) as *mut c_void, "eHandle") }
     })
 }
 
-/// What NCCL is given for the event.
+/// NCCL's handle for the event.
 ///
 /// # Safety
 /// The event has the members of its type.
 unsafe fn start<const VERSION: u32>(context: u64, event: &Event) -> Option<u64> {
-    // Of version 4 NCCL writes the first byte only.
+    // In version 4 NCCL only writes the first byte.
     match event.kind & if VERSION == 4 { 0xff } else { u64::MAX } {
         COLLECTIVE => {
             // SAFETY: as the caller says.
             let Collective { number, function } = unsafe { event.detail.collective };
             // SAFETY: NCCL's pointer, NULL or a string.
             let function = unsafe { named(function) };
-            // Version 4 does not say which operations are of captured graphs, whose numbers are those of others.
+            // Version 4 does not mark operations of captured graphs, whose numbers equal those of
+            // others.
             let is_counted = VERSION > 4 && event.parent as u64 != communicators::UNCOUNTED;
             let number = Some(number).filter(|_| is_counted);
             Some(communicators::begin_call(context, Call { function, number }))
@@ -216,12 +217,12 @@ mod tests {
         let (mut context, mut mask) = (std::ptr::null_mut(), -1);
         // SAFETY: valid places.
         let code = unsafe { init(&raw mut context, id, &raw mut mask, c"tp".as_ptr(), 1, 8, 3, None) };
-        // Nothing is wanted, since there is no network in this process.
+        // No event is requested, since there is no network in this process.
         assert_eq!((code, mask), (nccl::ncclSuccess, 0));
         context as u64
     }
 
-    /// What a connection of communicator `id` to the peer with rank 5 is told to send.
+    /// The operation that a connection of communicator `id` sends for to the peer with rank 5.
     fn sent(id: u64) -> Option<Operation> {
         Seen::now().operation(Some(id), true, Some(5)).filter(|operation| operation.communicator == id)
     }

@@ -1,17 +1,18 @@
-//! NCCL's structs of a profiler, versions 4 to 6, written from their facts as [`super::layout`] is. Of an event only the beginning is
-//! here, which is the same in all of these versions but for the type, of which version 4 writes the first byte only.
+//! NCCL's profiler structs, versions 4 to 6, written from facts like [`super::layout`]. Only the
+//! beginning of an event is here. It is the same in all of these versions, except that version 4
+//! only writes the first byte of the type.
 
 use super::nccl::{ncclDebugLogger_t, ncclResult_t};
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
 
-/// Types of events. What NCCL is told to tell is a mask of them.
+/// Types of events. A mask of them selects the events that NCCL reports.
 pub(super) const COLLECTIVE: u64 = 2;
 /// A send or a receive.
 pub(super) const POINT_TO_POINT: u64 = 4;
-/// What a proxy does for an operation, over one channel, to or from one peer.
+/// A proxy's part in an operation, over one channel, to or from one peer.
 pub(super) const PROXY: u64 = 8;
-/// The call of a collective, which comes before the event of type [`COLLECTIVE`] that it is the parent of.
+/// The call of a collective. It precedes its child event of type [`COLLECTIVE`].
 pub(super) const COLLECTIVE_CALL: u64 = 512;
 
 /// The beginning of an event.
@@ -19,14 +20,14 @@ pub(super) const COLLECTIVE_CALL: u64 = 512;
 #[derive(Clone, Copy)]
 pub(super) struct Event {
     pub(super) kind: u64,
-    /// What was returned for the event that this one is part of.
+    /// The handle that was returned for the parent event.
     pub(super) parent: *mut c_void,
-    /// The rank of the process that the event is of.
+    /// The rank of the process that owns the event.
     pub(super) rank: c_int,
     pub(super) detail: Detail,
 }
 
-/// What follows, by type.
+/// The type-specific members that follow.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) union Detail {
@@ -39,7 +40,7 @@ pub(super) union Detail {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Collective {
-    /// How many of this function the communicator has had before.
+    /// How many operations of this function the communicator has had before.
     pub(super) number: u64,
     pub(super) function: *const c_char,
 }
@@ -71,11 +72,12 @@ pub(super) struct CollectiveCall {
     datatype: *const c_char,
     root: c_int,
     stream: *const c_void,
-    /// Whether a CUDA graph is being captured. NCCL does not count its operations. 0: it is not.
+    /// Whether a CUDA graph is being captured, whose operations NCCL does not count; 0 if not.
     pub(super) is_captured: u8,
 }
 
-/// `init` of version 4: context, mask of events, name of the communicator, its number, nodes, ranks, own rank, logger.
+/// `init` of version 4: context, mask of events, name and number of the communicator, nodes, ranks,
+/// own rank, logger.
 pub(super) type InitV4 = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut c_int,
@@ -86,7 +88,8 @@ pub(super) type InitV4 = unsafe extern "C" fn(
     c_int,
     ncclDebugLogger_t,
 ) -> ncclResult_t;
-/// `init` of versions 5 and 6: context, number of the communicator, mask of events, its name, nodes, ranks, own rank, logger.
+/// `init` of versions 5 and 6: context, number of the communicator, mask of events, its name,
+/// nodes, ranks, own rank, logger.
 pub(super) type InitV5 = unsafe extern "C" fn(
     *mut *mut c_void,
     u64,
@@ -107,7 +110,7 @@ pub struct Table<Init> {
     /// Context, place for a handle, event.
     pub(super) start_event: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *const Event) -> ncclResult_t,
     pub(super) stop_event: unsafe extern "C" fn(*mut c_void) -> ncclResult_t,
-    /// Handle, new state, what goes with it.
+    /// Handle, new state, its arguments.
     pub(super) record_event_state: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> ncclResult_t,
     pub(super) finalize: unsafe extern "C" fn(*mut c_void) -> ncclResult_t,
 }

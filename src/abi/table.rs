@@ -1,4 +1,4 @@
-//! How a table is exported, and its functions defined.
+//! Exporting a table, and defining its functions.
 
 /// A table, which NCCL only reads.
 #[repr(transparent)]
@@ -8,8 +8,8 @@ pub struct Exported<T>(pub(super) T);
 // SAFETY: never written; its one data pointer is to a static string.
 unsafe impl<T> Sync for Exported<T> {}
 
-/// Defines functions for slots. Each one's body is the call that it passes its arguments on to; `<VERSION>` are functions of
-/// the version's number.
+/// Defines functions for slots. The body of each is the call that gets its arguments; those with
+/// `<VERSION>` get the version's number.
 macro_rules! slots {
     ($($(#[$doc:meta])* $name:ident $(<$version:ident>)? ($($arg:ident: $type:ty),* $(,)?) => $call:expr;)*) => {$(
         $(#[$doc])*

@@ -30,8 +30,9 @@ pub(super) unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_
 /// `request` is one of a communicator of this type, which is alive.
 #[inline(never)]
 pub(super) unsafe extern "C" fn test_message<T: Tested>(request: *mut c_void, answer: Answer) -> ncclResult_t {
-    // SAFETY: a request is an entry of its communicator's table and lives as long. Those of a communicator of this type alone have this
-    // function: `Handle::new_send` and `Handle::new_recv` are given the one that fits.
+    // SAFETY: a request is an entry of its communicator's table and lives as long. Only requests of
+    // communicators of this type have this function: `Handle::new_send` and `Handle::new_recv` get
+    // the matching one.
     let request = unsafe { &*request.cast::<Entry<T::Request>>() };
     // SAFETY: as above.
     let comm = unsafe { comm_of::<T, _>(request) };
@@ -41,7 +42,7 @@ pub(super) unsafe extern "C" fn test_message<T: Tested>(request: *mut c_void, an
 /// [`test()`] of a flush.
 ///
 /// # Safety
-/// `request` is a flush of a communicator that is alive.
+/// `request` is a flush of a live communicator.
 #[inline(never)]
 pub(super) unsafe extern "C" fn test_flush(request: *mut c_void, answer: Answer) -> ncclResult_t {
     // SAFETY: as in `test_message`.

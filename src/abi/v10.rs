@@ -1,5 +1,5 @@
-//! ncclNet version 10 (NCCL 2.26): `connect` is told what the communicator is like; sends and receives carry handles for
-//! a profiler.
+//! ncclNet version 10 (NCCL 2.26): `connect` gets the communicator's settings; sends and receives
+//! carry handles for a profiler.
 
 use super::common_slots::{ENDS, Ends, MEMORY, Memory};
 use super::layout::{

@@ -1,4 +1,5 @@
-//! ncclNet version 11 (NCCL 2.28): `init` is called for each of NCCL's communicators and makes a context, which `finalize` ends.
+//! ncclNet version 11 (NCCL 2.28): `init` is called for each NCCL communicator and creates a
+//! context, which `finalize` ends.
 
 use super::calls::{self, Properties};
 use super::common_slots::{ENDS, Ends, MEMORY, Memory};

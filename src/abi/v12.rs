@@ -1,4 +1,4 @@
-//! ncclNet version 12 (NCCL 2.30): devices of up to eight ports; each tells the rail and the plane that it is on.
+//! ncclNet version 12 (NCCL 2.30): devices of up to eight ports; each reports its rail and plane.
 
 use super::calls::{self, Properties};
 use super::common_slots::{ENDS, MEMORY};

@@ -1,5 +1,5 @@
-//! ncclNet version 8: the table `ncclNetPlugin_v8`, and a function for each slot, which passes its arguments on in neutral types.
-//! Later versions share most of the functions.
+//! ncclNet version 8: the table `ncclNetPlugin_v8`, and a function for each slot, which passes its
+//! arguments on in neutral types. Later versions share most of the functions.
 //!
 //! A function is `unsafe` for the reason given in [`super::calls`]: NCCL's pointers.
 

@@ -1,4 +1,4 @@
-//! ncclNet version 9 (NCCL 2.24): lengths of 64 bits; NCCL itself has ports merged into one device.
+//! ncclNet version 9 (NCCL 2.24): 64-bit lengths; NCCL itself merges ports into devices.
 
 use super::calls::{self, Properties};
 use super::common_slots::{ENDS, Ends, MEMORY, Memory};
@@ -50,7 +50,7 @@ pub static ncclNetPlugin_v9: Exported<Table> = Exported(Table {
     make_v_device: make_v_device::<9>,
 });
 
-/// What the properties of all versions from 9 on begin with.
+/// The common first members of the properties of all versions from 9 on.
 pub(super) fn common(of: &Properties<'_>) -> CommonProperties {
     CommonProperties {
         name: of.name,

@@ -16,7 +16,7 @@ const SOON: u32 = 20;
 /// Of the lines of `rank` about waits, none says any of `words`.
 fn says_nothing_of(job: &Job, rank: usize, words: &[&str]) {
     let output = job.processes[rank].output();
-    let waits = output.lines().filter(|line| line.contains("waits since"));
+    let waits = output.lines().filter(|line| line.contains("has been waiting for"));
     let wrong: Vec<_> = waits.filter(|line| words.iter().any(|word| line.contains(word))).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
@@ -29,10 +29,16 @@ fn a_receiver_that_stops_asking_is_named_by_both_ranks_before_it() {
     enter();
     let job = Job::start(Shape::Chain, 3, &[], |rank| rank.stops_after = (rank.number == 2).then_some(SOON));
     let last = job.place(2, false);
-    job.line(1, &["waits since", "to be asked for data by", &last, "has not called irecv"]);
+    job.line(1, &["has been waiting for", "to be asked for data by", &last, "has not called irecv"]);
     job.line(
         0,
-        &["waits since", &job.place(1, true), "waits itself. 1 connection(s) further", &last, "has not called irecv"],
+        &[
+            "has been waiting for",
+            &job.place(1, true),
+            "waits itself. 1 connection(s) further",
+            &last,
+            "has not called irecv",
+        ],
     );
     job.line(2, &["rank 1", "to be asked for data by this process", "has not called irecv"]);
     (0..2).for_each(|rank| says_nothing_of(&job, rank, &PATH));
@@ -66,7 +72,7 @@ fn rank_1_of_a_job_with_early_connections(change: impl Fn(&mut Rank)) -> Option<
         rank.stops_after = (rank.number == 2).then_some(SOON);
         change(rank);
     });
-    let line = job.line(1, &["waits since", "to be asked for data by", "has not called irecv"]);
+    let line = job.line(1, &["has been waiting for", "to be asked for data by", "has not called irecv"]);
     let rank = job.reports(1)[0]["rank"].as_u64();
     assert_eq!(line.contains("rank 1 waits"), rank == Some(1), "{line}");
     let told = job.line(2, &["to be asked for data by this process"]);
@@ -95,8 +101,8 @@ fn a_sender_that_stops_sending_is_named_by_both_ranks_behind_it() {
     require!(built());
     enter();
     let job = Job::start(Shape::Chain, 3, &[], |rank| rank.stops_after = (rank.number == 0).then_some(SOON));
-    job.line(1, &["waits since", "for data of rank 0", &job.place(0, true), "has not called isend"]);
-    job.line(2, &["waits since", "for data of rank 1", "waits itself", "rank 0", "has not called isend"]);
+    job.line(1, &["has been waiting for", "for data of rank 0", &job.place(0, true), "has not called isend"]);
+    job.line(2, &["has been waiting for", "for data of rank 1", "waits itself", "rank 0", "has not called isend"]);
     job.line(0, &["for data of this process", "has not called isend"]);
     (1..3).for_each(|rank| says_nothing_of(&job, rank, &PATH));
 }
@@ -118,7 +124,7 @@ fn all_name_rank_5(count: u32, seconds: &str) {
     let env = [("FERRITE_HANG_SECONDS", seconds)];
     let job = Job::start(Shape::Ring, count, &env, |rank| rank.stops_after = (rank.number == 5).then_some(SOON));
     for rank in (0..count as usize).filter(|rank| *rank != 5) {
-        let line = job.line(rank, &["waits since", "rank 5 on "]);
+        let line = job.line(rank, &["has been waiting for", "rank 5 on "]);
         assert!(line.contains("has not called") && line.contains(&job.place(5, true)), "{line}");
         says_nothing_of(&job, rank, &PATH);
     }
@@ -134,7 +140,7 @@ fn a_process_that_is_stopped_is_named_as_one_that_does_not_answer() {
     // On a busy machine a report may come before the process has been silent for long enough, and the next one a minute later: so the
     // ranks are asked. They name the process by the rank that it sends with, or by its number alone.
     for rank in [0, 2] {
-        job.line(rank, &["waits since"]);
+        job.line(rank, &["has been waiting for"]);
         let places = [true, false].map(|sends| job.place(1, sends));
         job.found(rank, |found| {
             let text = found.text();
@@ -146,7 +152,7 @@ fn a_process_that_is_stopped_is_named_as_one_that_does_not_answer() {
     assert!(outside.text().contains("receives from rank 0 on"), "{}", outside.text());
     job.processes[1].signal(libc::SIGCONT);
     for rank in [0, 2] {
-        job.line(rank, &["went on after"]);
+        job.line(rank, &["the wait ended after"]);
     }
 }
 
@@ -162,8 +168,8 @@ fn a_path_that_loses_messages_is_named_by_both_ends() {
     enter();
     let job = black_hole("drop attempts=all opcode=write-imm device=softrnic0 message=20..");
     let words = "have not arrived: the path loses them";
-    job.line(0, &["waits since", "for acknowledgements of", &job.place(1, false), words]);
-    job.line(1, &["waits since", "for data of rank 0", &job.place(0, true), words]);
+    job.line(0, &["has been waiting for", "for acknowledgements of", &job.place(1, false), words]);
+    job.line(1, &["has been waiting for", "for data of rank 0", &job.place(0, true), words]);
 }
 
 /// NCCL tests all the time: when both ends have waited for longer than it takes until one counts as not tested, they still say that the path
@@ -292,8 +298,8 @@ fn a_path_that_loses_clear_to_sends_is_named_by_both_ends() {
     enter();
     let job = black_hole("drop attempts=all opcode=write device=softrnic1 message=20..");
     let words = "its clear-to-sends do not arrive at the sender";
-    job.line(0, &["waits since", "to be asked for data by", &job.place(1, false), words]);
-    job.line(1, &["waits since", "for data of rank 0", &job.place(0, true), words]);
+    job.line(0, &["has been waiting for", "to be asked for data by", &job.place(1, false), words]);
+    job.line(1, &["has been waiting for", "for data of rank 0", &job.place(0, true), words]);
 }
 
 #[test]
@@ -302,7 +308,7 @@ fn a_path_that_loses_acknowledgements_is_named() {
     enter();
     let job = black_hole("drop-ack attempts=all opcode=write-imm device=softrnic0 message=20..");
     let words = "the path back loses the acknowledgements";
-    job.line(0, &["waits since", "for acknowledgements of", &job.place(1, false), words]);
+    job.line(0, &["has been waiting for", "for acknowledgements of", &job.place(1, false), words]);
 }
 
 #[test]
@@ -310,8 +316,8 @@ fn a_slow_rank_is_not_taken_for_a_broken_one() {
     require!(built());
     enter();
     let job = Job::start(Shape::Chain, 2, &[], |rank| rank.pause_ms = if rank.number == 0 { 6000 } else { 0 });
-    job.line(1, &["waits since", "for data of rank 0", "has not called isend"]);
-    job.line(1, &["went on after"]);
+    job.line(1, &["has been waiting for", "for data of rank 0", "has not called isend"]);
+    job.line(1, &["the wait ended after"]);
     says_nothing_of(&job, 1, &PATH);
 }
 
@@ -364,11 +370,11 @@ fn a_report_appears(nccl_debug: &str) {
     let rule = "drop attempts=all opcode=write-imm device=softrnic0 message=20..";
     let env = [("FERRITE_FAILOVER", "0"), ("SOFTRNIC_FAULTS", rule), ("NCCL_DEBUG", nccl_debug)];
     let job = Job::start(Shape::Chain, 2, &env, |_| ());
-    let [first, second] = [0, 1].map(|rank| job.line(rank, &["report", "waits since"]));
+    let [first, second] = [0, 1].map(|rank| job.line(rank, &["report", "has been waiting for"]));
     assert!(first.contains(".json") && second.contains(".json"), "{first}\n{second}");
     for rank in [0, 1] {
         let output = job.processes[rank].output();
-        assert_eq!(output.lines().filter(|line| line.contains("waits since")).count(), 1, "{output}");
+        assert_eq!(output.lines().filter(|line| line.contains("has been waiting for")).count(), 1, "{output}");
     }
 }
 

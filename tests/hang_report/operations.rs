@@ -38,9 +38,11 @@ fn a_rank_that_has_not_begun_the_operation_is_reported_from_all_others() {
     let mut job = chain(3, 7);
     let not_begun = "NCCL there has not launched the operation (its last AllReduce of this communicator: number 6)";
     job.line(0, &["NCCL took ncclProfiler_v6: reports name operations"]);
-    job.line(1, &["rank 1 waits since", OPERATION, "has not called irecv", not_begun]);
-    let line =
-        job.line(0, &["rank 0 waits since", OPERATION, "1 connection(s) further, rank 1", " waits for ", not_begun]);
+    job.line(1, &["rank 1 has been waiting for", OPERATION, "has not called irecv", not_begun]);
+    let line = job.line(
+        0,
+        &["rank 0 has been waiting for", OPERATION, "1 connection(s) further, rank 1", " waits for ", not_begun],
+    );
     assert_eq!(line.matches(OPERATION).count(), 1, "it is said once: {line}");
     job.line(
         2,
@@ -76,7 +78,12 @@ fn a_rank_that_has_begun_the_operation_and_does_not_resume_is_reported_so() {
     let job = chain(2, 8);
     job.line(
         0,
-        &["rank 0 waits since", OPERATION, "has not called irecv", "NCCL there has launched the operation: its GPU"],
+        &[
+            "rank 0 has been waiting for",
+            OPERATION,
+            "has not called irecv",
+            "NCCL there has launched the operation: its GPU",
+        ],
     );
     assert_eq!(job.reports(0)[0]["waits"][0]["peer_has_begun"], true);
 }
@@ -101,6 +108,6 @@ fn nothing_is_named_where_the_user_wants_no_profiler() {
         (rank.abi, rank.begun) = (12, Some(8));
         rank.stops_after = (rank.number == 1).then_some(SOON);
     });
-    let line = job.line(0, &["rank 0 waits since", "has not called irecv"]);
+    let line = job.line(0, &["rank 0 has been waiting for", "has not called irecv"]);
     assert!(!job.processes[0].output().contains("took ncclProfiler"), "{line}");
 }

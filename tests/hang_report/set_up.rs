@@ -87,6 +87,6 @@ fn a_set_up_that_was_reported_says_when_it_has_gone_on() {
         [("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic1 times=30"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "100")];
     let job = Job::start(Shape::Chain, 2, &fault, |_| ());
     job.line(1, &["the queue pairs cannot be connected"]);
-    job.line(1, &["the set-up of a connection that waited went on"]);
+    job.line(1, &["a waiting connection set-up continued"]);
     job.line(1, &["passes messages on"]);
 }

@@ -78,7 +78,7 @@ fn by_default_a_connection_that_has_sent_much_keeps_its_one_queue_pair() -> Resu
         carries(worker, &bench, (1 << 19, 40), || false)?;
         assert_eq!((queue_pairs_with_data(), numbers_of_queue_pairs()), (1, first), "{}", log());
         assert!(said(&["does not honour FERRITE_LANES_AFTER_MB"]), "{}", log());
-        assert!(!said(&["queue pair(s) per rail: "]) && !said(&["recovers"]) && !said(&["goes on"]), "{}", log());
+        assert!(!said(&["queue pair(s) per rail: "]) && !said(&["recovering"]) && !said(&["recovered"]), "{}", log());
         worker.barrier()
     })?;
     Ok(())
@@ -190,7 +190,7 @@ fn a_peer_that_has_one_queue_pair_keeps_the_connection_at_one() -> Result<()> {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         carries_for(1, worker, &bench, (1 << 19, 1000), || said(&[TAKES]))?;
         assert_eq!(said(&[TAKES]), worker.rank() == 0, "{}", log());
-        carries_for(1, worker, &bench, (1 << 19, 1000), || said(&["goes on, after"]))?;
+        carries_for(1, worker, &bench, (1 << 19, 1000), || said(&[" recovered in "]))?;
         let mut most = 0;
         carries(worker, &bench, (1 << 19, 10), || {
             most = most.max(queue_pairs_with_data());
@@ -242,7 +242,7 @@ fn a_card_that_refuses_what_lanes_need_harms_no_connection() -> Result<()> {
         }
         worker.barrier()?;
         // Either end may be the one whose command is refused. A machine that is late makes more than two attempts of it.
-        let again = || log().lines().any(|line| line.contains("goes on, after") && !line.contains("and 1 attempt(s)"));
+        let again = || log().lines().any(|line| line.contains(" recovered in ") && !line.contains("(1 attempt(s))"));
         carries_for(1, worker, &bench, (1 << 19, 1000), again)?;
         let again = u64::from(again());
         assert!(again + worker.swap(again)? > 0, "{}", log());
@@ -259,7 +259,7 @@ fn a_card_that_has_no_more_queue_pairs_leaves_the_connection_as_it_was() -> Resu
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         carries(worker, &bench, (1 << 19, 1000), || said(&[TAKES]))?;
         assert!(said(&[TAKES]), "{}", log());
-        carries(worker, &bench, (1 << 19, 1000), || said(&["goes on, after"]))?;
+        carries(worker, &bench, (1 << 19, 1000), || said(&[" recovered in "]))?;
         carries(worker, &bench, (1 << 19, 2), || false)?;
         assert_eq!(queue_pairs_with_data(), 1, "{}", log());
         worker.barrier()
@@ -331,7 +331,7 @@ fn a_connection_that_is_about_to_take_lanes_begins_no_message() -> Result<()> {
         assert!(said(&[TAKES]), "{}", log());
         // No call of NCCL polls now, but the thread that has begun the change looks at what is acknowledged.
         let before = polls();
-        wait_until("messages are held back", || polls() > before || said(&["goes on, after"]));
+        wait_until("messages are held back", || polls() > before || said(&[" recovered in "]));
         let next = posted(&mut deadline, || send.send(&out, 0, BYTES, 0))?;
         for request in lost.into_iter().chain([next]).chain(receives) {
             finished(&mut deadline, request, &mut [0])?;

@@ -157,7 +157,7 @@ fn told_by_the_device(recovery: (&str, &str), play: Play, peer: Peer) -> Result<
         }
         play(worker, &plugin_transport()?)?;
         let lines = lab::nccl::debug_log::lines();
-        assert!(said(&["asking whether the peer is there", "the control connection was lost before"]), "{lines:#?}");
+        assert!(said(&["probing the peer", "the control connection was lost before"]), "{lines:#?}");
         Ok(())
     })?;
     Ok(())

@@ -88,12 +88,12 @@ fn a_table_that_changes_is_read_again() -> Result<()> {
         softrnic(&format!("gid {device}/1 add 9 ::ffff:10.82.1.7{device} v2"));
         worker.barrier()?;
         works(worker)?;
-        let (now, was) = (format!("GID 9 10.82.1.7{device}"), format!("it was 10.82.1.{}", device + 1));
-        assert!(said(&[&format!("softrnic{device}"), &now, "is used from now on", &was]), "{}", log());
+        let (now, was) = (format!("GID 9 10.82.1.7{device}"), format!("instead of 10.82.1.{}", device + 1));
+        assert!(said(&[&format!("softrnic{device}"), &now, "now using GID", &was]), "{}", log());
         softrnic(&format!("gid {device}/1 remove 9"));
         worker.barrier()?;
         works(worker)?;
-        assert!(said(&["is used from now on", &format!("it was 10.82.1.7{device}")]), "{}", log());
+        assert!(said(&["now using GID", &format!("instead of 10.82.1.7{device}")]), "{}", log());
         Ok(())
     })?;
     Ok(())

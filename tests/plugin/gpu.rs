@@ -286,10 +286,10 @@ fn memory_by_a_dmabuf_that_cannot_be_kept_ends_the_connection_when_its_only_devi
                 deadline.idle()?;
             }
             let warned =
-                ["the dma-buf of registered GPU memory cannot be kept", "the process has half of the", "ulimit -n"];
+                ["cannot keep the dma-buf of registered GPU memory", "the process has half of the", "ulimit -n"];
             let words = [
                 "softrnic0 was lost by a fatal error, and memory cannot be registered there again",
-                "by a dma-buf that could not be kept",
+                "to a dma-buf that could not be kept",
             ];
             assert!(
                 code == abi::ncclRemoteError && said(&warned) && said(&words),
@@ -335,7 +335,7 @@ fn a_flush_that_does_not_end_is_reported() -> Result<()> {
             assert_eq!((code, request.is_null()), (abi::ncclSuccess, false));
             let mut deadline = worker.deadline("a report");
             while !said(&[
-                "waits since",
+                "has been waiting for",
                 "for a flush of data of",
                 "the read that flushes it to GPU memory is not complete",
             ]) {

@@ -76,7 +76,7 @@ fn with_a_device_that_refuses_flow_labels_lanes_keep_their_paths() -> Result<()>
     pair(&require!(talkative(&env)), |worker| {
         let _bench = works(worker)?;
         assert_eq!(queue_pairs_with_data(), 4);
-        is_said_at_an_end(worker, &["whose lanes keep their paths, as a flow label is refused: ", "Invalid argument"])?;
+        is_said_at_an_end(worker, &["keep their paths, as the device refuses a flow label: ", "Invalid argument"])?;
         worker.barrier()
     })?;
     Ok(())

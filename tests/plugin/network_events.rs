@@ -101,7 +101,7 @@ fn each_message_is_told(version: u32) -> Result<()> {
     let setting = require!(talkative(&[("NCCL_PROFILER_PLUGIN", "another")]));
     alone(&setting, |_| {
         let ends = Ends::new(version, 1 << 20)?;
-        assert!(said(&["the profiler another may hear of each message"]), "{}", log());
+        assert!(said(&["the profiler another may receive an event for each message"]), "{}", log());
         ends.exchange(&[8])?;
         assert_eq!(ended(), [(RECEIVED, 8), (SENT, 8)]);
         ends.exchange(&[1 << 20, 0, 100])?;

@@ -254,7 +254,7 @@ fn a_dead_rail_leaves_all_messages_to_the_other() -> Result<()> {
     for fault in DEAD_RAIL {
         let (code, stdout, stderr) = require!(verified(&["--devices", "4"], &["--long", "4000"], fault, &[]));
         assert_eq!(code, 0, "{stdout}\n{stderr}");
-        assert!(stderr.lines().any(|line| line.contains(" recovers: ")), "{stderr}");
+        assert!(stderr.lines().any(|line| line.contains(" is recovering: ")), "{stderr}");
     }
     Ok(())
 }

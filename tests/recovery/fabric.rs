@@ -125,7 +125,7 @@ pub(crate) fn end(worker: &mut WorkerCtx, stream: Stream) -> Result<()> {
 
 /// How often connections of this process have recovered, as far as its log goes back.
 pub(crate) fn recoveries() -> usize {
-    lab::nccl::debug_log::lines().iter().filter(|line| line.contains(" goes on")).count()
+    lab::nccl::debug_log::lines().iter().filter(|line| line.contains(" recovered")).count()
 }
 
 /// The fault rules in force, and how often each has been applied.

@@ -125,7 +125,7 @@ fn a_flush_that_is_under_way_when_the_port_falls_is_done_when_a_read_has_been_an
             let before = recoveries();
             let request = flushes.begin()?;
             set_port("softrnic0/1", "down");
-            wait_until("the fault is seen", || said(&["recovers: "]));
+            wait_until("the fault is seen", || said(&[" is recovering: "]));
             set_port("softrnic0/1", "up");
             wait_until("the connection goes on", || recoveries() > before);
             let begin = Instant::now();

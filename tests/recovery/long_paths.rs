@@ -16,8 +16,8 @@ const MOST_ATTEMPTS: u32 = 11;
 fn attempts() -> Vec<u32> {
     let text = log();
     let counts = text.lines().filter_map(|line| {
-        let (_, rest) = line.split_once(" goes on")?;
-        rest.split_once(" ms and ")?.1.split_once(" attempt(s)")?.0.parse().ok()
+        let (_, rest) = line.split_once(" recovered")?;
+        rest.split_once(" ms (")?.1.split_once(" attempt(s)")?.0.parse().ok()
     });
     counts.collect()
 }

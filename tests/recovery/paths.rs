@@ -14,7 +14,7 @@ use testkit::{Scratch, program};
 pub(crate) const SHAPE: Shape = Shape { depth: 8, bytes: 128 << 10 };
 pub(crate) const NEW_PATHS: (&str, &str) = ("FERRITE_NEW_PATHS", "1");
 /// What the log says of a lane that is moved.
-pub(crate) const MOVED: &str = "stays slow, and gets another path";
+pub(crate) const MOVED: &str = "stays slow and moves to another path";
 
 /// The bytes that each path of rank 0's port has been given so far.
 fn carried() -> Vec<u64> {
@@ -142,7 +142,7 @@ fn no_lane_moves(worker: &mut WorkerCtx, mut stream: Stream) -> Result<()> {
         }
         stream.exchange(worker, 4)?;
     }
-    assert!(worker.rank() == 1 || !said(&["gets another path"]), "{}", log());
+    assert!(worker.rank() == 1 || !said(&["moves to another path"]), "{}", log());
     worker.barrier()?;
     stream.close()
 }

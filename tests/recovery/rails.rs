@@ -43,7 +43,7 @@ fn all_arrives_over_rail_0_if_the_peer_cannot_be_resolved_on_rail_1() -> Result<
     run(Fabric::TwoRails, &[("SOFTRNIC_FAULTS", rules)], |worker| {
         let mut stream = Stream::open(worker, SHORT)?;
         stream.exchange(worker, 300)?;
-        assert!(said(&["goes on on rail(s) 0 of"]), "{}", log());
+        assert!(said(&["recovered on rail(s) 0 of"]), "{}", log());
         end(worker, stream)
     })
 }
@@ -121,7 +121,7 @@ fn a_rail_that_returns_carries_its_part_again() -> Result<()> {
             }
             until_rail_1(worker, &mut stream, "both rails again", is_part)?;
         }
-        assert!(said(&["goes on on rail(s) 0 of"]), "{}", log());
+        assert!(said(&["recovered on rail(s) 0 of"]), "{}", log());
         exchange_until(worker, &mut stream, "both rails still", || true)?;
         end(worker, stream)
     })

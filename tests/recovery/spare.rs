@@ -24,7 +24,7 @@ pub(crate) fn run(rules: &str, env: &[(&str, &str)], body: impl FnOnce(&mut Work
 }
 
 /// What the log of a rank says when it has borrowed a port.
-pub(crate) const BORROWED: [&str; 2] = ["over softrnic2, which is borrowed", "over softrnic1, which is borrowed"];
+pub(crate) const BORROWED: [&str; 2] = ["over the borrowed port softrnic2", "over the borrowed port softrnic1"];
 
 /// 300 messages each way, during which `ranks` borrow their spares and the others do not.
 fn all_arrives_over_spares(rules: &str, env: &[(&str, &str)], shape: Shape, ranks: &[usize]) -> Result<()> {
@@ -121,7 +121,7 @@ fn a_port_whose_card_cannot_register_the_memory_is_not_borrowed() -> Result<()> 
             });
         }
         stream.exchange(worker, 300)?;
-        assert!(!said(&["which is borrowed"]), "{}", log());
+        assert!(!said(&["over the borrowed port"]), "{}", log());
         end(worker, stream)
     })
 }
@@ -157,7 +157,7 @@ fn all_arrives_over_a_third_card_if_a_borrowed_port_falls_too() -> Result<()> {
             set_port("softrnic2/1", "down");
         }
         stream.exchange(worker, 100)?;
-        let is_third = said(&["over softrnic4, which is borrowed"]);
+        let is_third = said(&["over the borrowed port softrnic4"]);
         assert!(worker.rank() == 1 || is_third, "{}", log());
         end(worker, stream)
     })

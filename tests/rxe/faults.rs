@@ -124,8 +124,8 @@ fn outlasts(case: &Case, command: &str) -> Result<()> {
         if let Some(mut fault) = fault {
             assert!(fault.wait().expect("it is a child").success(), "{command}");
         }
-        // One of the two may have written the line that it recovers, and the other one that it goes on.
-        is_logged("goes on");
+        // One of the two may have written the line of the fault, and the other one that of the recovery.
+        is_logged("recovered");
         worker.barrier()
     })?;
     Ok(())

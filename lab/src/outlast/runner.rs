@@ -486,7 +486,7 @@ fn pass_all(socket: &TcpListener, port: u16, start: &OnceLock<Instant>, mut faul
 
 /// Words, all in one line, for a port or connection that is used again after a failure: the built-in transport's, and Ferrite's.
 const RECOVERED: [&[&str]; 2] =
-    [&["has been recovered for resiliency context"], &["the connection to ", " goes on", "attempt(s)"]];
+    [&["has been recovered for resiliency context"], &["connection to ", " recovered", "attempt(s)"]];
 /// For a failure that does not end the connection: the built-in transport's.
 const FAILED: [&[&str]; 1] = [&["marked as failed. Initiating"]];
 
@@ -541,8 +541,8 @@ mod tests {
             "Device 1 has been recovered for resiliency context",
         ];
         let lines = lines.map(String::from);
-        let ferrite = "INFO softrnic0: the connection to 127.0.0.1:5 goes on, after 12 ms and 1 attempt(s)".to_owned();
-        assert_eq!(PeerObserver::read(&[ferrite, "the connection to x goes on".into()]).recoveries, 1);
+        let ferrite = "INFO softrnic0: connection to 127.0.0.1:5 recovered in 12 ms (1 attempt(s))".to_owned();
+        assert_eq!(PeerObserver::read(&[ferrite, "connection to x recovered".into()]).recoveries, 1);
         let told = PeerObserver { recoveries: 0, failures: 1, warning: "NET/Ferrite : the peer is gone".into() };
         assert_eq!(PeerObserver::read(&lines), told);
         assert_eq!(PeerObserver::read(&lines[..3]).warning, "NET/IB: Got completion from peer with status=12");

@@ -1,9 +1,11 @@
-//! Which connection a completion queue belongs to: what the device reports of a queue concerns that one only.
+//! Which connection owns a completion queue, so that a queue's failure concerns that connection
+//! only.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// Owners of completion queues, by the queues' ids, which no other queues ever have. Those that have gone are struck off now and then.
+/// Owners of completion queues, by the queues' ids, which are never reused. Removes dead entries
+/// from time to time.
 #[derive(Debug)]
 pub struct CqOwners<T> {
     by_queue: HashMap<u64, Weak<T>>,
@@ -19,7 +21,7 @@ impl<T> Default for CqOwners<T> {
 }
 
 impl<T> CqOwners<T> {
-    /// From now on `queue` is `owner`'s.
+    /// Records `owner` as the owner of `queue`.
     pub fn add(&mut self, queue: u64, owner: &Arc<T>) {
         if self.by_queue.len() >= self.sweep_at {
             self.by_queue.retain(|_, owner| owner.strong_count() > 0);
@@ -28,12 +30,12 @@ impl<T> CqOwners<T> {
         self.by_queue.insert(queue, Arc::downgrade(owner));
     }
 
-    /// The owner has given `queue` up: what is reported of it concerns nobody, however late it comes.
+    /// Forgets `queue`, which its owner has released: late reports of it concern no connection.
     pub fn give_up(&mut self, queue: u64) {
         self.by_queue.remove(&queue);
     }
 
-    /// Whose `queue` is. `None`: nobody's any more, or nobody's yet.
+    /// The owner of `queue`; `None` if it has none yet or no longer.
     pub fn of(&self, queue: u64) -> Option<Arc<T>> {
         self.by_queue.get(&queue).and_then(Weak::upgrade)
     }

@@ -1,4 +1,4 @@
-//! What a device reports by itself, and whose connections that ends.
+//! Asynchronous device events, and the connections that they end.
 
 use crate::error::Result;
 use crate::net::background::cq_owners::CqOwners;
@@ -15,23 +15,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct DeviceEvents {
     /// The device's name.
     name: String,
-    /// The device as it was opened last.
+    /// The device as it was last opened.
     context: Mutex<Arc<Context>>,
     /// Whether a fatal event ends the connections.
     ends_connections: bool,
     /// The connections that a fatal event ends.
     peers: Mutex<WeakRegistry<PeerState>>,
-    /// Those of them to which a completion queue belongs.
+    /// The connections by completion queue.
     owners: Mutex<CqOwners<PeerState>>,
     listeners: PortListeners,
     notices: Notices,
 }
 
 impl DeviceEvents {
-    /// Those of `context`. `ends_connections`: a fatal event ends the connections; else it is only logged.
+    /// The events of `context`. With `ends_connections`, a fatal event ends the connections;
+    /// otherwise it is only logged.
     ///
     /// # Errors
-    /// Their descriptor cannot be made non-blocking.
+    /// Its descriptor cannot be made non-blocking.
     pub fn new(context: &Arc<Context>, ends_connections: bool) -> Result<Self> {
         context.make_events_nonblocking()?;
         let peers = Mutex::new(WeakRegistry::new(0));
@@ -51,7 +52,8 @@ impl DeviceEvents {
         &self.name
     }
 
-    /// The device was lost and is open again as `context`, whose events are taken from now on. Returns the lost one.
+    /// Handles that the lost device is open again as `context`, and reads events from there.
+    /// Returns the lost one.
     ///
     /// # Errors
     /// The descriptor of the events cannot be made non-blocking.
@@ -60,22 +62,24 @@ impl DeviceEvents {
         Ok(std::mem::replace(&mut *lock(&self.context), Arc::clone(context)))
     }
 
-    /// The device is open again: all that depends on its ports has a look at them.
+    /// Notifies everything that depends on the device's ports that it is open again.
     pub fn notify_device_back(&self) {
         self.listeners.tell_all(PortEvent::Active);
     }
 
-    /// From now on `listener` receives the events of `port`, as long as it lives.
+    /// Sends the events of `port` to `listener` from now on, as long as it lives.
     pub fn listen(&self, port: u8, listener: &Arc<dyn PortListener>) {
         self.listeners.add(port, listener);
     }
 
-    /// From now on a fatal event ends the connection to `peer`, as long as it lives, unless it is recovered.
+    /// Lets a fatal event end the connection to `peer` from now on, as long as it lives, unless it
+    /// is recovered.
     pub fn watch(&self, peer: &Arc<PeerState>) {
         lock(&self.peers).add(peer);
     }
 
-    /// A failure of this completion queue, which may have come already, ends the connection to `peer`, and no other one.
+    /// Lets a failure of this completion queue, which may be reported already, end the connection
+    /// to `peer` and no other.
     pub fn watch_queue(&self, queue: &CompletionQueue, peer: &Arc<PeerState>) {
         lock(&self.owners).add(queue.id(), peer);
         if queue.has_failed() {
@@ -83,12 +87,12 @@ impl DeviceEvents {
         }
     }
 
-    /// The completion queue with this id has been given up by its connection.
+    /// Forgets the completion queue with this id, which its connection has released.
     pub fn give_up_queue(&self, queue: u64) {
         lock(&self.owners).give_up(queue);
     }
 
-    /// Heeds all events that there are. Whether a port has come up.
+    /// Handles all pending events. Returns whether a port has come up.
     pub fn handle(&self) -> bool {
         let mut has_come_up = false;
         let context = Arc::clone(&lock(&self.context));
@@ -98,7 +102,7 @@ impl DeviceEvents {
                 AsyncEvent::CompletionQueueError(queue) => lock(&self.owners).of(queue),
                 _ => None,
             };
-            // From here on a queue that it names may go.
+            // From here on a queue that the event names may be destroyed.
             drop(occurrence);
             has_come_up |= matches!(event, AsyncEvent::PortActive(_));
             self.handle_event(event, owner);
@@ -139,7 +143,8 @@ impl DeviceEvents {
         }
     }
 
-    /// A completion queue of the connection to `owner` has failed, and reports nothing more.
+    /// Handles that a completion queue of the connection to `owner` has failed, and reports nothing
+    /// more.
     fn handle_queue_failure(&self, owner: Option<Arc<PeerState>>) {
         let reason = format!("{}: a completion queue has failed", self.name);
         match owner {
@@ -148,8 +153,8 @@ impl DeviceEvents {
                 let what = format!("the connection to {} ends", peer.peer());
                 self.fail(&reason, &what, std::slice::from_ref(&peer));
             }
-            // It is given up, or is about to be watched, or one of those that flushes have.
-            None => log::debug!("{reason}, which no connection is known to use"),
+            // The queue is released, about to be watched, or one of a flush.
+            None => log::debug!("{reason}; no known connection uses it"),
         }
     }
 
@@ -165,10 +170,10 @@ impl DeviceEvents {
         }
     }
 
-    /// The text for the connections to `peers`: `what` happens to them if fatal events end them.
+    /// Logs what happens to the connections to `peers`: `what` if fatal events end them.
     fn fail(&self, reason: &str, what: &str, peers: &[Arc<PeerState>]) {
         if !self.ends_connections {
-            log::warn!("{reason}; NCCL_IB_RETURN_ASYNC_EVENTS=0: its connections go on as far as they can");
+            log::warn!("{reason}; its connections continue if they can (NCCL_IB_RETURN_ASYNC_EVENTS=0)");
             return;
         }
         log::warn!("{reason}; {what}");
@@ -178,7 +183,7 @@ impl DeviceEvents {
     }
 }
 
-/// What becomes of the connections of a port that is down, of which `recovering` are recovered.
+/// What happens to the connections of a port that is down; `recovering` of them recover.
 fn port_down(recovering: usize) -> String {
     match recovering {
         0 => "traffic over it waits until the device's retries are exhausted".into(),
@@ -186,7 +191,7 @@ fn port_down(recovering: usize) -> String {
     }
 }
 
-/// The text for connections that a failure does not end.
+/// The text for connections that survive a failure.
 fn recovered(count: usize) -> String {
     format!("{count} connection(s) recover, over other ports or once it is back")
 }

@@ -1,12 +1,12 @@
-//! What threads of Ferrite's do, and what they are told.
+//! Ferrite's background threads, and what they receive.
 //!
-//! | file | what it is |
-//! |---|---|
+//! | file | contents |
+//! | --- | --- |
 //! | [`watcher`] | the thread that waits: for [`device_events`], for control connections, for [`periodic`] tasks |
-//! | [`workers`] | threads for what takes long and is rare: recovering connections |
-//! | [`cq_owners`], [`port_listeners`], [`weak_registry`] | what receives a device's failure |
-//! | [`notices`] | lines for the log that many connections would write at once |
-//! | `signals` | these threads run no signal handlers of the host process |
+//! | [`workers`] | threads for rare and slow work: recovering connections |
+//! | [`cq_owners`], [`port_listeners`], [`weak_registry`] | receivers of a device's failure |
+//! | [`notices`] | log lines that many connections would write at once |
+//! | `signals` | keeps the host's signal handlers off these threads |
 
 pub mod cq_owners;
 pub mod device_events;

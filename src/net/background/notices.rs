@@ -1,4 +1,5 @@
-//! Lines for the log that many connections would write at once: the first one is written, and how many more there were.
+//! Log lines that many connections would write at once: writes the first one, and how many more
+//! there were.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -9,44 +10,43 @@ pub const INIT: &str = "init";
 
 /// Lines with the same key are written once in this time.
 const QUIET: Duration = Duration::from_secs(1);
-/// Lines that tell the same again and again are written once in this time at least.
+/// Repetitions of the same line are written at most once in this time.
 const LONGEST_QUIET: Duration = Duration::from_secs(10);
-/// Keys that are kept.
+/// The most keys that are kept.
 const MAX_KEYS: usize = 64;
 
-/// What was written last, by key.
+/// The latest lines, by key.
 #[derive(Debug, Default)]
 pub struct Notices {
     lines: Mutex<HashMap<String, Last>>,
-    /// What has been said, and is said once.
+    /// One-time messages that were logged.
     once: Mutex<HashSet<&'static str>>,
 }
 
 #[derive(Debug)]
 struct Last {
     written: Instant,
-    /// What it told, without numbers, if lines with its key may repeat each other; and for how long others that tell the same are not
-    /// written.
+    /// The line without its numbers, if lines with its key may repeat each other.
     told: String,
     quiet: Duration,
-    /// Lines that have not been written since then.
+    /// Lines suppressed since then.
     more: u32,
 }
 
 impl Notices {
-    /// Whether it is asked for the first time for `key`, which is then never forgotten.
+    /// Whether this is the first call for `key`, which is then never forgotten.
     pub fn is_first(&self, key: &'static str) -> bool {
         self.once.lock().unwrap_or_else(PoisonError::into_inner).insert(key)
     }
 
-    /// The line to be written now for `text`, if any: not within [`QUIET`] of another one with the same `key`. It also tells how many
-    /// lines with that key have not been written.
+    /// The line to write now for `text`, if any: at most one per [`QUIET`] and `key`. It includes
+    /// the number of suppressed lines.
     pub fn line(&self, key: &str, text: &str) -> Option<String> {
         self.line_that_tells(key, text, String::new(), QUIET)
     }
 
-    /// As [`Self::line`]. One that tells the same as the one before, but for numbers, and comes soon after it waits twice as long as that one
-    /// has waited, up to [`LONGEST_QUIET`].
+    /// [`Self::line`] with a back-off: a line that repeats the previous one, except for numbers,
+    /// waits twice as long as that one, up to [`LONGEST_QUIET`].
     pub fn line_unless_repeated(&self, key: &str, text: &str) -> Option<String> {
         let told = text.chars().filter(|char| !char.is_ascii_digit()).collect();
         self.line_that_tells(key, text, told, LONGEST_QUIET)
@@ -71,7 +71,7 @@ impl Notices {
             }
         }
         lines.insert(key.to_owned(), Last { written: now, told, quiet, more: 0 });
-        Some(if more == 0 { text.to_owned() } else { format!("{text} ({more} more such lines before)") })
+        Some(if more == 0 { text.to_owned() } else { format!("{text} ({more} similar lines suppressed)") })
     }
 }
 
@@ -94,14 +94,14 @@ mod tests {
         // As if it had been written long ago.
         let long_ago = Instant::now().checked_sub(QUIET).expect("the machine has been up for longer");
         notices.lines.lock().expect("not poisoned").get_mut("port 1").expect("known").written = long_ago;
-        assert_eq!(notices.line("port 1", "fourth"), Some("fourth (2 more such lines before)".into()));
+        assert_eq!(notices.line("port 1", "fourth"), Some("fourth (2 similar lines suppressed)".into()));
         assert_eq!(notices.line("port 1", "fifth"), None);
         for key in 0..1000 {
             notices.line(&key.to_string(), "x");
         }
     }
 
-    /// A fault each half second, and another one now and then.
+    /// A fault each half second, and another one from time to time.
     #[test]
     fn a_line_that_is_repeated_is_written_ever_more_seldom_and_another_one_at_once() {
         let notices = Notices::default();

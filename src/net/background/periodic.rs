@@ -1,12 +1,13 @@
-//! Tasks that are done at intervals, until they return that they are done.
+//! Tasks that run at intervals until they report that they are done.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// One such task.
+/// A periodic task.
 pub trait PeriodicTask: Debug + Send + Sync {
-    /// Does it; whether there will be more to do. It must not wait for anybody who waits for a watcher.
+    /// Runs it. Returns whether there is more to do. It must not wait for a thread that waits for a
+    /// watcher.
     fn run(&self) -> bool;
 }
 
@@ -15,7 +16,8 @@ pub trait PeriodicTask: Debug + Send + Sync {
 pub struct PeriodicTasks(Mutex<Vec<Weak<dyn PeriodicTask>>>);
 
 impl PeriodicTasks {
-    /// Takes one up, as long as it lives and returns that there will be more to do. Returns whether there was none before.
+    /// Adds a task, to run as long as it lives and returns that there is more to do. Returns
+    /// whether there was none before.
     pub fn add(&self, task: &Arc<dyn PeriodicTask>) -> bool {
         let mut tasks = self.lock();
         let is_first = tasks.is_empty();
@@ -30,19 +32,19 @@ impl PeriodicTasks {
         self.lock().is_empty()
     }
 
-    /// Does all of them once.
+    /// Runs all of them once.
     pub fn run(&self) {
-        // Off the list meanwhile, so that one that comes back is put on it; and the list is not locked.
+        // Off the list during the run, so that the list is unlocked and a task can be added again.
         let tasks = std::mem::take(&mut *self.lock());
         for task in tasks {
             let Some(task) = task.upgrade() else { continue };
-            // The thread has other things to do than this task.
+            // The thread has other work, so it must survive a panic of this task.
             match catch_unwind(AssertUnwindSafe(|| task.run())) {
                 Ok(true) => {
                     self.add(&task);
                 }
                 Ok(false) => {}
-                Err(_) => log::warn!("a periodic task has panicked: a bug; it is not done any more"),
+                Err(_) => log::warn!("a periodic task has panicked, which is a bug; it no longer runs"),
             }
         }
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What has happened to a port.
+/// A port event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortEvent {
     /// It came up.
@@ -22,10 +22,10 @@ pub enum PortEvent {
     DeviceFatal,
 }
 
-/// What depends on a port, such as a connection with a rail there.
+/// Something that depends on a port, such as a connection with a rail there.
 pub trait PortListener: Debug + Send + Sync {
-    /// Something has happened to `port`. Returns how many connections are recovered because of it, for the warning that the
-    /// caller writes. Called by the device's watcher, which waits meanwhile and holds no lock.
+    /// Handles an event of `port`. Returns how many connections recover because of it, for the
+    /// caller's warning. The device's watcher calls it, holds no lock, and waits for it.
     fn handle_port_event(&self, port: u8, what: PortEvent) -> usize;
 }
 
@@ -34,18 +34,18 @@ pub trait PortListener: Debug + Send + Sync {
 pub(super) struct PortListeners(Mutex<HashMap<u8, WeakRegistry<dyn PortListener>>>);
 
 impl PortListeners {
-    /// From now on `listener` receives the events of `port`, as long as it lives.
+    /// Sends the events of `port` to `listener` from now on, as long as it lives.
     pub(super) fn add(&self, port: u8, listener: &Arc<dyn PortListener>) {
         self.lock().entry(port).or_insert_with(|| WeakRegistry::new(0)).add(listener);
     }
 
-    /// Tells the listeners of `port`. How many connections they recover.
+    /// Notifies the listeners of `port`. Returns how many connections recover.
     pub(super) fn notify(&self, port: u8, what: PortEvent) -> usize {
         let listeners = self.lock().get(&port).map(WeakRegistry::all).unwrap_or_default();
         listeners.iter().map(|listener| listener.handle_port_event(port, what)).sum()
     }
 
-    /// The same for all ports. What listens to several of them is counted once.
+    /// [`Self::notify`] for all ports. A listener of several ports counts once.
     pub(super) fn tell_all(&self, what: PortEvent) -> usize {
         let by_port: Vec<_> = self.lock().iter().map(|(port, listeners)| (*port, listeners.all())).collect();
         let mut counts = HashMap::new();
@@ -67,7 +67,7 @@ impl PortListeners {
 mod tests {
     use super::*;
 
-    /// Recovers so many connections, and notes the events.
+    /// A listener that recovers this many connections, and records the events.
     #[derive(Debug)]
     struct Noting(usize, Mutex<Vec<(u8, PortEvent)>>);
 

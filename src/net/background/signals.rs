@@ -1,8 +1,9 @@
-//! Threads of this library run no signal handlers of the host process.
+//! Keeps signal handlers of the host process off Ferrite's threads.
 
 #![allow(unsafe_code)]
 
-/// Runs `body` with all signals blocked, which a thread started in it inherits: the host's handlers are not to run on it.
+/// Runs `body` with all signals blocked. A thread started there inherits that, so the host's
+/// handlers do not run on it.
 pub(in crate::net) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     // SAFETY: signal sets are plain data, filled in by the calls below.
     let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };

@@ -1,5 +1,5 @@
-//! One thread per card that waits for what nobody polls: the device's events, the control connections of this process and its
-//! port, and what has to be done now and then.
+//! One thread per card that waits for everything that no other thread polls: device events, this
+//! process's control connections and port, and periodic tasks.
 
 use crate::error::{Error, Result};
 use crate::net::background::device_events::DeviceEvents;
@@ -29,25 +29,26 @@ pub struct Watcher {
 
 #[derive(Debug)]
 struct Shared {
-    /// The process that has the thread. A forked child has neither that nor the epoll, and nobody watches there.
+    /// The process that has the thread. A forked child has neither the thread nor the epoll, and no
+    /// watcher.
     owner: u32,
     events: DeviceEvents,
     tasks: PeriodicTasks,
-    /// What drives this process's control connections, if this is the watcher that serves it.
+    /// The driver of this process's control connections, if this watcher serves it.
     driver: Mutex<Weak<ControlDriver>>,
-    /// The same whether or not this watcher serves it.
+    /// The driver, whether or not this watcher serves it.
     known: Mutex<Weak<ControlDriver>>,
     epoll: Epoll,
     wake: Wake,
     stops: AtomicBool,
 }
 
-/// A pause after control connections have been read. While connections are set up, those who do it poll the driver themselves,
-/// and the watcher is not to be woken by each frame.
+/// Pause after reading control connections. During set-up the callers poll the driver themselves,
+/// and the watcher need not wake for each frame.
 const PAUSE: Duration = Duration::from_millis(1);
-/// A pause after the driver could not accept clients: this process has too many descriptors, say.
+/// Pause after the driver could not accept clients, for example for lack of descriptors.
 const LONG_PAUSE: Duration = Duration::from_millis(100);
-/// How often periodic tasks are done.
+/// How often periodic tasks run.
 const TASKS_EVERY: Duration = Duration::from_secs(1);
 
 const WAKE: u64 = 0;
@@ -55,10 +56,11 @@ const DEVICE: u64 = 1;
 const CONTROL: u64 = 2;
 
 impl Watcher {
-    /// Starts the thread. `ends_connections`: a fatal event ends the connections; else it is only logged.
+    /// Starts the thread. With `ends_connections`, a fatal event ends the connections; otherwise it
+    /// is only logged.
     ///
     /// # Errors
-    /// No descriptors or no thread can be had.
+    /// No descriptors are left, or no thread can be started.
     pub fn start(context: &Arc<Context>, ends_connections: bool) -> Result<Self> {
         let shared = Arc::new(Shared {
             owner: process_id(),
@@ -70,7 +72,7 @@ impl Watcher {
             wake: Wake::new()?,
             stops: AtomicBool::new(false),
         });
-        // What has come while nobody watched. The descriptor reports only what is new.
+        // Handles earlier events: the descriptor only reports new ones.
         shared.events.handle();
         shared.epoll.add(&shared.wake.fd, WAKE, Trigger::Edge)?;
         shared.epoll.add(context.event_fd(), DEVICE, Trigger::Edge)?;
@@ -81,7 +83,7 @@ impl Watcher {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// The device was lost and is open again as `context`, whose events are taken from now on.
+    /// Handles that the lost device is open again as `context`, and reads events from there.
     ///
     /// # Errors
     /// The kernel has no memory for it.
@@ -94,32 +96,36 @@ impl Watcher {
         self.shared.epoll.add(context.event_fd(), DEVICE, Trigger::Edge)
     }
 
-    /// The device is open again: all that depends on its ports has a look at them.
+    /// Notifies everything that depends on the device's ports that it is open again.
     pub fn notify_device_back(&self) {
         self.shared.events.notify_device_back();
     }
 
-    /// From now on `listener` receives the events of the card's port of this number, as long as it lives.
+    /// Sends the events of the card's port of this number to `listener` from now on, as long as it
+    /// lives.
     pub fn listen(&self, port: u8, listener: &Arc<dyn PortListener>) {
         self.shared.events.listen(port, listener);
     }
 
-    /// From now on a fatal event ends the connection to `peer`, as long as it lives, unless it is recovered.
+    /// Lets a fatal event end the connection to `peer` from now on, as long as it lives, unless it
+    /// is recovered.
     pub fn watch(&self, peer: &Arc<PeerState>) {
         self.shared.events.watch(peer);
     }
 
-    /// A failure of this completion queue, which may have come already, ends the connection to `peer`, and no other one.
+    /// Lets a failure of this completion queue, which may be reported already, end the connection
+    /// to `peer` and no other.
     pub fn watch_queue(&self, queue: &CompletionQueue, peer: &Arc<PeerState>) {
         self.shared.events.watch_queue(queue, peer);
     }
 
-    /// The completion queue with this id has been given up by its connection: its failure ends nothing.
+    /// Forgets the completion queue with this id: its connection has released it, so its failure
+    /// ends nothing.
     pub fn give_up_queue(&self, queue: u64) {
         self.shared.events.give_up_queue(queue);
     }
 
-    /// Also serves `driver`, as long as it lives, unless another watcher does already.
+    /// Also serves `driver`, as long as it lives, unless another watcher does.
     ///
     /// # Errors
     /// The kernel has no memory for it.
@@ -136,9 +142,9 @@ impl Watcher {
         added.inspect_err(|_| driver.end_to_serve())
     }
 
-    /// Also does `task`, as long as it lives and returns that there will be more to do.
+    /// Also runs `task`, as long as it lives and returns that there is more to do.
     pub fn take_up(&self, task: &Arc<dyn PeriodicTask>) {
-        // While it has tasks, it looks at them in time by itself.
+        // While it has tasks, it runs them in time without being woken.
         if !self.shared.is_inherited() && self.shared.tasks.add(task) {
             self.shared.wake.ring();
         }
@@ -153,7 +159,7 @@ impl Shared {
             let ready = match self.epoll.wait(limit) {
                 Ok(ready) => ready,
                 Err(e) => {
-                    log::warn!("{}: nobody watches for device events and dead peers: {e}", self.events.device());
+                    log::warn!("{}: cannot watch for device events and dead peers: {e}", self.events.device());
                     self.end_to_serve();
                     return;
                 }
@@ -185,12 +191,12 @@ impl Shared {
         }
     }
 
-    /// The pause after it.
+    /// Serves the driver. Returns the pause after it.
     fn serve(&self) -> Duration {
         let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
         match driver.map(|driver| driver.poll()) {
             None | Some(Ok(())) => PAUSE,
-            // The listener's owner is notified.
+            // The listener's owner gets the error.
             Some(Err(_)) => LONG_PAUSE,
         }
     }
@@ -213,7 +219,8 @@ impl Drop for Watcher {
         self.shared.stops.store(true, Ordering::Release);
         self.shared.wake.ring();
         self.shared.end_to_serve();
-        // A task may have dropped the last of what kept the card: then this is that thread, which is about to end.
+        // A task may have dropped the last reference to the card. Then this is the watcher's
+        // thread, which is about to end.
         if thread.thread().id() != std::thread::current().id() {
             let _ = thread.join();
         }
@@ -223,7 +230,7 @@ impl Drop for Watcher {
 /// Wakes the thread.
 #[derive(Debug)]
 struct Wake {
-    // Declared first: it goes before the descriptor is closed.
+    // Declared first, to be dropped before the descriptor is closed.
     _unshared: Unshared,
     fd: OwnedFd,
 }
@@ -236,7 +243,7 @@ impl Wake {
     }
 
     fn ring(&self) {
-        // One that is full rings as well.
+        // A full counter is readable too, so a failed write does no harm.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 }

@@ -1,9 +1,9 @@
-//! A list of objects that others own, each under a number that is never used again.
+//! A list of objects with other owners, each under a number that is never reused.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// The list. What has gone is struck off now and then: listing one more costs the same however many there are.
+/// The list. It removes dead entries from time to time, so that adding one has a constant cost.
 #[derive(Debug)]
 pub struct WeakRegistry<T: ?Sized> {
     by_number: HashMap<u64, Weak<T>>,
@@ -19,7 +19,7 @@ impl<T: ?Sized> WeakRegistry<T> {
         Self { by_number: HashMap::new(), next: first, sweep_at: FEW }
     }
 
-    /// Lists one more; its number.
+    /// Adds an object. Returns its number.
     pub fn add(&mut self, one: &Arc<T>) -> u64 {
         if self.by_number.len() >= self.sweep_at {
             self.by_number.retain(|_, one| one.strong_count() > 0);
@@ -31,7 +31,7 @@ impl<T: ?Sized> WeakRegistry<T> {
         number
     }
 
-    /// All that are still there with their numbers, in the order of these.
+    /// All living objects with their numbers, in the order of the numbers.
     pub fn numbered(&self) -> Vec<(u64, Arc<T>)> {
         let mut all: Vec<_> =
             self.by_number.iter().filter_map(|(number, one)| Some((*number, one.upgrade()?))).collect();
@@ -39,7 +39,7 @@ impl<T: ?Sized> WeakRegistry<T> {
         all
     }
 
-    /// All that are still there.
+    /// All living objects.
     pub fn all(&self) -> Vec<Arc<T>> {
         self.by_number.values().filter_map(Weak::upgrade).collect()
     }

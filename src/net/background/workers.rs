@@ -1,11 +1,12 @@
-//! Threads for work that is rare and may take long: creating, connecting and destroying queue pairs after a fault.
+//! Threads for rare work that may take long: creating, connecting and destroying queue pairs after
+//! a fault.
 //!
-//! There is no thread while there is nothing to do: the first job starts one, and one that has had nothing to do for
-//! [`IDLE_LIMIT`] ends. A job is run by one thread at a time. If it is queued while it runs, it runs again afterwards. If no thread can be
-//! had, a watcher tries again each second.
+//! Threads exist only while there is work: the first job starts one, and a thread that has been
+//! idle for [`IDLE_LIMIT`] ends. One thread at a time runs a job. A job queued while it runs is run
+//! again. If no thread can be started, a watcher tries again each second.
 //!
-//! A forked child has none of its parent's threads, and any lock may be held in it by a thread that it does not have: it has a state of
-//! its own.
+//! A forked child has none of its parent's threads, and its copies of locks may be held for ever,
+//! so it has its own state.
 
 use crate::error::{Error, Result};
 use crate::net::background::periodic::PeriodicTask;
@@ -18,22 +19,24 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Threads at most. They wait for the kernel and for devices more than they compute.
+/// The most threads. They mostly wait for the kernel and for devices.
 const MAX_THREADS: usize = 4;
-/// How long a thread without work stays.
+/// How long an idle thread stays.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Work that is done in steps.
 pub trait Job: Debug + Send + Sync {
-    /// Does what can be done now. Returns when it is to be called again, if it is not queued before.
+    /// Does what is possible now. Returns when to call it again, unless it is queued before.
     fn run(&self) -> Option<Instant>;
 
-    /// Whether it goes before jobs that are not: something has begun that others wait for. Asked when it has run.
+    /// Whether it precedes other jobs, because others wait for what it has begun. Asked after each
+    /// run.
     fn is_urgent(&self) -> bool {
         false
     }
 
-    /// [`Self::run`] has panicked: what it was about to do is not done, and it is not run again before it is queued.
+    /// [`Self::run`] has panicked. The rest of its work is lost, and it does not run until it is
+    /// queued again.
     fn handle_panic(&self);
 }
 
@@ -45,22 +48,23 @@ pub struct JobId(u64);
 #[derive(Debug, Default)]
 pub struct Workers {
     first: OfProcess,
-    /// How many connections recover, as these say.
+    /// The number of recovering connections.
     recovering: AtomicU32,
-    /// The id of the next job. A forked child goes on to count, so that its parent's jobs are not taken for its own.
+    /// The id of the next job. A forked child continues the numbers, so that its parent's jobs are
+    /// not taken for its own.
     next: AtomicU64,
-    /// So many threads cannot be had.
+    /// How many threads cannot be started.
     #[cfg(test)]
     refuses: AtomicU64,
 }
 
-/// What belongs to one process.
+/// The state of one process.
 #[derive(Debug)]
 struct OfProcess {
     process: u32,
     state: Mutex<State>,
     has_work: Condvar,
-    /// That of a forked child.
+    /// The state of a forked child.
     child: OnceLock<Box<Self>>,
 }
 
@@ -80,7 +84,7 @@ impl OfProcess {
 #[derive(Debug, Default)]
 struct State {
     jobs: BTreeMap<JobId, Entry>,
-    /// The urgent ones, and the others.
+    /// The urgent jobs, and the others.
     ready: [VecDeque<JobId>; 2],
     due: BTreeSet<(Instant, JobId)>,
     threads: usize,
@@ -91,14 +95,14 @@ struct State {
 struct Entry {
     job: Weak<dyn Job>,
     is_running: bool,
-    /// Whether it is among the ready ones, or is to be when it has run.
+    /// Whether it is ready, or will be when its run ends.
     is_queued: bool,
     is_urgent: bool,
     due: Option<Instant>,
 }
 
 impl Workers {
-    /// One connection more recovers, or one less.
+    /// Counts a connection that starts or stops recovering.
     pub fn count_recovering(&self, is_one_more: bool) {
         match is_one_more {
             true => self.recovering.fetch_add(1, Ordering::Relaxed),
@@ -106,12 +110,12 @@ impl Workers {
         };
     }
 
-    /// How many recover.
+    /// The number of recovering connections.
     pub fn recovering(&self) -> u32 {
         self.recovering.load(Ordering::Relaxed)
     }
 
-    /// Enters a job, which runs only when it is queued.
+    /// Adds a job, which runs only when it is queued.
     pub fn add(&self, job: Weak<dyn Job>) -> JobId {
         let id = JobId(self.next.fetch_add(1, Ordering::Relaxed));
         self.own()
@@ -129,10 +133,10 @@ impl Workers {
         }
     }
 
-    /// Has a job run soon, in a thread of its own if there is none without work.
+    /// Queues a job, and starts a thread for it if none is idle.
     ///
     /// # Errors
-    /// There is no thread, and none can be started. The job runs when there is one.
+    /// There is no thread, and none can be started. The job runs once there is one.
     pub fn queue(self: &Arc<Self>, id: JobId) -> Result<()> {
         let own = self.own();
         let mut state = own.lock();
@@ -148,7 +152,7 @@ impl Workers {
         Ok(())
     }
 
-    /// What belongs to this process.
+    /// The state of this process.
     fn own(&self) -> &OfProcess {
         let (process, mut own) = (process_id(), &self.first);
         while own.process != process {
@@ -182,13 +186,13 @@ impl Workers {
             state.take_due(now);
             if let Some((id, job)) = state.begin() {
                 drop(state);
-                // A thread that is lost would leave its job undone for ever, and be missing for all others.
+                // A lost thread would leave its job undone for ever, and be missing for all others.
                 let again = catch_unwind(AssertUnwindSafe(|| job.run())).unwrap_or_else(|_| {
                     let _ = catch_unwind(AssertUnwindSafe(|| job.handle_panic()));
                     None
                 });
                 let is_urgent = job.is_urgent();
-                // It may be the last that holds the connection: dropped without the lock.
+                // It may hold the last reference to the connection: dropped without the lock.
                 drop(job);
                 state = own.lock();
                 state.finish(id, again, is_urgent);
@@ -196,7 +200,7 @@ impl Workers {
                 continue;
             }
             let limit = idle_since + IDLE_LIMIT;
-            // While a job has a time, one thread stays for it.
+            // One thread stays while a job is scheduled.
             if now >= limit && (state.due.is_empty() || state.threads > 1) {
                 state.threads -= 1;
                 return;
@@ -211,7 +215,7 @@ impl Workers {
     }
 }
 
-/// Jobs wait for a thread that could not be had.
+/// Jobs wait for a thread that could not be started.
 #[derive(Debug)]
 pub struct StartWorkers(pub Arc<Workers>);
 
@@ -230,12 +234,12 @@ impl State {
         self.ready[usize::from(!is_urgent)].push_back(id);
     }
 
-    /// How many are ready.
+    /// The number of ready jobs.
     fn waiting(&self) -> usize {
         self.ready.iter().map(VecDeque::len).sum()
     }
 
-    /// Moves the jobs whose time has come to the ready ones.
+    /// Moves the jobs that are due to the ready ones.
     fn take_due(&mut self, now: Instant) {
         while let Some((due, id)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
             self.due.remove(&(due, id));
@@ -247,7 +251,7 @@ impl State {
         }
     }
 
-    /// The next job to be run.
+    /// The next job to run.
     fn begin(&mut self) -> Option<(JobId, Arc<dyn Job>)> {
         while let Some(id) = self.ready.iter_mut().find_map(VecDeque::pop_front) {
             let Some(entry) = self.jobs.get_mut(&id) else { continue };
@@ -264,7 +268,7 @@ impl State {
         None
     }
 
-    /// A job has run, and is to be run again at `again`.
+    /// Handles the end of a run, and schedules the next one at `again`.
     fn finish(&mut self, id: JobId, again: Option<Instant>, is_urgent: bool) {
         let Some(entry) = self.jobs.get_mut(&id) else { return };
         (entry.is_running, entry.is_urgent) = (false, is_urgent);
@@ -281,7 +285,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Counts its runs, and how many threads are in it at once.
+    /// Counts its runs, and the threads that run it at once.
     #[derive(Debug, Default)]
     struct Counter {
         runs: AtomicU32,
@@ -321,7 +325,7 @@ mod tests {
         workers.add(job)
     }
 
-    /// Else each of many connections would be as far as the others, and all would be late.
+    /// Otherwise all of many connections would advance together, and all would be late.
     #[test]
     fn what_has_begun_goes_before_what_has_not() {
         let (workers, job): (_, Arc<dyn Job>) = (Workers::default(), Arc::new(Counter::default()));
@@ -392,7 +396,7 @@ mod tests {
         wait_until("it runs", || job.runs.load(Ordering::SeqCst) == 1);
     }
 
-    /// The lock is held by a thread that the child does not have.
+    /// The lock is held by a thread that does not exist in the child.
     #[test]
     fn a_forked_child_runs_its_own_jobs_and_not_its_parents() {
         let workers: Arc<Workers> = Arc::default();

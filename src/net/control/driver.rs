@@ -1,9 +1,11 @@
-//! The one driver of this process's control connections: it moves bytes between sockets and the [`ControlPlane`], under one lock.
+//! The driver of all control connections of this process: it moves bytes between sockets and the
+//! [`ControlPlane`], under one lock.
 //!
-//! Those who set up connections poll it, and so does the [watcher](crate::net::background::watcher) that serves it. Its epoll is ready while
-//! there is something to do, deadlines included. A forked child has a copy of it, whose lock may be held by a thread that the
-//! child does not have and must not touch: every use goes through [`ControlDriver::enter`], which is closed
-//! to the child.
+//! Connection set-up polls it, and so does the [watcher](crate::net::background::watcher) that
+//! serves it. Its epoll is ready while there is something to do, deadlines included.
+//!
+//! A forked child has a copy, whose lock may be held by a thread that does not exist in the child.
+//! Every use goes through [`ControlDriver::enter`], which fails in the child.
 
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
@@ -24,18 +26,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Clients that may have queued up while nobody listened: about what the system keeps.
+/// The most clients that may have queued while no listener existed; the system keeps about as many.
 const MAX_QUEUE: usize = 4096;
-/// The most clients in the system's queue that are closed when the last listener closes.
+/// The most queued clients to close when the last listener closes.
 const MAX_TOLD: usize = 128;
 
 /// All control connections of this process, and its port.
 #[derive(Debug)]
 pub struct ControlDriver {
-    /// The process that made it.
+    /// The process that created it.
     owner: u32,
     start: Instant,
-    /// Where its port is opened when it dials first.
+    /// Where to open its port when it first dials.
     interface: Option<Interface>,
     is_served: AtomicBool,
     epoll: Arc<Epoll>,
@@ -43,7 +45,7 @@ pub struct ControlDriver {
     state: Mutex<State>,
 }
 
-/// What the lock guards.
+/// State under the lock.
 #[derive(Debug)]
 struct State {
     plane: ControlPlane,
@@ -51,8 +53,9 @@ struct State {
 }
 
 impl ControlDriver {
-    /// No connection. `first_frame_limit` is the time that a client has for its first frame. A process that dials is called on `interface`,
-    /// too, if that is given: by peers that have lost their control connections.
+    /// A driver without connections. A client has `first_frame_limit` for its first frame. If
+    /// `interface` is given, a process that dials also listens there, for peers that have lost
+    /// their control connections.
     ///
     /// # Errors
     /// There are no descriptors left, or no random numbers.
@@ -65,22 +68,22 @@ impl ControlDriver {
         Ok(Arc::new(Self { owner, start, interface, is_served: AtomicBool::new(false), epoll, timer, state }))
     }
 
-    /// Whether it belongs to the process that this one was forked from.
+    /// Whether it belongs to the parent of this forked process.
     pub fn is_inherited(&self) -> bool {
         self.owner != process_id()
     }
 
-    /// Whether this is the first to serve it.
+    /// Claims the task of serving it; false if it is claimed already.
     pub fn begin_to_serve(&self) -> bool {
         !self.is_served.swap(true, Ordering::Relaxed)
     }
 
-    /// It cannot be served: the next may try.
+    /// Gives the task of serving it back.
     pub fn end_to_serve(&self) {
         self.is_served.store(false, Ordering::Relaxed);
     }
 
-    /// Where the listener that knows `token` is called from now on: at the port of this process, which is opened on
+    /// Returns the address for clients of the listener with `token`. Opens this process's port on
     /// `interface` if there is none.
     ///
     /// # Errors
@@ -89,7 +92,8 @@ impl ControlDriver {
         let listen = |state: &mut State| {
             let port = state.sockets.open_port(interface)?;
             if !state.plane.has_listeners() {
-                // Nobody can know this listener yet; who has queued up while there was none must not be in its peer's way.
+                // No peer can know this listener yet, so clients that queued before it are
+                // strangers.
                 port.clear_queue(MAX_QUEUE);
             }
             let address = port.address();
@@ -100,7 +104,7 @@ impl ControlDriver {
         self.enter(|state, _| listen(state)).unwrap_or_else(|| Err(inherited()))
     }
 
-    /// A stream to the listener at `address` that knows `token`; `None` in a forked child.
+    /// A stream to the listener with `token` at `address`; `None` in a forked child.
     pub(super) fn open(&self, address: SocketAddr, token: Token, secret: Secret) -> Option<StreamId> {
         self.enter(|state, now| {
             if let Some(interface) = self.interface.as_ref().filter(|_| state.sockets.port().is_none()) {
@@ -113,7 +117,7 @@ impl ControlDriver {
         })
     }
 
-    /// The listener with `token` is gone.
+    /// Removes the listener with `token`.
     pub fn deregister(&self, token: &Token) {
         self.enter(|state, _| {
             state.plane.deregister(token);
@@ -123,13 +127,13 @@ impl ControlDriver {
         });
     }
 
-    /// Does all that can be done without waiting: reads, writes, accepts clients, and handles timeouts.
+    /// Does everything that needs no waiting: reads, writes, accepts clients, and handles timeouts.
     ///
     /// # Errors
     /// No more clients can be accepted.
     pub fn poll(&self) -> Result<()> {
         self.enter(|State { plane, sockets }, now| {
-            // First what has come: this process may have been stopped for longer than a deadline.
+            // Input first: this process may have been stopped beyond a deadline.
             let polled = sockets.poll(plane, now);
             plane.handle_timeout(now);
             polled
@@ -137,12 +141,12 @@ impl ControlDriver {
         .unwrap_or(Ok(()))
     }
 
-    /// A port of this machine has come up: peers whose control connections are lost are dialled at once.
+    /// A port of this machine has come up: redials lost control connections at once.
     pub fn handle_network_change(&self) {
         self.with(ControlPlane::handle_network_change);
     }
 
-    /// From now on `peer` receives what becomes of the other end of `stream`.
+    /// Reports changes at the other end of `stream` to `peer` from now on.
     pub(super) fn establish(&self, stream: StreamId, peer: &Arc<dyn PeerObserver>, receives_recovery: bool) {
         self.enter(|state, now| {
             state.sockets.add_peer(stream, peer);
@@ -150,7 +154,7 @@ impl ControlDriver {
         });
     }
 
-    /// Nobody has `stream` any more.
+    /// `stream` has no owner any more.
     pub(super) fn close(&self, stream: StreamId) {
         self.enter(|state, now| {
             state.sockets.remove_peer(stream);
@@ -158,7 +162,7 @@ impl ControlDriver {
         });
     }
 
-    /// Does something with the control plane. `None` in a forked child.
+    /// Runs `body` on the control plane. `None` in a forked child.
     pub(super) fn with<T>(&self, body: impl FnOnce(&mut ControlPlane, Time) -> T) -> Option<T> {
         self.enter(|state, now| body(&mut state.plane, now))
     }
@@ -175,7 +179,7 @@ impl ControlDriver {
         let due = if sockets.has_unread() { Some(now) } else { plane.poll_timeout() };
         self.timer.set(now, due, sockets.armed());
         drop(state);
-        // It may lead here again.
+        // This may call back into the driver.
         settled.finish();
         Some(result)
     }
@@ -188,10 +192,10 @@ impl AsFd for ControlDriver {
     }
 }
 
-/// What makes the epoll ready when a deadline has come.
+/// Makes the epoll ready at a deadline.
 #[derive(Debug)]
 struct Timer {
-    // Declared first: it goes before the descriptor is closed.
+    // Declared first, to be dropped before the descriptor is closed.
     _unshared: Unshared,
     fd: OwnedFd,
 }
@@ -204,13 +208,13 @@ impl Timer {
         Ok(Self { _unshared: Unshared::new(fd.as_raw_fd()), fd })
     }
 
-    /// Rings at `due`, unless it is `armed` for that already.
+    /// Sets the timer to `due`, unless it is `armed` for that already.
     fn set(&self, now: Time, due: Option<Time>, armed: &mut Option<Time>) {
         if due == *armed {
             return;
         }
         *armed = due;
-        // All zero is never, and a moment that has passed is now.
+        // All zero disarms the timer, so a past moment becomes the shortest pause.
         let pause = due.map_or(Duration::ZERO, |due| due.saturating_sub(now).max(Duration::from_nanos(1)));
         let it_value = Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() };
         let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -220,7 +224,7 @@ impl Timer {
 }
 
 pub(super) fn inherited() -> Error {
-    Error::internal("the control connections are those of the process that this one was forked from")
+    Error::internal("the control connections belong to the parent of this forked process")
 }
 
 #[cfg(test)]
@@ -230,8 +234,8 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
 
-    /// The kernel has no memory for one client, and then for one that knows a token: each is closed, and a listener that polls for
-    /// another listener is not bothered.
+    /// The kernel has no memory for one client, and then for one with a known token. Each is
+    /// closed, and another listener that polls gets no error.
     #[test]
     fn a_client_that_cannot_be_served_is_closed_and_no_other() {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));

@@ -1,4 +1,4 @@
-//! Many descriptors that are waited on at once.
+//! A set of descriptors to wait for.
 
 use crate::error::{Error, Result};
 use crate::net::control::fork::Unshared;
@@ -10,10 +10,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 /// A set of descriptors, each under a key.
 #[derive(Debug)]
 pub struct Epoll {
-    // Declared first: it goes before the descriptor is closed.
+    // Declared first, to be dropped before the descriptor is closed.
     _unshared: Unshared,
     fd: OwnedFd,
-    /// How many of the next descriptors are refused, as by a kernel that has no memory.
+    /// How many of the next descriptors to refuse, as a kernel without memory would.
     #[cfg(test)]
     pub(in crate::net) refuses: std::sync::atomic::AtomicU32,
 }
@@ -21,16 +21,17 @@ pub struct Epoll {
 /// When a descriptor is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trigger {
-    /// As long as there is something to read. It has to be removed before it is closed, or a copy of it in a forked child
+    /// While there is something to read. Remove it before closing it, or a copy in a forked child
     /// is reported for ever.
     Level,
-    /// Once for whatever comes: readers have to read until there is nothing.
+    /// Once per arrival: readers must read until nothing is left.
     Edge,
-    /// The same, and when there is room to write again. What can be written to from the first is reported at once.
+    /// Like `Edge`, and when there is room to write again. A descriptor that is writable from the
+    /// start is reported at once.
     Room,
 }
 
-/// How many descriptors one wait reports at most.
+/// The most descriptors that one wait reports.
 const BATCH: usize = 64;
 
 impl Epoll {
@@ -71,10 +72,11 @@ impl Epoll {
         let _ = epoll::delete(&self.fd, fd);
     }
 
-    /// The keys of what is reported, after at most `timeout_ms` milliseconds, or -1 for no limit.
+    /// Waits at most `timeout_ms` milliseconds (-1 for no limit), and returns the keys of ready
+    /// descriptors.
     ///
     /// # Errors
-    /// The errno. An interrupted wait is no error, but finds nothing.
+    /// The errno. An interrupted wait is no error and returns no keys.
     pub fn wait(&self, timeout_ms: i32) -> std::result::Result<impl Iterator<Item = u64> + use<>, i32> {
         let mut batch = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; BATCH];
         let timeout = u32::try_from(timeout_ms)
@@ -90,7 +92,7 @@ impl Epoll {
 }
 
 impl AsFd for Epoll {
-    /// Its own descriptor, which is ready to read while there is something to report.
+    /// Its own descriptor, which is readable while there is something to report.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

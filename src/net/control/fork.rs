@@ -1,19 +1,25 @@
-//! Descriptors, and mappings of devices, that a forked child of this process does not keep.
+//! Descriptors and device mappings that forked children must not keep.
 //!
-//! A child has a copy of every descriptor, and the kernel ends a connection only when its last descriptor is closed: with a
-//! child that outlives this process (a worker that loads data), peers would see this process's death when the child
-//! ends. So a handler that runs in every child replaces its copies by a descriptor that does nothing. They are not just
-//! closed: the child has copies of the objects too, which close the numbers once more if it drops them, and by then the
-//! numbers could be of other files. Nor are they shut down, which would end the connection of the parent.
+//! A child has a copy of every descriptor, and the kernel ends a connection only when its last
+//! descriptor is closed. With a child that outlives this process, such as a data loader, peers
+//! would see this process's death only when the child ends. So a handler in every child replaces
+//! its copies by a descriptor that does nothing.
 //!
-//! A mapping keeps a file open as a descriptor does. Those of RDMA devices (doorbells, and with some drivers queues) are made by libibverbs,
-//! which does not report them. So the child, which has one thread, looks them up by the file in `/proc/self/maps`, and has inaccessible pages
-//! in their place: what its copies of the objects unmap later is theirs. Pages that other libraries have of the same device go with them.
-//! So the kernel ends the queue pairs of this process with it, and peers' requests are no longer acknowledged.
+//! Closing them is not enough: the child's copies of the objects would close the numbers again,
+//! which may belong to other files by then. Shutting them down would end the connection of the
+//! parent.
 //!
-//! The handler runs where only async-signal-safe functions may be called and any lock may be held by a thread that the child does not
-//! have: the descriptors are in tables without a lock, and nothing is allocated. `vfork` and `posix_spawn` do not run it; they
-//! exec, and exec closes all of these descriptors and mappings. A child made by the system call `clone` itself keeps all.
+//! A mapping keeps a file open like a descriptor. libibverbs maps RDMA devices (doorbells, and with
+//! some drivers queues) and does not report where. The child, which has one thread, finds the
+//! mappings by file in `/proc/self/maps` and replaces them by inaccessible pages. Its copies of the
+//! objects then unmap only those. Mappings of the same device by other libraries are replaced too.
+//! So when this process ends, the kernel destroys its queue pairs, and they acknowledge nothing any
+//! more.
+//!
+//! The handler may only call async-signal-safe functions, and any lock may be held by a thread that
+//! does not exist in the child. So the tables of descriptors have no lock, and nothing is
+//! allocated. `vfork` and `posix_spawn` do not run the handler, but exec closes all of these
+//! descriptors and mappings. A child made by a direct `clone` system call keeps all.
 
 #![allow(unsafe_code)]
 
@@ -21,26 +27,28 @@ use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// Descriptors above this number stay with the child: more than a process may usually have (`fs.nr_open`).
+/// Descriptors above this number stay with the child. The usual limit of a process is lower
+/// (`fs.nr_open`).
 const MOST: usize = 1 << 20;
 
 static UNSHARED: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
-/// Words of the table that may have a bit.
+/// Words of the table that may have bits set.
 static WORDS: AtomicUsize = AtomicUsize::new(0);
-/// The id of this process; 0: not asked for yet.
+/// The id of this process; 0 if not read yet.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Descriptors of files whose mappings no child gets: more than there are devices.
+/// The most files whose mappings are removed: more than there are devices.
 const MOST_MAPPED: usize = 256;
 const NONE: RawFd = -1;
 static MAPPED: [AtomicI32; MOST_MAPPED] = [const { AtomicI32::new(NONE) }; MOST_MAPPED];
 
-/// As long as this is there, forked children do not keep the descriptor. It has to be dropped before that is closed.
+/// While it lives, forked children do not keep the descriptor. Drop it before the descriptor is
+/// closed.
 #[derive(Debug)]
 pub struct Unshared(RawFd);
 
 impl Unshared {
-    /// From now on no forked child keeps `fd`.
+    /// Keeps `fd` from forked children from now on.
     pub fn new(fd: RawFd) -> Self {
         has_handler();
         if let Some((word, bit)) = place(fd) {
@@ -50,7 +58,7 @@ impl Unshared {
         Self(fd)
     }
 
-    /// The same, and no forked child keeps mappings of the file of `fd`.
+    /// [`Self::new`], and also keeps mappings of the file of `fd` from forked children.
     pub fn with_mappings(fd: RawFd) -> Self {
         let take = |place: &&AtomicI32| place.compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if MAPPED.iter().find(take).is_none() {
@@ -89,7 +97,8 @@ fn has_handler() -> bool {
     })
 }
 
-/// The id of this process. The kernel is asked once, and again in a forked child: the set-up of a connection needs it dozens of times.
+/// The id of this process. Asks the kernel once per process: connection set-up needs the id dozens
+/// of times.
 pub fn process_id() -> u32 {
     match PROCESS.load(Ordering::Relaxed) {
         0 => {
@@ -103,7 +112,7 @@ pub fn process_id() -> u32 {
     }
 }
 
-/// A file, by the device number of its file system and by its number there.
+/// A file, by the device number of its file system and its inode number.
 type FileId = (u64, u64);
 
 /// A line of `/proc/self/maps`.
@@ -115,7 +124,7 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// Reads `begin-end permissions offset major:minor inode path`, of which the path may be cut off.
+    /// Parses `begin-end permissions offset major:minor inode path`; the path may be truncated.
     fn parse(line: &[u8]) -> Option<Self> {
         let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
         let mut addresses = fields.next()?.split(|byte| *byte == b'-');
@@ -132,7 +141,7 @@ fn number(digits: &[u8], radix: u32) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(digits).ok()?, radix).ok()
 }
 
-/// In a forked child, while it still has the descriptors: gives up the mappings of their files.
+/// Removes the mappings of the marked files, in a forked child that still has the descriptors.
 fn leave_mappings() {
     let mut files: [FileId; MOST_MAPPED] = [(0, 0); MOST_MAPPED];
     let mut count = 0;
@@ -147,7 +156,7 @@ fn leave_mappings() {
     }
 }
 
-/// The file of a descriptor, if it is one that has an entry in a file system: others have their number in common.
+/// The file of a descriptor, if it has an entry in a file system: other files share their numbers.
 fn file_of(fd: RawFd) -> Option<FileId> {
     // SAFETY: a struct of numbers, for which zero is valid.
     let mut about: libc::stat = unsafe { std::mem::zeroed() };
@@ -157,7 +166,8 @@ fn file_of(fd: RawFd) -> Option<FileId> {
     (rc == 0 && is_of_file_system).then_some((about.st_dev, about.st_ino))
 }
 
-/// Puts inaccessible pages in place of the mappings of these files. If `/proc` is not there, the child keeps them.
+/// Replaces the mappings of these files by inaccessible pages. Without `/proc` the child keeps
+/// them.
 fn cover_mappings(files: &[FileId]) {
     // SAFETY: a C string.
     let maps = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
@@ -165,7 +175,7 @@ fn cover_mappings(files: &[FileId]) {
         return;
     }
     let mut buffer = [0_u8; 4096];
-    // The beginning of the present line. It has what is needed.
+    // The beginning of the current line, which has everything needed.
     let (mut line, mut length) = ([0_u8; 128], 0);
     loop {
         // SAFETY: a buffer of this size.
@@ -208,13 +218,15 @@ extern "C" fn leave() {
     let mut nothing = make_nothing();
     let mut is_kept = false;
     for (index, word) in UNSHARED[..words].iter().enumerate() {
-        // The child has no such descriptors from here on: it may close these and use the numbers for others, and fork again.
+        // The child has no such descriptors from here on. It may close them, reuse their numbers,
+        // and fork again.
         let mut bits = word.swap(0, Ordering::Relaxed);
         while bits != 0 {
             let fd = (index * 64) as RawFd + bits.trailing_zeros() as RawFd;
             bits &= bits - 1;
             if nothing < 0 {
-                // There is no further descriptor: one of these makes room. If the new one has its number, it stays there.
+                // No descriptor is free, so close one of these. If the new one gets its number, it
+                // stays there.
                 // SAFETY: one of our own descriptors, whose number is taken again here or below.
                 unsafe { libc::close(fd) };
                 nothing = make_nothing();
@@ -307,7 +319,7 @@ mod tests {
         assert_eq!(closed.map(|read| read.expect("closed with the parent's")), [0, 0]);
     }
 
-    /// A mapping of this file, which is marked or not, and whether a child has it.
+    /// Maps this file, marked or not. Returns whether a child has the mapping.
     fn child_has_mapping(file: &std::fs::File, is_marked: bool) -> bool {
         let _mark = is_marked.then(|| Unshared::with_mappings(file.as_raw_fd()));
         let access = libc::PROT_READ | libc::PROT_WRITE;

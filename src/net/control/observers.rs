@@ -1,30 +1,32 @@
-//! What receives the changes at the other end of an established connection, and what the peer says over the control connection: the end's
-//! state, its recovery, and what answers questions about waits.
+//! Receivers of what happens at the other end of an established connection: the end's state, its
+//! recovery, and the explainer.
 
 use crate::proto::control::event::PeerChange;
 use crate::proto::frame::Frame;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// An established connection's state.
+/// The state of an established connection.
 pub trait PeerObserver: Debug + Send + Sync {
-    /// A change at the peer. Called under the driver's lock. What it has been passed on to is returned, to be dropped without that
-    /// lock: this may be its last reference.
+    /// Handles a change at the peer, under the driver's lock. Returns the handler that it passed
+    /// the change to. The caller drops that without the lock, since it may be the last reference.
     fn handle_change(&self, change: PeerChange) -> Option<Arc<dyn RecoveryEvents>>;
 }
 
-/// What recovers one connection. The calls come in the order in which things have happened, one at a time, and under the lock of the
-/// [driver](crate::net::control::driver): they note what has come and wake a thread. They call nothing of the control connection, and take no lock
-/// that anybody holds who does.
+/// Recovers one connection. Calls come in the order of events, one at a time, under the lock of the
+/// [driver](crate::net::control::driver). They record the event and wake a thread. They must not
+/// call the control connection, nor take a lock whose holder does.
 pub trait RecoveryEvents: Debug + Send + Sync {
-    /// The peer has sent this frame, which [is of recovery](crate::proto::frame::Kind::is_of_recovery).
+    /// Handles a frame from the peer, which [is of
+    /// recovery](crate::proto::frame::Kind::is_of_recovery).
     fn handle_frame(&self, frame: Frame);
 
-    /// A completion queue of the connection has failed, for this reason. Called by the device's watcher.
+    /// Handles a failed completion queue of the connection. Called by the device's watcher.
     fn handle_fault(&self, reason: &str);
 
-    /// The control connection is lost or back, or the peer is gone. [`PeerState`](crate::net::peer::state::PeerState) knows already, except
-    /// for [`PeerChange::Back`] after no loss: then this end may have missed frames all the same. Never a [`PeerChange::Frame`].
+    /// The control connection is lost or back, or the peer is gone; never a [`PeerChange::Frame`].
+    /// [`PeerState`](crate::net::peer::state::PeerState) is updated already. The exception is
+    /// [`PeerChange::Back`] without an earlier loss: this end may have missed frames even so.
     fn handle_change(&self, change: &PeerChange);
 }
 
@@ -32,10 +34,10 @@ pub trait RecoveryEvents: Debug + Send + Sync {
 #[derive(Debug)]
 pub struct Full;
 
-/// The most changes that are kept while there is no handler: of a connection that has just been set up.
+/// The most changes kept while there is no handler, for a connection that was just set up.
 const MAX_HELD: usize = 64;
 
-/// The way to what recovers one connection. It is locked while that is called, so that the order is kept.
+/// The inbox of one connection's recovery. It stays locked during the calls, to keep their order.
 #[derive(Debug)]
 pub struct RecoveryInbox(Mutex<Inbox>);
 
@@ -43,22 +45,22 @@ pub struct RecoveryInbox(Mutex<Inbox>);
 enum Inbox {
     /// The connection is not recovered.
     Ignored,
-    /// There is no handler yet; what has come until now, and the latest failure of a completion queue.
+    /// There is no handler yet: the changes so far, and the latest failure of a completion queue.
     Held(Vec<PeerChange>, Option<String>),
-    /// This one receives them, as long as it lives.
+    /// This handler receives them, as long as it lives.
     Handled(Weak<dyn RecoveryEvents>),
 }
 
 impl RecoveryInbox {
-    /// That of a connection which is to be recovered, if `failover` has been negotiated.
+    /// The inbox of a connection, which is recovered if `failover` is negotiated.
     pub fn new(failover: bool) -> Self {
         Self(Mutex::new(if failover { Inbox::Held(Vec::new(), None) } else { Inbox::Ignored }))
     }
 
-    /// Hands `change` over, and returns the handler; or keeps it until there is a handler.
+    /// Passes `change` to the handler and returns it, or keeps the change until there is a handler.
     ///
     /// # Errors
-    /// So much is kept that there is no room for more.
+    /// Too many changes are kept already.
     pub fn push(&self, change: PeerChange) -> Result<Option<Arc<dyn RecoveryEvents>>, Full> {
         match &mut *self.lock() {
             Inbox::Ignored => Ok(None),
@@ -71,7 +73,7 @@ impl RecoveryInbox {
         }
     }
 
-    /// From now on `handler` receives what comes; first what has come before.
+    /// Passes changes to `handler` from now on, first the earlier ones.
     pub fn open(&self, handler: Weak<dyn RecoveryEvents>) {
         let mut inbox = self.lock();
         let Some(living) = handler.upgrade() else { return };
@@ -81,7 +83,8 @@ impl RecoveryInbox {
         }
     }
 
-    /// Has the connection recovered from the failure of a completion queue, now or when there is a handler; whether anybody does that.
+    /// Starts recovery from a failed completion queue, now or when there is a handler. Returns
+    /// whether the connection recovers.
     pub fn handle_fault(&self, reason: &str) -> bool {
         let handler = match &mut *self.lock() {
             Inbox::Handled(handler) => handler.upgrade(),
@@ -115,24 +118,25 @@ fn hand_over(handler: &dyn RecoveryEvents, change: PeerChange) {
     }
 }
 
-/// What answers for the ends of a process.
+/// Answers questions for the ends of a process.
 pub trait InquiryEvents: Debug + Send + Sync {
-    /// The peer of the end with this number asks or tells something. Called under the lock of the [driver](crate::net::control::driver): it notes that and
-    /// wakes a thread, and calls nothing of the control connection.
+    /// Handles a question or answer of the peer of end `end`. Called under the lock of the
+    /// [driver](crate::net::control::driver): records it and wakes a thread, and must not call the
+    /// control connection.
     fn handle_frame(&self, end: u64, frame: &Frame);
 }
 
-/// The way to what answers for one end. What comes before there is one is dropped: the peer asks again.
+/// The receiver of inquiries for one end. Earlier frames are dropped: the peer asks again.
 #[derive(Debug, Default)]
 pub struct InquirySlot(Mutex<Option<(u64, Weak<dyn InquiryEvents>)>>);
 
 impl InquirySlot {
-    /// From now on `handler` receives what comes, with the number `end`.
+    /// Passes frames to `handler` from now on, with the number `end`.
     pub fn open(&self, end: u64, handler: Weak<dyn InquiryEvents>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((end, handler));
     }
 
-    /// Hands `frame` over.
+    /// Passes `frame` to the handler.
     pub fn hand_over(&self, frame: &Frame) {
         let slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((end, handler)) = slot.as_ref().and_then(|(end, handler)| Some((*end, handler.upgrade()?))) {

@@ -1,4 +1,4 @@
-//! The TCP port where a process is called, for all of its listeners.
+//! The TCP port where a process accepts clients for all of its listeners.
 
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 /// A TCP port that accepts clients.
 #[derive(Debug)]
 pub struct Port {
-    // Declared first: it goes before the descriptor is closed.
+    // Declared first, to be dropped before the descriptor is closed.
     _unshared: Unshared,
     /// The process that opened it.
     owner: u32,
@@ -21,16 +21,16 @@ pub struct Port {
 }
 
 impl Port {
-    /// Opens one on `interface`.
+    /// Opens a port on `interface`.
     ///
     /// # Errors
-    /// None can be had.
+    /// No port is available.
     pub fn open(interface: &Interface) -> Result<Self> {
         let what = || format!("listening on {} ({})", interface.name, interface.address.ip());
         let socket = TcpListener::bind(interface.address).map_err(|e| Error::io(what(), &e))?;
         socket.set_nonblocking(true).map_err(|e| Error::io(what(), &e))?;
-        // As many clients wait as the system allows, and not the 128 that are usual: all peers of a process may connect at once. If
-        // this fails, the queue stays as it is.
+        // Queues as many clients as the system allows, instead of the default 128: all peers of a
+        // process may connect at once. If this fails, the queue keeps its size.
         let _ = SockRef::from(&socket).listen(i32::from(i16::MAX));
         let mut address = socket.local_addr().map_err(|e| Error::io(what(), &e))?;
         address.set_ip(interface.address.ip());
@@ -38,7 +38,7 @@ impl Port {
         Ok(Self { _unshared, owner, socket, address })
     }
 
-    /// Where to call.
+    /// The address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -46,7 +46,7 @@ impl Port {
     /// The next client.
     ///
     /// # Errors
-    /// No more can be accepted by this process.
+    /// This process can accept no more.
     pub fn accept(&self) -> Result<Option<(TcpStream, SocketAddr)>> {
         loop {
             match self.socket.accept() {
@@ -55,13 +55,13 @@ impl Port {
                 Err(e) if is_of_this_process(&e) => {
                     return Err(Error::io(format_args!("accepting on {}", self.address), &e));
                 }
-                // That client is gone already.
+                // That client has already gone.
                 Err(_) => {}
             }
         }
     }
 
-    /// Closes as many as `most` of the clients in the system's queue.
+    /// Closes at most `most` of the clients in the system's queue.
     pub fn clear_queue(&self, most: usize) {
         let clients = std::iter::from_fn(|| self.socket.accept().ok());
         clients.take(most).for_each(|(stream, _)| drop(stream.shutdown(Shutdown::Both)));
@@ -69,7 +69,7 @@ impl Port {
 }
 
 impl Drop for Port {
-    /// A forked child may have the port as well: nobody is to call there without success.
+    /// A forked child may also have the port; stops it from accepting clients there.
     fn drop(&mut self) {
         // Asked of the kernel: what is done below must not happen in a child, however it was made.
         if self.owner != std::process::id() {
@@ -85,7 +85,8 @@ impl AsFd for Port {
     }
 }
 
-/// Whether an error of `accept` concerns one incoming connection only, which may have failed in many ways by then.
+/// Whether an error of `accept` is one of this process. Others concern one client, which may have
+/// failed in many ways by then.
 fn is_of_this_process(error: &std::io::Error) -> bool {
     let ours = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EBADF, libc::EINVAL, libc::ENOTSOCK];
     error.raw_os_error().is_none_or(|errno| ours.contains(&errno))

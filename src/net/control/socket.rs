@@ -1,4 +1,4 @@
-//! The socket of a control connection: bytes over TCP, never blocking.
+//! The non-blocking TCP socket of a control connection.
 
 use crate::error::{Error, Result};
 use crate::net::control::fork::Unshared;
@@ -12,20 +12,20 @@ use std::time::Duration;
 /// A TCP connection, or an attempt at one.
 #[derive(Debug)]
 pub struct ControlSocket {
-    // Declared first: it goes before the descriptor is closed.
+    // Declared first, to be dropped before the descriptor is closed.
     _unshared: Unshared,
     stream: TcpStream,
     is_connecting: bool,
-    /// The error that writing has given: the system gives it once.
+    /// The error of a failed write; the system reports it once.
     lost: Option<String>,
-    /// Whether writing has failed: the kernel never has room again, and reading gives the error.
+    /// Whether a write has failed: the kernel accepts no more, and reading returns the error.
     has_failed: bool,
 }
 
-/// How reading ended for now.
+/// The result of a read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Incoming {
-    /// So many bytes.
+    /// This many bytes.
     Bytes(usize),
     /// Nothing yet.
     Nothing,
@@ -36,7 +36,7 @@ pub enum Incoming {
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(20);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 4;
-/// Bytes that are thrown away at the end, in pieces of 4 KiB.
+/// The most pieces of 4 KiB that are discarded at the end.
 const MAX_DRAINED: usize = 64;
 
 impl ControlSocket {
@@ -68,7 +68,7 @@ impl ControlSocket {
         Self { _unshared: Unshared::new(stream.as_raw_fd()), stream, is_connecting, lost: None, has_failed: false }
     }
 
-    /// Whether [`Self::dial`] has just come through.
+    /// Whether [`Self::dial`] has just connected.
     ///
     /// # Errors
     /// It has failed, with this errno.
@@ -86,14 +86,14 @@ impl ControlSocket {
         Ok(true)
     }
 
-    /// Whether the kernel still connects.
+    /// Whether the kernel is still connecting.
     pub fn is_connecting(&self) -> bool {
         self.is_connecting
     }
 
-    /// Small messages are sent at once. The kernel sends keep-alive packets while nothing is sent. If the peer's host acknowledges
-    /// nothing for 40 s, neither these nor data, the connection is lost. Without these options things only get slower: the kernel
-    /// repeats data for some 15 minutes (`tcp_retries2`).
+    /// Sends small messages at once, and enables keep-alive packets. The connection is lost if the
+    /// peer's host acknowledges neither these nor data for 40 s. Without these options things are
+    /// only slower: the kernel retransmits for some 15 minutes (`tcp_retries2`).
     fn tune(&self) {
         let _ = self.stream.set_nodelay(true);
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
@@ -107,8 +107,8 @@ impl ControlSocket {
         !self.has_failed
     }
 
-    /// Writes as much of `bytes` as the kernel takes now; how much. A failure is left to the reader, who has to see first what
-    /// came before it.
+    /// Writes as much of `bytes` as the kernel accepts now, and returns how much. Leaves errors to
+    /// the reader, which must first see what arrived before.
     pub fn write(&mut self, bytes: &[u8]) -> usize {
         let mut written = 0;
         while written < bytes.len() {
@@ -117,7 +117,7 @@ impl ControlSocket {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => {
                     self.has_failed |= e.kind() != ErrorKind::WouldBlock;
-                    // After the error itself the system gives EPIPE.
+                    // After the original error the system reports EPIPE.
                     if !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::BrokenPipe) {
                         self.lost = Some(e.to_string());
                     }
@@ -128,7 +128,7 @@ impl ControlSocket {
         written
     }
 
-    /// Reads what there is, as far as it fits.
+    /// Reads what is available and fits.
     pub fn read(&mut self, buffer: &mut [u8]) -> Incoming {
         loop {
             match self.stream.read(buffer) {
@@ -141,12 +141,13 @@ impl ControlSocket {
         }
     }
 
-    /// Writes `last`, as far as the kernel takes it, and ends the stream, even if a forked child of
-    /// this process still has the socket.
+    /// Writes `last`, as far as the kernel accepts it, and ends the stream even if a forked child
+    /// still has the socket.
     pub fn finish(&mut self, last: &[u8]) {
         self.write(last);
         let _ = self.stream.shutdown(Shutdown::Write);
-        // A socket that is closed with something to read is reset, and then the last frame is not sent again if it got lost.
+        // Closing a socket with unread input resets the connection, and a lost last frame would not
+        // be retransmitted.
         let mut buffer = [0; 4096];
         for _ in 0..MAX_DRAINED {
             if !matches!(self.read(&mut buffer), Incoming::Bytes(_)) {

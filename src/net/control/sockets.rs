@@ -1,4 +1,5 @@
-//! The sockets of a control plane, and whom its events go to. Everything here happens under the driver's lock.
+//! The sockets of a control plane, and the receivers of its events. Everything here runs under the
+//! driver's lock.
 
 use crate::error::{Error, Result};
 use crate::host::iface::Interface;
@@ -14,11 +15,11 @@ use crate::proto::control::{ConnId, StreamId, Time};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// Keys of the epoll; others are those of control connections.
+/// Keys of the epoll; all others are control connections.
 pub(super) const TIMER: u64 = u64::MAX;
 const PORT: u64 = u64::MAX - 1;
 
-/// Reads of 4 KiB from one socket at a time, so that a flood cannot hold the thread that reads.
+/// Reads of 4 KiB from one socket at a time, so that a flood cannot monopolise the thread.
 const MAX_READS: usize = 16;
 /// Batches of the epoll at a time.
 const MAX_BATCHES: usize = 8;
@@ -28,31 +29,31 @@ const MAX_ACCEPTS: usize = 32;
 /// Descriptors, and the observers of the peers.
 #[derive(Debug)]
 pub(super) struct Sockets {
-    /// The process that made them.
+    /// The process that created them.
     owner: u32,
     epoll: Arc<Epoll>,
     by_conn: HashMap<ConnId, ControlSocket>,
     port: Option<Port>,
     peers: HashMap<StreamId, Weak<dyn PeerObserver>>,
-    /// Those that may have more to read than was read at a time.
+    /// Connections that may have more to read.
     unread: Vec<ConnId>,
-    /// When the timer rings.
+    /// When the timer is due.
     armed: Option<Time>,
 }
 
-/// What is left to do without the driver's lock.
+/// Work to be done without the driver's lock.
 #[derive(Debug, Default)]
 pub(super) struct Settled {
-    /// Observers that have been notified. To be dropped: one may be the last that has its stream.
+    /// Notified observers, to be dropped: each may hold the last reference to its stream.
     notified: Vec<Arc<dyn PeerObserver>>,
-    /// What they have passed the change on to, to be dropped as well.
+    /// The handlers that they passed the change to, to be dropped too.
     recovery: Vec<Arc<dyn RecoveryEvents>>,
-    /// Lines for the log, whose reader may be slow.
+    /// Log lines, whose reader may be slow.
     lines: Vec<(Level, String)>,
 }
 
 impl Settled {
-    /// Does it.
+    /// Does the work.
     pub(super) fn finish(self) {
         for (level, text) in self.lines {
             match level {
@@ -78,7 +79,7 @@ impl Sockets {
         }
     }
 
-    /// The port, which is opened on `interface` if there is none.
+    /// The port; opens it on `interface` if there is none.
     pub(super) fn open_port(&mut self, interface: &Interface) -> Result<&Port> {
         let port = match self.port.take() {
             Some(port) => port,
@@ -111,7 +112,7 @@ impl Sockets {
         &mut self.armed
     }
 
-    /// Reads what there is to read, and accepts clients.
+    /// Reads what is available, and accepts clients.
     pub(super) fn poll(&mut self, plane: &mut ControlPlane, now: Time) -> Result<()> {
         let mut is_called = false;
         for conn in std::mem::take(&mut self.unread) {
@@ -121,7 +122,7 @@ impl Sockets {
             let mut is_empty = true;
             for key in self.epoll.wait(0).map_err(|e| Error::os("epoll_wait", e))? {
                 match key {
-                    // It rings until it is set anew, to whatever.
+                    // It stays ready until it is set again, to any time.
                     TIMER => self.armed = Some(Time::MAX),
                     PORT => is_called = true,
                     conn => {
@@ -134,7 +135,7 @@ impl Sockets {
                 break;
             }
         }
-        // Last: clients that are there already are read first.
+        // Last, so that existing clients are read first.
         if is_called { self.accept_clients(plane, now) } else { Ok(()) }
     }
 
@@ -159,7 +160,8 @@ impl Sockets {
                 Incoming::Nothing => return,
                 Incoming::End(end) => return plane.handle_end(now, conn, end),
             }
-            // A peer that does not read its answers is not read either, until the kernel has room for them again.
+            // A peer that does not read its answers is not read either, until the kernel has room
+            // for them.
             self.write(plane, conn);
             let has_room_later = self.by_conn.get(&conn).is_some_and(ControlSocket::can_write);
             if has_room_later && plane.is_backlogged(conn) {
@@ -188,7 +190,7 @@ impl Sockets {
             }
             let Some((stream, peer)) = port.accept()? else { return Ok(()) };
             let conn = plane.handle_client(now, peer);
-            // This client cannot be served. The listener whose `accept` has found it is not in error.
+            // This client cannot be served. The listener that polled is not at fault.
             let taken = ControlSocket::accepted(stream)
                 .and_then(|socket| self.epoll.add(&socket, conn.0, Trigger::Room).map(|()| socket));
             match taken {
@@ -200,7 +202,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// Does what the control plane asks for, except for what [`Settled`] lists.
+    /// Executes the actions of the control plane, except for those in [`Settled`].
     pub(super) fn settle(&mut self, plane: &mut ControlPlane, now: Time) -> Settled {
         let mut settled = Settled::default();
         loop {
@@ -248,7 +250,8 @@ impl Sockets {
 }
 
 impl Drop for Sockets {
-    /// In a forked child the numbers are of other files by now, which do nothing: only the owner sends its last frames.
+    /// Only the owner sends its last frames: in a forked child the numbers refer to inert files by
+    /// now.
     fn drop(&mut self) {
         // Asked of the kernel: what is done below must not happen in a child, however it was made.
         if self.owner != std::process::id() {

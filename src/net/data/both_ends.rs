@@ -1,8 +1,9 @@
-//! What the two ends of a connection have in common: how NCCL tests their requests, which operation
-//! a timed message is of, and how they stand.
+//! What both ends of a connection share: how NCCL tests their requests, which operation a timed
+//! message belongs to, and what state they report.
 //!
-//! NCCL makes many calls that find nothing, and several that find what another call has found already. The first look of
-//! `test` and `isend`, which decides those, calls no function and needs few registers, so that such a call costs little.
+//! NCCL makes many calls that find nothing, and several that repeat an earlier result. The first
+//! check of `test` and `isend` decides these. It calls no function and needs few registers, so such
+//! a call is cheap.
 
 use super::exclusive_cell::{ExclusiveCell, Inside, Occupant};
 use crate::error::{Error, Result};
@@ -16,7 +17,7 @@ use crate::stats::record::ConnStats;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::work::{Batch, Completion};
 
-/// Receives the number of bytes of each message of a request that is complete.
+/// Receives the number of bytes of each message of a complete request.
 pub trait Done: Fn(&[u32]) + Copy {}
 
 impl<F: Fn(&[u32]) + Copy> Done for F {}
@@ -29,16 +30,16 @@ pub trait Tested {
     /// `test`: calls `done` with the number of bytes of each message, once the request is complete.
     ///
     /// # Errors
-    /// The connection has failed, or the request has ended. The error is the same each time.
+    /// The connection has failed, or the request has ended. Each call returns the same error.
     fn test(&self, request: &Entry<Self::Request>, done: impl Done) -> Result<()>;
 }
 
-/// The state of the data path of an end, as [`test()`] needs it.
+/// The data path state of an end, as [`test()`] needs it.
 pub(super) trait Path {
     /// A request.
     type Request;
 
-    /// What is known of the peer.
+    /// The state of the peer.
     fn peer(&self) -> &PeerState;
 
     /// Whether there is one completion queue, and no message is being timed.
@@ -47,27 +48,27 @@ pub(super) trait Path {
     /// The first completion queue.
     fn queue(&self) -> &CompletionQueue;
 
-    /// If `request` is complete, and is not one for [`Self::finish`], calls `done`; it has ended then.
+    /// If `request` is complete and [`Self::finish`] is not needed, ends it and calls `done`.
     fn finish_fast(&mut self, request: &Entry<Self::Request>, done: impl Done) -> Progress;
 
-    /// If `request` is complete, calls `done` and returns true; it has ended then.
+    /// If `request` is complete, ends it, calls `done` and returns true.
     ///
     /// # Errors
-    /// The request has ended.
+    /// The request has ended already.
     fn finish(&mut self, request: &Entry<Self::Request>, done: impl Done) -> Result<bool>;
 
-    /// To be called when a poll has found nothing; false: [`Self::handle_empty_poll`] is to be called.
+    /// Call after an empty poll; if it returns false, call [`Self::handle_empty_poll`].
     fn has_nothing_to_do(&mut self) -> bool;
 
-    /// A poll has found nothing, while request `awaited` is tested.
+    /// Handles an empty poll while request `awaited` is tested.
     ///
     /// # Errors
     /// The connection has failed.
     fn handle_empty_poll(&mut self, awaited: RequestId) -> Result<()>;
 
-    /// Handles the completions of the only queue in their order, as long as they are usual ones, and then finishes `request`, if it
-    /// is complete. `None`: that is all. Otherwise [`Self::handle_others`] is to be called with the completions that it returns: those that
-    /// are left, or an empty slice.
+    /// Handles the completions of the only queue in order while they fit the fast path, then
+    /// finishes `request` if it is complete. Returns `None` if that is all. Otherwise pass the
+    /// returned completions to [`Self::handle_others`]: those that are left, or an empty slice.
     fn handle_fast<'c>(
         &mut self,
         completions: &'c [Completion],
@@ -75,25 +76,26 @@ pub(super) trait Path {
         done: impl Done,
     ) -> Option<&'c [Completion]>;
 
-    /// Handles completions in their order, whatever they are.
+    /// Handles all kinds of completions in order.
     ///
     /// # Errors
     /// The connection has failed.
     fn handle_completions(&mut self, completions: &[Completion]) -> Result<()>;
 
-    /// Something has failed: new queue pairs may cure it, or else the connection ends.
+    /// Handles a failure: recovers with new queue pairs, or else ends the connection.
     ///
     /// # Errors
-    /// It ends.
+    /// The connection ends.
     fn handle_failure(&mut self, error: Error) -> Result<()>;
 
-    /// Polls all completion queues, or does what takes the place of that, while request `awaited` is tested.
+    /// Polls all completion queues, or does its equivalent outside normal operation, while request
+    /// `awaited` is tested.
     ///
     /// # Errors
     /// The connection has failed.
     fn progress_in_general(&mut self, awaited: RequestId) -> Result<()>;
 
-    /// As [`Self::handle_fast`], whatever there is to do.
+    /// [`Self::handle_fast`] for all cases.
     ///
     /// # Errors
     /// The connection has failed, and the request is not complete.
@@ -110,7 +112,7 @@ pub(super) trait Path {
         }
     }
 
-    /// A poll has found `error`, and may have found before it that `request` is complete.
+    /// A poll has failed with `error`; it may first have completed `request`.
     ///
     /// # Errors
     /// The connection has failed, and the request is not complete.
@@ -118,7 +120,7 @@ pub(super) trait Path {
     #[inline(never)]
     fn fail_after(&mut self, request: &Entry<Self::Request>, done: impl Done, error: Error) -> Result<()> {
         let outcome = self.handle_failure(error);
-        // What is complete stays so, whatever has failed after it.
+        // A completed request stays complete, whatever fails after it.
         if self.finish(request, done)? { Ok(()) } else { outcome }
     }
 
@@ -140,7 +142,7 @@ pub(super) trait Path {
         }
     }
 
-    /// Polls all completion queues for `request`, or does what takes the place of that.
+    /// Polls all completion queues for `request`, or does its equivalent outside normal operation.
     ///
     /// # Errors
     /// The connection has failed, and the request is not complete.
@@ -151,10 +153,11 @@ pub(super) trait Path {
     }
 }
 
-/// `test` of a request of the end whose path is in `cell`: looks whether it is complete, and polls if it is not.
+/// Tests a request of the end whose path is in `cell`: checks whether it is complete, and polls if
+/// not.
 ///
 /// # Errors
-/// The connection has failed, or the request has ended. The error is the same each time.
+/// The connection has failed, or the request has ended. Each call returns the same error.
 #[inline(always)]
 pub(super) fn test<P: Path>(cell: &ExclusiveCell<P>, request: &Entry<P::Request>, done: impl Done) -> Result<()> {
     let Some(mut inside) = cell.begin_if_clear() else { return test_in_general(request, done, cell) };
@@ -172,9 +175,9 @@ pub(super) fn test<P: Path>(cell: &ExclusiveCell<P>, request: &Entry<P::Request>
     }
 }
 
-// The arguments of these are in the order in which NCCL's `test` has them, so they stay in their registers.
+// These take their arguments in the order of NCCL's `test`, so that they stay in their registers.
 
-/// [`test()`] of a request that is not complete, of a plain path.
+/// [`test()`] of an incomplete request on a plain path.
 #[inline(never)]
 fn poll_inside<P: Path>(request: &Entry<P::Request>, done: impl Done, mut inside: Inside<'_, P>) -> Result<()> {
     let outcome = inside.state().poll_for(request, done);
@@ -196,18 +199,19 @@ fn test_in_general<P: Path>(request: &Entry<P::Request>, done: impl Done, cell: 
     })
 }
 
-/// Checks a length, which NCCL gives as a signed number.
+/// Checks a length, which NCCL passes as a signed number.
 ///
 /// # Errors
-/// It is impossible.
+/// The length is out of range.
 #[inline]
 pub(super) fn check_length(length: u32) -> Result<()> {
     let bad =
-        || Error::argument(format!("a length of {} bytes; 0 to {MAX_MESSAGE} are possible", length.cast_signed()));
+        || Error::argument(format!("the length is {} bytes; 0 to {MAX_MESSAGE} are allowed", length.cast_signed()));
     if length <= MAX_MESSAGE { Ok(()) } else { Err(bad()) }
 }
 
-/// If request `id` is timed from now on, it is one of the operation that NCCL's profiler says messages are of now.
+/// If request `id` is timed from now on, assigns it to the operation that NCCL's profiler has last
+/// reported.
 pub(super) fn name_operation(stats: &mut ConnStats, id: RequestId) {
     if stats.timed_request() == Some(id.to_bits()) {
         let labels = Labels::of(stats);
@@ -216,7 +220,7 @@ pub(super) fn name_operation(stats: &mut ConnStats, id: RequestId) {
     }
 }
 
-/// What has been found, with what is known of `peer`.
+/// Converts what was found, with the state of `peer`.
 pub(super) fn found(look: std::result::Result<Look, Occupant>, peer: &PeerState) -> Found {
     let look = match look {
         Ok(look) => look,
@@ -249,7 +253,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// One that is never reached.
+    /// A peer that is never reached.
     fn unreached_peer() -> Arc<PeerState> {
         let driver = ControlDriver::new(Duration::from_secs(20), None).expect("descriptors");
         let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
@@ -283,7 +287,7 @@ mod tests {
         assert_eq!(now(), look(false, Contact::Gone));
     }
 
-    /// Whatever the first number of a connection is, and however long the connection lasts.
+    /// Holds whatever the first number of a connection is, and however long the connection lasts.
     #[test]
     fn a_ring_that_nobody_has_written_to_has_no_clear_to_send_and_tells_no_rank() {
         for layout in [[1, 1], [2, 2], [2, 1]] {

@@ -1,8 +1,8 @@
 //! Sends clear-to-sends into the sender's memory, over the first queue pair of each rail in turn.
 //!
-//! They are sent inline if all devices have enough inline data. Else they are copied to registered memory and sent from there.
-//! Each has the same place in that memory as in the ring. A place is filled again only after the message of its clear-to-send
-//! has arrived, and so after the device has read the place.
+//! Writes are inline if all devices have enough inline space. Otherwise they come from registered
+//! memory, where each clear-to-send has the same slot as in the ring. A slot is reused only after
+//! its message has arrived, so after the device has read it.
 
 use super::health::Probe;
 use crate::error::{Error, Result};
@@ -18,12 +18,12 @@ use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::staging::Staging;
 use crate::verbs::work::{RECV_BATCH, Sge, Target, Write};
 
-/// Clear-to-sends in one write. A work request with their bytes is the largest that mlx5 writes to the card instead of having it
-/// fetched: 256 bytes.
+/// Clear-to-sends per write. At 256 bytes its work request is the largest that mlx5 writes to the
+/// card directly instead of having it fetched.
 const INLINE_CTS: usize = 6;
 
 /// Capacities of a receiver's queue pairs. It sends clear-to-sends, inline if the device can, and
-/// sometimes a probe. It has receives posted for every message that it has cleared to send: see
+/// sometimes a probe. It has a receive posted for each message that it has cleared to send: see
 /// [`crate::proto::recv::Receives`].
 pub const RECEIVER_QP_CAPS: QpCaps = QpCaps {
     max_send_wr: 64,
@@ -37,10 +37,11 @@ const _: () = assert!(RECV_BATCH as u32 == RECEIVE_BATCH);
 // As for a sender: a completion queue of 512 entries is large enough for one queue pair.
 const _: () = assert!(RECEIVER_QP_CAPS.max_send_wr + RECEIVER_QP_CAPS.max_recv_wr < 512);
 
-/// One of so many writes on a rail is signalled. Its completion stands for those before it too.
+/// One write in this many on a rail is signalled. Its completion covers the earlier ones.
 const SIGNAL_EVERY: u32 = 32;
 
-/// Writes on a rail that may be outstanding. One more place in the send queue is kept for a [probe](Probe).
+/// Writes on a rail that may be outstanding. One more slot in the send queue is reserved for a
+/// [probe](Probe).
 const MAX_OUTSTANDING: u32 = RECEIVER_QP_CAPS.max_send_wr - 1;
 
 /// The ring that clear-to-sends are written to, and the rail whose turn it is to carry them.
@@ -53,13 +54,13 @@ pub struct CtsSender {
     slots_per_write: u32,
     /// Number of rails in use.
     rails: usize,
-    /// Whether there is only one rail, its device has enough inline data, and clear-to-sends have one half.
+    /// Whether there is only one rail, with enough inline space, and clear-to-sends have one half.
     is_plain: bool,
-    /// The write for that case.
+    /// The write for the plain case.
     plain: PreparedWrite,
-    /// What they are sent from where a device has too little inline data.
+    /// Source buffer where a device has too little inline space.
     staging: Option<Box<Staging>>,
-    /// The rail whose turn it is.
+    /// The rail that the next write uses.
     turn: usize,
     /// Key of the ring for that rail.
     rkey: u32,
@@ -67,7 +68,7 @@ pub struct CtsSender {
     writes: WriteCount,
     /// Writes on the other rails.
     other_writes: [WriteCount; MAX_RAILS],
-    /// How many writes had been posted when their arrival was last asked for.
+    /// How many writes had been posted at the last probe.
     probed: u32,
     /// Probes, which use the same queue pairs.
     pub(in crate::net) probe: Probe,
@@ -77,7 +78,7 @@ pub struct CtsSender {
 #[derive(Debug, Clone, Copy, Default)]
 struct WriteCount {
     posted: u32,
-    /// Of these, the ones that are known to be complete.
+    /// Those of them known to be complete.
     completed: u32,
 }
 
@@ -127,13 +128,14 @@ impl CtsSender {
         })
     }
 
-    /// Whether the rail whose turn it is has room for another write.
+    /// Whether the current rail has room for another write.
     #[inline(always)]
     pub fn has_room(&self) -> bool {
         self.writes.has_room()
     }
 
-    /// Sends as many clear-to-sends as fit one write, with one doorbell. Some are due, and [`Self::has_room`].
+    /// Sends as many clear-to-sends as fit into one write, with one doorbell. Requires that some
+    /// are due and [`Self::has_room`].
     ///
     /// # Errors
     /// The device refuses the write.
@@ -142,10 +144,10 @@ impl CtsSender {
         if self.is_plain { self.send_plain(flow, qps) } else { self.send_in_turn(flow, qps) }
     }
 
-    /// As [`Self::send_some`], where [`Self::is_plain`].
+    /// [`Self::send_some`] for the case [`Self::is_plain`].
     ///
     /// # Errors
-    /// As there.
+    /// The device refuses the write.
     #[inline(always)]
     fn send_plain(&mut self, flow: &mut RecvFlow, qps: &mut [ConnectedQp]) -> Result<()> {
         let Some(connected) = qps.first_mut() else { return Err(no_such_qp()) };
@@ -172,10 +174,10 @@ impl CtsSender {
         Ok(outcome?)
     }
 
-    /// As [`Self::send_some`], over the rail whose turn it is, and gives the turn to the next one.
+    /// [`Self::send_some`] over the current rail; then selects the next one.
     ///
     /// # Errors
-    /// As there.
+    /// The device refuses the write.
     #[inline(never)]
     fn send_in_turn(&mut self, flow: &mut RecvFlow, qps: &mut [ConnectedQp]) -> Result<()> {
         let Some(connected) = qps.get_mut(self.turn) else { return Err(no_such_qp()) };
@@ -198,7 +200,8 @@ impl CtsSender {
         Ok(outcome?)
     }
 
-    /// A signalled write on rail number `rail` is complete, and those before it.
+    /// Handles the completion of a signalled write on rail number `rail`, which covers the earlier
+    /// ones.
     #[inline(never)]
     pub fn handle_completion(&mut self, rail: u8) {
         let rail = usize::from(rail);
@@ -213,8 +216,8 @@ impl CtsSender {
         }
     }
 
-    /// Posts a probe if clear-to-sends have been written since the last one was posted, and none is outstanding. Its completion shows
-    /// that they have arrived.
+    /// Posts a probe if clear-to-sends were written since the last one and none is outstanding. Its
+    /// completion shows that they have arrived.
     ///
     /// # Errors
     /// The device refuses.
@@ -228,7 +231,8 @@ impl CtsSender {
         self.probe.send_now(qps)
     }
 
-    /// Gives the turn to the next rail whose queue has room. If none has room, the first rail with a completion gets it.
+    /// Selects the next rail whose queue has room. If none has room, the first rail with a
+    /// completion is next.
     fn pass_on(&mut self) {
         let mut others = (1..self.rails).map(|step| (self.turn + step) % self.rails);
         if let Some(next) = others.find(|rail| self.other_writes[*rail].has_room()) {
@@ -243,10 +247,10 @@ impl CtsSender {
 }
 
 impl WriteCount {
-    /// Counts a write that is about to be posted. Returns whether it is to be signalled.
+    /// Counts a write that is about to be posted. Returns whether to signal it.
     #[inline(always)]
     fn count(&mut self) -> bool {
-        debug_assert!(self.has_room(), "a write is posted that the queue has no room for");
+        debug_assert!(self.has_room(), "a write is posted to a full queue");
         self.posted = self.posted.wrapping_add(1);
         self.posted.is_multiple_of(SIGNAL_EVERY)
     }
@@ -258,7 +262,8 @@ impl WriteCount {
     }
 }
 
-/// The error of the post over the first of `qps`, which is looked up again so that nothing is kept for it during the post.
+/// The error of the post over the first of `qps`. Looks the queue pair up again, so that nothing is
+/// kept for it during the post.
 #[cold]
 #[inline(never)]
 fn refusal(qps: &[ConnectedQp], refused: RefusedPost) -> Error {

@@ -48,7 +48,7 @@ fn two_visitors_disturb_neither_each_other_nor_nccls_thread() {
     let increment = |state: &mut usize| *state += 1;
     let visit = |state: &mut usize| {
         increment(state);
-        // So long that both others come meanwhile.
+        // Long enough for both other threads to arrive.
         std::thread::sleep(Duration::from_micros(50));
         Ok(())
     };

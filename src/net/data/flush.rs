@@ -1,8 +1,8 @@
 //! Flushes of received data to GPU memory: an RDMA READ of one byte over a queue pair that is connected to itself.
 //!
-//! On the PCI bus a read does not pass earlier writes of the same device. So once the read is complete, the writes have reached
-//! the memory. Each rail that has carried data needs a read of its own. The queue pairs are created at the first flush, since
-//! NCCL never asks for one with recent GPUs.
+//! On PCI Express a read does not pass earlier writes of the same device. A completed read thus
+//! proves that the writes have reached the memory. Each rail that carried data needs its own read.
+//! The queue pairs are created at the first flush, since NCCL does not flush on recent GPUs.
 
 use crate::error::{Error, Result};
 use crate::net::device::conn_memory::ConnMemory;
@@ -36,9 +36,9 @@ const FLUSH_QP_CAPS: QpCaps =
 pub struct Flushes {
     rails: [Option<FlushRail>; MAX_RAILS],
     requests: Requests<()>,
-    /// The flushes, by index of their requests.
+    /// The flushes, indexed like their requests.
     flushes: Box<[Flush; MAX_REQUESTS]>,
-    /// When reads that have failed may be posted again.
+    /// When failed reads may be posted again.
     next_try: Option<Instant>,
 }
 
@@ -49,11 +49,11 @@ struct Flush {
     rkeys: [u32; MAX_RAILS],
     /// Rails whose read is not complete, as a bit mask.
     waiting: u8,
-    /// Whether a read has failed, so that reads are to be posted again.
+    /// Whether a read has failed and reads must be posted again.
     is_failed: bool,
     /// How often a read has failed.
     failures: u8,
-    /// Since when a device has refused to post one.
+    /// Since when a device refuses the read.
     refused_since: Option<Instant>,
 }
 
@@ -68,9 +68,9 @@ struct FlushRail {
     lkey: u32,
 }
 
-/// Reads of one flush that may fail before the flush fails, if other reads may take their place.
+/// Failed reads after which a flush fails, where reads can be repeated.
 const MAX_FAILURES: u8 = 10;
-/// Time from one attempt to post reads again to the next.
+/// Interval between attempts to repost reads.
 const TRY_EVERY: Duration = Duration::from_millis(10);
 
 impl Default for Flushes {
@@ -85,7 +85,7 @@ fn find<'a>(requests: &Requests<()>, flushes: &'a mut [Flush; MAX_REQUESTS], id:
     requests.get(id).map(|()| &mut flushes[id.index()])
 }
 
-/// The rails whose device among `known` is lost, or is not the one that the rail is on `now`.
+/// The rails whose device in `known` is lost or differs from the rail's device `now`.
 fn changed_rails<'a, D: 'a>(
     known: [Option<&D>; MAX_RAILS],
     now: impl Iterator<Item = (u8, &'a D)>,
@@ -108,8 +108,9 @@ impl Flushes {
         find(&self.requests, &mut self.flushes, id)
     }
 
-    /// Begins to read one byte at `addr` over each of `rails`. `None`: [`MAX_REQUESTS`] flushes are outstanding already. If reads
-    /// `may_be_repeated`, one that cannot be posted now is posted later.
+    /// Begins to read one byte at `addr` over each of `rails`. Returns `None` if [`MAX_REQUESTS`]
+    /// flushes are outstanding. If `may_be_repeated`, a read that cannot be posted now is posted
+    /// later.
     ///
     /// # Errors
     /// A port is down, its device has no more queues or memory regions, or the read cannot be posted.
@@ -132,14 +133,15 @@ impl Flushes {
         }
     }
 
-    /// Whether there are some that NCCL has not been told of.
+    /// Whether some flushes have not been reported complete to NCCL.
     pub fn are_outstanding(&self) -> bool {
         !self.requests.are_all_free()
     }
 
-    /// Whether the flush is complete. If it is, its id is not valid any more. Where a read has failed, the writes that it stands
-    /// for have been made by queue pairs that do not exist any more; reads over the rails that are now in use, `in_use`, with these
-    /// `ports`, take its place. `None`: the connection recovers just now. An empty mask: reads are not repeated.
+    /// Whether the flush is complete; if so, its id is no longer valid. The reads of a failed flush
+    /// are replaced by reads over the rails `in_use` with these `ports`: the data arrived over
+    /// queue pairs that no longer exist. `None` means that the connection is recovering. An empty
+    /// mask means that reads are not repeated.
     ///
     /// # Errors
     /// The flush has failed.
@@ -181,13 +183,13 @@ impl Flushes {
     /// Flush `id`, which NCCL tests.
     ///
     /// # Errors
-    /// It has ended.
+    /// The flush has already ended.
     fn tested(&self, id: RequestId) -> Result<&Flush> {
         self.requests.tested(id).map_err(Error::misuse)?;
         Ok(&self.flushes[id.index()])
     }
 
-    /// Takes the completions of rail `number` in.
+    /// Handles the completions of rail `number`.
     ///
     /// # Errors
     /// A read has failed.
@@ -214,7 +216,7 @@ impl Flushes {
         Ok(())
     }
 
-    /// The connection may use another card than when flush `id` began.
+    /// Updates the memory keys of flush `id`: the connection may have moved to another card.
     fn renew_keys(&mut self, memory: &ConnMemory, id: RequestId) {
         if let Some(flush) = self.get_mut(id)
             && let Some(rkeys) = memory.rkeys_at(flush.addr, 1)
@@ -223,15 +225,15 @@ impl Flushes {
         }
     }
 
-    /// The connection's rails are on `devices` from now on, each with the number of its rail. Reads over other devices than these, and
-    /// over lost ones, have failed.
+    /// Records that the connection's rails are now on `devices`, each with its rail number. Reads
+    /// over other or lost devices have failed.
     pub fn handle_devices<'a>(&mut self, devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>) {
         let known = self.rails.each_ref().map(|on| on.as_ref().map(|on| &on.device));
         let changed = changed_rails(known, devices, |device| device.is_lost(), Arc::ptr_eq);
         changed.iter().for_each(|number| self.handle_failure(number.into()));
     }
 
-    /// A read over rail `number` has failed: so have all that are under way there.
+    /// Handles a failed read over rail `number`, which fails all reads in flight there.
     #[cold]
     fn handle_failure(&mut self, number: usize) {
         self.rails[number] = None;
@@ -247,10 +249,11 @@ impl Flushes {
         }
     }
 
-    /// Reads for flush `id` were posted, or there were no ports to post them on just now (false), or they could not be.
+    /// Handles the `outcome` of posting the reads of flush `id`: true if posted, false if there
+    /// were no ports.
     ///
     /// # Errors
-    /// They could not be, once too often.
+    /// Posting failed too often.
     fn handle_outcome(&mut self, id: RequestId, outcome: Result<bool>) -> Result<()> {
         let Self { requests, flushes, next_try, .. } = self;
         let Some(flush) = find(requests, flushes, id) else { return Ok(()) };
@@ -266,7 +269,7 @@ impl Flushes {
             Ok(false) => return Ok(()),
             Err(e) => e,
         };
-        // A device that does not work, or a port that is down: the connection is about to recover.
+        // The device does not work or the port is down: a recovery is about to begin.
         if e.is_recoverable && flush.refused_since.get_or_insert_with(Instant::now).elapsed() < LOSS_LIMIT {
             return Ok(());
         }
@@ -274,8 +277,8 @@ impl Flushes {
         if flush.failures >= MAX_FAILURES { Err(e) } else { Ok(()) }
     }
 
-    /// Posts a read over each of `rails` that is among `ports`, for flush `id`. Returns whether a read is under way: while a
-    /// connection recovers it has no ports.
+    /// Posts a read over each of `rails` that has a port in `ports`, for flush `id`. Returns
+    /// whether a read is in flight: a recovering connection has no ports.
     ///
     /// # Errors
     /// A port is down, its device has no more queues or memory regions, or a read cannot be posted.
@@ -332,7 +335,7 @@ mod tests {
         (flushes, id)
     }
 
-    /// How many refusals in a row the flush outlasts.
+    /// How many refusals in a row the flush survives.
     fn outlasted(flushes: &mut Flushes, id: RequestId, refusal: &Error) -> usize {
         (0..1000).take_while(|_| flushes.handle_outcome(id, Err(refusal.clone())).is_ok()).count()
     }
@@ -356,7 +359,7 @@ mod tests {
         assert_eq!(changed(&[], 0), 0);
     }
 
-    /// What a failure at rail 1 leaves of a flush that waits for these rails.
+    /// What a failure on rail 1 leaves of a flush that waits for these rails.
     fn failed(waiting: u8) -> (u8, bool, u8) {
         let (mut flushes, id) = one();
         flushes.flushes[id.index()].waiting = waiting;

@@ -1,5 +1,4 @@
-//! How an end finds out that its path or its peer is gone, what it can do meanwhile, and the error
-//! with which it fails.
+//! Health of one end: detects a dead path or a dead peer, and keeps the error that ends it.
 
 use crate::error::{Error, Result};
 use crate::host::clock;
@@ -11,50 +10,54 @@ use crate::proto::{MAX_RAILS, QpIndex};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Tests without success from one look at the clock to the next: as many as an `u8` counts.
+/// Unsuccessful tests between two readings of the clock: the range of a `u8`.
 const LOOK_EVERY: u32 = 1 << u8::BITS;
 /// Time without a suspicion after which the limit is halved.
 const QUIET: Duration = Duration::from_secs(60);
-/// Data may take this many times as long as at the rails' nominal speed.
+/// Data may take this many times its time at the rails' nominal speed.
 const SLACK: u32 = 50;
-/// An acknowledgement may take this many times as long as in the test of the queue pairs, beside the limit.
+/// An acknowledgement may take this many of the round trips that the queue pair test measured.
 const ROUND_TRIPS: u32 = 2;
 /// The limit is never more than this many times the first one.
 const MAX_FACTOR: u32 = 8;
 
-/// Finding a path that carries nothing although no device reports an error.
+/// Detects a path that carries nothing although no device reports an error.
 ///
-/// A device resends for seconds before it reports that the peer does not acknowledge. A message that is the oldest one under way for
-/// much longer than the data and its acknowledgement take shows that earlier. How long the acknowledgement takes is known once the
-/// connection, or another one to the same port, has recovered, which tests its new queue pairs: on a path of a long round trip the first
-/// suspicion is wrong, and there are no others. A wrong suspicion costs little: the connection recovers, and nothing is lost. Each
-/// suspicion doubles the time until the next one, so that a fabric that pauses for long is not disturbed again and again. Each
-/// quiet minute halves it again.
+/// A device retransmits for seconds before it reports a missing acknowledgement. This detects it
+/// earlier: the oldest message has been in flight for much longer than its data and acknowledgement
+/// should take.
+///
+/// The round trip is known once this connection, or another one to the same port, has recovered:
+/// recovery tests its new queue pairs. On a path with a long round trip only the first suspicion is
+/// wrong. A wrong suspicion costs one recovery and loses nothing.
+///
+/// Each suspicion doubles the limit, so a fabric that pauses for long is not disturbed repeatedly.
+/// Each minute without a suspicion halves it.
 #[derive(Debug)]
 pub struct Stall {
-    /// Tests without success since the last time that [`Self::is_due`] said so.
+    /// Unsuccessful tests since [`Self::is_due`] last returned true.
     tests: u8,
-    /// How often it has said so, modulo 2^32.
+    /// How often [`Self::is_due`] has returned true, modulo 2^32.
     looks: u32,
     oldest: Option<(u32, Instant)>,
-    /// Time without an acknowledgement after which a path is suspected; zero: never.
+    /// Time without an acknowledgement after which a path is suspected; zero disables this.
     limit: Duration,
-    /// Zero: it is not known.
+    /// Zero if unknown.
     round_trip: Duration,
     factor: u32,
-    /// When there was a suspicion last, or when the factor was halved.
+    /// Time of the last suspicion or of the last halving of the factor.
     last: Instant,
 }
 
 impl Stall {
-    /// A path is suspected after `limit_ms` milliseconds, and the time that the data and its acknowledgement take; 0: never. The
-    /// `round_trip` is zero if it is not known.
+    /// Suspects a path after `limit_ms` milliseconds plus the time that the data and its
+    /// acknowledgement take; 0 disables this. `round_trip` is zero if unknown.
     pub fn new(limit_ms: u64, round_trip: Duration) -> Self {
         let limit = Duration::from_millis(limit_ms);
         Self { tests: 0, looks: 0, oldest: None, limit, round_trip, factor: 1, last: clock::now() }
     }
 
-    /// To be called after each test without success: whether it is time for [`Self::check`].
+    /// Call after each unsuccessful test. Returns whether [`Self::check`] is due.
     #[inline(always)]
     pub fn is_due(&mut self) -> bool {
         self.tests = self.tests.wrapping_add(1);
@@ -65,7 +68,7 @@ impl Stall {
         is_due
     }
 
-    /// What [`Self::is_due`] has returned last.
+    /// The last result of [`Self::is_due`].
     pub fn was_due(&self) -> bool {
         self.tests == 0
     }
@@ -76,13 +79,13 @@ impl Stall {
         self.looks = self.looks.wrapping_add(1);
     }
 
-    /// How often [`Self::is_due`] has been called, modulo 2^32.
+    /// How often [`Self::is_due`] was called, modulo 2^32.
     pub fn tests(&self) -> u32 {
         self.looks.wrapping_mul(LOOK_EVERY).wrapping_add(self.tests.into())
     }
 
-    /// Message `oldest` is the oldest one under way `now`. Returns for how long, if that is suspicious. `data_time` is how long all data
-    /// takes that is under way.
+    /// Message `oldest` is the oldest one in flight at `now`. Returns its age if that is
+    /// suspicious. `data_time` is the time that all data in flight takes.
     pub fn check(&mut self, oldest: u32, data_time: Duration, now: Instant) -> Option<Duration> {
         let waited = self.waited(oldest, now)?;
         self.calm_down(now);
@@ -94,7 +97,7 @@ impl Stall {
         Some(waited)
     }
 
-    /// There was a suspicion: the next one takes twice as long.
+    /// Doubles the limit after a suspicion.
     pub fn back_off(&mut self, now: Instant) {
         self.factor = (self.factor * 2).min(MAX_FACTOR);
         self.last = now;
@@ -107,7 +110,8 @@ impl Stall {
         }
     }
 
-    /// How long message `oldest` has been the oldest one under way; `None` when it is asked for the first time.
+    /// How long message `oldest` has been the oldest one in flight; `None` on the first call for
+    /// it.
     pub fn waited(&mut self, oldest: u32, now: Instant) -> Option<Duration> {
         match self.oldest {
             Some((before, since)) if before == oldest => Some(now.saturating_duration_since(since)),
@@ -118,7 +122,7 @@ impl Stall {
         }
     }
 
-    /// Time without an acknowledgement after which a path is suspected; zero: never.
+    /// Time without an acknowledgement after which a path is suspected; zero disables this.
     pub fn limit(&mut self, now: Instant) -> Duration {
         self.calm_down(now);
         if self.limit.is_zero() { Duration::ZERO } else { self.patience() * self.factor }
@@ -128,37 +132,42 @@ impl Stall {
         self.limit + ROUND_TRIPS * self.round_trip
     }
 
-    /// There are new queue pairs, whose test has found this `round_trip`. What has been waited for so far does not count.
+    /// Restarts for new queue pairs, whose test measured this `round_trip`.
     pub fn reset(&mut self, round_trip: Duration) {
         (self.oldest, self.round_trip) = (None, round_trip);
     }
 }
 
-/// The probes of one end: writes of zero bytes, which tell whether the peer's device still acknowledges.
+/// The probes of one end: writes of zero bytes that show whether the peer's device still
+/// acknowledges.
 ///
-/// While the control connection is lost and the peer's host cannot be reached over it, nothing else tells this end that the peer is gone.
-/// An end with writes in flight learns of it when they fail. An end that waits for the peer has no writes in flight, and would wait for
-/// ever, so it posts a probe now and then. The peer's device acknowledges it, without its process, as long as the process
-/// lives; a failed probe is reported like a failed write of data. Where the peer's port refuses, probes are sent often: one that is
-/// acknowledged shows that it is not the peer's process that refuses.
+/// While the control connection is lost and the peer's host is unreachable over it, only a probe
+/// can detect that the peer is gone. An end with writes in flight sees them fail. An end that only
+/// waits for the peer has none and would wait for ever, so it posts a probe from time to time.
+///
+/// The peer's device acknowledges the probe without its process, as long as the process lives. A
+/// failed probe is reported like a failed write of data. Probes are frequent where the peer's port
+/// refuses connections: an acknowledged one shows that the peer's process still lives.
 #[derive(Debug, Default)]
 pub struct Probe {
     /// Writes that are not complete.
     outstanding: u32,
-    /// When it was a probe's turn last.
+    /// When a probe was last due.
     turn: Option<Instant>,
-    /// When the last one was sent.
+    /// When the last probe was sent.
     sent: Option<Instant>,
 }
 
-/// Time from one probe to the next. A device takes longer to report a missing acknowledgement, as `NCCL_IB_TIMEOUT` says.
+/// Interval between probes. A device takes longer than this to report a missing acknowledgement
+/// (see `NCCL_IB_TIMEOUT`).
 const PROBE_EVERY: Duration = Duration::from_secs(10);
-/// The same while it is doubted that the peer lives.
+/// The interval while the peer is suspected to be dead.
 const PROBE_EVERY_IN_DOUBT: Duration = Duration::from_millis(200);
 
 impl Probe {
-    /// Posts a write on the first queue pair of each rail, unless a probe is outstanding or was sent within the last [`PROBE_EVERY`], or
-    /// [`PROBE_EVERY_IN_DOUBT`]. The caller keeps room for it in the send queues.
+    /// Posts a write on the first queue pair of each rail. Does nothing if a probe is outstanding,
+    /// or was sent within the last [`PROBE_EVERY`] or [`PROBE_EVERY_IN_DOUBT`]. The caller keeps
+    /// room for it in the send queues.
     ///
     /// # Errors
     /// The device refuses the write.
@@ -167,7 +176,7 @@ impl Probe {
         if self.take_turn(clock::now(), every) { self.send_now(qps) } else { Ok(()) }
     }
 
-    /// Whether a probe is due `now`, which it is so often.
+    /// Returns whether a probe is due at `now`; one is due once per interval `every`.
     fn take_turn(&mut self, now: Instant, every: Duration) -> bool {
         let is_due = !self.is_outstanding() && self.turn.is_none_or(|turn| turn + every <= now);
         if is_due {
@@ -190,7 +199,7 @@ impl Probe {
         Ok(())
     }
 
-    /// How long a probe has been outstanding; `None` if there is none.
+    /// How long a probe has been outstanding; `None` if none is.
     pub fn outstanding_for(&self) -> Option<Duration> {
         self.sent.filter(|_| self.is_outstanding()).map(|sent| clock::now().saturating_duration_since(sent))
     }
@@ -200,7 +209,8 @@ impl Probe {
         self.outstanding > 0
     }
 
-    /// The work request `id` is complete, which carries no data. `whose` completion queue has reported it.
+    /// Handles the completion of work request `id`, which carries no data, from the completion
+    /// queue of `whose` end.
     ///
     /// # Errors
     /// It is not a probe.
@@ -217,33 +227,36 @@ impl Probe {
     }
 }
 
-/// The mode of one end's data path. While it is not [`Mode::Running`], the peer's state is not open, and NCCL's calls look at it.
+/// The mode of one end's data path. Only in [`Mode::Running`] may the peer's state be open, which
+/// lets NCCL's calls skip the mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// The queue pairs are there.
+    /// The queue pairs exist.
     Running,
-    /// The queue pairs are there. No new message is begun, and those that have begun go on.
+    /// The queue pairs exist. No new message begins; those in flight continue.
     Draining,
-    /// Receiver: the queue pairs are being destroyed, and what has arrived on them is not taken in yet. There are none to post on or to poll.
+    /// Receiver: the queue pairs are being destroyed, and their arrivals are not handled yet. There
+    /// are none to post on or to poll.
     Fencing,
     /// There are no queue pairs.
     Fenced,
-    /// There are new queue pairs. Some of the messages that have to be sent again have not been posted yet.
+    /// New queue pairs exist. Some messages that must be resent are not posted yet.
     Replaying,
 }
 
 impl Mode {
-    /// Whether a test has to wait until what has arrived is taken in, although the peer may have closed. Where the connection `is_broken`, since
-    /// the peer has died or given up or the device is lost, nothing will be taken in.
+    /// Whether a test must wait until arrivals are handled, even if the peer has closed. If the
+    /// connection `is_broken` (the peer has died or failed, or the device is lost), nothing more
+    /// arrives.
     pub fn waits_for_arrivals(self, is_broken: bool) -> bool {
         self == Self::Fencing && !is_broken
     }
 }
 
-/// The error of one end, which is final: once there is one, every later call returns it.
+/// The final error of one end: every later call returns it.
 #[derive(Debug)]
 pub struct StickyError {
-    /// The task of this end, for messages: `sending to` or `receiving from`.
+    /// What this end does, for messages: `sending to` or `receiving from`.
     task: &'static str,
     error: Option<Error>,
 }
@@ -254,16 +267,16 @@ impl StickyError {
         Self { task, error: None }
     }
 
-    /// To be called before something new begins.
+    /// Call before a new operation begins.
     ///
     /// # Errors
-    /// This end has failed, as the peer is told, or the peer has gone.
+    /// This end has failed (the peer is informed), or the peer has gone.
     #[inline]
     pub fn check(&self, peer: &Arc<PeerState>) -> Result<()> {
         if peer.is_gone() { Err(self.reason(peer)) } else { Ok(()) }
     }
 
-    /// To be called before completions are polled, which go on after the peer has gone.
+    /// Call before completions are polled; polling continues after the peer has gone.
     ///
     /// # Errors
     /// This end has failed.
@@ -273,7 +286,7 @@ impl StickyError {
         self.error.clone().map_or(Ok(()), Err)
     }
 
-    /// The error of this end, or else an error that tells why the peer has gone.
+    /// The error of this end, or else the reason why the peer has gone.
     #[cold]
     #[inline(never)]
     pub fn reason(&self, peer: &Arc<PeerState>) -> Error {
@@ -288,7 +301,8 @@ impl StickyError {
         gone
     }
 
-    /// Records that this end has failed with `error`, unless it has failed before, and tells the peer. Returns the recorded error.
+    /// Records `error` unless this end has failed before, and informs the peer. Returns the
+    /// recorded error.
     #[cold]
     #[inline(never)]
     pub fn fail(&mut self, peer: &Arc<PeerState>, error: Error) -> Error {
@@ -317,7 +331,8 @@ mod tests {
 
         const MS: Duration = Duration::from_millis(1);
 
-        /// For how many ms message 7 is the oldest one until that is suspicious, from `begin` on. It is asked each ms.
+        /// The age in ms at which message 7 becomes suspicious, counted from `begin` and checked
+        /// each ms.
         fn suspected_after(stall: &mut Stall, data_time: Duration, begin: Instant) -> Option<u32> {
             stall.reset(stall.round_trip);
             (0..100_000).find(|ms| match stall.check(7, data_time, begin + *ms * MS) {

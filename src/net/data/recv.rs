@@ -1,5 +1,5 @@
-//! A receive communicator: takes buffers, sends clear-to-sends, polls completions; after a fault,
-//! goes on over new queue pairs.
+//! A receive communicator: takes buffers, sends clear-to-sends, polls completions, and resumes over
+//! new queue pairs after a fault.
 
 use super::both_ends::{self, Done, Path, Tested, check_length, found, name_operation};
 use super::cts_sender::{CtsSender, RECEIVER_QP_CAPS};
@@ -40,7 +40,7 @@ use crate::verbs::work::Completion;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long a receive is tested without success before it is asked whether its clear-to-send has arrived.
+/// How long a receive stays incomplete before a probe checks whether its clear-to-send has arrived.
 const PROBE_AFTER: Duration = Duration::from_millis(30);
 
 /// The receiving end of a connection.
@@ -53,9 +53,9 @@ pub struct RecvComm {
     pub nic: Arc<Nic>,
     /// The memory that NCCL has registered for it.
     pub memory: Arc<ConnMemory>,
-    /// What the statistics say of NCCL's operation.
+    /// The labels of NCCL's operation in the statistics.
     pub labels: Labels,
-    /// The entries of its table of requests.
+    /// The entries of its request table.
     pub requests: Entries<RecvRequest>,
     recovery: Option<Arc<ConnRecovery>>,
 }
@@ -65,7 +65,7 @@ pub struct RecvComm {
 pub struct Expected<'a> {
     /// Address of the buffer.
     pub addr: u64,
-    /// Its size in bytes, which may be impossible.
+    /// Its size in bytes, not validated.
     pub length: u32,
     /// The message's tag.
     pub tag: u32,
@@ -75,11 +75,12 @@ pub struct Expected<'a> {
 
 /// The state of the data path.
 ///
-/// Its methods are of the same kinds as those of [`super::send::SendPath`], in the same order:
-/// - `irecv`: `receive`, and `receive_in_general` in all cases; `send_*`, which post clear-to-sends;
+/// Its methods come in the same groups and order as those of [`super::send::SendPath`]:
+/// - `irecv`: `receive`, and `receive_in_general` for all cases; `send_*`, which post
+///   clear-to-sends;
 /// - `test`: those of [`Path`], and `progress`, which polls all queues;
 /// - while a receive is timed: `handle_due`, `choose_path`;
-/// - while not all is well: `check_*`, `handle_failure_on`.
+/// - during a fault: `check_*`, `handle_failure_on`.
 #[derive(Debug)]
 pub struct RecvPath {
     flow: RecvFlow,
@@ -87,7 +88,7 @@ pub struct RecvPath {
     /// The sender's ring, and the size of a clear-to-send in it.
     ring: (Ring, usize),
     cts_sender: CtsSender,
-    /// That of queue pairs that are about to be used, during a recovery.
+    /// The one for queue pairs that a recovery is about to use.
     prepared: Option<Box<CtsSender>>,
     flushes: Option<Box<Flushes>>,
     sticky_error: StickyError,
@@ -104,7 +105,7 @@ pub struct RecvPath {
     tags_are_ranks: bool,
 }
 
-/// What a receive communicator is made of before its peer has committed.
+/// A receive communicator before its peer has committed.
 #[derive(Debug)]
 pub struct PreparedPath {
     flow: RecvFlow,
@@ -160,13 +161,13 @@ impl RecvComm {
         self.path.enter(number).unwrap_or(0)
     }
 
-    /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
+    /// Starts recovery from faults, if both ends support it. `owner` holds the communicator.
     pub fn start(&self, owner: &Weak<dyn Owner>) {
         self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
-    /// Begins to receive a group of `count` messages; `expected` returns each of them. Then `begun` is called; if it is not, too many
-    /// receives are outstanding: try again.
+    /// Begins to receive a group of `count` messages; `expected` returns each of them. Calls
+    /// `begun` on success. If it does not, too many receives are outstanding: try again.
     ///
     /// # Errors
     /// The connection has failed, or `count` or a buffer is not valid.
@@ -185,7 +186,7 @@ impl RecvComm {
         outcome
     }
 
-    /// As [`Self::irecv`], by the slow path.
+    /// [`Self::irecv`] by the slow path.
     #[inline(never)]
     fn irecv_in_general<'a>(
         &self,
@@ -201,8 +202,9 @@ impl RecvComm {
         })
     }
 
-    /// Begins to flush to GPU memory the data of a group of `count` messages; `received` returns each of them. Then `begun` is called; if it is not, no flush is needed. To NCCL that is a complete
-    /// flush, so there is no way to ask it to try again.
+    /// Begins to flush a group of `count` messages to GPU memory; `received` returns each of them.
+    /// Calls `begun` unless no flush is needed. NCCL takes that for a complete flush, so this
+    /// cannot ask it to try again.
     ///
     /// # Errors
     /// The connection has failed, the flush cannot be posted, or too many flushes are outstanding.
@@ -227,10 +229,10 @@ impl RecvComm {
                     last = Some(expected);
                 }
             }
-            // A read over a rail is behind all earlier writes of that rail, so one address is enough.
+            // A read over a rail follows all earlier writes of that rail, so one address is enough.
             let Some(Expected { addr, memory, .. }) = last else { return Ok(()) };
             let flushes = path.flushes.get_or_insert_default();
-            // A rail that is not in use any more has no queue pair whose writes could be under way.
+            // A rail that is no longer in use has no queue pair, and so no writes in flight.
             let in_use = path.qps.striping.rail_numbers();
             let rails = if (rails & in_use).is_empty() { in_use } else { rails & in_use };
             let posted = flushes.post(&path.qps, rails, addr, memory, path.recovery.is_some());
@@ -254,17 +256,18 @@ impl RecvComm {
             path.sticky_error.check_failed()?;
             let in_use = match path.recovery {
                 None => Some(RailMask::NONE),
-                // Of a peer that has gone nothing is recovered any more.
+                // A gone peer is not recovered.
                 Some(_) if self.peer.is_recovering() && !self.peer.is_gone() => None,
                 Some(_) => Some(path.qps.striping.rail_numbers()),
             };
             let result = match &mut path.flushes {
-                // A peer that has gone during a recovery leaves no queue pairs: the reads go over the device's own ports.
+                // If the peer went during a recovery there are no queue pairs: the reads use the
+                // device's own ports.
                 Some(flushes) if path.qps.rails.is_empty() => {
                     flushes.test(self.nic.own_ports(), &self.memory, id, in_use)
                 }
                 Some(flushes) => flushes.test(path.qps.ports(), &self.memory, id, in_use),
-                None => Err(Error::internal("a test of a flush that was not begun")),
+                None => Err(Error::internal("test() on a flush that was never started")),
             };
             let done = result.map_err(|e| path.sticky_error.fail(&self.peer, e))?;
             if done {
@@ -274,7 +277,7 @@ impl RecvComm {
         })
     }
 
-    /// As [`SendComm::handle_operation`](super::send::SendComm::handle_operation).
+    /// Same as [`SendComm::handle_operation`](super::send::SendComm::handle_operation).
     pub fn handle_operation(&self) {
         if !self.nic.has_only_ranks_as_tags() {
             let _ = self.path.enter(|path| {
@@ -284,7 +287,7 @@ impl RecvComm {
         }
     }
 
-    /// How it stands now, unless a thread is inside.
+    /// The present state, unless a thread is inside.
     pub fn look(&self) -> Found {
         let look = self.path.try_visit(|path| {
             let flushes = path.flushes.as_ref().is_some_and(|flushes| flushes.are_outstanding());
@@ -296,8 +299,8 @@ impl RecvComm {
 }
 
 impl Drop for RecvComm {
-    /// Tells a sender whose messages were expected that this end is closed, so that it does not have to wait for its device to
-    /// report that.
+    /// Informs a sender whose messages were expected that this end is closed, so that it need not
+    /// wait for its device to report it.
     fn drop(&mut self) {
         let outstanding = self.path.get_mut().map(|path| path.flow.outstanding());
         if outstanding != Some(0) {
@@ -366,10 +369,12 @@ impl End for RecvComm {
     }
 
     fn prepare(&self, qps: &mut QpSet) -> Result<()> {
-        // No receive is accepted while the connection recovers, so this stays what the messages need.
+        // No receive is accepted while the connection recovers, so this stays what the messages
+        // need.
         let receives = self.path.visit(|path| Ok(path.flow.receives()))?;
         qps.keep_receives(receives)?;
-        // Here, where a device that has no room for its memory makes the attempt fail, and not the connection.
+        // Allocated here, where a lack of device memory fails the attempt instead of the
+        // connection.
         let (ring, slot_bytes) = self.path.visit(|path| Ok(path.ring))?;
         let cts_sender = CtsSender::new(qps, ring, slot_bytes)?;
         self.path.visit(|path| {
@@ -380,7 +385,7 @@ impl End for RecvComm {
 
     fn resume(&self, qps: QpSet, _weights: RailWeights, _account: Option<&MissingList>) -> Result<Option<MissingList>> {
         self.path.visit(|path| {
-            let prepared = path.prepared.take().ok_or_else(|| Error::internal("queue pairs are not prepared"))?;
+            let prepared = path.prepared.take().ok_or_else(|| Error::internal("the queue pairs are not prepared"))?;
             if self.memory.use_devices(qps.devices()) {
                 path.flow.renew_keys(|addr, length| self.memory.rkeys_at(addr, length));
             }
@@ -389,10 +394,10 @@ impl End for RecvComm {
             qps.tell(&path.stats);
             path.stats.handle_recovery();
             path.stall.reset(qps.round_trip);
-            debug_assert!(path.qps.qps.is_empty(), "queue pairs are replaced that were not taken out");
+            debug_assert!(path.qps.qps.is_empty(), "the old queue pairs were not taken out");
             debug_assert!(
                 qps.qps.iter().all(|connected| connected.receives >= path.flow.receives()),
-                "queue pairs come into use without their receives"
+                "new queue pairs have no receives posted"
             );
             path.qps = qps;
             path.choose_path();
@@ -418,7 +423,8 @@ impl End for RecvComm {
 
 // `irecv`: posts buffers, and sends their clear-to-sends.
 impl RecvPath {
-    /// Receives a group of messages: in the usual case one, whose length fits one immediate, and for which there is room.
+    /// Receives a group of messages. On the fast path it is one, whose length fits one immediate,
+    /// and for which there is room.
     ///
     /// # Errors
     /// The connection has failed, or `count` or a buffer is not valid.
@@ -433,7 +439,7 @@ impl RecvPath {
             let Expected { addr, length, tag, memory } = expected(0)?;
             let buffer = Buffer { addr, length, rkeys: &memory.rkeys, tag };
             if memory.covers(addr, length) && self.flow.begin_single(buffer, begun) {
-                // Not due: see above.
+                // The timer is not due: `is_due_next` was false above.
                 let _ = self.stats.handle_begun(1);
                 return match self.send_cts() {
                     Ok(()) => Ok(()),
@@ -444,10 +450,10 @@ impl RecvPath {
         self.receive_in_general(count, expected, begun)
     }
 
-    /// As [`Self::receive`], in all cases.
+    /// [`Self::receive`] for all cases.
     ///
     /// # Errors
-    /// As there.
+    /// The connection has failed, or `count` or a buffer is not valid.
     #[inline(never)]
     fn receive_in_general<'a>(
         &mut self,
@@ -474,7 +480,8 @@ impl RecvPath {
         }
     }
 
-    /// Too many receives are outstanding. If what they lack is receive work requests, more of these are posted.
+    /// Too many receives are outstanding. Posts more receive work requests if these are what is
+    /// missing.
     #[inline(never)]
     fn receive_later<'a>(
         &mut self,
@@ -503,14 +510,14 @@ impl RecvPath {
         self.flow.is_cts_due() && self.cts_sender.has_room()
     }
 
-    /// As [`Self::send_cts`], which has found that some are due and have room.
+    /// [`Self::send_cts`] once some are known to be due and to have room.
     #[inline(never)]
     fn send_some_cts(&mut self) -> Result<()> {
         self.send_one_write()?;
         if self.can_send_cts() { self.send_more_cts() } else { Ok(()) }
     }
 
-    /// As [`Self::send_some_cts`], where one write is not enough.
+    /// [`Self::send_some_cts`] where one write is not enough.
     #[cold]
     #[inline(never)]
     fn send_more_cts(&mut self) -> Result<()> {
@@ -527,7 +534,7 @@ impl RecvPath {
     }
 }
 
-// `test`: takes completions in.
+// `test`: handles completions.
 impl Path for RecvPath {
     type Request = RecvRequest;
 
@@ -546,7 +553,7 @@ impl Path for RecvPath {
         &self.qps.queue
     }
 
-    /// A request is complete for [`Self::finish`] if it is for a group.
+    /// [`Self::finish`] is needed for a group.
     #[inline(always)]
     fn finish_fast(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Progress {
         let progress = self.flow.progress(request);
@@ -576,7 +583,7 @@ impl Path for RecvPath {
         !self.stall.is_due() && !self.flow.has_waiting_cts()
     }
 
-    /// Looks at the clock, if that is due, and sends clear-to-sends that have waited for others.
+    /// Reads the clock if that is due, and sends clear-to-sends that were delayed to be batched.
     #[inline(never)]
     fn handle_empty_poll(&mut self, awaited: RequestId) -> Result<()> {
         self.flow.handle_empty_poll(awaited);
@@ -586,8 +593,8 @@ impl Path for RecvPath {
         self.send_cts().or_else(|e| self.handle_failure(e))
     }
 
-    /// The usual ones are those of receives, by which a whole message has come. Others are left where receives are to be posted, or
-    /// clear-to-sends to be sent, or the request is for a group.
+    /// The fast path takes receives that complete a whole message. It stops where receives must be
+    /// posted or clear-to-sends sent, or if the request is for a group.
     #[inline(always)]
     fn handle_fast<'c>(
         &mut self,
@@ -598,7 +605,7 @@ impl Path for RecvPath {
         let qps = self.qps.qps.as_mut_slice();
         while let [completion, others @ ..] = completions {
             let WrId::Receive { qp } = WrId::from_bits(completion.id()) else { return Some(completions) };
-            // By index: of an optional reference the compiler makes a value, which it does not need.
+            // By index: for an optional reference the compiler creates a value that is not needed.
             if usize::from(qp) >= qps.len() {
                 return Some(completions);
             }
@@ -619,7 +626,7 @@ impl Path for RecvPath {
         None
     }
 
-    /// Posts receives before, and sends the clear-to-sends that are due after.
+    /// Posts receives before, and sends due clear-to-sends after.
     #[inline(never)]
     fn handle_completions(&mut self, completions: &[Completion]) -> Result<()> {
         match self.qps.qps.iter_mut().try_for_each(ConnectedQp::post_missing) {
@@ -634,7 +641,7 @@ impl Path for RecvPath {
         self.handle_failure_on(error, 0)
     }
 
-    /// Looks as well whether the receive is complete that is timed.
+    /// Also checks whether the timed receive is complete.
     #[inline(never)]
     fn progress_in_general(&mut self, awaited: RequestId) -> Result<()> {
         let outcome = self.progress(awaited);
@@ -654,7 +661,7 @@ impl Path for RecvPath {
     }
 }
 
-// What those call.
+// Helpers of `test`.
 impl RecvPath {
     #[inline(never)]
     fn finish_group(&mut self, request: &Entry<RecvRequest>, done: impl Done) {
@@ -663,7 +670,7 @@ impl RecvPath {
         done(lengths);
     }
 
-    /// As [`Self::handle_completions`], where no receives are to be posted before.
+    /// [`Self::handle_completions`] where no receives need posting before.
     ///
     /// # Errors
     /// The connection has failed.
@@ -682,10 +689,11 @@ impl RecvPath {
         self.send_cts()
     }
 
-    /// As [`SendPath::progress`](super::send::SendPath::progress); NCCL tests request `awaited`.
+    /// Same as [`SendPath::progress`](super::send::SendPath::progress), while NCCL tests request
+    /// `awaited`.
     ///
     /// # Errors
-    /// As there.
+    /// The connection has failed.
     fn progress(&mut self, awaited: RequestId) -> Result<()> {
         if !self.peer.state().is_open() {
             return self.progress_not_open(awaited);
@@ -700,10 +708,10 @@ impl RecvPath {
         }
     }
 
-    /// As [`SendPath::handle_failed`](super::send::SendPath::handle_failed).
+    /// Same as [`SendPath::handle_failed`](super::send::SendPath::handle_failed).
     ///
     /// # Errors
-    /// As there.
+    /// The connection has failed.
     #[cold]
     #[inline(never)]
     fn handle_failed(&mut self, completions: &[Completion], outcome: Result<()>) -> Result<()> {
@@ -718,9 +726,10 @@ impl RecvPath {
     }
 }
 
-// While a receive is timed: looks after each poll whether it is complete.
+// While a receive is timed: checks after each poll whether it is complete.
 impl RecvPath {
-    /// A receive has been accepted that is timed, or the one after it. Goes on with it as with others.
+    /// Handles an accepted receive that is timed, or the one after it, and then continues as for
+    /// others.
     ///
     /// # Errors
     /// The connection has failed.
@@ -739,22 +748,23 @@ impl RecvPath {
         outcome
     }
 
-    /// The clear-to-sends that were due have been posted, as far as the send queues had room.
+    /// Handles that due clear-to-sends were posted, as far as the send queues had room.
     fn handle_posted_cts(&mut self) {
         if !self.flow.is_cts_due() {
             self.stats.handle_announced();
         }
     }
 
-    /// As [`SendPath::choose_path`](super::send::SendPath::choose_path).
+    /// Same as [`SendPath::choose_path`](super::send::SendPath::choose_path).
     fn choose_path(&mut self) {
         self.is_plain = !self.qps.are_on_several_rails() && self.stats.timed_request().is_none();
     }
 }
 
-// While not all is well: reports faults, and goes on over new queue pairs.
+// During a fault: reports it, and resumes over new queue pairs.
 impl RecvPath {
-    /// To be called when the peer's state is not open. Returns whether buffers may be posted: not while the connection recovers.
+    /// Call when the peer's state is not open. Returns whether buffers may be posted, which is
+    /// false during a recovery.
     ///
     /// # Errors
     /// The peer has gone.
@@ -765,14 +775,16 @@ impl RecvPath {
         Ok(!self.peer.is_recovering())
     }
 
-    /// As [`Self::progress`], while the peer's state is not open. If only the control connection is lost, sends a probe.
+    /// [`Self::progress`] while the peer's state is not open. Sends a probe if only the control
+    /// connection is lost.
     ///
     /// # Errors
     /// The connection has failed, or the peer has gone.
     #[cold]
     #[inline(never)]
     fn progress_not_open(&mut self, awaited: RequestId) -> Result<()> {
-        // Read before the queue is polled: what the peer has sent before it went is in the queue then.
+        // Read before the queue is polled, so that everything the peer sent before it went is in
+        // the queue.
         let (is_gone, is_recovering) = (self.peer.is_gone(), self.peer.is_recovering());
         self.sticky_error.check_failed()?;
         if self.mode.waits_for_arrivals(self.peer.is_broken()) {
@@ -807,10 +819,11 @@ impl RecvPath {
         Ok(polled)
     }
 
-    /// As [`Self::handle_failure`], where nothing is acknowledged on the `lagging` lanes, as a bit mask of queue pairs.
+    /// [`Self::handle_failure`] where the `lagging` lanes acknowledge nothing, as a bit mask of
+    /// queue pairs.
     ///
     /// # Errors
-    /// As there.
+    /// The connection ends.
     fn handle_failure_on(&mut self, error: Error, lagging: u32) -> Result<()> {
         if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
             && !self.peer.is_broken()
@@ -820,8 +833,8 @@ impl RecvPath {
         Err(self.sticky_error.fail(&self.peer, error))
     }
 
-    /// Requests have been tested many times without success. That the messages do not come may be due to the sender; but their clear-to-sends
-    /// have to arrive.
+    /// Handles many unsuccessful tests. Missing messages may be the sender's doing, but the
+    /// clear-to-sends must arrive.
     ///
     /// # Errors
     /// The connection ends.
@@ -846,7 +859,7 @@ impl RecvPath {
                     "clear-to-sends have not been acknowledged for {} ms (FERRITE_STALL_MS)",
                     waited.as_millis()
                 );
-                // Clear-to-sends go over the first queue pair of each rail.
+                // Clear-to-sends use the first queue pair of each rail.
                 let firsts = RailMask::first(self.qps.rails.len() as u8).0;
                 let lagging = if self.qps.labels.are_used() { firsts.into() } else { 0 };
                 self.handle_failure_on(Error::remote(text).recoverable(), lagging)
@@ -856,7 +869,7 @@ impl RecvPath {
     }
 }
 
-/// Handles the completion of a receiver's work request that has succeeded.
+/// Handles a successful completion of a receiver's work request.
 #[inline(always)]
 fn handle(
     flow: &mut RecvFlow,
@@ -878,12 +891,12 @@ fn handle(
     }
 }
 
-/// Checks a number of messages, which NCCL gives as a signed number.
+/// Checks a number of messages, which NCCL passes as a signed number.
 ///
 /// # Errors
-/// It is impossible.
+/// The number is out of range.
 fn check_group(count: usize) -> Result<()> {
-    let bad = || Error::argument(format!("n is {}; 1 to {MAX_GROUP} are possible", (count as u32).cast_signed()));
+    let bad = || Error::argument(format!("n is {}; 1 to {MAX_GROUP} are allowed", (count as u32).cast_signed()));
     if (1..=MAX_GROUP).contains(&count) { Ok(()) } else { Err(bad()) }
 }
 

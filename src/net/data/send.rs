@@ -1,5 +1,5 @@
-//! A send communicator: reads clear-to-sends, posts writes, polls completions; after a fault, sends
-//! again over new queue pairs.
+//! A send communicator: reads clear-to-sends, posts writes, polls completions, and resends over new
+//! queue pairs after a fault.
 
 use super::both_ends::{self, Done, Path, Tested, check_length, found, name_operation};
 use super::exclusive_cell::{ExclusiveCell, Inside};
@@ -42,13 +42,13 @@ use crate::verbs::work::{Completion, Sge, Target, Write};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// Bytes of a message that a sender asks to send inline. mlx5 lays a write with an immediate out in 64 bytes, and so many fit there beside its
-/// header: queues do not grow.
+/// Bytes of a message that a sender sends inline. mlx5 lays out a write with immediate in 64 bytes,
+/// and this many fit beside its header, so queues do not grow.
 const INLINE_MESSAGE: u32 = 28;
 
-/// Capacities of a sender's queue pairs. It sends messages of host memory inline that are short
-/// enough. Why its send queue never overflows is told in [`crate::proto::send::SendQueueSpace`]. It
-/// receives nothing; one receive work request is the least that every device accepts.
+/// Capacities of a sender's queue pairs. It sends short messages of host memory inline.
+/// [`crate::proto::send::SendQueueSpace`] explains why its send queue never overflows. It receives
+/// nothing; every device accepts one receive work request, and some accept no fewer.
 pub const SENDER_QP_CAPS: QpCaps = QpCaps {
     max_send_wr: SEND_QUEUE_DEPTH,
     max_recv_wr: 1,
@@ -56,7 +56,7 @@ pub const SENDER_QP_CAPS: QpCaps = QpCaps {
     operations: Operations::WRITE_AND_IMM,
 };
 
-// So a completion queue of 512 entries, which is what is made of 257 and more, is large enough for one queue pair.
+// 257 or more entries are rounded up to 512, which is large enough for one queue pair.
 const _: () = assert!(SENDER_QP_CAPS.max_send_wr + SENDER_QP_CAPS.max_recv_wr < 512);
 
 /// The ring that the receiver writes clear-to-sends to.
@@ -73,29 +73,29 @@ pub struct SendComm {
     pub nic: Arc<Nic>,
     /// The memory that NCCL has registered for it.
     pub memory: Arc<ConnMemory>,
-    /// What the statistics say of NCCL's operation.
+    /// The labels of NCCL's operation in the statistics.
     pub labels: Labels,
-    /// The entries of its table of requests.
+    /// The entries of its request table.
     pub requests: Entries<SendRequest>,
     recovery: Option<Arc<ConnRecovery>>,
 }
 
 /// The state of the data path.
 ///
-/// Its methods are of these kinds, in this order:
-/// - `isend`: `send_next`, and `send` in all cases; `post*`, which hand writes to the device;
+/// Its methods come in these groups, in this order:
+/// - `isend`: `send_next`, and `send` for all cases; `post*`, which hand writes to the device;
 /// - `test`: those of [`Path`], and `progress`, which polls all queues;
 /// - while a message is timed: `handle_due`, `choose_path`;
-/// - while not all is well: `check_*`, what NCCL's calls look at; `replay`, which sends again.
+/// - during a fault: `check_*`, which NCCL's calls run; `replay`, which resends.
 #[derive(Debug)]
 pub struct SendPath {
     flow: SendFlow,
-    // Queue pairs before the ring: the peer cannot write any more when the memory is deregistered.
+    // Queue pairs before the ring: the peer can no longer write when the memory is deregistered.
     qps: QpSet,
     ring: CtsRing,
-    /// A stripe of more bytes has its immediate in a trailing write of its own. `u32::MAX`: no stripe has.
+    /// A longer stripe has its immediate in a separate trailing write. `u32::MAX`: no stripe has.
     trailing_immediate_above: u32,
-    /// Whether several writes on one queue pair have one doorbell.
+    /// Whether several writes on one queue pair share one doorbell.
     chain_writes: bool,
     other_work: OtherWork,
     sticky_error: StickyError,
@@ -109,9 +109,9 @@ pub struct SendPath {
     stats: ConnStats,
     /// Whether there is one rail without lanes, and no message is being timed.
     is_plain: bool,
-    /// Messages of so many bytes or fewer, but not of 0, are one write on the only rail.
+    /// Messages of up to this many bytes, except 0, are one write on the only rail.
     fast_up_to: u32,
-    /// Such a message of host memory, of so many bytes or fewer, is sent inline.
+    /// Messages of host memory of up to this many bytes are sent inline.
     inline_up_to: u32,
     /// The write of such a message: signalled, with immediate data.
     single: PreparedWrite,
@@ -121,15 +121,15 @@ pub struct SendPath {
     lane_trials: Option<Box<LaneTrials>>,
     /// Whether the tags of messages are known to be ranks.
     tags_are_ranks: bool,
-    /// Whether a message has been cut, and that been told.
+    /// Whether a message has been truncated and a warning logged.
     has_cut: bool,
 }
 
-/// What the first look of `isend` has found.
+/// The result of the first check of `isend`.
 enum FirstLook {
-    /// There is the clear-to-send that comes next.
+    /// The expected clear-to-send is there.
     Next,
-    /// The receiver has not cleared any message to send; that is counted.
+    /// The receiver has not cleared any message to send; the refusal is counted.
     Refused,
     /// Something else.
     Other,
@@ -158,7 +158,7 @@ impl SendComm {
         let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
         let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
         let (requests, inline_up_to) = (Arc::clone(flow.entries()), qps.inline_bytes());
-        // Of a peer that cuts no messages, queue pairs take turns and are no lanes, however many there are.
+        // If the peer does not split messages, its queue pairs are used round-robin, not as lanes.
         let may_have_lanes = recovery.as_ref().filter(|_| terms.striping.is_split());
         let lane_trials = may_have_lanes.and_then(|_| LaneTrials::new(&nic, qps.first_number()));
         let mut path = SendPath {
@@ -199,16 +199,17 @@ impl SendComm {
         self.path.enter(number).unwrap_or(0)
     }
 
-    /// `owner` has the communicator. From now on it recovers from faults, if both ends do.
+    /// Starts recovery from faults, if both ends support it. `owner` holds the communicator.
     pub fn start(&self, owner: &Weak<dyn Owner>) {
         self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
-    /// Begins to send `length` bytes at `addr` of the memory that `memory` returns. Then `begun` is called; if it is not, the receiver has
-    /// not cleared it to send, or the send queues have no room: try again.
+    /// Begins to send `length` bytes at `addr` of the memory that `memory` returns. Calls `begun`
+    /// on success. If it does not, the receiver has not cleared the message or the send queues are
+    /// full: try again.
     ///
     /// # Errors
-    /// The connection has failed, there is no such memory, or the bytes are outside of it.
+    /// The connection has failed, there is no such memory, or the bytes are outside it.
     #[inline(always)]
     pub fn isend<'a>(
         &self,
@@ -234,7 +235,7 @@ impl SendComm {
         }
     }
 
-    /// As [`Self::isend`], where there is the clear-to-send that comes next.
+    /// [`Self::isend`] where the expected clear-to-send is there.
     #[inline(never)]
     fn isend_inside<'a>(
         mut inside: Inside<'_, SendPath>,
@@ -249,7 +250,7 @@ impl SendComm {
         outcome
     }
 
-    /// As [`Self::isend`], by the slow path.
+    /// [`Self::isend`] by the slow path.
     #[inline(never)]
     fn isend_in_general<'a>(
         &self,
@@ -269,10 +270,10 @@ impl SendComm {
         })
     }
 
-    /// A message is of an operation of NCCL's: tags are ranks.
+    /// Records that NCCL reports operations for its messages, so tags are ranks.
     pub fn handle_operation(&self) {
         if !self.nic.has_only_ranks_as_tags() {
-            // If another thread is inside, the next message tells it.
+            // If another thread is inside, the next message repeats this call.
             let _ = self.path.enter(|path| {
                 path.tags_are_ranks = true;
                 Ok(())
@@ -280,7 +281,7 @@ impl SendComm {
         }
     }
 
-    /// How it stands now, unless a thread is inside.
+    /// The present state, unless a thread is inside.
     pub fn look(&self) -> Found {
         let look = self.path.try_visit(|path| {
             let ring = &path.ring;
@@ -331,14 +332,15 @@ impl End for SendComm {
 
     fn take_qps(&self) -> Result<QpSet> {
         self.path.visit(|path| {
-            // Set while no other thread is inside: the end of a replay, which clears it, happens inside as well.
+            // Set while no other thread is inside: the end of a replay, which clears it, also
+            // happens inside.
             self.peer.set_recovering(true);
             path.mode = Mode::Fenced;
             Ok(path.qps.take())
         })
     }
 
-    /// The receiver's missing list says what has arrived.
+    /// Nothing to do: the receiver's missing list says what has arrived.
     fn handle_drained(&self, _drained: &Drained) -> Result<()> {
         Ok(())
     }
@@ -380,7 +382,7 @@ impl End for SendComm {
     fn keep_queue_pairs(&self) -> Result<()> {
         self.path.visit(|path| {
             if path.mode == Mode::Draining {
-                // Messages of the latest missing list may be left.
+                // Messages of the latest missing list may still be unsent.
                 path.mode = Mode::Replaying;
             }
             path.replay()
@@ -409,10 +411,11 @@ impl SendPath {
         }
     }
 
-    /// Sends a message, for which there may be the clear-to-send that comes next: in the usual case as one write on the only rail.
+    /// Sends a message whose clear-to-send may be there; on the fast path as one write on the only
+    /// rail.
     ///
     /// # Errors
-    /// The connection has failed, or the bytes are outside of `memory`.
+    /// The connection has failed, or the bytes are outside `memory`.
     #[inline(always)]
     fn send_next(
         &mut self,
@@ -431,7 +434,7 @@ impl SendPath {
                 single.set_signaled_data(memory.source(length, *inline_up_to));
             };
             if let Fast::Begun(transfer) = flow.submit_single(tag, addr, length, read, prepare, begun) {
-                // Not due: see above.
+                // The timer is not due: `is_due_next` was false above.
                 let _ = self.stats.handle_begun(1);
                 return self.post_single(&transfer);
             }
@@ -439,7 +442,7 @@ impl SendPath {
         self.send(addr, length, tag, memory, begun)
     }
 
-    /// Whether a message of `length` bytes is one write on the only rail, and not of 0 bytes.
+    /// Whether a message of `length` bytes, which is not 0, is one write on the only rail.
     #[inline(always)]
     fn is_fast(&self, length: u32) -> bool {
         length.wrapping_sub(1) < self.fast_up_to
@@ -448,9 +451,10 @@ impl SendPath {
     /// Posts a message that is one write, whose data and target are prepared.
     #[inline(always)]
     fn post_single(&mut self, transfer: &Transfer) -> Result<()> {
-        debug_assert!(self.is_fast(transfer.length), "a message that is not one write is posted as one");
-        debug_assert_eq!(self.mode, Mode::Running, "a message begins while the connection does not run");
-        // The processor reads the data of an inline write. A GPU may have written it, and then a flag, which NCCL has read.
+        debug_assert!(self.is_fast(transfer.length), "the message needs more than one write");
+        debug_assert_eq!(self.mode, Mode::Running, "a message begins while the connection is not running");
+        // The processor reads the data of an inline write. A GPU may have written the data, and
+        // then a flag that NCCL has read.
         read_barrier();
         let (qp, imm) = transfer.single();
         self.single.set_id(WrId::Data { request: transfer.id, qp: qp.0 }.to_bits(), imm.to_bits());
@@ -463,7 +467,7 @@ impl SendPath {
         }
     }
 
-    /// The device has refused the write of [`Self::post_single`].
+    /// Handles a write of [`Self::post_single`] that the device has refused.
     ///
     /// # Errors
     /// The connection has failed.
@@ -481,7 +485,7 @@ impl SendPath {
     /// Sends a message, if the receiver has cleared it to send and the send queues have room.
     ///
     /// # Errors
-    /// The connection has failed, or the bytes are outside of `memory`.
+    /// The connection has failed, or the bytes are outside `memory`.
     #[inline(never)]
     fn send(
         &mut self,
@@ -517,19 +521,20 @@ impl SendPath {
             self.single.set_signaled_data(memory.source(transfer.length, self.inline_up_to));
             return self.post_single(&transfer);
         }
-        // What cannot be posted is sent when the connection has recovered.
+        // What cannot be posted is sent after the recovery.
         self.post(addr, |rail| memory.lkey(rail), transfer).or_else(|e| self.handle_failure(e))
     }
 
-    /// Whether the send queues have room for all writes that a message of `length` bytes may take.
+    /// Whether the send queues have room for all writes that a message of `length` bytes may need.
     #[inline]
     fn has_room(&self, length: u32) -> bool {
         let extra = u8::from(length > self.trailing_immediate_above) + u8::from(length >= Imm::EXPLICIT_LIMIT);
         extra == 0 || self.other_work.room.has_space(self.qps.qps.len(), extra)
     }
 
-    /// Posts a message stripe by stripe, with one doorbell each unless `FERRITE_CHAIN_WRITES` says otherwise: the data with its immediate, or, where the fabric may reorder
-    /// packets, the immediate in a trailing write of its own. `lkey` returns the key of the memory by rail number.
+    /// Posts a message stripe by stripe, with one doorbell per stripe unless `FERRITE_CHAIN_WRITES`
+    /// is off. A stripe is the data with its immediate. Where the fabric may reorder packets, the
+    /// immediate is in a trailing write. `lkey` returns the key of the memory by rail number.
     #[inline(never)]
     fn post(&mut self, addr: u64, lkey: impl Fn(u8) -> u32, transfer: Transfer) -> Result<()> {
         if self.qps.are_on_several_rails() || self.flow.has_lanes() {
@@ -574,7 +579,7 @@ impl SendPath {
                 }
             };
             writes[count - 1].signaled = true;
-            // An unsignalled write that fails is reported too, with this id.
+            // A failed unsignalled write is reported too, with this id.
             for write in &mut writes[..count] {
                 write.id = id.to_bits();
             }
@@ -587,7 +592,7 @@ impl SendPath {
         Ok(())
     }
 
-    /// A message of `length` bytes has been cut to those of `transfer`.
+    /// Warns that a message of `length` bytes has been truncated to the bytes of `transfer`.
     #[cold]
     #[inline(never)]
     fn handle_cut(&mut self, length: u32, transfer: &Transfer) {
@@ -605,7 +610,7 @@ impl SendPath {
     }
 }
 
-// `test`: takes completions in.
+// `test`: handles completions.
 impl Path for SendPath {
     type Request = SendRequest;
 
@@ -653,7 +658,7 @@ impl Path for SendPath {
         self.check_stall()
     }
 
-    /// The usual ones are those of writes that carry data and its immediate ([`WrId::Data`]) and have succeeded.
+    /// The fast path takes successful writes that carry data and its immediate ([`WrId::Data`]).
     #[inline(always)]
     fn handle_fast<'c>(
         &mut self,
@@ -698,7 +703,7 @@ impl Path for SendPath {
         Err(self.sticky_error.fail(&self.peer, error))
     }
 
-    /// Looks as well whether the message is complete that is timed.
+    /// Also checks whether the timed message is complete.
     #[inline(never)]
     fn progress_in_general(&mut self, _awaited: RequestId) -> Result<()> {
         let outcome = self.progress();
@@ -719,9 +724,9 @@ impl Path for SendPath {
     }
 }
 
-// What those call.
+// Helpers of `test`.
 impl SendPath {
-    /// Polls all completion queues, or does what takes the place of that.
+    /// Polls all completion queues, or does its equivalent outside normal operation.
     ///
     /// # Errors
     /// The connection has failed.
@@ -736,10 +741,10 @@ impl SendPath {
         }
     }
 
-    /// As [`Self::handle_completions`], where one has failed, or has led to the error `outcome` before these.
+    /// [`Self::handle_completions`] where one has failed, or `outcome` is an error of earlier ones.
     ///
     /// # Errors
-    /// As there.
+    /// The connection has failed.
     #[cold]
     #[inline(never)]
     fn handle_failed(&mut self, completions: &[Completion], outcome: Result<()>) -> Result<()> {
@@ -761,20 +766,20 @@ impl SendPath {
     }
 }
 
-// While a message is timed: looks after each poll whether it is complete.
+// While a message is timed: checks after each poll whether it is complete.
 impl SendPath {
-    /// A message has been accepted that is timed, or the one before it.
+    /// Handles that a message has been accepted that is timed, or the one before it.
     #[cold]
     #[inline(never)]
     fn handle_due(&mut self, id: RequestId, tag: u32) {
-        // As after tests without success, of which there are few where a device sends within the call.
+        // Also done after unsuccessful tests, which are rare where a device sends within the call.
         self.look_at_lanes();
         self.stats.handle_due_send(id.to_bits(), Some(tag).filter(|_| self.tags_are_ranks));
         if self.stats.timed_request() == Some(id.to_bits())
             && let Some(place) = self.flow.place(id)
         {
             self.stats.set_timed_place(place);
-            // All requests are looked through, so only where that is of use.
+            // This scans all requests, so do it only where it is needed.
             let has_lanes = self.flow.has_lanes();
             if let Some(trials) = self.lane_trials.as_mut().filter(|trials| trials.are_measuring(has_lanes))
                 && let Some((_, under_way)) = self.flow.unacknowledged()
@@ -786,18 +791,19 @@ impl SendPath {
         self.choose_path();
     }
 
-    /// To be called when the rails have changed, or what is timed.
+    /// Call when the rails or the timed message have changed.
     fn choose_path(&mut self) {
         let is_one = !self.qps.are_on_several_rails() && !self.flow.has_lanes();
         self.is_plain = is_one && self.stats.timed_request().is_none();
     }
 }
 
-// While not all is well: reports faults, and goes on over new queue pairs.
+// During a fault: reports it, and resumes over new queue pairs.
 impl SendPath {
-    /// To be called when the peer's state is not open. Returns whether a message may be sent: not while the connection recovers.
-    /// If only the control connection is lost, sends a probe; no message may be sent while that is outstanding. The send queues have
-    /// room for a probe only while no message is in flight.
+    /// Call when the peer's state is not open. Returns whether a message may be sent, which is
+    /// false during a recovery. If only the control connection is lost, sends a probe; no message
+    /// may be sent while it is outstanding. The send queues have room for a probe only while no
+    /// message is in flight.
     ///
     /// # Errors
     /// The peer has gone, or its device does not acknowledge.
@@ -819,21 +825,22 @@ impl SendPath {
         Ok(!self.other_work.probe.is_outstanding())
     }
 
-    /// As [`Self::progress`], while the peer's state is not open.
+    /// [`Self::progress`] while the peer's state is not open.
     ///
     /// # Errors
-    /// The connection has failed, or nothing will come of what is under way.
+    /// The connection has failed, or what is in flight cannot complete.
     #[cold]
     #[inline(never)]
     fn progress_not_open(&mut self) -> Result<()> {
         self.sticky_error.check_failed()?;
         if self.recovery.is_some() && self.peer.state().has_closed() {
-            // It does so only when all that has begun has arrived. The device would report that much later if acknowledgements are
-            // lost, or never.
+            // The peer closes only when everything that has begun has arrived. If acknowledgements
+            // are lost, the device would report that much later or never.
             self.flow.complete_all();
             return Ok(());
         }
-        // Read before the queue is polled. What the peer has acknowledged before it went is in the queue then.
+        // Read before the queue is polled, so that everything the peer acknowledged before it went
+        // is in the queue.
         let is_broken = self.peer.is_broken();
         let polled = self.poll_any()?;
         self.replay()?;
@@ -860,14 +867,14 @@ impl SendPath {
         }
     }
 
-    /// The receiver has written what is no clear-to-send.
+    /// The receiver has written an invalid clear-to-send.
     #[cold]
     #[inline(never)]
     fn violated(&mut self, violation: Violation) -> Error {
         self.sticky_error.fail(&self.peer, violation.into())
     }
 
-    /// Requests have been tested many times without success.
+    /// Handles many unsuccessful tests.
     ///
     /// # Errors
     /// The connection ends.
@@ -890,7 +897,7 @@ impl SendPath {
         self.handle_failure(Error::remote(text).recoverable())
     }
 
-    /// From now on it posts to `qps`, over which messages are cut already.
+    /// Uses `qps` from now on; messages are already cut for them.
     fn use_qps(&mut self, qps: QpSet) {
         debug_assert!(self.qps.qps.is_empty(), "queue pairs are replaced that were not taken out");
         self.inline_up_to = qps.inline_bytes();
@@ -899,14 +906,14 @@ impl SendPath {
         self.lane_trials.iter_mut().for_each(|trials| trials.handle_new_queue_pairs());
     }
 
-    /// Up to how many bytes a message is one write on the only rail; 0: none is known to be.
+    /// The most bytes of a message that is one write on the only rail; 0 if no message is.
     fn fast_bytes(&self) -> u32 {
         let one_write_up_to = self.trailing_immediate_above.min(self.qps.striping.whole_up_to());
         let is_any = self.has_one_rail && !self.flow.has_lanes();
         if is_any { one_write_up_to.min(Imm::EXPLICIT_LIMIT - 1) } else { 0 }
     }
 
-    /// Takes up lanes, or gives them up, where they are automatic.
+    /// Adds or drops lanes where they are automatic.
     #[inline(never)]
     fn look_at_lanes(&mut self) {
         let (Some(trials), Some(recovery)) = (&mut self.lane_trials, &self.recovery) else { return };
@@ -921,10 +928,11 @@ impl SendPath {
         }
     }
 
-    /// Goes on to send again what has not arrived, as far as the send queues have room. When all of it is posted, the connection runs.
+    /// Resends what has not arrived, as far as the send queues have room. The connection runs once
+    /// everything is posted.
     ///
     /// # Errors
-    /// The memory of a message is not registered any more, or the connection ends.
+    /// The memory of a message is no longer registered, or the connection ends.
     fn replay(&mut self) -> Result<()> {
         if self.mode != Mode::Replaying {
             return Ok(());
@@ -936,7 +944,8 @@ impl SendPath {
             let Some((transfer, addr)) = self.flow.poll_replay() else { break };
             let length = transfer.length;
             let Some(lkeys) = self.memory.lkeys_at(addr, length) else {
-                let text = format!("{length} bytes at {addr:#x} are to be sent again, but are not registered any more");
+                let text =
+                    format!("{length} bytes at {addr:#x} must be resent, but their memory is no longer registered");
                 return Err(self.sticky_error.fail(&self.peer, Error::argument(text)));
             };
             self.stats.handle_resent(length);
@@ -951,7 +960,7 @@ impl SendPath {
     }
 }
 
-/// Handles the completion of a sender's work request that has succeeded.
+/// Handles a successful completion of a sender's work request.
 #[inline(always)]
 fn handle_sent(flow: &mut SendFlow, other_work: &mut OtherWork, completion: &Completion) -> Result<()> {
     match WrId::from_bits(completion.id()) {
@@ -960,7 +969,7 @@ fn handle_sent(flow: &mut SendFlow, other_work: &mut OtherWork, completion: &Com
     }
 }
 
-/// As [`handle_sent`], for work that is not a stripe in one write.
+/// [`handle_sent`] for work that is not a stripe in one write.
 #[inline(never)]
 fn handle_other(flow: &mut SendFlow, other_work: &mut OtherWork, id: u64) -> Result<()> {
     match other_work.handle_completion(id)? {
@@ -982,13 +991,13 @@ fn unapplied(why: &Unapplied) -> Error {
 /// Work requests that are not a stripe in one write.
 #[derive(Debug, Default)]
 struct OtherWork {
-    /// Room in the send queues for stripes that take more than one write.
+    /// Room in the send queues for stripes of several writes.
     room: SendQueueSpace,
     probe: Probe,
 }
 
 impl OtherWork {
-    /// The work request `id` is complete. Returns the stripe that it completes, if it completes one.
+    /// Handles the completion of work request `id`. Returns the stripe that this completes, if any.
     ///
     /// # Errors
     /// The sender has no such work request.
@@ -1004,37 +1013,38 @@ impl OtherWork {
     }
 }
 
-/// The measurements of one sender. A message that is timed for the statistics is one.
+/// The measurements of one sender. The messages timed for the statistics are used.
 #[derive(Debug)]
 struct LaneTrials {
     nic: Arc<Nic>,
-    /// `None`: it has as many queue pairs as it began with.
+    /// `None`: the number of queue pairs is fixed.
     automatic: Option<AutomaticLanes>,
-    /// Since when the present measurement is under way, and what was under way then.
+    /// When the present measurement began, and how many bytes were in flight then.
     begun: Option<(Instant, u64)>,
-    /// Since there are these queue pairs.
+    /// Speeds over the present queue pairs.
     speeds: Speeds,
 }
 
 impl LaneTrials {
-    /// Those of a new sender of `nic` whose first queue pair has this number. `None`: it never has lanes.
+    /// Measurements of a new sender of `nic` whose first queue pair has this number. `None`: it
+    /// never has lanes.
     fn new(nic: &Arc<Nic>, qp_number: u32) -> Option<Box<Self>> {
         let automatic = nic.plan.automatic_lanes(&nic.config, qp_number);
         let new = || Box::new(Self { nic: Arc::clone(nic), automatic, begun: None, speeds: Speeds::default() });
         nic.plan.lanes.then(new)
     }
 
-    /// Whether measurements are of use: in a trial, and where lanes may move.
+    /// Whether measurements are needed: during a trial, and where lanes may move.
     fn are_measuring(&self, has_lanes: bool) -> bool {
         has_lanes || self.automatic.as_ref().is_some_and(AutomaticLanes::is_in_trial)
     }
 
-    /// The message that is timed has been posted: with it, so many bytes are under way.
+    /// Records that the timed message is posted: `under_way` bytes are in flight with it.
     fn handle_begun(&mut self, under_way: u64) {
         self.begun = Some((Instant::now(), under_way));
     }
 
-    /// It has been acknowledged. So many `bytes` have been sent so far.
+    /// Records that the timed message is acknowledged, `sent` bytes after the beginning.
     fn handle_carried(&mut self, sent: u64) {
         let Some((begun, bytes)) = self.begun.take() else { return };
         let carried = Carried { bytes, ns: u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX) };
@@ -1042,24 +1052,24 @@ impl LaneTrials {
         self.automatic.iter_mut().for_each(|lanes| lanes.handle_carried(sent, carried));
     }
 
-    /// There are new queue pairs.
+    /// Restarts the measurements for new queue pairs.
     fn handle_new_queue_pairs(&mut self) {
         (self.begun, self.speeds) = (None, Speeds::default());
         self.automatic.iter_mut().for_each(AutomaticLanes::handle_new_queue_pairs);
     }
 
-    /// The speed since there are these queue pairs, if it is known.
+    /// The speed over the present queue pairs, if known.
     fn speed(&self) -> Option<Speed> {
         self.speeds.speed()
     }
 
-    /// Whether there is something to be decided after so many bytes.
+    /// Whether a decision is due after this many bytes.
     fn is_due(&self, bytes: u64) -> bool {
         self.automatic.as_ref().is_some_and(|lanes| lanes.is_due(bytes))
     }
 
-    /// Takes up lanes, or gives them up, where they are automatic: the sender has `per_rail` queue pairs on each of so many `rails`, and
-    /// has sent so many `messages` of so many `bytes`.
+    /// Adds or drops lanes where they are automatic. The sender has `per_rail` queue pairs on each
+    /// of its `rails`, and has sent this many `messages` and `bytes`.
     fn look(&mut self, (messages, bytes): (u64, u64), (rails, per_rail): (u8, u8)) -> Option<LaneChange> {
         let has_room = self.nic.has_room_for_lanes();
         self.automatic.as_mut()?.look(&Sent { messages, bytes, rails, per_rail, has_room })

@@ -1,8 +1,8 @@
-//! The word that each call of the data path looks at: 0 while nothing stands in the way of the short path.
+//! The word that each data path call reads first: 0 means that the fast path is open.
 
 use crate::net::data::sync::{AtomicU32, Ordering};
 
-/// How the two ends of a connection stand, and whether somebody holds the state of this end.
+/// The state of the peer, and whether a thread holds the state of this end.
 ///
 /// ```text
 /// bit 31      10 9      8      7          0
@@ -11,7 +11,7 @@ use crate::net::data::sync::{AtomicU32, Ordering};
 #[derive(Debug)]
 pub struct StateWord(AtomicU32);
 
-/// Somebody is inside by [`StateWord::try_hold`].
+/// A thread has entered by [`StateWord::try_hold`].
 const HELD: u32 = 1 << 8;
 /// NCCL calls from more than one thread.
 const SHARED: u32 = 1 << 9;
@@ -23,10 +23,10 @@ impl Default for StateWord {
 }
 
 impl StateWord {
-    /// Whether all is well with the peer, nobody holds the word, and it is not shared.
+    /// Whether the peer is well, and the word is neither held nor shared.
     #[inline(always)]
     pub fn is_clear(&self) -> bool {
-        // Acquire pairs with the Release of those who have cleared a bit.
+        // Acquire pairs with the Release of the thread that cleared a bit.
         self.0.load(Ordering::Acquire) == 0
     }
 
@@ -36,27 +36,27 @@ impl StateWord {
         self.0.load(Ordering::Acquire) as u8
     }
 
-    /// Changes the state of the peer. Two threads must not do so at once.
+    /// Changes the state of the peer. Two threads must not call it at once.
     pub fn set_peer(&self, state: u8) {
         self.0.fetch_xor(u32::from(self.peer() ^ state), Ordering::AcqRel);
     }
 
-    /// Begins to hold the word; false: somebody else does.
+    /// Tries to hold the word; false if it is held already.
     pub fn try_hold(&self) -> bool {
         self.0.fetch_or(HELD, Ordering::AcqRel) & HELD == 0
     }
 
-    /// Ends what [`Self::try_hold`] has begun.
+    /// Ends a hold of [`Self::try_hold`].
     pub fn release(&self) {
         self.0.fetch_and(!HELD, Ordering::AcqRel);
     }
 
-    /// Whether somebody holds it.
+    /// Whether a thread holds the word.
     pub fn is_held(&self) -> bool {
         self.0.load(Ordering::Acquire) & HELD != 0
     }
 
-    /// From now on the word is not clear any more.
+    /// Marks the word as shared: it is never clear again.
     pub fn share(&self) {
         self.0.fetch_or(SHARED, Ordering::AcqRel);
     }

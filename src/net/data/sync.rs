@@ -1,12 +1,15 @@
-//! What the guard of the data path is made of: the identity of a thread, a memory barrier of which one half costs nothing, and
-//! pauses. `tests/models` has a model checker's atomics, threads and barriers in place of this file.
+//! Primitives of the data path's guard: thread identity, an asymmetric memory barrier, and pauses.
+//! `tests/models` replaces this file by a model checker's atomics, threads and barriers.
 //!
-//! The barrier has two halves. Say thread A stores `x`, calls [`light_barrier`] and loads `y`, and thread B stores `y`, calls
-//! [`heavy_barrier`] and loads `x`. Then at least one of them sees what the other one has stored, as if both had executed
-//! `fence(SeqCst)`. The light half only keeps the compiler from changing the order. The heavy half is the system call `membarrier`,
-//! during which each running thread of the process executes a full fence; a thread that does not run has executed one when it was
-//! taken off its processor, and executes another one before it runs again. If A's fence comes before its store, then A loads `y` after B has stored it; otherwise B loads `x`
-//! after A has stored it.
+//! Say thread A stores `x`, calls [`light_barrier`] and loads `y`. Thread B stores `y`, calls
+//! [`heavy_barrier`] and loads `x`. Then at least one of them sees the other's store, as if both
+//! had executed `fence(SeqCst)`.
+//!
+//! The light half only keeps the compiler from reordering. The heavy half is the system call
+//! `membarrier`, during which each running thread of the process executes a full fence. A thread
+//! that does not run executed one when it was descheduled, and executes another before it runs
+//! again. If A's fence precedes its store, A loads `y` after B's store. Otherwise B loads `x` after
+//! A's store.
 
 #![allow(unsafe_code)]
 
@@ -47,8 +50,8 @@ pub fn has_barrier() -> bool {
     }
 }
 
-/// Has [`has_barrier`] asked by a thread of its own. In a process with threads the kernel takes some 10 ms for the answer, which NCCL's first
-/// connection would wait for.
+/// Starts a thread that calls [`has_barrier`]. In a process with threads the kernel takes some 10
+/// ms to answer, which would delay NCCL's first connection.
 pub fn ask_for_barrier() {
     let thread = || std::thread::Builder::new().name("ferrite-init".into()).spawn(has_barrier);
     if let Err(e) = without_signals(thread) {
@@ -56,10 +59,10 @@ pub fn ask_for_barrier() {
     }
 }
 
-/// The half of the barrier for the thread that needs it often.
+/// The cheap half of the barrier, for the thread that needs it often.
 #[inline(always)]
 pub fn light_barrier() {
-    // Miri does not know `membarrier`, and has a fence in the place of each half.
+    // Miri does not know `membarrier`, so each half is a fence there.
     if cfg!(miri) {
         fence(Ordering::SeqCst);
     } else {
@@ -67,13 +70,14 @@ pub fn light_barrier() {
     }
 }
 
-/// The other half, for threads that need it rarely. It takes about a microsecond.
+/// The expensive half, for threads that need it rarely. It takes about a microsecond.
 ///
 /// # Errors
-/// The kernel refuses: a filter of system calls has been installed since [`has_barrier`] was asked.
+/// The kernel refuses: a seccomp filter was installed after the check in [`has_barrier`].
 pub fn heavy_barrier() -> Result<()> {
     let again = |error: io::Error| match error.raw_os_error() {
-        // A child of a fork inherits the registration on the kernels that are known; this is for one where it does not.
+        // A forked child inherits the registration on all known kernels; this covers a kernel where
+        // it does not.
         Some(libc::EPERM) => register().and_then(|()| membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)),
         // The kernel allocates a set of processors.
         Some(libc::ENOMEM) => membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED),
@@ -83,7 +87,7 @@ pub fn heavy_barrier() -> Result<()> {
     outcome.map_err(|error| Error::os("membarrier", error.raw_os_error().unwrap_or(0)))
 }
 
-/// Tells the kernel that this process will ask for barriers.
+/// Registers this process for barriers.
 fn register() -> io::Result<()> {
     membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)
 }
@@ -98,9 +102,10 @@ fn membarrier(command: libc::c_int) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A number that no other living thread of the process has: the address of its control block, which is neither 0 nor odd. A thread
-/// may get the number of one that has ended; what that one has written is visible to it, since the C library and the kernel
-/// synchronise before they use the memory of a thread again.
+/// An id that no other living thread of the process has: the address of its control block, which is
+/// neither 0 nor odd. A new thread may reuse the id of one that has ended. It sees all writes of
+/// the old thread, since the C library and the kernel synchronise before they reuse a thread's
+/// memory.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 pub fn thread_id() -> usize {
@@ -129,22 +134,23 @@ pub fn thread_id() -> usize {
     OWN.with(|own| std::ptr::from_ref(own).addr())
 }
 
-/// Threads cannot be told apart at little cost: there is no barrier.
+/// Threads cannot be distinguished cheaply, so there is no barrier.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", miri)))]
 #[inline(always)]
 pub fn thread_id() -> usize {
     0
 }
 
-/// How often a thread looks before it pauses, when it waits for what takes some microseconds: some 10 of them.
+/// How often a thread polls before it pauses, when it waits for some microseconds (about 10).
 pub const SPINS: u32 = 200;
 
-/// Waits for a moment. To yield would not do: a thread that yields comes last on a busy machine.
+/// Pauses for a moment. Yielding would not do: on a busy machine a yielding thread is scheduled
+/// last.
 pub fn pause() {
     std::thread::sleep(Duration::from_micros(20));
 }
 
-/// A wait that has a limit.
+/// A wait with a limit.
 #[derive(Debug)]
 pub struct Wait {
     start: Instant,
@@ -152,12 +158,12 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// A wait that begins now.
+    /// Begins a wait.
     pub fn new(limit: Duration) -> Self {
         Self { start: Instant::now(), limit }
     }
 
-    /// Waits for a moment. Returns whether the limit has not passed.
+    /// Pauses for a moment. Returns false once the limit has passed.
     pub fn step(&self) -> bool {
         pause();
         self.start.elapsed() <= self.limit

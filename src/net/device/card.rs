@@ -1,4 +1,4 @@
-//! An RDMA card, or a PCI function of one: what libibverbs opens as one device.
+//! An RDMA card or one PCI function of a card: what libibverbs opens as one device.
 
 use super::gdr::Gdr;
 use super::open_device::OpenDevice;
@@ -14,12 +14,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// An RDMA device, and what its ports share. It stays when the device is lost and opened again.
+/// An RDMA device, and what its ports share. It persists when the device is lost and opened again.
 #[derive(Debug)]
 pub struct Card {
     // Declared first: its thread stops before the device is closed.
     watcher: OnceCell<Watcher>,
-    /// The device as it was opened last.
+    /// The device as it was last opened.
     device: Mutex<Arc<OpenDevice>>,
     reopening: Mutex<Reopening>,
     /// The device's name, such as `mlx5_0`.
@@ -30,26 +30,27 @@ pub struct Card {
     fail_on_async_error: bool,
     relaxed_ordering: bool,
     pci_path: Option<String>,
-    /// What it is in the system, which it keeps when it is lost and comes back.
+    /// Its path in sysfs, which stays the same when it is lost and comes back.
     place: Option<PathBuf>,
     is_virtual: bool,
-    /// Queue pairs that automatic lanes may add to those of this process.
+    /// Queue pairs that automatic lanes may add in this process.
     pub lanes: LaneBudget,
-    /// The moves of lanes of all of its connections, and since when they are counted.
+    /// The lane moves of all of its connections, and since when they are counted.
     moves: Mutex<CardMoves>,
     opened: Instant,
 }
 
-/// The attempts to open a device again that is lost.
+/// The attempts to reopen a lost device.
 #[derive(Debug, Default)]
 struct Reopening {
-    /// When it may be tried again.
+    /// When to try again.
     next: Option<Instant>,
-    /// Why the last attempt has failed.
+    /// Why the last attempt failed.
     error: Option<Error>,
 }
 
-/// The time from one attempt to the next is a tenth of the time that the device has been lost, within these limits.
+/// The interval between attempts is a tenth of the time that the device has been lost, within these
+/// limits.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -79,8 +80,8 @@ impl Card {
         }))
     }
 
-    /// A lane of one of its connections is to move, which `decide` decides if the moves of all of them allow it. Returns how long none may,
-    /// if they do not.
+    /// Calls `decide` for a lane of one of its connections that wants to move, if the budget of the
+    /// card allows it. Otherwise returns how long no lane may move.
     pub fn move_lane(&self, decide: impl FnOnce() -> bool) -> Option<Duration> {
         let mut moves = lock(&self.moves);
         let now = self.opened.elapsed();
@@ -93,12 +94,12 @@ impl Card {
         None
     }
 
-    /// The device as it was opened last. It may be lost.
+    /// The device as it was last opened. It may be lost.
     pub fn device(&self) -> Arc<OpenDevice> {
         Arc::clone(&lock(&self.device))
     }
 
-    /// The open device. If it is lost, tries to open it again, unless that was tried a moment ago.
+    /// The open device. If it is lost, tries to reopen it, unless that was tried a moment ago.
     ///
     /// # Errors
     /// It is lost, and not back.
@@ -111,7 +112,7 @@ impl Card {
             // One at a time: the others do not wait.
             Err(TryLockError::WouldBlock) => return Err(self.absent(lost_at, None)),
         };
-        // Another one may have been quicker.
+        // Another thread may have been quicker.
         let now_open = self.device();
         if !Arc::ptr_eq(&now_open, &device) {
             return Ok(now_open);
@@ -134,7 +135,7 @@ impl Card {
     }
 
     /// # Errors
-    /// The device is not there, or cannot be opened or watched.
+    /// The device is absent, or cannot be opened or watched.
     fn reopen(&self, lost: &OpenDevice) -> Result<Arc<OpenDevice>> {
         let is_at_place = |name: &str| match &self.place {
             Some(place) => sysfs::device_path(name).as_ref() == Some(place),
@@ -159,15 +160,15 @@ impl Card {
         }
     }
 
-    /// If the device is lost: since when, and why it cannot be opened again.
+    /// If the device is lost: since when, and why it cannot be reopened.
     pub fn loss(&self) -> Option<String> {
         let lost_at = self.device().context.failed_at()?;
-        // Locked while another thread opens the device, which may take long.
+        // Locked while another thread reopens the device, which may take long.
         let reopening = self.reopening.try_lock().ok();
         Some(self.absent(lost_at, reopening.as_ref().and_then(|reopening| reopening.error.as_ref())).text())
     }
 
-    /// The card's watcher, which is started at the first call.
+    /// The card's watcher, which the first call starts.
     ///
     /// # Errors
     /// The watcher cannot be started.
@@ -190,7 +191,7 @@ impl Card {
         self.attributes.port_count
     }
 
-    /// Queue pairs that it can have.
+    /// The most queue pairs of the device.
     pub fn max_queue_pairs(&self) -> i32 {
         self.attributes.max_queue_pairs
     }

@@ -1,7 +1,9 @@
-//! The memory that NCCL has registered for one connection: on the device's own cards, and on the card of a port that is borrowed.
+//! The memory that NCCL has registered for one connection: on the device's own cards, and on the
+//! card of a borrowed port.
 //!
-//! NCCL holds its handles as long as it likes. Which keys they have depends on the devices that the connection's rails are on: a rail
-//! may use a port of another card for a while, and a card that is lost is opened again when it comes back, as another device.
+//! NCCL holds its handles as long as it likes. Their keys depend on the devices of the connection's
+//! rails. A rail may use a port of another card for a while. A lost card is opened again when it
+//! comes back, as another device.
 
 use super::card::Card;
 use super::nic::Nic;
@@ -15,10 +17,10 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Time from one attempt to register memory on a device that does not work to the next.
+/// Interval between attempts to register memory on a device that does not work.
 const TRY_EVERY: Duration = Duration::from_millis(5);
 
-/// What holds a memory handle for NCCL.
+/// Holds a memory handle for NCCL.
 pub trait Holder: Debug + Send + Sync {
     /// The memory handle.
     fn memory(&self) -> &MrHandle;
@@ -37,12 +39,13 @@ struct State {
     holders: WeakRegistry<dyn Holder>,
     /// By rail: the device whose keys are used there.
     in_use: [Weak<OpenDevice>; MAX_RAILS],
-    /// Cards of other devices on which new memory is registered too.
+    /// Cards of other devices on which new memory is also registered.
     cards: Vec<Arc<Card>>,
 }
 
 impl ConnMemory {
-    /// That of a connection of `nic` to `peer`, whose rails are on `devices`, each with the number of its rail.
+    /// The memory of a connection of `nic` to `peer`, whose rails are on `devices`, each with its
+    /// rail number.
     pub fn new<'a>(
         nic: &Arc<Nic>,
         peer: &Arc<PeerState>,
@@ -54,11 +57,12 @@ impl ConnMemory {
         Arc::new(this)
     }
 
-    /// Adds the memory that `register` registers with the connection's device and these other cards, and returns what `hold` makes of
-    /// its handle. A device that does not work is waited for until it works again or is lost, at most [`LOSS_LIMIT`].
+    /// Adds the memory that `register` registers with the connection's device and these other
+    /// cards. Returns the result of `hold` for its handle. Waits for a device that does not work
+    /// until it works again or is lost, at most [`LOSS_LIMIT`].
     ///
     /// # Errors
-    /// As `register`.
+    /// As for `register`.
     pub fn add<H: Holder + 'static>(
         &self,
         register: impl Fn(&Nic, &[Arc<Card>]) -> Result<MrHandle>,
@@ -66,7 +70,7 @@ impl ConnMemory {
     ) -> Result<Arc<H>> {
         let begun = Instant::now();
         loop {
-            // Locked meanwhile: the devices that are in use do not change before the handle is known here.
+            // Locked meanwhile: the devices in use must not change before the handle is known here.
             let mut state = self.lock();
             let memory = match register(&self.nic, &state.cards) {
                 Ok(memory) => memory,
@@ -86,7 +90,8 @@ impl ConnMemory {
             state.holders.add(&holder);
             drop(state);
             if let Some(device) = lost {
-                // The memory has no key there, and the device's watcher may not have reported the loss yet: nothing may be posted before.
+                // The memory has no key there, and the device's watcher may not have reported the
+                // loss yet. Nothing may be posted before.
                 self.peer.set_recovering(true);
                 self.peer.handle_queue_failure(&format!("{}: fatal device error", device.context.name()));
             }
@@ -94,25 +99,25 @@ impl ConnMemory {
         }
     }
 
-    /// Checks that all memory can be registered once more, on a device that is back or on another one.
+    /// Checks that all memory can be registered again, on a returned or another device.
     ///
     /// # Errors
-    /// As [`MrHandle::require_renewable`].
+    /// As for [`MrHandle::require_renewable`].
     pub fn require_renewable(&self) -> Result<()> {
         let holders = self.lock().holders.all();
         holders.iter().try_for_each(|holder| holder.memory().require_renewable())
     }
 
-    /// Registers all memory on `device` too, which is one of the connection's own cards, opened again.
+    /// Registers all memory also on `device`, one of the connection's own cards, opened again.
     ///
     /// # Errors
-    /// Some of it cannot be registered there, as [`MrHandle::extend`].
+    /// Some of it cannot be registered there, as for [`MrHandle::extend`].
     pub fn renew(&self, device: &OpenDevice) -> Result<()> {
         self.lock().extend(device)
     }
 
-    /// Registers all memory on `card` too, which is another device's, and from now on new memory. No work request may be posted
-    /// meanwhile. Returns the card's device.
+    /// Registers all memory, also new memory from now on, on `card` of another device. No work
+    /// request may be posted meanwhile. Returns the card's device.
     ///
     /// # Errors
     /// The card is lost, or some of the memory cannot be registered there.
@@ -123,18 +128,19 @@ impl ConnMemory {
         if !state.cards.iter().any(|known| Arc::ptr_eq(known, card)) {
             state.cards.push(Arc::clone(card));
         }
-        // The device may be one that was in use before: memory that was registered since has no keys of it.
+        // The device may have been in use before: memory registered since has no keys of it.
         state.holders.all().iter().for_each(|holder| state.use_keys(holder.memory()));
         Ok(device)
     }
 
-    /// From now on new memory is not registered on `card` any more, which is another device's and not in use.
+    /// Stops registering new memory on `card`, which belongs to another device and is not in use.
     pub fn leave(&self, card: &Arc<Card>) {
         self.lock().cards.retain(|known| !Arc::ptr_eq(known, card));
     }
 
-    /// From now on the connection uses the rails on `devices`, each with its number, and no others: all memory has the keys for them. Returns
-    /// whether keys may be others than before. No work request may be posted meanwhile.
+    /// The connection now uses the rails on `devices`, each with its number, and no others: all
+    /// memory gets the keys for them. Returns whether keys may have changed. No work request may be
+    /// posted meanwhile.
     pub fn use_devices<'a>(&self, devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>) -> bool {
         let mut state = self.lock();
         let before = std::mem::take(&mut state.in_use);
@@ -151,8 +157,8 @@ impl ConnMemory {
         has_changed
     }
 
-    /// Keys by rail for local work requests on the registered memory that has `length` bytes at `addr`; `None` if there is no such
-    /// memory. No bytes need no key.
+    /// Keys by rail for local work requests on the registered memory with `length` bytes at `addr`;
+    /// `None` if there is no such memory. Zero bytes need no key.
     pub fn lkeys_at(&self, addr: u64, length: u32) -> Option<[u32; MAX_RAILS]> {
         if length == 0 {
             return Some([0; MAX_RAILS]);
@@ -160,7 +166,7 @@ impl ConnMemory {
         self.find(addr, length, MrHandle::lkeys)
     }
 
-    /// The same for the peer's work requests.
+    /// [`Self::lkeys_at`] for the peer's work requests.
     pub fn rkeys_at(&self, addr: u64, length: u32) -> Option<[u32; MAX_RAILS]> {
         self.find(addr, length, |memory| memory.rkeys.all())
     }
@@ -180,12 +186,12 @@ impl State {
         self.holders.all().iter().try_for_each(|holder| holder.memory().extend(&device.regions))
     }
 
-    /// One of the devices in use that is lost.
+    /// A lost device among those in use.
     fn lost(&self) -> Option<Arc<OpenDevice>> {
         self.in_use.iter().filter_map(Weak::upgrade).find(|device| device.is_lost())
     }
 
-    /// Gives `memory` the keys of the devices that are in use.
+    /// Gives `memory` the keys of the devices in use.
     fn use_keys(&self, memory: &MrHandle) {
         for (number, device) in (0..).zip(&self.in_use) {
             if let Some(device) = device.upgrade() {

@@ -1,7 +1,8 @@
 //! GPUDirect RDMA: whether cards can register GPU memory, and what is missing if none can.
 //!
-//! Registration by address needs a kernel module, and a card may refuse it even so. If the process uses CUDA already, a test
-//! registration tells. If not, the presence of the module in sysfs has to do.
+//! Registration by address needs a kernel module, and a card may refuse it even so. If the process
+//! already uses CUDA, a test registration decides. If not, the presence of the module in sysfs must
+//! suffice.
 
 #![allow(unsafe_code)]
 
@@ -45,7 +46,8 @@ impl Gdr {
         }
     }
 
-    /// Logs what is missing, if there are GPUs and the devices cannot reach their memory, as `devices` tells.
+    /// Logs what is missing if there are GPUs and the devices cannot access their memory
+    /// (`devices`).
     pub fn warn_if_missing(&self, devices: GdrSupport) {
         let exports = self.cuda.as_ref().and_then(Cuda::exports_dmabuf);
         let by_dmabuf = exports != Some(false) && devices.dmabuf;
@@ -56,7 +58,7 @@ impl Gdr {
         let error = self.error.borrow();
         let by_address = missing_by_address(self.module, error.as_ref().map(Error::text).as_deref());
         log::warn!(
-            "no GPUDirect RDMA: messages of GPUs take a detour through host memory. By address: {by_address}. By dma-buf: {}",
+            "no GPUDirect RDMA: GPU messages are copied through host memory. By address: {by_address}. By dma-buf: {}",
             missing_by_dmabuf(devices.knows_dmabuf, exports)
         );
     }
@@ -69,7 +71,7 @@ pub struct GdrSupport {
     pub by_address: bool,
     /// One registers dma-bufs.
     pub dmabuf: bool,
-    /// libibverbs has the call that registers dma-bufs.
+    /// libibverbs has the function that registers dma-bufs.
     pub knows_dmabuf: bool,
 }
 
@@ -96,9 +98,9 @@ fn missing_by_address(module: Option<&str>, error: Option<&str>) -> String {
 
 fn missing_by_dmabuf(knows_dmabuf: bool, exports: Option<bool>) -> &'static str {
     match (knows_dmabuf, exports) {
-        (false, _) => "this libibverbs knows nothing of it (rdma-core 34 or newer does)",
-        (true, Some(false)) => "the GPU driver does not lend it (NVIDIA's open kernel modules, 515 or newer, do)",
-        (true, _) => "kernel or driver of the RDMA device do not take it (Linux 5.12 or newer with mlx5 does)",
+        (false, _) => "this libibverbs does not support it (rdma-core 34 or newer does)",
+        (true, Some(false)) => "the GPU driver does not export it (NVIDIA's open kernel modules, 515 or newer, do)",
+        (true, _) => "the kernel or the RDMA driver does not import it (Linux 5.12 or newer with mlx5 does)",
     }
 }
 

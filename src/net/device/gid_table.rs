@@ -1,4 +1,5 @@
-//! The GID table of a port. Tables are long, and reading one for every connection takes time, so it is cached.
+//! The GID table of a port. It is cached: tables are long, and reading one for every connection
+//! takes time.
 
 use super::card::Card;
 use crate::host::gid::{self, GidEntry, Preference};
@@ -6,7 +7,7 @@ use crate::host::sysfs;
 use crate::verbs::context::Context;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Entries of the longest table. The index of an entry is a byte.
+/// The most entries of a table. The index of an entry is a byte.
 const LONGEST_TABLE: i32 = 256;
 
 /// The GID table of one port.
@@ -20,7 +21,7 @@ pub struct GidTable {
 
 #[derive(Debug)]
 struct Cached {
-    /// The device that the table was read from: one that is opened again may have another table.
+    /// The device that the table was read from: a reopened one may have another table.
     context: Weak<Context>,
     /// [`Context::port_changes`] before the table was read.
     changes: Option<u32>,
@@ -32,12 +33,12 @@ struct Cached {
 pub struct Choice {
     /// The entry.
     pub entry: GidEntry,
-    /// The entry that an earlier selection with the same preference would have given, if it was another one.
+    /// The earlier entry for the same preference, if it differs.
     pub before: Option<GidEntry>,
 }
 
 impl GidTable {
-    /// The table of port number `port` of `card`, from 1.
+    /// The table of port number `port` (from 1) of `card`.
     pub fn new(card: &Arc<Card>, port: u8) -> Self {
         Self { card: Arc::clone(card), port, cached: Mutex::default() }
     }
@@ -59,12 +60,12 @@ impl GidTable {
         (0..count.min(LONGEST_TABLE)).filter_map(|index| self.entry(index)).collect()
     }
 
-    /// Why an entry of the first `count` is unreadable, if one is: the errno.
+    /// The errno if one of the first `count` entries is unreadable.
     pub fn errno(&self, count: i32) -> Option<i32> {
         self.context().gid_errno(self.port, count.min(LONGEST_TABLE))
     }
 
-    /// The best entry of the first `count`. They are read again only if the table has changed.
+    /// The best of the first `count` entries. Reads them again only if the table has changed.
     pub fn choose(&self, count: i32, want: &Preference) -> Option<Choice> {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         let context = self.context();
@@ -73,7 +74,7 @@ impl GidTable {
             |c: &&Cached| changes.is_some() && c.changes == changes && Weak::ptr_eq(&c.context, &read_from);
         let current = cached.as_ref().filter(is_current);
         let known = current.and_then(|c| gid::choose(&c.entries, want));
-        // The event of a change may not have arrived yet, so the entry itself is read again.
+        // The event of a change may not have arrived yet, so this reads the entry itself again.
         if let Some(entry) = known.filter(|known| self.entry(i32::from(known.index)) == Some(*known)) {
             return Some(Choice { entry, before: None });
         }
@@ -84,8 +85,8 @@ impl GidTable {
         chosen.map(|entry| Choice { entry, before: before.filter(|before| *before != entry) })
     }
 
-    /// The index that the GID of `entry` has now, among the first `count` entries. The RoCE version is compared too, since a
-    /// table has a GID once for each version.
+    /// The present index of the GID of `entry` among the first `count` entries. Compares the RoCE
+    /// version too, since a table has a GID once for each version.
     pub fn index_of(&self, entry: &GidEntry, count: i32) -> Option<u8> {
         let context = self.context();
         let holds = |index: i32| context.gid(self.port, index).is_some_and(|g| g.bytes == entry.gid);

@@ -2,8 +2,9 @@
 //!
 //! [`gdr`] and [`open_device`] ← [`card`] ← [`gid_table`] ← [`rail`] ← [`spares`], [`queue_pair_plan`], [`pairing`] and [`round_trips`] ← [`nic`] ← [`networks`] and [`conn_memory`].
 //!
-//! A card stays when its device is lost; the device that comes back is opened again, as another [`open_device::OpenDevice`]. Whoever
-//! makes something on a card takes the device that is open then.
+//! A card persists when its device is lost; the returning device is opened again, as another
+//! [`open_device::OpenDevice`]. Code that creates an object on a card uses the device that is open
+//! then.
 
 pub mod card;
 pub mod conn_memory;

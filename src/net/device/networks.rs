@@ -1,4 +1,5 @@
-//! Which device of this process is in the networks of a peer's ports, where the user wants that (`NCCL_IB_SUBNET_AWARE_ROUTING`).
+//! Which device of this process is in the networks of a peer's ports, if the user enables that
+//! (`NCCL_IB_SUBNET_AWARE_ROUTING`).
 
 use super::nic::Nic;
 use super::pairing::Nearness;
@@ -15,14 +16,14 @@ impl Networks {
         Self(merged.cloned().chain(devices.iter().flat_map(Nic::split)).collect())
     }
 
-    /// The device for a connection of `own` to a peer whose ports have these GIDs: `own`, unless one of its ports is in no network of theirs and
-    /// another device's ports all are.
+    /// The device for a connection of `own` to a peer whose ports have these GIDs. It is another
+    /// device if one of `own`'s ports is in none of their networks, and all ports of the other are.
     pub fn device_towards(&self, own: &Arc<Nic>, peers: &[[u8; 16]]) -> Arc<Nic> {
         if peers.is_empty() || own.first().infiniband || is_near(own, peers) {
             return Arc::clone(own);
         }
         let mut others: Vec<_> = self.0.iter().filter(|device| !device.first().infiniband).collect();
-        // One that is as wide as what NCCL has asked for.
+        // Prefers a device with as many rails as NCCL's choice.
         others.sort_by_key(|device| device.rails.len() != own.rails.len());
         let Some(other) = others.into_iter().find(|device| is_near(device, peers)) else { return Arc::clone(own) };
         let text = format!(

@@ -33,7 +33,7 @@ use std::sync::Arc;
 pub struct Nic {
     /// The names of its rails, joined by `+`. No other device has the same.
     pub name: String,
-    /// The ports. NCCL is told the properties of the first one.
+    /// The ports. NCCL sees the properties of the first one.
     pub rails: Vec<Arc<Rail>>,
     /// The cards of the ports, each once. There may be several, since libibverbs opens each PCI function of a card separately.
     pub cards: Vec<Arc<Card>>,
@@ -46,17 +46,17 @@ pub struct Nic {
     /// Threads that recover connections.
     pub workers: Arc<Workers>,
     start_workers: Arc<dyn PeriodicTask>,
-    /// What explains the waits of this process.
+    /// Explains the waits of this process.
     pub explainer: Arc<Explainer>,
-    /// What the log says of connections that recover.
+    /// Log lines about recoveries.
     pub notices: Notices,
-    /// How long the ways to peers are.
+    /// The known round trips to peers.
     pub round_trips: RoundTrips,
 }
 
 impl Nic {
-    /// The devices that the settings make of `contexts`. It is logged if they cannot reach the memory of GPUs. What the user would miss goes
-    /// into `missing`.
+    /// The devices that the settings define from `contexts`. Logs if they cannot access GPU memory.
+    /// Problems that the user should know go into `missing`.
     pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>, missing: &mut Vec<String>) -> Vec<Arc<Self>> {
         let gdr = Gdr::detect();
         let rails = Rail::discover(contexts, config, &gdr, missing);
@@ -123,7 +123,7 @@ impl Nic {
         }
     }
 
-    /// A device for each of its ports; itself, if it has one.
+    /// A device for each of its ports; itself if it has one.
     pub fn split(self: &Arc<Self>) -> Vec<Arc<Self>> {
         if self.rails.len() == 1 {
             return vec![Arc::clone(self)];
@@ -132,7 +132,7 @@ impl Nic {
         self.rails.iter().map(|rail| Arc::new(self.like(vec![Arc::clone(rail)], &all))).collect()
     }
 
-    /// A device with other `rails`, of `all` ports, which shares with this one what all devices share.
+    /// A device with other `rails`, of `all` ports, which shares the common objects of this one.
     fn like(&self, rails: Vec<Arc<Rail>>, all: &[Arc<Rail>]) -> Self {
         Self::new(rails, all, &self.config, &self.workers, &self.explainer)
     }
@@ -142,7 +142,8 @@ impl Nic {
         self.rails.iter().cloned().chain(self.spares.by_preference()).collect()
     }
 
-    /// The device of all `ports`, which are devices of one port each. `any`: they may be of several cards and of different speeds.
+    /// The device of all `ports`, which are devices of one port each. With `any`, they may be of
+    /// several cards and different speeds.
     ///
     /// # Errors
     /// They cannot be one device, or the user does not want it.
@@ -158,7 +159,7 @@ impl Nic {
         };
         match () {
             () if !of.config.merge_nics => refused("NCCL_IB_MERGE_NICS=0"),
-            () if ports.len() > MAX_RAILS => refused(&format!("{MAX_RAILS} ports are possible")),
+            () if ports.len() > MAX_RAILS => refused(&format!("at most {MAX_RAILS} ports are allowed")),
             () if twice => refused("a port is named twice"),
             () if any && !ports.iter().all(fits) => refused("their link layers differ"),
             () if !ports.iter().all(fits) => {
@@ -166,14 +167,14 @@ impl Nic {
             }
             () => {
                 let rails = ports.iter().flat_map(|port| &port.rails).cloned().collect();
-                // What a port may borrow includes its sisters on other cards, if they are no members.
+                // A port may also borrow its sister ports on other cards, unless they are members.
                 Ok(of.like(rails, &of.ports_around()))
             }
         }
     }
 
-    /// The numbers of the rail and of the plane of the fabric that the user says all of its ports are on; -1: not said, or different
-    /// ones.
+    /// The numbers of the fabric's rail and plane that the user has set for its ports; -1 if unset
+    /// or different.
     pub fn rail_and_plane(&self) -> (i16, i16) {
         let of = |rail: &Arc<Rail>| rail.config.hca.rail_and_plane(&rail.card.name, rail.port);
         let mut all = self.rails.iter().map(of);
@@ -188,27 +189,28 @@ impl Nic {
         &self.rails[0]
     }
 
-    /// Whether each of its cards may have as many more queue pairs as one end of a connection takes for its lanes.
+    /// Whether each of its cards has room for the lanes of one end of another connection.
     pub fn has_room_for_lanes(&self) -> bool {
         let on = |card: &Arc<Card>| self.rails.iter().filter(|rail| Arc::ptr_eq(&rail.card, card)).count() as u32;
         self.cards.iter().all(|card| card.lanes.has(on(card) * u32::from(self.plan.most.saturating_sub(1))))
     }
 
-    /// Its own ports, each with the number of its rail and its device as it is open now.
+    /// Its own ports, each with its rail number and its device as open now.
     pub fn own_ports(&self) -> impl Iterator<Item = (u8, &Arc<Rail>, Arc<OpenDevice>)> {
         (0..).zip(&self.rails).map(|(number, rail)| (number, rail, rail.card.device()))
     }
 
-    /// Its own ports of the rails with these `numbers`, as far as it has so many.
+    /// Its own ports of the rails with these `numbers`, as far as they exist.
     pub fn ports(&self, numbers: RailMask) -> Vec<(u8, Arc<Rail>)> {
         numbers.iter().filter_map(|number| Some((number, Arc::clone(self.rails.get(usize::from(number))?)))).collect()
     }
 
-    /// Registers `size` bytes at `addr` on `others` and on every card, by a dma-buf descriptor and offset if they are given. Cards that
-    /// are lost are left out if connections recover: the memory is registered there when they are back.
+    /// Registers `size` bytes at `addr` on `others` and on every card, through a dma-buf descriptor
+    /// and offset if given. If connections recover, lost cards are skipped: the memory is
+    /// registered there when they are back.
     ///
     /// # Errors
-    /// As [`MrHandle::register`].
+    /// As for [`MrHandle::register`].
     ///
     /// # Safety
     /// The memory stays mapped until the handle is dropped.
@@ -222,7 +224,7 @@ impl Nic {
     ) -> Result<MrHandle> {
         let devices = self.cards.iter().chain(others).map(|card| card.device());
         let devices: Vec<_> = devices.filter(|device| !(self.config.failover && device.is_lost())).collect();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller keeps the memory mapped.
         unsafe {
             MrHandle::register(
                 devices.iter().map(|device| &device.regions),
@@ -250,7 +252,8 @@ impl Nic {
         self.cards.iter().all(|card| card.supports_dmabuf())
     }
 
-    /// Has a watcher drive the control connection of `peer`, and all of them end the connection when one of the cards fails.
+    /// Lets a watcher drive the control connection of `peer`, and a failure of any card end the
+    /// connection.
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
@@ -261,7 +264,7 @@ impl Nic {
         self.watch_set_up(peer.stream().driver(), None)
     }
 
-    /// Has a watcher look after connections that are being set up: serve `driver`, and do `task`, if it is given.
+    /// Lets a watcher support connection set-up: serve `driver`, and run `task`, if given.
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
@@ -274,15 +277,16 @@ impl Nic {
         watcher.serve(driver)
     }
 
-    /// Whether all messages are of operations of NCCL, whose tags are ranks. Its set-up of communicators, where that uses the network, has the
-    /// numbers of steps as tags.
+    /// Whether all messages belong to operations of NCCL, whose tags are ranks. NCCL's set-up of
+    /// communicators over the network uses the numbers of its steps as tags.
     pub fn has_only_ranks_as_tags(&self) -> bool {
         !self.config.connects_early
     }
 
-    /// There is no thread for a recovery, for this reason: a watcher tries again each second.
+    /// No thread can be started for a recovery, for this reason: a watcher tries again each second.
     pub fn start_workers_later(&self, reason: &Error) {
-        if let Some(line) = self.notices.line("workers", &format!("{}: {reason}; tried again each second", self.name)) {
+        if let Some(line) = self.notices.line("workers", &format!("{}: {reason}; trying again each second", self.name))
+        {
             log::warn!("{line}");
         }
         if let Some(watcher) = self.cards.iter().find_map(|card| card.started_watcher()) {
@@ -290,7 +294,7 @@ impl Nic {
         }
     }
 
-    /// From now on `listener` receives the events of the ports. To be called after [`Self::watch`].
+    /// Sends the ports' events to `listener` from now on. Call it after [`Self::watch`].
     pub fn watch_ports(&self, listener: &Arc<dyn PortListener>) {
         for rail in &self.rails {
             if let Some(watcher) = rail.card.started_watcher() {
@@ -299,7 +303,7 @@ impl Nic {
         }
     }
 
-    /// Has what `end` waits for explained, as long as it lives. To be called after [`Self::watch`].
+    /// Explains the waits of `end`, as long as it lives. Call it after [`Self::watch`].
     pub fn explain(&self, end: &Arc<dyn ExplainedEnd>) {
         if !self.explainer.add(end) {
             return;
@@ -308,10 +312,10 @@ impl Nic {
         self.cards.iter().filter_map(|card| card.started_watcher()).for_each(|watcher| watcher.take_up(&task));
     }
 
-    /// The same for `wait`, of a connection that is not set up yet; and has a watcher serve `driver`.
+    /// Explains `wait`, of a connection that is not set up yet, and lets a watcher serve `driver`.
     ///
     /// # Errors
-    /// As [`Self::watch_set_up`].
+    /// As for [`Self::watch_set_up`].
     pub fn explain_set_up(&self, wait: &Arc<SetUpWait>, driver: &Arc<ControlDriver>) -> Result<()> {
         let task: Arc<dyn PeriodicTask> = Arc::clone(&self.explainer) as _;
         self.watch_set_up(driver, Some(&task).filter(|_| self.explainer.add_set_up(wait)))
@@ -327,7 +331,8 @@ impl Nic {
     }
 }
 
-/// Whether two ports may be rails of one device: they are of one card, and equal in speed and link layer.
+/// Whether two ports may be rails of one device: they are of one card, and equal in speed and link
+/// layer.
 fn are_equal_ports(a: &Rail, b: &Rail) -> bool {
     let same_card =
         a.card.pci_path().is_some() && a.card.pci_path() == b.card.pci_path() && a.card.guid() == b.card.guid();

@@ -1,4 +1,5 @@
-//! A device as it was opened once. One that is lost and comes back is opened again, which gives another one of these.
+//! A device that was opened once. A lost device that comes back is opened again, which gives
+//! another one of these.
 
 use crate::error::Result;
 use crate::net::control::fork::Unshared;
@@ -11,10 +12,11 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// An open device with what all connections over it share. It is closed when nothing is left that was made from it.
+/// An open device with everything that its connections share. It is closed once no object created
+/// from it is left.
 #[derive(Debug)]
 pub struct OpenDevice {
-    // Declared first: they go before the descriptors are closed.
+    // Declared first, to be dropped before the descriptors are closed.
     _unshared: [Unshared; 2],
     /// Memory regions.
     pub regions: MrCache,
@@ -22,27 +24,30 @@ pub struct OpenDevice {
     pub domain: Arc<ProtectionDomain>,
     /// The open device.
     pub context: Arc<Context>,
-    /// What all connections test their paths with, while there are some.
+    /// The memory for path tests of all connections, while there are some.
     sink: Mutex<Weak<Sink>>,
-    /// Its refusals to move queue pairs to state ERROR; `None`: it has obeyed since, or was never asked.
+    /// Its refusals to move queue pairs to state ERROR; `None` if it has obeyed since or got no
+    /// such command.
     refusals: Mutex<Option<Refusals>>,
 }
 
-/// Commands that a device has refused, one soon after the other.
+/// Consecutive commands that a device has refused.
 #[derive(Debug, Clone, Copy)]
 struct Refusals {
     first: Instant,
     last: Instant,
 }
 
-/// A refusal after a longer time without one begins anew: the device has worked in between, though nobody has asked it for this.
+/// A refusal after a longer pause starts anew: the device has worked in between, even without this
+/// command.
 const REFUSALS_GAP: Duration = Duration::from_secs(1);
 
-/// How long a device may refuse commands before it reports that it is lost. Drivers look at their device's health every few seconds.
+/// How long a device may refuse commands before it reports that it is lost. Drivers check their
+/// device's health every few seconds.
 pub const LOSS_LIMIT: Duration = Duration::from_secs(10);
 
 impl OpenDevice {
-    /// That of `context`, whose memory regions have relaxed ordering or not.
+    /// The device of `context`, with relaxed ordering for its memory regions or without.
     ///
     /// # Errors
     /// The device has no more protection domains.
@@ -53,7 +58,8 @@ impl OpenDevice {
         Ok(Arc::new(Self { _unshared, regions, domain, context, sink: Mutex::default(), refusals: Mutex::default() }))
     }
 
-    /// The memory that connections over the device test their paths with. It is registered as long as one of them has it.
+    /// The memory for path tests of connections over the device. It stays registered while one of
+    /// them holds it.
     ///
     /// # Errors
     /// It cannot be registered.
@@ -67,13 +73,13 @@ impl OpenDevice {
         Ok(sink)
     }
 
-    /// It has moved a queue pair to state ERROR, or has refused to.
+    /// Records that the device has moved a queue pair to state ERROR, or has refused to.
     pub fn handle_command(&self, is_refused: bool) {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         *refusals = is_refused.then(|| Refusals::next(*refusals, Instant::now()));
     }
 
-    /// Since when it has refused that, if it does.
+    /// Since when it refuses that, if it does.
     pub fn refuses_since(&self) -> Option<Instant> {
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner).map(|refusals| refusals.first)
     }
@@ -85,7 +91,7 @@ impl OpenDevice {
 }
 
 impl Refusals {
-    /// With one more at `now`.
+    /// Counts another refusal at `now`.
     fn next(before: Option<Self>, now: Instant) -> Self {
         let recent = before.filter(|before| now.saturating_duration_since(before.last) < REFUSALS_GAP);
         Self { first: recent.map_or(now, |before| before.first), last: now }

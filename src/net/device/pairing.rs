@@ -1,7 +1,8 @@
 //! Which port of this end each rail of a connection uses: the one that reaches the peer's.
 //!
-//! Rails have the numbers of the sender's ports. The receiver finds a port for each: one in the same network, by its GID and the
-//! peer's. Only if no port is in a network with any of the peer's, ports are paired by their places, since a router may join the networks.
+//! Rails have the numbers of the sender's ports. For each, the receiver finds a port in the same
+//! network, by its GID and the peer's. Only if no port shares a network with any of the peer's,
+//! ports are paired by position, since a router may join the networks.
 
 use crate::proto::MAX_RAILS;
 use crate::proto::recovery::rail_mask::RailMask;
@@ -10,31 +11,31 @@ use crate::proto::recovery::rail_mask::RailMask;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pairs([Option<u8>; MAX_RAILS]);
 
-/// What is known of a port and a rail.
+/// How near a port and a rail are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nearness {
-    /// The port cannot be used, or has an address of another kind than the peer's.
+    /// The port is unusable, or its address is of another kind than the peer's.
     Impossible,
     /// The two are in different networks.
     Far,
-    /// The peer's address is not known.
+    /// The peer's address is unknown.
     Unknown,
     /// The two are in one network.
     Near,
 }
 
 impl Pairs {
-    /// Of each rail, the port in the same place: the sender's.
+    /// For each rail, the port in the same position: the sender's choice.
     pub fn same_places() -> Self {
         Self(std::array::from_fn(|rail| Some(rail as u8)))
     }
 
-    /// The place of the port of rail number `rail`, if it has one.
+    /// The position of the port of rail number `rail`, if it has one.
     pub fn port_of(&self, rail: u8) -> Option<usize> {
         self.0.get(usize::from(rail)).copied().flatten().map(usize::from)
     }
 
-    /// Rail number `rail` uses the port in place `port`.
+    /// Assigns the port in position `port` to rail number `rail`.
     pub fn set(&mut self, rail: u8, port: Option<usize>) {
         if let Some(pair) = self.0.get_mut(usize::from(rail)) {
             *pair = port.and_then(|port| u8::try_from(port).ok());
@@ -48,24 +49,24 @@ impl Pairs {
     }
 }
 
-/// What ports are paired by.
+/// The inputs of pairing.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
     /// The rails of the connection.
     pub all: RailMask,
-    /// Those of them that the peer can use. The others get what is left.
+    /// The rails that the peer can use. The others get the ports that are left.
     pub peer: RailMask,
-    /// Rails that keep their ports, whatever these are.
+    /// Rails that keep their ports in any case.
     pub fixed: RailMask,
-    /// The pairs until now.
+    /// The pairs so far.
     pub before: &'a Pairs,
-    /// Whether ports may be paired that are in different networks, although others are in one.
+    /// Whether to pair ports in different networks, although others share one.
     pub may_be_far: bool,
     /// How many ports there are.
     pub ports: usize,
 }
 
-/// The best pairs: most of one network, then those that there were, then those of one place.
+/// The best pairs: most in one network, then most unchanged, then most in the same position.
 pub fn pair(wanted: Wanted<'_>, nearness: impl Fn(u8, usize) -> Nearness) -> Pairs {
     let Wanted { all, peer, fixed, before, ports, .. } = wanted;
     let ports = ports.min(MAX_RAILS);
@@ -94,8 +95,8 @@ pub fn pair(wanted: Wanted<'_>, nearness: impl Fn(u8, usize) -> Nearness) -> Pai
     best(&rails, ports, taken, (start, 0), &value).0
 }
 
-/// The pairs of `rails` with ports that are not `taken`, added to those `so_far`, of which the values add up to most. There are four of each at
-/// most.
+/// Extends `so_far` by the pairs of `rails` and ports not `taken` with the highest total value.
+/// There are at most four of each.
 fn best(
     rails: &[u8],
     ports: usize,
@@ -121,7 +122,7 @@ fn best(
 mod tests {
     use super::*;
 
-    /// Networks of rails and ports by letters; `?`: not known, `-`: it cannot be used.
+    /// Networks of rails and ports by letters; `?`: unknown, `-`: unusable.
     fn paired(rails: &str, ports: &str, change: impl FnOnce(&mut Wanted<'_>)) -> [Option<u8>; MAX_RAILS] {
         let letter = |text: &str, at: usize| text.as_bytes()[at];
         let all = RailMask::first(rails.len() as u8);
@@ -155,7 +156,7 @@ mod tests {
         }
     }
 
-    /// Whether or not the rail that is in one network with the peer is in use.
+    /// Holds whether or not the rail that shares a network with the peer is in use.
     #[test]
     fn a_port_without_a_partner_is_left_out_unless_the_two_were_a_pair() {
         let mut first = Pairs::default();

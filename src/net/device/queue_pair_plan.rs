@@ -5,7 +5,7 @@ use crate::host::config::Config;
 use crate::proto::automatic_lanes::AutomaticLanes;
 use std::sync::Arc;
 
-/// Lanes of a connection that has as many as is automatic.
+/// Lanes of a connection with automatic lanes.
 const AUTOMATIC_LANES: u8 = 4;
 
 /// The queue pairs of each connection of a device.
@@ -13,22 +13,23 @@ const AUTOMATIC_LANES: u8 = 4;
 pub struct QueuePairPlan {
     /// Queue pairs on each rail that a sender begins with.
     pub first: u8,
-    /// So many a receiver has if its sender has as many, and a sender later.
+    /// The most queue pairs on each rail: a receiver has this many if its sender has, and a sender
+    /// later.
     pub most: u8,
-    /// Messages are split over all queue pairs.
+    /// Whether messages are split over all queue pairs.
     pub split: bool,
-    /// Each queue pair has a share of its own of what is split.
+    /// Whether each queue pair has its own share of a split message.
     pub lanes: bool,
-    /// A lane that stays slow is given another path.
+    /// Whether a slow lane moves to another path.
     pub new_paths: bool,
-    /// Why lanes are of no use here, where that is found out.
+    /// Why lanes are useless here, where that is detected.
     pub why_one: Option<&'static str>,
 }
 
 impl QueuePairPlan {
-    /// That of a device with these `rails`.
+    /// The plan for a device with these `rails`.
     pub fn new(config: &Config, rails: &[Arc<Rail>]) -> Self {
-        // A port without an address, which may be down, counts as one of RoCE v2.
+        // A port without an address, which may be down, counts as RoCE v2.
         let is_v1 = |rail: &Arc<Rail>| rail.local_address().is_ok_and(|address| address.gid.roce_version == Some(1));
         let is_automatic = config.automatic_lanes;
         Self::of(config, rails.iter().any(|rail| rail.infiniband), is_automatic && rails.iter().any(is_v1))
@@ -63,13 +64,14 @@ impl QueuePairPlan {
         }
     }
 
-    /// The lanes of a new sender, if it has more later; messages are recovered then. Connections that send alike do not all take them at
-    /// once: each waits for up to twice the bytes, by the number of its first queue pair.
+    /// The automatic lanes of a new sender, if they may be added later, which requires recovery.
+    /// Similar connections do not all add lanes at once: each waits for up to twice the bytes,
+    /// depending on the number of its first queue pair.
     pub fn automatic_lanes(&self, config: &Config, qp_number: u32) -> Option<AutomaticLanes> {
         (self.first < self.most).then(|| AutomaticLanes::new(self.most, after(config, qp_number)))
     }
 
-    /// What was chosen for a device, and why, if it was chosen automatically.
+    /// The choice for a device, and the reason if it is automatic.
     pub fn choice(&self, config: &Config) -> Option<String> {
         let Self { first, most, .. } = self;
         let when = match config.lanes_after >> 20 {
@@ -87,9 +89,9 @@ impl QueuePairPlan {
     }
 }
 
-/// How many bytes a sender whose first queue pair has this number sends before it takes lanes.
+/// How many bytes a sender whose first queue pair has this number sends before it adds lanes.
 fn after(config: &Config, qp_number: u32) -> u64 {
-    // Numbers are often given out one after the other. This spreads them evenly.
+    // Numbers are often assigned consecutively. This spreads them evenly.
     let spread = qp_number.wrapping_mul(0x9e37_79b9);
     config.lanes_after + ((u128::from(config.lanes_after) * u128::from(spread)) >> 32) as u64
 }
@@ -103,7 +105,7 @@ mod tests {
         Config::parse(value).expect("valid")
     }
 
-    /// Queue pairs at first, and at most; split, lanes, new paths.
+    /// Queue pairs at first and at most; split, lanes, new paths.
     fn plan(env: &[(&str, &str)], is_infiniband: bool, is_roce_v1: bool) -> (u8, u8, bool, bool, bool) {
         let QueuePairPlan { first, most, split, lanes, new_paths, .. } =
             QueuePairPlan::of(&config(env), is_infiniband, is_roce_v1);
@@ -124,7 +126,7 @@ mod tests {
         assert_eq!(plan(&[AUTO, AT_ONCE, ("FERRITE_FAILOVER", "0")], false, false), (4, 4, true, true, true));
     }
 
-    /// What nobody has asked for, no fabric has been measured with.
+    /// The defaults are those that were measured on no fabric.
     #[test]
     fn by_default_there_is_one_queue_pair_and_nothing_changes_it() {
         for env in [&[][..], &[AT_ONCE], &[("FERRITE_NEW_PATHS", "1")]] {

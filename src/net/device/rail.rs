@@ -1,4 +1,4 @@
-//! A rail: an active port of an RDMA card. It is a device to NCCL by itself, or together with others.
+//! A rail: an active port of an RDMA card. It is one device to NCCL, alone or together with others.
 
 use super::card::Card;
 use super::gdr::Gdr;
@@ -28,7 +28,7 @@ pub struct Rail {
     pub port_of_card: i32,
     /// Bandwidth in Mbit/s.
     pub speed_mbps: u32,
-    /// Whether the link layer is InfiniBand. Else it is Ethernet.
+    /// Whether the link layer is InfiniBand; otherwise it is Ethernet.
     pub infiniband: bool,
     /// Settings.
     pub config: Arc<Config>,
@@ -41,8 +41,8 @@ pub struct Rail {
 }
 
 impl Rail {
-    /// The rails of `contexts`: every active InfiniBand or Ethernet port that the settings admit, in libibverbs' order. What the user would
-    /// miss goes into `missing`.
+    /// The rails of `contexts`: every active InfiniBand or Ethernet port that the settings admit,
+    /// in libibverbs' order. Problems that the user should know go into `missing`.
     pub fn discover(
         contexts: &[Arc<Context>],
         config: &Arc<Config>,
@@ -61,7 +61,8 @@ impl Rail {
                 }
             };
             for port in 1..=card.port_count() {
-                // NCCL's built-in transport adds the number of earlier ports of the card, in all of its functions.
+                // NCCL's built-in transport adds the number of earlier ports of the card, in all of
+                // its functions.
                 let siblings =
                     rails.iter().filter(|r| card.pci_path().is_some() && r.card.pci_path() == card.pci_path());
                 let before = siblings.count() as i32;
@@ -82,7 +83,7 @@ impl Rail {
         rails
     }
 
-    /// Why ports of `contexts` are no rails: each reason, with the names of these ports.
+    /// Why ports of `contexts` are not rails: each reason, with the names of the ports.
     pub fn passed_over(contexts: &[Arc<Context>], config: &Config) -> BTreeMap<String, Vec<String>> {
         let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for context in contexts {
@@ -133,7 +134,7 @@ impl Rail {
     }
 }
 
-/// How a rail is addressed at present.
+/// The present address of a rail.
 #[derive(Debug, Clone, Copy)]
 pub struct LocalAddress {
     /// State of the port.
@@ -143,7 +144,7 @@ pub struct LocalAddress {
 }
 
 impl Rail {
-    /// Its address towards nobody in particular.
+    /// Its address without a particular peer.
     ///
     /// # Errors
     /// The port is down or has no usable GID.
@@ -151,8 +152,8 @@ impl Rail {
         self.address_towards(&[])
     }
 
-    /// Looks at the port and chooses the GID. One in the network of one of these `peers` is preferred, of the first of them if there are
-    /// several. A device that is lost is opened again, if it is back.
+    /// Queries the port and chooses the GID, preferably in the network of one of `peers`, of the
+    /// first of them if there are several. Reopens a lost device that is back.
     ///
     /// # Errors
     /// The device is lost, or the port is down or has no usable GID.
@@ -160,10 +161,10 @@ impl Rail {
         self.address_at(self.active_port(Context::recent_port)?, peers)
     }
 
-    /// The same after a fault: what was known of the port is not relied on.
+    /// [`Self::address_towards`] after a fault: does not rely on the cached port state.
     ///
     /// # Errors
-    /// As [`Self::address_towards`].
+    /// As for [`Self::address_towards`].
     pub fn address_now(&self, peers: &[[u8; 16]]) -> Result<LocalAddress> {
         self.address_at(self.active_port(Context::port)?, peers)
     }
@@ -186,7 +187,8 @@ impl Rail {
     /// Chooses the GID while the port is in this state.
     fn address_at(&self, port: PortAttributes, peers: &[[u8; 16]]) -> Result<LocalAddress> {
         let gid = match self.config.gid_index {
-            // The setting is for RoCE only, as in NCCL's built-in transport: a site may set it for all of its hosts.
+            // The setting is for RoCE only, as in NCCL's built-in transport: a site may set it for
+            // all of its hosts.
             _ if port.is_infiniband() => self.infiniband_gid(),
             Some(index) => {
                 self.gids.entry(i32::from(index)).ok_or_else(|| self.no_such_entry(index, port.gid_count))?
@@ -196,10 +198,11 @@ impl Rail {
         Ok(LocalAddress { port, gid })
     }
 
-    /// How near the port is to each of `peers`, whose GIDs may be unknown; and its address towards each.
+    /// How near the port is to each of `peers`, whose GIDs may be unknown, and its address towards
+    /// each.
     ///
     /// # Errors
-    /// As [`Self::address_towards`].
+    /// As for [`Self::address_towards`].
     pub fn nearness(&self, peers: &[Option<[u8; 16]>]) -> Result<Vec<(LocalAddress, Nearness)>> {
         let port = self.active_port(Context::recent_port)?;
         peers
@@ -228,26 +231,27 @@ impl Rail {
     /// The index of `address` in the GID table now. It may have changed since the address was chosen.
     ///
     /// # Errors
-    /// The table does not have the GID any more.
+    /// The table no longer has the GID.
     pub fn index_of(&self, address: &LocalAddress) -> Result<u8> {
         let LocalAddress { port, gid } = address;
         if port.is_infiniband() {
             return Ok(gid.index);
         }
         self.gids.index_of(gid, port.gid_count).ok_or_else(|| {
-            let text = format!("{}: GID {} has gone while the connection was set up", self.name, gid.address());
+            let text = format!("{}: GID {} disappeared while the connection was set up", self.name, gid.address());
             Error::system(text).recoverable()
         })
     }
 
-    /// Entry 0, or the entry that other subnets route to, if it has an FLID.
+    /// Entry 0, or, if it has an FLID, the entry that other subnets route to.
     fn infiniband_gid(&self) -> GidEntry {
         let routable = self.gids.entry(i32::from(self.config.routable_flid_gid_index));
         let routable = routable.filter(|entry| ib::flid(&entry.gid).is_some());
         routable.or_else(|| self.gids.entry(0)).unwrap_or(GidEntry { index: 0, gid: [0; 16], roce_version: None })
     }
 
-    /// The best entry of the table: in the network of one of `peers`, or else what suits the first of them.
+    /// The best entry of the table: in the network of one of `peers`, or else of a kind that
+    /// matches the first.
     fn automatic_gid(&self, count: i32, peers: &[[u8; 16]]) -> Result<GidEntry> {
         let choose = |want| self.gids.choose(count, &want).map(|choice| (choice, want));
         let near = peers.get(1..).unwrap_or_default().iter();
@@ -265,15 +269,15 @@ impl Rail {
         Ok(chosen.entry)
     }
 
-    /// Logs it if another entry is used than before.
+    /// Logs if another entry is used than before.
     fn log_change(&self, Choice { entry, before }: Choice, want: &Preference) {
         if let Some(old) = before {
             let (name, why, index) = (&self.name, gid::reason(&entry, want), entry.index);
-            log::info!("{name}: GID {index} {} ({why}) is used from now on; it was {}", entry.address(), old.address());
+            log::info!("{name}: now using GID {index} {} ({why}) instead of {}", entry.address(), old.address());
         }
     }
 
-    /// There is no GID that could be used.
+    /// There is no usable GID.
     fn no_gid(&self, count: i32) -> Error {
         match self.gids.errno(count) {
             None => {
@@ -293,8 +297,8 @@ impl Rail {
         ))
     }
 
-    /// Logs, once for each rail, that a peer's GID is in another network. That may be intended, or it may be the reason why
-    /// connecting fails later.
+    /// Logs, once for each rail, that a peer's GID is in another network. That may be intended, or
+    /// explain why connecting fails later.
     pub fn log_other_network(&self, local: &LocalAddress, remote: &[u8; 16], peer: &str) {
         let bits = self.config.subnet_bits;
         let is_near = local.port.is_infiniband() || gid::are_in_one_network(&local.gid.gid, remote, bits);
@@ -311,7 +315,7 @@ impl Rail {
         log::log!(if self.config.warn_of_networks { log::Level::Warn } else { log::Level::Info }, "{text}");
     }
 
-    /// The rail in one line, for the log: its GID or LID, and why.
+    /// The rail on one line, for the log: its GID or LID, and why.
     pub fn describe(&self) -> String {
         let speed = self.speed_mbps / 1000;
         match self.local_address() {
@@ -329,7 +333,8 @@ impl Rail {
         }
     }
 
-    /// What is wrong with its address, if anything is: the port has none, or one that no router forwards and that the user has not asked for.
+    /// What is wrong with its address, if anything: the port has none, or a link-local one that the
+    /// user did not choose.
     pub fn address_trouble(&self) -> Option<String> {
         let LocalAddress { port, gid } = match self.local_address() {
             Ok(address) => address,
@@ -345,7 +350,8 @@ impl Rail {
         })
     }
 
-    /// What of the addresses of this port, which is `local`, and of the peer's port may be the cause of a fault between the two.
+    /// What in the addresses of this port (`local`) and the peer's port may cause a fault between
+    /// them.
     pub fn trouble_towards(&self, local: &LocalAddress, peer: &[u8; 16]) -> Option<String> {
         if local.port.is_infiniband() {
             return None;
@@ -377,7 +383,7 @@ impl Rail {
 /// The index into the partition key table of `port` that queue pairs get.
 ///
 /// # Errors
-/// The user wants a key that the port does not have.
+/// The port does not have the key in the settings.
 pub fn partition_index(context: &Context, port: u8, config: &Config) -> Result<u16> {
     let Some(key) = config.pkey else { return Ok(config.pkey_index) };
     context.partition_index(port, key)?.ok_or_else(|| {
@@ -387,7 +393,7 @@ pub fn partition_index(context: &Context, port: u8, config: &Config) -> Result<u
     })
 }
 
-/// Why a port cannot be used. `None`: it can.
+/// Why a port is unusable; `None` if it is usable.
 fn unusable_reason(attributes: &PortAttributes) -> Option<String> {
     match attributes.link_layer {
         _ if !attributes.active => {
@@ -402,14 +408,15 @@ fn excluded(config: &Config, device: &str, port: u8) -> Option<String> {
     (!config.hca.admits(device, port)).then(|| format!("NCCL_IB_HCA={} excludes it", config.hca.text()))
 }
 
-/// Bandwidth of a port as the kernel has it, if it may be higher than what the verbs' bit masks say.
+/// Bandwidth of a port according to the kernel, which may exceed the range of the verbs' bit masks.
 fn kernel_speed_mbps(context: &Context, port: u8, attributes: &PortAttributes) -> Option<u32> {
     let told = speed_mbps(attributes.speed, attributes.width);
     let rate = attributes.speed_may_be_higher.then(|| sysfs::rate_mbps(context.name(), port))?;
     rate.filter(|rate| *rate > told)
 }
 
-/// Bandwidth of a port with the verbs' bit masks `speed` (`active_speed`) and `width` (`active_width`).
+/// Bandwidth of a port from the verbs' bit masks `speed` (`active_speed`) and `width`
+/// (`active_width`).
 fn speed_mbps(speed: u32, width: u8) -> u32 {
     const PER_LANE_MBPS: [u32; 9] = [2_500, 5_000, 10_000, 10_000, 14_000, 25_000, 50_000, 100_000, 200_000];
     const LANES: [u32; 5] = [1, 4, 8, 12, 2];

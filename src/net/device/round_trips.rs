@@ -1,11 +1,12 @@
-//! How long the ways to peers are, as recoveries have found it: a connection to a peer that is far away need not find it again.
+//! Round trips to peers, as measured by recoveries: a connection to a distant peer need not measure
+//! again.
 
 use crate::proto::endpoint::Endpoint;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Peers that are kept.
+/// The most peers that are kept.
 const MAX_PEERS: usize = 4096;
 
 /// The round trips from one device, by the GID of the far port.
@@ -23,7 +24,7 @@ impl RoundTrips {
         }
     }
 
-    /// The longest round trip to a port of `remote`; zero: none is known.
+    /// The longest round trip to a port of `remote`; zero if unknown.
     pub fn to(&self, remote: &Endpoint) -> Duration {
         let known = self.lock();
         remote.rails.iter().filter_map(|rail| known.get(&rail.gid)).copied().max().unwrap_or_default()

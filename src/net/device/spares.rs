@@ -11,15 +11,16 @@ use std::sync::atomic::Ordering;
 #[derive(Debug, Default)]
 pub struct Spares(Vec<(Distance, Arc<Rail>)>);
 
-/// How far two cards are from each other: less is nearer.
+/// The distance between two cards: less is nearer.
 type Distance = (Reverse<usize>, bool);
 
-/// A port that is borrowed, as long as this is there.
+/// A borrowed port, as long as this lives.
 #[derive(Debug)]
 pub struct BorrowedPort(Arc<Rail>);
 
 impl Spares {
-    /// Of `all` ports, those that the device with the ports `own` may borrow: of other cards, and with the same link layer.
+    /// The subset of `all` ports that the device with the ports `own` may borrow: of other cards,
+    /// and with the same link layer.
     pub fn of(own: &[Arc<Rail>], all: &[Arc<Rail>]) -> Self {
         let Some(first) = own.first() else { return Self::default() };
         let is_other = |port: &&Arc<Rail>| {
@@ -33,7 +34,7 @@ impl Spares {
         self.0.is_empty()
     }
 
-    /// The ports: the nearest first, and of those that are equally near the one that the fewest connections borrow.
+    /// The ports: the nearest first; of equally near ones, the one with the fewest borrowers.
     pub fn by_preference(&self) -> Vec<Arc<Rail>> {
         let mut ports: Vec<_> = self.0.iter().collect();
         ports.sort_by_key(|(distance, port)| (*distance, port.borrowers.load(Ordering::Relaxed)));
@@ -47,7 +48,7 @@ fn distance(one: &Card, other: &Card) -> Distance {
     (Reverse(common), nodes[0] != nodes[1])
 }
 
-/// How many folders two paths in /sys have in common from the beginning.
+/// How many leading folders two sysfs paths have in common.
 fn common_bridges(one: &str, other: &str) -> usize {
     one.split('/').zip(other.split('/')).take_while(|(a, b)| a == b).count()
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// One end of a connection.
 pub trait ExplainedEnd: Debug + Send + Sync {
-    /// How it stands now, unless a thread is inside.
+    /// The present state, unless a thread is inside.
     fn look(&self) -> Found;
 
     /// The peer.
@@ -17,6 +17,6 @@ pub trait ExplainedEnd: Debug + Send + Sync {
     /// The name of the device that it uses.
     fn device(&self) -> &str;
 
-    /// What its record says of NCCL's communicator and operation.
+    /// The labels of NCCL's communicator and operation in its record.
     fn labels(&self) -> &Labels;
 }

@@ -1,4 +1,4 @@
-//! Looks at all ends of the process once a second, and has a wait reported that is too long.
+//! Checks all ends of the process once a second, and triggers reports of waits that are too long.
 
 use super::end::ExplainedEnd;
 use super::output;
@@ -23,28 +23,29 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// The watchers of several cards have this task; one of them does it.
+/// The watchers of several cards run this task; the first one does the work.
 const LOOK_EVERY: Duration = Duration::from_millis(900);
 
-/// What explains the waits of this process.
+/// Explains the waits of this process.
 #[derive(Debug)]
 pub struct Explainer {
     start: Instant,
-    /// The process that it is of: a forked child has none of the connections, and any lock may be held in it for ever.
+    /// The process that owns it. A forked child has none of the connections, and its copies of
+    /// locks may be held for ever.
     owner: u32,
     pub(super) folder: String,
     pub(super) limit: Duration,
-    /// Whether the user has set that.
+    /// Whether the user has set the limit.
     pub(super) is_limit_set: bool,
-    /// Threads of its own: those that recover connections are not to wait for a file system.
+    /// Separate threads, so that recoveries never wait for a file system.
     workers: Arc<Workers>,
     job: OnceLock<JobId>,
     ends: Mutex<WeakRegistry<dyn ExplainedEnd>>,
-    /// Listeners, and connections that are being made.
+    /// Listeners, and connections being set up.
     set_ups: Mutex<WeakRegistry<SetUpWait>>,
-    /// What peers have asked and answered last, by end, and whether it is a question.
+    /// The latest question and answer of peers, by end and whether it is a question.
     inbox: Mutex<BTreeMap<(EndId, bool), Frame>>,
-    /// `None`: not made yet, or not to be had.
+    /// `None`: not opened yet, or opening failed.
     socket: Mutex<Option<ReportSocket>>,
     state: Mutex<State>,
 }
@@ -52,41 +53,41 @@ pub struct Explainer {
 /// An end and its number.
 pub(super) type NumberedEnd = (EndId, Arc<dyn ExplainedEnd>);
 
-/// What the lock guards. It is held for short moments.
+/// State under the lock, which is only held briefly.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) inquiry: Inquiry,
     pub(super) report_times: ReportTimes,
-    /// The same for the set-up of connections.
+    /// The report times for connection set-up.
     pub(super) set_up_times: ReportTimes,
     looked: Option<Time>,
-    /// Nothing is known of the time before: this process was stopped.
+    /// Nothing is known of earlier times: this process was stopped.
     floor: Time,
-    /// Since when it is asked why a wait is too long.
+    /// Since when the cause of a long wait is being looked for.
     pub(super) asking: Option<Time>,
-    /// How a wait has ended that was reported: a line for the log.
+    /// A log line about the end of a reported wait.
     pub(super) ended: Option<String>,
-    /// Whether a wait of the set-up is to be reported.
+    /// Whether a report about set-up is due.
     pub(super) is_set_up_due: bool,
-    /// What is to be said of the set-up besides.
+    /// Further lines about set-up.
     pub(super) notes: Vec<String>,
-    /// What was said last of a wait.
+    /// The latest report of a wait.
     pub(super) said: String,
-    /// When it was said last that a peer waits for this process.
+    /// When the log last mentioned that a peer waits for this process.
     pub(super) said_owed: Option<Time>,
     pub(super) reports: u32,
-    /// Programs that have asked for a report, and since when.
+    /// Programs that requested a report, and are waiting for it.
     pub(super) requests: Vec<UnixStream>,
     pub(super) requested: Time,
-    /// Whether the socket is to be made.
+    /// Whether to open the socket.
     pub(super) opening: Opening,
 }
 
 impl Explainer {
-    /// Without ends yet.
+    /// A new explainer, without ends.
     pub fn new(config: &Config) -> Arc<Self> {
         let limit = Duration::from_secs(config.hang_s);
-        // Read from the environment now.
+        // Reads the environment now.
         output::nccl_shows_warnings();
         let me = Identity {
             host: sysfs::host_name().to_owned(),
@@ -130,7 +131,8 @@ impl Explainer {
         this
     }
 
-    /// From now on the waits of `end` are explained, as long as it lives. Returns whether it is to be run as a [`PeriodicTask`].
+    /// Explains the waits of `end` from now on, as long as it lives. Returns whether to run it as a
+    /// [`PeriodicTask`].
     pub fn add(self: &Arc<Self>, end: &Arc<dyn ExplainedEnd>) -> bool {
         let number = lock(&self.ends).add(end);
         let handler: Weak<Self> = Arc::downgrade(self);
@@ -138,18 +140,19 @@ impl Explainer {
         !self.limit.is_zero()
     }
 
-    /// As [`Self::add`], of a wait before there is a connection.
+    /// [`Self::add`] for a set-up.
     pub fn add_set_up(&self, wait: &Arc<SetUpWait>) -> bool {
         lock(&self.set_ups).add(wait);
         !self.limit.is_zero()
     }
 
-    /// The ends that are there.
+    /// All ends.
     pub(super) fn ends(&self) -> Vec<NumberedEnd> {
         lock(&self.ends).numbered()
     }
 
-    /// The set-ups that wait, those first that are told of first, and whether there are others. `state` notes what NCCL has left.
+    /// The waiting set-ups by importance, and whether there are others. `state` records those that
+    /// NCCL has abandoned.
     pub(super) fn set_ups(&self, state: &mut State, now: Time) -> (Vec<SetUp>, bool) {
         let all = lock(&self.set_ups).all();
         let (moment, floor) = (self.instant(now), self.instant(state.floor));
@@ -167,8 +170,8 @@ impl Explainer {
         (waiting, !all.is_empty())
     }
 
-    /// Looks at `ends`, which are all, unless that was done within the last `pause`, and writes into the record of each what operation it
-    /// waits in. Returns the state, locked, and the time.
+    /// Checks `ends`, which are all ends, unless that was done within the last `pause`. Writes into
+    /// each record which operation it waits in. Returns the locked state and the time.
     pub(super) fn look(&self, ends: &[NumberedEnd], pause: Duration) -> (MutexGuard<'_, State>, Time) {
         let is_recent = |state: &State, now: Time| state.looked.is_some_and(|looked| now < looked + pause);
         let state = lock(&self.state);
@@ -196,20 +199,20 @@ impl Explainer {
         (state, now)
     }
 
-    /// Has the thread look after what is asked, answered or due.
+    /// Wakes the thread to handle what is asked, answered or due.
     fn wake(&self) {
         let queued = self.job.get().map_or(Ok(()), |job| self.workers.queue(*job));
         if let Err(e) = queued {
-            log::debug!("waits of connections are not reported: {e}");
+            log::debug!("cannot report waits of connections: {e}");
         }
     }
 
-    /// Makes the socket where `ferrite hang` asks, unless there is one. A process that ends soon has none.
+    /// Opens the socket for `ferrite hang`, unless it is open. A short-lived process has none.
     pub(super) fn open_socket(&self) {
         if lock(&self.socket).is_some() {
             return;
         }
-        // Without the lock, for which a watcher waits.
+        // Without the lock, which a watcher needs.
         match ReportSocket::open(&self.folder) {
             Ok(made) => *lock(&self.socket) = Some(made),
             Err(e) => log::info!("`ferrite hang` cannot ask this process: {e} (FERRITE_REPORT_DIR)"),
@@ -220,26 +223,27 @@ impl Explainer {
         }
     }
 
-    /// What peers have asked and answered since this was called last.
+    /// Questions and answers of peers since the last call.
     pub(super) fn take_inbox(&self) -> BTreeMap<(EndId, bool), Frame> {
         std::mem::take(&mut *lock(&self.inbox))
     }
 
-    /// The moment of a time.
+    /// Converts a time to an instant.
     pub(super) fn instant(&self, time: Time) -> Instant {
         self.start + time
     }
 }
 
 impl State {
-    /// This process was stopped until `now`: what was known of waits is old.
+    /// This process was stopped until `now`: what was known of waits is outdated.
     fn handle_stop(&mut self, now: Time) {
         (self.floor, self.asking, self.is_set_up_due) = (now, None, false);
         self.report_times.forget();
         self.set_up_times.forget();
     }
 
-    /// The ends and `set_ups` have just been looked at. Returns whether there is something to do for the thread.
+    /// Handles that the ends and `set_ups` have just been checked. Returns whether there is work
+    /// for the thread.
     pub(super) fn handle_time(&mut self, now: Time, set_ups: &[SetUp]) -> bool {
         self.handle_set_ups(set_ups) | self.handle_ends(now)
     }
@@ -291,7 +295,7 @@ impl PeriodicTask for Explainer {
         let (mut state, now) = self.look(&ends, pause);
         let (set_ups, has_set_ups) = self.set_ups(&mut state, now);
         let is_idle = ends.is_empty() && !has_set_ups;
-        // The thread may just have made it: then there are no questions yet.
+        // The thread may just be opening it, so there are no requests yet.
         let requests = match self.socket.try_lock() {
             Ok(socket) => socket.as_ref().map(ReportSocket::accept).unwrap_or_default(),
             Err(_) => Vec::new(),
@@ -319,11 +323,11 @@ impl Job for Explainer {
     }
 
     fn handle_panic(&self) {
-        log::warn!("a bug in Ferrite: what connections wait for cannot be explained");
+        log::warn!("a bug in Ferrite: cannot explain what connections wait for");
     }
 }
 
-/// Looks at an end, whose messages are of one of the operations in `seen`.
+/// Observes an end, whose messages belong to one of the operations in `seen`.
 fn sight(id: EndId, end: &dyn ExplainedEnd, seen: &Seen) -> Sight {
     Sight { id, found: end.look(), peer: end.peer().peer().identity(), operation: seen.operation_of(end.labels()) }
 }

@@ -1,4 +1,4 @@
-//! What the explainer's thread does: it asks, answers and reports.
+//! The explainer's thread: it asks, answers and reports.
 
 use super::explainer::{Explainer, NumberedEnd, State};
 use super::json::json;
@@ -16,15 +16,15 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Frames that come within this time are handled by the same look at the ends.
+/// Frames within this time are handled in one check of the ends.
 const SAME_LOOK: Duration = Duration::from_millis(50);
-/// How often the ends are looked at, and peers asked, while a cause is looked for.
+/// How often to check the ends and ask peers while looking for a cause.
 const STEP: Duration = Duration::from_millis(250);
-/// It is said at most so often that a peer waits for this process.
+/// The shortest interval between log lines about a peer that waits for this process.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
 impl Explainer {
-    /// Does what can be done now. Returns when there is more to do.
+    /// Does everything that is due. Returns when there is more to do.
     pub(super) fn inquire(&self) -> Option<Instant> {
         let ends = self.ends();
         let (mut state, now) = self.look(&ends, SAME_LOOK);
@@ -48,7 +48,8 @@ impl Explainer {
         for (number, message) in messages {
             send(&ends, number, &message);
         }
-        // Without the lock and the ends from here on: what follows may wait, and NCCL may close the ends meanwhile.
+        // From here on without the lock and the ends: the rest may block, and NCCL may close the
+        // ends meanwhile.
         drop(ends);
         if wants_socket {
             self.open_socket();
@@ -69,7 +70,7 @@ impl Explainer {
         if is_asking { Some(self.instant(now + STEP)) } else { next.map(|next| self.instant(next)) }
     }
 
-    /// The report that is due, if the cause is known or has been looked for long enough.
+    /// The report that is due, once the cause is known or the search has taken long enough.
     fn report(&self, state: &mut State, now: Time, ends: &[NumberedEnd]) -> Option<Report> {
         let since = state.asking?;
         let age = state.inquiry.longest_wait(now).unwrap_or_default();
@@ -88,7 +89,7 @@ impl Explainer {
         Some(report)
     }
 
-    /// The report of what the set-up of connections waits for, if it is due.
+    /// The report about connection set-up, if due.
     fn set_up_report(&self, state: &mut State, set_ups: &[SetUp]) -> Option<Report> {
         let is_due = std::mem::take(&mut state.is_set_up_due);
         let age = set_up::longest(set_ups).filter(|_| is_due)?;
@@ -99,7 +100,8 @@ impl Explainer {
         Some(report.with_set_ups(set_ups.to_vec(), self.is_limit_set))
     }
 
-    /// Programs that have asked for a report, and the report, once the cause is known or there is none.
+    /// The programs that requested a report, and the report, once the cause is known or there is
+    /// none.
     fn answer(
         &self,
         state: &mut State,
@@ -115,7 +117,7 @@ impl Explainer {
         Some((std::mem::take(&mut state.requests), report))
     }
 
-    /// A line that says that a peer waits for this process, if it is due.
+    /// The log line about a peer that waits for this process, if due.
     fn owed(&self, state: &mut State, now: Time, ends: &[NumberedEnd]) -> Option<String> {
         let limit = state.report_times.limit()?;
         if state.said_owed.is_some_and(|said| now < said + SAY_EVERY) {
@@ -137,7 +139,7 @@ fn find(ends: &[NumberedEnd], number: EndId) -> Option<&Arc<dyn super::end::Expl
     ends.get(at).map(|(_, end)| end)
 }
 
-/// A frame that no Ferrite sends is dropped: the connection does not depend on it.
+/// Drops an invalid frame: the connection does not depend on it.
 fn handle_frames(state: &mut State, now: Time, frames: BTreeMap<(EndId, bool), Frame>, ends: &[NumberedEnd]) {
     for ((number, is_question), frame) in frames {
         let handled = if is_question {
@@ -152,7 +154,7 @@ fn handle_frames(state: &mut State, now: Time, frames: BTreeMap<(EndId, bool), F
             })
         };
         if let Err(violation) = handled {
-            log::debug!("a {:?} that is not understood: {violation}", frame.kind);
+            log::debug!("invalid {:?} frame: {violation}", frame.kind);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A report, for programs.
+//! A report for programs.
 
 use super::set_up::SetUp;
 use super::text::{EndName, Report, cause_text};
@@ -12,7 +12,7 @@ use crate::version;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// One object, in one line. Times are in seconds, `time_unix` since 1970.
+/// One object on one line. Times are in seconds, `time_unix` since 1970.
 pub fn json(report: &Report, host: &str) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let waits: Vec<_> = report.findings.iter().map(|(finding, name)| wait(finding, name)).collect();
@@ -141,7 +141,7 @@ fn end(end: &End) -> String {
     format!("{{{numbers},\"recovers\":{},\"is_untested\":{}}}", end.recovers, end.is_untested)
 }
 
-/// A text with quotes.
+/// A quoted string.
 fn string(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {

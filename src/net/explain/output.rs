@@ -1,4 +1,4 @@
-//! Where a report goes: the log, stderr, a file.
+//! Where a report goes: the log, stderr or a file.
 
 use super::json::json;
 use super::text::Report;
@@ -8,12 +8,13 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::OnceLock;
 
-/// Files of a process at most; the oldest is replaced.
+/// The most files of a process; the oldest is replaced.
 const MAX_FILES: u32 = 8;
 
-/// Writes `report`. One that other processes write as well goes into the log only, and only where that has more than warnings.
+/// Writes `report`. A report that other processes also write only goes into the log, at a level
+/// above warnings.
 ///
-/// NCCL before 2.30 cuts a line of its log at 1,024 bytes: the path of the file stands first.
+/// NCCL before 2.30 truncates log lines at 1,024 bytes, so the path of the file comes first.
 pub fn write(report: &Report, folder: &str) {
     if !report.is_for_operators() {
         log::info!("{}", report.text());
@@ -30,8 +31,9 @@ pub fn write(report: &Report, folder: &str) {
     }
 }
 
-/// Whether every release of NCCL shows warnings with this process's environment. The environment is read when this is first called,
-/// which the plugin does when NCCL initializes it: later a thread of the program may be changing the environment.
+/// Whether every NCCL release shows warnings in this process's environment. The first call reads
+/// the environment. The plugin makes it when NCCL initializes it: later a thread of the program may
+/// be changing the environment.
 pub(super) fn nccl_shows_warnings() -> bool {
     static SHOWN: OnceLock<bool> = OnceLock::new();
     let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
@@ -42,10 +44,12 @@ pub(super) fn nccl_shows_warnings() -> bool {
 const SUBSYSTEMS: [&str; 13] =
     ["INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "CALL", "PROXY", "NVLS", "ALL"];
 
-/// Whether all of NCCL 2.20 to 2.32 show a warning of all subsystems where `NCCL_DEBUG` and `NCCL_DEBUG_SUBSYS` have these values.
+/// Whether all of NCCL 2.20 to 2.32 show a warning of every subsystem for these values of
+/// `NCCL_DEBUG` and `NCCL_DEBUG_SUBSYS`.
 ///
-/// Releases differ: some take blanks, words that they do not know, the level ATTN or `NCCL_DEBUG_LEVELS`, and some do not. Where only
-/// some show a warning this is false, and a report is written twice rather than never.
+/// Releases differ in whether they accept blanks, unknown words, the level ATTN or
+/// `NCCL_DEBUG_LEVELS`. If only some show the warning, this is false: a report is better written
+/// twice than never.
 pub fn is_shown_by_all(level: Option<&str>, subsystems: Option<&str>) -> bool {
     let is_any = |word: &str, known: &[&str]| known.iter().any(|name| word.eq_ignore_ascii_case(name));
     let has_level = level.is_some_and(|level| is_any(level, &["WARN", "INFO", "ABORT", "TRACE"]));
@@ -59,12 +63,13 @@ pub fn is_shown_by_all(level: Option<&str>, subsystems: Option<&str>) -> bool {
     has_level && has_subsystem
 }
 
-/// Writes the report into a file that is complete whenever it is there; its path.
+/// Writes the report into a file, which appears under its name only when complete. Returns its
+/// path.
 fn write_file(report: &Report, folder: &str) -> io::Result<String> {
     let number = (report.number - 1) % MAX_FILES + 1;
     let path = format!("{folder}/ferrite-hang.{}.{}.{number}.json", sysfs::host_name(), std::process::id());
     let temporary = format!("{path}.new");
-    // Whatever is there is not ours, or is of a process that has ended.
+    // A file of that name is not ours, or belongs to a process that has ended.
     let _ = fs::remove_file(&temporary);
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     let written = file.write_all(json(report, sysfs::host_name()).as_bytes());

@@ -1,61 +1,62 @@
-//! Waits before there is a connection: of listeners and of connections that are being made.
+//! Waits before a connection exists: listeners, and connections being set up.
 //!
-//! NCCL closes a listener as soon as it has accepted, and asks all the time until then. So a listener that NCCL has not asked lately is none
-//! that NCCL waits for: it waits for something else first, or has given up and left the listener. That is told once, and is no warning.
+//! NCCL polls a listener continuously until it has accepted, and then closes it. If NCCL has
+//! stopped polling a listener, it waits for something else first, or has abandoned the listener.
+//! The report mentions that once, and not as a warning.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// After this time without a call NCCL does not ask.
+/// NCCL has stopped polling after this time without a call.
 const UNASKED: Duration = Duration::from_secs(3);
-/// A shorter wait is none that is told.
+/// Shorter waits are not reported.
 const SETTLED: Duration = Duration::from_secs(1);
-/// From one look at what the trouble is to the next.
+/// Interval between checks of the cause.
 const DETAIL_EVERY: Duration = Duration::from_millis(200);
-/// A wait for the peer that may be late is a warning from this age on.
+/// From this age on, a wait for a peer that may only be late is a warning.
 const LATE: Duration = Duration::from_secs(60);
 
-/// What NCCL calls until it is done.
+/// The function that NCCL calls until it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
-    /// `accept`, of a listener.
+    /// `accept`, on a listener.
     Accept,
     /// `connect`.
     Connect,
 }
 
-/// What is waited for, in the order of the set-up.
+/// What an end waits for, in the order of the set-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// A listener: for a peer that connects.
+    /// A listener: a peer that connects.
     Peer,
-    /// For a TCP connection to the peer's port.
+    /// A TCP connection to the peer's port.
     Dial,
-    /// For NCCL in the peer's process, which has not accepted.
+    /// NCCL in the peer's process, which has not accepted.
     Accept,
-    /// For a port of this end, which cannot be used.
+    /// A port of this end that is not usable.
     Port,
-    /// For the queue pairs, which cannot be connected.
+    /// Queue pairs that cannot be connected.
     QueuePairs,
-    /// A listener: for the commit of a peer that has been answered.
+    /// A listener: the commit of a peer that has been answered.
     Commit,
 }
 
 impl Stage {
-    /// Whether it shows a fault, and not only that the peer may be late.
+    /// Whether the stage shows a fault, rather than a late peer.
     fn is_fault(self) -> bool {
         matches!(self, Self::Dial | Self::Port | Self::QueuePairs)
     }
 }
 
-/// One that waits. It is told of as long as it lives.
+/// A waiting set-up. It is reported as long as it lives.
 #[derive(Debug)]
 pub struct SetUpWait {
     call: Call,
     device: String,
-    /// Where it listens, or where it connects to.
+    /// The address where it listens or connects to.
     address: SocketAddr,
     state: Mutex<State>,
 }
@@ -64,27 +65,27 @@ pub struct SetUpWait {
 struct State {
     stage: Stage,
     since: Instant,
-    /// When NCCL called last; `None`: it has not called yet.
+    /// When NCCL last called; `None` if never.
     asked: Option<Instant>,
     detailed: Instant,
     detail: Detail,
-    /// Whether it has been told that NCCL does not ask.
+    /// Whether the report has mentioned that NCCL stopped polling.
     is_reported: bool,
-    /// Whether there is the connection, and NCCL has not asked for another one.
+    /// Whether the connection exists and NCCL has not asked for another one.
     is_over: bool,
 }
 
-/// What is known beside the stage.
+/// What is known beyond the stage.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Detail {
-    /// The peer; empty: it is not known.
+    /// The peer; empty if unknown.
     pub peer: String,
-    /// Why it fails again and again; empty: it does not.
+    /// Why set-up keeps failing; empty if it does not.
     pub trouble: String,
 }
 
 impl SetUpWait {
-    /// One of `device` that has just begun.
+    /// A new set-up on `device`.
     pub fn new(call: Call, device: &str, address: SocketAddr) -> Arc<Self> {
         let now = Instant::now();
         let stage = if call == Call::Accept { Stage::Peer } else { Stage::Dial };
@@ -100,7 +101,7 @@ impl SetUpWait {
         Arc::new(Self { call, device: device.to_owned(), address, state: Mutex::new(state) })
     }
 
-    /// NCCL has called, and it waits in `stage`. `detail` is asked for now and then.
+    /// Records a call of NCCL that found it waiting in `stage`. Calls `detail` at intervals.
     pub fn handle_call(&self, stage: Stage, detail: impl FnOnce() -> Detail) {
         let now = Instant::now();
         let mut state = self.lock();
@@ -114,12 +115,13 @@ impl SetUpWait {
         }
     }
 
-    /// There is the connection.
+    /// Records that the connection exists.
     pub fn handle_end(&self) {
         self.lock().is_over = true;
     }
 
-    /// How it stands at `now`, if it has waited for long enough to be told of. Nothing is known of the time before `floor`.
+    /// The state at `now`, if it has waited for long enough to be reported. Nothing is known of the
+    /// time before `floor`.
     pub(super) fn look(&self, now: Instant, floor: Instant) -> Option<SetUp> {
         let State { stage, since, asked, detail, is_over, .. } = &*self.lock();
         let age = |from: Instant| now.saturating_duration_since(from.max(floor));
@@ -134,7 +136,7 @@ impl SetUpWait {
         })
     }
 
-    /// Whether it is to be told that NCCL does not ask, which it is once.
+    /// Whether to report that NCCL has stopped polling, which is true once.
     pub(super) fn take_reported(&self) -> bool {
         !std::mem::replace(&mut self.lock().is_reported, true)
     }
@@ -144,49 +146,50 @@ impl SetUpWait {
     }
 }
 
-/// One that waits, at one moment.
+/// A waiting set-up at one moment.
 #[derive(Debug, Clone)]
 pub struct SetUp {
-    /// What NCCL calls.
+    /// The function that NCCL calls.
     pub call: Call,
     /// The device.
     pub device: String,
-    /// Where it listens, or where it connects to.
+    /// The address where it listens or connects to.
     pub address: SocketAddr,
     /// What it waits for.
     pub stage: Stage,
-    /// For how long.
+    /// How long it has waited.
     pub age: Duration,
-    /// How long NCCL has not called; `None`: it has never called.
+    /// How long NCCL has not called; `None` if it has never called.
     pub unasked: Option<Duration>,
-    /// What else is known.
+    /// Further details.
     pub detail: Detail,
 }
 
 impl SetUp {
-    /// Whether NCCL asks for it.
+    /// Whether NCCL is polling it.
     pub fn is_asked(&self) -> bool {
         self.unasked.is_some_and(|unasked| unasked < UNASKED)
     }
 
-    /// Whether it is a warning: what NCCL asks for, if it shows a fault. The peer may be late, as one that loads a model: that is a warning after a
-    /// minute, or at once where the user has set the time, which `is_limit_set` tells.
+    /// Whether to warn: NCCL polls it and it shows a fault. A peer may just be late, for example
+    /// while it loads a model. That is a warning after a minute, or at once if the user has set the
+    /// time (`is_limit_set`).
     pub fn is_warning(&self, is_limit_set: bool) -> bool {
         self.is_asked() && (self.stage.is_fault() || is_limit_set || self.age >= LATE)
     }
 
-    /// The one that is told of first is the least: what NCCL asks for, a fault, the oldest.
+    /// The sort key; the least comes first: polled by NCCL, a fault, the oldest.
     fn order(&self) -> (bool, bool, std::cmp::Reverse<Duration>) {
         (!self.is_asked(), !self.stage.is_fault(), std::cmp::Reverse(self.age))
     }
 }
 
-/// Puts first what is told of first.
+/// Sorts by importance.
 pub(super) fn sort(set_ups: &mut [SetUp]) {
     set_ups.sort_by_key(SetUp::order);
 }
 
-/// How long the one has waited of `set_ups` that has waited for longest and that NCCL asks for.
+/// The longest wait in `set_ups` of those that NCCL polls.
 pub(super) fn longest(set_ups: &[SetUp]) -> Option<Duration> {
     set_ups.iter().filter(|one| one.is_asked()).map(|one| one.age).max()
 }
@@ -221,7 +224,7 @@ impl fmt::Display for SetUp {
             )?,
             Stage::Port => write!(f, "a port of this end cannot be used")?,
             Stage::QueuePairs => write!(f, "the queue pairs cannot be connected to those of {peer}")?,
-            Stage::Commit => write!(f, "{peer} has been answered, and has not completed its connect")?,
+            Stage::Commit => write!(f, "{peer} has been answered but has not completed its connect")?,
         }
         if !trouble.is_empty() {
             write!(f, " ({trouble})")?;

@@ -1,4 +1,4 @@
-//! The Unix socket where `ferrite hang` asks a process what it waits for.
+//! The Unix socket through which `ferrite hang` asks a process what it waits for.
 
 use crate::error::{Error, Result};
 use crate::net::control::fork::Unshared;
@@ -14,31 +14,32 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Questions that may wait.
+/// The most pending connections.
 const BACKLOG: i32 = 8;
-/// How long all those that ask may take to read the answer.
+/// How long all clients together may take to read the answer.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
-/// From one attempt to write to the next.
+/// Interval between attempts to write.
 const PAUSE: Duration = Duration::from_millis(10);
-/// A process that has had connections for so long has a socket. Less than three seconds: the ends are looked at about once a second.
+/// A process that has had connections for this long has a socket. It is less than three seconds, as
+/// the ends are checked about once a second.
 const OPEN_AFTER: Duration = Duration::from_millis(2500);
 
-/// Whether the socket is to be made. A process that ends soon has none.
+/// Whether to open the socket. A short-lived process has none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Opening {
     /// There are no ends.
     #[default]
     WithoutEnds,
-    /// At this time, if there are ends until then.
+    /// At this time, if there still are ends.
     At(Time),
     /// Now.
     Due,
-    /// That has been tried.
+    /// It has been tried.
     Tried,
 }
 
 impl Opening {
-    /// It is `now`, and there are ends or not. Returns whether the socket is to be made from now on.
+    /// Handles time `now`. Returns whether the socket is due from now on.
     pub fn handle_time(&mut self, now: Time, has_ends: bool) -> bool {
         match *self {
             _ if !has_ends => *self = Self::WithoutEnds,
@@ -52,7 +53,7 @@ impl Opening {
         false
     }
 
-    /// Whether the socket is to be made now, which is to be tried once.
+    /// Whether to open the socket now; true once.
     pub fn take(&mut self) -> bool {
         let is_due = *self == Self::Due;
         if is_due {
@@ -65,7 +66,7 @@ impl Opening {
 /// A socket for this user and root.
 #[derive(Debug)]
 pub struct ReportSocket {
-    // Declared first: it goes before the descriptor is closed.
+    // Declared first, to be dropped before the descriptor is closed.
     _unshared: Unshared,
     listener: UnixListener,
     path: PathBuf,
@@ -74,7 +75,7 @@ pub struct ReportSocket {
 }
 
 impl ReportSocket {
-    /// Makes `ferrite.PID.sock` in `folder`, which nobody but this user and root can connect to.
+    /// Opens `ferrite.PID.sock` in `folder`. Only this user and root can connect to it.
     ///
     /// # Errors
     /// The system refuses.
@@ -84,14 +85,16 @@ impl ReportSocket {
         let what = || format!("opening {}", path.display());
         remove_dead(folder);
         let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None).map_err(|e| Error::io(what(), &e))?;
-        // Before it is bound: there is no moment in which others may connect.
+        // Before binding, so that others can never connect.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|e| Error::os(what(), e.raw_os_error()))?;
         let new = PathBuf::from(folder).join(format!("ferrite.{owner}.sock.new"));
         let address = SockAddr::unix(&new).map_err(|e| Error::io(what(), &e))?;
-        // Under another name until it listens: others take one that does not for that of a process that has ended.
+        // Under another name until it listens: others assume that a socket without a listener
+        // belongs to a dead process.
         let _ = fs::remove_file(&new);
         let bound = socket.bind(&address).and_then(|()| socket.listen(BACKLOG));
-        // Unlike renaming, this replaces no other: in a container a process of another one may have this process id and this folder.
+        // Unlike renaming, linking replaces nothing: a process of another container may have this
+        // process id and this folder.
         let named = bound.and_then(|()| fs::hard_link(&new, &path));
         let _ = fs::remove_file(&new);
         named.map_err(|e| Error::io(what(), &e))?;
@@ -99,7 +102,7 @@ impl ReportSocket {
         Ok(Self { _unshared, listener: UnixListener::from(std::os::fd::OwnedFd::from(socket)), path, owner })
     }
 
-    /// Those that have asked since this was called last.
+    /// The clients since the last call.
     pub fn accept(&self) -> Vec<UnixStream> {
         let streams = std::iter::from_fn(|| self.listener.accept().ok());
         streams.take(BACKLOG as usize).map(|(stream, _)| stream).filter(is_allowed).collect()
@@ -114,13 +117,14 @@ impl Drop for ReportSocket {
     }
 }
 
-/// Removes the sockets of processes of this user that have ended without doing so.
+/// Removes the sockets of this user's processes that ended without doing so.
 fn remove_dead(folder: &str) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let process = name.strip_prefix("ferrite.").and_then(|name| name.strip_suffix(".sock")?.parse::<u32>().ok());
-        // To connect to one that lives is to ask it. Its own name this process has not taken yet.
+        // Connecting to a living process would request a report. This process does not have its own
+        // name yet.
         let may_be_dead = |pid: u32| pid == std::process::id() || !Path::new(&format!("/proc/{pid}")).exists();
         if process.is_some_and(may_be_dead) && is_own(&path) && is_refused(&path) {
             let _ = fs::remove_file(&path);
@@ -134,20 +138,21 @@ fn is_own(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket() && found.uid() == own)
 }
 
-/// Whether no process listens at `path`: only that shows that the process has ended, which may be of another process id namespace. Does not
-/// wait for one that listens and does not accept.
+/// Whether no process listens at `path`. Only that shows that the process has ended, since it may
+/// be in another PID namespace. Does not wait for a process that listens but does not accept.
 fn is_refused(path: &Path) -> bool {
     let connect = || Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?.connect(&SockAddr::unix(path)?);
     connect().is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused)
 }
 
-/// Whether the process at the other end is of this user or of root.
+/// Whether the process at the other end belongs to this user or root.
 fn is_allowed(stream: &UnixStream) -> bool {
     let own = rustix::process::geteuid();
     rustix::net::sockopt::socket_peercred(stream).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
 }
 
-/// Writes `answer` to all of `streams`, and closes them. Gives up those that have not read it after [`WRITE_LIMIT`].
+/// Writes `answer` to all of `streams` and closes them. Drops those that have not read it after
+/// [`WRITE_LIMIT`].
 pub fn answer(streams: Vec<UnixStream>, answer: &str) {
     let until = Instant::now() + WRITE_LIMIT;
     let mut left: Vec<_> = streams.into_iter().map(|stream| (stream, answer.as_bytes())).collect();
@@ -155,7 +160,7 @@ pub fn answer(streams: Vec<UnixStream>, answer: &str) {
         left.retain_mut(|(stream, rest)| match write(stream, rest) {
             Ok(()) => !rest.is_empty(),
             Err(e) => {
-                log::debug!("a report that was not read: {e}");
+                log::debug!("a program has not read its report: {e}");
                 false
             }
         });
@@ -165,14 +170,14 @@ pub fn answer(streams: Vec<UnixStream>, answer: &str) {
         std::thread::sleep(PAUSE);
     }
     if !left.is_empty() {
-        log::debug!("a report that {} program(s) have not read", left.len());
+        log::debug!("{} program(s) have not read their report", left.len());
     }
 }
 
-/// Writes as much of `rest` as the kernel takes now, and leaves what remains in it.
+/// Writes as much of `rest` as the kernel accepts now, and keeps the remainder in it.
 fn write(stream: &UnixStream, rest: &mut &[u8]) -> io::Result<()> {
     while !rest.is_empty() {
-        // A reader that has gone is an error here, and not a signal that ends the program.
+        // A closed reader is an error here, not a signal that ends the program.
         match rustix::net::send(stream, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(written) => *rest = rest.get(written..).unwrap_or_default(),
             Err(rustix::io::Errno::INTR) => {}
@@ -272,7 +277,7 @@ mod tests {
     #[test]
     fn the_socket_is_due_once_when_there_have_been_ends_for_so_long() {
         let (mut opening, second) = (Opening::default(), Duration::from_secs(1));
-        // As the watchers of several cards have it: at any time, and several times a second.
+        // As from the watchers of several cards: at any time, and several times a second.
         let due: Vec<u32> = (0..20).filter(|tick| opening.handle_time(*tick * second / 3, true)).collect();
         assert_eq!(due, [8]);
         assert!(opening.take());

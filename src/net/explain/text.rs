@@ -1,4 +1,4 @@
-//! A report, for people.
+//! A report for people.
 
 use super::end::ExplainedEnd;
 use super::set_up::SetUp;
@@ -12,19 +12,19 @@ use crate::proto::explain::verdict::Verdict;
 use crate::proto::identity::Identity;
 use std::time::Duration;
 
-/// Waits that a report lists at most.
+/// The most waits in a report.
 pub const MAX_WAITS: usize = 256;
 
-/// The names of an end.
+/// Names for an end.
 #[derive(Debug, Clone, Default)]
 pub struct EndName {
-    /// Of its device.
+    /// The name of its device.
     pub device: String,
-    /// Of its peer, with device and address.
+    /// The name of its peer, with device and address.
     pub peer: String,
-    /// Why the connection has ended; empty while it has not.
+    /// Why the connection has ended; empty if it has not.
     pub end: String,
-    /// How its recovery stands, if there is one that takes long.
+    /// The progress of a long recovery, if any.
     pub recovery: Option<RecoveryProgress>,
 }
 
@@ -37,7 +37,7 @@ impl EndName {
     }
 }
 
-/// What all waits of a process come to at one moment.
+/// The result of a check of all waits of a process.
 #[derive(Debug)]
 pub struct Report {
     /// The number of the report in this process, from 1.
@@ -46,15 +46,17 @@ pub struct Report {
     pub me: Identity,
     /// How long a wait lasts before it is reported.
     pub limit: Duration,
-    /// What each end waits for, with its names, of [`MAX_WAITS`] ends at most. The first one is what the text is about.
+    /// The cause of each wait with the names of its end, for at most [`MAX_WAITS`] ends. The text
+    /// is about the first one.
     pub findings: Vec<(Finding, EndName)>,
-    /// How many ends wait.
+    /// The number of waiting ends.
     pub waits: usize,
-    /// If no cause is known: the process that has sent the least against what it has received.
+    /// If no cause is known: the process that is furthest behind in sending.
     pub least_lead: Option<LeastLead>,
-    /// What waits before there is a connection, of [`MAX_WAITS`] at most. If no message waits, the text is about the first one.
+    /// Waiting set-ups, at most [`MAX_WAITS`]. If no message waits, the text is about the first
+    /// one.
     pub set_ups: Vec<SetUp>,
-    /// How many of these wait.
+    /// The number of waiting set-ups.
     pub set_ups_in_all: usize,
     /// Whether the user has set the time after which a wait is reported.
     pub is_limit_set: bool,
@@ -76,17 +78,17 @@ impl Report {
         }
     }
 
-    /// The same with what waits before there is a connection, those first that are told of first.
+    /// Adds waiting set-ups, the most important first.
     pub fn with_set_ups(self, mut set_ups: Vec<SetUp>, is_limit_set: bool) -> Self {
         let set_ups_in_all = set_ups.len();
         set_ups.truncate(MAX_WAITS);
         Self { set_ups, set_ups_in_all, is_limit_set, ..self }
     }
 
-    /// What is known now. `name` returns the names of an end.
+    /// A report of what is known now. `name` returns the names of an end.
     pub fn new(inquiry: &Inquiry, now: Time, number: u32, limit: Duration, name: impl Fn(EndId) -> EndName) -> Self {
         let mut findings = inquiry.findings(now);
-        // The nearest cause first: that is what this process can tell more of than others.
+        // The nearest cause first: this process knows more about it than others do.
         let depth = |finding: &Finding| finding.cause.as_ref().map_or(u16::MAX, |cause| cause.depth);
         findings.sort_by_key(depth);
         let is_known = findings.first().is_none_or(|finding| finding.cause.is_some());
@@ -103,7 +105,8 @@ impl Report {
         self.findings.first()
     }
 
-    /// Whether this process has something to say that others do not: it is next to the cause, or has rank 0, or no cause is known.
+    /// Whether this process reports something that others do not: it is next to the cause, has rank
+    /// 0, or no cause is known.
     pub fn is_for_operators(&self) -> bool {
         if self.findings.is_empty() {
             return self.set_ups.first().is_some_and(|set_up| set_up.is_warning(self.is_limit_set));
@@ -139,7 +142,7 @@ impl Report {
             _ => self.why(finding, name.recovery.as_ref()),
         };
         let operation = finding.operation.as_ref().map(|operation| format!("in {operation} ")).unwrap_or_default();
-        format!("{device}: {rank}waits since {age} s {operation}{what} {peer}: {why}.{others}{set_up}")
+        format!("{device}: {rank}has been waiting for {age} s {operation}{what} {peer}: {why}.{others}{set_up}")
     }
 
     fn why(&self, finding: &Finding, recovery: Option<&RecoveryProgress>) -> String {
@@ -157,7 +160,7 @@ impl Report {
         }
     }
 
-    /// All that were asked wait for each other.
+    /// Describes that all processes asked wait for each other.
     fn circle(&self, finding: &Finding) -> String {
         let next = finding.theirs.as_ref().and_then(|theirs| theirs.waits_for.as_ref());
         let next = next.map(|who| format!(" for {who}")).unwrap_or_default();
@@ -176,7 +179,7 @@ impl Report {
     }
 }
 
-/// Why, and what to look at. The peer has begun `operation` or not, as `begun` says.
+/// The reason, and what to check. `begun` says whether the peer has begun `operation`.
 fn reason(verdict: Verdict, operation: Option<&Operation>, begun: Begun) -> String {
     let text = match verdict {
         Verdict::PeerHasNotSent => {
@@ -224,14 +227,14 @@ fn reason(verdict: Verdict, operation: Option<&Operation>, begun: Begun) -> Stri
         Verdict::Unreachable => "the control connection is lost, so that the peer cannot be asked",
         Verdict::NotAccepted => "NCCL there has not accepted the connection yet (accept)",
         Verdict::OtherTags => "it has asked for messages with other tags: a bug, of Ferrite or of what calls it",
-        Verdict::Moving => "that process goes on with other messages",
+        Verdict::Moving => "that process makes progress with other messages",
         Verdict::PeerWaits | Verdict::Unknown => "what that process waits for is not known yet",
-        Verdict::NotWaiting | Verdict::OwnHasNotAsked | Verdict::OwnHasNotSent => "it does not wait any more",
+        Verdict::NotWaiting | Verdict::OwnHasNotAsked | Verdict::OwnHasNotSent => "it no longer waits",
     };
     text.into()
 }
 
-/// What a process does that owes a message of `operation`.
+/// What a process that owes a message of `operation` is doing.
 fn owes(operation: Option<&Operation>, begun: Begun) -> String {
     let function = operation.map_or("operation", |operation| operation.call.function.name());
     match begun {
@@ -255,7 +258,7 @@ fn owes(operation: Option<&Operation>, begun: Begun) -> String {
     }
 }
 
-/// The numbers of both ends, in parentheses.
+/// The counters of both ends, in parentheses.
 fn numbers(finding: &Finding) -> String {
     let of = |numbers: &Numbers| match numbers {
         Numbers::Sender { seen, sent, acknowledged, .. } => {
@@ -269,16 +272,12 @@ fn numbers(finding: &Finding) -> String {
     format!(" (here: {}{})", of(&finding.end.numbers), theirs.unwrap_or_default())
 }
 
-/// A wait has ended by itself after it was reported.
+/// The line for a reported wait that has ended by itself.
 pub fn went_on(after: Duration, next: Duration) -> String {
-    format!(
-        "what was waited for went on after {} s; from now on a wait is reported after {} s",
-        seconds(after),
-        next.as_secs()
-    )
+    format!("the wait ended after {} s; from now on a wait is reported after {} s", seconds(after), next.as_secs())
 }
 
-/// What waits before there is a connection: the first of `set_ups`, of which there are so many `in_all`. `None`: nothing does.
+/// Describes the first of `set_ups`, and that there are `in_all`; `None` if none waits.
 pub fn of_set_ups(set_ups: &[SetUp], in_all: usize) -> Option<String> {
     let first = set_ups.first()?;
     Some(match in_all - 1 {
@@ -287,20 +286,18 @@ pub fn of_set_ups(set_ups: &[SetUp], in_all: usize) -> Option<String> {
     })
 }
 
-/// A wait before there was a connection has ended, or is another one, after it was reported.
+/// The line for a reported wait before a connection existed that has ended or changed.
 pub fn set_up_went_on(after: Duration) -> String {
-    format!("the set-up of a connection that waited went on, or was given up, after {} s", seconds(after))
+    format!("a waiting connection set-up continued or was abandoned after {} s", seconds(after))
 }
 
-/// A connection was closed, by NCCL or after an error, while it waited. `said` is what was said of it before.
+/// The line for a connection that was closed while it waited, by NCCL or after an error. `said` is
+/// the earlier report.
 pub fn closed(after: Duration, said: &str) -> String {
-    format!(
-        "what was waited for had not come after {} s, when the connection was closed. It was: {said}",
-        seconds(after)
-    )
+    format!("the connection was closed after a wait of {} s. The report was: {said}", seconds(after))
 }
 
-/// A peer waits for this process.
+/// The line for a peer that waits for this process.
 pub fn owed(owed: &Owed, EndName { device, peer, .. }: &EndName) -> String {
     let (what, call) = match owed.verdict {
         Verdict::OwnHasNotSent => ("for data of this process", "isend"),
@@ -319,16 +316,17 @@ pub fn owed(owed: &Owed, EndName { device, peer, .. }: &EndName) -> String {
         }
     };
     format!(
-        "{device}: {peer} waits since {age} s {operation}{what}: NCCL here has not called {call}, and waits for no peer{begun}"
+        "{device}: {peer} has been waiting for {age} s {operation}{what}: NCCL here has not called {call}, and waits for no peer{begun}"
     )
 }
 
-/// With one decimal.
+/// Seconds with one decimal.
 fn seconds(time: Duration) -> String {
     format!("{:.1}", time.as_secs_f64())
 }
 
-/// The reason of a cause that another process may have found. `said` is the operation that the sentence has named already.
+/// Describes a cause, which another process may have found. `said` is the operation that the
+/// sentence has already named.
 pub fn cause_text(cause: &Cause, said: Option<&Operation>) -> String {
     let Cause { verdict, near, far, operation, begun, .. } = cause;
     let is_said = |operation: &&Operation| {

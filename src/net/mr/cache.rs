@@ -18,21 +18,21 @@ pub struct CachedMr {
     registered: Arc<Registered>,
 }
 
-/// A memory region, and the dma-buf that it was registered by, if it is kept.
+/// A memory region, and the dma-buf that it was registered through, if kept.
 #[derive(Debug)]
 struct Registered {
     region: MemoryRegion,
     dma_buf: Option<Arc<DmaBuf>>,
 }
 
-/// How memory is named to the device when it is registered.
+/// How to identify memory to the device for registration.
 #[derive(Debug, Clone, Copy)]
 pub enum Name<'a> {
     /// By its address.
     Address,
-    /// By a dma-buf that NCCL has given.
+    /// By a dma-buf from NCCL.
     Given(&'a GivenDmaBuf),
-    /// By a dma-buf that was kept.
+    /// By a kept dma-buf.
     Kept(&'a Arc<DmaBuf>),
 }
 
@@ -47,7 +47,7 @@ impl CachedMr {
         self.registered.region.rkey()
     }
 
-    /// The dma-buf that it was registered by, if it was, and that is kept.
+    /// The dma-buf that it was registered through, if it was and that is kept.
     pub fn dma_buf(&self) -> Option<&Arc<DmaBuf>> {
         self.registered.dma_buf.as_ref()
     }
@@ -69,10 +69,10 @@ impl Drop for CachedMr {
     }
 }
 
-/// The memory regions that are in use: NCCL registers the same buffers, and parts of them, again and again.
+/// The memory regions in use: NCCL registers the same buffers, and parts of them, repeatedly.
 ///
-/// A region lives as long as there is a [`CachedMr`] that it serves. It is not kept after that: the same addresses may then be
-/// other memory.
+/// A region lives as long as a [`CachedMr`] that it serves. It is not kept longer, since the same
+/// addresses may then be other memory.
 #[derive(Debug)]
 pub struct MrCache {
     domain: Arc<ProtectionDomain>,
@@ -88,10 +88,11 @@ impl MrCache {
         Self { domain: Arc::clone(domain), relaxed_ordering, table: Arc::default() }
     }
 
-    /// Registers the pages of `size` bytes at `addr`, which are named to the device so. A given descriptor may be closed afterwards.
+    /// Registers the pages of `size` bytes at `addr`, identified as the last argument says. A given
+    /// descriptor may be closed afterwards.
     ///
     /// # Errors
-    /// As [`whole_pages`], or the device refuses.
+    /// As for [`whole_pages`], or the device refuses.
     ///
     /// # Safety
     /// The memory stays mapped until the last [`CachedMr`] of it is dropped.
@@ -132,7 +133,7 @@ pub fn whole_pages(addr: u64, size: usize, kind: MemoryKind) -> Result<MemoryRan
     let end = addr.checked_add(size as u64).and_then(|end| end.checked_next_multiple_of(PAGE));
     match end.filter(|_| addr != 0 && size != 0) {
         Some(end) => Ok(MemoryRange { kind, start: addr & !(PAGE - 1), end }),
-        None => Err(Error::argument(format!("{size} bytes at {addr:#x} cannot be registered"))),
+        None => Err(Error::argument(format!("cannot register {size} bytes at {addr:#x}"))),
     }
 }
 
@@ -142,7 +143,7 @@ pub fn whole_pages(addr: u64, size: usize, kind: MemoryKind) -> Result<MemoryRan
 /// The offset of the page is not a multiple of the page size.
 fn whole_page_offset(addr: u64, offset: u64) -> Result<u64> {
     offset.checked_sub(addr & (PAGE - 1)).filter(|offset| offset.is_multiple_of(PAGE)).ok_or_else(|| {
-        Error::argument(format!("dma-buf offset {offset} does not suit address {addr:#x}: not page-aligned"))
+        Error::argument(format!("dma-buf offset {offset} does not fit address {addr:#x}: it is not page-aligned"))
     })
 }
 

@@ -1,5 +1,6 @@
-//! The handle that NCCL holds for registered memory: a memory region on every card of a device, and on those of ports that are borrowed.
-//! NCCL keeps it while a card is lost and opened again, which gives it another region there.
+//! NCCL's handle of registered memory: a memory region on every card of a device, and on those of
+//! borrowed ports. It survives the loss of a card, which gets another region when it is opened
+//! again.
 
 #![allow(unsafe_code)]
 
@@ -22,14 +23,14 @@ pub struct MrHandle {
     lkeys: RailKeys,
     pages: Pages,
     kind: MemoryKind,
-    /// How a device takes a short message of it: inline, if the processor can read the memory.
+    /// How a device reads a short message from it: inline, if the processor can read the memory.
     short: DataSource,
-    /// `None`: it is deregistered.
+    /// `None` after deregistration.
     regions: Mutex<Option<Regions>>,
 }
 
-/// Keys of registered memory. Those of a rail change when it uses a port of another card, or its own is opened again; nobody uses them
-/// at that time.
+/// Keys of registered memory. The keys of a rail change when it uses a port of another card or its
+/// own is opened again; no thread uses them at that time.
 #[derive(Debug, Default)]
 pub struct RailKeys([AtomicU32; MAX_RAILS]);
 
@@ -45,18 +46,18 @@ struct Regions {
     addr: u64,
     size: usize,
     again: Again,
-    /// One for each card.
+    /// One region for each card.
     by_card: Vec<CachedMr>,
 }
 
-/// How the memory can be registered once more.
+/// How to register the memory again.
 #[derive(Debug)]
 enum Again {
     /// By its address.
     Address,
     /// By this dma-buf.
     DmaBuf(Arc<DmaBuf>),
-    /// Not at all: the descriptor of the dma-buf was not kept, and NCCL has closed its own.
+    /// Impossible: the descriptor of the dma-buf was not kept, and NCCL has closed its own.
     Never,
 }
 
@@ -72,20 +73,21 @@ impl RailKeys {
         self.0[usize::from(rail) % MAX_RAILS].store(key, Ordering::Relaxed);
     }
 
-    /// All of them.
+    /// All keys.
     pub fn all(&self) -> [u32; MAX_RAILS] {
         std::array::from_fn(|rail| self.of_rail(rail))
     }
 }
 
 impl MrHandle {
-    /// Registers `size` bytes at `addr` in each of `caches`, by a dma-buf descriptor and offset if they are given. The
-    /// descriptor may be closed afterwards; the dma-buf is kept if it `is_to_be_kept` and the process has a descriptor for it. No rail
-    /// has keys before [`Self::use_cache`].
+    /// Registers `size` bytes at `addr` in each of `caches`, through a dma-buf descriptor and
+    /// offset if they are given. The descriptor may be closed afterwards. The dma-buf is kept if it
+    /// `is_to_be_kept` and the process has a descriptor left. No rail has keys before
+    /// [`Self::use_cache`].
     ///
     /// # Errors
-    /// `size` or `addr` is 0, or a card refuses. Then the memory is registered on none. A dma-buf that is not kept needs one cache at
-    /// least.
+    /// `size` or `addr` is 0, or a card refuses; the memory is then registered on none. A dma-buf
+    /// that is not kept needs at least one cache.
     ///
     /// # Safety
     /// The memory stays mapped until the handle is closed or dropped.
@@ -100,7 +102,7 @@ impl MrHandle {
         let MemoryRange { start, end, .. } = whole_pages(addr, size, kind)?;
         let given = dmabuf.map(|(fd, offset)| GivenDmaBuf::new(fd, addr, offset, is_to_be_kept));
         let name = given.as_ref().map_or(Name::Address, Name::Given);
-        // SAFETY: as the caller says.
+        // SAFETY: the caller keeps the memory mapped.
         let register = |cache: &MrCache| unsafe { cache.register(addr, size, kind, name) };
         let by_card = caches.into_iter().map(register).collect::<Result<Vec<_>>>()?;
         let again = match &given {
@@ -111,7 +113,7 @@ impl MrHandle {
             }
         };
         if matches!(again, Again::Never) && by_card.is_empty() {
-            let text = "cannot be registered by a dma-buf while the device is lost: its descriptor cannot be kept";
+            let text = "cannot be registered through a dma-buf while the device is lost: its descriptor cannot be kept";
             return Err(Error::system(format!("{size} bytes at {addr:#x} {text}")));
         }
         let regions = Mutex::new(Some(Regions { addr, size, again, by_card }));
@@ -120,13 +122,13 @@ impl MrHandle {
         Ok(Self { rkeys, lkeys, pages: Pages { start, end }, kind, short, regions })
     }
 
-    /// Registers the memory with `cache` too, unless it is registered there, or NCCL has deregistered it. What is registered on
-    /// devices that are lost is given up.
+    /// Also registers the memory with `cache`, unless it is registered there or NCCL has
+    /// deregistered it. Drops registrations on lost devices.
     ///
     /// # Errors
-    /// The card refuses, which may pass; or as [`Self::require_renewable`].
+    /// The card refuses, maybe temporarily; or as for [`Self::require_renewable`].
     pub fn extend(&self, cache: &MrCache) -> Result<()> {
-        // Locked meanwhile: NCCL may free the memory only after it has deregistered it.
+        // Locked meanwhile, since NCCL may free the memory once it has deregistered it.
         let mut regions = self.lock();
         let Some(Regions { addr, size, again, by_card }) = regions.as_mut() else { return Ok(()) };
         if by_card.iter().any(|region| region.is_of(cache)) {
@@ -144,11 +146,11 @@ impl MrHandle {
         Ok(())
     }
 
-    /// Checks that the memory can be registered once more.
+    /// Checks that the memory can be registered again.
     ///
     /// # Errors
-    /// It was registered by a dma-buf that could not be kept. That does not pass
-    /// ([`is_recoverable`](crate::error::Detail::is_recoverable)).
+    /// It was registered through a dma-buf that could not be kept. The error is not
+    /// [recoverable](crate::error::Detail::is_recoverable).
     pub fn require_renewable(&self) -> Result<()> {
         match self.lock().as_ref() {
             Some(Regions { addr, size, again: Again::Never, .. }) => Err(closed(*addr, *size)),
@@ -156,7 +158,8 @@ impl MrHandle {
         }
     }
 
-    /// From now on rail number `rail` has the keys that the memory has with `cache`; none, if it is not registered there.
+    /// Gives rail number `rail` the keys that the memory has with `cache`, or none if it is not
+    /// registered there.
     pub fn use_cache(&self, rail: u8, cache: &MrCache) {
         let regions = self.lock();
         let by_card = regions.iter().flat_map(|regions| &regions.by_card);
@@ -177,7 +180,7 @@ impl MrHandle {
         self.pages.has(addr, length) && self.lock().is_some()
     }
 
-    /// Checks that `length` bytes at `addr` are inside, as [`Pages::require`].
+    /// Checks that `length` bytes at `addr` are inside, as [`Pages::require`] does.
     ///
     /// # Errors
     /// The bytes are outside.
@@ -186,8 +189,8 @@ impl MrHandle {
         self.pages.require(call, addr, length)
     }
 
-    /// As [`Self::require`]; returns the address that the peer is told: for zero bytes elsewhere one that is inside, since a device may look
-    /// at it.
+    /// [`Self::require`], but returns the address for the peer. For zero bytes elsewhere it is one
+    /// that is inside, since a device may check it.
     ///
     /// # Errors
     /// The bytes are outside.
@@ -205,7 +208,8 @@ impl MrHandle {
         self.pages.has(addr, length)
     }
 
-    /// How a device takes a message of `length` bytes, where messages of `inline_up_to` bytes can be inline.
+    /// How a device reads a message of `length` bytes, where up to `inline_up_to` bytes can be
+    /// inline.
     #[inline(always)]
     pub fn source(&self, length: u32, inline_up_to: u32) -> DataSource {
         if length <= inline_up_to { self.short } else { DataSource::MEMORY }
@@ -233,8 +237,8 @@ impl MrHandle {
 }
 
 impl Pages {
-    /// Checks that `length` bytes at `addr` are inside. Zero bytes are always inside: NCCL passes addresses after the end with
-    /// them, and such an address is not used.
+    /// Checks that `length` bytes at `addr` are inside. Zero bytes are always inside: NCCL passes
+    /// addresses past the end with them, which are not used.
     ///
     /// # Errors
     /// The bytes are outside.
@@ -252,13 +256,13 @@ impl Pages {
 
 fn closed(addr: u64, size: usize) -> Error {
     Error::system(format!(
-        "the {size} bytes at {addr:#x} are known by a dma-buf that could not be kept, and NCCL has closed it"
+        "the {size} bytes at {addr:#x} belong to a dma-buf that could not be kept, and NCCL has closed it"
     ))
 }
 
 #[cold]
 #[inline(never)]
 fn outside(call: &str, addr: u64, length: u32) -> Result<()> {
-    let text = || format!("{call} of {length} bytes at {addr:#x}: outside of the memory handle");
+    let text = || format!("{call} of {length} bytes at {addr:#x}: outside the memory handle");
     if length == 0 { Ok(()) } else { Err(Error::argument(text())) }
 }

@@ -1,8 +1,8 @@
 //! The address ranges that NCCL has registered, and the memory region that serves each.
 //!
-//! A range that lies within a registered one is served by the same region: registered memory stays mapped, so the pages of
-//! the region are still the pages at these addresses. Only registered ranges are compared, not regions: the part of a region
-//! whose ranges are all deregistered may be other memory by now.
+//! A range within a registered one shares its region: registered memory stays mapped, so the region
+//! still has the pages at these addresses. Only registered ranges count, not regions: a part of a
+//! region without a registered range may be other memory by now.
 
 use crate::error::Result;
 use std::collections::BTreeMap;
@@ -54,16 +54,17 @@ impl<R> Default for MrTable<R> {
 }
 
 impl<R> MrTable<R> {
-    /// Enters `range` until [`Self::release`]. Its region is that of a range around it, or else a new one from `make`.
+    /// Adds `range` until [`Self::release`]. It uses the region of a range around it, or else a new
+    /// one from `make`.
     ///
     /// # Errors
-    /// `make` fails; then nothing is entered.
+    /// `make` fails; then nothing is added.
     pub fn acquire(&self, range: MemoryRange, make: impl FnOnce() -> Result<R>) -> Result<Arc<R>> {
         if let Some(region) = self.lock().share(range) {
             return Ok(region);
         }
-        // The lock is not held, since registration can take milliseconds. Two threads may both make a region for a range; the
-        // one that is entered first is used.
+        // The lock is not held, since registration can take milliseconds. Two threads may both
+        // create a region for a range; the one that is added first is used.
         let made = Arc::new(make()?);
         let mut table = self.lock();
         let region = table.share(range).unwrap_or_else(|| table.add(range, Arc::clone(&made)));
@@ -86,7 +87,7 @@ impl<R> MrTable<R> {
 }
 
 impl<R> Table<R> {
-    /// Enters `range` with the region of an entry that it equals or lies within.
+    /// Adds `range` with the region of an entry that equals or contains it.
     fn share(&mut self, range: MemoryRange) -> Option<Arc<R>> {
         if let Some(entry) = self.entries.get_mut(&range) {
             entry.users += 1;
@@ -96,7 +97,7 @@ impl<R> Table<R> {
         Some(self.add(range, region))
     }
 
-    /// The region of an entry that `range` equals or lies within.
+    /// The region of an entry that equals or contains `range`.
     fn around(&self, range: MemoryRange) -> Option<&Arc<R>> {
         let MemoryRange { kind, start, end } = range;
         let first = MemoryRange { kind, start: end.saturating_sub(self.longest), end: 0 };
@@ -236,7 +237,7 @@ mod tests {
         let (table, inside, made) = (MrTable::<usize>::default(), Barrier::new(2), AtomicUsize::new(0));
         let wanted = range(MemoryKind::Host, 3, 4);
         let make = || {
-            // Transient only if both threads are here at once, so that the lock is not held.
+            // Passes only if both threads are here at once, so that the lock is not held.
             inside.wait();
             Ok(made.fetch_add(1, Ordering::SeqCst))
         };
@@ -252,7 +253,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&a), 2);
     }
 
-    /// A region lives as long as a range that it serves is entered.
+    /// A region lives as long as a range that it serves is present.
     #[test]
     fn regions_live_as_long_as_their_ranges_with_many_threads() {
         struct Region<'a>(MemoryRange, &'a AtomicUsize);

@@ -1,4 +1,4 @@
-//! NCCL's communicators in this process, and what has been begun in each.
+//! NCCL's communicators in this process, and the operations that were begun in each.
 
 use super::handle::{self, Context};
 use super::live;
@@ -6,21 +6,21 @@ use crate::proto::explain::operation::{Call, Function, Progress, cut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Communicators that are known at a time.
+/// The most communicators that are known at a time.
 const MOST: usize = 256;
-/// What NCCL passes with an operation that it does not count.
+/// The context that NCCL passes for an operation that is not counted.
 pub const UNCOUNTED: u64 = handle::UNCOUNTED;
-/// The place of one that there was no room for.
+/// The slot number of a communicator for which there was no room.
 const NOWHERE: usize = 0xfff;
 
 static TABLE: [Entry; MOST] = [const { Entry::new() }; MOST];
-/// Which places are in use. Locked when a communicator begins or ends, and when the table is read.
+/// Which slots are in use. Locked when a communicator begins or ends, and when the table is read.
 static PLACES: Mutex<Places> = Mutex::new(Places { known: Vec::new(), ends: 0 });
 
-/// What is written while a communicator is used, without a lock.
+/// The part that is written without a lock while a communicator is used.
 #[derive(Debug)]
 struct Entry {
-    /// Its number plus 1; 0: the place is free.
+    /// Its number plus 1; 0 if the slot is free.
     id: AtomicU64,
     /// As [`Progress::begun`].
     begun: [AtomicU64; Function::COUNT],
@@ -28,7 +28,7 @@ struct Entry {
 
 #[derive(Debug)]
 struct Places {
-    /// By place.
+    /// By slot.
     known: Vec<Known>,
     /// How many communicators have ended.
     ends: u64,
@@ -39,7 +39,8 @@ struct Known {
     id: u64,
     name: String,
     rank: u32,
-    /// It was the so-many-th to end; `None`: it has not ended. Events may come late, so it stays until its place is needed.
+    /// Its position in the order of ends; `None` if it has not ended. Events may come late, so it
+    /// stays until its slot is needed.
     ended: Option<u64>,
 }
 
@@ -49,15 +50,15 @@ impl Entry {
     }
 }
 
-/// A communicator as it is told in reports.
+/// A communicator as shown in reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Communicator {
     pub(super) name: String,
     pub(super) progress: Progress,
 }
 
-/// NCCL begins communicator number `id`, which its user may have given `name`, and in which this process has rank `rank`. Returns
-/// what NCCL passes with its events.
+/// NCCL begins communicator `id`, in which this process has rank `rank`; its user may have given it
+/// `name`. Returns the context that NCCL passes with its events.
 pub fn begin(id: u64, name: &str, rank: u32) -> u64 {
     let id = handle::id_of(id);
     let mut places = lock();
@@ -70,7 +71,8 @@ pub fn begin(id: u64, name: &str, rank: u32) -> u64 {
     Context { place, id }.to_bits()
 }
 
-/// NCCL ends the communicator that it was given `context` for. Operations that it has not ended, as after an abort, are not known any more.
+/// NCCL ends the communicator of `context`. Forgets operations that NCCL has not ended, as after an
+/// abort.
 pub fn end(context: u64) {
     let Some(Context { place, id }) = Context::from_bits(context) else { return };
     let mut places = lock();
@@ -87,8 +89,8 @@ pub fn end(context: u64) {
     }
 }
 
-/// An operation is begun in the communicator of `context`, on the thread that calls NCCL. Returns what NCCL passes with all that is
-/// done for it.
+/// NCCL begins an operation in the communicator of `context`, on the thread that calls NCCL.
+/// Returns the context that NCCL passes with all of its events.
 pub fn begin_call(context: u64, call: Call) -> u64 {
     let found = Context::from_bits(context).and_then(|Context { place, id }| Some((TABLE.get(place)?, id)));
     if let (Some((entry, id)), Some(number)) = (found, call.number)
@@ -99,7 +101,7 @@ pub fn begin_call(context: u64, call: Call) -> u64 {
     handle::of_call(call)
 }
 
-/// All that have begun and not ended.
+/// All communicators that have begun and not ended.
 pub(super) fn all() -> Vec<Communicator> {
     let places = lock();
     let open = places.known.iter().enumerate().filter(|(_, known)| known.ended.is_none());
@@ -115,7 +117,7 @@ pub(super) fn all() -> Vec<Communicator> {
 }
 
 impl Places {
-    /// A place for `known`: a new one, or that of the communicator that has ended first.
+    /// Finds a slot for `known`: a new one, or that of the communicator that ended first.
     fn put(&mut self, known: Known) -> Option<usize> {
         if self.known.len() < MOST {
             self.known.push(known);

@@ -1,11 +1,13 @@
-//! What NCCL is given for its communicators and events: numbers that tell all, and no addresses.
+//! The handles that NCCL gets for its communicators and events: numbers that encode everything, not
+//! addresses.
 //!
-//! NCCL looks at none of them but for NULL. It passes some on to other processes, and uses some after the communicator has ended. So
-//! each of them means the same everywhere, and one that is wrong or old can only be without effect.
+//! NCCL only compares them with NULL. It passes some on to other processes, and uses some after the
+//! communicator has ended. So a handle means the same everywhere, and a wrong or old one has no
+//! effect.
 
 use crate::proto::explain::operation::Call;
 
-/// The upper four bits, which tell the kinds apart. No address has them set.
+/// The upper four bits, which distinguish the kinds. No address has them set.
 const CONTEXT: u64 = 0b1010;
 const CALL: u64 = 0b1100;
 const LIVE: u64 = 0b1110;
@@ -13,17 +15,17 @@ const LIVE: u64 = 0b1110;
 /// The call of an operation that NCCL does not count.
 pub(super) const UNCOUNTED: u64 = 0b1011 << 60;
 
-/// Bits of a communicator's number that are kept.
+/// The stored bits of a communicator's number.
 const ID: u64 = (1 << 48) - 1;
 const PLACE_BITS: u32 = 12;
 const PLACE: u64 = (1 << PLACE_BITS) - 1;
 
-/// The bits of a communicator's number that are kept.
+/// The stored bits of a communicator's number.
 pub(super) fn id_of(communicator: u64) -> u64 {
     communicator & ID
 }
 
-/// A communicator: its place in the table of the process that made the handle, and its number.
+/// A communicator: its slot in the table of the process that made the handle, and its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Context {
     pub(super) place: usize,
@@ -40,17 +42,17 @@ impl Context {
     }
 }
 
-/// A collective operation, or a send or receive, as the parent of what is done for it.
+/// A collective operation, or a send or receive, as the parent of its network operations.
 pub(super) fn of_call(call: Call) -> u64 {
     (CALL << 60) | call.to_bits()
 }
 
-/// From [`of_call`].
+/// The call of a handle from [`of_call`].
 pub(super) fn call_of(bits: u64) -> Option<Call> {
     (bits >> 60 == CALL).then(|| Call::from_bits(bits & ((1 << 60) - 1)))?
 }
 
-/// An operation of the network: its place in the table, and its number among all that have been there.
+/// A network operation: its slot in the table, and its number among all operations so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Live {
     pub(super) place: usize,
@@ -58,7 +60,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    /// The bits of a number that are kept.
+    /// The stored bits of a number.
     pub(super) const ORDINAL: u64 = ID;
 
     pub(super) fn to_bits(self) -> u64 {

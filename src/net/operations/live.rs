@@ -1,7 +1,9 @@
-//! Operations of the network that NCCL has begun and not ended: for each of its operations one for each channel, peer and direction.
+//! Network operations that NCCL has begun and not ended: one for each of its operations, channel,
+//! peer and direction.
 //!
-//! NCCL's progress threads write here, once for each of them at its beginning and end, and not for each message. No thread waits for
-//! another one: a place is taken and given back by one atomic exchange, and a reader that sees a place change drops it.
+//! NCCL's progress threads write here once at the beginning and end of each, not for each message.
+//! No thread waits for another: one atomic exchange takes or frees a slot, and a reader that sees a
+//! slot change ignores it.
 
 use super::handle::{self, Context, Live};
 use super::place::{ENDED, FILLED, Place};
@@ -9,42 +11,45 @@ use crate::proto::explain::operation::Call;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Operations at a time. More are not known.
+/// The most operations at a time; more are not recorded.
 const MOST: usize = 4096;
-/// Places that are tried.
+/// The number of slots to try.
 const TRIES: u64 = 16;
-/// If all of these are taken, the place of an operation is given away after which so many others were begun.
+/// If all of these are taken, an operation loses its slot once this many others have begun after
+/// it.
 const OLD: u64 = 1 << 16;
 
 static TABLE: [Place; MOST] =
     [const { Place { state: AtomicU64::new(0), words: [const { AtomicU64::new(0) }; 3] } }; MOST];
-/// How many operations have been begun.
+/// The number of operations begun so far.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// By communicator: the number after that of the last operation that there was no room for; 0: there was room for all. Those that were begun
-/// later are not told, for a while: that one may be older. Communicators may have one place.
+/// By communicator: one more than the number of the last operation without a slot; 0 if all had
+/// slots. Later operations are not reported for a while, since that one may be older. Communicators
+/// may share an entry.
 static LOST: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 fn lost(id: u64) -> &'static AtomicU64 {
     &LOST[(id % LOST.len() as u64) as usize]
 }
 
-/// Where an operation of the network goes.
+/// Peer and direction of a network operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
     /// The peer's rank in the communicator.
     pub peer: u32,
-    /// Whether this process sends to the peer, or else receives.
+    /// Whether this process sends to the peer; otherwise it receives.
     pub is_send: bool,
     /// NCCL's channel.
     pub channel: u8,
-    /// The rank whose operation it is, of which the lower 22 bits are kept. It is another process's where this one sends for that (PXN).
+    /// The lower 22 bits of the rank that owns the operation. It is another process's rank if this
+    /// process sends on its behalf (PXN).
     pub rank: u32,
 }
 
 impl Way {
-    /// For point-to-point operations NCCL has connections of their own. Operations of the same communicator and the same bits go
-    /// over one connection, and NCCL ends them in their order.
+    /// NCCL has separate connections for point-to-point operations. Operations of one communicator
+    /// with equal bits use one connection, and NCCL ends them in order.
     fn to_bits(self, is_point_to_point: bool) -> u64 {
         let Self { peer, is_send, channel, rank } = self;
         let flags = u64::from(is_send) | u64::from(is_point_to_point) << 1;
@@ -52,10 +57,10 @@ impl Way {
     }
 }
 
-/// One of them.
+/// A network operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Operation {
-    /// Of two, the one that was begun first has the lesser one.
+    /// Orders operations by their beginning.
     pub(super) ordinal: u64,
     pub(super) call: Call,
     /// The lower 48 bits of the communicator's number.
@@ -64,7 +69,7 @@ pub(super) struct Operation {
     pub(super) is_send: bool,
 }
 
-/// What is read in a place.
+/// The content of a slot.
 #[derive(Debug, Clone, Copy)]
 struct Read {
     state: u64,
@@ -78,7 +83,8 @@ impl Operation {
         self.call.function.is_point_to_point()
     }
 
-    /// Whether an older one of its communicator may be going on that there was no room for.
+    /// Whether an older operation of its communicator, which found no slot, may still be in
+    /// progress.
     fn is_after_lost(&self) -> bool {
         let lost = lost(self.communicator).load(Ordering::Relaxed);
         lost != 0 && self.ordinal.wrapping_sub(lost - 1) & Live::ORDINAL < OLD
@@ -86,7 +92,7 @@ impl Operation {
 }
 
 impl Read {
-    /// What `place` has, unless nothing is known of it.
+    /// The operation in `place`, if any.
     fn of(place: &Place) -> Option<Self> {
         Self::from_words(place.read()?)
     }
@@ -98,10 +104,10 @@ impl Read {
     }
 }
 
-/// An operation of the network is begun, for the one that is called `parent`, in the communicator of `context`. Returns what NCCL
-/// passes at its end. `None`: one of the two is not known, or there is no room.
+/// A network operation begins for the operation `parent`, in the communicator of `context`. Returns
+/// the handle that NCCL passes at its end. `None`: one of the two is unknown, or there is no slot.
 ///
-/// Communicator and parent may be of another process, for which this one sends.
+/// Communicator and parent may belong to another process, on whose behalf this one sends.
 pub fn begin(context: u64, parent: u64, way: Way) -> Option<u64> {
     let (Context { id, .. }, call) = (Context::from_bits(context)?, handle::call_of(parent)?);
     let ordinal = COUNT.fetch_add(1, Ordering::Relaxed) & Live::ORDINAL;
@@ -109,7 +115,7 @@ pub fn begin(context: u64, parent: u64, way: Way) -> Option<u64> {
         let number = (ordinal.wrapping_add(attempt % TRIES) % MOST as u64) as usize;
         let place = &TABLE[number];
         let now = place.state();
-        // NCCL does not tell of the end of what some of its other transports do.
+        // NCCL does not report the end of operations of some other transports.
         let is_old = now & 3 == FILLED && ordinal.wrapping_sub(now >> 2) & Live::ORDINAL > OLD;
         let is_free = now == 0 || now & 3 == ENDED || is_old && attempt >= TRIES;
         let words = [call.to_bits(), id, way.to_bits(call.function.is_point_to_point())];
@@ -122,7 +128,7 @@ pub fn begin(context: u64, parent: u64, way: Way) -> Option<u64> {
     None
 }
 
-/// The event `handle` ends. If it is no operation of the network, or one that has ended before, that has no effect.
+/// Event `handle` ends. This has no effect unless it is a network operation that has not ended.
 pub fn end(handle: u64) {
     let Some(Live { place, ordinal }) = Live::from_bits(handle) else { return };
     if let Some(place) = TABLE.get(place) {
@@ -130,14 +136,15 @@ pub fn end(handle: u64) {
     }
 }
 
-/// The communicator with number `id` has ended, and with it all its operations.
+/// The communicator with number `id` has ended, and all its operations with it.
 pub(super) fn end_all(id: u64) {
     let of = |place: &&Place| Read::of(place).filter(|read| read.operation.communicator == id);
     TABLE.iter().filter_map(|place| Some((place, of(&place)?))).for_each(|(place, read)| place.free(read.state));
     lost(id).store(0, Ordering::Relaxed);
 }
 
-/// All, in no order. One is dropped for good if a later one of the same connection has ended: then it has ended too, and NCCL has not told.
+/// All operations, in no order. Removes an operation if a later one of the same connection has
+/// ended: then it has ended unreported.
 pub(super) fn all() -> Vec<Operation> {
     let found: Vec<_> = TABLE.iter().filter_map(|place| Some((place, Read::of(place)?))).collect();
     let (ended, begun): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, read)| read.state & 3 == ENDED);
@@ -154,18 +161,19 @@ pub(super) fn all() -> Vec<Operation> {
     live.into_iter().map(|(_, read)| read.operation).filter(|operation| !operation.is_after_lost()).collect()
 }
 
-/// [`recent`] looks at so many of the operations that were begun last.
+/// The number of latest operations that [`recent`] checks.
 const LAST: u64 = 64;
 
-/// The operation that the messages are of which are begun now, in communicator number `communicator`, in this direction and with `peer`: of the
-/// last few that were begun the oldest one that has not ended. `None` while there are point-to-point operations and others, which have
-/// connections of their own. Without `peer` it is known if all of them are with one peer, or of one
-/// operation. For NCCL's progress thread: it reads [`LAST`] and [`TRIES`] places at most and allocates nothing.
+/// The operation that messages starting now belong to, in communicator number `communicator`, in
+/// this direction and with `peer`. It is the oldest of the latest few that has not ended. `None`
+/// while there are point-to-point operations and others, which use separate connections. Without
+/// `peer` it is known if all are with one peer, or of one operation. NCCL's progress thread calls
+/// it: it reads at most [`LAST`] and [`TRIES`] slots and allocates nothing.
 pub fn recent(communicator: u64, is_send: bool, peer: Option<u32>) -> Option<Call> {
     let id = handle::id_of(communicator);
     let count = COUNT.load(Ordering::Relaxed);
     let mut found: Option<Operation> = None;
-    // An operation is in one of TRIES places, of which its ordinal is the first.
+    // An operation is in one of TRIES slots; its ordinal gives the first.
     let last_place = count.wrapping_add(TRIES - 2);
     for back in 0..LAST + TRIES - 1 {
         let place = &TABLE[(last_place.wrapping_sub(back) % MOST as u64) as usize];
@@ -196,7 +204,7 @@ mod tests {
     use crate::proto::explain::operation::Function;
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
-    /// The table is that of the process: one test at a time uses it.
+    /// The table belongs to the process: one test at a time uses it.
     fn alone() -> MutexGuard<'static, ()> {
         static TABLE_IN_USE: Mutex<()> = Mutex::new(());
         TABLE_IN_USE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -297,7 +305,7 @@ mod tests {
         end_all(0x18);
     }
 
-    /// As where NCCL has not told of the end of many others.
+    /// As where NCCL has not reported the end of many others.
     #[test]
     fn the_last_operations_are_found_where_the_next_free_places_are() {
         let _alone = alone();
@@ -369,7 +377,8 @@ mod tests {
         end_all(0x15);
     }
 
-    /// A reader that has seen the state of one operation is not given the words of the next one in its place.
+    /// A reader that has seen the state of one operation never gets the words of the next one in
+    /// its slot.
     #[test]
     fn a_reader_sees_no_operation_that_is_half_written() {
         let _alone = alone();

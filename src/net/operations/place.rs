@@ -1,31 +1,32 @@
-//! One place of the table of operations: words that one thread writes and others read, without waiting for each other.
+//! One slot of the table of operations: words that one thread writes and others read, without
+//! waiting for each other.
 //!
-//! A place is taken and given back by one atomic exchange. A reader that sees a place change drops it. `tests/models` explores
-//! every order of the steps.
+//! One atomic exchange takes or frees a slot. A reader that sees a slot change ignores it.
+//! `tests/models` explores every order of the steps.
 
 use super::sync::{AtomicU64, Ordering, fence};
 
-/// States of a place, in the lower two bits; above them the number of the operation. 0: it is free.
+/// States of a slot, in the lower two bits; the number of the operation is above them. 0: free.
 pub(super) const FILLING: u64 = 1;
 pub(super) const FILLED: u64 = 2;
-/// The operation has ended: the place is free too, and still tells which one that was.
+/// The operation has ended. The slot is free, but still identifies the operation.
 pub(super) const ENDED: u64 = 3;
 
 #[repr(align(64))]
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) state: AtomicU64,
-    /// The call, the communicator and where the operation goes.
+    /// The call, the communicator, and the operation's peer and direction.
     pub(super) words: [AtomicU64; 3],
 }
 
 impl Place {
-    /// The state and the words that are there, or were there last, unless they change just now.
+    /// The state with the present or last words, unless they are changing.
     pub(super) fn read(&self) -> Option<(u64, [u64; 3])> {
         self.read_in(self.state.load(Ordering::Acquire))
     }
 
-    /// The same, of which `state` has been read.
+    /// [`Self::read`] when `state` has already been read.
     pub(super) fn read_in(&self, state: u64) -> Option<(u64, [u64; 3])> {
         if !matches!(state & 3, FILLED | ENDED) {
             return None;
@@ -40,7 +41,7 @@ impl Place {
         self.state.load(Ordering::Relaxed)
     }
 
-    /// Operation `ordinal` is there from now on, with `words`. False: the place is not in state `now` any more.
+    /// Stores operation `ordinal` with `words`. False: the slot is no longer in state `now`.
     pub(super) fn fill(&self, now: u64, ordinal: u64, words: [u64; 3]) -> bool {
         let filling = ordinal << 2 | FILLING;
         if self.state.compare_exchange(now, filling, Ordering::Relaxed, Ordering::Relaxed).is_err() {
@@ -52,14 +53,15 @@ impl Place {
         true
     }
 
-    /// Operation `ordinal` has ended, if it is there.
+    /// Marks operation `ordinal` as ended, if it is in this slot.
     pub(super) fn end(&self, ordinal: u64) {
         let (filled, ended) = (ordinal << 2 | FILLED, ordinal << 2 | ENDED);
-        // Who reads this state gets the words of the store that this exchange has followed, whoever makes it.
+        // A reader of this state sees the words of the store before this exchange, whichever thread
+        // makes it.
         let _ = self.state.compare_exchange(filled, ended, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// The place is free, unless it is not in `state` any more.
+    /// Frees the slot, unless it is no longer in `state`.
     pub(super) fn free(&self, state: u64) {
         let _ = self.state.compare_exchange(state, 0, Ordering::Relaxed, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The operations at one moment, and that of a connection.
+//! The operations at one moment, and the operation of a connection.
 
 use super::communicators::{self, Communicator};
 use super::handle;
@@ -7,25 +7,26 @@ use crate::proto::explain::operation::{Operation, PeerRank, Progress};
 use crate::stats::labels::Labels;
 use std::collections::BTreeMap;
 
-/// Communicators and operations at one moment. What is asked for each connection is found without going through them.
+/// Communicators and operations at one moment, indexed so that a lookup for a connection scans
+/// nothing.
 #[derive(Debug)]
 pub struct Seen {
     progress: Vec<Progress>,
-    /// The names of the communicators, by their numbers.
+    /// The names of the communicators, by number.
     names: BTreeMap<u64, String>,
-    /// By direction (whether this process sends) and communicator.
+    /// By direction (true: this process sends) and communicator.
     live: BTreeMap<(bool, u64), InFlight>,
 }
 
 /// The operations of one direction and communicator.
 #[derive(Debug)]
 struct InFlight {
-    /// The one that was begun first.
+    /// The operation that was begun first.
     first: live::Operation,
-    /// The same for each peer; `None`: there are point-to-point operations and others, which have connections of their own, and which of them a
-    /// connection is for is not known.
+    /// The first operation for each peer. `None`: there are point-to-point operations and others,
+    /// which use separate connections, and the connection's kind is unknown.
     by_peer: BTreeMap<u32, Option<live::Operation>>,
-    /// Whether all are part of one operation of NCCL's.
+    /// Whether all are part of one operation of NCCL.
     is_one: bool,
 }
 
@@ -34,24 +35,24 @@ impl InFlight {
         Self { first, by_peer: BTreeMap::new(), is_one: true }
     }
 
-    /// `one` was begun after those that are there.
+    /// Adds `one`, which was begun after those that are there.
     fn add(&mut self, one: live::Operation) {
         self.is_one &= one.call == self.first.call;
         let to_peer = self.by_peer.entry(one.peer).or_insert(Some(one));
         *to_peer = to_peer.filter(|first| first.is_point_to_point() == one.is_point_to_point());
     }
 
-    /// The first one, if all are of one operation.
+    /// The first operation, if all belong to one operation of NCCL.
     fn only(&self) -> Option<&live::Operation> {
         self.is_one.then_some(&self.first)
     }
 }
 
 impl Seen {
-    /// As they are now.
+    /// The present operations.
     pub fn now() -> Self {
         let communicators = communicators::all();
-        // Without communicators NCCL tells of no operation: no table needs to be read.
+        // Without communicators NCCL reports no operations, so no table need be read.
         let live = if communicators.is_empty() { Vec::new() } else { live::all() };
         Self::new(communicators, live)
     }
@@ -65,7 +66,7 @@ impl Seen {
             this.progress.push(progress);
         }
         for one in all {
-            // What was begun late, in a communicator that has ended, never ends.
+            // An operation reported late, for a communicator that has ended, would never end.
             if this.names.contains_key(&one.communicator) {
                 this.live.entry((one.is_send, one.communicator)).or_insert_with(|| InFlight::new(one)).add(one);
             }
@@ -73,25 +74,28 @@ impl Seen {
         this
     }
 
-    /// The operation that the oldest messages are of which the end with these labels has outstanding. `None` unless that can be told from
-    /// what NCCL has said.
+    /// The operation of the oldest outstanding messages of the end with these labels. `None` if
+    /// NCCL's reports do not determine it.
     pub fn operation_of(&self, labels: &Labels) -> Option<Operation> {
         self.operation(labels.communicator(), labels.is_sender(), labels.peer_rank())
     }
 
-    /// As [`Self::operation_of`], of a connection. `communicator` is NCCL's number of the
-    /// communicator that has made the connection, if that is known, and `peer` the rank that messages say the peer has.
+    /// [`Self::operation_of`] for a connection. `communicator` is the number of the NCCL
+    /// communicator that made the connection, if known. `peer` is the peer's rank according to
+    /// messages.
     ///
-    /// Point-to-point operations and others have connections of their own: while there are both with the peer, none is told.
+    /// Point-to-point operations and others use separate connections: while there are both with the
+    /// peer, the result is `None`.
     ///
-    /// NCCL ends an operation of the network when its last message is complete, and has one for each peer that messages are outstanding to or
-    /// from. So it is the one that was begun first of those with this communicator, direction and peer. Where messages tell no rank, it
-    /// is the same if all are with one peer; and if all are part of one operation, it is that.
+    /// NCCL has one network operation for each peer with outstanding messages, and ends it when its
+    /// last message is complete. So the result is the one that began first with this communicator,
+    /// direction and peer. If messages carry no rank, it is the same if all operations are with one
+    /// peer. If all are part of one operation, it is that one.
     ///
-    /// Ranks of messages are those in the communicator that has made the connection, as are the ranks of its operations: they are not
-    /// compared with those of another communicator. One that NCCL has split off may use the connections of its parent
-    /// (`splitShare`), and with NCCL before 2.28 connections name none: if this one is not known, it is the one operation that all in
-    /// this direction are part of.
+    /// Ranks in messages and operations count within the communicator that made the connection, so
+    /// they are not compared with those of another. A split communicator may use the connections of
+    /// its parent (`splitShare`), and before NCCL 2.28 connections name no communicator. If it is
+    /// unknown, the result is the one operation that all in this direction are part of.
     pub fn operation(&self, communicator: Option<u64>, is_send: bool, peer: Option<u32>) -> Option<Operation> {
         let Some(id) = communicator.map(handle::id_of).filter(|id| self.names.contains_key(id)) else {
             let mut here = self.live.range((is_send, 0)..=(is_send, u64::MAX)).map(|(_, all)| all);
@@ -103,7 +107,7 @@ impl Seen {
         if let Some(peer) = peer.or_else(|| is_one_peer.then_some(ours.first.peer)) {
             return self.of(ours.by_peer.get(&peer)?.as_ref()?, PeerRank::Known(peer));
         }
-        // Data goes to the process that has the rank. It may come from another one, which sends for it.
+        // Data goes to the process that has the rank. It may come from one that sends on its behalf.
         self.of(ours.only()?, if is_send { PeerRank::Own } else { PeerRank::Unknown })
     }
 
@@ -123,7 +127,8 @@ mod tests {
     use super::*;
     use crate::proto::explain::operation::{Call, Function};
 
-    /// Operations with number, communicator, peer and direction, in the order in which they were begun. Communicators 1 and 2 are open.
+    /// Operations with number, communicator, peer and direction, in the order of their beginnings.
+    /// Communicators 1 and 2 are open.
     fn seen(live: &[(u64, u64, u32, bool)]) -> Seen {
         let operation = |(ordinal, &(number, communicator, peer, is_send)): (usize, &(u64, u64, u32, bool))| {
             let call = Call { function: Function::AllReduce, number: Some(number) };

@@ -1,3 +1,3 @@
-//! The atomics of `place`. `tests/models` has a model checker's in place of this file.
+//! The atomics of `place`. `tests/models` replaces this file by a model checker's.
 
 pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};

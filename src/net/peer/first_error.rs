@@ -1,5 +1,5 @@
-//! The error with which a connection of this process has failed first of late. NCCL closes other connections because of it, and their
-//! peers are told: theirs is only what follows from it.
+//! The first connection error of this process in the last 60 s. NCCL closes other connections
+//! because of it. Their peers get this error, since theirs only follows from it.
 
 use crate::host::{launcher, sysfs};
 use crate::proto::identity::Identity;
@@ -7,16 +7,17 @@ use crate::stats::process;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// When the error was met, and what it says, with the process that met it.
+/// The time and text of the error, with the process where it occurred.
 static FIRST: Mutex<Option<(Instant, String)>> = Mutex::new(None);
-/// Connections that are closed later than this after an error are not closed because of it.
+/// Connections closed later than this after an error are not closed because of it.
 const LATELY: Duration = Duration::from_secs(60);
-/// Before the error in what a peer is told.
+/// Separates the error from the reason in the text for a peer.
 const MARK: &str = "; the first error there: ";
-/// The longest text that is passed on, in bytes.
+/// The longest text that is sent, in bytes.
 const MOST_BYTES: usize = 400;
 
-/// A connection of this process has failed, and `error` says why. What a peer has told of a first error is passed on, and not what follows.
+/// Records that a connection of this process has failed with `error`. If a peer reported a first
+/// error, records that instead.
 pub fn record(error: &str) {
     let text = match error.split_once(MARK) {
         Some((_, first)) => first.to_owned(),
@@ -26,7 +27,7 @@ pub fn record(error: &str) {
     put(&mut lock(), Instant::now(), &text[..end]);
 }
 
-/// Why a connection is closed: `reason`, and the first error, if there was one of late.
+/// The `reason` why a connection is closed, with the first error, if there was a recent one.
 pub fn with_first(reason: &str) -> String {
     match &*lock() {
         Some((when, text)) if when.elapsed() < LATELY => format!("{reason}{MARK}{text}"),

@@ -1,11 +1,11 @@
-//! What is known of the peer of an established connection.
+//! The peer of an established connection.
 //!
-//! | file | what it is |
-//! |---|---|
-//! | [`state`] | whether it still lives: one number for the data path ([`super::data::state_word`]), and how to reach it |
-//! | [`name`] | how it is called in log lines and errors |
-//! | [`first_error`] | the first error of this process's connections, which peers are told when others are closed because of it |
-//! | [`recovery_progress`] | how a recovery stands that takes long |
+//! | file | contents |
+//! | --- | --- |
+//! | [`state`] | whether it is alive: one word for the data path ([`super::data::state_word`]), and how to reach it |
+//! | [`name`] | its name in log lines and errors |
+//! | [`first_error`] | the first error of this process's connections, sent to peers whose connections are closed because of it |
+//! | [`recovery_progress`] | the progress of a long recovery |
 
 pub mod first_error;
 pub mod name;

@@ -7,21 +7,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const NONE: u32 = u32::MAX;
 
-/// The name. Before the peer's rank is known, it is its device, process, host and address.
+/// The name of a peer. Until its rank is known, it is its device, process, host and address.
 #[derive(Debug)]
 pub struct PeerName {
     host: String,
     pid: u32,
-    /// As the tags of messages tell it.
+    /// As derived from message tags.
     rank: AtomicU32,
     label: Option<u32>,
-    /// What follows the rank.
+    /// The part after the rank.
     place: String,
     without_rank: String,
 }
 
 impl PeerName {
-    /// The name of the process `identity` with its end `endpoint`, whose text names the device too, at `address`.
+    /// The name of the process `identity` at `address`, with its end `endpoint`, whose text names
+    /// the device too.
     pub fn new(identity: &Identity, endpoint: &str, address: SocketAddr) -> Self {
         let Identity { host, pid, rank, label } = identity;
         let device = endpoint.split_once(" of process ").map_or(endpoint, |(device, _)| device);
@@ -35,13 +36,13 @@ impl PeerName {
         }
     }
 
-    /// The peer's process, with its rank as far as it is known now.
+    /// The peer's process, with its rank if known.
     pub fn identity(&self) -> Identity {
         let rank = Some(self.rank.load(Ordering::Relaxed)).filter(|rank| *rank != NONE);
         Identity { host: self.host.clone(), pid: self.pid, rank, label: self.label }
     }
 
-    /// A message has told the peer's rank.
+    /// Records the peer's rank, found in a message.
     pub fn set_rank(&self, rank: u32) {
         self.rank.store(rank, Ordering::Relaxed);
     }

@@ -1,16 +1,16 @@
-//! How a recovery stands that takes long, for whoever asks what the connection waits for.
+//! The progress of a long recovery, for reports on what the connection waits for.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// A recovery under way.
+/// A recovery in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecoveryProgress {
     /// Since when the connection has not run.
     pub since: Instant,
     /// Attempts since then.
     pub attempts: u32,
-    /// Why the latest one was begun.
+    /// Why the latest attempt began.
     pub cause: String,
     /// What this end waits for.
     pub waits_for: String,
@@ -18,28 +18,29 @@ pub struct RecoveryProgress {
     pub rails: Vec<RailStanding>,
 }
 
-/// One rail of a connection that recovers.
+/// One rail of a recovering connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RailStanding {
     /// Its number.
     pub number: u8,
     /// This end's port.
     pub port: String,
-    /// Whether this end can use it: the port is active and has an address.
+    /// Whether it is usable at this end: the port is active and has an address.
     pub is_usable: bool,
-    /// The same of the peer's end, as it said last.
+    /// Whether it was usable at the peer's end in its latest report.
     pub is_usable_by_peer: bool,
 }
 
 impl RecoveryProgress {
-    /// For how long the connection has not run.
+    /// How long the connection has not run.
     pub fn lasted(&self) -> Duration {
         self.since.elapsed()
     }
 }
 
 impl fmt::Display for RecoveryProgress {
-    /// What a reader needs to find the fault: since when, each rail with its ports, the latest failure, and what to check.
+    /// Everything needed to find the fault: the time, each rail with its ports, the latest failure,
+    /// and what to check.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (seconds, attempts) = (self.lasted().as_secs_f64(), self.attempts);
         write!(f, "the connection has been recovering from a fault for {seconds:.1} s, {attempts} attempt(s)")?;

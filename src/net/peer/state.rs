@@ -1,8 +1,10 @@
-//! What is known of the peer of one established connection: its name, and whether it still lives.
+//! The peer of one established connection: its name, and whether it is alive.
 //!
-//! When the control connection is lost, that shows nothing about the peer: the data goes another way. The end that dialled dials
-//! again, and the other one asks for that ([`crate::proto::control::redial`]). Both ask their devices now and then whether the peer's still
-//! acknowledges ([`crate::net::data::health::Probe`]), and more often when it is doubted that the peer lives.
+//! Losing the control connection proves nothing about the peer, since data takes another path. The
+//! end that dialled dials again, and the other one asks it to ([`crate::proto::control::redial`]).
+//! Both probe from time to time whether the peer's device still acknowledges
+//! ([`crate::net::data::health::Probe`]). They do so more often when the peer is suspected to be
+//! dead.
 
 use crate::net::control::observers::PeerObserver;
 use crate::net::control::observers::{Full, RecoveryEvents, RecoveryInbox};
@@ -15,33 +17,35 @@ use crate::proto::control::event::PeerChange;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// How a connection stands: what is known of the peer, and whether the connection recovers. Of two of the former the later one in
-/// this list counts.
+/// The state of a connection: what is known of the peer, and whether the connection recovers. The
+/// former values are ordered; a later one overrides an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State(u8);
 
 impl State {
-    /// Both sides are there.
+    /// The peer is alive and connected.
     const OPEN: Self = Self(0);
-    /// The control connection is lost, and it is not known at present whether the peer is there.
+    /// The control connection is lost, and whether the peer is alive is unknown at present.
     const LOST: Self = Self(1);
-    /// The peer does not know the connection any more, and it is not known whether all was done. What is under way may still be
-    /// acknowledged by its device.
+    /// The peer no longer knows the connection, and whether everything was done is unknown. Its
+    /// device may still acknowledge what is in flight.
     const UNKNOWN: Self = Self(2);
-    /// The peer has closed, as one does when all is done. What is under way may still be acknowledged by its device.
+    /// The peer has closed, as an end does when everything is done. Its device may still
+    /// acknowledge what is in flight.
     const CLOSED: Self = Self(3);
-    /// The peer has died or given up, or the device is lost. Nothing will come of what is under way.
+    /// The peer has died or failed, or the device is lost. What is in flight cannot complete.
     const BROKEN: Self = Self(4);
-    /// Beside one of these: the queue pairs are being replaced.
+    /// A flag beside these values: the queue pairs are being replaced.
     const RECOVERING: u8 = 8;
 
-    /// Whether all is well: the peer is there, and the connection does not recover.
+    /// Whether the peer is alive and connected, and the connection is not recovering.
     #[inline]
     pub fn is_open(self) -> bool {
         self == Self::OPEN
     }
 
-    /// Whether the peer has closed, died or given up, or the device is lost: nothing new will come of it.
+    /// Whether the peer has closed, died or failed, or the device is lost: nothing new can
+    /// complete.
     #[inline]
     pub fn is_gone(self) -> bool {
         self.of_peer() >= Self::UNKNOWN.0
@@ -52,7 +56,7 @@ impl State {
         self.of_peer() == Self::CLOSED.0
     }
 
-    /// Whether the peer has died or given up, or the device is lost.
+    /// Whether the peer has died or failed, or the device is lost.
     #[inline]
     pub fn is_broken(self) -> bool {
         self.of_peer() == Self::BROKEN.0
@@ -75,27 +79,30 @@ impl State {
     }
 }
 
-/// The control side of a connection. The [driver](crate::net::control::driver) gives it what comes; the data path looks at one number.
+/// The control side of a connection. The [driver](crate::net::control::driver) updates it; the data
+/// path reads one word.
 #[derive(Debug)]
 pub struct PeerState {
     peer: PeerName,
     state: Arc<StateWord>,
-    /// Why the connection cannot go on, or that the control connection is lost; empty while all is well.
+    /// Why the connection cannot continue, or that the control connection is lost; empty while all
+    /// is well.
     reason: Mutex<String>,
     /// Whether the queue pairs in use have failed. Changed while the reason is locked.
     has_fault: AtomicBool,
-    /// Whether there are signs that the peer has died, while the control connection is lost.
+    /// Whether the peer is suspected to be dead, while the control connection is lost.
     is_doubted: AtomicBool,
     recovery: RecoveryInbox,
-    /// How the recovery under way stands, if it takes long.
+    /// The progress of a long recovery.
     progress: Mutex<Option<RecoveryProgress>>,
     inquiry: InquirySlot,
     stream: ControlStream,
 }
 
 impl PeerState {
-    /// What is known of the peer called `peer`, at the other end of `stream`. What has come before is handled at once. `failover`: both
-    /// ends recover the connection; else a frame of recovery is an error.
+    /// The state of the peer called `peer`, at the other end of `stream`. Handles earlier events at
+    /// once. With `failover` both ends recover the connection; without it a frame of recovery is an
+    /// error.
     pub fn new(peer: PeerName, stream: ControlStream, failover: bool) -> Arc<Self> {
         let this = Arc::new(Self {
             peer,
@@ -113,36 +120,40 @@ impl PeerState {
         this
     }
 
-    /// From now on `handler` receives the peer's frames of recovery, and what becomes of the peer; first what has come before.
+    /// Passes the peer's frames of recovery and changes of its state to `handler` from now on,
+    /// first the earlier ones.
     pub fn on_recovery_events(&self, handler: Weak<dyn RecoveryEvents>) {
         self.recovery.open(handler);
     }
 
-    /// From now on `handler` receives what the peer asks and tells of what it waits for, with the number `end`.
+    /// Passes the peer's questions and answers about waits to `handler` from now on, with the
+    /// number `end`.
     pub fn on_inquiries(&self, end: u64, handler: Weak<dyn InquiryEvents>) {
         self.inquiry.open(end, handler);
     }
 
-    /// Whether the connection is recovered when its device fails; one that has just been set up is as soon as it begins.
+    /// Whether the connection recovers from a device failure. A connection that was just set up
+    /// does so once it starts.
     pub fn is_recoverable(&self) -> bool {
         self.recovery.is_heard()
     }
 
-    /// The queue pairs are being replaced from now on, or that is over, unless they have failed. Returns whether they were being replaced before.
+    /// Records that the queue pairs are being replaced, or no longer; a fault keeps them
+    /// recovering. Returns the earlier value.
     pub fn set_recovering(&self, recovers: bool) -> bool {
         let _told = self.lock();
         self.change_recovering(recovers || self.has_fault())
     }
 
-    /// The queue pairs in use have failed: until there are others, the connection recovers, whatever else comes to its end meanwhile. Returns
-    /// whether they had before.
+    /// Records that the queue pairs in use have failed. The connection recovers until others
+    /// replace them, whatever else this end hears meanwhile. Returns the earlier value.
     pub fn handle_fault(&self) -> bool {
         let _told = self.lock();
         self.change_recovering(true);
         self.has_fault.swap(true, Ordering::AcqRel)
     }
 
-    /// Other queue pairs come into use.
+    /// Records that other queue pairs are in use.
     pub fn handle_new_queue_pairs(&self) {
         let _told = self.lock();
         self.has_fault.store(false, Ordering::Release);
@@ -153,19 +164,19 @@ impl PeerState {
         self.has_fault.load(Ordering::Acquire)
     }
 
-    /// Under the lock.
+    /// Changes the flag under the lock.
     fn change_recovering(&self, recovers: bool) -> bool {
         let (bit, before) = (if recovers { State::RECOVERING } else { 0 }, self.state());
         self.state.set_peer(before.of_peer() | bit);
         before.is_recovering()
     }
 
-    /// The recovery under way stands so; `None`: there is none, or it has just begun.
+    /// Publishes the progress of the recovery; `None` if there is none or it has just begun.
     pub fn set_progress(&self, progress: Option<RecoveryProgress>) {
         *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = progress;
     }
 
-    /// How the recovery under way stands, if it takes long.
+    /// The progress of a long recovery.
     pub fn progress(&self) -> Option<RecoveryProgress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -176,30 +187,32 @@ impl PeerState {
         self.state().is_recovering()
     }
 
-    /// The peer's device, host and process, its address, and its rank, if it is known.
+    /// The peer's device, host, process, address, and rank if known.
     pub fn peer(&self) -> &PeerName {
         &self.peer
     }
 
-    /// What the data path looks at: clear only while the state is open.
+    /// The word that the data path reads: clear only while the state is open.
     pub fn word(&self) -> &Arc<StateWord> {
         &self.state
     }
 
-    /// How the connection stands.
+    /// The state of the connection.
     #[inline]
     pub fn state(&self) -> State {
-        // What is stored before a state is set is visible to a thread that reads the state: the reason is there.
+        // Stores before a change of state are visible to a thread that reads the state, so the
+        // reason is there.
         State(self.state.peer())
     }
 
-    /// Whether the peer has closed, died or given up, or the device is lost: nothing new will come of it.
+    /// Whether the peer has closed, died or failed, or the device is lost: nothing new can
+    /// complete.
     #[inline]
     pub fn is_gone(&self) -> bool {
         self.state().is_gone()
     }
 
-    /// Whether there is no hope for what is under way either.
+    /// Whether what is in flight cannot complete either.
     #[inline]
     pub fn is_broken(&self) -> bool {
         self.state().is_broken()
@@ -210,40 +223,42 @@ impl PeerState {
         self.state().is_lost()
     }
 
-    /// Whether it is doubted that the peer lives, so that its device is to be asked often.
+    /// Whether the peer is suspected to be dead, so that its device must be probed often.
     pub fn is_doubted(&self) -> bool {
         self.is_doubted.load(Ordering::Relaxed) && self.is_lost()
     }
 
-    /// The peer's device has acknowledged or sent something. To be called while the state is not open.
+    /// Records that the peer's device has acknowledged or sent something. Call it while the state
+    /// is not open.
     pub fn handle_acknowledged(&self) {
         if self.is_doubted() {
             self.stream.handle_acknowledged();
         }
     }
 
-    /// Why; empty while all is well.
+    /// The reason of the state; empty while all is well.
     pub fn reason(&self) -> String {
         self.lock().clone()
     }
 
-    /// The stream by which the peer's frames come.
+    /// The stream that carries the peer's frames.
     pub fn stream(&self) -> &ControlStream {
         &self.stream
     }
 
-    /// Ends the connection from this side for `reason`, which is sent to the peer as well.
+    /// Ends the connection from this end for `reason`, which is also sent to the peer.
     pub fn fail(&self, reason: &str) {
         self.end(State::BROKEN, reason);
         self.stream.fail(reason);
     }
 
-    /// A completion queue of the connection, or a device of its queue pairs, has failed for `reason`; whether the connection recovers from that.
+    /// Handles that a completion queue or a device of the queue pairs has failed for `reason`.
+    /// Returns whether the connection recovers.
     pub fn handle_queue_failure(&self, reason: &str) -> bool {
         self.recovery.handle_fault(reason)
     }
 
-    /// The device has failed for `reason`, and nobody recovers from that: as [`Self::fail`].
+    /// Handles that the device has failed for `reason` without recovery, like [`Self::fail`].
     pub fn handle_device_failure(&self, reason: &str) {
         self.fail(reason);
         let _ = self.recovery.push(PeerChange::Broken(reason.to_owned()));
@@ -261,13 +276,13 @@ impl PeerState {
         self.set_of_peer(state);
     }
 
-    /// Changes what is known of the peer, under the lock.
+    /// Changes the state of the peer, under the lock.
     fn set_of_peer(&self, state: State) {
         let recovering = self.state().0 & State::RECOVERING;
         self.state.set_peer(state.0 | recovering);
     }
 
-    /// There is a control connection again.
+    /// Handles that the control connection is back.
     fn handle_back(&self) {
         let mut text = self.lock();
         self.is_doubted.store(false, Ordering::Relaxed);
@@ -300,7 +315,7 @@ impl PeerObserver for PeerState {
         match self.recovery.push(change) {
             Ok(handler) => handler,
             Err(Full) => {
-                self.end(State::BROKEN, "the peer sent more control messages than there are to send");
+                self.end(State::BROKEN, "the peer sent too many control messages");
                 None
             }
         }
@@ -315,7 +330,7 @@ mod tests {
     use std::net::SocketAddr;
     use std::time::Duration;
 
-    /// Of a peer that is never reached.
+    /// The state of a peer that is never reached.
     fn peer(failover: bool) -> Arc<PeerState> {
         let driver = ControlDriver::new(Duration::from_secs(20), None).expect("descriptors");
         let address = SocketAddr::from(([127, 0, 0, 1], 1));
@@ -331,7 +346,7 @@ mod tests {
         PeerChange::Lost("a test".into())
     }
 
-    /// What an end sees: open, recovering, lost, gone, broken.
+    /// The state that an end sees: open, recovering, lost, gone, broken.
     fn seen(peer: &PeerState) -> [bool; 5] {
         [peer.state().is_open(), peer.is_recovering(), peer.is_lost(), peer.is_gone(), peer.is_broken()]
     }
@@ -361,7 +376,8 @@ mod tests {
         assert_eq!(peer.reason(), "bye", "the first end counts");
     }
 
-    /// They may fail while outstanding messages complete, just before the connection continues over them; or while messages are sent again.
+    /// They may fail while outstanding messages complete, just before the connection resumes over
+    /// them, or while messages are resent.
     #[test]
     fn a_connection_whose_queue_pairs_have_failed_recovers_until_there_are_others() {
         let peer = peer(true);
@@ -441,7 +457,7 @@ mod tests {
         (0..64).for_each(|n| drop(peer.handle_change(halt(n))));
         assert!(peer.state().is_open());
         let _ = peer.handle_change(halt(64));
-        assert!(peer.is_broken() && peer.reason().contains("more control messages"), "{}", peer.reason());
+        assert!(peer.is_broken() && peer.reason().contains("too many control messages"), "{}", peer.reason());
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! What becomes of completions behind an error.
+//! Handling of completions behind an error.
 
 use crate::error::Result;
 
-/// Calls `handle`, for a completion that has succeeded, unless the connection cannot go on. What has arrived counts also where a device has
-/// refused a work request before: the connection may go on over new queue pairs. `outcome` becomes the error that tells most.
+/// Calls `handle` for a successful completion, unless the connection cannot continue. Arrivals
+/// count even if a device refused an earlier work request, since the connection may resume over new
+/// queue pairs. `outcome` becomes the most significant error.
 #[inline(always)]
 pub(super) fn handle_unless_over(outcome: &mut Result<()>, handle: impl FnOnce() -> Result<()>) {
     if outcome.as_ref().is_err_and(|e| !e.is_recoverable) {

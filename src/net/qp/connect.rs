@@ -1,7 +1,8 @@
 //! Connecting the queue pairs of one end to those of the other, from INIT to RTS.
 //!
-//! A failed attempt is repeated after a pause, since the peer's address may not be resolvable yet. Nothing waits here: NCCL calls
-//! until all are connected. One attempt takes as long as the kernel tries to resolve the address, up to a second on RoCE.
+//! A failed attempt is repeated after a pause, since the peer's address may not be resolvable yet.
+//! Nothing waits here: NCCL calls until all are connected. One attempt lasts while the kernel tries
+//! to resolve the address, up to a second on RoCE.
 
 use super::init_rail::InitRailQps;
 use super::priority::Priority;
@@ -27,10 +28,10 @@ pub struct ConnectingQpSet {
     pub endpoint: Endpoint,
     /// The queue pairs that are connected.
     connected: QpSet,
-    /// The others, of all rails, by falling index: the next one is last.
+    /// The others, of all rails, in descending order: the next one is last.
     waiting: Vec<InitQueuePair>,
     attempts: Attempts,
-    /// Why the device has refused a flow label, until a queue pair without one is connected.
+    /// Why the device refused a flow label, until a queue pair without one is connected.
     refused_label: Option<Error>,
 }
 
@@ -41,30 +42,30 @@ struct Ends<'a> {
     local: &'a LocalAddress,
     far: &'a RailEnd,
     remote: &'a Endpoint,
-    /// The rail's number, and which of the rails in use it is.
+    /// The rail's number, and its place among the rails in use.
     number: u8,
     place: usize,
     /// The path MTU.
     mtu: u8,
 }
 
-/// The attempts at connecting one queue pair.
+/// The attempts to connect one queue pair.
 #[derive(Debug)]
 struct Attempts {
     retries: Retries,
     failed: u32,
     first: Instant,
     next: Instant,
-    /// Why the latest one has failed; empty: none has.
+    /// Why the latest attempt failed; empty if none did.
     trouble: String,
 }
 
 impl InitQpSet {
-    /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`. Its packets have `priority` and one of `labels`. An
-    /// attempt that fails is repeated as `retries` says.
+    /// Begins to connect each queue pair to its counterpart in `remote`, on `terms`. Packets have
+    /// `priority` and one of `labels`. Failed attempts are repeated according to `retries`.
     ///
     /// # Errors
-    /// There are fewer queue pairs than `terms` say.
+    /// There are fewer queue pairs than in `terms`.
     pub fn connect(
         mut self,
         nic: &Nic,
@@ -88,7 +89,7 @@ impl InitQpSet {
         for index in (0..striping.qp_count()).map(proto::QpIndex) {
             let qp = by_rail.get_mut(usize::from(striping.place_of(index))).and_then(Iterator::next);
             let (Some(qp), Some(far)) = (qp, remote.qp_end(index, striping)) else { return Err(is_missing(index)) };
-            // An answering peer names only options that this end has offered.
+            // A replying peer only names options that this end has offered.
             if let Some(offered) = far.ece.filter(|_| nic.config.ece) {
                 qp.adopt_ece(from_wire(offered));
             }
@@ -104,7 +105,7 @@ impl InitQpSet {
         Ok(ConnectingQpSet { endpoint: self.endpoint, connected, waiting, attempts, refused_label: None })
     }
 
-    /// Adds to the description of this end the vendor's options that each device offers.
+    /// Adds the vendor options that each device offers to the description of this end.
     pub fn offer_ece(&mut self) {
         for (end, rail) in self.endpoint.rails.iter_mut().zip(&self.rails) {
             for (told, qp) in end.qps.iter_mut().zip(&rail.qps) {
@@ -115,10 +116,10 @@ impl InitQpSet {
 }
 
 impl ConnectingQpSet {
-    /// Connects as many as can be connected now. `true`: all are.
+    /// Connects as many queue pairs as possible now. Returns whether all are connected.
     ///
     /// # Errors
-    /// An attempt has failed, and is not to be repeated.
+    /// An attempt has failed, and must not be repeated.
     pub fn advance(&mut self, nic: &Nic) -> Result<bool> {
         let striping = self.connected.striping;
         while let Some(qp) = self.waiting.pop_if(|_| self.attempts.next <= Instant::now()) {
@@ -141,7 +142,7 @@ impl ConnectingQpSet {
             match qp.try_connect(&path, WrId::Receive { qp: index.0 }.to_bits()) {
                 Ok(qp) => {
                     self.attempts.succeed(&ends);
-                    // That it was the label is known now.
+                    // Now it is known that the label was the cause.
                     self.refused_label.take().iter().for_each(|error| log_no_labels(nic, error));
                     let agreed = qp.ece().filter(|_| far.ece.is_some() && nic.config.ece);
                     if let Some(ece) = agreed.filter(|_| is_first) {
@@ -168,17 +169,17 @@ impl ConnectingQpSet {
         Ok(self.waiting.is_empty())
     }
 
-    /// When [`Self::advance`] can go on, after it has returned `false`.
+    /// When to call [`Self::advance`] again after it has returned `false`.
     pub fn next_attempt(&self) -> Instant {
         self.attempts.next
     }
 
-    /// Why the latest attempt has failed; empty: none has.
+    /// Why the latest attempt failed; empty if none did.
     pub fn trouble(&self) -> &str {
         &self.attempts.trouble
     }
 
-    /// That the queue pair whose turn it is has not been connected within `limit`.
+    /// The error for a queue pair that was not connected within `limit`.
     pub fn too_late(&self, limit: impl std::fmt::Display) -> Error {
         let index = proto::QpIndex(u8::try_from(self.connected.qps.len()).unwrap_or(u8::MAX));
         let error = Error::os(format_args!("connecting queue pairs within {limit}"), libc::ETIMEDOUT);
@@ -195,9 +196,13 @@ impl ConnectingQpSet {
     }
 }
 
-/// A device has refused a path with a flow label by `error`, and has taken the same path without one.
+/// Logs that a device has refused a path with a flow label by `error`, and accepted the same path
+/// without one.
 fn log_no_labels(nic: &Nic, error: &Error) {
-    let text = format!("{}: a connection whose lanes keep their paths, as a flow label is refused: {error}", nic.name);
+    let text = format!(
+        "{}: the lanes of a connection keep their paths, as the device refuses a flow label: {error}",
+        nic.name
+    );
     match nic.notices.line("labels", &text) {
         Some(line) => log::info!("{line}"),
         None => log::debug!("{text}"),
@@ -271,10 +276,10 @@ impl Attempts {
         *self = Self::new(self.retries);
     }
 
-    /// Takes note of a failed attempt.
+    /// Records a failed attempt.
     ///
     /// # Errors
-    /// There have been too many attempts, or the reason is one that does not pass.
+    /// There were too many attempts, or the error is permanent.
     fn fail(&mut self, ends: &Ends<'_>, error: Error) -> Result<()> {
         let Retries { count, pause_ms, .. } = self.retries;
         self.failed += 1;
@@ -317,7 +322,7 @@ impl Attempts {
     }
 }
 
-/// `error` of `ibv_modify_qp` with a hint at what its errno usually means there.
+/// Adds the usual meaning of its errno to `error` of `ibv_modify_qp`.
 pub fn with_hint(error: Error) -> Error {
     match error.errno {
         Some(libc::EINVAL | libc::ENODATA) if error.operation.ends_with(" RTR") => {
@@ -338,11 +343,11 @@ pub fn with_hint(error: Error) -> Error {
     }
 }
 
-/// The path from `rail`, addressed as `local`, to the port with `gid` and `lid`, for packets with `priority`, without what differs by
-/// queue pair.
+/// The path from `rail`, addressed as `local`, to the port with `gid` and `lid`, for packets with
+/// `priority`. It lacks what differs by queue pair.
 ///
 /// # Errors
-/// The GID table does not have the local GID any more.
+/// The GID table no longer has the local GID.
 pub fn path_to(rail: &Rail, local: &LocalAddress, gid: &[u8; 16], lid: u16, priority: Priority) -> Result<Path> {
     let config = &rail.config;
     let route = match local.port.is_infiniband() {
@@ -366,7 +371,8 @@ pub fn path_to(rail: &Rail, local: &LocalAddress, gid: &[u8; 16], lid: u16, prio
     })
 }
 
-/// The flow labels of a connection of `nic`, if its lanes may be given other paths: on Ethernet, where they choose the path.
+/// The flow labels of a connection of `nic`, if its lanes may move to other paths: on Ethernet,
+/// where labels choose the path.
 ///
 /// # Errors
 /// The kernel gives no random numbers.

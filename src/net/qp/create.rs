@@ -8,8 +8,8 @@ use crate::verbs::queue_pair::{InitQueuePair, QpCaps, RemoteAccess, ResetQueuePa
 use crate::verbs::thread_domain::ThreadDomain;
 use std::sync::Arc;
 
-/// A queue pair on `rail`, whose device is open as `device`, in state INIT, which completes into `queue`, in the thread domain `thread`, if
-/// there is one.
+/// A queue pair on `rail` in state INIT, whose device is open as `device`. It completes into
+/// `queue`, and is in the thread domain `thread`, if any.
 ///
 /// # Errors
 /// The device has no more queue pairs, or the port has no such partition key.

@@ -1,4 +1,4 @@
-//! The error for a work request that has failed: which one, between which ends, and the likely cause.
+//! The error for a failed work request: which one, between which ends, and the likely cause.
 
 use super::wr_id::WrId;
 use crate::error::Error;
@@ -6,10 +6,11 @@ use crate::net::peer::state::PeerState;
 use crate::verbs::status::Status;
 use crate::verbs::work::Completion;
 
-/// What sets the time until a device gives up on a peer that does not acknowledge.
+/// The settings for the time after which a device reports a peer that does not acknowledge.
 const RETRY_SETTINGS: &str = "NCCL_IB_TIMEOUT and NCCL_IB_RETRY_CNT say how long to wait";
 
-/// The error for a failed completion on port `on`, between the two ends that `between` describes, and with what is known of `peer`.
+/// The error for a failed completion on port `on`, between the two ends in `between`, with the
+/// state of `peer`.
 #[cold]
 #[inline(never)]
 pub(super) fn failure(completion: &Completion, on: &str, between: &str, peer: &PeerState) -> Error {
@@ -22,8 +23,9 @@ pub(super) fn failure(completion: &Completion, on: &str, between: &str, peer: &P
     ))
 }
 
-/// The end of the error's text: what is known of the peer, and the likely cause. `reason` is why the connection cannot go on
-/// or that its control connection is lost (`is_lost`); it is empty while the control connection stands.
+/// The end of the error's text: the state of the peer, and the likely cause. `reason` is why the
+/// connection cannot continue or that its control connection is lost (`is_lost`). It is empty while
+/// the control connection exists.
 fn circumstances(status: Status, reason: &str, is_lost: bool) -> String {
     let has_no_answer = status == Status::RETRY_EXCEEDED;
     let peer = match reason {

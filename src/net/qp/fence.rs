@@ -1,13 +1,15 @@
-//! The end of a connection's queue pairs, after which nothing that belongs to them can happen any more.
+//! The end of a connection's queue pairs, after which they cannot have any effect.
 //!
-//! A device executes a request of the peer only on a queue pair that is not in state ERROR. All receives that are posted on a
-//! queue pair complete when it is moved there: first those that messages have come for, with success, then the others, flushed.
-//! So once as many have completed as were posted, all that has arrived is known, and nothing more will arrive. Once a queue pair is
-//! destroyed, the device neither reads nor writes memory for it.
+//! A device executes requests of the peer only on a queue pair that is not in state ERROR. When a
+//! queue pair moves there, all of its posted receives complete: first, with success, those for
+//! which messages have arrived, then the others, flushed. So once as many have completed as were
+//! posted, all arrivals are known, and nothing more will arrive. Once a queue pair is destroyed,
+//! the device neither reads nor writes memory for it.
 //!
-//! Some providers (ionic's) report all receives as flushed that have not been polled when the queue pair is moved. So the queues are polled
-//! until they are empty before. What arrives between is not known to have arrived, and is sent again: the receiver's fence comes after
-//! the sender's ([`crate::proto::recovery`]), so the sender has told nobody that it is sent.
+//! Some providers (ionic) report all receives as flushed that were not polled before the move. So
+//! the queues are polled until empty first. Messages that arrive in between count as missing and
+//! are resent. The receiver's fence comes after the sender's ([`crate::proto::recovery`]), so the
+//! sender has not reported them as sent.
 
 use super::set::QpSet;
 use super::wr_id::WrId;
@@ -19,44 +21,46 @@ use crate::verbs::status::Status;
 use crate::verbs::work::Batch;
 use std::time::{Duration, Instant};
 
-/// How long posted receives may take to complete on queue pairs in state ERROR, or of a device that is lost. A device needs
-/// microseconds; one that is lost may never complete them.
+/// How long posted receives may take to complete on queue pairs in state ERROR or of a lost device.
+/// A device needs microseconds; a lost one may never complete them.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_micros(50);
-/// The least time for them, of a device that was lost or began to refuse commands long ago.
+/// The least time for a device that was lost, or began to refuse commands, long ago.
 const LEAST_DRAIN: Duration = Duration::from_millis(10);
-/// Time from one attempt to move a queue pair to state ERROR to the next.
+/// Interval between attempts to move a queue pair to state ERROR.
 const TRY_EVERY: Duration = Duration::from_millis(1);
 
-/// What had arrived on queue pairs before their end and had not been polled, in order for each of them.
+/// Messages that had arrived on queue pairs before their end and had not been polled, in order for
+/// each.
 #[derive(Debug, Default)]
 pub struct Drained {
     /// Queue pairs, and the immediates of the messages.
     pub arrivals: Vec<(QpIndex, u32)>,
-    /// The error of a work request that would fail on new queue pairs as well.
+    /// The error of a work request that would fail on new queue pairs too.
     pub failure: Option<Error>,
 }
 
 impl QpSet {
-    /// Takes in what has arrived, moves all queue pairs, which are connected to `peer`, to state ERROR, polls until all of their receives have
-    /// completed, and destroys them.
+    /// Handles arrivals, moves all queue pairs, which are connected to `peer`, to state ERROR,
+    /// polls until all of their receives have completed, and destroys them.
     ///
-    /// A device that is about to be lost may refuse that, and go on to receive, even on queue pairs that are destroyed. It is asked
-    /// again until it obeys, or has completed all receives, or has been lost for [`DRAIN_LIMIT`], or has refused for [`LOSS_LIMIT`]. A
-    /// sender has no receives, and does not wait: what its device still sends, the receiver's fence keeps out.
+    /// A device about to be lost may refuse that and still receive, even on destroyed queue pairs.
+    /// The fence repeats the command until the device obeys, has completed all receives, has been
+    /// lost for [`DRAIN_LIMIT`], or has refused for [`LOSS_LIMIT`]. A sender has no receives and
+    /// does not wait: the receiver's fence blocks what its device still sends.
     pub fn fence(mut self, peer: &PeerState) -> Drained {
         let drained = self.drain(peer);
         self.destroy();
         drained
     }
 
-    /// Destroys all. What their completion queues do from now on concerns nobody.
+    /// Destroys all queue pairs. Later completions do not matter.
     pub fn destroy(self) {
         let watched = self.rails.iter().filter_map(|on| Some((on.port.card.started_watcher()?, on.queue.id())));
         watched.for_each(|(watcher, queue)| watcher.give_up_queue(queue));
     }
 
-    /// [`Self::fence`], without the end.
+    /// [`Self::fence`] without destroying the queue pairs.
     fn drain(&mut self, peer: &PeerState) -> Drained {
         let mut refused: Vec<usize> = (0..self.qps.len()).collect();
         let (mut drained, begun) = (Drained::default(), Instant::now());
@@ -71,7 +75,8 @@ impl QpSet {
             for place in 0..self.rails.len() {
                 match self.drain_rail(place, peer, &mut drained) {
                     Ok(count) => polled += count,
-                    // The queue has failed, and reports nothing more. Queue pairs that are not in state ERROR may receive on.
+                    // The queue has failed, and reports nothing more. Queue pairs that are not in
+                    // state ERROR may still receive.
                     Err(_) if refused.iter().any(|index| self.place_of(*index) == place) => {}
                     Err(e) => {
                         log::debug!("{e}");
@@ -103,15 +108,16 @@ impl QpSet {
         }
     }
 
-    /// Takes in what the queues have, of a fence that has `begun` then.
+    /// Handles the contents of the queues, in a fence that started at `begun`.
     fn empty(&mut self, peer: &PeerState, drained: &mut Drained, begun: Instant) {
         for place in 0..self.rails.len() {
-            // A peer that goes on for ever does not keep this end here.
+            // An endlessly sending peer must not keep this end here.
             while self.drain_rail(place, peer, drained).unwrap_or(0) > 0 && begun.elapsed() < LEAST_DRAIN {}
         }
     }
 
-    /// Moves the queue pair with this index to state ERROR. Whether its device has done so; one that is lost is not asked again.
+    /// Moves the queue pair with this index to state ERROR. Returns whether its device obeyed; a
+    /// lost device gets no further command.
     fn fail(&self, index: usize) -> bool {
         let (connected, device) = (&self.qps[index], &self.rails[self.place_of(index)].device);
         let outcome = connected.qp.fail();
@@ -122,20 +128,20 @@ impl QpSet {
         outcome.is_ok() || device.is_lost()
     }
 
-    /// The place of the rail of the queue pair with this index, among the rails in use.
+    /// The place of the rail of the queue pair with this index among the rails in use.
     fn place_of(&self, index: usize) -> usize {
         index % self.rails.len().max(1)
     }
 
-    /// The receives on the rail at `place` are not waited for any more. Returns how many they are.
+    /// Stops waiting for receives on the rail at `place`. Returns their number.
     fn give_up(&mut self, place: usize) -> u32 {
         let rails = self.rails.len().max(1);
         let of_rail = self.qps.iter_mut().skip(place).step_by(rails);
         of_rail.map(|connected| std::mem::take(&mut connected.receives)).sum()
     }
 
-    /// Until when receives on the rail at `place` may complete, of a fence that has `begun` then. Many connections of a device that is
-    /// lost, or refuses commands, do not wait one after the other.
+    /// Until when receives on the rail at `place` may complete, in a fence that started at `begun`.
+    /// Many connections of a lost or refusing device do not wait one after the other.
     fn drain_limit(&self, place: usize, begun: Instant, is_refused: bool) -> Instant {
         let device = &self.rails[place].device;
         let limit = match (device.context.failed_at(), device.refuses_since()) {
@@ -146,7 +152,7 @@ impl QpSet {
         limit.max(begun + LEAST_DRAIN)
     }
 
-    /// Takes a batch of completions of the rail at `place` in, and returns their number.
+    /// Handles a batch of completions of the rail at `place`. Returns their number.
     ///
     /// # Errors
     /// The queue has failed.

@@ -29,7 +29,7 @@ pub struct RailPort {
     pub number: u8,
     /// The port.
     pub port: Arc<Rail>,
-    /// GIDs of the peer, as far as they are known: a GID near to one of them is chosen, near to the first of them if there are several.
+    /// Known GIDs of the peer. The chosen GID is near to one of them, preferably the first.
     pub towards: Vec<[u8; 16]>,
 }
 
@@ -40,22 +40,24 @@ pub(in crate::net) struct QpSetRail {
     pub(in crate::net) number: u8,
     /// The port that it uses: the device's own, or one of another card.
     pub(in crate::net) port: Arc<Rail>,
-    /// The port's device, as it was open when the queue pairs were created.
+    /// The port's device as it was open when the queue pairs were created.
     pub(in crate::net) device: Arc<OpenDevice>,
     pub(in crate::net) address: LocalAddress,
     pub(in crate::net) queue: Arc<CompletionQueue>,
-    /// What its queue pairs but the first one take of the card's budget, where lanes are automatic.
+    /// The share of the card's budget for its queue pairs except the first, where lanes are
+    /// automatic.
     lanes: Option<LaneLease>,
-    /// The path MTU, as the verbs' code; the port's, until the peer's is known.
+    /// The path MTU, as an `ibv_mtu` code; the port's own until the peer's is known.
     pub(in crate::net) mtu: u8,
-    /// The device's, which tests of the path are sent from, and which the peer is told.
+    /// The device's sink: the source of path tests, announced to the peer.
     pub(in crate::net) sink: Arc<Sink>,
 }
 
 impl InitRailQps {
-    /// Up to `count` on the port of a rail: fewer if they are lanes, and the device has no more. If they are
-    /// `more_than` the connection had, it has these again unless the device has as many besides: those of connections that are about to
-    /// have new ones have to be left. Where lanes are automatic, the card's budget has to have them, or there is one.
+    /// Creates up to `count` queue pairs on the port of a rail; fewer lanes if the device has no
+    /// more. If that is `more_than` the connection had, it needs as many spare ones on the device,
+    /// which are left for other recovering connections; otherwise it creates the old number. Where
+    /// lanes are automatic, they must fit the card's budget, or there is only one.
     pub(super) fn new(
         nic: &Nic,
         RailPort { number, port, towards }: &RailPort,
@@ -81,7 +83,7 @@ impl InitRailQps {
                 Ok(qp) => qps.push(qp),
                 Err(error) if !(nic.plan.lanes || more_than.is_some()) || !is_exhausted(&error) => return Err(error),
                 Err(error) if qps.is_empty() => {
-                    return Err(error.hint("other connections may have lanes; FERRITE_LANES=1 needs fewer queue pairs"));
+                    return Err(error.hint("other connections may have lanes; FERRITE_LANES=1 uses fewer queue pairs"));
                 }
                 Err(error) => {
                     qps.truncate(more_than.unwrap_or(count));
@@ -97,7 +99,7 @@ impl InitRailQps {
         Ok(this)
     }
 
-    /// Destroys those beyond the first `count`.
+    /// Destroys those after the first `count`.
     pub(super) fn truncate(&mut self, count: usize) {
         self.qps.truncate(count);
         let more = self.qps.len().saturating_sub(1) as u32;
@@ -125,7 +127,8 @@ impl InitRailQps {
     }
 }
 
-/// What `count` queue pairs of a connection take of the budget for automatic lanes. `None`: it is too small, or there is none.
+/// The share of the budget for automatic lanes that `count` queue pairs take; `None` if it is too
+/// small or none is needed.
 fn lease(port: &Rail, count: usize) -> Option<LaneLease> {
     port.card.lanes.take(count.saturating_sub(1) as u32).filter(|_| port.config.automatic_lanes)
 }
@@ -135,7 +138,7 @@ fn is_exhausted(error: &Error) -> bool {
     matches!(error.errno, Some(libc::ENOMEM | libc::ENOSPC | libc::EAGAIN))
 }
 
-/// `FERRITE_THREAD_DOMAINS` is set, and there is none for a connection on `port`.
+/// Logs that `FERRITE_THREAD_DOMAINS` is set, but a connection on `port` has none.
 fn log_no_thread_domain(nic: &Nic, port: &Rail, error: &VerbsError) {
     let text = format!("{}: no thread domain for a connection: {error}", port.name);
     match nic.notices.line("thread domain", &text) {
@@ -144,7 +147,7 @@ fn log_no_thread_domain(nic: &Nic, port: &Rail, error: &VerbsError) {
     }
 }
 
-/// A connection has `count` lanes on a rail and not `wanted`, because of `error`.
+/// Logs that a connection has `count` lanes on a rail instead of `wanted`, because of `error`.
 fn log_fewer_lanes(nic: &Nic, count: usize, wanted: usize, error: &Error) {
     let text = format!("{}: a connection has {count} of {wanted} lanes: {error}", nic.name);
     match nic.notices.line("lanes", &text) {

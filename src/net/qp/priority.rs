@@ -1,4 +1,4 @@
-//! How the packets of a connection are marked for the fabric: service level and traffic class.
+//! How a connection's packets are marked for the fabric: service level and traffic class.
 
 use crate::host::config::Config;
 
@@ -15,8 +15,8 @@ pub struct Priority {
 pub const MAX_SERVICE_LEVEL: u8 = 15;
 
 impl Priority {
-    /// For a sender of a communicator to which NCCL's user has given `class`. The settings count more, and a class that is no service
-    /// level sets none.
+    /// The marks for a sender of a communicator with NCCL's traffic `class`. Settings take
+    /// precedence. A class beyond the service levels sets no service level.
     pub fn of_sender(config: &Config, class: Option<u8>) -> Self {
         let fitting = class.filter(|class| *class <= MAX_SERVICE_LEVEL);
         let level = config.service_level.or(fitting);
@@ -34,7 +34,7 @@ impl Priority {
 mod tests {
     use super::*;
 
-    /// Of both ends: service level and traffic class.
+    /// The marks of both ends: service level and traffic class.
     fn marks(settings: &[(&str, &str)], class: Option<u8>) -> [(u8, u8); 2] {
         let value = |name: &str| settings.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned());
         let config = Config::parse(value).expect("valid settings");

@@ -1,8 +1,9 @@
-//! Whether new queue pairs reach the peer: a few writes over each, before anything else. The first one has no bytes. Each of the others is
-//! a whole packet, from the smallest MTU up to that of the path: switches may lose what is larger than they take.
+//! Tests whether new queue pairs reach the peer, by a few writes over each before anything else.
+//! The first write has no bytes. Each of the others is a whole packet, from the smallest MTU up to
+//! that of the path: switches may drop packets above their MTU.
 //!
-//! That a port is active says nothing of the paths behind it, of which each queue pair may have another one. The peer's device acknowledges
-//! the writes without its process.
+//! An active port says nothing of the paths behind it, and each queue pair may have its own. The
+//! peer's device acknowledges the writes without its process.
 
 use super::set::QpSet;
 use super::wr_id::WrId;
@@ -15,49 +16,51 @@ use crate::verbs::status::Status;
 use crate::verbs::work::Batch;
 use std::time::{Duration, Instant};
 
-/// When one queue pair has acknowledged, the others have so many times as long as that took, and at least the limit divided by this number:
-/// the paths of one connection are about equally long. One that has acknowledged small packets only has all of the limit.
+/// Once one queue pair has acknowledged, the others have this many times as long, and at least the
+/// limit divided by this: the paths of one connection are about equally long. A queue pair that has
+/// only acknowledged small packets has the whole limit.
 const OTHERS: u32 = 8;
 
-/// Connected queue pairs, over each of which nothing has been sent but its writes.
+/// Connected queue pairs that have carried only test writes.
 #[derive(Debug)]
 pub struct ReachTest {
     qps: QpSet,
     answers: Answers,
     begun: Instant,
-    /// How long after that the queues were looked at before.
+    /// How long after the beginning the queues were last polled.
     looked: Duration,
     patience: Patience,
-    /// The shortest time after which one was acknowledged: the thread may have been late for the others.
+    /// The shortest time to an acknowledgement: for the others the thread may have been late.
     round_trip: Option<Duration>,
 }
 
-/// The queue pairs, as a bit mask, over which something is not acknowledged.
+/// The queue pairs with unacknowledged writes, as a bit mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Silent(pub u32);
 
-/// What is known of the writes. Queue pairs are bit masks.
+/// The state of the writes. Queue pairs are bit masks.
 #[derive(Debug, Default)]
 struct Answers {
-    /// Those of which a write is not complete.
+    /// Queue pairs with an incomplete write.
     waiting: u32,
-    /// Those of which a write has failed, and those of them on which the peer's device has not acknowledged a write in all retries.
+    /// Queue pairs with a failed write, and those of them where the peer's device acknowledged a
+    /// write in none of the retries.
     failed: u32,
     exhausted: u32,
-    /// By queue pair: the writes that are posted, and those that are acknowledged.
+    /// By queue pair: the number of posted writes, and of acknowledged ones.
     posted: [u8; MAX_QPS],
     acknowledged: [u8; MAX_QPS],
 }
 
 impl Answers {
-    /// A work request is complete. Returns whether it is a write of its queue pair, and the peer's device has acknowledged it.
+    /// Handles a completion. Returns whether it is an acknowledged write of its queue pair.
     ///
     /// # Errors
-    /// The completion is of something else: the peer has sent what it must not send yet.
+    /// It is a completion of something else: the peer has sent a message too early.
     fn handle(&mut self, id: WrId, status: Status) -> Result<bool> {
         let (qp, place) = (1_u32.wrapping_shl(id.qp().into()), usize::from(id.qp()) % MAX_QPS);
         if status != Status::SUCCESS {
-            // Of a queue pair that has failed, its receives and the other writes are completed as well.
+            // On a failed queue pair, the receives and the other writes complete too.
             self.failed |= qp;
             self.waiting &= !qp;
             if status == Status::RETRY_EXCEEDED {
@@ -67,7 +70,7 @@ impl Answers {
         }
         if !matches!(id, WrId::Probe { .. }) || self.waiting & qp == 0 {
             return Err(Error::remote(format!(
-                "the peer broke the protocol: a message came before the connection goes on ({id:?})"
+                "the peer broke the protocol: a message arrived before the connection resumed ({id:?})"
             )));
         }
         self.acknowledged[place] += 1;
@@ -83,8 +86,9 @@ impl Answers {
         self.posted[usize::from(qp) % MAX_QPS] = count;
     }
 
-    /// The verbs' MTU code of the largest packets that are acknowledged over queue pair number `qp`, on which larger ones are waited for, or
-    /// were not acknowledged in all retries, where these are short; 0: none but the one without data is.
+    /// The `ibv_mtu` code of the largest acknowledged packets on queue pair number `qp`, if larger
+    /// ones are pending or failed after all retries. 0: only the write without data is
+    /// acknowledged.
     fn largest(&self, qp: u8) -> Option<u8> {
         self.largest_of(qp, self.waiting | self.exhausted)
     }
@@ -94,7 +98,7 @@ impl Answers {
         self.acknowledged[usize::from(qp) % MAX_QPS].checked_sub(1).filter(|_| is_one)
     }
 
-    /// Whether a queue pair waits that has acknowledged something.
+    /// Whether a waiting queue pair has acknowledged something.
     fn is_one_partial(&self) -> bool {
         (0..MAX_QPS as u8).any(|qp| self.largest_of(qp, self.waiting).is_some())
     }
@@ -104,7 +108,8 @@ impl Answers {
 #[derive(Debug, Clone, Copy)]
 struct Patience {
     limit: Duration,
-    /// The time from the beginning after which no more is waited for: the limit, or less once a queue pair has acknowledged.
+    /// The end of the wait, from the beginning: the limit, or less once a queue pair has
+    /// acknowledged.
     until: Duration,
 }
 
@@ -113,25 +118,27 @@ impl Patience {
         Self { limit, until: limit }
     }
 
-    /// A queue pair has acknowledged, so long after the beginning.
+    /// A queue pair has acknowledged, this long after the beginning.
     fn handle_acknowledged(&mut self, after: Duration) {
         self.until = self.until.min((self.limit / OTHERS).max(after * OTHERS));
     }
 
-    /// Whether no more is waited for, so long after the beginning, if `is_one_partial` of the queue pairs that are waited for.
+    /// Whether the wait is over, this long after the beginning. `is_one_partial` says whether a
+    /// waiting queue pair has acknowledged something.
     fn is_over(self, elapsed: Duration, is_one_partial: bool) -> bool {
         elapsed >= if is_one_partial { self.limit } else { self.until }
     }
 }
 
-/// The most that is believed of a round trip, of which an acknowledgement is seen so long `after` the beginning and was not there yet when this
-/// thread `looked` before. A thread that comes late sees late what came early. A round trip that is taken for too short does no harm.
+/// The upper bound for a round trip whose acknowledgement was seen `after` the beginning, and not
+/// when this thread last `looked`. A late thread sees early acknowledgements late. An
+/// underestimated round trip does no harm.
 fn believed(looked: Duration, after: Duration) -> Duration {
     after.min(2 * looked + Duration::from_millis(1))
 }
 
 impl ReachTest {
-    /// Posts the writes, which have so much time.
+    /// Posts the writes, which have this much time.
     ///
     /// # Errors
     /// The device refuses.
@@ -152,15 +159,15 @@ impl ReachTest {
         })
     }
 
-    /// The queue pairs over which something is not acknowledged, once that is known of each.
+    /// The queue pairs with unacknowledged writes, once that is decided for each.
     ///
     /// # Errors
-    /// The peer has sent what it must not send yet. The connection cannot go on.
+    /// The peer has sent a message too early. The connection cannot continue.
     pub fn poll(&mut self) -> Result<Option<Silent>> {
         let looked = std::mem::replace(&mut self.looked, self.begun.elapsed());
         for on in &self.qps.rails {
             let mut batch = Batch::default();
-            // A queue that has failed reports nothing more.
+            // A failed queue reports nothing more.
             for completion in on.queue.poll(&mut batch).unwrap_or_default() {
                 if self.answers.handle(WrId::from_bits(completion.id()), completion.status())? {
                     let after = self.begun.elapsed();
@@ -175,8 +182,8 @@ impl ReachTest {
         Ok(is_over.then_some(Silent(failed | waiting)))
     }
 
-    /// The rails over which larger packets are lost than those that are acknowledged, with the verbs' MTU code of these; 0: those without
-    /// data. To be asked when the test is over.
+    /// The rails that lose packets above those that are acknowledged, with the `ibv_mtu` code of
+    /// the latter; 0: only packets without data. Call it when the test is over.
     pub fn cut_rails(&self) -> impl Iterator<Item = (u8, u8)> {
         let striping = self.qps.striping;
         (0..striping.qp_count()).filter_map(move |qp| Some((striping.rail_of(QpIndex(qp)), self.answers.largest(qp)?)))
@@ -187,14 +194,15 @@ impl ReachTest {
         &self.qps
     }
 
-    /// The rails of which no queue pair is acknowledged, if the `silent` ones are not.
+    /// The rails where no queue pair is acknowledged, if the `silent` ones are not.
     pub fn dead_rails(&self, silent: Silent) -> RailMask {
         let striping = self.qps.striping;
         let alive = (0..striping.qp_count()).filter(|qp| silent.0 & 1 << qp == 0);
         alive.fold(striping.rail_numbers(), |dead, qp| dead - RailMask::only(striping.rail_of(QpIndex(qp))))
     }
 
-    /// The rails of which a queue pair is not acknowledged, if the `silent` ones are not and there are rails of which all are. Else none.
+    /// The rails where some queue pair is not acknowledged, if the `silent` ones are not and some
+    /// rail is complete; otherwise none.
     pub fn flawed_rails(&self, silent: Silent) -> RailMask {
         flawed_rails(self.qps.striping, silent)
     }
@@ -238,7 +246,8 @@ mod tests {
         );
     }
 
-    /// The time that is waited if one acknowledges after each of `acknowledged`, in microseconds, and another one never does.
+    /// The wait in microseconds if one queue pair acknowledges after each of `acknowledged`, and
+    /// another one never does.
     fn waited(limit_us: u64, acknowledged_us: &[u64]) -> u64 {
         let mut patience = Patience::new(Duration::from_micros(limit_us));
         acknowledged_us.iter().for_each(|after| patience.handle_acknowledged(Duration::from_micros(*after)));
@@ -246,7 +255,7 @@ mod tests {
         over.expect("it ends with the limit")
     }
 
-    /// Two queue pairs with so many writes each.
+    /// Two queue pairs with this many writes each.
     fn waits_for_two(writes: u8) -> Answers {
         let mut answers = Answers::default();
         (0..2).for_each(|qp| answers.handle_posted(qp, writes));

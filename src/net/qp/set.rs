@@ -47,7 +47,7 @@ pub struct ConnectedQp {
     pub qp: QueuePair,
     /// Number of receive work requests that are posted.
     pub receives: u32,
-    /// A batch of them is missing when there are so few.
+    /// A batch of receives is missing at this number or fewer.
     few_receives: i32,
 }
 
@@ -67,15 +67,16 @@ pub struct QpSet {
     pub(in crate::net) priority: Priority,
     /// The flow labels that this end's packets have.
     pub(in crate::net) labels: FlowLabels,
-    /// The time from a write to its acknowledgement, as far as is known; zero: it is not.
+    /// The time from a write to its acknowledgement; zero if unknown.
     pub(in crate::net) round_trip: Duration,
-    /// Of a sender that has just been set up: the GIDs of the listener's ports, as its handle has them.
+    /// At a sender that was just set up: the GIDs of the listener's ports, from its handle.
     pub listened: [[u8; 16]; MAX_RAILS],
 }
 
 impl InitQpSet {
-    /// Creates up to `per_rail` queue pairs with capacities `caps` on each of `ports`, as many as [`MAX_QPS`] allows. If that is `more_than` the
-    /// connection had, it has these again where a device is short of queue pairs.
+    /// Creates up to `per_rail` queue pairs with capacities `caps` on each of `ports`, within
+    /// [`MAX_QPS`]. If that is `more_than` the connection had and a device is short of queue pairs,
+    /// it creates the old number.
     ///
     /// # Errors
     /// A port is down, or a device has no more queues.
@@ -91,7 +92,7 @@ impl InitQpSet {
         let create =
             |port: &RailPort| InitRailQps::new(nic, port, (count, more_than), caps).map_err(|e| e.on_rail(port.number));
         let mut rails = ports.iter().map(create).collect::<Result<Vec<_>>>()?;
-        // As many on each.
+        // The same number on each rail.
         let count = rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
         rails.iter_mut().for_each(|rail| rail.truncate(count));
         let infiniband = nic.first().infiniband;
@@ -110,7 +111,7 @@ impl InitQpSet {
         Ok(Self { rails, endpoint })
     }
 
-    /// Adds to the description of this end the keys of its `ring` of clear-to-sends.
+    /// Adds the keys of its `ring` of clear-to-sends to the description of this end.
     ///
     /// # Errors
     /// The ring cannot be registered on one of the devices.
@@ -124,7 +125,8 @@ impl InitQpSet {
         })
     }
 
-    /// Packets are no larger than `mtus` say of the paths to the peer's ports, whose GIDs `far` returns by rail number, as far as it knows them.
+    /// Limits packets to the `mtus` of the paths to the peer's ports; `far` returns their GIDs by
+    /// rail number, if known.
     pub fn limit_mtus(&mut self, mtus: &PathMtus, far: impl Fn(u8) -> Option<[u8; 16]>) {
         for (rail, end) in self.rails.iter().zip(&mut self.endpoint.rails) {
             if let Some(far) = far(rail.on.number) {
@@ -133,7 +135,7 @@ impl InitQpSet {
         }
     }
 
-    /// The rails that there are queue pairs on.
+    /// The rails that have queue pairs.
     pub fn rail_numbers(&self) -> RailMask {
         self.rails.iter().fold(RailMask::NONE, |rails, rail| rails | RailMask::only(rail.on.number))
     }
@@ -151,7 +153,7 @@ impl InitQpSet {
 }
 
 impl ConnectedQp {
-    /// One without receives, of which none are missing.
+    /// A queue pair without receives, which misses none.
     pub fn new(qp: QueuePair) -> Self {
         Self { qp, receives: 0, few_receives: -1 }
     }
@@ -162,15 +164,16 @@ impl ConnectedQp {
         self.receives as i32 <= self.few_receives
     }
 
-    /// A receive has been consumed. Returns whether a batch is missing, which [`Self::post_missing`] posts.
+    /// Counts a consumed receive. Returns whether a batch is missing, which [`Self::post_missing`]
+    /// posts.
     #[inline(always)]
     pub fn count_receive(&mut self) -> bool {
-        // Of a device that completes more than were posted, the next batch makes the number right again.
+        // If a device completes more than were posted, the next batch corrects the number.
         self.receives = self.receives.wrapping_sub(1);
         self.lacks_receives()
     }
 
-    /// Posts receives, so that there are `count`, a multiple of a batch; and again when they are consumed.
+    /// Posts receives up to `count`, a multiple of a batch, now and whenever they are consumed.
     ///
     /// # Errors
     /// The device refuses.
@@ -179,7 +182,7 @@ impl ConnectedQp {
         self.post_missing()
     }
 
-    /// Posts the receives that are missing, as far as they are batches.
+    /// Posts missing receives, in whole batches.
     ///
     /// # Errors
     /// The device refuses.
@@ -205,8 +208,9 @@ impl QpSet {
         })
     }
 
-    /// Posts a write of so many `bytes`, at most [`SINK_BYTES`], over queue pair `index`, as [`WrId::Probe`]. A write of no bytes has a
-    /// valid address and key as well: a device may look at these.
+    /// Posts a write of this many `bytes`, at most [`SINK_BYTES`], over queue pair `index`, as
+    /// [`WrId::Probe`]. A write of no bytes also has a valid address and key, since a device may
+    /// check them.
     ///
     /// # Errors
     /// There is no such queue pair, or the device refuses.
@@ -227,7 +231,7 @@ impl QpSet {
         Ok(())
     }
 
-    /// The path MTU of queue pair `index`, as the verbs' code.
+    /// The path MTU of queue pair `index`, as an `ibv_mtu` code.
     pub fn path_mtu(&self, index: proto::QpIndex) -> u8 {
         self.rails.get(usize::from(self.striping.place_of(index))).map_or(0, |on| on.mtu)
     }
@@ -237,7 +241,7 @@ impl QpSet {
         self.rails.iter().all(|on| !on.queue.has_failed() && !on.device.is_lost())
     }
 
-    /// Takes all queue pairs out. The first completion queue stays until there are others.
+    /// Takes all queue pairs out. Keeps the first completion queue until there are others.
     pub fn take(&mut self) -> Self {
         let (queue, name, remote) = (Arc::clone(&self.queue), self.name.clone(), self.remote.clone());
         let empty = Self {
@@ -260,7 +264,7 @@ impl QpSet {
         self.qps.first().map_or(0, |connected| connected.qp.number())
     }
 
-    /// Bytes of inline data that a work request on any of them may have.
+    /// Bytes of inline data that all of them accept in a work request.
     pub fn inline_bytes(&self) -> u32 {
         self.qps.iter().map(|connected| connected.qp.inline_bytes()).min().unwrap_or(0)
     }
@@ -271,8 +275,8 @@ impl QpSet {
         self.rails.len() > 1
     }
 
-    /// Has `peer` end or recover, and no other connection, when one of the completion queues fails. To be called after
-    /// [`Nic::watch`].
+    /// Lets a failure of one of the completion queues end or recover `peer`'s connection, and no
+    /// other. Call it after [`Nic::watch`].
     pub fn watch(&self, peer: &Arc<PeerState>) {
         for on in &self.rails {
             if let Some(watcher) = on.port.card.started_watcher() {
@@ -281,12 +285,12 @@ impl QpSet {
         }
     }
 
-    /// The ports that it uses, each with the number of its rail and its device.
+    /// The ports in use, each with its rail number and device.
     pub fn ports(&self) -> impl Iterator<Item = (u8, &Arc<Rail>, Arc<OpenDevice>)> {
         self.rails.iter().map(|on| (on.number, &on.port, Arc::clone(&on.device)))
     }
 
-    /// The devices that it is on, each with the number of its rail.
+    /// The devices in use, each with its rail number.
     pub fn devices(&self) -> impl Iterator<Item = (u8, &Arc<OpenDevice>)> {
         self.rails.iter().map(|on| (on.number, &on.device))
     }
@@ -297,16 +301,18 @@ impl QpSet {
         stats.set_queue_pairs(rails, self.qps.iter().map(|connected| connected.qp.number()));
     }
 
-    /// How long the rails need for `bytes`, at their nominal speed.
+    /// How long the rails need for `bytes` at their nominal speed.
     pub fn time_to_carry(&self, bytes: u64) -> Duration {
         let mbps: u64 = self.remote.rails.iter().map(|rail| u64::from(rail.speed_mbps)).sum();
         Duration::from_micros(bytes * 8 / mbps.max(1))
     }
 
-    /// Polls a batch of completions of each rail and handles them as [`Self::handle_completions`] does. Returns their number. An error of
-    /// one rail keeps nobody from those of the others: they may complete a request.
+    /// Polls a batch of completions of each rail and handles them as [`Self::handle_completions`]
+    /// does. Returns their number. An error on one rail does not stop those of the others, which
+    /// may complete a request.
     ///
     /// # Errors
+    /// The error of the first rail that has one.
     /// As there, of the first rail that has an error.
     #[inline(always)]
     pub fn poll_rails(
@@ -326,11 +332,12 @@ impl QpSet {
         outcome.map(|()| polled)
     }
 
-    /// Calls `handle` for those of the completions that have succeeded, unless the connection cannot go on. `outcome` is of what came before
-    /// them.
+    /// Calls `handle` for the successful completions, unless the connection cannot continue.
+    /// `outcome` is the result so far.
     ///
     /// # Errors
-    /// A completion has failed, or else `handle` fails. The former tells more, so it counts first.
+    /// A completion has failed, or else `handle` fails. A failed completion takes precedence, as it
+    /// says more.
     #[inline(always)]
     pub fn handle_completions(
         &mut self,
@@ -343,7 +350,8 @@ impl QpSet {
         for completion in completions {
             if completion.status() != Status::SUCCESS {
                 handle_flushed(&mut self.qps, completion);
-                // What fails on new queue pairs as well counts most: others may have been flushed before it.
+                // An error that would recur on new queue pairs takes precedence: others may have
+                // been flushed before it.
                 failed = failed.filter(|known| !is_worse(completion, known)).or(Some(completion));
             } else {
                 handle_unless_over(&mut outcome, || handle(&mut self.qps, completion));
@@ -369,14 +377,14 @@ impl QpSet {
         if completion.status().is_recoverable() { error.recoverable() } else { error }
     }
 
-    /// What of the addresses of the queue pair with index `qp` may be the cause of a fault of its path.
+    /// What in the addresses of queue pair `qp` may cause a fault of its path.
     fn trouble(&self, qp: u8) -> Option<String> {
         let place = usize::from(qp) % self.rails.len().max(1);
         let (on, far) = (self.rails.get(place)?, self.remote.rails.get(place)?);
         on.port.trouble_towards(&on.address, &far.gid)
     }
 
-    /// For messages: the port of the queue pair with index `qp`, and the queue pair's two ends.
+    /// For messages: the port of queue pair `qp`, and its two ends.
     fn ends(&self, qp: u8) -> (String, String) {
         let number = usize::from(qp) % self.rails.len().max(1);
         let (Some(QpSetRail { port, address, .. }), Some(far)) =
@@ -408,7 +416,7 @@ fn is_worse(completion: &Completion, known: &Completion) -> bool {
     known.status().is_recoverable() && !completion.status().is_recoverable()
 }
 
-/// A work request has failed. A receive that is flushed is not posted any more.
+/// Handles a failed work request. A flushed receive is no longer posted.
 #[cold]
 #[inline(never)]
 fn handle_flushed(qps: &mut [ConnectedQp], completion: &Completion) {

@@ -2,7 +2,7 @@
 
 use crate::proto::requests::RequestId;
 
-/// The id of a work request, which its completion carries: what it was posted for.
+/// The id of a work request, which its completion returns: what it was posted for.
 ///
 /// ```text
 /// bit 63      56 55     48 47     40 39    32 31        0
@@ -41,7 +41,7 @@ pub enum WrId {
         /// The flush.
         request: RequestId,
     },
-    /// A write of zero bytes, which tells whether the peer's device acknowledges.
+    /// A write of zero bytes that checks whether the peer's device acknowledges.
     Probe {
         /// The queue pair's index.
         qp: u8,
@@ -63,7 +63,8 @@ impl WrId {
         kind << 56 | u64::from(extra) << 40 | u64::from(qp) << 32 | u64::from(request)
     }
 
-    /// The id that `bits` encode. Devices return ids unchanged, so every value comes from [`Self::to_bits`].
+    /// The id that `bits` encode. Devices return ids unchanged, so every value comes from
+    /// [`Self::to_bits`].
     #[inline(always)]
     pub fn from_bits(bits: u64) -> Self {
         let (qp, request) = ((bits >> 32) as u8, RequestId::from_bits(bits as u32));
@@ -96,7 +97,7 @@ impl WrId {
             Self::Cts { .. } => "sending a clear-to-send",
             Self::Receive { .. } => "receiving",
             Self::Flush { .. } => "flushing GPU memory",
-            Self::Probe { .. } => "asking whether the peer is there",
+            Self::Probe { .. } => "probing the peer",
         }
     }
 }

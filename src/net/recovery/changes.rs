@@ -1,8 +1,9 @@
-//! Changes of a connection's queue pairs that no fault asks for: lanes that it takes, gives up or moves to other paths.
+//! Changes of a connection's queue pairs without a fault: adding, dropping or moving lanes.
 //!
-//! One connection of a process at a time takes lanes, or gives them up. A connection has no queue pairs between the end of the old ones and the
-//! beginning of the new ones. Were there many such connections, those that take more than they had could leave none to others, where a
-//! card is short of queue pairs; and each would wait for the commands of all.
+//! One connection of a process at a time changes its number of lanes. A connection has no queue
+//! pairs between destroying the old ones and creating the new ones. If many connections changed at
+//! once, the growing ones could leave none to others on a card that is short of queue pairs. Each
+//! would also wait for the commands of all.
 
 use crate::proto::QpIndex;
 use crate::proto::automatic_lanes::LaneChange;
@@ -10,7 +11,7 @@ use crate::proto::recovery::move_budget::MoveBudget;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often a connection that waits for its turn asks for it.
+/// How often a waiting connection tries to get its turn.
 const TURN_EVERY: Duration = Duration::from_millis(100);
 
 /// A change.
@@ -25,23 +26,24 @@ pub(super) enum Change {
 /// The changes of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    /// Of lanes that get other paths.
+    /// Budget for lane moves.
     pub(super) budget: MoveBudget,
-    /// Another number of queue pairs is wanted, and the peer is not asked.
+    /// A requested number of queue pairs that the peer has not been asked for yet.
     pub(super) requested: Option<LaneChange>,
-    /// The peer is asked for that, and it has not begun.
+    /// The change that the peer was asked for and that has not begun.
     pub(super) asked: Option<Change>,
-    /// Held while the connection changes the number of its queue pairs.
+    /// Held while the connection changes its number of queue pairs.
     pub(super) turn: Option<LaneTurn>,
 }
 
 impl Changes {
-    /// The change of lanes is over: another connection may begin one.
+    /// Ends the change of lanes, so that another connection may begin one.
     pub(super) fn end_turn(&mut self) {
         self.turn = None;
     }
 
-    /// Nothing has come of what the peer was asked for: lanes are asked for again, and another lane may be slow by then.
+    /// Forgets an unanswered change: a change of lanes is requested again, a move is not, as
+    /// another lane may be slow by then.
     pub(super) fn give_up(&mut self) {
         self.end_turn();
         if let Some(Change::Lanes(change)) = self.asked.take() {
@@ -49,7 +51,7 @@ impl Changes {
         }
     }
 
-    /// When the turn is to be asked for again.
+    /// When to try again to get the turn.
     pub(super) fn next_try(&self, now: Instant) -> Option<Instant> {
         self.requested.map(|_| now + TURN_EVERY)
     }
@@ -57,14 +59,15 @@ impl Changes {
 
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// While it lives, no other connection of this process has one.
+/// While it lives, no other connection of this process has the turn.
 #[derive(Debug)]
 pub(super) struct LaneTurn(());
 
 impl LaneTurn {
-    /// `None`: another connection has it.
+    /// Takes the turn; `None` if another connection has it.
     pub(super) fn take() -> Option<Self> {
-        // `then`, not `then_some`: a value that is made and dropped would free the other connection's turn.
+        // `then`, not `then_some`, which would create a value and free the other connection's turn
+        // on its drop.
         (!IS_TAKEN.swap(true, Ordering::AcqRel)).then(|| Self(()))
     }
 }

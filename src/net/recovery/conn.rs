@@ -1,7 +1,7 @@
-//! The recovery of one connection: [`Recovery`] decides, and this does it with verbs.
+//! The recovery of one connection: [`Recovery`] decides, and this module executes with verbs.
 //!
-//! NCCL's threads and the watchers only put into the inbox what has happened. A thread of [`Workers`] takes it out, hands it to the
-//! state machine, and does what that asks for.
+//! NCCL's threads and the watchers only put events into the inbox. A thread of [`Workers`] takes
+//! them out, passes them to the state machine, and executes the resulting actions.
 
 use super::changes::Changes;
 use super::end::{End, Owner};
@@ -29,18 +29,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// How often the ports are looked at while the connection does not run: not every change of a port is reported as an event.
+/// How often to check the ports while the connection does not run: not every port change raises an
+/// event.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// The same when it has not run for seconds.
+/// The interval when it has not run for seconds.
 const LOOK_SELDOM: Duration = Duration::from_millis(200);
-/// When it has not run for so long, whoever asks is told how the recovery stands, and that is noted so often.
+/// A recovery that takes longer than this publishes its progress, at this interval.
 const NOTE_AFTER: Duration = Duration::from_millis(500);
 const NOTE_EVERY: Duration = Duration::from_millis(200);
-/// How often it is said that a connection does not run.
+/// Interval between warnings that a connection does not run.
 const WARN_EVERY: Duration = Duration::from_secs(10);
-/// How often the peer's device is asked for a sign of life, while it is doubted that the peer lives.
+/// How often to probe the peer's device while the peer is suspected to be dead.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
-/// How often it is asked whether all messages that have begun are acknowledged.
+/// How often to check whether all messages that have begun are acknowledged.
 const DRAIN_EVERY: Duration = Duration::from_millis(1);
 
 /// The recovery of one connection at one end.
@@ -52,14 +53,14 @@ pub struct ConnRecovery {
     owner: OnceLock<Weak<dyn Owner>>,
     workers: Arc<Workers>,
     job: OnceLock<JobId>,
-    /// This, to be told what happens to ports.
+    /// This object, to receive port events.
     listener: OnceLock<Weak<dyn PortListener>>,
     start: Instant,
-    /// Whether it is counted as one that recovers.
+    /// Whether it is counted as recovering.
     is_recovering: AtomicBool,
-    /// Whether its queue pairs are destroyed and others are on their way: the peer waits.
+    /// Whether its queue pairs are destroyed and not yet replaced, so that the peer waits.
     is_under_way: AtomicBool,
-    /// No lane moves before this, in milliseconds since `start`.
+    /// No lane moves before this time, in milliseconds since `start`.
     pub(super) next_move_ms: AtomicU64,
     /// The devices that its queue pairs are on.
     pub(super) in_use: Arc<DevicesInUse>,
@@ -68,17 +69,17 @@ pub struct ConnRecovery {
     work: Mutex<Work>,
 }
 
-/// What is under way.
+/// The recovery's mutable state.
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) machine: Recovery,
-    /// Whether the end is asked for messages that have not been acknowledged.
+    /// Whether to check the end for messages that are not acknowledged.
     is_draining: bool,
-    /// Since when it does not run.
+    /// Since when the connection does not run.
     stopped: Option<Instant>,
-    /// When it is said next that the connection does not run.
+    /// When to warn next that the connection does not run.
     next_warning: Option<Instant>,
-    /// When it was last noted how the recovery stands.
+    /// When the progress was last published.
     noted: Option<Instant>,
     pub(super) rails: ConnRails,
     pub(super) new_qps: NewQps,
@@ -86,7 +87,7 @@ pub(super) struct Work {
 }
 
 impl ConnRecovery {
-    /// The recovery of a connection on `terms` that runs on `qps`. It begins with [`Self::start`].
+    /// The recovery of a connection on `terms` that runs on `qps`. [`Self::start`] starts it.
     pub fn new(nic: &Arc<Nic>, peer: &Arc<PeerState>, terms: &Negotiated, role: Role, qps: &QpSet) -> Arc<Self> {
         let rails = ConnRails::of(nic, role, terms.count, qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
@@ -124,7 +125,8 @@ impl ConnRecovery {
         this
     }
 
-    /// The communicator is there, and `owner` has it. From now on what happens is handled, first what has happened before.
+    /// Starts handling events, first the earlier ones. The communicator exists, and `owner` holds
+    /// it.
     pub fn start(self: &Arc<Self>, owner: Weak<dyn Owner>) {
         self.owner.get_or_init(|| owner);
         let events: Weak<Self> = Arc::downgrade(self);
@@ -132,18 +134,19 @@ impl ConnRecovery {
         let ports: Arc<dyn PortListener> = Arc::clone(self) as _;
         self.listener.get_or_init(|| Arc::downgrade(&ports));
         self.nic.watch_ports(&ports);
-        // Nobody has told this connection of what was lost before.
+        // Losses before this point were not reported to this connection.
         self.handle_loss();
         if self.terms.count != self.terms.striping.rails() {
             self.put_or_wait(Input::PortChanged);
         }
     }
 
-    /// Something has failed that new queue pairs may cure, and it is on the `lagging` lanes, as a bit mask of queue pairs, that nothing is
-    /// acknowledged; 0: that is not known. Until there are new ones, NCCL's calls have to post nothing.
+    /// Reports a fault that new queue pairs may cure. `lagging` is the mask of queue pairs whose
+    /// lanes acknowledge nothing; 0 if unknown. NCCL's calls must post nothing until new queue
+    /// pairs exist.
     ///
     /// # Errors
-    /// There is no thread that could do it.
+    /// No worker thread can be started.
     pub fn report(&self, cause: &str, lagging: u32) -> Result<()> {
         if self.peer.handle_fault() {
             return Ok(());
@@ -160,22 +163,23 @@ impl ConnRecovery {
         self.job.get().map_or(Ok(()), |job| self.workers.queue(*job))
     }
 
-    /// As [`Self::put`], where nobody can be told of an error: if there is no thread, a watcher tries again to start one.
+    /// [`Self::put`] where no caller can handle an error: if no thread can be started, a watcher
+    /// tries again.
     pub(super) fn put_or_wait(&self, input: Input) {
         if let Err(e) = self.put(input) {
             self.nic.start_workers_later(&e);
         }
     }
 
-    /// The time since the connection was made.
+    /// The time since the connection was created.
     pub fn now(&self) -> Time {
         self.start.elapsed()
     }
 
-    /// Hands what has happened to the state machine.
+    /// Passes the events of the inbox to the state machine.
     fn take_in(&self, work: &mut Work, end: &dyn End) -> Result<()> {
         loop {
-            // Taken out one by one: the lock is not held while the machine works.
+            // One by one, so that the lock is not held while the machine works.
             let Some(input) = self.inbox.pop() else { return Ok(()) };
             let now = self.now();
             match input {
@@ -193,7 +197,7 @@ impl ConnRecovery {
                 Input::Doubted | Input::PeerGone => {}
                 Input::TooMuch => {
                     return Err(Error::remote(format!(
-                        "{} sends control messages faster than they are handled",
+                        "{} sends control messages faster than this process handles them",
                         self.peer.peer()
                     )));
                 }
@@ -202,7 +206,7 @@ impl ConnRecovery {
                     work.rails.shorten_waits();
                     self.look_at_ports(work, end);
                 }
-                // Its completions tell, which NCCL may not ask for.
+                // The completions say which, but NCCL may not poll them.
                 Input::QueuePairFailed => end.poll()?,
                 Input::SlowLane(qp, speed) => self.move_lane(work, qp, speed),
                 Input::Lanes(change) => self.change_lanes(work, change),
@@ -233,7 +237,7 @@ impl ConnRecovery {
         work.machine.handle_usable(now, usable);
     }
 
-    /// Does what the state machine asks for.
+    /// Executes an action of the state machine.
     fn perform(&self, work: &mut Work, end: &dyn End, action: Action) -> Result<()> {
         log::debug!(
             "{}: recovering the connection to {}, after {:.3} s: {action}",
@@ -276,7 +280,7 @@ impl ConnRecovery {
             Action::Resume { attempt, missing_list: Some(missing_list) } => {
                 self.resume(work, end, attempt, Some(&missing_list))?
             }
-            // The receiver's.
+            // At the receiver.
             Action::Resume { attempt, missing_list: None } => {
                 if let Err(e) = work.new_qps.prove(attempt, work.machine.reach()) {
                     self.describe_failure(work, &e);
@@ -290,7 +294,8 @@ impl ConnRecovery {
             }
             Action::Continue => {
                 work.is_draining = false;
-                // After a fault it resumes over other queue pairs. The peer's state keeps a fault that comes before this is done.
+                // After a fault it resumes over other queue pairs. The peer's state keeps a fault
+                // that arrives before this is done.
                 if !self.peer.has_fault() {
                     end.keep_queue_pairs()?;
                 }
@@ -309,16 +314,17 @@ impl ConnRecovery {
         Ok(())
     }
 
-    /// The peer has gone, and nothing more will come of the recovery.
+    /// Handles that the peer has gone and the recovery cannot succeed.
     fn handle_gone(&self) {
         let state = self.peer.state();
-        // Which messages it has is not known, unless it has closed, and there are no queue pairs whose completions would show it.
+        // Unless the peer has closed, what it received is unknown, and no queue pairs exist whose
+        // completions would show it.
         if state.is_recovering() && !state.is_broken() && !state.has_closed() {
             self.peer.fail(&self.peer.reason());
         }
     }
 
-    /// Queue pairs could not be made: the rail that is to blame is not used for a while. Returns why.
+    /// Avoids the rail whose queue pairs could not be created, for a while. Returns the reason.
     pub(super) fn describe_failure(&self, work: &mut Work, error: &Error) -> String {
         if let Some(rail) = error.rail {
             work.rails.avoid(rail);
@@ -326,7 +332,7 @@ impl ConnRecovery {
         error.text()
     }
 
-    /// Notes for whoever asks how the recovery stands, while it takes long.
+    /// Publishes the progress of a long recovery, for reports and error messages.
     fn note_progress(&self, work: &mut Work) {
         if work.machine.is_running() {
             if work.noted.take().is_some() {
@@ -356,7 +362,7 @@ impl ConnRecovery {
         }));
     }
 
-    /// One line now and then while the connection does not run.
+    /// Warns at intervals while the connection does not run.
     fn warn_if_late(&self, work: &mut Work) {
         if work.machine.is_running() {
             work.next_warning = None;
@@ -372,14 +378,14 @@ impl ConnRecovery {
         log_lines::warn_of_delay(&self.nic, &self.peer, &so_far);
     }
 
-    /// It recovers, or does not.
+    /// Counts the connection as recovering, or no longer.
     fn count(&self, is_recovering: bool) {
         if self.is_recovering.swap(is_recovering, Ordering::Relaxed) != is_recovering {
             self.workers.count_recovering(is_recovering);
         }
     }
 
-    /// Does all that can be done now. Returns when there is more to do.
+    /// Does everything that is due. Returns when there is more to do.
     fn run_all(&self, work: &mut Work, end: &dyn End) -> Result<Option<Instant>> {
         let mut next_step = None;
         loop {
@@ -387,7 +393,7 @@ impl ConnRecovery {
             if self.peer.is_lost() {
                 work.machine.handle_lost(self.now());
             }
-            // Before what is asked is looked at: a question may have had no answer.
+            // Before requests are handled: one may have had no answer.
             work.machine.handle_timeout(self.now());
             self.ask_for_change(work);
             if work.machine.waits_for_fence() && !end.is_reporting()? {
@@ -473,7 +479,7 @@ impl Job for ConnRecovery {
     }
 
     fn handle_panic(&self) {
-        self.peer.fail("an internal error while the connection was being recovered");
+        self.peer.fail("an internal error during the recovery of the connection");
     }
 }
 
@@ -486,7 +492,7 @@ impl Drop for ConnRecovery {
     }
 }
 
-/// For messages: the devices of the connection that are lost.
+/// For messages: the lost devices of the connection.
 fn losses(work: &Work) -> String {
     match work.rails.devices.describe_losses() {
         losses if losses.is_empty() => losses,

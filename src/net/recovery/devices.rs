@@ -1,4 +1,5 @@
-//! The devices of a connection's own cards: whether one is lost, and whether one that is open again knows the connection's memory.
+//! The devices of a connection's own cards: whether one is lost, and whether a reopened one knows
+//! the connection's memory.
 
 use super::in_use::DevicesInUse;
 use crate::error::Error;
@@ -14,37 +15,37 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct ConnDevices {
     nic: Arc<Nic>,
-    /// Those that the queue pairs in use are on.
+    /// The devices that the present queue pairs use.
     pub(super) in_use: Arc<DevicesInUse>,
-    /// By the place of each own port: the device on which all of the connection's memory is registered.
+    /// By own port: the device on which all of the connection's memory is registered.
     ready: [Weak<OpenDevice>; MAX_RAILS],
-    /// By the place of each own port: why memory cannot be registered on a device that is lost or open again, and when that may be tried again. An error that is not
-    /// recoverable stays as long as the memory is registered.
+    /// By own port: why memory cannot be registered on a lost or reopened device, and when to try
+    /// again. An unrecoverable error stays while the memory is registered.
     refused: [Option<(Error, Instant)>; MAX_RAILS],
 }
 
-/// How long after a device has refused to register memory it is asked again.
+/// Delay before memory registration is retried on a device that refused it.
 const AFTER_REFUSAL: Duration = Duration::from_secs(1);
-/// How often it is looked whether a device that is lost is back.
+/// How often to check whether a lost device is back.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 impl ConnDevices {
-    /// Those of a connection of `nic` that begins on `qps`.
+    /// The devices of a connection of `nic` that begins on `qps`.
     pub fn of(nic: &Arc<Nic>, qps: &QpSet) -> Self {
         let in_use = DevicesInUse::of(qps);
         let mut ready: [Weak<OpenDevice>; MAX_RAILS] = Default::default();
-        // There is no memory yet: what is registered from now on is registered on all of them.
+        // There is no memory yet: everything registered later is registered on all of them.
         for (device, rail) in ready.iter_mut().zip(&nic.rails) {
             *device = Arc::downgrade(&rail.card.device());
         }
         Self { nic: Arc::clone(nic), in_use: Arc::new(in_use), ready, refused: Default::default() }
     }
 
-    /// Opens the connection's own cards that are lost again, if they are back, and registers its memory there.
+    /// Reopens the connection's lost cards that are back, and registers its memory there.
     pub fn look(&mut self, memory: &ConnMemory) {
         for number in 0..self.nic.rails.len().min(MAX_RAILS) {
             let Ok(device) = self.nic.rails[number].card.living_device() else {
-                // What cannot be registered there again is known before the device is back.
+                // Memory that cannot be registered again is known before the device is back.
                 self.note(number, memory.require_renewable().err());
                 continue;
             };
@@ -61,11 +62,12 @@ impl ConnDevices {
         }
     }
 
-    /// Memory cannot be registered on the device of rail number `number` for the reason `refused`, or can be. One reason is logged once.
+    /// Records whether memory registration on the device of rail `number` was `refused`. Logs each
+    /// reason once.
     fn note(&mut self, number: usize, refused: Option<Error>) {
         let text = |e: &Error| {
             let (nic, rail) = (&self.nic.name, &self.nic.rails[number].name);
-            format!("{nic}: memory is not registered again on {rail}: {e}")
+            format!("{nic}: cannot register memory again on {rail}: {e}")
         };
         let known = self.refused[number].as_ref().map(|(e, _)| text(e));
         if let Some(text) = refused.as_ref().map(text).filter(|text| known.as_ref() != Some(text)) {
@@ -77,13 +79,13 @@ impl ConnDevices {
         self.refused[number] = refused.map(|e| (e, Instant::now() + AFTER_REFUSAL));
     }
 
-    /// Whether all memory is registered on the device of the own port of rail number `number`.
+    /// Whether all memory is registered on the device of the own port of rail `number`.
     pub fn is_ready(&self, number: usize) -> bool {
         let device = self.nic.rails.get(number).map(|rail| rail.card.device());
         device.is_some_and(|device| Weak::ptr_eq(&Arc::downgrade(&device), &self.ready[number % MAX_RAILS]))
     }
 
-    /// Why none of the connection's own ports can be used any more.
+    /// Why no own port of the connection can ever be used again.
     pub fn hopeless(&self) -> Option<Error> {
         let mut refused = self.nic.rails.iter().zip(&self.refused).map(|(rail, refused)| {
             let (error, _) = refused.as_ref().filter(|(error, _)| !error.is_recoverable)?;
@@ -98,8 +100,8 @@ impl ConnDevices {
         })
     }
 
-    /// Whether one of the connection's own cards cannot be used until it is back and knows the memory. One that can never be used again
-    /// is not waited for.
+    /// Whether an own card is unusable until it is back and knows the memory. A card that can never
+    /// be used again does not count.
     pub fn is_one_away(&self) -> bool {
         let is_waited_for = |number: usize| {
             let is_hopeless = self.refused[number].as_ref().is_some_and(|(error, _)| !error.is_recoverable);
@@ -109,12 +111,12 @@ impl ConnDevices {
         (0..self.nic.rails.len().min(MAX_RAILS)).any(is_waited_for)
     }
 
-    /// When it is to be looked again whether a device is back.
+    /// When to check next whether a device is back.
     pub fn next_look(&self) -> Option<Instant> {
         self.is_one_away().then(|| Instant::now() + LOOK_EVERY)
     }
 
-    /// For messages: which of the connection's own cards are lost, since when, and why they are not open again.
+    /// For messages: which own cards are lost, since when, and why they are not open again.
     pub fn describe_losses(&self) -> String {
         let losses: Vec<_> = self.nic.cards.iter().filter_map(|card| card.loss()).collect();
         losses.join("; ")

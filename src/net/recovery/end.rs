@@ -9,19 +9,19 @@ use crate::proto::recovery::missing_list::MissingList;
 use crate::verbs::queue_pair::QpCaps;
 use std::fmt::Debug;
 
-/// What owns a communicator, and lives as long as NCCL or the recovery uses it.
+/// The owner of a communicator. It lives as long as NCCL or the recovery uses it.
 pub trait Owner: Debug + Send + Sync {
     /// Its communicator.
     fn end(&self) -> &dyn End;
 }
 
-/// One end of a connection. All methods are called by one thread at a time, which is not NCCL's.
+/// One end of a connection. One thread at a time calls the methods, and never NCCL's.
 pub trait End: Debug + Send + Sync {
     /// Its registered memory.
     fn memory(&self) -> &ConnMemory;
 
-    /// Adds to the description of this end what only the sender knows: the keys of its ring of clear-to-sends.
-    ///
+    /// Adds the keys of the clear-to-send ring to the description of this end. Only a sender has
+    /// one.
     /// # Errors
     /// The ring cannot be registered on one of the devices.
     fn describe(&self, qps: &mut InitQpSet) -> Result<()>;
@@ -29,47 +29,48 @@ pub trait End: Debug + Send + Sync {
     /// Capacities of its queue pairs.
     fn caps(&self) -> QpCaps;
 
-    /// Polls its completion queues, so that it finds failed work requests.
+    /// Polls its completion queues to find failed work requests.
     ///
     /// # Errors
     /// The connection has failed.
     fn poll(&self) -> Result<()>;
 
-    /// Probes the peer's device, if a probe is due and there are queue pairs, and polls.
+    /// Polls, and probes the peer's device if a probe is due and there are queue pairs.
     ///
     /// # Errors
     /// The connection has failed.
     fn probe(&self) -> Result<()>;
 
-    /// Whether it hears of what arrives now, as far as is known. A sender hears of it from the receiver.
+    /// Whether this end would learn of arrivals now, as far as is known. The receiver reports them
+    /// to the sender.
     ///
     /// # Errors
     /// NCCL's thread has panicked inside.
     fn is_reporting(&self) -> Result<bool>;
 
-    /// Takes its queue pairs out. From now on NCCL's calls post and poll nothing.
+    /// Takes its queue pairs out. NCCL's calls post and poll nothing until [`Self::resume`].
     ///
     /// # Errors
     /// NCCL's thread has panicked inside.
     fn take_qps(&self) -> Result<QpSet>;
 
-    /// Takes in what had arrived on the queue pairs that were taken out.
+    /// Handles what had arrived on the queue pairs that were taken out.
     ///
     /// # Errors
-    /// What has arrived is not what a Ferrite sends.
+    /// The arrivals violate the protocol.
     fn handle_drained(&self, drained: &Drained) -> Result<()>;
 
-    /// Makes queue pairs that are connected ready for the peer's messages.
+    /// Makes connected queue pairs ready for the peer's messages.
     ///
     /// # Errors
     /// The device refuses.
     fn prepare(&self, qps: &mut QpSet) -> Result<()>;
 
-    /// Goes on over `qps`, on rails that begin with `weights`. The sender is given the receiver's missing list. The receiver returns its
-    /// missing list.
+    /// Resumes over `qps`, on rails that begin with `weights`. The sender gets the receiver's
+    /// missing list. The receiver returns its own.
     ///
     /// # Errors
-    /// The missing list is not possible, a message cannot be sent again, or the device refuses.
+    /// The missing list is invalid, a message cannot be resent, or the device refuses.
     fn resume(
         &self,
         qps: QpSet,
@@ -77,19 +78,19 @@ pub trait End: Debug + Send + Sync {
         missing_list: Option<&MissingList>,
     ) -> Result<Option<MissingList>>;
 
-    /// Accepts no new messages from now on, while those that have begun go on. Only a sender is asked.
+    /// Accepts no new messages, while those in flight continue. Only called for a sender.
     ///
     /// # Errors
     /// NCCL's thread has panicked inside.
     fn drain(&self) -> Result<()>;
 
-    /// Accepts new messages again after [`Self::drain`]. Only a sender is asked.
+    /// Accepts new messages again after [`Self::drain`]. Only called for a sender.
     ///
     /// # Errors
     /// The connection ends.
     fn keep_queue_pairs(&self) -> Result<()>;
 
-    /// Whether all messages that have begun are acknowledged. A receiver has begun none.
+    /// Whether all messages that have begun are acknowledged. True for a receiver.
     ///
     /// # Errors
     /// NCCL's thread has panicked inside.

@@ -1,4 +1,4 @@
-//! The events of a connection's recovery: of the peer, of ports, of failed queue pairs.
+//! Events of a connection's recovery: from the peer, the ports, and failed queue pairs.
 
 use super::conn::ConnRecovery;
 use super::inbox::Input;
@@ -8,8 +8,8 @@ use crate::proto::control::event::PeerChange;
 use crate::proto::frame::Frame;
 
 impl ConnRecovery {
-    /// A device may have been lost. If the queue pairs are on it, NCCL's calls post nothing from now on: memory that is registered
-    /// now has no keys there.
+    /// Handles a possibly lost device. If the queue pairs are on it, NCCL's calls post nothing from
+    /// now on: memory that is registered now has no keys there.
     pub(super) fn handle_loss(&self) {
         if let Some(name) = self.in_use.lost_name()
             && let Err(e) = self.report(&format!("{name}: fatal device error"), 0)
@@ -36,7 +36,7 @@ impl RecoveryEvents for ConnRecovery {
     fn handle_change(&self, change: &PeerChange) {
         match change {
             PeerChange::Back => self.put_or_wait(Input::Back),
-            // While the connection runs there is nothing to be done about it, and no thread is started.
+            // A running connection needs no action, so no thread is started.
             PeerChange::Unknown(_) | PeerChange::Closed(_) | PeerChange::Broken(_) => {
                 if self.peer.is_recovering() {
                     self.put_or_wait(Input::PeerGone);

@@ -1,4 +1,5 @@
-//! The devices that the queue pairs of a connection are on. The watchers look at them when a device is lost, at any time.
+//! The devices that a connection's queue pairs use. Watchers read them at any time, when a device
+//! is lost.
 
 use crate::net::device::open_device::OpenDevice;
 use crate::net::qp::set::QpSet;
@@ -6,19 +7,19 @@ use crate::proto::MAX_RAILS;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The devices by rail number. There are none while the connection has no queue pairs.
+/// The devices by rail number; none while the connection has no queue pairs.
 #[derive(Debug)]
 pub(super) struct DevicesInUse(Mutex<[Weak<OpenDevice>; MAX_RAILS]>);
 
 impl DevicesInUse {
-    /// Those of `qps`.
+    /// The devices of `qps`.
     pub(super) fn of(qps: &QpSet) -> Self {
         let this = Self(Mutex::default());
         this.use_qps(qps);
         this
     }
 
-    /// The connection uses `qps` from now on.
+    /// Records that the connection uses `qps` from now on.
     pub(super) fn use_qps(&self, qps: &QpSet) {
         let mut devices = self.lock();
         *devices = Default::default();
@@ -27,7 +28,7 @@ impl DevicesInUse {
         }
     }
 
-    /// The connection has no queue pairs any more.
+    /// Records that the connection has no queue pairs.
     pub(super) fn clear(&self) {
         *self.lock() = Default::default();
     }
@@ -37,7 +38,7 @@ impl DevicesInUse {
         self.lock().clone()
     }
 
-    /// Of these rails, those whose queue pairs are on a device that is lost, or that have none.
+    /// The subset of these rails that have no queue pairs, or have them on a lost device.
     pub(super) fn lost(&self, rails: RailMask) -> RailMask {
         let devices = self.lock();
         let is_lost = |number: &u8| {
@@ -47,7 +48,7 @@ impl DevicesInUse {
         rails.iter().filter(is_lost).fold(RailMask::NONE, |lost, number| lost | RailMask::only(number))
     }
 
-    /// The name of a device that is lost, if there is one.
+    /// The name of a lost device, if any.
     pub(super) fn lost_name(&self) -> Option<String> {
         let devices = self.all();
         let mut devices = devices.iter().filter_map(Weak::upgrade);

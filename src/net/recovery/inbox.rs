@@ -1,4 +1,4 @@
-//! What has happened to one connection and has not been handled yet.
+//! Events of one connection that have not been handled yet.
 
 use crate::proto::QpIndex;
 use crate::proto::automatic_lanes::{LaneChange, Speed};
@@ -6,40 +6,41 @@ use crate::proto::frame::Frame;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// So much may wait. A peer says a few things for each attempt, and then waits for this end.
+/// The most events that may wait. A peer sends a few frames for each attempt, and then waits for
+/// this end.
 const MOST: usize = 1024;
 
-/// What has happened.
+/// An event.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// Something of this end has failed, for this reason.
+    /// Something at this end has failed, for this reason.
     Fault(String),
-    /// The peer has sent this.
+    /// The peer has sent this frame.
     Frame(Frame),
-    /// There is a control connection again.
+    /// The control connection is back.
     Back,
-    /// It is doubted that the peer lives.
+    /// The peer is suspected to be dead.
     Doubted,
     /// The peer has gone.
     PeerGone,
-    /// Something has changed at a port.
+    /// A port has changed.
     PortChanged,
     /// A port came up, or its addresses changed: what failed over it before may succeed now.
     PortReady,
     /// A queue pair of the device has failed, of this connection or another one.
     QueuePairFailed,
-    /// This lane has stayed slow, and the connection has this speed, if that is known.
+    /// This lane has stayed slow; the connection has this speed, if known.
     SlowLane(QpIndex, Option<Speed>),
-    /// The sender is to have another number of queue pairs.
+    /// The sender is to use another number of queue pairs.
     Lanes(LaneChange),
-    /// Over these lanes, as a bit mask of queue pairs, nothing has been acknowledged, which is a fault.
+    /// A fault: these lanes acknowledge nothing, as a bit mask of queue pairs.
     LaggingLanes(u32),
-    /// More than [`MOST`] of these.
+    /// More than [`MOST`] events.
     TooMuch,
 }
 
 impl Input {
-    /// Whether it is one that is there already.
+    /// Whether both events lead to the same work.
     fn is_like(&self, other: &Self) -> bool {
         matches!(
             (self, other),
@@ -51,12 +52,12 @@ impl Input {
     }
 }
 
-/// What has happened, in order.
+/// The events in order.
 #[derive(Debug, Default)]
 pub(super) struct Inbox(Mutex<VecDeque<Input>>);
 
 impl Inbox {
-    /// Adds `input`, unless it asks for a look that is to be taken already. What is too much is not kept.
+    /// Adds `input` unless an equal one waits already. Drops what exceeds the limit.
     pub(super) fn push(&self, input: Input) {
         let mut inputs = self.lock();
         if inputs.back().is_some_and(|last| last.is_like(&input)) {
@@ -69,7 +70,7 @@ impl Inbox {
         }
     }
 
-    /// Takes the oldest out.
+    /// Takes the oldest event out.
     pub(super) fn pop(&self) -> Option<Input> {
         self.lock().pop_front()
     }
@@ -91,7 +92,7 @@ mod tests {
             .for_each(|input| inbox.push(input));
         let taken: Vec<_> = std::iter::from_fn(|| inbox.pop()).collect();
         assert!(matches!(taken[..], [Input::PortChanged, Input::QueuePairFailed]), "{taken:?}");
-        // Lanes are named again and again while none may move.
+        // Slow lanes are reported repeatedly while none may move.
         (0..2 * MOST).for_each(|_| inbox.push(Input::SlowLane(QpIndex(1), None)));
         assert!(matches!((inbox.pop(), inbox.pop()), (Some(Input::SlowLane(QpIndex(1), None)), None)));
         (0..2 * MOST).for_each(|_| inbox.push(Input::Back));

@@ -1,4 +1,4 @@
-//! What the log says of connections that recover: one line for all that do so at the same time.
+//! Log lines of recoveries: one line for all connections that recover at the same time.
 
 use super::rails::ConnRails;
 use crate::net::device::nic::Nic;
@@ -8,39 +8,41 @@ use crate::proto::automatic_lanes::LaneChange;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::time::Duration;
 
-/// The connection of `nic` to `peer` recovers, because of `cause`.
+/// The connection of `nic` to `peer` recovers from `cause`.
 pub(super) fn warn_of_fault(nic: &Nic, peer: &PeerState, cause: &str) {
-    let text = format!("{}: the connection to {} recovers: {cause}", nic.name, peer.peer());
+    let text = format!("{}: connection to {} is recovering: {cause}", nic.name, peer.peer());
     match nic.notices.line_unless_repeated("fault", &text) {
         Some(line) => log::warn!("{line}"),
         None => log::debug!("{text}"),
     }
 }
 
-/// Packets are lost that are larger than so many bytes, as `cause` tells, and the connection has no larger ones from now on.
+/// Packets larger than this many bytes are lost because of `cause`; the connection now uses smaller
+/// ones.
 pub(super) fn warn_of_mtu(nic: &Nic, peer: &PeerState, cause: &str, bytes: u32) {
-    let text = format!(
-        "{}: {cause}; the connection to {} tries packets of up to {bytes} bytes from now on",
-        nic.name,
-        peer.peer()
-    );
+    let text =
+        format!("{}: {cause}; the connection to {} now uses packets of up to {bytes} bytes", nic.name, peer.peer());
     match nic.notices.line("mtu", &text) {
         Some(line) => log::warn!("{line}"),
         None => log::debug!("{text}"),
     }
 }
 
-/// The lane of queue pair `qp` gets another path.
+/// The lane of queue pair `qp` moves to another path.
 pub(super) fn log_move(nic: &Nic, peer: &PeerState, qp: QpIndex) {
-    let text =
-        format!("{}: lane {} of the connection to {} stays slow, and gets another path", nic.name, qp.0, peer.peer());
+    let text = format!(
+        "{}: lane {} of the connection to {} stays slow and moves to another path",
+        nic.name,
+        qp.0,
+        peer.peer()
+    );
     match nic.notices.line("path", &text) {
         Some(line) => log::info!("{line}"),
         None => log::debug!("{text}"),
     }
 }
 
-/// The connection is to have other queue pairs.
+/// The connection requests another number of queue pairs.
 pub(super) fn log_lanes(nic: &Nic, peer: &PeerState, LaneChange { per_rail, why }: LaneChange) {
     let text = format!(
         "{}: the connection to {} asks for {per_rail} queue pair(s) per rail: {why} (FERRITE_LANES=auto)",
@@ -53,15 +55,15 @@ pub(super) fn log_lanes(nic: &Nic, peer: &PeerState, LaneChange { per_rail, why 
     }
 }
 
-/// It does not run yet, as `so_far` tells.
+/// The connection does not run yet; `so_far` says why.
 pub(super) fn warn_of_delay(nic: &Nic, peer: &PeerState, so_far: &str) {
-    let text = format!("{}: the connection to {} does not run yet: {so_far}", nic.name, peer.peer());
+    let text = format!("{}: the connection to {} has not recovered yet: {so_far}", nic.name, peer.peer());
     if let Some(line) = nic.notices.line("late", &text) {
         log::warn!("{line} (FERRITE_GIVE_UP={} s)", nic.config.give_up_s);
     }
 }
 
-/// It runs on `in_use` of its `rails`, after this time and so many attempts.
+/// The connection runs on `in_use` of its `rails` again, after this time and number of attempts.
 pub(super) fn log_recovered(
     nic: &Nic,
     peer: &PeerState,
@@ -70,12 +72,12 @@ pub(super) fn log_recovered(
 ) {
     let all = rails.all();
     let of = match rails.borrowing() {
-        Some(rail) => format!(" over {}, which is borrowed", rails.names(RailMask::only(rail))),
+        Some(rail) => format!(" over the borrowed port {}", rails.names(RailMask::only(rail))),
         None if in_use == all => String::new(),
         None => format!(" on rail(s) {in_use} of {all}"),
     };
     let (name, peer, ms) = (&nic.name, peer.peer(), duration.as_millis());
-    let text = format!("{name}: the connection to {peer} goes on{of}, after {ms} ms and {attempts} attempt(s)");
+    let text = format!("{name}: connection to {peer} recovered{of} in {ms} ms ({attempts} attempt(s))");
     match nic.notices.line("recovered", &text) {
         Some(line) => log::info!("{line}"),
         None => log::debug!("{text}"),

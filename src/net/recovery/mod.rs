@@ -1,26 +1,27 @@
-//! Recovery of a connection after a fault: what [`crate::proto::recovery`] decides, done with verbs.
+//! Recovery of a connection after a fault: executes the decisions of [`crate::proto::recovery`]
+//! with verbs.
 //!
-//! After a fault all queue pairs of the connection are replaced, over the rails that both ends can use then. The receiver says which
-//! messages have not arrived, and the sender sends those again.
+//! After a fault all queue pairs of the connection are replaced, over the rails that both ends can
+//! use by then. The receiver lists the messages that have not arrived, and the sender resends them.
 //!
-//! | file | what it is |
-//! |---|---|
-//! | [`conn`] | one connection's recovery: what has happened, the state machine, and who does what it asks for |
-//! | [`inbox`] | what has happened to it and is not handled yet |
+//! | file | contents |
+//! | --- | --- |
+//! | [`conn`] | the recovery of one connection: its inbox, the state machine, and the actions |
+//! | [`inbox`] | events that are not handled yet |
 //! | [`new_qps`] | the queue pairs of an attempt: created, connected, tested |
-//! | `progress` | how it goes on with them, up to their use |
-//! | `events` | its events: of the peer, of ports and of failed queue pairs |
-//! | `moves`, `changes` | other lanes, and other paths for slow ones; one connection at a time changes its lanes |
-//! | `log_lines` | what the log says of connections that recover |
+//! | `progress` | the steps with them, up to their use |
+//! | `events` | events from the peer, ports and failed queue pairs |
+//! | `moves`, `changes` | more or fewer lanes, and other paths for slow ones; one connection at a time changes its lanes |
+//! | `log_lines` | log lines of recoveries |
 //! | [`end`] | what the recovery needs of a send or receive communicator |
-//! | `in_use` | the devices that the queue pairs of a connection are on |
-//! | `devices` | the devices of a connection's own cards: lost, open again, with the connection's memory or not |
-//! | [`rails`] | which rails of a device can be used at present |
-//! | `spare` | the port of another card that a connection uses while none of its own can be used |
+//! | `in_use` | the devices that a connection's queue pairs use |
+//! | `devices` | the devices of its own cards: lost, reopened, with or without its memory |
+//! | [`rails`] | which rails of a device are usable at present |
+//! | `spare` | the port of another card, borrowed while none of its own is usable |
 //!
-//! NCCL's threads only report faults here. The rest is done by [`crate::net::background::workers`], whose threads exist only while there
-//! is something to recover: creating, connecting and destroying queue pairs may take milliseconds each, and resolving an
-//! address up to a second.
+//! NCCL's threads only report faults here. The threads of [`crate::net::background::workers`] do
+//! the rest, and exist only while something recovers. Creating, connecting and destroying queue
+//! pairs may take milliseconds each, and resolving an address up to a second.
 
 mod changes;
 pub mod conn;

@@ -1,4 +1,4 @@
-//! Other lanes, and other paths for lanes, although nothing has failed: new queue pairs replace those in use.
+//! Voluntary changes of queue pairs: more or fewer lanes, and other paths for slow lanes.
 
 use super::changes::{Change, LaneTurn};
 use super::conn::{ConnRecovery, Work};
@@ -11,31 +11,33 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl ConnRecovery {
-    /// Sender: the lane of queue pair `qp` has stayed slow while others have not, and the connection has this speed, if that is known.
+    /// Sender: reports that the lane of queue pair `qp` has stayed slow while others have not.
+    /// `speed` is that of the connection, if known.
     pub fn report_slow_lane(&self, qp: QpIndex, speed: Option<Speed>) {
-        // While none may move, no thread is woken.
+        // Wakes no thread while no lane may move.
         if self.now().as_millis() as u64 >= self.next_move_ms.load(Ordering::Relaxed) {
             self.put_or_wait(Input::SlowLane(qp, speed));
         }
     }
 
-    /// Sender: the connection is to have another number of queue pairs.
+    /// Sender: requests another number of queue pairs.
     pub fn request_lane_change(&self, change: LaneChange) {
         self.put_or_wait(Input::Lanes(change));
     }
 
-    /// Lanes are to be taken, or given up.
+    /// Records a request to add or drop lanes.
     pub(super) fn change_lanes(&self, work: &mut Work, change: LaneChange) {
         work.changes.requested = Some(change);
     }
 
-    /// Asks the peer for that, if it is requested, this connection's turn, and nothing else is under way. Not while the control connection is
-    /// lost: the peer would not hear of it, and the queue pairs in use are healthy.
+    /// Sends a requested change to the peer, if it is this connection's turn and nothing else is in
+    /// progress. Waits while the control connection is lost: the peer would not receive it, and the
+    /// present queue pairs are healthy.
     pub(super) fn ask_for_change(&self, work: &mut Work) {
         if work.changes.asked.is_some() && !work.machine.is_about_to_change() {
             match work.machine.is_running() {
                 true => work.changes.give_up(),
-                // It has begun, or something else has.
+                // The change or another one has begun.
                 false => work.changes.asked = None,
             }
         }
@@ -47,7 +49,7 @@ impl ConnRecovery {
         }
     }
 
-    /// The peer has answered: the next attempt has what it was asked for.
+    /// The peer has answered: applies the change to the next attempt.
     pub(super) fn begin_change(&self, work: &mut Work) {
         match work.changes.asked {
             None => {}
@@ -62,23 +64,24 @@ impl ConnRecovery {
         }
     }
 
-    /// Gives a slow lane another path, if the connection and the card have not had too many.
+    /// Moves a slow lane to another path, within the budgets of the connection and the card.
     pub(super) fn move_lane(&self, work: &mut Work, qp: QpIndex, speed: Option<Speed>) {
         let now = self.now();
         let Some(rail) = work.rails.port(work.new_qps.rail_of(qp).into()).map(Arc::clone) else { return };
-        // While something else is under way, the queue pairs are about to be others. As to the control connection, see above.
+        // Anything else in progress is about to replace the queue pairs. For the control
+        // connection, see [`Self::ask_for_change`].
         if !work.machine.is_running() || !self.peer.state().is_open() {
             return;
         }
         let Work { machine, changes, .. } = work;
         let mut is_begun = false;
         let none_for = rail.card.move_lane(|| {
-            let cause = || format!("to give lane {}, which stays slow, another path", qp.0);
+            let cause = || format!("to move slow lane {} to another path", qp.0);
             is_begun = changes.budget.poll_move(now, speed) && machine.handle_change_request(now, cause());
             is_begun
         });
         let next = none_for.map_or_else(|| changes.budget.next(), |none_for| now + none_for);
-        // Rounded up: else threads would be woken until the time has come.
+        // Rounded up, so that threads are not woken before the time has come.
         self.next_move_ms.store(next.as_millis() as u64 + 1, Ordering::Relaxed);
         if is_begun {
             work.changes.asked = Some(Change::Move(qp));
@@ -86,11 +89,11 @@ impl ConnRecovery {
     }
 }
 
-/// For messages: why a connection takes other queue pairs, by this request.
+/// Why a connection replaces its queue pairs, for messages.
 fn cause_of_change(LaneChange { per_rail, why }: LaneChange) -> String {
     match per_rail {
-        1 => format!("to give lanes up: {why}"),
-        count => format!("to take {count} lanes per rail: {why}"),
+        1 => format!("to drop lanes: {why}"),
+        count => format!("to use {count} lanes per rail: {why}"),
     }
 }
 
@@ -101,7 +104,7 @@ mod tests {
     #[test]
     fn the_cause_of_a_change_says_whether_lanes_begin_or_end() {
         let cause = |per_rail, why| cause_of_change(LaneChange { per_rail, why });
-        assert_eq!(cause(4, "large messages"), "to take 4 lanes per rail: large messages");
-        assert_eq!(cause(1, "all lanes have carried as much"), "to give lanes up: all lanes have carried as much");
+        assert_eq!(cause(4, "large messages"), "to use 4 lanes per rail: large messages");
+        assert_eq!(cause(1, "all lanes have carried as much"), "to drop lanes: all lanes have carried as much");
     }
 }

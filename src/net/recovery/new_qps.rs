@@ -1,4 +1,4 @@
-//! The queue pairs that an attempt makes: created, connected, and tested whether they reach the peer.
+//! The queue pairs of an attempt: created, connected, and tested for whether they reach the peer.
 
 use super::end::End;
 use super::log_lines;
@@ -27,16 +27,17 @@ use crate::verbs::status::Status;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// After so many failures between the same ports, a rail is left out of which only some queue pairs reach the peer, if all of another
-/// one do. Before, they are made anew, and may have other paths.
+/// After this many failures between the same ports, a rail of which only some queue pairs reach the
+/// peer is left out if another rail is complete. Until then its queue pairs are created anew, which
+/// may give them other paths.
 const MOST_UNREACHED: u32 = 4;
-/// How often it is asked whether it has.
+/// How often to check the test of whether the peer is reached.
 const REACH_EVERY: Duration = Duration::from_micros(100);
 
-/// The port of a rail, with the rail's number, and the GID of the peer's.
+/// The number of a rail, its port, and the GID of the peer's port.
 type Between = (u8, Arc<Rail>, [u8; 16]);
 
-/// The new queue pairs of one end of a connection. There may be none.
+/// The new queue pairs of one end of a connection, if any.
 #[derive(Debug)]
 pub struct NewQps {
     nic: Arc<Nic>,
@@ -44,14 +45,14 @@ pub struct NewQps {
     role: Role,
     /// Queue pairs on each rail. A receiver has no more than the sender.
     per_rail: usize,
-    /// A sender's for the next attempt, and that of the latest one: what has failed once is not requested for again.
+    /// A sender's request for the next or the latest attempt. A failed one is not repeated.
     requested: Option<usize>,
     tried: Option<usize>,
     priority: Priority,
     labels: FlowLabels,
-    /// How the queue pairs are numbered that were connected last.
+    /// The numbering of the queue pairs that were connected last.
     striping: Striping,
-    /// The ports of the latest attempt at both ends, and what tests between them have found.
+    /// The ports of the latest attempt at both ends, and the results of tests between them.
     between: Vec<Between>,
     times: PathTimes,
     mtus: PathMtus,
@@ -61,36 +62,39 @@ pub struct NewQps {
 #[derive(Debug)]
 enum Stage {
     None,
-    /// The sender's, before the receiver's are known.
+    /// The sender's queue pairs, before the receiver's are known.
     Created(InitQpSet),
     Connecting(u32, Box<ConnectingQpSet>),
-    /// The sender's are connected.
+    /// The sender's queue pairs are connected.
     Testing(u32, Box<(ReachTest, Endpoint)>, RailWeights),
     Connected(QpSet, RailWeights),
-    /// The receiver's are connected, and the sender is ready.
+    /// The receiver's queue pairs are connected, and the sender is ready.
     Proving(u32, Box<ReachTest>, RailWeights),
 }
 
 /// How far the queue pairs of an attempt are.
 #[derive(Debug)]
 pub enum Progress {
-    /// To be asked again at this time.
+    /// Check again at this time.
     Wait(Instant),
-    /// Those of this attempt are connected, with this description for the peer. The sender's reach it.
+    /// The queue pairs of this attempt are connected, with this description for the peer. The
+    /// sender's reach it.
     Connected(u32, Endpoint, Reach),
-    /// Those of this attempt are connected, but nothing is acknowledged over some of them, among which are all of these rails; or why else
-    /// they are not used.
+    /// The queue pairs of this attempt are connected, but some get no acknowledgement, among them
+    /// all of these rails. The text gives another reason not to use them.
     Unreachable(u32, RailMask, Option<String>),
-    /// Those of this attempt, the receiver's, reach the sender.
+    /// The receiver's queue pairs of this attempt reach the sender.
     Proven(u32),
-    /// Some do not, among which are all of these rails; or why else they are not used.
+    /// Some of them do not, among them all of these rails. The text gives another reason not to use
+    /// them.
     Unproven(u32, RailMask, Option<String>),
-    /// Those of this attempt cannot be connected.
+    /// The queue pairs of this attempt cannot be connected.
     Failed(u32, Error),
 }
 
 impl NewQps {
-    /// None yet, for an end of a connection to `peer` on `terms` that runs on `qps`, as whose packets theirs are marked.
+    /// No new queue pairs yet, for an end of a connection to `peer` on `terms` that runs on `qps`.
+    /// Their packets are marked like those of `qps`.
     pub fn new(nic: &Arc<Nic>, peer: &Arc<PeerState>, role: Role, terms: &Negotiated, qps: &QpSet) -> Self {
         let per_rail = match role {
             Role::Sender => terms.qps_per_rail(),
@@ -113,22 +117,22 @@ impl NewQps {
         }
     }
 
-    /// In the next attempt, a sender tries to have so many queue pairs on each rail, or as many as the receiver and the devices have. If the
-    /// attempt fails, the ones after it have as many as before.
+    /// In the next attempt, a sender tries to create this many queue pairs on each rail, or as many
+    /// as the receiver and the devices have. If that attempt fails, later ones use the old number.
     pub fn request(&mut self, per_rail: u8) {
         self.requested = Some(per_rail.into());
     }
 
-    /// The number of the rail of a queue pair of those that were connected last.
+    /// The rail number of a queue pair of those connected last.
     pub fn rail_of(&self, qp: QpIndex) -> u8 {
         self.striping.rail_of(qp)
     }
 
-    /// From the next attempt on, the lanes of these queue pairs, which are those that were connected last, have other flow labels, if they
-    /// have any: and so other paths.
+    /// Gives the lanes of these queue pairs, of those connected last, other flow labels from the
+    /// next attempt on, if they have any. This changes their paths.
     pub fn leave_paths(&mut self, qps: Silent) {
         if self.striping.qp_count() <= self.striping.rails() {
-            // Without lanes there are no labels: new queue pairs have other paths.
+            // Without lanes there are no flow labels: new queue pairs have other paths anyway.
             return;
         }
         for qp in (0..self.striping.qp_count()).filter(|qp| qps.0 & 1 << qp != 0) {
@@ -136,7 +140,7 @@ impl NewQps {
         }
     }
 
-    /// Creates the sender's on `ports`. Returns their description for the receiver.
+    /// Creates the sender's queue pairs on `ports`. Returns their description for the receiver.
     ///
     /// # Errors
     /// A port is down, or a device has no more queues.
@@ -146,7 +150,7 @@ impl NewQps {
         let count = self.count(self.tried.unwrap_or(self.per_rail));
         let mut qps = InitQpSet::new(&self.nic, ports, count, end.caps())?;
         end.describe(&mut qps)?;
-        // The peer's ports are taken for those of the latest attempt.
+        // Assumes that the peer's ports are those of the latest attempt.
         qps.limit_mtus(&self.mtus, |rail| {
             self.between.iter().find(|(number, ..)| *number == rail).map(|(.., far)| *far)
         });
@@ -158,13 +162,14 @@ impl NewQps {
         Ok(endpoint)
     }
 
-    /// So many queue pairs on each rail, and how many there were, if these were fewer.
+    /// The number of queue pairs to create on each rail, and the old number if that was smaller.
     fn count(&self, per_rail: usize) -> (usize, Option<usize>) {
         let before = usize::from(self.striping.qps_per_rail());
         (per_rail, (per_rail > before).then_some(before))
     }
 
-    /// Begins to connect the queue pairs of `attempt` on `ports` to those of `remote`. The receiver's are created first.
+    /// Begins to connect the queue pairs of `attempt` on `ports` to those of `remote`. Creates the
+    /// receiver's first.
     ///
     /// # Errors
     /// A port is down, a device has no more queues, or the two ends do not fit.
@@ -180,7 +185,7 @@ impl NewQps {
         };
         let far = |rail| remote.rails.get(ports.iter().position(|on| on.number == rail)?).map(|far| far.gid);
         if self.role == Role::Receiver {
-            // The sender's have the MTU of its offer, which is as limited as was known.
+            // The sender's keep the MTU of its offer, which had all known limits.
             qps.limit_mtus(&self.mtus, far);
         }
         let (sender, receiver) = match self.role {
@@ -192,16 +197,16 @@ impl NewQps {
         self.handle_ports(between.collect());
         let rails = qps.rail_numbers();
         terms.striping = terms.striping.over(rails);
-        // The recovery repeats what fails, and a rail on which it fails must not hold up the others.
+        // The recovery repeats what fails, and a failing rail must not delay the others.
         let connecting = qps.connect(&self.nic, remote, &terms, self.priority, self.labels.clone(), Retries::NONE)?;
         self.stage = Stage::Connecting(attempt, Box::new(connecting));
         Ok(())
     }
 
-    /// Goes on as far as is possible now. `None`: there is nothing to be done.
+    /// Continues as far as possible now. `None`: there is nothing to do.
     ///
     /// # Errors
-    /// The peer has sent what it must not send yet. The connection cannot go on.
+    /// The peer has sent a frame too early. The connection cannot continue.
     pub fn advance(&mut self, end: &dyn End) -> Result<Option<Progress>> {
         Ok(match std::mem::replace(&mut self.stage, Stage::None) {
             Stage::Connecting(attempt, connecting) => Some(self.advance_connecting(end, attempt, connecting)),
@@ -241,7 +246,7 @@ impl NewQps {
         })
     }
 
-    /// All queue pairs of `test` reach the peer.
+    /// Handles that all queue pairs of `test` reach the peer.
     fn handle_reached(&mut self, test: ReachTest, weights: RailWeights) {
         self.mtus.handle_test(paths(&self.between), std::iter::empty());
         self.times.handle_round_trip(test.round_trip());
@@ -251,8 +256,8 @@ impl NewQps {
         self.stage = Stage::Connected(qps, weights);
     }
 
-    /// Something is not acknowledged over the `silent` queue pairs of `test`. Destroys all of them, and returns the rails that are to be left
-    /// out, and why, if that is more than that nothing is acknowledged.
+    /// Handles that the `silent` queue pairs of `test` get no acknowledgement: destroys all queue
+    /// pairs. Returns the rails to leave out, and a reason if there is a more precise one.
     fn handle_silent(&mut self, test: ReachTest, silent: Silent) -> (RailMask, Option<String>) {
         self.times.handle_failure();
         self.leave_paths(silent);
@@ -266,13 +271,14 @@ impl NewQps {
         (left_out - lowered, why)
     }
 
-    /// For messages: that packets of some sizes only come through, of which rails are told that are `lowered` for that.
+    /// For messages: that only packets of some sizes arrive. `lowered` is the mask of rails whose
+    /// MTU was lowered for that.
     fn describe_cut(&self, test: &ReachTest, lowered: RailMask) -> Option<String> {
         let (rail, code) = test.cut_rails().min_by_key(|(_, code)| *code)?;
         let port = test.qps().rails.iter().find(|on| on.number == rail).map_or("", |on| on.port.name.as_str());
         let (arriving, lost) = (path_mtu::bytes(code), path_mtu::bytes(code + 1));
         let text = format!(
-            "packets of {lost} bytes from {port} are lost, and those of {arriving} bytes arrive: check the MTU of the switches on the path"
+            "packets of {lost} bytes from {port} are lost, packets of {arriving} bytes arrive: check the MTU of the switches on the path"
         );
         if !lowered.is_empty() {
             log_lines::warn_of_mtu(&self.nic, &self.peer, &text, arriving);
@@ -280,7 +286,8 @@ impl NewQps {
         Some(text)
     }
 
-    /// For messages: the ports of the latest attempt, and what to look at where they do not reach each other.
+    /// For messages: the ports of the latest attempt, and what to check where they do not reach
+    /// each other.
     pub fn describe_paths(&self) -> String {
         let mut troubles = Vec::new();
         let mut path = |(_, port, far): &Between| {
@@ -298,7 +305,8 @@ impl NewQps {
         format!("; from {}; likely: {}{or}", paths.join(", from "), Status::RETRY_EXCEEDED.cause())
     }
 
-    /// The queue pairs are on these ports, and connected to these GIDs. Those of another port may be reached as quickly as ever.
+    /// Records that the queue pairs are on these ports and connected to these GIDs. Paths between
+    /// other ports keep their record.
     fn handle_ports(&mut self, between: Vec<Between>) {
         let is_same =
             |((_, port, gid), (_, now, gid_now)): (&Between, &Between)| Arc::ptr_eq(port, now) && gid == gid_now;
@@ -308,8 +316,9 @@ impl NewQps {
         self.between = between;
     }
 
-    /// The sender is ready, whose test has found what `told` says, and the missing list is due: begins to test whether the receiver's queue pairs
-    /// reach it. That the sender's reach the receiver says little of the way back: acknowledgements may be carried where requests are not.
+    /// Begins to test whether the receiver's queue pairs reach the sender. The sender is ready, its
+    /// test has found what `told` reports, and the missing list is due. A test from the sender does
+    /// not prove the way back: acknowledgements may pass where requests do not.
     ///
     /// # Errors
     /// There are none, or the device refuses.
@@ -332,7 +341,8 @@ impl NewQps {
         }
     }
 
-    /// The queue pairs are connected: the receiver's are made ready for messages, the sender's are tested.
+    /// Handles that the queue pairs are connected: prepares the receiver's for messages, or tests
+    /// the sender's.
     fn prepare(&mut self, end: &dyn End, attempt: u32, connecting: ConnectingQpSet) -> Result<Progress> {
         let (mut qps, endpoint) = connecting.finish();
         // From now on a completion queue of these may fail.
@@ -353,7 +363,7 @@ impl NewQps {
         }
     }
 
-    /// The connected ones, which come into use, with the weights that their rails begin with.
+    /// Takes the connected queue pairs for use, with the initial weights of their rails.
     ///
     /// # Errors
     /// There are none.
@@ -371,13 +381,13 @@ impl NewQps {
         }
     }
 
-    /// Destroys them.
+    /// Destroys the new queue pairs.
     pub fn discard(&mut self) {
         self.discard_of(false);
     }
 
-    /// Destroys them. If the attempt ended because the peer's next frame `was_late`, that says nothing of the paths: the peer, which tells
-    /// what its own test finds, has much to do.
+    /// Destroys the new queue pairs. If the peer's next frame `was_late`, that says nothing of the
+    /// paths: a busy peer reports what its own test finds.
     pub fn discard_of(&mut self, was_late: bool) {
         match std::mem::replace(&mut self.stage, Stage::None) {
             Stage::Connected(qps, _) if was_late && self.role == Role::Sender => qps.destroy(),
@@ -385,9 +395,10 @@ impl NewQps {
         }
     }
 
-    /// Queue pairs of this `stage` do not come into use, and are destroyed. If they are the receiver's and connected, the sender has not become
-    /// ready: its writes may have reached the receiver's, and their acknowledgements, which take the paths of these, may be lost. If they are
-    /// the sender's, the receiver's may not have reached it.
+    /// Destroys queue pairs of this `stage` that are not used. If the receiver's are connected, the
+    /// sender has not become ready. Its writes may have reached this end while acknowledgements,
+    /// which take the paths of these, were lost. If they are the sender's, the receiver's may not
+    /// have reached it.
     fn end(&mut self, stage: Stage) {
         match (self.role, &stage) {
             (Role::Receiver, Stage::Connected(..)) => self.leave_paths(Silent(u32::MAX)),
@@ -403,7 +414,7 @@ impl NewQps {
     }
 }
 
-/// The paths between these ports, by the numbers of their rails.
+/// The paths between these ports, by rail number.
 fn paths(between: &[Between]) -> impl Iterator<Item = (u8, Ports)> {
     between.iter().map(|(number, port, far)| (*number, Ports { own: port.name.clone(), far: *far }))
 }

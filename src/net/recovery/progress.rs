@@ -1,4 +1,4 @@
-//! How a recovery goes on with the new queue pairs of an attempt, up to their use.
+//! Progress of a recovery with the new queue pairs of an attempt, up to their use.
 
 use super::conn::{ConnRecovery, Work};
 use super::end::End;
@@ -9,7 +9,7 @@ use crate::proto::recovery::rail_mask::RailMask;
 use std::time::Instant;
 
 impl ConnRecovery {
-    /// Goes on with the new queue pairs. Returns when it is to be called again.
+    /// Continues with the new queue pairs. Returns when to call it again.
     pub(super) fn advance(&self, work: &mut Work, end: &dyn End) -> Result<Option<Instant>> {
         let now = self.now();
         let Some(progress) = work.new_qps.advance(end)? else { return Ok(None) };
@@ -21,15 +21,15 @@ impl ConnRecovery {
             }
             Progress::Unreachable(attempt, dead, why) => work.machine.handle_unusable(now, attempt, dead, why),
             Progress::Unproven(attempt, dead, why) => {
-                // The sender learns it from what this end can use. Of one that is not tested beside others it is not known whether it
-                // is to blame: those that are left may be worse.
+                // The sender learns it from the rails that this end reports as usable. A rail that
+                // was not tested beside others may not be to blame: the rest may be worse.
                 if dead != work.machine.rails() {
                     dead.iter().for_each(|rail| work.rails.avoid(rail));
                 }
                 work.machine.handle_unusable(now, attempt, dead, why);
             }
             Progress::Proven(attempt) if work.machine.is_resuming(attempt) => self.resume(work, end, attempt, None)?,
-            // The peer has begun another attempt meanwhile: these queue pairs are not used.
+            // The peer has begun another attempt meanwhile: do not use these queue pairs.
             Progress::Proven(attempt) => {
                 work.new_qps.discard();
                 work.machine.handle_unreachable(now, attempt, RailMask::NONE);
@@ -42,7 +42,7 @@ impl ConnRecovery {
         Ok(Some(Instant::now()))
     }
 
-    /// Goes on over the queue pairs of `attempt`; the sender with the receiver's `missing_list`.
+    /// Resumes over the queue pairs of `attempt`; the sender with the receiver's `missing_list`.
     pub(super) fn resume(
         &self,
         work: &mut Work,

@@ -1,4 +1,4 @@
-//! Which rails of a device can be used at present.
+//! Which rails of a device are usable at present.
 
 use super::devices::ConnDevices;
 use super::spare::{SparePort, Wanted};
@@ -44,16 +44,18 @@ pub struct ConnRails {
     all: RailMask,
     /// By rail number: this end's address when the connection was set up.
     known: [Option<LocalAddress>; MAX_RAILS],
-    /// By rail number: the peer's GID, as far as it is known. What it was before the peer could not use the rail does not count.
+    /// By rail number: the peer's GID, if known. A GID from before the peer lost the rail does not
+    /// count.
     far: [Option<[u8; 16]>; MAX_RAILS],
-    /// By the peer's port: its GID when it listened, as far as it is known.
+    /// By the peer's port: its GID when it listened, if known.
     listened: [Option<[u8; 16]>; MAX_RAILS],
-    /// The device's own port of each rail. The receiver finds another one when there are no queue pairs.
+    /// The device's own port of each rail. The receiver may choose another when there are no queue
+    /// pairs.
     pairs: Pairs,
     /// The rails that the connection has run on, and the own ports that it has run over last.
     run: RailMask,
     run_pairs: Pairs,
-    /// Whether the ends were in different networks when the connection was set up.
+    /// Whether the ends were in different networks at set-up.
     is_routed: bool,
     /// By rail number: until when a rail is not used because queue pairs could not be made there, and how often in a row that was.
     avoided: [Option<Avoided>; MAX_RAILS],
@@ -63,7 +65,8 @@ pub struct ConnRails {
 }
 
 impl ConnRails {
-    /// Those of a connection of `count` rails that begins on `qps`, of `nic`, at the end with this `role`. The others are tried after a while.
+    /// The rails of a connection of `count` rails that begins on `qps`, of `nic`, at the end with
+    /// this `role`. The others are tried after a while.
     pub fn of(nic: &Arc<Nic>, role: Role, count: u8, qps: &QpSet) -> Self {
         let (mut known, mut far) = ([None; MAX_RAILS], [None; MAX_RAILS]);
         let mut pairs = if role == Role::Sender { Pairs::same_places() } else { Pairs::default() };
@@ -96,17 +99,18 @@ impl ConnRails {
         this
     }
 
-    /// All of them.
+    /// All rails.
     pub fn all(&self) -> RailMask {
         self.all
     }
 
-    /// Whether it depends on what the peer can use which port a rail uses here.
+    /// Whether the choice of local ports depends on what the peer can use.
     pub fn depend_on_peer(&self) -> bool {
         self.role == Role::Receiver && (self.nic.rails.len() > 1 || self.all.count() > 1)
     }
 
-    /// The peer, which can use the rails `peer`, has this end on these `rails` now. There are no queue pairs.
+    /// Learns the addresses of `remote`, the peer, on these `rails`; it can use the rails `peer`.
+    /// There are no queue pairs.
     pub fn learn(&mut self, peer: RailMask, rails: RailMask, remote: &Endpoint) {
         let before = self.far;
         for (rail, end) in rails.iter().zip(&remote.rails) {
@@ -117,7 +121,7 @@ impl ConnRails {
         }
     }
 
-    /// Those whose port is active and has an address of the same kind as before.
+    /// The rails whose port is active and has an address of the same kind as before.
     pub fn usable(&self) -> RailMask {
         let usable = self.mask(|number| self.port(number).is_some_and(|port| self.is_addressable(number, port)));
         let now = Instant::now();
@@ -126,9 +130,10 @@ impl ConnRails {
         if (usable & wanted).is_empty() { usable } else { usable & wanted }
     }
 
-    /// Looks whether devices that were lost are back, and whether a port is to be borrowed, or given back. The latter happens only if the connection `is_at_rest`: it has no queue pairs,
-    /// not even of an attempt. `peer` are the rails that the peer can use, `fixed` those whose queue pairs there are; `listener` is told of the port's
-    /// events.
+    /// Checks whether lost devices are back, and whether to borrow or return a port. It does the
+    /// latter only when at rest: there are no queue pairs, not even of an attempt. `peer` is the
+    /// mask of rails that the peer can use, `fixed` that of rails with queue pairs. `listener`
+    /// receives the port's events.
     pub fn look(
         &mut self,
         memory: &ConnMemory,
@@ -137,7 +142,8 @@ impl ConnRails {
     ) {
         let is_at_rest = fixed.is_empty();
         self.devices.look(memory);
-        // Of a rail that has been tried and has no port here, the peer's address may have changed since: it is learnt by another try.
+        // The peer's address may have changed on a rail that was tried and has no port here.
+        // Another try learns it.
         let (now, mut forgotten) = (Instant::now(), self.all - peer);
         if self.role == Role::Receiver {
             let is_due = |number: usize| self.avoided[number].as_ref().is_some_and(|avoided| avoided.until() <= now);
@@ -155,7 +161,7 @@ impl ConnRails {
         if !is_at_rest {
             return;
         }
-        // Meanwhile there is one that has borrowed nothing.
+        // Meanwhile a placeholder that has borrowed nothing.
         let mut spare = std::mem::replace(&mut self.spare, SparePort::new(Role::Sender));
         let rail = (self.all() & peer).iter().next().or_else(|| self.all().iter().next()).unwrap_or_default();
         spare.settle(memory, |port| self.is_addressable(rail.into(), port));
@@ -163,7 +169,7 @@ impl ConnRails {
         self.spare = spare;
     }
 
-    /// Finds a port for each rail, but those that are `fixed`, towards a peer that can use these rails.
+    /// Chooses a port for each rail that is not `fixed`, for a peer that can use the rails `peer`.
     fn pair(&mut self, peer: RailMask, fixed: RailMask) {
         if !self.depend_on_peer() {
             return;
@@ -179,7 +185,8 @@ impl ConnRails {
             let known = table.get(port).and_then(Option::as_ref).and_then(|near| near.get(usize::from(rail)));
             known.copied().unwrap_or(Nearness::Impossible)
         };
-        // Two that have not run may be in different networks, which was not known when they were paired.
+        // Two rails that have not run may be in different networks, which was unknown when they
+        // were paired.
         let mut before = self.run_pairs;
         fixed.iter().for_each(|rail| before.set(rail, self.pairs.port_of(rail)));
         let wanted = WantedPairs {
@@ -191,7 +198,7 @@ impl ConnRails {
             ports: self.nic.rails.len(),
         };
         let mut pairs = pair(wanted, near_to);
-        // One whose port cannot be used now keeps it as long as nothing else does.
+        // A rail whose port is unusable now keeps it unless another rail takes it.
         for rail in (self.all - pairs.rails()).iter() {
             let is_free = |port: &usize| !self.all.iter().any(|other| pairs.port_of(other) == Some(*port));
             pairs.set(rail, before.port_of(rail).filter(is_free));
@@ -199,21 +206,21 @@ impl ConnRails {
         self.pairs = pairs;
     }
 
-    /// The ports of the rails with these `numbers`, on which `attempt` makes queue pairs.
+    /// The ports of the rails with these `numbers`, on which `attempt` creates queue pairs.
     ///
     /// # Errors
-    /// There is none for one of them.
+    /// A rail has no port.
     pub fn ports_for_attempt(&mut self, attempt: u32, numbers: RailMask) -> Result<Vec<RailPort>> {
         self.spare.handle_attempt(attempt);
         let on = |number: u8| {
             let port = self.port(number.into()).map(Arc::clone);
-            let port = port.ok_or_else(|| Error::system(format!("rail {number} has no port here")).on_rail(number))?;
+            let port = port.ok_or_else(|| Error::system(format!("rail {number} has no local port")).on_rail(number))?;
             Ok(RailPort { number, port, towards: self.towards(number.into()) })
         };
         numbers.iter().map(on).collect()
     }
 
-    /// The port of rail number `number`: its own, or the one that stands in for it.
+    /// The port of rail number `number`: its own or the borrowed one.
     pub fn port(&self, number: usize) -> Option<&Arc<Rail>> {
         let spare = u8::try_from(number).ok().and_then(|number| self.spare.of_rail(number));
         spare.or_else(|| self.own_port(number))
@@ -224,7 +231,8 @@ impl ConnRails {
         self.nic.rails.get(self.pairs.port_of(u8::try_from(number).ok()?)?)
     }
 
-    /// The peer's GID of rail number `number`. If it is not known: what its port of this number had when it listened, and the GIDs of other rails.
+    /// The peer's GID of rail number `number`. If unknown: the GID of its port of this number when
+    /// it listened, and those of other rails.
     fn towards(&self, number: usize) -> Vec<[u8; 16]> {
         match self.far[number % MAX_RAILS] {
             Some(gid) => vec![gid],
@@ -232,7 +240,7 @@ impl ConnRails {
         }
     }
 
-    /// For messages: the ports of these rails.
+    /// The ports of these rails, for messages.
     pub fn names(&self, numbers: RailMask) -> String {
         let ports = numbers.iter().filter_map(|number| self.port(number.into()));
         ports.map(|port| port.name.as_str()).collect::<Vec<_>>().join(", ")
@@ -243,12 +251,13 @@ impl ConnRails {
         self.spare.rail()
     }
 
-    /// Whether the connection ought to go back to an own port.
+    /// Whether the connection should return to an own port.
     pub fn is_loan_over(&self) -> bool {
         self.spare.is_over()
     }
 
-    /// Queue pairs could not be made on rail number `rail`: while another one can be used, it is not used for a while.
+    /// Avoids rail number `rail` for a while if another is usable: its queue pairs could not be
+    /// created.
     pub fn avoid(&mut self, rail: u8) {
         let waits_long = !self.run.contains(rail);
         let Some(avoided) = self.avoided.get_mut(usize::from(rail)) else { return };
@@ -261,7 +270,7 @@ impl ConnRails {
         self.avoided.iter_mut().flatten().for_each(|avoided| avoided.waits_long = false);
     }
 
-    /// The connection runs on `rails`: queue pairs can be made there.
+    /// Records that the connection runs on `rails`: queue pairs can be created there.
     pub fn handle_running(&mut self, rails: RailMask) {
         self.spare.handle_running();
         self.run = self.run | rails;
@@ -269,35 +278,38 @@ impl ConnRails {
         rails.iter().filter_map(|rail| self.avoided.get_mut(usize::from(rail)).map(Option::take)).for_each(drop);
     }
 
-    /// Whether a rail is not used, or has not been used again.
+    /// Whether a rail is avoided, or was and has not been used again.
     pub fn has_avoided(&self) -> bool {
         self.avoided.iter().any(Option::is_some)
     }
 
-    /// When a rail may be used again that is not used for a while, a device be back, or a port be borrowed or given back.
+    /// The next time at which an avoided rail may be used, a device may be back, or a port may be
+    /// borrowed or returned.
     pub fn next_change(&self) -> Option<Instant> {
         let now = Instant::now();
         let avoided = self.avoided.iter().flatten().map(Avoided::until).filter(|until| *until > now);
         avoided.chain(self.spare.next_change()).chain(self.devices.next_look()).min()
     }
 
-    /// Whether `port` is active, has an address like that which rail number `number` had before, and its device knows the memory.
+    /// Whether `port` is active, has an address compatible with that of rail number `number`, and
+    /// its device knows the memory.
     fn is_addressable(&self, number: usize, port: &Arc<Rail>) -> bool {
         let own = self.nic.rails.iter().position(|own| Arc::ptr_eq(own, port));
         let is_ready = own.map_or_else(|| self.spare.is_ready(port), |place| self.devices.is_ready(place));
         is_ready && port.address_now(&self.towards(number)).is_ok_and(|now| self.is_like(number, &now))
     }
 
-    /// Whether `port`, in place of rail number `number`, is in the network of the peer. `None`: it cannot be used.
+    /// Whether `port` would be in the peer's network as rail number `number`; `None` if unusable.
     fn is_near(&self, number: usize, port: &Rail) -> Option<bool> {
         let towards = self.towards(number);
         let now = port.address_now(&towards).ok().filter(|now| self.is_like(number, now))?;
         Some(port.infiniband || towards.iter().any(|peer| port.nearness_of(&now, peer) == Nearness::Near))
     }
 
-    /// Whether the address `now` is like that which rail number `number` had before, or may reach the peer's. A RoCE port has its link-local GID
-    /// at once when it comes up, and that of its IP address later: the former may not reach the peer. What the peer's is like may not be known:
-    /// other rails may be in networks of other kinds.
+    /// Whether the address `now` is of the same kind as the earlier one of rail number `number`, or
+    /// may reach the peer's. A RoCE port has its link-local GID as soon as it comes up, and the GID
+    /// of its IP address later. The former may not reach the peer. The peer's address may be
+    /// unknown: other rails may be in networks of other kinds.
     fn is_like(&self, number: usize, now: &LocalAddress) -> bool {
         if now.port.is_infiniband() {
             return true;

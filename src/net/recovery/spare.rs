@@ -1,10 +1,13 @@
-//! The port of another card that a connection uses while none of its own can be used.
+//! The port of another card that a connection borrows while none of its own is usable.
 //!
-//! A port is borrowed when no own one could be used for [`BORROW_AFTER`], and its card has registered all of the connection's memory;
-//! at once, if [`FAILED_OF_SENDER`] attempts in a row have failed over own ports that are active; the receiver, which does not know either
-//! whose port is to blame, waits for [`FAILED_OF_RECEIVER`]. It stands in for one rail: the peer sees
-//! that rail with another address. When an own port is back for a while, the connection goes back to it. A port over which so many
-//! attempts have failed is taken for one that cannot be used, for a while: an own one, or one that is borrowed.
+//! A port is borrowed when no own port was usable for [`BORROW_AFTER`] and its card has registered
+//! all of the connection's memory. It is borrowed at once if [`FAILED_OF_SENDER`] attempts in a row
+//! have failed over active own ports. The receiver cannot tell whose port is to blame, and waits
+//! for [`FAILED_OF_RECEIVER`].
+//!
+//! The borrowed port stands in for one rail: the peer sees that rail with another address. The
+//! connection returns to an own port that has been back for a while. A port over which that many
+//! attempts have failed, own or borrowed, counts as unusable for a while.
 
 use crate::error::Error;
 use crate::net::background::port_listeners::{PortEvent, PortListener};
@@ -17,21 +20,23 @@ use crate::proto::recovery::machine::Role;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long no own port could be used before one is borrowed.
+/// How long no own port was usable before one is borrowed.
 const BORROW_AFTER: Duration = Duration::from_millis(100);
-/// How long an own port has to be usable again before the connection goes back to it. Each time it is twice as long.
+/// How long an own port must be usable again before the connection returns to it. It doubles each
+/// time.
 const FIRST_RETURN: Duration = Duration::from_secs(1);
 const LONGEST_RETURN: Duration = Duration::from_secs(60);
-/// Attempts are in a row as long as the connection has run for less than this between them.
+/// Attempts are in a row if the connection ran for less than this between them.
 const STEADY_RUN: Duration = Duration::from_secs(2);
-/// A connection that has not borrowed for so long goes back as soon as the first time.
+/// A connection that has not borrowed for this long starts again with [`FIRST_RETURN`].
 const STEADY_TIME: Duration = Duration::from_secs(60);
-/// Attempts in a row that fail over one port before another one is tried.
+/// Failed attempts in a row over one port before another one is tried.
 const FAILED_OF_SENDER: u32 = 3;
 const FAILED_OF_RECEIVER: u32 = 4;
-/// How long a port is not borrowed after so many have failed.
+/// How long a port is not borrowed after that many failures.
 const AVOIDED_AFTER_FAILURES: Duration = Duration::from_secs(1);
-/// How long own ports are not used after so many have failed. It is short: the fault may be the peer's.
+/// How long own ports are not used after that many failures. It is short: the fault may be the
+/// peer's.
 const OWN_AVOIDED: Duration = Duration::from_secs(2);
 /// How long a port is not borrowed after its card has refused to register memory.
 const AVOIDED_AFTER_REFUSAL: Duration = Duration::from_secs(10);
@@ -39,23 +44,24 @@ const AVOIDED_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 /// The borrowed port of one connection, if there is one.
 #[derive(Debug)]
 pub struct SparePort {
-    /// Attempts in a row that fail over one port before another one is tried.
+    /// Failed attempts in a row over one port before another one is tried.
     max_failed: u32,
     loan: Option<Loan>,
-    /// Ports that are not borrowed before a time.
+    /// Ports that must not be borrowed before a time.
     avoided: Vec<(Arc<Rail>, Instant)>,
-    /// Since when no port could be used.
+    /// Since when no port was usable.
     without_since: Option<Instant>,
-    /// While a port is borrowed: since when an own one can be used.
+    /// While a port is borrowed: since when an own one is usable.
     own_since: Option<Instant>,
-    /// Since when the connection has been running; `None`: there was an attempt since.
+    /// Since when the connection has been running; `None` after an attempt.
     running_since: Option<Instant>,
-    /// Whether an own port could be used at the last look.
+    /// Whether an own port was usable at the last check.
     had_own: bool,
-    /// Attempts in a row over own ports, the latest of them, and until when own ports are not used.
+    /// The number of attempts in a row over own ports, the latest attempt, and until when own ports
+    /// are not used.
     own_attempts: (u32, u32),
     own_avoided: Option<Instant>,
-    /// How long that has to be before the connection goes back.
+    /// How long an own port must be usable before the connection returns to it.
     return_after: Duration,
     /// When the latest loan ended.
     returned: Option<Instant>,
@@ -68,15 +74,15 @@ struct Loan {
     port: BorrowedPort,
     /// The port's device, on which all memory is registered.
     device: Weak<OpenDevice>,
-    /// Attempts in a row over it, and the latest of them.
+    /// The number of attempts in a row over it, and the latest attempt.
     attempts: (u32, u32),
     /// Whether the connection has run over it.
     has_run: bool,
-    /// Told of the port's events, as long as it is borrowed.
+    /// Receives the port's events while it is borrowed.
     _events: Arc<dyn PortListener>,
 }
 
-/// Transient on what happens to a borrowed port.
+/// Passes the events of a borrowed port on to the connection.
 #[derive(Debug)]
 struct PassedOn(Weak<dyn PortListener>);
 
@@ -86,21 +92,21 @@ impl PortListener for PassedOn {
     }
 }
 
-/// What a connection wants to borrow a port for.
+/// What a connection borrows a port for.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
-    /// The rail that it is to stand in for.
+    /// The rail to stand in for.
     pub rail: u8,
     /// The connection's device.
     pub nic: &'a Nic,
     /// The connection's memory.
     pub memory: &'a ConnMemory,
-    /// Told of the port's events.
+    /// Receives the port's events.
     pub listener: &'a Weak<dyn PortListener>,
 }
 
 impl SparePort {
-    /// None yet, of an end with this `role`.
+    /// No borrowed port yet, at an end with this `role`.
     pub fn new(role: Role) -> Self {
         Self {
             max_failed: if role == Role::Sender { FAILED_OF_SENDER } else { FAILED_OF_RECEIVER },
@@ -122,7 +128,7 @@ impl SparePort {
         self.loan.as_ref().filter(|loan| loan.rail == rail).map(|loan| loan.port.port())
     }
 
-    /// Whether all memory is registered on the device of `port`, if that is the one that is borrowed.
+    /// Whether `port` is the borrowed one and its device has registered all memory.
     pub fn is_ready(&self, port: &Rail) -> bool {
         let device = Arc::downgrade(&port.card.device());
         self.loan.as_ref().is_none_or(|loan| Weak::ptr_eq(&loan.device, &device))
@@ -133,12 +139,12 @@ impl SparePort {
         self.loan.as_ref().map(|loan| loan.rail)
     }
 
-    /// Whether the connection ought to go back to an own port, which can be used again.
+    /// Whether the connection should return to an own port that is usable again.
     pub fn is_over(&self) -> bool {
         self.loan.is_some() && self.own_since.is_some_and(|since| since.elapsed() >= self.return_after)
     }
 
-    /// When a port may be borrowed, or given back.
+    /// When a port may next be borrowed or returned.
     pub fn next_change(&self) -> Option<Instant> {
         let give_back = self.own_since.filter(|_| self.loan.is_some()).map(|since| since + self.return_after);
         let borrow = self.without_since.filter(|_| self.loan.is_none()).map(|since| since + BORROW_AFTER);
@@ -146,7 +152,8 @@ impl SparePort {
         [give_back, borrow].into_iter().flatten().filter(|time| *time > now).min()
     }
 
-    /// An own port can be used now, or none (`has_own`). While queue pairs exist, nothing changes that they depend on.
+    /// Records whether an own port is usable now. Changes nothing that existing queue pairs depend
+    /// on.
     pub fn handle_own(&mut self, has_own: bool) {
         let now = Instant::now();
         if self.own_attempts.0 >= self.max_failed {
@@ -155,7 +162,7 @@ impl SparePort {
             self.without_since = now.checked_sub(BORROW_AFTER);
         }
         if has_own && !self.had_own {
-            // It is back: what has failed before does not count.
+            // An own port is back: earlier failures no longer count.
             self.own_attempts.0 = 0;
             self.own_avoided = None;
         }
@@ -166,7 +173,8 @@ impl SparePort {
         self.without_since = if is_without { self.without_since.or(Some(now)) } else { None };
     }
 
-    /// There are no queue pairs: gives a port back that is not needed any more, that is not `usable`, or over which attempts fail.
+    /// Returns a borrowed port that is no longer needed, not `usable`, or over which attempts fail.
+    /// There are no queue pairs.
     pub fn settle(&mut self, memory: &ConnMemory, usable: impl Fn(&Arc<Rail>) -> bool) {
         let Some(loan) = &self.loan else { return };
         let is_bad =
@@ -189,8 +197,9 @@ impl SparePort {
         }
     }
 
-    /// Borrows a port whose card registers all memory, if it is time for that: first those that are in the peer's network, then the
-    /// nearest. `is_near` tells whether a port is in that network; `None`: it cannot be used.
+    /// Borrows a port whose card registers all memory, if it is time: first those in the peer's
+    /// network, then the nearest. `is_near` returns whether a port is in that network, or `None` if
+    /// it is unusable.
     pub fn borrow(&mut self, wanted: Wanted<'_>, is_near: impl Fn(&Rail) -> Option<bool>) {
         let is_due = self.without_since.is_some_and(|since| since.elapsed() >= BORROW_AFTER);
         if self.loan.is_some() || !is_due {
@@ -224,7 +233,7 @@ impl SparePort {
         }
     }
 
-    /// Queue pairs of `attempt` are about to be made.
+    /// Counts an attempt whose queue pairs are about to be created.
     pub fn handle_attempt(&mut self, attempt: u32) {
         let (count, latest) = self.loan.as_mut().map_or(&mut self.own_attempts, |loan| &mut loan.attempts);
         if self.running_since.take().is_some_and(|since| since.elapsed() >= STEADY_RUN) {
@@ -235,7 +244,7 @@ impl SparePort {
         }
     }
 
-    /// The connection runs.
+    /// Records that the connection is running.
     pub fn handle_running(&mut self) {
         self.running_since = Some(Instant::now());
         self.without_since = None;
@@ -247,7 +256,7 @@ impl SparePort {
 
 impl Loan {
     /// # Errors
-    /// Memory cannot be registered on the port's card, or nobody can wait for its events.
+    /// Memory cannot be registered on the port's card, or no thread can wait for its events.
     fn begin(port: &Arc<Rail>, wanted: &Wanted<'_>) -> Result<Self, Error> {
         let watcher = port.card.watcher()?;
         let device = Arc::downgrade(&wanted.memory.extend(&port.card)?);

@@ -4,15 +4,22 @@
 //! Dialing ──► Awaiting ──► Connecting ──► SendComm
 //!    ▲ refused, or the control connection has ended: again
 //! ```
-//! Only what should not take long has a deadline: a TCP connection to the peer's port, and connecting the queue pairs. How
-//! long the peer takes to accept has no limit, and may be hours: among four ranks that connect in a ring, each may wait
-//! for its neighbours' handles before it accepts, while one of them still loads a model. As long as the control connection is
-//! there, so is the peer, and its end is noticed.
-//! What is offered to the peer is made during the first dial: the commands to the card need not wait for the network.
+//! Only fast steps have a deadline: a TCP connection to the peer's port, and connecting the queue
+//! pairs. The peer may take hours to accept: among four ranks that connect in a ring, each may wait
+//! for its neighbours' handles first, while one still loads a model. As long as the control
+//! connection exists, so does the peer, and its end is noticed.
 //!
-//! A rail that cannot be used now is left out, if there are others ([`super::rails`]). If there is no other, a port that is down, or has no
-//! address, and a device that fails, is waited for as long as the other steps may take, unless failover is switched off. If an address or a device goes while queue pairs are connected, all of it begins anew.
-//! One that is lost after the commit has gone into it leaves a communicator here of which the peer may not know. It is dialled
+//! The offer for the peer is created during the first dial: the commands to the card need not wait
+//! for the network.
+//!
+//! A rail that is unusable now is left out, if there are others ([`super::rails`]). Otherwise the
+//! set-up waits for a port that is down or has no address, or a device that fails, for as long as
+//! the other steps may take; not so without failover. If an address or a device is lost while queue
+//! pairs are connected, everything begins anew.
+//!
+//! A control connection lost after the commit leaves a communicator here that the peer may not
+//! know. It is dialled again like any other, and its Resume shows the peer that this end has
+//! committed.
 //! again like any other, and that this end wants to go on shows the peer that it has committed.
 
 use super::dials::{Dials, Failure};
@@ -47,7 +54,7 @@ use crate::stats::record::Direction;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A connection on its way. Every call of [`Self::advance`] does what can be done without waiting.
+/// A connection being set up. Each call of [`Self::advance`] does what is possible without waiting.
 #[derive(Debug)]
 pub struct Connector {
     nic: Arc<Nic>,
@@ -55,36 +62,36 @@ pub struct Connector {
     control: Arc<ControlDriver>,
     /// NCCL's communicator that it is for.
     of: NcclComm,
-    /// When the present attempts at a control connection, or at connecting the queue pairs, end.
+    /// When the present attempts to dial or to connect the queue pairs end.
     deadline: Instant,
     /// Since when there is a control connection.
     up_since: Option<Instant>,
-    /// When it was gone on with last.
+    /// The time of the last call.
     asked: Instant,
     start: Instant,
     /// The attempts at a control connection.
     dials: Dials,
     /// The rails that it may begin on.
     rails: Rails,
-    /// Why a port or its device could not be used at the latest look.
+    /// Why a port or its device was unusable at the last check.
     port_trouble: Option<Error>,
     steps: Steps,
     /// What it waits for, for reports.
     pub wait: Arc<SetUpWait>,
-    /// Made during the first dial, and not offered yet.
+    /// Created during the first dial, and not offered yet.
     made: Option<(InitQpSet, CtsRing)>,
     stage: Stage,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// The control connection is being made, unless there is one; after a refusal, again at the given time.
+    /// Dialling, unless there is a control connection; after a refusal, again at the given time.
     Dialing(Dial),
-    /// The hello is out; the peer's reply is due.
+    /// The hello is sent; the peer's reply is due.
     Awaiting(Box<Offer>),
-    /// The reply is there; the queue pairs are being connected.
+    /// The reply has arrived; the queue pairs are being connected.
     Connecting(Box<Pending>),
-    /// Over, one way or the other.
+    /// Finished or failed.
     Done,
 }
 
@@ -92,11 +99,12 @@ enum Stage {
 enum Dial {
     Again(Instant),
     Trying(ControlStream),
-    /// There is one, and a port or its device cannot be used. It is looked at again at the given time.
+    /// There is a control connection, but a port or its device is unusable. It is checked again at
+    /// the given time.
     Waiting(ControlStream, Instant),
 }
 
-/// What has been offered to the listener.
+/// The offer sent to the listener.
 #[derive(Debug)]
 struct Offer {
     stream: ControlStream,
@@ -105,7 +113,7 @@ struct Offer {
     ring: CtsRing,
 }
 
-/// What is agreed, and on its way.
+/// The agreed terms, and the queue pairs being connected.
 #[derive(Debug)]
 struct Pending {
     stream: ControlStream,
@@ -115,7 +123,7 @@ struct Pending {
 }
 
 const REDIAL_AFTER: Duration = Duration::from_millis(20);
-/// Time from one look at a port that cannot be used to the next.
+/// Interval between checks of an unusable port.
 pub(super) const LOOK_AFTER: Duration = Duration::from_millis(10);
 
 impl Connector {
@@ -145,7 +153,8 @@ impl Connector {
         }
     }
 
-    /// Whether nobody has asked for it for longer than anybody pauses who still wants it. Who does after all may begin anew.
+    /// Whether NCCL has stopped polling this connection for longer than the handshake timeout. If
+    /// it polls again, the connection begins anew.
     pub fn is_abandoned(&self, now: Instant) -> bool {
         now > self.asked + self.handshake_timeout()
     }
@@ -183,10 +192,10 @@ impl Connector {
         detail
     }
 
-    /// Does what can be done now; the communicator, once there is one.
+    /// Does what is possible now. Returns the communicator once it exists.
     ///
     /// # Errors
-    /// The peer refuses, has died or cannot be reached in time; or the device has no more queues.
+    /// The peer refuses, has died or is unreachable for too long, or the device has no more queues.
     pub fn advance(&mut self) -> Result<Option<SendComm>> {
         self.asked = Instant::now();
         loop {
@@ -204,7 +213,7 @@ impl Connector {
                     Err(e) if self.rails.leave_out(&e) => self.begin_without(),
                     Err(e) => wait_out(&self.nic, e, self.deadline).map(|_| redial())?,
                 },
-                Stage::Done => return Err(Error::internal("connect was called after it had failed")),
+                Stage::Done => return Err(Error::internal("connect was called after it failed")),
             };
             if !progress {
                 self.check_deadline(&stage)?;
@@ -216,7 +225,7 @@ impl Connector {
         }
     }
 
-    /// Whether the queue pairs could not be connected in time, and others can be tried.
+    /// Whether the queue pairs were not connected in time, and other rails can be tried.
     fn leave_out_late(&mut self, pending: &Pending) -> bool {
         let limit = format_args!("FERRITE_HANDSHAKE_TIMEOUT={} s", self.nic.config.handshake_timeout_s);
         Instant::now() >= self.deadline && self.rails.leave_out_late(&pending.connecting.too_late(limit))
@@ -257,7 +266,8 @@ impl Connector {
             }
             Dial::Waiting(stream, _) => self.offer(stream),
             Dial::Again(when) => {
-                // One for each attempt: what belongs to another one is not taken for this one's.
+                // One for each attempt, so that frames of another attempt are not taken for this
+                // one's.
                 let stream =
                     ControlStream::open(&self.control, self.handle.address, self.handle.token, random::bytes()?)?;
                 if when == self.start {
@@ -285,7 +295,7 @@ impl Connector {
         }
     }
 
-    /// Says hello over `stream`, as soon as all ports can be used.
+    /// Says hello over `stream`, as soon as all ports are usable.
     fn offer(&mut self, stream: ControlStream) -> Result<(Stage, bool)> {
         let (qps, ring) = match self.made.take().map_or_else(|| self.create(), Ok) {
             Ok(made) => made,
@@ -310,14 +320,15 @@ impl Connector {
         Ok((Stage::Awaiting(Box::new(Offer { stream, hello, qps, ring })), true))
     }
 
-    /// Makes what will be offered, while the first dial is under way. If that cannot be made now, it is made when the control connection is
-    /// there, as after each further dial: a peer that cannot be reached for a while is not to be offered what has become old.
+    /// Creates the offer during the first dial. If that is impossible now, it is created once the
+    /// control connection exists, as after each later dial: the offer to a peer that was
+    /// unreachable for a while must not be outdated.
     fn make_early(&mut self) {
         self.made = self.create().ok();
         self.steps.end("creating queue pairs");
     }
 
-    /// Creates what is offered, on the rails on which that is possible.
+    /// Creates the offer on the rails where that is possible.
     fn create(&mut self) -> Result<(InitQpSet, CtsRing)> {
         loop {
             match self.create_on(self.rails.chosen()) {
@@ -353,15 +364,15 @@ impl Connector {
         Error::remote(format!("connecting to {}: {text}", self.handle.address))
     }
 
-    /// The control connection has ended before the listener has answered. If it had been there for a while, the attempts at another one have
-    /// all of the time again; one that ends at once is an attempt that has failed.
+    /// The control connection has ended before the listener answered. If it existed for a while,
+    /// the time for attempts starts again. If it ended at once, the attempt has failed.
     fn ended(&mut self, end: End) -> Result<(Stage, bool)> {
         let to = self.handle.address;
         if self.up_since.take().is_some_and(|since| was_established(since.elapsed(), self.handshake_timeout())) {
             self.deadline = Instant::now() + self.handshake_timeout();
         }
         match end {
-            // If the listener's process is no more, that will be refused.
+            // If the listener's process has ended, the next attempt is refused.
             End::Closed | End::Lost(_) => {
                 self.dials.handle_end();
                 Ok(redial())
@@ -390,12 +401,9 @@ impl Connector {
             return Err(self.abandoned());
         }
         if frame.kind != Kind::Reply {
-            return Err(Error::remote(format!(
-                "connecting to {to}: another message ({}) came instead of a reply",
-                frame.kind
-            )));
+            return Err(Error::remote(format!("connecting to {to}: received {} instead of a reply", frame.kind)));
         }
-        // Nothing is committed yet: what has ended is begun anew.
+        // Nothing is committed yet, so it begins anew.
         if offer.stream.is_over() {
             return match offer.stream.poll_frame() {
                 Received::End(end) => self.ended(end),
@@ -424,7 +432,8 @@ impl Connector {
         done.map_err(|e| e.during(format_args!("connecting to {}", self.handle.address)))
     }
 
-    /// Commits. If that is lost with the control connection, the peer learns it over another one.
+    /// Commits. If the commit is lost with the control connection, the peer learns of it over
+    /// another one.
     fn complete(&self, pending: Pending) -> Result<SendComm> {
         let Pending { stream, connecting, mut ring, reply } = pending;
         let (mut qps, endpoint) = connecting.finish();

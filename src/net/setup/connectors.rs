@@ -1,9 +1,10 @@
-//! The connections that `connect` is about to make, by the numbers that NCCL's handles keep.
+//! Unfinished connections of `connect`, by the numbers in NCCL's handles.
 //!
-//! NCCL may give up on one and not say so. There is no limit to how long a peer may take to accept, so what bounds them is
-//! that NCCL asks: one that nobody has asked for so long is dropped, with its queue pairs, and its peer is sent a Goodbye. If NCCL asks
-//! for it after all, the connection is begun anew, which takes a moment and harms nothing. A [watcher](crate::net::background::watcher) looks
-//! after them, and so does every call that begins something.
+//! NCCL may abandon a connection silently, and a peer may take any time to accept. So the bound is
+//! that NCCL polls: a connection that NCCL has not polled for long is dropped with its queue pairs,
+//! and its peer gets a Goodbye. If NCCL polls it after all, the connection begins anew, which is
+//! quick and harmless. A [watcher](crate::net::background::watcher) checks for these, and so does
+//! every call that begins a connection.
 
 use super::connect::Connector;
 use crate::net::background::periodic::PeriodicTask;
@@ -18,17 +19,17 @@ pub struct Connectors {
 }
 
 impl Connectors {
-    /// Takes one off the list, to go on with it; 0 is no number.
+    /// Takes a connection off the list, to continue it; 0 is no number.
     pub fn take(&self, number: u64) -> Option<Connector> {
         if number == 0 { None } else { self.lock().remove(&number) }
     }
 
-    /// Puts one on the list until it is asked for again.
+    /// Puts a connection on the list until it is polled again.
     pub fn put(&self, number: u64, connector: Connector) {
         self.lock().insert(number, connector);
     }
 
-    /// Drops those that nobody asks for any more, once the list is unlocked; whether there are others.
+    /// Drops abandoned connections, once the list is unlocked. Returns whether others are left.
     pub fn sweep(&self) -> bool {
         let now = Instant::now();
         let mut connectors = self.lock();

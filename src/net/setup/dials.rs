@@ -1,42 +1,43 @@
-//! What has come of the attempts at a control connection to a listener's process, and what follows from it.
+//! Attempts at a control connection to a listener's process, and what follows from their failures.
 
 use crate::proto::control::Time;
 use crate::proto::control::redial::Refusals;
 
-/// Failures of an attempt at a TCP connection that may pass.
+/// TCP connection errors that may pass.
 const PASSING: [i32; 6] =
     [libc::ECONNREFUSED, libc::ETIMEDOUT, libc::ECONNRESET, libc::EAGAIN, libc::EHOSTUNREACH, libc::ENETUNREACH];
 
 /// The attempts for one connection.
 #[derive(Debug, Default)]
 pub(super) struct Dials {
-    /// Refusals in a row of the listener's port.
+    /// Refusals in a row by the listener's port.
     refusals: Refusals,
-    /// Whether a control connection to the listener's process has ended without a frame: it may have had too many clients, or no more
-    /// connections on that one, or it is dead, in which case its port is closed as well.
+    /// Whether a control connection to the listener's process has ended without a frame. The
+    /// process may have too many clients or connections on that one, or it is dead. In the latter
+    /// case its port is closed as well.
     turned_away: bool,
-    /// The errno of the latest attempt that failed.
+    /// The errno of the latest failed attempt.
     trouble: Option<i32>,
 }
 
-/// What follows from an attempt that has failed.
+/// What follows from a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
     /// It may pass.
     Transient,
-    /// It does not pass.
+    /// It is permanent.
     Permanent,
     /// The listener's process has died, or it took another peer.
     Abandoned,
 }
 
 impl Dials {
-    /// There is a control connection.
+    /// A control connection is established.
     pub(super) fn handle_connected(&mut self) {
         self.refusals.clear();
     }
 
-    /// The control connection has ended before the listener has answered.
+    /// The control connection has ended before the listener answered.
     pub(super) fn handle_end(&mut self) {
         self.turned_away = true;
     }
@@ -54,21 +55,21 @@ impl Dials {
         if self.turned_away && self.refusals.indicate_peer_death(now) { Failure::Abandoned } else { Failure::Transient }
     }
 
-    /// What they have come to, if there is no time for more.
+    /// The outcome when time is up.
     pub(super) fn outcome(&self) -> &'static str {
         match self.turned_away {
             true => "the listener accepted connections and closed them without an answer",
-            false => "no TCP connection came about (is the peer's process alive, and its port reachable?)",
+            false => "no TCP connection was established (is the peer's process alive, and its port reachable?)",
         }
     }
 
-    /// The latest failure; empty: there was none.
+    /// The latest failure; empty if none.
     pub(super) fn trouble(&self) -> String {
         let trouble = self.trouble.map(std::io::Error::from_raw_os_error);
         trouble.map(|error| format!("the latest attempt: {error}")).unwrap_or_default()
     }
 
-    /// The same, to be added to a message.
+    /// The latest failure, as an addition to a message.
     pub(super) fn latest_failure(&self) -> String {
         let trouble = self.trouble();
         if trouble.is_empty() { trouble } else { format!("; {trouble}") }
@@ -121,7 +122,7 @@ mod tests {
     #[test]
     fn it_is_reported_whether_there_was_a_connection_and_how_the_latest_attempt_failed() {
         let mut dials = Dials::default();
-        assert!(dials.outcome().starts_with("no TCP connection came about "), "{}", dials.outcome());
+        assert!(dials.outcome().starts_with("no TCP connection was established "), "{}", dials.outcome());
         assert_eq!(dials.latest_failure(), "");
         dials.handle_end();
         assert!(

@@ -1,4 +1,5 @@
-//! Who the two ends of a new connection are: for the peer, for messages, and for the statistics.
+//! The identities of both ends of a new connection: for the peer, for messages, and for the
+//! statistics.
 
 use crate::error::Result;
 use crate::host::{launcher, sysfs};
@@ -23,7 +24,7 @@ pub(super) fn own() -> Identity {
     }
 }
 
-/// Has a watcher look for connections that stand still, as long as there are connections.
+/// Runs stall detection on a watcher while there are connections.
 #[derive(Debug)]
 struct StallLook;
 
@@ -33,7 +34,8 @@ impl PeriodicTask for StallLook {
     }
 }
 
-/// A number of the connection whose sender, process `sender`, has said hello with these: both ends know them. The token cannot be told from it.
+/// A number for the connection whose sender, process `sender`, sent these in its hello: both ends
+/// know them. It does not reveal the token.
 pub(super) fn connection_number(token: &Token, ring: u64, sender: u32) -> u64 {
     let bytes = token.iter().copied().chain(ring.to_le_bytes()).chain(sender.to_le_bytes());
     // FNV-1a.
@@ -73,7 +75,8 @@ pub(super) fn open_stats(
 mod tests {
     use super::*;
 
-    /// Both ends have to compute the same, also those of another release. The value is FNV-1a of the 28 bytes by another program.
+    /// Both ends must compute the same, also across releases. The value is FNV-1a of the 28 bytes,
+    /// computed by another program.
     #[test]
     fn the_number_of_a_connection_is_the_fnv_1a_of_its_hello() {
         let token = std::array::from_fn(|index| index as u8);

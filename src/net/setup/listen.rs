@@ -1,9 +1,10 @@
 //! The listening side of a connection's set-up.
 //!
-//! The control plane leads those to a listener who know its token. Each is a candidate; only one that commits becomes a
-//! communicator. Connecting our queue pairs to a candidate's has a deadline. A candidate's commit has none: it is waited for
-//! as long as its control connection is there, and NCCL may leave a listener alone for hours. What is left of candidates whose control connection
-//! has ended meanwhile is cleared away by a [watcher](crate::net::background::watcher).
+//! The control plane leads clients with a listener's token to it. Each is a candidate; only one
+//! that commits becomes a communicator. Connecting our queue pairs to a candidate's has a deadline.
+//! Waiting for its commit has none: it lasts as long as the control connection, and NCCL may leave
+//! a listener alone for hours. A [watcher](crate::net::background::watcher) removes candidates
+//! whose control connection has ended.
 
 use super::connect::LOOK_AFTER;
 use super::identity;
@@ -39,7 +40,7 @@ use crate::stats::record::Direction;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// The most candidates at a time; others have to wait.
+/// The most candidates at a time; others must wait.
 pub(super) const MAX_CANDIDATES: usize = 32;
 
 /// A listener for one peer.
@@ -57,22 +58,23 @@ pub struct Listener {
     wait: Arc<SetUpWait>,
 }
 
-/// Those that have come to a listener. Their lock is held while the listener is asked, and is taken before any other.
+/// The candidates of a listener. Their lock is held while NCCL polls the listener, and is taken
+/// before any other.
 #[derive(Debug, Default)]
 pub(super) struct Candidates(pub(super) Mutex<Vec<Candidate>>);
 
 #[derive(Debug)]
 pub(super) struct Candidate {
     pub(super) stream: ControlStream,
-    /// Its device, process, host and address, once it has said hello.
+    /// Its device, process, host and address, after its hello.
     pub(super) name: Option<String>,
-    /// When connecting our queue pairs to its has taken too long.
+    /// The deadline for connecting our queue pairs to its own.
     deadline: Instant,
-    /// The rails that the connection may begin on, once it has said hello.
+    /// The rails that the connection may begin on, after its hello.
     rails: Rails,
-    /// The device that the connection uses, if that is not the listener's.
+    /// The device that the connection uses, if it is not the listener's.
     moved_to: Option<Arc<Nic>>,
-    /// Why a port of ours could not be used at the latest look.
+    /// Why a port of ours was unusable at the last check.
     trouble: String,
     steps: Steps,
     stage: Stage,
@@ -80,13 +82,13 @@ pub(super) struct Candidate {
 
 #[derive(Debug)]
 enum Stage {
-    /// Knows the token; its hello is to be read.
+    /// Has the token; its hello is due.
     Client,
-    /// Has sent its hello; a port of ours cannot be used, and is looked at again at the given time.
+    /// Has sent its hello. A port of ours is unusable, and is checked again at the given time.
     Waiting(Box<Hello>, Instant),
-    /// Has sent its hello; our queue pairs are being connected to its.
+    /// Has sent its hello; our queue pairs are being connected to its own.
     Connecting(Box<Preparing>),
-    /// Has got our reply; its commit is due.
+    /// Has our reply; its commit is due.
     Replied(Box<Prepared>),
 }
 
@@ -100,7 +102,7 @@ struct Preparing {
     terms: Negotiated,
 }
 
-/// All that makes a communicator but the peer's commit.
+/// Everything for a communicator except the peer's commit.
 #[derive(Debug)]
 struct Prepared {
     nic: Arc<Nic>,
@@ -119,10 +121,11 @@ enum Verdict {
 }
 
 impl Listener {
-    /// Listens for the peer of `nic`, or of another one of `networks`, at this process's port, which is on `interface`, for NCCL's communicator `of`.
+    /// Listens for the peer of `nic`, or of another one of `networks`, for NCCL's communicator
+    /// `of`. It uses this process's port, which is on `interface`.
     ///
     /// # Errors
-    /// The system gives no token or no port, or nobody can serve it.
+    /// The system gives no token or no port, or no watcher can serve it.
     pub fn new(
         nic: Arc<Nic>,
         networks: Option<Arc<Networks>>,
@@ -133,25 +136,25 @@ impl Listener {
         let token = random::bytes()?;
         let mut handle = Handle::without_gids(control.listen(interface, token)?, token);
         for (gid, port) in handle.gids.iter_mut().zip(&nic.rails) {
-            // One that is not known now is chosen without it.
+            // A GID that is unknown now is ignored in the choice.
             *gid = port.local_address().map(|address| address.gid.gid).unwrap_or_default();
         }
         let wait = SetUpWait::new(Call::Accept, &nic.name, handle.address);
-        // From here on: the peer may come, and NCCL may ask much later.
+        // From here on: the peer may connect, and NCCL may poll much later.
         let watched = nic.explain_set_up(&wait, &control);
         let listener = Self { nic, networks, control, handle, of, wait, candidates: Arc::default() };
         watched.map(|()| listener)
     }
 
-    /// What the peer has to be given.
+    /// The handle for the peer.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Does what can be done now; the communicator, once the peer has committed.
+    /// Does what is possible now. Returns the communicator once the peer has committed.
     ///
     /// # Errors
-    /// The peer came, and could not be served. Clients without the token and peers that vanish are no error.
+    /// The peer could not be served. Clients without the token and peers that vanish are no error.
     pub fn accept(&mut self) -> Result<Option<RecvComm>> {
         self.control.poll()?;
         let candidates = Arc::clone(&self.candidates);
@@ -172,7 +175,7 @@ impl Listener {
                     self.wait.handle_end();
                     return self.complete(stream, *prepared, &steps).map(Some);
                 }
-                // The right peer cannot be served, and is sent the reason.
+                // The right peer cannot be served, and gets the reason.
                 Err(error) => {
                     let candidate = candidates.remove(i);
                     candidate.refuse(&error.text());
@@ -200,7 +203,8 @@ impl Listener {
             Received::End(_) => return Ok(Verdict::Dismiss("it closed the connection".into())),
         };
         match (frame.kind, std::mem::replace(&mut candidate.stage, Stage::Client)) {
-            // Not answered: the same peer may have sent another hello on this control connection, and would take the answer for that one's.
+            // No answer: the same peer may have sent another hello on this control connection, and
+            // would take it for that one's answer.
             (Kind::Hello, _) if candidate.stream.is_over() => Ok(Verdict::Dismiss("it closed the connection".into())),
             (Kind::Hello, Stage::Client) => self.reply(candidate, &frame),
             (Kind::Commit, Stage::Replied(prepared)) => Ok(Verdict::Take(prepared)),
@@ -212,9 +216,10 @@ impl Listener {
         }
     }
 
-    /// The right peer has come: make our end.
+    /// The right peer has connected: creates our end.
     fn reply(&self, candidate: &mut Candidate, frame: &Frame) -> Result<Verdict> {
-        // From here on there are queue pairs, which have to go if the peer does and nobody asks the listener.
+        // From here on there are queue pairs, which must go if the peer does while NCCL does not
+        // poll the listener.
         let task: Arc<dyn PeriodicTask> = Arc::clone(&self.candidates) as _;
         self.nic.watch_set_up(&self.control, Some(&task))?;
         let hello = Hello::parse(&frame.body)?;
@@ -230,7 +235,7 @@ impl Listener {
         self.proceed(candidate)
     }
 
-    /// Goes on with what does not wait for the peer; once it is done, the peer is sent the reply.
+    /// Continues with what does not wait for the peer. Once that is done, sends the reply.
     fn proceed(&self, candidate: &mut Candidate) -> Result<Verdict> {
         if let Stage::Waiting(hello, when) = &candidate.stage
             && *when <= Instant::now()
@@ -277,7 +282,8 @@ impl Listener {
         Ok(Verdict::Wait)
     }
 
-    /// The device for a connection to the peer that has said `hello`: one that it was `moved_to` stays its device.
+    /// The device for a connection to the peer that sent `hello`: the one that it was `moved_to`,
+    /// if any.
     fn device_for(&self, moved_to: &mut Option<Arc<Nic>>, hello: &Hello) -> Arc<Nic> {
         if let (None, Some(networks)) = (&moved_to, &self.networks) {
             let gids: Vec<_> = hello.endpoint.rails.iter().map(|end| end.gid).collect();
@@ -286,10 +292,11 @@ impl Listener {
         Arc::clone(moved_to.as_ref().unwrap_or(&self.nic))
     }
 
-    /// What was made for `hello` is given up because of `error`, and made again without the rail that has failed, or when that has passed.
+    /// Discards what was created for `hello` because of `error`. Creates it again without the
+    /// failed rail, or after the error has passed.
     ///
     /// # Errors
-    /// It does not pass.
+    /// The error is permanent.
     fn begin_again(&self, candidate: &mut Candidate, hello: Hello, error: Error) -> Result<Verdict> {
         let mut when = Instant::now();
         if !candidate.rails.leave_out(&error) {
@@ -301,10 +308,10 @@ impl Listener {
         Ok(Verdict::Wait)
     }
 
-    /// Our queue pairs have not been connected in time.
+    /// Our queue pairs were not connected in time.
     fn too_late(&self, candidate: &Candidate) -> Verdict {
         let seconds = self.nic.config.handshake_timeout_s;
-        let why = format!("the queue pairs could not be connected within FERRITE_HANDSHAKE_TIMEOUT={seconds} s");
+        let why = format!("the queue pairs were not connected within {seconds} s (FERRITE_HANDSHAKE_TIMEOUT)");
         candidate.refuse(&why);
         Verdict::Dismiss(why)
     }
@@ -350,7 +357,7 @@ impl Candidate {
         Detail { peer: self.describe(), trouble: trouble.to_owned() }
     }
 
-    /// For messages: what is known of it.
+    /// The candidate as far as known, for messages.
     pub(super) fn describe(&self) -> String {
         self.name.clone().unwrap_or_else(|| self.stream.peer().to_string())
     }
@@ -365,8 +372,9 @@ impl Candidates {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Their listener is gone, and they go here and now, although a watcher may be looking at them. In a forked child they may be locked for
-    /// ever, by a watcher that the child does not have: it leaves them alone.
+    /// Drops the candidates here and now, as their listener is gone, even if a watcher is checking
+    /// them. In a forked child they may be locked for ever by a watcher that does not exist in the
+    /// child, so it leaves them alone.
     pub(super) fn end(&self, is_child: bool) {
         if !is_child {
             self.lock().clear();
@@ -374,13 +382,14 @@ impl Candidates {
     }
 }
 
-/// Adds `next` ones as long as there is room for them.
+/// Adds candidates from `next` as long as there is room.
 pub(super) fn fill<T>(candidates: &mut Vec<T>, next: impl FnMut() -> Option<T>) {
     candidates.extend(std::iter::from_fn(next).take(MAX_CANDIDATES.saturating_sub(candidates.len())));
 }
 
 impl PeriodicTask for Candidates {
-    /// Drops those whose peer has gone, unless the listener is being asked just now; whether there are any left.
+    /// Drops candidates whose peer has gone, unless NCCL is polling the listener right now. Returns
+    /// whether any are left.
     fn run(&self) -> bool {
         let mut candidates = match self.0.try_lock() {
             Ok(candidates) => candidates,
@@ -399,7 +408,7 @@ impl Drop for Listener {
     }
 }
 
-/// Makes our end for the peer that sent `hello`.
+/// Creates our end for the peer that sent `hello`.
 fn begin(nic: &Arc<Nic>, hello: Hello, rails: &mut Rails, class: Option<u8>) -> Result<Preparing> {
     let offered = hello.endpoint.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
     let count = usize::from(nic.plan.most).min(offered);

@@ -1,4 +1,4 @@
-//! Tests of what comes to a listener.
+//! Tests of a listener's candidates.
 
 use super::listen::{Candidate, Candidates, MAX_CANDIDATES, fill};
 use crate::net::background::periodic::PeriodicTask;

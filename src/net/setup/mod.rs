@@ -1,4 +1,4 @@
-//! How a connection comes about: `listen`, `connect` and `accept`.
+//! Connection set-up: `listen`, `connect` and `accept`.
 
 pub mod connect;
 pub mod connectors;

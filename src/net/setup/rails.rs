@@ -1,4 +1,4 @@
-//! On which of its rails a connection begins, and what is told of the others.
+//! The rails on which a connection begins, and warnings about the others.
 //!
 //! A connection that both ends would recover begins on the rails that connect, as one that has recovered: a rail whose port is down, whose
 //! device fails, or on which queue pairs cannot be made or connected is left out, and taken in later by the recovery. What may pass while queue pairs
@@ -24,33 +24,33 @@ const RETRIES_BESIDE_OTHERS: u32 = 2;
 /// The rails of a connection that is set up.
 #[derive(Debug)]
 pub(super) struct Rails {
-    /// Those that it may begin on.
+    /// The rails that it may begin on.
     all: RailMask,
-    /// Whether it may begin on some of them.
+    /// Whether it may begin on a subset.
     may_leave_out: bool,
-    /// Those that are left out, and why.
+    /// The rails that are left out, and why.
     left_out: BTreeMap<u8, String>,
-    /// Whether a port or a device that cannot be used is waited for, and not left out.
+    /// Whether to wait for an unusable port or device instead of leaving it out.
     is_patient: bool,
-    /// How often connecting a queue pair is tried again.
+    /// How often to retry connecting a queue pair.
     retries: Retries,
-    /// Whether a rail has been left out after all of that: the others have had this time, too.
+    /// Whether a rail has been left out after all retries: the others have had this time too.
     has_retried: bool,
 }
 
 impl Rails {
-    /// These rails. The settings are `retries`.
+    /// All of these rails, with the configured `retries`.
     pub(super) fn new(all: RailMask, may_leave_out: bool, retries: Retries) -> Self {
         let is_patient = all.count() < 2 || !may_leave_out;
         Self { all, may_leave_out, left_out: BTreeMap::new(), is_patient, retries, has_retried: false }
     }
 
-    /// Those that are not left out.
+    /// The rails that are not left out.
     pub(super) fn chosen(&self) -> RailMask {
         self.left_out.keys().fold(self.all, |chosen, rail| chosen - RailMask::only(*rail))
     }
 
-    /// How often connecting a queue pair is tried again now.
+    /// How often to retry connecting a queue pair now.
     pub(super) fn retries(&self) -> Retries {
         match (self.is_patient, self.has_retried) {
             (true, _) => self.retries,
@@ -59,12 +59,13 @@ impl Rails {
         }
     }
 
-    /// Rail number `rail` cannot be used for the reason `why`, and others can.
+    /// Leaves out rail number `rail`, which is unusable for the reason `why`, if others are usable.
     pub(super) fn handle_unusable(&mut self, rail: u8, why: String) {
         self.left_out.insert(rail, why);
     }
 
-    /// Something has failed. Returns whether to try at once without the rail that has failed, or all rails with patience.
+    /// Handles a failure. Returns whether to try again at once, without the failed rail or on all
+    /// rails patiently.
     pub(super) fn leave_out(&mut self, error: &Error) -> bool {
         let Some(rail) = error.rail.filter(|rail| self.chosen().contains(*rail)) else { return false };
         if !self.may_leave_out || matches!(error.class, Class::Usage | Class::Internal) {
@@ -97,11 +98,11 @@ impl Rails {
     }
 }
 
-/// The ports of `nic` that are used for the rails of the sender that has said `hello`, as far as `rails` are not left out. Rails without a port are
-/// left out from now on.
+/// The ports of `nic` for those rails of the sender of `hello` that are not left out of `rails`.
+/// Leaves out rails without a port from now on.
 ///
 /// # Errors
-/// No port can be used.
+/// No port is usable.
 pub(super) fn pair_with(nic: &Nic, hello: &Hello, rails: &mut Rails) -> Result<Vec<RailPort>, Error> {
     let chosen = rails.chosen();
     let ends: Vec<_> = hello.rails.iter().zip(&hello.endpoint.rails).collect();
@@ -119,7 +120,7 @@ pub(super) fn pair_with(nic: &Nic, hello: &Hello, rails: &mut Rails) -> Result<V
             peer: chosen,
             fixed: RailMask::NONE,
             before: &Pairs::default(),
-            // Nothing takes a rail in later: a router may join the networks.
+            // No recovery adds a rail later, and a router may join the networks.
             may_be_far: !nic.config.failover,
             ports: nic.rails.len(),
         };
@@ -131,7 +132,7 @@ pub(super) fn pair_with(nic: &Nic, hello: &Hello, rails: &mut Rails) -> Result<V
         };
         pairs = pair(wanted, near_to);
         if pairs.rails().is_empty() {
-            // Not even the kinds of addresses fit: connecting says what is wrong.
+            // Not even the kinds of addresses match: connecting reports the error.
             let usable = |rail: u8, port: usize| match nearness.get(port) {
                 Some(Some(_)) if usize::from(rail) == port => Nearness::Far,
                 _ => Nearness::Impossible,
@@ -162,8 +163,8 @@ pub(super) fn pair_with(nic: &Nic, hello: &Hello, rails: &mut Rails) -> Result<V
     Ok(ports)
 }
 
-/// A connection of `nic` with `peer` begins on `rails` of `count`. Says why it does not on the others, which is known at this end (`ours`) or at
-/// the other one (`theirs`).
+/// Warns that a connection of `nic` with `peer` begins on `rails` of `count`. `ours` and `theirs`
+/// are the reasons known at this end and at the peer.
 pub(super) fn warn_of_left_out(nic: &Nic, peer: &PeerName, (rails, count): (RailMask, u8), ours: &str, theirs: &str) {
     if ours.is_empty() && theirs.is_empty() {
         return;
@@ -181,14 +182,15 @@ pub(super) fn warn_of_left_out(nic: &Nic, peer: &PeerName, (rails, count): (Rail
     }
 }
 
-/// The rails of an end with GIDs that no packet from any of `peers` reaches. `None`: there is none.
+/// The rails of an end with GIDs that no packet from any of `peers` reaches; `None` if there is
+/// none.
 pub(super) fn cut_off(endpoint: &Endpoint, peers: &[[u8; 16]]) -> Option<usize> {
     let reaches = |gid: &[u8; 16]| peers.iter().any(|peer| gid::are_of_one_kind(gid, peer));
     endpoint.rails.iter().position(|end| !end.infiniband && !peers.is_empty() && !reaches(&end.gid))
 }
 
-/// A connection of `nic` is set up with a `peer` whose device has so many `rails`. Says, once for the device, if that is
-/// another number than here. (A sender is told of the rails that are used, and does not see that its receiver has more.)
+/// Warns once per device if a `peer` has another number of `rails` than `nic`. (A sender only
+/// learns of the rails in use, and not that its receiver has more.)
 pub(super) fn warn_of_rails(nic: &Nic, rails: usize, peer: &PeerName) {
     let ours = nic.rails.len();
     if ours != rails && nic.notices.is_first("rails") {
@@ -222,7 +224,7 @@ mod tests {
         assert_eq!(rails.chosen(), RailMask::first(2), "they may be tried later");
     }
 
-    /// What passes while the first rail is tried again passes for the others, too.
+    /// An error that passes while the first rail is retried passes for the others too.
     #[test]
     fn connecting_is_tried_again_a_few_times_before_a_rail_is_left_out_and_once_for_all() {
         let unresolved = |rail| Error::os("connecting", libc::ETIMEDOUT).on_rail(rail);

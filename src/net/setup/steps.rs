@@ -1,35 +1,35 @@
-//! How long the steps of a connection's set-up have taken, for the log.
+//! The duration of the steps of a connection's set-up, for the log.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// The steps of one end, in their order.
+/// The steps of one end, in order.
 #[derive(Debug, Clone)]
 pub(super) struct Steps {
-    /// When the latest one ended.
+    /// When the latest step ended.
     last: Instant,
     taken: Vec<(&'static str, Duration)>,
 }
 
 impl Steps {
-    /// The first one begins now.
+    /// Begins the first step.
     pub(super) fn begin() -> Self {
         Self { last: Instant::now(), taken: Vec::new() }
     }
 
-    /// The step `name` has ended, and the next one begins. One that is repeated is told once, with the sum.
+    /// Ends step `name`, and begins the next one. A repeated step appears once, with the sum.
     pub(super) fn end(&mut self, name: &'static str) {
         let now = Instant::now();
         let took = now.duration_since(std::mem::replace(&mut self.last, now));
         self.add_step(name, took);
     }
 
-    /// Adds those of another connection.
+    /// Adds the steps of another connection.
     pub(super) fn add(&mut self, other: &Self) {
         other.taken.iter().for_each(|(name, took)| self.add_step(name, *took));
     }
 
-    /// How long all have taken.
+    /// The total duration.
     pub(super) fn total(&self) -> Duration {
         self.taken.iter().map(|(_, took)| *took).sum()
     }
@@ -41,7 +41,7 @@ impl Steps {
         }
     }
 
-    /// Steps that took so long.
+    /// Steps with these durations.
     #[cfg(test)]
     pub(super) fn of(taken: impl IntoIterator<Item = (&'static str, Duration)>) -> Self {
         Self { last: Instant::now(), taken: taken.into_iter().collect() }

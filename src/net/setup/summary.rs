@@ -1,5 +1,6 @@
-//! What the set-up of connections has taken, summed up in a line of the log that NCCL shows by default, once no connection has been set up
-//! for a while. A line for each connection would be thousands of them; there is one with `NCCL_DEBUG_SUBSYS=NET`.
+//! A summary of connection set-up: one log line that NCCL shows by default, once no connection has
+//! been set up for a while. A line for each connection would be thousands; `NCCL_DEBUG_SUBSYS=NET`
+//! shows these.
 
 use super::steps::Steps;
 use crate::error::Result;
@@ -11,12 +12,13 @@ use crate::stats::record::Direction;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// No connection has been set up for so long: the line is written.
+/// The line is written after this time without a new connection.
 const QUIET: Duration = Duration::from_millis(900);
 
 static SUMMARY: LazyLock<Arc<Summary>> = LazyLock::new(Arc::default);
 
-/// The end of a connection on `nic` to `peer` has been set up in these `steps`, and a watcher will write about it.
+/// Records that an end of a connection on `nic` to `peer` has been set up in these `steps`. A
+/// watcher writes the line.
 ///
 /// # Errors
 /// A watcher cannot be started, or the kernel has no memory for it.
@@ -32,7 +34,7 @@ pub(super) fn add(
     nic.watch_set_up(control, Some(&task))
 }
 
-/// Of this process, since the latest line.
+/// The summary of this process, since the latest line.
 #[derive(Debug, Default)]
 struct Summary(Mutex<Sums>);
 
@@ -60,15 +62,15 @@ impl PeriodicTask for Summary {
 #[derive(Debug, Default)]
 struct Sums(Vec<Sum>);
 
-/// Of the ends of one direction.
+/// The summary of one direction.
 #[derive(Debug)]
 struct Sum {
     direction: Direction,
     count: usize,
-    /// When the first one was begun, and when the latest one was complete.
+    /// When the first one began, and when the latest one was complete.
     time: [Instant; 2],
     steps: Steps,
-    /// The peer of the one that has taken longest, and how long.
+    /// The peer and the time of the slowest one.
     longest: (String, Duration),
 }
 

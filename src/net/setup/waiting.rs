@@ -1,14 +1,15 @@
-//! Which errors are waited out while a connection is set up: a port cannot be used just now, or a device fails.
+//! Errors that connection set-up waits out: an unusable port, or a failing device.
 
 use crate::error::{Error, Result};
 use crate::net::device::nic::Nic;
 use std::time::{Duration, Instant};
 
-/// Returns `error` if it may pass, so that the caller tries again. From then on the events of the devices of `nic` are taken, so that one
-/// that fails is known to be lost, and is opened again.
+/// Returns `error` if it may pass, so that the caller tries again. Starts watching the devices of
+/// `nic`, so that a failing one is known to be lost and is opened again.
 ///
 /// # Errors
-/// What the user is told. `error` does not pass, or not until `deadline`; or nobody can take the events.
+/// The error for the user: `error` is permanent or has lasted until `deadline`, or no watcher can
+/// be started.
 pub(super) fn wait_out(nic: &Nic, error: Error, deadline: Instant) -> Result<Error> {
     if !nic.config.failover || !error.is_recoverable {
         return Err(error);
@@ -21,20 +22,20 @@ pub(super) fn wait_out(nic: &Nic, error: Error, deadline: Instant) -> Result<Err
     Ok(error)
 }
 
-/// `error`, which has been waited out until the end of the time for that.
+/// `error`, which has lasted until the deadline.
 pub(super) fn given_up(nic: &Nic, error: Error) -> Error {
-    error.context(format!("waited for it for FERRITE_HANDSHAKE_TIMEOUT={} s", nic.config.handshake_timeout_s))
+    error.context(format!("still failing after {} s (FERRITE_HANDSHAKE_TIMEOUT)", nic.config.handshake_timeout_s))
 }
 
-/// Whether a control connection that has ended after `up` counts as one that was established, and not as an attempt that failed. `limit` is
-/// how long a set-up may take.
+/// Whether a control connection that ended after `up` counts as established, rather than as a
+/// failed attempt. `limit` is the time that a set-up may take.
 pub(super) fn was_established(up: Duration, limit: Duration) -> bool {
     up > limit / 10
 }
 
-/// There is no thread that would take the events of a device, because of `unwatched`, so `error` cannot be waited out.
+/// No watcher can be started because of `unwatched`, so waiting for `error` to pass is impossible.
 fn not_waited_for(unwatched: Error, error: &Error) -> Error {
-    unwatched.context(format!("needed to wait until this has passed: {error}"))
+    unwatched.context(format!("cannot wait for this to pass: {error}"))
 }
 
 #[cfg(test)]
@@ -54,8 +55,8 @@ mod tests {
     fn an_error_that_cannot_be_waited_out_says_first_why_not() {
         let unwatched = Error::os("a thread for softrnic0", libc::EAGAIN);
         let told = not_waited_for(unwatched, &Error::system("port 1 of softrnic0 is down").recoverable());
-        let text = "a thread for softrnic0 failed: Resource temporarily unavailable (os error 11); needed to wait until \
-                    this has passed: port 1 of softrnic0 is down";
+        let text = "a thread for softrnic0 failed: Resource temporarily unavailable (os error 11); cannot wait for \
+                    this to pass: port 1 of softrnic0 is down";
         assert_eq!((told.text().as_str(), told.errno, told.is_recoverable), (text, Some(libc::EAGAIN), false));
     }
 }
