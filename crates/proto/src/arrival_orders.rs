@@ -1,4 +1,5 @@
-//! What each immediate does to a message that the receiver waits for, in each state of that: all orders of a few of them.
+//! The effect of each immediate on an awaited message, in each state of the message: all orders of
+//! a few immediates.
 
 use super::cts::SlotIndex;
 use super::imm::{Imm, LengthCode};
@@ -11,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const POSTED: u32 = 1 << 20;
 const STATES: [&str; 5] =
     ["nothing has come", "a stripe, no length", "low half of the length", "length, not all stripes", "whole"];
-/// Names of immediates, and what they say of the length.
+/// Names of immediates, and their part of the length.
 const EVENTS: [(&str, LengthCode); 7] = [
     ("`Bytes`, one stripe", LengthCode::Bytes(100)),
     ("`Bytes`, two stripes", LengthCode::Bytes(65_000)),
@@ -21,7 +22,8 @@ const EVENTS: [(&str, LengthCode); 7] = [
     ("`High`", LengthCode::High(8)),
     ("`High`, too long", LengthCode::High(17)),
 ];
-/// What follows in each state, by event. Where there are two, the other stripe or the same queue pair makes the difference.
+/// The results in each state, by event. Two results depend on whether it is the other stripe or the
+/// same queue pair.
 const FOLLOWING: [[&str; EVENTS.len()]; STATES.len()] = [
     [
         "whole",
@@ -56,7 +58,7 @@ const FOLLOWING: [[&str; EVENTS.len()]; STATES.len()] = [
 /// Sequence number of the first message.
 const FIRST: u32 = 1;
 const ERROR: &str = "error";
-/// Longer orders have no other states.
+/// Longer orders lead to no other states.
 const LONGEST: usize = 5;
 
 type Table = BTreeMap<(&'static str, &'static str), BTreeSet<&'static str>>;
@@ -69,7 +71,8 @@ fn flow() -> RecvFlow {
     flow
 }
 
-/// What follows if the immediates in `order` have come, each with its queue pair; `None` if one of them has ended the connection.
+/// The flow after the immediates in `order`, each with its queue pair; `None` if one of them has
+/// ended the connection.
 fn after(order: &[(u8, usize)]) -> Option<RecvFlow> {
     let mut flow = flow();
     for (qp, event) in order {
@@ -78,7 +81,7 @@ fn after(order: &[(u8, usize)]) -> Option<RecvFlow> {
     Some(flow)
 }
 
-/// All that can come after `order` goes into the table.
+/// Adds everything that can follow `order` to the table.
 fn explore(order: &mut Vec<(u8, usize)>, table: &mut Table) {
     let Some(flow) = after(order) else { return };
     let state = flow.state_of(SlotIndex::of(FIRST));

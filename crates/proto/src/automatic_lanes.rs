@@ -1,8 +1,9 @@
-//! When a connection takes lanes by itself, and when it gives them up again (`FERRITE_LANES=auto`, docs/paths.md).
+//! When a connection adds lanes by itself, and when it drops them again (`FERRITE_LANES=auto`,
+//! docs/paths.md).
 //!
-//! Lanes cost queue pairs and work requests. Where a fabric has one path, or spreads packets itself, they bring nothing. So a connection that
-//! has sent enough tries them: it goes on with one queue pair and with lanes in turn, and compares how fast the network carries what is under way
-//! ([`Carried`]).
+//! Lanes cost queue pairs and work requests. They are useless if a fabric has one path, or spreads
+//! packets itself. So a connection that has sent enough tries them. It alternates between one queue
+//! pair and lanes, and compares how fast the network carries what is in flight ([`Carried`]).
 //!
 //! ```text
 //!                has sent enough,
@@ -14,26 +15,26 @@
 //!   └── no faster in one leg ◄────── ├────────┼────────┼────────┼────────┤ ◄──────────┘
 //! ```
 //!
-//! A phase in which the network is slower for other reasons may come just with one leg, and not with every other one. Nothing is for good: each
-//! trial is followed by another one, after sixteen times as much as before.
+//! Other traffic may slow down one leg by chance, but not every other leg. Nothing is final:
+//! another trial follows after sixteen times as much data as before.
 
-/// Messages of a connection that has lanes are of so many bytes on average, or more.
+/// The least average message size of a connection with lanes.
 const LARGE: u64 = 64 << 10;
-/// Parts of a trial, with one queue pair and with lanes in turn.
+/// Parts of a trial, alternating between one queue pair and lanes.
 const LEGS: usize = 4;
-/// A measurement begins a leg when so many parts of this kind have been sent: then lanes have learnt their shares.
+/// Measurements of a leg begin after this many parts: by then lanes have learnt their shares.
 const WARM_UP: u64 = 4;
-/// From one measurement to the next, one in so many of what a connection sends before its first trial is sent, or more.
+/// The distance between measurements: at least this fraction of the data before the first trial.
 const PARTS: u64 = 4;
-/// Lanes are of use if they are more than so much faster.
+/// Lanes help if they are faster by more than this ratio.
 const GAIN: (u64, u64) = (8, 7);
-/// After each trial, it takes this many times as much until the next one.
+/// The data until the next trial grows by this factor after each.
 const LONGER: u64 = 16;
 
-/// What a sender has done.
+/// What a sender has sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Sent {
-    /// Messages, since the connection began.
+    /// Messages since the connection began.
     pub messages: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -45,34 +46,34 @@ pub struct Sent {
     pub has_room: bool,
 }
 
-/// What is to be changed.
+/// A change of the number of lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneChange {
     /// Queue pairs on each rail.
     pub per_rail: u8,
-    /// For the log: what has been seen.
+    /// For the log: the observation that leads to it.
     pub why: &'static str,
 }
 
-/// The lanes of a connection that has as many as it can use.
+/// The state of a connection with automatic lanes.
 #[derive(Debug)]
 pub struct AutomaticLanes {
-    /// Lanes on each rail, if there are lanes.
+    /// Lanes on each rail, when there are lanes.
     most: u8,
-    /// So much is sent before the next trial.
+    /// The bytes until the next trial.
     wait: u64,
-    /// And so much from one measurement to the next, at least.
+    /// The least bytes between measurements.
     part: u64,
-    /// There is no trial, or no measurement, before so many bytes have been sent.
+    /// No trial or measurement begins before this many bytes have been sent.
     next: u64,
-    /// There is a request, and there are no new queue pairs since.
+    /// A change is requested, and there are no new queue pairs yet.
     is_asked: bool,
     stage: Stage,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// There is no trial; what had been sent when the latest one ended.
+    /// Between trials; what had been sent when the latest one ended.
     Waiting {
         messages: u64,
         bytes: u64,
@@ -84,20 +85,21 @@ enum Stage {
 struct Trial {
     rails: u8,
     begins_with_lanes: bool,
-    /// Of the legs that are over.
+    /// The speeds of the finished legs.
     speeds: Vec<Speed>,
     /// The present leg.
     measuring: Speeds,
 }
 
 impl AutomaticLanes {
-    /// A connection begins with one queue pair on each rail, and tries up to `most` after so many bytes.
+    /// A connection that begins with one queue pair on each rail, and tries up to `most` after this
+    /// many bytes.
     pub fn new(most: u8, after: u64) -> Self {
         let stage = Stage::Waiting { messages: 0, bytes: 0 };
         Self { most, wait: after, part: (after / PARTS).max(1), next: after, is_asked: false, stage }
     }
 
-    /// Whether there is something to be decided after so many bytes: then [`Self::look`] is to be called.
+    /// Whether a decision is due after this many bytes; if so, call [`Self::look`].
     pub fn is_due(&self, bytes: u64) -> bool {
         let is_time = match &self.stage {
             Stage::Waiting { .. } => bytes >= self.next,
@@ -106,17 +108,19 @@ impl AutomaticLanes {
         is_time && !self.is_asked
     }
 
-    /// Whether speeds are measured at present.
+    /// Whether speeds are being measured.
     pub fn is_in_trial(&self) -> bool {
         matches!(self.stage, Stage::Trial(_))
     }
 
-    /// There are new queue pairs, by a request or after a fault. If there was a request, they are what has come of it.
+    /// Handles new queue pairs, after a request or a fault. They are the result of a pending
+    /// request.
     pub fn handle_new_queue_pairs(&mut self) {
         self.is_asked = false;
     }
 
-    /// A message has been acknowledged, and `carried` is what was under way meanwhile. So many `bytes` have been sent so far.
+    /// Handles an acknowledged message. `carried` is what was in flight meanwhile; `bytes` have
+    /// been sent so far.
     pub fn handle_carried(&mut self, bytes: u64, carried: Carried) {
         if let Stage::Trial(trial) = &mut self.stage
             && bytes >= self.next
@@ -127,7 +131,8 @@ impl AutomaticLanes {
         }
     }
 
-    /// Decides. After a request, nothing more is decided until there are new queue pairs; as many as is requested, or fewer.
+    /// Decides. After a request, decides nothing until there are new queue pairs, as many as
+    /// requested or fewer.
     pub fn look(&mut self, sent: &Sent) -> Option<LaneChange> {
         if !self.is_due(sent.bytes) {
             return None;
@@ -137,7 +142,7 @@ impl AutomaticLanes {
         change
     }
 
-    /// For a page.
+    /// For a generated page.
     #[cfg(test)]
     pub(super) fn state_name(&self) -> &'static str {
         match &self.stage {
@@ -164,7 +169,7 @@ impl AutomaticLanes {
             }
             Stage::Trial(trial) => {
                 let speed = trial.measuring.speed()?;
-                // There is nothing to compare with; the peer has one queue pair, or a card has no more.
+                // There is nothing to compare: the peer has one queue pair, or a card has no more.
                 if trial.rails != sent.rails || trial.is_with_lanes() != has_lanes {
                     self.end(sent);
                     return one("they could not be compared with one queue pair");
@@ -192,7 +197,7 @@ impl AutomaticLanes {
         }
     }
 
-    /// A trial is over, or not possible now.
+    /// Ends a trial that is over, or impossible now.
     fn end(&mut self, sent: &Sent) {
         self.wait = self.wait.saturating_mul(LONGER);
         self.wait(sent);
@@ -211,12 +216,12 @@ impl Trial {
         Self { rails: sent.rails, begins_with_lanes, speeds, measuring: Speeds::default() }
     }
 
-    /// Whether the present leg is.
+    /// Whether the present leg is with lanes.
     fn is_with_lanes(&self) -> bool {
         self.begins_with_lanes == self.speeds.len().is_multiple_of(2)
     }
 
-    /// Whether lanes were faster in each leg so far than one queue pair in each.
+    /// Whether each leg with lanes so far was faster than each with one queue pair.
     fn is_gain(&self) -> bool {
         let legs = |with_lanes: bool| {
             let first = usize::from(with_lanes != self.begins_with_lanes);
@@ -226,30 +231,32 @@ impl Trial {
     }
 }
 
-/// Measurements that make up a speed: the median counts, so that a few that took long do not.
+/// Measurements per speed. The median counts, so a few slow ones do not.
 pub const MEASUREMENTS: usize = 16;
 
-/// How fast the network carries what a sender has under way, whatever the application does.
+/// How fast the network carries a sender's data in flight, independent of the application.
 ///
-/// A measurement begins when a message is posted, and ends when it is acknowledged. In this time the network has carried all that was under
-/// way then. Pauses of the application between messages are in no measurement: a phase in which it sends less is not a slower network.
+/// A measurement lasts from the posting of a message to its acknowledgement. In this time the
+/// network has carried everything that was in flight at its beginning. Pauses of the application
+/// between messages are not included: sending less does not look like a slower network.
 ///
-/// The more is under way, the less of the time is latency: that alone makes a speed greater, by no more than the factor by which more is
-/// under way. So a speed is a gain over another one only if what is under way has not grown by as much as the gain.
+/// The more is in flight, the smaller the part of latency in the time. That alone increases a
+/// speed, by at most the factor by which more is in flight. So a higher speed is only a gain if it
+/// grew by more than the data in flight.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Carried {
-    /// Bytes that were under way when it began.
+    /// Bytes in flight at its beginning.
     pub bytes: u64,
     /// How long they took.
     pub ns: u64,
 }
 
-/// The speed of a number of measurements.
+/// The speed from a number of measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Speed {
-    /// Bytes a second: the median.
+    /// Bytes per second: the median.
     pub per_second: u64,
-    /// Bytes under way: the median.
+    /// Bytes in flight: the median.
     pub under_way: u64,
 }
 
@@ -261,13 +268,13 @@ pub struct Speeds {
 }
 
 impl Speeds {
-    /// Adds one, in the place of the oldest one if there are enough.
+    /// Adds a measurement; it replaces the oldest one if there are enough.
     pub fn add(&mut self, carried: Carried) {
         self.carried[self.count % MEASUREMENTS] = carried;
         self.count += 1;
     }
 
-    /// The speed, if there are enough.
+    /// The speed, if there are enough measurements.
     pub fn speed(&self) -> Option<Speed> {
         let median = |of: fn(&Carried) -> u64| {
             let mut all = self.carried.each_ref().map(of);
@@ -287,7 +294,8 @@ impl Carried {
 }
 
 impl Speed {
-    /// Whether it is more than `most` / `least` times as fast as `before`, and not since as much more is under way.
+    /// Whether it is more than `most` / `least` times as fast as `before`, and not because more is
+    /// in flight.
     pub fn is_gain(&self, before: &Self, (most, least): (u64, u64)) -> bool {
         let times = |value: u64, factor: u64| u128::from(value) * u128::from(factor);
         times(self.per_second, least) > times(before.per_second, most)

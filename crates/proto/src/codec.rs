@@ -1,8 +1,8 @@
-//! Numbers and names of control messages as bytes, little-endian.
+//! Encoding of control messages, little-endian.
 
 use super::{Violation, violation};
 
-/// Puts values behind each other.
+/// Appends values.
 #[derive(Debug, Default)]
 pub(super) struct Writer(pub(super) Vec<u8>);
 
@@ -30,7 +30,7 @@ impl Writer {
     }
 }
 
-/// Takes values off the front of what a peer has sent.
+/// Removes values from the front of a peer's message.
 #[derive(Debug)]
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 

@@ -9,13 +9,14 @@ use super::{MAX_MESSAGE, MAX_RAILS, RING_SLOTS, Violation, violation};
 ///       addr u64 len u32 rkey0    rkey1    tag    reserved  seq u32
 /// ```
 ///
-/// All little-endian; reserved bytes are written as 0 and not read. `seq` is last because a remote write becomes visible in
-/// ascending address order: a reader that finds the sequence number it waits for may read the bytes before it. A clear-to-send
-/// is aligned to 32 bytes, so it never straddles a cache line.
+/// All little-endian; reserved bytes are written as 0 and not read. `seq` is last because a remote
+/// write becomes visible in ascending address order: a reader that finds the expected sequence
+/// number may read the bytes before it. A clear-to-send is aligned to 32 bytes, so it never
+/// straddles a cache line.
 ///
-/// The clear-to-sends of a connection of one or two rails have this form. Those of a connection of three or four rails have
-/// 64 bytes: the [`ExtraKeys`] in the first half, this in the second. Both halves travel in one RDMA WRITE of one packet,
-/// since packets may overtake each other.
+/// This is the form on a connection of one or two rails. On three or four rails a clear-to-send has
+/// 64 bytes: the [`ExtraKeys`] in the first half, this in the second. One RDMA WRITE of one packet
+/// carries both halves, since packets may overtake each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Cts {
     /// Address of the receive buffer in the receiver's process.
@@ -30,16 +31,17 @@ pub struct Cts {
     pub seq: u32,
 }
 
-/// A clear-to-send as it is written and read: four little-endian words, the sequence number in the upper half of the last.
+/// A clear-to-send in wire format: four little-endian words, the sequence number in the upper half
+/// of the last.
 pub type CtsWords = [u64; Cts::BYTES / 8];
 
 impl Cts {
     /// Bytes of this form on the wire and in the ring.
     pub const BYTES: usize = 32;
-    /// Remote keys that it has room for.
+    /// The remote keys that fit.
     pub const KEYS: usize = 2;
 
-    /// The words to be written into the sender's ring.
+    /// The words to write into the sender's ring.
     #[inline]
     pub fn emit(&self) -> CtsWords {
         let pair = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).to_le();
@@ -52,19 +54,19 @@ impl Cts {
         (u64::from_le(last_word) >> 32) as u32
     }
 
-    /// The last word of the clear-to-send with sequence number `seq`, without what is reserved.
+    /// The last word of the clear-to-send with sequence number `seq`, without the reserved part.
     #[inline]
     pub fn last_word_of(seq: u32) -> u64 {
         (u64::from(seq) << 32).to_le()
     }
 
-    /// The last word of a slot that nothing has been written to: that of another slot's number, so that none is found there. Zeroed memory
-    /// would be number 0 in slot 0.
+    /// The last word of an empty slot: the number belongs to another slot, so nothing is found
+    /// there. Zeroed memory would be number 0 in slot 0.
     pub fn empty_last_word(slot: usize) -> u64 {
         Self::last_word_of(slot as u32 + 1)
     }
 
-    /// Reads a clear-to-send that this process has encoded.
+    /// Parses a clear-to-send that this process has encoded.
     #[inline]
     pub(super) fn from_words(words: &CtsWords) -> Self {
         let [addr, first, second, last] = words.map(u64::from_le);
@@ -77,7 +79,7 @@ impl Cts {
         }
     }
 
-    /// Reads a clear-to-send that the peer has written.
+    /// Parses a clear-to-send from the peer.
     ///
     /// # Errors
     /// The length is above [`MAX_MESSAGE`].
@@ -85,7 +87,11 @@ impl Cts {
     pub fn parse(words: &CtsWords) -> Result<Self, Violation> {
         let cts = Self::from_words(words);
         if cts.length > MAX_MESSAGE {
-            return Err(violation!("clear-to-send {} is for {} bytes; {MAX_MESSAGE} is the most", cts.seq, cts.length));
+            return Err(violation!(
+                "clear-to-send {} is for {} bytes; at most {MAX_MESSAGE} are allowed",
+                cts.seq,
+                cts.length
+            ));
         }
         Ok(cts)
     }
@@ -173,7 +179,7 @@ mod tests {
             prop_assert_eq!(Cts::parse(&cts.emit()), Ok(cts));
         }
 
-        /// By its last word a sender finds whether a clear-to-send is there.
+        /// A sender recognises a clear-to-send by its last word.
         #[test]
         fn the_last_word_has_the_sequence_number(seq: u32) {
             let cts = Cts { addr: 1, length: 2, rkeys: [3, 4], tag: 5, seq };

@@ -1,20 +1,24 @@
-//! Which clear-to-sends the sender has been sent and which wait, and when the waiting ones are sent.
+//! Which clear-to-sends have been sent, which wait, and when the waiting ones are sent.
 //!
-//! Clear-to-sends are coalesced as TCP does window updates: those of small buffers wait until they are at least as many as
-//! those that the sender has and that no message has arrived for. So a sender in full flow gets one write for several messages
-//! and always has a clear-to-send in hand. The clear-to-send of a receive with no other one before it is sent at once.
+//! Clear-to-sends are coalesced like TCP window updates. Those of small buffers wait until they are
+//! at least as many as the sender's unused ones, whose messages have not arrived. So a sender in
+//! full flow gets one write for several messages, and always has a clear-to-send in hand. The
+//! clear-to-send of a receive with no other one before it is sent at once.
 //!
-//! So the third of three small receives waits while the sender has two clear-to-sends in hand. Three things end that:
-//! - The first of the two messages arrives. Where the three are used in order, the third had to wait for it in any case. The
-//!   sender loses at most the time of one message to the receiver and one clear-to-send back.
-//! - A test of the third receive itself finds no completion: that one is needed now, and the other two may not be.
+//! So the third of three small receives waits while the sender has two clear-to-sends in hand.
+//! Three things end that:
+//! - The first of the two messages arrives. If the three are used in order, the third had to wait
+//!   for it in any case. The sender loses at most the time of one message to the receiver and one
+//!   clear-to-send back.
+//! - A test of the third receive itself finds no completion: that one is needed now, and the other
+//!   two may not be.
 //! - [`MAX_EMPTY_POLLS`] polls of the completion queue find nothing.
 
 use super::RING_SLOTS;
 use super::cts::{Cts, CtsWords, ExtraKeys, SlotIndex, cts_halves, emit_extra_keys, parse_extra_keys};
 use std::ops::Range;
 
-/// Polls without a completion, while clear-to-sends wait, after which all of them are sent.
+/// Polls without a completion after which all waiting clear-to-sends are sent.
 const MAX_EMPTY_POLLS: u32 = 32;
 
 /// The clear-to-sends of a connection, by sequence number. `oldest <= unsent <= next`, in wrapping
@@ -23,15 +27,15 @@ const MAX_EMPTY_POLLS: u32 = 32;
 pub(super) struct CtsWindow {
     /// The oldest one whose message has not arrived.
     oldest: u32,
-    /// The first one that the sender has not been sent.
+    /// The first one that has not been sent.
     unsent: u32,
-    /// The one that the next buffer gets.
+    /// The number for the next buffer.
     next: u32,
-    /// How many have been sent whose message has not arrived: at most `unsent - oldest`.
+    /// How many have been sent and whose message has not arrived: at most `unsent - oldest`.
     outstanding: u32,
-    /// From the oldest one whose message has not arrived, how many there may be.
+    /// How many there may be, counted from the oldest one whose message has not arrived.
     limit: u32,
-    /// Whether all that wait are sent at the next opportunity.
+    /// Whether all waiting ones are sent at the next opportunity.
     is_urgent: bool,
     empty_polls: u32,
 }
@@ -56,12 +60,13 @@ impl CtsWindow {
         (self.oldest, self.unsent, self.next) = (seq, seq, seq);
     }
 
-    /// There may be `limit` of them, or as many as the ring has slots for.
+    /// Allows `limit` of them, or as many as the ring has slots.
     pub(super) fn set_limit(&mut self, limit: u32) {
         self.limit = limit.min(RING_SLOTS as u32);
     }
 
-    /// Whether there may be `count` more: one whose message has not arrived keeps its slot of the ring.
+    /// Whether there may be `count` more: one whose message has not arrived keeps its slot of the
+    /// ring.
     #[inline(always)]
     pub(super) fn has_space(&self, count: usize) -> bool {
         self.next.wrapping_sub(self.oldest) as usize + count <= self.limit as usize
@@ -73,7 +78,7 @@ impl CtsWindow {
         self.next
     }
 
-    /// The sequence number of the first clear-to-send that the sender has not been sent.
+    /// The sequence number of the first clear-to-send that has not been sent.
     pub(super) fn unsent(&self) -> u32 {
         self.unsent
     }
@@ -83,14 +88,16 @@ impl CtsWindow {
         self.oldest
     }
 
-    /// The sender has been told of all clear-to-sends in a missing list, of which the messages of `missing` have not arrived.
+    /// A missing list has announced all clear-to-sends; `missing` of their messages have not
+    /// arrived.
     pub(super) fn handle_missing_list(&mut self, missing: u32) {
         (self.unsent, self.outstanding) = (self.next, missing);
         (self.is_urgent, self.empty_polls) = (false, 0);
         debug_assert!(self.is_consistent());
     }
 
-    /// Adds the clear-to-sends of the next `count` buffers, which wait. If `is_urgent`, they do not wait for others.
+    /// Adds the clear-to-sends of the next `count` buffers, which wait to be coalesced unless
+    /// `is_urgent`.
     #[inline(always)]
     pub(super) fn push(&mut self, count: usize, is_urgent: bool) {
         self.next = self.next.wrapping_add(count as u32);
@@ -112,15 +119,15 @@ impl CtsWindow {
         self.next.wrapping_sub(self.unsent)
     }
 
-    /// Whether some are to be sent now.
+    /// Whether to send some now.
     #[inline(always)]
     pub(super) fn is_due(&self) -> bool {
         let waiting = self.waiting();
         waiting != 0 && (waiting >= self.outstanding || self.is_urgent)
     }
 
-    /// The slots whose clear-to-sends are to be sent now: contiguous, at most `limit`, which is not 0. To be called as long as
-    /// [`Self::is_due`].
+    /// The slots whose clear-to-sends are to be sent now: contiguous, at most `limit`, which is not
+    /// 0. Call it while [`Self::is_due`].
     #[inline(always)]
     pub(super) fn take(&mut self, limit: u32) -> Range<usize> {
         let start = SlotIndex::of(self.unsent).index();
@@ -137,13 +144,14 @@ impl CtsWindow {
         start..start + count as usize
     }
 
-    /// As [`Self::take`], if some are due.
+    /// [`Self::take`] if some are due.
     #[cfg(any(test, fuzzing))]
     fn poll(&mut self, limit: u32) -> Option<Range<usize>> {
         self.is_due().then(|| self.take(limit))
     }
 
-    /// A poll of the completion queue found nothing. `is_tested` tells whether a slot belongs to the request that is tested.
+    /// Handles an empty poll of the completion queue. `is_tested` returns whether a slot belongs to
+    /// the request under test.
     #[inline]
     pub(super) fn handle_empty_poll(&mut self, is_tested: impl Fn(usize) -> bool) {
         if self.waiting() == 0 {
@@ -157,18 +165,20 @@ impl CtsWindow {
         }
     }
 
-    /// Whether the clear-to-send in `slot` has been sent and is still kept. From `oldest` to `unsent` no two have one slot.
+    /// Whether the clear-to-send in `slot` has been sent and is still kept. No two from `oldest` to
+    /// `unsent` share a slot.
     #[inline]
     pub(super) fn is_sent(&self, slot: usize) -> bool {
         let distance = slot.wrapping_sub(SlotIndex::of(self.oldest).index()) % RING_SLOTS;
         distance < self.unsent.wrapping_sub(self.oldest) as usize
     }
 
-    /// The message of a slot that [`Self::is_sent`] has arrived. `is_pending` tells whether that of a slot has not.
+    /// Handles that the message of a slot that [`Self::is_sent`] has arrived. `is_pending` returns
+    /// whether that of a slot has not.
     #[inline(always)]
     pub(super) fn handle_arrival(&mut self, is_pending: impl Fn(usize) -> bool) {
         self.outstanding -= 1;
-        // It is kept itself, so that there is an oldest one.
+        // This one is still kept, so there is an oldest one.
         debug_assert_ne!(self.oldest, self.unsent);
         let mut oldest = self.oldest;
         while !is_pending(SlotIndex::of(oldest).index()) {
@@ -181,7 +191,7 @@ impl CtsWindow {
         debug_assert!(self.is_consistent());
     }
 
-    /// What always holds.
+    /// The invariants.
     fn is_consistent(&self) -> bool {
         debug_assert!(self.limit <= RING_SLOTS as u32, "more may be kept than the ring has slots");
         debug_assert!(self.empty_polls < MAX_EMPTY_POLLS, "they have waited for too long");
@@ -193,8 +203,7 @@ impl CtsWindow {
     }
 }
 
-/// The receiver's copy of the ring in the sender's memory: clear-to-sends in the form in which they are written there.
-/// By slot.
+/// The receiver's copy of the ring in the sender's memory: clear-to-sends in wire format, by slot.
 #[derive(Debug)]
 pub(super) struct CtsShadow {
     narrow: Box<[CtsWords; RING_SLOTS]>,
@@ -221,7 +230,7 @@ impl CtsShadow {
         self.narrow[slot] = cts.emit();
     }
 
-    /// Puts `cts` into slot number `slot`, with the keys that it has no room for.
+    /// Puts `cts` into slot number `slot`, with the keys that do not fit it.
     #[inline(always)]
     pub(super) fn put(&mut self, slot: usize, cts: &Cts, extra: impl FnOnce() -> ExtraKeys) {
         self.narrow[slot] = cts.emit();
@@ -237,7 +246,8 @@ impl CtsShadow {
         }
     }
 
-    /// The clear-to-sends in `slots`, without extra keys: all there is on a connection of one or two rails.
+    /// The clear-to-sends in `slots`, without extra keys: the complete form on a connection of one
+    /// or two rails.
     #[inline(always)]
     pub(super) fn narrow(&self, slots: Range<usize>) -> &[CtsWords] {
         &self.narrow[slots]
@@ -251,7 +261,7 @@ impl CtsShadow {
         }
     }
 
-    /// The clear-to-send in `slot`, and the keys that it has no room for.
+    /// The clear-to-send in `slot`, and the keys that do not fit it.
     pub(super) fn get(&self, slot: SlotIndex) -> (Cts, ExtraKeys) {
         let extra = self.wide.as_ref().map_or([0; 2], |wide| parse_extra_keys(&wide[slot.index()][0]));
         (Cts::from_words(&self.narrow[slot.index()]), extra)

@@ -1,4 +1,5 @@
-//! One end of a connection as it is told to the other: its rails, and the queue pairs on each.
+//! The description of one end of a connection for the other: its rails, and the queue pairs on
+//! each.
 
 use super::codec::{Reader, Writer};
 use super::rail_weights::RailWeights;
@@ -13,14 +14,14 @@ pub struct QpEnd {
     pub qpn: u32,
     /// First packet sequence number that this end sends, 24 bits.
     pub psn: u32,
-    /// In a hello what the device offers beyond the standard, in a reply what of it the other one takes up.
+    /// In a hello the device's offer beyond the standard, in a reply the accepted part.
     pub ece: Option<Ece>,
 }
 
-/// Enhanced connection establishment: options of a maker's devices, whose meaning is theirs.
+/// Enhanced connection establishment: vendor-defined options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ece {
-    /// The maker, never 0.
+    /// The vendor, never 0.
     pub vendor_id: u32,
     /// The options.
     pub options: u32,
@@ -31,7 +32,8 @@ pub struct Ece {
 /// Bytes of a [`SinkEnd`]: a packet of the largest MTU.
 pub const SINK_BYTES: usize = 4096;
 
-/// Memory of [`SINK_BYTES`] that the peer may write to at any time. Nobody looks at what it writes: tests of the path go there.
+/// Memory of [`SINK_BYTES`] that the peer may write to at any time, for tests of the path. The
+/// content is never read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SinkEnd {
     /// Its address in the process of this end.
@@ -40,7 +42,7 @@ pub struct SinkEnd {
     pub key: u32,
 }
 
-/// One end of a rail: a port, how it is reached, and its queue pairs.
+/// One end of a rail: a port, its address, and its queue pairs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RailEnd {
     /// For messages: device and port.
@@ -51,41 +53,43 @@ pub struct RailEnd {
     pub lid: u16,
     /// Global identifier.
     pub gid: [u8; 16],
-    /// Path MTU as the verbs' enumeration: 1 = 256 … 5 = 4096 bytes.
+    /// Path MTU as an `ibv_mtu` code: 1 = 256 … 5 = 4096 bytes.
     pub mtu: u8,
-    /// What the port promises, in Mbit/s.
+    /// Nominal speed of the port, in Mbit/s.
     pub speed_mbps: u32,
     /// At a sender: the key of its ring of clear-to-sends on the port's card. 0 at a receiver.
     pub ring_key: u32,
-    /// What the peer writes to when it tests the path.
+    /// The target of the peer's path tests.
     pub sink: SinkEnd,
     /// Its queue pairs.
     pub qps: Vec<QpEnd>,
 }
 
-/// One end of a connection. The rails of both ends are in the same order: each is connected to that in its place.
+/// One end of a connection. The rails of both ends are in the same order, and connected one to one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     /// For messages: device, host name, process.
     pub name: String,
-    /// Whether the fabric may reorder packets, so that data and immediate of a large message are posted apart.
+    /// Whether the fabric may reorder packets, so that data and immediate of a large message are
+    /// posted separately.
     pub adaptive_routing: bool,
-    /// Whether this end would cut messages over all queue pairs.
+    /// Whether this end supports splitting messages over all queue pairs.
     pub split: bool,
-    /// Whether this end would recover the connection when a queue pair has failed.
+    /// Whether this end supports recovery from a failed queue pair.
     pub failover: bool,
-    /// Its rails, 1 to [`MAX_RAILS`], with as many queue pairs each.
+    /// Its rails, 1 to [`MAX_RAILS`], with equally many queue pairs each.
     pub rails: Vec<RailEnd>,
 }
 
 impl Endpoint {
-    /// This end of queue pair `index` of a connection that is striped so. An end may have more queue pairs than that uses.
+    /// This end of queue pair `index` of a connection with this striping. An end may have more
+    /// queue pairs.
     pub fn qp_end(&self, index: QpIndex, striping: Striping) -> Option<QpEnd> {
         let rail = self.rails.get(usize::from(striping.place_of(index)))?;
         rail.qps.get(usize::from(index.0 / striping.rails())).copied()
     }
 
-    /// As [`Self::qp_end`], to be changed.
+    /// [`Self::qp_end`], mutable.
     pub fn qp_end_mut(&mut self, index: QpIndex, striping: Striping) -> Option<&mut QpEnd> {
         let rail = self.rails.get_mut(usize::from(striping.place_of(index)))?;
         rail.qps.get_mut(usize::from(index.0 / striping.rails()))
@@ -99,7 +103,7 @@ impl Endpoint {
         }
     }
 
-    /// What is left of it with so many rails, and so many queue pairs on each.
+    /// Keeps only this many rails, and queue pairs on each.
     pub fn truncate(&mut self, rails: usize, qps_per_rail: usize) {
         self.rails.truncate(rails);
         for rail in &mut self.rails {
@@ -107,14 +111,14 @@ impl Endpoint {
         }
     }
 
-    /// What is left of an end that has rails with the numbers `of`, over those of them that have the numbers `rails`.
+    /// The part of an end with rails numbered `of` that is on the rails numbered `rails`.
     #[must_use]
     pub fn over(&self, of: RailMask, rails: RailMask) -> Self {
         let left = of.iter().zip(&self.rails).filter(|(number, _)| rails.contains(*number));
         Self { rails: left.map(|(_, rail)| rail.clone()).collect(), name: self.name.clone(), ..*self }
     }
 
-    /// The shares with which rails begin that this end and `peer` have in common.
+    /// The initial shares of the rails that this end shares with `peer`.
     pub fn rail_weights_with(&self, peer: &Self) -> RailWeights {
         RailWeights::from_speeds(
             self.rails.iter().zip(&peer.rails).map(|(mine, theirs)| mine.speed_mbps.min(theirs.speed_mbps)),
@@ -133,7 +137,7 @@ impl Endpoint {
     }
 
     /// # Errors
-    /// It is too short, or says something no Ferrite says.
+    /// It is too short or invalid.
     pub(super) fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
         let (name, adaptive_routing, split, failover) = (from.name()?, from.flag()?, from.flag()?, from.flag()?);
         let count = from.count(MAX_RAILS, "rails")?;

@@ -4,15 +4,16 @@ use super::handle::Secret;
 use super::{PROTOCOL_VERSION, Violation, violation};
 use std::fmt;
 
-/// Longest body of a frame, but for [`Kind::MissingList`].
+/// The longest body of a frame, except [`Kind::MissingList`].
 pub const MAX_BODY_BYTES: usize = 4096;
 /// Longest body of a [`Kind::MissingList`].
 pub const MAX_ACCOUNT_BYTES: usize = 24 << 10;
-/// In a refusal: it is for all connections of the process that is told, not for one. In a commit: see [`super::handshake::Caller`].
+/// In a refusal: it is for all connections of the addressed process, not for one. In a commit: see
+/// [`super::handshake::Caller`].
 pub const ALL_CONNECTIONS: Secret = [0; 16];
 const PREAMBLE_BYTES: usize = 32;
 const MAGIC: &[u8; 8] = b"FerrCtl\0";
-/// Where the checksum is.
+/// The position of the checksum.
 const CHECKSUM: std::ops::Range<usize> = 14..16;
 
 /// FNV-1a over kind, length, secret and body of a frame, folded to 16 bits.
@@ -22,21 +23,21 @@ fn checksum(frame: &[u8]) -> u16 {
     (hash >> 16) as u16 ^ hash as u16
 }
 
-/// What a frame is for.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Sender to receiver, first: who I am and what I have.
+    /// Sender to receiver, first: identity and offer.
     Hello,
-    /// Receiver to sender: what I have and what we shall do.
+    /// Receiver to sender: its answer and the terms.
     Reply,
-    /// Sender to receiver: done; only now does `accept` complete.
+    /// Sender to receiver: commit; only now does `accept` complete.
     Commit,
-    /// Either way, instead of the next step: no, and why (text).
+    /// Either way, instead of the next step: refusal, with the reason as text.
     Refuse,
-    /// Either way, any time after: I close, and why (text; empty when all is well).
+    /// Either way, at any later time: close, with the reason as text; empty when all is well.
     Goodbye,
-    /// Sender to receiver, on another control connection than the one that was lost: this connection goes on here.
-    /// Receiver to sender, without a body: so it does.
+    /// Sender to receiver, on a new control connection after a loss: this connection resumes here.
+    /// Receiver to sender, without a body: confirmed.
     Resume,
     /// Either way: this end has begun to recover the connection. This kind and the next ones: see [`super::recovery::message`].
     Halt,
@@ -48,20 +49,22 @@ pub enum Kind {
     Answer,
     /// Sender to receiver: the queue pairs of the offer are connected too.
     Ready,
-    /// Either way: this end would change its queue pairs, and works as it is. Does the other end hear it?
+    /// Either way: this end wants to change its queue pairs, which still work. Does the other end
+    /// receive this?
     Ask,
     /// Either way: it does.
     Heard,
     /// Receiver to sender: the messages that have not arrived.
     MissingList,
-    /// Either way, at any time: this end waits; how does the other one stand? This kind and the next one: see
-    /// [`super::explain::message`].
+    /// Either way, at any time: this end waits; what is the other end's state? For this kind and
+    /// the next one, see [`super::explain::message`].
     WaitQuestion,
     /// Either way: so it stands.
     WaitAnswer,
-    /// Receiver to sender, on a control connection that the receiver has dialled: it has lost the one that carries this connection, and
-    /// the sender is to dial another one. Sender to receiver, without a body: it does. With a text: it does not, and why. Only a sender
-    /// that has told where it is called is asked.
+    /// Receiver to sender, on a control connection that the receiver has dialled: it has lost the
+    /// one that carries this connection, and asks the sender to dial another one. Sender to
+    /// receiver, without a body: it does; with a text: it does not, and why. Only a sender that has
+    /// announced its address is asked.
     Redial,
 }
 
@@ -86,12 +89,14 @@ impl Kind {
         Self::Redial,
     ];
 
-    /// Whether it is of the recovery of an established connection, and has no meaning before the connection is there.
+    /// Whether it is about the recovery of an established connection, and has no meaning during
+    /// set-up.
     pub fn is_of_recovery(self) -> bool {
         (Self::Halt as u16..=Self::MissingList as u16).contains(&(self as u16))
     }
 
-    /// Whether it asks or tells what an established connection waits for. It changes nothing at the peer.
+    /// Whether it asks or reports what an established connection waits for. It changes nothing at
+    /// the peer.
     pub fn is_of_inquiry(self) -> bool {
         matches!(self, Self::WaitQuestion | Self::WaitAnswer)
     }
@@ -125,8 +130,8 @@ impl fmt::Display for Kind {
             Self::Offer => "offer of queue pairs",
             Self::Answer => "queue pairs for an offer",
             Self::Ready => "ready",
-            Self::Ask => "question whether it is heard",
-            Self::Heard => "answer that it is heard",
+            Self::Ask => "question whether it arrives",
+            Self::Heard => "answer that it arrives",
             Self::MissingList => "list of missing messages",
             Self::WaitQuestion => "question about a wait",
             Self::WaitAnswer => "answer about a wait",
@@ -142,14 +147,14 @@ impl fmt::Display for Kind {
 ///      magic  version  kind  body u16  checksum  secret   body…
 /// ```
 ///
-/// The checksum is over all that follows the version. A frame in which it is wrong ends the control connection: with a wrong
-/// secret it would be of no connection, and both ends would wait for each other.
+/// The checksum covers everything after the version. A wrong one ends the control connection: with
+/// a wrong secret the frame would belong to no connection, and both ends would wait for each other.
 ///
-/// The secret tells which of the connections that share a control connection the frame is of. It is made up by the sender
-/// for each hello, so no frame of one attempt can be taken for one of another.
+/// The secret identifies the connection, among those that share a control connection. The sender
+/// generates it for each hello, so frames of different attempts cannot be confused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// What it is for.
+    /// Its kind.
     pub kind: Kind,
     /// The connection's secret; [`ALL_CONNECTIONS`] in a refusal that is for the whole process.
     pub secret: Secret,
@@ -158,7 +163,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// The bytes for the socket. A body longer than [`Kind::max_body_bytes`] is cut.
+    /// The bytes for the socket. A body longer than [`Kind::max_body_bytes`] is truncated.
     pub fn emit(&self) -> Vec<u8> {
         let body = &self.body[..self.body.len().min(self.kind.max_body_bytes())];
         let mut b = Vec::with_capacity(PREAMBLE_BYTES + body.len());
@@ -179,29 +184,29 @@ impl Frame {
         Self { kind, secret, body: text.as_bytes().to_vec() }
     }
 
-    /// The body as a text, for people: printable characters of the first few hundred bytes.
+    /// The body as text for people: printable characters of the first few hundred bytes.
     pub fn body_text(&self) -> String {
         let cut = &self.body[..self.body.len().min(400)];
         String::from_utf8_lossy(cut).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
     }
 }
 
-/// Puts frames together from the pieces that a socket delivers.
+/// Assembles frames from the pieces that a socket delivers.
 #[derive(Debug, Default)]
 pub struct Assembler {
     bytes: Vec<u8>,
-    /// Whether a body of more than [`MAX_BODY_BYTES`] may come.
+    /// Whether a body of more than [`MAX_BODY_BYTES`] is allowed.
     allows_missing_lists: bool,
 }
 
 impl Assembler {
-    /// From now on frames may be as long as their kind allows. Until then none has more than [`MAX_BODY_BYTES`]: so much is kept
-    /// for a peer of which nothing is known.
+    /// Allows frames of any length of their kind from now on. Until then none has more than
+    /// [`MAX_BODY_BYTES`], the limit for an unknown peer.
     pub fn allow_missing_lists(&mut self) {
         self.allows_missing_lists = true;
     }
 
-    /// More bytes have come.
+    /// Adds bytes that have arrived.
     pub fn handle_bytes(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
@@ -211,21 +216,21 @@ impl Assembler {
         !self.bytes.is_empty()
     }
 
-    /// Bytes that are kept until their frame is whole.
+    /// Bytes of incomplete frames.
     #[cfg(any(test, fuzzing))]
     pub fn pending_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The next whole frame, if there is one.
+    /// The next complete frame, if any.
     ///
     /// # Errors
-    /// These are not the bytes of a Ferrite of this version. A wrong first byte is noticed at once.
+    /// These are not the bytes of this Ferrite version. A wrong first byte is detected at once.
     pub fn poll_frame(&mut self) -> Result<Option<Frame>, Violation> {
         let have = self.bytes.len();
         let prefix = have.min(MAGIC.len());
         if self.bytes[..prefix] != MAGIC[..prefix] {
-            return Err(violation!("these are not Ferrite's bytes: {:02x?}", &self.bytes[..prefix]));
+            return Err(violation!("these bytes are not Ferrite's: {:02x?}", &self.bytes[..prefix]));
         }
         if have < PREAMBLE_BYTES {
             return Ok(None);

@@ -1,33 +1,36 @@
-//! The 128 bytes that NCCL carries from a listener to the peer that shall connect to it.
+//! The 128 bytes that NCCL carries from a listener to its peer.
 
 use super::{MAX_RAILS, PROTOCOL_VERSION, Violation, violation};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// Random bytes that tell a listener's own peer from everybody else who finds its port.
+/// Random bytes that distinguish a listener's own peer from everyone else who finds its port.
 pub type Token = [u8; 16];
 
-/// Random bytes that the two ends of one connection know and nobody else: the sender makes them up for its hello.
+/// Random bytes that only the two ends of a connection know: the sender generates them for its
+/// hello.
 pub type Secret = [u8; 16];
 
 /// Size of NCCL's handle.
 pub const HANDLE_BYTES: usize = 128;
 
-/// Where a listener waits, and what it expects to be told.
+/// Where a listener accepts connections, and the token that it expects.
 ///
 /// ```text
 /// byte 0       8        10      11      12    16         32    36     40         56          64
 ///      magic   version  family  zero    port  address    scope  zero  token      cookie u64   4 GIDs
 /// ```
 ///
-/// The cookie belongs to the connecting side: NCCL passes the same copy of the handle to every `connect` of one
-/// connection, so it keeps the number under which the half-open connection is known in that process.
+/// The cookie belongs to the connecting side. NCCL passes the same copy of the handle to every
+/// `connect` of one connection, so the handle keeps the number of the half-open connection in that
+/// process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handle {
     /// The listener's address.
     pub address: SocketAddr,
-    /// What a peer has to show.
+    /// The token that a peer must present.
     pub token: Token,
-    /// The GIDs of the listener's ports, in their order, by which the peer chooses its own; zero: the port has none now, or there is none.
+    /// The GIDs of the listener's ports, in order, from which the peer chooses its own. Zero: the
+    /// port has none now, or does not exist.
     pub gids: [[u8; 16]; MAX_RAILS],
 }
 
@@ -37,7 +40,7 @@ const GIDS: std::ops::Range<usize> = 64..HANDLE_BYTES;
 const _: () = assert!(GIDS.end - GIDS.start == MAX_RAILS * 16);
 
 impl Handle {
-    /// The bytes for NCCL, with no cookie.
+    /// The bytes for NCCL, without a cookie.
     pub fn emit(&self) -> [u8; HANDLE_BYTES] {
         let mut b = [0; HANDLE_BYTES];
         b[0..8].copy_from_slice(MAGIC);
@@ -59,10 +62,10 @@ impl Handle {
         b
     }
 
-    /// Reads a handle that came from a peer.
+    /// Parses a handle from a peer.
     ///
     /// # Errors
-    /// It is not of this plugin or not of this version.
+    /// It is not from this plugin, or not of this version.
     pub fn parse(b: &[u8; HANDLE_BYTES]) -> Result<Self, Violation> {
         if &b[0..8] != MAGIC {
             return Err(violation!(
@@ -98,7 +101,7 @@ impl Handle {
         Self { address, token, gids: [[0; 16]; MAX_RAILS] }
     }
 
-    /// The GIDs of the listener's ports that are known, that of the port in place `first` first.
+    /// The known GIDs of the listener's ports, first that of the port in position `first`.
     pub fn known_gids(&self, first: usize) -> Vec<[u8; 16]> {
         let order = [first].into_iter().chain((0..MAX_RAILS).filter(|place| *place != first));
         order.filter_map(|place| self.gids.get(place)).filter(|gid| **gid != [0; 16]).copied().collect()

@@ -1,4 +1,4 @@
-//! What the two ends of a connection tell each other, and what they make of it.
+//! The set-up messages of the two ends of a connection, and the terms that follow from them.
 
 use super::codec::{Reader, Writer};
 use super::cts::{Cts, cts_halves};
@@ -18,22 +18,22 @@ use std::net::SocketAddr;
 pub struct Ring {
     /// Its address in the sender's process.
     pub addr: u64,
-    /// Its number of slots; has to be [`RING_SLOTS`].
+    /// Its number of slots, which must be [`RING_SLOTS`].
     pub slots: u32,
-    /// The bytes there are for each. How many a slot has follows from the terms; it begins where the one before ends.
+    /// The bytes available for each slot. The terms define how many are used; slots are contiguous.
     pub slot_room: u32,
 }
 
 /// The sender's first message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// The token of the listener that it is for.
+    /// The token of the listener.
     pub token: Token,
-    /// How many rails the sender has: the connection's rails have their numbers.
+    /// The sender's number of rails: the connection uses their numbers.
     pub count: u8,
-    /// Those of them that it can use now.
+    /// The rails that it can use now.
     pub rails: RailMask,
-    /// Why it cannot use the others, for people; empty: it can use all.
+    /// Why it cannot use the others, for people; empty if it can use all.
     pub left_out: String,
     /// The sender's end, with these rails in ascending order of their numbers.
     pub endpoint: Endpoint,
@@ -43,27 +43,28 @@ pub struct Hello {
     pub identity: Identity,
 }
 
-/// Where the process that has dialled a control connection is called itself. It tells that before its first hello or resumption there, in a
-/// commit of no connection.
+/// The address where the process that dialled a control connection accepts connections itself. It
+/// is sent before its first hello or resumption there, in a commit of no connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     /// The address of its port.
     pub address: SocketAddr,
 }
 
-/// What the sender says on another control connection than the one that was lost, and the receiver that asks it to dial one.
+/// The sender's resumption on another control connection, and the receiver's request to dial one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resume {
     /// As in the connection's hello.
     pub token: Token,
-    /// How often the sender has asked for it, from 1 on: of two that cross, the greater one counts.
+    /// How often the sender has asked for it, from 1 on: if two cross, the greater one counts.
     pub attempt: u32,
 }
 
-/// The receiver's answer. It is the receiver that decides; its end has just the rails and queue pairs that are to be used.
+/// The receiver's answer. The receiver decides; its end has exactly the rails and queue pairs to be
+/// used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// The rails that the connection begins on, of those that the sender can use.
+    /// The rails that the connection begins on, a subset of those that the sender can use.
     pub rails: RailMask,
     /// Why it does not begin on the others, for people.
     pub left_out: String,
@@ -75,16 +76,16 @@ pub struct Reply {
     pub identity: Identity,
 }
 
-/// What holds for both ends of a connection.
+/// The terms of a connection, for both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
-    /// How many rails the connection has. It may begin on some of them.
+    /// The number of rails of the connection. It may begin on some of them.
     pub count: u8,
-    /// The rails that it begins on and their queue pairs, and how messages are laid over them.
+    /// The rails that it begins on, their queue pairs, and the distribution of messages over them.
     pub striping: Striping,
-    /// Whether data and immediate of a large message are posted apart.
+    /// Whether data and immediate of a large message are posted separately.
     pub adaptive_routing: bool,
-    /// Whether the connection is recovered when a queue pair has failed.
+    /// Whether the connection recovers from a failed queue pair.
     pub failover: bool,
 }
 
@@ -97,7 +98,7 @@ impl fmt::Display for Negotiated {
             write!(f, " (numbers {} of {count})", striping.rail_numbers())?;
         }
         if striping.is_split() {
-            f.write_str(", messages are cut")?;
+            f.write_str(", messages are split")?;
         }
         if adaptive_routing {
             f.write_str(", packets may be reordered")?;
@@ -107,8 +108,9 @@ impl fmt::Display for Negotiated {
 }
 
 impl Negotiated {
-    /// The terms that both ends can keep: the fewer rails, the fewer queue pairs on each; split only if both would, and
-    /// recovered only if both would; careful about order if either asks for it.
+    /// The terms that both ends can keep: the smaller number of rails, and of queue pairs on each;
+    /// split and recovery only if both support it; out-of-order precautions if either asks for
+    /// them.
     ///
     /// # Errors
     /// The ends cannot be connected.
@@ -137,7 +139,8 @@ impl Negotiated {
         })
     }
 
-    /// The same for a connection of `count` rails that begins on those with these `numbers`, which are as many as were agreed on.
+    /// The terms for a connection of `count` rails that begins on those with these `numbers`, as
+    /// many as agreed.
     #[must_use]
     pub fn over(self, count: u8, numbers: RailMask) -> Self {
         Self { count, striping: self.striping.over(numbers), ..self }
@@ -155,7 +158,7 @@ impl Negotiated {
 }
 
 impl Hello {
-    /// As the first frame of the connection that is known by `secret` from now on.
+    /// A frame of the connection, which `secret` identifies from now on.
     pub fn frame(&self, secret: Secret) -> Frame {
         Frame { kind: Kind::Hello, secret, body: self.body() }
     }
@@ -178,7 +181,7 @@ impl Hello {
     /// Reads a frame's body.
     ///
     /// # Errors
-    /// It is too short or too long, or says something no Ferrite says.
+    /// It is too short, too long or invalid.
     pub fn parse(body: &[u8]) -> Result<Self, Violation> {
         let mut body = Reader(body);
         let token = body.array()?;
@@ -200,7 +203,7 @@ impl Hello {
         Ok(Self { token, count, rails, left_out, endpoint, ring, identity })
     }
 
-    /// The token of the listener that a hello with this body is for; nothing else of it is looked at.
+    /// The token of the listener that a hello with this body is for; reads nothing else.
     ///
     /// # Errors
     /// It is too short.
@@ -210,7 +213,7 @@ impl Hello {
 }
 
 impl Caller {
-    /// As a frame: a handle of no listener.
+    /// A frame with the handle of no listener.
     pub fn frame(&self) -> Frame {
         let handle = Handle::without_gids(self.address, Token::default());
         Frame { kind: Kind::Commit, secret: ALL_CONNECTIONS, body: handle.emit().to_vec() }
@@ -219,16 +222,18 @@ impl Caller {
     /// Reads a frame's body.
     ///
     /// # Errors
-    /// It is no handle.
+    /// It is not a handle.
     pub fn parse(body: &[u8]) -> Result<Self, Violation> {
-        let bytes: &[u8; HANDLE_BYTES] =
-            body.try_into().map_err(|_| violation!("an address in {} bytes; it has {HANDLE_BYTES}", body.len()))?;
+        let bytes: &[u8; HANDLE_BYTES] = body
+            .try_into()
+            .map_err(|_| violation!("an address of {} bytes; {HANDLE_BYTES} are expected", body.len()))?;
         Handle::parse(bytes).map(|handle| Self { address: handle.address })
     }
 }
 
 impl Resume {
-    /// As a frame of the connection that is known by `secret`: the sender's, or the receiver's, which asks for it.
+    /// A frame of the connection identified by `secret`: the sender's, or the receiver's request
+    /// for it.
     pub fn frame(&self, kind: Kind, secret: Secret) -> Frame {
         let mut body = Writer::default();
         body.bytes(&self.token);
@@ -249,7 +254,7 @@ impl Resume {
 }
 
 impl Reply {
-    /// As a frame of the connection whose hello had this `secret`.
+    /// A frame of the connection whose hello had this `secret`.
     pub fn frame(&self, secret: Secret) -> Frame {
         Frame { kind: Kind::Reply, secret, body: self.body() }
     }
@@ -269,10 +274,10 @@ impl Reply {
         body.0
     }
 
-    /// Reads a frame's body; `hello` is what this process had said.
+    /// Parses a frame's body; `hello` is what this process has sent.
     ///
     /// # Errors
-    /// It is too short or too long, or the terms are not within what was offered.
+    /// It is too short or too long, or the terms exceed the offer.
     pub fn parse(body: &[u8], hello: &Hello) -> Result<Self, Violation> {
         let mut body = Reader(body);
         let numbers = body.u8()?;
@@ -291,7 +296,7 @@ impl Reply {
         let offered = hello.endpoint.over(hello.rails, numbers);
         let due = Negotiated::agree(&offered, &endpoint)?.over(hello.count, numbers);
         if terms != due || rest != endpoint || terms.striping.qp_count() != qps {
-            return Err(violation!("{} answered with terms that do not follow from both ends: {terms}", endpoint.name));
+            return Err(violation!("{} answered with terms that do not match both ends: {terms}", endpoint.name));
         }
         Ok(Self { rails: numbers, left_out, endpoint, terms, identity })
     }

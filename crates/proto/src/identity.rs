@@ -1,27 +1,27 @@
-//! Who an end of a connection is: what the two ends tell each other so that messages and statistics can name them.
+//! The identity of an end of a connection, which the two ends exchange for messages and statistics.
 
 use super::codec::{Reader, Writer};
 use super::{Violation, violation};
 use std::fmt;
 
-/// Bytes of a host name at most; a longer one is cut.
+/// The most bytes of a host name; a longer one is truncated.
 pub const MAX_HOST_BYTES: usize = 64;
 /// Ranks are below this number.
 const RANKS: u32 = 1 << 31;
-/// Stands for a rank that is not known.
+/// Stands for an unknown rank.
 const NONE: u32 = u32::MAX;
 
-/// The process of an end. None of it is relied upon: it is for people.
+/// The process of an end. It is only for people; nothing depends on it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity {
     /// Host name.
     pub host: String,
     /// Process id, in the process's own namespace.
     pub pid: u32,
-    /// The process's rank as the tags of its sends tell it, if it has sent anything, and one rank only. NCCL's tags are ranks in a
-    /// communicator, not in the job.
+    /// The process's rank according to the tags of its sends, if it has sent with exactly one rank.
+    /// NCCL's tags are ranks in a communicator, not in the job.
     pub rank: Option<u32>,
-    /// The process's rank in the job as its launcher has told it.
+    /// The process's rank in the job according to its launcher.
     pub label: Option<u32>,
 }
 
@@ -35,11 +35,11 @@ impl Identity {
     }
 
     /// # Errors
-    /// It is too short, the name of the host is too long, or a rank is none.
+    /// It is too short, the host name is too long, or a rank is invalid.
     pub(super) fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
         let host = from.name()?;
         if host.len() > MAX_HOST_BYTES {
-            return Err(violation!("a host name of {} bytes; {MAX_HOST_BYTES} are possible", host.len()));
+            return Err(violation!("a host name of {} bytes; at most {MAX_HOST_BYTES} are allowed", host.len()));
         }
         let pid = from.u32()?;
         Ok(Self { host, pid, rank: rank(from.u32()?)?, label: rank(from.u32()?)? })
@@ -63,7 +63,7 @@ fn rank(bits: u32) -> Result<Option<u32>, Violation> {
     match bits {
         NONE => Ok(None),
         rank if rank < RANKS => Ok(Some(rank)),
-        other => Err(violation!("{other} is no rank")),
+        other => Err(violation!("{other} is not a rank")),
     }
 }
 

@@ -2,18 +2,18 @@
 
 use super::cts::SlotIndex;
 
-/// What an immediate says about its message's length.
+/// The part of an immediate about its message's length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LengthCode {
     /// The whole length in bytes, below [`Imm::EXPLICIT_LIMIT`].
     Bytes(u32),
     /// The length is that of the clear-to-send.
     Full,
-    /// The low 16 bits of a length that is neither of the above. The high ones come in an immediate of their own.
+    /// The low 16 bits of any other length. The high ones come in a second immediate.
     Low(u16),
     /// The high 16 bits.
     High(u16),
-    /// Nothing: this is a further stripe of a message whose first stripe carries the length.
+    /// Nothing: a further stripe of a message whose first stripe carries the length.
     Stripe,
 }
 
@@ -64,7 +64,8 @@ impl Imm {
         self.0
     }
 
-    /// The immediate of 32 bits, in host order. Every value has a meaning; [`super::recv::RecvFlow`] checks whether it fits.
+    /// Decodes the immediate, in host order. Every value has a meaning; [`super::recv::RecvFlow`]
+    /// checks it.
     #[inline]
     pub fn from_bits(bits: u32) -> Self {
         Self(bits)

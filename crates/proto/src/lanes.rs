@@ -1,7 +1,8 @@
-//! The lanes of a connection: queue pairs of which each has a share of every large message that follows what it completes.
+//! The lanes of a connection: queue pairs that each carry a share of every large message, according
+//! to what they complete.
 //!
-//! Lanes that take the same link finish their stripes of a message at the same time. So all stripes that complete in the last poll
-//! count as the slowest, if others have completed before.
+//! Lanes over the same link finish their stripes of a message at the same time. So all stripes that
+//! complete in the last poll count as slowest, if others completed before.
 
 use super::rail_weights::LaneWeights;
 use super::requests::RequestId;
@@ -10,44 +11,45 @@ use super::{MAX_QPS, MAX_RAILS, MAX_REQUESTS, QpIndex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Bytes from which on a message shows how fast rails are. The stripes of a shorter one complete in the order in which the
-/// completion queues are polled.
+/// The least bytes of a message that shows how fast rails are. The stripes of a shorter one
+/// complete in the order in which the completion queues are polled.
 pub(super) const LEARNING_BYTES: u32 = 64 << 10;
 
-/// The weights of a connection's lanes, and what they are learnt from.
+/// The weights of a connection's lanes, and the data to learn them from.
 #[derive(Debug)]
 pub(super) struct Lanes {
     weights: LaneWeights,
     /// By index of the request.
     latest: [Latest; MAX_REQUESTS],
-    /// How many there are, and on how many rails.
+    /// The number of lanes, and of rails.
     count: u8,
     rails: u8,
     random: u32,
-    /// Of messages that teach nothing, and of those that do.
+    /// For messages too short to learn from, and for others.
     turns: [Turn; 2],
-    /// By index of the queue pair, the stripes that are posted and not complete.
+    /// By queue pair, the stripes that are posted and not complete.
     outstanding: [u16; MAX_QPS],
     slow_lanes: SlowLanes,
-    /// The one that was found to stay slow.
+    /// The lane that was found to stay slow.
     pub(super) slow: Option<QpIndex>,
 }
 
-/// The lane on which the next message of several stripes begins, and how many of such begin one lane further each.
+/// The lane on which the next message of several stripes begins, and how many of these begin one
+/// lane further each.
 #[derive(Debug, Clone, Copy, Default)]
 struct Turn {
     first: u8,
     left: u8,
 }
 
-/// The stripes of a message that have completed in the latest poll in which any has.
+/// The stripes of a message that completed in its latest poll with completions.
 #[derive(Debug, Clone, Copy)]
 struct Latest {
     request: RequestId,
     poll: u32,
     /// Their queue pairs, as a bit mask.
     qps: u32,
-    /// Whether others have completed before.
+    /// Whether others completed before.
     is_later: bool,
 }
 
@@ -68,7 +70,7 @@ impl Lanes {
         }
     }
 
-    /// The same for new queue pairs, which begin with `weights`.
+    /// The lanes of new queue pairs, which begin with `weights`.
     pub(super) fn of_new_queue_pairs(&self, weights: LaneWeights, count: u8, rails: u8) -> Self {
         Self { slow_lanes: self.slow_lanes.of_new_queue_pairs(), ..Self::new(weights, count, rails) }
     }
@@ -79,8 +81,9 @@ impl Lanes {
         self.weights.of(qp.0)
     }
 
-    /// A message of so many stripes is to be posted. Returns the lane of the first one, after which they go on as `striping` says: the
-    /// first lane with the greatest weight, or, if there are several stripes, the next one in turn. It has `length` bytes.
+    /// The lane of the first stripe of a message of `length` bytes with this many stripes; the
+    /// others follow according to `striping`. It is the first lane with the greatest weight, or for
+    /// several stripes the next one in turn.
     #[inline]
     pub(super) fn begin(&mut self, stripes: u32, striping: Striping, length: u32) -> QpIndex {
         let first = if stripes == 1 { self.weights.greatest(self.count) } else { self.next(length >= LEARNING_BYTES) };
@@ -93,10 +96,12 @@ impl Lanes {
         first
     }
 
-    /// Each lane once in as many messages as there are lanes, one after the other. What is posted later completes later, so no lane is to be
-    /// posted last more often than others, in any thousand of messages. Nor is it to be so of every second or fourth message, as their
-    /// caller may wait for those: so each turn begins with any lane, by a linear congruential generator (Numerical Recipes), whose high bits
-    /// count. Messages that teach nothing have turns of their own: those between others would come upon the same lanes again and again.
+    /// Uses each lane once in as many messages as there are lanes. What is posted later completes
+    /// later, so no lane may be posted last more often than others, over any thousand messages. Nor
+    /// may that hold for every second or fourth message, for which the caller may wait. So each
+    /// turn begins with a random lane, from the high bits of a linear congruential generator
+    /// (Numerical Recipes). Messages too short to learn from take separate turns. In between, they
+    /// would meet the same lanes repeatedly.
     #[inline]
     fn next(&mut self, teaches: bool) -> u8 {
         let turn = &mut self.turns[usize::from(teaches)];
@@ -110,7 +115,8 @@ impl Lanes {
         first
     }
 
-    /// The lanes, as a bit mask, on which a stripe is not complete while all stripes of others are. 0: it is so on none, or on all.
+    /// The lanes, as a bit mask, with an incomplete stripe while others have none; 0 if there are
+    /// none or all are alike.
     pub(super) fn lagging(&self) -> u32 {
         let mask = (0..self.count).filter(|qp| self.outstanding[usize::from(*qp) % MAX_QPS] > 0);
         let mask = mask.fold(0_u32, |mask, qp| mask | 1 << qp);
@@ -124,13 +130,15 @@ impl Lanes {
         *outstanding = outstanding.saturating_sub(1);
     }
 
-    /// Each lane was busy in so many polls: see [`LaneWeights::correct`].
+    /// Corrects the weights from the number of busy `polls` of each lane: see
+    /// [`LaneWeights::correct`].
     pub(super) fn correct(&mut self, polls: impl Fn(u8) -> u32) {
         self.weights.correct(polls);
     }
 
-    /// That stripe is of `request`, which shows how fast lanes are, and has completed in poll number `poll`; `is_last`: all of its stripes have.
-    /// `teaches`: it was cut with the present weights.
+    /// Handles that a stripe of `request`, which is long enough to learn from, has completed in
+    /// poll number `poll`. `is_last`: it was the last one. `teaches`: the message was cut with the
+    /// present weights.
     pub(super) fn handle_completion(
         &mut self,
         request: RequestId,
@@ -158,32 +166,34 @@ impl Lanes {
     }
 }
 
-/// Messages between two looks at the shares: enough for one to fall to a third.
+/// Messages between checks of the shares: enough for a share to fall to a third.
 const LOOK_EVERY: u32 = 128;
-/// A lane whose share is less than 3/4 of the greatest of its rail is slow.
+/// A lane with less than 3/4 of the greatest share of its rail is slow.
 const SLOW: (u64, u64) = (3, 4);
-/// So many looks in a row have to find a lane slow before it is named, and one more each time that queue pairs were replaced.
+/// The number of checks in a row that must find a lane slow before it is reported. It grows by one
+/// each time that queue pairs were replaced.
 const FIRST_LOOKS: u8 = 3;
-/// They are no more than this: a path that becomes slow late is left, too.
+/// The most checks in a row: a path that becomes slow late is left too.
 const MOST_LOOKS: u8 = 24;
 
-/// Which lane of a connection is slow, and stays so: its share of messages has stayed far below the greatest.
+/// Detects a lane that stays slow: its share of messages stays far below the greatest.
 ///
-/// A lane's share follows what it completes, and shares say only how lanes compare. If all of them slow down together, since the
-/// receiver is slow or the job pauses, no share changes, and no lane is slow. Lanes are compared with those of the same rail: all lanes of a
-/// port or card that is slow are alike, and another path would not help them.
+/// Shares follow completions and only compare lanes. If all slow down together, because the
+/// receiver is slow or the job pauses, no share changes and no lane is slow. Lanes are compared
+/// within their rail: all lanes of a slow port or card are alike, and another path would not help
+/// them.
 ///
-/// The greatest share counts, and not the mean: where most paths of a connection carry too much, its mean says that all is well, and one
-/// good path shows what the others could have.
+/// The greatest share counts, not the mean: if most paths are overloaded, the mean looks fine, and
+/// one good path shows what the others could have.
 ///
-/// A connection looks for paths quickly while it is new, and less and less later: with each time that its queue pairs were replaced, a lane has
-/// to have been slow for longer.
+/// A new connection searches for paths quickly, and later ever less often: each time that its queue
+/// pairs were replaced, a lane must have been slow for longer.
 #[derive(Debug, Clone, Copy)]
 struct SlowLanes {
     slow: [u8; MAX_QPS],
-    /// Messages since the latest look.
+    /// Messages since the latest check.
     messages: u32,
-    /// So many looks in a row name a lane.
+    /// The number of checks in a row that report a lane.
     looks: u8,
 }
 
@@ -194,13 +204,14 @@ impl Default for SlowLanes {
 }
 
 impl SlowLanes {
-    /// The same for new queue pairs: what was seen of the old ones does not count, and how often there were new ones does.
+    /// Restarts for new queue pairs: forgets the observations, but counts the replacement.
     fn of_new_queue_pairs(self) -> Self {
         Self { looks: (self.looks + 1).min(MOST_LOOKS), ..Self::default() }
     }
 
-    /// A message is complete that shows how fast the `count` lanes of `rails` rails are, which take turns; `share` returns the share of one.
-    /// Returns the slowest of those that have been slow for long enough.
+    /// Handles a complete message that is long enough to learn from. The `count` lanes alternate
+    /// between `rails` rails; `share` returns the share of one. Returns the slowest of the lanes
+    /// that have been slow for long enough.
     fn handle_message(&mut self, count: u8, rails: u8, share: impl Fn(QpIndex) -> u64) -> Option<QpIndex> {
         self.messages += 1;
         if self.messages < LOOK_EVERY || count <= rails {
@@ -221,33 +232,34 @@ impl SlowLanes {
     }
 }
 
-/// Lanes of a rail that may have a label.
+/// The most lanes of a rail with labels.
 const LABELS: usize = MAX_QPS / MAX_RAILS;
 
 /// The flow labels of a sender's lanes.
 ///
-/// A RoCE v2 device makes the UDP source port of a queue pair's packets from the flow label of its address vector: the low 14 bits and the
-/// high 6 bits, one upon the other, in the range of dynamic ports (rdma-core, `rdma_flow_label_to_udp_sport`). A fabric with ECMP chooses the
-/// path by that port, among other fields. Without a flow label the device makes one from the numbers of both queue pairs, so a
-/// queue pair that replaces another one has another path. With one, the lanes that are not to move keep theirs.
+/// A RoCE v2 device derives the UDP source port of a queue pair's packets from the flow label of
+/// its address vector: it folds the low 14 bits and the high 6 bits into the range of dynamic ports
+/// (rdma-core, `rdma_flow_label_to_udp_sport`). A fabric with ECMP chooses the path by that port,
+/// among other fields. Without a flow label the device derives one from both queue pair numbers, so
+/// a replaced queue pair changes its path. With one, lanes that should not move keep their paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowLabels(Option<Box<LabelTable>>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct LabelTable {
-    /// By number of the rail, and number of the lane on it.
+    /// By rail number, and number of the lane on it.
     labels: [[u32; LABELS]; MAX_RAILS],
-    /// State of the random numbers.
+    /// State of the random number generator.
     random: u64,
-    /// How often a lane got another one.
+    /// How often a lane got another label.
     replaced: u64,
 }
 
 impl FlowLabels {
-    /// No lane has one, and none gets one.
+    /// No lane has a label, and none gets one.
     pub const NONE: Self = Self(None);
 
-    /// One for each lane, at random, with UDP source ports that all differ.
+    /// A random label for each lane, with distinct UDP source ports.
     pub fn random(seed: u64) -> Self {
         let mut table = LabelTable { labels: [[0; LABELS]; MAX_RAILS], random: seed, replaced: 0 };
         for (rail, lane) in (0..MAX_RAILS).flat_map(|rail| (0..LABELS).map(move |lane| (rail, lane))) {
@@ -261,13 +273,14 @@ impl FlowLabels {
         self.0.is_some()
     }
 
-    /// That of lane number `lane` of a rail; 0: it has none.
+    /// The label of lane number `lane` of a rail; 0 if it has none.
     pub fn of(&self, rail: u8, lane: u8) -> u32 {
         let rail = self.0.as_ref().and_then(|table| table.labels.get(usize::from(rail)));
         rail.and_then(|lanes| lanes.get(usize::from(lane))).copied().unwrap_or(0)
     }
 
-    /// Gives that lane another one, if it has one, whose UDP source port is that of no lane. The others keep theirs.
+    /// Gives that lane another label, if it has one, with a UDP source port that no lane uses. The
+    /// others keep theirs.
     pub fn replace(&mut self, rail: u8, lane: u8) {
         let Some(table) = &mut self.0 else { return };
         let other = table.other();
@@ -278,14 +291,14 @@ impl FlowLabels {
         }
     }
 
-    /// How often a lane has got another one.
+    /// How often a lane has got another label.
     pub fn replaced(&self) -> u64 {
         self.0.as_ref().map_or(0, |table| table.replaced)
     }
 }
 
 impl LabelTable {
-    /// A label whose UDP source port is that of no lane.
+    /// A label with a UDP source port that no lane uses.
     fn other(&mut self) -> u32 {
         loop {
             self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -298,7 +311,7 @@ impl LabelTable {
     }
 }
 
-/// The UDP source port, but for the highest two bits, which are always set.
+/// The UDP source port without the highest two bits, which are always set.
 fn port(label: u32) -> u32 {
     (label ^ label >> 14) & 0x3fff
 }
@@ -310,11 +323,11 @@ fn mix(state: u64) -> u64 {
     state ^ state >> 31
 }
 
-/// What is left of them.
+/// The rest of the budget.
 #[derive(Debug, Clone)]
 pub struct LaneBudget(Arc<AtomicU32>);
 
-/// Some of them, which are given back when it is dropped.
+/// A part of the budget, which is returned when dropped.
 #[derive(Debug)]
 pub struct LaneLease {
     of: LaneBudget,
@@ -322,17 +335,17 @@ pub struct LaneLease {
 }
 
 impl LaneBudget {
-    /// A budget of so many queue pairs, beside the first one of each connection.
+    /// A budget of this many queue pairs, in addition to the first one of each connection.
     pub fn new(count: u32) -> Self {
         Self(Arc::new(AtomicU32::new(count)))
     }
 
-    /// Whether so many are left.
+    /// Whether this many are left.
     pub fn has(&self, count: u32) -> bool {
         self.0.load(Ordering::Relaxed) >= count
     }
 
-    /// Takes so many. `None`: fewer are left.
+    /// Takes this many; `None` if fewer are left.
     pub fn take(&self, count: u32) -> Option<LaneLease> {
         let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(count));
         taken.is_ok().then(|| LaneLease { of: self.clone(), count })
@@ -340,7 +353,7 @@ impl LaneBudget {
 }
 
 impl LaneLease {
-    /// Gives back what is more than `count`.
+    /// Returns all but `count`.
     pub fn shrink(&mut self, count: u32) {
         let kept = self.count.min(count);
         self.of.0.fetch_add(self.count - kept, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! What the two ends of a connection agree on, as values: no verbs, no sockets, no clock, no unsafe.
+//! The protocol between the two ends of a connection, as values: no verbs, no sockets, no clock, no
+//! unsafe.
 //!
 //! ```text
 //!        sender                                     receiver
@@ -10,35 +11,37 @@
 //!   test ◄─ handle_completion                          └─► test
 //! ```
 //!
-//! The receiver writes a clear-to-send, [`cts::Cts`], for each buffer into a ring in the sender's memory. The sender answers with
-//! RDMA WRITEs into that buffer, of which the last carries an immediate, [`imm::Imm`]. The immediate names the slot of the
-//! clear-to-send. So a completion belongs to a message by the slot and not by order: any queue pair may carry any message or
-//! stripe, and receive work requests belong to no particular message.
+//! The receiver writes a clear-to-send, [`cts::Cts`], for each buffer into a ring in the sender's
+//! memory. The sender answers with RDMA WRITEs into that buffer; the last carries an immediate,
+//! [`imm::Imm`]. The immediate contains the slot of the clear-to-send. So the slot, not the order,
+//! assigns a completion to a message. Any queue pair may carry any message or stripe, and receive
+//! work requests belong to no particular message.
 //!
-//! Methods called `handle_*` take in what has happened, those called `poll_*` return what is to be done next, the others are
-//! what the caller asks for.
+//! Methods called `handle_*` handle events, those called `poll_*` return the next work, and the
+//! others serve the caller's requests.
 //!
-//! Every clear-to-send has a 32-bit sequence number; its slot in the ring is that number modulo [`RING_SLOTS`]. The immediate
-//! carries only the slot. That is unambiguous as long as the next clear-to-send in the same slot is written only after the
-//! message of the one before has arrived. [`recv::RecvFlow`] sees to that. After a fault, what is missing is named by full sequence
-//! numbers, once the queue pairs from which late writes could come are destroyed: see [`recovery`].
+//! Every clear-to-send has a 32-bit sequence number; its slot in the ring is that number modulo
+//! [`RING_SLOTS`]. The immediate carries only the slot. That is unambiguous as long as a slot is
+//! reused only after its earlier message has arrived, which [`recv::RecvFlow`] ensures. After a
+//! fault, full sequence numbers identify what is missing, once the queue pairs that could deliver
+//! late writes are destroyed: see [`recovery`].
 //!
-//! | file | what |
-//! |---|---|
+//! | file | contents |
+//! | --- | --- |
 //! | `cts`, `imm` | the two formats of the data path |
-//! | [`send`] | the sending end, with one message that is to be posted, and the space in send queues |
-//! | [`lanes`] | queue pairs of which each has a share of its own: which stays slow; what chooses the path of each; how many a process may have |
-//! | [`automatic_lanes`] | when a connection takes lanes by itself, and gives them up; how fast it is |
-//! | [`recv`] | the receiving end, with one message that is awaited, and how many may be |
+//! | [`send`] | the sending end, a message to post, and the space in send queues |
+//! | [`lanes`] | queue pairs with individual shares: which stays slow, how their paths are chosen, how many a process may have |
+//! | [`automatic_lanes`] | when a connection adds and drops lanes by itself, and how fast it is |
+//! | [`recv`] | the receiving end, an awaited message, and how many may be awaited |
 //! | `cts_window` | which clear-to-sends are sent when, and their bytes |
-//! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and how much each rail or lane gets |
-//! | [`requests`], [`shared`] | the table of requests, and what is known of one at each end; its numbers |
-//! | `recovery` | what the ends do after a fault: new queue pairs, and what is sent again |
-//! | `explain` | what an operation that does not go on waits for |
+//! | `stripe`, `rail_weights` | how a message is cut over queue pairs, and the share of each rail or lane |
+//! | [`requests`], [`shared`] | the table of requests and their state at each end; its numbers |
+//! | `recovery` | what the ends do after a fault: new queue pairs, and resending |
+//! | `explain` | what a stalled operation waits for |
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
-//! | `fuzz` | what a fuzzer chooses the input of: what peers say, and schedules |
-//! | `arrival_orders`, `automatic_lanes_sim` | tests: every order of a few immediates; lanes of a connection that a seed drives |
-//! | `sim`, `malformed_input`, `exhaustive`, `random` | tests: two ends that recover, over a simulated fabric with faults; peers that say anything; all values where there are few |
+//! | `fuzz` | inputs of a fuzzer: messages of peers, and schedules |
+//! | `arrival_orders`, `automatic_lanes_sim` | tests: every order of a few immediates; the lanes of a connection driven by a seed |
+//! | `sim`, `malformed_input`, `exhaustive`, `random` | tests: two recovering ends over a simulated fabric with faults; hostile peers; all values of small ranges |
 #![deny(clippy::disallowed_methods)]
 #![forbid(unsafe_code)]
 #![allow(rustdoc::private_intra_doc_links)]
@@ -93,11 +96,12 @@ mod violation;
 pub use violation::Violation;
 pub(crate) use violation::violation;
 
-/// Version of everything in this module that peers see. Peers of different versions refuse each other.
+/// Version of everything in this crate that peers see. Peers of different versions refuse each
+/// other.
 pub const PROTOCOL_VERSION: u16 = 6;
 /// Slots in the ring of clear-to-sends. A grouped receive of n messages takes n of them.
 pub const RING_SLOTS: usize = 512;
-/// Requests that may be outstanding on one communicator; the next one has to wait.
+/// Requests that may be outstanding on one communicator; the next one must wait.
 pub const MAX_REQUESTS: usize = 256;
 /// Messages in one grouped receive.
 pub const MAX_GROUP: usize = 8;

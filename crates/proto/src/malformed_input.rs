@@ -1,6 +1,6 @@
-//! Tests with input that no Ferrite sends: random bytes, and valid messages with some bytes changed. Each is either refused with
-//! a text, or read as a value that is within bounds and is the same after it is written and read again. No completed receive
-//! reports more bytes than its buffer has.
+//! Tests with invalid input: random bytes, and valid messages with some bytes changed. Each is
+//! either refused with a text, or parsed as a value within bounds that survives encoding and
+//! parsing. No completed receive reports more bytes than its buffer has.
 
 use super::cts::{Cts, CtsWords, SlotIndex};
 use super::frame::{Assembler, Frame, Kind};

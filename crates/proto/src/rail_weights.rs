@@ -1,34 +1,38 @@
-//! How much of a message each rail gets: its weight. Where the queue pairs of a connection are lanes, each lane has a weight of
-//! its own, by the same rule.
+//! The share of a message that each rail gets: its weight. If the queue pairs of a connection are
+//! lanes, each lane has a weight, by the same rule.
 //!
-//! A rail begins with its nominal weight, which is its speed. After that the order in which the stripes of a message complete
-//! is the measure, and no clock is needed: a rail whose stripe is the last one to complete, in a later poll than those of the
-//! others, loses a 128th of its weight; each of the others regains a 2048th of what it lacks of its nominal one. So equal rails
-//! stay equal, and the weight of a slow one settles where its stripes take as long as those of the others. Weights are known to
-//! the sender only: the receiver counts stripes and does not need to know where the cuts are.
+//! A rail begins with its nominal weight, which is its speed. From then on the completion order of
+//! a message's stripes adjusts the weights, without a clock. The rail whose stripe completes last,
+//! in a later poll than the others, loses a 128th of its weight. Each of the others regains a
+//! 2048th of what it lacks of its nominal weight. So equal rails stay equal, and the weight of a
+//! slow one settles where its stripes take as long as the others'. Only the sender knows the
+//! weights: the receiver counts stripes and need not know the cuts.
 //!
-//! The order does not tell how much slower a rail is, and hundreds of messages would be as slow as a rail of a tenth of the speed. So it
-//! is counted too in how many polls each rail has something to do ([`BusyPolls`]). If one is far busier than another one for some messages in
-//! a row, the weights become what these numbers say.
+//! The order does not show how much slower a rail is, so a rail of a tenth of the speed would slow
+//! down hundreds of messages. So the sender also counts the polls in which each rail is busy
+//! ([`BusyPolls`]). If one is far busier than another for some messages in a row, the weights
+//! become what these numbers suggest.
 
 use super::recovery::rail_mask::RailMask;
 use super::{MAX_QPS, MAX_RAILS, MAX_REQUESTS};
 
 /// Nominal weight of the fastest rail.
 const NOMINAL: u32 = 1 << 14;
-/// Least weight of a rail: with none, it would carry nothing that could show that it has recovered.
+/// Least weight of a rail: without any, it would carry nothing that could show its recovery.
 const MIN_WEIGHT: u16 = (NOMINAL >> 6) as u16;
 /// The slowest rail loses its weight divided by 2 to this power.
 const LOSS_SHIFT: u32 = 7;
-/// The others regain what they lack of their nominal weight divided by 2 to this power. It is little, since of several slow rails
-/// only one at a time is the last.
+/// The others regain what they lack of their nominal weight, divided by 2 to this power. It is
+/// little, since of several slow rails only one at a time is last.
 const GAIN_SHIFT: u32 = 11;
 
-/// Who is so many times as busy as another one is far too slow for its weight. Where rails are nearly in balance, the order decides.
+/// A rail that is this many times as busy as another is far too slow for its weight. Where rails
+/// are nearly balanced, the order decides.
 const FAR: u32 = 3;
-/// Polls of the busiest rail that show by whom a message was waited for.
+/// The least polls of the busiest rail that show which rail a message waited for.
 const MIN_POLLS: u32 = 8;
-/// So many such messages in a row have to show the same. A thread that is not running for a while finds much complete at once, in any order.
+/// This many such messages in a row must agree: after a pause of its thread, the sender finds many
+/// completions at once, in any order.
 const IN_A_ROW: u8 = 10;
 
 /// The weights of a connection's rails, by their numbers.
@@ -78,7 +82,7 @@ impl<const N: usize> Weights<N> {
         (u64::from(self.now[at]) << NOMINAL.trailing_zeros()) / u64::from(self.nominal[at].max(1))
     }
 
-    /// The one with the greatest weight of the first `count`; the first of those that have it.
+    /// The first with the greatest weight among the first `count`.
     pub fn greatest(&self, count: u8) -> u8 {
         let mut greatest = 0;
         for (number, weight) in (0..count).zip(&self.now) {
@@ -89,12 +93,13 @@ impl<const N: usize> Weights<N> {
         greatest
     }
 
-    /// The stripe on rail `slowest` was the last of its message to complete, in a later poll than those on other rails.
+    /// Handles that the stripe on rail `slowest` completed last, in a later poll than those on
+    /// other rails.
     pub fn handle_slowest(&mut self, slowest: u8) {
         self.handle_last(|rail| rail == slowest);
     }
 
-    /// The same of several, which have completed in the same poll.
+    /// [`Self::handle_slowest`] for several, which completed in the same poll.
     pub(super) fn handle_last(&mut self, is_last: impl Fn(u8) -> bool) {
         for (number, (now, nominal)) in (0..).zip(self.now.iter_mut().zip(&self.nominal)) {
             if is_last(number) {
@@ -106,8 +111,8 @@ impl<const N: usize> Weights<N> {
         }
     }
 
-    /// Each was busy in so many polls while all sent stripes of these weights; 0: it is not in use. With the new weights all are as
-    /// busy, and none has more than its nominal one.
+    /// Corrects the weights from the number of busy `polls` of each; 0 if it is not in use. With
+    /// the new weights all would be equally busy, and none exceeds its nominal weight.
     pub(super) fn correct(&mut self, polls: impl Fn(u8) -> u32) {
         let speed = |number, now: u16| (u64::from(now) << 40).checked_div(polls(number).into());
         let all = (0..).zip(self.now.iter().zip(&self.nominal));
@@ -121,28 +126,28 @@ impl<const N: usize> Weights<N> {
     }
 }
 
-/// In how many polls of the completion queues each rail or lane had stripes outstanding. Only proportions matter.
+/// The number of polls in which each rail or lane had outstanding stripes. Only proportions matter.
 #[derive(Debug, Default)]
 pub(super) struct BusyPolls {
-    /// Stripes.
+    /// Outstanding stripes.
     outstanding: [u16; MAX_QPS],
     /// The poll up to which it is counted, while stripes are outstanding.
     counted: [u32; MAX_QPS],
-    /// Since the latest message that has shown something.
+    /// Busy polls since the latest conclusive message.
     polls: [u32; MAX_QPS],
-    /// The sums for the messages that have shown the same in a row.
+    /// The sums over the messages that agreed in a row.
     sums: [u32; MAX_QPS],
     in_a_row: u8,
-    /// Which were far busier than another one in all of these, as a bit mask.
+    /// Those that were far busier than another in all of these, as a bit mask.
     slow: u32,
-    /// Which are in use, as a bit mask.
+    /// Those in use, as a bit mask.
     used: u32,
-    /// Messages to come that were cut before the weights were corrected.
+    /// Outstanding messages that were cut before the weights were corrected.
     old: u16,
 }
 
 impl BusyPolls {
-    /// Number `number` is given a stripe, after poll `poll`.
+    /// Counts a stripe for `number`, posted after poll `poll`.
     pub(super) fn begin(&mut self, number: u8, poll: u32) {
         let at = usize::from(number) % MAX_QPS;
         if self.outstanding[at] == 0 {
@@ -152,7 +157,7 @@ impl BusyPolls {
         self.used |= 1 << at;
     }
 
-    /// A stripe on it is complete, in poll `poll`.
+    /// Counts a completed stripe, in poll `poll`.
     pub(super) fn end(&mut self, number: u8, poll: u32) {
         let at = usize::from(number) % MAX_QPS;
         self.polls[at] = self.polls[at].saturating_add(poll.wrapping_sub(self.counted[at]));
@@ -189,8 +194,8 @@ impl BusyPolls {
         true
     }
 
-    /// In how many polls each was busy, 0 where it is not in use, if some are known to have been far busier than another one.
-    /// `outstanding` messages are under way.
+    /// The number of busy polls of each, 0 where not in use, if some were far busier than another.
+    /// `outstanding` messages are in flight.
     pub(super) fn poll_slow(&mut self, outstanding: u32) -> Option<impl Fn(u8) -> u32 + use<>> {
         if self.in_a_row < IN_A_ROW {
             return None;

@@ -1,8 +1,8 @@
-//! Random numbers for simulators: they follow from a seed, or from bytes that a fuzzer chooses.
+//! Random numbers for simulators, from a seed or from bytes that a fuzzer chooses.
 
 use std::collections::VecDeque;
 
-/// The splitmix64 generator, behind bytes that count first.
+/// The splitmix64 generator, preceded by given bytes.
 #[derive(Debug)]
 pub struct Random {
     seed: u64,
@@ -10,12 +10,13 @@ pub struct Random {
 }
 
 impl Random {
-    /// Those of `seed`.
+    /// The numbers of `seed`.
     pub fn new(seed: u64) -> Self {
         Self { seed, bytes: VecDeque::new() }
     }
 
-    /// Numbers by `bytes`: one byte for a limit of up to 256, four for a greater one. When there are none left, those that follow from seed 0.
+    /// Numbers from `bytes`: one byte for a limit of up to 256, four for a greater one. After that,
+    /// the numbers of seed 0.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         Self { seed: 0, bytes: bytes.iter().copied().collect() }
     }

@@ -1,6 +1,8 @@
-//! The receiving end of a connection: takes buffers in, says which clear-to-sends are to be written, counts arrivals.
+//! The receiving end of a connection: accepts buffers, decides which clear-to-sends to write,
+//! counts arrivals.
 //!
-//! A [`RecvFlow`] has an [`Arrival`] for each message that is awaited, and [`Receives`] says how many may be.
+//! A [`RecvFlow`] has an [`Arrival`] for each awaited message, and [`Receives`] limits their
+//! number.
 
 use crate::cts::{Cts, CtsWords, KeysByRail, SlotIndex};
 use crate::cts_window::{CtsShadow, CtsWindow};
@@ -14,7 +16,7 @@ use crate::stripe::Striping;
 use crate::{MAX_GROUP, MAX_RAILS, QpIndex, RING_SLOTS, Violation, violation};
 use std::ops::Range;
 
-/// The clear-to-send of a buffer of more than this many bytes is sent at once; others may be coalesced.
+/// The clear-to-send of a larger buffer is sent at once; others may be coalesced.
 const COALESCE_MAX_BYTES: u32 = 16 << 10;
 
 /// One buffer of a receive.
@@ -30,19 +32,16 @@ pub struct Buffer<'a, K = [u32; MAX_RAILS]> {
     pub tag: u32,
 }
 
-/// State of the receiving end. All memory is allocated by [`RecvFlow::new`].
+/// The state of the receiving end. [`RecvFlow::new`] allocates all memory.
 ///
-/// Its methods are of these kinds, in this order:
-/// - what NCCL asks for: [`Self::post`] and [`Self::begin`]; in the usual case,
-///   [`Self::begin_single`];
-/// - clear-to-sends, which are to be written: [`Self::is_cts_due`], [`Self::take_cts`],
-///   [`Self::encoded_cts`];
-/// - what has happened: [`Self::handle_immediate`]; in the usual case, [`Self::complete_whole`];
-/// - what there is to tell NCCL of a request: [`Self::poll_done`], [`Self::finish`],
-///   [`Self::progress`];
+/// Its methods come in these groups, in this order:
+/// - NCCL's requests: [`Self::post`] and [`Self::begin`]; on the fast path [`Self::begin_single`];
+/// - clear-to-sends to write: [`Self::is_cts_due`], [`Self::take_cts`], [`Self::encoded_cts`];
+/// - arrivals: [`Self::handle_immediate`]; on the fast path [`Self::complete_whole`];
+/// - results for NCCL: [`Self::poll_done`], [`Self::finish`], [`Self::progress`];
 /// - how many messages may be expected: [`Self::receives`], [`Self::more_receives`];
 /// - after a fault ([`super::recovery`]): [`Self::missing_list`], [`Self::renew_keys`];
-/// - how it stands, for what explains waits ([`super::explain`]): [`Self::look`].
+/// - the state for hang reports ([`super::explain`]): [`Self::look`].
 #[derive(Debug)]
 pub struct RecvFlow {
     pub(super) striping: Striping,
@@ -52,11 +51,11 @@ pub struct RecvFlow {
     pub(super) window: CtsWindow,
     receives: Receives,
     requests: Requests<RecvRequest>,
-    /// The bytes of each message of the group that was complete last.
+    /// The bytes of each message of the group that completed last.
     done: [u32; MAX_GROUP],
     /// The rails of the connection.
     pub(super) all_rails: RailMask,
-    /// By slot, the rails over which messages have come that had arrived before the last missing list.
+    /// By slot, the rails that carried the messages that arrived before the last missing list.
     pub(super) earlier_rails: Vec<RailMask>,
 }
 
@@ -66,7 +65,7 @@ impl RecvFlow {
         Self::over(striping, striping.rails())
     }
 
-    /// The same of a connection of `count` rails that begins on those that `striping` names.
+    /// The flow of a connection of `count` rails that begins on those in `striping`.
     pub fn over(striping: Striping, count: u8) -> Self {
         let receives = Receives::default();
         let mut window = CtsWindow::new();
@@ -84,8 +83,8 @@ impl RecvFlow {
         }
     }
 
-    /// Posts a grouped receive of `count` buffers, 1 to [`MAX_GROUP`]; `buffer` returns each. `None`: too much is outstanding,
-    /// to be tried again.
+    /// Posts a grouped receive of `count` buffers, 1 to [`MAX_GROUP`]; `buffer` returns each.
+    /// `None`: too much is outstanding; try again.
     ///
     /// # Errors
     /// The group has no or too many members, or `buffer` returns an error. Nothing is posted then.
@@ -97,10 +96,10 @@ impl RecvFlow {
         self.begin(count, buffer, |_| ())
     }
 
-    /// As [`Self::post`]; if it is posted, `begun` is called with the request's entry.
+    /// [`Self::post`], but calls `begun` with the request's entry if it is posted.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Self::post`].
     #[inline(always)]
     pub fn begin<'a, E: From<Violation>, K: KeysByRail + 'a>(
         &mut self,
@@ -109,7 +108,7 @@ impl RecvFlow {
         begun: impl FnOnce(&Entry<RecvRequest>),
     ) -> Result<Option<RequestId>, E> {
         if !(1..=MAX_GROUP).contains(&count) {
-            return Err(violation!("a receive of {} messages; 1 to {MAX_GROUP} are possible", { count }).into());
+            return Err(violation!("a receive of {} messages; 1 to {MAX_GROUP} are allowed", { count }).into());
         }
         if !self.window.has_space(count) {
             return Ok(None);
@@ -142,7 +141,7 @@ impl RecvFlow {
         Ok(Some(id))
     }
 
-    /// Ends a request of which nothing has been posted.
+    /// Ends a request for which nothing has been posted.
     #[cold]
     #[inline(never)]
     fn withdraw(&mut self, id: RequestId) {
@@ -153,7 +152,7 @@ impl RecvFlow {
     }
 }
 
-// The usual case, at fewer instructions: a receive of one message whose length fits one immediate.
+// The fast path, with fewer instructions: a receive of one message whose length fits one immediate.
 impl RecvFlow {
     /// As [`Self::begin`], for one buffer, on a connection of one or two rails. False: it is another case, or too much is outstanding, and
     /// nothing has changed.
@@ -182,7 +181,8 @@ impl RecvFlow {
 
 #[cfg(any(test, fuzzing))]
 impl RecvFlow {
-    /// Tries [`Self::begin_single`] first, if `is_fast` and the receive is of one message, and else [`Self::post`].
+    /// Tries [`Self::begin_single`] first if `is_fast` and the receive has one message, and else
+    /// [`Self::post`].
     pub(super) fn post_either<'a, K: KeysByRail + 'a>(
         &mut self,
         is_fast: bool,
@@ -197,45 +197,45 @@ impl RecvFlow {
     }
 }
 
-// Clear-to-sends: which are to be written when.
+// Clear-to-sends: which to write, and when.
 impl RecvFlow {
-    /// Whether clear-to-sends are to be written now.
+    /// Whether to write clear-to-sends now.
     #[inline(always)]
     pub fn is_cts_due(&self) -> bool {
         self.window.is_due()
     }
 
-    /// Whether some wait for others, so that [`Self::handle_empty_poll`] has something to do.
+    /// Whether some wait to be coalesced, so that [`Self::handle_empty_poll`] has work.
     #[inline(always)]
     pub fn has_waiting_cts(&self) -> bool {
         self.window.waiting() != 0
     }
 
-    /// The slots of the sender's ring that are to be written now: contiguous, at most `limit`, which is not 0. To be called as long as
-    /// [`Self::is_cts_due`].
+    /// The slots of the sender's ring to write now: contiguous, at most `limit`, which is not 0.
+    /// Call it while [`Self::is_cts_due`].
     #[inline(always)]
     pub fn take_cts(&mut self, limit: u32) -> Range<usize> {
         self.window.take(limit)
     }
 
-    /// As [`Self::take_cts`], if some are due.
+    /// [`Self::take_cts`] if some are due.
     #[cfg(any(test, fuzzing))]
     pub(super) fn poll_cts(&mut self, limit: u32) -> Option<Range<usize>> {
         self.is_cts_due().then(|| self.take_cts(limit))
     }
 
-    /// What is to be written into `slots`, on a connection of one or two rails.
+    /// The words to write into `slots`, on a connection of one or two rails.
     #[inline]
     pub fn encoded_cts_narrow(&self, slots: Range<usize>) -> &[CtsWords] {
         self.shadow.narrow(slots)
     }
 
-    /// What is to be written into `slots`: one or two halves for each.
+    /// The words to write into `slots`: one or two halves for each.
     pub fn encoded_cts(&self, slots: Range<usize>) -> &[CtsWords] {
         self.shadow.encoded(slots)
     }
 
-    /// A poll of the completion queue found nothing; request `tested` is what NCCL tests.
+    /// Handles an empty poll of the completion queue, while NCCL tests request `tested`.
     #[inline]
     pub fn handle_empty_poll(&mut self, tested: RequestId) {
         let Self { window, arrivals, .. } = self;
@@ -243,12 +243,13 @@ impl RecvFlow {
     }
 }
 
-// Immediates that arrive: which message they belong to, and when it is complete.
+// Arriving immediates: which message they belong to, and when it is complete.
 impl RecvFlow {
-    /// An immediate has arrived on `qp`. All data before it on that queue pair has arrived, too.
+    /// Handles an immediate that has arrived on `qp`. All earlier data on that queue pair has
+    /// arrived too.
     ///
     /// # Errors
-    /// It fits no message that may arrive now. The connection cannot go on.
+    /// It fits no message that may arrive now. The connection cannot continue.
     #[inline(always)]
     pub fn handle_immediate(&mut self, qp: QpIndex, imm: Imm) -> Result<(), Violation> {
         let slot = imm.slot().index();
@@ -258,8 +259,8 @@ impl RecvFlow {
         if self.complete_whole(qp, imm) { Ok(()) } else { self.handle_part(qp, imm) }
     }
 
-    /// As [`Self::handle_immediate`], if a whole message has come with its length, as nearly all do. False: it is another case, and nothing
-    /// has changed.
+    /// [`Self::handle_immediate`] for a whole message with its length, the most frequent case.
+    /// False: the fast path does not apply; nothing has changed.
     #[inline(always)]
     pub fn complete_whole(&mut self, qp: QpIndex, imm: Imm) -> bool {
         let Self { window, arrivals, requests, striping, .. } = self;
@@ -282,10 +283,10 @@ impl RecvFlow {
         false
     }
 
-    /// As [`Self::handle_immediate`], in all cases, for a slot whose clear-to-send has been sent.
+    /// [`Self::handle_immediate`] for all cases, for a slot whose clear-to-send has been sent.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Self::handle_immediate`].
     #[inline(never)]
     fn handle_part(&mut self, qp: QpIndex, imm: Imm) -> Result<(), Violation> {
         let slot = imm.slot().index();
@@ -317,7 +318,7 @@ impl RecvFlow {
         self.complete(id, index, length)
     }
 
-    /// The whole message has arrived that is number `index` of request `id`.
+    /// Handles that message number `index` of request `id` has arrived whole.
     fn complete(&mut self, id: RequestId, index: u8, length: u32) -> Result<(), Violation> {
         let request = self.requests.get(id).ok_or_else(|| violation!("a slot belongs to {:?}, which has ended", id))?;
         request.complete(index, length);
@@ -325,13 +326,13 @@ impl RecvFlow {
         Ok(())
     }
 
-    /// For a page: what has come of the message of that slot.
+    /// For a generated page: how much of the message of that slot has arrived.
     #[cfg(test)]
     pub(super) fn state_of(&self, slot: SlotIndex) -> &'static str {
         self.arrivals[slot.index()].state_name()
     }
 
-    /// A whole message has arrived.
+    /// Handles that a whole message has arrived.
     #[inline(always)]
     fn count_arrival(&mut self) {
         let Self { window, arrivals, .. } = self;
@@ -339,9 +340,10 @@ impl RecvFlow {
     }
 }
 
-// What becomes of requests.
+// Completion of requests.
 impl RecvFlow {
-    /// The bytes of each message, in the order of the receive's buffers, if `id` is complete. The id is stale afterwards.
+    /// The bytes of each message, in the order of the receive's buffers, if `id` is complete. The
+    /// id is stale afterwards.
     ///
     /// # Errors
     /// The id is stale.
@@ -359,7 +361,7 @@ impl RecvFlow {
         })
     }
 
-    /// As [`Self::poll_done`], of the request in `entry`.
+    /// [`Self::poll_done`] for the request in `entry`.
     ///
     /// # Errors
     /// The request has ended.
@@ -377,7 +379,8 @@ impl RecvFlow {
         Ok(Some(Finished::Group))
     }
 
-    /// As [`Self::finish`], but for a group it finishes nothing; and no error is made if the request has ended.
+    /// [`Self::finish`], but leaves groups unfinished, and creates no error if the request has
+    /// ended.
     #[inline(always)]
     pub fn progress(&mut self, entry: &Entry<RecvRequest>) -> Progress {
         let request = &entry.value;
@@ -392,7 +395,7 @@ impl RecvFlow {
         }
     }
 
-    /// The bytes of each message of the request in `entry`, which has just been finished.
+    /// The bytes of each message of the request in `entry`, which has just finished.
     pub fn lengths(&mut self, entry: &Entry<RecvRequest>) -> &[u32] {
         let RecvRequest { count, lengths, .. } = &entry.value;
         self.done.iter_mut().zip(lengths).for_each(|(done, length)| *done = length.get());
@@ -415,15 +418,15 @@ impl RecvFlow {
         (request.count.get(), lengths.map(|length| u64::from(length.get())).sum())
     }
 
-    /// The rails over which the latest message into the buffer at `addr` has come, as a bit mask; all rails, if none of the last
-    /// [`RING_SLOTS`] messages has. Looks at every slot.
+    /// The rails that carried the latest message into the buffer at `addr`, as a bit mask. All
+    /// rails, if none of the last [`RING_SLOTS`] messages went there. Scans every slot.
     pub fn rails_of(&self, addr: u64) -> u32 {
         let all = self.all_rails.0.into();
         if self.all_rails.count() == 1 {
             return all;
         }
         let mut slots = (1..=RING_SLOTS as u32).map(|back| SlotIndex::of(self.window.next().wrapping_sub(back)));
-        // Messages of no bytes have any address.
+        // Messages of no bytes may have any address.
         let is_full = |arrival: &Arrival| !arrival.is_pending() && arrival.length > 0;
         let is_it = |slot: &SlotIndex| is_full(&self.arrivals[slot.index()]) && self.shadow.address(*slot) == addr;
         let Some(slot) = slots.find(is_it) else { return all };
@@ -435,7 +438,7 @@ impl RecvFlow {
         self.requests.are_all_free()
     }
 
-    /// Messages that are expected and have not arrived.
+    /// Expected messages that have not arrived.
     pub fn outstanding(&self) -> u32 {
         self.window.missing()
     }
@@ -448,17 +451,18 @@ impl RecvFlow {
 
 // How many messages may be expected at once: as many as have receives.
 impl RecvFlow {
-    /// The receives that each queue pair has to have posted.
+    /// The receives that must be posted on each queue pair.
     pub fn receives(&self) -> u32 {
         self.receives.posted()
     }
 
-    /// How many each queue pair would have to have for `count` more messages to be accepted, if that is what they lack.
+    /// The receives that each queue pair would need to accept `count` more messages, if that is
+    /// what is missing.
     pub fn more_receives(&self, count: usize) -> Option<u32> {
         if self.window.has_space(count) { None } else { self.receives.more().map(Receives::posted) }
     }
 
-    /// Each queue pair has as many as [`Self::more_receives`] has said.
+    /// Each queue pair now has the number of receives that [`Self::more_receives`] returned.
     pub fn handle_more_receives(&mut self) {
         if let Some(more) = self.receives.more() {
             self.receives = more;
@@ -466,7 +470,7 @@ impl RecvFlow {
         }
     }
 
-    /// A buffer of a group has room for a message whose length needs two immediates.
+    /// Handles that a buffer of a group has room for a message whose length needs two immediates.
     #[cold]
     #[inline(never)]
     fn expect_two_immediates(&mut self) {
@@ -482,10 +486,12 @@ impl RecvFlow {
         self.window.oldest()
     }
 
-    /// Lists the messages that have not arrived whole. To be called after the queue pairs that were in use are destroyed and
-    /// all of their completions have been handled. What has arrived of a listed message is forgotten: the whole of it comes
-    /// again, over queue pairs as `striping` says. The missing list stands for all clear-to-sends up to now: none of them is
-    /// returned by [`Self::take_cts`] any more.
+    /// Lists the messages that have not arrived whole. Call it after the old queue pairs are
+    /// destroyed and all of their completions are handled.
+    ///
+    /// The flow forgets partial arrivals of a listed message: all of it is resent, over queue pairs
+    /// according to `striping`. The missing list replaces all clear-to-sends so far:
+    /// [`Self::take_cts`] returns none of them any more.
     pub fn missing_list(&mut self, striping: Striping) -> MissingList {
         self.keep_rails();
         let (oldest, next) = (self.window.oldest(), self.window.next());
@@ -504,8 +510,9 @@ impl RecvFlow {
         MissingList { oldest, next, missing }
     }
 
-    /// The memory of buffers has other keys from now on, since a rail uses a port of another card: `keys_at` returns them by address
-    /// and length, or `None` where they are as before. To be called before [`Self::missing_list`], which tells the sender.
+    /// Updates the keys of buffers after a rail has moved to a port of another card. `keys_at`
+    /// returns them by address and length, or `None` where they are unchanged. Call it before
+    /// [`Self::missing_list`], which sends them to the sender.
     pub fn renew_keys(&mut self, mut keys_at: impl FnMut(u64, u32) -> Option<[u32; MAX_RAILS]>) {
         let (oldest, next) = (self.window.oldest(), self.window.next());
         for slot in (0..next.wrapping_sub(oldest)).map(|i| SlotIndex::of(oldest.wrapping_add(i))) {
@@ -516,7 +523,7 @@ impl RecvFlow {
         }
     }
 
-    /// The rails over which the message in `slot` has come.
+    /// The rails that carried the message in `slot`.
     pub(crate) fn rails_of_slot(&self, slot: usize) -> RailMask {
         let arrived = self.arrivals[slot].qps;
         if arrived == 0 {
@@ -526,16 +533,16 @@ impl RecvFlow {
         qps.fold(RailMask::NONE, |rails, qp| rails | RailMask::only(self.striping.rail_of(QpIndex(qp))))
     }
 
-    /// Notes the rails of the messages that have arrived, before the queue pairs are others.
+    /// Records the rails of arrived messages, before the queue pairs change.
     fn keep_rails(&mut self) {
         self.earlier_rails = (0..RING_SLOTS).map(|slot| self.rails_of_slot(slot)).collect();
         self.arrivals.iter_mut().filter(|arrival| !arrival.is_pending()).for_each(|arrival| arrival.qps = 0);
     }
 }
 
-// For what explains waits.
+// For hang reports.
 impl RecvFlow {
-    /// How it stands. NCCL has called without success `tests` times for its requests.
+    /// The present state. NCCL has called `tests` times for its requests without a result.
     pub fn look(&self, tests: u32, flushes: bool) -> Look {
         let next = self.window.next();
         let posted = next.wrapping_sub(1);
@@ -563,7 +570,7 @@ pub(super) struct Arrival {
     request: RequestId,
     /// Size of its buffer in bytes.
     posted: u32,
-    /// Its length in bytes, as far as `known` says.
+    /// Its length in bytes, as far as known (see `known`).
     length: u32,
     /// Queue pairs on which a stripe has arrived, as a bit mask.
     pub(super) qps: u32,
@@ -595,7 +602,7 @@ enum LengthState {
 }
 
 impl Arrival {
-    /// Nothing has arrived yet.
+    /// Begins a message, of which nothing has arrived yet.
     #[inline]
     fn new(request: RequestId, index: u8, posted: u32) -> Self {
         let (stage, known) = (Stage::Untouched, LengthState::Unknown);
@@ -608,13 +615,13 @@ impl Arrival {
         self.stage != Stage::Whole
     }
 
-    /// The whole message has arrived on `qp`, in one stripe of `length` bytes.
+    /// Handles that the whole message has arrived on `qp`, in one stripe of `length` bytes.
     #[inline(always)]
     fn handle_whole(&mut self, qp: QpIndex, length: u32) {
         (self.stage, self.length, self.qps) = (Stage::Whole, length, 1 << qp.0);
     }
 
-    /// For a page: what has come.
+    /// For a generated page: how much has arrived.
     #[cfg(test)]
     fn state_name(&self) -> &'static str {
         match (self.stage, self.known) {
@@ -626,12 +633,13 @@ impl Arrival {
         }
     }
 
-    /// What has arrived of it counts no more.
+    /// Forgets what has arrived.
     pub(super) fn reset(&mut self) {
         *self = Self::new(self.request, self.index, self.posted);
     }
 
-    /// Takes in what an immediate says of the length. Returns whether it is the last immediate of its stripe.
+    /// Handles the part of the length in an immediate. Returns whether it is the last immediate of
+    /// its stripe.
     ///
     /// # Errors
     /// It contradicts an earlier one, or the message is longer than the buffer.
@@ -671,7 +679,7 @@ impl Arrival {
         self.stripes
     }
 
-    /// Takes in the whole length.
+    /// Handles the whole length.
     ///
     /// # Errors
     /// The message is longer than the buffer, or its length came before.
@@ -687,29 +695,34 @@ impl Arrival {
     }
 }
 
-/// Receives that are posted in one call.
+/// Receives posted in one call.
 pub const RECEIVE_BATCH: u32 = 32;
-/// Receives that each queue pair has at first.
+/// Receives of each queue pair at the beginning.
 const FIRST_RECEIVES: u32 = 64;
-/// Receives that each queue pair has at most. The messages of 32 groups of 8 can be expected at once, which is the most that NCCL does.
+/// The most receives of each queue pair. They suffice for the messages of 32 groups of 8, the most
+/// that NCCL has outstanding.
 pub const MAX_RECEIVES: u32 = 416;
 
 const _: () = assert!(FIRST_RECEIVES.is_multiple_of(RECEIVE_BATCH) && MAX_RECEIVES.is_multiple_of(RECEIVE_BATCH));
 const _: () = assert!(Receives::most(MAX_RECEIVES, 1) >= 32 * MAX_GROUP as u32);
 
-/// How many receive work requests each queue pair of a connection has posted, and how many messages may be expected for it.
+/// How many receive work requests each queue pair has posted, and how many messages may be
+/// expected.
 ///
-/// A message consumes one receive of a queue pair, whichever carries it; two, if its length needs two immediates. A receive that
-/// is missing would make the sender's device wait and try again. So none is ever missing: receives are posted before the
-/// clear-to-sends of messages that could consume them. A connection begins with few, and posts more, in steps, when more messages
-/// are to be expected at once than ever before.
+/// A message consumes one receive of the queue pair that carries it, or two if its length needs two
+/// immediates. A missing receive would make the sender's device wait and retry. So none is ever
+/// missing: receives are posted before the clear-to-sends of messages that could consume them. A
+/// connection begins with few. It posts more, in steps, when more messages than ever before are
+/// expected at once.
 ///
-/// Receives are posted again in batches. So a queue pair may lack all but one of a batch; the others are what messages may count on.
+/// Receives are reposted in batches. So a queue pair may lack all but one of a batch; messages can
+/// rely on the others.
 #[derive(Debug, Clone, Copy)]
 pub struct Receives {
-    /// That each queue pair has, and gets again when they are consumed.
+    /// The receives of each queue pair, which are reposted when consumed.
     posted: u32,
-    /// That a message may consume: 2 from the first buffer on that has room for a length of two immediates.
+    /// The receives that a message may consume: 2 from the first buffer on that has room for a
+    /// length of two immediates.
     each: u32,
 }
 
@@ -720,7 +733,7 @@ impl Default for Receives {
 }
 
 impl Receives {
-    /// Receives that each queue pair has to have.
+    /// Receives that each queue pair must have.
     pub fn posted(self) -> u32 {
         self.posted
     }
@@ -730,18 +743,19 @@ impl Receives {
         Self::most(self.posted, self.each)
     }
 
-    /// Of a group that is the first one with messages of two receives, each member consumes one more than was reckoned with.
+    /// In the first group with messages of two receives, each member consumes one more than
+    /// planned.
     const fn most(posted: u32, each: u32) -> u32 {
         let reliable = posted - (RECEIVE_BATCH - 1);
         if each == 1 { reliable - MAX_GROUP as u32 } else { reliable / each }
     }
 
-    /// A step further; `None`: these are the most.
+    /// One step more; `None` if this is the maximum.
     fn more(self) -> Option<Self> {
         (self.posted < MAX_RECEIVES).then(|| Self { posted: (2 * self.posted).min(MAX_RECEIVES), ..self })
     }
 
-    /// Messages may consume two receives from now on.
+    /// Records that messages may consume two receives from now on.
     fn expect_two_each(&mut self) {
         self.each = 2;
     }

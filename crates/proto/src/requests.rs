@@ -1,4 +1,5 @@
-//! Requests: a fixed table of them with constant-time allocation and ids that expire, and what is known of one at each end.
+//! Requests: a fixed table with constant-time allocation and ids that expire, and the state of a
+//! request at each end.
 
 use super::shared::Shared;
 use super::{MAX_GROUP, MAX_REQUESTS, Violation, violation};
@@ -24,7 +25,7 @@ impl RequestId {
         usize::from(self.0 as u8)
     }
 
-    /// 32 bits for a work request's id.
+    /// The id as 32 bits, for a work request's id.
     #[inline]
     pub fn to_bits(self) -> u32 {
         self.0
@@ -43,16 +44,16 @@ impl RequestId {
     }
 }
 
-/// An entry, which NCCL's request points to. It begins with what the interface to NCCL puts there.
+/// An entry, which NCCL's request points to. It begins with what the interface to NCCL needs.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Entry<T> {
     front: Front,
-    /// The entry that is taken after this one, when free; [`MAX_REQUESTS`] after the last.
+    /// When free: the entry that is taken after this one; [`MAX_REQUESTS`] after the last.
     next_free: Shared<u16>,
     /// The index of this entry.
     index: u16,
-    /// What is known of the request. While the entry is free, this is of an earlier use.
+    /// The request's state. While the entry is free, it is that of an earlier use.
     pub value: T,
 }
 
@@ -60,9 +61,10 @@ pub struct Entry<T> {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Front {
-    /// Tells `abi` that this is a request.
+    /// Identifies it to `abi` as a request.
     pub tag: Shared<u32>,
-    /// The id in use. While the entry is free, its generation is odd, and those are never given out: no id finds it.
+    /// The id in use. While the entry is free, its generation is odd and was never given out, so no
+    /// id finds it.
     id: Shared<u32>,
     /// The function of `abi` that tests the request.
     pub test: AtomicPtr<()>,
@@ -96,14 +98,14 @@ impl<T> Entry<T> {
     }
 }
 
-/// What there is to tell NCCL of a request.
+/// The result of a request, for NCCL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// It is not complete.
     Pending,
-    /// It was complete, of one message of so many bytes, and has ended now.
+    /// It was complete, with one message of this many bytes, and has ended now.
     Finished(u32),
-    /// It has ended before; or it is a receive for a group, of which all messages have arrived.
+    /// It has ended before, or is a receive for a group whose messages have all arrived.
     Other,
 }
 
@@ -135,7 +137,7 @@ impl<T> Requests<T> {
         &self.entries
     }
 
-    /// Takes a free entry, whose value is that of an earlier use; `None` when all are in use.
+    /// Takes a free entry, which has the value of an earlier use; `None` when all are in use.
     #[inline(always)]
     pub fn allocate(&mut self) -> Option<&Entry<T>> {
         let entry = self.entries.get(usize::from(self.first_free))?;
@@ -151,7 +153,7 @@ impl<T> Requests<T> {
         usize::from(self.first_free) >= MAX_REQUESTS
     }
 
-    /// Whether no entry is in use; looks at all of them.
+    /// Whether no entry is in use; scans all of them.
     pub fn are_all_free(&self) -> bool {
         !self.entries.iter().any(Entry::is_live)
     }
@@ -174,7 +176,7 @@ impl<T> Requests<T> {
         (entry.id() == id).then_some(entry)
     }
 
-    /// As [`Self::entry`], of an id that NCCL tests.
+    /// [`Self::entry`] for an id that NCCL tests.
     ///
     /// # Errors
     /// The id is stale.
@@ -182,13 +184,13 @@ impl<T> Requests<T> {
         self.entry(id).filter(|entry| entry.is_live()).ok_or_else(|| tested_after_its_end(id))
     }
 
-    /// Gives the entry of a live id back, which is stale from then on.
+    /// Frees the entry of a live id, which is stale from then on.
     #[inline(always)]
     pub fn release(&mut self, entry: &Entry<T>) {
         free(entry, &mut self.first_free);
     }
 
-    /// As [`Self::release`], of the entry of `id`, if that is live.
+    /// [`Self::release`] for the entry of `id`, if that is live.
     pub fn release_id(&mut self, id: RequestId) {
         let Self { entries, first_free } = self;
         let entry = &entries[id.index()];
@@ -198,7 +200,7 @@ impl<T> Requests<T> {
     }
 }
 
-/// The entry, which is in use, is the first free one from now on.
+/// Makes this used entry the first free one.
 #[inline(always)]
 fn free<T>(entry: &Entry<T>, first_free: &mut u16) {
     debug_assert!(entry.is_live());
@@ -216,14 +218,14 @@ fn tested_after_its_end(id: RequestId) -> Violation {
 /// A send request.
 #[derive(Debug)]
 pub struct SendRequest {
-    /// Where its bytes are in this process.
+    /// The address of its bytes in this process.
     pub(super) addr: Shared<u64>,
     /// Sequence number of the clear-to-send that it has claimed.
     pub(super) seq: Shared<u32>,
     pub(super) length: Shared<u32>,
-    /// Stripes that are not acknowledged; [`Self::ENDED`] once NCCL has been told that there are none.
+    /// Unacknowledged stripes; [`Self::ENDED`] once NCCL got the result.
     pub(super) pending_stripes: Shared<i32>,
-    /// The poll in which the last stripe but one completed.
+    /// The poll in which the second-to-last stripe completed.
     pub(super) poll: Shared<u32>,
 }
 
@@ -235,16 +237,16 @@ impl Default for SendRequest {
 }
 
 impl SendRequest {
-    /// The request is no more.
+    /// The request has ended.
     const ENDED: i32 = -1;
 
-    /// Whether it has begun, and some of it is not acknowledged.
+    /// Whether it has begun, and is not fully acknowledged.
     #[inline(always)]
     pub fn is_pending(&self) -> bool {
         self.pending_stripes.get() > 0
     }
 
-    /// NCCL has been told that it is complete.
+    /// Ends it: NCCL got the result.
     #[inline(always)]
     pub(super) fn end(&self) {
         self.pending_stripes.set(Self::ENDED);
@@ -261,10 +263,11 @@ impl SendRequest {
     }
 }
 
-/// A receive request: the number of its messages, how many of them have not arrived, and the bytes of the others.
+/// A receive request: the number of its messages, how many have not arrived, and the bytes of those
+/// that have.
 #[derive(Debug)]
 pub struct RecvRequest {
-    /// [`Self::ENDED`] once NCCL has been told that the request is complete.
+    /// [`Self::ENDED`] once NCCL got the result.
     pub(super) pending: Shared<i8>,
     pub(super) count: Shared<u8>,
     pub(super) lengths: [Shared<u32>; MAX_GROUP],
@@ -277,7 +280,7 @@ impl Default for RecvRequest {
 }
 
 impl RecvRequest {
-    /// The request is no more.
+    /// The request has ended.
     const ENDED: i8 = -1;
 
     /// Whether it has begun, and some of its messages have not arrived.
@@ -286,7 +289,7 @@ impl RecvRequest {
         self.pending.get() > 0
     }
 
-    /// NCCL has been told that it is complete.
+    /// Ends it: NCCL got the result.
     #[inline(always)]
     pub(super) fn end(&self) {
         self.pending.set(Self::ENDED);
@@ -300,7 +303,7 @@ impl RecvRequest {
         self.pending.set(count as i8);
     }
 
-    /// Message number `index` has arrived, of `length` bytes.
+    /// Handles that message number `index`, of `length` bytes, has arrived.
     #[inline(always)]
     pub(super) fn complete(&self, index: u8, length: u32) {
         debug_assert!(index < self.count.get() && self.is_pending());
@@ -312,7 +315,7 @@ impl RecvRequest {
 /// A receive request that is complete.
 #[derive(Debug, Clone, Copy)]
 pub enum Finished {
-    /// It was for one message, of so many bytes.
+    /// It was for one message of this many bytes.
     One(u32),
     /// It was for a group.
     Group,

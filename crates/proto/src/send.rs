@@ -1,7 +1,7 @@
-//! The sending end of a connection: takes clear-to-sends in, says what is to be posted, counts completions.
+//! The sending end of a connection: reads clear-to-sends, decides what to post, counts completions.
 //!
-//! A [`SendFlow`] gives a [`Transfer`] for each message that it matches with a clear-to-send. [`SendQueueSpace`] counts what the
-//! send queues hold of them.
+//! A [`SendFlow`] returns a [`Transfer`] for each message that it matches with a clear-to-send.
+//! [`SendQueueSpace`] counts their work requests in the send queues.
 
 use crate::cts::{Cts, CtsWords, ExtraKeys, SlotIndex, parse_extra_keys};
 use crate::explain::look::{Contact, Look, rank};
@@ -16,10 +16,11 @@ use crate::{MAX_MESSAGE, MAX_QPS, MAX_REQUESTS, QpIndex, RING_SLOTS, Violation, 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
-/// Clear-to-sends among which a message looks for its tag: as many as the receiver can have written.
+/// The clear-to-sends that are searched for a message's tag: as many as the receiver can have
+/// written.
 const WINDOW: usize = RING_SLOTS;
 
-/// A clear-to-send that has been read from the ring. Its sequence number is its place in the window.
+/// A clear-to-send from the ring. Its position in the window is its sequence number.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UnclaimedCts {
     addr: u64,
@@ -28,21 +29,21 @@ pub(super) struct UnclaimedCts {
     tag: u32,
 }
 
-/// State of the sending side. All memory is allocated by [`SendFlow::new`].
+/// The state of the sending side. [`SendFlow::new`] allocates all memory.
 ///
-/// Its methods are of these kinds, in this order:
-/// - what NCCL asks for: [`Self::submit`]; in the usual case, [`Self::refuse`] and
+/// Its methods come in these groups, in this order:
+/// - NCCL's requests: [`Self::submit`]; on the fast path [`Self::refuse`] and
 ///   [`Self::submit_single`];
-/// - what has happened to requests: [`Self::handle_completion`] and the like; and what there is to
-///   tell NCCL of it: [`Self::poll_done`], [`Self::finish`], [`Self::progress`];
+/// - completions: [`Self::handle_completion`] and its variants; results for NCCL:
+///   [`Self::poll_done`], [`Self::finish`], [`Self::progress`];
 /// - lanes: [`Self::use_lanes`], [`Self::weight_of`], [`Self::poll_slow_lane`];
 /// - after a fault ([`super::recovery`]): [`Self::apply_missing_list`], [`Self::poll_replay`];
-/// - how it stands, for what explains waits ([`super::explain`]): [`Self::look`].
+/// - the state for hang reports ([`super::explain`]): [`Self::look`].
 #[derive(Debug)]
 pub struct SendFlow {
     pub(super) striping: Striping,
     /// The clear-to-sends `head..next`, by sequence number modulo the window: no more than it has
-    /// room for. One that a message has claimed is `None`.
+    /// room for. Those that a message has claimed are `None`.
     pub(super) unclaimed: Box<[Option<UnclaimedCts>; WINDOW]>,
     /// Sequence number of the oldest clear-to-send that no message has claimed.
     pub(super) head: u32,
@@ -57,37 +58,39 @@ pub struct SendFlow {
     may_have_lanes: bool,
     /// Number of the present poll of the completion queues, where there are several rails or lanes.
     poll: u32,
-    /// Of the rails or, if there are lanes, of these, there.
+    /// How long the rails, or the lanes if there are any, are busy.
     busy: Box<BusyPolls>,
     pub(super) requests: Requests<SendRequest>,
     pub(super) replays: Replays,
-    /// How often a message has found no clear-to-send of its tag.
+    /// How often a message has found no clear-to-send with its tag.
     pub(super) refusals: u32,
     /// Sequence number of the clear-to-send that was due at the last refusal while none was kept.
     refused_at: u32,
 }
 
-/// What [`SendFlow::submit_single`] has found. `repr(u8)`: otherwise the compiler encodes the variant in an unused value of a field of
-/// the transfer and reads that field again, which costs instructions.
+/// The result of [`SendFlow::submit_single`]. With `repr(u8)`, as the compiler would otherwise
+/// encode the variant in a field of the transfer and read that field again, which costs
+/// instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Fast {
-    /// A message that is to be posted as [`Transfer::single`] says.
+    /// A message to post according to [`Transfer::single`].
     Begun(Transfer),
-    /// It is not the usual case, and nothing has changed: [`SendFlow::submit`] decides.
+    /// The fast path does not apply, and nothing has changed: [`SendFlow::submit`] decides.
     Other,
 }
 
-/// What [`SendFlow::refuse`] has done.
+/// The result of [`SendFlow::refuse`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// Nothing: the clear-to-send that comes next is there, and no earlier one is kept: [`SendFlow::submit_single`] may be called.
+    /// The expected clear-to-send is there, and no earlier one is kept: [`SendFlow::submit_single`]
+    /// may be called.
     Next,
-    /// Nothing: there is a clear-to-send, which may be for the message.
+    /// There is a clear-to-send, which may be for the message.
     No,
-    /// It has refused it, for the first time since the last message or clear-to-send.
+    /// Refused, for the first time since the last message or clear-to-send.
     First,
-    /// It has refused it again.
+    /// Refused again.
     Again,
 }
 
@@ -112,12 +115,14 @@ impl SendFlow {
         }
     }
 
-    /// Matches a message of `length` bytes at `addr` in this process with the oldest unclaimed clear-to-send of its tag. `read` looks for the
-    /// clear-to-send of a sequence number in the ring. Each is read once, so that what a peer overwrites later changes nothing.
-    /// `None`: there is no such clear-to-send yet, or too many requests are outstanding.
+    /// Matches a message of `length` bytes at `addr` in this process with the oldest unclaimed
+    /// clear-to-send of its tag. `read` reads the clear-to-send of a sequence number from the ring.
+    /// It is read once, so a peer that overwrites it later changes nothing.
+    ///
+    /// Returns `None` if there is no such clear-to-send yet, or too many requests are outstanding.
     ///
     /// # Errors
-    /// A clear-to-send is not valid.
+    /// A clear-to-send is invalid.
     #[inline(always)]
     pub fn submit(
         &mut self,
@@ -147,7 +152,8 @@ impl SendFlow {
         Ok(None)
     }
 
-    /// Takes in the next clear-to-send: returns it if it has the tag `wanted`, of which there is none before it, or else keeps it.
+    /// Reads the next clear-to-send. Returns it if it has the tag `wanted` and no earlier one has;
+    /// otherwise keeps it.
     #[inline(always)]
     fn handle_cts(&mut self, cts: Cts, wanted: u32) -> Result<Option<(u32, UnclaimedCts)>, Violation> {
         let (seq, tag) = (cts.seq, cts.tag);
@@ -170,7 +176,7 @@ impl SendFlow {
         Ok(Some((seq, cts)))
     }
 
-    /// Takes the oldest clear-to-send of `tag` out of those that are kept.
+    /// Removes the oldest kept clear-to-send of `tag`.
     #[inline(never)]
     fn claim(&mut self, tag: u32) -> Option<(u32, UnclaimedCts)> {
         let known = self.next.wrapping_sub(self.head);
@@ -196,7 +202,7 @@ impl SendFlow {
         Some(self.transfer(id, SlotIndex::of(seq), cts, length, stripes))
     }
 
-    /// The message of request `id`, which goes to the next queue pair and those after it.
+    /// Begins the message of request `id`, on the next queue pair and those after it.
     #[inline(always)]
     pub(super) fn transfer(
         &mut self,
@@ -224,10 +230,10 @@ impl SendFlow {
     }
 }
 
-// The usual case, at fewer instructions: a message in one stripe takes the clear-to-send that comes next.
+// The fast path, with fewer instructions: a message in one stripe takes the next clear-to-send.
 impl SendFlow {
-    /// Refuses a message, whatever its tag, if there is no clear-to-send. `is_there` tells whether there is the clear-to-send of a
-    /// sequence number in the ring.
+    /// Refuses a message of any tag if there is no clear-to-send. `is_there` returns whether the
+    /// clear-to-send of a sequence number is in the ring.
     #[inline(always)]
     pub fn refuse(&mut self, is_there: impl FnOnce(u32) -> bool) -> Refusal {
         let seq = self.next;
@@ -237,13 +243,13 @@ impl SendFlow {
         if is_there(seq) {
             return Refusal::Next;
         }
-        // If so, no message has begun since: the ring has had nothing new, and nothing was kept.
+        // If so, no message has begun since: the ring had nothing new, and nothing was kept.
         let is_first = self.refused_at != seq;
         self.count_refusal();
         if is_first { Refusal::First } else { Refusal::Again }
     }
 
-    /// A message has found no clear-to-send of its tag.
+    /// Counts a message that has found no clear-to-send with its tag.
     #[inline(always)]
     fn count_refusal(&mut self) {
         self.refusals = self.refusals.wrapping_add(1);
@@ -252,9 +258,12 @@ impl SendFlow {
         }
     }
 
-    /// As [`Self::submit`], for a message that has one stripe and is shorter than [`Imm::EXPLICIT_LIMIT`], when
-    /// [`Self::refuse`] has said that there is the clear-to-send that comes next. One that is longer than its receive is not the usual case. If it is for the message, `prepare` is called with it
-    /// before anything changes, and `begun` with the request's entry; `prepare` may be called in another case, too.
+    /// [`Self::submit`] for a message of one stripe that is shorter than [`Imm::EXPLICIT_LIMIT`],
+    /// after [`Self::refuse`] has found the next clear-to-send. A message longer than its receive
+    /// takes the slow path.
+    ///
+    /// If the clear-to-send is for the message, calls `prepare` with it before anything changes,
+    /// and `begun` with the request's entry. It may call `prepare` in other cases too.
     #[inline(always)]
     pub fn submit_single(
         &mut self,
@@ -270,7 +279,8 @@ impl SendFlow {
         if cts.tag != tag {
             return Fast::Other;
         }
-        // Before the next condition, as the compiler makes one of both otherwise, which costs more.
+        // Before the next condition: otherwise the compiler merges the two conditions, which costs
+        // more.
         prepare(&cts);
         if cts.length.wrapping_sub(1) >= MAX_MESSAGE || length > cts.length {
             return Fast::Other;
@@ -287,7 +297,8 @@ impl SendFlow {
 
 #[cfg(any(test, fuzzing))]
 impl SendFlow {
-    /// Tries [`Self::refuse`] and [`Self::submit_single`] first, if `is_fast` and the message may have one stripe only, and else [`Self::submit`].
+    /// Tries [`Self::refuse`] and [`Self::submit_single`] first if `is_fast` and the message has
+    /// one stripe, and else [`Self::submit`].
     pub(super) fn submit_either(
         &mut self,
         is_fast: bool,
@@ -315,12 +326,12 @@ impl SendFlow {
     }
 }
 
-// What becomes of requests: stripes are acknowledged, and requests are complete.
+// Completion: acknowledged stripes and complete requests.
 impl SendFlow {
-    /// One stripe of request `id` has been acknowledged.
+    /// Handles that a stripe of request `id` has been acknowledged.
     ///
     /// # Errors
-    /// There is no such request, or all of its stripes have been acknowledged before.
+    /// There is no such request, or all of its stripes are acknowledged already.
     #[inline]
     pub fn handle_completion(&mut self, id: RequestId) -> Result<(), Violation> {
         match self.complete_stripe(id) {
@@ -329,7 +340,7 @@ impl SendFlow {
         }
     }
 
-    /// As [`Self::handle_completion`]; false where that fails.
+    /// [`Self::handle_completion`]; false where that fails.
     #[inline(always)]
     pub fn complete_stripe(&mut self, id: RequestId) -> bool {
         match self.requests.get(id) {
@@ -341,7 +352,7 @@ impl SendFlow {
         }
     }
 
-    /// Where there are several rails or lanes: the stripes of `transfer` are posted.
+    /// With several rails or lanes: records that the stripes of `transfer` are posted.
     pub fn handle_posted(&mut self, transfer: &Transfer) {
         if transfer.length < LEARNING_BYTES || !self.has_weights() || !self.is_on_all(transfer.length) {
             return;
@@ -353,7 +364,7 @@ impl SendFlow {
         }
     }
 
-    /// Whether there are several rails or lanes, which share messages by their weights.
+    /// Whether there are several rails or lanes, which share messages by weight.
     #[inline]
     fn has_weights(&self) -> bool {
         self.striping.rails() > 1 || self.lanes.is_some()
@@ -370,13 +381,13 @@ impl SendFlow {
         if self.lanes.is_some() { qp.0 } else { self.striping.rail_of(qp) }
     }
 
-    /// The completions after this call belong to another poll than those before.
+    /// Begins another poll: later completions belong to it.
     pub fn handle_poll(&mut self) {
         self.poll = self.poll.wrapping_add(1);
     }
 
-    /// As [`Self::handle_completion`], where there are several rails or lanes. The weights are learnt from which of them completes its
-    /// stripe of a message last.
+    /// [`Self::handle_completion`] with several rails or lanes. Their weights are learnt from which
+    /// one completes its stripe of a message last.
     ///
     /// # Errors
     /// As [`Self::handle_completion`].
@@ -415,7 +426,7 @@ impl SendFlow {
         Ok(())
     }
 
-    /// Bytes sent, once request `id` is complete. The id is stale afterwards.
+    /// The bytes sent, once request `id` is complete. The id is stale afterwards.
     ///
     /// # Errors
     /// The id is stale.
@@ -425,7 +436,7 @@ impl SendFlow {
         self.finish(&entries[id.index()])
     }
 
-    /// As [`Self::poll_done`], of the request in `entry`.
+    /// [`Self::poll_done`] for the request in `entry`.
     ///
     /// # Errors
     /// The request has ended.
@@ -438,7 +449,7 @@ impl SendFlow {
         }
     }
 
-    /// As [`Self::finish`]; no error is made if the request has ended.
+    /// [`Self::finish`] without creating an error if the request has ended.
     #[inline(always)]
     pub fn progress(&mut self, entry: &Entry<SendRequest>) -> Progress {
         let request = &entry.value;
@@ -462,7 +473,7 @@ impl SendFlow {
         Ok(!self.requests.tested(id)?.value.is_pending())
     }
 
-    /// How many messages the receiver had asked for before that of request `id`: the lower 32 bits.
+    /// How many messages the receiver had cleared before that of request `id`: the lower 32 bits.
     pub fn place(&self, id: RequestId) -> Option<u32> {
         self.requests.get(id).map(|request| request.seq.get().wrapping_sub(1))
     }
@@ -488,20 +499,23 @@ impl SendFlow {
     }
 }
 
-// The sender's queue pairs as lanes: each carries a share of every large message that follows what it completes.
+// The sender's queue pairs as lanes. Each carries a share of every large message, according to what
+// it completes.
 //
-// Queue pairs of one rail have different UDP source ports, so a fabric with several paths may carry them over different ones, of
-// different speeds. With even shares each message would be as slow as its slowest queue pair. How many stripes a message has is the
-// same with lanes and without, so the receiver need not know.
+// Queue pairs of one rail have different UDP source ports, so a fabric with several paths may carry
+// them over different ones, at different speeds. With even shares each message would be as slow as
+// its slowest queue pair. The number of stripes is the same with and without lanes, so the receiver
+// need not know.
 impl SendFlow {
-    /// Where messages are cut over several queue pairs of a rail, these are lanes from now on: each has a weight of its own, which begins
-    /// with that of its rail. A message that is not cut goes over the lane with the greatest weight.
+    /// Makes the queue pairs of a rail lanes from now on, where messages are cut over several of
+    /// them. Each lane has a weight, which begins with that of its rail. A message that is not cut
+    /// uses the lane with the greatest weight.
     pub fn use_lanes(&mut self) {
         self.may_have_lanes = true;
         self.begin_lanes();
     }
 
-    /// There are new queue pairs, which are lanes if there may be lanes and there are several on a rail.
+    /// Restarts for new queue pairs. They are lanes if lanes are allowed and a rail has several.
     pub(super) fn begin_lanes(&mut self) {
         *self.busy = BusyPolls::default();
         if !self.may_have_lanes || !self.striping.is_split() || self.striping.qp_count() <= self.striping.rails() {
@@ -517,7 +531,7 @@ impl SendFlow {
         }));
     }
 
-    /// How much of a message queue pair `qp` gets at present, in proportion to the others.
+    /// The present share of queue pair `qp` of a message, relative to the others.
     #[inline]
     pub fn weight_of(&self, qp: QpIndex) -> u64 {
         match &self.lanes {
@@ -531,28 +545,29 @@ impl SendFlow {
         self.lanes.is_some()
     }
 
-    /// The lane that has stayed slow, if one has since this was asked last.
+    /// The lane that has stayed slow, if one has since the last call.
     pub fn poll_slow_lane(&mut self) -> Option<QpIndex> {
         self.lanes.as_mut()?.slow.take()
     }
 
-    /// The lanes, as a bit mask, on which a stripe is not complete while all stripes of others are: where nothing moves, it is they that are
-    /// to blame. 0: none, or all alike.
+    /// The lanes, as a bit mask, that have an incomplete stripe while others have none: these are
+    /// to blame if nothing moves. 0 if there are none, or all are alike.
     pub fn lagging_lanes(&self) -> u32 {
         self.lanes.as_ref().map_or(0, |lanes| lanes.lagging())
     }
 }
 
-// After a fault: what becomes of requests and clear-to-sends when the receiver has listed what is missing.
+// After a fault: requests and clear-to-sends once the receiver has sent its missing list.
 impl SendFlow {
-    /// The receiver has listed what is missing, after both ends have destroyed all queue pairs that were in use. Requests whose
-    /// messages are not listed are complete; those whose messages are listed are to be sent again, over queue pairs as
-    /// `striping` says, on rails that begin with `weights`: see [`Self::poll_replay`]. The other clear-to-sends in the list are
-    /// taken as if they had been read from the ring.
+    /// Applies the receiver's missing list, after both ends have destroyed all old queue pairs.
+    ///
+    /// Requests whose messages are not listed are complete. Those whose messages are listed are
+    /// resent ([`Self::poll_replay`]), over queue pairs according to `striping`, on rails that
+    /// begin with `weights`. The other clear-to-sends in the list count as read from the ring.
     ///
     /// # Errors
-    /// The missing list is not valid, or contradicts what this end knows; or a message is missing that NCCL has been told is sent.
-    /// Nothing has changed then.
+    /// The missing list is invalid or contradicts this end's state, or a message is missing that
+    /// was reported to NCCL as sent. Nothing has changed then.
     pub fn apply_missing_list(
         &mut self,
         missing_list: &MissingList,
@@ -586,7 +601,7 @@ impl SendFlow {
         Ok(())
     }
 
-    /// Checks each listed message. Returns those that are to be sent again.
+    /// Checks each listed message. Returns those to resend.
     fn check_listed(
         &self,
         missing_list: &MissingList,
@@ -600,7 +615,7 @@ impl SendFlow {
                 let (seq, length) = (cts.seq, request.length.get());
                 if length > cts.length {
                     return Err(violation!(
-                        "message {seq} of {length} bytes is missing from a buffer that is said to have {}",
+                        "message {seq} of {length} bytes is missing, but its buffer is reported to have {} bytes",
                         cts.length
                     )
                     .into());
@@ -613,31 +628,32 @@ impl SendFlow {
         Ok(replays)
     }
 
-    /// Whether no message has claimed the clear-to-send `seq`: it was read and kept, or it was not read, and is before `end`.
+    /// Whether no message has claimed clear-to-send `seq`: it was read and kept, or is unread and
+    /// before `end`.
     fn is_unclaimed(&self, seq: u32, end: u32) -> bool {
         let is_kept = seq.wrapping_sub(self.head) < self.next.wrapping_sub(self.head)
             && self.unclaimed[seq as usize % RING_SLOTS].is_some();
         is_kept || seq.wrapping_sub(self.next) < end.wrapping_sub(self.next)
     }
 
-    /// Checks that the missing list lists every message that this end has not sent.
+    /// Checks that the missing list contains every message that this end has not sent.
     fn check_unlisted(&self, missing_list: &MissingList) -> Result<(), Violation> {
         let (next, own) = (missing_list.next, self.next);
-        // A peer that goes back is more than half of all numbers ahead.
+        // A peer that goes backwards appears more than half of all numbers ahead.
         if next.wrapping_sub(own) as usize > RING_SLOTS {
-            return Err(violation!("a missing list up to message {next}, where {own} is due"));
+            return Err(violation!("a missing list up to message {next}; {own} is due"));
         }
         let known = next.wrapping_sub(self.head);
         let unsent = (0..known).map(|i| self.head.wrapping_add(i)).filter(|seq| self.is_unclaimed(*seq, next));
         let listed: BTreeSet<u32> = missing_list.missing.iter().map(|missing| missing.cts.seq).collect();
         match { unsent }.find(|seq| !listed.contains(seq)) {
             None => Ok(()),
-            Some(seq) => Err(violation!("message {seq} is said to have arrived, and was not sent")),
+            Some(seq) => Err(violation!("message {seq} is reported as arrived but was not sent")),
         }
     }
 
-    /// The next message that is to be sent again, and the address of its bytes in this process. To be posted as one that
-    /// [`Self::submit`] returns.
+    /// The next message to resend, and the address of its bytes in this process. Post it like one
+    /// from [`Self::submit`].
     pub fn poll_replay(&mut self) -> Option<(Transfer, u64)> {
         let Replay { request, addr, length, missing } = self.replays.queue.pop_front()?;
         let cts = missing.cts;
@@ -654,32 +670,34 @@ impl SendFlow {
         self.replays.queue.front().map(|replay| replay.length)
     }
 
-    /// Whether messages are to be sent again.
+    /// Whether messages must be resent.
     #[cfg(any(test, fuzzing))]
     pub fn has_replays(&self) -> bool {
         !self.replays.queue.is_empty()
     }
 
-    /// The receiver has closed the connection in good order: every message has arrived.
+    /// Handles that the receiver has closed the connection in good order: every message has
+    /// arrived.
     pub fn complete_all(&mut self) {
         self.replays.queue.clear();
         self.requests.live().for_each(|(_, request)| request.pending_stripes.set(0));
     }
 
-    /// Requests of which not every stripe has been acknowledged.
+    /// Requests with unacknowledged stripes.
     pub fn outstanding(&self) -> usize {
         self.requests.live().filter(|(_, request)| request.is_pending()).count()
     }
 
-    /// The sequence number of the oldest message that is not acknowledged, and the bytes of all that are not.
+    /// The sequence number of the oldest unacknowledged message, and the bytes of all of them.
     pub fn unacknowledged(&self) -> Option<(u32, u64)> {
         let pending = || self.requests.live().filter(|(_, request)| request.is_pending());
         let oldest = pending().map(|(_, request)| request.seq.get()).min_by_key(|seq| seq.wrapping_sub(self.next))?;
         Some((oldest, pending().map(|(_, request)| u64::from(request.length.get())).sum()))
     }
 
-    /// Remote key of the buffer of `transfer` on rail number `rail`. `read_extra_keys` reads the first half of the clear-to-send
-    /// in a slot of the ring, where clear-to-sends have two halves. What a missing list has listed is not looked for in the ring.
+    /// Remote key of the buffer of `transfer` on rail number `rail`. `read_extra_keys` reads the
+    /// first half of the clear-to-send in a slot of the ring, where clear-to-sends have two halves.
+    /// Keys from a missing list are not read from the ring.
     pub fn rkey(&self, transfer: &Transfer, rail: u8, read_extra_keys: impl FnOnce(SlotIndex) -> CtsWords) -> u32 {
         if let Some(key) = transfer.rkeys.get(usize::from(rail)) {
             return *key;
@@ -689,13 +707,13 @@ impl SendFlow {
     }
 }
 
-// For what explains waits.
+// For hang reports.
 impl SendFlow {
-    /// How it stands. `read` looks for the clear-to-send of a sequence number in the ring. NCCL has called without success `tests` times
-    /// for its requests.
+    /// The present state. `read` reads the clear-to-send of a sequence number from the ring. NCCL
+    /// has called `tests` times for its requests without a result.
     pub fn look(&self, tests: u32, read: impl Fn(u32) -> Option<CtsWords>) -> Look {
         let (head, next) = (self.head, self.next);
-        // Those that have arrived and that no message has looked for.
+        // Those that have arrived and that no message has read.
         let unread = (0..RING_SLOTS as u32).take_while(|i| read(next.wrapping_add(*i)).is_some()).count() as u32;
         let known = next.wrapping_sub(head);
         let is_unclaimed = |i: &u32| self.unclaimed[head.wrapping_add(*i) as usize % RING_SLOTS].is_some();
@@ -734,7 +752,7 @@ fn index(seq: u32) -> usize {
     seq as usize % WINDOW
 }
 
-/// One message that is to be sent.
+/// A message to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transfer {
     /// The request, which completes when every stripe has been acknowledged.
@@ -743,9 +761,10 @@ pub struct Transfer {
     pub remote_addr: u64,
     /// Remote keys of the peer's buffer on the first two rails.
     pub rkeys: [u32; Cts::KEYS],
-    /// Bytes to be sent: the lesser of the message and the buffer.
+    /// Bytes to send: the lesser of the message and the buffer.
     pub length: u32,
-    /// Slot of its clear-to-send. Until the message has arrived, no other clear-to-send gets this slot.
+    /// Slot of its clear-to-send. No other clear-to-send gets this slot until the message has
+    /// arrived.
     pub slot: SlotIndex,
     /// Size of the peer's buffer in bytes.
     pub(super) posted: u32,
@@ -757,15 +776,15 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// The queue pair and the immediate of a message that has one stripe and is shorter than [`Imm::EXPLICIT_LIMIT`]: of all that
-    /// [`Self::stripes`] returns for it.
+    /// The queue pair and the immediate of a message of one stripe that is shorter than
+    /// [`Imm::EXPLICIT_LIMIT`]: the result of [`Self::stripes`] for it.
     #[inline]
     pub fn single(&self) -> (QpIndex, Imm) {
         (self.qp, Imm::new(self.slot, LengthCode::Bytes(self.length)))
     }
 
-    /// Remote key of the peer's buffer on rail number `rail`, which is 2 or 3. `read_extra_keys` reads the first half of the
-    /// clear-to-send in a slot, if the keys are not `known`.
+    /// Remote key of the peer's buffer on rail number `rail`, which is 2 or 3. `read_extra_keys`
+    /// reads the first half of the clear-to-send in a slot, unless the keys are `known`.
     pub(super) fn extra_key(
         &self,
         rail: u8,
@@ -782,7 +801,7 @@ impl Transfer {
         self.striping.rail_of(qp)
     }
 
-    /// The stripes in the order in which they are to be posted, each with its immediates. `weight` returns the weight of a
+    /// The stripes in posting order, each with its immediates. `weight` returns the weight of a
     /// queue pair: see [`SendFlow::weight_of`].
     pub fn stripes(&self, weight: impl Fn(QpIndex) -> u64) -> impl Iterator<Item = (Stripe, Immediates)> {
         self.striping
@@ -806,37 +825,40 @@ impl Transfer {
     }
 }
 
-/// The immediates of a stripe: one, or two for a length that one cannot carry.
+/// The immediates of a stripe: one, or two for a length that does not fit one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Immediates {
-    /// Posted with the data, or in a trailing immediate write behind the data.
+    /// Posted with the data, or in a trailing write behind it.
     pub first: Imm,
     /// Posted behind the first, in a write of no bytes.
     pub second: Option<Imm>,
 }
 
-/// Work requests that the send queue of a queue pair has to take.
+/// Work requests that the send queue of a queue pair must hold.
 pub const SEND_QUEUE_DEPTH: u32 = MAX_REQUESTS as u32 + EXTRA_WRS;
-/// Entries of a send queue for extra work requests and a probe. Messages that need extra ones have many packets each, so as many
-/// as these keep a path full.
+/// Entries of a send queue for extra work requests and a probe. Messages that need extra ones have
+/// many packets each, so this number keeps a path full.
 const EXTRA_WRS: u32 = 64;
-/// Most work requests of one stripe.
+/// The most work requests of one stripe.
 pub const MAX_STRIPE_WRS: usize = 3;
 
 /// Extra work requests that a send queue has space for.
 const MAX_EXTRA_WRS: u16 = EXTRA_WRS as u16 - 1;
 
-/// How much space the send queues of a connection have, counted in work requests.
+/// The free space in the send queues of a connection, counted in work requests.
 ///
-/// A stripe takes one to three work requests of its queue pair: the data, with an immediate or without; the immediate, where it
-/// follows the data in a trailing immediate write; the second immediate of a length that one cannot carry. Only the last of them
-/// is signalled; its completion stands for all of them.
+/// A stripe takes one to three work requests of its queue pair. These are the data, with an
+/// immediate or without; the immediate, where it follows the data in a trailing write; and the
+/// second immediate of a length that does not fit one. Only the last is signalled; its completion
+/// covers all of them.
 ///
-/// No queue overflows. At most [`MAX_REQUESTS`] messages are outstanding, each with at most one stripe on a queue pair, and a
-/// message stays outstanding until the completions of all its stripes have been polled. So the *first* work requests of all
-/// stripes take at most that many entries of a send queue. The *extra* ones, which most stripes do not have, are counted here
-/// for each queue pair. They get [`EXTRA_WRS`] entries less one, which is kept for a probe that may still be outstanding when
-/// messages begin again. [`SEND_QUEUE_DEPTH`] is the sum. Messages that find no entry wait.
+/// No queue overflows. At most [`MAX_REQUESTS`] messages are outstanding, each with at most one
+/// stripe on a queue pair. A message stays outstanding until the completions of all its stripes
+/// have been polled. So the *first* work requests of all stripes take at most that many entries of
+/// a send queue. The *extra* ones, which most stripes lack, are counted here for each queue pair.
+/// They get [`EXTRA_WRS`] entries less one, which is reserved for a probe that may still be
+/// outstanding when messages begin again. [`SEND_QUEUE_DEPTH`] is the sum. Messages that find no
+/// entry wait.
 #[derive(Debug)]
 pub struct SendQueueSpace {
     extra: [u16; MAX_QPS],
@@ -850,18 +872,19 @@ impl Default for SendQueueSpace {
 }
 
 impl SendQueueSpace {
-    /// Space for `most` extra work requests on each queue pair, of which a stripe may take two.
+    /// Space for `most` extra work requests on each queue pair; a stripe may take two.
     pub(super) fn new(most: u16) -> Self {
         Self { extra: [0; MAX_QPS], most }
     }
 
-    /// Whether each of the first `qps` queue pairs has space for a stripe with up to `extra` extra work requests.
+    /// Whether each of the first `qps` queue pairs has space for a stripe with up to `extra` extra
+    /// work requests.
     #[inline]
     pub fn has_space(&self, qps: usize, extra: u8) -> bool {
         self.extra.iter().take(qps).all(|outstanding| outstanding + u16::from(extra) <= self.most)
     }
 
-    /// A stripe with `extra` extra work requests has been posted on `qp`, which had space for it.
+    /// Counts a stripe with `extra` extra work requests posted on `qp`, which had space for it.
     #[inline]
     pub fn handle_posted(&mut self, qp: QpIndex, extra: u8) {
         let outstanding = &mut self.extra[usize::from(qp.0) % MAX_QPS];
@@ -869,7 +892,7 @@ impl SendQueueSpace {
         debug_assert!(*outstanding <= self.most);
     }
 
-    /// The completion of such a stripe has been polled.
+    /// Counts the completion of such a stripe.
     #[inline]
     pub fn handle_completion(&mut self, qp: QpIndex, extra: u8) {
         let outstanding = &mut self.extra[usize::from(qp.0) % MAX_QPS];
@@ -878,12 +901,13 @@ impl SendQueueSpace {
     }
 }
 
-/// Why a missing list cannot be applied. The connection cannot go on.
+/// Why a missing list cannot be applied. The connection cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unapplied {
-    /// The receiver has said something no Ferrite says.
+    /// The receiver has violated the protocol.
     Violation(Violation),
-    /// This message is missing, and NCCL has been told that it is sent: its buffer may have other contents by now.
+    /// This message is missing, but NCCL was told that it is sent: its buffer may have other
+    /// contents by now.
     Lost {
         /// Its sequence number.
         seq: u32,
@@ -909,28 +933,29 @@ impl From<Violation> for Unapplied {
     }
 }
 
-/// A message that is to be sent again.
+/// A message to resend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Replay {
     pub(crate) request: RequestId,
-    /// Where its bytes are in this process.
+    /// The address of its bytes in this process.
     pub(crate) addr: u64,
     /// Its length in bytes.
     pub(crate) length: u32,
     pub(crate) missing: MissingMessage,
 }
 
-/// What the sender keeps of the missing list that it has applied last.
+/// The part of the last missing list that the sender keeps.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Replays {
-    /// In ascending order of their sequence numbers.
+    /// In ascending order of sequence numbers.
     pub(crate) queue: VecDeque<Replay>,
-    /// Sequence number and keys of rails 2 and 3 of each clear-to-send that the missing list lists, by slot: the ring may lack them.
+    /// By slot, the sequence number and the keys of rails 2 and 3 of each listed clear-to-send: the
+    /// ring may lack them.
     extra: Vec<(u32, ExtraKeys)>,
 }
 
 impl Replays {
-    /// Nothing of an earlier missing list counts any more.
+    /// Discards the state of an earlier missing list.
     pub(crate) fn begin(&mut self, missing_list: &MissingList) {
         self.queue.clear();
         self.extra.clear();
@@ -940,7 +965,7 @@ impl Replays {
         }
     }
 
-    /// The keys of rails 2 and 3 for message `seq`, if the missing list lists it.
+    /// The keys of rails 2 and 3 for message `seq`, if the missing list contains it.
     pub(crate) fn extra_keys(&self, seq: u32) -> Option<ExtraKeys> {
         let found = self.extra.get(seq as usize % RING_SLOTS);
         found.filter(|(listed, _)| *listed == seq).map(|(_, keys)| *keys)

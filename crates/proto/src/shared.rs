@@ -1,6 +1,6 @@
-//! Numbers that are changed through shared references. Only the thread that is inside of the
-//! communicator uses them, and the cell that keeps others out orders what threads see of each other (`net::data::exclusive_cell`). So they
-//! are read and written as plain numbers are.
+//! Numbers that change through shared references. Only the thread inside the communicator uses
+//! them, and the cell that excludes others orders what threads see of each other
+//! (`net::data::exclusive_cell`). So accesses compile to plain loads and stores.
 
 use std::fmt;
 use std::sync::atomic::{AtomicI8, AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI8, AtomicI32, AtomicU8, AtomicU16, AtomicU32, Ato
 #[derive(Default)]
 pub struct Shared<N: Number>(N::Atomic);
 
-/// A type of numbers, of which there are atomics.
+/// A type of numbers that has atomics.
 pub trait Number: Copy + fmt::Debug {
     /// The atomic.
     type Atomic: Default;

@@ -1,22 +1,24 @@
-//! How one message is cut into stripes over the queue pairs of a connection.
+//! How a message is cut into stripes over the queue pairs of a connection.
 //!
-//! Queue pairs are numbered over the rails in turn: of three rails, queue pairs 0, 3, 6… are on rail 0. So as many consecutive
-//! queue pairs as there are rails are on different rails. How many stripes a message has follows from its length, and both
+//! Queue pairs are numbered round-robin over the rails: with three rails, queue pairs 0, 3, 6… are
+//! on rail 0. So as many consecutive queue pairs as there are rails are on different rails. The
+//! number of stripes follows from a message's length, and both ends know it. Only the sender knows
+//! where it is cut; see [`super::rail_weights`].
 //! ends know it. Where it is cut is known to the sender only; see [`super::rail_weights`].
 
 use super::recovery::rail_mask::RailMask;
 use super::{MAX_QPS, QpIndex};
 
-/// Messages are cut at multiples of this many bytes: a reader of NCCL's LL128 protocol looks at 128-byte lines before the
-/// completion, and must find each either whole or not at all.
+/// Messages are cut at multiples of this many bytes. A reader of NCCL's LL128 protocol reads
+/// 128-byte lines before the completion, and must see each either whole or not at all.
 pub const LL128_LINE_BYTES: u32 = 128;
-/// Least bytes per stripe on average: below, a second work request costs more than it saves.
+/// Least average bytes per stripe: below, a second work request costs more than it saves.
 pub const STRIPE_MIN_BYTES: u32 = 8192;
 
 /// How messages are cut; both ends hold the same value. It is 8 bytes wide, so that it travels in a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Striping {
-    /// Queue pairs of the connection, 1 to [`MAX_QPS`]; as many on each rail.
+    /// Queue pairs of the connection, 1 to [`MAX_QPS`]; the same number on each rail.
     qps: u8,
     /// Rails that it uses, 1 to [`super::MAX_RAILS`].
     rails: u8,
@@ -34,13 +36,13 @@ pub struct Stripe {
     pub qp: QpIndex,
     /// Where it starts in the message, in bytes.
     pub offset: u32,
-    /// Its length in bytes. A rail whose weight is small may get nothing.
+    /// Its length in bytes. A rail with a small weight may get nothing.
     pub length: u32,
 }
 
 impl Striping {
-    /// Over `rails` rails with `qps_per_rail` queue pairs each. With `split` one message is cut over all of
-    /// them, otherwise over one of each rail.
+    /// Over `rails` rails with `qps_per_rail` queue pairs each. With `split` a message is cut over
+    /// all of them, otherwise over one of each rail.
     pub fn new(rails: u8, qps_per_rail: u8, split: bool) -> Self {
         let qps = rails * qps_per_rail;
         let numbers = RailMask::first(rails);
@@ -48,14 +50,14 @@ impl Striping {
         if whole.width() == 1 { whole } else { Self { whole_up_to: STRIPE_MIN_BYTES, ..whole } }
     }
 
-    /// The same over the rails with these numbers, which are as many. A connection that has recovered may use some of its rails
-    /// only; they keep their numbers.
+    /// The same over the rails with these numbers, which are as many. A recovered connection may
+    /// use a subset of its rails; they keep their numbers.
     pub fn over(self, numbers: RailMask) -> Self {
         debug_assert_eq!(numbers.count(), self.rails, "rails {numbers}");
         Self { numbers, ..self }
     }
 
-    /// The numbers of the rails that it uses.
+    /// The numbers of the rails in use.
     pub fn rail_numbers(self) -> RailMask {
         self.numbers
     }
@@ -65,7 +67,7 @@ impl Striping {
         self.qps
     }
 
-    /// How many rails it uses.
+    /// The number of rails in use.
     pub fn rails(self) -> u8 {
         self.rails
     }
@@ -75,7 +77,7 @@ impl Striping {
         self.qps / self.rails
     }
 
-    /// Whether one message is cut over several queue pairs of a rail.
+    /// Whether a message is cut over several queue pairs of a rail.
     pub fn is_split(self) -> bool {
         self.split
     }
@@ -86,7 +88,7 @@ impl Striping {
         self.numbers.at(self.place_of(qp))
     }
 
-    /// The place of that rail among the rails that are used, in ascending order of their numbers.
+    /// The position of that rail among the rails in use, in ascending order of their numbers.
     #[inline]
     pub fn place_of(self, qp: QpIndex) -> u8 {
         qp.0 % self.rails
@@ -102,7 +104,8 @@ impl Striping {
         if self.split { self.qps } else { self.rails }
     }
 
-    /// Whether there is only one queue pair. By reference: of a copy the compiler makes a number of 64 bits, and masks it.
+    /// Whether there is only one queue pair. By reference: from a copy the compiler makes a 64-bit
+    /// number, and masks it.
     #[inline]
     #[allow(clippy::trivially_copy_pass_by_ref)]
     pub fn has_one_qp(&self) -> bool {
@@ -126,8 +129,9 @@ impl Striping {
         if qp.0 + 1 < self.qps { QpIndex(qp.0 + 1) } else { QpIndex(0) }
     }
 
-    /// The stripes of a message of `length` bytes, of which the first goes to `qp` and each next one to the queue pair after.
-    /// The 128-byte lines of the message are divided in proportion to the weights of the stripes' queue pairs, which `weight` returns.
+    /// The stripes of a message of `length` bytes: the first on `qp`, each next one on the queue
+    /// pair after. The 128-byte lines of the message are divided in proportion to the weights of
+    /// the queue pairs, which `weight` returns.
     pub fn stripes(self, length: u32, qp: QpIndex, weight: impl Fn(QpIndex) -> u64) -> impl Iterator<Item = Stripe> {
         let count = self.stripe_count(length);
         let qps = std::iter::successors(Some(qp), move |l| Some(self.next_qp(*l))).take(count as usize);

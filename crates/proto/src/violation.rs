@@ -2,14 +2,15 @@
 
 use std::fmt;
 
-/// The peer did something that the protocol does not allow. The connection cannot go on. It is one pointer wide, so that
-/// results travel in registers.
+/// The peer has violated the protocol. The connection cannot continue. It is one pointer wide, so
+/// that results travel in registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(clippy::box_collection, reason = "a boxed str is two pointers wide")]
 pub struct Violation(Box<String>);
 
 impl Violation {
-    /// A violation with the text that `tell` composes: out of line, so that it costs nothing where there is none.
+    /// A violation with the text of `tell`: out of line, so that it costs nothing where there is
+    /// none.
     #[cold]
     #[inline(never)]
     pub(crate) fn new(tell: impl FnOnce() -> String) -> Self {
@@ -21,7 +22,7 @@ impl Violation {
         &self.0
     }
 
-    /// The same, as its owner.
+    /// The text, by value.
     #[cold]
     pub fn into_text(self) -> String {
         *self.0

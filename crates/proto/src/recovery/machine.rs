@@ -1,4 +1,4 @@
-//! The recovery of one connection at one end, as a value: what has happened goes in, what is to be done comes out as [`Action`]s.
+//! The recovery of one connection at one end, as a value: events go in, and [`Action`]s come out.
 
 use crate::control::Time;
 use crate::endpoint::Endpoint;
@@ -14,57 +14,60 @@ use std::time::Duration;
 #[cfg(test)]
 mod tests;
 
-/// How long the sender waits for the next frame of the receiver, the first time; and so much longer for each other connection that its process
-/// recovers, since the receiver's host may have as many, and a card some milliseconds of commands for each. Each time that none comes, the
-/// next wait is twice as long, until the connection runs.
+/// How long the sender first waits for the next frame of the receiver. It adds this much for each
+/// other connection that its process recovers: the receiver's host may have as many, and a card
+/// takes some milliseconds of commands for each. The wait doubles each time that no frame arrives,
+/// until the connection runs.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 const ANSWER_TIME_OF_OTHERS: Duration = Duration::from_millis(5);
-/// No wait is longer. The receiver, which learns from the sender when it begins anew, waits so long at once.
+/// The longest wait. The receiver learns from the sender when an attempt begins, and always waits
+/// this long.
 const LONGEST_ANSWER_TIME: Duration = Duration::from_secs(40);
-/// How long the receiver leaves its queue pairs alone until the sender has destroyed its own, which its offer shows; and two round trips
-/// beside, as far as they are known, but no more than [`LONGEST_FENCE_TIME`].
+/// How long the receiver leaves its queue pairs alone until the sender has destroyed its own, which
+/// its offer shows. Known round trips add two of them, up to [`LONGEST_FENCE_TIME`].
 const FENCE_TIME: Duration = Duration::from_millis(50);
 const LONGEST_FENCE_TIME: Duration = Duration::from_secs(1);
-/// How long an end that would change its queue pairs waits for the peer to say that it hears it, and how long until it asks again. Data flows
-/// meanwhile.
+/// How long an end that wants to change its queue pairs waits for the peer's confirmation, and the
+/// pause before it asks again. Data flows meanwhile.
 const ASK_TIME: Duration = Duration::from_secs(5);
-/// How long outstanding sends may take before a rail is taken in all the same.
+/// How long outstanding sends may take before a rail is added in any case.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
-/// The pause before the second attempt; with each further one it is twice as long.
+/// The pause before the second attempt; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// A pause is no longer than this.
+/// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// A connection that has run so long without a fault has recovered from all before.
+/// A connection that has run this long without a fault has recovered from all earlier ones.
 const STEADY_TIME: Duration = Duration::from_secs(60);
 /// How many attempts a peer may be ahead.
 const MOST_AHEAD: u32 = 1000;
 
-/// Which end of a connection.
+/// The two ends of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// The one that sends messages. It chooses the rails and makes the offer.
+    /// The end that sends messages. It chooses the rails and makes the offer.
     Sender,
-    /// The one that receives messages. It says what is missing.
+    /// The end that receives messages. It lists what is missing.
     Receiver,
 }
 
-/// What the caller has to do next. Actions are carried out in their order, each before the next one.
+/// The caller's next task. It executes actions in order, each before the next one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Send this to the peer. If the control connection is lost, nothing is sent: what counts is said again when it is back.
+    /// Send this to the peer. If the control connection is lost, drop it: important messages are
+    /// repeated when it is back.
     Send(Message),
-    /// Put the queue pairs that are in use into the error state, take in all of their completions, and destroy them. Then
-    /// `handle_fenced`.
+    /// Move the queue pairs in use to the error state, handle all of their completions, and destroy
+    /// them. Then call `handle_fenced`.
     Fence,
-    /// Sender: create queue pairs on these rails. Then `handle_created`.
+    /// Sender: create queue pairs on these rails. Then call `handle_created`.
     Create {
         /// The attempt that they are for.
         attempt: u32,
         /// The rails, at least one.
         rails: RailMask,
     },
-    /// Sender: connect the queue pairs that were created. Receiver: create queue pairs on these rails, connect them and post
-    /// receives. Then `handle_connected`.
+    /// Sender: connect the created queue pairs. Receiver: create queue pairs on these rails,
+    /// connect them and post receives. Then call `handle_connected`.
     Connect {
         /// The attempt that they are for.
         attempt: u32,
@@ -73,24 +76,24 @@ pub enum Action {
         /// The peer's end, whose rails are those of `rails` in ascending order.
         remote: Endpoint,
     },
-    /// Destroy what was created for an attempt that was given up. There may be nothing.
+    /// Destroy what was created for an abandoned attempt, if anything.
     Discard,
-    /// Sender: apply the missing list, use the new queue pairs, send again what is missing. Receiver: compose the missing list, use the
-    /// new queue pairs. Then `handle_resumed`.
+    /// Sender: apply the missing list, use the new queue pairs, resend what is missing. Receiver:
+    /// compose the missing list, use the new queue pairs. Then call `handle_resumed`.
     Resume {
         /// The attempt.
         attempt: u32,
-        /// What the receiver has said, at the sender.
+        /// At the sender: the receiver's missing list.
         missing_list: Option<MissingList>,
     },
-    /// Sender: begin no new send until none is outstanding. Then `handle_drained`. It ends with the next [`Self::Fence`] or
-    /// [`Self::Continue`].
+    /// Sender: begin no new send until none is outstanding, and then call `handle_drained`. The
+    /// next [`Self::Fence`] or [`Self::Continue`] ends this.
     Drain,
-    /// Sender: go on as before [`Self::Drain`].
+    /// Sender: continue as before [`Self::Drain`].
     Continue,
     /// For the log: the connection runs again.
     Recovered {
-        /// How long it did not.
+        /// How long it did not run.
         duration: Duration,
         /// How many attempts it took.
         attempts: u32,
@@ -116,33 +119,33 @@ impl fmt::Display for Action {
             Self::Resume { attempt, missing_list: Some(missing_list) } => {
                 write!(
                     f,
-                    "attempt {attempt}: uses the new queue pairs, and sends again {} message(s)",
+                    "attempt {attempt}: uses the new queue pairs, and resends {} message(s)",
                     missing_list.missing.len()
                 )
             }
             Self::Drain => write!(f, "sends nothing until all is acknowledged"),
-            Self::Continue => write!(f, "sends again, and keeps its queue pairs"),
+            Self::Continue => write!(f, "resumes sending, and keeps its queue pairs"),
             Self::Recovered { duration, attempts, rails } => {
                 let ms = duration.as_millis();
-                write!(f, "has recovered on rail(s) {rails}, after {ms} ms and {attempts} attempt(s)")
+                write!(f, "has recovered on rail(s) {rails} in {ms} ms ({attempts} attempt(s))")
             }
             Self::Fail(reason) => write!(f, "fails: {reason}"),
         }
     }
 }
 
-/// Actions that the caller reports the end of. There is one at a time.
+/// Actions whose end the caller reports. There is one at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Job {
     Fence,
     Create,
     /// With the peer's end.
     Connect(Endpoint),
-    /// With what the receiver has said, at the sender.
+    /// At the sender: with the receiver's missing list.
     Resume(Option<MissingList>),
 }
 
-/// What is to be done next, besides jobs. There is room for each once, whatever the peer says how often.
+/// Pending work besides jobs. Each kind has room for one, however often the peer repeats itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct Due {
     halt: bool,
@@ -151,7 +154,7 @@ struct Due {
     frame: bool,
     ports: bool,
     ask: bool,
-    /// The number of the question that is answered.
+    /// The number of the question to confirm.
     heard: Option<u32>,
     drain: bool,
     keep_queue_pairs: bool,
@@ -160,15 +163,16 @@ struct Due {
     failure: Option<String>,
 }
 
-/// How far an end is.
+/// The state of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum State {
     Running,
-    /// Sender: a rail is to be taken in, or a lane to get another path, and what is outstanding completes before.
+    /// Sender: waits for outstanding messages before a rail is added or a lane moves.
     Draining {
         until: Time,
     },
-    /// No queue pairs are used. The sender waits for the peer's halt and for a rail, the receiver for an offer.
+    /// No queue pairs are in use. The sender waits for the peer's halt and for a rail, the receiver
+    /// for an offer.
     Halted,
     /// Sender: queue pairs are being created.
     Creating,
@@ -176,17 +180,17 @@ enum State {
     Offered {
         until: Time,
     },
-    /// Queue pairs are being connected; at the receiver they are created, too.
+    /// Queue pairs are being connected, and at the receiver also created.
     Connecting,
     /// Receiver: waits for the sender to be ready.
     Answered {
         until: Time,
     },
-    /// Sender: is ready and waits for the missing list.
+    /// Sender: is ready, and waits for the missing list.
     AwaitingMissingList {
         until: Time,
     },
-    /// The missing list is being composed or applied, and the new queue pairs come into use.
+    /// The missing list is being composed or applied, before the new queue pairs are used.
     Resuming,
     Failed,
 }
@@ -210,23 +214,23 @@ impl State {
     }
 }
 
-/// What this end would do although nothing has failed, and has asked about.
+/// A voluntary change that this end has asked the peer about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Asked {
-    /// No earlier question has the same.
+    /// Unique among the questions.
     number: u32,
-    /// Why it would.
+    /// Why it is wanted.
     cause: String,
-    /// When it gives that up.
+    /// When this end abandons it.
     until: Time,
 }
 
-/// Which queue pairs there are.
+/// Which queue pairs exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum QueuePairs {
     InUse,
     None,
-    /// For the present attempt, or an earlier one that was given up.
+    /// For the present attempt, or an earlier one that was abandoned.
     New,
 }
 
@@ -236,76 +240,81 @@ struct Trouble {
     since: Time,
     attempts: u32,
     cause: String,
-    /// Whether the peer has said anything since.
+    /// Whether the peer has sent anything since.
     is_answered: bool,
 }
 
 impl Trouble {
-    /// It begins with `cause`.
+    /// Begins with `cause`.
     fn new(since: Time, cause: &str) -> Self {
         Self { since, attempts: 0, cause: cause.to_owned(), is_answered: false }
     }
 }
 
-/// The recovery of one connection at one end. `now` is a time that never goes back.
+/// The recovery of one connection at one end. `now` never goes backwards.
 ///
-/// Its methods are of these kinds:
-/// - `handle_*`: what has happened, in the order in which it has; no other method changes the state, but `poll_action`;
-/// - [`Self::poll_action`]: what is to be done next, until it returns `None`; after each `handle_*`. The end of a fence, of queue pairs
-///   that are created or connected, and of a resumption is then reported by its own `handle_*`, once, however it has ended;
-/// - [`Self::poll_timeout`]: when [`Self::handle_timeout`] is to be called; asked after the actions;
-/// - the others tell how it stands, and may be called at any time.
+/// Its methods come in these groups:
+/// - `handle_*`: events, in the order in which they happen; apart from `poll_action`, no other
+///   method changes the state;
+/// - [`Self::poll_action`]: the next action; call it after each `handle_*` until it returns `None`.
+///   Report the end of a fence, of a creation or connection of queue pairs, and of a resumption
+///   once by its own `handle_*`, success or not;
+/// - [`Self::poll_timeout`]: when to call [`Self::handle_timeout`]; call it after the actions;
+/// - the others report the state, and may be called at any time.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Recovery {
     role: Role,
-    /// The rails of the connection: `rails`, `own`, `told` and `peer` are among them.
+    /// The rails of the connection; `rails`, `own`, `told` and `peer` are subsets.
     all: RailMask,
     give_up: Duration,
-    /// Each role has states of its own.
+    /// Each role has its own states.
     state: State,
     attempt: u32,
-    /// In use while it runs.
+    /// `InUse` while it runs.
     queue_pairs: QueuePairs,
-    /// What the caller does, or has to do next, and whether it knows; nothing while it runs.
+    /// The caller's present or next job, and whether it has received it; `None` while the
+    /// connection runs.
     job: Option<(Job, bool)>,
     /// The rails in use, or those of the present attempt.
     rails: RailMask,
-    /// The rails that this end can use, and those of them that the peer has been told.
+    /// The rails that this end can use, and the subset that it has reported to the peer.
     own: RailMask,
     told: RailMask,
-    /// The rails that the peer can use, as it said last.
+    /// The rails that the peer can use, from its latest report.
     peer: RailMask,
     history: RailHistory,
-    /// Whether the peer has said that it has begun the present attempt.
+    /// Whether the peer has reported that it has begun the present attempt.
     has_peer_halted: bool,
-    /// Receiver, halted: the sender's end, until it is connected to.
+    /// Receiver, halted: the sender's end, until it is connected.
     offer: Option<Endpoint>,
-    /// What this end has said last in the present attempt, besides that it has begun it.
+    /// This end's latest frame of the present attempt after its halt.
     frame: Option<Message>,
-    /// What this end would begin an attempt for, while it runs; when it may ask next, and how often it has asked.
+    /// A voluntary change that was asked about, while the connection runs; when it may ask next,
+    /// and how often it has asked.
     asked: Option<Asked>,
     next_ask: Time,
     questions: u32,
     /// When this attempt may create queue pairs.
     pause: Time,
-    /// Receiver: when it fences at the latest; and whether the sender has, since the connection last ran.
+    /// Receiver: when it fences at the latest, and whether the sender has fenced since the
+    /// connection last ran.
     fence_by: Time,
     has_sender_fenced: bool,
     /// Since when the connection has been running, or not running.
     since: Time,
     /// Attempts since then.
     attempts: u32,
-    /// There is some while it does not run, unless it has failed.
+    /// Present while the connection does not run, unless it has failed.
     trouble: Option<Trouble>,
-    /// Sender: how often an answer has not come in time, since the connection last ran.
+    /// Sender: how often an answer was late since the connection last ran.
     late_answers: u32,
     /// How many other connections this process recovers.
     others: u32,
-    /// Whether the attempt before the present one ended because a frame had not come in time.
+    /// Whether the previous attempt ended because a frame was late.
     was_late: bool,
-    /// What the sender's test has found, as the receiver is told.
+    /// The result of the sender's test, for the receiver.
     reach: Reach,
-    /// Why the latest attempt was begun, or the next one will be when it has drained.
+    /// The cause of the latest attempt, or of the next one once it has drained.
     cause: String,
     /// Messages that had arrived at the latest recovery, and now.
     arrived: Option<u32>,
@@ -316,7 +325,8 @@ pub struct Recovery {
 }
 
 impl Recovery {
-    /// A connection that has just been set up and runs over `rails`. If nothing has helped for as long as `give_up`, it fails.
+    /// A connection that was just set up and runs over `rails`. It fails if nothing has helped for
+    /// `give_up`.
     pub fn new(role: Role, rails: RailMask, give_up: Duration) -> Self {
         Self {
             role,
@@ -355,7 +365,8 @@ impl Recovery {
         }
     }
 
-    /// The same for a connection that runs over `rails` of its rails. What the ends can use besides is said later.
+    /// Restricts it to a connection that runs over `rails` of its rails. The ends report later
+    /// which others they can use.
     #[must_use]
     pub fn over(self, rails: RailMask) -> Self {
         let history = RailHistory::new(rails);
@@ -367,17 +378,17 @@ impl Recovery {
         matches!(self.state, State::Running | State::Draining { .. })
     }
 
-    /// Whether there are queue pairs: in use, or of an attempt.
+    /// Whether there are queue pairs, in use or of an attempt.
     pub fn has_queue_pairs(&self) -> bool {
         self.queue_pairs != QueuePairs::None
     }
 
-    /// Whether those that were in use are destroyed, and no others are in use.
+    /// Whether the old queue pairs are destroyed, and no others are in use.
     pub fn has_fenced(&self) -> bool {
         self.queue_pairs != QueuePairs::InUse
     }
 
-    /// The rails that the peer can use, as it said last.
+    /// The rails that the peer can use, from its latest report.
     pub fn usable_by_peer(&self) -> RailMask {
         self.peer
     }
@@ -398,17 +409,18 @@ impl Recovery {
         self.own
     }
 
-    /// For how long the connection has been running, or not running, and the attempts since then.
+    /// How long the connection has been running, or not running, and the attempts since then.
     pub fn lasted(&self, now: Time) -> (Duration, u32) {
         (now.saturating_sub(self.since), self.attempts)
     }
 
-    /// Why the latest attempt was begun; empty before the first one.
+    /// Why the latest attempt began; empty before the first one.
     pub fn cause(&self) -> &str {
         &self.cause
     }
 
-    /// The queue pairs in use cannot go on, because of `cause`. A fault of earlier queue pairs must not be told.
+    /// The queue pairs in use have failed because of `cause`. Do not report faults of earlier queue
+    /// pairs.
     pub fn handle_fault(&mut self, now: Time, cause: &str) {
         if self.is_running() || self.state == State::Resuming {
             self.begin_next(now, cause.to_owned());
@@ -416,10 +428,10 @@ impl Recovery {
         }
     }
 
-    /// The peer has said this.
+    /// Handles a message from the peer.
     ///
     /// # Errors
-    /// No Ferrite says it. The connection cannot go on.
+    /// The message violates the protocol. The connection cannot continue.
     pub fn handle_message(&mut self, now: Time, message: Message) -> Result<(), Violation> {
         self.check(&message)?;
         if self.state == State::Failed {
@@ -431,7 +443,7 @@ impl Recovery {
             }
             if attempt > self.attempt {
                 let cause = match &message {
-                    Message::Halt { cause, .. } => format!("told by the peer: {cause}"),
+                    Message::Halt { cause, .. } => format!("reported by the peer: {cause}"),
                     _ => format!("the peer is in attempt {attempt}"),
                 };
                 self.trust_sender(now);
@@ -443,7 +455,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// The control connection is back: what counts is said again.
+    /// The control connection is back: repeats important messages.
     pub fn handle_back(&mut self, _now: Time) {
         let is_partial = self.own != self.all || self.rails != self.all;
         match self.state {
@@ -471,14 +483,14 @@ impl Recovery {
         let lost = self.rails - usable;
         match self.state {
             State::Halted if self.offer.is_none() => self.due.halt = true,
-            _ if !lost.is_empty() => self.begin_next(now, format!("this end cannot use rails {lost} any more")),
+            _ if !lost.is_empty() => self.begin_next(now, format!("this end can no longer use rails {lost}")),
             State::Running | State::Draining { .. } => self.due.ports = true,
             _ => self.due.halt = true,
         }
         self.advance(now);
     }
 
-    /// The queue pairs that were in use are destroyed, and all of their completions have been taken in.
+    /// The old queue pairs are destroyed, and all of their completions are handled.
     pub fn handle_fenced(&mut self, now: Time) {
         if self.take_job(|job| *job == Job::Fence) {
             self.queue_pairs = QueuePairs::None;
@@ -486,7 +498,7 @@ impl Recovery {
         }
     }
 
-    /// Sender: the queue pairs of `attempt` are created, or why not.
+    /// Sender: the queue pairs of `attempt` are created, or creating them failed.
     pub fn handle_created(&mut self, now: Time, attempt: u32, end: Result<Endpoint, String>) {
         if !self.take_job(|job| *job == Job::Create) {
             return;
@@ -503,7 +515,8 @@ impl Recovery {
         self.advance(now);
     }
 
-    /// The queue pairs of `attempt` are connected, or why not. The receiver tells its end; the sender's is not used.
+    /// The queue pairs of `attempt` are connected, or connecting them failed. The receiver passes
+    /// its end; the sender's is not used.
     pub fn handle_connected(&mut self, now: Time, attempt: u32, end: Result<Endpoint, String>) {
         if !self.take_job(|job| matches!(job, Job::Connect(_))) {
             return;
@@ -525,33 +538,34 @@ impl Recovery {
         self.advance(now);
     }
 
-    /// This process recovers so many other connections.
+    /// This process recovers `count` other connections.
     pub fn handle_others(&mut self, count: u32) {
         self.others = count;
     }
 
-    /// Whether the attempt before the present one ended only because a frame of the peer had not come in time.
+    /// Whether the previous attempt ended only because a frame of the peer was late.
     pub fn was_late(&self) -> bool {
         self.was_late
     }
 
-    /// Sender: what its test has found, before [`Self::handle_connected`].
+    /// Sender: the result of its test. Call it before [`Self::handle_connected`].
     pub fn handle_reach(&mut self, reach: Reach) {
         self.reach = reach;
     }
 
-    /// Receiver: what the sender has said of its test, when this end is to go on.
+    /// Receiver: the sender's report on its test, when this end resumes.
     pub fn reach(&self) -> Reach {
         self.reach
     }
 
-    /// The queue pairs of `attempt` are connected, but nothing is acknowledged over the rails `dead`: they wait before they are used
-    /// again beside others. The receiver finds that when it is to go on.
+    /// The queue pairs of `attempt` are connected, but those on the rails `dead` get no
+    /// acknowledgement: these rails wait before they are used again beside others. The receiver
+    /// finds that when it resumes.
     pub fn handle_unreachable(&mut self, now: Time, attempt: u32, dead: RailMask) {
         self.handle_unusable(now, attempt, dead, None);
     }
 
-    /// As [`Self::handle_unreachable`], where what is acknowledged tells `why`.
+    /// [`Self::handle_unreachable`] where the acknowledgements show `why`.
     pub fn handle_unusable(&mut self, now: Time, attempt: u32, dead: RailMask, why: Option<String>) {
         if !self.take_job(|job| matches!(job, Job::Connect(_) | Job::Resume(_))) {
             return;
@@ -563,7 +577,8 @@ impl Recovery {
         self.advance(now);
     }
 
-    /// The new queue pairs of `attempt` are in use. The receiver tells the missing list that it has composed.
+    /// The new queue pairs of `attempt` are in use. The receiver passes the missing list that it
+    /// has composed.
     pub fn handle_resumed(&mut self, now: Time, attempt: u32, missing_list: Option<MissingList>) {
         if !self.take_job(|job| matches!(job, Job::Resume(_))) {
             return;
@@ -582,8 +597,9 @@ impl Recovery {
         self.advance(now);
     }
 
-    /// Receiver: what arrives from now on is not reported, since a completion queue or a device of this end has failed. So it does not
-    /// wait for the sender's fence: the device may acknowledge what this end never hears of, and then nobody sends it again.
+    /// Receiver: arrivals are no longer reported, since a completion queue or a device of this end
+    /// has failed. It does not wait for the sender's fence: the device may acknowledge messages
+    /// that this end never sees, and these would not be resent.
     pub fn handle_unreported(&mut self, now: Time) {
         if self.waits_for_fence() {
             self.fence_by = self.fence_by.min(now);
@@ -591,7 +607,8 @@ impl Recovery {
         }
     }
 
-    /// The control connection is lost, as far as this end knows: nothing is begun that the peer would not hear of.
+    /// The control connection is lost, as far as this end knows: begins no change that the peer
+    /// would not receive.
     pub fn handle_lost(&mut self, now: Time) {
         if matches!(self.state, State::Draining { .. }) {
             self.state = State::Running;
@@ -600,21 +617,21 @@ impl Recovery {
         }
     }
 
-    /// Whether something is to be begun although nothing has failed, and has not begun.
+    /// Whether a voluntary change is planned and has not begun.
     pub fn is_about_to_change(&self) -> bool {
         self.asked.is_some() || matches!(self.state, State::Draining { .. })
     }
 
-    /// Sender: nothing is outstanding any more.
+    /// Sender: no message is outstanding any more.
     pub fn handle_drained(&mut self, now: Time) {
         if matches!(self.state, State::Draining { .. }) {
-            // All that was sent is acknowledged: the connection works.
+            // Everything that was sent is acknowledged: the connection works.
             self.trouble = None;
             self.take_in(now);
         }
     }
 
-    /// When [`Self::handle_timeout`] is to be called.
+    /// When to call [`Self::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Time> {
         let give_up = self.trouble.as_ref().map(|trouble| trouble.since.saturating_add(self.give_up));
         let candidates = self.history.usable() - self.rails;
@@ -660,7 +677,7 @@ impl Recovery {
         self.advance(now);
     }
 
-    /// What always holds between two calls, as the fields say.
+    /// The invariants between two calls, as documented at the fields.
     fn check_fields(&self) {
         let Self { role, all, state, queue_pairs, .. } = self;
         let (is_sender, has_failed) = (*role == Role::Sender, *state == State::Failed);
@@ -698,7 +715,7 @@ impl Recovery {
         debug_assert!(self.late_answers == 0 || is_sender || !self.is_running(), "a receiver counts late answers");
     }
 
-    /// What is to be done next.
+    /// The next action.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.check_fields();
         let due = &mut self.due;
@@ -745,9 +762,9 @@ impl Recovery {
     }
 }
 
-// How one state follows from another.
+// Transitions between states.
 impl Recovery {
-    /// Checks what the peer has said against what this end knows for certain.
+    /// Checks a message from the peer against what this end knows for certain.
     fn check(&self, message: &Message) -> Result<(), Violation> {
         let (rails, is_for) = match message {
             Message::Halt { usable, .. } | Message::Ports { usable } => (*usable, None),
@@ -783,7 +800,7 @@ impl Recovery {
         }
     }
 
-    /// Takes in what the peer has said about the present attempt.
+    /// Handles a message from the peer about the present attempt.
     fn handle_present(&mut self, now: Time, message: Message) -> Result<(), Violation> {
         self.trouble.iter_mut().for_each(|trouble| trouble.is_answered = true);
         self.has_sender_fenced |= matches!(message, Message::Offer { .. });
@@ -799,7 +816,7 @@ impl Recovery {
             }
             Message::Offer { rails, endpoint, .. } => match self.state {
                 State::Halted if !rails.is_within(self.own) => {
-                    // The sender did not know yet. It learns it by the next halt.
+                    // The sender did not know yet. It learns it from the next halt.
                     self.begin_next(now, format!("rails {rails} were offered, and this end can use: {}", self.own));
                 }
                 State::Halted if self.offer.is_none() => {
@@ -841,20 +858,21 @@ impl Recovery {
         Ok(())
     }
 
-    /// What one of the ends can use may have changed.
+    /// Handles a possible change of the rails that the ends can use.
     fn handle_both_usable(&mut self, now: Time) {
         let before = self.history.usable();
         self.history.handle_usable(now, self.own & self.peer);
         self.has_usable_changed |= before != self.history.usable();
     }
 
-    /// What state it is in.
+    /// The present state.
     #[cfg(any(test, fuzzing))]
     pub fn state_name(&self) -> &'static str {
         self.state.name()
     }
 
-    /// Receiver: whether recoveries are without success is for the sender to judge, if it has begun this one. It may only try a rail again.
+    /// Receiver: leaves it to the sender to judge failures of a recovery that the sender has begun.
+    /// It may only try a rail again.
     fn trust_sender(&mut self, now: Time) {
         if self.role == Role::Receiver
             && self.is_running()
@@ -864,13 +882,13 @@ impl Recovery {
         }
     }
 
-    /// Whether the queue pairs of `attempt` are to come into use, and nothing has ended it since that was asked for.
+    /// Whether the queue pairs of `attempt` should still come into use.
     pub fn is_resuming(&self, attempt: u32) -> bool {
         self.state == State::Resuming && self.attempt == attempt
     }
 
-    /// No message waits for an acknowledgement of the peer's device: it works. The receiver, which does not know, says so whenever the
-    /// connection runs, since the sender judges.
+    /// The peer's device works: no message waits for its acknowledgement. The receiver, which does
+    /// not know, calls this whenever the connection runs, since the sender judges.
     pub fn handle_acknowledged(&mut self) {
         if self.is_running() {
             self.trouble = None;
@@ -885,14 +903,15 @@ impl Recovery {
         }
     }
 
-    /// Begins the next attempt, because a frame has not come in time.
+    /// Begins the next attempt, because a frame was late.
     fn begin_after_late(&mut self, now: Time, cause: String) {
         self.late_answers = self.late_answers.saturating_add(1);
         self.begin_next(now, cause);
         self.was_late = true;
     }
 
-    /// Begins the next attempt, because nothing is acknowledged over the rails `dead`, or `why` else; at once, if there are others.
+    /// Begins the next attempt, because the rails `dead` get no acknowledgement, or because of
+    /// `why`; at once, if there are other rails.
     fn begin_without(&mut self, now: Time, dead: RailMask, why: Option<String>) {
         let has_others = !dead.is_empty() && dead != self.rails;
         let cause = || match dead.is_empty() {
@@ -917,19 +936,19 @@ impl Recovery {
         }
         let trouble = self.trouble.get_or_insert_with(|| Trouble::new(now, &cause));
         trouble.attempts = trouble.attempts.saturating_add(1);
-        // The sender begins, and the receiver follows: what the former has waited for, the latter need not wait for again.
+        // The sender begins, and the receiver follows: it need not repeat the sender's wait.
         let ahead = u32::from(self.role == Role::Receiver);
         self.pause = now + pause(trouble.attempts.saturating_sub(ahead));
         self.attempts = self.attempts.saturating_add(1);
         (self.attempt, self.state, self.cause) = (attempt, State::Halted, cause);
         (self.offer, self.frame, self.asked, self.has_peer_halted) = (None, None, None, false);
         self.was_late = false;
-        // What the caller does already is waited for.
+        // Waits for a job that the caller has begun already.
         self.job.take_if(|(_, is_known)| !*is_known);
         self.due = Due { halt: true, discard: self.due.discard, ..Due::default() };
     }
 
-    /// Goes on as far as nothing has to be waited for.
+    /// Advances as far as possible without waiting.
     fn advance(&mut self, now: Time) {
         let is_over = |trouble: &Trouble| now.saturating_sub(trouble.since) >= self.give_up;
         match self.state {
@@ -989,7 +1008,7 @@ impl Recovery {
         is_ready && self.job.is_none() && self.queue_pairs == QueuePairs::None
     }
 
-    /// Sender: begins to take in a rail that both ends can use and that is not in use.
+    /// Sender: begins to add a rail that both ends can use and that is not in use.
     fn look_for_rails(&mut self, now: Time) {
         let found = self.history.ready(now) - self.rails;
         if self.role == Role::Sender && !found.is_empty() {
@@ -997,8 +1016,9 @@ impl Recovery {
         }
     }
 
-    /// Other queue pairs are wanted, although nothing has failed, because of `cause`. Those in use are given up only when the peer has said
-    /// that it hears this end. Returns whether it is asked: not while something else is under way, and not again soon without success.
+    /// Requests other queue pairs because of `cause`, although nothing has failed. Drops the
+    /// present ones only when the peer has confirmed the question. Returns whether the peer is
+    /// asked: not while anything else is in progress, nor soon after an unanswered question.
     pub fn handle_change_request(&mut self, now: Time, cause: String) -> bool {
         let may_ask = self.state == State::Running && self.asked.is_none() && now >= self.next_ask;
         if may_ask {
@@ -1009,24 +1029,24 @@ impl Recovery {
         may_ask
     }
 
-    /// The peer has heard the question of this `number`.
+    /// Handles that the peer has confirmed the question of this `number`.
     fn handle_heard(&mut self, now: Time, number: u32) {
         let asked = self.asked.take_if(|asked| asked.number == number && self.state == State::Running);
         match (asked, self.role) {
             (None, _) => {}
             (Some(asked), Role::Sender) => self.begin_draining(now, asked.cause),
-            // It has nothing under way.
+            // The receiver has no sends in flight.
             (Some(asked), Role::Receiver) => self.begin_next(now, asked.cause),
         }
     }
 
-    /// Sender: has what is outstanding complete before it begins an attempt although nothing has failed.
+    /// Sender: lets outstanding messages complete before it begins a voluntary attempt.
     fn begin_draining(&mut self, now: Time, cause: String) {
         (self.state, self.cause) = (State::Draining { until: now + DRAIN_TIME }, cause);
         self.due.drain = true;
     }
 
-    /// Sender: begins that attempt, for the cause that there was.
+    /// Sender: begins that attempt, for its original cause.
     fn take_in(&mut self, now: Time) {
         self.begin_next(now, self.cause.clone());
         self.advance(now);
@@ -1041,7 +1061,8 @@ impl Recovery {
         self.state = State::Running;
         self.due.recovered = Some(now.saturating_sub(self.since));
         self.history.handle_running(self.rails);
-        // A halt that is due says again what may have been lost with the control connection: the rails that this end can use.
+        // A due halt repeats what may have been lost with the control connection: the rails that
+        // this end can use.
         self.due.ports = self.own != self.told || self.due.halt;
         self.due.halt = false;
         self.since = now;
@@ -1051,13 +1072,13 @@ impl Recovery {
         }
     }
 
-    /// Says `message`, and says it again when the control connection is back.
+    /// Sends `message`, and repeats it when the control connection is back.
     fn say(&mut self, message: Message) {
         self.frame = Some(message);
         self.due.frame = true;
     }
 
-    /// What the caller has to do next and report the end of.
+    /// The next job, whose end the caller must report.
     fn poll_job(&mut self) -> Option<Action> {
         let (job, is_known) = self.job.as_mut()?;
         if std::mem::replace(is_known, true) {
@@ -1081,7 +1102,8 @@ impl Recovery {
         })
     }
 
-    /// Ends the job that the caller has reported the end of, if it `is` that one and the caller knows of it.
+    /// Ends the job whose end the caller has reported, if it matches `is` and the caller has begun
+    /// it.
     fn take_job(&mut self, is: impl FnOnce(&Job) -> bool) -> bool {
         self.job.take_if(|(job, is_known)| *is_known && is(job)).is_some()
     }
@@ -1125,9 +1147,9 @@ fn pause(attempts: u32) -> Duration {
     }
 }
 
-// What it says of itself, for people.
+// Descriptions for people.
 impl Recovery {
-    /// For messages: since when the connection has not run, why, and what it waits for.
+    /// For messages: since when and why the connection has not run, and what it waits for.
     pub fn describe(&self, now: Time) -> String {
         let seconds = now.saturating_sub(self.since).as_secs();
         let (own, peer) = (self.own, self.peer);
@@ -1159,7 +1181,7 @@ impl Recovery {
                 format!("The peer did not answer within {limit} s")
             }
             State::Creating | State::Connecting | State::Resuming => "New queue pairs are not ready".into(),
-            State::Running | State::Draining { .. } | State::Failed => "It failed again and again".into(),
+            State::Running | State::Draining { .. } | State::Failed => "It failed repeatedly".into(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the two ends of a connection tell each other about its recovery.
+//! Messages about recovery between the two ends of a connection.
 
 use super::missing_list::MissingList;
 use super::rail_mask::RailMask;
@@ -9,10 +9,12 @@ use crate::frame::Kind;
 use crate::{Violation, violation};
 use std::fmt;
 
-/// The body of a control message about recovery. `usable` are the rails whose port at this end is active and has its address.
+/// The body of a control message about recovery. `usable` are the rails whose port at this end is
+/// active and has its address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// Either way: this end has begun attempt `attempt`, and uses its queue pairs no more. It is said again when `usable` changes.
+    /// Either way: this end has begun attempt `attempt`, and no longer uses its queue pairs.
+    /// Repeated when `usable` changes.
     Halt {
         /// The attempt, from 1 on.
         attempt: u32,
@@ -48,25 +50,25 @@ pub enum Message {
     Ready {
         /// The attempt.
         attempt: u32,
-        /// For the receiver's test of the way back.
+        /// Parameters for the receiver's test of the way back.
         reach: Reach,
     },
-    /// Either way, while the connection runs: this end would begin another attempt although nothing has failed, and asks whether the other
-    /// one hears it.
+    /// Either way, while the connection runs: this end wants to begin another attempt without a
+    /// fault. Asks whether the other end receives control messages.
     Ask {
         /// The attempt in which the connection runs.
         attempt: u32,
-        /// That of the question.
+        /// The number of the question.
         number: u32,
     },
-    /// Either way: the question has been heard.
+    /// Either way: confirms a question.
     Heard {
-        /// That of the question.
+        /// The attempt of the question.
         attempt: u32,
-        /// That of the question.
+        /// The number of the question.
         number: u32,
     },
-    /// Receiver to sender: what has not arrived.
+    /// Receiver to sender: the messages that have not arrived.
     MissingList {
         /// The attempt.
         attempt: u32,
@@ -149,10 +151,10 @@ impl Message {
         }
     }
 
-    /// Reads a frame's body. `rails` is the number of rails that the connection was set up with.
+    /// Parses a frame's body. `rails` is the number of rails at set-up.
     ///
     /// # Errors
-    /// The frame is not about recovery, its body is too short or too long, or it says something no Ferrite says.
+    /// The frame is not about recovery, or its body is too short, too long or invalid.
     pub fn parse(kind: Kind, body: &[u8], rails: u8) -> Result<Self, Violation> {
         let mut body = Reader(body);
         let all = RailMask::first(rails.min(8));
@@ -182,7 +184,7 @@ impl Message {
             | Kind::WaitQuestion
             | Kind::WaitAnswer
             | Kind::Redial => {
-                return Err(violation!("{kind:?} is no message about recovery"));
+                return Err(violation!("{kind:?} is not a message about recovery"));
             }
         };
         body.end()?;
@@ -199,13 +201,13 @@ fn within(numbers: u8, all: RailMask) -> Result<RailMask, Violation> {
     if mask.is_within(all) { Ok(mask) } else { Err(violation!("rails {mask} of a connection that has rails {all}")) }
 }
 
-/// Rails and the end that has queue pairs on them.
+/// Rails, and the end that has queue pairs on them.
 fn end(body: &mut Reader<'_>, all: RailMask) -> Result<(RailMask, Endpoint), Violation> {
     let (rails, endpoint) = (body.u8()?, Endpoint::parse(body)?);
     Ok((rails_of_end(rails, all, &endpoint)?, endpoint))
 }
 
-/// The rails with these `numbers`, of `all`, which `endpoint` has queue pairs on.
+/// The rails with these `numbers`, of `all`, on which `endpoint` has queue pairs.
 ///
 /// # Errors
 /// They are not of `all`, or not as many as the end has.
@@ -213,10 +215,7 @@ pub(crate) fn rails_of_end(numbers: u8, all: RailMask, endpoint: &Endpoint) -> R
     let rails = within(numbers, all)?;
     if endpoint.rails.len() != usize::from(rails.count()) {
         let count = endpoint.rails.len();
-        return Err(violation!(
-            "{} has queue pairs on {count} rails, and says that these are rails {rails}",
-            endpoint.name
-        ));
+        return Err(violation!("{} has queue pairs on {count} rails but lists rails {rails}", endpoint.name));
     }
     Ok(rails)
 }
@@ -256,7 +255,7 @@ mod tests {
         ]
     }
 
-    /// The log is for people, who are not told of fields.
+    /// The log is for people, so it shows no fields.
     #[test]
     fn a_message_and_what_sends_it_are_reported_in_words() {
         for message in all() {

@@ -1,4 +1,4 @@
-//! What has not arrived, as the receiver lists it.
+//! The receiver's list of what has not arrived.
 
 use crate::codec::{Reader, Writer};
 use crate::cts::{Cts, ExtraKeys};
@@ -13,16 +13,16 @@ pub struct MissingMessage {
     pub extra: ExtraKeys,
 }
 
-/// The messages that the receiver has posted a buffer for and that have not arrived whole. Every message before `next` that is
-/// not listed has arrived.
+/// The messages that have a posted buffer and have not arrived whole. Every message before `next`
+/// that is not listed has arrived.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MissingList {
     /// Sequence number before which all messages have arrived.
     pub oldest: u32,
-    /// Sequence number of the next buffer. It and the later ones are not part of the missing list: their clear-to-sends are written
-    /// over the new queue pairs. At most [`RING_SLOTS`] after `oldest`.
+    /// Sequence number of the next buffer. This and later ones are not covered: their
+    /// clear-to-sends are written over the new queue pairs. At most [`RING_SLOTS`] after `oldest`.
     pub next: u32,
-    /// In ascending order of sequence numbers, from `oldest` on and before `next`.
+    /// In ascending order of sequence numbers, from `oldest` and before `next`.
     pub missing: Vec<MissingMessage>,
 }
 
@@ -32,16 +32,16 @@ impl MissingList {
         self.next.wrapping_sub(self.missing.len() as u32).wrapping_sub(1)
     }
 
-    /// Checks what a peer has said.
+    /// Checks a list from the peer.
     ///
     /// # Errors
-    /// It covers more than [`RING_SLOTS`] messages; a message is not covered, or not behind the one before it in the list; a
+    /// It covers more than [`RING_SLOTS`] messages; a message is not covered or out of order; a
     /// buffer is longer than any message.
     pub fn check(&self) -> Result<(), Violation> {
         let Self { oldest, next, missing } = self;
         let span = next.wrapping_sub(*oldest);
         if span as usize > RING_SLOTS {
-            return Err(violation!("a missing list of messages {oldest} to {next}; {RING_SLOTS} are possible"));
+            return Err(violation!("a missing list of messages {oldest} to {next}; at most {RING_SLOTS} are allowed"));
         }
         let mut least = 0;
         for MissingMessage { cts, .. } in missing {
@@ -53,7 +53,7 @@ impl MissingList {
             if cts.length > MAX_MESSAGE {
                 let (seq, length) = (cts.seq, cts.length);
                 return Err(violation!(
-                    "message {seq} of a missing list has {length} bytes; {MAX_MESSAGE} are possible"
+                    "message {seq} of a missing list has {length} bytes; at most {MAX_MESSAGE} are allowed"
                 ));
             }
             least = place + 1;

@@ -1,55 +1,58 @@
-//! How often lanes may be given other paths, which interrupts all traffic of the connection; and, in a ring whose members wait for each
-//! other, that of all members.
+//! How often lanes may move to other paths. A move interrupts all traffic of the connection. In a
+//! ring whose members wait for each other, it interrupts that of all members.
 //!
-//! A connection judges each move by its speed before and after ([`crate::automatic_lanes::Speed`]). A search goes on while moves bring something, first after
-//! a second, then ever more seldom. When several in a row have brought nothing it rests, for ever longer. All connections of a process on a card
-//! together have some moves for the beginning, and a few in an hour after that.
+//! A connection judges each move by its speed before and after ([`crate::automatic_lanes::Speed`]).
+//! A search continues while moves help, first after a second, then ever less often. After several
+//! useless moves in a row it rests, longer each time. All connections of a process on a card share
+//! a few moves for the beginning, and a few per hour after that.
 
 use crate::automatic_lanes::Speed;
 use crate::control::Time;
 use std::time::Duration;
 
-/// Time from the first move of a search to the second one. After each further one it is twice as long.
+/// Time between the first two moves of a search. It doubles after each further one.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// It is no longer than this while moves bring something.
+/// The longest wait while moves help.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// A move brings something if the connection is more than so much faster then.
+/// A move helps if the connection is faster by more than this ratio.
 const GAIN: (u64, u64) = (17, 16);
-/// After so many moves in a row that have brought nothing, the connection rests.
+/// Useless moves in a row after which the connection rests.
 const MOST_USELESS: u32 = 4;
-/// How long it rests first. Each further rest is twice as long.
+/// The first rest. Each further rest is twice as long.
 const FIRST_REST: Duration = Duration::from_secs(600);
-/// It is no longer than this.
+/// The longest rest.
 const LONGEST_REST: Duration = Duration::from_secs(8 * 3600);
-/// A lane that is slow after no lane has been for so long, although one might have moved, begins another search.
+/// A slow lane starts a new search if no lane was slow for this long, although one might have
+/// moved.
 const QUIET: Duration = Duration::from_secs(300);
 
-/// Moves of all connections of a process on one card that may be made at any time.
+/// Moves that all connections of a process on one card may make at any time.
 const CARD_MOVES: u32 = 8;
-/// How often there is one more of them.
+/// Interval at which one of these moves is returned.
 const CARD_MOVE_EVERY: Duration = Duration::from_secs(600);
 
 /// The moves of a connection so far.
 #[derive(Debug, Default)]
 pub struct MoveBudget {
-    /// No lane moves before this.
+    /// No lane moves before this time.
     next: Time,
-    /// How long was waited after the latest move, and in the latest rest.
+    /// The wait after the latest move, and the latest rest.
     wait: Duration,
     rest: Duration,
-    /// The speed before the latest move, if it was known, unless the move has been judged.
+    /// The speed before the latest move, if known, until the move is judged.
     unjudged: Option<Option<Speed>>,
-    /// Moves in a row that have brought nothing.
+    /// Useless moves in a row.
     useless: u32,
 }
 
 impl MoveBudget {
-    /// No lane moves before this.
+    /// No lane moves before this time.
     pub fn next(&self) -> Time {
         self.next
     }
 
-    /// A lane is slow now, and the connection has this speed since it has its queue pairs, if that is known. Returns whether the lane moves.
+    /// Reports a slow lane at `now`. `speed` is that of the connection over its present queue
+    /// pairs, if known. Returns whether the lane moves.
     pub fn poll_move(&mut self, now: Time, speed: Option<Speed>) -> bool {
         if now < self.next {
             return false;
@@ -75,7 +78,7 @@ impl MoveBudget {
 /// The moves of all connections of a process on one card.
 #[derive(Debug)]
 pub struct CardMoves {
-    /// So many may be made at the time `since`.
+    /// The moves that were available at the time `since`.
     left: u32,
     since: Time,
 }
@@ -87,17 +90,18 @@ impl Default for CardMoves {
 }
 
 impl CardMoves {
-    /// When the next one may be made.
+    /// When the next move may be made.
     pub fn next(&self) -> Time {
         if self.left > 0 { self.since } else { self.since + CARD_MOVE_EVERY }
     }
 
-    /// One is made now, after [`Self::next`].
+    /// Counts a move at `now`, which is not before [`Self::next`].
     pub fn handle_move(&mut self, now: Time) {
         let more = now.saturating_sub(self.since).as_secs() / CARD_MOVE_EVERY.as_secs();
         let more = u32::try_from(more).unwrap_or(CARD_MOVES);
         self.left = self.left.saturating_add(more).min(CARD_MOVES);
-        // Of all that may be made at once, the time until there is one more begins with the first one that is made.
+        // If all moves are available, the time until the next one is returned begins with the first
+        // move.
         self.since = if self.left == CARD_MOVES { now } else { self.since + more * CARD_MOVE_EVERY };
         self.left = self.left.saturating_sub(1);
     }

@@ -1,12 +1,13 @@
-//! Paths that lose large packets only: a switch takes smaller ones than the ports at both ends say.
+//! Paths that lose only large packets: a switch has a smaller MTU than the ports at both ends.
 //!
-//! Tests of new queue pairs send packets of all sizes up to the path MTU, in ascending order. Where the smaller ones are acknowledged and
-//! the larger ones are not, twice in a row, the rail has that MTU from then on. Once might be chance.
+//! Tests of new queue pairs send packets of all sizes up to the path MTU, in ascending order. If
+//! small packets are acknowledged and larger ones are not, twice in a row, the rail uses the
+//! smaller MTU from then on. Once might be chance.
 
 use super::rail_mask::RailMask;
 use crate::MAX_RAILS;
 
-/// The bytes of packets of the verbs' MTU `code`, from 1 on: 1 = 256 … 5 = 4096. 0: a packet without data.
+/// The bytes of packets of the `ibv_mtu` code `code`: 1 = 256 … 5 = 4096. 0: a packet without data.
 pub fn bytes(code: u8) -> u32 {
     if code == 0 { 0 } else { 128 << code.min(5) }
 }
@@ -14,26 +15,26 @@ pub fn bytes(code: u8) -> u32 {
 /// The ports at both ends of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ports {
-    /// The name of this end's.
+    /// The name of this end's port.
     pub own: String,
-    /// The GID of the peer's.
+    /// The GID of the peer's port.
     pub far: [u8; 16],
 }
 
-/// So many paths are known at most: those of all rails, and of as many borrowed ports.
+/// The most known paths: those of all rails, and of as many borrowed ports.
 const MOST_PATHS: usize = 2 * MAX_RAILS;
 
-/// What is known of the paths of one connection. Of other ports than before nothing holds that was found between these.
+/// The known paths of one connection. Results between other ports do not apply.
 #[derive(Debug, Clone, Default)]
 pub struct PathMtus(Vec<Path>);
 
-/// MTUs are the verbs' codes.
+/// MTUs are `ibv_mtu` codes.
 #[derive(Debug, Clone)]
 struct Path {
     between: Ports,
-    /// What has come through in the latest test, if larger packets have not.
+    /// The largest packets that arrived in the latest test, if larger ones did not.
     found: Option<u8>,
-    /// The greatest MTU that the path may have; `None`: that of its ports.
+    /// The greatest MTU of the path; `None` for that of its ports.
     limit: Option<u8>,
 }
 
@@ -44,8 +45,9 @@ impl PathMtus {
         path.and_then(|path| path.limit).map_or(mtu, |limit| limit.min(mtu))
     }
 
-    /// A test of rails, with their numbers between these ports, has found for some of them the largest packets that come through where
-    /// larger ones do not. Returns those that have a smaller MTU from now on.
+    /// Handles a test of rails, given by number and ports. `found` has the largest packets that
+    /// arrive on rails where larger ones do not. Returns the rails that have a smaller MTU from now
+    /// on.
     pub fn handle_test(
         &mut self,
         tested: impl Iterator<Item = (u8, Ports)>,
@@ -72,7 +74,7 @@ impl PathMtus {
         lowered
     }
 
-    /// What is known of the path between these ports. It is the last that is forgotten.
+    /// The record of the path between these ports, which becomes the last one to be forgotten.
     fn path(&mut self, between: Ports) -> &mut Path {
         let known = self.0.iter().position(|path| path.between == between).map(|place| self.0.remove(place));
         self.0.truncate(MOST_PATHS - 1);

@@ -5,31 +5,33 @@ use crate::MAX_RAILS;
 use crate::control::Time;
 use std::time::Duration;
 
-/// Falls that are longer ago do not count.
+/// Older falls do not count.
 const MEMORY: Duration = Duration::from_secs(60);
-/// How long a rail waits that has fallen twice. With each further fall it is 4 times as long.
+/// How long a rail waits after its second fall. Each further fall multiplies this by 4.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
-/// A rail waits no longer than this.
+/// The longest wait of a rail.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// How long a rail waits after the first attempt over it has failed: to try it again interrupts the traffic of the others.
+/// How long a rail waits after the first failed attempt over it: retrying interrupts the traffic of
+/// the others.
 const FIRST_WAIT_AFTER_FAILURE: Duration = Duration::from_secs(1);
-/// One that has never run waits no longer than this. It may never be to run.
+/// The longest wait of a rail that has never run, and may never do so.
 const LONGEST_WAIT_OF_NEW: Duration = Duration::from_secs(3600);
-/// As many falls as change the time that a rail waits.
+/// The number of falls that can change the wait of a rail.
 const FALLS: usize = 7;
 
-/// How long a rail waits after so many attempts over it have failed in a row. One that `has_run` may be back at any time.
+/// How long a rail waits after this many failed attempts in a row. A rail that `has_run` may be
+/// back at any time.
 pub fn wait_after_failures(in_a_row: u32, has_run: bool) -> Duration {
     let (factor, longest) = if has_run { (2_u32, LONGEST_WAIT) } else { (4, LONGEST_WAIT_OF_NEW) };
     FIRST_WAIT_AFTER_FAILURE.saturating_mul(factor.saturating_pow(in_a_row.saturating_sub(1))).min(longest)
 }
 
-/// The history of all rails of a connection. A rail falls when an end cannot use it any more.
+/// The history of all rails of a connection. A rail falls when an end can no longer use it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct RailHistory {
     /// The rails that both ends can use.
     usable: RailMask,
-    /// Those that the connection has run on.
+    /// The rails that the connection has run on.
     run: RailMask,
     /// The latest falls of each rail.
     falls: [[Option<Time>; FALLS]; MAX_RAILS],
@@ -40,7 +42,7 @@ pub(super) struct RailHistory {
 }
 
 impl RailHistory {
-    /// The connection runs on `rails`, and none has fallen.
+    /// A connection that runs on `rails`, none of which has fallen.
     pub(super) fn new(rails: RailMask) -> Self {
         let (falls, failures, wait) = ([[None; FALLS]; MAX_RAILS], [0; MAX_RAILS], [Time::ZERO; MAX_RAILS]);
         Self { usable: rails, run: rails, falls, failures, wait }
@@ -57,7 +59,7 @@ impl RailHistory {
         self.usable
     }
 
-    /// Both ends can use `usable` from now on.
+    /// Records that both ends can use `usable` from now on.
     pub(super) fn handle_usable(&mut self, now: Time, usable: RailMask) {
         let before = std::mem::replace(&mut self.usable, usable);
         for (rail, (falls, wait)) in (0..).zip(self.falls.iter_mut().zip(&mut self.wait)) {
@@ -75,7 +77,8 @@ impl RailHistory {
         }
     }
 
-    /// Nothing comes through over `rails`, although both ends could use them: no port will tell when that has passed.
+    /// Records that nothing arrives over `rails`, although both ends could use them: no port event
+    /// will show when that has passed.
     pub(super) fn handle_unreachable(&mut self, now: Time, rails: RailMask) {
         for (rail, has_run) in rails.iter().map(|rail| (usize::from(rail) % MAX_RAILS, self.run.contains(rail))) {
             let falls = &mut self.falls[rail];
@@ -88,7 +91,7 @@ impl RailHistory {
         }
     }
 
-    /// Of the rails that both ends can use, those that need not wait.
+    /// The usable rails that need not wait.
     pub(super) fn ready(&self, now: Time) -> RailMask {
         let waiting = self.usable.iter().filter(|rail| self.wait[usize::from(*rail) % MAX_RAILS] > now);
         waiting.fold(self.usable, |ready, rail| ready - RailMask::only(rail))

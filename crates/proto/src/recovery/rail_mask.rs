@@ -1,4 +1,4 @@
-//! Some of the rails of a connection.
+//! A set of rails of a connection.
 
 use std::fmt;
 use std::ops::{BitAnd, BitOr, Sub};
@@ -36,7 +36,7 @@ impl RailMask {
         rail < 8 && self.0 & 1 << rail != 0
     }
 
-    /// Whether `other` has all of them.
+    /// Whether `other` contains all of them.
     pub const fn is_within(self, other: Self) -> bool {
         self.0 & !other.0 == 0
     }
@@ -46,7 +46,8 @@ impl RailMask {
         (0..8).filter(move |rail| self.contains(*rail))
     }
 
-    /// The number of the rail in place `place`, from 0 on in ascending order. 8 if there are not so many.
+    /// The number of the rail in position `place`, counted from 0 in ascending order; 8 if there
+    /// are fewer.
     #[inline]
     pub fn at(self, place: u8) -> u8 {
         (0..place).fold(self.0, |rest, _| rest & rest.wrapping_sub(1)).trailing_zeros() as u8

@@ -1,31 +1,35 @@
 //! How long tests of new queue pairs wait for the peer's device.
 //!
-//! How long the path is, is not known at first: nothing is acknowledged over a path that is dead, nor over one that is longer than the wait.
-//! So the wait grows by half with each attempt that fails, up to what no path takes. What is acknowledged tells the round trip, and from then on no
-//! wait is shorter than some round trips. The sender decides: it counts the attempts until one has succeeded at both ends, and tells the
-//! receiver how long to wait. Two ends that each counted their own failures would wait long enough in turn, and seldom at once.
+//! The length of the path is unknown at first: a dead path acknowledges nothing, and neither does
+//! one longer than the wait. So the wait grows by half with each failed attempt, up to more than
+//! any path takes. The first acknowledgement gives the round trip, and no later wait is shorter
+//! than a few round trips.
+//!
+//! The sender decides: it counts the attempts until one succeeds at both ends, and sends the wait
+//! to the receiver. If each end counted its own failures, their long waits would rarely coincide.
 
 use super::super::codec::{Reader, Writer};
 use crate::Violation;
 use std::time::Duration;
 
-/// How long the first test waits where nothing is known of the path.
+/// The first wait for an unknown path.
 const FIRST_LIMIT: Duration = Duration::from_millis(30);
-/// No test waits longer for a path of which nothing is known.
+/// The longest wait for an unknown path.
 const LONGEST_LIMIT: Duration = Duration::from_secs(2);
-/// After so many failures it waits so long.
+/// The number of failures after which the wait stops growing.
 const MOST_GROWTH: u32 = 11;
-/// A test waits for so many round trips at least.
+/// A test waits for at least this many round trips.
 const ROUND_TRIPS: u32 = 4;
-/// No test waits longer, whatever the peer says: the sender waits for 5 s at first for what comes of the receiver's.
+/// The longest wait, whatever the peer requests: the sender first waits 5 s for the result of the
+/// receiver's test.
 const MOST: Duration = Duration::from_secs(4);
 
-/// What the sender, whose own test has succeeded, tells the receiver for its test.
+/// The sender's parameters for the receiver's test, after its own test has succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Reach {
-    /// How long it is to wait. Whole microseconds.
+    /// How long to wait, in whole microseconds.
     pub limit: Duration,
-    /// The time from a write to its acknowledgement. Whole microseconds.
+    /// The time from a write to its acknowledgement, in whole microseconds.
     pub round_trip: Duration,
 }
 
@@ -47,14 +51,14 @@ impl Reach {
 /// What one end knows of the path.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PathTimes {
-    /// Attempts that have failed since the connection last ran, or since its ports are others.
+    /// Failed attempts since the connection last ran, or since its ports changed.
     failures: u32,
-    /// The round trip, if it is known.
+    /// The round trip, if known.
     round_trip: Duration,
 }
 
 impl PathTimes {
-    /// Those of a path that may have this `round_trip`; zero: that is not known.
+    /// A path that may have this `round_trip`; zero if unknown.
     pub fn new(round_trip: Duration) -> Self {
         Self { failures: 0, round_trip }
     }
@@ -65,37 +69,37 @@ impl PathTimes {
         growing.min(LONGEST_LIMIT).max(self.round_trip.saturating_mul(ROUND_TRIPS)).min(MOST)
     }
 
-    /// How long the receiver's test waits, of which the sender has said this.
+    /// How long the receiver's test waits, given the sender's report.
     pub fn limit_reported(self, reach: Reach) -> Duration {
         self.limit().max(reach.limit).min(MOST)
     }
 
-    /// What the sender tells the receiver.
+    /// The sender's report for the receiver.
     pub fn reach(self) -> Reach {
         Reach { limit: self.limit(), round_trip: self.round_trip }
     }
 
-    /// Attempts that have failed.
+    /// The number of failed attempts.
     pub fn failures(self) -> u32 {
         self.failures
     }
 
-    /// The round trip; zero: it is not known.
+    /// The round trip; zero if unknown.
     pub fn round_trip(self) -> Duration {
         self.round_trip
     }
 
-    /// A test of either end has failed, or the peer has not come as far as this end.
+    /// A test of either end has failed, or the peer is behind this end.
     pub fn handle_failure(&mut self) {
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// A test has succeeded, and the peer's device has acknowledged after so long.
+    /// A test has succeeded, and the peer's device has acknowledged after this time.
     pub fn handle_round_trip(&mut self, round_trip: Duration) {
         self.round_trip = Duration::from_micros(round_trip.as_micros() as u64);
     }
 
-    /// The connection runs, or has other ports.
+    /// The connection runs, or its ports have changed.
     pub fn forget_failures(&mut self) {
         self.failures = 0;
     }
@@ -137,7 +141,8 @@ mod tests {
         assert_eq!(receiver.limit_reported(Reach { limit: Duration::MAX, round_trip: MS }), MOST);
     }
 
-    /// For any round trip that tests can take, the attempts that fail before take no longer together than some round trips.
+    /// For any round trip within a test's range, all failed attempts before it take only a few
+    /// round trips together.
     #[test]
     fn what_is_waited_before_the_path_is_known_is_a_few_round_trips() {
         for round_trip in (1..=1900).map(|ms| ms * MS) {
