@@ -40,7 +40,7 @@ fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() 
         for round in 1..4 {
             relay.reset();
             let mut deadline = worker.deadline("another control connection");
-            while log().matches("is back: 4 connection(s) go on over it").count() < round {
+            while log().matches("is back: 4 connection(s) resumed over it").count() < round {
                 relay.forward();
                 deadline.idle()?;
             }

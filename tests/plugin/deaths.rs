@@ -120,7 +120,7 @@ fn another_one_is_dialled(end: fn(&mut Relay)) -> Result<()> {
         for round in 1..4 {
             end(&mut relay);
             let mut deadline = worker.deadline("another control connection");
-            while log().matches("is back: 2 connection(s) go on over it").count() < round {
+            while log().matches("is back: 2 connection(s) resumed over it").count() < round {
                 relay.forward();
                 deadline.idle()?;
             }
@@ -160,7 +160,7 @@ fn a_port_that_refuses_is_no_death(meanwhile: fn()) -> Result<()> {
         meanwhile();
         relay.listen_again();
         let mut deadline = worker.deadline("another control connection");
-        while !said(&["is back: 1 connection(s) go on over it"]) {
+        while !said(&["is back: 1 connection(s) resumed over it"]) {
             relay.forward();
             deadline.idle()?;
         }

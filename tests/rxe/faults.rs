@@ -226,7 +226,7 @@ pub(crate) fn link_down(case: &Case) -> Result<()> {
     })?;
     given_up(case, OPERATION_ERROR, &ends);
     if !case.is_stock() {
-        ends[0].is_reported(&["(status 2)", "soft-RoCE says so as well of a link that is down"]);
+        ends[0].is_reported(&["(status 2)", "soft-RoCE also reports it for a link that is down"]);
     }
     Ok(())
 }

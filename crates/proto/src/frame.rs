@@ -39,7 +39,8 @@ pub enum Kind {
     /// Sender to receiver, on a new control connection after a loss: this connection resumes here.
     /// Receiver to sender, without a body: confirmed.
     Resume,
-    /// Either way: this end has begun to recover the connection. This kind and the next ones: see [`super::recovery::message`].
+    /// Either way: this end has begun to recover the connection. For this kind and the next ones,
+    /// see [`super::recovery::message`].
     Halt,
     /// Either way: which rails this end can use.
     Ports,
@@ -59,7 +60,7 @@ pub enum Kind {
     /// Either way, at any time: this end waits; what is the other end's state? For this kind and
     /// the next one, see [`super::explain::message`].
     WaitQuestion,
-    /// Either way: so it stands.
+    /// Either way: the state.
     WaitAnswer,
     /// Receiver to sender, on a control connection that the receiver has dialled: it has lost the
     /// one that carries this connection, and asks the sender to dial another one. Sender to

@@ -1,5 +1,6 @@
-//! The incoming control connections of this process's port: clients that have not shown a listener's token yet, listeners with the
-//! clients that wait for them, and the streams that a peer may resume over another control connection.
+//! Incoming control connections of this process's port: clients that have not presented a
+//! listener's token yet, listeners with their waiting clients, and streams that a peer may resume
+//! over another control connection.
 
 use super::refusal::Refusal;
 use super::{ConnId, StreamId, Time};
@@ -7,11 +8,12 @@ use crate::handle::{Secret, Token};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// The most unauthenticated clients at a time. One more, and the oldest is closed.
+/// The most unauthenticated clients at a time. If another one arrives, the oldest is closed.
 pub const MAX_CLIENTS: usize = 128;
-/// The time that each has at least for its first frame. Until then further clients wait in the system's queue.
+/// The least time that each has for its first frame. Until then further clients wait in the
+/// system's queue.
 pub const GRACE: Duration = Duration::from_millis(50);
-/// Clients that one listener may leave waiting.
+/// The most clients that may wait for one listener.
 pub const MAX_PENDING: usize = 32;
 
 /// An unauthenticated client.
@@ -32,12 +34,12 @@ pub struct ControlAcceptor {
 }
 
 impl ControlAcceptor {
-    /// From now on there is a listener that knows `token`.
+    /// Adds a listener with `token`.
     pub fn register(&mut self, token: Token) {
         self.listeners.entry(token).or_default();
     }
 
-    /// There is none any more; those who wait for it.
+    /// Removes a listener. Returns the clients that wait for it.
     pub fn deregister(&mut self, token: &Token) -> VecDeque<StreamId> {
         self.listeners.remove(token).unwrap_or_default()
     }
@@ -60,7 +62,7 @@ impl ControlAcceptor {
         }
     }
 
-    /// A stream waits for the listener that knows `token`, and is known by `secret`.
+    /// Lets `stream`, identified by `secret`, wait for the listener with `token`.
     pub fn admit(&mut self, token: &Token, secret: Secret, stream: StreamId) {
         if let Some(pending) = self.listeners.get_mut(token) {
             pending.push_back(stream);
@@ -68,12 +70,12 @@ impl ControlAcceptor {
         self.by_secret.insert(secret, stream);
     }
 
-    /// The next one that waits for the listener that knows `token`.
+    /// The next client for the listener with `token`.
     pub fn fetch(&mut self, token: &Token) -> Option<StreamId> {
         self.listeners.get_mut(token)?.pop_front()
     }
 
-    /// Whether `stream` still waits for its listener; it does not any more.
+    /// Whether `stream` was waiting for its listener; it no longer does.
     pub fn withdraw(&mut self, token: &Token, stream: StreamId) -> bool {
         let Some(pending) = self.listeners.get_mut(token) else { return false };
         let before = pending.len();
@@ -86,7 +88,7 @@ impl ControlAcceptor {
         self.by_secret.get(secret).copied()
     }
 
-    /// `stream` is no more.
+    /// Removes `stream`.
     pub fn forget(&mut self, token: &Token, secret: &Secret, stream: StreamId) {
         self.withdraw(token, stream);
         if self.by_secret.get(secret) == Some(&stream) {
@@ -94,17 +96,17 @@ impl ControlAcceptor {
         }
     }
 
-    /// A client has connected, and has to send its first frame by `deadline`.
+    /// Adds a client that has connected, and must send its first frame by `deadline`.
     pub fn add_client(&mut self, conn: ConnId, came: Time, deadline: Time) {
         self.clients.push(Client { conn, came, deadline });
     }
 
-    /// `conn` is no unauthenticated client any more.
+    /// Removes `conn` from the unauthenticated clients.
     pub fn remove_client(&mut self, conn: ConnId) {
         self.clients.retain(|client| client.conn != conn);
     }
 
-    /// The client that has to be closed before another one is accepted. `None`: no client has to.
+    /// The client that must be closed before another one is accepted, if any.
     ///
     /// # Errors
     /// No client may be closed before this time.
@@ -116,12 +118,12 @@ impl ControlAcceptor {
         }
     }
 
-    /// A client that has not sent its first frame in time.
+    /// A client that has missed its deadline.
     pub fn poll_late(&self, now: Time) -> Option<ConnId> {
         self.clients.iter().find(|client| client.deadline <= now).map(|client| client.conn)
     }
 
-    /// When the next one is late.
+    /// The next deadline.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.clients.iter().map(|client| client.deadline).min()
     }
@@ -131,7 +133,7 @@ impl ControlAcceptor {
         self.clients.iter().map(|client| client.conn).collect()
     }
 
-    /// The most streams that wait for any listener.
+    /// The most streams that wait for any one listener.
     #[cfg(any(test, fuzzing))]
     pub fn most_pending(&self) -> usize {
         self.listeners.values().map(VecDeque::len).max().unwrap_or(0)

@@ -1,4 +1,4 @@
-//! One control connection: the bytes that come and go, and the streams that share it.
+//! One control connection: its input and output, and the streams that share it.
 
 use super::StreamId;
 use crate::Violation;
@@ -7,55 +7,58 @@ use crate::handle::Secret;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-/// Who has made a control connection, and how far it is.
+/// Who has dialled a control connection, and its progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// This process dials, and the kernel has no answer yet.
     Dialling,
     /// This process has dialled.
     Dialled,
-    /// The peer has dialled, and has not shown yet that it knows a listener or a connection of this process.
+    /// The peer has dialled, and has not shown yet that it knows a listener or a connection of this
+    /// process.
     Unauthenticated,
     /// The peer has dialled.
     Accepted,
 }
 
-/// While so many bytes wait to be sent on a control connection without established streams, nothing more is to be read from it:
-/// they are answers, and a peer that does not read them is not to cause more.
+/// The backlog above which a control connection without established streams is not read. The
+/// backlog consists of answers, and a peer that does not read them must not cause more.
 pub const MAX_BACKLOG: usize = 16 << 10;
-/// The bytes by which that is more for each established stream. Two processes may have a missing list of each of their connections to
-/// send to each other at once. If neither read until its own were sent, neither would read ever again.
+/// The additional backlog for each established stream. Two processes may send each other a missing
+/// list for each of their connections at once. If neither read before its own were sent, neither
+/// would ever read again.
 const STREAM_BACKLOG: usize = 64 << 10;
 
-/// The state machine of one control connection: bytes in, frames out, and the other way round.
+/// The state machine of one control connection: bytes in, frames out, and vice versa.
 #[derive(Debug)]
 pub struct ControlConn {
     /// The other end's address.
     pub peer: SocketAddr,
-    /// How far it is.
+    /// Its progress.
     pub stage: Stage,
     assembler: Assembler,
     outgoing: Vec<u8>,
-    /// The streams on which something may still come. In the order of their secrets: what a seed does can be repeated.
+    /// The streams that may still receive something, ordered by secret so that a seed is
+    /// reproducible.
     streams: BTreeMap<Secret, StreamId>,
     /// Those of them that are established.
     established: BTreeSet<Secret>,
-    /// The most there were at once: frames of a stream may wait after it has ended.
+    /// The most there were at once: frames of a stream may be queued after its end.
     most_established: usize,
-    /// Streams whose peer is asked over this one to dial another one for them.
+    /// Streams for which the peer is asked, over this one, to dial another one.
     asking: BTreeMap<Secret, StreamId>,
-    /// Whether the peer asks so over this one. It closes it.
+    /// Whether the peer uses it for such requests. The peer closes it.
     pub is_for_requests: bool,
-    /// Whether a frame has come.
+    /// Whether a frame has arrived.
     pub is_answered: bool,
-    /// Where the process that has dialled this one is called itself.
+    /// The address where the process that dialled this one accepts connections.
     pub caller: Option<SocketAddr>,
-    /// Whether this process has told where it is called itself.
+    /// Whether this process has announced where it accepts connections.
     pub has_reported: bool,
 }
 
 impl ControlConn {
-    /// One to or from `peer`.
+    /// A connection to or from `peer`.
     pub fn new(peer: SocketAddr, stage: Stage) -> Self {
         Self {
             peer,
@@ -73,25 +76,25 @@ impl ControlConn {
         }
     }
 
-    /// Whether this process has dialled, or dials.
+    /// Whether this process has dialled or is dialling.
     pub fn is_dialled(&self) -> bool {
         matches!(self.stage, Stage::Dialling | Stage::Dialled)
     }
 
-    /// Bytes have come.
+    /// Adds bytes that have arrived.
     pub fn handle_bytes(&mut self, bytes: &[u8]) {
         self.assembler.handle_bytes(bytes);
     }
 
-    /// The next frame that is whole.
+    /// The next complete frame.
     ///
     /// # Errors
-    /// These are not the bytes of a Ferrite of this version.
+    /// These are not bytes of this Ferrite version.
     pub fn poll_frame(&mut self) -> Result<Option<Frame>, Violation> {
         self.assembler.poll_frame()
     }
 
-    /// Whether a part of a frame has come.
+    /// Whether a part of a frame has arrived.
     pub fn has_begun(&self) -> bool {
         self.assembler.has_begun()
     }
@@ -107,12 +110,12 @@ impl ControlConn {
         self.outgoing.extend_from_slice(&frame.emit());
     }
 
-    /// The bytes that have to go out, in order; none before the connection has come about.
+    /// The bytes to send, in order; none before the connection is established.
     pub fn poll_transmit(&self) -> &[u8] {
         if self.stage == Stage::Dialling { &[] } else { &self.outgoing }
     }
 
-    /// The kernel has taken the first `count` of them.
+    /// The kernel has accepted the first `count` of them.
     pub fn handle_transmitted(&mut self, count: usize) {
         self.outgoing.drain(..count.min(self.outgoing.len()));
     }
@@ -122,17 +125,18 @@ impl ControlConn {
         self.outgoing.len()
     }
 
-    /// While [`Self::backlog`] is that much, nothing more is to be read.
+    /// While [`Self::backlog`] is this large, read nothing more.
     pub fn max_backlog(&self) -> usize {
         MAX_BACKLOG + STREAM_BACKLOG * self.most_established
     }
 
-    /// From now on frames with `secret` are of `stream`.
+    /// Assigns frames with `secret` to `stream` from now on.
     pub fn attach(&mut self, secret: Secret, stream: StreamId) {
         self.streams.insert(secret, stream);
     }
 
-    /// The RDMA connection of the stream with `secret` is there: from now on the peer may send frames of any length.
+    /// The RDMA connection of the stream with `secret` is established: the peer may send frames of
+    /// any length from now on.
     pub fn handle_established(&mut self, secret: &Secret) {
         if self.streams.contains_key(secret) {
             self.established.insert(*secret);
@@ -141,7 +145,7 @@ impl ControlConn {
         }
     }
 
-    /// Nothing more is expected of the stream with `secret`.
+    /// Expects nothing more for the stream with `secret`.
     pub fn detach(&mut self, secret: &Secret) {
         self.streams.remove(secret);
         self.established.remove(secret);
@@ -152,17 +156,17 @@ impl ControlConn {
         self.streams.get(secret).copied()
     }
 
-    /// The peer is asked over this one to dial another one for `stream`.
+    /// Asks the peer over this one to dial another one for `stream`.
     pub fn ask(&mut self, secret: Secret, stream: StreamId) {
         self.asking.insert(secret, stream);
     }
 
-    /// It need not be any more.
+    /// Stops asking.
     pub fn stop_asking(&mut self, secret: &Secret) {
         self.asking.remove(secret);
     }
 
-    /// The stream with `secret` that it is asked for.
+    /// The stream with `secret` for which it asks.
     pub fn asks_for(&self, secret: &Secret) -> Option<StreamId> {
         self.asking.get(secret).copied()
     }
@@ -172,19 +176,19 @@ impl ControlConn {
         self.streams.values().copied()
     }
 
-    /// How many streams share it, or have something asked over it.
+    /// How many streams share it, or use it to ask.
     pub fn stream_count(&self) -> usize {
         self.streams.len() + self.asking.len()
     }
 
-    /// All of them, which are on no connection from here on.
+    /// Removes all streams.
     pub fn take_streams(&mut self) -> Vec<StreamId> {
         self.established.clear();
         let asking = std::mem::take(&mut self.asking).into_values();
         std::mem::take(&mut self.streams).into_values().chain(asking).collect()
     }
 
-    /// What was to go out when it ends.
+    /// The output that was pending at its end.
     pub fn into_outgoing(self) -> Vec<u8> {
         if self.stage == Stage::Dialling { Vec::new() } else { self.outgoing }
     }

@@ -1,10 +1,11 @@
-//! The events that a [`ControlPlane`](super::plane::ControlPlane) gives to its driver and to the streams' owners.
+//! The events from a [`ControlPlane`](super::plane::ControlPlane) for its driver and the streams'
+//! owners.
 
 use super::{ConnId, StreamId};
 use crate::frame::Frame;
 use std::net::SocketAddr;
 
-/// What the driver has to do.
+/// A task for the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// Begin to connect to `address`.
@@ -14,14 +15,15 @@ pub enum Event {
         /// The peer's port.
         address: SocketAddr,
     },
-    /// Hand over `last`, as far as the kernel takes it at once, and close. The number is not valid any more.
+    /// Send `last`, as far as the kernel accepts it at once, and close. The number is no longer
+    /// valid.
     Close {
         /// The control connection.
         conn: ConnId,
         /// Bytes that have not been sent yet.
         last: Vec<u8>,
     },
-    /// Tell the owner of an established stream.
+    /// Notify the owner of an established stream.
     Peer {
         /// Its stream.
         stream: StreamId,
@@ -30,44 +32,46 @@ pub enum Event {
     },
     /// Write a line to the log.
     Log {
-        /// How urgent it is.
+        /// Its urgency.
         level: Level,
         /// The line.
         text: String,
     },
 }
 
-/// What is known newly of the peer of an established stream.
+/// A change at the peer of an established stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerChange {
-    /// It has sent this frame of the recovery of the RDMA connection. In the order in which the peer has sent them; what it has
-    /// sent before the control connection was lost never comes after [`Self::Back`].
+    /// It has sent this frame of the RDMA connection's recovery. Frames keep the peer's order;
+    /// those from before a loss of the control connection never come after [`Self::Back`].
     Frame(Frame),
-    /// It asks what this end waits for, or tells what its end waits for.
+    /// It asks what this end waits for, or reports what its own end waits for.
     Inquiry(Frame),
-    /// The control connection is lost, for this reason; the peer may well live.
+    /// The control connection is lost, for this reason; the peer may still be alive.
     Lost(String),
-    /// The control connection is lost, and there are signs that the peer has died: whether its device still acknowledges is to be found out,
-    /// and told by [`handle_acknowledged`](super::plane::ControlPlane::handle_acknowledged).
+    /// The control connection is lost, and the peer may be dead. Probe whether its device still
+    /// acknowledges, and report it to
+    /// [`handle_acknowledged`](super::plane::ControlPlane::handle_acknowledged).
     Doubted,
-    /// The stream has a control connection again, after [`Self::Lost`] or before this end has noticed that. What this end had sent
-    /// before may be lost.
+    /// The stream has a control connection again, after [`Self::Lost`] or before this end has
+    /// noticed the loss. Frames that this end sent before may be lost.
     Back,
-    /// The peer has closed in good order, which it does once all has arrived. What is under way may still be acknowledged.
+    /// The peer has closed in good order, after everything has arrived. What is in flight may still
+    /// be acknowledged.
     Closed(String),
-    /// The peer does not know the connection: it has closed it, in good order or not, or has died. What is under way may still be
-    /// acknowledged, and may be lost.
+    /// The peer does not know the connection: it has closed it, in good order or not, or has died.
+    /// What is in flight may still be acknowledged, or be lost.
     Unknown(String),
-    /// The peer has died or given up, for this reason.
+    /// The peer has died or failed, for this reason.
     Broken(String),
 }
 
-/// Urgency of a line in the log.
+/// Urgency of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
     /// An operator should know.
     Warn,
-    /// Worth to know when something else has gone wrong.
+    /// Useful when something else has gone wrong.
     Info,
     /// For developers.
     Debug,
@@ -76,26 +80,27 @@ pub enum Level {
 /// How a control connection has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
-    /// No TCP connection came about; the errno.
+    /// No TCP connection was established; the errno.
     Unreachable(i32),
-    /// The peer's host, or what is between, has closed it in order. The peer has said no goodbye: it has died, or something between has
-    /// closed a connection that was idle for too long.
+    /// The peer's host or a device in between has closed it in order, without a goodbye. The peer
+    /// has died, or something in between has closed an idle connection.
     Closed,
-    /// The network between the hosts has failed, or it was reset, for this reason. The peer may well live.
+    /// The network has failed, or the connection was reset, for this reason. The peer may still be
+    /// alive.
     Lost(String),
-    /// What came is not a frame of Ferrite's protocol, or one that is not allowed here.
+    /// The input is not a frame of Ferrite's protocol, or not allowed here.
     Wrong(String),
-    /// The listening process wants nothing of this one, for this reason.
+    /// The listening process refuses this one, for this reason.
     Refused(String),
 }
 
-/// What the owner of a stream that is being set up receives.
+/// The next input for the owner of a stream during set-up.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
     /// A frame.
     Frame(Frame),
     /// Nothing yet.
     Nothing,
-    /// The control connection has ended; no more will come.
+    /// The control connection has ended; nothing more will arrive.
     End(End),
 }

@@ -1,4 +1,4 @@
-//! How often the log tells that control connections to one host are lost.
+//! How often the log reports lost control connections to one host.
 
 use super::Time;
 use super::event::Level;
@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// After a warning of a host, losses of further control connections to it are for developers only, for so long.
+/// After a warning for a host, further losses of control connections to it are logged at debug
+/// level for this time.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// The latest warning of each host.
@@ -14,7 +15,7 @@ const QUIET: Duration = Duration::from_secs(60);
 pub(super) struct Losses(BTreeMap<IpAddr, Time>);
 
 impl Losses {
-    /// How urgent it is that a control connection to `host` is lost.
+    /// The urgency of a lost control connection to `host`.
     pub(super) fn level(&mut self, now: Time, host: IpAddr) -> Level {
         self.0.retain(|_, warned| now.saturating_sub(*warned) < QUIET);
         if self.0.contains_key(&host) {

@@ -1,5 +1,6 @@
-//! The control connections of a process, as a value: which connections share them, the frames on them, and what becomes of connections
-//! that lose theirs. No socket, no lock, no clock: bytes and the time come in, bytes and [`event::Event`]s go out.
+//! The control connections of a process, as a value: which RDMA connections share them, their
+//! frames, and what happens to streams that lose theirs. No sockets, locks or clock: bytes and the
+//! time go in, bytes and [`event::Event`]s come out.
 //!
 //! ```text
 //!   ControlPlane ── one per process
@@ -9,8 +10,9 @@
 //!    └── ControlAcceptor     unauthenticated clients, listeners with their pending clients, streams by secret
 //! ```
 //!
-//! A stream keeps its [`StreamId`] as long as its RDMA connection lives; the [`conn::ControlConn`] that carries it may change.
-//! Frames name the stream by the connection's secret, so that what belongs to an attempt that was given up is recognised.
+//! A stream keeps its [`StreamId`] as long as its RDMA connection lives; the [`conn::ControlConn`]
+//! that carries it may change. Frames identify the stream by the connection's secret, so those of
+//! an abandoned attempt are recognised.
 
 pub mod acceptor;
 pub mod conn;
@@ -26,13 +28,13 @@ pub mod stream;
 
 use std::time::Duration;
 
-/// Time since some moment that the caller keeps.
+/// Time since a moment that the caller keeps.
 pub type Time = Duration;
 
-/// A control connection of this process. Numbers are never used again.
+/// A control connection of this process. Numbers are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId(pub u64);
 
-/// A stream of this process. Numbers are never used again.
+/// A stream of this process. Numbers are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(pub u64);

@@ -1,4 +1,4 @@
-//! All control connections of a process, and what its RDMA connections receive over them.
+//! All control connections of a process, and the input of its RDMA connections from them.
 
 use crate::control::acceptor::ControlAcceptor;
 use crate::control::conn::{ControlConn, MAX_BACKLOG, Stage};
@@ -20,22 +20,25 @@ use std::time::Duration;
 #[cfg(test)]
 mod tests;
 
-/// How long the peer of a stream that this end has closed without a control connection is dialled, for the Goodbye.
+/// How long to dial the peer of a stream that this end has closed without a control connection, to
+/// send a Goodbye.
 pub const FAREWELL: Duration = Duration::from_secs(30);
 const CLOSED: &str = "closed without a goodbye";
-/// `ECONNREFUSED` and `ETIMEDOUT`: this layer knows no libc.
+/// `ECONNREFUSED` and `ETIMEDOUT`: this crate does not use libc.
 const REFUSED: i32 = 111;
 const TIMED_OUT: i32 = 110;
 const DEAD: &str = "the peer's process has died";
 
 /// The state machine of all control connections of a process.
 ///
-/// Its methods are of these kinds. All but those of the last may change anything:
-/// - what the owners of streams ask for: `open`, `fetch`, `send`, `establish`, `fail`, `close`, and of listeners: `register`, `deregister`;
-/// - what the driver has to hand in: `handle_*`, of its sockets and of the time;
-/// - what the driver has to do after each of these: [`Self::poll_event`] until it returns `None`, then the bytes of each connection that
-///   [`Self::poll_dirty`] names, and at [`Self::poll_timeout`] [`Self::handle_timeout`];
-/// - how a stream stands, for its owner: `poll_connected`, `poll_received`, `is_over`.
+/// Its methods come in these groups. All except the last may change anything:
+/// - requests of the streams' owners: `open`, `fetch`, `send`, `establish`, `fail`, `close`; for
+///   listeners: `register`, `deregister`;
+/// - input from the driver: `handle_*`, for its sockets and the time;
+/// - output for the driver after each of these: [`Self::poll_event`] until it returns `None`, then
+///   the bytes of each connection from [`Self::poll_dirty`]; at [`Self::poll_timeout`] it calls
+///   [`Self::handle_timeout`];
+/// - the state of a stream, for its owner: `poll_connected`, `poll_received`, `is_over`.
 #[derive(Debug)]
 pub struct ControlPlane {
     conns: BTreeMap<ConnId, ControlConn>,
@@ -44,25 +47,27 @@ pub struct ControlPlane {
     acceptor: ControlAcceptor,
     /// Streams for which this process dials.
     dialled: BTreeMap<Secret, StreamId>,
-    /// Where this process is called, if it is.
+    /// Where this process accepts connections, if it does.
     port: Option<SocketAddr>,
-    /// Streams that are not kept for longer.
+    /// Streams with a deadline.
     expiring: BTreeSet<(Time, StreamId)>,
     losses: Losses,
     events: VecDeque<Event>,
-    /// The connection whose frames are being handled: others of its streams may come next.
+    /// The connection whose frames are being handled: frames of its other streams may follow.
     reading: Option<ConnId>,
-    /// Connections that may have something to send.
+    /// Connections that may have output.
     dirty: BTreeSet<ConnId>,
     next: u64,
     random: u64,
-    /// The limit for a client's first frame, and for a peer that was lost before it was accepted to resume.
+    /// The time limit for a client's first frame, and for a peer that was lost before `accept` to
+    /// resume.
     first_frame_limit: Duration,
 }
 
-// What the owners of streams ask for.
+// Requests of the streams' owners.
 impl ControlPlane {
-    /// No connection. `first_frame_limit` is the time that a client has for its first frame; `seed` spreads the attempts of many processes.
+    /// A plane without connections. A client has `first_frame_limit` for its first frame; `seed`
+    /// spreads the attempts of many processes.
     pub fn new(first_frame_limit: Duration, seed: u64) -> Self {
         Self {
             conns: BTreeMap::new(),
@@ -82,8 +87,8 @@ impl ControlPlane {
         }
     }
 
-    /// A stream to the listener at `address` that knows `token`, over the control connection to its process, if there is one;
-    /// else that process is dialled. `secret` is made up for this one attempt.
+    /// Opens a stream to the listener with `token` at `address`, over the control connection to its
+    /// process. Dials the process if there is none. `secret` is generated for this attempt.
     pub fn open(&mut self, now: Time, address: SocketAddr, token: Token, secret: Secret) -> StreamId {
         let conn = self.conn_to(now, address);
         let id = self.add_stream(Stream::new(Role::Dials, token, secret, address, conn));
@@ -91,10 +96,10 @@ impl ControlPlane {
         id
     }
 
-    /// Whether the control connection of a stream that is being set up has come about.
+    /// Whether the control connection of a stream in set-up is established.
     ///
     /// # Errors
-    /// It has not, for this errno.
+    /// Establishing it failed with this errno.
     pub fn poll_connected(&self, id: StreamId) -> Result<bool, i32> {
         let Some(stream) = self.streams.get(&id) else { return Ok(true) };
         match (stream.end(), stream.conn.and_then(|conn| self.conns.get(&conn))) {
@@ -104,7 +109,7 @@ impl ControlPlane {
         }
     }
 
-    /// The next client for the listener that knows `token`, and its address.
+    /// The next client for the listener with `token`, and its address.
     pub fn fetch(&mut self, token: &Token) -> Option<(StreamId, SocketAddr)> {
         let id = self.acceptor.fetch(token)?;
         self.streams.get(&id).map(|stream| (id, stream.peer))
@@ -113,7 +118,7 @@ impl ControlPlane {
     /// Queues a frame of `stream`.
     pub fn send(&mut self, id: StreamId, kind: Kind, body: Vec<u8>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        // After a refusal the peer expects no further frame.
+        // A refusal must be the last frame.
         stream.is_known = kind != Kind::Refuse;
         stream.has_replied |= kind == Kind::Reply;
         let (conn, frame) = (stream.conn, Frame { kind, secret: stream.secret, body });
@@ -125,20 +130,21 @@ impl ControlPlane {
         }
     }
 
-    /// What the owner of a stream that is being set up receives next.
+    /// The next input for the owner of a stream in set-up.
     pub fn poll_received(&mut self, id: StreamId) -> Received {
         self.streams.get_mut(&id).map_or(Received::End(End::Closed), Stream::poll_received)
     }
 
-    /// Whether nothing more is to be expected of a stream that is being set up: its control connection has ended or the peer
-    /// has sent a Goodbye, and it has not committed before.
+    /// Whether nothing more can arrive for a stream in set-up: its control connection has ended or
+    /// the peer has sent a Goodbye, without an earlier commit.
     pub fn is_over(&self, id: StreamId) -> bool {
         let Some(stream) = self.streams.get(&id) else { return true };
         (stream.end().is_some() || stream.has_farewell()) && !stream.is_committed()
     }
 
-    /// The RDMA connection is there: from now on its owner receives the peer's end as [`Event::Peer`], and the peer's frames
-    /// of recovery as well, if it `receives_recovery`. What has come before is given at once, in order.
+    /// The RDMA connection is established: reports the peer's end to its owner as [`Event::Peer`]
+    /// from now on, and the peer's frames of recovery if it `receives_recovery`. Delivers earlier
+    /// input at once, in order.
     pub fn establish(&mut self, now: Time, id: StreamId, receives_recovery: bool) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         (stream.phase, stream.receives_recovery) = (Phase::Established, receives_recovery);
@@ -163,8 +169,8 @@ impl ControlPlane {
         }
     }
 
-    /// This end of an established stream has failed, for `reason`: the peer is sent a Goodbye, now or once there is a control
-    /// connection again.
+    /// This end of an established stream has failed, for `reason`: sends a Goodbye to the peer, now
+    /// or once there is a control connection again.
     pub fn fail(&mut self, id: StreamId, reason: &str) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if stream.conn.is_none() && stream.phase == Phase::Established {
@@ -173,7 +179,7 @@ impl ControlPlane {
         self.send_goodbye(id, reason);
     }
 
-    /// The stream's owner has dropped it. The peer is sent a Goodbye, unless the peer's came first.
+    /// The stream's owner has dropped it. Sends a Goodbye, unless the peer's came first.
     pub fn close(&mut self, now: Time, id: StreamId) {
         self.send_goodbye(id, "");
         let Some(stream) = self.streams.get_mut(&id) else { return };
@@ -187,12 +193,13 @@ impl ControlPlane {
         self.forget(id);
     }
 
-    /// Whether so much waits to be sent on `conn` that nothing more is to be read from it.
+    /// Whether the backlog of `conn` is so large that nothing more may be read from it.
     pub fn is_backlogged(&self, conn: ConnId) -> bool {
         self.conns.get(&conn).is_some_and(|conn| conn.backlog() >= conn.max_backlog())
     }
 
-    /// Ends a stream with a goodbye, if it is on a control connection. Nothing more is received on it after that.
+    /// Ends a stream with a Goodbye if it is on a control connection. It receives nothing after
+    /// that.
     fn send_goodbye(&mut self, id: StreamId, reason: &str) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let Some(conn) = stream.conn.take() else { return };
@@ -209,7 +216,7 @@ impl ControlPlane {
         self.detach(conn, &secret);
     }
 
-    /// Drops what is kept of a stream.
+    /// Removes the state of a stream.
     fn forget(&mut self, id: StreamId) {
         self.stop_waiting(id);
         let Some(stream) = self.streams.remove(&id) else { return };
@@ -264,7 +271,7 @@ impl ControlPlane {
         }
     }
 
-    /// Takes a stream off its control connection, which goes with the last one.
+    /// Removes a stream from its control connection, which is closed with its last stream.
     fn detach(&mut self, conn: ConnId, secret: &Secret) {
         if let Some(found) = self.conns.get_mut(&conn) {
             found.detach(secret);
@@ -293,31 +300,31 @@ impl ControlPlane {
     }
 }
 
-// The driver's input: its sockets and the time.
+// The driver's input and output: its sockets and the time.
 impl ControlPlane {
-    /// The next thing that the driver has to do.
+    /// The next task for the driver.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// A control connection that may have something to send.
+    /// A control connection that may have output.
     pub fn poll_dirty(&mut self) -> Option<ConnId> {
         self.dirty.pop_first()
     }
 
-    /// The bytes that have to go out on `conn`.
+    /// The bytes to send on `conn`.
     pub fn poll_transmit(&self, conn: ConnId) -> &[u8] {
         self.conns.get(&conn).map_or(&[], |conn| conn.poll_transmit())
     }
 
-    /// The kernel has taken the first `count` of them.
+    /// The kernel has accepted the first `count` of them.
     pub fn handle_transmitted(&mut self, conn: ConnId, count: usize) {
         if let Some(conn) = self.conns.get_mut(&conn) {
             conn.handle_transmitted(count);
         }
     }
 
-    /// A dialled connection has come about.
+    /// A dialled connection is established.
     pub fn handle_connected(&mut self, now: Time, conn: ConnId) {
         let Some(found) = self.conns.get_mut(&conn).filter(|found| found.stage == Stage::Dialling) else { return };
         found.stage = Stage::Dialled;
@@ -332,7 +339,7 @@ impl ControlPlane {
         self.close_if_idle(conn);
     }
 
-    /// Bytes have come on `conn`.
+    /// Bytes have arrived on `conn`.
     pub fn handle_bytes(&mut self, now: Time, conn: ConnId, bytes: &[u8]) {
         if let Some(found) = self.conns.get_mut(&conn) {
             found.handle_bytes(bytes);
@@ -345,7 +352,7 @@ impl ControlPlane {
 
     fn handle_frames(&mut self, now: Time, conn: ConnId) {
         loop {
-            // Whatever a frame does, the connection may be no more after it.
+            // The connection may be gone after any frame.
             let Some(found) = self.conns.get_mut(&conn) else { return };
             match found.poll_frame() {
                 Ok(Some(frame)) => self.handle_frame(now, conn, frame),
@@ -355,7 +362,7 @@ impl ControlPlane {
         }
     }
 
-    /// A connection has ended, and why.
+    /// A connection has ended, for reason `end`.
     pub fn handle_end(&mut self, now: Time, conn: ConnId, end: End) {
         let Some(found) = self.conns.get(&conn) else { return };
         if found.stage == Stage::Unauthenticated {
@@ -368,13 +375,13 @@ impl ControlPlane {
         self.end_conn(now, conn, end);
     }
 
-    /// Whether one more client can be accepted now. The oldest unauthenticated one may be closed for it.
+    /// Makes room for another client, if necessary by closing the oldest unauthenticated one.
     ///
     /// # Errors
-    /// Not before this time.
+    /// There is no room before this time.
     pub fn make_room(&mut self, now: Time) -> Result<(), Time> {
         while let Some(oldest) = self.acceptor.poll_surplus(now)? {
-            self.dismiss(oldest, "it stayed silent while others came");
+            self.dismiss(oldest, "it sent nothing while others arrived");
         }
         Ok(())
     }
@@ -386,12 +393,12 @@ impl ControlPlane {
         conn
     }
 
-    /// From now on clients that show `token` are kept for the listener that fetches them with it.
+    /// Keeps clients that present `token` for the listener that fetches them with it.
     pub fn register(&mut self, token: Token) {
         self.acceptor.register(token);
     }
 
-    /// The listener with `token` is gone. When no listener is left, unauthenticated clients need not wait.
+    /// Removes the listener with `token`. Without listeners, unauthenticated clients need not wait.
     pub fn deregister(&mut self, token: &Token) {
         for stream in self.acceptor.deregister(token) {
             self.send_goodbye(stream, "");
@@ -399,7 +406,7 @@ impl ControlPlane {
         }
         if !self.acceptor.has_listeners() {
             for conn in self.acceptor.clients() {
-                self.dismiss(conn, "nobody listens any more");
+                self.dismiss(conn, "there is no listener any more");
             }
         }
     }
@@ -409,36 +416,38 @@ impl ControlPlane {
         self.acceptor.has_listeners()
     }
 
-    /// Whether the port has to stay open: there is a listener, or a connection that a peer may have to resume, or to ask to be resumed.
+    /// Whether the port must stay open: there is a listener, or a connection that a peer may have
+    /// to resume, or to ask for.
     pub fn is_port_needed(&self) -> bool {
         self.acceptor.has_listeners() || !self.streams.is_empty()
     }
 
-    /// Where this process is called from now on; `None`: nowhere.
+    /// Sets where this process accepts connections; `None` for nowhere.
     pub fn set_port(&mut self, port: Option<SocketAddr>) {
         self.port = port;
     }
 
-    /// When [`Self::handle_timeout`] has to be called.
+    /// When to call [`Self::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Time> {
         let kept = self.expiring.first().map(|(until, _)| *until);
         [self.acceptor.poll_timeout(), self.pool.poll_timeout(), kept].into_iter().flatten().min()
     }
 
-    /// A port of this machine has come up: peers whose control connections are lost are dialled at once.
+    /// A port of this machine has come up: redials lost control connections at once.
     pub fn handle_network_change(&mut self, now: Time) {
         self.pool.handle_network_change(now);
     }
 
-    /// Time has passed.
+    /// Handles the passage of time.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(conn) = self.acceptor.poll_late(now) {
-            // A peer that has sent nothing dials again; one that cannot be sent any more need not.
+            // A peer that has sent nothing dials again; a peer with incomplete input is told the
+            // reason.
             if self.conns.get(&conn).is_some_and(ControlConn::has_begun) {
-                let why = "the first message did not come to an end";
+                let why = "its first message is incomplete";
                 self.transmit(conn, &Frame::text(Kind::Refuse, ALL_CONNECTIONS, why));
             }
-            self.dismiss(conn, "it stayed silent");
+            self.dismiss(conn, "it sent nothing");
         }
         while let Some(address) = self.pool.poll_due(now) {
             self.handle_due(now, address);
@@ -449,14 +458,14 @@ impl ControlPlane {
         }
     }
 
-    /// A stream has been kept for as long as it may be.
+    /// The deadline of a stream has passed.
     fn handle_expired(&mut self, now: Time, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.kept_until = None;
         match stream.phase {
             Phase::Closing(_) => self.forget(id),
             Phase::Established => self.judge_closed(now, id),
-            // The peer has not come back; the listener dismisses it.
+            // The peer has not come back; the listener drops it.
             _ => {
                 let seconds = self.first_frame_limit.as_secs();
                 stream.handle_end(End::Lost(format!("the peer has not come back within {seconds} s")));
@@ -464,7 +473,7 @@ impl ControlPlane {
         }
     }
 
-    /// Closes an unauthenticated client, and logs why.
+    /// Closes an unauthenticated client, and logs the reason.
     fn dismiss(&mut self, conn: ConnId, why: &str) {
         self.acceptor.remove_client(conn);
         let Some(found) = self.conns.remove(&conn) else { return };
@@ -489,7 +498,8 @@ impl ControlPlane {
         self.streams.get(&id).and_then(|stream| stream.conn)
     }
 
-    /// What a test looks at: control connections, streams, peers, the most that wait for a listener.
+    /// Counts for a test: control connections, streams, peers, the most clients that wait for a
+    /// listener.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn counts(&self) -> [usize; 4] {
         [self.conns.len(), self.streams.len(), self.pool.len(), self.acceptor.most_pending()]
@@ -510,7 +520,7 @@ impl ControlPlane {
     }
 }
 
-// Where a frame goes.
+// Dispatching frames.
 impl ControlPlane {
     fn handle_frame(&mut self, now: Time, conn: ConnId, frame: Frame) {
         let Some(found) = self.conns.get_mut(&conn) else { return };
@@ -520,12 +530,14 @@ impl ControlPlane {
         }
         let Some(found) = self.conns.get(&conn) else { return };
         match (found.stage, frame.kind, stream) {
-            // It comes before the frame that shows who has dialled, and does nothing by itself.
+            // It precedes the frame that identifies the dialling process, and has no effect by
+            // itself.
             (Stage::Unauthenticated | Stage::Accepted, Kind::Commit, None) if frame.secret == ALL_CONNECTIONS => {
                 self.note_caller(conn, &frame);
             }
             (Stage::Unauthenticated, _, _) => self.handle_first_frame(now, conn, frame),
-            // Both ends of a stream may be of one process: they are told apart before the stream is.
+            // Both ends of a stream may belong to one process, so check the direction before the
+            // stream.
             (Stage::Accepted, Kind::Redial, _) => {
                 if let Err(why) = self.handle_request(now, conn, &frame) {
                     self.refuse(conn, Kind::Redial, frame.secret, &why);
@@ -544,19 +556,20 @@ impl ControlPlane {
                     self.refuse(conn, Kind::Refuse, frame.secret, &why);
                 }
             }
-            // That is for this process, and not for one of its connections.
+            // It is for this process, not for one of its connections.
             (Stage::Dialled, Kind::Refuse, None) if frame.secret == ALL_CONNECTIONS => {
                 self.end_conn(now, conn, End::Refused(frame.body_text()));
             }
-            // The last frames on a connection that no longer exists, or was given up.
+            // The last frames of a connection that no longer exists, or was abandoned.
             (_, kind, None) => {
-                let text = format!("a message ({kind}) of {} for no connection of this process", found.peer);
+                let text = format!("a message ({kind}) from {} for no connection of this process", found.peer);
                 self.log(Level::Debug, text);
             }
         }
     }
 
-    /// The first frame of an unauthenticated client shows whether it knows a listener's token or a connection's secret.
+    /// The first frame of an unauthenticated client shows whether it knows a listener's token or a
+    /// connection's secret.
     fn handle_first_frame(&mut self, now: Time, conn: ConnId, frame: Frame) {
         let (kind, secret) = (frame.kind, frame.secret);
         let Some(found) = self.conns.get_mut(&conn) else { return };
@@ -569,7 +582,8 @@ impl ControlPlane {
         };
         match admitted {
             Ok(()) => self.acceptor.remove_client(conn),
-            // One of its connections is no more. Others may be next on that control connection, and have the caller's deadline.
+            // One of its connections is gone. Others may follow on that control connection, within
+            // the caller's deadline.
             Err(why @ Refusal::UnknownConnection) => {
                 if let Some(found) = self.conns.get_mut(&conn) {
                     found.stage = Stage::Unauthenticated;
@@ -577,7 +591,8 @@ impl ControlPlane {
                 self.refuse(conn, if kind == Kind::Redial { kind } else { Kind::Refuse }, secret, &why);
             }
             Err(why) => {
-                // Only this one: other connections may follow on that control connection, and dial again when it ends.
+                // Refuses only this one: other connections may follow on that control connection,
+                // and dial again when it ends.
                 let why = why.to_string();
                 self.transmit(conn, &Frame::text(Kind::Refuse, secret, &why));
                 self.dismiss(conn, &why);
@@ -585,7 +600,7 @@ impl ControlPlane {
         }
     }
 
-    /// A hello: leads the peer to its listener.
+    /// Handles a hello: leads the peer to its listener.
     fn handle_hello(&mut self, conn: ConnId, hello: Frame) -> Result<(), Refusal> {
         let token = Hello::token_of(&hello.body)?;
         self.acceptor.check(&token, &hello.secret)?;
@@ -599,8 +614,9 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// A stream of another control connection goes on here, if the peer knows its secret and its listener's token. That the
-    /// peer wants it shows that it has committed, whether or not the commit has come.
+    /// Resumes a stream of another control connection here, if the peer knows its secret and its
+    /// listener's token. The request shows that the peer has committed, whether or not the commit
+    /// has arrived.
     fn resume(&mut self, conn: ConnId, frame: &Frame) -> Result<(), Refusal> {
         let Resume { token, attempt } = Resume::parse(&frame.body)?;
         let id = self.acceptor.stream(&frame.secret).ok_or(Refusal::UnknownConnection)?;
@@ -611,7 +627,7 @@ impl ControlPlane {
             return Err(Refusal::UnknownConnection);
         }
         if attempt <= stream.attempt {
-            // Of two that cross, the later one counts, and this one has been given up by its sender.
+            // If two cross, the later one counts; its sender has abandoned this one.
             return Ok(());
         }
         (stream.attempt, stream.closed, stream.is_doubted) = (attempt, None, false);
@@ -635,7 +651,7 @@ impl ControlPlane {
         if let Some(old) = old.filter(|old| *old != conn) {
             self.detach(old, &secret);
         }
-        // At the address that is known until now.
+        // For the address known so far.
         self.stop_waiting(id);
         if let (Some(stream), Some(found)) = (self.streams.get_mut(&id), self.conns.get(&conn)) {
             stream.caller = found.caller.or(stream.caller);
@@ -649,7 +665,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// A frame of a stream that is on this connection.
+    /// Delivers a frame of a stream on this connection.
     fn deliver(&mut self, now: Time, conn: ConnId, id: StreamId, frame: Frame) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if stream.phase != Phase::Setup {
@@ -664,7 +680,7 @@ impl ControlPlane {
         }
         if is_last {
             stream.conn = None;
-            // Nobody has seen it: it is no more.
+            // Its listener has not seen it yet: remove it.
             if stream.role == Role::Accepts && self.acceptor.withdraw(&token, id) {
                 self.forget(id);
             }
@@ -672,7 +688,7 @@ impl ControlPlane {
         }
     }
 
-    /// A peer asks what a connection waits for that NCCL here has not accepted: just for that.
+    /// A peer asks what a connection waits for that NCCL here has not accepted: exactly that.
     fn answer_early(&mut self, conn: ConnId, frame: &Frame) {
         let has_room = self.conns.get(&conn).is_some_and(|conn| conn.backlog() < MAX_BACKLOG);
         if frame.kind == Kind::WaitQuestion && has_room {
@@ -683,11 +699,12 @@ impl ControlPlane {
         }
     }
 
-    /// A frame from the peer of an established stream: of recovery, or Goodbye, or the answer to a Resume.
+    /// Handles a frame from the peer of an established stream: of recovery, a Goodbye, or the
+    /// answer to a Resume.
     fn handle_established_frame(&mut self, id: StreamId, frame: Frame) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if frame.kind.is_of_inquiry() {
-            // Nothing depends on it, and it is sent again.
+            // It is not essential, and is repeated.
             if stream.phase == Phase::Established && !stream.is_resuming {
                 self.notify(id, PeerChange::Inquiry(frame));
             }
@@ -707,7 +724,7 @@ impl ControlPlane {
                 (stream.closed, stream.is_doubted) = (None, false);
                 return self.notify(id, PeerChange::Back);
             }
-            // It may have closed it in good order, so what is under way is left to the device.
+            // It may have closed in good order, so the device decides on what is in flight.
             Kind::Refuse if was_resuming => PeerChange::Unknown(unknown(&frame.body_text())),
             Kind::Goodbye if frame.body.is_empty() => PeerChange::Closed("the peer has closed the connection".into()),
             Kind::Goodbye => PeerChange::Broken(format!("the peer gave up: {}", frame.body_text())),
@@ -727,7 +744,8 @@ impl ControlPlane {
         }
     }
 
-    /// Refuses a peer, which waits for the answer. The refusal is always sent if the driver reads nothing while [`Self::is_backlogged`].
+    /// Refuses a peer, which waits for the answer. The refusal is always sent if the driver reads
+    /// nothing while [`Self::is_backlogged`].
     fn refuse(&mut self, conn: ConnId, kind: Kind, secret: Secret, why: &Refusal) {
         if self.conns.get(&conn).is_some_and(|conn| conn.backlog() < conn.max_backlog() + MAX_BACKLOG) {
             self.transmit(conn, &Frame::text(kind, secret, &why.to_string()));
@@ -735,7 +753,7 @@ impl ControlPlane {
     }
 }
 
-// What becomes of streams when their control connection ends, and how they come to another one.
+// Streams whose control connection ends, and their move to another one.
 //
 // ```text
 //            lost                    dialled again            answered
@@ -745,10 +763,11 @@ impl ControlPlane {
 //   over                    └ it is dead: over        over
 // ```
 //
-// All streams to one address wait together, and go on over one new control connection. Those that the peer dials for wait there too, and
-// ask it to over that one (below). Further below is when the peer is dead.
+// All streams to one address wait together, and resume over one new control connection. Streams
+// that the peer dials for wait there too, and ask it to, over that one (below). Further below is
+// how a dead peer is recognised.
 impl ControlPlane {
-    /// The control connection to `address`: the one there is, or one that is dialled.
+    /// The control connection to `address`, dialled if there is none.
     fn conn_to(&mut self, now: Time, address: SocketAddr) -> ConnId {
         if let Some(conn) = self.pool.get(&address).and_then(|peer| peer.conn) {
             return conn;
@@ -764,7 +783,7 @@ impl ControlPlane {
         conn
     }
 
-    /// The time for something that concerns `address` has come.
+    /// Handles a timer of `address`.
     fn handle_due(&mut self, now: Time, address: SocketAddr) {
         let Some(peer) = self.pool.get(&address) else { return };
         match peer.conn.filter(|_| peer.is_dialling && peer.since + DIAL_LIMIT <= now) {
@@ -776,7 +795,7 @@ impl ControlPlane {
         }
     }
 
-    /// Asks the peer at `address` to go on over `conn` with all streams that wait for it, or to dial for them.
+    /// Asks the peer at `address` to resume all waiting streams over `conn`, or to dial for them.
     fn resume_all(&mut self, address: SocketAddr, conn: ConnId) {
         let waiting = self.pool.update(address, |peer| std::mem::take(&mut peer.waiting));
         let dials = |id: &StreamId| self.streams.get(id).is_some_and(|stream| stream.role == Role::Dials);
@@ -786,7 +805,7 @@ impl ControlPlane {
         if !waiting.is_empty() {
             self.tell_port(conn);
         }
-        // Goodbyes come after all: with the last stream the control connection would go.
+        // Goodbyes come last: the control connection closes with its last stream.
         let mut farewells = Vec::new();
         for id in waiting {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
@@ -813,7 +832,8 @@ impl ControlPlane {
         }
     }
 
-    /// The peer has answered for a stream whether it goes on. With the last one the log tells how many do.
+    /// Handles the peer's answer for a stream. After the last answer, logs how many streams have
+    /// resumed.
     fn note_answer(&mut self, address: SocketAddr, resumes: bool) {
         let resumed = self.pool.update(address, |peer| {
             peer.resuming = peer.resuming.saturating_sub(1);
@@ -821,12 +841,13 @@ impl ControlPlane {
             if peer.resuming == 0 { std::mem::take(&mut peer.resumed) } else { 0 }
         });
         if resumed > 0 {
-            let text = format!("the control connection to {address} is back: {resumed} connection(s) go on over it");
+            let text = format!("the control connection to {address} is back: {resumed} connection(s) resumed over it");
             self.log(Level::Info, text);
         }
     }
 
-    /// A control connection has ended, or is ended here: so have its streams, as far as they are not to go on over another.
+    /// A control connection has ended, or is ended here: ends those of its streams that cannot move
+    /// to another.
     fn end_conn(&mut self, now: Time, conn: ConnId, end: End) {
         let Some(mut found) = self.conns.remove(&conn) else { return };
         let (peer, is_dialled, streams) = (found.peer, found.is_dialled(), found.take_streams());
@@ -837,14 +858,15 @@ impl ControlPlane {
         for id in streams {
             self.handle_stream_end(now, id, &end);
         }
-        // After that: nothing is kept of an address that no stream waits for.
+        // After that, as addresses without waiting streams are forgotten.
         if let Some(since) = since.filter(|_| is_dialled) {
             self.note_end(now, peer, since, &end, is_answered);
             self.give_up_dead(now, peer);
         }
     }
 
-    /// What the end of the control connection to `address` means for the next attempt. `is_answered`: the peer had said something over it.
+    /// Handles the consequences of the end of the control connection to `address` for the next
+    /// attempt. `is_answered`: the peer had sent something over it.
     fn note_end(&mut self, now: Time, address: SocketAddr, since: Time, end: &End, is_answered: bool) {
         let jitter = self.roll();
         self.pool.update(address, |peer| {
@@ -894,7 +916,7 @@ impl ControlPlane {
             let (token, is_lost) = (stream.token, matches!(end, End::Lost(_) | End::Closed));
             if is_lost && stream.has_replied {
                 stream.handle_closed(now, end);
-                // It may have committed: then it comes back.
+                // If it has committed, it comes back.
                 if !stream.is_committed() {
                     let until = now + self.first_frame_limit;
                     stream.kept_until = Some(until);
@@ -911,7 +933,7 @@ impl ControlPlane {
         }
     }
 
-    /// The same of an established stream.
+    /// [`Self::handle_stream_end`] for an established stream.
     fn handle_established_end(&mut self, now: Time, id: StreamId, end: &End) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let was_asked = std::mem::take(&mut stream.is_resuming) || stream.asks_over.take().is_some();
@@ -934,7 +956,8 @@ impl ControlPlane {
         self.notify(id, change);
     }
 
-    /// A stream needs another control connection: to its address, which there may be already, or from the peer.
+    /// A stream needs another control connection: to its address, where one may exist already, or
+    /// from the peer.
     fn wait_for_another(&mut self, now: Time, id: StreamId) {
         let jitter = self.roll();
         let Some(stream) = self.streams.get(&id) else { return };
@@ -958,7 +981,7 @@ impl ControlPlane {
         }
     }
 
-    /// Closes a control connection that no stream shares or is about to share.
+    /// Closes a control connection that no stream uses or is about to use.
     fn close_if_idle(&mut self, conn: ConnId) {
         let Some(found) = self.conns.get(&conn) else { return };
         let (peer, is_dialled) = (found.peer, found.is_dialled());
@@ -978,7 +1001,7 @@ impl ControlPlane {
         }
     }
 
-    /// The same of the one to `address`, after a stream has ceased to wait for it.
+    /// [`Self::close_if_idle`] for the one to `address`, after a stream has stopped waiting for it.
     fn close_if_idle_to(&mut self, address: SocketAddr) {
         if let Some(conn) = self.pool.get(&address).and_then(|peer| peer.conn) {
             self.close_if_idle(conn);
@@ -986,12 +1009,14 @@ impl ControlPlane {
     }
 }
 
-// How an end that does not dial asks the peer to: it dials the port that the peer has told, and says of each stream that its control connection
-// is lost. The peer ends that one, if it has not yet, and dials another one. The one that it is asked over stands until then, so that
-// its end tells as well.
+// How an end that does not dial asks the peer to: it dials the port that the peer has announced,
+// and reports for each stream that its control connection is lost. The peer ends that one, if it
+// has not yet, and dials another one. The one used for asking stays open until then, so that its
+// end is a signal too.
 impl ControlPlane {
-    /// Tells over a dialled control connection, once, where this process is called. To be called before the first frame of a stream: if the
-    /// control connection is lost after that, the peer can ask for another one.
+    /// Announces once over a dialled control connection where this process accepts connections.
+    /// Call it before the first frame of a stream, so that the peer can ask for another control
+    /// connection after a loss.
     fn tell_port(&mut self, conn: ConnId) {
         let Some(address) = self.port else { return };
         let Some(found) = self.conns.get_mut(&conn).filter(|found| found.is_dialled()) else { return };
@@ -1000,11 +1025,11 @@ impl ControlPlane {
         }
     }
 
-    /// The process that has dialled `conn` tells where it is called.
+    /// The process that dialled `conn` announces where it accepts connections.
     fn note_caller(&mut self, conn: ConnId, frame: &Frame) {
         let Some(found) = self.conns.get_mut(&conn) else { return };
         let Ok(Caller { mut address }) = Caller::parse(&frame.body) else { return };
-        // The number of an interface is that of one host.
+        // Interface numbers are local to a host.
         if let (SocketAddr::V6(told), SocketAddr::V6(seen)) = (&mut address, found.peer) {
             told.set_scope_id(seen.scope_id());
         }
@@ -1052,7 +1077,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// The peer that was asked over `conn` to dial answers.
+    /// The peer that was asked over `conn` to dial has answered.
     fn handle_request_answer(&mut self, conn: ConnId, frame: &Frame) {
         let Some(id) = self.conns.get(&conn).and_then(|found| found.asks_for(&frame.secret)) else { return };
         let Some(stream) = self.streams.get_mut(&id) else { return };
@@ -1072,21 +1097,26 @@ impl ControlPlane {
     }
 }
 
-// Whether a peer that does not answer is dead.
+// Whether a silent peer is dead.
 //
-// The end of a control connection does not tell: a process that is killed ends it by a close, or by a reset if it had not read all; and so does
-// whatever is between two processes that live. So the peer is dialled, whichever end has dialled before. A port that refuses is that of a dead
-// process, unless the peer's device acknowledges. While that acknowledges, the peer lives. Nobody refuses where the peer's address has gone with its process, as that of a pod does:
-// there a control connection that was closed tells, when neither port nor device have answered since.
+// The end of a control connection does not show it. A killed process ends it by a close, or by a
+// reset if it had unread input; anything between two living processes may do the same. So the peer
+// is dialled, whichever end dialled before. A refusing port belongs to a dead process, unless the
+// peer's device acknowledges. While it does, the peer is alive.
+//
+// If the peer's address has gone with its process, as with a pod, no host refuses. Then a closed
+// control connection shows that it is dead, if neither port nor device has answered since.
 impl ControlPlane {
-    /// The peer's device has acknowledged something, or sent something, while the peer of `id` was in doubt.
+    /// The peer's device has acknowledged or sent something, while the peer of `id` was suspected
+    /// to be dead.
     pub fn handle_acknowledged(&mut self, now: Time, id: StreamId) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.acknowledged = Some(now);
         }
     }
 
-    /// An attempt at the port at `address` has failed: if its process is dead, the streams that wait for it have no peer any more.
+    /// An attempt to dial `address` has failed: if its process is dead, the waiting streams have
+    /// lost their peer.
     fn give_up_dead(&mut self, now: Time, address: SocketAddr) {
         let Some(peer) = self.pool.get(&address) else { return };
         let streams = || peer.waiting.iter().filter_map(|id| self.streams.get(id));
@@ -1109,7 +1139,8 @@ impl ControlPlane {
         }
     }
 
-    /// A stream is lost whose peer dials, and has not told where it is called itself. If its control connection was closed, it is judged in time.
+    /// Handles a lost stream whose peer dials, and has not announced where it accepts connections.
+    /// If its control connection was closed, decides after a time limit.
     fn keep_closed(&mut self, now: Time, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if let Some(closed) = stream.closed {
@@ -1121,7 +1152,7 @@ impl ControlPlane {
         }
     }
 
-    /// That time has come.
+    /// That time limit has passed.
     fn judge_closed(&mut self, now: Time, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.silence.handle_look(now, stream.acknowledged);
@@ -1134,7 +1165,7 @@ impl ControlPlane {
         self.expiring.insert((now + LOOK_EVERY, id));
     }
 
-    /// The owner of a stream has its device ask the peer's, which takes some time.
+    /// Lets the owner of a stream probe the peer's device, which takes some time.
     fn doubt(&mut self, now: Time, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.phase == Phase::Established) else {
             return;
@@ -1160,7 +1191,7 @@ impl ControlPlane {
     }
 }
 
-/// What is known of a peer whose process, or another one at its port, does not know the connection.
+/// The reason for a peer whose process, or another one at its port, does not know the connection.
 fn unknown(why: &str) -> String {
     format!("the peer has closed the connection, or has died ({why})")
 }

@@ -1,51 +1,52 @@
-//! The control connections that this process has dialled, by the peer's address: for streams that it dials for, and to ask others to dial.
+//! The control connections that this process has dialled, by the peer's address: for its own
+//! streams, and to ask others to dial.
 
 use super::redial::{DIAL_LIMIT, Redial, Refusals, Silence};
 use super::{ConnId, StreamId, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-/// What is known of one address.
+/// The state of one address.
 #[derive(Debug, Default)]
 pub struct Peer {
     /// The latest control connection to it.
     pub conn: Option<ConnId>,
-    /// Since when that is dialled, or stands.
+    /// Since when it is being dialled, or is established.
     pub since: Time,
-    /// Whether the kernel still connects.
+    /// Whether the kernel is still connecting.
     pub is_dialling: bool,
-    /// The attempts at another one.
+    /// The attempts to dial another one.
     pub redial: Redial,
-    /// Answers of a closed port.
+    /// Refusals by a closed port.
     pub refusals: Refusals,
-    /// Streams that need another one, or whose peer is to be asked to dial another one.
+    /// Streams that need another one, or whose peer must be asked to dial one.
     pub waiting: BTreeSet<StreamId>,
-    /// Since when the owners of all of those know that it is doubted whether the peer lives.
+    /// Since when the owners of all of them suspect the peer to be dead.
     pub doubted: Option<Time>,
     /// Looks since then without an acknowledgement of any of their devices.
     pub silence: Silence,
     /// Streams for which the peer has been asked whether they go on over this one, and has not answered.
     pub resuming: usize,
-    /// Those for which it has answered so, since it was asked.
+    /// Streams that were resumed over it.
     pub resumed: usize,
     timer: Option<Time>,
 }
 
-/// Dialled control connections: at most one that is in use to each address.
+/// Dialled control connections: at most one in use for each address.
 #[derive(Debug, Default)]
 pub struct ControlPool {
     peers: BTreeMap<SocketAddr, Peer>,
-    /// When something is to be done about a peer: one entry each at most.
+    /// When something is due for a peer: at most one entry each.
     timers: BTreeSet<(Time, SocketAddr)>,
 }
 
 impl ControlPool {
-    /// What is known of `address`.
+    /// The state of `address`.
     pub fn get(&self, address: &SocketAddr) -> Option<&Peer> {
         self.peers.get(address)
     }
 
-    /// Changes what is known of `address`. Nothing is kept of one that nobody needs.
+    /// Changes the state of `address`. Removes it if it is no longer needed.
     pub fn update<T>(&mut self, address: SocketAddr, change: impl FnOnce(&mut Peer) -> T) -> T {
         let peer = self.peers.entry(address).or_default();
         let result = change(peer);
@@ -66,7 +67,7 @@ impl ControlPool {
         result
     }
 
-    /// The network has changed: peers that wait to be dialled again are dialled at `now`.
+    /// The network has changed: dials at `now` all peers that wait for it.
     pub fn handle_network_change(&mut self, now: Time) {
         let addresses: Vec<_> = self.peers.keys().copied().collect();
         for address in addresses {
@@ -74,17 +75,17 @@ impl ControlPool {
         }
     }
 
-    /// When something has to be done.
+    /// The next time at which something is due.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.timers.first().map(|(due, _)| *due)
     }
 
-    /// An address about which something has to be done by `now`.
+    /// An address for which something is due at `now`.
     pub fn poll_due(&self, now: Time) -> Option<SocketAddr> {
         self.timers.first().filter(|(due, _)| *due <= now).map(|(_, address)| *address)
     }
 
-    /// Addresses that something is known of.
+    /// The known addresses.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn len(&self) -> usize {
         self.peers.len()

@@ -1,33 +1,39 @@
-//! When a peer whose control connection is lost is dialled again, and when it is given up.
+//! When to redial a peer whose control connection is lost, and when to declare it dead.
 //!
-//! There is no limit to how long this goes on: while the network is away it cannot be known whether the peer lives. Only a port
-//! that refuses shows that it does not, and not at once: a full queue of clients is answered in the same way. A firewall also answers so, for
-//! as long as it likes; then the peer's device still acknowledges. That of a dead process does not: its queue pairs end with it, since forked
-//! children do not keep the device open.
+//! There is no limit: while the network is down, whether the peer is alive is unknown. Only a
+//! refusing port shows that it is dead, and not at once: a full queue of clients gets the same
+//! answer. A firewall may also refuse, for any time; then the peer's device still acknowledges. The
+//! device of a dead process does not: its queue pairs end with it, since forked children do not
+//! keep the device open.
 
 use super::Time;
 use std::time::Duration;
 
-/// The first pause after a loss; each further one is twice as long.
+/// The first pause after a loss; it doubles each time.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// The longest one.
+/// The longest pause.
 pub const LAST_PAUSE: Duration = Duration::from_secs(1);
-/// How long a TCP connection may take: the kernel itself would repeat the first packet after up to a minute only.
+/// How long a TCP connection may take: the kernel itself would retransmit the first packet for up
+/// to a minute.
 pub const DIAL_LIMIT: Duration = Duration::from_secs(5);
-/// A control connection that has stood so long is no sign of something that ends each as soon as it is there.
+/// After this long, the end of a control connection does not suggest that something ends each new
+/// one.
 const STEADY: Duration = Duration::from_secs(10);
 
-/// Refusals in a row that show that the port is closed.
+/// Refusals in a row that show a closed port.
 const REFUSALS: u32 = 3;
-/// With more time between them they are not in a row: nobody has dialled meanwhile, as when this process was stopped.
+/// The longest gap within a row. After a longer one nothing was dialled, for example because this
+/// process was stopped.
 const GAP: Duration = Duration::from_secs(5);
-/// What has to lie between the first and the last of them.
+/// The least time between the first and the last of them.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
-/// How long an end that does not dial itself waits to be dialled before it asks for that.
+/// How long an end that does not dial waits before it asks the peer to dial.
 const ASK_AFTER: Duration = Duration::from_millis(200);
-/// After this time a peer that has closed the control connection, and answers in no other way either, is dead.
+/// A peer that has closed the control connection is dead if it gives no other sign of life for this
+/// time.
 pub const DOUBT_LIMIT: Duration = Duration::from_secs(10);
-/// A peer whose device acknowledges, and that has answered in no other way for so long, is dead all the same.
+/// A peer whose device acknowledges is dead all the same after this time without another sign of
+/// life.
 pub const LONGEST_DOUBT: Duration = Duration::from_secs(600);
 /// A peer that cannot be dialled is looked after so often.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -36,23 +42,23 @@ pub const LOOKS: u32 = 3;
 /// Looks that follow sooner count as one. The device is asked more often.
 const LOOKS_APART: Duration = Duration::from_millis(500);
 
-/// The attempts at one peer since its last control connection was lost.
+/// The attempts to dial one peer since its last control connection was lost.
 #[derive(Debug, Default)]
 pub struct Redial {
     due: Option<Time>,
     pause: Duration,
-    /// Losses, each soon after the one before.
+    /// Losses in quick succession.
     losses: u32,
 }
 
 impl Redial {
-    /// When the peer has to be dialled; none while an attempt is under way, or there is no need.
+    /// When to dial the peer; `None` during an attempt, or if there is no need.
     pub fn due(&self) -> Option<Time> {
         self.due
     }
 
-    /// A control connection that had stood since `since` is lost at `now`: it is dialled after a pause that is the longer the
-    /// more often this has happened. `jitter` is a random number.
+    /// A control connection established at `since` is lost at `now`: redials after a pause that
+    /// grows with the number of losses. `jitter` is a random number.
     pub fn handle_loss(&mut self, now: Time, since: Time, jitter: u64) {
         if now.saturating_sub(since) > STEADY {
             self.losses = 0;
@@ -62,30 +68,30 @@ impl Redial {
         self.due = Some(now + spread(self.pause, jitter));
     }
 
-    /// An attempt has failed.
+    /// Handles a failed attempt.
     pub fn handle_failure(&mut self, now: Time, jitter: u64) {
         self.due = Some(now + spread(self.pause, jitter));
         self.pause = LAST_PAUSE.min(2 * self.pause.max(FIRST_PAUSE));
     }
 
-    /// The peer is to dial, and is asked to if it does not.
+    /// The peer should dial; asks it to if it does not.
     pub fn handle_wait(&mut self, now: Time, jitter: u64) {
         self.due = Some(now + spread(ASK_AFTER, jitter));
         self.pause = FIRST_PAUSE;
     }
 
-    /// The network has changed: what is due later is due at `now`.
+    /// The network has changed: moves a later attempt to `now`.
     pub fn handle_network_change(&mut self, now: Time) {
         self.due = self.due.map(|due| due.min(now));
     }
 
-    /// An attempt is under way, or there is no need any more.
+    /// Stops the timer: an attempt is in progress, or there is no need any more.
     pub fn stop(&mut self) {
         self.due = None;
     }
 }
 
-/// Whether a port that refuses is a dead process's.
+/// Whether a refusing port belongs to a dead process.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Refusals {
     count: u32,
@@ -94,7 +100,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// One more.
+    /// Counts a refusal.
     pub fn handle_refusal(&mut self, now: Time) {
         if self.count == 0 || now.saturating_sub(self.last) > GAP {
             (self.count, self.since) = (0, now);
@@ -102,7 +108,7 @@ impl Refusals {
         (self.count, self.last) = (self.count.saturating_add(1), now);
     }
 
-    /// Something else has come of an attempt.
+    /// An attempt has had another result.
     pub fn clear(&mut self) {
         self.count = 0;
     }
@@ -112,7 +118,7 @@ impl Refusals {
         self.count == 0
     }
 
-    /// Whether there were so many, over so long, that the peer's process is no more.
+    /// Whether there were enough, over long enough, to show that the peer's process has ended.
     pub fn indicate_peer_death(&self, now: Time) -> bool {
         self.count >= REFUSALS && now.saturating_sub(self.since) >= REFUSED_FOR
     }
@@ -148,16 +154,16 @@ impl Silence {
 pub struct Signs {
     /// Refusals of its port.
     pub refusals: Refusals,
-    /// Since when a control connection is closed, and nothing has come over another one.
+    /// Since when a control connection is closed without life signs over another one.
     pub closed: Option<Time>,
-    /// Since when its device is asked by all who wait for it.
+    /// Since when all waiting ends probe its device.
     pub doubted: Option<Time>,
     /// Looks without an acknowledgement of its device since then.
     pub silence: Silence,
 }
 
 impl Signs {
-    /// Whether its device is to be asked.
+    /// Whether to probe its device.
     pub fn are_of_doubt(&self) -> bool {
         !self.refusals.are_none() || self.closed.is_some()
     }
@@ -171,7 +177,8 @@ impl Signs {
     }
 }
 
-/// Between three and five quarters of `pause`: processes that have lost their peer at once do not all come back at once.
+/// Between three and five quarters of `pause`, so that processes that lost their peer together do
+/// not all return together.
 fn spread(pause: Duration, jitter: u64) -> Duration {
     pause * 3 / 4 + pause * (jitter % 513) as u32 / 1024
 }

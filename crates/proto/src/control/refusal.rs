@@ -10,21 +10,21 @@ pub enum Refusal {
     UnknownToken,
     /// A Resume of a connection that this process does not have.
     UnknownConnection,
-    /// As many clients as are allowed wait for the listener.
+    /// The maximum number of clients wait for the listener.
     TooManyPending,
     /// A Hello with the secret of another stream.
     KnownSecret,
-    /// The first frame is neither a Hello nor a Resume, or is not valid.
+    /// The first frame is neither a Hello nor a Resume, or is invalid.
     Invalid(String),
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::UnknownToken => "no such listener: it has closed, or is another job's (wrong token)",
-            Self::UnknownConnection => "no such connection: it has been closed, or is another process's",
+            Self::UnknownToken => "no such listener: it has closed, or belongs to another job (wrong token)",
+            Self::UnknownConnection => "no such connection: it has been closed, or belongs to another process",
             Self::TooManyPending => "too many clients wait for this listener",
-            Self::KnownSecret => "this hello has been sent before",
+            Self::KnownSecret => "this hello was sent before",
             Self::Invalid(text) => text,
         })
     }

@@ -8,24 +8,26 @@ use crate::handle::{Secret, Token};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-/// Frames that wait in one inbox: a connection's set-up has at most two, and its end. Between commit and `accept` there may be some of
-/// recovery, of which the latest of each kind counts.
+/// The most frames in an inbox: the set-up of a connection has at most two, and its end. Between
+/// commit and `accept` there may be frames of recovery; the latest of each kind counts.
 pub const MAX_INBOX: usize = 8;
 
-/// How far an RDMA connection is.
+/// The progress of an RDMA connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
     /// It is being set up; its owner polls the inbox.
     Setup,
-    /// Both ends are there; its owner receives frames of recovery, and the peer's end.
+    /// Both ends exist; its owner receives frames of recovery, and the peer's end.
     Established,
-    /// The owner has closed it while there was no control connection; the peer is sent a Goodbye once there is one.
+    /// The owner has closed it while there was no control connection; the peer gets a Goodbye once
+    /// there is one.
     Closing(String),
     /// One end has sent its last frame.
     Over,
 }
 
-/// Which end of the control connection dials, also after a loss. The other one may dial to ask for that.
+/// Which end of the control connection dials, also after a loss. The other one may dial to ask for
+/// that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// This end.
@@ -34,55 +36,55 @@ pub enum Role {
     Accepts,
 }
 
-/// What is known of one RDMA connection.
+/// The state of one RDMA connection.
 #[derive(Debug)]
 pub struct Stream {
     /// The listener's token.
     pub token: Token,
-    /// Names the stream in frames.
+    /// Identifies the stream in frames.
     pub secret: Secret,
-    /// Who dials.
+    /// Which end dials.
     pub role: Role,
     /// The other end's address.
     pub peer: SocketAddr,
     /// The control connection that carries it at present.
     pub conn: Option<ConnId>,
-    /// Where the peer is called, if it dials and has told that.
+    /// Where the peer accepts connections, if it dials and has announced that.
     pub caller: Option<SocketAddr>,
     /// The control connection over which the peer is asked to dial.
     pub asks_over: Option<ConnId>,
-    /// How far it is.
+    /// Its progress.
     pub phase: Phase,
-    /// The greatest number of a resumption, sent or heeded.
+    /// The highest number of a resumption that was sent or accepted.
     pub attempt: u32,
-    /// Whether a resumption has been sent and not answered.
+    /// Whether a resumption is unanswered.
     pub is_resuming: bool,
-    /// Whether the peer may know of it: a hello has been sent, or has come.
+    /// Whether the peer may know it: a hello was sent or received.
     pub is_known: bool,
-    /// Whether this end has replied: from then on the peer may have committed.
+    /// Whether this end has replied: the peer may have committed since.
     pub has_replied: bool,
-    /// Whether the owner, once the stream is established, receives frames of recovery.
+    /// Whether the owner of the established stream receives frames of recovery.
     pub receives_recovery: bool,
-    /// What this end has failed with while there was no control connection.
+    /// The failure of this end while there was no control connection.
     pub failure: Option<String>,
-    /// Until when a stream that is lost before it is established, or that is closing, is kept.
+    /// The deadline of a stream that was lost before it was established, or is closing.
     pub kept_until: Option<Time>,
-    /// Since when its control connection is closed, and the peer has said nothing over another one.
+    /// Since when its control connection is closed without life signs of the peer over another one.
     pub closed: Option<Time>,
-    /// Whether its owner has been told that it is in doubt whether the peer lives.
+    /// Whether its owner was notified that the peer may be dead.
     pub is_doubted: bool,
-    /// When the peer's device acknowledged something last while that was in doubt.
+    /// When the peer's device last acknowledged something while the peer was suspected to be dead.
     pub acknowledged: Option<Time>,
     /// Looks for that, of a stream whose peer has told no port.
     pub silence: Silence,
     inbox: VecDeque<Frame>,
-    /// Whether a commit has come, or has been implied; the owner may have taken it since.
+    /// Whether a commit was received or implied; the owner may have taken it since.
     has_commit: bool,
     end: Option<End>,
 }
 
 impl Stream {
-    /// One that is being set up over `conn`.
+    /// A stream in set-up over `conn`.
     pub fn new(role: Role, token: Token, secret: Secret, peer: SocketAddr, conn: ConnId) -> Self {
         Self {
             token,
@@ -110,7 +112,7 @@ impl Stream {
         }
     }
 
-    /// Where a control connection is dialled: for this stream, or to ask the peer to dial one.
+    /// Where to dial a control connection: for this stream, or to ask the peer to dial one.
     pub fn address(&self) -> Option<SocketAddr> {
         match self.role {
             Role::Dials => Some(self.peer),
@@ -121,7 +123,7 @@ impl Stream {
     /// Keeps a frame for the owner.
     ///
     /// # Errors
-    /// The peer sends more frames than the protocol has.
+    /// The peer has sent more frames than the protocol allows.
     pub fn push(&mut self, frame: Frame) -> Result<(), End> {
         if self.inbox.len() >= MAX_INBOX && !self.supersede(frame.kind) {
             return Err(End::Wrong(format!("more than {MAX_INBOX} control messages at once")));
@@ -131,14 +133,14 @@ impl Stream {
         Ok(())
     }
 
-    /// Makes room for a frame of recovery, whose kind replaces earlier ones. NCCL may take hours to ask for a connection whose peer has
-    /// committed.
+    /// Makes room for a frame of recovery, which replaces earlier ones of its kind. NCCL may take
+    /// hours to accept a connection whose peer has committed.
     fn supersede(&mut self, kind: Kind) -> bool {
         let earlier = self.inbox.iter().position(|kept| kept.kind == kind).filter(|_| kind.is_of_recovery());
         earlier.and_then(|earlier| self.inbox.remove(earlier)).is_some()
     }
 
-    /// What the owner receives next.
+    /// The next input for the owner.
     pub fn poll_received(&mut self) -> Received {
         match (self.inbox.pop_front(), &self.end) {
             (Some(frame), _) => Received::Frame(frame),
@@ -164,14 +166,14 @@ impl Stream {
         self.inbox.iter().any(|frame| frame.kind == Kind::Goodbye)
     }
 
-    /// Its control connection has ended so.
+    /// Its control connection has ended with `end`.
     pub fn handle_closed(&mut self, now: Time, end: &End) {
         if *end == End::Closed {
             self.closed.get_or_insert(now);
         }
     }
 
-    /// No more will come.
+    /// Nothing more will arrive.
     pub fn handle_end(&mut self, end: End) {
         self.end.get_or_insert(end);
     }
@@ -181,7 +183,7 @@ impl Stream {
         self.end.as_ref()
     }
 
-    /// Frames that it keeps.
+    /// The frames that it keeps.
     #[cfg(any(test, fuzzing))]
     pub fn inbox_len(&self) -> usize {
         self.inbox.len()

@@ -1,7 +1,7 @@
 //! The ends of a process's connections.
 //!
-//! A process may have many thousands. What concerns all of them is asked for once for each look, question or report, and not for each end:
-//! a test counts the ends that are gone through.
+//! A process may have many thousands. Facts about all of them are computed once for each check,
+//! question or report, not for each end: a test counts the visited ends.
 
 use super::look::{Found, Sight};
 use super::watched::{SETTLED, Watched};
@@ -9,32 +9,32 @@ use crate::control::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Names an end within its process.
+/// Identifies an end within its process.
 pub type EndId = u64;
 
-/// They are looked at every second. If it takes so long, this process was stopped meanwhile.
+/// They are checked every second. After such a long gap this process was stopped.
 pub const STOPPED: Duration = Duration::from_secs(5);
 
-/// All that have been seen, as they were looked at last.
+/// All known ends, with their latest state.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     by_id: BTreeMap<EndId, Watched>,
-    /// The lead of each end when the process last waited for nothing.
+    /// The lead of each end when the process was last idle.
     baseline: BTreeMap<EndId, u32>,
-    /// When they were looked at last.
+    /// When they were last checked.
     looked: Time,
-    /// The rank with which this process sends, if messages tell it, and one only.
+    /// The rank with which this process sends, if messages show exactly one.
     rank: Option<u32>,
-    /// How many ends have been gone through.
+    /// How many ends were visited.
     #[cfg(test)]
     reads: std::cell::Cell<usize>,
 }
 
 impl Ends {
-    /// All as they are now, in the order of their numbers. Those that cannot be seen stay as they were seen last. Returns whether one that
-    /// waited has been closed.
+    /// Handles the present state of all ends, in order of their numbers. Ends that are busy keep
+    /// their earlier state. Returns whether a waiting end was closed.
     ///
-    /// If that has not been done for long, this process was stopped: how long anything has stood still is not known.
+    /// After a long gap this process was stopped, so how long anything has stood still is unknown.
     pub(super) fn handle_looks(&mut self, now: Time, looks: Vec<Sight>) -> bool {
         if now > std::mem::replace(&mut self.looked, now) + STOPPED {
             self.by_id.clear();
@@ -66,7 +66,7 @@ impl Ends {
         self.by_id.get(&id)
     }
 
-    /// One of them, whose peer is asked or told, or has asked or told something.
+    /// One of them, for an exchange with its peer.
     pub(super) fn get_mut(&mut self, id: EndId) -> Option<&mut Watched> {
         self.by_id.get_mut(&id)
     }
@@ -76,7 +76,7 @@ impl Ends {
         self.by_id.iter().inspect(|_| self.count())
     }
 
-    /// Whether any of them waits, however short.
+    /// Whether any of them waits, however briefly.
     pub(super) fn are_waiting(&self) -> bool {
         self.iter().any(|(_, end)| end.look.numbers.is_waiting())
     }
@@ -86,12 +86,12 @@ impl Ends {
         self.iter().any(|(_, end)| now < end.since + SETTLED)
     }
 
-    /// The rank of this process, as the peer of an end is to know it, if messages tell it.
+    /// The rank of this process for the peer of an end, if messages show it.
     pub(super) fn rank(&self, id: Option<EndId>) -> Option<u32> {
         id.and_then(|id| self.get(id)?.own_rank()).or(self.rank)
     }
 
-    /// Messages sent less messages received, of all ends, since the process last waited for nothing.
+    /// Messages sent minus messages received, over all ends, since the process was last idle.
     pub(super) fn lead(&self) -> i32 {
         let lead = |(id, end): (&EndId, &Watched)| {
             end.look.numbers.lead().wrapping_sub(self.baseline.get(id).copied().unwrap_or(0))
@@ -113,7 +113,7 @@ impl Ends {
         self.reads.update(|reads| reads + 1);
     }
 
-    /// How many ends have been gone through since this was called last.
+    /// How many ends were visited since the last call.
     #[cfg(test)]
     pub(super) fn take_reads(&self) -> usize {
         self.reads.take()
@@ -138,7 +138,7 @@ mod tests {
         ends.handle_looks(now, vec![sight(1, Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false })]);
     }
 
-    /// A process that was stopped does not know for how long its ends have waited.
+    /// A process that was stopped does not know how long its ends have waited.
     #[test]
     fn ends_of_a_process_that_was_stopped_are_new() {
         let (mut ends, first) = (Ends::default(), Time::from_secs(1));

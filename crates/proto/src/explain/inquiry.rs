@@ -1,4 +1,4 @@
-//! What a process knows of the ends of its connections, whom it asks, and what it answers.
+//! What a process knows of its connections, whom it asks, and what it answers.
 //!
 //! ```text
 //!   asked by a peer, or an end waits for long
@@ -10,9 +10,9 @@
 //!   the same to each peer that has asked, and again whenever it changes
 //! ```
 //!
-//! A process asks each peer at most twice a second however many ask it: the search costs a few frames for each connection, and
-//! ends by itself at processes that wait for nobody. What is known of a cause grows old on its way and is dropped after
-//! [`MAX_AGE`], so nothing is passed round in a circle.
+//! A process asks each peer at most twice a second, however many ask it. The search costs a few
+//! frames per connection, and ends at processes that wait for no peer. A known cause ages on its
+//! way and is dropped after [`MAX_AGE`], so nothing circulates for ever.
 
 use super::ends::Ends;
 pub use super::ends::{EndId, STOPPED};
@@ -27,11 +27,11 @@ use crate::identity::Identity;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// From one question to a peer to the next.
+/// Interval between questions to a peer.
 const ASK_EVERY: Duration = Duration::from_millis(500);
-/// A cause that was found longer ago is not passed on.
+/// Older causes are not passed on.
 const MAX_AGE: Duration = Duration::from_secs(10);
-/// How long a cause is looked for, once all peers have answered.
+/// How long to look for a cause, once all peers have answered.
 pub const SEARCH_LIMIT: Duration = Duration::from_secs(4);
 
 /// What an end waits for, for a report.
@@ -41,17 +41,17 @@ pub struct Finding {
     pub id: EndId,
     /// How long it has waited.
     pub age: Duration,
-    /// How it stands.
+    /// Its state.
     pub end: End,
     /// What it waits for.
     pub verdict: Verdict,
     /// The peer.
     pub peer: Identity,
-    /// The peer's end, if it has answered.
+    /// The state of the peer's end, if it has answered.
     pub theirs: Option<Standing>,
-    /// What all this waits for in the end, if it is known.
+    /// The final cause of the wait, if known.
     pub cause: Option<Cause>,
-    /// The operation that the end waits in, if it is known.
+    /// The operation that the end waits in, if known.
     pub operation: Option<Operation>,
     /// Whether the peer has begun it.
     pub begun: Begun,
@@ -66,7 +66,7 @@ pub struct Owed {
     pub verdict: Verdict,
     /// How long it had waited when it asked.
     pub age: Duration,
-    /// The operation that it waits in, if it is known, and whether this process has begun it.
+    /// The operation that it waits in, if known, and whether this process has begun it.
     pub operation: Option<(Operation, Begun)>,
 }
 
@@ -77,14 +77,14 @@ pub struct Inquiry {
     ends: Ends,
     /// What NCCL has begun in this process, by communicator.
     progress: Vec<Progress>,
-    /// Whether an end that waited has been closed since [`Self::take_lost_wait`] was called last.
+    /// Whether a waiting end was closed since the last call of [`Self::take_lost_wait`].
     has_lost_wait: bool,
-    /// Until when this process asks on its own account.
+    /// Until when this process asks for itself.
     asks_until: Time,
     outgoing: VecDeque<(EndId, Message)>,
 }
 
-/// How a process stands: what each peer that has asked is told alike. See [`Standing`].
+/// The state of a process, equal for each peer that has asked. See [`Standing`].
 #[derive(Debug, Clone)]
 struct Whole {
     is_busy: bool,
@@ -103,7 +103,7 @@ pub enum Message {
 }
 
 impl Inquiry {
-    /// That of the process `me`.
+    /// The state of process `me`.
     pub fn new(me: Identity) -> Self {
         Self {
             me,
@@ -115,36 +115,36 @@ impl Inquiry {
         }
     }
 
-    /// All ends of the process as they are now, in the order of their numbers, and what NCCL has begun. Ends that cannot be seen stay as
-    /// they were seen last.
+    /// Handles the present state of all ends, in order of their numbers, and the operations that
+    /// NCCL has begun. Ends that are busy keep their earlier state.
     pub fn handle_looks(&mut self, now: Time, looks: Vec<Sight>, mut progress: Vec<Progress>) {
         progress.sort_by_key(|progress| progress.communicator);
         self.progress = progress;
         self.has_lost_wait |= self.ends.handle_looks(now, looks);
     }
 
-    /// The operation that the end waits in, if it waits and that is known.
+    /// The operation that the end waits in, if it waits and the operation is known.
     pub fn operation(&self, id: EndId) -> Option<&Operation> {
         self.ends.get(id).filter(|end| end.look.numbers.is_waiting())?.operation.as_ref()
     }
 
-    /// How long the end has waited that has waited for longest.
+    /// The age of the longest wait.
     pub fn longest_wait(&self, now: Time) -> Option<Duration> {
         let waiting = self.ends.iter().filter(|(_, end)| end.look.numbers.is_waiting());
         waiting.map(|(_, end)| now.saturating_sub(end.since)).max()
     }
 
-    /// Whether an end that waited has been closed since this was called last.
+    /// Whether a waiting end was closed since the last call.
     pub fn take_lost_wait(&mut self) -> bool {
         std::mem::take(&mut self.has_lost_wait)
     }
 
-    /// This process wants to know, for the next seconds.
+    /// Starts asking for this process, for some seconds.
     pub fn ask(&mut self, now: Time) {
         self.asks_until = now + FRESH;
     }
 
-    /// A peer asks. The ends have just been looked at.
+    /// Handles a question of a peer. The ends have just been checked.
     pub fn handle_question(&mut self, now: Time, id: EndId, question: &Question) {
         let Some(end) = self.ends.get_mut(id) else { return };
         end.asked = Some(now);
@@ -155,17 +155,17 @@ impl Inquiry {
         }
     }
 
-    /// A peer answers.
+    /// Handles an answer of a peer.
     pub fn handle_answer(&mut self, now: Time, id: EndId, answer: Answer) {
         let Some(end) = self.ends.get_mut(id) else { return };
-        // Nobody has asked.
+        // This end has not asked.
         if end.last_question.is_none_or(|asked| now > asked + FRESH) {
             return;
         }
         (end.answer, end.unanswered) = (Some((now, answer)), None);
     }
 
-    /// Asks and answers what is due. Returns when it is to be called again, if nothing happens before.
+    /// Asks and answers what is due. Returns when to call it again, if nothing happens before.
     pub fn advance(&mut self, now: Time) -> Option<Time> {
         let is_recent = |asked: &Option<Time>| asked.is_some_and(|asked| now < asked + FRESH);
         let is_asked = self.ends.iter().any(|(_, end)| is_recent(&end.asked));
@@ -175,7 +175,7 @@ impl Inquiry {
         let ids: Vec<_> = self.ends.iter().map(|(id, _)| *id).collect();
         ids.into_iter().for_each(|id| self.ask_peer(now, id));
         let asked: Vec<_> = self.ends.iter().filter(|(_, end)| is_recent(&end.asked)).map(|(id, _)| *id).collect();
-        // The same for all of them.
+        // Computed once for all of them.
         let Some(whole) = (!asked.is_empty()).then(|| self.whole(now)) else { return Some(now + ASK_EVERY) };
         for id in asked {
             let standing = self.standing(now, id, &whole);
@@ -188,7 +188,7 @@ impl Inquiry {
         Some(now + ASK_EVERY)
     }
 
-    /// What is to be sent to the peer of an end.
+    /// The next message for the peer of an end.
     pub fn poll_message(&mut self) -> Option<(EndId, Message)> {
         self.outgoing.pop_front()
     }
@@ -207,7 +207,7 @@ impl Inquiry {
         self.outgoing.push_back((id, Message::Question(question)));
     }
 
-    /// How this process stands.
+    /// The state of this process.
     fn whole(&self, now: Time) -> Whole {
         let waits_for = self.ends.iter().find(|(_, end)| end.is_waiting(now)).map(|(_, end)| end.peer());
         Whole {
@@ -218,7 +218,7 @@ impl Inquiry {
         }
     }
 
-    /// How the end and this process, `whole`, stand.
+    /// The state of the end and of this process, `whole`.
     fn standing(&self, now: Time, id: EndId, whole: &Whole) -> Option<Standing> {
         let end = self.ends.get(id)?;
         let Whole { is_busy, waits_for, cause, least_lead } = whole.clone();
@@ -231,12 +231,12 @@ impl Inquiry {
         operation.map_or(Begun::Unknown, |operation| begun(&self.progress, operation))
     }
 
-    /// This process, as the peer of an end is to know it.
+    /// This process's identity, for the peer of an end.
     pub fn me(&self, id: Option<EndId>) -> Identity {
         Identity { rank: self.ends.rank(id).or(self.me.rank), ..self.me.clone() }
     }
 
-    /// What an end waits for in the end, as far as it is known: the nearest cause.
+    /// The nearest known cause of an end's wait.
     fn cause_of(&self, now: Time, id: EndId, end: &Watched) -> Option<Cause> {
         let verdict = end.verdict(now);
         if verdict.is_cause() {
@@ -266,14 +266,14 @@ impl Inquiry {
             .min_by(|a, b| (a.depth, &a.far, &a.near).cmp(&(b.depth, &b.far, &b.near)))
     }
 
-    /// Of this process and those that it has heard of, the one with the least lead.
+    /// The process with the least lead, of this one and those it knows.
     pub fn least_lead(&self, now: Time) -> Option<LeastLead> {
         let received = self.ends.iter().filter_map(|(_, end)| end.standing(now)?.least_lead.as_ref());
         let own = LeastLead { lead: self.ends.lead(), who: self.me(None) };
         received.chain([&own]).min().cloned()
     }
 
-    /// What each end that waits waits for; those that have waited for longest come first.
+    /// What each waiting end waits for, the longest waits first.
     pub fn findings(&self, now: Time) -> Vec<Finding> {
         let waiting = self.ends.iter().filter(|(_, end)| end.look.numbers.is_waiting());
         let finding = |(id, end): (&EndId, &Watched)| Finding {
@@ -292,14 +292,15 @@ impl Inquiry {
         findings
     }
 
-    /// A peer that has waited for this process for as long as `limit`, if this process waits for nobody.
+    /// A peer that has waited for this process for at least `limit`, if this process waits for no
+    /// peer.
     pub fn owed(&self, now: Time, limit: Duration) -> Option<Owed> {
         if self.ends.are_waiting() {
             return None;
         }
         let owed = |(id, end): (&EndId, &Watched)| {
             let theirs = end.question.as_ref().filter(|_| end.asked.is_some_and(|asked| now < asked + FRESH))?;
-            // A process that was stopped finds what it was asked meanwhile.
+            // A process that was stopped finds old questions.
             if now < end.since + FRESH {
                 return None;
             }
@@ -313,20 +314,21 @@ impl Inquiry {
         self.ends.iter().find_map(owed)
     }
 
-    /// How many ends have been gone through since this was called last.
+    /// How many ends were visited since the last call.
     #[cfg(test)]
     pub(super) fn take_reads(&self) -> usize {
         self.ends.take_reads()
     }
 
-    /// Whether nothing more is to be expected of an inquiry that has begun at `since`: the cause is known, or it has been looked for
-    /// long enough.
+    /// Whether an inquiry that began at `since` is finished: the cause is known, or the search has
+    /// taken long enough.
     pub fn is_settled(&self, now: Time, since: Time) -> bool {
         self.cause(now).is_some() || now >= since + SEARCH_LIMIT
     }
 }
 
-/// Whether a peer that has been told `told` has to be told `standing`: the time alone is no news.
+/// Whether a peer that has received `told` must receive `standing`: a change of times alone is no
+/// news.
 fn is_news(told: &Standing, standing: &Standing) -> bool {
     let is_same_cause = match (&told.cause, &standing.cause) {
         (Some(told), Some(cause)) => told.is_same(cause),

@@ -4,20 +4,20 @@ use super::numbers::Numbers;
 use super::operation::Operation;
 use crate::identity::Identity;
 
-/// No rank is greater. NCCL's own connections of the set-up have other tags.
+/// The greatest rank. NCCL's own connections during set-up use other tags.
 const MAX_RANK: u32 = 1 << 24;
 
-/// The rank that a tag of NCCL's is, if it is one: that of the sender.
+/// The sender's rank in a tag of NCCL's, if it is one.
 pub(crate) fn rank(tag: u32) -> Option<u32> {
     Some(tag).filter(|tag| *tag < MAX_RANK)
 }
 
-/// What is known of a peer without asking it.
+/// The state of a peer that is known without asking it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contact {
-    /// The control connection stands.
+    /// The control connection exists.
     Up,
-    /// It is lost.
+    /// The control connection is lost.
     Lost,
     /// The peer's process has ended, or has closed the connection.
     Gone,
@@ -26,43 +26,43 @@ pub enum Contact {
 /// An end at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Look {
-    /// Its numbers. Whether NCCL calls `isend` without success is seen from `refusals`.
+    /// Its counters. `refusals` shows whether NCCL calls `isend` without success.
     pub numbers: Numbers,
-    /// How often `isend` has been called without success, modulo 2^32.
+    /// How often `isend` was refused, modulo 2^32.
     pub refusals: u32,
-    /// How often NCCL has called without success, in either way, modulo 2^32.
+    /// How many calls of NCCL of either kind had no result, modulo 2^32.
     pub calls: u32,
     /// Whether requests are outstanding.
     pub has_requests: bool,
-    /// Whether the connection is being recovered.
+    /// Whether the connection is recovering.
     pub recovers: bool,
-    /// What is known of the peer.
+    /// The known state of the peer.
     pub contact: Contact,
-    /// The rank that sends on this connection, if messages tell.
+    /// The rank that sends on this connection, if messages show it.
     pub sender_rank: Option<u32>,
 }
 
-/// What has been found when an end was looked at.
+/// The result of a check of an end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
-    /// How it stands.
+    /// Its state.
     Look(Look),
-    /// NCCL's thread is inside, so it cannot be seen. NCCL calls.
+    /// NCCL's thread is inside, so the state is inaccessible; NCCL makes calls.
     InCall,
-    /// Another thread of Ferrite is inside, so it cannot be seen.
+    /// Another thread of Ferrite is inside, so the state is inaccessible.
     Visited,
 }
 
-/// An end that has been looked at.
+/// An end that was checked.
 #[derive(Debug, Clone)]
 pub struct Sight {
-    /// Names the end within its process.
+    /// Identifies the end within its process.
     pub id: u64,
-    /// What has been found.
+    /// The result.
     pub found: Found,
-    /// The peer, as far as it is known without asking.
+    /// The peer, as far as known without asking.
     pub peer: Identity,
-    /// The operation that the oldest outstanding messages are of, if NCCL has told.
+    /// The operation of the oldest outstanding messages, if NCCL has reported it.
     pub operation: Option<Operation>,
 }
 

@@ -1,4 +1,4 @@
-//! A process with many ends: how often it goes through them.
+//! A process with many ends: how often it visits them.
 
 use super::inquiry::{EndId, Finding, Inquiry, Message};
 use super::look::{Contact, Found, Look, Sight};
@@ -28,7 +28,8 @@ fn sight(id: u64) -> Sight {
     Sight { id, found: Found::Look(look), peer: who(id as u32), operation: None }
 }
 
-/// What the peer of an end waits in: the first AllReduce of one of four communicators, which this process has begun.
+/// The operation that the peer of an end waits in: the first AllReduce of one of four
+/// communicators, which this process has begun.
 fn operation(id: u64) -> Operation {
     let call = Call { function: Function::AllReduce, number: Some(0) };
     Operation { call, communicator: id % 4, name: String::new(), peer: PeerRank::Own }
@@ -53,8 +54,9 @@ fn hear_all(inquiry: &mut Inquiry, now: Time, count: u64) {
     }
 }
 
-/// Of a process with so many ends, which all wait for messages that are lost: how often one of them is gone through while it looks at
-/// them twice, asks all peers, hears all of them, answers all of them, and reports.
+/// The number of visits to ends in a process with this many, which all wait for lost messages.
+/// Counted are two checks, questions to all peers, all of their questions and answers, and a
+/// report.
 fn reads(count: u64) -> usize {
     let mut inquiry = Inquiry::new(who(u32::MAX));
     let now = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! Questions and answers between the processes at the two ends of a connection.
+//! Questions and answers between the processes at both ends of a connection.
 
 use super::numbers::End;
 use super::operation::{Begun, Operation};
@@ -7,32 +7,32 @@ use crate::codec::{Reader, Writer};
 use crate::identity::Identity;
 use crate::{Violation, violation};
 
-/// A process further away than this is not looked for.
+/// The search stops at processes that are further away than this.
 pub const MAX_DEPTH: u16 = 4096;
 
-/// What does not go on, and what others wait for.
+/// The cause that others wait for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cause {
-    /// What it is, as the process `near` sees it. [A cause](Verdict::is_cause).
+    /// What it is, from the view of process `near`. [A cause](Verdict::is_cause).
     pub verdict: Verdict,
-    /// The process that has found it, by its own numbers and its peer's.
+    /// The process that has found it, from its own counters and its peer's.
     pub near: Identity,
     /// Its peer.
     pub far: Identity,
-    /// How many connections lie between it and this process; 1: the connection is this process's.
+    /// The number of connections between it and this process; 1 for a connection of this process.
     pub depth: u16,
-    /// Milliseconds since it was found so.
+    /// Milliseconds since it was found.
     pub age_ms: u32,
-    /// Milliseconds that the end at `near` had waited then.
+    /// How long the end at `near` had waited by then, in milliseconds.
     pub waited_ms: u32,
-    /// The operation that `near` waits in, if it is known.
+    /// The operation that `near` waits in, if known.
     pub operation: Option<Operation>,
     /// Whether `far` has begun it.
     pub begun: Begun,
 }
 
 impl Cause {
-    /// Whether it is `other`, but for the times.
+    /// Whether it equals `other` except for the times.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let what = |one: &Self| (one.verdict, one.depth, one.begun);
         what(self) == what(other)
@@ -71,23 +71,23 @@ fn parse_operation(from: &mut Reader<'_>) -> Result<Option<Operation>, Violation
     if from.flag()? { Operation::parse(from).map(Some) } else { Ok(None) }
 }
 
-/// A process that has sent little against what it has received.
+/// A process that has sent little compared with what it has received.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LeastLead {
-    /// Messages sent less messages received, since the process last waited for nothing.
+    /// Messages sent minus messages received, since the process was last idle.
     pub lead: i32,
     /// The process.
     pub who: Identity,
 }
 
-/// An end waits: how does the other one stand?
+/// A waiting end asks for the other end's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// The end that waits.
+    /// The waiting end.
     pub end: End,
     /// Its process.
     pub me: Identity,
-    /// The operation that it waits in, if it is known.
+    /// The operation that it waits in, if known.
     pub operation: Option<Operation>,
 }
 
@@ -101,10 +101,10 @@ impl Question {
         body.0
     }
 
-    /// Reads a frame's body.
+    /// Parses a frame's body.
     ///
     /// # Errors
-    /// No Ferrite says that.
+    /// The body is invalid.
     pub fn parse(body: &[u8]) -> Result<Self, Violation> {
         let mut from = Reader(body);
         let (end, me) = (End::parse(&mut from)?, Identity::parse(&mut from)?);
@@ -113,31 +113,32 @@ impl Question {
     }
 }
 
-/// What is said to a [`Question`].
+/// The answer to a [`Question`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     /// NCCL has not accepted the connection yet.
     NotAccepted,
-    /// So the other end and its process stand.
+    /// The state of the other end and its process.
     Stands(Box<Standing>),
 }
 
-/// How an end and its process stand.
+/// The state of an end and its process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
     /// The end that was asked.
     pub end: End,
     /// Its process.
     pub me: Identity,
-    /// Whether a connection of the process has moved messages, or begun to wait, within the last second.
+    /// Whether a connection of the process has moved messages, or begun to wait, within the last
+    /// second.
     pub is_busy: bool,
-    /// A peer that the process waits for; `None`: it waits for none.
+    /// A peer that the process waits for, if any.
     pub waits_for: Option<Identity>,
-    /// What that peer, or another one, waits for in the end, once it is known.
+    /// The final cause of that wait or another one, once known.
     pub cause: Option<Cause>,
-    /// Of all processes known so far that wait for each other, the one with the least lead.
+    /// The process with the least lead, of all known ones that wait for each other.
     pub least_lead: Option<LeastLead>,
-    /// Whether the process has begun the operation that the question was about.
+    /// Whether the process has begun the operation in the question.
     pub begun: Begun,
 }
 
@@ -163,10 +164,10 @@ impl Answer {
         body.0
     }
 
-    /// Reads a frame's body.
+    /// Parses a frame's body.
     ///
     /// # Errors
-    /// No Ferrite says that.
+    /// The body is invalid.
     pub fn parse(body: &[u8]) -> Result<Self, Violation> {
         let mut from = Reader(body);
         if !from.flag()? {
@@ -263,7 +264,8 @@ mod tests {
                 if is_cut {
                     body.truncate(cut.index(body.len()));
                 }
-                // What is not, takes more bytes once read, and may be cut when it is written again.
+                // Invalid bytes take more space once parsed, and may be truncated when encoded
+                // again.
                 let is_utf8 = body.is_ascii();
                 if let Ok(answer) = Answer::parse(&body) {
                     if let Answer::Stands(standing) = &answer {

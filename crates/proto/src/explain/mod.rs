@@ -1,25 +1,26 @@
-//! Why an operation of NCCL does not go on: who waits for whom, as a value. No I/O and no clock.
+//! Why an operation of NCCL stalls: who waits for whom, as a value. No I/O and no clock.
 //!
-//! Each end of a connection counts its messages by how far they are, and both ends count alike: the clear-to-sends that the receiver
-//! has written are those that the sender sees, the messages that the sender has sent are those that arrive. So the numbers of both ends
-//! tell what a waiting end waits for ([`verdict`]). They are asked for over the control connection ([`message`]).
+//! Each end of a connection counts its messages by progress, and both count alike. The
+//! clear-to-sends that the receiver has written are those that the sender sees, and the messages
+//! that the sender has sent are those that arrive. So the counters of both ends show what a waiting
+//! end waits for ([`verdict`]). They are exchanged over the control connection ([`message`]).
 //!
-//! A peer may itself wait for another one. So a process that is asked asks those that it waits for in turn, and passes on what it hears
-//! as soon as it hears it ([`inquiry`]). The processes that cannot go on and do not wait for a peer are what all others wait for: the
-//! causes.
+//! A peer may itself wait for another one. So a process that is asked asks its own peers in turn,
+//! and passes the answers on at once ([`inquiry`]). The causes are the processes that are stuck
+//! without waiting for a peer: all others wait for them.
 //!
-//! | file | what it is |
-//! |---|---|
-//! | [`numbers`] | what one end has counted |
-//! | [`operation`] | the operation of NCCL that messages are of |
-//! | [`verdict`] | what an end waits for, from the numbers of both ends |
+//! | file | contents |
+//! | --- | --- |
+//! | [`numbers`] | the counters of one end |
+//! | [`operation`] | the NCCL operation of messages |
+//! | [`verdict`] | what an end waits for, from the counters of both ends |
 //! | [`message`] | questions and answers between two processes |
-//! | [`look`], `watched` | one end at a moment; one end over time, with what its peer has said |
-//! | `ends` | all of them |
+//! | [`look`], `watched` | one end at a moment; one end over time, with its peer's reports |
+//! | `ends` | all ends |
 //! | [`inquiry`] | what a process knows, asks and answers |
 //! | [`report_times`] | when a wait is reported, and how often |
-//! | `many_ends` | tests: a process with many ends goes through them for each step, and not for each end |
-//! | `model` | tests: rings of processes that stand still, for a cause that each has to name |
+//! | `many_ends` | tests: a process with many ends visits them once per step, not once per end |
+//! | `model` | tests: rings of stalled processes, each of which must name the cause |
 
 mod ends;
 pub mod inquiry;

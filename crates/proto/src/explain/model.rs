@@ -1,6 +1,7 @@
-//! A model of NCCL's rings at rest: each GPU runs its program of slices, each proxy posts receives ahead, and one of them is the
-//! cause that nothing goes on. Then every process that waits asks, over a network that delivers in any order between processes.
-//! Each has to name the cause, and none may name anything else.
+//! A model of NCCL's rings at rest: each GPU runs its program of slices, each proxy posts receives
+//! ahead, and one of them is the cause of a stall. Every waiting process then asks, over a network
+//! that reorders messages between processes. Each must name the cause, and none may name anything
+//! else.
 
 use super::inquiry::{EndId, Inquiry, Message};
 use super::look::{Contact, Found, Look, Sight};
@@ -16,31 +17,31 @@ use std::time::Duration;
 
 const SENDER: EndId = 0;
 const RECEIVER: EndId = 1;
-/// Places in NCCL's send buffer.
+/// Slots in NCCL's send buffer.
 const STEPS: u32 = 8;
-/// How far time goes from one look to the next.
+/// The time between two checks.
 const TICK: Duration = Duration::from_millis(250);
-/// Waits that are as old begin to be looked into.
+/// The age of waits that are investigated.
 const LIMIT: Duration = Duration::from_secs(2);
 /// The number of the operation.
 const NUMBER: u64 = 41;
-/// When all have to know.
+/// When all must know.
 const END: Duration = Duration::from_secs(9);
 
-/// What is wrong, with process number `0`, or the connection from it to the next one.
+/// What is wrong with process number `0`, or with the connection from it to the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Culprit {
     /// NCCL has not begun the operation.
     Absent(usize),
-    /// The GPU stops after so many steps.
+    /// The GPU stops after this many steps.
     Gpu(usize, u32),
-    /// The process stops after so many steps.
+    /// The process stops after this many steps.
     Stopped(usize, u32),
     /// Messages from this one on do not arrive.
     Data(usize, u32),
-    /// The same of clear-to-sends.
+    /// Clear-to-sends from this one on do not arrive.
     ClearToSends(usize, u32),
-    /// The same of acknowledgements.
+    /// Acknowledgements from this one on do not arrive.
     Acknowledgements(usize, u32),
 }
 
@@ -49,11 +50,11 @@ enum Culprit {
 struct Edge {
     total: u32,
     depth: u32,
-    /// Steps that the sending GPU has handed over, and that the receiving one has used.
+    /// Steps that the sending GPU has handed over, and that the receiving GPU has used.
     pushed: u32,
     used: u32,
     sent: u32,
-    /// What is lost begins here.
+    /// The first lost message.
     data_until: Option<u32>,
     cts_until: Option<u32>,
     acknowledged_until: Option<u32>,
@@ -93,7 +94,8 @@ impl Edge {
 struct Ring {
     /// Edge number `i` leads from process `i` to the next one.
     edges: Vec<Edge>,
-    /// The slices of each GPU, and how many are done: whether one is received, whether one is sent.
+    /// The slices of each GPU, with whether one is received and whether one is sent, and how many
+    /// are done.
     program: Vec<(bool, bool)>,
     done: Vec<usize>,
     culprit: Culprit,
@@ -186,21 +188,21 @@ impl Ring {
     }
 }
 
-/// Its rank is known from messages only.
+/// Only messages show its rank.
 fn identity(i: usize) -> Identity {
     Identity { host: "a host".into(), pid: i as u32, rank: None, label: None }
 }
 
-/// What all are in but one that is absent. It is to wait for, or with, process number `peer`.
+/// The operation of all processes except an absent one. It waits for or with process number `peer`.
 fn operation(peer: u32) -> Operation {
     let call = Call { function: Function::AllReduce, number: Some(NUMBER) };
     Operation { call, communicator: 1, name: "dp".into(), peer: PeerRank::Known(peer) }
 }
 
-/// Questions, which are marked, and answers.
+/// Questions (marked true) and answers.
 type Frames = VecDeque<(bool, Vec<u8>)>;
 
-/// The processes, and what is under way between them.
+/// The processes, and the frames in flight between them.
 struct Network {
     ring: Ring,
     processes: Vec<Inquiry>,
@@ -280,7 +282,7 @@ impl Network {
         }
     }
 
-    /// Delivers what is under way, and what comes of it.
+    /// Delivers the frames in flight, and handles the results.
     fn deliver(&mut self, now: Duration, random: &mut TestRng) {
         loop {
             let ready: Vec<_> = self.frames.iter().filter(|(_, queue)| !queue.is_empty()).map(|(to, _)| *to).collect();
@@ -359,14 +361,14 @@ proptest! {
                     prop_assert!(findings.is_empty(), "process {i} knows no cause: {findings:#?}");
                     continue;
                 };
-                // Its proxy has posted receives ahead, so that it seems to wait as all others do.
+                // Its proxy has posted receives ahead, so it seems to wait like all others.
                 let least_lead = process.least_lead(END).expect("there is always one");
                 prop_assert!(findings.is_empty() || least_lead.who.rank == Some(k as u32), "process {i}: {least_lead:?}");
                 continue;
             };
             prop_assert!(is_right(nearest, culprit, size), "process {i}: {nearest:?}");
         }
-        // Two questions a second over each edge each way, and an answer to each; changes come on top.
+        // Two questions a second over each edge each way, and an answer to each, plus changes.
         prop_assert!(network.sent <= 2 * size * (4 * END.as_secs() as usize + 12), "{} frames", network.sent);
     }
 

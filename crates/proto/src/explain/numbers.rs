@@ -1,9 +1,9 @@
-//! What one end of a connection has counted.
+//! The counters of one end of a connection.
 
 use crate::codec::{Reader, Writer};
 use crate::{Violation, violation};
 
-/// Messages of one end since the connection was set up, by how far they are. Each number is modulo 2^32.
+/// Counts the messages of one end since set-up, by progress. Each counter is modulo 2^32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Numbers {
     /// The sending end.
@@ -12,20 +12,20 @@ pub enum Numbers {
         seen: u32,
         /// Messages that `isend` has accepted.
         sent: u32,
-        /// Of these, the ones that the peer's device has acknowledged.
+        /// Those of them that the peer's device has acknowledged.
         acknowledged: u32,
-        /// Whether NCCL calls `isend` without success, for want of a clear-to-send.
+        /// Whether NCCL calls `isend` without success for lack of a clear-to-send.
         wants: bool,
     },
     /// The receiving end.
     Receiver {
-        /// Buffers that `irecv` has been given.
+        /// Buffers posted by `irecv`.
         posted: u32,
-        /// Of these, the ones whose clear-to-send has been written.
+        /// Those of them whose clear-to-send has been written.
         announced: u32,
         /// Messages that have arrived.
         arrived: u32,
-        /// Whether a flush is not complete.
+        /// Whether a flush is incomplete.
         flushes: bool,
     },
 }
@@ -39,7 +39,7 @@ impl Numbers {
         }
     }
 
-    /// The messages that it has moved to the next process; those that came from another process count as negative.
+    /// The messages that it has moved to the next process; received messages count as negative.
     pub fn lead(&self) -> u32 {
         match *self {
             Self::Sender { sent, .. } => sent,
@@ -53,14 +53,14 @@ impl Numbers {
     }
 }
 
-/// How one end of a connection stands.
+/// The state of one end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
-    /// What it has counted.
+    /// Its counters.
     pub numbers: Numbers,
-    /// Whether the connection is being recovered.
+    /// Whether the connection is recovering.
     pub recovers: bool,
-    /// Whether NCCL has requests outstanding here and has made no call about them for a while.
+    /// Whether NCCL has requests outstanding here and has not called for them for a while.
     pub is_untested: bool,
     /// Milliseconds since it last changed.
     pub still_ms: u32,
@@ -85,7 +85,7 @@ impl End {
         let numbers = match side {
             0 => Numbers::Sender { seen: one, sent: two, acknowledged: three, wants: flag },
             1 => Numbers::Receiver { posted: one, announced: two, arrived: three, flushes: flag },
-            side => return Err(violation!("{side} is neither the sending nor the receiving end")),
+            side => return Err(violation!("{side} is neither a sender nor a receiver")),
         };
         Ok(Self { numbers, recovers, is_untested, still_ms: from.u32()? })
     }

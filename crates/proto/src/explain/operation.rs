@@ -1,10 +1,11 @@
-//! NCCL's operations, as a profiler is told of them: their names for people, and what two processes tell each other of them.
+//! NCCL's operations as reported to a profiler: their names for people, and their form in messages
+//! between processes.
 
 use crate::codec::{Reader, Writer};
 use crate::{Violation, violation};
 use std::fmt;
 
-/// Bytes of a communicator's name at most; a longer one is cut.
+/// The most bytes of a communicator's name; a longer one is truncated.
 pub const MAX_NAME_BYTES: usize = 31;
 /// Numbers of operations are below this one.
 const NUMBERS: u64 = 1 << 47;
@@ -34,12 +35,12 @@ pub enum Function {
     Send,
     /// ncclRecv.
     Recv,
-    /// Several of the two in one group.
+    /// Several sends and receives in one group.
     SendRecv,
 }
 
 impl Function {
-    /// All, each at the place that is its number.
+    /// All functions, each at the index that is its number.
     const ALL: [(Self, &str); 12] = [
         (Self::Other, "operation"),
         (Self::AllGather, "AllGather"),
@@ -68,7 +69,7 @@ impl Function {
         Self::ALL[self as usize].1
     }
 
-    /// Whether NCCL does it by sends and receives, which have connections of their own.
+    /// Whether NCCL implements it by sends and receives, which use separate connections.
     pub fn is_point_to_point(self) -> bool {
         matches!(self, Self::AlltoAll | Self::Gather | Self::Scatter | Self::Send | Self::Recv | Self::SendRecv)
     }
@@ -78,23 +79,24 @@ impl Function {
     }
 }
 
-/// A function and which of its operations.
+/// A function, and one of its operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Call {
     /// What it does.
     pub function: Function,
-    /// NCCL's number of it: it counts those of a communicator and function from 0. Sends and receives have none.
+    /// NCCL's number, which counts the operations of a communicator and function from 0. Sends and
+    /// receives have none.
     pub number: Option<u64>,
 }
 
 impl Call {
-    /// In 60 bits. Never 0.
+    /// Encodes it in 60 bits. Never 0.
     pub fn to_bits(self) -> u64 {
         let number = self.number.map_or(NUMBERS, |number| number % NUMBERS);
         (1 << 59) | ((self.function as u64) << 48) | number
     }
 
-    /// From [`Self::to_bits`]. `None`: that has not made them.
+    /// Decodes the result of [`Self::to_bits`]; `None` for other values.
     pub fn from_bits(bits: u64) -> Option<Self> {
         let number = bits & ((1 << 48) - 1);
         let function = Function::from_bits((bits >> 48) & ((1 << 11) - 1))?;
@@ -110,32 +112,32 @@ impl fmt::Display for Call {
     }
 }
 
-/// An operation that a connection's messages are of.
+/// The operation of a connection's messages.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Operation {
     /// Which one.
     pub call: Call,
-    /// NCCL's number of the communicator, of which the lower 48 bits are known.
+    /// The lower 48 bits of NCCL's number of the communicator.
     pub communicator: u64,
-    /// The communicator's name, which its user may have given; else empty.
+    /// The communicator's name, if its user has set one; otherwise empty.
     pub name: String,
     /// The peer's rank in that communicator.
     pub peer: PeerRank,
 }
 
-/// What is known of the rank that a connection's peer has in the communicator of an operation.
+/// The rank of a connection's peer in the communicator of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PeerRank {
     /// It is this one.
     Known(u32),
-    /// The peer's process has it itself.
+    /// The rank of the peer's process itself.
     Own,
-    /// Nothing. The communicator may be another one than the connection's.
+    /// Unknown. The communicator may differ from the connection's.
     Unknown,
 }
 
 impl PeerRank {
-    /// Ranks are below this number; it and the next one stand for the others.
+    /// Ranks are below this number; it and the next one stand for the other variants.
     const RANKS: u32 = 1 << 31;
 
     fn to_bits(self) -> u32 {
@@ -151,7 +153,7 @@ impl PeerRank {
             rank if rank < Self::RANKS => Ok(Self::Known(rank)),
             Self::RANKS => Ok(Self::Own),
             _ if bits == Self::RANKS + 1 => Ok(Self::Unknown),
-            _ => Err(violation!("{bits:#x} is no rank")),
+            _ => Err(violation!("{bits:#x} is not a rank")),
         }
     }
 }
@@ -166,7 +168,7 @@ impl Operation {
 
     pub(super) fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
         let bits = from.u64()?;
-        let call = Call::from_bits(bits).ok_or_else(|| violation!("{bits:#x} is no operation"))?;
+        let call = Call::from_bits(bits).ok_or_else(|| violation!("{bits:#x} is not an operation"))?;
         let (communicator, name) = (from.u64()?, from.name()?);
         if name.len() > MAX_NAME_BYTES || communicator >> 48 != 0 {
             return Err(violation!("communicator {communicator:#x} with a name of {} bytes", name.len()));
@@ -175,7 +177,7 @@ impl Operation {
     }
 }
 
-/// As much of a communicator's name as is kept.
+/// The part of a communicator's name that is kept.
 pub fn cut(name: &str) -> &str {
     let end = (0..=name.len().min(MAX_NAME_BYTES)).rev().find(|at| name.is_char_boundary(*at));
     &name[..end.unwrap_or(0)]
@@ -191,14 +193,15 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Whether NCCL in a process has begun an operation. It says so after it has launched it.
+/// Whether NCCL in a process has begun an operation. NCCL reports it after the launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begun {
-    /// It is not known.
+    /// Unknown.
     Unknown,
     /// It has.
     Yes,
-    /// It has not. The last one of the same function and communicator that it has begun has this number, if it has begun any.
+    /// It has not. The number is that of the last operation of the same function and communicator
+    /// that it has begun, if any.
     No(Option<u64>),
 }
 
@@ -218,24 +221,24 @@ impl Begun {
             (0, 0) => Ok(Self::Unknown),
             (1, 0) => Ok(Self::Yes),
             (2, last) if last <= NUMBERS => Ok(Self::No(last.checked_sub(1))),
-            (kind, last) => Err(violation!("{kind} and {last} do not tell whether an operation is begun")),
+            (kind, last) => Err(violation!("{kind} and {last} do not say whether an operation has begun")),
         }
     }
 }
 
-/// What a process has begun in one of NCCL's communicators.
+/// The operations that a process has begun in one of NCCL's communicators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
     /// As [`Operation::communicator`].
     pub communicator: u64,
     /// This process's rank in it.
     pub rank: u32,
-    /// For each function the last number that was begun plus 1; 0: none.
+    /// For each function, one more than the last number begun; 0 if none.
     pub begun: [u64; Function::COUNT],
 }
 
 impl Progress {
-    /// Whether `call` is begun.
+    /// Whether `call` has begun.
     fn of(&self, call: Call) -> Begun {
         let Some(number) = call.number else { return Begun::Unknown };
         let begun = self.begun[call.function as usize];
@@ -243,8 +246,9 @@ impl Progress {
     }
 }
 
-/// Whether the process that has begun `all`, in the order of their communicators, has begun `operation`, which a peer waits in. It is not known if the peer waits for another rank,
-/// for which this process only sends (PXN).
+/// Whether the process that has begun `all`, in the order of their communicators, has begun
+/// `operation`, in which a peer waits. Unknown if the peer waits for another rank, on whose behalf
+/// this process only sends (PXN).
 pub(super) fn begun(all: &[Progress], operation: &Operation) -> Begun {
     // Several GPUs of a process may be in one communicator.
     let first = all.partition_point(|progress| progress.communicator < operation.communicator);

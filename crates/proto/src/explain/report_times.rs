@@ -3,13 +3,14 @@
 use crate::control::Time;
 use std::time::Duration;
 
-/// Repeats of a report, by the age of the wait; later ones every [`LAST_PAUSE`].
+/// Repetitions of a report, by the age of the wait; later ones every [`LAST_PAUSE`].
 const REPEATS: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(300)];
 const LAST_PAUSE: Duration = Duration::from_secs(600);
-/// A limit that learns is never longer.
+/// The longest limit that adapts.
 const MAX_LEARNT: Duration = Duration::from_secs(120);
 
-/// Peers are asked from so long before a report on. Whether one of them is silent shows after 3 s, and ends are looked at once a second.
+/// How long before a report the peers are asked. Whether one is silent shows after 3 s, and ends
+/// are checked once a second.
 const LEAD: Duration = Duration::from_millis(3500);
 
 /// How long a wait may last before it is reported.
@@ -17,44 +18,45 @@ const LEAD: Duration = Duration::from_millis(3500);
 pub struct ReportTimes {
     /// `None`: nothing is reported.
     limit: Option<Duration>,
-    /// Whether a wait that ends by itself after a report makes the limit longer.
+    /// Whether the limit grows when a reported wait ends by itself.
     learns: bool,
-    /// The wait that has been reported: its age at the last report, and when it was looked at last.
+    /// The reported wait: its age at the last report, and at the last check.
     reported: Option<(Duration, Duration)>,
 }
 
-/// What is to be said of the longest wait.
+/// What to report about the longest wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
     /// Nothing.
     Nothing,
-    /// The limit is reached: who waits for whom.
+    /// The limit is reached: report who waits for whom.
     Report,
-    /// It went on after so long; from now on a wait is reported after the other time.
+    /// It ended after the first time; from now on a wait is reported after the second.
     WentOn(Duration, Duration),
-    /// Its connection was closed after so long.
+    /// Its connection was closed after this time.
     Closed(Duration),
 }
 
 impl ReportTimes {
-    /// Reports after `limit`; zero: never. If it `learns`, the limit is doubled by each wait that ends by itself.
+    /// Reports after `limit`; zero disables this. If it `learns`, each wait that ends by itself
+    /// doubles the limit.
     pub fn new(limit: Duration, learns: bool) -> Self {
         Self { limit: Some(limit).filter(|limit| !limit.is_zero()), learns, reported: None }
     }
 
-    /// How long a wait may last; `None`: for ever.
+    /// How long a wait may last; `None` for ever.
     pub fn limit(&self) -> Option<Duration> {
         self.limit
     }
 
-    /// Whether a report will be due soon, or is due, if the longest wait, which lasts `age`, goes on.
+    /// Whether a report is due, or will be soon, if the longest wait, of age `age`, continues.
     pub fn is_near(&self, age: Option<Time>) -> bool {
         let next = self.reported.map(|(report, _)| next_after(report)).or(self.limit);
         age.zip(next).is_some_and(|(age, next)| age + LEAD >= next)
     }
 
-    /// What is due now that the longest wait lasts `age`; `None`: nobody waits. `is_closed`: a connection that waited has been closed
-    /// since the last call.
+    /// What is due for a longest wait of age `age`; `None` if there is no wait. `is_closed`: a
+    /// connection was closed while it waited, since the last call.
     pub fn check(&mut self, age: Option<Time>, is_closed: bool) -> Due {
         let Some(limit) = self.limit else { return Due::Nothing };
         let age = age.unwrap_or_default();
@@ -79,18 +81,18 @@ impl ReportTimes {
         }
     }
 
-    /// Nothing is known any more of the wait that has been reported.
+    /// Forgets the reported wait.
     pub fn forget(&mut self) {
         self.reported = None;
     }
 
-    /// A wait of this age has been reported.
+    /// Records that a wait of this age has been reported.
     pub fn handle_report(&mut self, age: Duration) {
         self.reported = Some((age, age));
     }
 }
 
-/// The age at which a wait is reported again that was reported at the age `before`.
+/// The age at which to repeat the report of a wait that was reported at age `before`.
 fn next_after(before: Duration) -> Duration {
     let last = REPEATS[REPEATS.len() - 1];
     let repeat = REPEATS.into_iter().find(|repeat| before < *repeat);
@@ -105,7 +107,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// The ages at which a wait that goes on for an hour is reported, looked at each second.
+    /// The ages at which a wait of an hour is reported, checked each second.
     #[test]
     fn a_wait_is_reported_at_the_limit_and_then_ever_more_seldom() {
         let mut report_times = ReportTimes::new(s(10), true);

@@ -1,4 +1,4 @@
-//! What an end of a connection waits for, from the numbers of both ends.
+//! What an end of a connection waits for, derived from the counters of both ends.
 
 use super::numbers::{End, Numbers};
 use crate::{Violation, violation};
@@ -8,35 +8,36 @@ use crate::{Violation, violation};
 pub enum Verdict {
     /// For nothing.
     NotWaiting,
-    /// Not known: the peer has not been asked, or has not answered yet.
+    /// Unknown: the peer has not been asked, or has not answered yet.
     Unknown,
-    /// For a peer that is not at rest: its numbers, or those of other connections of its process, have changed within the last second.
+    /// For a busy peer: its counters, or those of other connections of its process, have changed
+    /// within the last second.
     Moving,
     /// For the device's own read of GPU memory, the flush.
     Flush,
-    /// For NCCL in this process, which makes no call although requests are outstanding.
+    /// For NCCL in this process, which makes no calls although requests are outstanding.
     OwnNotTested,
     /// For the recovery of the connection.
     Recovering,
     /// For a peer whose process has ended.
     PeerGone,
-    /// For a process that does not answer although the control connection to it stands.
+    /// For a process that does not answer although its control connection exists.
     PeerSilent,
-    /// Not known: the control connection is lost.
+    /// Unknown: the control connection is lost.
     Unreachable,
     /// For NCCL in the peer's process, which has not accepted the connection.
     NotAccepted,
-    /// For acknowledgements. What has arrived is not known.
+    /// For acknowledgements; whether the messages have arrived is unknown.
     Unacknowledged,
-    /// For messages that have been sent and have not arrived.
+    /// For messages that were sent and have not arrived.
     DataLost,
     /// For acknowledgements of messages that have arrived.
     AcknowledgementsLost,
-    /// For clear-to-sends that the receiver has to send, or has sent, and that have not arrived.
+    /// For clear-to-sends that the receiver must send, or has sent, and that have not arrived.
     ClearToSendsLost,
-    /// For a clear-to-send with another tag than those that are there.
+    /// For a clear-to-send with a tag other than the present ones.
     OtherTags,
-    /// For NCCL in the peer's process, which makes no call although requests are outstanding.
+    /// For NCCL in the peer's process, which makes no calls although requests are outstanding.
     PeerNotTested,
     /// For a peer that itself waits for another one.
     PeerWaits,
@@ -75,7 +76,7 @@ impl Verdict {
         Self::OwnHasNotSent,
     ];
 
-    /// Whether it names what does not go on, and neither a further process nor that nothing is known.
+    /// Whether it names a cause, rather than a further process or an unknown state.
     pub fn is_cause(self) -> bool {
         use Verdict::{Moving, NotWaiting, OwnHasNotAsked, OwnHasNotSent, PeerWaits, Unknown};
         !matches!(self, NotWaiting | Unknown | Moving | PeerWaits | OwnHasNotAsked | OwnHasNotSent)
@@ -87,16 +88,16 @@ impl Verdict {
 
     pub(super) fn from_bits(bits: u8) -> Result<Self, Violation> {
         let found = Self::ALL.into_iter().find(|verdict| verdict.to_bits() == bits);
-        found.ok_or_else(|| violation!("{bits} is no verdict"))
+        found.ok_or_else(|| violation!("{bits} is not a verdict"))
     }
 }
 
-/// What is known of the peer of an end.
+/// The known state of an end's peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer<'a> {
     /// Nothing yet.
     Unknown,
-    /// It has told how its end and its process stand.
+    /// It has reported the state of its end and its process.
     Answered {
         /// Its end.
         end: &'a End,
@@ -107,7 +108,7 @@ pub enum Peer<'a> {
     },
     /// Its NCCL has not accepted the connection.
     NotAccepted,
-    /// It has been asked several times and does not answer, although the control connection stands.
+    /// It was asked several times and does not answer, although the control connection exists.
     Silent,
     /// The control connection is lost.
     Unreachable,
@@ -115,9 +116,9 @@ pub enum Peer<'a> {
     Gone,
 }
 
-/// An end whose numbers have changed within this time goes on. Milliseconds.
+/// An end whose counters have changed within this time makes progress. Milliseconds.
 const STILL_MS: u32 = 1000;
-/// After this time without a call of NCCL's, outstanding requests are not tested. Milliseconds.
+/// NCCL has stopped testing outstanding requests after this time without a call. Milliseconds.
 pub(super) const UNTESTED_MS: u32 = 3000;
 
 /// What the end `mine` waits for.
@@ -149,7 +150,7 @@ pub fn judge(mine: &End, peer: Peer<'_>) -> Verdict {
     }
 }
 
-/// What the end `mine`, which waits for nothing, owes its peer.
+/// What the idle end `mine` owes its peer.
 fn owed(mine: &Numbers, theirs: &Numbers) -> Verdict {
     match (*mine, *theirs) {
         (Numbers::Receiver { .. }, Numbers::Sender { sent, acknowledged, wants: true, .. }) if sent == acknowledged => {
@@ -177,7 +178,7 @@ fn is_before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
-/// From the numbers of two ends that stand still.
+/// The verdict from the counters of two ends that stand still.
 fn judge_numbers(mine: &End, theirs: &End) -> Verdict {
     let is_sender = mine.numbers.is_sender();
     let (sender, receiver) = if is_sender { (mine, theirs) } else { (theirs, mine) };
@@ -186,12 +187,12 @@ fn judge_numbers(mine: &End, theirs: &End) -> Verdict {
     else {
         return Verdict::Unknown;
     };
-    // Behind the first message whose acknowledgement is lost, a queue pair carries no others.
+    // After the first message with a lost acknowledgement, a queue pair carries no others.
     if is_before(acknowledged, arrived) && (arrived != sent || is_sender) {
         return Verdict::AcknowledgementsLost;
     }
-    // What is acknowledged has arrived at the receiver's device, where NCCL has made no call since; unless it has called for so long
-    // without success that the device must have lost it.
+    // Acknowledged messages have reached the receiver's device, and NCCL has made no call there
+    // since. If it has called without success for long, the device must have lost them.
     if is_before(arrived, acknowledged) && receiver.still_ms < UNTESTED_MS {
         return if is_sender { Verdict::PeerNotTested } else { Verdict::OwnNotTested };
     }
@@ -227,7 +228,7 @@ mod tests {
         Peer::Answered { end, waits, is_busy: false }
     }
 
-    /// What each of two ends says: the sender's first.
+    /// The verdicts of both ends, the sender's first.
     fn both(sender: &End, receiver: &End, waits: [bool; 2]) -> [Verdict; 2] {
         [judge(sender, answered(receiver, waits[1])), judge(receiver, answered(sender, waits[0]))]
     }

@@ -1,4 +1,4 @@
-//! One end of a connection, as it was looked at last, and what its peer has said.
+//! One end of a connection: its latest state, and its peer's reports.
 
 use super::look::{Contact, Look};
 use super::message::{Answer, Question, Standing};
@@ -9,41 +9,41 @@ use crate::control::Time;
 use crate::identity::Identity;
 use std::time::Duration;
 
-/// An end that waits has stood still for so long before it counts as one that waits.
+/// How long a waiting end must stand still before it counts as waiting.
 pub(super) const SETTLED: Duration = Duration::from_secs(1);
-/// How long an answer counts, and how long a peer that has asked is told of changes.
+/// How long an answer is valid, and how long a peer that has asked gets updates.
 pub(super) const FRESH: Duration = Duration::from_secs(3);
-/// A peer that has not answered for so long is silent, if it has been asked [`MIN_QUESTIONS`] times.
+/// A peer counts as silent after this time without an answer to [`MIN_QUESTIONS`] questions.
 const SILENT: Duration = Duration::from_secs(3);
 const MIN_QUESTIONS: u32 = 4;
-/// After this time without a call of NCCL's, outstanding requests are not tested.
+/// NCCL has stopped testing outstanding requests after this time without a call.
 const UNTESTED: Duration = Duration::from_millis(UNTESTED_MS as u64);
-/// NCCL calls `isend` without success if it has done so within this time.
+/// NCCL wants to send if a call of `isend` was refused within this time.
 const WANTED: Duration = Duration::from_millis(2500);
 
-/// One end. Its peer is asked and told by [`super::inquiry::Inquiry`].
+/// One end. [`super::inquiry::Inquiry`] sends questions and answers to its peer.
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) look: Look,
-    /// The operation that its messages are of, if NCCL has told.
+    /// The operation of its messages, if NCCL has reported it.
     pub(super) operation: Option<Operation>,
-    /// As it was told when the connection was set up.
+    /// The peer's identity at set-up.
     pub(super) peer: Identity,
-    /// When it moved last, or began to wait.
+    /// When it last moved, or began to wait.
     pub(super) since: Time,
-    /// When `isend` was called without success last.
+    /// When `isend` was last refused.
     pub(super) refused: Option<Time>,
-    /// When NCCL called last.
+    /// When NCCL last called.
     pub(super) called: Time,
-    /// The questions that the peer has not answered: since when, and how many.
+    /// The peer's unanswered questions: since when, and how many.
     pub(super) unanswered: Option<(Time, u32)>,
     pub(super) last_question: Option<Time>,
     pub(super) answer: Option<(Time, Answer)>,
-    /// When the peer asked last.
+    /// When the peer last asked.
     pub(super) asked: Option<Time>,
-    /// What it asked.
+    /// Its question.
     pub(super) question: Option<Question>,
-    /// What it was answered last.
+    /// The latest answer to it.
     pub(super) told: Option<Standing>,
 }
 
@@ -71,7 +71,7 @@ impl Watched {
             Numbers::Receiver { posted, announced, arrived, .. } => (posted, announced, arrived),
         };
         if counts(look.numbers) != counts(self.look.numbers) {
-            // What was refused before may have been before this.
+            // Earlier refusals may precede this.
             self.refused = None;
         } else if look.refusals != self.look.refusals {
             self.refused = Some(now);
@@ -101,7 +101,7 @@ impl Watched {
         }
     }
 
-    /// Whether the peer has begun the operation, as far as it has told.
+    /// Whether the peer has begun the operation, according to its reports.
     pub(super) fn begun(&self, now: Time) -> Begun {
         self.standing(now).filter(|_| self.operation.is_some()).map_or(Begun::Unknown, |standing| standing.begun)
     }
@@ -110,7 +110,7 @@ impl Watched {
         self.look.numbers.is_waiting() && now >= self.since + SETTLED
     }
 
-    /// The peer's standing, if it has told it lately.
+    /// The peer's state, if it was reported recently.
     pub(super) fn standing(&self, now: Time) -> Option<&Standing> {
         match self.answer.as_ref().filter(|(came, _)| now < *came + FRESH) {
             Some((_, Answer::Stands(standing))) => Some(standing),
@@ -135,12 +135,12 @@ impl Watched {
         judge(&self.end(now), peer)
     }
 
-    /// The rank with which this process sends on the connection, if messages tell it.
+    /// The rank with which this process sends on the connection, if messages show it.
     pub(super) fn own_rank(&self) -> Option<u32> {
         self.look.sender_rank.filter(|_| self.look.numbers.is_sender())
     }
 
-    /// Identity the peer is, as far as it is known.
+    /// The peer's identity, as far as known.
     pub(super) fn peer(&self) -> Identity {
         let mut peer = self.peer.clone();
         match &self.answer {
@@ -152,7 +152,7 @@ impl Watched {
     }
 }
 
-/// As messages have it.
+/// Milliseconds, as in messages.
 pub(super) fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }
@@ -195,7 +195,7 @@ mod tests {
         assert!(waits(refused + WANTED - Duration::from_nanos(1), 1) && !waits(refused + WANTED, 1));
     }
 
-    /// What was posted just now has not waited for a call, however long NCCL has made none before.
+    /// A request posted just now has not waited for a call, however long NCCL made none before.
     #[test]
     fn an_end_without_requests_is_not_untested() {
         let mut watched = watched(false, false, Contact::Up);
@@ -207,7 +207,7 @@ mod tests {
         assert!(!watched.end(begun + UNTESTED / 2).is_untested && watched.end(begun + UNTESTED).is_untested);
     }
 
-    /// While it is recovered, NCCL's calls do nothing.
+    /// During a recovery, NCCL's calls do nothing.
     #[test]
     fn a_connection_is_untested_only_while_it_stands() {
         let is_untested = |recovers, contact| watched(true, recovers, contact).end(Time::ZERO + UNTESTED).is_untested;

@@ -1,5 +1,5 @@
 //! Strangers who know a token: more of them than a process keeps, and some in the place of a peer that is dialled. They say anything. However
-//! they do, no more of them are kept than may be, and none of those who have shown nothing when nobody listens any more.
+//! they do, no more of them are kept than may be, and none of those who have shown nothing when there is no listener any more.
 
 use super::world::address;
 use crate::control::acceptor::{GRACE, MAX_CLIENTS};

@@ -68,7 +68,7 @@ fn the_log_counts_the_connections_that_resume() {
         two.near.handle_bytes(two.now, conn, &answer.emit());
     }
     two.events();
-    let told: Vec<_> = two.log[0].iter().filter(|(_, text)| text.contains(" go on over it")).collect();
+    let told: Vec<_> = two.log[0].iter().filter(|(_, text)| text.contains(" resumed over it")).collect();
     assert!(matches!(told[..], [(Level::Info, text)] if text.contains("is back: 2 connection(s)")), "{told:?}");
 }
 
