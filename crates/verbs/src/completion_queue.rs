@@ -6,7 +6,7 @@ use super::{create, sys};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// Bytes of locked memory that a completion takes at most, as drivers are known to lay it out.
+/// The most locked memory of a completion in bytes, for known drivers.
 const COMPLETION_BYTES: u64 = 128;
 
 /// A completion queue, which is polled.
@@ -30,7 +30,7 @@ impl CompletionQueue {
     /// # Errors
     /// The device has no more completion queues, or none so large.
     pub fn new(context: &Arc<Context>, entries: u32) -> Result<Arc<Self>> {
-        // SAFETY: the context is open, and its device filled the table in when it was opened.
+        // SAFETY: the context is open, and its device initialised the table when it was opened.
         let poll = unsafe { (*context.raw()).ops.poll_cq };
         let Some(poll) = poll else {
             return Err(Error::misuse(format!("{} has no ibv_poll_cq", context.name())));
@@ -39,18 +39,19 @@ impl CompletionQueue {
         let (null, of_events) = (std::ptr::null_mut(), Arc::as_ptr(&failure).cast_mut().cast());
         let operation = format_args!("ibv_create_cq({}, {entries} entries)", context.name());
         let raw = create::create(operation, u64::from(entries) * COMPLETION_BYTES, || {
-            // SAFETY: the context is open; no completion channel is asked for. `failure` lives as long as the queue.
+            // SAFETY: the context is open; there is no completion channel. `failure` lives as long
+            // as the queue.
             unsafe { (context.library.ibv_create_cq)(context.raw(), entries as i32, of_events, null, 0) }
         })?;
         Ok(Arc::new(Self { raw, poll, context: Arc::clone(context), failure }))
     }
 
-    /// The name that events of the device have for it. No other queue of this process ever has the same.
+    /// Its id in events of the device. No other queue of this process ever has the same.
     pub fn id(&self) -> u64 {
         self.failure.id()
     }
 
-    /// Whether the device has said that it has failed: it reports nothing more than what it has by now.
+    /// Whether the device has reported that it has failed: no further completions will arrive.
     pub fn has_failed(&self) -> bool {
         self.failure.has_failed()
     }
@@ -58,10 +59,11 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: created by us, destroyed once; the queue pairs that use it hold an Arc and are gone. No event names it any more.
+        // SAFETY: created by us, destroyed once; the queue pairs that use it hold an Arc and are
+        // gone. No pending event names it.
         let rc = unsafe { (self.context.library.ibv_destroy_cq)(self.raw) };
         if rc != 0 {
-            // The queue is still there, and an event may name it.
+            // The queue still exists, and an event may name it.
             std::mem::forget(Arc::clone(&self.failure));
         }
         self.context.handle_released("ibv_destroy_cq", rc);

@@ -15,21 +15,22 @@ use std::time::Instant;
 
 /// An open RDMA device.
 ///
-/// Forked children keep neither its descriptors nor its mappings (`net::control::fork` of the plugin): else the kernel would keep the queue pairs
-/// alive after this process has died, for as long as a child lives, and they would still acknowledge.
+/// Forked children keep neither its descriptors nor its mappings (`net::control::fork` of the
+/// plugin). Otherwise the kernel would keep the queue pairs alive after the death of this process,
+/// for as long as a child lives, and they would still acknowledge.
 #[derive(Debug)]
 pub struct Context {
     raw: *mut sys::ibv_context,
     name: String,
-    /// GUID of the device, which it keeps when it is lost and comes back; 0: it has none.
+    /// GUID of the device, which is the same when it is lost and comes back; 0 if it has none.
     guid: u64,
-    /// Whether no other device in the list had that when it was opened.
+    /// Whether no other device in the list had the same GUID when it was opened.
     has_own_guid: bool,
     port_changes: AtomicU32,
     pub(super) ports: KnownPorts,
-    /// When it reported that it is lost.
+    /// When it reported its loss.
     failed: OnceLock<Instant>,
-    /// Whether its queue pairs can be queried, once that has been tried.
+    /// Whether its queue pairs can be queried, once that was tried.
     answers_queries: OnceLock<bool>,
     pub(super) library: Arc<Library>,
 }
@@ -55,9 +56,9 @@ pub struct DeviceAttributes {
     pub system_image_guid: u64,
     /// Number of ports. The first one is port 1.
     pub port_count: u8,
-    /// Queue pairs that the device can have.
+    /// The most queue pairs of the device.
     pub max_queue_pairs: i32,
-    /// Memory regions that the device can have.
+    /// The most memory regions of the device.
     pub max_memory_regions: i32,
     /// Version of the firmware, as the device reports it.
     pub firmware: [u8; 64],
@@ -78,19 +79,20 @@ pub enum AsyncEvent {
     DeviceFatal,
     /// The completion queue with this [`id`](super::completion_queue::CompletionQueue::id) has failed and reports nothing more.
     CompletionQueueError(u64),
-    /// A queue pair has failed, as its completions show too. The text names the event.
+    /// A queue pair has failed, which its completions also show. The text names the event.
     QueuePairError(&'static str),
     /// An event of this number, which needs no action.
     Other(i32),
 }
 
 impl Context {
-    /// Opens all devices: those that can be opened, and the errors of the others.
+    /// Opens all devices. Returns those that could be opened, and the errors of the others.
     ///
     /// # Errors
-    /// libibverbs gives no list of devices.
+    /// libibverbs returns no list of devices.
     pub fn open_all(library: &Arc<Library>) -> Result<(Vec<Arc<Self>>, Vec<NotOpened>)> {
-        // SAFETY: the call has no preconditions; a failure of it (no kernel support) matters only to forking programs.
+        // SAFETY: the call has no preconditions; its failure (no kernel support) only matters to
+        // forking programs.
         unsafe { (library.ibv_fork_init)() };
         let (mut contexts, mut failures) = (Vec::new(), Vec::new());
         let list = DeviceList::new(library)?;
@@ -105,12 +107,13 @@ impl Context {
         Ok((contexts, failures))
     }
 
-    /// Opens the device as it is in the system now: one that was lost and has come back is another one to libibverbs. It is known by
-    /// its GUID, since two devices may have come back under each other's names. Functions of one card, or devices without a GUID, may
-    /// have the same: of those it is the one for whose name `is_at_place` says so.
+    /// Opens the device as it is in the system now: to libibverbs, a device that comes back is
+    /// another one. Finds it by its GUID, since two devices may have swapped their names. If
+    /// several have that GUID, such as functions of one card, or if it has none, `is_at_place`
+    /// decides by name.
     ///
     /// # Errors
-    /// It is not there, or cannot be opened.
+    /// It is absent, or cannot be opened.
     pub fn open_again(&self, is_at_place: impl Fn(&str) -> bool) -> Result<Arc<Self>> {
         let (library, name) = (&self.library, &self.name);
         let list = DeviceList::new(library)?;
@@ -132,7 +135,7 @@ impl Context {
         self.raw
     }
 
-    /// Whether the driver has `ibv_query_qp`, as is tried once, on `qp`.
+    /// Whether the driver supports `ibv_query_qp`; tried once, on `qp`.
     ///
     /// # Safety
     /// The queue pair is live and of this context.
@@ -168,30 +171,31 @@ impl Context {
         })
     }
 
-    /// Whether libibverbs has the call that registers dma-bufs.
+    /// Whether libibverbs has the function that registers dma-bufs.
     pub fn knows_dmabuf(&self) -> bool {
         self.library.ibv_reg_dmabuf_mr.is_some()
     }
 
-    /// Number of events so far that reported a change of a port, of its GID table too, or the loss of the device. `None`: there is an event
-    /// that nobody has taken yet.
+    /// Number of events so far that reported a change of a port, including its GID table, or the
+    /// loss of the device. `None`: an event is pending.
     pub fn port_changes(&self) -> Option<u32> {
         let fd = self.event_fd();
         let is_waiting = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec::default())) != Ok(0);
         (!is_waiting).then(|| self.port_changes.load(Ordering::Acquire))
     }
 
-    /// Whether it has reported that it is lost. It stays so: the device can only be opened again.
+    /// Whether it has reported its loss. This is final: the device can only be opened again.
     pub fn has_failed(&self) -> bool {
         self.failed_at().is_some()
     }
 
-    /// When it reported that it is lost.
+    /// When it reported its loss.
     pub fn failed_at(&self) -> Option<Instant> {
         self.failed.get().copied()
     }
 
-    /// What was made from it has been given back by `call`, which returned `rc`. A device that is lost may refuse that.
+    /// An object created from it was released by `call`, which returned `rc`. A lost device may
+    /// refuse that.
     pub(super) fn handle_released(&self, call: &str, rc: i32) {
         match rc {
             0 => {}
@@ -200,13 +204,14 @@ impl Context {
         }
     }
 
-    /// The descriptor for commands, from whose file pages of the device are mapped. Negative: the driver has none.
+    /// The descriptor for commands, whose file is mapped for pages of the device. Negative: the
+    /// driver has none.
     pub fn command_fd(&self) -> RawFd {
         // SAFETY: the context is open.
         unsafe { (*self.raw).cmd_fd }
     }
 
-    /// The descriptor that is readable while there is an event to take.
+    /// The descriptor that is readable while an event is pending.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is open.
         let fd: RawFd = unsafe { (*self.raw).async_fd };
@@ -225,16 +230,16 @@ impl Context {
             .map_err(|e| Error::os(format_args!("fcntl of the events of {}", self.name), e.raw_os_error()))
     }
 
-    /// Takes the next event. It is acknowledged when the returned value is dropped. A completion queue that it names is not
-    /// destroyed before that, and is known to [have failed](super::completion_queue::CompletionQueue::has_failed) from
-    /// then on.
+    /// Reads the next event. Dropping the returned value acknowledges it. Until then a completion
+    /// queue that it names is not destroyed. From then on the queue is known to [have
+    /// failed](super::completion_queue::CompletionQueue::has_failed).
     pub fn next_event(&self) -> Option<UnackedEvent<'_>> {
         let mut raw = sys::ibv_async_event { element: 0, event_type: -1 };
         // SAFETY: the context is open and `raw` has the size and layout of the struct.
         if unsafe { (self.library.ibv_get_async_event)(self.raw, &raw mut raw) } != 0 {
             return None;
         }
-        // SAFETY: libibverbs has filled it in just now, and the event is not acknowledged.
+        // SAFETY: libibverbs has just filled it in, and the event is not acknowledged.
         let event = unsafe { raw.decode() };
         if let AsyncEvent::DeviceFatal = event {
             self.failed.get_or_init(Instant::now);
@@ -265,12 +270,14 @@ impl Drop for UnackedEvent<'_> {
 
 impl sys::ibv_async_event {
     /// # Safety
-    /// It is an event of a device that this process has opened, and not acknowledged: what it names exists.
+    /// It is an unacknowledged event of a device that this process has opened: the object that it
+    /// names exists.
     unsafe fn decode(&self) -> AsyncEvent {
         let port = self.element as u32 as u8;
         match self.event_type {
             sys::IBV_EVENT_CQ_ERR => {
-                // SAFETY: all queues of such a device are of `CompletionQueue::new`, and this one exists, as the caller promises.
+                // SAFETY: all queues of such a device come from `CompletionQueue::new`, and this
+                // one exists, by the caller's contract.
                 AsyncEvent::CompletionQueueError(unsafe { QueueFailure::handle(self.element as *const sys::ibv_cq) })
             }
             sys::IBV_EVENT_QP_FATAL => AsyncEvent::QueuePairError("queue pair fatal error"),
@@ -299,14 +306,14 @@ impl Drop for Context {
     }
 }
 
-/// The devices that libibverbs knows.
+/// The devices in libibverbs' list.
 struct DeviceList<'a> {
     raw: *mut *mut sys::ibv_device,
     count: usize,
     library: &'a Library,
 }
 
-/// One of them.
+/// A device in the list.
 struct ListedDevice<'a> {
     raw: *mut sys::ibv_device,
     name: String,
@@ -316,7 +323,7 @@ struct ListedDevice<'a> {
 
 impl<'a> DeviceList<'a> {
     /// # Errors
-    /// libibverbs gives no list of devices.
+    /// libibverbs returns no list of devices.
     fn new(library: &'a Library) -> Result<Self> {
         let mut count = 0;
         // SAFETY: `count` is a valid place for the number.
@@ -327,7 +334,7 @@ impl<'a> DeviceList<'a> {
 
     fn devices(&self) -> impl Iterator<Item = ListedDevice<'_>> {
         (0..self.count).map(|place| {
-            // SAFETY: the list has so many entries.
+            // SAFETY: the list has that many entries.
             let raw = unsafe { *self.raw.add(place) };
             // SAFETY: the device is of a list that has not been freed.
             let (name, guid) =
@@ -361,7 +368,7 @@ impl ListedDevice<'_> {
     }
 }
 
-/// The error of `ibv_get_device_list`, which gives an empty list where there are just no devices.
+/// The error of `ibv_get_device_list`, which returns an empty list if there are simply no devices.
 fn no_list(errno: i32) -> Error {
     let error = Error::os("ibv_get_device_list", errno);
     match errno {

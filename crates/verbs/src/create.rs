@@ -1,7 +1,7 @@
 //! Calls of libibverbs that create an object and return NULL on failure.
 //!
-//! Some drivers return NULL without setting errno. So errno is cleared before each call: a value that an earlier call has
-//! left there is not taken for the reason.
+//! Some drivers return NULL without setting errno. So errno is cleared before each call, and the
+//! value of an earlier call is not taken for the reason.
 
 use super::memlock;
 use crate::error::{Error, Result, errno};
@@ -14,7 +14,7 @@ pub(super) struct CreateError {
     errno: i32,
 }
 
-/// The object that `call` creates.
+/// Runs `call`, which creates an object.
 ///
 /// # Errors
 /// The call returns NULL.
@@ -25,7 +25,8 @@ pub(super) fn try_create<T>(call: impl FnOnce() -> *mut T) -> std::result::Resul
     if object.is_null() { Err(CreateError { errno: errno() }) } else { Ok(object) }
 }
 
-/// The object that `call` creates. `operation` names the call in the error, and locks up to `bytes` of memory.
+/// Runs `call`, which creates an object. `operation` names it in the error, and locks up to `bytes`
+/// of memory.
 ///
 /// # Errors
 /// The call returns NULL.
@@ -34,7 +35,7 @@ pub(super) fn create<T>(operation: impl fmt::Display, bytes: u64, call: impl FnO
 }
 
 impl CreateError {
-    /// The errno. Where the driver set none it is `EINVAL`, the most frequent reason.
+    /// The errno; if the driver set none, `EINVAL`, the most frequent reason.
     pub(super) fn errno(self) -> i32 {
         if self.errno == 0 { libc::EINVAL } else { self.errno }
     }
@@ -44,7 +45,7 @@ impl CreateError {
     pub(super) fn explain(self, operation: impl fmt::Display, bytes: u64) -> Error {
         let error = Error::of_device(operation, self.errno());
         match self.errno {
-            0 => error.hint("the driver refuses without saying why"),
+            0 => error.hint("the driver gives no reason"),
             errno => memlock::explain(error, errno, bytes),
         }
     }
@@ -66,7 +67,7 @@ mod tests {
         let silent = try_create(null_mut::<u8>).expect_err("NULL");
         assert_eq!(silent.errno(), libc::EINVAL);
         let text = silent.explain("ibv_create_qp(x)", u64::MAX).text();
-        assert!(text.contains("Invalid argument") && text.contains("without saying why"), "{text}");
+        assert!(text.contains("Invalid argument") && text.contains("gives no reason"), "{text}");
         assert!(!text.contains("MEMLOCK"), "{text}");
     }
 
@@ -78,7 +79,7 @@ mod tests {
         };
         let text = create("ibv_create_cq(x)", 0, refused).expect_err("NULL").text();
         assert!(text.starts_with("ibv_create_cq(x) failed: No such device"), "{text}");
-        assert!(!text.contains("without saying why"), "{text}");
+        assert!(!text.contains("gives no reason"), "{text}");
         assert_eq!(try_create(dangling_mut::<u8>), Ok(dangling_mut()));
     }
 }

@@ -4,21 +4,21 @@ use crate::error::{Error, Result, errno};
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// Descriptors from here on are none of stdin, stdout and stderr, which a process may have closed.
+/// The lowest descriptor to use: stdin, stdout and stderr may be closed, and must not be replaced.
 const FIRST: RawFd = 3;
 
-/// Another descriptor of the dma-buf that `fd` is one of. It is closed by exec. Half of the descriptors that the process may have are
-/// left to others.
+/// Duplicates the dma-buf descriptor `fd`. Exec closes the duplicate. It leaves half of the
+/// process's descriptors to others.
 ///
 /// # Errors
-/// `fd` is none, or the process has at least half of the descriptors that it may have.
+/// `fd` is invalid, or the process already has at least half as many descriptors as it may have.
 pub fn duplicate(fd: RawFd) -> Result<OwnedFd> {
     // SAFETY: plain numbers; the kernel checks the descriptor.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, FIRST) };
     if copy < 0 {
         return Err(Error::os(format_args!("duplicating descriptor {fd}"), errno()));
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just created, and not owned by anything else.
     let copy = unsafe { OwnedFd::from_raw_fd(copy) };
     match getrlimit(Resource::Nofile).current {
         Some(most) if copy.as_raw_fd() as u64 >= most / 2 => Err(Error::os(

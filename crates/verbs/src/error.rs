@@ -23,11 +23,12 @@ pub struct Error(Box<Detail>);
 pub struct Detail {
     /// What has failed.
     pub kind: Kind,
-    /// The operation that failed and its object, as in `ibv_alloc_pd(mlx5_0)`; without an errno, what is wrong.
+    /// The failed operation and its object, as in `ibv_alloc_pd(mlx5_0)`; without an errno, what is
+    /// wrong.
     pub operation: String,
     /// The system's error number, if there is one.
     pub errno: Option<i32>,
-    /// Likely causes and remedies, as they follow in the text.
+    /// Likely causes and remedies, which follow in the text.
     pub context: String,
 }
 
@@ -55,8 +56,8 @@ impl Error {
         Self::new(Kind::System, operation.to_string(), Some(errno))
     }
 
-    /// A call that a device carries out failed with `errno`. `EIO` says that the device does not work: it may be about to report that
-    /// it is lost, and be opened again later.
+    /// A call executed by a device failed with `errno`. `EIO` means that the device does not work:
+    /// it may be about to report its loss, and be opened again later.
     pub fn of_device(operation: impl fmt::Display, errno: i32) -> Self {
         let kind = if errno == libc::EIO { Kind::Device } else { Kind::System };
         Self::new(kind, operation.to_string(), Some(errno))
@@ -67,14 +68,14 @@ impl Error {
         Self::new(Kind::Device, operation.to_string(), Some(errno))
     }
 
-    /// The same error with a circumstance added to its context.
+    /// Adds a circumstance to the error's context.
     #[must_use]
     pub(crate) fn context(mut self, circumstance: impl fmt::Display) -> Self {
         self.0.context += &format!("; {circumstance}");
         self
     }
 
-    /// The same error with a hint, in parentheses, added to its context.
+    /// Adds a hint, in parentheses, to the error's context.
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl fmt::Display) -> Self {
         self.0.context += &format!(" ({hint})");

@@ -1,5 +1,6 @@
-//! Calls of a device that lie in front of its context, in `struct verbs_context`. libibverbs has no symbols for them: the inline functions
-//! of `infiniband/verbs.h` find them so. The struct grows towards lower addresses, so distances to the context stay.
+//! Functions of a device that precede its context, in `struct verbs_context`. libibverbs has no
+//! symbols for them; the inline functions of `infiniband/verbs.h` find them like this. The struct
+//! grows towards lower addresses, so distances to the context are stable.
 
 use super::sys;
 
@@ -16,10 +17,11 @@ pub const DEALLOC_TD: usize = 200;
 /// Bytes from `alloc_parent_domain` to the context.
 pub const ALLOC_PARENT_DOMAIN: usize = 208;
 
-/// The call that lies `distance` bytes in front of the context; `None` if the struct is shorter, or the device lacks the call.
+/// The function `distance` bytes before the context; `None` if the struct is shorter, or the device
+/// lacks the function.
 ///
 /// # Safety
-/// The context is open, and `Call` is the type of the function that lies there.
+/// The context is open, and `Call` is the type of the function there.
 pub unsafe fn find<Call: Copy>(context: *mut sys::ibv_context, distance: usize) -> Option<Call> {
     const { assert!(size_of::<Call>() == size_of::<usize>() && size_of::<Option<Call>>() == size_of::<Call>()) };
     // SAFETY: an open context.
@@ -27,11 +29,11 @@ pub unsafe fn find<Call: Copy>(context: *mut sys::ibv_context, distance: usize) 
         return None;
     }
     let before = |distance: usize| context.cast::<u8>().wrapping_sub(distance);
-    // SAFETY: the value of `abi_compat` says that the size stands here.
+    // SAFETY: the value of `abi_compat` shows that the size is here.
     let size = unsafe { before(SIZE).cast::<usize>().read() };
     if size < distance + size_of::<sys::ibv_context>() {
         return None;
     }
-    // SAFETY: the struct reaches so far in front of the context; a function of this type or NULL, which is `None`.
+    // SAFETY: the struct is long enough; a function of this type, or NULL, which is `None`.
     unsafe { before(distance).cast::<Option<Call>>().read() }
 }

@@ -1,25 +1,26 @@
 //! Safe, owned objects over libibverbs: the only code that calls `ibv_` functions.
 //!
-//! | file | what is in it |
-//! |---|---|
+//! | file | contents |
+//! | --- | --- |
 //! | [`library`] | libibverbs, loaded at run time, so that the plugin loads on a machine without it |
 //! | [`context`] | an open device and its asynchronous events |
 //! | [`port`] | queries of a port: state, GID table, speed |
 //! | [`memory`] | protection domains and memory regions |
 //! | [`shared`], `record`, `device_memory` | registered memory that a peer writes, and the order in which it is read |
-//! | [`sink`] | registered memory for tests of a path, whose bytes nobody looks at |
-//! | [`staging`] | registered memory that writes are sent from where a device has no inline data |
-//! | [`completion_queue`], `queue_failure`, [`queue_pair`] | the queues, and how the failure of one is known |
+//! | [`sink`] | registered memory for path tests, whose content is never read |
+//! | [`staging`] | registered memory as a source for writes where a device has no inline data |
+//! | [`completion_queue`], `queue_failure`, [`queue_pair`] | the queues, and how a failure is detected |
 //! | [`qp_ex`] | creating a queue pair for certain operations only |
-//! | [`thread_domain`] | queue pairs that one thread at a time uses |
+//! | [`thread_domain`] | queue pairs for one thread at a time |
 //! | [`path`] | from INIT to RTS |
 //! | [`work`] | work requests: posting them, polling their completions |
-//! | [`prepared_write`] | a write that is posted again and again with other values |
-//! | [`status`], [`error`] | why a work request failed, or a call |
-//! | [`extended_call`] | calls of a device that libibverbs has no symbols for |
-//! | [`sys`], `sys_work` | structs and numbers of libibverbs |
+//! | [`prepared_write`] | a write that is posted repeatedly with other values |
+//! | [`status`], [`error`] | why a work request or a call failed |
+//! | [`extended_call`] | functions of a device without symbols in libibverbs |
+//! | [`sys`], `sys_work` | structs and constants of libibverbs |
 //!
-//! Each object holds an `Arc` of its parent, so that objects are destroyed in the order that the verbs demand.
+//! Each object holds an `Arc` of its parent, so that objects are destroyed in the order that the
+//! verbs require.
 
 #![allow(rustdoc::private_intra_doc_links)]
 #![cfg_attr(

@@ -19,29 +19,31 @@ macro_rules! functions {
         }
 
         impl Library {
-            /// The functions that `symbol` returns by name and version.
+            /// Binds the functions that `symbol` returns by name and version.
             ///
             /// # Errors
             /// A required one is missing.
             ///
             /// # Safety
-            /// Each is a function with the signature that libibverbs has for this name and version, and stays where it is.
+            /// Each is a function with libibverbs' signature for this name and version, and is
+            /// never unloaded.
             pub unsafe fn bind(symbol: impl Fn(&str, &str) -> Option<NonNull<c_void>>) -> Result<Self> {
                 Ok(Self {
                     $($name: {
                         let address = symbol(stringify!($name), $version)
                             .ok_or_else(|| Error::os(concat!("looking up ", stringify!($name), "@", $version, " in libibverbs"), libc::ENOSYS))?;
-                        // SAFETY: as the caller says.
+                        // SAFETY: the caller's contract.
                         unsafe { std::mem::transmute::<NonNull<c_void>, unsafe extern "C" fn($($arg),*) $(-> $ret)?>(address) }
                     },)*
                     $($oname: symbol(stringify!($oname), $oversion).map(|address| {
-                        // SAFETY: as the caller says.
+                        // SAFETY: the caller's contract.
                         unsafe { std::mem::transmute::<NonNull<c_void>, unsafe extern "C" fn($($oarg),*) $(-> $oret)?>(address) }
                     }),)*
                 })
             }
 
-            /// The optional functions that this libibverbs lacks, each with the version that brought it.
+            /// The optional functions that this libibverbs lacks, each with the version that
+            /// introduced it.
             pub fn missing(&self) -> Vec<(&'static str, &'static str)> {
                 let optional = [$((stringify!($oname), $oversion, self.$oname.is_some())),*];
                 optional.into_iter().filter(|(_, _, is_there)| !is_there).map(|(name, version, _)| (name, version)).collect()
@@ -90,7 +92,8 @@ impl Library {
     /// Loads `path`, or the system's libibverbs when it is `None`.
     ///
     /// # Errors
-    /// There is no such library, or it lacks a required function, which every libibverbs since 2008 has.
+    /// There is no such library, or it lacks a required function. Every libibverbs since 2008 has
+    /// these.
     pub fn load(path: Option<&str>) -> Result<Self> {
         let names = path.map_or_else(|| vec!["libibverbs.so.1", "libibverbs.so"], |p| vec![p]);
         let mut reasons = Vec::new();
@@ -104,11 +107,11 @@ impl Library {
         Err(Error::system(format!("no libibverbs: {}", reasons.join("; "))))
     }
 
-    /// The file that it was loaded from, as the dynamic loader names it. `None`: the loader does not tell.
+    /// The file that it was loaded from, according to the dynamic loader, if known.
     pub fn path(&self) -> Option<PathBuf> {
         // SAFETY: zero is valid for a struct of pointers.
         let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-        // SAFETY: it looks the address up, and writes the struct.
+        // SAFETY: looks the address up, and writes the struct.
         let is_known = unsafe { libc::dladdr(self.ibv_get_device_list as *const c_void, &raw mut info) } != 0;
         if !is_known || info.dli_fname.is_null() {
             return None;

@@ -1,6 +1,7 @@
-//! Anonymous memory pages for what is registered.
+//! Anonymous memory pages for registration.
 //!
-//! libibverbs marks registered pages so that forked children do not inherit them. So nothing else may lie on such a page.
+//! libibverbs marks registered pages so that forked children do not inherit them. So nothing else
+//! may share such a page.
 
 use crate::error::{Error, Result, errno};
 

@@ -4,8 +4,8 @@
 use crate::error::Error;
 use rustix::process::{Resource, getrlimit};
 
-/// `error`, whose errno is `errno`, with advice added if the limit is the likely cause: by the kernel's count of locked bytes,
-/// `asked` bytes more exceed it.
+/// `error`, whose errno is `errno`, with advice if the limit is the likely cause: locking `asked`
+/// more bytes would exceed it, by the kernel's count.
 #[cold]
 pub(super) fn explain(error: Error, errno: i32, asked: u64) -> Error {
     match (errno, limit()) {
@@ -26,12 +26,14 @@ fn limit() -> Option<u64> {
     getrlimit(Resource::Memlock).current
 }
 
-/// Bytes that are locked in this process now, by itself or for devices. 0 where the kernel does not report it.
+/// Bytes currently locked in this process, by itself or for devices; 0 if the kernel does not
+/// report it.
 fn locked() -> u64 {
     std::fs::read_to_string("/proc/self/status").map_or(0, |status| locked_in(&status))
 }
 
-/// The same, from the text of `/proc/self/status`. It depends on the kernel which of the two lines counts memory of devices.
+/// [`locked`] from the text of `/proc/self/status`. Which of the two lines counts memory of devices
+/// depends on the kernel.
 fn locked_in(status: &str) -> u64 {
     let kib = |line: &str| line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok());
     let lines = status.lines().filter(|line| line.starts_with("VmLck:") || line.starts_with("VmPin:"));

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// A protection domain: queue pairs reach only the memory regions of their own domain.
+/// A protection domain: queue pairs can only access the memory regions of their own domain.
 #[derive(Debug)]
 pub struct ProtectionDomain {
     raw: *mut sys::ibv_pd,
@@ -34,8 +34,8 @@ impl ProtectionDomain {
         self.raw
     }
 
-    /// Whether the device can register dma-bufs. A call with an invalid descriptor shows it: only a device that cannot fails
-    /// with the errno for an operation that is not supported.
+    /// Whether the device can register dma-bufs. Tests it with an invalid descriptor: only a device
+    /// that cannot fails with `EOPNOTSUPP`.
     pub fn supports_dmabuf(&self) -> bool {
         let Some(register) = self.context.library.ibv_reg_dmabuf_mr else { return false };
         // SAFETY: the domain is live; no descriptor is -1, so nothing is registered.
@@ -58,7 +58,7 @@ impl Drop for ProtectionDomain {
     }
 }
 
-/// How memory is named to the device when it is registered.
+/// How to identify memory to the device for registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// By address: host memory, or GPU memory through a peer-memory driver.
@@ -85,11 +85,13 @@ const ACCESS: u32 = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE |
 const ACCESS_RELAXED_ORDERING: u32 = sys::IBV_ACCESS_RELAXED_ORDERING;
 
 impl MemoryRegion {
-    /// Registers `length` bytes at `addr`. Peers address them by `addr` in a dma-buf as well. With `relaxed` the device may
-    /// reorder its writes on the bus; a libibverbs older than 1.8 cannot be asked for that, and registers without.
+    /// Registers `length` bytes at `addr`. Peers use `addr` also for a dma-buf. With `relaxed` the
+    /// device may reorder its writes on the bus; a libibverbs older than 1.8 does not support that,
+    /// and registers without.
     ///
     /// # Errors
-    /// The memory cannot be registered. The text names the limit of locked memory if that is the likely cause.
+    /// The memory cannot be registered. The text mentions the limit of locked memory if that is the
+    /// likely cause.
     ///
     /// # Safety
     /// The memory belongs to the caller and stays mapped until the region is dropped.
@@ -115,7 +117,7 @@ impl MemoryRegion {
             }
             (Source::Address, Some(register), _) if relaxed => {
                 access |= ACCESS_RELAXED_ORDERING;
-                // SAFETY: the domain is live; the memory is the caller's, as this function demands.
+                // SAFETY: the domain is live; the memory belongs to the caller, by contract.
                 let call = || unsafe { register(domain.raw, place, length, addr, access) };
                 ("ibv_reg_mr_iova2", create::try_create(call))
             }
@@ -154,7 +156,7 @@ impl MemoryRegion {
     }
 }
 
-/// `error` of a registration, with the likely causes if the limit of locked memory is not the one.
+/// `error` of a registration, with likely causes besides the limit of locked memory.
 #[cold]
 fn explain(error: Error) -> Error {
     match error.errno {

@@ -30,7 +30,8 @@ pub struct Path {
     pub service_level: u8,
     /// Traffic class, where packets carry GIDs.
     pub traffic_class: u8,
-    /// Flow label, where packets carry GIDs: 20 bits, from which a RoCE v2 device makes the UDP source port. 0: the device chooses that.
+    /// Flow label, where packets carry GIDs: 20 bits, from which a RoCE v2 device derives the UDP
+    /// source port. 0: the device chooses the port.
     pub flow_label: u32,
     /// Local acknowledge timeout: the exponent n of 4.096 us · 2^n.
     pub timeout: u8,
@@ -41,7 +42,7 @@ pub struct Path {
 /// An attempt to connect a queue pair has failed.
 #[derive(Debug)]
 pub struct ConnectError {
-    /// The queue pair, with which it may be tried again.
+    /// The queue pair, for another attempt.
     pub qp: InitQueuePair,
     /// The reason.
     pub error: Error,
@@ -60,7 +61,7 @@ impl InitQueuePair {
         self.try_connect(path, recv_id).map_err(|failed| failed.error)
     }
 
-    /// As [`Self::connect`], but the queue pair is not lost with the error.
+    /// [`Self::connect`], but returns the queue pair with the error.
     ///
     /// # Errors
     /// The device refuses the path, or cannot resolve the peer's address.
@@ -74,7 +75,8 @@ impl InitQueuePair {
         if let Err(error) = self.inner.to_rts(path) {
             return Err(Box::new(ConnectError { qp: self, error }));
         }
-        // SAFETY: the queue pair and its context are live; their device filled the table in when it was opened.
+        // SAFETY: the queue pair and its context are live; their device initialised the table when
+        // it was opened.
         let (post_send, post_recv) = unsafe {
             let ops = &raw const (*(*self.inner.raw).context).ops;
             ((*ops).post_send, (*ops).post_recv)
@@ -88,13 +90,13 @@ impl InitQueuePair {
         Ok(QueuePair { post_send, post_recv, inner, inline_bytes, recv_chain: RecvChain::new(recv_id) })
     }
 
-    /// The options that the device offers its peer, if there are any.
+    /// The options that the device offers its peer, if any.
     pub fn ece(&self) -> Option<Ece> {
         self.inner.ece()
     }
 
-    /// Adopts the options that the peer's device offers, as far as this one has them. To be called before connecting.
-    /// `false`: the device has none of them.
+    /// Adopts the offered options of the peer's device that this one supports. Call it before
+    /// connecting. `false`: the device supports none.
     pub fn adopt_ece(&self, mut offered: Ece) -> bool {
         let Some(set) = self.inner.domain.context.library.ibv_set_ece else { return false };
         // SAFETY: the queue pair is live, and the options are a whole struct.
@@ -113,7 +115,7 @@ impl InitQueuePair {
 }
 
 impl QueuePair {
-    /// The options that both devices agreed on, if there are any.
+    /// The options that both devices agreed on, if any.
     pub fn ece(&self) -> Option<Ece> {
         self.inner.ece()
     }

@@ -21,9 +21,9 @@ pub struct PortAttributes {
     pub lid: u16,
     /// MTU as `enum ibv_mtu`: 1 = 256 … 5 = 4096 bytes.
     pub mtu: u8,
-    /// The largest MTU that the port can have, in the same numbers.
+    /// The largest MTU that the port supports, with the same codes.
     pub max_mtu: u8,
-    /// LID of the subnet manager (InfiniBand); 0: there is none.
+    /// LID of the subnet manager (InfiniBand); 0 if none.
     pub sm_lid: u16,
     /// Entries of the GID table.
     pub gid_count: i32,
@@ -31,7 +31,8 @@ pub struct PortAttributes {
     pub pkey_count: u16,
     /// Speed of one lane, as the bit mask of `active_speed`.
     pub speed: u32,
-    /// Whether `speed` may stand for a higher one: the kernel puts the highest that the older field has in its place.
+    /// Whether `speed` may stand for a higher one: the kernel then reports the maximum of the older
+    /// field.
     pub speed_may_be_higher: bool,
     /// Number of lanes, as the bit mask of `active_width`.
     pub width: u8,
@@ -71,17 +72,18 @@ pub struct Gid {
 }
 
 impl PortAttributes {
-    /// Whether the link layer is InfiniBand. Of the ports that Ferrite uses, all others are Ethernet.
+    /// Whether the link layer is InfiniBand. All other ports that Ferrite uses are Ethernet.
     pub fn is_infiniband(&self) -> bool {
         self.link_layer == LinkLayer::InfiniBand
     }
 }
 
-/// How long an answer is used where no event reports a change: none does when the MTU of an Ethernet interface is set, and some drivers report
-/// nothing.
+/// How long a result is reused without an event. No event reports a change of an Ethernet
+/// interface's MTU, and some drivers report none at all.
 const USE_FOR: Duration = Duration::from_secs(1);
 
-/// The active ports of a device, as it has described them last. A query is a command to the card, for which the caller waits.
+/// The active ports of a device, as last queried. A query is a command to the card, for which the
+/// caller waits.
 #[derive(Debug, Default)]
 pub(super) struct KnownPorts(Mutex<BTreeMap<u8, KnownPort>>);
 
@@ -102,7 +104,8 @@ impl KnownPorts {
 type QueryPort = unsafe extern "C" fn(*mut sys::ibv_context, u8, *mut ibv_port_attr, usize) -> i32;
 
 impl Context {
-    /// Port number `port`, from 1, as it was at the latest query if that is not long ago and nothing has been reported since, or else now.
+    /// Port number `port`, from 1: the latest result if it is recent and no event has been reported
+    /// since; otherwise queries it.
     ///
     /// # Errors
     /// The query fails.
@@ -113,7 +116,7 @@ impl Context {
         recent.map_or_else(|| self.port(port), Ok)
     }
 
-    /// The next use of port number `port` has it queried: it may be other than it was described.
+    /// Makes the next use of port number `port` query it, since it may have changed.
     pub fn forget_port(&self, port: u8) {
         self.ports.lock().remove(&port);
     }
@@ -125,7 +128,7 @@ impl Context {
     pub fn port(&self, port: u8) -> Result<PortAttributes> {
         let (changes, asked) = (self.port_changes(), Instant::now());
         let attributes = self.query_port(port)?;
-        // One that is down is waited for.
+        // A port that is down is polled, so it is not cached.
         match changes.filter(|_| attributes.active) {
             Some(changes) => drop(self.ports.lock().insert(port, KnownPort { attributes, changes, asked })),
             None => self.forget_port(port),
@@ -136,7 +139,7 @@ impl Context {
     fn query_port(&self, port: u8) -> Result<PortAttributes> {
         let mut raw = ibv_port_attr::default();
         let rc = match self.sized_query_port() {
-            // SAFETY: the context is open, and the size of the place is told.
+            // SAFETY: the context is open, and the size of the struct is passed.
             Some(query) => unsafe { query(self.raw(), port, &raw mut raw, size_of::<ibv_port_attr>()) },
             // This call fills in the old, shorter struct. The rest stays zero.
             // SAFETY: the context is open and the place is larger than the struct that the call fills in.
@@ -164,12 +167,13 @@ impl Context {
 
     /// The query that takes the size of the struct.
     fn sized_query_port(&self) -> Option<QueryPort> {
-        // SAFETY: the context is open, and there lies a call of this type, by libibverbs' header.
+        // SAFETY: the context is open, and libibverbs' header declares a function of this type
+        // there.
         unsafe { extended_call::find(self.raw(), extended_call::QUERY_PORT) }
     }
 
-    /// Bandwidth of `port` in Mbit/s, as the device reports it. It may be one that the bits of `active_speed` cannot express.
-    /// `None` where libibverbs has no such query.
+    /// Bandwidth of `port` in Mbit/s, as the device reports it, even if the bits of `active_speed`
+    /// cannot express it. `None` if libibverbs has no such query.
     pub fn port_speed_mbps(&self, port: u8) -> Option<u32> {
         const UNIT_MBPS: u64 = 100;
         let query = self.library.ibv_query_port_speed?;
@@ -179,27 +183,27 @@ impl Context {
         u32::try_from(speed * UNIT_MBPS).ok().filter(|speed| rc == 0 && *speed != 0)
     }
 
-    /// Entry `index` of the GID table of `port`. `None`: it is empty or unreadable.
+    /// Entry `index` of the GID table of `port`; `None` if empty or unreadable.
     pub fn gid(&self, port: u8, index: i32) -> Option<Gid> {
         self.query_gid(port, index).ok().flatten()
     }
 
-    /// Why entries of the GID table of `port` are unreadable, if one of the first `count` is: the errno.
+    /// The errno if one of the first `count` entries of the GID table of `port` is unreadable.
     pub fn gid_errno(&self, port: u8, count: i32) -> Option<i32> {
         (0..count).find_map(|index| self.query_gid(port, index).err())
     }
 
-    /// Entry `index` of the GID table of `port`. `None`: it is empty.
+    /// Entry `index` of the GID table of `port`; `None` if empty.
     ///
     /// # Errors
-    /// The errno, if it is unreadable.
+    /// The errno if it is unreadable.
     fn query_gid(&self, port: u8, index: i32) -> std::result::Result<Option<Gid>, i32> {
         let gid = sys::ibv_gid { raw: [0; 16] };
         let mut entry = ibv_gid_entry { gid, gid_index: 0, port_num: 0, gid_type: 0, ndev_ifindex: 0 };
         let rc = match (self.library._ibv_query_gid_ex, u32::try_from(index)) {
             (Some(query), Ok(index)) => {
                 let size = size_of::<ibv_gid_entry>();
-                // SAFETY: the context is open, and the size of the place is told.
+                // SAFETY: the context is open, and the size of the struct is passed.
                 unsafe { query(self.raw(), u32::from(port), index, &raw mut entry, 0, size) }
             }
             _ => libc::EOPNOTSUPP,
@@ -213,8 +217,8 @@ impl Context {
         Ok((gid.bytes != [0; 16]).then_some(gid))
     }
 
-    /// The first entry of the partition key table of `port` that has `key`. The highest bit of a key tells the kind of membership, and is
-    /// not compared. `None`: there is none.
+    /// The first entry of the partition key table of `port` with `key`; `None` if there is none.
+    /// The highest bit of a key is the kind of membership, and is ignored.
     ///
     /// # Errors
     /// The port cannot be queried.
@@ -223,7 +227,7 @@ impl Context {
         Ok((0..count).find(|index| self.partition_key(port, *index).is_some_and(|found| (found ^ key) << 1 == 0)))
     }
 
-    /// Entry `index` of the partition key table of `port`. `None`: it is unreadable.
+    /// Entry `index` of the partition key table of `port`; `None` if unreadable.
     fn partition_key(&self, port: u8, index: u16) -> Option<u16> {
         let mut key = 0_u16;
         // SAFETY: the context is open and `key` is a valid place.
@@ -238,7 +242,7 @@ impl Context {
         match rc {
             // SAFETY: bytes, which were zeros before the call.
             0 => Ok(unsafe { gid.raw }),
-            // Some set the errno, and some return it.
+            // Some drivers set errno, and some return it.
             -1 => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
             errno => Err(errno),
         }

@@ -1,4 +1,4 @@
-//! An RDMA WRITE that is posted again and again with other values.
+//! An RDMA WRITE that is posted repeatedly with other values.
 
 use super::queue_pair::QueuePair;
 use super::sys;
@@ -7,30 +7,30 @@ use crate::error::{Error, Result};
 use std::fmt;
 use std::mem::MaybeUninit;
 
-/// A work request of which only what differs from one post to the next is written.
+/// A work request of which only the varying fields are rewritten.
 pub struct PreparedWrite {
     request: sys::ibv_send_wr,
     sge: sys::ibv_sge,
 }
 
-/// How a device takes the data of a signalled write: `send_flags` of the work request.
+/// How a device reads the data of a signalled write: `send_flags` of the work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataSource(u32);
 
 impl DataSource {
     /// From registered memory, later.
     pub const MEMORY: Self = Self(sys::IBV_SEND_SIGNALED);
-    /// At the call. The processor reads it.
+    /// During the call, by the processor.
     pub const INLINE: Self = Self(sys::IBV_SEND_SIGNALED | sys::IBV_SEND_INLINE);
 }
 
-// SAFETY: its only pointer is to its own element, and is set at each post.
+// SAFETY: its only pointer refers to its own element, and is set at each post.
 unsafe impl Send for PreparedWrite {}
 // SAFETY: as above; a shared reference gives access to nothing.
 unsafe impl Sync for PreparedWrite {}
 
 impl PreparedWrite {
-    /// A work request as `write` says.
+    /// A work request according to `write`.
     pub fn new(write: &Write) -> Self {
         let mut sge = write.local.into();
         let mut request = MaybeUninit::zeroed();
@@ -39,7 +39,7 @@ impl PreparedWrite {
         Self { request: unsafe { request.assume_init() }, sge }
     }
 
-    /// What is written, and where to. Its length is not 0 when it is posted, nor was it when this was made.
+    /// Sets the source and the target. The length is not 0, now or at creation.
     #[inline(always)]
     pub fn set_data(&mut self, local: Sge, target: Target) {
         self.sge = local.into();
@@ -47,21 +47,22 @@ impl PreparedWrite {
         self.request.wr.rdma.rkey = target.rkey;
     }
 
-    /// What is written, and where to, if neither memory region is another one. `length` is not 0, nor was it before.
+    /// Sets the source and the target within the same memory regions. `length` is not 0, and
+    /// neither was the earlier one.
     #[inline(always)]
     pub fn set_range(&mut self, addr: u64, length: u32, target: u64) {
         (self.sge.addr, self.sge.length) = (addr, length);
         self.request.wr.rdma.remote_addr = target;
     }
 
-    /// The work request id, and the immediate data of a write that has some.
+    /// Sets the work request id, and the immediate data of a write that has some.
     #[inline(always)]
     pub fn set_id(&mut self, id: u64, imm: u32) {
         self.request.wr_id = id;
         self.request.imm_data_invalidated_rkey_union.imm_data = imm.to_be();
     }
 
-    /// How the device takes the data. Success creates a completion.
+    /// Sets how the device reads the data. Success creates a completion.
     #[inline(always)]
     pub fn set_signaled_data(&mut self, source: DataSource) {
         self.request.send_flags = source.0;
@@ -81,7 +82,7 @@ impl PreparedWrite {
     }
 }
 
-/// The device has refused a post: what it has returned.
+/// The device's result for a refused post.
 #[derive(Debug, Clone, Copy)]
 pub struct RefusedPost(i32);
 
@@ -89,16 +90,16 @@ impl QueuePair {
     /// Posts `write` as it is now.
     ///
     /// # Errors
-    /// As [`Self::post_writes`].
+    /// As for [`Self::post_writes`].
     #[inline(always)]
     pub fn post_prepared(&mut self, write: &mut PreparedWrite) -> Result<()> {
         self.try_post(write).map_err(|refused| self.refusal(refused))
     }
 
-    /// As [`Self::post_prepared`]; [`Self::refusal`] makes the error of what it returns.
+    /// [`Self::post_prepared`], but returns a result that [`Self::refusal`] turns into an error.
     ///
     /// # Errors
-    /// As there.
+    /// The device refuses.
     #[inline(always)]
     pub fn try_post(&mut self, write: &mut PreparedWrite) -> std::result::Result<(), RefusedPost> {
         write.request.sg_list = &raw mut write.sge;
@@ -108,7 +109,7 @@ impl QueuePair {
         }
     }
 
-    /// The error of a post that the device has refused.
+    /// The error of a refused post.
     #[cold]
     #[inline(never)]
     pub fn refusal(&self, RefusedPost(rc): RefusedPost) -> Error {
@@ -127,7 +128,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// All fields that a device may read, but the address of the element.
+    /// All fields that a device may read, except the address of the element.
     fn fields(write: &PreparedWrite) -> impl PartialEq + fmt::Debug + use<> {
         let PreparedWrite { request, sge } = write;
         // SAFETY: numbers, of which every one is valid; `put` or zeros are there.

@@ -1,7 +1,7 @@
-//! `ibv_create_qp_ex`, which tells a driver what is going to be posted to a queue pair.
+//! `ibv_create_qp_ex`, which informs a driver of the operations of a queue pair.
 //!
-//! Without that, mlx5 makes each entry of a send queue as large as the largest operation needs, which is four times what a write
-//! needs. Work requests are posted as to other queue pairs.
+//! Otherwise mlx5 makes each entry of a send queue large enough for the largest operation, four
+//! times the size of a write. Work requests are posted like on other queue pairs.
 
 use super::completion_queue::CompletionQueue;
 use super::memory::ProtectionDomain;
@@ -25,8 +25,9 @@ impl Operations {
 
 type CreateQpEx = unsafe extern "C" fn(*mut sys::ibv_context, *mut sys::ibv_qp_init_attr_ex) -> *mut sys::ibv_qp;
 
-/// A queue pair in `pd`, which is `domain` or a parent domain of it, for these operations, and the capacities that it is granted; `None` if the library or the driver lacks the call, or
-/// refuses.
+/// Creates a queue pair in `pd`, which is `domain` or a parent domain of it, for these operations.
+/// Returns it with its granted capacities, or `None` if the library or the driver lacks the
+/// function, or refuses.
 pub(super) fn create(
     domain: &ProtectionDomain,
     pd: *mut sys::ibv_pd,
@@ -35,7 +36,7 @@ pub(super) fn create(
     operations: Operations,
 ) -> Option<(*mut sys::ibv_qp, sys::ibv_qp_cap)> {
     let context = domain.context.raw();
-    // SAFETY: the context is open, and there lies a call of this type, by libibverbs' header.
+    // SAFETY: the context is open, and libibverbs' header declares a function of this type there.
     let call = unsafe { extended_call::find::<CreateQpEx>(context, extended_call::CREATE_QP_EX) }?;
     // SAFETY: a struct of numbers and pointers, for which zero is valid.
     let mut attr: sys::ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };

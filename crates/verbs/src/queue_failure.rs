@@ -1,15 +1,16 @@
-//! Whether a completion queue has failed, as an event of its device says.
+//! Whether a completion queue has failed, according to an event of its device.
 
 use super::sys;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The name of no queue.
+/// The id of no queue.
 const NOBODY: u64 = 0;
-/// No two queues of this process have the same.
+/// Ids are unique among the queues of this process.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// What is known of a queue beside its completions. libibverbs has its address for as long as the queue exists.
+/// The state of a queue besides its completions. libibverbs holds its address while the queue
+/// exists.
 #[derive(Debug)]
 pub(super) struct QueueFailure {
     id: u64,
@@ -17,12 +18,12 @@ pub(super) struct QueueFailure {
 }
 
 impl QueueFailure {
-    /// That of a new queue.
+    /// The state of a new queue.
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), has_failed: AtomicBool::new(false) })
     }
 
-    /// The name of the queue.
+    /// The id of the queue.
     pub(super) fn id(&self) -> u64 {
         self.id
     }
@@ -32,12 +33,13 @@ impl QueueFailure {
         self.has_failed.load(Ordering::Acquire)
     }
 
-    /// The device says that the queue `raw` has failed. Returns its name.
+    /// The device reports that the queue `raw` has failed. Returns its id.
     ///
     /// # Safety
-    /// The queue is not destroyed, and its context is one of [`Self::new`] that lives as long.
+    /// The queue is not destroyed, and its context comes from [`Self::new`] and lives as long.
     pub(super) unsafe fn handle(raw: *const sys::ibv_cq) -> u64 {
-        // SAFETY: both exist, as the caller promises. libibverbs writes the context when the device has made the queue: before, it is NULL.
+        // SAFETY: both exist, by the caller's contract. libibverbs sets the context once the device
+        // has created the queue: before, it is NULL.
         let Some(known) = (unsafe { (*raw).cq_context.cast::<Self>().as_ref() }) else { return NOBODY };
         known.has_failed.store(true, Ordering::Release);
         known.id
@@ -48,7 +50,7 @@ impl QueueFailure {
 mod tests {
     use super::*;
 
-    /// A queue as libibverbs has it, with this context.
+    /// A queue in libibverbs' form, with this context.
     fn queue(context: *const QueueFailure) -> sys::ibv_cq {
         // SAFETY: numbers and pointers, for which zero is a value.
         let mut raw: sys::ibv_cq = unsafe { std::mem::zeroed() };

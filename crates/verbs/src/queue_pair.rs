@@ -12,14 +12,14 @@ use super::thread_domain::ThreadDomain;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// Bytes of locked memory that work requests take at most, as drivers are known to lay them out: a send work request beside
-/// its inline data, and a receive work request.
+/// The most locked memory of work requests in bytes, for known drivers: of a send work request
+/// without its inline data, and of a receive work request.
 const SEND_BYTES: u64 = 256;
 const RECEIVE_BYTES: u64 = 64;
 
-/// Sizes of inline data that are tried in this order, from the first one below the wanted size, as long as the device
-/// refuses. A refusal does not tell which size is too large, and drivers differ in its errno. One family of devices has 96
-/// bytes at most.
+/// Sizes of inline data to try in order, from the first one below the wanted size, while the device
+/// refuses. A refusal does not show which size is too large, and drivers differ in its errno. One
+/// family of devices has at most 96 bytes.
 const INLINE_STEPS: [u32; 5] = [128, 96, 64, 32, 0];
 
 /// Capacities of a queue pair, as in `struct ibv_qp_cap`.
@@ -29,9 +29,9 @@ pub struct QpCaps {
     pub max_send_wr: u32,
     /// Work requests in the receive queue.
     pub max_recv_wr: u32,
-    /// Bytes of inline data that are wanted. The device may grant fewer.
+    /// Wanted bytes of inline data. The device may grant fewer.
     pub max_inline_data: u32,
-    /// What is posted to the send queue. Some drivers make its entries only as large as that needs.
+    /// The operations posted to the send queue. Some drivers size its entries accordingly.
     pub operations: Operations,
 }
 
@@ -75,7 +75,7 @@ pub struct InitQueuePair {
     pub(super) inner: RawQueuePair,
     pub(super) port: u8,
     pub(super) inline_bytes: u32,
-    /// Whether an attempt to connect it has brought it to state RTR.
+    /// Whether an attempt to connect it has moved it to state RTR.
     pub(super) is_in_rtr: bool,
 }
 
@@ -91,7 +91,7 @@ pub struct QueuePair {
     pub(super) recv_chain: RecvChain,
 }
 
-// SAFETY: the raw pointers are owned; libibverbs' queue pairs may be used by any thread, one at a time.
+// SAFETY: the raw pointers are owned; any thread may use libibverbs' queue pairs, one at a time.
 unsafe impl Send for ResetQueuePair {}
 // SAFETY: as above.
 unsafe impl Send for InitQueuePair {}
@@ -99,9 +99,10 @@ unsafe impl Send for InitQueuePair {}
 unsafe impl Send for QueuePair {}
 
 impl ResetQueuePair {
-    /// Creates a queue pair that completes into `queue`, and whose sends are unsignalled unless they say otherwise. It has as
-    /// much inline data as the device grants, and no more than is asked for. It is in the protection domain `domain`, and in the thread domain
-    /// `thread`, if there is one: then no two threads may post to any of its queue pairs at once.
+    /// Creates a queue pair that completes into `queue`, with sends unsignalled by default. It has
+    /// as much inline data as the device grants, up to the requested amount. It is in the
+    /// protection domain `domain`, and in the thread domain `thread`, if any: then no two threads
+    /// may post to any of its queue pairs at once.
     ///
     /// # Errors
     /// The device has no more queue pairs, or refuses these capacities.
@@ -131,7 +132,7 @@ impl ResetQueuePair {
     /// Moves it to state INIT on `port`, in the partition of entry `pkey_index` of the port's partition key table.
     ///
     /// # Errors
-    /// The device refuses, for one if there is no such entry.
+    /// The device refuses, for example if there is no such entry.
     pub fn initialize(self, port: u8, pkey_index: u16, access: RemoteAccess) -> Result<InitQueuePair> {
         let Self { inner, inline_bytes } = self;
         let mut attr = zeroed_attributes();
@@ -146,7 +147,7 @@ impl ResetQueuePair {
 }
 
 impl InitQueuePair {
-    /// Its number, which the peer has to know.
+    /// Its number, for the peer.
     pub fn number(&self) -> u32 {
         self.inner.number()
     }
@@ -158,18 +159,18 @@ impl QueuePair {
         self.inner.number()
     }
 
-    /// Moves it to state ERROR: it executes nothing more, neither for this end nor for the peer, and all posted work requests
-    /// complete, those that were not executed with status 5 (flushed).
+    /// Moves it to state ERROR: it executes nothing more, for either end, and all posted work
+    /// requests complete. Those that were not executed have status 5 (flushed).
     ///
     /// # Errors
-    /// The device refuses, for one because it has failed.
+    /// The device refuses, for example because it has failed.
     pub fn fail(&self) -> Result<()> {
         let mut attr = zeroed_attributes();
         attr.qp_state = sys::IBV_QPS_ERR;
         self.inner.modify(&mut attr, sys::IBV_QP_STATE, "ERROR")
     }
 
-    /// Bytes of inline data that a work request may have.
+    /// The most bytes of inline data of a work request.
     pub fn inline_bytes(&self) -> u32 {
         self.inline_bytes
     }
@@ -221,8 +222,9 @@ impl Drop for RawQueuePair {
     }
 }
 
-/// A queue pair in `pd`, which is `domain` or a parent domain of it, and the inline data that it has, which is the most that the device grants of what is asked for. Where the
-/// device refuses for another reason than inline data, each step is tried without success, and the last error counts.
+/// Creates a queue pair in `pd`, which is `domain` or a parent domain of it. Returns it with the
+/// largest inline size that the device grants, up to the request. If the device refuses for another
+/// reason, every step fails, and the last error is returned.
 fn create_qp(
     domain: &ProtectionDomain,
     pd: *mut sys::ibv_pd,
@@ -239,9 +241,9 @@ fn create_qp(
     outcome.map(|(raw, granted)| (raw, if takes_inline(domain, raw, granted) { granted } else { 0 }))
 }
 
-/// Whether inline data that is granted is taken when a work request is posted. The driver mana grants as much as it is asked for, ignores
-/// `IBV_SEND_INLINE`, and reads the memory later, by the key. It is known by this: of the drivers with reliable connections it is the only one
-/// without `ibv_query_qp` (rdma-core 65).
+/// Whether the device really copies granted inline data during the post. The driver mana grants any
+/// size, ignores `IBV_SEND_INLINE`, and reads the memory later, by the key. It is the only driver
+/// of reliable connections without `ibv_query_qp` (rdma-core 65), which identifies it.
 fn takes_inline(domain: &ProtectionDomain, raw: *mut sys::ibv_qp, granted: u32) -> bool {
     // SAFETY: the caller has just created the queue pair, in a domain of this context.
     granted != 0 && unsafe { domain.context.answers_queries(raw) }
@@ -262,7 +264,7 @@ fn create_with(
     };
     // Some drivers write back what they have granted, which may be less; many grant more.
     let granted = |raw, cap: sys::ibv_qp_cap| (raw, cap.max_inline_data.min(caps.max_inline_data));
-    // What a driver refuses here, for whatever reason, it is asked for in the older way.
+    // If a driver refuses this for any reason, the older call is tried.
     if let Some((raw, cap)) = qp_ex::create(domain, pd, queue, cap, caps.operations) {
         return Ok(granted(raw, cap));
     }

@@ -1,14 +1,14 @@
-//! A chain of receive work requests that is posted again and again.
+//! A chain of receive work requests that is posted repeatedly.
 
 #![deny(clippy::disallowed_methods)]
 
 use super::sys;
 
-/// Receive work requests that can be posted in one call.
+/// The most receive work requests posted in one call.
 pub const RECV_BATCH: usize = 32;
 
-/// [`RECV_BATCH`] linked receive work requests without memory, which never change. The last ones of them, in any number, are
-/// a chain too.
+/// [`RECV_BATCH`] linked receive work requests without memory, which never change. Any number of
+/// the last ones are a chain too.
 #[derive(Debug)]
 pub(super) struct RecvChain(*mut sys::ibv_recv_wr);
 
@@ -25,7 +25,7 @@ impl RecvChain {
         Self(base)
     }
 
-    /// The last `count` of them, if there are so many.
+    /// The last `count` of them, if there are that many.
     pub(super) fn last(&self, count: usize) -> Option<*mut sys::ibv_recv_wr> {
         (1..=RECV_BATCH).contains(&count).then(|| self.0.wrapping_add(RECV_BATCH - count))
     }

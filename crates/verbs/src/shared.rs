@@ -6,8 +6,8 @@ use super::{device_memory, record};
 use crate::error::Result;
 use std::sync::Arc;
 
-/// A ring of `RECORDS` records that a peer writes by RDMA WRITE. The last word of a record tells whether the record is
-/// complete; [`record`] says why it can.
+/// A ring of `RECORDS` records that a peer writes by RDMA WRITE. The last word of a record shows
+/// whether it is complete; [`record`] explains why that works.
 ///
 /// A record has one half or two halves of `WORDS` 64-bit words each. The last half is the one that [`Self::read`] reads.
 #[derive(Debug)]
@@ -23,12 +23,13 @@ pub struct SharedRing<const WORDS: usize, const RECORDS: usize> {
 
 // SAFETY: the mapping is owned, and read only through volatile loads.
 unsafe impl<const WORDS: usize, const RECORDS: usize> Send for SharedRing<WORDS, RECORDS> {}
-// SAFETY: as above; what writes has the ring alone.
+// SAFETY: as above; writing requires exclusive access to the ring.
 unsafe impl<const WORDS: usize, const RECORDS: usize> Sync for SharedRing<WORDS, RECORDS> {}
 
 impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
-    /// A ring of empty records of one or two `halves`. It is registered in a domain when its key there is asked for. `empty` returns the
-    /// last word of an empty record by its index, which nobody may take for that of a complete one: zero may be one.
+    /// A ring of empty records of one or two `halves`. It is registered in a domain when its key
+    /// there is first needed. `empty` returns the last word of an empty record by its index, which
+    /// must differ from that of a complete one: zero may be one.
     ///
     /// # Errors
     /// The system has no memory.
@@ -41,7 +42,8 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         Ok(this)
     }
 
-    /// Gives each record only as many `halves`, if it has more, and empties it as [`Self::new`] does. To be called before a peer writes.
+    /// Limits each record to this many `halves`, and empties it like [`Self::new`]. Call it before
+    /// a peer writes.
     pub fn lay_out(&mut self, halves: usize, empty: impl Fn(usize) -> u64) {
         self.stride = Self::stride(halves).min(self.stride);
         self.last_half = Self::last_half_of(&self.memory, self.stride);
@@ -87,7 +89,7 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         let place = match known {
             Some(place) => place,
             None => {
-                // Those of devices that are lost serve nobody any more, and keep them open.
+                // Regions of lost devices are useless, and would keep the devices open.
                 self.regions.retain(|region| !region.is_lost());
                 let Mapping { base, bytes, .. } = self.memory;
                 // SAFETY: the mapping is ours and outlives the regions by the order of the fields. No relaxed ordering here: the
@@ -108,7 +110,8 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         is_there(last).then(|| self.read_found(index, last))
     }
 
-    /// A copy of the last half of record `index` (modulo `RECORDS`), which [`Self::is_there`] has found complete, with `last` as its last word.
+    /// A copy of the last half of record `index` (modulo `RECORDS`), which [`Self::is_there`] has
+    /// found complete, with `last` as its last word.
     #[inline]
     pub fn read_found(&self, index: usize, last: u64) -> [u64; WORDS] {
         // SAFETY: the words of the record.
@@ -129,7 +132,8 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         std::array::from_fn(|i| unsafe { device_memory::load(words.add(i)) })
     }
 
-    /// The last half of record `index` (modulo `RECORDS`): so many aligned words inside the mapping.
+    /// The last half of record `index` (modulo `RECORDS`): that many aligned words inside the
+    /// mapping.
     #[inline(always)]
     fn last_half_at(&self, index: usize) -> *const u64 {
         self.last_half.wrapping_add(index % RECORDS * self.stride)

@@ -1,11 +1,12 @@
-//! Registered memory whose bytes nobody looks at: peers' tests of a path are written to it, and own ones are sent from it.
+//! Registered memory whose content is never read: the target of peers' path tests, and the source
+//! of own ones.
 
 use super::mapping::Mapping;
 use super::memory::{MemoryRegion, ProtectionDomain, Source};
 use crate::error::Result;
 use std::sync::Arc;
 
-/// That of one protection domain.
+/// The sink of one protection domain.
 #[derive(Debug)]
 pub struct Sink {
     // Declared first: the region is deregistered before the memory is unmapped.
@@ -19,7 +20,7 @@ unsafe impl Send for Sink {}
 unsafe impl Sync for Sink {}
 
 impl Sink {
-    /// `bytes` of it, registered in `domain`.
+    /// A sink of `bytes`, registered in `domain`.
     ///
     /// # Errors
     /// The system has no memory, or it cannot be registered.

@@ -1,4 +1,4 @@
-//! Registered memory that writes are sent from, where a device has too little inline data.
+//! Registered memory as a source for writes, where a device has too little inline data.
 
 #![deny(clippy::disallowed_methods)]
 
@@ -15,7 +15,7 @@ pub struct Staging {
     memory: Mapping,
 }
 
-// SAFETY: the mapping is owned, and written by nobody but `put`, which borrows it exclusively.
+// SAFETY: the mapping is owned, and only `put` writes it, which borrows it exclusively.
 unsafe impl Send for Staging {}
 
 impl Staging {
@@ -43,7 +43,8 @@ impl Staging {
             return Err(Error::misuse(format!("{bytes} bytes at {offset} of {}", self.memory.bytes)));
         }
         let place = self.memory.base.wrapping_add(offset);
-        // SAFETY: inside the mapping, as was just seen, which is ours alone: the source is elsewhere.
+        // SAFETY: inside the mapping, as checked above, which is ours alone: the source is
+        // elsewhere.
         unsafe { place.copy_from_nonoverlapping(records.as_ptr().cast(), bytes) };
         Ok(place as u64)
     }

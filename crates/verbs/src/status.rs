@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// `enum ibv_wc_status`, as a plain number: a newer library may report one that no enum knows.
+/// `enum ibv_wc_status`, as a plain number: a newer library may report an unknown one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Status(pub u32);
 
@@ -12,8 +12,9 @@ impl Status {
     /// The peer's device did not acknowledge in time, after all retries.
     pub const RETRY_EXCEEDED: Self = Self(12);
 
-    /// Whether the path, a port or a queue pair has failed, and not the memory or the program: the same work request may succeed
-    /// on a new queue pair. soft-RoCE reports a link that is down as status 2.
+    /// Whether the path, a port or a queue pair has failed, rather than the memory or the program.
+    /// The same work request may succeed on a new queue pair. soft-RoCE reports a link that is down
+    /// as status 2.
     pub fn is_recoverable(self) -> bool {
         matches!(self.0, 2 | 5 | 7 | 11 | 12 | 13 | 16 | 19 | 20 | 21)
     }
@@ -24,7 +25,7 @@ impl Status {
             1 => ("local length error", "a message is longer than the port or the buffer allows"),
             2 => (
                 "local queue pair operation error",
-                "a bug, or a queue pair in the wrong state; soft-RoCE says so as well of a link that is down",
+                "a bug, or a queue pair in the wrong state; soft-RoCE also reports it for a link that is down",
             ),
             4 => (
                 "local protection error",
@@ -56,7 +57,7 @@ impl Status {
         }
     }
 
-    /// The likely cause. Empty where none is known.
+    /// The likely cause; empty if unknown.
     pub fn cause(self) -> &'static str {
         self.name_and_cause().1
     }

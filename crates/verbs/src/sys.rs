@@ -1,9 +1,10 @@
-//! Structs, calls and numbers of libibverbs that Ferrite uses, under their names in `infiniband/verbs.h`; parts that C leaves without a name
-//! are called as the package rdma-sys calls them.
+//! Structs, functions and constants of libibverbs, under their names in `infiniband/verbs.h`. Parts
+//! without a name in C have the names of the package rdma-sys.
 //!
-//! Ferrite declares them itself, so that building needs neither those headers nor libclang. With the feature `rdma-sys` they come from that
-//! package, which makes them from the headers that are installed; what it lacks is here. `tests/layouts` compares sizes, places and
-//! numbers with what a C compiler makes of the headers.
+//! Ferrite declares them itself, so that the build needs neither those headers nor libclang. With
+//! the feature `rdma-sys` they come from that package, which generates them from the installed
+//! headers; its gaps are filled here. `tests/layouts` compares sizes, offsets and values with those
+//! of a C compiler.
 
 #![allow(missing_docs, missing_debug_implementations, non_camel_case_types)]
 
@@ -19,7 +20,7 @@ pub type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int
 pub type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
 pub type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
-/// As in rdma-core 49 and later. Older libraries fill in only the beginning.
+/// As in rdma-core 49 and later. Older libraries only fill in the beginning.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ibv_port_attr {
@@ -45,7 +46,7 @@ pub const IBV_QPF_GRH_REQUIRED: u8 = 1;
 pub const IBV_LINK_LAYER_INFINIBAND: u8 = 1;
 pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 
-/// The event type is a plain number: a newer library may report one that is not known here.
+/// The event type is a plain number: a newer library may report an unknown one.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct ibv_async_event {
@@ -64,13 +65,13 @@ pub const IBV_EVENT_PORT_ERR: c_int = 10;
 pub const IBV_EVENT_LID_CHANGE: c_int = 11;
 pub const IBV_EVENT_GID_CHANGE: c_int = 18;
 
-/// Options of enhanced connection establishment, which two devices of one vendor agree on.
+/// Options of enhanced connection establishment, agreed between two devices of one vendor.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ibv_ece {
     /// The vendor of the device.
     pub vendor_id: u32,
-    /// The vendor's options, a bit each.
+    /// The vendor's options, one bit each.
     pub options: u32,
     /// Which further fields are set. None are known.
     pub comp_mask: u32,

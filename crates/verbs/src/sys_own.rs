@@ -1,12 +1,13 @@
-//! The declarations of [`super::sys`] that Ferrite has of its own. A struct that libibverbs makes and keeps, such as a queue pair, may have
-//! no more than its beginning here, up to the last field that Ferrite reads. One that Ferrite makes has its whole length.
+//! Ferrite's own declarations for [`super::sys`]. A struct that libibverbs creates and owns, such
+//! as a queue pair, may be declared only up to the last field that Ferrite reads. A struct that
+//! Ferrite creates is complete.
 
 #![allow(missing_docs, missing_debug_implementations, non_camel_case_types)]
 
 use super::sys::{PollCq, PostRecv, PostSend};
 use libc::{c_char, c_int, c_uint, c_void};
 
-// -- what libibverbs makes --
+// -- created by libibverbs --
 
 #[repr(C)]
 pub struct ibv_device {
@@ -37,7 +38,7 @@ pub struct ibv_td_init_attr {
 pub struct ibv_parent_domain_init_attr {
     pub pd: *mut ibv_pd,
     pub td: *mut ibv_td,
-    /// Which of the others are set.
+    /// Which of the other fields are set.
     pub comp_mask: u32,
     _allocators: [usize; 3],
 }
@@ -49,7 +50,7 @@ pub struct ibv_cq {
     pub cq_context: *mut c_void,
 }
 
-/// Whole: what lies in front of it is found by its length ([`super::extended_call`]).
+/// Complete: fields before it are found by its length ([`super::extended_call`]).
 #[repr(C)]
 pub struct ibv_context {
     pub device: *mut ibv_device,
@@ -62,7 +63,7 @@ pub struct ibv_context {
     pub abi_compat: *mut c_void,
 }
 
-/// The calls of a device that the inline functions of `infiniband/verbs.h` make.
+/// The functions of a device that the inline functions of `infiniband/verbs.h` call.
 #[repr(C)]
 pub struct ibv_context_ops {
     _before_poll_cq: [usize; 11],
@@ -96,7 +97,7 @@ pub struct ibv_qp {
     pub qp_num: u32,
 }
 
-// -- what a device reports --
+// -- reported by a device --
 
 #[repr(C)]
 pub struct ibv_device_attr {
@@ -299,7 +300,7 @@ pub struct ibv_send_wr {
     _of_other_operations: [u64; 7],
 }
 
-/// Of the operations that Ferrite posts, in as many bytes as the longest one.
+/// The variants for the operations that Ferrite posts, with the size of the longest one.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union wr_t {
@@ -314,7 +315,7 @@ pub struct rdma_t {
     pub rkey: u32,
 }
 
-/// In network byte order. What else it can be, no request of Ferrite's uses.
+/// In network byte order. Ferrite's requests use no other variant.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union imm_data_invalidated_rkey_union_t {

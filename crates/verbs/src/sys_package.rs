@@ -1,4 +1,4 @@
-//! The declarations of [`super::sys`] as the package rdma-sys has them.
+//! The declarations of [`super::sys`] from the package rdma-sys.
 
 #![allow(missing_docs)]
 
@@ -10,13 +10,13 @@ pub use rdma_sys::{
     ibv_td_init_attr, ibv_wc, imm_data_invalidated_rkey_union_t, rdma_t, wr_t,
 };
 
-/// The numbers of enumerations.
+/// The values of enumerations.
 macro_rules! numbers {
     ($($list:ident as $number:ty { $($name:ident),* $(,)? })*) => {
         $($(pub const $name: $number = rdma_sys::$list::$name as $number;)*)*
     };
 }
-/// The same of flags, which are a type of their own there.
+/// The values of flags, which have their own type there.
 macro_rules! flags {
     ($($list:ident as $number:ty { $($name:ident),* $(,)? })*) => {
         $($(pub const $name: $number = rdma_sys::$list::$name.0 as $number;)*)*

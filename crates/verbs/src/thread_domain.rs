@@ -1,8 +1,11 @@
-//! Queue pairs that one thread at a time uses: thread domains, and the parent domains by which queue pairs get one.
+//! Queue pairs for one thread at a time: thread domains, and the parent domains that attach queue
+//! pairs to them.
 //!
-//! A driver needs no locks for such queue pairs. Without one, mlx5 takes two locks for each send. With one, it takes a page of the card for the
-//! doorbells, which is one command. It ends the process if two threads post at once; a post takes the exclusive
-//! reference to a [`super::queue_pair::QueuePair`], and those of one thread domain belong to one end of a connection.
+//! A driver needs no locks for such queue pairs. Without a thread domain, mlx5 takes two locks for
+//! each send. With one, it uses a page of the card for doorbells, which costs one command, and
+//! aborts the process if two threads post at once. That cannot happen here. Posting takes the
+//! exclusive reference to a [`super::queue_pair::QueuePair`], and those of one thread domain belong
+//! to one end of a connection.
 
 use super::context::Context;
 use super::memory::ProtectionDomain;
@@ -15,7 +18,7 @@ type DeallocTd = unsafe extern "C" fn(*mut sys::ibv_td) -> i32;
 type AllocParentDomain =
     unsafe extern "C" fn(*mut sys::ibv_context, *mut sys::ibv_parent_domain_init_attr) -> *mut sys::ibv_pd;
 
-/// A parent domain, of a thread domain of its own and a protection domain.
+/// A parent domain of its own thread domain and a protection domain.
 #[derive(Debug)]
 pub struct ThreadDomain {
     raw: *mut sys::ibv_pd,
@@ -32,8 +35,8 @@ struct Td {
     context: Arc<Context>,
 }
 
-// SAFETY: the raw pointers are owned; libibverbs' objects may be used by any thread, and only creating and destroying queue pairs uses
-// these.
+// SAFETY: the raw pointers are owned; any thread may use libibverbs' objects, and only creating and
+// destroying queue pairs uses these.
 unsafe impl Send for ThreadDomain {}
 // SAFETY: as above.
 unsafe impl Sync for ThreadDomain {}
@@ -42,10 +45,11 @@ impl ThreadDomain {
     /// A thread domain for queue pairs in `domain`.
     ///
     /// # Errors
-    /// The library or the driver has none, or no more of them.
+    /// The library or the driver does not support them, or has no more.
     pub fn new(domain: &Arc<ProtectionDomain>) -> Result<Arc<Self>> {
         let context = domain.context.raw();
-        // SAFETY: the context is open, and there lie calls of these types, by libibverbs' header.
+        // SAFETY: the context is open, and libibverbs' header declares functions of these types
+        // there.
         let calls = unsafe {
             (
                 extended_call::find::<AllocTd>(context, extended_call::ALLOC_TD),
@@ -70,7 +74,7 @@ impl ThreadDomain {
         Ok(Arc::new(Self { raw, _td: td, domain: Arc::clone(domain) }))
     }
 
-    /// What queue pairs take in place of the protection domain.
+    /// The domain that queue pairs use instead of the protection domain.
     pub(super) fn raw(&self) -> *mut sys::ibv_pd {
         self.raw
     }

@@ -12,9 +12,9 @@ use std::mem::MaybeUninit;
 
 pub use super::recv_chain::RECV_BATCH;
 
-/// Completions that one poll takes.
+/// The most completions of one poll.
 pub const POLL_BATCH: usize = 16;
-/// Writes that can be posted in one call.
+/// The most writes posted in one call.
 pub const WRITE_BATCH: usize = 4;
 
 /// A scatter/gather element: local memory of a work request.
@@ -44,11 +44,12 @@ pub struct Write {
     pub id: u64,
     /// The data.
     pub local: Sge,
-    /// The memory that it is written to.
+    /// The target memory.
     pub target: Target,
     /// Immediate data. It consumes a receive work request of the peer.
     pub imm: Option<u32>,
-    /// Whether the device takes the data at the call, so that its memory need not be registered.
+    /// Whether the device reads the data during the call, so that its memory need not be
+    /// registered.
     pub inline: bool,
     /// Whether success creates a completion. Failure always does.
     pub signaled: bool,
@@ -74,7 +75,7 @@ impl Completion {
     /// Immediate data of a receive. Undefined unless the status is success.
     #[inline]
     pub fn imm(&self) -> u32 {
-        // SAFETY: whatever the device has written, it is a number.
+        // SAFETY: any value that the device has written is a number.
         u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data })
     }
 
@@ -105,7 +106,7 @@ impl QueuePair {
     /// Posts one write.
     ///
     /// # Errors
-    /// As [`Self::post_writes`].
+    /// As for [`Self::post_writes`].
     #[inline(always)]
     pub fn post_write(&mut self, write: &Write) -> Result<()> {
         let mut sge = write.local.into();
@@ -117,12 +118,12 @@ impl QueuePair {
     /// Posts up to [`WRITE_BATCH`] writes with one doorbell.
     ///
     /// # Errors
-    /// The send queue is full, or the queue pair is in state ERROR. Some of the writes may be posted; the connection cannot
-    /// go on.
+    /// The send queue is full, or the queue pair is in state ERROR. Some of the writes may be
+    /// posted; the connection cannot continue.
     pub fn post_writes(&mut self, writes: &[Write]) -> Result<()> {
         let count = writes.len();
         if count == 0 || count > WRITE_BATCH {
-            return Err(Error::misuse(format!("{count} writes in one call; 1 to {WRITE_BATCH} are possible")));
+            return Err(Error::misuse(format!("{count} writes in one call; 1 to {WRITE_BATCH} are allowed")));
         }
         self.post_send(Chain::new().link(writes))
     }
@@ -130,7 +131,7 @@ impl QueuePair {
     /// Posts a signalled RDMA READ of `target` into `local`.
     ///
     /// # Errors
-    /// As [`Self::post_writes`].
+    /// As for [`Self::post_writes`].
     pub fn post_read(&mut self, id: u64, local: Sge, target: Target) -> Result<()> {
         let mut sge: sys::ibv_sge = local.into();
         let write = Write { id, local, target, signaled: true, ..Write::default() };
@@ -148,24 +149,25 @@ impl QueuePair {
         if rc == 0 { Ok(()) } else { Err(self.post_error("ibv_post_send", rc)) }
     }
 
-    /// As [`Self::post_send`]; returns what the device returns.
+    /// [`Self::post_send`], but returns the device's result.
     #[inline(always)]
     pub(super) fn post_chain(&mut self, first: *mut sys::ibv_send_wr) -> i32 {
         let mut bad = MaybeUninit::uninit();
-        // SAFETY: the queue pair is live and exclusively borrowed; the chain and its elements live until the call
-        // returns, and the library does not use them after that.
+        // SAFETY: the queue pair is live and exclusively borrowed. The chain and its elements live
+        // until the call returns, and the library does not use them later.
         unsafe { (self.post_send)(self.raw(), first, bad.as_mut_ptr()) }
     }
 
-    /// Posts `count` receive work requests, 1 to [`RECV_BATCH`], without memory: they receive immediate data only. Their
-    /// completions carry the id that [`super::queue_pair::InitQueuePair::connect`] was given.
+    /// Posts `count` receive work requests, 1 to [`RECV_BATCH`], without memory: they receive
+    /// immediate data only. Their completions carry the id passed to
+    /// [`super::queue_pair::InitQueuePair::connect`].
     ///
     /// # Errors
     /// The receive queue is full, or the device has failed.
     #[inline(never)]
     pub fn post_receives(&mut self, count: usize) -> Result<()> {
         let Some(first) = self.recv_chain().last(count) else {
-            return Err(Error::misuse(format!("{count} receives in one call; 1 to {RECV_BATCH} are possible")));
+            return Err(Error::misuse(format!("{count} receives in one call; 1 to {RECV_BATCH} are allowed")));
         };
         let mut bad = std::ptr::null_mut();
         // SAFETY: as in `post_send`; the chain is this queue pair's own and never changes.
@@ -191,11 +193,11 @@ impl Chain {
         Self { requests: [const { MaybeUninit::uninit() }; _], sges: [const { MaybeUninit::uninit() }; _] }
     }
 
-    /// The first of the work requests for the first [`WRITE_BATCH`] of `writes`, each of which points to the next one. Valid until this is
-    /// used again.
+    /// The first of the work requests for the first [`WRITE_BATCH`] of `writes`, each of which
+    /// points to the next one. Valid until the next use of this object.
     fn link(&mut self, writes: &[Write]) -> *mut sys::ibv_send_wr {
         let mut next = std::ptr::null_mut();
-        // From the last one on: a pointer to a request is not valid any more when that request is written.
+        // From the last one on: writing a request invalidates pointers to it.
         for ((write, request), sge) in writes.iter().zip(&mut self.requests).zip(&mut self.sges).rev() {
             write.put(request, sge.write(write.local.into()), next);
             next = request.as_mut_ptr();
@@ -205,30 +207,31 @@ impl Chain {
 }
 
 impl CompletionQueue {
-    /// Takes up to [`POLL_BATCH`] completions.
+    /// Polls up to [`POLL_BATCH`] completions.
     ///
     /// # Errors
     /// The queue has failed (overrun).
     #[inline(always)]
     pub fn poll<'a>(&self, batch: &'a mut Batch) -> Result<&'a [Completion]> {
-        // SAFETY: the queue is live and the batch has room for as many as it says.
+        // SAFETY: the queue is live and the batch has room for the given number.
         let count = unsafe { (self.poll)(self.raw, POLL_BATCH as i32, batch.0.as_mut_ptr().cast()) };
         let count = count as usize;
-        // Asked first, since most polls find nothing.
+        // Checked first, since most polls find nothing.
         if count == 0 {
             return Ok(&[]);
         }
         if count > POLL_BATCH {
             return Err(overrun());
         }
-        // SAFETY: the call has written so many entries. They consist of numbers, for which every value is valid.
+        // SAFETY: the call has written this many entries. They consist of numbers, for which every
+        // value is valid.
         Ok(unsafe { std::slice::from_raw_parts(batch.0.as_ptr().cast(), count) })
     }
 
-    /// For who waits for completions, and has found none.
+    /// Check this after an empty poll.
     ///
     /// # Errors
-    /// None will come: the queue has failed.
+    /// The queue has failed, so no completion will arrive.
     pub fn check(&self) -> Result<()> {
         if self.has_failed() { Err(overrun()) } else { Ok(()) }
     }
@@ -241,7 +244,7 @@ fn overrun() -> Error {
 }
 
 impl Write {
-    /// Fills in the fields that RDMA READ and RDMA WRITE use. The library does not read the others.
+    /// Fills in the fields for RDMA READ and RDMA WRITE. The library does not read the others.
     #[inline(always)]
     pub(super) fn put(
         &self,
@@ -296,7 +299,7 @@ mod tests {
         for count in 1..=WRITE_BATCH as u64 {
             let mut at = chain.link(&(1..=count).map(write).collect::<Vec<_>>());
             for id in 1..=count {
-                // SAFETY: a request that was linked, whose fields and whose element are there.
+                // SAFETY: a linked request, with initialised fields and element.
                 let (found, addr) = unsafe { ((*at).wr_id, (*(*at).sg_list).addr) };
                 assert_eq!((found, addr), (id, 10 * id));
                 // SAFETY: as above.
