@@ -30,7 +30,7 @@ fn a_fault_that_one_end_sees_is_reported_to_the_other() {
         pair.fault(end);
         pair.settle();
         assert_eq!(pair.expect_running(), 1);
-        assert_eq!(pair.ends[1 - end].machine.cause(), "told by the peer: a fault");
+        assert_eq!(pair.ends[1 - end].machine.cause(), "reported by the peer: a fault");
         assert_eq!([0, 1].map(|end| pair.recoveries(end)), [1, 1]);
     }
 }

@@ -6,7 +6,7 @@ const DESTROY: &str = "The old queue pairs are not destroyed";
 const OFFER: &str = "The sender has not offered new queue pairs";
 const NEW: &str = "New queue pairs are not ready";
 const ANSWERS: [&str; 2] = ["The peer did not answer within 5 s", "The peer did not answer within 40 s"];
-const RUNS: &str = "It failed again and again";
+const RUNS: &str = "It failed repeatedly";
 
 /// What an end says that it waits for.
 fn waited_for(pair: &Pair, end: usize) -> String {
@@ -65,7 +65,7 @@ fn a_sender_that_wants_other_paths_takes_its_time() {
     pair.settle();
     assert_eq!(pair.expect_running(), 1);
     let causes = [0, 1].map(|end| pair.ends[end].machine.cause().to_owned());
-    assert_eq!(causes, ["to give lane 2 another path", "told by the peer: to give lane 2 another path"]);
+    assert_eq!(causes, ["to give lane 2 another path", "reported by the peer: to give lane 2 another path"]);
 }
 
 #[test]
