@@ -1,13 +1,13 @@
-//! The plugin's objects: where the protocol meets the verbs and the machine.
+//! The plugin's objects, which connect the protocol with the verbs and the machine.
 //!
-//! | folder | what is in it | uses |
-//! |---|---|---|
-//! | [`control`] | TCP connections between processes: they carry the set-up, and tell when a peer has died | |
-//! | [`peer`] | what is known of a connection's peer | `control` |
-//! | [`background`] | the threads that wait for devices and control connections, and those that recover connections | `control`, `peer` |
+//! | folder | contents | uses |
+//! | --- | --- | --- |
+//! | [`control`] | TCP connections between processes, for set-up and for detecting a dead peer | |
+//! | [`peer`] | the state of a connection's peer | `control` |
+//! | [`background`] | threads that wait for devices and control connections, and threads that recover connections | `control`, `peer` |
 //! | [`mr`] | registered memory: the cache of memory regions, and NCCL's handles | `background` |
-//! | [`operations`] | the operations that NCCL has told of | |
-//! | [`explain`] | the report of what an operation waits for that does not go on | `control`, `peer`, `background`, `operations` |
+//! | [`operations`] | the operations that NCCL has reported | |
+//! | [`explain`] | hang reports: what a stalled operation waits for | `control`, `peer`, `background`, `operations` |
 //! | [`device`] | devices as NCCL sees them: cards and ports, their GIDs, GPUDirect RDMA | `peer`, `background`, `mr`, `explain` |
 //! | [`qp`] | the queue pairs of a connection, and connecting them | and `device` |
 //! | [`recovery`] | new queue pairs for a connection after a fault | and `qp` |

@@ -33,7 +33,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Network {
     devices: Vec<Arc<Nic>>,
-    /// If connections may be moved to devices in the peer's network.
+    /// Present if connections may be moved to devices in the peer's network.
     networks: Option<Arc<Networks>>,
     merges_any_ports: bool,
     names_operations: bool,
@@ -41,18 +41,19 @@ pub struct Network {
     connects_early: bool,
     interface: Option<Interface>,
     connectors: Arc<Connectors>,
-    /// The time that a client has for its first frame.
+    /// The time limit for a client's first frame.
     first_frame_limit: Duration,
-    /// The control connections of this process; a forked child has others than its parent.
+    /// The control connections of this process; a forked child has its own.
     control: Mutex<Option<Arc<ControlDriver>>>,
 }
 
 impl Network {
-    /// Reads the settings through `lookup` and finds the devices. Without libibverbs there is no device, which is no error. NCCL's own
-    /// devices are in the order of their PCI addresses if `nccl_sorts`, and otherwise in that of libibverbs; the network's are too.
+    /// Reads the settings through `lookup` and finds the devices. Without libibverbs there is no
+    /// device, which is no error. If `nccl_sorts`, NCCL's own devices are in the order of their PCI
+    /// addresses, otherwise in that of libibverbs; this network uses the same order.
     ///
     /// # Errors
-    /// A setting is out of range, or no network interface fits the settings.
+    /// A setting is out of range, or no network interface matches the settings.
     pub fn new(lookup: impl Fn(&str) -> Option<String>, nccl_sorts: bool) -> Result<Self> {
         let config = Arc::new(Config::parse(&lookup).map_err(with_source)?);
         let mut missing = Vec::new();
@@ -90,27 +91,27 @@ impl Network {
         &self.devices
     }
 
-    /// A device for each port of the devices, in their order.
+    /// A device for each port of the devices, in order.
     pub fn ports(&self) -> Vec<Arc<Nic>> {
         self.devices.iter().flat_map(Nic::split).collect()
     }
 
-    /// Whether the user has asked NCCL to merge ports also where [`Nic::merge`] would not.
+    /// Whether the user has asked NCCL to merge ports even where [`Nic::merge`] would not.
     pub fn merges_any_ports(&self) -> bool {
         self.merges_any_ports
     }
 
-    /// Whether NCCL is to tell of its operations, if there are devices to send them over.
+    /// Whether NCCL should report its operations, if there are devices to use.
     pub fn names_operations(&self) -> bool {
         self.names_operations && !self.devices.is_empty()
     }
 
-    /// The profiler that the user has named to NCCL.
+    /// The profiler that the user has configured in NCCL.
     pub fn other_profiler(&self) -> Option<&str> {
         self.other_profiler.as_deref()
     }
 
-    /// Whether NCCL may connect before it has taken a profiler.
+    /// Whether NCCL may connect before it has loaded a profiler.
     pub fn connects_early(&self) -> bool {
         self.connects_early
     }
@@ -118,7 +119,7 @@ impl Network {
     /// A listener on `device`, for NCCL's communicator `of`.
     ///
     /// # Errors
-    /// No TCP port is free.
+    /// No TCP port is available.
     pub fn listen(&self, device: &Arc<Nic>, of: NcclComm) -> Result<Listener> {
         self.connectors.sweep();
         let interface = self.interface.as_ref().ok_or_else(|| Error::internal("there are devices but no interface"))?;
@@ -134,8 +135,9 @@ impl Network {
         Ok(Arc::clone(known.insert(driver)))
     }
 
-    /// Connects `device`, for NCCL's communicator `of`, to the listener whose handle is `bytes`, in as many calls as it takes. From one
-    /// call to the next, the handle keeps the number of the unfinished connection.
+    /// Connects `device`, for NCCL's communicator `of`, to the listener whose handle is `bytes`,
+    /// over as many calls as needed. Between calls the handle keeps the number of the unfinished
+    /// connection.
     ///
     /// # Errors
     /// The handle is not Ferrite's, or the connection fails.
@@ -143,7 +145,7 @@ impl Network {
         let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.text()))?;
         let cookie = handle::cookie(bytes);
         let known = self.connectors.take(cookie).filter(|c| c.leads_to(&handle));
-        // After `take`, so that this one is not dropped as abandoned.
+        // After `take`, so that this connection is not dropped as abandoned.
         self.connectors.sweep();
         let is_new = known.is_none();
         let (cookie, mut connector) = match known {
@@ -171,7 +173,8 @@ impl Network {
         done
     }
 
-    /// Logs the version, the devices, where libibverbs lies (`verbs`), what is `missing` and the `ignored` settings with the reasons.
+    /// Logs the version, the devices, the location of libibverbs (`verbs`), what is `missing`, and
+    /// the `ignored` settings with the reasons.
     fn log_devices(&self, config: &Config, verbs: &str, ignored: &BTreeMap<String, Reason>, missing: &[String]) {
         let Some(interface) = &self.interface else {
             missing.iter().for_each(|trouble| log::info!(target: INIT, "Ferrite: {trouble}"));
@@ -205,7 +208,8 @@ impl Network {
             log::info!(target: INIT, "Ferrite: the {rails} rails of {} {ports}, {speed} Gb/s (NCCL_IB_MERGE_NICS=0 keeps them apart)", merged.name);
         }
         let rails: Vec<&Arc<Rail>> = self.devices.iter().flat_map(|device| &device.rails).collect();
-        // Ranks that differ in their devices, or cannot reach each other, fail later and elsewhere. So all of this is a warning, once.
+        // Ranks whose devices differ or are unreachable fail later and elsewhere. So all of this is
+        // a warning, once.
         let troubles = rails.iter().filter_map(|rail| rail.address_trouble());
         for trouble in missing.iter().cloned().chain(troubles) {
             log::warn!(target: INIT, "Ferrite: {trouble}");
@@ -226,7 +230,8 @@ impl Network {
     }
 }
 
-/// The devices, and where libibverbs lies; what the user would miss beside them goes into `missing`.
+/// The devices, and the location of libibverbs. Problems that the user should know go into
+/// `missing`.
 fn find_devices(config: &Arc<Config>, by_address: bool, missing: &mut Vec<String>) -> (Vec<Arc<Nic>>, String) {
     let none = |why: &str, is_mistake: bool| {
         let next =
@@ -256,7 +261,7 @@ fn find_devices(config: &Arc<Config>, by_address: bool, missing: &mut Vec<String
         }
     }
     if by_address {
-        // As NCCL's, those without an address come last.
+        // Those without an address come last, as in NCCL.
         contexts.sort_by_cached_key(|context| sysfs::pci_address(context.name()).unwrap_or(u64::MAX));
     }
     let devices = Nic::discover(&contexts, config, missing);
@@ -289,7 +294,7 @@ fn find_devices(config: &Arc<Config>, by_address: bool, missing: &mut Vec<String
     }
 }
 
-/// The file that libibverbs was loaded from, and others of that name that are in the process.
+/// The file that libibverbs was loaded from, and others of that name in the process.
 fn place_of(library: &Library) -> String {
     let Some(path) = library.path() else { return "libibverbs".into() };
     let others = sysfs::other_mapped_files("libibverbs.so", &path);
@@ -303,12 +308,13 @@ fn ports_of(contexts: &[Arc<Context>]) -> Vec<(&str, u8)> {
     contexts.iter().flat_map(|context| (1..=ports(context)).map(|port| (context.name(), port))).collect()
 }
 
-/// Entries of `NCCL_IB_HCA` that name no port, and why.
+/// Entries of `NCCL_IB_HCA` that match no port, and why.
 fn names_without_effect(config: &Config, contexts: &[Arc<Context>]) -> Vec<NoEffect> {
     config.hca.without_effect(&ports_of(contexts))
 }
 
-/// Logs what has no effect in lists of names, or another one in NCCL's built-in transport.
+/// Logs entries in lists of names that have no effect, or another one than in NCCL's built-in
+/// transport.
 fn log_names(config: &Config, contexts: &[Arc<Context>]) {
     for NoEffect { why, is_mistake } in names_without_effect(config, contexts) {
         let level = if is_mistake { log::Level::Warn } else { log::Level::Info };
@@ -322,7 +328,7 @@ fn log_names(config: &Config, contexts: &[Arc<Context>]) {
     }
 }
 
-/// The device `name` cannot be opened, because of `failure`: with what to do.
+/// Describes that the device `name` cannot be opened because of `failure`, with advice.
 fn not_opened(name: &str, failure: &VerbsError) -> String {
     let cure = match failure.errno {
         Some(libc::EPERM | libc::EACCES) => {
@@ -337,7 +343,7 @@ fn not_opened(name: &str, failure: &VerbsError) -> String {
     format!("{name} is not used: {failure} ({cure}). To leave it out on every host, NCCL_IB_HCA=^={name}")
 }
 
-/// Makes the file of statistics, unless the settings say otherwise.
+/// Creates the statistics file, unless the settings disable it.
 fn open_stats(config: &Config) {
     if !config.stats {
         return;
@@ -357,7 +363,7 @@ fn open_stats(config: &Config) {
     }
 }
 
-/// The error of a setting with the file of NCCL's that has set it, as far as that can be told.
+/// Adds the NCCL configuration file of a setting to its error, if known.
 fn with_source(error: Error) -> Error {
     let text = error.text();
     let set = text.split_once('=').and_then(|(name, rest)| Some((name, rest.split_once(": ")?.0)));

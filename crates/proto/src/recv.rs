@@ -32,13 +32,13 @@ pub struct Buffer<'a, K = [u32; MAX_RAILS]> {
     pub tag: u32,
 }
 
-/// The state of the receiving end. [`RecvFlow::new`] allocates all memory.
+/// The state of the receiving end. `new` allocates all memory.
 ///
 /// Its methods come in these groups, in this order:
-/// - NCCL's requests: [`Self::post`] and [`Self::begin`]; on the fast path [`Self::begin_single`];
+/// - NCCL's requests: `post` and [`Self::begin`]; on the fast path [`Self::begin_single`];
 /// - clear-to-sends to write: [`Self::is_cts_due`], [`Self::take_cts`], [`Self::encoded_cts`];
 /// - arrivals: [`Self::handle_immediate`]; on the fast path [`Self::complete_whole`];
-/// - results for NCCL: [`Self::poll_done`], [`Self::finish`], [`Self::progress`];
+/// - results for NCCL: `poll_done`, [`Self::finish`], [`Self::progress`];
 /// - how many messages may be expected: [`Self::receives`], [`Self::more_receives`];
 /// - after a fault ([`super::recovery`]): [`Self::missing_list`], [`Self::renew_keys`];
 /// - the state for hang reports ([`super::explain`]): [`Self::look`].
@@ -96,10 +96,10 @@ impl RecvFlow {
         self.begin(count, buffer, |_| ())
     }
 
-    /// [`Self::post`], but calls `begun` with the request's entry if it is posted.
+    /// `post`, but calls `begun` with the request's entry if it is posted.
     ///
     /// # Errors
-    /// As for [`Self::post`].
+    /// As for `post`.
     #[inline(always)]
     pub fn begin<'a, E: From<Violation>, K: KeysByRail + 'a>(
         &mut self,
@@ -182,7 +182,7 @@ impl RecvFlow {
 #[cfg(any(test, fuzzing))]
 impl RecvFlow {
     /// Tries [`Self::begin_single`] first if `is_fast` and the receive has one message, and else
-    /// [`Self::post`].
+    /// `post`.
     pub(super) fn post_either<'a, K: KeysByRail + 'a>(
         &mut self,
         is_fast: bool,
@@ -361,7 +361,7 @@ impl RecvFlow {
         })
     }
 
-    /// [`Self::poll_done`] for the request in `entry`.
+    /// `poll_done` for the request in `entry`.
     ///
     /// # Errors
     /// The request has ended.

@@ -35,7 +35,7 @@ pub(super) struct UnclaimedCts {
 /// - NCCL's requests: [`Self::submit`]; on the fast path [`Self::refuse`] and
 ///   [`Self::submit_single`];
 /// - completions: [`Self::handle_completion`] and its variants; results for NCCL:
-///   [`Self::poll_done`], [`Self::finish`], [`Self::progress`];
+///   `poll_done`, [`Self::finish`], [`Self::progress`];
 /// - lanes: [`Self::use_lanes`], [`Self::weight_of`], [`Self::poll_slow_lane`];
 /// - after a fault ([`super::recovery`]): [`Self::apply_missing_list`], [`Self::poll_replay`];
 /// - the state for hang reports ([`super::explain`]): [`Self::look`].
@@ -436,7 +436,7 @@ impl SendFlow {
         self.finish(&entries[id.index()])
     }
 
-    /// [`Self::poll_done`] for the request in `entry`.
+    /// `poll_done` for the request in `entry`.
     ///
     /// # Errors
     /// The request has ended.

@@ -4,7 +4,6 @@
 //! on rail 0. So as many consecutive queue pairs as there are rails are on different rails. The
 //! number of stripes follows from a message's length, and both ends know it. Only the sender knows
 //! where it is cut; see [`super::rail_weights`].
-//! ends know it. Where it is cut is known to the sender only; see [`super::rail_weights`].
 
 use super::recovery::rail_mask::RailMask;
 use super::{MAX_QPS, QpIndex};

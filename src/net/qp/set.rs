@@ -313,7 +313,6 @@ impl QpSet {
     ///
     /// # Errors
     /// The error of the first rail that has one.
-    /// As there, of the first rail that has an error.
     #[inline(always)]
     pub fn poll_rails(
         &mut self,

@@ -20,7 +20,6 @@
 //! A control connection lost after the commit leaves a communicator here that the peer may not
 //! know. It is dialled again like any other, and its Resume shows the peer that this end has
 //! committed.
-//! again like any other, and that this end wants to go on shows the peer that it has committed.
 
 use super::dials::{Dials, Failure};
 use super::identity;

@@ -32,7 +32,6 @@
 //! confirmed (`Heard`). Until then data flows over the present queue pairs, even if the control
 //! connection carries nothing for hours. It may still break between the confirmation and the next
 //! frames: then the connection waits for it, as after a fault.
-//! it, as after a fault.
 //!
 //! **Attempt**: a number that increases by one each time. 0 is the set-up. A frame of a later
 //! attempt begins that attempt at its receiver; a frame of an earlier one is ignored.
