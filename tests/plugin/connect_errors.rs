@@ -64,7 +64,7 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
             code(connect_to(worker, |mut stream, _| stream.write_all(b"SSH-2.0-OpenSSH_9.6\r\n").expect("sent"))?),
             remote
         );
-        assert_logged("not Ferrite's bytes");
+        assert_logged("these bytes are not Ferrite's");
         let old = |mut stream: TcpStream, to: Address| {
             let mut reply = frame(Kind::Reply, to.token);
             reply[8] = 9;
