@@ -74,7 +74,7 @@ fn rank_1_of_a_job_with_early_connections(change: impl Fn(&mut Rank)) -> Option<
     });
     let line = job.line(1, &["has been waiting for", "to be asked for data by", "has not called irecv"]);
     let rank = job.reports(1)[0]["rank"].as_u64();
-    assert_eq!(line.contains("rank 1 waits"), rank == Some(1), "{line}");
+    assert_eq!(line.contains("rank 1 has been waiting"), rank == Some(1), "{line}");
     let told = job.line(2, &["to be asked for data by this process"]);
     assert_eq!(told.contains("rank 1"), rank == Some(1), "{told}");
     rank
