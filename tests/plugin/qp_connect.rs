@@ -13,6 +13,7 @@ use lab::pair::Setting;
 use lab::pair::WorkerCtx;
 use lab::transport::Handle;
 use nccl_net::testing::proto::handle::HANDLE_BYTES;
+use std::time::Duration;
 use testkit::require;
 
 /// A connection has all of its rails from the beginning, or none.
@@ -249,6 +250,8 @@ fn ports_that_stay_down_are_named() -> Result<()> {
             let transport = plugin_transport()?;
             softrnic("port 0/1 down");
             softrnic("port 1/1 down");
+            // The state of a port is used for up to a second until its event has come.
+            std::thread::sleep(Duration::from_millis(1100));
             let (mut handle, _listener) = transport.listen(1)?;
             let mut deadline = worker.deadline("a refusal");
             while transport.connect(0, &mut handle).is_ok() {

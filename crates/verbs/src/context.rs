@@ -27,6 +27,8 @@ pub struct Context {
     /// Whether no other device in the list had the same GUID when it was opened.
     has_own_guid: bool,
     port_changes: AtomicU32,
+    /// How many threads are reading an event.
+    readers: AtomicU32,
     pub(super) ports: KnownPorts,
     /// When it reported its loss.
     failed: OnceLock<Instant>,
@@ -181,7 +183,9 @@ impl Context {
     pub fn port_changes(&self) -> Option<u32> {
         let fd = self.event_fd();
         let is_waiting = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec::default())) != Ok(0);
-        (!is_waiting).then(|| self.port_changes.load(Ordering::Acquire))
+        // An event that another thread has read is no longer in the descriptor, and may not count yet.
+        let is_read = is_waiting || self.readers.load(Ordering::SeqCst) != 0;
+        (!is_read).then(|| self.port_changes.load(Ordering::SeqCst))
     }
 
     /// Whether it has reported its loss. This is final: the device can only be opened again.
@@ -234,6 +238,13 @@ impl Context {
     /// queue that it names is not destroyed. From then on the queue is known to [have
     /// failed](super::completion_queue::CompletionQueue::has_failed).
     pub fn next_event(&self) -> Option<UnackedEvent<'_>> {
+        self.readers.fetch_add(1, Ordering::SeqCst);
+        let event = self.read_event();
+        self.readers.fetch_sub(1, Ordering::SeqCst);
+        event
+    }
+
+    fn read_event(&self) -> Option<UnackedEvent<'_>> {
         let mut raw = sys::ibv_async_event { element: 0, event_type: -1 };
         // SAFETY: the context is open and `raw` has the size and layout of the struct.
         if unsafe { (self.library.ibv_get_async_event)(self.raw, &raw mut raw) } != 0 {
@@ -246,7 +257,7 @@ impl Context {
         }
         match event {
             AsyncEvent::QueuePairError(_) | AsyncEvent::CompletionQueueError(_) | AsyncEvent::Other(_) => {}
-            _ => drop(self.port_changes.fetch_add(1, Ordering::Release)),
+            _ => drop(self.port_changes.fetch_add(1, Ordering::SeqCst)),
         }
         Some(UnackedEvent { event, raw, context: self })
     }
@@ -364,7 +375,18 @@ impl ListedDevice<'_> {
         let (port_changes, failed, answers_queries) = (AtomicU32::new(0), OnceLock::new(), OnceLock::new());
         let (guid, library) = (self.guid, Arc::clone(library));
         let ports = KnownPorts::default();
-        Ok(Context { raw, name, guid, has_own_guid, port_changes, ports, failed, answers_queries, library })
+        Ok(Context {
+            raw,
+            name,
+            guid,
+            has_own_guid,
+            port_changes,
+            readers: AtomicU32::new(0),
+            ports,
+            failed,
+            answers_queries,
+            library,
+        })
     }
 }
 

@@ -57,7 +57,7 @@ pub(super) fn log_lanes(nic: &Nic, peer: &PeerState, LaneChange { per_rail, why 
 
 /// The connection does not run yet; `so_far` says why.
 pub(super) fn warn_of_delay(nic: &Nic, peer: &PeerState, so_far: &str) {
-    let text = format!("{}: the connection to {} has not recovered yet: {so_far}", nic.name, peer.peer());
+    let text = format!("{}: the connection to {} is still recovering: {so_far}", nic.name, peer.peer());
     if let Some(line) = nic.notices.line("late", &text) {
         log::warn!("{line} (FERRITE_GIVE_UP={} s)", nic.config.give_up_s);
     }

@@ -127,7 +127,7 @@ impl fmt::Display for Action {
             Self::Continue => write!(f, "resumes sending, and keeps its queue pairs"),
             Self::Recovered { duration, attempts, rails } => {
                 let ms = duration.as_millis();
-                write!(f, "has recovered on rail(s) {rails} in {ms} ms ({attempts} attempt(s))")
+                write!(f, "runs on rail(s) {rails} after {ms} ms ({attempts} attempt(s))")
             }
             Self::Fail(reason) => write!(f, "fails: {reason}"),
         }
