@@ -47,7 +47,7 @@ enum Command {
     Paths(top::Paths),
     /// Write a timeline of messages at both ends of connections, for Perfetto, and list the slowest
     Trace(trace::Trace),
-    /// Say what processes wait for, of which and why
+    /// Show what processes wait for, and why
     Hang(hang::Hang),
     #[command(flatten)]
     Lab(lab::cli::Command),

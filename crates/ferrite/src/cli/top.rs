@@ -33,7 +33,7 @@ pub(super) struct Top {
     /// Order of the connections
     #[arg(long, value_enum, default_value = "p99")]
     sort: Sort,
-    /// Show connections of which all of this holds: `rank=6,peer=118,dev=mlx5_3,host=n-0412,pid=815`
+    /// Show only connections that match every key: `rank=6,peer=118,dev=mlx5_3,host=n-0412,pid=815`
     #[arg(long, value_name = "LIST", default_value = "", value_parser = Filter::parse)]
     filter: Filter,
     /// Print an object of JSON each interval
@@ -186,7 +186,7 @@ pub(super) struct Paths {
     /// Time between the two looks; s
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = parse_interval)]
     interval: f64,
-    /// Show connections of which all of this holds: `rank=6,peer=118,dev=mlx5_3,host=n-0412,pid=815`
+    /// Show only connections that match every key: `rank=6,peer=118,dev=mlx5_3,host=n-0412,pid=815`
     #[arg(long, value_name = "LIST", default_value = "", value_parser = Filter::parse)]
     filter: Filter,
     /// Folder of the files

@@ -2,7 +2,7 @@
 //!
 //! The machines are the real ones. Messages are one request each. What their callers do takes time: a job ends in an event of its
 //! own. Packets of queue pairs that are gone may arrive at any time, and are executed if the responder is still there. Time
-//! goes on only to the end of a pause, so no frame is waited for without success: what is lost has to be said again.
+//! advances only to the end of a pause, so an end never waits for a frame that was lost: that frame is sent again.
 
 use super::*;
 use crate::cts::Cts;
