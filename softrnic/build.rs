@@ -10,8 +10,10 @@ fn main() {
     }
     let read = |map: &&str| std::fs::read_to_string(map).unwrap_or_else(|e| panic!("{map}: {e}"));
     // In one file: some linkers take only the last version script that they are given.
-    let script = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("versions.map");
-    std::fs::write(&script, maps.iter().map(read).collect::<String>()).expect("OUT_DIR can be written to");
+    let script = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"))
+        .join("versions.map");
+    std::fs::write(&script, maps.iter().map(read).collect::<String>())
+        .expect("OUT_DIR can be written to");
     println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={}", script.display());
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
     // A function that the oldest glibc lacks is an error of the build, not of the day when it is loaded. A sanitizer's are in the program.

@@ -198,14 +198,19 @@ mod tests {
 
     #[test]
     fn the_text_is_task_operation_errno_and_context() {
-        let error =
-            Error::os("ibv_alloc_pd(x)", libc::ENOMEM).hint("is it full?").context("4 of 4").during("opening x");
+        let error = Error::os("ibv_alloc_pd(x)", libc::ENOMEM)
+            .hint("is it full?")
+            .context("4 of 4")
+            .during("opening x");
         assert_eq!(
             error.text(),
             "opening x: ibv_alloc_pd(x) failed: Cannot allocate memory (os error 12) (is it full?); 4 of 4"
         );
         assert_eq!((error.class, error.errno), (Class::System, Some(libc::ENOMEM)));
-        assert_eq!(Error::remote("the peer has gone").context("later").text(), "the peer has gone; later");
+        assert_eq!(
+            Error::remote("the peer has gone").context("later").text(),
+            "the peer has gone; later"
+        );
     }
 
     #[test]
@@ -216,7 +221,9 @@ mod tests {
         let device = Error::from(VerbsError::of_device("ibv_create_qp(x)", libc::EIO));
         assert_eq!(device.text(), "ibv_create_qp(x) failed: Input/output error (os error 5)");
         assert_eq!((device.class, device.is_recoverable), (Class::System, true));
-        assert!(!Error::from(VerbsError::of_device("ibv_create_qp(x)", libc::ENOMEM)).is_recoverable);
+        assert!(
+            !Error::from(VerbsError::of_device("ibv_create_qp(x)", libc::ENOMEM)).is_recoverable
+        );
     }
 
     #[test]

@@ -6,7 +6,8 @@ use std::hint::black_box;
 const KEY: &str = "ferrite-version=";
 
 /// The version without a commit, and room for one.
-const UNKNOWN: &str = concat!("ferrite-version=", env!("CARGO_PKG_VERSION"), "+unknown__________________________");
+const UNKNOWN: &str =
+    concat!("ferrite-version=", env!("CARGO_PKG_VERSION"), "+unknown__________________________");
 
 /// The version and the commit, with `_` behind them. The compiler does not know the commit, so that a commit compiles nothing anew:
 /// `scripts/build.sh` writes it into the built file.
@@ -25,7 +26,9 @@ pub fn text() -> &'static str {
 /// The version in such bytes.
 fn version(bytes: &[u8]) -> &str {
     let text = std::str::from_utf8(bytes).unwrap_or_default();
-    text.strip_prefix(KEY).and_then(|rest| rest.split('_').next()).unwrap_or(env!("CARGO_PKG_VERSION"))
+    text.strip_prefix(KEY)
+        .and_then(|rest| rest.split('_').next())
+        .unwrap_or(env!("CARGO_PKG_VERSION"))
 }
 
 #[cfg(test)]

@@ -14,13 +14,15 @@ fn the_plugin_exports_its_tables_and_nothing_else() {
     let bytes = require!(plugin());
     let file = object::File::parse(&*bytes).expect("an ELF file");
     let exports = file.exports().expect("it has dynamic symbols");
-    let mut exported: Vec<_> = exports.iter().map(|e| String::from_utf8_lossy(e.name()).into_owned()).collect();
+    let mut exported: Vec<_> =
+        exports.iter().map(|e| String::from_utf8_lossy(e.name()).into_owned()).collect();
     exported.sort();
     // As NCCL's versions have them: 19, 20, 20, 22 and 22 slots.
     let tables = [(8, 152), (9, 160), (10, 160), (11, 176), (12, 176)];
     let names = tables.map(|(version, _)| format!("ncclNetPlugin_v{version}"));
     for ((_, bytes), name) in tables.iter().zip(&names) {
-        let symbol = file.dynamic_symbols().find(|s| s.name() == Ok(name.as_str())).expect("exported");
+        let symbol =
+            file.dynamic_symbols().find(|s| s.name() == Ok(name.as_str())).expect("exported");
         assert_eq!((symbol.size(), symbol.kind()), (*bytes, object::SymbolKind::Data), "{name}");
     }
     let profilers = ["ncclProfiler_v4", "ncclProfiler_v5", "ncclProfiler_v6"];
@@ -38,23 +40,45 @@ fn the_plugin_exports_its_tables_and_nothing_else() {
 fn the_plugin_needs_nothing_but_libc_and_its_kin() {
     let bytes = require!(plugin());
     use object::read::elf::{Dyn, FileHeader};
-    let header = object::elf::FileHeader64::<object::Endianness>::parse(&*bytes).expect("a 64-bit ELF file");
+    let header =
+        object::elf::FileHeader64::<object::Endianness>::parse(&*bytes).expect("a 64-bit ELF file");
     let endian = header.endian().expect("known byte order");
     let sections = header.sections(endian, &*bytes).expect("sections");
     let (dynamic, strings) = sections.dynamic(endian, &*bytes).expect("readable").expect("dynamic");
     let strings = sections.strings(endian, &*bytes, strings).expect("strings");
-    let text = |offset: u64| String::from_utf8_lossy(strings.get(offset as u32).expect("a string")).into_owned();
+    let text = |offset: u64| {
+        String::from_utf8_lossy(strings.get(offset as u32).expect("a string")).into_owned()
+    };
     let value = |tag: i64| dynamic.iter().find(|d| d.d_tag(endian) == tag).map(|d| d.d_val(endian));
-    let needed: Vec<_> =
-        dynamic.iter().filter(|d| d.d_tag(endian) == object::elf::DT_NEEDED).map(|d| text(d.d_val(endian))).collect();
+    let needed: Vec<_> = dynamic
+        .iter()
+        .filter(|d| d.d_tag(endian) == object::elf::DT_NEEDED)
+        .map(|d| text(d.d_val(endian)))
+        .collect();
     for library in &needed {
-        let kin = ["libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so", "ld-linux", "libgcc_s.so"];
+        let kin = [
+            "libc.so",
+            "libm.so",
+            "libdl.so",
+            "libpthread.so",
+            "librt.so",
+            "ld-linux",
+            "libgcc_s.so",
+        ];
         assert!(kin.iter().any(|k| library.starts_with(k)), "the plugin needs {library}");
     }
     assert_eq!(value(object::elf::DT_SONAME).map(text).as_deref(), Some("libnccl-net.so"));
     let flags = value(object::elf::DT_FLAGS_1).unwrap_or(0);
-    assert_ne!(flags & u64::from(object::elf::DF_1_NODELETE), 0, "it has threads and must not be unmapped");
-    assert_ne!(flags & u64::from(object::elf::DF_1_NOW), 0, "all symbols are resolved when it is loaded");
+    assert_ne!(
+        flags & u64::from(object::elf::DF_1_NODELETE),
+        0,
+        "it has threads and must not be unmapped"
+    );
+    assert_ne!(
+        flags & u64::from(object::elf::DF_1_NOW),
+        0,
+        "all symbols are resolved when it is loaded"
+    );
 }
 
 /// NCCL 2.28 and 2.29 unload a plugin with the last communicator, forget its name, and load `libnccl-net.so` for the next one.

@@ -26,7 +26,8 @@ fn pages_below(folder: &Path, found: &mut Vec<String>) {
 
 /// All pages.
 fn pages() -> Vec<String> {
-    let mut pages = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"].map(str::to_owned).to_vec();
+    let mut pages =
+        ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"].map(str::to_owned).to_vec();
     for folder in ["docs", "benchmarks", "tests", "crates", "lab", "softrnic"] {
         pages_below(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut pages);
     }
@@ -47,11 +48,18 @@ fn links_and_files_that_pages_name_exist() {
         // Between backticks or at the beginning of a command.
         let words = text.split(|c: char| c.is_whitespace() || "`(),;|\"'".contains(c));
         let files = words.filter(|word| {
-            ["scripts/", "tests/", "docs/", "lab/", "crates/"].iter().any(|folder| word.starts_with(folder))
+            ["scripts/", "tests/", "docs/", "lab/", "crates/"]
+                .iter()
+                .any(|folder| word.starts_with(folder))
         });
-        for file in files.filter_map(|file| file.split("::").next()).map(|file| file.trim_end_matches(['.', ':'])) {
+        for file in files
+            .filter_map(|file| file.split("::").next())
+            .map(|file| file.trim_end_matches(['.', ':']))
+        {
             // From the root of the repository, or from the page's crate.
-            let exists = folder.ancestors().any(|above| above.starts_with(root) && above.join(file).exists());
+            let exists = folder
+                .ancestors()
+                .any(|above| above.starts_with(root) && above.join(file).exists());
             assert!(exists, "{page}: {file}");
         }
     }

@@ -90,7 +90,10 @@ impl Own {
         let mut sizes = [0; IN_FLIGHT];
         for _ in 0..POLLS {
             if request.test(&mut sizes[..count])? {
-                assert!(sizes[..count].iter().all(|size| *size as usize == self.bytes), "{sizes:?}");
+                assert!(
+                    sizes[..count].iter().all(|size| *size as usize == self.bytes),
+                    "{sizes:?}"
+                );
                 return Ok(());
             }
         }
@@ -101,7 +104,8 @@ impl Own {
 /// An array of what `make` gives, or its first error.
 fn each<T>(mut make: impl FnMut(usize) -> Result<T>) -> Result<[T; IN_FLIGHT]> {
     let mut failed = None;
-    let made: [Option<T>; IN_FLIGHT] = std::array::from_fn(|i| make(i).map_err(|e| failed = Some(e)).ok());
+    let made: [Option<T>; IN_FLIGHT] =
+        std::array::from_fn(|i| make(i).map_err(|e| failed = Some(e)).ok());
     match failed {
         Some(error) => Err(error),
         None => Ok(made.map(|one| one.expect("no error"))),
@@ -134,7 +138,9 @@ fn watched(worker: &WorkerCtx, bytes: usize, round: Round) -> Result<()> {
 fn neither(bytes: usize, env: &[(&str, &str)], round: Round) -> Result<()> {
     let setting = require!(setting());
     require!(is_supported());
-    let setting = env.iter().fold(without_strictness(setting), |setting, (name, value)| setting.env(*name, *value));
+    let setting = env
+        .iter()
+        .fold(without_strictness(setting), |setting, (name, value)| setting.env(*name, *value));
     pair(&setting, |worker| watched(worker, bytes, round))?;
     Ok(())
 }
@@ -163,8 +169,11 @@ fn groups_neither_allocate_nor_call_the_system() -> Result<()> {
 
 #[test]
 fn messages_split_over_queue_pairs_neither_allocate_nor_call_the_system() -> Result<()> {
-    let env =
-        [("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), ("NCCL_IB_ADAPTIVE_ROUTING", "1")];
+    let env = [
+        ("NCCL_IB_QPS_PER_CONNECTION", "3"),
+        ("NCCL_IB_SPLIT_DATA_ON_QPS", "1"),
+        ("NCCL_IB_ADAPTIVE_ROUTING", "1"),
+    ];
     neither(1 << 16, &env, Own::singles)
 }
 

@@ -28,7 +28,9 @@ fn write_down(whose: &str, place: &Path) -> Result<()> {
         Source::stock(release::find(None)?)
     };
     let transport = Transport::open(&source)?;
-    let all = (0..transport.devices()?).map(|device| transport.properties(device)).collect::<Result<Vec<_>>>()?;
+    let all = (0..transport.devices()?)
+        .map(|device| transport.properties(device))
+        .collect::<Result<Vec<_>>>()?;
     let text = serde_json::to_string(&all).map_err(|e| Error::Data(e.to_string()))?;
     std::fs::write(place, text).map_err(|e| Error::io("the file of properties", e))
 }
@@ -41,9 +43,14 @@ fn properties(whose: &str, options: &[&str], env: &[(&str, &str)]) -> Result<Vec
     command.args(["run", "--faithful"]).args(options).arg("--");
     command.arg(std::env::current_exe().expect("the path of this program"));
     command.args([&test_name(), "--exact", "--nocapture"]).env(WHOSE, whose).env(PLACE, &place);
-    command.envs([("NCCL_IB_MERGE_NICS", "0"), ("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_NET_PLUGIN", "none")]);
+    command.envs([
+        ("NCCL_IB_MERGE_NICS", "0"),
+        ("NCCL_SOCKET_IFNAME", "lo"),
+        ("NCCL_NET_PLUGIN", "none"),
+    ]);
     let printed = program::run(command.envs(env.iter().copied()));
-    let text = std::fs::read_to_string(&place).unwrap_or_else(|e| panic!("{whose} wrote nothing ({e}): {printed}"));
+    let text = std::fs::read_to_string(&place)
+        .unwrap_or_else(|e| panic!("{whose} wrote nothing ({e}): {printed}"));
     serde_json::from_str(&text).map_err(|e| Error::Data(e.to_string()))
 }
 
@@ -95,7 +102,14 @@ mod same_as_of_stock_nccl {
 
     #[test]
     fn infiniband_devices_of_two_ports_and_speeds() -> Result<()> {
-        let options = ["--ports", "2", "--link", "ib", "--speed", "400,softrnic0/2=100,softrnic1/1=56,softrnic1/2=25"];
+        let options = [
+            "--ports",
+            "2",
+            "--link",
+            "ib",
+            "--speed",
+            "400,softrnic0/2=100,softrnic1/1=56,softrnic1/2=25",
+        ];
         are_equal(&options, &[], 4, named_by_port)
     }
 
@@ -120,7 +134,8 @@ mod same_as_of_stock_nccl {
     /// Each rail is named by its port.
     #[test]
     fn two_ports_of_one_card_as_one_device() -> Result<()> {
-        let options = ["--ports", "2", "--link", "ib", "--speed", "100,softrnic1/1=56,softrnic1/2=56"];
+        let options =
+            ["--ports", "2", "--link", "ib", "--speed", "100,softrnic1/1=56,softrnic1/2=56"];
         are_equal(&options, &[FUSED], 2, |(index, stock)| {
             assert_eq!(stock.name, format!("softrnic{index}+softrnic{index}"));
             stock.name = format!("softrnic{index}:1+softrnic{index}:2");
@@ -144,8 +159,14 @@ mod same_as_of_stock_nccl {
     /// Ports that tell no link layer are passed over, and not counted among those of a card either.
     #[test]
     fn ports_without_a_link_layer() -> Result<()> {
-        let options =
-            ["--ports", "2", "--link", "roce,softrnic0/1=unspecified,softrnic2/2=unspecified", "--devices", "3"];
+        let options = [
+            "--ports",
+            "2",
+            "--link",
+            "roce,softrnic0/1=unspecified,softrnic2/2=unspecified",
+            "--devices",
+            "3",
+        ];
         let ports = [(0, 2), (1, 1), (1, 2), (2, 1)];
         are_equal(&options, &[], 4, |(index, stock)| {
             stock.name = format!("{}:{}", stock.name, ports[index].1);

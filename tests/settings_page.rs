@@ -13,22 +13,29 @@ fn table() -> String {
     for variable in VARIABLES {
         let (allowed, default) = match variable.kind {
             Kind::Number(low, high, default) => (format!("{low} to {high}"), default.to_string()),
-            Kind::WordOr(word, low, high, default) => (format!("{low} to {high}, `{word}`"), default.to_string()),
+            Kind::WordOr(word, low, high, default) => {
+                (format!("{low} to {high}, `{word}`"), default.to_string())
+            }
             Kind::Text => ("text".into(), "unset".into()),
             Kind::Choice(choices) => {
-                let named: Vec<_> = choices.iter().filter(|c| !c.is_empty()).map(|c| format!("`{c}`")).collect();
-                let default =
-                    choices.first().filter(|c| !c.is_empty()).map_or_else(|| "unset".into(), |c| format!("`{c}`"));
+                let named: Vec<_> =
+                    choices.iter().filter(|c| !c.is_empty()).map(|c| format!("`{c}`")).collect();
+                let default = choices
+                    .first()
+                    .filter(|c| !c.is_empty())
+                    .map_or_else(|| "unset".into(), |c| format!("`{c}`"));
                 (named.join(", "), default)
             }
         };
-        lines += &format!("| `{}` | {allowed} | {default} | {} |\n", variable.name, variable.effect);
+        lines +=
+            &format!("| `{}` | {allowed} | {default} | {} |\n", variable.name, variable.effect);
     }
     lines
 }
 
 fn ignored() -> String {
-    let mut lines = String::from("| variable | why Ferrite ignores it | what you lose |\n|---|---|---|\n");
+    let mut lines =
+        String::from("| variable | why Ferrite ignores it | what you lose |\n|---|---|---|\n");
     for ignored in IGNORED {
         let lost = ignored.lost.map_or("nothing", |(lost, _)| lost);
         lines += &format!("| `{}` | {} | {lost} |\n", ignored.name, ignored.why);
@@ -47,7 +54,10 @@ fn the_tables_of_settings_are_up_to_date() {
             page = format!("{head}{begin}{table}{end}{tail}");
             std::fs::write(&path, &page).expect("written");
         } else {
-            assert!(written == table, "write it anew: FERRITE_UPDATE=1 cargo test --test settings_page");
+            assert!(
+                written == table,
+                "write it anew: FERRITE_UPDATE=1 cargo test --test settings_page"
+            );
         }
     }
 }

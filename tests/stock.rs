@@ -56,7 +56,8 @@ fn nccls_loader_takes_the_plugin_by_name() -> Result<()> {
 fn takes_version(release: &str, version: u32) -> Result<()> {
     let mut setting = require!(setting());
     let nccl = require!(stock_nccl(release));
-    let plugin = require!(plugin()).canonicalize().unwrap_or_default().to_string_lossy().into_owned();
+    let plugin =
+        require!(plugin()).canonicalize().unwrap_or_default().to_string_lossy().into_owned();
     let source = Source::Loader { nccl, plugin };
     source.net_plugin().clone_into(&mut setting.net_plugin);
     pair(&setting, |worker| {
@@ -99,8 +100,10 @@ fn the_loader_of_nccl_2_32_takes_version_12() -> Result<()> {
 fn asked_for(release: &str, environment: &[(&str, &str)], mask: i32) -> Result<()> {
     let setting = require!(setting());
     let nccl = require!(stock_nccl(release));
-    let plugin = require!(plugin()).canonicalize().unwrap_or_default().to_string_lossy().into_owned();
-    let mut setting = environment.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
+    let plugin =
+        require!(plugin()).canonicalize().unwrap_or_default().to_string_lossy().into_owned();
+    let mut setting =
+        environment.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
     setting.net_plugin.clone_from(&plugin);
     alone(&setting, |_| {
         assert_eq!(profiler_events(&nccl, &plugin)?, mask, "NCCL {release} with {environment:?}");
@@ -178,7 +181,13 @@ fn all_right((code, stdout, stderr): (i32, String, String), headline: &str, chec
     assert_eq!(right, checks, "{stdout}");
 }
 
-fn is_right(release: &str, over: &str, headline: &str, checks: usize, environment: &[(&str, &str)]) -> Result<()> {
+fn is_right(
+    release: &str,
+    over: &str,
+    headline: &str,
+    checks: usize,
+    environment: &[(&str, &str)],
+) -> Result<()> {
     all_right(require!(verified(release, &[], &["--over", over], environment)), headline, checks);
     Ok(())
 }
@@ -190,17 +199,35 @@ const STREAMS: usize = 10;
 
 #[test]
 fn ib_of_2_21_5_is_right_over_one_connection() -> Result<()> {
-    is_right("2.21.5", "single", "single: IB 2.21.5 (interface v8) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
+    is_right(
+        "2.21.5",
+        "single",
+        "single: IB 2.21.5 (interface v8) on softrnic0 and softrnic1\n",
+        ALL_CHECKS,
+        &[],
+    )
 }
 
 #[test]
 fn ib_of_2_28_9_is_right_over_one_connection() -> Result<()> {
-    is_right("2.28.9", "single", "single: IB 2.28.9 (interface v11) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
+    is_right(
+        "2.28.9",
+        "single",
+        "single: IB 2.28.9 (interface v11) on softrnic0 and softrnic1\n",
+        ALL_CHECKS,
+        &[],
+    )
 }
 
 #[test]
 fn ib_of_2_30_7_is_right_over_one_connection() -> Result<()> {
-    is_right("2.30.7", "single", "single: IB 2.30.7 (interface v12) on softrnic0 and softrnic1\n", ALL_CHECKS, &[])
+    is_right(
+        "2.30.7",
+        "single",
+        "single: IB 2.30.7 (interface v12) on softrnic0 and softrnic1\n",
+        ALL_CHECKS,
+        &[],
+    )
 }
 
 #[test]
@@ -213,13 +240,15 @@ fn ib_is_right_over_two_devices_at_once() -> Result<()> {
 
 #[test]
 fn ib_of_2_28_9_is_right_over_fused_devices() -> Result<()> {
-    let headline = "fused: IB 2.28.9 (interface v11) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
+    let headline =
+        "fused: IB 2.28.9 (interface v11) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
     is_right("2.28.9", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
 }
 
 #[test]
 fn ib_of_2_30_7_is_right_over_fused_devices() -> Result<()> {
-    let headline = "fused: IB 2.30.7 (interface v12) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
+    let headline =
+        "fused: IB 2.30.7 (interface v12) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
     is_right("2.30.7", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
 }
 
@@ -230,16 +259,27 @@ fn ib_of_2_21_5_is_right_over_fused_devices() -> Result<()> {
     require!(mount_namespaces());
     require!(softrnic_program());
     let wrapper = ["softrnic", "run", "--faithful", "--same-card", "--devices", "4", "--"];
-    let headline = "fused: IB 2.21.5 (interface v8) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
-    all_right(require!(verified("2.21.5", &wrapper, &["--over", "fused"], &[])), headline, ALL_CHECKS);
+    let headline =
+        "fused: IB 2.21.5 (interface v8) on softrnic0+softrnic1 and softrnic2+softrnic3\n";
+    all_right(
+        require!(verified("2.21.5", &wrapper, &["--over", "fused"], &[])),
+        headline,
+        ALL_CHECKS,
+    );
     Ok(())
 }
 
 /// Every seventh message of each connection has to be sent again, or its acknowledgement does.
 #[test]
 fn ib_is_right_over_a_network_that_loses_messages() -> Result<()> {
-    for (release, fault) in [("2.21.5", "drop every=7"), ("2.28.9", "drop-ack every=7"), ("2.30.7", "drop every=7")] {
-        let environment = [("SOFTRNIC_FAULTS", fault), ("SOFTRNIC_TIME_SCALE", "0.01"), ("NCCL_IB_TIMEOUT", "14")];
+    for (release, fault) in
+        [("2.21.5", "drop every=7"), ("2.28.9", "drop-ack every=7"), ("2.30.7", "drop every=7")]
+    {
+        let environment = [
+            ("SOFTRNIC_FAULTS", fault),
+            ("SOFTRNIC_TIME_SCALE", "0.01"),
+            ("NCCL_IB_TIMEOUT", "14"),
+        ];
         is_right(release, "single", &format!("single: IB {release} "), ALL_CHECKS, &environment)?;
     }
     Ok(())
@@ -251,7 +291,10 @@ fn a_flipped_bit_is_found_in_what_ib_carries() -> Result<()> {
     let fault = [("SOFTRNIC_FAULTS", "corrupt opcode=write-imm every=5")];
     let (code, stdout, stderr) = require!(verified("2.28.9", &[], &["--over", "single"], &fault));
     assert_eq!(code, 1, "{stdout}\n{stderr}");
-    assert!(stdout.contains("\n  WRONG  ") && stderr.contains("of them wrong"), "{stdout}\n{stderr}");
+    assert!(
+        stdout.contains("\n  WRONG  ") && stderr.contains("of them wrong"),
+        "{stdout}\n{stderr}"
+    );
     Ok(())
 }
 
@@ -262,7 +305,8 @@ fn despite(
     messages: &str,
     settings: &[(&str, &str)],
 ) -> std::result::Result<(i32, String, String), Missing> {
-    let mut environment = vec![("SOFTRNIC_DEVICES", "4"), ("SOFTRNIC_FAULTS", fault), ("RUST_LOG", "debug")];
+    let mut environment =
+        vec![("SOFTRNIC_DEVICES", "4"), ("SOFTRNIC_FAULTS", fault), ("RUST_LOG", "debug")];
     // For some tens of milliseconds a device tries again; the default is 34 s.
     environment.extend([("NCCL_IB_TIMEOUT", "10"), debug_log::ALL_INFO]);
     environment.extend(settings);
@@ -286,7 +330,10 @@ const FAILOVER: (&str, &str) = ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1");
 
 #[test]
 fn ib_of_2_30_7_survives_the_death_of_a_device() -> Result<()> {
-    survived(&require!(despite(DEVICE_DIES, "4000", &[FAILOVER, NO_EVENTS])), "Device 1 marked as failed");
+    survived(
+        &require!(despite(DEVICE_DIES, "4000", &[FAILOVER, NO_EVENTS])),
+        "Device 1 marked as failed",
+    );
     Ok(())
 }
 
@@ -324,7 +371,11 @@ fn ib_of_2_30_7_uses_a_port_again_that_has_recovered() -> Result<()> {
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX", "100"),
     ];
     survived(
-        &require!(despite("port-down=200ms device=softrnic1 message=1000 times=1", "20000", &quick)),
+        &require!(despite(
+            "port-down=200ms device=softrnic1 message=1000 times=1",
+            "20000",
+            &quick
+        )),
         "Device 1 has been recovered",
     );
     Ok(())
@@ -337,8 +388,19 @@ fn the_comparison_is_valid_and_its_data_right() {
     require!(default_nccl());
     let report = Scratch::new();
     let mut command = Command::new(require!(built("bin/ferrite")));
-    let short =
-        ["compare", "--quick", "--reps", "2", "--slice", "2", "--sizes", "8,1M", "--connections", "8", "--report"];
+    let short = [
+        "compare",
+        "--quick",
+        "--reps",
+        "2",
+        "--slice",
+        "2",
+        "--sizes",
+        "8,1M",
+        "--connections",
+        "8",
+        "--report",
+    ];
     let printed = program::run(command.args(short).arg(report.path()));
     // Two repetitions tell nothing of the times, and say so.
     assert_eq!(printed.status.code(), Some(3), "{printed}");

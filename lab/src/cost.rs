@@ -59,7 +59,8 @@ impl Case {
 
 /// `4 queue pairs, 1 rail`
 pub(crate) fn connection_words(case: Case) -> String {
-    let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let plural =
+        |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     match case.queue_pairs {
         0 => plural(case.rails, "rail"),
         count => format!("{}, {}", plural(count, "queue pair"), plural(case.rails, "rail")),
@@ -109,11 +110,23 @@ pub(crate) const QUANTITIES: [Quantity; 13] = [
     Quantity { name: "doorbells", words: "doorbells", total: |c| c.doorbells },
     Quantity { name: "inline", words: "requests with inline data", total: |c| c.inline },
     Quantity { name: "fetched", words: "requests fetched by DMA", total: |c| c.fetched },
-    Quantity { name: "gathered", words: "requests whose data is read by DMA", total: |c| c.gathered },
+    Quantity {
+        name: "gathered",
+        words: "requests whose data is read by DMA",
+        total: |c| c.gathered,
+    },
     Quantity { name: "receives", words: "receive work requests", total: |c| c.receives },
-    Quantity { name: "receive_posts", words: "calls that post receives", total: |c| c.receive_posts },
+    Quantity {
+        name: "receive_posts",
+        words: "calls that post receives",
+        total: |c| c.receive_posts,
+    },
     Quantity { name: "polls", words: "polls that find completions", total: |c| c.fruitful_polls },
-    Quantity { name: "empty_polls", words: "polls that find nothing", total: |c| c.polls - c.fruitful_polls },
+    Quantity {
+        name: "empty_polls",
+        words: "polls that find nothing",
+        total: |c| c.polls - c.fruitful_polls,
+    },
     Quantity { name: "completions", words: "completions", total: |c| c.completions },
     Quantity { name: "wire_bytes", words: "bytes on the wire", total: wire_bytes },
     Quantity { name: "bus_bytes", words: "bytes on the bus", total: bus_bytes },
@@ -128,7 +141,11 @@ impl Quantity {
 }
 
 fn wire_bytes(c: &Counted) -> u64 {
-    c.bytes + PACKET * c.packets + REMOTE * c.messages + IMMEDIATE * c.immediates + ACKNOWLEDGEMENT * c.messages
+    c.bytes
+        + PACKET * c.packets
+        + REMOTE * c.messages
+        + IMMEDIATE * c.immediates
+        + ACKNOWLEDGEMENT * c.messages
 }
 
 fn bus_bytes(c: &Counted) -> u64 {
@@ -158,8 +175,16 @@ pub(crate) struct Driver {
 
 /// Those whose layout is known here.
 pub(crate) const DRIVERS: [Driver; 3] = [
-    Driver { name: "mlx5", queue_pair: mlx5_queue_pair, completion_queue: |entries| pages(64 * power(entries + 1)) },
-    Driver { name: "bnxt_re", queue_pair: bnxt_queue_pair, completion_queue: |entries| pages(32 * power(entries + 1)) },
+    Driver {
+        name: "mlx5",
+        queue_pair: mlx5_queue_pair,
+        completion_queue: |entries| pages(64 * power(entries + 1)),
+    },
+    Driver {
+        name: "bnxt_re",
+        queue_pair: bnxt_queue_pair,
+        completion_queue: |entries| pages(32 * power(entries + 1)),
+    },
     Driver {
         name: "erdma",
         queue_pair: erdma_queue_pair,
@@ -171,7 +196,9 @@ impl Driver {
     /// Bytes of all these queues.
     pub(crate) fn bytes(&self, queues: &Queues) -> u64 {
         let pairs = queues.queue_pairs.iter().map(self.queue_pair);
-        pairs.chain(queues.completion_queues.iter().map(|entries| (self.completion_queue)(*entries))).sum()
+        pairs
+            .chain(queues.completion_queues.iter().map(|entries| (self.completion_queue)(*entries)))
+            .sum()
     }
 }
 
@@ -197,8 +224,11 @@ fn mlx5_queue_pair(cap: &Capacities) -> u64 {
     let inline = if cap.inline == 0 { 0 } else { (4 + cap.inline).next_multiple_of(16) };
     let slot = (head + inline.max(16 * cap.send_elements)).next_multiple_of(BLOCK);
     let send = if cap.sends == 0 { 0 } else { power(cap.sends * slot) };
-    let receive =
-        if cap.receives == 0 { 0 } else { (power(cap.receives) * power(16 * cap.receive_elements.max(1))).max(BLOCK) };
+    let receive = if cap.receives == 0 {
+        0
+    } else {
+        (power(cap.receives) * power(16 * cap.receive_elements.max(1))).max(BLOCK)
+    };
     pages(send + receive)
 }
 
@@ -304,10 +334,16 @@ impl Seen {
         seen.commands = serde_json::from_value(commands).map_err(|e| unreadable(&e))?;
         for device in stat["devices"].as_array().into_iter().flatten() {
             for entry in device["queue_pairs"].as_array().into_iter().flatten().filter(of_process) {
-                seen.add_queue_pair(serde_json::from_value(entry.clone()).map_err(|e| unreadable(&e))?)?;
+                seen.add_queue_pair(
+                    serde_json::from_value(entry.clone()).map_err(|e| unreadable(&e))?,
+                )?;
             }
-            for entry in device["completion_queues"].as_array().into_iter().flatten().filter(of_process) {
-                seen.add_completion_queue(&serde_json::from_value(entry.clone()).map_err(|e| unreadable(&e))?);
+            for entry in
+                device["completion_queues"].as_array().into_iter().flatten().filter(of_process)
+            {
+                seen.add_completion_queue(
+                    &serde_json::from_value(entry.clone()).map_err(|e| unreadable(&e))?,
+                );
             }
         }
         Ok(seen)
@@ -315,7 +351,9 @@ impl Seen {
 
     fn add_queue_pair(&mut self, pair: QueuePair) -> Result<()> {
         let number = |of: &Value, name: &str| {
-            of[name].as_u64().ok_or_else(|| Error::Unreadable(format!("softrnic stat has no {name} of a queue pair")))
+            of[name].as_u64().ok_or_else(|| {
+                Error::Unreadable(format!("softrnic stat has no {name} of a queue pair"))
+            })
         };
         let work = |name: &str| number(&pair.work, name);
         let c = &mut self.counted;
@@ -417,12 +455,17 @@ impl Side {
             Some(version) => format!("NCCL {}", release::version_text(version)),
             None => identity.name.clone(),
         };
-        let cost = |quantity: &Quantity| (quantity.name.to_owned(), quantity.per_message(counted, *messages));
+        let cost = |quantity: &Quantity| {
+            (quantity.name.to_owned(), quantity.per_message(counted, *messages))
+        };
         let connection = Connection {
             queue_pairs: queues.queue_pairs.len(),
             completion_queues: queues.completion_queues.len(),
             commands: *commands,
-            queue_bytes: DRIVERS.iter().map(|driver| (driver.name.to_owned(), driver.bytes(queues))).collect(),
+            queue_bytes: DRIVERS
+                .iter()
+                .map(|driver| (driver.name.to_owned(), driver.bytes(queues)))
+                .collect(),
         };
         Self { name, per_message: QUANTITIES.iter().map(cost).collect(), connection }
     }
@@ -443,8 +486,9 @@ pub(crate) fn text(reports: &[CaseReport]) -> String {
     for report in reports {
         text += &heading(&format!("{}; per message", report.case), &report.sides);
         for quantity in &QUANTITIES {
-            let cost =
-                |side: &Side| side.per_message.get(quantity.name).map_or_else(|| "-".into(), |cost| count(*cost));
+            let cost = |side: &Side| {
+                side.per_message.get(quantity.name).map_or_else(|| "-".into(), |cost| count(*cost))
+            };
             text += &row(quantity.words, report.sides.iter().map(cost));
         }
         text.push('\n');
@@ -453,16 +497,32 @@ pub(crate) fn text(reports: &[CaseReport]) -> String {
         if reports[..index].iter().any(|before| before.case.connects_like(report.case)) {
             continue;
         }
-        text += &heading(&format!("{}; per connection, both ends", connection_words(report.case)), &report.sides);
-        text += &row("queue pairs", report.sides.iter().map(|side| side.connection.queue_pairs.to_string()));
-        text +=
-            &row("completion queues", report.sides.iter().map(|side| side.connection.completion_queues.to_string()));
-        text += &row("commands to the card", report.sides.iter().map(|side| side.connection.commands.to_string()));
+        text += &heading(
+            &format!("{}; per connection, both ends", connection_words(report.case)),
+            &report.sides,
+        );
+        text += &row(
+            "queue pairs",
+            report.sides.iter().map(|side| side.connection.queue_pairs.to_string()),
+        );
+        text += &row(
+            "completion queues",
+            report.sides.iter().map(|side| side.connection.completion_queues.to_string()),
+        );
+        text += &row(
+            "commands to the card",
+            report.sides.iter().map(|side| side.connection.commands.to_string()),
+        );
         for driver in &DRIVERS {
             let bytes = |side: &Side| side.connection.queue_bytes.get(driver.name).copied();
-            let kib =
-                |side: &Side| bytes(side).map_or_else(|| "-".into(), |bytes| format!("{:.0}", bytes as f64 / 1024.0));
-            text += &row(&format!("queues as {} lays them out, KiB", driver.name), report.sides.iter().map(kib));
+            let kib = |side: &Side| {
+                bytes(side)
+                    .map_or_else(|| "-".into(), |bytes| format!("{:.0}", bytes as f64 / 1024.0))
+            };
+            text += &row(
+                &format!("queues as {} lays them out, KiB", driver.name),
+                report.sides.iter().map(kib),
+            );
         }
         text.push('\n');
     }
@@ -474,7 +534,8 @@ fn heading(words: &str, sides: &[Side]) -> String {
 }
 
 fn row(words: &str, cells: impl Iterator<Item = String>) -> String {
-    let cells: String = cells.map(|cell| format!(" {cell:>width$}", width = NUMBER.max(cell.len()))).collect();
+    let cells: String =
+        cells.map(|cell| format!(" {cell:>width$}", width = NUMBER.max(cell.len()))).collect();
     format!("  {words:<WORDS$}{cells}\n")
 }
 
@@ -631,7 +692,8 @@ impl CostJob {
         let (listener, sender) = (device(0)?, device(1)?);
         let identity = transport.identity().clone();
         self.verbs.prove()?;
-        let endpoints = Endpoints { listener, sender, silence: Duration::from_secs(self.silence), transport };
+        let endpoints =
+            Endpoints { listener, sender, silence: Duration::from_secs(self.silence), transport };
         // What a process needs once is there before anything is counted.
         endpoints.connect()?.close()?;
         let commands_before = self.commands()?;
@@ -665,7 +727,9 @@ impl CostJob {
         let output = Command::new(&self.control)
             .args(["--fabric", &self.fabric, "stat", "--json"])
             .output()
-            .map_err(|source| Error::io(format!("cannot start {}", self.control.display()), source))?;
+            .map_err(|source| {
+                Error::io(format!("cannot start {}", self.control.display()), source)
+            })?;
         if !output.status.success() {
             let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             return Err(Error::Refused(format!("the software device: {words}")));
@@ -679,7 +743,8 @@ mod tests {
     use super::*;
 
     fn of(name: &str, counted: &Counted) -> f64 {
-        let quantity = QUANTITIES.iter().find(|quantity| quantity.name == name).expect("a quantity");
+        let quantity =
+            QUANTITIES.iter().find(|quantity| quantity.name == name).expect("a quantity");
         quantity.per_message(counted, 2)
     }
 
@@ -714,7 +779,14 @@ mod tests {
 
     fn bytes(name: &str, sends: u64, receives: u64, inline: u64, entries: u64) -> u64 {
         let driver = DRIVERS.iter().find(|driver| driver.name == name).expect("it is known");
-        let pair = Capacities { sends, receives, send_elements: 1, receive_elements: 1, inline, operations: None };
+        let pair = Capacities {
+            sends,
+            receives,
+            send_elements: 1,
+            receive_elements: 1,
+            inline,
+            operations: None,
+        };
         driver.bytes(&Queues { queue_pairs: vec![pair], completion_queues: vec![entries] })
     }
 
@@ -731,9 +803,18 @@ mod tests {
 
     #[test]
     fn queue_pairs_for_writes_alone_have_slots_of_64_bytes() {
-        let pair = Capacities { sends: 256, send_elements: 1, operations: Some(0b11), ..Capacities::default() };
+        let pair = Capacities {
+            sends: 256,
+            send_elements: 1,
+            operations: Some(0b11),
+            ..Capacities::default()
+        };
         assert_eq!(mlx5_queue_pair(&pair), 256 * 64);
-        assert_eq!(mlx5_queue_pair(&Capacities { inline: 192, ..pair }), 256 * 256, "6 clear-to-sends of 32 bytes");
+        assert_eq!(
+            mlx5_queue_pair(&Capacities { inline: 192, ..pair }),
+            256 * 256,
+            "6 clear-to-sends of 32 bytes"
+        );
     }
 
     #[test]
@@ -771,13 +852,19 @@ mod tests {
         let seen = Seen::parse(&stat.to_string(), 7).expect("it is understood");
         let Counted { requests, bytes, polls, fruitful_polls, locks, .. } = seen.counted;
         assert_eq!((requests, bytes, polls, fruitful_polls, locks), (11, 88, 22, 11, 66));
-        assert_eq!(seen.queues.queue_pairs.iter().map(|pair| pair.sends).collect::<Vec<_>>(), [1, 10]);
+        assert_eq!(
+            seen.queues.queue_pairs.iter().map(|pair| pair.sends).collect::<Vec<_>>(),
+            [1, 10]
+        );
         assert_eq!(seen.queues.completion_queues, [511, 511]);
         assert_eq!(seen.commands["create_qp"], 2);
         let before = Counted { requests: 1, ..Counted::default() };
         assert_eq!(seen.counted.since(&before).requests, 10);
         let old = serde_json::json!({ "devices": [{ "queue_pairs": [{ "pid": 7 }] }] });
-        assert!(Seen::parse(&old.to_string(), 7).is_err(), "an older device counts nothing of this");
+        assert!(
+            Seen::parse(&old.to_string(), 7).is_err(),
+            "an older device counts nothing of this"
+        );
     }
 
     fn side(name: &str, cost: f64) -> Side {
@@ -787,7 +874,8 @@ mod tests {
             commands: 12,
             queue_bytes: DRIVERS.iter().map(|driver| (driver.name.to_owned(), 4096)).collect(),
         };
-        let per_message = QUANTITIES.iter().map(|quantity| (quantity.name.to_owned(), cost)).collect();
+        let per_message =
+            QUANTITIES.iter().map(|quantity| (quantity.name.to_owned(), cost)).collect();
         Side { name: name.into(), per_message, connection }
     }
 
@@ -795,9 +883,11 @@ mod tests {
     fn a_connection_is_told_once_for_all_sizes_and_depths() {
         let case = Case { bytes: 8, depth: 1, queue_pairs: 1, rails: 1 };
         let report = |case| CaseReport { case, sides: vec![side("A", 2.0), side("B", 0.03125)] };
-        let reports = [report(case), report(Case { depth: 8, ..case }), report(Case { rails: 2, ..case })];
+        let reports =
+            [report(case), report(Case { depth: 8, ..case }), report(Case { rails: 2, ..case })];
         let text = text(&reports);
-        let headings: Vec<_> = text.lines().filter(|line| !line.is_empty() && !line.starts_with(' ')).collect();
+        let headings: Vec<_> =
+            text.lines().filter(|line| !line.is_empty() && !line.starts_with(' ')).collect();
         assert_eq!(
             headings,
             [
@@ -808,9 +898,15 @@ mod tests {
                 "1 queue pair, 2 rails; per connection, both ends",
             ]
         );
-        assert!(text.contains(&row("doorbells", ["2".into(), "0.03".into()].into_iter())), "{text}");
         assert!(
-            text.contains(&row("queues as mlx5 lays them out, KiB", ["4".into(), "4".into()].into_iter())),
+            text.contains(&row("doorbells", ["2".into(), "0.03".into()].into_iter())),
+            "{text}"
+        );
+        assert!(
+            text.contains(&row(
+                "queues as mlx5 lays them out, KiB",
+                ["4".into(), "4".into()].into_iter()
+            )),
             "{text}"
         );
         let json: Value = serde_json::from_str(&json(&reports).expect("JSON")).expect("JSON");

@@ -33,27 +33,45 @@ pub enum Role {
 /// # Errors
 /// [`Error::Usage`] if something is missing or is no number.
 pub fn of_launcher(token: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> Result<Role> {
-    let find = |names: &[&str]| names.iter().find_map(|name| variable(name).filter(|value| !value.is_empty()));
-    let first =
-        |names: &[&str]| find(names).ok_or_else(|| Error::Usage(format!("--job needs one of {}", names.join(", "))));
-    let number =
-        |text: String| text.parse::<usize>().map_err(|_| Error::Usage(format!("{text:?} is no number of a rank")));
+    let find = |names: &[&str]| {
+        names.iter().find_map(|name| variable(name).filter(|value| !value.is_empty()))
+    };
+    let first = |names: &[&str]| {
+        find(names).ok_or_else(|| Error::Usage(format!("--job needs one of {}", names.join(", "))))
+    };
+    let number = |text: String| {
+        text.parse::<usize>().map_err(|_| Error::Usage(format!("{text:?} is no number of a rank")))
+    };
     let rank = number(first(&["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])?)?;
-    let hosts = number(first(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])?)?;
+    let hosts =
+        number(first(&["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])?)?;
     let of_slurm = || find(&["SLURM_STEP_NODELIST"]).and_then(|nodes| first_node(&nodes));
-    let master = find(&["MASTER_ADDR"]).or_else(of_slurm).map_or_else(|| first(&["MASTER_ADDR"]), Ok)?;
+    let master =
+        find(&["MASTER_ADDR"]).or_else(of_slurm).map_or_else(|| first(&["MASTER_ADDR"]), Ok)?;
     let port = variable("MASTER_PORT").map_or(Ok(MASTER_PORT), |text| {
-        text.parse::<u16>().map_err(|_| Error::Usage(format!("MASTER_PORT={text}: a port is expected")))
+        text.parse::<u16>()
+            .map_err(|_| Error::Usage(format!("MASTER_PORT={text}: a port is expected")))
     })?;
-    let port = port.checked_add(ABOVE_MASTER).ok_or_else(|| Error::Usage(format!("MASTER_PORT={port} is too high")))?;
+    let port = port
+        .checked_add(ABOVE_MASTER)
+        .ok_or_else(|| Error::Usage(format!("MASTER_PORT={port} is too high")))?;
     let token = match token {
         Some(token) => token.to_owned(),
-        None => first(&["TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"])
-            .map_err(|problem| Error::Usage(format!("{problem}, or --token")))?,
+        None => first(&[
+            "TORCHELASTIC_RUN_ID",
+            "SLURM_JOB_ID",
+            "PMIX_NAMESPACE",
+            "OMPI_MCA_ess_base_jobid",
+        ])
+        .map_err(|problem| Error::Usage(format!("{problem}, or --token")))?,
     };
     Ok(match rank {
         // Not on networks that the job does not use: the token may be known to others.
-        0 => Role::Server { addresses: vec![format!("{master}:{port}"), format!("0.0.0.0:{port}")], token, hosts },
+        0 => Role::Server {
+            addresses: vec![format!("{master}:{port}"), format!("0.0.0.0:{port}")],
+            token,
+            hosts,
+        },
         _ => Role::Host { place: format!("{master}:{port}"), token, hosts: Some(hosts) },
     })
 }
@@ -61,7 +79,10 @@ pub fn of_launcher(token: Option<&str>, variable: impl Fn(&str) -> Option<String
 /// The first of a node list such as `gpu[03-07,11],login1`.
 fn first_node(nodes: &str) -> Option<String> {
     let (name, rest) = nodes.split_at(nodes.find(['[', ',']).unwrap_or(nodes.len()));
-    let number = rest.strip_prefix('[').and_then(|numbers| numbers.split(['-', ',', ']']).next()).unwrap_or_default();
+    let number = rest
+        .strip_prefix('[')
+        .and_then(|numbers| numbers.split(['-', ',', ']']).next())
+        .unwrap_or_default();
     Some(format!("{name}{number}")).filter(|node| !node.is_empty())
 }
 
@@ -70,7 +91,8 @@ fn first_node(nodes: &str) -> Option<String> {
 /// # Errors
 /// [`Error::Unreadable`] if the system has no random bytes.
 pub fn new_token() -> Result<String> {
-    let bytes: [u8; 8] = nccl_net::inspect::random::bytes().map_err(|error| Error::Unreadable(error.text()))?;
+    let bytes: [u8; 8] =
+        nccl_net::inspect::random::bytes().map_err(|error| Error::Unreadable(error.text()))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
@@ -88,7 +110,9 @@ pub fn reach(place: &str, limit: Duration) -> Result<TcpStream> {
     loop {
         match place.to_socket_addrs().and_then(connect) {
             Ok(stream) => return Ok(stream),
-            Err(problem) if start.elapsed() > limit => return Err(Error::io(format!("cannot reach {place}"), problem)),
+            Err(problem) if start.elapsed() > limit => {
+                return Err(Error::io(format!("cannot reach {place}"), problem));
+            }
             Err(_) => std::thread::sleep(PAUSE),
         }
         output::check()?;
@@ -193,7 +217,8 @@ impl LineConn {
     /// Whether the peer has said something that was not received, or has ended the connection.
     pub fn has_news(&self) -> bool {
         self.stream.set_nonblocking(true).unwrap_or_default();
-        let is_quiet = matches!(self.stream.peek(&mut [0]), Err(e) if e.kind() == ErrorKind::WouldBlock);
+        let is_quiet =
+            matches!(self.stream.peek(&mut [0]), Err(e) if e.kind() == ErrorKind::WouldBlock);
         self.stream.set_nonblocking(false).unwrap_or_default();
         !self.lines.is_empty() || !is_quiet
     }
@@ -217,7 +242,10 @@ impl LineConn {
                 return Ok(line);
             }
             let late = || format!("nothing whole for {:.0} s", limit.as_secs_f64());
-            let left = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()).ok_or_else(late)?;
+            let left = end
+                .checked_duration_since(Instant::now())
+                .filter(|left| !left.is_zero())
+                .ok_or_else(late)?;
             if output::received() {
                 return Err("interrupted".into());
             }
@@ -226,7 +254,9 @@ impl LineConn {
             match self.stream.read(&mut part) {
                 Ok(0) => return Err("the connection was closed".into()),
                 Ok(count) => self.lines.handle_bytes(&part[..count]),
-                Err(e) if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted].contains(&e.kind()) => {}
+                Err(e)
+                    if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted]
+                        .contains(&e.kind()) => {}
                 Err(e) => return Err(format!("the connection has failed: {e}")),
             }
         }
@@ -259,10 +289,12 @@ enum Answer {
 /// # Errors
 /// [`Error::Io`] with that address.
 pub fn listen(addresses: &[String]) -> Result<(TcpListener, u16)> {
-    let (address, preferred) = addresses.split_last().ok_or(Error::Misuse("an address is needed"))?;
+    let (address, preferred) =
+        addresses.split_last().ok_or(Error::Misuse("an address is needed"))?;
     let failed = |problem| Error::io(format!("cannot listen at {address}"), problem);
     let of_this_host = preferred.iter().find_map(|place| listen_at_own(place));
-    let at_last = || TcpListener::bind(&address.to_socket_addrs()?.collect::<Vec<SocketAddr>>()[..]);
+    let at_last =
+        || TcpListener::bind(&address.to_socket_addrs()?.collect::<Vec<SocketAddr>>()[..]);
     let listener = of_this_host.map_or_else(at_last, Ok).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     Ok((listener, port))
@@ -271,7 +303,8 @@ pub fn listen(addresses: &[String]) -> Result<(TcpListener, u16)> {
 /// Listens at `place`, if it is an address of this host. A name may stand for a loopback address here and for another one elsewhere.
 fn listen_at_own(place: &str) -> Option<TcpListener> {
     let is_name = place.parse::<SocketAddr>().is_err();
-    let mut places = place.to_socket_addrs().ok()?.filter(|place| !(is_name && place.ip().is_loopback()));
+    let mut places =
+        place.to_socket_addrs().ok()?.filter(|place| !(is_name && place.ip().is_loopback()));
     places.find_map(|place| TcpListener::bind(place).ok())
 }
 
@@ -292,7 +325,8 @@ pub fn gather<F: DeserializeOwned + Send + 'static>(
         if let Ok((stream, caller)) = listener.accept() {
             if waiting.load(Relaxed) < WAITING {
                 waiting.fetch_add(1, Relaxed);
-                let (sender, token, waiting) = (sender.clone(), token.to_owned(), Arc::clone(&waiting));
+                let (sender, token, waiting) =
+                    (sender.clone(), token.to_owned(), Arc::clone(&waiting));
                 std::thread::spawn(move || {
                     admit(stream, caller, &token, &sender);
                     waiting.fetch_sub(1, Relaxed);
@@ -308,7 +342,12 @@ pub fn gather<F: DeserializeOwned + Send + 'static>(
 }
 
 /// Hears a caller's first words, and passes it on if it has the token.
-fn admit<F: DeserializeOwned>(stream: TcpStream, caller: SocketAddr, token: &str, sender: &Sender<(F, LineConn)>) {
+fn admit<F: DeserializeOwned>(
+    stream: TcpStream,
+    caller: SocketAddr,
+    token: &str,
+    sender: &Sender<(F, LineConn)>,
+) {
     stream.set_nonblocking(false).unwrap_or_default();
     let mut conn = LineConn::new(stream);
     match conn.receive::<Hello<F>>(HELLO) {
@@ -334,7 +373,9 @@ mod tests {
     use super::*;
 
     fn role(variables: &[(&str, &str)]) -> Result<Role> {
-        of_launcher(None, |name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()))
+        of_launcher(None, |name| {
+            variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned())
+        })
     }
 
     #[test]
@@ -351,19 +392,34 @@ mod tests {
         };
         assert_eq!(
             of("0"),
-            Role::Server { addresses: vec!["n0:4002".into(), "0.0.0.0:4002".into()], token: "77".into(), hosts: 3 }
+            Role::Server {
+                addresses: vec!["n0:4002".into(), "0.0.0.0:4002".into()],
+                token: "77".into(),
+                hosts: 3
+            }
         );
-        assert_eq!(of("2"), Role::Host { place: "n0:4002".into(), token: "77".into(), hosts: Some(3) });
+        assert_eq!(
+            of("2"),
+            Role::Host { place: "n0:4002".into(), token: "77".into(), hosts: Some(3) }
+        );
     }
 
     #[test]
     fn slurm_tells_the_host_of_rank_0_by_its_list_of_nodes() {
-        for (nodes, first) in
-            [("gpu[03-07,11],login1", "gpu03"), ("node0,node1", "node0"), ("n[1,4]", "n1"), ("a", "a")]
-        {
-            let all =
-                [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_STEP_NODELIST", nodes), ("SLURM_JOB_ID", "7")];
-            let expected = Role::Host { place: format!("{first}:29502"), token: "7".into(), hosts: Some(2) };
+        for (nodes, first) in [
+            ("gpu[03-07,11],login1", "gpu03"),
+            ("node0,node1", "node0"),
+            ("n[1,4]", "n1"),
+            ("a", "a"),
+        ] {
+            let all = [
+                ("SLURM_PROCID", "1"),
+                ("SLURM_NTASKS", "2"),
+                ("SLURM_STEP_NODELIST", nodes),
+                ("SLURM_JOB_ID", "7"),
+            ];
+            let expected =
+                Role::Host { place: format!("{first}:29502"), token: "7".into(), hosts: Some(2) };
             assert_eq!(role(&all).expect("all is there"), expected, "{nodes}");
         }
     }
@@ -372,7 +428,8 @@ mod tests {
     fn what_is_missing_is_named() {
         let missing = role(&[]).expect_err("nothing is set").to_string();
         assert!(missing.contains("RANK, SLURM_PROCID"), "{missing}");
-        let missing = role(&[("RANK", "1"), ("WORLD_SIZE", "2")]).expect_err("no host of rank 0").to_string();
+        let missing =
+            role(&[("RANK", "1"), ("WORLD_SIZE", "2")]).expect_err("no host of rank 0").to_string();
         assert!(missing.contains("MASTER_ADDR"), "{missing}");
     }
 
@@ -385,12 +442,16 @@ mod tests {
         let stream = connect([closed, open].into_iter()).expect("connected");
         assert_eq!(stream.peer_addr().expect("connected"), open);
         assert!(connect([closed, closed].into_iter()).is_err());
-        assert!(connect([].into_iter()).is_err_and(|problem| problem.to_string().contains("no address")));
+        assert!(
+            connect([].into_iter())
+                .is_err_and(|problem| problem.to_string().contains("no address"))
+        );
     }
 
     fn pair() -> (TcpStream, LineConn) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
-        let far = TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
+        let far =
+            TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
         (far, LineConn::new(listener.accept().expect("accepted").0))
     }
 
@@ -412,14 +473,23 @@ mod tests {
     #[test]
     fn lines_without_end_and_without_sense_and_silence_are_errors() {
         let (mut far, mut near) = pair();
-        assert!(near.receive::<u8>(Duration::from_millis(20)).is_err_and(|e| e.contains("nothing whole")));
+        assert!(
+            near.receive::<u8>(Duration::from_millis(20))
+                .is_err_and(|e| e.contains("nothing whole"))
+        );
         far.write_all(b"{]\n").expect("sent");
-        assert!(near.receive::<u8>(Duration::from_secs(20)).is_err_and(|e| e.contains("no such message")));
+        assert!(
+            near.receive::<u8>(Duration::from_secs(20))
+                .is_err_and(|e| e.contains("no such message"))
+        );
         far.write_all(b"{\"\\u001b[2J\": 1}\n").expect("sent");
-        let refused = near.receive::<Hello<u8>>(Duration::from_secs(20)).expect_err("no such field");
+        let refused =
+            near.receive::<Hello<u8>>(Duration::from_secs(20)).expect_err("no such field");
         assert!(refused.contains("[2J") && !refused.contains(char::is_control), "{refused:?}");
         let writer = std::thread::spawn(move || far.write_all(&vec![b'x'; 4 * MOST]));
-        assert!(near.receive::<u8>(Duration::from_secs(20)).is_err_and(|e| e.contains("more than")));
+        assert!(
+            near.receive::<u8>(Duration::from_secs(20)).is_err_and(|e| e.contains("more than"))
+        );
         drop(near);
         let _ = writer.join();
     }
@@ -440,7 +510,8 @@ mod tests {
 
     #[test]
     fn an_address_that_the_user_has_given_is_the_only_one() {
-        let problem = listen(&["192.0.2.1:0".to_owned()]).expect_err("it is no address of this host");
+        let problem =
+            listen(&["192.0.2.1:0".to_owned()]).expect_err("it is no address of this host");
         assert!(problem.to_string().contains("192.0.2.1:0"), "{problem}");
     }
 }

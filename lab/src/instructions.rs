@@ -111,7 +111,9 @@ struct Place<'f> {
 /// [`Error::Unreadable`] if the text is no output of callgrind's, or is compressed.
 fn read<'f>(text: &'f str, mut each: impl FnMut(&CostLine<'f>)) -> Result<()> {
     if !text.lines().any(|line| line.starts_with("events:")) {
-        return Err(Error::Unreadable("no `events:` line: this is no output of callgrind's".into()));
+        return Err(Error::Unreadable(
+            "no `events:` line: this is no output of callgrind's".into(),
+        ));
     }
     let mut place = Place::default();
     for (number, line) in text.lines().enumerate() {
@@ -136,9 +138,13 @@ impl<'f> Place<'f> {
             Some(("fn", function)) => self.function = function,
             Some(("cob", object)) => self.callee_object = Some(object),
             Some(("cfn", function)) => self.callee = function,
-            Some(("calls", count)) => self.calls = Some(count.split_ascii_whitespace().next()?.parse().ok()?),
+            Some(("calls", count)) => {
+                self.calls = Some(count.split_ascii_whitespace().next()?.parse().ok()?)
+            }
             _ if line.starts_with(['+', '-', '*']) => return None,
-            _ if line.starts_with(|first: char| first.is_ascii_digit()) => return self.cost(line).map(Some),
+            _ if line.starts_with(|first: char| first.is_ascii_digit()) => {
+                return self.cost(line).map(Some);
+            }
             _ if line.starts_with("positions:") => self.has_addresses = line.contains("instr"),
             _ => {}
         }
@@ -180,14 +186,20 @@ impl Profile {
             if line.call.is_none() && line.object.contains(library) {
                 // Without an address: at none.
                 let address = line.address.unwrap_or(u64::MAX);
-                ran.entry(line.object).or_default().push((address, line.function, line.instructions));
+                ran.entry(line.object).or_default().push((
+                    address,
+                    line.function,
+                    line.instructions,
+                ));
             }
         })?;
         let mut profile = Self::default();
         for (object, instructions) in ran {
             let addresses: Vec<u64> = instructions.iter().map(|(address, ..)| *address).collect();
             if addresses.contains(&u64::MAX) {
-                return Err(Error::Unreadable("no addresses: callgrind needs --dump-instr=yes".into()));
+                return Err(Error::Unreadable(
+                    "no addresses: callgrind needs --dump-instr=yes".into(),
+                ));
             }
             let codes = library::x86_64_code_at(Path::new(object), &addresses, LONGEST)?;
             for ((_, function, count), code) in instructions.into_iter().zip(codes) {
@@ -201,7 +213,9 @@ impl Profile {
 
 /// Whether the instruction that `code` begins with is a locked one.
 fn is_locked(code: &[u8]) -> bool {
-    let is_prefix = |byte: &&u8| matches!(**byte, 0x66 | 0x67 | 0xf2 | 0xf3 | 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65);
+    let is_prefix = |byte: &&u8| {
+        matches!(**byte, 0x66 | 0x67 | 0xf2 | 0xf3 | 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65)
+    };
     let code = &code[code.iter().take_while(is_prefix).count()..];
     let code = match code {
         // REX.
@@ -273,8 +287,12 @@ fn=post
 
     #[test]
     fn a_difference_has_what_one_run_has_more() {
-        let more = Profile::read(&SAMPLE.replace("20 120", "20 200").replace("calls=3 20", "calls=5 20"), "/libb.so");
-        let difference = more.expect("a file").minus(&Profile::read(SAMPLE, "/libb.so").expect("a file"));
+        let more = Profile::read(
+            &SAMPLE.replace("20 120", "20 200").replace("calls=3 20", "calls=5 20"),
+            "/libb.so",
+        );
+        let difference =
+            more.expect("a file").minus(&Profile::read(SAMPLE, "/libb.so").expect("a file"));
         assert_eq!(difference.0["post"], Cost { instructions: 80, calls: 2 });
         assert_eq!(difference.total(), 80);
     }
@@ -284,7 +302,13 @@ fn=post
         let text = "positions: instr line\nevents: Ir\nob=/x/b.so\nfn=post\n0x1a2b 20 3\ncfn=wait\ncalls=2 0x40 7\n0x1a2f 21 90\n";
         let mut lines = Vec::new();
         read(text, |line| lines.push(*line)).expect("a file of callgrind's");
-        let own = CostLine { object: "/x/b.so", function: "post", call: None, address: Some(0x1a2b), instructions: 3 };
+        let own = CostLine {
+            object: "/x/b.so",
+            function: "post",
+            call: None,
+            address: Some(0x1a2b),
+            instructions: 3,
+        };
         let call = Some(Call { object: "/x/b.so", function: "wait", count: 2 });
         assert_eq!(lines, [own, CostLine { call, address: Some(0x1a2f), instructions: 90, ..own }]);
     }
@@ -293,7 +317,10 @@ fn=post
     fn other_and_compressed_files_are_refused() {
         assert!(read("hello", |_| {}).is_err());
         let compressed = "events: Ir\nob=x\nfn=y\n10 3\n+1 30\n";
-        assert!(read(compressed, |_| {}).is_err_and(|problem| problem.to_string().contains("--compress-pos=no")));
+        assert!(
+            read(compressed, |_| {})
+                .is_err_and(|problem| problem.to_string().contains("--compress-pos=no"))
+        );
     }
 
     #[test]
@@ -322,7 +349,10 @@ fn=post
     fn ran(function: &str, count: u32) -> String {
         let program = std::env::current_exe().expect("this program");
         let address = library::local_symbol(&program, function).expect("a function with a name");
-        format!("positions: instr line\nevents: Ir\nob={}\nfn={function}\n{address:#x} 0 {count}\n", program.display())
+        format!(
+            "positions: instr line\nevents: Ir\nob={}\nfn={function}\n{address:#x} 0 {count}\n",
+            program.display()
+        )
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -336,9 +366,13 @@ fn=post
     #[test]
     fn what_ran_is_looked_up_in_the_file() {
         std::hint::black_box(ferrite_test_locked as extern "C" fn());
-        let profile = Profile::read_locked(&ran("ferrite_test_locked", 7), "").expect("this program can be read");
+        let profile = Profile::read_locked(&ran("ferrite_test_locked", 7), "")
+            .expect("this program can be read");
         assert_eq!(profile.total(), 7);
         let without = "positions: line\nevents: Ir\nob=/x\nfn=y\n1 3\n";
-        assert!(Profile::read_locked(without, "/x").is_err_and(|e| e.to_string().contains("--dump-instr=yes")));
+        assert!(
+            Profile::read_locked(without, "/x")
+                .is_err_and(|e| e.to_string().contains("--dump-instr=yes"))
+        );
     }
 }

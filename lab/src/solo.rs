@@ -61,7 +61,12 @@ pub(crate) struct Endpoints {
 impl Endpoints {
     /// A connection from the sender's device to the listener's.
     pub(crate) fn connect(&self) -> Result<LocalConn> {
-        LocalConn::open(&self.transport, self.sender, self.listener, &mut self.deadline("connecting to itself"))
+        LocalConn::open(
+            &self.transport,
+            self.sender,
+            self.listener,
+            &mut self.deadline("connecting to itself"),
+        )
     }
 
     fn deadline(&self, what: &'static str) -> Deadline {
@@ -144,7 +149,9 @@ impl Job {
         };
         self.verbs.prove()?;
         let result = match self.work {
-            Work::Messages { bytes, count, depth, in_vain } => run(&endpoints, bytes, count, depth, in_vain)?,
+            Work::Messages { bytes, count, depth, in_vain } => {
+                run(&endpoints, bytes, count, depth, in_vain)?
+            }
             Work::Connections { count, hold: false } => each(&endpoints, count)?,
             Work::Connections { count, hold: true } => all(&endpoints, count)?,
         };
@@ -157,7 +164,13 @@ impl Job {
 // they are wanted.
 
 /// Sends `count` messages of `bytes` bytes, `depth` to a round, with calls in vain, and checks the messages of the last round.
-fn run(endpoints: &Endpoints, bytes: usize, count: u64, depth: usize, in_vain: InVain) -> Result<String> {
+fn run(
+    endpoints: &Endpoints,
+    bytes: usize,
+    count: u64,
+    depth: usize,
+    in_vain: InVain,
+) -> Result<String> {
     let conn = endpoints.connect()?;
     let mut path = Path { in_vain, ..Path::new(endpoints, &conn, bytes, depth)? };
     let last = ((count - 1) % depth as u64) as usize + 1;
@@ -177,10 +190,14 @@ fn run(endpoints: &Endpoints, bytes: usize, count: u64, depth: usize, in_vain: I
     drop(path);
     conn.close()?;
     let us = spent.as_secs_f64() * 1e6 / count as f64;
-    let mut line = format!("{count} messages of {bytes} B, {depth} in flight, {us:.3} us per message");
+    let mut line =
+        format!("{count} messages of {bytes} B, {depth} in flight, {us:.3} us per message");
     for (what, calls, least) in [("isend", in_vain.sends, sends), ("test", in_vain.tests, tests)] {
         if calls > 0 {
-            line += &format!(", {:.2} ns per {what} in vain", least.as_secs_f64() * 1e9 / f64::from(calls));
+            line += &format!(
+                ", {:.2} ns per {what} in vain",
+                least.as_secs_f64() * 1e9 / f64::from(calls)
+            );
         }
     }
     Ok(line)
@@ -206,7 +223,12 @@ impl<'w> Path<'w> {
     ///
     /// # Errors
     /// Those of the transport; [`Error::Io`] if there is no memory.
-    pub(crate) fn new(endpoints: &Endpoints, conn: &'w LocalConn, bytes: usize, depth: usize) -> Result<Self> {
+    pub(crate) fn new(
+        endpoints: &Endpoints,
+        conn: &'w LocalConn,
+        bytes: usize,
+        depth: usize,
+    ) -> Result<Self> {
         let stride = bytes.next_multiple_of(4096);
         Ok(Self {
             conn,
@@ -224,7 +246,12 @@ impl<'w> Path<'w> {
     /// Writes what the messages of the next rounds contain.
     pub(crate) fn fill(&self, test: u64) -> Result<()> {
         (0..self.depth).try_for_each(|index| {
-            plan::fill(self.out.memory(), index * self.stride, self.bytes, plan::seed(test, 0, index as u64))
+            plan::fill(
+                self.out.memory(),
+                index * self.stride,
+                self.bytes,
+                plan::seed(test, 0, index as u64),
+            )
         })
     }
 
@@ -232,7 +259,9 @@ impl<'w> Path<'w> {
     pub(crate) fn check(&self, test: u64, count: usize) -> Result<()> {
         for index in 0..count {
             let seed = plan::seed(test, 0, index as u64);
-            if let Some(wrong) = plan::check(self.into.memory(), index * self.stride, self.bytes, seed)? {
+            if let Some(wrong) =
+                plan::check(self.into.memory(), index * self.stride, self.bytes, seed)?
+            {
                 return Err(Error::Data(format!(
                     "message {index} of the last {count}, offset {}: expected {:#04x}, got {:#04x}",
                     wrong.offset, wrong.expected, wrong.got
@@ -247,7 +276,9 @@ impl<'w> Path<'w> {
         let start = Instant::now();
         for _ in 0..self.in_vain.sends {
             if self.conn.send.send(&self.out, 0, self.bytes, TAG)?.is_some() {
-                return Err(Error::Data("a message was accepted that there is no receive for".into()));
+                return Err(Error::Data(
+                    "a message was accepted that there is no receive for".into(),
+                ));
             }
         }
         self.least[0] = self.least[0].min(start.elapsed());
@@ -260,10 +291,13 @@ impl<'w> Path<'w> {
     /// Those of the transport; [`Error::Data`] if a message has another length; [`Error::Stalled`].
     pub(crate) fn round(&mut self, count: usize) -> Result<()> {
         self.send_in_vain()?;
-        let Self { conn, ref out, ref into, bytes, stride, ref mut deadline, ref mut least, .. } = *self;
+        let Self {
+            conn, ref out, ref into, bytes, stride, ref mut deadline, ref mut least, ..
+        } = *self;
         let mut receives = Receives::new(bytes);
         for index in 0..count {
-            receives.push(posted(deadline, || conn.recv.receive(into, index * stride, bytes, TAG))?);
+            receives
+                .push(posted(deadline, || conn.recv.receive(into, index * stride, bytes, TAG))?);
         }
         let tests = self.in_vain.tests;
         let start = Instant::now();

@@ -23,7 +23,10 @@ pub(crate) fn control_of(folder: &Path) -> Result<PathBuf> {
     let path = folder.join("../bin/softrnic");
     std::fs::canonicalize(&path).map_err(|source| {
         Error::io(
-            format!("no command line of the software device at {} (scripts/build.sh makes it)", path.display()),
+            format!(
+                "no command line of the software device at {} (scripts/build.sh makes it)",
+                path.display()
+            ),
             source,
         )
     })
@@ -66,7 +69,8 @@ fn hold_all(file: &File) -> bool {
     // SAFETY: all zeros is a valid flock.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     // A length of 0 is "without end".
-    (range.l_type, range.l_whence, range.l_start) = (libc::F_WRLCK as i16, libc::SEEK_SET as i16, LOCKS);
+    (range.l_type, range.l_whence, range.l_start) =
+        (libc::F_WRLCK as i16, libc::SEEK_SET as i16, LOCKS);
     // SAFETY: an open file; `range` outlives the call.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) == 0 }
 }
@@ -105,7 +109,10 @@ impl Verbs {
         let library = folder.join(LIBRARY);
         std::fs::metadata(&library).map_err(|source| {
             Error::io(
-                format!("no software RDMA device at {} (pass --softrnic DIR, or --verbs system)", library.display()),
+                format!(
+                    "no software RDMA device at {} (pass --softrnic DIR, or --verbs system)",
+                    library.display()
+                ),
                 source,
             )
         })?;
@@ -153,7 +160,12 @@ impl Verbs {
     }
 
     /// As [`Self::apply`], with these settings.
-    pub(crate) fn apply_with(&self, settings: Vec<(&'static str, OsString)>, command: &mut Command, fabric: &str) {
+    pub(crate) fn apply_with(
+        &self,
+        settings: Vec<(&'static str, OsString)>,
+        command: &mut Command,
+        fabric: &str,
+    ) {
         command.envs(settings);
         if let Self::Softrnic { .. } = self {
             command.env(FABRIC, fabric);
@@ -251,13 +263,20 @@ pub struct PortCounters {
 }
 
 /// Counters of bytes or packets, by what drivers call them.
-const NAMES: [&str; 4] =
-    ["counters/port_xmit_data", "counters/port_rcv_data", "hw_counters/sent_pkts", "hw_counters/rcvd_pkts"];
+const NAMES: [&str; 4] = [
+    "counters/port_xmit_data",
+    "counters/port_rcv_data",
+    "hw_counters/sent_pkts",
+    "hw_counters/rcvd_pkts",
+];
 
 impl PortCounters {
     /// Reads the counters of the port; `None` where there are none.
     pub fn read(device: &Properties) -> Option<Self> {
-        let port = Path::new("/sys/class/infiniband").join(&device.name).join("ports").join(device.port.to_string());
+        let port = Path::new("/sys/class/infiniband")
+            .join(&device.name)
+            .join("ports")
+            .join(device.port.to_string());
         Self::read_from(&port, &device.name)
     }
 
@@ -326,19 +345,28 @@ mod tests {
         let unshared = ["--pid", "--fork", "--kill-child", "--mount-proc"];
         let rootless = ["--user", "--map-root-user"];
         // SAFETY: no preconditions.
-        let flags =
-            if unsafe { libc::geteuid() } == 0 { unshared.to_vec() } else { [&rootless[..], &unshared].concat() };
-        let may_unshare = Command::new("unshare").args(&flags).arg("true").output().is_ok_and(|o| o.status.success());
+        let flags = if unsafe { libc::geteuid() } == 0 {
+            unshared.to_vec()
+        } else {
+            [&rootless[..], &unshared].concat()
+        };
+        let may_unshare = Command::new("unshare")
+            .args(&flags)
+            .arg("true")
+            .output()
+            .is_ok_and(|o| o.status.success());
         let mut command = if may_unshare {
             let mut command = Command::new("unshare");
             command.args(&flags).arg(std::env::current_exe().expect("own path"));
             command
         } else {
-            let _ = writeln!(std::io::stderr(), "skipped: process id namespaces; in this one instead");
+            let _ =
+                writeln!(std::io::stderr(), "skipped: process id namespaces; in this one instead");
             Command::new(std::env::current_exe().expect("own path"))
         };
         command.args([NAME, "--exact", "--nocapture"]).env(PATH, &path);
-        let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start");
+        let mut holder =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start");
         let mut lines = BufReader::new(holder.stdout.as_mut().expect("piped")).lines();
         while lines.next().expect("the line").expect("text") != "holding" {}
         remove_unless_held(&path);
@@ -352,7 +380,9 @@ mod tests {
     #[test]
     fn two_hosts_do_not_meet_over_loopback() {
         let verbs = Verbs::Softrnic { folder: "x".into() };
-        let has = |settings: Vec<(&str, OsString)>| settings.iter().any(|(name, _)| *name == "NCCL_SOCKET_IFNAME");
+        let has = |settings: Vec<(&str, OsString)>| {
+            settings.iter().any(|(name, _)| *name == "NCCL_SOCKET_IFNAME")
+        };
         assert!(has(verbs.settings()) || std::env::var_os("NCCL_SOCKET_IFNAME").is_some());
         assert!(!has(verbs.settings_between_hosts()));
     }

@@ -20,7 +20,9 @@ use crate::process::fabric::Fabric;
 use crate::process::tables::Task;
 use crate::remote::responder;
 use crate::remote::responder::ResponderFault;
-use crate::rules::rule::{Action, ActionKind, Connection, GidReturn, KnownRules, action_of, applied};
+use crate::rules::rule::{
+    Action, ActionKind, Connection, GidReturn, KnownRules, action_of, applied,
+};
 use crate::shm::slots::RuleSlot;
 
 /// Injects faults by the rules in the fabric.
@@ -61,7 +63,8 @@ impl Injector {
         }
         let peer = queue.link.peer;
         let flow = qp.slot.flow.load(Relaxed);
-        let connection = Connection { from: qp.port(), to: PortId::of_name(peer), flow, path: queue.link.path };
+        let connection =
+            Connection { from: qp.port(), to: PortId::of_name(peer), flow, path: queue.link.path };
         queue.rules.refresh(self.fabric, epoch, connection);
         let (request, sges, inline) = queue.request(queue.executed);
         let bytes = inline.len() as u64 + sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>();
@@ -74,10 +77,9 @@ impl Injector {
         };
         let seed = self.fabric.header().seed.load(Relaxed);
         let is_over = |kind: ActionKind| kind == ActionKind::Delay && queue.head.is_delayed;
-        let (rule, id, action) = *queue
-            .rules
-            .iter()
-            .find(|(rule, id, action)| !is_over(action.kind) && match_rule(rule, *id, seed, &sent))?;
+        let (rule, id, action) = *queue.rules.iter().find(|(rule, id, action)| {
+            !is_over(action.kind) && match_rule(rule, *id, seed, &sent)
+        })?;
         qp.slot.sent.faults.store(qp.slot.sent.faults.load(Relaxed) + 1, Relaxed);
         write(self.fabric, &connection, &sent, action);
         let path = queue.link.path.filter(|_| rule.path.load(Relaxed) != 0);
@@ -90,7 +92,11 @@ impl FaultHook for Injector {
     fn on_transmission(&self, qp: &Qp, queue: &mut SendQueue) -> Option<Fault> {
         let epoch = self.fabric.header().rules_epoch.load(Acquire);
         // 0: there have never been any rules.
-        if epoch == 0 || queue.rules.is_free(epoch) { None } else { self.find_fault(qp, queue, epoch) }
+        if epoch == 0 || queue.rules.is_free(epoch) {
+            None
+        } else {
+            self.find_fault(qp, queue, epoch)
+        }
     }
 
     fn on_modify_qp(&self, from: PortId, to: PortId) -> Result<(), i32> {
@@ -160,7 +166,8 @@ fn is_drawn(rule: &RuleSlot, id: u32, seed: u64, sent: &Transmission) -> bool {
     if chance == u64::MAX {
         return true;
     }
-    random(seed, &[sent.path, sent.number, u64::from(id), u64::from(sent.attempt) << 1]) >> 32 < chance
+    random(seed, &[sent.path, sent.number, u64::from(id), u64::from(sent.attempt) << 1]) >> 32
+        < chance
 }
 
 /// Whether the rule has not ended yet. Its time begins when this is first asked.
@@ -208,12 +215,17 @@ pub(crate) fn begin(fabric: &'static Fabric, port: PortId, lasts: u64, gids: Gid
     let port = PortName { device: port.device, port: port.port };
     let taken = if gids.is_untouched() { Vec::new() } else { Network::of(fabric).take_gids(port) };
     if lasts != 0 {
-        fabric.arm(now_ns() + lasts, Box::new(Outage { fabric, port, gids, taken, is_over: false }));
+        fabric
+            .arm(now_ns() + lasts, Box::new(Outage { fabric, port, gids, taken, is_over: false }));
     }
 }
 
 /// A queue pair uses the port, so it exists. Of a device that has failed meanwhile it stays down.
-pub(crate) fn set_port_state(fabric: &'static Fabric, PortId { device, port }: PortId, is_active: bool) {
+pub(crate) fn set_port_state(
+    fabric: &'static Fabric,
+    PortId { device, port }: PortId,
+    is_active: bool,
+) {
     let _ = Network::of(fabric).set_port_state(PortName { device, port }, is_active);
 }
 
@@ -223,7 +235,10 @@ pub(crate) fn fail_device(fabric: &'static Fabric, device: usize, action: Action
         return fail_device_now(fabric, device, action.value);
     }
     if Network::of(fabric).refuse_commands(DeviceName(device)).is_ok() {
-        fabric.arm(now_ns() + action.refuses, Box::new(DeviceFailure { fabric, device, lasts: action.value }));
+        fabric.arm(
+            now_ns() + action.refuses,
+            Box::new(DeviceFailure { fabric, device, lasts: action.value }),
+        );
     }
 }
 
@@ -305,7 +320,9 @@ pub(crate) fn apply((qp, path): (&Qp, Option<u32>), action: Action, salt: u64) -
         ActionKind::AccessError => return Some(Fault::Responder(ResponderFault::AccessError)),
         ActionKind::Cut => return Some(Fault::Responder(ResponderFault::Cut(action.value))),
         ActionKind::Forget => return Some(Fault::Responder(ResponderFault::Forget)),
-        ActionKind::OperationError => return Some(Fault::Responder(ResponderFault::OperationError)),
+        ActionKind::OperationError => {
+            return Some(Fault::Responder(ResponderFault::OperationError));
+        }
         ActionKind::CqOverrun => responder::overrun(fabric, qp.send_cq.slot),
         ActionKind::PortDown => begin(fabric, port, action.value, action.gids),
         ActionKind::PortUp => set_port_state(fabric, port, true),
@@ -328,7 +345,8 @@ pub(crate) fn apply((qp, path): (&Qp, Option<u32>), action: Action, salt: u64) -
 pub(crate) fn modify_qp(fabric: &Fabric, from: PortId, to: PortId) -> Result<(), i32> {
     ask(fabric, |rule, action| match action.kind {
         ActionKind::ModifyQp => {
-            let is_ours = is_at([&rule.device, &rule.port], from) && is_at([&rule.peer, &rule.peer_port], to);
+            let is_ours =
+                is_at([&rule.device, &rule.port], from) && is_at([&rule.peer, &rule.peer_port], to);
             is_ours.then_some(action.value as i32)
         }
         _ => None,
@@ -380,7 +398,8 @@ fn ask(fabric: &Fabric, code_of: impl Fn(&RuleSlot, Action) -> Option<i32>) -> R
     if fabric.header().rules_epoch.load(Acquire) == 0 {
         return Ok(());
     }
-    let mut rules: Vec<_> = fabric.rules().iter().filter(|rule| rule.id.load(Acquire) != 0).collect();
+    let mut rules: Vec<_> =
+        fabric.rules().iter().filter(|rule| rule.id.load(Acquire) != 0).collect();
     rules.sort_unstable_by_key(|rule| rule.id.load(Acquire));
     for rule in rules {
         let Some(code) = action_of(rule).and_then(|action| code_of(rule, action)) else { continue };

@@ -76,7 +76,9 @@ pub(crate) fn text(name: &str) -> Result<Option<String>, String> {
         Ok(value) if value.is_empty() => Ok(None),
         Ok(value) => Ok(Some(value)),
         Err(std::env::VarError::NotPresent) => Ok(None),
-        Err(std::env::VarError::NotUnicode(raw)) => Err(format!("{name}={raw:?}: must be UTF-8 text")),
+        Err(std::env::VarError::NotUnicode(raw)) => {
+            Err(format!("{name}={raw:?}: must be UTF-8 text"))
+        }
     }
 }
 
@@ -178,7 +180,15 @@ impl<T> FdQueue<T> {
             // SAFETY: preadv2, which glibc has from 2.26 on only, reads 8 bytes into `count`, without waiting whatever the descriptor's
             // mode; its position is in two words, the second of which has no meaning on a 64-bit system.
             unsafe {
-                libc::syscall(libc::SYS_preadv2, self.fd, &raw const part, 1_usize, -1_i64, 0_i64, libc::RWF_NOWAIT)
+                libc::syscall(
+                    libc::SYS_preadv2,
+                    self.fd,
+                    &raw const part,
+                    1_usize,
+                    -1_i64,
+                    0_i64,
+                    libc::RWF_NOWAIT,
+                )
             };
         }
         out

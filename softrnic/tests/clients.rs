@@ -25,7 +25,8 @@ fn ucx_finds_its_transports() {
     let bench = require!(ucx("all"));
     let text = bench.run("ucx_info", &["-d"]).well();
     for transport in ["rc_verbs", "ud_verbs"] {
-        let count = text.lines().filter(|line| line.ends_with(&format!("Transport: {transport}"))).count();
+        let count =
+            text.lines().filter(|line| line.ends_with(&format!("Transport: {transport}"))).count();
         assert_eq!(count, 2, "{transport} of both devices: {text}");
     }
 }
@@ -33,11 +34,15 @@ fn ucx_finds_its_transports() {
 /// UCX sends its messages by `operation`; what it has measured.
 fn ucx_test(bench: &Bench, operation: &[&str]) {
     let server = ["-p", PORT];
-    let client = [&server[..], &["-n", "200", "-w", "20", "-t"], operation, &["127.0.0.1"]].concat();
+    let client =
+        [&server[..], &["-n", "200", "-w", "20", "-t"], operation, &["127.0.0.1"]].concat();
     let [server, client] = bench.serve("ucx_perftest", &server, &client);
     server.well();
     let text = client.well();
-    let last = text.lines().find(|line| line.starts_with("Final:")).unwrap_or_else(|| panic!("no result: {text}"));
+    let last = text
+        .lines()
+        .find(|line| line.starts_with("Final:"))
+        .unwrap_or_else(|| panic!("no result: {text}"));
     assert_eq!(last.split_whitespace().nth(1), Some("200"), "{text}");
 }
 
@@ -45,10 +50,14 @@ fn ucx_test(bench: &Bench, operation: &[&str]) {
 fn ucx_over_rc() {
     // Its connections are made over UD.
     let bench = require!(ucx("rc_verbs,ud_verbs"));
-    for operation in [["tag_lat", "-s", "8"], ["tag_bw", "-s", "65536"], ["stream_bw", "-s", "4096"]] {
+    for operation in
+        [["tag_lat", "-s", "8"], ["tag_bw", "-s", "65536"], ["stream_bw", "-s", "4096"]]
+    {
         ucx_test(&bench, &operation);
     }
-    for operation in [["ucp_put_lat", "-s", "64"], ["ucp_get", "-s", "1048576"], ["ucp_fadd", "-s", "8"]] {
+    for operation in
+        [["ucp_put_lat", "-s", "64"], ["ucp_get", "-s", "1048576"], ["ucp_fadd", "-s", "8"]]
+    {
         ucx_test(&bench, &operation);
     }
 }
@@ -67,7 +76,9 @@ fn libfabric_lists_its_endpoints() {
     let text = bench.run("fi_info", &["-p", "verbs"]).well();
     // Connected endpoints are of the device that has the addresses of the host; a libfabric may leave out those of the loopback.
     let connected = has_interface().then_some("domain: softrnic0");
-    for domain in ["domain: softrnic0-dgram", "domain: softrnic1-dgram"].into_iter().chain(connected) {
+    for domain in
+        ["domain: softrnic0-dgram", "domain: softrnic1-dgram"].into_iter().chain(connected)
+    {
         assert!(text.lines().any(|line| line.trim() == domain), "{domain}: {text}");
     }
 }
@@ -82,7 +93,9 @@ fn has_interface() -> bool {
         // SAFETY: entries of the list, until it is freed; their addresses are NULL or whole.
         unsafe {
             let flags = (*at).ifa_flags as i32;
-            let is_ip = |of: &libc::sockaddr| [libc::AF_INET, libc::AF_INET6].contains(&i32::from(of.sa_family));
+            let is_ip = |of: &libc::sockaddr| {
+                [libc::AF_INET, libc::AF_INET6].contains(&i32::from(of.sa_family))
+            };
             let has_address = (*at).ifa_addr.as_ref().is_some_and(is_ip);
             found |= has_address && flags & libc::IFF_UP != 0 && flags & libc::IFF_LOOPBACK == 0;
             at = (*at).ifa_next;
@@ -97,11 +110,15 @@ fn has_interface() -> bool {
 fn libfabric_over_ud() {
     let bench = require!(Bench::of(LIBFABRIC, &[]));
     let common = ["-p", "verbs;ofi_rxd", "-e", "rdm", "-I", "10", "-c"];
-    let (server, client) = ([&common[..], &["-B", PORT]].concat(), [&common[..], &["-P", PORT, "127.0.0.1"]].concat());
+    let (server, client) =
+        ([&common[..], &["-B", PORT]].concat(), [&common[..], &["-P", PORT, "127.0.0.1"]].concat());
     let [server, client] = bench.serve("fi_pingpong", &server, &client);
     server.well();
     let text = client.well();
-    assert!(text.lines().filter(|line| line.contains("=10")).count() >= 5, "a line for each size: {text}");
+    assert!(
+        text.lines().filter(|line| line.contains("=10")).count() >= 5,
+        "a line for each size: {text}"
+    );
 }
 
 /// Connected endpoints of libfabric are made by librdmacm.
@@ -111,7 +128,8 @@ fn libfabric_over_connections() {
     let text = bench.run("fi_info", &["-p", "verbs", "-t", "FI_EP_MSG", "-s", "127.0.0.1"]).well();
     assert!(text.contains("FI_PROTO_RDMA_CM_IB_RC"), "{text}");
     let common = ["-p", "verbs", "-e", "msg", "-I", "10", "-S", "4096", "-c"];
-    let (server, client) = ([&common[..], &["-B", PORT]].concat(), [&common[..], &["-P", PORT, "127.0.0.1"]].concat());
+    let (server, client) =
+        ([&common[..], &["-B", PORT]].concat(), [&common[..], &["-P", PORT, "127.0.0.1"]].concat());
     let [server, client] = bench.serve("fi_pingpong", &server, &client);
     server.well();
     let text = client.well();
@@ -122,12 +140,19 @@ fn libfabric_over_connections() {
 ///
 /// # Errors
 /// The compiler or what `needs` names is missing.
-fn compiled(compiler: &str, name: &str, options: &[&str], needs: &str) -> Result<(Scratch, String), Missing> {
+fn compiled(
+    compiler: &str,
+    name: &str,
+    options: &[&str],
+    needs: &str,
+) -> Result<(Scratch, String), Missing> {
     let folder = Scratch::new();
     let program = folder.join(name).to_str().expect("UTF-8").to_owned();
     let source = format!("{}/tests/clients/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let mut compile = Command::new(compiler);
-    let Ok(said) = compile.args(["-Wall", "-Werror", "-o", &program, &source]).args(options).output() else {
+    let Ok(said) =
+        compile.args(["-Wall", "-Werror", "-o", &program, &source]).args(options).output()
+    else {
         return Err(Missing(format!("{compiler} (package {needs})")));
     };
     let text = String::from_utf8_lossy(&said.stderr);
@@ -140,7 +165,8 @@ fn compiled(compiler: &str, name: &str, options: &[&str], needs: &str) -> Result
 
 #[test]
 fn memory_windows_are_refused() {
-    let (_folder, program) = require!(compiled("cc", "memory_windows", &["-libverbs"], "libibverbs-dev"));
+    let (_folder, program) =
+        require!(compiled("cc", "memory_windows", &["-libverbs"], "libibverbs-dev"));
     let bench = require!(Bench::of(("cc", "gcc"), &[]));
     let refused = "Operation not supported";
     let said = bench.run(&program, &[]).well();
@@ -176,7 +202,10 @@ fn qperf(bench: &Bench, options: &[&str], tests: &[&str]) {
     // A line with its name, then what it has measured, which is nothing where other programs keep all processors busy.
     for test in tests {
         let mut lines = text.lines().skip_while(|line| line.trim_end() != format!("{test}:"));
-        assert!(lines.nth(1).is_some_and(|line| line.starts_with(' ') && line.contains('=')), "{test}: {text}");
+        assert!(
+            lines.nth(1).is_some_and(|line| line.starts_with(' ') && line.contains('=')),
+            "{test}: {text}"
+        );
     }
 }
 
@@ -194,9 +223,28 @@ fn qperf_over_roce() {
 #[test]
 fn every_test_of_qperf() {
     let bench = require!(Bench::of(QPERF, &[("SOFTRNIC_LINK", "ib")]));
-    qperf(&bench, &[], &["rc_bw", "rc_bi_bw", "rc_rdma_read_bw", "rc_rdma_read_lat", "rc_rdma_write_bw"]);
-    qperf(&bench, &[], &["rc_rdma_write_lat", "rc_rdma_write_poll_lat", "rc_compare_swap_mr", "rc_fetch_add_mr"]);
-    qperf(&bench, &[], &["ver_rc_compare_swap", "ver_rc_fetch_add", "uc_bw", "uc_bi_bw", "uc_lat", "uc_rdma_write_bw"]);
+    qperf(
+        &bench,
+        &[],
+        &["rc_bw", "rc_bi_bw", "rc_rdma_read_bw", "rc_rdma_read_lat", "rc_rdma_write_bw"],
+    );
+    qperf(
+        &bench,
+        &[],
+        &["rc_rdma_write_lat", "rc_rdma_write_poll_lat", "rc_compare_swap_mr", "rc_fetch_add_mr"],
+    );
+    qperf(
+        &bench,
+        &[],
+        &[
+            "ver_rc_compare_swap",
+            "ver_rc_fetch_add",
+            "uc_bw",
+            "uc_bi_bw",
+            "uc_lat",
+            "uc_rdma_write_bw",
+        ],
+    );
     qperf(&bench, &[], &["uc_rdma_write_lat", "uc_rdma_write_poll_lat", "ud_bw", "ud_bi_bw"]);
     let over_roce = require!(Bench::of(QPERF, &[]));
     qperf(&over_roce, &["-cm", "1"], &["rc_bw", "rc_lat", "rc_rdma_write_lat"]);
@@ -210,11 +258,16 @@ fn rping_by_addresses() {
     // The host's, and those that the GIDs of devices are.
     for address in ["127.0.0.1", "::1", "10.82.1.2"] {
         let common = ["-C", "5", "-v", "-p", PORT];
-        let (server, client) = ([&["-s"], &common[..]].concat(), [&["-c", "-a", address], &common[..]].concat());
+        let (server, client) =
+            ([&["-s"], &common[..]].concat(), [&["-c", "-a", address], &common[..]].concat());
         let [server, client] = bench.serve("rping", &server, &client);
         assert!(server.well().contains("server ping data: rdma-ping-4"));
         let text = client.well();
-        assert_eq!(text.lines().filter(|line| line.starts_with("ping data: rdma-ping-")).count(), 5, "{text}");
+        assert_eq!(
+            text.lines().filter(|line| line.starts_with("ping data: rdma-ping-")).count(),
+            5,
+            "{text}"
+        );
     }
 }
 
@@ -222,7 +275,8 @@ fn rping_by_addresses() {
 fn many_connections_by_addresses() {
     let bench = require!(Bench::of(("ucmatose", "rdmacm-utils"), &[]));
     let common = ["-c", "10", "-p", PORT];
-    let [server, client] = bench.serve("ucmatose", &common, &[&["-s", "127.0.0.1"], &common[..]].concat());
+    let [server, client] =
+        bench.serve("ucmatose", &common, &[&["-s", "127.0.0.1"], &common[..]].concat());
     assert!(server.well().contains("disconnected"));
     assert!(client.well().contains("data transfers complete"));
 }
@@ -230,8 +284,11 @@ fn many_connections_by_addresses() {
 #[test]
 fn calls_of_librdmacm_that_wait() {
     let bench = require!(Bench::of(("rdma_server", "rdmacm-utils"), &[]));
-    let [server, client] =
-        bench.serve_by(["rdma_server", "rdma_client"], &["-p", PORT], &["-s", "127.0.0.1", "-p", PORT]);
+    let [server, client] = bench.serve_by(
+        ["rdma_server", "rdma_client"],
+        &["-p", PORT],
+        &["-s", "127.0.0.1", "-p", PORT],
+    );
     assert!(server.well().contains("rdma_server: end 0"));
     assert!(client.well().contains("rdma_client: end 0"));
 }
@@ -241,7 +298,10 @@ fn connections_that_cannot_be_made() {
     let bench = require!(Bench::of(RPING, &[]));
     let fails = |arguments: &[&str], words: &str| {
         let outcome = bench.run("rping", arguments);
-        assert!(outcome.code.is_some_and(|code| code != 0) && outcome.text.contains(words), "{outcome:?}");
+        assert!(
+            outcome.code.is_some_and(|code| code != 0) && outcome.text.contains(words),
+            "{outcome:?}"
+        );
     };
     // One of those that are for documents: no device has a way there.
     fails(&["-c", "-C", "1", "-a", "192.0.2.1"], "RDMA_CM_EVENT_ADDR_ERROR, error -19");

@@ -17,7 +17,8 @@ use testkit::softrnic::Softrnic;
 use testkit::{skipped, wait_until};
 
 /// What the victim posts: the opcode, and whether with a key that nobody has.
-const KINDS: [(u32, bool); 5] = [(SEND, false), (WRITE_IMM, false), (WRITE, false), (FETCH_ADD, false), (WRITE, true)];
+const KINDS: [(u32, bool); 5] =
+    [(SEND, false), (WRITE_IMM, false), (WRITE, false), (FETCH_ADD, false), (WRITE, true)];
 const TERMS: Terms = Terms { timeout: 8, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 1, access: 15 };
 const RECEIVES: u64 = 4;
 /// Beyond this something hangs.
@@ -36,7 +37,14 @@ impl Page {
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
         // SAFETY: a fresh mapping that stays; zeros are valid.
         unsafe {
-            let at = libc::mmap(ptr::null_mut(), size_of::<Self>(), libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            let at = libc::mmap(
+                ptr::null_mut(),
+                size_of::<Self>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            );
             assert_ne!(at, libc::MAP_FAILED);
             &*at.cast::<Self>()
         }
@@ -52,7 +60,13 @@ impl Page {
     fn wait_for(&self, turn: u64) -> Address {
         wait_until("the address of the other process", || self.turn.load(SeqCst) == turn);
         let word = |at: usize| self.address[at].load(SeqCst);
-        Address { gid: [word(0), word(1)], qpn: word(2) as u32, psn: word(3) as u32, rkey: word(4), addr: word(5) }
+        Address {
+            gid: [word(0), word(1)],
+            qpn: word(2) as u32,
+            psn: word(3) as u32,
+            rkey: word(4),
+            addr: word(5),
+        }
     }
 }
 
@@ -150,7 +164,10 @@ impl Survivor {
             left += 1;
         }
         while left != 0 {
-            assert!(self.channel.has_event(TIME_LIMIT.as_millis() as i32), "no event; {left} to come");
+            assert!(
+                self.channel.has_event(TIME_LIMIT.as_millis() as i32),
+                "no event; {left} to come"
+            );
             self.channel.take_event();
             Channel::arm(self.node.cq);
             while let Some(wc) = self.node.poll() {
@@ -174,7 +191,8 @@ impl Survivor {
 /// Registers the memory anew, for atomics too.
 fn open_up(node: &mut Node) {
     assert_eq!(ibv_dereg_mr(node.mr), 0);
-    node.mr = ibv_reg_mr(node.pd, node.memory.as_mut_ptr().cast(), node.memory.len(), ALL_ACCESS | 8);
+    node.mr =
+        ibv_reg_mr(node.pd, node.memory.as_mut_ptr().cast(), node.memory.len(), ALL_ACCESS | 8);
     assert!(!node.mr.is_null());
 }
 

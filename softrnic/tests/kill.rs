@@ -29,7 +29,8 @@ const VICTIM: usize = 1;
 const SUCCESSOR: usize = 2;
 
 /// Room for little more than the running processes need: what killed processes have left must be freed.
-const SMALL_TABLES: [(&str, &str); 3] = [("SOFTRNIC_MAX_QP", "6"), ("SOFTRNIC_MAX_MR", "6"), ("SOFTRNIC_MAX_CQ", "6")];
+const SMALL_TABLES: [(&str, &str); 3] =
+    [("SOFTRNIC_MAX_QP", "6"), ("SOFTRNIC_MAX_MR", "6"), ("SOFTRNIC_MAX_CQ", "6")];
 
 /// What the survivor or the successor is to do next.
 #[derive(Clone, Copy, Default)]
@@ -89,7 +90,8 @@ impl Run {
     }
 
     fn run_round(&mut self) {
-        let (survivor, mut to_survivor) = self.survivor.take().unwrap_or_else(|| self.softrnic.start(SURVIVOR, &[]));
+        let (survivor, mut to_survivor) =
+            self.survivor.take().unwrap_or_else(|| self.softrnic.start(SURVIVOR, &[]));
         let task = Task {
             kind: EXCHANGE,
             renews: self.random.below(2) == 0,
@@ -182,7 +184,11 @@ impl Plan {
         let mut signals = vec![];
         if self.crash.is_none() {
             signals.extend(self.stopped.map(|_| (self.after, victim.pid(), libc::SIGSTOP)));
-            signals.push((self.after + self.stopped.unwrap_or_default(), victim.pid(), libc::SIGKILL));
+            signals.push((
+                self.after + self.stopped.unwrap_or_default(),
+                victim.pid(),
+                libc::SIGKILL,
+            ));
         }
         if self.kills_survivor {
             signals.push((self.survivor_after, survivor.pid(), libc::SIGKILL));
@@ -216,7 +222,9 @@ fn swap<T: Copy + Default>(a: &mut Peer, b: &mut Peer) {
 /// Passes on the addresses of survivor and victim, and that they are connected; how the exchange ended for the survivor,
 /// `None` if that was killed too.
 fn introduce(survivor: &mut Peer, victim: &mut Peer, may_both_die: bool) -> Option<Ending> {
-    let lives = |known: Option<Address>| known.or_else(|| (!may_both_die).then(|| panic!("the survivor has ended")));
+    let lives = |known: Option<Address>| {
+        known.or_else(|| (!may_both_die).then(|| panic!("the survivor has ended")))
+    };
     let mine = lives(survivor.try_recv());
     // No queue pair has number 0.
     let theirs: Address = victim.try_recv().unwrap_or_default();
@@ -268,7 +276,10 @@ fn exchange(participant: &mut Participant, peer: &Address, seed: u64, socket: &m
     if is_there {
         ending = participant.stream(peer, u64::MAX, &mut Random::new(seed), &mut Crash::none());
         assert_eq!(ending.status, RETRY_EXC);
-        assert!(u128::from(ending.waited_us) >= MODELLED.as_micros(), "it failed too early: {ending:?}");
+        assert!(
+            u128::from(ending.waited_us) >= MODELLED.as_micros(),
+            "it failed too early: {ending:?}"
+        );
     }
     socket.send(&ending);
 }
@@ -340,7 +351,8 @@ fn hundreds_of_deaths_exhaust_no_table() {
     Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
         let file = format!("/dev/shm/{}", std::env::var("SOFTRNIC_FABRIC").expect("set"));
-        let blocks = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&file).expect("the file"));
+        let blocks =
+            || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&file).expect("the file"));
         let mut used = 0;
         for death in 0..DEATHS {
             in_child_that_dies(|| take_much(EACH));
@@ -357,7 +369,8 @@ fn hundreds_of_deaths_exhaust_no_table() {
 fn take_much((qps, cqs, mrs): (usize, usize, usize)) {
     let context = open(0);
     let pd = ibv_alloc_pd(context);
-    let cqs: Vec<_> = (0..cqs).map(|_| ibv_create_cq(context, 16, ptr::null_mut(), ptr::null_mut(), 0)).collect();
+    let cqs: Vec<_> =
+        (0..cqs).map(|_| ibv_create_cq(context, 16, ptr::null_mut(), ptr::null_mut(), 0)).collect();
     let has_all = cqs.iter().all(|cq| !cq.is_null())
         && (0..qps).all(|_| !create_qp(pd, cqs[0], cqs[0], CAP).is_null())
         && (0..mrs).all(|_| !ibv_reg_mr(pd, cqs.as_ptr().cast_mut().cast(), 8, 1).is_null());

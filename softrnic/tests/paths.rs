@@ -19,13 +19,18 @@ fn two_paths() -> Softrnic {
 fn pair(flow_label: u32, terms: &Terms) -> (Node, Node) {
     let (a, b) = (Node::new(0, BYTES), Node::new(1, BYTES));
     for (node, peer) in [(&a, &b), (&b, &a)] {
-        node.connect_by(&QpAttr { flow_label, ..rtr(&peer.address(), terms) }, terms).expect("connect");
+        node.connect_by(&QpAttr { flow_label, ..rtr(&peer.address(), terms) }, terms)
+            .expect("connect");
     }
     (a, b)
 }
 
 fn write((a, b): &(Node, Node), length: usize) {
-    a.send(Work { sges: &[a.sge(0, length)], to: (b.address().addr, b.address().rkey), ..Work::default() });
+    a.send(Work {
+        sges: &[a.sge(0, length)],
+        to: (b.address().addr, b.address().rkey),
+        ..Work::default()
+    });
 }
 
 /// What a path of [`two_paths`] takes for [`BYTES`].

@@ -121,8 +121,12 @@ fn versions_are_those_of_the_systems_library() {
     let theirs = elf::exports(&system);
     let known: HashSet<_> = theirs.iter().filter_map(|name| name.split('@').next()).collect();
     let ours = elf::exports(&library_path());
-    let shared: Vec<_> = ours.iter().filter(|name| known.contains(name.split('@').next().unwrap_or(name))).collect();
-    let wrong: Vec<_> = shared.iter().filter(|name| !name.contains("_PRIVATE_") && !theirs.contains(**name)).collect();
+    let shared: Vec<_> =
+        ours.iter().filter(|name| known.contains(name.split('@').next().unwrap_or(name))).collect();
+    let wrong: Vec<_> = shared
+        .iter()
+        .filter(|name| !name.contains("_PRIVATE_") && !theirs.contains(**name))
+        .collect();
     assert!(wrong.is_empty(), "{wrong:?}");
     assert!(shared.len() > 50, "{} names: too few to believe", shared.len());
 }
@@ -166,14 +170,18 @@ fn private_names_answer_that_there_is_no_kernel_device() {
                 let flag = private(c"verbs_allow_disassociate_destroy", version);
                 // SAFETY: stubs that read no arguments, of these return types; the last is a variable.
                 unsafe {
-                    assert_eq!(transmute::<Ptr, extern "C" fn() -> c_int>(alloc_pd)(), libc::ENOSYS);
+                    assert_eq!(
+                        transmute::<Ptr, extern "C" fn() -> c_int>(alloc_pd)(),
+                        libc::ENOSYS
+                    );
                     assert!(transmute::<Ptr, extern "C" fn() -> Ptr>(open)().is_null());
                     transmute::<Ptr, extern "C" fn()>(register)();
                     assert!(!*flag.cast::<bool>());
                 }
             }
         });
-        let lines: Vec<_> = said.lines().map(|l| l.split_whitespace().nth(1).unwrap_or_default()).collect();
+        let lines: Vec<_> =
+            said.lines().map(|l| l.split_whitespace().nth(1).unwrap_or_default()).collect();
         assert_eq!(lines, ["ibv_cmd_alloc_pd", "verbs_open_device"].repeat(3), "{said}");
     });
 }

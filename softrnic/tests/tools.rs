@@ -11,7 +11,9 @@ const FEW: &[&str] = &["-n", "50"];
 
 /// The table at the end of a report: lines that begin with a number of bytes.
 fn rows(text: &str) -> Vec<Vec<f64>> {
-    let numbers = |line: &str| line.split_whitespace().map(|field| field.parse().ok()).collect::<Option<Vec<f64>>>();
+    let numbers = |line: &str| {
+        line.split_whitespace().map(|field| field.parse().ok()).collect::<Option<Vec<f64>>>()
+    };
     text.lines().filter_map(numbers).filter(|row| row.len() >= 5).collect()
 }
 
@@ -86,7 +88,9 @@ fn devices_are_described() {
 #[test]
 fn ping_pong() {
     let bench = require!(Bench::new());
-    for (tool, more) in [("ibv_rc_pingpong", [].as_slice()), ("ibv_rc_pingpong", &["-e"]), ("ibv_uc_pingpong", &[])] {
+    for (tool, more) in
+        [("ibv_rc_pingpong", [].as_slice()), ("ibv_rc_pingpong", &["-e"]), ("ibv_uc_pingpong", &[])]
+    {
         // With a check of what arrived.
         let [server, client] = bench.pair(tool, &[FEW, &["-g", "1", "-c"], more].concat());
         for text in [server.well(), client.well()] {
@@ -157,7 +161,10 @@ fn other_transports_and_shapes() {
 /// Both ends say in the heads of their reports that a setting has this value.
 fn has_setting(reports: &[String; 2], name: &str, value: &str) {
     for text in reports {
-        let found = text.lines().filter_map(|line| line.split_once(':')).find(|(key, _)| key.trim() == name);
+        let found = text
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .find(|(key, _)| key.trim() == name);
         assert_eq!(found.map(|(_, found)| found.trim()), Some(value), "{text}");
     }
 }
@@ -166,7 +173,11 @@ fn has_setting(reports: &[String; 2], name: &str, value: &str) {
 fn gid_indices_of_perftest() {
     let bench = require!(Bench::new());
     for index in ["0", "1"] {
-        has_setting(&bench.pair("ib_write_bw", &[FEW, &["-x", index]].concat()).map(Outcome::well), "GID index", index);
+        has_setting(
+            &bench.pair("ib_write_bw", &[FEW, &["-x", index]].concat()).map(Outcome::well),
+            "GID index",
+            index,
+        );
     }
     // An entry of the table that is empty.
     for Outcome { code, text, .. } in bench.pair("ib_write_bw", &[FEW, &["-x", "9"]].concat()) {
@@ -180,11 +191,21 @@ fn inline_sends_of_perftest() {
     let arguments = [FEW, &["-s", "64", "-I", "64"]].concat();
     let reports = require!(Bench::new()).pair("ib_write_lat", &arguments).map(Outcome::well);
     has_setting(&reports, "Max inline data", "0[B]");
-    assert!(reports[1].contains("Device not recognized to implement inline feature"), "{reports:?}");
+    assert!(
+        reports[1].contains("Device not recognized to implement inline feature"),
+        "{reports:?}"
+    );
     let mlx5 = require!(Bench::of(("ib_write_lat", "perftest"), &[("SOFTRNIC_DRIVER", "mlx5")]));
-    has_setting(&mlx5.pair("ib_write_lat", &arguments).map(Outcome::well), "Max inline data", "64[B]");
+    has_setting(
+        &mlx5.pair("ib_write_lat", &arguments).map(Outcome::well),
+        "Max inline data",
+        "64[B]",
+    );
     let refused = mlx5.run("ib_write_lat", &["-I", "4096"]);
-    assert!(refused.code == Some(1) && refused.text.contains("Max inline should be between 0 and"), "{refused:?}");
+    assert!(
+        refused.code == Some(1) && refused.text.contains("Max inline should be between 0 and"),
+        "{refused:?}"
+    );
 }
 
 /// iproute2's `rdma` asks the kernel's RDMA core over netlink, which knows none of these devices.
@@ -203,7 +224,8 @@ fn netlink_is_not_answered() {
 fn datagrams() {
     let bench = require!(Bench::new());
     for more in [[].as_slice(), &["-e"], &["-g", "0"]] {
-        let [server, client] = bench.pair("ibv_ud_pingpong", &[FEW, &["-g", "1", "-c"], more].concat());
+        let [server, client] =
+            bench.pair("ibv_ud_pingpong", &[FEW, &["-g", "1", "-c"], more].concat());
         for text in [server.well(), client.well()] {
             assert!(text.contains("50 iters in ") && !text.contains("invalid data"), "{text}");
         }
@@ -218,12 +240,16 @@ fn datagrams() {
 fn shared_receive_queues() {
     let bench = require!(Bench::new());
     for more in [[].as_slice(), &["-e"], &["-q", "3"]] {
-        let [server, client] = bench.pair("ibv_srq_pingpong", &[FEW, &["-g", "1", "-c"], more].concat());
+        let [server, client] =
+            bench.pair("ibv_srq_pingpong", &[FEW, &["-g", "1", "-c"], more].concat());
         for text in [server.well(), client.well()] {
             assert!(text.contains("50 iters in ") && !text.contains("invalid data"), "{text}");
         }
     }
-    assert_eq!(bandwidth(&bench, "ib_send_bw", &["--use-srq", "-q", "4"])[0][..2], [65536.0, 200.0]);
+    assert_eq!(
+        bandwidth(&bench, "ib_send_bw", &["--use-srq", "-q", "4"])[0][..2],
+        [65536.0, 200.0]
+    );
     bandwidth(&bench, "ib_send_bw", &["--use-srq", "-c", "UD"]);
     latency(&bench, "ib_send_lat", &["--use-srq"]);
 }
@@ -242,14 +268,18 @@ fn from_one_device_to_the_other() {
 #[test]
 fn connections_by_addresses() {
     // A receiver that is not ready yet is tried again after 655 ms, as connections of the kernel's connection manager have it.
-    let bench = require!(Bench::of(("ib_write_bw", "perftest"), &[("SOFTRNIC_TIME_SCALE", "0.01")]));
+    let bench =
+        require!(Bench::of(("ib_write_bw", "perftest"), &[("SOFTRNIC_TIME_SCALE", "0.01")]));
     assert_eq!(bandwidth(&bench, "ib_write_bw", &["-R"])[0][..2], [65536.0, 50.0]);
     assert_eq!(bandwidth(&bench, "ib_send_bw", &["-R", "-q", "4"])[0][..2], [65536.0, 200.0]);
 }
 
 /// It ended by itself, as a failure, with these words.
 fn refused(outcome: &Outcome, words: &str) {
-    assert!(outcome.code.is_some_and(|code| code != 0) && outcome.text.contains(words), "{outcome:?}");
+    assert!(
+        outcome.code.is_some_and(|code| code != 0) && outcome.text.contains(words),
+        "{outcome:?}"
+    );
 }
 
 #[test]

@@ -7,7 +7,9 @@
 //! handles and requests come from this plugin and are not closed, and output pointers are valid.
 
 use super::guard::guard;
-use super::handles::{Comm, Given, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged};
+use super::handles::{
+    Comm, Given, Handle, ListenHandle, MemoryHandle, RecvHandle, SendHandle, Tagged,
+};
 use super::layout::Members;
 use super::nccl;
 use super::network_events;
@@ -179,7 +181,9 @@ pub(super) unsafe fn connect(
             Some(comm) => {
                 handle_set_up(process);
                 // SAFETY: as above.
-                unsafe { put(send_comm, SendHandle::new_send(comm, test_message::<SendComm>), "sendComm") }
+                unsafe {
+                    put(send_comm, SendHandle::new_send(comm, test_message::<SendComm>), "sendComm")
+                }
             }
         }
     })
@@ -196,7 +200,9 @@ pub(super) unsafe fn accept(listen_comm: *mut c_void, recv_comm: *mut *mut c_voi
         match accepted {
             None => Ok(()),
             // SAFETY: as above.
-            Some(comm) => unsafe { put(recv_comm, RecvHandle::new_recv(comm, test_message::<RecvComm>), "recvComm") },
+            Some(comm) => unsafe {
+                put(recv_comm, RecvHandle::new_recv(comm, test_message::<RecvComm>), "recvComm")
+            },
         }
     })
 }
@@ -221,12 +227,15 @@ pub(super) unsafe fn register(
             nccl::NCCL_PTR_HOST => MemoryKind::Host,
             nccl::NCCL_PTR_CUDA => MemoryKind::Gpu,
             other => {
-                return Err(Error::argument(format!("memory of type {other}; 1 (host) and 2 (CUDA) are supported")));
+                return Err(Error::argument(format!(
+                    "memory of type {other}; 1 (host) and 2 (CUDA) are supported"
+                )));
             }
         };
         // SAFETY: NCCL keeps the memory until it has deregistered it.
-        let register =
-            |nic: &Nic, others: &[Arc<Card>]| unsafe { nic.register(data as u64, size, kind, dmabuf, others) };
+        let register = |nic: &Nic, others: &[Arc<Card>]| unsafe {
+            nic.register(data as u64, size, kind, dmabuf, others)
+        };
         let memory = known.add(register, MemoryHandle::new_memory)?;
         // SAFETY: NCCL's output pointer.
         unsafe { put(mhandle, Given::into_raw(memory), "mhandle") }

@@ -8,16 +8,37 @@ use std::ffi::{c_int, c_void};
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Memory {
-    accept: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut *mut ncclNetDeviceHandle_v8_t) -> ncclResult_t,
-    reg_mr: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int, *mut *mut c_void) -> ncclResult_t,
-    reg_mr_dma_buf:
-        unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int, u64, c_int, *mut *mut c_void) -> ncclResult_t,
+    accept: unsafe extern "C" fn(
+        *mut c_void,
+        *mut *mut c_void,
+        *mut *mut ncclNetDeviceHandle_v8_t,
+    ) -> ncclResult_t,
+    reg_mr: unsafe extern "C" fn(
+        *mut c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        *mut *mut c_void,
+    ) -> ncclResult_t,
+    reg_mr_dma_buf: unsafe extern "C" fn(
+        *mut c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        u64,
+        c_int,
+        *mut *mut c_void,
+    ) -> ncclResult_t,
     dereg_mr: unsafe extern "C" fn(*mut c_void, *mut c_void) -> ncclResult_t,
 }
 
 /// These slots, in every table.
-pub(super) const MEMORY: Memory =
-    Memory { accept: v8::accept, reg_mr: v8::reg_mr, reg_mr_dma_buf: v8::reg_mr_dma_buf, dereg_mr: v8::dereg_mr };
+pub(super) const MEMORY: Memory = Memory {
+    accept: v8::accept,
+    reg_mr: v8::reg_mr,
+    reg_mr_dma_buf: v8::reg_mr_dma_buf,
+    dereg_mr: v8::dereg_mr,
+};
 
 type Close = unsafe extern "C" fn(*mut c_void) -> ncclResult_t;
 

@@ -115,10 +115,13 @@ impl Context {
 
     /// The context in words, for the log.
     pub(super) fn describe(&self) -> String {
-        let [operations, algorithms, protocols] = self.announced.each_ref().map(|mask| mask.load(Ordering::Relaxed));
+        let [operations, algorithms, protocols] =
+            self.announced.each_ref().map(|mask| mask.load(Ordering::Relaxed));
         let announced = match operations {
             UNKNOWN => String::new(),
-            _ => format!(", operations {operations:#x}, algorithms {algorithms:#x}, protocols {protocols:#x}"),
+            _ => format!(
+                ", operations {operations:#x}, algorithms {algorithms:#x}, protocols {protocols:#x}"
+            ),
         };
         format!("communicator {:#x}{announced}", self.id.load(Ordering::Relaxed))
     }
@@ -139,7 +142,8 @@ mod tests {
         let ended = unsafe { Context::end(raw) }.expect("it is one").expect("and not NULL");
         let others: Vec<_> = (0..100).map(|id| Context::into_raw(id, -1, None)).collect();
         // SAFETY: as above.
-        let known = unsafe { Context::borrow(raw) }.expect("it is one").expect("and not NULL").comm();
+        let known =
+            unsafe { Context::borrow(raw) }.expect("it is one").expect("and not NULL").comm();
         assert_eq!((known.id, known.class, ended.comm().id), (Some(7), Some(3), Some(7)));
         // SAFETY: as above.
         unsafe {

@@ -24,8 +24,9 @@ pub(super) unsafe fn init(
     guard("init", || {
         Process::init(version, log_function)?;
         // SAFETY: NCCL's pointer, NULL or valid.
-        let (foreign, class) =
-            unsafe { (config.as_ref().map_or(-1, |config| config.traffic_class), CommConfig::class(config)) };
+        let (foreign, class) = unsafe {
+            (config.as_ref().map_or(-1, |config| config.traffic_class), CommConfig::class(config))
+        };
         if foreign != -1 && class.is_none() {
             log::warn!("the communicator's traffic class is {foreign}, not 0 to 255; using 0");
         }
@@ -56,7 +57,9 @@ pub(super) unsafe fn listen(
     // SAFETY: by NCCL's contract.
     match unsafe { Context::borrow(context) } {
         // SAFETY: as the caller says.
-        Ok(context) => unsafe { calls::listen(version, comm_of(context), dev, handle, listen_comm) },
+        Ok(context) => unsafe {
+            calls::listen(version, comm_of(context), dev, handle, listen_comm)
+        },
         Err(error) => guard("listen", || Err(error)),
     }
 }
@@ -91,7 +94,10 @@ pub(super) unsafe fn finalize(version: u32, context: *mut c_void) -> ncclResult_
 }
 
 /// Records what a communicator does from now on.
-pub(super) unsafe fn set_attributes(context: *mut c_void, attributes: *const NetAttributes) -> ncclResult_t {
+pub(super) unsafe fn set_attributes(
+    context: *mut c_void,
+    attributes: *const NetAttributes,
+) -> ncclResult_t {
     guard("setNetAttr", || {
         // SAFETY: NCCL's pointer, NULL or valid.
         let attributes = unsafe { attributes.as_ref() }.ok_or_else(|| missing("attr"))?;

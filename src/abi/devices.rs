@@ -75,7 +75,9 @@ impl Devices {
     /// # Errors
     /// A name contains a NUL.
     pub(super) fn new(version: u32, nics: &[Arc<Nic>], any: bool) -> Result<Self> {
-        let own = |(number, nic): (usize, &Arc<Nic>)| Device::new(Arc::clone(nic), vec![number as c_int]).map(Arc::new);
+        let own = |(number, nic): (usize, &Arc<Nic>)| {
+            Device::new(Arc::clone(nic), vec![number as c_int]).map(Arc::new)
+        };
         let devices = nics.iter().enumerate().map(own).collect::<Result<Vec<_>>>()?;
         let listed = Mutex::new(Listed { devices, known: nics.len(), merged: Vec::new() });
         let with_singles = version <= LAST_WITH_SINGLES;
@@ -147,7 +149,9 @@ impl Devices {
 impl Listed {
     fn get(&self, dev: c_int) -> Result<&Arc<Device>> {
         let found = usize::try_from(dev).ok().and_then(|i| self.devices.get(i));
-        found.ok_or_else(|| Error::argument(format!("device {dev}: there are {}", self.devices.len())))
+        found.ok_or_else(|| {
+            Error::argument(format!("device {dev}: there are {}", self.devices.len()))
+        })
     }
 
     /// The number of the port that device `dev` is.
@@ -157,7 +161,9 @@ impl Listed {
     fn port_of(&self, dev: c_int) -> Result<c_int> {
         match self.get(dev)?.members.as_slice() {
             [port] => Ok(*port),
-            _ => Err(Error::usage(format!("device {dev} is merged already and cannot be merged again"))),
+            _ => Err(Error::usage(format!(
+                "device {dev} is merged already and cannot be merged again"
+            ))),
         }
     }
 
@@ -165,13 +171,17 @@ impl Listed {
     /// new device.
     fn find_or_make(&mut self, ports: &[c_int], of: &Devices) -> Result<usize> {
         let begin = if of.with_singles { of.first } else { 0 };
-        if let Some(place) = self.devices[begin..self.known].iter().position(|device| device.members == ports) {
+        if let Some(place) =
+            self.devices[begin..self.known].iter().position(|device| device.members == ports)
+        {
             return Ok(begin + place);
         }
         if self.known >= of.first + MAX_MERGED {
             return match ports {
                 [port] => Ok(*port as usize),
-                _ => Err(Error::usage(format!("there are {MAX_MERGED} merged devices already, the maximum"))),
+                _ => Err(Error::usage(format!(
+                    "there are {MAX_MERGED} merged devices already, the maximum"
+                ))),
             };
         }
         let device = self.made(ports, of)?;
@@ -188,7 +198,10 @@ impl Listed {
         if let Some(known) = self.merged.iter().find(|device| device.members == ports) {
             return Ok(Arc::clone(known));
         }
-        let nics = ports.iter().map(|port| Ok(Arc::clone(&self.get(*port)?.nic))).collect::<Result<Vec<_>>>()?;
+        let nics = ports
+            .iter()
+            .map(|port| Ok(Arc::clone(&self.get(*port)?.nic)))
+            .collect::<Result<Vec<_>>>()?;
         let device = match nics.as_slice() {
             [nic] => Device::new(Arc::clone(nic), ports.to_vec())?,
             _ => Device::new(Arc::new(Nic::merge(&nics, of.any)?), ports.to_vec())?,
@@ -204,8 +217,11 @@ impl Listed {
 
 impl Device {
     fn new(nic: Arc<Nic>, members: Vec<c_int>) -> Result<Self> {
-        let string = |text: &str| CString::new(text).map_err(|_| Error::internal(format!("{text:?} has a NUL")));
-        let (name, pci_path) = (string(&nic.name)?, nic.first().card.pci_path().map(string).transpose()?);
+        let string = |text: &str| {
+            CString::new(text).map_err(|_| Error::internal(format!("{text:?} has a NUL")))
+        };
+        let (name, pci_path) =
+            (string(&nic.name)?, nic.first().card.pci_path().map(string).transpose()?);
         Ok(Self { nic, name, pci_path, members })
     }
 }

@@ -58,7 +58,9 @@ impl EnvPlugin {
         // SAFETY: symbols of these names are such tables, by NCCL's interface, which NCCL itself relies on.
         let table = table.map(|address| unsafe { &*address.cast::<Table>() });
         match table.and_then(|table| Some((table.get_env?, table.name))) {
-            Some((get_env, name)) => Some(Self { name: text(name).unwrap_or_default(), get_env, library }),
+            Some((get_env, name)) => {
+                Some(Self { name: text(name).unwrap_or_default(), get_env, library })
+            }
             None => {
                 // SAFETY: what `dlopen` has returned.
                 unsafe { libc::dlclose(library) };
@@ -86,7 +88,11 @@ fn libraries(named: Option<&str>) -> Vec<Cow<'_, str>> {
     match named {
         None | Some("") => vec![DEFAULT_LIBRARY.into()],
         Some(named) if named.eq_ignore_ascii_case("none") => Vec::new(),
-        Some(named) if named.contains('/') || named.starts_with("lib") && named.ends_with(".so") => vec![named.into()],
+        Some(named)
+            if named.contains('/') || named.starts_with("lib") && named.ends_with(".so") =>
+        {
+            vec![named.into()]
+        }
         Some(named) => vec![named.into(), format!("libnccl-env-{named}.so").into()],
     }
 }
@@ -130,7 +136,8 @@ impl Settings {
             None => format!("{name} not set"),
         };
         let all: Vec<String> = told.iter().map(each).collect();
-        (!all.is_empty()).then(|| format!("NCCL's environment plugin {} says: {}", plugin.name, all.join(", ")))
+        (!all.is_empty())
+            .then(|| format!("NCCL's environment plugin {} says: {}", plugin.name, all.join(", ")))
     }
 }
 
@@ -162,7 +169,10 @@ mod tests {
     fn with_plugin() -> Settings {
         // SAFETY: this program itself.
         let library = unsafe { libc::dlopen(std::ptr::null(), libc::RTLD_NOW) };
-        Settings { plugin: Some(EnvPlugin { name: "site".into(), get_env: answer, library }), told: RefCell::default() }
+        Settings {
+            plugin: Some(EnvPlugin { name: "site".into(), get_env: answer, library }),
+            told: RefCell::default(),
+        }
     }
 
     #[test]
@@ -180,7 +190,10 @@ mod tests {
 
     #[test]
     fn without_a_plugin_it_is_the_environment() {
-        let settings = Settings { plugin: EnvPlugin::loaded(Some("no_such_plugin")), told: RefCell::default() };
+        let settings = Settings {
+            plugin: EnvPlugin::loaded(Some("no_such_plugin")),
+            told: RefCell::default(),
+        };
         assert!(settings.plugin.is_none());
         assert_eq!(settings.get("PATH"), in_environment("PATH"));
         assert_eq!((settings.get("NCCL_NO_SUCH"), settings.line()), (None, None));

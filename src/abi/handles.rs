@@ -388,16 +388,21 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: a live object of this module's.
-            let inherited = unsafe { Handle::<Probe>::take(raw) }.is_ok_and(|taken| taken.is_none());
+            let inherited =
+                unsafe { Handle::<Probe>::take(raw) }.is_ok_and(|taken| taken.is_none());
             // SAFETY: as above, the child's own.
-            let own = unsafe { Handle::<Probe>::take(Handle::into_raw(Probe)) }.is_ok_and(|taken| taken.is_some());
+            let own = unsafe { Handle::<Probe>::take(Handle::into_raw(Probe)) }
+                .is_ok_and(|taken| taken.is_some());
             // SAFETY: ends here.
             unsafe { libc::_exit(if inherited && own && DROPPED.get() == 1 { 0 } else { 1 }) };
         }
         let mut status = -1;
         // SAFETY: our own child.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!(status, 0, "the child has closed what it has inherited, or not what it has made");
+        assert_eq!(
+            status, 0,
+            "the child has closed what it has inherited, or not what it has made"
+        );
         // SAFETY: a live object of this module's.
         assert!(unsafe { Handle::<Probe>::take(raw) }.is_ok_and(|taken| taken.is_some()));
         assert_eq!(DROPPED.get(), 1);

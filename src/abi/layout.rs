@@ -30,8 +30,13 @@ impl<const MOST: usize> Members<MOST> {
     /// # Errors
     /// There are none, or too many.
     pub(super) fn named(&self) -> Result<&[c_int]> {
-        let valid = usize::try_from(self.count).ok().filter(|count| *count > 0).and_then(|n| self.devices.get(..n));
-        valid.ok_or_else(|| Error::usage(format!("a device of {} others; 1 to {MOST} are allowed", self.count)))
+        let valid = usize::try_from(self.count)
+            .ok()
+            .filter(|count| *count > 0)
+            .and_then(|n| self.devices.get(..n));
+        valid.ok_or_else(|| {
+            Error::usage(format!("a device of {} others; 1 to {MOST} are allowed", self.count))
+        })
     }
 }
 
@@ -148,22 +153,45 @@ pub(super) type ProfilerCallback = *const c_void;
 pub(super) type DeviceHandle = *mut *mut ncclNetDeviceHandle_v8_t;
 
 /// `init` from version 11 on: context, id and settings of the communicator, logger, profiler.
-pub(super) type InitContext =
-    unsafe extern "C" fn(*mut *mut c_void, u64, *const CommConfig, ncclDebugLogger_t, ProfilerCallback) -> ncclResult_t;
+pub(super) type InitContext = unsafe extern "C" fn(
+    *mut *mut c_void,
+    u64,
+    *const CommConfig,
+    ncclDebugLogger_t,
+    ProfilerCallback,
+) -> ncclResult_t;
 pub(super) type GetProperties<P> = unsafe extern "C" fn(c_int, *mut P) -> ncclResult_t;
 pub(super) type Count = unsafe extern "C" fn(*mut c_int) -> ncclResult_t;
 pub(super) type Listen = unsafe extern "C" fn(c_int, *mut c_void, *mut *mut c_void) -> ncclResult_t;
 /// `listen` from version 11 on, with the context.
-pub(super) type ListenContext = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, *mut *mut c_void) -> ncclResult_t;
-pub(super) type Connect = unsafe extern "C" fn(c_int, *mut c_void, *mut *mut c_void, DeviceHandle) -> ncclResult_t;
+pub(super) type ListenContext =
+    unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, *mut *mut c_void) -> ncclResult_t;
+pub(super) type Connect =
+    unsafe extern "C" fn(c_int, *mut c_void, *mut *mut c_void, DeviceHandle) -> ncclResult_t;
 /// `connect` of version 10, with the settings of the communicator.
-pub(super) type ConnectConfig =
-    unsafe extern "C" fn(c_int, *const CommConfig, *mut c_void, *mut *mut c_void, DeviceHandle) -> ncclResult_t;
+pub(super) type ConnectConfig = unsafe extern "C" fn(
+    c_int,
+    *const CommConfig,
+    *mut c_void,
+    *mut *mut c_void,
+    DeviceHandle,
+) -> ncclResult_t;
 /// `connect` from version 11 on, with the context.
-pub(super) type ConnectContext =
-    unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, *mut *mut c_void, DeviceHandle) -> ncclResult_t;
-pub(super) type Isend =
-    unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int, *mut c_void, *mut *mut c_void) -> ncclResult_t;
+pub(super) type ConnectContext = unsafe extern "C" fn(
+    *mut c_void,
+    c_int,
+    *mut c_void,
+    *mut *mut c_void,
+    DeviceHandle,
+) -> ncclResult_t;
+pub(super) type Isend = unsafe extern "C" fn(
+    *mut c_void,
+    *mut c_void,
+    usize,
+    c_int,
+    *mut c_void,
+    *mut *mut c_void,
+) -> ncclResult_t;
 pub(super) type Irecv = unsafe extern "C" fn(
     *mut c_void,
     c_int,
@@ -194,20 +222,33 @@ pub(super) type IrecvProfiled = unsafe extern "C" fn(
     *mut *mut c_void,
     *mut *mut c_void,
 ) -> ncclResult_t;
-pub(super) type MakeVDevice<const MOST: usize> = unsafe extern "C" fn(*mut c_int, *const Members<MOST>) -> ncclResult_t;
+pub(super) type MakeVDevice<const MOST: usize> =
+    unsafe extern "C" fn(*mut c_int, *const Members<MOST>) -> ncclResult_t;
 pub(super) type Finalize = unsafe extern "C" fn(*mut c_void) -> ncclResult_t;
-pub(super) type SetNetAttr = unsafe extern "C" fn(*mut c_void, *const NetAttributes) -> ncclResult_t;
+pub(super) type SetNetAttr =
+    unsafe extern "C" fn(*mut c_void, *const NetAttributes) -> ncclResult_t;
 
 const _: () = {
     assert!(size_of::<Members<MOST_V9>>() == 20 && size_of::<Members<MOST_V12>>() == 36);
     assert!(size_of::<CommConfig>() == 4);
     assert!(size_of::<NetAttributes>() == 44 && offset_of!(NetAttributes, operations) == 32);
     assert!(size_of::<CommonProperties>() == 64);
-    assert!(offset_of!(CommonProperties, reg_is_global) == 28 && offset_of!(CommonProperties, force_flush) == 32);
-    assert!(offset_of!(CommonProperties, latency) == 44 && offset_of!(CommonProperties, device_type) == 56);
+    assert!(
+        offset_of!(CommonProperties, reg_is_global) == 28
+            && offset_of!(CommonProperties, force_flush) == 32
+    );
+    assert!(
+        offset_of!(CommonProperties, latency) == 44
+            && offset_of!(CommonProperties, device_type) == 56
+    );
     assert!(size_of::<PropertiesV9>() == 104 && offset_of!(PropertiesV9, members) == 64);
-    assert!(offset_of!(PropertiesV9, max_p2p_bytes) == 88 && offset_of!(PropertiesV9, max_collective_bytes) == 96);
-    assert!(size_of::<PropertiesV11>() == 112 && offset_of!(PropertiesV11, max_multi_request) == 104);
+    assert!(
+        offset_of!(PropertiesV9, max_p2p_bytes) == 88
+            && offset_of!(PropertiesV9, max_collective_bytes) == 96
+    );
+    assert!(
+        size_of::<PropertiesV11>() == 112 && offset_of!(PropertiesV11, max_multi_request) == 104
+    );
     assert!(size_of::<PropertiesV12>() == 128 && offset_of!(PropertiesV12, max_p2p_bytes) == 104);
     assert!(offset_of!(PropertiesV12, max_collective_bytes) == 112);
     assert!(offset_of!(PropertiesV12, max_multi_request) == 120);

@@ -44,7 +44,10 @@ fn origin<'a>(record: &Record<'a>) -> (&'a str, i32) {
     if target != INIT && !target.contains("::") {
         return (target, 0);
     }
-    (record.file().unwrap_or("ferrite"), record.line().map_or(0, |line| i32::try_from(line).unwrap_or(0)))
+    (
+        record.file().unwrap_or("ferrite"),
+        record.line().map_or(0, |line| i32::try_from(line).unwrap_or(0)),
+    )
 }
 
 impl Log for NcclLogger {
@@ -53,7 +56,9 @@ impl Log for NcclLogger {
     }
 
     fn log(&self, record: &Record<'_>) {
-        let Some(function) = self.function.read().ok().and_then(|f| *f) else { return log_without_nccl(record) };
+        let Some(function) = self.function.read().ok().and_then(|f| *f) else {
+            return log_without_nccl(record);
+        };
         let (level, flags) = level_and_subsystems(record);
         let text = record.args().to_string().replace('\0', " ");
         let text = if text.starts_with("Ferrite") { text } else { format!("NET/Ferrite : {text}") };
@@ -92,8 +97,11 @@ mod tests {
             return log::warn!("a queue pair has failed");
         }
         let said = |level| {
-            let mut test = std::process::Command::new(std::env::current_exe().expect("this program"));
-            test.args(["--nocapture", "without_nccl_lines_go_to"]).env(WRITES, "1").env("RUST_LOG", level);
+            let mut test =
+                std::process::Command::new(std::env::current_exe().expect("this program"));
+            test.args(["--nocapture", "without_nccl_lines_go_to"])
+                .env(WRITES, "1")
+                .env("RUST_LOG", level);
             let done = test.output().expect("it runs");
             assert!(done.status.success());
             String::from_utf8(done.stderr).expect("text").contains("a queue pair has failed")
@@ -103,8 +111,15 @@ mod tests {
 
     #[test]
     fn a_warning_of_a_call_begins_with_its_name() {
-        let at =
-            |target| origin(&Record::builder().target(target).file(Some("src/abi/guard.rs")).line(Some(34)).build());
+        let at = |target| {
+            origin(
+                &Record::builder()
+                    .target(target)
+                    .file(Some("src/abi/guard.rs"))
+                    .line(Some(34))
+                    .build(),
+            )
+        };
         assert_eq!(at("connect"), ("connect", 0));
         assert_eq!(at("nccl_net::net::control::link"), ("src/abi/guard.rs", 34));
         assert_eq!(at(INIT), ("src/abi/guard.rs", 34));

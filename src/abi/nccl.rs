@@ -1,7 +1,13 @@
 //! NCCL's types, as bindgen makes them of `include/nccl/net_v8.h`. Result codes, logger and constants are common to all versions.
 //! After a change of the header `FERRITE_UPDATE=1 cargo test -p layouts` writes this file again.
 
-#![allow(missing_docs, missing_debug_implementations, non_camel_case_types, non_snake_case, non_upper_case_globals)]
+#![allow(
+    missing_docs,
+    missing_debug_implementations,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals
+)]
 #![allow(unreachable_pub, clippy::all, dead_code)]
 
 pub const NCCL_NET_HANDLE_MAXSIZE: u32 = 128;
@@ -72,10 +78,16 @@ pub struct ncclNetProperties_v8_t {
 #[derive(Debug, Copy, Clone)]
 pub struct ncclNet_v8_t {
     pub name: *const ::std::os::raw::c_char,
-    pub init: ::std::option::Option<unsafe extern "C" fn(logger: ncclDebugLogger_t) -> ncclResult_t>,
-    pub devices: ::std::option::Option<unsafe extern "C" fn(count: *mut ::std::os::raw::c_int) -> ncclResult_t>,
+    pub init:
+        ::std::option::Option<unsafe extern "C" fn(logger: ncclDebugLogger_t) -> ncclResult_t>,
+    pub devices: ::std::option::Option<
+        unsafe extern "C" fn(count: *mut ::std::os::raw::c_int) -> ncclResult_t,
+    >,
     pub getProperties: ::std::option::Option<
-        unsafe extern "C" fn(dev: ::std::os::raw::c_int, props: *mut ncclNetProperties_v8_t) -> ncclResult_t,
+        unsafe extern "C" fn(
+            dev: ::std::os::raw::c_int,
+            props: *mut ncclNetProperties_v8_t,
+        ) -> ncclResult_t,
     >,
     pub listen: ::std::option::Option<
         unsafe extern "C" fn(
@@ -120,7 +132,10 @@ pub struct ncclNet_v8_t {
         ) -> ncclResult_t,
     >,
     pub deregMr: ::std::option::Option<
-        unsafe extern "C" fn(comm: *mut ::std::os::raw::c_void, mhandle: *mut ::std::os::raw::c_void) -> ncclResult_t,
+        unsafe extern "C" fn(
+            comm: *mut ::std::os::raw::c_void,
+            mhandle: *mut ::std::os::raw::c_void,
+        ) -> ncclResult_t,
     >,
     pub isend: ::std::option::Option<
         unsafe extern "C" fn(
@@ -160,10 +175,15 @@ pub struct ncclNet_v8_t {
             sizes: *mut ::std::os::raw::c_int,
         ) -> ncclResult_t,
     >,
-    pub closeSend: ::std::option::Option<unsafe extern "C" fn(sendComm: *mut ::std::os::raw::c_void) -> ncclResult_t>,
-    pub closeRecv: ::std::option::Option<unsafe extern "C" fn(recvComm: *mut ::std::os::raw::c_void) -> ncclResult_t>,
-    pub closeListen:
-        ::std::option::Option<unsafe extern "C" fn(listenComm: *mut ::std::os::raw::c_void) -> ncclResult_t>,
+    pub closeSend: ::std::option::Option<
+        unsafe extern "C" fn(sendComm: *mut ::std::os::raw::c_void) -> ncclResult_t,
+    >,
+    pub closeRecv: ::std::option::Option<
+        unsafe extern "C" fn(recvComm: *mut ::std::os::raw::c_void) -> ncclResult_t,
+    >,
+    pub closeListen: ::std::option::Option<
+        unsafe extern "C" fn(listenComm: *mut ::std::os::raw::c_void) -> ncclResult_t,
+    >,
     pub getDeviceMr: ::std::option::Option<
         unsafe extern "C" fn(
             comm: *mut ::std::os::raw::c_void,

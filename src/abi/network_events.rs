@@ -28,7 +28,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// The function: pointer to the event's handle, action, NCCL's handle of the message, type and
 /// version of the record, the record.
-type Callback = unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> ncclResult_t;
+type Callback =
+    unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> ncclResult_t;
 
 /// The action on an event.
 const START: c_int = 0;
@@ -235,7 +236,10 @@ pub(super) unsafe fn irecv(
 ///
 /// # Safety
 /// `request` is that call's output pointer.
-unsafe fn begun<'a, T: Tested>(code: ncclResult_t, request: *mut *mut c_void) -> Option<&'a Entry<T::Request>> {
+unsafe fn begun<'a, T: Tested>(
+    code: ncclResult_t,
+    request: *mut *mut c_void,
+) -> Option<&'a Entry<T::Request>> {
     if code != ncclSuccess || request.is_null() {
         return None;
     }
@@ -248,10 +252,18 @@ unsafe fn begun<'a, T: Tested>(code: ncclResult_t, request: *mut *mut c_void) ->
 ///
 /// # Safety
 /// `phandle` is NULL or NCCL's.
-unsafe fn start(callback: Callback, heard: &HeardRequest, i: usize, phandle: *mut c_void, mut record: Record) {
+unsafe fn start(
+    callback: Callback,
+    heard: &HeardRequest,
+    i: usize,
+    phandle: *mut c_void,
+    mut record: Record,
+) {
     if !phandle.is_null() {
         // SAFETY: NCCL's function, with a place for the event and a record that live for the call.
-        unsafe { callback(heard.events[i].as_ptr(), START, phandle, RECORD, (&raw mut record).cast()) };
+        unsafe {
+            callback(heard.events[i].as_ptr(), START, phandle, RECORD, (&raw mut record).cast())
+        };
     }
 }
 

@@ -74,7 +74,9 @@ impl Answer {
             }
             match lengths {
                 [one] => *self.sizes.cast::<u32>() = *one,
-                many => self.sizes.cast::<u32>().copy_from_nonoverlapping(many.as_ptr(), many.len()),
+                many => {
+                    self.sizes.cast::<u32>().copy_from_nonoverlapping(many.as_ptr(), many.len())
+                }
             }
         }
     }

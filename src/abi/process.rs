@@ -91,7 +91,9 @@ pub(super) fn warn_of_what_nccl_makes_of_errors() {
 /// Whether all NCCLs in use repeat failed calls.
 pub(super) fn repeats_failed_calls() -> bool {
     let taken = TAKEN.load(Ordering::Relaxed);
-    VERSIONS.filter(|version| taken & 1 << version != 0).all(|version| REPEAT_FAILED_CALLS.contains(&version))
+    VERSIONS
+        .filter(|version| taken & 1 << version != 0)
+        .all(|version| REPEAT_FAILED_CALLS.contains(&version))
 }
 
 /// Whether the process has loaded the library.
@@ -123,7 +125,8 @@ fn release_of(log_function: nccl::ncclDebugLogger_t) -> Option<c_int> {
     // SAFETY: NCCL's public function of that name, which writes one int.
     let is_known = !function.is_null()
         && unsafe {
-            let get: unsafe extern "C" fn(*mut c_int) -> ncclResult_t = std::mem::transmute(function);
+            let get: unsafe extern "C" fn(*mut c_int) -> ncclResult_t =
+                std::mem::transmute(function);
             get(&raw mut release) == nccl::ncclSuccess
         };
     // SAFETY: the reference taken above.
@@ -173,7 +176,8 @@ impl Process {
     /// Whether NCCL uses the network, as far as known.
     fn is_used(&self) -> bool {
         let has_no_contexts = TAKEN.load(Ordering::Relaxed) & ((1 << FIRST_WITH_CONTEXTS) - 1) != 0;
-        has_no_contexts || self.tables.iter().any(|table| table.communicators.load(Ordering::Relaxed) > 0)
+        has_no_contexts
+            || self.tables.iter().any(|table| table.communicators.load(Ordering::Relaxed) > 0)
     }
 
     /// NCCL connects, so it has loaded its profiler, if any, unless it also sets up communicators
@@ -181,7 +185,10 @@ impl Process {
     pub(super) fn handle_connect(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
         let is_reported = self.network.names_operations() && !self.network.connects_early();
-        if is_reported && !HAS_PROFILER.load(Ordering::Relaxed) && !SAID.swap(true, Ordering::Relaxed) {
+        if is_reported
+            && !HAS_PROFILER.load(Ordering::Relaxed)
+            && !SAID.swap(true, Ordering::Relaxed)
+        {
             let why = match self.network.other_profiler() {
                 Some(name) => format!("NCCL_PROFILER_PLUGIN={name}"),
                 None => "another profiler, perhaps libnccl-profiler.so in the library path, has its place".into(),
@@ -217,7 +224,9 @@ impl Process {
     }
 
     fn table(&self, version: u32) -> Result<&Table> {
-        let table = version.checked_sub(*VERSIONS.start()).and_then(|place| self.tables.get(place as usize));
+        let table = version
+            .checked_sub(*VERSIONS.start())
+            .and_then(|place| self.tables.get(place as usize));
         table.ok_or_else(|| Error::internal("a version without a table"))
     }
 

@@ -13,7 +13,8 @@ use super::nccl::{self, ncclResult_t};
 use super::output::put;
 use super::process::{self, Process};
 use super::profiler_layout::{
-    COLLECTIVE, COLLECTIVE_CALL, Collective, Event, InitV4, InitV5, POINT_TO_POINT, PROXY, Proxy, Table,
+    COLLECTIVE, COLLECTIVE_CALL, Collective, Event, InitV4, InitV5, POINT_TO_POINT, PROXY, Proxy,
+    Table,
 };
 use super::table::{Exported, slots};
 use crate::net::operations::live::Way;
@@ -72,7 +73,11 @@ unsafe extern "C" fn stop_event(handle: *mut c_void) -> ncclResult_t {
 }
 
 /// States of events are ignored.
-unsafe extern "C" fn record_event_state(_handle: *mut c_void, _state: c_int, _arguments: *mut c_void) -> ncclResult_t {
+unsafe extern "C" fn record_event_state(
+    _handle: *mut c_void,
+    _state: c_int,
+    _arguments: *mut c_void,
+) -> ncclResult_t {
     nccl::ncclSuccess
 }
 
@@ -158,7 +163,8 @@ unsafe fn start<const VERSION: u32>(context: u64, event: &Event) -> Option<u64> 
         }
         COLLECTIVE_CALL => {
             // SAFETY: as the caller says.
-            (unsafe { event.detail.collective_call.is_captured } != 0).then_some(communicators::UNCOUNTED)
+            (unsafe { event.detail.collective_call.is_captured } != 0)
+                .then_some(communicators::UNCOUNTED)
         }
         POINT_TO_POINT => {
             // SAFETY: as above, both.
@@ -169,7 +175,11 @@ unsafe fn start<const VERSION: u32>(context: u64, event: &Event) -> Option<u64> 
             // SAFETY: as the caller says.
             let Proxy { peer, is_send, channel, .. } = unsafe { event.detail.proxy };
             let (peer, rank) = (peer.cast_unsigned(), event.rank.cast_unsigned());
-            live::begin(context, event.parent as u64, Way { peer, is_send: is_send != 0, channel, rank })
+            live::begin(
+                context,
+                event.parent as u64,
+                Way { peer, is_send: is_send != 0, channel, rank },
+            )
         }
         _ => None,
     }
@@ -197,7 +207,9 @@ mod tests {
         for (offset, value) in [(0, kind), (8, parent)].iter().chain(at) {
             bytes[*offset..][..8].copy_from_slice(&value.to_ne_bytes());
         }
-        halves.iter().for_each(|(offset, value)| bytes[*offset..][..4].copy_from_slice(&value.to_ne_bytes()));
+        halves.iter().for_each(|(offset, value)| {
+            bytes[*offset..][..4].copy_from_slice(&value.to_ne_bytes())
+        });
         bytes
     }
 
@@ -205,7 +217,10 @@ mod tests {
 
     fn started(start: Start, context: u64, bytes: &[u8; 112]) -> u64 {
         let mut words = [0_u64; 14];
-        words.iter_mut().zip(bytes.as_chunks().0).for_each(|(word, bytes)| *word = u64::from_ne_bytes(*bytes));
+        words
+            .iter_mut()
+            .zip(bytes.as_chunks().0)
+            .for_each(|(word, bytes)| *word = u64::from_ne_bytes(*bytes));
         let mut handle = 0x5a as *mut c_void;
         // SAFETY: aligned, and as long as NCCL's.
         let code = unsafe { start(context as *mut c_void, &raw mut handle, words.as_ptr().cast()) };
@@ -216,7 +231,8 @@ mod tests {
     fn begun(init: InitV5, id: u64) -> u64 {
         let (mut context, mut mask) = (std::ptr::null_mut(), -1);
         // SAFETY: valid places.
-        let code = unsafe { init(&raw mut context, id, &raw mut mask, c"tp".as_ptr(), 1, 8, 3, None) };
+        let code =
+            unsafe { init(&raw mut context, id, &raw mut mask, c"tp".as_ptr(), 1, 8, 3, None) };
         // No event is requested, since there is no network in this process.
         assert_eq!((code, mask), (nccl::ncclSuccess, 0));
         context as u64
@@ -224,7 +240,9 @@ mod tests {
 
     /// The operation that a connection of communicator `id` sends for to the peer with rank 5.
     fn sent(id: u64) -> Option<Operation> {
-        Seen::now().operation(Some(id), true, Some(5)).filter(|operation| operation.communicator == id)
+        Seen::now()
+            .operation(Some(id), true, Some(5))
+            .filter(|operation| operation.communicator == id)
     }
 
     fn collective(function: &CStr, number: u64) -> [u8; 112] {
@@ -232,7 +250,12 @@ mod tests {
     }
 
     fn proxy(parent: u64, is_send: u32) -> [u8; 112] {
-        event(PROXY, parent, &[], &[(16, 3), (24, 77), (28, 2), (32, 5), (36, 8), (40, 1 << 19), (44, is_send)])
+        event(
+            PROXY,
+            parent,
+            &[],
+            &[(16, 3), (24, 77), (28, 2), (32, 5), (36, 8), (40, 1 << 19), (44, is_send)],
+        )
     }
 
     #[test]
@@ -263,7 +286,8 @@ mod tests {
     fn an_operation_of_a_captured_graph_has_no_number() {
         let context = begun(ncclProfiler_v6.0.init, 0x603);
         let start = ncclProfiler_v6.0.start_event;
-        for (captured, name) in [(0_u64, "AllGather number 9 of communicator tp"), (1, "AllGather of communicator tp")]
+        for (captured, name) in
+            [(0_u64, "AllGather number 9 of communicator tp"), (1, "AllGather of communicator tp")]
         {
             let call = started(start, context, &event(COLLECTIVE_CALL, 0, &[(64, captured)], &[]));
             let mut bytes = collective(c"AllGather", 9);
@@ -282,7 +306,9 @@ mod tests {
         let (mut context, mut mask) = (std::ptr::null_mut(), -1);
         let table = &ncclProfiler_v4.0;
         // SAFETY: valid places; a communicator need not have a name.
-        unsafe { (table.init)(&raw mut context, &raw mut mask, std::ptr::null(), 0x401, 1, 8, 3, None) };
+        unsafe {
+            (table.init)(&raw mut context, &raw mut mask, std::ptr::null(), 0x401, 1, 8, 3, None)
+        };
         let mut bytes = event(POINT_TO_POINT, 0, &[(24, c"Send".as_ptr() as u64)], &[]);
         let collective = collective(c"AllReduce", 7);
         for (mut bytes, name) in
@@ -298,7 +324,11 @@ mod tests {
         bytes[1..8].fill(0xa5);
         // SAFETY: a context of the profiler's.
         unsafe { (table.finalize)(context) };
-        assert_eq!(started(ncclProfiler_v6.0.start_event, context as u64, &bytes), 0, "version 6 reads all of it");
+        assert_eq!(
+            started(ncclProfiler_v6.0.start_event, context as u64, &bytes),
+            0,
+            "version 6 reads all of it"
+        );
     }
 
     #[test]

@@ -108,17 +108,27 @@ pub struct Table<Init> {
     pub(super) name: *const c_char,
     pub(super) init: Init,
     /// Context, place for a handle, event.
-    pub(super) start_event: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *const Event) -> ncclResult_t,
+    pub(super) start_event:
+        unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *const Event) -> ncclResult_t,
     pub(super) stop_event: unsafe extern "C" fn(*mut c_void) -> ncclResult_t,
     /// Handle, new state, its arguments.
-    pub(super) record_event_state: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> ncclResult_t,
+    pub(super) record_event_state:
+        unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> ncclResult_t,
     pub(super) finalize: unsafe extern "C" fn(*mut c_void) -> ncclResult_t,
 }
 
 const _: () = {
     assert!(size_of::<Table<InitV4>>() == 48 && offset_of!(Table<InitV5>, finalize) == 40);
-    assert!(offset_of!(Event, parent) == 8 && offset_of!(Event, rank) == 16 && offset_of!(Event, detail) == 24);
+    assert!(
+        offset_of!(Event, parent) == 8
+            && offset_of!(Event, rank) == 16
+            && offset_of!(Event, detail) == 24
+    );
     assert!(offset_of!(Collective, function) == 8 && offset_of!(CollectiveCall, is_captured) == 40);
-    assert!(offset_of!(Proxy, channel) == 4 && offset_of!(Proxy, peer) == 8 && offset_of!(Proxy, steps) == 12);
+    assert!(
+        offset_of!(Proxy, channel) == 4
+            && offset_of!(Proxy, peer) == 8
+            && offset_of!(Proxy, steps) == 12
+    );
     assert!(offset_of!(Proxy, chunk_size) == 16 && offset_of!(Proxy, is_send) == 20);
 };

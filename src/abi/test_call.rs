@@ -12,14 +12,20 @@ use crate::proto::requests::Entry;
 use std::ffi::{c_int, c_void};
 
 #[inline(always)]
-pub(super) unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> ncclResult_t {
+pub(super) unsafe fn test(
+    request: *mut c_void,
+    done: *mut c_int,
+    sizes: *mut c_int,
+) -> ncclResult_t {
     if done.is_null() {
         return fail_without_done();
     }
     // SAFETY: NCCL's output pointer.
     unsafe { *done = 0 };
     // SAFETY: by NCCL's contract.
-    let Some(found) = (unsafe { Request::find(request) }) else { return fail_without_request(request) };
+    let Some(found) = (unsafe { Request::find(request) }) else {
+        return fail_without_request(request);
+    };
     // SAFETY: its own function.
     unsafe { found.test()(request, Answer { done, sizes }) }
 }
@@ -29,7 +35,10 @@ pub(super) unsafe fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_
 /// # Safety
 /// `request` is one of a communicator of this type, which is alive.
 #[inline(never)]
-pub(super) unsafe extern "C" fn test_message<T: Tested>(request: *mut c_void, answer: Answer) -> ncclResult_t {
+pub(super) unsafe extern "C" fn test_message<T: Tested>(
+    request: *mut c_void,
+    answer: Answer,
+) -> ncclResult_t {
     // SAFETY: a request is an entry of its communicator's table and lives as long. Only requests of
     // communicators of this type have this function: `Handle::new_send` and `Handle::new_recv` get
     // the matching one.

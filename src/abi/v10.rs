@@ -3,8 +3,8 @@
 
 use super::common_slots::{ENDS, Ends, MEMORY, Memory};
 use super::layout::{
-    CommConfig, ConnectConfig, Count, DeviceHandle, GetProperties, IrecvProfiled, IsendProfiled, Listen, MOST_V9,
-    MakeVDevice, ProfilerCallback, PropertiesV9,
+    CommConfig, ConnectConfig, Count, DeviceHandle, GetProperties, IrecvProfiled, IsendProfiled,
+    Listen, MOST_V9, MakeVDevice, ProfilerCallback, PropertiesV9,
 };
 use super::nccl::{self, ncclResult_t};
 use super::table::{Exported, slots};

@@ -4,8 +4,9 @@
 use super::calls::{self, Properties};
 use super::common_slots::{ENDS, Ends, MEMORY, Memory};
 use super::layout::{
-    CommConfig, ConnectContext, Count, DeviceHandle, Finalize, GetProperties, InitContext, IrecvProfiled,
-    IsendProfiled, ListenContext, MOST_V9, MakeVDevice, NetAttributes, ProfilerCallback, PropertiesV11, SetNetAttr,
+    CommConfig, ConnectContext, Count, DeviceHandle, Finalize, GetProperties, InitContext,
+    IrecvProfiled, IsendProfiled, ListenContext, MOST_V9, MakeVDevice, NetAttributes,
+    ProfilerCallback, PropertiesV11, SetNetAttr,
 };
 use super::nccl::{self, ncclResult_t};
 use super::table::{Exported, slots};

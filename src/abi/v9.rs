@@ -3,7 +3,8 @@
 use super::calls::{self, Properties};
 use super::common_slots::{ENDS, Ends, MEMORY, Memory};
 use super::layout::{
-    CommonProperties, Connect, Count, GetProperties, Irecv, Isend, Listen, MOST_V9, MakeVDevice, Members, PropertiesV9,
+    CommonProperties, Connect, Count, GetProperties, Irecv, Isend, Listen, MOST_V9, MakeVDevice,
+    Members, PropertiesV9,
 };
 use super::nccl::{self, ncclResult_t};
 use super::table::{Exported, slots};

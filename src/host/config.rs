@@ -170,17 +170,29 @@ impl Config {
         let counts_queue_pairs = Self::QUEUE_PAIRS.into_iter().any(is_set);
         let lanes = lookup(Self::LANES).filter(|_| !counts_queue_pairs).unwrap_or_default();
         let of_lanes = [
-            (Self::LANES, counts_queue_pairs, "NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set"),
+            (
+                Self::LANES,
+                counts_queue_pairs,
+                "NCCL_IB_QPS_PER_CONNECTION or NCCL_IB_SPLIT_DATA_ON_QPS is set",
+            ),
             (Self::LANES_AFTER, lanes.trim() != "auto", "FERRITE_LANES=auto is not in use"),
             (Self::LANES_BUDGET, lanes.trim() != "auto", "FERRITE_LANES=auto is not in use"),
-            (Self::NEW_PATHS, matches!(lanes.trim(), "" | "1"), "connections have no lanes (FERRITE_LANES)"),
+            (
+                Self::NEW_PATHS,
+                matches!(lanes.trim(), "" | "1"),
+                "connections have no lanes (FERRITE_LANES)",
+            ),
         ];
-        let of_lanes = of_lanes.into_iter().filter(|(name, has_no_effect, _)| *has_no_effect && is_set(name));
+        let of_lanes =
+            of_lanes.into_iter().filter(|(name, has_no_effect, _)| *has_no_effect && is_set(name));
         let of_lanes = of_lanes.map(|(name, _, why)| (name.to_owned(), Reason::of_no_effect(why)));
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let names = names.chain(ignored_names().map(str::to_owned));
-        let set = names.filter_map(|name| lookup(&name).filter(|value| !value.is_empty()).map(|value| (name, value)));
-        let reasons = set.filter_map(|(name, value)| ignored_reason(&name, &value).map(|reason| (name, reason)));
+        let set = names.filter_map(|name| {
+            lookup(&name).filter(|value| !value.is_empty()).map(|value| (name, value))
+        });
+        let reasons = set
+            .filter_map(|(name, value)| ignored_reason(&name, &value).map(|reason| (name, reason)));
         reasons.chain(of_lanes).collect()
     }
 
@@ -208,7 +220,8 @@ impl Config {
         // What the user says of queue pairs in NCCL's words holds as it does there.
         let asked = reader.number_or_word(Self::LANES)?;
         let counts = !Self::QUEUE_PAIRS.iter().any(|name| reader.text(name).is_some());
-        let (lanes, automatic_lanes) = (asked.filter(|_| counts).unwrap_or(1), counts && asked.is_none());
+        let (lanes, automatic_lanes) =
+            (asked.filter(|_| counts).unwrap_or(1), counts && asked.is_none());
         let new_paths = reader.flag(Self::NEW_PATHS)?;
         let new_paths = new_paths || automatic_lanes && reader.text(Self::NEW_PATHS).is_none();
         let if_set = |name| reader.number(name).map(|number| u8::try_from(number).ok());
@@ -220,7 +233,10 @@ impl Config {
             gid_index: u8::try_from(reader.number("NCCL_IB_GID_INDEX")?).ok(),
             gid_family: family("NCCL_IB_ADDR_FAMILY")?.unwrap_or(Family::V4),
             roce_version: reader.number("NCCL_IB_ROCE_VERSION_NUM")? as u8,
-            gid_range: reader.text("NCCL_IB_ADDR_RANGE").map(|text| AddressRange::parse(&text)).transpose()?,
+            gid_range: reader
+                .text("NCCL_IB_ADDR_RANGE")
+                .map(|text| AddressRange::parse(&text))
+                .transpose()?,
             subnet_bits: reader.number("NCCL_IB_SUBNET_PREFIX_LEN")? as u8,
             subnet_aware: reader.flag("NCCL_IB_SUBNET_AWARE_ROUTING")?,
             routable_flid_gid_index: reader.number("NCCL_IB_ROUTABLE_FLID_GID_INDEX")? as u8,
@@ -238,7 +254,10 @@ impl Config {
             traffic_class: if_set("NCCL_IB_TC")?,
             cts_traffic_class: if_set("NCCL_IB_FIFO_TC")?,
             ece: reader.flag("NCCL_IB_ECE_ENABLE")?,
-            queue_pairs: reader.number("NCCL_IB_QPS_PER_CONNECTION")?.max(lanes).min(MAX_QUEUE_PAIRS) as u8,
+            queue_pairs: reader
+                .number("NCCL_IB_QPS_PER_CONNECTION")?
+                .max(lanes)
+                .min(MAX_QUEUE_PAIRS) as u8,
             split: reader.flag("NCCL_IB_SPLIT_DATA_ON_QPS")? || lanes > 1,
             lanes: lanes > 1,
             automatic_lanes,
@@ -303,8 +322,14 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_built_in_transport_except_the_timeout() {
         let config = Config::parse(|_| None).expect("defaults are valid");
-        assert_eq!((config.timeout, config.retry_count, config.queue_pairs, config.ar_threshold), (20, 7, 1, 8192));
-        assert_eq!((config.gid_index, config.gid_family, config.roce_version), (None, Family::V4, 2));
+        assert_eq!(
+            (config.timeout, config.retry_count, config.queue_pairs, config.ar_threshold),
+            (20, 7, 1, 8192)
+        );
+        assert_eq!(
+            (config.gid_index, config.gid_family, config.roce_version),
+            (None, Family::V4, 2)
+        );
         assert!(config.relaxed_ordering && config.flush && !config.split && !config.disabled);
         assert!(
             !config.lanes && !config.automatic_lanes && !config.new_paths,
@@ -333,38 +358,59 @@ mod tests {
             };
             Config::ignored(value).into_keys().collect::<Vec<_>>()
         };
-        assert_eq!((with_lanes("auto").len(), with_lanes("4")), (0, vec!["FERRITE_LANES_AFTER_MB".to_owned()]));
-        assert!(set(&["FERRITE_LANES"]).is_empty() && Config::ignored(|_| Some(String::new())).is_empty());
+        assert_eq!(
+            (with_lanes("auto").len(), with_lanes("4")),
+            (0, vec!["FERRITE_LANES_AFTER_MB".to_owned()])
+        );
+        assert!(
+            set(&["FERRITE_LANES"]).is_empty()
+                && Config::ignored(|_| Some(String::new())).is_empty()
+        );
     }
 
     #[test]
     fn values_are_parsed() {
         assert_eq!(with("NCCL_IB_GID_INDEX", "3").expect("valid").gid_index, Some(3));
         assert_eq!(with("NCCL_IB_TC", "0x6a").expect("valid").traffic_class, Some(106));
-        for junk in ["0x-6", "-0x-8000000000000000", "0+7", "--1", "1-", "0x", "9223372036854775808"] {
+        for junk in
+            ["0x-6", "-0x-8000000000000000", "0+7", "--1", "1-", "0x", "9223372036854775808"]
+        {
             assert!(with("NCCL_IB_TC", junk).is_err(), "{junk}");
         }
-        assert_eq!(with("NCCL_IB_TC", "0152").expect("valid").traffic_class, Some(106), "octal, as NCCL reads it");
+        assert_eq!(
+            with("NCCL_IB_TC", "0152").expect("valid").traffic_class,
+            Some(106),
+            "octal, as NCCL reads it"
+        );
         assert_eq!(with("NCCL_IB_ADDR_FAMILY", "AF_INET6").expect("valid").gid_family, Family::V6);
-        assert_eq!(with("NCCL_IB_ADAPTIVE_ROUTING", "1").expect("valid").adaptive_routing, Some(true));
+        assert_eq!(
+            with("NCCL_IB_ADAPTIVE_ROUTING", "1").expect("valid").adaptive_routing,
+            Some(true)
+        );
         assert_eq!(with("NCCL_IB_TIMEOUT", "").expect("empty is unset").timeout, 20);
         assert_eq!(with("NCCL_IB_AR_THRESHOLD", "-2").expect("valid").ar_threshold, 8192);
-        let classes = |name, value| with(name, value).map(|c| (c.traffic_class, c.cts_traffic_class));
+        let classes =
+            |name, value| with(name, value).map(|c| (c.traffic_class, c.cts_traffic_class));
         assert_eq!(classes("NCCL_IB_TC", "106").expect("valid"), (Some(106), None));
         assert_eq!(classes("NCCL_IB_FIFO_TC", "184").expect("valid"), (None, Some(184)));
         assert!(with("NCCL_NET", "ferrite").expect("valid").required);
-        let recovery = |name, value| with(name, value).map(|c| (c.failover, c.stall_ms, c.give_up_s));
+        let recovery =
+            |name, value| with(name, value).map(|c| (c.failover, c.stall_ms, c.give_up_s));
         assert_eq!(recovery("", "").expect("valid"), (true, 60, 120));
         assert_eq!(recovery("FERRITE_FAILOVER", "0").expect("valid"), (false, 60, 120));
         assert_eq!(recovery("FERRITE_STALL_MS", "0").expect("valid"), (true, 0, 120));
-        assert!(!with("", "").expect("valid").spare && with("FERRITE_SPARE", "1").expect("valid").spare);
+        assert!(
+            !with("", "").expect("valid").spare && with("FERRITE_SPARE", "1").expect("valid").spare
+        );
         assert_eq!(recovery("FERRITE_GIVE_UP", "86400").expect("valid"), (true, 60, 86400));
     }
 
     #[test]
     fn lanes_are_split_queue_pairs_unless_nccl_s_variables_say_how_many_there_are() {
         let of = |env: &[(&str, &str)]| {
-            let value = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+            let value = |name: &str| {
+                env.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned())
+            };
             let config = Config::parse(value).expect("valid");
             (config.queue_pairs, config.split, config.lanes)
         };
@@ -373,7 +419,11 @@ mod tests {
         assert_eq!(of(&[("FERRITE_LANES", "1")]), (1, false, false));
         assert_eq!(of(&[]), (1, false, false), "the default");
         assert_eq!(of(&[lanes, ("NCCL_IB_QPS_PER_CONNECTION", "2")]), (2, false, false));
-        assert_eq!(of(&[lanes, ("NCCL_IB_QPS_PER_CONNECTION", "")]), (4, true, true), "empty is unset");
+        assert_eq!(
+            of(&[lanes, ("NCCL_IB_QPS_PER_CONNECTION", "")]),
+            (4, true, true),
+            "empty is unset"
+        );
         assert_eq!(of(&[lanes, ("NCCL_IB_SPLIT_DATA_ON_QPS", "0")]), (1, false, false));
         let split = [("NCCL_IB_QPS_PER_CONNECTION", "2"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
         assert_eq!(of(&split), (2, true, false), "even shares");

@@ -64,7 +64,8 @@ impl Cuda {
     /// The driver, if the process has loaded and initialised it.
     pub fn in_use() -> Option<Self> {
         // SAFETY: a C string; the library is only looked for, not loaded.
-        let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+        let library =
+            unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
         let cuda = if library.is_null() { None } else { Self::bind(library) }?;
         // This call succeeds without a context too, but not before cuInit.
         cuda.current_context().is_some().then_some(cuda)
@@ -101,7 +102,8 @@ impl Cuda {
     /// for the GPU, whose kernels may wait for other processes.
     pub fn allocate_probe_memory(&self) -> Option<GpuMemory> {
         let current = self.current_context().filter(|context| !context.is_null());
-        let context = current.or_else(|| self.devices().find_map(|device| self.active_context(device)))?;
+        let context =
+            current.or_else(|| self.devices().find_map(|device| self.active_context(device)))?;
         let (mut addr, mut mode, mut popped) = (0, CAPTURE_MODE_RELAXED, ptr::null_mut());
         // SAFETY: a context that is active; each call writes one value. The relaxed mode keeps a stream capture of this thread valid.
         let code = unsafe {
@@ -122,7 +124,8 @@ impl Cuda {
         let (mut flags, mut active, mut context) = (0, 0, ptr::null_mut());
         // SAFETY: each call writes its values; a context that is active only gets one more reference, which is kept.
         unsafe {
-            let known = (self.state)(device, &raw mut flags, &raw mut active) == SUCCESS && active != 0;
+            let known =
+                (self.state)(device, &raw mut flags, &raw mut active) == SUCCESS && active != 0;
             (known && (self.retain)(&raw mut context, device) == SUCCESS).then_some(context)
         }
     }

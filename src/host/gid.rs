@@ -72,9 +72,11 @@ impl AddressRange {
     /// Whether `address` is in the network.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => {
-                have_same_prefix(u128::from(u32::from(a)), u128::from(u32::from(b)), 32 - u32::from(self.prefix))
-            }
+            (IpAddr::V4(a), IpAddr::V4(b)) => have_same_prefix(
+                u128::from(u32::from(a)),
+                u128::from(u32::from(b)),
+                32 - u32::from(self.prefix),
+            ),
             (IpAddr::V6(a), IpAddr::V6(b)) => {
                 have_same_prefix(u128::from(a), u128::from(b), 128 - u32::from(self.prefix))
             }
@@ -98,10 +100,14 @@ pub fn address(gid: &[u8; 16]) -> IpAddr {
 /// network packets need no router.
 pub fn are_in_one_network(a: &[u8; 16], b: &[u8; 16], subnet_bits: u8) -> bool {
     match (address(a), address(b)) {
-        (IpAddr::V4(a), IpAddr::V4(b)) => {
-            have_same_prefix(u128::from(u32::from(a)), u128::from(u32::from(b)), 32 - u32::from(subnet_bits.min(32)))
+        (IpAddr::V4(a), IpAddr::V4(b)) => have_same_prefix(
+            u128::from(u32::from(a)),
+            u128::from(u32::from(b)),
+            32 - u32::from(subnet_bits.min(32)),
+        ),
+        (IpAddr::V6(a), IpAddr::V6(b)) => {
+            have_same_prefix(u128::from(a), u128::from(b), 128 - IPV6_SUBNET_BITS)
         }
-        (IpAddr::V6(a), IpAddr::V6(b)) => have_same_prefix(u128::from(a), u128::from(b), 128 - IPV6_SUBNET_BITS),
         _ => false,
     }
 }
@@ -160,7 +166,13 @@ impl GidEntry {
             Some(_) => 0,
         };
         let towards_peer = (self.suits_peer(want), self.is_in_peers_network(want));
-        (self.is_in_range(want), towards_peer, !self.is_link_local(), version, self.family() == want.family)
+        (
+            self.is_in_range(want),
+            towards_peer,
+            !self.is_link_local(),
+            version,
+            self.family() == want.family,
+        )
     }
 }
 
@@ -192,8 +204,11 @@ pub fn reason(entry: &GidEntry, want: &Preference) -> String {
 pub fn describe_table(entries: &[GidEntry]) -> String {
     const SHOWN: usize = 16;
     let version = |e: &GidEntry| e.roce_version.map_or(String::new(), |v| format!(" (RoCE v{v})"));
-    let mut lines: Vec<_> =
-        entries.iter().take(SHOWN).map(|e| format!("{}: {}{}", e.index, e.address(), version(e))).collect();
+    let mut lines: Vec<_> = entries
+        .iter()
+        .take(SHOWN)
+        .map(|e| format!("{}: {}{}", e.index, e.address(), version(e)))
+        .collect();
     if entries.len() > SHOWN {
         lines.push(format!("and {} more", entries.len() - SHOWN));
     }
@@ -204,8 +219,13 @@ pub fn describe_table(entries: &[GidEntry]) -> String {
 mod tests {
     use super::*;
 
-    const WANT: Preference =
-        Preference { family: Family::V4, roce_version: 2, range: None, subnet_bits: 24, peer: None };
+    const WANT: Preference = Preference {
+        family: Family::V4,
+        roce_version: 2,
+        range: None,
+        subnet_bits: 24,
+        peer: None,
+    };
 
     fn entry(index: u8, address: &str, roce_version: Option<u8>) -> GidEntry {
         let gid = match address.parse().expect("an address") {
@@ -233,11 +253,14 @@ mod tests {
     /// A VLAN interface adds its own address, and the port's link-local one a second time. NCCL's transport takes the first of a kind too.
     #[test]
     fn what_a_vlan_adds_to_the_table_is_taken_only_towards_its_network() {
-        let of = |first: u8, address: &str| [entry(first, address, Some(1)), entry(first + 1, address, Some(2))];
+        let of = |first: u8, address: &str| {
+            [entry(first, address, Some(1)), entry(first + 1, address, Some(2))]
+        };
         let own = [of(0, "fe80::1"), of(2, "10.0.0.1")].concat();
         let table = [own, [of(4, "fe80::1"), of(6, "10.84.0.1")].concat()].concat();
         assert_eq!(chosen(&table), Some(3));
-        let towards = |peer| choose(&table, &Preference { peer: Some(entry(0, peer, None).gid), ..WANT });
+        let towards =
+            |peer| choose(&table, &Preference { peer: Some(entry(0, peer, None).gid), ..WANT });
         let cases = [("10.0.0.9", 3), ("10.84.0.9", 7), ("192.168.0.9", 3), ("fe80::9", 1)];
         for (peer, index) in cases {
             assert_eq!(towards(peer).map(|e| e.index), Some(index), "{peer}");
@@ -246,23 +269,36 @@ mod tests {
 
     #[test]
     fn a_range_comes_first() {
-        let table = [entry(0, "fe80::1", Some(2)), entry(1, "10.0.0.1", Some(2)), entry(2, "10.1.2.3", Some(1))];
+        let table = [
+            entry(0, "fe80::1", Some(2)),
+            entry(1, "10.0.0.1", Some(2)),
+            entry(2, "10.1.2.3", Some(1)),
+        ];
         let want = |range| Preference { range: AddressRange::parse(range).ok(), ..WANT };
         assert_eq!(choose(&table, &want("10.1.0.0/16")).map(|e| e.index), Some(2));
         assert_eq!(choose(&table, &want("fe80::/10")).map(|e| e.index), Some(0));
         assert_eq!(choose(&table, &want("0.0.0.0/0")).map(|e| e.index), Some(1));
-        let none = choose(&table, &want("192.168.0.0/24")).expect("something is better than nothing");
-        assert!(reason(&none, &want("192.168.0.0/24")).contains("none found in NCCL_IB_ADDR_RANGE"));
+        let none =
+            choose(&table, &want("192.168.0.0/24")).expect("something is better than nothing");
+        assert!(
+            reason(&none, &want("192.168.0.0/24")).contains("none found in NCCL_IB_ADDR_RANGE")
+        );
         for bad in ["10.1.0.0", "10.1.0.0/33", "10.1/16", "/8", "x/y"] {
             assert!(
-                AddressRange::parse(bad).expect_err("refused").text().contains(&format!("NCCL_IB_ADDR_RANGE={bad}: "))
+                AddressRange::parse(bad)
+                    .expect_err("refused")
+                    .text()
+                    .contains(&format!("NCCL_IB_ADDR_RANGE={bad}: "))
             );
         }
     }
 
     #[test]
     fn a_fabric_of_ipv6_only() {
-        assert_eq!(chosen(&[entry(0, "fe80::1", Some(2)), entry(5, "2001:db8::1", Some(2))]), Some(5));
+        assert_eq!(
+            chosen(&[entry(0, "fe80::1", Some(2)), entry(5, "2001:db8::1", Some(2))]),
+            Some(5)
+        );
     }
 
     #[test]
@@ -276,7 +312,8 @@ mod tests {
         ];
         let towards = |peer| {
             let want = Preference { peer: Some(entry(0, peer, None).gid), ..WANT };
-            choose(&table, &want).map(|e| (e.index, reason(&e, &want).contains("in the peer's network")))
+            choose(&table, &want)
+                .map(|e| (e.index, reason(&e, &want).contains("in the peer's network")))
         };
         assert_eq!(towards("10.0.7.99"), Some((3, true)));
         assert_eq!(towards("10.0.0.99"), Some((1, true)));
@@ -284,7 +321,8 @@ mod tests {
         assert_eq!(towards("fe80::99"), Some((0, true)), "a peer that has nothing else");
         assert_eq!(towards("2001:db8::99"), Some((4, true)));
         assert_eq!(towards("2001:db8:1::99"), Some((4, false)), "of its family at least");
-        let wide = Preference { subnet_bits: 16, peer: Some(entry(0, "10.0.99.1", None).gid), ..WANT };
+        let wide =
+            Preference { subnet_bits: 16, peer: Some(entry(0, "10.0.99.1", None).gid), ..WANT };
         assert_eq!(choose(&table, &wide).map(|e| e.index), Some(1));
     }
 

@@ -60,7 +60,9 @@ impl HcaFilter {
 
     /// The first entry that `port` of device `name` is named by.
     fn entry(&self, name: &str, port: u8) -> Option<&Entry> {
-        self.entries.iter().find(|entry| self.list.fits(&entry.name, name) && entry.port.is_none_or(|p| p == port))
+        self.entries
+            .iter()
+            .find(|entry| self.list.fits(&entry.name, name) && entry.port.is_none_or(|p| p == port))
     }
 
     /// The numbers of the fabric's rail and plane that `port` of device `name` is on; -1: not said.
@@ -74,7 +76,10 @@ impl HcaFilter {
         let mut devices: Vec<&str> = there.iter().map(|(name, _)| *name).collect();
         devices.dedup();
         let why = |entry: &Entry| {
-            let ports = there.iter().filter(|(name, _)| self.list.fits(&entry.name, name)).map(|(_, port)| *port);
+            let ports = there
+                .iter()
+                .filter(|(name, _)| self.list.fits(&entry.name, name))
+                .map(|(_, port)| *port);
             match (entry.port, ports.max()) {
                 (_, None) => Some(self.list.why_nothing("device", &entry.name, &devices)),
                 (Some(port), Some(last)) if port > last => {
@@ -95,7 +100,9 @@ impl HcaFilter {
         }
         if self.entries.len() > BUILT_IN_ENTRIES {
             let count = self.entries.len();
-            found.push(format!("NCCL's built-in transport uses {BUILT_IN_ENTRIES} of the {count} entries"));
+            found.push(format!(
+                "NCCL's built-in transport uses {BUILT_IN_ENTRIES} of the {count} entries"
+            ));
         }
         found
     }
@@ -158,17 +165,25 @@ mod tests {
 
     #[test]
     fn a_port_is_named_if_the_whole_name_of_its_device_is_there() {
-        let names = |filter: &str, name, port| HcaFilter::parse(filter).expect("valid").names(name, port);
+        let names =
+            |filter: &str, name, port| HcaFilter::parse(filter).expect("valid").names(name, port);
         assert!(names("mlx5_0,mlx5_1:2", "mlx5_0", 2) && names("=mlx5_0", "mlx5_0", 1));
         assert!(names("mlx5_1:2", "mlx5_1", 2) && !names("mlx5_1:2", "mlx5_1", 1));
-        assert!(!names("mlx5", "mlx5_0", 1) && !names("", "mlx5_0", 1) && !names("^mlx5_0", "mlx5_0", 1));
-        let admits = |filter: &str, name| HcaFilter::parse(filter).expect("valid").admits_some_of(name);
+        assert!(
+            !names("mlx5", "mlx5_0", 1)
+                && !names("", "mlx5_0", 1)
+                && !names("^mlx5_0", "mlx5_0", 1)
+        );
+        let admits =
+            |filter: &str, name| HcaFilter::parse(filter).expect("valid").admits_some_of(name);
         assert!(admits("mlx5_1:2", "mlx5_1") && admits("", "mlx5_1") && !admits("^mlx5", "mlx5_1"));
     }
 
     #[test]
     fn rail_and_plane_are_those_of_the_first_entry_that_names_the_port() {
-        let of = |filter: &str, name: &str, port| HcaFilter::parse(filter).expect("valid").rail_and_plane(name, port);
+        let of = |filter: &str, name: &str, port| {
+            HcaFilter::parse(filter).expect("valid").rail_and_plane(name, port)
+        };
         assert_eq!(of("mlx5_0:1:3:0,mlx5_1:1:4:1", "mlx5_0", 1), (3, 0));
         assert_eq!(of("mlx5_0:1:3:0,mlx5_1:1:4:1", "mlx5_1", 1), (4, 1));
         assert_eq!(of("mlx5_0:1:3", "mlx5_0", 1), (3, -1));
@@ -176,18 +191,31 @@ mod tests {
         assert_eq!(of("^mlx5_1:1:3:0", "mlx5_0", 1), (-1, -1));
         assert_eq!(of("", "mlx5_0", 1), (-1, -1));
         for wrong in ["mlx5_0:1:x:0", "mlx5_0:1:0:-2", "mlx5_0:1:32768:0"] {
-            assert!(HcaFilter::parse(wrong).expect_err("no number").text().contains("-1 to 32767"), "{wrong}");
+            assert!(
+                HcaFilter::parse(wrong).expect_err("no number").text().contains("-1 to 32767"),
+                "{wrong}"
+            );
         }
     }
 
     #[test]
     fn an_empty_port_rail_or_plane_says_nothing() {
-        assert!(admits("mlx5_0:", "mlx5_0", 1) && admits("=mlx5_0:", "mlx5_0", 2) && !admits("=mlx5_0:", "mlx5_1", 1));
         assert!(
-            admits("mlx5_0::2", "mlx5_0", 2) && admits("mlx5_0:1::", "mlx5_0", 1) && !admits("mlx5_0:1::", "mlx5_0", 2)
+            admits("mlx5_0:", "mlx5_0", 1)
+                && admits("=mlx5_0:", "mlx5_0", 2)
+                && !admits("=mlx5_0:", "mlx5_1", 1)
         );
-        let of = |filter: &str| HcaFilter::parse(filter).expect("valid").rail_and_plane("mlx5_0", 1);
-        assert_eq!([of("mlx5_0::2"), of("mlx5_0:1::3"), of("mlx5_0:::")], [(2, -1), (-1, 3), (-1, -1)]);
+        assert!(
+            admits("mlx5_0::2", "mlx5_0", 2)
+                && admits("mlx5_0:1::", "mlx5_0", 1)
+                && !admits("mlx5_0:1::", "mlx5_0", 2)
+        );
+        let of =
+            |filter: &str| HcaFilter::parse(filter).expect("valid").rail_and_plane("mlx5_0", 1);
+        assert_eq!(
+            [of("mlx5_0::2"), of("mlx5_0:1::3"), of("mlx5_0:::")],
+            [(2, -1), (-1, 3), (-1, -1)]
+        );
     }
 
     #[test]
@@ -197,19 +225,30 @@ mod tests {
             let found = HcaFilter::parse(text).expect("valid").without_effect(&there);
             found.into_iter().map(|entry| entry.why).collect::<Vec<_>>()
         };
-        assert!(["", "x", "^x0", "=x0:2,x1", "x0:1:3"].into_iter().all(|text| said(text).is_empty()));
-        assert_eq!(said("x0,rocep1s0f0"), ["no device has a name that begins with rocep1s0f0; there are: x0, x1"]);
+        assert!(
+            ["", "x", "^x0", "=x0:2,x1", "x0:1:3"].into_iter().all(|text| said(text).is_empty())
+        );
+        assert_eq!(
+            said("x0,rocep1s0f0"),
+            ["no device has a name that begins with rocep1s0f0; there are: x0, x1"]
+        );
         assert_eq!(said("^=x7:1"), ["no device is called x7; there are: x0, x1"]);
         assert_eq!(said("x0:3"), ["x0 has no port 3; its last one is 2"]);
         let stray = said("^=x0,^=x1");
-        assert!(stray.len() == 1 && stray[0].starts_with("^=x1 is taken for a name: "), "{stray:?}");
+        assert!(
+            stray.len() == 1 && stray[0].starts_with("^=x1 is taken for a name: "),
+            "{stray:?}"
+        );
     }
 
     #[test]
     fn what_the_built_in_transport_reads_otherwise_is_reported() {
         let count = |text: &str| HcaFilter::parse(text).expect("valid").differences().len();
         let list = |entries: usize| vec!["x"; entries].join(",");
-        assert_eq!([count("x0,x1"), count("x0, x1"), count(&list(32)), count(&list(33))], [0, 1, 0, 1]);
+        assert_eq!(
+            [count("x0,x1"), count("x0, x1"), count(&list(32)), count(&list(33))],
+            [0, 1, 0, 1]
+        );
     }
 
     #[test]

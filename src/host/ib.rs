@@ -53,7 +53,11 @@ mod tests {
     fn packets_to_another_subnet_carry_gids_and_go_to_the_flid() {
         let (a, b) = (gid("fec0:0:11:1::1"), gid("fec0:0:1234:2::2"));
         assert_eq!(route(&a, &b, 7, false), Route { lid: 0x1234, global: true });
-        assert_eq!(route(&a, &gid("fec0:0:0:2::2"), 7, false), Route { lid: 7, global: true }, "no FLID is told");
+        assert_eq!(
+            route(&a, &gid("fec0:0:0:2::2"), 7, false),
+            Route { lid: 7, global: true },
+            "no FLID is told"
+        );
         assert_eq!((flid(&b), flid(&gid("fe80::1"))), (Some(0x1234), None));
     }
 }

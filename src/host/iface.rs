@@ -66,15 +66,20 @@ impl InterfaceFilter {
 
     /// The first that fits the user's list, or what NCCL would look for in its place.
     fn pick<'l>(&self, all: &'l [Listed]) -> Option<&'l Listed> {
-        let of_family =
-            |one: &&Listed| self.family.is_none_or(|f| (f == Family::V4) == one.interface.address.is_ipv4());
-        let first = |list: &NameList| all.iter().filter(of_family).find(|one| Self::admits(list, &one.interface.name));
+        let of_family = |one: &&Listed| {
+            self.family.is_none_or(|f| (f == Family::V4) == one.interface.address.is_ipv4())
+        };
+        let first = |list: &NameList| {
+            all.iter().filter(of_family).find(|one| Self::admits(list, &one.interface.name))
+        };
         if !self.list.text.is_empty() {
             return first(&self.list);
         }
         let is_near = |one: &&Listed| {
             let root = self.root.zip(one.mask);
-            root.is_some_and(|(root, mask)| are_in_one_network(root, one.interface.address.ip(), mask))
+            root.is_some_and(|(root, mask)| {
+                are_in_one_network(root, one.interface.address.ip(), mask)
+            })
         };
         let near = all.iter().filter(of_family).find(is_near);
         near.or_else(|| USUAL.iter().find_map(|list| first(&NameList::parse(list))))
@@ -85,7 +90,11 @@ impl InterfaceFilter {
         let Ok(all) = list() else { return Vec::new() };
         let mut there: Vec<&str> = all.iter().map(|one| one.interface.name.as_str()).collect();
         there.dedup();
-        let entries = self.list.names.iter().filter(|entry| !there.iter().any(|name| self.list.fits(entry, name)));
+        let entries = self
+            .list
+            .names
+            .iter()
+            .filter(|entry| !there.iter().any(|name| self.list.fits(entry, name)));
         entries.map(|entry| self.list.why_nothing("interface that is up", entry, &there)).collect()
     }
 
@@ -117,11 +126,16 @@ pub fn choose(filter: &InterfaceFilter) -> Result<Interface> {
 
 fn chosen(all: &[Listed], filter: &InterfaceFilter) -> Result<Interface> {
     filter.pick(all).map(|one| one.interface.clone()).ok_or_else(|| {
-        let each = |one: &Listed| format!("{} ({})", one.interface.name, one.interface.address.ip());
+        let each =
+            |one: &Listed| format!("{} ({})", one.interface.name, one.interface.address.ip());
         let there = all.iter().map(each).collect::<Vec<_>>().join(", ");
         let there = if there.is_empty() { "none that is up".to_owned() } else { there };
-        let family = filter.family.map_or(String::new(), |f| format!(" and NCCL_SOCKET_FAMILY={f:?}"));
-        Error::usage(format!("NCCL_SOCKET_IFNAME={}{family}: no interface fits; there are: {there}", filter.list.text))
+        let family =
+            filter.family.map_or(String::new(), |f| format!(" and NCCL_SOCKET_FAMILY={f:?}"));
+        Error::usage(format!(
+            "NCCL_SOCKET_IFNAME={}{family}: no interface fits; there are: {there}",
+            filter.list.text
+        ))
     })
 }
 
@@ -134,7 +148,10 @@ fn list() -> Result<Vec<Listed>> {
         let usable = has.filter_map(|entry| {
             let address = address_of(entry.address.as_ref()?)?;
             let mask = entry.netmask.as_ref().and_then(ip_of);
-            Some(Listed { interface: Interface { name: entry.interface_name.clone(), address }, mask })
+            Some(Listed {
+                interface: Interface { name: entry.interface_name.clone(), address },
+                mask,
+            })
         });
         usable.collect::<Vec<_>>()
     };
@@ -151,7 +168,9 @@ fn address_of(storage: &SockaddrStorage) -> Option<SocketAddr> {
     if let Some(v4) = storage.as_sockaddr_in() {
         return Some(SocketAddr::V4(SocketAddrV4::new(v4.ip(), 0)));
     }
-    let v6 = storage.as_sockaddr_in6().filter(|v6| !v6.ip().is_unspecified() && !v6.ip().is_loopback())?;
+    let v6 = storage
+        .as_sockaddr_in6()
+        .filter(|v6| !v6.ip().is_unspecified() && !v6.ip().is_loopback())?;
     Some(SocketAddr::V6(SocketAddrV6::new(v6.ip(), 0, 0, v6.scope_id())))
 }
 
@@ -160,8 +179,12 @@ mod tests {
     use super::*;
 
     fn listed(name: &str, ip: &str) -> Listed {
-        let interface = Interface { name: name.into(), address: SocketAddr::new(ip.parse().expect("an address"), 0) };
-        let mask = if interface.address.is_ipv4() { "255.255.255.0" } else { "ffff:ffff:ffff:ffff::" };
+        let interface = Interface {
+            name: name.into(),
+            address: SocketAddr::new(ip.parse().expect("an address"), 0),
+        };
+        let mask =
+            if interface.address.is_ipv4() { "255.255.255.0" } else { "ffff:ffff:ffff:ffff::" };
         Listed { interface, mask: mask.parse().ok() }
     }
 
@@ -178,7 +201,8 @@ mod tests {
         ];
         let there = ADDRESSES.iter().filter(|(name, _)| names.is_empty() || names.contains(name));
         let all: Vec<Listed> = there.map(|(name, ip)| listed(name, ip)).collect();
-        chosen(&all, &InterfaceFilter::parse(setting, family, comm_id)).map(|i| i.address.ip().to_string())
+        chosen(&all, &InterfaceFilter::parse(setting, family, comm_id))
+            .map(|i| i.address.ip().to_string())
     }
 
     #[test]
@@ -186,10 +210,18 @@ mod tests {
         let fast = |names: &[&str]| of(names, "", None, "");
         assert_eq!(fast(&[]).as_deref(), Ok("10.8.0.1"));
         let without = ["lo", "virbr0", "docker0", "eth0", "eth10", "lo:0"];
-        assert_eq!(fast(&without).as_deref(), Ok("fe80::1"), "the first address of the first interface");
+        assert_eq!(
+            fast(&without).as_deref(),
+            Ok("fe80::1"),
+            "the first address of the first interface"
+        );
         assert_eq!(of(&without, "", Some(Family::V4), "").as_deref(), Ok("10.0.0.1"));
         assert_eq!(fast(&["lo", "virbr0", "docker0", "lo:0"]).as_deref(), Ok("172.17.0.1"));
-        assert_eq!(fast(&["virbr0", "lo:0"]).as_deref(), Ok("10.9.9.9"), "lo is a prefix, and precedes virbr");
+        assert_eq!(
+            fast(&["virbr0", "lo:0"]).as_deref(),
+            Ok("10.9.9.9"),
+            "lo is a prefix, and precedes virbr"
+        );
         assert_eq!(fast(&["virbr0"]).as_deref(), Ok("192.168.122.1"));
     }
 
@@ -198,7 +230,11 @@ mod tests {
         let names = ["eth0", "eth10"];
         assert_eq!(of(&names, "", None, "10.0.2.77:29500").as_deref(), Ok("10.0.2.2"));
         assert_eq!(of(&[], "", None, "10.0.2.77:29500").as_deref(), Ok("10.0.2.2"), "before ib0");
-        assert_eq!(of(&names, "", None, "10.0.2.77:70000").as_deref(), Ok("10.0.2.2"), "whatever its port");
+        assert_eq!(
+            of(&names, "", None, "10.0.2.77:70000").as_deref(),
+            Ok("10.0.2.2"),
+            "whatever its port"
+        );
         assert_eq!(of(&[], "ib", None, "10.0.2.77:29500").as_deref(), Ok("10.8.0.1"));
         assert_eq!(of(&names, "", Some(Family::V4), "not an address").as_deref(), Ok("10.0.0.1"));
     }
@@ -219,17 +255,29 @@ mod tests {
     #[test]
     fn the_error_lists_the_interfaces_that_there_are() {
         let text = of(&[], "wlan", None, "").expect_err("there is none").text();
-        assert!(text.contains("NCCL_SOCKET_IFNAME=wlan") && text.contains("eth10 (10.0.2.2)"), "{text}");
+        assert!(
+            text.contains("NCCL_SOCKET_IFNAME=wlan") && text.contains("eth10 (10.0.2.2)"),
+            "{text}"
+        );
     }
 
     #[test]
     fn the_loopback_interface_is_listed() {
-        assert!(list().expect("getifaddrs works").iter().any(|one| one.interface.address.ip().is_loopback()));
+        assert!(
+            list().expect("getifaddrs works").iter().any(|one| one
+                .interface
+                .address
+                .ip()
+                .is_loopback())
+        );
     }
 
     #[test]
     fn a_name_that_no_interface_has_is_reported() {
         let said = InterfaceFilter::parse("lo,nowhere9", None, "").without_effect();
-        assert!(said.len() == 1 && said[0].is_mistake && said[0].why.contains("nowhere9; there are: "), "{said:?}");
+        assert!(
+            said.len() == 1 && said[0].is_mistake && said[0].why.contains("nowhere9; there are: "),
+            "{said:?}"
+        );
     }
 }

@@ -13,7 +13,9 @@ pub fn rank() -> Option<(&'static str, u32)> {
 }
 
 fn rank_in(lookup: impl Fn(&str) -> Option<String>) -> Option<(&'static str, u32)> {
-    let read = |name: &'static str| Some((name, lookup(name)?.trim().parse().ok().filter(|rank| *rank < 1 << 31)?));
+    let read = |name: &'static str| {
+        Some((name, lookup(name)?.trim().parse().ok().filter(|rank| *rank < 1 << 31)?))
+    };
     VARIABLES.into_iter().find_map(read)
 }
 
@@ -24,10 +26,15 @@ mod tests {
     #[test]
     fn the_first_variable_with_a_rank_counts() {
         let with = |set: &'static [(&str, &str)]| {
-            rank_in(|name| set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+            rank_in(|name| {
+                set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            })
         };
         assert_eq!(with(&[]), None);
-        assert_eq!(with(&[("PMIX_RANK", "3"), ("SLURM_PROCID", "118")]), Some(("SLURM_PROCID", 118)));
+        assert_eq!(
+            with(&[("PMIX_RANK", "3"), ("SLURM_PROCID", "118")]),
+            Some(("SLURM_PROCID", 118))
+        );
         assert_eq!(with(&[("RANK", "none"), ("PMIX_RANK", " 0 ")]), Some(("PMIX_RANK", 0)));
         assert_eq!(with(&[("RANK", "-1"), ("SLURM_PROCID", "4294967296")]), None);
     }

@@ -63,12 +63,18 @@ mod tests {
 
     #[test]
     fn an_entry_that_fits_nothing_is_reported_with_what_there_is() {
-        let why = |text: &str, entry: &str| NameList::parse(text).why_nothing("device", entry, &["x0", "x1"]).why;
+        let why = |text: &str, entry: &str| {
+            NameList::parse(text).why_nothing("device", entry, &["x0", "x1"]).why
+        };
         assert_eq!(why("=y", "y"), "no device is called y; there are: x0, x1");
         assert_eq!(why("y", "y"), "no device has a name that begins with y; there are: x0, x1");
         assert!(why("^=x0,^=x1", "^=x1").starts_with("^=x1 is taken for a name: "));
-        let is_mistake = |text, entry| NameList::parse(text).why_nothing("device", entry, &["x0"]).is_mistake;
-        assert_eq!([is_mistake("y", "y"), is_mistake("^y", "y"), is_mistake("^x0,^x1", "^x1")], [true, false, true]);
+        let is_mistake =
+            |text, entry| NameList::parse(text).why_nothing("device", entry, &["x0"]).is_mistake;
+        assert_eq!(
+            [is_mistake("y", "y"), is_mistake("^y", "y"), is_mistake("^x0,^x1", "^x1")],
+            [true, false, true]
+        );
         assert!(why("x0, x1", " x1").contains("begins with \" x1\""));
     }
 }

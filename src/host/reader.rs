@@ -17,7 +17,9 @@ impl<F: Fn(&str) -> Option<String>> Reader<F> {
 
     fn kind(name: &str) -> Result<Kind> {
         let found = VARIABLES.iter().find(|v| v.name == name);
-        found.map(|v| v.kind).ok_or_else(|| Error::internal(format!("{name} is not in the table of variables")))
+        found
+            .map(|v| v.kind)
+            .ok_or_else(|| Error::internal(format!("{name} is not in the table of variables")))
     }
 
     pub(super) fn text(&self, name: &str) -> Option<String> {
@@ -29,9 +31,9 @@ impl<F: Fn(&str) -> Option<String>> Reader<F> {
             return Err(Error::internal(format!("{name} is no number")));
         };
         let Some(value) = self.text(name) else { return Ok(default) };
-        parse_number(&value)
-            .filter(|n| (low..=high).contains(n))
-            .ok_or_else(|| Error::usage(format!("{name}={value}: a whole number from {low} to {high} is expected")))
+        parse_number(&value).filter(|n| (low..=high).contains(n)).ok_or_else(|| {
+            Error::usage(format!("{name}={value}: a whole number from {low} to {high} is expected"))
+        })
     }
 
     /// `None`: the word that stands for no number is asked for.
@@ -44,7 +46,9 @@ impl<F: Fn(&str) -> Option<String>> Reader<F> {
             return Ok(None);
         }
         let number = parse_number(&value).filter(|n| (low..=high).contains(n));
-        let wrong = || format!("{name}={value}: a whole number from {low} to {high}, or {word}, is expected");
+        let wrong = || {
+            format!("{name}={value}: a whole number from {low} to {high}, or {word}, is expected")
+        };
         number.map(Some).ok_or_else(|| Error::usage(wrong()))
     }
 
@@ -56,11 +60,14 @@ impl<F: Fn(&str) -> Option<String>> Reader<F> {
         let Kind::Choice(allowed) = Self::kind(name)? else {
             return Err(Error::internal(format!("{name} is no choice")));
         };
-        let value = self.text(name).unwrap_or_else(|| allowed.first().copied().unwrap_or_default().to_owned());
+        let value = self
+            .text(name)
+            .unwrap_or_else(|| allowed.first().copied().unwrap_or_default().to_owned());
         if allowed.contains(&value.as_str()) {
             return Ok(value);
         }
-        let allowed = allowed.iter().filter(|a| !a.is_empty()).copied().collect::<Vec<_>>().join(" or ");
+        let allowed =
+            allowed.iter().filter(|a| !a.is_empty()).copied().collect::<Vec<_>>().join(" or ");
         Err(Error::usage(format!("{name}={value}: {allowed} is expected")))
     }
 }
@@ -76,7 +83,9 @@ fn parse_number(text: &str) -> Option<i64> {
     }
     let magnitude: i64 = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
         Some(hex) => i64::from_str_radix(hex, 16).ok()?,
-        None if digits.len() > 1 && digits.starts_with('0') => i64::from_str_radix(digits, 8).ok()?,
+        None if digits.len() > 1 && digits.starts_with('0') => {
+            i64::from_str_radix(digits, 8).ok()?
+        }
         None if digits.starts_with(|c: char| c.is_ascii_digit()) => digits.parse().ok()?,
         None => return None,
     };

@@ -33,7 +33,11 @@ fn pci_address_in(path: &str) -> Option<u64> {
 
 /// The NUMA node that the RDMA device `device` is at, if the kernel knows it.
 pub fn numa_node(device: &str) -> Option<u32> {
-    fs::read_to_string(Path::new(CLASS).join(device).join("device/numa_node")).ok()?.trim().parse().ok()
+    fs::read_to_string(Path::new(CLASS).join(device).join("device/numa_node"))
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// Whether `device` is a virtual PCI function.
@@ -56,7 +60,9 @@ fn trim_function(path: &str, merge_vfs: bool) -> String {
 fn is_pci_function(name: &str) -> bool {
     let is_hex = |text: &str| text.bytes().all(|b| b.is_ascii_hexdigit());
     let mut parts = name.split(':');
-    let (Some(domain), Some(bus), Some(rest), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+    let (Some(domain), Some(bus), Some(rest), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
         return false;
     };
     let Some((device, function)) = rest.split_once('.') else { return false };
@@ -116,7 +122,9 @@ pub fn other_mapped_files(prefix: &str, path: &Path) -> BTreeSet<PathBuf> {
     let text = fs::read("/proc/self/maps").unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let files = text.lines().filter_map(|line| line.get(line.find('/')?..)).map(PathBuf::from);
-    let is_named = |file: &PathBuf| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix));
+    let is_named = |file: &PathBuf| {
+        file.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
+    };
     files.filter(|file| is_named(file) && *file != own).collect()
 }
 
@@ -153,8 +161,12 @@ mod tests {
     fn pci_functions_of_a_card_share_a_path() {
         let path = "/sys/devices/pci0000:00/0000:00:01.1/0000:17:00.1";
         assert!(trim_function(path, false).ends_with("0000:17:00.0"));
-        assert!(trim_function("/sys/devices/pci0000:00/0000:17:02.3", true).ends_with("0000:17:00.0"));
-        assert!(trim_function("/sys/devices/pci0000:00/0000:17:02.3", false).ends_with("0000:17:02.0"));
+        assert!(
+            trim_function("/sys/devices/pci0000:00/0000:17:02.3", true).ends_with("0000:17:00.0")
+        );
+        assert!(
+            trim_function("/sys/devices/pci0000:00/0000:17:02.3", false).ends_with("0000:17:02.0")
+        );
         let behind_vmd = trim_function("/sys/devices/pci0000:00/pci10000:e0/10000:e1:00.1", false);
         assert!(behind_vmd.ends_with("/10000:e1:00.0"));
     }
@@ -178,19 +190,38 @@ mod tests {
     #[test]
     fn devices_are_sorted_by_the_address_of_the_nearest_pci_function() {
         let at = |path: &str| pci_address_in(&format!("/sys/devices/pci0000:00/{path}"));
-        let paths =
-            ["0000:00:1f.0/0000:02:00.1", "0000:00:01.0/0000:17:00.0/mlx5_core.sf.4", "0000:00:01.0/10000:01:00.0"];
+        let paths = [
+            "0000:00:1f.0/0000:02:00.1",
+            "0000:00:01.0/0000:17:00.0/mlx5_core.sf.4",
+            "0000:00:01.0/10000:01:00.0",
+        ];
         assert_eq!(paths.map(at), [Some(0x2001), Some(0x1_7000), Some(0x10_0000_1000)]);
         assert_eq!(pci_address_in("/sys/devices/virtual/net/eth0"), None);
     }
 
     #[test]
     fn a_path_that_is_no_pci_function_is_not_changed() {
-        let sub_function = |number| format!("/sys/devices/pci0000:00/0000:17:00.0/mlx5_core.sf.{number}");
-        for path in [sub_function(4), sub_function(5), "/sys/devices/virtual/net/eth0".into(), "17:00.1".into()] {
-            assert_eq!([false, true].map(|merge| trim_function(&path, merge)), [path.clone(), path.clone()]);
+        let sub_function =
+            |number| format!("/sys/devices/pci0000:00/0000:17:00.0/mlx5_core.sf.{number}");
+        for path in [
+            sub_function(4),
+            sub_function(5),
+            "/sys/devices/virtual/net/eth0".into(),
+            "17:00.1".into(),
+        ] {
+            assert_eq!(
+                [false, true].map(|merge| trim_function(&path, merge)),
+                [path.clone(), path.clone()]
+            );
         }
-        for name in ["0000:17:00", "000:17:00.1", "0000:17:00.1:2", "0000:17:0g.1", "0000:17:00.12", "x000:17:00.1"] {
+        for name in [
+            "0000:17:00",
+            "000:17:00.1",
+            "0000:17:00.1:2",
+            "0000:17:0g.1",
+            "0000:17:00.12",
+            "x000:17:00.1",
+        ] {
             assert!(!is_pci_function(name), "{name}");
         }
     }

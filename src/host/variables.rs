@@ -36,16 +36,36 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Text,
         "devices to use: `[^][=]name[:port[:rail:plane]],…`; `^` excludes, `=` exact, else by prefix",
     ),
-    variable("NCCL_IB_GID_INDEX", Kind::Number(-1, 255, -1), "RoCE: entry of the GID table; -1: chosen automatically"),
-    variable("NCCL_IB_ADDR_FAMILY", Kind::Choice(&["AF_INET", "AF_INET6"]), "preferred family of the automatic GID"),
-    variable("NCCL_IB_ROCE_VERSION_NUM", Kind::Number(1, 2, 2), "preferred RoCE version of the automatic GID"),
-    variable("NCCL_IB_ADDR_RANGE", Kind::Text, "network that the automatic GID has to be in, such as `10.1.0.0/16`"),
+    variable(
+        "NCCL_IB_GID_INDEX",
+        Kind::Number(-1, 255, -1),
+        "RoCE: entry of the GID table; -1: chosen automatically",
+    ),
+    variable(
+        "NCCL_IB_ADDR_FAMILY",
+        Kind::Choice(&["AF_INET", "AF_INET6"]),
+        "preferred family of the automatic GID",
+    ),
+    variable(
+        "NCCL_IB_ROCE_VERSION_NUM",
+        Kind::Number(1, 2, 2),
+        "preferred RoCE version of the automatic GID",
+    ),
+    variable(
+        "NCCL_IB_ADDR_RANGE",
+        Kind::Text,
+        "network that the automatic GID has to be in, such as `10.1.0.0/16`",
+    ),
     variable(
         "NCCL_IB_TIMEOUT",
         Kind::Number(0, 31, 20),
         "local acknowledge timeout, 4.096 us · 2^n; 0: for ever. 20, as since NCCL 2.23: a link may be away for some 30 s",
     ),
-    variable("NCCL_IB_RETRY_CNT", Kind::Number(0, 7, 7), "how often the device retries before it gives up"),
+    variable(
+        "NCCL_IB_RETRY_CNT",
+        Kind::Number(0, 7, 7),
+        "how often the device retries before it gives up",
+    ),
     variable(
         "NCCL_IB_SUBNET_PREFIX_LEN",
         Kind::Number(1, 32, 24),
@@ -61,7 +81,11 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Number(0, 255, 1),
         "InfiniBand: entry of the GID table for other subnets, where it holds an FLID",
     ),
-    variable("NCCL_IB_WARN_RAIL_LOCAL", Kind::Number(0, 1, 0), "1: warn of connections between networks"),
+    variable(
+        "NCCL_IB_WARN_RAIL_LOCAL",
+        Kind::Number(0, 1, 0),
+        "1: warn of connections between networks",
+    ),
     variable(
         "NCCL_IB_MQP_RETRY_ALL",
         Kind::Number(0, 1, 0),
@@ -72,7 +96,11 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Number(0, 10_000, 34),
         "how often connecting a queue pair is tried again when the peer's address cannot be resolved (ETIMEDOUT)",
     ),
-    variable("NCCL_IB_MQP_RETRY_SLEEP_MSEC", Kind::Number(0, 60_000, 100), "milliseconds between these attempts"),
+    variable(
+        "NCCL_IB_MQP_RETRY_SLEEP_MSEC",
+        Kind::Number(0, 60_000, 100),
+        "milliseconds between these attempts",
+    ),
     variable("NCCL_IB_PKEY", Kind::Number(0, 65535, 0), "index into the partition key table"),
     variable(
         "NCCL_IB_PKEY_VALUE",
@@ -89,7 +117,11 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Number(-1, 255, -1),
         "traffic class, where packets carry GIDs (RoCE); -1: the communicator's, if it has one, else 0",
     ),
-    variable("NCCL_IB_FIFO_TC", Kind::Number(-1, 255, -1), "traffic class of clear-to-sends; -1: as NCCL_IB_TC"),
+    variable(
+        "NCCL_IB_FIFO_TC",
+        Kind::Number(-1, 255, -1),
+        "traffic class of clear-to-sends; -1: as NCCL_IB_TC",
+    ),
     variable(
         "NCCL_IB_ECE_ENABLE",
         Kind::Number(0, 1, 1),
@@ -160,14 +192,26 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Number(0, 1, 1),
         "NCCL 2.29.7 and later. 1: devices in the order of their PCI addresses; 0: in the order of libibverbs",
     ),
-    variable("NCCL_IB_MERGE_VFS", Kind::Number(0, 1, 1), "1: virtual functions of one card share a PCI path"),
-    variable("NCCL_GDR_FLUSH_DISABLE", Kind::Number(0, 1, 0), "1: flushes of GPU memory do nothing"),
+    variable(
+        "NCCL_IB_MERGE_VFS",
+        Kind::Number(0, 1, 1),
+        "1: virtual functions of one card share a PCI path",
+    ),
+    variable(
+        "NCCL_GDR_FLUSH_DISABLE",
+        Kind::Number(0, 1, 0),
+        "1: flushes of GPU memory do nothing",
+    ),
     variable(
         "NCCL_SOCKET_IFNAME",
         Kind::Text,
         "interface for connection set-up: `[^][=]name,…`; `^` excludes, `=` exact, else by prefix",
     ),
-    variable("NCCL_SOCKET_FAMILY", Kind::Choice(&["", "AF_INET", "AF_INET6"]), "address family for connection set-up"),
+    variable(
+        "NCCL_SOCKET_FAMILY",
+        Kind::Choice(&["", "AF_INET", "AF_INET6"]),
+        "address family for connection set-up",
+    ),
     variable(
         "NCCL_COMM_ID",
         Kind::Text,
@@ -273,7 +317,11 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Text,
         "other than 0: NCCL uses the network to set up communicators too; the log then does not say that NCCL has not taken Ferrite's profiler",
     ),
-    variable("NCCL_NET", Kind::Text, "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why"),
+    variable(
+        "NCCL_NET",
+        Kind::Text,
+        "`Ferrite`: NCCL stops when it cannot use Ferrite, and Ferrite warns why",
+    ),
 ];
 
 /// A variable of NCCL's built-in IB transports, up to 2.32, that Ferrite ignores.
@@ -291,7 +339,12 @@ const fn replaced(name: &'static str, why: &'static str) -> Ignored {
     Ignored { name, why, lost: None }
 }
 
-const fn missing(name: &'static str, why: &'static str, lost: &'static str, off: &'static str) -> Ignored {
+const fn missing(
+    name: &'static str,
+    why: &'static str,
+    lost: &'static str,
+    off: &'static str,
+) -> Ignored {
     Ignored { name, why, lost: Some((lost, off)) }
 }
 
@@ -305,7 +358,10 @@ pub const IGNORED: &[Ignored] = &[
         "on machines whose cards have a Data Direct function, GPU data takes the ordinary PCIe path",
         "0",
     ),
-    replaced("NCCL_IB_EVENT_BASED_LB*", "a port's share of a message always follows what it completes"),
+    replaced(
+        "NCCL_IB_EVENT_BASED_LB*",
+        "a port's share of a message always follows what it completes",
+    ),
     replaced("NCCL_IB_WQE_LATENCY_*", "FERRITE_STATS and the hang report tell of slow messages"),
     missing(
         "NCCL_IB_RAIL_POLICY",
@@ -316,8 +372,14 @@ pub const IGNORED: &[Ignored] = &[
     replaced("NCCL_IB_SORT_MERGE_NICS", "ports are merged in the order that NCCL names them"),
     replaced("NCCL_IB_VR_*", "rails are those that NCCL_IB_HCA names"),
     replaced("NCCL_IB_RESILIENCY_*", "recovery is on by default; see FERRITE_FAILOVER"),
-    replaced("NCCL_GIN_IB_TC", "NCCL's built-in transport makes GPU-initiated transfers, and honours it"),
-    replaced("NCCL_RMA_IB_WR_BATCHSIZE", "NCCL's built-in transport makes one-sided transfers, and honours it"),
+    replaced(
+        "NCCL_GIN_IB_TC",
+        "NCCL's built-in transport makes GPU-initiated transfers, and honours it",
+    ),
+    replaced(
+        "NCCL_RMA_IB_WR_BATCHSIZE",
+        "NCCL's built-in transport makes one-sided transfers, and honours it",
+    ),
     replaced("NCCL_SOCKET_RETRY_CNT", "dialling continues until FERRITE_HANDSHAKE_TIMEOUT"),
     replaced("NCCL_SOCKET_RETRY_SLEEP_MSEC", "dialling continues until FERRITE_HANDSHAKE_TIMEOUT"),
 ];
@@ -352,7 +414,9 @@ pub fn ignored_reason(name: &str, value: &str) -> Option<Reason> {
     };
     if let Some(Ignored { why, lost, .. }) = IGNORED.iter().find(|ignored| is_named(ignored.name)) {
         return Some(match lost {
-            Some((lost, off)) if value.trim() != *off => Reason { text: format!("{why}: {lost}"), is_loss: true },
+            Some((lost, off)) if value.trim() != *off => {
+                Reason { text: format!("{why}: {lost}"), is_loss: true }
+            }
             _ => Reason::of_no_effect(&format!("nothing is lost by that: {why}")),
         });
     }
@@ -367,7 +431,11 @@ mod tests {
 
     #[test]
     fn each_variable_is_in_one_table_once() {
-        let all: Vec<_> = VARIABLES.iter().map(|v| v.name).chain(IGNORED.iter().map(|ignored| ignored.name)).collect();
+        let all: Vec<_> = VARIABLES
+            .iter()
+            .map(|v| v.name)
+            .chain(IGNORED.iter().map(|ignored| ignored.name))
+            .collect();
         for name in &all {
             assert_eq!(all.iter().filter(|n| n == &name).count(), 1, "{name}");
         }
@@ -375,17 +443,36 @@ mod tests {
 
     #[test]
     fn an_ignored_variable_has_a_reason_that_says_whether_something_is_lost() {
-        let said = |name, value| ignored_reason(name, value).map(|reason| (reason.text, reason.is_loss));
+        let said =
+            |name, value| ignored_reason(name, value).map(|reason| (reason.text, reason.is_loss));
         let (text, is_loss) = said("NCCL_IB_DATA_DIRECT", "1").expect("ignored");
-        assert!(is_loss && text.starts_with("Data Direct functions are not used: on machines"), "{text}");
+        assert!(
+            is_loss && text.starts_with("Data Direct functions are not used: on machines"),
+            "{text}"
+        );
         for (name, value, why) in [
             ("NCCL_IB_DATA_DIRECT", "0", "Data Direct functions are not used"),
-            ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1", "recovery is on by default; see FERRITE_FAILOVER"),
-            ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT", "5", "recovery is on by default; see FERRITE_FAILOVER"),
+            (
+                "NCCL_IB_RESILIENCY_PORT_FAILOVER",
+                "1",
+                "recovery is on by default; see FERRITE_FAILOVER",
+            ),
+            (
+                "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT",
+                "5",
+                "recovery is on by default; see FERRITE_FAILOVER",
+            ),
         ] {
-            assert_eq!(said(name, value), Some((format!("nothing is lost by that: {why}"), false)), "{name}={value}");
+            assert_eq!(
+                said(name, value),
+                Some((format!("nothing is lost by that: {why}"), false)),
+                "{name}={value}"
+            );
         }
-        assert_eq!(said("NCCL_IB_TIMOUT", "1"), Some(("there is no such variable".to_owned(), false)));
+        assert_eq!(
+            said("NCCL_IB_TIMOUT", "1"),
+            Some(("there is no such variable".to_owned(), false))
+        );
         for name in ["NCCL_IB_TIMEOUT", "NCCL_DEBUG", "PATH"] {
             assert_eq!(said(name, "1"), None, "{name}");
         }

@@ -122,7 +122,10 @@ impl Network {
     /// No TCP port is available.
     pub fn listen(&self, device: &Arc<Nic>, of: NcclComm) -> Result<Listener> {
         self.connectors.sweep();
-        let interface = self.interface.as_ref().ok_or_else(|| Error::internal("there are devices but no interface"))?;
+        let interface = self
+            .interface
+            .as_ref()
+            .ok_or_else(|| Error::internal("there are devices but no interface"))?;
         Listener::new(Arc::clone(device), self.networks.clone(), self.control()?, interface, of)
     }
 
@@ -141,7 +144,12 @@ impl Network {
     ///
     /// # Errors
     /// The handle is not Ferrite's, or the connection fails.
-    pub fn connect(&self, device: &Arc<Nic>, of: NcclComm, bytes: &mut [u8; HANDLE_BYTES]) -> Result<Option<SendComm>> {
+    pub fn connect(
+        &self,
+        device: &Arc<Nic>,
+        of: NcclComm,
+        bytes: &mut [u8; HANDLE_BYTES],
+    ) -> Result<Option<SendComm>> {
         let handle = Handle::parse(bytes).map_err(|v| Error::usage(v.text()))?;
         let cookie = handle::cookie(bytes);
         let known = self.connectors.take(cookie).filter(|c| c.leads_to(&handle));
@@ -152,7 +160,9 @@ impl Network {
             Some(connector) => (cookie, connector),
             None => {
                 let cookie = u64::from_le_bytes(random::bytes()?).max(1);
-                let towards = |networks: &Arc<Networks>| networks.device_towards(device, &handle.known_gids(0));
+                let towards = |networks: &Arc<Networks>| {
+                    networks.device_towards(device, &handle.known_gids(0))
+                };
                 let device = self.networks.as_ref().map_or_else(|| Arc::clone(device), towards);
                 (cookie, Connector::new(device, handle, self.control()?, of))
             }
@@ -175,7 +185,13 @@ impl Network {
 
     /// Logs the version, the devices, the location of libibverbs (`verbs`), what is `missing`, and
     /// the `ignored` settings with the reasons.
-    fn log_devices(&self, config: &Config, verbs: &str, ignored: &BTreeMap<String, Reason>, missing: &[String]) {
+    fn log_devices(
+        &self,
+        config: &Config,
+        verbs: &str,
+        ignored: &BTreeMap<String, Reason>,
+        missing: &[String],
+    ) {
         let Some(interface) = &self.interface else {
             missing.iter().for_each(|trouble| log::info!(target: INIT, "Ferrite: {trouble}"));
             return;
@@ -215,8 +231,10 @@ impl Network {
             log::warn!(target: INIT, "Ferrite: {trouble}");
         }
         if let Some(range) = config.gid_range.filter(|_| config.gid_index.is_none()) {
-            let roce =
-                rails.iter().flat_map(|rail| rail.local_address()).filter(|address| !address.port.is_infiniband());
+            let roce = rails
+                .iter()
+                .flat_map(|rail| rail.local_address())
+                .filter(|address| !address.port.is_infiniband());
             let used: Vec<_> = roce.map(|address| address.gid.address()).collect();
             if !used.is_empty() && !used.iter().any(|address| range.contains(*address)) {
                 let used = used.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -232,10 +250,17 @@ impl Network {
 
 /// The devices, and the location of libibverbs. Problems that the user should know go into
 /// `missing`.
-fn find_devices(config: &Arc<Config>, by_address: bool, missing: &mut Vec<String>) -> (Vec<Arc<Nic>>, String) {
+fn find_devices(
+    config: &Arc<Config>,
+    by_address: bool,
+    missing: &mut Vec<String>,
+) -> (Vec<Arc<Nic>>, String) {
     let none = |why: &str, is_mistake: bool| {
-        let next =
-            if config.required { "" } else { "; NCCL will use another network (NCCL_NET=Ferrite makes this an error)" };
+        let next = if config.required {
+            ""
+        } else {
+            "; NCCL will use another network (NCCL_NET=Ferrite makes this an error)"
+        };
         let level = if config.required || is_mistake { log::Level::Warn } else { log::Level::Info };
         log::log!(target: INIT, level, "Ferrite has no device: {why}{next}");
         (Vec::new(), String::new())
@@ -262,7 +287,8 @@ fn find_devices(config: &Arc<Config>, by_address: bool, missing: &mut Vec<String
     }
     if by_address {
         // Those without an address come last, as in NCCL.
-        contexts.sort_by_cached_key(|context| sysfs::pci_address(context.name()).unwrap_or(u64::MAX));
+        contexts
+            .sort_by_cached_key(|context| sysfs::pci_address(context.name()).unwrap_or(u64::MAX));
     }
     let devices = Nic::discover(&contexts, config, missing);
     if !devices.is_empty() {
@@ -273,22 +299,31 @@ fn find_devices(config: &Arc<Config>, by_address: bool, missing: &mut Vec<String
     match failures.first() {
         _ if opened > 0 => {
             let reasons = Rail::passed_over(&contexts, config);
-            let reasons = reasons.into_iter().map(|(why, ports)| format!("{}: {why}", ports.join(", ")));
+            let reasons =
+                reasons.into_iter().map(|(why, ports)| format!("{}: {why}", ports.join(", ")));
             let reasons = reasons
                 .chain(names_without_effect(config, &contexts).into_iter().map(|entry| entry.why))
                 .collect::<Vec<_>>()
                 .join("; ");
-            let is_mistake = ports_of(&contexts).iter().all(|(name, port)| !config.hca.admits(name, *port));
+            let is_mistake =
+                ports_of(&contexts).iter().all(|(name, port)| !config.hca.admits(name, *port));
             none(
-                &format!("{opened} RDMA device(s) opened, but none of their ports can be used: {reasons} ({place})"),
+                &format!(
+                    "{opened} RDMA device(s) opened, but none of their ports can be used: {reasons} ({place})"
+                ),
                 is_mistake,
             )
         }
-        Some(NotOpened { error, .. }) => {
-            none(&format!("{failed} RDMA device(s) found, none of which could be opened: {error} ({place})"), false)
-        }
+        Some(NotOpened { error, .. }) => none(
+            &format!(
+                "{failed} RDMA device(s) found, none of which could be opened: {error} ({place})"
+            ),
+            false,
+        ),
         None => none(
-            &format!("libibverbs knows no RDMA device (in a container: is /dev/infiniband passed in?) ({place})"),
+            &format!(
+                "libibverbs knows no RDMA device (in a container: is /dev/infiniband passed in?) ({place})"
+            ),
             false,
         ),
     }
@@ -299,13 +334,21 @@ fn place_of(library: &Library) -> String {
     let Some(path) = library.path() else { return "libibverbs".into() };
     let others = sysfs::other_mapped_files("libibverbs.so", &path);
     let others: Vec<String> = others.iter().map(|other| other.display().to_string()).collect();
-    let also = if others.is_empty() { String::new() } else { format!(", and {} is loaded too", others.join(", ")) };
+    let also = if others.is_empty() {
+        String::new()
+    } else {
+        format!(", and {} is loaded too", others.join(", "))
+    };
     format!("libibverbs is {}{also}", path.display())
 }
 
 fn ports_of(contexts: &[Arc<Context>]) -> Vec<(&str, u8)> {
-    let ports = |context: &Arc<Context>| context.attributes().map_or(1, |attributes| attributes.port_count);
-    contexts.iter().flat_map(|context| (1..=ports(context)).map(|port| (context.name(), port))).collect()
+    let ports =
+        |context: &Arc<Context>| context.attributes().map_or(1, |attributes| attributes.port_count);
+    contexts
+        .iter()
+        .flat_map(|context| (1..=ports(context)).map(|port| (context.name(), port)))
+        .collect()
 }
 
 /// Entries of `NCCL_IB_HCA` that match no port, and why.
@@ -340,7 +383,9 @@ fn not_opened(name: &str, failure: &VerbsError) -> String {
         }
         _ => "see dmesg and `ferrite doctor`",
     };
-    format!("{name} is not used: {failure} ({cure}). To leave it out on every host, NCCL_IB_HCA=^={name}")
+    format!(
+        "{name} is not used: {failure} ({cure}). To leave it out on every host, NCCL_IB_HCA=^={name}"
+    )
 }
 
 /// Creates the statistics file, unless the settings disable it.
@@ -368,7 +413,9 @@ fn with_source(error: Error) -> Error {
     let text = error.text();
     let set = text.split_once('=').and_then(|(name, rest)| Some((name, rest.split_once(": ")?.0)));
     match set.and_then(|(name, value)| conf_file::source(name, value)) {
-        Some((file, line)) => error.context(format_args!("it is set by {}, line {line}", file.display())),
+        Some((file, line)) => {
+            error.context(format_args!("it is set by {}, line {line}", file.display()))
+        }
         None => error,
     }
 }
@@ -379,9 +426,11 @@ mod tests {
 
     #[test]
     fn a_device_that_cannot_be_opened_is_named_with_the_error_and_the_cure() {
-        for (errno, cure) in
-            [(libc::EPERM, "--device=/dev/infiniband"), (libc::ENOENT, "is missing"), (libc::EIO, "dmesg")]
-        {
+        for (errno, cure) in [
+            (libc::EPERM, "--device=/dev/infiniband"),
+            (libc::ENOENT, "is missing"),
+            (libc::EIO, "dmesg"),
+        ] {
             let failure = VerbsError::of_device("ibv_open_device(mlx5_3)", errno);
             let text = not_opened("mlx5_3", &failure);
             let error = std::io::Error::from_raw_os_error(errno).to_string();

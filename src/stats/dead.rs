@@ -17,7 +17,8 @@ const KEPT_PART: u64 = 8;
 /// Removes this user's files in `folder` whose processes are dead, but for the newest. `own` is not opened: to close it again would give its
 /// lock up.
 pub(super) fn sweep(folder: &Path, own: &Path) {
-    let total = rustix::fs::statvfs(folder).map_or(0, |system| system.f_blocks.saturating_mul(system.f_frsize));
+    let total = rustix::fs::statvfs(folder)
+        .map_or(0, |system| system.f_blocks.saturating_mul(system.f_frsize));
     let most = if total == 0 { KEPT_BYTES } else { KEPT_BYTES.min(total / KEPT_PART) };
     sweep_but(folder, own, most);
 }
@@ -25,7 +26,11 @@ pub(super) fn sweep(folder: &Path, own: &Path) {
 fn sweep_but(folder: &Path, own: &Path, most: u64) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     let is_ours = |path: &PathBuf| {
-        path != own && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(FILE_PREFIX))
+        path != own
+            && path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .is_some_and(|name| name.starts_with(FILE_PREFIX))
     };
     let paths = entries.filter_map(Result::ok).map(|entry| entry.path()).filter(is_ours);
     let mut dead: Vec<_> = paths.filter_map(|path| Some((died(&path)?, path))).collect();
@@ -85,14 +90,21 @@ mod tests {
         for n in 0..KEPT + 4 {
             let path = folder.write(&name(n), "");
             let changed = start + std::time::Duration::from_secs(n as u64);
-            File::options().write(true).open(path).expect("it is there").set_modified(changed).expect("a time");
+            File::options()
+                .write(true)
+                .open(path)
+                .expect("it is there")
+                .set_modified(changed)
+                .expect("a time");
         }
         folder.write("another-file", "");
         let (own, alive) = (folder.path().join(name(0)), folder.path().join(name(1)));
         let child = holder(&alive);
         sweep_but(folder.path(), &own, KEPT_BYTES);
         // SAFETY: our own child, which is waited for once.
-        unsafe { (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0)) };
+        unsafe {
+            (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0))
+        };
         let is_left = |n: usize| folder.path().join(name(n)).exists();
         let gone: Vec<_> = (0..KEPT + 4).filter(|n| !is_left(*n)).collect();
         assert_eq!(gone, [2, 3], "the oldest of the dead");

@@ -33,7 +33,8 @@ pub(super) struct StatsFile {
 impl StatsFile {
     /// Where the file of this process is in `folder`. `start_ticks` is when the process started, `pid_namespace` where its number is its own.
     pub(super) fn path(folder: &Path, start_ticks: u64, pid_namespace: u64) -> PathBuf {
-        folder.join(format!("{FILE_PREFIX}{}.{start_ticks:x}.{pid_namespace:x}", std::process::id()))
+        folder
+            .join(format!("{FILE_PREFIX}{}.{start_ticks:x}.{pid_namespace:x}", std::process::id()))
     }
 
     /// Makes the file of this process, with an empty header and no record.
@@ -42,12 +43,15 @@ impl StatsFile {
     /// The file system refuses, or is too full.
     pub(super) fn create(path: PathBuf) -> Result<Self, String> {
         let failed = |e: Errno| match e {
-            Errno::NOSPC => format!("{}: less than half of the file system would be left", path.display()),
+            Errno::NOSPC => {
+                format!("{}: less than half of the file system would be left", path.display())
+            }
             e => format!("{}: {}", path.display(), std::io::Error::from(e)),
         };
         // One of this name is this process's own, from before an exec.
         let _ = rustix::fs::unlink(&path);
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         remove_at_exit(&path);
         lock::take(file.as_fd());
@@ -81,7 +85,9 @@ pub(super) fn add(word: &AtomicU64, n: u64) {
 
 /// Memory of this process alone, which is never freed.
 pub(super) fn private<T: Mapped>() -> &'static T {
-    let Ok(layout) = Layout::new::<T>().align_to(CACHE_LINE) else { handle_alloc_error(Layout::new::<T>()) };
+    let Ok(layout) = Layout::new::<T>().align_to(CACHE_LINE) else {
+        handle_alloc_error(Layout::new::<T>())
+    };
     // SAFETY: the size is not 0.
     let memory = unsafe { alloc_zeroed(layout) }.cast::<T>();
     if memory.is_null() {
@@ -113,31 +119,42 @@ fn leaves_room(total: u64, left: u64, bytes: u64) -> bool {
 fn map<T: Mapped>(file: &OwnedFd, at: u64) -> Result<&'static T, Errno> {
     let bytes = size_of::<T>();
     // A file beyond this limit of the process would be answered with a signal that ends it.
-    if rustix::process::getrlimit(Resource::Fsize).current.is_some_and(|most| most < at + bytes as u64) {
+    if rustix::process::getrlimit(Resource::Fsize)
+        .current
+        .is_some_and(|most| most < at + bytes as u64)
+    {
         return Err(Errno::FBIG);
     }
     if let Ok(system) = rustix::fs::fstatvfs(file) {
-        let [total, left] = [system.f_blocks, system.f_bavail].map(|blocks| blocks.saturating_mul(system.f_frsize));
+        let [total, left] =
+            [system.f_blocks, system.f_bavail].map(|blocks| blocks.saturating_mul(system.f_frsize));
         if !leaves_room(total, left, bytes as u64) {
             return Err(Errno::NOSPC);
         }
     }
-    match rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), at, bytes as u64)) {
+    match rustix::io::retry_on_intr(|| {
+        rustix::fs::fallocate(file, FallocateFlags::empty(), at, bytes as u64)
+    }) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => fill(file, at, bytes)?,
         other => other?,
     }
     let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, std::os::fd::AsRawFd::as_raw_fd(file));
     // SAFETY: a new mapping at an address of the kernel's choice; `at` is a multiple of the page size, as the assertions say.
-    let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, fd, at as libc::off_t) };
+    let memory = unsafe {
+        libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, fd, at as libc::off_t)
+    };
     if memory == libc::MAP_FAILED {
-        return Err(Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM)));
+        return Err(Errno::from_raw_os_error(
+            std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM),
+        ));
     }
     // SAFETY: `bytes` bytes that are never unmapped, aligned to a page. Every access to them is atomic, here and in readers.
     Ok(unsafe { &*memory.cast::<T>() })
 }
 
 // Pages have 4 KiB on x86-64 and 4 or 64 KiB on arm64, where mapping a file at such an offset may fail: memory is private then.
-const _: () = assert!(size_of::<Header>().is_multiple_of(4096) && size_of::<Chunk>().is_multiple_of(4096));
+const _: () =
+    assert!(size_of::<Header>().is_multiple_of(4096) && size_of::<Chunk>().is_multiple_of(4096));
 
 /// As `fallocate`, on a file system that does not know it.
 fn fill(file: &OwnedFd, at: u64, bytes: usize) -> Result<(), Errno> {
@@ -155,7 +172,9 @@ static REMOVED_AT_EXIT: OnceLock<(u32, CString)> = OnceLock::new();
 /// Has the file removed when the process ends in order. A forked child that ends removes nothing.
 fn remove_at_exit(path: &Path) {
     extern "C" fn remove() {
-        if let Some((_, path)) = REMOVED_AT_EXIT.get().filter(|(owner, _)| *owner == std::process::id()) {
+        if let Some((_, path)) =
+            REMOVED_AT_EXIT.get().filter(|(owner, _)| *owner == std::process::id())
+        {
             let _ = rustix::fs::unlink(path.as_c_str());
         }
     }
@@ -173,8 +192,13 @@ mod tests {
     #[test]
     fn half_of_a_small_file_system_is_left_to_others_and_a_gigabyte_of_a_large_one() {
         let mib = |n: u64| n << 20;
-        assert!(leaves_room(mib(64), mib(33), mib(1)) && !leaves_room(mib(64), mib(33), mib(1) + 1));
-        assert!(leaves_room(mib(1 << 20), mib(1025), mib(1)) && !leaves_room(mib(1 << 20), mib(1024), mib(1)));
+        assert!(
+            leaves_room(mib(64), mib(33), mib(1)) && !leaves_room(mib(64), mib(33), mib(1) + 1)
+        );
+        assert!(
+            leaves_room(mib(1 << 20), mib(1025), mib(1))
+                && !leaves_room(mib(1 << 20), mib(1024), mib(1))
+        );
         assert!(!leaves_room(4096, 4096, 8192), "it has less than is needed");
         assert!(leaves_room(0, 0, mib(1)), "it tells no size");
     }
@@ -183,7 +207,8 @@ mod tests {
     fn processes_of_one_number_and_one_start_in_two_namespaces_have_files_of_their_own() {
         let folder = testkit::Scratch::new();
         let [one, other] = [1, 2].map(|namespace| StatsFile::path(folder.path(), 7, namespace));
-        let _files = [&one, &other].map(|path| StatsFile::create(path.clone()).expect("there is room"));
+        let _files =
+            [&one, &other].map(|path| StatsFile::create(path.clone()).expect("there is room"));
         assert!(one.exists() && other.exists(), "one has removed the other's");
         [one, other].iter().for_each(|path| std::fs::remove_file(path).expect("it is there"));
     }

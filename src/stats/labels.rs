@@ -52,7 +52,9 @@ impl Labels {
     pub fn is_waiting(&self) -> bool {
         let of = |at| self.word(at).load(Ordering::Relaxed);
         let begun = of(record::BEGUN);
-        begun != of(record::DONE) || of(record::REFUSED_AT) == begun || of(record::FLUSHES) != of(record::FLUSHES_DONE)
+        begun != of(record::DONE)
+            || of(record::REFUSED_AT) == begun
+            || of(record::FLUSHES) != of(record::FLUSHES_DONE)
     }
 
     /// The end waits in the operation `call`, in a communicator that is called `name`; 0: it waits for nothing, or that is not known.
@@ -65,7 +67,9 @@ impl Labels {
     pub fn set_recovery(&self, lasted: Option<(Duration, u32)>) {
         let (since, attempts) = match lasted {
             None => (0, 0),
-            Some((lasted, attempts)) => (unix_ns().saturating_sub(lasted.as_nanos() as u64), attempts),
+            Some((lasted, attempts)) => {
+                (unix_ns().saturating_sub(lasted.as_nanos() as u64), attempts)
+            }
         };
         self.word(record::ATTEMPTS).store(attempts.into(), Ordering::Relaxed);
         self.word(record::RECOVERING).store(since, Ordering::Relaxed);

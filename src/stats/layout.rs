@@ -247,15 +247,25 @@ pub const RECEIVER: u64 = 2;
 
 // No words of a record, or of the header, overlap.
 const _: () = {
-    use record::{DEVICE, DEVICE_WORDS, PEER_HOST, PEER_HOST_WORDS, QPS, QPS_WORDS, RAIL_NAME_WORDS, RAIL_NAMES};
+    use record::{
+        DEVICE, DEVICE_WORDS, PEER_HOST, PEER_HOST_WORDS, QPS, QPS_WORDS, RAIL_NAME_WORDS,
+        RAIL_NAMES,
+    };
     assert!(QPS + QPS_WORDS <= DEVICE && DEVICE + DEVICE_WORDS <= PEER_HOST);
     assert!(PEER_HOST + PEER_HOST_WORDS <= RAIL_NAMES);
     assert!(RAIL_NAMES + record::RAILS * RAIL_NAME_WORDS <= record::HISTOGRAMS);
-    assert!(QPS + QPS_WORDS <= record::PROGRESS_SEEN && record::STILL_SINCE < record::COMMUNICATOR_NAME);
+    assert!(
+        QPS + QPS_WORDS <= record::PROGRESS_SEEN && record::STILL_SINCE < record::COMMUNICATOR_NAME
+    );
     assert!(record::COMMUNICATOR_NAME + record::COMMUNICATOR_NAME_WORDS <= DEVICE);
     assert!(record::RAIL_BYTES + record::RAILS <= record::LONGEST);
-    assert!(record::LONGEST + record::STAGES <= record::OPERATION && record::CONNECTION < record::STATE);
-    assert!(header::BOOT + header::BOOT_WORDS <= header::CREATED_MONOTONIC && header::CREATED_MONOTONIC < header::HOST);
+    assert!(
+        record::LONGEST + record::STAGES <= record::OPERATION && record::CONNECTION < record::STATE
+    );
+    assert!(
+        header::BOOT + header::BOOT_WORDS <= header::CREATED_MONOTONIC
+            && header::CREATED_MONOTONIC < header::HOST
+    );
     assert!(timed::STAGES + record::STAGES <= timed::BYTES && (RECORD_WORDS / 8) % 2 == 1);
     assert!(record::TIMED + record::TIMED_MESSAGES * timed::WORDS <= record::LANE_BYTES);
     assert!(record::MOVES < record::COUNTERS && record::COUNTERS <= record::REFUSED_AT);
@@ -266,7 +276,8 @@ const _: () = {
 
 /// `text` as words, cut to `count` words at the end of a character.
 pub fn text_words(text: &str, count: usize) -> impl Iterator<Item = u64> {
-    let cut = (0..=text.len().min(count * 8)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    let cut =
+        (0..=text.len().min(count * 8)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     let bytes = &text.as_bytes()[..cut];
     (0..count).map(move |word| {
         let at = |i: usize| bytes.get(word * 8 + i).copied().unwrap_or(0);
@@ -280,7 +291,8 @@ mod tests {
 
     #[test]
     fn a_text_is_cut_between_characters_and_filled_with_zeros() {
-        let bytes = |text, count| text_words(text, count).flat_map(u64::to_ne_bytes).collect::<Vec<_>>();
+        let bytes =
+            |text, count| text_words(text, count).flat_map(u64::to_ne_bytes).collect::<Vec<_>>();
         assert_eq!(bytes("mlx5_0", 1), b"mlx5_0\0\0");
         assert_eq!(bytes("12345678", 1), b"12345678");
         assert_eq!(bytes("1234567é", 1), b"1234567\0");

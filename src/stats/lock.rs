@@ -10,7 +10,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 fn first_byte() -> libc::flock {
     // SAFETY: plain numbers, for which 0 is valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    (lock.l_type, lock.l_whence, lock.l_len) = (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short, 1);
+    (lock.l_type, lock.l_whence, lock.l_len) =
+        (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short, 1);
     lock
 }
 

@@ -50,7 +50,10 @@ pub(super) fn interval() -> u32 {
 /// Looks for ends that stand still, if that has not been done within the last half second. To be called every second. Returns whether any
 /// end stands.
 pub fn look_for_stalls() -> bool {
-    lock().as_mut().filter(|table| table.owner == std::process::id()).is_some_and(Table::look_for_stalls)
+    lock()
+        .as_mut()
+        .filter(|table| table.owner == std::process::id())
+        .is_some_and(Table::look_for_stalls)
 }
 
 /// A send has told this rank of this process.

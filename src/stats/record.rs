@@ -53,7 +53,10 @@ impl ConnStats {
         let (number, words) = process::take_record();
         let plus_1 = |rank: Option<u32>| rank.map_or(0, |rank| u64::from(rank) + 1);
         let numbers = [
-            (record::DIRECTION, if opening.direction == Direction::Send { SENDER } else { RECEIVER }),
+            (
+                record::DIRECTION,
+                if opening.direction == Direction::Send { SENDER } else { RECEIVER },
+            ),
             (record::OPENED, unix_ns()),
             (record::PEER_PID, opening.peer_pid.into()),
             (record::PEER_RANK, plus_1(opening.peer_rank)),
@@ -67,7 +70,13 @@ impl ConnStats {
         put_text(&words[record::DEVICE..][..record::DEVICE_WORDS], opening.device);
         put_text(&words[record::PEER_HOST..][..record::PEER_HOST_WORDS], opening.peer_host);
         publish(words);
-        Self { words, credit: 1, timing: Timing::new(process::interval()), direction: opening.direction, number }
+        Self {
+            words,
+            credit: 1,
+            timing: Timing::new(process::interval()),
+            direction: opening.direction,
+            number,
+        }
     }
 
     /// One in `interval` messages is timed.
@@ -87,13 +96,15 @@ impl ConnStats {
         let mut count = 0;
         for (number, name) in rails {
             count += 1;
-            let at = record::RAIL_NAMES + usize::from(number) % record::RAILS * record::RAIL_NAME_WORDS;
+            let at =
+                record::RAIL_NAMES + usize::from(number) % record::RAILS * record::RAIL_NAME_WORDS;
             put_text(&words[at..][..record::RAIL_NAME_WORDS], name);
         }
         words[record::RAIL_COUNT].store(count, Ordering::Relaxed);
         let numbers: Vec<u64> = queue_pairs.map(u64::from).collect();
         words[record::QP_COUNT].store(numbers.len() as u64, Ordering::Relaxed);
-        for (word, pair) in words[record::QPS..][..record::QPS_WORDS].iter().zip(numbers.chunks(2)) {
+        for (word, pair) in words[record::QPS..][..record::QPS_WORDS].iter().zip(numbers.chunks(2))
+        {
             word.store(pair[0] | pair.get(1).copied().unwrap_or(0) << 32, Ordering::Relaxed);
         }
     }
@@ -163,7 +174,9 @@ impl ConnStats {
 
     /// The timed request is complete.
     pub fn handle_timed_done(&mut self, completed: Completed) {
-        if let Some(credit) = self.timing.handle_complete(self.words, completed, self.direction == Direction::Send) {
+        if let Some(credit) =
+            self.timing.handle_complete(self.words, completed, self.direction == Direction::Send)
+        {
             self.credit = credit;
         }
     }
@@ -212,7 +225,8 @@ impl ConnStats {
 
     /// Messages that are done, and their bytes.
     pub fn done(&self) -> (u64, u64) {
-        let [messages, bytes] = [record::DONE, record::BYTES].map(|at| self.words[at].load(Ordering::Relaxed));
+        let [messages, bytes] =
+            [record::DONE, record::BYTES].map(|at| self.words[at].load(Ordering::Relaxed));
         (messages, bytes)
     }
 

@@ -28,7 +28,10 @@ fn word(end: &ConnStats, at: usize) -> u64 {
 fn messages_and_bytes_are_counted_and_the_first_message_tells_the_rank() {
     let mut end = end(Direction::Receive);
     assert!(end.handle_begun(1));
-    assert_eq!((end.handle_due_receive(1, 1, Some(7)), word(&end, record::PEER_RANK)), (Some(7), 8));
+    assert_eq!(
+        (end.handle_due_receive(1, 1, Some(7)), word(&end, record::PEER_RANK)),
+        (Some(7), 8)
+    );
     assert_eq!(end.handle_due_receive(1, 1, Some(7)), None, "it is known");
     assert!(!end.handle_begun(8));
     end.handle_done(100);
@@ -41,7 +44,11 @@ fn messages_and_bytes_are_counted_and_the_first_message_tells_the_rank() {
 fn samples(end: &ConnStats) -> [u64; 3] {
     let count = |stage: usize| {
         let at = record::HISTOGRAMS + stage * histogram::WORDS;
-        end.words[at..][..histogram::WORDS].iter().map(|word| word.load(Ordering::Relaxed)).map(halves).sum()
+        end.words[at..][..histogram::WORDS]
+            .iter()
+            .map(|word| word.load(Ordering::Relaxed))
+            .map(halves)
+            .sum()
     };
     [0, 1, 2].map(count)
 }
@@ -96,7 +103,8 @@ fn a_receiver_times_one_message_in_64_until_the_next_irecv() {
 /// The numbers of the messages in the record, in the order of its words.
 fn kept(end: &ConnStats) -> Vec<u64> {
     let all = (0..record::TIMED_MESSAGES).map(|place| record::TIMED + place * timed::WORDS);
-    let whole = all.filter(|at| word(end, at + timed::MESSAGE) == word(end, at + timed::MESSAGE_AGAIN));
+    let whole =
+        all.filter(|at| word(end, at + timed::MESSAGE) == word(end, at + timed::MESSAGE_AGAIN));
     whole.filter_map(|at| word(end, at).checked_sub(1)).collect()
 }
 
@@ -119,14 +127,16 @@ fn the_last_messages_that_were_timed_are_kept_with_their_times() {
         }
     }
     // The first two have made room for the last two.
-    let expected: Vec<u64> = [101, 105].into_iter().chain((2..25).map(|step| 4 * step + 1)).collect();
+    let expected: Vec<u64> =
+        [101, 105].into_iter().chain((2..25).map(|step| 4 * step + 1)).collect();
     assert_eq!([&send, &receive].map(kept), [expected.clone(), expected]);
     let at = record::TIMED + timed::WORDS;
     assert_eq!([&send, &receive].map(|end| word(end, at + timed::BYTES)), [1 << 56 | 105 << 20; 2]);
     assert_eq!([&send, &receive].map(|end| word(end, at + timed::OPERATION)), [105; 2]);
     for end in [&send, &receive] {
         let [earlier, later] = [at - timed::WORDS, at].map(|at| word(end, at + timed::AT));
-        let times = (0..record::STAGES).map(|stage| word(end, at + timed::STAGES + stage)).sum::<u64>();
+        let times =
+            (0..record::STAGES).map(|stage| word(end, at + timed::STAGES + stage)).sum::<u64>();
         assert!(earlier < later && times < later, "{earlier} {times} {later}");
     }
     assert_ne!(word(&receive, at + timed::STAGES + record::CONSUME), 0, "the next irecv has come");
@@ -151,7 +161,9 @@ fn a_timed_send_has_the_number_that_the_message_has_at_the_receiver() {
 fn a_receive_of_several_messages_is_timed_if_the_sender_times_one_of_them() {
     let mut end = timed(Direction::Receive, 8);
     let (mut begun, mut timed) = (0, Vec::new());
-    for (request, count) in [3, 3, 3, 1, 2, 8, 1, 8, 8, 8, 1, 1, 1, 1, 1, 1, 1, 1].into_iter().enumerate() {
+    for (request, count) in
+        [3, 3, 3, 1, 2, 8, 1, 8, 8, 8, 1, 1, 1, 1, 1, 1, 1, 1].into_iter().enumerate()
+    {
         if end.handle_begun(count) {
             let _ = end.handle_due_receive(request as u32, count as u8, Some(3));
         }
@@ -241,16 +253,23 @@ fn a_message_that_is_refused_many_times_counts_once() {
 #[test]
 fn a_negative_tag_is_no_rank() {
     let mut end = end(Direction::Receive);
-    assert_eq!((end.handle_due_receive(0, 1, Some(-1i32 as u32)), word(&end, record::PEER_RANK)), (None, 0));
+    assert_eq!(
+        (end.handle_due_receive(0, 1, Some(-1i32 as u32)), word(&end, record::PEER_RANK)),
+        (None, 0)
+    );
 }
 
 #[test]
 fn queue_pair_numbers_take_half_a_word_each() {
     let end = end(Direction::Send);
     end.set_queue_pairs([(0, "mlx5_0"), (2, "mlx5_2")].into_iter(), [5, 6, 7].into_iter());
-    let seen = [record::RAIL_COUNT, record::QP_COUNT, record::QPS, record::QPS + 1].map(|at| word(&end, at));
+    let seen = [record::RAIL_COUNT, record::QP_COUNT, record::QPS, record::QPS + 1]
+        .map(|at| word(&end, at));
     assert_eq!(seen, [2, 3, 5 | 6 << 32, 7]);
-    assert_eq!(word(&end, record::RAIL_NAMES + 2 * record::RAIL_NAME_WORDS), u64::from_ne_bytes(*b"mlx5_2\0\0"));
+    assert_eq!(
+        word(&end, record::RAIL_NAMES + 2 * record::RAIL_NAME_WORDS),
+        u64::from_ne_bytes(*b"mlx5_2\0\0")
+    );
 }
 
 #[test]

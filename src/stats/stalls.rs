@@ -14,7 +14,8 @@ pub(super) fn look_at(words: &Words, now: u64) -> bool {
     let (begun, done) = (of(record::BEGUN), of(record::DONE));
     let refused = of(record::REFUSED_AT);
     let progress = begun.wrapping_add(done).wrapping_add(of(record::FLUSHES_DONE));
-    let is_waiting = begun != done || refused == begun || of(record::FLUSHES) != of(record::FLUSHES_DONE);
+    let is_waiting =
+        begun != done || refused == begun || of(record::FLUSHES) != of(record::FLUSHES_DONE);
     let has_moved = progress != of(record::PROGRESS_SEEN);
     if has_moved || !is_waiting || of(record::STILL_SINCE) == 0 {
         words[record::PROGRESS_SEEN].store(progress, Ordering::Relaxed);

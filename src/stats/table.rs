@@ -2,8 +2,8 @@
 
 use super::file::{self, Chunk, Header, StatsFile, Words, add};
 use super::layout::{
-    CHUNK_RECORDS, CLOSED, FREE, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECORD_WORDS, header, record,
-    text_words,
+    CHUNK_RECORDS, CLOSED, FREE, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN,
+    RECORD_WORDS, header, record, text_words,
 };
 use super::{clock, stalls};
 use crate::version;
@@ -142,9 +142,11 @@ impl Table {
             .chain([record::DIRECTION])
             .map(|at| words[at].load(Ordering::Relaxed))
             .collect();
-        let rows = &self.header[header::PAST..header::PAST + header::PAST_ROWS * header::PAST_WORDS];
+        let rows =
+            &self.header[header::PAST..header::PAST + header::PAST_ROWS * header::PAST_WORDS];
         let is_it = |row: &&[AtomicU64]| {
-            let known: Vec<u64> = row[..KEY].iter().map(|word| word.load(Ordering::Relaxed)).collect();
+            let known: Vec<u64> =
+                row[..KEY].iter().map(|word| word.load(Ordering::Relaxed)).collect();
             known == key || known.iter().all(|word| *word == 0)
         };
         let Some(row) = rows.chunks(header::PAST_WORDS).find(is_it) else { return };
@@ -183,7 +185,10 @@ fn describe(words: &Header, process: &Process) {
 
 /// Writes `text` into `words`, and zeros behind it.
 pub(super) fn put_text(words: &[AtomicU64], text: &str) {
-    words.iter().zip(text_words(text, words.len())).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+    words
+        .iter()
+        .zip(text_words(text, words.len()))
+        .for_each(|(word, value)| word.store(value, Ordering::Relaxed));
 }
 
 /// Nanoseconds since 1970.
@@ -213,11 +218,18 @@ mod tests {
         publish(taken[3].1);
         taken[3].1[record::BEGUN].store(7, Ordering::Relaxed);
         table.give_back(3, taken[3].1);
-        assert_eq!((state(taken[3].1), taken[3].1[record::BEGUN].load(Ordering::Relaxed)), (CLOSED, 7), "still there");
+        assert_eq!(
+            (state(taken[3].1), taken[3].1[record::BEGUN].load(Ordering::Relaxed)),
+            (CLOSED, 7),
+            "still there"
+        );
         let others = CHUNK_RECORDS - 1;
         assert!((0..others).all(|_| table.take().0 != 3));
         let (number, words) = table.take();
-        assert_eq!((number, state(words), words[record::BEGUN].load(Ordering::Relaxed)), (3, FREE, 0));
+        assert_eq!(
+            (number, state(words), words[record::BEGUN].load(Ordering::Relaxed)),
+            (3, FREE, 0)
+        );
         assert_eq!(words[record::STATE].load(Ordering::Relaxed) >> 8, 2, "the second end");
     }
 
@@ -227,7 +239,10 @@ mod tests {
         for round in 0..2 {
             let taken: Vec<_> = (0..CHUNK_RECORDS).map(|_| table.take()).collect();
             for (number, words) in &taken {
-                put_text(&words[record::DEVICE..][..record::DEVICE_WORDS], ["mlx5_0", "mlx5_1"][number % 2]);
+                put_text(
+                    &words[record::DEVICE..][..record::DEVICE_WORDS],
+                    ["mlx5_0", "mlx5_1"][number % 2],
+                );
                 words[record::DIRECTION].store(1 + (*number as u64 / 2) % 2, Ordering::Relaxed);
                 words[record::BYTES].store(1000 * (round + 1), Ordering::Relaxed);
             }
@@ -239,6 +254,10 @@ mod tests {
             .map(|row| row[record::DEVICE_WORDS + 1 + record::BYTES].load(Ordering::Relaxed))
             .take(5)
             .collect();
-        assert_eq!(sums, [16_000, 16_000, 16_000, 16_000, 0], "of the first round; the second one's are still there");
+        assert_eq!(
+            sums,
+            [16_000, 16_000, 16_000, 16_000, 0],
+            "of the first round; the second one's are still there"
+        );
     }
 }

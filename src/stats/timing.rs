@@ -72,7 +72,13 @@ fn nearest(number: u64, low: u32) -> u64 {
 impl Timing {
     /// No message is timed yet.
     pub(super) fn new(interval: u32) -> Self {
-        Self { clock: Clock::get(), interval, state: State::Idle, message: Message::default(), kept: 0 }
+        Self {
+            clock: Clock::get(),
+            interval,
+            state: State::Idle,
+            message: Message::default(),
+            kept: 0,
+        }
     }
 
     /// The request that is timed at present.
@@ -136,7 +142,13 @@ impl Timing {
 
     /// Receiver: request `request` has been accepted, which was due: `count` messages, the first of them number `number`. Returns after how many
     /// more requests of as many messages the next one is due.
-    pub(super) fn handle_receive(&mut self, words: &Words, request: u32, number: u64, count: u64) -> u32 {
+    pub(super) fn handle_receive(
+        &mut self,
+        words: &Words,
+        request: u32,
+        number: u64,
+        count: u64,
+    ) -> u32 {
         if self.interval == 0 {
             return 0;
         }
@@ -148,8 +160,11 @@ impl Timing {
             self.state = State::Idle;
         }
         let next = self.next_timed(number);
-        let (is_timed, next) =
-            if next < number + count { (true, self.next_timed(number + count)) } else { (false, next) };
+        let (is_timed, next) = if next < number + count {
+            (true, self.next_timed(number + count))
+        } else {
+            (false, next)
+        };
         if is_timed && matches!(self.state, State::Idle) {
             self.message = Message { number, ..Message::default() };
             self.state = State::Begun { request, since: now, announced: None };
@@ -175,7 +190,12 @@ impl Timing {
     }
 
     /// The timed request is complete. Returns after how many more messages the next one is due, if that changes.
-    pub(super) fn handle_complete(&mut self, words: &Words, completed: Completed, is_sender: bool) -> Option<u32> {
+    pub(super) fn handle_complete(
+        &mut self,
+        words: &Words,
+        completed: Completed,
+        is_sender: bool,
+    ) -> Option<u32> {
         let State::Begun { since, announced, .. } = self.state else { return None };
         let (now, at) = self.clock.now_and_monotonic();
         if is_sender {
@@ -184,7 +204,8 @@ impl Timing {
             self.state = State::Idle;
             return None;
         }
-        self.message.stages[record::DATA] = self.count(words, record::DATA, announced.unwrap_or(since), now);
+        self.message.stages[record::DATA] =
+            self.count(words, record::DATA, announced.unwrap_or(since), now);
         self.keep(words, completed, at);
         self.state = State::Arrived { since: now };
         Some(1)

@@ -26,7 +26,12 @@ impl Bench {
         Self::open_on(worker, transport, device, bytes)
     }
 
-    pub(crate) fn open_on(worker: &mut WorkerCtx, transport: Transport, device: usize, bytes: usize) -> Result<Self> {
+    pub(crate) fn open_on(
+        worker: &mut WorkerCtx,
+        transport: Transport,
+        device: usize,
+        bytes: usize,
+    ) -> Result<Self> {
         let link = PeerConn::open(worker, &transport, device)?;
         let (mine, theirs) = (Arc::new(Buffer::new(bytes)?), Arc::new(Buffer::new(bytes)?));
         let (out, into) = (link.send.register(&mine)?, link.recv.register(&theirs)?);
@@ -34,9 +39,16 @@ impl Bench {
     }
 
     /// Sends `sent` bytes to a peer that does the same, with room for `room`, and checks every byte and the ones after.
-    pub(crate) fn exchange(&self, worker: &WorkerCtx, seed: usize, sent: usize, room: usize) -> Result<()> {
+    pub(crate) fn exchange(
+        &self,
+        worker: &WorkerCtx,
+        seed: usize,
+        sent: usize,
+        room: usize,
+    ) -> Result<()> {
         const MARGIN: usize = 64;
-        let (mine, theirs) = (pattern(2 * seed + worker.rank(), sent), pattern(2 * seed + 1 - worker.rank(), sent));
+        let (mine, theirs) =
+            (pattern(2 * seed + worker.rank(), sent), pattern(2 * seed + 1 - worker.rank(), sent));
         self.out.memory().write(0, &mine)?;
         self.into.memory().set(0, room + MARGIN, 0xee)?;
         let mut deadline = worker.deadline("an exchange");
@@ -46,10 +58,17 @@ impl Bench {
         finished(&mut deadline, send, &mut went)?;
         finished(&mut deadline, receive, &mut came)?;
         let expected = sent.min(room);
-        assert_eq!((went[0], came[0]), (expected as i32, expected as i32), "{sent} bytes into {room}");
+        assert_eq!(
+            (went[0], came[0]),
+            (expected as i32, expected as i32),
+            "{sent} bytes into {room}"
+        );
         let got = self.into.memory().read(0, room + MARGIN)?;
         assert!(got[..expected] == theirs[..expected], "{sent} bytes into {room}: wrong data");
-        assert!(are_all(&got[expected..], 0xee), "{sent} bytes into {room}: bytes past the message");
+        assert!(
+            are_all(&got[expected..], 0xee),
+            "{sent} bytes into {room}: bytes past the message"
+        );
         Ok(())
     }
 }

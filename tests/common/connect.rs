@@ -65,7 +65,8 @@ pub(crate) fn connect_through(
 ) -> Result<(SendComm, RecvComm, Listener)> {
     let (handle, mut listener) = transport.listen(0)?;
     let mut handle = through(relay, &handle);
-    let (send, recv) = connect_pair(worker, transport, 1, &mut handle, &mut listener, || relay.forward())?;
+    let (send, recv) =
+        connect_pair(worker, transport, 1, &mut handle, &mut listener, || relay.forward())?;
     Ok((send, recv, listener))
 }
 

@@ -38,7 +38,8 @@ impl Process {
 
     pub(crate) fn listen(&mut self, token: Token) {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        self.address = self.driver.listen(&Interface { name: "lo".into(), address }, token).expect("a port");
+        self.address =
+            self.driver.listen(&Interface { name: "lo".into(), address }, token).expect("a port");
     }
 
     pub(crate) fn poll(&self) {
@@ -47,8 +48,11 @@ impl Process {
 
     /// A stream to a listener elsewhere, over a control connection that stands.
     pub(crate) fn reach(&self, address: SocketAddr, token: Token, secret: Secret) -> ControlStream {
-        let stream = ControlStream::open(&self.driver, address, token, secret).expect("this is no child");
-        wait_until("the control connection", || stream.poll_connected().expect("somebody listens").then_some(()));
+        let stream =
+            ControlStream::open(&self.driver, address, token, secret).expect("this is no child");
+        wait_until("the control connection", || {
+            stream.poll_connected().expect("somebody listens").then_some(())
+        });
         stream
     }
 
@@ -70,7 +74,10 @@ pub(crate) fn heard(stream: &ControlStream) -> Received {
 
 pub(crate) fn is_kind(stream: &ControlStream, kind: Kind) {
     let heard = heard(stream);
-    assert!(matches!(&heard, Received::Frame(frame) if frame.kind == kind), "{heard:?} instead of {kind:?}");
+    assert!(
+        matches!(&heard, Received::Frame(frame) if frame.kind == kind),
+        "{heard:?} instead of {kind:?}"
+    );
 }
 
 /// A frame that begins with the token, as hellos and resumptions do.

@@ -15,7 +15,11 @@ const INSIDE: &str = "FERRITE_TEST_FAITHFUL";
 /// `dist/bin/softrnic run --faithful --same-card`, with more arguments: two devices each are functions of one card.
 pub(crate) fn softrnic_run(arguments: &[&str]) -> Command {
     let mut command = Command::new(dist::dist().join("bin/softrnic"));
-    command.args(["run", "--faithful", "--same-card"]).args(arguments).arg("--").env("SOFTRNIC_STRICT", "1");
+    command
+        .args(["run", "--faithful", "--same-card"])
+        .args(arguments)
+        .arg("--")
+        .env("SOFTRNIC_STRICT", "1");
     command
 }
 
@@ -38,6 +42,9 @@ pub(crate) fn run(
     command.args([&test_name(), "--exact", "--nocapture"]).env(INSIDE, "1");
     let printed = program::run(&mut command);
     assert!(printed.status.success() && printed.stdout.contains("1 passed"), "{printed}");
-    assert!(!printed.stderr.contains("skipped: "), "what is there outside is there inside: {printed}");
+    assert!(
+        !printed.stderr.contains("skipped: "),
+        "what is there outside is there inside: {printed}"
+    );
     Ok(())
 }

@@ -24,7 +24,9 @@ pub(crate) fn hello_on(stream: &mut TcpStream) -> Frame {
         let mut byte = [0];
         stream.read_exact(&mut byte).expect("a hello");
         assembler.handle_bytes(&byte);
-        if let Some(frame) = assembler.poll_frame().expect("frames").filter(|frame| frame.kind == Kind::Hello) {
+        if let Some(frame) =
+            assembler.poll_frame().expect("frames").filter(|frame| frame.kind == Kind::Hello)
+        {
             return frame;
         }
     }

@@ -24,6 +24,8 @@ pub(crate) fn assert_logged(words: &str) {
 pub(crate) fn wait_for_gid_changes(devices: &[usize], changes: usize) {
     for device in devices {
         let words = format!("softrnic{device}:1: the GID table has changed");
-        wait_until(format_args!("{changes} times {words:?}"), || log().matches(&words).count() >= changes);
+        wait_until(format_args!("{changes} times {words:?}"), || {
+            log().matches(&words).count() >= changes
+        });
     }
 }

@@ -13,7 +13,10 @@ pub(crate) fn is_worker() -> bool {
 }
 
 /// Runs `body` in two processes, and returns what they returned.
-pub(crate) fn pair<T>(setting: &Setting, body: impl FnOnce(&mut WorkerCtx) -> Result<T>) -> Result<[T; 2]>
+pub(crate) fn pair<T>(
+    setting: &Setting,
+    body: impl FnOnce(&mut WorkerCtx) -> Result<T>,
+) -> Result<[T; 2]>
 where
     T: Serialize + DeserializeOwned,
 {
@@ -21,7 +24,10 @@ where
 }
 
 /// Runs `body` in a process of its own; its peer only waits.
-pub(crate) fn alone(setting: &Setting, body: impl FnOnce(&mut WorkerCtx) -> Result<()>) -> Result<()> {
+pub(crate) fn alone(
+    setting: &Setting,
+    body: impl FnOnce(&mut WorkerCtx) -> Result<()>,
+) -> Result<()> {
     pair(setting, |worker| {
         if worker.rank() == 0 {
             body(worker)?;

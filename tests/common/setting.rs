@@ -16,7 +16,10 @@ pub(crate) fn setting() -> Result<Setting, Missing> {
     let verbs = Verbs::softrnic(&softrnic_library_folder()?).expect("it is there");
     // Each process sees the other's device too, which a test of a port that falls does not mean to be a spare.
     let setting = Setting::new(verbs).env("FERRITE_SPARE", "0");
-    Ok(setting.env("FERRITE_HANDSHAKE_TIMEOUT", "20").env("SOFTRNIC_STRICT", "1").env("SOFTRNIC_ZERO_KEYS", "1"))
+    Ok(setting
+        .env("FERRITE_HANDSHAKE_TIMEOUT", "20")
+        .env("SOFTRNIC_STRICT", "1")
+        .env("SOFTRNIC_ZERO_KEYS", "1"))
 }
 
 /// The same with the plugin's whole log, and `env` beside.
@@ -58,6 +61,7 @@ pub(crate) fn set(name: &str, value: &str) {
 /// Whether a process may have a mount namespace of its own.
 pub(crate) fn mount_namespaces() -> Result<(), Missing> {
     const PROBE: &str = "m='mount -t tmpfs none /sys/class'; unshare -m $m || unshare -Urm $m";
-    let works = Command::new("sh").args(["-c", PROBE]).output().is_ok_and(|output| output.status.success());
+    let works =
+        Command::new("sh").args(["-c", PROBE]).output().is_ok_and(|output| output.status.success());
     if works { Ok(()) } else { Err(Missing::new("mount namespaces are not to be had")) }
 }

@@ -15,7 +15,11 @@ fn stat() -> Value {
 /// How often this process has queried a port.
 pub(crate) fn port_queries() -> u64 {
     let stat = stat();
-    let own = stat["processes"].as_array().expect("a list").iter().find(|process| process["pid"] == std::process::id());
+    let own = stat["processes"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .find(|process| process["pid"] == std::process::id());
     own.expect("this process")["port_queries"].as_u64().expect("a number")
 }
 

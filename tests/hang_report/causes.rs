@@ -21,15 +21,21 @@ fn says_nothing_of(job: &Job, rank: usize, words: &[&str]) {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-const PATH: [&str; 4] = ["do not arrive", "have not arrived", "not acknowledged", "does not answer"];
+const PATH: [&str; 4] =
+    ["do not arrive", "have not arrived", "not acknowledged", "does not answer"];
 
 #[test]
 fn a_receiver_that_stops_asking_is_named_by_both_ranks_before_it() {
     require!(built());
     enter();
-    let job = Job::start(Shape::Chain, 3, &[], |rank| rank.stops_after = (rank.number == 2).then_some(SOON));
+    let job = Job::start(Shape::Chain, 3, &[], |rank| {
+        rank.stops_after = (rank.number == 2).then_some(SOON)
+    });
     let last = job.place(2, false);
-    job.line(1, &["has been waiting for", "to be asked for data by", &last, "has not called irecv"]);
+    job.line(
+        1,
+        &["has been waiting for", "to be asked for data by", &last, "has not called irecv"],
+    );
     job.line(
         0,
         &[
@@ -45,7 +51,11 @@ fn a_receiver_that_stops_asking_is_named_by_both_ranks_before_it() {
     let answer = job.found(1, |found| matches!(found, Finding::Answer(_)));
     assert!(answer.hangs(None) && answer.text().contains(&last), "{answer:?}");
     let report = &job.reports(1)[0];
-    assert_eq!((&report["waits"][0]["verdict"], &report["rank"]), (&"PeerHasNotAsked".into(), &1.into()), "{report}");
+    assert_eq!(
+        (&report["waits"][0]["verdict"], &report["rank"]),
+        (&"PeerHasNotAsked".into(), &1.into()),
+        "{report}"
+    );
 }
 
 /// Rank 1 has never been asked for anything. It does not know its rank, and does not take one from memory that nobody has written to.
@@ -53,7 +63,8 @@ fn a_receiver_that_stops_asking_is_named_by_both_ranks_before_it() {
 fn a_sender_that_was_never_asked_names_no_rank_of_its_own() {
     require!(built());
     enter();
-    let job = Job::start(Shape::Chain, 3, &[], |rank| rank.stops_after = (rank.number == 2).then_some(0));
+    let job =
+        Job::start(Shape::Chain, 3, &[], |rank| rank.stops_after = (rank.number == 2).then_some(0));
     let line = job.line(1, &["waits", "to be asked for data by", "has not called irecv"]);
     assert!(!line.contains("rank "), "{line}");
     let report = &job.reports(1)[0];
@@ -72,7 +83,8 @@ fn rank_1_of_a_job_with_early_connections(change: impl Fn(&mut Rank)) -> Option<
         rank.stops_after = (rank.number == 2).then_some(SOON);
         change(rank);
     });
-    let line = job.line(1, &["has been waiting for", "to be asked for data by", "has not called irecv"]);
+    let line =
+        job.line(1, &["has been waiting for", "to be asked for data by", "has not called irecv"]);
     let rank = job.reports(1)[0]["rank"].as_u64();
     assert_eq!(line.contains("rank 1 has been waiting"), rank == Some(1), "{line}");
     let told = job.line(2, &["to be asked for data by this process"]);
@@ -85,7 +97,11 @@ fn where_connections_are_early_messages_without_handles_tell_no_rank() {
     require!(built());
     enter();
     for abi in [9, 12] {
-        assert_eq!(rank_1_of_a_job_with_early_connections(|rank| rank.abi = abi), None, "version {abi}");
+        assert_eq!(
+            rank_1_of_a_job_with_early_connections(|rank| rank.abi = abi),
+            None,
+            "version {abi}"
+        );
     }
 }
 
@@ -93,16 +109,38 @@ fn where_connections_are_early_messages_without_handles_tell_no_rank() {
 fn where_connections_are_early_messages_with_handles_tell_the_rank() {
     require!(built());
     enter();
-    assert_eq!(rank_1_of_a_job_with_early_connections(|rank| (rank.abi, rank.has_handles) = (12, true)), Some(1));
+    assert_eq!(
+        rank_1_of_a_job_with_early_connections(|rank| (rank.abi, rank.has_handles) = (12, true)),
+        Some(1)
+    );
 }
 
 #[test]
 fn a_sender_that_stops_sending_is_named_by_both_ranks_behind_it() {
     require!(built());
     enter();
-    let job = Job::start(Shape::Chain, 3, &[], |rank| rank.stops_after = (rank.number == 0).then_some(SOON));
-    job.line(1, &["has been waiting for", "for data of rank 0", &job.place(0, true), "has not called isend"]);
-    job.line(2, &["has been waiting for", "for data of rank 1", "waits itself", "rank 0", "has not called isend"]);
+    let job = Job::start(Shape::Chain, 3, &[], |rank| {
+        rank.stops_after = (rank.number == 0).then_some(SOON)
+    });
+    job.line(
+        1,
+        &[
+            "has been waiting for",
+            "for data of rank 0",
+            &job.place(0, true),
+            "has not called isend",
+        ],
+    );
+    job.line(
+        2,
+        &[
+            "has been waiting for",
+            "for data of rank 1",
+            "waits itself",
+            "rank 0",
+            "has not called isend",
+        ],
+    );
     job.line(0, &["for data of this process", "has not called isend"]);
     (1..3).for_each(|rank| says_nothing_of(&job, rank, &PATH));
 }
@@ -122,7 +160,9 @@ fn all_name_rank_5(count: u32, seconds: &str) {
     require!(built());
     enter();
     let env = [("FERRITE_HANG_SECONDS", seconds)];
-    let job = Job::start(Shape::Ring, count, &env, |rank| rank.stops_after = (rank.number == 5).then_some(SOON));
+    let job = Job::start(Shape::Ring, count, &env, |rank| {
+        rank.stops_after = (rank.number == 5).then_some(SOON)
+    });
     for rank in (0..count as usize).filter(|rank| *rank != 5) {
         let line = job.line(rank, &["has been waiting for", "rank 5 on "]);
         assert!(line.contains("has not called") && line.contains(&job.place(5, true)), "{line}");
@@ -177,9 +217,11 @@ fn a_path_that_loses_messages_is_named_by_both_ends() {
 fn a_wait_is_one_of_a_path(env: &[(&str, &str)], has_two_threads: bool) {
     require!(built());
     enter();
-    let lost = ("SOFTRNIC_FAULTS", "drop attempts=all opcode=write-imm device=softrnic0 message=20..");
+    let lost =
+        ("SOFTRNIC_FAULTS", "drop attempts=all opcode=write-imm device=softrnic0 message=20..");
     // The device waits for ever for an acknowledgement. No message is timed: the calls for one that is take another way.
-    let always = [("FERRITE_FAILOVER", "0"), ("NCCL_IB_TIMEOUT", "0"), ("FERRITE_SAMPLE", "0"), lost];
+    let always =
+        [("FERRITE_FAILOVER", "0"), ("NCCL_IB_TIMEOUT", "0"), ("FERRITE_SAMPLE", "0"), lost];
     let env: Vec<_> = always.iter().chain(env).copied().collect();
     let job = Job::start(Shape::Chain, 2, &env, |rank| {
         rank.has_two_threads = has_two_threads;
@@ -215,7 +257,8 @@ fn a_long_wait_for_a_path_of_a_connection_that_two_threads_have_called_is_none_f
 fn record(job: &Job, rank: usize) -> Vec<u64> {
     let path = hang::of_living(job.processes[rank].pid()).expect("its file");
     let bytes = std::fs::read(path).expect("it can be read");
-    let words: Vec<_> = bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+    let words: Vec<_> =
+        bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
     words[HEADER_WORDS..][..RECORD_WORDS].to_vec()
 }
 
@@ -232,7 +275,9 @@ fn a_recovery_without_an_end_tells_ports_and_attempts_at_both_ends_and_in_the_st
         });
         let text = found.text();
         println!("{text}");
-        for words in ["(softrnic", "up at both ends", "acknowledge nothing", "Check the path", "attempt(s)"] {
+        for words in
+            ["(softrnic", "up at both ends", "acknowledge nothing", "Check the path", "attempt(s)"]
+        {
             assert!(text.contains(words), "{words}: {text}");
         }
         let Finding::Answer(report) = found else { unreachable!("it has answered") };
@@ -242,7 +287,10 @@ fn a_recovery_without_an_end_tells_ports_and_attempts_at_both_ends_and_in_the_st
             (&"Recovering".into(), Some(true))
         );
         let numbers = if rank == 0 { ["sent", "acknowledged"] } else { ["posted", "arrived"] };
-        assert!(numbers.iter().all(|name| wait["local"][name].is_u64() && text.contains(name)), "{text}");
+        assert!(
+            numbers.iter().all(|name| wait["local"][name].is_u64() && text.contains(name)),
+            "{text}"
+        );
         testkit::wait_until("the statistics to say so", || {
             let words = record(&job, rank);
             (words[record::RECOVERING] != 0 && words[record::ATTEMPTS] >= 3).then_some(())
@@ -284,7 +332,8 @@ fn a_file_with_the_number_of_a_process_is_not_taken_for_its_own() {
     enter();
     let job = Job::start(Shape::Chain, 2, &[], |_| ());
     (0..2).for_each(|rank| drop(job.line(rank, &["passes messages on"])));
-    let [own, other] = [0, 1].map(|rank| hang::of_living(job.processes[rank].pid()).expect("its file"));
+    let [own, other] =
+        [0, 1].map(|rank| hang::of_living(job.processes[rank].pid()).expect("its file"));
     let planted = own.with_file_name(format!("{FILE_PREFIX}{}.0", job.processes[0].pid()));
     std::fs::copy(other, &planted).expect("written");
     let found = hang::of_living(job.processes[0].pid());
@@ -315,7 +364,9 @@ fn a_path_that_loses_acknowledgements_is_named() {
 fn a_slow_rank_is_not_taken_for_a_broken_one() {
     require!(built());
     enter();
-    let job = Job::start(Shape::Chain, 2, &[], |rank| rank.pause_ms = if rank.number == 0 { 6000 } else { 0 });
+    let job = Job::start(Shape::Chain, 2, &[], |rank| {
+        rank.pause_ms = if rank.number == 0 { 6000 } else { 0 }
+    });
     job.line(1, &["has been waiting for", "for data of rank 0", "has not called isend"]);
     job.line(1, &["the wait ended after"]);
     says_nothing_of(&job, 1, &PATH);
@@ -357,7 +408,8 @@ fn an_error_is_reported_to_all_ranks_before_it_with_the_rank_that_has_met_it_fir
         job.line(rank + 1, &[&format!("rank {} ends", rank + 1)]);
         job.keep_queue_pairs(rank);
         let first = "the first error there: ";
-        let line = job.line(rank, &["the receiver was closed", first, &died, "the peer's process has died"]);
+        let line = job
+            .line(rank, &["the receiver was closed", first, &died, "the peer's process has died"]);
         let who = line.split(first).nth(1).unwrap_or_default();
         assert!(who.starts_with(&without) || who.contains(&with_rank), "rank {rank}: {line}");
     }
@@ -374,7 +426,11 @@ fn a_report_appears(nccl_debug: &str) {
     assert!(first.contains(".json") && second.contains(".json"), "{first}\n{second}");
     for rank in [0, 1] {
         let output = job.processes[rank].output();
-        assert_eq!(output.lines().filter(|line| line.contains("has been waiting for")).count(), 1, "{output}");
+        assert_eq!(
+            output.lines().filter(|line| line.contains("has been waiting for")).count(),
+            1,
+            "{output}"
+        );
     }
 }
 

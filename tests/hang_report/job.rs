@@ -45,18 +45,27 @@ pub(crate) fn enter() {
 
 impl Job {
     /// `count` ranks, with more variables; `change` says what is particular with each.
-    pub(crate) fn start(shape: Shape, count: u32, env: &[(&str, &str)], change: impl Fn(&mut Rank)) -> Self {
+    pub(crate) fn start(
+        shape: Shape,
+        count: u32,
+        env: &[(&str, &str)],
+        change: impl Fn(&mut Rank),
+    ) -> Self {
         let reports = Scratch::new();
-        let verbs = Verbs::softrnic(&softrnic_library_folder().expect("it is there")).expect("it is there");
+        let verbs =
+            Verbs::softrnic(&softrnic_library_folder().expect("it is there")).expect("it is there");
         let settings = verbs.settings();
-        let softrnic = settings
-            .iter()
-            .fold(Softrnic::new().devices(rank::DEVICES.min(count as usize)), |softrnic, (name, value)| {
+        let softrnic = settings.iter().fold(
+            Softrnic::new().devices(rank::DEVICES.min(count as usize)),
+            |softrnic, (name, value)| {
                 softrnic.env(name, value.to_str().expect("a path of this test's"))
-            });
+            },
+        );
         let softrnic = softrnic.env("FERRITE_HANG_SECONDS", "1").env("NCCL_DEBUG", "INFO");
-        let softrnic =
-            softrnic.env(ALL_INFO.0, ALL_INFO.1).env("FERRITE_REPORT_DIR", reports.path().display()).envs(env);
+        let softrnic = softrnic
+            .env(ALL_INFO.0, ALL_INFO.1)
+            .env("FERRITE_REPORT_DIR", reports.path().display())
+            .envs(env);
         let mut peers = Vec::new();
         let mut processes = Vec::new();
         for number in 0..count {
@@ -100,10 +109,16 @@ impl Job {
     pub(crate) fn line(&self, rank: usize, words: &[&str]) -> String {
         let found = || {
             let output = self.processes[rank].output();
-            output.lines().find(|line| words.iter().all(|word| line.contains(word))).map(str::to_owned)
+            output
+                .lines()
+                .find(|line| words.iter().all(|word| line.contains(word)))
+                .map(str::to_owned)
         };
-        let what = || format!("rank {rank} to say {words:?}; it has said:\n{}", self.processes[rank].output());
-        testkit::wait::wait_within(testkit::wait::LIMIT, found).unwrap_or_else(|| panic!("{}", what()))
+        let what = || {
+            format!("rank {rank} to say {words:?}; it has said:\n{}", self.processes[rank].output())
+        };
+        testkit::wait::wait_within(testkit::wait::LIMIT, found)
+            .unwrap_or_else(|| panic!("{}", what()))
     }
 
     /// As the others name that process, whose rank they know if it sends.
@@ -114,7 +129,10 @@ impl Job {
 
     /// What `ferrite hang` finds out of a rank, once that is as it should be.
     pub(crate) fn found(&self, rank: usize, is_right: impl Fn(&Finding) -> bool) -> Finding {
-        let ask = || Some(Finding::of_process(self.processes[rank].pid(), Duration::from_secs(6))).filter(&is_right);
+        let ask = || {
+            Some(Finding::of_process(self.processes[rank].pid(), Duration::from_secs(6)))
+                .filter(&is_right)
+        };
         wait_until("ferrite hang to say so", ask)
     }
 
@@ -123,7 +141,8 @@ impl Job {
         let name = format!(".{}.", self.processes[rank].pid());
         wait_until("a report", || {
             let files = std::fs::read_dir(self.reports.path()).expect("a folder");
-            let names = files.filter_map(|file| file.ok()?.path().into_os_string().into_string().ok());
+            let names =
+                files.filter_map(|file| file.ok()?.path().into_os_string().into_string().ok());
             let ours = names.filter(|file| file.contains(&name) && file.ends_with(".json"));
             let reports: Vec<_> = ours.filter_map(|file| std::fs::read(file).ok()).collect();
             let reports = reports.iter().map(|bytes| serde_json::from_slice(bytes).expect("JSON"));

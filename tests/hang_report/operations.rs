@@ -25,7 +25,8 @@ fn chain(count: u32, begun: u64) -> Job {
 /// The operation of the first message that was timed, of the first connection in a statistics file.
 fn timed_operation(file: &Path) -> Option<Call> {
     let bytes = std::fs::read(file).expect("it is readable");
-    let words: Vec<u64> = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+    let words: Vec<u64> =
+        bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
     let message = &words[HEADER_WORDS + record::TIMED..][..timed::WORDS];
     assert_eq!(message[timed::MESSAGE], 2, "number 1");
     Call::from_bits(message[timed::OPERATION])
@@ -41,12 +42,23 @@ fn a_rank_that_has_not_begun_the_operation_is_reported_from_all_others() {
     job.line(1, &["rank 1 has been waiting for", OPERATION, "has not called irecv", not_begun]);
     let line = job.line(
         0,
-        &["rank 0 has been waiting for", OPERATION, "1 connection(s) further, rank 1", " waits for ", not_begun],
+        &[
+            "rank 0 has been waiting for",
+            OPERATION,
+            "1 connection(s) further, rank 1",
+            " waits for ",
+            not_begun,
+        ],
     );
     assert_eq!(line.matches(OPERATION).count(), 1, "it is said once: {line}");
     job.line(
         2,
-        &["rank 1", OPERATION, "to be asked for data by this process", "NCCL here has not launched the operation"],
+        &[
+            "rank 1",
+            OPERATION,
+            "to be asked for data by this process",
+            "NCCL here has not launched the operation",
+        ],
     );
     let wait = &job.reports(1)[0]["waits"][0];
     assert_eq!(
@@ -54,7 +66,11 @@ fn a_rank_that_has_not_begun_the_operation_is_reported_from_all_others() {
         (&"AllReduce".into(), &7.into()),
         "{wait}"
     );
-    assert_eq!((&wait["peer_has_begun"], &wait["cause"]["far_has_begun"]), (&false.into(), &false.into()), "{wait}");
+    assert_eq!(
+        (&wait["peer_has_begun"], &wait["cause"]["far_has_begun"]),
+        (&false.into(), &false.into()),
+        "{wait}"
+    );
     assert_eq!(wait["operation"]["communicator_name"], "dp", "{wait}");
     // Another process reads it in the statistics file.
     let file = hang::of_living(job.processes[1].pid()).expect("its file");
@@ -66,7 +82,10 @@ fn a_rank_that_has_not_begun_the_operation_is_reported_from_all_others() {
             .then_some(())
     });
     // So are messages that were timed: number 1 of each connection is.
-    assert_eq!(timed_operation(&file), Some(Call { function: Function::AllReduce, number: Some(7) }));
+    assert_eq!(
+        timed_operation(&file),
+        Some(Call { function: Function::AllReduce, number: Some(7) })
+    );
     job.processes[2].signal(libc::SIGKILL);
     job.line(1, &["the peer's process has died", "during AllReduce number 7 of communicator dp"]);
 }

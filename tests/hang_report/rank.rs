@@ -85,18 +85,29 @@ pub(crate) fn run(rank: Rank, mut parent: Peer) -> Result<()> {
     let (send, recv) = connect(&transport, device, to, listener)?;
     let memory = || Buffer::new(BYTES).map(Arc::new);
     let ends = Ends {
-        send: send.as_ref().map(|send| Ok::<_, lab::error::Error>((send, send.register(&memory()?)?))).transpose()?,
-        recv: recv.as_ref().map(|recv| Ok::<_, lab::error::Error>((recv, recv.register(&memory()?)?))).transpose()?,
+        send: send
+            .as_ref()
+            .map(|send| Ok::<_, lab::error::Error>((send, send.register(&memory()?)?)))
+            .transpose()?,
+        recv: recv
+            .as_ref()
+            .map(|recv| Ok::<_, lab::error::Error>((recv, recv.register(&memory()?)?)))
+            .transpose()?,
     };
     if rank.has_two_threads {
-        std::thread::scope(|scope| scope.spawn(|| pass_one_on(rank, &ends)).join().expect("no panic"))?;
+        std::thread::scope(|scope| {
+            scope.spawn(|| pass_one_on(rank, &ends)).join().expect("no panic")
+        })?;
     }
     pass_on(rank, &ends, parent)
 }
 
 fn transport_of(rank: Rank) -> Result<Transport> {
     match rank.has_handles {
-        true => Transport::open_with_profiler(&Source::plugin_of(dist().join("lib/libnccl-net.so"), rank.abi)),
+        true => Transport::open_with_profiler(&Source::plugin_of(
+            dist().join("lib/libnccl-net.so"),
+            rank.abi,
+        )),
         false => plugin_transport_of(rank.abi),
     }
 }
@@ -162,24 +173,29 @@ fn complete<'c>(call: impl Fn() -> Result<Option<Request<'c>>>) -> Result<()> {
 
 fn pass_on(mut rank: Rank, ends: &Ends<'_>, mut parent: Peer) -> Result<()> {
     let (mut posted, mut arrived, mut sent) = (0_u32, 0_u32, 0_u32);
-    let (mut receives, mut sends): (VecDeque<Request<'_>>, VecDeque<Request<'_>>) = Default::default();
+    let (mut receives, mut sends): (VecDeque<Request<'_>>, VecDeque<Request<'_>>) =
+        Default::default();
     let (mut next_send, mut has_begun) = (Instant::now(), false);
     loop {
         std::thread::sleep(Duration::from_micros(rank.idle_us));
         let is_stopped = rank.stops_after.is_some_and(|most| sent.max(arrived) >= most);
         if let Some((recv, region)) = ends.recv.as_ref().filter(|_| !is_stopped) {
             // What has arrived is kept until it is sent on.
-            let kept = if rank.sends && !rank.is_independent { arrived.saturating_sub(sent) } else { 0 };
+            let kept =
+                if rank.sends && !rank.is_independent { arrived.saturating_sub(sent) } else { 0 };
             while posted < arrived + DEPTH
                 && kept < DEPTH
-                && let Some(request) = recv.receive(region, 0, BYTES, rank.from.unwrap_or(0) as i32)?
+                && let Some(request) =
+                    recv.receive(region, 0, BYTES, rank.from.unwrap_or(0) as i32)?
             {
                 posted += 1;
                 receives.push_back(request);
             }
         }
         arrived += finished(&mut receives)?;
-        if let Some((send, region)) = ends.send.as_ref().filter(|_| !is_stopped && Instant::now() >= next_send) {
+        if let Some((send, region)) =
+            ends.send.as_ref().filter(|_| !is_stopped && Instant::now() >= next_send)
+        {
             // In a ring each rank is one message ahead.
             let may_send = rank.from.is_none() || rank.is_independent || sent < arrived + 1;
             if may_send
@@ -193,10 +209,9 @@ fn pass_on(mut rank: Rank, ends: &Ends<'_>, mut parent: Peer) -> Result<()> {
             }
         }
         finished(&mut sends)?;
-        if rank
-            .waits_after
-            .is_some_and(|most| sent == most && sends.is_empty() && (ends.recv.is_none() || arrived >= most))
-        {
+        if rank.waits_after.is_some_and(|most| {
+            sent == most && sends.is_empty() && (ends.recv.is_none() || arrived >= most)
+        }) {
             eprintln!("rank {} waits for the test", rank.number);
             parent.recv::<u8>();
             rank.waits_after = None;

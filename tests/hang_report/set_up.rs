@@ -25,10 +25,19 @@ fn a_listener_to_which_nobody_comes_says_so() {
     require!(built());
     enter();
     let job = Job::start(Shape::Chain, 2, &[], |rank| rank.never_connects = true);
-    job.line(1, &["WARN", "softrnic1: listens at 127.0.0.1:", "no peer has connected", "ferrite-hang."]);
+    job.line(
+        1,
+        &["WARN", "softrnic1: listens at 127.0.0.1:", "no peer has connected", "ferrite-hang."],
+    );
     let report = waiting(&job, 1, "Peer", true);
-    assert!(report["text"].as_str().is_some_and(|text| text.contains("no peer has connected")), "{report}");
-    assert_eq!((report["waits"].as_array().map(Vec::len), &report["set_ups"][0]["call"]), (Some(0), &"Accept".into()));
+    assert!(
+        report["text"].as_str().is_some_and(|text| text.contains("no peer has connected")),
+        "{report}"
+    );
+    assert_eq!(
+        (report["waits"].as_array().map(Vec::len), &report["set_ups"][0]["call"]),
+        (Some(0), &"Accept".into())
+    );
     // The file has the same.
     assert_eq!(job.reports(1)[0]["set_ups"][0]["waits_for"], "Peer");
 }
@@ -41,7 +50,8 @@ fn a_connect_that_the_peer_does_not_accept_says_so_at_both_ends() {
     let job = Job::start(Shape::Chain, 2, &[], |rank| rank.never_accepts = true);
     job.line(0, &["softrnic0: connects to 127.0.0.1:", "the peer has not accepted"]);
     waiting(&job, 0, "Accept", true);
-    let line = job.line(1, &["softrnic1: listens at 127.0.0.1:", "NCCL here has not called accept"]);
+    let line =
+        job.line(1, &["softrnic1: listens at 127.0.0.1:", "NCCL here has not called accept"]);
     assert!(!line.contains("WARN"), "{line}");
     waiting(&job, 1, "Peer", false);
 }
@@ -60,8 +70,10 @@ fn a_connection_beside_others_that_is_not_set_up_is_reported_too() {
 fn queue_pairs_that_cannot_be_connected_are_reported_with_the_error_and_the_peer() {
     require!(built());
     enter();
-    let fault =
-        [("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic1 every=1"), ("NCCL_IB_MQP_RETRY_CNT", "10000")];
+    let fault = [
+        ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic1 every=1"),
+        ("NCCL_IB_MQP_RETRY_CNT", "10000"),
+    ];
     let job = Job::start(Shape::Chain, 2, &fault, |_| ());
     let peer = job.place(0, false);
     job.line(
@@ -83,8 +95,10 @@ fn a_set_up_that_was_reported_says_when_it_has_gone_on() {
     require!(built());
     enter();
     // So many attempts fail; one takes 100 ms.
-    let fault =
-        [("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic1 times=30"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "100")];
+    let fault = [
+        ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic1 times=30"),
+        ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "100"),
+    ];
     let job = Job::start(Shape::Chain, 2, &fault, |_| ());
     job.line(1, &["the queue pairs cannot be connected"]);
     job.line(1, &["a waiting connection set-up continued"]);

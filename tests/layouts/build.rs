@@ -7,5 +7,7 @@ include!("../../include/nccl/bindings.rs");
 
 fn main() {
     let folder = std::env::var_os("OUT_DIR").expect("cargo sets it");
-    nccl_bindings("../../include/nccl/net_v8.h").write_to_file(Path::new(&folder).join("nccl.rs")).expect("written");
+    nccl_bindings("../../include/nccl/net_v8.h")
+        .write_to_file(Path::new(&folder).join("nccl.rs"))
+        .expect("written");
 }

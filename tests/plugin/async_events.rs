@@ -11,7 +11,8 @@ use testkit::require;
 
 /// A device dies for good under an idle connection, which does not recover: what its process says, and whether sends are refused then.
 fn a_device_dies(heed: &str, words: &str, refused: bool) -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_IB_RETURN_ASYNC_EVENTS", heed), ("FERRITE_FAILOVER", "0")]));
+    let setting =
+        require!(talkative(&[("NCCL_IB_RETURN_ASYNC_EVENTS", heed), ("FERRITE_FAILOVER", "0")]));
     pair(&setting, |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         bench.exchange(worker, 1, 5000, 5000)?;

@@ -30,10 +30,11 @@ const OFTEN: (&str, &str) = ("FERRITE_SAMPLE", "1");
 const ONE_PATH: [(&str, &str); 2] = [("SOFTRNIC_PATHS", "1"), ("SOFTRNIC_PATH_MBS", "100")];
 /// Lanes have ways of their own, by chance, each of which is slow.
 const PATHS: [(&str, &str); 2] = [("SOFTRNIC_PATHS", "8"), ("SOFTRNIC_PATH_MBS", "20")];
-const TAKES: &str = "asks for 4 queue pair(s) per rail: to compare them with one queue pair (FERRITE_LANES=auto)";
-const GIVES_UP: &str =
-    "asks for 1 queue pair(s) per rail: they were no faster than one queue pair (FERRITE_LANES=auto)";
-const COMPARES: &str = "asks for 1 queue pair(s) per rail: to compare one queue pair with them (FERRITE_LANES=auto)";
+const TAKES: &str =
+    "asks for 4 queue pair(s) per rail: to compare them with one queue pair (FERRITE_LANES=auto)";
+const GIVES_UP: &str = "asks for 1 queue pair(s) per rail: they were no faster than one queue pair (FERRITE_LANES=auto)";
+const COMPARES: &str =
+    "asks for 1 queue pair(s) per rail: to compare one queue pair with them (FERRITE_LANES=auto)";
 
 /// Two processes in which connections compare soon, over a fabric with `paths`.
 fn automatic(paths: &[(&str, &str)]) -> Result<Setting, Missing> {
@@ -78,7 +79,11 @@ fn by_default_a_connection_that_has_sent_much_keeps_its_one_queue_pair() -> Resu
         carries(worker, &bench, (1 << 19, 40), || false)?;
         assert_eq!((queue_pairs_with_data(), numbers_of_queue_pairs()), (1, first), "{}", log());
         assert!(said(&["does not honour FERRITE_LANES_AFTER_MB"]), "{}", log());
-        assert!(!said(&["queue pair(s) per rail: "]) && !said(&["recovering"]) && !said(&["recovered"]), "{}", log());
+        assert!(
+            !said(&["queue pair(s) per rail: "]) && !said(&["recovering"]) && !said(&["recovered"]),
+            "{}",
+            log()
+        );
         worker.barrier()
     })?;
     Ok(())
@@ -86,12 +91,16 @@ fn by_default_a_connection_that_has_sent_much_keeps_its_one_queue_pair() -> Resu
 
 /// Those of this process: one for what it sends, one for what it receives.
 fn numbers_of_queue_pairs() -> BTreeSet<u64> {
-    own_queues("queue_pairs").iter().map(|pair| pair["number"].as_u64().expect("a number")).collect()
+    own_queues("queue_pairs")
+        .iter()
+        .map(|pair| pair["number"].as_u64().expect("a number"))
+        .collect()
 }
 
 /// The sender goes on with one queue pair and with lanes in turn, and lanes are faster each time.
 #[test]
-fn a_connection_takes_lanes_when_it_has_sent_much_in_large_messages_and_keeps_them_if_they_are_faster() -> Result<()> {
+fn a_connection_takes_lanes_when_it_has_sent_much_in_large_messages_and_keeps_them_if_they_are_faster()
+-> Result<()> {
     pair(&require!(automatic(&PATHS)), |worker| {
         let count = |words: &str| log().matches(words).count();
         loop {
@@ -100,7 +109,9 @@ fn a_connection_takes_lanes_when_it_has_sent_much_in_large_messages_and_keeps_th
             assert_eq!(queue_pairs_with_data(), 0);
             bench.exchange(worker, 0, 1 << 17, 1 << 17)?;
             assert_eq!(queue_pairs_with_data(), 1);
-            carries(worker, &bench, (1 << 17, 5000), || count(TAKES) == taken + 2 || count(GIVES_UP) > given_up)?;
+            carries(worker, &bench, (1 << 17, 5000), || {
+                count(TAKES) == taken + 2 || count(GIVES_UP) > given_up
+            })?;
             // More than the last leg takes.
             carries(worker, &bench, (1 << 17, 200), || false)?;
             // Of one end, all lanes may be on one path.
@@ -157,7 +168,9 @@ fn lanes_add_no_more_queue_pairs_than_the_budget_has() -> Result<()> {
             let open = |_| Bench::open(worker, plugin_transport()?, 1 << 20);
             let benches = (0..CONNECTIONS).map(open).collect::<Result<Vec<_>>>()?;
             for round in 0..80 {
-                benches.iter().try_for_each(|bench| bench.exchange(worker, round, 1 << 18, 1 << 18))?;
+                benches
+                    .iter()
+                    .try_for_each(|bench| bench.exchange(worker, round, 1 << 18, 1 << 18))?;
                 assert!(queue_pairs_with_data() <= most, "more than {most}: {}", log());
             }
             let asked = u64::from(said(&[TAKES]));
@@ -242,7 +255,11 @@ fn a_card_that_refuses_what_lanes_need_harms_no_connection() -> Result<()> {
         }
         worker.barrier()?;
         // Either end may be the one whose command is refused. A machine that is late makes more than two attempts of it.
-        let again = || log().lines().any(|line| line.contains(" recovered in ") && !line.contains("(1 attempt(s))"));
+        let again = || {
+            log()
+                .lines()
+                .any(|line| line.contains(" recovered in ") && !line.contains("(1 attempt(s))"))
+        };
         carries_for(1, worker, &bench, (1 << 19, 1000), again)?;
         let again = u64::from(again());
         assert!(again + worker.swap(again)? > 0, "{}", log());
@@ -279,7 +296,9 @@ fn connections_that_want_lanes_at_once_leave_each_other_what_they_had() -> Resul
         let benches = (0..CONNECTIONS).map(open).collect::<Result<Vec<_>>>()?;
         let mut most = 0;
         for round in 0..60 {
-            benches.iter().try_for_each(|bench| bench.exchange(worker, round, 256 << 10, 256 << 10))?;
+            benches
+                .iter()
+                .try_for_each(|bench| bench.exchange(worker, round, 256 << 10, 256 << 10))?;
             most = most.max(queue_pairs_with_data());
         }
         assert!(most > CONNECTIONS, "{most} queue pairs: none has taken lanes");
@@ -290,7 +309,10 @@ fn connections_that_want_lanes_at_once_leave_each_other_what_they_had() -> Resul
 
 /// How often the completion queues of this process have been polled.
 fn polls() -> u64 {
-    own_queues("completion_queues").iter().map(|queue| queue["polls"].as_u64().expect("a number")).sum()
+    own_queues("completion_queues")
+        .iter()
+        .map(|queue| queue["polls"].as_u64().expect("a number"))
+        .sum()
 }
 
 /// What is under way when the queue pairs are replaced is sent again: of two messages that might be, the one that had begun before. The
@@ -337,7 +359,8 @@ fn a_connection_that_is_about_to_take_lanes_begins_no_message() -> Result<()> {
             finished(&mut deadline, request, &mut [0])?;
         }
         let words = own_words(&folder);
-        let sender = records(&words).find(|end| end[record::DIRECTION] == SENDER).expect("the sender");
+        let sender =
+            records(&words).find(|end| end[record::DIRECTION] == SENDER).expect("the sender");
         assert_eq!(sender[record::RESENT], 1, "{}", log());
         Ok(())
     })

@@ -29,7 +29,8 @@ impl SilentPort {
         socket.bind(&SockAddr::from(SocketAddr::from(([127, 0, 0, 1], 0)))).expect("a port");
         // The queue has one place more than is said here.
         socket.listen(0).expect("it listens");
-        let address = socket.local_addr().ok().and_then(|address| address.as_socket()).expect("an address");
+        let address =
+            socket.local_addr().ok().and_then(|address| address.as_socket()).expect("an address");
         let client = TcpStream::connect(address).expect("the only place");
         Self { address, _queue: (socket, client) }
     }

@@ -61,7 +61,9 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
         assert_eq!(code(connect_to(worker, |stream, _| drop(stream))?), remote);
         assert_logged("closed the connection");
         assert_eq!(
-            code(connect_to(worker, |mut stream, _| stream.write_all(b"SSH-2.0-OpenSSH_9.6\r\n").expect("sent"))?),
+            code(connect_to(worker, |mut stream, _| stream
+                .write_all(b"SSH-2.0-OpenSSH_9.6\r\n")
+                .expect("sent"))?),
             remote
         );
         assert_logged("these bytes are not Ferrite's");
@@ -74,7 +76,8 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
         assert_eq!(code(connect_to(worker, old)?), remote);
         assert_logged(&format!("the peer speaks protocol 9, this Ferrite {PROTOCOL_VERSION}"));
         let refuse = |mut stream: TcpStream, _: Address| {
-            let refusal = Frame::text(Kind::Refuse, hello_on(&mut stream).secret, "no more queue pairs here");
+            let refusal =
+                Frame::text(Kind::Refuse, hello_on(&mut stream).secret, "no more queue pairs here");
             stream.write_all(&refusal.emit()).expect("sent");
             std::thread::sleep(Duration::from_millis(100));
         };
@@ -106,7 +109,8 @@ fn an_address_that_the_kernel_refuses_is_named_at_once() -> Result<()> {
     let setting = require!(setting());
     alone(&setting.env("FERRITE_HANDSHAKE_TIMEOUT", "1"), |worker| {
         let address = SocketAddr::from(([0xfe80, 0, 0, 0, 0, 0, 0, 1], 9));
-        let (transport, mut handle) = (plugin_transport()?, Handle(Address::without_gids(address, [5; 16]).emit()));
+        let (transport, mut handle) =
+            (plugin_transport()?, Handle(Address::without_gids(address, [5; 16]).emit()));
         let error = error_of(worker, &transport, &mut handle)?;
         assert!(matches!(error, Error::Call { code: abi::ncclSystemError, .. }), "{error}");
         assert_logged("connecting to [fe80::1]:9 failed: ");
@@ -191,7 +195,8 @@ fn no_queue_pairs_left_is_refused_in_words_to_the_peer() -> Result<()> {
 #[test]
 fn the_limit_of_locked_memory_is_named() -> Result<()> {
     let setting = require!(setting());
-    let setting = setting.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=4; reg-mr=EFAULT message=5");
+    let setting =
+        setting.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=4; reg-mr=EFAULT message=5");
     alone(&setting, |worker| {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: a valid place, then a valid limit.
@@ -213,9 +218,15 @@ fn the_limit_of_locked_memory_is_named() -> Result<()> {
         }
         assert_eq!(refusals, 2);
         let lines = lab::nccl::debug_log::lines();
-        let about = |errno: &str| lines.iter().find(|l| l.contains("ibv_reg_mr") && l.contains(errno)).cloned();
+        let about = |errno: &str| {
+            lines.iter().find(|l| l.contains("ibv_reg_mr") && l.contains(errno)).cloned()
+        };
         let enomem = about("Cannot allocate memory").expect("it is reported");
-        assert!(enomem.contains("RLIMIT_MEMLOCK, 48 KiB here") && enomem.contains("ulimit -l unlimited"), "{enomem}");
+        assert!(
+            enomem.contains("RLIMIT_MEMLOCK, 48 KiB here")
+                && enomem.contains("ulimit -l unlimited"),
+            "{enomem}"
+        );
         assert!(!about("Bad address").expect("it is reported").contains("MEMLOCK"), "{lines:?}");
         Ok(())
     })
@@ -229,7 +240,8 @@ fn likely_cause_of_refused_memory(errno: &str, words: [&str; 2]) -> Result<()> {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let (send, _recv) = connect(worker, &transport, &handle, &mut listener)?;
-        let buffers = (0..4).map(|_| Buffer::new(4096).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let buffers =
+            (0..4).map(|_| Buffer::new(4096).map(Arc::new)).collect::<Result<Vec<_>>>()?;
         let held: Vec<_> = buffers.iter().filter_map(|buffer| send.register(buffer).ok()).collect();
         assert_eq!(held.len(), 3);
         assert!(said(&["ibv_reg_mr", words[0], words[1]]), "{words:?}: {}", log());

@@ -20,7 +20,9 @@ fn frames_may_come_in_any_pieces() {
     raw.set_nodelay(true).expect("no delay");
     let tokens = [[1; 16], [2; 16]];
     let all = |secrets: [Secret; 2]| {
-        let of = |kind| [frame(kind, tokens[0], secrets[0]), frame(kind, tokens[1], secrets[1])].concat();
+        let of = |kind| {
+            [frame(kind, tokens[0], secrets[0]), frame(kind, tokens[1], secrets[1])].concat()
+        };
         [of(Kind::Hello), of(Kind::Commit)].concat()
     };
     for byte in all([[11; 16], [12; 16]]) {
@@ -50,7 +52,8 @@ fn unauthenticated_clients_have_a_moment_and_are_not_let_in_without_end() {
     let mut early: Vec<_> = (0..MANY).map(|_| process.client()).collect();
     let mut late: Vec<_> = (0..MANY).map(|_| process.client()).collect();
     (0..20).for_each(|_| process.poll());
-    let closed = early.iter_mut().chain(&mut late).filter_map(|one| is_closed(one).then_some(())).count();
+    let closed =
+        early.iter_mut().chain(&mut late).filter_map(|one| is_closed(one).then_some(())).count();
     // Unless this machine is slow just now.
     if start.elapsed() < Duration::from_millis(50) {
         assert_eq!(closed, 0, "nobody has to go before its time");
@@ -106,7 +109,8 @@ fn who_waits_at_the_port_is_reported_that_the_last_listener_has_closed() {
     late.send(Kind::Hello, hello([2; 16]));
     wait_until("the refusal", || {
         process.poll();
-        matches!(late.poll_frame(), Received::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
+        matches!(late.poll_frame(), Received::Frame(frame) if frame.kind == Kind::Refuse)
+            .then_some(())
     });
 }
 
@@ -156,7 +160,8 @@ fn a_port_ends_also_where_a_forked_child_has_it() {
 #[test]
 fn streams_to_one_address_share_a_control_connection_which_goes_with_the_last() {
     let client = Process::new();
-    let listeners: Vec<_> = (0..2).map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("a port")).collect();
+    let listeners: Vec<_> =
+        (0..2).map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("a port")).collect();
     let address = |n: usize| listeners[n].local_addr().expect("an address");
     let reach = |n, token, secret| client.reach(address(n), [token; 16], [secret; 16]);
     let before = sockets();
@@ -179,7 +184,8 @@ fn a_refusal_at_the_port_is_for_one_connection() {
     live.send(Kind::Hello, hello([2; 16]));
     wait_until("the refusal", || {
         process.poll();
-        matches!(dead.poll_frame(), Received::Frame(frame) if frame.kind == Kind::Refuse).then_some(())
+        matches!(dead.poll_frame(), Received::Frame(frame) if frame.kind == Kind::Refuse)
+            .then_some(())
     });
     assert_eq!(heard(&live), Received::End(End::Closed), "it may call again");
     let again = client.reach(process.address, [2; 16], [13; 16]);
@@ -195,7 +201,10 @@ struct Deaf {
 
 impl Deaf {
     fn new() -> Self {
-        Self { listener: TcpListener::bind(("127.0.0.1", 0)).expect("a port"), client: Process::new() }
+        Self {
+            listener: TcpListener::bind(("127.0.0.1", 0)).expect("a port"),
+            client: Process::new(),
+        }
     }
 
     fn reach(&self, token: Token) -> ControlStream {
@@ -276,7 +285,11 @@ fn a_lost_control_connection_ends_no_connection_and_new_ones_go_over_a_new_one()
     assert!(matches!(&end, Received::End(End::Lost(why)) if why.contains("timed out")), "{end:?}");
     for peer in &peers {
         assert!(!peer.is_gone() && !peer.is_broken(), "{}", peer.reason());
-        assert!(peer.reason().contains("the control connection was lost before"), "{}", peer.reason());
+        assert!(
+            peer.reason().contains("the control connection was lost before"),
+            "{}",
+            peer.reason()
+        );
     }
     let again = deaf.reach([4; 16]);
     let (mut new, _) = deaf.listener.accept().expect("a second control connection");
@@ -307,7 +320,8 @@ fn a_forked_child_leaves_its_parents_control_connections_alone() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         near.send(Kind::Commit, Vec::new());
-        let is_parents = ControlStream::open(&client.driver, process.address, [2; 16], [12; 16]).is_err();
+        let is_parents =
+            ControlStream::open(&client.driver, process.address, [2; 16], [12; 16]).is_err();
         let is_deaf = far.poll_frame() == Received::Nothing;
         process.driver.deregister(&[1; 16]);
         process.driver.deregister(&[2; 16]);

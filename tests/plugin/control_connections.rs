@@ -1,6 +1,8 @@
 //! The control connections between processes: how many there are, who shares them, and what their ends mean.
 
-use crate::common::connect::{address, connect, connect_through, is_reported, relay_to, through, works};
+use crate::common::connect::{
+    address, connect, connect_through, is_reported, relay_to, through, works,
+};
 use crate::common::plugin_transport;
 use crate::common::process::{alone, pair};
 use crate::common::setting::setting;
@@ -25,7 +27,9 @@ fn files() -> (usize, usize) {
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect();
     let families: Vec<_> = all.into_iter().map(family_of).collect();
-    let tcp = families.iter().filter(|family| matches!(family, Some(AddressFamily::INET | AddressFamily::INET6)));
+    let tcp = families
+        .iter()
+        .filter(|family| matches!(family, Some(AddressFamily::INET | AddressFamily::INET6)));
     (tcp.count(), families.iter().filter(|family| **family != Some(AddressFamily::UNIX)).count())
 }
 
@@ -54,7 +58,11 @@ fn a_hundred_connections_share_one_tcp_connection_each_way() -> Result<()> {
         for _ in 0..100 {
             links.push(PeerConn::open(worker, &transport, 0)?);
         }
-        assert_eq!(files().0, before.0 + 3, "a control connection to the peer, one from it, and the port");
+        assert_eq!(
+            files().0,
+            before.0 + 3,
+            "a control connection to the peer, one from it, and the port"
+        );
         worker.barrier()?;
         let last = links.pop().expect("a hundred");
         links.into_iter().try_for_each(PeerConn::close)?;
@@ -74,7 +82,10 @@ fn a_hundred_connections_share_one_tcp_connection_each_way() -> Result<()> {
 
 fn dead_peers() -> usize {
     let lines = lab::nccl::debug_log::lines();
-    lines.iter().filter(|l| l.contains("sending to softrnic") && l.contains("the peer's process has died")).count()
+    lines
+        .iter()
+        .filter(|l| l.contains("sending to softrnic") && l.contains("the peer's process has died"))
+        .count()
 }
 
 #[test]
@@ -156,7 +167,9 @@ fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_reported() -
         }
         let lines = lab::nccl::debug_log::lines();
         assert!(
-            lines.iter().any(|l| l.contains("the listener closed the connection: its process has died")),
+            lines
+                .iter()
+                .any(|l| l.contains("the listener closed the connection: its process has died")),
             "{lines:?}"
         );
         Ok(())
@@ -184,7 +197,10 @@ fn a_refused_connection_leaves_the_others_of_its_control_connection_alive() -> R
         };
         assert!(matches!(refusal, Error::Call { code: abi::ncclRemoteError, .. }), "{refusal}");
         let lines = lab::nccl::debug_log::lines();
-        assert!(lines.iter().any(|l| l.contains("the listener refuses: no such listener")), "{lines:?}");
+        assert!(
+            lines.iter().any(|l| l.contains("the listener refuses: no such listener")),
+            "{lines:?}"
+        );
         assert_eq!(files().0, sockets, "it went over the control connection that was there");
         works(worker, pair)
     })

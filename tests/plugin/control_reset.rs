@@ -35,8 +35,9 @@ fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() 
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);
-        let mut pairs: Vec<_> =
-            (0..4).map(|_| connect_through(worker, &transport, &mut relay)).collect::<Result<_>>()?;
+        let mut pairs: Vec<_> = (0..4)
+            .map(|_| connect_through(worker, &transport, &mut relay))
+            .collect::<Result<_>>()?;
         for round in 1..4 {
             relay.reset();
             let mut deadline = worker.deadline("another control connection");
@@ -105,7 +106,12 @@ fn messages_resume_while_there_is_no_control_connection() -> Result<()> {
 }
 
 /// Connects to a listener of the peer's by way of `relay`, if there is one.
-fn dial(worker: &WorkerCtx, transport: &Transport, mut handle: Handle, relay: Option<&mut Relay>) -> Result<SendComm> {
+fn dial(
+    worker: &WorkerCtx,
+    transport: &Transport,
+    mut handle: Handle,
+    relay: Option<&mut Relay>,
+) -> Result<SendComm> {
     let mut relay = relay;
     let mut deadline = worker.deadline("a connection to the peer");
     loop {
@@ -119,7 +125,11 @@ fn dial(worker: &WorkerCtx, transport: &Transport, mut handle: Handle, relay: Op
     }
 }
 
-fn answer(worker: &WorkerCtx, mut listener: Listener, relay: Option<&mut Relay>) -> Result<RecvComm> {
+fn answer(
+    worker: &WorkerCtx,
+    mut listener: Listener,
+    relay: Option<&mut Relay>,
+) -> Result<RecvComm> {
     let mut relay = relay;
     let mut deadline = worker.deadline("a connection from the peer");
     loop {
@@ -143,7 +153,10 @@ fn handle_of_peer(worker: &mut WorkerCtx) -> Result<Handle> {
 /// the connection: a probe that the peer's device still acknowledges is followed by the next one only after 10 s.
 fn told_by_the_device(recovery: (&str, &str), play: Play, peer: Peer) -> Result<()> {
     let setting = require!(setting());
-    let setting = setting.env("NCCL_IB_TIMEOUT", "10").env("NCCL_IB_RETRY_CNT", "3").env(recovery.0, recovery.1);
+    let setting = setting
+        .env("NCCL_IB_TIMEOUT", "10")
+        .env("NCCL_IB_RETRY_CNT", "3")
+        .env(recovery.0, recovery.1);
     pair(&setting, |worker| {
         if worker.rank() == 1 {
             in_child_that_dies(|| {
@@ -157,7 +170,10 @@ fn told_by_the_device(recovery: (&str, &str), play: Play, peer: Peer) -> Result<
         }
         play(worker, &plugin_transport()?)?;
         let lines = lab::nccl::debug_log::lines();
-        assert!(said(&["probing the peer", "the control connection was lost before"]), "{lines:#?}");
+        assert!(
+            said(&["probing the peer", "the control connection was lost before"]),
+            "{lines:#?}"
+        );
         Ok(())
     })?;
     Ok(())
@@ -199,8 +215,12 @@ fn a_receiver_is_reported_by_its_device(recovery: (&str, &str)) -> Result<()> {
         let memory = Arc::new(Buffer::new(64)?);
         let region = recv.register(&memory)?;
         let mut deadline = worker.deadline("word from the device");
-        let buffers =
-            [(0, SENT), (8, NOT_SENT)].map(|(offset, tag)| RecvBuffer { region: &region, offset, len: 8, tag });
+        let buffers = [(0, SENT), (8, NOT_SENT)].map(|(offset, tag)| RecvBuffer {
+            region: &region,
+            offset,
+            len: 8,
+            tag,
+        });
         let mut receiving = posted(&mut deadline, || recv.receive_group(&buffers))?;
         worker.barrier()?;
         // The message that has come is polled: from now on there is nothing to poll.

@@ -26,10 +26,13 @@ const KNOWN_WITHIN: Duration = Duration::from_secs(30);
 fn unread_connections(pid: u32) -> usize {
     let links = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("a process of this test's");
     let links = links.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-    let inodes: HashSet<String> =
-        links.filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())).collect();
-    let tables =
-        ["tcp", "tcp6"].map(|name| std::fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default());
+    let inodes: HashSet<String> = links
+        .filter_map(|link| {
+            Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())
+        })
+        .collect();
+    let tables = ["tcp", "tcp6"]
+        .map(|name| std::fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default());
     let lines = tables.iter().flat_map(|table| table.lines().skip(1));
     let is_unread = |line: &str| {
         let words: Vec<_> = line.split_whitespace().collect();
@@ -89,7 +92,9 @@ fn a_death_is_known_at_both_ends(is_stopped: bool) -> Result<()> {
         });
         // The child goes through the first barrier.
         match is_stopped {
-            true => wait_until("questions that are not read", || (unread_connections(child.pid()) >= 2).then_some(())),
+            true => wait_until("questions that are not read", || {
+                (unread_connections(child.pid()) >= 2).then_some(())
+            }),
             false => wait_until("the child's pause", || is_paused(child.pid()).then_some(())),
         }
         drop(child);
@@ -116,7 +121,9 @@ fn another_one_is_dialled(end: fn(&mut Relay)) -> Result<()> {
         let transport = plugin_transport()?;
         let (first, _first) = transport.listen(0)?;
         let mut relay = relay_to(&first);
-        let pairs: Vec<_> = (0..2).map(|_| connect_through(worker, &transport, &mut relay)).collect::<Result<_>>()?;
+        let pairs: Vec<_> = (0..2)
+            .map(|_| connect_through(worker, &transport, &mut relay))
+            .collect::<Result<_>>()?;
         for round in 1..4 {
             end(&mut relay);
             let mut deadline = worker.deadline("another control connection");
@@ -138,7 +145,8 @@ fn a_control_connection_that_is_closed_between_two_processes_is_dialled_again() 
 
 /// The end that has dialled does not notice: the other one asks it to dial.
 #[test]
-fn a_control_connection_that_is_closed_at_the_end_that_was_dialled_is_dialled_again() -> Result<()> {
+fn a_control_connection_that_is_closed_at_the_end_that_was_dialled_is_dialled_again() -> Result<()>
+{
     another_one_is_dialled(Relay::close_far)
 }
 
@@ -178,7 +186,8 @@ fn a_port_that_refuses_is_no_death_while_the_device_acknowledges() -> Result<()>
 #[test]
 fn a_port_that_refuses_is_no_death_for_a_process_that_was_stopped() -> Result<()> {
     a_port_that_refuses_is_no_death(|| {
-        let stops = "sleep 2; for n in 1 2 3; do sleep 1; kill -STOP $0; sleep 2; kill -CONT $0; done";
+        let stops =
+            "sleep 2; for n in 1 2 3; do sleep 1; kill -STOP $0; sleep 2; kill -CONT $0; done";
         let mut shell = Command::new("sh");
         shell.args(["-c", stops, &std::process::id().to_string()]);
         assert!(shell.status().expect("a shell").success());

@@ -24,7 +24,8 @@ const GROUP: usize = 8;
 
 /// A full group each way, which takes as many clear-to-sends at once.
 fn exchange_group(worker: &WorkerCtx, bench: &Bench, round: usize) -> Result<()> {
-    let place = |i: usize| RecvBuffer { region: &bench.into, offset: i * ROOM, len: ROOM, tag: i as i32 };
+    let place =
+        |i: usize| RecvBuffer { region: &bench.into, offset: i * ROOM, len: ROOM, tag: i as i32 };
     let size = |i: usize| (round * 131 + i * 517) % (ROOM + 1);
     let bytes = |i: usize, rank: usize| pattern(round * 2 * GROUP + i * 2 + rank, size(i));
     let mut deadline = worker.deadline("a group");
@@ -33,7 +34,9 @@ fn exchange_group(worker: &WorkerCtx, bench: &Bench, round: usize) -> Result<()>
     let mut sends = Vec::new();
     for i in 0..GROUP {
         bench.out.memory().write(i * ROOM, &bytes(i, worker.rank()))?;
-        sends.push(posted(&mut deadline, || bench.link.send.send(&bench.out, i * ROOM, size(i), i as i32))?);
+        sends.push(posted(&mut deadline, || {
+            bench.link.send.send(&bench.out, i * ROOM, size(i), i as i32)
+        })?);
     }
     for send in sends {
         finished(&mut deadline, send, &mut [0])?;
@@ -204,7 +207,8 @@ fn a_connectx_8_has_another_speed_on_infiniband() -> Result<()> {
 /// libibverbs does not know the newer attribute, and the older one stops at 100 Gb/s a lane: the kernel tells more.
 #[test]
 fn a_speed_beyond_the_old_attribute_is_the_kernels() -> Result<()> {
-    let adapt = |setting: Setting| setting.env("SOFTRNIC_OLD_SPEED", "1").env("NCCL_IB_MERGE_NICS", "0");
+    let adapt =
+        |setting: Setting| setting.env("SOFTRNIC_OLD_SPEED", "1").env("NCCL_IB_MERGE_NICS", "0");
     faithful::run(&["--driver", "mlx5-cx8", "--link", "ib"], adapt, |_| {
         assert_eq!(plugin_transport()?.properties(0)?.speed_mbps, 800_000);
         Ok(())
@@ -225,7 +229,10 @@ fn efa_means_no_device() -> Result<()> {
     pair(&setting, |_| {
         assert_eq!(plugin_transport()?.devices()?, 0);
         assert!(
-            said(&["Ferrite has no device: 2 RDMA device(s) opened", "NCCL will use another network"]),
+            said(&[
+                "Ferrite has no device: 2 RDMA device(s) opened",
+                "NCCL will use another network"
+            ]),
             "{}",
             log()
         );
@@ -285,7 +292,10 @@ fn a_send_queue_takes_as_many_long_messages_as_it_has_room_for() -> Result<()> {
             // All are announced once they have been tested for a while.
             for _ in 0..10 * MESSAGES {
                 requests.extend(begin(requests.len())?);
-                assert!(!requests.front_mut().expect("there is room").test(&mut [0])?, "nothing has been sent");
+                assert!(
+                    !requests.front_mut().expect("there is room").test(&mut [0])?,
+                    "nothing has been sent"
+                );
             }
         }
         worker.barrier()?;
@@ -299,7 +309,10 @@ fn a_send_queue_takes_as_many_long_messages_as_it_has_room_for() -> Result<()> {
             }
             for _ in 0..1000 {
                 let next = begin(requests.len())?;
-                assert!(next.is_none(), "a send queue has room for as many and a probe, and the rest have to wait");
+                assert!(
+                    next.is_none(),
+                    "a send queue has room for as many and a probe, and the rest have to wait"
+                );
             }
         }
         let mut begun = requests.len();
@@ -327,8 +340,15 @@ fn ports_that_are_neither_infiniband_nor_ethernet_are_passed_over() -> Result<()
     let setting = require!(talkative(&[("SOFTRNIC_LINK", "roce,softrnic0/1=unspecified")]));
     pair(&setting, |_| {
         let transport = plugin_transport()?;
-        assert_eq!((transport.devices()?, transport.properties(0)?.name.as_str()), (1, "softrnic1"));
-        assert!(said(&["softrnic0:1 is not used", "link layer (0) is neither InfiniBand nor Ethernet"]), "{}", log());
+        assert_eq!(
+            (transport.devices()?, transport.properties(0)?.name.as_str()),
+            (1, "softrnic1")
+        );
+        assert!(
+            said(&["softrnic0:1 is not used", "link layer (0) is neither InfiniBand nor Ethernet"]),
+            "{}",
+            log()
+        );
         Ok(())
     })?;
     Ok(())
@@ -390,7 +410,11 @@ fn a_completion_queue_that_fails_ends_its_own_connection_only() -> Result<()> {
             while send.test(&mut [0]).is_ok() {
                 deadline.idle()?;
             }
-            while !said(&["WARN", "softrnic1: a completion queue has failed; the connection to ", " ends"]) {
+            while !said(&[
+                "WARN",
+                "softrnic1: a completion queue has failed; the connection to ",
+                " ends",
+            ]) {
                 deadline.idle()?;
             }
             softrnic("inject --clear");

@@ -48,7 +48,10 @@ fn the_gid_of_the_named_roce_version_is_chosen() -> Result<()> {
 
 #[test]
 fn the_gid_in_the_named_address_range_is_chosen() -> Result<()> {
-    chosen(&[("NCCL_IB_ADDR_RANGE", "fd52:4e49::/32")], "GID 5 fd52:4e49:4300::1:1 (routable, RoCE v2)")
+    chosen(
+        &[("NCCL_IB_ADDR_RANGE", "fd52:4e49::/32")],
+        "GID 5 fd52:4e49:4300::1:1 (routable, RoCE v2)",
+    )
 }
 
 #[test]
@@ -61,7 +64,11 @@ fn an_index_out_of_the_table_is_refused_with_the_table() -> Result<()> {
     let setting = require!(talkative(&[("NCCL_IB_GID_INDEX", "7"), ("SOFTRNIC_GIDS", "rich")]));
     pair(&setting, |_| {
         let transport = plugin_transport()?;
-        let words = ["NCCL_IB_GID_INDEX=7: softrnic0 has no GID there", "3: 10.82.1.1 (RoCE v2)", "of 16 entries"];
+        let words = [
+            "NCCL_IB_GID_INDEX=7: softrnic0 has no GID there",
+            "3: 10.82.1.1 (RoCE v2)",
+            "of 16 entries",
+        ];
         assert!(said(&["WARN", words[0], words[1], words[2]]), "{}", log());
         let (mut handle, _listener) = transport.listen(0)?;
         let refusal = loop {
@@ -88,7 +95,8 @@ fn a_table_that_changes_is_read_again() -> Result<()> {
         softrnic(&format!("gid {device}/1 add 9 ::ffff:10.82.1.7{device} v2"));
         worker.barrier()?;
         works(worker)?;
-        let (now, was) = (format!("GID 9 10.82.1.7{device}"), format!("instead of 10.82.1.{}", device + 1));
+        let (now, was) =
+            (format!("GID 9 10.82.1.7{device}"), format!("instead of 10.82.1.{}", device + 1));
         assert!(said(&[&format!("softrnic{device}"), &now, "now using GID", &was]), "{}", log());
         softrnic(&format!("gid {device}/1 remove 9"));
         worker.barrier()?;
@@ -128,7 +136,9 @@ fn towards_another_network(
         let [gid, peer] = used[device];
         assert!(said(&[&format!("softrnic{device}: GID {gid} to GID {peer}, ")]), "{}", log());
         let others = |line: &&str| {
-            line.contains(": GID ") && line.contains(" to GID ") && !line.contains(&format!("to GID {peer}, "))
+            line.contains(": GID ")
+                && line.contains(" to GID ")
+                && !line.contains(&format!("to GID {peer}, "))
         };
         assert_eq!(log().lines().filter(others).count(), 0, "as sender and as receiver: {}", log());
         words[device].iter().for_each(|words| assert!(said(&[words]), "{words}: {}", log()));
@@ -139,7 +149,11 @@ fn towards_another_network(
 
 #[test]
 fn both_ends_use_the_network_that_one_of_them_is_reported() -> Result<()> {
-    towards_another_network(true, [["11 10.99.0.1", "10.99.0.2"], ["11 10.99.0.2", "10.99.0.1"]], &[&[], &[]])
+    towards_another_network(
+        true,
+        [["11 10.99.0.1", "10.99.0.2"], ["11 10.99.0.2", "10.99.0.1"]],
+        &[&[], &[]],
+    )
 }
 
 #[test]
@@ -148,13 +162,19 @@ fn that_peers_are_in_another_network_is_reported() -> Result<()> {
     towards_another_network(
         false,
         used,
-        &[&["peers are in another network (GID 10.99.0.1 here, 10.82.1.2 of"], &["peers are in another network"]],
+        &[
+            &["peers are in another network (GID 10.99.0.1 here, 10.82.1.2 of"],
+            &["peers are in another network"],
+        ],
     )
 }
 
 #[test]
 fn a_peer_whose_address_is_not_resolved_yet_is_tried_again() -> Result<()> {
-    let faults = [("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT times=3"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20")];
+    let faults = [
+        ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT times=3"),
+        ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20"),
+    ];
     let setting = require!(talkative(&faults));
     let told = pair(&setting, |worker| {
         works(worker)?;
@@ -197,7 +217,10 @@ fn a_peer_whose_address_is_never_resolved_is_reported_with_both_ends() -> Result
         };
         assert!(matches!(failure, Error::Call { .. }), "{failure}");
         // A call that waits for an attempt takes its 250 ms; one attempt and the next are then two calls apart.
-        assert!(calls > 20, "the caller is kept waiting: {calls} calls, the longest of {slowest:?}");
+        assert!(
+            calls > 20,
+            "the caller is kept waiting: {calls} calls, the longest of {slowest:?}"
+        );
         let words = [
             "accepting ",
             "to RTR failed: Connection timed out",
@@ -344,7 +367,8 @@ fn fails_with(env: &[(&str, &str)], words: &[&str]) -> Result<()> {
 
 #[test]
 fn a_partition_key_that_is_not_there_is_named() -> Result<()> {
-    let words = ["WARN", "to INIT failed: Invalid argument", "NCCL_IB_PKEY=3", "has 1 partition key(s)"];
+    let words =
+        ["WARN", "to INIT failed: Invalid argument", "NCCL_IB_PKEY=3", "has 1 partition key(s)"];
     fails_with(&[("NCCL_IB_PKEY", "3")], &words)
 }
 

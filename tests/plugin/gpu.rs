@@ -24,7 +24,8 @@ impl Driver {
     fn load() -> Self {
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/softrnic/tests/cuda/fake.c");
         let flags = ["-O1", "-pthread", "-Wl,-soname,libcuda.so.1"];
-        let library = c_library::shared_object(env!("CARGO_TARGET_TMPDIR"), Path::new(source), &flags);
+        let library =
+            c_library::shared_object(env!("CARGO_TARGET_TMPDIR"), Path::new(source), &flags);
         let path = CString::new(library.to_str().expect("UTF-8")).expect("a path");
         // SAFETY: a library of ours.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
@@ -124,7 +125,9 @@ fn a_gpu_driver_that_is_not_initialised_is_not_called() -> Result<()> {
 fn a_fused_device_promises_gpu_memory_if_all_its_cards_take_it() -> Result<()> {
     require!(no_gpu());
     let adapt = |setting: Setting| {
-        setting.env("SOFTRNIC_GPU", "peermem").env("SOFTRNIC_FAULTS", "reg-mr=EFAULT message=1 device=softrnic1")
+        setting
+            .env("SOFTRNIC_GPU", "peermem")
+            .env("SOFTRNIC_FAULTS", "reg-mr=EFAULT message=1 device=softrnic1")
     };
     faithful::run(&["--devices", "4"], adapt, |worker| {
         if worker.rank() == 0 {
@@ -145,8 +148,18 @@ fn register(transport: &Transport, comm: *mut c_void, at: u64, fd: Option<c_int>
     // SAFETY: a live communicator, and memory that stays.
     let code = unsafe {
         match fd {
-            None => net.regMr.expect("a slot")(comm, at as *mut c_void, BYTES, CUDA, &raw mut handle),
-            Some(fd) => net.regMrDmaBuf.expect("a slot")(comm, at as *mut c_void, BYTES, CUDA, 0, fd, &raw mut handle),
+            None => {
+                net.regMr.expect("a slot")(comm, at as *mut c_void, BYTES, CUDA, &raw mut handle)
+            }
+            Some(fd) => net.regMrDmaBuf.expect("a slot")(
+                comm,
+                at as *mut c_void,
+                BYTES,
+                CUDA,
+                0,
+                fd,
+                &raw mut handle,
+            ),
         }
     };
     assert_eq!(code, abi::ncclSuccess);
@@ -175,12 +188,21 @@ fn arrives(length: usize, gpu: &str, by_dmabuf: bool, faults: &str) -> Result<()
         }
         let (net, mut deadline) = (transport.vtable(), worker.deadline("a message between GPUs"));
         let [mut receive, mut sending] = [std::ptr::null_mut::<c_void>(); 2];
-        let (mut data, mut sizes, mut tags, mut memory) = (into as *mut c_void, BYTES as c_int, 7, target);
+        let (mut data, mut sizes, mut tags, mut memory) =
+            (into as *mut c_void, BYTES as c_int, 7, target);
         while receive.is_null() {
             let irecv = net.irecv.expect("a slot");
             // SAFETY: a group of one; the handles are live.
             let code = unsafe {
-                irecv(recv, 1, &raw mut data, &raw mut sizes, &raw mut tags, &raw mut memory, &raw mut receive)
+                irecv(
+                    recv,
+                    1,
+                    &raw mut data,
+                    &raw mut sizes,
+                    &raw mut tags,
+                    &raw mut memory,
+                    &raw mut receive,
+                )
             };
             assert_eq!(code, abi::ncclSuccess);
             deadline.idle()?;
@@ -188,7 +210,9 @@ fn arrives(length: usize, gpu: &str, by_dmabuf: bool, faults: &str) -> Result<()
         while sending.is_null() {
             let isend = net.isend.expect("a slot");
             // SAFETY: as above.
-            let code = unsafe { isend(send, from as *mut c_void, length as c_int, 7, source, &raw mut sending) };
+            let code = unsafe {
+                isend(send, from as *mut c_void, length as c_int, 7, source, &raw mut sending)
+            };
             assert_eq!(code, abi::ncclSuccess);
             deadline.idle()?;
         }
@@ -196,7 +220,8 @@ fn arrives(length: usize, gpu: &str, by_dmabuf: bool, faults: &str) -> Result<()
             let (mut done, mut size) = (0, 0);
             while done == 0 {
                 // SAFETY: a live request.
-                let code = unsafe { net.test.expect("a slot")(request, &raw mut done, &raw mut size) };
+                let code =
+                    unsafe { net.test.expect("a slot")(request, &raw mut done, &raw mut size) };
                 assert_eq!(code, abi::ncclSuccess);
                 deadline.idle()?;
             }
@@ -259,7 +284,8 @@ fn with_half_of_the_descriptors<T>(body: impl FnOnce() -> T) -> T {
 
 /// The device never comes back: it is not waited for.
 #[test]
-fn memory_by_a_dmabuf_that_cannot_be_kept_ends_the_connection_when_its_only_device_fails() -> Result<()> {
+fn memory_by_a_dmabuf_that_cannot_be_kept_ends_the_connection_when_its_only_device_fails()
+-> Result<()> {
     let setting = require!(setting());
     let softrnic = require!(softrnic_program());
     require!(no_gpu());
@@ -269,7 +295,8 @@ fn memory_by_a_dmabuf_that_cannot_be_kept_ends_the_connection_when_its_only_devi
         (0..20).try_for_each(|round| bench.exchange(worker, round, 5000, 5000))?;
         if worker.rank() == 0 {
             let (transport, send) = (plugin_transport()?, bench.link.send.raw());
-            let ([first, at], net) = ([driver.allocate().0, driver.allocate().0], transport.vtable());
+            let ([first, at], net) =
+                ([driver.allocate().0, driver.allocate().0], transport.vtable());
             // SAFETY: a descriptor of no meaning: the software device goes by the address.
             let fd = unsafe { libc::memfd_create(c"dma-buf".as_ptr(), 0) };
             // Kept.
@@ -278,15 +305,19 @@ fn memory_by_a_dmabuf_that_cannot_be_kept_ends_the_connection_when_its_only_devi
             // SAFETY: ours.
             assert_eq!(unsafe { libc::close(fd) }, 0);
             program::stdout_of(Command::new(&softrnic).args(["fail", "softrnic0"]));
-            let (mut code, mut deadline) = (abi::ncclSuccess, worker.deadline("the end of the connection"));
+            let (mut code, mut deadline) =
+                (abi::ncclSuccess, worker.deadline("the end of the connection"));
             while code == abi::ncclSuccess {
                 let (isend, mut request) = (net.isend.expect("a slot"), std::ptr::null_mut());
                 // SAFETY: the handle is live. The peer expects no message, so none is sent.
                 code = unsafe { isend(send, at as *mut c_void, 8, 7, handle, &raw mut request) };
                 deadline.idle()?;
             }
-            let warned =
-                ["cannot keep the dma-buf of registered GPU memory", "the process has half of the", "ulimit -n"];
+            let warned = [
+                "cannot keep the dma-buf of registered GPU memory",
+                "the process has half of the",
+                "ulimit -n",
+            ];
             let words = [
                 "softrnic0 was lost by a fatal error, and memory cannot be registered there again",
                 "to a dma-buf that could not be kept",
@@ -330,7 +361,14 @@ fn a_flush_that_does_not_end_is_reported() -> Result<()> {
                 (into as *mut c_void, BYTES as c_int, std::ptr::null_mut::<c_void>());
             // SAFETY: a group of one; the handles are live.
             let code = unsafe {
-                net.iflush.expect("a slot")(recv, 1, &raw mut data, &raw mut size, &raw mut memory, &raw mut request)
+                net.iflush.expect("a slot")(
+                    recv,
+                    1,
+                    &raw mut data,
+                    &raw mut size,
+                    &raw mut memory,
+                    &raw mut request,
+                )
             };
             assert_eq!((code, request.is_null()), (abi::ncclSuccess, false));
             let mut deadline = worker.deadline("a report");
@@ -341,7 +379,8 @@ fn a_flush_that_does_not_end_is_reported() -> Result<()> {
             ]) {
                 let mut done = 0;
                 // SAFETY: a live request.
-                let code = unsafe { net.test.expect("a slot")(request, &raw mut done, &raw mut size) };
+                let code =
+                    unsafe { net.test.expect("a slot")(request, &raw mut done, &raw mut size) };
                 assert_eq!((code, done), (abi::ncclSuccess, 0));
                 std::thread::sleep(std::time::Duration::from_millis(1));
                 deadline.idle()?;

@@ -71,12 +71,18 @@ fn a_device_with_too_few_queue_pairs_for_all_lanes_gives_what_it_has() -> Result
 
 #[test]
 fn with_a_device_that_refuses_flow_labels_lanes_keep_their_paths() -> Result<()> {
-    let env =
-        [("FERRITE_LANES", "4"), ("FERRITE_NEW_PATHS", "1"), ("SOFTRNIC_FAULTS", "modify-qp=EINVAL message=1 times=1")];
+    let env = [
+        ("FERRITE_LANES", "4"),
+        ("FERRITE_NEW_PATHS", "1"),
+        ("SOFTRNIC_FAULTS", "modify-qp=EINVAL message=1 times=1"),
+    ];
     pair(&require!(talkative(&env)), |worker| {
         let _bench = works(worker)?;
         assert_eq!(queue_pairs_with_data(), 4);
-        is_said_at_an_end(worker, &["keep their paths, as the device refuses a flow label: ", "Invalid argument"])?;
+        is_said_at_an_end(
+            worker,
+            &["keep their paths, as the device refuses a flow label: ", "Invalid argument"],
+        )?;
         worker.barrier()
     })?;
     Ok(())

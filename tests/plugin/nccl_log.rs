@@ -23,7 +23,8 @@ fn stdout_of(body: impl FnOnce() -> Result<()>) -> Result<String> {
     let saved = unsafe { [libc::dup(1), libc::dup2(file.as_raw_fd(), 1)] }[0];
     let result = body();
     // SAFETY: as above; NULL flushes all of C's streams.
-    let ended = unsafe { [libc::fflush(std::ptr::null_mut()), libc::dup2(saved, 1), libc::close(saved)] };
+    let ended =
+        unsafe { [libc::fflush(std::ptr::null_mut()), libc::dup2(saved, 1), libc::close(saved)] };
     assert_eq!(ended, [0, 1, 0]);
     result.map(|()| std::fs::read_to_string(&path).expect("text"))
 }
@@ -55,19 +56,30 @@ const ROW: &str = "LOG_ROW";
 fn shows_warnings_as_its_own(release: &str) -> Result<()> {
     let nccl = require!(stock_nccl(release));
     let setting = require!(setting());
-    (0..LOG_ROWS.len())
-        .try_for_each(|row| shows_a_warning(&nccl, release == "2.21.5", &setting.clone().env(ROW, row.to_string())))
+    (0..LOG_ROWS.len()).try_for_each(|row| {
+        shows_a_warning(&nccl, release == "2.21.5", &setting.clone().env(ROW, row.to_string()))
+    })
 }
 
 fn shows_a_warning(nccl: &Path, is_old: bool, setting: &Setting) -> Result<()> {
     alone(setting, |_| {
         let row: usize = std::env::var(ROW).expect("it is set").parse().expect("a number");
         let (debug, subsystems, levels, shown) = LOG_ROWS[row];
-        let [debug, levels] = [debug, levels].map(|value| Some(value).filter(|value| !value.is_empty()));
-        let variables = [("NCCL_DEBUG", debug), ("NCCL_DEBUG_SUBSYS", subsystems), ("NCCL_DEBUG_LEVELS", levels)];
+        let [debug, levels] =
+            [debug, levels].map(|value| Some(value).filter(|value| !value.is_empty()));
+        let variables = [
+            ("NCCL_DEBUG", debug),
+            ("NCCL_DEBUG_SUBSYS", subsystems),
+            ("NCCL_DEBUG_LEVELS", levels),
+        ];
         for (name, value) in variables {
             // SAFETY: this process has one thread that looks at the environment: this one.
-            unsafe { value.map_or_else(|| std::env::remove_var(name), |value| std::env::set_var(name, value)) };
+            unsafe {
+                value.map_or_else(
+                    || std::env::remove_var(name),
+                    |value| std::env::set_var(name, value),
+                )
+            };
         }
         let what = format!("{} with {debug:?}, {subsystems:?}, {levels:?}", nccl.display());
         debug_log::use_stock(nccl)?;
@@ -76,9 +88,12 @@ fn shows_a_warning(nccl: &Path, is_old: bool, setting: &Setting) -> Result<()> {
             assert!(transport.properties(99).is_err());
             let logger = debug_log::callback().expect("there is one");
             for (level, subsystem) in ROWS_OF_LINES {
-                let text = CString::new(format!("a line of {level} {subsystem:#x};")).expect("no NUL");
+                let text =
+                    CString::new(format!("a line of {level} {subsystem:#x};")).expect("no NUL");
                 // SAFETY: NCCL's logger, whose format takes one string.
-                unsafe { logger(level, subsystem, c"file".as_ptr(), 1, c"%s".as_ptr(), text.as_ptr()) };
+                unsafe {
+                    logger(level, subsystem, c"file".as_ptr(), 1, c"%s".as_ptr(), text.as_ptr())
+                };
             }
             Ok(())
         })?;
@@ -89,7 +104,10 @@ fn shows_a_warning(nccl: &Path, is_old: bool, setting: &Setting) -> Result<()> {
             let ours = debug_log::shows(debug, subsystems, level, subsystem);
             let theirs = text.contains(&format!("a line of {level} {subsystem:#x};"));
             let agree = if is_old { ours == theirs } else { theirs || !ours };
-            assert!(agree, "level {level}, subsystems {subsystem:#x}: {theirs} of {what}, {ours} here");
+            assert!(
+                agree,
+                "level {level}, subsystems {subsystem:#x}: {theirs} of {what}, {ours} here"
+            );
         }
         assert_eq!(is_shown_by_all(debug, subsystems), shown == [true; 2], "{what}");
         Ok(())
@@ -97,7 +115,8 @@ fn shows_a_warning(nccl: &Path, is_old: bool, setting: &Setting) -> Result<()> {
 }
 
 /// Levels WARN, INFO, TRACE; subsystems none, INIT, NET, INIT and NET, all.
-const ROWS_OF_LINES: [(u32, u64); 8] = [(2, 0), (2, 1), (2, 16), (2, u64::MAX), (3, 1), (3, 16), (3, 17), (5, 16)];
+const ROWS_OF_LINES: [(u32, u64); 8] =
+    [(2, 0), (2, 1), (2, 16), (2, u64::MAX), (3, 1), (3, 16), (3, 17), (5, 16)];
 
 #[test]
 fn nccl_2_21_5_shows_the_plugins_warnings_wherever_it_shows_its_own() -> Result<()> {

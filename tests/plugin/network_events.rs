@@ -43,16 +43,23 @@ impl Ends {
     fn over(transport: &Transport, bytes: usize) -> Result<Self> {
         let (mut handle, mut listener) = transport.listen(0)?;
         let mut deadline = Deadline::new("a connection", Duration::from_secs(20));
-        let (send, recv) = connect_and_accept(transport, 0, &mut handle, &mut listener, &mut deadline, || ())?;
-        let (from, to) =
-            (send.register(&Arc::new(Buffer::new(bytes)?))?, recv.register(&Arc::new(Buffer::new(bytes)?))?);
+        let (send, recv) =
+            connect_and_accept(transport, 0, &mut handle, &mut listener, &mut deadline, || ())?;
+        let (from, to) = (
+            send.register(&Arc::new(Buffer::new(bytes)?))?,
+            recv.register(&Arc::new(Buffer::new(bytes)?))?,
+        );
         Ok(Self { send, recv, from, to })
     }
 
     /// Sends as many messages as `lengths` has, which one grouped receive takes.
     fn exchange(&self, lengths: &[usize]) -> Result<()> {
-        let place =
-            |(tag, len): (usize, &usize)| RecvBuffer { region: &self.to, offset: 0, len: *len, tag: tag as i32 };
+        let place = |(tag, len): (usize, &usize)| RecvBuffer {
+            region: &self.to,
+            offset: 0,
+            len: *len,
+            tag: tag as i32,
+        };
         let places: Vec<_> = lengths.iter().enumerate().map(place).collect();
         let received = self.recv.receive_group(&places)?.expect("room for a receive");
         for (tag, len) in lengths.iter().enumerate() {
@@ -69,7 +76,9 @@ impl Ends {
 }
 
 fn finish(mut request: Request<'_>) {
-    wait_until("the end of a request", || request.test(&mut [0; MAX_GROUP]).expect("it does not fail"));
+    wait_until("the end of a request", || {
+        request.test(&mut [0; MAX_GROUP]).expect("it does not fail")
+    });
 }
 
 /// The events that have begun, with opcode and length; each has ended once, and nothing else has been told.
@@ -80,13 +89,17 @@ fn ended() -> Vec<(i32, usize)> {
     let mut open = Vec::new();
     for told in &told {
         match told {
-            Told::Start { event, message: Message { opcode, length, queue_pair, device: 0, .. } } => {
+            Told::Start {
+                event,
+                message: Message { opcode, length, queue_pair, device: 0, .. },
+            } => {
                 assert!(*queue_pair > 0, "{told:?}");
                 open.push(*event);
                 begun.push((*opcode, *length));
             }
             Told::Stop(event) => {
-                let place = open.iter().position(|open| open == event).expect("an event that has begun");
+                let place =
+                    open.iter().position(|open| open == event).expect("an event that has begun");
                 open.remove(place);
             }
             other => panic!("{other:?}"),
@@ -106,7 +119,10 @@ fn each_message_is_told(version: u32) -> Result<()> {
         assert_eq!(ended(), [(RECEIVED, 8), (SENT, 8)]);
         ends.exchange(&[1 << 20, 0, 100])?;
         let lengths = [1 << 20, 0, 100];
-        assert_eq!(ended(), [lengths.map(|len| (RECEIVED, len)), lengths.map(|len| (SENT, len))].concat());
+        assert_eq!(
+            ended(),
+            [lengths.map(|len| (RECEIVED, len)), lengths.map(|len| (SENT, len))].concat()
+        );
         for _ in 0..600 {
             ends.exchange(&[64])?;
         }
@@ -142,7 +158,11 @@ fn each_message_is_reported_with_the_queue_pair_of_its_end() -> Result<()> {
                 _ => None,
             }));
         }
-        assert_eq!(numbers.len(), 4, "two connections, each with an end of its own in either direction: {numbers:?}");
+        assert_eq!(
+            numbers.len(),
+            4,
+            "two connections, each with an end of its own in either direction: {numbers:?}"
+        );
         Ok(())
     })
 }

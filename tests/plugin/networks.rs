@@ -38,7 +38,8 @@ fn exchange(worker: &mut WorkerCtx, addresses: &[(usize, &[&str])], hca: [&str; 
 }
 
 fn merged(addresses: &[(usize, &[&str])], hca: [&str; 2], told: [&[&str]; 2]) -> Result<()> {
-    let adapt = |setting: lab::pair::Setting| setting.env(APART.0, APART.1).env(ALL_INFO.0, ALL_INFO.1);
+    let adapt =
+        |setting: lab::pair::Setting| setting.env(APART.0, APART.1).env(ALL_INFO.0, ALL_INFO.1);
     faithful::run(&["--devices", "4"], adapt, |worker| {
         exchange(worker, addresses, hca)?;
         for words in told[worker.rank()] {
@@ -62,9 +63,12 @@ fn rails_are_paired_by_network_where_the_ports_of_one_end_are_in_another_order()
 /// As where the first port of one end is down when the job starts.
 #[test]
 fn the_only_port_of_an_end_is_paired_with_that_of_its_network() -> Result<()> {
-    let addresses: [(usize, &[&str]); 3] = [(0, &["10.1.0.1"]), (1, &["10.2.0.1"]), (3, &["10.2.0.2"])];
-    let told: [&[&str]; 2] =
-        [&["softrnic1: GID 1 10.2.0.1 to GID 10.2.0.2"], &["softrnic3: GID 1 10.2.0.2 to GID 10.2.0.1"]];
+    let addresses: [(usize, &[&str]); 3] =
+        [(0, &["10.1.0.1"]), (1, &["10.2.0.1"]), (3, &["10.2.0.2"])];
+    let told: [&[&str]; 2] = [
+        &["softrnic1: GID 1 10.2.0.1 to GID 10.2.0.2"],
+        &["softrnic3: GID 1 10.2.0.2 to GID 10.2.0.1"],
+    ];
     merged(&addresses, ["softrnic0,softrnic1", "softrnic3"], told)
 }
 
@@ -85,10 +89,15 @@ fn a_rail_whose_network_the_peer_is_not_in_is_left_out_and_that_is_reported() ->
 fn without_failover_a_rail_between_networks_is_used_from_the_beginning() -> Result<()> {
     let addresses: [(usize, &[&str]); 4] =
         [(0, &["10.1.0.1"]), (1, &["10.2.0.1"]), (2, &["10.1.0.2"]), (3, &["10.3.0.2"])];
-    let adapt = |setting: lab::pair::Setting| setting.env("FERRITE_FAILOVER", "0").env(ALL_INFO.0, ALL_INFO.1);
+    let adapt = |setting: lab::pair::Setting| {
+        setting.env("FERRITE_FAILOVER", "0").env(ALL_INFO.0, ALL_INFO.1)
+    };
     faithful::run(&["--devices", "4"], adapt, |worker| {
         exchange(worker, &addresses, ["softrnic0,softrnic1", "softrnic2,softrnic3"])?;
-        let ways = ["softrnic1: GID 1 10.2.0.1 to GID 10.3.0.2", "softrnic3: GID 1 10.3.0.2 to GID 10.2.0.1"];
+        let ways = [
+            "softrnic1: GID 1 10.2.0.1 to GID 10.3.0.2",
+            "softrnic3: GID 1 10.3.0.2 to GID 10.2.0.1",
+        ];
         assert!(said(&[ways[worker.rank()]]) && !said(&["left out"]), "{}", log());
         worker.barrier()
     })
@@ -100,7 +109,10 @@ fn a_sender_takes_the_address_that_is_in_the_listeners_network() -> Result<()> {
     pair(&require!(talkative(&[APART])), |worker| {
         let addresses: [(usize, &[&str]); 2] = [(0, &["10.1.0.1", "10.2.0.1"]), (1, &["10.2.0.2"])];
         exchange(worker, &addresses, ["softrnic0", "softrnic1"])?;
-        let used = ["softrnic0: GID 2 10.2.0.1 to GID 10.2.0.2", "softrnic1: GID 1 10.2.0.2 to GID 10.2.0.1"];
+        let used = [
+            "softrnic0: GID 2 10.2.0.1 to GID 10.2.0.2",
+            "softrnic1: GID 1 10.2.0.2 to GID 10.2.0.1",
+        ];
         assert!(said(&[used[worker.rank()]]), "{}", log());
         worker.barrier()
     })?;
@@ -110,12 +122,17 @@ fn a_sender_takes_the_address_that_is_in_the_listeners_network() -> Result<()> {
 /// NCCL asks both ends for their first devices, which no cable joins.
 #[test]
 fn a_connection_uses_the_device_that_is_in_the_listeners_network_if_that_is_wanted() -> Result<()> {
-    let setting = require!(talkative(&[APART, ("NCCL_IB_SUBNET_AWARE_ROUTING", "1"), ("SOFTRNIC_DEVICES", "4")]));
+    let setting = require!(talkative(&[
+        APART,
+        ("NCCL_IB_SUBNET_AWARE_ROUTING", "1"),
+        ("SOFTRNIC_DEVICES", "4")
+    ]));
     pair(&setting, |worker| {
         let addresses: [(usize, &[&str]); 4] =
             [(0, &["10.1.0.1"]), (1, &["10.2.0.1"]), (2, &["10.2.0.2"]), (3, &["10.1.0.2"])];
         exchange(worker, &addresses, ["softrnic0,softrnic1", "softrnic2,softrnic3"])?;
-        let used = [["softrnic0: ", "uses softrnic1"], ["softrnic2: ", "uses softrnic3"]][worker.rank()];
+        let used =
+            [["softrnic0: ", "uses softrnic1"], ["softrnic2: ", "uses softrnic3"]][worker.rank()];
         assert!(said(&[used[0], used[1], "NCCL_IB_SUBNET_AWARE_ROUTING"]), "{}", log());
         worker.barrier()
     })?;
@@ -127,14 +144,17 @@ fn a_connection_uses_the_device_that_is_in_the_listeners_network_if_that_is_want
 fn a_listener_waits_for_the_device_that_the_connection_is_moved_to() -> Result<()> {
     let fault = ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic3 every=1");
     let retries = [("NCCL_IB_MQP_RETRY_CNT", "10000"), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20")];
-    let setting = require!(talkative(&[APART, fault, retries[0], retries[1], ("SOFTRNIC_DEVICES", "4")]));
+    let setting =
+        require!(talkative(&[APART, fault, retries[0], retries[1], ("SOFTRNIC_DEVICES", "4")]));
     pair(&setting, |worker| {
         let rank = worker.rank();
         set("NCCL_IB_HCA", ["softrnic0,softrnic1", "softrnic2,softrnic3"][rank]);
         set("NCCL_IB_SUBNET_AWARE_ROUTING", ["0", "1"][rank]);
         let transport = plugin_transport()?;
         if rank == 0 {
-            for (device, address) in ["10.1.0.1", "10.2.0.1", "10.2.0.2", "10.1.0.2"].into_iter().enumerate() {
+            for (device, address) in
+                ["10.1.0.1", "10.2.0.1", "10.2.0.2", "10.1.0.2"].into_iter().enumerate()
+            {
                 softrnic(&format!("gid {device}/1 remove 1"));
                 softrnic(&format!("gid {device}/1 add 1 ::ffff:{address} v2"));
             }

@@ -59,7 +59,11 @@ fn scan(ports: &[SocketAddr], stop: &AtomicBool, calls: &AtomicUsize) {
 }
 
 /// Accepts all of them in turn, and goes on at least until the scanner has been everywhere. What each brings shows whose it is.
-fn accept_all(worker: &WorkerCtx, mut listeners: Vec<Listener>, calls: &AtomicUsize) -> Result<Vec<RecvComm>> {
+fn accept_all(
+    worker: &WorkerCtx,
+    mut listeners: Vec<Listener>,
+    calls: &AtomicUsize,
+) -> Result<Vec<RecvComm>> {
     let mut deadline = worker.deadline("a hundred connections beside a scanner");
     let mut comms: Vec<Option<RecvComm>> = listeners.iter().map(|_| None).collect();
     while comms.iter().any(Option::is_none) || calls.load(Ordering::Relaxed) < 2 * CONNECTIONS {
@@ -76,8 +80,10 @@ fn accept_all(worker: &WorkerCtx, mut listeners: Vec<Listener>, calls: &AtomicUs
 
 fn connect_all(worker: &WorkerCtx, transport: &Transport, handles: &[u8]) -> Result<Vec<SendComm>> {
     let mut deadline = worker.deadline("a hundred connections beside a scanner");
-    let mut handles: Vec<Handle> =
-        handles.chunks(HANDLE_BYTES).map(|bytes| Handle(bytes.try_into().expect("a whole handle"))).collect();
+    let mut handles: Vec<Handle> = handles
+        .chunks(HANDLE_BYTES)
+        .map(|bytes| Handle(bytes.try_into().expect("a whole handle")))
+        .collect();
     let mut comms: Vec<Option<SendComm>> = handles.iter().map(|_| None).collect();
     while comms.iter().any(Option::is_none) {
         for (comm, handle) in comms.iter_mut().zip(&mut handles) {

@@ -52,7 +52,9 @@ fn refusal_from(worker: &WorkerCtx, from: usize) -> Result<Error> {
     let (mut handle, mut listener) = transport.listen(1 - from)?;
     let mut deadline = worker.deadline("a failure");
     loop {
-        if let Err(e) = transport.connect(from, &mut handle).and_then(|_| listener.accept().map(drop)) {
+        if let Err(e) =
+            transport.connect(from, &mut handle).and_then(|_| listener.accept().map(drop))
+        {
             return Ok(e);
         }
         deadline.idle()?;
@@ -84,8 +86,14 @@ fn each_rail_answers_in_the_network_of_its_counterpart() -> Result<()> {
         worker.barrier()?;
         works(worker)?;
         let ways = [
-            [("11 10.98.1.1", "10.98.1.2", "softrnic2"), ("12 10.99.1.1", "10.99.1.3", "softrnic3")],
-            [("12 10.98.1.2", "10.98.1.1", "softrnic0"), ("11 10.99.1.3", "10.99.1.1", "softrnic1")],
+            [
+                ("11 10.98.1.1", "10.98.1.2", "softrnic2"),
+                ("12 10.99.1.1", "10.99.1.3", "softrnic3"),
+            ],
+            [
+                ("12 10.98.1.2", "10.98.1.1", "softrnic0"),
+                ("11 10.99.1.3", "10.99.1.1", "softrnic1"),
+            ],
         ];
         for (rail, (gid, far, peer)) in ways[rank].iter().enumerate() {
             let here = format!("softrnic{}: GID {gid} to GID {far}, ", first + rail);
@@ -102,7 +110,8 @@ fn each_rail_has_an_mtu_of_its_own() -> Result<()> {
     over_two_rails(&[], &arguments, |worker| {
         works(worker)?;
         for (rail, mtu) in [2048, 1024].into_iter().enumerate() {
-            let (name, words) = (format!("softrnic{}: GID", 2 * worker.rank() + rail), format!("MTU {mtu}, "));
+            let (name, words) =
+                (format!("softrnic{}: GID", 2 * worker.rank() + rail), format!("MTU {mtu}, "));
             assert!(said(&[&name, &words]), "{name} {words}: {}", log());
         }
         worker.barrier()
@@ -116,9 +125,15 @@ fn the_devices_of_each_rail_agree_on_their_makers_options() -> Result<()> {
         set("SOFTRNIC_ECE", ["13", "7"][worker.rank()]);
         works(worker)?;
         for rail in 0..2 {
-            let name = format!("softrnic{} and softrnic{}", 2 * worker.rank() + rail, 2 - 2 * worker.rank() + rail);
+            let name = format!(
+                "softrnic{} and softrnic{}",
+                2 * worker.rank() + rail,
+                2 - 2 * worker.rank() + rail
+            );
             let lines = lab::nccl::debug_log::lines();
-            let told = |line: &&String| line.contains(&name) && line.contains("use ECE options 0x5 of 0xf000");
+            let told = |line: &&String| {
+                line.contains(&name) && line.contains("use ECE options 0x5 of 0xf000")
+            };
             assert_eq!(lines.iter().filter(told).count(), 2, "{name}: {}", log());
         }
         worker.barrier()
@@ -128,7 +143,8 @@ fn the_devices_of_each_rail_agree_on_their_makers_options() -> Result<()> {
 /// One rail's way is not there yet, the other one's is. Without failover, the connection waits for both.
 fn not_resolved_yet(device: &str) -> Result<()> {
     let fault = format!("modify-qp=ETIMEDOUT times=3 device={device}");
-    let env = [("SOFTRNIC_FAULTS", fault.as_str()), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20"), ALL_RAILS];
+    let env =
+        [("SOFTRNIC_FAULTS", fault.as_str()), ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "20"), ALL_RAILS];
     over_two_rails(&env, &[], |worker| {
         works(worker)?;
         let count = |words: &str| log().matches(words).count();
@@ -257,7 +273,11 @@ fn ports_that_stay_down_are_named() -> Result<()> {
             while transport.connect(0, &mut handle).is_ok() {
                 deadline.idle()?;
             }
-            assert!(said(&["using softrnic1: the port is down", "still failing after 1 s"]), "{}", log());
+            assert!(
+                said(&["using softrnic1: the port is down", "still failing after 1 s"]),
+                "{}",
+                log()
+            );
         }
         worker.barrier()
     })
@@ -299,9 +319,17 @@ fn an_error_of_a_port_with_a_link_local_address_says_so() -> Result<()> {
         softrnic("gid 0/1 remove 1");
         softrnic("gid 1/1 remove 0");
         refusal_from(worker, 0)?;
-        assert!(said(&["to RTR failed", "the peer has a link-local address only", "IP address"]), "{}", log());
+        assert!(
+            said(&["to RTR failed", "the peer has a link-local address only", "IP address"]),
+            "{}",
+            log()
+        );
         refusal_from(worker, 1)?;
-        assert!(said(&["to RTR failed", "softrnic0 has a link-local address only", "IP address"]), "{}", log());
+        assert!(
+            said(&["to RTR failed", "softrnic0 has a link-local address only", "IP address"]),
+            "{}",
+            log()
+        );
         Ok(())
     })
 }

@@ -45,8 +45,10 @@ fn exchange_all(worker: &mut WorkerCtx, expected: [&str; 2]) -> Result<()> {
 }
 
 const PAIRS: [&str; 2] = ["softrnic0+softrnic1", "softrnic2+softrnic3"];
-const FOURS: [&str; 2] =
-    ["softrnic0:1+softrnic0:2+softrnic1:1+softrnic1:2", "softrnic2:1+softrnic2:2+softrnic3:1+softrnic3:2"];
+const FOURS: [&str; 2] = [
+    "softrnic0:1+softrnic0:2+softrnic1:1+softrnic1:2",
+    "softrnic2:1+softrnic2:2+softrnic3:1+softrnic3:2",
+];
 
 #[test]
 fn every_size_arrives_over_two_rails() -> Result<()> {
@@ -61,7 +63,8 @@ fn every_size_arrives_over_four_rails() -> Result<()> {
 
 #[test]
 fn messages_are_split_over_all_queue_pairs_of_all_rails() -> Result<()> {
-    let adapt = |s: Setting| s.env("NCCL_IB_QPS_PER_CONNECTION", "3").env("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
+    let adapt =
+        |s: Setting| s.env("NCCL_IB_QPS_PER_CONNECTION", "3").env("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
     faithful::run(&["--devices", "4", "--ports", "2"], adapt, |worker| exchange_all(worker, FOURS))
 }
 
@@ -92,7 +95,10 @@ fn every_size_arrives_from_four_rails_at_one_port() -> Result<()> {
 #[test]
 fn every_size_arrives_from_two_rails_at_three() -> Result<()> {
     let body = |worker: &mut WorkerCtx| {
-        set("NCCL_IB_HCA", if worker.rank() == 0 { "softrnic0" } else { "^softrnic0,softrnic1,softrnic2:1" });
+        set(
+            "NCCL_IB_HCA",
+            if worker.rank() == 0 { "softrnic0" } else { "^softrnic0,softrnic1,softrnic2:1" },
+        );
         set("NCCL_IB_QPS_PER_CONNECTION", if worker.rank() == 0 { "2" } else { "9" });
         exchange_all(worker, ["softrnic0:1+softrnic0:2", "softrnic2:2+softrnic3:1+softrnic3:2"])
     };
@@ -110,7 +116,8 @@ fn shown(arguments: &[&str], env: (&str, &str), expected: &[&str]) -> Result<()>
 
 #[test]
 fn unlike_ports_are_not_fused() -> Result<()> {
-    let arguments = ["--devices", "4", "--speed", "400,softrnic1/1=200", "--link", "roce,softrnic3/1=ib"];
+    let arguments =
+        ["--devices", "4", "--speed", "400,softrnic1/1=200", "--link", "roce,softrnic3/1=ib"];
     let all = ["softrnic0", "softrnic1", "softrnic2", "softrnic3"];
     shown(&arguments, ("NCCL_IB_TC", "0"), &all)
 }
@@ -131,7 +138,10 @@ fn virtual_functions_are_not_fused() -> Result<()> {
             if worker.rank() == 0 {
                 let physical = "/sys/class/infiniband/softrnic1/device/physfn";
                 std::fs::create_dir(physical).expect("a /sys/class of its own");
-                assert_eq!(names(&plugin_transport()?)?, ["softrnic0", "softrnic1", "softrnic2+softrnic3"]);
+                assert_eq!(
+                    names(&plugin_transport()?)?,
+                    ["softrnic0", "softrnic1", "softrnic2+softrnic3"]
+                );
             }
             Ok(())
         },
@@ -153,7 +163,8 @@ fn nothing_is_fused_without_sysfs() -> Result<()> {
 /// Unlike ports between them are no obstacle.
 #[test]
 fn like_ports_are_fused_and_logged() -> Result<()> {
-    let arguments = ["--devices", "4", "--ports", "2", "--speed", "400,softrnic0/2=200,softrnic1/2=200"];
+    let arguments =
+        ["--devices", "4", "--ports", "2", "--speed", "400,softrnic0/2=200,softrnic1/2=200"];
     faithful::run(
         &arguments,
         |s| s,
@@ -161,7 +172,8 @@ fn like_ports_are_fused_and_logged() -> Result<()> {
             let transport = plugin_transport()?;
             let fused = ["softrnic0:1+softrnic1:1", "softrnic0:2+softrnic1:2", FOURS[1]];
             assert_eq!(names(&transport)?, fused);
-            let told: Vec<_> = (0..3).map(|i| Ok(transport.properties(i)?.speed_mbps)).collect::<Result<_>>()?;
+            let told: Vec<_> =
+                (0..3).map(|i| Ok(transport.properties(i)?.speed_mbps)).collect::<Result<_>>()?;
             assert_eq!(told, [800_000, 400_000, 1_600_000]);
             let lines = lab::nccl::debug_log::lines();
             for (name, rails) in fused.iter().zip([2, 2, 4]) {
@@ -194,13 +206,25 @@ fn verified(
 /// Messages, streams, groups and truncated sends, all of them right.
 #[test]
 fn all_checks_pass_over_fused_devices() -> Result<()> {
-    for (arguments, devices) in [(&["--devices", "4"][..], PAIRS), (&["--devices", "4", "--ports", "2"], FOURS)] {
+    for (arguments, devices) in
+        [(&["--devices", "4"][..], PAIRS), (&["--devices", "4", "--ports", "2"], FOURS)]
+    {
         let (code, stdout, stderr) = require!(verified(arguments, &[], "", &[]));
         assert_eq!(code, 0, "{stdout}\n{stderr}");
         let headline = stdout.lines().next().unwrap_or_default();
-        assert!(headline.starts_with(concat!("fused: Ferrite ", env!("CARGO_PKG_VERSION"), "+")), "{stdout}");
-        assert!(headline.ends_with(&format!(" (interface v8) on {} and {}", devices[0], devices[1])), "{stdout}");
-        assert_eq!(stdout.lines().filter(|line| line.starts_with("  right  ")).count(), 43, "{stdout}");
+        assert!(
+            headline.starts_with(concat!("fused: Ferrite ", env!("CARGO_PKG_VERSION"), "+")),
+            "{stdout}"
+        );
+        assert!(
+            headline.ends_with(&format!(" (interface v8) on {} and {}", devices[0], devices[1])),
+            "{stdout}"
+        );
+        assert_eq!(
+            stdout.lines().filter(|line| line.starts_with("  right  ")).count(),
+            43,
+            "{stdout}"
+        );
     }
     Ok(())
 }
@@ -212,7 +236,10 @@ fn a_flipped_bit_on_any_rail_is_found() -> Result<()> {
         let fault = format!("corrupt opcode=write-imm every=5 device={device}");
         let (code, stdout, stderr) = require!(verified(&["--devices", "4"], &[], &fault, &[]));
         assert_eq!(code, 1, "{stdout}\n{stderr}");
-        assert!(stdout.contains("\n  WRONG  single") && stdout.contains("\n  WRONG  stream"), "{stdout}\n{stderr}");
+        assert!(
+            stdout.contains("\n  WRONG  single") && stdout.contains("\n  WRONG  stream"),
+            "{stdout}\n{stderr}"
+        );
     }
     Ok(())
 }
@@ -239,20 +266,24 @@ fn a_slow_rail_is_given_fewer_bytes() -> Result<()> {
 /// Bytes that a port has sent so far.
 fn sent(port: &str) -> Result<u64> {
     let text = program::stdout_of(Command::new(dist().join("bin/softrnic")).arg("stat"));
-    let line = text.lines().find(|line| line.trim_start().starts_with(port)).expect("a line for the port");
+    let line =
+        text.lines().find(|line| line.trim_start().starts_with(port)).expect("a line for the port");
     let words: Vec<_> = line.split_whitespace().collect();
     let at = words.iter().position(|word| *word == "bytes,").expect("a number of bytes");
     Ok(words[at - 1].parse().expect("a number"))
 }
 
 /// Rail 1 of rank 0 fails: its device, or its port.
-const DEAD_RAIL: [&str; 2] =
-    ["device-fatal device=softrnic1 message=100 times=1", "port-down device=softrnic1 message=100 times=1"];
+const DEAD_RAIL: [&str; 2] = [
+    "device-fatal device=softrnic1 message=100 times=1",
+    "port-down device=softrnic1 message=100 times=1",
+];
 
 #[test]
 fn a_dead_rail_leaves_all_messages_to_the_other() -> Result<()> {
     for fault in DEAD_RAIL {
-        let (code, stdout, stderr) = require!(verified(&["--devices", "4"], &["--long", "4000"], fault, &[]));
+        let (code, stdout, stderr) =
+            require!(verified(&["--devices", "4"], &["--long", "4000"], fault, &[]));
         assert_eq!(code, 0, "{stdout}\n{stderr}");
         assert!(stderr.lines().any(|line| line.contains(" is recovering: ")), "{stderr}");
     }
@@ -263,12 +294,19 @@ fn a_dead_rail_leaves_all_messages_to_the_other() -> Result<()> {
 #[test]
 fn a_dead_rail_ends_the_connection_and_is_named_if_failover_is_switched_off() -> Result<()> {
     // Of a port both ends may be the first to hear: the sender by its data, the receiver by its clear-to-sends.
-    let ends = ["on softrnic1 (rail 1 of softrnic0+softrnic1)", "on softrnic3 (rail 1 of softrnic2+softrnic3)"];
+    let ends = [
+        "on softrnic1 (rail 1 of softrnic0+softrnic1)",
+        "on softrnic3 (rail 1 of softrnic2+softrnic3)",
+    ];
     for (fault, words) in DEAD_RAIL.into_iter().zip([["softrnic1"; 2], ends]) {
-        let quick = [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "2"), ("FERRITE_FAILOVER", "0")];
-        let (code, stdout, stderr) = require!(verified(&["--devices", "4"], &["--long", "4000"], fault, &quick));
+        let quick =
+            [("NCCL_IB_TIMEOUT", "8"), ("NCCL_IB_RETRY_CNT", "2"), ("FERRITE_FAILOVER", "0")];
+        let (code, stdout, stderr) =
+            require!(verified(&["--devices", "4"], &["--long", "4000"], fault, &quick));
         assert_eq!(code, 2, "{stdout}\n{stderr}");
-        let told = stderr.lines().any(|line| line.contains("Ferrite") && words.iter().any(|w| line.contains(w)));
+        let told = stderr
+            .lines()
+            .any(|line| line.contains("Ferrite") && words.iter().any(|w| line.contains(w)));
         assert!(told, "{words:?} is not told: {stderr}");
     }
     Ok(())
@@ -280,14 +318,16 @@ fn memory_is_registered_on_all_cards_or_on_none() -> Result<()> {
     let adapt = |s: Setting| {
         // The first four are the rings of the connections, one each way, and what each process tests paths with; of the next forty every other
         // one is refused.
-        s.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=5..44 every=2 device=softrnic1").env("SOFTRNIC_MAX_MR", "40")
+        s.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=5..44 every=2 device=softrnic1")
+            .env("SOFTRNIC_MAX_MR", "40")
     };
     faithful::run(&["--devices", "2"], adapt, |worker| {
         let transport = plugin_transport()?;
         let link = PeerConn::open(worker, &transport, 0)?;
         let attempts = if worker.rank() == 0 { 40_usize } else { 0 };
         let mut kept = Vec::new();
-        let buffers = (0..attempts).map(|_| Buffer::new(4096).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let buffers =
+            (0..attempts).map(|_| Buffer::new(4096).map(Arc::new)).collect::<Result<Vec<_>>>()?;
         for (attempt, buffer) in buffers.iter().enumerate() {
             match link.send.register(buffer) {
                 Ok(region) => kept.push(region),
@@ -328,7 +368,8 @@ fn a_flush_reads_over_the_rails_that_have_carried_the_message() -> Result<()> {
 /// A read over the second port fails here: a flush notices that only if the message has come that way.
 #[test]
 fn a_flush_leaves_rails_alone_that_have_carried_nothing() -> Result<()> {
-    let adapt = |s: Setting| s.env("SOFTRNIC_FAULTS", "operation-error opcode=read device=softrnic1");
+    let adapt =
+        |s: Setting| s.env("SOFTRNIC_FAULTS", "operation-error opcode=read device=softrnic1");
     faithful::run(&["--devices", "4"], adapt, |worker| {
         let flushes = Flushes::open(worker)?;
         assert_eq!(flushes.message(worker, 64)?, Ok(()), "a small message on the first rail");
@@ -337,7 +378,10 @@ fn a_flush_leaves_rails_alone_that_have_carried_nothing() -> Result<()> {
         if worker.rank() == 0 {
             assert_eq!(outcome, Err(abi::ncclRemoteError));
             let lines = lab::nccl::debug_log::lines();
-            assert!(lines.iter().any(|line| line.contains("flushing GPU memory on softrnic1: ")), "{lines:#?}");
+            assert!(
+                lines.iter().any(|line| line.contains("flushing GPU memory on softrnic1: ")),
+                "{lines:#?}"
+            );
         }
         worker.barrier()
     })
@@ -361,13 +405,25 @@ impl Flushes {
         let (mut gpu, start) = (std::ptr::null_mut(), theirs.address(0, theirs.len())?.cast());
         let register = transport.vtable().regMr.expect("a slot");
         // SAFETY: a live communicator and memory that outlives the handle.
-        let code = unsafe { register(link.recv.raw(), start, theirs.len(), abi::NCCL_PTR_CUDA as c_int, &raw mut gpu) };
+        let code = unsafe {
+            register(
+                link.recv.raw(),
+                start,
+                theirs.len(),
+                abi::NCCL_PTR_CUDA as c_int,
+                &raw mut gpu,
+            )
+        };
         assert_eq!(code, abi::ncclSuccess);
         Ok(Self { out, into, gpu, link, transport })
     }
 
     /// One message each way and a flush of it, which there is unless it is empty; what `test` says of the flush.
-    fn message(&self, worker: &WorkerCtx, bytes: usize) -> Result<std::result::Result<(), abi::ncclResult_t>> {
+    fn message(
+        &self,
+        worker: &WorkerCtx,
+        bytes: usize,
+    ) -> Result<std::result::Result<(), abi::ncclResult_t>> {
         let mut deadline = worker.deadline("a message and its flush");
         let receive = posted(&mut deadline, || self.link.recv.receive(&self.into, 0, bytes, 0))?;
         let send = posted(&mut deadline, || self.link.send.send(&self.out, 0, bytes, 0))?;
@@ -381,7 +437,8 @@ impl Flushes {
             (std::ptr::null_mut(), [start], [bytes as c_int], [self.gpu]);
         let (data, sizes, handles) = (data.as_mut_ptr(), sizes.as_mut_ptr(), handles.as_mut_ptr());
         // SAFETY: arrays of one, and a live communicator.
-        let code = unsafe { iflush(self.link.recv.raw(), 1, data, sizes, handles, &raw mut request) };
+        let code =
+            unsafe { iflush(self.link.recv.raw(), 1, data, sizes, handles, &raw mut request) };
         assert_eq!((code, request.is_null()), (abi::ncclSuccess, bytes == 0));
         let mut done = c_int::from(request.is_null());
         while done == 0 {

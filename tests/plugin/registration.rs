@@ -44,7 +44,8 @@ fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
     pair(&setting, |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         worker.barrier()?;
-        let calls = Calls { net: plugin_transport()?.vtable(), comm: bench.link.send.raw() as usize };
+        let calls =
+            Calls { net: plugin_transport()?.vtable(), comm: bench.link.send.raw() as usize };
         let start = bench.out.memory().address(0, 1)? as usize;
         let parts = [(0, 1), (4097, 70_000), (1 << 19, 1 << 19), (4097, 100), (0, 1 << 20)];
         let handles = parts.map(|(offset, bytes)| calls.register(start + offset, bytes));
@@ -52,7 +53,11 @@ fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
             assert_eq!((code, handle.is_null()), (abi::ncclSuccess, false), "{part:?}");
         }
         let (code, handle) = calls.register(start + (1 << 20) - 4096, 1 << 16);
-        assert_eq!((code, handle.is_null()), (abi::ncclSystemError, true), "this one is not a part");
+        assert_eq!(
+            (code, handle.is_null()),
+            (abi::ncclSystemError, true),
+            "this one is not a part"
+        );
         // In an order that leaves parts of parts.
         for i in [4, 1, 0, 3, 2] {
             calls.deregister(handles[i].1);
@@ -75,15 +80,27 @@ fn a_receive_outside_of_its_memory_is_refused_and_the_connection_resumes() -> Re
         let transport = plugin_transport()?;
         let irecv = transport.vtable().irecv.expect("a slot");
         let start = bench.into.memory().address(0, 1)? as usize;
-        for (address, bytes) in [(start + BYTES, 1), (start + BYTES - 100, 101), (start - 1, 2), (0, 1)] {
+        for (address, bytes) in
+            [(start + BYTES, 1), (start + BYTES - 100, 101), (start - 1, 2), (0, 1)]
+        {
             for count in [1, 2] {
                 let inside = bench.into.memory().address(0, 64)?.cast();
-                let (mut data, mut sizes, mut tags) = ([address as *mut c_void, inside], [bytes, 64], [0, 1]);
+                let (mut data, mut sizes, mut tags) =
+                    ([address as *mut c_void, inside], [bytes, 64], [0, 1]);
                 let (mut handles, mut request) = ([bench.into.raw(); 2], std::ptr::null_mut());
-                let (data, sizes, tags) = (data.as_mut_ptr(), sizes.as_mut_ptr(), tags.as_mut_ptr());
+                let (data, sizes, tags) =
+                    (data.as_mut_ptr(), sizes.as_mut_ptr(), tags.as_mut_ptr());
                 // SAFETY: a live communicator and its handles; what is outside of the registration is refused.
                 let code = unsafe {
-                    irecv(bench.link.recv.raw(), count, data, sizes, tags, handles.as_mut_ptr(), &raw mut request)
+                    irecv(
+                        bench.link.recv.raw(),
+                        count,
+                        data,
+                        sizes,
+                        tags,
+                        handles.as_mut_ptr(),
+                        &raw mut request,
+                    )
                 };
                 assert_eq!(
                     (code, request.is_null()),
@@ -108,7 +125,8 @@ fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
         let net = transport.vtable();
         let (send, recv) = (bench.link.send.raw(), bench.link.recv.raw());
         let start = bench.out.memory().address(0, 1)? as usize;
-        let behind = [start + (1 << 16), start + (1 << 16) + (32 << 10), start - 4096, 0, usize::MAX];
+        let behind =
+            [start + (1 << 16), start + (1 << 16) + (32 << 10), start - 4096, 0, usize::MAX];
         for address in behind.map(|address| address as *mut c_void) {
             let null = std::ptr::null_mut::<c_void>();
             // SAFETY: live communicators and handles; what is outside of the registration is refused or of no bytes.
@@ -122,8 +140,17 @@ fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
                     let mut receive = null;
                     while receive.is_null() {
                         let irecv = net.irecv.expect("a slot");
-                        let (data, sizes, tags) = (data.as_mut_ptr(), sizes.as_mut_ptr(), tags.as_mut_ptr());
-                        let code = irecv(recv, count, data, sizes, tags, handles.as_mut_ptr(), &raw mut receive);
+                        let (data, sizes, tags) =
+                            (data.as_mut_ptr(), sizes.as_mut_ptr(), tags.as_mut_ptr());
+                        let code = irecv(
+                            recv,
+                            count,
+                            data,
+                            sizes,
+                            tags,
+                            handles.as_mut_ptr(),
+                            &raw mut receive,
+                        );
                         assert_eq!(code, abi::ncclSuccess, "{address:?}");
                         deadline.idle()?;
                     }
@@ -140,7 +167,8 @@ fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
                     for tag in 0..count {
                         let mut request = null;
                         while request.is_null() {
-                            let code = isend(send, address, 0, tag, bench.out.raw(), &raw mut request);
+                            let code =
+                                isend(send, address, 0, tag, bench.out.raw(), &raw mut request);
                             assert_eq!(code, abi::ncclSuccess, "{address:?}");
                             deadline.idle()?;
                         }
@@ -149,7 +177,8 @@ fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
                     for request in pending {
                         let (mut done, mut got) = (0, [7; 2]);
                         while done == 0 {
-                            let code = net.test.expect("a slot")(request, &raw mut done, got.as_mut_ptr());
+                            let code =
+                                net.test.expect("a slot")(request, &raw mut done, got.as_mut_ptr());
                             assert_eq!(code, abi::ncclSuccess, "{address:?}");
                             deadline.idle()?;
                         }
@@ -177,27 +206,49 @@ fn the_257th_flush_in_flight_is_an_error() -> Result<()> {
         let mut handle = std::ptr::null_mut();
         // To the software device, memory registered as a GPU's by address is memory like any other.
         // SAFETY: a live communicator, and memory that outlives the registration.
-        let code = unsafe { net.regMr.expect("a slot")(comm, start, 64, abi::NCCL_PTR_CUDA as c_int, &raw mut handle) };
+        let code = unsafe {
+            net.regMr.expect("a slot")(
+                comm,
+                start,
+                64,
+                abi::NCCL_PTR_CUDA as c_int,
+                &raw mut handle,
+            )
+        };
         assert_eq!(code, abi::ncclSuccess);
         let flush = || {
-            let (mut data, mut sizes, mut handles, mut request) = ([start], [64], [handle], std::ptr::null_mut());
+            let (mut data, mut sizes, mut handles, mut request) =
+                ([start], [64], [handle], std::ptr::null_mut());
             let iflush = net.iflush.expect("a slot");
             // SAFETY: arrays of one, and a live communicator.
             let code = unsafe {
-                iflush(comm, 1, data.as_mut_ptr(), sizes.as_mut_ptr(), handles.as_mut_ptr(), &raw mut request)
+                iflush(
+                    comm,
+                    1,
+                    data.as_mut_ptr(),
+                    sizes.as_mut_ptr(),
+                    handles.as_mut_ptr(),
+                    &raw mut request,
+                )
             };
             (code, request)
         };
         for _ in 0..2 {
             let requests: Vec<_> = (0..256).map(|_| flush()).collect();
-            assert!(requests.iter().all(|(code, request)| *code == abi::ncclSuccess && !request.is_null()));
+            assert!(
+                requests
+                    .iter()
+                    .all(|(code, request)| *code == abi::ncclSuccess && !request.is_null())
+            );
             assert_eq!(flush().0, abi::ncclInternalError);
             let mut deadline = worker.deadline("flushes");
             for (_, request) in requests {
                 let mut done = 0;
                 while done == 0 {
                     // SAFETY: a live request; a flush has no sizes.
-                    let code = unsafe { net.test.expect("a slot")(request, &raw mut done, std::ptr::null_mut()) };
+                    let code = unsafe {
+                        net.test.expect("a slot")(request, &raw mut done, std::ptr::null_mut())
+                    };
                     assert_eq!(code, abi::ncclSuccess);
                     deadline.idle()?;
                 }
@@ -227,7 +278,8 @@ fn two_threads_register_and_deregister_at_once() -> Result<()> {
                     let calls: Calls = calls;
                     let mut held = Vec::new();
                     for i in 0..600 {
-                        let (offset, bytes) = ((i * 7919 + thread * 4096) % (1 << 19), 1 + i * 131 % (1 << 18));
+                        let (offset, bytes) =
+                            ((i * 7919 + thread * 4096) % (1 << 19), 1 + i * 131 % (1 << 18));
                         let (code, handle) = calls.register(start + offset, bytes);
                         assert_eq!(code, abi::ncclSuccess);
                         held.push(handle);

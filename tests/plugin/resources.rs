@@ -17,9 +17,14 @@ struct Taken {
 /// What `ferrite solo` takes with `transport`.
 fn taken(transport: &[&str], work: &[&str]) -> Taken {
     let command = &mut Command::new(dist().join("bin/ferrite"));
-    let printed = program::run(command.arg("solo").args(transport).args(work).env("SOFTRNIC_STAT", "1"));
+    let printed =
+        program::run(command.arg("solo").args(transport).args(work).env("SOFTRNIC_STAT", "1"));
     assert!(printed.status.success(), "{transport:?}: {printed}");
-    let line = printed.stderr.lines().find(|line| line.starts_with("softrnic: at most")).expect("the device's line");
+    let line = printed
+        .stderr
+        .lines()
+        .find(|line| line.starts_with("softrnic: at most"))
+        .expect("the device's line");
     let host = line.split(';').next().unwrap_or(line);
     let numbers: Vec<u64> = host.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [queue_pairs, completion_queues, _, bytes] = numbers[..] else { panic!("{line}") };

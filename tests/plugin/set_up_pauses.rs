@@ -24,14 +24,20 @@ fn refusals() -> u32 {
 }
 
 /// `call` is NCCL's for an end of a connection whose device refuses commands, as `rule` says. Once that is over, the connection comes about.
-fn pauses(rule: &str, call: impl Fn(&Transport, &mut Handle, &mut Listener) -> Result<()>) -> Result<()> {
+fn pauses(
+    rule: &str,
+    call: impl Fn(&Transport, &mut Handle, &mut Listener) -> Result<()>,
+) -> Result<()> {
     let setting = require!(setting()).env("SOFTRNIC_FAULTS", rule);
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (mut handle, mut listener) = transport.listen(0)?;
         // The first may come of what is made before there is a control connection, and the second of what is offered over it.
         wait_until("three refusals", || {
-            assert!(transport.connect(1, &mut handle).expect("it goes on").is_none(), "a device refuses");
+            assert!(
+                transport.connect(1, &mut handle).expect("it goes on").is_none(),
+                "a device refuses"
+            );
             assert!(listener.accept().expect("it goes on").is_none(), "a device refuses");
             refusals() >= 3
         });

@@ -13,7 +13,8 @@ use testkit::require;
 fn counted(what: &str, steps: &[&str]) -> usize {
     let lines = lab::nccl::debug_log::lines();
     let count = |line: &String| {
-        let (count, told) = line.strip_prefix("INFO Ferrite: set up ")?.split_once(" connection(s) for ")?;
+        let (count, told) =
+            line.strip_prefix("INFO Ferrite: set up ")?.split_once(" connection(s) for ")?;
         let told = told.strip_prefix(what)?;
         assert!(steps.iter().all(|step| told.contains(&format!(" {step} "))), "{line}");
         count.parse::<usize>().ok()
@@ -28,12 +29,17 @@ fn the_set_up_of_connections_is_summed_up_in_lines_that_nccl_shows_by_default() 
     let setting = require!(setting()).env("NCCL_DEBUG", "INFO");
     pair(&setting, |worker| {
         let transport = plugin_transport()?;
-        let links: Vec<_> = (0..CONNECTIONS).map(|_| PeerConn::open(worker, &transport, 0)).collect::<Result<_>>()?;
+        let links: Vec<_> = (0..CONNECTIONS)
+            .map(|_| PeerConn::open(worker, &transport, 0))
+            .collect::<Result<_>>()?;
         let sending = ["dial", "creating queue pairs", "handshake", "connecting queue pairs"];
-        let receiving = ["hello", "creating queue pairs", "connecting queue pairs", "receives", "commit"];
+        let receiving =
+            ["hello", "creating queue pairs", "connecting queue pairs", "receives", "commit"];
         let mut deadline = worker.deadline("the lines");
         // One in each direction, unless the machine is so busy that it took pauses between them.
-        while counted("sending", &sending) < CONNECTIONS || counted("receiving", &receiving) < CONNECTIONS {
+        while counted("sending", &sending) < CONNECTIONS
+            || counted("receiving", &receiving) < CONNECTIONS
+        {
             deadline.idle()?;
         }
         worker.barrier()?;
@@ -55,7 +61,10 @@ fn connections_ask_for_the_state_of_a_port_once_a_second_at_most() -> Result<()>
             links.push(PeerConn::open(worker, &transport, 0)?);
         }
         let (asked, seconds) = (port_queries() - before, start.elapsed().as_secs());
-        assert!(asked <= 1 + seconds, "{asked} queries in {seconds} s for {CONNECTIONS} connections in each direction");
+        assert!(
+            asked <= 1 + seconds,
+            "{asked} queries in {seconds} s for {CONNECTIONS} connections in each direction"
+        );
         worker.barrier()?;
         links.into_iter().try_for_each(PeerConn::close)
     })?;

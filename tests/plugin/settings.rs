@@ -17,7 +17,9 @@ use testkit::{require, skipped};
 fn init_with(setting: Setting, env: &[(&str, &str)]) -> Result<(u32, i32, Vec<String>)> {
     let setting = env.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
     let [result, _] = pair(&setting, |_| {
-        let transport = Transport::without_init(Library::open(&Source::plugin(dist().join("lib/libnccl-net.so")))?);
+        let transport = Transport::without_init(Library::open(&Source::plugin(
+            dist().join("lib/libnccl-net.so"),
+        ))?);
         let code = match transport.init() {
             Ok(()) => 0,
             Err(Error::Call { code, .. }) => code,
@@ -35,7 +37,11 @@ fn init_with(setting: Setting, env: &[(&str, &str)]) -> Result<(u32, i32, Vec<St
 fn a_setting_out_of_range_is_refused_by_name_value_and_range() -> Result<()> {
     let (code, devices, log) = init_with(require!(setting()), &[("NCCL_IB_TIMEOUT", "99")])?;
     assert_eq!((code, devices), (abi::ncclInvalidUsage, -1));
-    assert!(log.iter().any(|l| l.contains("NCCL_IB_TIMEOUT=99: a whole number from 0 to 31 is expected")), "{log:?}");
+    assert!(
+        log.iter()
+            .any(|l| l.contains("NCCL_IB_TIMEOUT=99: a whole number from 0 to 31 is expected")),
+        "{log:?}"
+    );
     Ok(())
 }
 
@@ -57,17 +63,30 @@ fn settings_of_recovery_out_of_range_are_refused_by_name_value_and_range() -> Re
 #[test]
 fn what_is_not_honoured_and_what_does_not_exist_is_named() -> Result<()> {
     let resilience = "NCCL_IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT";
-    let env = [("NCCL_IB_DATA_DIRECT", "1"), ("NCCL_IB_TIMOUT", "22"), ("NCCL_IB_TIMEOUT", "20"), (resilience, "5")];
+    let env = [
+        ("NCCL_IB_DATA_DIRECT", "1"),
+        ("NCCL_IB_TIMOUT", "22"),
+        ("NCCL_IB_TIMEOUT", "20"),
+        (resilience, "5"),
+    ];
     let (code, _, log) = init_with(require!(setting()), &env)?;
     assert_eq!(code, abi::ncclSuccess);
-    let about = |name: &str| log.iter().find(|l| l.contains("does not honour") && l.contains(&format!(" {name}: ")));
-    let lost = |name: &str| about(name).is_some_and(|l| l.contains("WARN") && !l.contains("nothing is lost"));
+    let about = |name: &str| {
+        log.iter().find(|l| l.contains("does not honour") && l.contains(&format!(" {name}: ")))
+    };
+    let lost = |name: &str| {
+        about(name).is_some_and(|l| l.contains("WARN") && !l.contains("nothing is lost"))
+    };
     assert!(lost("NCCL_IB_DATA_DIRECT") && !lost(resilience) && !lost("NCCL_IB_TIMOUT"), "{log:?}");
     assert!(
-        about(resilience).is_some_and(|l| l.contains("recovery is on by default; see FERRITE_FAILOVER")),
+        about(resilience)
+            .is_some_and(|l| l.contains("recovery is on by default; see FERRITE_FAILOVER")),
         "{log:?}"
     );
-    assert!(about("NCCL_IB_TIMOUT").is_some_and(|l| l.contains("there is no such variable")), "{log:?}");
+    assert!(
+        about("NCCL_IB_TIMOUT").is_some_and(|l| l.contains("there is no such variable")),
+        "{log:?}"
+    );
     assert!(about("NCCL_IB_TIMEOUT").is_none(), "{log:?}");
     Ok(())
 }
@@ -77,7 +96,9 @@ fn lanes_are_said_to_be_ignored_where_nccl_s_variables_count() -> Result<()> {
     let env = [("FERRITE_LANES", "4"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
     let (code, _, log) = init_with(require!(setting()), &env)?;
     assert_eq!(code, abi::ncclSuccess);
-    let said = |line: &&String| line.contains("does not honour FERRITE_LANES: NCCL_IB_QPS_PER_CONNECTION or");
+    let said = |line: &&String| {
+        line.contains("does not honour FERRITE_LANES: NCCL_IB_QPS_PER_CONNECTION or")
+    };
     assert_eq!(log.iter().filter(said).count(), 1, "{log:?}");
     Ok(())
 }
@@ -110,7 +131,11 @@ fn automatic_lanes_are_said_with_the_reason() -> Result<()> {
 fn an_interface_that_does_not_exist_is_named() -> Result<()> {
     let (code, _, log) = init_with(require!(setting()), &[("NCCL_SOCKET_IFNAME", "nowhere9")])?;
     assert_eq!(code, abi::ncclInvalidUsage);
-    assert!(log.iter().any(|l| l.contains("NCCL_SOCKET_IFNAME=nowhere9: no interface fits; there are: ")), "{log:?}");
+    assert!(
+        log.iter()
+            .any(|l| l.contains("NCCL_SOCKET_IFNAME=nowhere9: no interface fits; there are: ")),
+        "{log:?}"
+    );
     Ok(())
 }
 
@@ -130,7 +155,10 @@ fn no_libibverbs_means_no_device_and_one_line() -> Result<()> {
 
 #[test]
 fn no_rdma_device_means_one_line() -> Result<()> {
-    if std::path::Path::new("/sys/class/infiniband").read_dir().is_ok_and(|mut dir| dir.next().is_some()) {
+    if std::path::Path::new("/sys/class/infiniband")
+        .read_dir()
+        .is_ok_and(|mut dir| dir.next().is_some())
+    {
         skipped("a machine without RDMA devices: this one has some");
         return Ok(());
     }
@@ -144,11 +172,20 @@ fn no_rdma_device_means_one_line() -> Result<()> {
 #[test]
 fn a_filter_that_admits_nothing_is_named_with_what_there_is() -> Result<()> {
     for required in ["Ferrite", ""] {
-        let found = init_with(require!(setting()), &[("NCCL_IB_HCA", "rocep1s0f0"), ("NCCL_NET", required)])?;
+        let found = init_with(
+            require!(setting()),
+            &[("NCCL_IB_HCA", "rocep1s0f0"), ("NCCL_NET", required)],
+        )?;
         let line = found.2.first().cloned().unwrap_or_default();
         nothing_but_one_line(found, "softrnic0:1, softrnic1:1: NCCL_IB_HCA=rocep1s0f0 excludes it");
-        assert!(line.starts_with("WARN") && line.contains("there are: softrnic0, softrnic1"), "{line}");
-        assert!(line.contains("libibverbs is ") && line.contains("softrnic/libibverbs.so.1"), "{line}");
+        assert!(
+            line.starts_with("WARN") && line.contains("there are: softrnic0, softrnic1"),
+            "{line}"
+        );
+        assert!(
+            line.contains("libibverbs is ") && line.contains("softrnic/libibverbs.so.1"),
+            "{line}"
+        );
     }
     Ok(())
 }
@@ -156,9 +193,17 @@ fn a_filter_that_admits_nothing_is_named_with_what_there_is() -> Result<()> {
 #[test]
 fn an_entry_that_names_nothing_is_reported_once_and_the_others_count() -> Result<()> {
     for (list, devices, words) in [
-        ("softrnic0,softrnic7", 1, "no device has a name that begins with softrnic7; there are: softrnic0, softrnic1"),
+        (
+            "softrnic0,softrnic7",
+            1,
+            "no device has a name that begins with softrnic7; there are: softrnic0, softrnic1",
+        ),
         ("^=softrnic0,^=softrnic1", 1, "^=softrnic1 is taken for a name"),
-        ("softrnic0, softrnic1", 2, "NCCL's built-in transport takes the blanks for parts of the names"),
+        (
+            "softrnic0, softrnic1",
+            2,
+            "NCCL's built-in transport takes the blanks for parts of the names",
+        ),
     ] {
         let (code, found, log) = init_with(require!(setting()), &[("NCCL_IB_HCA", list)])?;
         assert_eq!((code, found), (abi::ncclSuccess, devices), "{list}");
@@ -166,10 +211,15 @@ fn an_entry_that_names_nothing_is_reported_once_and_the_others_count() -> Result
         assert_eq!(log.iter().filter(|line| line.contains(&said)).count(), 1, "{list}: {log:#?}");
     }
     let (_, _, log) = init_with(require!(setting()), &[("NCCL_SOCKET_IFNAME", "lo,nowhere9")])?;
-    assert_eq!(log.iter().filter(|line| line.contains("nowhere9; there are: ")).count(), 1, "{log:#?}");
+    assert_eq!(
+        log.iter().filter(|line| line.contains("nowhere9; there are: ")).count(),
+        1,
+        "{log:#?}"
+    );
     let (_, _, log) = init_with(require!(setting()), &[("NCCL_IB_ADDR_RANGE", "192.168.7.0/24")])?;
     let said = |line: &&String| {
-        line.starts_with("WARN") && line.contains("NCCL_IB_ADDR_RANGE=192.168.7.0/24: no GID is in it")
+        line.starts_with("WARN")
+            && line.contains("NCCL_IB_ADDR_RANGE=192.168.7.0/24: no GID is in it")
     };
     assert_eq!(log.iter().filter(said).count(), 1, "{log:#?}");
     Ok(())
@@ -183,8 +233,12 @@ fn the_file_of_libibverbs_is_reported() -> Result<()> {
     assert!(line.contains("softrnic/libibverbs.so.1") && !line.contains("loaded too"), "{line}");
     let folder = testkit::Scratch::new();
     // Another one that is in the process already, under another name than the one that is looked for.
-    let other = folder.write("libibverbs.so.0", std::fs::read(require!(testkit::dist::plugin())).expect("a library"));
-    let (_, _, log) = init_with(require!(setting()), &[("LD_PRELOAD", other.to_str().expect("text"))])?;
+    let other = folder.write(
+        "libibverbs.so.0",
+        std::fs::read(require!(testkit::dist::plugin())).expect("a library"),
+    );
+    let (_, _, log) =
+        init_with(require!(setting()), &[("LD_PRELOAD", other.to_str().expect("text"))])?;
     let also = format!("{} is loaded too", other.display());
     assert!(log.iter().any(|line| line.contains(&also)), "{log:#?}");
     Ok(())
@@ -202,12 +256,18 @@ fn the_error_of_a_setting_names_the_file_that_has_set_it() -> Result<()> {
                 // SAFETY: this process has one thread so far.
                 unsafe { std::env::set_var("NCCL_IB_TIMEOUT", value) };
             }
-            let transport = Transport::without_init(Library::open(&Source::plugin(dist().join("lib/libnccl-net.so")))?);
+            let transport = Transport::without_init(Library::open(&Source::plugin(
+                dist().join("lib/libnccl-net.so"),
+            ))?);
             assert!(transport.init().is_err());
             Ok(lab::nccl::debug_log::lines())
         })?;
-        let line = log.iter().find(|line| line.contains("NCCL_IB_TIMEOUT=99")).unwrap_or_else(|| panic!("{log:?}"));
-        let names_file = line.contains(&format!("is expected; it is set by {}, line 2", file.display()));
+        let line = log
+            .iter()
+            .find(|line| line.contains("NCCL_IB_TIMEOUT=99"))
+            .unwrap_or_else(|| panic!("{log:?}"));
+        let names_file =
+            line.contains(&format!("is expected; it is set by {}, line 2", file.display()));
         assert_eq!(names_file, variable == "LATER", "{line}");
     }
     Ok(())
@@ -215,6 +275,9 @@ fn the_error_of_a_setting_names_the_file_that_has_set_it() -> Result<()> {
 
 #[test]
 fn ib_disable_means_no_device_and_one_line() -> Result<()> {
-    nothing_but_one_line(init_with(require!(setting()), &[("NCCL_IB_DISABLE", "1")])?, "NCCL_IB_DISABLE=1");
+    nothing_but_one_line(
+        init_with(require!(setting()), &[("NCCL_IB_DISABLE", "1")])?,
+        "NCCL_IB_DISABLE=1",
+    );
     Ok(())
 }

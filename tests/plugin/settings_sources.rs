@@ -24,7 +24,8 @@ static const char *get(const char *name) {
 }
 struct { const char *name; void *init, *finalize; const char *(*get)(const char *); } SYMBOL = { "site", init, finalize, get };
 "#;
-const LINE: &str = "NCCL's environment plugin site says: NCCL_IB_DISABLE not set, NCCL_IB_HCA=softrnic0";
+const LINE: &str =
+    "NCCL's environment plugin site says: NCCL_IB_DISABLE not set, NCCL_IB_HCA=softrnic0";
 /// Ferrite has no device, unless the plugin hides it.
 const HIDDEN: (&str, &str) = ("NCCL_IB_DISABLE", "1");
 
@@ -33,7 +34,11 @@ fn env_plugin(folder: &Scratch, symbol: &str) -> String {
     let (source, library) = (folder.join("site.c"), folder.join("site.so"));
     std::fs::write(&source, PLUGIN).expect("it is written");
     let define = format!("-DSYMBOL={symbol}");
-    let made = Command::new("cc").args(["-shared", "-fPIC", &define, "-o"]).arg(&library).arg(&source).status();
+    let made = Command::new("cc")
+        .args(["-shared", "-fPIC", &define, "-o"])
+        .arg(&library)
+        .arg(&source)
+        .status();
     assert!(made.expect("a C compiler").success());
     library.to_str().expect("text").to_owned()
 }
@@ -41,14 +46,19 @@ fn env_plugin(folder: &Scratch, symbol: &str) -> String {
 /// A process has so many `devices` over the loader of `release`, with each `env` and `devices`.
 fn over_loader(release: &str, cases: &[(&[(&str, &str)], usize)]) -> Result<()> {
     let nccl = require!(stock_nccl(release));
-    let plugin = require!(plugin()).canonicalize().unwrap_or_default().to_string_lossy().into_owned();
+    let plugin =
+        require!(plugin()).canonicalize().unwrap_or_default().to_string_lossy().into_owned();
     for (env, devices) in cases {
         let mut setting = require!(setting()).env("EXPECTED", devices.to_string());
         setting = env.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
         setting.net_plugin.clone_from(&plugin);
         alone(&setting, |_| {
-            let transport = Transport::open(&Source::Loader { nccl: nccl.clone(), plugin: plugin.clone() })?;
-            assert_eq!(transport.devices()?.to_string(), std::env::var("EXPECTED").expect("it is set"));
+            let transport =
+                Transport::open(&Source::Loader { nccl: nccl.clone(), plugin: plugin.clone() })?;
+            assert_eq!(
+                transport.devices()?.to_string(),
+                std::env::var("EXPECTED").expect("it is set")
+            );
             Ok(())
         })?;
     }
@@ -59,10 +69,14 @@ fn over_loader(release: &str, cases: &[(&[(&str, &str)], usize)]) -> Result<()> 
 fn an_environment_plugin_that_is_loaded_is_asked_and_one_that_is_not_is_not_loaded() -> Result<()> {
     let folder = Scratch::new();
     let site = env_plugin(&folder, "ncclEnvPlugin_v2");
-    let setting = require!(setting()).env(ALL_INFO.0, ALL_INFO.1).env("NCCL_ENV_PLUGIN", &site).env(HIDDEN.0, HIDDEN.1);
+    let setting = require!(setting())
+        .env(ALL_INFO.0, ALL_INFO.1)
+        .env("NCCL_ENV_PLUGIN", &site)
+        .env(HIDDEN.0, HIDDEN.1);
     for loads in ["1", "0"] {
         alone(&setting.clone().env("LOADS", loads), |_| {
-            let path = CString::new(std::env::var("NCCL_ENV_PLUGIN").expect("it is set")).expect("a path");
+            let path =
+                CString::new(std::env::var("NCCL_ENV_PLUGIN").expect("it is set")).expect("a path");
             let loads = std::env::var("LOADS").is_ok_and(|loads| loads == "1");
             if loads {
                 // SAFETY: a library of ours.
@@ -70,7 +84,12 @@ fn an_environment_plugin_that_is_loaded_is_asked_and_one_that_is_not_is_not_load
             }
             let transport = Transport::open(&Source::plugin(plugin().expect("it is there")))?;
             let devices = usize::from(loads);
-            assert_eq!((transport.devices()?, said(&[LINE])), (devices, loads), "{}", crate::common::log::log());
+            assert_eq!(
+                (transport.devices()?, said(&[LINE])),
+                (devices, loads),
+                "{}",
+                crate::common::log::log()
+            );
             Ok(())
         })?;
     }
@@ -80,13 +99,19 @@ fn an_environment_plugin_that_is_loaded_is_asked_and_one_that_is_not_is_not_load
 #[test]
 fn nccl_2_28_and_ferrite_ask_the_same_environment_plugin() -> Result<()> {
     let folder = Scratch::new();
-    over_loader("2.28.9", &[(&[("NCCL_ENV_PLUGIN", &env_plugin(&folder, "ncclEnvPlugin_v1")), HIDDEN], 1)])
+    over_loader(
+        "2.28.9",
+        &[(&[("NCCL_ENV_PLUGIN", &env_plugin(&folder, "ncclEnvPlugin_v1")), HIDDEN], 1)],
+    )
 }
 
 #[test]
 fn nccl_2_32_and_ferrite_ask_the_same_environment_plugin() -> Result<()> {
     let folder = Scratch::new();
-    over_loader("2.32.3", &[(&[("NCCL_ENV_PLUGIN", &env_plugin(&folder, "ncclEnvPlugin_v2")), HIDDEN], 1)])
+    over_loader(
+        "2.32.3",
+        &[(&[("NCCL_ENV_PLUGIN", &env_plugin(&folder, "ncclEnvPlugin_v2")), HIDDEN], 1)],
+    )
 }
 
 /// What NCCL's configuration file sets reaches Ferrite, unless the environment sets it otherwise.

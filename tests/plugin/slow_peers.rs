@@ -86,7 +86,8 @@ fn a_pause_at_any_step_ends_nothing() -> Result<()> {
 /// The connecting end was given up and begins anew on the same control connection, which others keep, before the listener is asked: the
 /// hello of the one that is given up is not answered.
 #[test]
-fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_its_own() -> Result<()> {
+fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_its_own()
+-> Result<()> {
     let setting = require!(with_short_limit());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
@@ -110,7 +111,8 @@ fn a_ring_of_four_with_a_late_rank_connects() -> Result<()> {
     const RANKS: usize = 4;
     let setting = require!(with_short_limit());
     alone(&setting, |worker| {
-        let (posts, boxes): (Vec<_>, Vec<_>) = (0..RANKS).map(|_| channel::<(usize, Handle)>()).unzip();
+        let (posts, boxes): (Vec<_>, Vec<_>) =
+            (0..RANKS).map(|_| channel::<(usize, Handle)>()).unzip();
         let worker = &*worker;
         std::thread::scope(|scope| {
             let ranks: Vec<_> = boxes
@@ -128,8 +130,12 @@ fn a_ring_of_four_with_a_late_rank_connects() -> Result<()> {
                         for neighbour in [next, previous] {
                             posts[neighbour].send((rank, Handle(handle.0))).expect("it reads");
                         }
-                        let two = [inbox.recv().expect("a neighbour"), inbox.recv().expect("a neighbour")];
-                        let of_next = two.into_iter().find(|(from, _)| *from == next).expect("one of them");
+                        let two = [
+                            inbox.recv().expect("a neighbour"),
+                            inbox.recv().expect("a neighbour"),
+                        ];
+                        let of_next =
+                            two.into_iter().find(|(from, _)| *from == next).expect("one of them");
                         let mut handle = of_next.1;
                         let (send, recv) = meet(worker, &transport, &mut handle, &mut listener)?;
                         assert!(send.close().is_ok() && recv.close().is_ok());
@@ -189,10 +195,12 @@ fn queue_pairs_are_made_while_the_first_dial_is_under_way() -> Result<()> {
         let transport = plugin_transport()?;
         let (handle, _listener) = transport.listen(0)?;
         // A port whose queue one client fills: the kernel does not answer the next one.
-        let port = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+        let port = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)
+            .expect("a socket");
         port.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
         port.listen(0).expect("a port");
-        let place = port.local_addr().ok().and_then(|address| address.as_socket()).expect("an address");
+        let place =
+            port.local_addr().ok().and_then(|address| address.as_socket()).expect("an address");
         let _first = TcpStream::connect(place).expect("the queue has room for one");
         assert!(transport.connect(1, &mut leads_to(place, &handle))?.is_none());
         assert_eq!(queue_pairs(), 1, "made, although nobody has answered");

@@ -10,8 +10,8 @@ use lab::pair::Setting;
 use lab::transport::deadline::{finished, posted};
 use nccl_net::testing::stats::histogram;
 use nccl_net::testing::stats::layout::{
-    CLOSED, FILE_PREFIX, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECEIVER, RECORD_WORDS, SENDER, header,
-    record,
+    CLOSED, FILE_PREFIX, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECEIVER,
+    RECORD_WORDS, SENDER, header, record,
 };
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,30 +19,43 @@ use testkit::{Scratch, require, wait_until};
 
 /// Files of statistics in `folder`.
 fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).expect("the folder").map(|entry| entry.expect("it is readable").path());
+    let entries = std::fs::read_dir(folder)
+        .expect("the folder")
+        .map(|entry| entry.expect("it is readable").path());
     entries
-        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(FILE_PREFIX)))
+        .filter(|path| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(FILE_PREFIX))
+        })
         .collect()
 }
 
 /// The words of this process's own file. It is not opened in this process, which would lose its lock.
 pub(crate) fn own_words(folder: &Path) -> Vec<u64> {
     let mine = format!("{FILE_PREFIX}{}.", std::process::id());
-    let path = files(folder).into_iter().find(|path| path.to_string_lossy().contains(&mine)).expect("a file");
+    let path = files(folder)
+        .into_iter()
+        .find(|path| path.to_string_lossy().contains(&mine))
+        .expect("a file");
     words(&path)
 }
 
 fn words(path: &Path) -> Vec<u64> {
     let bytes = std::process::Command::new("cat").arg(path).output().expect("cat").stdout;
-    bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes"))).collect()
+    bytes
+        .chunks_exact(8)
+        .map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")))
+        .collect()
 }
 
 pub(crate) fn records(words: &[u64]) -> impl Iterator<Item = &[u64]> {
-    words[HEADER_WORDS..].chunks_exact(RECORD_WORDS).filter(|words| words[record::STATE] & 0xff == OPEN)
+    words[HEADER_WORDS..]
+        .chunks_exact(RECORD_WORDS)
+        .filter(|words| words[record::STATE] & 0xff == OPEN)
 }
 
 fn text(words: &[u64]) -> String {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
+    let bytes: Vec<u8> =
+        words.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
     String::from_utf8(bytes).expect("text")
 }
 
@@ -63,10 +76,23 @@ fn each_end_of_a_connection_is_counted_and_knows_its_peer() -> Result<()> {
             bench.exchange(worker, round, 1000, 1000)?;
         }
         let words = own_words(&folder);
-        assert_eq!((words[header::MAGIC], words[header::LAYOUT]), (MAGIC, LAYOUT_MAJOR << 32 | LAYOUT_MINOR));
-        assert_eq!((words[header::PID], words[header::LABEL]), (std::process::id().into(), 41 + worker.rank() as u64));
-        assert_eq!(words.len() as u64, HEADER_WORDS as u64 + words[header::RECORDS] * RECORD_WORDS as u64);
-        assert_eq!((words[header::OWN_RANK], words[header::UNLISTED]), (4, 0), "all messages have tag 3");
+        assert_eq!(
+            (words[header::MAGIC], words[header::LAYOUT]),
+            (MAGIC, LAYOUT_MAJOR << 32 | LAYOUT_MINOR)
+        );
+        assert_eq!(
+            (words[header::PID], words[header::LABEL]),
+            (std::process::id().into(), 41 + worker.rank() as u64)
+        );
+        assert_eq!(
+            words.len() as u64,
+            HEADER_WORDS as u64 + words[header::RECORDS] * RECORD_WORDS as u64
+        );
+        assert_eq!(
+            (words[header::OWN_RANK], words[header::UNLISTED]),
+            (4, 0),
+            "all messages have tag 3"
+        );
         let ends: Vec<_> = records(&words).collect();
         let mut directions: Vec<_> = ends.iter().map(|end| end[record::DIRECTION]).collect();
         directions.sort_unstable();
@@ -76,9 +102,16 @@ fn each_end_of_a_connection_is_counted_and_knows_its_peer() -> Result<()> {
             assert_eq!(end[record::BYTES], 1000 * MESSAGES);
             assert_eq!(end[record::PEER_LABEL], 42 - worker.rank() as u64);
             // Two counts in each word.
-            let stages = end[record::HISTOGRAMS..].chunks_exact(histogram::WORDS).take(record::STAGES);
-            let samples = |words: &[u64]| words.iter().map(|word| (word >> 32) + (word & 0xffff_ffff)).sum::<u64>();
-            assert!(stages.map(samples).all(|count| (MESSAGES / 4 - 1..=MESSAGES / 4 + 1).contains(&count)));
+            let stages =
+                end[record::HISTOGRAMS..].chunks_exact(histogram::WORDS).take(record::STAGES);
+            let samples = |words: &[u64]| {
+                words.iter().map(|word| (word >> 32) + (word & 0xffff_ffff)).sum::<u64>()
+            };
+            assert!(
+                stages
+                    .map(samples)
+                    .all(|count| (MESSAGES / 4 - 1..=MESSAGES / 4 + 1).contains(&count))
+            );
             let is_sender = end[record::DIRECTION] == SENDER;
             assert_eq!(end[if is_sender { record::OWN_RANK } else { record::PEER_RANK }], 4);
             assert_eq!((end[record::RAIL_COUNT], end[record::QP_COUNT]), (1, 1));
@@ -91,9 +124,13 @@ fn each_end_of_a_connection_is_counted_and_knows_its_peer() -> Result<()> {
         }
         drop(bench);
         let words = own_words(&folder);
-        let closed = words[HEADER_WORDS..].chunks_exact(RECORD_WORDS).filter(|end| end[record::STATE] & 0xff == CLOSED);
+        let closed = words[HEADER_WORDS..]
+            .chunks_exact(RECORD_WORDS)
+            .filter(|end| end[record::STATE] & 0xff == CLOSED);
         assert_eq!(closed.map(|end| end[record::DONE]).collect::<Vec<_>>(), [MESSAGES; 2]);
-        let mode = |path: &PathBuf| std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+        let mode = |path: &PathBuf| {
+            std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777
+        };
         assert!(files(&folder).iter().all(|path| mode(path) == 0o600));
         worker.barrier()
     })?;
@@ -114,7 +151,10 @@ fn the_bytes_of_each_lane_are_counted_at_the_sender() -> Result<()> {
             let (lanes, others) = end[record::LANE_BYTES..][..record::LANES].split_at(4);
             let expected = if end[record::DIRECTION] == SENDER { BYTES as u64 } else { 0 };
             assert_eq!((lanes.iter().sum::<u64>(), others.iter().sum::<u64>()), (expected, 0));
-            assert!(expected == 0 || lanes.iter().all(|bytes| *bytes == BYTES as u64 / 4), "{lanes:?}");
+            assert!(
+                expected == 0 || lanes.iter().all(|bytes| *bytes == BYTES as u64 / 4),
+                "{lanes:?}"
+            );
             assert_eq!((end[record::QP_COUNT], end[record::MOVES]), (4, 0));
         }
         worker.barrier()
@@ -165,7 +205,8 @@ fn the_file_of_a_process_that_is_killed_stays_with_what_was_outstanding() -> Res
     assert_eq!(left.len(), 2);
     for path in left {
         let words = words(&path);
-        let end = records(&words).find(|end| end[record::DIRECTION] == RECEIVER).expect("the receiver");
+        let end =
+            records(&words).find(|end| end[record::DIRECTION] == RECEIVER).expect("the receiver");
         assert_eq!((end[record::BEGUN], end[record::DONE]), (2, 1));
     }
     Ok(())
@@ -196,17 +237,21 @@ fn on_a_full_file_system_there_is_no_file_and_a_line_in_the_log() -> Result<()> 
 
 /// NCCL needs room for itself.
 #[test]
-fn on_a_file_system_of_which_it_would_take_most_there_is_no_file_and_a_line_in_the_log() -> Result<()> {
+fn on_a_file_system_of_which_it_would_take_most_there_is_no_file_and_a_line_in_the_log()
+-> Result<()> {
     in_file_system_of("12k")
 }
 
 fn in_file_system_of(size: &str) -> Result<()> {
     let folder = Scratch::new();
     let path = folder.path().to_str().expect("text").to_owned();
-    let mount = |arguments: &[&str]| std::process::Command::new(arguments[0]).args(&arguments[1..]).output();
+    let mount = |arguments: &[&str]| {
+        std::process::Command::new(arguments[0]).args(&arguments[1..]).output()
+    };
     // A worker is told the folder of the process that has started it, and does not come back from the next function.
     if !is_worker() {
-        let mounted = mount(&["mount", "-t", "tmpfs", "-o", &format!("size={size}"), "none", &path]);
+        let mounted =
+            mount(&["mount", "-t", "tmpfs", "-o", &format!("size={size}"), "none", &path]);
         if !mounted.is_ok_and(|output| output.status.success()) {
             require!(Err::<(), _>(testkit::Missing::new("no file system can be mounted here")));
         }

@@ -58,7 +58,11 @@ fn messages_are_split_over_four_lanes() -> Result<()> {
 }
 
 /// Data is lost then, as by the built-in transport: never a byte beyond the receive, and one line for the connection.
-fn a_message_beyond_its_receive_is_reported(env: &[(&str, &str)], sent: usize, room: usize) -> Result<()> {
+fn a_message_beyond_its_receive_is_reported(
+    env: &[(&str, &str)],
+    sent: usize,
+    room: usize,
+) -> Result<()> {
     pair(&require!(talkative(env)), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 21)?;
         bench.exchange(worker, 0, room, sent)?;
@@ -160,11 +164,14 @@ fn data_and_immediate_are_separate_writes_under_adaptive_routing() -> Result<()>
 fn as_many_bytes_as_the_threshold_of_adaptive_routing_are_one_write() -> Result<()> {
     let adaptive = [("NCCL_IB_ADAPTIVE_ROUTING", "1"), ("NCCL_IB_AR_THRESHOLD", "65536")];
     let split = [("NCCL_IB_QPS_PER_CONNECTION", "2"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")];
-    let setting =
-        adaptive.iter().chain(&split).fold(require!(setting()), |setting, (name, value)| setting.env(name, value));
+    let setting = adaptive
+        .iter()
+        .chain(&split)
+        .fold(require!(setting()), |setting, (name, value)| setting.env(name, value));
     pair(&setting, |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 18)?;
-        for (round, (bytes, writes)) in [(1 << 17, 2), ((1 << 17) + 256, 6)].into_iter().enumerate() {
+        for (round, (bytes, writes)) in [(1 << 17, 2), ((1 << 17) + 256, 6)].into_iter().enumerate()
+        {
             bench.exchange(worker, round, bytes, bytes)?;
             assert_eq!(sum(&with_data(), "requests"), writes);
         }
@@ -181,8 +188,9 @@ fn six_clear_to_sends_are_one_write() -> Result<()> {
         let (handle, mut listener) = transport.listen(0)?;
         let (_send, recv) = connect(worker, &transport, &handle, &mut listener)?;
         let into = recv.register(&Buffer::new(64).map(Arc::new)?)?;
-        let places: Vec<_> =
-            (0..8).map(|tag| RecvBuffer { region: &into, offset: 8 * tag, len: 8, tag: tag as i32 }).collect();
+        let places: Vec<_> = (0..8)
+            .map(|tag| RecvBuffer { region: &into, offset: 8 * tag, len: 8, tag: tag as i32 })
+            .collect();
         let mut deadline = worker.deadline("groups");
         let counted = || ["requests", "inline"].map(|what| sum(&own_queues("queue_pairs"), what));
         let _six = posted(&mut deadline, || recv.receive_group(&places[..6]))?;
@@ -194,13 +202,18 @@ fn six_clear_to_sends_are_one_write() -> Result<()> {
 }
 
 /// Each rail takes as many of these writes as its queue has room for, and goes on when they are complete.
-fn clear_to_sends_go_over_rails_in_turn(rails: usize, fabric: &[&str], devices_of_rank: [&str; 2]) -> Result<()> {
+fn clear_to_sends_go_over_rails_in_turn(
+    rails: usize,
+    fabric: &[&str],
+    devices_of_rank: [&str; 2],
+) -> Result<()> {
     let body = |worker: &mut WorkerCtx| {
         set("NCCL_IB_HCA", devices_of_rank[worker.rank()]);
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         (0..100 * rails).try_for_each(|round| bench.exchange(worker, round, 8, 8))?;
         let queue_pairs = own_queues("queue_pairs");
-        let written: Vec<_> = queue_pairs.iter().map(|pair| sum(std::slice::from_ref(pair), "requests")).collect();
+        let written: Vec<_> =
+            queue_pairs.iter().map(|pair| sum(std::slice::from_ref(pair), "requests")).collect();
         // As many of the end that receives as of the one that sends.
         assert_eq!(written, vec![100; 2 * rails]);
         worker.barrier()
@@ -211,7 +224,11 @@ fn clear_to_sends_go_over_rails_in_turn(rails: usize, fabric: &[&str], devices_o
 
 #[test]
 fn clear_to_sends_go_over_two_rails_in_turn() -> Result<()> {
-    clear_to_sends_go_over_rails_in_turn(2, &["--devices", "4"], ["softrnic0,softrnic1", "softrnic2,softrnic3"])
+    clear_to_sends_go_over_rails_in_turn(
+        2,
+        &["--devices", "4"],
+        ["softrnic0,softrnic1", "softrnic2,softrnic3"],
+    )
 }
 
 #[test]
@@ -228,8 +245,14 @@ fn unequal_settings_are_negotiated() -> Result<()> {
         // SAFETY: the process has one thread that looks at the environment: this one.
         unsafe {
             std::env::set_var("NCCL_IB_QPS_PER_CONNECTION", value);
-            std::env::set_var("NCCL_IB_SPLIT_DATA_ON_QPS", if worker.rank() == 0 { "1" } else { "0" });
-            std::env::set_var("NCCL_IB_ADAPTIVE_ROUTING", if worker.rank() == 0 { "0" } else { "1" });
+            std::env::set_var(
+                "NCCL_IB_SPLIT_DATA_ON_QPS",
+                if worker.rank() == 0 { "1" } else { "0" },
+            );
+            std::env::set_var(
+                "NCCL_IB_ADAPTIVE_ROUTING",
+                if worker.rank() == 0 { "0" } else { "1" },
+            );
         }
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         for round in 0..40 {
@@ -262,7 +285,8 @@ fn a_connection_is_recovered_if_both_ends_would() -> Result<()> {
 }
 
 #[test]
-fn a_connection_is_not_recovered_if_the_sender_or_the_receiver_has_that_switched_off() -> Result<()> {
+fn a_connection_is_not_recovered_if_the_sender_or_the_receiver_has_that_switched_off() -> Result<()>
+{
     failover_is("0", "without failover")
 }
 
@@ -274,9 +298,16 @@ fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
         let bench = Bench::open(worker, plugin_transport()?, 64 << 10)?;
         for round in 0..200 {
             let n = 1 + round % 8;
-            let size = |i: usize| (round * 131 + i * 517) % (ROOM + 1) * usize::from(!(round + i).is_multiple_of(5));
+            let size = |i: usize| {
+                (round * 131 + i * 517) % (ROOM + 1) * usize::from(!(round + i).is_multiple_of(5))
+            };
             let places: Vec<_> = (0..n)
-                .map(|i| RecvBuffer { region: &bench.into, offset: i * ROOM, len: ROOM, tag: 100 + i as i32 })
+                .map(|i| RecvBuffer {
+                    region: &bench.into,
+                    offset: i * ROOM,
+                    len: ROOM,
+                    tag: 100 + i as i32,
+                })
                 .collect();
             let mut deadline = worker.deadline("a group");
             let receive = posted(&mut deadline, || bench.link.recv.receive_group(&places))?;
@@ -284,7 +315,10 @@ fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
             for k in 0..n {
                 let i = (k * 5 + round) % n;
                 let i = if n.is_multiple_of(5) { n - 1 - k } else { i };
-                bench.out.memory().write(i * ROOM, &pattern(round * 16 + i * 2 + worker.rank(), size(i)))?;
+                bench
+                    .out
+                    .memory()
+                    .write(i * ROOM, &pattern(round * 16 + i * 2 + worker.rank(), size(i)))?;
                 sends.push(posted(&mut deadline, || {
                     bench.link.send.send(&bench.out, i * ROOM, size(i), 100 + i as i32)
                 })?);
@@ -297,7 +331,10 @@ fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
             for (i, got) in sizes.iter().enumerate().take(n) {
                 assert_eq!(*got, size(i) as i32, "round {round}, message {i}");
                 let expected = pattern(round * 16 + i * 2 + 1 - worker.rank(), size(i));
-                assert!(bench.into.memory().read(i * ROOM, size(i))? == expected, "round {round}, message {i}");
+                assert!(
+                    bench.into.memory().read(i * ROOM, size(i))? == expected,
+                    "round {round}, message {i}"
+                );
             }
             assert!(sizes[n..].iter().all(|s| *s == -7), "sizes past the group are touched");
         }
@@ -312,7 +349,10 @@ fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
     pair(&setting, |worker| {
         const COUNT: usize = 256;
         let bench = Bench::open(worker, plugin_transport()?, COUNT * 8)?;
-        assert!(bench.link.send.send(&bench.out, 0, 8, 3)?.is_none(), "nothing has been announced yet");
+        assert!(
+            bench.link.send.send(&bench.out, 0, 8, 3)?.is_none(),
+            "nothing has been announced yet"
+        );
         for round in 0..3 {
             worker.barrier()?;
             let bytes = |i: usize, rank: usize| pattern(round * 1000 + i * 2 + rank, 8);
@@ -322,7 +362,10 @@ fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
                 receives.extend(bench.link.recv.receive(&bench.into, i * 8, 8, 3)?);
             }
             assert_eq!(receives.len(), COUNT);
-            assert!(bench.link.recv.receive(&bench.into, 0, 8, 3)?.is_none(), "the 257th has to wait");
+            assert!(
+                bench.link.recv.receive(&bench.into, 0, 8, 3)?.is_none(),
+                "the 257th has to wait"
+            );
             let mut deadline = worker.deadline("256 messages");
             let mut sends = VecDeque::new();
             let mut sent = 0;
@@ -344,7 +387,11 @@ fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
                 deadline.idle()?;
             }
             for i in 0..COUNT {
-                assert_eq!(bench.into.memory().read(i * 8, 8)?, bytes(i, 1 - worker.rank()), "message {i}");
+                assert_eq!(
+                    bench.into.memory().read(i * 8, 8)?,
+                    bytes(i, 1 - worker.rank()),
+                    "message {i}"
+                );
             }
         }
         Ok(())

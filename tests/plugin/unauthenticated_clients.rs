@@ -52,7 +52,8 @@ fn clients_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() ->
             client.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
             let mut bytes = Vec::new();
             // Reset counts as closed: that is what those get who had said more than was read.
-            let closed = !client.read_to_end(&mut bytes).is_err_and(|e| e.kind() == ErrorKind::WouldBlock);
+            let closed =
+                !client.read_to_end(&mut bytes).is_err_and(|e| e.kind() == ErrorKind::WouldBlock);
             let mut assembler = Assembler::default();
             assembler.handle_bytes(&bytes);
             let refusal = assembler.poll_frame().ok().flatten().filter(|f| f.kind == Kind::Refuse);
@@ -117,7 +118,9 @@ fn a_peer_among_two_hundred_silent_clients_is_accepted() -> Result<()> {
         let transport = plugin_transport()?;
         let (handle, mut listener) = transport.listen(0)?;
         let to = address(&handle).address;
-        let flood = || (0..100).map(|_| TcpStream::connect(to).expect("the port is open")).collect::<Vec<_>>();
+        let flood = || {
+            (0..100).map(|_| TcpStream::connect(to).expect("the port is open")).collect::<Vec<_>>()
+        };
         let _before = flood();
         let mut mine = Handle(handle.0);
         // Dials and says hello, in between.

@@ -48,8 +48,9 @@ fn classes_are(version: u32, classes: [&str; 2]) -> Result<()> {
         for class in classes {
             assert!(said(&["traffic class", class]), "no {class} in {}", log());
         }
-        let is_other =
-            |line: &&str| line.contains("traffic class") && !classes.iter().any(|class| line.contains(class));
+        let is_other = |line: &&str| {
+            line.contains("traffic class") && !classes.iter().any(|class| line.contains(class))
+        };
         assert_eq!(log().lines().find(is_other), None);
         Ok(())
     })
@@ -93,7 +94,11 @@ fn said_of_nccl(version: u32) -> Result<Vec<String>> {
     recv.close()?;
     wait_until("the peer's end", || send.send(&region, 0, 64, 0).is_err());
     assert!(said(&["WARN", "isend: "]), "{}", log());
-    Ok(log().lines().filter(|line| line.contains("which use ncclNetPlugin")).map(str::to_owned).collect())
+    Ok(log()
+        .lines()
+        .filter(|line| line.contains("which use ncclNetPlugin"))
+        .map(str::to_owned)
+        .collect())
 }
 
 /// The log says `words` once, however many errors there are.
@@ -162,7 +167,8 @@ fn ports_of_several_cards_are_not_merged() -> Result<()> {
 
 #[test]
 fn ports_of_several_cards_are_merged_if_the_user_says_so() -> Result<()> {
-    let merging = [("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_MERGE_LEVEL", "SYS"), ("SOFTRNIC_DEVICES", "5")];
+    let merging =
+        [("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_MERGE_LEVEL", "SYS"), ("SOFTRNIC_DEVICES", "5")];
     let setting = require!(talkative(&merging));
     alone(&setting, |_| {
         let transport = table(12)?;
@@ -178,7 +184,8 @@ fn ports_of_several_cards_are_merged_if_the_user_says_so() -> Result<()> {
 
 #[test]
 fn nothing_is_merged_with_nccl_ib_merge_nics_0() -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_IB_MERGE_NICS", "0"), ("NCCL_NET_MERGE_LEVEL", "SYS")]));
+    let setting =
+        require!(talkative(&[("NCCL_IB_MERGE_NICS", "0"), ("NCCL_NET_MERGE_LEVEL", "SYS")]));
     alone(&setting, |_| {
         refused(&table(11)?, &[0, 1], "NCCL_IB_MERGE_NICS=0");
         Ok(())
@@ -188,7 +195,8 @@ fn nothing_is_merged_with_nccl_ib_merge_nics_0() -> Result<()> {
 /// NCCL 2.24 to 2.26 cannot go on after a refusal: there is a new device for each port.
 #[test]
 fn ports_that_cannot_be_one_device_are_several_to_nccl_of_versions_9_and_10() -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_IB_MERGE_NICS", "0"), ("NCCL_NET_MERGE_LEVEL", "SYS")]));
+    let setting =
+        require!(talkative(&[("NCCL_IB_MERGE_NICS", "0"), ("NCCL_NET_MERGE_LEVEL", "SYS")]));
     alone(&setting, |_| {
         for version in [9, 10] {
             let transport = table(version)?;
@@ -203,7 +211,10 @@ fn ports_that_cannot_be_one_device_are_several_to_nccl_of_versions_9_and_10() ->
             }
             assert!(transport.fuse(&[0, 99]).is_err());
             // A second NCCL of the process takes all four for ports.
-            assert_eq!((transport.fuse(&[0, 2])?, transport.fuse(&[3, 1])?, transport.devices()?), (2, 3, 4));
+            assert_eq!(
+                (transport.fuse(&[0, 2])?, transport.fuse(&[3, 1])?, transport.devices()?),
+                (2, 3, 4)
+            );
         }
         Ok(())
     })
@@ -211,17 +222,22 @@ fn ports_that_cannot_be_one_device_are_several_to_nccl_of_versions_9_and_10() ->
 
 #[test]
 fn a_port_for_which_there_is_no_room_as_a_new_device_is_that_port() -> Result<()> {
-    let merging = [("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_FORCE_MERGE", "any"), ("SOFTRNIC_DEVICES", "6")];
+    let merging =
+        [("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_FORCE_MERGE", "any"), ("SOFTRNIC_DEVICES", "6")];
     let setting = require!(talkative(&merging));
     alone(&setting, |_| {
         let transport = table(10)?;
         let ports = || 0..6_usize;
-        let triples = ports().flat_map(|a| ports().flat_map(move |b| ports().map(move |c| [a, b, c])));
+        let triples =
+            ports().flat_map(|a| ports().flat_map(move |b| ports().map(move |c| [a, b, c])));
         let triples = triples.filter(|[a, b, c]| a != b && b != c && a != c);
         for (number, members) in (6..).zip(triples.take(64)) {
             assert_eq!(transport.fuse(&members)?, number);
         }
-        assert_eq!((transport.fuse(&[5])?, transport.fuse(&[4, 3])?, transport.devices()?), (5, 4, 70));
+        assert_eq!(
+            (transport.fuse(&[5])?, transport.fuse(&[4, 3])?, transport.devices()?),
+            (5, 4, 70)
+        );
         Ok(())
     })
 }
@@ -229,12 +245,16 @@ fn a_port_for_which_there_is_no_room_as_a_new_device_is_that_port() -> Result<()
 /// NCCL 2.24 to 2.26 use only new devices as soon as there is one: also for a port that is alone on its card.
 #[test]
 fn a_port_that_is_not_merged_is_a_new_device_to_nccl_of_versions_9_and_10() -> Result<()> {
-    let merging = [("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_FORCE_MERGE", "any"), ("SOFTRNIC_DEVICES", "3")];
+    let merging =
+        [("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_FORCE_MERGE", "any"), ("SOFTRNIC_DEVICES", "3")];
     let setting = require!(talkative(&merging));
     alone(&setting, |_| {
         for version in [9, 10] {
             let transport = table(version)?;
-            assert_eq!((transport.fuse(&[0, 1])?, transport.fuse(&[2])?, transport.devices()?), (3, 4, 5));
+            assert_eq!(
+                (transport.fuse(&[0, 1])?, transport.fuse(&[2])?, transport.devices()?),
+                (3, 4, 5)
+            );
             assert_eq!(transport.properties(4)?.name, "softrnic2");
         }
         assert_eq!((table(11)?.fuse(&[2])?, table(11)?.devices()?), (2, 3));
@@ -245,13 +265,18 @@ fn a_port_that_is_not_merged_is_a_new_device_to_nccl_of_versions_9_and_10() -> R
 /// NCCL forgets what it has merged when it unloads the plugin, with its last communicator; the plugin stays in memory.
 #[test]
 fn merged_devices_are_forgotten_when_nccl_loads_the_plugin_again() -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_FORCE_MERGE", "any")]));
+    let setting =
+        require!(talkative(&[("NCCL_IB_MERGE_NICS", "1"), ("NCCL_NET_FORCE_MERGE", "any")]));
     alone(&setting, |_| {
         let first = table(11)?;
         assert_eq!((first.devices()?, first.fuse(&[0, 1])?, first.devices()?), (2, 2, 3));
         let second = table(11)?;
         drop(first);
-        assert_eq!(second.devices()?, 2, "as NCCL 2.28.3 asks for each communicator: it takes all of them for ports");
+        assert_eq!(
+            second.devices()?,
+            2,
+            "as NCCL 2.28.3 asks for each communicator: it takes all of them for ports"
+        );
         assert_eq!(second.properties(2)?.name, "softrnic0+softrnic1", "a communicator is left");
         assert_eq!((second.devices()?, second.fuse(&[0, 1])?, second.devices()?), (3, 2, 3));
         drop(second);

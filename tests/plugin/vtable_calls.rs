@@ -55,7 +55,14 @@ fn gpu_memory_is_flushed_by_a_read_and_host_memory_is_not() -> Result<()> {
             let (mut data, mut handles, mut lengths) = ([start; 2], [handle; 2], sizes);
             // SAFETY: arrays of two, and a live communicator.
             let code = unsafe {
-                iflush(comm, 2, data.as_mut_ptr(), lengths.as_mut_ptr(), handles.as_mut_ptr(), &raw mut request)
+                iflush(
+                    comm,
+                    2,
+                    data.as_mut_ptr(),
+                    lengths.as_mut_ptr(),
+                    handles.as_mut_ptr(),
+                    &raw mut request,
+                )
             };
             assert_eq!(code, abi::ncclSuccess);
             assert_eq!(!request.is_null(), expected, "{sizes:?}");
@@ -84,7 +91,8 @@ fn registrations_of_one_buffer_may_be_released_in_any_order() -> Result<()> {
         let comms = [bench.link.send.raw(), bench.link.recv.raw()];
         let mut handles: Vec<_> = (0..20)
             .map(|i| {
-                let (code, handle) = raw.register(comms[i % 2], bench.out.memory(), abi::NCCL_PTR_HOST);
+                let (code, handle) =
+                    raw.register(comms[i % 2], bench.out.memory(), abi::NCCL_PTR_HOST);
                 assert_eq!((code, handle.is_null()), (abi::ncclSuccess, false));
                 handle
             })
@@ -111,10 +119,22 @@ fn a_refused_dma_buf_leaves_the_connection_usable() -> Result<()> {
         let register = transport.vtable().regMrDmaBuf.expect("a slot");
         // SAFETY: a live communicator; descriptor -1 is nobody's.
         let code = unsafe {
-            register(bench.link.send.raw(), start, 4096, abi::NCCL_PTR_CUDA as c_int, 0, -1, &raw mut handle)
+            register(
+                bench.link.send.raw(),
+                start,
+                4096,
+                abi::NCCL_PTR_CUDA as c_int,
+                0,
+                -1,
+                &raw mut handle,
+            )
         };
         assert_eq!((code, handle.is_null()), (abi::ncclSystemError, true));
-        assert_eq!(transport.properties(0)?.pointer_support & abi::NCCL_PTR_DMABUF as i32, 0, "and it is not promised");
+        assert_eq!(
+            transport.properties(0)?.pointer_support & abi::NCCL_PTR_DMABUF as i32,
+            0,
+            "and it is not promised"
+        );
         worker.barrier()?;
         bench.exchange(worker, 1, 5000, 5000)
     })?;
@@ -136,13 +156,38 @@ fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
         let invalid = abi::ncclInvalidArgument;
         // SAFETY: live objects or NULL; refused before any memory is touched.
         unsafe {
-            assert_eq!(isend(send, inside, -1, 0, handle, &raw mut request), invalid, "a negative size");
-            assert_eq!(isend(send, inside, (1 << 30) + 1, 0, handle, &raw mut request), invalid, "more than 1 GiB");
-            assert_eq!(isend(send, inside, 8, 0, std::ptr::null_mut(), &raw mut request), invalid, "no memory handle");
-            assert_eq!(isend(send, inside, 1 << 20, 0, handle, &raw mut request), invalid, "past the registration");
-            assert_eq!(isend(recv, inside, 8, 0, handle, &raw mut request), invalid, "the wrong communicator");
-            assert_eq!(isend(std::ptr::null_mut(), inside, 8, 0, handle, &raw mut request), invalid, "none");
-            let (mut data, mut sizes, mut tags, mut handles) = ([inside; 9], [8; 9], [0; 9], [handle; 9]);
+            assert_eq!(
+                isend(send, inside, -1, 0, handle, &raw mut request),
+                invalid,
+                "a negative size"
+            );
+            assert_eq!(
+                isend(send, inside, (1 << 30) + 1, 0, handle, &raw mut request),
+                invalid,
+                "more than 1 GiB"
+            );
+            assert_eq!(
+                isend(send, inside, 8, 0, std::ptr::null_mut(), &raw mut request),
+                invalid,
+                "no memory handle"
+            );
+            assert_eq!(
+                isend(send, inside, 1 << 20, 0, handle, &raw mut request),
+                invalid,
+                "past the registration"
+            );
+            assert_eq!(
+                isend(recv, inside, 8, 0, handle, &raw mut request),
+                invalid,
+                "the wrong communicator"
+            );
+            assert_eq!(
+                isend(std::ptr::null_mut(), inside, 8, 0, handle, &raw mut request),
+                invalid,
+                "none"
+            );
+            let (mut data, mut sizes, mut tags, mut handles) =
+                ([inside; 9], [8; 9], [0; 9], [handle; 9]);
             for n in [-1, 0, 9] {
                 let code = irecv(
                     recv,
@@ -157,16 +202,32 @@ fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
             }
             let mut done = 7;
             assert_eq!(
-                vtable.test.expect("a slot")(std::ptr::null_mut(), &raw mut done, std::ptr::null_mut()),
+                vtable.test.expect("a slot")(
+                    std::ptr::null_mut(),
+                    &raw mut done,
+                    std::ptr::null_mut()
+                ),
                 invalid
             );
             assert_eq!(done, 0);
             let mut handle = std::ptr::null_mut();
             let register = vtable.regMr.expect("a slot");
-            assert_eq!(register(send, inside, 0, 1, &raw mut handle), invalid, "nothing to register");
-            assert_eq!(register(send, inside, 8, 4, &raw mut handle), invalid, "a type that is none");
+            assert_eq!(
+                register(send, inside, 0, 1, &raw mut handle),
+                invalid,
+                "nothing to register"
+            );
+            assert_eq!(
+                register(send, inside, 8, 4, &raw mut handle),
+                invalid,
+                "a type that is none"
+            );
             let ok = abi::ncclSuccess;
-            assert_eq!(vtable.deregMr.expect("a slot")(send, std::ptr::null_mut()), ok, "NULL after a failed set-up");
+            assert_eq!(
+                vtable.deregMr.expect("a slot")(send, std::ptr::null_mut()),
+                ok,
+                "NULL after a failed set-up"
+            );
             assert_eq!(vtable.closeSend.expect("a slot")(std::ptr::null_mut()), ok);
             assert_eq!(vtable.closeRecv.expect("a slot")(std::ptr::null_mut()), ok);
             assert_eq!(vtable.closeListen.expect("a slot")(std::ptr::null_mut()), ok);
@@ -190,7 +251,8 @@ fn communicators_close_with_requests_in_flight() -> Result<()> {
         worker.barrier()?;
         let mut deadline = worker.deadline("a send");
         for _ in 0..5 {
-            let _never_tested = posted(&mut deadline, || bench.link.send.send(&bench.out, 0, 64, 3))?;
+            let _never_tested =
+                posted(&mut deadline, || bench.link.send.send(&bench.out, 0, 64, 3))?;
             if worker.rank() == 0 {
                 break;
             }
@@ -220,7 +282,10 @@ fn init_may_be_called_again_and_properties_are_all_written() -> Result<()> {
             let mut props = std::mem::MaybeUninit::<abi::ncclNetProperties_v8_t>::uninit();
             // SAFETY: NCCL passes memory that it has not set; so does this.
             let props = unsafe {
-                props.as_mut_ptr().cast::<u8>().write_bytes(0xa5, size_of::<abi::ncclNetProperties_v8_t>());
+                props
+                    .as_mut_ptr()
+                    .cast::<u8>()
+                    .write_bytes(0xa5, size_of::<abi::ncclNetProperties_v8_t>());
                 let get = transport.vtable().getProperties.expect("a slot");
                 assert_eq!(get(device as c_int, props.as_mut_ptr()), abi::ncclSuccess);
                 props.assume_init()
@@ -257,11 +322,20 @@ fn a_request_that_is_tested_after_its_end_is_refused_and_the_connection_lives() 
         let mut deadline = worker.deadline("a message and a group");
         for count in [1, 2] {
             let mut requests = [std::ptr::null_mut(); 3];
-            let (mut data, mut sizes, mut tags, mut handles) = ([into; 2], [8; 2], [5, 6], [bench.into.raw(); 2]);
+            let (mut data, mut sizes, mut tags, mut handles) =
+                ([into; 2], [8; 2], [5, 6], [bench.into.raw(); 2]);
             let [data, handles] = [data.as_mut_ptr(), handles.as_mut_ptr()];
             // SAFETY: live objects, and arrays of two.
             let code = unsafe {
-                irecv(recv, count, data, sizes.as_mut_ptr(), tags.as_mut_ptr(), handles, &raw mut requests[0])
+                irecv(
+                    recv,
+                    count,
+                    data,
+                    sizes.as_mut_ptr(),
+                    tags.as_mut_ptr(),
+                    handles,
+                    &raw mut requests[0],
+                )
             };
             assert_eq!((code, requests[0].is_null()), (abi::ncclSuccess, false));
             for i in 0..count as usize {

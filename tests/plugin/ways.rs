@@ -86,13 +86,19 @@ struct Traffic<'a> {
 
 impl<'a> Traffic<'a> {
     fn receive(&mut self) -> Result<Answer> {
-        let members = if self.dice.below(GROUP_IN) == 0 { 2 + self.dice.below(3) as usize } else { 1 };
+        let members =
+            if self.dice.below(GROUP_IN) == 0 { 2 + self.dice.below(3) as usize } else { 1 };
         let sizes: Vec<usize> = (0..members).map(|_| self.dice.size()).collect();
         if self.expected.len() + self.receives.len() + members > DEPTH {
             return Ok(Answer::Later);
         }
         let at: Vec<usize> = (0..members).map(|i| (self.count[1] + i) % PLACES * PLACE).collect();
-        let place = |i: usize| RecvBuffer { region: self.into, offset: at[i], len: sizes[i], tag: i as i32 };
+        let place = |i: usize| RecvBuffer {
+            region: self.into,
+            offset: at[i],
+            len: sizes[i],
+            tag: i as i32,
+        };
         let places: Vec<_> = (0..members).map(place).collect();
         let request = match members {
             1 => self.recv.receive(self.into, at[0], sizes[0], 0)?,
@@ -108,9 +114,12 @@ impl<'a> Traffic<'a> {
     /// Into the next receive, whether or not there is one. Now and then more than it has room for.
     fn send(&mut self) -> Result<Answer> {
         let (tag, room) = self.expected.front().copied().unwrap_or((0, 8));
-        let size = if self.dice.below(8) == 0 { PLACE } else { self.dice.below(room as u64 + 1) as usize };
+        let size =
+            if self.dice.below(8) == 0 { PLACE } else { self.dice.below(room as u64 + 1) as usize };
         let at = self.count[0] % PLACES * PLACE;
-        let Some(request) = self.send.send(self.out, at, size, tag)? else { return Ok(Answer::Later) };
+        let Some(request) = self.send.send(self.out, at, size, tag)? else {
+            return Ok(Answer::Later);
+        };
         self.count[0] += 1;
         self.expected.pop_front();
         self.sends.push_back(request);
@@ -161,7 +170,13 @@ impl<'a> Traffic<'a> {
 }
 
 /// One message, all of whose calls the calling thread makes.
-fn exchange(worker: &WorkerCtx, send: &SendComm, recv: &RecvComm, out: &Region, into: &Region) -> Result<()> {
+fn exchange(
+    worker: &WorkerCtx,
+    send: &SendComm,
+    recv: &RecvComm,
+    out: &Region,
+    into: &Region,
+) -> Result<()> {
     let mut deadline = worker.deadline("a message");
     let receive = posted(&mut deadline, || recv.receive(into, 0, 8, 0))?;
     let sending = posted(&mut deadline, || send.send(out, 0, 8, 0))?;
@@ -171,7 +186,13 @@ fn exchange(worker: &WorkerCtx, send: &SendComm, recv: &RecvComm, out: &Region, 
 
 /// Makes the calls of schedule `seed` over a connection of its own. `is_general`: two threads have called before, so that no call takes the
 /// short way.
-fn run(worker: &WorkerCtx, transport: &Transport, folder: &Path, seed: u64, is_general: bool) -> Result<Seen> {
+fn run(
+    worker: &WorkerCtx,
+    transport: &Transport,
+    folder: &Path,
+    seed: u64,
+    is_general: bool,
+) -> Result<Seen> {
     let (handle, mut listener) = transport.listen(0)?;
     let (send, recv) = connect(worker, transport, &handle, &mut listener)?;
     let memory = || Buffer::new(PLACES * PLACE).map(Arc::new);
@@ -199,7 +220,8 @@ fn run(worker: &WorkerCtx, transport: &Transport, folder: &Path, seed: u64, is_g
     let done = answers.iter().filter(|answer| matches!(answer, Answer::Done(..))).count();
     assert!(done > CALLS / 16, "{done} of {CALLS} calls have found a message complete");
     let words = own_words(folder);
-    let counted = |end: &[u64]| [&end[..record::STALLS], &end[record::MOVES..record::COUNTERS]].concat();
+    let counted =
+        |end: &[u64]| [&end[..record::STALLS], &end[record::MOVES..record::COUNTERS]].concat();
     let counters = records(&words).map(counted).collect();
     Ok(Seen { answers, counters, device: device() })
 }
@@ -222,18 +244,25 @@ fn membarrier() -> std::result::Result<(), Missing> {
 fn the_short_way_and_the_general_one_do_the_same() -> Result<()> {
     let folder = Scratch::new();
     // Not strict: the device does everything at once, so that both runs find the same.
-    let setting = in_folder(require!(setting()), &folder).env("FERRITE_SAMPLE", "7").env("SOFTRNIC_STRICT", "0");
+    let setting = in_folder(require!(setting()), &folder)
+        .env("FERRITE_SAMPLE", "7")
+        .env("SOFTRNIC_STRICT", "0");
     require!(membarrier());
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let folder = PathBuf::from(std::env::var("FERRITE_STATS_DIR").expect("it is set"));
         for seed in 1..=4 {
-            let [short, general] = [false, true].map(|is_general| run(worker, &transport, &folder, seed, is_general));
+            let [short, general] =
+                [false, true].map(|is_general| run(worker, &transport, &folder, seed, is_general));
             let (short, general) = (short?, general?);
             for (call, (short, general)) in short.answers.iter().zip(&general.answers).enumerate() {
                 assert_eq!(short, general, "call {call} of schedule {seed}");
             }
-            assert_eq!((short.counters, short.device), (general.counters, general.device), "schedule {seed}");
+            assert_eq!(
+                (short.counters, short.device),
+                (general.counters, general.device),
+                "schedule {seed}"
+            );
         }
         Ok(())
     })

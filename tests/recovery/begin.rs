@@ -36,9 +36,9 @@ impl Fault {
     fn begin(self) {
         match self {
             Self::PortDown => set_port("softrnic3/1", "down"),
-            Self::NoAddress => {
-                ["0", "1"].into_iter().for_each(|index| drop(softrnic(&["gid", "3/1", "remove", index])))
-            }
+            Self::NoAddress => ["0", "1"]
+                .into_iter()
+                .for_each(|index| drop(softrnic(&["gid", "3/1", "remove", index]))),
             Self::LinkLocal => drop(softrnic(&["gid", "3/1", "remove", "1"])),
             Self::Rtr(errno) => {
                 softrnic(&["inject", &format!("modify-qp={errno} device=softrnic3 every=1")]);
@@ -46,7 +46,10 @@ impl Fault {
                 softrnic(&["inject", "qp-error device=softrnic3 times=1"]);
             }
             Self::BlackHole => {
-                softrnic(&["inject", "drop device=softrnic3 attempts=all; drop peer=softrnic3 attempts=all"]);
+                softrnic(&[
+                    "inject",
+                    "drop device=softrnic3 attempts=all; drop peer=softrnic3 attempts=all",
+                ]);
             }
         }
     }
@@ -79,8 +82,14 @@ fn open(
     }
     between(worker)?;
     let mut deadline = worker.deadline("connecting both ways");
-    let (send, recv) =
-        listener::connect_and_accept(transport, device, &mut theirs, &mut listener, &mut deadline, || ())?;
+    let (send, recv) = listener::connect_and_accept(
+        transport,
+        device,
+        &mut theirs,
+        &mut listener,
+        &mut deadline,
+        || (),
+    )?;
     listener.close()?;
     Ok(PeerConn { send, recv })
 }
@@ -105,13 +114,20 @@ fn has_one_outcome(fault: Fault, moment: Moment) -> Result<()> {
         stream.exchange(worker, 20)?;
         begin_at(worker, Moment::AfterMessages)?;
         stream.exchange(worker, 100)?;
-        let is_left_out = matches!(moment, Moment::BeforeHello | Moment::BeforeReply) && fault != Fault::BlackHole;
-        assert!(!is_left_out || said(&["WARN", "begins on rail(s) 0 of 2", "left out", "softrnic3"]), "{}", log());
+        let is_left_out = matches!(moment, Moment::BeforeHello | Moment::BeforeReply)
+            && fault != Fault::BlackHole;
+        assert!(
+            !is_left_out || said(&["WARN", "begins on rail(s) 0 of 2", "left out", "softrnic3"]),
+            "{}",
+            log()
+        );
         worker.barrier()?;
         if worker.rank() == 0 {
             fault.end();
         }
-        until_rail_1(worker, &mut stream, "both rails", |bytes| bytes > 20 * SHORT.bytes as u64 / 5)?;
+        until_rail_1(worker, &mut stream, "both rails", |bytes| {
+            bytes > 20 * SHORT.bytes as u64 / 5
+        })?;
         worker.barrier()?;
         stream.close()
     })
@@ -182,7 +198,12 @@ fn a_rail_that_cannot_be_resolved_in_time_is_left_out() -> Result<()> {
     run(Fabric::TwoRails, &env, |worker| {
         let mut stream = Stream::open(worker, SHORT)?;
         stream.exchange(worker, 20)?;
-        let words = ["WARN", "begins on rail(s) 0 of 2", "left out", "within FERRITE_HANDSHAKE_TIMEOUT=2 s"];
+        let words = [
+            "WARN",
+            "begins on rail(s) 0 of 2",
+            "left out",
+            "within FERRITE_HANDSHAKE_TIMEOUT=2 s",
+        ];
         assert!(said(&words), "{}", log());
         worker.barrier()?;
         stream.close()
@@ -191,7 +212,8 @@ fn a_rail_that_cannot_be_resolved_in_time_is_left_out() -> Result<()> {
 
 /// The first rail has IPv4 addresses. Of the second one, rank 0's port has them too, and the two ports reach each other by IPv6 only.
 #[test]
-fn a_rail_whose_addresses_are_of_another_kind_than_the_first_ones_is_taken_in_later() -> Result<()> {
+fn a_rail_whose_addresses_are_of_another_kind_than_the_first_ones_is_taken_in_later() -> Result<()>
+{
     run(Fabric::TwoRails, &[], |worker| {
         let transport = plugin_transport()?;
         let (rank, port) = (worker.rank(), format!("{}/1", 2 * worker.rank() + 1));
@@ -213,7 +235,9 @@ fn a_rail_whose_addresses_are_of_another_kind_than_the_first_ones_is_taken_in_la
         if rank == 0 {
             set_port("softrnic3/1", "up");
         }
-        until_rail_1(worker, &mut stream, "both rails", |bytes| bytes > 20 * SHORT.bytes as u64 / 5)?;
+        until_rail_1(worker, &mut stream, "both rails", |bytes| {
+            bytes > 20 * SHORT.bytes as u64 / 5
+        })?;
         worker.barrier()?;
         stream.close()
     })

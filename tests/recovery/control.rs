@@ -35,7 +35,8 @@ pub(crate) const AT_ONCE: Duration = Duration::from_micros(50);
 
 impl Relayed {
     fn new(relay: Relay, every: Duration) -> Self {
-        let state = Arc::new(Mutex::new(State { relay, reset_at: None, resets: 0, is_silent: false }));
+        let state =
+            Arc::new(Mutex::new(State { relay, reset_at: None, resets: 0, is_silent: false }));
         let is_over = Arc::new(AtomicBool::new(false));
         let (shared, over) = (Arc::clone(&state), Arc::clone(&is_over));
         let thread = std::thread::spawn(move || {
@@ -92,7 +93,11 @@ impl Drop for Relayed {
 }
 
 /// A connection each way, each by way of the relay of its listener, which looks `every` so often for something to pass on.
-pub(crate) fn open_through_relays(worker: &mut WorkerCtx, every: Duration, shape: Shape) -> Result<(Stream, Relayed)> {
+pub(crate) fn open_through_relays(
+    worker: &mut WorkerCtx,
+    every: Duration,
+    shape: Shape,
+) -> Result<(Stream, Relayed)> {
     let transport = plugin_transport()?;
     let device = worker.rank().min(transport.devices()? - 1);
     let (handle, mut listener) = transport.listen(device)?;
@@ -107,7 +112,10 @@ pub(crate) fn open_through_relays(worker: &mut WorkerCtx, every: Duration, shape
 
 /// A port falls again and again, and each time the control connection is reset after one piece more of what both ends say. With
 /// none it is reset while the connection runs.
-fn all_arrives_although_control_connections_are_reset(fabric: Fabric, ports: [&str; 2]) -> Result<()> {
+fn all_arrives_although_control_connections_are_reset(
+    fabric: Fabric,
+    ports: [&str; 2],
+) -> Result<()> {
     run(fabric, &[], |worker| {
         let (mut stream, relayed) = open_through_relays(worker, AT_ONCE, SHORT)?;
         stream.exchange(worker, 20)?;
@@ -131,7 +139,10 @@ fn all_arrives_although_control_connections_are_reset(fabric: Fabric, ports: [&s
 
 #[test]
 fn all_arrives_if_the_control_connection_is_reset_at_any_step_of_a_recovery() -> Result<()> {
-    all_arrives_although_control_connections_are_reset(Fabric::OneRail, ["device=softrnic0", "device=softrnic1"])
+    all_arrives_although_control_connections_are_reset(
+        Fabric::OneRail,
+        ["device=softrnic0", "device=softrnic1"],
+    )
 }
 
 #[test]
@@ -165,25 +176,35 @@ fn what_works_is_kept_until_the_peer_answers(
     begin: impl Fn(),
 ) -> Result<()> {
     let give_up = GIVE_UP.as_secs().to_string();
-    run(fabric, &[env, &[("FERRITE_GIVE_UP", &*give_up), ("FERRITE_STALL_MS", "0")]].concat(), |worker| {
-        let (mut stream, relayed) = open_through_relays(worker, AT_ONCE, LONG)?;
-        prepare(worker, &mut stream)?;
-        worker.barrier()?;
-        relayed.silence(true);
-        let before = recoveries();
-        worker.barrier()?;
-        if worker.rank() == 0 {
-            begin();
-        }
-        exchange_until(worker, &mut stream, "until the peer is asked", || said(&["sends Ask"]))?;
-        let asked = Instant::now();
-        exchange_until(worker, &mut stream, "for longer than an end recovers", || asked.elapsed() > 2 * GIVE_UP)?;
-        assert_eq!(recoveries(), before, "{}", log());
-        worker.barrier()?;
-        relayed.silence(false);
-        exchange_until(worker, &mut stream, "until the change has come", || recoveries() > before)?;
-        end(worker, stream)
-    })
+    run(
+        fabric,
+        &[env, &[("FERRITE_GIVE_UP", &*give_up), ("FERRITE_STALL_MS", "0")]].concat(),
+        |worker| {
+            let (mut stream, relayed) = open_through_relays(worker, AT_ONCE, LONG)?;
+            prepare(worker, &mut stream)?;
+            worker.barrier()?;
+            relayed.silence(true);
+            let before = recoveries();
+            worker.barrier()?;
+            if worker.rank() == 0 {
+                begin();
+            }
+            exchange_until(worker, &mut stream, "until the peer is asked", || {
+                said(&["sends Ask"])
+            })?;
+            let asked = Instant::now();
+            exchange_until(worker, &mut stream, "for longer than an end recovers", || {
+                asked.elapsed() > 2 * GIVE_UP
+            })?;
+            assert_eq!(recoveries(), before, "{}", log());
+            worker.barrier()?;
+            relayed.silence(false);
+            exchange_until(worker, &mut stream, "until the change has come", || {
+                recoveries() > before
+            })?;
+            end(worker, stream)
+        },
+    )
 }
 
 #[test]
@@ -192,9 +213,13 @@ fn a_rail_that_is_back_is_not_taken_in_before_the_peer_answers() -> Result<()> {
         if worker.rank() == 0 {
             set_port("softrnic1/1", "down");
         }
-        exchange_until(worker, stream, "until both connections run on one rail", || recoveries() > 1)
+        exchange_until(worker, stream, "until both connections run on one rail", || {
+            recoveries() > 1
+        })
     };
-    what_works_is_kept_until_the_peer_answers(Fabric::TwoRails, &[], lose_a_rail, || set_port("softrnic1/1", "up"))
+    what_works_is_kept_until_the_peer_answers(Fabric::TwoRails, &[], lose_a_rail, || {
+        set_port("softrnic1/1", "up")
+    })
 }
 
 #[test]

@@ -85,7 +85,8 @@ fn a_peer_gives_up(fabric: Fabric, rules: &str, times: &[u64]) -> Result<()> {
 #[test]
 fn a_peer_that_gives_up_during_a_recovery_is_reported_at_any_step() -> Result<()> {
     let times: Vec<_> = (0..30).map(|round| 20 + 3 * round).collect();
-    let rules = "port-down=5ms device=softrnic0 message=20; port-down=5ms device=softrnic1 message=25";
+    let rules =
+        "port-down=5ms device=softrnic0 message=20; port-down=5ms device=softrnic1 message=25";
     a_peer_gives_up(Fabric::OneRail, rules, &times)
 }
 
@@ -101,7 +102,8 @@ fn a_peer_that_gives_up_while_the_other_port_is_down_is_reported() -> Result<()>
 
 /// The receiver has all messages and closes; the sender has had no acknowledgement of the last one.
 #[test]
-fn messages_that_were_not_acknowledged_are_done_when_the_receiver_closes_in_good_order() -> Result<()> {
+fn messages_that_were_not_acknowledged_are_done_when_the_receiver_closes_in_good_order()
+-> Result<()> {
     const COUNT: i32 = 5;
     let rules = "drop-ack attempts=all opcode=write-imm device=softrnic0 message=5..";
     run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules)], |worker| good_order(worker, COUNT))

@@ -117,7 +117,8 @@ fn a_refused_key_ends_the_connection_if_the_peer_finds_a_fault_first() -> Result
             wait_until("the fence that the receiver asks for", || {
                 said(&["recovering the connection", "destroys its queue pairs"])
             });
-            let error = finished(&mut deadline, sending, &mut [0]).expect_err("it is refused again and again");
+            let error = finished(&mut deadline, sending, &mut [0])
+                .expect_err("it is refused again and again");
             assert!(matches!(error, Error::Call { code: abi::ncclRemoteError, .. }), "{error}");
             assert!(said(&["remote access error"]), "{}", log());
             return worker.barrier();
@@ -143,7 +144,11 @@ fn a_refused_key_ends_the_connection_if_the_peer_finds_a_fault_first() -> Result
 /// before the other one, which has been told by then that the connection has failed.
 fn a_complete_message_ends_well_before_one_that_fails(first: usize) -> Result<()> {
     let rules = "access-error opcode=write-imm device=softrnic0 message=2 times=1";
-    let env = [("SOFTRNIC_FAULTS", rules), ("FERRITE_FAILOVER", "0"), ("NCCL_IB_RETURN_ASYNC_EVENTS", "0")];
+    let env = [
+        ("SOFTRNIC_FAULTS", rules),
+        ("FERRITE_FAILOVER", "0"),
+        ("NCCL_IB_RETURN_ASYNC_EVENTS", "0"),
+    ];
     run(Fabric::OneRail, &env, |worker| {
         let transport = plugin_transport()?;
         let PeerConn { send, recv } = PeerConn::open(worker, &transport, worker.rank())?;
@@ -172,12 +177,14 @@ fn a_complete_message_ends_well_before_one_that_fails(first: usize) -> Result<()
 }
 
 #[test]
-fn a_message_that_is_complete_ends_well_if_the_sender_finds_first_that_the_next_one_has_failed() -> Result<()> {
+fn a_message_that_is_complete_ends_well_if_the_sender_finds_first_that_the_next_one_has_failed()
+-> Result<()> {
     a_complete_message_ends_well_before_one_that_fails(0)
 }
 
 #[test]
-fn a_message_that_is_complete_ends_well_if_the_receiver_finds_first_that_the_next_one_has_failed() -> Result<()> {
+fn a_message_that_is_complete_ends_well_if_the_receiver_finds_first_that_the_next_one_has_failed()
+-> Result<()> {
     a_complete_message_ends_well_before_one_that_fails(1)
 }
 
@@ -190,7 +197,8 @@ fn a_port_that_does_not_return_ends_the_connection_at_both_ends_after_the_time_s
 }
 
 #[test]
-fn a_path_that_carries_nothing_any_more_ends_the_connection_at_both_ends_after_the_time_set() -> Result<()> {
+fn a_path_that_carries_nothing_any_more_ends_the_connection_at_both_ends_after_the_time_set()
+-> Result<()> {
     let rules = "drop attempts=all opcode=write-imm device=softrnic0 message=1..";
     run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules), ("FERRITE_GIVE_UP", "2")], |worker| {
         ends_with(worker, &["could not be recovered within"])
@@ -216,9 +224,14 @@ fn a_port_that_falls_ends_the_connection_if_one_end_has_failover_switched_off() 
 #[test]
 fn a_failed_clear_to_send_ends_a_connection_that_does_not_recover() -> Result<()> {
     let rule = "qp-error opcode=write device=softrnic1 times=1";
-    let env = [("SOFTRNIC_FAULTS", rule), ("FERRITE_FAILOVER", "0"), ("NCCL_IB_RETURN_ASYNC_EVENTS", "0")];
+    let env = [
+        ("SOFTRNIC_FAULTS", rule),
+        ("FERRITE_FAILOVER", "0"),
+        ("NCCL_IB_RETURN_ASYNC_EVENTS", "0"),
+    ];
     run(Fabric::OneRail, &env, |worker| {
-        let PeerConn { send: _send, recv } = PeerConn::open(worker, &plugin_transport()?, worker.rank())?;
+        let PeerConn { send: _send, recv } =
+            PeerConn::open(worker, &plugin_transport()?, worker.rank())?;
         if worker.rank() == 1 {
             let into = recv.register(&Arc::new(Buffer::new(64)?))?;
             let mut deadline = worker.deadline("an error");

@@ -32,7 +32,11 @@ pub(crate) enum Fabric {
 }
 
 /// Runs `body` in two processes, with variables for both.
-pub(crate) fn run(fabric: Fabric, env: &[(&str, &str)], body: impl FnOnce(&mut WorkerCtx) -> Result<()>) -> Result<()> {
+pub(crate) fn run(
+    fabric: Fabric,
+    env: &[(&str, &str)],
+    body: impl FnOnce(&mut WorkerCtx) -> Result<()>,
+) -> Result<()> {
     require!(softrnic_program());
     let adapt = |setting: Setting| {
         let setting = setting.env(ALL_INFO.0, ALL_INFO.1).env("RUST_BACKTRACE", "1");
@@ -44,9 +48,13 @@ pub(crate) fn run(fabric: Fabric, env: &[(&str, &str)], body: impl FnOnce(&mut W
             let setting = adapt(require!(setting())).env("NCCL_IB_QPS_PER_CONNECTION", "3");
             pair(&setting.env("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), body).map(drop)
         }
-        Fabric::Lanes => pair(&adapt(require!(setting())).env("FERRITE_LANES", "4"), body).map(drop),
+        Fabric::Lanes => {
+            pair(&adapt(require!(setting())).env("FERRITE_LANES", "4"), body).map(drop)
+        }
         Fabric::TwoRails => faithful::run(&["--devices", "4"], adapt, body),
-        Fabric::TwoInfiniBandRails => faithful::run(&["--devices", "4", "--link", "ib"], adapt, body),
+        Fabric::TwoInfiniBandRails => {
+            faithful::run(&["--devices", "4", "--link", "ib"], adapt, body)
+        }
     }
 }
 
@@ -118,7 +126,11 @@ pub(crate) fn end(worker: &mut WorkerCtx, stream: Stream) -> Result<()> {
     }
     let recovered = recoveries();
     let theirs = worker.swap(recovered as u64)?;
-    assert!(recovered as u64 + theirs > 0, "no connection has recovered: {}", crate::common::log::log());
+    assert!(
+        recovered as u64 + theirs > 0,
+        "no connection has recovered: {}",
+        crate::common::log::log()
+    );
     worker.barrier()?;
     stream.close()
 }
@@ -151,7 +163,8 @@ pub(crate) fn set_port(port: &str, state: &str) {
 /// Bytes that a port has sent so far.
 pub(crate) fn sent(port: &str) -> u64 {
     let text = softrnic(&["stat"]);
-    let line = text.lines().find(|line| line.trim_start().starts_with(port)).expect("a line for the port");
+    let line =
+        text.lines().find(|line| line.trim_start().starts_with(port)).expect("a line for the port");
     let words: Vec<_> = line.split_whitespace().collect();
     let at = words.iter().position(|word| *word == "bytes,").expect("a number of bytes");
     words[at - 1].parse().expect("a number")

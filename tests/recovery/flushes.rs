@@ -41,7 +41,9 @@ impl Flushes {
         let (mut gpu, start) = (std::ptr::null_mut(), theirs.address(0, BYTES)?.cast());
         let register = transport.vtable().regMr.expect("a slot");
         // SAFETY: a live communicator and memory that outlives the handle.
-        let code = unsafe { register(link.recv.raw(), start, BYTES, abi::NCCL_PTR_CUDA as c_int, &raw mut gpu) };
+        let code = unsafe {
+            register(link.recv.raw(), start, BYTES, abi::NCCL_PTR_CUDA as c_int, &raw mut gpu)
+        };
         assert_eq!(code, abi::ncclSuccess);
         let this = Self { out, into, gpu, link, transport };
         this.exchange(worker)?;
@@ -76,15 +78,21 @@ impl Flushes {
             (std::ptr::null_mut(), [start], [BYTES as c_int], [self.gpu]);
         let (data, sizes, handles) = (data.as_mut_ptr(), sizes.as_mut_ptr(), handles.as_mut_ptr());
         // SAFETY: arrays of one, and a live communicator.
-        let code = unsafe { iflush(self.link.recv.raw(), 1, data, sizes, handles, &raw mut request) };
+        let code =
+            unsafe { iflush(self.link.recv.raw(), 1, data, sizes, handles, &raw mut request) };
         Ok((code, request))
     }
 
     fn is_done(&self, request: *mut c_void) -> bool {
         let mut done = 0;
         // SAFETY: a live request; a flush has no sizes.
-        let code =
-            unsafe { self.transport.vtable().test.expect("a slot")(request, &raw mut done, std::ptr::null_mut()) };
+        let code = unsafe {
+            self.transport.vtable().test.expect("a slot")(
+                request,
+                &raw mut done,
+                std::ptr::null_mut(),
+            )
+        };
         assert_eq!(code, abi::ncclSuccess);
         done != 0
     }
@@ -115,7 +123,8 @@ const READ_FAILS: Duration = Duration::from_millis(700);
 
 /// All reads are lost; the connection recovers meanwhile. The flush does not count as done by that.
 #[test]
-fn a_flush_that_is_under_way_when_the_port_falls_is_done_when_a_read_has_been_answered() -> Result<()> {
+fn a_flush_that_is_under_way_when_the_port_falls_is_done_when_a_read_has_been_answered()
+-> Result<()> {
     let env = [("NCCL_IB_TIMEOUT", "14"), ("SOFTRNIC_LOOPBACK_DOWN", "lost")];
     run(Fabric::OneRail, &env, |worker| {
         let flushes = Flushes::open(worker)?;
@@ -145,7 +154,9 @@ fn a_flush_that_is_under_way_when_the_port_falls_is_done_when_a_read_has_been_an
 /// The port of rank 0 goes down, and the queue pairs of its connections with it.
 fn fall() {
     set_port("softrnic0/1", "down");
-    wait_until("the end of the queue pairs", || said(&["recovering the connection", "destroys its queue pairs"]));
+    wait_until("the end of the queue pairs", || {
+        said(&["recovering the connection", "destroys its queue pairs"])
+    });
 }
 
 #[test]
@@ -196,7 +207,8 @@ fn a_flush_that_is_under_way_when_the_device_fails_is_done_when_it_is_back() -> 
 }
 
 #[test]
-fn a_flush_that_is_under_way_when_the_device_fails_and_completes_nothing_more_is_done_when_it_is_back() -> Result<()> {
+fn a_flush_that_is_under_way_when_the_device_fails_and_completes_nothing_more_is_done_when_it_is_back()
+-> Result<()> {
     under_way_when_the_device_fails(&[("SOFTRNIC_SILENT_FAILURE", "1")])
 }
 
@@ -209,7 +221,9 @@ fn under_way_when_the_device_fails(env: &[(&str, &str)]) -> Result<()> {
         flushes.finish(worker, before)?;
         worker.barrier()?;
         if worker.rank() == 0 {
-            inject_only("drop attempts=all opcode=read; device-fatal=500ms device=softrnic0 opcode=write-imm times=1");
+            inject_only(
+                "drop attempts=all opcode=read; device-fatal=500ms device=softrnic0 opcode=write-imm times=1",
+            );
             let request = flushes.begin()?;
             trigger.exchange_until(worker, || said(&["softrnic0: fatal device error"]))?;
             inject_only("");
@@ -250,7 +264,9 @@ fn flush_queue_pair(device: usize) -> Option<[u64; 2]> {
     let devices = devices();
     let queue_pairs = devices[device]["queue_pairs"].as_array().expect("queue pairs");
     let port = format!("softrnic{device}/1");
-    let own = queue_pairs.iter().find(|qp| qp["peer"]["port"] == port && qp["peer"]["number"] == qp["number"])?;
+    let own = queue_pairs
+        .iter()
+        .find(|qp| qp["peer"]["port"] == port && qp["peer"]["number"] == qp["number"])?;
     Some([&own["number"], &own["work"]["requests"]].map(|value| value.as_u64().expect("a number")))
 }
 
@@ -264,13 +280,17 @@ fn a_read_that_is_under_way_is_not_posted_again_when_that_over_another_rail_is()
             let fails = "qp-error opcode=read device=softrnic0 times=1";
             inject_only(&format!("{fails}; drop attempts=all opcode=read device=softrnic1"));
             let request = flushes.begin()?;
-            let [failed, waiting] = [0, 1].map(|device| flush_queue_pair(device).expect("a read over each rail"));
+            let [failed, waiting] =
+                [0, 1].map(|device| flush_queue_pair(device).expect("a read over each rail"));
             assert_eq!([failed[1], waiting[1]], [1, 1]);
             wait_until("another read over rail 0", || {
                 assert!(!flushes.is_done(request), "the read over rail 1 has not been answered");
                 flush_queue_pair(0).is_some_and(|again| again[0] != failed[0] && again[1] > 0)
             });
-            assert!(!(0..IN_VAIN).any(|_| flushes.is_done(request)), "the read over rail 1 has not been answered");
+            assert!(
+                !(0..IN_VAIN).any(|_| flushes.is_done(request)),
+                "the read over rail 1 has not been answered"
+            );
             assert_eq!(flush_queue_pair(1), Some(waiting));
         }
         worker.barrier()?;
@@ -297,14 +317,17 @@ fn a_flush_for_which_no_queue_pair_can_be_connected_is_done_when_one_can() -> Re
 
 /// Nothing comes of the first read any more, and the device says so of a queue that is none of the connection's.
 #[test]
-fn a_flush_whose_completion_queue_fails_is_done_over_another_one_and_no_connection_ends() -> Result<()> {
+fn a_flush_whose_completion_queue_fails_is_done_over_another_one_and_no_connection_ends()
+-> Result<()> {
     run(Fabric::OneRail, &[], |worker| {
         let flushes = Flushes::open(worker)?;
         worker.barrier()?;
         if worker.rank() == 0 {
             inject_only("cq-overrun opcode=read device=softrnic0 times=1");
             let request = flushes.begin()?;
-            wait_until("the failure of the queue", || said(&["softrnic0: a completion queue has failed"]));
+            wait_until("the failure of the queue", || {
+                said(&["softrnic0: a completion queue has failed"])
+            });
             flushes.finish(worker, request)?;
             assert_eq!(applied()[0].1, 1);
         }

@@ -38,14 +38,23 @@ impl Groups {
         let length = |member: usize| BYTES - 7 * member;
         self.into.memory().set(0, MEMBERS * BYTES, 0xee)?;
         let places: Vec<_> = (0..MEMBERS)
-            .map(|member| RecvBuffer { region: &self.into, offset: member * BYTES, len: BYTES, tag: member as i32 })
+            .map(|member| RecvBuffer {
+                region: &self.into,
+                offset: member * BYTES,
+                len: BYTES,
+                tag: member as i32,
+            })
             .collect();
         let receive = posted(&mut deadline, || self.link.recv.receive_group(&places))?;
         for part in [[5, 1, 7, 0], [2, 6, 4, 3]] {
             let mut sends = Vec::new();
             for member in part {
-                self.out.memory().write(member * BYTES, &pattern(seed(worker.rank(), member), length(member)))?;
-                let send = || self.link.send.send(&self.out, member * BYTES, length(member), member as i32);
+                self.out
+                    .memory()
+                    .write(member * BYTES, &pattern(seed(worker.rank(), member), length(member)))?;
+                let send = || {
+                    self.link.send.send(&self.out, member * BYTES, length(member), member as i32)
+                };
                 sends.push(posted(&mut deadline, send)?);
             }
             for send in sends {
@@ -58,7 +67,10 @@ impl Groups {
             let expected = pattern(seed(1 - worker.rank(), member), length(member));
             assert_eq!(*size as usize, expected.len(), "message {member} of group {round}");
             let got = self.into.memory().read(member * BYTES, BYTES)?;
-            assert!(got[..expected.len()] == expected[..], "message {member} of group {round} is wrong");
+            assert!(
+                got[..expected.len()] == expected[..],
+                "message {member} of group {round} is wrong"
+            );
             assert!(are_all(&got[expected.len()..], 0xee), "bytes past message {member}");
         }
         Ok(())

@@ -24,7 +24,11 @@ fn all_connections_of_a_process_resume_after_their_port_has_fallen() -> Result<(
         let shape = Shape { depth: 2, bytes: 4096 };
         let mut streams = Vec::new();
         for _ in 0..CONNECTIONS {
-            streams.push(Stream::over(PeerConn::open(worker, &transport, device)?, transport.clone(), shape)?);
+            streams.push(Stream::over(
+                PeerConn::open(worker, &transport, device)?,
+                transport.clone(),
+                shape,
+            )?);
         }
         streams.iter_mut().try_for_each(|stream| stream.exchange(worker, 4))?;
         for device in ["softrnic0", "softrnic1"] {
@@ -62,7 +66,11 @@ fn queue_pairs_that_fail_at_the_same_time_are_not_a_warning_each() -> Result<()>
         let shape = Shape { depth: 2, bytes: 4096 };
         let mut streams = Vec::new();
         for _ in 0..COUNT {
-            streams.push(Stream::over(PeerConn::open(worker, &transport, device)?, transport.clone(), shape)?);
+            streams.push(Stream::over(
+                PeerConn::open(worker, &transport, device)?,
+                transport.clone(),
+                shape,
+            )?);
         }
         let begin = Instant::now();
         worker.barrier()?;
@@ -76,7 +84,8 @@ fn queue_pairs_that_fail_at_the_same_time_are_not_a_warning_each() -> Result<()>
         end(worker, first)?;
         // The device reports the failures beside the completions: of a queue pair that has been destroyed by then it reports none.
         // There is a second at least between two warnings.
-        let of_queue_pairs = |line: &String| line.starts_with("WARN") && line.contains("queue pair fatal error");
+        let of_queue_pairs =
+            |line: &String| line.starts_with("WARN") && line.contains("queue pair fatal error");
         let warnings = lab::nccl::debug_log::lines().into_iter().filter(of_queue_pairs).count();
         let allowed = if worker.rank() == 0 { 1 + begin.elapsed().as_secs() } else { 0 };
         assert!(

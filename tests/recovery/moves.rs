@@ -32,7 +32,8 @@ fn inject_on_the_next_queue_pairs(worker: &mut WorkerCtx, fault: &str) -> Result
     worker.barrier()?;
     if worker.rank() == 0 {
         let flows = (connections_so_far()..).step_by(LANES).take(ATTEMPTS);
-        let rules: Vec<_> = flows.map(|flow| format!("{fault} device=softrnic0 flow={flow}")).collect();
+        let rules: Vec<_> =
+            flows.map(|flow| format!("{fault} device=softrnic0 flow={flow}")).collect();
         inject_only(&rules.join("; "));
     }
     worker.barrier()
@@ -95,14 +96,17 @@ fn all_arrives_if_the_completion_queue_fails_while_a_lane_is_moved() -> Result<(
 
 /// The control connections are reset after so many pieces of what the ends say to each other of the move. Each time in other processes: one
 /// has few moves.
-fn all_arrives_although_control_connections_are_reset(pieces: impl IntoIterator<Item = usize>) -> Result<()> {
+fn all_arrives_although_control_connections_are_reset(
+    pieces: impl IntoIterator<Item = usize>,
+) -> Result<()> {
     const PIECES: &str = "RESET_AFTER_PIECES";
     pieces.into_iter().try_for_each(|pieces| {
         let pieces = pieces.to_string();
         let env = [&ENV[..], &[(PIECES, &*pieces)]].concat();
         run(Fabric::Lanes, &env, |worker| {
             // As this process has it, in which the loop is in its first turn.
-            let pieces: usize = std::env::var(PIECES).expect("it is set").parse().expect("a number");
+            let pieces: usize =
+                std::env::var(PIECES).expect("it is set").parse().expect("a number");
             worker.begin(format!("a move with a reset after {pieces} pieces"))?;
             let mut relay = None;
             let open = |worker: &mut WorkerCtx| {
@@ -145,7 +149,10 @@ fn the_death_of_a_peer_while_a_lane_is_moved_is_reported() -> Result<()> {
         if worker.rank() == 0 {
             in_child_that_dies(|| {
                 let Ok((mut stream, _)) = open(worker, |count| count == 3) else { return };
-                let Ok(()) = inject_on_the_next_queue_pairs(worker, "kill message=1 times=1") else { return };
+                let Ok(()) = inject_on_the_next_queue_pairs(worker, "kill message=1 times=1")
+                else {
+                    return;
+                };
                 drop(stream.exchange(worker, usize::MAX));
                 // It would have died before.
                 std::process::exit(1);

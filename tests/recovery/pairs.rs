@@ -31,7 +31,9 @@ fn all_arrives_if_two_ports_exchange_their_networks() -> Result<()> {
         stream.exchange(worker, 20)?;
         worker.barrier()?;
         if worker.rank() == 1 {
-            ["2/1", "3/1"].into_iter().for_each(|port| set_port(&format!("softrnic{port}"), "down"));
+            ["2/1", "3/1"]
+                .into_iter()
+                .for_each(|port| set_port(&format!("softrnic{port}"), "down"));
             set_addresses(1, ["10.2.0", "10.1.0"]);
             ["2/1", "3/1"].into_iter().for_each(|port| set_port(&format!("softrnic{port}"), "up"));
         }

@@ -7,7 +7,8 @@ use crate::stream::{LONG, Stream};
 use lab::error::Result;
 
 /// What the log says when a connection has a smaller MTU.
-const LOWERED: [&str; 3] = ["packets of 2048 bytes from", "check the MTU", "now uses packets of up to 1024 bytes"];
+const LOWERED: [&str; 3] =
+    ["packets of 2048 bytes from", "check the MTU", "now uses packets of up to 1024 bytes"];
 
 /// The packets of `rank`, or of both, are lost that are larger than 1024 bytes: its end says so, and goes on with smaller ones. There is
 /// no fault after that.
@@ -16,11 +17,18 @@ fn smaller_packets_are_taken(fabric: Fabric, rule: &str, rank: Option<usize>) ->
 }
 
 /// The same with these variables.
-fn smaller_packets_are_taken_with(env: &[(&str, &str)], fabric: Fabric, rule: &str, rank: Option<usize>) -> Result<()> {
+fn smaller_packets_are_taken_with(
+    env: &[(&str, &str)],
+    fabric: Fabric,
+    rule: &str,
+    rank: Option<usize>,
+) -> Result<()> {
     let rule = format!("drop larger=1024 attempts=all {rule}");
     run(fabric, &[env, &[("SOFTRNIC_FAULTS", &rule)]].concat(), |worker| {
         let mut stream = Stream::open(worker, LONG)?;
-        exchange_until(worker, &mut stream, "until the MTU is smaller", || rank == Some(1) || said(&LOWERED))?;
+        exchange_until(worker, &mut stream, "until the MTU is smaller", || {
+            rank == Some(1) || said(&LOWERED)
+        })?;
         stream.exchange(worker, 60)?;
         worker.barrier()?;
         assert!(rank.is_some_and(|rank| rank != worker.rank()) || said(&LOWERED), "{}", log());
@@ -77,7 +85,11 @@ fn a_path_that_loses_all_packets_with_data_ends_with_an_error_that_says_so() -> 
         )?;
         assert!(!said(&["could not be recovered", "The peer has not answered"]), "{}", log());
         // The fault is told once and then ever more seldom, though each attempt finds it.
-        assert!(log().lines().filter(|line| line.contains(" is recovering: ")).count() < 6, "{}", log());
+        assert!(
+            log().lines().filter(|line| line.contains(" is recovering: ")).count() < 6,
+            "{}",
+            log()
+        );
         Ok(())
     })
 }

@@ -20,8 +20,12 @@ pub(crate) const MOVED: &str = "stays slow and moves to another path";
 fn carried() -> Vec<u64> {
     let text = softrnic(&["stat"]);
     let of_port = text.lines().skip_while(|line| !line.starts_with("softrnic0")).skip(1);
-    let paths = of_port.take_while(|line| !line.starts_with("softrnic")).filter(|line| line.contains(" path "));
-    let bytes = |line: &str| line.trim_end_matches(" bytes").rsplit(' ').next().and_then(|bytes| bytes.parse().ok());
+    let paths = of_port
+        .take_while(|line| !line.starts_with("softrnic"))
+        .filter(|line| line.contains(" path "));
+    let bytes = |line: &str| {
+        line.trim_end_matches(" bytes").rsplit(' ').next().and_then(|bytes| bytes.parse().ok())
+    };
     paths.map(|line| bytes(line).unwrap_or_else(|| panic!("no bytes in {line:?}"))).collect()
 }
 
@@ -41,7 +45,10 @@ fn paths_of(worker: &WorkerCtx, stream: &mut Stream) -> Result<Vec<usize>> {
 }
 
 /// A connection of four lanes at rank 0's end on a number of paths that `is_wanted`: each has labels of its own.
-pub(crate) fn open(worker: &mut WorkerCtx, is_wanted: impl Fn(usize) -> bool) -> Result<(Stream, Vec<usize>)> {
+pub(crate) fn open(
+    worker: &mut WorkerCtx,
+    is_wanted: impl Fn(usize) -> bool,
+) -> Result<(Stream, Vec<usize>)> {
     open_by(worker, |worker| Stream::open(worker, SHAPE), is_wanted)
 }
 
@@ -65,7 +72,13 @@ pub(crate) fn open_by(
 fn shown_moves() -> u64 {
     let ferrite = built("bin/ferrite").unwrap_or_else(|missing| panic!("{missing}"));
     let own = format!("pid={}", std::process::id());
-    let text = program::stdout_of(Command::new(ferrite).args(["paths", "--interval", "0.1", "--filter", &own]));
+    let text = program::stdout_of(Command::new(ferrite).args([
+        "paths",
+        "--interval",
+        "0.1",
+        "--filter",
+        &own,
+    ]));
     // The rank, rank and host of the peer, device, GB/s, recoveries, moves.
     let moves = text.lines().nth(1).and_then(|line| line.split_whitespace().nth(6)?.parse().ok());
     moves.unwrap_or_else(|| panic!("no moves in {text:?}"))
@@ -94,7 +107,8 @@ fn lanes_that_share_a_path_get_apart() -> Result<()> {
             let now = paths_of(worker, &mut stream)?;
             if worker.rank() == 0 && now.len() > first.len() {
                 assert!(said(&[MOVED]) && shown_moves() > 0, "{}", log());
-                std::fs::write(std::env::var(APART).expect("it is set"), "").expect("it can be written");
+                std::fs::write(std::env::var(APART).expect("it is set"), "")
+                    .expect("it can be written");
             }
             worker.barrier()?;
             stream.close()
@@ -116,9 +130,14 @@ fn is_left(loss: &str) -> Result<()> {
         }
         worker.barrier()?;
         let mut before = carried();
-        exchange_until(worker, &mut stream, "until a path is left", || !used_since(&mut before).contains(&first[0]))?;
+        exchange_until(worker, &mut stream, "until a path is left", || {
+            !used_since(&mut before).contains(&first[0])
+        })?;
         let now = paths_of(worker, &mut stream)?;
-        assert!(worker.rank() != 0 || first[1..].iter().all(|path| now.contains(path)), "{first:?}, then {now:?}");
+        assert!(
+            worker.rank() != 0 || first[1..].iter().all(|path| now.contains(path)),
+            "{first:?}, then {now:?}"
+        );
         worker.barrier()?;
         stream.close()
     })
@@ -168,7 +187,10 @@ fn a_slow_receiver_moves_no_lane_of_four_on_paths_of_their_own() -> Result<()> {
 /// Each device has six queue pairs for two ends of four lanes, so that one connection has two.
 #[test]
 fn connections_with_fewer_lanes_than_asked_for_recover() -> Result<()> {
-    let env = [("SOFTRNIC_MAX_QP", "6"), ("SOFTRNIC_FAULTS", "qp-error device=softrnic0 message=60 times=1")];
+    let env = [
+        ("SOFTRNIC_MAX_QP", "6"),
+        ("SOFTRNIC_FAULTS", "qp-error device=softrnic0 message=60 times=1"),
+    ];
     run(Fabric::Lanes, &env, |worker| {
         let mut stream = Stream::open(worker, SHAPE)?;
         stream.exchange(worker, 60)?;

@@ -41,15 +41,13 @@ fn all_arrives_if_both_ports_fall_one_after_the_other() -> Result<()> {
 
 #[test]
 fn all_arrives_if_a_port_falls_and_messages_are_split_over_queue_pairs() -> Result<()> {
-    let rules =
-        "port-down=20ms device=softrnic0 message=60 times=1; port-down=10ms device=softrnic1 message=80 times=1";
+    let rules = "port-down=20ms device=softrnic0 message=60 times=1; port-down=10ms device=softrnic1 message=80 times=1";
     all_arrives(Fabric::Split, rules, LONG, MESSAGES)
 }
 
 #[test]
 fn all_arrives_if_a_port_falls_and_messages_are_split_over_lanes() -> Result<()> {
-    let rules =
-        "port-down=20ms device=softrnic0 message=60 times=1; port-down=10ms device=softrnic1 message=80 times=1";
+    let rules = "port-down=20ms device=softrnic0 message=60 times=1; port-down=10ms device=softrnic1 message=80 times=1";
     all_arrives(Fabric::Lanes, rules, LONG, MESSAGES)
 }
 
@@ -99,12 +97,17 @@ fn falls() -> usize {
 /// Each of `ports` falls again and again, after its fortieth message on new queue pairs.
 fn all_arrives_despite_flaps(fabric: Fabric, ports: &[(&str, &str)]) -> Result<()> {
     let times = falls() / ports.len();
-    let rule = |(port, time): &(&str, &str)| format!("port-down={time} device={port} message=40 times={times}");
+    let rule = |(port, time): &(&str, &str)| {
+        format!("port-down={time} device={port} message=40 times={times}")
+    };
     let rules = ports.iter().map(rule).collect::<Vec<_>>().join("; ");
     run(fabric, &[("SOFTRNIC_FAULTS", &rules)], |worker| {
         let mut stream = Stream::open(worker, SHORT)?;
         // Not all: a rail that has fallen often is not used for a minute while another one works.
-        let is_over = || applied().iter().map(|(_, count)| *count).sum::<u64>() >= (times * ports.len() / 2) as u64;
+        let is_over = || {
+            applied().iter().map(|(_, count)| *count).sum::<u64>()
+                >= (times * ports.len() / 2) as u64
+        };
         exchange_until(worker, &mut stream, "ports that fall again and again", is_over)?;
         stream.exchange(worker, 100)?;
         end(worker, stream)
@@ -118,6 +121,7 @@ fn all_arrives_despite_many_flaps_of_the_only_rail() -> Result<()> {
 
 #[test]
 fn all_arrives_despite_many_flaps_of_two_rails() -> Result<()> {
-    let ports = [("softrnic0", "3ms"), ("softrnic1", "7ms"), ("softrnic2", "20ms"), ("softrnic3", "1ms")];
+    let ports =
+        [("softrnic0", "3ms"), ("softrnic1", "7ms"), ("softrnic2", "20ms"), ("softrnic3", "1ms")];
     all_arrives_despite_flaps(Fabric::TwoRails, &ports)
 }

@@ -31,8 +31,7 @@ fn all_arrives_if_the_second_rail_falls_before_the_first_is_back() -> Result<()>
 
 #[test]
 fn all_arrives_if_ends_lose_different_rails_one_after_the_other() -> Result<()> {
-    let rules =
-        "port-down=1s device=softrnic0 message=60 times=1; port-down=500ms device=softrnic3 message=100 times=1";
+    let rules = "port-down=1s device=softrnic0 message=60 times=1; port-down=500ms device=softrnic3 message=100 times=1";
     all_arrives(Fabric::TwoRails, rules, SHORT, 1000)
 }
 
@@ -64,7 +63,9 @@ fn a_rail_on_which_connecting_fails_for_some_time_is_taken_in_later() -> Result<
         if worker.rank() == 0 {
             set_port("softrnic1/1", "up");
         }
-        exchange_until(worker, &mut stream, "all refusals", || applied().iter().all(|(_, count)| *count == 5))?;
+        exchange_until(worker, &mut stream, "all refusals", || {
+            applied().iter().all(|(_, count)| *count == 5)
+        })?;
         until_rail_1(worker, &mut stream, "both rails again", is_part)?;
         end(worker, stream)
     })

@@ -5,8 +5,8 @@ use crate::common::plugin_transport;
 use crate::common::setting::set;
 use crate::errors::ends_with;
 use crate::fabric::{
-    Fabric, all_arrives, all_arrives_on_each_fabric, applied, begin_softrnic, end, exchange_until, inject_only, run,
-    softrnic,
+    Fabric, all_arrives, all_arrives_on_each_fabric, applied, begin_softrnic, end, exchange_until,
+    inject_only, run, softrnic,
 };
 use crate::rails::until_rail_1;
 use crate::stream::{LONG, SHORT, Shape, Stream};
@@ -45,7 +45,8 @@ all_arrives_on_each_fabric!(
 
 /// The other rail could go on at once, but the device still writes what comes late over the queue pairs that it does not give up.
 #[test]
-fn nothing_is_written_to_a_buffer_that_is_used_again_by_a_device_that_refuses_commands() -> Result<()> {
+fn nothing_is_written_to_a_buffer_that_is_used_again_by_a_device_that_refuses_commands()
+-> Result<()> {
     let rules = "device-fatal=100ms refuses=400ms device=softrnic1 message=50 times=1; \
                  late=200ms attempts=all opcode=write-imm device=softrnic3 message=60.. for=100ms";
     run(Fabric::TwoRails, &[("SOFTRNIC_FAULTS", rules)], |worker| {
@@ -62,15 +63,19 @@ fn nothing_is_written_to_a_buffer_that_is_used_again_by_a_device_that_refuses_co
 /// Both cards of rank 0 are away at the same time.
 #[test]
 fn all_arrives_if_both_devices_of_a_rank_fail() -> Result<()> {
-    let rules =
-        "device-fatal=1s device=softrnic0 message=60 times=1; device-fatal=2s device=softrnic1 message=80 times=1";
+    let rules = "device-fatal=1s device=softrnic0 message=60 times=1; device-fatal=2s device=softrnic1 message=80 times=1";
     all_arrives(Fabric::TwoRails, rules, LONG, 300)
 }
 
 /// The device fails again soon after the connection has gone on.
 #[test]
 fn all_arrives_if_a_device_fails_again_and_again() -> Result<()> {
-    all_arrives(Fabric::OneRail, "device-fatal=20ms device=softrnic0 message=20 times=10", SHORT, 600)
+    all_arrives(
+        Fabric::OneRail,
+        "device-fatal=20ms device=softrnic0 message=20 times=10",
+        SHORT,
+        600,
+    )
 }
 
 /// Each time it is closed before it is opened again, or soon after.
@@ -86,7 +91,8 @@ fn nothing_is_left_of_devices_that_have_failed() -> Result<()> {
         if worker.rank() == 0 {
             let count = |words: &str| log().matches(words).count();
             // Of two faults at the same time the device fails once.
-            let back = || count("softrnic0: the device is back after a fatal error, and open again");
+            let back =
+                || count("softrnic0: the device is back after a fatal error, and open again");
             let closed = || count("softrnic0: the device that was lost is closed");
             wait_until("all that were lost are closed", || back() > 0 && closed() >= back());
         }
@@ -137,7 +143,8 @@ fn fail_device_0(worker: &mut WorkerCtx, trigger: &Stream, time: &str) -> Result
 
 /// The only device is away when memory is registered, which messages are sent from and received to when it is back.
 #[test]
-fn memory_that_is_registered_while_the_only_device_is_away_can_be_used_when_it_is_back() -> Result<()> {
+fn memory_that_is_registered_while_the_only_device_is_away_can_be_used_when_it_is_back()
+-> Result<()> {
     run(Fabric::OneRail, &[], |worker| {
         let trigger = Stream::open(worker, SHORT)?;
         let mut stream = Stream::open(worker, SHORT)?;
@@ -157,8 +164,9 @@ fn memory_can_be_registered_while_a_device_refuses_commands_before_it_fails() ->
         let mut stream = Stream::open(worker, SHORT)?;
         stream.exchange(worker, 20)?;
         worker.barrier()?;
-        let failing = (worker.rank() == 0)
-            .then(|| begin_softrnic(&["fail", "softrnic0", "--refuses", "300", "--back-after", "200"]));
+        let failing = (worker.rank() == 0).then(|| {
+            begin_softrnic(&["fail", "softrnic0", "--refuses", "300", "--back-after", "200"])
+        });
         if failing.is_some() {
             wait_until("the device refuses", || softrnic(&["stat"]).contains("REFUSES COMMANDS"));
         }
@@ -178,7 +186,8 @@ fn memory_can_be_registered_while_a_device_refuses_commands_before_it_fails() ->
 #[test]
 fn all_arrives_if_a_device_that_fails_completes_nothing_more() -> Result<()> {
     let rules = "device-fatal=300ms device=softrnic1 message=60 times=1";
-    let env = [("SOFTRNIC_FAULTS", rules), ("SOFTRNIC_SILENT_FAILURE", "1"), ("FERRITE_STALL_MS", "0")];
+    let env =
+        [("SOFTRNIC_FAULTS", rules), ("SOFTRNIC_SILENT_FAILURE", "1"), ("FERRITE_STALL_MS", "0")];
     run(Fabric::OneRail, &env, |worker| {
         let mut stream = Stream::open(worker, SHORT)?;
         stream.exchange(worker, 200)?;
@@ -232,7 +241,8 @@ fn a_connection_can_be_made_over_a_device_that_has_come_back() -> Result<()> {
 }
 
 #[test]
-fn a_device_that_does_not_return_ends_the_connection_at_both_ends_after_the_time_set() -> Result<()> {
+fn a_device_that_does_not_return_ends_the_connection_at_both_ends_after_the_time_set() -> Result<()>
+{
     let rules = "device-fatal=1000s device=softrnic0 message=60 times=1";
     run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules), ("FERRITE_GIVE_UP", "2")], |worker| {
         const END: &str = "could not be recovered within 2 s";
@@ -241,7 +251,11 @@ fn a_device_that_does_not_return_ends_the_connection_at_both_ends_after_the_time
         let faults = ["softrnic0: ", "(softrnic0, ", "has been acknowledged for"];
         assert!(worker.rank() == 0 || faults.iter().any(|fault| said(&[END, fault])), "{}", log());
         // Unless the peer gives up first, whose words are told then.
-        let words = ["softrnic0 was lost by a fatal error", "and is not back", "not in the list of RDMA devices"];
+        let words = [
+            "softrnic0 was lost by a fatal error",
+            "and is not back",
+            "not in the list of RDMA devices",
+        ];
         let is_reported = said(&words) || said(&["the peer gave up"]);
         assert!(worker.rank() == 1 || is_reported, "{}", log());
         Ok(())
@@ -259,7 +273,9 @@ fn a_device_with_the_same_guid_is_not_taken_for_the_one_that_is_lost() -> Result
 #[test]
 fn a_device_that_fails_ends_the_connection_at_once_if_failover_is_switched_off() -> Result<()> {
     let rules = "device-fatal=100ms device=softrnic0 message=60 times=1";
-    run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules), ("FERRITE_FAILOVER", "0")], |worker| ends_with(worker, &[]))
+    run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules), ("FERRITE_FAILOVER", "0")], |worker| {
+        ends_with(worker, &[])
+    })
 }
 
 /// The receiver's device acknowledges what it has not written, and fails: the sender may have told NCCL that it is sent.
@@ -268,7 +284,10 @@ fn what_a_device_has_acknowledged_and_not_written_ends_the_connection_at_both_en
     let rules = "forget peer=softrnic1 opcode=write-imm message=40..60; \
                  device-fatal=200ms device=softrnic1 opcode=write-imm message=60 times=1";
     run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules)], |worker| {
-        ends_with(worker, &["was acknowledged by a device that died before it had handed the message over"])
+        ends_with(
+            worker,
+            &["was acknowledged by a device that died before it had handed the message over"],
+        )
     })
 }
 
@@ -280,11 +299,18 @@ fn a_device_that_is_back_and_cannot_register_memory_is_asked_again() -> Result<(
         stream.exchange(worker, 20)?;
         worker.barrier()?;
         if worker.rank() == 0 {
-            inject_only("device-fatal=100ms device=softrnic0 times=1; reg-mr=ENOMEM device=softrnic0 times=1");
+            inject_only(
+                "device-fatal=100ms device=softrnic0 times=1; reg-mr=ENOMEM device=softrnic0 times=1",
+            );
         }
         worker.barrier()?;
         stream.exchange(worker, 100)?;
-        assert!(worker.rank() == 1 || said(&["cannot register memory again on softrnic0", "ibv_reg_mr"]), "{}", log());
+        assert!(
+            worker.rank() == 1
+                || said(&["cannot register memory again on softrnic0", "ibv_reg_mr"]),
+            "{}",
+            log()
+        );
         end(worker, stream)
     })
 }
@@ -298,9 +324,13 @@ fn memory_that_clear_to_sends_are_sent_from_is_asked_for_again() -> Result<()> {
         worker.barrier()?;
         if worker.rank() == 0 {
             // Clear-to-sends are the writes without an immediate: a queue pair of the data would fail without need of new memory.
-            inject_only("qp-error opcode=write device=softrnic0 times=1; reg-mr=ENOMEM device=softrnic0 times=1");
+            inject_only(
+                "qp-error opcode=write device=softrnic0 times=1; reg-mr=ENOMEM device=softrnic0 times=1",
+            );
         }
-        exchange_until(worker, &mut stream, "both faults", || applied().iter().all(|(_, count)| *count > 0))?;
+        exchange_until(worker, &mut stream, "both faults", || {
+            applied().iter().all(|(_, count)| *count > 0)
+        })?;
         stream.exchange(worker, 50)?;
         end(worker, stream)
     })
@@ -318,7 +348,9 @@ fn a_connection_goes_back_from_a_borrowed_port_to_its_own_device() -> Result<()>
         if worker.rank() == 0 {
             inject_only("device-fatal=1s device=softrnic0 times=1");
         }
-        exchange_until(worker, &mut stream, "a borrowed port", || said(&["over the borrowed port softrnic2"]))?;
+        exchange_until(worker, &mut stream, "a borrowed port", || {
+            said(&["over the borrowed port softrnic2"])
+        })?;
         exchange_until(worker, &mut stream, "the own device", || {
             said(&["is recovering", "to use a port of softrnic0 again"]) || own()
         })?;
@@ -330,20 +362,30 @@ fn a_connection_goes_back_from_a_borrowed_port_to_its_own_device() -> Result<()>
 /// Whether the latest connection that has gone on has done so over its own port.
 fn own() -> bool {
     let lines = lab::nccl::debug_log::lines();
-    lines.iter().rev().find(|line| line.contains(" recovered")).is_some_and(|line| !line.contains("borrowed"))
+    lines
+        .iter()
+        .rev()
+        .find(|line| line.contains(" recovered"))
+        .is_some_and(|line| !line.contains("borrowed"))
 }
 
 #[test]
 fn a_return_of_the_device_is_reported_once() -> Result<()> {
-    run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", "device-fatal=50ms device=softrnic0 message=60 times=1")], |worker| {
-        let mut stream = Stream::open(worker, SHORT)?;
-        stream.exchange(worker, 200)?;
-        if worker.rank() == 0 {
-            wait_until("the line", || said(&["INFO", "softrnic0: the device is back after a fatal error"]));
-        }
-        let lines = lab::nccl::debug_log::lines();
-        let told = lines.iter().filter(|line| line.contains("the device is back")).count();
-        assert_eq!(told, usize::from(worker.rank() == 0), "{lines:#?}");
-        end(worker, stream)
-    })
+    run(
+        Fabric::OneRail,
+        &[("SOFTRNIC_FAULTS", "device-fatal=50ms device=softrnic0 message=60 times=1")],
+        |worker| {
+            let mut stream = Stream::open(worker, SHORT)?;
+            stream.exchange(worker, 200)?;
+            if worker.rank() == 0 {
+                wait_until("the line", || {
+                    said(&["INFO", "softrnic0: the device is back after a fatal error"])
+                });
+            }
+            let lines = lab::nccl::debug_log::lines();
+            let told = lines.iter().filter(|line| line.contains("the device is back")).count();
+            assert_eq!(told, usize::from(worker.rank() == 0), "{lines:#?}");
+            end(worker, stream)
+        },
+    )
 }

@@ -57,7 +57,9 @@ fn flap(port: &str) {
 
 #[test]
 fn a_connection_comes_about_if_a_port_falls_at_any_step() -> Result<()> {
-    connects_despite(Fabric::OneRail, |round| flap(["softrnic0/1", "softrnic1/1"][round as usize % 2]))
+    connects_despite(Fabric::OneRail, |round| {
+        flap(["softrnic0/1", "softrnic1/1"][round as usize % 2])
+    })
 }
 
 #[test]
@@ -87,7 +89,8 @@ fn a_connection_comes_about_if_a_device_fails_at_any_step() -> Result<()> {
 
 /// Nothing completes on a device that has failed, and no time that goes by without success is noticed.
 #[test]
-fn a_connection_comes_about_if_a_device_fails_at_any_step_and_completes_nothing_more() -> Result<()> {
+fn a_connection_comes_about_if_a_device_fails_at_any_step_and_completes_nothing_more() -> Result<()>
+{
     let env = [("SOFTRNIC_SILENT_FAILURE", "1"), ("FERRITE_STALL_MS", "0")];
     // Each takes a second, in which the device is waited for without success.
     connects_despite_with(Fabric::OneRail, &env, 2..5, fail_device)
@@ -105,7 +108,8 @@ fn a_device_that_refuses_commands_for_good_ends_the_set_up_in_time() -> Result<(
         drop(plugin_transport()?);
         worker.barrier()?;
         // It would fail in the end.
-        let refusing = (worker.rank() == 0).then(|| begin_softrnic(&["fail", "softrnic0", "--refuses", "1000000"]));
+        let refusing = (worker.rank() == 0)
+            .then(|| begin_softrnic(&["fail", "softrnic0", "--refuses", "1000000"]));
         if refusing.is_some() {
             wait_until("the device refuses", || softrnic(&["stat"]).contains("REFUSES COMMANDS"));
         }
@@ -114,7 +118,8 @@ fn a_device_that_refuses_commands_for_good_ends_the_set_up_in_time() -> Result<(
         if let Some(mut refusing) = refusing {
             refusing.kill().and_then(|()| refusing.wait()).expect("it is ours");
         }
-        let is_reported = said(&["Input/output error", "still failing after 2 s (FERRITE_HANDSHAKE_TIMEOUT)"]);
+        let is_reported =
+            said(&["Input/output error", "still failing after 2 s (FERRITE_HANDSHAKE_TIMEOUT)"]);
         assert!(error.is_some() && (worker.rank() == 1 || is_reported), "{error:?} {}", log());
         Ok(())
     })

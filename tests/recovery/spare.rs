@@ -13,8 +13,16 @@ use testkit::wait::wait_until;
 
 /// Runs `body` in two processes, each of which has two cards with a port. The connection of rank 0 is set up over softrnic0, and
 /// softrnic2 is its spare; that of rank 1 over softrnic3, and its spare is softrnic1.
-pub(crate) fn run(rules: &str, env: &[(&str, &str)], body: impl FnOnce(&mut WorkerCtx) -> Result<()>) -> Result<()> {
-    let setting = require!(talkative(&[("SOFTRNIC_DEVICES", "6"), ("FERRITE_SPARE", "1"), ("SOFTRNIC_FAULTS", rules)]));
+pub(crate) fn run(
+    rules: &str,
+    env: &[(&str, &str)],
+    body: impl FnOnce(&mut WorkerCtx) -> Result<()>,
+) -> Result<()> {
+    let setting = require!(talkative(&[
+        ("SOFTRNIC_DEVICES", "6"),
+        ("FERRITE_SPARE", "1"),
+        ("SOFTRNIC_FAULTS", rules)
+    ]));
     let setting = env.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
     pair(&setting, |worker| {
         set("NCCL_IB_HCA", ["=softrnic0,softrnic2", "=softrnic1,softrnic3"][worker.rank()]);
@@ -24,10 +32,16 @@ pub(crate) fn run(rules: &str, env: &[(&str, &str)], body: impl FnOnce(&mut Work
 }
 
 /// What the log of a rank says when it has borrowed a port.
-pub(crate) const BORROWED: [&str; 2] = ["over the borrowed port softrnic2", "over the borrowed port softrnic1"];
+pub(crate) const BORROWED: [&str; 2] =
+    ["over the borrowed port softrnic2", "over the borrowed port softrnic1"];
 
 /// 300 messages each way, during which `ranks` borrow their spares and the others do not.
-fn all_arrives_over_spares(rules: &str, env: &[(&str, &str)], shape: Shape, ranks: &[usize]) -> Result<()> {
+fn all_arrives_over_spares(
+    rules: &str,
+    env: &[(&str, &str)],
+    shape: Shape,
+    ranks: &[usize],
+) -> Result<()> {
     run(rules, env, |worker| {
         let mut stream = Stream::open(worker, shape)?;
         stream.exchange(worker, 300)?;
@@ -75,12 +89,15 @@ fn all_arrives_over_a_borrowed_port_if_the_only_device_fails_for_good() -> Resul
 /// The port stays active. Whether rank 1 borrows its spare too depends on who is first.
 #[test]
 fn all_arrives_over_a_borrowed_port_if_nothing_comes_through_the_own_one_any_more() -> Result<()> {
-    all_arrives_despite_a_path_that_loses("drop attempts=all device=softrnic0; drop-ack attempts=all peer=softrnic0")
+    all_arrives_despite_a_path_that_loses(
+        "drop attempts=all device=softrnic0; drop-ack attempts=all peer=softrnic0",
+    )
 }
 
 /// Acknowledgements come through.
 #[test]
-fn all_arrives_over_a_borrowed_port_if_no_request_comes_through_the_own_one_any_more() -> Result<()> {
+fn all_arrives_over_a_borrowed_port_if_no_request_comes_through_the_own_one_any_more() -> Result<()>
+{
     all_arrives_despite_a_path_that_loses("drop attempts=all device=softrnic0")
 }
 
@@ -116,7 +133,9 @@ fn a_port_whose_card_cannot_register_the_memory_is_not_borrowed() -> Result<()> 
         let mut stream = Stream::open(worker, SHORT)?;
         if worker.rank() == 0 {
             std::thread::spawn(|| {
-                wait_until("the other port is tried", || said(&["softrnic2 cannot be borrowed", "ibv_reg_mr"]));
+                wait_until("the other port is tried", || {
+                    said(&["softrnic2 cannot be borrowed", "ibv_reg_mr"])
+                });
                 set_port("softrnic0/1", "up");
             });
         }
@@ -187,7 +206,8 @@ fn until_own(worker: &mut WorkerCtx, stream: &mut Stream) -> Result<()> {
 
 /// Memory that is registered meanwhile is registered on both cards.
 #[test]
-fn a_connection_goes_back_to_its_own_port_with_memory_that_was_registered_meanwhile() -> Result<()> {
+fn a_connection_goes_back_to_its_own_port_with_memory_that_was_registered_meanwhile() -> Result<()>
+{
     run("", &[], |worker| {
         let mut stream = Stream::open(worker, SHORT)?;
         until_borrowed(worker, &mut stream)?;
@@ -212,7 +232,10 @@ fn memory_that_is_registered_between_two_loans_of_a_port_can_be_used_over_it() -
         worker.barrier()?;
         if worker.rank() == 0 {
             let fences = || {
-                lab::nccl::debug_log::lines().iter().filter(|line| line.contains("destroys its queue pairs")).count()
+                lab::nccl::debug_log::lines()
+                    .iter()
+                    .filter(|line| line.contains("destroys its queue pairs"))
+                    .count()
             };
             let before = fences();
             set_port("softrnic2/1", "down");

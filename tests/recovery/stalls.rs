@@ -16,7 +16,8 @@ use testkit::wait_until;
 /// Work requests that have been posted to each of this process's send queues, in ascending order.
 fn requests() -> Vec<u64> {
     let pairs = own_queues("queue_pairs");
-    let mut requests: Vec<_> = pairs.iter().map(|pair| pair["work"]["requests"].as_u64().expect("a number")).collect();
+    let mut requests: Vec<_> =
+        pairs.iter().map(|pair| pair["work"]["requests"].as_u64().expect("a number")).collect();
     requests.sort_unstable();
     requests
 }
@@ -79,7 +80,8 @@ fn clear_to_sends_wait_until_the_send_queue_has_room() -> Result<()> {
         worker.barrier()?;
         let mut deadline = worker.deadline("messages");
         let receive = || posted(&mut deadline, || link.recv.receive(&into, 0, ROOM, 0));
-        let mut receives = std::iter::repeat_with(receive).take(MESSAGES).collect::<Result<VecDeque<_>>>()?;
+        let mut receives =
+            std::iter::repeat_with(receive).take(MESSAGES).collect::<Result<VecDeque<_>>>()?;
         let mut sends = VecDeque::new();
         let mut left = MESSAGES;
         while !receives.is_empty() || !sends.is_empty() || left > 0 {

@@ -53,7 +53,8 @@ struct Direction<'c> {
 }
 
 impl Direction<'_> {
-    const NEW: Self = Direction { posted: 0, is_prepared: false, finished: 0, requests: VecDeque::new() };
+    const NEW: Self =
+        Direction { posted: 0, is_prepared: false, finished: 0, requests: VecDeque::new() };
 }
 
 impl Stream {
@@ -92,7 +93,8 @@ impl Stream {
     /// # Errors
     /// Those of the calls.
     pub(crate) fn exchange_for(&mut self, worker: &WorkerCtx, time: Duration) -> Result<()> {
-        let (begin, mut deadline) = (Instant::now(), worker.deadline("messages both ways for a time"));
+        let (begin, mut deadline) =
+            (Instant::now(), worker.deadline("messages both ways for a time"));
         let (mut out, mut into) = (Direction::NEW, Direction::NEW);
         while begin.elapsed() < time {
             self.advance(worker, usize::MAX, &mut out, &mut into, &mut deadline)?;
@@ -104,7 +106,11 @@ impl Stream {
     ///
     /// # Errors
     /// Those of the calls.
-    pub(crate) fn exchange_until(&self, worker: &WorkerCtx, mut is_so: impl FnMut() -> bool) -> Result<()> {
+    pub(crate) fn exchange_until(
+        &self,
+        worker: &WorkerCtx,
+        mut is_so: impl FnMut() -> bool,
+    ) -> Result<()> {
         let mut deadline = worker.deadline("messages both ways until something happens");
         let (mut out, mut into) = (Direction::NEW, Direction::NEW);
         while !is_so() {
@@ -117,10 +123,17 @@ impl Stream {
     ///
     /// # Errors
     /// Those of the calls.
-    pub(crate) fn exchange_over_all(streams: &mut [Self], worker: &WorkerCtx, count: usize) -> Result<()> {
+    pub(crate) fn exchange_over_all(
+        streams: &mut [Self],
+        worker: &WorkerCtx,
+        count: usize,
+    ) -> Result<()> {
         let mut deadline = worker.deadline("messages over many connections");
-        let mut directions: Vec<_> = streams.iter().map(|_| (Direction::NEW, Direction::NEW)).collect();
-        let is_open = |(out, into): &(Direction<'_>, Direction<'_>)| out.finished < count || into.finished < count;
+        let mut directions: Vec<_> =
+            streams.iter().map(|_| (Direction::NEW, Direction::NEW)).collect();
+        let is_open = |(out, into): &(Direction<'_>, Direction<'_>)| {
+            out.finished < count || into.finished < count
+        };
         while directions.iter().any(is_open) {
             for (stream, (out, into)) in streams.iter().zip(&mut directions) {
                 stream.advance(worker, count, out, into, &mut deadline)?;
@@ -163,12 +176,19 @@ impl Stream {
             self.into.memory().set(at, left.len(), EMPTY)?;
             into.is_prepared = true;
         }
-        let Some(request) = self.link.recv.receive(&self.into, at, self.shape.bytes, 3)? else { return Ok(false) };
+        let Some(request) = self.link.recv.receive(&self.into, at, self.shape.bytes, 3)? else {
+            return Ok(false);
+        };
         into.take(request);
         Ok(true)
     }
 
-    fn post_send<'c>(&'c self, worker: &WorkerCtx, count: usize, out: &mut Direction<'c>) -> Result<bool> {
+    fn post_send<'c>(
+        &'c self,
+        worker: &WorkerCtx,
+        count: usize,
+        out: &mut Direction<'c>,
+    ) -> Result<bool> {
         if out.posted == count || out.requests.len() == self.shape.depth {
             return Ok(false);
         }
@@ -189,8 +209,16 @@ impl Stream {
         let (at, expected) = (self.place(index), self.data(1 - worker.rank(), index));
         assert_eq!(bytes as usize, expected.len(), "length of message {}", self.before + index);
         let got = self.into.memory().read(at, self.shape.bytes + GUARD)?;
-        assert!(got[..expected.len()] == expected[..], "wrong data in message {}", self.before + index);
-        assert!(are_all(&got[expected.len()..], EMPTY), "bytes past message {}", self.before + index);
+        assert!(
+            got[..expected.len()] == expected[..],
+            "wrong data in message {}",
+            self.before + index
+        );
+        assert!(
+            are_all(&got[expected.len()..], EMPTY),
+            "bytes past message {}",
+            self.before + index
+        );
         self.into.memory().set(at, got.len(), USED)?;
         Ok(true)
     }
@@ -200,7 +228,12 @@ impl Stream {
         let Some(bytes) = out.test()? else { return Ok(false) };
         let index = out.finished;
         out.finished += 1;
-        assert_eq!(bytes as usize, self.length(index), "rank {}: length of message {index}", worker.rank());
+        assert_eq!(
+            bytes as usize,
+            self.length(index),
+            "rank {}: length of message {index}",
+            worker.rank()
+        );
         self.out.memory().set(self.place(index), self.shape.bytes, USED)?;
         Ok(true)
     }

@@ -17,7 +17,11 @@ fn all_arrives(fabric: Fabric, env: &[(&str, &str)], shape: Shape, count: usize)
 fn all_arrives_beside_stale_completions(fabric: Fabric) -> Result<()> {
     let rules = "qp-error device=softrnic0 opcode=write,write-imm message=9.. every=15 times=40; \
                  qp-error device=softrnic1 opcode=write,write-imm message=9.. every=15 times=40";
-    let env = [("SOFTRNIC_STALE_COMPLETIONS", "1"), ("SOFTRNIC_QPN_REUSE", "1"), ("SOFTRNIC_FAULTS", rules)];
+    let env = [
+        ("SOFTRNIC_STALE_COMPLETIONS", "1"),
+        ("SOFTRNIC_QPN_REUSE", "1"),
+        ("SOFTRNIC_FAULTS", rules),
+    ];
     all_arrives(fabric, &env, SHORT, 2000)
 }
 
@@ -48,7 +52,11 @@ fn queue_pairs_that_end_at_once_with_their_port_and_without_a_reason_are_made_an
     let rules = "port-down=5ms device=softrnic0 message=40.. every=200 times=5; \
                  port-down=5ms device=softrnic1 message=90.. every=200 times=5; \
                  qp-error device=softrnic1 message=33 times=1";
-    let env = [("SOFTRNIC_OWN_PORT_DOWN", "fails"), ("SOFTRNIC_FLUSH_ONLY", "1"), ("SOFTRNIC_FAULTS", rules)];
+    let env = [
+        ("SOFTRNIC_OWN_PORT_DOWN", "fails"),
+        ("SOFTRNIC_FLUSH_ONLY", "1"),
+        ("SOFTRNIC_FAULTS", rules),
+    ];
     all_arrives(Fabric::OneRail, &env, SHORT, 2000)
 }
 
@@ -57,13 +65,19 @@ fn queue_pairs_that_end_at_once_with_their_port_and_without_a_reason_are_made_an
 fn an_address_that_is_there_twice_is_no_trouble() -> Result<()> {
     let rules = "port-down=5ms gid=move device=softrnic0 message=60 times=1; \
                  port-down=5ms gid=move gid-after=10ms device=softrnic1 message=90 times=1";
-    all_arrives(Fabric::OneRail, &[("SOFTRNIC_GIDS", "vlan"), ("SOFTRNIC_FAULTS", rules)], SHORT, 1000)
+    all_arrives(
+        Fabric::OneRail,
+        &[("SOFTRNIC_GIDS", "vlan"), ("SOFTRNIC_FAULTS", rules)],
+        SHORT,
+        1000,
+    )
 }
 
 /// One of two paths loses all for a while, and no work request ever fails of it.
 #[test]
 fn a_path_that_loses_all_is_left_though_retries_are_endless() -> Result<()> {
     let rule = "drop attempts=all device=softrnic1 message=50.. for=1s";
-    let env = [("SOFTRNIC_ENDLESS_RETRIES", "1"), ("NCCL_IB_TIMEOUT", "12"), ("SOFTRNIC_FAULTS", rule)];
+    let env =
+        [("SOFTRNIC_ENDLESS_RETRIES", "1"), ("NCCL_IB_TIMEOUT", "12"), ("SOFTRNIC_FAULTS", rule)];
     all_arrives(Fabric::TwoRails, &env, SHORT, 1000)
 }

@@ -10,17 +10,24 @@ use lab::error::Result;
 /// choosing one leads to a connection that carries everything.
 fn chosen(case: &Case, settings: &[(&str, &str)], words: &str) -> Result<()> {
     if !is_worker() {
-        shell("ip address add fd77::1/64 dev veth0 nodad; ip address add fd77::2/64 dev veth1 nodad");
+        shell(
+            "ip address add fd77::1/64 dev veth0 nodad; ip address add fd77::2/64 dev veth1 nodad",
+        );
         shell(
             "until [ \"$(cat /sys/class/infiniband/rxe1/ports/1/gids/2)\" = fd77:0000:0000:0000:0000:0000:0000:0002 ]; do sleep 0.1; done",
         );
     }
-    let setting = settings.iter().fold(case.setting(), |setting, (name, value)| setting.env(name, value));
+    let setting =
+        settings.iter().fold(case.setting(), |setting, (name, value)| setting.env(name, value));
     pair(&setting, |worker| {
         works(case, worker)?;
         let device = worker.rank();
         let words = words.replace('N', &(device + 1).to_string());
-        assert!(case.is_stock() || said(&[&format!("rxe{device} RoCE"), &words]), "{words:?} is not in {}", log());
+        assert!(
+            case.is_stock() || said(&[&format!("rxe{device} RoCE"), &words]),
+            "{words:?} is not in {}",
+            log()
+        );
         Ok(())
     })?;
     Ok(())
@@ -47,7 +54,11 @@ pub(crate) fn an_address_that_goes_and_comes_back(case: &Case) -> Result<()> {
         shell(&format!("ip address del {address}"));
         worker.barrier()?;
         works(case, worker)?;
-        assert!(said(&[&format!("rxe{device}: now using GID 0 fe80::"), "instead of 10.77.0."]), "{}", log());
+        assert!(
+            said(&[&format!("rxe{device}: now using GID 0 fe80::"), "instead of 10.77.0."]),
+            "{}",
+            log()
+        );
         worker.barrier()?;
         shell(&format!("ip address add {address}"));
         worker.barrier()?;

@@ -46,7 +46,9 @@ pub(crate) fn two_devices(case: &Case) -> Result<()> {
 pub(crate) fn two_devices_at_once(case: &Case) -> Result<()> {
     pair(&case.setting(), |worker| {
         let transport = case.transport()?;
-        let open = |worker: &mut WorkerCtx, device| Bench::open_on(worker, transport.clone(), device, 1 << 20);
+        let open = |worker: &mut WorkerCtx, device| {
+            Bench::open_on(worker, transport.clone(), device, 1 << 20)
+        };
         let (zero, one) = (open(worker, 0)?, open(worker, 1)?);
         for round in 0..4 {
             zero.exchange(worker, round, 200_000 + round, 200_000 + round)?;
@@ -70,7 +72,10 @@ pub(crate) fn measured(case: &Case) -> Result<()> {
 /// Messages that take turns on four queue pairs, and such that are cut over them.
 pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
     for split in ["0", "1"] {
-        let setting = case.setting().env("NCCL_IB_QPS_PER_CONNECTION", "4").env("NCCL_IB_SPLIT_DATA_ON_QPS", split);
+        let setting = case
+            .setting()
+            .env("NCCL_IB_QPS_PER_CONNECTION", "4")
+            .env("NCCL_IB_SPLIT_DATA_ON_QPS", split);
         // The program starts its processes by the name of the test alone: each of them comes by here.
         if std::env::var("NCCL_IB_SPLIT_DATA_ON_QPS").is_ok_and(|mine| mine != split) {
             continue;
@@ -125,8 +130,11 @@ pub(crate) fn longer_than_the_port_allows(case: &Case) -> Result<()> {
 
 /// How many queue pairs of a device are ready to send, as the kernel has it.
 fn connected_queue_pairs(device: &str) -> usize {
-    let all: serde_json::Value = serde_json::from_str(&shell("rdma -j resource show qp")).expect("JSON");
-    let counts = |qp: &&serde_json::Value| qp["ifname"] == device && qp["type"] == "RC" && qp["state"] == "RTS";
+    let all: serde_json::Value =
+        serde_json::from_str(&shell("rdma -j resource show qp")).expect("JSON");
+    let counts = |qp: &&serde_json::Value| {
+        qp["ifname"] == device && qp["type"] == "RC" && qp["state"] == "RTS"
+    };
     all.as_array().into_iter().flatten().filter(counts).count()
 }
 
@@ -136,7 +144,10 @@ pub(crate) fn unequal_packets(case: &Case) -> Result<()> {
     if !is_worker() {
         shell("ip link set veth1 mtu 1500");
         let ports = shell("ibv_devinfo");
-        assert!(ports.contains("active_mtu:\t\t4096 (5)") && ports.contains("active_mtu:\t\t1024 (3)"), "{ports}");
+        assert!(
+            ports.contains("active_mtu:\t\t4096 (5)") && ports.contains("active_mtu:\t\t1024 (3)"),
+            "{ports}"
+        );
     }
     let before = packets_sent("rxe0");
     pair(&case.setting(), |worker| works(case, worker))?;
@@ -147,7 +158,8 @@ pub(crate) fn unequal_packets(case: &Case) -> Result<()> {
 
 /// How many packets a device has sent, as the kernel has it.
 pub(crate) fn packets_sent(device: &str) -> u64 {
-    let counter = shell(&format!("cat /sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts"));
+    let counter =
+        shell(&format!("cat /sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts"));
     counter.trim().parse().expect("a number")
 }
 

@@ -52,7 +52,10 @@ impl End {
     /// NCCL is told that the peer is the reason, and people what has happened.
     fn is_reported(&self, words: &[&str]) {
         assert_eq!(self.code, Some(abi::ncclRemoteError), "{self:#?}");
-        let line = self.log.lines().any(|line| line.contains("WARN") && words.iter().all(|word| line.contains(word)));
+        let line = self
+            .log
+            .lines()
+            .any(|line| line.contains("WARN") && words.iter().all(|word| line.contains(word)));
         assert!(line, "no line has {words:?}:\n{}", self.log);
     }
 }
@@ -81,7 +84,10 @@ fn stream(case: &Case, worker: &mut WorkerCtx, fault: impl FnOnce()) -> Result<E
         if let Err(failure) = outcome {
             break failure;
         }
-        assert!(worker.rank() == 0 || bench.into.memory().read(0, BYTES)? == bytes, "message {messages} is wrong");
+        assert!(
+            worker.rank() == 0 || bench.into.memory().read(0, BYTES)? == bytes,
+            "message {messages} is wrong"
+        );
         messages += 1;
         assert!(messages < BEFORE + ENOUGH, "the fault has no effect");
     };
@@ -96,7 +102,10 @@ fn stream(case: &Case, worker: &mut WorkerCtx, fault: impl FnOnce()) -> Result<E
 /// The device gives up after fractions of a second, and that ends the connection. Seven tries would be endless: rxe takes that number
 /// so.
 fn impatient(case: &Case) -> Setting {
-    case.setting().env("NCCL_IB_TIMEOUT", "14").env("NCCL_IB_RETRY_CNT", "3").env("FERRITE_FAILOVER", "0")
+    case.setting()
+        .env("NCCL_IB_TIMEOUT", "14")
+        .env("NCCL_IB_RETRY_CNT", "3")
+        .env("FERRITE_FAILOVER", "0")
 }
 
 /// Rank 0 sends checked messages to rank 1. After some of them the shell `command` is begun, which does not have to end before they
@@ -109,7 +118,8 @@ fn outlasts(case: &Case, command: &str) -> Result<()> {
         for message in 0..BEFORE + AFTER {
             let bytes = pattern(message, BYTES);
             if worker.rank() == 1 {
-                let receive = posted(&mut deadline, || bench.link.recv.receive(&bench.into, 0, BYTES, 0))?;
+                let receive =
+                    posted(&mut deadline, || bench.link.recv.receive(&bench.into, 0, BYTES, 0))?;
                 finished(&mut deadline, receive, &mut [0])?;
                 assert!(bench.into.memory().read(0, BYTES)? == bytes, "message {message} is wrong");
                 continue;
@@ -147,7 +157,9 @@ pub(crate) fn black_hole_that_ends(case: &Case) -> Result<()> {
 /// One packet in a hundred is lost, one in a thousand overtakes others.
 pub(crate) fn loss_and_reordering(case: &Case) -> Result<()> {
     if !is_worker() {
-        shell("for i in 0 1; do tc qdisc add dev veth$i root netem limit 10000 delay 200us loss 1% reorder 0.1%; done");
+        shell(
+            "for i in 0 1; do tc qdisc add dev veth$i root netem limit 10000 delay 200us loss 1% reorder 0.1%; done",
+        );
     }
     pair(&case.setting().env("NCCL_IB_TIMEOUT", "14"), |worker| {
         let bench = Bench::open(worker, case.transport()?, 2 << 20)?;
@@ -159,8 +171,15 @@ pub(crate) fn loss_and_reordering(case: &Case) -> Result<()> {
     })?;
     if !is_worker() {
         let dropped = shell("tc -s qdisc show dev veth0");
-        let dropped = dropped.split("dropped ").nth(1).and_then(|rest| rest.split(',').next()).map(str::to_owned);
-        assert!(dropped.and_then(|n| n.parse::<u32>().ok()).is_some_and(|n| n > 0), "no packet was lost");
+        let dropped = dropped
+            .split("dropped ")
+            .nth(1)
+            .and_then(|rest| rest.split(',').next())
+            .map(str::to_owned);
+        assert!(
+            dropped.and_then(|n| n.parse::<u32>().ok()).is_some_and(|n| n > 0),
+            "no packet was lost"
+        );
     }
     Ok(())
 }
@@ -252,7 +271,9 @@ fn killed(case: &Case, has_worker: bool) -> Result<()> {
         }
         let (here, workers) = UnixStream::pair().expect("a pair");
         in_child_that_dies(|| {
-            let Ok(bench) = case.transport().and_then(|transport| Bench::open(worker, transport, 1 << 16)) else {
+            let Ok(bench) =
+                case.transport().and_then(|transport| Bench::open(worker, transport, 1 << 16))
+            else {
                 return;
             };
             let mut byte = [0_u8];
@@ -267,8 +288,9 @@ fn killed(case: &Case, has_worker: bool) -> Result<()> {
             }
             let mut deadline = worker.deadline("messages before the end");
             for _ in 0..BEFORE {
-                let received = posted(&mut deadline, || bench.link.recv.receive(&bench.into, 0, BYTES, 0))
-                    .and_then(|receive| finished(&mut deadline, receive, &mut [0]));
+                let received =
+                    posted(&mut deadline, || bench.link.recv.receive(&bench.into, 0, BYTES, 0))
+                        .and_then(|receive| finished(&mut deadline, receive, &mut [0]));
                 if received.is_err() {
                     return;
                 }

@@ -57,7 +57,12 @@ impl Case {
     }
 
     /// `dist/bin/ferrite SUBCOMMAND` with this case's transport: what it prints. It has to end well.
-    pub(crate) fn ferrite(&self, subcommand: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Result<String> {
+    pub(crate) fn ferrite(
+        &self,
+        subcommand: &str,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<String> {
         let source = match self.source()? {
             Source::Plugin { path, .. } => ["--plugin".into(), path],
             Source::Stock { nccl } | Source::Loader { nccl, .. } => ["--stock".into(), nccl],

@@ -38,13 +38,18 @@ pub(crate) fn verdict(name: &str, side: Side) {
             // As it is, but for the harness's own words, which are counted where this program is run.
             let log = fs::read_to_string(folder.join(format!("{name}.log"))).unwrap_or_default();
             let passed = log.contains("test result: ok. 1 passed");
-            let log = log.replace("test result:", "result:").replace("skipped:", "missing in the machine:");
+            let log = log
+                .replace("test result:", "result:")
+                .replace("skipped:", "missing in the machine:");
             let status = fs::read_to_string(folder.join(format!("{name}.status")));
-            let status = status.unwrap_or_else(|_| panic!("{name} was not run to its end:\n{log}\n{problem}"));
+            let status = status
+                .unwrap_or_else(|_| panic!("{name} was not run to its end:\n{log}\n{problem}"));
             assert_eq!(status.trim(), "0", "{name} failed in the machine:\n{log}");
             assert!(passed, "there is no {name} in the machine:\n{log}");
             // The line may begin with the name of the test.
-            for (_, why) in log.lines().filter_map(|line| line.split_once("missing in the machine: ")) {
+            for (_, why) in
+                log.lines().filter_map(|line| line.split_once("missing in the machine: "))
+            {
                 skipped(format!("in the machine: {why}"));
             }
         }
@@ -82,7 +87,8 @@ fn run() -> Run {
         // Of an earlier run, if there was one.
         fs::remove_dir_all(&folder).unwrap_or_default();
         fs::create_dir_all(&folder).expect("a folder for the results");
-        fs::write(&problem, "the run of the machine was interrupted").expect("the folder takes files");
+        fs::write(&problem, "the run of the machine was interrupted")
+            .expect("the folder takes files");
         fs::write(&owner, id.unwrap_or_default()).expect("the folder takes files");
         fs::write(&problem, boot(&scripts, &folder)).expect("the folder takes files");
     }
@@ -122,12 +128,15 @@ fn is_one_of_many() -> bool {
 /// of cargo-nextest's was asked for one among others: then those of every run, or of a deep one.
 fn chosen(program: &Path) -> String {
     let is_one_of_many = std::env::var_os("NEXTEST").is_some();
-    let arguments =
-        std::env::args_os().skip(1).filter(|a| !is_one_of_many && !FORMATS.iter().any(|format| a == format));
-    let output = Command::new(program).args(arguments).args(["--list", "--format", "terse"]).output();
+    let arguments = std::env::args_os()
+        .skip(1)
+        .filter(|a| !is_one_of_many && !FORMATS.iter().any(|format| a == format));
+    let output =
+        Command::new(program).args(arguments).args(["--list", "--format", "terse"]).output();
     let output = output.expect("this program runs");
     let listed = String::from_utf8_lossy(&output.stdout).into_owned();
     let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
-    let is_wanted = |name: &&str| !is_one_of_many || crate::is_deep() || !crate::DEEP.contains(name);
+    let is_wanted =
+        |name: &&str| !is_one_of_many || crate::is_deep() || !crate::DEEP.contains(name);
     names.filter(is_wanted).map(|name| format!("{name}\n")).collect()
 }

@@ -13,7 +13,8 @@ pub(crate) fn one_device_of_two_rails(case: &Case) -> Result<()> {
         network("card");
     }
     let before = DEVICES.map(packets_sent);
-    let setting = case.setting().env("NCCL_IB_MERGE_NICS", "1").env("NCCL_IB_QPS_PER_CONNECTION", "2");
+    let setting =
+        case.setting().env("NCCL_IB_MERGE_NICS", "1").env("NCCL_IB_QPS_PER_CONNECTION", "2");
     pair(&setting.env("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), |worker| {
         let transport = case.transport()?;
         assert_eq!(transport.devices()?, 1, "two devices are one");

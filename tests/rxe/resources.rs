@@ -21,9 +21,16 @@ struct Counts {
 
 impl Counts {
     fn now() -> Self {
-        let devices: serde_json::Value = serde_json::from_str(&shell("rdma -j resource show")).expect("JSON");
-        let sum =
-            |kind: &str| devices.as_array().into_iter().flatten().filter_map(|device| device[kind].as_u64()).sum();
+        let devices: serde_json::Value =
+            serde_json::from_str(&shell("rdma -j resource show")).expect("JSON");
+        let sum = |kind: &str| {
+            devices
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|device| device[kind].as_u64())
+                .sum()
+        };
         Self {
             contexts: sum("ctx"),
             domains: sum("pd"),
@@ -54,13 +61,18 @@ pub(crate) fn everything_is_given_back(case: &Case) -> Result<()> {
         }
         worker.barrier()?;
         let (before, open, after) = (seen[0], seen[1], Counts::now());
-        assert!(open.queue_pairs > before.queue_pairs && open.regions > before.regions, "{before:?}, {open:?}");
+        assert!(
+            open.queue_pairs > before.queue_pairs && open.regions > before.regions,
+            "{before:?}, {open:?}"
+        );
         assert_eq!(seen[2], after, "what is kept does not grow");
         assert!(case.is_stock() || before == after, "{before:?} before, {after:?} after");
         worker.barrier()
     })?;
     if !is_worker() {
-        shell("for try in {1..50}; do rdma resource show | grep -vq 'ctx 0' || exit 0; sleep 0.1; done; exit 1");
+        shell(
+            "for try in {1..50}; do rdma resource show | grep -vq 'ctx 0' || exit 0; sleep 0.1; done; exit 1",
+        );
         assert_eq!(Counts::now(), at_first);
     }
     Ok(())
@@ -78,7 +90,8 @@ pub(crate) fn locked_memory_is_limited(case: &Case) -> Result<()> {
         let too_much = Arc::new(Buffer::new(4 << 20)?);
         assert!(bench.link.send.register(&too_much).is_err(), "4 MiB were locked");
         assert!(
-            case.is_stock() || said(&["WARN", "ibv_reg_mr", "RLIMIT_MEMLOCK, 1024 KiB here", "ulimit -l"]),
+            case.is_stock()
+                || said(&["WARN", "ibv_reg_mr", "RLIMIT_MEMLOCK, 1024 KiB here", "ulimit -l"]),
             "{}",
             log()
         );
@@ -95,7 +108,10 @@ fn obey_limits() {
     let mut header = [VERSION_3, 0];
     let mut sets = [[0u32; 3]; 2];
     // SAFETY: the header and the two sets of version 3 are what the call reads and fills in.
-    assert_eq!(unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) }, 0);
+    assert_eq!(
+        unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) },
+        0
+    );
     sets[0][0] &= !(1 << CAP_IPC_LOCK);
     // SAFETY: as above.
     assert_eq!(unsafe { libc::syscall(libc::SYS_capset, header.as_mut_ptr(), sets.as_ptr()) }, 0);

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nccl_net::inspect::stats::layout::{
-    HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECEIVER, RECORD_WORDS, SENDER, header, record, text_words,
-    timed,
+    HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN, RECEIVER, RECORD_WORDS, SENDER, header,
+    record, text_words, timed,
 };
 
 use crate::hang::Finding;
@@ -26,7 +26,8 @@ use crate::{hang, trace};
 pub type Target = fn(&[u8]);
 
 /// The targets, by name.
-pub const TARGETS: [(&str, Target); 2] = [("stats", stats_target), ("doctor", crate::doctor::peers::fuzz::target)];
+pub const TARGETS: [(&str, Target); 2] =
+    [("stats", stats_target), ("doctor", crate::doctor::peers::fuzz::target)];
 
 /// Words of a good file.
 const WORDS: usize = HEADER_WORDS + RECORD_WORDS;
@@ -37,8 +38,10 @@ const CHANGE: usize = 4;
 /// much of the second file is there, and the rest is changes of good files, half of them before the first look.
 pub(crate) fn stats_target(bytes: &[u8]) {
     let Some(([kind, cut], rest)) = bytes.split_first_chunk() else { return };
-    let sort = [Sort::P99, Sort::Gbps, Sort::Cts, Sort::Wait, Sort::Retries][usize::from(kind / 8) % 5];
-    let mut looks = Looks { sort, before: None, totals: Totals::default(), recording: Recording::default() };
+    let sort =
+        [Sort::P99, Sort::Gbps, Sort::Cts, Sort::Wait, Sort::Retries][usize::from(kind / 8) % 5];
+    let mut looks =
+        Looks { sort, before: None, totals: Totals::default(), recording: Recording::default() };
     if kind % 8 == 0 {
         return looks.look(&[rest.to_vec()]);
     }
@@ -86,7 +89,10 @@ fn good(machine: u64) -> Vec<u64> {
         (HEADER_WORDS + record::DEVICE, "mlx5_3", record::DEVICE_WORDS),
         (HEADER_WORDS + record::PEER_HOST, "n-0412", record::PEER_HOST_WORDS),
     ] {
-        words[at..][..count].iter_mut().zip(text_words(text, count)).for_each(|(word, value)| *word = value);
+        words[at..][..count]
+            .iter_mut()
+            .zip(text_words(text, count))
+            .for_each(|(word, value)| *word = value);
     }
     words
 }
@@ -143,7 +149,10 @@ impl Looks {
         let metrics = self.totals.text(&now, &ports);
         check_text(&metrics);
         for line in metrics.lines().filter(|line| !line.starts_with("# ")) {
-            assert!(line.rsplit(' ').next().is_some_and(|value| value.parse::<f64>().is_ok()), "{line}");
+            assert!(
+                line.rsplit(' ').next().is_some_and(|value| value.parse::<f64>().is_ok()),
+                "{line}"
+            );
         }
         self.check_timeline();
         self.before = Some(now);
@@ -153,15 +162,20 @@ impl Looks {
     }
 
     fn processes(&mut self, files: &[Vec<u8>]) -> Processes {
-        let at = self.before.as_ref().map_or_else(Instant::now, |before| before.at + Duration::from_secs(1));
-        let mut now = Processes { at, living: BTreeMap::new(), dead: Vec::new(), unreadable: Vec::new() };
+        let at = self
+            .before
+            .as_ref()
+            .map_or_else(Instant::now, |before| before.at + Duration::from_secs(1));
+        let mut now =
+            Processes { at, living: BTreeMap::new(), dead: Vec::new(), unreadable: Vec::new() };
         for (number, bytes) in files.iter().enumerate() {
             let path = PathBuf::from(number.to_string());
             match StatsFile::parse(bytes) {
                 Ok(mut file) => {
                     file.is_alive = true;
                     self.recording.add(path.clone(), &file);
-                    let ends = file.records().map(|(number, words)| End::new(number, words)).collect();
+                    let ends =
+                        file.records().map(|(number, words)| End::new(number, words)).collect();
                     now.living.insert(path, Process { file, ends });
                 }
                 Err(why) => now.unreadable.push((path, why)),
@@ -175,7 +189,11 @@ impl Looks {
         check_json(&trace::document(&timeline).to_string());
         check_text(&trace::table(&timeline, 100));
         check_text(&trace::advice(&timeline).unwrap_or_default());
-        timeline.clock_lines().iter().chain(self.recording.unused.values()).for_each(|line| check_text(line));
+        timeline
+            .clock_lines()
+            .iter()
+            .chain(self.recording.unused.values())
+            .for_each(|line| check_text(line));
     }
 }
 
@@ -198,7 +216,8 @@ mod tests {
     fn files_and_words_of_doctors_that_are_kept_break_nothing() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus");
         for (name, target) in TARGETS {
-            let packed = std::fs::read(corpus.join(name).with_extension("inputs")).expect("each target has inputs");
+            let packed = std::fs::read(corpus.join(name).with_extension("inputs"))
+                .expect("each target has inputs");
             let (mut rest, mut count) = (&packed[..], 0);
             while let Some((length, after)) = rest.split_first_chunk() {
                 let (input, left) = after.split_at(u32::from_le_bytes(*length) as usize);
@@ -223,13 +242,18 @@ mod tests {
     /// Every word of the records, and of the ends without a record, is the highest number, but for those that say what it is.
     #[test]
     fn the_highest_numbers_are_shown() {
-        let is_kept = |at: &usize| [record::STATE, record::DIRECTION, record::CONNECTION].contains(at);
-        let words = (0..RECORD_WORDS).filter(|at| !is_kept(at)).map(|at| HEADER_WORDS + at).chain([header::UNLISTED]);
+        let is_kept =
+            |at: &usize| [record::STATE, record::DIRECTION, record::CONNECTION].contains(at);
+        let words = (0..RECORD_WORDS)
+            .filter(|at| !is_kept(at))
+            .map(|at| HEADER_WORDS + at)
+            .chain([header::UNLISTED]);
         let places = words.flat_map(|at| [at, WORDS + at]);
         let highest = places.map(|at| (at, 1, 0));
         // Both ends send, so that they are added up.
         let changes = highest.chain([(WORDS + HEADER_WORDS + record::DIRECTION, 0, SENDER as u8)]);
-        let changes: Vec<u8> = changes.flat_map(|(at, how, value)| [at as u8, (at >> 8) as u8, how, value]).collect();
+        let changes: Vec<u8> =
+            changes.flat_map(|(at, how, value)| [at as u8, (at >> 8) as u8, how, value]).collect();
         for sort in 0..5 {
             stats_target(&[&[sort << 3 | 1, 0], &changes[..], &changes[..]].concat());
         }

@@ -14,7 +14,8 @@ use lab::error::{Error, Result};
 use lab::system::output::plain;
 use nccl_net::inspect::operation::Call;
 use nccl_net::inspect::stats::layout::{
-    FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, SENDER, header, record,
+    FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, SENDER,
+    header, record,
 };
 use serde_json::Value;
 
@@ -69,13 +70,19 @@ fn answer_at(path: PathBuf, limit: Duration) -> Result<String, Silence> {
 pub fn known() -> Vec<u32> {
     let Ok(entries) = fs::read_dir(own_folder()) else { return Vec::new() };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.filter_map(|name| name.strip_prefix("ferrite.")?.strip_suffix(".sock")?.parse().ok()).collect()
+    names
+        .filter_map(|name| name.strip_prefix("ferrite.")?.strip_suffix(".sock")?.parse().ok())
+        .collect()
 }
 
 fn socket_of(pid: u32) -> PathBuf {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    let variables = environment.split(|byte| *byte == 0).filter_map(|variable| std::str::from_utf8(variable).ok());
-    let named = variables.filter_map(|variable| variable.strip_prefix(VARIABLE)?.strip_prefix('=')).next_back();
+    let variables = environment
+        .split(|byte| *byte == 0)
+        .filter_map(|variable| std::str::from_utf8(variable).ok());
+    let named = variables
+        .filter_map(|variable| variable.strip_prefix(VARIABLE)?.strip_prefix('='))
+        .next_back();
     let folder = named.filter(|folder| !folder.is_empty()).map_or_else(own_folder, PathBuf::from);
     Path::new(&folder).join(format!("ferrite.{pid}.sock"))
 }
@@ -105,7 +112,9 @@ impl State {
         match letter(&stat) {
             Some('T' | 't') => Self::Stopped,
             Some('Z' | 'X') => Self::Ended,
-            Some('D') => Self::InKernel(fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default()),
+            Some('D') => {
+                Self::InKernel(fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default())
+            }
             _ if is_frozen(pid) => Self::Stopped,
             _ => Self::Running,
         }
@@ -140,8 +149,11 @@ fn letter(stat: &str) -> Option<char> {
 
 fn is_frozen(pid: u32) -> bool {
     let Ok(groups) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else { return false };
-    let Some(group) = groups.lines().find_map(|line| line.strip_prefix("0::")) else { return false };
-    fs::read_to_string(format!("/sys/fs/cgroup{group}/cgroup.freeze")).is_ok_and(|frozen| frozen.trim() == "1")
+    let Some(group) = groups.lines().find_map(|line| line.strip_prefix("0::")) else {
+        return false;
+    };
+    fs::read_to_string(format!("/sys/fs/cgroup{group}/cgroup.freeze"))
+        .is_ok_and(|frozen| frozen.trim() == "1")
 }
 
 /// One end of a connection.
@@ -181,8 +193,9 @@ pub fn of_living(pid: u32) -> Option<PathBuf> {
 /// The file that the dead process `pid` has left in the usual folder; the newest one if there are several.
 pub fn of_dead(pid: u32) -> Option<PathBuf> {
     let prefix = format!("{FILE_PREFIX}{pid}.");
-    let is_left =
-        |path: &PathBuf| name(path).starts_with(&prefix) && open(path).is_ok_and(|file| holder(&file).is_none());
+    let is_left = |path: &PathBuf| {
+        name(path).starts_with(&prefix) && open(path).is_ok_and(|file| holder(&file).is_none())
+    };
     let left = paths().into_iter().filter(is_left);
     left.max_by_key(|path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok())
 }
@@ -195,7 +208,9 @@ pub fn processes() -> Vec<u32> {
 /// The files of living processes, each with its process.
 fn living() -> Vec<(u32, PathBuf)> {
     let files = paths().into_iter().filter(|path| name(path).starts_with(FILE_PREFIX));
-    files.filter_map(|path| Some((holder(&open(&path).ok()?).filter(|pid| *pid != 0)?, path))).collect()
+    files
+        .filter_map(|path| Some((holder(&open(&path).ok()?).filter(|pid| *pid != 0)?, path)))
+        .collect()
 }
 
 /// Opened without waiting for a writer.
@@ -210,7 +225,9 @@ fn name(path: &Path) -> String {
 fn paths() -> Vec<PathBuf> {
     let folder = std::env::var_os("FERRITE_STATS_DIR").filter(|folder| !folder.is_empty());
     let entries = fs::read_dir(folder.unwrap_or_else(|| "/dev/shm".into()));
-    entries.map(|entries| entries.filter_map(|entry| Some(entry.ok()?.path())).collect()).unwrap_or_default()
+    entries
+        .map(|entries| entries.filter_map(|entry| Some(entry.ok()?.path())).collect())
+        .unwrap_or_default()
 }
 
 /// The open connections in the file at `path`.
@@ -219,13 +236,15 @@ fn paths() -> Vec<PathBuf> {
 /// It cannot be read, or is no statistics file of a layout that is known.
 pub fn connections(path: &Path) -> Result<Vec<Connection>> {
     let unreadable = |why: String| Error::Unreadable(format!("{}: {why}", path.display()));
-    let bytes = stats_file::whole(&open(path).map_err(|e| unreadable(e.to_string()))?).map_err(unreadable)?;
+    let bytes = stats_file::whole(&open(path).map_err(|e| unreadable(e.to_string()))?)
+        .map_err(unreadable)?;
     in_file(&bytes).ok_or_else(|| unreadable("no statistics file of this version".into()))
 }
 
 /// The open connections in a file with these bytes. `None`: it is no statistics file of a layout that is known.
 pub(crate) fn in_file(bytes: &[u8]) -> Option<Vec<Connection>> {
-    let words: Vec<_> = bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+    let words: Vec<_> =
+        bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
     let is_known = |words: &[u64]| {
         words.len() >= HEADER_WORDS
             && words[header::MAGIC] == MAGIC
@@ -238,15 +257,21 @@ pub(crate) fn in_file(bytes: &[u8]) -> Option<Vec<Connection>> {
     if !is_known(&words) {
         return None;
     }
-    let records = words[HEADER_WORDS..].chunks_exact(words[header::RECORD_BYTES] as usize / 8).take(MAX_RECORDS);
+    let records = words[HEADER_WORDS..]
+        .chunks_exact(words[header::RECORD_BYTES] as usize / 8)
+        .take(MAX_RECORDS);
     Some(records.filter(|words| words[record::STATE] & 0xff == OPEN).map(connection).collect())
 }
 
 fn connection(words: &[u64]) -> Connection {
     let text = |at: usize, count: usize| {
-        let bytes: Vec<_> = words[at..at + count].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let bytes: Vec<_> =
+            words[at..at + count].iter().flat_map(|word| word.to_ne_bytes()).collect();
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-        String::from_utf8_lossy(&bytes[..end]).chars().filter(|c| !c.is_control()).collect::<String>()
+        String::from_utf8_lossy(&bytes[..end])
+            .chars()
+            .filter(|c| !c.is_control())
+            .collect::<String>()
     };
     let ranks = [words[record::PEER_RANK], words[record::PEER_LABEL]];
     let rank = ranks.into_iter().find(|rank| *rank != 0).map(|rank| format!("rank {} ", rank - 1));
@@ -322,7 +347,10 @@ impl Finding {
 
     /// Of a process that has left these connections.
     pub(crate) fn of_connections(connections: Vec<Connection>) -> Self {
-        Self::Outside(State::Ended, Traces { silence: Silence::NoSocket, connections: Some(connections) })
+        Self::Outside(
+            State::Ended,
+            Traces { silence: Silence::NoSocket, connections: Some(connections) },
+        )
     }
 
     /// Whether the process lives and uses Ferrite, as far as can be seen.
@@ -330,7 +358,9 @@ impl Finding {
         match self {
             Self::Answer(_) => true,
             Self::Outside(State::Ended, _) => false,
-            Self::Outside(_, traces) => traces.silence == Silence::NoAnswer || traces.connections.is_some(),
+            Self::Outside(_, traces) => {
+                traces.silence == Silence::NoAnswer || traces.connections.is_some()
+            }
         }
     }
 
@@ -338,18 +368,25 @@ impl Finding {
     pub fn hangs(&self, threshold: Option<Duration>) -> bool {
         match self {
             Self::Answer(report) => {
-                let own = report["threshold_s"].as_u64().filter(|own| *own > 0).map(Duration::from_secs);
+                let own =
+                    report["threshold_s"].as_u64().filter(|own| *own > 0).map(Duration::from_secs);
                 let threshold = threshold.or(own).unwrap_or(THRESHOLD).as_secs_f64();
                 let some = |name: &str, counts: fn(&Value) -> bool| {
-                    let is_long = |wait: &Value| wait["since_s"].as_f64().is_some_and(|since| since >= threshold);
-                    report[name].as_array().is_some_and(|all| all.iter().any(|wait| counts(wait) && is_long(wait)))
+                    let is_long = |wait: &Value| {
+                        wait["since_s"].as_f64().is_some_and(|since| since >= threshold)
+                    };
+                    report[name]
+                        .as_array()
+                        .is_some_and(|all| all.iter().any(|wait| counts(wait) && is_long(wait)))
                 };
                 // A peer that goes on with other messages is slow here. A listener that NCCL does not ask may have been left.
-                some("waits", |wait| wait["verdict"] != "Moving") || some("set_ups", |set_up| set_up["called"] == true)
+                some("waits", |wait| wait["verdict"] != "Moving")
+                    || some("set_ups", |set_up| set_up["called"] == true)
             }
             Self::Outside(state, Traces { silence, connections }) => {
                 let threshold = threshold.unwrap_or(THRESHOLD);
-                let some = |hangs: &dyn Fn(&Connection) -> bool| connections.iter().flatten().any(hangs);
+                let some =
+                    |hangs: &dyn Fn(&Connection) -> bool| connections.iter().flatten().any(hangs);
                 match (state, silence) {
                     (State::Stopped, _) => true,
                     // As it was when it ended.
@@ -368,13 +405,20 @@ impl Finding {
         match self {
             // Another user's process has written it.
             Self::Answer(report) => match report["waits"][0]["since_s"].as_f64() {
-                Some(since) if since < UNDER_WAY_S && !report["set_ups"][0]["called"].as_bool().unwrap_or(false) => {
+                Some(since)
+                    if since < UNDER_WAY_S
+                        && !report["set_ups"][0]["called"].as_bool().unwrap_or(false) =>
+                {
                     "messages are under way, and none has waited for a second".into()
                 }
                 _ => plain(report["text"].as_str().unwrap_or_default()),
             },
             Self::Outside(state, traces) => {
-                let waiting = traces.connections.iter().flatten().filter(|connection| connection.is_waiting());
+                let waiting = traces
+                    .connections
+                    .iter()
+                    .flatten()
+                    .filter(|connection| connection.is_waiting());
                 let lines = waiting.map(|Connection { device, sends, peer, begun, done, wants, operation, .. }| {
                     let what = if *sends { "sends to" } else { "receives from" };
                     let wants = if *wants { ", one more waits to be asked for" } else { "" };
@@ -394,7 +438,8 @@ pub fn summary(findings: &BTreeMap<u32, Finding>) -> String {
     for finding in findings.values() {
         let Finding::Answer(report) = finding else { continue };
         let waits = report["waits"].as_array().into_iter().flatten();
-        let waits = waits.filter(|wait| wait["since_s"].as_f64().is_none_or(|since| since >= UNDER_WAY_S));
+        let waits =
+            waits.filter(|wait| wait["since_s"].as_f64().is_none_or(|since| since >= UNDER_WAY_S));
         let texts = waits.filter_map(|wait| wait["cause"]["text"].as_str());
         // Once for each process: its connections wait for the same, as a rule.
         if let Some(text) = texts.min_by_key(|text| text.len()) {
@@ -403,8 +448,10 @@ pub fn summary(findings: &BTreeMap<u32, Finding>) -> String {
     }
     let mut causes: Vec<_> = causes.into_iter().collect();
     causes.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    let causes = causes.iter().map(|(text, count)| format!("named by {count} process(es): {text}\n"));
-    let processes = findings.iter().map(|(pid, finding)| format!("process {pid}: {}\n", finding.text()));
+    let causes =
+        causes.iter().map(|(text, count)| format!("named by {count} process(es): {text}\n"));
+    let processes =
+        findings.iter().map(|(pid, finding)| format!("process {pid}: {}\n", finding.text()));
     causes.chain(processes).collect()
 }
 
@@ -426,7 +473,9 @@ mod tests {
         let folder = Scratch::new();
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).expect("a socket");
-        thread::spawn(move || listener.accept().expect("a client").0.write_all(b"{}").expect("it reads"));
+        thread::spawn(move || {
+            listener.accept().expect("a client").0.write_all(b"{}").expect("it reads")
+        });
         assert_eq!(answer_at(path, Duration::from_secs(60)).as_deref(), Ok("{}"));
     }
 
@@ -435,7 +484,11 @@ mod tests {
         let folder = Scratch::new();
         let path = folder.path().join("socket");
         drop(UnixListener::bind(&path).expect("a socket"));
-        assert_eq!(answer_at(path, LIMIT), Err(Silence::NoSocket), "it is left over from a process that has died");
+        assert_eq!(
+            answer_at(path, LIMIT),
+            Err(Silence::NoSocket),
+            "it is left over from a process that has died"
+        );
     }
 
     #[test]
@@ -460,7 +513,9 @@ mod tests {
         // More than it has room for.
         for _ in 0..200 {
             let path = path.clone();
-            thread::spawn(move || UnixStream::connect(path).map(|stream| stream.take(1).read_to_end(&mut Vec::new())));
+            thread::spawn(move || {
+                UnixStream::connect(path).map(|stream| stream.take(1).read_to_end(&mut Vec::new()))
+            });
         }
         assert_eq!(answer_at(path, LIMIT), Err(Silence::NoAnswer));
     }
@@ -476,7 +531,8 @@ mod tests {
     fn file(words: &[u64]) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");
-        fs::write(&path, words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>()).expect("written");
+        fs::write(&path, words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>())
+            .expect("written");
         (folder, path)
     }
 
@@ -496,19 +552,30 @@ mod tests {
         let record = &mut words[HEADER_WORDS + RECORD_WORDS..];
         record[record::STATE] = 5 << 8 | OPEN;
         record[record::DIRECTION] = SENDER;
-        (record[record::BEGUN], record[record::DONE], record[record::REFUSED_AT]) = (9, 7, u64::MAX);
+        (record[record::BEGUN], record[record::DONE], record[record::REFUSED_AT]) =
+            (9, 7, u64::MAX);
         (record[record::PEER_RANK], record[record::PEER_PID]) = (4, 77);
         record[record::STALL] = 12_000_000_000;
         record[record::DEVICE] = u64::from_ne_bytes(*b"mlx5_0\0\0");
         record[record::PEER_HOST] = u64::from_ne_bytes(*b"n-0412\0\0");
-        record[record::OPERATION] = Call { function: Function::AllGather, number: Some(7) }.to_bits();
+        record[record::OPERATION] =
+            Call { function: Function::AllGather, number: Some(7) }.to_bits();
         record[record::COMMUNICATOR_NAME] = u64::from_ne_bytes(*b"tp\0\0\0\0\0\0");
         let (_folder, path) = file(&words);
         let peer = "rank 3 on n-0412 (pid 77)".into();
         let operation = "AllGather number 7 of communicator tp".into();
         let device = "mlx5_0".into();
         let stall = Duration::from_secs(12);
-        let expected = Connection { device, sends: true, peer, begun: 9, done: 7, wants: false, stall, operation };
+        let expected = Connection {
+            device,
+            sends: true,
+            peer,
+            begun: 9,
+            done: 7,
+            wants: false,
+            stall,
+            operation,
+        };
         assert_eq!(connections(&path).expect("valid"), [expected]);
     }
 
@@ -532,7 +599,9 @@ mod tests {
         let name = std::ffi::CString::new(pipe.as_os_str().as_encoded_bytes()).expect("a path");
         // SAFETY: a valid text.
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-        assert!(connections(&pipe).is_err_and(|why| why.to_string().contains("not a regular file")));
+        assert!(
+            connections(&pipe).is_err_and(|why| why.to_string().contains("not a regular file"))
+        );
     }
 
     fn outside(state: State, silence: Silence, connections: Option<Vec<Connection>>) -> Finding {
@@ -559,7 +628,8 @@ mod tests {
             Finding::Answer(serde_json::json!({"text": "waits", "waits": [wait]}))
         };
         let stopped = outside(State::Stopped, Silence::NoAnswer, None);
-        let findings = BTreeMap::from([(1, report("a")), (2, report("b")), (3, report("b")), (4, stopped)]);
+        let findings =
+            BTreeMap::from([(1, report("a")), (2, report("b")), (3, report("b")), (4, stopped)]);
         let text = summary(&findings);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[..2], ["named by 2 process(es): b", "named by 1 process(es): a"]);
@@ -571,17 +641,25 @@ mod tests {
     fn a_wait_is_a_hang_once_it_is_as_long_as_the_process_says_or_the_user() {
         let report = |since: f64, verdict: &str| {
             let wait = serde_json::json!({"since_s": since, "verdict": verdict});
-            Finding::Answer(serde_json::json!({"text": "it", "threshold_s": 5, "waits": [wait], "set_ups": []}))
+            Finding::Answer(
+                serde_json::json!({"text": "it", "threshold_s": 5, "waits": [wait], "set_ups": []}),
+            )
         };
-        let hangs =
-            |since, verdict, threshold: Option<u64>| report(since, verdict).hangs(threshold.map(Duration::from_secs));
+        let hangs = |since, verdict, threshold: Option<u64>| {
+            report(since, verdict).hangs(threshold.map(Duration::from_secs))
+        };
         assert!(!hangs(0.0, "Unknown", None), "a busy job");
         assert!(!hangs(4.9, "PeerSilent", None) && hangs(5.0, "PeerSilent", None));
         assert!(hangs(4.9, "PeerSilent", Some(1)) && !hangs(5.0, "PeerSilent", Some(60)));
         assert!(!hangs(50.0, "Moving", None), "its peer goes on with other messages");
         assert!(report(0.0, "Unknown").text().contains("none has waited for a second"));
-        assert_eq!(report(2.0, "Unknown").text(), "it", "who asks wants to know it before it is a hang");
-        let off = Finding::Answer(serde_json::json!({"threshold_s": 0, "waits": [{"since_s": 9.0}]}));
+        assert_eq!(
+            report(2.0, "Unknown").text(),
+            "it",
+            "who asks wants to know it before it is a hang"
+        );
+        let off =
+            Finding::Answer(serde_json::json!({"threshold_s": 0, "waits": [{"since_s": 9.0}]}));
         assert!(!off.hangs(None), "a process that reports nothing by itself has the default");
     }
 
@@ -591,8 +669,15 @@ mod tests {
             let set_up = serde_json::json!({"called": called, "since_s": since});
             Finding::Answer(serde_json::json!({"text": "", "waits": [], "set_ups": [set_up]}))
         };
-        assert!(report(true, 10.0).hangs(None) && !report(false, 10.0).hangs(None) && !report(true, 3.0).hangs(None));
-        assert!(!Finding::Answer(serde_json::json!({"text": "", "waits": []})).hangs(None), "an older one");
+        assert!(
+            report(true, 10.0).hangs(None)
+                && !report(false, 10.0).hangs(None)
+                && !report(true, 3.0).hangs(None)
+        );
+        assert!(
+            !Finding::Answer(serde_json::json!({"text": "", "waits": []})).hangs(None),
+            "an older one"
+        );
     }
 
     #[test]
@@ -612,8 +697,14 @@ mod tests {
             let finding = outside(state, silence, connections);
             assert_eq!(finding.hangs(None), hangs, "{finding:?}");
         }
-        assert!(!outside(State::Running, Silence::NoSocket, None).is_of_ferrite(), "any other process");
-        assert!(!outside(State::Ended, Silence::NoAnswer, busy()).is_of_ferrite(), "it has ended meanwhile");
+        assert!(
+            !outside(State::Running, Silence::NoSocket, None).is_of_ferrite(),
+            "any other process"
+        );
+        assert!(
+            !outside(State::Ended, Silence::NoAnswer, busy()).is_of_ferrite(),
+            "it has ended meanwhile"
+        );
         assert!(outside(State::Stopped, Silence::NoAnswer, None).is_of_ferrite());
     }
 
@@ -622,6 +713,9 @@ mod tests {
         let wait = serde_json::json!({"cause": {"text": "a\u{1b}[2J"}, "since_s": 12.0});
         let report = serde_json::json!({"text": "b\u{9b}2J\n\u{7}", "waits": [wait]});
         let text = summary(&BTreeMap::from([(1, Finding::Answer(report))]));
-        assert!(text.chars().all(|c| c == '\n' || !c.is_control()) && text.lines().count() == 2, "{text:?}");
+        assert!(
+            text.chars().all(|c| c == '\n' || !c.is_control()) && text.lines().count() == 2,
+            "{text:?}"
+        );
     }
 }

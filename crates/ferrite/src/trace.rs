@@ -37,9 +37,13 @@ impl Timed {
     /// The message in these words. `None`: there is none, they are being written, or they are not possible.
     pub(crate) fn new(words: &[u64]) -> Option<Self> {
         let number = words[timed::MESSAGE].checked_sub(1)?;
-        let stages: [u64; record::STAGES] = std::array::from_fn(|stage| words[timed::STAGES + stage]);
+        let stages: [u64; record::STAGES] =
+            std::array::from_fn(|stage| words[timed::STAGES + stage]);
         let all = stages.iter().try_fold(0_u64, |sum, ns| sum.checked_add(*ns))?;
-        if words[timed::MESSAGE_AGAIN] != words[timed::MESSAGE] || words[timed::AT] >= MOST || all >= MOST {
+        if words[timed::MESSAGE_AGAIN] != words[timed::MESSAGE]
+            || words[timed::AT] >= MOST
+            || all >= MOST
+        {
             return None;
         }
         Some(Self {
@@ -134,7 +138,8 @@ impl Recording {
     pub(crate) fn look(&mut self, folder: &Path, only: &[u64]) -> std::io::Result<()> {
         for entry in std::fs::read_dir(folder)? {
             let path = entry?.path();
-            if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(FILE_PREFIX)) {
+            if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(FILE_PREFIX))
+            {
                 continue;
             }
             if self.left_out.contains(&path) {
@@ -176,8 +181,10 @@ impl Recording {
         let is_here = |path: &PathBuf| path.parent() == Some(folder);
         let of_here = || self.processes.iter().filter(|(path, _)| is_here(path));
         if of_here().any(|(_, process)| process.is_alive) {
-            let dead: Vec<_> =
-                of_here().filter(|(_, process)| !process.is_alive).map(|(path, _)| path.clone()).collect();
+            let dead: Vec<_> = of_here()
+                .filter(|(_, process)| !process.is_alive)
+                .map(|(path, _)| path.clone())
+                .collect();
             self.processes.retain(|path, _| !dead.contains(path));
             self.left_out.extend(dead);
         }
@@ -185,7 +192,11 @@ impl Recording {
 
     /// Forgets the messages of living processes that were complete before `time`, by this machine's monotonic clock.
     pub(crate) fn forget_before(&mut self, time: i64) {
-        let ends = self.processes.values_mut().filter(|process| process.is_alive).flat_map(|one| one.ends.values_mut());
+        let ends = self
+            .processes
+            .values_mut()
+            .filter(|process| process.is_alive)
+            .flat_map(|one| one.ends.values_mut());
         ends.for_each(|end| end.messages.retain(|_, message| message.at >= time));
     }
 
@@ -196,15 +207,19 @@ impl Recording {
 
     /// All ends, with their processes.
     pub(crate) fn ends(&self) -> impl Iterator<Item = (&Process, &TimedEnd)> {
-        self.processes.values().flat_map(|process| process.ends.values().map(move |end| (process, end)))
+        self.processes
+            .values()
+            .flat_map(|process| process.ends.values().map(move |end| (process, end)))
     }
 }
 
 impl Process {
     fn new(file: &StatsFile) -> Self {
         let [high, low] = std::array::from_fn(|word| file.word(header::BOOT + word));
-        let zero = file.word(header::CREATED).wrapping_sub(file.word(header::CREATED_MONOTONIC)) as i64;
-        let clock = if (high, low) == (0, 0) { file.host() } else { format!("{high:016x}{low:016x}") };
+        let zero =
+            file.word(header::CREATED).wrapping_sub(file.word(header::CREATED_MONOTONIC)) as i64;
+        let clock =
+            if (high, low) == (0, 0) { file.host() } else { format!("{high:016x}{low:016x}") };
         Self {
             pid: file.pid(),
             rank: None,
@@ -254,7 +269,10 @@ pub(crate) fn messages<'a>(
     receiver: &'a TimedEnd,
 ) -> impl Iterator<Item = (&'a Timed, &'a Timed)> {
     let of_one = |received: &&Timed| received.messages == 1;
-    sender.messages.values().filter_map(move |sent| Some((sent, receiver.messages.get(&sent.number).filter(of_one)?)))
+    sender
+        .messages
+        .values()
+        .filter_map(move |sent| Some((sent, receiver.messages.get(&sent.number).filter(of_one)?)))
 }
 
 // How far the clocks of several machines are apart, from messages between them.
@@ -306,7 +324,10 @@ impl Bounds {
 }
 
 /// How to set each clock of `ends`, whose pairs `connections` are. The first one by name is as it is.
-pub(crate) fn offsets(ends: &[(&Process, &TimedEnd)], connections: &[(usize, usize)]) -> BTreeMap<String, Offset> {
+pub(crate) fn offsets(
+    ends: &[(&Process, &TimedEnd)],
+    connections: &[(usize, usize)],
+) -> BTreeMap<String, Offset> {
     let mut bounds: BTreeMap<(&str, &str), Bounds> = BTreeMap::new();
     for &(sender, receiver) in connections {
         let ((from, sender), (to, receiver)) = (ends[sender], ends[receiver]);
@@ -319,17 +340,22 @@ pub(crate) fn offsets(ends: &[(&Process, &TimedEnd)], connections: &[(usize, usi
         }
     }
     bounds.retain(|(from, to), _| from != to);
-    let zeros: BTreeMap<&str, i64> = ends.iter().map(|(process, _)| (process.clock.as_str(), process.zero)).collect();
+    let zeros: BTreeMap<&str, i64> =
+        ends.iter().map(|(process, _)| (process.clock.as_str(), process.zero)).collect();
     set(&zeros, &bounds).into_iter().map(|(clock, offset)| (clock.to_owned(), offset)).collect()
 }
 
 /// Sets clock after clock, each by the one whose bounds are tightest of those that are set.
-fn set<'a>(zeros: &BTreeMap<&'a str, i64>, bounds: &BTreeMap<(&'a str, &'a str), Bounds>) -> BTreeMap<&'a str, Offset> {
+fn set<'a>(
+    zeros: &BTreeMap<&'a str, i64>,
+    bounds: &BTreeMap<(&'a str, &'a str), Bounds>,
+) -> BTreeMap<&'a str, Offset> {
     let Some((first, first_zero)) = zeros.first_key_value() else { return BTreeMap::new() };
     let mut done = BTreeMap::from([(*first, Offset { ns: 0, uncertainty: Some(0) })]);
     while done.len() < zeros.len() {
-        let reached =
-            |((from, to), _): &(&(&'a str, &'a str), &Bounds)| done.contains_key(from) && !done.contains_key(to);
+        let reached = |((from, to), _): &(&(&'a str, &'a str), &Bounds)| {
+            done.contains_key(from) && !done.contains_key(to)
+        };
         let next = bounds.iter().filter(reached).min_by_key(|(_, bounds)| bounds.half_width());
         let (clock, offset) = match next {
             Some(((from, to), bounds)) => {
@@ -338,7 +364,11 @@ fn set<'a>(zeros: &BTreeMap<&'a str, i64>, bounds: &BTreeMap<(&'a str, &'a str),
                 (*to, Offset { ns, uncertainty: done[from].uncertainty.map(add) })
             }
             None => {
-                let Some((clock, zero)) = zeros.iter().find(|(clock, _)| !done.contains_key(*clock)) else { break };
+                let Some((clock, zero)) =
+                    zeros.iter().find(|(clock, _)| !done.contains_key(*clock))
+                else {
+                    break;
+                };
                 (*clock, Offset { ns: zero.saturating_sub(*first_zero), uncertainty: None })
             }
         };
@@ -377,10 +407,13 @@ impl<'a> Timeline<'a> {
     /// Of all ends of `recording` that have messages.
     pub(crate) fn new(recording: &'a Recording) -> Self {
         let mut processes: Vec<&Process> = recording.processes.values().collect();
-        processes.sort_by_key(|process| (process.rank.is_none(), process.rank, &process.host, process.pid));
+        processes.sort_by_key(|process| {
+            (process.rank.is_none(), process.rank, &process.host, process.pid)
+        });
         let mut found: Vec<(usize, &Process, &TimedEnd)> = Vec::new();
         for (place, process) in processes.into_iter().enumerate() {
-            let mut ends: Vec<_> = process.ends.values().filter(|end| !end.messages.is_empty()).collect();
+            let mut ends: Vec<_> =
+                process.ends.values().filter(|end| !end.messages.is_empty()).collect();
             ends.sort_by_key(|end| (!end.end.is_sender, end.end.peer.rank, &end.end.device));
             found.extend(ends.into_iter().map(|end| (place + 1, process, end)));
         }
@@ -397,7 +430,11 @@ impl<'a> Timeline<'a> {
             })
             .collect();
         let begins = ends.iter().flat_map(|placed| {
-            placed.end.messages.values().map(|message| placed.time(message.begin(placed.end.end.is_sender)))
+            placed
+                .end
+                .messages
+                .values()
+                .map(|message| placed.time(message.begin(placed.end.end.is_sender)))
         });
         let begin = begins.min().unwrap_or(0);
         Self { ends, connections, clocks, begin }
@@ -448,10 +485,10 @@ impl Placed<'_> {
     /// The end, for people.
     pub(crate) fn name(&self) -> String {
         let end = &self.end.end;
-        let peer = end
-            .peer
-            .rank
-            .map_or_else(|| "process ".to_owned() + &end.peer.pid.to_string(), |rank| format!("rank {rank}"));
+        let peer = end.peer.rank.map_or_else(
+            || "process ".to_owned() + &end.peer.pid.to_string(),
+            |rank| format!("rank {rank}"),
+        );
         let way = if end.is_sender { "to" } else { "from" };
         format!("{way} {peer} on {} over {}", end.peer.host, end.device)
     }
@@ -469,8 +506,18 @@ pub(crate) fn document(timeline: &Timeline<'_>) -> Value {
     for (track, placed) in timeline.ends.iter().enumerate() {
         if placed.process_number != last_process {
             last_process = placed.process_number;
-            events.push(named("process_name", placed, track, json!({"name": placed.process_name()})));
-            events.push(named("process_sort_index", placed, track, json!({"sort_index": placed.process_number})));
+            events.push(named(
+                "process_name",
+                placed,
+                track,
+                json!({"name": placed.process_name()}),
+            ));
+            events.push(named(
+                "process_sort_index",
+                placed,
+                track,
+                json!({"sort_index": placed.process_number}),
+            ));
         }
         events.push(named("thread_name", placed, track, json!({"name": placed.name()})));
         events.push(named("thread_sort_index", placed, track, json!({"sort_index": track})));
@@ -507,7 +554,13 @@ fn slices(timeline: &Timeline<'_>, placed: &Placed<'_>, track: usize, events: &m
         let begin = timeline.since_begin(placed, message.begin(end.is_sender)).max(free);
         let over = timeline.since_begin(placed, message.end(end.is_sender)).max(begin);
         free = over;
-        events.push(slice(&title(placed, message), placed, track, (begin, over), arguments(placed, message)));
+        events.push(slice(
+            &title(placed, message),
+            placed,
+            track,
+            (begin, over),
+            arguments(placed, message),
+        ));
         let mut at = begin;
         for (name, ns) in end.stage_names().iter().zip(message.stages) {
             let until = at.saturating_add(ns).min(over);
@@ -519,14 +572,22 @@ fn slices(timeline: &Timeline<'_>, placed: &Placed<'_>, track: usize, events: &m
     }
 }
 
-fn slice(name: &str, placed: &Placed<'_>, track: usize, (begin, end): (i64, i64), arguments: Value) -> Value {
+fn slice(
+    name: &str,
+    placed: &Placed<'_>,
+    track: usize,
+    (begin, end): (i64, i64),
+    arguments: Value,
+) -> Value {
     json!({"ph": "X", "name": name, "cat": if placed.end.end.is_sender { "send" } else { "receive" },
         "pid": placed.process_number, "tid": track + 1, "ts": us(begin), "dur": us(end - begin), "args": arguments})
 }
 
 /// What a message is called: its operation, if that is known, and its size.
 pub(crate) fn title(placed: &Placed<'_>, message: &Timed) -> String {
-    let operation = message.operation.map_or_else(|| format!("message {}", message.number), |call| call.to_string());
+    let operation = message
+        .operation
+        .map_or_else(|| format!("message {}", message.number), |call| call.to_string());
     let peer = placed.end.end.peer.rank.map_or_else(String::new, |rank| {
         format!(" {} rank {rank}", if placed.end.end.is_sender { "to" } else { "from" })
     });
@@ -535,7 +596,11 @@ pub(crate) fn title(placed: &Placed<'_>, message: &Timed) -> String {
 
 fn arguments(placed: &Placed<'_>, message: &Timed) -> Value {
     let end = &placed.end.end;
-    let stages = end.stage_names().into_iter().zip(message.stages).map(|(name, ns)| (format!("{name}_ns"), json!(ns)));
+    let stages = end
+        .stage_names()
+        .into_iter()
+        .zip(message.stages)
+        .map(|(name, ns)| (format!("{name}_ns"), json!(ns)));
     let mut arguments: serde_json::Map<String, Value> = stages.collect();
     arguments.extend(
         [
@@ -544,7 +609,10 @@ fn arguments(placed: &Placed<'_>, message: &Timed) -> Value {
             ("messages_of_irecv", json!(message.messages)),
             ("operation", json!(message.operation.map(|call| call.to_string()))),
             ("connection", json!(format!("{:016x}", placed.end.connection))),
-            ("communicator", json!(Some(end.communicator).filter(|id| *id != 0).map(|id| format!("{id:#x}")))),
+            (
+                "communicator",
+                json!(Some(end.communicator).filter(|id| *id != 0).map(|id| format!("{id:#x}"))),
+            ),
             ("rank", json!(placed.process.rank)),
             ("peer_rank", json!(end.peer.rank)),
             ("peer_host", json!(end.peer.host)),
@@ -567,7 +635,11 @@ fn us(ns: i64) -> f64 {
 pub(crate) fn size(bytes: u64) -> String {
     let scaled = |unit: &str, shift: u32| {
         let value = bytes as f64 / f64::from(1_u32 << shift);
-        if bytes.is_multiple_of(1 << shift) { format!("{value:.0} {unit}") } else { format!("{value:.1} {unit}") }
+        if bytes.is_multiple_of(1 << shift) {
+            format!("{value:.0} {unit}")
+        } else {
+            format!("{value:.1} {unit}")
+        }
     };
     match bytes {
         b if b >= 1 << 30 => scaled("GiB", 30),
@@ -587,13 +659,15 @@ struct Row<'a> {
 impl Row<'_> {
     /// How long the transport had it: from the first `isend`, or else from `irecv` on.
     fn duration(&self) -> i64 {
-        let of = |(placed, message): &(&Placed<'_>, &Timed)| message.duration(placed.end.end.is_sender);
+        let of =
+            |(placed, message): &(&Placed<'_>, &Timed)| message.duration(placed.end.end.is_sender);
         self.sent.iter().chain(&self.received).map(of).next().unwrap_or(0)
     }
 
     fn line(&self) -> String {
         let Some((placed, message)) = self.sent.or(self.received) else { return String::new() };
-        let own = |end: Option<(&Placed<'_>, &Timed)>| end.and_then(|(placed, _)| placed.process.rank);
+        let own =
+            |end: Option<(&Placed<'_>, &Timed)>| end.and_then(|(placed, _)| placed.process.rank);
         let peer = placed.end.end.peer.rank;
         let (from, to) = match self.sent {
             Some(_) => (own(self.sent), own(self.received).or(peer)),
@@ -604,7 +678,8 @@ impl Row<'_> {
             Some((_, message)) => message.stages.map(|ns| time(ns as f64)),
             None => ["-", "-", "-"].map(String::from),
         };
-        let ([gpu, cts, wire], [announce, data, consume]) = (stages(self.sent), stages(self.received));
+        let ([gpu, cts, wire], [announce, data, consume]) =
+            (stages(self.sent), stages(self.received));
         let operation = message.operation.map_or_else(String::new, |call| call.to_string());
         format!(
             "{:>8} {:>5} {:>5} {:>8} {gpu:>8} {cts:>8} {wire:>8} {announce:>8} {data:>8} {consume:>8} {:>8} {} {operation}",
@@ -626,7 +701,17 @@ pub(crate) fn table(timeline: &Timeline<'_>, most: usize) -> String {
     rows.sort_by_key(|row| std::cmp::Reverse(row.duration()));
     let mut text = format!(
         "{:>8} {:>5} {:>5} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} DEVICE\n",
-        "TIME", "FROM", "TO", "SIZE", "gpu", "cts", "wire", "announce", "data", "consume", "MESSAGE"
+        "TIME",
+        "FROM",
+        "TO",
+        "SIZE",
+        "gpu",
+        "cts",
+        "wire",
+        "announce",
+        "data",
+        "consume",
+        "MESSAGE"
     );
     for row in rows.iter().take(most) {
         let _ = writeln!(text, "{}", row.line());
@@ -646,7 +731,9 @@ fn rows<'a>(timeline: &'a Timeline<'a>) -> Vec<Row<'a>> {
         }
     }
     for (place, placed) in timeline.ends.iter().enumerate() {
-        for message in placed.end.messages.values().filter(|message| !shown.contains(&(place, message.number))) {
+        for message in
+            placed.end.messages.values().filter(|message| !shown.contains(&(place, message.number)))
+        {
             let only = Some((placed, message));
             rows.push(match placed.end.end.is_sender {
                 true => Row { sent: only, received: None },
@@ -674,8 +761,14 @@ pub(crate) fn advice(timeline: &Timeline<'_>) -> Option<String> {
         };
         let sent = stages(row.sent, [record::CTS, record::WIRE]);
         // What the sender's end tells of the same time is not counted twice.
-        let received = if row.sent.is_some() { [0; 2] } else { stages(row.received, [record::ANNOUNCE, record::DATA]) };
-        sums.iter_mut().zip(sent.into_iter().chain(received)).for_each(|(sum, ns)| *sum = sum.saturating_add(ns));
+        let received = if row.sent.is_some() {
+            [0; 2]
+        } else {
+            stages(row.received, [record::ANNOUNCE, record::DATA])
+        };
+        sums.iter_mut()
+            .zip(sent.into_iter().chain(received))
+            .for_each(|(sum, ns)| *sum = sum.saturating_add(ns));
     }
     let words = [
         "cts: the receiver had not asked for the message yet (its GPU had not freed a buffer, or is late)",
@@ -684,7 +777,8 @@ pub(crate) fn advice(timeline: &Timeline<'_>) -> Option<String> {
         "data: the sender was late, or the path is slow; its machine's files tell which",
     ];
     let all: i64 = sums.iter().fold(0, |sum, ns| sum.saturating_add(*ns));
-    let (most, meaning) = sums.into_iter().zip(words).max_by_key(|(ns, _)| *ns).filter(|(ns, _)| *ns > 0)?;
+    let (most, meaning) =
+        sums.into_iter().zip(words).max_by_key(|(ns, _)| *ns).filter(|(ns, _)| *ns > 0)?;
     let share = most as f64 / all as f64 * 100.0;
     Some(format!("{share:.0} % of the time of the slowest tenth is {meaning}"))
 }
@@ -700,7 +794,11 @@ pub(crate) mod tests {
     use crate::top::stats_file::tests::{example, parsed};
 
     /// The words of a message of 4 KiB.
-    pub(crate) fn words(number: u64, at: u64, stages: [u64; record::STAGES]) -> [u64; timed::WORDS] {
+    pub(crate) fn words(
+        number: u64,
+        at: u64,
+        stages: [u64; record::STAGES],
+    ) -> [u64; timed::WORDS] {
         let mut words = [0; timed::WORDS];
         (words[timed::MESSAGE], words[timed::MESSAGE_AGAIN]) = (number + 1, number + 1);
         words[timed::AT] = at;
@@ -713,7 +811,10 @@ pub(crate) mod tests {
     fn times_of_both_ends_are_counted_from_the_completion() {
         let one = Timed::new(&words(257, 10_000, [1_000, 200, 30])).expect("it is whole");
         assert_eq!((one.number, one.messages, one.bytes), (257, 1, 4096));
-        assert_eq!((one.begin(true), one.sent(), one.end(true), one.duration(true)), (8_770, 9_970, 10_000, 230));
+        assert_eq!(
+            (one.begin(true), one.sent(), one.end(true), one.duration(true)),
+            (8_770, 9_970, 10_000, 230)
+        );
         assert_eq!((one.begin(false), one.end(false), one.duration(false)), (8_800, 10_030, 1_200));
     }
 
@@ -751,7 +852,10 @@ pub(crate) mod tests {
     fn messages_that_the_plugin_has_overwritten_between_two_looks_are_kept() {
         let mut recording = Recording::default();
         for first in [1, 3] {
-            let file = with_messages(&[(first, 100 * first, [1; 3]), (first + 1, 100 * first + 50, [1; 3])]);
+            let file = with_messages(&[
+                (first, 100 * first, [1; 3]),
+                (first + 1, 100 * first + 50, [1; 3]),
+            ]);
             recording.add("file".into(), &parsed(&file));
         }
         assert_eq!((numbers(&recording), recording.len()), (vec![1, 2, 3, 4], 4));
@@ -785,7 +889,10 @@ pub(crate) mod tests {
         recording.add("old".into(), &parsed(&old));
         recording.add("untimed".into(), &parsed(&untimed));
         let why: Vec<_> = recording.unused.values().cloned().collect();
-        assert!(recording.processes.is_empty() && why[0].contains("layout 1.1, of a Ferrite"), "{why:?}");
+        assert!(
+            recording.processes.is_empty() && why[0].contains("layout 1.1, of a Ferrite"),
+            "{why:?}"
+        );
         assert!(why[1].contains("FERRITE_SAMPLE is 0"), "{why:?}");
         recording.add("old".into(), &parsed(&example()));
         assert_eq!(recording.unused.len(), 1, "it has another file now");
@@ -798,7 +905,8 @@ pub(crate) mod tests {
             let mut file = with_messages(&[(1, 100, [1; 3]); 25]);
             for _ in 0..random.usize(1..60) {
                 let at = HEADER_WORDS + random.usize(0..RECORD_WORDS);
-                file[at] = [random.u64(..), 0, 1, u64::MAX, 1 << 59, (1 << 59) - 1][random.usize(..6)];
+                file[at] =
+                    [random.u64(..), 0, 1, u64::MAX, 1 << 59, (1 << 59) - 1][random.usize(..6)];
             }
             let mut recording = Recording::default();
             recording.add("file".into(), &parsed(&file));
@@ -807,11 +915,17 @@ pub(crate) mod tests {
     }
 
     /// An end with these messages: number, completion, stages.
-    pub(crate) fn end(is_sender: bool, connection: u64, messages: &[(u64, u64, [u64; 3])]) -> TimedEnd {
+    pub(crate) fn end(
+        is_sender: bool,
+        connection: u64,
+        messages: &[(u64, u64, [u64; 3])],
+    ) -> TimedEnd {
         let mut record = vec![0; RECORD_WORDS];
         record[record::STATE] = OPEN;
         record[record::DIRECTION] = if is_sender { SENDER } else { RECEIVER };
-        let all = messages.iter().filter_map(|(number, at, stages)| Timed::new(&words(*number, *at, *stages)));
+        let all = messages
+            .iter()
+            .filter_map(|(number, at, stages)| Timed::new(&words(*number, *at, *stages)));
         TimedEnd {
             end: End::new(0, &record),
             connection,
@@ -833,7 +947,8 @@ pub(crate) mod tests {
             (false, 8),
             (false, 8),
         ];
-        let ends: Vec<_> = ends.into_iter().map(|(is_sender, number)| end(is_sender, number, &[])).collect();
+        let ends: Vec<_> =
+            ends.into_iter().map(|(is_sender, number)| end(is_sender, number, &[])).collect();
         assert_eq!(connections(ends.iter()), [(0, 2), (3, 1)]);
     }
 
@@ -841,7 +956,9 @@ pub(crate) mod tests {
     fn messages_with_the_same_number_are_the_same_unless_the_receive_has_several() {
         let sender = end(true, 1, &[(1, 100, [1; 3]), (5, 200, [1; 3]), (9, 300, [1; 3])]);
         let mut receiver = end(false, 1, &[(5, 220, [1; 3]), (9, 310, [1; 3]), (13, 400, [1; 3])]);
-        let both = |receiver: &TimedEnd| messages(&sender, receiver).map(|(one, _)| one.number).collect::<Vec<_>>();
+        let both = |receiver: &TimedEnd| {
+            messages(&sender, receiver).map(|(one, _)| one.number).collect::<Vec<_>>()
+        };
         assert_eq!(both(&receiver), [5, 9]);
         receiver.messages.get_mut(&5).expect("it is there").messages = 2;
         assert_eq!(both(&receiver), [9]);
@@ -889,13 +1006,23 @@ pub(crate) mod tests {
 
     #[test]
     fn clocks_are_set_over_others_and_those_that_no_message_reaches_by_the_time_of_day() {
-        let all = [("a", 100), ("b", 0), ("c", 0), ("d", 350)].map(|(clock, zero)| process(clock, zero));
+        let all =
+            [("a", 100), ("b", 0), ("c", 0), ("d", 350)].map(|(clock, zero)| process(clock, zero));
         let [[one, two], [three, four]] = [message(1, 2_000, 10_000), message(2, 2_000, 20_000)];
         let alone = end(true, 3, &[]);
-        let ends = [(&all[0], &one), (&all[1], &two), (&all[1], &three), (&all[2], &four), (&all[3], &alone)];
+        let ends = [
+            (&all[0], &one),
+            (&all[1], &two),
+            (&all[1], &three),
+            (&all[2], &four),
+            (&all[3], &alone),
+        ];
         let found = offsets(&ends, &connections(ends.iter().map(|(_, end)| *end)));
         let found: Vec<_> = found.values().map(|offset| (offset.ns, offset.uncertainty)).collect();
-        assert_eq!(found, [(0, Some(0)), (-10_000, Some(2_000)), (-30_000, Some(4_000)), (250, None)]);
+        assert_eq!(
+            found,
+            [(0, Some(0)), (-10_000, Some(2_000)), (-30_000, Some(4_000)), (250, None)]
+        );
     }
 
     #[test]
@@ -921,7 +1048,8 @@ pub(crate) mod tests {
         let mut recording = Recording::default();
         for (place, end) in ends.into_iter().enumerate() {
             recording.add(place.to_string().into(), &parsed(&with_messages(&[])));
-            let process: &mut Process = recording.processes.values_mut().last().expect("it was added");
+            let process: &mut Process =
+                recording.processes.values_mut().last().expect("it was added");
             (process.rank, process.ends) = (Some(place as u64), [((0, 0), end)].into());
         }
         recording
@@ -929,14 +1057,26 @@ pub(crate) mod tests {
 
     #[test]
     fn a_message_of_both_ends_has_one_line_and_the_slowest_comes_first() {
-        let sender = end(true, 5, &[(1, 900_000, [1_000, 2_000, 3_000]), (5, 2_000_000, [0, 700_000, 100_000])]);
-        let receiver = end(false, 5, &[(5, 1_999_000, [500, 99_000, 20_000]), (9, 3_000_000, [200, 40_000, 0])]);
+        let sender = end(
+            true,
+            5,
+            &[(1, 900_000, [1_000, 2_000, 3_000]), (5, 2_000_000, [0, 700_000, 100_000])],
+        );
+        let receiver = end(
+            false,
+            5,
+            &[(5, 1_999_000, [500, 99_000, 20_000]), (9, 3_000_000, [200, 40_000, 0])],
+        );
         let recording = recording(vec![sender, receiver]);
         let timeline = Timeline::new(&recording);
         assert_eq!(count(&timeline), 3);
         let text = table(&timeline, 2);
-        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(lines[1].join(" "), "800 us 0 1 4 KiB 0.0 us 700 us 100 us 0.5 us 99.0 us 20.0 us 5");
+        let lines: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(
+            lines[1].join(" "),
+            "800 us 0 1 4 KiB 0.0 us 700 us 100 us 0.5 us 99.0 us 20.0 us 5"
+        );
         assert_eq!(lines[2].join(" "), "40.2 us ? 1 4 KiB - - - 0.2 us 40.0 us 0.0 us 9");
         assert!(text.lines().count() == 4, "two messages of three: {text}");
         let advice = advice(&timeline).expect("there are messages");

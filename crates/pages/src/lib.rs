@@ -42,9 +42,15 @@ impl Completions {
 fn without_hidden(command: &Command) -> Command {
     let shown = Command::new(command.get_name().to_owned())
         .args(command.get_arguments().filter(|one| !one.is_hide_set()).cloned())
-        .subcommands(command.get_subcommands().filter(|one| !one.is_hide_set()).map(without_hidden));
-    let shown = command.get_about().into_iter().fold(shown, |shown, about| shown.about(about.clone()));
-    command.get_version().into_iter().fold(shown, |shown, version| shown.version(version.to_owned()))
+        .subcommands(
+            command.get_subcommands().filter(|one| !one.is_hide_set()).map(without_hidden),
+        );
+    let shown =
+        command.get_about().into_iter().fold(shown, |shown, about| shown.about(about.clone()));
+    command
+        .get_version()
+        .into_iter()
+        .fold(shown, |shown, version| shown.version(version.to_owned()))
 }
 
 /// Writes the man pages of this program, one for it and one for each subcommand, as DIR/NAME.1.
@@ -91,10 +97,15 @@ impl Man {
 
 /// The file name and the text of each page.
 fn pages(command: Command) -> Vec<(String, String)> {
-    let version = command.get_version().and_then(|version| version.split('+').next()).unwrap_or_default().to_owned();
+    let version = command
+        .get_version()
+        .and_then(|version| version.split('+').next())
+        .unwrap_or_default()
+        .to_owned();
     let source = format!("{} {version}", command.get_name());
     // `help` has what the pages have.
-    let mut command = command.version(version).long_version(Resettable::Reset).disable_help_subcommand(true);
+    let mut command =
+        command.version(version).long_version(Resettable::Reset).disable_help_subcommand(true);
     // So that subcommands know the names of those above them.
     command.build();
     let mut made = Vec::new();
@@ -139,10 +150,15 @@ mod tests {
     use super::*;
 
     fn program() -> Command {
-        let visible =
-            Command::new("shown").about("Is there").arg(Arg::new("speed").long("speed").conflicts_with("slow"));
-        let visible = visible.arg(Arg::new("slow").long("slow")).arg(Arg::new("inner").long("inner-only").hide(true));
-        Command::new("program").version("1.2").subcommands([visible, Command::new("internal").hide(true)])
+        let visible = Command::new("shown")
+            .about("Is there")
+            .arg(Arg::new("speed").long("speed").conflicts_with("slow"));
+        let visible = visible
+            .arg(Arg::new("slow").long("slow"))
+            .arg(Arg::new("inner").long("inner-only").hide(true));
+        Command::new("program")
+            .version("1.2")
+            .subcommands([visible, Command::new("internal").hide(true)])
     }
 
     #[test]
@@ -167,7 +183,8 @@ mod man_tests {
         let inner = Command::new("outer")
             .about("Has one")
             .subcommand(Command::new("inner").after_help("One:\n  1\nTwo:\n  2\n\nEnd"));
-        let program = Command::new("program").version("1.2+0123").long_version("1.2+0123\nand more");
+        let program =
+            Command::new("program").version("1.2+0123").long_version("1.2+0123\nand more");
         program.subcommands([inner, Command::new("internal").hide(true)])
     }
 
@@ -189,6 +206,10 @@ mod man_tests {
     #[test]
     fn what_stands_behind_the_options_is_notes_with_the_same_lines() {
         let pages = pages(program());
-        assert!(pages[2].1.ends_with(".SH NOTES\n.ad l\n.nh\nOne:\n  1\n.br\nTwo:\n  2\n\nEnd\n"), "{}", pages[2].1);
+        assert!(
+            pages[2].1.ends_with(".SH NOTES\n.ad l\n.nh\nOne:\n  1\n.br\nTwo:\n  2\n\nEnd\n"),
+            "{}",
+            pages[2].1
+        );
     }
 }

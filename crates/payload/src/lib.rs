@@ -20,7 +20,8 @@ pub struct Difference {
 #[inline]
 #[must_use]
 pub const fn word(seed: u64, index: u64) -> u64 {
-    let mixed = (seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    let mixed =
+        (seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     mixed ^ (mixed >> 32)
 }
 
@@ -45,7 +46,11 @@ pub fn difference(bytes: &[u8], seed: u64) -> Option<Difference> {
     let start = 8 * first.unwrap_or(bytes.len() / 8);
     let expected = word(seed, start as u64 / 8).to_le_bytes();
     let within = bytes[start..].iter().zip(expected).position(|(got, sent)| *got != sent)?;
-    Some(Difference { offset: start + within, expected: expected[within], got: bytes[start + within] })
+    Some(Difference {
+        offset: start + within,
+        expected: expected[within],
+        got: bytes[start + within],
+    })
 }
 
 /// How many bytes are not the message's.
@@ -106,7 +111,10 @@ mod tests {
             assert_eq!(other_than(&bytes, 0xee), None);
             for at in [0, len / 2, len.saturating_sub(1)].into_iter().filter(|at| *at < len) {
                 bytes[at] = 0xed;
-                assert_eq!(other_than(&bytes, 0xee), Some(Difference { offset: at, expected: 0xee, got: 0xed }));
+                assert_eq!(
+                    other_than(&bytes, 0xee),
+                    Some(Difference { offset: at, expected: 0xee, got: 0xed })
+                );
                 bytes[at] = 0xee;
             }
         }

@@ -10,8 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The message may have two stripes. Half of it is one stripe.
 const POSTED: u32 = 1 << 20;
-const STATES: [&str; 5] =
-    ["nothing has come", "a stripe, no length", "low half of the length", "length, not all stripes", "whole"];
+const STATES: [&str; 5] = [
+    "nothing has come",
+    "a stripe, no length",
+    "low half of the length",
+    "length, not all stripes",
+    "whole",
+];
 /// Names of immediates, and their part of the length.
 const EVENTS: [(&str, LengthCode); 7] = [
     ("`Bytes`, one stripe", LengthCode::Bytes(100)),
@@ -76,7 +81,8 @@ fn flow() -> RecvFlow {
 fn after(order: &[(u8, usize)]) -> Option<RecvFlow> {
     let mut flow = flow();
     for (qp, event) in order {
-        flow.handle_immediate(QpIndex(*qp), Imm::new(SlotIndex::of(FIRST), EVENTS[*event].1)).ok()?;
+        flow.handle_immediate(QpIndex(*qp), Imm::new(SlotIndex::of(FIRST), EVENTS[*event].1))
+            .ok()?;
     }
     Some(flow)
 }
@@ -104,7 +110,9 @@ fn each_immediate_leads_from_each_state_to_those_that_follow_or_is_an_error() {
     explore(&mut Vec::new(), &mut table);
     for (state, following) in STATES.into_iter().zip(FOLLOWING) {
         for ((event, _), next) in EVENTS.into_iter().zip(following) {
-            let found = table.get(&(state, event)).map(|found| Vec::from_iter(found.iter().copied()).join("; "));
+            let found = table
+                .get(&(state, event))
+                .map(|found| Vec::from_iter(found.iter().copied()).join("; "));
             assert_eq!(found.as_deref(), Some(next), "{event} in `{state}`");
         }
     }

@@ -96,7 +96,14 @@ impl AutomaticLanes {
     /// many bytes.
     pub fn new(most: u8, after: u64) -> Self {
         let stage = Stage::Waiting { messages: 0, bytes: 0 };
-        Self { most, wait: after, part: (after / PARTS).max(1), next: after, is_asked: false, stage }
+        Self {
+            most,
+            wait: after,
+            part: (after / PARTS).max(1),
+            next: after,
+            is_asked: false,
+            stage,
+        }
     }
 
     /// Whether a decision is due after this many bytes; if so, call [`Self::look`].
@@ -158,7 +165,8 @@ impl AutomaticLanes {
         let lanes = |why| LaneChange { per_rail: self.most, why };
         match &mut self.stage {
             Stage::Waiting { messages, bytes } => {
-                let (messages, bytes) = (sent.messages.saturating_sub(*messages), sent.bytes.saturating_sub(*bytes));
+                let (messages, bytes) =
+                    (sent.messages.saturating_sub(*messages), sent.bytes.saturating_sub(*bytes));
                 if bytes / messages.max(1) < LARGE {
                     self.wait(sent);
                     return one("messages are small");
@@ -281,8 +289,10 @@ impl Speeds {
             all.sort_unstable();
             all[MEASUREMENTS / 2]
         };
-        (self.count >= MEASUREMENTS)
-            .then(|| Speed { per_second: median(Carried::per_second), under_way: median(|carried| carried.bytes) })
+        (self.count >= MEASUREMENTS).then(|| Speed {
+            per_second: median(Carried::per_second),
+            under_way: median(|carried| carried.bytes),
+        })
     }
 }
 
@@ -335,7 +345,16 @@ mod tests {
                 let sent = Sent { messages: 0, bytes: 0, rails: 1, per_rail: 1, has_room: true };
                 let lanes = AutomaticLanes::new(4, AFTER);
                 let speeds = [10 << 30, 10 << 30];
-                Self { lanes, sent, message: MIB, speeds, under_way: [8 * MIB; 2], most: 8, delay: 0, requested: None }
+                Self {
+                    lanes,
+                    sent,
+                    message: MIB,
+                    speeds,
+                    under_way: [8 * MIB; 2],
+                    most: 8,
+                    delay: 0,
+                    requested: None,
+                }
             }
 
             /// One for which lanes are faster.
@@ -349,14 +368,20 @@ mod tests {
                 for _ in 0..gib {
                     let kind = usize::from(self.sent.per_rail > 1);
                     let (bytes, speed) = (self.under_way[kind], self.speeds[kind]);
-                    self.lanes.handle_carried(self.sent.bytes, Carried { bytes, ns: bytes * 1_000_000_000 / speed });
+                    self.lanes.handle_carried(
+                        self.sent.bytes,
+                        Carried { bytes, ns: bytes * 1_000_000_000 / speed },
+                    );
                     self.sent.bytes += 1 << 30;
                     self.sent.messages += (1 << 30) / self.message;
                     if let Some(change) = self.lanes.look(&self.sent) {
                         changes.push((self.sent.bytes >> 30, change.per_rail));
-                        self.requested = Some((self.sent.bytes + self.delay, change.per_rail.min(self.most)));
+                        self.requested =
+                            Some((self.sent.bytes + self.delay, change.per_rail.min(self.most)));
                     }
-                    if let Some((_, per_rail)) = self.requested.take_if(|(at, _)| self.sent.bytes >= *at) {
+                    if let Some((_, per_rail)) =
+                        self.requested.take_if(|(at, _)| self.sent.bytes >= *at)
+                    {
                         self.sent.per_rail = per_rail;
                         self.lanes.handle_new_queue_pairs();
                     }
@@ -366,7 +391,8 @@ mod tests {
         }
 
         #[test]
-        fn a_connection_measures_before_it_takes_lanes_and_keeps_them_if_they_were_faster_in_each_leg() {
+        fn a_connection_measures_before_it_takes_lanes_and_keeps_them_if_they_were_faster_in_each_leg()
+         {
             let mut conn = Conn::with_gain();
             assert_eq!(conn.send(600), [(93, 4), (170, 1), (247, 4)]);
             assert_eq!(conn.sent.per_rail, 4);
@@ -416,9 +442,11 @@ mod tests {
         #[test]
         fn a_phase_with_more_under_way_is_not_taken_for_the_effect_of_lanes() {
             // Latency is most of the time, so that twice as much under way is nearly twice as fast.
-            let mut conn = Conn { speeds: [5 << 30, 9 << 30], under_way: [MIB, 2 * MIB], ..Conn::new() };
+            let mut conn =
+                Conn { speeds: [5 << 30, 9 << 30], under_way: [MIB, 2 * MIB], ..Conn::new() };
             assert_eq!(conn.send(400), [(93, 4), (170, 1)]);
-            let mut conn = Conn { speeds: [5 << 30, 9 << 30], under_way: [2 * MIB, MIB], ..Conn::new() };
+            let mut conn =
+                Conn { speeds: [5 << 30, 9 << 30], under_way: [2 * MIB, MIB], ..Conn::new() };
             assert_eq!(conn.send(400), [(93, 4), (170, 1), (247, 4)], "faster with less under way");
         }
 
@@ -485,8 +513,9 @@ mod tests {
         /// The speed of a path of this latency and bandwidth, in ns and bytes in one of them, with so much under way.
         fn speed(latency: u64, bandwidth: u64, under_way: u64) -> Speed {
             let mut speeds = Speeds::default();
-            (0..MEASUREMENTS)
-                .for_each(|_| speeds.add(Carried { bytes: under_way, ns: latency + under_way / bandwidth }));
+            (0..MEASUREMENTS).for_each(|_| {
+                speeds.add(Carried { bytes: under_way, ns: latency + under_way / bandwidth })
+            });
             speeds.speed().expect("enough")
         }
 
@@ -498,7 +527,10 @@ mod tests {
                 let ns = if number % 3 == 0 { 1_000_000_000 } else { 1000 };
                 speeds.add(Carried { bytes: 1 << 20, ns });
             }
-            assert_eq!(speeds.speed(), Some(Speed { per_second: (1 << 20) * 1_000_000, under_way: 1 << 20 }));
+            assert_eq!(
+                speeds.speed(),
+                Some(Speed { per_second: (1 << 20) * 1_000_000, under_way: 1 << 20 })
+            );
             (0..MEASUREMENTS).for_each(|_| speeds.add(Carried { bytes: 1 << 20, ns: 2000 }));
             assert_eq!(
                 speeds.speed().map(|speed| speed.per_second),
@@ -520,14 +552,26 @@ mod tests {
         #[test]
         fn that_more_is_under_way_is_no_gain() {
             for (latency, bandwidth) in [(10_000, 50), (100_000, 50), (1000, 1)] {
-                for (before, after) in [(64 << 10, 128 << 10), (64 << 10, 512 << 10), (512 << 10, 590 << 10)] {
-                    let (before, after) = (speed(latency, bandwidth, before), speed(latency, bandwidth, after));
+                for (before, after) in
+                    [(64 << 10, 128 << 10), (64 << 10, 512 << 10), (512 << 10, 590 << 10)]
+                {
+                    let (before, after) =
+                        (speed(latency, bandwidth, before), speed(latency, bandwidth, after));
                     assert!(!after.is_gain(&before, GAIN), "{before:?}, then {after:?}");
                 }
             }
-            assert!(speed(10_000, 50, 128 << 10).per_second > speed(10_000, 50, 64 << 10).per_second * 8 / 7);
-            assert!(speed(10_000, 200, 512 << 10).is_gain(&speed(10_000, 50, 512 << 10), GAIN), "a faster network is");
-            assert!(speed(1000, 200, 256 << 10).is_gain(&speed(1000, 50, 512 << 10), GAIN), "with less under way, too");
+            assert!(
+                speed(10_000, 50, 128 << 10).per_second
+                    > speed(10_000, 50, 64 << 10).per_second * 8 / 7
+            );
+            assert!(
+                speed(10_000, 200, 512 << 10).is_gain(&speed(10_000, 50, 512 << 10), GAIN),
+                "a faster network is"
+            );
+            assert!(
+                speed(1000, 200, 256 << 10).is_gain(&speed(1000, 50, 512 << 10), GAIN),
+                "with less under way, too"
+            );
         }
     }
 }

@@ -23,7 +23,14 @@ impl Sender {
         let mut random = Random::new(seed);
         let sent = Sent { messages: 0, bytes: 0, rails: 1, per_rail: 1, has_room: true };
         let (is_large, are_faster) = (!random.one_in(4), !random.one_in(4));
-        Self { lanes: AutomaticLanes::new(MOST, AFTER), sent, random, is_large, are_faster, states: BTreeSet::new() }
+        Self {
+            lanes: AutomaticLanes::new(MOST, AFTER),
+            sent,
+            random,
+            is_large,
+            are_faster,
+            states: BTreeSet::new(),
+        }
     }
 
     /// Sends as much as a measurement takes, and does what is requested.
@@ -80,5 +87,8 @@ fn lanes_are_wished_for_where_there_is_room_and_nothing_is_decided_while_there_i
         (0..500).for_each(|_| sender.step());
         states.append(&mut sender.states);
     }
-    assert_eq!(Vec::from_iter(states), ["Trial, with lanes", "Trial, with one queue pair", "Waiting"]);
+    assert_eq!(
+        Vec::from_iter(states),
+        ["Trial, with lanes", "Trial, with one queue pair", "Waiting"]
+    );
 }

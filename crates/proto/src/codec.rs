@@ -77,10 +77,17 @@ impl Reader<'_> {
         let length = usize::from(self.u8()?);
         let (name, rest) = self.0.split_at_checked(length).ok_or_else(too_short)?;
         self.0 = rest;
-        Ok(String::from_utf8_lossy(name).chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
+        Ok(String::from_utf8_lossy(name)
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect())
     }
     pub(super) fn end(&self) -> Result<(), Violation> {
-        if self.0.is_empty() { Ok(()) } else { Err(violation!("{} bytes too many in a control message", self.0.len())) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(violation!("{} bytes too many in a control message", self.0.len()))
+        }
     }
 }
 

@@ -45,7 +45,12 @@ impl Cts {
     #[inline]
     pub fn emit(&self) -> CtsWords {
         let pair = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).to_le();
-        [self.addr.to_le(), pair(self.length, self.rkeys[0]), pair(self.rkeys[1], self.tag), pair(0, self.seq)]
+        [
+            self.addr.to_le(),
+            pair(self.length, self.rkeys[0]),
+            pair(self.rkeys[1], self.tag),
+            pair(0, self.seq),
+        ]
     }
 
     /// The sequence number in the last word of a clear-to-send.
@@ -131,7 +136,10 @@ pub const fn cts_halves(rails: usize) -> usize {
     if rails > Cts::KEYS { 2 } else { 1 }
 }
 
-const _: () = assert!(64 == 2 * Cts::BYTES, "a clear-to-send of one or two halves must not straddle a cache line");
+const _: () = assert!(
+    64 == 2 * Cts::BYTES,
+    "a clear-to-send of one or two halves must not straddle a cache line"
+);
 const _: () = assert!(RING_SLOTS.is_power_of_two());
 
 /// Index of a slot of the ring. The clear-to-send with sequence number n has slot n modulo [`RING_SLOTS`].

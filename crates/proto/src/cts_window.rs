@@ -15,7 +15,9 @@
 //! - [`MAX_EMPTY_POLLS`] polls of the completion queue find nothing.
 
 use super::RING_SLOTS;
-use super::cts::{Cts, CtsWords, ExtraKeys, SlotIndex, cts_halves, emit_extra_keys, parse_extra_keys};
+use super::cts::{
+    Cts, CtsWords, ExtraKeys, SlotIndex, cts_halves, emit_extra_keys, parse_extra_keys,
+};
 use std::ops::Range;
 
 /// Polls without a completion after which all waiting clear-to-sends are sent.
@@ -195,7 +197,10 @@ impl CtsWindow {
     fn is_consistent(&self) -> bool {
         debug_assert!(self.limit <= RING_SLOTS as u32, "more may be kept than the ring has slots");
         debug_assert!(self.empty_polls < MAX_EMPTY_POLLS, "they have waited for too long");
-        debug_assert!(self.waiting() != 0 || self.empty_polls == 0, "polls are counted while none waits");
+        debug_assert!(
+            self.waiting() != 0 || self.empty_polls == 0,
+            "polls are counted while none waits"
+        );
         debug_assert!(self.waiting() != 0 || !self.is_urgent, "none waits, and that is urgent");
         let kept = self.next.wrapping_sub(self.oldest);
         let sent = self.unsent.wrapping_sub(self.oldest);
@@ -214,7 +219,8 @@ pub(super) struct CtsShadow {
 impl CtsShadow {
     /// Empty slots, for a connection of `rails` rails.
     pub(super) fn new(rails: u8) -> Self {
-        let wide = (cts_halves(rails.into()) == 2).then(|| Box::new([Default::default(); RING_SLOTS]));
+        let wide =
+            (cts_halves(rails.into()) == 2).then(|| Box::new([Default::default(); RING_SLOTS]));
         Self { narrow: Box::new([CtsWords::default(); RING_SLOTS]), wide }
     }
 
@@ -263,7 +269,8 @@ impl CtsShadow {
 
     /// The clear-to-send in `slot`, and the keys that do not fit it.
     pub(super) fn get(&self, slot: SlotIndex) -> (Cts, ExtraKeys) {
-        let extra = self.wide.as_ref().map_or([0; 2], |wide| parse_extra_keys(&wide[slot.index()][0]));
+        let extra =
+            self.wide.as_ref().map_or([0; 2], |wide| parse_extra_keys(&wide[slot.index()][0]));
         (Cts::from_words(&self.narrow[slot.index()]), extra)
     }
 

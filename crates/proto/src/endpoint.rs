@@ -115,13 +115,20 @@ impl Endpoint {
     #[must_use]
     pub fn over(&self, of: RailMask, rails: RailMask) -> Self {
         let left = of.iter().zip(&self.rails).filter(|(number, _)| rails.contains(*number));
-        Self { rails: left.map(|(_, rail)| rail.clone()).collect(), name: self.name.clone(), ..*self }
+        Self {
+            rails: left.map(|(_, rail)| rail.clone()).collect(),
+            name: self.name.clone(),
+            ..*self
+        }
     }
 
     /// The initial shares of the rails that this end shares with `peer`.
     pub fn rail_weights_with(&self, peer: &Self) -> RailWeights {
         RailWeights::from_speeds(
-            self.rails.iter().zip(&peer.rails).map(|(mine, theirs)| mine.speed_mbps.min(theirs.speed_mbps)),
+            self.rails
+                .iter()
+                .zip(&peer.rails)
+                .map(|(mine, theirs)| mine.speed_mbps.min(theirs.speed_mbps)),
         )
     }
 }
@@ -139,7 +146,8 @@ impl Endpoint {
     /// # Errors
     /// It is too short or invalid.
     pub(super) fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
-        let (name, adaptive_routing, split, failover) = (from.name()?, from.flag()?, from.flag()?, from.flag()?);
+        let (name, adaptive_routing, split, failover) =
+            (from.name()?, from.flag()?, from.flag()?, from.flag()?);
         let count = from.count(MAX_RAILS, "rails")?;
         let rails = (0..count).map(|_| RailEnd::parse(from)).collect::<Result<_, _>>()?;
         Ok(Self { name, adaptive_routing, split, failover, rails })

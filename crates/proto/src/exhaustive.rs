@@ -26,7 +26,9 @@ fn every_immediate_is_read_as_it_is_made_again() {
         assert_eq!(slot.index() as u32, bits >> 23);
         match code {
             LengthCode::Bytes(length) => assert!(again == imm && length == bits & 0x7f_ffff),
-            LengthCode::Low(half) | LengthCode::High(half) => assert_eq!(u32::from(half), bits & 0xffff),
+            LengthCode::Low(half) | LengthCode::High(half) => {
+                assert_eq!(u32::from(half), bits & 0xffff)
+            }
             LengthCode::Full | LengthCode::Stripe => {}
         }
     }
@@ -35,15 +37,23 @@ fn every_immediate_is_read_as_it_is_made_again() {
 /// Every way to cut, every length up to 256 KiB, and every first queue pair, with weights that are equal, or as unequal as they may be.
 #[test]
 fn the_stripes_of_every_length_tile_the_message() {
-    for (rails, per_rail) in (1..=4_u8).flat_map(|rails| (1..=8_u8).map(move |per_rail| (rails, per_rail))) {
-        for (split, speeds) in [(false, [1; 4]), (true, [1; 4]), (false, [1, 64, 7, 3]), (true, [64, 1, 3, 7])] {
+    for (rails, per_rail) in
+        (1..=4_u8).flat_map(|rails| (1..=8_u8).map(move |per_rail| (rails, per_rail)))
+    {
+        for (split, speeds) in
+            [(false, [1; 4]), (true, [1; 4]), (false, [1, 64, 7, 3]), (true, [64, 1, 3, 7])]
+        {
             let striping = Striping::new(rails, per_rail, split);
             let weights = RailWeights::from_speeds(speeds);
             for length in (0..=1_u32 << 18).step_by(step(1021)) {
                 let first = QpIndex((length % u32::from(striping.qp_count())) as u8);
                 let (mut end, mut seen, mut count) = (0, 0_u32, 0);
-                for stripe in striping.stripes(length, first, |qp| weights.of(striping.rail_of(qp))) {
-                    assert!(stripe.offset == end && stripe.offset % 128 == 0, "{length} {striping:?}");
+                for stripe in striping.stripes(length, first, |qp| weights.of(striping.rail_of(qp)))
+                {
+                    assert!(
+                        stripe.offset == end && stripe.offset % 128 == 0,
+                        "{length} {striping:?}"
+                    );
                     assert!(
                         usize::from(stripe.qp.0) < MAX_QPS && seen & 1 << stripe.qp.0 == 0,
                         "{length} {striping:?}"
@@ -70,12 +80,18 @@ fn told(first: u32, messages: u32) -> Vec<String> {
     while posted < messages || !receives.is_empty() || !sends.is_empty() {
         rounds += 1;
         assert!(rounds < 10 * messages, "nothing goes on");
-        let buffer = |i: usize| Buffer { addr: i as u64, length: 40_000, rkeys: &[1, 0, 0, 0], tag: i as u32 };
+        let buffer = |i: usize| Buffer {
+            addr: i as u64,
+            length: 40_000,
+            rkeys: &[1, 0, 0, 0],
+            tag: i as u32,
+        };
         // Often more than there is space for.
         for _ in 0..random.index(150) {
             let count = 1 + random.index(8);
             if posted < messages
-                && let Some(id) = receiver.post(count, |i| Ok::<_, Violation>(buffer(i))).expect("valid")
+                && let Some(id) =
+                    receiver.post(count, |i| Ok::<_, Violation>(buffer(i))).expect("valid")
             {
                 posted += count as u32;
                 receives.push(id);
@@ -85,7 +101,9 @@ fn told(first: u32, messages: u32) -> Vec<String> {
             told.push(format!("slots {slots:?}"));
             ring[slots.clone()].copy_from_slice(receiver.encoded_cts_narrow(slots));
         }
-        let read = |seq: u32| Some(ring[seq as usize % RING_SLOTS]).filter(|words| Cts::seq_of(words[3]) == seq);
+        let read = |seq: u32| {
+            Some(ring[seq as usize % RING_SLOTS]).filter(|words| Cts::seq_of(words[3]) == seq)
+        };
         for tag in 0..8 {
             let length = random.below(45_000) as u32;
             sends.extend(sender.submit(tag, 0, length, read).expect("valid"));
@@ -128,6 +146,10 @@ fn sequence_numbers_wrap_at_any_message_and_nothing_else_changes() {
     // It comes at any place of a group.
     for before in (0..2048).step_by(step(127)) {
         let first = 0_u32.wrapping_sub(before);
-        assert_eq!(told(first, 2500).len(), told(first.wrapping_add(RING_SLOTS as u32 * 16), 2500).len(), "{before}");
+        assert_eq!(
+            told(first, 2500).len(),
+            told(first.wrapping_add(RING_SLOTS as u32 * 16), 2500).len(),
+            "{before}"
+        );
     }
 }

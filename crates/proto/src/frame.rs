@@ -19,7 +19,8 @@ const CHECKSUM: std::ops::Range<usize> = 14..16;
 /// FNV-1a over kind, length, secret and body of a frame, folded to 16 bits.
 fn checksum(frame: &[u8]) -> u16 {
     let bytes = frame[10..CHECKSUM.start].iter().chain(&frame[CHECKSUM.end..]);
-    let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
+    let hash = bytes
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
     (hash >> 16) as u16 ^ hash as u16
 }
 
@@ -231,17 +232,23 @@ impl Assembler {
         let have = self.bytes.len();
         let prefix = have.min(MAGIC.len());
         if self.bytes[..prefix] != MAGIC[..prefix] {
-            return Err(violation!("these bytes are not Ferrite's: {:02x?}", &self.bytes[..prefix]));
+            return Err(violation!(
+                "these bytes are not Ferrite's: {:02x?}",
+                &self.bytes[..prefix]
+            ));
         }
         if have < PREAMBLE_BYTES {
             return Ok(None);
         }
         let version = u16::from_le_bytes([self.bytes[8], self.bytes[9]]);
         if version != PROTOCOL_VERSION {
-            return Err(violation!("the peer speaks protocol {version}, this Ferrite {PROTOCOL_VERSION}"));
+            return Err(violation!(
+                "the peer speaks protocol {version}, this Ferrite {PROTOCOL_VERSION}"
+            ));
         }
         let bits = u16::from_le_bytes([self.bytes[10], self.bytes[11]]);
-        let kind = Kind::from_bits(bits).ok_or_else(|| violation!("a control message of unknown kind {bits}"))?;
+        let kind = Kind::from_bits(bits)
+            .ok_or_else(|| violation!("a control message of unknown kind {bits}"))?;
         let end = PREAMBLE_BYTES + self.body_bytes(kind)?;
         if have < end {
             return Ok(None);
@@ -331,7 +338,8 @@ mod tests {
             for allowed in [false, true] {
                 let most = if allowed && kind == Kind::MissingList { 24 << 10 } else { 4096 };
                 assert_eq!(received(kind, most, allowed), Ok(most), "{kind:?}");
-                let refusal = format!("a control message of {} bytes; {most} are allowed", most + 1);
+                let refusal =
+                    format!("a control message of {} bytes; {most} are allowed", most + 1);
                 assert_eq!(received(kind, most + 1, allowed), Err(refusal), "{kind:?}");
             }
         }

@@ -46,7 +46,10 @@ fn frames(bytes: &[u8]) {
             let mut again = Assembler::default();
             again.allow_missing_lists();
             again.handle_bytes(&frame.emit());
-            assert_eq!(again.poll_frame().map(|read| read.map(|frame| frame.body)), Ok(Some(frame.body)));
+            assert_eq!(
+                again.poll_frame().map(|read| read.map(|frame| frame.body)),
+                Ok(Some(frame.body))
+            );
         }
     }
 }
@@ -55,7 +58,8 @@ fn frames(bytes: &[u8]) {
 fn bodies(bytes: &[u8]) {
     let Some(([what, rails, qps, is_changed], rest)) = bytes.split_first_chunk() else { return };
     let (rails, qps) = (1 + rails % 4, 1 + qps % 8);
-    let body = |good: Vec<u8>| if is_changed % 4 == 0 { rest.to_vec() } else { changed(good, rest) };
+    let body =
+        |good: Vec<u8>| if is_changed % 4 == 0 { rest.to_vec() } else { changed(good, rest) };
     let hello = hello(rails.into(), qps.into());
     let offer = hello.endpoint.clone();
     let mask = RailMask::first(rails);
@@ -70,14 +74,25 @@ fn bodies(bytes: &[u8]) {
                 assert_eq!(Handle::parse(&handle.emit()), Ok(handle));
             }
         }
-        4 => check_recovery(&Message::Halt { attempt: 7, usable: mask, cause: "why".into() }, body, rails),
-        5 => check_recovery(&Message::Offer { attempt: 7, rails: mask, endpoint: offer }, body, rails),
+        4 => check_recovery(
+            &Message::Halt { attempt: 7, usable: mask, cause: "why".into() },
+            body,
+            rails,
+        ),
+        5 => check_recovery(
+            &Message::Offer { attempt: 7, rails: mask, endpoint: offer },
+            body,
+            rails,
+        ),
         6 => check_recovery(
             &Message::MissingList { attempt: 7, missing_list: missing_list(&mut Random::new(7)) },
             body,
             rails,
         ),
-        7 => drop(Question::parse(rest).map(|question| Question::parse(&question.body()).expect("it was read"))),
+        7 => drop(
+            Question::parse(rest)
+                .map(|question| Question::parse(&question.body()).expect("it was read")),
+        ),
         _ => drop(Answer::parse(rest)),
     }
 }
@@ -104,18 +119,27 @@ pub(super) fn hello(rails: usize, qps: usize) -> Hello {
 
 /// A good reply to that.
 fn reply(hello: &Hello, rails: u8, qps: u8) -> Reply {
-    sim::reply(hello, hello.rails & RailMask::first(rails), endpoint(rails.into(), qps.into(), true))
+    sim::reply(
+        hello,
+        hello.rails & RailMask::first(rails),
+        endpoint(rails.into(), qps.into(), true),
+    )
 }
 
 fn is_within_bounds(end: &Endpoint) -> bool {
     let is_count = |n: usize| (1..=MAX_QPS).contains(&n);
     (1..=MAX_RAILS).contains(&end.rails.len())
-        && end.rails.iter().all(|rail| is_count(rail.qps.len()) && rail.qps.iter().all(|qp| qp.qpn < 1 << 24))
+        && end
+            .rails
+            .iter()
+            .all(|rail| is_count(rail.qps.len()) && rail.qps.iter().all(|qp| qp.qpn < 1 << 24))
 }
 
 /// Whether no name is longer than what a message carries of it: characters that are not valid UTF-8 take more bytes once read.
 fn has_short_names(end: &Endpoint) -> bool {
-    std::iter::once(&end.name).chain(end.rails.iter().map(|rail| &rail.name)).all(|name| name.len() <= 255)
+    std::iter::once(&end.name)
+        .chain(end.rails.iter().map(|rail| &rail.name))
+        .all(|name| name.len() <= 255)
 }
 
 /// A first message is within bounds and is the same once it is written and read again, or is refused.
@@ -124,7 +148,9 @@ pub(super) fn check_hello(body: &[u8]) {
     if has_short_names(&hello.endpoint) && hello.left_out.len() <= 255 {
         assert_eq!(Hello::parse(&hello.body()).as_ref(), Ok(&hello));
     }
-    assert!(is_within_bounds(&hello.endpoint) && hello.rails.is_within(RailMask::first(hello.count)));
+    assert!(
+        is_within_bounds(&hello.endpoint) && hello.rails.is_within(RailMask::first(hello.count))
+    );
     assert_eq!(hello.ring.slots, RING_SLOTS as u32);
     let own = endpoint(2, 2, true);
     if let Ok(terms) = Negotiated::agree(&hello.endpoint, &own) {
@@ -141,7 +167,8 @@ pub(super) fn check_reply(body: &[u8], hello: &Hello) {
     if has_short_names(&reply.endpoint) && reply.left_out.len() <= 255 {
         assert_eq!(Reply::parse(&reply.body(), hello).as_ref(), Ok(&reply));
     }
-    let (striping, most) = (reply.terms.striping, offer.rails.first().map_or(0, |rail| rail.qps.len()));
+    let (striping, most) =
+        (reply.terms.striping, offer.rails.first().map_or(0, |rail| rail.qps.len()));
     assert!(usize::from(striping.rails()) <= offer.rails.len());
     assert!(usize::from(striping.qp_count()) <= offer.rails.len() * most);
     assert_eq!(reply.endpoint.rails.len(), usize::from(striping.rails()));
@@ -166,7 +193,10 @@ pub(super) fn check_recovery(good: &Message, body: impl FnOnce(Vec<u8>) -> Vec<u
         }
         _ => true,
     };
-    assert!(is_short || !matches!(message, Message::MissingList { .. }), "a missing list that is not valid is read");
+    assert!(
+        is_short || !matches!(message, Message::MissingList { .. }),
+        "a missing list that is not valid is read"
+    );
     if is_short {
         assert_eq!(Message::parse(message.kind(), &message.body(), rails), Ok(message));
     }
@@ -175,7 +205,8 @@ pub(super) fn check_recovery(good: &Message, body: impl FnOnce(Vec<u8>) -> Vec<u
 /// A receiver whose peer sends any immediates.
 fn receiver(bytes: &[u8]) {
     let mut random = Random::from_bytes(bytes);
-    let striping = Striping::new(1 + random.below(4) as u8, 1 + random.below(4) as u8, random.one_in(2));
+    let striping =
+        Striping::new(1 + random.below(4) as u8, 1 + random.below(4) as u8, random.one_in(2));
     let groups: Vec<Vec<u32>> = (0..1 + random.below(6)).map(|_| group(&mut random)).collect();
     let immediates = (0..random.below(64)).map(|_| arriving(&mut random)).collect();
     let _ = receive(striping, &groups, immediates);
@@ -216,13 +247,24 @@ fn arriving(random: &mut Random) -> Arriving {
 
 /// A receiver with groups of buffers of these sizes gets all of `immediates`, up to the first that is refused. No completed receive reports
 /// more bytes than its buffer has.
-pub(super) fn receive(striping: Striping, groups: &[Vec<u32>], immediates: Vec<Arriving>) -> Result<(), Violation> {
+pub(super) fn receive(
+    striping: Striping,
+    groups: &[Vec<u32>],
+    immediates: Vec<Arriving>,
+) -> Result<(), Violation> {
     let mut flow = RecvFlow::new(striping);
     let mut out = Vec::new();
     let mut last = 0;
     let mut tested = RequestId::from_bits(0);
     for group in groups {
-        let buffer = |i| Ok::<_, Violation>(Buffer { addr: 4096, length: group[i], rkeys: &[1; MAX_RAILS], tag: 0 });
+        let buffer = |i| {
+            Ok::<_, Violation>(Buffer {
+                addr: 4096,
+                length: group[i],
+                rkeys: &[1; MAX_RAILS],
+                tag: 0,
+            })
+        };
         let posted = flow.post(group.len(), buffer)?;
         tested = posted.unwrap_or(tested);
         out.extend(posted.map(|id| (id, group)));
@@ -247,7 +289,10 @@ pub(super) fn receive(striping: Striping, groups: &[Vec<u32>], immediates: Vec<A
     for (id, group) in out {
         let lengths = flow.poll_done(id)?.map(<[u32]>::to_vec).unwrap_or_default();
         assert!(lengths.is_empty() || lengths.len() == group.len());
-        assert!(lengths.iter().zip(group).all(|(length, size)| length <= size), "{lengths:?} for {group:?}");
+        assert!(
+            lengths.iter().zip(group).all(|(length, size)| length <= size),
+            "{lengths:?} for {group:?}"
+        );
     }
     violation
 }
@@ -255,7 +300,8 @@ pub(super) fn receive(striping: Striping, groups: &[Vec<u32>], immediates: Vec<A
 /// A sender whose ring holds what the peer writes, and which gets missing lists of it.
 fn sender(bytes: &[u8]) {
     let mut random = Random::from_bytes(bytes);
-    let striping = Striping::new(1 + random.below(4) as u8, 1 + random.below(4) as u8, random.one_in(2));
+    let striping =
+        Striping::new(1 + random.below(4) as u8, 1 + random.below(4) as u8, random.one_in(2));
     let mut flow = SendFlow::new(striping, RailWeights::from_speeds([1; 4]));
     if striping.is_split() && random.one_in(2) {
         flow.use_lanes();
@@ -266,7 +312,8 @@ fn sender(bytes: &[u8]) {
             0..=4 => {
                 let ring: Vec<_> = (0..4).map(|_| clear_to_send(&mut random)).collect();
                 let length = random.below(200_000) as u32;
-                let read = |seq: u32| ring.get(seq as usize % 8).map(|words| with_number(*words, seq));
+                let read =
+                    |seq: u32| ring.get(seq as usize % 8).map(|words| with_number(*words, seq));
                 match flow.submit(random.below(3) as u32, 0, length, read) {
                     Ok(Some(transfer)) => {
                         assert!(transfer.length <= length);
@@ -289,7 +336,11 @@ fn sender(bytes: &[u8]) {
             _ => {
                 let before = flow.outstanding();
                 if flow
-                    .apply_missing_list(&missing_list(&mut random), striping, RailWeights::from_speeds([1; 4]))
+                    .apply_missing_list(
+                        &missing_list(&mut random),
+                        striping,
+                        RailWeights::from_speeds([1; 4]),
+                    )
                     .is_err()
                 {
                     assert_eq!(flow.outstanding(), before);
@@ -362,7 +413,8 @@ mod tests {
     fn inputs_that_are_kept_break_nothing() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus");
         for (name, target) in TARGETS {
-            let packed = std::fs::read(corpus.join(name).with_extension("inputs")).expect("each target has inputs");
+            let packed = std::fs::read(corpus.join(name).with_extension("inputs"))
+                .expect("each target has inputs");
             let inputs = inputs(&packed);
             assert!(inputs.len() > 10, "{name}: {} inputs", inputs.len());
             let step = if name == "schedules" { step(4) } else { 1 };

@@ -104,7 +104,11 @@ impl Handle {
     /// The known GIDs of the listener's ports, first that of the port in position `first`.
     pub fn known_gids(&self, first: usize) -> Vec<[u8; 16]> {
         let order = [first].into_iter().chain((0..MAX_RAILS).filter(|place| *place != first));
-        order.filter_map(|place| self.gids.get(place)).filter(|gid| **gid != [0; 16]).copied().collect()
+        order
+            .filter_map(|place| self.gids.get(place))
+            .filter(|gid| **gid != [0; 16])
+            .copied()
+            .collect()
     }
 }
 

@@ -93,7 +93,12 @@ pub struct Negotiated {
 impl fmt::Display for Negotiated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { count, striping, adaptive_routing, failover } = *self;
-        write!(f, "{} rail(s) with {} queue pair(s) each", striping.rails(), striping.qps_per_rail())?;
+        write!(
+            f,
+            "{} rail(s) with {} queue pair(s) each",
+            striping.rails(),
+            striping.qps_per_rail()
+        )?;
         if count != striping.rails() {
             write!(f, " (numbers {} of {count})", striping.rail_numbers())?;
         }
@@ -126,7 +131,11 @@ impl Negotiated {
                 return Err(violation!("{a}, {b}"));
             }
         }
-        let qps = rails.iter().map(|(theirs, ours)| theirs.qps.len().min(ours.qps.len())).min().unwrap_or(0);
+        let qps = rails
+            .iter()
+            .map(|(theirs, ours)| theirs.qps.len().min(ours.qps.len()))
+            .min()
+            .unwrap_or(0);
         let qps = qps.min(MAX_QPS / rails.len().max(1));
         if qps == 0 {
             return Err(violation!("no queue pair to use"));
@@ -198,7 +207,10 @@ impl Hello {
         }
         let needed = cts_halves(count.into()) * Cts::BYTES;
         if (ring.slot_room as usize) < needed {
-            return Err(violation!("a ring with {} bytes for a slot; {needed} are needed", ring.slot_room));
+            return Err(violation!(
+                "a ring with {} bytes for a slot; {needed} are needed",
+                ring.slot_room
+            ));
         }
         Ok(Self { token, count, rails, left_out, endpoint, ring, identity })
     }
@@ -224,9 +236,9 @@ impl Caller {
     /// # Errors
     /// It is not a handle.
     pub fn parse(body: &[u8]) -> Result<Self, Violation> {
-        let bytes: &[u8; HANDLE_BYTES] = body
-            .try_into()
-            .map_err(|_| violation!("an address of {} bytes; {HANDLE_BYTES} are expected", body.len()))?;
+        let bytes: &[u8; HANDLE_BYTES] = body.try_into().map_err(|_| {
+            violation!("an address of {} bytes; {HANDLE_BYTES} are expected", body.len())
+        })?;
         Handle::parse(bytes).map(|handle| Self { address: handle.address })
     }
 }
@@ -296,7 +308,10 @@ impl Reply {
         let offered = hello.endpoint.over(hello.rails, numbers);
         let due = Negotiated::agree(&offered, &endpoint)?.over(hello.count, numbers);
         if terms != due || rest != endpoint || terms.striping.qp_count() != qps {
-            return Err(violation!("{} answered with terms that do not match both ends: {terms}", endpoint.name));
+            return Err(violation!(
+                "{} answered with terms that do not match both ends: {terms}",
+                endpoint.name
+            ));
         }
         Ok(Self { rails: numbers, left_out, endpoint, terms, identity })
     }
@@ -314,9 +329,12 @@ mod tests {
 
     #[test]
     fn hello_and_reply_survive_the_wire() {
-        for (ours, theirs, rails, qps) in
-            [((1, 4), (1, 2), 1, 2), ((2, 4), (1, 32), 1, 4), ((4, 9), (3, 2), 3, 2), ((4, 8), (4, 9), 4, 8)]
-        {
+        for (ours, theirs, rails, qps) in [
+            ((1, 4), (1, 2), 1, 2),
+            ((2, 4), (1, 32), 1, 4),
+            ((4, 9), (3, 2), 3, 2),
+            ((4, 8), (4, 9), 4, 8),
+        ] {
             let said = hello(endpoint(ours.0, ours.1, true), RING);
             assert_eq!(Hello::parse(&said.frame([0; 16]).body).as_ref(), Ok(&said));
             let mut end = endpoint(theirs.0, theirs.1, true);
@@ -348,7 +366,11 @@ mod tests {
         let mut answer = reply(&said, RailMask(0b100), endpoint(1, 2, true));
         answer.left_out = "rail 0: no port".into();
         assert_eq!(Reply::parse(&answer.body(), &said).as_ref(), Ok(&answer));
-        assert_eq!((answer.terms.count, answer.terms.slot_bytes()), (3, 64), "room for all of its rails");
+        assert_eq!(
+            (answer.terms.count, answer.terms.slot_bytes()),
+            (3, 64),
+            "room for all of its rails"
+        );
         assert_eq!(answer.terms.striping.rail_of(QpIndex(1)), 2);
         for rails in [RailMask(0b010), RailMask(0b1000), RailMask(0b101), RailMask::NONE] {
             let wrong = Reply { rails, ..answer.clone() };
@@ -371,8 +393,12 @@ mod tests {
             assert_eq!(terms.failover, sender && receiver, "{sender} {receiver}");
             let answer = reply(&said, said.rails, end);
             assert_eq!(Reply::parse(&answer.body(), &said).as_ref(), Ok(&answer));
-            let other = Reply { terms: Negotiated { failover: !terms.failover, ..terms }, ..answer };
-            assert!(Reply::parse(&other.body(), &said).is_err(), "that does not follow from both ends");
+            let other =
+                Reply { terms: Negotiated { failover: !terms.failover, ..terms }, ..answer };
+            assert!(
+                Reply::parse(&other.body(), &said).is_err(),
+                "that does not follow from both ends"
+            );
         }
     }
 
@@ -381,8 +407,14 @@ mod tests {
         let resume = Resume { token: std::array::from_fn(|i| i as u8), attempt: 0x0102_0304 };
         assert_eq!(resume.frame(Kind::Redial, [7; 16]).kind, Kind::Redial);
         let frame = resume.frame(Kind::Resume, [7; 16]);
-        assert_eq!((frame.kind, frame.secret, Resume::parse(&frame.body)), (Kind::Resume, [7; 16], Ok(resume)));
-        assert!(Resume::parse(&frame.body[1..]).is_err() && Resume::parse(&[frame.body, vec![0]].concat()).is_err());
+        assert_eq!(
+            (frame.kind, frame.secret, Resume::parse(&frame.body)),
+            (Kind::Resume, [7; 16], Ok(resume))
+        );
+        assert!(
+            Resume::parse(&frame.body[1..]).is_err()
+                && Resume::parse(&[frame.body, vec![0]].concat()).is_err()
+        );
     }
 
     #[test]
@@ -457,7 +489,8 @@ mod tests {
     fn the_clear_to_sends_of_three_rails_have_64_bytes() {
         let bytes = |rails| {
             let striping = Striping::new(rails, 2, false);
-            Negotiated { count: rails, striping, adaptive_routing: false, failover: false }.slot_bytes()
+            Negotiated { count: rails, striping, adaptive_routing: false, failover: false }
+                .slot_bytes()
         };
         assert_eq!([1, 2, 3, 4].map(bytes), [32, 32, 64, 64]);
     }
@@ -465,7 +498,8 @@ mod tests {
     #[test]
     fn messages_are_split_only_if_both_ends_would() {
         for (sender, receiver) in [(true, true), (true, false), (false, true), (false, false)] {
-            let terms = Negotiated::agree(&endpoint(1, 2, sender), &endpoint(1, 2, receiver)).expect("they fit");
+            let terms = Negotiated::agree(&endpoint(1, 2, sender), &endpoint(1, 2, receiver))
+                .expect("they fit");
             assert_eq!(terms.striping.is_split(), sender && receiver);
         }
     }

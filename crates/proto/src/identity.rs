@@ -27,7 +27,9 @@ pub struct Identity {
 
 impl Identity {
     pub(super) fn emit(&self, to: &mut Writer) {
-        let host = (0..=self.host.len().min(MAX_HOST_BYTES)).rev().find(|at| self.host.is_char_boundary(*at));
+        let host = (0..=self.host.len().min(MAX_HOST_BYTES))
+            .rev()
+            .find(|at| self.host.is_char_boundary(*at));
         to.name(&self.host[..host.unwrap_or(0)]);
         to.u32(self.pid);
         to.u32(self.rank.unwrap_or(NONE));
@@ -39,7 +41,10 @@ impl Identity {
     pub(super) fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
         let host = from.name()?;
         if host.len() > MAX_HOST_BYTES {
-            return Err(violation!("a host name of {} bytes; at most {MAX_HOST_BYTES} are allowed", host.len()));
+            return Err(violation!(
+                "a host name of {} bytes; at most {MAX_HOST_BYTES} are allowed",
+                host.len()
+            ));
         }
         let pid = from.u32()?;
         Ok(Self { host, pid, rank: rank(from.u32()?)?, label: rank(from.u32()?)? })
@@ -91,13 +96,17 @@ mod tests {
     fn a_process_is_named_by_its_rank_or_by_its_number() {
         let name = |rank, label| Identity { host: "n".into(), pid: 7, rank, label }.to_string();
         assert_eq!(name(None, None), "process 7 on n");
-        assert_eq!([name(Some(3), None), name(None, Some(3)), name(Some(3), Some(3))], ["rank 3 on n (pid 7)"; 3]);
+        assert_eq!(
+            [name(Some(3), None), name(None, Some(3)), name(Some(3), Some(3))],
+            ["rank 3 on n (pid 7)"; 3]
+        );
         assert_eq!(name(Some(3), Some(9)), "rank 3 (rank 9 of the job) on n (pid 7)");
     }
 
     #[test]
     fn a_long_host_name_is_cut_between_characters() {
-        let identity = Identity { host: format!("{}é", "x".repeat(63)), pid: 1, rank: None, label: None };
+        let identity =
+            Identity { host: format!("{}é", "x".repeat(63)), pid: 1, rank: None, label: None };
         assert_eq!(survives(&identity).map(|identity| identity.host), Ok("x".repeat(63)));
     }
 
@@ -118,7 +127,8 @@ mod tests {
 
     #[test]
     fn a_host_name_of_the_greatest_length_is_taken() {
-        let identity = Identity { host: "x".repeat(MAX_HOST_BYTES), pid: 1, rank: None, label: None };
+        let identity =
+            Identity { host: "x".repeat(MAX_HOST_BYTES), pid: 1, rank: None, label: None };
         assert_eq!(survives(&identity), Ok(identity));
     }
 }

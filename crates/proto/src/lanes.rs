@@ -72,7 +72,10 @@ impl Lanes {
 
     /// The lanes of new queue pairs, which begin with `weights`.
     pub(super) fn of_new_queue_pairs(&self, weights: LaneWeights, count: u8, rails: u8) -> Self {
-        Self { slow_lanes: self.slow_lanes.of_new_queue_pairs(), ..Self::new(weights, count, rails) }
+        Self {
+            slow_lanes: self.slow_lanes.of_new_queue_pairs(),
+            ..Self::new(weights, count, rails)
+        }
     }
 
     /// The weight of lane `qp`.
@@ -86,7 +89,11 @@ impl Lanes {
     /// several stripes the next one in turn.
     #[inline]
     pub(super) fn begin(&mut self, stripes: u32, striping: Striping, length: u32) -> QpIndex {
-        let first = if stripes == 1 { self.weights.greatest(self.count) } else { self.next(length >= LEARNING_BYTES) };
+        let first = if stripes == 1 {
+            self.weights.greatest(self.count)
+        } else {
+            self.next(length >= LEARNING_BYTES)
+        };
         let first = QpIndex(first);
         let mut qp = first;
         for _ in 0..stripes {
@@ -107,7 +114,10 @@ impl Lanes {
         let turn = &mut self.turns[usize::from(teaches)];
         if turn.left == 0 {
             self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            *turn = Turn { first: ((u64::from(self.random) * u64::from(self.count)) >> 32) as u8, left: self.count };
+            *turn = Turn {
+                first: ((u64::from(self.random) * u64::from(self.count)) >> 32) as u8,
+                left: self.count,
+            };
         }
         turn.left -= 1;
         let first = turn.first;
@@ -160,7 +170,9 @@ impl Lanes {
         }
         if is_last {
             let weights = &self.weights;
-            let found = self.slow_lanes.handle_message(self.count, self.rails, |lane| weights.share_of(lane.0));
+            let found = self
+                .slow_lanes
+                .handle_message(self.count, self.rails, |lane| weights.share_of(lane.0));
             self.slow = found.or(self.slow);
         }
     }
@@ -212,7 +224,12 @@ impl SlowLanes {
     /// Handles a complete message that is long enough to learn from. The `count` lanes alternate
     /// between `rails` rails; `share` returns the share of one. Returns the slowest of the lanes
     /// that have been slow for long enough.
-    fn handle_message(&mut self, count: u8, rails: u8, share: impl Fn(QpIndex) -> u64) -> Option<QpIndex> {
+    fn handle_message(
+        &mut self,
+        count: u8,
+        rails: u8,
+        share: impl Fn(QpIndex) -> u64,
+    ) -> Option<QpIndex> {
         self.messages += 1;
         if self.messages < LOOK_EVERY || count <= rails {
             return None;
@@ -225,8 +242,9 @@ impl SlowLanes {
             let is_slow = share(lane) * SLOW.1 < greatest * SLOW.0;
             *slow = if is_slow { slow.saturating_add(1) } else { 0 };
         }
-        let slowest =
-            lanes().filter(|lane| self.slow[usize::from(lane.0)] >= self.looks).min_by_key(|lane| share(*lane))?;
+        let slowest = lanes()
+            .filter(|lane| self.slow[usize::from(lane.0)] >= self.looks)
+            .min_by_key(|lane| share(*lane))?;
         self.slow = [0; MAX_QPS];
         Some(slowest)
     }
@@ -262,7 +280,9 @@ impl FlowLabels {
     /// A random label for each lane, with distinct UDP source ports.
     pub fn random(seed: u64) -> Self {
         let mut table = LabelTable { labels: [[0; LABELS]; MAX_RAILS], random: seed, replaced: 0 };
-        for (rail, lane) in (0..MAX_RAILS).flat_map(|rail| (0..LABELS).map(move |lane| (rail, lane))) {
+        for (rail, lane) in
+            (0..MAX_RAILS).flat_map(|rail| (0..LABELS).map(move |lane| (rail, lane)))
+        {
             table.labels[rail][lane] = table.other();
         }
         Self(Some(Box::new(table)))
@@ -284,7 +304,10 @@ impl FlowLabels {
     pub fn replace(&mut self, rail: u8, lane: u8) {
         let Some(table) = &mut self.0 else { return };
         let other = table.other();
-        if let Some(label) = table.labels.get_mut(usize::from(rail)).and_then(|lanes| lanes.get_mut(usize::from(lane)))
+        if let Some(label) = table
+            .labels
+            .get_mut(usize::from(rail))
+            .and_then(|lanes| lanes.get_mut(usize::from(lane)))
         {
             *label = other;
             table.replaced += 1;
@@ -303,7 +326,11 @@ impl LabelTable {
         loop {
             self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let label = (mix(self.random) >> 44) as u32;
-            let is_taken = self.labels.iter().flatten().any(|taken| *taken != 0 && port(*taken) == port(label));
+            let is_taken = self
+                .labels
+                .iter()
+                .flatten()
+                .any(|taken| *taken != 0 && port(*taken) == port(label));
             if label != 0 && !is_taken {
                 return label;
             }
@@ -347,7 +374,9 @@ impl LaneBudget {
 
     /// Takes this many; `None` if fewer are left.
     pub fn take(&self, count: u32) -> Option<LaneLease> {
-        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(count));
+        let taken = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(count));
         taken.is_ok().then(|| LaneLease { of: self.clone(), count })
     }
 }
@@ -383,7 +412,10 @@ mod tests {
         fn slow(shares: &[u64], messages: u32) -> Vec<u8> {
             let mut slow = SlowLanes::default();
             let share = |lane: QpIndex| shares[usize::from(lane.0)];
-            (0..messages).filter_map(|_| slow.handle_message(shares.len() as u8, 1, share)).map(|lane| lane.0).collect()
+            (0..messages)
+                .filter_map(|_| slow.handle_message(shares.len() as u8, 1, share))
+                .map(|lane| lane.0)
+                .collect()
         }
 
         #[test]
@@ -400,7 +432,8 @@ mod tests {
             let mut slow = SlowLanes::default();
             let share = |lane: QpIndex| [100, 20][usize::from(lane.0)];
             let named = |slow: &mut SlowLanes, messages: u32| {
-                (0..messages).find_map(|message| slow.handle_message(2, 1, share).map(|_| message + 1))
+                (0..messages)
+                    .find_map(|message| slow.handle_message(2, 1, share).map(|_| message + 1))
             };
             assert_eq!(named(&mut slow, of_looks(3)), Some(of_looks(3)));
             let mut slow = slow.of_new_queue_pairs();
@@ -431,7 +464,8 @@ mod tests {
         fn lanes_are_compared_with_those_of_their_rail() {
             let slow_of = |shares: [u64; 4]| {
                 let mut slow = SlowLanes::default();
-                (0..of_looks(3)).find_map(|_| slow.handle_message(4, 2, |lane| shares[usize::from(lane.0)]))
+                (0..of_looks(3))
+                    .find_map(|_| slow.handle_message(4, 2, |lane| shares[usize::from(lane.0)]))
             };
             assert_eq!(slow_of([20, 5, 20, 5]), None, "a slow rail");
             assert_eq!(slow_of([20, 5, 20, 2]), Some(QpIndex(3)));
@@ -462,7 +496,11 @@ mod tests {
             for seed in 0..200 {
                 let labels = all(&FlowLabels::random(seed));
                 assert!(labels.iter().all(|label| (1..1 << 20).contains(label)), "{labels:?}");
-                assert_eq!(labels.iter().map(|label| port(*label)).collect::<BTreeSet<_>>().len(), 32, "{labels:?}");
+                assert_eq!(
+                    labels.iter().map(|label| port(*label)).collect::<BTreeSet<_>>().len(),
+                    32,
+                    "{labels:?}"
+                );
             }
         }
 
@@ -474,9 +512,16 @@ mod tests {
                 labels.replace(2, 5);
                 assert_eq!(labels.replaced(), before.replaced() + 1);
                 assert_ne!(port(labels.of(2, 5)), port(before.of(2, 5)));
-                let changed = all(&labels).iter().zip(all(&before)).filter(|(now, then)| **now != *then).count();
+                let changed = all(&labels)
+                    .iter()
+                    .zip(all(&before))
+                    .filter(|(now, then)| **now != *then)
+                    .count();
                 assert_eq!(changed, 1);
-                assert_eq!(all(&labels).iter().map(|label| port(*label)).collect::<BTreeSet<_>>().len(), 32);
+                assert_eq!(
+                    all(&labels).iter().map(|label| port(*label)).collect::<BTreeSet<_>>().len(),
+                    32
+                );
             }
         }
 
@@ -492,7 +537,10 @@ mod tests {
         fn labels_come_from_splitmix64() {
             let step = 0x9e37_79b9_7f4a_7c15_u64;
             let first = [1, 2, 3].map(|n| mix(step.wrapping_mul(n)));
-            assert_eq!(first, [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]);
+            assert_eq!(
+                first,
+                [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]
+            );
             let labels = FlowLabels::random(0);
             assert!(labels.are_used());
             assert_eq!([labels.of(0, 0), labels.of(0, 1)], [0xe_220a, 0x6_e789]);
@@ -501,7 +549,10 @@ mod tests {
         /// As `rdma_flow_label_to_udp_sport` has it.
         #[test]
         fn a_port_is_the_low_14_bits_and_the_high_6_one_upon_the_other() {
-            assert_eq!([0, 0x3fff, 0x4000, 0xf_ffff, 0x5_4001].map(port), [0, 0x3fff, 1, 0x3fc0, 0x14]);
+            assert_eq!(
+                [0, 0x3fff, 0x4000, 0xf_ffff, 0x5_4001].map(port),
+                [0, 0x3fff, 1, 0x3fc0, 0x14]
+            );
         }
     }
 

@@ -4,7 +4,9 @@
 
 use super::cts::{Cts, CtsWords, SlotIndex};
 use super::frame::{Assembler, Frame, Kind};
-use super::fuzz::{Arriving, check_hello, check_recovery, check_reply, check_stripes, hello, receive};
+use super::fuzz::{
+    Arriving, check_hello, check_recovery, check_reply, check_stripes, hello, receive,
+};
 use super::handle::{HANDLE_BYTES, Handle, Token};
 use super::handshake::{Hello, Reply, Resume};
 use super::imm::LengthCode;
@@ -233,7 +235,12 @@ proptest! {
 fn missing_list() -> impl Strategy<Value = MissingList> {
     let missing = (0u32..20, prop_oneof![4 => Just(100_000), 1 => any::<u32>()], 0u32..2);
     let list = vec(missing, 0..20);
-    (prop_oneof![9 => 0u32..20, 1 => any::<u32>()], prop_oneof![9 => 0u32..24, 1 => any::<u32>()], list, any::<bool>())
+    (
+        prop_oneof![9 => 0u32..20, 1 => any::<u32>()],
+        prop_oneof![9 => 0u32..24, 1 => any::<u32>()],
+        list,
+        any::<bool>(),
+    )
         .prop_map(|(oldest, next, mut list, is_tidy)| {
             if is_tidy {
                 list.sort_unstable();

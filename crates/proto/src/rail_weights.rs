@@ -55,7 +55,9 @@ impl<const N: usize> Weights<N> {
             *rail = speed;
         }
         let fastest = u64::from(rails.iter().copied().max().unwrap_or(0).max(1));
-        let weight = |speed: u32| (u64::from(NOMINAL) * u64::from(speed) / fastest).max(u64::from(MIN_WEIGHT)) as u16;
+        let weight = |speed: u32| {
+            (u64::from(NOMINAL) * u64::from(speed) / fastest).max(u64::from(MIN_WEIGHT)) as u16
+        };
         let nominal = rails.map(weight);
         Self { now: nominal, nominal }
     }
@@ -116,7 +118,9 @@ impl<const N: usize> Weights<N> {
     pub(super) fn correct(&mut self, polls: impl Fn(u8) -> u32) {
         let speed = |number, now: u16| (u64::from(now) << 40).checked_div(polls(number).into());
         let all = (0..).zip(self.now.iter().zip(&self.nominal));
-        let of_nominal = all.filter_map(|(number, (now, nominal))| Some(speed(number, *now)? / u64::from(*nominal)));
+        let of_nominal = all.filter_map(|(number, (now, nominal))| {
+            Some(speed(number, *now)? / u64::from(*nominal))
+        });
         let Some(fastest) = of_nominal.max() else { return };
         for (number, (now, nominal)) in (0..).zip(self.now.iter_mut().zip(&self.nominal)) {
             if let Some(speed) = speed(number, *now) {
@@ -177,11 +181,14 @@ impl BusyPolls {
         }
         let used = self.used;
         let in_use = || (0..MAX_QPS).filter(|at| used & 1 << at != 0);
-        let (least, most) = in_use().map(|at| self.polls[at]).fold((u32::MAX, 0), |(l, m), p| (l.min(p), m.max(p)));
+        let (least, most) =
+            in_use().map(|at| self.polls[at]).fold((u32::MAX, 0), |(l, m), p| (l.min(p), m.max(p)));
         if most < MIN_POLLS {
             return true;
         }
-        let slow = in_use().filter(|at| self.polls[*at] / FAR >= least.max(1)).fold(0, |slow, at| slow | 1 << at);
+        let slow = in_use()
+            .filter(|at| self.polls[*at] / FAR >= least.max(1))
+            .fold(0, |slow, at| slow | 1 << at);
         if self.slow & slow == 0 {
             (self.slow, self.in_a_row, self.sums) = (slow, 0, [0; MAX_QPS]);
         }
@@ -237,7 +244,9 @@ mod tests {
         assert!((22..=30).contains(&slow[1]), "{slow:?}");
         let middle = settled(&[400; 4], &[400, 400, 50, 200], 4000);
         assert!(
-            (85..=115).contains(&middle[1]) && (10..=17).contains(&middle[2]) && (42..=60).contains(&middle[3]),
+            (85..=115).contains(&middle[1])
+                && (10..=17).contains(&middle[2])
+                && (42..=60).contains(&middle[3]),
             "{middle:?}"
         );
     }
@@ -246,7 +255,11 @@ mod tests {
     fn a_rail_that_has_recovered_regains_its_weight() {
         let mut weights = RailWeights::from_speeds([1, 1]);
         (0..10_000).for_each(|_| weights.handle_slowest(1));
-        assert_eq!(weights.of(1), u64::from(MIN_WEIGHT), "even a rail that hardly moves gets a little");
+        assert_eq!(
+            weights.of(1),
+            u64::from(MIN_WEIGHT),
+            "even a rail that hardly moves gets a little"
+        );
         (0..8000).for_each(|_| weights.handle_slowest(0));
         assert!(weights.of(1) > u64::from(NOMINAL) * 9 / 10, "{weights:?}");
     }

@@ -108,7 +108,10 @@ impl RecvFlow {
         begun: impl FnOnce(&Entry<RecvRequest>),
     ) -> Result<Option<RequestId>, E> {
         if !(1..=MAX_GROUP).contains(&count) {
-            return Err(violation!("a receive of {} messages; 1 to {MAX_GROUP} are allowed", { count }).into());
+            return Err(violation!("a receive of {} messages; 1 to {MAX_GROUP} are allowed", {
+                count
+            })
+            .into());
         }
         if !self.window.has_space(count) {
             return Ok(None);
@@ -171,7 +174,10 @@ impl RecvFlow {
         entry.value.begin(1);
         let seq = window.next();
         let slot = SlotIndex::of(seq).index();
-        shadow.put_narrow(slot, &Cts { addr, length, rkeys: [rkeys.of_rail(0), rkeys.of_rail(1)], tag, seq });
+        shadow.put_narrow(
+            slot,
+            &Cts { addr, length, rkeys: [rkeys.of_rail(0), rkeys.of_rail(1)], tag, seq },
+        );
         arrivals[slot] = Arrival::new(entry.id(), 0, length);
         window.push(1, length > COALESCE_MAX_BYTES);
         begun(entry);
@@ -254,7 +260,10 @@ impl RecvFlow {
     pub fn handle_immediate(&mut self, qp: QpIndex, imm: Imm) -> Result<(), Violation> {
         let slot = imm.slot().index();
         if !self.window.is_sent(slot) {
-            return Err(violation!("data for slot {}, whose clear-to-send has not been sent", slot));
+            return Err(violation!(
+                "data for slot {}, whose clear-to-send has not been sent",
+                slot
+            ));
         }
         if self.complete_whole(qp, imm) { Ok(()) } else { self.handle_part(qp, imm) }
     }
@@ -320,7 +329,10 @@ impl RecvFlow {
 
     /// Handles that message number `index` of request `id` has arrived whole.
     fn complete(&mut self, id: RequestId, index: u8, length: u32) -> Result<(), Violation> {
-        let request = self.requests.get(id).ok_or_else(|| violation!("a slot belongs to {:?}, which has ended", id))?;
+        let request = self
+            .requests
+            .get(id)
+            .ok_or_else(|| violation!("a slot belongs to {:?}, which has ended", id))?;
         request.complete(index, length);
         self.count_arrival();
         Ok(())
@@ -425,10 +437,13 @@ impl RecvFlow {
         if self.all_rails.count() == 1 {
             return all;
         }
-        let mut slots = (1..=RING_SLOTS as u32).map(|back| SlotIndex::of(self.window.next().wrapping_sub(back)));
+        let mut slots = (1..=RING_SLOTS as u32)
+            .map(|back| SlotIndex::of(self.window.next().wrapping_sub(back)));
         // Messages of no bytes may have any address.
         let is_full = |arrival: &Arrival| !arrival.is_pending() && arrival.length > 0;
-        let is_it = |slot: &SlotIndex| is_full(&self.arrivals[slot.index()]) && self.shadow.address(*slot) == addr;
+        let is_it = |slot: &SlotIndex| {
+            is_full(&self.arrivals[slot.index()]) && self.shadow.address(*slot) == addr
+        };
         let Some(slot) = slots.find(is_it) else { return all };
         self.rails_of_slot(slot.index()).0.into()
     }
@@ -530,13 +545,18 @@ impl RecvFlow {
             return self.earlier_rails.get(slot).copied().unwrap_or(self.all_rails);
         }
         let qps = (0..self.striping.qp_count()).filter(|qp| arrived & 1 << qp != 0);
-        qps.fold(RailMask::NONE, |rails, qp| rails | RailMask::only(self.striping.rail_of(QpIndex(qp))))
+        qps.fold(RailMask::NONE, |rails, qp| {
+            rails | RailMask::only(self.striping.rail_of(QpIndex(qp)))
+        })
     }
 
     /// Records the rails of arrived messages, before the queue pairs change.
     fn keep_rails(&mut self) {
         self.earlier_rails = (0..RING_SLOTS).map(|slot| self.rails_of_slot(slot)).collect();
-        self.arrivals.iter_mut().filter(|arrival| !arrival.is_pending()).for_each(|arrival| arrival.qps = 0);
+        self.arrivals
+            .iter_mut()
+            .filter(|arrival| !arrival.is_pending())
+            .for_each(|arrival| arrival.qps = 0);
     }
 }
 
@@ -558,7 +578,9 @@ impl RecvFlow {
             has_requests: !self.is_idle(),
             recovers: false,
             contact: Contact::Up,
-            sender_rank: (posted != 0).then(|| self.shadow.get(SlotIndex::of(posted)).0.tag).and_then(rank),
+            sender_rank: (posted != 0)
+                .then(|| self.shadow.get(SlotIndex::of(posted)).0.tag)
+                .and_then(rank),
         }
     }
 }
@@ -685,7 +707,11 @@ impl Arrival {
     /// The message is longer than the buffer, or its length came before.
     fn set_length(&mut self, length: u32) -> Result<(), Violation> {
         if length > self.posted {
-            return Err(violation!("a message of {} bytes for a buffer of {}", length, self.posted));
+            return Err(violation!(
+                "a message of {} bytes for a buffer of {}",
+                length,
+                self.posted
+            ));
         }
         if self.known != LengthState::Unknown {
             return Err(violation!("the length of a message came twice"));
@@ -703,7 +729,9 @@ const FIRST_RECEIVES: u32 = 64;
 /// that NCCL has outstanding.
 pub const MAX_RECEIVES: u32 = 416;
 
-const _: () = assert!(FIRST_RECEIVES.is_multiple_of(RECEIVE_BATCH) && MAX_RECEIVES.is_multiple_of(RECEIVE_BATCH));
+const _: () = assert!(
+    FIRST_RECEIVES.is_multiple_of(RECEIVE_BATCH) && MAX_RECEIVES.is_multiple_of(RECEIVE_BATCH)
+);
 const _: () = assert!(Receives::most(MAX_RECEIVES, 1) >= 32 * MAX_GROUP as u32);
 
 /// How many receive work requests each queue pair has posted, and how many messages may be
@@ -752,7 +780,8 @@ impl Receives {
 
     /// One step more; `None` if this is the maximum.
     fn more(self) -> Option<Self> {
-        (self.posted < MAX_RECEIVES).then(|| Self { posted: (2 * self.posted).min(MAX_RECEIVES), ..self })
+        (self.posted < MAX_RECEIVES)
+            .then(|| Self { posted: (2 * self.posted).min(MAX_RECEIVES), ..self })
     }
 
     /// Records that messages may consume two receives from now on.
@@ -777,13 +806,19 @@ mod tests {
             Buffer { addr: 0x1000, length, rkeys: &[1, 0, 0, 0], tag: 0 }
         }
 
-        fn post(flow: &mut RecvFlow, buffers: &[Buffer<'_>]) -> Result<Option<RequestId>, Violation> {
+        fn post(
+            flow: &mut RecvFlow,
+            buffers: &[Buffer<'_>],
+        ) -> Result<Option<RequestId>, Violation> {
             flow.post(buffers.len(), |i| Ok(buffers[i]))
         }
 
         fn flow_with(lengths: &[u32]) -> (RecvFlow, Vec<RequestId>) {
             let mut flow = RecvFlow::new(one_qp());
-            let ids = lengths.iter().map(|n| post(&mut flow, &[buffer(*n)]).expect("valid").expect("space")).collect();
+            let ids = lengths
+                .iter()
+                .map(|n| post(&mut flow, &[buffer(*n)]).expect("valid").expect("space"))
+                .collect();
             while flow.poll_cts(8).is_some() {}
             (flow, ids)
         }
@@ -795,11 +830,14 @@ mod tests {
         #[test]
         fn a_grouped_receive_completes_with_its_last_message() {
             let mut flow = RecvFlow::new(one_qp());
-            let id = post(&mut flow, &[buffer(100), buffer(200), buffer(0)]).expect("valid").expect("space");
+            let id = post(&mut flow, &[buffer(100), buffer(200), buffer(0)])
+                .expect("valid")
+                .expect("space");
             assert_eq!(flow.poll_cts(8), Some(1..4), "sequence numbers start with 1");
             for (seq, n) in [(3, 0), (1, 99), (2, 200)] {
                 assert_eq!(flow.poll_done(id), Ok(None));
-                flow.handle_immediate(QpIndex(0), imm(seq, LengthCode::Bytes(n))).expect("outstanding");
+                flow.handle_immediate(QpIndex(0), imm(seq, LengthCode::Bytes(n)))
+                    .expect("outstanding");
             }
             assert_eq!(flow.poll_done(id), Ok(Some(&[99, 200, 0][..])));
             assert!(flow.poll_done(id).is_err());
@@ -818,16 +856,33 @@ mod tests {
             assert!(bad(&[(0, imm(1, LengthCode::Bytes(65)))]), "longer than the buffer");
             assert!(bad(&[(0, imm(2, LengthCode::Bytes(1)))]), "nothing posted there");
             assert!(bad(&[(0, imm(0, LengthCode::Bytes(1)))]), "nothing posted before the first");
-            assert!(bad(&[(0, imm(1, LengthCode::Bytes(1))), (0, imm(1, LengthCode::Bytes(1)))]), "twice");
+            assert!(
+                bad(&[(0, imm(1, LengthCode::Bytes(1))), (0, imm(1, LengthCode::Bytes(1)))]),
+                "twice"
+            );
             assert!(bad(&[(0, imm(1, LengthCode::High(0)))]), "high half first");
-            assert!(bad(&[(0, imm(1, LengthCode::Low(0))), (0, imm(1, LengthCode::Low(0)))]), "low half twice");
-            assert!(bad(&[(0, imm(1, LengthCode::Low(0))), (0, imm(1, LengthCode::High(1)))]), "65536 bytes for 64");
-            assert!(bad(&[(1, imm(1, LengthCode::Stripe)), (0, imm(1, LengthCode::Full))]), "a stripe too many");
+            assert!(
+                bad(&[(0, imm(1, LengthCode::Low(0))), (0, imm(1, LengthCode::Low(0)))]),
+                "low half twice"
+            );
+            assert!(
+                bad(&[(0, imm(1, LengthCode::Low(0))), (0, imm(1, LengthCode::High(1)))]),
+                "65536 bytes for 64"
+            );
+            assert!(
+                bad(&[(1, imm(1, LengthCode::Stripe)), (0, imm(1, LengthCode::Full))]),
+                "a stripe too many"
+            );
             let mut wide = RecvFlow::new(Striping::new(1, 4, true));
             post(&mut wide, &[buffer(1 << 20)]).expect("valid").expect("space");
             assert_eq!(wide.poll_cts(8), Some(1..2));
-            let mut stripe = |qp| wide.handle_immediate(QpIndex(qp), imm(1, LengthCode::Stripe)).is_err();
-            assert_eq!([1, 2, 3, 1].map(&mut stripe), [false, false, false, true], "twice on queue pair 1");
+            let mut stripe =
+                |qp| wide.handle_immediate(QpIndex(qp), imm(1, LengthCode::Stripe)).is_err();
+            assert_eq!(
+                [1, 2, 3, 1].map(&mut stripe),
+                [false, false, false, true],
+                "twice on queue pair 1"
+            );
         }
 
         #[test]
@@ -909,7 +964,10 @@ mod tests {
             assert_eq!((flow.messages(id), flow.oldest_missing()), ((2, 0), 1));
             flow.handle_immediate(QpIndex(0), imm(1, LengthCode::Bytes(7))).expect("outstanding");
             assert_eq!((flow.messages(id), flow.oldest_missing()), ((2, 7), 2));
-            assert!(!flow.complete_whole(QpIndex(0), imm(2, LengthCode::Stripe)), "that is another case");
+            assert!(
+                !flow.complete_whole(QpIndex(0), imm(2, LengthCode::Stripe)),
+                "that is another case"
+            );
             assert!(flow.complete_whole(QpIndex(0), imm(2, LengthCode::Bytes(200))));
             assert_eq!(flow.messages(id), (2, 207));
             assert_eq!(flow.poll_done(id), Ok(Some(&[7, 200][..])));
@@ -949,8 +1007,7 @@ mod tests {
 
         fn steps() -> impl Strategy<Value = Vec<Step>> {
             let bound = |bytes: u32| bytes - 1..bytes + 2;
-            let length =
-                prop_oneof![8 => 0..40_000u32, 1 => bound(Imm::EXPLICIT_LIMIT), 1 => bound(COALESCE_MAX_BYTES)];
+            let length = prop_oneof![8 => 0..40_000u32, 1 => bound(Imm::EXPLICIT_LIMIT), 1 => bound(COALESCE_MAX_BYTES)];
             let step = prop_oneof![3 => length.prop_map(Step::Post), 1 => Just(Step::Send), 1 => Just(Step::Arrive)];
             prop::collection::vec(step, 1..400)
         }
@@ -1062,7 +1119,10 @@ mod tests {
             Buffer { addr: 0x1000, length, rkeys: &[1, 0, 0, 0], tag: 0 }
         }
 
-        fn post(flow: &mut RecvFlow, buffers: &[Buffer<'_>]) -> Result<Option<RequestId>, Violation> {
+        fn post(
+            flow: &mut RecvFlow,
+            buffers: &[Buffer<'_>],
+        ) -> Result<Option<RequestId>, Violation> {
             flow.post(buffers.len(), |i| Ok(buffers[i]))
         }
 
@@ -1083,13 +1143,18 @@ mod tests {
         fn messages_that_have_no_receives_wait_for_the_oldest_message() {
             let mut flow = grown();
             let groups = flow.receives.most_messages() as usize / MAX_GROUP;
-            let ids: Vec<_> =
-                (0..groups).map(|_| post(&mut flow, &[buffer(1); 8]).expect("valid").expect("space")).collect();
+            let ids: Vec<_> = (0..groups)
+                .map(|_| post(&mut flow, &[buffer(1); 8]).expect("valid").expect("space"))
+                .collect();
             while flow.poll_cts(8).is_some() {}
             assert_eq!(post(&mut flow, &[buffer(1); 2]), Ok(None));
             assert_eq!(flow.more_receives(2), None, "there cannot be more");
             flow.handle_immediate(QpIndex(0), imm(2, LengthCode::Full)).expect("outstanding");
-            assert_eq!(post(&mut flow, &[buffer(1); 2]), Ok(None), "message 1 may still consume one");
+            assert_eq!(
+                post(&mut flow, &[buffer(1); 2]),
+                Ok(None),
+                "message 1 may still consume one"
+            );
             flow.handle_immediate(QpIndex(0), imm(1, LengthCode::Full)).expect("outstanding");
             assert!(post(&mut flow, &[buffer(1); 2]).expect("valid").is_some());
             assert_eq!(flow.poll_done(ids[0]), Ok(None));
@@ -1123,7 +1188,10 @@ mod tests {
             for _ in 16..48 {
                 assert!(post(&mut flow, &[long]).expect("valid").is_some());
             }
-            assert_eq!((post(&mut flow, &[buffer(1)]), flow.more_receives(1)), (Ok(None), Some(256)));
+            assert_eq!(
+                (post(&mut flow, &[buffer(1)]), flow.more_receives(1)),
+                (Ok(None), Some(256))
+            );
         }
     }
 
@@ -1132,15 +1200,24 @@ mod tests {
 
         #[test]
         fn receives_grow_in_steps_and_messages_with_them() {
-            let steps: Vec<_> = std::iter::successors(Some(Receives::default()), |receives| receives.more()).collect();
-            assert_eq!(steps.iter().map(|step| step.posted()).collect::<Vec<_>>(), [64, 128, 256, 416]);
-            assert_eq!(steps.iter().map(|step| step.most_messages()).collect::<Vec<_>>(), [25, 89, 217, 377]);
+            let steps: Vec<_> =
+                std::iter::successors(Some(Receives::default()), |receives| receives.more())
+                    .collect();
+            assert_eq!(
+                steps.iter().map(|step| step.posted()).collect::<Vec<_>>(),
+                [64, 128, 256, 416]
+            );
+            assert_eq!(
+                steps.iter().map(|step| step.most_messages()).collect::<Vec<_>>(),
+                [25, 89, 217, 377]
+            );
         }
 
         /// All but one of a batch are missing, and the last group that was accepted is the first with messages of two receives.
         #[test]
         fn messages_never_consume_more_than_a_queue_pair_has() {
-            for step in std::iter::successors(Some(Receives::default()), |receives| receives.more()) {
+            for step in std::iter::successors(Some(Receives::default()), |receives| receives.more())
+            {
                 let has = step.posted() - (RECEIVE_BATCH - 1);
                 assert!(step.most_messages() + MAX_GROUP as u32 <= has);
                 let mut two = step;
@@ -1160,7 +1237,8 @@ mod tests {
         const LENGTH: u32 = 20_000;
 
         fn post(flow: &mut RecvFlow, at: u64, count: usize) -> RequestId {
-            let buffer = |i| Buffer { addr: at + i as u64, length: LENGTH, rkeys: &[1, 2, 3, 4], tag: 7 };
+            let buffer =
+                |i| Buffer { addr: at + i as u64, length: LENGTH, rkeys: &[1, 2, 3, 4], tag: 7 };
             flow.post(count, |i| Ok::<_, Violation>(buffer(i))).expect("valid").expect("space")
         }
 
@@ -1169,7 +1247,8 @@ mod tests {
         }
 
         fn arrive(flow: &mut RecvFlow, seq: u32, qp: u8, code: LengthCode) {
-            flow.handle_immediate(QpIndex(qp), Imm::new(SlotIndex::of(seq), code)).expect("expected");
+            flow.handle_immediate(QpIndex(qp), Imm::new(SlotIndex::of(seq), code))
+                .expect("expected");
         }
 
         fn seqs(missing_list: &MissingList) -> Vec<u32> {
@@ -1182,18 +1261,34 @@ mod tests {
             let ids = [post(&mut flow, 100, 3), post(&mut flow, 200, 1)];
             announce(&mut flow);
             let held = post(&mut flow, 300, 1);
-            (0..3).for_each(|qp| arrive(&mut flow, 2, qp, if qp == 0 { LengthCode::Full } else { LengthCode::Stripe }));
+            (0..3).for_each(|qp| {
+                arrive(
+                    &mut flow,
+                    2,
+                    qp,
+                    if qp == 0 { LengthCode::Full } else { LengthCode::Stripe },
+                )
+            });
             arrive(&mut flow, 3, 0, LengthCode::Full);
             arrive(&mut flow, 3, 1, LengthCode::Stripe);
             arrive(&mut flow, 4, 0, LengthCode::Low(5));
             let over = Striping::new(2, 1, false).over(RailMask(0b101));
             let missing_list = flow.missing_list(over);
-            assert_eq!((missing_list.oldest, missing_list.next, seqs(&missing_list)), (1, 6, vec![1, 3, 4, 5]));
+            assert_eq!(
+                (missing_list.oldest, missing_list.next, seqs(&missing_list)),
+                (1, 6, vec![1, 3, 4, 5])
+            );
             assert_eq!(missing_list.arrived(), 1);
             let MissingMessage { cts, extra } = missing_list.missing[1];
-            assert_eq!((cts.addr, cts.length, cts.rkeys, cts.tag, extra), (102, LENGTH, [1, 2], 7, [3, 4]));
+            assert_eq!(
+                (cts.addr, cts.length, cts.rkeys, cts.tag, extra),
+                (102, LENGTH, [1, 2], 7, [3, 4])
+            );
             assert_eq!(flow.outstanding(), 4);
-            assert!(!flow.is_cts_due() && flow.poll_cts(8).is_none(), "the missing list stands for all clear-to-sends");
+            assert!(
+                !flow.is_cts_due() && flow.poll_cts(8).is_none(),
+                "the missing list stands for all clear-to-sends"
+            );
             for seq in [1, 3, 4, 5] {
                 arrive(&mut flow, seq, 0, LengthCode::Full);
                 arrive(&mut flow, seq, 1, LengthCode::Stripe);
@@ -1213,13 +1308,21 @@ mod tests {
             announce(&mut flow);
             post(&mut flow, 200, 1);
             post(&mut flow, 300, 1);
-            flow.renew_keys(|addr, length| (addr != 200 && length == LENGTH).then_some([addr as u32, 12, 13, 14]));
+            flow.renew_keys(|addr, length| {
+                (addr != 200 && length == LENGTH).then_some([addr as u32, 12, 13, 14])
+            });
             let missing_list = flow.missing_list(Striping::new(1, 1, false));
-            let keys: Vec<_> =
-                missing_list.missing.iter().map(|MissingMessage { cts, extra }| (cts.rkeys, *extra)).collect();
+            let keys: Vec<_> = missing_list
+                .missing
+                .iter()
+                .map(|MissingMessage { cts, extra }| (cts.rkeys, *extra))
+                .collect();
             assert_eq!(keys, [([100, 12], [13, 14]), ([1, 2], [3, 4]), ([300, 12], [13, 14])]);
-            let of_cts: Vec<_> =
-                missing_list.missing.iter().map(|missing| (missing.cts.seq, missing.cts.addr)).collect();
+            let of_cts: Vec<_> = missing_list
+                .missing
+                .iter()
+                .map(|missing| (missing.cts.seq, missing.cts.addr))
+                .collect();
             assert_eq!(of_cts, [(1, 100), (2, 200), (3, 300)]);
         }
 
@@ -1279,7 +1382,10 @@ mod tests {
             arrive(&mut flow, 2, 0, LengthCode::Bytes(5));
             assert_eq!((flow.rails_of(100), flow.rails_of(200)), (0b100, 0b010));
             flow.missing_list(Striping::new(3, 1, false));
-            assert_eq!((flow.rails_of(100), flow.rails_of(200), flow.rails_of(300)), (0b100, 0b010, 0b111));
+            assert_eq!(
+                (flow.rails_of(100), flow.rails_of(200), flow.rails_of(300)),
+                (0b100, 0b010, 0b111)
+            );
         }
     }
 }

@@ -232,7 +232,13 @@ pub struct SendRequest {
 impl Default for SendRequest {
     fn default() -> Self {
         let [seq, length, poll] = Default::default();
-        Self { addr: Shared::default(), seq, length, pending_stripes: Shared::new(Self::ENDED), poll }
+        Self {
+            addr: Shared::default(),
+            seq,
+            length,
+            pending_stripes: Shared::new(Self::ENDED),
+            poll,
+        }
     }
 }
 
@@ -275,7 +281,11 @@ pub struct RecvRequest {
 
 impl Default for RecvRequest {
     fn default() -> Self {
-        Self { pending: Shared::new(Self::ENDED), count: Shared::default(), lengths: Default::default() }
+        Self {
+            pending: Shared::new(Self::ENDED),
+            count: Shared::default(),
+            lengths: Default::default(),
+        }
     }
 }
 
@@ -341,7 +351,9 @@ mod tests {
     #[test]
     fn all_entries_can_be_taken_and_the_next_must_wait() {
         let mut table = Numbers::default();
-        let ids: Vec<_> = (0..MAX_REQUESTS as u32).map(|i| allocate(&mut table, i).expect("a free entry")).collect();
+        let ids: Vec<_> = (0..MAX_REQUESTS as u32)
+            .map(|i| allocate(&mut table, i).expect("a free entry"))
+            .collect();
         assert_eq!(allocate(&mut table, 0), None);
         for (i, id) in ids.iter().enumerate() {
             assert_eq!(get(&table, *id), Some(i as u32));

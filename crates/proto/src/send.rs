@@ -155,7 +155,11 @@ impl SendFlow {
     /// Reads the next clear-to-send. Returns it if it has the tag `wanted` and no earlier one has;
     /// otherwise keeps it.
     #[inline(always)]
-    fn handle_cts(&mut self, cts: Cts, wanted: u32) -> Result<Option<(u32, UnclaimedCts)>, Violation> {
+    fn handle_cts(
+        &mut self,
+        cts: Cts,
+        wanted: u32,
+    ) -> Result<Option<(u32, UnclaimedCts)>, Violation> {
         let (seq, tag) = (cts.seq, cts.tag);
         if seq != self.next {
             return Err(violation!("clear-to-send {} came where {} was due", seq, self.next));
@@ -312,7 +316,9 @@ impl SendFlow {
             Refusal::First | Refusal::Again => return Ok(None),
             Refusal::Next if is_single => {
                 let read = |seq| read(seq).unwrap_or_default();
-                if let Fast::Begun(transfer) = self.submit_single(tag, addr, length, read, |_| (), |_| ()) {
+                if let Fast::Begun(transfer) =
+                    self.submit_single(tag, addr, length, read, |_| (), |_| ())
+                {
                     let stripes: Vec<_> = transfer.stripes(|qp| self.weight_of(qp)).collect();
                     let (qp, first) = transfer.single();
                     let whole = Stripe { qp, offset: 0, length: transfer.length };
@@ -354,7 +360,10 @@ impl SendFlow {
 
     /// With several rails or lanes: records that the stripes of `transfer` are posted.
     pub fn handle_posted(&mut self, transfer: &Transfer) {
-        if transfer.length < LEARNING_BYTES || !self.has_weights() || !self.is_on_all(transfer.length) {
+        if transfer.length < LEARNING_BYTES
+            || !self.has_weights()
+            || !self.is_on_all(transfer.length)
+        {
             return;
         }
         let mut qp = transfer.qp;
@@ -372,7 +381,8 @@ impl SendFlow {
 
     /// Whether a message of `length` bytes has a stripe on each rail or lane: only such a one compares all of them.
     fn is_on_all(&self, length: u32) -> bool {
-        let all = if self.lanes.is_some() { self.striping.qp_count() } else { self.striping.rails() };
+        let all =
+            if self.lanes.is_some() { self.striping.qp_count() } else { self.striping.rails() };
         self.striping.stripe_count(length) >= all.into()
     }
 
@@ -518,13 +528,18 @@ impl SendFlow {
     /// Restarts for new queue pairs. They are lanes if lanes are allowed and a rail has several.
     pub(super) fn begin_lanes(&mut self) {
         *self.busy = BusyPolls::default();
-        if !self.may_have_lanes || !self.striping.is_split() || self.striping.qp_count() <= self.striping.rails() {
+        if !self.may_have_lanes
+            || !self.striping.is_split()
+            || self.striping.qp_count() <= self.striping.rails()
+        {
             self.lanes = None;
             return;
         }
         let (count, rails) = (self.striping.qp_count(), self.striping.rails());
         let qps = (0..count).map(QpIndex);
-        let nominal = LaneWeights::from_speeds(qps.map(|qp| self.weights.of(self.striping.rail_of(qp)) as u32));
+        let nominal = LaneWeights::from_speeds(
+            qps.map(|qp| self.weights.of(self.striping.rail_of(qp)) as u32),
+        );
         self.lanes = Some(Box::new(match &self.lanes {
             None => Lanes::new(nominal, count, rails),
             Some(old) => old.of_new_queue_pairs(nominal, count, rails),
@@ -591,7 +606,9 @@ impl SendFlow {
         }
         self.unclaimed.fill(None);
         let mut head = missing_list.next;
-        for MissingMessage { cts, .. } in missing_list.missing.iter().rev().filter(|m| !live.contains_key(&m.cts.seq)) {
+        for MissingMessage { cts, .. } in
+            missing_list.missing.iter().rev().filter(|m| !live.contains_key(&m.cts.seq))
+        {
             self.unclaimed[cts.seq as usize % RING_SLOTS] = Some(UnclaimedCts::from(cts));
             head = cts.seq;
         }
@@ -610,7 +627,9 @@ impl SendFlow {
         let mut replays = Vec::new();
         for missing in &missing_list.missing {
             let MissingMessage { cts, .. } = missing;
-            let request = live.get(&cts.seq).and_then(|id| self.requests.get(*id).map(|request| (*id, request)));
+            let request = live
+                .get(&cts.seq)
+                .and_then(|id| self.requests.get(*id).map(|request| (*id, request)));
             if let Some((id, request)) = request {
                 let (seq, length) = (cts.seq, request.length.get());
                 if length > cts.length {
@@ -620,7 +639,12 @@ impl SendFlow {
                     )
                     .into());
                 }
-                replays.push(Replay { request: id, addr: request.addr.get(), length, missing: *missing });
+                replays.push(Replay {
+                    request: id,
+                    addr: request.addr.get(),
+                    length,
+                    missing: *missing,
+                });
             } else if !self.is_unclaimed(cts.seq, missing_list.next) {
                 return Err(Unapplied::Lost { seq: cts.seq });
             }
@@ -644,8 +668,11 @@ impl SendFlow {
             return Err(violation!("a missing list up to message {next}; {own} is due"));
         }
         let known = next.wrapping_sub(self.head);
-        let unsent = (0..known).map(|i| self.head.wrapping_add(i)).filter(|seq| self.is_unclaimed(*seq, next));
-        let listed: BTreeSet<u32> = missing_list.missing.iter().map(|missing| missing.cts.seq).collect();
+        let unsent = (0..known)
+            .map(|i| self.head.wrapping_add(i))
+            .filter(|seq| self.is_unclaimed(*seq, next));
+        let listed: BTreeSet<u32> =
+            missing_list.missing.iter().map(|missing| missing.cts.seq).collect();
         match { unsent }.find(|seq| !listed.contains(seq)) {
             None => Ok(()),
             Some(seq) => Err(violation!("message {seq} is reported as arrived but was not sent")),
@@ -661,7 +688,13 @@ impl SendFlow {
         if let Some(lanes) = &mut self.lanes {
             self.qp = lanes.begin(stripes, self.striping, length);
         }
-        let transfer = self.transfer(request, SlotIndex::of(cts.seq), UnclaimedCts::from(&cts), length, stripes);
+        let transfer = self.transfer(
+            request,
+            SlotIndex::of(cts.seq),
+            UnclaimedCts::from(&cts),
+            length,
+            stripes,
+        );
         Some((transfer, addr))
     }
 
@@ -691,18 +724,28 @@ impl SendFlow {
     /// The sequence number of the oldest unacknowledged message, and the bytes of all of them.
     pub fn unacknowledged(&self) -> Option<(u32, u64)> {
         let pending = || self.requests.live().filter(|(_, request)| request.is_pending());
-        let oldest = pending().map(|(_, request)| request.seq.get()).min_by_key(|seq| seq.wrapping_sub(self.next))?;
+        let oldest = pending()
+            .map(|(_, request)| request.seq.get())
+            .min_by_key(|seq| seq.wrapping_sub(self.next))?;
         Some((oldest, pending().map(|(_, request)| u64::from(request.length.get())).sum()))
     }
 
     /// Remote key of the buffer of `transfer` on rail number `rail`. `read_extra_keys` reads the
     /// first half of the clear-to-send in a slot of the ring, where clear-to-sends have two halves.
     /// Keys from a missing list are not read from the ring.
-    pub fn rkey(&self, transfer: &Transfer, rail: u8, read_extra_keys: impl FnOnce(SlotIndex) -> CtsWords) -> u32 {
+    pub fn rkey(
+        &self,
+        transfer: &Transfer,
+        rail: u8,
+        read_extra_keys: impl FnOnce(SlotIndex) -> CtsWords,
+    ) -> u32 {
         if let Some(key) = transfer.rkeys.get(usize::from(rail)) {
             return *key;
         }
-        let listed = self.requests.get(transfer.id).and_then(|request| self.replays.extra_keys(request.seq.get()));
+        let listed = self
+            .requests
+            .get(transfer.id)
+            .and_then(|request| self.replays.extra_keys(request.seq.get()));
         transfer.extra_key(rail, listed, read_extra_keys)
     }
 }
@@ -714,9 +757,12 @@ impl SendFlow {
     pub fn look(&self, tests: u32, read: impl Fn(u32) -> Option<CtsWords>) -> Look {
         let (head, next) = (self.head, self.next);
         // Those that have arrived and that no message has read.
-        let unread = (0..RING_SLOTS as u32).take_while(|i| read(next.wrapping_add(*i)).is_some()).count() as u32;
+        let unread = (0..RING_SLOTS as u32)
+            .take_while(|i| read(next.wrapping_add(*i)).is_some())
+            .count() as u32;
         let known = next.wrapping_sub(head);
-        let is_unclaimed = |i: &u32| self.unclaimed[head.wrapping_add(*i) as usize % RING_SLOTS].is_some();
+        let is_unclaimed =
+            |i: &u32| self.unclaimed[head.wrapping_add(*i) as usize % RING_SLOTS].is_some();
         let unclaimed = (0..known).filter(is_unclaimed).count() as u32;
         let sent = next.wrapping_sub(1).wrapping_sub(unclaimed);
         let last = next.wrapping_add(unread).wrapping_sub(1);
@@ -803,7 +849,10 @@ impl Transfer {
 
     /// The stripes in posting order, each with its immediates. `weight` returns the weight of a
     /// queue pair: see [`SendFlow::weight_of`].
-    pub fn stripes(&self, weight: impl Fn(QpIndex) -> u64) -> impl Iterator<Item = (Stripe, Immediates)> {
+    pub fn stripes(
+        &self,
+        weight: impl Fn(QpIndex) -> u64,
+    ) -> impl Iterator<Item = (Stripe, Immediates)> {
         self.striping
             .stripes(self.length, self.qp, weight)
             .enumerate()
@@ -819,7 +868,10 @@ impl Transfer {
         } else if self.length == self.posted {
             (LengthCode::Full, None)
         } else {
-            (LengthCode::Low(self.length as u16), Some(LengthCode::High((self.length >> 16) as u16)))
+            (
+                LengthCode::Low(self.length as u16),
+                Some(LengthCode::High((self.length >> 16) as u16)),
+            )
         };
         Immediates { first: imm(first), second: second.map(imm) }
     }
@@ -1068,7 +1120,10 @@ mod tests {
             let partial = submit(&mut flow, &ring, 0, long).expect("clear-to-send 1");
             let (_, imms) = partial.stripes(|qp| flow.weight_of(qp)).next().expect("one stripe");
             assert_eq!(imms.first.length_code(), LengthCode::Low(3));
-            assert_eq!(imms.second.map(|i| i.length_code()), Some(LengthCode::High((long >> 16) as u16)));
+            assert_eq!(
+                imms.second.map(|i| i.length_code()),
+                Some(LengthCode::High((long >> 16) as u16))
+            );
             let full = submit(&mut flow, &ring, 0, long).expect("clear-to-send 2");
             let (_, imms) = full.stripes(|qp| flow.weight_of(qp)).next().expect("one stripe");
             assert_eq!((imms.first.length_code(), imms.second), (LengthCode::Full, None));
@@ -1076,14 +1131,19 @@ mod tests {
 
         #[test]
         fn a_rail_that_completes_last_gets_less() {
-            let mut flow = SendFlow::new(Striping::new(2, 1, false), RailWeights::from_speeds([1, 1]));
+            let mut flow =
+                SendFlow::new(Striping::new(2, 1, false), RailWeights::from_speeds([1, 1]));
             let mut seq = 0;
             // The lengths of a message's stripes on qps 0 and 1, which complete in this order, in one poll or in two.
             let mut message = |polls: u32, length: u32| {
                 seq += 1;
-                let transfer = submit(&mut flow, &[cts(seq, 0, length)], 0, length).expect("there is a clear-to-send");
-                let stripes: Vec<_> = transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe).collect();
-                let lengths = [0, 1].map(|qp| stripes.iter().find(|s| s.qp == QpIndex(qp)).expect("a stripe").length);
+                let transfer = submit(&mut flow, &[cts(seq, 0, length)], 0, length)
+                    .expect("there is a clear-to-send");
+                let stripes: Vec<_> =
+                    transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe).collect();
+                let lengths = [0, 1].map(|qp| {
+                    stripes.iter().find(|s| s.qp == QpIndex(qp)).expect("a stripe").length
+                });
                 for qp in [0, 1] {
                     flow.handle_completion_on(transfer.id, QpIndex(qp)).expect("outstanding");
                     (1..polls).for_each(|_| flow.handle_poll());
@@ -1092,8 +1152,12 @@ mod tests {
                 assert_eq!(flow.poll_done(transfer.id), Ok(Some(length)));
                 lengths
             };
-            (0..50).for_each(|_| assert_eq!(message(1, 1 << 20), [1 << 19; 2], "no order can be seen"));
-            (0..50).for_each(|_| assert_eq!(message(2, 48 << 10), [24 << 10; 2], "a short one tells nothing"));
+            (0..50).for_each(|_| {
+                assert_eq!(message(1, 1 << 20), [1 << 19; 2], "no order can be seen")
+            });
+            (0..50).for_each(|_| {
+                assert_eq!(message(2, 48 << 10), [24 << 10; 2], "a short one tells nothing")
+            });
             assert_eq!(message(2, 1 << 20), [1 << 19; 2], "nothing is known yet");
             let later: Vec<_> = (0..50).map(|_| message(2, 1 << 20)[1]).collect();
             assert!(later.is_sorted_by(|a, b| a > b) && later[49] < 450_000, "{later:?}");
@@ -1115,11 +1179,14 @@ mod tests {
 
         /// One immediate tells all lengths below 2^22 less the codes, and that of the clear-to-send.
         #[test]
-        fn the_least_length_that_no_immediate_can_tell_is_reported_as_the_whole_buffer_or_in_two_halves() {
+        fn the_least_length_that_no_immediate_can_tell_is_reported_as_the_whole_buffer_or_in_two_halves()
+         {
             let first = |room: u32, length: u32| {
                 let transfer = submit(&mut flow(), &[cts(1, 7, room)], 7, length).expect("cleared");
                 let mut stripes = transfer.stripes(|_| 1);
-                stripes.next().map(|(_, immediates)| (immediates.first.length_code(), immediates.second.is_some()))
+                stripes.next().map(|(_, immediates)| {
+                    (immediates.first.length_code(), immediates.second.is_some())
+                })
             };
             let limit = Imm::EXPLICIT_LIMIT;
             assert_eq!(first(limit, limit - 1), Some((LengthCode::Bytes(limit - 1), false)));
@@ -1137,7 +1204,8 @@ mod tests {
         fn a_message_is_counted_as_refused_only_if_it_was_not_asked_for() {
             let mut flow = SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]));
             let words = |seq| Cts { addr: 0x1000, length: 8, rkeys: [9, 0], tag: 0, seq }.emit();
-            let first = flow.submit(0, 0, 8, |seq| Some(words(seq))).expect("valid").expect("asked for").id;
+            let first =
+                flow.submit(0, 0, 8, |seq| Some(words(seq))).expect("valid").expect("asked for").id;
             assert_eq!(flow.entry(first).map(Entry::id), Some(first));
             while flow.submit(0, 0, 8, |seq| Some(words(seq))).expect("valid").is_some() {}
             assert_eq!(flow.refusals, 0, "too many are outstanding");
@@ -1224,8 +1292,9 @@ mod tests {
         fn a_refusal_is_the_first_after_each_message_and_after_each_clear_to_send() {
             let mut flow = SendFlow::new(Striping::new(1, 1, false), RailWeights::from_speeds([1]));
             let cts = |seq, tag| Cts { addr: 1, length: 8, rkeys: [1, 0], tag, seq };
-            let refuse =
-                |flow: &mut SendFlow, written| [flow.refuse(|seq| seq <= written), flow.refuse(|seq| seq <= written)];
+            let refuse = |flow: &mut SendFlow, written| {
+                [flow.refuse(|seq| seq <= written), flow.refuse(|seq| seq <= written)]
+            };
             let send = |flow: &mut SendFlow, ring: &[Cts], tag| {
                 let read = |seq: u32| ring.get(seq as usize - 1).map(Cts::emit);
                 flow.submit(tag, 0, 8, read).expect("valid clear-to-sends").is_some()
@@ -1252,7 +1321,8 @@ mod tests {
 
         /// A flow over four lanes of one rail, and the number of its messages.
         fn lanes() -> (SendFlow, u32) {
-            let mut flow = SendFlow::new(Striping::new(1, 4, true), RailWeights::from_speeds([400_000]));
+            let mut flow =
+                SendFlow::new(Striping::new(1, 4, true), RailWeights::from_speeds([400_000]));
             flow.use_lanes();
             (flow, 0)
         }
@@ -1261,11 +1331,16 @@ mod tests {
         fn send((flow, count): &mut (SendFlow, u32), length: u32, last: Option<u8>) -> Vec<Stripe> {
             *count += 1;
             let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: *count };
-            let transfer = flow.submit(0, 0, length, |_| Some(cts.emit())).expect("valid").expect("clear to send");
-            let stripes: Vec<_> = transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe).collect();
+            let transfer = flow
+                .submit(0, 0, length, |_| Some(cts.emit()))
+                .expect("valid")
+                .expect("clear to send");
+            let stripes: Vec<_> =
+                transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe).collect();
             for is_last in [false, true] {
                 flow.handle_poll();
-                for stripe in stripes.iter().filter(|stripe| (last == Some(stripe.qp.0)) == is_last) {
+                for stripe in stripes.iter().filter(|stripe| (last == Some(stripe.qp.0)) == is_last)
+                {
                     flow.handle_completion_on(transfer.id, stripe.qp).expect("outstanding");
                 }
             }
@@ -1275,19 +1350,27 @@ mod tests {
 
         #[test]
         fn without_lanes_messages_begin_at_each_queue_pair_in_turn() {
-            let mut flow = SendFlow::new(Striping::new(2, 2, false), RailWeights::from_speeds([1; 2]));
+            let mut flow =
+                SendFlow::new(Striping::new(2, 2, false), RailWeights::from_speeds([1; 2]));
             let qps = [1, 2, 3, 4, 5, 6].map(|seq| {
                 let cts = Cts { addr: 0x1000, length: 8, rkeys: [1, 0], tag: 0, seq };
-                flow.submit(0, 0, 8, |_| Some(cts.emit())).expect("valid").expect("clear to send").qp.0
+                flow.submit(0, 0, 8, |_| Some(cts.emit()))
+                    .expect("valid")
+                    .expect("clear to send")
+                    .qp
+                    .0
             });
             assert_eq!(qps, [0, 1, 2, 3, 0, 1]);
         }
 
         #[test]
-        fn queue_pairs_are_lanes_only_if_messages_are_cut_over_several_of_a_rail_and_it_is_wished() {
+        fn queue_pairs_are_lanes_only_if_messages_are_cut_over_several_of_a_rail_and_it_is_wished()
+        {
             let has_lanes = |rails, per_rail, split, is_requested: bool| {
-                let mut flow =
-                    SendFlow::new(Striping::new(rails, per_rail, split), RailWeights::from_speeds([400_000; 4]));
+                let mut flow = SendFlow::new(
+                    Striping::new(rails, per_rail, split),
+                    RailWeights::from_speeds([400_000; 4]),
+                );
                 if is_requested {
                     flow.use_lanes();
                 } else {
@@ -1308,9 +1391,14 @@ mod tests {
             assert!(even.iter().all(|stripe| stripe.length == LARGE / 4), "{even:?}");
             (0..100).for_each(|_| drop(send(&mut flow, LARGE, Some(2))));
             let stripes = send(&mut flow, LARGE, None);
-            let length = |qp| stripes.iter().find(|stripe| stripe.qp == QpIndex(qp)).expect("four stripes").length;
+            let length = |qp| {
+                stripes.iter().find(|stripe| stripe.qp == QpIndex(qp)).expect("four stripes").length
+            };
             assert!(2 * length(2) < length(0) + 128, "{stripes:?}");
-            assert!(length(0).abs_diff(length(1)) <= 128 && length(0).abs_diff(length(3)) <= 128, "{stripes:?}");
+            assert!(
+                length(0).abs_diff(length(1)) <= 128 && length(0).abs_diff(length(3)) <= 128,
+                "{stripes:?}"
+            );
         }
 
         #[test]
@@ -1334,15 +1422,25 @@ mod tests {
             for _ in 0..100 {
                 flow.1 += 1;
                 let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
-                let id = flow.0.submit(0, 0, LARGE, |_| Some(cts.emit())).expect("valid").expect("clear to send").id;
+                let id = flow
+                    .0
+                    .submit(0, 0, LARGE, |_| Some(cts.emit()))
+                    .expect("valid")
+                    .expect("clear to send")
+                    .id;
                 for qps in [&[3][..], &[0, 1, 2]] {
                     flow.0.handle_poll();
-                    qps.iter().for_each(|qp| flow.0.handle_completion_on(id, QpIndex(*qp)).expect("outstanding"));
+                    qps.iter().for_each(|qp| {
+                        flow.0.handle_completion_on(id, QpIndex(*qp)).expect("outstanding")
+                    });
                 }
                 assert_eq!(flow.0.poll_done(id), Ok(Some(LARGE)));
             }
             let weights = [0, 1, 2, 3].map(|qp| flow.0.weight_of(QpIndex(qp)));
-            assert!(weights[0] == weights[1] && weights[1] == weights[2] && 2 * weights[0] < weights[3], "{weights:?}");
+            assert!(
+                weights[0] == weights[1] && weights[1] == weights[2] && 2 * weights[0] < weights[3],
+                "{weights:?}"
+            );
         }
 
         #[test]
@@ -1352,7 +1450,10 @@ mod tests {
                 (0..20).for_each(|_| drop(send(&mut flow, LARGE, Some(last))));
             }
             for _ in 0..3 {
-                assert_eq!(send(&mut flow, 8, None), [Stripe { qp: QpIndex(2), offset: 0, length: 8 }]);
+                assert_eq!(
+                    send(&mut flow, 8, None),
+                    [Stripe { qp: QpIndex(2), offset: 0, length: 8 }]
+                );
             }
         }
 
@@ -1390,22 +1491,31 @@ mod tests {
             let mut begin = |length| {
                 flow.1 += 1;
                 let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
-                flow.0.submit(0, 0, length, |_| Some(cts.emit())).expect("valid").expect("clear to send").id
+                flow.0
+                    .submit(0, 0, length, |_| Some(cts.emit()))
+                    .expect("valid")
+                    .expect("clear to send")
+                    .id
             };
             let ids = [begin(LARGE), begin(8)];
             assert_eq!(flow.0.lagging_lanes(), 0, "all of them");
-            [0, 3].into_iter().for_each(|qp| flow.0.handle_completion_on(ids[0], QpIndex(qp)).expect("outstanding"));
+            [0, 3].into_iter().for_each(|qp| {
+                flow.0.handle_completion_on(ids[0], QpIndex(qp)).expect("outstanding")
+            });
             assert_eq!(flow.0.lagging_lanes(), 0b0111, "the short message is on the first lane");
             flow.0.handle_completion_on(ids[1], QpIndex(0)).expect("outstanding");
             assert_eq!(flow.0.lagging_lanes(), 0b0110);
-            [1, 2].into_iter().for_each(|qp| flow.0.handle_completion_on(ids[0], QpIndex(qp)).expect("outstanding"));
+            [1, 2].into_iter().for_each(|qp| {
+                flow.0.handle_completion_on(ids[0], QpIndex(qp)).expect("outstanding")
+            });
             assert_eq!(flow.0.lagging_lanes(), 0);
         }
 
         #[test]
         fn messages_that_are_cut_begin_on_each_lane_in_turn_and_every_fourth_one_on_any() {
             let mut flow = lanes();
-            let first: Vec<_> = (0..4000).map(|_| usize::from(send(&mut flow, LARGE, None)[0].qp.0)).collect();
+            let first: Vec<_> =
+                (0..4000).map(|_| usize::from(send(&mut flow, LARGE, None)[0].qp.0)).collect();
             for (every, allowed) in [(1, 1000..1001), (2, 400..600), (4, 200..300)] {
                 let mut counts = [0; 4];
                 first.iter().step_by(every).for_each(|lane| counts[*lane] += 1);
@@ -1421,19 +1531,26 @@ mod tests {
                 let mut flow = lanes();
                 for (message, length) in (0..18_000).zip(lengths.iter().cycle()) {
                     flow.1 += 1;
-                    let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
+                    let cts =
+                        Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
                     let begun = flow.0.submit(0, 0, *length, |_| Some(cts.emit())).expect("valid");
                     let transfer = begun.expect("clear to send");
-                    let qps: Vec<_> =
-                        transfer.stripes(|qp| flow.0.weight_of(qp)).map(|(stripe, _)| stripe.qp).collect();
+                    let qps: Vec<_> = transfer
+                        .stripes(|qp| flow.0.weight_of(qp))
+                        .map(|(stripe, _)| stripe.qp)
+                        .collect();
                     for qp in qps {
                         flow.0.handle_poll();
                         flow.0.handle_completion_on(transfer.id, qp).expect("outstanding");
                     }
                     assert_eq!(flow.0.poll_done(transfer.id), Ok(Some(*length)));
                     let weights = [0, 1, 2, 3].map(|qp| flow.0.weight_of(QpIndex(qp)));
-                    let (least, most) = (weights.iter().min().expect("four"), weights.iter().max().expect("four"));
-                    assert!(least * 10 > most * 9, "after message {message} of {lengths:?}: {weights:?}");
+                    let (least, most) =
+                        (weights.iter().min().expect("four"), weights.iter().max().expect("four"));
+                    assert!(
+                        least * 10 > most * 9,
+                        "after message {message} of {lengths:?}: {weights:?}"
+                    );
                 }
             }
         }
@@ -1443,10 +1560,16 @@ mod tests {
             for _ in 0..messages {
                 flow.1 += 1;
                 let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
-                let transfer = flow.0.submit(0, 0, LARGE, |_| Some(cts.emit())).expect("valid").expect("clear to send");
+                let transfer = flow
+                    .0
+                    .submit(0, 0, LARGE, |_| Some(cts.emit()))
+                    .expect("valid")
+                    .expect("clear to send");
                 let stripes = transfer.stripes(|qp| flow.0.weight_of(qp));
                 let mut ends: Vec<_> = stripes
-                    .map(|(stripe, _)| (u64::from(stripe.length) / speeds[usize::from(stripe.qp.0)], stripe.qp))
+                    .map(|(stripe, _)| {
+                        (u64::from(stripe.length) / speeds[usize::from(stripe.qp.0)], stripe.qp)
+                    })
                     .collect();
                 ends.sort_unstable();
                 let mut poll = None;
@@ -1458,7 +1581,8 @@ mod tests {
                 }
                 flow.0.poll_done(transfer.id).expect("complete");
             }
-            let weights: Vec<_> = (0..speeds.len()).map(|qp| flow.0.weight_of(QpIndex(qp as u8))).collect();
+            let weights: Vec<_> =
+                (0..speeds.len()).map(|qp| flow.0.weight_of(QpIndex(qp as u8))).collect();
             weights.iter().map(|weight| (100 * weight + 50) / weights.iter().sum::<u64>()).collect()
         }
 
@@ -1468,8 +1592,11 @@ mod tests {
             let mut flow = (SendFlow::new(Striping::new(2, 4, true), rails), 0);
             flow.0.use_lanes();
             // Queue pairs are on the two rails in turn.
-            let (even, slow) = ([12_000; 8], [12_000, 3000, 12_000, 3000, 12_000, 3000, 12_000, 3000]);
-            let near = |found: &[u64], expected: &[u64]| found.iter().zip(expected).all(|(a, b)| a.abs_diff(*b) <= 1);
+            let (even, slow) =
+                ([12_000; 8], [12_000, 3000, 12_000, 3000, 12_000, 3000, 12_000, 3000]);
+            let near = |found: &[u64], expected: &[u64]| {
+                found.iter().zip(expected).all(|(a, b)| a.abs_diff(*b) <= 1)
+            };
             let found = settled(&mut flow, &slow, 3000);
             assert!(near(&found, &[20, 5, 20, 5, 20, 5, 20, 5]), "{found:?}");
             let found = settled(&mut flow, &even, 1000);
@@ -1488,7 +1615,8 @@ mod tests {
             (0..100).for_each(|_| drop(send(&mut flow, LARGE, Some(2))));
             let next = flow.1 + 1;
             let nothing_missing = MissingList { oldest: next, next, missing: Vec::new() };
-            let (striping, weights) = (Striping::new(1, 3, true), RailWeights::from_speeds([400_000]));
+            let (striping, weights) =
+                (Striping::new(1, 3, true), RailWeights::from_speeds([400_000]));
             flow.0.apply_missing_list(&nothing_missing, striping, weights).expect("it fits");
             assert!(flow.0.has_lanes());
             assert!((0..3).all(|qp| flow.0.weight_of(QpIndex(qp)) == flow.0.weight_of(QpIndex(0))));
@@ -1535,7 +1663,8 @@ mod tests {
                 self.flow.handle_posted(&transfer);
                 for (stripe, _) in transfer.stripes(|qp| self.flow.weight_of(qp)) {
                     let rail = usize::from(stripe.qp.0);
-                    let time = POLLS * u64::from(stripe.length) / u64::from(LARGE) / self.speeds[rail];
+                    let time =
+                        POLLS * u64::from(stripe.length) / u64::from(LARGE) / self.speeds[rail];
                     self.free[rail] = self.free[rail].max(self.now) + time.max(1);
                     self.stripes.entry(self.free[rail]).or_default().push((transfer.id, stripe.qp));
                     *self.pending.entry(transfer.id.index()).or_default() += 1;
@@ -1549,7 +1678,8 @@ mod tests {
                     while self.pending.len() < self.window as usize {
                         self.post();
                     }
-                    let (at, completed) = self.stripes.pop_first().expect("something is outstanding");
+                    let (at, completed) =
+                        self.stripes.pop_first().expect("something is outstanding");
                     (self.now..at).for_each(|_| self.flow.handle_poll());
                     self.now = at;
                     for (id, qp) in completed {
@@ -1576,7 +1706,14 @@ mod tests {
         #[test]
         fn a_far_slower_rail_soon_gets_no_more_than_it_can_carry() {
             for window in [1, 2, 8, 32] {
-                for speeds in [&[13, 1][..], &[1, 13], &[40, 1], &[10, 10, 1], &[10, 10, 1, 1], &[20, 1, 20, 20]] {
+                for speeds in [
+                    &[13, 1][..],
+                    &[1, 13],
+                    &[40, 1],
+                    &[10, 10, 1],
+                    &[10, 10, 1, 1],
+                    &[20, 1, 20, 20],
+                ] {
                     let mut link = Link::new(speeds, window);
                     link.send(16 + 3 * window as usize);
                     let gain = link.gain(200);
@@ -1601,12 +1738,20 @@ mod tests {
 
         /// Sends messages of `length` bytes over equal lanes, `window` at a time. Returns the least share that a lane has had, in percent of the
         /// greatest at that time, and how often one was found slow.
-        fn shares_of_equal_lanes((rails, per_rail): (u8, u8), length: u32, window: usize) -> (u64, usize) {
-            let mut flow = SendFlow::new(Striping::new(rails, per_rail, true), RailWeights::from_speeds([400_000; 4]));
+        fn shares_of_equal_lanes(
+            (rails, per_rail): (u8, u8),
+            length: u32,
+            window: usize,
+        ) -> (u64, usize) {
+            let mut flow = SendFlow::new(
+                Striping::new(rails, per_rail, true),
+                RailWeights::from_speeds([400_000; 4]),
+            );
             flow.use_lanes();
             let lanes = rails * per_rail;
             let (mut free, mut now, mut seq) = (vec![0_u64; lanes.into()], 0, 0);
-            let (mut stripes, mut pending): (BTreeMap<_, Vec<_>>, BTreeMap<_, u32>) = Default::default();
+            let (mut stripes, mut pending): (BTreeMap<_, Vec<_>>, BTreeMap<_, u32>) =
+                Default::default();
             let (mut least, mut slow) = (100, 0);
             while seq < 1500 {
                 while pending.len() < window {
@@ -1636,7 +1781,10 @@ mod tests {
                 }
                 slow += usize::from(flow.poll_slow_lane().is_some());
                 let weights: Vec<_> = (0..lanes).map(|qp| flow.weight_of(QpIndex(qp))).collect();
-                least = least.min(100 * weights.iter().min().expect("lanes") / weights.iter().max().expect("lanes"));
+                least = least.min(
+                    100 * weights.iter().min().expect("lanes")
+                        / weights.iter().max().expect("lanes"),
+                );
             }
             (least, slow)
         }
@@ -1661,7 +1809,9 @@ mod tests {
         #[test]
         fn rails_that_are_not_far_apart_are_together_faster_than_either() {
             for window in [1, 8, 32, 128] {
-                for (speeds, least) in [(&[100, 100][..], 95), (&[100, 58], 35), (&[100, 100, 50], 90)] {
+                for (speeds, least) in
+                    [(&[100, 100][..], 95), (&[100, 58], 35), (&[100, 100, 50], 90)]
+                {
                     let gain = Link::new(speeds, window).gain(4000);
                     assert!(gain >= least, "{speeds:?} with {window} messages at a time: {gain} %");
                 }
@@ -1704,27 +1854,43 @@ mod tests {
         const WEIGHTS: [u32; 4] = [1; 4];
 
         fn cts(seq: u32, length: u32) -> Cts {
-            Cts { addr: 0x1000 * u64::from(seq), length, rkeys: [seq, seq + 100], tag: seq % 2, seq }
+            Cts {
+                addr: 0x1000 * u64::from(seq),
+                length,
+                rkeys: [seq, seq + 100],
+                tag: seq % 2,
+                seq,
+            }
         }
 
         fn missing(seqs: &[u32]) -> Vec<MissingMessage> {
-            let missing = |seq: &u32| MissingMessage { cts: cts(*seq, 100), extra: [*seq + 200, *seq + 300] };
+            let missing =
+                |seq: &u32| MissingMessage { cts: cts(*seq, 100), extra: [*seq + 200, *seq + 300] };
             seqs.iter().map(missing).collect()
         }
 
         fn missing_list(next: u32, seqs: &[u32]) -> MissingList {
-            MissingList { oldest: seqs.first().copied().unwrap_or(next), next, missing: missing(seqs) }
+            MissingList {
+                oldest: seqs.first().copied().unwrap_or(next),
+                next,
+                missing: missing(seqs),
+            }
         }
 
         /// A flow over two rails that has read clear-to-sends 1 to 4, of tags 1 and 0 in turn. Messages 1, 2 and 3 are sent;
         /// the first is complete and not tested. Their requests.
         fn flow() -> (SendFlow, Vec<RequestId>) {
-            let mut flow = SendFlow::new(Striping::new(2, 1, false), RailWeights::from_speeds(WEIGHTS));
+            let mut flow =
+                SendFlow::new(Striping::new(2, 1, false), RailWeights::from_speeds(WEIGHTS));
             let read = |seq| (seq <= 4).then(|| cts(seq, 100).emit());
-            let mut send =
-                |tag, at, length| flow.submit(tag, at, length, read).expect("valid").expect("a clear-to-send").id;
+            let mut send = |tag, at, length| {
+                flow.submit(tag, at, length, read).expect("valid").expect("a clear-to-send").id
+            };
             let ids = vec![send(1, 0x10, 100), send(0, 0x20, 50), send(1, 0x30, 60)];
-            assert!(flow.submit(7, 0, 1, read).expect("valid").is_none(), "reads on up to the fourth");
+            assert!(
+                flow.submit(7, 0, 1, read).expect("valid").is_none(),
+                "reads on up to the fourth"
+            );
             flow.handle_completion(ids[0]).expect("outstanding");
             (flow, ids)
         }
@@ -1742,7 +1908,9 @@ mod tests {
             let all: Vec<_> = std::iter::from_fn(|| flow.poll_replay()).collect();
             assert_eq!(length, all.first().map(|(transfer, _)| transfer.length));
             assert!(!flow.has_replays());
-            all.iter().map(|(transfer, addr)| (transfer.id, transfer.remote_addr, *addr, transfer.length)).collect()
+            all.iter()
+                .map(|(transfer, addr)| (transfer.id, transfer.remote_addr, *addr, transfer.length))
+                .collect()
         }
 
         #[test]
@@ -1751,9 +1919,16 @@ mod tests {
             assert_eq!(flow.outstanding(), 2);
             apply(&mut flow, &missing_list(5, &[1, 3, 4])).expect("valid");
             assert_eq!(flow.poll_done(ids[1]), Ok(Some(50)), "it has arrived");
-            assert_eq!(flow.poll_done(ids[0]), Ok(None), "it was acknowledged, and has not arrived");
+            assert_eq!(
+                flow.poll_done(ids[0]),
+                Ok(None),
+                "it was acknowledged, and has not arrived"
+            );
             assert_eq!(flow.outstanding(), 2);
-            assert_eq!(replayed(&mut flow), [(ids[0], 0x1000, 0x10, 100), (ids[2], 0x3000, 0x30, 60)]);
+            assert_eq!(
+                replayed(&mut flow),
+                [(ids[0], 0x1000, 0x10, 100), (ids[2], 0x3000, 0x30, 60)]
+            );
             for id in [ids[0], ids[2]] {
                 flow.handle_completion(id).expect("one stripe");
                 assert!(flow.poll_done(id).expect("live").is_some());
@@ -1763,11 +1938,15 @@ mod tests {
         /// As many buffers as the ring has slots are posted, and the sender has read no clear-to-send.
         #[test]
         fn a_missing_list_of_as_many_messages_as_the_ring_has_slots_is_applied() {
-            let mut flow = SendFlow::new(Striping::new(2, 1, false), RailWeights::from_speeds(WEIGHTS));
+            let mut flow =
+                SendFlow::new(Striping::new(2, 1, false), RailWeights::from_speeds(WEIGHTS));
             let end = RING_SLOTS as u32 + 1;
             let all: Vec<u32> = (1..end).collect();
             apply(&mut flow, &missing_list(end, &all)).expect("valid");
-            let next = flow.submit(1, 0, 10, |_| None).expect("valid").map(|transfer| transfer.remote_addr);
+            let next = flow
+                .submit(1, 0, 10, |_| None)
+                .expect("valid")
+                .map(|transfer| transfer.remote_addr);
             assert_eq!(next, Some(0x1000));
         }
 
@@ -1779,7 +1958,10 @@ mod tests {
                 let words = |seq| read.filter(|cts| cts.seq == seq).map(|cts| cts.emit());
                 flow.submit(tag, 0, 10, words).expect("valid").map(|transfer| transfer.remote_addr)
             };
-            assert_eq!((send(0, None), send(0, None), send(0, None)), (Some(0x4000), Some(0x6000), None));
+            assert_eq!(
+                (send(0, None), send(0, None), send(0, None)),
+                (Some(0x4000), Some(0x6000), None)
+            );
             assert_eq!((send(1, None), send(1, None)), (Some(0x5000), None));
             assert_eq!(send(1, Some(cts(7, 10))), Some(0x7000), "the next one comes by the ring");
         }
@@ -1792,7 +1974,8 @@ mod tests {
             let (replay, _) = flow.poll_replay().expect("message 1");
             assert_eq!([0, 1, 2, 3].map(|rail| flow.rkey(&replay, rail, ring)), [1, 101, 201, 301]);
             let mut send = |read: Option<Cts>| {
-                flow.submit(0, 0, 1, |seq| read.filter(|cts| cts.seq == seq).map(|cts| cts.emit())).expect("valid")
+                flow.submit(0, 0, 1, |seq| read.filter(|cts| cts.seq == seq).map(|cts| cts.emit()))
+                    .expect("valid")
             };
             let (listed, later) = (send(None).expect("message 4"), send(Some(cts(5, 1))));
             assert!(later.is_none(), "another tag");
@@ -1801,7 +1984,8 @@ mod tests {
             // The slot of message 1 again: what the missing list says is of an earlier message.
             for seq in 6..RING_SLOTS as u32 + 2 {
                 let words = cts(seq, 1).emit();
-                let sent = flow.submit(seq % 2, 0, 1, |_| Some(words)).expect("valid").expect("cleared");
+                let sent =
+                    flow.submit(seq % 2, 0, 1, |_| Some(words)).expect("valid").expect("cleared");
                 assert_eq!(flow.rkey(&sent, 2, ring), seq % RING_SLOTS as u32);
                 flow.handle_completion(sent.id).expect("one stripe");
                 flow.poll_done(sent.id).expect("done");
@@ -1814,21 +1998,30 @@ mod tests {
             flow.poll_done(ids[0]).expect("complete");
             let lost = apply(&mut flow, &missing_list(5, &[1, 4]));
             assert_eq!(lost, Err(Unapplied::Lost { seq: 1 }));
-            assert!(lost.expect_err("lost").to_string().contains("acknowledged by a device that died"));
+            assert!(
+                lost.expect_err("lost").to_string().contains("acknowledged by a device that died")
+            );
             assert_eq!((flow.outstanding(), flow.has_replays()), (2, false), "nothing has changed");
         }
 
         #[test]
         fn a_missing_list_that_contradicts_what_was_sent_is_a_violation() {
-            let refused =
-                |missing_list: &MissingList| matches!(apply(&mut flow().0, missing_list), Err(Unapplied::Violation(_)));
+            let refused = |missing_list: &MissingList| {
+                matches!(apply(&mut flow().0, missing_list), Err(Unapplied::Violation(_)))
+            };
             assert!(!refused(&missing_list(5, &[4])));
             assert!(refused(&missing_list(4, &[])), "clear-to-send 4 has been read");
             assert!(refused(&missing_list(5, &[])), "message 4 was not sent");
             assert!(refused(&missing_list(6, &[4])), "message 5 was not sent");
             assert!(refused(&missing_list(5 + RING_SLOTS as u32 + 1, &[])), "more than a ring");
-            assert!(refused(&MissingList { missing: missing(&[4, 3]), ..missing_list(5, &[3, 4]) }), "not in order");
-            assert!(refused(&MissingList { missing: missing(&[3, 3, 4]), ..missing_list(5, &[3, 4]) }), "twice");
+            assert!(
+                refused(&MissingList { missing: missing(&[4, 3]), ..missing_list(5, &[3, 4]) }),
+                "not in order"
+            );
+            assert!(
+                refused(&MissingList { missing: missing(&[3, 3, 4]), ..missing_list(5, &[3, 4]) }),
+                "twice"
+            );
             assert!(refused(&MissingList { oldest: 4, ..missing_list(5, &[3, 4]) }), "outside");
             let mut short = missing_list(5, &[2, 4]);
             short.missing[0].cts.length = 49;

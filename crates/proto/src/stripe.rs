@@ -131,15 +131,25 @@ impl Striping {
     /// The stripes of a message of `length` bytes: the first on `qp`, each next one on the queue
     /// pair after. The 128-byte lines of the message are divided in proportion to the weights of
     /// the queue pairs, which `weight` returns.
-    pub fn stripes(self, length: u32, qp: QpIndex, weight: impl Fn(QpIndex) -> u64) -> impl Iterator<Item = Stripe> {
+    pub fn stripes(
+        self,
+        length: u32,
+        qp: QpIndex,
+        weight: impl Fn(QpIndex) -> u64,
+    ) -> impl Iterator<Item = Stripe> {
         let count = self.stripe_count(length);
-        let qps = std::iter::successors(Some(qp), move |l| Some(self.next_qp(*l))).take(count as usize);
+        let qps =
+            std::iter::successors(Some(qp), move |l| Some(self.next_qp(*l))).take(count as usize);
         let all: u64 = qps.clone().map(&weight).sum();
         let lines = u64::from(length.div_ceil(LL128_LINE_BYTES));
         let (mut before, mut offset) = (0, 0);
         qps.map(move |qp| {
             before += weight(qp);
-            let end = if before == all { length } else { (lines * before / all) as u32 * LL128_LINE_BYTES };
+            let end = if before == all {
+                length
+            } else {
+                (lines * before / all) as u32 * LL128_LINE_BYTES
+            };
             let stripe = Stripe { qp, offset, length: end - offset };
             offset = end;
             stripe
@@ -148,7 +158,8 @@ impl Striping {
 }
 
 const _: () = assert!(size_of::<Striping>() == 8);
-const _: () = assert!(MAX_QPS <= u32::BITS as usize, "arrived stripes are a bit mask over queue pairs");
+const _: () =
+    assert!(MAX_QPS <= u32::BITS as usize, "arrived stripes are a bit mask over queue pairs");
 
 #[cfg(test)]
 mod tests {
@@ -212,7 +223,9 @@ mod tests {
 
     #[test]
     fn small_messages_are_not_cut() {
-        for striping in [Striping::new(1, 4, true), Striping::new(4, 1, false), Striping::new(2, 2, true)] {
+        for striping in
+            [Striping::new(1, 4, true), Striping::new(4, 1, false), Striping::new(2, 2, true)]
+        {
             assert_eq!(striping.stripe_count(STRIPE_MIN_BYTES), 1);
             assert_eq!(striping.stripe_count(STRIPE_MIN_BYTES + 1), 2);
             assert_eq!(striping.stripe_count(1 << 20), 4);

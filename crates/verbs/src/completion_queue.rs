@@ -41,7 +41,9 @@ impl CompletionQueue {
         let raw = create::create(operation, u64::from(entries) * COMPLETION_BYTES, || {
             // SAFETY: the context is open; there is no completion channel. `failure` lives as long
             // as the queue.
-            unsafe { (context.library.ibv_create_cq)(context.raw(), entries as i32, of_events, null, 0) }
+            unsafe {
+                (context.library.ibv_create_cq)(context.raw(), entries as i32, of_events, null, 0)
+            }
         })?;
         Ok(Arc::new(Self { raw, poll, context: Arc::clone(context), failure }))
     }

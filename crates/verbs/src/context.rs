@@ -99,8 +99,8 @@ impl Context {
         let (mut contexts, mut failures) = (Vec::new(), Vec::new());
         let list = DeviceList::new(library)?;
         for listed in list.devices() {
-            let has_own_guid =
-                listed.guid != 0 && list.devices().filter(|other| other.guid == listed.guid).count() == 1;
+            let has_own_guid = listed.guid != 0
+                && list.devices().filter(|other| other.guid == listed.guid).count() == 1;
             match listed.open(library, has_own_guid) {
                 Ok(context) => contexts.push(Arc::new(context)),
                 Err(error) => failures.push(NotOpened { name: listed.name.clone(), error }),
@@ -124,7 +124,12 @@ impl Context {
             [only] if self.has_own_guid => Some(only),
             all => all.iter().find(|listed| is_at_place(&listed.name)),
         };
-        let absent = || Error::os(format_args!("{name} is not in the list of RDMA devices: opening it"), libc::ENODEV);
+        let absent = || {
+            Error::os(
+                format_args!("{name} is not in the list of RDMA devices: opening it"),
+                libc::ENODEV,
+            )
+        };
         found.ok_or_else(absent)?.open(library, self.has_own_guid && alike.len() == 1).map(Arc::new)
     }
 
@@ -146,7 +151,9 @@ impl Context {
             // SAFETY: structs of numbers and pointers, for which zero is valid.
             let (mut attr, mut made) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
             // SAFETY: the queue pair by the caller; both places are whole structs.
-            let rc = unsafe { (self.library.ibv_query_qp)(qp, &raw mut attr, sys::IBV_QP_CAP, &raw mut made) };
+            let rc = unsafe {
+                (self.library.ibv_query_qp)(qp, &raw mut attr, sys::IBV_QP_CAP, &raw mut made)
+            };
             rc.abs() != libc::EOPNOTSUPP
         })
     }
@@ -182,7 +189,8 @@ impl Context {
     /// loss of the device. `None`: an event is pending.
     pub fn port_changes(&self) -> Option<u32> {
         let fd = self.event_fd();
-        let is_waiting = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec::default())) != Ok(0);
+        let is_waiting =
+            poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec::default())) != Ok(0);
         // An event that another thread has read is no longer in the descriptor, and may not count yet.
         let is_read = is_waiting || self.readers.load(Ordering::SeqCst) != 0;
         (!is_read).then(|| self.port_changes.load(Ordering::SeqCst))
@@ -203,7 +211,9 @@ impl Context {
     pub(super) fn handle_released(&self, call: &str, rc: i32) {
         match rc {
             0 => {}
-            _ if self.has_failed() => log::debug!("{call}({}) returned {rc}: the device is lost", self.name),
+            _ if self.has_failed() => {
+                log::debug!("{call}({}) returned {rc}: the device is lost", self.name)
+            }
             _ => log::warn!("{call}({}) returned {rc}", self.name),
         }
     }
@@ -229,9 +239,9 @@ impl Context {
     /// The system refuses.
     pub fn make_events_nonblocking(&self) -> Result<()> {
         let fd = self.event_fd();
-        fcntl_getfl(fd)
-            .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
-            .map_err(|e| Error::os(format_args!("fcntl of the events of {}", self.name), e.raw_os_error()))
+        fcntl_getfl(fd).and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK)).map_err(|e| {
+            Error::os(format_args!("fcntl of the events of {}", self.name), e.raw_os_error())
+        })
     }
 
     /// Reads the next event. Dropping the returned value acknowledges it. Until then a completion
@@ -256,7 +266,9 @@ impl Context {
             self.failed.get_or_init(Instant::now);
         }
         match event {
-            AsyncEvent::QueuePairError(_) | AsyncEvent::CompletionQueueError(_) | AsyncEvent::Other(_) => {}
+            AsyncEvent::QueuePairError(_)
+            | AsyncEvent::CompletionQueueError(_)
+            | AsyncEvent::Other(_) => {}
             _ => drop(self.port_changes.fetch_add(1, Ordering::SeqCst)),
         }
         Some(UnackedEvent { event, raw, context: self })
@@ -289,13 +301,17 @@ impl sys::ibv_async_event {
             sys::IBV_EVENT_CQ_ERR => {
                 // SAFETY: all queues of such a device come from `CompletionQueue::new`, and this
                 // one exists, by the caller's contract.
-                AsyncEvent::CompletionQueueError(unsafe { QueueFailure::handle(self.element as *const sys::ibv_cq) })
+                AsyncEvent::CompletionQueueError(unsafe {
+                    QueueFailure::handle(self.element as *const sys::ibv_cq)
+                })
             }
             sys::IBV_EVENT_QP_FATAL => AsyncEvent::QueuePairError("queue pair fatal error"),
-            sys::IBV_EVENT_QP_REQ_ERR => AsyncEvent::QueuePairError("queue pair got an invalid request"),
-            sys::IBV_EVENT_QP_ACCESS_ERR => {
-                AsyncEvent::QueuePairError("queue pair got a request it may not have (access error)")
+            sys::IBV_EVENT_QP_REQ_ERR => {
+                AsyncEvent::QueuePairError("queue pair got an invalid request")
             }
+            sys::IBV_EVENT_QP_ACCESS_ERR => AsyncEvent::QueuePairError(
+                "queue pair got a request it may not have (access error)",
+            ),
             sys::IBV_EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
             sys::IBV_EVENT_PORT_ACTIVE => AsyncEvent::PortActive(port),
             sys::IBV_EVENT_PORT_ERR => AsyncEvent::PortDown(port),
@@ -348,8 +364,9 @@ impl<'a> DeviceList<'a> {
             // SAFETY: the list has that many entries.
             let raw = unsafe { *self.raw.add(place) };
             // SAFETY: the device is of a list that has not been freed.
-            let (name, guid) =
-                unsafe { ((self.library.ibv_get_device_name)(raw), (self.library.ibv_get_device_guid)(raw)) };
+            let (name, guid) = unsafe {
+                ((self.library.ibv_get_device_name)(raw), (self.library.ibv_get_device_guid)(raw))
+            };
             // SAFETY: a device's name is a C string inside the device.
             let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
             ListedDevice { raw, name, guid, _list: self }
@@ -372,7 +389,8 @@ impl ListedDevice<'_> {
         let operation = format_args!("ibv_open_device({name})");
         // SAFETY: the device is of a list that has not been freed.
         let raw = create::create(operation, 0, || unsafe { (library.ibv_open_device)(self.raw) })?;
-        let (port_changes, failed, answers_queries) = (AtomicU32::new(0), OnceLock::new(), OnceLock::new());
+        let (port_changes, failed, answers_queries) =
+            (AtomicU32::new(0), OnceLock::new(), OnceLock::new());
         let (guid, library) = (self.guid, Arc::clone(library));
         let ports = KnownPorts::default();
         Ok(Context {

@@ -18,7 +18,9 @@ pub(super) struct CreateError {
 ///
 /// # Errors
 /// The call returns NULL.
-pub(super) fn try_create<T>(call: impl FnOnce() -> *mut T) -> std::result::Result<*mut T, CreateError> {
+pub(super) fn try_create<T>(
+    call: impl FnOnce() -> *mut T,
+) -> std::result::Result<*mut T, CreateError> {
     // SAFETY: this thread's own errno.
     unsafe { *libc::__errno_location() = 0 };
     let object = call();
@@ -30,7 +32,11 @@ pub(super) fn try_create<T>(call: impl FnOnce() -> *mut T) -> std::result::Resul
 ///
 /// # Errors
 /// The call returns NULL.
-pub(super) fn create<T>(operation: impl fmt::Display, bytes: u64, call: impl FnOnce() -> *mut T) -> Result<*mut T> {
+pub(super) fn create<T>(
+    operation: impl fmt::Display,
+    bytes: u64,
+    call: impl FnOnce() -> *mut T,
+) -> Result<*mut T> {
     try_create(call).map_err(|error| error.explain(operation, bytes))
 }
 

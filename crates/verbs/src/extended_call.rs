@@ -23,7 +23,12 @@ pub const ALLOC_PARENT_DOMAIN: usize = 208;
 /// # Safety
 /// The context is open, and `Call` is the type of the function there.
 pub unsafe fn find<Call: Copy>(context: *mut sys::ibv_context, distance: usize) -> Option<Call> {
-    const { assert!(size_of::<Call>() == size_of::<usize>() && size_of::<Option<Call>>() == size_of::<Call>()) };
+    const {
+        assert!(
+            size_of::<Call>() == size_of::<usize>()
+                && size_of::<Option<Call>>() == size_of::<Call>()
+        )
+    };
     // SAFETY: an open context.
     if unsafe { (*context).abi_compat }.addr() != usize::MAX {
         return None;

@@ -100,7 +100,9 @@ impl Library {
         for name in names {
             match open(name) {
                 // SAFETY: libibverbs' versioning promises the signatures, and it is never unloaded.
-                Ok(handle) => return unsafe { Self::bind(|name, version| symbol(handle, name, version)) },
+                Ok(handle) => {
+                    return unsafe { Self::bind(|name, version| symbol(handle, name, version)) };
+                }
                 Err(reason) => reasons.push(reason),
             }
         }
@@ -112,7 +114,8 @@ impl Library {
         // SAFETY: zero is valid for a struct of pointers.
         let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
         // SAFETY: looks the address up, and writes the struct.
-        let is_known = unsafe { libc::dladdr(self.ibv_get_device_list as *const c_void, &raw mut info) } != 0;
+        let is_known =
+            unsafe { libc::dladdr(self.ibv_get_device_list as *const c_void, &raw mut info) } != 0;
         if !is_known || info.dli_fname.is_null() {
             return None;
         }

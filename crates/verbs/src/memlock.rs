@@ -35,8 +35,10 @@ fn locked() -> u64 {
 /// [`locked`] from the text of `/proc/self/status`. Which of the two lines counts memory of devices
 /// depends on the kernel.
 fn locked_in(status: &str) -> u64 {
-    let kib = |line: &str| line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok());
-    let lines = status.lines().filter(|line| line.starts_with("VmLck:") || line.starts_with("VmPin:"));
+    let kib =
+        |line: &str| line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok());
+    let lines =
+        status.lines().filter(|line| line.starts_with("VmLck:") || line.starts_with("VmPin:"));
     lines.filter_map(kib).sum::<u64>() * 1024
 }
 
@@ -58,7 +60,9 @@ mod tests {
         let status = "Name:\tx\nVmPeak:\t 900 kB\nVmLck:\t       4 kB\nVmPin:\t      40 kB\nVmHWM:\t 70 kB\n";
         let locked = locked_in(status);
         assert_eq!((locked, locked_in("")), (44 << 10, 0));
-        assert!(is_exceeded(64 << 10, locked, 21 << 10) && !is_exceeded(64 << 10, locked, 20 << 10));
+        assert!(
+            is_exceeded(64 << 10, locked, 21 << 10) && !is_exceeded(64 << 10, locked, 20 << 10)
+        );
         assert!(is_exceeded(64 << 10, locked, u64::MAX));
     }
 

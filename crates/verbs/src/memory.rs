@@ -26,7 +26,9 @@ impl ProtectionDomain {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         let operation = format_args!("ibv_alloc_pd({})", context.name());
         // SAFETY: the context is open.
-        let raw = create::create(operation, 0, || unsafe { (context.library.ibv_alloc_pd)(context.raw()) })?;
+        let raw = create::create(operation, 0, || unsafe {
+            (context.library.ibv_alloc_pd)(context.raw())
+        })?;
         Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
     }
 
@@ -81,7 +83,8 @@ unsafe impl Send for MemoryRegion {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryRegion {}
 
-const ACCESS: u32 = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ;
+const ACCESS: u32 =
+    sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ;
 const ACCESS_RELAXED_ORDERING: u32 = sys::IBV_ACCESS_RELAXED_ORDERING;
 
 impl MemoryRegion {
@@ -109,11 +112,15 @@ impl MemoryRegion {
             (Source::DmaBuf(fd, offset), _, Some(register)) => {
                 access |= if relaxed { ACCESS_RELAXED_ORDERING } else { 0 };
                 // SAFETY: the domain is live; the descriptor is checked by the kernel.
-                let call = || unsafe { register(domain.raw, offset, length, addr, fd, access as i32) };
+                let call =
+                    || unsafe { register(domain.raw, offset, length, addr, fd, access as i32) };
                 ("ibv_reg_dmabuf_mr", create::try_create(call))
             }
             (Source::DmaBuf(..), _, None) => {
-                return Err(Error::os("ibv_reg_dmabuf_mr (libibverbs is older than 1.12)", libc::EOPNOTSUPP));
+                return Err(Error::os(
+                    "ibv_reg_dmabuf_mr (libibverbs is older than 1.12)",
+                    libc::EOPNOTSUPP,
+                ));
             }
             (Source::Address, Some(register), _) if relaxed => {
                 access |= ACCESS_RELAXED_ORDERING;
@@ -123,7 +130,8 @@ impl MemoryRegion {
             }
             (Source::Address, ..) => {
                 // SAFETY: as above.
-                let call = || unsafe { (library.ibv_reg_mr)(domain.raw, place, length, access as i32) };
+                let call =
+                    || unsafe { (library.ibv_reg_mr)(domain.raw, place, length, access as i32) };
                 ("ibv_reg_mr", create::try_create(call))
             }
         };

@@ -65,7 +65,11 @@ impl InitQueuePair {
     ///
     /// # Errors
     /// The device refuses the path, or cannot resolve the peer's address.
-    pub fn try_connect(mut self, path: &Path, recv_id: u64) -> std::result::Result<QueuePair, Box<ConnectError>> {
+    pub fn try_connect(
+        mut self,
+        path: &Path,
+        recv_id: u64,
+    ) -> std::result::Result<QueuePair, Box<ConnectError>> {
         if !self.is_in_rtr {
             if let Err(error) = self.inner.to_rtr(self.port, path) {
                 return Err(Box::new(ConnectError { qp: self, error }));
@@ -87,7 +91,13 @@ impl InitQueuePair {
             return Err(Box::new(ConnectError { qp: self, error }));
         };
         let Self { inner, inline_bytes, .. } = self;
-        Ok(QueuePair { post_send, post_recv, inner, inline_bytes, recv_chain: RecvChain::new(recv_id) })
+        Ok(QueuePair {
+            post_send,
+            post_recv,
+            inner,
+            inline_bytes,
+            recv_chain: RecvChain::new(recv_id),
+        })
     }
 
     /// The options that the device offers its peer, if any.

@@ -111,7 +111,8 @@ impl Context {
     /// The query fails.
     pub fn recent_port(&self, port: u8) -> Result<PortAttributes> {
         let changes = self.port_changes();
-        let is_current = |known: &&KnownPort| Some(known.changes) == changes && known.asked.elapsed() < USE_FOR;
+        let is_current =
+            |known: &&KnownPort| Some(known.changes) == changes && known.asked.elapsed() < USE_FOR;
         let recent = self.ports.lock().get(&port).filter(is_current).map(|known| known.attributes);
         recent.map_or_else(|| self.port(port), Ok)
     }
@@ -130,7 +131,9 @@ impl Context {
         let attributes = self.query_port(port)?;
         // A port that is down is polled, so it is not cached.
         match changes.filter(|_| attributes.active) {
-            Some(changes) => drop(self.ports.lock().insert(port, KnownPort { attributes, changes, asked })),
+            Some(changes) => {
+                drop(self.ports.lock().insert(port, KnownPort { attributes, changes, asked }))
+            }
             None => self.forget_port(port),
         }
         Ok(attributes)
@@ -140,13 +143,18 @@ impl Context {
         let mut raw = ibv_port_attr::default();
         let rc = match self.sized_query_port() {
             // SAFETY: the context is open, and the size of the struct is passed.
-            Some(query) => unsafe { query(self.raw(), port, &raw mut raw, size_of::<ibv_port_attr>()) },
+            Some(query) => unsafe {
+                query(self.raw(), port, &raw mut raw, size_of::<ibv_port_attr>())
+            },
             // This call fills in the old, shorter struct. The rest stays zero.
             // SAFETY: the context is open and the place is larger than the struct that the call fills in.
             None => unsafe { (self.library.ibv_query_port)(self.raw(), port, &raw mut raw) },
         };
         if rc != 0 {
-            return Err(Error::of_device(format_args!("ibv_query_port({}:{port})", self.name()), rc.abs()));
+            return Err(Error::of_device(
+                format_args!("ibv_query_port({}:{port})", self.name()),
+                rc.abs(),
+            ));
         }
         Ok(PortAttributes {
             active: raw.state == sys::IBV_PORT_ACTIVE,
@@ -159,7 +167,11 @@ impl Context {
             gid_count: raw.gid_tbl_len,
             pkey_count: raw.pkey_tbl_len,
             // The older field is too narrow for speeds above NDR.
-            speed: if raw.active_speed_ex != 0 { raw.active_speed_ex } else { u32::from(raw.active_speed) },
+            speed: if raw.active_speed_ex != 0 {
+                raw.active_speed_ex
+            } else {
+                u32::from(raw.active_speed)
+            },
             speed_may_be_higher: raw.active_speed_ex == 0 && raw.active_speed == HIGHEST_OLD_SPEED,
             width: raw.active_width,
         })
@@ -199,7 +211,8 @@ impl Context {
     /// The errno if it is unreadable.
     fn query_gid(&self, port: u8, index: i32) -> std::result::Result<Option<Gid>, i32> {
         let gid = sys::ibv_gid { raw: [0; 16] };
-        let mut entry = ibv_gid_entry { gid, gid_index: 0, port_num: 0, gid_type: 0, ndev_ifindex: 0 };
+        let mut entry =
+            ibv_gid_entry { gid, gid_index: 0, port_num: 0, gid_type: 0, ndev_ifindex: 0 };
         let rc = match (self.library._ibv_query_gid_ex, u32::try_from(index)) {
             (Some(query), Ok(index)) => {
                 let size = size_of::<ibv_gid_entry>();
@@ -210,7 +223,9 @@ impl Context {
         };
         let gid = match rc {
             // SAFETY: as in `untyped_gid`.
-            0 => Gid { bytes: unsafe { entry.gid.raw }, roce_version: roce_version(entry.gid_type) },
+            0 => {
+                Gid { bytes: unsafe { entry.gid.raw }, roce_version: roce_version(entry.gid_type) }
+            }
             libc::ENODATA => return Ok(None),
             _ => Gid { bytes: self.untyped_gid(port, index)?, roce_version: None },
         };
@@ -224,14 +239,17 @@ impl Context {
     /// The port cannot be queried.
     pub fn partition_index(&self, port: u8, key: u16) -> Result<Option<u16>> {
         let count = self.port(port)?.pkey_count;
-        Ok((0..count).find(|index| self.partition_key(port, *index).is_some_and(|found| (found ^ key) << 1 == 0)))
+        Ok((0..count).find(|index| {
+            self.partition_key(port, *index).is_some_and(|found| (found ^ key) << 1 == 0)
+        }))
     }
 
     /// Entry `index` of the partition key table of `port`; `None` if unreadable.
     fn partition_key(&self, port: u8, index: u16) -> Option<u16> {
         let mut key = 0_u16;
         // SAFETY: the context is open and `key` is a valid place.
-        let rc = unsafe { (self.library.ibv_query_pkey)(self.raw(), port, index.into(), &raw mut key) };
+        let rc =
+            unsafe { (self.library.ibv_query_pkey)(self.raw(), port, index.into(), &raw mut key) };
         (rc == 0).then_some(u16::from_be(key))
     }
 

@@ -132,9 +132,14 @@ mod tests {
     fn fields(write: &PreparedWrite) -> impl PartialEq + fmt::Debug + use<> {
         let PreparedWrite { request, sge } = write;
         // SAFETY: numbers, of which every one is valid; `put` or zeros are there.
-        let (imm, rdma) = unsafe { (request.imm_data_invalidated_rkey_union.imm_data, request.wr.rdma) };
+        let (imm, rdma) =
+            unsafe { (request.imm_data_invalidated_rkey_union.imm_data, request.wr.rdma) };
         let number = (request.num_sge, request.opcode, request.send_flags);
-        ((request.wr_id, request.next, imm, number), (rdma.remote_addr, rdma.rkey), (sge.addr, sge.length, sge.lkey))
+        (
+            (request.wr_id, request.next, imm, number),
+            (rdma.remote_addr, rdma.rkey),
+            (sge.addr, sge.length, sge.lkey),
+        )
     }
 
     proptest! {

@@ -18,12 +18,14 @@ impl Operations {
     /// RDMA WRITE.
     pub const WRITE: Self = Self(sys::IBV_QP_EX_WITH_RDMA_WRITE);
     /// RDMA WRITE with and without immediate data.
-    pub const WRITE_AND_IMM: Self = Self(sys::IBV_QP_EX_WITH_RDMA_WRITE | sys::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM);
+    pub const WRITE_AND_IMM: Self =
+        Self(sys::IBV_QP_EX_WITH_RDMA_WRITE | sys::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM);
     /// RDMA READ.
     pub const READ: Self = Self(sys::IBV_QP_EX_WITH_RDMA_READ);
 }
 
-type CreateQpEx = unsafe extern "C" fn(*mut sys::ibv_context, *mut sys::ibv_qp_init_attr_ex) -> *mut sys::ibv_qp;
+type CreateQpEx =
+    unsafe extern "C" fn(*mut sys::ibv_context, *mut sys::ibv_qp_init_attr_ex) -> *mut sys::ibv_qp;
 
 /// Creates a queue pair in `pd`, which is `domain` or a parent domain of it, for these operations.
 /// Returns it with its granted capacities, or `None` if the library or the driver lacks the

@@ -20,7 +20,10 @@ pub(super) struct QueueFailure {
 impl QueueFailure {
     /// The state of a new queue.
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), has_failed: AtomicBool::new(false) })
+        Arc::new(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            has_failed: AtomicBool::new(false),
+        })
     }
 
     /// The id of the queue.
@@ -40,7 +43,9 @@ impl QueueFailure {
     pub(super) unsafe fn handle(raw: *const sys::ibv_cq) -> u64 {
         // SAFETY: both exist, by the caller's contract. libibverbs sets the context once the device
         // has created the queue: before, it is NULL.
-        let Some(known) = (unsafe { (*raw).cq_context.cast::<Self>().as_ref() }) else { return NOBODY };
+        let Some(known) = (unsafe { (*raw).cq_context.cast::<Self>().as_ref() }) else {
+            return NOBODY;
+        };
         known.has_failed.store(true, Ordering::Release);
         known.id
     }

@@ -116,11 +116,19 @@ impl ResetQueuePair {
         let (raw, inline_bytes) = create_qp(domain, pd, queue, caps).map_err(|error| {
             let QpCaps { max_send_wr: send, max_recv_wr: recv, max_inline_data, .. } = caps;
             let name = domain.context.name();
-            let bytes = u64::from(send) * (SEND_BYTES + u64::from(max_inline_data)) + u64::from(recv) * RECEIVE_BYTES;
-            error.explain(format_args!("ibv_create_qp({name}, {send} send and {recv} receive work requests)"), bytes)
+            let bytes = u64::from(send) * (SEND_BYTES + u64::from(max_inline_data))
+                + u64::from(recv) * RECEIVE_BYTES;
+            error.explain(
+                format_args!("ibv_create_qp({name}, {send} send and {recv} receive work requests)"),
+                bytes,
+            )
         })?;
-        let inner =
-            RawQueuePair { raw, domain: Arc::clone(domain), _thread: thread.cloned(), _queue: Arc::clone(queue) };
+        let inner = RawQueuePair {
+            raw,
+            domain: Arc::clone(domain),
+            _thread: thread.cloned(),
+            _queue: Arc::clone(queue),
+        };
         Ok(Self { inner, inline_bytes })
     }
 
@@ -133,14 +141,22 @@ impl ResetQueuePair {
     ///
     /// # Errors
     /// The device refuses, for example if there is no such entry.
-    pub fn initialize(self, port: u8, pkey_index: u16, access: RemoteAccess) -> Result<InitQueuePair> {
+    pub fn initialize(
+        self,
+        port: u8,
+        pkey_index: u16,
+        access: RemoteAccess,
+    ) -> Result<InitQueuePair> {
         let Self { inner, inline_bytes } = self;
         let mut attr = zeroed_attributes();
         attr.qp_state = sys::IBV_QPS_INIT;
         attr.pkey_index = pkey_index;
         attr.port_num = port;
         attr.qp_access_flags = access.flag();
-        let mask = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
+        let mask = sys::IBV_QP_STATE
+            | sys::IBV_QP_PKEY_INDEX
+            | sys::IBV_QP_PORT
+            | sys::IBV_QP_ACCESS_FLAGS;
         inner.modify(&mut attr, mask, "INIT")?;
         Ok(InitQueuePair { inner, port, inline_bytes, is_in_rtr: false })
     }
@@ -209,7 +225,10 @@ impl RawQueuePair {
         let rc = unsafe { (self.domain.context.library.ibv_modify_qp)(self.raw, attr, mask) };
         match rc.abs() {
             0 => Ok(()),
-            errno => Err(Error::of_device(format_args!("ibv_modify_qp({}) to {state}", self.name()), errno)),
+            errno => Err(Error::of_device(
+                format_args!("ibv_modify_qp({}) to {state}", self.name()),
+                errno,
+            )),
         }
     }
 }
@@ -238,7 +257,8 @@ fn create_qp(
         }
         outcome = create_with(domain, pd, queue, QpCaps { max_inline_data, ..caps });
     }
-    outcome.map(|(raw, granted)| (raw, if takes_inline(domain, raw, granted) { granted } else { 0 }))
+    outcome
+        .map(|(raw, granted)| (raw, if takes_inline(domain, raw, granted) { granted } else { 0 }))
 }
 
 /// Whether the device really copies granted inline data during the post. The driver mana grants any
@@ -278,7 +298,9 @@ fn create_with(
         sq_sig_all: 0,
     };
     // SAFETY: the domain and the queue are live and of one context.
-    let raw = create::try_create(|| unsafe { (domain.context.library.ibv_create_qp)(pd, &raw mut attr) })?;
+    let raw = create::try_create(|| unsafe {
+        (domain.context.library.ibv_create_qp)(pd, &raw mut attr)
+    })?;
     Ok(granted(raw, attr.cap))
 }
 

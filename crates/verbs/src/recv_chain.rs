@@ -16,7 +16,8 @@ impl RecvChain {
     /// A chain whose completions have the work request id `id`.
     pub(super) fn new(id: u64) -> Self {
         let null = std::ptr::null_mut();
-        let link = sys::ibv_recv_wr { wr_id: id, next: null, sg_list: std::ptr::null_mut(), num_sge: 0 };
+        let link =
+            sys::ibv_recv_wr { wr_id: id, next: null, sg_list: std::ptr::null_mut(), num_sge: 0 };
         let base = Box::into_raw(Box::new([link; RECV_BATCH])).cast::<sys::ibv_recv_wr>();
         for i in 0..RECV_BATCH - 1 {
             // SAFETY: inside the array made above, to which there is no other pointer.

@@ -94,7 +94,9 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
                 let Mapping { base, bytes, .. } = self.memory;
                 // SAFETY: the mapping is ours and outlives the regions by the order of the fields. No relaxed ordering here: the
                 // sequence number must not overtake the rest of its record.
-                let region = unsafe { MemoryRegion::register(domain, base as u64, bytes, Source::Address, false) }?;
+                let region = unsafe {
+                    MemoryRegion::register(domain, base as u64, bytes, Source::Address, false)
+                }?;
                 self.regions.push(region);
                 self.regions.len() - 1
             }

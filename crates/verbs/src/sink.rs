@@ -27,7 +27,9 @@ impl Sink {
     pub fn new(domain: &Arc<ProtectionDomain>, bytes: usize) -> Result<Self> {
         let memory = Mapping::new(bytes)?;
         // SAFETY: the mapping is ours and outlives the region by the order of the fields.
-        let region = unsafe { MemoryRegion::register(domain, memory.base as u64, bytes, Source::Address, false) }?;
+        let region = unsafe {
+            MemoryRegion::register(domain, memory.base as u64, bytes, Source::Address, false)
+        }?;
         Ok(Self { region, memory })
     }
 

@@ -27,7 +27,15 @@ impl Staging {
         let memory = Mapping::new(bytes)?;
         let region = |qp: &QueuePair| {
             // SAFETY: the mapping is ours and outlives the regions by the order of the fields.
-            unsafe { MemoryRegion::register(qp.domain(), memory.base as u64, bytes, Source::Address, false) }
+            unsafe {
+                MemoryRegion::register(
+                    qp.domain(),
+                    memory.base as u64,
+                    bytes,
+                    Source::Address,
+                    false,
+                )
+            }
         };
         let regions = qps.into_iter().map(region).collect::<Result<_>>()?;
         Ok(Self { regions, memory })
@@ -37,10 +45,17 @@ impl Staging {
     ///
     /// # Errors
     /// The records do not fit.
-    pub fn put<const WORDS: usize>(&mut self, offset: usize, records: &[[u64; WORDS]]) -> Result<u64> {
+    pub fn put<const WORDS: usize>(
+        &mut self,
+        offset: usize,
+        records: &[[u64; WORDS]],
+    ) -> Result<u64> {
         let bytes = size_of_val(records);
         if offset.checked_add(bytes).is_none_or(|end| end > self.memory.bytes) {
-            return Err(Error::misuse(format!("{bytes} bytes at {offset} of {}", self.memory.bytes)));
+            return Err(Error::misuse(format!(
+                "{bytes} bytes at {offset} of {}",
+                self.memory.bytes
+            )));
         }
         let place = self.memory.base.wrapping_add(offset);
         // SAFETY: inside the mapping, as checked above, which is ours alone: the source is

@@ -4,10 +4,11 @@
 
 use libc::{c_int, c_uint};
 pub use rdma_sys::{
-    IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_context_ops, ibv_cq,
-    ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_global_route, ibv_mr, ibv_parent_domain_init_attr, ibv_pd,
-    ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_td,
-    ibv_td_init_attr, ibv_wc, imm_data_invalidated_rkey_union_t, rdma_t, wr_t,
+    IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_ah_attr, ibv_comp_channel, ibv_context,
+    ibv_context_ops, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_global_route,
+    ibv_mr, ibv_parent_domain_init_attr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_td, ibv_td_init_attr, ibv_wc,
+    imm_data_invalidated_rkey_union_t, rdma_t, wr_t,
 };
 
 /// The values of enumerations.

@@ -13,10 +13,13 @@ use super::{create, extended_call, sys};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-type AllocTd = unsafe extern "C" fn(*mut sys::ibv_context, *mut sys::ibv_td_init_attr) -> *mut sys::ibv_td;
+type AllocTd =
+    unsafe extern "C" fn(*mut sys::ibv_context, *mut sys::ibv_td_init_attr) -> *mut sys::ibv_td;
 type DeallocTd = unsafe extern "C" fn(*mut sys::ibv_td) -> i32;
-type AllocParentDomain =
-    unsafe extern "C" fn(*mut sys::ibv_context, *mut sys::ibv_parent_domain_init_attr) -> *mut sys::ibv_pd;
+type AllocParentDomain = unsafe extern "C" fn(
+    *mut sys::ibv_context,
+    *mut sys::ibv_parent_domain_init_attr,
+) -> *mut sys::ibv_pd;
 
 /// A parent domain of its own thread domain and a protection domain.
 #[derive(Debug)]
@@ -54,23 +57,36 @@ impl ThreadDomain {
             (
                 extended_call::find::<AllocTd>(context, extended_call::ALLOC_TD),
                 extended_call::find::<DeallocTd>(context, extended_call::DEALLOC_TD),
-                extended_call::find::<AllocParentDomain>(context, extended_call::ALLOC_PARENT_DOMAIN),
+                extended_call::find::<AllocParentDomain>(
+                    context,
+                    extended_call::ALLOC_PARENT_DOMAIN,
+                ),
             )
         };
         let (Some(alloc), Some(dealloc), Some(alloc_parent)) = calls else {
-            return Err(Error::os(format_args!("ibv_alloc_td({})", domain.context.name()), libc::EOPNOTSUPP));
+            return Err(Error::os(
+                format_args!("ibv_alloc_td({})", domain.context.name()),
+                libc::EOPNOTSUPP,
+            ));
         };
         let mut attr = sys::ibv_td_init_attr { comp_mask: 0 };
         // SAFETY: the context is open, and the attributes are a whole struct.
-        let raw = create::try_create(|| unsafe { alloc(context, &raw mut attr) })
-            .map_err(|e| Error::os(format_args!("ibv_alloc_td({})", domain.context.name()), e.errno()))?;
+        let raw = create::try_create(|| unsafe { alloc(context, &raw mut attr) }).map_err(|e| {
+            Error::os(format_args!("ibv_alloc_td({})", domain.context.name()), e.errno())
+        })?;
         let td = Td { raw, dealloc, context: Arc::clone(&domain.context) };
         // SAFETY: a struct of numbers and pointers, for which zero is valid.
         let mut attr: sys::ibv_parent_domain_init_attr = unsafe { std::mem::zeroed() };
         (attr.pd, attr.td) = (domain.raw(), td.raw);
         // SAFETY: both domains are live and of this context, and the attributes are a whole struct.
-        let raw = create::try_create(|| unsafe { alloc_parent(context, &raw mut attr) })
-            .map_err(|e| Error::os(format_args!("ibv_alloc_parent_domain({})", domain.context.name()), e.errno()))?;
+        let raw = create::try_create(|| unsafe { alloc_parent(context, &raw mut attr) }).map_err(
+            |e| {
+                Error::os(
+                    format_args!("ibv_alloc_parent_domain({})", domain.context.name()),
+                    e.errno(),
+                )
+            },
+        )?;
         Ok(Arc::new(Self { raw, _td: td, domain: Arc::clone(domain) }))
     }
 

@@ -87,7 +87,10 @@ impl Completion {
 
 impl fmt::Debug for Completion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Completion").field("id", &self.id()).field("status", &self.status()).finish_non_exhaustive()
+        f.debug_struct("Completion")
+            .field("id", &self.id())
+            .field("status", &self.status())
+            .finish_non_exhaustive()
     }
 }
 
@@ -123,7 +126,9 @@ impl QueuePair {
     pub fn post_writes(&mut self, writes: &[Write]) -> Result<()> {
         let count = writes.len();
         if count == 0 || count > WRITE_BATCH {
-            return Err(Error::misuse(format!("{count} writes in one call; 1 to {WRITE_BATCH} are allowed")));
+            return Err(Error::misuse(format!(
+                "{count} writes in one call; 1 to {WRITE_BATCH} are allowed"
+            )));
         }
         self.post_send(Chain::new().link(writes))
     }
@@ -167,7 +172,9 @@ impl QueuePair {
     #[inline(never)]
     pub fn post_receives(&mut self, count: usize) -> Result<()> {
         let Some(first) = self.recv_chain().last(count) else {
-            return Err(Error::misuse(format!("{count} receives in one call; 1 to {RECV_BATCH} are allowed")));
+            return Err(Error::misuse(format!(
+                "{count} receives in one call; 1 to {RECV_BATCH} are allowed"
+            )));
         };
         let mut bad = std::ptr::null_mut();
         // SAFETY: as in `post_send`; the chain is this queue pair's own and never changes.
@@ -178,7 +185,10 @@ impl QueuePair {
     #[cold]
     #[inline(never)]
     pub(super) fn post_error(&self, call: &str, rc: i32) -> Error {
-        Error::of_queue(format_args!("{call}({}, queue pair {})", self.device_name(), self.number()), rc.abs())
+        Error::of_queue(
+            format_args!("{call}({}, queue pair {})", self.device_name(), self.number()),
+            rc.abs(),
+        )
     }
 }
 
@@ -190,7 +200,10 @@ struct Chain {
 
 impl Chain {
     fn new() -> Self {
-        Self { requests: [const { MaybeUninit::uninit() }; _], sges: [const { MaybeUninit::uninit() }; _] }
+        Self {
+            requests: [const { MaybeUninit::uninit() }; _],
+            sges: [const { MaybeUninit::uninit() }; _],
+        }
     }
 
     /// The first of the work requests for the first [`WRITE_BATCH`] of `writes`, each of which
@@ -198,7 +211,9 @@ impl Chain {
     fn link(&mut self, writes: &[Write]) -> *mut sys::ibv_send_wr {
         let mut next = std::ptr::null_mut();
         // From the last one on: writing a request invalidates pointers to it.
-        for ((write, request), sge) in writes.iter().zip(&mut self.requests).zip(&mut self.sges).rev() {
+        for ((write, request), sge) in
+            writes.iter().zip(&mut self.requests).zip(&mut self.sges).rev()
+        {
             write.put(request, sge.write(write.local.into()), next);
             next = request.as_mut_ptr();
         }
@@ -214,7 +229,8 @@ impl CompletionQueue {
     #[inline(always)]
     pub fn poll<'a>(&self, batch: &'a mut Batch) -> Result<&'a [Completion]> {
         // SAFETY: the queue is live and the batch has room for the given number.
-        let count = unsafe { (self.poll)(self.raw, POLL_BATCH as i32, batch.0.as_mut_ptr().cast()) };
+        let count =
+            unsafe { (self.poll)(self.raw, POLL_BATCH as i32, batch.0.as_mut_ptr().cast()) };
         let count = count as usize;
         // Checked first, since most polls find nothing.
         if count == 0 {
@@ -294,7 +310,11 @@ mod tests {
 
     #[test]
     fn the_requests_of_one_call_are_linked_in_order() {
-        let write = |id: u64| Write { id, local: Sge { addr: 10 * id, length: 1, lkey: 0 }, ..Write::default() };
+        let write = |id: u64| Write {
+            id,
+            local: Sge { addr: 10 * id, length: 1, lkey: 0 },
+            ..Write::default()
+        };
         let mut chain = Chain::new();
         for count in 1..=WRITE_BATCH as u64 {
             let mut at = chain.link(&(1..=count).map(write).collect::<Vec<_>>());

@@ -255,7 +255,10 @@ pub(super) fn code<T>(result: &Result<T>) -> u32 {
 ///
 /// # Errors
 /// Those of `attempt`.
-pub(super) fn within<T>(limit: Duration, mut attempt: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+pub(super) fn within<T>(
+    limit: Duration,
+    mut attempt: impl FnMut() -> Result<Option<T>>,
+) -> Result<Option<T>> {
     let start = Instant::now();
     loop {
         if let Some(found) = attempt()? {
@@ -291,7 +294,10 @@ pub(super) struct Objects {
 impl fmt::Display for Objects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { queue_pairs, completion_queues, memory_regions } = self;
-        write!(f, "{queue_pairs} queue pairs, {completion_queues} completion queues, {memory_regions} memory regions")
+        write!(
+            f,
+            "{queue_pairs} queue pairs, {completion_queues} completion queues, {memory_regions} memory regions"
+        )
     }
 }
 
@@ -305,10 +311,9 @@ impl Softrnic {
     /// # Errors
     /// [`Error::Io`] if it cannot be started; [`Error::Refused`] with its words if it fails.
     pub(super) fn run(&self, words: &[&str]) -> Result<String> {
-        let output = Command::new(&self.program)
-            .args(words)
-            .output()
-            .map_err(|source| Error::io(format!("cannot start {}", self.program.display()), source))?;
+        let output = Command::new(&self.program).args(words).output().map_err(|source| {
+            Error::io(format!("cannot start {}", self.program.display()), source)
+        })?;
         if !output.status.success() {
             let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             return Err(Error::Refused(format!("the software device: {words}")));
@@ -332,11 +337,16 @@ impl Softrnic {
     pub(super) fn objects(&self) -> Result<Objects> {
         let stat = self.stat()?;
         let devices = stat["devices"].as_array().cloned().unwrap_or_default();
-        let listed = |name: &str| devices.iter().map(|device| device[name].as_array().map_or(0, Vec::len) as u64).sum();
+        let listed = |name: &str| {
+            devices.iter().map(|device| device[name].as_array().map_or(0, Vec::len) as u64).sum()
+        };
         Ok(Objects {
             queue_pairs: listed("queue_pairs"),
             completion_queues: listed("completion_queues"),
-            memory_regions: devices.iter().map(|device| device["memory_regions"].as_u64().unwrap_or(0)).sum(),
+            memory_regions: devices
+                .iter()
+                .map(|device| device["memory_regions"].as_u64().unwrap_or(0))
+                .sum(),
         })
     }
 
@@ -347,7 +357,9 @@ impl Softrnic {
     pub(super) fn messages(&self) -> Result<Vec<u64>> {
         let stat = self.stat()?;
         let devices = stat["devices"].as_array().cloned().unwrap_or_default();
-        let pairs = devices.iter().flat_map(|device| device["queue_pairs"].as_array().cloned().unwrap_or_default());
+        let pairs = devices
+            .iter()
+            .flat_map(|device| device["queue_pairs"].as_array().cloned().unwrap_or_default());
         Ok(pairs.map(|pair| pair["counters"]["messages"].as_u64().unwrap_or(0)).collect())
     }
 
@@ -375,18 +387,28 @@ pub(super) fn folder() -> Result<TempDir> {
 /// not written.
 ///
 /// At other offsets no pointer is looked for: there a port and an address of 127.0.0.0/8 after it can look like one.
-pub(super) fn first_pointer(bytes: &[u8], fill: u8, ranges: &[Range<usize>]) -> Option<(usize, usize)> {
+pub(super) fn first_pointer(
+    bytes: &[u8],
+    fill: u8,
+    ranges: &[Range<usize>],
+) -> Option<(usize, usize)> {
     const WORD: usize = size_of::<usize>();
     (0..bytes.len()).step_by(WORD).zip(bytes.chunks_exact(WORD)).find_map(|(at, word)| {
         let address = usize::from_le_bytes(word.try_into().ok()?);
-        let is_pointer = !word.contains(&fill) && ranges.iter().any(|range| range.contains(&address));
+        let is_pointer =
+            !word.contains(&fill) && ranges.iter().any(|range| range.contains(&address));
         is_pointer.then_some((at, address))
     })
 }
 
 /// Connects device `from` to a new listener on device `to`, in this process and thread.
 pub(crate) fn connect_locally(transport: &Transport, from: usize, to: usize) -> Result<LocalConn> {
-    LocalConn::open(transport, from, to, &mut Deadline::new("a connection within one process", SOON))
+    LocalConn::open(
+        transport,
+        from,
+        to,
+        &mut Deadline::new("a connection within one process", SOON),
+    )
 }
 
 /// Connects device `from` to `listener`, whose handle is given, in this process and thread.
@@ -397,7 +419,8 @@ pub(crate) fn connect_and_accept(
     listener: &mut Listener,
 ) -> Result<LocalConn> {
     let mut deadline = Deadline::new("a connection within one process", SOON);
-    let (send, recv) = listener::connect_and_accept(transport, from, handle, listener, &mut deadline, || ())?;
+    let (send, recv) =
+        listener::connect_and_accept(transport, from, handle, listener, &mut deadline, || ())?;
     Ok(LocalConn { send, recv })
 }
 
@@ -410,14 +433,23 @@ impl LocalConn {
         let most = sizes.iter().copied().max().unwrap_or(0).next_multiple_of(4096);
         let (mine, theirs) = (Arc::new(Buffer::new(most)?), Arc::new(Buffer::new(most + 4096)?));
         let (out, into) = (self.send.register(&mine)?, self.recv.register(&theirs)?);
-        sizes.iter().enumerate().try_for_each(|(i, size)| self.message(&out, &into, *size, i as u64))
+        sizes
+            .iter()
+            .enumerate()
+            .try_for_each(|(i, size)| self.message(&out, &into, *size, i as u64))
     }
 
     /// Sends one message from the start of `out` to the start of `into`.
     ///
     /// # Errors
     /// As [`LocalConn::carries`].
-    pub(crate) fn message(&self, out: &Region, into: &Region, size: usize, seed: u64) -> Result<()> {
+    pub(crate) fn message(
+        &self,
+        out: &Region,
+        into: &Region,
+        size: usize,
+        seed: u64,
+    ) -> Result<()> {
         plan::fill(out.memory(), 0, size, seed)?;
         let (went, came) = exchange((&self.send, out, 0, size), (&self.recv, into, 0, size))?;
         arrived(into, 0, size, seed, came)?;
@@ -479,10 +511,17 @@ pub(super) fn sent_meanwhile<'c>(
 ///
 /// # Errors
 /// [`Error::Contract`] with the first wrong byte.
-pub(super) fn arrived(into: &Region, offset: usize, size: usize, seed: u64, told: i32) -> Result<()> {
+pub(super) fn arrived(
+    into: &Region,
+    offset: usize,
+    size: usize,
+    seed: u64,
+    told: i32,
+) -> Result<()> {
     ensure!(told as usize == size, "a receive of {size} bytes says that {told} came");
     if let Some(at) = plan::check(into.memory(), offset, size, seed)? {
-        let words = format!("byte {} of {size} is {:#04x}, not {:#04x}", at.offset, at.got, at.expected);
+        let words =
+            format!("byte {} of {size} is {:#04x}, not {:#04x}", at.offset, at.got, at.expected);
         return Err(Error::Contract(words));
     }
     Ok(())
@@ -496,10 +535,13 @@ mod tests {
     fn settings_that_other_devices_do_not_read_keep_no_point_from_them() {
         let made_up = |vars| Env { vars, ..BOTH_RANKS }.needs_softrnic();
         assert!(!made_up(&[("SOFTRNIC_LINES", "1")]) && !made_up(&[("SOFTRNIC_STRICT", "0")]));
-        assert!(made_up(&[("SOFTRNIC_FAULTS", "drop")]) && made_up(&[("NCCL_IB_HCA", "softrnic1")]));
+        assert!(
+            made_up(&[("SOFTRNIC_FAULTS", "drop")]) && made_up(&[("NCCL_IB_HCA", "softrnic1")])
+        );
     }
 
-    const RANGES: [Range<usize>; 2] = [0x5500_0000_0000..0x5500_0010_0000, 0x7f00_0000_0000..0x7f00_0400_0000];
+    const RANGES: [Range<usize>; 2] =
+        [0x5500_0000_0000..0x5500_0010_0000, 0x7f00_0000_0000..0x7f00_0400_0000];
 
     #[test]
     fn an_aligned_address_is_found() {

@@ -104,13 +104,17 @@ impl Raw {
     /// `init` of version 11 and later: makes a context for a communicator with this traffic class.
     pub(super) fn begin(self, context: &mut *mut c_void, traffic_class: i32) -> u32 {
         let mut config = later::Config { traffic_class };
-        let (Vtable::V11(net) | Vtable::V12(net)) = self.vtable else { return abi::ncclInternalError };
+        let (Vtable::V11(net) | Vtable::V12(net)) = self.vtable else {
+            return abi::ncclInternalError;
+        };
         slot!(@ net.init, (context, 7, &raw mut config, debug_log::callback(), std::ptr::null()))
     }
 
     /// Ends a context.
     pub(super) fn finalize(self, context: *mut c_void) -> u32 {
-        let (Vtable::V11(net) | Vtable::V12(net)) = self.vtable else { return abi::ncclInternalError };
+        let (Vtable::V11(net) | Vtable::V12(net)) = self.vtable else {
+            return abi::ncclInternalError;
+        };
         slot!(@ net.finalize, (context))
     }
 
@@ -118,7 +122,9 @@ impl Raw {
     pub(super) fn set_attributes(self, context: *mut c_void, masks: [u32; 3]) -> u32 {
         let load = later::Load { most_peers: 2, least_peers: 1, most_flows: 2, least_flows: 1 };
         let mut attributes = later::Attributes { send: load, receive: load, masks };
-        let (Vtable::V11(net) | Vtable::V12(net)) = self.vtable else { return abi::ncclInternalError };
+        let (Vtable::V11(net) | Vtable::V12(net)) = self.vtable else {
+            return abi::ncclInternalError;
+        };
         slot!(@ net.setNetAttr, (context, &raw mut attributes))
     }
 
@@ -176,7 +182,9 @@ impl Raw {
             Vtable::V8(net) => slot!(@ net.listen, (device, place, &raw mut comm)),
             Vtable::V9(net) => slot!(@ net.listen, (device, place, &raw mut comm)),
             Vtable::V10(net) => slot!(@ net.listen, (device, place, &raw mut comm)),
-            Vtable::V11(net) | Vtable::V12(net) => slot!(@ net.listen, (self.context, device, place, &raw mut comm)),
+            Vtable::V11(net) | Vtable::V12(net) => {
+                slot!(@ net.listen, (self.context, device, place, &raw mut comm))
+            }
         };
         (code, bytes, comm as Opaque)
     }
@@ -220,14 +228,24 @@ impl Raw {
     pub(super) fn register(self, comm: &SendComm, start: usize, size: usize) -> (u32, Opaque) {
         let mut handle: *mut c_void = std::ptr::null_mut();
         let kind = abi::NCCL_PTR_HOST as c_int;
-        let code = slot!(self, regMr(comm.raw(), start as *mut c_void, size, kind, &raw mut handle));
+        let code =
+            slot!(self, regMr(comm.raw(), start as *mut c_void, size, kind, &raw mut handle));
         (code, handle as Opaque)
     }
 
-    pub(super) fn register_dmabuf(self, comm: &SendComm, start: usize, size: usize, fd: i32) -> (u32, Opaque) {
+    pub(super) fn register_dmabuf(
+        self,
+        comm: &SendComm,
+        start: usize,
+        size: usize,
+        fd: i32,
+    ) -> (u32, Opaque) {
         let mut handle: *mut c_void = std::ptr::null_mut();
         let kind = abi::NCCL_PTR_CUDA as c_int;
-        let code = slot!(self, regMrDmaBuf(comm.raw(), start as *mut c_void, size, kind, 0, fd, &raw mut handle));
+        let code = slot!(
+            self,
+            regMrDmaBuf(comm.raw(), start as *mut c_void, size, kind, 0, fd, &raw mut handle)
+        );
         (code, handle as Opaque)
     }
 
@@ -236,7 +254,14 @@ impl Raw {
     }
 
     /// The request is garbage before the call. A size that the version's type cannot hold becomes the greatest that it can.
-    pub(super) fn isend(self, comm: &SendComm, start: usize, size: i64, tag: i32, memory: Opaque) -> (u32, Opaque) {
+    pub(super) fn isend(
+        self,
+        comm: &SendComm,
+        start: usize,
+        size: i64,
+        tag: i32,
+        memory: Opaque,
+    ) -> (u32, Opaque) {
         self.isend_over(GARBAGE, comm, start, size, tag, memory)
     }
 
@@ -251,7 +276,8 @@ impl Raw {
         memory: Opaque,
     ) -> (u32, Opaque) {
         let mut request = before as *mut c_void;
-        let (comm, start, memory, none) = (comm.raw(), start as *mut c_void, memory as *mut c_void, NO_PROFILE);
+        let (comm, start, memory, none) =
+            (comm.raw(), start as *mut c_void, memory as *mut c_void, NO_PROFILE);
         let place = &raw mut request;
         let bytes = size as usize;
         let code = match self.vtable {
@@ -269,7 +295,14 @@ impl Raw {
     }
 
     /// One message; the request is NULL before the call.
-    pub(super) fn irecv(self, comm: &RecvComm, region: &Region, offset: usize, size: i32, tag: i32) -> (u32, Opaque) {
+    pub(super) fn irecv(
+        self,
+        comm: &RecvComm,
+        region: &Region,
+        offset: usize,
+        size: i32,
+        tag: i32,
+    ) -> (u32, Opaque) {
         self.irecv_over(0, comm, region, offset, size.into(), tag)
     }
 
@@ -288,14 +321,19 @@ impl Raw {
             return (abi::ncclInternalError, 0);
         };
         let (mut data, mut tags, mut memory) = ([start.cast::<c_void>()], [tag], [region.raw()]);
-        let (mut narrow, mut wide) = ([c_int::try_from(size).unwrap_or(c_int::MAX)], [size as usize]);
+        let (mut narrow, mut wide) =
+            ([c_int::try_from(size).unwrap_or(c_int::MAX)], [size as usize]);
         let (comm, data, place) = (comm.raw(), data.as_mut_ptr(), &raw mut request);
         let (tags, memory, sizes) = (tags.as_mut_ptr(), memory.as_mut_ptr(), wide.as_mut_ptr());
         let none = std::ptr::null_mut();
         let code = match self.vtable {
-            Vtable::V8(net) => slot!(@ net.irecv, (comm, 1, data, narrow.as_mut_ptr(), tags, memory, place)),
+            Vtable::V8(net) => {
+                slot!(@ net.irecv, (comm, 1, data, narrow.as_mut_ptr(), tags, memory, place))
+            }
             Vtable::V9(net) => slot!(@ net.irecv, (comm, 1, data, sizes, tags, memory, place)),
-            Vtable::V10(net) => slot!(@ net.irecv, (comm, 1, data, sizes, tags, memory, none, place)),
+            Vtable::V10(net) => {
+                slot!(@ net.irecv, (comm, 1, data, sizes, tags, memory, none, place))
+            }
             Vtable::V11(net) | Vtable::V12(net) => {
                 slot!(@ net.irecv, (comm, 1, data, sizes, tags, memory, none, place))
             }
@@ -325,6 +363,9 @@ impl Raw {
 
     /// Whether the slots that a plugin without device code leaves out are empty.
     pub(super) fn lacks_device_slots(self) -> [bool; 2] {
-        [library::slot!(self.vtable, getDeviceMr).is_none(), library::slot!(self.vtable, irecvConsumed).is_none()]
+        [
+            library::slot!(self.vtable, getDeviceMr).is_none(),
+            library::slot!(self.vtable, irecvConsumed).is_none(),
+        ]
     }
 }

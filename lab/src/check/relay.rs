@@ -29,9 +29,12 @@ fn ports() -> Result<HashSet<u16>> {
 
 /// The inodes of this process's sockets.
 fn sockets() -> Result<HashSet<String>> {
-    let entries = std::fs::read_dir("/proc/self/fd").map_err(|e| Error::io("cannot read /proc/self/fd", e))?;
+    let entries = std::fs::read_dir("/proc/self/fd")
+        .map_err(|e| Error::io("cannot read /proc/self/fd", e))?;
     let links = entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
-    let inode = |link: std::path::PathBuf| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned());
+    let inode = |link: std::path::PathBuf| {
+        Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())
+    };
     Ok(links.filter_map(inode).collect())
 }
 
@@ -67,16 +70,23 @@ impl HandlePort {
     fn find(handle: &Handle, before: &HashSet<u16>) -> Result<Vec<Self>> {
         let now = ports()?;
         // A transport may have one port for all of its listeners.
-        let (old, new): (Vec<u16>, Vec<u16>) = now.into_iter().partition(|port| before.contains(port));
-        let found = [new, old].iter().map(|ports| Self::all_of(handle, ports)).find(|found| !found.is_empty());
-        found.ok_or_else(|| Error::Unreadable("the port that the listener waits on is not in its handle".into()))
+        let (old, new): (Vec<u16>, Vec<u16>) =
+            now.into_iter().partition(|port| before.contains(port));
+        let found = [new, old]
+            .iter()
+            .map(|ports| Self::all_of(handle, ports))
+            .find(|found| !found.is_empty());
+        found.ok_or_else(|| {
+            Error::Unreadable("the port that the listener waits on is not in its handle".into())
+        })
     }
 
     /// All places of one of the ports in the handle. Those in network order if there are such, as a socket's address has it:
     /// the bytes of one port may be those of another in the other order.
     fn all_of(handle: &Handle, ports: &[u16]) -> Vec<Self> {
         let of_order = |big_endian: bool| -> Vec<Self> {
-            let bytes = |port: u16| if big_endian { port.to_be_bytes() } else { port.to_le_bytes() };
+            let bytes =
+                |port: u16| if big_endian { port.to_be_bytes() } else { port.to_le_bytes() };
             let places = handle.0.windows(2).enumerate();
             let found = places.flat_map(|(place, pair)| {
                 ports.iter().filter(move |port| pair == bytes(**port)).map(move |port| Self {
@@ -130,7 +140,10 @@ impl HandlePort {
 ///
 /// # Errors
 /// The transport does not listen, or [`Error::Unreadable`].
-pub(crate) fn listen(transport: &Transport, device: usize) -> Result<(Handle, Listener, HandlePort)> {
+pub(crate) fn listen(
+    transport: &Transport,
+    device: usize,
+) -> Result<(Handle, Listener, HandlePort)> {
     let mut attempts = 1;
     loop {
         let before = ports()?;
@@ -138,7 +151,9 @@ pub(crate) fn listen(transport: &Transport, device: usize) -> Result<(Handle, Li
         let found = HandlePort::find(&handle, &before)?;
         match found[..] {
             // Random bytes of a handle are others in the next one; so is the port, if each listener has its own.
-            [first, ref more @ ..] if (!more.is_empty() || first.is_of_any_order()) && attempts < MAX_LISTENERS => {
+            [first, ref more @ ..]
+                if (!more.is_empty() || first.is_of_any_order()) && attempts < MAX_LISTENERS =>
+            {
                 attempts += 1;
             }
             _ => return Ok((handle, listener, found[0])),
@@ -150,19 +165,23 @@ pub(crate) fn listen(transport: &Transport, device: usize) -> Result<(Handle, Li
 /// A connection to `port` of this host, where nothing waits for long.
 pub(crate) fn connect_to_port(port: u16) -> Result<TcpStream> {
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let stream = TcpStream::connect(to).map_err(|e| Error::io(format!("cannot connect to {to}"), e))?;
+    let stream =
+        TcpStream::connect(to).map_err(|e| Error::io(format!("cannot connect to {to}"), e))?;
     timeout_s(&stream)?;
     Ok(stream)
 }
 
 fn timeout_s(stream: &TcpStream) -> Result<()> {
-    stream.set_read_timeout(Some(Duration::from_millis(2))).map_err(|e| Error::io("cannot set a timeout", e))
+    stream
+        .set_read_timeout(Some(Duration::from_millis(2)))
+        .map_err(|e| Error::io("cannot set a timeout", e))
 }
 
 /// The first of these ports of this host that is free; 0 is any.
 fn listen_on_loopback(ports: &[u16]) -> Result<(TcpListener, u16)> {
     let failed = |e| Error::io("cannot listen on 127.0.0.1", e);
-    let addresses: Vec<SocketAddr> = ports.iter().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).collect();
+    let addresses: Vec<SocketAddr> =
+        ports.iter().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, *port))).collect();
     let socket = TcpListener::bind(&addresses[..]).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     let port = socket.local_addr().map_err(failed)?.port();
@@ -183,7 +202,12 @@ pub(crate) fn read_available(stream: &mut TcpStream) -> Option<Vec<u8>> {
     match stream.read(&mut bytes) {
         Ok(0) => None,
         Ok(count) => Some(bytes[..count].to_vec()),
-        Err(problem) if matches!(problem.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {
+        Err(problem)
+            if matches!(
+                problem.kind(),
+                std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+            ) =>
+        {
             Some(Vec::new())
         }
         Err(_) => None,
@@ -210,7 +234,9 @@ impl Relay {
         let Some(mut forth) = read_available(&mut self.client) else {
             return false;
         };
-        if let Some(byte) = self.wrong.and_then(|at| at.checked_sub(self.passed)).and_then(|at| forth.get_mut(at)) {
+        if let Some(byte) =
+            self.wrong.and_then(|at| at.checked_sub(self.passed)).and_then(|at| forth.get_mut(at))
+        {
             *byte ^= 0xff;
         }
         self.passed += forth.len();
@@ -262,19 +288,27 @@ mod tests {
         handle.0[30..32].copy_from_slice(&[0x12, 0x43]);
         for ports in [&[0x1243][..], &[0x4312, 0x1243], &[9, 0x1243, 0x4312]] {
             let found = HandlePort::all_of(&handle, ports);
-            assert_eq!(found.iter().map(|found| found.port).collect::<Vec<_>>(), [0x1243], "{ports:?}");
+            assert_eq!(
+                found.iter().map(|found| found.port).collect::<Vec<_>>(),
+                [0x1243],
+                "{ports:?}"
+            );
             assert_eq!(found[0].with_port(&handle, 0x5678).0[29..33], [0xee, 0x56, 0x78, 0xee]);
         }
         let in_this_machines_order = HandlePort::all_of(&handle, &[0x4312]);
-        assert_eq!(in_this_machines_order[0].with_port(&handle, 0x5678).0[29..33], [0xee, 0x78, 0x56, 0xee]);
+        assert_eq!(
+            in_this_machines_order[0].with_port(&handle, 0x5678).0[29..33],
+            [0xee, 0x78, 0x56, 0xee]
+        );
         assert!(HandlePort::all_of(&handle, &[7, 0x1234]).is_empty());
     }
 
     #[test]
     fn a_port_of_two_like_bytes_is_replaced_by_another_one_of_these() {
         for (port, alike) in [(0x8989, true), (0x8998, false)] {
-            let (_socket, other) =
-                HandlePort { port, place: 0, big_endian: true }.listen_instead().expect("one of 128 is free");
+            let (_socket, other) = HandlePort { port, place: 0, big_endian: true }
+                .listen_instead()
+                .expect("one of 128 is free");
             assert!(!alike || other.swap_bytes() == other, "{other:#x} instead of {port:#x}");
         }
     }
@@ -285,7 +319,8 @@ mod tests {
         for place in [4, 30] {
             handle.0[place..place + 2].copy_from_slice(&[0x12, 0x43]);
         }
-        let places: Vec<usize> = HandlePort::all_of(&handle, &[0x1243]).iter().map(|found| found.place).collect();
+        let places: Vec<usize> =
+            HandlePort::all_of(&handle, &[0x1243]).iter().map(|found| found.place).collect();
         assert_eq!(places, [4, 30]);
     }
 }

@@ -80,7 +80,9 @@ impl CheckRequest {
             for _ in 0..jobs.clamp(1, points.len().max(1)) {
                 let (sender, next, stop) = (sender.clone(), &next, &stop);
                 scope.spawn(move || {
-                    while let Some((index, point)) = taken(points, next).filter(|_| !stop.load(Ordering::Relaxed)) {
+                    while let Some((index, point)) =
+                        taken(points, next).filter(|_| !stop.load(Ordering::Relaxed))
+                    {
                         // This fails after an interrupt, when no more outcomes are wanted.
                         sender.send((index, self.run(point))).unwrap_or_default();
                     }
@@ -114,7 +116,9 @@ impl CheckRequest {
     fn perform(&self, point: &Point, steps: &[Step]) -> (Verdict, String, Vec<String>) {
         let mut details: Vec<String> = Vec::new();
         let mut skipped: Vec<String> = Vec::new();
-        for (index, step) in steps.iter().enumerate().filter(|(_, step)| self.long || !step.env.long) {
+        for (index, step) in
+            steps.iter().enumerate().filter(|(_, step)| self.long || !step.env.long)
+        {
             if self.softrnic.is_none() && step.env.needs_softrnic() {
                 skipped.push(format!("needs {SOFTWARE_DEVICE}"));
                 continue;
@@ -123,9 +127,19 @@ impl CheckRequest {
                 Ok(result) if result.skipped => skipped.push(result.detail),
                 Ok(result) => details.push(result.detail),
                 Err(Error::Worker { rank, what, log, .. }) => {
-                    return (Verdict::Failed, format!("{what} (rank {rank}{})", part(index, steps)), log);
+                    return (
+                        Verdict::Failed,
+                        format!("{what} (rank {rank}{})", part(index, steps)),
+                        log,
+                    );
                 }
-                Err(problem) => return (Verdict::Failed, format!("{problem}{}", part(index, steps)), Vec::new()),
+                Err(problem) => {
+                    return (
+                        Verdict::Failed,
+                        format!("{problem}{}", part(index, steps)),
+                        Vec::new(),
+                    );
+                }
             }
         }
         details.retain(|detail| !detail.is_empty());
@@ -174,14 +188,16 @@ impl CheckRequest {
     }
 
     fn is_faithful(&self, step: &Step) -> bool {
-        step.env.host == Host::Faithful || self.device_config.rails == 2 && step.env.host == Host::Plain
+        step.env.host == Host::Faithful
+            || self.device_config.rails == 2 && step.env.host == Host::Plain
     }
 
     fn command(&self, step: &Step) -> (PathBuf, Vec<OsString>) {
         let Some(device) = self.softrnic.as_ref().filter(|_| self.is_faithful(step)) else {
             return (self.program.clone(), vec![WORKER.into()]);
         };
-        let mut words: Vec<OsString> = vec!["run".into(), "--library".into(), device.folder.clone().into()];
+        let mut words: Vec<OsString> =
+            vec!["run".into(), "--library".into(), device.folder.clone().into()];
         words.push("--faithful".into());
         if self.device_config.rails == 2 {
             words.push("--same-card".into());
@@ -377,7 +393,11 @@ impl StepResult {
     pub(crate) fn log_fault(&self, log: &[String]) -> Option<String> {
         let missing = self.wanted.iter().find(|wanted| !log.iter().any(|line| wanted.is_in(line)));
         if let Some(wanted) = missing {
-            return Some(format!("no line of the log has {}: {}", wanted.words.join(" and "), wanted.otherwise));
+            return Some(format!(
+                "no line of the log has {}: {}",
+                wanted.words.join(" and "),
+                wanted.otherwise
+            ));
         }
         let most = self.most_lines.filter(|most| log.len() > *most)?;
         Some(format!("the log is flooded: {} lines or more, {most} would do", log.len()))
@@ -421,7 +441,9 @@ impl Slowest {
 /// `schedstat` in proc(5), nanoseconds).
 fn waited_for_a_processor() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    Duration::from_nanos(text.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0))
+    Duration::from_nanos(
+        text.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0),
+    )
 }
 
 #[cfg(test)]
@@ -430,12 +452,18 @@ mod tests {
 
     #[test]
     fn a_log_is_searched_and_measured() {
-        let result = StepResult::passed("").logging(&["MEMLOCK|ulimit", "limit"], "it should be named").quiet(2);
+        let result = StepResult::passed("")
+            .logging(&["MEMLOCK|ulimit", "limit"], "it should be named")
+            .quiet(2);
         let log = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
         assert_eq!(result.log_fault(&log(&["the limit", "the memlock limit is 64 KiB"])), None);
         let words = result.log_fault(&log(&["the limit", "memlock"])).expect("no line has both");
         assert!(words.ends_with("MEMLOCK|ulimit and limit: it should be named"), "{words}");
-        assert!(result.log_fault(&log(&["memlock limit"; 3])).is_some_and(|words| words.contains("flooded")));
+        assert!(
+            result
+                .log_fault(&log(&["memlock limit"; 3]))
+                .is_some_and(|words| words.contains("flooded"))
+        );
     }
 
     #[test]

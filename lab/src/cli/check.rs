@@ -68,15 +68,21 @@ impl Check {
     pub(super) fn run(self) -> Result<Exit> {
         let points = points::selected(&self.only)?;
         if self.list {
-            let lines = points.iter().map(|p| format!("{:>2}  {:<26}  {}\n", p.number, p.name, p.claim));
+            let lines =
+                points.iter().map(|p| format!("{:>2}  {:<26}  {}\n", p.number, p.name, p.claim));
             return output::write_stdout(&lines.collect::<String>()).map(|()| Exit::Good);
         }
-        let (only, junit, json, jobs) = (!self.only.is_empty(), self.junit.clone(), self.json.clone(), self.jobs);
-        [&junit, &json].into_iter().flatten().try_for_each(|path| output::require_writable(path))?;
+        let (only, junit, json, jobs) =
+            (!self.only.is_empty(), self.junit.clone(), self.json.clone(), self.jobs);
+        [&junit, &json]
+            .into_iter()
+            .flatten()
+            .try_for_each(|path| output::require_writable(path))?;
         let request = self.request()?;
         let title = title(&request);
         let jobs = jobs.map_or_else(jobs_of_this_machine, usize::from);
-        let outcomes = request.run_all(&points, jobs, |outcome| output::write_stdout(&report::line(outcome)))?;
+        let outcomes = request
+            .run_all(&points, jobs, |outcome| output::write_stdout(&report::line(outcome)))?;
         output::write_stdout(&report::summary(&title, &outcomes))?;
         if let Some(path) = junit {
             output::write_file(&path, &report::xml(&title, &outcomes))?;
@@ -86,33 +92,42 @@ impl Check {
         }
         let [_, failed, _] = report::counts(&outcomes);
         if outcomes.len() < points.len() {
-            output::write_stderr(format_args!("ferrite: {} of {} checks were made", outcomes.len(), points.len()));
+            output::write_stderr(format_args!(
+                "ferrite: {} of {} checks were made",
+                outcomes.len(),
+                points.len()
+            ));
             return Ok(Exit::Interrupted);
         }
         if failed == 0 {
             return Ok(Exit::Good);
         }
-        let all = if only { "the checks that were named" } else { &format!("{} checks", points::all().len()) };
+        let all = if only {
+            "the checks that were named"
+        } else {
+            &format!("{} checks", points::all().len())
+        };
         output::write_stderr(format_args!("ferrite: {failed} of {all} failed"));
         Ok(Exit::Worse)
     }
 
     fn request(self) -> Result<CheckRequest> {
         let infiniband = self.link == LinkName::Ib;
-        let device_config = DeviceConfig { infiniband, rails: self.rails.into(), strict: self.strict };
+        let device_config =
+            DeviceConfig { infiniband, rails: self.rails.into(), strict: self.strict };
         let softrnic = match self.verbs {
             VerbsName::Softrnic => Some(software_device(self.softrnic)?),
-            VerbsName::System if self.softrnic.is_some() || infiniband || self.rails != 1 || self.strict => {
-                let words =
-                    "--softrnic, --link, --rails and --strict are about the software device, not --verbs system";
+            VerbsName::System
+                if self.softrnic.is_some() || infiniband || self.rails != 1 || self.strict =>
+            {
+                let words = "--softrnic, --link, --rails and --strict are about the software device, not --verbs system";
                 return Err(Error::Usage(words.into()));
             }
             VerbsName::System => None,
         };
         let source = absolute(self.source.source()?)?;
         if self.rails != 1 && interface(&source)? != 8 {
-            let words =
-                "--rails 2 is about version 8, whose transports merge ports by themselves; later ones: merged-devices";
+            let words = "--rails 2 is about version 8, whose transports merge ports by themselves; later ones: merged-devices";
             return Err(Error::Usage(words.into()));
         }
         let program = std::env::current_exe().map_err(|e| Error::io("no own program", e))?;
@@ -134,7 +149,9 @@ fn software_device(folder: Option<PathBuf>) -> Result<SoftrnicPaths> {
 fn interface(source: &Source) -> Result<u32> {
     match source {
         Source::Plugin { path, abi } => library::require_plugin(path, *abi),
-        Source::Stock { nccl } | Source::Loader { nccl, .. } => release::verify(nccl).map(|release| release.interface),
+        Source::Stock { nccl } | Source::Loader { nccl, .. } => {
+            release::verify(nccl).map(|release| release.interface)
+        }
     }
 }
 
@@ -151,7 +168,9 @@ fn absolute(source: Source) -> Result<Source> {
 fn title(request: &CheckRequest) -> String {
     let what = match &request.source {
         Source::Plugin { path, abi } => {
-            let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+            let name = path
+                .file_name()
+                .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
             abi.map_or_else(|| name.clone(), |abi| format!("{name} (interface v{abi})"))
         }
         Source::Stock { nccl } => match release::verify(nccl) {

@@ -138,19 +138,29 @@ impl Compare {
             let pin = !self.common.no_pin;
             let part = self.sides(|common| common.devices.verbs());
             let part = part.map(|(sources, verbs)| HostPart { sources, verbs, pin });
-            return other_host::take_part(&place, &token, self.meeting.wait(), part).map(|()| Exit::Good);
+            return other_host::take_part(&place, &token, self.meeting.wait(), part)
+                .map(|()| Exit::Good);
         }
         let earlier = self.earlier.as_deref().map(EarlierRun::read).transpose()?;
         // The other host may come while A is fetched here.
         let listening = match role {
-            Some(Role::Server { addresses, token, .. }) => Some((hosts::listen(&addresses)?, token)),
+            Some(Role::Server { addresses, token, .. }) => {
+                Some((hosts::listen(&addresses)?, token))
+            }
             _ => None,
         };
         let (sources, verbs) = self.sides(Common::prepared)?;
-        let scope = Scope { find_percent: self.find, fail_percent: self.fail_if_worse, ..self.common.scope() };
-        let other = listening.map(|(listening, token)| self.meet(listening, token, &sources, &verbs)).transpose()?;
+        let scope = Scope {
+            find_percent: self.find,
+            fail_percent: self.fail_if_worse,
+            ..self.common.scope()
+        };
+        let other = listening
+            .map(|(listening, token)| self.meet(listening, token, &sources, &verbs))
+            .transpose()?;
         let request = self.common.request(sources, verbs, scope, command);
-        self.common.run(&CompareRequest { variables: [self.set_a, self.set_b], earlier, ..request }, other)
+        self.common
+            .run(&CompareRequest { variables: [self.set_a, self.set_b], earlier, ..request }, other)
     }
 
     /// A and B, and their libibverbs. What is here is looked at before A is fetched, verified and measured.
@@ -200,9 +210,23 @@ impl Common {
     }
 
     /// What to run: both sides with the same variables, compared with no earlier run.
-    fn request(&self, sources: Vec<Source>, verbs: Verbs, scope: Scope, command: Vec<String>) -> CompareRequest {
+    fn request(
+        &self,
+        sources: Vec<Source>,
+        verbs: Verbs,
+        scope: Scope,
+        command: Vec<String>,
+    ) -> CompareRequest {
         let devices = self.devices.devices();
-        CompareRequest { sources, variables: Default::default(), verbs, devices, scope, earlier: None, command }
+        CompareRequest {
+            sources,
+            variables: Default::default(),
+            verbs,
+            devices,
+            scope,
+            earlier: None,
+            command,
+        }
     }
 
     fn run(&self, request: &CompareRequest, other: Option<Arc<OtherHost>>) -> Result<Exit> {
@@ -216,7 +240,10 @@ impl Common {
         let printed = output::write_stdout(&summary(&record));
         report::write(&record, &self.report)?;
         printed?;
-        output::write_stdout(&format!("{0}/report.md  {0}/report.svg  {0}/raw.json\n", self.report.display()))?;
+        output::write_stdout(&format!(
+            "{0}/report.md  {0}/report.svg  {0}/raw.json\n",
+            self.report.display()
+        ))?;
         Ok(if record.complete { conclusion(&record).into() } else { Exit::Interrupted })
     }
 

@@ -65,8 +65,10 @@ pub(super) struct Cost {
 
 impl Cost {
     pub(super) fn run(self) -> Result<Exit> {
-        let folder =
-            self.softrnic.as_ref().map_or_else(|| Dist::find().map(|dist| dist.softrnic()), |path| Ok(path.clone()))?;
+        let folder = self
+            .softrnic
+            .as_ref()
+            .map_or_else(|| Dist::find().map(|dist| dist.softrnic()), |path| Ok(path.clone()))?;
         Verbs::softrnic(&folder)?.clean_stale();
         let folder = std::fs::canonicalize(&folder).unwrap_or(folder);
         let request = CostRequest {
@@ -114,11 +116,15 @@ impl Cost {
         if self.stock.is_empty() && self.plugin.is_empty() {
             sources.push(Source::stock(source_args::find(None)?));
         }
-        let plugins = if self.plugin.is_empty() { vec![Dist::find()?.plugin()?] } else { self.plugin.clone() };
+        let plugins = if self.plugin.is_empty() {
+            vec![Dist::find()?.plugin()?]
+        } else {
+            self.plugin.clone()
+        };
         for path in plugins {
             library::require_plugin(&path, None)?;
-            let path =
-                std::fs::canonicalize(&path).map_err(|e| Error::io(format!("cannot open {}", path.display()), e))?;
+            let path = std::fs::canonicalize(&path)
+                .map_err(|e| Error::io(format!("cannot open {}", path.display()), e))?;
             sources.push(Source::plugin(path));
         }
         Ok(sources)

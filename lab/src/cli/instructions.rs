@@ -44,7 +44,10 @@ impl Instructions {
             profile = profile.minus(&self.read(fewer)?);
         }
         if profile.total() <= 0 && !self.locked {
-            return Err(Error::Unreadable(format!("no instructions of {} were seen", self.library)));
+            return Err(Error::Unreadable(format!(
+                "no instructions of {} were seen",
+                self.library
+            )));
         }
         let text = if self.functions { functions(&profile) } else { String::new() };
         let total = profile.total() as f64 / self.messages.unwrap_or(1) as f64;
@@ -62,7 +65,11 @@ impl Instructions {
             true => Profile::read_locked(&text, &self.library)?,
         };
         if profile.0.is_empty() {
-            return Err(Error::Unreadable(format!("{} has no instructions of {}", file.display(), self.library)));
+            return Err(Error::Unreadable(format!(
+                "{} has no instructions of {}",
+                file.display(),
+                self.library
+            )));
         }
         Ok(profile)
     }
@@ -74,8 +81,11 @@ fn functions(profile: &Profile) -> String {
     costs.sort_by_key(|(_, cost)| std::cmp::Reverse(cost.instructions));
     let mut text = format!("{:>14} {:>12} {:>9}  function\n", "instructions", "calls", "per call");
     for (name, cost) in costs {
-        let each =
-            if cost.calls == 0 { "-".into() } else { format!("{:.1}", cost.instructions as f64 / cost.calls as f64) };
+        let each = if cost.calls == 0 {
+            "-".into()
+        } else {
+            format!("{:.1}", cost.instructions as f64 / cost.calls as f64)
+        };
         text += &format!("{:>14} {:>12} {each:>9}  {name}\n", cost.instructions, cost.calls);
     }
     text
@@ -89,9 +99,12 @@ mod tests {
     #[test]
     fn the_most_costly_function_comes_first() {
         let cost = |instructions, calls| Cost { instructions, calls };
-        let profile = Profile([("a".into(), cost(10, 4)), ("b".into(), cost(30, 0)), ("c".into(), cost(0, 1))].into());
+        let profile = Profile(
+            [("a".into(), cost(10, 4)), ("b".into(), cost(30, 0)), ("c".into(), cost(0, 1))].into(),
+        );
         let text = functions(&profile);
-        let lines: Vec<Vec<&str>> = text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+        let lines: Vec<Vec<&str>> =
+            text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines, [["30", "0", "-", "b"], ["10", "4", "2.5", "a"]]);
     }
 }

@@ -32,17 +32,27 @@ impl MeetingArgs {
     ///
     /// # Errors
     /// [`Error::Usage`] if something is missing.
-    pub fn role(&self, hosts: usize, variable: impl Fn(&str) -> Option<String>) -> Result<Option<Role>> {
+    pub fn role(
+        &self,
+        hosts: usize,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Role>> {
         if let Some(place) = &self.server {
-            let token =
-                self.token.clone().ok_or_else(|| Error::Usage("HOST:PORT needs the server's --token".into()))?;
+            let token = self
+                .token
+                .clone()
+                .ok_or_else(|| Error::Usage("HOST:PORT needs the server's --token".into()))?;
             return Ok(Some(Role::Host { place: place.clone(), token, hosts: None }));
         }
         if let Some(address) = &self.serve {
             let token = self.token.clone().map_or_else(hosts::new_token, Ok)?;
             return Ok(Some(Role::Server { addresses: vec![address.clone()], token, hosts }));
         }
-        if self.job { hosts::of_launcher(self.token.as_deref(), variable).map(Some) } else { Ok(None) }
+        if self.job {
+            hosts::of_launcher(self.token.as_deref(), variable).map(Some)
+        } else {
+            Ok(None)
+        }
     }
 
     /// How long the server waits for all hosts, or a host of a comparison for the server.
@@ -60,7 +70,9 @@ mod tests {
         let alone = MeetingArgs { server: None, serve: None, job: false, token: None, wait: 1 };
         assert_eq!(alone.role(2, |_| None).expect("no session"), None);
         let joined = MeetingArgs { server: Some("n0:1".into()), ..alone.clone() };
-        assert!(joined.role(2, |_| None).is_err_and(|problem| problem.to_string().contains("--token")));
+        assert!(
+            joined.role(2, |_| None).is_err_and(|problem| problem.to_string().contains("--token"))
+        );
         let served = MeetingArgs { serve: Some("n0:1".into()), ..alone };
         assert!(matches!(served.role(2, |_| None), Ok(Some(Role::Server { hosts: 2, .. }))));
     }

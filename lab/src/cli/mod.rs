@@ -75,7 +75,9 @@ impl Command {
             Self::StandIn => return parent::main(),
             Self::CheckWorker => return crate::check::runner::main(),
             Self::OutlastWorker => return crate::outlast::worker::main(),
-            Self::CostWorker { job } => return exit::code(crate::cost::main(job).map(|()| Exit::Good)),
+            Self::CostWorker { job } => {
+                return exit::code(crate::cost::main(job).map(|()| Exit::Good));
+            }
             Self::Solo(_) | Self::Instructions(_) | Self::Judge(_) | Self::Wheel { .. } => {}
             _ => output::install_handler(),
         }
@@ -94,12 +96,15 @@ impl Command {
             Self::Instructions(instructions) => instructions.run(),
             Self::Judge(judge) => judge.run(),
             Self::Wheel { version, nccl } => {
-                let path = version.map_or_else(|| source_args::find(nccl.as_deref()), source_args::of_release)?;
+                let path = version
+                    .map_or_else(|| source_args::find(nccl.as_deref()), source_args::of_release)?;
                 output::write_stdout(&format!("{}\n", path.display())).map(|()| Exit::Good)
             }
-            Self::Worker | Self::StandIn | Self::CheckWorker | Self::OutlastWorker | Self::CostWorker { .. } => {
-                Ok(Exit::Good)
-            }
+            Self::Worker
+            | Self::StandIn
+            | Self::CheckWorker
+            | Self::OutlastWorker
+            | Self::CostWorker { .. } => Ok(Exit::Good),
         }
     }
 }

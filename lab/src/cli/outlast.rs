@@ -13,7 +13,9 @@ use crate::nccl::library::Source;
 use crate::outlast::report;
 use crate::outlast::report::Outcome;
 use crate::outlast::runner::OutlastRequest;
-use crate::outlast::scenario::{Fault, Ports, RETRIES, SCENARIOS, Scenario, Step, StreamPlan, parse_time};
+use crate::outlast::scenario::{
+    Fault, Ports, RETRIES, SCENARIOS, Scenario, Step, StreamPlan, parse_time,
+};
 use crate::pair::parent::json_error;
 use crate::system::dist::Dist;
 use crate::system::output;
@@ -158,7 +160,9 @@ struct Trial {
 impl Outlast {
     pub(super) fn run(self, command: Vec<String>) -> Result<Exit> {
         if self.list {
-            let lines = SCENARIOS.iter().map(|scenario| format!("{:<26}  {}\n", scenario.name, scenario.claim));
+            let lines = SCENARIOS
+                .iter()
+                .map(|scenario| format!("{:<26}  {}\n", scenario.name, scenario.claim));
             return output::write_stdout(&lines.collect::<String>()).map(|()| Exit::Good);
         }
         if !self.table.is_empty() {
@@ -201,7 +205,9 @@ impl Outlast {
                 let outcome = request.run(repetition)?;
                 output::write_stdout(&match format {
                     Format::Text => report::text(&outcome),
-                    Format::Json => serde_json::to_string(&outcome).map_err(|e| json_error(&e))? + "\n",
+                    Format::Json => {
+                        serde_json::to_string(&outcome).map_err(|e| json_error(&e))? + "\n"
+                    }
                 })?;
                 outcomes.push(outcome);
             }
@@ -216,16 +222,22 @@ impl Outlast {
         }
         if !self.scenario.is_empty() {
             let all = self.scenario.iter().any(|name| name == "all");
-            let named = || self.scenario.iter().map(|name| Scenario::named(name)).collect::<Result<Vec<_>>>();
+            let named = || {
+                self.scenario.iter().map(|name| Scenario::named(name)).collect::<Result<Vec<_>>>()
+            };
             let scenarios = if all { SCENARIOS.to_vec() } else { named()? };
             return Ok(scenarios.into_iter().map(Trial::of).collect());
         }
         if self.fault.len() != self.at.len() {
             let (faults, times) = (self.fault.len(), self.at.len());
-            return Err(Error::Usage(format!("each --fault has one --at: there are {faults} and {times}")));
+            return Err(Error::Usage(format!(
+                "each --fault has one --at: there are {faults} and {times}"
+            )));
         }
         if self.fault.is_empty() {
-            return Err(Error::Usage("name --scenario, or --fault and --at; --list names the scenarios".into()));
+            return Err(Error::Usage(
+                "name --scenario, or --fault and --at; --list names the scenarios".into(),
+            ));
         }
         let mut steps = Vec::new();
         for (text, at) in self.fault.iter().zip(&self.at) {
@@ -240,7 +252,9 @@ impl Outlast {
         steps.sort_by_key(|step| step.at);
         let name = self.name.clone();
         if SCENARIOS.iter().any(|scenario| scenario.name == name) {
-            return Err(Error::Usage(format!("--name {name}: a scenario has this name; --list names them all")));
+            return Err(Error::Usage(format!(
+                "--name {name}: a scenario has this name; --list names them all"
+            )));
         }
         let ports = match self.ports {
             PortsName::One => Ports::One,
@@ -271,7 +285,12 @@ impl Outlast {
         }
         let is_on = self.switches == Some(Switches::On);
         let mut variables = vec![(ALL_INFO.0.to_owned(), ALL_INFO.1.to_owned())];
-        variables.extend(SWITCHES.iter().filter(|_| is_on).map(|(name, value)| ((*name).into(), (*value).into())));
+        variables.extend(
+            SWITCHES
+                .iter()
+                .filter(|_| is_on)
+                .map(|(name, value)| ((*name).into(), (*value).into())),
+        );
         Ok(OutlastRequest {
             program: std::env::current_exe().map_err(|e| Error::io("no own program", e))?,
             control,
@@ -281,7 +300,14 @@ impl Outlast {
             scenario: String::new(),
             ports: Ports::One,
             script: Vec::new(),
-            stream: StreamPlan { messages: 0, bytes: 0, period_us: 0, pause: None, settle_ms: 0, limit_ms: 0 },
+            stream: StreamPlan {
+                messages: 0,
+                bytes: 0,
+                period_us: 0,
+                pause: None,
+                settle_ms: 0,
+                limit_ms: 0,
+            },
             seed: 0,
             // Without the folder that this program is in.
             command: format!("ferrite {}", command.get(1..).unwrap_or_default().join(" ")),
@@ -323,7 +349,8 @@ fn print_table(files: &[PathBuf]) -> Result<Exit> {
     let mut outcomes = Vec::new();
     for file in files {
         let name = file.display().to_string();
-        let text = std::fs::read_to_string(file).map_err(|e| Error::io(format!("cannot read {name}"), e))?;
+        let text = std::fs::read_to_string(file)
+            .map_err(|e| Error::io(format!("cannot read {name}"), e))?;
         outcomes.extend(report::read_lines(&name, &text)?);
     }
     if outcomes.is_empty() {

@@ -47,8 +47,12 @@ impl SourceArgs {
         let abi = self.abi;
         match self.transport {
             TransportArgs { stock: Some(None), .. } => Ok(Source::stock(find(None)?)),
-            TransportArgs { stock: Some(Some(Stock::File(path))), .. } => Ok(Source::stock(find(Some(&path))?)),
-            TransportArgs { stock: Some(Some(Stock::Release(release))), .. } => Ok(Source::stock(of_release(release)?)),
+            TransportArgs { stock: Some(Some(Stock::File(path))), .. } => {
+                Ok(Source::stock(find(Some(&path))?))
+            }
+            TransportArgs { stock: Some(Some(Stock::Release(release))), .. } => {
+                Ok(Source::stock(of_release(release)?))
+            }
             TransportArgs { loader: Some(plugin), .. } => {
                 if plugin.contains('/') && !plugin.contains(',') {
                     library::require_plugin(plugin.as_ref(), None)?;
@@ -68,7 +72,9 @@ impl SourceArgs {
 
 /// `2.28.9` is a release, anything else a file.
 pub(super) fn parse_stock(text: &str) -> std::result::Result<Stock, String> {
-    if text.starts_with(|c: char| c.is_ascii_digit()) && text.chars().all(|c| c.is_ascii_digit() || c == '.') {
+    if text.starts_with(|c: char| c.is_ascii_digit())
+        && text.chars().all(|c| c.is_ascii_digit() || c == '.')
+    {
         return parse_release(text).map(Stock::Release);
     }
     Ok(Stock::File(text.into()))
@@ -83,7 +89,8 @@ pub(super) fn parse_release(text: &str) -> std::result::Result<NcclRelease, Stri
 /// # Errors
 /// As [`release::find`].
 pub(super) fn find(given: Option<&Path>) -> Result<PathBuf> {
-    let is_named = given.is_some() || std::env::var_os("FERRITE_NCCL").is_some_and(|value| !value.is_empty());
+    let is_named =
+        given.is_some() || std::env::var_os("FERRITE_NCCL").is_some_and(|value| !value.is_empty());
     if is_named { release::find(given) } else { of_release(NcclRelease::DEFAULT) }
 }
 
@@ -107,7 +114,8 @@ fn installed(release: NcclRelease) -> Option<PathBuf> {
     let (root, folder) = (Root::new("/"), std::env::current_dir().ok()?);
     let files = plugin_search::find(DynamicLoader { root: &root, env: &env, folder: &folder });
     let says_so = |(major, minor, patch)| format!("{major}.{minor}.{patch}") == release.text;
-    let mut paths = files.into_iter().filter(|file| file.version.is_some_and(says_so)).map(|file| file.path);
+    let mut paths =
+        files.into_iter().filter(|file| file.version.is_some_and(says_so)).map(|file| file.path);
     paths.find(|path| release::verify(path).is_ok_and(|found| found == release))
 }
 
@@ -162,7 +170,8 @@ pub(super) fn parse_size(text: &str) -> Result<usize, String> {
         Some('G') => (&bare[..bare.len() - 1], 30),
         _ => (bare, 0),
     };
-    let number: usize = digits.parse().map_err(|_| format!("{text} is no size, as 8, 64K or 4M are"))?;
+    let number: usize =
+        digits.parse().map_err(|_| format!("{text} is no size, as 8, 64K or 4M are"))?;
     match number.checked_mul(1 << shift) {
         Some(bytes) if (1..=128 << 20).contains(&bytes) => Ok(bytes),
         _ => Err(format!("{text} is not between 1 and 128M")),
@@ -178,10 +187,9 @@ mod tests {
         assert_eq!(parse_stock("2.21.5"), Ok(Stock::Release(NcclRelease::DEFAULT)));
         assert_eq!(parse_stock("./2.21.5"), Ok(Stock::File("./2.21.5".into())));
         assert_eq!(parse_stock("libnccl.so.2"), Ok(Stock::File("libnccl.so.2".into())));
-        assert!(
-            parse_stock("2.99.1")
-                .is_err_and(|words| words.contains("known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7, 2.32.3"))
-        );
+        assert!(parse_stock("2.99.1").is_err_and(|words| {
+            words.contains("known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7, 2.32.3")
+        }));
     }
 
     #[test]

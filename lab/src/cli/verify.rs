@@ -70,17 +70,23 @@ impl Verify {
         let named = !self.over.is_empty();
         let mut over: Vec<Topology> = self.over.iter().map(|name| Topology::from(*name)).collect();
         if !named {
-            over =
-                Topology::ALL.into_iter().filter(|over| self.long.is_none() || *over != Topology::Parallel).collect();
+            over = Topology::ALL
+                .into_iter()
+                .filter(|over| self.long.is_none() || *over != Topology::Parallel)
+                .collect();
         }
         let (verbs, devices) = (self.devices.verbs()?, self.devices.devices());
         let source = self.source.source()?;
         let peer = self.peer_plugin.map(|path| peer_of(&source, path)).transpose()?;
         let request = VerifyRequest { source, peer, verbs, devices, long: self.long };
         // All of them before the first runs.
-        let over: Vec<_> =
-            over.into_iter().map(|over| Ok((over, over.obstacle(&request.source)?))).collect::<Result<_>>()?;
-        if let Some((over, Some(why))) = over.iter().find(|(_, obstacle)| named && obstacle.is_some()) {
+        let over: Vec<_> = over
+            .into_iter()
+            .map(|over| Ok((over, over.obstacle(&request.source)?)))
+            .collect::<Result<_>>()?;
+        if let Some((over, Some(why))) =
+            over.iter().find(|(_, obstacle)| named && obstacle.is_some())
+        {
             return Err(Error::Usage(format!("{over}: {why}")));
         }
         request.verbs.clean_stale();
@@ -104,7 +110,10 @@ fn peer_of(source: &Source, path: PathBuf) -> Result<Source> {
     let abi = if let Source::Plugin { abi, .. } = source { *abi } else { None };
     library::require_plugin(&path, abi)?;
     if path.canonicalize().ok() == source.file().canonicalize().ok() {
-        return Err(Error::Usage(format!("--peer-plugin is the file that --plugin names: {}", path.display())));
+        return Err(Error::Usage(format!(
+            "--peer-plugin is the file that --plugin names: {}",
+            path.display()
+        )));
     }
     Ok(Source::Plugin { path, abi })
 }
@@ -112,19 +121,28 @@ fn peer_of(source: &Source, path: PathBuf) -> Result<Source> {
 /// What a transport calls itself, and its version.
 fn named(loaded: &LoadedTransport) -> String {
     let version = loaded.identity.nccl_version.map(release::version_text);
-    format!("{} {}", loaded.identity.name, version.or_else(|| loaded.version.clone()).unwrap_or_default())
+    format!(
+        "{} {}",
+        loaded.identity.name,
+        version.or_else(|| loaded.version.clone()).unwrap_or_default()
+    )
 }
 
 fn lines(over: Topology, session: &Session, checks: &[Check]) -> String {
     let [zero, one] = &session.loaded;
     let device = |loaded: &LoadedTransport| loaded.devices[loaded.device].name.clone();
     let on = match over {
-        Topology::Parallel => {
-            zero.devices.iter().take(2).map(|device| device.name.clone()).collect::<Vec<_>>().join(", ")
-        }
+        Topology::Parallel => zero
+            .devices
+            .iter()
+            .take(2)
+            .map(|device| device.name.clone())
+            .collect::<Vec<_>>()
+            .join(", "),
         Topology::Single | Topology::Fused => format!("{} and {}", device(zero), device(one)),
     };
-    let mut text = format!("{over}: {} (interface v{}) on {on}", named(zero), zero.identity.interface);
+    let mut text =
+        format!("{over}: {} (interface v{}) on {on}", named(zero), zero.identity.interface);
     if zero.identity.file != one.identity.file {
         text += &format!("; rank 1: {}", named(one));
     }
@@ -132,7 +150,10 @@ fn lines(over: Topology, session: &Session, checks: &[Check]) -> String {
     for check in checks {
         let verdict = if check.wrong == 0 { "right" } else { "WRONG" };
         let unit = if check.kind == "group" { "messages together" } else { "B" };
-        text += &format!("  {verdict}  {:<9} {:>8} {unit:<17} {:>6} checked", check.kind, check.bytes, check.messages);
+        text += &format!(
+            "  {verdict}  {:<9} {:>8} {unit:<17} {:>6} checked",
+            check.kind, check.bytes, check.messages
+        );
         if check.wrong > 0 {
             text += &format!(", {} wrong: {}", check.wrong, check.fault.as_deref().unwrap_or("?"));
         }
@@ -151,6 +172,9 @@ fn summary(checks: &[Check]) -> Result<Exit> {
     if wrong > 0 {
         return Err(Error::Data(format!("{text}, {wrong} of them wrong")));
     }
-    output::write_stdout(&format!("valid run, data right: {text}; by ferrite {}\n", version::text()))?;
+    output::write_stdout(&format!(
+        "valid run, data right: {text}; by ferrite {}\n",
+        version::text()
+    ))?;
     Ok(Exit::Good)
 }

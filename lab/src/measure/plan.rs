@@ -96,13 +96,19 @@ impl Task {
     /// In words, for the progress line and for the report of a hang.
     pub fn words(&self) -> String {
         match self {
-            Self::Setup { connections, at_once } => format!("connecting {connections} times, {at_once} at once"),
+            Self::Setup { connections, at_once } => {
+                format!("connecting {connections} times, {at_once} at once")
+            }
             Self::Renumber { .. } => "making and closing connections".into(),
             Self::Latency { bytes } => format!("{} of {bytes} B", Metric::Latency.info().name),
-            Self::Stream { metric, bytes, direction } => format!("{} of {bytes} B {direction}", metric.info().name),
+            Self::Stream { metric, bytes, direction } => {
+                format!("{} of {bytes} B {direction}", metric.info().name)
+            }
             Self::Verify { .. } => "verifying every byte".into(),
             Self::Parallel { .. } => "verifying two connections at once".into(),
-            Self::Long { bytes, messages } => format!("verifying a stream of {messages} messages of {bytes} B"),
+            Self::Long { bytes, messages } => {
+                format!("verifying a stream of {messages} messages of {bytes} B")
+            }
         }
     }
 }
@@ -181,7 +187,17 @@ impl Scope {
             connections: 100,
             singles: 20,
             latency_sizes: vec![8, 64, 512, 1024, 4096],
-            bandwidth_sizes: vec![8, 64, 512, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, LARGEST],
+            bandwidth_sizes: vec![
+                8,
+                64,
+                512,
+                4096,
+                16 << 10,
+                64 << 10,
+                256 << 10,
+                1 << 20,
+                LARGEST,
+            ],
             find_percent: 10,
             fail_percent: 0,
             streams: 1,
@@ -219,8 +235,11 @@ impl Scope {
         let stream = |metric, bytes, direction| Task::Stream { metric, bytes, direction };
         if self.streams > 1 {
             let both = |bytes: &usize| stream(Metric::Bandwidth, *bytes, Direction::Both);
-            let other_numbers = Task::Renumber { connections: 2 * self.streams, times: repetition as u32 };
-            return std::iter::once(other_numbers).chain(self.bandwidth_sizes.iter().map(both)).collect();
+            let other_numbers =
+                Task::Renumber { connections: 2 * self.streams, times: repetition as u32 };
+            return std::iter::once(other_numbers)
+                .chain(self.bandwidth_sizes.iter().map(both))
+                .collect();
         }
         let mut tasks = vec![
             Task::Setup { connections: self.singles, at_once: 1 },
@@ -316,7 +335,12 @@ pub fn wrong_bytes(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Res
 ///
 /// # Errors
 /// [`crate::error::Error::Misuse`] if the range lies outside.
-pub fn untouched(memory: &Buffer, offset: usize, len: usize, value: u8) -> Result<Option<Difference>> {
+pub fn untouched(
+    memory: &Buffer,
+    offset: usize,
+    len: usize,
+    value: u8,
+) -> Result<Option<Difference>> {
     // SAFETY: the caller looks beside a receive that is done.
     unsafe { memory.with(offset, len, |bytes| payload::other_than(bytes, value)) }
 }

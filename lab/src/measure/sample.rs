@@ -74,9 +74,15 @@ impl Estimate {
 
     /// The quotient, whose interval misses if either of the two misses. `None` for values that have none.
     pub fn over(&self, other: &Self) -> Option<Self> {
-        let [median, low, high] = [self.median / other.median, self.low / other.high, self.high / other.low]
-            .map(|v| Some(v).filter(|v| v.is_normal()));
-        Some(Self { median: median?, low: low?, high: high?, coverage: self.coverage + other.coverage - 1.0 })
+        let [median, low, high] =
+            [self.median / other.median, self.low / other.high, self.high / other.low]
+                .map(|v| Some(v).filter(|v| v.is_normal()));
+        Some(Self {
+            median: median?,
+            low: low?,
+            high: high?,
+            coverage: self.coverage + other.coverage - 1.0,
+        })
     }
 
     /// The interval that holds both.
@@ -133,7 +139,12 @@ pub fn estimate_at(values: &[f64], level: f64) -> Option<Estimate> {
         (below, term) = (below + 1, next);
         tail += next;
     }
-    Some(Estimate { median, low: sorted[below], high: sorted[count - 1 - below], coverage: 1.0 - 2.0 * tail })
+    Some(Estimate {
+        median,
+        low: sorted[below],
+        high: sorted[count - 1 - below],
+        coverage: 1.0 - 2.0 * tail,
+    })
 }
 
 #[cfg(test)]

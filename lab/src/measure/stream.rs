@@ -202,7 +202,12 @@ pub(crate) fn run<C: Contents>(worker: &WorkerCtx, flows: &mut [Running<'_, C>])
 ///
 /// # Errors
 /// Those of [`run`].
-pub(crate) fn measure(worker: &mut WorkerCtx, benches: &[Bench], key: Key, slice_ms: u64) -> Result<Option<Sample>> {
+pub(crate) fn measure(
+    worker: &mut WorkerCtx,
+    benches: &[Bench],
+    key: Key,
+    slice_ms: u64,
+) -> Result<Option<Sample>> {
     let bytes = key.bytes as usize;
     let warm_up = ((4 << 20) / bytes.max(1)).clamp(16, 400) as u64;
     timed(worker, benches, bytes, key.direction, warm_up / 2)?;
@@ -230,9 +235,16 @@ pub(crate) fn measure(worker: &mut WorkerCtx, benches: &[Bench], key: Key, slice
 }
 
 /// The seconds that the slower side needs.
-fn timed(worker: &mut WorkerCtx, benches: &[Bench], bytes: usize, direction: Direction, count: u64) -> Result<f64> {
+fn timed(
+    worker: &mut WorkerCtx,
+    benches: &[Bench],
+    bytes: usize,
+    direction: Direction,
+    count: u64,
+) -> Result<f64> {
     let flow = Flow::new(bytes, worker.rank(), direction, count);
-    let mut flows: Vec<_> = benches.iter().map(|bench| Running::new(bench, flow, SizesOnly(bytes))).collect();
+    let mut flows: Vec<_> =
+        benches.iter().map(|bench| Running::new(bench, flow, SizesOnly(bytes))).collect();
     worker.barrier()?;
     let start = Instant::now();
     run(worker, &mut flows)?;
@@ -265,7 +277,12 @@ impl Bench {
     ///
     /// # Errors
     /// Those of [`PeerConn::open`] and of registration.
-    pub(crate) fn open(worker: &mut WorkerCtx, transport: &Transport, device: usize, bytes: usize) -> Result<Self> {
+    pub(crate) fn open(
+        worker: &mut WorkerCtx,
+        transport: &Transport,
+        device: usize,
+        bytes: usize,
+    ) -> Result<Self> {
         let conn = PeerConn::open(worker, transport, device)?;
         let out = conn.send.register(&Arc::new(worker.buffer(bytes)?))?;
         let into = conn.recv.register(&Arc::new(worker.buffer(bytes)?))?;
@@ -315,7 +332,8 @@ pub(crate) fn measure_latency(
     }
     times_us.sort_by(f64::total_cmp);
     let at = |fraction| sample::quantile_of_sorted(&times_us, fraction).unwrap_or(f64::NAN);
-    let key = Key { metric: Metric::Latency, bytes: bytes as u64, direction: Direction::Both, depth: 1 };
+    let key =
+        Key { metric: Metric::Latency, bytes: bytes as u64, direction: Direction::Both, depth: 1 };
     let values = [
         ("min", at(0.0)),
         ("typ", at(0.5)),
@@ -332,12 +350,15 @@ pub(crate) fn measure_latency(
 /// Half round trips in microseconds, one per round; none on rank 1, which answers.
 fn rounds(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, count: u64) -> Result<Vec<f64>> {
     let first = worker.rank() == 0;
-    let mut times_us = Vec::with_capacity(if first { usize::try_from(count).unwrap_or(0) } else { 0 });
+    let mut times_us =
+        Vec::with_capacity(if first { usize::try_from(count).unwrap_or(0) } else { 0 });
     let mut deadline = worker.deadline("a ping-pong");
     let Bench { out, into, conn } = bench;
     // Two places, so that a receive is never posted over bytes that just came.
     let place = |round: u64| (round % 2) as usize * bytes.next_multiple_of(4096);
-    let receive = |round, deadline: &mut _| posted(deadline, || conn.recv.receive(into, place(round), bytes, TAG));
+    let receive = |round, deadline: &mut _| {
+        posted(deadline, || conn.recv.receive(into, place(round), bytes, TAG))
+    };
     let send = |deadline: &mut _| posted(deadline, || conn.send.send(out, 0, bytes, TAG));
     let mut expected = receive(0, &mut deadline)?;
     let mut answer = None;
@@ -373,7 +394,11 @@ fn rounds(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, count: u64) -> Re
 
 /// Tests both until both are done, the receive first: whether a send completes before or after the
 /// answer arrives is the transport's business. The size that arrived.
-fn both(deadline: &mut Deadline, mut send: Option<Request<'_>>, mut receive: Request<'_>) -> Result<i32> {
+fn both(
+    deadline: &mut Deadline,
+    mut send: Option<Request<'_>>,
+    mut receive: Request<'_>,
+) -> Result<i32> {
     let (mut size, mut arrived) = ([0], false);
     loop {
         arrived = arrived || receive.test(&mut size)?;
@@ -437,7 +462,11 @@ fn sample(batches_ms: &mut [f64], connections: u32, at_once: u32, closing_ms: f6
         direction: Direction::Forward,
         depth: at_once,
     };
-    let mut values = vec![("total", total), ("close_total", closing_ms), ("connections", f64::from(connections))];
+    let mut values = vec![
+        ("total", total),
+        ("close_total", closing_ms),
+        ("connections", f64::from(connections)),
+    ];
     if at_once <= 1 {
         values.extend([("min", at(0.0)), ("typ", at(0.5)), ("p99", at(0.99))]);
     }
@@ -464,7 +493,13 @@ struct Batch {
     slower_ms: f64,
 }
 
-fn batch(worker: &mut WorkerCtx, transport: &Transport, device: usize, count: usize, open: &mut Ends) -> Result<Batch> {
+fn batch(
+    worker: &mut WorkerCtx,
+    transport: &Transport,
+    device: usize,
+    count: usize,
+    open: &mut Ends,
+) -> Result<Batch> {
     let milliseconds = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
     if worker.rank() == 0 {
         let mut handles: Vec<Option<Handle>> = worker
@@ -523,7 +558,11 @@ fn connect_all(
     Ok(())
 }
 
-fn accept_all(worker: &WorkerCtx, listeners: &mut [Option<Listener>], open: &mut Ends) -> Result<()> {
+fn accept_all(
+    worker: &WorkerCtx,
+    listeners: &mut [Option<Listener>],
+    open: &mut Ends,
+) -> Result<()> {
     let mut deadline = worker.deadline("accepting");
     let goal = open.receiving.len() + listeners.len();
     while open.receiving.len() < goal {

@@ -11,7 +11,8 @@ use crate::transport::comm::RecvBuffer;
 use crate::transport::deadline::{Deadline, finished, posted};
 
 /// Sends that are longer than the receive: bytes sent, bytes posted.
-const TRUNCATED: [(usize, usize); 5] = [(8, 3), (64, 63), (4096, 1000), (65537, 4096), (1 << 20, 65536)];
+const TRUNCATED: [(usize, usize); 5] =
+    [(8, 3), (64, 63), (4096, 1000), (65537, 4096), (1 << 20, 65536)];
 
 /// Bytes of each of the two regions that the checks need.
 pub(crate) fn memory_needed(sizes: &[usize]) -> usize {
@@ -23,7 +24,12 @@ pub(crate) fn memory_needed(sizes: &[usize]) -> usize {
 ///
 /// # Errors
 /// Those of the transport. A wrong byte is no error here: it is counted.
-pub(crate) fn all(worker: &mut WorkerCtx, bench: &Bench, sizes: &[usize], groups: usize) -> Result<Vec<Check>> {
+pub(crate) fn all(
+    worker: &mut WorkerCtx,
+    bench: &Bench,
+    sizes: &[usize],
+    groups: usize,
+) -> Result<Vec<Check>> {
     let mut checks = Vec::new();
     for (test, &bytes) in ODD_SIZES.iter().enumerate() {
         checks.push(single(worker, bench, bytes, test as u64)?);
@@ -80,7 +86,12 @@ fn single(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, test: u64) -> Res
         bench.into.memory().set(0, bytes + GUARD, UNTOUCHED)?;
         worker.barrier()?;
         let (got, sent) = one(worker, bench, bytes, bytes + slack)?;
-        let expected = Expected { place: 0, len: bytes, seed: seed(test, 1 - worker.rank(), index), guard: GUARD };
+        let expected = Expected {
+            place: 0,
+            len: bytes,
+            seed: seed(test, 1 - worker.rank(), index),
+            guard: GUARD,
+        };
         check.count(bench, &expected, got)?;
         check.sent(sent, bytes);
     }
@@ -89,12 +100,18 @@ fn single(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, test: u64) -> Res
 }
 
 /// Rounds of a grouped receive of `messages`, sent by `sender` in another order than posted.
-fn grouped(worker: &mut WorkerCtx, bench: &Bench, messages: usize, sender: usize) -> Result<Option<Check>> {
+fn grouped(
+    worker: &mut WorkerCtx,
+    bench: &Bench,
+    messages: usize,
+    sender: usize,
+) -> Result<Option<Check>> {
     const ROUNDS: u64 = 4;
     const ROOM: usize = 64 << 10;
     let stride = ROOM + 4096;
     // Sizes from nothing to the whole room, different in each place of each round.
-    let len = |round: u64, i: usize| [0, 1, 8, 129, 4096, 5000, ROOM - 1, ROOM][(round as usize + i) % 8];
+    let len =
+        |round: u64, i: usize| [0, 1, 8, 129, 4096, 5000, ROOM - 1, ROOM][(round as usize + i) % 8];
     let content = |round, i: usize| seed(200 + messages as u64, sender, round * 8 + i as u64);
     let mut check = Check::new(worker.rank(), "group", messages);
     for round in 0..ROUNDS {
@@ -109,8 +126,12 @@ fn grouped(worker: &mut WorkerCtx, bench: &Bench, messages: usize, sender: usize
             worker.barrier()?;
             let sizes = receive_group(worker, bench, messages, ROOM, stride)?;
             for (i, &size) in sizes.iter().enumerate().take(messages) {
-                let expected =
-                    Expected { place: i * stride, len: len(round, i), seed: content(round, i), guard: GUARD };
+                let expected = Expected {
+                    place: i * stride,
+                    len: len(round, i),
+                    seed: content(round, i),
+                    guard: GUARD,
+                };
                 check.count(bench, &expected, size)?;
             }
         }
@@ -145,9 +166,20 @@ fn send_group(
     Ok(())
 }
 
-fn receive_group(worker: &WorkerCtx, bench: &Bench, messages: usize, room: usize, stride: usize) -> Result<[i32; 8]> {
+fn receive_group(
+    worker: &WorkerCtx,
+    bench: &Bench,
+    messages: usize,
+    room: usize,
+    stride: usize,
+) -> Result<[i32; 8]> {
     let places: Vec<RecvBuffer<'_>> = (0..messages)
-        .map(|i| RecvBuffer { region: &bench.into, offset: i * stride, len: room, tag: group_tag(i) })
+        .map(|i| RecvBuffer {
+            region: &bench.into,
+            offset: i * stride,
+            len: room,
+            tag: group_tag(i),
+        })
         .collect();
     let mut deadline = worker.deadline("a grouped receive");
     let mut sizes = [-1; 8];
@@ -157,7 +189,13 @@ fn receive_group(worker: &WorkerCtx, bench: &Bench, messages: usize, room: usize
 }
 
 /// A send of more than the receive has room for: both sides report the room.
-fn truncated(worker: &mut WorkerCtx, bench: &Bench, bytes: usize, room: usize, test: u64) -> Result<Check> {
+fn truncated(
+    worker: &mut WorkerCtx,
+    bench: &Bench,
+    bytes: usize,
+    room: usize,
+    test: u64,
+) -> Result<Check> {
     let mut check = Check::new(worker.rank(), "truncate", bytes);
     plan::fill(bench.out.memory(), 0, bytes, seed(test, worker.rank(), 0))?;
     bench.into.memory().set(0, bytes + GUARD, UNTOUCHED)?;
@@ -305,7 +343,12 @@ impl Stream {
 ///
 /// # Errors
 /// Those of the transport. A wrong byte is no error here: it is counted.
-pub(crate) fn run(worker: &mut WorkerCtx, benches: &[&Bench], stream: Stream, test: u64) -> Result<Vec<Check>> {
+pub(crate) fn run(
+    worker: &mut WorkerCtx,
+    benches: &[&Bench],
+    stream: Stream,
+    test: u64,
+) -> Result<Vec<Check>> {
     let Stream { kind, bytes, messages } = stream;
     let rank = worker.rank();
     let mut flow = Flow::new(bytes, rank, Direction::Both, messages);
@@ -314,7 +357,8 @@ pub(crate) fn run(worker: &mut WorkerCtx, benches: &[&Bench], stream: Stream, te
     for (bench, number) in benches.iter().zip(0_u64..) {
         let test = test + (number << 32);
         bench.into.memory().set(0, DEPTH as usize * flow.stride, UNTOUCHED)?;
-        let contents = Checked { bench, bytes, test, rank, prepared: 0, check: Check::new(rank, kind, bytes) };
+        let contents =
+            Checked { bench, bytes, test, rank, prepared: 0, check: Check::new(rank, kind, bytes) };
         flows.push(Running::new(bench, flow, contents));
     }
     worker.barrier()?;
@@ -344,8 +388,12 @@ impl Contents for Checked<'_> {
     }
 
     fn arrived(&mut self, index: u64, offset: usize, size: i32) -> Result<()> {
-        let expected =
-            Expected { place: offset, len: self.bytes, seed: seed(self.test, 1 - self.rank, index), guard: GUARD };
+        let expected = Expected {
+            place: offset,
+            len: self.bytes,
+            seed: seed(self.test, 1 - self.rank, index),
+            guard: GUARD,
+        };
         self.check.count(self.bench, &expected, size)
     }
 }

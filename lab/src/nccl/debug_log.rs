@@ -38,7 +38,8 @@ unsafe extern "C" {
     fn ferrite_logger();
 }
 
-type Variadic = unsafe extern "C" fn(abi::ncclDebugLogLevel, c_ulong, *const c_char, c_int, *const c_char, ...);
+type Variadic =
+    unsafe extern "C" fn(abi::ncclDebugLogLevel, c_ulong, *const c_char, c_int, *const c_char, ...);
 
 /// NCCL's own callback: a local function of all releases.
 const STOCK_SYMBOL: &str = "_Z12ncclDebugLog17ncclDebugLogLevelmPKciS1_z";
@@ -79,7 +80,10 @@ pub fn any(is_so: impl FnMut(&String) -> bool) -> bool {
 fn filter() -> Filter {
     *FILTER.get_or_init(|| {
         let variable = |name: &str| std::env::var(name).ok();
-        let filter = parse_filter(variable("NCCL_DEBUG").as_deref(), variable("NCCL_DEBUG_SUBSYS").as_deref());
+        let filter = parse_filter(
+            variable("NCCL_DEBUG").as_deref(),
+            variable("NCCL_DEBUG_SUBSYS").as_deref(),
+        );
         Filter { all_info: variable(ALL_INFO.0).as_deref() == Some(ALL_INFO.1), ..filter }
     })
 }
@@ -116,7 +120,9 @@ fn parse_filter(debug: Option<&str>, subsystems: Option<&str>) -> Filter {
     let bits = |list: &str| {
         list.split(',').fold(0, |bits, word| match word.to_ascii_uppercase().as_str() {
             "ALL" => u64::MAX,
-            word => bits | SUBSYSTEMS.iter().position(|name| *name == word).map_or(0, |bit| 1 << bit),
+            word => {
+                bits | SUBSYSTEMS.iter().position(|name| *name == word).map_or(0, |bit| 1 << bit)
+            }
         })
     };
     let subsystems = match subsystems {
@@ -145,7 +151,12 @@ extern "C" fn ferrite_log_wanted(level: c_int, subsystems: c_ulong) -> c_int {
 
 /// Called by `logger.c` with the formatted line.
 #[unsafe(no_mangle)]
-extern "C" fn ferrite_log_line(level: c_int, file: *const c_char, line: c_int, text: *const c_char) {
+extern "C" fn ferrite_log_line(
+    level: c_int,
+    file: *const c_char,
+    line: c_int,
+    text: *const c_char,
+) {
     let text = if text.is_null() {
         String::new()
     } else {

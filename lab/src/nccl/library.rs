@@ -139,8 +139,11 @@ impl Library {
                 let object = SharedObject::open(&file)?;
                 let release = object.release()?;
                 require_setting(plugin)?;
-                let refused =
-                    || Error::Refused(format!("the loader of NCCL {release} did not take NCCL_NET_PLUGIN={plugin}"));
+                let refused = || {
+                    Error::Refused(format!(
+                        "the loader of NCCL {release} did not take NCCL_NET_PLUGIN={plugin}"
+                    ))
+                };
                 (taken_by_loader(&object, release)?.ok_or_else(refused)?, Some(release))
             }
         };
@@ -191,7 +194,8 @@ struct Found {
 /// # Errors
 /// As [`Library::open`]; [`Error::Misuse`] for a release before 2.28.
 pub fn profiler_events(nccl: &Path, plugin: &str) -> Result<i32> {
-    let file = std::fs::canonicalize(nccl).map_err(|e| Error::io(format!("cannot open {}", nccl.display()), e))?;
+    let file = std::fs::canonicalize(nccl)
+        .map_err(|e| Error::io(format!("cannot open {}", nccl.display()), e))?;
     let object = SharedObject::open(&file)?;
     let release = object.release()?;
     if release.interface < 11 {
@@ -245,9 +249,13 @@ pub fn require_takeable(nccl: &Path, setting: &str) -> Result<()> {
     }
     let files = search.entries(Some(setting)).into_iter().filter(|entry| entry.ignored.is_none());
     let checked: Vec<Result<()>> = files
-        .map(
-            |entry| if entry.text.contains('/') { require_plugin(entry.text.as_ref(), None).map(drop) } else { Ok(()) },
-        )
+        .map(|entry| {
+            if entry.text.contains('/') {
+                require_plugin(entry.text.as_ref(), None).map(drop)
+            } else {
+                Ok(())
+            }
+        })
         .collect();
     if checked.iter().any(Result::is_ok) { Ok(()) } else { checked.into_iter().collect() }
 }
@@ -294,7 +302,11 @@ fn plugin_vtable(file: &Path, abi: Option<u32>) -> Result<Found> {
 fn taken_by_loader(nccl: &SharedObject, release: NcclRelease) -> Result<Option<Found>> {
     if release.interface == 8 {
         let address = nccl.run_loader()?;
-        return Ok((address != 0).then(|| Found { symbol: "ncclNets[0]".into(), address, interface: 8 }));
+        return Ok((address != 0).then(|| Found {
+            symbol: "ncclNets[0]".into(),
+            address,
+            interface: 8,
+        }));
     }
     let chosen = nccl.run_later_loader(release)?;
     let maps = Maps::read()?;
@@ -327,7 +339,8 @@ fn home_of(
     };
     let home = maps.at(found.address).map(|mapping| mapping.path.clone());
     // A name without a slash is one of a file that the dynamic loader finds.
-    let is_it = |file: &PathBuf| !file.to_string_lossy().contains('/') || maps.is_in(found.address, file);
+    let is_it =
+        |file: &PathBuf| !file.to_string_lossy().contains('/') || maps.is_in(found.address, file);
     match home {
         Some(home) if expected.iter().any(is_it) => Ok(home),
         home => Err(Error::Refused(format!(
@@ -365,7 +378,9 @@ macro_rules! slot {
             $crate::nccl::library::Vtable::V8(net) => net.$slot,
             $crate::nccl::library::Vtable::V9(net) => net.$slot,
             $crate::nccl::library::Vtable::V10(net) => net.$slot,
-            $crate::nccl::library::Vtable::V11(net) | $crate::nccl::library::Vtable::V12(net) => net.$slot,
+            $crate::nccl::library::Vtable::V11(net) | $crate::nccl::library::Vtable::V12(net) => {
+                net.$slot
+            }
         }
     };
 }
@@ -425,11 +440,14 @@ impl Vtable {
     /// [`Error::Refused`], with the name of the slot.
     pub(crate) fn check_functions(&self, maps: &Maps, home: &Path) -> Result<usize> {
         let slots = self.slots();
-        if let Some((slot, _)) = slots.iter().take(REQUIRED).find(|(_, address)| address.is_none()) {
+        if let Some((slot, _)) = slots.iter().take(REQUIRED).find(|(_, address)| address.is_none())
+        {
             return Err(Error::Refused(format!("the vtable in {} has no {slot}", home.display())));
         }
         let mut count = 0;
-        for (slot, address) in slots.iter().filter_map(|(slot, address)| address.map(|address| (*slot, address))) {
+        for (slot, address) in
+            slots.iter().filter_map(|(slot, address)| address.map(|address| (*slot, address)))
+        {
             if !maps.is_in(address, home) {
                 let place = maps.at(address).map(|mapping| mapping.path.clone());
                 return Err(Error::Refused(format!(
@@ -472,7 +490,8 @@ impl fmt::Debug for Vtable {
 /// NCCL's plugin loader, a local function without arguments in libnccl 2.20.5 and 2.21.5.
 const LOADER_SYMBOL: &str = "_Z17ncclNetPluginInitv";
 /// NCCL's functions that load the plugin (in 2.24 and 2.25; later the other one does it) and that give a communicator its network.
-const COMM_LOADER_SYMBOLS: [&str; 2] = ["_Z17ncclNetPluginLoadP8ncclComm", "_Z11ncclNetInitP8ncclComm"];
+const COMM_LOADER_SYMBOLS: [&str; 2] =
+    ["_Z17ncclNetPluginLoadP8ncclComm", "_Z11ncclNetInitP8ncclComm"];
 /// NCCL's function that loads a profiler and gives it a communicator, from 2.28 on.
 const PROFILER_LOADER_SYMBOL: &str = "_Z22ncclProfilerPluginInitP8ncclComm";
 /// Where a profiler's `init` says which events it wants.
@@ -492,8 +511,8 @@ pub(crate) struct SharedObject {
 
 impl SharedObject {
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let name =
-            CString::new(path.as_os_str().as_bytes()).map_err(|_| Error::Usage("a path holds a NUL byte".into()))?;
+        let name = CString::new(path.as_os_str().as_bytes())
+            .map_err(|_| Error::Usage("a path holds a NUL byte".into()))?;
         // SAFETY: the name is a C string; running the library's constructors is what the user
         // asked for by naming it.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -528,7 +547,11 @@ impl SharedObject {
         // SAFETY: RTLD_DI_LINKMAP writes one pointer to the loader's own record of this handle,
         // and the record starts with l_addr on every glibc.
         let bias = unsafe {
-            if libc::dlinfo(self.handle, libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) == 0 { (*map).bias } else { 0 }
+            if libc::dlinfo(self.handle, libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) == 0 {
+                (*map).bias
+            } else {
+                0
+            }
         };
         bias.wrapping_add(value as usize)
     }
@@ -567,7 +590,8 @@ impl SharedObject {
     /// Has NCCL load the plugin that `NCCL_NET_PLUGIN` names, and returns the address of the vtable it chose; 0: it has none. The
     /// caller knows that this is a release with interface 8: the layout of the local symbols is known for these alone.
     pub(crate) fn run_loader(&self) -> Result<usize> {
-        let [init, nets] = local_symbols(&self.path, [LOADER_SYMBOL, NETS_SYMBOL])?.map(|value| self.at(value));
+        let [init, nets] =
+            local_symbols(&self.path, [LOADER_SYMBOL, NETS_SYMBOL])?.map(|value| self.at(value));
         // SAFETY: in this version (the caller's word) the symbol is `ncclResult_t
         // ncclNetPluginInit()`; it reads the environment and fills ncclNets, an array of three
         // pointers.
@@ -623,7 +647,11 @@ impl SharedObject {
 
     /// Has NCCL give the communicator at `comm` its network.
     fn load_into(&self, comm: &mut [usize], release: NcclRelease) -> Result<()> {
-        let symbols = if release.interface == 9 { &COMM_LOADER_SYMBOLS[..] } else { &COMM_LOADER_SYMBOLS[1..] };
+        let symbols = if release.interface == 9 {
+            &COMM_LOADER_SYMBOLS[..]
+        } else {
+            &COMM_LOADER_SYMBOLS[1..]
+        };
         let mut code = 0;
         for symbol in symbols {
             let function = self.at(local_symbol(&self.path, symbol)?);
@@ -631,7 +659,8 @@ impl SharedObject {
             // of the wanted network (NULL: any) and the traffic class from the communicator, and write what they have
             // chosen; the communicator of none of these versions is as large as this one.
             code = unsafe {
-                let function: unsafe extern "C" fn(*mut usize) -> u32 = std::mem::transmute(function);
+                let function: unsafe extern "C" fn(*mut usize) -> u32 =
+                    std::mem::transmute(function);
                 function(comm.as_mut_ptr())
             };
             if code != 0 {
@@ -646,7 +675,10 @@ impl SharedObject {
 fn no_error(code: u32) -> Result<()> {
     match code {
         0 => Ok(()),
-        code => Err(Error::Refused(format!("NCCL's own loader of plugins returned {code} ({})", result_words(code)))),
+        code => Err(Error::Refused(format!(
+            "NCCL's own loader of plugins returned {code} ({})",
+            result_words(code)
+        ))),
     }
 }
 
@@ -669,7 +701,11 @@ fn loader_words() -> String {
     // SAFETY: dlerror returns NULL or a string that lives until this thread's next dl call.
     unsafe {
         let words = libc::dlerror();
-        if words.is_null() { "unknown reason".into() } else { CStr::from_ptr(words).to_string_lossy().into_owned() }
+        if words.is_null() {
+            "unknown reason".into()
+        } else {
+            CStr::from_ptr(words).to_string_lossy().into_owned()
+        }
     }
 }
 
@@ -678,7 +714,8 @@ type Elf<'file> = ElfFile64<'file, object::Endianness, &'file ReadCache<File>>;
 
 /// Opens and parses the file at `path`, and passes it to `look`.
 fn with_file<T>(path: &Path, look: impl FnOnce(&Elf<'_>) -> Result<T>) -> Result<T> {
-    let file = File::open(path).map_err(|source| Error::io(format!("cannot open {}", path.display()), source))?;
+    let file = File::open(path)
+        .map_err(|source| Error::io(format!("cannot open {}", path.display()), source))?;
     let cache = ReadCache::new(file);
     let elf = Elf::parse(&cache).map_err(|problem| not_whole(path, problem))?;
     look(&elf)
@@ -753,10 +790,13 @@ pub fn exports(path: &Path, prefix: &str) -> Result<Vec<String>> {
 pub fn data_size(path: &Path, name: &str) -> Result<u64> {
     with_file(path, |elf| {
         let mut symbols = elf.dynamic_symbols().chain(elf.symbols());
-        let found = symbols.find(|symbol| symbol.is_definition() && symbol.name_bytes() == Ok(name.as_bytes()));
+        let found = symbols
+            .find(|symbol| symbol.is_definition() && symbol.name_bytes() == Ok(name.as_bytes()));
         match found {
             Some(symbol) if symbol.kind() == object::SymbolKind::Data => Ok(symbol.size()),
-            Some(symbol) => Err(Error::Refused(format!("{name} is no data object but {:?}", symbol.kind()))),
+            Some(symbol) => {
+                Err(Error::Refused(format!("{name} is no data object but {:?}", symbol.kind())))
+            }
             None => Err(Error::Symbol {
                 path: path.into(),
                 symbol: name.into(),
@@ -789,12 +829,15 @@ pub fn x86_64_code_at(path: &Path, addresses: &[u64], length: u64) -> Result<Vec
         if elf.architecture() != object::Architecture::X86_64 {
             return Err(Error::Refused(format!("{} is not for x86-64", path.display())));
         }
-        let segments: Vec<_> = elf.segments().map(|segment| (segment.address(), segment.size(), segment)).collect();
+        let segments: Vec<_> =
+            elf.segments().map(|segment| (segment.address(), segment.size(), segment)).collect();
         let code_at = |address: &u64| {
-            let found = segments.iter().find(|(start, size, _)| (*start..start + size).contains(address));
+            let found =
+                segments.iter().find(|(start, size, _)| (*start..start + size).contains(address));
             let Some((start, size, segment)) = found else { return Ok(Vec::new()) };
             let length = length.min(start + size - address);
-            let bytes = segment.data_range(*address, length).map_err(|problem| not_whole(path, problem))?;
+            let bytes =
+                segment.data_range(*address, length).map_err(|problem| not_whole(path, problem))?;
             Ok(bytes.unwrap_or_default().to_vec())
         };
         addresses.iter().map(code_at).collect()

@@ -40,7 +40,12 @@ pub struct PluginSearch {
     name_limit: usize,
 }
 
-const fn search(minor: u32, tables: RangeInclusive<u32>, reading: Reading, name_limit: usize) -> PluginSearch {
+const fn search(
+    minor: u32,
+    tables: RangeInclusive<u32>,
+    reading: Reading,
+    name_limit: usize,
+) -> PluginSearch {
     PluginSearch { since: (2, minor), tables, reading, name_limit }
 }
 
@@ -117,18 +122,30 @@ impl PluginSearch {
     /// What NCCL looks for, in its order, with this value of `NCCL_NET_PLUGIN`.
     #[must_use]
     pub fn entries(&self, setting: Option<&str>) -> Vec<Entry> {
-        let default = || vec![Entry { text: DEFAULT_FILE.into(), files: vec![DEFAULT_FILE.into()], ignored: None }];
+        let default = || {
+            vec![Entry {
+                text: DEFAULT_FILE.into(),
+                files: vec![DEFAULT_FILE.into()],
+                ignored: None,
+            }]
+        };
         match (self.reading, setting) {
             (_, None) | (Reading::Name | Reading::File { .. }, Some("")) => default(),
             (Reading::Name, Some(name)) => {
-                vec![Entry { text: name.into(), files: self.file_of_name(name).into_iter().collect(), ignored: None }]
+                vec![Entry {
+                    text: name.into(),
+                    files: self.file_of_name(name).into_iter().collect(),
+                    ignored: None,
+                }]
             }
             (Reading::File { cut }, Some(text)) => {
                 let text = text.get(..cut).unwrap_or(text);
                 let files = [text.to_owned()].into_iter().chain(self.file_of_name(text)).collect();
                 vec![Entry { text: text.into(), files, ignored: None }]
             }
-            (Reading::List { has_none: true }, Some(text)) if text.eq_ignore_ascii_case("none") => Vec::new(),
+            (Reading::List { has_none: true }, Some(text)) if text.eq_ignore_ascii_case("none") => {
+                Vec::new()
+            }
             (Reading::List { .. }, Some(text)) => self.list(text),
         }
     }
@@ -137,7 +154,10 @@ impl PluginSearch {
         let mut left = MAX_ENTRIES;
         let entry = |text: &str| {
             let is_path = text.contains('/');
-            let files = [text.to_owned()].into_iter().chain(self.file_of_name(text).filter(|_| !is_path)).collect();
+            let files = [text.to_owned()]
+                .into_iter()
+                .chain(self.file_of_name(text).filter(|_| !is_path))
+                .collect();
             let ignored = match (text.len() >= ENTRY_LIMIT, left) {
                 (true, _) => Some("it has 255 characters or more"),
                 (false, 0) => Some("14 others come before it"),
@@ -166,12 +186,18 @@ impl PluginSearch {
             for file in &entry.files {
                 match open(file) {
                     Opened::Missing => missing.push(shown(file)),
-                    Opened::Refused(path, why) => outcome.passed.push(format!("{}: {why}", path.display())),
+                    Opened::Refused(path, why) => {
+                        outcome.passed.push(format!("{}: {why}", path.display()))
+                    }
                     Opened::Tables(path, tables) => {
                         if tables.iter().any(|table| self.tables.contains(table)) {
                             outcome.plugins.push(Plugin { path, tables });
                         } else {
-                            outcome.passed.push(format!("{} {}", path.display(), self.lacks(&tables)));
+                            outcome.passed.push(format!(
+                                "{} {}",
+                                path.display(),
+                                self.lacks(&tables)
+                            ));
                         }
                         missing.clear();
                         break;
@@ -189,13 +215,22 @@ impl PluginSearch {
         if tables.is_empty() {
             return "is no network plugin".into();
         }
-        format!("has ncclNet {}, and {} to {} are taken", versions(tables), self.tables.start(), self.tables.end())
+        format!(
+            "has ncclNet {}, and {} to {} are taken",
+            versions(tables),
+            self.tables.start(),
+            self.tables.end()
+        )
     }
 }
 
 /// A name as the setting has it; in quotation marks if it has blanks, which belong to it.
 fn shown(name: &str) -> String {
-    if name.contains(char::is_whitespace) { format!("{name:?} (with its blanks)") } else { name.into() }
+    if name.contains(char::is_whitespace) {
+        format!("{name:?} (with its blanks)")
+    } else {
+        name.into()
+    }
 }
 
 /// Versions in order: `v8 to v12`, or `v8, v11`.
@@ -237,15 +272,23 @@ impl DynamicLoader<'_> {
     /// The folders that it searches, in its order: those of `LD_LIBRARY_PATH`, of `/etc/ld.so.conf`, the default ones.
     fn folders(&self) -> Vec<PathBuf> {
         // An empty part stands for the working directory.
-        let listed = self.var("LD_LIBRARY_PATH").map(|list| list.split([':', ';']).collect::<Vec<_>>());
-        let mut folders: Vec<PathBuf> = listed.unwrap_or_default().iter().map(|part| self.absolute(part)).collect();
-        let more =
-            self.root.names("/etc/ld.so.conf.d").into_iter().map(|name| Path::new("/etc/ld.so.conf.d").join(name));
+        let listed =
+            self.var("LD_LIBRARY_PATH").map(|list| list.split([':', ';']).collect::<Vec<_>>());
+        let mut folders: Vec<PathBuf> =
+            listed.unwrap_or_default().iter().map(|part| self.absolute(part)).collect();
+        let more = self
+            .root
+            .names("/etc/ld.so.conf.d")
+            .into_iter()
+            .map(|name| Path::new("/etc/ld.so.conf.d").join(name));
         let configured = [PathBuf::from("/etc/ld.so.conf")].into_iter().chain(more);
         for text in configured.filter_map(|path| self.root.text(path)) {
-            folders.extend(text.lines().map(str::trim).filter(|line| line.starts_with('/')).map(PathBuf::from));
+            folders.extend(
+                text.lines().map(str::trim).filter(|line| line.starts_with('/')).map(PathBuf::from),
+            );
         }
-        let of_processor = ["/lib", "/usr/lib"].map(|folder| format!("{folder}/{}-linux-gnu", std::env::consts::ARCH));
+        let of_processor = ["/lib", "/usr/lib"]
+            .map(|folder| format!("{folder}/{}-linux-gnu", std::env::consts::ARCH));
         folders.extend(of_processor.into_iter().map(PathBuf::from));
         folders.extend(DEFAULT.map(PathBuf::from));
         folders
@@ -278,7 +321,9 @@ impl DynamicLoader<'_> {
             let file = self.root.path(&path);
             match host::obstacle(&file) {
                 // It looks on where a file is for another processor, and there alone.
-                Ok(Some(why)) if host::is_for_another_processor(&file) => refused = Opened::Refused(path, why),
+                Ok(Some(why)) if host::is_for_another_processor(&file) => {
+                    refused = Opened::Refused(path, why)
+                }
                 Ok(Some(why)) => return Opened::Refused(path, why),
                 _ => return opened(path, &file),
             }
@@ -291,7 +336,8 @@ fn opened(path: PathBuf, file: &Path) -> Opened {
     match library::exports(file, TABLE) {
         Err(problem) => Opened::Refused(path, format!("it cannot be loaded: {problem}")),
         Ok(tables) => {
-            let mut versions: Vec<u32> = tables.iter().filter_map(|name| name[TABLE.len()..].parse().ok()).collect();
+            let mut versions: Vec<u32> =
+                tables.iter().filter_map(|name| name[TABLE.len()..].parse().ok()).collect();
             versions.sort_unstable();
             Opened::Tables(path, versions)
         }
@@ -339,19 +385,29 @@ pub fn find(loader: DynamicLoader<'_>) -> Vec<NcclFile> {
 /// The folders of Python's packages: of `$PYTHONPATH`, of the first Python in `$PATH`, of `$VIRTUAL_ENV` and `$CONDA_PREFIX`, of the user,
 /// and the usual ones.
 fn python_folders(loader: DynamicLoader<'_>) -> Vec<PathBuf> {
-    let list = |name| loader.var(name).unwrap_or_default().split(':').filter(|part| !part.is_empty());
+    let list =
+        |name| loader.var(name).unwrap_or_default().split(':').filter(|part| !part.is_empty());
     let mut folders: Vec<PathBuf> = list("PYTHONPATH").map(|part| loader.absolute(part)).collect();
-    let has_python = |folder: &PathBuf| ["python3", "python"].iter().any(|name| loader.root.exists(folder.join(name)));
+    let has_python = |folder: &PathBuf| {
+        ["python3", "python"].iter().any(|name| loader.root.exists(folder.join(name)))
+    };
     let mut in_path = list("PATH").map(|part| loader.absolute(part)).filter(has_python);
     // The folder's own name counts: the programs of a virtual environment are links.
     let first = in_path.next().and_then(|folder| Some(folder.parent()?.to_owned()));
-    let named = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(|name| loader.var(name)).map(PathBuf::from);
+    let named = ["VIRTUAL_ENV", "CONDA_PREFIX"]
+        .into_iter()
+        .filter_map(|name| loader.var(name))
+        .map(PathBuf::from);
     let home = loader.var("HOME").map(|home| Path::new(home).join(".local"));
     let usual = ["/usr/local", "/usr", "/opt/conda"].map(PathBuf::from);
     for prefix in first.into_iter().chain(named).chain(home).chain(usual) {
         for lib in ["lib", "lib64"].map(|lib| prefix.join(lib)) {
-            for python in loader.root.names(&lib).iter().filter(|name| name.starts_with("python3")) {
-                folders.extend(["site-packages", "dist-packages"].map(|packages| lib.join(python).join(packages)));
+            for python in loader.root.names(&lib).iter().filter(|name| name.starts_with("python3"))
+            {
+                folders.extend(
+                    ["site-packages", "dist-packages"]
+                        .map(|packages| lib.join(python).join(packages)),
+                );
             }
         }
     }
@@ -366,7 +422,8 @@ fn version(file: &Path) -> Option<Version> {
     starts.find_map(|(at, _)| {
         let text = &bytes[at + MARK.len()..(at + MARK.len() + 16).min(bytes.len())];
         let text = String::from_utf8_lossy(text);
-        let mut parts = text.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok());
+        let mut parts =
+            text.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok());
         Some((parts.next()?, parts.next()?, parts.next()?))
     })
 }
@@ -385,7 +442,13 @@ mod tests {
     fn a_release_has_the_rules_of_the_last_one_that_changed_them() {
         let since = |version| PluginSearch::of(version).map(|search| search.since);
         assert_eq!(since((2, 19)), None);
-        assert_eq!([since((2, 20)), since((2, 23)), since((2, 25))], [Some((2, 20)), Some((2, 21)), Some((2, 24))]);
-        assert_eq!([since((2, 29)), since((2, 32)), since((3, 0))], [Some((2, 28)), Some((2, 30)), Some((2, 30))]);
+        assert_eq!(
+            [since((2, 20)), since((2, 23)), since((2, 25))],
+            [Some((2, 20)), Some((2, 21)), Some((2, 24))]
+        );
+        assert_eq!(
+            [since((2, 29)), since((2, 32)), since((3, 0))],
+            [Some((2, 28)), Some((2, 30)), Some((2, 30))]
+        );
     }
 }

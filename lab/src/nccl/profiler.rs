@@ -64,11 +64,22 @@ impl Profiler {
     ///
     /// # Errors
     /// [`Error::Load`]; [`Error::Symbol`] if the plugin has no such profiler; [`Error::Call`].
-    pub fn begin(plugin: &Path, version: u32, id: u64, name: &CStr, rank: i32, ranks: i32) -> Result<Self> {
+    pub fn begin(
+        plugin: &Path,
+        version: u32,
+        id: u64,
+        name: &CStr,
+        rank: i32,
+        ranks: i32,
+    ) -> Result<Self> {
         let symbol = format!("ncclProfiler_v{version}");
         let object = SharedObject::open(plugin)?;
         let Some(address) = object.exported(&symbol).filter(|_| (5..=6).contains(&version)) else {
-            return Err(Error::Symbol { path: plugin.into(), symbol, hint: "it has no such profiler".into() });
+            return Err(Error::Symbol {
+                path: plugin.into(),
+                symbol,
+                hint: "it has no such profiler".into(),
+            });
         };
         // SAFETY: by NCCL's contract the symbol is a table of that version; libraries are never unloaded here.
         let table = unsafe { &*(address as *const Table) };
@@ -76,7 +87,16 @@ impl Profiler {
         // SAFETY: the places are valid, and the name is a string.
         let code = unsafe {
             let log = debug_log::callback();
-            (table.init)(&raw mut context, id, &raw mut mask, name.as_ptr(), ranks, ranks, rank, log)
+            (table.init)(
+                &raw mut context,
+                id,
+                &raw mut mask,
+                name.as_ptr(),
+                ranks,
+                ranks,
+                rank,
+                log,
+            )
         };
         match code {
             0 => Ok(Self { table, context, mask, rank }),

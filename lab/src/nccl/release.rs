@@ -44,10 +44,9 @@ impl NcclRelease {
     /// # Errors
     /// [`Error::Usage`] for one that is not known.
     pub fn named(text: &str) -> Result<Self> {
-        RELEASES
-            .into_iter()
-            .find(|release| release.text == text)
-            .ok_or_else(|| Error::Usage(format!("NCCL {text} is not known here; known are {}", known())))
+        RELEASES.into_iter().find(|release| release.text == text).ok_or_else(|| {
+            Error::Usage(format!("NCCL {text} is not known here; known are {}", known()))
+        })
     }
 
     /// The package, for the package index.
@@ -70,14 +69,22 @@ fn known() -> String {
 pub(crate) fn release_of(path: &Path, found: i32) -> Result<NcclRelease> {
     let release = RELEASES.into_iter().find(|release| release.version == found);
     release.ok_or_else(|| {
-        Error::Refused(format!("{} is NCCL {}; known are {}", path.display(), version_text(found), known()))
+        Error::Refused(format!(
+            "{} is NCCL {}; known are {}",
+            path.display(),
+            version_text(found),
+            known()
+        ))
     })
 }
 
 /// `22105` as `2.21.5`.
 pub fn version_text(version: i32) -> String {
-    let (major, rest) =
-        if version < 10_000 { (version / 1000, version % 1000) } else { (version / 10_000, version % 10_000) };
+    let (major, rest) = if version < 10_000 {
+        (version / 1000, version % 1000)
+    } else {
+        (version / 10_000, version % 10_000)
+    };
     format!("{major}.{}.{}", rest / 100, rest % 100)
 }
 
@@ -88,9 +95,9 @@ pub fn version_text(version: i32) -> String {
 /// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if the file is none of [`RELEASES`];
 /// else as [`fetched`].
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
-    let named = given
-        .map(Path::to_path_buf)
-        .or_else(|| std::env::var_os("FERRITE_NCCL").filter(|value| !value.is_empty()).map(PathBuf::from));
+    let named = given.map(Path::to_path_buf).or_else(|| {
+        std::env::var_os("FERRITE_NCCL").filter(|value| !value.is_empty()).map(PathBuf::from)
+    });
     match named {
         Some(path) => verify(&path).map(|_| path),
         None => fetched(NcclRelease::DEFAULT),
@@ -142,12 +149,20 @@ pub(super) fn fetch(target: &Path, release: NcclRelease) -> Result<()> {
         return Err(Error::Misuse("the cache is a folder"));
     };
     let failed = |source| {
-        let what = format!("cannot create a folder in {}; XDG_CACHE_HOME names another cache", folder.display());
+        let what = format!(
+            "cannot create a folder in {}; XDG_CACHE_HOME names another cache",
+            folder.display()
+        );
         Error::io(what, source)
     };
     std::fs::create_dir_all(folder).map_err(failed)?;
     let scratch = tempfile::Builder::new().prefix("fetch-").tempdir_in(folder).map_err(failed)?;
-    log::info!("fetching {} ({} MB, once) into {}", release.package(), release.megabytes, folder.display());
+    log::info!(
+        "fetching {} ({} MB, once) into {}",
+        release.package(),
+        release.megabytes,
+        folder.display()
+    );
     fetch_into(scratch.path(), target, release)
 }
 
@@ -213,8 +228,8 @@ pub(super) const INSIDE: &str = "nvidia/nccl/lib/libnccl.so.2";
 /// # Errors
 /// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if it is none of them.
 pub fn verify(path: &Path) -> Result<NcclRelease> {
-    let path =
-        std::fs::canonicalize(path).map_err(|source| Error::io(format!("cannot open {}", path.display()), source))?;
+    let path = std::fs::canonicalize(path)
+        .map_err(|source| Error::io(format!("cannot open {}", path.display()), source))?;
     library::local_symbol(&path, STOCK_SYMBOL)?;
     SharedObject::open(&path)?.release()
 }
@@ -230,8 +245,11 @@ pub(super) fn verify_as(path: &Path, release: NcclRelease) -> Result<()> {
 
 /// How a user provides the library of `release` without pip.
 pub(super) fn by_hand(release: NcclRelease) -> String {
-    let option =
-        if release == NcclRelease::DEFAULT { "pass --nccl PATH, set FERRITE_NCCL=PATH" } else { "pass its path" };
+    let option = if release == NcclRelease::DEFAULT {
+        "pass --nccl PATH, set FERRITE_NCCL=PATH"
+    } else {
+        "pass its path"
+    };
     format!(
         "to provide it by hand, take {INSIDE} out of the wheel of {} and {option}, or put it at \
          ~/.cache/ferrite/nccl-{release}/{FILE}",

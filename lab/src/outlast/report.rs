@@ -12,7 +12,12 @@ pub(crate) fn text(outcome: &Outcome) -> String {
     let Outcome { received, planned: (messages, bytes), ends: [sender, receiver], .. } = outcome;
     let mut text = format!(
         "{} {}: {} on {} and {}, {messages} messages of {bytes} B, seed {}\n",
-        outcome.scenario, outcome.repetition, outcome.side, outcome.devices[0], outcome.devices[1], outcome.seed
+        outcome.scenario,
+        outcome.repetition,
+        outcome.side,
+        outcome.devices[0],
+        outcome.devices[1],
+        outcome.seed
     );
     for step in &outcome.script {
         text += &format!("  {step}\n");
@@ -62,7 +67,8 @@ fn end_text(EndAt { end, at_ms }: &EndAt) -> String {
 pub(crate) fn read_lines(name: &str, text: &str) -> Result<Vec<Outcome>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let read = |(at, line): (usize, &str)| {
-        serde_json::from_str(line).map_err(|e| Error::Unreadable(format!("{name}, line {}: {e}", at + 1)))
+        serde_json::from_str(line)
+            .map_err(|e| Error::Unreadable(format!("{name}, line {}: {e}", at + 1)))
     };
     lines.map(read).collect()
 }
@@ -78,7 +84,9 @@ pub(crate) fn table(outcomes: &[Outcome]) -> String {
             }
         }
     }
-    let place = |name: &&str| SCENARIOS.iter().position(|scenario| scenario.name == *name).unwrap_or(SCENARIOS.len());
+    let place = |name: &&str| {
+        SCENARIOS.iter().position(|scenario| scenario.name == *name).unwrap_or(SCENARIOS.len())
+    };
     names.sort_by_key(place);
     let mut page = String::new();
     // Writing to a String does not fail.
@@ -86,7 +94,8 @@ pub(crate) fn table(outcomes: &[Outcome]) -> String {
     line(format!("| scenario | {} |", sides.join(" | ")));
     line(format!("|---|{}", "---|".repeat(sides.len())));
     for name in names {
-        let claim = SCENARIOS.iter().find(|scenario| scenario.name == name).map(|scenario| scenario.claim);
+        let claim =
+            SCENARIOS.iter().find(|scenario| scenario.name == name).map(|scenario| scenario.claim);
         let title = claim.map_or_else(|| name.to_owned(), |claim| format!("`{name}`: {claim}"));
         let cells = sides.iter().map(|side| {
             let of = |outcome: &&Outcome| outcome.scenario == name && outcome.side == *side;
@@ -108,8 +117,11 @@ fn cell(outcomes: &[&Outcome]) -> String {
         }
     }
     let words = kinds.iter().map(|(kind, all)| {
-        let part =
-            if all.len() == outcomes.len() { String::new() } else { format!("{}/{}: ", all.len(), outcomes.len()) };
+        let part = if all.len() == outcomes.len() {
+            String::new()
+        } else {
+            format!("{}/{}: ", all.len(), outcomes.len())
+        };
         format!("{part}{kind}, {}", numbers(all))
     });
     if kinds.is_empty() { "-".into() } else { words.collect::<Vec<_>>().join("; ") }
@@ -119,7 +131,9 @@ fn kind(outcome: &Outcome) -> String {
     let [sender, receiver] = &outcome.ends;
     let ends = match (&sender.end, &receiver.end) {
         (End::Finished, End::Finished) => "goes on".into(),
-        (sender, receiver) => format!("sender {}, receiver {}", end_word(sender), end_word(receiver)),
+        (sender, receiver) => {
+            format!("sender {}, receiver {}", end_word(sender), end_word(receiver))
+        }
     };
     if outcome.received.wrong_bytes() > 0 { format!("**WRONG BYTES**, {ends}") } else { ends }
 }
@@ -307,7 +321,12 @@ mod tests {
 
     fn outcome(side: &str, end: End, wrong: u64, gap: f64) -> Outcome {
         let end = EndAt { end, at_ms: 700 };
-        let received = Received { messages: 10, longest_gap_ms: gap, wrong_later: wrong, ..Received::default() };
+        let received = Received {
+            messages: 10,
+            longest_gap_ms: gap,
+            wrong_later: wrong,
+            ..Received::default()
+        };
         Outcome {
             tool: "1.2.3+0123456789ab".into(),
             command: "ferrite outlast".into(),
@@ -340,7 +359,10 @@ mod tests {
             outcome("B", error(), 0, 1.0),
         ];
         let page = table(&all);
-        assert!(page.starts_with("| scenario | A | B |\n|---|---|---|\n| `late-write`: two ports; "), "{page}");
+        assert!(
+            page.starts_with("| scenario | A | B |\n|---|---|---|\n| `late-write`: two ports; "),
+            "{page}"
+        );
         let cells = "| 2/3: goes on, gap 3 to 8 ms; 1/3: **WRONG BYTES**, goes on, 5 B wrong, gap 1 ms \
                      | sender error 6, receiver error 6, after 700 ms |\n";
         assert!(page.ends_with(cells), "{page}");
@@ -348,15 +370,22 @@ mod tests {
 
     #[test]
     fn a_script_of_ones_own_is_a_row_with_its_name() {
-        let named = Outcome { scenario: "down for 5 s".into(), ..outcome("A", End::Finished, 0, 3.2) };
+        let named =
+            Outcome { scenario: "down for 5 s".into(), ..outcome("A", End::Finished, 0, 3.2) };
         assert!(table(&[named]).ends_with("\n| down for 5 s | goes on, gap 3 ms |\n"));
     }
 
     #[test]
     fn what_is_not_known_is_not_made_up() {
         let text = text(&outcome("A", End::Killed, 0, 1.0));
-        assert!(text.contains("sent and acknowledged n/a B, resent n/a B, transmissions lost 3; "), "{text}");
-        assert!(text.contains("sender was killed after 700 ms; receiver was killed after 700 ms"), "{text}");
+        assert!(
+            text.contains("sent and acknowledged n/a B, resent n/a B, transmissions lost 3; "),
+            "{text}"
+        );
+        assert!(
+            text.contains("sender was killed after 700 ms; receiver was killed after 700 ms"),
+            "{text}"
+        );
         assert!(text.ends_with("\n  by ferrite 1.2.3+0123456789ab\n"), "{text}");
     }
 
@@ -364,7 +393,10 @@ mod tests {
     fn outcomes_are_read_as_they_are_written() {
         let one = outcome("A", End::Died { text: "signal 6 SIGABRT".into() }, 0, 1.0);
         let line = serde_json::to_string(&one).expect("it is written");
-        assert_eq!(read_lines("x", &format!("{line}\n\n{line}\n")).expect("it is read"), [one.clone(), one]);
+        assert_eq!(
+            read_lines("x", &format!("{line}\n\n{line}\n")).expect("it is read"),
+            [one.clone(), one]
+        );
         assert!(line.contains(r#""tool":"1.2.3+0123456789ab""#), "{line}");
         let problem = read_lines("x", "{}").expect_err("it is none").to_string();
         assert!(problem.starts_with("x, line 1: "), "{problem}");

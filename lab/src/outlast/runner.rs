@@ -133,9 +133,12 @@ impl OutlastRequest {
     /// # Errors
     /// [`Error::Usage`] with the software device's words.
     pub(crate) fn require_rules(&self, script: &[Step]) -> Result<()> {
-        let rules =
-            script.iter().filter_map(|step| if let Fault::Rule(rule) = &step.fault { Some(rule) } else { None });
-        rules.into_iter().try_for_each(|rule| Device::require_rule(&self.control, &self.folder, rule))
+        let rules = script
+            .iter()
+            .filter_map(|step| if let Fault::Rule(rule) = &step.fault { Some(rule) } else { None });
+        rules
+            .into_iter()
+            .try_for_each(|rule| Device::require_rule(&self.control, &self.folder, rule))
     }
 
     fn start(&self) -> Result<Run> {
@@ -153,7 +156,9 @@ impl OutlastRequest {
             .env("SOFTRNIC_QUIET", "1")
             .env("SOFTRNIC_DEVICES", if self.ports == Ports::One { "2" } else { "4" })
             .env("SOFTRNIC_SEED", self.seed.to_string());
-        for (name, value) in self.variables.iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
+        for (name, value) in
+            self.variables.iter().filter(|(name, _)| std::env::var_os(name).is_none())
+        {
             setting = setting.env(name, value);
         }
         let (program, arguments) = self.command_line(is_fused);
@@ -189,7 +194,8 @@ impl OutlastRequest {
         if !is_fused {
             return (self.program.clone(), vec![WORKER.into()]);
         }
-        let mut words: Vec<OsString> = vec!["run".into(), "--library".into(), self.folder.clone().into()];
+        let mut words: Vec<OsString> =
+            vec!["run".into(), "--library".into(), self.folder.clone().into()];
         words.extend(["--faithful".into(), "--same-card".into(), "--".into()]);
         words.extend([self.program.clone().into(), WORKER.into()]);
         (self.control.clone(), words)
@@ -200,7 +206,9 @@ impl OutlastRequest {
         let mut ready = [false; 2];
         while let Some((rank, message)) = run.pair.next_message()? {
             let WorkerMessage::Value { value } = message else { continue };
-            if let Report::Started { transport, device } = serde_json::from_value(value).map_err(|e| json_error(&e))? {
+            if let Report::Started { transport, device } =
+                serde_json::from_value(value).map_err(|e| json_error(&e))?
+            {
                 run.transport = transport;
                 run.devices[rank] = device;
                 ready[rank] = true;
@@ -224,8 +232,9 @@ impl OutlastRequest {
                 steps.pop_front();
                 continue;
             }
-            let until_step =
-                steps.front().map_or(limit, |step| (start + step.at).saturating_duration_since(Instant::now()));
+            let until_step = steps
+                .front()
+                .map_or(limit, |step| (start + step.at).saturating_duration_since(Instant::now()));
             let wait = until_step.min(Duration::from_millis(100));
             let event = run.pair.next_event(wait)?;
             if run.heard(event, start)? {
@@ -261,7 +270,9 @@ impl Run {
         // With its last process the fabric is gone.
         let may_be_gone = self.killed.contains(&true) || self.ends.iter().any(Option::is_some);
         match done {
-            Err(problem) if may_be_gone => self.script.push(format!("{now} ms: {fault} could not be done: {problem}")),
+            Err(problem) if may_be_gone => {
+                self.script.push(format!("{now} ms: {fault} could not be done: {problem}"))
+            }
             Err(problem) => return Err(problem),
             Ok(()) => self.script.push(format!("{now} ms: {fault}")),
         }
@@ -279,12 +290,18 @@ impl Run {
                     Report::Progress(received) => self.received = received,
                     Report::Ended { end, received } => {
                         self.ends[rank] = Some(end);
-                        self.received = received.unwrap_or_else(|| std::mem::take(&mut self.received));
+                        self.received =
+                            received.unwrap_or_else(|| std::mem::take(&mut self.received));
                     }
                 }
             }
             PairEvent::Said(rank, WorkerMessage::Failed { message, .. }) => {
-                return Err(Error::Worker { rank, what: message, log: self.last_lines(rank), wrong: false });
+                return Err(Error::Worker {
+                    rank,
+                    what: message,
+                    log: self.last_lines(rank),
+                    wrong: false,
+                });
             }
             PairEvent::Said(..) => {}
             PairEvent::Closed(rank) if self.ends[rank].is_none() => {
@@ -307,13 +324,19 @@ impl Run {
         let (now, noted) = (self.threads(), self.noted.take());
         for rank in 0..2 {
             if self.ends[rank].is_none() {
-                let mut text =
-                    format!("no call returned for {:.0} s while {}", silence.as_secs_f64(), self.pair.doing(rank));
+                let mut text = format!(
+                    "no call returned for {:.0} s while {}",
+                    silence.as_secs_f64(),
+                    self.pair.doing(rank)
+                );
                 if let Some(noted) = &noted {
                     text += &format!("; {}", now[rank].since(&noted[rank]));
                 }
                 self.pair.kill(rank);
-                self.ends[rank] = Some(EndAt { end: End::Hang { text }, at_ms: start.elapsed().as_millis() as u64 });
+                self.ends[rank] = Some(EndAt {
+                    end: End::Hang { text },
+                    at_ms: start.elapsed().as_millis() as u64,
+                });
             }
         }
     }
@@ -390,7 +413,9 @@ impl Device {
         match fault {
             Fault::Rule(rule) => self.run(&["inject", rule]).map(drop),
             Fault::Clear => self.run(&["inject", "--clear"]).map(drop),
-            Fault::Change(words) => self.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).map(drop),
+            Fault::Change(words) => {
+                self.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).map(drop)
+            }
             Fault::Kill(_) | Fault::Stop(_) | Fault::Continue(_) | Fault::Line(_) => Ok(()),
         }
     }
@@ -401,8 +426,8 @@ impl Device {
     /// [`Error::Usage`] if there is no fabric any more; [`Error::Unreadable`].
     pub(super) fn counted(&self, sender_devices: usize) -> Result<Counted> {
         let text = self.run(&["stat", "--json"])?;
-        let stat: serde_json::Value =
-            serde_json::from_str(&text).map_err(|e| Error::Unreadable(format!("softrnic stat: {e}")))?;
+        let stat: serde_json::Value = serde_json::from_str(&text)
+            .map_err(|e| Error::Unreadable(format!("softrnic stat: {e}")))?;
         let mut counted = Counted::default();
         for (index, device) in stat["devices"].as_array().into_iter().flatten().enumerate() {
             for port in device["ports"].as_array().into_iter().flatten() {
@@ -419,7 +444,9 @@ impl Device {
             .args(["--fabric", &self.fabric])
             .args(words)
             .output()
-            .map_err(|source| Error::io(format!("cannot start {}", self.program.display()), source))?;
+            .map_err(|source| {
+                Error::io(format!("cannot start {}", self.program.display()), source)
+            })?;
         if !output.status.success() {
             let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             return Err(Error::Usage(format!("softrnic {}: {why}", words.join(" "))));
@@ -458,7 +485,12 @@ impl ControlRelay {
     }
 }
 
-fn pass_all(socket: &TcpListener, port: u16, start: &OnceLock<Instant>, mut faults: Vec<(u64, LineFault)>) {
+fn pass_all(
+    socket: &TcpListener,
+    port: u16,
+    start: &OnceLock<Instant>,
+    mut faults: Vec<(u64, LineFault)>,
+) {
     let mut lines: Vec<Relay> = Vec::new();
     loop {
         let now = start.get().map_or(Duration::ZERO, Instant::elapsed);
@@ -485,8 +517,10 @@ fn pass_all(socket: &TcpListener, port: u16, start: &OnceLock<Instant>, mut faul
 }
 
 /// Words, all in one line, for a port or connection that is used again after a failure: the built-in transport's, and Ferrite's.
-const RECOVERED: [&[&str]; 2] =
-    [&["has been recovered for resiliency context"], &["connection to ", " recovered", "attempt(s)"]];
+const RECOVERED: [&[&str]; 2] = [
+    &["has been recovered for resiliency context"],
+    &["connection to ", " recovered", "attempt(s)"],
+];
 /// For a failure that does not end the connection: the built-in transport's.
 const FAILED: [&[&str]; 1] = [&["marked as failed. Initiating"]];
 
@@ -507,8 +541,14 @@ impl PeerObserver {
         let end = lines.iter().position(|line| line == STREAM_ENDED).unwrap_or(lines.len());
         let lines = &lines[..end];
         let has = |line: &String, words: &[&str]| words.iter().all(|word| line.contains(word));
-        let count = |any: &[&[&str]]| lines.iter().filter(|line| any.iter().any(|words| has(line, words))).count();
-        let warning = lines.iter().rev().find_map(|line| line.split_once("WARN ")).map_or("", |(_, text)| text);
+        let count = |any: &[&[&str]]| {
+            lines.iter().filter(|line| any.iter().any(|words| has(line, words))).count()
+        };
+        let warning = lines
+            .iter()
+            .rev()
+            .find_map(|line| line.split_once("WARN "))
+            .map_or("", |(_, text)| text);
         Self {
             recoveries: count(&RECOVERED) as u64,
             failures: count(&FAILED) as u64,
@@ -541,11 +581,22 @@ mod tests {
             "Device 1 has been recovered for resiliency context",
         ];
         let lines = lines.map(String::from);
-        let ferrite = "INFO softrnic0: connection to 127.0.0.1:5 recovered in 12 ms (1 attempt(s))".to_owned();
-        assert_eq!(PeerObserver::read(&[ferrite, "connection to x recovered".into()]).recoveries, 1);
-        let told = PeerObserver { recoveries: 0, failures: 1, warning: "NET/Ferrite : the peer is gone".into() };
+        let ferrite = "INFO softrnic0: connection to 127.0.0.1:5 recovered in 12 ms (1 attempt(s))"
+            .to_owned();
+        assert_eq!(
+            PeerObserver::read(&[ferrite, "connection to x recovered".into()]).recoveries,
+            1
+        );
+        let told = PeerObserver {
+            recoveries: 0,
+            failures: 1,
+            warning: "NET/Ferrite : the peer is gone".into(),
+        };
         assert_eq!(PeerObserver::read(&lines), told);
-        assert_eq!(PeerObserver::read(&lines[..3]).warning, "NET/IB: Got completion from peer with status=12");
+        assert_eq!(
+            PeerObserver::read(&lines[..3]).warning,
+            "NET/IB: Got completion from peer with status=12"
+        );
         assert_eq!(PeerObserver::read(&[]), PeerObserver::default());
     }
 }

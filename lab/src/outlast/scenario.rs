@@ -13,7 +13,8 @@ use crate::nccl::library::Source;
 use crate::verbs::Verbs;
 
 /// Transmissions 67 ms apart, eight of them.
-pub(crate) const RETRIES: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "14"), ("NCCL_IB_RETRY_CNT", "7")];
+pub(crate) const RETRIES: [(&str, &str); 2] =
+    [("NCCL_IB_TIMEOUT", "14"), ("NCCL_IB_RETRY_CNT", "7")];
 /// Transmissions 4 ms apart, and 17 ms.
 const RETRIES_34_MS: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "10"), ("NCCL_IB_RETRY_CNT", "7")];
 const RETRIES_134_MS: [(&str, &str); 2] = [("NCCL_IB_TIMEOUT", "12"), ("NCCL_IB_RETRY_CNT", "7")];
@@ -52,10 +53,23 @@ const fn scenario(
     stream_ms: u64,
     script: &'static [(u64, &'static str)],
 ) -> Scenario {
-    Scenario { name, claim, ports, stream_ms, pause: None, retries: RETRIES, script: Script::Fixed(script) }
+    Scenario {
+        name,
+        claim,
+        ports,
+        stream_ms,
+        pause: None,
+        retries: RETRIES,
+        script: Script::Fixed(script),
+    }
 }
 
-const fn flaps(name: &'static str, claim: &'static str, ports: Ports, of: &'static [&'static str]) -> Scenario {
+const fn flaps(
+    name: &'static str,
+    claim: &'static str,
+    ports: Ports,
+    of: &'static [&'static str],
+) -> Scenario {
     let script = Script::Flaps(of);
     Scenario { name, claim, ports, stream_ms: 0, pause: None, retries: RETRIES, script }
 }
@@ -93,7 +107,12 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             (520, "port softrnic1/1 up"),
         ],
     ),
-    flaps("flaps", "the sender's port goes down and up again and again", Ports::One, &["softrnic0/1"]),
+    flaps(
+        "flaps",
+        "the sender's port goes down and up again and again",
+        Ports::One,
+        &["softrnic0/1"],
+    ),
     flaps(
         "flaps-two-ports",
         "two ports; any of the four goes down and up, again and again",
@@ -133,21 +152,33 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "two ports; the first is down for 1 s, four seconds later the second goes down for good",
         Ports::Two,
         8000,
-        &[(500, "port softrnic0/1 down"), (1500, "port softrnic0/1 up"), (5500, "port softrnic1/1 down")],
+        &[
+            (500, "port softrnic0/1 down"),
+            (1500, "port softrnic0/1 up"),
+            (5500, "port softrnic1/1 down"),
+        ],
     ),
     scenario(
         "ports-in-turn",
         "two ports; the first goes down, then the second, then the first comes back",
         Ports::Two,
         6000,
-        &[(500, "port softrnic0/1 down"), (2000, "port softrnic1/1 down"), (4000, "port softrnic0/1 up")],
+        &[
+            (500, "port softrnic0/1 down"),
+            (2000, "port softrnic1/1 down"),
+            (4000, "port softrnic0/1 up"),
+        ],
     ),
     scenario(
         "ports-in-turn-second-back",
         "two ports; the first goes down for good, then the second is down for 2 s",
         Ports::Two,
         6000,
-        &[(500, "port softrnic0/1 down"), (2000, "port softrnic1/1 down"), (4000, "port softrnic1/1 up")],
+        &[
+            (500, "port softrnic0/1 down"),
+            (2000, "port softrnic1/1 down"),
+            (4000, "port softrnic1/1 up"),
+        ],
     ),
     scenario(
         "black-hole",
@@ -281,8 +312,20 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             (5500, "port softrnic1/1 up"),
         ],
     ),
-    scenario("kill-sender", "the sender's process is killed", Ports::One, 2000, &[(500, "kill sender")]),
-    scenario("kill-receiver", "the receiver's process is killed", Ports::One, 2000, &[(500, "kill receiver")]),
+    scenario(
+        "kill-sender",
+        "the sender's process is killed",
+        Ports::One,
+        2000,
+        &[(500, "kill sender")],
+    ),
+    scenario(
+        "kill-receiver",
+        "the receiver's process is killed",
+        Ports::One,
+        2000,
+        &[(500, "kill receiver")],
+    ),
     scenario(
         "spare-port",
         "one port, which goes down for good; the other card's port is up and reaches the peer",
@@ -306,10 +349,11 @@ impl Scenario {
     /// [`Error::Usage`] with all names.
     pub(crate) fn named(name: &str) -> Result<Self> {
         let found = SCENARIOS.iter().find(|scenario| scenario.name == name);
-        let names = || SCENARIOS.iter().map(|scenario| scenario.name).collect::<Vec<_>>().join(", ");
-        found
-            .copied()
-            .ok_or_else(|| Error::Usage(format!("there is no scenario {name}; there are {}, and all", names())))
+        let names =
+            || SCENARIOS.iter().map(|scenario| scenario.name).collect::<Vec<_>>().join(", ");
+        found.copied().ok_or_else(|| {
+            Error::Usage(format!("there is no scenario {name}; there are {}, and all", names()))
+        })
     }
 
     /// The steps in the order of their times, and how long the stream lasts. `faults` is how many there are where a scenario is made
@@ -411,7 +455,11 @@ impl Steps {
             self.push(self.at + lasting, &end.replace("{}", device))?;
         }
         let overlaps = self.random.below(4) == 0;
-        self.at += if overlaps { self.random.below(lasting + 1) } else { lasting + 50 + self.random.below(1000) };
+        self.at += if overlaps {
+            self.random.below(lasting + 1)
+        } else {
+            lasting + 50 + self.random.below(1000)
+        };
         Ok(())
     }
 }
@@ -471,7 +519,9 @@ impl Fault {
                 Ok(Self::Line(LineFault::Silent(time.as_millis() as u64)))
             }
             ["line", ..] => Err(wrong("it is `line cut` or `line silent TIME`")),
-            ["port" | "gid" | "fail", _, ..] => Ok(Self::Change(words.iter().map(|word| (*word).into()).collect())),
+            ["port" | "gid" | "fail", _, ..] => {
+                Ok(Self::Change(words.iter().map(|word| (*word).into()).collect()))
+            }
             _ => Ok(Self::Rule(text.trim().into())),
         }
     }
@@ -513,10 +563,11 @@ pub(crate) fn parse_time(text: &str) -> std::result::Result<Duration, String> {
         "s" => Some(1.0),
         _ => None,
     };
-    let seconds = number.zip(unit).map(|(number, unit)| number * unit).filter(|s| (0.0..=1e6).contains(s));
-    seconds
-        .map(Duration::from_secs_f64)
-        .ok_or_else(|| format!("{text:?} is no time; times are written 50us, 300ms or 2s; at most 1000000s"))
+    let seconds =
+        number.zip(unit).map(|(number, unit)| number * unit).filter(|s| (0.0..=1e6).contains(s));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| {
+        format!("{text:?} is no time; times are written 50us, 300ms or 2s; at most 1000000s")
+    })
 }
 
 /// Messages in flight, at most.
@@ -576,7 +627,11 @@ mod tests {
     #[test]
     fn every_scenario_has_a_name_of_its_own_and_a_script_in_order() {
         for (at, scenario) in SCENARIOS.iter().enumerate() {
-            assert!(SCENARIOS[..at].iter().all(|other| other.name != scenario.name), "{}", scenario.name);
+            assert!(
+                SCENARIOS[..at].iter().all(|other| other.name != scenario.name),
+                "{}",
+                scenario.name
+            );
             let (steps, duration) = scenario.script(1, 10).expect(scenario.name);
             assert!(steps.is_sorted_by_key(|step| step.at), "{}", scenario.name);
             assert!(steps.iter().all(|step| step.at < duration), "{}", scenario.name);
@@ -586,12 +641,17 @@ mod tests {
     #[test]
     fn an_unknown_name_lists_the_known_ones() {
         let problem = Scenario::named("flop").expect_err("there is none").to_string();
-        assert!(problem.starts_with("there is no scenario flop; there are none, ") && problem.contains("late-write"));
+        assert!(
+            problem.starts_with("there is no scenario flop; there are none, ")
+                && problem.contains("late-write")
+        );
     }
 
     #[test]
     fn random_faults_are_those_of_the_seed() {
-        for (script, steps) in [(Script::Flaps(&["a/1", "b/1"]), 40), (Script::Random(&["a", "b"]), 20)] {
+        for (script, steps) in
+            [(Script::Flaps(&["a/1", "b/1"]), 40), (Script::Random(&["a", "b"]), 20)]
+        {
             let made = |seed| script.steps(seed, 20).expect("it is read");
             assert_eq!(made(3), made(3));
             assert_ne!(made(3), made(4));

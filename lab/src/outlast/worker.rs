@@ -46,7 +46,10 @@ fn work(worker: &mut WorkerCtx) -> Result<()> {
     let identity = transport.identity();
     let started = Report::Started {
         // Of a plugin that NCCL's loader has taken, NCCL's version says nothing.
-        transport: match identity.nccl_version.filter(|_| matches!(job.source, Source::Stock { .. })) {
+        transport: match identity
+            .nccl_version
+            .filter(|_| matches!(job.source, Source::Stock { .. }))
+        {
             Some(version) => format!("{} {}", identity.name, release::version_text(version)),
             None => identity.name.clone(),
         },
@@ -99,7 +102,8 @@ fn receive(
         let (handle, listener) = transport.listen(device)?;
         (handle, listener, None)
     } else {
-        let (handle, listener, relay) = ControlRelay::listen(transport, device, job.line_faults.clone())?;
+        let (handle, listener, relay) =
+            ControlRelay::listen(transport, device, job.line_faults.clone())?;
         (handle, listener, Some(relay))
     };
     worker.send_bytes(&handle.0)?;
@@ -111,7 +115,8 @@ fn receive(
         }
     };
     listener.close()?;
-    let region = comm.register(&Arc::new(worker.buffer(RecvBuffers::memory_needed(job.stream.bytes))?))?;
+    let region =
+        comm.register(&Arc::new(worker.buffer(RecvBuffers::memory_needed(job.stream.bytes))?))?;
     let mut buffers = RecvBuffers::new(region.memory(), job.stream.bytes)?;
     worker.barrier()?;
     worker.report(started)?;
@@ -126,7 +131,15 @@ fn receive(
         told = Instant::now();
         worker.report(&Report::Progress(so_far.clone()))
     };
-    let outcome = run_receiver(&comm, &region, &mut buffers, &job.stream, &mut pace, &mut received, &mut tell);
+    let outcome = run_receiver(
+        &comm,
+        &region,
+        &mut buffers,
+        &job.stream,
+        &mut pace,
+        &mut received,
+        &mut tell,
+    );
     let end = end_of(outcome, pace.now_ms())?;
     // Late writes may still be under way.
     std::thread::sleep(Duration::from_millis(job.stream.settle_ms));
@@ -140,7 +153,9 @@ fn end_of(outcome: Result<()>, now_ms: f64) -> Result<EndAt> {
     let end = match outcome {
         Ok(()) => End::Finished,
         // The parent knows the transport's words.
-        Err(Error::Call { call, code, .. }) => End::Error { call: call.into(), code, text: String::new() },
+        Err(Error::Call { call, code, .. }) => {
+            End::Error { call: call.into(), code, text: String::new() }
+        }
         Err(Error::Stalled { what, .. }) => End::Hang { text: what },
         Err(other) => return Err(other),
     };
@@ -193,13 +208,21 @@ fn stride(bytes: usize) -> usize {
 ///
 /// # Errors
 /// Those of the transport; [`Error::Stalled`] past the limit.
-pub(super) fn run_sender(comm: &SendComm, region: &Region, plan: &StreamPlan, pace: &mut Pace) -> Result<()> {
+pub(super) fn run_sender(
+    comm: &SendComm,
+    region: &Region,
+    plan: &StreamPlan,
+    pace: &mut Pace,
+) -> Result<()> {
     let mut requests: [Option<Request<'_>>; DEPTH] = [const { None }; DEPTH];
     let (mut prepared, mut posted, mut done) = (0_u64, 0_u64, 0_u64);
     let place = |index: u64| (index % DEPTH as u64) as usize * stride(plan.bytes);
     while done < plan.messages {
         let mut moved = false;
-        if posted < plan.messages && posted - done < DEPTH as u64 && pace.is_past(posted * plan.period_us) {
+        if posted < plan.messages
+            && posted - done < DEPTH as u64
+            && pace.is_past(posted * plan.period_us)
+        {
             if prepared == posted {
                 plan::fill(region.memory(), place(posted), plan.bytes, message_seed(posted))?;
                 prepared += 1;
@@ -219,12 +242,18 @@ pub(super) fn run_sender(comm: &SendComm, region: &Region, plan: &StreamPlan, pa
             done += 1;
             moved = true;
         }
-        if moved || posted == done && posted < plan.messages && !pace.is_past(posted * plan.period_us) {
+        if moved
+            || posted == done && posted < plan.messages && !pace.is_past(posted * plan.period_us)
+        {
             pace.progress();
         }
         if !moved && pace.idle() {
-            let what = if posted == done { "a receive of the peer" } else { "the completion of a send" };
-            return Err(Error::Stalled { what: format!("message {done}: {what}"), after: pace.limit() });
+            let what =
+                if posted == done { "a receive of the peer" } else { "the completion of a send" };
+            return Err(Error::Stalled {
+                what: format!("message {done}: {what}"),
+                after: pace.limit(),
+            });
         }
     }
     Ok(())
@@ -271,7 +300,9 @@ pub(super) fn run_receiver(
             pace.progress();
             continue;
         }
-        if let Some((_, time)) = pause.take_if(|(message, _)| done == *message && posted - done == DEPTH as u64) {
+        if let Some((_, time)) =
+            pause.take_if(|(message, _)| done == *message && posted - done == DEPTH as u64)
+        {
             std::thread::sleep(Duration::from_millis(time));
         }
         if pace.idle() {
@@ -365,7 +396,11 @@ impl<'r> RecvBuffers<'r> {
 
     /// A receive for message `index` is about to be posted: its buffer is looked at, once.
     pub(super) fn before_post(&mut self, index: u64, received: &mut Received) -> Result<()> {
-        self.look_again(Self::buffer(index), &format!("before message {index} was posted"), received)
+        self.look_again(
+            Self::buffer(index),
+            &format!("before message {index} was posted"),
+            received,
+        )
     }
 
     /// All buffers that no receive is posted for are looked at.
@@ -379,12 +414,19 @@ impl<'r> RecvBuffers<'r> {
         }
         let (memory, place) = (self.memory, buffer * Self::stride(self.bytes));
         let guard = self.guard_seed(buffer);
-        let wrong = plan::wrong_bytes(memory, place, self.bytes, guard)? + self.wrong_tail(place)?;
+        let wrong =
+            plan::wrong_bytes(memory, place, self.bytes, guard)? + self.wrong_tail(place)?;
         if wrong > 0 {
             received.wrong_later += wrong;
-            let found = plan::check(memory, place, self.bytes, guard)?.map_or(0, |difference| difference.offset);
+            let found = plan::check(memory, place, self.bytes, guard)?
+                .map_or(0, |difference| difference.offset);
             let what = self.contents(place + found, found, received.messages)?;
-            note(received, format!("buffer {buffer}, {when}: {wrong} B changed after its message was complete{what}"));
+            note(
+                received,
+                format!(
+                    "buffer {buffer}, {when}: {wrong} B changed after its message was complete{what}"
+                ),
+            );
         }
         Ok(())
     }
@@ -399,11 +441,15 @@ impl<'r> RecvBuffers<'r> {
         let expected = message_seed(index);
         let in_message = plan::wrong_bytes(memory, place, self.bytes, expected)?;
         if in_message > 0 {
-            let found = plan::check(memory, place, self.bytes, expected)?.map_or(0, |difference| difference.offset);
+            let found = plan::check(memory, place, self.bytes, expected)?
+                .map_or(0, |difference| difference.offset);
             let what = self.contents(place + found, found, index)?;
             note(
                 received,
-                format!("message {index}: {in_message} of {} B wrong, from byte {found} on{what}", self.bytes),
+                format!(
+                    "message {index}: {in_message} of {} B wrong, from byte {found} on{what}",
+                    self.bytes
+                ),
             );
         }
         let beside = self.wrong_tail(place)?;
@@ -472,7 +518,13 @@ impl Pace {
     /// The stream begins now; an end without progress for `limit_ms` counts as hung.
     pub(super) fn start(limit_ms: u64) -> Self {
         let start = Instant::now();
-        Self { start, waited: Duration::ZERO, looked: start, limit: Duration::from_millis(limit_ms), polls: 0 }
+        Self {
+            start,
+            waited: Duration::ZERO,
+            looked: start,
+            limit: Duration::from_millis(limit_ms),
+            polls: 0,
+        }
     }
 
     /// How long an end may be without progress.
@@ -531,7 +583,8 @@ mod tests {
     /// Three messages have arrived right; what was written afterwards is in the result.
     fn after(write: impl FnOnce(&Buffer, &RecvBuffers<'_>)) -> Received {
         let memory = Buffer::new(RecvBuffers::memory_needed(BYTES)).expect("memory");
-        let (mut buffers, mut received) = (RecvBuffers::new(&memory, BYTES).expect("inside"), Received::default());
+        let (mut buffers, mut received) =
+            (RecvBuffers::new(&memory, BYTES).expect("inside"), Received::default());
         for index in 0..3 {
             buffers.before_post(index, &mut received).expect("inside");
             plan::fill(&memory, buffers.place(index), BYTES, message_seed(index)).expect("inside");
@@ -562,7 +615,8 @@ mod tests {
     #[test]
     fn a_message_that_was_not_written_is_told_apart_from_another_message() {
         let memory = Buffer::new(RecvBuffers::memory_needed(BYTES)).expect("memory");
-        let (mut buffers, mut received) = (RecvBuffers::new(&memory, BYTES).expect("inside"), Received::default());
+        let (mut buffers, mut received) =
+            (RecvBuffers::new(&memory, BYTES).expect("inside"), Received::default());
         buffers.before_post(0, &mut received).expect("inside");
         buffers.arrived(0, BYTES as i32, &mut received).expect("inside");
         buffers.before_post(1, &mut received).expect("inside");
@@ -585,7 +639,10 @@ mod tests {
         let mut pace = Pace { polls: POLLS, ..Pace::start(5000) };
         assert!(!look_after(&mut pace, Duration::from_secs(20)), "it was stopped for as long");
         assert!(pace.waited >= LONGEST_LOOK);
-        assert!((0..30).any(|_| look_after(&mut pace, Duration::from_millis(900))), "it has looked again and again");
+        assert!(
+            (0..30).any(|_| look_after(&mut pace, Duration::from_millis(900))),
+            "it has looked again and again"
+        );
         pace.progress();
         assert_eq!((pace.waited, pace.polls), (Duration::ZERO, 0));
     }

@@ -83,7 +83,8 @@ impl Pair {
     /// [`Error::Io`] if a process cannot be started.
     pub fn spawn(program: &Path, arguments: &[OsString], setting: &Setting) -> Result<Self> {
         let (zero, one) = UnixStream::pair().map_err(|e| Error::io("socketpair", e))?;
-        let process = |peer: UnixStream| Process { arguments, peer: peer.into(), is_stand_in: false };
+        let process =
+            |peer: UnixStream| Process { arguments, peer: peer.into(), is_stand_in: false };
         Self::start(program, [process(zero), process(one)], setting, new_fabric_name())
     }
 
@@ -99,7 +100,12 @@ impl Pair {
         Self::start(program, [zero, one], setting, other.fabric)
     }
 
-    fn start(program: &Path, [zero, one]: [Process<'_>; 2], setting: &Setting, fabric: String) -> Result<Self> {
+    fn start(
+        program: &Path,
+        [zero, one]: [Process<'_>; 2],
+        setting: &Setting,
+        fabric: String,
+    ) -> Result<Self> {
         let (sender, messages) = channel();
         let cpus = if setting.pin { host::cpus()? } else { Vec::new() };
         let start = |rank: usize, process: Process<'_>| {
@@ -223,7 +229,9 @@ impl Pair {
             match self.messages.recv_timeout(left.min(INTERRUPT_POLL)) {
                 Ok(message) => return Ok(message),
                 Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Err(self.hung()),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    return Err(self.hung());
+                }
             }
         }
     }
@@ -236,7 +244,9 @@ impl Pair {
         for rank in 0..2 {
             let what = match self.children[rank].reap(limit) {
                 Some(status) if status.success() => continue,
-                Some(status) => format!("the process died after its work ({})", status_words(status)),
+                Some(status) => {
+                    format!("the process died after its work ({})", status_words(status))
+                }
                 None => format!("the process did not end within {}", host::seconds(limit)),
             };
             return Err(self.worker_error(rank, what, false));
@@ -291,7 +301,11 @@ impl Pair {
 
     fn died(&mut self, rank: usize) -> Error {
         let what = match self.children[rank].reap(EXIT_TIMEOUT) {
-            Some(status) => format!("the process died while {} ({})", self.children[rank].doing, status_words(status)),
+            Some(status) => format!(
+                "the process died while {} ({})",
+                self.children[rank].doing,
+                status_words(status)
+            ),
             None => format!("the process fell silent while {}", self.children[rank].doing),
         };
         self.worker_error(rank, what, false)
@@ -359,7 +373,14 @@ impl ChildProcess {
         let (control, theirs) = UnixStream::pair().map_err(failed("socketpair"))?;
         let (reader, writer) = std::io::pipe().map_err(failed("pipe"))?;
         let pages = pages.map(Pages::descriptor);
-        let worker = StartInfo { rank, control: theirs.as_raw_fd(), peer: peer.as_raw_fd(), silence, cpu, pages };
+        let worker = StartInfo {
+            rank,
+            control: theirs.as_raw_fd(),
+            peer: peer.as_raw_fd(),
+            silence,
+            cpu,
+            pages,
+        };
         let descriptors = [Some(theirs.as_raw_fd()), Some(peer.as_raw_fd()), pages];
         command
             .env(WORKER_VARIABLE, worker.print())
@@ -375,9 +396,9 @@ impl ChildProcess {
                 descriptors.iter().flatten().try_for_each(|d| host::keep_across_exec(*d))
             });
         }
-        let child = command
-            .spawn()
-            .map_err(|source| Error::io(format!("cannot start {}", command.get_program().display()), source))?;
+        let child = command.spawn().map_err(|source| {
+            Error::io(format!("cannot start {}", command.get_program().display()), source)
+        })?;
         // The child has its own copies; with these gone, its end is seen as the end of the stream.
         drop((theirs, peer, command));
         let log = Arc::new(Mutex::new(VecDeque::new()));
@@ -532,7 +553,9 @@ fn stand_in(worker: &mut WorkerCtx) -> Result<()> {
                     Some(failure) if !is_done => {
                         Err(Error::Unreadable(format!("{failure} on the other host while {doing}")))
                     }
-                    None if !is_done => Err(Error::Unreadable("it has ended before it was done".into())),
+                    None if !is_done => {
+                        Err(Error::Unreadable("it has ended before it was done".into()))
+                    }
                     _ => Ok(()),
                 };
             }
@@ -591,7 +614,8 @@ impl HostEnd {
         let command = setting.command(program, arguments, fabric);
         let said = sender.clone();
         let hear = move |message| said.send(Event::Said(message)).is_ok();
-        let child = ChildProcess::start(command, 1, cpu, peer.into(), setting.silence, pages, hear)?;
+        let child =
+            ChildProcess::start(command, 1, cpu, peer.into(), setting.silence, pages, hear)?;
         Ok(Self { child, sender, events })
     }
 
@@ -600,9 +624,14 @@ impl HostEnd {
     ///
     /// # Errors
     /// [`Error::Interrupted`]; [`Error::Io`] of `control`.
-    pub(crate) fn pass_on(mut self, control: TcpStream, adapt: impl Fn(Value) -> Result<Value>) -> Result<()> {
+    pub(crate) fn pass_on(
+        mut self,
+        control: TcpStream,
+        adapt: impl Fn(Value) -> Result<Value>,
+    ) -> Result<()> {
         let failed = |e| Error::io("the connection to the other host", e);
-        let (listening, closing) = (control.try_clone().map_err(failed)?, control.try_clone().map_err(failed)?);
+        let (listening, closing) =
+            (control.try_clone().map_err(failed)?, control.try_clone().map_err(failed)?);
         let sender = self.sender.clone();
         let listener = std::thread::spawn(move || listen(LineConn::new(listening), &sender));
         let outcome = self.serve(&mut LineConn::new(control), adapt);
@@ -612,7 +641,11 @@ impl HostEnd {
         outcome
     }
 
-    fn serve(&mut self, control: &mut LineConn, adapt: impl Fn(Value) -> Result<Value>) -> Result<()> {
+    fn serve(
+        &mut self,
+        control: &mut LineConn,
+        adapt: impl Fn(Value) -> Result<Value>,
+    ) -> Result<()> {
         loop {
             output::check()?;
             let heard = match self.events.recv_timeout(LOOK) {
@@ -621,10 +654,15 @@ impl HostEnd {
                 Ok(Event::Job(job)) => match adapt(job) {
                     Ok(job) => {
                         // A process that is gone has closed its socket, which is told.
-                        self.child.control.write_all(format!("{}\n", to_json(&job)?).as_bytes()).unwrap_or_default();
+                        self.child
+                            .control
+                            .write_all(format!("{}\n", to_json(&job)?).as_bytes())
+                            .unwrap_or_default();
                         continue;
                     }
-                    Err(problem) => Heard::Ended { failure: Some(problem.to_string()), log: Vec::new() },
+                    Err(problem) => {
+                        Heard::Ended { failure: Some(problem.to_string()), log: Vec::new() }
+                    }
                 },
                 Ok(Event::Closed) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => continue,

@@ -61,7 +61,8 @@ impl Setting {
         let mut command = Command::new(program);
         command.args(arguments);
         let verbs = &self.verbs;
-        let settings = if self.between_hosts { verbs.settings_between_hosts() } else { verbs.settings() };
+        let settings =
+            if self.between_hosts { verbs.settings_between_hosts() } else { verbs.settings() };
         verbs.apply_with(settings, &mut command, fabric);
         command.env("NCCL_NET_PLUGIN", &self.net_plugin);
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
@@ -150,7 +151,10 @@ fn no_such_test(problem: Error) -> Error {
     }
 }
 
-fn sit<T: Serialize>(worker: &mut WorkerCtx, body: impl FnOnce(&mut WorkerCtx) -> Result<T>) -> Result<()> {
+fn sit<T: Serialize>(
+    worker: &mut WorkerCtx,
+    body: impl FnOnce(&mut WorkerCtx) -> Result<T>,
+) -> Result<()> {
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(worker)));
     match outcome {
         Ok(result) => worker.report(&result?),

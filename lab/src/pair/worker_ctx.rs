@@ -52,7 +52,10 @@ impl WorkerCtx {
             return Ok(None);
         };
         let worker = text.to_str().and_then(StartInfo::parse).ok_or_else(|| {
-            Error::Usage(format!("{WORKER_VARIABLE} does not describe a worker process: {}", text.display()))
+            Error::Usage(format!(
+                "{WORKER_VARIABLE} does not describe a worker process: {}",
+                text.display()
+            ))
         })?;
         // SAFETY: the process that started this one made both descriptors for this process alone and
         // let them survive exec; take() is called once.
@@ -62,16 +65,25 @@ impl WorkerCtx {
                 UnixStream::from(OwnedFd::from_raw_fd(worker.peer)),
             )
         };
-        peer.set_read_timeout(Some(worker.silence)).map_err(|source| Error::io("cannot set a timeout", source))?;
+        peer.set_read_timeout(Some(worker.silence))
+            .map_err(|source| Error::io("cannot set a timeout", source))?;
         host::raise_open_files();
         host::line_buffered_stdout();
         if let Some(cpu) = worker.cpu {
             host::pin(cpu)?;
         }
         // SAFETY: as above.
-        let pages = worker.pages.map(|pages| PageAllocator::new(unsafe { OwnedFd::from_raw_fd(pages) }));
+        let pages =
+            worker.pages.map(|pages| PageAllocator::new(unsafe { OwnedFd::from_raw_fd(pages) }));
         let control = BufReader::new(control);
-        Ok(Some(Self { rank: worker.rank, cpu: worker.cpu, silence: worker.silence, control, peer, pages }))
+        Ok(Some(Self {
+            rank: worker.rank,
+            cpu: worker.cpu,
+            silence: worker.silence,
+            control,
+            peer,
+            pages,
+        }))
     }
 
     /// 0 or 1.
@@ -103,7 +115,10 @@ impl WorkerCtx {
     /// # Errors
     /// [`Error::Io`] if it cannot be had twice.
     pub(crate) fn peer(&self) -> Result<OwnedFd> {
-        self.peer.try_clone().map(OwnedFd::from).map_err(|e| Error::io("cannot have a socket twice", e))
+        self.peer
+            .try_clone()
+            .map(OwnedFd::from)
+            .map_err(|e| Error::io("cannot have a socket twice", e))
     }
 
     /// Sends a message to the parent.
@@ -142,7 +157,9 @@ impl WorkerCtx {
     /// [`Error::Io`] if it is gone, [`Error::Unreadable`] if the value is not the one expected.
     pub fn receive_job<T: DeserializeOwned>(&mut self) -> Result<T> {
         let mut line = String::new();
-        self.control.read_line(&mut line).map_err(|source| Error::io("the parent process is gone", source))?;
+        self.control
+            .read_line(&mut line)
+            .map_err(|source| Error::io("the parent process is gone", source))?;
         serde_json::from_str(&line).map_err(|e| json_error(&e))
     }
 
@@ -206,9 +223,9 @@ impl WorkerCtx {
     pub(crate) fn main(name: &str, work: impl FnOnce(&mut Self) -> Result<()>) -> i32 {
         match Self::from_environment() {
             Ok(Some(worker)) => return worker.run(work),
-            Ok(None) => {
-                output::write_stderr(format_args!("`{name}` is how ferrite starts itself; it is no command of its own"))
-            }
+            Ok(None) => output::write_stderr(format_args!(
+                "`{name}` is how ferrite starts itself; it is no command of its own"
+            )),
             Err(problem) => output::write_stderr(format_args!("{problem}")),
         }
         NOT_STARTED
@@ -222,7 +239,10 @@ impl WorkerCtx {
             Err(problem) => WorkerMessage::Failed {
                 message: problem.to_string(),
                 // Both may be what the other process's failure leads to.
-                peer_gone: matches!(problem, Error::PeerGone | Error::Call { code: abi::ncclRemoteError, .. }),
+                peer_gone: matches!(
+                    problem,
+                    Error::PeerGone | Error::Call { code: abi::ncclRemoteError, .. }
+                ),
                 wrong: problem.is_wrong(),
             },
         };
@@ -297,8 +317,14 @@ impl PeerConn {
         let mut theirs = Handle([0; _]);
         theirs.0.copy_from_slice(&worker.exchange(&handle.0)?);
         let mut deadline = worker.deadline("connecting both ways");
-        let (send, recv) =
-            listener::connect_and_accept(transport, device, &mut theirs, &mut listener, &mut deadline, || ())?;
+        let (send, recv) = listener::connect_and_accept(
+            transport,
+            device,
+            &mut theirs,
+            &mut listener,
+            &mut deadline,
+            || (),
+        )?;
         listener.close()?;
         Ok(Self { send, recv })
     }
@@ -337,7 +363,8 @@ impl Pages {
     fn new() -> Result<Self> {
         let name = c"ferrite-pages";
         // SAFETY: memfd_create, which glibc has from 2.27 on only: the name is a C string; the result is a descriptor of this process, or -1.
-        let descriptor = unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC) };
+        let descriptor =
+            unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC) };
         let descriptor = RawFd::try_from(descriptor).unwrap_or(-1);
         if descriptor < 0 {
             return Err(Error::last_os("cannot make a file in memory"));
@@ -369,9 +396,15 @@ impl PageAllocator {
     pub(crate) fn buffer(&mut self, len: usize) -> Result<Buffer> {
         let start = self.taken;
         let end = start + len.max(1).next_multiple_of(4096) as u64;
-        let size = self.file.metadata().map_err(|e| Error::io("cannot read the size of a file in memory", e))?.len();
+        let size = self
+            .file
+            .metadata()
+            .map_err(|e| Error::io("cannot read the size of a file in memory", e))?
+            .len();
         if size < end {
-            self.file.set_len(end).map_err(|e| Error::io(format!("cannot make room for {end} bytes in memory"), e))?;
+            self.file
+                .set_len(end)
+                .map_err(|e| Error::io(format!("cannot make room for {end} bytes in memory"), e))?;
         }
         self.taken = end;
         Buffer::in_file(&self.file, start, len)
@@ -385,10 +418,19 @@ mod tests {
     #[test]
     fn a_description_survives_the_environment() {
         for (cpu, pages) in [(None, Some(11)), (Some(7), None)] {
-            let worker = StartInfo { rank: 1, control: 5, peer: 9, silence: Duration::from_millis(1500), cpu, pages };
+            let worker = StartInfo {
+                rank: 1,
+                control: 5,
+                peer: 9,
+                silence: Duration::from_millis(1500),
+                cpu,
+                pages,
+            };
             assert_eq!(StartInfo::parse(&worker.print()), Some(worker));
         }
-        for wrong in ["", "2:3:4:5:-:-", "0:3:4", "0:x:4:5:-:-", "0:1:2:3:-", "0:1:2:3:-:-:9", "0:1:2:3:4:x"] {
+        for wrong in
+            ["", "2:3:4:5:-:-", "0:3:4", "0:x:4:5:-:-", "0:1:2:3:-", "0:1:2:3:-:-:9", "0:1:2:3:4:x"]
+        {
             assert_eq!(StartInfo::parse(wrong), None, "{wrong}");
         }
     }
@@ -398,7 +440,8 @@ mod tests {
         let [pages, other] = Pages::of_both_ranks().expect("memory");
         let share = |pages: &Pages| PageAllocator::new(pages.0.try_clone().expect("a descriptor"));
         let (mut first, mut second) = (share(&pages), share(&pages));
-        let buffers = |share: &mut PageAllocator| [5000, 1].map(|len| share.buffer(len).expect("memory"));
+        let buffers =
+            |share: &mut PageAllocator| [5000, 1].map(|len| share.buffer(len).expect("memory"));
         let [mine, beside] = buffers(&mut first);
         let [theirs, _] = buffers(&mut second);
         mine.write(4999, b"x").expect("inside");

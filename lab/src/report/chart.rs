@@ -48,7 +48,8 @@ fn draw_into(record: &Record, out: &mut String) -> std::fmt::Result {
     open(width, height, out)?;
     legend(record, out)?;
     let drawn = |(metric, chart): &(Metric, Chart)| -> Vec<&Row> {
-        let is_drawn = |row: &&Row| row.key.metric == *metric && row.key.direction == chart.direction;
+        let is_drawn =
+            |row: &&Row| row.key.metric == *metric && row.key.direction == chart.direction;
         record.rows.iter().filter(is_drawn).collect()
     };
     for (column, chart) in charts().enumerate() {
@@ -56,7 +57,8 @@ fn draw_into(record: &Record, out: &mut String) -> std::fmt::Result {
     }
     for (column, chart) in charts().enumerate().filter(|_| two) {
         let drawn = drawn(&chart);
-        let points: Vec<(u64, &Judgement)> = drawn.iter().map(|row| (row.key.bytes, &row.judgement)).collect();
+        let points: Vec<(u64, &Judgement)> =
+            drawn.iter().map(|row| (row.key.bytes, &row.judgement)).collect();
         ratios(&points, (column, 1), chart.1.ratio_title, out)?;
     }
     writeln!(out, "</svg>")
@@ -92,7 +94,8 @@ pub(super) fn entry(index: usize, color: &str, text: &str, out: &mut String) -> 
 
 /// The line of the legend that says what the bands are: how certain intervals are, and of how many of `what`.
 pub(super) fn noise_entry(coverage: f64, what: &str, out: &mut String) -> std::fmt::Result {
-    let text = format!("A/A, the noise; bands of ratios: {:.0} % intervals over {what}", coverage * 100.0);
+    let text =
+        format!("A/A, the noise; bands of ratios: {:.0} % intervals over {what}", coverage * 100.0);
     entry(2, NOISE, &text, out)
 }
 
@@ -101,14 +104,25 @@ fn legend(record: &Record, out: &mut String) -> std::fmt::Result {
         entry(index, [A, B][index % 2], &format!("{} = {}", side.label, side.title()), out)?;
     }
     if record.sides.len() > 1 {
-        let coverage = record.rows.iter().find_map(|row| row.judgement.ratio).map_or(0.0, |ratio| ratio.coverage);
+        let coverage = record
+            .rows
+            .iter()
+            .find_map(|row| row.judgement.ratio)
+            .map_or(0.0, |ratio| ratio.coverage);
         noise_entry(coverage, &repetitions(record), out)?;
     }
     Ok(())
 }
 
 /// The panel's frame, with these message sizes on its x axis.
-pub(super) fn panel(sizes: &[u64], column: usize, line: usize, title: &str, y_label: &str, y: Scale) -> Panel {
+pub(super) fn panel(
+    sizes: &[u64],
+    column: usize,
+    line: usize,
+    title: &str,
+    y_label: &str,
+    y: Scale,
+) -> Panel {
     let place = |bytes: &u64| (*bytes).max(1) as f64;
     let low = sizes.iter().map(place).fold(f64::INFINITY, f64::min);
     let high = sizes.iter().map(place).fold(0.0, f64::max);
@@ -124,7 +138,12 @@ pub(super) fn panel(sizes: &[u64], column: usize, line: usize, title: &str, y_la
     }
 }
 
-fn values(rows: &[&Row], column: usize, (title, y_label): (&str, &str), out: &mut String) -> std::fmt::Result {
+fn values(
+    rows: &[&Row],
+    column: usize,
+    (title, y_label): (&str, &str),
+    out: &mut String,
+) -> std::fmt::Result {
     let Some(first) = rows.first() else { return Ok(()) };
     let headline = first.key.metric.info().headline;
     let mut curves = Vec::new();
@@ -174,7 +193,8 @@ pub(super) fn ratios(
     title: &str,
     out: &mut String,
 ) -> std::fmt::Result {
-    let estimates: Vec<Estimate> = rows.iter().flat_map(|(_, found)| [found.ratio, found.noise]).flatten().collect();
+    let estimates: Vec<Estimate> =
+        rows.iter().flat_map(|(_, found)| [found.ratio, found.noise]).flatten().collect();
     if estimates.is_empty() {
         return Ok(());
     }
@@ -221,7 +241,8 @@ impl Scale {
     pub(crate) fn ticks(&self) -> Vec<f64> {
         let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
         let ticks = |steps: &[f64]| -> Vec<f64> {
-            let all = (first..=last).flat_map(|power| steps.iter().map(move |step| step * 10_f64.powi(power)));
+            let all = (first..=last)
+                .flat_map(|power| steps.iter().map(move |step| step * 10_f64.powi(power)));
             all.filter(|tick| (self.low..=self.high).contains(tick)).collect()
         };
         let choices: [&[f64]; 3] = [&[1.0], &[1.0, 2.0, 5.0], &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0]];
@@ -233,7 +254,10 @@ impl Scale {
     fn even_ticks(&self) -> Vec<f64> {
         let rough = (self.high - self.low) / 6.0;
         let unit = 10_f64.powf(rough.log10().floor());
-        let step = [1.0, 2.0, 5.0, 10.0].iter().map(|factor| factor * unit).find(|step| *step >= rough * 0.999);
+        let step = [1.0, 2.0, 5.0, 10.0]
+            .iter()
+            .map(|factor| factor * unit)
+            .find(|step| *step >= rough * 0.999);
         let step = step.unwrap_or(rough);
         let first = (self.low / step - 1e-9).ceil() as i64;
         let last = (self.high / step + 1e-9).floor() as i64;
@@ -293,18 +317,42 @@ impl Panel {
     pub(crate) fn frame(&self, out: &mut String) -> std::fmt::Result {
         let [left, top, width, height] = self.area;
         let (right, bottom) = (left + width, top + height);
-        writeln!(out, r##"<text x="{left}" y="{}" class="title">{}</text>"##, top - 10.0, escape(&self.title))?;
+        writeln!(
+            out,
+            r##"<text x="{left}" y="{}" class="title">{}</text>"##,
+            top - 10.0,
+            escape(&self.title)
+        )?;
         for tick in self.y.ticks() {
             let (_, y) = self.at(0.0, tick);
-            writeln!(out, r##"<line x1="{left}" x2="{right}" y1="{y:.1}" y2="{y:.1}" class="grid"/>"##)?;
-            writeln!(out, r##"<text x="{}" y="{:.1}" class="end">{}</text>"##, left - 6.0, y + 4.0, tick_text(tick))?;
+            writeln!(
+                out,
+                r##"<line x1="{left}" x2="{right}" y1="{y:.1}" y2="{y:.1}" class="grid"/>"##
+            )?;
+            writeln!(
+                out,
+                r##"<text x="{}" y="{:.1}" class="end">{}</text>"##,
+                left - 6.0,
+                y + 4.0,
+                tick_text(tick)
+            )?;
         }
         for (size, text) in &self.x_ticks {
             let (x, _) = self.at(*size, 0.0);
-            writeln!(out, r##"<line x1="{x:.1}" x2="{x:.1}" y1="{top}" y2="{bottom}" class="grid"/>"##)?;
-            writeln!(out, r##"<text x="{x:.1}" y="{}" class="middle">{text}</text>"##, bottom + 17.0)?;
+            writeln!(
+                out,
+                r##"<line x1="{x:.1}" x2="{x:.1}" y1="{top}" y2="{bottom}" class="grid"/>"##
+            )?;
+            writeln!(
+                out,
+                r##"<text x="{x:.1}" y="{}" class="middle">{text}</text>"##,
+                bottom + 17.0
+            )?;
         }
-        writeln!(out, r##"<rect x="{left}" y="{top}" width="{width}" height="{height}" class="frame"/>"##)?;
+        writeln!(
+            out,
+            r##"<rect x="{left}" y="{top}" width="{width}" height="{height}" class="frame"/>"##
+        )?;
         let (x, y) = (left - 46.0, top + height / 2.0);
         writeln!(
             out,
@@ -312,7 +360,11 @@ impl Panel {
             escape(&self.y_label)
         )?;
         let middle = left + width / 2.0;
-        writeln!(out, r##"<text x="{middle}" y="{}" class="middle">message size, bytes</text>"##, bottom + 36.0)
+        writeln!(
+            out,
+            r##"<text x="{middle}" y="{}" class="middle">message size, bytes</text>"##,
+            bottom + 36.0
+        )
     }
 
     /// Draws the frame and what is not empty of these.
@@ -321,7 +373,10 @@ impl Panel {
     /// None that a String gives.
     pub(crate) fn curves(&self, curves: &[Curve], out: &mut String) -> std::fmt::Result {
         self.frame(out)?;
-        curves.iter().filter(|curve| !curve.points.is_empty()).try_for_each(|curve| self.curve(curve, out))
+        curves
+            .iter()
+            .filter(|curve| !curve.points.is_empty())
+            .try_for_each(|curve| self.curve(curve, out))
     }
 
     /// Draws a band and its line with dots.
@@ -332,16 +387,27 @@ impl Panel {
         let edge = |points: &mut dyn Iterator<Item = (f64, f64)>| -> String {
             points.map(|(x, y)| self.at(x, y)).map(|(x, y)| format!("{x:.1},{y:.1} ")).collect()
         };
-        let banded: Vec<(f64, f64, f64)> =
-            curve.points.iter().filter_map(|point| point.band.map(|(low, high)| (point.x, low, high))).collect();
+        let banded: Vec<(f64, f64, f64)> = curve
+            .points
+            .iter()
+            .filter_map(|point| point.band.map(|(low, high)| (point.x, low, high)))
+            .collect();
         if banded.len() > 1 {
             let upper = edge(&mut banded.iter().map(|(x, _, high)| (*x, *high)));
             let lower = edge(&mut banded.iter().rev().map(|(x, low, _)| (*x, *low)));
-            writeln!(out, r##"<polygon points="{upper}{lower}" fill="{}" opacity="0.2"/>"##, curve.color)?;
+            writeln!(
+                out,
+                r##"<polygon points="{upper}{lower}" fill="{}" opacity="0.2"/>"##,
+                curve.color
+            )?;
         }
         let line = edge(&mut curve.points.iter().map(|point| (point.x, point.y)));
         let dash = if curve.dashed { r#" stroke-dasharray="6 4""# } else { "" };
-        writeln!(out, r##"<polyline points="{line}" fill="none" stroke="{}" stroke-width="2"{dash}/>"##, curve.color)?;
+        writeln!(
+            out,
+            r##"<polyline points="{line}" fill="none" stroke="{}" stroke-width="2"{dash}/>"##,
+            curve.color
+        )?;
         for point in &curve.points {
             let (x, y) = self.at(point.x, point.y);
             writeln!(out, r##"<circle cx="{x:.1}" cy="{y:.1}" r="3" fill="{}"/>"##, curve.color)?;
@@ -383,7 +449,9 @@ mod tests {
     /// The labels of the y axes, panel by panel: a panel's are at one place.
     fn y_labels(picture: &str, x: f64) -> Vec<f64> {
         let start = format!("<text x=\"{x}\" ");
-        let labels = picture.lines().filter(|line| line.starts_with(&start) && line.contains("class=\"end\""));
+        let labels = picture
+            .lines()
+            .filter(|line| line.starts_with(&start) && line.contains("class=\"end\""));
         labels.filter_map(|line| line.split('>').nth(1)?.split('<').next()?.parse().ok()).collect()
     }
 
@@ -401,7 +469,8 @@ mod tests {
         record.rows.extend(more);
         let labels = y_labels(&draw(&record), LEFT - 6.0);
         // Latency and, below it, its ratio.
-        let (latency, ratio): (Vec<f64>, Vec<f64>) = labels.iter().partition(|label| **label >= 1.2);
+        let (latency, ratio): (Vec<f64>, Vec<f64>) =
+            labels.iter().partition(|label| **label >= 1.2);
         assert!(latency.len() >= 3 && ratio.len() >= 3, "{labels:?}");
     }
 
@@ -420,8 +489,12 @@ mod tests {
         let legend = picture.lines().filter(|line| line.starts_with("<text x=\"118\""));
         // 13 px letters are 8 px wide on average.
         for line in legend {
-            let text = line.split('>').nth(1).and_then(|rest| rest.split('<').next()).expect("a text");
-            assert!(text.chars().count() as f64 * 8.0 + 118.0 <= COLUMN * charts().count() as f64, "{text}");
+            let text =
+                line.split('>').nth(1).and_then(|rest| rest.split('<').next()).expect("a text");
+            assert!(
+                text.chars().count() as f64 * 8.0 + 118.0 <= COLUMN * charts().count() as f64,
+                "{text}"
+            );
         }
     }
 
@@ -432,10 +505,14 @@ mod tests {
         assert_eq!(Scale::log(4.0, 60.0).ticks(), [5.0, 10.0, 20.0, 50.0]);
         // As narrow as latencies of 8 B to 4 KiB are, and ratios near 1.
         assert_eq!(Scale::log(1.1, 3.6).ticks(), [1.5, 2.0, 3.0]);
-        let near: Vec<String> = Scale::log(0.94, 1.07).ticks().iter().map(|tick| tick_text(*tick)).collect();
+        let near: Vec<String> =
+            Scale::log(0.94, 1.07).ticks().iter().map(|tick| tick_text(*tick)).collect();
         assert_eq!(near, ["0.95", "1", "1.05"]);
-        let texts: Vec<String> =
-            Scale { low: 0.55, high: 1.6 }.even_ticks().iter().map(|tick| tick_text(*tick)).collect();
+        let texts: Vec<String> = Scale { low: 0.55, high: 1.6 }
+            .even_ticks()
+            .iter()
+            .map(|tick| tick_text(*tick))
+            .collect();
         assert_eq!(texts, ["0.6", "0.8", "1", "1.2", "1.4", "1.6"]);
     }
 

@@ -28,7 +28,13 @@ fn page_into(record: &Record, page: &mut String) -> std::fmt::Result {
     for side in &record.sides {
         writeln!(page, "- **{}** = {}{}", side.label, side.title(), variables(side))?;
     }
-    writeln!(page, "- made by ferrite {}, {}, {:.0} s\n", record.tool, repetitions(record), record.seconds)?;
+    writeln!(
+        page,
+        "- made by ferrite {}, {}, {:.0} s\n",
+        record.tool,
+        repetitions(record),
+        record.seconds
+    )?;
     writeln!(page, "![Latency and bandwidth over size, with ratios](report.svg)\n")?;
     for table in table::tables(record) {
         writeln!(page, "{}", table.markdown())?;
@@ -62,7 +68,8 @@ fn page_into(record: &Record, page: &mut String) -> std::fmt::Result {
 }
 
 fn reading(record: &Record, page: &mut String) -> std::fmt::Result {
-    let coverage = record.rows.iter().find_map(|row| row.judgement.ratio).map_or(0.0, |ratio| ratio.coverage);
+    let coverage =
+        record.rows.iter().find_map(|row| row.judgement.ratio).map_or(0.0, |ratio| ratio.coverage);
     writeln!(
         page,
         "## How to read it\n\n\
@@ -88,7 +95,11 @@ fn reading(record: &Record, page: &mut String) -> std::fmt::Result {
 }
 
 fn changes(record: &Record, earlier: &Earlier, page: &mut String) -> std::fmt::Result {
-    writeln!(page, "## Since an earlier run\n\n**{}.**\n", capital(&change(record).unwrap_or_default()))?;
+    writeln!(
+        page,
+        "## Since an earlier run\n\n**{}.**\n",
+        capital(&change(record).unwrap_or_default())
+    )?;
     writeln!(
         page,
         "- that run: `{}`, made by ferrite {}, {:.1} days before this one",
@@ -114,7 +125,11 @@ fn changes(record: &Record, earlier: &Earlier, page: &mut String) -> std::fmt::R
 
 fn evidence(record: &Record, side: &Side, page: &mut String) -> std::fmt::Result {
     let identity = &side.identity;
-    writeln!(page, "**{}**: vtable name `{}`, from symbol `{}`\n", side.label, identity.name, identity.symbol)?;
+    writeln!(
+        page,
+        "**{}**: vtable name `{}`, from symbol `{}`\n",
+        side.label, identity.name, identity.symbol
+    )?;
     writeln!(page, "- file `{}`, sha256 `{}`", identity.file.display(), side.sha256)?;
     writeln!(page, "- {} functions of the vtable lie in that file's mapping", identity.functions)?;
     for verbs in &side.verbs {
@@ -138,7 +153,9 @@ fn evidence(record: &Record, side: &Side, page: &mut String) -> std::fmt::Result
 
 fn machine(record: &Record, page: &mut String) -> std::fmt::Result {
     let machine = &record.machine;
-    let host = |machine: &Machine| if machine.host.is_empty() { String::new() } else { format!("{}: ", machine.host) };
+    let host = |machine: &Machine| {
+        if machine.host.is_empty() { String::new() } else { format!("{}: ", machine.host) }
+    };
     writeln!(
         page,
         "## Where\n\n- {}{}, {} CPUs, Linux {}\n- libibverbs: {}{}\n- ferrite {}, {:.0} s, `{}`",
@@ -156,9 +173,19 @@ fn machine(record: &Record, page: &mut String) -> std::fmt::Result {
         writeln!(page, "- `{name}={value}`")?;
     }
     if let Some(other) = &record.other_machine {
-        writeln!(page, "- rank 1 on {}{}, {} CPUs, Linux {}", host(other), other.processor, other.cpus, other.kernel)?;
+        writeln!(
+            page,
+            "- rank 1 on {}{}, {} CPUs, Linux {}",
+            host(other),
+            other.processor,
+            other.cpus,
+            other.kernel
+        )?;
         if let Verbs::Softrnic { .. } = record.verbs {
-            writeln!(page, "- what a message costs the card is counted on one host only (`ferrite cost`)")?;
+            writeln!(
+                page,
+                "- what a message costs the card is counted on one host only (`ferrite cost`)"
+            )?;
         }
     }
     for (name, value) in &record.settings {
@@ -173,8 +200,12 @@ fn counters(record: &Record) -> &'static str {
     match (&record.verbs, all.peek().is_some()) {
         (Verbs::Softrnic { .. }, _) => ", each pair of processes alone on a fabric of its own",
         (Verbs::System, false) => "; the devices keep no counters",
-        (Verbs::System, true) if all.all(|traffic| traffic.moved()) => "; the devices' counters moved in every session",
-        (Verbs::System, true) => "; a device's counters stood still, as they may when it talks to itself",
+        (Verbs::System, true) if all.all(|traffic| traffic.moved()) => {
+            "; the devices' counters moved in every session"
+        }
+        (Verbs::System, true) => {
+            "; a device's counters stood still, as they may when it talks to itself"
+        }
     }
 }
 

@@ -34,7 +34,10 @@ fn write_files(folder: &Path, raw: &impl Serialize, [picture, page]: [String; 2]
     std::fs::create_dir_all(folder)
         .map_err(|source| Error::io(format!("cannot create {}", folder.display()), source))?;
     let texts = [raw + "\n", picture, page];
-    FILES.iter().zip(texts).try_for_each(|(name, text)| output::write_file(&folder.join(name), &text))
+    FILES
+        .iter()
+        .zip(texts)
+        .try_for_each(|(name, text)| output::write_file(&folder.join(name), &text))
 }
 
 #[cfg(test)]
@@ -45,9 +48,12 @@ mod tests {
     #[test]
     fn a_record_gives_the_expected_report() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/comparison");
-        let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("a committed file");
+        let read =
+            |name: &str| std::fs::read_to_string(folder.join(name)).expect("a committed file");
         let record: Record = serde_json::from_str(&read("raw.json")).expect("a record");
-        for (name, drawn) in [("report.svg", chart::draw(&record)), ("report.md", markdown::write(&record))] {
+        for (name, drawn) in
+            [("report.svg", chart::draw(&record)), ("report.md", markdown::write(&record))]
+        {
             if std::env::var_os("FERRITE_UPDATE").is_some() {
                 std::fs::write(folder.join(name), &drawn).expect("a file");
             }

@@ -6,7 +6,8 @@ use crate::results::record::Record;
 pub(crate) fn sample_record() -> Record {
     use crate::measure::sample::Estimate;
     use crate::results::rows::Row;
-    let estimate = |median: f64| Estimate { median, low: median - 0.05, high: median + 0.05, coverage: 0.96 };
+    let estimate =
+        |median: f64| Estimate { median, low: median - 0.05, high: median + 0.05, coverage: 0.96 };
     let row = |metric: &str, bytes: u64, unit: &str, direction: &str| -> Row {
         let key = serde_json::json!({"metric": metric, "bytes": bytes, "direction": direction, "depth": 8});
         let values = serde_json::json!({"min": 1.0, "typ": 1.5, "p99": 2.5, "peak": 1.5});

@@ -34,10 +34,18 @@ impl<'r, T> Column<'r, T> {
 }
 
 impl Table {
-    pub(super) fn new<'r, T: 'r>(title: &str, columns: Vec<Column<'_, T>>, rows: impl Iterator<Item = &'r T>) -> Self {
+    pub(super) fn new<'r, T: 'r>(
+        title: &str,
+        columns: Vec<Column<'_, T>>,
+        rows: impl Iterator<Item = &'r T>,
+    ) -> Self {
         let cells = |row: &T| columns.iter().map(|column| (column.cell)(row)).collect();
         let rows = rows.map(cells).collect();
-        Self { title: title.into(), rows, columns: columns.into_iter().map(|column| column.name).collect() }
+        Self {
+            title: title.into(),
+            rows,
+            columns: columns.into_iter().map(|column| column.name).collect(),
+        }
     }
 }
 
@@ -80,7 +88,11 @@ pub(crate) fn changes(record: &Record) -> Vec<Table> {
     ];
     of_rows.extend(changed(record, |row: &ChangedRow| &row.judgement));
     vec![
-        Table::new("B against A, now and then: times better below 1, rates above 1", of_groups, earlier.groups.iter()),
+        Table::new(
+            "B against A, now and then: times better below 1, rates above 1",
+            of_groups,
+            earlier.groups.iter(),
+        ),
         Table::new("The same of each row", of_rows, earlier.rows.iter()),
     ]
 }
@@ -89,8 +101,10 @@ pub(crate) fn changes(record: &Record) -> Vec<Table> {
 fn changed<'r, T: 'r>(record: &Record, of: fn(&T) -> &Judgement) -> [Column<'r, T>; 4] {
     let names = ["now/then [interval]", "A/A of both", "change", "found from"];
     let mut names = names.into_iter();
-    judged(record.scope.find(), of)
-        .map(|column| Column { name: names.next().map_or(column.name, str::to_owned), cell: column.cell })
+    judged(record.scope.find(), of).map(|column| Column {
+        name: names.next().map_or(column.name, str::to_owned),
+        cell: column.cell,
+    })
 }
 
 /// The columns of a metric's table: what a row is about, the values of each side, the judgement.
@@ -122,9 +136,9 @@ fn labelled(record: &Record, label: Label) -> Column<'_, Row> {
         Label::Wrong => Column::new("#wrong", |row: &Row| {
             record.sides.iter().map(|side| side.wrong(row.key.bytes)).sum::<u64>().to_string()
         }),
-        Label::Connections => {
-            Column::new("connections", |row: &Row| format!("{:.0}", row.a.get("connections").copied().unwrap_or(0.0)))
-        }
+        Label::Connections => Column::new("connections", |row: &Row| {
+            format!("{:.0}", row.a.get("connections").copied().unwrap_or(0.0))
+        }),
         Label::AtOnce => Column::new("at once", |row: &Row| row.key.depth.to_string()),
     }
 }
@@ -164,7 +178,8 @@ fn finding_word(finding: Option<Finding>) -> &'static str {
 }
 
 fn interval(estimate: Option<Estimate>) -> String {
-    estimate.map_or_else(|| "-".into(), |e| format!("{:.2} [{:.2}, {:.2}]", e.median, e.low, e.high))
+    estimate
+        .map_or_else(|| "-".into(), |e| format!("{:.2} [{:.2}, {:.2}]", e.median, e.low, e.high))
 }
 
 impl Table {
@@ -172,7 +187,11 @@ impl Table {
     pub(crate) fn text(&self) -> String {
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells.chain(self.columns.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+            cells
+                .chain(self.columns.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+                .unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
         let line = |cells: &[String]| {
@@ -205,14 +224,16 @@ pub(crate) fn warnings(record: &Record) -> Vec<String> {
         )
     });
     let busy = record.machine.busy_cpus.filter(|busy| *busy > 0.25);
-    let busy =
-        busy.map(|busy| format!("note: other work kept {busy:.1} CPUs busy when the run began, so expect noise"));
+    let busy = busy.map(|busy| {
+        format!("note: other work kept {busy:.1} CPUs busy when the run began, so expect noise")
+    });
     [partial, busy, different_variables(record)].into_iter().flatten().collect()
 }
 
 /// What the processes of a side alone were given: `, with NAME=VALUE OTHER=VALUE`.
 pub(crate) fn variables(side: &Side) -> String {
-    let all: Vec<String> = side.variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let all: Vec<String> =
+        side.variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
     if all.is_empty() { String::new() } else { format!(", with {}", all.join(" ")) }
 }
 
@@ -229,9 +250,17 @@ pub(crate) fn host_of(record: &Record, rank: usize) -> String {
 fn different_variables(record: &Record) -> Option<String> {
     let other = record.other_machine.as_ref()?;
     let different = differing(&record.machine.environment, &other.environment);
-    let value = |value: &Option<&String>| value.map_or_else(|| "unset".into(), |value| format!("{value:?}"));
+    let value = |value: &Option<&String>| {
+        value.map_or_else(|| "unset".into(), |value| format!("{value:?}"))
+    };
     let words = |(name, here, there): &(&String, Option<&String>, Option<&String>)| {
-        format!("{name} is {} on {} and {} on {}", value(here), record.machine.host, value(there), other.host)
+        format!(
+            "{name} is {} on {} and {} on {}",
+            value(here),
+            record.machine.host,
+            value(there),
+            other.host
+        )
     };
     let all: Vec<String> = different.iter().map(words).collect();
     (!all.is_empty()).then(|| format!("note: the hosts are not alike: {}", all.join(", ")))
@@ -296,7 +325,8 @@ mod tests {
 
     #[test]
     fn markdown_is_a_table() {
-        let expected = "### Latency, us\n\n| size | A typ |\n|---:|---:|\n| 8 | 1.500 |\n| 4K | 12.25 |\n";
+        let expected =
+            "### Latency, us\n\n| size | A typ |\n|---:|---:|\n| 8 | 1.500 |\n| 4K | 12.25 |\n";
         assert_eq!(table().markdown(), expected);
     }
 

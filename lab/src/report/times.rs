@@ -96,15 +96,19 @@ impl Times {
     /// # Errors
     /// [`Error::Io`]; [`Error::Refused`] if it is none, with what is wrong.
     pub(crate) fn read(file: &Path) -> Result<Self> {
-        let text =
-            std::fs::read_to_string(file).map_err(|e| Error::io(format!("cannot read {}", file.display()), e))?;
+        let text = std::fs::read_to_string(file)
+            .map_err(|e| Error::io(format!("cannot read {}", file.display()), e))?;
         let refused = |why: String| Error::Refused(format!("{}: {why}", file.display()));
-        let form: Value = serde_json::from_str(&text).map_err(|e| refused(format!("no raw.json of `ab`: {e}")))?;
+        let form: Value = serde_json::from_str(&text)
+            .map_err(|e| refused(format!("no raw.json of `ab`: {e}")))?;
         if form.get("schema").and_then(Value::as_str) != Some(SCHEMA) {
             let schema = form.get("schema").map_or_else(|| "unknown".into(), Value::to_string);
-            return Err(refused(format!("no raw.json of `ab`: its form is {schema}, and {SCHEMA:?} is understood")));
+            return Err(refused(format!(
+                "no raw.json of `ab`: its form is {schema}, and {SCHEMA:?} is understood"
+            )));
         }
-        let times: Self = serde_json::from_value(form).map_err(|e| refused(format!("no raw.json of `ab`: {e}")))?;
+        let times: Self = serde_json::from_value(form)
+            .map_err(|e| refused(format!("no raw.json of `ab`: {e}")))?;
         times.check().map_err(refused)?;
         Ok(times)
     }
@@ -112,7 +116,10 @@ impl Times {
     fn check(&self) -> Result<(), String> {
         let is_block = |block: &[u8]| block == b"ABBA" || block == b"BAAB";
         if self.order.is_empty() || !self.order.as_bytes().chunks(BLOCK).all(is_block) {
-            return Err(format!("the order of runs {:?} is not made of blocks ABBA and BAAB", self.order));
+            return Err(format!(
+                "the order of runs {:?} is not made of blocks ABBA and BAAB",
+                self.order
+            ));
         }
         if self.rows.is_empty() {
             return Err("there are no rows".into());
@@ -149,15 +156,19 @@ impl Times {
             let (ratios, noises) = self.ratios(rows);
             judgement::judge(Better::Lower, &ratios, &noises, family)
         };
-        let of_rows: Vec<Judgement> = self.rows.iter().map(|row| judge(&[row], self.rows.len())).collect();
+        let of_rows: Vec<Judgement> =
+            self.rows.iter().map(|row| judge(&[row], self.rows.len())).collect();
         let mut groups: Vec<(String, Vec<&Row>)> =
             self.collectives().into_iter().map(|(name, rows)| (name.to_owned(), rows)).collect();
         if groups.len() > 1 {
             groups.push(("all".into(), self.rows.iter().collect()));
         }
         let family = groups.len();
-        let group =
-            |(name, rows): (String, Vec<&Row>)| Group { judgement: judge(&rows, family), name, rows: rows.len() };
+        let group = |(name, rows): (String, Vec<&Row>)| Group {
+            judgement: judge(&rows, family),
+            name,
+            rows: rows.len(),
+        };
         let groups = groups.into_iter().map(group).collect();
         self.rows.iter_mut().zip(of_rows).for_each(|(row, judgement)| row.judgement = judgement);
         self.groups = groups;
@@ -178,7 +189,9 @@ impl Times {
 
     /// B/A of each two neighbours, and A/A of each block, of these rows together: geometric means.
     fn ratios(&self, rows: &[&Row]) -> (Vec<f64>, Vec<f64>) {
-        let mean = |time: &dyn Fn(&Row) -> f64| rows.iter().map(|row| time(row).ln()).sum::<f64>() / rows.len() as f64;
+        let mean = |time: &dyn Fn(&Row) -> f64| {
+            rows.iter().map(|row| time(row).ln()).sum::<f64>() / rows.len() as f64
+        };
         // Two runs of each side make a block, in the order of that side.
         let ratio = |run: usize| (mean(&|row| row.b_us[run]) - mean(&|row| row.a_us[run])).exp();
         let noise = |block: usize| {
@@ -221,7 +234,9 @@ impl JudgedTimes {
             worse: "B is worse than A",
             better: "B is better than A, worse nowhere",
             alike: "B is as good as A",
-            too_few: &|| self.all().undecided(&self.runs(), "six blocks of four or more", "--blocks"),
+            too_few: &|| {
+                self.all().undecided(&self.runs(), "six blocks of four or more", "--blocks")
+            },
             none: "no difference found",
         };
         let lines = std::iter::once(format!("{}: {}", self.times.title, self.all().line(&words)));
@@ -246,7 +261,12 @@ impl JudgedTimes {
 
     fn page(&self, page: &mut String) -> std::fmt::Result {
         let times = &self.times;
-        writeln!(page, "# {}\n\n**{}.**\n", times.title, self.summary().replace('\n', ".**\n\n**"))?;
+        writeln!(
+            page,
+            "# {}\n\n**{}.**\n",
+            times.title,
+            self.summary().replace('\n', ".**\n\n**")
+        )?;
         writeln!(page, "- **A** = {}\n- **B** = {}\n", times.a, times.b)?;
         writeln!(page, "![Bus bandwidth over size, with ratios](report.svg)\n")?;
         for table in table::groups(self.find, &times.groups).into_iter().chain([self.table()]) {
@@ -282,7 +302,11 @@ impl JudgedTimes {
             Column::new("B GB/s", |row: &Row| number(row.bandwidth(median(&row.b_us)))),
         ];
         columns.extend(table::judged(self.find, |row: &Row| &row.judgement));
-        Table::new("Collectives: time of a call, and bus bandwidth", columns, self.times.rows.iter())
+        Table::new(
+            "Collectives: time of a call, and bus bandwidth",
+            columns,
+            self.times.rows.iter(),
+        )
     }
 
     /// Two collectives beside each other, each with bandwidth and ratios.
@@ -293,7 +317,12 @@ impl JudgedTimes {
         chart::open(width, HEADER + ROW * (2 * collectives.len().div_ceil(BESIDE)) as f64, out)?;
         chart::entry(0, chart::A, &format!("A = {}", self.times.a), out)?;
         chart::entry(1, chart::B, &format!("B = {}", self.times.b), out)?;
-        let coverage = self.times.rows.iter().find_map(|row| row.judgement.ratio).map_or(0.0, |ratio| ratio.coverage);
+        let coverage = self
+            .times
+            .rows
+            .iter()
+            .find_map(|row| row.judgement.ratio)
+            .map_or(0.0, |ratio| ratio.coverage);
         chart::noise_entry(coverage, &self.runs(), out)?;
         for (index, (name, rows)) in collectives.iter().enumerate() {
             let (column, line) = (index % BESIDE, 2 * (index / BESIDE));
@@ -305,15 +334,32 @@ impl JudgedTimes {
                 dashed: false,
                 points: by_size
                     .iter()
-                    .map(|(size, row)| Point { x: *size as f64, y: row.bandwidth(median(us(row))), band: None })
+                    .map(|(size, row)| Point {
+                        x: *size as f64,
+                        y: row.bandwidth(median(us(row))),
+                        band: None,
+                    })
                     .collect(),
             };
             let curves = [curve(chart::A, |row| &row.a_us), curve(chart::B, |row| &row.b_us)];
             let title = format!("{name}: bus bandwidth");
-            let panel = chart::panel(&sizes, column, line, &title, "GB/s (10^9 B/s)", chart::around(&curves));
+            let panel = chart::panel(
+                &sizes,
+                column,
+                line,
+                &title,
+                "GB/s (10^9 B/s)",
+                chart::around(&curves),
+            );
             panel.curves(&curves, out)?;
-            let points: Vec<(u64, &Judgement)> = by_size.iter().map(|(size, row)| (*size, &row.judgement)).collect();
-            chart::ratios(&points, (column, line + 1), &format!("{name}: time B/A (below 1: B is better)"), out)?;
+            let points: Vec<(u64, &Judgement)> =
+                by_size.iter().map(|(size, row)| (*size, &row.judgement)).collect();
+            chart::ratios(
+                &points,
+                (column, line + 1),
+                &format!("{name}: time B/A (below 1: B is better)"),
+                out,
+            )?;
         }
         writeln!(out, "</svg>")
     }
@@ -327,8 +373,10 @@ mod tests {
     /// As recorded on a machine that is quiet to a per cent or two, with B's times so many times as long.
     fn recorded(slower: f64, blocks: usize) -> Value {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/times.json");
-        let mut times: Value = serde_json::from_str(&std::fs::read_to_string(file).expect("a file")).expect("JSON");
-        let order: String = times["order"].as_str().expect("text").chars().take(BLOCK * blocks).collect();
+        let mut times: Value =
+            serde_json::from_str(&std::fs::read_to_string(file).expect("a file")).expect("JSON");
+        let order: String =
+            times["order"].as_str().expect("text").chars().take(BLOCK * blocks).collect();
         times["order"] = order.into();
         for row in times["rows"].as_array_mut().expect("rows") {
             for (side, factor) in [("a_us", 1.0), ("b_us", slower)] {
@@ -355,12 +403,18 @@ mod tests {
             (1.0, 7, Conclusion::Good, "B is as good as A; no difference found: all_reduce"),
             (0.8, 7, Conclusion::Good, "B is better than A, worse nowhere; better: all_reduce 0.8"),
             (1.2, 7, Conclusion::Worse, "B is worse than A; worse: all_reduce 1.2"),
-            (2.0, 5, Conclusion::TooFew, "UNDECIDED: too few runs to tell a difference of 10 % (20 runs, it takes six"),
+            (
+                2.0,
+                5,
+                Conclusion::TooFew,
+                "UNDECIDED: too few runs to tell a difference of 10 % (20 runs, it takes six",
+            ),
         ] {
             let judged = judged(slower, blocks);
             assert_eq!(judged.conclusion(), expected, "{slower} {blocks}: {}", judged.summary());
             assert!(judged.summary().contains(words), "{}", judged.summary());
-            let names: Vec<&str> = judged.times.groups.iter().map(|group| group.name.as_str()).collect();
+            let names: Vec<&str> =
+                judged.times.groups.iter().map(|group| group.name.as_str()).collect();
             assert_eq!(names, ["all_reduce", "send_recv", "all"]);
         }
     }
@@ -373,7 +427,11 @@ mod tests {
             (row["a_us"], row["b_us"]) = (exact(1.0), exact(1.02));
         }
         let judged = read(&times).expect("times").judged(0.1);
-        assert!(judged.summary().contains("B is worse than A, nowhere by 3.0 % or more"), "{}", judged.summary());
+        assert!(
+            judged.summary().contains("B is worse than A, nowhere by 3.0 % or more"),
+            "{}",
+            judged.summary()
+        );
         assert_eq!(judged.conclusion(), Conclusion::Good);
     }
 
@@ -393,14 +451,17 @@ mod tests {
         let mut times = recorded(1.0, 7);
         let order = times["order"].as_str().expect("text").to_owned();
         let mut value = |width: f64| width * (random.f64() + random.f64() + random.f64() - 1.5);
-        let shared: Vec<f64> = (0..order.len()).map(|run| 0.01 * run as f64 + value(noise)).collect();
+        let shared: Vec<f64> =
+            (0..order.len()).map(|run| 0.01 * run as f64 + value(noise)).collect();
         let mut rows = Vec::new();
         for index in 0..10_u32 {
             let mut row = times["rows"][0].clone();
             row["size"] = 8_u64.pow(index).into();
             for (side, factor) in [('A', 1.0), ('B', slower)] {
                 let of_side = order.char_indices().filter(|(_, letter)| *letter == side);
-                let us: Vec<f64> = of_side.map(|(run, _)| 20.0 * (shared[run] + value(0.02)).exp() * factor).collect();
+                let us: Vec<f64> = of_side
+                    .map(|(run, _)| 20.0 * (shared[run] + value(0.02)).exp() * factor)
+                    .collect();
                 row[format!("{}_us", side.to_ascii_lowercase())] = us.into();
             }
             rows.push(row);
@@ -416,9 +477,13 @@ mod tests {
         let mut claims = 0;
         for _ in 0..50 {
             let judged = drifting(&mut random, 1.0, 0.08);
-            let found = |judgement: &Judgement| matches!(judgement.finding, Some(Finding::Better | Finding::Worse));
+            let found = |judgement: &Judgement| {
+                matches!(judgement.finding, Some(Finding::Better | Finding::Worse))
+            };
             let all = judged.all();
-            claims += usize::from(all.rows.iter().chain(&all.groups).any(|(_, judgement)| found(judgement)));
+            claims += usize::from(
+                all.rows.iter().chain(&all.groups).any(|(_, judgement)| found(judgement)),
+            );
         }
         assert!(claims <= 5, "{claims} of 50");
         for _ in 0..10 {
@@ -433,13 +498,19 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let texts = |judged: &JudgedTimes| {
             judged.write(folder.path()).expect("written");
-            super::super::FILES.map(|name| std::fs::read_to_string(folder.path().join(name)).expect("a file"))
+            super::super::FILES
+                .map(|name| std::fs::read_to_string(folder.path().join(name)).expect("a file"))
         };
         let first = texts(&judged(1.2, 7));
-        let again = Times::read(&folder.path().join("raw.json")).expect("its own raw.json").judged(0.1);
+        let again =
+            Times::read(&folder.path().join("raw.json")).expect("its own raw.json").judged(0.1);
         assert_eq!(texts(&again), first);
         let [_, picture, page] = first;
-        assert_eq!(picture.matches("message size, bytes").count(), 4, "two collectives, two panels each");
+        assert_eq!(
+            picture.matches("message size, bytes").count(),
+            4,
+            "two collectives, two panels each"
+        );
         assert!(page.contains("| all_reduce | 8K |") && page.contains("\n- command: "), "{page}");
     }
 

@@ -8,8 +8,12 @@ use crate::results::record::Record;
 
 /// Draws the conclusion: from B against A and, where an earlier run is named, from what has changed since.
 pub(crate) fn conclusion(record: &Record) -> Conclusion {
-    let now = if record.sides.len() < 2 { Conclusion::Good } else { against_a(record).conclusion() };
-    let change = record.earlier.as_ref().map_or(Conclusion::Good, |earlier| since(record, earlier).conclusion());
+    let now =
+        if record.sides.len() < 2 { Conclusion::Good } else { against_a(record).conclusion() };
+    let change = record
+        .earlier
+        .as_ref()
+        .map_or(Conclusion::Good, |earlier| since(record, earlier).conclusion());
     match (now, change) {
         (Conclusion::Worse, _) | (_, Conclusion::Worse) => Conclusion::Worse,
         (Conclusion::TooFew, _) | (_, Conclusion::TooFew) => Conclusion::TooFew,
@@ -59,10 +63,19 @@ pub(crate) fn change(record: &Record) -> Option<String> {
         worse: "B is worse against A than it was",
         better: "B is better against A than it was, worse nowhere",
         alike: "B is against A what it was",
-        too_few: &|| format!("UNDECIDED: a change of {} might have been missed", percent(record.scope.find())),
+        too_few: &|| {
+            format!(
+                "UNDECIDED: a change of {} might have been missed",
+                percent(record.scope.find())
+            )
+        },
         none: "no change found",
     };
-    Some(format!("since the run of {}: {}", earlier.file.display(), since(record, earlier).line(&words)))
+    Some(format!(
+        "since the run of {}: {}",
+        earlier.file.display(),
+        since(record, earlier).line(&words)
+    ))
 }
 
 /// Names the rows in which A differs from itself, if there are any.
@@ -70,7 +83,9 @@ pub(crate) fn bias(record: &Record) -> Option<String> {
     let rows = record.rows.iter().filter(|row| row.judgement.finding == Some(Finding::Biased));
     let names: Vec<String> = rows
         .map(|row| match row.judgement.noise {
-            Some(e) => format!("{} {:.2} [{:.2}, {:.2}]", key_name(&row.key), e.median, e.low, e.high),
+            Some(e) => {
+                format!("{} {:.2} [{:.2}, {:.2}]", key_name(&row.key), e.median, e.low, e.high)
+            }
             None => key_name(&row.key),
         })
         .collect();
@@ -95,11 +110,17 @@ pub(crate) fn tails(record: &Record) -> Option<String> {
         let (a, b) = (*row.a.get(TAIL)?, *row.b.as_ref()?.get(TAIL)?);
         let times = (b / a).max(a / b);
         let unit = row.key.metric.info().unit;
-        (times >= MUCH).then(|| format!("{} A {} {unit}, B {} {unit}", key_name(&row.key), number(a), number(b)))
+        (times >= MUCH).then(|| {
+            format!("{} A {} {unit}, B {} {unit}", key_name(&row.key), number(a), number(b))
+        })
     });
     let tails: Vec<String> = tails.collect();
-    (!tails.is_empty())
-        .then(|| format!("note: the slowest 1 % differs, which is shown and not judged: {}", tails.join("; ")))
+    (!tails.is_empty()).then(|| {
+        format!(
+            "note: the slowest 1 % differs, which is shown and not judged: {}",
+            tails.join("; ")
+        )
+    })
 }
 
 /// `bandwidth 1M 0->1`.
@@ -157,14 +178,16 @@ impl Judged<'_> {
         if self.worse().any(|judgement| self.fails(judgement)) {
             return Conclusion::Worse;
         }
-        let told = !self.groups.is_empty() && self.groups.iter().all(|(_, judgement)| self.tells(judgement));
+        let told = !self.groups.is_empty()
+            && self.groups.iter().all(|(_, judgement)| self.tells(judgement));
         if told { Conclusion::Good } else { Conclusion::TooFew }
     }
 
     /// The verdict in one line, as it is printed and stands at the head of the report.
     pub(super) fn line(&self, words: &Words<'_>) -> String {
         let mut parts = self.groups(words.none);
-        let any_better = self.groups.iter().any(|(_, judgement)| judgement.finding == Some(Finding::Better));
+        let any_better =
+            self.groups.iter().any(|(_, judgement)| judgement.finding == Some(Finding::Better));
         let head = match self.conclusion() {
             Conclusion::Worse => words.worse.to_owned(),
             Conclusion::Good if self.worse().next().is_some() => {
@@ -175,8 +198,10 @@ impl Judged<'_> {
             Conclusion::TooFew => (words.too_few)(),
         };
         parts.push(self.row_counts());
-        let worse_rows = self.rows.iter().filter(|(_, judgement)| judgement.finding == Some(Finding::Worse));
-        let worse_rows: Vec<String> = worse_rows.map(|(name, judgement)| with_ratio(name, judgement)).collect();
+        let worse_rows =
+            self.rows.iter().filter(|(_, judgement)| judgement.finding == Some(Finding::Worse));
+        let worse_rows: Vec<String> =
+            worse_rows.map(|(name, judgement)| with_ratio(name, judgement)).collect();
         if !worse_rows.is_empty() {
             parts.push(format!("worse rows: {}", worse_rows.join(", ")));
         }
@@ -186,16 +211,22 @@ impl Judged<'_> {
     /// Why nothing is claimed of `run`, such as "12 repetitions"; `least` of them can tell something, and the option `more` gives more.
     pub(super) fn undecided(&self, run: &str, least: &str, more: &str) -> String {
         let groups = || self.groups.iter().map(|(_, judgement)| *judgement);
-        let is_missed =
-            |judgement: &Judgement| judgement.finding == Some(Finding::Unclear) && !judgement.excludes(self.find);
+        let is_missed = |judgement: &Judgement| {
+            judgement.finding == Some(Finding::Unclear) && !judgement.excludes(self.find)
+        };
         let is_noisy = |judgement: &Judgement| is_missed(judgement) && !judgement.is_likely();
         let find = percent(self.find);
-        let why = if self.groups.is_empty() || groups().any(|judgement| judgement.finding.is_none()) {
+        let why = if self.groups.is_empty() || groups().any(|judgement| judgement.finding.is_none())
+        {
             format!("too few runs to tell a difference of {find} ({run}, it takes {least})")
         } else if groups().any(is_missed) && !groups().any(is_noisy) {
-            format!("a difference is likely, but these runs do not prove it ({run}): use more {more}")
+            format!(
+                "a difference is likely, but these runs do not prove it ({run}): use more {more}"
+            )
         } else if groups().any(is_missed) {
-            format!("this machine is too noisy to tell a difference of {find} ({run}); run again when it is idle")
+            format!(
+                "this machine is too noisy to tell a difference of {find} ({run}); run again when it is idle"
+            )
         } else {
             "nothing can be told where A differs from A".into()
         };
@@ -236,15 +267,17 @@ impl Judged<'_> {
             likely.then(|| with_ratio(name, judgement))
         };
         let missed = |name: &str, judgement: &Judgement| {
-            let missed = unclear(judgement) && !judgement.excludes(self.find) && !judgement.is_likely();
+            let missed =
+                unclear(judgement) && !judgement.excludes(self.find) && !judgement.is_likely();
             missed.then(|| format!("{name} (less than {} is missed)", least(judgement)))
         };
         let excluded = |name: &str, judgement: &Judgement| {
             let excluded = judgement.excludes(self.find);
             excluded.then(|| format!("{name} ({} would have been)", least(judgement)))
         };
-        let biased =
-            |name: &str, judgement: &Judgement| (judgement.finding == Some(Finding::Biased)).then(|| name.to_owned());
+        let biased = |name: &str, judgement: &Judgement| {
+            (judgement.finding == Some(Finding::Biased)).then(|| name.to_owned())
+        };
         let kinds: [(&str, Name<'_>); 6] = [
             ("worse", &named(Finding::Worse)),
             ("better", &named(Finding::Better)),
@@ -254,7 +287,8 @@ impl Judged<'_> {
             ("A differs from A", &biased),
         ];
         let of_kind = |(kind, name): (&str, Name<'_>)| {
-            let groups: Vec<String> = self.groups.iter().filter_map(|(group, found)| name(group, found)).collect();
+            let groups: Vec<String> =
+                self.groups.iter().filter_map(|(group, found)| name(group, found)).collect();
             (!groups.is_empty()).then(|| format!("{kind}: {}", groups.join(", ")))
         };
         kinds.into_iter().filter_map(of_kind).collect()
@@ -272,7 +306,9 @@ impl Judged<'_> {
             (format!("too noisy to find {}", percent(find)), &|judgement| {
                 unclear(judgement) && !judgement.excludes(find) && !judgement.is_likely()
             }),
-            ("likely different, not sure".into(), &|judgement| judgement.is_likely() && !judgement.excludes(find)),
+            ("likely different, not sure".into(), &|judgement| {
+                judgement.is_likely() && !judgement.excludes(find)
+            }),
             ("where A differs from A".into(), &finding(Some(Finding::Biased))),
             ("with too few runs".into(), &finding(None)),
         ];
@@ -299,7 +335,8 @@ mod tests {
     use crate::results::rows::Group;
 
     fn group(finding: Option<Finding>, least: f64) -> Group {
-        let judgement = Judgement { finding, least: finding.map(|_| least), ..Judgement::default() };
+        let judgement =
+            Judgement { finding, least: finding.map(|_| least), ..Judgement::default() };
         Group { name: "latency".into(), rows: 1, judgement }
     }
 
@@ -307,15 +344,30 @@ mod tests {
     fn no_difference_is_said_of_what_would_have_been_found_alone() {
         let mut record = sample_record();
         for (finding, least, expected, words) in [
-            (Some(Finding::Unclear), 0.04, Conclusion::Good, "no difference found: latency (4.0 % would have been)"),
+            (
+                Some(Finding::Unclear),
+                0.04,
+                Conclusion::Good,
+                "no difference found: latency (4.0 % would have been)",
+            ),
             (
                 Some(Finding::Unclear),
                 0.4,
                 Conclusion::TooFew,
                 "UNDECIDED: this machine is too noisy to tell a difference of 10 %",
             ),
-            (Some(Finding::Unclear), 0.4, Conclusion::TooFew, "not told: latency (less than 40 % is missed)"),
-            (Some(Finding::Better), 0.4, Conclusion::Good, "B is better than A, worse nowhere; better: latency"),
+            (
+                Some(Finding::Unclear),
+                0.4,
+                Conclusion::TooFew,
+                "not told: latency (less than 40 % is missed)",
+            ),
+            (
+                Some(Finding::Better),
+                0.4,
+                Conclusion::Good,
+                "B is better than A, worse nowhere; better: latency",
+            ),
             (Some(Finding::Worse), 0.4, Conclusion::Worse, "B is worse than A; worse: latency"),
             (
                 Some(Finding::Biased),
@@ -331,7 +383,11 @@ mod tests {
             let line = verdict(&record);
             assert!(line.contains(words), "{line}");
             assert_eq!(line.starts_with("UNDECIDED: "), expected == Conclusion::TooFew, "{line}");
-            assert_eq!(line.contains("no difference found: "), expected == Conclusion::Good && least < 0.1, "{line}");
+            assert_eq!(
+                line.contains("no difference found: "),
+                expected == Conclusion::Good && least < 0.1,
+                "{line}"
+            );
         }
         record.groups.clear();
         assert_eq!(conclusion(&record), Conclusion::TooFew);
@@ -343,13 +399,18 @@ mod tests {
         let mut record = sample_record();
         let of = |median, low, high| Some(Estimate { median, low, high, coverage: 0.96 });
         let mut likely = group(Some(Finding::Unclear), 1.43);
-        (likely.judgement.ratio, likely.judgement.noise) = (of(0.61, 0.55, 0.63), of(1.0, 0.92, 1.16));
+        (likely.judgement.ratio, likely.judgement.noise) =
+            (of(0.61, 0.55, 0.63), of(1.0, 0.92, 1.16));
         record.groups = vec![likely];
         record.rows.clear();
         let line = verdict(&record);
-        assert!(line.starts_with("UNDECIDED: a difference is likely, but these runs do not prove it"), "{line}");
         assert!(
-            line.contains("likely different, not sure: latency 0.61 [0.55, 0.63]") && !line.contains("nois"),
+            line.starts_with("UNDECIDED: a difference is likely, but these runs do not prove it"),
+            "{line}"
+        );
+        assert!(
+            line.contains("likely different, not sure: latency 0.61 [0.55, 0.63]")
+                && !line.contains("nois"),
             "{line}"
         );
         let table = &table::tables(&record)[0];
@@ -358,7 +419,8 @@ mod tests {
         record.groups.push(group(Some(Finding::Unclear), 0.4));
         let line = verdict(&record);
         assert!(
-            line.starts_with("UNDECIDED: this machine is too noisy") && line.contains("not sure: latency 0.61"),
+            line.starts_with("UNDECIDED: this machine is too noisy")
+                && line.contains("not sure: latency 0.61"),
             "{line}"
         );
     }
@@ -428,15 +490,30 @@ mod tests {
         record.groups = vec![group(Some(Finding::Better), 0.01)];
         assert_eq!((conclusion(&record), change(&record)), (Conclusion::Good, None));
         for (finding, least, expected, words) in [
-            (Finding::Worse, 0.4, Conclusion::Worse, "B is worse against A than it was; worse: latency"),
+            (
+                Finding::Worse,
+                0.4,
+                Conclusion::Worse,
+                "B is worse against A than it was; worse: latency",
+            ),
             (
                 Finding::Unclear,
                 0.4,
                 Conclusion::TooFew,
                 "UNDECIDED: a change of 10 % might have been missed; not told: latency",
             ),
-            (Finding::Unclear, 0.04, Conclusion::Good, "B is against A what it was; no change found: latency (4.0 %"),
-            (Finding::Better, 0.4, Conclusion::Good, "B is better against A than it was, worse nowhere; better: "),
+            (
+                Finding::Unclear,
+                0.04,
+                Conclusion::Good,
+                "B is against A what it was; no change found: latency (4.0 %",
+            ),
+            (
+                Finding::Better,
+                0.4,
+                Conclusion::Good,
+                "B is better against A than it was, worse nowhere; better: ",
+            ),
         ] {
             let medians = Medians { then: 1.0, now: 1.1 };
             let judgement = group(Some(finding), least).judgement;

@@ -42,16 +42,21 @@ impl EarlierRun {
     /// # Errors
     /// [`Error::Io`]; [`Error::Refused`] if it is none, or of one transport alone.
     pub fn read(file: &Path) -> Result<Self> {
-        let text =
-            std::fs::read_to_string(file).map_err(|e| Error::io(format!("cannot read {}", file.display()), e))?;
+        let text = std::fs::read_to_string(file)
+            .map_err(|e| Error::io(format!("cannot read {}", file.display()), e))?;
         let refused = |why: String| Error::Refused(format!("{}: {why}", file.display()));
-        let record: Record =
-            serde_json::from_str(&text).map_err(|e| refused(format!("no raw.json of `ferrite compare`: {e}")))?;
+        let record: Record = serde_json::from_str(&text)
+            .map_err(|e| refused(format!("no raw.json of `ferrite compare`: {e}")))?;
         if record.schema != SCHEMA {
-            return Err(refused(format!("its form is {}, and {SCHEMA} is understood", record.schema)));
+            return Err(refused(format!(
+                "its form is {}, and {SCHEMA} is understood",
+                record.schema
+            )));
         }
         if record.sides.len() != 2 {
-            return Err(refused("it is of one transport alone, and times of different days are not compared".into()));
+            return Err(refused(
+                "it is of one transport alone, and times of different days are not compared".into(),
+            ));
         }
         Ok(Self { file: file.into(), record })
     }
@@ -76,12 +81,20 @@ impl EarlierRun {
     ///
     /// # Errors
     /// [`Error::Refused`] if they have none in common.
-    pub fn changes(&self, sessions: &[Run], keys: &[Key], mut differences: Vec<String>) -> Result<Earlier> {
+    pub fn changes(
+        &self,
+        sessions: &[Run],
+        keys: &[Key],
+        mut differences: Vec<String>,
+    ) -> Result<Earlier> {
         let then = &self.record;
         let has = |key: &&Key| then.rows.iter().any(|row| row.key == **key);
         let common: Vec<Key> = keys.iter().filter(has).copied().collect();
         if common.is_empty() {
-            return Err(Error::Refused(format!("{} has no row in common with this run", self.file.display())));
+            return Err(Error::Refused(format!(
+                "{} has no row in common with this run",
+                self.file.display()
+            )));
         }
         let alone = then.rows.len().max(keys.len()) - common.len();
         if alone > 0 {
@@ -135,33 +148,56 @@ fn differences(then: &Record, now: &ThisRun<'_>) -> (Vec<String>, Vec<String>) {
     refused.extend(was("--slice", &then.scope.slice_ms, &scope.slice_ms));
     refused.extend(was("--streams", &then.scope.streams, &scope.streams));
     refused.extend(was("--connections", &then.scope.connections, &scope.connections));
-    refused.extend(was("the number of connections one by one", &then.scope.singles, &scope.singles));
+    refused.extend(was(
+        "the number of connections one by one",
+        &then.scope.singles,
+        &scope.singles,
+    ));
     let hosts = |is_two: bool| if is_two { "two hosts" } else { "one host" };
-    refused.extend(was("it", &hosts(then.other_machine.is_some()), &hosts(now.other_machine.is_some())));
-    let machines = [(Some(&then.machine), Some(now.machine)), (then.other_machine.as_ref(), now.other_machine)];
+    refused.extend(was(
+        "it",
+        &hosts(then.other_machine.is_some()),
+        &hosts(now.other_machine.is_some()),
+    ));
+    let machines = [
+        (Some(&then.machine), Some(now.machine)),
+        (then.other_machine.as_ref(), now.other_machine),
+    ];
     for (rank, pair) in machines.iter().enumerate() {
         let (Some(then), Some(now)) = pair else { continue };
-        refused.extend(was(&format!("the processor of rank {rank}"), &then.processor, &now.processor));
+        refused.extend(was(
+            &format!("the processor of rank {rank}"),
+            &then.processor,
+            &now.processor,
+        ));
         // Records of earlier versions have no name.
         if !then.host.is_empty() {
             told.extend(was(&format!("the host of rank {rank}"), &then.host, &now.host));
         }
         told.extend(was(&format!("the kernel of rank {rank}"), &then.kernel, &now.kernel));
         told.extend(was(&format!("the number of CPUs of rank {rank}"), &then.cpus, &now.cpus));
-        let value = |value: Option<&String>| value.map_or_else(|| "unset".into(), |value| format!("{value:?}"));
+        let value = |value: Option<&String>| {
+            value.map_or_else(|| "unset".into(), |value| format!("{value:?}"))
+        };
         for (name, then, now) in differing(&then.environment, &now.environment) {
             told.extend(was(&format!("{name} of rank {rank}"), &value(then), &value(now)));
         }
     }
     for (rank, (then, now)) in then.sides[0].devices.iter().zip(&a.devices).enumerate() {
-        refused.extend(was(&format!("the speed of rank {rank}'s device"), &then.speed_mbps, &now.speed_mbps));
-        let device = |name: &str, port: i32, guid: u64| format!("{name} port {port} (guid {guid:#x})");
+        refused.extend(was(
+            &format!("the speed of rank {rank}'s device"),
+            &then.speed_mbps,
+            &now.speed_mbps,
+        ));
+        let device =
+            |name: &str, port: i32, guid: u64| format!("{name} port {port} (guid {guid:#x})");
         let [then, now] = [then, now].map(|of| device(&of.name, of.port, of.guid));
         told.extend(was(&format!("rank {rank}'s device"), &then, &now));
     }
     for (then, now) in then.sides.iter().zip(now.sides) {
-        let variables =
-            |side: &Side| side.variables.iter().map(|(n, v)| format!("{n}={v}")).collect::<Vec<_>>().join(" ");
+        let variables = |side: &Side| {
+            side.variables.iter().map(|(n, v)| format!("{n}={v}")).collect::<Vec<_>>().join(" ")
+        };
         let text = |side: &Side| format!("`{}`", variables(side));
         let words = was(&format!("--set-{}", now.label.to_lowercase()), &text(then), &text(now));
         if now.label == "A" {
@@ -170,7 +206,10 @@ fn differences(then: &Record, now: &ThisRun<'_>) -> (Vec<String>, Vec<String>) {
             told.extend(words)
         }
         if then.cpus != now.cpus {
-            told.push(format!("the CPUs of {} were {:?} and are {:?}", now.label, then.cpus, now.cpus));
+            told.push(format!(
+                "the CPUs of {} were {:?} and are {:?}",
+                now.label, then.cpus, now.cpus
+            ));
         }
     }
     told.extend(was("B", &then.sides[1].title(), &now.sides[1].title()));
@@ -209,7 +248,10 @@ mod tests {
         let changes = then.changes(&now.sessions, &keys, Vec::new()).expect("rows in common");
         assert_eq!((changes.rows.len(), changes.groups.len()), (now.rows.len(), now.groups.len()));
         for row in &changes.rows {
-            assert!(row.judgement.ratio.is_some_and(|ratio| (ratio.median - 1.0).abs() < 1e-9), "{row:?}");
+            assert!(
+                row.judgement.ratio.is_some_and(|ratio| (ratio.median - 1.0).abs() < 1e-9),
+                "{row:?}"
+            );
             assert_eq!(row.medians.then, row.medians.now);
         }
     }
@@ -232,7 +274,10 @@ mod tests {
             (|now| now.verbs = Verbs::System, "--verbs was softrnic and is system"),
             (|now| now.machine.processor = "Z80".into(), "and is Z80"),
             (|now| now.sides[0].devices[0].speed_mbps = 7, "the speed of rank 0's device was "),
-            (|now| now.other_machine = Some(now.machine.clone()), "it was one host and is two hosts"),
+            (
+                |now| now.other_machine = Some(now.machine.clone()),
+                "it was one host and is two hosts",
+            ),
         ];
         let then = committed();
         let with = |change: Change| {
@@ -246,7 +291,10 @@ mod tests {
         }
         for (change, words) in refused {
             let said = with(change).expect_err("refused").to_string();
-            assert!(said.contains("this run is not compared with that of ") && said.contains(words), "{words}: {said}");
+            assert!(
+                said.contains("this run is not compared with that of ") && said.contains(words),
+                "{words}: {said}"
+            );
         }
     }
 

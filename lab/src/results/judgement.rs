@@ -67,7 +67,8 @@ pub fn judge(better: Better, ratios: &[f64], noises: &[f64], family: usize) -> J
     let (ratio, noise) = (sample::estimate(ratios), sample::estimate(noises));
     let level = 1.0 - CHANCE / 2.0 / family.max(1) as f64;
     let claim = sample::estimate_at(ratios, level).filter(|claim| claim.coverage >= level);
-    let (Some(claim), Some(noise)) = (claim, noise.filter(|noise| noise.coverage >= sample::LEVEL)) else {
+    let (Some(claim), Some(noise)) = (claim, noise.filter(|noise| noise.coverage >= sample::LEVEL))
+    else {
         return Judgement { ratio, noise, finding: None, least: None };
     };
     let is_biased = sample::estimate_at(noises, level).is_some_and(|noise| !noise.holds(1.0));
@@ -97,25 +98,39 @@ pub fn judge_change(better: Better, then: OfRun<'_>, now: OfRun<'_>, family: usi
     let noise = [then.noises, now.noises].map(sample::estimate);
     let noise = if let [Some(then), Some(now)] = noise { Some(then.joined(&now)) } else { None };
     let claim = quotient(level).filter(|claim| claim.coverage >= level - 1e-12);
-    let (Some(claim), Some(noise)) = (claim, noise.filter(|noise| noise.coverage >= sample::LEVEL)) else {
+    let (Some(claim), Some(noise)) = (claim, noise.filter(|noise| noise.coverage >= sample::LEVEL))
+    else {
         return Judgement { ratio, noise, finding: None, least: None };
     };
-    let differs = |noises| sample::estimate_at(noises, level).is_some_and(|noise| !noise.holds(1.0));
+    let differs =
+        |noises| sample::estimate_at(noises, level).is_some_and(|noise| !noise.holds(1.0));
     concluded(better, ratio, claim, noise, differs(then.noises) || differs(now.noises))
 }
 
 /// What follows from the interval that a claim is made by, and from that of A against itself.
-fn concluded(better: Better, ratio: Option<Estimate>, claim: Estimate, noise: Estimate, is_biased: bool) -> Judgement {
+fn concluded(
+    better: Better,
+    ratio: Option<Estimate>,
+    claim: Estimate,
+    noise: Estimate,
+    is_biased: bool,
+) -> Judgement {
     // A true ratio of so much would have been found above 1, or below.
     let up = (claim.median / claim.low).powf(FOUR_OF_FIVE).max(noise.high);
     let down = (claim.high / claim.median).powf(FOUR_OF_FIVE).max(1.0 / noise.low);
     // What differs by more than A could differ from itself, in either direction, is claimed all the same.
     let far = noise.high.max(1.0 / noise.low);
     let is_beyond = claim.low > far || claim.high < 1.0 / far;
-    let finding = if is_biased && !is_beyond { Finding::Biased } else { direction(better, claim, noise) };
+    let finding =
+        if is_biased && !is_beyond { Finding::Biased } else { direction(better, claim, noise) };
     // What lies inside the interval may well be the true ratio, however narrow the interval is.
     let open = if finding == Finding::Unclear { claim.high.max(1.0 / claim.low) } else { 1.0 };
-    Judgement { ratio, noise: Some(noise), finding: Some(finding), least: Some(up.max(down).max(open) - 1.0) }
+    Judgement {
+        ratio,
+        noise: Some(noise),
+        finding: Some(finding),
+        least: Some(up.max(down).max(open) - 1.0),
+    }
 }
 
 fn direction(better: Better, claim: Estimate, noise: Estimate) -> Finding {
@@ -193,7 +208,9 @@ mod tests {
 
     /// `count` values evenly spread over `middle`, a fraction of `width` to each side.
     fn spread(middle: f64, width: f64, count: usize) -> Vec<f64> {
-        (0..count).map(|index| middle * (1.0 + width * (2.0 * index as f64 / (count - 1) as f64 - 1.0))).collect()
+        (0..count)
+            .map(|index| middle * (1.0 + width * (2.0 * index as f64 / (count - 1) as f64 - 1.0)))
+            .collect()
     }
 
     #[test]
@@ -205,21 +222,33 @@ mod tests {
             (1.01, Finding::Unclear, Finding::Unclear),
             (0.99, Finding::Unclear, Finding::Unclear),
         ] {
-            assert_eq!(judge(Better::Higher, &spread(middle, 0.03, 24), &noise, 40).finding, Some(higher));
-            assert_eq!(judge(Better::Lower, &spread(middle, 0.03, 24), &noise, 40).finding, Some(lower));
+            assert_eq!(
+                judge(Better::Higher, &spread(middle, 0.03, 24), &noise, 40).finding,
+                Some(higher)
+            );
+            assert_eq!(
+                judge(Better::Lower, &spread(middle, 0.03, 24), &noise, 40).finding,
+                Some(lower)
+            );
         }
         // Far from 1 in itself, but no further than A is from A.
         let wide = spread(1.0, 0.4, 24);
-        assert_eq!(judge(Better::Higher, &spread(1.1, 0.03, 24), &wide, 40).finding, Some(Finding::Unclear));
+        assert_eq!(
+            judge(Better::Higher, &spread(1.1, 0.03, 24), &wide, 40).finding,
+            Some(Finding::Unclear)
+        );
     }
 
     #[test]
     fn where_a_differs_from_itself_nothing_is_claimed_but_what_differs_more() {
         for noise in [0.9, 1.1] {
             let noise = spread(noise, 0.04, 24);
-            for (middle, expected) in
-                [(0.9, Finding::Biased), (1.1, Finding::Biased), (0.5, Finding::Worse), (2.0, Finding::Better)]
-            {
+            for (middle, expected) in [
+                (0.9, Finding::Biased),
+                (1.1, Finding::Biased),
+                (0.5, Finding::Worse),
+                (2.0, Finding::Better),
+            ] {
                 let found = judge(Better::Higher, &spread(middle, 0.03, 24), &noise, 40);
                 assert_eq!(found.finding, Some(expected), "{middle}");
             }
@@ -275,22 +304,39 @@ mod tests {
         ] {
             let found = change(&at(then), &at(now));
             assert_eq!(found.finding, Some(expected), "{then} {now} {found:?}");
-            assert!(found.ratio.is_some_and(|ratio| (ratio.median - now / then).abs() < 1e-9), "{found:?}");
+            assert!(
+                found.ratio.is_some_and(|ratio| (ratio.median - now / then).abs() < 1e-9),
+                "{found:?}"
+            );
         }
         // A that is not A in one of them is told.
         let biased = OfRun { ratios: &at(1.0), noises: &spread(1.1, 0.02, 24) };
         let now = OfRun { ratios: &at(1.0), noises: &noises };
         assert_eq!(judge_change(Better::Higher, biased, now, 40).finding, Some(Finding::Biased));
-        assert_eq!(change(&at(1.0), &spread(0.1, 0.05, 9)).finding, None, "nine repetitions are too few for 40 rows");
+        assert_eq!(
+            change(&at(1.0), &spread(0.1, 0.05, 9)).finding,
+            None,
+            "nine repetitions are too few for 40 rows"
+        );
     }
 
     #[test]
     fn few_repetitions_find_nothing_and_say_so() {
         // A sign test of ten values cannot tell 0.025 / 40 apart; one of twelve can.
-        for (count, family, told) in
-            [(6, 1, false), (7, 1, true), (8, 5, false), (9, 5, true), (10, 40, false), (12, 40, true)]
-        {
-            let found = judge(Better::Higher, &spread(10.0, 0.01, count), &spread(1.0, 0.01, count), family);
+        for (count, family, told) in [
+            (6, 1, false),
+            (7, 1, true),
+            (8, 5, false),
+            (9, 5, true),
+            (10, 40, false),
+            (12, 40, true),
+        ] {
+            let found = judge(
+                Better::Higher,
+                &spread(10.0, 0.01, count),
+                &spread(1.0, 0.01, count),
+                family,
+            );
             assert_eq!(found.finding.is_some(), told, "{count} repetitions, {family} rows");
             assert_eq!(found.least.is_some(), told);
             assert!(found.ratio.is_some_and(|ratio| (ratio.median - 10.0).abs() < 1e-9));
@@ -305,12 +351,15 @@ mod tests {
         let mut wrong_runs = 0;
         for _ in 0..1000 {
             let mut row = || {
-                let sessions: Vec<[f64; 3]> = (0..12).map(|_| [value(), value(), value()]).collect();
-                let ratios: Vec<f64> = sessions.iter().map(|[a, b, again]| b / (a * again).sqrt()).collect();
+                let sessions: Vec<[f64; 3]> =
+                    (0..12).map(|_| [value(), value(), value()]).collect();
+                let ratios: Vec<f64> =
+                    sessions.iter().map(|[a, b, again]| b / (a * again).sqrt()).collect();
                 let noises: Vec<f64> = sessions.iter().map(|[a, _, again]| again / a).collect();
                 judge(Better::Higher, &ratios, &noises, 40).finding
             };
-            let claims = (0..40).filter(|_| matches!(row(), Some(Finding::Better | Finding::Worse))).count();
+            let claims =
+                (0..40).filter(|_| matches!(row(), Some(Finding::Better | Finding::Worse))).count();
             wrong_runs += usize::from(claims > 0);
         }
         assert!(wrong_runs <= 50, "{wrong_runs} of 1000");

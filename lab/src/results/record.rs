@@ -113,7 +113,12 @@ impl Side {
     ///
     /// # Errors
     /// [`Error::Io`] if the library cannot be read.
-    pub fn new(label: &str, source: &Source, loaded: &[LoadedTransport; 2], checks: Vec<Check>) -> Result<Self> {
+    pub fn new(
+        label: &str,
+        source: &Source,
+        loaded: &[LoadedTransport; 2],
+        checks: Vec<Check>,
+    ) -> Result<Self> {
         let [zero, one] = loaded;
         let device = |loaded: &LoadedTransport| loaded.devices[loaded.device].clone();
         Ok(Self {
@@ -193,13 +198,22 @@ impl Machine {
     /// Asks the system.
     pub fn here() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let model = read("/proc/cpuinfo")
-            .lines()
-            .find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim().to_owned()));
+        let model = read("/proc/cpuinfo").lines().find_map(|line| {
+            line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim().to_owned())
+        });
         let relevant = |name: &str| {
-            ["NCCL_", "FERRITE_", "SOFTRNIC_", "RDMAV_", "IBV_", "MLX5_", "LD_LIBRARY_PATH", "LD_PRELOAD"]
-                .iter()
-                .any(|start| name.starts_with(start))
+            [
+                "NCCL_",
+                "FERRITE_",
+                "SOFTRNIC_",
+                "RDMAV_",
+                "IBV_",
+                "MLX5_",
+                "LD_LIBRARY_PATH",
+                "LD_PRELOAD",
+            ]
+            .iter()
+            .any(|start| name.starts_with(start))
         };
         Self {
             host: Self::host_name(),
@@ -208,7 +222,9 @@ impl Machine {
             cpus: crate::system::host::cpus().map_or(0, |cpus| cpus.len()),
             busy_cpus: crate::system::host::busy_cpus(std::time::Duration::from_millis(300)),
             environment: std::env::vars_os()
-                .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+                .filter_map(|(name, value)| {
+                    Some((name.into_string().ok()?, value.into_string().ok()?))
+                })
                 .filter(|(name, _)| relevant(name))
                 .collect(),
         }

@@ -87,7 +87,8 @@ fn groups(keys: &[Key], sessions: &[Run]) -> Vec<Group> {
 pub(super) fn grouped(keys: &[Key]) -> Vec<(&'static str, Vec<Key>)> {
     let groups = Metric::ALL.iter().filter_map(|metric| {
         let GroupOfRows { name, sizes: (least, greatest) } = metric.info().group?;
-        let is_member = |key: &&Key| key.metric == *metric && (least..=greatest).contains(&key.bytes);
+        let is_member =
+            |key: &&Key| key.metric == *metric && (least..=greatest).contains(&key.bytes);
         let keys: Vec<Key> = keys.iter().filter(is_member).copied().collect();
         (!keys.is_empty()).then_some((name, keys))
     });
@@ -119,7 +120,8 @@ fn together(keys: &[Key], sessions: &[Run], repetition: usize) -> Option<Ratios>
     };
     let (mut ratio, mut noise) = (0.0, 0.0);
     for key in keys {
-        let (a, b, again) = (headline("A", key)?.ln(), headline("B", key)?.ln(), headline("A2", key)?.ln());
+        let (a, b, again) =
+            (headline("A", key)?.ln(), headline("B", key)?.ln(), headline("A2", key)?.ln());
         ratio += b - (a + again) / 2.0;
         noise += again - a;
     }
@@ -137,8 +139,10 @@ fn medians(key: Key, sessions: &[Run], sides: &[&str]) -> Option<BTreeMap<String
             }
         }
     }
-    let medians: BTreeMap<String, f64> =
-        values.into_iter().filter_map(|(name, mut values)| Some((name, sample::median(&mut values)?))).collect();
+    let medians: BTreeMap<String, f64> = values
+        .into_iter()
+        .filter_map(|(name, mut values)| Some((name, sample::median(&mut values)?)))
+        .collect();
     (!medians.is_empty()).then_some(medians)
 }
 
@@ -154,16 +158,24 @@ mod tests {
     }
 
     fn run(side: &str, repetition: usize, values: &[(u64, f64)]) -> Run {
-        let samples = values.iter().map(|(bytes, value)| Sample::new(key(*bytes), &[("typ", *value)])).collect();
+        let samples = values
+            .iter()
+            .map(|(bytes, value)| Sample::new(key(*bytes), &[("typ", *value)]))
+            .collect();
         Run { side: side.into(), repetition, seconds: 1.0, samples, traffic: Vec::new() }
     }
 
     #[test]
     fn rows_pair_the_repetitions() {
         let mut sessions = Vec::new();
-        for (side, repetition, value) in
-            [("A", 0, 1.0), ("B", 0, 2.0), ("A2", 0, 1.0), ("A2", 1, 9.0), ("B", 1, 30.0), ("A", 1, 16.0)]
-        {
+        for (side, repetition, value) in [
+            ("A", 0, 1.0),
+            ("B", 0, 2.0),
+            ("A2", 0, 1.0),
+            ("A2", 1, 9.0),
+            ("B", 1, 30.0),
+            ("A", 1, 16.0),
+        ] {
             sessions.push(run(side, repetition, &[(8, value)]));
         }
         let (few, none) = rows(&sessions);
@@ -175,14 +187,18 @@ mod tests {
         assert_eq!(few[0].a["typ"], 5.0);
         assert_eq!(few[0].judgement.finding, None, "two repetitions show nothing");
         for repetition in 2..8 {
-            for (side, value) in [("A", 10.0), ("B", 20.0), ("A2", 10.0 + repetition as f64 / 10.0)] {
+            for (side, value) in [("A", 10.0), ("B", 20.0), ("A2", 10.0 + repetition as f64 / 10.0)]
+            {
                 sessions.push(run(side, repetition, &[(8, value)]));
             }
         }
         sessions.push(run("B", 8, &[(8, 1e9)]));
         let found = rows(&sessions).0[0].judgement;
         assert_eq!(found.finding, Some(Finding::Better));
-        assert!(found.ratio.is_some_and(|ratio| ratio.high < 3.0), "a repetition without an A counts");
+        assert!(
+            found.ratio.is_some_and(|ratio| ratio.high < 3.0),
+            "a repetition without an A counts"
+        );
     }
 
     /// A group finds what its rows alone do not: what they have in common stands out of what they have not.
@@ -196,14 +212,23 @@ mod tests {
                 parts[(place + repetition + salt) % 4]
             };
             for (side, salt, factor) in [("A", 0, 1.0), ("B", 1, 1.05), ("A2", 2, 1.0)] {
-                let values: Vec<(u64, f64)> =
-                    sizes.iter().enumerate().map(|(place, bytes)| (*bytes, factor * noise(place, salt))).collect();
+                let values: Vec<(u64, f64)> = sizes
+                    .iter()
+                    .enumerate()
+                    .map(|(place, bytes)| (*bytes, factor * noise(place, salt)))
+                    .collect();
                 sessions.push(run(side, repetition, &values));
             }
         }
         let (rows, groups) = rows(&sessions);
-        assert!(rows.iter().all(|row| row.judgement.finding == Some(Finding::Unclear)), "{rows:#?}");
-        assert_eq!((groups.len(), groups[0].rows, groups[0].judgement.finding), (1, 4, Some(Finding::Better)));
+        assert!(
+            rows.iter().all(|row| row.judgement.finding == Some(Finding::Unclear)),
+            "{rows:#?}"
+        );
+        assert_eq!(
+            (groups.len(), groups[0].rows, groups[0].judgement.finding),
+            (1, 4, Some(Finding::Better))
+        );
         assert!(groups[0].judgement.ratio.is_some_and(|ratio| (ratio.median - 1.05).abs() < 1e-6));
     }
 }

@@ -46,13 +46,23 @@ pub(crate) struct CompareRequest {
 }
 
 /// The orders of six repetitions, the last followed by the first again.
-const ORDERS: [[&str; 3]; 6] =
-    [["A", "B", "A2"], ["A", "A2", "B"], ["A2", "B", "A"], ["B", "A", "A2"], ["B", "A2", "A"], ["A2", "A", "B"]];
+const ORDERS: [[&str; 3]; 6] = [
+    ["A", "B", "A2"],
+    ["A", "A2", "B"],
+    ["A2", "B", "A"],
+    ["B", "A", "A2"],
+    ["B", "A2", "A"],
+    ["A2", "A", "B"],
+];
 
 /// The order of the sessions: repetition and side (`A`, `B`, `A2`), for one or two sources.
 pub(crate) fn order(sources: usize, repetitions: usize) -> Vec<(usize, &'static str)> {
-    let round = |repetition: usize| if sources < 2 { &["A"][..] } else { &ORDERS[repetition % ORDERS.len()][..] };
-    (0..repetitions).flat_map(|repetition| round(repetition).iter().map(move |side| (repetition, *side))).collect()
+    let round = |repetition: usize| {
+        if sources < 2 { &["A"][..] } else { &ORDERS[repetition % ORDERS.len()][..] }
+    };
+    (0..repetitions)
+        .flat_map(|repetition| round(repetition).iter().map(move |side| (repetition, *side)))
+        .collect()
 }
 
 /// A verification reports some steps of its own, so it counts as several.
@@ -66,9 +76,11 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
     let start = Instant::now();
     let machine = Machine::here();
     request.verbs.clean_stale();
-    let started_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let started_unix =
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let order = order(request.sources.len(), request.scope.repetitions);
-    let steps = request.sources.len() * STEPS_OF_A_CHECK + order.len() * request.scope.measuring(0).len();
+    let steps =
+        request.sources.len() * STEPS_OF_A_CHECK + order.len() * request.scope.measuring(0).len();
     let mut progress = Progress::new(steps as u64);
     let other = runner.other.as_deref();
     let outcome = verify(request, runner, &mut progress).and_then(|sides| {
@@ -79,7 +91,8 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
             other_machine: other.map(OtherHost::machine),
             sides: &sides,
         };
-        let differences = request.earlier.as_ref().map(|earlier| earlier.differences(&this)).transpose()?;
+        let differences =
+            request.earlier.as_ref().map(|earlier| earlier.differences(&this)).transpose()?;
         let sessions = measure(request, runner, &sides, &order, &mut progress)?;
         Ok((sides, sessions, differences.unwrap_or_default()))
     });
@@ -88,13 +101,24 @@ pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
     sides.iter().try_for_each(require_same_file)?;
     other.map_or(Ok(()), |other| other.end(output::received()))?;
     // An interrupt, which has ended the measurements, ends this too.
-    let is_usual = other.is_none() && request.scope.streams == 1 && request.variables.iter().all(Vec::is_empty);
-    let costs = if is_usual { count(&request.sources, &request.verbs, runner) } else { Ok(Vec::new()) };
+    let is_usual = other.is_none()
+        && request.scope.streams == 1
+        && request.variables.iter().all(Vec::is_empty);
+    let costs =
+        if is_usual { count(&request.sources, &request.verbs, runner) } else { Ok(Vec::new()) };
     let costs = costs.unwrap_or_default();
-    let settings = if other.is_some() { request.verbs.settings_between_hosts() } else { request.verbs.settings() };
+    let settings = if other.is_some() {
+        request.verbs.settings_between_hosts()
+    } else {
+        request.verbs.settings()
+    };
     let (rows, groups) = rows::rows(&sessions);
     let keys: Vec<Key> = rows.iter().map(|row| row.key).collect();
-    let earlier = request.earlier.as_ref().map(|earlier| earlier.changes(&sessions, &keys, differences)).transpose()?;
+    let earlier = request
+        .earlier
+        .as_ref()
+        .map(|earlier| earlier.changes(&sessions, &keys, differences))
+        .transpose()?;
     Ok(Record {
         schema: SCHEMA.into(),
         tool: version::text().to_owned(),
@@ -221,8 +245,9 @@ fn require_right_data(side: &Side) -> Result<()> {
 /// A and B have to use the same ports, or they are not compared.
 fn require_same_device(sides: &[Side]) -> Result<()> {
     let [a, b] = sides else { return Ok(()) };
-    let told_apart_by =
-        |side: &Side| (side.identity.file.clone(), side.identity.symbol.clone(), side.variables.clone());
+    let told_apart_by = |side: &Side| {
+        (side.identity.file.clone(), side.identity.symbol.clone(), side.variables.clone())
+    };
     if told_apart_by(a) == told_apart_by(b) {
         return Err(Error::Refused(format!(
             "A and B are the same: {} of {}",
@@ -304,7 +329,8 @@ pub(crate) fn count(sources: &[Source], verbs: &Verbs, runner: &Runner) -> Resul
 }
 
 /// Sizes of streamed messages: around words, cache lines, pages and stripes of 128 bytes, odd ones, and past the largest.
-pub(crate) const STREAMED: [usize; 10] = [1, 3, 8, 129, 4097, 16384 - 8, 65537, 1_000_003, LARGEST, LARGEST + 129];
+pub(crate) const STREAMED: [usize; 10] =
+    [1, 3, 8, 129, 4097, 16384 - 8, 65537, 1_000_003, LARGEST, LARGEST + 129];
 /// The message size of the long stream.
 pub(crate) const LONG: usize = 64 << 10;
 
@@ -335,7 +361,9 @@ impl Topology {
             return Ok(None);
         }
         // A plugin merges what the user wants merged; the built-in transports merge what they are told to.
-        let is_wanted = MERGE_SETTINGS.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
+        let is_wanted = MERGE_SETTINGS
+            .iter()
+            .any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
         let later = match source {
             Source::Stock { nccl } => release::verify(nccl)?.interface > 8,
             Source::Plugin { path, abi } => is_wanted && library::require_plugin(path, *abi)? > 8,
@@ -343,10 +371,17 @@ impl Topology {
         };
         // Version 8 has no call for it: the transport itself looks for ports of one card.
         let links = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
-        if later || links.map(|entry| entry.path().join("device")).any(|conn: std::path::PathBuf| conn.exists()) {
+        if later
+            || links
+                .map(|entry| entry.path().join("device"))
+                .any(|conn: std::path::PathBuf| conn.exists())
+        {
             return Ok(None);
         }
-        Ok(Some("it looks for the ports of one card in /sys/class/infiniband, which names no cards".into()))
+        Ok(Some(
+            "it looks for the ports of one card in /sys/class/infiniband, which names no cards"
+                .into(),
+        ))
     }
 }
 
@@ -380,7 +415,12 @@ impl VerifyRequest {
     ///
     /// # Errors
     /// Those of [`Runner::run`]. A wrong byte is no error here: it is counted.
-    pub(crate) fn run(&self, over: Topology, runner: &Runner, begin: &mut dyn FnMut(&str)) -> Result<Session> {
+    pub(crate) fn run(
+        &self,
+        over: Topology,
+        runner: &Runner,
+        begin: &mut dyn FnMut(&str),
+    ) -> Result<Session> {
         let sizes = STREAMED.to_vec();
         let task = match (over, self.long) {
             (Topology::Parallel, Some(_)) => {
@@ -413,10 +453,15 @@ mod tests {
     fn each_side_has_each_place_and_each_predecessor_equally_often() {
         let order = order(2, 24);
         assert_eq!(order.len(), 72);
-        let count = |wanted: &dyn Fn(usize) -> bool| (0..order.len()).filter(|at| wanted(*at)).count();
+        let count =
+            |wanted: &dyn Fn(usize) -> bool| (0..order.len()).filter(|at| wanted(*at)).count();
         for side in ["A", "B", "A2"] {
             for place in 0..3 {
-                assert_eq!(count(&|at| order[at].1 == side && at % 3 == place), 8, "{side} in place {place}");
+                assert_eq!(
+                    count(&|at| order[at].1 == side && at % 3 == place),
+                    8,
+                    "{side} in place {place}"
+                );
             }
             for before in ["A", "B", "A2"] {
                 // The first session comes after none; the table is closed when it is taken to follow the last.

@@ -56,7 +56,14 @@ impl OtherHost {
         let files = FileFacts::of(sources)?;
         let Meeting { listener, token, wait } = meeting;
         let mut met: Option<(HostFacts, LineConn)> = None;
-        hosts::gather(&listener, &token, 1, wait, || false, |facts, conn| met = Some((facts, conn)));
+        hosts::gather(
+            &listener,
+            &token,
+            1,
+            wait,
+            || false,
+            |facts, conn| met = Some((facts, conn)),
+        );
         output::check()?;
         let Some((facts, mut conn)) = met else {
             return Err(Error::Stalled { what: "waiting for the other host".into(), after: wait });
@@ -99,21 +106,36 @@ impl OtherHost {
         let side = side.ok_or(Error::Misuse("a side that the other host does not know"))?;
         let fabric = new_fabric_name();
         let silence_ms = silence.as_millis() as u64;
-        let start =
-            Start { number, side, silence_ms, has_pages, fabric: fabric.clone(), variables: variables.to_vec() };
+        let start = Start {
+            number,
+            side,
+            silence_ms,
+            has_pages,
+            fabric: fabric.clone(),
+            variables: variables.to_vec(),
+        };
         self.tell(&Request::Start(start))?;
         let (mut control, mut peer) = (None, None);
         // It answers when it is connected, or cannot be.
         let is_over = || self.conn.lock().unwrap_or_else(PoisonError::into_inner).has_news();
-        hosts::gather(&self.listener, &self.token, 2, ANSWER, is_over, |purpose: Purpose, mut conn| {
-            let place = if purpose.kind == Kind::Control { &mut control } else { &mut peer };
-            if purpose.number == number && conn.send(&purpose, ANSWER).is_ok() {
-                *place = conn.into_stream().ok();
-            }
-        });
+        hosts::gather(
+            &self.listener,
+            &self.token,
+            2,
+            ANSWER,
+            is_over,
+            |purpose: Purpose, mut conn| {
+                let place = if purpose.kind == Kind::Control { &mut control } else { &mut peer };
+                if purpose.number == number && conn.send(&purpose, ANSWER).is_ok() {
+                    *place = conn.into_stream().ok();
+                }
+            },
+        );
         output::check()?;
         match (self.hear()?, control, peer) {
-            (Reply::Started, Some(control), Some(peer)) => Ok(SocketsToHost { control, peer, fabric }),
+            (Reply::Started, Some(control), Some(peer)) => {
+                Ok(SocketsToHost { control, peer, fabric })
+            }
             (Reply::Failed(why), ..) => Err(self.problem(&why)),
             _ => Err(self.problem("it has not connected as it should")),
         }
@@ -130,12 +152,18 @@ impl OtherHost {
             return Ok(());
         }
         self.tell(&Request::Files)?;
-        let Reply::Files(now) = self.hear()? else { return Err(self.problem("it does not tell its files")) };
+        let Reply::Files(now) = self.hear()? else {
+            return Err(self.problem("it does not tell its files"));
+        };
         let is_other = |(then, now): (&FileFacts, &FileFacts)| then.sha256 != now.sha256;
-        let is_replaced = now.len() != self.files.len() || self.files.iter().zip(&now).any(is_other);
+        let is_replaced =
+            now.len() != self.files.len() || self.files.iter().zip(&now).any(is_other);
         self.tell(&Request::End)?;
         match is_replaced {
-            true => Err(Error::Refused(format!("a library of {} was replaced during the run", self.facts.host))),
+            true => Err(Error::Refused(format!(
+                "a library of {} was replaced during the run",
+                self.facts.host
+            ))),
             false => Ok(()),
         }
     }
@@ -170,7 +198,9 @@ fn obstacle(here: &HostFacts, there: &HostFacts) -> Option<String> {
     let (at, other) = (&here.host, &there.host);
     if here.version != there.version {
         let (this, that) = (&here.version, &there.version);
-        return Some(format!("ferrite is {this} on {at} and {that} on {other}: install the same files on both"));
+        return Some(format!(
+            "ferrite is {this} on {at} and {that} on {other}: install the same files on both"
+        ));
     }
     if let Some(problem) = &there.problem {
         return Some(format!("{other}: {problem}"));
@@ -222,24 +252,34 @@ pub(crate) struct HostPart {
 ///
 /// # Errors
 /// Why this host has no part, or why the comparison has ended before its end.
-pub(crate) fn take_part(place: &str, token: &str, wait: Duration, part: Result<HostPart>) -> Result<()> {
+pub(crate) fn take_part(
+    place: &str,
+    token: &str,
+    wait: Duration,
+    part: Result<HostPart>,
+) -> Result<()> {
     let prepared = part.and_then(|part| Ok((FileFacts::of(&part.sources)?, part)));
     let facts = HostFacts {
         host: Machine::host_name(),
         version: version::text().into(),
         boot: boot(),
-        verbs: prepared.as_ref().map_or_else(|_| String::new(), |(_, part)| part.verbs.name().into()),
+        verbs: prepared
+            .as_ref()
+            .map_or_else(|_| String::new(), |(_, part)| part.verbs.name().into()),
         files: prepared.as_ref().map_or_else(|_| Vec::new(), |(files, _)| files.clone()),
         machine: Machine::here(),
         problem: prepared.as_ref().err().map(ToString::to_string),
     };
     // The server wants the hello soon after it has accepted the connection.
-    let mut session = Session { place, token, conn: LineConn::new(reach(place, wait)?), pages: None };
+    let mut session =
+        Session { place, token, conn: LineConn::new(reach(place, wait)?), pages: None };
     session.send_hello(facts)?;
     let (_, part) = prepared?;
     loop {
         match session.receive()? {
-            Request::Refused(why) => return Err(Error::Refused(format!("by the server at {place}: {why}"))),
+            Request::Refused(why) => {
+                return Err(Error::Refused(format!("by the server at {place}: {why}")));
+            }
             Request::End => return Ok(()),
             Request::Files => {
                 let reply = match FileFacts::of(&part.sources) {
@@ -288,8 +328,15 @@ impl Session<'_> {
         }
     }
 
-    fn start<'p>(&mut self, part: &'p HostPart, start: &Start) -> Result<(HostEnd, std::net::TcpStream, &'p Source)> {
-        let source = part.sources.get(start.side).ok_or_else(|| self.problem(&format!("side {}", start.side)))?;
+    fn start<'p>(
+        &mut self,
+        part: &'p HostPart,
+        start: &Start,
+    ) -> Result<(HostEnd, std::net::TcpStream, &'p Source)> {
+        let source = part
+            .sources
+            .get(start.side)
+            .ok_or_else(|| self.problem(&format!("side {}", start.side)))?;
         if let Some((name, _)) = start.variables.iter().find(|(name, _)| !may_set(name)) {
             return Err(Error::Refused(format!(
                 "{name} is not set by another host; what begins with {} is, unless it ends in {}",
@@ -300,7 +347,8 @@ impl Session<'_> {
         if start.has_pages && self.pages.is_none() {
             self.pages = Some(Pages::of_both_ranks()?);
         }
-        let variable = |(name, value): &(String, String)| (OsString::from(name), OsString::from(value));
+        let variable =
+            |(name, value): &(String, String)| (OsString::from(name), OsString::from(value));
         let setting = Setting {
             net_plugin: source.net_plugin().into(),
             pin: part.pin,
@@ -337,7 +385,8 @@ impl Session<'_> {
 
 /// Whether the other host may set the variable.
 fn may_set(name: &str) -> bool {
-    MAY_SET.iter().any(|begin| name.starts_with(begin)) && !MAY_NOT_SET.iter().any(|end| name.ends_with(end))
+    MAY_SET.iter().any(|begin| name.starts_with(begin))
+        && !MAY_NOT_SET.iter().any(|end| name.ends_with(end))
 }
 
 /// The server's job with what this host has.
@@ -377,7 +426,10 @@ impl FileFacts {
     /// Of each side, as its file is now.
     pub(super) fn of(sources: &[Source]) -> Result<Vec<Self>> {
         let of = |source: &Source| {
-            Ok(Self { path: source.file().display().to_string(), sha256: record::sha256(source.file())? })
+            Ok(Self {
+                path: source.file().display().to_string(),
+                sha256: record::sha256(source.file())?,
+            })
         };
         sources.iter().map(of).collect()
     }
@@ -444,7 +496,8 @@ mod tests {
     use super::*;
 
     fn facts(host: &str) -> HostFacts {
-        let file = |path: &str| FileFacts { path: path.into(), sha256: format!("{path}-0123456789") };
+        let file =
+            |path: &str| FileFacts { path: path.into(), sha256: format!("{path}-0123456789") };
         let files = vec![file("libnccl.so.2"), file("libnccl-net.so")];
         HostFacts {
             host: host.into(),
@@ -460,11 +513,17 @@ mod tests {
     fn hosts_that_are_not_alike_are_told_in_what() {
         type Change = fn(&mut HostFacts);
         let cases: [(Change, &str); 6] = [
-            (|there| there.version = "1+b".into(), "ferrite is 1+a on n0 and 1+b on n1: install the same files"),
+            (
+                |there| there.version = "1+b".into(),
+                "ferrite is 1+a on n0 and 1+b on n1: install the same files",
+            ),
             (|there| there.problem = Some("no plugin at /x".into()), "n1: no plugin at /x"),
             (|there| there.verbs = "softrnic".into(), "--verbs is system on n0 and softrnic on n1"),
             (|there| there.files.clear(), "n1 does not compare 2 sides"),
-            (|there| there.files[1].sha256 = "f".repeat(64), "B is libnccl-net.so (sha256 libnccl-net.…) on n0 and"),
+            (
+                |there| there.files[1].sha256 = "f".repeat(64),
+                "B is libnccl-net.so (sha256 libnccl-net.…) on n0 and",
+            ),
             (|there| *there = HostFacts::default(), "ferrite is 1+a on n0 and  on "),
         ];
         let here = facts("n0");
@@ -482,7 +541,8 @@ mod tests {
     #[test]
     fn after_an_interrupt_it_does_not_matter_that_the_other_host_is_gone() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let stream = TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
+        let stream =
+            TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
         stream.shutdown(Shutdown::Both).expect("it is connected");
         let gone = OtherHost {
             listener,
@@ -493,22 +553,38 @@ mod tests {
             conn: Mutex::new(LineConn::new(stream)),
             next: AtomicU64::new(0),
         };
-        assert!(gone.end(false).is_err_and(|problem| problem.to_string().contains("the other host, n1: cannot send")));
+        assert!(
+            gone.end(false).is_err_and(|problem| problem
+                .to_string()
+                .contains("the other host, n1: cannot send"))
+        );
         gone.end(true).expect("an interrupt");
     }
 
     #[test]
     fn the_software_device_is_of_one_machine() {
-        let software =
-            |host: &str, boot: &str| HostFacts { verbs: "softrnic".into(), boot: boot.into(), ..facts(host) };
+        let software = |host: &str, boot: &str| HostFacts {
+            verbs: "softrnic".into(),
+            boot: boot.into(),
+            ..facts(host)
+        };
         assert_eq!(obstacle(&software("n0", "x"), &software("n1", "x")), None);
         let said = obstacle(&software("n0", "x"), &software("n1", "y")).expect("two machines");
-        assert!(said.contains("joins processes of one machine, and n0 and n1 are two: --verbs system"), "{said}");
+        assert!(
+            said.contains("joins processes of one machine, and n0 and n1 are two: --verbs system"),
+            "{said}"
+        );
     }
 
     #[test]
     fn no_variable_by_which_code_is_loaded_or_a_file_is_written_is_set_by_another_host() {
-        for name in ["NCCL_IB_TC", "FERRITE_LANES", "SOFTRNIC_PATHS", "MLX5_SINGLE_THREADED", "NCCL_LOOPBACK_WORD"] {
+        for name in [
+            "NCCL_IB_TC",
+            "FERRITE_LANES",
+            "SOFTRNIC_PATHS",
+            "MLX5_SINGLE_THREADED",
+            "NCCL_LOOPBACK_WORD",
+        ] {
             assert!(may_set(name), "{name}");
         }
         for name in [
@@ -534,13 +610,19 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         listener.set_nonblocking(true).expect("a socket");
         let place = listener.local_addr().expect("its address").to_string();
-        let part = HostPart { sources: vec![Source::stock(&library)], verbs: Verbs::System, pin: false };
+        let part =
+            HostPart { sources: vec![Source::stock(&library)], verbs: Verbs::System, pin: false };
         let host = std::thread::spawn(move || take_part(&place, "t", Duration::ZERO, Ok(part)));
         // This waits until the host reads, and the host reads until this is closed.
-        let writer = std::fs::OpenOptions::new().write(true).open(&library).expect("the host reads");
+        let writer =
+            std::fs::OpenOptions::new().write(true).open(&library).expect("the host reads");
         let called = listener.accept();
         drop((listener, writer));
         assert!(called.is_err_and(|problem| problem.kind() == std::io::ErrorKind::WouldBlock));
-        assert!(host.join().expect("no panic").is_err_and(|problem| problem.to_string().contains("cannot reach")));
+        assert!(
+            host.join()
+                .expect("no panic")
+                .is_err_and(|problem| problem.to_string().contains("cannot reach"))
+        );
     }
 }

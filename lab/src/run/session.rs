@@ -83,12 +83,14 @@ impl Runner {
             ..Setting::new(job.verbs.clone())
         };
         let setting = if job.fused { setting.env("NCCL_IB_MERGE_NICS", "1") } else { setting };
-        let setting = job.variables.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
+        let setting =
+            job.variables.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
         let worker = [OsString::from(WORKER)];
         let mut pair = match &self.other {
             None => Pair::spawn(&self.program, &worker, &setting)?,
             Some(other) => {
-                let sockets = other.start(&job.source, &job.variables, self.silence, self.pages.is_some())?;
+                let sockets =
+                    other.start(&job.source, &job.variables, self.silence, self.pages.is_some())?;
                 let stand_in = [OsString::from(STAND_IN)];
                 Pair::spawn_with_other_host(&self.program, [&worker, &stand_in], &setting, sockets)?
             }
@@ -99,12 +101,14 @@ impl Runner {
         while let Some((rank, message)) = pair.next_message()? {
             match message {
                 WorkerMessage::Begin { what } if rank == 0 => begin(&what),
-                WorkerMessage::Value { value } => match serde_json::from_value(value).map_err(|e| json_error(&e))? {
-                    Report::Loaded(report) => loaded[rank] = Some(*report),
-                    Report::Sample(sample) => samples.push(sample),
-                    Report::Checks { checks: more } => checks.extend(more),
-                    Report::PortCounters(report) => traffic.push(report),
-                },
+                WorkerMessage::Value { value } => {
+                    match serde_json::from_value(value).map_err(|e| json_error(&e))? {
+                        Report::Loaded(report) => loaded[rank] = Some(*report),
+                        Report::Sample(sample) => samples.push(sample),
+                        Report::Checks { checks: more } => checks.extend(more),
+                        Report::PortCounters(report) => traffic.push(report),
+                    }
+                }
                 _ => {}
             }
         }
@@ -116,7 +120,10 @@ impl Runner {
         let identity = Identity { file: place.clone(), ..one.identity.clone() };
         let is_same_verbs = zero.verbs == one.verbs || self.other.is_some();
         if (zero.identity != identity && job.peer.is_none()) || !is_same_verbs {
-            return Err(Error::Refused(format!("rank 0 loaded {:?} and rank 1 {:?}", zero.identity, one.identity)));
+            return Err(Error::Refused(format!(
+                "rank 0 loaded {:?} and rank 1 {:?}",
+                zero.identity, one.identity
+            )));
         }
         // A card that talks to itself need not count it.
         let card = |loaded: &LoadedTransport| loaded.devices[loaded.device].guid;
@@ -127,7 +134,13 @@ impl Runner {
                 still.device
             )));
         }
-        Ok(Session { loaded: [zero, one], samples, checks, traffic, seconds: start.elapsed().as_secs_f64() })
+        Ok(Session {
+            loaded: [zero, one],
+            samples,
+            checks,
+            traffic,
+            seconds: start.elapsed().as_secs_f64(),
+        })
     }
 }
 
@@ -154,7 +167,9 @@ fn work(worker: &mut WorkerCtx) -> Result<()> {
         true => instance::device_of(&transport, worker.rank())?,
         false => transport.device_of(worker.rank(), job.devices[worker.rank()])?,
     };
-    let devices = (0..transport.devices()?).map(|device| transport.properties(device)).collect::<Result<_>>()?;
+    let devices = (0..transport.devices()?)
+        .map(|device| transport.properties(device))
+        .collect::<Result<_>>()?;
     let loaded = LoadedTransport {
         identity: transport.identity().clone(),
         version: version_in_log(transport.name(), &debug_log::lines()),
@@ -174,14 +189,20 @@ fn work(worker: &mut WorkerCtx) -> Result<()> {
     worker.barrier()
 }
 
-fn perform(worker: &mut WorkerCtx, transport: &Transport, loaded: &LoadedTransport, job: &Job) -> Result<()> {
+fn perform(
+    worker: &mut WorkerCtx,
+    transport: &Transport,
+    loaded: &LoadedTransport,
+    job: &Job,
+) -> Result<()> {
     let device = loaded.device;
     let mut benches: Vec<Bench> = Vec::new();
     for task in &job.tasks {
         worker.begin(task.words())?;
         match task {
             Task::Setup { connections, at_once } => {
-                let sample = stream::measure_setup(worker, transport, device, *connections, *at_once)?;
+                let sample =
+                    stream::measure_setup(worker, transport, device, *connections, *at_once)?;
                 report(worker, sample)?;
                 continue;
             }
@@ -209,7 +230,12 @@ fn perform(worker: &mut WorkerCtx, transport: &Transport, loaded: &LoadedTranspo
                 report(worker, sample)?;
             }
             Task::Stream { metric, bytes, direction } => {
-                let key = Key { metric: *metric, bytes: *bytes as u64, direction: *direction, depth: DEPTH };
+                let key = Key {
+                    metric: *metric,
+                    bytes: *bytes as u64,
+                    direction: *direction,
+                    depth: DEPTH,
+                };
                 let sample = stream::measure(worker, &benches, key, job.slice_ms)?;
                 report(worker, sample)?;
             }
@@ -240,7 +266,12 @@ fn parallel(worker: &mut WorkerCtx, transport: &Transport, sizes: &[usize]) -> R
     for (test, &bytes) in sizes.iter().enumerate() {
         worker.begin(format!("verifying two streams of {bytes} B at once"))?;
         let both: Vec<&Bench> = benches.iter().collect();
-        checks.extend(verify::run(worker, &both, Stream::usual("parallel", bytes), 500 + test as u64)?);
+        checks.extend(verify::run(
+            worker,
+            &both,
+            Stream::usual("parallel", bytes),
+            500 + test as u64,
+        )?);
     }
     benches.into_iter().try_for_each(Bench::close)?;
     Ok(checks)

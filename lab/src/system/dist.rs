@@ -36,7 +36,10 @@ impl Dist {
         let path = self.0.join("lib/libnccl-net.so");
         match fs::metadata(&path) {
             Ok(_) => Ok(path),
-            Err(source) => Err(Error::io(format!("no plugin at {} (pass --plugin PATH)", path.display()), source)),
+            Err(source) => Err(Error::io(
+                format!("no plugin at {} (pass --plugin PATH)", path.display()),
+                source,
+            )),
         }
     }
 }
@@ -63,7 +66,9 @@ impl Root {
 
     /// The text of a file without white space around it; `None` if it is missing or unreadable.
     pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
-        fs::read(self.path(path)).ok().map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned())
+        fs::read(self.path(path))
+            .ok()
+            .map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
     /// The number in a file.
@@ -74,7 +79,8 @@ impl Root {
     /// The names in a folder, in order; none if it is missing.
     pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
-        let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let mut names: Vec<String> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
         names.sort();
         names
     }

@@ -84,7 +84,8 @@ pub fn kernel_log() -> Option<String> {
     const READ_ALL: libc::c_int = 3;
     let mut text = vec![0_u8; 1 << 20];
     // SAFETY: the buffer can be written, and its size is told.
-    let length = unsafe { libc::klogctl(READ_ALL, text.as_mut_ptr().cast(), text.len() as libc::c_int) };
+    let length =
+        unsafe { libc::klogctl(READ_ALL, text.as_mut_ptr().cast(), text.len() as libc::c_int) };
     text.truncate(usize::try_from(length).ok()?);
     Some(String::from_utf8_lossy(&text).into_owned())
 }
@@ -138,8 +139,14 @@ pub fn busy_cpus(moment: Duration) -> Option<f64> {
 /// Ticks of work, and of everything, since the machine started: `cpu user nice system idle iowait
 /// irq softirq steal …`.
 fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
-    let ticks: Vec<u64> =
-        stat.lines().next()?.split_ascii_whitespace().skip(1).take(8).filter_map(|tick| tick.parse().ok()).collect();
+    let ticks: Vec<u64> = stat
+        .lines()
+        .next()?
+        .split_ascii_whitespace()
+        .skip(1)
+        .take(8)
+        .filter_map(|tick| tick.parse().ok())
+        .collect();
     let total: u64 = ticks.iter().sum();
     let idle = ticks.get(3)? + ticks.get(4)?;
     Some((total - idle, total))
@@ -159,8 +166,11 @@ pub struct Resident {
 /// # Errors
 /// [`Error::Io`] if the system does not say, [`Error::Unreadable`] if it is not understood.
 pub fn resident() -> Result<Resident> {
-    let status = fs::read_to_string("/proc/self/status").map_err(|e| Error::io("cannot read /proc/self/status", e))?;
-    parse_resident(&status).ok_or_else(|| Error::Unreadable("/proc/self/status does not say VmRSS and RssShmem".into()))
+    let status = fs::read_to_string("/proc/self/status")
+        .map_err(|e| Error::io("cannot read /proc/self/status", e))?;
+    parse_resident(&status).ok_or_else(|| {
+        Error::Unreadable("/proc/self/status does not say VmRSS and RssShmem".into())
+    })
 }
 
 fn parse_resident(status: &str) -> Option<Resident> {
@@ -196,8 +206,8 @@ impl Maps {
     /// # Errors
     /// [`Error::Io`] if `/proc` is not mounted.
     pub fn read() -> Result<Self> {
-        let text =
-            fs::read_to_string("/proc/self/maps").map_err(|source| Error::io("cannot read /proc/self/maps", source))?;
+        let text = fs::read_to_string("/proc/self/maps")
+            .map_err(|source| Error::io("cannot read /proc/self/maps", source))?;
         Ok(Self(text.lines().filter_map(parse_line).collect()))
     }
 
@@ -218,7 +228,9 @@ impl Maps {
         let mut files: Vec<PathBuf> = self
             .0
             .iter()
-            .filter(|m| m.path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix)))
+            .filter(|m| {
+                m.path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
+            })
             .map(|m| m.path.clone())
             .collect();
         files.sort();
@@ -232,8 +244,8 @@ impl Maps {
 /// # Errors
 /// [`Error::Io`] if `/proc` is not mounted.
 pub fn ranges() -> Result<Vec<std::ops::Range<usize>>> {
-    let text =
-        fs::read_to_string("/proc/self/maps").map_err(|source| Error::io("cannot read /proc/self/maps", source))?;
+    let text = fs::read_to_string("/proc/self/maps")
+        .map_err(|source| Error::io("cannot read /proc/self/maps", source))?;
     let range = |line: &str| {
         let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
         Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
@@ -292,7 +304,8 @@ impl Threads {
     /// Those of process `pid` now; none if it has ended.
     pub fn read(pid: u32) -> Self {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let mut threads: Vec<Thread> = tasks.filter_map(|task| Thread::read(&task.path())).collect();
+        let mut threads: Vec<Thread> =
+            tasks.filter_map(|task| Thread::read(&task.path())).collect();
         // The first has the lowest number, but where numbers have begun again.
         threads.sort_by_key(|thread| thread.id.parse::<u32>().unwrap_or(u32::MAX));
         Self { at: Instant::now(), threads }
@@ -300,7 +313,10 @@ impl Threads {
 
     /// Where each is, and what it has had of the time since `earlier`, as part of a sentence.
     pub fn since(&self, earlier: &Self) -> String {
-        let mut text = format!("threads in the last {:.1} s", self.at.duration_since(earlier.at).as_secs_f64());
+        let mut text = format!(
+            "threads in the last {:.1} s",
+            self.at.duration_since(earlier.at).as_secs_f64()
+        );
         for (place, thread) in self.threads.iter().enumerate() {
             let before = earlier.threads.iter().find(|before| before.id == thread.id);
             let before = before.map_or_else(Times::default, |before| before.times);
@@ -308,9 +324,13 @@ impl Threads {
                 thread.times.ran.saturating_sub(before.ran).as_secs_f64(),
                 thread.times.waited.saturating_sub(before.waited).as_secs_f64(),
             ];
-            let (colon, name, now) = (if place == 0 { ':' } else { ';' }, &thread.name, thread.now());
+            let (colon, name, now) =
+                (if place == 0 { ':' } else { ';' }, &thread.name, thread.now());
             // A String takes everything.
-            let _ = write!(text, "{colon} {name} ran {ran:.2} s, waited {waited:.2} s for a processor, now {now}");
+            let _ = write!(
+                text,
+                "{colon} {name} ran {ran:.2} s, waited {waited:.2} s for a processor, now {now}"
+            );
         }
         text
     }
@@ -344,7 +364,8 @@ impl Thread {
 impl Times {
     /// Out of a line of `/proc/PID/task/TID/schedstat`: nanoseconds that it ran, and that it waited.
     fn parse(text: &str) -> Option<Self> {
-        let mut words = text.split_whitespace().map(|word| word.parse().ok().map(Duration::from_nanos));
+        let mut words =
+            text.split_whitespace().map(|word| word.parse().ok().map(Duration::from_nanos));
         Some(Self { ran: words.next()??, waited: words.next()?? })
     }
 }
@@ -357,7 +378,8 @@ const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 /// # Errors
 /// [`Error::Io`] if it cannot be read.
 pub fn obstacle(path: &Path) -> Result<Option<String>> {
-    let bytes = fs::read(path).map_err(|source| Error::io(format!("cannot read {}", path.display()), source))?;
+    let bytes = fs::read(path)
+        .map_err(|source| Error::io(format!("cannot read {}", path.display()), source))?;
     Ok(obstacle_in(&bytes, glibc_here()))
 }
 
@@ -378,7 +400,9 @@ fn obstacle_in(bytes: &[u8], here: Option<(u32, u32)>) -> Option<String> {
     let machine = elf_machine(bytes)?;
     if machine != MACHINE {
         let this = std::env::consts::ARCH;
-        return Some(format!("it is for another processor (ELF machine {machine}): install the package for {this}"));
+        return Some(format!(
+            "it is for another processor (ELF machine {machine}): install the package for {this}"
+        ));
     }
     let (needed, here) = (glibc_needed(bytes)?, here?);
     (needed > here).then(|| {
@@ -429,8 +453,9 @@ mod tests {
 
     #[test]
     fn a_line_with_a_file() {
-        let mapping =
-            parse_line("7f00aa000000-7f00aa021000 r-xp 00001000 fe:01 4242                       /usr/lib/a b.so");
+        let mapping = parse_line(
+            "7f00aa000000-7f00aa021000 r-xp 00001000 fe:01 4242                       /usr/lib/a b.so",
+        );
         assert_eq!(
             mapping,
             Some(Mapping {
@@ -455,7 +480,8 @@ mod tests {
     }
 
     fn thread(state: char, place: &str, ran_ms: u64, waited_ms: u64) -> Thread {
-        let times = Times { ran: Duration::from_millis(ran_ms), waited: Duration::from_millis(waited_ms) };
+        let times =
+            Times { ran: Duration::from_millis(ran_ms), waited: Duration::from_millis(waited_ms) };
         Thread { id: "7".into(), name: "worker".into(), state, place: place.into(), times }
     }
 
@@ -464,8 +490,9 @@ mod tests {
         let at = Instant::now();
         let earlier = Threads { at, threads: vec![thread('S', "", 1000, 2000)] };
         let later = at + Duration::from_secs(10);
-        let text =
-            |state, place| Threads { at: later, threads: vec![thread(state, place, 1100, 11_000)] }.since(&earlier);
+        let text = |state, place| {
+            Threads { at: later, threads: vec![thread(state, place, 1100, 11_000)] }.since(&earlier)
+        };
         assert_eq!(
             text('R', ""),
             "threads in the last 10.0 s: worker ran 0.10 s, waited 9.00 s for a processor, now can run"
@@ -503,8 +530,15 @@ mod tests {
     #[test]
     fn a_file_for_another_processor_is_told() {
         let said = obstacle_in(&file(21, b"\0GLIBC_2.17\0"), Some((2, 34))).expect("another one");
-        assert!(said.contains("another processor (ELF machine 21): install the package for "), "{said}");
+        assert!(
+            said.contains("another processor (ELF machine 21): install the package for "),
+            "{said}"
+        );
         assert_eq!(obstacle_in(b"short", Some((2, 34))), None);
-        assert_eq!(obstacle_in(b"a text that is longer than a header", Some((2, 34))), None, "no ELF file");
+        assert_eq!(
+            obstacle_in(b"a text that is longer than a header", Some((2, 34))),
+            None,
+            "no ELF file"
+        );
     }
 }

@@ -14,7 +14,9 @@ use crate::error::{Error, Result};
 pub fn write_stdout(text: &str) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(problem) if problem.kind() != ErrorKind::BrokenPipe => Err(Error::io("cannot write to stdout", problem)),
+        Err(problem) if problem.kind() != ErrorKind::BrokenPipe => {
+            Err(Error::io("cannot write to stdout", problem))
+        }
         _ => Ok(()),
     }
 }
@@ -24,7 +26,8 @@ pub fn width() -> Option<usize> {
     // SAFETY: zero is valid for a struct of numbers.
     let mut size: libc::winsize = unsafe { std::mem::zeroed() };
     // SAFETY: the call writes the struct.
-    let is_known = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) } == 0;
+    let is_known =
+        unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) } == 0;
     is_known.then_some(usize::from(size.ws_col)).filter(|columns| *columns >= 60)
 }
 
@@ -52,7 +55,11 @@ pub fn write_file(path: &Path, text: &str) -> Result<()> {
 /// [`Error::Io`] with its name.
 pub fn require_writable(path: &Path) -> Result<()> {
     let was_there = path.exists();
-    OpenOptions::new().append(true).create(true).open(path).map_err(|problem| cannot_write(path, problem))?;
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)
+        .map_err(|problem| cannot_write(path, problem))?;
     if !was_there {
         std::fs::remove_file(path).map_err(|problem| cannot_write(path, problem))?;
     }
@@ -65,7 +72,10 @@ pub fn require_writable(path: &Path) -> Result<()> {
 /// [`Error::Io`] with the name of the folder or of the file.
 pub fn require_writable_in(folder: &Path, names: &[&str]) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|problem| {
-        Error::io(format!("cannot create {}; --report names another folder", folder.display()), problem)
+        Error::io(
+            format!("cannot create {}; --report names another folder", folder.display()),
+            problem,
+        )
     })?;
     names.iter().try_for_each(|name| require_writable(&folder.join(name)))
 }

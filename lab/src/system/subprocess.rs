@@ -59,7 +59,9 @@ fn follow(mut child: Child, silence: Duration) -> Printed {
     let (sender, receiver) = mpsc::channel();
     let stdout = child.stdout.take();
     let lines = std::thread::spawn(move || {
-        for line in stdout.into_iter().flat_map(|pipe| BufReader::new(pipe).lines()).map_while(Result::ok) {
+        for line in
+            stdout.into_iter().flat_map(|pipe| BufReader::new(pipe).lines()).map_while(Result::ok)
+        {
             if sender.send(line).is_err() {
                 return;
             }
@@ -84,7 +86,9 @@ fn follow(mut child: Child, silence: Duration) -> Printed {
                 last = Instant::now();
             }
             Err(RecvTimeoutError::Disconnected) => break false,
-            Err(RecvTimeoutError::Timeout) if last.elapsed() > silence || output::received() => break true,
+            Err(RecvTimeoutError::Timeout) if last.elapsed() > silence || output::received() => {
+                break true;
+            }
             Err(RecvTimeoutError::Timeout) => {}
         }
     };
@@ -133,7 +137,11 @@ mod tests {
 
     fn shell(script: &str, silence: Duration) -> Printed {
         let mut command = Command::new("sh");
-        command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(["-c", script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         follow(command.spawn().expect("a shell"), silence)
     }
 
@@ -147,7 +155,10 @@ mod tests {
     #[test]
     fn a_process_that_fails_is_told_by_its_end_and_its_last_words() {
         let long = Duration::from_secs(100);
-        assert_eq!(shell("echo a >&2; echo b >&2; exit 7", long).words(), "it ended with code 7; its last line: b");
+        assert_eq!(
+            shell("echo a >&2; echo b >&2; exit 7", long).words(),
+            "it ended with code 7; its last line: b"
+        );
         assert_eq!(shell("kill -9 $$", long).words(), "signal 9 ended it");
         assert_eq!(shell("echo fine", long).failure, None);
     }

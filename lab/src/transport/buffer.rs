@@ -52,14 +52,18 @@ impl Buffer {
 
     fn map(len: usize, flags: i32, descriptor: RawFd, offset: u64) -> Result<Self> {
         let len = len.max(1).next_multiple_of(4096);
-        let offset = libc::off_t::try_from(offset).map_err(|_| Error::Misuse("an offset past any file's end"))?;
+        let offset = libc::off_t::try_from(offset)
+            .map_err(|_| Error::Misuse("an offset past any file's end"))?;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, descriptor, offset) };
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, descriptor, offset) };
         if start == libc::MAP_FAILED {
             return Err(Error::last_os(format!("cannot map {len} bytes")));
         }
-        NonNull::new(start.cast()).map(|start| Self { start, len }).ok_or(Error::Misuse("mmap returned the null page"))
+        NonNull::new(start.cast())
+            .map(|start| Self { start, len })
+            .ok_or(Error::Misuse("mmap returned the null page"))
     }
 
     /// Its size in bytes, a multiple of the page size.
@@ -129,7 +133,12 @@ impl Buffer {
     ///
     /// # Errors
     /// [`Error::Misuse`] if the range lies outside.
-    pub unsafe fn with<T>(&self, offset: usize, len: usize, look: impl FnOnce(&mut [u8]) -> T) -> Result<T> {
+    pub unsafe fn with<T>(
+        &self,
+        offset: usize,
+        len: usize,
+        look: impl FnOnce(&mut [u8]) -> T,
+    ) -> Result<T> {
         let start = self.address(offset, len)?;
         // SAFETY: address() checked the range, the caller promises that no receive writes it now.
         Ok(look(unsafe { slice::from_raw_parts_mut(start, len) }))

@@ -53,7 +53,9 @@ impl Comm {
     }
 
     fn close_last(comm: Arc<Self>) -> Result<()> {
-        Arc::into_inner(comm).ok_or(Error::Misuse("a communicator is closed after its regions"))?.close()
+        Arc::into_inner(comm)
+            .ok_or(Error::Misuse("a communicator is closed after its regions"))?
+            .close()
     }
 
     fn register(comm: &Arc<Self>, memory: &Arc<Buffer>) -> Result<Region> {
@@ -65,7 +67,12 @@ impl Comm {
     }
 
     fn request(&self, raw: *mut c_void, count: usize) -> Option<Request<'_>> {
-        (!raw.is_null()).then_some(Request { transport: &self.transport, raw, count, comm: PhantomData })
+        (!raw.is_null()).then_some(Request {
+            transport: &self.transport,
+            raw,
+            count,
+            comm: PhantomData,
+        })
     }
 }
 
@@ -99,18 +106,51 @@ impl SendComm {
     /// # Errors
     /// [`Error::Call`]; [`Error::Misuse`] if the range lies outside.
     #[inline]
-    pub fn send(&self, region: &Region, offset: usize, len: usize, tag: i32) -> Result<Option<Request<'_>>> {
+    pub fn send(
+        &self,
+        region: &Region,
+        offset: usize,
+        len: usize,
+        tag: i32,
+    ) -> Result<Option<Request<'_>>> {
         let start = region.memory.address(offset, len)?;
         let mut raw = std::ptr::null_mut();
         let (transport, comm, start) = (&self.0.transport, self.0.raw, start.cast());
         match transport.vtable {
-            Vtable::V8(net) => call!(transport, net.isend(comm, start, len as c_int, tag, region.raw, &raw mut raw)),
-            Vtable::V9(net) => call!(transport, net.isend(comm, start, len, tag, region.raw, &raw mut raw)),
+            Vtable::V8(net) => call!(
+                transport,
+                net.isend(comm, start, len as c_int, tag, region.raw, &raw mut raw)
+            ),
+            Vtable::V9(net) => {
+                call!(transport, net.isend(comm, start, len, tag, region.raw, &raw mut raw))
+            }
             Vtable::V10(net) => {
-                call!(transport, net.isend(comm, start, len, tag, region.raw, transport.profiled(), &raw mut raw))
+                call!(
+                    transport,
+                    net.isend(
+                        comm,
+                        start,
+                        len,
+                        tag,
+                        region.raw,
+                        transport.profiled(),
+                        &raw mut raw
+                    )
+                )
             }
             Vtable::V11(net) | Vtable::V12(net) => {
-                call!(transport, net.isend(comm, start, len, tag, region.raw, transport.profiled(), &raw mut raw))
+                call!(
+                    transport,
+                    net.isend(
+                        comm,
+                        start,
+                        len,
+                        tag,
+                        region.raw,
+                        transport.profiled(),
+                        &raw mut raw
+                    )
+                )
             }
         }?;
         Ok(self.0.request(raw, 1))
@@ -159,7 +199,8 @@ impl<const N: usize, Size: Copy> Arrays<N, Size> {
             return Err(Error::Misuse("a group has 1 to 32 messages"));
         }
         let nowhere = [std::ptr::null_mut(); N];
-        let mut arrays = Self { starts: nowhere, regions: nowhere, sizes: [size(0); N], tags: [0; N] };
+        let mut arrays =
+            Self { starts: nowhere, regions: nowhere, sizes: [size(0); N], tags: [0; N] };
         for (i, place) in places.iter().enumerate() {
             arrays.starts[i] = place.region.memory.address(place.offset, place.len)?.cast();
             arrays.regions[i] = place.region.raw;
@@ -192,7 +233,13 @@ impl RecvComm {
     /// # Errors
     /// [`Error::Call`]; [`Error::Misuse`] if the range lies outside.
     #[inline]
-    pub fn receive(&self, region: &Region, offset: usize, len: usize, tag: i32) -> Result<Option<Request<'_>>> {
+    pub fn receive(
+        &self,
+        region: &Region,
+        offset: usize,
+        len: usize,
+        tag: i32,
+    ) -> Result<Option<Request<'_>>> {
         self.post::<1>(&[RecvBuffer { region, offset, len, tag }])
     }
 
@@ -230,13 +277,40 @@ impl RecvComm {
                 match later {
                     Vtable::V8(_) => Err(Error::Misuse("a version with sizes of its own")),
                     Vtable::V9(net) => {
-                        call!(transport, net.irecv(comm, count, starts, sizes, tags, regions, &raw mut raw))
+                        call!(
+                            transport,
+                            net.irecv(comm, count, starts, sizes, tags, regions, &raw mut raw)
+                        )
                     }
                     Vtable::V10(net) => {
-                        call!(transport, net.irecv(comm, count, starts, sizes, tags, regions, profiles, &raw mut raw))
+                        call!(
+                            transport,
+                            net.irecv(
+                                comm,
+                                count,
+                                starts,
+                                sizes,
+                                tags,
+                                regions,
+                                profiles,
+                                &raw mut raw
+                            )
+                        )
                     }
                     Vtable::V11(net) | Vtable::V12(net) => {
-                        call!(transport, net.irecv(comm, count, starts, sizes, tags, regions, profiles, &raw mut raw))
+                        call!(
+                            transport,
+                            net.irecv(
+                                comm,
+                                count,
+                                starts,
+                                sizes,
+                                tags,
+                                regions,
+                                profiles,
+                                &raw mut raw
+                            )
+                        )
                     }
                 }
             }

@@ -88,7 +88,11 @@ pub fn posted<'c>(
 ///
 /// # Errors
 /// Those of the transport's `test`; [`Error::Stalled`].
-pub fn finished(deadline: &mut Deadline, mut request: Request<'_>, sizes: &mut [i32]) -> Result<()> {
+pub fn finished(
+    deadline: &mut Deadline,
+    mut request: Request<'_>,
+    sizes: &mut [i32],
+) -> Result<()> {
     while !request.test(sizes)? {
         deadline.idle()?;
     }

@@ -79,7 +79,9 @@ unsafe impl Sync for Opaque {}
 
 impl Drop for Context {
     fn drop(&mut self) {
-        let (Some(raw), Vtable::V11(net) | Vtable::V12(net)) = (self.raw.get(), self.vtable) else { return };
+        let (Some(raw), Vtable::V11(net) | Vtable::V12(net)) = (self.raw.get(), self.vtable) else {
+            return;
+        };
         if let Some(finalize) = net.finalize {
             // SAFETY: the slot was checked when the library was loaded; the context came from this transport's init
             // and everything made with it is closed, since each of them holds this object.
@@ -163,7 +165,9 @@ impl Transport {
         let net = match self.vtable {
             Vtable::V8(net) => return call!(self, net.init(debug_log::callback())),
             Vtable::V9(net) => return call!(self, net.init(debug_log::callback())),
-            Vtable::V10(net) => return call!(self, net.init(debug_log::callback(), self.profiler())),
+            Vtable::V10(net) => {
+                return call!(self, net.init(debug_log::callback(), self.profiler()));
+            }
             Vtable::V11(net) | Vtable::V12(net) => net,
         };
         // One communicator, whose id no transport looks at.
@@ -248,7 +252,8 @@ impl Transport {
                 call!(self, net.getProperties(device as c_int, &raw mut raw))?;
                 self.describe(device, &in_common(&raw), &[])
             }
-            Vtable::V9(later::NetV9 { getProperties, .. }) | Vtable::V10(later::NetV10 { getProperties, .. }) => {
+            Vtable::V9(later::NetV9 { getProperties, .. })
+            | Vtable::V10(later::NetV10 { getProperties, .. }) => {
                 // SAFETY: as above.
                 let mut raw: later::PropertiesV9 = unsafe { std::mem::zeroed() };
                 call!(self, *getProperties => getProperties(device as c_int, (&raw mut raw).cast()))?;
@@ -274,8 +279,8 @@ impl Transport {
             // SAFETY: by NCCL's contract NULL or a C string that lives as long as the process.
             (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy())
         };
-        let name =
-            text(raw.name).ok_or_else(|| Error::Data(format!("{}: device {device} has no name", self.name())))?;
+        let name = text(raw.name)
+            .ok_or_else(|| Error::Data(format!("{}: device {device} has no name", self.name())))?;
         Ok(Properties {
             name: name.into_owned(),
             pci_path: text(raw.pci_path).map(|path| PathBuf::from(path.into_owned())),
@@ -309,13 +314,15 @@ impl Transport {
             return Err(Error::Misuse("more devices than one can be made of"));
         }
         // A transport reads as many as there are, so the larger structure serves both versions.
-        let mut wanted = later::Fused { count: devices.len() as c_int, devices: [-1; later::MOST_V12] };
+        let mut wanted =
+            later::Fused { count: devices.len() as c_int, devices: [-1; later::MOST_V12] };
         for (place, device) in wanted.devices.iter_mut().zip(devices) {
             *place = *device as c_int;
         }
         let mut index: c_int = -1;
         call!(self, fuse => makeVDevice(&raw mut index, (&raw mut wanted).cast()))?;
-        usize::try_from(index).map_err(|_| Error::Data(format!("{}: makeVDevice gave no index", self.name())))
+        usize::try_from(index)
+            .map_err(|_| Error::Data(format!("{}: makeVDevice gave no index", self.name())))
     }
 
     pub fn check(&self, call: &'static str, code: u32) -> Result<()> {
@@ -376,7 +383,10 @@ pub(crate) fn device_of(transport: &Transport, rank: usize) -> Result<usize> {
         return Ok(*device);
     }
     if count < 2 || transport.identity().interface == 8 {
-        return Err(Error::Refused(format!("{} fused no devices: it shows {count}", transport.name())));
+        return Err(Error::Refused(format!(
+            "{} fused no devices: it shows {count}",
+            transport.name()
+        )));
     }
     let first = if count >= 4 { 2 * rank } else { 0 };
     transport.fuse(&[first, first + 1])

@@ -28,7 +28,9 @@ impl Transport {
             Vtable::V8(net) => call!(self, net.listen(index, place, &raw mut raw)),
             Vtable::V9(net) => call!(self, net.listen(index, place, &raw mut raw)),
             Vtable::V10(net) => call!(self, net.listen(index, place, &raw mut raw)),
-            Vtable::V11(net) | Vtable::V12(net) => call!(self, net.listen(self.context(), index, place, &raw mut raw)),
+            Vtable::V11(net) | Vtable::V12(net) => {
+                call!(self, net.listen(self.context(), index, place, &raw mut raw))
+            }
         }?;
         if raw.is_null() {
             return Err(Error::Data(format!("{}: listen gave nothing", self.name())));
@@ -47,14 +49,30 @@ impl Transport {
         let mut device_handle = std::ptr::null_mut();
         let (index, place) = (device as c_int, std::ptr::from_mut(handle).cast());
         match self.vtable {
-            Vtable::V8(net) => call!(self, net.connect(index, place, &raw mut raw, &raw mut device_handle)),
-            Vtable::V9(net) => call!(self, net.connect(index, place, &raw mut raw, &raw mut device_handle)),
+            Vtable::V8(net) => {
+                call!(self, net.connect(index, place, &raw mut raw, &raw mut device_handle))
+            }
+            Vtable::V9(net) => {
+                call!(self, net.connect(index, place, &raw mut raw, &raw mut device_handle))
+            }
             Vtable::V10(net) => {
                 let mut config = later::Config { traffic_class: self.traffic_class };
-                call!(self, net.connect(index, &raw mut config, place, &raw mut raw, &raw mut device_handle))
+                call!(
+                    self,
+                    net.connect(
+                        index,
+                        &raw mut config,
+                        place,
+                        &raw mut raw,
+                        &raw mut device_handle
+                    )
+                )
             }
             Vtable::V11(net) | Vtable::V12(net) => {
-                call!(self, net.connect(self.context(), index, place, &raw mut raw, &raw mut device_handle))
+                call!(
+                    self,
+                    net.connect(self.context(), index, place, &raw mut raw, &raw mut device_handle)
+                )
             }
         }?;
         Ok((!raw.is_null()).then(|| SendComm::new(self, raw)))
@@ -144,9 +162,15 @@ pub struct LocalConn {
 impl LocalConn {
     /// Connects device `from` to a new listener on device `to`: one thread calls `connect` and `accept` in turn until both
     /// ends are there.
-    pub fn open(transport: &Transport, from: usize, to: usize, deadline: &mut Deadline) -> Result<Self> {
+    pub fn open(
+        transport: &Transport,
+        from: usize,
+        to: usize,
+        deadline: &mut Deadline,
+    ) -> Result<Self> {
         let (mut handle, mut listener) = transport.listen(to)?;
-        let (send, recv) = connect_and_accept(transport, from, &mut handle, &mut listener, deadline, || ())?;
+        let (send, recv) =
+            connect_and_accept(transport, from, &mut handle, &mut listener, deadline, || ())?;
         listener.close()?;
         Ok(Self { send, recv })
     }

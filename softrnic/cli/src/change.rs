@@ -41,14 +41,19 @@ enum State {
 
 fn positive(text: &str) -> Result<f64, String> {
     let number: Option<f64> = text.parse().ok();
-    number.filter(|n| (0.0..=1e6).contains(n)).ok_or_else(|| "must be a number from 0 to 1000000".to_owned())
+    number
+        .filter(|n| (0.0..=1e6).contains(n))
+        .ok_or_else(|| "must be a number from 0 to 1000000".to_owned())
 }
 
 impl Port {
     pub(crate) fn apply(&self, network: &Network) -> Result<(), Failure> {
         let changes = self.changes();
         if changes.is_empty() {
-            return Err(Failure::Refused(format!("what of {}? up, down, or an option; see --help", self.name)));
+            return Err(Failure::Refused(format!(
+                "what of {}? up, down, or an option; see --help",
+                self.name
+            )));
         }
         self.set(network)?;
         print_change(network, &self.name, &changes)
@@ -56,7 +61,8 @@ impl Port {
 
     /// What is asked for, in words.
     fn changes(&self) -> String {
-        let state = self.state.map(|state| if state == State::Up { "up" } else { "down" }.to_owned());
+        let state =
+            self.state.map(|state| if state == State::Up { "up" } else { "down" }.to_owned());
         let all = [
             state,
             self.latency_us.map(|us| format!("latency {us} us")),
@@ -164,7 +170,9 @@ impl Fail {
     pub(crate) fn apply(&self, network: &Network) -> Result<(), Failure> {
         let lasts = self.back_after.map(Duration::from_millis);
         network.fail_device_after(self.name, Duration::from_millis(self.refuses), lasts)?;
-        let change = self.back_after.map_or_else(|| "failed for good".into(), |ms| format!("failed for {ms} ms"));
+        let change = self
+            .back_after
+            .map_or_else(|| "failed for good".into(), |ms| format!("failed for {ms} ms"));
         print_change(network, &self.name, &change)
     }
 }
@@ -238,5 +246,9 @@ impl Inject {
 }
 
 fn rules(network: &Network) -> String {
-    network.rules().iter().map(|one| format!("{:3}  {}  applied {}\n", one.number, one.rule, one.hits)).collect()
+    network
+        .rules()
+        .iter()
+        .map(|one| format!("{:3}  {}  applied {}\n", one.number, one.rule, one.hits))
+        .collect()
 }

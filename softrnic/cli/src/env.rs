@@ -46,17 +46,24 @@ impl Options {
         let set = set.into_iter().map(|(name, value)| Ok((name, utf8(name, value)?)));
         let set: Vec<_> = set.collect::<Result<_, String>>()?;
         if self.json {
-            let object = set.into_iter().map(|(name, value)| (name.to_owned(), Value::String(value)));
+            let object =
+                set.into_iter().map(|(name, value)| (name.to_owned(), Value::String(value)));
             return Ok(format!("{:#}\n", Value::Object(object.collect::<Map<_, _>>())));
         }
         set.iter()
-            .map(|(name, value)| if self.env_file { line(name, value) } else { Ok(export(name, value)) })
+            .map(
+                |(name, value)| {
+                    if self.env_file { line(name, value) } else { Ok(export(name, value)) }
+                },
+            )
             .collect()
     }
 }
 
 fn utf8(name: &str, value: OsString) -> Result<String, String> {
-    value.into_string().map_err(|value| format!("{name}={}: must be UTF-8", value.to_string_lossy()))
+    value
+        .into_string()
+        .map_err(|value| format!("{name}={}: must be UTF-8", value.to_string_lossy()))
 }
 
 /// For any shell of POSIX.
@@ -66,7 +73,9 @@ fn export(name: &str, value: &str) -> String {
 
 fn line(name: &str, value: &str) -> Result<String, String> {
     if value.contains('\n') {
-        return Err(format!("{name} has several lines, which such a file cannot have: without --env-file"));
+        return Err(format!(
+            "{name} has several lines, which such a file cannot have: without --env-file"
+        ));
     }
     Ok(format!("{name}={value}\n"))
 }
@@ -81,7 +90,9 @@ const CONNECTIONS: &str = "librdmacm.so.1";
 pub(crate) fn wants_tools(program: &OsStr, library_path: &OsStr) -> Option<String> {
     let said = listing(program, library_path)?;
     let is_linked = said.iter().any(|said| said.contains(CONNECTIONS));
-    said.iter().find_map(|said| private_version(said)).or_else(|| is_linked.then(|| CONNECTIONS.to_owned()))
+    said.iter()
+        .find_map(|said| private_version(said))
+        .or_else(|| is_linked.then(|| CONNECTIONS.to_owned()))
 }
 
 /// The private version that `program` would not find with the libraries on `library_path`, or `None`: it finds all, or it
@@ -134,7 +145,8 @@ fn loader_of(program: &Path) -> Option<PathBuf> {
     let (size, count) = (u64::from(half(54)), u64::from(half(56)));
     let entries = (0..count).map_while(|index| read::<56>(&file, table.checked_add(index * size)?));
     let found = entries.into_iter().find(|entry| entry[..4] == INTERPRETER.to_ne_bytes())?;
-    let mut name = vec![0; usize::try_from(word(&found, 32)).ok().filter(|length| *length <= 4096)?];
+    let mut name =
+        vec![0; usize::try_from(word(&found, 32)).ok().filter(|length| *length <= 4096)?];
     file.read_exact_at(&mut name, word(&found, 8)).ok()?;
     Some(PathBuf::from(OsStr::from_bytes(name.split(|byte| *byte == 0).next()?)))
 }
@@ -169,16 +181,21 @@ pub(crate) struct Library(PathBuf);
 impl Library {
     /// The one in `folder`, which must have what `program` needs.
     pub(crate) fn named(folder: &Path, program: Option<&OsStr>) -> Result<Self, String> {
-        let whole = folder.canonicalize().map_err(|error| format!("{}: {error}", folder.display()))?;
+        let whole =
+            folder.canonicalize().map_err(|error| format!("{}: {error}", folder.display()))?;
         if !has_library(&whole) {
             return Err(format!("{}: no libibverbs.so.1 in it", folder.display()));
         }
         let library = Self(whole);
-        match program.and_then(|program| Some((program, missing_version(program, &library.path())?))) {
+        match program
+            .and_then(|program| Some((program, missing_version(program, &library.path())?)))
+        {
             None => Ok(library),
             Some((program, version)) => {
                 let (program, folder) = (program.to_string_lossy(), folder.display());
-                Err(format!("{program} needs {version}, which the library in {folder} has not; see --tools"))
+                Err(format!(
+                    "{program} needs {version}, which the library in {folder} has not; see --tools"
+                ))
             }
         }
     }
@@ -191,10 +208,12 @@ impl Library {
     /// The one that `program` needs, if it is known.
     pub(crate) fn of(program: Option<&OsStr>) -> Result<Self, String> {
         let plain = Self::installed(PLAIN)?;
-        let wanted =
-            program.and_then(|program| Some((program.to_string_lossy(), wants_tools(program, &plain.path())?)));
+        let wanted = program.and_then(|program| {
+            Some((program.to_string_lossy(), wants_tools(program, &plain.path())?))
+        });
         let Some((program, version)) = wanted else { return Ok(plain) };
-        let tools = Self::tools().map_err(|what| format!("{program} needs {version}, but there is {what}"))?;
+        let tools = Self::tools()
+            .map_err(|what| format!("{program} needs {version}, but there is {what}"))?;
         if variable("SOFTRNIC_QUIET").is_none_or(|value| value == "0") {
             eprintln!("softrnic: {program} needs {version}, so it is run as with --tools");
         }
@@ -205,9 +224,16 @@ impl Library {
     fn installed(flavour: &str) -> Result<Self, String> {
         let exe = std::env::current_exe().and_then(|exe| exe.canonicalize());
         let exe = exe.map_err(|error| format!("cannot tell where this program is: {error}"))?;
-        let folder = exe.ancestors().nth(2).map(|root| root.join(flavour)).filter(|folder| has_library(folder));
+        let folder = exe
+            .ancestors()
+            .nth(2)
+            .map(|root| root.join(flavour))
+            .filter(|folder| has_library(folder));
         folder.map(Self).ok_or_else(|| {
-            format!("no ../{flavour}/libibverbs.so.1 beside {}; name its folder with --library", exe.display())
+            format!(
+                "no ../{flavour}/libibverbs.so.1 beside {}; name its folder with --library",
+                exe.display()
+            )
         })
     }
 
@@ -305,7 +331,8 @@ impl Settings {
             None if self.tools => Library::tools()?,
             None => Library::of(program)?,
         };
-        let mut set = vec![("LD_LIBRARY_PATH", library.path()), ("NCCL_IBVERBS_LIB", library.file().into())];
+        let mut set =
+            vec![("LD_LIBRARY_PATH", library.path()), ("NCCL_IBVERBS_LIB", library.file().into())];
         set.push(("SOFTRNIC_FABRIC", named(fabric).unwrap_or_else(fresh_name).into()));
         let given = [
             ("SOFTRNIC_DEVICES", &self.devices),
@@ -321,10 +348,12 @@ impl Settings {
             ("SOFTRNIC_GPU", &self.gpu),
             ("SOFTRNIC_TIME_SCALE", &self.time_scale),
         ];
-        set.extend(given.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?.into()))));
+        set.extend(
+            given.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?.into()))),
+        );
         if self.gpu_helper {
-            let program =
-                std::env::current_exe().map_err(|e| format!("--gpu-helper: this program cannot be found: {e}"))?;
+            let program = std::env::current_exe()
+                .map_err(|e| format!("--gpu-helper: this program cannot be found: {e}"))?;
             set.push(("SOFTRNIC_GPU_HELPER", program.into()));
         }
         let switches = [
@@ -335,14 +364,20 @@ impl Settings {
             // NCCL 2.28.7 to 2.28.9 crash in their look for an mlx5 device where every device is of another kind.
             ("NCCL_GIN_TYPE", variable("NCCL_GIN_TYPE").is_none(), "0"),
         ];
-        set.extend(switches.into_iter().filter(|(_, is_on, _)| *is_on).map(|(name, _, value)| (name, value.into())));
+        set.extend(
+            switches
+                .into_iter()
+                .filter(|(_, is_on, _)| *is_on)
+                .map(|(name, _, value)| (name, value.into())),
+        );
         Ok(set)
     }
 }
 
 /// A name that no other run has, in another process id namespace either.
 fn fresh_name() -> String {
-    let random = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
+    let random =
+        std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
     format!("{RUN}{}-{:08x}", std::process::id(), random as u32)
 }
 

@@ -23,7 +23,12 @@ const MEMORY: &str = "/sys/kernel/mm";
 
 /// Puts this process into a namespace where sysfs shows `devices`.
 /// With `has_peermem` also the sign by which NCCL knows that GPU memory can be registered by its address.
-pub(crate) fn enter(devices: &[Device], places: &PciPlaces, has_peermem: bool, is_verbose: bool) -> Result<(), String> {
+pub(crate) fn enter(
+    devices: &[Device],
+    places: &PciPlaces,
+    has_peermem: bool,
+    is_verbose: bool,
+) -> Result<(), String> {
     let found = choose(devices.len(), places);
     enter_namespace().map_err(|(what, error)| {
         format!(
@@ -32,7 +37,8 @@ pub(crate) fn enter(devices: &[Device], places: &PciPlaces, has_peermem: bool, i
              without --faithful"
         )
     })?;
-    let describe = |dir: &str, (what, error): Failure| format!("--faithful: {dir}: {what}: {error}");
+    let describe =
+        |dir: &str, (what, error): Failure| format!("--faithful: {dir}: {what}: {error}");
     overlay(Path::new(CLASS)).map_err(|failure| describe(CLASS, failure))?;
     if has_peermem {
         overlay(Path::new(MEMORY)).map_err(|failure| describe(MEMORY, failure))?;
@@ -40,7 +46,8 @@ pub(crate) fn enter(devices: &[Device], places: &PciPlaces, has_peermem: bool, i
         built.map_err(|error| format!("--faithful: cannot fill {MEMORY}/memory_peers: {error}"))?;
     }
     let built = build(Path::new(CLASS), devices, found.as_deref());
-    let paths = built.map_err(|error| format!("--faithful: cannot fill {CLASS}/infiniband: {error}"))?;
+    let paths =
+        built.map_err(|error| format!("--faithful: cannot fill {CLASS}/infiniband: {error}"))?;
     show(devices).map_err(|failure| describe(FOLDER, failure))?;
     for (device, path) in devices.iter().zip(&paths).filter(|_| is_verbose) {
         eprintln!("softrnic: {CLASS}/infiniband/{} is at {}", device.name, path.display());
@@ -64,8 +71,9 @@ fn enter_namespace() -> Result<(), Failure> {
     if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
         // SAFETY: as above.
         check(unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) }, "unshare failed")?;
-        let put =
-            |path: &str, text: String| fs::write(path, text).map_err(|error| ("the user cannot be mapped", error));
+        let put = |path: &str, text: String| {
+            fs::write(path, text).map_err(|error| ("the user cannot be mapped", error))
+        };
         put("/proc/self/setgroups", "deny".to_owned())?;
         put("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
         put("/proc/self/gid_map", format!("{gid} {gid} 1"))?;
@@ -92,23 +100,33 @@ fn overlay(dir: &Path) -> Result<(), Failure> {
 
 /// A folder in memory, mounted on `dir`.
 fn tmpfs(dir: &Path) -> Result<(), Failure> {
-    mount("tmpfs", dir, Some("tmpfs"), 0, "mode=755").map_err(|error| ("no tmpfs can be mounted", error))
+    mount("tmpfs", dir, Some("tmpfs"), 0, "mode=755")
+        .map_err(|error| ("no tmpfs can be mounted", error))
 }
 
 /// Shows `source`, and all that is mounted in it, at `target` as well.
 fn bind(source: &Path, target: &Path) -> Result<(), Failure> {
     let source = source.to_string_lossy();
-    mount(&source, target, None, libc::MS_BIND | libc::MS_REC, "").map_err(|error| ("an entry cannot be bound", error))
+    mount(&source, target, None, libc::MS_BIND | libc::MS_REC, "")
+        .map_err(|error| ("an entry cannot be bound", error))
 }
 
-fn mount(source: &str, target: &Path, kind: Option<&str>, flags: u64, options: &str) -> io::Result<()> {
+fn mount(
+    source: &str,
+    target: &Path,
+    kind: Option<&str>,
+    flags: u64,
+    options: &str,
+) -> io::Result<()> {
     let text = |bytes: &[u8]| CString::new(bytes).map_err(Error::other);
     let (source, target, options) =
         (text(source.as_bytes())?, text(target.as_os_str().as_bytes())?, text(options.as_bytes())?);
     let kind = kind.map(|kind| text(kind.as_bytes())).transpose()?;
     let kind = kind.as_ref().map_or(ptr::null::<c_char>(), |kind| kind.as_ptr());
     // SAFETY: valid C strings, or NULL where that is allowed.
-    let rc = unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind, flags, options.as_ptr().cast()) };
+    let rc = unsafe {
+        libc::mount(source.as_ptr(), target.as_ptr(), kind, flags, options.as_ptr().cast())
+    };
     if rc == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 
@@ -176,12 +194,19 @@ const PER_CARD: usize = 2;
 fn choose(count: usize, places: &PciPlaces) -> Option<Vec<PathBuf>> {
     let cards = endpoints();
     let free: Vec<&PathBuf> = if places.same_card {
-        cards.values().filter(|functions| functions.len() >= PER_CARD).flat_map(|f| &f[..PER_CARD]).collect()
+        cards
+            .values()
+            .filter(|functions| functions.len() >= PER_CARD)
+            .flat_map(|f| &f[..PER_CARD])
+            .collect()
     } else {
         cards.values().map(|functions| &functions[0]).collect()
     };
-    let mut free = free.into_iter().filter(|path| !places.pci.iter().any(|(_, named)| named == *path));
-    let named = |index: usize| places.pci.iter().find(|(name, _)| name.0 == index).map(|(_, path)| path.clone());
+    let mut free =
+        free.into_iter().filter(|path| !places.pci.iter().any(|(_, named)| named == *path));
+    let named = |index: usize| {
+        places.pci.iter().find(|(name, _)| name.0 == index).map(|(_, path)| path.clone())
+    };
     (0..count).map(|index| named(index).or_else(|| free.next().cloned())).collect()
 }
 
@@ -189,7 +214,8 @@ fn choose(count: usize, places: &PciPlaces) -> Option<Vec<PathBuf>> {
 fn endpoints() -> BTreeMap<(bool, String), Vec<PathBuf>> {
     let mut cards: BTreeMap<(bool, String), Vec<PathBuf>> = BTreeMap::new();
     let listed = fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
-    let mut paths: Vec<PathBuf> = listed.filter_map(|entry| entry.path().canonicalize().ok()).collect();
+    let mut paths: Vec<PathBuf> =
+        listed.filter_map(|entry| entry.path().canonicalize().ok()).collect();
     paths.sort_unstable();
     for path in paths {
         let (Some(class), Some(card)) = (class_of(&path), card_of(&path)) else { continue };
@@ -214,7 +240,8 @@ fn card_of(path: &Path) -> Option<String> {
 
 /// Address of device `index` among made-up ones.
 fn made_up(index: usize, is_same_card: bool) -> String {
-    let (card, function) = if is_same_card { (index / PER_CARD, index % PER_CARD) } else { (index, 0) };
+    let (card, function) =
+        if is_same_card { (index / PER_CARD, index % PER_CARD) } else { (index, 0) };
     format!("{:04x}:{:02x}:00.{function}", 0xfe00, card + 1)
 }
 
@@ -233,7 +260,11 @@ fn parse_pci(text: &str) -> Result<(DeviceName, PathBuf), String> {
     let (name, path) = text.split_once('=').ok_or("must be such as softrnic0=/sys/devices/…")?;
     let name = name.parse().map_err(|error: ibverbs::control::Error| error.to_string())?;
     let whole = Path::new(path).canonicalize().map_err(|error| format!("{path}: {error}"))?;
-    if whole.join("class").exists() { Ok((name, whole)) } else { Err(format!("{path}: no PCI device")) }
+    if whole.join("class").exists() {
+        Ok((name, whole))
+    } else {
+        Err(format!("{path}: no PCI device"))
+    }
 }
 
 /// Fills `class`/infiniband; `places` are existing PCI devices, or else some are made up. Returns where each device is.

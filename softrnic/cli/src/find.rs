@@ -28,7 +28,11 @@ pub(crate) fn to_look_at(name: Option<&str>) -> Result<Network, Failure> {
 /// A fabric to change: without a name, the only one that has been started in this terminal session, for all others may
 /// be another user's work.
 pub(crate) fn to_change(name: Option<&str>) -> Result<Network, Failure> {
-    find(name, "or SOFTRNIC_FABRIC (this terminal session has none, or several)", Network::names_in_session)
+    find(
+        name,
+        "or SOFTRNIC_FABRIC (this terminal session has none, or several)",
+        Network::names_in_session,
+    )
 }
 
 type Candidates = fn(&Path) -> Result<Vec<String>, Error>;
@@ -111,14 +115,20 @@ impl From<pages::CannotWrite> for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let what = error.to_string();
-        if matches!(error, Error::System(..) | Error::Failed(_)) { Self::Failed(what) } else { Self::Refused(what) }
+        if matches!(error, Error::System(..) | Error::Failed(_)) {
+            Self::Failed(what)
+        } else {
+            Self::Refused(what)
+        }
     }
 }
 
 /// Prints `text`. A reader that has gone, or a full disk, is a failure.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| Failure::Refused(unwritable(&error)))
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|error| Failure::Refused(unwritable(&error)))
 }
 
 fn unwritable(error: &impl fmt::Display) -> String {
@@ -145,18 +155,28 @@ impl Options {
         let dir = folder();
         let wanted = |name: &str| fabric.is_none_or(|fabric| fabric == name);
         let is_removed = !self.dry_run && (self.all || fabric.is_some());
-        let found =
-            if is_removed { ibverbs::control::clean(&dir, wanted)? } else { ibverbs::control::remains(&dir, wanted)? };
+        let found = if is_removed {
+            ibverbs::control::clean(&dir, wanted)?
+        } else {
+            ibverbs::control::remains(&dir, wanted)?
+        };
         if found.is_empty() {
             let which = fabric.map_or_else(String::new, |name| format!(" {name}"));
             return print(&format!("there is no fabric{which} in {}\n", dir.display()));
         }
         let is_one_dead = found.iter().any(|one| matches!(one.fate, Fate::Dead(_)));
-        let advice =
-            if is_one_dead { "softrnic clean --all removes the dead ones, --fabric NAME one of them\n" } else { "" };
+        let advice = if is_one_dead {
+            "softrnic clean --all removes the dead ones, --fabric NAME one of them\n"
+        } else {
+            ""
+        };
         print(&(found.iter().map(line).collect::<String>() + advice))?;
         let failed = found.iter().filter(|one| matches!(one.fate, Fate::Failed(_))).count();
-        if failed == 0 { Ok(()) } else { Err(Failure::Failed(format!("{failed} of them could not be removed"))) }
+        if failed == 0 {
+            Ok(())
+        } else {
+            Err(Failure::Failed(format!("{failed} of them could not be removed")))
+        }
     }
 }
 

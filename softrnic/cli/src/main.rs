@@ -97,7 +97,11 @@ mod tests {
             let problem = parsed.err().filter(clap::Error::use_stderr);
             let known = || Cli::command().find_subcommand(&arguments[0]).is_some();
             let right = if *whole { problem.is_none() } else { problem.is_none() || known() };
-            assert!(right, "{place}: {arguments:?}: {}", problem.map(|words| words.to_string()).unwrap_or_default());
+            assert!(
+                right,
+                "{place}: {arguments:?}: {}",
+                problem.map(|words| words.to_string()).unwrap_or_default()
+            );
         }
     }
 }

@@ -18,7 +18,10 @@ use crate::find::{Failure, forget_old_runs, to_look_at};
 ///
 /// The options come before the program. The exit status is the program's; 2 if it cannot be run.
 #[derive(Debug, Args)]
-#[command(override_usage = "softrnic run [OPTIONS] [--] PROGRAM [ARGUMENTS]...", arg_required_else_help = true)]
+#[command(
+    override_usage = "softrnic run [OPTIONS] [--] PROGRAM [ARGUMENTS]...",
+    arg_required_else_help = true
+)]
 pub(crate) struct Options {
     #[command(flatten)]
     settings: Settings,
@@ -41,7 +44,10 @@ pub(crate) fn run(options: &Options, fabric: Option<&str>) -> Failure {
         Err(what) => Failure::Refused(what),
         Ok(()) => {
             let error = Command::new(&options.command[0]).args(&options.command[1..]).exec();
-            Failure::Refused(format!("cannot run {}: {error}", options.command[0].to_string_lossy()))
+            Failure::Refused(format!(
+                "cannot run {}: {error}",
+                options.command[0].to_string_lossy()
+            ))
         }
     }
 }
@@ -97,7 +103,8 @@ impl HelperOptions {
                 // A signal from the terminal is for the application, which may need copies to end in order.
                 // SAFETY: no memory is involved.
                 unsafe { libc::setsid() };
-                let stage = Stage { file: &self.file, at: self.at, bytes: self.bytes, owner: self.owner };
+                let stage =
+                    Stage { file: &self.file, at: self.at, bytes: self.bytes, owner: self.owner };
                 serve(socket, stage, self.format).map_err(Failure::Failed)
             }
             // The one that has started it does not have to wait any more.
@@ -108,8 +115,8 @@ impl HelperOptions {
 
 /// Closes what the application had open, but for the standard streams: its peers are not to wait until this process ends, too.
 fn close_inherited() -> std::io::Result<()> {
-    let open =
-        std::fs::read_dir("/proc/self/fd")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    let open = std::fs::read_dir("/proc/self/fd")?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
     for fd in open.collect::<Vec<_>>().into_iter().filter(|fd| *fd > 2) {
         // SAFETY: this program has opened none that it still uses.
         unsafe { libc::close(fd) };

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::Args;
 use ibverbs::control::{
-    Capacities, Commands, Counters, Cq, Delayed, Device, GidKind, LinkLayer, Network, Path, Port, Process, Qp, Report,
-    Work,
+    Capacities, Commands, Counters, Cq, Delayed, Device, GidKind, LinkLayer, Network, Path, Port,
+    Process, Qp, Report, Work,
 };
 use serde_json::{Value, json};
 
@@ -29,7 +29,9 @@ impl Options {
         match (self.watch, self.json) {
             (None, true) => print(&format!("{:#}\n", as_json(&network.report()))),
             (None, false) => print(&as_text(&network.report())),
-            (Some(period), true) => watch(network, period, "", |report| format!("{}\n", as_json(report))),
+            (Some(period), true) => {
+                watch(network, period, "", |report| format!("{}\n", as_json(report)))
+            }
             (Some(period), false) => watch(network, period, "\n", as_text),
         }
     }
@@ -76,18 +78,22 @@ fn as_text(report: &Report) -> String {
 
 fn process_text(process: &Process) -> String {
     let state = if process.is_alive { "" } else { " (dead)" };
-    let why = process.obstacle.map(|code| format!(" ({})", std::io::Error::from_raw_os_error(code)));
+    let why =
+        process.obstacle.map(|code| format!(" ({})", std::io::Error::from_raw_os_error(code)));
     let ways = match (process.copies_directly, process.copies_staged) {
         (false, false) => "none with others yet".to_owned(),
         (true, false) => "direct".to_owned(),
-        (is_both, true) => format!("{}staged{}", if is_both { "direct and " } else { "" }, why.unwrap_or_default()),
+        (is_both, true) => {
+            format!("{}staged{}", if is_both { "direct and " } else { "" }, why.unwrap_or_default())
+        }
     };
     format!("process {}{state}, copies {ways}\n", process.pid)
 }
 
 fn port_text(port: &Port) -> String {
     let lid = if port.lid == 0 { String::new() } else { format!(" lid {}", port.lid) };
-    let wire = port.bandwidth.map_or_else(String::new, |bytes| format!(" {} GB/s", bytes as f64 / 1e9));
+    let wire =
+        port.bandwidth.map_or_else(String::new, |bytes| format!(" {} GB/s", bytes as f64 / 1e9));
     let state = if port.is_active { "up" } else { "down" };
     let mut text = format!(
         "  {} {state} {} {} Gb/s mtu {}{lid}, wire {:?}{wire}: {}\n",
@@ -100,7 +106,9 @@ fn port_text(port: &Port) -> String {
     );
     text += &delayed_text(&port.delayed);
     for (number, path) in port.paths.iter().enumerate() {
-        let pace = path.bandwidth.map_or_else(String::new, |bytes| format!(" {} GB/s", bytes as f64 / 1e9));
+        let pace = path
+            .bandwidth
+            .map_or_else(String::new, |bytes| format!(" {} GB/s", bytes as f64 / 1e9));
         text += &format!("    path {number} {:?}{pace}: {} bytes\n", path.latency, path.bytes);
     }
     for gid in &port.gids {
@@ -122,7 +130,8 @@ fn delayed_text(delayed: &Delayed) -> String {
 }
 
 fn qp_text(qp: &Qp) -> String {
-    let peer = qp.peer.map_or_else(|| "nobody".to_owned(), |(port, number)| format!("{port} qp {number}"));
+    let peer =
+        qp.peer.map_or_else(|| "nobody".to_owned(), |(port, number)| format!("{port} qp {number}"));
     format!(
         "  qp {} {} {} port {} of process {} to {peer} flow {}: {}\n",
         qp.number,
@@ -137,7 +146,9 @@ fn qp_text(qp: &Qp) -> String {
 
 fn counters_text(c: &Counters) -> String {
     let Counters { messages, bytes, losses, rnr_waits, faults } = c;
-    format!("{messages} messages, {bytes} bytes, {losses} losses, {rnr_waits} rnr waits, {faults} faults")
+    format!(
+        "{messages} messages, {bytes} bytes, {losses} losses, {rnr_waits} rnr waits, {faults} faults"
+    )
 }
 
 fn as_json(report: &Report) -> Value {
@@ -299,7 +310,9 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 /// The time between two reports.
 pub(crate) fn period(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.01..=86_400.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "must be seconds, from 0.01 to 86400".to_owned())
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "must be seconds, from 0.01 to 86400".to_owned())
 }
 
 /// Prints what `network` is like, as `text`, until no process uses it any more. On a terminal each report replaces the last one;

@@ -52,7 +52,8 @@ const EVENT: [&CStr; 20] = [
     c"WQ fatal",
 ];
 
-const PORT_STATE: [&CStr; 6] = [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
+const PORT_STATE: [&CStr; 6] =
+    [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
 
 const NODE_TYPE: [&CStr; 8] = [
     c"unknown",

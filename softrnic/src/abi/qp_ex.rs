@@ -48,6 +48,8 @@ pub(crate) struct DataBuf {
 }
 
 const _: () = {
-    assert!(size_of::<Qp>() + offset_of!(QpExTail, wr_id) == 168 && offset_of!(QpExTail, calls) == 24);
+    assert!(
+        size_of::<Qp>() + offset_of!(QpExTail, wr_id) == 168 && offset_of!(QpExTail, calls) == 24
+    );
     assert!(size_of::<DataBuf>() == 16);
 };

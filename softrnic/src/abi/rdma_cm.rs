@@ -142,10 +142,20 @@ pub(crate) mod event {
 pub(crate) const AS_MUCH_AS_THERE_IS: u8 = 0xff;
 
 const _: () = {
-    assert!(size_of::<CmId>() == 416 && offset_of!(CmId, route) == 32 && offset_of!(CmId, event) == 352);
-    assert!(size_of::<Route>() == 312 && offset_of!(Route, path_rec) == 296 && offset_of!(CmId, pd) == 400);
+    assert!(
+        size_of::<CmId>() == 416 && offset_of!(CmId, route) == 32 && offset_of!(CmId, event) == 352
+    );
+    assert!(
+        size_of::<Route>() == 312
+            && offset_of!(Route, path_rec) == 296
+            && offset_of!(CmId, pd) == 400
+    );
     assert!(size_of::<ConnParam>() == 24 && offset_of!(ConnParam, qp_num) == 16);
     assert!(size_of::<CmEvent>() == 80 && offset_of!(CmEvent, param) == 24);
     assert!(size_of::<AddrInfo>() == 96 && offset_of!(AddrInfo, ai_next) == 88);
-    assert!(size_of::<PathRec>() == 64 && offset_of!(PathRec, mtu) == 58 && offset_of!(PathRec, pkey) == 54);
+    assert!(
+        size_of::<PathRec>() == 64
+            && offset_of!(PathRec, mtu) == 58
+            && offset_of!(PathRec, pkey) == 54
+    );
 };

@@ -353,21 +353,49 @@ pub(crate) struct PortAttr {
 pub(crate) const PORT_ATTR_SHORT: usize = 48;
 
 const _: () = {
-    assert!(size_of::<Device>() == 664 && offset_of!(Device, name) == 24 && offset_of!(Device, dev_path) == 152);
-    assert!(size_of::<Context>() == 328 && offset_of!(Context, ops) == 8 && offset_of!(Context, async_fd) == 268);
+    assert!(
+        size_of::<Device>() == 664
+            && offset_of!(Device, name) == 24
+            && offset_of!(Device, dev_path) == 152
+    );
+    assert!(
+        size_of::<Context>() == 328
+            && offset_of!(Context, ops) == 8
+            && offset_of!(Context, async_fd) == 268
+    );
     assert!(offset_of!(Context, abi_compat) == 320);
     assert!(size_of::<VerbsContext>() == 696);
     assert!(size_of::<Pd>() == 16 && size_of::<Mr>() == 48 && offset_of!(Mr, lkey) == 36);
     assert!(size_of::<CompChannel>() == 16);
-    assert!(size_of::<Cq>() == 128 && offset_of!(Cq, cqe) == 28 && offset_of!(Cq, comp_events_completed) == 120);
-    assert!(size_of::<Srq>() == 128 && offset_of!(Srq, handle) == 24 && offset_of!(Srq, events_completed) == 120);
-    assert!(size_of::<Qp>() == 160 && offset_of!(Qp, qp_num) == 52 && offset_of!(Qp, events_completed) == 152);
+    assert!(
+        size_of::<Cq>() == 128
+            && offset_of!(Cq, cqe) == 28
+            && offset_of!(Cq, comp_events_completed) == 120
+    );
+    assert!(
+        size_of::<Srq>() == 128
+            && offset_of!(Srq, handle) == 24
+            && offset_of!(Srq, events_completed) == 120
+    );
+    assert!(
+        size_of::<Qp>() == 160
+            && offset_of!(Qp, qp_num) == 52
+            && offset_of!(Qp, events_completed) == 152
+    );
     assert!(size_of::<QpInitAttr>() == 64 && offset_of!(QpInitAttr, qp_type) == 52);
     assert!(size_of::<AhAttr>() == 32 && offset_of!(AhAttr, is_global) == 29);
-    assert!(size_of::<QpAttr>() == 136 && offset_of!(QpAttr, ah_attr) == 56 && offset_of!(QpAttr, rnr_retry) == 132);
+    assert!(
+        size_of::<QpAttr>() == 136
+            && offset_of!(QpAttr, ah_attr) == 56
+            && offset_of!(QpAttr, rnr_retry) == 132
+    );
     assert!(size_of::<Ah>() == 24 && offset_of!(Ah, handle) == 16);
     assert!(size_of::<Sge>() == 16 && size_of::<RecvWr>() == 32);
-    assert!(size_of::<SendWr>() == 80 && offset_of!(SendWr, remote_addr) == 40 && offset_of!(SendWr, rkey) == 48);
+    assert!(
+        size_of::<SendWr>() == 80
+            && offset_of!(SendWr, remote_addr) == 40
+            && offset_of!(SendWr, rkey) == 48
+    );
     assert!(size_of::<Wc>() == 48 && offset_of!(Wc, wc_flags) == 36);
     assert!(size_of::<AsyncEvent>() == 16 && size_of::<GidEntry>() == 32);
     assert!(size_of::<PortAttr>() == 56 && offset_of!(PortAttr, flags) == PORT_ATTR_SHORT - 1);
@@ -556,7 +584,11 @@ pub(crate) struct CqInitAttrExLong {
 }
 
 const _: () = {
-    assert!(size_of::<CqEx>() == 288 && offset_of!(CqEx, wr_id) == 136 && offset_of!(CqEx, calls) == 144);
+    assert!(
+        size_of::<CqEx>() == 288
+            && offset_of!(CqEx, wr_id) == 136
+            && offset_of!(CqEx, calls) == 144
+    );
     assert!(size_of::<CqInitAttrExLong>() == 56 && size_of::<CqInitAttrEx>() == 48);
     assert!(offset_of!(CqInitAttrEx, comp_mask) == 40);
 };
@@ -637,7 +669,10 @@ pub(crate) struct ParentDomainInitAttr {
 
 const _: () = {
     assert!(size_of::<Td>() == 8);
-    assert!(size_of::<ParentDomainInitAttr>() == 24 && offset_of!(ParentDomainInitAttr, comp_mask) == 16);
+    assert!(
+        size_of::<ParentDomainInitAttr>() == 24
+            && offset_of!(ParentDomainInitAttr, comp_mask) == 16
+    );
 };
 
 /// The protection domain is named. It has to be.

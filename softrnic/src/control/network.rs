@@ -31,7 +31,8 @@ impl Network {
     /// The fabric `name` in the folder `dir`. It stays mapped until the process ends.
     pub fn open(dir: &Path, name: &str) -> Result<Self, Error> {
         let path = dir.join(name);
-        let file = SharedFile::open_existing(&path).map_err(|what| Error::from_file(&path, what))?;
+        let file =
+            SharedFile::open_existing(&path).map_err(|what| Error::from_file(&path, what))?;
         let fabric = Fabric::observe(file, Settings::of_observer(dir, name));
         fabric.map(|fabric| Self { fabric }).ok_or(Error::OtherVersion(path))
     }
@@ -48,9 +49,13 @@ impl Network {
 
     /// Names of the fabrics in the folder `dir` that processes use and that this user may control.
     pub fn names(dir: &Path) -> Result<Vec<String>, Error> {
-        let entries = std::fs::read_dir(dir).map_err(|error| Error::System(dir.to_owned(), error))?;
-        let paths: Vec<PathBuf> =
-            entries.flatten().map(|entry| entry.path()).filter(|p| SharedFile::is_used(p)).collect();
+        let entries =
+            std::fs::read_dir(dir).map_err(|error| Error::System(dir.to_owned(), error))?;
+        let paths: Vec<PathBuf> = entries
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|p| SharedFile::is_used(p))
+            .collect();
         let mut names: Vec<String> =
             paths.iter().filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect();
         names.sort_unstable();
@@ -72,7 +77,11 @@ impl Network {
 
     /// Takes a port down or up. Down, nothing gets through it; queue pairs notice when their retries run out.
     pub fn set_port_state(&self, name: PortName, is_active: bool) -> Result<(), Error> {
-        let (state, kind) = if is_active { (STATE_ACTIVE, event::PORT_ACTIVE) } else { (STATE_DOWN, event::PORT_ERR) };
+        let (state, kind) = if is_active {
+            (STATE_ACTIVE, event::PORT_ACTIVE)
+        } else {
+            (STATE_DOWN, event::PORT_ERR)
+        };
         self.change(name, |slot, control| {
             if is_active && self.fabric.is_failed(name.device) {
                 return Err(Error::Failed(DeviceName(name.device)));
@@ -125,7 +134,11 @@ impl Network {
     }
 
     /// Sets the bandwidth of the modelled wire at this port, in bytes per second; `None` is as fast as it goes.
-    pub fn set_bandwidth(&self, name: PortName, bytes_per_second: Option<u64>) -> Result<(), Error> {
+    pub fn set_bandwidth(
+        &self,
+        name: PortName,
+        bytes_per_second: Option<u64>,
+    ) -> Result<(), Error> {
         self.change(name, |slot, _| {
             let per_ms = bytes_per_second.map_or(0, |bytes| (bytes / 1000).max(1));
             slot.bytes_per_ms.store(per_ms, SeqCst);
@@ -135,11 +148,19 @@ impl Network {
 
     /// The kind that entries of a port mostly have.
     pub fn gid_kind(&self, name: PortName) -> Result<GidKind, Error> {
-        self.change(name, |slot, _| Ok(if slot.is_infiniband() { GidKind::InfiniBand } else { GidKind::RoceV2 }))
+        self.change(name, |slot, _| {
+            Ok(if slot.is_infiniband() { GidKind::InfiniBand } else { GidKind::RoceV2 })
+        })
     }
 
     /// Puts a GID into an entry of the port's table, in place of what was there.
-    pub fn set_gid(&self, name: PortName, index: usize, gid: Ipv6Addr, kind: GidKind) -> Result<(), Error> {
+    pub fn set_gid(
+        &self,
+        name: PortName,
+        index: usize,
+        gid: Ipv6Addr,
+        kind: GidKind,
+    ) -> Result<(), Error> {
         self.change(name, |slot, control| {
             let entry = slot
                 .gids
@@ -159,7 +180,10 @@ impl Network {
     /// Empties an entry of the port's GID table. Packets from and to it vanish.
     pub fn remove_gid(&self, name: PortName, index: usize) -> Result<(), Error> {
         self.change(name, |slot, control| {
-            slot.gids.get(index).ok_or_else(|| Error::value("the index", index, "0 to 15"))?.clear();
+            slot.gids
+                .get(index)
+                .ok_or_else(|| Error::value("the index", index, "0 to 15"))?
+                .clear();
             self.announce(control, event::GID_CHANGE, name);
             Ok(())
         })
@@ -177,10 +201,16 @@ impl Network {
 
     fn require_lid(&self, slot: &PortSlot, lid: u16) -> Result<(), Error> {
         let topology = &self.fabric.topology;
-        let mut ports = (0..topology.devices()).flat_map(|d| (1..=topology.ports()).map(move |p| (d, p)));
-        let is_taken = ports.any(|(d, p)| self.fabric.port(d, p).lid.load(SeqCst) == u32::from(lid));
+        let mut ports =
+            (0..topology.devices()).flat_map(|d| (1..=topology.ports()).map(move |p| (d, p)));
+        let is_taken =
+            ports.any(|(d, p)| self.fabric.port(d, p).lid.load(SeqCst) == u32::from(lid));
         if !slot.is_infiniband() || is_taken || !(1..0xc000).contains(&lid) {
-            return Err(Error::value("the LID", lid, "1 to 49151, unused so far, and of an InfiniBand port"));
+            return Err(Error::value(
+                "the LID",
+                lid,
+                "1 to 49151, unused so far, and of an InfiniBand port",
+            ));
         }
         Ok(())
     }
@@ -207,19 +237,25 @@ impl Network {
     /// Has every route checked anew, and tells of the event.
     pub(crate) fn announce(&self, control: &ControlLock<'_>, kind: u32, name: PortName) {
         self.fabric.note_change(control);
-        self.fabric.log_event(control, PortEvent { kind, port: PortId { device: name.device, port: name.port } });
+        self.fabric.log_event(
+            control,
+            PortEvent { kind, port: PortId { device: name.device, port: name.port } },
+        );
     }
 }
 
 fn mtu_code(bytes: u32) -> Result<u32, Error> {
-    topology::mtu_code(bytes).ok_or_else(|| Error::value("the MTU", bytes, "256, 512, 1024, 2048 or 4096"))
+    topology::mtu_code(bytes)
+        .ok_or_else(|| Error::value("the MTU", bytes, "256, 512, 1024, 2048 or 4096"))
 }
 
 /// In units of 100 Mb/s.
 fn speed_code(gbps: u32) -> Result<u32, Error> {
     let speed = gbps.saturating_mul(10);
     let allowed = "5, 10, 20, 25, 40, 50, 56, 100, 200, 400 or 800";
-    topology::signalling(speed).map(|_| speed).ok_or_else(|| Error::value("the speed", gbps, allowed))
+    topology::signalling(speed)
+        .map(|_| speed)
+        .ok_or_else(|| Error::value("the speed", gbps, allowed))
 }
 
 /// An entry that was taken out of a GID table.
@@ -233,8 +269,10 @@ impl Network {
     /// Takes all GIDs out of the port's table that are no link-local ones; a `GID_CHANGE` each.
     pub(crate) fn take_gids(&self, name: PortName) -> Vec<TakenGid> {
         let taken = self.change(name, |slot, control| {
-            let entries = (0..slot.gids.len()).filter_map(|index| Some(TakenGid { index, entry: slot.gid(index)? }));
-            let taken: Vec<_> = entries.filter(|one| !header::is_link_local(&one.entry.gid)).collect();
+            let entries = (0..slot.gids.len())
+                .filter_map(|index| Some(TakenGid { index, entry: slot.gid(index)? }));
+            let taken: Vec<_> =
+                entries.filter(|one| !header::is_link_local(&one.entry.gid)).collect();
             for one in &taken {
                 slot.gids[one.index].clear();
                 self.announce(control, event::GID_CHANGE, name);
@@ -258,13 +296,24 @@ impl Network {
 }
 
 /// The entry that stands for `one`, and its index. A table that has no other empty entry keeps the old one.
-fn replacement(slot: &PortSlot, taken: &[TakenGid], one: TakenGid, change: GidChange) -> (usize, TypedGid) {
+fn replacement(
+    slot: &PortSlot,
+    taken: &[TakenGid],
+    one: TakenGid,
+    change: GidChange,
+) -> (usize, TypedGid) {
     match change {
         GidChange::Same => (one.index, one.entry),
-        GidChange::Other => (one.index, TypedGid { gid: header::renumbered(one.entry.gid), ..one.entry }),
+        GidChange::Other => {
+            (one.index, TypedGid { gid: header::renumbered(one.entry.gid), ..one.entry })
+        }
         GidChange::Moved => {
-            let is_new = |index: &usize| slot.gid(*index).is_none() && taken.iter().all(|old| old.index != *index);
-            (1..slot.gids.len()).find(is_new).map_or((one.index, one.entry), |index| (index, one.entry))
+            let is_new = |index: &usize| {
+                slot.gid(*index).is_none() && taken.iter().all(|old| old.index != *index)
+            };
+            (1..slot.gids.len())
+                .find(is_new)
+                .map_or((one.index, one.entry), |index| (index, one.entry))
         }
     }
 }
@@ -299,7 +348,11 @@ impl Network {
     /// Removes rule `number`.
     pub fn remove_rule(&self, number: u32) -> Result<(), Error> {
         let control = self.fabric.file.control();
-        if rule::remove(self.fabric, &control, number) { Ok(()) } else { Err(Error::NoRule(number)) }
+        if rule::remove(self.fabric, &control, number) {
+            Ok(())
+        } else {
+            Err(Error::NoRule(number))
+        }
     }
 
     /// Removes all rules.
@@ -326,7 +379,8 @@ impl FromStr for PortName {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self, Error> {
-        let (device, port) = topology::parse_name(name).ok_or_else(|| Error::Name(name.to_owned(), "softrnic0/1"))?;
+        let (device, port) = topology::parse_name(name)
+            .ok_or_else(|| Error::Name(name.to_owned(), "softrnic0/1"))?;
         Ok(Self { device, port })
     }
 }
@@ -335,7 +389,9 @@ impl FromStr for DeviceName {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self, Error> {
-        topology::parse_device(name).map(Self).ok_or_else(|| Error::Name(name.to_owned(), "softrnic0"))
+        topology::parse_device(name)
+            .map(Self)
+            .ok_or_else(|| Error::Name(name.to_owned(), "softrnic0"))
     }
 }
 
@@ -422,7 +478,11 @@ pub enum Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    pub(crate) fn value(what: &'static str, value: impl fmt::Display, allowed: &'static str) -> Self {
+    pub(crate) fn value(
+        what: &'static str,
+        value: impl fmt::Display,
+        allowed: &'static str,
+    ) -> Self {
         Self::Value(what, value.to_string(), allowed)
     }
 
@@ -441,7 +501,11 @@ impl fmt::Display for Error {
         match self {
             Self::NoFabric(path) => write!(f, "no process uses a fabric {}", path.display()),
             Self::OtherVersion(path) => {
-                write!(f, "{} is in use by another version of softrnic (or is no fabric at all)", path.display())
+                write!(
+                    f,
+                    "{} is in use by another version of softrnic (or is no fabric at all)",
+                    path.display()
+                )
             }
             Self::System(path, error) => write!(f, "{}: {error}", path.display()),
             Self::Name(name, example) => write!(f, "{name:?}: must be a name such as {example}"),
@@ -450,12 +514,19 @@ impl fmt::Display for Error {
             }
             Self::Rule(what) => f.write_str(what),
             Self::NoRule(number) => write!(f, "no rule in force has the number {number}"),
-            Self::NoDevice(name, devices) => write!(f, "there is no {name} among {devices} device(s)"),
+            Self::NoDevice(name, devices) => {
+                write!(f, "there is no {name} among {devices} device(s)")
+            }
             Self::Failed(name) => write!(f, "{name} has failed"),
             Self::GidKind(name) => {
-                write!(f, "{name}: entries of a RoCE port are v1 or v2, those of an InfiniBand port neither")
+                write!(
+                    f,
+                    "{name}: entries of a RoCE port are v1 or v2, those of an InfiniBand port neither"
+                )
             }
-            Self::Value(what, value, allowed) => write!(f, "{what} must be {allowed}; {value} is not"),
+            Self::Value(what, value, allowed) => {
+                write!(f, "{what} must be {allowed}; {value} is not")
+            }
         }
     }
 }

@@ -14,7 +14,8 @@ use crate::limits::PROCS;
 use crate::network::header;
 use crate::network::header::GidType;
 use crate::network::topology::{
-    LINK_INFINIBAND, LINK_UNSPECIFIED, PortId, STATE_ACTIVE, STATE_DOWN, Topology, mtu_bytes, set_up,
+    LINK_INFINIBAND, LINK_UNSPECIFIED, PortId, STATE_ACTIVE, STATE_DOWN, Topology, mtu_bytes,
+    set_up,
 };
 use crate::process::fabric::{DIRECT, Fabric, PortEvent, STAGED};
 use crate::shm::file::{Table, slot_of};
@@ -235,19 +236,20 @@ impl Delayed {
 
 /// Looks at everything. Call under the control lock.
 pub(crate) fn of(fabric: &Fabric) -> Report {
-    let processes = (0..PROCS).filter(|&index| fabric.proc(index).id.load(SeqCst) != 0).map(|index| {
-        let slot = fabric.proc(index);
-        let (ways, obstacle) = (slot.ways.load(SeqCst), slot.obstacle.load(SeqCst) as i32);
-        Process {
-            copies_directly: ways & DIRECT != 0,
-            copies_staged: ways & STAGED != 0,
-            obstacle: (obstacle != 0).then_some(obstacle),
-            commands: Commands::of(slot),
-            port_queries: slot.port_queries.load(SeqCst),
-            pid: slot.pid.load(SeqCst),
-            is_alive: fabric.takes_part(index),
-        }
-    });
+    let processes =
+        (0..PROCS).filter(|&index| fabric.proc(index).id.load(SeqCst) != 0).map(|index| {
+            let slot = fabric.proc(index);
+            let (ways, obstacle) = (slot.ways.load(SeqCst), slot.obstacle.load(SeqCst) as i32);
+            Process {
+                copies_directly: ways & DIRECT != 0,
+                copies_staged: ways & STAGED != 0,
+                obstacle: (obstacle != 0).then_some(obstacle),
+                commands: Commands::of(slot),
+                port_queries: slot.port_queries.load(SeqCst),
+                pid: slot.pid.load(SeqCst),
+                is_alive: fabric.takes_part(index),
+            }
+        });
     Report {
         fabric: fabric.settings.fabric.clone(),
         processes: processes.collect(),
@@ -280,13 +282,18 @@ pub(crate) fn devices_of(topology: &Topology) -> Vec<Device> {
 
 fn device_of(fabric: &Fabric, device: usize) -> Device {
     let qps = fabric.entries(Table::Qp, device).map(|index| fabric.qp(device, index));
-    let queue_pairs: Vec<Qp> = qps.filter(|qp| qp.owner.load(SeqCst) != 0).map(|qp| qp_of(fabric, qp)).collect();
+    let queue_pairs: Vec<Qp> =
+        qps.filter(|qp| qp.owner.load(SeqCst) != 0).map(|qp| qp_of(fabric, qp)).collect();
     let cqs = fabric.entries(Table::Cq, device).map(|index| fabric.cq(device, index));
     let mrs = fabric.entries(Table::Mr, device).map(|index| fabric.mr(device, index));
     let mrs: Vec<_> = mrs.filter(|mr| mr.owner.load(SeqCst) != 0).collect();
     let ports = (1..=fabric.topology.ports()).map(|port| {
-        let mut found = port_of(fabric.port(device, port), PortName { device, port }, fabric.topology.paths());
-        queue_pairs.iter().filter(|qp| qp.port == port).for_each(|qp| found.counters.add(&qp.counters));
+        let mut found =
+            port_of(fabric.port(device, port), PortName { device, port }, fabric.topology.paths());
+        queue_pairs
+            .iter()
+            .filter(|qp| qp.port == port)
+            .for_each(|qp| found.counters.add(&qp.counters));
         found
     });
     Device {
@@ -296,7 +303,10 @@ fn device_of(fabric: &Fabric, device: usize) -> Device {
         has_failed: fabric.is_failed(device),
         is_refusing: fabric.is_refusing(device),
         ports: ports.collect(),
-        completion_queues: cqs.filter(|cq| cq.owner.load(SeqCst) != 0).map(|cq| Cq::of(fabric, cq)).collect(),
+        completion_queues: cqs
+            .filter(|cq| cq.owner.load(SeqCst) != 0)
+            .map(|cq| Cq::of(fabric, cq))
+            .collect(),
         memory_regions: mrs.len(),
         registered_bytes: mrs.iter().map(|mr| mr.length.load(SeqCst)).sum(),
         queue_pairs,
@@ -359,7 +369,8 @@ fn qp_of(fabric: &Fabric, qp: &QpSlot) -> Qp {
         state: qp_state(qp.state.load(SeqCst)),
         port: qp.port.load(SeqCst),
         pid: fabric.proc(slot_of(qp.owner.load(SeqCst))).pid.load(SeqCst),
-        peer: (peer < ANY_PEER).then_some((PortName { device: port.device, port: port.port }, peer as u32)),
+        peer: (peer < ANY_PEER)
+            .then_some((PortName { device: port.device, port: port.port }, peer as u32)),
         flow: qp.flow.load(SeqCst),
         path: qp.path.load(SeqCst).checked_sub(1),
         capacities: Capacities::of(qp),
@@ -419,12 +430,18 @@ impl Network {
     /// As `fail_device`, after the device has refused all commands for so long: queue pairs that exist work on meanwhile, also
     /// those that their process destroys. If `lasts` is given, the device can be opened anew so long after that. Returns when it
     /// has failed, or is back.
-    pub fn fail_device_after(&self, name: DeviceName, refuses: Duration, lasts: Option<Duration>) -> Result<(), Error> {
+    pub fn fail_device_after(
+        &self,
+        name: DeviceName,
+        refuses: Duration,
+        lasts: Option<Duration>,
+    ) -> Result<(), Error> {
         if !refuses.is_zero() {
             self.refuse_commands(name)?;
             std::thread::sleep(refuses);
         }
-        let returns_at = lasts.map_or(NEVER, |lasts| now_ns().saturating_add(lasts.as_nanos() as u64));
+        let returns_at =
+            lasts.map_or(NEVER, |lasts| now_ns().saturating_add(lasts.as_nanos() as u64));
         self.fail_device_until(name, returns_at)?;
         if let Some(lasts) = lasts {
             std::thread::sleep(lasts);
@@ -469,7 +486,10 @@ impl Network {
         for index in self.fabric.entries(Table::Qp, device) {
             self.fail_qp(device, self.fabric.qp(device, index));
         }
-        self.fabric.log_event(&control, PortEvent { kind: event::DEVICE_FATAL, port: PortId { device, port: 0 } });
+        self.fabric.log_event(
+            &control,
+            PortEvent { kind: event::DEVICE_FATAL, port: PortId { device, port: 0 } },
+        );
         Ok(())
     }
 
@@ -483,12 +503,16 @@ impl Network {
         }
         // The next poll of its CQs flushes it.
         for (cq, bit) in [(&qp.send_cq, &qp.send_bit), (&qp.recv_cq, &qp.recv_bit)] {
-            self.fabric.cq(device, cq.load(SeqCst)).bell.fetch_or(1 << (bit.load(SeqCst) % 64), SeqCst);
+            self.fabric
+                .cq(device, cq.load(SeqCst))
+                .bell
+                .fetch_or(1 << (bit.load(SeqCst) % 64), SeqCst);
         }
     }
 
     fn set_states(&self, device: usize, state: u32) {
-        (1..=self.fabric.topology.ports()).for_each(|port| self.fabric.port(device, port).state.store(state, SeqCst));
+        (1..=self.fabric.topology.ports())
+            .for_each(|port| self.fabric.port(device, port).state.store(state, SeqCst));
     }
 
     /// Whether the device is not in the list: it has failed, and will be back. One whose time has come is back then.
@@ -621,12 +645,31 @@ pub struct Commands {
 
 impl Commands {
     pub(crate) fn of(slot: &ProcSlot) -> Self {
-        let [create_qp, modify_qp, destroy_qp, create_cq, destroy_cq, register_mr, deregister_mr, alloc_pd, alloc_td] =
-            std::array::from_fn(|kind| {
-                let count: &AtomicU32 = &slot.commands[kind];
-                count.load(SeqCst)
-            });
-        Self { create_qp, modify_qp, destroy_qp, create_cq, destroy_cq, register_mr, deregister_mr, alloc_pd, alloc_td }
+        let [
+            create_qp,
+            modify_qp,
+            destroy_qp,
+            create_cq,
+            destroy_cq,
+            register_mr,
+            deregister_mr,
+            alloc_pd,
+            alloc_td,
+        ] = std::array::from_fn(|kind| {
+            let count: &AtomicU32 = &slot.commands[kind];
+            count.load(SeqCst)
+        });
+        Self {
+            create_qp,
+            modify_qp,
+            destroy_qp,
+            create_cq,
+            destroy_cq,
+            register_mr,
+            deregister_mr,
+            alloc_pd,
+            alloc_td,
+        }
     }
 }
 

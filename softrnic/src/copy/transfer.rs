@@ -38,7 +38,11 @@ pub(crate) fn transfer(
 /// As [`transfer`] outwards, but a reader that sees the last word of an aligned line of 128 bytes sees all that precedes it.
 /// Costs a good deal of bandwidth: two parts for each line.
 #[cold]
-pub(crate) fn transfer_by_lines(pid: Option<i32>, local: &Pieces, remote: &Pieces) -> Result<(), CopyError> {
+pub(crate) fn transfer_by_lines(
+    pid: Option<i32>,
+    local: &Pieces,
+    remote: &Pieces,
+) -> Result<(), CopyError> {
     match pid {
         None => {
             within_process(Direction::Out, local, remote, Order::Lines);
@@ -59,7 +63,12 @@ enum Order {
 
 /// As [`transfer`] outwards, but in no order: what a device may do to memory with relaxed ordering. `salt` picks one.
 #[cold]
-pub(crate) fn transfer_shuffled(pid: Option<i32>, local: &Pieces, remote: &Pieces, salt: u64) -> Result<(), CopyError> {
+pub(crate) fn transfer_shuffled(
+    pid: Option<i32>,
+    local: &Pieces,
+    remote: &Pieces,
+    salt: u64,
+) -> Result<(), CopyError> {
     const LINE: u64 = 64;
     const MOST: u64 = 16;
     let lines = local.total.div_ceil(LINE);
@@ -95,7 +104,11 @@ fn between_processes(
         } else {
             local.window(moved, len).for_each(|p| ours.push(p.addr, p.len));
         }
-        let call = if direction == Direction::Out { libc::process_vm_writev } else { libc::process_vm_readv };
+        let call = if direction == Direction::Out {
+            libc::process_vm_writev
+        } else {
+            libc::process_vm_readv
+        };
         // SAFETY: both lists are initialised up to their counts; the kernel checks every address in them. What is
         // written to in this process was registered for writing by the application.
         let rc = unsafe { call(pid, ours.as_ptr(), ours.len(), theirs.as_ptr(), theirs.len(), 0) };
@@ -126,18 +139,23 @@ fn is_readable(piece: &Piece) -> bool {
         let to = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
         let from = libc::iovec { iov_base: addr as *mut _, iov_len: 1 };
         // SAFETY: writes one byte to `byte`; the kernel checks the address it reads.
-        unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) == 1 }
+        unsafe {
+            libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) == 1
+        }
     })
 }
 
 fn within_process(direction: Direction, local: &Pieces, remote: &Pieces, order: Order) {
     let mut moved = 0;
     while moved < local.total {
-        let (Some(a), Some(b)) = (local.window(moved, u64::MAX).next(), remote.window(moved, u64::MAX).next()) else {
+        let (Some(a), Some(b)) =
+            (local.window(moved, u64::MAX).next(), remote.window(moved, u64::MAX).next())
+        else {
             return;
         };
         let len = a.len.min(b.len);
-        let (from, to) = if direction == Direction::Out { (a.addr, b.addr) } else { (b.addr, a.addr) };
+        let (from, to) =
+            if direction == Direction::Out { (a.addr, b.addr) } else { (b.addr, a.addr) };
         // SAFETY: both ranges were registered by this application for this access and are still registered; that
         // it keeps them mapped until then is its side of the verbs contract.
         unsafe {
@@ -326,7 +344,8 @@ impl Vector {
 
     #[inline]
     pub(crate) fn push(&mut self, addr: u64, len: u64) {
-        self.parts[self.count].write(libc::iovec { iov_base: addr as *mut _, iov_len: len as usize });
+        self.parts[self.count]
+            .write(libc::iovec { iov_base: addr as *mut _, iov_len: len as usize });
         self.count += 1;
     }
 
@@ -411,16 +430,27 @@ mod tests {
 
     fn lengths(vector: &Vector) -> Vec<u64> {
         // SAFETY: initialised up to the count.
-        vector.parts[..vector.count].iter().map(|p| unsafe { p.assume_init_ref() }.iov_len as u64).collect()
+        vector.parts[..vector.count]
+            .iter()
+            .map(|p| unsafe { p.assume_init_ref() }.iov_len as u64)
+            .collect()
     }
 
     #[test]
     fn the_last_word_of_each_line_of_the_destination_is_a_part_of_its_own() {
         assert_eq!(line_parts(&[(0x1003, 300)], &[(0x2000, 300)]), [120, WORD, 120, WORD, 44]);
         assert_eq!(line_parts(&[(0x1000, 140)], &[(0x207c, 140)]), [4, 120, WORD, 8]);
-        assert_eq!(line_parts(&[(0x1000, 130), (0x3000, 126)], &[(0x2000, 256)]), [120, WORD, 2, 118, WORD]);
-        assert_eq!(line_parts(&[(0x1000, 256)], &[(0x2040, 100), (0x4000, 156)]), [56, WORD, 36, 120, WORD, 28]);
-        let most = |at: u64| (0..16).map(move |i| (0x1000 * (i + at) + 0x79, LINES_A_CALL / 16)).collect::<Vec<_>>();
+        assert_eq!(
+            line_parts(&[(0x1000, 130), (0x3000, 126)], &[(0x2000, 256)]),
+            [120, WORD, 2, 118, WORD]
+        );
+        assert_eq!(
+            line_parts(&[(0x1000, 256)], &[(0x2040, 100), (0x4000, 156)]),
+            [56, WORD, 36, 120, WORD, 28]
+        );
+        let most = |at: u64| {
+            (0..16).map(move |i| (0x1000 * (i + at) + 0x79, LINES_A_CALL / 16)).collect::<Vec<_>>()
+        };
         assert_eq!(line_parts(&most(1), &most(0x100)).iter().sum::<u64>(), LINES_A_CALL);
     }
 

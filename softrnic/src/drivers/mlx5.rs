@@ -5,8 +5,13 @@ use crate::drivers::table;
 use crate::drivers::table::Driver;
 
 /// What does not depend on the generation.
-const COMMON: Driver =
-    Driver { vendor_id: 0x02c9, max_mr_size: u64::MAX, max_ah: i32::MAX, round, ..table::OWN_DRIVER };
+const COMMON: Driver = Driver {
+    vendor_id: 0x02c9,
+    max_mr_size: u64::MAX,
+    max_ah: i32::MAX,
+    round,
+    ..table::OWN_DRIVER
+};
 
 /// A name for the ConnectX-7.
 pub(super) const PLAIN: Driver = Driver { name: "mlx5", ..CX7 };
@@ -42,11 +47,21 @@ pub(super) const CX6: Driver = Driver {
     ..COMMON
 };
 
-pub(super) const CX6_DX: Driver =
-    Driver { name: "mlx5-cx6dx", settings: GBPS_100, vendor_part_id: 0x101d, fw_ver: "22.32.2004", ..COMMON };
+pub(super) const CX6_DX: Driver = Driver {
+    name: "mlx5-cx6dx",
+    settings: GBPS_100,
+    vendor_part_id: 0x101d,
+    fw_ver: "22.32.2004",
+    ..COMMON
+};
 
-pub(super) const CX7: Driver =
-    Driver { name: "mlx5-cx7", settings: GBPS_400, vendor_part_id: 0x1021, fw_ver: "28.42.1000", ..COMMON };
+pub(super) const CX7: Driver = Driver {
+    name: "mlx5-cx7",
+    settings: GBPS_400,
+    vendor_part_id: 0x1021,
+    fw_ver: "28.42.1000",
+    ..COMMON
+};
 
 pub(super) const CX8: Driver = Driver {
     name: "mlx5-cx8",
@@ -77,8 +92,11 @@ const ELEMENT: u32 = 16;
 fn round(cap: QpCap) -> QpCap {
     let (mut granted, wr) = (cap, cap.max_send_wr);
     if wr != 0 {
-        let data =
-            if cap.max_inline_data == 0 { 0 } else { (INLINE_HEADER + cap.max_inline_data).next_multiple_of(ELEMENT) };
+        let data = if cap.max_inline_data == 0 {
+            0
+        } else {
+            (INLINE_HEADER + cap.max_inline_data).next_multiple_of(ELEMENT)
+        };
         let bytes = (OVERHEAD + data.max(cap.max_send_sge * ELEMENT)).next_multiple_of(BLOCK);
         granted.max_send_wr = (wr * bytes).next_power_of_two() / bytes;
         granted.max_inline_data = bytes - OVERHEAD - INLINE_HEADER;

@@ -33,8 +33,12 @@ pub(crate) fn own() -> &'static Driver {
 
 /// `SOFTRNIC_DRIVER`. The error is a sentence.
 pub(crate) fn from_env() -> Result<&'static Driver, String> {
-    let settings = ALL.iter().flat_map(|driver| driver.settings.iter().chain(driver.infiniband_settings));
-    debug_assert!(settings.into_iter().all(|(name, _)| host::KNOWN.contains(name)), "a driver sets what nobody reads");
+    let settings =
+        ALL.iter().flat_map(|driver| driver.settings.iter().chain(driver.infiniband_settings));
+    debug_assert!(
+        settings.into_iter().all(|(name, _)| host::KNOWN.contains(name)),
+        "a driver sets what nobody reads"
+    );
     let Some(name) = host::text("SOFTRNIC_DRIVER")? else { return Ok(&OWN) };
     let names: Vec<&str> = ALL.iter().map(|driver| driver.name).collect();
     let found = ALL.iter().find(|driver| driver.name == name);
@@ -186,14 +190,25 @@ pub(super) const EFA_DRIVER: Driver = Driver {
 /// `ibv_modify_qp` connects.
 pub(super) const ERDMA_DRIVER: Driver = Driver {
     name: "erdma",
-    settings: &[("SOFTRNIC_MAX_QP_WR", "8192"), ("SOFTRNIC_MAX_INLINE", "96"), ("SOFTRNIC_THREAD_DOMAINS", "absent")],
+    settings: &[
+        ("SOFTRNIC_MAX_QP_WR", "8192"),
+        ("SOFTRNIC_MAX_INLINE", "96"),
+        ("SOFTRNIC_THREAD_DOMAINS", "absent"),
+    ],
     vendor_id: 0x1ded,
     vendor_part_id: 0x107f,
     max_sge: (6, 1),
     min_queue: MinQueue { send: 1, recv: 1 },
     // For UD there are no address handles.
     qp_types: &[RC, UD],
-    absent: &[Verb::CreateAh, Verb::CreateCqEx, Verb::CreateQpEx, Verb::CreateSrq, Verb::ReregMr, Verb::ResizeCq],
+    absent: &[
+        Verb::CreateAh,
+        Verb::CreateCqEx,
+        Verb::CreateQpEx,
+        Verb::CreateSrq,
+        Verb::ReregMr,
+        Verb::ResizeCq,
+    ],
     round_cq: |cqe| cqe.max(64).next_power_of_two(),
     ..OWN_DRIVER
 };
@@ -201,7 +216,11 @@ pub(super) const ERDMA_DRIVER: Driver = Driver {
 /// hns: HiSilicon's RoCE engine in Kunpeng processors, the third version.
 pub(super) const HNS_DRIVER: Driver = Driver {
     name: "hns",
-    settings: &[("SOFTRNIC_GIDS", "rich"), ("SOFTRNIC_MAX_INLINE", "1024"), ("SOFTRNIC_INLINE_EXCESS", "grant")],
+    settings: &[
+        ("SOFTRNIC_GIDS", "rich"),
+        ("SOFTRNIC_MAX_INLINE", "1024"),
+        ("SOFTRNIC_INLINE_EXCESS", "grant"),
+    ],
     vendor_id: 0x19e5,
     min_queue: MinQueue { send: 1, recv: 0 },
     qp_types: &[RC, UD],
@@ -225,7 +244,11 @@ pub(super) const IONIC_DRIVER: Driver = Driver {
     max_reads: 16,
     qp_types: &[RC, UD],
     absent: &[Verb::CreateSrq, Verb::ReregMr, Verb::ResizeCq],
-    round: |cap| QpCap { max_send_wr: queue(cap.max_send_wr), max_recv_wr: queue(cap.max_recv_wr), ..cap },
+    round: |cap| QpCap {
+        max_send_wr: queue(cap.max_send_wr),
+        max_recv_wr: queue(cap.max_recv_wr),
+        ..cap
+    },
     ..OWN_DRIVER
 };
 

@@ -20,7 +20,12 @@ use crate::rules::rule::KnownRules;
 use crate::shm::slots::NO_PEER;
 
 /// `ibv_modify_qp`.
-pub(crate) fn modify(engine: &'static Engine, qp: &Qp, attr: &QpAttr, given: i32) -> Result<(), i32> {
+pub(crate) fn modify(
+    engine: &'static Engine,
+    qp: &Qp,
+    attr: &QpAttr,
+    given: i32,
+) -> Result<(), i32> {
     let mut known = lock(&qp.attributes);
     let from = qp.slot.state.load(SeqCst);
     let to = if given & mask::STATE != 0 { attr.qp_state } else { from };
@@ -42,7 +47,11 @@ pub(crate) fn modify(engine: &'static Engine, qp: &Qp, attr: &QpAttr, given: i32
     if given & mask::PORT != 0 {
         port.port = u32::from(attr.port_num);
     }
-    let route = if given & mask::AV != 0 { Some(Route::find(qp.fabric, port, &attr.ah_attr)?) } else { None };
+    let route = if given & mask::AV != 0 {
+        Some(Route::find(qp.fabric, port, &attr.ah_attr)?)
+    } else {
+        None
+    };
     if let Some(to) = route.and_then(|route| route.to()) {
         engine.faults.on_modify_qp(port, to).inspect_err(|errno| {
             if *errno == libc::ETIMEDOUT {
@@ -103,7 +112,13 @@ fn publish(qp: &Qp, known: &QpAttr, given: i32, route: Option<Route>) {
     link.reads = known.max_rd_atomic;
 }
 
-fn enter(engine: &'static Engine, qp: &Qp, from: u32, to: u32, wants_event: bool) -> Result<(), i32> {
+fn enter(
+    engine: &'static Engine,
+    qp: &Qp,
+    from: u32,
+    to: u32,
+    wants_event: bool,
+) -> Result<(), i32> {
     match to {
         state::RESET => {
             qp.slot.state.store(state::RESET, SeqCst);
@@ -173,7 +188,9 @@ pub(crate) fn flush_recv(engine: &Engine, qp: &Qp) -> bool {
     if qp.slot.state.load(SeqCst) != qp_state::ERR || !qp.is_in_fabric() || is_silent(qp) {
         return true;
     }
-    if engine.fabric.is_entered(qp.slot) || (engine.fabric.has_stage() && engine.copy_server.is_busy()) {
+    if engine.fabric.is_entered(qp.slot)
+        || (engine.fabric.has_stage() && engine.copy_server.is_busy())
+    {
         return false;
     }
     qp.flush_recv();
@@ -204,7 +221,8 @@ impl Engine {
     fn invalidate(&'static self, mr: &Mr) {
         mr.invalidate();
         let domain = mr.pd().id;
-        let uses = |qp: &Qp| qp.pd.id == domain || qp.srq.as_ref().is_some_and(|srq| srq.pd.id == domain);
+        let uses =
+            |qp: &Qp| qp.pd.id == domain || qp.srq.as_ref().is_some_and(|srq| srq.pd.id == domain);
         let users: Vec<_> = lock(&self.qps).iter().filter(|qp| uses(qp)).cloned().collect();
         for qp in users {
             // Our own threads read and write it under this lock, peers while they are in the queue pair.
@@ -270,21 +288,34 @@ impl Engine {
     }
 
     /// Creates a completion queue.
-    pub(crate) fn create_cq(&self, context: Arc<Context>, requested: CqRequest) -> Result<Arc<Cq>, i32> {
+    pub(crate) fn create_cq(
+        &self,
+        context: Arc<Context>,
+        requested: CqRequest,
+    ) -> Result<Arc<Cq>, i32> {
         let cq = Cq::new(context, requested)?;
         lock(&self.cqs).push(Arc::clone(&cq));
         Ok(cq)
     }
 
     /// Creates a shared receive queue.
-    pub(crate) fn create_srq(&self, pd: &Arc<Pd>, srq_context: *mut c_void, wanted: SrqAttr) -> Result<Arc<Srq>, i32> {
+    pub(crate) fn create_srq(
+        &self,
+        pd: &Arc<Pd>,
+        srq_context: *mut c_void,
+        wanted: SrqAttr,
+    ) -> Result<Arc<Srq>, i32> {
         let srq = Srq::create(pd, srq_context, wanted)?;
         lock(&self.srqs).push(Arc::clone(&srq));
         Ok(srq)
     }
 
     /// Creates a queue pair. The errno value of a refusal may be 0: errno stays as it was.
-    pub(crate) fn create_qp(&'static self, pd: &Arc<Pd>, requested: QpRequest) -> Result<Arc<Qp>, i32> {
+    pub(crate) fn create_qp(
+        &'static self,
+        pd: &Arc<Pd>,
+        requested: QpRequest,
+    ) -> Result<Arc<Qp>, i32> {
         let qp = Qp::create(pd, requested)?;
         qp.join_cqs(Arc::new(Source::new(self, &qp)));
         lock(&self.qps).push(Arc::clone(&qp));

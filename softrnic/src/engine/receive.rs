@@ -18,7 +18,8 @@ use crate::objects::qp::Qp;
 use crate::objects::send_queue::SendQueue;
 use crate::remote::responder;
 use crate::remote::responder::{
-    Admission, Envelope, QpHold, RemoteQpGuard, ResponderFault, TxOutcome, is_held_by_another, name_of,
+    Admission, Envelope, QpHold, RemoteQpGuard, ResponderFault, TxOutcome, is_held_by_another,
+    name_of,
 };
 use crate::remote::staged_transfer::{Path, StagedTransfer};
 use crate::rules::rule::KnownRules;
@@ -27,7 +28,13 @@ use crate::shm::recv_ring::Sender;
 use crate::shm::slots::{ANY_PEER, PortSlot};
 
 /// Posts one receive, which is the first of its call or not.
-pub(crate) fn post_recv(engine: &'static Engine, qp: &Qp, wr_id: u64, sges: &[Sge], is_first: bool) -> Result<(), i32> {
+pub(crate) fn post_recv(
+    engine: &'static Engine,
+    qp: &Qp,
+    wr_id: u64,
+    sges: &[Sge],
+    is_first: bool,
+) -> Result<(), i32> {
     let _guard = lock(&qp.recv);
     qp.fill_recv(wr_id, sges)?;
     qp.slot.work.posted_receive(is_first);
@@ -77,7 +84,8 @@ pub(crate) fn address(
         path: ah.route.path(qp.fabric, qp.abi.qp_num, qpn),
         qkey: if qkey & OWN_QKEY == 0 { qkey } else { qp.slot.qkey.load(SeqCst) },
         has_header: header.is_some(),
-        header: header.map_or([0; HEADER_BYTES], |header| header.to_bytes(bytes as u32, has_immediate)),
+        header: header
+            .map_or([0; HEADER_BYTES], |header| header.to_bytes(bytes as u32, has_immediate)),
         service_level: packet_type.unwrap_or(ah.vector.sl),
     });
     Ok(())
@@ -115,7 +123,11 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
     }
     let sent = queue.datagram(queue.executed);
     let Some(guard) = RemoteQpGuard::enter(qp.fabric, sent.peer, ANY_PEER, queue.entries) else {
-        return if RemoteQpGuard::is_open(qp.fabric, sent.peer) { again(queue) } else { TxOutcome::Lost };
+        return if RemoteQpGuard::is_open(qp.fabric, sent.peer) {
+            again(queue)
+        } else {
+            TxOutcome::Lost
+        };
     };
     let name = name_of(qp.fabric, qp.device, qp.abi.qp_num);
     if is_held_by_another(qp.fabric, guard.slot, name) {
@@ -129,7 +141,8 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
     let Some(admission) = responder::admit_datagram(&guard, request, &envelope, local.total) else {
         return TxOutcome::Lost;
     };
-    let local = if let Some(ResponderFault::Cut(bytes)) = fault { local.part(0, bytes) } else { local };
+    let local =
+        if let Some(ResponderFault::Cut(bytes)) = fault { local.part(0, bytes) } else { local };
     if local.has_gpu || admission.remote.has_gpu || !guard.is_reached() {
         let hold = QpHold::take(guard.slot, name);
         return begin_staged(qp, queue, (guard, admission, local, hold), fault);
@@ -169,8 +182,13 @@ fn begin_staged(
         return TxOutcome::Failed(Status::General);
     }
     let (request, ..) = queue.request(queue.executed);
-    let path =
-        Path { from: ANY_PEER, to: guard.name(), is_unreliable: true, psn: queue.link.psn, serial: queue.entries };
+    let path = Path {
+        from: ANY_PEER,
+        to: guard.name(),
+        is_unreliable: true,
+        psn: queue.link.psn,
+        serial: queue.entries,
+    };
     let staged = StagedTransfer::new(&guard, path, admission, local, request, fault).holding(hold);
     drop(guard);
     queue.staged = Some(Box::new(staged));
@@ -186,10 +204,18 @@ pub(crate) fn proceed(qp: &Qp, queue: &mut SendQueue) -> TxOutcome {
         return TxOutcome::Staged;
     };
     let Some(staged) = queue.staged.take() else { return TxOutcome::Busy };
-    let Some(guard) = guard.filter(|_| staged.is_held() && !staged.is_cut) else { return TxOutcome::Lost };
+    let Some(guard) = guard.filter(|_| staged.is_held() && !staged.is_cut) else {
+        return TxOutcome::Lost;
+    };
     let (request, ..) = queue.request(queue.executed);
     let envelope = envelope(qp, queue.datagram(queue.executed));
-    responder::conclude_datagram(&guard, request, (&staged.admission, &envelope), staged.total(), moved)
+    responder::conclude_datagram(
+        &guard,
+        request,
+        (&staged.admission, &envelope),
+        staged.total(),
+        moved,
+    )
 }
 
 /// A queue pair in its completion queues.
@@ -268,7 +294,8 @@ pub(crate) fn forget(engine: &Engine, qp: &Qp) {
 #[inline]
 pub(crate) fn complete(qp: &Qp, queue: &mut SendQueue, status: Status) -> bool {
     let (request, sges, inline) = queue.request(queue.acked);
-    let is_completion = status != Status::Success || qp.signal_all || request.flags & send_flag::SIGNALED != 0;
+    let is_completion =
+        status != Status::Success || qp.signal_all || request.flags & send_flag::SIGNALED != 0;
     let cq = qp.send_cq.slot;
     if is_completion && !responder::admit_completion(qp.fabric, cq) {
         return false;
@@ -286,12 +313,18 @@ pub(crate) fn complete(qp: &Qp, queue: &mut SendQueue, status: Status) -> bool {
         let sent = &qp.slot.sent;
         sent.messages.store(sent.messages.load(Relaxed) + 1, Relaxed);
         sent.bytes.store(sent.bytes.load(Relaxed) + u64::from(bytes), Relaxed);
-        let has_immediate = matches!(request.opcode, wr_opcode::RDMA_WRITE_WITH_IMM | wr_opcode::SEND_WITH_IMM);
+        let has_immediate =
+            matches!(request.opcode, wr_opcode::RDMA_WRITE_WITH_IMM | wr_opcode::SEND_WITH_IMM);
         qp.slot.work.acknowledged(queue.link.packets(bytes.into()), has_immediate);
     }
     queue.advance();
     if is_completion {
-        responder::announce(qp.fabric, cq, qp.slot.send_bit.load(Relaxed), status != Status::Success);
+        responder::announce(
+            qp.fabric,
+            cq,
+            qp.slot.send_bit.load(Relaxed),
+            status != Status::Success,
+        );
     }
     true
 }

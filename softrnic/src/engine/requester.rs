@@ -7,7 +7,9 @@ use std::sync::{Arc, Weak, mpsc};
 use std::{mem, ptr, thread};
 
 use crate::abi::types::{Sge, Status, access, event, qp_state, send_flag, wr_opcode};
-use crate::copy::transfer::{CopyError, Direction, Pieces, transfer, transfer_by_lines, transfer_shuffled};
+use crate::copy::transfer::{
+    CopyError, Direction, Pieces, transfer, transfer_by_lines, transfer_shuffled,
+};
 use crate::engine::modify::{Engine, flush_recv, is_silent};
 use crate::engine::receive;
 use crate::engine::receive::complete;
@@ -69,7 +71,9 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
     };
     let admission = match admitted {
         Ok(admission) => admission,
-        Err(outcome @ TxOutcome::NotReady(_)) if qp.fabric.settings.rnr_places && !queue.head.is_placed => {
+        Err(outcome @ TxOutcome::NotReady(_))
+            if qp.fabric.settings.rnr_places && !queue.head.is_placed =>
+        {
             let outcome = place_first_packets(qp, &guard, (request, link), &local, outcome);
             queue.head.is_placed = true;
             return outcome;
@@ -79,7 +83,9 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
     let total = local.total;
     let local = match fault {
         // Of an atomic nothing is done: it is one packet.
-        Some(ResponderFault::Cut(_)) if total == 0 || admission.is_atomic => return TxOutcome::Lost,
+        Some(ResponderFault::Cut(_)) if total == 0 || admission.is_atomic => {
+            return TxOutcome::Lost;
+        }
         Some(ResponderFault::Cut(bytes)) => local.part(0, bytes),
         _ => local,
     };
@@ -143,9 +149,14 @@ fn deliver(
 ) -> TxOutcome {
     if admission.is_atomic {
         let outcome = responder::execute(guard, request, local, admission);
-        return outcome.unwrap_or_else(|error| responder::conclude(guard, request, admission, local.total, Err(error)));
+        return outcome.unwrap_or_else(|error| {
+            responder::conclude(guard, request, admission, local.total, Err(error))
+        });
     }
-    let moved = if admission.is_relaxed && qp.fabric.settings.chaos && admission.direction == Direction::Out {
+    let moved = if admission.is_relaxed
+        && qp.fabric.settings.chaos
+        && admission.direction == Direction::Out
+    {
         transfer_shuffled(guard.pid, local, &admission.remote, u64::from(guard.serial()))
     } else if qp.fabric.settings.lines && admission.direction == Direction::Out {
         transfer_by_lines(guard.pid, local, &admission.remote)
@@ -403,7 +414,12 @@ fn apply_fault(qp: &Qp, queue: &mut SendQueue, fault: Fault) -> TxOutcome {
 
 /// Does what follows from one transmission. False if the queue has to wait.
 #[inline]
-fn handle_result(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue, outcome: TxOutcome) -> bool {
+fn handle_result(
+    engine: &'static Engine,
+    qp: &Qp,
+    queue: &mut SendQueue,
+    outcome: TxOutcome,
+) -> bool {
     let is_rc = !qp.is_unreliable();
     let is_ack_lost = outcome == TxOutcome::Done && queue.head.loses_ack && is_rc;
     queue.head.is_delivered |= is_ack_lost;
@@ -430,7 +446,8 @@ fn handle_result(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue, outcom
             return false;
         }
         TxOutcome::NotReady(timer) if is_rc => {
-            if queue.link.rnr_retry != 7 && queue.head.rnr_waits >= u32::from(queue.link.rnr_retry) {
+            if queue.link.rnr_retry != 7 && queue.head.rnr_waits >= u32::from(queue.link.rnr_retry)
+            {
                 conclude(engine, qp, queue, Status::RnrRetryExceeded);
                 return true;
             }
@@ -441,7 +458,9 @@ fn handle_result(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue, outcom
             return false;
         }
         // UC does not learn of losses.
-        TxOutcome::Done | TxOutcome::Lost | TxOutcome::NotReady(_) => conclude(engine, qp, queue, Status::Success),
+        TxOutcome::Done | TxOutcome::Lost | TxOutcome::NotReady(_) => {
+            conclude(engine, qp, queue, Status::Success)
+        }
     }
     true
 }
@@ -560,7 +579,11 @@ fn block_signals() -> libc::sigset_t {
 fn show_life(slot: &'static ProcSlot) {
     let link = slot.robust_next.as_ptr() as usize;
     let word = slot.life.as_ptr() as usize;
-    let head = Box::leak(Box::new(RobustHead { first: link, futex_offset: (word - link) as isize, pending: 0 }));
+    let head = Box::leak(Box::new(RobustHead {
+        first: link,
+        futex_offset: (word - link) as isize,
+        pending: 0,
+    }));
     // SAFETY: gettid has no preconditions.
     let tid = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
     // The list is a ring: head -> link -> head.
@@ -568,7 +591,9 @@ fn show_life(slot: &'static ProcSlot) {
     slot.life.store(tid, SeqCst);
     // SAFETY: the head is leaked and the link lies in a mapping that is never unmapped; this thread takes no robust
     // mutex of the C library, whose list this replaces.
-    unsafe { libc::syscall(libc::SYS_set_robust_list, ptr::from_ref(head), size_of::<RobustHead>()) };
+    unsafe {
+        libc::syscall(libc::SYS_set_robust_list, ptr::from_ref(head), size_of::<RobustHead>())
+    };
 }
 
 fn serve(engine: &'static Engine) {
@@ -599,11 +624,16 @@ fn serve(engine: &'static Engine) {
         let next = fabric.next_task();
         let timeout = (next != u64::MAX).then(|| {
             let ns = next.saturating_sub(now_ns());
-            libc::timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
+            libc::timespec {
+                tv_sec: (ns / 1_000_000_000) as i64,
+                tv_nsec: (ns % 1_000_000_000) as i64,
+            }
         });
         let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
         // SAFETY: the futex word lies in the mapping; the timeout outlives the call.
-        unsafe { libc::syscall(libc::SYS_futex, bell.as_ptr(), libc::FUTEX_WAIT, seen, timeout, 0, 0) };
+        unsafe {
+            libc::syscall(libc::SYS_futex, bell.as_ptr(), libc::FUTEX_WAIT, seen, timeout, 0, 0)
+        };
     }
 }
 
@@ -615,7 +645,8 @@ fn deliver_logged(engine: &'static Engine) {
         known.iter().filter_map(Weak::upgrade).collect()
     };
     contexts.iter().for_each(|context| context.deliver());
-    let failed: Vec<_> = lock(&engine.qps).iter().filter(|qp| qp.pd.context.is_dead()).cloned().collect();
+    let failed: Vec<_> =
+        lock(&engine.qps).iter().filter(|qp| qp.pd.context.is_dead()).cloned().collect();
     for qp in failed {
         finish_failure(engine, &qp);
     }
@@ -644,7 +675,9 @@ impl DelayedPacket {
     /// Sends the head request of `queue`, to arrive at `at` (ns). READs, atomics and datagrams are not delayed: they are lost.
     pub(crate) fn launch(qp: &Qp, queue: &SendQueue, at: u64) {
         let (request, sges, inline) = queue.request(queue.executed);
-        if qp.is_ud() || matches!(request.opcode, wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD) {
+        if qp.is_ud()
+            || matches!(request.opcode, wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD)
+        {
             return;
         }
         let bytes = if request.flags & send_flag::INLINE != 0 {
@@ -684,7 +717,8 @@ impl DelayedPacket {
         if self.staged.is_some() {
             return self.pass_through();
         }
-        let Some(guard) = RemoteQpGuard::enter(fabric, self.link.peer, self.from, self.serial) else {
+        let Some(guard) = RemoteQpGuard::enter(fabric, self.link.peer, self.from, self.serial)
+        else {
             return self.miss();
         };
         if !guard.expects(self.is_unreliable, self.link.psn) {
@@ -703,7 +737,8 @@ impl DelayedPacket {
                 psn: self.link.psn,
                 serial: self.serial,
             };
-            self.staged = Some(StagedTransfer::new(&guard, path, admission, local, &self.request, None));
+            self.staged =
+                Some(StagedTransfer::new(&guard, path, admission, local, &self.request, None));
             drop(guard);
             return self.pass_through();
         }
@@ -741,7 +776,9 @@ impl DelayedPacket {
     /// Through the stage, for as long as the peer's queue pair waits for it.
     fn pass_through(mut self: Box<Self>) {
         let fabric = self.fabric;
-        let Some(mut staged) = self.staged.take().filter(|_| fabric.open_stage().is_ok()) else { return };
+        let Some(mut staged) = self.staged.take().filter(|_| fabric.open_stage().is_ok()) else {
+            return;
+        };
         match staged.proceed() {
             Some((Some(guard), moved)) => self.conclude(&guard, &staged.admission, moved),
             // It may be sent again as a whole: what has been copied is the same.
@@ -821,8 +858,8 @@ pub(crate) fn modelled_ns(qp: &Qp, ns: u64) -> u64 {
 /// The wait that a timer code of the responder asks for.
 pub(crate) fn rnr_ns(code: u32) -> u64 {
     const HUNDREDTHS_OF_MS: [u64; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
-        4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
     HUNDREDTHS_OF_MS[code as usize & 31] * 10_000
 }
@@ -858,7 +895,9 @@ impl Way {
         let from = port_at(qp.port());
         let paths = match queue.link.path {
             None => &[],
-            Some(_) if qp.fabric.settings.spray => &from.paths[..qp.fabric.topology.paths() as usize],
+            Some(_) if qp.fabric.settings.spray => {
+                &from.paths[..qp.fabric.topology.paths() as usize]
+            }
             Some(path) => from.paths.get(path as usize).map_or(&[][..], std::slice::from_ref),
         };
         (peer != NO_PEER).then(|| Self { from, to: port_at(PortId::of_name(peer)), paths })
@@ -874,7 +913,8 @@ impl Way {
     /// Whether messages wait for those before them.
     #[inline]
     fn is_paced(self) -> bool {
-        self.from.bytes_per_ms.load(Relaxed) | self.to.bytes_per_ms.load(Relaxed) != 0 || !self.paths.is_empty()
+        self.from.bytes_per_ms.load(Relaxed) | self.to.bytes_per_ms.load(Relaxed) != 0
+            || !self.paths.is_empty()
     }
 }
 
@@ -897,7 +937,8 @@ fn slowly(qp: &Qp, queue: &SendQueue, way: Way, opcode: u32, bytes: u64) -> u64 
     }
     let is_read = opcode == wr_opcode::RDMA_READ;
     let (from, to) = if is_read { (way.to, way.from) } else { (way.from, way.to) };
-    let pace = [from, to].map(|end| end.bytes_per_ms.load(Relaxed)).into_iter().filter(|&p| p != 0).min();
+    let pace =
+        [from, to].map(|end| end.bytes_per_ms.load(Relaxed)).into_iter().filter(|&p| p != 0).min();
     let mut passed = now;
     if let Some(pace) = pace {
         let begin = now.max(from.tx_until.load(Relaxed)).max(to.rx_until.load(Relaxed));

@@ -112,7 +112,10 @@ impl Described {
         let first = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         let gid = |at: usize| std::array::from_fn(|i| bytes[at + i]);
         Some(Self {
-            source: TypedGid { gid: gid(8), kind: if bytes[6] == UDP { GidType::RoceV2 } else { GidType::Plain } },
+            source: TypedGid {
+                gid: gid(8),
+                kind: if bytes[6] == UDP { GidType::RoceV2 } else { GidType::Plain },
+            },
             target: gid(24),
             traffic_class: (first >> 20) as u8,
             flow_label: first & 0xf_ffff,
@@ -123,7 +126,8 @@ impl Described {
 
 /// Of an IPv4 header: 0 if it holds the right one already.
 fn checksum(header: &[u8]) -> u16 {
-    let words = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+    let words =
+        header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
     let mut sum: u32 = words.sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -258,7 +262,8 @@ const LABEL_MASK: u32 = 0xf_ffff;
 /// Which of `paths`, of which there is one at least, packets with these addresses and UDP source port take.
 pub(crate) fn path(source: &Gid, target: &Gid, port: u16, paths: u32) -> u32 {
     let words = [source, target].into_iter().flat_map(|gid| gid.chunks_exact(8));
-    let addresses = words.fold(0, |state, word| mix(state ^ word.try_into().map_or(0, u64::from_be_bytes)));
+    let addresses =
+        words.fold(0, |state, word| mix(state ^ word.try_into().map_or(0, u64::from_be_bytes)));
     (mix(addresses ^ u64::from(port)) % u64::from(paths.max(1))) as u32
 }
 
@@ -275,7 +280,13 @@ mod tests {
     use super::*;
 
     fn described(kind: GidType, source: Gid, target: Gid) -> Described {
-        Described { source: TypedGid { gid: source, kind }, target, traffic_class: 7, flow_label: 0, hop_limit: 64 }
+        Described {
+            source: TypedGid { gid: source, kind },
+            target,
+            traffic_class: 7,
+            flow_label: 0,
+            hop_limit: 64,
+        }
     }
 
     #[test]
@@ -285,7 +296,10 @@ mod tests {
         // 20 + 8 + 12 + 8 + 4 + 5 rounded up to 8 + 4 bytes; from 10.82.1.1 to 10.82.1.2.
         assert_eq!(bytes[20..30], [0x45, 7, 0, 64, 0, 0, 0x40, 0, 64, 17]);
         assert_eq!(bytes[32..], [10, 82, 1, 1, 10, 82, 1, 2]);
-        let sum = bytes[20..].chunks_exact(2).map(|p| u32::from(p[0]) << 8 | u32::from(p[1])).sum::<u32>();
+        let sum = bytes[20..]
+            .chunks_exact(2)
+            .map(|p| u32::from(p[0]) << 8 | u32::from(p[1]))
+            .sum::<u32>();
         assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
     }
 
@@ -306,10 +320,15 @@ mod tests {
     #[test]
     fn source_ports_come_from_the_flow_label_and_else_from_the_queue_pairs() {
         // 3 * 5 = 15; the upper bits of the label count too.
-        let ports = [udp_source_port(0, 3, 5), udp_source_port(1, 3, 5), udp_source_port(1 << 14, 9, 9)];
+        let ports =
+            [udp_source_port(0, 3, 5), udp_source_port(1, 3, 5), udp_source_port(1 << 14, 9, 9)];
         assert_eq!(ports, [0xc00f, 0xc001, 0xc001]);
         assert_eq!(udp_source_port(0xf_ffff, 0, 0), 0xffc0);
-        assert_eq!(udp_source_port(0, 7, 100), udp_source_port(0, 100, 7), "both directions have the same");
+        assert_eq!(
+            udp_source_port(0, 7, 100),
+            udp_source_port(0, 100, 7),
+            "both directions have the same"
+        );
     }
 
     #[test]

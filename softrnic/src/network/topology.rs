@@ -82,7 +82,9 @@ const RULES: [KeyRule; KEYS] = [
         default: "400",
         allowed: "5, 10, 20, 25, 40, 50, 56, 100, 200, 400 or 800 (Gb/s)",
         is_per_port: true,
-        parse: |text| one_of(text, 1..=800).map(|gbps| gbps * 10).filter(|&s| signalling(s).is_some()),
+        parse: |text| {
+            one_of(text, 1..=800).map(|gbps| gbps * 10).filter(|&s| signalling(s).is_some())
+        },
     },
     KeyRule {
         word: "mtu",
@@ -138,7 +140,8 @@ struct Value {
 impl Value {
     /// The value that `text` says. Per port: one for all, then exceptions, such as `400,softrnic1/2=100`.
     fn parse(rule: &KeyRule, text: &str) -> Option<Self> {
-        let mut value = Self { text: text.to_owned(), of: [[0; PORTS]; DEVICES], named: Vec::new() };
+        let mut value =
+            Self { text: text.to_owned(), of: [[0; PORTS]; DEVICES], named: Vec::new() };
         let mut parts = text.split(',').peekable();
         let all = parts.next_if(|part| !part.contains('=')).unwrap_or(rule.default);
         value.of = [[(rule.parse)(all)?; PORTS]; DEVICES];
@@ -165,7 +168,11 @@ impl Requested {
             let variable = rule.variable();
             let Some(text) = driver.text(&variable)? else { continue };
             let value = Value::parse(rule, &text);
-            let exceptions = if rule.is_per_port { ", and exceptions as in \"…,softrnic1/2=…\"" } else { "" };
+            let exceptions = if rule.is_per_port {
+                ", and exceptions as in \"…,softrnic1/2=…\""
+            } else {
+                ""
+            };
             let complain = || format!("{variable}={text:?}: must be {}{exceptions}", rule.allowed);
             *said = Some(value.ok_or_else(complain)?);
         }
@@ -185,10 +192,13 @@ impl Topology {
             let value = said.as_ref().map_or(rule.default, |v| &v.text);
             text.push_str(&format!("{}={value} ", rule.word));
         }
-        let topology = Self::parse(text.trim_end()).ok_or("the topology of the devices cannot be written down")?;
+        let topology = Self::parse(text.trim_end())
+            .ok_or("the topology of the devices cannot be written down")?;
         topology.check_names(requested)?;
         if text.len() > TOPOLOGY_WORDS * 8 {
-            return Err("SOFTRNIC_LINK, SOFTRNIC_SPEED and SOFTRNIC_MTU are too long together".to_owned());
+            return Err(
+                "SOFTRNIC_LINK, SOFTRNIC_SPEED and SOFTRNIC_MTU are too long together".to_owned()
+            );
         }
         Ok(topology)
     }
@@ -214,7 +224,8 @@ impl Topology {
     fn check_names(&self, requested: &Requested) -> Result<(), String> {
         for (rule, said) in RULES.iter().zip(&requested.0) {
             let Some(said) = said else { continue };
-            let is_absent = |&&(device, port): &&(usize, u32)| device >= self.devices() || port > self.ports();
+            let is_absent =
+                |&&(device, port): &&(usize, u32)| device >= self.devices() || port > self.ports();
             if let Some((device, port)) = said.named.iter().find(is_absent) {
                 let (devices, ports) = (self.devices(), self.ports());
                 return Err(format!(
@@ -289,7 +300,8 @@ impl Topology {
     }
 
     fn text(&self) -> String {
-        let parts = RULES.iter().zip(&self.0).map(|(rule, value)| format!("{}={}", rule.word, value.text));
+        let parts =
+            RULES.iter().zip(&self.0).map(|(rule, value)| format!("{}={}", rule.word, value.text));
         parts.collect::<Vec<_>>().join(" ")
     }
 
@@ -316,7 +328,8 @@ impl Topology {
     /// What the file says; `None` if nobody has written it yet.
     pub(crate) fn load(header: &Header) -> Option<Self> {
         let length = usize::try_from(header.topology[0].load(SeqCst)).ok()?;
-        let bytes: Vec<u8> = header.topology[1..].iter().flat_map(|word| word.load(SeqCst).to_le_bytes()).collect();
+        let bytes: Vec<u8> =
+            header.topology[1..].iter().flat_map(|word| word.load(SeqCst).to_le_bytes()).collect();
         Self::parse(std::str::from_utf8(bytes.get(..length)?).ok()?)
     }
 }
@@ -482,7 +495,8 @@ pub(crate) fn parse_name(name: &str) -> Option<(usize, u32)> {
 
 /// Device index that a name means: `softrnic1`, `rnic1` or `1`.
 pub(crate) fn parse_device(name: &str) -> Option<usize> {
-    let digits = ["softrnic", "rnic"].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+    let digits =
+        ["softrnic", "rnic"].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
     digits.parse().ok().filter(|&d| d < DEVICES)
 }
 

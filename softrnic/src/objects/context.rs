@@ -9,8 +9,9 @@ use std::sync::{Arc, OnceLock};
 
 use crate::abi::types;
 use crate::abi::types::{
-    AhAttr, DeviceAttr, LEAD_ALLOC_PARENT_DOMAIN, LEAD_ALLOC_TD, LEAD_CREATE_CQ_EX, LEAD_CREATE_QP_EX, LEAD_DEALLOC_TD,
-    LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE, VerbsContext, event, op_slot,
+    AhAttr, DeviceAttr, LEAD_ALLOC_PARENT_DOMAIN, LEAD_ALLOC_TD, LEAD_CREATE_CQ_EX,
+    LEAD_CREATE_QP_EX, LEAD_DEALLOC_TD, LEAD_QUERY_DEVICE_EX, LEAD_QUERY_PORT, LEAD_SIZE,
+    VerbsContext, event, op_slot,
 };
 use crate::drivers::table::Verb;
 use crate::host::FdQueue;
@@ -76,7 +77,11 @@ fn no_commands() -> Result<File, i32> {
 }
 
 impl Context {
-    pub(crate) fn open(fabric: &'static Fabric, device: &'static Device, ops: &Ops) -> Result<Arc<Self>, i32> {
+    pub(crate) fn open(
+        fabric: &'static Fabric,
+        device: &'static Device,
+        ops: &Ops,
+    ) -> Result<Arc<Self>, i32> {
         let failures = fabric.header().failures[device.index].load(SeqCst);
         if fabric.is_failed(device.index) || fabric.is_refusing(device.index) {
             return Err(libc::EIO);
@@ -110,7 +115,16 @@ impl Context {
         verbs.lead[LEAD_ALLOC_PARENT_DOMAIN] = ops.alloc_parent_domain;
         let delivered = AtomicU64::new(fabric.header().event_count.load(SeqCst));
         let is_told = AtomicBool::new(false);
-        Ok(Arc::new(Self { verbs, fabric, device, events, delivered, failures, is_told, _command: command }))
+        Ok(Arc::new(Self {
+            verbs,
+            fabric,
+            device,
+            events,
+            delivered,
+            failures,
+            is_told,
+            _command: command,
+        }))
     }
 
     /// For the service thread: passes on the events of this device.
@@ -213,7 +227,8 @@ impl Device {
         let capacity = |table: Table| table.capacity() as i32;
         let driver = settings.driver;
         // As the kernel has it: the fewer of both queues.
-        let (reads, sges) = (i32::from(driver.max_reads), driver.max_sge.0.min(driver.max_sge.1) as i32);
+        let (reads, sges) =
+            (i32::from(driver.max_reads), driver.max_sge.0.min(driver.max_sge.1) as i32);
         let has_srqs = i32::from(driver.require(Verb::CreateSrq).is_ok());
         DeviceAttr {
             fw_ver: c_text(driver.fw_ver),

@@ -64,7 +64,8 @@ struct Sources {
 }
 
 /// Names a CQ that is for one thread.
-pub(crate) const SINGLE_THREADED_CQ: &str = "a completion queue that was created for a single thread";
+pub(crate) const SINGLE_THREADED_CQ: &str =
+    "a completion queue that was created for a single thread";
 
 impl std::fmt::Debug for Cq {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -79,7 +80,8 @@ unsafe impl Sync for Cq {}
 
 impl Cq {
     pub(crate) fn new(context: Arc<Context>, requested: CqRequest) -> Result<Arc<Self>, i32> {
-        let CqRequest { cqe, cq_context, channel, calls, is_single_threaded, parent_domain } = requested;
+        let CqRequest { cqe, cq_context, channel, calls, is_single_threaded, parent_domain } =
+            requested;
         context.require_alive()?;
         let (fabric, device) = (context.fabric, context.device.index);
         let capacity = (fabric.settings.driver.round_cq)(cqe);
@@ -88,7 +90,9 @@ impl Cq {
         let slot = fabric.cq(device, index);
         slot.capacity.store(capacity, SeqCst);
         slot.requested.store(cqe, SeqCst);
-        for word in [&slot.bell, &slot.pushed, &slot.polled, &slot.polls, &slot.fruitful_polls, &slot.locks] {
+        for word in
+            [&slot.bell, &slot.pushed, &slot.polled, &slot.polls, &slot.fruitful_polls, &slot.locks]
+        {
             word.store(0, SeqCst);
         }
         slot.single_threaded.store(is_single_threaded.into(), SeqCst);
@@ -107,7 +111,8 @@ impl Cq {
             comp_events_completed: AtomicU32::new(0),
             async_events_completed: AtomicU32::new(0),
         };
-        let abi = CqEx { base, comp_mask: 0, status: AtomicU32::new(0), wr_id: AtomicU64::new(0), calls };
+        let abi =
+            CqEx { base, comp_mask: 0, status: AtomicU32::new(0), wr_id: AtomicU64::new(0), calls };
         if let Some(channel) = channel {
             channel.users.fetch_add(1, SeqCst);
         }
@@ -143,7 +148,8 @@ impl Cq {
         let _sources = lock(&self.sources);
         let capacity = (self.context.fabric.settings.driver.round_cq)(cqe);
         // A completion may be polled before its producer has counted it.
-        let waiting = self.slot.pushed.load(SeqCst).wrapping_sub(self.slot.polled.load(SeqCst)) as i64;
+        let waiting =
+            self.slot.pushed.load(SeqCst).wrapping_sub(self.slot.polled.load(SeqCst)) as i64;
         if waiting > i64::from(capacity) {
             return Err(libc::EINVAL);
         }
@@ -216,7 +222,8 @@ impl Cq {
         }
         let Sources { by_number: sources, left } = &mut *lock(&self.sources);
         let (turn, first) = (self.turn.load(Relaxed), self.turn.load(Relaxed) % 64);
-        let mut bits = (self.carry.load(Relaxed) | self.slot.bell.swap(0, Acquire)).rotate_right(first);
+        let mut bits =
+            (self.carry.load(Relaxed) | self.slot.bell.swap(0, Acquire)).rotate_right(first);
         let (mut keep, mut taken) = (0, 0);
         while taken < out.len()
             && let Some(wc) = left.pop_front()
@@ -236,7 +243,11 @@ impl Cq {
             bits &= bits - 1;
             let numbers = (bit as usize..sources.len()).step_by(64);
             let (count, skipped) = (numbers.len(), turn as usize / 64);
-            for source in numbers.cycle().skip(skipped % count.max(1)).take(count).filter_map(|at| sources[at].as_ref())
+            for source in numbers
+                .cycle()
+                .skip(skipped % count.max(1))
+                .take(count)
+                .filter_map(|at| sources[at].as_ref())
             {
                 if source.drain(self, out, &mut taken) {
                     keep |= 1 << bit;
@@ -256,7 +267,9 @@ impl Cq {
     /// A call has polled, found something or not, and taken a lock or not as mlx5 has it.
     #[inline]
     pub(crate) fn count_poll(&self, is_fruitful: bool, is_locked: bool) {
-        let add = |counter: &AtomicU64, count: bool| counter.store(counter.load(Relaxed) + u64::from(count), Relaxed);
+        let add = |counter: &AtomicU64, count: bool| {
+            counter.store(counter.load(Relaxed) + u64::from(count), Relaxed)
+        };
         add(&self.slot.polls, true);
         add(&self.slot.fruitful_polls, is_fruitful);
         add(&self.slot.locks, is_locked);
@@ -307,9 +320,10 @@ impl Cq {
     pub(crate) fn deliver(&self) {
         if self.slot.events.swap(0, SeqCst) != 0 {
             lock(&self.sources).by_number.iter().flatten().for_each(|source| source.fail());
-            self.context
-                .events
-                .push(crate::objects::context::Event { element: self.as_abi() as usize, kind: event::CQ_ERR });
+            self.context.events.push(crate::objects::context::Event {
+                element: self.as_abi() as usize,
+                kind: event::CQ_ERR,
+            });
         }
         if self.slot.armed.fetch_and(!armed::NOTIFY, SeqCst) & armed::NOTIFY != 0
             && let Some(channel) = self.channel

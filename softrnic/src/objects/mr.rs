@@ -69,7 +69,8 @@ impl Mr {
     pub(crate) fn check(range: Range, flags: u32) -> Result<(), i32> {
         let Range { addr, length, iova, .. } = range;
         let writes_remotely = flags & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
-        let wraps = addr.checked_add(length as u64).is_none() || iova.checked_add(length as u64).is_none();
+        let wraps =
+            addr.checked_add(length as u64).is_none() || iova.checked_add(length as u64).is_none();
         if length == 0 || wraps || (writes_remotely && flags & access::LOCAL_WRITE == 0) {
             return Err(libc::EINVAL);
         }
@@ -89,9 +90,11 @@ impl Mr {
         }
         let gpu = range.owner(fabric)?;
         let control = fabric.file.control();
-        let index = fabric.claim(&control, Table::Mr, device, fabric.settings.max_mr).inspect_err(|_| {
-            give_back(gpu, addr, length as u64);
-        })?;
+        let index = fabric.claim(&control, Table::Mr, device, fabric.settings.max_mr).inspect_err(
+            |_| {
+                give_back(gpu, addr, length as u64);
+            },
+        )?;
         let slot = fabric.mr(device, index);
         let generation = slot.generation.fetch_add(1, Relaxed).wrapping_add(1) % 255 + 1;
         let key = index << 8 | generation;
@@ -140,13 +143,23 @@ impl Mr {
     pub(crate) fn check_change(&self, change: &Change) -> Result<Option<u32>, i32> {
         self.pd.context.require_alive()?;
         let slot = self.slot();
-        let (addr, length, iova) = (slot.addr.load(Relaxed), slot.length.load(Relaxed), slot.iova.load(Relaxed));
+        let (addr, length, iova) =
+            (slot.addr.load(Relaxed), slot.length.load(Relaxed), slot.iova.load(Relaxed));
         let now = Range { addr, length: length as usize, iova, dmabuf: None };
-        if change.range.is_some_and(|range| range.length as u64 > self.pd.context.fabric.settings.driver.max_mr_size) {
+        if change.range.is_some_and(|range| {
+            range.length as u64 > self.pd.context.fabric.settings.driver.max_mr_size
+        }) {
             return Err(libc::EINVAL);
         }
-        Self::check(change.range.unwrap_or(now), change.access.unwrap_or_else(|| slot.access.load(Relaxed)))?;
-        if change.pd.as_ref().is_some_and(|pd| pd.context.device.index != self.pd.context.device.index) {
+        Self::check(
+            change.range.unwrap_or(now),
+            change.access.unwrap_or_else(|| slot.access.load(Relaxed)),
+        )?;
+        if change
+            .pd
+            .as_ref()
+            .is_some_and(|pd| pd.context.device.index != self.pd.context.device.index)
+        {
             return Err(libc::EINVAL);
         }
         change.range.map(|range| range.owner(self.pd.context.fabric)).transpose()

@@ -11,8 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use crate::abi::qp_ex::{Calls, QpExTail};
 use crate::abi::types;
 use crate::abi::types::{
-    ALL_OPERATIONS, QpAttr, QpCap, Sge, Status, Wc, access, event, qp_attr as mask, qp_state as state, qp_state,
-    qp_type, wr_opcode,
+    ALL_OPERATIONS, QpAttr, QpCap, Sge, Status, Wc, access, event, qp_attr as mask,
+    qp_state as state, qp_state, qp_type, wr_opcode,
 };
 use crate::host::{InUse, lock};
 use crate::limits::{MAX_SGE, QPS};
@@ -78,7 +78,8 @@ pub(crate) struct Qp {
 }
 
 /// A receive that no message has come for.
-const FLUSHED: Received = Received { status: Status::Flush as u32, opcode: 0, byte_len: 0, imm: 0, wc_flags: 0 };
+const FLUSHED: Received =
+    Received { status: Status::Flush as u32, opcode: 0, byte_len: 0, imm: 0, wc_flags: 0 };
 
 /// Names the send queue of a queue pair in a thread domain.
 pub(crate) const SENDING: &str = "the send queue of a queue pair in a thread domain";
@@ -155,7 +156,8 @@ impl Qp {
     /// Enters it into its completion queues, as `source`.
     pub(crate) fn join_cqs(&self, source: Arc<dyn CompletionSource>) {
         let send = self.send_cq.add(Arc::clone(&source));
-        let recv = if Arc::ptr_eq(&self.send_cq, &self.recv_cq) { send } else { self.recv_cq.add(source) };
+        let recv =
+            if Arc::ptr_eq(&self.send_cq, &self.recv_cq) { send } else { self.recv_cq.add(source) };
         self.slot.send_bit.store(send, SeqCst);
         self.slot.recv_bit.store(recv, SeqCst);
     }
@@ -223,7 +225,8 @@ impl Qp {
 
     /// Whether the table entry is still this queue pair's. Call with `recv` locked, for it to stay so.
     pub(crate) fn is_in_fabric(&self) -> bool {
-        self.slot.qpn.load(SeqCst) == self.abi.qp_num && self.slot.generation.load(SeqCst) == self.generation
+        self.slot.qpn.load(SeqCst) == self.abi.qp_num
+            && self.slot.generation.load(SeqCst) == self.generation
     }
 
     /// Completes the posted receives as flushed, with an SRQ the one that it has taken. No peer is in the queue pair. Call with `recv`
@@ -238,7 +241,12 @@ impl Qp {
                 break;
             }
             self.recv_ring.finish(self.slot, at, &FLUSHED);
-            responder::announce(self.fabric, self.recv_cq.slot, self.slot.recv_bit.load(Relaxed), true);
+            responder::announce(
+                self.fabric,
+                self.recv_cq.slot,
+                self.slot.recv_bit.load(Relaxed),
+                true,
+            );
         }
         // Who gets this event polls for what has completed.
         if self.srq.is_some() && !self.is_last_told.swap(true, SeqCst) {
@@ -258,11 +266,20 @@ impl Qp {
 
     /// Moves the completions that concern `cq` into `out`: of sends, then of receives; the other way round after a call that had no room
     /// for the receives. True if something is left. Call under that CQ's lock.
-    pub(crate) fn take_completions(&self, cq: &Cq, out: &mut [MaybeUninit<Wc>], taken: &mut usize) -> bool {
+    pub(crate) fn take_completions(
+        &self,
+        cq: &Cq,
+        out: &mut [MaybeUninit<Wc>],
+        taken: &mut usize,
+    ) -> bool {
         let is_of_sends = std::ptr::eq(&raw const *self.send_cq, cq);
         let is_of_receives = std::ptr::eq(&raw const *self.recv_cq, cq);
         if !(is_of_sends && is_of_receives) {
-            return if is_of_sends { self.take_sends(out, taken) } else { self.take_receives(out, taken) };
+            return if is_of_sends {
+                self.take_sends(out, taken)
+            } else {
+                self.take_receives(out, taken)
+            };
         }
         if self.receives_first.swap(false, Relaxed) {
             return self.take_receives(out, taken) | self.take_sends(out, taken);
@@ -316,7 +333,12 @@ impl Qp {
         let (imm_data, wc_flags) = (got.imm, got.wc_flags);
         let peer = self.slot.peer.load(Relaxed);
         let src_qp = if peer >= ANY_PEER { 0 } else { peer as u32 };
-        self.finish_wc(Wc { imm_data, wc_flags, src_qp, ..self.wc(wr_id, got.status, got.opcode, got.byte_len) })
+        self.finish_wc(Wc {
+            imm_data,
+            wc_flags,
+            src_qp,
+            ..self.wc(wr_id, got.status, got.opcode, got.byte_len)
+        })
     }
 
     /// A completion of a datagram, which says who has sent it.
@@ -413,7 +435,11 @@ pub(super) fn unconnected(kind: i32) -> u64 {
 }
 
 /// What a queue pair gets that is to have `requested`; the errno value of a refusal, 0 for one that leaves errno as it was.
-pub(super) fn grant(settings: &Settings, requested: QpCap, has_receives: bool) -> Result<QpCap, i32> {
+pub(super) fn grant(
+    settings: &Settings,
+    requested: QpCap,
+    has_receives: bool,
+) -> Result<QpCap, i32> {
     let (driver, most) = (settings.driver, settings.max_qp_wr);
     let is_too_much = requested.max_send_wr > most
         || requested.max_recv_wr > most
@@ -429,7 +455,10 @@ pub(super) fn grant(settings: &Settings, requested: QpCap, has_receives: bool) -
     if requested.max_inline_data <= settings.max_inline {
         let rounded = (driver.round)(requested);
         let granted = if settings.grant_more { more_than(rounded) } else { rounded };
-        return Ok(QpCap { max_inline_data: granted.max_inline_data.min(settings.max_inline), ..granted });
+        return Ok(QpCap {
+            max_inline_data: granted.max_inline_data.min(settings.max_inline),
+            ..granted
+        });
     }
     match settings.inline_excess {
         InlineExcess::Refuse => Err(libc::EINVAL),
@@ -463,7 +492,8 @@ pub(super) fn claim_slot(
     requested: &QpRequest,
     asked: &QpCap,
 ) -> Result<(u32, &'static QpSlot), i32> {
-    let (mask, stride, bytes) = RecvRing::layout(requested.ring(), requested.qp_type == qp_type::UD);
+    let (mask, stride, bytes) =
+        RecvRing::layout(requested.ring(), requested.qp_type == qp_type::UD);
     let control = fabric.file.control();
     let index = fabric.claim(&control, Table::Qp, device, fabric.settings.max_qp)?;
     let slot = fabric.qp(device, index);
@@ -476,8 +506,9 @@ pub(super) fn claim_slot(
     if !fabric.is_entered(slot) {
         slot.busy.store(0, SeqCst);
     }
-    let ring_at =
-        fabric.claim_ring(&control, bytes).inspect_err(|_| fabric.free(&control, Table::Qp, device, index))?;
+    let ring_at = fabric
+        .claim_ring(&control, bytes)
+        .inspect_err(|_| fabric.free(&control, Table::Qp, device, index))?;
     slot.ring_at.store(ring_at, SeqCst);
     slot.ring_bytes.store(bytes as u32, SeqCst);
     slot.ring_mask.store(mask, SeqCst);
@@ -573,7 +604,9 @@ impl QpRequest {
 
     /// Receives in its ring, and elements of each. With a shared queue all receives of that may be taken and not polled.
     pub(super) fn ring(&self) -> (u32, u32) {
-        self.srq.as_ref().map_or((self.cap.max_recv_wr, self.cap.max_recv_sge), |srq| (srq.max_wr, srq.max_sge))
+        self.srq
+            .as_ref()
+            .map_or((self.cap.max_recv_wr, self.cap.max_recv_sge), |srq| (srq.max_wr, srq.max_sge))
     }
 
     /// What may be posted to the send queue: bit n is `ibv_wr_opcode` n.
@@ -585,7 +618,10 @@ impl QpRequest {
             qp_type::UD => SENDS,
             qp_type::UC => SENDS | WRITES,
             _ if has_atomics => ALL_OPERATIONS,
-            _ => ALL_OPERATIONS & !(1 << wr_opcode::ATOMIC_CMP_SWAP | 1 << wr_opcode::ATOMIC_FETCH_ADD),
+            _ => {
+                ALL_OPERATIONS
+                    & !(1 << wr_opcode::ATOMIC_CMP_SWAP | 1 << wr_opcode::ATOMIC_FETCH_ADD)
+            }
         };
         let wanted = self.operations.unwrap_or(possible);
         if wanted & !possible == 0 { Ok(wanted) } else { Err(libc::EOPNOTSUPP) }
@@ -656,9 +692,15 @@ fn of_datagrams(from: u32, to: u32) -> Option<AttrMask> {
 }
 
 /// EINVAL if a value is out of range: of `ports` ports, and `max_reads` outstanding READs.
-pub(crate) fn check_values(attr: &QpAttr, given: i32, ports: u32, max_reads: u8) -> Result<(), i32> {
+pub(crate) fn check_values(
+    attr: &QpAttr,
+    given: i32,
+    ports: u32,
+    max_reads: u8,
+) -> Result<(), i32> {
     let has = |bit: i32| given & bit != 0;
-    let flags = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
+    let flags =
+        access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
     let is_bad = has(mask::PKEY_INDEX) && attr.pkey_index != 0
         || has(mask::PORT) && !(1..=ports).contains(&u32::from(attr.port_num))
         || has(mask::ACCESS_FLAGS) && attr.qp_access_flags & !(flags | access::OPTIONAL) != 0
@@ -717,7 +759,10 @@ impl Acks {
     /// Waits until all are: of each kind the events that were given, and those that are acknowledged.
     pub(crate) fn wait(&self, kinds: &[(&AtomicU32, &AtomicU32)]) {
         let mut guard = lock(&self.counting);
-        while kinds.iter().any(|(given, acknowledged)| given.load(SeqCst) != acknowledged.load(SeqCst)) {
+        while kinds
+            .iter()
+            .any(|(given, acknowledged)| given.load(SeqCst) != acknowledged.load(SeqCst))
+        {
             guard = self.counted.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
     }

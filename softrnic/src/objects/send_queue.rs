@@ -116,7 +116,8 @@ impl Head {
 impl SendQueue {
     pub(crate) fn new(cap: &QpCap, is_ud: bool) -> Self {
         let slots = entries(cap);
-        let (sges_each, inline_each) = (cap.max_send_sge.max(1) as usize, cap.max_inline_data as usize);
+        let (sges_each, inline_each) =
+            (cap.max_send_sge.max(1) as usize, cap.max_inline_data as usize);
         Self {
             posted: 0,
             executed: 0,
@@ -280,7 +281,9 @@ impl SendRing {
             freed: AtomicU64::new(0),
             polled: AtomicU64::new(0),
             mask: entries as u64 - 1,
-            records: (0..entries).map(|_| Record { wr_id: AtomicU64::new(0), rest: AtomicU64::new(0) }).collect(),
+            records: (0..entries)
+                .map(|_| Record { wr_id: AtomicU64::new(0), rest: AtomicU64::new(0) })
+                .collect(),
         }
     }
 
@@ -291,7 +294,15 @@ impl SendRing {
     }
 
     /// Records the outcome of request number `at`.
-    pub(crate) fn record(&self, at: u64, wr_id: u64, status: u32, opcode: u32, byte_len: u32, is_completion: bool) {
+    pub(crate) fn record(
+        &self,
+        at: u64,
+        wr_id: u64,
+        status: u32,
+        opcode: u32,
+        byte_len: u32,
+        is_completion: bool,
+    ) {
         let record = &self.records[(at & self.mask) as usize];
         record.wr_id.store(wr_id, Relaxed);
         let rest = u64::from(status) | u64::from(opcode) << 8 | u64::from(is_completion) << 16;
@@ -447,7 +458,11 @@ impl WrList {
             Data::Elements(range) => Elements::Given(&self.sges[range.clone()]),
             Data::Inline(range) => {
                 let bytes = &self.inline[range.clone()];
-                Elements::Copied([Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 }])
+                Elements::Copied([Sge {
+                    addr: bytes.as_ptr() as u64,
+                    length: bytes.len() as u32,
+                    lkey: 0,
+                }])
             }
         }
     }

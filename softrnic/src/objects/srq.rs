@@ -50,7 +50,11 @@ unsafe impl Send for Srq {}
 unsafe impl Sync for Srq {}
 
 impl Srq {
-    pub(crate) fn create(pd: &Arc<Pd>, srq_context: *mut c_void, wanted: SrqAttr) -> Result<Arc<Self>, i32> {
+    pub(crate) fn create(
+        pd: &Arc<Pd>,
+        srq_context: *mut c_void,
+        wanted: SrqAttr,
+    ) -> Result<Arc<Self>, i32> {
         pd.context.require_alive()?;
         let (fabric, device) = (pd.context.fabric, pd.context.device.index);
         let SrqAttr { max_wr, max_sge, .. } = wanted;
@@ -65,8 +69,9 @@ impl Srq {
         let slot = fabric.srq(device, index);
         // What a former owner left must not pass for ours.
         slot.ring_bytes.store(0, SeqCst);
-        let ring_at =
-            fabric.claim_ring(&control, bytes).inspect_err(|_| fabric.free(&control, Table::Srq, device, index))?;
+        let ring_at = fabric
+            .claim_ring(&control, bytes)
+            .inspect_err(|_| fabric.free(&control, Table::Srq, device, index))?;
         slot.ring_at.store(ring_at, SeqCst);
         slot.ring_bytes.store(bytes as u32, SeqCst);
         slot.ring_mask.store(mask, SeqCst);
@@ -155,7 +160,10 @@ impl Srq {
     }
 
     fn tell_limit(&self) {
-        self.pd.context.events.push(Event { element: self.as_abi() as usize, kind: event::SRQ_LIMIT_REACHED });
+        self.pd
+            .context
+            .events
+            .push(Event { element: self.as_abi() as usize, kind: event::SRQ_LIMIT_REACHED });
     }
 
     /// Takes it out of the fabric. It has no queue pairs, and the service thread does not know it any more.

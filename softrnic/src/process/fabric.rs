@@ -50,7 +50,9 @@ impl Fabric {
     pub(crate) fn on(file: SharedFile, settings: Settings) -> Result<Self, Failure> {
         let found = Topology::load(file.header());
         let topology = match &found {
-            Some(topology) => topology.admit(&settings.requested, &settings.fabric).map(|()| topology.clone()),
+            Some(topology) => {
+                topology.admit(&settings.requested, &settings.fabric).map(|()| topology.clone())
+            }
             // Nobody else has seen the file yet.
             None => Topology::decide(&settings.requested).inspect_err(|_| file.unlink()),
         };
@@ -97,7 +99,9 @@ impl Fabric {
         let slot = self.proc(slot_of(id));
         slot.bell.fetch_add(1, SeqCst);
         // SAFETY: the futex word lies in the mapping, which is never unmapped.
-        unsafe { libc::syscall(libc::SYS_futex, slot.bell.as_ptr(), libc::FUTEX_WAKE, i32::MAX, 0, 0, 0) };
+        unsafe {
+            libc::syscall(libc::SYS_futex, slot.bell.as_ptr(), libc::FUTEX_WAKE, i32::MAX, 0, 0, 0)
+        };
     }
 
     /// Has `task` done at `at` (ns). Our service thread is woken if that is earlier than what it waits for.
@@ -123,7 +127,8 @@ impl Fabric {
     /// Waits as long as address resolution tries to find an address; false if it does not try.
     #[cold]
     pub(crate) fn await_address(&self) -> bool {
-        let time = Duration::from_millis(self.settings.resolve_ms).mul_f64(self.settings.time_scale);
+        let time =
+            Duration::from_millis(self.settings.resolve_ms).mul_f64(self.settings.time_scale);
         thread::sleep(time);
         !time.is_zero()
     }
@@ -164,7 +169,11 @@ impl Route {
     }
 
     /// As [`Self::find`], for datagrams, which may be for a group: nobody gets these.
-    pub(crate) fn of_datagrams(fabric: &Fabric, from: PortId, vector: &AhAttr) -> Result<Self, i32> {
+    pub(crate) fn of_datagrams(
+        fabric: &Fabric,
+        from: PortId,
+        vector: &AhAttr,
+    ) -> Result<Self, i32> {
         let route = Self::begin(fabric, from, vector)?;
         if route.global.is_some_and(|global| header::is_multicast(&global.target)) {
             return Ok(route);
@@ -182,7 +191,8 @@ impl Route {
         if vector.is_global != 0 {
             let index = usize::from(vector.sgid_index);
             // As in the kernel: an entry that is empty has another errno than one beyond the table, on every device.
-            let source = mine.gid(index).ok_or(if index < GIDS { libc::ENODATA } else { libc::EINVAL })?;
+            let source =
+                mine.gid(index).ok_or(if index < GIDS { libc::ENODATA } else { libc::EINVAL })?;
             let mut target = [0; 16];
             target[..8].copy_from_slice(&vector.dgid[0].to_ne_bytes());
             target[8..].copy_from_slice(&vector.dgid[1].to_ne_bytes());
@@ -210,7 +220,8 @@ impl Route {
         let mine = fabric.port(self.from.device, self.from.port);
         if mine.is_infiniband() {
             let lid = u32::from(self.lid);
-            self.to = self.find_port(fabric, |slot| slot.is_infiniband() && slot.lid.load(SeqCst) == lid);
+            self.to =
+                self.find_port(fabric, |slot| slot.is_infiniband() && slot.lid.load(SeqCst) == lid);
             return Ok(self);
         }
         let target = self.global.map(|global| global.target).ok_or(libc::EINVAL)?;
@@ -226,8 +237,8 @@ impl Route {
 
     fn find_port(&self, fabric: &Fabric, is_it: impl Fn(&PortSlot) -> bool) -> Option<PortId> {
         let topology = &fabric.topology;
-        let all =
-            (0..topology.devices()).flat_map(|device| (1..=topology.ports()).map(move |port| PortId { device, port }));
+        let all = (0..topology.devices())
+            .flat_map(|device| (1..=topology.ports()).map(move |port| PortId { device, port }));
         all.into_iter().find(|port| is_it(fabric.port(port.device, port.port)))
     }
 
@@ -262,7 +273,10 @@ impl Route {
         let paths = fabric.topology.paths();
         let Global { source, target, flow_label, .. } = self.global?;
         let is_within_port = self.to? == self.from;
-        if paths == 0 || is_within_port || fabric.port(self.from.device, self.from.port).is_infiniband() {
+        if paths == 0
+            || is_within_port
+            || fabric.port(self.from.device, self.from.port).is_infiniband()
+        {
             return None;
         }
         let port = match source.kind {
@@ -304,26 +318,30 @@ impl Route {
         self.checked_at = fabric.header().changes.load(Acquire);
         (self.limit, self.is_refused) = (0, false);
         let Some(to) = self.to else { return };
-        let (mine, theirs) = (fabric.port(self.from.device, self.from.port), fabric.port(to.device, to.port));
+        let (mine, theirs) =
+            (fabric.port(self.from.device, self.from.port), fabric.port(to.device, to.port));
         // Packets to the same queue pair do not leave the device.
         let is_inside = self.is_loop && fabric.settings.loopback_down == LoopbackDown::Answered;
         let is_up = (is_inside || mine.is_active() && theirs.is_active())
             && !fabric.is_failed(self.from.device)
             && !fabric.is_failed(to.device);
-        let has_source = self.global.is_none_or(|global| mine.gid(global.index) == Some(global.source));
+        let has_source =
+            self.global.is_none_or(|global| mine.gid(global.index) == Some(global.source));
         let is_found = has_source
             && self.global.is_none_or(|global| {
                 // The sender's entry gives the wire format; the receiver looks for its address in that format.
                 theirs.answers_to(&TypedGid { gid: global.target, kind: global.source.kind })
             });
         let is_cut_off = !is_inside && !mine.is_active() || !has_source;
-        self.is_refused =
-            is_cut_off && !fabric.is_failed(self.from.device) && fabric.settings.own_port_down == OwnPortDown::Fails;
+        self.is_refused = is_cut_off
+            && !fabric.is_failed(self.from.device)
+            && fabric.settings.own_port_down == OwnPortDown::Fails;
         let is_near = !mine.is_infiniband() || theirs.lid.load(SeqCst) == u32::from(self.lid);
         if is_up && is_found && is_near {
             let narrowest = topology::mtu_bytes(mine.mtu.load(SeqCst).min(theirs.mtu.load(SeqCst)));
             // Packets are as large as both ends agreed; a port in between that takes only smaller ones drops them.
-            self.limit = if self.mtu_bytes <= narrowest { u64::MAX } else { u64::from(narrowest) + 1 };
+            self.limit =
+                if self.mtu_bytes <= narrowest { u64::MAX } else { u64::from(narrowest) + 1 };
         }
     }
 }
@@ -372,7 +390,8 @@ impl Fabric {
         let at = self.proc(slot_of(id)).id_at.load(Acquire);
         let theirs = libc::iovec { iov_base: at as *mut _, iov_len: 4 };
         // SAFETY: writes four bytes to `found`; the kernel checks the address it reads.
-        let got = unsafe { libc::process_vm_readv(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
+        let got =
+            unsafe { libc::process_vm_readv(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
         match got {
             4 if found == id => Ok(()),
             4 => Err(libc::ESRCH),
@@ -438,7 +457,10 @@ impl PortEvent {
 
     fn from_word(word: u64) -> Self {
         let [kind, device, port, ..] = word.to_le_bytes();
-        Self { kind: u32::from(kind), port: PortId { device: usize::from(device), port: u32::from(port) } }
+        Self {
+            kind: u32::from(kind),
+            port: PortId { device: usize::from(device), port: u32::from(port) },
+        }
     }
 }
 
@@ -464,7 +486,8 @@ impl Fabric {
         let header = self.header();
         let count = header.event_count.load(SeqCst);
         let oldest = since.max(count.saturating_sub(EVENTS as u64));
-        let words = (oldest..count).map(|number| header.events[number as usize % EVENTS].load(SeqCst));
+        let words =
+            (oldest..count).map(|number| header.events[number as usize % EVENTS].load(SeqCst));
         (words.map(PortEvent::from_word).collect(), count)
     }
 }

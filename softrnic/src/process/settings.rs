@@ -191,7 +191,9 @@ impl Settings {
     pub(crate) fn unknown_variables() -> Vec<String> {
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         // Tests of softrnic mark their processes in the same style.
-        let is_ours = |name: &String| name.strip_prefix("SOFTRNIC_").is_some_and(|rest| !rest.starts_with("TEST_"));
+        let is_ours = |name: &String| {
+            name.strip_prefix("SOFTRNIC_").is_some_and(|rest| !rest.starts_with("TEST_"))
+        };
         names.filter(is_ours).filter(|name| !host::KNOWN.contains(&name.as_str())).collect()
     }
 
@@ -243,7 +245,10 @@ impl Settings {
             lines: switch(driver, "SOFTRNIC_LINES")?,
             trace: driver.text("SOFTRNIC_TRACE")?.map(Into::into),
             faults: faults(driver)?,
-            seed: driver.text("SOFTRNIC_SEED")?.map(|_| number(driver, "SOFTRNIC_SEED", 0, 0, u64::MAX)).transpose()?,
+            seed: driver
+                .text("SOFTRNIC_SEED")?
+                .map(|_| number(driver, "SOFTRNIC_SEED", 0, 0, u64::MAX))
+                .transpose()?,
             time_scale,
             command_us: number(driver, "SOFTRNIC_COMMAND_US", 0, 0, 100_000)?,
             max_qp: number(driver, "SOFTRNIC_MAX_QP", QPS, 1, QPS)?,
@@ -285,7 +290,9 @@ fn faults(driver: &Driver) -> Result<Option<String>, String> {
     let Some(value) = driver.text("SOFTRNIC_FAULTS")? else { return Ok(None) };
     let rules = match value.strip_prefix('@') {
         None => value,
-        Some(path) => std::fs::read_to_string(path).map_err(|e| format!("SOFTRNIC_FAULTS={value}: {e}"))?,
+        Some(path) => {
+            std::fs::read_to_string(path).map_err(|e| format!("SOFTRNIC_FAULTS={value}: {e}"))?
+        }
     };
     crate::rules::text::parse(&rules).map_err(|e| format!("SOFTRNIC_FAULTS: {e}"))?;
     Ok(Some(rules))
@@ -298,18 +305,23 @@ fn gpu(driver: &Driver) -> Result<GpuAccess, String> {
         Some("peermem") => (true, false),
         Some("dmabuf") => (false, true),
         Some("both") => (true, true),
-        Some(value) => return Err(format!("SOFTRNIC_GPU={value:?}: must be none, peermem, dmabuf or both")),
+        Some(value) => {
+            return Err(format!("SOFTRNIC_GPU={value:?}: must be none, peermem, dmabuf or both"));
+        }
     };
     Ok(GpuAccess { by_address, by_dmabuf })
 }
 
 /// `SOFTRNIC_GPU_HELPER`.
 fn gpu_helper(driver: &Driver) -> Result<Option<PathBuf>, String> {
-    let Some(program) = driver.text("SOFTRNIC_GPU_HELPER")?.filter(|program| !program.is_empty()) else {
+    let Some(program) = driver.text("SOFTRNIC_GPU_HELPER")?.filter(|program| !program.is_empty())
+    else {
         return Ok(None);
     };
     if !Path::new(&program).is_file() || !program.starts_with('/') {
-        return Err(format!("SOFTRNIC_GPU_HELPER={program}: must be the absolute path of the program `softrnic`"));
+        return Err(format!(
+            "SOFTRNIC_GPU_HELPER={program}: must be the absolute path of the program `softrnic`"
+        ));
     }
     Ok(Some(program.into()))
 }
@@ -320,7 +332,9 @@ fn inline_excess(driver: &Driver) -> Result<InlineExcess, String> {
         None | Some("refuse") => Ok(InlineExcess::Refuse),
         Some("silent") => Ok(InlineExcess::RefuseSilently),
         Some("grant") => Ok(InlineExcess::Grant),
-        Some(value) => Err(format!("SOFTRNIC_INLINE_EXCESS={value:?}: must be refuse, silent or grant")),
+        Some(value) => {
+            Err(format!("SOFTRNIC_INLINE_EXCESS={value:?}: must be refuse, silent or grant"))
+        }
     }
 }
 
@@ -348,7 +362,9 @@ fn thread_domains(driver: &Driver) -> Result<ThreadDomains, String> {
         None | Some("granted") => Ok(ThreadDomains::Granted),
         Some("absent") => Ok(ThreadDomains::Absent),
         Some("exhausted") => Ok(ThreadDomains::Exhausted),
-        Some(value) => Err(format!("SOFTRNIC_THREAD_DOMAINS={value:?}: must be granted, absent or exhausted")),
+        Some(value) => {
+            Err(format!("SOFTRNIC_THREAD_DOMAINS={value:?}: must be granted, absent or exhausted"))
+        }
     }
 }
 

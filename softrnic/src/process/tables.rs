@@ -16,7 +16,8 @@ use crate::process::fabric::Fabric;
 use crate::process::settings::Settings;
 use crate::rules::rule::load_env;
 use crate::shm::file::{
-    CHUNK, ControlLock, FILE_BYTES, Failure, JOBS_AT, PAGE, RINGS_AT, SharedFile, Table, id_of, slot_of,
+    CHUNK, ControlLock, FILE_BYTES, Failure, JOBS_AT, PAGE, RINGS_AT, SharedFile, Table, id_of,
+    slot_of,
 };
 use crate::shm::job;
 use crate::shm::job::{Hold, JobSlot, state};
@@ -34,7 +35,13 @@ impl Fabric {
     }
 
     /// Finds a free entry below `limit` entries in use, gives it storage and marks it ours.
-    pub(crate) fn claim(&self, control: &ControlLock<'_>, table: Table, device: usize, limit: u32) -> Result<u32, i32> {
+    pub(crate) fn claim(
+        &self,
+        control: &ControlLock<'_>,
+        table: Table,
+        device: usize,
+        limit: u32,
+    ) -> Result<u32, i32> {
         if self.is_failed(device) {
             return Err(libc::EIO);
         }
@@ -66,7 +73,9 @@ impl Fabric {
         if have >= table.capacity() {
             return Err(libc::ENOMEM);
         }
-        self.file.allocate(table.at(device, have), CHUNK).map_err(|code| self.report_no_space(code))?;
+        self.file
+            .allocate(table.at(device, have), CHUNK)
+            .map_err(|code| self.report_no_space(code))?;
         grown.store(have + table.per_chunk(), Release);
         Ok(have)
     }
@@ -113,10 +122,14 @@ impl Fabric {
 
     /// The receive rings in use: where each begins in the file, and its bytes.
     fn rings(&self) -> impl Iterator<Item = (usize, usize)> {
-        let all = |table| (0..DEVICES).flat_map(move |d| self.entries(table, d).map(move |i| (d, i)));
-        let of_qps = all(Table::Qp).map(|(d, i)| self.qp(d, i)).map(|qp| (&qp.owner, &qp.ring_at, &qp.ring_bytes));
-        let of_srqs =
-            all(Table::Srq).map(|(d, i)| self.srq(d, i)).map(|srq| (&srq.owner, &srq.ring_at, &srq.ring_bytes));
+        let all =
+            |table| (0..DEVICES).flat_map(move |d| self.entries(table, d).map(move |i| (d, i)));
+        let of_qps = all(Table::Qp)
+            .map(|(d, i)| self.qp(d, i))
+            .map(|qp| (&qp.owner, &qp.ring_at, &qp.ring_bytes));
+        let of_srqs = all(Table::Srq)
+            .map(|(d, i)| self.srq(d, i))
+            .map(|srq| (&srq.owner, &srq.ring_at, &srq.ring_bytes));
         of_qps
             .chain(of_srqs)
             .filter(|(owner, _, bytes)| owner.load(Acquire) != 0 && bytes.load(Acquire) != 0)
@@ -346,7 +359,9 @@ impl Fabric {
             return Ok(());
         }
         let _control = self.file.control();
-        self.file.allocate(JOBS_AT, FILE_BYTES - JOBS_AT).map_err(|code| self.report_no_space(code))?;
+        self.file
+            .allocate(JOBS_AT, FILE_BYTES - JOBS_AT)
+            .map_err(|code| self.report_no_space(code))?;
         self.header().is_staging.store(1, SeqCst);
         Ok(())
     }
@@ -356,7 +371,8 @@ impl Fabric {
         (0..JOBS).find(|&index| {
             let slot = &self.jobs()[index];
             let seen = slot.hold();
-            let mine = Hold { owner: self.me, serial: seen.serial.wrapping_add(1), state: state::IDLE };
+            let mine =
+                Hold { owner: self.me, serial: seen.serial.wrapping_add(1), state: state::IDLE };
             self.is_abandoned(slot, seen) && slot.change(seen, mine)
         })
     }
@@ -375,8 +391,14 @@ impl Fabric {
 
     /// Jobs that wait for process `target` or are being done by it.
     pub(crate) fn jobs_for(&self, target: u32) -> usize {
-        let is_busy = |slot: &&JobSlot| matches!(slot.hold().state, state::POSTED | state::TAKEN | state::ORPHANED);
-        self.jobs().iter().filter(is_busy).filter(|slot| slot.target.load(Relaxed) == target).count()
+        let is_busy = |slot: &&JobSlot| {
+            matches!(slot.hold().state, state::POSTED | state::TAKEN | state::ORPHANED)
+        };
+        self.jobs()
+            .iter()
+            .filter(is_busy)
+            .filter(|slot| slot.target.load(Relaxed) == target)
+            .count()
     }
 }
 
@@ -395,7 +417,9 @@ impl Fabric {
     /// process that dies after it may have closed its sockets, from which a peer hears of the death; it marks the word before.
     pub(crate) fn takes_part(&self, index: usize) -> bool {
         let slot = self.proc(index);
-        slot.state.load(Acquire) == PROC_ALIVE && is_alive(slot, slot.id.load(Acquire)) && self.file.is_held(index)
+        slot.state.load(Acquire) == PROC_ALIVE
+            && is_alive(slot, slot.id.load(Acquire))
+            && self.file.is_held(index)
     }
 
     /// The process `id`, if it lives.
@@ -452,7 +476,13 @@ impl Fabric {
         slot.id.store(id, SeqCst);
         // Under the control lock, or the next process would take the file for a stale one.
         slot.state.store(PROC_ALIVE, SeqCst);
-        load_env(self, &control, &self.topology, self.settings.faults.as_deref(), self.settings.seed)?;
+        load_env(
+            self,
+            &control,
+            &self.topology,
+            self.settings.faults.as_deref(),
+            self.settings.seed,
+        )?;
         Ok(id)
     }
 

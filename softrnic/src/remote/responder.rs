@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
-use crate::abi::types::{Status, WC_WITH_IMM, access, event, qp_state, qp_type, send_flag, wc_opcode, wr_opcode};
+use crate::abi::types::{
+    Status, WC_WITH_IMM, access, event, qp_state, qp_type, send_flag, wc_opcode, wr_opcode,
+};
 use crate::copy::transfer::{CopyError, Direction, Piece, Pieces, transfer};
 use crate::host;
 use crate::host::errno_text;
@@ -44,7 +46,11 @@ pub(crate) struct Admission {
 
 /// Checks a request with `total` local bytes at the QP that was entered.
 #[inline]
-pub(crate) fn admit(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admission, TxOutcome> {
+pub(crate) fn admit(
+    guard: &RemoteQpGuard,
+    request: &Request,
+    total: u64,
+) -> Result<Admission, TxOutcome> {
     match request.opcode {
         wr_opcode::RDMA_WRITE | wr_opcode::RDMA_WRITE_WITH_IMM => write(guard, request, total),
         wr_opcode::SEND | wr_opcode::SEND_WITH_IMM => send(guard, request, total),
@@ -75,7 +81,11 @@ pub(crate) fn conclude(
 
 fn write(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admission, TxOutcome> {
     require(guard, access::REMOTE_WRITE)?;
-    let receive = if has_imm(request) { Some(Receive::next(guard).ok_or_else(|| not_ready(guard))?) } else { None };
+    let receive = if has_imm(request) {
+        Some(Receive::next(guard).ok_or_else(|| not_ready(guard))?)
+    } else {
+        None
+    };
     let (remote, is_relaxed) = memory(guard, request, total, access::REMOTE_WRITE)?;
     Ok(Admission { direction: Direction::Out, remote, is_atomic: false, is_relaxed, receive })
 }
@@ -116,7 +126,13 @@ fn send(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admissio
         finish(guard, (request, &receive), 0, Status::LocLen);
         return Err(refuse(guard, event::QP_REQ_ERR, Status::RemInvReq));
     }
-    Ok(Admission { direction: Direction::Out, remote, is_atomic: false, is_relaxed: false, receive: Some(receive) })
+    Ok(Admission {
+        direction: Direction::Out,
+        remote,
+        is_atomic: false,
+        is_relaxed: false,
+        receive: Some(receive),
+    })
 }
 
 /// The QP that was entered must grant `need`.
@@ -136,7 +152,12 @@ fn require_read(guard: &RemoteQpGuard, need: u32) -> Result<(), TxOutcome> {
 /// The memory that a request names, and whether its order is relaxed. No bytes, no checks, unless `SOFTRNIC_ZERO_KEYS` says otherwise: not
 /// even the key is looked at.
 #[inline]
-fn memory(guard: &RemoteQpGuard, request: &Request, total: u64, need: u32) -> Result<(Pieces, bool), TxOutcome> {
+fn memory(
+    guard: &RemoteQpGuard,
+    request: &Request,
+    total: u64,
+    need: u32,
+) -> Result<(Pieces, bool), TxOutcome> {
     if total == 0 && !guard.fabric.settings.zero_keys {
         return Ok((Pieces::default(), false));
     }
@@ -170,9 +191,16 @@ pub(crate) fn corrupt(guard: &RemoteQpGuard, admission: &Admission, at: u64) {
     let mut byte = 0u8;
     let ours = Pieces::host((&raw mut byte) as u64, 1);
     let theirs = Pieces::host(victim, 1);
-    if admission.direction == Direction::Out && transfer(guard.pid, Direction::In, &ours, &theirs).is_ok() {
+    if admission.direction == Direction::Out
+        && transfer(guard.pid, Direction::In, &ours, &theirs).is_ok()
+    {
         let turned = byte ^ 1 << (at % 8);
-        let _ = transfer(guard.pid, Direction::Out, &Pieces::host((&raw const turned) as u64, 1), &theirs);
+        let _ = transfer(
+            guard.pid,
+            Direction::Out,
+            &Pieces::host((&raw const turned) as u64, 1),
+            &theirs,
+        );
     }
 }
 
@@ -188,7 +216,12 @@ fn communication_established(guard: &RemoteQpGuard) {
 
 /// Completes a receive; the QP fails where its completion queue takes no more.
 #[inline]
-fn finish(guard: &RemoteQpGuard, (request, receive): (&Request, &Receive), bytes: u64, status: Status) -> TxOutcome {
+fn finish(
+    guard: &RemoteQpGuard,
+    (request, receive): (&Request, &Receive),
+    bytes: u64,
+    status: Status,
+) -> TxOutcome {
     match receive.finish(guard, request, bytes, status) {
         Ok(()) => TxOutcome::Done,
         Err(Overrun) => refuse(guard, event::QP_FATAL, Status::RemOp),
@@ -365,7 +398,9 @@ impl Receive {
 #[cold]
 fn take_shared(guard: &RemoteQpGuard) -> bool {
     let (fabric, qp) = (guard.fabric, guard.slot);
-    let Some(srq) = qp.srq.load(Relaxed).checked_sub(1).map(|index| fabric.srq(guard.device, index)) else {
+    let Some(srq) =
+        qp.srq.load(Relaxed).checked_sub(1).map(|index| fabric.srq(guard.device, index))
+    else {
         return false;
     };
     let rings = SrqRing::of(fabric, srq).zip(RecvRing::of(fabric, qp));
@@ -451,7 +486,12 @@ pub(crate) fn execute(
     let ours = Pieces::host((&raw mut old) as u64, 8);
     transfer(guard.pid, Direction::In, &ours, &admission.remote)?;
     let new = changed(request.opcode == wr_opcode::ATOMIC_FETCH_ADD, old, request.operands);
-    transfer(guard.pid, Direction::Out, &Pieces::host((&raw const new) as u64, 8), &admission.remote)?;
+    transfer(
+        guard.pid,
+        Direction::Out,
+        &Pieces::host((&raw const new) as u64, 8),
+        &admission.remote,
+    )?;
     // Our own memory: both ends are in this process.
     transfer(None, Direction::Out, &Pieces::host((&raw const old) as u64, 8), local)
         .map_err(|_| CopyError::LocalFault)?;
@@ -476,7 +516,11 @@ pub(crate) fn admit_datagram(
 ) -> Option<Admission> {
     let slot = guard.slot;
     if slot.qkey.load(SeqCst) != envelope.qkey {
-        guard.fabric.port(guard.device, slot.port.load(Relaxed)).qkey_violations.fetch_add(1, Relaxed);
+        guard
+            .fabric
+            .port(guard.device, slot.port.load(Relaxed))
+            .qkey_violations
+            .fetch_add(1, Relaxed);
         return None;
     }
     let receive = Receive::next(guard)?;
@@ -488,7 +532,13 @@ pub(crate) fn admit_datagram(
         fail(guard, request, &receive, Status::LocLen);
         return None;
     }
-    Some(Admission { direction: Direction::Out, remote, is_atomic: false, is_relaxed: false, receive: Some(receive) })
+    Some(Admission {
+        direction: Direction::Out,
+        remote,
+        is_atomic: false,
+        is_relaxed: false,
+        receive: Some(receive),
+    })
 }
 
 /// Completes what `admit_datagram` began, when the bytes have been moved or that failed.
@@ -504,7 +554,8 @@ pub(crate) fn conclude_datagram(
         Ok(()) => {
             let outcome = (total, Status::Success);
             // Where its completion queue has overrun it fails with that.
-            let _ = receive.finish_datagram(guard, request, outcome, (envelope.sender, envelope.flags));
+            let _ =
+                receive.finish_datagram(guard, request, outcome, (envelope.sender, envelope.flags));
             TxOutcome::Done
         }
         Err(CopyError::LocalFault) if !guard.is_owner_dead() => TxOutcome::Failed(Status::LocProt),
@@ -693,7 +744,11 @@ impl RemoteQpGuard {
             return None;
         }
         let owner = slot.owner.load(Acquire);
-        let pid = if owner == fabric.me { None } else { Some(fabric.live_process(owner)?.pid.load(Relaxed)) };
+        let pid = if owner == fabric.me {
+            None
+        } else {
+            Some(fabric.live_process(owner)?.pid.load(Relaxed))
+        };
         let mark = u64::from(serial) << 32 | u64::from(fabric.me);
         if !job::set(&slot.busy, mark, |holder| fabric.live_process(holder as u32).is_some()) {
             return None;
@@ -705,10 +760,15 @@ impl RemoteQpGuard {
 
     /// Whether QP `peer`, of those that many send to, can receive: who could not enter has found another sender there.
     pub(crate) fn is_open(fabric: &'static Fabric, peer: u64) -> bool {
-        let slot = if peer == NO_PEER { None } else { fabric.find_qp(PortId::of_name(peer).device, peer as u32) };
+        let slot = if peer == NO_PEER {
+            None
+        } else {
+            fabric.find_qp(PortId::of_name(peer).device, peer as u32)
+        };
         slot.is_some_and(|slot| {
             let owner = slot.owner.load(Acquire);
-            accepts(slot, peer, ANY_PEER) && (owner == fabric.me || fabric.live_process(owner).is_some())
+            accepts(slot, peer, ANY_PEER)
+                && (owner == fabric.me || fabric.live_process(owner).is_some())
         })
     }
 
@@ -722,7 +782,8 @@ impl RemoteQpGuard {
     #[inline]
     pub(crate) fn expects(&self, is_unreliable: bool, psn: u32) -> bool {
         let is_unreliable_here = self.slot.transport.load(SeqCst) != qp_type::RC as u32;
-        is_unreliable == is_unreliable_here && (is_unreliable || self.slot.expected_psn.load(SeqCst) == psn)
+        is_unreliable == is_unreliable_here
+            && (is_unreliable || self.slot.expected_psn.load(SeqCst) == psn)
     }
 
     /// The next packet has this number.
@@ -781,7 +842,9 @@ mod tests {
     #[test]
     fn the_mark_of_a_dead_process_keeps_no_other_out() {
         // SAFETY: no other test of this program reads or writes the environment.
-        unsafe { std::env::set_var("SOFTRNIC_FABRIC", format!("test-{}-latecomer", std::process::id())) };
+        unsafe {
+            std::env::set_var("SOFTRNIC_FABRIC", format!("test-{}-latecomer", std::process::id()))
+        };
         let fabric = Fabric::attach().expect("a fabric");
         let index = fabric.claim(&fabric.file.control(), Table::Qp, 0, QPS).expect("an entry");
         let slot = fabric.qp(0, index);

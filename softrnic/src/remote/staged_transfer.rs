@@ -98,7 +98,20 @@ impl StagedTransfer {
         let target = guard.slot.owner.load(SeqCst);
         let parts = VecDeque::new();
         let (fabric, begun, hold) = (guard.fabric, 0, None);
-        Self { fabric, path, admission, local, target, begun, parts, task, operands, corrupt, is_cut, hold }
+        Self {
+            fabric,
+            path,
+            admission,
+            local,
+            target,
+            begun,
+            parts,
+            task,
+            operands,
+            corrupt,
+            is_cut,
+            hold,
+        }
     }
 
     /// The same, which keeps `hold` until it is over.
@@ -125,10 +138,14 @@ impl StagedTransfer {
     /// without one the peer's queue pair is no longer what it was.
     pub(crate) fn proceed(&mut self) -> Option<(Option<RemoteQpGuard>, Result<(), CopyError>)> {
         self.path.serial = self.path.serial.wrapping_add(1);
-        let guard = RemoteQpGuard::enter(self.fabric, self.path.to, self.path.from, self.path.serial);
-        let Some(guard) = guard.filter(|guard| guard.expects(self.path.is_unreliable, self.path.psn)) else {
+        let guard =
+            RemoteQpGuard::enter(self.fabric, self.path.to, self.path.from, self.path.serial);
+        let Some(guard) =
+            guard.filter(|guard| guard.expects(self.path.is_unreliable, self.path.psn))
+        else {
             // Another sender is there.
-            let is_busy = self.path.from == ANY_PEER && RemoteQpGuard::is_open(self.fabric, self.path.to);
+            let is_busy =
+                self.path.from == ANY_PEER && RemoteQpGuard::is_open(self.fabric, self.path.to);
             return if is_busy { None } else { Some((None, Err(CopyError::Gone))) };
         };
         loop {
@@ -169,11 +186,19 @@ impl StagedTransfer {
             return Ok(false);
         }
         let Some(job) = StagedCopy::claim(self.fabric) else { return Ok(false) };
-        let Some(theirs) = self.admission.remote.window(self.begun, STAGE_BYTES as u64).next() else {
+        let Some(theirs) = self.admission.remote.window(self.begun, STAGE_BYTES as u64).next()
+        else {
             return Ok(false);
         };
         let theirs = Piece { len: theirs.len.min(self.local.total - self.begun), ..theirs };
-        let mut part = Part { job, from: self.begun, theirs, is_posted: false, ours: Vec::new(), is_landing: false };
+        let mut part = Part {
+            job,
+            from: self.begun,
+            theirs,
+            is_posted: false,
+            ours: Vec::new(),
+            is_landing: false,
+        };
         if let Some(operands) = self.operands {
             // SAFETY: the first bytes of the stage, aligned, ours until the part is posted.
             unsafe { part.job.stage().cast::<[u64; 2]>().write(operands) };
@@ -192,9 +217,13 @@ impl StagedTransfer {
             if !all_done(&mut part.ours)? {
                 break;
             }
-            if let Some(bit) = self.corrupt.take().filter(|_| self.admission.direction == Direction::Out) {
+            if let Some(bit) =
+                self.corrupt.take().filter(|_| self.admission.direction == Direction::Out)
+            {
                 // SAFETY: inside the part's bytes, which are ours until it is posted.
-                unsafe { *part.job.stage().add((bit % part.theirs.len) as usize) ^= 1 << (bit % 8) };
+                unsafe {
+                    *part.job.stage().add((bit % part.theirs.len) as usize) ^= 1 << (bit % 8)
+                };
             }
             part.job.post(self.target, device, self.task, &part.theirs);
             part.is_posted = true;
@@ -298,7 +327,8 @@ impl StagedCopy {
     /// Wakes the target's service thread, unless its application polls.
     pub(crate) fn remind(&self) {
         let last = self.fabric.proc(slot_of(self.target)).last_poll.load(Relaxed);
-        if self.slot().hold().state == state::POSTED && now_ns().saturating_sub(last) > ATTENTIVE_NS {
+        if self.slot().hold().state == state::POSTED && now_ns().saturating_sub(last) > ATTENTIVE_NS
+        {
             self.fabric.wake(self.target);
         }
     }
@@ -448,7 +478,8 @@ fn begin(fabric: &'static Fabric, index: usize, requester: u32) -> Begun {
     let slot = &fabric.jobs()[index];
     let is_wanted = requester == fabric.me || fabric.live_process(requester).is_some();
     let (device, key) = (slot.device.load(Relaxed) as usize, slot.key.load(Relaxed));
-    let mr = fabric.find_mr(device, key).filter(|mr| is_wanted && mr.owner.load(SeqCst) == fabric.me);
+    let mr =
+        fabric.find_mr(device, key).filter(|mr| is_wanted && mr.owner.load(SeqCst) == fabric.me);
     let Some(mr) = mr else { return Begun::Over(state::DENIED) };
     let (addr, len, gpu) = (slot.addr.load(Relaxed), slot.len.load(Relaxed), mr.gpu.load(Relaxed));
     let offset = addr.wrapping_sub(mr.addr.load(Relaxed));
@@ -462,7 +493,12 @@ fn begin(fabric: &'static Fabric, index: usize, requester: u32) -> Begun {
         task::FETCH => Direction::Out,
         atomic => return change(fabric, device, atomic, (addr, len), fabric.stage(index)),
     };
-    match gpu::copy(&Piece { addr, len, key, gpu }, direction, fabric.stage(index), fabric.settings.lines) {
+    match gpu::copy(
+        &Piece { addr, len, key, gpu },
+        direction,
+        fabric.stage(index),
+        fabric.settings.lines,
+    ) {
         Ok(None) => Begun::Over(state::DONE),
         Ok(Some(ticket)) => Begun::Copies(ticket),
         Err(_) => Begun::Over(state::FAILED),
@@ -470,11 +506,19 @@ fn begin(fabric: &'static Fabric, index: usize, requester: u32) -> Begun {
 }
 
 /// An atomic.
-fn change(fabric: &Fabric, device: usize, kind: u32, (addr, len): (u64, u64), stage: *mut u8) -> Begun {
+fn change(
+    fabric: &Fabric,
+    device: usize,
+    kind: u32,
+    (addr, len): (u64, u64),
+    stage: *mut u8,
+) -> Begun {
     if len != 8 || !addr.is_multiple_of(8) {
         return Begun::Over(state::DENIED);
     }
     // SAFETY: aligned (checked) and registered; the stage is aligned and longer.
-    let is_done = unsafe { responder::execute_here(fabric, device, kind == task::FETCH_ADD, addr as *mut u64, stage) };
+    let is_done = unsafe {
+        responder::execute_here(fabric, device, kind == task::FETCH_ADD, addr as *mut u64, stage)
+    };
     if is_done { Begun::Over(state::DONE) } else { Begun::Later }
 }

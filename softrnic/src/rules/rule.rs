@@ -197,18 +197,26 @@ pub(crate) struct Action {
 impl Action {
     /// Concerns calls, not messages.
     pub(crate) fn is_for_calls(self) -> bool {
-        matches!(self.kind, ActionKind::ModifyQp | ActionKind::RegMr | ActionKind::PollCq | ActionKind::PostSend)
+        matches!(
+            self.kind,
+            ActionKind::ModifyQp | ActionKind::RegMr | ActionKind::PollCq | ActionKind::PostSend
+        )
     }
 
     /// Reads `NAME` or `NAME=VALUE`. The error is a sentence.
     pub(crate) fn parse(word: &str) -> Result<Self, String> {
-        let (name, given) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+        let (name, given) =
+            word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
         let unknown = || format!("there is no action {name:?}; actions are {}", list());
-        let (kind, _, value) = ACTIONS.into_iter().find(|(_, known, _)| *known == name).ok_or_else(unknown)?;
-        let needs = || given.ok_or_else(|| format!("{name} needs a value: {name}={}", value.placeholder()));
+        let (kind, _, value) =
+            ACTIONS.into_iter().find(|(_, known, _)| *known == name).ok_or_else(unknown)?;
+        let needs =
+            || given.ok_or_else(|| format!("{name} needs a value: {name}={}", value.placeholder()));
         let value = match value {
             Value::None => match given {
-                Some(value) => return Err(format!("{name} takes no value, but {value:?} is given")),
+                Some(value) => {
+                    return Err(format!("{name} takes no value, but {value:?} is given"));
+                }
                 None => 0,
             },
             Value::Time => parse(needs()?)?,
@@ -271,7 +279,8 @@ impl fmt::Display for Action {
 /// GB/s in bytes per millisecond.
 fn pace(value: &str) -> Result<u64, String> {
     let pace = value.parse::<f64>().ok().filter(|p| *p == 0.0 || (1e-6..=1e6).contains(p));
-    pace.map(|p| (p * 1e6) as u64).ok_or_else(|| format!("slow={value}: must be GB/s from 0.000001; 0 is no limit"))
+    pace.map(|p| (p * 1e6) as u64)
+        .ok_or_else(|| format!("slow={value}: must be GB/s from 0.000001; 0 is no limit"))
 }
 
 fn bytes(value: &str) -> Result<u64, String> {
@@ -299,28 +308,40 @@ pub(crate) fn parse(value: &str) -> Result<u64, String> {
         _ => 0.0,
     };
     let ns = digits.parse::<f64>().ok().map(|n| n * factor).filter(|ns| (1.0..=1e13).contains(ns));
-    ns.map(|ns| ns as u64).ok_or_else(|| format!("{value:?} is no time; write 50us, 3ms or 2s; at most 10000s"))
+    ns.map(|ns| ns as u64)
+        .ok_or_else(|| format!("{value:?} is no time; write 50us, 3ms or 2s; at most 10000s"))
 }
 
 /// The ports and paths that rules name must be there. The error is a sentence.
 pub(crate) fn require(topology: &Topology, rules: &[FaultRule]) -> Result<(), String> {
     let (devices, ports, paths) = (topology.devices(), topology.ports(), topology.paths());
     if let Some(path) = rules.iter().filter_map(|rule| rule.path).find(|path| *path >= paths) {
-        return Err(format!("there is no path {path} among {paths}; SOFTRNIC_PATHS says how many there are"));
+        return Err(format!(
+            "there is no path {path} among {paths}; SOFTRNIC_PATHS says how many there are"
+        ));
     }
     let ends = rules.iter().flat_map(|rule| [rule.device, rule.peer]).flatten();
-    let mut absent = ends.filter(|end| end.device >= devices || end.port.is_some_and(|port| port > ports));
-    absent
-        .next()
-        .map_or(Ok(()), |end| Err(format!("there is no {end} among {devices} device(s) with {ports} port(s) each")))
+    let mut absent =
+        ends.filter(|end| end.device >= devices || end.port.is_some_and(|port| port > ports));
+    absent.next().map_or(Ok(()), |end| {
+        Err(format!("there is no {end} among {devices} device(s) with {ports} port(s) each"))
+    })
 }
 
 /// Adds rules behind those in force; returns their numbers. Either all fit or none is added.
-pub(crate) fn install(file: &SharedFile, _control: &ControlLock<'_>, rules: &[FaultRule]) -> Result<Vec<u32>, String> {
+pub(crate) fn install(
+    file: &SharedFile,
+    _control: &ControlLock<'_>,
+    rules: &[FaultRule],
+) -> Result<Vec<u32>, String> {
     let last = file.rules().iter().map(|slot| slot.id.load(Acquire)).max().unwrap_or(0);
     let free: Vec<_> = file.rules().iter().filter(|slot| slot.id.load(Acquire) == 0).collect();
     if free.len() < rules.len() {
-        return Err(format!("{} fault rules do not fit: {} of {RULES} places are free", rules.len(), free.len()));
+        return Err(format!(
+            "{} fault rules do not fit: {} of {RULES} places are free",
+            rules.len(),
+            free.len()
+        ));
     }
     let numbers: Vec<u32> = (last + 1..).take(rules.len()).collect();
     for ((slot, rule), number) in free.iter().zip(rules).zip(&numbers) {
@@ -349,8 +370,10 @@ pub(crate) fn clear(file: &SharedFile, _control: &ControlLock<'_>) {
 
 /// The rules in force in their order, each with its number and how often it has been applied.
 pub(crate) fn list_rules(file: &SharedFile) -> Vec<(u32, FaultRule, u64)> {
-    let numbered = file.rules().iter().map(|slot| (slot.id.load(Acquire), slot)).filter(|(id, _)| *id != 0);
-    let mut rules: Vec<_> = numbered.filter_map(|(id, slot)| Some((id, load(slot)?, hits(slot)))).collect();
+    let numbered =
+        file.rules().iter().map(|slot| (slot.id.load(Acquire), slot)).filter(|(id, _)| *id != 0);
+    let mut rules: Vec<_> =
+        numbered.filter_map(|(id, slot)| Some((id, load(slot)?, hits(slot)))).collect();
     rules.sort_by_key(|(id, _, _)| *id);
     rules
 }
@@ -377,7 +400,8 @@ fn at_most(times: u32, count: u64) -> u64 {
 }
 
 fn store(slot: &RuleSlot, rule: &FaultRule) {
-    let end = |end: Option<RuleEnd>| end.map_or((0, 0), |e| (e.device as u32 + 1, e.port.unwrap_or(0)));
+    let end =
+        |end: Option<RuleEnd>| end.map_or((0, 0), |e| (e.device as u32 + 1, e.port.unwrap_or(0)));
     let (device, port) = end(rule.device);
     let (peer, peer_port) = end(rule.peer);
     slot.action.store(rule.action.kind as u32, Relaxed);
@@ -432,7 +456,12 @@ pub(crate) fn action_of(slot: &RuleSlot) -> Option<Action> {
     let change = GidChange::decode(slot.gid_change.load(Relaxed).into());
     let gids = GidReturn { after: slot.gid_after.load(Relaxed), change };
     let kind = ActionKind::decode(slot.action.load(Relaxed))?;
-    Some(Action { kind, value: slot.value.load(Relaxed), gids, refuses: slot.refuses.load(Relaxed) })
+    Some(Action {
+        kind,
+        value: slot.value.load(Relaxed),
+        gids,
+        refuses: slot.refuses.load(Relaxed),
+    })
 }
 
 // The rules that concern one connection, as its sender keeps them: whether one applies to a message is then found without a
@@ -528,7 +557,10 @@ pub(crate) fn load_env(
 }
 
 /// The rules in the text of `SOFTRNIC_FAULTS`, which fit this fabric; or a sentence.
-pub(crate) fn parse_environment(topology: &Topology, rules: &str) -> Result<Vec<FaultRule>, String> {
+pub(crate) fn parse_environment(
+    topology: &Topology,
+    rules: &str,
+) -> Result<Vec<FaultRule>, String> {
     let rules = text::parse(rules).map_err(|error| named(&error.to_string()))?;
     require(topology, &rules).map_err(|what| named(&what))?;
     Ok(rules)
@@ -573,7 +605,10 @@ impl GidReturn {
 impl GidChange {
     /// The one with this number, or else none.
     pub(crate) fn decode(number: u32) -> Self {
-        CHANGES.into_iter().find(|(change, _)| *change as u32 == number).map_or(Self::Same, |(change, _)| change)
+        CHANGES
+            .into_iter()
+            .find(|(change, _)| *change as u32 == number)
+            .map_or(Self::Same, |(change, _)| change)
     }
 
     /// What a rule calls it; `None`: nothing.

@@ -20,8 +20,7 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-const KEYS: &str =
-    "device, peer, flow, path, opcode, larger, message, every, chance, attempts, times, for, gid-after, gid, refuses";
+const KEYS: &str = "device, peer, flow, path, opcode, larger, message, every, chance, attempts, times, for, gid-after, gid, refuses";
 const OPCODES: [(&str, u32); 9] = [
     ("write", 1 << 0),
     ("write-imm", 1 << 1),
@@ -52,7 +51,9 @@ fn one(text: &str) -> Result<FaultRule, String> {
     let mut words = text.split_whitespace();
     let mut rule = FaultRule::new(Action::parse(words.next().unwrap_or_default())?);
     for word in words {
-        let (key, value) = word.split_once('=').ok_or_else(|| format!("{word:?} is not key=value; keys are {KEYS}"))?;
+        let (key, value) = word
+            .split_once('=')
+            .ok_or_else(|| format!("{word:?} is not key=value; keys are {KEYS}"))?;
         match key {
             "device" => rule.device = Some(end(key, value)?),
             "peer" => rule.peer = Some(end(key, value)?),
@@ -67,8 +68,13 @@ fn one(text: &str) -> Result<FaultRule, String> {
             "attempts" => rule.attempts = number(key, value, 1, u32::MAX)?,
             "times" => rule.times = number(key, value, 1, u32::MAX)?,
             "for" => rule.lasts = rule::parse(value).map_err(|why| format!("for: {why}"))?,
-            "gid-after" => rule.action.gids.after = rule::parse(value).map_err(|why| format!("gid-after: {why}"))?,
-            "refuses" => rule.action.refuses = rule::parse(value).map_err(|why| format!("refuses: {why}"))?,
+            "gid-after" => {
+                rule.action.gids.after =
+                    rule::parse(value).map_err(|why| format!("gid-after: {why}"))?
+            }
+            "refuses" => {
+                rule.action.refuses = rule::parse(value).map_err(|why| format!("refuses: {why}"))?
+            }
             "gid" => rule.action.gids.change = GidChange::parse(value)?,
             _ => return Err(format!("there is no key {key:?}; keys are {KEYS}")),
         }
@@ -76,8 +82,12 @@ fn one(text: &str) -> Result<FaultRule, String> {
     let Action { kind, value, gids, refuses } = rule.action;
     let returns = kind == ActionKind::PortDown && value != 0;
     match () {
-        () if !returns && !gids.is_untouched() => Err("gid-after and gid need port-down=TIME".to_owned()),
-        () if kind != ActionKind::DeviceFatal && refuses != 0 => Err("refuses needs device-fatal".to_owned()),
+        () if !returns && !gids.is_untouched() => {
+            Err("gid-after and gid need port-down=TIME".to_owned())
+        }
+        () if kind != ActionKind::DeviceFatal && refuses != 0 => {
+            Err("refuses needs device-fatal".to_owned())
+        }
         () if rule.action.is_for_calls() => without_keys_of_messages(rule),
         () => Ok(rule),
     }
@@ -100,24 +110,40 @@ fn without_keys_of_messages(rule: FaultRule) -> Result<FaultRule, String> {
     match keys.iter().find(|(_, is_given)| *is_given) {
         Some((key, _)) => {
             let peer = if is_of_ports { "peer, " } else { "" };
-            Err(format!("{key} is not for this action: keys are device, {peer}message, every, times, for"))
+            Err(format!(
+                "{key} is not for this action: keys are device, {peer}message, every, times, for"
+            ))
         }
         None => Ok(rule),
     }
 }
 
-fn number<T: FromStr + PartialOrd + fmt::Display>(key: &str, value: &str, low: T, high: T) -> Result<T, String> {
+fn number<T: FromStr + PartialOrd + fmt::Display>(
+    key: &str,
+    value: &str,
+    low: T,
+    high: T,
+) -> Result<T, String> {
     let parsed = value.parse::<T>().ok().filter(|n| *n >= low && *n <= high);
     parsed.ok_or_else(|| format!("{key}={value}: must be a number from {low} to {high}"))
 }
 
 /// `softrnic0`, `softrnic0/1`; also `rnic0` and `0`.
 fn end(key: &str, value: &str) -> Result<RuleEnd, String> {
-    let bad = || format!("{key}={value}: must be softrnic0 to softrnic{}, with /1 to /{PORTS} for a port", DEVICES - 1);
+    let bad = || {
+        format!(
+            "{key}={value}: must be softrnic0 to softrnic{}, with /1 to /{PORTS} for a port",
+            DEVICES - 1
+        )
+    };
     if !value.contains('/') {
-        return topology::parse_device(value).map(|device| RuleEnd { device, port: None }).ok_or_else(bad);
+        return topology::parse_device(value)
+            .map(|device| RuleEnd { device, port: None })
+            .ok_or_else(bad);
     }
-    topology::parse_name(value).map(|(device, port)| RuleEnd { device, port: Some(port) }).ok_or_else(bad)
+    topology::parse_name(value)
+        .map(|(device, port)| RuleEnd { device, port: Some(port) })
+        .ok_or_else(bad)
 }
 
 fn opcodes(value: &str) -> Result<u32, String> {
@@ -169,7 +195,8 @@ impl fmt::Display for FaultRule {
         self.flow.map_or(Ok(()), |flow| write!(f, " flow={flow}"))?;
         self.path.map_or(Ok(()), |path| write!(f, " path={path}"))?;
         if self.opcodes != ANY_OPCODE {
-            let single = OPCODES.iter().filter(|(_, bit)| bit.is_power_of_two() && bit & self.opcodes != 0);
+            let single =
+                OPCODES.iter().filter(|(_, bit)| bit.is_power_of_two() && bit & self.opcodes != 0);
             let names: Vec<_> = single.map(|(name, _)| *name).collect();
             write!(f, " opcode={}", names.join(","))?;
         }
@@ -244,8 +271,13 @@ mod tests {
         let check = |text: &str| {
             for rule in parse(text).unwrap_or_default() {
                 let written = rule.to_string();
-                let again = parse(&written).unwrap_or_else(|why| panic!("{text:?} is written as {written:?}: {why}"));
-                assert_eq!(again.iter().map(ToString::to_string).collect::<Vec<_>>(), [written.as_str()], "{text:?}");
+                let again = parse(&written)
+                    .unwrap_or_else(|why| panic!("{text:?} is written as {written:?}: {why}"));
+                assert_eq!(
+                    again.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                    [written.as_str()],
+                    "{text:?}"
+                );
             }
         };
         for text in WRITTEN {
@@ -262,7 +294,10 @@ mod tests {
     fn rules_are_separated_by_semicolons_and_lines_and_comments_are_left_out() {
         let rules = parse("drop; rnr # why not; kill\n\n late=2ms;").expect("rules");
         let actions: Vec<_> = rules.iter().map(|r| (r.action.kind, r.action.value)).collect();
-        assert_eq!(actions, [(ActionKind::Drop, 0), (ActionKind::Rnr, 0), (ActionKind::Late, 2_000_000)]);
+        assert_eq!(
+            actions,
+            [(ActionKind::Drop, 0), (ActionKind::Rnr, 0), (ActionKind::Late, 2_000_000)]
+        );
     }
 
     #[test]
@@ -309,16 +344,22 @@ mod tests {
 
     #[test]
     fn every_example_is_read() {
-        let blocks: Vec<_> = PAGE.split("```faults\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        let blocks: Vec<_> =
+            PAGE.split("```faults\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
         assert!(blocks.len() >= 6, "{} blocks: too few to believe", blocks.len());
         for block in blocks {
             let rules = parse(block).unwrap_or_else(|e| panic!("{e}"));
             assert!(rules.len() >= block.lines().count(), "{block}");
         }
         let commands = ["softrnic run --faults '", "softrnic inject '"];
-        let quoted = commands.map(|command| PAGE.split(command).nth(1).and_then(|rest| rest.split('\'').next()));
+        let quoted = commands
+            .map(|command| PAGE.split(command).nth(1).and_then(|rest| rest.split('\'').next()));
         for rule in quoted {
-            assert_eq!(parse(rule.expect("an example")).map(|rules| rules.len()), Ok(1), "{rule:?}");
+            assert_eq!(
+                parse(rule.expect("an example")).map(|rules| rules.len()),
+                Ok(1),
+                "{rule:?}"
+            );
         }
     }
 }

@@ -85,12 +85,21 @@ impl SharedFile {
                 Ok(None) => {}
                 Err((what, code)) => {
                     let advice = match code {
-                        libc::ENOSPC | libc::EDQUOT => "free some space there, or point SOFTRNIC_SHM_DIR elsewhere",
+                        libc::ENOSPC | libc::EDQUOT => {
+                            "free some space there, or point SOFTRNIC_SHM_DIR elsewhere"
+                        }
                         libc::EPROTO => "end its users, or set SOFTRNIC_FABRIC to another name",
                         _ => "point SOFTRNIC_SHM_DIR to a writable tmpfs",
                     };
-                    let text = if code == libc::EPROTO { String::new() } else { format!(": {}", errno_text(code)) };
-                    return Err((format!("cannot use {}: {what}{text}; {advice}", path.display()), code));
+                    let text = if code == libc::EPROTO {
+                        String::new()
+                    } else {
+                        format!(": {}", errno_text(code))
+                    };
+                    return Err((
+                        format!("cannot use {}: {what}{text}; {advice}", path.display()),
+                        code,
+                    ));
                 }
             }
         }
@@ -98,7 +107,8 @@ impl SharedFile {
 
     /// Opens the file of a fabric that live processes use, to look at it.
     pub(crate) fn open_existing(path: &Path) -> Result<Self, Unusable> {
-        let c_path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Unusable::System(libc::EINVAL))?;
+        let c_path = CString::new(path.as_os_str().as_bytes())
+            .map_err(|_| Unusable::System(libc::EINVAL))?;
         let fd = Descriptor::open(&c_path, 0).map_err(|code| match code {
             libc::ENOENT => Unusable::Unused,
             code => Unusable::System(code),
@@ -118,13 +128,17 @@ impl SharedFile {
 
     /// Whether `path` is a fabric of this version that some process uses.
     pub(crate) fn is_used(path: &Path) -> bool {
-        let is_likely = path.metadata().is_ok_and(|found| found.is_file() && found.len() == FILE_BYTES as u64);
+        let is_likely =
+            path.metadata().is_ok_and(|found| found.is_file() && found.len() == FILE_BYTES as u64);
         is_likely && Self::open_existing(path).is_ok()
     }
 
     /// The guard for the lock that [`Self::open`] took.
     pub(crate) fn assume_control(&self) -> ControlLock<'_> {
-        ControlLock { file: self, _threads: self.threads.lock().unwrap_or_else(PoisonError::into_inner) }
+        ControlLock {
+            file: self,
+            _threads: self.threads.lock().unwrap_or_else(PoisonError::into_inner),
+        }
     }
 
     /// Takes the control lock; waits for other processes.
@@ -240,8 +254,7 @@ impl Descriptor {
         }
         let in_use = is_locked(self.0, life_lock(0), PROCS as i64);
         if in_use && !self.has_our_layout(size) {
-            let what =
-                "it is in use by another version of softrnic, in this process or in others (or is no fabric at all)";
+            let what = "it is in use by another version of softrnic, in this process or in others (or is no fabric at all)";
             return Err((what.to_owned(), libc::EPROTO));
         }
         if in_use {
@@ -280,7 +293,9 @@ impl Descriptor {
         let bytes = size_of_val(&words);
         // SAFETY: reads at most `bytes` into `words`.
         let got = unsafe { libc::pread(self.0, words.as_mut_ptr().cast(), bytes, 0) };
-        got == bytes as isize && words == [MAGIC, VERSION, FILE_BYTES as u64] && size == FILE_BYTES as i64
+        got == bytes as isize
+            && words == [MAGIC, VERSION, FILE_BYTES as u64]
+            && size == FILE_BYTES as i64
     }
 
     /// Maps the file, whose name this is, by an open file of its own: a forked child keeps the mapping, and must not keep the
@@ -292,7 +307,8 @@ impl Descriptor {
         }
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh shared mapping at an address of the kernel's choice.
-        let base = unsafe { libc::mmap(ptr::null_mut(), FILE_BYTES, prot, libc::MAP_SHARED, mapped.0, 0) };
+        let base =
+            unsafe { libc::mmap(ptr::null_mut(), FILE_BYTES, prot, libc::MAP_SHARED, mapped.0, 0) };
         if base == libc::MAP_FAILED { Err(last_errno()) } else { Ok(base.cast()) }
     }
 }
@@ -301,7 +317,10 @@ fn open_or_create(c_path: &CString, path: &Path) -> Result<Descriptor, Failure> 
     Descriptor::open(c_path, libc::O_CREAT).map_err(|code| {
         let why = errno_text(code);
         (
-            format!("cannot create {}: {why}; point SOFTRNIC_SHM_DIR to a directory that is writable", path.display()),
+            format!(
+                "cannot create {}: {why}; point SOFTRNIC_SHM_DIR to a directory that is writable",
+                path.display()
+            ),
             code,
         )
     })
@@ -436,7 +455,11 @@ const _: () = {
     assert!(JOBS * size_of::<JobSlot>() <= PAGE && STAGE_AT.is_multiple_of(PAGE));
     assert!(RULES_AT + RULES * size_of::<RuleSlot>() <= RING_PAGES_AT);
     assert!(RING_PAGES_AT + RINGS_BYTES / PAGE / 8 <= TABLES_AT);
-    assert!(QP_TABLE.is_multiple_of(CHUNK) && MR_TABLE.is_multiple_of(CHUNK) && CQ_TABLE.is_multiple_of(CHUNK));
+    assert!(
+        QP_TABLE.is_multiple_of(CHUNK)
+            && MR_TABLE.is_multiple_of(CHUNK)
+            && CQ_TABLE.is_multiple_of(CHUNK)
+    );
     assert!(SRQ_TABLE.is_multiple_of(CHUNK));
 };
 
@@ -479,7 +502,8 @@ pub(crate) fn pids(path: &Path) -> io::Result<Vec<i32>> {
         // SAFETY: an open file; `range` outlives the call.
         let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut range) };
         // 0: a process of another namespace.
-        (rc == 0 && i32::from(range.l_type) != libc::F_UNLCK && range.l_pid > 0).then_some(range.l_pid)
+        (rc == 0 && i32::from(range.l_type) != libc::F_UNLCK && range.l_pid > 0)
+            .then_some(range.l_pid)
     });
     Ok(holders.collect())
 }
@@ -516,7 +540,11 @@ fn hold_all(file: &File) -> io::Result<bool> {
         return Ok(true);
     }
     let error = io::Error::last_os_error();
-    if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) { Ok(false) } else { Err(error) }
+    if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) {
+        Ok(false)
+    } else {
+        Err(error)
+    }
 }
 
 /// Whether `path` still names `file`.

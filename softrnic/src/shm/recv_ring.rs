@@ -68,10 +68,12 @@ impl RecvRing {
     /// The ring that `slot` describes, if the description holds together.
     #[inline]
     pub(crate) fn of(file: &SharedFile, slot: &QpSlot) -> Option<Self> {
-        let (mask, stride) = (slot.ring_mask.load(Relaxed), slot.ring_stride.load(Relaxed) as usize);
+        let (mask, stride) =
+            (slot.ring_mask.load(Relaxed), slot.ring_stride.load(Relaxed) as usize);
         let bytes = slot.ring_bytes.load(Relaxed) as usize;
         let words = file.ring_words(slot.ring_at.load(Relaxed), bytes)?;
-        let is_sound = bytes == 0 || (stride >= HEAD && (mask as usize + 1) * stride <= words.len());
+        let is_sound =
+            bytes == 0 || (stride >= HEAD && (mask as usize + 1) * stride <= words.len());
         is_sound.then_some(Self { words, mask: u64::from(mask), stride })
     }
 
@@ -119,7 +121,10 @@ impl RecvRing {
     /// Peer: who has sent the datagram of entry `at`. Before [`Self::finish`].
     pub(crate) fn name_sender(&self, at: u64, sender: Sender) {
         if let Some(last) = self.entry(at).last() {
-            last.store(pack(sender.qpn, u32::from(sender.lid) | u32::from(sender.service_level) << 16), Relaxed);
+            last.store(
+                pack(sender.qpn, u32::from(sender.lid) | u32::from(sender.service_level) << 16),
+                Relaxed,
+            );
         }
     }
 
@@ -206,7 +211,11 @@ impl RingPages {
     }
 
     /// Only `rings` are in use.
-    pub(crate) fn rebuild(&self, control: &ControlLock<'_>, rings: impl Iterator<Item = (usize, usize)>) {
+    pub(crate) fn rebuild(
+        &self,
+        control: &ControlLock<'_>,
+        rings: impl Iterator<Item = (usize, usize)>,
+    ) {
         self.0.iter().for_each(|word| word.store(0, Relaxed));
         rings.for_each(|(at, bytes)| self.take(control, at, bytes));
     }
@@ -255,8 +264,10 @@ impl SrqRing {
 
     /// The ring that `slot` describes, if the description holds together.
     pub(crate) fn of(file: &SharedFile, slot: &SrqSlot) -> Option<Self> {
-        let (mask, stride) = (slot.ring_mask.load(Relaxed), slot.ring_stride.load(Relaxed) as usize);
-        let words = file.ring_words(slot.ring_at.load(Relaxed), slot.ring_bytes.load(Relaxed) as usize)?;
+        let (mask, stride) =
+            (slot.ring_mask.load(Relaxed), slot.ring_stride.load(Relaxed) as usize);
+        let words =
+            file.ring_words(slot.ring_at.load(Relaxed), slot.ring_bytes.load(Relaxed) as usize)?;
         let is_sound = stride >= SRQ_HEAD && (mask as usize + 1) * stride <= words.len();
         is_sound.then_some(Self { words, mask: u64::from(mask), stride })
     }
@@ -287,14 +298,23 @@ impl SrqRing {
         let number = (entry[2].load(Relaxed) as usize).min(sges.len());
         for (sge, words) in sges[..number].iter_mut().zip(entry[SRQ_HEAD..].chunks_exact(2)) {
             let rest = words[1].load(Relaxed);
-            *sge = Sge { addr: words[0].load(Relaxed), length: rest as u32, lkey: (rest >> 32) as u32 };
+            *sge = Sge {
+                addr: words[0].load(Relaxed),
+                length: rest as u32,
+                lkey: (rest >> 32) as u32,
+            };
         }
         queue.fill(count, entry[0].load(Relaxed), &sges[..number]);
     }
 
     /// Takes the receive at `at` as number `count` of queue pair `index`, `qp`, in its ring `queue`, where it is not posted yet. False:
     /// another one has it.
-    pub(crate) fn mark(&self, at: u64, (qp, index): (&QpSlot, u32), (queue, count): (&RecvRing, u64)) -> bool {
+    pub(crate) fn mark(
+        &self,
+        at: u64,
+        (qp, index): (&QpSlot, u32),
+        (queue, count): (&RecvRing, u64),
+    ) -> bool {
         qp.wanted.store(note(at, count), Relaxed);
         self.copy(at, queue, count);
         // Pairs with the load in `recover`: who finds the mark of one that has died finds the note and the copy too.

@@ -400,7 +400,11 @@ pub(crate) struct CqSlot {
 }
 
 const _: () = {
-    assert!(size_of::<ProcSlot>() == 128 && size_of::<PortSlot>() == 1024 && size_of::<RuleSlot>() == 128);
+    assert!(
+        size_of::<ProcSlot>() == 128
+            && size_of::<PortSlot>() == 1024
+            && size_of::<RuleSlot>() == 128
+    );
     assert!(size_of::<QpSlot>() == 512 && size_of::<MrSlot>() == 64 && size_of::<CqSlot>() == 128);
     assert!(size_of::<SrqSlot>() == 64);
 };
@@ -447,7 +451,9 @@ impl SharedFile {
 
     #[inline]
     fn entry<T>(&self, table: Table, device: usize, index: u32) -> &'static T {
-        assert!(device < DEVICES && index < self.header().grown[device][table as usize].load(Relaxed));
+        assert!(
+            device < DEVICES && index < self.header().grown[device][table as usize].load(Relaxed)
+        );
         // SAFETY: inside the part of the table that has storage (checked); `T` is the atomics-only slot type of that
         // table, by the callers below.
         unsafe { &*self.base().add(table.at(device, index)).cast::<T>() }
@@ -477,7 +483,8 @@ impl SharedFile {
     #[inline]
     pub(crate) fn find_qp(&self, device: usize, qpn: u32) -> Option<&'static QpSlot> {
         let index = qpn % QPS;
-        (index < self.header().grown[device][Table::Qp as usize].load(Relaxed)).then(|| self.qp(device, index))
+        (index < self.header().grown[device][Table::Qp as usize].load(Relaxed))
+            .then(|| self.qp(device, index))
     }
 
     /// The MR entry that `key` names on `device`, if it is valid there.
@@ -494,7 +501,8 @@ impl SharedFile {
     /// The words `[at, at + bytes)` of the ring area.
     pub(crate) fn ring_words(&self, at: u64, bytes: usize) -> Option<&'static [AtomicU64]> {
         let at = usize::try_from(at).ok()?;
-        let fits = at >= file::RINGS_AT && at.is_multiple_of(8) && at.checked_add(bytes)? <= JOBS_AT;
+        let fits =
+            at >= file::RINGS_AT && at.is_multiple_of(8) && at.checked_add(bytes)? <= JOBS_AT;
         // SAFETY: inside the mapping and aligned (checked); the owner allocated storage before publishing the ring.
         fits.then(|| unsafe { std::slice::from_raw_parts(self.base().add(at).cast(), bytes / 8) })
     }

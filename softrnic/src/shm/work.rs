@@ -63,7 +63,11 @@ impl Batch {
     #[inline]
     pub(crate) fn add(&mut self, is_inline: bool, bytes: u64, elements: usize) {
         self.requests += 1;
-        let data = if is_inline { (INLINE_HEAD + bytes).next_multiple_of(16) } else { ELEMENT * elements as u64 };
+        let data = if is_inline {
+            (INLINE_HEAD + bytes).next_multiple_of(16)
+        } else {
+            ELEMENT * elements as u64
+        };
         self.bytes += (CONTROL + REMOTE + data).next_multiple_of(BLOCK);
         if is_inline {
             self.inline += 1;
@@ -144,7 +148,13 @@ pub(crate) struct Capacities {
 
 impl Capacities {
     pub(crate) fn set(&self, cap: &QpCap, operations: Option<u64>, has_thread: bool) {
-        let given = [cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data];
+        let given = [
+            cap.max_send_wr,
+            cap.max_recv_wr,
+            cap.max_send_sge,
+            cap.max_recv_sge,
+            cap.max_inline_data,
+        ];
         for (word, value) in self.words.iter().zip(given) {
             word.store(value, Relaxed);
         }
@@ -176,9 +186,12 @@ mod tests {
         // SAFETY: atomics that are all zeros, as in a new file.
         let counters: WorkCounters = unsafe { std::mem::zeroed() };
         let mut batch = Batch::default();
-        requests.iter().for_each(|(is_inline, bytes, elements)| batch.add(*is_inline, *bytes, *elements));
+        requests
+            .iter()
+            .for_each(|(is_inline, bytes, elements)| batch.add(*is_inline, *bytes, *elements));
         counters.posted(&batch);
-        let [fetched, fetched_bytes, pushed] = [&counters.fetched, &counters.fetched_bytes, &counters.pushed_bytes];
+        let [fetched, fetched_bytes, pushed] =
+            [&counters.fetched, &counters.fetched_bytes, &counters.pushed_bytes];
         (fetched.load(Relaxed), fetched_bytes.load(Relaxed), pushed.load(Relaxed))
     }
 
@@ -186,7 +199,11 @@ mod tests {
     fn one_small_request_is_pushed_and_chains_and_large_ones_are_fetched() {
         assert_eq!(counted(&[]), (0, 0, 0));
         assert_eq!(counted(&[(false, 4096, 1)]), (0, 0, 64), "32 bytes and one element");
-        assert_eq!(counted(&[(true, 28, 1)]), (0, 0, 64), "28 bytes of data are the most that one block takes");
+        assert_eq!(
+            counted(&[(true, 28, 1)]),
+            (0, 0, 64),
+            "28 bytes of data are the most that one block takes"
+        );
         assert_eq!(counted(&[(true, 29, 1)]), (0, 0, 128));
         assert_eq!(counted(&[(true, 220, 1)]), (0, 0, 256));
         assert_eq!(counted(&[(true, 221, 1)]), (1, 320, 0), "more than 256 bytes");

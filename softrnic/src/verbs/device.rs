@@ -8,8 +8,8 @@ use std::{ptr, thread};
 
 use crate::abi::export::export;
 use crate::abi::types::{
-    AhAttr, AsyncEvent, DEVICE_ATTR_EX_PORTS, DeviceAttr, Gid, GidEntry, PORT_ATTR_SHORT, PortAttr, WC_GRH, Wc, event,
-    qp_state,
+    AhAttr, AsyncEvent, DEVICE_ATTR_EX_PORTS, DeviceAttr, Gid, GidEntry, PORT_ATTR_SHORT, PortAttr,
+    WC_GRH, Wc, event, qp_state,
 };
 use crate::abi::{names, types};
 use crate::control::network::Network;
@@ -40,11 +40,13 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut types::Devi
     let list = pointer(|| {
         let fabric = engine()?.fabric;
         let is_there = |device: &&Device| !Network::of(fabric).is_absent(device.index);
-        let there: Vec<_> = context::all().iter().take(fabric.topology.devices()).filter(is_there).collect();
+        let there: Vec<_> =
+            context::all().iter().take(fabric.topology.devices()).filter(is_there).collect();
         found = there.len();
         // Ends with a NULL.
         // SAFETY: plain allocation, released by `free_device_list`.
-        let list = unsafe { libc::calloc(found + 1, size_of::<*mut types::Device>()) }.cast::<*mut types::Device>();
+        let list = unsafe { libc::calloc(found + 1, size_of::<*mut types::Device>()) }
+            .cast::<*mut types::Device>();
         if list.is_null() {
             return Err(libc::ENOMEM);
         }
@@ -134,7 +136,9 @@ unsafe extern "C" fn query_device(handle: *mut types::Context, out: *mut DeviceA
         // SAFETY: the caller's handle.
         let context = unsafe { context(handle) }?;
         // SAFETY: the caller's structure.
-        unsafe { out.write(context.device.attributes(&context.fabric.settings, &context.fabric.topology)) };
+        unsafe {
+            out.write(context.device.attributes(&context.fabric.settings, &context.fabric.topology))
+        };
         Ok(())
     })
 }
@@ -201,11 +205,20 @@ unsafe extern "C" fn query_port(handle: *mut types::Context, port: u8, out: *mut
 export!("ibv_query_port", "IBVERBS_1.1", query_port);
 
 /// Through `verbs_context`: newer headers say how long their structure is.
-unsafe extern "C" fn query_port_ex(handle: *mut types::Context, port: u8, out: *mut u8, room: usize) -> c_int {
+unsafe extern "C" fn query_port_ex(
+    handle: *mut types::Context,
+    port: u8,
+    out: *mut u8,
+    room: usize,
+) -> c_int {
     code(|| write_port(handle, port, out, room))
 }
 
-unsafe extern "C" fn query_port_speed(handle: *mut types::Context, port: u32, out: *mut u64) -> c_int {
+unsafe extern "C" fn query_port_speed(
+    handle: *mut types::Context,
+    port: u32,
+    out: *mut u64,
+) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let context = unsafe { context(handle) }?;
@@ -220,7 +233,12 @@ unsafe extern "C" fn query_port_speed(handle: *mut types::Context, port: u32, ou
 }
 export!("ibv_query_port_speed", "IBVERBS_1.16", query_port_speed);
 
-unsafe extern "C" fn query_pkey(handle: *mut types::Context, port: u8, index: c_int, out: *mut u16) -> c_int {
+unsafe extern "C" fn query_pkey(
+    handle: *mut types::Context,
+    port: u8,
+    index: c_int,
+    out: *mut u16,
+) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handle.
         unsafe { context(handle) }?.port(u32::from(port))?;
@@ -251,7 +269,12 @@ unsafe extern "C" fn get_sysfs_path() -> *const c_char {
 export!("ibv_get_sysfs_path", "IBVERBS_1.0", get_sysfs_path);
 
 /// There is no sysfs behind these devices.
-unsafe extern "C" fn read_sysfs_file(_: *const c_char, _: *const c_char, _: *mut c_char, _: usize) -> c_int {
+unsafe extern "C" fn read_sysfs_file(
+    _: *const c_char,
+    _: *const c_char,
+    _: *mut c_char,
+    _: usize,
+) -> c_int {
     minus_one(|| Err(libc::ENOENT))
 }
 export!("ibv_read_sysfs_file", "IBVERBS_1.0", read_sysfs_file);
@@ -323,7 +346,12 @@ export!("ibv_destroy_ah", "IBVERBS_1.1", destroy_ah);
 ///
 /// # Safety
 /// `header` is the network header, where the completion says that there is one.
-unsafe fn way_back(context: &Context, port: u8, wc: &Wc, header: *const NetworkHeader) -> Result<AhAttr, i32> {
+unsafe fn way_back(
+    context: &Context,
+    port: u8,
+    wc: &Wc,
+    header: *const NetworkHeader,
+) -> Result<AhAttr, i32> {
     let slot = context.port(u32::from(port))?;
     let (dlid, sl, src_path_bits) = (wc.slid, wc.sl, wc.dlid_path_bits);
     let vector = AhAttr { dlid, sl, src_path_bits, port_num: port, ..AhAttr::default() };
@@ -415,8 +443,10 @@ fn current() -> Option<&'static Engine> {
 
 fn attach() -> Result<&'static Engine, Failure> {
     let fabric = Fabric::attach()?;
-    let engine: &'static Engine = Box::leak(Box::new(Engine::new(fabric, Box::new(Injector::new(fabric)))));
-    requester::start(engine).map_err(|code| ("cannot start the service thread".to_owned(), code))?;
+    let engine: &'static Engine =
+        Box::leak(Box::new(Engine::new(fabric, Box::new(Injector::new(fabric)))));
+    requester::start(engine)
+        .map_err(|code| ("cannot start the service thread".to_owned(), code))?;
     // SAFETY: lets peers of the same user reach our memory where Yama restricts that; fails harmlessly elsewhere.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
     HANDLERS.call_once(|| {
@@ -428,11 +458,17 @@ fn attach() -> Result<&'static Engine, Failure> {
     });
     CURRENT.store(ptr::from_ref(engine).cast_mut(), SeqCst);
     for name in Settings::unknown_variables() {
-        host::say(format_args!("{name} is no setting, and is ignored; the crate page of softrnic lists them"));
+        host::say(format_args!(
+            "{name} is no setting, and is ignored; the crate page of softrnic lists them"
+        ));
     }
     if !fabric.settings.quiet {
         let driver = fabric.settings.driver.name;
-        let like = if driver == table::own().name { String::new() } else { format!(" like those of {driver}") };
+        let like = if driver == table::own().name {
+            String::new()
+        } else {
+            format!(" like those of {driver}")
+        };
         host::say(format_args!(
             "a software RDMA device for tests; not for production traffic; {} device(s){like}, fabric {}",
             fabric.topology.devices(),
@@ -517,7 +553,12 @@ const ROCE_V1: u32 = 1;
 const ROCE_V2: u32 = 2;
 
 /// Empty entries read as zeros.
-unsafe extern "C" fn query_gid(handle: *mut types::Context, port: u8, index: c_int, out: *mut Gid) -> c_int {
+unsafe extern "C" fn query_gid(
+    handle: *mut types::Context,
+    port: u8,
+    index: c_int,
+    out: *mut Gid,
+) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handle.
         let port = unsafe { context(handle) }?.port(u32::from(port))?;
@@ -549,7 +590,11 @@ unsafe fn write_entry(out: *mut u8, size: usize, entry: &GidEntry) {
     // SAFETY: by the caller; an entry has at least the bytes copied.
     unsafe {
         ptr::write_bytes(out, 0, size);
-        ptr::copy_nonoverlapping((&raw const *entry).cast::<u8>(), out, size.min(size_of::<GidEntry>()));
+        ptr::copy_nonoverlapping(
+            (&raw const *entry).cast::<u8>(),
+            out,
+            size.min(size_of::<GidEntry>()),
+        );
     }
 }
 
@@ -590,7 +635,9 @@ unsafe extern "C" fn query_gid_table(
         if flags != 0 {
             return Err(libc::EINVAL);
         }
-        for (port, index) in (1..=context.fabric.topology.ports()).flat_map(|port| (0..GIDS).map(move |i| (port, i))) {
+        for (port, index) in
+            (1..=context.fabric.topology.ports()).flat_map(|port| (0..GIDS).map(move |i| (port, i)))
+        {
             let Some(found) = entry(context.port(port)?, port, index) else { continue };
             if count == room {
                 return Err(libc::EINVAL);
@@ -671,7 +718,9 @@ unsafe extern "C" fn ack_async_event(given: *mut AsyncEvent) {
         let event = unsafe { &*given };
         match event.event_type {
             // SAFETY: the object waits for this acknowledgement before it goes.
-            event::CQ_ERR => unsafe { object::<Cq, _>(event.element as *const types::Cq) }.ack_async_event(),
+            event::CQ_ERR => {
+                unsafe { object::<Cq, _>(event.element as *const types::Cq) }.ack_async_event()
+            }
             event::SRQ_LIMIT_REACHED => {
                 // SAFETY: as above.
                 unsafe { object::<Srq, _>(event.element as *const types::Srq) }.ack_async_event()
@@ -687,7 +736,9 @@ unsafe extern "C" fn ack_async_event(given: *mut AsyncEvent) {
 }
 export!("ibv_ack_async_event", "IBVERBS_1.1", ack_async_event);
 
-pub(super) unsafe extern "C" fn create_comp_channel(handle: *mut types::Context) -> *mut types::CompChannel {
+pub(super) unsafe extern "C" fn create_comp_channel(
+    handle: *mut types::Context,
+) -> *mut types::CompChannel {
     pointer(|| {
         // SAFETY: the caller's handle.
         let channel = Channel::new(unsafe { context(handle) }?)?;
@@ -715,7 +766,10 @@ pub(super) unsafe extern "C" fn destroy_comp_channel(handle: *mut types::CompCha
 export!("ibv_destroy_comp_channel", "IBVERBS_1.0", destroy_comp_channel);
 
 /// Reached through the context's table.
-pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut types::Cq, solicited_only: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn req_notify_cq(
+    handle: *mut types::Cq,
+    solicited_only: c_int,
+) -> c_int {
     // SAFETY: the caller's handle.
     let cq: &Cq = unsafe { object(handle) };
     if !cq.context.fabric.is_gone() {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::abi::types;
 use crate::abi::types::{
-    Calls, CqInitAttrEx, CqInitAttrExLong, HAS_FLAGS, HAS_PARENT_DOMAIN, SINGLE_THREADED, STANDARD_FLAGS, Wc, call,
+    Calls, CqInitAttrEx, CqInitAttrExLong, HAS_FLAGS, HAS_PARENT_DOMAIN, SINGLE_THREADED,
+    STANDARD_FLAGS, Wc, call,
 };
 use crate::drivers::table::Verb;
 use crate::engine::receive::poll_one;
@@ -17,7 +18,10 @@ use crate::verbs::queues::{CqKind, make_cq};
 use crate::verbs::{context, object, pointer, shared};
 
 /// Through `verbs_context`. Time stamps, VLANs and tags are not known here.
-pub(crate) unsafe extern "C" fn create_cq_ex(handle: *mut types::Context, attr: *const CqInitAttrEx) -> *mut types::Cq {
+pub(crate) unsafe extern "C" fn create_cq_ex(
+    handle: *mut types::Context,
+    attr: *const CqInitAttrEx,
+) -> *mut types::Cq {
     pointer(|| {
         // SAFETY: the caller's handle.
         unsafe { context(handle) }?.fabric.settings.driver.require(Verb::CreateCqEx)?;
@@ -25,7 +29,10 @@ pub(crate) unsafe extern "C" fn create_cq_ex(handle: *mut types::Context, attr: 
         let attr = unsafe { &*attr };
         let flags = if attr.comp_mask & HAS_FLAGS != 0 { attr.flags } else { 0 };
         let fields = HAS_FLAGS | HAS_PARENT_DOMAIN;
-        if attr.wc_flags & !STANDARD_FLAGS != 0 || attr.comp_mask & !fields != 0 || flags & !SINGLE_THREADED != 0 {
+        if attr.wc_flags & !STANDARD_FLAGS != 0
+            || attr.comp_mask & !fields != 0
+            || flags & !SINGLE_THREADED != 0
+        {
             return Err(libc::EOPNOTSUPP);
         }
         let is_single_threaded = flags & SINGLE_THREADED != 0;

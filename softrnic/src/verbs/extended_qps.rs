@@ -89,7 +89,12 @@ unsafe fn go_on(handle: *mut types::Qp, work: impl FnOnce(&Qp, &mut WrList)) {
 ///
 /// # Safety
 /// As for [`go_on`].
-unsafe fn begin(handle: *mut types::Qp, opcode: u32, imm_data: u32, fields: impl FnOnce(&mut SendWr)) {
+unsafe fn begin(
+    handle: *mut types::Qp,
+    opcode: u32,
+    imm_data: u32,
+    fields: impl FnOnce(&mut SendWr),
+) {
     // SAFETY: by the caller.
     unsafe {
         go_on(handle, |qp, list| {
@@ -140,7 +145,13 @@ unsafe extern "C" fn send_imm(handle: *mut types::Qp, imm: u32) {
     unsafe { begin(handle, wr_opcode::SEND_WITH_IMM, imm, |_| ()) };
 }
 
-unsafe extern "C" fn atomic_cmp_swp(handle: *mut types::Qp, rkey: u32, addr: u64, compare: u64, swap: u64) {
+unsafe extern "C" fn atomic_cmp_swp(
+    handle: *mut types::Qp,
+    rkey: u32,
+    addr: u64,
+    compare: u64,
+    swap: u64,
+) {
     let fields = |wr: &mut SendWr| wr.set_atomic(addr, [compare, swap], rkey);
     // SAFETY: as above.
     unsafe { begin(handle, wr_opcode::ATOMIC_CMP_SWAP, 0, fields) };
@@ -165,7 +176,9 @@ unsafe extern "C" fn set_sge(handle: *mut types::Qp, lkey: u32, addr: u64, lengt
 unsafe extern "C" fn set_sge_list(handle: *mut types::Qp, count: usize, sges: *const Sge) {
     // SAFETY: as above; the caller's array.
     unsafe {
-        go_on(handle, |_, list| list.set_elements(if count == 0 { &[] } else { slice::from_raw_parts(sges, count) }));
+        go_on(handle, |_, list| {
+            list.set_elements(if count == 0 { &[] } else { slice::from_raw_parts(sges, count) })
+        });
     }
 }
 
@@ -175,7 +188,11 @@ unsafe extern "C" fn set_inline_data(handle: *mut types::Qp, addr: *const c_void
     unsafe { set_inline_data_list(handle, 1, &raw const one) };
 }
 
-unsafe extern "C" fn set_inline_data_list(handle: *mut types::Qp, count: usize, buffers: *const DataBuf) {
+unsafe extern "C" fn set_inline_data_list(
+    handle: *mut types::Qp,
+    count: usize,
+    buffers: *const DataBuf,
+) {
     // SAFETY: as above; the caller's array, of pieces of the caller's memory.
     unsafe {
         go_on(handle, |qp, list| {

@@ -50,7 +50,8 @@ pub(crate) unsafe extern "C" fn poll(handle: *mut types::Cq, room: c_int, out: *
     let out = unsafe { slice::from_raw_parts_mut(out.cast::<MaybeUninit<Wc>>(), room) };
     let work = || {
         let _polling = cq.polling.while_in(SINGLE_THREADED_CQ);
-        let taken = engine.faults.on_poll_cq(cq.context.device.index).map(|()| poll_cq(engine, cq, out));
+        let taken =
+            engine.faults.on_poll_cq(cq.context.device.index).map(|()| poll_cq(engine, cq, out));
         cq.count_poll(taken.is_ok_and(|taken| taken != 0), true);
         taken
     };
@@ -60,12 +61,17 @@ pub(crate) unsafe extern "C" fn poll(handle: *mut types::Cq, room: c_int, out: *
     }
 }
 
-pub(crate) unsafe extern "C" fn post_recv(handle: *mut types::Qp, list: *mut RecvWr, bad: *mut *mut RecvWr) -> c_int {
+pub(crate) unsafe extern "C" fn post_recv(
+    handle: *mut types::Qp,
+    list: *mut RecvWr,
+    bad: *mut *mut RecvWr,
+) -> c_int {
     // SAFETY: the caller's handle.
     let qp: &Qp = unsafe { object(handle) };
     let mut at = list;
     let rc = code(|| {
-        let _receiving = qp.receiving.while_in("the receive queue of a queue pair in a thread domain");
+        let _receiving =
+            qp.receiving.while_in("the receive queue of a queue pair in a thread domain");
         while !at.is_null() {
             // SAFETY: the caller's structure.
             let wr = unsafe { *at };
@@ -85,7 +91,11 @@ pub(crate) unsafe extern "C" fn post_recv(handle: *mut types::Qp, list: *mut Rec
     rc
 }
 
-pub(crate) unsafe extern "C" fn post_send(handle: *mut types::Qp, list: *mut SendWr, bad: *mut *mut SendWr) -> c_int {
+pub(crate) unsafe extern "C" fn post_send(
+    handle: *mut types::Qp,
+    list: *mut SendWr,
+    bad: *mut *mut SendWr,
+) -> c_int {
     // SAFETY: the caller's handle.
     let qp: &Qp = unsafe { object(handle) };
     let mut at = list;
@@ -101,7 +111,8 @@ pub(crate) unsafe extern "C" fn post_send(handle: *mut types::Qp, list: *mut Sen
             // SAFETY: the caller's array.
             let sges = unsafe { elements(wr.sg_list, wr.num_sge) };
             let refused = engine.faults.on_post_send(qp.port().device);
-            outcome = refused.and(sges).and_then(|sges| enqueue(qp, &mut queue, wr, sges, &mut batch));
+            outcome =
+                refused.and(sges).and_then(|sges| enqueue(qp, &mut queue, wr, sges, &mut batch));
             if outcome.is_ok() {
                 at = wr.next;
                 pump(engine, qp, &mut queue);
@@ -140,7 +151,13 @@ pub(super) fn post_list(qp: &Qp, list: &WrList) -> Result<(), i32> {
 }
 
 /// Checks a request and puts it into the queue; inline data is copied here, other data when it is executed.
-fn enqueue(qp: &Qp, queue: &mut SendQueue, wr: &SendWr, sges: &[Sge], batch: &mut Batch) -> Result<(), i32> {
+fn enqueue(
+    qp: &Qp,
+    queue: &mut SendQueue,
+    wr: &SendWr,
+    sges: &[Sge],
+    batch: &mut Batch,
+) -> Result<(), i32> {
     let bytes = check(qp, queue, wr, sges, 0)?;
     let is_inline = is_inline(qp, wr);
     let mut request = Request {
@@ -215,7 +232,8 @@ fn check(qp: &Qp, queue: &SendQueue, wr: &SendWr, sges: &[Sge], ahead: u64) -> R
     let is_inline = is_inline(qp, wr);
     match wr.opcode {
         wr_opcode::RDMA_WRITE..=wr_opcode::SEND_WITH_IMM => {}
-        wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD if !is_inline && !qp.is_unreliable() => {}
+        wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD if !is_inline && !qp.is_unreliable() => {
+        }
         wr_opcode::RDMA_READ..=wr_opcode::ATOMIC_FETCH_ADD => return Err(libc::EINVAL),
         _ => return Err(libc::EOPNOTSUPP),
     }
@@ -297,7 +315,12 @@ fn host(addr: *mut c_void, length: usize, iova: u64) -> Range {
     Range { addr: addr as u64, length, iova, dmabuf: None }
 }
 
-unsafe extern "C" fn reg_mr(pd: *mut types::Pd, addr: *mut c_void, length: usize, flags: c_int) -> *mut types::Mr {
+unsafe extern "C" fn reg_mr(
+    pd: *mut types::Pd,
+    addr: *mut c_void,
+    length: usize,
+    flags: c_int,
+) -> *mut types::Mr {
     register(pd, host(addr, length, addr as u64), flags as u32)
 }
 export!("ibv_reg_mr", "IBVERBS_1.1", reg_mr);

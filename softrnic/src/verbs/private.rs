@@ -36,7 +36,9 @@ macro_rules! export_private {
 
 /// A driver got as far as to use the kernel.
 fn complain(name: &str) {
-    say(format_args!("{name} was called: a driver library wants a kernel device, and there is none (ENOSYS)"));
+    say(format_args!(
+        "{name} was called: a driver library wants a kernel device, and there is none (ENOSYS)"
+    ));
     set_errno(libc::ENOSYS);
 }
 

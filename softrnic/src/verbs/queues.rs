@@ -7,8 +7,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use crate::abi::export::export;
 use crate::abi::types;
 use crate::abi::types::{
-    ALL_OPERATIONS, ATTR_LIMIT, Calls, HAS_ALLOCATORS, HAS_OPERATIONS, HAS_PD, HAS_PD_CONTEXT, ParentDomainInitAttr,
-    QpAttr, QpInitAttr, QpInitAttrEx, RecvWr, SrqAttr, SrqInitAttr, Td as AbiTd, qp_state,
+    ALL_OPERATIONS, ATTR_LIMIT, Calls, HAS_ALLOCATORS, HAS_OPERATIONS, HAS_PD, HAS_PD_CONTEXT,
+    ParentDomainInitAttr, QpAttr, QpInitAttr, QpInitAttrEx, RecvWr, SrqAttr, SrqInitAttr,
+    Td as AbiTd, qp_state,
 };
 use crate::drivers::table::Verb;
 use crate::engine::modify::modify;
@@ -62,10 +63,12 @@ pub(super) unsafe fn make_cq(
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller's handle, or NULL; it may not go before the CQ (EBUSY).
-    let channel: Option<&'static Channel> = (!channel.is_null()).then(|| unsafe { object(channel) });
+    let channel: Option<&'static Channel> =
+        (!channel.is_null()).then(|| unsafe { object(channel) });
     let fabric = context.fabric;
     let CqKind { calls, is_single_threaded, parent_domain } = kind;
-    let requested = CqRequest { cqe, cq_context, channel, calls, is_single_threaded, parent_domain };
+    let requested =
+        CqRequest { cqe, cq_context, channel, calls, is_single_threaded, parent_domain };
     let cq = engine_of(fabric)?.create_cq(context, requested)?;
     fabric.count_command(Command::CreateCq);
     let handle = cq.as_abi();
@@ -81,7 +84,9 @@ unsafe extern "C" fn resize_cq(handle: *mut types::Cq, cqe: c_int) -> c_int {
         engine_of(cq.context.fabric)?;
         cq.context.require_alive()?;
         cq.context.fabric.settings.driver.require(Verb::ResizeCq)?;
-        cq.resize(u32::try_from(cqe).ok().filter(|n| (1..=MAX_CQE).contains(n)).ok_or(libc::EINVAL)?)
+        cq.resize(
+            u32::try_from(cqe).ok().filter(|n| (1..=MAX_CQE).contains(n)).ok_or(libc::EINVAL)?,
+        )
     })
 }
 export!("ibv_resize_cq", "IBVERBS_1.1", resize_cq);
@@ -104,20 +109,29 @@ pub(super) unsafe extern "C" fn destroy_cq(handle: *mut types::Cq) -> c_int {
 }
 export!("ibv_destroy_cq", "IBVERBS_1.1", destroy_cq);
 
-pub(super) unsafe extern "C" fn create_qp(pd: *mut types::Pd, init: *mut QpInitAttr) -> *mut types::Qp {
+pub(super) unsafe extern "C" fn create_qp(
+    pd: *mut types::Pd,
+    init: *mut QpInitAttr,
+) -> *mut types::Qp {
     // SAFETY: the caller's structure, of 64 bytes in every header.
     pointer(|| unsafe { make_qp(pd, &mut *init, None) })
 }
 export!("ibv_create_qp", "IBVERBS_1.1", create_qp);
 
 /// Through `verbs_context`. Of the fields behind the mask those of the protection domain and the operations are known.
-pub(crate) unsafe extern "C" fn create_qp_ex(handle: *mut types::Context, attr: *mut QpInitAttrEx) -> *mut types::Qp {
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    handle: *mut types::Context,
+    attr: *mut QpInitAttrEx,
+) -> *mut types::Qp {
     pointer(|| {
         // SAFETY: the caller's handle.
         unsafe { context(handle) }?.fabric.settings.driver.require(Verb::CreateQpEx)?;
         // SAFETY: the caller's structure.
         let attr = unsafe { &mut *attr };
-        if attr.comp_mask & !(HAS_PD | HAS_OPERATIONS) != 0 || attr.comp_mask & HAS_PD == 0 || attr.pd.is_null() {
+        if attr.comp_mask & !(HAS_PD | HAS_OPERATIONS) != 0
+            || attr.comp_mask & HAS_PD == 0
+            || attr.pd.is_null()
+        {
             return Err(if attr.comp_mask & HAS_PD == 0 { libc::EINVAL } else { libc::EOPNOTSUPP });
         }
         let operations = (attr.comp_mask & HAS_OPERATIONS != 0).then_some(attr.send_ops_flags);
@@ -144,7 +158,11 @@ pub(crate) unsafe extern "C" fn create_qp_ex(handle: *mut types::Context, attr: 
 ///
 /// # Safety
 /// `pd` and the queues are the caller's handles.
-unsafe fn make_qp(pd: *mut types::Pd, init: &mut QpInitAttr, operations: Option<u64>) -> Result<*mut types::Qp, i32> {
+unsafe fn make_qp(
+    pd: *mut types::Pd,
+    init: &mut QpInitAttr,
+    operations: Option<u64>,
+) -> Result<*mut types::Qp, i32> {
     // SAFETY: the caller's handle.
     let pd: Arc<Pd> = unsafe { shared(pd) };
     let engine = engine_of(pd.context.fabric)?;
@@ -152,7 +170,8 @@ unsafe fn make_qp(pd: *mut types::Pd, init: &mut QpInitAttr, operations: Option<
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller's handles.
-    let (send_cq, recv_cq): (Arc<Cq>, Arc<Cq>) = unsafe { (shared(init.send_cq), shared(init.recv_cq)) };
+    let (send_cq, recv_cq): (Arc<Cq>, Arc<Cq>) =
+        unsafe { (shared(init.send_cq), shared(init.recv_cq)) };
     // SAFETY: as above, or NULL.
     let srq: Option<Arc<Srq>> = (!init.srq.is_null()).then(|| unsafe { shared(init.srq) });
     let device = pd.context.device.index;
@@ -164,7 +183,17 @@ unsafe fn make_qp(pd: *mut types::Pd, init: &mut QpInitAttr, operations: Option<
     let signal_all = init.sq_sig_all != 0;
     let (qp_context, cap, qp_type) = (init.qp_context, init.cap, init.qp_type);
     let calls = operations.map_or([0; _], |_| extended_qps::calls());
-    let request = QpRequest { qp_context, send_cq, recv_cq, srq, cap, qp_type, signal_all, operations, calls };
+    let request = QpRequest {
+        qp_context,
+        send_cq,
+        recv_cq,
+        srq,
+        cap,
+        qp_type,
+        signal_all,
+        operations,
+        calls,
+    };
     let qp = engine.create_qp(&pd, request)?;
     engine.fabric.count_command(Command::CreateQp);
     init.cap = qp.cap;
@@ -192,7 +221,11 @@ pub(super) unsafe extern "C" fn destroy_qp(handle: *mut types::Qp) -> c_int {
 }
 export!("ibv_destroy_qp", "IBVERBS_1.1", destroy_qp);
 
-pub(super) unsafe extern "C" fn modify_qp(handle: *mut types::Qp, attr: *const QpAttr, mask: c_int) -> c_int {
+pub(super) unsafe extern "C" fn modify_qp(
+    handle: *mut types::Qp,
+    attr: *const QpAttr,
+    mask: c_int,
+) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let qp: &Qp = unsafe { object(handle) };
@@ -205,7 +238,12 @@ pub(super) unsafe extern "C" fn modify_qp(handle: *mut types::Qp, attr: *const Q
 }
 export!("ibv_modify_qp", "IBVERBS_1.1", modify_qp);
 
-unsafe extern "C" fn query_qp(handle: *mut types::Qp, attr: *mut QpAttr, _mask: c_int, init: *mut QpInitAttr) -> c_int {
+unsafe extern "C" fn query_qp(
+    handle: *mut types::Qp,
+    attr: *mut QpAttr,
+    _mask: c_int,
+    init: *mut QpInitAttr,
+) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let qp: &Qp = unsafe { object(handle) };
@@ -259,7 +297,11 @@ unsafe extern "C" fn create_srq(pd: *mut types::Pd, init: *mut SrqInitAttr) -> *
 export!("ibv_create_srq", "IBVERBS_1.1", create_srq);
 
 /// The size stays as it was made, as with mlx5.
-unsafe extern "C" fn modify_srq(handle: *mut types::Srq, attr: *const SrqAttr, mask: c_int) -> c_int {
+unsafe extern "C" fn modify_srq(
+    handle: *mut types::Srq,
+    attr: *const SrqAttr,
+    mask: c_int,
+) -> c_int {
     code(|| {
         // SAFETY: the caller's handle.
         let srq: &Srq = unsafe { object(handle) };
@@ -336,7 +378,10 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 }
 
 /// Through `verbs_context`.
-pub(crate) unsafe extern "C" fn alloc_td(handle: *mut types::Context, attr: *const u32) -> *mut AbiTd {
+pub(crate) unsafe extern "C" fn alloc_td(
+    handle: *mut types::Context,
+    attr: *const u32,
+) -> *mut AbiTd {
     pointer(|| {
         // SAFETY: the caller's handle.
         let context = unsafe { context(handle) }?;

@@ -15,13 +15,20 @@ const PYTHON: &str = "/usr/bin/python3";
 
 /// The tests of pyverbs, in a folder of this test's own.
 fn suite() -> Result<Scratch, Missing> {
-    let is_there = Command::new(PYTHON).args(["-c", "import pyverbs"]).output().is_ok_and(|it| it.status.success());
+    let is_there = Command::new(PYTHON)
+        .args(["-c", "import pyverbs"])
+        .output()
+        .is_ok_and(|it| it.status.success());
     if !is_there || !Path::new(SUITE).is_dir() {
-        return Err(Missing(format!("pyverbs with its tests in {SUITE} (package python3-pyverbs)")));
+        return Err(Missing(format!(
+            "pyverbs with its tests in {SUITE} (package python3-pyverbs)"
+        )));
     }
     // The names of its tests are those of this release.
-    let version = Command::new("dpkg-query").args(["-W", "-f", "${Version}", "python3-pyverbs"]).output();
-    let version = version.map(|it| String::from_utf8_lossy(&it.stdout).into_owned()).unwrap_or_default();
+    let version =
+        Command::new("dpkg-query").args(["-W", "-f", "${Version}", "python3-pyverbs"]).output();
+    let version =
+        version.map(|it| String::from_utf8_lossy(&it.stdout).into_owned()).unwrap_or_default();
     if !version.starts_with("44.") {
         return Err(Missing(format!("pyverbs 44 (there is {version})")));
     }
@@ -47,7 +54,10 @@ fn suite() -> Result<Scratch, Missing> {
 const VERDICTS: &str = include_str!("pyverbs.txt");
 
 fn listed(text: &str) -> BTreeMap<&str, &str> {
-    text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once(": ")).collect()
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split_once(": "))
+        .collect()
 }
 
 /// The verdicts of a run: each at the end of the line with the name of a test, or of one of those that follow.
@@ -83,7 +93,9 @@ fn differences(report: &str, list: &str) -> Vec<String> {
     };
     let wrong = listed.iter().filter_map(|(name, listed)| match found.get(name) {
         None => Some(format!("{name} has not run")),
-        Some(found) if !is_as_listed(found, listed) => Some(format!("{name}: {found}, and not {listed}")),
+        Some(found) if !is_as_listed(found, listed) => {
+            Some(format!("{name}: {found}, and not {listed}"))
+        }
         Some(_) => None,
     });
     let more = found.iter().filter(|(name, _)| !listed.contains_key(*name));
@@ -100,7 +112,10 @@ fn a_test_that_vanishes_comes_or_changes_is_a_difference() {
     let other = list.replace("passes", "skipped: no card").replace("test_b", "test_e");
     let told = differences(report, &other);
     assert_eq!(told.len(), 4, "{told:?}");
-    assert!(told.contains(&"tests.m.C.test_a: passes, and not skipped: no card".to_owned()), "{told:?}");
+    assert!(
+        told.contains(&"tests.m.C.test_a: passes, and not skipped: no card".to_owned()),
+        "{told:?}"
+    );
     assert!(told.contains(&"tests.m.C.test_e has not run".to_owned()), "{told:?}");
 }
 
@@ -108,15 +123,20 @@ fn a_test_that_vanishes_comes_or_changes_is_a_difference() {
 #[test]
 fn the_suite_of_rdma_core() {
     let folder = require!(suite());
-    let bench = require!(Bench::of(("ibv_devinfo", "ibverbs-utils"), &[("PYTHONDONTWRITEBYTECODE", "1")]));
+    let bench =
+        require!(Bench::of(("ibv_devinfo", "ibverbs-utils"), &[("PYTHONDONTWRITEBYTECODE", "1")]));
     let bench = require!(bench.faithful());
     let program = folder.join("run_tests.py");
     let program = program.to_str().expect("UTF-8");
     let report = bench.run(PYTHON, &[program, "--dev", "softrnic0", "--gid", "1", "-v"]).well();
     if std::env::var_os("FERRITE_UPDATE").is_some() {
-        let keep =
-            |name: &str, verdict: &str| listed(VERDICTS).get(name) == Some(&"either") && !verdict.contains("FAIL");
-        let head = VERDICTS.lines().take_while(|line| line.starts_with('#')).map(|line| format!("{line}\n"));
+        let keep = |name: &str, verdict: &str| {
+            listed(VERDICTS).get(name) == Some(&"either") && !verdict.contains("FAIL")
+        };
+        let head = VERDICTS
+            .lines()
+            .take_while(|line| line.starts_with('#'))
+            .map(|line| format!("{line}\n"));
         let lines = found(&report).into_iter().map(|(name, verdict)| {
             let verdict = if keep(name, &verdict) { "either".to_owned() } else { verdict };
             format!("{name}: {verdict}\n")

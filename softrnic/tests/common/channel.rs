@@ -22,7 +22,8 @@ impl Channel {
     pub fn new(context: Ptr) -> Self {
         // SAFETY: the function's type in the verbs interface; the descriptor lies at byte 8.
         unsafe {
-            let handle = transmute::<Ptr, Create>(symbol("ibv_create_comp_channel", "IBVERBS_1.0"))(context);
+            let handle =
+                transmute::<Ptr, Create>(symbol("ibv_create_comp_channel", "IBVERBS_1.0"))(context);
             assert!(!handle.is_null());
             Self { handle, fd: *handle.cast::<u8>().add(8).cast::<i32>() }
         }
@@ -56,7 +57,8 @@ impl Channel {
     pub fn close(self) {
         // SAFETY: as above; its CQs are gone.
         unsafe {
-            let destroy = transmute::<Ptr, Destroy>(symbol("ibv_destroy_comp_channel", "IBVERBS_1.0"));
+            let destroy =
+                transmute::<Ptr, Destroy>(symbol("ibv_destroy_comp_channel", "IBVERBS_1.0"));
             assert_eq!(destroy(self.handle), 0);
         }
     }

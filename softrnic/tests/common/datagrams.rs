@@ -16,7 +16,13 @@ pub const UD_RTS_MASK: i32 = 1 | 1 << 16;
 pub fn ud_node(device: usize, bytes: usize, room: u32) -> Node {
     let mut node = Node::with(device, bytes, CAP, 4096);
     assert_eq!(ibv_destroy_qp(node.qp), 0);
-    node.qp = create_qp_of(UD, node.pd, node.cq, node.cq, Cap { max_send_wr: room, max_recv_wr: room, ..CAP });
+    node.qp = create_qp_of(
+        UD,
+        node.pd,
+        node.cq,
+        node.cq,
+        Cap { max_send_wr: room, max_recv_wr: room, ..CAP },
+    );
     assert!(!node.qp.is_null(), "{}", std::io::Error::last_os_error());
     ready(node.qp, QKEY);
     node
@@ -32,7 +38,14 @@ pub fn ready(qp: *mut Qp, qkey: u32) {
 
 /// The way from port 1 to the port that has `gid`, from entry `index`.
 pub fn way_to(gid: [u64; 2], index: u8) -> AhAttr {
-    AhAttr { dgid: gid, sgid_index: index, hop_limit: 64, is_global: 1, port: 1, ..AhAttr::default() }
+    AhAttr {
+        dgid: gid,
+        sgid_index: index,
+        hop_limit: 64,
+        is_global: 1,
+        port: 1,
+        ..AhAttr::default()
+    }
 }
 
 /// An address handle of `node`, or errno.
@@ -46,7 +59,11 @@ pub fn handle_back(node: &Node, wc: &Wc, header: &[u8]) -> Result<Ptr, i32> {
 }
 
 fn made(handle: Ptr) -> Result<Ptr, i32> {
-    if handle.is_null() { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)) } else { Ok(handle) }
+    if handle.is_null() {
+        Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    } else {
+        Ok(handle)
+    }
 }
 
 /// What a work request has in place of address and key.

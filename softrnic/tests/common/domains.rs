@@ -21,7 +21,11 @@ pub const ALLOCATORS: u32 = 1;
 pub const PD_CONTEXT: u32 = 2;
 
 fn made(handle: Ptr) -> Result<Ptr, i32> {
-    if handle.is_null() { Err(Error::last_os_error().raw_os_error().unwrap_or(0)) } else { Ok(handle) }
+    if handle.is_null() {
+        Err(Error::last_os_error().raw_os_error().unwrap_or(0))
+    } else {
+        Ok(handle)
+    }
 }
 
 /// The function so many bytes in front of an open context.

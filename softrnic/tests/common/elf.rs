@@ -33,7 +33,8 @@ fn names(path: &Path, wanted: impl Fn(bool) -> bool) -> Names {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mut found = Names::new();
     for (index, symbol) in symbols.enumerate().filter(|(_, s)| wanted(s.is_undefined(endian))) {
-        let version = versions.version(versions.version_index(endian, index)).expect("a known version");
+        let version =
+            versions.version(versions.version_index(endian, index)).expect("a known version");
         if let Some(version) = version {
             let name = symbols.symbol_name(endian, symbol).expect("a name");
             found.insert(format!("{}@{}", text(name), text(version.name())));
@@ -51,11 +52,13 @@ pub fn programs(names: &[&str]) -> impl Iterator<Item = PathBuf> {
 
 /// Those of the libraries that are installed.
 pub fn libraries(names: &[&str]) -> impl Iterator<Item = PathBuf> {
-    let folders = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+    let folders =
+        ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
     find(names, folders.iter().map(PathBuf::from).collect())
 }
 
 fn find(names: &[&str], folders: Vec<PathBuf>) -> impl Iterator<Item = PathBuf> {
-    let first = |name: &&str| folders.iter().map(|folder| folder.join(name)).find(|file| file.exists());
+    let first =
+        |name: &&str| folders.iter().map(|folder| folder.join(name)).find(|file| file.exists());
     names.iter().filter_map(first).collect::<Vec<_>>().into_iter()
 }

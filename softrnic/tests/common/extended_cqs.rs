@@ -47,7 +47,8 @@ pub fn create(context: Ptr, init: &CqInit) -> Result<*mut Cq, i32> {
 pub fn call<R>(cq: *mut Cq, at: usize) -> R {
     // SAFETY: the functions from byte 152 on take the queue alone; their results are the callers' word.
     unsafe {
-        let call: extern "C" fn(*mut Cq) -> R = transmute_copy(&*cq.cast::<u8>().add(at).cast::<Ptr>());
+        let call: extern "C" fn(*mut Cq) -> R =
+            transmute_copy(&*cq.cast::<u8>().add(at).cast::<Ptr>());
         call(cq)
     }
 }
@@ -56,7 +57,8 @@ pub fn start_poll(cq: *mut Cq) -> i32 {
     let attr = 0u32;
     // SAFETY: as above, with the structure of this call.
     unsafe {
-        let call: extern "C" fn(*mut Cq, *const u32) -> i32 = transmute_copy(&*cq.cast::<u8>().add(144).cast::<Ptr>());
+        let call: extern "C" fn(*mut Cq, *const u32) -> i32 =
+            transmute_copy(&*cq.cast::<u8>().add(144).cast::<Ptr>());
         call(cq, &attr)
     }
 }

@@ -122,7 +122,10 @@ pub fn helper() -> Result<[(&'static str, String); 4], testkit::Missing> {
     let program = testkit::dist::softrnic_program()?;
     Ok([
         ("SOFTRNIC_GPU", "both".into()),
-        ("SOFTRNIC_GPU_HELPER", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cuda/helper.sh").into()),
+        (
+            "SOFTRNIC_GPU_HELPER",
+            concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cuda/helper.sh").into(),
+        ),
         ("SOFTRNIC_TEST_DRIVER", Driver::build().display().to_string()),
         ("SOFTRNIC_TEST_PROGRAM", program.display().to_string()),
     ])

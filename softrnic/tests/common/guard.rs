@@ -16,7 +16,14 @@ impl<T: Copy> AtPageEnd<T> {
         let none = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a fresh mapping of two pages, of which the second becomes inaccessible.
         unsafe {
-            let base = libc::mmap(ptr::null_mut(), 2 * PAGE, libc::PROT_READ | libc::PROT_WRITE, none, -1, 0);
+            let base = libc::mmap(
+                ptr::null_mut(),
+                2 * PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                none,
+                -1,
+                0,
+            );
             assert_ne!(base, libc::MAP_FAILED);
             assert_eq!(libc::mprotect(base.add(PAGE), PAGE, libc::PROT_NONE), 0);
             let at = base.cast::<u8>().add(PAGE - size_of::<T>()).cast::<T>();

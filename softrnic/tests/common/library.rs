@@ -50,7 +50,8 @@ pub fn load(path: &Path, namespace: libc::Lmid_t) -> Ptr {
 }
 
 pub fn symbol(name: &str, version: &str) -> Ptr {
-    let (name, version) = (CString::new(name).expect("name"), CString::new(version).expect("version"));
+    let (name, version) =
+        (CString::new(name).expect("name"), CString::new(version).expect("version"));
     // SAFETY: valid handle and C strings.
     unsafe { libc::dlvsym(handle(), name.as_ptr(), version.as_ptr()) }
 }

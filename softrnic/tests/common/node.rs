@@ -56,16 +56,30 @@ pub struct Node {
     pub psn: u32,
 }
 
-pub const CAP: Cap = Cap { max_send_wr: 32, max_recv_wr: 32, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 };
+pub const CAP: Cap =
+    Cap { max_send_wr: 32, max_recv_wr: 32, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 };
 
 pub fn create_qp(pd: Ptr, send_cq: *mut Cq, recv_cq: *mut Cq, cap: Cap) -> *mut Qp {
     create_qp_of(2, pd, send_cq, recv_cq, cap)
 }
 
 /// RC is 2, UC is 3.
-pub fn create_qp_of(qp_type: i32, pd: Ptr, send_cq: *mut Cq, recv_cq: *mut Cq, cap: Cap) -> *mut Qp {
-    let mut init =
-        QpInit { user: ptr::null_mut(), send_cq, recv_cq, srq: ptr::null_mut(), cap, qp_type, sq_sig_all: 0 };
+pub fn create_qp_of(
+    qp_type: i32,
+    pd: Ptr,
+    send_cq: *mut Cq,
+    recv_cq: *mut Cq,
+    cap: Cap,
+) -> *mut Qp {
+    let mut init = QpInit {
+        user: ptr::null_mut(),
+        send_cq,
+        recv_cq,
+        srq: ptr::null_mut(),
+        cap,
+        qp_type,
+        sq_sig_all: 0,
+    };
     ibv_create_qp(pd, &mut init)
 }
 
@@ -134,7 +148,8 @@ impl Node {
 
     /// Connects through the port of `rtr` and by its address vector; the error is that of the step to RTR.
     pub fn connect_by(&self, rtr: &QpAttr, terms: &Terms) -> Result<(), i32> {
-        let init = QpAttr { state: INIT, port: rtr.ah_port, access: terms.access, ..QpAttr::default() };
+        let init =
+            QpAttr { state: INIT, port: rtr.ah_port, access: terms.access, ..QpAttr::default() };
         assert_eq!(modify(self.qp, &init, INIT_MASK), 0);
         match modify(self.qp, rtr, RTR_MASK) {
             0 => assert_eq!(self.to_rts(terms), 0),
@@ -152,7 +167,11 @@ impl Node {
     }
 
     pub fn sge(&self, at: usize, length: usize) -> Sge {
-        Sge { addr: self.memory.as_ptr() as u64 + at as u64, length: length as u32, lkey: self.key() }
+        Sge {
+            addr: self.memory.as_ptr() as u64 + at as u64,
+            length: length as u32,
+            lkey: self.key(),
+        }
     }
 
     pub fn try_send(&self, wr: Work<'_>) -> i32 {
@@ -193,8 +212,12 @@ impl Node {
 
     pub fn post_recv(&self, id: u64, sges: &[Sge]) -> (i32, bool) {
         let mut sges = sges.to_vec();
-        let mut raw =
-            RecvWr { wr_id: id, next: ptr::null_mut(), sg_list: sges.as_mut_ptr(), num_sge: sges.len() as i32 };
+        let mut raw = RecvWr {
+            wr_id: id,
+            next: ptr::null_mut(),
+            sg_list: sges.as_mut_ptr(),
+            num_sge: sges.len() as i32,
+        };
         let mut bad = ptr::null_mut();
         let rc = post_recv(self.qp, &mut raw, &mut bad);
         (rc, !bad.is_null())
@@ -335,6 +358,7 @@ pub fn connect_ports(a: (&Node, u8), b: (&Node, u8), index: u8, terms: &Terms) {
     for ((node, port), (peer, peer_port)) in [(a, b), (b, a)] {
         let gid = peer.gid_of(peer_port, i32::from(index));
         let vector = rtr(&Address { gid, ..peer.address() }, terms);
-        node.connect_by(&QpAttr { ah_port: port, sgid_index: index, ..vector }, terms).expect("connect");
+        node.connect_by(&QpAttr { ah_port: port, sgid_index: index, ..vector }, terms)
+            .expect("connect");
     }
 }

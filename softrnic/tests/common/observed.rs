@@ -4,7 +4,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use super::node::{Address, CAP, Node, Terms, Work, create_qp, local_pair, modify, rtr, rts, to_state};
+use super::node::{
+    Address, CAP, Node, Terms, Work, create_qp, local_pair, modify, rtr, rts, to_state,
+};
 use super::verbs::*;
 
 /// What to look at, and what is seen, in words.
@@ -26,17 +28,29 @@ pub const LIST: &[Observation] = &[
     ("write, local key unknown", || {
         fails(&TERMS, |a, b| write(a, &[Sge { lkey: 0xffff_ff01, ..a.sge(0, 8) }], at(b, 0)))
     }),
-    ("write, beyond the end of the local region", || fails(&TERMS, |a, b| write(a, &[a.sge(4090, 8)], at(b, 0)))),
-    ("write, remote key unknown", || fails(&TERMS, |a, b| write(a, &[a.sge(0, 8)], (at(b, 0).0, 0xffff_ff01)))),
-    ("write, beyond the end of the remote region", || fails(&TERMS, |a, b| write(a, &[a.sge(0, 8)], at(b, 4089)))),
+    ("write, beyond the end of the local region", || {
+        fails(&TERMS, |a, b| write(a, &[a.sge(4090, 8)], at(b, 0)))
+    }),
+    ("write, remote key unknown", || {
+        fails(&TERMS, |a, b| write(a, &[a.sge(0, 8)], (at(b, 0).0, 0xffff_ff01)))
+    }),
+    ("write, beyond the end of the remote region", || {
+        fails(&TERMS, |a, b| write(a, &[a.sge(0, 8)], at(b, 4089)))
+    }),
     ("write, the peer's queue pair does not allow it", || {
         fails(&Terms { access: 1, ..TERMS }, |a, b| write(a, &[a.sge(0, 8)], at(b, 0)))
     }),
     ("send into a receive that is too small", || fails(&TERMS, |a, _| send(a, &[a.sge(0, 9)]))),
     ("send into a receive whose key is unknown", || {
-        fails_into(&TERMS, |b| Sge { lkey: 0xffff_ff01, ..b.sge(0, 8) }, |a, _| send(a, &[a.sge(0, 8)]))
+        fails_into(
+            &TERMS,
+            |b| Sge { lkey: 0xffff_ff01, ..b.sge(0, 8) },
+            |a, _| send(a, &[a.sge(0, 8)]),
+        )
     }),
-    ("read, beyond the end of the remote region", || fails(&TERMS, |a, b| post(a, READ, &[a.sge(0, 8)], at(b, 4089)))),
+    ("read, beyond the end of the remote region", || {
+        fails(&TERMS, |a, b| post(a, READ, &[a.sge(0, 8)], at(b, 4089)))
+    }),
     ("send, never a receive, rnr_retry 1", || never_ready(1)),
     ("write, nobody answers, retry_cnt 3", || nobody_answers(3)),
     ("write, nobody answers, retry_cnt 7", || nobody_answers(7)),
@@ -67,7 +81,8 @@ pub const LIST: &[Observation] = &[
 ];
 
 /// Patient enough for an emulated machine, unlike 7 retries, which some devices take for an endless number.
-const TERMS: Terms = Terms { timeout: 14, retry_cnt: 5, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
+const TERMS: Terms =
+    Terms { timeout: 14, retry_cnt: 5, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
 
 fn at(node: &Node, offset: u64) -> (u64, u64) {
     (node.address().addr + offset, node.address().rkey)
@@ -174,7 +189,10 @@ fn never_ready(rnr_retry: u8) -> String {
 
 fn nobody_answers(retry_cnt: u8) -> String {
     let (a, b) = (Node::new(0, 64), Node::new(1, 64));
-    a.connect(&Address { qpn: 0x77_7777, ..b.address() }, &Terms { timeout: 8, retry_cnt, ..TERMS });
+    a.connect(
+        &Address { qpn: 0x77_7777, ..b.address() },
+        &Terms { timeout: 8, retry_cnt, ..TERMS },
+    );
     assert_eq!(write(&a, &[a.sge(0, 8)], at(&b, 0)), 0);
     status(a.next_within(soon()))
 }
@@ -262,7 +280,8 @@ fn taken(flags: u32) -> String {
     let (a, b) = local_pair(64, &TERMS);
     let mut count = 0;
     let refused = loop {
-        let code = a.try_send(Work { flags, sges: &[a.sge(0, 8)], to: at(&b, 0), ..Work::default() });
+        let code =
+            a.try_send(Work { flags, sges: &[a.sge(0, 8)], to: at(&b, 0), ..Work::default() });
         if code != 0 || count == 500 {
             break code;
         }
@@ -276,7 +295,8 @@ fn taken(flags: u32) -> String {
 fn receives_taken() -> String {
     let (a, _b) = local_pair(64, &TERMS);
     let refused = (0..500).map(|i| (i, a.try_recv(i, &[]))).find(|(_, code)| *code != 0);
-    refused.map_or_else(|| "no end".into(), |(count, code)| format!("{count}, then {}", errno(code)))
+    refused
+        .map_or_else(|| "no end".into(), |(count, code)| format!("{count}, then {}", errno(code)))
 }
 
 fn made_of(cap: Cap) -> String {
@@ -295,7 +315,11 @@ fn registered_nothing() -> String {
     const PAGE: usize = 4096;
     let page = (Node::new(0, 2 * PAGE).memory.leak().as_ptr() as usize).next_multiple_of(PAGE);
     let [aligned, other] = [page, page + 64].map(|address| registered_at(address, 0));
-    if aligned == other { other } else { format!("{other} at an address that is not page-aligned, else {aligned}") }
+    if aligned == other {
+        other
+    } else {
+        format!("{other} at an address that is not page-aligned, else {aligned}")
+    }
 }
 
 fn registered_at(address: usize, length: usize) -> String {

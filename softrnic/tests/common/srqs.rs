@@ -21,10 +21,15 @@ pub fn create(pd: Ptr, max_wr: u32, max_sge: u32) -> Result<Ptr, i32> {
 /// A queue pair of this `ibv_qp_type` that receives from `srq`.
 pub fn qp_on(srq: Ptr, qp_type: i32, pd: Ptr, cq: *mut Cq) -> *mut Qp {
     let (send_cq, recv_cq) = (cq, cq);
-    let mut init = QpInit { user: ptr::null_mut(), send_cq, recv_cq, srq, cap: CAP, qp_type, sq_sig_all: 0 };
+    let mut init =
+        QpInit { user: ptr::null_mut(), send_cq, recv_cq, srq, cap: CAP, qp_type, sq_sig_all: 0 };
     let qp = ibv_create_qp(pd, &mut init);
     assert!(!qp.is_null(), "{}", Error::last_os_error());
-    assert_eq!((init.cap.max_recv_wr, init.cap.max_recv_sge), (0, 0), "it has no receives of its own");
+    assert_eq!(
+        (init.cap.max_recv_wr, init.cap.max_recv_sge),
+        (0, 0),
+        "it has no receives of its own"
+    );
     qp
 }
 

@@ -37,5 +37,9 @@ pub struct SrqInit {
 }
 
 const _: () = {
-    assert!(size_of::<AhAttr>() == 32 && std::mem::offset_of!(AhAttr, port) == 30 && size_of::<SrqInit>() == 24);
+    assert!(
+        size_of::<AhAttr>() == 32
+            && std::mem::offset_of!(AhAttr, port) == 30
+            && size_of::<SrqInit>() == 24
+    );
 };

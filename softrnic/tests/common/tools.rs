@@ -37,7 +37,8 @@ pub const PROGRAMS: &[&str] = &[
     "fi_pingpong",
     "qperf",
 ];
-pub const LIBRARIES: &[&str] = &["libmlx5.so.1", "libmlx4.so.1", "libefa.so.1", "librdmacm.so.1", "libfabric.so.1"];
+pub const LIBRARIES: &[&str] =
+    &["libmlx5.so.1", "libmlx4.so.1", "libefa.so.1", "librdmacm.so.1", "libfabric.so.1"];
 
 /// Stands for the number of a port in the arguments of a tool.
 pub const PORT: &str = "PORT";
@@ -78,12 +79,18 @@ impl Bench {
     ///
     /// # Errors
     /// It is missing.
-    pub fn of((program, package): (&str, &str), variables: &[(&str, &str)]) -> Result<Self, Missing> {
+    pub fn of(
+        (program, package): (&str, &str),
+        variables: &[(&str, &str)],
+    ) -> Result<Self, Missing> {
         if elf::programs(&[program]).next().is_none() {
             return Err(Missing(format!("{program} is missing (package {package})")));
         }
         let softrnic = Softrnic::new().envs(variables);
-        let folder = dist::built("softrnic-tools/libibverbs.so.1")?.parent().expect("in a folder").to_owned();
+        let folder = dist::built("softrnic-tools/libibverbs.so.1")?
+            .parent()
+            .expect("in a folder")
+            .to_owned();
         Ok(Self { folder, softrnic, faithful: None })
     }
 
@@ -97,7 +104,10 @@ impl Bench {
         probe.args(["run", "--faithful", "--fabric", &unique_name("probe"), "--", "true"]);
         let said = probe.output().expect("it runs");
         if !said.status.success() {
-            return Err(Missing(format!("a faithful run: {}", String::from_utf8_lossy(&said.stderr))));
+            return Err(Missing(format!(
+                "a faithful run: {}",
+                String::from_utf8_lossy(&said.stderr)
+            )));
         }
         self.faithful = Some(program);
         Ok(self)
@@ -110,7 +120,15 @@ impl Bench {
             return command;
         };
         let mut command = Command::new(program);
-        command.args(["run", "--tools", "--faithful", "--fabric", self.softrnic.fabric(), "--", tool]);
+        command.args([
+            "run",
+            "--tools",
+            "--faithful",
+            "--fabric",
+            self.softrnic.fabric(),
+            "--",
+            tool,
+        ]);
         command
     }
 
@@ -125,7 +143,12 @@ impl Bench {
     }
 
     /// As `pair`, with arguments of their own.
-    pub fn pair_of(&self, tool: &str, server: &[&[&str]; 2], client: &[&[&str]; 2]) -> [Outcome; 2] {
+    pub fn pair_of(
+        &self,
+        tool: &str,
+        server: &[&[&str]; 2],
+        client: &[&[&str]; 2],
+    ) -> [Outcome; 2] {
         let port: &[&str] = &["-p", PORT];
         let client = [port, &client.concat(), &["127.0.0.1"]].concat();
         self.serve(tool, &[port, &server.concat()].concat(), &client)
@@ -141,7 +164,10 @@ impl Bench {
         let port = Port::free();
         let number = port.number.to_string();
         let numbered = |arguments: &[&str]| -> Vec<String> {
-            arguments.iter().map(|word| if *word == PORT { number.clone() } else { (*word).to_owned() }).collect()
+            arguments
+                .iter()
+                .map(|word| if *word == PORT { number.clone() } else { (*word).to_owned() })
+                .collect()
         };
         let mut server = Running::start(self, tools[0], &numbered(server));
         if server.listens(self, port.number) {
@@ -152,14 +178,27 @@ impl Bench {
     }
 
     /// As `serve`, of a server that is killed when its client has written this: what the client did.
-    pub fn kill_the_server(&self, tool: &str, server: &[&str], client: &[&str], when: &str) -> Outcome {
+    pub fn kill_the_server(
+        &self,
+        tool: &str,
+        server: &[&str],
+        client: &[&str],
+        when: &str,
+    ) -> Outcome {
         let port = Port::free();
         let number = port.number.to_string();
         let numbered = |arguments: &[&str]| -> Vec<String> {
-            arguments.iter().map(|word| if *word == PORT { number.clone() } else { (*word).to_owned() }).collect()
+            arguments
+                .iter()
+                .map(|word| if *word == PORT { number.clone() } else { (*word).to_owned() })
+                .collect()
         };
         let mut server = Running::start(self, tool, &numbered(server));
-        assert!(server.listens(self, port.number), "the server does not listen: {:?}", server.finish());
+        assert!(
+            server.listens(self, port.number),
+            "the server does not listen: {:?}",
+            server.finish()
+        );
         let client = Running::start(self, tool, &numbered(client));
         wait_until("the client has written it", || client.said().contains(when));
         drop(server);
@@ -204,7 +243,8 @@ impl Running {
     fn start(bench: &Bench, tool: &str, arguments: &[String]) -> Self {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-        let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{count}.log", bench.softrnic.fabric()));
+        let output = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("{}-{count}.log", bench.softrnic.fabric()));
         let file = File::create(&output).expect("a file for the output");
         let child = bench
             .command(tool)
@@ -237,7 +277,11 @@ impl Running {
             std::thread::sleep(Duration::from_millis(5));
             status = self.child.try_wait().expect("wait");
         }
-        Outcome { command: self.command.clone(), code: status.and_then(|s| s.code()), text: self.said() }
+        Outcome {
+            command: self.command.clone(),
+            code: status.and_then(|s| s.code()),
+            text: self.said(),
+        }
     }
 
     /// What it has written so far.
@@ -265,7 +309,8 @@ impl Port {
     fn free() -> Self {
         let found = (0..1000).find_map(|step| {
             let number = 20_000 + ((std::process::id() + step) % 10_000) as u16;
-            let name = SocketAddr::from_abstract_name(format!("softrnic-test-port-{number}")).expect("a name");
+            let name = SocketAddr::from_abstract_name(format!("softrnic-test-port-{number}"))
+                .expect("a name");
             let name = UnixListener::bind_addr(&name).ok()?;
             // As the tools do: on every address.
             let is_free = TcpListener::bind((Ipv4Addr::UNSPECIFIED, number)).is_ok();
@@ -293,7 +338,8 @@ fn is_listening(port: u16) -> bool {
         let text = fs::read_to_string(table).unwrap_or_default();
         text.lines().skip(1).any(|line| {
             let mut fields = line.split_whitespace().skip(1);
-            fields.next().is_some_and(|local| local.ends_with(&end)) && fields.nth(1) == Some(LISTEN)
+            fields.next().is_some_and(|local| local.ends_with(&end))
+                && fields.nth(1) == Some(LISTEN)
         })
     })
 }

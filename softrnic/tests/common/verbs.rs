@@ -113,7 +113,8 @@ pub fn post_recv(qp: *mut Qp, wr: *mut RecvWr, bad: &mut *mut RecvWr) -> c_int {
 pub fn poll_cq(cq: *mut Cq, room: c_int, out: *mut Wc) -> c_int {
     // SAFETY: the verbs interface's slot 11.
     unsafe {
-        let f: unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int = transmute_copy(&op((*cq).context, 11));
+        let f: unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int =
+            transmute_copy(&op((*cq).context, 11));
         f(cq, room, out)
     }
 }

@@ -26,12 +26,23 @@ fn create(node: &Node, fields: u32, operations: u64) -> Result<*mut Qp, i32> {
 }
 
 /// As `create`, of this `ibv_qp_type`.
-pub(crate) fn create_of(qp_type: i32, node: &Node, fields: u32, operations: u64) -> Result<*mut Qp, i32> {
+pub(crate) fn create_of(
+    qp_type: i32,
+    node: &Node,
+    fields: u32,
+    operations: u64,
+) -> Result<*mut Qp, i32> {
     create_with(qp_type, node, CAP, fields, operations)
 }
 
 /// As `create_of`, with these capacities.
-pub(crate) fn create_with(qp_type: i32, node: &Node, cap: Cap, fields: u32, operations: u64) -> Result<*mut Qp, i32> {
+pub(crate) fn create_with(
+    qp_type: i32,
+    node: &Node,
+    cap: Cap,
+    fields: u32,
+    operations: u64,
+) -> Result<*mut Qp, i32> {
     let init = QpInit {
         user: ptr::null_mut(),
         send_cq: node.cq,
@@ -79,7 +90,8 @@ fn a_queue_pair_for_writes_takes_writes_alone() {
 fn what_is_not_known_of_it_is_refused() {
     Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
-        let refused = |fields, operations| create(&node, fields, operations).expect_err("it is refused");
+        let refused =
+            |fields, operations| create(&node, fields, operations).expect_err("it is refused");
         assert_eq!(refused(OPERATIONS, 1), libc::EINVAL, "no protection domain");
         assert_eq!(refused(PD | CREATE_FLAGS, 0), libc::EOPNOTSUPP);
         assert_eq!(refused(PD | OPERATIONS, 1 << 8), libc::EOPNOTSUPP, "memory windows");

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use testkit::softrnic::Softrnic;
 use testkit::{Peer, Scratch};
 
-use crate::common::node::{CAP, Node, Terms, Work, connect_ports, create_qp, local_pair, rtr, to_state};
+use crate::common::node::{
+    CAP, Node, Terms, Work, connect_ports, create_qp, local_pair, rtr, to_state,
+};
 use crate::common::verbs::*;
 
 /// A pattern that differs at every place.
@@ -28,8 +30,28 @@ fn pattern(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-const SIZES: [usize; 20] =
-    [0, 1, 7, 8, 9, 63, 64, 65, 255, 256, 257, 263, 264, 4095, 4096, 4097, 65_536, 65_537, 1_000_003, 4 << 20];
+const SIZES: [usize; 20] = [
+    0,
+    1,
+    7,
+    8,
+    9,
+    63,
+    64,
+    65,
+    255,
+    256,
+    257,
+    263,
+    264,
+    4095,
+    4096,
+    4097,
+    65_536,
+    65_537,
+    1_000_003,
+    4 << 20,
+];
 const SPACE: usize = (4 << 20) + 256;
 
 #[test]
@@ -70,13 +92,28 @@ fn every_opcode(side: usize, mut socket: Peer) {
             if side == 0 {
                 let to = (peer.addr + to as u64, peer.rkey);
                 let imm = seed as u32 ^ 0xa5a5;
-                node.send(Work { id: seed, opcode, imm, sges: &[node.sge(from, len)], to, ..Work::default() });
+                node.send(Work {
+                    id: seed,
+                    opcode,
+                    imm,
+                    sges: &[node.sge(from, len)],
+                    to,
+                    ..Work::default()
+                });
                 let wc = node.next();
-                assert_eq!((wc.wr_id, wc.status, wc.qp_num), (seed, OK, node.qpn()), "{opcode} of {len}");
+                assert_eq!(
+                    (wc.wr_id, wc.status, wc.qp_num),
+                    (seed, OK, node.qpn()),
+                    "{opcode} of {len}"
+                );
                 assert_eq!(wc.opcode, [1, 1, 0, 0, 2][opcode as usize]);
             } else if opcode != WRITE && opcode != READ {
                 let wc = node.next();
-                assert_eq!((wc.wr_id, wc.status, wc.byte_len as usize), (seed, OK, len), "{opcode}");
+                assert_eq!(
+                    (wc.wr_id, wc.status, wc.byte_len as usize),
+                    (seed, OK, len),
+                    "{opcode}"
+                );
                 assert_eq!((wc.qp_num, wc.src_qp), (node.qpn(), peer.qpn));
                 assert_eq!(wc.opcode, if opcode == WRITE_IMM { 129 } else { 128 });
                 if opcode != SEND {
@@ -85,8 +122,17 @@ fn every_opcode(side: usize, mut socket: Peer) {
             }
             socket.barrier();
             if !fills {
-                assert!(node.memory[at..at + len] == pattern(len, seed)[..], "{opcode} of {len}: wrong data");
-                assert!(node.memory[..at].iter().chain(&node.memory[at + len..][..64]).all(|b| *b == 0xee), "outside");
+                assert!(
+                    node.memory[at..at + len] == pattern(len, seed)[..],
+                    "{opcode} of {len}: wrong data"
+                );
+                assert!(
+                    node.memory[..at]
+                        .iter()
+                        .chain(&node.memory[at + len..][..64])
+                        .all(|b| *b == 0xee),
+                    "outside"
+                );
             }
             socket.barrier();
         }
@@ -101,7 +147,9 @@ fn several_elements_on_both_sides() {
     Softrnic::new().pair(|side, mut socket| {
         let mut node = Node::new(0, 4096);
         node.connect_over(&mut socket, &Terms::default());
-        for (gather, scatter) in [([3, 5, 8, 1], [1, 2, 14, 9]), ([100, 200, 300, 0], [0, 599, 1, 7])] {
+        for (gather, scatter) in
+            [([3, 5, 8, 1], [1, 2, 14, 9]), ([100, 200, 300, 0], [0, 599, 1, 7])]
+        {
             let total: usize = gather.iter().sum();
             let parts = |lengths: [usize; 4], node: &Node| {
                 let mut at = 1;
@@ -118,7 +166,8 @@ fn several_elements_on_both_sides() {
                 let mut bytes = want.iter();
                 for sge in mine {
                     let at = (sge.addr - base) as usize;
-                    node.memory[at..at + sge.length as usize].fill_with(|| *bytes.next().expect("enough"));
+                    node.memory[at..at + sge.length as usize]
+                        .fill_with(|| *bytes.next().expect("enough"));
                 }
             } else {
                 node.recv(1, &mine);
@@ -269,8 +318,9 @@ fn bytes_appear_in_ascending_order() {
             assert_eq!(node.next().status, OK);
         } else {
             // SAFETY: aligned and inside the memory; read as atomics while the device writes.
-            let words: &[AtomicU64] =
-                unsafe { std::slice::from_raw_parts(node.memory.as_ptr().add(aligned).cast(), BYTES / 8 + 1) };
+            let words: &[AtomicU64] = unsafe {
+                std::slice::from_raw_parts(node.memory.as_ptr().add(aligned).cast(), BYTES / 8 + 1)
+            };
             let mut looks = 0;
             while words[BYTES / 8].load(Ordering::Acquire) == 0 {
                 let begin = Instant::now();
@@ -313,8 +363,9 @@ fn polled(side: usize, mut socket: Peer, bytes: usize, unit: usize) {
         } else {
             node.memory.fill(0);
             // SAFETY: aligned and inside the memory; read as atomics while the device writes.
-            let words: &[AtomicU64] =
-                unsafe { std::slice::from_raw_parts(node.memory.as_ptr().add(mine).cast(), bytes / 8) };
+            let words: &[AtomicU64] = unsafe {
+                std::slice::from_raw_parts(node.memory.as_ptr().add(mine).cast(), bytes / 8)
+            };
             socket.barrier();
             for (at, unit) in words.chunks_exact(unit / 8).enumerate() {
                 let (flag, rest) = unit.split_last().expect("not empty");
@@ -322,7 +373,10 @@ fn polled(side: usize, mut socket: Peer, bytes: usize, unit: usize) {
                     std::hint::spin_loop();
                 }
                 let late = rest.iter().position(|word| word.load(Ordering::Acquire) != round);
-                assert_eq!(late, None, "a word of unit {at} in round {round} appears after the last");
+                assert_eq!(
+                    late, None,
+                    "a word of unit {at} in round {round} appears after the last"
+                );
             }
         }
         socket.barrier();
@@ -336,7 +390,9 @@ fn the_last_word_of_a_long_message_appears_last() {
 
 #[test]
 fn whole_lines_are_seen_by_their_last_word() {
-    Softrnic::new().env("SOFTRNIC_LINES", "1").pair(|side, socket| polled(side, socket, 614_400, 128));
+    Softrnic::new()
+        .env("SOFTRNIC_LINES", "1")
+        .pair(|side, socket| polled(side, socket, 614_400, 128));
 }
 
 #[test]
@@ -364,8 +420,13 @@ fn a_slow_receiver_gets_everything_in_order() {
                     let len = posted as usize * 7 % 1000 + 4;
                     node.memory[at..at + 4].copy_from_slice(&posted.to_ne_bytes());
                     let sges = [node.sge(at, len)];
-                    let work =
-                        Work { id: posted.into(), opcode: SEND_IMM, imm: posted, sges: &sges, ..Work::default() };
+                    let work = Work {
+                        id: posted.into(),
+                        opcode: SEND_IMM,
+                        imm: posted,
+                        sges: &sges,
+                        ..Work::default()
+                    };
                     match node.try_send(work) {
                         0 => posted += 1,
                         rc => assert_eq!(rc, libc::ENOMEM),
@@ -436,10 +497,17 @@ fn a_refusal_may_leave_errno_as_it_was() {
     Softrnic::new().envs(&env).alone(|| {
         let node = node();
         assert_eq!(granted(&node, 96, 0), Ok(96));
-        assert_eq!([0, libc::ENOMEM].map(|before| granted(&node, 97, before)), [Err(0), Err(libc::ENOMEM)]);
+        assert_eq!(
+            [0, libc::ENOMEM].map(|before| granted(&node, 97, before)),
+            [Err(0), Err(libc::ENOMEM)]
+        );
         let too_long = Cap { max_send_wr: 1 << 20, ..CAP };
         assert!(create_qp(node.pd, node.cq, node.cq, too_long).is_null());
-        assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EINVAL), "other refusals have their reasons");
+        assert_eq!(
+            Error::last_os_error().raw_os_error(),
+            Some(libc::EINVAL),
+            "other refusals have their reasons"
+        );
     });
 }
 
@@ -448,7 +516,10 @@ fn less_may_be_granted_than_asked_for() {
     let env = [("SOFTRNIC_MAX_INLINE", "96"), ("SOFTRNIC_INLINE_EXCESS", "grant")];
     Softrnic::new().envs(&env).alone(|| {
         let node = node();
-        assert_eq!([0, 64, 96, 97, 256].map(|bytes| granted(&node, bytes, 0)), [0, 64, 96, 96, 96].map(Ok));
+        assert_eq!(
+            [0, 64, 96, 97, 256].map(|bytes| granted(&node, bytes, 0)),
+            [0, 64, 96, 96, 96].map(Ok)
+        );
     });
 }
 
@@ -560,13 +631,19 @@ fn relaxed_memory_is_written_in_no_order_but_completely() {
         b.mr = ibv_reg_mr(b.pd, b.memory.as_mut_ptr().cast(), 65_536, ALL_ACCESS | RELAXED);
         a.connect(&b.address(), &Terms::default());
         b.connect(&a.address(), &Terms::default());
-        for (round, length) in [1usize, 63, 64, 65, 1000, 4096, 65_536, 65_535].into_iter().enumerate() {
+        for (round, length) in
+            [1usize, 63, 64, 65, 1000, 4096, 65_536, 65_535].into_iter().enumerate()
+        {
             for (i, byte) in a.memory.iter_mut().enumerate() {
                 *byte = (i * 7 + i / 256 + round) as u8;
             }
             b.memory.fill(0);
             let sges = [a.sge(0, length)];
-            a.send(Work { sges: &sges, to: (b.address().addr, b.address().rkey), ..Work::default() });
+            a.send(Work {
+                sges: &sges,
+                to: (b.address().addr, b.address().rkey),
+                ..Work::default()
+            });
             assert_eq!(a.next().status, OK);
             assert!(a.memory[..length] == b.memory[..length], "{length} bytes");
             assert!(b.memory[length..].iter().all(|&byte| byte == 0), "{length} bytes and no more");
@@ -624,7 +701,10 @@ fn access_that_a_region_loses_is_refused() {
     Softrnic::new().alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         let addr = b.address().addr;
-        assert_eq!((written(&a, &b, addr), rereg(&b, ACCESS, ptr::null_mut(), NOTHING, 1)), (OK, 0));
+        assert_eq!(
+            (written(&a, &b, addr), rereg(&b, ACCESS, ptr::null_mut(), NOTHING, 1)),
+            (OK, 0)
+        );
         assert_eq!(written(&a, &b, addr), REM_ACCESS);
     });
 }
@@ -634,7 +714,10 @@ fn a_domain_that_a_region_leaves_has_it_no_more() {
     Softrnic::new().alone(|| {
         let (a, b) = local_pair(64, &Terms::default());
         let addr = b.address().addr;
-        assert_eq!((written(&a, &b, addr), rereg(&b, PD, ibv_alloc_pd(b.context), NOTHING, 0)), (OK, 0));
+        assert_eq!(
+            (written(&a, &b, addr), rereg(&b, PD, ibv_alloc_pd(b.context), NOTHING, 0)),
+            (OK, 0)
+        );
         assert_eq!(written(&a, &b, addr), REM_ACCESS);
     });
 }
@@ -645,14 +728,28 @@ fn a_change_that_is_refused_leaves_the_region_as_it_was() {
         let (a, b) = local_pair(64, &Terms::default());
         let none = ptr::null_mut();
         let memory = b.memory.as_ptr() as Ptr;
-        for (flags, given, access) in
-            [(8, NOTHING, 0), (TRANSLATION, (memory, 0), 0), (TRANSLATION, NOTHING, 0), (0, NOTHING, 1)]
-        {
-            assert_eq!((rereg(&b, flags, none, given, access), errno()), (WRONG, Some(libc::EINVAL)), "{flags}");
+        for (flags, given, access) in [
+            (8, NOTHING, 0),
+            (TRANSLATION, (memory, 0), 0),
+            (TRANSLATION, NOTHING, 0),
+            (0, NOTHING, 1),
+        ] {
+            assert_eq!(
+                (rereg(&b, flags, none, given, access), errno()),
+                (WRONG, Some(libc::EINVAL)),
+                "{flags}"
+            );
         }
-        assert_eq!((rereg(&b, ACCESS, none, NOTHING, 2), errno()), (FAILED, Some(libc::EINVAL)), "remote, not local");
+        assert_eq!(
+            (rereg(&b, ACCESS, none, NOTHING, 2), errno()),
+            (FAILED, Some(libc::EINVAL)),
+            "remote, not local"
+        );
         let hole = 0x1000 as Ptr;
-        assert_eq!((rereg(&b, TRANSLATION, none, (hole, 8), 0), errno()), (FAILED, Some(libc::EFAULT)));
+        assert_eq!(
+            (rereg(&b, TRANSLATION, none, (hole, 8), 0), errno()),
+            (FAILED, Some(libc::EFAULT))
+        );
         assert_eq!(written(&a, &b, b.address().addr), OK);
     });
 }
@@ -666,7 +763,8 @@ fn terms() -> Terms {
 /// Registers the node's memory anew, with every access.
 fn open_up(node: &mut Node) {
     assert_eq!(ibv_dereg_mr(node.mr), 0);
-    node.mr = ibv_reg_mr(node.pd, node.memory.as_mut_ptr().cast(), node.memory.len(), EVERYTHING as i32);
+    node.mr =
+        ibv_reg_mr(node.pd, node.memory.as_mut_ptr().cast(), node.memory.len(), EVERYTHING as i32);
     assert!(!node.mr.is_null());
 }
 
@@ -741,7 +839,10 @@ fn atomics_need_their_access_and_an_aligned_word() {
 
         // The word is not aligned.
         let (a, b, at) = nodes();
-        assert_eq!(post(&a, FETCH_ADD, 0, (b.address().addr + at[1] as u64 + 4, b.address().rkey), [1, 0]), 0);
+        assert_eq!(
+            post(&a, FETCH_ADD, 0, (b.address().addr + at[1] as u64 + 4, b.address().rkey), [1, 0]),
+            0
+        );
         assert_eq!((a.next().status, b.state()), (REM_INV_REQ, ERR));
 
         // The queue pair does not grant them.
@@ -819,7 +920,12 @@ fn placing() -> Softrnic {
 fn message(a: &mut Node, b: &Node, opcode: u32) {
     a.memory.fill(1);
     let to = (b.address().addr, b.address().rkey);
-    a.send(Work { opcode, sges: &[a.sge(0, 4000), a.sge(4000, a.memory.len() - 4000)], to, ..Work::default() });
+    a.send(Work {
+        opcode,
+        sges: &[a.sge(0, 4000), a.sge(4000, a.memory.len() - 4000)],
+        to,
+        ..Work::default()
+    });
 }
 
 /// How many bytes from the start are there; none may be behind them.
@@ -844,7 +950,11 @@ fn a_write_that_meets_no_receive_may_leave_all_but_its_last_packet() {
         assert_eq!(left_without_a_receive(WRITE_IMM, BYTES), 8192);
         assert_eq!(left_without_a_receive(WRITE_IMM, 8192), 4096);
         assert_eq!(left_without_a_receive(WRITE_IMM, 4096), 0, "one packet");
-        assert_eq!(left_without_a_receive(SEND_IMM, BYTES), 0, "its first packet needs the receive");
+        assert_eq!(
+            left_without_a_receive(SEND_IMM, BYTES),
+            0,
+            "its first packet needs the receive"
+        );
     });
 }
 
@@ -907,7 +1017,10 @@ fn completions_of_a_queue_pair_that_is_no_more_may_stay_and_have_the_number_of_t
         next.recv(9, &[]);
         assert_eq!(to_state(next.qp, ERR), 0);
         // The receive that was posted, and not used, has gone without a word.
-        assert_eq!(taken(&b), [(number, 1, OK), (number, 2, OK), (number, 3, OK), (number, 9, FLUSH)]);
+        assert_eq!(
+            taken(&b),
+            [(number, 1, OK), (number, 2, OK), (number, 3, OK), (number, 9, FLUSH)]
+        );
         assert!(b.poll().is_none());
         // A reset is like that, too.
         assert_eq!(to_state(a.qp, RESET), 0);
@@ -950,19 +1063,21 @@ fn a_step_to_rtr_towards_nobody_may_take_its_time() {
 #[test]
 fn a_peer_that_is_there_again_meanwhile_is_found() {
     let rule = "port-down=50ms device=softrnic0 message=1 times=1; modify-qp=ETIMEDOUT message=5";
-    Softrnic::new().envs(&[("SOFTRNIC_FAULTS", rule), ("SOFTRNIC_RESOLVE_MS", "400")]).alone(|| {
-        let (a, b) = local_pair(16, &PATIENT);
-        let (c, d) = (Node::new(0, 16), Node::new(1, 16));
-        a.send(Work::default());
-        d.connect(&c.address(), &QUICK);
-        c.connect(&d.address(), &QUICK);
-        assert_eq!(a.next().status, OK);
-        // A rule's failure takes as long.
-        let begin = Instant::now();
-        let e = Node::new(0, 16);
-        assert_eq!(e.connect_by(&rtr(&b.address(), &QUICK), &QUICK), Err(libc::ETIMEDOUT));
-        assert!(begin.elapsed() >= Duration::from_millis(400), "{:?}", begin.elapsed());
-    });
+    Softrnic::new().envs(&[("SOFTRNIC_FAULTS", rule), ("SOFTRNIC_RESOLVE_MS", "400")]).alone(
+        || {
+            let (a, b) = local_pair(16, &PATIENT);
+            let (c, d) = (Node::new(0, 16), Node::new(1, 16));
+            a.send(Work::default());
+            d.connect(&c.address(), &QUICK);
+            c.connect(&d.address(), &QUICK);
+            assert_eq!(a.next().status, OK);
+            // A rule's failure takes as long.
+            let begin = Instant::now();
+            let e = Node::new(0, 16);
+            assert_eq!(e.connect_by(&rtr(&b.address(), &QUICK), &QUICK), Err(libc::ETIMEDOUT));
+            assert!(begin.elapsed() >= Duration::from_millis(400), "{:?}", begin.elapsed());
+        },
+    );
 }
 
 #[test]
@@ -979,7 +1094,12 @@ fn seven_retries_may_be_endless() {
 }
 
 fn write(a: &Node, b: &Node) {
-    a.send(Work { id: 7, sges: &[a.sge(0, 8)], to: (b.address().addr, b.address().rkey), ..Work::default() });
+    a.send(Work {
+        id: 7,
+        sges: &[a.sge(0, 8)],
+        to: (b.address().addr, b.address().rkey),
+        ..Work::default()
+    });
 }
 
 /// What becomes of two writes, the first of which finds the port down that it is to leave by.
@@ -1054,7 +1174,11 @@ fn what_the_own_device_finds_wrong_may_be_told_as_flushed() {
         b.assert_unharmed();
         // What the peer refuses is told as ever.
         let (c, d) = local_pair(16, &QUICK);
-        c.send(Work { sges: &[c.sge(0, 8)], to: (d.address().addr, 0xffff_ff01), ..Work::default() });
+        c.send(Work {
+            sges: &[c.sge(0, 8)],
+            to: (d.address().addr, 0xffff_ff01),
+            ..Work::default()
+        });
         assert_eq!(c.next().status, REM_ACCESS);
         let (e, f) = local_pair(16, &QUICK);
         write(&e, &f);
@@ -1065,7 +1189,8 @@ fn what_the_own_device_finds_wrong_may_be_told_as_flushed() {
 /// What a queue pair that is to have `cap` gets.
 fn variants_granted(node: &Node, cap: Cap) -> Cap {
     let (none, cq) = (ptr::null_mut(), node.cq);
-    let mut init = QpInit { user: none, send_cq: cq, recv_cq: cq, srq: none, cap, qp_type: 2, sq_sig_all: 0 };
+    let mut init =
+        QpInit { user: none, send_cq: cq, recv_cq: cq, srq: none, cap, qp_type: 2, sq_sig_all: 0 };
     let qp = ibv_create_qp(node.pd, &mut init);
     assert!(!qp.is_null());
     let told = init.cap;
@@ -1078,10 +1203,19 @@ fn variants_granted(node: &Node, cap: Cap) -> Cap {
 fn more_of_everything_may_be_granted_than_asked_for() {
     Softrnic::new().env("SOFTRNIC_GRANT_MORE", "1").alone(|| {
         let (a, b) = local_pair(1024, &Terms::default());
-        let more = Cap { max_send_wr: 65, max_recv_wr: 65, max_send_sge: 7, max_recv_sge: 7, max_inline_data: 128 };
+        let more = Cap {
+            max_send_wr: 65,
+            max_recv_wr: 65,
+            max_send_sge: 7,
+            max_recv_sge: 7,
+            max_inline_data: 128,
+        };
         assert_eq!(variants_granted(&a, CAP), more);
         let none = Cap { max_recv_wr: 0, max_recv_sge: 0, max_inline_data: 0, ..CAP };
-        assert_eq!(variants_granted(&a, none), Cap { max_recv_wr: 0, max_recv_sge: 0, max_inline_data: 64, ..more });
+        assert_eq!(
+            variants_granted(&a, none),
+            Cap { max_recv_wr: 0, max_recv_sge: 0, max_inline_data: 64, ..more }
+        );
         let most = Cap { max_send_wr: 16384, max_send_sge: 16, max_inline_data: 1024, ..CAP };
         assert_eq!(
             variants_granted(&a, most),

@@ -38,7 +38,11 @@ fn a_datagram_brings_a_header_that_leads_back_to_its_sender() {
             node.memory[..6].copy_from_slice(b"hello!");
             let way = AhAttr { traffic_class: 9, ..way_to(gid, 1) };
             let way = handle_for(&node, &way).expect("an address handle");
-            node.send(Work { opcode: SEND_IMM, imm: 77, ..datagram(&[node.sge(0, 6)], to(way, qpn, QKEY)) });
+            node.send(Work {
+                opcode: SEND_IMM,
+                imm: 77,
+                ..datagram(&[node.sge(0, 6)], to(way, qpn, QKEY))
+            });
             let wc = node.next();
             assert_eq!((wc.status, wc.opcode, ibv_destroy_ah(way)), (OK, 0, 0));
             let wc = node.next();
@@ -49,7 +53,11 @@ fn a_datagram_brings_a_header_that_leads_back_to_its_sender() {
             assert_eq!((wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.imm), (5, OK, 128, 46, 77));
             assert_eq!((wc.flags, wc.src_qp, wc.qp_num), (WITH_GRH | WITH_IMM, qpn, node.qpn()));
             let header = node.memory[1024..1064].to_vec();
-            assert_eq!((header[20], header[21], header[29]), (0x45, 9, 17), "IPv4, its traffic class, UDP");
+            assert_eq!(
+                (header[20], header[21], header[29]),
+                (0x45, 9, 17),
+                "IPv4, its traffic class, UDP"
+            );
             // 20 + 8 + 12 + 8 + 4 + 8 + 4 bytes.
             assert_eq!(header[22..24], [0, 64]);
             assert_eq!(header[32..40], [10, 82, 1, 1, 10, 82, 1, 2]);
@@ -89,7 +97,11 @@ fn every_kind_of_address_has_its_header() {
                 _ => (0x61, 27),
             };
             let at = if want.0 == 0x45 { (20, 29) } else { (0, 6) };
-            assert_eq!((header[at.0] | u8::from(want.0 == 0x61), header[at.1]), want, "entry {index}");
+            assert_eq!(
+                (header[at.0] | u8::from(want.0 == 0x61), header[at.1]),
+                want,
+                "entry {index}"
+            );
             assert_eq!(
                 wc.sl,
                 if want.1 == 27 {
@@ -117,9 +129,16 @@ fn over_infiniband_a_lid_is_enough() {
         let sender = ud_node(0, 64, 8);
         let way = AhAttr { dlid: lid(&b), sl: 3, port: 1, ..AhAttr::default() };
         b.recv(1, &[b.sge(0, 128)]);
-        sender.send(datagram(&[sender.sge(0, 8)], to(handle_for(&sender, &way).expect("a handle"), b.qpn(), QKEY)));
+        sender.send(datagram(
+            &[sender.sge(0, 8)],
+            to(handle_for(&sender, &way).expect("a handle"), b.qpn(), QKEY),
+        ));
         let wc = b.next();
-        assert_eq!((wc.status, wc.byte_len, wc.flags), (OK, 48, 0), "40 bytes are left out, and nothing is in them");
+        assert_eq!(
+            (wc.status, wc.byte_len, wc.flags),
+            (OK, 48, 0),
+            "40 bytes are left out, and nothing is in them"
+        );
         assert_eq!((wc.slid, wc.sl, wc.src_qp), (lid(&a), 3, sender.qpn()));
         let mut back = AhAttr::default();
         assert_eq!(ibv_init_ah_from_wc(b.context, 1, &wc, ptr::null(), &mut back), 0);
@@ -147,7 +166,10 @@ fn another_qkey_is_dropped_and_counted() {
         // With the highest bit it is that of the sending queue pair.
         a.send(datagram(&sges, to(way, b.qpn(), 0x8000_0000)));
         assert_eq!((a.next().status, b.next().status), (OK, OK));
-        assert_eq!(modify(a.qp, &QpAttr { state: RTS, qkey: 5, ..QpAttr::default() }, 1 | 1 << 6), 0);
+        assert_eq!(
+            modify(a.qp, &QpAttr { state: RTS, qkey: 5, ..QpAttr::default() }, 1 | 1 << 6),
+            0
+        );
         assert_dropped(&a, &b, datagram(&sges, to(way, b.qpn(), 0x8000_0000)));
     });
 }
@@ -198,8 +220,10 @@ fn a_receive_that_cannot_take_it_fails() {
     Softrnic::new().alone(|| {
         // The header needs room as well.
         type Spoil = fn(&Node) -> Sge;
-        let spoils: [(u32, Spoil); 2] =
-            [(LOC_LEN, |b| b.sge(0, 47)), (LOC_PROT, |b| Sge { lkey: 0xffff_ff01, ..b.sge(0, 128) })];
+        let spoils: [(u32, Spoil); 2] = [
+            (LOC_LEN, |b| b.sge(0, 47)),
+            (LOC_PROT, |b| Sge { lkey: 0xffff_ff01, ..b.sge(0, 128) }),
+        ];
         for (status, spoiled) in spoils {
             let (a, b) = (ud_node(0, 64, 8), ud_node(1, 128, 8));
             b.recv(1, &[spoiled(&b)]);
@@ -207,7 +231,10 @@ fn a_receive_that_cannot_take_it_fails() {
             a.send(datagram(&[a.sge(0, 8)], to(handle(&a, &b), b.qpn(), QKEY)));
             assert_eq!(a.next().status, OK, "the sender does not hear of it");
             let (failed, flushed) = (b.next(), b.next());
-            assert_eq!((failed.wr_id, failed.status, flushed.wr_id, flushed.status), (1, status, 2, FLUSH));
+            assert_eq!(
+                (failed.wr_id, failed.status, flushed.wr_id, flushed.status),
+                (1, status, 2, FLUSH)
+            );
             assert_eq!((b.state(), a.state()), (ERR, RTS));
         }
     });
@@ -219,11 +246,22 @@ fn what_is_not_for_datagrams_is_refused() {
         let (a, b) = (ud_node(0, 64, 8), ud_node(1, 128, 8));
         let way = handle(&a, &b);
         for opcode in [WRITE, WRITE_IMM, READ, CMP_SWAP, FETCH_ADD] {
-            assert_eq!(a.try_send(Work { opcode, to: to(way, b.qpn(), QKEY), ..Work::default() }), libc::EINVAL);
+            assert_eq!(
+                a.try_send(Work { opcode, to: to(way, b.qpn(), QKEY), ..Work::default() }),
+                libc::EINVAL
+            );
         }
-        assert_eq!(a.try_send(datagram(&[], to(ptr::null_mut(), b.qpn(), QKEY))), libc::EINVAL, "no handle");
+        assert_eq!(
+            a.try_send(datagram(&[], to(ptr::null_mut(), b.qpn(), QKEY))),
+            libc::EINVAL,
+            "no handle"
+        );
         let other = ud_node(0, 64, 8);
-        assert_eq!(a.try_send(datagram(&[], to(handle(&other, &b), b.qpn(), QKEY))), libc::EINVAL, "another domain's");
+        assert_eq!(
+            a.try_send(datagram(&[], to(handle(&other, &b), b.qpn(), QKEY))),
+            libc::EINVAL,
+            "another domain's"
+        );
         assert_eq!(ibv_dealloc_pd(other.pd), libc::EBUSY);
         let nobody = [0, u64::from_ne_bytes([0, 0, 0xff, 0xff, 10, 82, 9, 9])];
         assert_eq!(handle_for(&a, &way_to(nobody, 1)), Err(libc::ETIMEDOUT));
@@ -259,7 +297,11 @@ fn the_states_of_ud_need_their_attributes() {
                 assert_eq!(modify(node.qp, &attr, mask & !bit), libc::EINVAL, "without {bit:#x}");
             }
             for connected in [3, 7, 8, 9, 10, 11, 12, 13, 15, 17, 20] {
-                assert_eq!(modify(node.qp, &attr, mask | 1 << connected), libc::EINVAL, "with {connected}");
+                assert_eq!(
+                    modify(node.qp, &attr, mask | 1 << connected),
+                    libc::EINVAL,
+                    "with {connected}"
+                );
             }
             assert_eq!(modify(node.qp, &attr, mask), 0);
         }
@@ -302,7 +344,8 @@ fn many_send_to_one_at_a_time() {
         }
         let (gid, qpn): ([u64; 2], u32) = socket.swap(&(node.gid, node.qpn()));
         let (gid, qpn) = if side == 0 { (node.gid, node.qpn()) } else { (gid, qpn) };
-        let senders: Vec<_> = (0..SENDERS).map(|_| thread::spawn(move || send_numbered(gid, qpn, EACH))).collect();
+        let senders: Vec<_> =
+            (0..SENDERS).map(|_| thread::spawn(move || send_numbered(gid, qpn, EACH))).collect();
         if side == 0 {
             let mut next = std::collections::HashMap::<u32, u32>::new();
             for _ in 0..total {
@@ -408,7 +451,8 @@ fn queue_pairs_take_their_receives_from_one_queue_in_order() {
             assert_eq!(post(srq, id, &[b.sge(id as usize * 8, 8)]), 0);
         }
         for (id, from_c) in [(0u64, false), (1, true), (2, true), (3, false)] {
-            let (sender, receiver) = if from_c { (&mut to_c, c.qpn()) } else { (&mut to_b, b.qpn()) };
+            let (sender, receiver) =
+                if from_c { (&mut to_c, c.qpn()) } else { (&mut to_b, b.qpn()) };
             send_number(sender, 100 + id as u32);
             let wc = b.next();
             assert_eq!((wc.status, wc.wr_id, wc.qp_num, wc.byte_len), (OK, id, receiver, 4));
@@ -480,7 +524,11 @@ fn the_limit_is_told_once() {
         assert_eq!(arm(srq, 2), 0);
         assert!(!b.has_event(), "two are left");
         assert_eq!(arm(srq, 3), 0);
-        assert_eq!(next_event(b.context), (SRQ_LIMIT_REACHED, srq as usize), "fewer are left already");
+        assert_eq!(
+            next_event(b.context),
+            (SRQ_LIMIT_REACHED, srq as usize),
+            "fewer are left already"
+        );
     });
 }
 
@@ -493,7 +541,11 @@ fn a_queue_pair_that_fails_says_that_it_takes_no_more() {
         for round in 0..2 {
             connect(&a, &b, &Terms::default());
             assert_eq!(to_state(b.qp, ERR), 0);
-            assert_eq!(next_event(b.context), (QP_LAST_WQE_REACHED, b.qp as usize), "round {round}");
+            assert_eq!(
+                next_event(b.context),
+                (QP_LAST_WQE_REACHED, b.qp as usize),
+                "round {round}"
+            );
             b.send(Work::default());
             assert_eq!(b.next().status, FLUSH);
             assert!(b.poll().is_none() && !b.has_event(), "the receives are the others'");
@@ -547,7 +599,8 @@ fn datagrams_take_shared_receives() {
         ready(b.qp, QKEY);
         let way = handle_for(&a, &way_to(b.gid, 1)).expect("a handle");
         let sges = [a.sge(0, 8)];
-        let work = Work { opcode: SEND, sges: &sges, to: to(way, b.qpn(), QKEY), ..Work::default() };
+        let work =
+            Work { opcode: SEND, sges: &sges, to: to(way, b.qpn(), QKEY), ..Work::default() };
         for id in 0..20 {
             assert_eq!(post(srq, id, &[b.sge(0, 128)]), 0);
             a.send(work);
@@ -592,7 +645,8 @@ fn each_receive_is_taken_once() {
             socket.barrier();
         }
         if side == 0 {
-            (0..u64::from(ROOM)).for_each(|id| assert_eq!(post(srq, id, &[receiver.sge(id as usize * 8, 8)]), 0));
+            (0..u64::from(ROOM))
+                .for_each(|id| assert_eq!(post(srq, id, &[receiver.sge(id as usize * 8, 8)]), 0));
         }
         socket.barrier();
         thread::scope(|scope| {
@@ -606,7 +660,8 @@ fn each_receive_is_taken_once() {
                     let wc = receiver.next();
                     assert_eq!(wc.status, OK);
                     let at = wc.wr_id as usize * 8;
-                    let number = u32::from_ne_bytes(std::array::from_fn(|i| receiver.memory[at + i]));
+                    let number =
+                        u32::from_ne_bytes(std::array::from_fn(|i| receiver.memory[at + i]));
                     let expected = next.insert(wc.qp_num, number + 1).unwrap_or(0);
                     assert_eq!(number, expected, "of queue pair {}", wc.qp_num);
                     assert_eq!(post(srq, wc.wr_id, &[receiver.sge(at, 8)]), 0);
@@ -728,8 +783,14 @@ fn a_completion_channel_wakes_the_receiver() {
         // SAFETY: the functions' types in the verbs interface.
         let (create, destroy, get, ack, arm): (Create, Destroy, GetEvent, Ack, Arm) = unsafe {
             (
-                std::mem::transmute::<Ptr, Create>(symbol("ibv_create_comp_channel", "IBVERBS_1.0")),
-                std::mem::transmute::<Ptr, Destroy>(symbol("ibv_destroy_comp_channel", "IBVERBS_1.0")),
+                std::mem::transmute::<Ptr, Create>(symbol(
+                    "ibv_create_comp_channel",
+                    "IBVERBS_1.0",
+                )),
+                std::mem::transmute::<Ptr, Destroy>(symbol(
+                    "ibv_destroy_comp_channel",
+                    "IBVERBS_1.0",
+                )),
                 std::mem::transmute::<Ptr, GetEvent>(symbol("ibv_get_cq_event", "IBVERBS_1.1")),
                 std::mem::transmute::<Ptr, Ack>(symbol("ibv_ack_cq_events", "IBVERBS_1.1")),
                 std::mem::transmute::<Ptr, Arm>(op(node.context, 12)),
@@ -813,7 +874,10 @@ fn uc_loses_silently() {
             let attr = rtr(&peer.address(), &Terms::default());
             assert_eq!(modify(node.qp, &attr, RTR_MASK), libc::EINVAL, "attributes of RC");
             assert_eq!(modify(node.qp, &attr, RTR_MASK & !rc_only), 0);
-            assert_eq!(modify(node.qp, &QpAttr { state: RTS, sq_psn: node.psn, ..attr }, 1 | 1 << 16), 0);
+            assert_eq!(
+                modify(node.qp, &QpAttr { state: RTS, sq_psn: node.psn, ..attr }, 1 | 1 << 16),
+                0
+            );
         }
         let [a, b] = &nodes;
         // No receive: lost, but sent.
@@ -878,7 +942,8 @@ fn the_receives_of_a_failed_qp_are_told() {
     Softrnic::new().alone(|| {
         for fails_by_itself in [false, true] {
             let (a, b, channel) = wait_for_receives();
-            let (bad, sender) = (Sge { addr: 0, length: 8, lkey: 0 }, if fails_by_itself { &b } else { &a });
+            let (bad, sender) =
+                (Sge { addr: 0, length: 8, lkey: 0 }, if fails_by_itself { &b } else { &a });
             // With a key that no region has: a local or a remote one.
             let sges = if fails_by_itself { [bad] } else { [a.sge(0, 8)] };
             sender.send(Work { sges: &sges, ..Work::default() });
@@ -1007,7 +1072,8 @@ fn a_queue_pair_that_goes_on_does_not_hold_up_others() {
         let mut nodes = vec![local_pair(64, &Terms::default())];
         let cq = nodes[0].0.cq;
         nodes.extend((0..65).map(|_| pair_on(cq)));
-        let send = |at: usize| nodes[at].0.send(Work { id: at as u64, opcode: WRITE, ..Work::default() });
+        let send =
+            |at: usize| nodes[at].0.send(Work { id: at as u64, opcode: WRITE, ..Work::default() });
         for at in [0, 40, 64] {
             send(at);
         }

@@ -5,7 +5,9 @@ use std::sync::{Arc, Barrier};
 use std::{ptr, thread};
 
 use crate::common::datagrams::{self, way_to};
-use crate::common::domains::{self, ALLOCATORS, PD_CONTEXT, free_thread_domain, parent_domain, thread_domain};
+use crate::common::domains::{
+    self, ALLOCATORS, PD_CONTEXT, free_thread_domain, parent_domain, thread_domain,
+};
 use crate::common::extended_cqs::{CqInit, INIT, create, end_poll, head, start_poll};
 use crate::common::node::{CAP, Node, Terms, Work, create_qp, open};
 use crate::common::srqs;
@@ -49,7 +51,11 @@ fn a_parent_domain_is_its_protection_domain() {
         // SAFETY: a live region.
         assert_eq!(unsafe { (*a.mr).pd }, parent);
         a.send(Work { sges: &[a.sge(0, 8)], to, ..Work::default() });
-        b.send(Work { sges: &[b.sge(0, 8)], to: (a.address().addr, a.address().rkey), ..Work::default() });
+        b.send(Work {
+            sges: &[b.sge(0, 8)],
+            to: (a.address().addr, a.address().rkey),
+            ..Work::default()
+        });
         assert_eq!((a.next().status, b.next().status), (OK, OK));
         // Of another domain it is not.
         let other = ibv_alloc_pd(a.context);
@@ -81,7 +87,10 @@ fn address_handles_and_shared_queues_take_a_parent_domain() {
         assert_eq!((a.next().status, b.next().byte_len), (OK, 48));
         let qp = srqs::qp_on(srq, 2, parent, a.cq);
         assert_eq!(ibv_dealloc_pd(parent), libc::EBUSY);
-        assert_eq!((ibv_destroy_qp(qp), ibv_dealloc_pd(parent), free_thread_domain(a.context, td)), (0, 0, 0));
+        assert_eq!(
+            (ibv_destroy_qp(qp), ibv_dealloc_pd(parent), free_thread_domain(a.context, td)),
+            (0, 0, 0)
+        );
         assert_eq!((ibv_destroy_ah(way), ibv_destroy_srq(srq)), (0, 0));
         a.close();
     });
@@ -94,15 +103,22 @@ fn what_is_in_use_is_not_given_back() {
         let (context, pd) = (node.context, ibv_alloc_pd(node.context));
         let td = thread_domain(context, 0).expect("a thread domain");
         let first = parent_domain(context, pd, td, 0).expect("a parent domain");
-        let nested = parent_domain(context, first, ptr::null_mut(), 0).expect("of the same protection domain");
-        assert_eq!((free_thread_domain(context, td), ibv_dealloc_pd(pd)), (libc::EBUSY, libc::EBUSY));
+        let nested = parent_domain(context, first, ptr::null_mut(), 0)
+            .expect("of the same protection domain");
+        assert_eq!(
+            (free_thread_domain(context, td), ibv_dealloc_pd(pd)),
+            (libc::EBUSY, libc::EBUSY)
+        );
         let init = CqInit { fields: 2, parent_domain: first, ..INIT };
         let cq = create(context, &init).expect("in a parent domain");
         let qp = create_qp(first, cq, cq, CAP);
         assert_eq!((ibv_dealloc_pd(first), ibv_destroy_qp(qp)), (libc::EBUSY, 0));
         assert_eq!((ibv_dealloc_pd(first), ibv_destroy_cq(cq)), (libc::EBUSY, 0));
         assert_eq!((ibv_dealloc_pd(first), free_thread_domain(context, td)), (0, 0));
-        assert_eq!((ibv_dealloc_pd(pd), ibv_dealloc_pd(nested), ibv_dealloc_pd(pd)), (libc::EBUSY, 0, 0));
+        assert_eq!(
+            (ibv_dealloc_pd(pd), ibv_dealloc_pd(nested), ibv_dealloc_pd(pd)),
+            (libc::EBUSY, 0, 0)
+        );
         node.close();
     });
 }
@@ -115,7 +131,10 @@ fn what_domains_do_not_have_is_refused() {
         assert_eq!(thread_domain(context, 1), Err(libc::EINVAL));
         assert_eq!(parent_domain(context, none, none, 0), Err(libc::EINVAL));
         assert_eq!(parent_domain(context, pd, none, 8), Err(libc::EINVAL));
-        assert_eq!(parent_domain(context, pd, none, ALLOCATORS | PD_CONTEXT), Err(libc::EOPNOTSUPP));
+        assert_eq!(
+            parent_domain(context, pd, none, ALLOCATORS | PD_CONTEXT),
+            Err(libc::EOPNOTSUPP)
+        );
         for domain in [none, pd] {
             let init = CqInit { fields: 2, parent_domain: domain, ..INIT };
             assert_eq!(create(context, &init), Err(libc::EINVAL), "no parent domain");
@@ -201,8 +220,12 @@ fn a_second_thread_in_a_queue_pair_of_a_thread_domain_ends_the_process() {
             let post = move || {
                 begin.wait();
                 for _ in 0..2_000_000 {
-                    let mut list =
-                        [RecvWr { wr_id: 1, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 }; 2];
+                    let mut list = [RecvWr {
+                        wr_id: 1,
+                        next: ptr::null_mut(),
+                        sg_list: ptr::null_mut(),
+                        num_sge: 0,
+                    }; 2];
                     list[0].next = &raw mut list[1];
                     let mut bad = ptr::null_mut();
                     post_recv(qp as *mut Qp, list.as_mut_ptr(), &mut bad);
@@ -227,7 +250,12 @@ fn threads_may_take_turns() {
         for _ in 0..3 {
             let turn = move || {
                 let mut bad = ptr::null_mut();
-                let mut receive = RecvWr { wr_id: 1, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 };
+                let mut receive = RecvWr {
+                    wr_id: 1,
+                    next: ptr::null_mut(),
+                    sg_list: ptr::null_mut(),
+                    num_sge: 0,
+                };
                 assert_eq!(post_recv(qp as *mut Qp, &mut receive, &mut bad), 0);
                 assert_eq!(start_poll(cq as *mut Cq), libc::ENOENT);
                 assert_eq!(poll_cq(cq as *mut Cq, 1, &mut Wc::default()), 0);

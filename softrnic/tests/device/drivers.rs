@@ -14,14 +14,22 @@ use testkit::softrnic::Softrnic;
 const PAGE: &str = include_str!("../../docs/cards.md");
 /// As `ibv_qp_type`.
 const KINDS: [(&str, i32); 3] = [("RC", 2), ("UC", 3), ("UD", 4)];
-const ONE: Cap = Cap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+const ONE: Cap =
+    Cap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
 const INLINE_16: Cap = Cap { max_inline_data: 16, ..ONE };
 const FETCH_ADD: u32 = 6;
-const NAMES: [(i32, &str); 4] =
-    [(0, "no errno"), (libc::EINVAL, "EINVAL"), (libc::EOPNOTSUPP, "EOPNOTSUPP"), (libc::ENOMEM, "ENOMEM")];
+const NAMES: [(i32, &str); 4] = [
+    (0, "no errno"),
+    (libc::EINVAL, "EINVAL"),
+    (libc::EOPNOTSUPP, "EOPNOTSUPP"),
+    (libc::ENOMEM, "ENOMEM"),
+];
 
 fn name(errno: i32) -> String {
-    NAMES.iter().find(|(code, _)| *code == errno).map_or_else(|| errno.to_string(), |(_, name)| (*name).to_owned())
+    NAMES
+        .iter()
+        .find(|(code, _)| *code == errno)
+        .map_or_else(|| errno.to_string(), |(_, name)| (*name).to_owned())
 }
 
 fn forget_errno() {
@@ -68,7 +76,8 @@ impl Looked {
     /// What a queue pair of this type is granted that is to have `cap`, or the errno of the refusal.
     fn grant(&self, qp_type: i32, cap: Cap) -> Result<Cap, i32> {
         let (cq, none) = (self.cq, ptr::null_mut());
-        let mut init = QpInit { user: none, send_cq: cq, recv_cq: cq, srq: none, cap, qp_type, sq_sig_all: 0 };
+        let mut init =
+            QpInit { user: none, send_cq: cq, recv_cq: cq, srq: none, cap, qp_type, sq_sig_all: 0 };
         forget_errno();
         let qp = ibv_create_qp(self.pd, &mut init);
         if qp.is_null() {
@@ -80,7 +89,11 @@ impl Looked {
 
     /// A type of queue pair that there is.
     fn kind(&self) -> i32 {
-        KINDS.iter().map(|(_, kind)| *kind).find(|kind| self.grant(*kind, ONE).is_ok()).expect("one")
+        KINDS
+            .iter()
+            .map(|(_, kind)| *kind)
+            .find(|kind| self.grant(*kind, ONE).is_ok())
+            .expect("one")
     }
 
     fn granted(&self, cap: Cap, of: fn(Cap) -> u32) -> String {
@@ -108,7 +121,16 @@ impl Looked {
         let mut sge = node.sge(0, 8);
         sge.lkey *= u32::from(!keyless);
         let to = (addr + 8, rkey);
-        match node.post_send(Work { sges: &[sge], opcode, flags: flags | SIGNALED, to, ..Work::default() }).0 {
+        match node
+            .post_send(Work {
+                sges: &[sge],
+                opcode,
+                flags: flags | SIGNALED,
+                to,
+                ..Work::default()
+            })
+            .0
+        {
             0 => match node.next().status {
                 OK => "yes".to_owned(),
                 LOC_PROT => "LOC_PROT_ERR".to_owned(),
@@ -181,7 +203,15 @@ fn rereg(look: &Looked) -> String {
 fn query_qp(look: &Looked) -> String {
     let (cq, none) = (look.cq, ptr::null_mut());
     let qp_type = look.kind();
-    let mut init = QpInit { user: none, send_cq: cq, recv_cq: cq, srq: none, cap: ONE, qp_type, sq_sig_all: 0 };
+    let mut init = QpInit {
+        user: none,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: none,
+        cap: ONE,
+        qp_type,
+        sq_sig_all: 0,
+    };
     let qp = ibv_create_qp(look.pd, &mut init);
     of_code(ibv_query_qp(qp, &mut QpAttr::default(), 1, &mut init))
 }
@@ -211,12 +241,14 @@ fn ece(look: &Looked) -> String {
 
 fn create_qp_ex(look: &Looked) -> String {
     let Some(node) = look.node() else { return "no RC".to_owned() };
-    create_ex::create_with(2, &node, ONE, create_ex::PD | create_ex::OPERATIONS, 1).map_or_else(name, |_| "yes".into())
+    create_ex::create_with(2, &node, ONE, create_ex::PD | create_ex::OPERATIONS, 1)
+        .map_or_else(name, |_| "yes".into())
 }
 
 pub(crate) type Look = fn(&Looked) -> String;
 
-pub(crate) const PART: Look = |look| format!("{:04x}:{:04x}", look.attribute(96), look.attribute(100));
+pub(crate) const PART: Look =
+    |look| format!("{:04x}:{:04x}", look.attribute(96), look.attribute(100));
 
 /// What is looked at, under the names that the page has.
 pub(crate) const LIST: [(&str, Look); 28] = [
@@ -231,7 +263,9 @@ pub(crate) const LIST: [(&str, Look); 28] = [
     ("one more than that", |look| {
         look.granted(Cap { max_send_wr: look.attribute(112) + 1, ..ONE }, |cap| cap.max_send_wr)
     }),
-    ("100 sends are asked for", |look| look.granted(Cap { max_send_wr: 100, ..ONE }, |cap| cap.max_send_wr)),
+    ("100 sends are asked for", |look| {
+        look.granted(Cap { max_send_wr: 100, ..ONE }, |cap| cap.max_send_wr)
+    }),
     ("100 receives", |look| look.granted(Cap { max_recv_wr: 100, ..ONE }, |cap| cap.max_recv_wr)),
     ("no receives", |look| look.granted(Cap { max_recv_wr: 0, ..ONE }, |cap| cap.max_recv_wr)),
     ("elements of a send, of a receive", |look| {
@@ -270,7 +304,12 @@ pub(crate) fn table(first: &str) -> Vec<Vec<&'static str>> {
 }
 
 /// Compares what `list` sees of the devices that `env` makes with the column of `driver`.
-pub(crate) fn compare_rows(rows: &[Vec<&str>], driver: &str, env: &[(&str, &str)], list: &[(&str, Look)]) {
+pub(crate) fn compare_rows(
+    rows: &[Vec<&str>],
+    driver: &str,
+    env: &[(&str, &str)],
+    list: &[(&str, Look)],
+) {
     let column = rows[0].iter().position(|cell| *cell == driver).expect("its column");
     Softrnic::new().envs(env).alone(|| {
         let look = Looked::new();
@@ -322,7 +361,8 @@ fn devices_like_those_of_rxe_are_as_the_page_has_them() {
 /// What the environment says is stronger than what the driver is like.
 #[test]
 fn a_setting_is_stronger_than_the_driver() {
-    let env = [("SOFTRNIC_DRIVER", "erdma"), ("SOFTRNIC_MAX_INLINE", "200"), ("SOFTRNIC_GIDS", "rich")];
+    let env =
+        [("SOFTRNIC_DRIVER", "erdma"), ("SOFTRNIC_MAX_INLINE", "200"), ("SOFTRNIC_GIDS", "rich")];
     Softrnic::new().envs(&env).alone(|| {
         let look = Looked::new();
         assert_eq!(inline_data(&look), "0, 28, 96, 97, EINVAL");

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use testkit::side::exit_without_handlers;
 use testkit::softrnic::Softrnic;
 
-use crate::common::node::{Address, CAP, Node, Terms, Work, connect_ports, create_qp, local_pair, rtr, to_state};
+use crate::common::node::{
+    Address, CAP, Node, Terms, Work, connect_ports, create_qp, local_pair, rtr, to_state,
+};
 use crate::common::verbs::*;
 
 /// Posts `work` from a fresh connection and returns (requester, responder, requester's completion). Before it, the
@@ -18,7 +20,11 @@ fn provoke(terms: &Terms, work: impl FnOnce(&Node, &Node) -> i32) -> (Node, Node
     let wc = a.next();
     a.send(Work { id: 99, flags: 0, ..Work::default() });
     let behind = a.next();
-    assert_eq!((behind.wr_id, behind.status), (99, FLUSH), "everything behind the failure is flushed");
+    assert_eq!(
+        (behind.wr_id, behind.status),
+        (99, FLUSH),
+        "everything behind the failure is flushed"
+    );
     assert_eq!(a.state(), ERR);
     (a, b, wc)
 }
@@ -46,7 +52,10 @@ fn local_key_is_checked() {
         type Spoil = fn(&Node, &Node) -> Sge;
         let spoils: [(&str, Spoil); 4] = [
             ("unknown key", |a, _| Sge { lkey: 0xffff_ff01, ..a.sge(0, 8) }),
-            ("key of another protection domain", |a, _| Sge { lkey: foreign_key(a), ..a.sge(0, 8) }),
+            ("key of another protection domain", |a, _| Sge {
+                lkey: foreign_key(a),
+                ..a.sge(0, 8)
+            }),
             ("beyond the end", |a, _| a.sge(4090, 8)),
             ("before the start", |a, _| Sge { addr: a.memory.as_ptr() as u64 - 1, ..a.sge(0, 8) }),
         ];
@@ -54,7 +63,13 @@ fn local_key_is_checked() {
             let (a, b, wc) = provoke(&Terms::default(), |a, b| {
                 let to = b.address();
                 let sges = [spoil(a, b)];
-                a.try_send(Work { id: 7, flags: 0, sges: &sges, to: (to.addr, to.rkey), ..Work::default() })
+                a.try_send(Work {
+                    id: 7,
+                    flags: 0,
+                    sges: &sges,
+                    to: (to.addr, to.rkey),
+                    ..Work::default()
+                })
             });
             assert_eq!((wc.wr_id, wc.status), (7, LOC_PROT), "{what}");
             b.assert_unharmed();
@@ -77,7 +92,14 @@ fn remote_key_is_checked() {
         for opcode in [WRITE, READ] {
             for (what, spoil) in spoils {
                 let (_a, b, wc) = provoke(&Terms::default(), |a, b| {
-                    a.try_send(Work { id: 7, opcode, flags: 0, sges: &[a.sge(0, 8)], to: spoil(b), ..Work::default() })
+                    a.try_send(Work {
+                        id: 7,
+                        opcode,
+                        flags: 0,
+                        sges: &[a.sge(0, 8)],
+                        to: spoil(b),
+                        ..Work::default()
+                    })
                 });
                 assert_eq!((wc.wr_id, wc.status), (7, REM_ACCESS), "{what}");
                 assert_eq!(event(&b), 3, "QP_ACCESS_ERR");
@@ -114,7 +136,12 @@ fn read_needs_local_write() {
             let mr = ibv_reg_mr(a.pd, bytes.as_ptr().cast_mut().cast(), 64, 0);
             // SAFETY: a live MR.
             let sge = Sge { addr: bytes.as_ptr() as u64, length: 8, lkey: unsafe { (*mr).lkey } };
-            a.try_send(Work { opcode: READ, sges: &[sge], to: (b.address().addr, b.address().rkey), ..Work::default() })
+            a.try_send(Work {
+                opcode: READ,
+                sges: &[sge],
+                to: (b.address().addr, b.address().rkey),
+                ..Work::default()
+            })
         });
         assert_eq!(wc.status, LOC_PROT);
         b.assert_unharmed();
@@ -215,7 +242,8 @@ fn zero_bytes_need_a_key_where_the_device_looks() {
         }
         assert!((0..3).all(|_| a.next().status == OK));
         type Spoil = fn((u64, u64)) -> (u64, u64);
-        let spoils: [Spoil; 3] = [|_| (0, 0), |(addr, _)| (addr, 0xffff_ff01), |(addr, key)| (addr + 4097, key)];
+        let spoils: [Spoil; 3] =
+            [|_| (0, 0), |(addr, _)| (addr, 0xffff_ff01), |(addr, key)| (addr + 4097, key)];
         for (i, spoil) in spoils.into_iter().enumerate() {
             for opcode in [WRITE, READ, WRITE_IMM] {
                 let (_, b, wc) = provoke(&Terms::default(), |a, b| {
@@ -293,7 +321,10 @@ fn unsupported_kinds_say_so() {
         let bare = Cap { max_send_wr: 0, max_recv_wr: 0, ..CAP };
         assert!(!create_qp(node.pd, node.cq, node.cq, bare).is_null(), "queues of length 0");
         for slot in [7, 8, 9] {
-            assert!(op(node.context, slot).is_null(), "memory windows: inlined wrappers say EOPNOTSUPP");
+            assert!(
+                op(node.context, slot).is_null(),
+                "memory windows: inlined wrappers say EOPNOTSUPP"
+            );
         }
         // A DMA-BUF probe goes by errno.
         let probe = symbol("ibv_reg_dmabuf_mr", "IBVERBS_1.12");
@@ -360,9 +391,17 @@ fn until_its_address_is_back_a_port_has_the_link_local_one() {
         assert_ne!(a.gid_of(1, 0), EMPTY);
         assert_eq!(a.gid_of(1, 1), EMPTY);
         let by_old = rtr(&d.address(), &QUICK);
-        assert_eq!(c.connect_by(&by_old, &QUICK), Err(libc::ENODATA), "from the entry that is empty");
+        assert_eq!(
+            c.connect_by(&by_old, &QUICK),
+            Err(libc::ENODATA),
+            "from the entry that is empty"
+        );
         let to_old = QpAttr { dgid: before, ..rtr(&c.address(), &QUICK) };
-        assert_eq!(d.connect_by(&to_old, &QUICK), Err(libc::ETIMEDOUT), "to the address that is not there");
+        assert_eq!(
+            d.connect_by(&to_old, &QUICK),
+            Err(libc::ETIMEDOUT),
+            "to the address that is not there"
+        );
         assert!(a.poll().is_none(), "the message is lost as long as that");
         connect_ports((&c, 1), (&d, 1), 0, &QUICK);
         assert_eq!(send(&c, &d), OK, "by the link-local addresses");
@@ -381,21 +420,25 @@ fn an_address_may_return_at_another_index() {
         assert_eq!([1, 2].map(|index| a.gid_of(1, index)), [EMPTY, mapped([10, 82, 1, 1])]);
         let (c, d) = (Node::new(0, 16), Node::new(1, 16));
         let gid = c.gid_of(1, 2);
-        c.connect_by(&QpAttr { sgid_index: 2, ..rtr(&d.address(), &QUICK) }, &QUICK).expect("a new connection");
-        d.connect_by(&QpAttr { dgid: gid, ..rtr(&c.address(), &QUICK) }, &QUICK).expect("a new connection");
+        c.connect_by(&QpAttr { sgid_index: 2, ..rtr(&d.address(), &QUICK) }, &QUICK)
+            .expect("a new connection");
+        d.connect_by(&QpAttr { dgid: gid, ..rtr(&c.address(), &QUICK) }, &QUICK)
+            .expect("a new connection");
         assert_eq!((send(&c, &d), send(&d, &c)), (OK, OK));
     });
 }
 
 #[test]
 fn all_kinds_of_addresses_return_at_other_indices() {
-    let env = [("SOFTRNIC_FAULTS", "port-down=1ms gid=move gid-after=1ms"), ("SOFTRNIC_GIDS", "rich")];
+    let env =
+        [("SOFTRNIC_FAULTS", "port-down=1ms gid=move gid-after=1ms"), ("SOFTRNIC_GIDS", "rich")];
     Softrnic::new().envs(&env).alone(|| {
         let (a, b) = (Node::new(0, 16), Node::new(1, 16));
         let before: Vec<_> = (0..6).map(|index| a.gid_of(1, index)).collect();
         connect_ports((&a, 1), (&b, 1), 3, &QUICK);
         assert_eq!(send(&a, &b), RETRY_EXC);
-        let expected = [&[PORT_ERR][..], &[GID_CHANGE; 4], &[PORT_ACTIVE], &[GID_CHANGE; 4]].concat();
+        let expected =
+            [&[PORT_ERR][..], &[GID_CHANGE; 4], &[PORT_ACTIVE], &[GID_CHANGE; 4]].concat();
         assert_eq!(&events::<10>(&a)[..], expected);
         let after: Vec<_> = (0..10).map(|index| a.gid_of(1, index)).collect();
         assert_eq!((&after[..2], &after[6..]), (&before[..2], &before[2..]));
@@ -423,7 +466,13 @@ fn listed() -> Vec<(Ptr, String)> {
     // SAFETY: the list has so many devices, whose names are C strings.
     let one = |at| unsafe {
         let device = *list.add(at);
-        (device, std::ffi::CStr::from_ptr(ibv_get_device_name(device)).to_str().expect("UTF-8").to_owned())
+        (
+            device,
+            std::ffi::CStr::from_ptr(ibv_get_device_name(device))
+                .to_str()
+                .expect("UTF-8")
+                .to_owned(),
+        )
     };
     let all = (0..count as usize).map(one).collect();
     ibv_free_device_list(list);
@@ -444,11 +493,17 @@ fn assert_dead(node: &Node) {
     assert_eq!((node.state(), port_attr(node.context, 1).expect("port").state), (ERR, 1));
     let mut bytes = [0u8; 64];
     assert!(create_qp(node.pd, node.cq, node.cq, CAP).is_null() && errno() == Some(libc::EIO));
-    assert!(ibv_reg_mr(node.pd, bytes.as_mut_ptr().cast(), 64, 1).is_null() && errno() == Some(libc::EIO));
+    assert!(
+        ibv_reg_mr(node.pd, bytes.as_mut_ptr().cast(), 64, 1).is_null()
+            && errno() == Some(libc::EIO)
+    );
     assert!(ibv_alloc_pd(node.context).is_null() && errno() == Some(libc::EIO));
     let null = ptr::null_mut();
     assert!(ibv_create_cq(node.context, 1, null, null, 0).is_null() && errno() == Some(libc::EIO));
-    assert_eq!((to_state(node.qp, RESET), node.to_init(7), to_state(node.qp, ERR)), (0, libc::EIO, 0));
+    assert_eq!(
+        (to_state(node.qp, RESET), node.to_init(7), to_state(node.qp, ERR)),
+        (0, libc::EIO, 0)
+    );
     node.recv(5, &[]);
     assert_eq!(node.next().status, FLUSH);
 }
@@ -494,7 +549,8 @@ fn a_device_that_has_failed_can_be_opened_anew_when_it_is_back() {
 
 #[test]
 fn a_device_that_is_away_cannot_be_opened_and_one_that_failed_for_good_stays_in_the_list() {
-    let rules = "device-fatal=1000s device=softrnic0 times=1; device-fatal device=softrnic1 times=1";
+    let rules =
+        "device-fatal=1000s device=softrnic0 times=1; device-fatal device=softrnic1 times=1";
     Softrnic::new().faults(rules).alone(|| {
         let all = listed();
         let (a, b) = local_pair(16, &QUICK);
@@ -517,7 +573,11 @@ fn a_device_may_refuse_commands_before_it_fails() {
         let (a, mut b) = local_pair(16, &PATIENT);
         assert_eq!((send(&a, &b), b.next().status), (OK, OK));
         (0..2).for_each(|_| a.recv(1, &[]));
-        assert_eq!((send(&a, &b), b.next().status), (OK, OK), "the message that the rule applies to");
+        assert_eq!(
+            (send(&a, &b), b.next().status),
+            (OK, OK),
+            "the message that the rule applies to"
+        );
         let mut bytes = [0u8; 64];
         let refused = Some(libc::EIO);
         assert_eq!((to_state(a.qp, ERR), a.state()), (libc::EIO, RTS));
@@ -563,7 +623,8 @@ fn on_a_device_that_has_failed_it_may_be_that_nothing_completes() {
 #[test]
 fn all_devices_may_have_one_node_guid() {
     Softrnic::new().env("SOFTRNIC_SAME_GUID", "1").alone(|| {
-        let guids: Vec<_> = listed().into_iter().map(|(device, _)| ibv_get_device_guid(device)).collect();
+        let guids: Vec<_> =
+            listed().into_iter().map(|(device, _)| ibv_get_device_guid(device)).collect();
         assert!(guids[0] == guids[1] && guids[0] != 0, "{guids:?}");
     });
 }
@@ -676,7 +737,11 @@ fn nobody_answers() {
             let wc = a.next();
             assert_eq!((wc.wr_id, wc.status), (4, RETRY_EXC), "{what}");
             // 4.19 ms, four times.
-            assert!(start.elapsed() >= Duration::from_micros(4 * 4194), "{what}: {:?}", start.elapsed());
+            assert!(
+                start.elapsed() >= Duration::from_micros(4 * 4194),
+                "{what}: {:?}",
+                start.elapsed()
+            );
             assert!(!b.has_event(), "the peer gets no event");
         }
     });
@@ -737,7 +802,10 @@ fn time_scale_shortens_timeouts() {
         a.send(Work::default());
         assert_eq!(a.next().status, RETRY_EXC);
         let waited = start.elapsed();
-        assert!(waited >= Duration::from_millis(34) && waited < Duration::from_secs(30), "{waited:?}");
+        assert!(
+            waited >= Duration::from_millis(34) && waited < Duration::from_secs(30),
+            "{waited:?}"
+        );
     });
 }
 
@@ -763,7 +831,11 @@ fn a_rule_ends_by_itself() {
         write(&mut c, &d, 2);
         assert_eq!((c.next().status, d.memory[0]), (OK, 2), "the rule of flow 1 has ended");
         // A lower bound: no machine is too slow for it.
-        assert!(begin.elapsed() >= Duration::from_millis(67), "lost at first, {:?}", begin.elapsed());
+        assert!(
+            begin.elapsed() >= Duration::from_millis(67),
+            "lost at first, {:?}",
+            begin.elapsed()
+        );
     });
 }
 
@@ -773,7 +845,12 @@ fn cut_for_good() {
     b.recv(7, &[]);
     a.memory.fill(1);
     let to = (b.address().addr, b.address().rkey);
-    a.send(Work { opcode: WRITE_IMM, sges: &[a.sge(0, 4000), a.sge(4000, 5000)], to, ..Work::default() });
+    a.send(Work {
+        opcode: WRITE_IMM,
+        sges: &[a.sge(0, 4000), a.sge(4000, 5000)],
+        to,
+        ..Work::default()
+    });
     assert_eq!((a.next().status, a.state()), (RETRY_EXC, ERR));
     let placed = b.memory.iter().position(|byte| *byte == 0);
     assert_eq!((placed, b.memory[5000..].iter().all(|byte| *byte == 0)), (Some(5000), true));

@@ -3,7 +3,9 @@
 use std::{ptr, thread};
 
 use crate::common::datagrams::{self, QKEY, way_to};
-use crate::common::extended_cqs::{CqInit, INIT, STANDARD, call, create, end_poll, head, next_poll, start_poll};
+use crate::common::extended_cqs::{
+    CqInit, INIT, STANDARD, call, create, end_poll, head, next_poll, start_poll,
+};
 use crate::common::node::{CAP, Node, Terms, Work, create_qp, create_qp_of, local_pair};
 use crate::common::verbs::*;
 use testkit::softrnic::Softrnic;
@@ -30,7 +32,10 @@ fn completions_are_read_field_by_field() {
         a.send(Work { opcode: SEND, sges: &[a.sge(0, 9)], ..Work::default() });
         assert_eq!((start_poll(b.cq), head(b.cq)), (0, (OK, 0)));
         // Opcode, byte count, immediate data, queue pair, flags.
-        assert_eq!([168, 184, 192, 200, 216].map(|at| call::<u32>(b.cq, at)), [128, 7, 99, b.qpn(), 2]);
+        assert_eq!(
+            [168, 184, 192, 200, 216].map(|at| call::<u32>(b.cq, at)),
+            [128, 7, 99, b.qpn(), 2]
+        );
         assert_eq!((next_poll(b.cq), head(b.cq)), (0, (OK, 1)));
         assert_eq!([184, 216].map(|at| call::<u32>(b.cq, at)), [9, 0]);
         assert_eq!(next_poll(b.cq), libc::ENOENT);
@@ -53,7 +58,10 @@ fn datagrams_name_their_sender_there_too() {
         assert_eq!((start_poll(b.cq), head(b.cq)), (0, (OK, 5)));
         // Byte count, sender, flags; the kind of packet.
         assert_eq!([184, 208, 216].map(|at| call::<u32>(b.cq, at)), [48, a.qpn(), 1]);
-        assert_eq!((call::<u32>(b.cq, 224), call::<u8>(b.cq, 232), call::<u8>(b.cq, 240)), (0, 10, 0));
+        assert_eq!(
+            (call::<u32>(b.cq, 224), call::<u8>(b.cq, 232), call::<u8>(b.cq, 240)),
+            (0, 10, 0)
+        );
         end_poll(b.cq);
     });
 }
@@ -62,16 +70,27 @@ fn datagrams_name_their_sender_there_too() {
 fn what_an_extended_queue_does_not_have_is_refused() {
     Softrnic::new().alone(|| {
         let node = Node::new(0, 64);
-        for (fields, flags, wc_flags, want) in
-            [(0, 0, 1 << 7, libc::EOPNOTSUPP), (1, 2, STANDARD, libc::EOPNOTSUPP), (4, 0, STANDARD, libc::EOPNOTSUPP)]
-        {
+        for (fields, flags, wc_flags, want) in [
+            (0, 0, 1 << 7, libc::EOPNOTSUPP),
+            (1, 2, STANDARD, libc::EOPNOTSUPP),
+            (4, 0, STANDARD, libc::EOPNOTSUPP),
+        ] {
             let init = CqInit { fields, flags, wc_flags, ..INIT };
-            assert_eq!(create(node.context, &init).err(), Some(want), "{fields} {flags} {wc_flags:x}");
+            assert_eq!(
+                create(node.context, &init).err(),
+                Some(want),
+                "{fields} {flags} {wc_flags:x}"
+            );
         }
-        for init in [CqInit { cqe: 0, ..INIT }, CqInit { cqe: 1 << 20, ..INIT }, CqInit { vector: 1, ..INIT }] {
+        for init in [
+            CqInit { cqe: 0, ..INIT },
+            CqInit { cqe: 1 << 20, ..INIT },
+            CqInit { vector: 1, ..INIT },
+        ] {
             assert_eq!(create(node.context, &init).err(), Some(libc::EINVAL));
         }
-        let alone = create(node.context, &CqInit { fields: 1, flags: 1, ..INIT }).expect("for a single thread");
+        let alone = create(node.context, &CqInit { fields: 1, flags: 1, ..INIT })
+            .expect("for a single thread");
         assert_eq!(ibv_destroy_cq(alone), 0);
     });
 }
@@ -97,7 +116,11 @@ fn threads_take_turns_at_an_extended_queue() {
                         }
                         let (before, flags) = (head(cq), call::<u32>(cq, 200));
                         thread::yield_now();
-                        assert_eq!((head(cq), call::<u32>(cq, 200)), (before, flags), "it is still the same");
+                        assert_eq!(
+                            (head(cq), call::<u32>(cq, 200)),
+                            (before, flags),
+                            "it is still the same"
+                        );
                         end_poll(cq);
                         ids.push(before.1);
                     }
@@ -116,7 +139,8 @@ fn threads_take_turns_at_an_extended_queue() {
         // One for each thread.
         send(u64::MAX);
         send(u64::MAX);
-        let mut ids: Vec<_> = pollers.into_iter().flat_map(|it| it.join().expect("it ends well")).collect();
+        let mut ids: Vec<_> =
+            pollers.into_iter().flat_map(|it| it.join().expect("it ends well")).collect();
         ids.sort_unstable();
         assert_eq!(ids[..EACH as usize], (0..EACH).collect::<Vec<_>>());
     });
@@ -134,8 +158,14 @@ fn a_completion_queue_may_get_another_size() {
         let mut back = crate::common::node::rtr(&a.address(), &Terms::default());
         assert_eq!((crate::common::node::to_state(b.qp, RESET), b.to_init(7)), (0, 0));
         back.rq_psn = a.psn;
-        assert_eq!((crate::common::node::modify(b.qp, &back, RTR_MASK), b.to_rts(&Terms::default())), (0, 0));
-        assert_eq!((ibv_resize_cq(cq, 0), ibv_resize_cq(cq, 1 << 20)), (libc::EINVAL, libc::EINVAL));
+        assert_eq!(
+            (crate::common::node::modify(b.qp, &back, RTR_MASK), b.to_rts(&Terms::default())),
+            (0, 0)
+        );
+        assert_eq!(
+            (ibv_resize_cq(cq, 0), ibv_resize_cq(cq, 1 << 20)),
+            (libc::EINVAL, libc::EINVAL)
+        );
         assert_eq!(ibv_resize_cq(cq, 10), 0);
         // SAFETY: a live CQ.
         assert_eq!(unsafe { (*cq).cqe }, 15);

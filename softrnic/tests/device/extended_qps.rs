@@ -97,7 +97,8 @@ fn requests_are_made_call_by_call_and_posted_together() {
         assert!(b.poll().is_none(), "nothing is posted yet");
         name(qp, 4, SIGNALED);
         send_imm(qp, 78);
-        let pieces = [b"two".as_slice(), b"parts"].map(|piece| [piece.as_ptr() as usize, piece.len()]);
+        let pieces =
+            [b"two".as_slice(), b"parts"].map(|piece| [piece.as_ptr() as usize, piece.len()]);
         set_inline_data_list(qp, 2, pieces.as_ptr());
         assert_eq!(complete(qp), 0);
         let ids = [1, 3, 4].map(|_| a.next()).map(|wc| (wc.wr_id, wc.status));
@@ -113,7 +114,11 @@ fn requests_are_made_call_by_call_and_posted_together() {
 fn reads_and_atomics_are_made_so_too() {
     Softrnic::new().alone(|| {
         let (a, mut b) = pair();
-        assert_eq!(ibv_rereg_mr(b.mr, 4, std::ptr::null_mut(), std::ptr::null_mut(), 0, 15), 0, "atomics too");
+        assert_eq!(
+            ibv_rereg_mr(b.mr, 4, std::ptr::null_mut(), std::ptr::null_mut(), 0, 15),
+            0,
+            "atomics too"
+        );
         b.memory[..8].copy_from_slice(&(1u64 << 40).to_ne_bytes());
         let (qp, to, from) = (a.qp, b.address(), a.memory.as_ptr() as u64);
         let rkey = to.rkey as u32;
@@ -127,7 +132,9 @@ fn reads_and_atomics_are_made_so_too() {
         set_sge(qp, a.key(), from + 16, 8);
         assert_eq!(complete(qp), 0);
         assert_eq!([0, 1, 2].map(|_| a.next().status), [OK; 3]);
-        let word = |at: usize| u64::from_ne_bytes(a.memory[8 * at..8 * at + 8].try_into().expect("8 bytes"));
+        let word = |at: usize| {
+            u64::from_ne_bytes(a.memory[8 * at..8 * at + 8].try_into().expect("8 bytes"))
+        };
         assert_eq!([0, 1, 2].map(word), [1 << 40, (1 << 40) + (1 << 33) + 5, 1 << 50]);
     });
 }
@@ -137,7 +144,8 @@ fn datagrams_are_made_so_too() {
     Softrnic::new().alone(|| {
         let (mut a, b) = (Node::new(0, 64), datagrams::ud_node(1, 128, 8));
         assert_eq!(ibv_destroy_qp(a.qp), 0);
-        a.qp = create_of(UD, &a, PD | OPERATIONS, 1 << SEND | 1 << SEND_IMM).expect("an extended queue pair");
+        a.qp = create_of(UD, &a, PD | OPERATIONS, 1 << SEND | 1 << SEND_IMM)
+            .expect("an extended queue pair");
         datagrams::ready(a.qp, QKEY);
         let way = datagrams::handle_for(&a, &way_to(b.gid, 1)).expect("a handle");
         b.recv(1, &[b.sge(0, 128)]);

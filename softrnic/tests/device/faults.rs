@@ -35,7 +35,10 @@ fn print_device_count(_side: usize, _socket: Peer) {
 
 /// Runs the body that the calling test has given to [`enter`] in a process on a fabric of its own, unless `env` names
 /// another one; `prepare` runs in that process before the program.
-fn probe(env: &[(&str, &str)], prepare: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static) -> Ended {
+fn probe(
+    env: &[(&str, &str)],
+    prepare: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static,
+) -> Ended {
     let fabric = unique_name("probe");
     let mut starter = Command::new(this_program());
     // SAFETY: only async-signal-safe calls (unshare, mount) happen between fork and exec.
@@ -118,12 +121,20 @@ fn probe_in_tmpfs(options: &str, flags: u64) -> (Ended, String) {
     let folder = Scratch::new();
     let path = folder.to_str().expect("UTF-8");
     let ended = probe(&[("SOFTRNIC_SHM_DIR", path)], mount(&folder, options, flags));
-    assert_eq!(std::fs::read_dir(&folder).expect("the folder").count(), 0, "it was used outside of the mount");
+    assert_eq!(
+        std::fs::read_dir(&folder).expect("the folder").count(),
+        0,
+        "it was used outside of the mount"
+    );
     (ended, path.to_owned())
 }
 
 /// In the child: a tmpfs of `options` on `path`, in a mount namespace of its own.
-fn mount(path: &Path, options: &str, flags: u64) -> impl FnMut() -> std::io::Result<()> + Send + Sync + 'static {
+fn mount(
+    path: &Path,
+    options: &str,
+    flags: u64,
+) -> impl FnMut() -> std::io::Result<()> + Send + Sync + 'static {
     let path = CString::new(path.to_str().expect("UTF-8")).expect("path");
     let options = CString::new(options).expect("options");
     move || {
@@ -133,7 +144,13 @@ fn mount(path: &Path, options: &str, flags: u64) -> impl FnMut() -> std::io::Res
                 return Err(std::io::Error::last_os_error());
             }
             let root = c"/".as_ptr();
-            libc::mount(std::ptr::null(), root, std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE, std::ptr::null());
+            libc::mount(
+                std::ptr::null(),
+                root,
+                std::ptr::null(),
+                libc::MS_REC | libc::MS_PRIVATE,
+                std::ptr::null(),
+            );
             let tmpfs = c"tmpfs".as_ptr();
             libc::mount(tmpfs, path.as_ptr(), tmpfs, flags, options.as_ptr().cast())
         };
@@ -143,7 +160,11 @@ fn mount(path: &Path, options: &str, flags: u64) -> impl FnMut() -> std::io::Res
 
 fn is_root() -> Result<(), Missing> {
     // SAFETY: no preconditions.
-    if unsafe { libc::geteuid() } == 0 { Ok(()) } else { Err(Missing::new("root, to mount a folder")) }
+    if unsafe { libc::geteuid() } == 0 {
+        Ok(())
+    } else {
+        Err(Missing::new("root, to mount a folder"))
+    }
 }
 
 #[test]
@@ -171,8 +192,11 @@ fn memory_that_runs_out_later_is_enomem() {
         // 512 KiB: the tables fit, some rings of 36 KiB too.
         let node = Node::new(0, 64);
         let cap = Cap { max_recv_wr: 512, ..crate::common::node::CAP };
-        let made =
-            (0..64).take_while(|_| !crate::common::node::create_qp(node.pd, node.cq, node.cq, cap).is_null()).count();
+        let made = (0..64)
+            .take_while(|_| {
+                !crate::common::node::create_qp(node.pd, node.cq, node.cq, cap).is_null()
+            })
+            .count();
         let errno = std::io::Error::last_os_error().raw_os_error();
         println!("\nmade {made} then {errno:?}");
     });
@@ -234,7 +258,12 @@ fn fork_leaves_the_parent_alone() {
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let mut bad = std::ptr::null_mut();
-            let mut wr = RecvWr { wr_id: 1, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
+            let mut wr = RecvWr {
+                wr_id: 1,
+                next: std::ptr::null_mut(),
+                sg_list: std::ptr::null_mut(),
+                num_sge: 0,
+            };
             let dead = post_recv(node.qp, &raw mut wr, &mut bad) == libc::ENODEV
                 && poll_cq(node.cq, 1, &mut Wc::default()) < 0
                 && ibv_alloc_pd(node.context).is_null()
@@ -263,7 +292,8 @@ fn is_free(path: &str) -> bool {
     unsafe {
         let mut range: libc::flock = std::mem::zeroed();
         (range.l_type, range.l_start) = (libc::F_WRLCK as i16, 1 << 40);
-        libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_OFD_SETLK, &raw const range) == 0
+        libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_OFD_SETLK, &raw const range)
+            == 0
     }
 }
 
@@ -315,7 +345,8 @@ fn killed_peers_are_survived() {
         let node = Node::new(0, 1 << 20);
         for _ in 0..ROUNDS {
             let peer = node.connect_over(&mut socket, &terms);
-            let failed_after = stream(&node, &peer, Duration::from_secs(60), || {}).expect("a failure");
+            let failed_after =
+                stream(&node, &peer, Duration::from_secs(60), || {}).expect("a failure");
             socket.send(&failed_after);
             assert_eq!(to_state(node.qp, RESET), 0);
             assert!(node.poll().is_none());
@@ -342,7 +373,10 @@ fn killed_peers_are_survived() {
         let ended = victim.ended();
         assert!(ended.is_killed_by(libc::SIGKILL), "{ended}");
         let failed_after_us: u64 = to_survivor.recv();
-        assert!(failed_after_us >= 16_000, "round {round}: failed after {failed_after_us} us, not after its retries");
+        assert!(
+            failed_after_us >= 16_000,
+            "round {round}: failed after {failed_after_us} us, not after its retries"
+        );
     }
     survivor.finish();
     softrnic.assert_clean();
@@ -362,7 +396,13 @@ fn stream(node: &Node, peer: &Address, limit: Duration, started: impl FnOnce()) 
         let len = [8, 64, 4096, 300_000][x as usize >> 16 & 3];
         let opcode = if x >> 20 & 1 == 0 { WRITE } else { WRITE_IMM };
         let posted = Instant::now();
-        node.send(Work { id: 1, opcode, sges: &[node.sge(0, len)], to: (peer.addr, peer.rkey), ..Work::default() });
+        node.send(Work {
+            id: 1,
+            opcode,
+            sges: &[node.sge(0, len)],
+            to: (peer.addr, peer.rkey),
+            ..Work::default()
+        });
         loop {
             let wc = node.next();
             if wc.wr_id >= 1000 && wc.status == OK {
@@ -416,9 +456,18 @@ fn attributes_say_what_was_asked_for() {
         for (device, port, width, code, code_ex, hundreds, mtu, layer) in expected {
             let context = open(device);
             let attr = port_attr(context, port).expect("port");
-            assert_eq!((attr.active_width, attr.active_speed, attr.active_speed_ex), (width, code, code_ex));
-            assert_eq!((attr.active_mtu, attr.link_layer, attr.state, attr.phys_state), (mtu, layer, 4, 5));
-            assert_eq!((attr.lid != 0, attr.sm_lid != 0, attr.flags), (layer == 1, layer == 1, u8::from(layer == 2)));
+            assert_eq!(
+                (attr.active_width, attr.active_speed, attr.active_speed_ex),
+                (width, code, code_ex)
+            );
+            assert_eq!(
+                (attr.active_mtu, attr.link_layer, attr.state, attr.phys_state),
+                (mtu, layer, 4, 5)
+            );
+            assert_eq!(
+                (attr.lid != 0, attr.sm_lid != 0, attr.flags),
+                (layer == 1, layer == 1, u8::from(layer == 2))
+            );
             let mut value = 0;
             // SAFETY: an open context.
             assert_eq!(unsafe { speed(context, u32::from(port), &mut value) }, 0);
@@ -445,7 +494,10 @@ fn cards(devices: usize) -> Vec<usize> {
     let images: Vec<_> = (0..devices).map(image).collect();
     seen.dedup();
     assert_eq!(seen.len(), devices, "every device has its own GUID");
-    images.iter().map(|image| images.iter().position(|other| other == image).expect("itself")).collect()
+    images
+        .iter()
+        .map(|image| images.iter().position(|other| other == image).expect("itself"))
+        .collect()
 }
 
 #[test]
@@ -463,7 +515,11 @@ fn both_ports_carry_data() {
         let init = QpAttr { state: INIT, port: 3, access: 7, ..QpAttr::default() };
         assert_eq!(modify(a.qp, &init, INIT_MASK), libc::EINVAL, "no port 3");
         assert_eq!(modify(a.qp, &QpAttr { port: 2, ..init }, INIT_MASK), 0);
-        assert_eq!(a.to_rtr(&a.address(), &QUICK), libc::EINVAL, "an address vector of another port");
+        assert_eq!(
+            a.to_rtr(&a.address(), &QUICK),
+            libc::EINVAL,
+            "an address vector of another port"
+        );
     });
 }
 
@@ -497,7 +553,9 @@ fn infiniband_goes_by_lid() {
         let no_source = QpAttr { sgid_index: 1, ..global };
         let astray = QpAttr { dlid: 999, ..local };
         let wrong_gid = QpAttr { dgid: [gid[0], 1], ..global };
-        for (vector, status) in [(local, OK), (global, OK), (astray, RETRY_EXC), (wrong_gid, RETRY_EXC)] {
+        for (vector, status) in
+            [(local, OK), (global, OK), (astray, RETRY_EXC), (wrong_gid, RETRY_EXC)]
+        {
             assert_eq!(node.connect_by(&vector, &QUICK), Ok(()));
             socket.barrier();
             node.recv(5, &[]);
@@ -525,7 +583,11 @@ fn rich_tables_have_both_kinds_of_every_address() {
         // SAFETY: sixteen entries of 32 bytes.
         assert_eq!(unsafe { all(a.context, table.as_mut_ptr().cast(), 16, 0, 32) }, 6);
         for (index, entry) in table[..6].iter().enumerate() {
-            assert_eq!((entry[16], entry[24]), (index as u8, 1 + index as u8 % 2), "index and type");
+            assert_eq!(
+                (entry[16], entry[24]),
+                (index as u8, 1 + index as u8 % 2),
+                "index and type"
+            );
             assert_eq!(entry[..16], table[index & !1][..16], "pairs of one address");
         }
         let starts = [[0xfe, 0x80, 0], [0, 0, 0], [0xfd, 0x52, 0x4e]];
@@ -538,12 +600,17 @@ fn rich_tables_have_both_kinds_of_every_address() {
         // Source and target of different families, and targets that nobody has.
         let vector = |dgid, sgid_index| QpAttr { dgid, sgid_index, ..rtr(&b.address(), &QUICK) };
         let (local, mapped, global) = (b.gid_of(1, 1), b.gid_of(1, 3), b.gid_of(1, 5));
-        let nobody = |gid: [u64; 2]| [gid[0], gid[1] ^ u64::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 0x40])];
+        let nobody =
+            |gid: [u64; 2]| [gid[0], gid[1] ^ u64::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 0x40])];
         assert_eq!(a.connect_by(&vector(global, 3), &QUICK), Err(libc::EINVAL), "IPv4 to IPv6");
         assert_eq!(modify(a.qp, &vector(mapped, 1), RTR_MASK), libc::EINVAL, "link-local to IPv4");
         assert_eq!(modify(a.qp, &vector(mapped, 5), RTR_MASK), libc::EINVAL, "IPv6 to IPv4");
         for (gid, index) in [(local, 1), (mapped, 3), (global, 5)] {
-            assert_eq!(modify(a.qp, &vector(nobody(gid), index), RTR_MASK), libc::ETIMEDOUT, "{gid:x?}");
+            assert_eq!(
+                modify(a.qp, &vector(nobody(gid), index), RTR_MASK),
+                libc::ETIMEDOUT,
+                "{gid:x?}"
+            );
         }
         assert_eq!(modify(a.qp, &vector(global, 1), RTR_MASK), 0, "IPv6 to IPv6");
     });
@@ -554,7 +621,8 @@ fn to_the_other_port(bits: &str, expected: i32) {
     Softrnic::new().ports(2).env("SOFTRNIC_NETWORK_BITS", bits).alone(|| {
         let (a, b) = (Node::new(0, 16), Node::new(1, 16));
         assert_eq!(a.to_init(7), 0);
-        let to = |port| QpAttr { dgid: b.gid_of(port, 1), sgid_index: 1, ..rtr(&b.address(), &QUICK) };
+        let to =
+            |port| QpAttr { dgid: b.gid_of(port, 1), sgid_index: 1, ..rtr(&b.address(), &QUICK) };
         assert_eq!(modify(a.qp, &to(2), RTR_MASK), expected);
         if expected != 0 {
             assert_eq!(modify(a.qp, &to(1), RTR_MASK), 0, "the own network");
@@ -628,7 +696,10 @@ fn the_first_process_decides_the_shape() {
         if expected.0 < 0 {
             let (name, value) = env[0];
             let says = |what: &str| ended.output.contains(what);
-            assert!(says(name) && says(value) && says("unset it") && says("SOFTRNIC_FABRIC"), "{ended}");
+            assert!(
+                says(name) && says(value) && says("unset it") && says("SOFTRNIC_FABRIC"),
+                "{ended}"
+            );
         }
     }
     to_first.send(&1u8);

@@ -21,7 +21,8 @@ fn errno() -> i32 {
 fn dmabuf_mr(pd: Ptr, length: usize, iova: u64, fd: c_int) -> *mut Mr {
     let found = symbol("ibv_reg_dmabuf_mr", "IBVERBS_1.12");
     // SAFETY: the verbs interface's type.
-    let register: extern "C" fn(Ptr, u64, usize, u64, c_int, c_int) -> *mut Mr = unsafe { std::mem::transmute(found) };
+    let register: extern "C" fn(Ptr, u64, usize, u64, c_int, c_int) -> *mut Mr =
+        unsafe { std::mem::transmute(found) };
     register(pd, 0, length, iova, fd, ALL_ACCESS)
 }
 
@@ -83,13 +84,19 @@ fn what_was_registered_by_which_way_is_told_at_the_end() {
         let at = driver.allocate(8192);
         let (file, _other) = std::os::unix::net::UnixStream::pair().expect("any descriptor");
         for _ in 0..2 {
-            assert!(!dmabuf_mr(node.pd, 8192, at, std::os::fd::AsRawFd::as_raw_fd(&file)).is_null());
+            assert!(
+                !dmabuf_mr(node.pd, 8192, at, std::os::fd::AsRawFd::as_raw_fd(&file)).is_null()
+            );
         }
         assert!(!ibv_reg_mr(node.pd, at as Ptr, 8192, ALL_ACCESS).is_null());
     });
-    let (process, _socket) = Softrnic::new().start(0, &[("SOFTRNIC_GPU", "both"), ("SOFTRNIC_STAT", "1")]);
+    let (process, _socket) =
+        Softrnic::new().start(0, &[("SOFTRNIC_GPU", "both"), ("SOFTRNIC_STAT", "1")]);
     let ended = process.ended();
-    assert!(ended.is_body_done() && ended.output.contains("GPU memory 1 by address, 2 by dma-buf"), "{ended}");
+    assert!(
+        ended.is_body_done() && ended.output.contains("GPU memory 1 by address, 2 by dma-buf"),
+        "{ended}"
+    );
 }
 
 const SIZES: [usize; 9] = [1, 7, 8, 4096, 65_536, 524_287, 524_288, 524_289, 3_000_001];
@@ -128,7 +135,13 @@ pub(crate) fn bytes_go_between_gpus_and_hosts(softrnic: &Softrnic, sizes: &[usiz
                     };
                     let to = if to_gpu { (theirs[0], theirs[1]) } else { (theirs[2], theirs[3]) };
                     socket.barrier();
-                    gpu.node.send(Work { opcode: WRITE_IMM, imm: 7, sges: &[from], to, ..Work::default() });
+                    gpu.node.send(Work {
+                        opcode: WRITE_IMM,
+                        imm: 7,
+                        sges: &[from],
+                        to,
+                        ..Work::default()
+                    });
                     assert_eq!(gpu.node.next().status, OK);
                     socket.barrier();
                 } else {
@@ -138,10 +151,16 @@ pub(crate) fn bytes_go_between_gpus_and_hosts(softrnic: &Softrnic, sizes: &[usiz
                     socket.barrier();
                     let got = gpu.node.next();
                     assert_eq!((got.status, got.imm, got.byte_len), (OK, 7, size as u32));
-                    let (full, empty): (&[u8], &[u8]) =
-                        if to_gpu { (driver.bytes(gpu.at, MOST), &host) } else { (&host, driver.bytes(gpu.at, MOST)) };
+                    let (full, empty): (&[u8], &[u8]) = if to_gpu {
+                        (driver.bytes(gpu.at, MOST), &host)
+                    } else {
+                        (&host, driver.bytes(gpu.at, MOST))
+                    };
                     assert!(full[..size] == data, "{size} bytes, {from_gpu} to {to_gpu}");
-                    assert!(full[size..] == untouched[size..] && empty == untouched, "{size} bytes and no more");
+                    assert!(
+                        full[size..] == untouched[size..] && empty == untouched,
+                        "{size} bytes and no more"
+                    );
                     socket.barrier();
                 }
             }
@@ -160,19 +179,34 @@ fn reads_and_sends_reach_gpu_memory() {
 
         driver.put(b.at, &pattern(8192, 1));
         let to = (b.address().addr + 100, b.address().rkey);
-        a.node.send(Work { opcode: READ, sges: &[a.sge(5, 3000), a.sge(4000, 1)], to, ..Work::default() });
+        a.node.send(Work {
+            opcode: READ,
+            sges: &[a.sge(5, 3000), a.sge(4000, 1)],
+            to,
+            ..Work::default()
+        });
         assert_eq!(a.node.next().status, OK);
         let want = pattern(8192, 1);
-        assert!(driver.bytes(a.at + 5, 3000) == &want[100..3100] && driver.bytes(a.at + 4000, 1)[0] == want[3100]);
+        assert!(
+            driver.bytes(a.at + 5, 3000) == &want[100..3100]
+                && driver.bytes(a.at + 4000, 1)[0] == want[3100]
+        );
 
         b.node.recv(4, &[b.sge(0, 10), b.sge(100, 4000)]);
         driver.put(a.at, &pattern(4000, 9));
-        a.node.send(Work { opcode: SEND_IMM, imm: 3, sges: &[a.sge(0, 1000), a.sge(1000, 3000)], ..Work::default() });
+        a.node.send(Work {
+            opcode: SEND_IMM,
+            imm: 3,
+            sges: &[a.sge(0, 1000), a.sge(1000, 3000)],
+            ..Work::default()
+        });
         assert_eq!(a.node.next().status, OK);
         let got = b.node.next();
         assert_eq!((got.wr_id, got.byte_len, got.imm), (4, 4000, 3));
         let want = pattern(4000, 9);
-        assert!(driver.bytes(b.at, 10) == &want[..10] && driver.bytes(b.at + 100, 3990) == &want[10..]);
+        assert!(
+            driver.bytes(b.at, 10) == &want[..10] && driver.bytes(b.at + 100, 3990) == &want[10..]
+        );
         assert!(driver.copies() > before, "it was the GPU that copied");
     });
 }
@@ -193,7 +227,12 @@ fn a_flush_over_a_queue_pair_connected_with_itself() {
         node.memory[0] = 0;
         // SAFETY: a live region.
         let key = unsafe { (*mr).rkey };
-        node.send(Work { opcode: READ, sges: &[node.sge(0, 1)], to: (at, u64::from(key)), ..Work::default() });
+        node.send(Work {
+            opcode: READ,
+            sges: &[node.sge(0, 1)],
+            to: (at, u64::from(key)),
+            ..Work::default()
+        });
         assert_eq!((node.next().status, node.memory[0]), (OK, 77));
         assert_eq!(ibv_dereg_mr(mr), 0);
         node.close();
@@ -220,7 +259,9 @@ fn a_gpu_that_fails_is_an_operation_error() {
 fn gpu_memory_has_keys_and_bounds() {
     Softrnic::new().env("SOFTRNIC_GPU", "peermem").alone(|| {
         let driver = Driver::load();
-        for (offset, length, status) in [(0u64, 4096, OK), (1, 4096, REM_ACCESS), (4096, 1, REM_ACCESS)] {
+        for (offset, length, status) in
+            [(0u64, 4096, OK), (1, 4096, REM_ACCESS), (4096, 1, REM_ACCESS)]
+        {
             let gpu = GpuNode::new(&driver, 1, 4096);
             let host = Node::new(0, 8192);
             host.connect(&gpu.node.address(), &Terms::default());
@@ -358,7 +399,10 @@ fn a_region_may_lie_in_several_allocations() {
         assert_eq!(host.next().status, OK);
         let want = pattern(BYTES, 4);
         let half = BYTES / 2;
-        assert!(driver.bytes(at, half) == &want[..half] && driver.bytes(at + half as u64, half) == &want[half..]);
+        assert!(
+            driver.bytes(at, half) == &want[..half]
+                && driver.bytes(at + half as u64, half) == &want[half..]
+        );
     });
 }
 
@@ -397,7 +441,8 @@ fn an_allocation_stays_as_long_as_a_region_lies_in_it() {
     with(require!(helper())).alone(|| {
         let driver = Driver::load();
         for at in [driver.allocate(8192), driver.allocate_exportable(8192)] {
-            let (first, second, mut host) = (GpuNode::of(at, 1, 4096), GpuNode::of(at, 1, 8192), Node::new(0, 4096));
+            let (first, second, mut host) =
+                (GpuNode::of(at, 1, 4096), GpuNode::of(at, 1, 8192), Node::new(0, 4096));
             first.node.close();
             host.connect(&second.address(), &Terms::default());
             second.node.connect(&host.address(), &Terms::default());
@@ -465,9 +510,11 @@ fn helper_of_this_process() -> c_int {
     let is_helper = |path: &PathBuf| {
         let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
         let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
-        words.iter().any(|word| word == "gpu-helper") && words.iter().any(|word| word.ends_with(&fabric))
+        words.iter().any(|word| word == "gpu-helper")
+            && words.iter().any(|word| word.ends_with(&fabric))
     };
-    let mut processes = std::fs::read_dir("/proc").expect("Linux").filter_map(|entry| Some(entry.ok()?.path()));
+    let mut processes =
+        std::fs::read_dir("/proc").expect("Linux").filter_map(|entry| Some(entry.ok()?.path()));
     let found = processes.find(is_helper).expect("a helper");
     found.file_name().and_then(|name| name.to_str()?.parse().ok()).expect("a process id")
 }

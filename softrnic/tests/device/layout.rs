@@ -16,7 +16,8 @@ fn send_and_receive_requests_of_the_short_form() {
         let sge = AtPageEnd::new(a.sge(0, 8));
         for opcode in [WRITE, WRITE_IMM, SEND, SEND_IMM, READ] {
             let no_sges = AtPageEnd::new(b.sge(0, 64));
-            let wr = RecvWr { wr_id: 5, next: ptr::null_mut(), sg_list: no_sges.as_ptr(), num_sge: 1 };
+            let wr =
+                RecvWr { wr_id: 5, next: ptr::null_mut(), sg_list: no_sges.as_ptr(), num_sge: 1 };
             let wr = AtPageEnd::new(wr);
             let mut bad = ptr::null_mut();
             assert_eq!(post_recv(b.qp, wr.as_ptr(), &mut bad), 0);
@@ -70,7 +71,10 @@ fn qp_attributes_of_136_bytes() {
         let made = AtPageEnd::new([0u8; 64]);
         assert_eq!(ibv_query_qp(a.qp, out.as_ptr(), -1, made.as_ptr().cast()), 0);
         let got = out.get();
-        assert_eq!((got.state, got.dest_qpn, got.sq_psn, got.timeout), (RTS, a.qpn(), a.psn, terms.timeout));
+        assert_eq!(
+            (got.state, got.dest_qpn, got.sq_psn, got.timeout),
+            (RTS, a.qpn(), a.psn, terms.timeout)
+        );
         assert_eq!((got.path_mtu, got.access, got.rnr_retry), (5, 7, 7));
         assert_eq!(made.get()[32..36], crate::common::node::CAP.max_send_wr.to_ne_bytes());
     });
@@ -81,7 +85,8 @@ fn qp_init_attributes_of_64_bytes() {
     Softrnic::new().alone(|| {
         let a = crate::common::node::Node::new(0, 64);
         let mut init = empty_init();
-        (init.send_cq, init.recv_cq, init.qp_type, init.cap) = (a.cq, a.cq, 2, crate::common::node::CAP);
+        (init.send_cq, init.recv_cq, init.qp_type, init.cap) =
+            (a.cq, a.cq, 2, crate::common::node::CAP);
         // SAFETY: plain data of 64 bytes.
         let bytes = AtPageEnd::new(unsafe { transmute_copy::<QpInit, [u64; 8]>(&init) });
         let qp = ibv_create_qp(a.pd, bytes.as_ptr().cast());
@@ -111,7 +116,8 @@ fn port_attributes_of_every_length() {
         };
         assert_eq!((size, compat), (696, usize::MAX));
         // SAFETY: its type in the verbs interface.
-        let query: unsafe extern "C" fn(Ptr, u8, Ptr, usize) -> i32 = unsafe { transmute_copy(&query) };
+        let query: unsafe extern "C" fn(Ptr, u8, Ptr, usize) -> i32 =
+            unsafe { transmute_copy(&query) };
         let middle = AtPageEnd::new([0xeeu8; 52]);
         // SAFETY: 52 bytes.
         assert_eq!(unsafe { query(context, 1, middle.as_ptr().cast(), 52) }, 0);
@@ -142,7 +148,8 @@ fn extended_device_attributes_of_every_length() {
         assert_eq!(ibv_query_device(context, plain.as_ptr().cast()), 0);
         type Query = unsafe extern "C" fn(Ptr, *const u32, Ptr, usize) -> i32;
         // SAFETY: offset and type of the verbs interface.
-        let query: Option<Query> = unsafe { transmute_copy(&*context.cast::<u8>().sub(104).cast::<Ptr>()) };
+        let query: Option<Query> =
+            unsafe { transmute_copy(&*context.cast::<u8>().sub(104).cast::<Ptr>()) };
         let query = query.expect("query_device_ex");
         let whole = AtPageEnd::new([0xeeu8; 400]);
         // SAFETY: as many bytes as the length says, here and below.
@@ -155,7 +162,10 @@ fn extended_device_attributes_of_every_length() {
         let short = AtPageEnd::new([0xeeu8; 304]);
         let no_extension = 0u32;
         // SAFETY: as above.
-        assert_eq!(unsafe { query(context, &raw const no_extension, short.as_ptr().cast(), 304) }, 0);
+        assert_eq!(
+            unsafe { query(context, &raw const no_extension, short.as_ptr().cast(), 304) },
+            0
+        );
         assert_eq!(short.get()[..228], bytes[..228]);
         assert_eq!(short.get()[232..], bytes[232..304]);
         let extension = 1u32;

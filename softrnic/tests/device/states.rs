@@ -8,7 +8,8 @@ use testkit::side::enter;
 use testkit::softrnic::Softrnic;
 
 use crate::common::node::{
-    Address, CAP, Node, Terms, Work, connect_ports, create_qp, local_pair, modify, rtr, rts, to_state,
+    Address, CAP, Node, Terms, Work, connect_ports, create_qp, local_pair, modify, rtr, rts,
+    to_state,
 };
 use crate::common::verbs::*;
 use crate::drivers::{LIST, Look, Looked, PART, compare_rows, port_speed, speed, table};
@@ -19,7 +20,11 @@ fn every_required_attribute_is_required() {
         let node = Node::new(0, 64);
         let terms = Terms::default();
         let init = QpAttr { state: INIT, port: 1, access: 7, ..QpAttr::default() };
-        let steps = [(init, INIT_MASK), (rtr(&node.address(), &terms), RTR_MASK), (rts(node.psn, &terms), RTS_MASK)];
+        let steps = [
+            (init, INIT_MASK),
+            (rtr(&node.address(), &terms), RTR_MASK),
+            (rts(node.psn, &terms), RTS_MASK),
+        ];
         for (attr, mask) in steps {
             let before = node.state();
             for bit in (1..31).map(|b| 1 << b).filter(|b| mask & b != 0) {
@@ -64,8 +69,13 @@ fn values_out_of_range_are_refused() {
         ] {
             assert_eq!(modify(node.qp, &bad, RTR_MASK), libc::EINVAL, "{bad:?}");
         }
-        assert_eq!(modify(node.qp, &QpAttr { sgid_index: 2, ..good }, RTR_MASK), libc::ENODATA, "an empty entry");
-        let nobody = QpAttr { dgid: [0, u64::from_ne_bytes([0, 0, 0xff, 0xff, 10, 82, 9, 9])], ..good };
+        assert_eq!(
+            modify(node.qp, &QpAttr { sgid_index: 2, ..good }, RTR_MASK),
+            libc::ENODATA,
+            "an empty entry"
+        );
+        let nobody =
+            QpAttr { dgid: [0, u64::from_ne_bytes([0, 0, 0xff, 0xff, 10, 82, 9, 9])], ..good };
         assert_eq!(modify(node.qp, &nobody, RTR_MASK), libc::ETIMEDOUT, "unreachable");
         assert_eq!(modify(node.qp, &good, RTR_MASK), 0);
     });
@@ -172,8 +182,14 @@ fn requests_that_do_not_fit_are_refused() {
         assert_eq!(a.try_send(Work { sges: &five, ..Work::default() }), libc::EINVAL);
         assert_eq!(a.try_recv(1, &five), libc::EINVAL);
         let long = [a.sge(0, 65)];
-        assert_eq!(a.try_send(Work { sges: &long, flags: INLINE, ..Work::default() }), libc::EINVAL);
-        assert_eq!(a.try_send(Work { opcode: READ, flags: INLINE, ..Work::default() }), libc::EINVAL);
+        assert_eq!(
+            a.try_send(Work { sges: &long, flags: INLINE, ..Work::default() }),
+            libc::EINVAL
+        );
+        assert_eq!(
+            a.try_send(Work { opcode: READ, flags: INLINE, ..Work::default() }),
+            libc::EINVAL
+        );
         assert_eq!(a.try_send(Work { opcode: BIND_MW, ..Work::default() }), libc::EOPNOTSUPP);
     });
 }
@@ -190,8 +206,12 @@ fn parents_are_busy_while_they_have_children() {
 
 #[test]
 fn tables_have_their_limits() {
-    let limits =
-        [("SOFTRNIC_MAX_QP", "2"), ("SOFTRNIC_MAX_CQ", "2"), ("SOFTRNIC_MAX_MR", "2"), ("SOFTRNIC_MAX_QP_WR", "64")];
+    let limits = [
+        ("SOFTRNIC_MAX_QP", "2"),
+        ("SOFTRNIC_MAX_CQ", "2"),
+        ("SOFTRNIC_MAX_MR", "2"),
+        ("SOFTRNIC_MAX_QP_WR", "64"),
+    ];
     Softrnic::new().envs(&limits).alone(|| {
         let node = Node::new(0, 64);
         let errno = || std::io::Error::last_os_error().raw_os_error();
@@ -222,11 +242,25 @@ fn registration_checks_what_it_is_given() {
     Softrnic::new().alone(|| {
         let node = Node::new(0, 8192);
         let at = node.memory.as_ptr().cast_mut().cast();
-        let errno = |mr: *mut Mr| if mr.is_null() { std::io::Error::last_os_error().raw_os_error() } else { None };
+        let errno = |mr: *mut Mr| {
+            if mr.is_null() { std::io::Error::last_os_error().raw_os_error() } else { None }
+        };
         assert_eq!(errno(ibv_reg_mr(node.pd, at, 0, 1)), Some(libc::EINVAL), "empty");
-        assert_eq!(errno(ibv_reg_mr(node.pd, at, 64, 2)), Some(libc::EINVAL), "remote write needs local write");
-        assert_eq!(errno(ibv_reg_mr(node.pd, 4096 as *mut _, 64, 1)), Some(libc::EFAULT), "not mapped");
-        assert_eq!(errno(ibv_reg_mr(node.pd, at, 64, 1 | 1 << 20)), None, "optional flags are hints");
+        assert_eq!(
+            errno(ibv_reg_mr(node.pd, at, 64, 2)),
+            Some(libc::EINVAL),
+            "remote write needs local write"
+        );
+        assert_eq!(
+            errno(ibv_reg_mr(node.pd, 4096 as *mut _, 64, 1)),
+            Some(libc::EFAULT),
+            "not mapped"
+        );
+        assert_eq!(
+            errno(ibv_reg_mr(node.pd, at, 64, 1 | 1 << 20)),
+            None,
+            "optional flags are hints"
+        );
     });
 }
 
@@ -272,7 +306,8 @@ fn a_queue_pair_put_into_error_flushes_its_receives_in_order_behind_its_successe
             assert_eq!(a.next().status, OK);
         }
         assert_eq!(to_state(b.qp, ERR), 0);
-        let expected = [(1, OK), (2, OK), (3, OK), (4, FLUSH), (5, FLUSH), (6, FLUSH), (7, FLUSH), (8, FLUSH)];
+        let expected =
+            [(1, OK), (2, OK), (3, OK), (4, FLUSH), (5, FLUSH), (6, FLUSH), (7, FLUSH), (8, FLUSH)];
         assert_eq!(taken(&b), expected);
         // One that is posted now is flushed as well, and nothing gets in.
         b.recv(9, &[]);
@@ -326,7 +361,8 @@ fn completions_of_a_queue_pair_that_is_destroyed_are_thrown_away() {
         // Completions of both are in one queue.
         assert_eq!(to_state(other.qp, ERR), 0);
         assert_eq!(ibv_destroy_qp(b.qp), 0);
-        let left: [_; 4] = std::array::from_fn(|_| b.next()).map(|wc| (wc.qp_num, wc.wr_id, wc.status));
+        let left: [_; 4] =
+            std::array::from_fn(|_| b.next()).map(|wc| (wc.qp_num, wc.wr_id, wc.status));
         assert_eq!(left, [1, 2, 3, 4].map(|id| (other.qpn(), id, FLUSH)));
         assert!(b.poll().is_none());
         assert_eq!(ibv_destroy_qp(other.qp), 0);
@@ -391,7 +427,11 @@ fn a_port_that_goes_down_is_noticed_by_the_queue_pairs_that_send() {
         assert!(c.poll().is_none() && d.poll().is_none() && b.poll().is_none());
         assert!(!b.has_event(), "the other end is not told");
         far.send(Work { id: 5, ..Work::default() });
-        assert_eq!((far.next().status, far.state(), idle.state()), (RETRY_EXC, ERR, RTS), "sends to the port");
+        assert_eq!(
+            (far.next().status, far.state(), idle.state()),
+            (RETRY_EXC, ERR, RTS),
+            "sends to the port"
+        );
         // Requests under way are flushed when their owner says so, and only then.
         assert_eq!((to_state(c.qp, ERR), to_state(d.qp, ERR)), (0, 0));
         assert_eq!((taken(&c), taken(&d)), ([(3, FLUSH)], [(4, FLUSH)]));
@@ -435,7 +475,8 @@ fn a_number_may_be_given_out_again_at_once() {
 
 /// Tables with room for little more than one process needs: the next one finds room only if what a killed process had is
 /// freed.
-const SMALL_TABLES: [(&str, &str); 3] = [("SOFTRNIC_MAX_QP", "4"), ("SOFTRNIC_MAX_MR", "4"), ("SOFTRNIC_MAX_CQ", "4")];
+const SMALL_TABLES: [(&str, &str); 3] =
+    [("SOFTRNIC_MAX_QP", "4"), ("SOFTRNIC_MAX_MR", "4"), ("SOFTRNIC_MAX_CQ", "4")];
 
 #[test]
 fn what_killed_processes_have_created_is_freed() {
@@ -446,7 +487,11 @@ fn what_killed_processes_have_created_is_freed() {
     let mut seed = 99u64;
     for round in 0..ROUNDS {
         let (mut victim, mut from_victim) = softrnic.start(1, &[]);
-        assert_eq!(from_victim.recv::<u8>(), 1, "round {round}: the process to be killed found no room");
+        assert_eq!(
+            from_victim.recv::<u8>(),
+            1,
+            "round {round}: the process to be killed found no room"
+        );
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(Duration::from_micros((seed >> 33) % 3000));
         victim.signal(libc::SIGKILL);
@@ -506,7 +551,11 @@ fn deregistration_waits_for_accesses_under_way() {
             if side == 0 {
                 let [addr, rkey]: [u64; 2] = socket.recv();
                 let status = loop {
-                    node.send(Work { sges: &[node.sge(0, BYTES)], to: (addr, rkey), ..Work::default() });
+                    node.send(Work {
+                        sges: &[node.sge(0, BYTES)],
+                        to: (addr, rkey),
+                        ..Work::default()
+                    });
                     let wc = node.next();
                     if wc.status != OK {
                         break wc.status;
@@ -545,7 +594,8 @@ fn signalling(look: &Looked) -> String {
 }
 
 fn firmware(look: &Looked) -> String {
-    let bytes = look.attributes.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0);
+    let bytes =
+        look.attributes.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0);
     bytes.map(char::from).collect()
 }
 
@@ -564,8 +614,10 @@ const OF_GENERATION: [(&str, Look); 8] = [
     ("`max_ah`", |look| look.attribute(200).to_string()),
     ("`local_ca_ack_delay`", |look| (look.attribute(224) >> 16 & 0xff).to_string()),
 ];
-const WITH_INFINIBAND: [(&str, Look); 2] =
-    [("speed on InfiniBand", speed), ("`active_width`, `active_speed`, `active_speed_ex` on InfiniBand", signalling)];
+const WITH_INFINIBAND: [(&str, Look); 2] = [
+    ("speed on InfiniBand", speed),
+    ("`active_width`, `active_speed`, `active_speed_ex` on InfiniBand", signalling),
+];
 
 /// Looks at what generations of mlx5 differ in, and compares it with the column of `driver`.
 fn compare_generation(driver: &str) {
@@ -573,20 +625,28 @@ fn compare_generation(driver: &str) {
     let env = [("SOFTRNIC_DRIVER", driver), ("SOFTRNIC_LINK", "ib")];
     compare_rows(&rows, driver, &env[..1], &OF_GENERATION);
     compare_rows(&rows, driver, &env, &WITH_INFINIBAND);
-    assert_eq!(rows.len(), OF_GENERATION.len() + WITH_INFINIBAND.len() + 2, "every row is looked at");
+    assert_eq!(
+        rows.len(),
+        OF_GENERATION.len() + WITH_INFINIBAND.len() + 2,
+        "every row is looked at"
+    );
 }
 
 #[test]
 fn generations_of_mlx5_are_as_the_page_has_them() {
-    ["mlx5-cx4", "mlx5-cx5", "mlx5-cx6", "mlx5-cx6dx", "mlx5-cx7", "mlx5-cx8"].into_iter().for_each(compare_generation);
+    ["mlx5-cx4", "mlx5-cx5", "mlx5-cx6", "mlx5-cx6dx", "mlx5-cx7", "mlx5-cx8"]
+        .into_iter()
+        .for_each(compare_generation);
 }
 
 /// In all that the page's first table has, they differ from mlx5 in their part and in their speed.
 #[test]
 fn generations_of_mlx5_are_like_mlx5() {
     let rows = table("what");
-    let same: Vec<_> =
-        LIST.into_iter().filter(|(what, _)| !["vendor and part", "speed, Gb/s"].contains(what)).collect();
+    let same: Vec<_> = LIST
+        .into_iter()
+        .filter(|(what, _)| !["vendor and part", "speed, Gb/s"].contains(what))
+        .collect();
     for generation in &table("of mlx5")[0][1..] {
         compare_rows(&rows, "mlx5", &[("SOFTRNIC_DRIVER", generation)], &same);
     }
@@ -616,7 +676,8 @@ fn exceptions_of_the_link_layer_do_not_change_the_speed() {
 /// 200 Gb/s a lane, told to a program with a libibverbs that is older.
 #[test]
 fn ports_may_tell_their_speed_in_the_old_attribute_alone() {
-    let env = [("SOFTRNIC_DRIVER", "mlx5-cx8"), ("SOFTRNIC_LINK", "ib"), ("SOFTRNIC_OLD_SPEED", "1")];
+    let env =
+        [("SOFTRNIC_DRIVER", "mlx5-cx8"), ("SOFTRNIC_LINK", "ib"), ("SOFTRNIC_OLD_SPEED", "1")];
     Softrnic::new().envs(&env).alone(|| {
         let look = Looked::new();
         assert_eq!(signalling(&look), "4X, 128, 0");
@@ -703,10 +764,14 @@ fn a_queue_may_have_no_room_at_all() {
     Softrnic::new().alone(|| {
         let mut node = Node::new(0, 64);
         assert_eq!(ibv_destroy_qp(node.qp), 0);
-        node.qp = create_qp(node.pd, node.cq, node.cq, Cap { max_send_wr: 0, max_recv_wr: 0, ..CAP });
+        node.qp =
+            create_qp(node.pd, node.cq, node.cq, Cap { max_send_wr: 0, max_recv_wr: 0, ..CAP });
         assert!(!node.qp.is_null());
         node.connect(&node.address(), &Terms::default());
-        assert_eq!((node.try_send(Work::default()), node.try_recv(1, &[])), (libc::ENOMEM, libc::ENOMEM));
+        assert_eq!(
+            (node.try_send(Work::default()), node.try_recv(1, &[])),
+            (libc::ENOMEM, libc::ENOMEM)
+        );
         node.close();
     });
 }

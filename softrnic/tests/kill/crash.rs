@@ -97,7 +97,10 @@ impl Crash {
             let mut event: libc::sigevent = std::mem::zeroed();
             (event.sigev_notify, event.sigev_signo) = (libc::SIGEV_SIGNAL, libc::SIGKILL);
             let mut timer = ptr::null_mut();
-            assert_eq!(libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer), 0);
+            assert_eq!(
+                libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer),
+                0
+            );
             timer
         };
         Self { step: words[0] as usize, left: words[1], ns: words[2] as i64, timer }

@@ -9,7 +9,8 @@ use crate::common::node::{Address, CAP, Node, Terms, Work, create_qp, to_state};
 use crate::common::verbs::*;
 
 /// 4.096 us x 2^10 x 4 = 17 ms.
-pub(crate) const TERMS: Terms = Terms { timeout: 10, retry_cnt: 3, rnr_retry: 7, min_rnr_timer: 1, access: 15 };
+pub(crate) const TERMS: Terms =
+    Terms { timeout: 10, retry_cnt: 3, rnr_retry: 7, min_rnr_timer: 1, access: 15 };
 /// After so much modelled time without an answer a request fails.
 pub(crate) const MODELLED: Duration = Duration::from_micros((4096 << 10) * 4 / 1000);
 /// What no wait of a survivor takes, however slow the machine: beyond it something hangs.
@@ -45,7 +46,10 @@ impl Participant {
     pub(crate) fn new(device: usize) -> Self {
         let mut node = Node::new(device, BYTES);
         let channel = Channel::new(node.context);
-        assert_eq!((ibv_destroy_qp(node.qp), ibv_destroy_cq(node.cq), ibv_dereg_mr(node.mr)), (0, 0, 0));
+        assert_eq!(
+            (ibv_destroy_qp(node.qp), ibv_destroy_cq(node.cq), ibv_dereg_mr(node.mr)),
+            (0, 0, 0)
+        );
         node.cq = ibv_create_cq(node.context, 256, ptr::null_mut(), channel.handle, 0);
         assert!(!node.cq.is_null());
         node.qp = create_qp(node.pd, node.cq, node.cq, CAP);
@@ -84,7 +88,10 @@ impl Participant {
                 if let Some(wc) = self.node.poll() {
                     return wc;
                 }
-                assert!(self.channel.has_event(TIME_LIMIT.as_millis() as i32), "no event: the survivor hangs");
+                assert!(
+                    self.channel.has_event(TIME_LIMIT.as_millis() as i32),
+                    "no event: the survivor hangs"
+                );
                 self.channel.take_event();
             } else {
                 assert!(Instant::now() < end, "no completion: the survivor hangs");
@@ -94,7 +101,13 @@ impl Participant {
     }
 
     /// Requests of all kinds, one at a time, until one fails or there have been `most`.
-    pub(crate) fn stream(&mut self, peer: &Address, most: u64, random: &mut Random, crash: &mut Crash) -> Ending {
+    pub(crate) fn stream(
+        &mut self,
+        peer: &Address,
+        most: u64,
+        random: &mut Random,
+        crash: &mut Crash,
+    ) -> Ending {
         let mut ending = Ending::default();
         while ending.messages < most {
             let posted = Instant::now();
@@ -192,21 +205,32 @@ impl Participant {
 
     /// Between two processes that both run: bytes both ways, and all of them right. `meet` returns when the other side is there too.
     pub(crate) fn check(&mut self, peer: &Address, seed: u64, mut meet: impl FnMut()) {
-        let pattern =
-            |from: u32| (0..30_000).map(move |at: u64| (Random::new(seed ^ u64::from(from) ^ at << 32).next()) as u8);
+        let pattern = |from: u32| {
+            (0..30_000)
+                .map(move |at: u64| (Random::new(seed ^ u64::from(from) ^ at << 32).next()) as u8)
+        };
         let (half, mine) = (BYTES / 2, pattern(self.node.qpn()));
         self.node.memory[half..].fill(0);
         self.node.memory[..30_000].iter_mut().zip(mine).for_each(|(to, from)| *to = from);
         meet();
         let to = (peer.addr + half as u64, peer.rkey);
-        self.node.send(Work { id: 1, opcode: WRITE_IMM, sges: &[self.node.sge(0, 30_000)], to, ..Work::default() });
+        self.node.send(Work {
+            id: 1,
+            opcode: WRITE_IMM,
+            sges: &[self.node.sge(0, 30_000)],
+            to,
+            ..Work::default()
+        });
         self.fetch_add(40_000, peer);
         let mut crash = Crash::none();
         for _ in 0..3 {
             assert_eq!(self.completion(&mut crash).status, OK);
         }
         meet();
-        assert!(self.node.memory[half..][..30_000].iter().copied().eq(pattern(peer.qpn)), "wrong bytes");
+        assert!(
+            self.node.memory[half..][..30_000].iter().copied().eq(pattern(peer.qpn)),
+            "wrong bytes"
+        );
         assert_eq!(self.node.memory[WORD..][..8], 1u64.to_ne_bytes(), "the peer's atomic");
         meet();
     }

@@ -35,8 +35,15 @@ impl fmt::Display for Summary {
         }
         let mut waits = self.waits.clone();
         waits.sort_unstable();
-        let at = |part: usize| waits.get(waits.len().saturating_sub(1) * part / 100).copied().unwrap_or(0) as f64 / 1e3;
-        writeln!(f, "{:6} survivors whose peer was killed, {} messages before", waits.len(), self.messages)?;
+        let at = |part: usize| {
+            waits.get(waits.len().saturating_sub(1) * part / 100).copied().unwrap_or(0) as f64 / 1e3
+        };
+        writeln!(
+            f,
+            "{:6} survivors whose peer was killed, {} messages before",
+            waits.len(),
+            self.messages
+        )?;
         let modelled = MODELLED.as_micros() as f64 / 1e3;
         write!(
             f,

@@ -148,7 +148,9 @@ impl DeviceEvents {
     fn handle_queue_failure(&self, owner: Option<Arc<PeerState>>) {
         let reason = format!("{}: a completion queue has failed", self.name);
         match owner {
-            Some(peer) if peer.handle_queue_failure(&reason) => log::warn!("{reason}; {}", recovered(1)),
+            Some(peer) if peer.handle_queue_failure(&reason) => {
+                log::warn!("{reason}; {}", recovered(1))
+            }
             Some(peer) => {
                 let what = format!("the connection to {} ends", peer.peer());
                 self.fail(&reason, &what, std::slice::from_ref(&peer));
@@ -164,7 +166,8 @@ impl DeviceEvents {
         if recovering > 0 {
             log::warn!("{reason}; {}", recovered(recovering));
         }
-        let peers: Vec<_> = lock(&self.peers).all().into_iter().filter(|peer| !peer.is_recoverable()).collect();
+        let peers: Vec<_> =
+            lock(&self.peers).all().into_iter().filter(|peer| !peer.is_recoverable()).collect();
         if recovering == 0 || !peers.is_empty() {
             self.fail(reason, "its connections end", &peers);
         }
@@ -173,7 +176,9 @@ impl DeviceEvents {
     /// Logs what happens to the connections to `peers`: `what` if fatal events end them.
     fn fail(&self, reason: &str, what: &str, peers: &[Arc<PeerState>]) {
         if !self.ends_connections {
-            log::warn!("{reason}; its connections continue if they can (NCCL_IB_RETURN_ASYNC_EVENTS=0)");
+            log::warn!(
+                "{reason}; its connections continue if they can (NCCL_IB_RETURN_ASYNC_EVENTS=0)"
+            );
             return;
         }
         log::warn!("{reason}; {what}");

@@ -52,7 +52,13 @@ impl Notices {
         self.line_that_tells(key, text, told, LONGEST_QUIET)
     }
 
-    fn line_that_tells(&self, key: &str, text: &str, told: String, longest: Duration) -> Option<String> {
+    fn line_that_tells(
+        &self,
+        key: &str,
+        text: &str,
+        told: String,
+        longest: Duration,
+    ) -> Option<String> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if lines.len() >= MAX_KEYS {
@@ -71,7 +77,11 @@ impl Notices {
             }
         }
         lines.insert(key.to_owned(), Last { written: now, told, quiet, more: 0 });
-        Some(if more == 0 { text.to_owned() } else { format!("{text} ({more} similar lines suppressed)") })
+        Some(if more == 0 {
+            text.to_owned()
+        } else {
+            format!("{text} ({more} similar lines suppressed)")
+        })
     }
 }
 
@@ -82,19 +92,30 @@ mod tests {
     #[test]
     fn what_is_said_once_is_never_said_again() {
         let notices = Notices::default();
-        assert_eq!([notices.is_first("a"), notices.is_first("b"), notices.is_first("a")], [true, true, false]);
+        assert_eq!(
+            [notices.is_first("a"), notices.is_first("b"), notices.is_first("a")],
+            [true, true, false]
+        );
     }
 
     #[test]
     fn one_line_of_many_is_written_and_the_others_are_counted() {
         let notices = Notices::default();
         assert_eq!(notices.line("port 1", "first"), Some("first".into()));
-        assert_eq!((notices.line("port 1", "second"), notices.line("port 1", "third")), (None, None));
+        assert_eq!(
+            (notices.line("port 1", "second"), notices.line("port 1", "third")),
+            (None, None)
+        );
         assert_eq!(notices.line("port 2", "other"), Some("other".into()));
         // As if it had been written long ago.
-        let long_ago = Instant::now().checked_sub(QUIET).expect("the machine has been up for longer");
-        notices.lines.lock().expect("not poisoned").get_mut("port 1").expect("known").written = long_ago;
-        assert_eq!(notices.line("port 1", "fourth"), Some("fourth (2 similar lines suppressed)".into()));
+        let long_ago =
+            Instant::now().checked_sub(QUIET).expect("the machine has been up for longer");
+        notices.lines.lock().expect("not poisoned").get_mut("port 1").expect("known").written =
+            long_ago;
+        assert_eq!(
+            notices.line("port 1", "fourth"),
+            Some("fourth (2 similar lines suppressed)".into())
+        );
         assert_eq!(notices.line("port 1", "fifth"), None);
         for key in 0..1000 {
             notices.line(&key.to_string(), "x");
@@ -111,22 +132,32 @@ mod tests {
             if let Some(last) = notices.lines.lock().expect("not poisoned").get_mut("fault") {
                 last.written -= QUIET / 2;
             }
-            if notices.line_unless_repeated("fault", &format!("no data for {half_seconds} ms")).is_some() {
+            if notices
+                .line_unless_repeated("fault", &format!("no data for {half_seconds} ms"))
+                .is_some()
+            {
                 written.push(half_seconds);
             }
         }
         assert_eq!(written, [0, 2, 6, 14, 30, 50, 70, 90]);
         let long_ago = |notices: &Notices, time| {
-            notices.lines.lock().expect("not poisoned").get_mut("fault").expect("known").written -= time;
+            notices.lines.lock().expect("not poisoned").get_mut("fault").expect("known").written -=
+                time;
         };
         long_ago(&notices, QUIET);
-        assert!(notices.line_unless_repeated("fault", "the port is down").is_some(), "another fault");
+        assert!(
+            notices.line_unless_repeated("fault", "the port is down").is_some(),
+            "another fault"
+        );
         long_ago(&notices, QUIET);
         assert!(notices.line_unless_repeated("fault", "the port is down").is_some());
         assert_eq!(notices.line_unless_repeated("fault", "the port is down"), None);
         long_ago(&notices, 60 * QUIET);
         assert!(notices.line_unless_repeated("fault", "the port is down").is_some());
         long_ago(&notices, QUIET);
-        assert!(notices.line_unless_repeated("fault", "the port is down").is_some(), "it begins anew after a minute");
+        assert!(
+            notices.line_unless_repeated("fault", "the port is down").is_some(),
+            "it begins anew after a minute"
+        );
     }
 }

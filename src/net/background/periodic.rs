@@ -44,7 +44,9 @@ impl PeriodicTasks {
                     self.add(&task);
                 }
                 Ok(false) => {}
-                Err(_) => log::warn!("a periodic task has panicked, which is a bug; it no longer runs"),
+                Err(_) => {
+                    log::warn!("a periodic task has panicked, which is a bug; it no longer runs")
+                }
             }
         }
     }

@@ -78,7 +78,8 @@ impl Watcher {
         shared.epoll.add(context.event_fd(), DEVICE, Trigger::Edge)?;
         let run = Arc::clone(&shared);
         let name = format!("ferrite-{}", context.name()).chars().take(15).collect();
-        let thread = without_signals(|| std::thread::Builder::new().name(name).spawn(move || run.run()));
+        let thread =
+            without_signals(|| std::thread::Builder::new().name(name).spawn(move || run.run()));
         let thread = thread.map_err(|e| Error::io("starting the watcher thread", &e))?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -159,7 +160,10 @@ impl Shared {
             let ready = match self.epoll.wait(limit) {
                 Ok(ready) => ready,
                 Err(e) => {
-                    log::warn!("{}: cannot watch for device events and dead peers: {e}", self.events.device());
+                    log::warn!(
+                        "{}: cannot watch for device events and dead peers: {e}",
+                        self.events.device()
+                    );
                     self.end_to_serve();
                     return;
                 }
@@ -215,7 +219,9 @@ impl Shared {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take().filter(|_| !self.shared.is_inherited()) else { return };
+        let Some(thread) = self.thread.take().filter(|_| !self.shared.is_inherited()) else {
+            return;
+        };
         self.shared.stops.store(true, Ordering::Release);
         self.shared.wake.ring();
         self.shared.end_to_serve();

@@ -33,8 +33,11 @@ impl<T: ?Sized> WeakRegistry<T> {
 
     /// All living objects with their numbers, in the order of the numbers.
     pub fn numbered(&self) -> Vec<(u64, Arc<T>)> {
-        let mut all: Vec<_> =
-            self.by_number.iter().filter_map(|(number, one)| Some((*number, one.upgrade()?))).collect();
+        let mut all: Vec<_> = self
+            .by_number
+            .iter()
+            .filter_map(|(number, one)| Some((*number, one.upgrade()?)))
+            .collect();
         all.sort_unstable_by_key(|(number, _)| *number);
         all
     }

@@ -118,10 +118,10 @@ impl Workers {
     /// Adds a job, which runs only when it is queued.
     pub fn add(&self, job: Weak<dyn Job>) -> JobId {
         let id = JobId(self.next.fetch_add(1, Ordering::Relaxed));
-        self.own()
-            .lock()
-            .jobs
-            .insert(id, Entry { job, is_running: false, is_queued: false, is_urgent: false, due: None });
+        self.own().lock().jobs.insert(
+            id,
+            Entry { job, is_running: false, is_queued: false, is_urgent: false, due: None },
+        );
         id
     }
 
@@ -163,15 +163,22 @@ impl Workers {
 
     fn start(self: &Arc<Self>, state: &mut State) -> Result<()> {
         #[cfg(test)]
-        if self.refuses.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+        if self
+            .refuses
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+            .is_ok()
+        {
             return Err(Error::system("no thread, for a test"));
         }
         let run = Arc::clone(self);
-        let started =
-            without_signals(|| std::thread::Builder::new().name("ferrite-recover".into()).spawn(move || run.work()));
+        let started = without_signals(|| {
+            std::thread::Builder::new().name("ferrite-recover".into()).spawn(move || run.work())
+        });
         match started {
             Ok(_) => state.threads += 1,
-            Err(e) if state.threads == 0 => return Err(Error::io("starting the thread that recovers connections", &e)),
+            Err(e) if state.threads == 0 => {
+                return Err(Error::io("starting the thread that recovers connections", &e));
+            }
             Err(_) => {}
         }
         Ok(())
@@ -205,11 +212,14 @@ impl Workers {
                 state.threads -= 1;
                 return;
             }
-            let until =
-                state.due.first().map_or(limit, |(due, _)| if state.threads > 1 { limit.min(*due) } else { *due });
+            let until = state
+                .due
+                .first()
+                .map_or(limit, |(due, _)| if state.threads > 1 { limit.min(*due) } else { *due });
             state.idle += 1;
             let pause = until.saturating_duration_since(now);
-            state = own.has_work.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+            state =
+                own.has_work.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
             state.idle -= 1;
         }
     }
@@ -349,7 +359,9 @@ mod tests {
         let ids: Vec<_> = jobs.iter().map(|job| add(&workers, job)).collect();
         for round in 1..=10 {
             ids.iter().for_each(|id| workers.queue(*id).expect("a thread"));
-            wait_until("each has run", || jobs.iter().all(|job| job.runs.load(Ordering::SeqCst) >= round));
+            wait_until("each has run", || {
+                jobs.iter().all(|job| job.runs.load(Ordering::SeqCst) >= round)
+            });
         }
         assert!(jobs.iter().all(|job| job.most.load(Ordering::SeqCst) == 1));
         assert!(workers.own().lock().threads <= MAX_THREADS);
@@ -358,7 +370,8 @@ mod tests {
     #[test]
     fn a_job_runs_again_at_its_time_until_it_is_removed_or_dropped() {
         let workers = Arc::new(Workers::default());
-        let job = || Arc::new(Counter { again: Some(Duration::from_micros(200)), ..Counter::default() });
+        let job =
+            || Arc::new(Counter { again: Some(Duration::from_micros(200)), ..Counter::default() });
         let (removed, dropped) = (job(), job());
         let ids = [add(&workers, &removed), add(&workers, &dropped)];
         ids.iter().for_each(|id| workers.queue(*id).expect("a thread"));
@@ -367,7 +380,9 @@ mod tests {
         });
         workers.remove(ids[0]);
         drop(dropped);
-        wait_until("nothing is left", || workers.own().lock().jobs.is_empty() && Arc::strong_count(&removed) == 1);
+        wait_until("nothing is left", || {
+            workers.own().lock().jobs.is_empty() && Arc::strong_count(&removed) == 1
+        });
     }
 
     #[test]

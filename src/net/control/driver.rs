@@ -65,7 +65,15 @@ impl ControlDriver {
         let plane = ControlPlane::new(first_frame_limit, u64::from_le_bytes(random::bytes()?));
         let state = Mutex::new(State { plane, sockets: Sockets::new(Arc::clone(&epoll)) });
         let (owner, start) = (process_id(), Instant::now());
-        Ok(Arc::new(Self { owner, start, interface, is_served: AtomicBool::new(false), epoll, timer, state }))
+        Ok(Arc::new(Self {
+            owner,
+            start,
+            interface,
+            is_served: AtomicBool::new(false),
+            epoll,
+            timer,
+            state,
+        }))
     }
 
     /// Whether it belongs to the parent of this forked process.
@@ -105,12 +113,21 @@ impl ControlDriver {
     }
 
     /// A stream to the listener with `token` at `address`; `None` in a forked child.
-    pub(super) fn open(&self, address: SocketAddr, token: Token, secret: Secret) -> Option<StreamId> {
+    pub(super) fn open(
+        &self,
+        address: SocketAddr,
+        token: Token,
+        secret: Secret,
+    ) -> Option<StreamId> {
         self.enter(|state, now| {
-            if let Some(interface) = self.interface.as_ref().filter(|_| state.sockets.port().is_none()) {
+            if let Some(interface) =
+                self.interface.as_ref().filter(|_| state.sockets.port().is_none())
+            {
                 match state.sockets.open_port(interface).map(Port::address) {
                     Ok(address) => state.plane.set_port(Some(address)),
-                    Err(e) => log::debug!("peers that lose their control connections cannot call this process: {e}"),
+                    Err(e) => log::debug!(
+                        "peers that lose their control connections cannot call this process: {e}"
+                    ),
                 }
             }
             state.plane.open(now, address, token, secret)
@@ -147,7 +164,12 @@ impl ControlDriver {
     }
 
     /// Reports changes at the other end of `stream` to `peer` from now on.
-    pub(super) fn establish(&self, stream: StreamId, peer: &Arc<dyn PeerObserver>, receives_recovery: bool) {
+    pub(super) fn establish(
+        &self,
+        stream: StreamId,
+        peer: &Arc<dyn PeerObserver>,
+        receives_recovery: bool,
+    ) {
         self.enter(|state, now| {
             state.sockets.add_peer(stream, peer);
             state.plane.establish(now, stream, receives_recovery);
@@ -215,11 +237,16 @@ impl Timer {
         }
         *armed = due;
         // All zero disarms the timer, so a past moment becomes the shortest pause.
-        let pause = due.map_or(Duration::ZERO, |due| due.saturating_sub(now).max(Duration::from_nanos(1)));
-        let it_value = Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() };
+        let pause =
+            due.map_or(Duration::ZERO, |due| due.saturating_sub(now).max(Duration::from_nanos(1)));
+        let it_value =
+            Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() };
         let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let _ =
-            rustix::time::timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value });
+        let _ = rustix::time::timerfd_settime(
+            &self.fd,
+            TimerfdTimerFlags::empty(),
+            &Itimerspec { it_interval, it_value },
+        );
     }
 }
 
@@ -240,7 +267,8 @@ mod tests {
     fn a_client_that_cannot_be_served_is_closed_and_no_other() {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let driver = ControlDriver::new(Duration::from_secs(20), None).expect("descriptors");
-        let address = driver.listen(&Interface { name: "lo".into(), address }, [1; 16]).expect("a port");
+        let address =
+            driver.listen(&Interface { name: "lo".into(), address }, [1; 16]).expect("a port");
         let hello = Frame { kind: Kind::Hello, secret: [2; 16], body: vec![1; 16] }.emit();
         let until = |what: &str, is_done: &dyn Fn() -> bool| {
             let start = Instant::now();
@@ -261,6 +289,8 @@ mod tests {
         }
         let mut client = TcpStream::connect(address).expect("it listens");
         client.write_all(&hello).expect("sent");
-        until("the next one is served", &|| driver.with(|plane, _| plane.fetch(&[1; 16])).flatten().is_some());
+        until("the next one is served", &|| {
+            driver.with(|plane, _| plane.fetch(&[1; 16])).flatten().is_some()
+        });
     }
 }

@@ -40,7 +40,8 @@ impl Epoll {
     /// # Errors
     /// There are no descriptors left.
     pub fn new() -> Result<Self> {
-        let fd = epoll::create(CreateFlags::CLOEXEC).map_err(|e| Error::os("epoll_create1", e.raw_os_error()))?;
+        let fd = epoll::create(CreateFlags::CLOEXEC)
+            .map_err(|e| Error::os("epoll_create1", e.raw_os_error()))?;
         Ok(Self {
             _unshared: Unshared::new(fd.as_raw_fd()),
             fd,
@@ -64,7 +65,8 @@ impl Epoll {
             Trigger::Edge => EventFlags::IN | EventFlags::ET,
             Trigger::Room => EventFlags::IN | EventFlags::OUT | EventFlags::ET,
         };
-        epoll::add(&self.fd, fd, EventData::new_u64(key), flags).map_err(|e| Error::os("epoll_ctl", e.raw_os_error()))
+        epoll::add(&self.fd, fd, EventData::new_u64(key), flags)
+            .map_err(|e| Error::os("epoll_ctl", e.raw_os_error()))
     }
 
     /// Removes `fd`, if it is there.
@@ -77,11 +79,15 @@ impl Epoll {
     ///
     /// # Errors
     /// The errno. An interrupted wait is no error and returns no keys.
-    pub fn wait(&self, timeout_ms: i32) -> std::result::Result<impl Iterator<Item = u64> + use<>, i32> {
+    pub fn wait(
+        &self,
+        timeout_ms: i32,
+    ) -> std::result::Result<impl Iterator<Item = u64> + use<>, i32> {
         let mut batch = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; BATCH];
-        let timeout = u32::try_from(timeout_ms)
-            .ok()
-            .map(|ms| Timespec { tv_sec: i64::from(ms / 1000), tv_nsec: i64::from(ms % 1000) * 1_000_000 });
+        let timeout = u32::try_from(timeout_ms).ok().map(|ms| Timespec {
+            tv_sec: i64::from(ms / 1000),
+            tv_nsec: i64::from(ms % 1000) * 1_000_000,
+        });
         let count = match epoll::wait(&self.fd, &mut batch[..], timeout.as_ref()) {
             Ok(count) => count,
             Err(Errno::INTR) => 0,

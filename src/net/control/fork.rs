@@ -60,9 +60,13 @@ impl Unshared {
 
     /// [`Self::new`], and also keeps mappings of the file of `fd` from forked children.
     pub fn with_mappings(fd: RawFd) -> Self {
-        let take = |place: &&AtomicI32| place.compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let take = |place: &&AtomicI32| {
+            place.compare_exchange(NONE, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
         if MAPPED.iter().find(take).is_none() {
-            log::debug!("{MOST_MAPPED} devices are open already: forked children keep mappings of further ones");
+            log::debug!(
+                "{MOST_MAPPED} devices are open already: forked children keep mappings of further ones"
+            );
         }
         Self::new(fd)
     }
@@ -73,8 +77,9 @@ impl Drop for Unshared {
         if let Some((word, bit)) = place(self.0) {
             UNSHARED[word].fetch_and(!bit, Ordering::Relaxed);
         }
-        let free =
-            |place: &&AtomicI32| place.compare_exchange(self.0, NONE, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let free = |place: &&AtomicI32| {
+            place.compare_exchange(self.0, NONE, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
         let _ = MAPPED.iter().find(free);
     }
 }
@@ -145,7 +150,9 @@ fn number(digits: &[u8], radix: u32) -> Option<u64> {
 fn leave_mappings() {
     let mut files: [FileId; MOST_MAPPED] = [(0, 0); MOST_MAPPED];
     let mut count = 0;
-    for fd in MAPPED.iter().map(|place| place.swap(NONE, Ordering::Relaxed)).filter(|fd| *fd != NONE) {
+    for fd in
+        MAPPED.iter().map(|place| place.swap(NONE, Ordering::Relaxed)).filter(|fd| *fd != NONE)
+    {
         if let Some(file) = file_of(fd) {
             files[count] = file;
             count += 1;
@@ -180,7 +187,8 @@ fn cover_mappings(files: &[FileId]) {
     loop {
         // SAFETY: a buffer of this size.
         let read = unsafe { libc::read(maps, buffer.as_mut_ptr().cast(), buffer.len()) };
-        let Some(bytes) = usize::try_from(read).ok().filter(|read| *read > 0).and_then(|read| buffer.get(..read))
+        let Some(bytes) =
+            usize::try_from(read).ok().filter(|read| *read > 0).and_then(|read| buffer.get(..read))
         else {
             break;
         };
@@ -194,9 +202,19 @@ fn cover_mappings(files: &[FileId]) {
             if let Some(Mapping { begin, end, .. }) =
                 Mapping::parse(&line[..length]).filter(|mapping| files.contains(&mapping.file))
             {
-                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+                let flags =
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
                 // SAFETY: a mapping of a device as a whole, in a child, which must not use the device.
-                unsafe { libc::mmap(begin as *mut libc::c_void, end - begin, libc::PROT_NONE, flags, -1, 0) };
+                unsafe {
+                    libc::mmap(
+                        begin as *mut libc::c_void,
+                        end - begin,
+                        libc::PROT_NONE,
+                        flags,
+                        -1,
+                        0,
+                    )
+                };
             }
             length = 0;
         }
@@ -277,7 +295,9 @@ mod tests {
         other.set_nonblocking(true).expect("non-blocking");
         let kept = other.read(&mut [0]);
         // SAFETY: our own child, which is waited for once.
-        unsafe { (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0)) };
+        unsafe {
+            (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0))
+        };
         assert_eq!(closed.expect("no error"), 0, "closed with the parent's");
         assert_eq!(kept.expect_err("the child has it").kind(), ErrorKind::WouldBlock);
     }
@@ -315,7 +335,9 @@ mod tests {
             here.read(&mut [0])
         });
         // SAFETY: our own child, which is waited for once.
-        unsafe { (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0)) };
+        unsafe {
+            (libc::kill(child, libc::SIGKILL), libc::waitpid(child, std::ptr::null_mut(), 0))
+        };
         assert_eq!(closed.map(|read| read.expect("closed with the parent's")), [0, 0]);
     }
 
@@ -324,7 +346,9 @@ mod tests {
         let _mark = is_marked.then(|| Unshared::with_mappings(file.as_raw_fd()));
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        let page = unsafe {
+            libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
         assert_ne!(page, libc::MAP_FAILED);
         // SAFETY: the child goes on alone with this one thread, and calls nothing but the system.
         let child = unsafe { libc::fork() };
@@ -350,20 +374,31 @@ mod tests {
         let folder = testkit::Scratch::new();
         let [marked, other] = ["marked", "other"].map(|name| {
             let path = folder.write(name, "");
-            let file = std::fs::File::options().read(true).write(true).open(path).expect("it is there");
+            let file =
+                std::fs::File::options().read(true).write(true).open(path).expect("it is there");
             file.set_len(4096).expect("room");
             file
         });
         let mark = Unshared::with_mappings(marked.as_raw_fd());
-        assert_eq!([child_has_mapping(&marked, false), child_has_mapping(&other, false)], [false, true]);
+        assert_eq!(
+            [child_has_mapping(&marked, false), child_has_mapping(&other, false)],
+            [false, true]
+        );
         drop(mark);
-        assert_eq!([child_has_mapping(&marked, false), child_has_mapping(&marked, true)], [true, false]);
+        assert_eq!(
+            [child_has_mapping(&marked, false), child_has_mapping(&marked, true)],
+            [true, false]
+        );
     }
 
     #[test]
     fn a_line_of_the_kernels_list_of_mappings_is_read() {
         let line = "7ff379ee8000-7ff379eeb000 rw-s 0000f000 00:05 101                        /dev/infiniband/uverbs0";
-        let read = Mapping { begin: 0x7ff3_79ee_8000, end: 0x7ff3_79ee_b000, file: (libc::makedev(0, 5), 101) };
+        let read = Mapping {
+            begin: 0x7ff3_79ee_8000,
+            end: 0x7ff3_79ee_b000,
+            file: (libc::makedev(0, 5), 101),
+        };
         assert_eq!(Mapping::parse(line.as_bytes()).as_ref(), Some(&read));
         assert_eq!(Mapping::parse(&line.as_bytes()[..60]), Some(read), "the path is not needed");
         assert_eq!(Mapping::parse(b"7ff379ee8000-7ff379eeb000 rw-s"), None);

@@ -69,7 +69,9 @@ impl RecoveryInbox {
                 held.push(change);
                 Ok(None)
             }
-            Inbox::Handled(handler) => Ok(handler.upgrade().inspect(|handler| hand_over(handler.as_ref(), change))),
+            Inbox::Handled(handler) => {
+                Ok(handler.upgrade().inspect(|handler| hand_over(handler.as_ref(), change)))
+            }
         }
     }
 
@@ -139,7 +141,9 @@ impl InquirySlot {
     /// Passes `frame` to the handler.
     pub fn hand_over(&self, frame: &Frame) {
         let slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((end, handler)) = slot.as_ref().and_then(|(end, handler)| Some((*end, handler.upgrade()?))) {
+        if let Some((end, handler)) =
+            slot.as_ref().and_then(|(end, handler)| Some((*end, handler.upgrade()?)))
+        {
             handler.handle_frame(end, frame);
         }
     }

@@ -88,6 +88,14 @@ impl AsFd for Port {
 /// Whether an error of `accept` is one of this process. Others concern one client, which may have
 /// failed in many ways by then.
 fn is_of_this_process(error: &std::io::Error) -> bool {
-    let ours = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EBADF, libc::EINVAL, libc::ENOTSOCK];
+    let ours = [
+        libc::EMFILE,
+        libc::ENFILE,
+        libc::ENOBUFS,
+        libc::ENOMEM,
+        libc::EBADF,
+        libc::EINVAL,
+        libc::ENOTSOCK,
+    ];
     error.raw_os_error().is_none_or(|errno| ours.contains(&errno))
 }

@@ -46,7 +46,8 @@ impl ControlSocket {
     /// The errno of an attempt that fails at once.
     pub fn dial(address: SocketAddr) -> std::result::Result<Self, i32> {
         let errno = |e: std::io::Error| e.raw_os_error().unwrap_or(libc::EIO);
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), None).map_err(errno)?;
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), None)
+            .map_err(errno)?;
         match socket.connect(&address.into()).map_err(errno) {
             Ok(()) | Err(libc::EINPROGRESS) => Ok(Self::with(socket.into(), true)),
             Err(errno) => Err(errno),
@@ -65,7 +66,13 @@ impl ControlSocket {
     }
 
     fn with(stream: TcpStream, is_connecting: bool) -> Self {
-        Self { _unshared: Unshared::new(stream.as_raw_fd()), stream, is_connecting, lost: None, has_failed: false }
+        Self {
+            _unshared: Unshared::new(stream.as_raw_fd()),
+            stream,
+            is_connecting,
+            lost: None,
+            has_failed: false,
+        }
     }
 
     /// Whether [`Self::dial`] has just connected.
@@ -96,10 +103,12 @@ impl ControlSocket {
     /// only slower: the kernel retransmits for some 15 minutes (`tcp_retries2`).
     fn tune(&self) {
         let _ = self.stream.set_nodelay(true);
-        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+        let keepalive =
+            TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
         let socket = SockRef::from(&self.stream);
         let _ = socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES));
-        let _ = socket.set_tcp_user_timeout(Some(KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES));
+        let _ = socket
+            .set_tcp_user_timeout(Some(KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES));
     }
 
     /// Whether it may have room for more bytes later.
@@ -177,8 +186,10 @@ mod tests {
     #[test]
     fn a_peer_whose_host_acknowledges_nothing_for_40_s_is_lost() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let _dialled = ControlSocket::dial(listener.local_addr().expect("its address")).expect("dialled");
-        let accepted = ControlSocket::accepted(listener.accept().expect("a client").0).expect("accepted");
+        let _dialled =
+            ControlSocket::dial(listener.local_addr().expect("its address")).expect("dialled");
+        let accepted =
+            ControlSocket::accepted(listener.accept().expect("a client").0).expect("accepted");
         let socket = SockRef::from(&accepted.stream);
         assert_eq!(socket.tcp_user_timeout().expect("the option"), Some(Duration::from_secs(40)));
         assert!(socket.keepalive().expect("the option"));
@@ -187,8 +198,10 @@ mod tests {
     #[test]
     fn a_socket_that_cannot_be_written_is_still_read() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let _dialled = ControlSocket::dial(listener.local_addr().expect("its address")).expect("dialled");
-        let mut accepted = ControlSocket::accepted(listener.accept().expect("a client").0).expect("accepted");
+        let _dialled =
+            ControlSocket::dial(listener.local_addr().expect("its address")).expect("dialled");
+        let mut accepted =
+            ControlSocket::accepted(listener.accept().expect("a client").0).expect("accepted");
         assert!(accepted.write(b"all is well") > 0 && accepted.can_write());
         accepted.stream.shutdown(Shutdown::Write).expect("it is connected");
         assert_eq!((accepted.write(b"too late"), accepted.can_write()), (0, false));

@@ -221,7 +221,13 @@ impl Sockets {
         settled
     }
 
-    fn handle_event(&mut self, plane: &mut ControlPlane, now: Time, event: Event, settled: &mut Settled) {
+    fn handle_event(
+        &mut self,
+        plane: &mut ControlPlane,
+        now: Time,
+        event: Event,
+        settled: &mut Settled,
+    ) {
         match event {
             Event::Dial { conn, address } => match ControlSocket::dial(address) {
                 Ok(socket) => match self.epoll.add(&socket, conn.0, Trigger::Room) {

@@ -24,7 +24,12 @@ impl ControlStream {
     ///
     /// # Errors
     /// This is a forked child, and the connections belong to its parent.
-    pub fn open(driver: &Arc<ControlDriver>, address: SocketAddr, token: Token, secret: Secret) -> Result<Self> {
+    pub fn open(
+        driver: &Arc<ControlDriver>,
+        address: SocketAddr,
+        token: Token,
+        secret: Secret,
+    ) -> Result<Self> {
         let id = driver.open(address, token, secret).ok_or_else(inherited)?;
         Ok(Self { driver: Arc::clone(driver), id, peer: address })
     }
@@ -62,7 +67,9 @@ impl ControlStream {
 
     /// The next frame of the peer, during set-up.
     pub fn poll_frame(&self) -> Received {
-        let poll = || self.driver.with(|plane, _| plane.poll_received(self.id)).unwrap_or(Received::Nothing);
+        let poll = || {
+            self.driver.with(|plane, _| plane.poll_received(self.id)).unwrap_or(Received::Nothing)
+        };
         match poll() {
             Received::Nothing => {
                 let _ = self.driver.poll();

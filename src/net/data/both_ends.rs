@@ -118,7 +118,12 @@ pub(super) trait Path {
     /// The connection has failed, and the request is not complete.
     #[cold]
     #[inline(never)]
-    fn fail_after(&mut self, request: &Entry<Self::Request>, done: impl Done, error: Error) -> Result<()> {
+    fn fail_after(
+        &mut self,
+        request: &Entry<Self::Request>,
+        done: impl Done,
+        error: Error,
+    ) -> Result<()> {
         let outcome = self.handle_failure(error);
         // A completed request stays complete, whatever fails after it.
         if self.finish(request, done)? { Ok(()) } else { outcome }
@@ -159,8 +164,14 @@ pub(super) trait Path {
 /// # Errors
 /// The connection has failed, or the request has ended. Each call returns the same error.
 #[inline(always)]
-pub(super) fn test<P: Path>(cell: &ExclusiveCell<P>, request: &Entry<P::Request>, done: impl Done) -> Result<()> {
-    let Some(mut inside) = cell.begin_if_clear() else { return test_in_general(request, done, cell) };
+pub(super) fn test<P: Path>(
+    cell: &ExclusiveCell<P>,
+    request: &Entry<P::Request>,
+    done: impl Done,
+) -> Result<()> {
+    let Some(mut inside) = cell.begin_if_clear() else {
+        return test_in_general(request, done, cell);
+    };
     let path = inside.state();
     match path.finish_fast(request, done) {
         Progress::Finished(_) => {
@@ -179,7 +190,11 @@ pub(super) fn test<P: Path>(cell: &ExclusiveCell<P>, request: &Entry<P::Request>
 
 /// [`test()`] of an incomplete request on a plain path.
 #[inline(never)]
-fn poll_inside<P: Path>(request: &Entry<P::Request>, done: impl Done, mut inside: Inside<'_, P>) -> Result<()> {
+fn poll_inside<P: Path>(
+    request: &Entry<P::Request>,
+    done: impl Done,
+    mut inside: Inside<'_, P>,
+) -> Result<()> {
     let outcome = inside.state().poll_for(request, done);
     inside.leave();
     outcome
@@ -187,7 +202,11 @@ fn poll_inside<P: Path>(request: &Entry<P::Request>, done: impl Done, mut inside
 
 /// [`test()`] by the slow path.
 #[inline(never)]
-fn test_in_general<P: Path>(request: &Entry<P::Request>, done: impl Done, cell: &ExclusiveCell<P>) -> Result<()> {
+fn test_in_general<P: Path>(
+    request: &Entry<P::Request>,
+    done: impl Done,
+    cell: &ExclusiveCell<P>,
+) -> Result<()> {
     cell.enter(|path| {
         if path.finish(request, done)? {
             return Ok(());
@@ -205,8 +224,12 @@ fn test_in_general<P: Path>(request: &Entry<P::Request>, done: impl Done, cell: 
 /// The length is out of range.
 #[inline]
 pub(super) fn check_length(length: u32) -> Result<()> {
-    let bad =
-        || Error::argument(format!("the length is {} bytes; 0 to {MAX_MESSAGE} are allowed", length.cast_signed()));
+    let bad = || {
+        Error::argument(format!(
+            "the length is {} bytes; 0 to {MAX_MESSAGE} are allowed",
+            length.cast_signed()
+        ))
+    };
     if length <= MAX_MESSAGE { Ok(()) } else { Err(bad()) }
 }
 
@@ -215,7 +238,9 @@ pub(super) fn check_length(length: u32) -> Result<()> {
 pub(super) fn name_operation(stats: &mut ConnStats, id: RequestId) {
     if stats.timed_request() == Some(id.to_bits()) {
         let labels = Labels::of(stats);
-        let call = labels.communicator().and_then(|id| live::recent(id, labels.is_sender(), labels.peer_rank()));
+        let call = labels
+            .communicator()
+            .and_then(|id| live::recent(id, labels.is_sender(), labels.peer_rank()));
         stats.set_timed_operation(call.map_or(0, |call| call.to_bits()));
     }
 }
@@ -257,7 +282,8 @@ mod tests {
     fn unreached_peer() -> Arc<PeerState> {
         let driver = ControlDriver::new(Duration::from_secs(20), None).expect("descriptors");
         let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        let stream = ControlStream::open(&driver, nowhere, [1; 16], [2; 16]).expect("this is no child");
+        let stream =
+            ControlStream::open(&driver, nowhere, [1; 16], [2; 16]).expect("this is no child");
         PeerState::new("the peer".into(), stream, true)
     }
 
@@ -293,7 +319,9 @@ mod tests {
         for layout in [[1, 1], [2, 2], [2, 1]] {
             let mut ring = CtsRing::new(layout[0], Cts::empty_last_word).expect("memory");
             ring.lay_out(layout[1], Cts::empty_last_word);
-            let read = |seq: u32| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
+            let read = |seq: u32| {
+                ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq)
+            };
             let first = [0, u32::MAX - 600, 1 << 31]
                 .into_iter()
                 .flat_map(|from: u32| (0..1200).map(move |i| from.wrapping_add(i)));

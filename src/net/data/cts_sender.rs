@@ -91,7 +91,8 @@ impl CtsSender {
         let (qps, rails) = (&set.qps, set.rails.len());
         let mut rkeys = [0; MAX_RAILS];
         rkeys.iter_mut().zip(&set.remote.rails).for_each(|(key, far)| *key = far.ring_key);
-        let inline_bytes = qps.iter().take(rails).map(|connected| connected.qp.inline_bytes()).min().unwrap_or(0);
+        let inline_bytes =
+            qps.iter().take(rails).map(|connected| connected.qp.inline_bytes()).min().unwrap_or(0);
         let (staging, slots_per_write) = match inline_bytes / slot_bytes as u32 {
             0 => (
                 Some(Box::new(Staging::new(
@@ -205,7 +206,11 @@ impl CtsSender {
     #[inline(never)]
     pub fn handle_completion(&mut self, rail: u8) {
         let rail = usize::from(rail);
-        let writes = if rail == self.turn { &mut self.writes } else { &mut self.other_writes[rail % MAX_RAILS] };
+        let writes = if rail == self.turn {
+            &mut self.writes
+        } else {
+            &mut self.other_writes[rail % MAX_RAILS]
+        };
         writes.completed = writes.completed.wrapping_add(SIGNAL_EVERY);
         debug_assert!(
             writes.posted.wrapping_sub(writes.completed) <= MAX_OUTSTANDING,
@@ -223,7 +228,10 @@ impl CtsSender {
     /// The device refuses.
     #[cold]
     pub fn probe_writes(&mut self, qps: &mut QpSet) -> Result<()> {
-        let posted = self.other_writes.iter().fold(self.writes.posted, |sum, writes| sum.wrapping_add(writes.posted));
+        let posted = self
+            .other_writes
+            .iter()
+            .fold(self.writes.posted, |sum, writes| sum.wrapping_add(writes.posted));
         if self.probe.is_outstanding() || posted == self.probed {
             return Ok(());
         }

@@ -25,8 +25,8 @@
 use crate::error::{Error, Result};
 use crate::net::data::state_word::StateWord;
 use crate::net::data::sync::{
-    AtomicBool, AtomicU32, AtomicUsize, Ordering, SPINS, Wait, has_barrier, heavy_barrier, light_barrier, pause,
-    spin_loop, thread_id,
+    AtomicBool, AtomicU32, AtomicUsize, Ordering, SPINS, Wait, has_barrier, heavy_barrier,
+    light_barrier, pause, spin_loop, thread_id,
 };
 use std::cell::UnsafeCell;
 use std::fmt;

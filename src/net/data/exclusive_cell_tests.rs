@@ -58,10 +58,12 @@ fn two_visitors_disturb_neither_each_other_nor_nccls_thread() {
     };
     let visits = if cfg!(miri) { 30 } else { 300 };
     let (tried, entered) = std::thread::scope(|scope| {
-        let tries =
-            scope.spawn(|| std::iter::from_fn(|| resumes().then(|| cell.try_visit(increment))).flatten().count());
-        let enters =
-            scope.spawn(|| std::iter::from_fn(|| resumes().then(|| cell.enter(enter).expect("it waits"))).count());
+        let tries = scope.spawn(|| {
+            std::iter::from_fn(|| resumes().then(|| cell.try_visit(increment))).flatten().count()
+        });
+        let enters = scope.spawn(|| {
+            std::iter::from_fn(|| resumes().then(|| cell.enter(enter).expect("it waits"))).count()
+        });
         (0..visits).for_each(|_| cell.visit(visit).expect("it waits"));
         is_over.store(true, Ordering::Relaxed);
         (tries.join().expect("it does not panic"), enters.join())
@@ -75,7 +77,9 @@ fn two_visitors_disturb_neither_each_other_nor_nccls_thread() {
 #[test]
 fn nobody_can_enter_after_a_panic() {
     let cell = cell(());
-    let panicked = panic::catch_unwind(AssertUnwindSafe(|| cell.enter(|()| -> Result<()> { panic!("on purpose") })));
+    let panicked = panic::catch_unwind(AssertUnwindSafe(|| {
+        cell.enter(|()| -> Result<()> { panic!("on purpose") })
+    }));
     assert!(panicked.is_err());
     assert!(cell.enter(|()| Ok(())).is_err());
 }
@@ -113,7 +117,8 @@ fn the_first_thread_enters_by_the_short_way_until_another_one_enters() {
 }
 
 #[test]
-fn the_short_way_is_closed_while_the_state_of_the_peer_is_not_0_and_to_others_while_the_owner_is_inside() {
+fn the_short_way_is_closed_while_the_state_of_the_peer_is_not_0_and_to_others_while_the_owner_is_inside()
+ {
     let word = Arc::new(StateWord::default());
     let cell = ExclusiveCell::new((), &word);
     let nothing = || cell.enter(|()| Ok(()));

@@ -28,8 +28,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Room for a read of every outstanding flush, so that the send queue never overflows.
-const FLUSH_QP_CAPS: QpCaps =
-    QpCaps { max_send_wr: MAX_REQUESTS as u32, max_recv_wr: 1, max_inline_data: 0, operations: Operations::READ };
+const FLUSH_QP_CAPS: QpCaps = QpCaps {
+    max_send_wr: MAX_REQUESTS as u32,
+    max_recv_wr: 1,
+    max_inline_data: 0,
+    operations: Operations::READ,
+};
 
 /// The flushes of one receiver.
 #[derive(Debug)]
@@ -81,7 +85,11 @@ impl Default for Flushes {
 }
 
 /// The flush of request `id`.
-fn find<'a>(requests: &Requests<()>, flushes: &'a mut [Flush; MAX_REQUESTS], id: RequestId) -> Option<&'a mut Flush> {
+fn find<'a>(
+    requests: &Requests<()>,
+    flushes: &'a mut [Flush; MAX_REQUESTS],
+    id: RequestId,
+) -> Option<&'a mut Flush> {
     requests.get(id).map(|()| &mut flushes[id.index()])
 }
 
@@ -94,8 +102,10 @@ fn changed_rails<'a, D: 'a>(
 ) -> RailMask {
     let on = |number: u8| known.get(usize::from(number)).copied().flatten();
     let lost = (0..MAX_RAILS as u8).filter(|number| on(*number).is_some_and(&is_lost));
-    let moved = now.filter(|(number, device)| on(*number).is_some_and(|before| !is_same(before, device)));
-    lost.chain(moved.map(|(number, _)| number)).fold(RailMask::NONE, |rails, number| rails | RailMask::only(number))
+    let moved =
+        now.filter(|(number, device)| on(*number).is_some_and(|before| !is_same(before, device)));
+    lost.chain(moved.map(|(number, _)| number))
+        .fold(RailMask::NONE, |rails, number| rails | RailMask::only(number))
 }
 
 impl Flushes {
@@ -204,7 +214,11 @@ impl Flushes {
         for completion in completions {
             let status = completion.status();
             if status != Status::SUCCESS {
-                let text = format!("flushing GPU memory on {}: {status}; likely: {}", port.name, status.cause());
+                let text = format!(
+                    "flushing GPU memory on {}: {status}; likely: {}",
+                    port.name,
+                    status.cause()
+                );
                 return Err(Error::remote(text));
             }
             if let WrId::Flush { request } = WrId::from_bits(completion.id())
@@ -239,7 +253,8 @@ impl Flushes {
         self.rails[number] = None;
         self.next_try = Some(Instant::now() + TRY_EVERY);
         let Self { requests, flushes, .. } = self;
-        let live = requests.live().filter(|(id, ())| flushes[id.index()].waiting & 1 << number != 0);
+        let live =
+            requests.live().filter(|(id, ())| flushes[id.index()].waiting & 1 << number != 0);
         let failed: Vec<RequestId> = live.map(|(id, ())| id).collect();
         for id in failed {
             let flush = &mut flushes[id.index()];
@@ -270,7 +285,9 @@ impl Flushes {
             Err(e) => e,
         };
         // The device does not work or the port is down: a recovery is about to begin.
-        if e.is_recoverable && flush.refused_since.get_or_insert_with(Instant::now).elapsed() < LOSS_LIMIT {
+        if e.is_recoverable
+            && flush.refused_since.get_or_insert_with(Instant::now).elapsed() < LOSS_LIMIT
+        {
             return Ok(());
         }
         flush.failures += 1;
@@ -312,14 +329,19 @@ impl FlushRail {
     fn new(port: &Arc<Rail>, device: Arc<OpenDevice>) -> Result<Self> {
         let rail = &**port;
         let address = rail.local_address()?;
-        let queue = CompletionQueue::new(&device.context, FLUSH_QP_CAPS.max_send_wr + FLUSH_QP_CAPS.max_recv_wr)?;
+        let queue = CompletionQueue::new(
+            &device.context,
+            FLUSH_QP_CAPS.max_send_wr + FLUSH_QP_CAPS.max_recv_wr,
+        )?;
         let init = create_qp(rail, &device, None, &queue, FLUSH_QP_CAPS, RemoteAccess::Read)?;
         let priority = Priority::of_sender(&rail.config, None);
         let path = path_to(rail, &address, &address.gid.gid, address.port.lid, priority)?;
         let path = Path { dest_qpn: init.number(), ..path };
         let mut landing = SharedRing::new(1, |_| 0)?;
         let lkey = landing.lkey(&device.domain)?;
-        let qp = init.connect(&path, WrId::Receive { qp: 0 }.to_bits()).map_err(|e| with_hint(e.into()))?;
+        let qp = init
+            .connect(&path, WrId::Receive { qp: 0 }.to_bits())
+            .map_err(|e| with_hint(e.into()))?;
         Ok(Self { port: Arc::clone(port), device, qp, queue, landing, lkey })
     }
 }
@@ -354,7 +376,11 @@ mod tests {
             .0
         };
         assert_eq!(changed(&[(0, 10), (1, 11), (2, 12)], 0), 0);
-        assert_eq!(changed(&[(0, 10), (1, 12), (2, 12), (3, 10)], 0), 0b010, "nothing was read over rail 3");
+        assert_eq!(
+            changed(&[(0, 10), (1, 12), (2, 12), (3, 10)], 0),
+            0b010,
+            "nothing was read over rail 3"
+        );
         assert_eq!(changed(&[(2, 10)], 10), 0b101);
         assert_eq!(changed(&[], 0), 0);
     }
@@ -387,7 +413,8 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_that_a_failing_device_refuses_is_asked_for_again_as_long_as_that_may_take_and_ten_times_more() {
+    fn a_flush_that_a_failing_device_refuses_is_asked_for_again_as_long_as_that_may_take_and_ten_times_more()
+     {
         let refusal = Error::from(VerbsError::of_device("ibv_create_qp", libc::EIO));
         let (mut flushes, id) = one();
         assert_eq!(outlasted(&mut flushes, id, &refusal), 1000, "no time has gone by");

@@ -194,14 +194,19 @@ impl Probe {
         for index in 0..qps.striping.rails().min(qps.qps.len() as u8) {
             qps.post_probe(QpIndex(index), 0)?;
             self.outstanding += 1;
-            debug_assert!(self.outstanding <= MAX_RAILS as u32, "more than one probe is outstanding");
+            debug_assert!(
+                self.outstanding <= MAX_RAILS as u32,
+                "more than one probe is outstanding"
+            );
         }
         Ok(())
     }
 
     /// How long a probe has been outstanding; `None` if none is.
     pub fn outstanding_for(&self) -> Option<Duration> {
-        self.sent.filter(|_| self.is_outstanding()).map(|sent| clock::now().saturating_duration_since(sent))
+        self.sent
+            .filter(|_| self.is_outstanding())
+            .map(|sent| clock::now().saturating_duration_since(sent))
     }
 
     /// Whether a probe is not complete.
@@ -295,7 +300,8 @@ impl StickyError {
         }
         let gone = Error::remote(format!("{} {}: {}", self.task, peer.peer(), peer.reason()));
         if peer.state().has_closed() {
-            return gone.hint("NCCL there does so after an error on another connection, too: see its log");
+            return gone
+                .hint("NCCL there does so after an error on another connection, too: see its log");
         }
         first_error::record(&gone.text());
         gone
@@ -345,12 +351,20 @@ mod tests {
         }
 
         #[test]
-        fn a_message_that_is_the_oldest_one_for_long_is_suspicious_and_the_next_one_twice_as_late() {
+        fn a_message_that_is_the_oldest_one_for_long_is_suspicious_and_the_next_one_twice_as_late()
+        {
             let (mut stall, now) = (Stall::new(100, Duration::ZERO), Instant::now());
             let limits = [100, 200, 400, 800, 800];
-            assert_eq!(limits.map(|_| suspected_after(&mut stall, Duration::ZERO, now)), limits.map(Some));
+            assert_eq!(
+                limits.map(|_| suspected_after(&mut stall, Duration::ZERO, now)),
+                limits.map(Some)
+            );
             let mut stall = Stall::new(100, Duration::ZERO);
-            assert_eq!(suspected_after(&mut stall, 2 * MS, now), Some(200), "50 times what the data takes");
+            assert_eq!(
+                suspected_after(&mut stall, 2 * MS, now),
+                Some(200),
+                "50 times what the data takes"
+            );
             assert_eq!(suspected_after(&mut stall, 2 * MS, now), Some(400));
         }
 
@@ -360,16 +374,26 @@ mod tests {
             assert_eq!(stall.limit(now), 260 * MS);
             assert_eq!(suspected_after(&mut stall, 2 * MS, now), Some(360));
             stall.reset(10 * MS);
-            assert_eq!(suspected_after(&mut stall, Duration::ZERO, now), Some(240), "twice as late as the first");
+            assert_eq!(
+                suspected_after(&mut stall, Duration::ZERO, now),
+                Some(240),
+                "twice as late as the first"
+            );
             let mut never = Stall::new(0, 80 * MS);
-            assert_eq!((never.limit(now), suspected_after(&mut never, Duration::ZERO, now)), (Duration::ZERO, None));
+            assert_eq!(
+                (never.limit(now), suspected_after(&mut never, Duration::ZERO, now)),
+                (Duration::ZERO, None)
+            );
         }
 
         #[test]
         fn each_message_has_a_time_of_its_own_and_none_begins_with_a_reset() {
             let (mut stall, now) = (Stall::new(100, Duration::ZERO), Instant::now());
             let mut check = |oldest, ms| stall.check(oldest, Duration::ZERO, now + ms * MS);
-            assert_eq!((check(1, 0), check(1, 99), check(2, 100), check(2, 199)), (None, None, None, None));
+            assert_eq!(
+                (check(1, 0), check(1, 99), check(2, 100), check(2, 199)),
+                (None, None, None, None)
+            );
             assert_eq!(check(2, 200), Some(100 * MS));
             assert_eq!(check(2, 1000), None, "it begins anew");
             stall.reset(stall.round_trip);
@@ -387,9 +411,16 @@ mod tests {
             assert_eq!(stall.limit(now + minute - MS), 800 * MS);
             assert_eq!(stall.limit(now + minute), 400 * MS);
             assert_eq!(stall.limit(now + 2 * minute - MS), 400 * MS);
-            assert_eq!([2, 3, 4].map(|minutes| stall.limit(now + minutes * minute)), [200 * MS, 100 * MS, 100 * MS]);
+            assert_eq!(
+                [2, 3, 4].map(|minutes| stall.limit(now + minutes * minute)),
+                [200 * MS, 100 * MS, 100 * MS]
+            );
             stall.back_off(now + 4 * minute);
-            assert_eq!(stall.limit(now + 5 * minute - MS), 200 * MS, "the minute begins with the last suspicion");
+            assert_eq!(
+                stall.limit(now + 5 * minute - MS),
+                200 * MS,
+                "the minute begins with the last suspicion"
+            );
             stall.check(1, Duration::ZERO, now + 5 * minute);
             assert_eq!(
                 suspected_after(&mut stall, Duration::ZERO, now + 5 * minute),
@@ -413,28 +444,39 @@ mod tests {
         #[test]
         fn a_probe_is_due_at_once_and_then_every_ten_seconds_unless_one_is_outstanding() {
             let (mut probe, begin) = (Probe::default(), Instant::now());
-            let mut due = |seconds| probe.take_turn(begin + Duration::from_secs(seconds), PROBE_EVERY);
-            assert_eq!([due(0), due(0), due(9), due(10), due(19), due(20)], [true, false, false, true, false, true]);
+            let mut due =
+                |seconds| probe.take_turn(begin + Duration::from_secs(seconds), PROBE_EVERY);
+            assert_eq!(
+                [due(0), due(0), due(9), due(10), due(19), due(20)],
+                [true, false, false, true, false, true]
+            );
             probe.outstanding = 1;
             assert!(!probe.take_turn(begin + Duration::from_secs(100), PROBE_EVERY));
             probe.outstanding = 0;
             assert!(probe.take_turn(begin + Duration::from_secs(100), PROBE_EVERY));
             let in_doubt = begin + Duration::from_secs(100) + PROBE_EVERY_IN_DOUBT;
-            assert!(!probe.take_turn(in_doubt, PROBE_EVERY) && probe.take_turn(in_doubt, PROBE_EVERY_IN_DOUBT));
+            assert!(
+                !probe.take_turn(in_doubt, PROBE_EVERY)
+                    && probe.take_turn(in_doubt, PROBE_EVERY_IN_DOUBT)
+            );
         }
 
         #[test]
         fn probes_are_outstanding_until_each_rail_has_completed_its_own() {
             let sent = Instant::now().checked_sub(Duration::from_secs(5));
             let mut probe = Probe { outstanding: 2, turn: None, sent };
-            let complete = |probe: &mut Probe| probe.handle_completion(WrId::Probe { qp: 0 }.to_bits(), "sender");
+            let complete = |probe: &mut Probe| {
+                probe.handle_completion(WrId::Probe { qp: 0 }.to_bits(), "sender")
+            };
             complete(&mut probe).expect("a probe");
             assert!(probe.is_outstanding());
             assert!(probe.outstanding_for() >= Some(Duration::from_secs(5)));
             complete(&mut probe).expect("a probe");
             assert!(!probe.is_outstanding());
             assert_eq!(probe.outstanding_for(), None);
-            let error = probe.handle_completion(WrId::Receive { qp: 0 }.to_bits(), "sender").expect_err("no probe");
+            let error = probe
+                .handle_completion(WrId::Receive { qp: 0 }.to_bits(), "sender")
+                .expect_err("no probe");
             assert!(error.text().contains("a sender's completion queue reports"), "{error:?}");
         }
     }

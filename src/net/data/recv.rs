@@ -130,10 +130,16 @@ impl PreparedPath {
 
 impl RecvComm {
     /// A receiver on `terms`.
-    pub fn new(nic: Arc<Nic>, peer: Arc<PeerState>, prepared: PreparedPath, terms: &Negotiated) -> Self {
+    pub fn new(
+        nic: Arc<Nic>,
+        peer: Arc<PeerState>,
+        prepared: PreparedPath,
+        terms: &Negotiated,
+    ) -> Self {
         let PreparedPath { flow, qps, ring, cts_sender, stats } = prepared;
         qps.watch(&peer);
-        let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &qps));
+        let recovery =
+            terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Receiver, &qps));
         let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
         let requests = Arc::clone(flow.entries());
         let path = RecvPath {
@@ -152,12 +158,22 @@ impl RecvComm {
             stats,
             tags_are_ranks: nic.has_only_ranks_as_tags(),
         };
-        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, requests, recovery }
+        Self {
+            path: ExclusiveCell::new(path, peer.word()),
+            peer,
+            nic,
+            memory,
+            labels,
+            requests,
+            recovery,
+        }
     }
 
     /// The number of its first queue pair; 0 while it has none.
     pub fn queue_pair(&self) -> u32 {
-        let number = |path: &mut RecvPath| Ok(path.qps.qps.first().map_or(0, |connected| connected.qp.number()));
+        let number = |path: &mut RecvPath| {
+            Ok(path.qps.qps.first().map_or(0, |connected| connected.qp.number()))
+        };
         self.path.enter(number).unwrap_or(0)
     }
 
@@ -304,7 +320,9 @@ impl Drop for RecvComm {
     fn drop(&mut self) {
         let outstanding = self.path.get_mut().map(|path| path.flow.outstanding());
         if outstanding != Some(0) {
-            self.peer.fail(&first_error::with_first("the receiver was closed with receives outstanding"));
+            self.peer.fail(&first_error::with_first(
+                "the receiver was closed with receives outstanding",
+            ));
         }
     }
 }
@@ -361,10 +379,9 @@ impl End for RecvComm {
     fn handle_drained(&self, drained: &Drained) -> Result<()> {
         self.path.visit(|path| {
             path.mode = Mode::Fenced;
-            drained
-                .arrivals
-                .iter()
-                .try_for_each(|(qp, imm)| Ok(path.flow.handle_immediate(*qp, Imm::from_bits(*imm))?))
+            drained.arrivals.iter().try_for_each(|(qp, imm)| {
+                Ok(path.flow.handle_immediate(*qp, Imm::from_bits(*imm))?)
+            })
         })
     }
 
@@ -383,9 +400,17 @@ impl End for RecvComm {
         })
     }
 
-    fn resume(&self, qps: QpSet, _weights: RailWeights, _account: Option<&MissingList>) -> Result<Option<MissingList>> {
+    fn resume(
+        &self,
+        qps: QpSet,
+        _weights: RailWeights,
+        _account: Option<&MissingList>,
+    ) -> Result<Option<MissingList>> {
         self.path.visit(|path| {
-            let prepared = path.prepared.take().ok_or_else(|| Error::internal("the queue pairs are not prepared"))?;
+            let prepared = path
+                .prepared
+                .take()
+                .ok_or_else(|| Error::internal("the queue pairs are not prepared"))?;
             if self.memory.use_devices(qps.devices()) {
                 path.flow.renew_keys(|addr, length| self.memory.rkeys_at(addr, length));
             }
@@ -604,7 +629,9 @@ impl Path for RecvPath {
     ) -> Option<&'c [Completion]> {
         let qps = self.qps.qps.as_mut_slice();
         while let [completion, others @ ..] = completions {
-            let WrId::Receive { qp } = WrId::from_bits(completion.id()) else { return Some(completions) };
+            let WrId::Receive { qp } = WrId::from_bits(completion.id()) else {
+                return Some(completions);
+            };
             // By index: for an optional reference the compiler creates a value that is not needed.
             if usize::from(qp) >= qps.len() {
                 return Some(completions);
@@ -716,7 +743,9 @@ impl RecvPath {
     #[inline(never)]
     fn handle_failed(&mut self, completions: &[Completion], outcome: Result<()>) -> Result<()> {
         let Self { flow, qps, cts_sender, peer, .. } = self;
-        qps.handle_completions(peer, completions, outcome, |qps, completion| handle(flow, cts_sender, qps, completion))
+        qps.handle_completions(peer, completions, outcome, |qps, completion| {
+            handle(flow, cts_sender, qps, completion)
+        })
     }
 
     #[inline(never)]
@@ -828,7 +857,9 @@ impl RecvPath {
         if let Some(recovery) = self.recovery.as_ref().filter(|_| error.is_recoverable)
             && !self.peer.is_broken()
         {
-            return recovery.report(&error.text(), lagging).map_err(|e| self.sticky_error.fail(&self.peer, e));
+            return recovery
+                .report(&error.text(), lagging)
+                .map_err(|e| self.sticky_error.fail(&self.peer, e));
         }
         Err(self.sticky_error.fail(&self.peer, error))
     }
@@ -846,7 +877,11 @@ impl RecvPath {
         if self.recovery.is_none() || limit.is_zero() {
             return Ok(());
         }
-        if self.stall.waited(self.flow.oldest_missing(), now).is_none_or(|waited| waited < PROBE_AFTER) {
+        if self
+            .stall
+            .waited(self.flow.oldest_missing(), now)
+            .is_none_or(|waited| waited < PROBE_AFTER)
+        {
             return Ok(());
         }
         if let Err(e) = self.cts_sender.probe_writes(&mut self.qps) {
@@ -896,7 +931,12 @@ fn handle(
 /// # Errors
 /// The number is out of range.
 fn check_group(count: usize) -> Result<()> {
-    let bad = || Error::argument(format!("n is {}; 1 to {MAX_GROUP} are allowed", (count as u32).cast_signed()));
+    let bad = || {
+        Error::argument(format!(
+            "n is {}; 1 to {MAX_GROUP} are allowed",
+            (count as u32).cast_signed()
+        ))
+    };
     if (1..=MAX_GROUP).contains(&count) { Ok(()) } else { Err(bad()) }
 }
 
@@ -910,5 +950,7 @@ fn no_such_qp() -> Error {
 #[inline(never)]
 fn too_many_flushes() -> Error {
     let most = proto::MAX_REQUESTS;
-    Error::internal(format!("{most} flushes are outstanding on this communicator, the maximum; test some first"))
+    Error::internal(format!(
+        "{most} flushes are outstanding on this communicator, the maximum; test some first"
+    ))
 }

@@ -26,7 +26,9 @@ use crate::proto::recovery::machine::Role;
 use crate::proto::recovery::missing_list::MissingList;
 use crate::proto::requests::{Entries, Entry, Progress, RequestId, SendRequest};
 use crate::proto::send::Unapplied;
-use crate::proto::send::{Fast, MAX_STRIPE_WRS, Refusal, SEND_QUEUE_DEPTH, SendFlow, SendQueueSpace, Transfer};
+use crate::proto::send::{
+    Fast, MAX_STRIPE_WRS, Refusal, SEND_QUEUE_DEPTH, SendFlow, SendQueueSpace, Transfer,
+};
 use crate::proto::{QpIndex, RING_SLOTS, Violation};
 use crate::stats::Completed;
 use crate::stats::labels::Labels;
@@ -146,7 +148,8 @@ impl SendComm {
         weights: RailWeights,
         stats: ConnStats,
     ) -> Self {
-        let trailing_immediate_above = if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
+        let trailing_immediate_above =
+            if terms.adaptive_routing { nic.config.ar_threshold } else { u32::MAX };
         let mut flow = SendFlow::new(terms.striping, weights);
         if nic.plan.lanes {
             flow.use_lanes();
@@ -155,7 +158,8 @@ impl SendComm {
         let is_plain = !qps.are_on_several_rails() && !flow.has_lanes();
         qps.watch(&peer);
         let sticky_error = StickyError::new("sending to");
-        let recovery = terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
+        let recovery =
+            terms.failover.then(|| ConnRecovery::new(&nic, &peer, terms, Role::Sender, &qps));
         let (memory, labels) = (ConnMemory::new(&nic, &peer, qps.devices()), Labels::of(&stats));
         let (requests, inline_up_to) = (Arc::clone(flow.entries()), qps.inline_bytes());
         // If the peer does not split messages, its queue pairs are used round-robin, not as lanes.
@@ -190,12 +194,22 @@ impl SendComm {
             }),
         };
         path.fast_up_to = path.fast_bytes();
-        Self { path: ExclusiveCell::new(path, peer.word()), peer, nic, memory, labels, requests, recovery }
+        Self {
+            path: ExclusiveCell::new(path, peer.word()),
+            peer,
+            nic,
+            memory,
+            labels,
+            requests,
+            recovery,
+        }
     }
 
     /// The number of its first queue pair; 0 while it has none.
     pub fn queue_pair(&self) -> u32 {
-        let number = |path: &mut SendPath| Ok(path.qps.qps.first().map_or(0, |connected| connected.qp.number()));
+        let number = |path: &mut SendPath| {
+            Ok(path.qps.qps.first().map_or(0, |connected| connected.qp.number()))
+        };
         self.path.enter(number).unwrap_or(0)
     }
 
@@ -245,7 +259,8 @@ impl SendComm {
         memory: impl FnOnce() -> Result<&'a MrHandle>,
         begun: impl FnOnce(&Entry<SendRequest>) + Copy,
     ) -> Result<()> {
-        let outcome = memory().and_then(|memory| inside.state().send_next(addr, length, tag, memory, begun));
+        let outcome =
+            memory().and_then(|memory| inside.state().send_next(addr, length, tag, memory, begun));
         inside.leave();
         outcome
     }
@@ -285,7 +300,9 @@ impl SendComm {
     pub fn look(&self) -> Found {
         let look = self.path.try_visit(|path| {
             let ring = &path.ring;
-            let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
+            let read = |seq| {
+                ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq)
+            };
             let look = path.flow.look(path.stall.tests(), read);
             Look { sender_rank: look.sender_rank.filter(|_| path.tags_are_ranks), ..look }
         });
@@ -355,9 +372,12 @@ impl End for SendComm {
         weights: RailWeights,
         missing_list: Option<&MissingList>,
     ) -> Result<Option<MissingList>> {
-        let missing_list = missing_list.ok_or_else(|| Error::internal("a sender resumes without a missing list"))?;
+        let missing_list = missing_list
+            .ok_or_else(|| Error::internal("a sender resumes without a missing list"))?;
         self.path.visit(|path| {
-            path.flow.apply_missing_list(missing_list, qps.striping, weights).map_err(|why| unapplied(&why))?;
+            path.flow
+                .apply_missing_list(missing_list, qps.striping, weights)
+                .map_err(|why| unapplied(&why))?;
             path.memory.use_devices(qps.devices());
             qps.tell(&path.stats);
             path.stats.handle_recovery();
@@ -402,7 +422,9 @@ impl SendPath {
     #[inline(always)]
     fn look_for_cts(&mut self) -> FirstLook {
         let Self { flow, ring, stats, .. } = self;
-        let is_there = |seq| ring.is_there(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
+        let is_there = |seq| {
+            ring.is_there(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq)
+        };
         match flow.refuse(is_there) {
             Refusal::Next => FirstLook::Next,
             Refusal::Again => FirstLook::Refused,
@@ -433,7 +455,9 @@ impl SendPath {
                 single.set_data(local, Target { addr: cts.addr, rkey: cts.rkeys[0] });
                 single.set_signaled_data(memory.source(length, *inline_up_to));
             };
-            if let Fast::Begun(transfer) = flow.submit_single(tag, addr, length, read, prepare, begun) {
+            if let Fast::Begun(transfer) =
+                flow.submit_single(tag, addr, length, read, prepare, begun)
+            {
                 // The timer is not due: `is_due_next` was false above.
                 let _ = self.stats.handle_begun(1);
                 return self.post_single(&transfer);
@@ -452,7 +476,11 @@ impl SendPath {
     #[inline(always)]
     fn post_single(&mut self, transfer: &Transfer) -> Result<()> {
         debug_assert!(self.is_fast(transfer.length), "the message needs more than one write");
-        debug_assert_eq!(self.mode, Mode::Running, "a message begins while the connection is not running");
+        debug_assert_eq!(
+            self.mode,
+            Mode::Running,
+            "a message begins while the connection is not running"
+        );
         // The processor reads the data of an inline write. A GPU may have written the data, and
         // then a flag that NCCL has read.
         read_barrier();
@@ -477,9 +505,10 @@ impl SendPath {
         // Looked up again, so that nothing is kept for it during the post.
         let qp = WrId::from_bits(self.single.id()).qp();
         let connected = self.qps.qps.get(usize::from(qp));
-        self.handle_failure(
-            connected.map_or_else(|| no_such_qp(QpIndex(qp)), |connected| connected.qp.refusal(refused).into()),
-        )
+        self.handle_failure(connected.map_or_else(
+            || no_such_qp(QpIndex(qp)),
+            |connected| connected.qp.refusal(refused).into(),
+        ))
     }
 
     /// Sends a message, if the receiver has cleared it to send and the send queues have room.
@@ -501,8 +530,10 @@ impl SendPath {
             return Ok(());
         }
         let Self { flow, ring, .. } = self;
-        let read = |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
-        let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))? else {
+        let read =
+            |seq| ring.read(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq);
+        let Some(transfer) = flow.submit(tag, addr, length, read).map_err(|v| self.violated(v))?
+        else {
             self.stats.handle_refused();
             return Ok(());
         };
@@ -517,7 +548,8 @@ impl SendPath {
         }
         if self.is_fast(transfer.length) {
             let local = Sge { addr, length: transfer.length, lkey: memory.lkey(0) };
-            self.single.set_data(local, Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] });
+            self.single
+                .set_data(local, Target { addr: transfer.remote_addr, rkey: transfer.rkeys[0] });
             self.single.set_signaled_data(memory.source(transfer.length, self.inline_up_to));
             return self.post_single(&transfer);
         }
@@ -528,7 +560,8 @@ impl SendPath {
     /// Whether the send queues have room for all writes that a message of `length` bytes may need.
     #[inline]
     fn has_room(&self, length: u32) -> bool {
-        let extra = u8::from(length > self.trailing_immediate_above) + u8::from(length >= Imm::EXPLICIT_LIMIT);
+        let extra = u8::from(length > self.trailing_immediate_above)
+            + u8::from(length >= Imm::EXPLICIT_LIMIT);
         extra == 0 || self.other_work.room.has_space(self.qps.qps.len(), extra)
     }
 
@@ -551,7 +584,8 @@ impl SendPath {
                 imm: (!is_trailing).then(|| imms.first.to_bits()),
                 ..Write::default()
             };
-            let immediate = |imm: u32| Write { imm: Some(imm), target: data.target, ..Write::default() };
+            let immediate =
+                |imm: u32| Write { imm: Some(imm), target: data.target, ..Write::default() };
             let mut writes = [data; MAX_STRIPE_WRS];
             let mut count = 1;
             if is_trailing {
@@ -641,7 +675,9 @@ impl Path for SendPath {
 
     #[inline(always)]
     fn finish(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<bool> {
-        let Some(length) = self.flow.finish(request).map_err(Error::misuse)? else { return Ok(false) };
+        let Some(length) = self.flow.finish(request).map_err(Error::misuse)? else {
+            return Ok(false);
+        };
         self.stats.handle_done(length);
         done(&[length]);
         Ok(true)
@@ -667,7 +703,9 @@ impl Path for SendPath {
         done: impl Done,
     ) -> Option<&'c [Completion]> {
         while let [completion, others @ ..] = completions {
-            let WrId::Data { request: of, .. } = WrId::from_bits(completion.id()) else { return Some(completions) };
+            let WrId::Data { request: of, .. } = WrId::from_bits(completion.id()) else {
+                return Some(completions);
+            };
             if completion.status() != Status::SUCCESS || !self.flow.complete_stripe(of) {
                 return Some(completions);
             }
@@ -698,7 +736,9 @@ impl Path for SendPath {
             && !self.peer.is_broken()
         {
             let lagging = if self.qps.labels.are_used() { self.flow.lagging_lanes() } else { 0 };
-            return recovery.report(&error.text(), lagging).map_err(|e| self.sticky_error.fail(&self.peer, e));
+            return recovery
+                .report(&error.text(), lagging)
+                .map_err(|e| self.sticky_error.fail(&self.peer, e));
         }
         Err(self.sticky_error.fail(&self.peer, error))
     }
@@ -749,7 +789,9 @@ impl SendPath {
     #[inline(never)]
     fn handle_failed(&mut self, completions: &[Completion], outcome: Result<()>) -> Result<()> {
         let Self { flow, qps, other_work, peer, .. } = self;
-        qps.handle_completions(peer, completions, outcome, |_, completion| handle_sent(flow, other_work, completion))
+        qps.handle_completions(peer, completions, outcome, |_, completion| {
+            handle_sent(flow, other_work, completion)
+        })
     }
 
     #[inline(never)]
@@ -781,7 +823,8 @@ impl SendPath {
             self.stats.set_timed_place(place);
             // This scans all requests, so do it only where it is needed.
             let has_lanes = self.flow.has_lanes();
-            if let Some(trials) = self.lane_trials.as_mut().filter(|trials| trials.are_measuring(has_lanes))
+            if let Some(trials) =
+                self.lane_trials.as_mut().filter(|trials| trials.are_measuring(has_lanes))
                 && let Some((_, under_way)) = self.flow.unacknowledged()
             {
                 trials.handle_begun(under_way);
@@ -885,15 +928,21 @@ impl SendPath {
         if let (Some(qp), Some(recovery)) = (self.flow.poll_slow_lane(), &self.recovery)
             && self.qps.labels.are_used()
         {
-            recovery.report_slow_lane(qp, self.lane_trials.as_ref().and_then(|trials| trials.speed()));
+            recovery
+                .report_slow_lane(qp, self.lane_trials.as_ref().and_then(|trials| trials.speed()));
         }
-        let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some()) else {
+        let Some((oldest, bytes)) = self.flow.unacknowledged().filter(|_| self.recovery.is_some())
+        else {
             return Ok(());
         };
-        let Some(waited) = self.stall.check(oldest, self.qps.time_to_carry(bytes), clock::now()) else {
+        let Some(waited) = self.stall.check(oldest, self.qps.time_to_carry(bytes), clock::now())
+        else {
             return Ok(());
         };
-        let text = format!("no data has been acknowledged for {} ms (FERRITE_STALL_MS)", waited.as_millis());
+        let text = format!(
+            "no data has been acknowledged for {} ms (FERRITE_STALL_MS)",
+            waited.as_millis()
+        );
         self.handle_failure(Error::remote(text).recoverable())
     }
 
@@ -916,7 +965,9 @@ impl SendPath {
     /// Adds or drops lanes where they are automatic.
     #[inline(never)]
     fn look_at_lanes(&mut self) {
-        let (Some(trials), Some(recovery)) = (&mut self.lane_trials, &self.recovery) else { return };
+        let (Some(trials), Some(recovery)) = (&mut self.lane_trials, &self.recovery) else {
+            return;
+        };
         let done = self.stats.done();
         if !trials.is_due(done.1) {
             return;
@@ -944,8 +995,9 @@ impl SendPath {
             let Some((transfer, addr)) = self.flow.poll_replay() else { break };
             let length = transfer.length;
             let Some(lkeys) = self.memory.lkeys_at(addr, length) else {
-                let text =
-                    format!("{length} bytes at {addr:#x} must be resent, but their memory is no longer registered");
+                let text = format!(
+                    "{length} bytes at {addr:#x} must be resent, but their memory is no longer registered"
+                );
                 return Err(self.sticky_error.fail(&self.peer, Error::argument(text)));
             };
             self.stats.handle_resent(length);
@@ -962,7 +1014,11 @@ impl SendPath {
 
 /// Handles a successful completion of a sender's work request.
 #[inline(always)]
-fn handle_sent(flow: &mut SendFlow, other_work: &mut OtherWork, completion: &Completion) -> Result<()> {
+fn handle_sent(
+    flow: &mut SendFlow,
+    other_work: &mut OtherWork,
+    completion: &Completion,
+) -> Result<()> {
     match WrId::from_bits(completion.id()) {
         WrId::Data { request, .. } => Ok(flow.handle_completion(request)?),
         _ => handle_other(flow, other_work, completion.id()),
@@ -1030,7 +1086,14 @@ impl LaneTrials {
     /// never has lanes.
     fn new(nic: &Arc<Nic>, qp_number: u32) -> Option<Box<Self>> {
         let automatic = nic.plan.automatic_lanes(&nic.config, qp_number);
-        let new = || Box::new(Self { nic: Arc::clone(nic), automatic, begun: None, speeds: Speeds::default() });
+        let new = || {
+            Box::new(Self {
+                nic: Arc::clone(nic),
+                automatic,
+                begun: None,
+                speeds: Speeds::default(),
+            })
+        };
         nic.plan.lanes.then(new)
     }
 
@@ -1047,7 +1110,8 @@ impl LaneTrials {
     /// Records that the timed message is acknowledged, `sent` bytes after the beginning.
     fn handle_carried(&mut self, sent: u64) {
         let Some((begun, bytes)) = self.begun.take() else { return };
-        let carried = Carried { bytes, ns: u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX) };
+        let carried =
+            Carried { bytes, ns: u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX) };
         self.speeds.add(carried);
         self.automatic.iter_mut().for_each(|lanes| lanes.handle_carried(sent, carried));
     }
@@ -1070,7 +1134,11 @@ impl LaneTrials {
 
     /// Adds or drops lanes where they are automatic. The sender has `per_rail` queue pairs on each
     /// of its `rails`, and has sent this many `messages` and `bytes`.
-    fn look(&mut self, (messages, bytes): (u64, u64), (rails, per_rail): (u8, u8)) -> Option<LaneChange> {
+    fn look(
+        &mut self,
+        (messages, bytes): (u64, u64),
+        (rails, per_rail): (u8, u8),
+    ) -> Option<LaneChange> {
         let has_room = self.nic.has_room_for_lanes();
         self.automatic.as_mut()?.look(&Sent { messages, bytes, rails, per_rail, has_room })
     }

@@ -78,7 +78,9 @@ pub fn heavy_barrier() -> Result<()> {
     let again = |error: io::Error| match error.raw_os_error() {
         // A forked child inherits the registration on all known kernels; this covers a kernel where
         // it does not.
-        Some(libc::EPERM) => register().and_then(|()| membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)),
+        Some(libc::EPERM) => {
+            register().and_then(|()| membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED))
+        }
         // The kernel allocates a set of processors.
         Some(libc::ENOMEM) => membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED),
         _ => Err(error),
@@ -111,7 +113,9 @@ fn membarrier(command: libc::c_int) -> io::Result<()> {
 pub fn thread_id() -> usize {
     let id;
     // SAFETY: in the ABI of x86-64 the first word of a thread's control block is its own address, and `fs` points there.
-    unsafe { std::arch::asm!("mov {}, fs:0", out(reg) id, options(readonly, nostack, preserves_flags)) };
+    unsafe {
+        std::arch::asm!("mov {}, fs:0", out(reg) id, options(readonly, nostack, preserves_flags))
+    };
     id
 }
 
@@ -121,7 +125,9 @@ pub fn thread_id() -> usize {
 pub fn thread_id() -> usize {
     let id;
     // SAFETY: the register points to the thread's control block in the ABI, and may be read by any program.
-    unsafe { std::arch::asm!("mrs {}, tpidr_el0", out(reg) id, options(nomem, nostack, preserves_flags)) };
+    unsafe {
+        std::arch::asm!("mrs {}, tpidr_el0", out(reg) id, options(nomem, nostack, preserves_flags))
+    };
     id
 }
 
@@ -177,7 +183,8 @@ mod tests {
     #[test]
     fn threads_that_live_at_once_have_different_numbers_and_each_keeps_its_own() {
         let main = thread_id();
-        let other = std::thread::scope(|scope| scope.spawn(thread_id).join().expect("it does not panic"));
+        let other =
+            std::thread::scope(|scope| scope.spawn(thread_id).join().expect("it does not panic"));
         assert_eq!(thread_id(), main);
         assert_ne!(main, other);
         assert!(!has_barrier() || main != 0 && main.is_multiple_of(2));

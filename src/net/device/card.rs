@@ -127,7 +127,8 @@ impl Card {
                 Ok(opened)
             }
             Err(e) => {
-                let pause = (now.saturating_duration_since(lost_at) / 10).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+                let pause =
+                    (now.saturating_duration_since(lost_at) / 10).clamp(FIRST_PAUSE, LONGEST_PAUSE);
                 *reopening = Reopening { next: Some(Instant::now() + pause), error: Some(e) };
                 Err(self.absent(lost_at, reopening.error.as_ref()))
             }
@@ -153,7 +154,11 @@ impl Card {
 
     #[cold]
     fn absent(&self, lost_at: Instant, why: Option<&Error>) -> Error {
-        let text = format!("{} was lost by a fatal error {} s ago", self.name, lost_at.elapsed().as_secs());
+        let text = format!(
+            "{} was lost by a fatal error {} s ago",
+            self.name,
+            lost_at.elapsed().as_secs()
+        );
         match why {
             None => Error::system(text).recoverable(),
             Some(why) => Error::system(format!("{text} and is not back: {why}")).recoverable(),
@@ -165,7 +170,10 @@ impl Card {
         let lost_at = self.device().context.failed_at()?;
         // Locked while another thread reopens the device, which may take long.
         let reopening = self.reopening.try_lock().ok();
-        Some(self.absent(lost_at, reopening.as_ref().and_then(|reopening| reopening.error.as_ref())).text())
+        Some(
+            self.absent(lost_at, reopening.as_ref().and_then(|reopening| reopening.error.as_ref()))
+                .text(),
+        )
     }
 
     /// The card's watcher, which the first call starts.
@@ -173,7 +181,8 @@ impl Card {
     /// # Errors
     /// The watcher cannot be started.
     pub fn watcher(&self) -> Result<&Watcher> {
-        self.watcher.get_or_try_init(|| Watcher::start(&self.device().context, self.fail_on_async_error))
+        self.watcher
+            .get_or_try_init(|| Watcher::start(&self.device().context, self.fail_on_async_error))
     }
 
     /// The card's watcher, if it has been started.

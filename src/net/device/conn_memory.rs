@@ -51,7 +51,8 @@ impl ConnMemory {
         peer: &Arc<PeerState>,
         devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>,
     ) -> Arc<Self> {
-        let state = State { holders: WeakRegistry::new(0), in_use: Default::default(), cards: Vec::new() };
+        let state =
+            State { holders: WeakRegistry::new(0), in_use: Default::default(), cards: Vec::new() };
         let this = Self { nic: Arc::clone(nic), peer: Arc::clone(peer), state: Mutex::new(state) };
         this.use_devices(devices);
         Arc::new(this)
@@ -74,7 +75,11 @@ impl ConnMemory {
             let mut state = self.lock();
             let memory = match register(&self.nic, &state.cards) {
                 Ok(memory) => memory,
-                Err(e) if !(e.is_recoverable && self.peer.is_recoverable() && begun.elapsed() < LOSS_LIMIT) => {
+                Err(e)
+                    if !(e.is_recoverable
+                        && self.peer.is_recoverable()
+                        && begun.elapsed() < LOSS_LIMIT) =>
+                {
                     return Err(e);
                 }
                 Err(_) => {
@@ -93,7 +98,10 @@ impl ConnMemory {
                 // The memory has no key there, and the device's watcher may not have reported the
                 // loss yet. Nothing may be posted before.
                 self.peer.set_recovering(true);
-                self.peer.handle_queue_failure(&format!("{}: fatal device error", device.context.name()));
+                self.peer.handle_queue_failure(&format!(
+                    "{}: fatal device error",
+                    device.context.name()
+                ));
             }
             return Ok(held);
         }
@@ -141,7 +149,10 @@ impl ConnMemory {
     /// The connection now uses the rails on `devices`, each with its number, and no others: all
     /// memory gets the keys for them. Returns whether keys may have changed. No work request may be
     /// posted meanwhile.
-    pub fn use_devices<'a>(&self, devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>) -> bool {
+    pub fn use_devices<'a>(
+        &self,
+        devices: impl Iterator<Item = (u8, &'a Arc<OpenDevice>)>,
+    ) -> bool {
         let mut state = self.lock();
         let before = std::mem::take(&mut state.in_use);
         let mut has_changed = false;
@@ -152,7 +163,11 @@ impl ConnMemory {
                 continue;
             }
             has_changed = true;
-            state.holders.all().iter().for_each(|holder| holder.memory().use_cache(number, &device.regions));
+            state
+                .holders
+                .all()
+                .iter()
+                .for_each(|holder| holder.memory().use_cache(number, &device.regions));
         }
         has_changed
     }

@@ -56,7 +56,8 @@ impl Gdr {
             return;
         }
         let error = self.error.borrow();
-        let by_address = missing_by_address(self.module, error.as_ref().map(Error::text).as_deref());
+        let by_address =
+            missing_by_address(self.module, error.as_ref().map(Error::text).as_deref());
         log::warn!(
             "no GPUDirect RDMA: GPU messages are copied through host memory. By address: {by_address}. By dma-buf: {}",
             missing_by_dmabuf(devices.knows_dmabuf, exports)
@@ -99,8 +100,12 @@ fn missing_by_address(module: Option<&str>, error: Option<&str>) -> String {
 fn missing_by_dmabuf(knows_dmabuf: bool, exports: Option<bool>) -> &'static str {
     match (knows_dmabuf, exports) {
         (false, _) => "this libibverbs does not support it (rdma-core 34 or newer does)",
-        (true, Some(false)) => "the GPU driver does not export it (NVIDIA's open kernel modules, 515 or newer, do)",
-        (true, _) => "the kernel or the RDMA driver does not import it (Linux 5.12 or newer with mlx5 does)",
+        (true, Some(false)) => {
+            "the GPU driver does not export it (NVIDIA's open kernel modules, 515 or newer, do)"
+        }
+        (true, _) => {
+            "the kernel or the RDMA driver does not import it (Linux 5.12 or newer with mlx5 does)"
+        }
     }
 }
 
@@ -111,9 +116,15 @@ mod tests {
     #[test]
     fn what_is_missing_is_named_with_a_remedy() {
         assert!(missing_by_address(None, Some("x")).contains("modprobe nvidia-peermem"));
-        assert!(missing_by_address(Some("nvidia-peermem"), Some("Bad address")).contains("is loaded, but Bad address"));
-        let missing = [(false, None), (true, Some(false)), (true, Some(true))].map(|(k, l)| missing_by_dmabuf(k, l));
-        for (text, words) in missing.iter().zip(["rdma-core 34", "open kernel modules", "Linux 5.12"]) {
+        assert!(
+            missing_by_address(Some("nvidia-peermem"), Some("Bad address"))
+                .contains("is loaded, but Bad address")
+        );
+        let missing = [(false, None), (true, Some(false)), (true, Some(true))]
+            .map(|(k, l)| missing_by_dmabuf(k, l));
+        for (text, words) in
+            missing.iter().zip(["rdma-core 34", "open kernel modules", "Linux 5.12"])
+        {
             assert!(text.contains(words), "{text}");
         }
     }

@@ -51,7 +51,8 @@ impl GidTable {
     pub fn entry(&self, index: i32) -> Option<GidEntry> {
         let context = self.context();
         let gid = context.gid(self.port, index)?;
-        let roce_version = gid.roce_version.or_else(|| sysfs::roce_version(context.name(), self.port, index));
+        let roce_version =
+            gid.roce_version.or_else(|| sysfs::roce_version(context.name(), self.port, index));
         Some(GidEntry { index: u8::try_from(index).ok()?, gid: gid.bytes, roce_version })
     }
 
@@ -70,12 +71,15 @@ impl GidTable {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         let context = self.context();
         let (changes, read_from) = (context.port_changes(), Arc::downgrade(&context));
-        let is_current =
-            |c: &&Cached| changes.is_some() && c.changes == changes && Weak::ptr_eq(&c.context, &read_from);
+        let is_current = |c: &&Cached| {
+            changes.is_some() && c.changes == changes && Weak::ptr_eq(&c.context, &read_from)
+        };
         let current = cached.as_ref().filter(is_current);
         let known = current.and_then(|c| gid::choose(&c.entries, want));
         // The event of a change may not have arrived yet, so this reads the entry itself again.
-        if let Some(entry) = known.filter(|known| self.entry(i32::from(known.index)) == Some(*known)) {
+        if let Some(entry) =
+            known.filter(|known| self.entry(i32::from(known.index)) == Some(*known))
+        {
             return Some(Choice { entry, before: None });
         }
         let before = cached.take().and_then(|c| gid::choose(&c.entries, want));
@@ -89,10 +93,15 @@ impl GidTable {
     /// version too, since a table has a GID once for each version.
     pub fn index_of(&self, entry: &GidEntry, count: i32) -> Option<u8> {
         let context = self.context();
-        let holds = |index: i32| context.gid(self.port, index).is_some_and(|g| g.bytes == entry.gid);
-        let is_same = |index: &i32| self.entry(*index).is_some_and(|e| GidEntry { index: entry.index, ..e } == *entry);
+        let holds =
+            |index: i32| context.gid(self.port, index).is_some_and(|g| g.bytes == entry.gid);
+        let is_same = |index: &i32| {
+            self.entry(*index).is_some_and(|e| GidEntry { index: entry.index, ..e } == *entry)
+        };
         let known = Some(i32::from(entry.index)).filter(is_same);
-        let found = known.or_else(|| (0..count.min(LONGEST_TABLE)).find(|index| holds(*index) && is_same(index)));
+        let found = known.or_else(|| {
+            (0..count.min(LONGEST_TABLE)).find(|index| holds(*index) && is_same(index))
+        });
         found.and_then(|index| u8::try_from(index).ok())
     }
 }

@@ -22,10 +22,13 @@ impl Networks {
         if peers.is_empty() || own.first().infiniband || is_near(own, peers) {
             return Arc::clone(own);
         }
-        let mut others: Vec<_> = self.0.iter().filter(|device| !device.first().infiniband).collect();
+        let mut others: Vec<_> =
+            self.0.iter().filter(|device| !device.first().infiniband).collect();
         // Prefers a device with as many rails as NCCL's choice.
         others.sort_by_key(|device| device.rails.len() != own.rails.len());
-        let Some(other) = others.into_iter().find(|device| is_near(device, peers)) else { return Arc::clone(own) };
+        let Some(other) = others.into_iter().find(|device| is_near(device, peers)) else {
+            return Arc::clone(own);
+        };
         let text = format!(
             "{}: a connection uses {}, which is in the peer's network (NCCL_IB_SUBNET_AWARE_ROUTING=1)",
             own.name, other.name
@@ -42,7 +45,8 @@ impl Networks {
 fn is_near(nic: &Nic, peers: &[[u8; 16]]) -> bool {
     nic.rails.iter().all(|port| {
         let address = port.address_towards(peers);
-        let is_near = |address| peers.iter().any(|peer| port.nearness_of(&address, peer) == Nearness::Near);
+        let is_near =
+            |address| peers.iter().any(|peer| port.nearness_of(&address, peer) == Nearness::Near);
         address.is_ok_and(is_near)
     })
 }

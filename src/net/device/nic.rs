@@ -57,7 +57,11 @@ pub struct Nic {
 impl Nic {
     /// The devices that the settings define from `contexts`. Logs if they cannot access GPU memory.
     /// Problems that the user should know go into `missing`.
-    pub fn discover(contexts: &[Arc<Context>], config: &Arc<Config>, missing: &mut Vec<String>) -> Vec<Arc<Self>> {
+    pub fn discover(
+        contexts: &[Arc<Context>],
+        config: &Arc<Config>,
+        missing: &mut Vec<String>,
+    ) -> Vec<Arc<Self>> {
         let gdr = Gdr::detect();
         let rails = Rail::discover(contexts, config, &gdr, missing);
         let nics = Self::assemble(rails, config, &Arc::default(), &Explainer::new(config));
@@ -65,7 +69,10 @@ impl Nic {
             gdr.warn_if_missing(GdrSupport {
                 by_address: nics.iter().any(|nic| nic.supports_peer_memory()),
                 dmabuf: nics.iter().any(|nic| nic.supports_dmabuf()),
-                knows_dmabuf: nics.iter().flat_map(|nic| &nic.cards).any(|card| card.device().context.knows_dmabuf()),
+                knows_dmabuf: nics
+                    .iter()
+                    .flat_map(|nic| &nic.cards)
+                    .any(|card| card.device().context.knows_dmabuf()),
             });
         }
         nics
@@ -80,13 +87,16 @@ impl Nic {
     ) -> Vec<Arc<Self>> {
         let mut groups: Vec<Vec<Arc<Rail>>> = Vec::new();
         for rail in &rails {
-            let fits = |group: &&mut Vec<Arc<Rail>>| group.len() < MAX_RAILS && are_equal_ports(&group[0], rail);
+            let fits = |group: &&mut Vec<Arc<Rail>>| {
+                group.len() < MAX_RAILS && are_equal_ports(&group[0], rail)
+            };
             match groups.iter_mut().find(fits).filter(|_| config.merge_nics) {
                 Some(group) => group.push(Arc::clone(rail)),
                 None => groups.push(vec![Arc::clone(rail)]),
             }
         }
-        let new = |group: Vec<Arc<Rail>>| Arc::new(Self::new(group, &rails, config, workers, explainer));
+        let new =
+            |group: Vec<Arc<Rail>>| Arc::new(Self::new(group, &rails, config, workers, explainer));
         groups.into_iter().map(new).collect()
     }
 
@@ -98,7 +108,11 @@ impl Nic {
         workers: &Arc<Workers>,
         explainer: &Arc<Explainer>,
     ) -> Self {
-        let spares = if config.failover && config.spare { Spares::of(&rails, all) } else { Spares::default() };
+        let spares = if config.failover && config.spare {
+            Spares::of(&rails, all)
+        } else {
+            Spares::default()
+        };
         let names: Vec<_> = rails.iter().map(|rail| rail.name.as_str()).collect();
         let name = names.join("+");
         let mut cards: Vec<Arc<Card>> = Vec::new();
@@ -149,22 +163,27 @@ impl Nic {
     /// They cannot be one device, or the user does not want it.
     pub fn merge(ports: &[Arc<Self>], any: bool) -> Result<Self> {
         let names: Vec<_> = ports.iter().map(|port| port.name.as_str()).collect();
-        let refused = |why: &str| Err(Error::usage(format!("{} cannot be one device: {why}", names.join(" and "))));
+        let refused = |why: &str| {
+            Err(Error::usage(format!("{} cannot be one device: {why}", names.join(" and "))))
+        };
         let Some(of) = ports.first() else { return refused("there is no port") };
         let first = of.first();
-        let twice = ports.iter().enumerate().any(|(i, port)| names[..i].contains(&port.name.as_str()));
+        let twice =
+            ports.iter().enumerate().any(|(i, port)| names[..i].contains(&port.name.as_str()));
         let fits = |port: &Arc<Self>| match any {
             true => port.first().infiniband == first.infiniband,
             false => are_equal_ports(first, port.first()),
         };
         match () {
             () if !of.config.merge_nics => refused("NCCL_IB_MERGE_NICS=0"),
-            () if ports.len() > MAX_RAILS => refused(&format!("at most {MAX_RAILS} ports are allowed")),
+            () if ports.len() > MAX_RAILS => {
+                refused(&format!("at most {MAX_RAILS} ports are allowed"))
+            }
             () if twice => refused("a port is named twice"),
             () if any && !ports.iter().all(fits) => refused("their link layers differ"),
-            () if !ports.iter().all(fits) => {
-                refused("they are not equal ports of one card (NCCL_NET_FORCE_MERGE and NCCL_NET_MERGE_LEVEL allow it)")
-            }
+            () if !ports.iter().all(fits) => refused(
+                "they are not equal ports of one card (NCCL_NET_FORCE_MERGE and NCCL_NET_MERGE_LEVEL allow it)",
+            ),
             () => {
                 let rails = ports.iter().flat_map(|port| &port.rails).cloned().collect();
                 // A port may also borrow its sister ports on other cards, unless they are members.
@@ -191,8 +210,12 @@ impl Nic {
 
     /// Whether each of its cards has room for the lanes of one end of another connection.
     pub fn has_room_for_lanes(&self) -> bool {
-        let on = |card: &Arc<Card>| self.rails.iter().filter(|rail| Arc::ptr_eq(&rail.card, card)).count() as u32;
-        self.cards.iter().all(|card| card.lanes.has(on(card) * u32::from(self.plan.most.saturating_sub(1))))
+        let on = |card: &Arc<Card>| {
+            self.rails.iter().filter(|rail| Arc::ptr_eq(&rail.card, card)).count() as u32
+        };
+        self.cards
+            .iter()
+            .all(|card| card.lanes.has(on(card) * u32::from(self.plan.most.saturating_sub(1))))
     }
 
     /// Its own ports, each with its rail number and its device as open now.
@@ -202,7 +225,10 @@ impl Nic {
 
     /// Its own ports of the rails with these `numbers`, as far as they exist.
     pub fn ports(&self, numbers: RailMask) -> Vec<(u8, Arc<Rail>)> {
-        numbers.iter().filter_map(|number| Some((number, Arc::clone(self.rails.get(usize::from(number))?)))).collect()
+        numbers
+            .iter()
+            .filter_map(|number| Some((number, Arc::clone(self.rails.get(usize::from(number))?))))
+            .collect()
     }
 
     /// Registers `size` bytes at `addr` on `others` and on every card, through a dma-buf descriptor
@@ -223,7 +249,8 @@ impl Nic {
         others: &[Arc<Card>],
     ) -> Result<MrHandle> {
         let devices = self.cards.iter().chain(others).map(|card| card.device());
-        let devices: Vec<_> = devices.filter(|device| !(self.config.failover && device.is_lost())).collect();
+        let devices: Vec<_> =
+            devices.filter(|device| !(self.config.failover && device.is_lost())).collect();
         // SAFETY: the caller keeps the memory mapped.
         unsafe {
             MrHandle::register(
@@ -268,7 +295,11 @@ impl Nic {
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
-    pub fn watch_set_up(&self, driver: &Arc<ControlDriver>, task: Option<&Arc<dyn PeriodicTask>>) -> Result<()> {
+    pub fn watch_set_up(
+        &self,
+        driver: &Arc<ControlDriver>,
+        task: Option<&Arc<dyn PeriodicTask>>,
+    ) -> Result<()> {
         let Some(card) = self.cards.first() else { return Ok(()) };
         let watcher = card.watcher()?;
         if let Some(task) = task {
@@ -285,7 +316,9 @@ impl Nic {
 
     /// No thread can be started for a recovery, for this reason: a watcher tries again each second.
     pub fn start_workers_later(&self, reason: &Error) {
-        if let Some(line) = self.notices.line("workers", &format!("{}: {reason}; trying again each second", self.name))
+        if let Some(line) = self
+            .notices
+            .line("workers", &format!("{}: {reason}; trying again each second", self.name))
         {
             log::warn!("{line}");
         }
@@ -309,7 +342,10 @@ impl Nic {
             return;
         }
         let task: Arc<dyn PeriodicTask> = Arc::clone(&self.explainer) as _;
-        self.cards.iter().filter_map(|card| card.started_watcher()).for_each(|watcher| watcher.take_up(&task));
+        self.cards
+            .iter()
+            .filter_map(|card| card.started_watcher())
+            .for_each(|watcher| watcher.take_up(&task));
     }
 
     /// Explains `wait`, of a connection that is not set up yet, and lets a watcher serve `driver`.
@@ -334,8 +370,9 @@ impl Nic {
 /// Whether two ports may be rails of one device: they are of one card, and equal in speed and link
 /// layer.
 fn are_equal_ports(a: &Rail, b: &Rail) -> bool {
-    let same_card =
-        a.card.pci_path().is_some() && a.card.pci_path() == b.card.pci_path() && a.card.guid() == b.card.guid();
+    let same_card = a.card.pci_path().is_some()
+        && a.card.pci_path() == b.card.pci_path()
+        && a.card.guid() == b.card.guid();
     let physical = !a.card.is_virtual() && !b.card.is_virtual();
     physical && same_card && a.infiniband == b.infiniband && a.speed_mbps == b.speed_mbps
 }

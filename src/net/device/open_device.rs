@@ -54,8 +54,18 @@ impl OpenDevice {
     pub fn new(context: Arc<Context>, relaxed_ordering: bool) -> Result<Arc<Self>> {
         let domain = ProtectionDomain::new(&context)?;
         let regions = MrCache::new(&domain, relaxed_ordering);
-        let _unshared = [Unshared::with_mappings(context.command_fd()), Unshared::new(context.event_fd().as_raw_fd())];
-        Ok(Arc::new(Self { _unshared, regions, domain, context, sink: Mutex::default(), refusals: Mutex::default() }))
+        let _unshared = [
+            Unshared::with_mappings(context.command_fd()),
+            Unshared::new(context.event_fd().as_raw_fd()),
+        ];
+        Ok(Arc::new(Self {
+            _unshared,
+            regions,
+            domain,
+            context,
+            sink: Mutex::default(),
+            refusals: Mutex::default(),
+        }))
     }
 
     /// The memory for path tests of connections over the device. It stays registered while one of
@@ -93,7 +103,8 @@ impl OpenDevice {
 impl Refusals {
     /// Counts another refusal at `now`.
     fn next(before: Option<Self>, now: Instant) -> Self {
-        let recent = before.filter(|before| now.saturating_duration_since(before.last) < REFUSALS_GAP);
+        let recent =
+            before.filter(|before| now.saturating_duration_since(before.last) < REFUSALS_GAP);
         Self { first: recent.map_or(now, |before| before.first), last: now }
     }
 }

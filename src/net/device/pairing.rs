@@ -72,10 +72,12 @@ pub fn pair(wanted: Wanted<'_>, nearness: impl Fn(u8, usize) -> Nearness) -> Pai
     let ports = ports.min(MAX_RAILS);
     let mut table = [[Nearness::Impossible; MAX_RAILS]; MAX_RAILS];
     for rail in all.iter().filter(|rail| usize::from(*rail) < MAX_RAILS) {
-        table[usize::from(rail)] =
-            std::array::from_fn(|port| if port < ports { nearness(rail, port) } else { Nearness::Impossible });
+        table[usize::from(rail)] = std::array::from_fn(|port| {
+            if port < ports { nearness(rail, port) } else { Nearness::Impossible }
+        });
     }
-    let is_any_near = peer.iter().any(|rail| table[usize::from(rail) % MAX_RAILS].contains(&Nearness::Near));
+    let is_any_near =
+        peer.iter().any(|rail| table[usize::from(rail) % MAX_RAILS].contains(&Nearness::Near));
     let value = |rail: u8, port: usize| {
         let is_kept = before.port_of(rail) == Some(port);
         let worth = match table[usize::from(rail)][port] {
@@ -90,8 +92,12 @@ pub fn pair(wanted: Wanted<'_>, nearness: impl Fn(u8, usize) -> Nearness) -> Pai
     };
     let mut start = Pairs::default();
     fixed.iter().for_each(|rail| start.set(rail, before.port_of(rail)));
-    let taken = fixed.iter().filter_map(|rail| before.port_of(rail)).fold(0, |taken, port| taken | 1_u32 << port);
-    let rails: Vec<u8> = (all - fixed).iter().filter(|rail| usize::from(*rail) < MAX_RAILS).collect();
+    let taken = fixed
+        .iter()
+        .filter_map(|rail| before.port_of(rail))
+        .fold(0, |taken, port| taken | 1_u32 << port);
+    let rails: Vec<u8> =
+        (all - fixed).iter().filter(|rail| usize::from(*rail) < MAX_RAILS).collect();
     best(&rails, ports, taken, (start, 0), &value).0
 }
 
@@ -123,12 +129,22 @@ mod tests {
     use super::*;
 
     /// Networks of rails and ports by letters; `?`: unknown, `-`: unusable.
-    fn paired(rails: &str, ports: &str, change: impl FnOnce(&mut Wanted<'_>)) -> [Option<u8>; MAX_RAILS] {
+    fn paired(
+        rails: &str,
+        ports: &str,
+        change: impl FnOnce(&mut Wanted<'_>),
+    ) -> [Option<u8>; MAX_RAILS] {
         let letter = |text: &str, at: usize| text.as_bytes()[at];
         let all = RailMask::first(rails.len() as u8);
         let before = Pairs::default();
-        let mut wanted =
-            Wanted { all, peer: all, fixed: RailMask::NONE, before: &before, may_be_far: false, ports: ports.len() };
+        let mut wanted = Wanted {
+            all,
+            peer: all,
+            fixed: RailMask::NONE,
+            before: &before,
+            may_be_far: false,
+            ports: ports.len(),
+        };
         change(&mut wanted);
         pair(wanted, |rail, port| match (letter(rails, rail.into()), letter(ports, port)) {
             (_, b'-') => Nearness::Impossible,
@@ -172,7 +188,11 @@ mod tests {
                 may_be_far: false,
                 ports: 2,
             };
-            pair(wanted, |rail, port| if (rail, port) == (0, 0) { Nearness::Near } else { Nearness::Far }).0
+            pair(
+                wanted,
+                |rail, port| if (rail, port) == (0, 0) { Nearness::Near } else { Nearness::Far },
+            )
+            .0
         };
         for fixed in [RailMask::NONE, RailMask::only(0)] {
             assert_eq!(pair_with(fixed, &first), [Some(0), None, None, None], "{fixed}");
@@ -205,9 +225,17 @@ mod tests {
         crossed.set(0, Some(1));
         crossed.set(1, Some(0));
         let all = RailMask::first(2);
-        let wanted = Wanted { all, peer: all, fixed: RailMask::NONE, before: &crossed, may_be_far: false, ports: 2 };
+        let wanted = Wanted {
+            all,
+            peer: all,
+            fixed: RailMask::NONE,
+            before: &crossed,
+            may_be_far: false,
+            ports: 2,
+        };
         assert_eq!(pair(wanted, |_, _| Nearness::Near), crossed);
-        let others = |rail: u8, port| if usize::from(rail) == port { Nearness::Near } else { Nearness::Far };
+        let others =
+            |rail: u8, port| if usize::from(rail) == port { Nearness::Near } else { Nearness::Far };
         assert_eq!(pair(wanted, others).0[..2], [Some(0), Some(1)]);
         let fixed = Wanted { fixed: all, ..wanted };
         assert_eq!(pair(fixed, |_, _| Nearness::Impossible), crossed, "they are in use");

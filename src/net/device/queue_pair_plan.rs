@@ -30,20 +30,35 @@ impl QueuePairPlan {
     /// The plan for a device with these `rails`.
     pub fn new(config: &Config, rails: &[Arc<Rail>]) -> Self {
         // A port without an address, which may be down, counts as RoCE v2.
-        let is_v1 = |rail: &Arc<Rail>| rail.local_address().is_ok_and(|address| address.gid.roce_version == Some(1));
+        let is_v1 = |rail: &Arc<Rail>| {
+            rail.local_address().is_ok_and(|address| address.gid.roce_version == Some(1))
+        };
         let is_automatic = config.automatic_lanes;
-        Self::of(config, rails.iter().any(|rail| rail.infiniband), is_automatic && rails.iter().any(is_v1))
+        Self::of(
+            config,
+            rails.iter().any(|rail| rail.infiniband),
+            is_automatic && rails.iter().any(is_v1),
+        )
     }
 
     fn of(config: &Config, is_infiniband: bool, is_roce_v1: bool) -> Self {
         let Config { queue_pairs: most, split, lanes, new_paths, .. } = *config;
-        let given = Self { first: most, most, split, lanes, new_paths: new_paths && !is_infiniband, why_one: None };
+        let given = Self {
+            first: most,
+            most,
+            split,
+            lanes,
+            new_paths: new_paths && !is_infiniband,
+            why_one: None,
+        };
         if !config.automatic_lanes {
             return given;
         }
         let is_at_once = config.lanes_after == 0;
         let why_one = match () {
-            () if is_infiniband => Some("the port is InfiniBand, whose switches do not choose paths by UDP ports"),
+            () if is_infiniband => {
+                Some("the port is InfiniBand, whose switches do not choose paths by UDP ports")
+            }
             () if config.adaptive_routing == Some(true) => {
                 Some("NCCL_IB_ADAPTIVE_ROUTING=1 says that packets are spread")
             }
@@ -60,7 +75,9 @@ impl QueuePairPlan {
         let (first, most) = (if is_at_once { AUTOMATIC_LANES } else { 1 }, AUTOMATIC_LANES);
         match why_one {
             None => Self { first, most, split: true, lanes: true, ..given },
-            Some(_) => Self { first: 1, most: 1, split: false, lanes: false, new_paths: false, why_one },
+            Some(_) => {
+                Self { first: 1, most: 1, split: false, lanes: false, new_paths: false, why_one }
+            }
         }
     }
 
@@ -76,12 +93,17 @@ impl QueuePairPlan {
         let Self { first, most, .. } = self;
         let when = match config.lanes_after >> 20 {
             0 => String::new(),
-            mib => format!(" after {mib} to {} MiB in large messages (FERRITE_LANES_AFTER_MB)", 2 * mib),
+            mib => format!(
+                " after {mib} to {} MiB in large messages (FERRITE_LANES_AFTER_MB)",
+                2 * mib
+            ),
         };
         let chosen = match (self.why_one, self.new_paths && config.failover) {
             (Some(why), _) => format!("{first} queue pair per connection and rail: {why}"),
             (None, true) => {
-                format!("{most} lanes per connection and rail{when}, and other paths for slow ones: Ethernet")
+                format!(
+                    "{most} lanes per connection and rail{when}, and other paths for slow ones: Ethernet"
+                )
             }
             (None, false) => format!("{most} lanes per connection and rail{when}: Ethernet"),
         };
@@ -101,12 +123,17 @@ mod tests {
     use super::*;
 
     fn config(env: &[(&str, &str)]) -> Config {
-        let value = |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+        let value =
+            |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
         Config::parse(value).expect("valid")
     }
 
     /// Queue pairs at first and at most; split, lanes, new paths.
-    fn plan(env: &[(&str, &str)], is_infiniband: bool, is_roce_v1: bool) -> (u8, u8, bool, bool, bool) {
+    fn plan(
+        env: &[(&str, &str)],
+        is_infiniband: bool,
+        is_roce_v1: bool,
+    ) -> (u8, u8, bool, bool, bool) {
         let QueuePairPlan { first, most, split, lanes, new_paths, .. } =
             QueuePairPlan::of(&config(env), is_infiniband, is_roce_v1);
         (first, most, split, lanes, new_paths)
@@ -122,8 +149,14 @@ mod tests {
             assert_eq!(plan(env, false, false), (1, 4, true, true, true), "{env:?}");
         }
         assert_eq!(plan(&[AUTO, AT_ONCE], false, false), (4, 4, true, true, true));
-        assert_eq!(plan(&[AUTO, ("FERRITE_NEW_PATHS", "0")], false, false), (1, 4, true, true, false));
-        assert_eq!(plan(&[AUTO, AT_ONCE, ("FERRITE_FAILOVER", "0")], false, false), (4, 4, true, true, true));
+        assert_eq!(
+            plan(&[AUTO, ("FERRITE_NEW_PATHS", "0")], false, false),
+            (1, 4, true, true, false)
+        );
+        assert_eq!(
+            plan(&[AUTO, AT_ONCE, ("FERRITE_FAILOVER", "0")], false, false),
+            (4, 4, true, true, true)
+        );
     }
 
     /// The defaults are those that were measured on no fabric.
@@ -146,15 +179,24 @@ mod tests {
         }
         let two = ("NCCL_IB_QPS_PER_CONNECTION", "2");
         assert_eq!(plan(&[AUTO, two], false, false), (2, 2, false, false, false));
-        assert_eq!(plan(&[("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), two], true, false), (2, 2, true, false, false));
+        assert_eq!(
+            plan(&[("NCCL_IB_SPLIT_DATA_ON_QPS", "1"), two], true, false),
+            (2, 2, true, false, false)
+        );
     }
 
     #[test]
     fn a_number_of_lanes_holds_everywhere() {
         let lanes = ("FERRITE_LANES", "3");
         assert_eq!(plan(&[lanes], true, false), (3, 3, true, true, false));
-        assert_eq!(plan(&[lanes, ("FERRITE_NEW_PATHS", "1")], false, true), (3, 3, true, true, true));
-        assert_eq!(plan(&[lanes, ("FERRITE_NEW_PATHS", "1")], true, false), (3, 3, true, true, false));
+        assert_eq!(
+            plan(&[lanes, ("FERRITE_NEW_PATHS", "1")], false, true),
+            (3, 3, true, true, true)
+        );
+        assert_eq!(
+            plan(&[lanes, ("FERRITE_NEW_PATHS", "1")], true, false),
+            (3, 3, true, true, false)
+        );
         assert_eq!(plan(&[("FERRITE_LANES", "1")], false, false), ONE);
     }
 
@@ -170,10 +212,15 @@ mod tests {
 
     #[test]
     fn a_sender_takes_lanes_after_once_to_twice_the_bytes() {
-        for (mib, number) in [("0", 1), ("1", 0), ("16384", u32::MAX), ("1073741824", 1), ("1073741824", 0x89)] {
+        for (mib, number) in
+            [("0", 1), ("1", 0), ("16384", u32::MAX), ("1073741824", 1), ("1073741824", 0x89)]
+        {
             let config = config(&[("FERRITE_LANES_AFTER_MB", mib)]);
             let (after, once) = (after(&config, number), config.lanes_after);
-            assert!((once..=2 * once).contains(&after), "{mib} MiB, queue pair {number:#x}: {after}");
+            assert!(
+                (once..=2 * once).contains(&after),
+                "{mib} MiB, queue pair {number:#x}: {after}"
+            );
         }
     }
 
@@ -188,12 +235,12 @@ mod tests {
         let after = " after 16384 to 32768 MiB in large messages (FERRITE_LANES_AFTER_MB)";
         assert_eq!(said(&[AUTO], false), Some(format!("{four}{after}, {paths}")));
         assert_eq!(said(&[AUTO, AT_ONCE], false), Some(format!("{four}, {paths}")));
+        assert!(said(&[AUTO], true).is_some_and(|line| {
+            line.contains("1 queue pair per connection and rail: the port is Inf")
+        }));
         assert!(
-            said(&[AUTO], true)
-                .is_some_and(|line| line.contains("1 queue pair per connection and rail: the port is Inf"))
-        );
-        assert!(
-            said(&[AUTO, AT_ONCE, ("FERRITE_FAILOVER", "0")], false).is_some_and(|line| !line.contains("other paths")),
+            said(&[AUTO, AT_ONCE, ("FERRITE_FAILOVER", "0")], false)
+                .is_some_and(|line| !line.contains("other paths")),
             "new paths come by recoveries"
         );
         assert_eq!((said(&[], false), said(&[("FERRITE_LANES", "4")], false)), (None, None));

@@ -63,14 +63,18 @@ impl Rail {
             for port in 1..=card.port_count() {
                 // NCCL's built-in transport adds the number of earlier ports of the card, in all of
                 // its functions.
-                let siblings =
-                    rails.iter().filter(|r| card.pci_path().is_some() && r.card.pci_path() == card.pci_path());
+                let siblings = rails
+                    .iter()
+                    .filter(|r| card.pci_path().is_some() && r.card.pci_path() == card.pci_path());
                 let before = siblings.count() as i32;
                 match Self::open(&card, port, before, config) {
                     Ok(Ok(rail)) => rails.push(Arc::new(rail)),
                     // Many cards have a port without a cable.
                     Ok(Err(why)) if config.hca.names(context.name(), port) => {
-                        missing.push(format!("{}:{port}, which NCCL_IB_HCA names, is not used: {why}", context.name()));
+                        missing.push(format!(
+                            "{}:{port}, which NCCL_IB_HCA names, is not used: {why}",
+                            context.name()
+                        ));
                     }
                     Ok(Err(why)) => log::debug!("{}:{port} is not used: {why}", context.name()),
                     Err(e) if config.hca.admits(context.name(), port) => {
@@ -84,13 +88,17 @@ impl Rail {
     }
 
     /// Why ports of `contexts` are not rails: each reason, with the names of the ports.
-    pub fn passed_over(contexts: &[Arc<Context>], config: &Config) -> BTreeMap<String, Vec<String>> {
+    pub fn passed_over(
+        contexts: &[Arc<Context>],
+        config: &Config,
+    ) -> BTreeMap<String, Vec<String>> {
         let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for context in contexts {
             let Ok(attributes) = context.attributes() else { continue };
             for port in 1..=attributes.port_count {
                 let why = match context.port(port) {
-                    Ok(attributes) => excluded(config, context.name(), port).or_else(|| unusable_reason(&attributes)),
+                    Ok(attributes) => excluded(config, context.name(), port)
+                        .or_else(|| unusable_reason(&attributes)),
                     Err(error) => Some(error.text()),
                 };
                 if let Some(why) = why {
@@ -110,21 +118,26 @@ impl Rail {
     ) -> Result<std::result::Result<Self, String>> {
         let context = &card.device().context;
         let attributes = context.port(port)?;
-        if let Some(why) = unusable_reason(&attributes).or_else(|| excluded(config, context.name(), port)) {
+        if let Some(why) =
+            unusable_reason(&attributes).or_else(|| excluded(config, context.name(), port))
+        {
             return Ok(Err(why));
         }
         let name = match card.port_count() {
             1 => context.name().to_owned(),
             _ => format!("{}:{port}", context.name()),
         };
-        let query_speed = || context.port_speed_mbps(port).or_else(|| kernel_speed_mbps(context, port, &attributes));
+        let query_speed = || {
+            context.port_speed_mbps(port).or_else(|| kernel_speed_mbps(context, port, &attributes))
+        };
         let queried_speed = config.query_port_speed.then(query_speed).flatten();
         Ok(Ok(Self {
             card: Arc::clone(card),
             name,
             port,
             port_of_card: i32::from(port) + before,
-            speed_mbps: queried_speed.unwrap_or_else(|| speed_mbps(attributes.speed, attributes.width)),
+            speed_mbps: queried_speed
+                .unwrap_or_else(|| speed_mbps(attributes.speed, attributes.width)),
             infiniband: attributes.is_infiniband(),
             config: Arc::clone(config),
             gids: GidTable::new(card, port),
@@ -179,7 +192,11 @@ impl Rail {
     ) -> Result<PortAttributes> {
         let port = look(&self.card.living_device()?.context, self.port)?;
         if !port.active {
-            return Err(Error::os(format_args!("using {}: the port is down", self.name), libc::ENETDOWN).recoverable());
+            return Err(Error::os(
+                format_args!("using {}: the port is down", self.name),
+                libc::ENETDOWN,
+            )
+            .recoverable());
         }
         Ok(port)
     }
@@ -190,9 +207,10 @@ impl Rail {
             // The setting is for RoCE only, as in NCCL's built-in transport: a site may set it for
             // all of its hosts.
             _ if port.is_infiniband() => self.infiniband_gid(),
-            Some(index) => {
-                self.gids.entry(i32::from(index)).ok_or_else(|| self.no_such_entry(index, port.gid_count))?
-            }
+            Some(index) => self
+                .gids
+                .entry(i32::from(index))
+                .ok_or_else(|| self.no_such_entry(index, port.gid_count))?,
             None => self.automatic_gid(port.gid_count, peers)?,
         };
         Ok(LocalAddress { port, gid })
@@ -209,7 +227,10 @@ impl Rail {
             .iter()
             .map(|peer| {
                 let address = self.address_at(port, peer.as_slice())?;
-                Ok((address, peer.map_or(Nearness::Unknown, |peer| self.nearness_of(&address, &peer))))
+                Ok((
+                    address,
+                    peer.map_or(Nearness::Unknown, |peer| self.nearness_of(&address, &peer)),
+                ))
             })
             .collect()
     }
@@ -238,7 +259,11 @@ impl Rail {
             return Ok(gid.index);
         }
         self.gids.index_of(gid, port.gid_count).ok_or_else(|| {
-            let text = format!("{}: GID {} disappeared while the connection was set up", self.name, gid.address());
+            let text = format!(
+                "{}: GID {} disappeared while the connection was set up",
+                self.name,
+                gid.address()
+            );
             Error::system(text).recoverable()
         })
     }
@@ -247,7 +272,11 @@ impl Rail {
     fn infiniband_gid(&self) -> GidEntry {
         let routable = self.gids.entry(i32::from(self.config.routable_flid_gid_index));
         let routable = routable.filter(|entry| ib::flid(&entry.gid).is_some());
-        routable.or_else(|| self.gids.entry(0)).unwrap_or(GidEntry { index: 0, gid: [0; 16], roce_version: None })
+        routable.or_else(|| self.gids.entry(0)).unwrap_or(GidEntry {
+            index: 0,
+            gid: [0; 16],
+            roce_version: None,
+        })
     }
 
     /// The best entry of the table: in the network of one of `peers`, or else of a kind that
@@ -257,9 +286,12 @@ impl Rail {
         let near = peers.get(1..).unwrap_or_default().iter();
         let near = near.map(|peer| self.preference(Some(*peer))).filter_map(choose);
         let first = choose(self.preference(peers.first().copied()));
-        let is_near = |(choice, want): &(Choice, Preference)| choice.entry.is_in_peers_network(want);
+        let is_near =
+            |(choice, want): &(Choice, Preference)| choice.entry.is_in_peers_network(want);
         let chosen = match first {
-            Some(first) if peers.len() > 1 && !is_near(&first) => { near }.find(is_near).or(Some(first)),
+            Some(first) if peers.len() > 1 && !is_near(&first) => {
+                { near }.find(is_near).or(Some(first))
+            }
             first => first,
         };
         let Some((chosen, want)) = chosen else {
@@ -273,7 +305,11 @@ impl Rail {
     fn log_change(&self, Choice { entry, before }: Choice, want: &Preference) {
         if let Some(old) = before {
             let (name, why, index) = (&self.name, gid::reason(&entry, want), entry.index);
-            log::info!("{name}: now using GID {index} {} ({why}) instead of {}", entry.address(), old.address());
+            log::info!(
+                "{name}: now using GID {index} {} ({why}) instead of {}",
+                entry.address(),
+                old.address()
+            );
         }
     }
 
@@ -301,7 +337,8 @@ impl Rail {
     /// explain why connecting fails later.
     pub fn log_other_network(&self, local: &LocalAddress, remote: &[u8; 16], peer: &str) {
         let bits = self.config.subnet_bits;
-        let is_near = local.port.is_infiniband() || gid::are_in_one_network(&local.gid.gid, remote, bits);
+        let is_near =
+            local.port.is_infiniband() || gid::are_in_one_network(&local.gid.gid, remote, bits);
         if is_near || self.has_logged_networks.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -312,7 +349,10 @@ impl Rail {
             local.gid.address(),
             gid::address(remote)
         );
-        log::log!(if self.config.warn_of_networks { log::Level::Warn } else { log::Level::Info }, "{text}");
+        log::log!(
+            if self.config.warn_of_networks { log::Level::Warn } else { log::Level::Info },
+            "{text}"
+        );
     }
 
     /// The rail on one line, for the log: its GID or LID, and why.
@@ -324,10 +364,17 @@ impl Rail {
             }
             Ok(LocalAddress { gid, .. }) => {
                 let why = match self.config.gid_index {
-                    Some(_) => format!("NCCL_IB_GID_INDEX; {}", gid::reason(&gid, &self.preference(None))),
+                    Some(_) => {
+                        format!("NCCL_IB_GID_INDEX; {}", gid::reason(&gid, &self.preference(None)))
+                    }
                     None => gid::reason(&gid, &self.preference(None)),
                 };
-                format!("{} RoCE {speed} Gb/s GID {} {} ({why})", self.name, gid.index, gid.address())
+                format!(
+                    "{} RoCE {speed} Gb/s GID {} {} ({why})",
+                    self.name,
+                    gid.index,
+                    gid.address()
+                )
             }
             Err(e) => format!("{} ({e})", self.name),
         }
@@ -340,7 +387,8 @@ impl Rail {
             Ok(address) => address,
             Err(e) => return Some(e.to_string()),
         };
-        let is_bad = !port.is_infiniband() && self.config.gid_index.is_none() && gid.is_link_local();
+        let is_bad =
+            !port.is_infiniband() && self.config.gid_index.is_none() && gid.is_link_local();
         is_bad.then(|| {
             format!(
                 "{} has a link-local address only ({}), which no router forwards: give its network interface an IP address",
@@ -358,7 +406,8 @@ impl Rail {
         }
         let (ours, theirs) = (local.gid.is_link_local(), gid::is_link_local(peer));
         let cure = "which no router forwards: give its network interface an IP address";
-        let peers = || format!("the peer has a link-local address only ({}), {cure}", gid::address(peer));
+        let peers =
+            || format!("the peer has a link-local address only ({}), {cure}", gid::address(peer));
         match () {
             () if ours => {
                 let also = if theirs { ", as has the peer" } else { "" };
@@ -375,7 +424,8 @@ impl Rail {
     }
 
     fn preference(&self, peer: Option<[u8; 16]>) -> Preference {
-        let Config { gid_family: family, roce_version, gid_range: range, subnet_bits, .. } = *self.config;
+        let Config { gid_family: family, roce_version, gid_range: range, subnet_bits, .. } =
+            *self.config;
         Preference { family, roce_version, range, subnet_bits, peer }
     }
 }
@@ -388,8 +438,10 @@ pub fn partition_index(context: &Context, port: u8, config: &Config) -> Result<u
     let Some(key) = config.pkey else { return Ok(config.pkey_index) };
     context.partition_index(port, key)?.ok_or_else(|| {
         let name = context.name();
-        Error::usage(format!("NCCL_IB_PKEY_VALUE={key:#06x}: port {port} of {name} has no such partition key"))
-            .hint(format_args!("cat /sys/class/infiniband/{name}/ports/{port}/pkeys/*"))
+        Error::usage(format!(
+            "NCCL_IB_PKEY_VALUE={key:#06x}: port {port} of {name} has no such partition key"
+        ))
+        .hint(format_args!("cat /sys/class/infiniband/{name}/ports/{port}/pkeys/*"))
     })
 }
 
@@ -405,7 +457,8 @@ fn unusable_reason(attributes: &PortAttributes) -> Option<String> {
 }
 
 fn excluded(config: &Config, device: &str, port: u8) -> Option<String> {
-    (!config.hca.admits(device, port)).then(|| format!("NCCL_IB_HCA={} excludes it", config.hca.text()))
+    (!config.hca.admits(device, port))
+        .then(|| format!("NCCL_IB_HCA={} excludes it", config.hca.text()))
 }
 
 /// Bandwidth of a port according to the kernel, which may exceed the range of the verbs' bit masks.
@@ -418,9 +471,11 @@ fn kernel_speed_mbps(context: &Context, port: u8, attributes: &PortAttributes) -
 /// Bandwidth of a port from the verbs' bit masks `speed` (`active_speed`) and `width`
 /// (`active_width`).
 fn speed_mbps(speed: u32, width: u8) -> u32 {
-    const PER_LANE_MBPS: [u32; 9] = [2_500, 5_000, 10_000, 10_000, 14_000, 25_000, 50_000, 100_000, 200_000];
+    const PER_LANE_MBPS: [u32; 9] =
+        [2_500, 5_000, 10_000, 10_000, 14_000, 25_000, 50_000, 100_000, 200_000];
     const LANES: [u32; 5] = [1, 4, 8, 12, 2];
-    let per_lane = PER_LANE_MBPS.get(speed.trailing_zeros() as usize).copied().unwrap_or(PER_LANE_MBPS[0]);
+    let per_lane =
+        PER_LANE_MBPS.get(speed.trailing_zeros() as usize).copied().unwrap_or(PER_LANE_MBPS[0]);
     let lanes = LANES.get(width.trailing_zeros() as usize).copied().unwrap_or(1);
     per_lane * lanes
 }

@@ -27,7 +27,13 @@ impl RoundTrips {
     /// The longest round trip to a port of `remote`; zero if unknown.
     pub fn to(&self, remote: &Endpoint) -> Duration {
         let known = self.lock();
-        remote.rails.iter().filter_map(|rail| known.get(&rail.gid)).copied().max().unwrap_or_default()
+        remote
+            .rails
+            .iter()
+            .filter_map(|rail| known.get(&rail.gid))
+            .copied()
+            .max()
+            .unwrap_or_default()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 16], Duration>> {

@@ -24,9 +24,15 @@ impl Spares {
     pub fn of(own: &[Arc<Rail>], all: &[Arc<Rail>]) -> Self {
         let Some(first) = own.first() else { return Self::default() };
         let is_other = |port: &&Arc<Rail>| {
-            port.infiniband == first.infiniband && !own.iter().any(|own| Arc::ptr_eq(&own.card, &port.card))
+            port.infiniband == first.infiniband
+                && !own.iter().any(|own| Arc::ptr_eq(&own.card, &port.card))
         };
-        Self(all.iter().filter(is_other).map(|port| (distance(&first.card, &port.card), Arc::clone(port))).collect())
+        Self(
+            all.iter()
+                .filter(is_other)
+                .map(|port| (distance(&first.card, &port.card), Arc::clone(port)))
+                .collect(),
+        )
     }
 
     /// Whether there is none.
@@ -43,7 +49,8 @@ impl Spares {
 }
 
 fn distance(one: &Card, other: &Card) -> Distance {
-    let common = common_bridges(one.pci_path().unwrap_or_default(), other.pci_path().unwrap_or_default());
+    let common =
+        common_bridges(one.pci_path().unwrap_or_default(), other.pci_path().unwrap_or_default());
     let nodes = [one, other].map(|card| sysfs::numa_node(&card.name));
     (Reverse(common), nodes[0] != nodes[1])
 }

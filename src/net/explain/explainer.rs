@@ -159,7 +159,11 @@ impl Explainer {
         let (mut waiting, mut left) = (Vec::new(), Vec::new());
         for wait in &all {
             let Some(found) = wait.look(moment, floor) else { continue };
-            if !self.limit.is_zero() && !found.is_asked() && found.age >= self.limit && wait.take_reported() {
+            if !self.limit.is_zero()
+                && !found.is_asked()
+                && found.age >= self.limit
+                && wait.take_reported()
+            {
                 left.push(found.clone());
             }
             waiting.push(found);
@@ -172,8 +176,13 @@ impl Explainer {
 
     /// Checks `ends`, which are all ends, unless that was done within the last `pause`. Writes into
     /// each record which operation it waits in. Returns the locked state and the time.
-    pub(super) fn look(&self, ends: &[NumberedEnd], pause: Duration) -> (MutexGuard<'_, State>, Time) {
-        let is_recent = |state: &State, now: Time| state.looked.is_some_and(|looked| now < looked + pause);
+    pub(super) fn look(
+        &self,
+        ends: &[NumberedEnd],
+        pause: Duration,
+    ) -> (MutexGuard<'_, State>, Time) {
+        let is_recent =
+            |state: &State, now: Time| state.looked.is_some_and(|looked| now < looked + pause);
         let state = lock(&self.state);
         let now = self.start.elapsed();
         if is_recent(&state, now) {
@@ -181,7 +190,8 @@ impl Explainer {
         }
         drop(state);
         let seen = Seen::now();
-        let sights: Vec<Sight> = ends.iter().map(|(number, end)| sight(*number, end.as_ref(), &seen)).collect();
+        let sights: Vec<Sight> =
+            ends.iter().map(|(number, end)| sight(*number, end.as_ref(), &seen)).collect();
         let mut state = lock(&self.state);
         let now = self.start.elapsed();
         state.inquiry.handle_looks(now, sights, seen.progress());
@@ -191,10 +201,13 @@ impl Explainer {
         }
         for (number, end) in ends {
             let operation = state.inquiry.operation(*number);
-            end.labels()
-                .set_operation(operation.map_or(0, |one| one.call.to_bits()), operation.map_or("", |one| &one.name));
+            end.labels().set_operation(
+                operation.map_or(0, |one| one.call.to_bits()),
+                operation.map_or("", |one| &one.name),
+            );
             let recovery = end.peer().progress();
-            end.labels().set_recovery(recovery.map(|recovery| (recovery.lasted(), recovery.attempts)));
+            end.labels()
+                .set_recovery(recovery.map(|recovery| (recovery.lasted(), recovery.attempts)));
         }
         (state, now)
     }
@@ -215,7 +228,9 @@ impl Explainer {
         // Without the lock, which a watcher needs.
         match ReportSocket::open(&self.folder) {
             Ok(made) => *lock(&self.socket) = Some(made),
-            Err(e) => log::info!("`ferrite hang` cannot ask this process: {e} (FERRITE_REPORT_DIR)"),
+            Err(e) => {
+                log::info!("`ferrite hang` cannot ask this process: {e} (FERRITE_REPORT_DIR)")
+            }
         }
         // The last end may have been closed meanwhile.
         if lock(&self.state).opening == Opening::WithoutEnds {
@@ -252,7 +267,9 @@ impl State {
         match self.set_up_times.check(set_up::longest(set_ups), false) {
             Due::Nothing => {}
             Due::Report => self.is_set_up_due = true,
-            Due::WentOn(after, _) | Due::Closed(after) => self.notes.push(text::set_up_went_on(after)),
+            Due::WentOn(after, _) | Due::Closed(after) => {
+                self.notes.push(text::set_up_went_on(after))
+            }
         }
         self.is_set_up_due || !self.notes.is_empty()
     }
@@ -329,7 +346,12 @@ impl Job for Explainer {
 
 /// Observes an end, whose messages belong to one of the operations in `seen`.
 fn sight(id: EndId, end: &dyn ExplainedEnd, seen: &Seen) -> Sight {
-    Sight { id, found: end.look(), peer: end.peer().peer().identity(), operation: seen.operation_of(end.labels()) }
+    Sight {
+        id,
+        found: end.look(),
+        peer: end.peer().peer().identity(),
+        operation: seen.operation_of(end.labels()),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

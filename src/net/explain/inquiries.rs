@@ -110,7 +110,9 @@ impl Explainer {
         set_ups: Vec<SetUp>,
     ) -> Option<(Vec<UnixStream>, Report)> {
         let is_waiting = state.inquiry.longest_wait(now).is_some();
-        if state.requests.is_empty() || is_waiting && !state.inquiry.is_settled(now, state.requested) {
+        if state.requests.is_empty()
+            || is_waiting && !state.inquiry.is_settled(now, state.requested)
+        {
             return None;
         }
         let report = new_report(state, now, ends).with_set_ups(set_ups, self.is_limit_set);
@@ -130,8 +132,15 @@ impl Explainer {
 }
 
 fn new_report(state: &State, now: Time, ends: &[NumberedEnd]) -> Report {
-    let name = |number: EndId| find(ends, number).map(|end| EndName::of(end.as_ref())).unwrap_or_default();
-    Report::new(&state.inquiry, now, state.reports, state.report_times.limit().unwrap_or_default(), name)
+    let name =
+        |number: EndId| find(ends, number).map(|end| EndName::of(end.as_ref())).unwrap_or_default();
+    Report::new(
+        &state.inquiry,
+        now,
+        state.reports,
+        state.report_times.limit().unwrap_or_default(),
+        name,
+    )
 }
 
 fn find(ends: &[NumberedEnd], number: EndId) -> Option<&Arc<dyn super::end::ExplainedEnd>> {
@@ -140,13 +149,20 @@ fn find(ends: &[NumberedEnd], number: EndId) -> Option<&Arc<dyn super::end::Expl
 }
 
 /// Drops an invalid frame: the connection does not depend on it.
-fn handle_frames(state: &mut State, now: Time, frames: BTreeMap<(EndId, bool), Frame>, ends: &[NumberedEnd]) {
+fn handle_frames(
+    state: &mut State,
+    now: Time,
+    frames: BTreeMap<(EndId, bool), Frame>,
+    ends: &[NumberedEnd],
+) {
     for ((number, is_question), frame) in frames {
         let handled = if is_question {
-            Question::parse(&frame.body).map(|question| state.inquiry.handle_question(now, number, &question))
+            Question::parse(&frame.body)
+                .map(|question| state.inquiry.handle_question(now, number, &question))
         } else {
             Answer::parse(&frame.body).map(|answer| {
-                let rank = if let Answer::Stands(standing) = &answer { standing.me.rank } else { None };
+                let rank =
+                    if let Answer::Stands(standing) = &answer { standing.me.rank } else { None };
                 if let Some((end, rank)) = find(ends, number).zip(rank) {
                     end.peer().peer().set_rank(rank);
                 }

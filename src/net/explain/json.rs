@@ -132,10 +132,14 @@ fn number(number: Option<u32>) -> String {
 fn end(end: &End) -> String {
     let numbers = match end.numbers {
         Numbers::Sender { seen, sent, acknowledged, wants } => {
-            format!("\"seen\":{seen},\"sent\":{sent},\"acknowledged\":{acknowledged},\"wants\":{wants}")
+            format!(
+                "\"seen\":{seen},\"sent\":{sent},\"acknowledged\":{acknowledged},\"wants\":{wants}"
+            )
         }
         Numbers::Receiver { posted, announced, arrived, flushes } => {
-            format!("\"posted\":{posted},\"announced\":{announced},\"arrived\":{arrived},\"flushes\":{flushes}")
+            format!(
+                "\"posted\":{posted},\"announced\":{announced},\"arrived\":{arrived},\"flushes\":{flushes}"
+            )
         }
     };
     format!("{{{numbers},\"recovers\":{},\"is_untested\":{}}}", end.recovers, end.is_untested)

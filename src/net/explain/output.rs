@@ -37,12 +37,16 @@ pub fn write(report: &Report, folder: &str) {
 pub(super) fn nccl_shows_warnings() -> bool {
     static SHOWN: OnceLock<bool> = OnceLock::new();
     let variable = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    *SHOWN.get_or_init(|| is_shown_by_all(variable("NCCL_DEBUG").as_deref(), variable("NCCL_DEBUG_SUBSYS").as_deref()))
+    *SHOWN.get_or_init(|| {
+        is_shown_by_all(variable("NCCL_DEBUG").as_deref(), variable("NCCL_DEBUG_SUBSYS").as_deref())
+    })
 }
 
 /// The subsystems that all releases know.
-const SUBSYSTEMS: [&str; 13] =
-    ["INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "CALL", "PROXY", "NVLS", "ALL"];
+const SUBSYSTEMS: [&str; 13] = [
+    "INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "CALL", "PROXY",
+    "NVLS", "ALL",
+];
 
 /// Whether all of NCCL 2.20 to 2.32 show a warning of every subsystem for these values of
 /// `NCCL_DEBUG` and `NCCL_DEBUG_SUBSYS`.
@@ -51,7 +55,8 @@ const SUBSYSTEMS: [&str; 13] =
 /// `NCCL_DEBUG_LEVELS`. If only some show the warning, this is false: a report is better written
 /// twice than never.
 pub fn is_shown_by_all(level: Option<&str>, subsystems: Option<&str>) -> bool {
-    let is_any = |word: &str, known: &[&str]| known.iter().any(|name| word.eq_ignore_ascii_case(name));
+    let is_any =
+        |word: &str, known: &[&str]| known.iter().any(|name| word.eq_ignore_ascii_case(name));
     let has_level = level.is_some_and(|level| is_any(level, &["WARN", "INFO", "ABORT", "TRACE"]));
     let has_subsystem = match subsystems {
         None => true,
@@ -67,11 +72,16 @@ pub fn is_shown_by_all(level: Option<&str>, subsystems: Option<&str>) -> bool {
 /// path.
 fn write_file(report: &Report, folder: &str) -> io::Result<String> {
     let number = (report.number - 1) % MAX_FILES + 1;
-    let path = format!("{folder}/ferrite-hang.{}.{}.{number}.json", sysfs::host_name(), std::process::id());
+    let path = format!(
+        "{folder}/ferrite-hang.{}.{}.{number}.json",
+        sysfs::host_name(),
+        std::process::id()
+    );
     let temporary = format!("{path}.new");
     // A file of that name is not ours, or belongs to a process that has ended.
     let _ = fs::remove_file(&temporary);
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    let mut file =
+        fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     let written = file.write_all(json(report, sysfs::host_name()).as_bytes());
     let renamed = written.and_then(|()| fs::rename(&temporary, &path));
     renamed.inspect_err(|_| drop(fs::remove_file(&temporary)))?;

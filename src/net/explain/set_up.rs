@@ -197,7 +197,8 @@ pub(super) fn longest(set_ups: &[SetUp]) -> Option<Duration> {
 /// `softrnic1: listens at 10.0.0.1:4711 for 10 s; no peer has connected: …`
 impl fmt::Display for SetUp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { call, device, address, stage, age, unasked, detail: Detail { peer, trouble } } = self;
+        let Self { call, device, address, stage, age, unasked, detail: Detail { peer, trouble } } =
+            self;
         let (age, unasked) = (age.as_secs(), unasked.unwrap_or(*age).as_secs());
         match call {
             Call::Accept => write!(f, "{device}: listens at {address} for {age} s; ")?,
@@ -215,16 +216,21 @@ impl fmt::Display for SetUp {
                 "no peer has connected: the peer is late or has failed, uses another network or another device, or cannot reach this \
                  address (NCCL_SOCKET_IFNAME)"
             )?,
-            Stage::Dial => {
-                write!(f, "there is no TCP connection: is the peer's process alive, and its port reachable?")?
-            }
+            Stage::Dial => write!(
+                f,
+                "there is no TCP connection: is the peer's process alive, and its port reachable?"
+            )?,
             Stage::Accept => write!(
                 f,
                 "the peer has not accepted: its process can be reached, but NCCL there has not called accept (`ferrite hang` there)"
             )?,
             Stage::Port => write!(f, "a port of this end cannot be used")?,
-            Stage::QueuePairs => write!(f, "the queue pairs cannot be connected to those of {peer}")?,
-            Stage::Commit => write!(f, "{peer} has been answered but has not completed its connect")?,
+            Stage::QueuePairs => {
+                write!(f, "the queue pairs cannot be connected to those of {peer}")?
+            }
+            Stage::Commit => {
+                write!(f, "{peer} has been answered but has not completed its connect")?
+            }
         }
         if !trouble.is_empty() {
             write!(f, " ({trouble})")?;
@@ -251,10 +257,18 @@ mod tests {
 
     #[test]
     fn a_peer_that_may_be_late_is_a_warning_after_a_minute_and_a_fault_is_one_at_once() {
-        let is_warning = |stage, age, unasked| set_up(Call::Connect, stage, age, unasked).is_warning(false);
+        let is_warning =
+            |stage, age, unasked| set_up(Call::Connect, stage, age, unasked).is_warning(false);
         for stage in [Stage::Peer, Stage::Accept, Stage::Commit] {
-            assert_eq!([10, 59, 60].map(|age| is_warning(stage, age, 0)), [false, false, true], "{stage:?}");
-            assert!(set_up(Call::Connect, stage, 10, 0).is_warning(true), "the user has set the time");
+            assert_eq!(
+                [10, 59, 60].map(|age| is_warning(stage, age, 0)),
+                [false, false, true],
+                "{stage:?}"
+            );
+            assert!(
+                set_up(Call::Connect, stage, 10, 0).is_warning(true),
+                "the user has set the time"
+            );
         }
         for stage in [Stage::Dial, Stage::Port, Stage::QueuePairs] {
             assert!(is_warning(stage, 10, 0), "{stage:?}");
@@ -265,10 +279,15 @@ mod tests {
     fn what_nccl_does_not_ask_for_is_no_warning() {
         for stage in [Stage::Peer, Stage::QueuePairs] {
             let left = set_up(Call::Accept, stage, 7200, 3);
-            assert!(!left.is_warning(true) && left.to_string().contains("NCCL here has not called accept"), "{left}");
+            assert!(
+                !left.is_warning(true)
+                    && left.to_string().contains("NCCL here has not called accept"),
+                "{left}"
+            );
             let never = SetUp { unasked: None, ..left };
             assert!(
-                !never.is_warning(true) && never.to_string().contains("has not called accept for 7200 s"),
+                !never.is_warning(true)
+                    && never.to_string().contains("has not called accept for 7200 s"),
                 "{never}"
             );
         }
@@ -283,7 +302,10 @@ mod tests {
             set_up(Call::Connect, Stage::Accept, 60, 0),
         ];
         sort(&mut all);
-        assert_eq!(all.map(|one| one.stage), [Stage::QueuePairs, Stage::Accept, Stage::Peer, Stage::Port]);
+        assert_eq!(
+            all.map(|one| one.stage),
+            [Stage::QueuePairs, Stage::Accept, Stage::Peer, Stage::Port]
+        );
     }
 
     /// It may call in a moment.

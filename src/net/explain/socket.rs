@@ -84,9 +84,11 @@ impl ReportSocket {
         let path = PathBuf::from(folder).join(format!("ferrite.{owner}.sock"));
         let what = || format!("opening {}", path.display());
         remove_dead(folder);
-        let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None).map_err(|e| Error::io(what(), &e))?;
+        let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)
+            .map_err(|e| Error::io(what(), &e))?;
         // Before binding, so that others can never connect.
-        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|e| Error::os(what(), e.raw_os_error()))?;
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)
+            .map_err(|e| Error::os(what(), e.raw_os_error()))?;
         let new = PathBuf::from(folder).join(format!("ferrite.{owner}.sock.new"));
         let address = SockAddr::unix(&new).map_err(|e| Error::io(what(), &e))?;
         // Under another name until it listens: others assume that a socket without a listener
@@ -99,7 +101,12 @@ impl ReportSocket {
         let _ = fs::remove_file(&new);
         named.map_err(|e| Error::io(what(), &e))?;
         let _unshared = Unshared::new(socket.as_raw_fd());
-        Ok(Self { _unshared, listener: UnixListener::from(std::os::fd::OwnedFd::from(socket)), path, owner })
+        Ok(Self {
+            _unshared,
+            listener: UnixListener::from(std::os::fd::OwnedFd::from(socket)),
+            path,
+            owner,
+        })
     }
 
     /// The clients since the last call.
@@ -122,10 +129,13 @@ fn remove_dead(folder: &str) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let process = name.strip_prefix("ferrite.").and_then(|name| name.strip_suffix(".sock")?.parse::<u32>().ok());
+        let process = name
+            .strip_prefix("ferrite.")
+            .and_then(|name| name.strip_suffix(".sock")?.parse::<u32>().ok());
         // Connecting to a living process would request a report. This process does not have its own
         // name yet.
-        let may_be_dead = |pid: u32| pid == std::process::id() || !Path::new(&format!("/proc/{pid}")).exists();
+        let may_be_dead =
+            |pid: u32| pid == std::process::id() || !Path::new(&format!("/proc/{pid}")).exists();
         if process.is_some_and(may_be_dead) && is_own(&path) && is_refused(&path) {
             let _ = fs::remove_file(&path);
         }
@@ -135,20 +145,24 @@ fn remove_dead(folder: &str) {
 /// Whether `path` is a socket of this user.
 fn is_own(path: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
-    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket() && found.uid() == own)
+    fs::symlink_metadata(path)
+        .is_ok_and(|found| found.file_type().is_socket() && found.uid() == own)
 }
 
 /// Whether no process listens at `path`. Only that shows that the process has ended, since it may
 /// be in another PID namespace. Does not wait for a process that listens but does not accept.
 fn is_refused(path: &Path) -> bool {
-    let connect = || Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?.connect(&SockAddr::unix(path)?);
+    let connect = || {
+        Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?.connect(&SockAddr::unix(path)?)
+    };
     connect().is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused)
 }
 
 /// Whether the process at the other end belongs to this user or root.
 fn is_allowed(stream: &UnixStream) -> bool {
     let own = rustix::process::geteuid();
-    rustix::net::sockopt::socket_peercred(stream).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
+    rustix::net::sockopt::socket_peercred(stream)
+        .is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
 }
 
 /// Writes `answer` to all of `streams` and closes them. Drops those that have not read it after
@@ -233,7 +247,8 @@ mod tests {
     fn only_a_socket_where_nobody_listens_and_whose_process_has_ended_is_removed() {
         let folder = testkit::Scratch::new();
         let path = |name: &str| folder.path().join(name);
-        let [dead, file, link] = [0, 1, 2].map(|number| path(&format!("ferrite.{}.sock", NOBODY + number)));
+        let [dead, file, link] =
+            [0, 1, 2].map(|number| path(&format!("ferrite.{}.sock", NOBODY + number)));
         let [init, listens, other] =
             ["ferrite.1.sock", &format!("ferrite.{}.sock", NOBODY + 3), "other.sock"].map(path);
         drop([&dead, &init, &other].map(|path| UnixListener::bind(path).expect("a socket")));
@@ -242,7 +257,10 @@ mod tests {
         std::os::unix::fs::symlink(&other, &link).expect("a link");
         remove_dead(&folder.path().display().to_string());
         let is_there = |path: &PathBuf| fs::symlink_metadata(path).is_ok();
-        assert_eq!([&dead, &init, &listens, &other, &file, &link].map(is_there), [false, true, true, true, true, true]);
+        assert_eq!(
+            [&dead, &init, &listens, &other, &file, &link].map(is_there),
+            [false, true, true, true, true, true]
+        );
     }
 
     #[test]
@@ -253,8 +271,9 @@ mod tests {
         let address = SockAddr::unix(&path).expect("a path");
         let listener = new();
         listener.bind(&address).and_then(|()| listener.listen(0)).expect("it listens");
-        let waiting: Vec<_> =
-            std::iter::repeat_with(new).take_while(|socket| socket.connect(&address).is_ok()).collect();
+        let waiting: Vec<_> = std::iter::repeat_with(new)
+            .take_while(|socket| socket.connect(&address).is_ok())
+            .collect();
         assert!(!waiting.is_empty());
         remove_dead(&folder.path().display().to_string());
         assert!(path.exists());
@@ -278,11 +297,14 @@ mod tests {
     fn the_socket_is_due_once_when_there_have_been_ends_for_so_long() {
         let (mut opening, second) = (Opening::default(), Duration::from_secs(1));
         // As from the watchers of several cards: at any time, and several times a second.
-        let due: Vec<u32> = (0..20).filter(|tick| opening.handle_time(*tick * second / 3, true)).collect();
+        let due: Vec<u32> =
+            (0..20).filter(|tick| opening.handle_time(*tick * second / 3, true)).collect();
         assert_eq!(due, [8]);
         assert!(opening.take());
         assert!(!opening.take() && !opening.handle_time(10 * second, true));
-        assert!(!opening.handle_time(11 * second, false) && !opening.handle_time(20 * second, true));
+        assert!(
+            !opening.handle_time(11 * second, false) && !opening.handle_time(20 * second, true)
+        );
         assert!(opening.handle_time(23 * second, true));
     }
 }

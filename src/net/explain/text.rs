@@ -86,10 +86,17 @@ impl Report {
     }
 
     /// A report of what is known now. `name` returns the names of an end.
-    pub fn new(inquiry: &Inquiry, now: Time, number: u32, limit: Duration, name: impl Fn(EndId) -> EndName) -> Self {
+    pub fn new(
+        inquiry: &Inquiry,
+        now: Time,
+        number: u32,
+        limit: Duration,
+        name: impl Fn(EndId) -> EndName,
+    ) -> Self {
         let mut findings = inquiry.findings(now);
         // The nearest cause first: this process knows more about it than others do.
-        let depth = |finding: &Finding| finding.cause.as_ref().map_or(u16::MAX, |cause| cause.depth);
+        let depth =
+            |finding: &Finding| finding.cause.as_ref().map_or(u16::MAX, |cause| cause.depth);
         findings.sort_by_key(depth);
         let is_known = findings.first().is_none_or(|finding| finding.cause.is_some());
         let waits = findings.len();
@@ -97,7 +104,12 @@ impl Report {
         let names: Vec<_> = findings.iter().map(|finding| name(finding.id)).collect();
         let findings = findings.into_iter().zip(names).collect();
         let least_lead = if is_known { None } else { inquiry.least_lead(now) };
-        Self { findings, waits, least_lead, ..Self::without_messages(inquiry.me(None), number, limit) }
+        Self {
+            findings,
+            waits,
+            least_lead,
+            ..Self::without_messages(inquiry.me(None), number, limit)
+        }
     }
 
     /// The wait that the text is about, and the names of its end.
@@ -111,7 +123,8 @@ impl Report {
         if self.findings.is_empty() {
             return self.set_ups.first().is_some_and(|set_up| set_up.is_warning(self.is_limit_set));
         }
-        let depth = self.main().and_then(|(finding, _)| finding.cause.as_ref()).map(|cause| cause.depth);
+        let depth =
+            self.main().and_then(|(finding, _)| finding.cause.as_ref()).map(|cause| cause.depth);
         let moves = self.main().is_some_and(|(finding, _)| finding.verdict == Verdict::Moving);
         !moves && (depth.is_none_or(|depth| depth == 1) || self.me.rank == Some(0))
     }
@@ -124,12 +137,15 @@ impl Report {
         };
         let EndName { device, peer, end, .. } = name;
         let is_asked = self.set_ups.first().is_some_and(SetUp::is_asked);
-        let set_up = set_up.filter(|_| is_asked).map(|text| format!(" Also: {text}.")).unwrap_or_default();
+        let set_up =
+            set_up.filter(|_| is_asked).map(|text| format!(" Also: {text}.")).unwrap_or_default();
         let age = seconds(finding.age);
         let what = match finding.end.numbers {
             Numbers::Sender { wants: true, .. } => "to be asked for data by",
             Numbers::Sender { .. } => "for acknowledgements of",
-            Numbers::Receiver { posted, arrived, .. } if posted == arrived => "for a flush of data of",
+            Numbers::Receiver { posted, arrived, .. } if posted == arrived => {
+                "for a flush of data of"
+            }
             Numbers::Receiver { .. } => "for data of",
         };
         let others = match self.waits - 1 {
@@ -141,8 +157,14 @@ impl Report {
             Verdict::PeerGone => format!("the connection has ended: {end}"),
             _ => self.why(finding, name.recovery.as_ref()),
         };
-        let operation = finding.operation.as_ref().map(|operation| format!("in {operation} ")).unwrap_or_default();
-        format!("{device}: {rank}has been waiting for {age} s {operation}{what} {peer}: {why}.{others}{set_up}")
+        let operation = finding
+            .operation
+            .as_ref()
+            .map(|operation| format!("in {operation} "))
+            .unwrap_or_default();
+        format!(
+            "{device}: {rank}has been waiting for {age} s {operation}{what} {peer}: {why}.{others}{set_up}"
+        )
     }
 
     fn why(&self, finding: &Finding, recovery: Option<&RecoveryProgress>) -> String {
@@ -156,7 +178,9 @@ impl Report {
             (_, Verdict::Recovering) if recovery.is_some() => {
                 recovery.map(ToString::to_string).unwrap_or_default() + &numbers(finding)
             }
-            (_, verdict) => reason(verdict, finding.operation.as_ref(), finding.begun) + &numbers(finding),
+            (_, verdict) => {
+                reason(verdict, finding.operation.as_ref(), finding.begun) + &numbers(finding)
+            }
         }
     }
 
@@ -226,10 +250,14 @@ fn reason(verdict: Verdict, operation: Option<&Operation>, begun: Begun) -> Stri
         }
         Verdict::Unreachable => "the control connection is lost, so that the peer cannot be asked",
         Verdict::NotAccepted => "NCCL there has not accepted the connection yet (accept)",
-        Verdict::OtherTags => "it has asked for messages with other tags: a bug, of Ferrite or of what calls it",
+        Verdict::OtherTags => {
+            "it has asked for messages with other tags: a bug, of Ferrite or of what calls it"
+        }
         Verdict::Moving => "that process makes progress with other messages",
         Verdict::PeerWaits | Verdict::Unknown => "what that process waits for is not known yet",
-        Verdict::NotWaiting | Verdict::OwnHasNotAsked | Verdict::OwnHasNotSent => "it no longer waits",
+        Verdict::NotWaiting | Verdict::OwnHasNotAsked | Verdict::OwnHasNotSent => {
+            "it no longer waits"
+        }
     };
     text.into()
 }
@@ -268,13 +296,18 @@ fn numbers(finding: &Finding) -> String {
             format!("{posted} receives posted, {announced} announced, {arrived} arrived")
         }
     };
-    let theirs = finding.theirs.as_ref().map(|theirs| format!("; there: {}", of(&theirs.end.numbers)));
+    let theirs =
+        finding.theirs.as_ref().map(|theirs| format!("; there: {}", of(&theirs.end.numbers)));
     format!(" (here: {}{})", of(&finding.end.numbers), theirs.unwrap_or_default())
 }
 
 /// The line for a reported wait that has ended by itself.
 pub fn went_on(after: Duration, next: Duration) -> String {
-    format!("the wait ended after {} s; from now on a wait is reported after {} s", seconds(after), next.as_secs())
+    format!(
+        "the wait ended after {} s; from now on a wait is reported after {} s",
+        seconds(after),
+        next.as_secs()
+    )
 }
 
 /// Describes the first of `set_ups`, and that there are `in_all`; `None` if none waits.
@@ -294,7 +327,10 @@ pub fn set_up_went_on(after: Duration) -> String {
 /// The line for a connection that was closed while it waited, by NCCL or after an error. `said` is
 /// the earlier report.
 pub fn closed(after: Duration, said: &str) -> String {
-    format!("the connection was closed after a wait of {} s. The report was: {said}", seconds(after))
+    format!(
+        "the connection was closed after a wait of {} s. The report was: {said}",
+        seconds(after)
+    )
 }
 
 /// The line for a peer that waits for this process.
@@ -330,7 +366,9 @@ fn seconds(time: Duration) -> String {
 pub fn cause_text(cause: &Cause, said: Option<&Operation>) -> String {
     let Cause { verdict, near, far, operation, begun, .. } = cause;
     let is_said = |operation: &&Operation| {
-        said.is_some_and(|said| (said.call, said.communicator) == (operation.call, operation.communicator))
+        said.is_some_and(|said| {
+            (said.call, said.communicator) == (operation.call, operation.communicator)
+        })
     };
     let other = operation.as_ref().filter(|operation| !is_said(operation));
     let within = other.map(|operation| format!(" in {operation}")).unwrap_or_default();
@@ -349,8 +387,17 @@ mod tests {
         let who = Identity { host: "n-0007".into(), pid: 7, rank: None, label: None };
         let numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false };
         let (contact, sender_rank) = (Contact::Lost, None);
-        let look = Look { numbers, refusals: 0, calls: 0, has_requests: true, recovers: false, contact, sender_rank };
-        let sight = |id| Sight { id, found: Found::Look(look.clone()), peer: who.clone(), operation: None };
+        let look = Look {
+            numbers,
+            refusals: 0,
+            calls: 0,
+            has_requests: true,
+            recovers: false,
+            contact,
+            sender_rank,
+        };
+        let sight =
+            |id| Sight { id, found: Found::Look(look.clone()), peer: who.clone(), operation: None };
         let (mut inquiry, named) = (Inquiry::new(who.clone()), Cell::new(0));
         inquiry.handle_looks(Time::ZERO, (0..300).map(sight).collect(), Vec::new());
         let name = |_| {
@@ -358,10 +405,18 @@ mod tests {
             EndName::default()
         };
         let report = Report::new(&inquiry, Duration::from_secs(2), 1, Duration::ZERO, name);
-        let json: serde_json::Value = serde_json::from_str(&json(&report, "n-0007")).expect("an object");
-        assert_eq!((named.get(), json["waits"].as_array().map(Vec::len)), (MAX_WAITS, Some(MAX_WAITS)));
+        let json: serde_json::Value =
+            serde_json::from_str(&json(&report, "n-0007")).expect("an object");
+        assert_eq!(
+            (named.get(), json["waits"].as_array().map(Vec::len)),
+            (MAX_WAITS, Some(MAX_WAITS))
+        );
         assert_eq!(json["waits_in_all"], 300);
         assert_eq!(json["version"], crate::version::text());
-        assert!(report.text().contains(" 299 more connection(s) of this process wait too."), "{}", report.text());
+        assert!(
+            report.text().contains(" 299 more connection(s) of this process wait too."),
+            "{}",
+            report.text()
+        );
     }
 }

@@ -96,7 +96,13 @@ impl MrCache {
     ///
     /// # Safety
     /// The memory stays mapped until the last [`CachedMr`] of it is dropped.
-    pub unsafe fn register(&self, addr: u64, size: usize, kind: MemoryKind, name: Name<'_>) -> Result<CachedMr> {
+    pub unsafe fn register(
+        &self,
+        addr: u64,
+        size: usize,
+        kind: MemoryKind,
+        name: Name<'_>,
+    ) -> Result<CachedMr> {
         let range = whole_pages(addr, size, kind)?;
         let descriptor = match name {
             Name::Address => None,
@@ -111,7 +117,13 @@ impl MrCache {
         let make = || {
             // SAFETY: the caller of `register` keeps the memory mapped.
             let region = unsafe {
-                MemoryRegion::register(&self.domain, start, (end - start) as usize, source, self.relaxed_ordering)
+                MemoryRegion::register(
+                    &self.domain,
+                    start,
+                    (end - start) as usize,
+                    source,
+                    self.relaxed_ordering,
+                )
             }?;
             let dma_buf = match name {
                 Name::Address => None,
@@ -142,9 +154,13 @@ pub fn whole_pages(addr: u64, size: usize, kind: MemoryKind) -> Result<MemoryRan
 /// # Errors
 /// The offset of the page is not a multiple of the page size.
 fn whole_page_offset(addr: u64, offset: u64) -> Result<u64> {
-    offset.checked_sub(addr & (PAGE - 1)).filter(|offset| offset.is_multiple_of(PAGE)).ok_or_else(|| {
-        Error::argument(format!("dma-buf offset {offset} does not fit address {addr:#x}: it is not page-aligned"))
-    })
+    offset.checked_sub(addr & (PAGE - 1)).filter(|offset| offset.is_multiple_of(PAGE)).ok_or_else(
+        || {
+            Error::argument(format!(
+                "dma-buf offset {offset} does not fit address {addr:#x}: it is not page-aligned"
+            ))
+        },
+    )
 }
 
 #[cfg(test)]
@@ -153,7 +169,8 @@ mod tests {
 
     #[test]
     fn registered_ranges_are_whole_pages() {
-        let pages = |addr, size| whole_pages(addr, size, MemoryKind::Host).ok().map(|r| (r.start, r.end));
+        let pages =
+            |addr, size| whole_pages(addr, size, MemoryKind::Host).ok().map(|r| (r.start, r.end));
         assert_eq!(pages(0x5001, 1), Some((0x5000, 0x6000)));
         assert_eq!(pages(0x5fff, 2), Some((0x5000, 0x7000)));
         assert_eq!(pages(0x5000, 0x1000), Some((0x5000, 0x6000)));
@@ -166,7 +183,12 @@ mod tests {
         assert_eq!(whole_page_offset(0x5010, 0x2010), Ok(0x2000));
         assert_eq!(whole_page_offset(0x5000, 0), Ok(0));
         for (addr, offset) in [(0x5010, 0), (0x5000, 0x10), (0x5010, 0x2000)] {
-            assert!(whole_page_offset(addr, offset).expect_err("refused").text().contains("not page-aligned"));
+            assert!(
+                whole_page_offset(addr, offset)
+                    .expect_err("refused")
+                    .text()
+                    .contains("not page-aligned")
+            );
         }
     }
 }

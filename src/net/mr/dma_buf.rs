@@ -71,6 +71,11 @@ impl GivenDmaBuf {
 
     fn duplicate(&self) -> Result<DmaBuf> {
         let fd = duplicate(self.fd)?;
-        Ok(DmaBuf { _unshared: Unshared::new(fd.as_raw_fd()), fd, addr: self.addr, offset: self.offset })
+        Ok(DmaBuf {
+            _unshared: Unshared::new(fd.as_raw_fd()),
+            fd,
+            addr: self.addr,
+            offset: self.offset,
+        })
     }
 }

@@ -108,7 +108,10 @@ impl MrHandle {
         let again = match &given {
             None => Again::Address,
             Some(given) => {
-                let kept = by_card.iter().find_map(|region| region.dma_buf().cloned()).or_else(|| given.kept());
+                let kept = by_card
+                    .iter()
+                    .find_map(|region| region.dma_buf().cloned())
+                    .or_else(|| given.kept());
                 kept.map_or(Again::Never, Again::DmaBuf)
             }
         };
@@ -163,8 +166,9 @@ impl MrHandle {
     pub fn use_cache(&self, rail: u8, cache: &MrCache) {
         let regions = self.lock();
         let by_card = regions.iter().flat_map(|regions| &regions.by_card);
-        let (lkey, rkey) =
-            { by_card }.find(|region| region.is_of(cache)).map_or((0, 0), |region| (region.lkey(), region.rkey()));
+        let (lkey, rkey) = { by_card }
+            .find(|region| region.is_of(cache))
+            .map_or((0, 0), |region| (region.lkey(), region.rkey()));
         self.lkeys.set(rail, lkey);
         self.rkeys.set(rail, rkey);
     }

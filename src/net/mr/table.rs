@@ -103,7 +103,12 @@ impl<R> Table<R> {
         let first = MemoryRange { kind, start: end.saturating_sub(self.longest), end: 0 };
         let last = MemoryRange { kind, start, end: u64::MAX };
         let before = (first <= last).then(|| self.entries.range(first..=last));
-        before.into_iter().flatten().rev().find(|(range, _)| range.end >= end).map(|(_, entry)| &entry.region)
+        before
+            .into_iter()
+            .flatten()
+            .rev()
+            .find(|(range, _)| range.end >= end)
+            .map(|(_, entry)| &entry.region)
     }
 
     fn add(&mut self, range: MemoryRange, region: Arc<R>) -> Arc<R> {
@@ -153,13 +158,17 @@ mod tests {
 
     impl Machine {
         fn pin(&self, range: MemoryRange) -> Pinned {
-            (range.start..range.end).map(|page| (page, self.generation[range.kind as usize][page as usize])).collect()
+            (range.start..range.end)
+                .map(|page| (page, self.generation[range.kind as usize][page as usize]))
+                .collect()
         }
 
         fn remap_unregistered_pages(&mut self) {
             for kind in [MemoryKind::Host, MemoryKind::Gpu] {
                 for page in 0..PAGES {
-                    let is_registered = |(r, _): &(MemoryRange, _)| r.kind == kind && (r.start..r.end).contains(&page);
+                    let is_registered = |(r, _): &(MemoryRange, _)| {
+                        r.kind == kind && (r.start..r.end).contains(&page)
+                    };
                     if !self.held.iter().any(is_registered) {
                         self.generation[kind as usize][page as usize] += 1;
                     }
@@ -234,7 +243,8 @@ mod tests {
 
     #[test]
     fn of_two_simultaneous_registrations_one_is_used() {
-        let (table, inside, made) = (MrTable::<usize>::default(), Barrier::new(2), AtomicUsize::new(0));
+        let (table, inside, made) =
+            (MrTable::<usize>::default(), Barrier::new(2), AtomicUsize::new(0));
         let wanted = range(MemoryKind::Host, 3, 4);
         let make = || {
             // Passes only if both threads are here at once, so that the lock is not held.
@@ -242,11 +252,18 @@ mod tests {
             Ok(made.fetch_add(1, Ordering::SeqCst))
         };
         let [a, b] = std::thread::scope(|scope| {
-            let both = [scope.spawn(|| table.acquire(wanted, make)), scope.spawn(|| table.acquire(wanted, make))];
+            let both = [
+                scope.spawn(|| table.acquire(wanted, make)),
+                scope.spawn(|| table.acquire(wanted, make)),
+            ];
             both.map(|thread| thread.join().expect("no panic").expect("made"))
         });
         assert!(Arc::ptr_eq(&a, &b) && made.load(Ordering::SeqCst) == 2);
-        assert_eq!(Arc::strong_count(&a), 3, "the other region is gone: these are two handles and the table's");
+        assert_eq!(
+            Arc::strong_count(&a),
+            3,
+            "the other region is gone: these are two handles and the table's"
+        );
         table.release(wanted);
         assert_eq!(Arc::strong_count(&a), 3, "still entered once");
         table.release(wanted);
@@ -271,7 +288,9 @@ mod tests {
                     let mut state = seed * 7919 + 1;
                     let mut held = Vec::new();
                     for _ in 0..3000 {
-                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                        state = state
+                            .wrapping_mul(6_364_136_223_846_793_005)
+                            .wrapping_add(1_442_695_040_888_963_407);
                         let wanted = range(MemoryKind::Host, state >> 60, 1 + (state >> 56) % 8);
                         let region = table.acquire(wanted, || {
                             live.fetch_add(1, Ordering::SeqCst);

@@ -77,7 +77,9 @@ pub fn end(context: u64) {
     let Some(Context { place, id }) = Context::from_bits(context) else { return };
     let mut places = lock();
     let ends = places.ends;
-    if let Some(known) = places.known.get_mut(place).filter(|known| known.id == id && known.ended.is_none()) {
+    if let Some(known) =
+        places.known.get_mut(place).filter(|known| known.id == id && known.ended.is_none())
+    {
         known.ended = Some(ends);
         places.ends += 1;
     }
@@ -92,7 +94,8 @@ pub fn end(context: u64) {
 /// NCCL begins an operation in the communicator of `context`, on the thread that calls NCCL.
 /// Returns the context that NCCL passes with all of its events.
 pub fn begin_call(context: u64, call: Call) -> u64 {
-    let found = Context::from_bits(context).and_then(|Context { place, id }| Some((TABLE.get(place)?, id)));
+    let found =
+        Context::from_bits(context).and_then(|Context { place, id }| Some((TABLE.get(place)?, id)));
     if let (Some((entry, id)), Some(number)) = (found, call.number)
         && entry.id.load(Ordering::Acquire) == id + 1
     {
@@ -123,7 +126,8 @@ impl Places {
             self.known.push(known);
             return Some(self.known.len() - 1);
         }
-        let ended = self.known.iter().enumerate().filter_map(|(place, known)| Some((known.ended?, place)));
+        let ended =
+            self.known.iter().enumerate().filter_map(|(place, known)| Some((known.ended?, place)));
         let (_, place) = ended.min()?;
         self.known[place] = known;
         Some(place)
@@ -149,12 +153,16 @@ mod tests {
     #[test]
     fn what_is_begun_in_a_communicator_is_kept_until_it_ends() {
         let context = begin(0xffff_0000_0000_0007, "tp", 3);
-        assert_eq!(handle::call_of(begin_call(context, all_reduce(Some(4)))), Some(all_reduce(Some(4))));
+        assert_eq!(
+            handle::call_of(begin_call(context, all_reduce(Some(4)))),
+            Some(all_reduce(Some(4)))
+        );
         begin_call(context, all_reduce(Some(2)));
         begin_call(context, Call { function: Function::Send, number: None });
         let Communicator { name, progress } = of(7).expect("it has begun");
         assert_eq!((name.as_str(), progress.rank), ("tp", 3));
-        let begun: Vec<_> = progress.begun.into_iter().enumerate().filter(|(_, begun)| *begun > 0).collect();
+        let begun: Vec<_> =
+            progress.begun.into_iter().enumerate().filter(|(_, begun)| *begun > 0).collect();
         assert_eq!(begun, [(Function::AllReduce as usize, 5)]);
         end(context);
         assert_eq!(of(7), None);
@@ -168,7 +176,8 @@ mod tests {
         let [one, two] = [0, 1].map(|rank| begin(0x79, "", rank));
         let way = live::Way { peer: 2, is_send: true, channel: 0, rank: 0 };
         assert!(live::begin(one, handle::of_call(all_reduce(None)), way).is_some());
-        let count = || live::all().into_iter().filter(|operation| operation.communicator == 0x79).count();
+        let count =
+            || live::all().into_iter().filter(|operation| operation.communicator == 0x79).count();
         end(one);
         assert_eq!(count(), 1);
         end(two);
@@ -178,8 +187,11 @@ mod tests {
     #[test]
     fn a_context_that_nobody_gave_out_changes_nothing() {
         let context = begin(0x77, "", 0);
-        let other = Context { place: Context::from_bits(context).expect("a context").place, id: 0x78 };
-        for wrong in [0, 1, u64::MAX, other.to_bits(), Context { place: NOWHERE, id: 0x77 }.to_bits()] {
+        let other =
+            Context { place: Context::from_bits(context).expect("a context").place, id: 0x78 };
+        for wrong in
+            [0, 1, u64::MAX, other.to_bits(), Context { place: NOWHERE, id: 0x77 }.to_bits()]
+        {
             begin_call(wrong, all_reduce(Some(100)));
             end(wrong);
         }

@@ -38,7 +38,8 @@ impl Context {
     }
 
     pub(super) fn from_bits(bits: u64) -> Option<Self> {
-        (bits >> 60 == CONTEXT).then(|| Self { place: ((bits >> 48) & PLACE) as usize, id: id_of(bits) })
+        (bits >> 60 == CONTEXT)
+            .then(|| Self { place: ((bits >> 48) & PLACE) as usize, id: id_of(bits) })
     }
 }
 
@@ -68,7 +69,10 @@ impl Live {
     }
 
     pub(super) fn from_bits(bits: u64) -> Option<Self> {
-        (bits >> 60 == LIVE).then_some(Self { place: ((bits >> 48) & PLACE) as usize, ordinal: bits & Self::ORDINAL })
+        (bits >> 60 == LIVE).then_some(Self {
+            place: ((bits >> 48) & PLACE) as usize,
+            ordinal: bits & Self::ORDINAL,
+        })
     }
 }
 
@@ -82,7 +86,8 @@ mod tests {
         let context = Context { place: 0xfff, id: 0x1234_5678_9abc };
         let call = Call { function: Function::Reduce, number: Some(9) };
         let live = Live { place: 4095, ordinal: Live::ORDINAL };
-        let handles = [context.to_bits(), of_call(call), live.to_bits(), UNCOUNTED, 0x7fff_1234_5678];
+        let handles =
+            [context.to_bits(), of_call(call), live.to_bits(), UNCOUNTED, 0x7fff_1234_5678];
         assert_eq!(handles.map(Context::from_bits), [Some(context), None, None, None, None]);
         assert_eq!(handles.map(call_of), [None, Some(call), None, None, None]);
         assert_eq!(handles.map(Live::from_bits), [None, None, Some(live), None, None]);

@@ -100,7 +100,11 @@ impl Read {
     fn from_words((state, [call, communicator, way]): (u64, [u64; 3])) -> Option<Self> {
         let call = Call::from_bits(call)?;
         let (ordinal, peer, is_send) = (state >> 2, way as u32, way >> 32 & 1 != 0);
-        Some(Self { state, way, operation: Operation { ordinal, call, communicator, peer, is_send } })
+        Some(Self {
+            state,
+            way,
+            operation: Operation { ordinal, call, communicator, peer, is_send },
+        })
     }
 }
 
@@ -139,7 +143,10 @@ pub fn end(handle: u64) {
 /// The communicator with number `id` has ended, and all its operations with it.
 pub(super) fn end_all(id: u64) {
     let of = |place: &&Place| Read::of(place).filter(|read| read.operation.communicator == id);
-    TABLE.iter().filter_map(|place| Some((place, of(&place)?))).for_each(|(place, read)| place.free(read.state));
+    TABLE
+        .iter()
+        .filter_map(|place| Some((place, of(&place)?)))
+        .for_each(|(place, read)| place.free(read.state));
     lost(id).store(0, Ordering::Relaxed);
 }
 
@@ -147,7 +154,8 @@ pub(super) fn end_all(id: u64) {
 /// ended: then it has ended unreported.
 pub(super) fn all() -> Vec<Operation> {
     let found: Vec<_> = TABLE.iter().filter_map(|place| Some((place, Read::of(place)?))).collect();
-    let (ended, begun): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, read)| read.state & 3 == ENDED);
+    let (ended, begun): (Vec<_>, Vec<_>) =
+        found.into_iter().partition(|(_, read)| read.state & 3 == ENDED);
     let mut last: HashMap<(u64, u64), u64> = HashMap::new();
     for (_, Read { way, operation, .. }) in ended {
         let last = last.entry((operation.communicator, way)).or_default();
@@ -158,7 +166,10 @@ pub(super) fn all() -> Vec<Operation> {
     };
     let (over, live): (Vec<_>, Vec<_>) = begun.into_iter().partition(|(_, read)| is_over(read));
     over.into_iter().for_each(|(place, read)| place.free(read.state));
-    live.into_iter().map(|(_, read)| read.operation).filter(|operation| !operation.is_after_lost()).collect()
+    live.into_iter()
+        .map(|(_, read)| read.operation)
+        .filter(|operation| !operation.is_after_lost())
+        .collect()
 }
 
 /// The number of latest operations that [`recent`] checks.
@@ -224,7 +235,8 @@ mod tests {
 
     fn of(communicator: u64) -> Vec<(u64, u32, bool)> {
         let ours = all().into_iter().filter(|one| one.communicator == communicator);
-        let mut ours: Vec<_> = ours.map(|one| (one.call.number.unwrap_or(0), one.peer, one.is_send)).collect();
+        let mut ours: Vec<_> =
+            ours.map(|one| (one.call.number.unwrap_or(0), one.peer, one.is_send)).collect();
         ours.sort_unstable();
         ours
     }
@@ -245,9 +257,14 @@ mod tests {
     #[test]
     fn what_nobody_gave_out_begins_and_ends_nothing() {
         let _alone = alone();
-        let (good, kept) = (begin(context(0x12), parent(1), way(0, true)).expect("room"), parent(1));
+        let (good, kept) =
+            (begin(context(0x12), parent(1), way(0, true)).expect("room"), parent(1));
         for wrong in [0, 1, u64::MAX, kept, context(0x12), good ^ 1, good ^ 1 << 48] {
-            assert_eq!(begin(context(0x12), wrong, way(0, true)).is_some(), wrong == kept, "{wrong:#x}");
+            assert_eq!(
+                begin(context(0x12), wrong, way(0, true)).is_some(),
+                wrong == kept,
+                "{wrong:#x}"
+            );
             end(wrong);
         }
         assert_eq!(begin(parent(1), parent(1), way(0, true)), None);
@@ -290,12 +307,19 @@ mod tests {
     fn of_the_last_operations_the_oldest_one_that_has_not_ended_is_that_of_new_messages() {
         let _alone = alone();
         let begin = |number, way| begin(context(0x18), parent(number), way).expect("room");
-        let number = |is_send, peer| recent(0xffff << 48 | 0x18, is_send, peer).and_then(|call| call.number);
+        let number =
+            |is_send, peer| recent(0xffff << 48 | 0x18, is_send, peer).and_then(|call| call.number);
         let first = begin(1, way(7, true));
         begin(2, way(7, true));
         begin(3, way(7, false));
-        assert_eq!([number(true, Some(7)), number(true, None), number(false, Some(7))], [Some(1), Some(1), Some(3)]);
-        assert_eq!([number(true, Some(8)), recent(0x19, true, None).and_then(|call| call.number)], [None; 2]);
+        assert_eq!(
+            [number(true, Some(7)), number(true, None), number(false, Some(7))],
+            [Some(1), Some(1), Some(3)]
+        );
+        assert_eq!(
+            [number(true, Some(8)), recent(0x19, true, None).and_then(|call| call.number)],
+            [None; 2]
+        );
         end(first);
         assert_eq!(number(true, None), Some(2));
         begin(2, way(8, true));
@@ -315,7 +339,8 @@ mod tests {
         let next = COUNT.load(Ordering::Relaxed) as usize % MOST;
         let last = next + 1 + TRIES as usize - 1;
         for free in [next + 3, last].map(|place| place % MOST) {
-            let there = |other: &&u64| Live::from_bits(**other).is_some_and(|live| live.place == free);
+            let there =
+                |other: &&u64| Live::from_bits(**other).is_some_and(|live| live.place == free);
             end(*others.iter().find(there).expect("all places are taken"));
         }
         let is_found = |is_send| recent(0xffff << 48 | 0x1c, is_send, Some(7)).is_some();
@@ -335,7 +360,8 @@ mod tests {
         let _alone = alone();
         TABLE.iter().for_each(|place| place.free(place.state()));
         let begin = |id, number| begin(context(id), parent(number), way(7, true));
-        let told = || (of(0x21), recent(0xffff << 48 | 0x21, true, Some(7)).and_then(|call| call.number));
+        let told =
+            || (of(0x21), recent(0xffff << 48 | 0x21, true, Some(7)).and_then(|call| call.number));
         let others: Vec<_> = (0..MOST).map(|_| begin(0x22, 1).expect("room")).collect();
         assert_eq!(begin(0x21, 1), None);
         others.into_iter().for_each(end);
@@ -343,7 +369,11 @@ mod tests {
         assert_eq!(told(), (vec![], None), "the first one may be going on");
         end_all(0x21);
         begin(0x21, 3).expect("room");
-        assert_eq!(told(), (vec![(3, 7, true)], Some(3)), "another communicator of the same number");
+        assert_eq!(
+            told(),
+            (vec![(3, 7, true)], Some(3)),
+            "another communicator of the same number"
+        );
         [0x21, 0x22].into_iter().for_each(end_all);
     }
 
@@ -382,15 +412,18 @@ mod tests {
     #[test]
     fn a_reader_sees_no_operation_that_is_half_written() {
         let _alone = alone();
-        let begin = |number| begin(context(0x13), parent(number), way(number as u32, true)).expect("room");
+        let begin =
+            |number| begin(context(0x13), parent(number), way(number as u32, true)).expect("room");
         let first = begin(1);
         let place = &TABLE[Live::from_bits(first).expect("it was given out").place];
         let state = place.state();
-        let read_in = |state| place.read_in(state).and_then(Read::from_words).map(|read| read.operation.peer);
+        let read_in =
+            |state| place.read_in(state).and_then(Read::from_words).map(|read| read.operation.peer);
         assert_eq!(read_in(state), Some(1));
         end(first);
         assert_eq!(read_in(state), None, "it has ended meanwhile");
-        let next = std::iter::repeat_with(|| begin(2)).inspect(|handle| end(*handle)).take(2 * MOST);
+        let next =
+            std::iter::repeat_with(|| begin(2)).inspect(|handle| end(*handle)).take(2 * MOST);
         assert!(next.map(|_| place.state()).any(|now| now >> 2 != state >> 2));
         assert_eq!(read_in(state), None, "another one is there");
         assert_eq!(read_in(place.state()), Some(2));

@@ -44,7 +44,8 @@ impl Place {
     /// Stores operation `ordinal` with `words`. False: the slot is no longer in state `now`.
     pub(super) fn fill(&self, now: u64, ordinal: u64, words: [u64; 3]) -> bool {
         let filling = ordinal << 2 | FILLING;
-        if self.state.compare_exchange(now, filling, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        if self.state.compare_exchange(now, filling, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
             return false;
         }
         fence(Ordering::Release);

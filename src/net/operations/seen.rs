@@ -68,7 +68,10 @@ impl Seen {
         for one in all {
             // An operation reported late, for a communicator that has ended, would never end.
             if this.names.contains_key(&one.communicator) {
-                this.live.entry((one.is_send, one.communicator)).or_insert_with(|| InFlight::new(one)).add(one);
+                this.live
+                    .entry((one.is_send, one.communicator))
+                    .or_insert_with(|| InFlight::new(one))
+                    .add(one);
             }
         }
         this
@@ -96,8 +99,14 @@ impl Seen {
     /// they are not compared with those of another. A split communicator may use the connections of
     /// its parent (`splitShare`), and before NCCL 2.28 connections name no communicator. If it is
     /// unknown, the result is the one operation that all in this direction are part of.
-    pub fn operation(&self, communicator: Option<u64>, is_send: bool, peer: Option<u32>) -> Option<Operation> {
-        let Some(id) = communicator.map(handle::id_of).filter(|id| self.names.contains_key(id)) else {
+    pub fn operation(
+        &self,
+        communicator: Option<u64>,
+        is_send: bool,
+        peer: Option<u32>,
+    ) -> Option<Operation> {
+        let Some(id) = communicator.map(handle::id_of).filter(|id| self.names.contains_key(id))
+        else {
             let mut here = self.live.range((is_send, 0)..=(is_send, u64::MAX)).map(|(_, all)| all);
             let all = here.next().filter(|_| here.next().is_none())?;
             return self.of(all.only()?, PeerRank::Unknown);
@@ -130,29 +139,44 @@ mod tests {
     /// Operations with number, communicator, peer and direction, in the order of their beginnings.
     /// Communicators 1 and 2 are open.
     fn seen(live: &[(u64, u64, u32, bool)]) -> Seen {
-        let operation = |(ordinal, &(number, communicator, peer, is_send)): (usize, &(u64, u64, u32, bool))| {
-            let call = Call { function: Function::AllReduce, number: Some(number) };
-            live::Operation { ordinal: ordinal as u64, call, communicator, peer, is_send }
-        };
-        let progress = |communicator| Progress { communicator, rank: 0, begun: [0; Function::COUNT] };
-        let communicators = [1, 2].map(|id| Communicator { name: "dp".into(), progress: progress(id) });
+        let operation =
+            |(ordinal, &(number, communicator, peer, is_send)): (usize, &(u64, u64, u32, bool))| {
+                let call = Call { function: Function::AllReduce, number: Some(number) };
+                live::Operation { ordinal: ordinal as u64, call, communicator, peer, is_send }
+            };
+        let progress =
+            |communicator| Progress { communicator, rank: 0, begun: [0; Function::COUNT] };
+        let communicators =
+            [1, 2].map(|id| Communicator { name: "dp".into(), progress: progress(id) });
         // In any order.
         Seen::new(communicators.into(), live.iter().enumerate().rev().map(operation).collect())
     }
 
-    fn found(seen: &Seen, communicator: Option<u64>, is_send: bool, peer: Option<u32>) -> Option<(u64, PeerRank)> {
+    fn found(
+        seen: &Seen,
+        communicator: Option<u64>,
+        is_send: bool,
+        peer: Option<u32>,
+    ) -> Option<(u64, PeerRank)> {
         let found = seen.operation(communicator, is_send, peer)?;
         Some((found.call.number?, found.peer))
     }
 
     #[test]
     fn it_is_the_oldest_one_of_the_communicator_direction_and_peer() {
-        let seen = seen(&[(1, 2, 7, true), (2, 1, 5, true), (3, 1, 7, false), (4, 1, 7, true), (5, 1, 7, true)]);
+        let seen = seen(&[
+            (1, 2, 7, true),
+            (2, 1, 5, true),
+            (3, 1, 7, false),
+            (4, 1, 7, true),
+            (5, 1, 7, true),
+        ]);
         let known = |number| Some((number, PeerRank::Known(7)));
         assert_eq!(found(&seen, Some(1), true, Some(7)), known(4));
         assert_eq!(found(&seen, Some(1), false, Some(7)), known(3));
         assert_eq!(found(&seen, Some(2), true, Some(7)), known(1));
-        let operation = seen.operation(Some(0xffff << 48 | 1), true, Some(7)).expect("there is one");
+        let operation =
+            seen.operation(Some(0xffff << 48 | 1), true, Some(7)).expect("there is one");
         assert_eq!(operation.to_string(), "AllReduce number 4 of communicator dp");
     }
 
@@ -172,7 +196,8 @@ mod tests {
         ];
         let seen = Seen::new(communicators, all);
         assert_eq!(seen.operation(Some(1), false, Some(7)), None);
-        let other = seen.operation(Some(1), false, Some(8)).map(|operation| operation.call.function);
+        let other =
+            seen.operation(Some(1), false, Some(8)).map(|operation| operation.call.function);
         assert_eq!(other, Some(Function::Recv));
     }
 
@@ -180,14 +205,19 @@ mod tests {
     fn with_another_peer_there_is_none() {
         let seen = seen(&[(2, 1, 5, true), (2, 1, 5, false)]);
         assert_eq!(found(&seen, Some(1), true, Some(9)), None);
-        assert_eq!(found(&seen, Some(2), true, Some(5)), None, "the communicator is known, and has none");
+        assert_eq!(
+            found(&seen, Some(2), true, Some(5)),
+            None,
+            "the communicator is known, and has none"
+        );
     }
 
     #[test]
     fn where_messages_tell_no_rank_it_is_known_if_all_have_one_peer_or_are_of_one_operation() {
         let one_peer = seen(&[(1, 2, 7, true), (2, 1, 5, true), (3, 1, 5, true), (4, 1, 6, false)]);
         assert_eq!(found(&one_peer, Some(1), true, None), Some((2, PeerRank::Known(5))));
-        let one_operation = seen(&[(2, 1, 5, true), (2, 1, 6, true), (2, 1, 5, false), (2, 1, 6, false)]);
+        let one_operation =
+            seen(&[(2, 1, 5, true), (2, 1, 6, true), (2, 1, 5, false), (2, 1, 6, false)]);
         assert_eq!(found(&one_operation, Some(1), true, None), Some((2, PeerRank::Own)));
         assert_eq!(found(&one_operation, Some(1), false, None), Some((2, PeerRank::Unknown)));
         assert_eq!(found(&seen(&[(2, 1, 5, true), (3, 1, 6, true)]), Some(1), true, None), None);

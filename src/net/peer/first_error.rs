@@ -23,7 +23,8 @@ pub fn record(error: &str) {
         Some((_, first)) => first.to_owned(),
         None => format!("{}: {error}", own_name()),
     };
-    let end = (0..=text.len().min(MOST_BYTES)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end =
+        (0..=text.len().min(MOST_BYTES)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     put(&mut lock(), Instant::now(), &text[..end]);
 }
 
@@ -43,8 +44,12 @@ fn put(first: &mut Option<(Instant, String)>, now: Instant, text: &str) {
 
 fn own_name() -> String {
     let label = launcher::rank().map(|(_, rank)| rank);
-    let own =
-        Identity { host: sysfs::host_name().to_owned(), pid: std::process::id(), rank: process::own_rank(), label };
+    let own = Identity {
+        host: sysfs::host_name().to_owned(),
+        pid: std::process::id(),
+        rank: process::own_rank(),
+        label,
+    };
     own.to_string()
 }
 
@@ -70,13 +75,17 @@ mod tests {
     fn a_first_error_that_a_peer_has_told_is_passed_on_as_it_is_and_not_too_long() {
         *lock() = None;
         assert_eq!(with_first("closed"), "closed");
-        let told = format!("sending to rank 4: the peer gave up: closed{MARK}rank 4 on n-7 (pid 9): the port is down");
+        let told = format!(
+            "sending to rank 4: the peer gave up: closed{MARK}rank 4 on n-7 (pid 9): the port is down"
+        );
         record(&told);
         record("another one");
         let expected = format!("closed{MARK}rank 4 on n-7 (pid 9): the port is down");
         assert_eq!(with_first("closed"), expected);
         *lock() = None;
         record(&"é".repeat(1000));
-        assert!(with_first("").len() <= MARK.len() + MOST_BYTES && with_first("").contains(&own_name()));
+        assert!(
+            with_first("").len() <= MARK.len() + MOST_BYTES && with_first("").contains(&own_name())
+        );
     }
 }

@@ -68,7 +68,9 @@ impl fmt::Display for PeerName {
         match (rank.load(Ordering::Relaxed), label) {
             (NONE, None) => f.write_str(without_rank),
             (NONE, Some(label)) => write!(f, "rank {label} {place}"),
-            (rank, Some(label)) if rank != *label => write!(f, "rank {rank} (rank {label} of the job) {place}"),
+            (rank, Some(label)) if rank != *label => {
+                write!(f, "rank {rank} (rank {label} of the job) {place}")
+            }
             (rank, _) => write!(f, "rank {rank} {place}"),
         }
     }
@@ -80,15 +82,25 @@ mod tests {
 
     fn name(rank: Option<u32>, label: Option<u32>) -> PeerName {
         let identity = Identity { host: "n-0412".into(), pid: 3021, rank, label };
-        PeerName::new(&identity, "mlx5_0 port 1 of process 3021 on n-0412", SocketAddr::from(([10, 0, 0, 1], 5)))
+        PeerName::new(
+            &identity,
+            "mlx5_0 port 1 of process 3021 on n-0412",
+            SocketAddr::from(([10, 0, 0, 1], 5)),
+        )
     }
 
     #[test]
     fn a_peer_is_named_by_rank_host_and_pid_where_the_rank_is_known() {
         let place = "on n-0412 (pid 3021; mlx5_0 port 1, 10.0.0.1:5)";
-        assert_eq!(name(None, None).to_string(), "mlx5_0 port 1 of process 3021 on n-0412 (10.0.0.1:5)");
+        assert_eq!(
+            name(None, None).to_string(),
+            "mlx5_0 port 1 of process 3021 on n-0412 (10.0.0.1:5)"
+        );
         assert_eq!(name(None, Some(118)).to_string(), format!("rank 118 {place}"));
-        assert_eq!(name(Some(6), Some(118)).to_string(), format!("rank 6 (rank 118 of the job) {place}"));
+        assert_eq!(
+            name(Some(6), Some(118)).to_string(),
+            format!("rank 6 (rank 118 of the job) {place}")
+        );
         let name = name(None, Some(118));
         name.set_rank(118);
         assert_eq!(name.to_string(), format!("rank 118 {place}"));

@@ -43,7 +43,10 @@ impl fmt::Display for RecoveryProgress {
     /// and what to check.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (seconds, attempts) = (self.lasted().as_secs_f64(), self.attempts);
-        write!(f, "the connection has been recovering from a fault for {seconds:.1} s, {attempts} attempt(s)")?;
+        write!(
+            f,
+            "the connection has been recovering from a fault for {seconds:.1} s, {attempts} attempt(s)"
+        )?;
         for RailStanding { number, port, is_usable, is_usable_by_peer } in &self.rails {
             let who = match (is_usable, is_usable_by_peer) {
                 (true, true) => "",
@@ -76,7 +79,8 @@ mod tests {
     #[test]
     fn a_recovery_tells_its_ports_and_what_to_check() {
         let of = |is_usable, is_usable_by_peer| {
-            let rail = RailStanding { number: 0, port: "mlx5_0:1".into(), is_usable, is_usable_by_peer };
+            let rail =
+                RailStanding { number: 0, port: "mlx5_0:1".into(), is_usable, is_usable_by_peer };
             let progress = RecoveryProgress {
                 since: Instant::now(),
                 attempts: 21,
@@ -87,14 +91,24 @@ mod tests {
             progress.to_string()
         };
         let text = of(true, true);
-        for words in ["21 attempt(s)", "rail 0 (mlx5_0:1): up at both ends", "acknowledge nothing", "switches"] {
+        for words in [
+            "21 attempt(s)",
+            "rail 0 (mlx5_0:1): up at both ends",
+            "acknowledge nothing",
+            "switches",
+        ] {
             assert!(text.contains(words), "{text}");
         }
-        for (usable, by_peer, whose) in
-            [(false, true, "this end cannot"), (true, false, "the peer cannot"), (false, false, "neither end can")]
-        {
+        for (usable, by_peer, whose) in [
+            (false, true, "this end cannot"),
+            (true, false, "the peer cannot"),
+            (false, false, "neither end can"),
+        ] {
             let text = of(usable, by_peer);
-            assert!(text.contains(whose) && text.contains("cable") && !text.contains("switches,"), "{text}");
+            assert!(
+                text.contains(whose) && text.contains("cable") && !text.contains("switches,"),
+                "{text}"
+            );
         }
     }
 }

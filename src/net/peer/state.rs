@@ -334,7 +334,8 @@ mod tests {
     fn peer(failover: bool) -> Arc<PeerState> {
         let driver = ControlDriver::new(Duration::from_secs(20), None).expect("descriptors");
         let address = SocketAddr::from(([127, 0, 0, 1], 1));
-        let stream = ControlStream::open(&driver, address, [1; 16], [2; 16]).expect("this is no child");
+        let stream =
+            ControlStream::open(&driver, address, [1; 16], [2; 16]).expect("this is no child");
         PeerState::new("the peer".into(), stream, failover)
     }
 
@@ -348,12 +349,19 @@ mod tests {
 
     /// The state that an end sees: open, recovering, lost, gone, broken.
     fn seen(peer: &PeerState) -> [bool; 5] {
-        [peer.state().is_open(), peer.is_recovering(), peer.is_lost(), peer.is_gone(), peer.is_broken()]
+        [
+            peer.state().is_open(),
+            peer.is_recovering(),
+            peer.is_lost(),
+            peer.is_gone(),
+            peer.is_broken(),
+        ]
     }
 
     #[test]
     fn whether_it_recovers_and_what_is_known_of_the_peer_are_changed_apart() {
-        let (closed, broken) = (PeerChange::Closed("bye".into()), PeerChange::Broken("dead".into()));
+        let (closed, broken) =
+            (PeerChange::Closed("bye".into()), PeerChange::Broken("dead".into()));
         let steps = [
             (lost(), [true, false, false]),
             (PeerChange::Back, [false; 3]),
@@ -371,7 +379,11 @@ mod tests {
             let _ = peer.handle_change(change);
             assert_eq!(seen(&peer), [false, true, is_lost, is_gone, is_broken], "{text}");
             peer.set_recovering(false);
-            assert_eq!(seen(&peer), [!is_lost && !is_gone, false, is_lost, is_gone, is_broken], "{text}");
+            assert_eq!(
+                seen(&peer),
+                [!is_lost && !is_gone, false, is_lost, is_gone, is_broken],
+                "{text}"
+            );
         }
         assert_eq!(peer.reason(), "bye", "the first end counts");
     }
@@ -401,14 +413,22 @@ mod tests {
             peer.set_recovering(true);
             let _ = peer.handle_change(change);
             let state = peer.state();
-            assert_eq!((state.is_gone(), state.is_broken(), state.has_closed()), (true, false, has_closed));
+            assert_eq!(
+                (state.is_gone(), state.is_broken(), state.has_closed()),
+                (true, false, has_closed)
+            );
         }
     }
 
     #[test]
     fn a_peer_is_doubted_only_while_its_control_connection_is_lost() {
         let peer = peer(true);
-        let steps = [(PeerChange::Doubted, false), (lost(), true), (PeerChange::Back, false), (lost(), false)];
+        let steps = [
+            (PeerChange::Doubted, false),
+            (lost(), true),
+            (PeerChange::Back, false),
+            (lost(), false),
+        ];
         for (change, is_doubted) in steps {
             let text = format!("{change:?}");
             let _ = peer.handle_change(change);
@@ -443,7 +463,10 @@ mod tests {
         peer.on_recovery_events(Arc::downgrade(&handler));
         assert!(peer.is_recoverable());
         for change in &all[3..] {
-            assert!(peer.handle_change(change.clone()).is_some(), "the handler is not dropped here");
+            assert!(
+                peer.handle_change(change.clone()).is_some(),
+                "the handler is not dropped here"
+            );
         }
         assert_eq!(*noting.0.lock().expect("one thread"), all);
         assert_eq!(*noting.1.lock().expect("one thread"), ["a queue"]);
@@ -457,7 +480,11 @@ mod tests {
         (0..64).for_each(|n| drop(peer.handle_change(halt(n))));
         assert!(peer.state().is_open());
         let _ = peer.handle_change(halt(64));
-        assert!(peer.is_broken() && peer.reason().contains("too many control messages"), "{}", peer.reason());
+        assert!(
+            peer.is_broken() && peer.reason().contains("too many control messages"),
+            "{}",
+            peer.reason()
+        );
     }
 
     #[test]

@@ -87,8 +87,11 @@ impl InitQpSet {
         }
         let mut waiting = Vec::with_capacity(striping.qp_count().into());
         for index in (0..striping.qp_count()).map(proto::QpIndex) {
-            let qp = by_rail.get_mut(usize::from(striping.place_of(index))).and_then(Iterator::next);
-            let (Some(qp), Some(far)) = (qp, remote.qp_end(index, striping)) else { return Err(is_missing(index)) };
+            let qp =
+                by_rail.get_mut(usize::from(striping.place_of(index))).and_then(Iterator::next);
+            let (Some(qp), Some(far)) = (qp, remote.qp_end(index, striping)) else {
+                return Err(is_missing(index));
+            };
             // A replying peer only names options that this end has offered.
             if let Some(offered) = far.ece.filter(|_| nic.config.ece) {
                 qp.adopt_ece(from_wire(offered));
@@ -96,13 +99,31 @@ impl InitQpSet {
             waiting.push(qp);
         }
         waiting.reverse();
-        let queue = rails.first().map(|on| on.queue.clone()).ok_or_else(|| Error::internal("no rail"))?;
+        let queue =
+            rails.first().map(|on| on.queue.clone()).ok_or_else(|| Error::internal("no rail"))?;
         let qps = Vec::with_capacity(waiting.len());
         let (name, round_trip) = (nic.name.clone(), nic.round_trips.to(&remote));
         let listened = Default::default();
-        let connected = QpSet { queue, qps, rails, name, striping, remote, priority, labels, round_trip, listened };
+        let connected = QpSet {
+            queue,
+            qps,
+            rails,
+            name,
+            striping,
+            remote,
+            priority,
+            labels,
+            round_trip,
+            listened,
+        };
         let attempts = Attempts::new(retries);
-        Ok(ConnectingQpSet { endpoint: self.endpoint, connected, waiting, attempts, refused_label: None })
+        Ok(ConnectingQpSet {
+            endpoint: self.endpoint,
+            connected,
+            waiting,
+            attempts,
+            refused_label: None,
+        })
     }
 
     /// Adds the vendor options that each device offers to the description of this end.
@@ -130,10 +151,13 @@ impl ConnectingQpSet {
             else {
                 return Err(is_missing(index));
             };
-            let path = ends.path(*local, far, self.connected.priority).map_err(|e| e.on_rail(ends.number))?;
+            let path = ends
+                .path(*local, far, self.connected.priority)
+                .map_err(|e| e.on_rail(ends.number))?;
             let has_lanes = striping.qp_count() > striping.rails();
             let labels = &self.connected.labels;
-            let flow_label = if has_lanes { labels.of(ends.number, index.0 / striping.rails()) } else { 0 };
+            let flow_label =
+                if has_lanes { labels.of(ends.number, index.0 / striping.rails()) } else { 0 };
             let path = Path { flow_label, ..path };
             let is_first = index.0 < striping.rails();
             if is_first && self.attempts.failed == 0 {
@@ -147,14 +171,20 @@ impl ConnectingQpSet {
                     let agreed = qp.ece().filter(|_| far.ece.is_some() && nic.config.ece);
                     if let Some(ece) = agreed.filter(|_| is_first) {
                         let (name, peer) = (&ends.rail.name, ends.peer());
-                        log::debug!("{name} and {peer} use ECE options {:#x} of {:#x}", ece.options, ece.vendor_id);
+                        log::debug!(
+                            "{name} and {peer} use ECE options {:#x} of {:#x}",
+                            ece.options,
+                            ece.vendor_id
+                        );
                     }
                     local.ece = agreed.map(to_wire);
                     self.connected.qps.push(ConnectedQp::new(qp));
                 }
                 Err(failed) => {
                     let ConnectError { qp, error } = *failed;
-                    if flow_label != 0 && matches!(error.errno, Some(libc::EINVAL | libc::EOPNOTSUPP)) {
+                    if flow_label != 0
+                        && matches!(error.errno, Some(libc::EINVAL | libc::EOPNOTSUPP))
+                    {
                         self.refused_label = Some(error.into());
                         self.connected.labels = FlowLabels::NONE;
                         self.waiting.push(qp);
@@ -182,7 +212,8 @@ impl ConnectingQpSet {
     /// The error for a queue pair that was not connected within `limit`.
     pub fn too_late(&self, limit: impl std::fmt::Display) -> Error {
         let index = proto::QpIndex(u8::try_from(self.connected.qps.len()).unwrap_or(u8::MAX));
-        let error = Error::os(format_args!("connecting queue pairs within {limit}"), libc::ETIMEDOUT);
+        let error =
+            Error::os(format_args!("connecting queue pairs within {limit}"), libc::ETIMEDOUT);
         let error = error.context(self.trouble());
         match Ends::of(index, &self.connected) {
             Some(ends) => error.on_rail(ends.number),
@@ -249,7 +280,12 @@ impl<'a> Ends<'a> {
         rail.log_other_network(local, &self.far.gid, &peer);
         match path.global {
             false => {
-                log::debug!("{}: LID {} to LID {}, MTU {mtu}, of {peer}", rail.name, local.port.lid, path.dest_lid)
+                log::debug!(
+                    "{}: LID {} to LID {}, MTU {mtu}, of {peer}",
+                    rail.name,
+                    local.port.lid,
+                    path.dest_lid
+                )
             }
             true => log::debug!(
                 "{}: GID {} {} to GID {}, LID {}, traffic class {class}, MTU {mtu}, of {peer}",
@@ -296,7 +332,8 @@ impl Attempts {
                 ends.rail.name,
             );
         }
-        self.trouble = format!("{}: {error}, {} of {} attempts", ends.rail.name, self.failed, count + 1);
+        self.trouble =
+            format!("{}: {error}, {} of {} attempts", ends.rail.name, self.failed, count + 1);
         self.next = Instant::now() + Duration::from_millis(pause_ms);
         Ok(())
     }
@@ -305,7 +342,10 @@ impl Attempts {
         let Ends { rail, local, far, .. } = ends;
         let seconds = self.first.elapsed().as_secs_f32();
         if self.failed > 1 {
-            error = error.context(format_args!("{} attempts in {seconds:.1} s (NCCL_IB_MQP_RETRY_CNT)", self.failed));
+            error = error.context(format_args!(
+                "{} attempts in {seconds:.1} s (NCCL_IB_MQP_RETRY_CNT)",
+                self.failed
+            ));
         }
         error = error.context(format_args!(
             "{} with GID {} (index {}), peer {} with GID {}",
@@ -348,7 +388,13 @@ pub fn with_hint(error: Error) -> Error {
 ///
 /// # Errors
 /// The GID table no longer has the local GID.
-pub fn path_to(rail: &Rail, local: &LocalAddress, gid: &[u8; 16], lid: u16, priority: Priority) -> Result<Path> {
+pub fn path_to(
+    rail: &Rail,
+    local: &LocalAddress,
+    gid: &[u8; 16],
+    lid: u16,
+    priority: Priority,
+) -> Result<Path> {
     let config = &rail.config;
     let route = match local.port.is_infiniband() {
         true => ib::route(&local.gid.gid, gid, lid, local.port.grh_required),

@@ -26,8 +26,9 @@ pub fn create_qp(
     qp.initialize(rail.port, pkey_index, access).map_err(|error| {
         let keys = device.context.port(rail.port).map_or(0, |port| port.pkey_count);
         match error.errno {
-            Some(libc::EINVAL) if keys <= pkey_index => Error::from(error)
-                .hint(format_args!("NCCL_IB_PKEY={pkey_index}: the port has {keys} partition key(s), from 0")),
+            Some(libc::EINVAL) if keys <= pkey_index => Error::from(error).hint(format_args!(
+                "NCCL_IB_PKEY={pkey_index}: the port has {keys} partition key(s), from 0"
+            )),
             _ => error.into(),
         }
     })

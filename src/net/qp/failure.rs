@@ -53,9 +53,13 @@ mod tests {
     #[test]
     fn the_likely_cause_agrees_with_the_state_of_the_peer() {
         let lives = circumstances(Status::RETRY_EXCEEDED, "", false);
-        assert!(lives.contains("its process lives") && lives.contains("likely: a link or switch"), "{lives}");
+        assert!(
+            lives.contains("its process lives") && lives.contains("likely: a link or switch"),
+            "{lives}"
+        );
         assert!(!lives.contains("died"), "{lives}");
-        let unknown = circumstances(Status::RETRY_EXCEEDED, "the control connection was lost before", true);
+        let unknown =
+            circumstances(Status::RETRY_EXCEEDED, "the control connection was lost before", true);
         assert!(unknown.contains("lost before; likely: the peer has died, or a link"), "{unknown}");
         let dead = circumstances(Status::RETRY_EXCEEDED, "the peer's process has died", false);
         assert_eq!(dead, "; the peer's process has died");

@@ -56,7 +56,10 @@ impl QpSet {
 
     /// Destroys all queue pairs. Later completions do not matter.
     pub fn destroy(self) {
-        let watched = self.rails.iter().filter_map(|on| Some((on.port.card.started_watcher()?, on.queue.id())));
+        let watched = self
+            .rails
+            .iter()
+            .filter_map(|on| Some((on.port.card.started_watcher()?, on.queue.id())));
         watched.for_each(|(watcher, queue)| watcher.give_up_queue(queue));
     }
 
@@ -99,7 +102,9 @@ impl QpSet {
                     true => log::warn!(
                         "{port}: queue pairs could not be moved to state ERROR, and {missing} receives are left"
                     ),
-                    false => log::warn!("{port}: {missing} receives of queue pairs in state ERROR have not completed"),
+                    false => log::warn!(
+                        "{port}: {missing} receives of queue pairs in state ERROR have not completed"
+                    ),
                 }
             }
             if polled == 0 {
@@ -112,7 +117,9 @@ impl QpSet {
     fn empty(&mut self, peer: &PeerState, drained: &mut Drained, begun: Instant) {
         for place in 0..self.rails.len() {
             // An endlessly sending peer must not keep this end here.
-            while self.drain_rail(place, peer, drained).unwrap_or(0) > 0 && begun.elapsed() < LEAST_DRAIN {}
+            while self.drain_rail(place, peer, drained).unwrap_or(0) > 0
+                && begun.elapsed() < LEAST_DRAIN
+            {}
         }
     }
 
@@ -156,7 +163,12 @@ impl QpSet {
     ///
     /// # Errors
     /// The queue has failed.
-    fn drain_rail(&mut self, place: usize, peer: &PeerState, drained: &mut Drained) -> Result<usize> {
+    fn drain_rail(
+        &mut self,
+        place: usize,
+        peer: &PeerState,
+        drained: &mut Drained,
+    ) -> Result<usize> {
         let mut batch = Batch::default();
         let queue = &self.rails[place].queue;
         let completions = queue.poll(&mut batch)?;

@@ -65,13 +65,15 @@ impl InitRailQps {
         caps: QpCaps,
     ) -> Result<Self> {
         let lanes = lease(port, count);
-        let count = if port.config.automatic_lanes && lanes.is_none() { count.min(1) } else { count };
+        let count =
+            if port.config.automatic_lanes && lanes.is_none() { count.min(1) } else { count };
         let address = port.address_towards(towards)?;
         let entries = (caps.max_send_wr + caps.max_recv_wr) * count as u32;
         let device = port.card.device();
         let sink = device.sink()?;
         let queue = CompletionQueue::new(&device.context, entries)?;
-        let thread = port.config.thread_domains.then(|| ThreadDomain::new(&device.domain)).transpose();
+        let thread =
+            port.config.thread_domains.then(|| ThreadDomain::new(&device.domain)).transpose();
         let thread = thread.unwrap_or_else(|error| {
             log_no_thread_domain(nic, port, &error);
             None
@@ -81,9 +83,13 @@ impl InitRailQps {
         while qps.len() < tried {
             match create_qp(port, &device, thread.as_ref(), &queue, caps, RemoteAccess::Write) {
                 Ok(qp) => qps.push(qp),
-                Err(error) if !(nic.plan.lanes || more_than.is_some()) || !is_exhausted(&error) => return Err(error),
+                Err(error) if !(nic.plan.lanes || more_than.is_some()) || !is_exhausted(&error) => {
+                    return Err(error);
+                }
                 Err(error) if qps.is_empty() => {
-                    return Err(error.hint("other connections may have lanes; FERRITE_LANES=1 uses fewer queue pairs"));
+                    return Err(error.hint(
+                        "other connections may have lanes; FERRITE_LANES=1 uses fewer queue pairs",
+                    ));
                 }
                 Err(error) => {
                     qps.truncate(more_than.unwrap_or(count));

@@ -20,7 +20,10 @@ impl Priority {
     pub fn of_sender(config: &Config, class: Option<u8>) -> Self {
         let fitting = class.filter(|class| *class <= MAX_SERVICE_LEVEL);
         let level = config.service_level.or(fitting);
-        Self { service_level: level.unwrap_or(0), traffic_class: config.traffic_class.or(class).unwrap_or(0) }
+        Self {
+            service_level: level.unwrap_or(0),
+            traffic_class: config.traffic_class.or(class).unwrap_or(0),
+        }
     }
 
     /// For a receiver, which sends clear-to-sends.
@@ -36,7 +39,9 @@ mod tests {
 
     /// The marks of both ends: service level and traffic class.
     fn marks(settings: &[(&str, &str)], class: Option<u8>) -> [(u8, u8); 2] {
-        let value = |name: &str| settings.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned());
+        let value = |name: &str| {
+            settings.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned())
+        };
         let config = Config::parse(value).expect("valid settings");
         [Priority::of_sender(&config, class), Priority::of_receiver(&config, class)]
             .map(|priority| (priority.service_level, priority.traffic_class))

@@ -173,12 +173,14 @@ impl ReachTest {
                     let after = self.begun.elapsed();
                     self.patience.handle_acknowledged(after);
                     let after = believed(looked, after);
-                    self.round_trip = Some(self.round_trip.map_or(after, |shortest| shortest.min(after)));
+                    self.round_trip =
+                        Some(self.round_trip.map_or(after, |shortest| shortest.min(after)));
                 }
             }
         }
         let Answers { waiting, failed, .. } = self.answers;
-        let is_over = waiting == 0 || self.patience.is_over(self.begun.elapsed(), self.answers.is_one_partial());
+        let is_over = waiting == 0
+            || self.patience.is_over(self.begun.elapsed(), self.answers.is_one_partial());
         Ok(is_over.then_some(Silent(failed | waiting)))
     }
 
@@ -186,7 +188,8 @@ impl ReachTest {
     /// the latter; 0: only packets without data. Call it when the test is over.
     pub fn cut_rails(&self) -> impl Iterator<Item = (u8, u8)> {
         let striping = self.qps.striping;
-        (0..striping.qp_count()).filter_map(move |qp| Some((striping.rail_of(QpIndex(qp)), self.answers.largest(qp)?)))
+        (0..striping.qp_count())
+            .filter_map(move |qp| Some((striping.rail_of(QpIndex(qp)), self.answers.largest(qp)?)))
     }
 
     /// The queue pairs that are tested.
@@ -198,7 +201,9 @@ impl ReachTest {
     pub fn dead_rails(&self, silent: Silent) -> RailMask {
         let striping = self.qps.striping;
         let alive = (0..striping.qp_count()).filter(|qp| silent.0 & 1 << qp == 0);
-        alive.fold(striping.rail_numbers(), |dead, qp| dead - RailMask::only(striping.rail_of(QpIndex(qp))))
+        alive.fold(striping.rail_numbers(), |dead, qp| {
+            dead - RailMask::only(striping.rail_of(QpIndex(qp)))
+        })
     }
 
     /// The rails where some queue pair is not acknowledged, if the `silent` ones are not and some
@@ -220,7 +225,8 @@ impl ReachTest {
 
 fn flawed_rails(striping: Striping, silent: Silent) -> RailMask {
     let silent = (0..striping.qp_count()).filter(|qp| silent.0 & 1 << qp != 0);
-    let rails = silent.fold(RailMask::NONE, |rails, qp| rails | RailMask::only(striping.rail_of(QpIndex(qp))));
+    let rails = silent
+        .fold(RailMask::NONE, |rails, qp| rails | RailMask::only(striping.rail_of(QpIndex(qp))));
     if rails == striping.rail_numbers() { RailMask::NONE } else { rails }
 }
 
@@ -250,8 +256,11 @@ mod tests {
     /// another one never does.
     fn waited(limit_us: u64, acknowledged_us: &[u64]) -> u64 {
         let mut patience = Patience::new(Duration::from_micros(limit_us));
-        acknowledged_us.iter().for_each(|after| patience.handle_acknowledged(Duration::from_micros(*after)));
-        let over = (0..=limit_us).find(|elapsed| patience.is_over(Duration::from_micros(*elapsed), false));
+        acknowledged_us
+            .iter()
+            .for_each(|after| patience.handle_acknowledged(Duration::from_micros(*after)));
+        let over =
+            (0..=limit_us).find(|elapsed| patience.is_over(Duration::from_micros(*elapsed), false));
         over.expect("it ends with the limit")
     }
 
@@ -267,12 +276,23 @@ mod tests {
         let mut answers = waits_for_two(3);
         let ok = |answers: &mut Answers, qp| answers.handle(WrId::Probe { qp }, Status::SUCCESS);
         assert!(!answers.is_one_partial());
-        assert_eq!((ok(&mut answers, 1), answers.waiting, answers.largest(1)), (Ok(true), 0b11, Some(0)));
-        assert_eq!((ok(&mut answers, 1), answers.waiting, answers.largest(1)), (Ok(true), 0b11, Some(1)));
+        assert_eq!(
+            (ok(&mut answers, 1), answers.waiting, answers.largest(1)),
+            (Ok(true), 0b11, Some(0))
+        );
+        assert_eq!(
+            (ok(&mut answers, 1), answers.waiting, answers.largest(1)),
+            (Ok(true), 0b11, Some(1))
+        );
         assert!(answers.is_one_partial());
-        assert_eq!((ok(&mut answers, 1), answers.waiting, answers.largest(1)), (Ok(true), 0b01, None));
+        assert_eq!(
+            (ok(&mut answers, 1), answers.waiting, answers.largest(1)),
+            (Ok(true), 0b01, None)
+        );
         assert_eq!(answers.largest(0), None, "nothing is acknowledged there");
-        assert!(ok(&mut answers, 0).is_ok() && answers.handle(WrId::Probe { qp: 0 }, Status(7)).is_ok());
+        assert!(
+            ok(&mut answers, 0).is_ok() && answers.handle(WrId::Probe { qp: 0 }, Status(7)).is_ok()
+        );
         assert_eq!((answers.largest(0), answers.failed), (None, 0b01), "one that fails is not cut");
     }
 
@@ -293,7 +313,8 @@ mod tests {
     fn what_has_acknowledged_small_packets_has_all_of_the_limit_for_large_ones() {
         let mut patience = Patience::new(Duration::from_millis(80));
         patience.handle_acknowledged(Duration::from_micros(50));
-        let is_over = |ms, is_one_partial| patience.is_over(Duration::from_millis(ms), is_one_partial);
+        let is_over =
+            |ms, is_one_partial| patience.is_over(Duration::from_millis(ms), is_one_partial);
         assert_eq!([is_over(9, false), is_over(10, false)], [false, true]);
         assert_eq!([is_over(79, true), is_over(80, true)], [false, true]);
     }
@@ -304,7 +325,8 @@ mod tests {
         assert_eq!(answers.handle(WrId::Probe { qp: 1 }, Status::SUCCESS), Ok(true));
         assert_eq!((answers.waiting, answers.failed), (0b01, 0));
         for id in [WrId::Receive { qp: 0 }, WrId::Cts { qp: 0 }, WrId::Probe { qp: 1 }] {
-            let error = answers.handle(id, Status::SUCCESS).expect_err("not the write of queue pair 0");
+            let error =
+                answers.handle(id, Status::SUCCESS).expect_err("not the write of queue pair 0");
             assert!(error.text().contains("the peer broke the protocol"), "{error}");
         }
         assert_eq!(answers.waiting, 0b01, "still waited for");

@@ -89,8 +89,10 @@ impl InitQpSet {
         let config = &nic.config;
         let caps = if config.inline_data { caps } else { QpCaps { max_inline_data: 0, ..caps } };
         let count = per_rail.min(MAX_QPS / ports.len().max(1));
-        let create =
-            |port: &RailPort| InitRailQps::new(nic, port, (count, more_than), caps).map_err(|e| e.on_rail(port.number));
+        let create = |port: &RailPort| {
+            InitRailQps::new(nic, port, (count, more_than), caps)
+                .map_err(|e| e.on_rail(port.number))
+        };
         let mut rails = ports.iter().map(create).collect::<Result<Vec<_>>>()?;
         // The same number on each rail.
         let count = rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
@@ -102,7 +104,12 @@ impl InitQpSet {
             _ => String::new(),
         };
         let endpoint = Endpoint {
-            name: format!("{}{port} of process {} on {}", nic.name, process_id(), sysfs::host_name()),
+            name: format!(
+                "{}{port} of process {} on {}",
+                nic.name,
+                process_id(),
+                sysfs::host_name()
+            ),
             adaptive_routing: config.adaptive_routing.unwrap_or(infiniband),
             split: nic.plan.split,
             failover: config.failover,
@@ -120,7 +127,9 @@ impl InitQpSet {
         ring: &mut SharedRing<WORDS, RECORDS>,
     ) -> Result<()> {
         self.rails.iter().zip(&mut self.endpoint.rails).try_for_each(|(rail, end)| {
-            end.ring_key = ring.rkey(&rail.on.device.domain).map_err(|e| Error::from(e).on_rail(rail.on.number))?;
+            end.ring_key = ring
+                .rkey(&rail.on.device.domain)
+                .map_err(|e| Error::from(e).on_rail(rail.on.number))?;
             Ok(())
         })
     }
@@ -216,14 +225,20 @@ impl QpSet {
     /// There is no such queue pair, or the device refuses.
     pub fn post_probe(&mut self, index: proto::QpIndex, bytes: u32) -> Result<()> {
         let place = usize::from(self.striping.place_of(index));
-        let (Some(on), Some(far), Some(connected)) =
-            (self.rails.get(place), self.remote.rails.get(place), self.qps.get_mut(usize::from(index.0)))
-        else {
+        let (Some(on), Some(far), Some(connected)) = (
+            self.rails.get(place),
+            self.remote.rails.get(place),
+            self.qps.get_mut(usize::from(index.0)),
+        ) else {
             return Err(Error::internal(format!("{index:?} does not exist")));
         };
         connected.qp.post_write(&Write {
             id: WrId::Probe { qp: index.0 }.to_bits(),
-            local: Sge { addr: on.sink.addr(), length: bytes.min(SINK_BYTES as u32), lkey: on.sink.lkey() },
+            local: Sge {
+                addr: on.sink.addr(),
+                length: bytes.min(SINK_BYTES as u32),
+                lkey: on.sink.lkey(),
+            },
             target: Target { addr: far.sink.addr, rkey: far.sink.key },
             signaled: true,
             ..Write::default()
@@ -243,7 +258,8 @@ impl QpSet {
 
     /// Takes all queue pairs out. Keeps the first completion queue until there are others.
     pub fn take(&mut self) -> Self {
-        let (queue, name, remote) = (Arc::clone(&self.queue), self.name.clone(), self.remote.clone());
+        let (queue, name, remote) =
+            (Arc::clone(&self.queue), self.name.clone(), self.remote.clone());
         let empty = Self {
             queue,
             qps: Vec::new(),
@@ -322,10 +338,12 @@ impl QpSet {
         let (mut polled, mut outcome) = (0, Ok(()));
         for rail in 0..self.rails.len() {
             let mut batch = Batch::default();
-            let of_rail = self.rails[rail].queue.poll(&mut batch).map_err(Error::from).and_then(|completions| {
-                polled += completions.len();
-                self.handle_completions(peer, completions, Ok(()), &mut handle)
-            });
+            let of_rail = self.rails[rail].queue.poll(&mut batch).map_err(Error::from).and_then(
+                |completions| {
+                    polled += completions.len();
+                    self.handle_completions(peer, completions, Ok(()), &mut handle)
+                },
+            );
             outcome = outcome.and(of_rail);
         }
         outcome.map(|()| polled)

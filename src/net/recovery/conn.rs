@@ -88,7 +88,13 @@ pub(super) struct Work {
 
 impl ConnRecovery {
     /// The recovery of a connection on `terms` that runs on `qps`. [`Self::start`] starts it.
-    pub fn new(nic: &Arc<Nic>, peer: &Arc<PeerState>, terms: &Negotiated, role: Role, qps: &QpSet) -> Arc<Self> {
+    pub fn new(
+        nic: &Arc<Nic>,
+        peer: &Arc<PeerState>,
+        terms: &Negotiated,
+        role: Role,
+        qps: &QpSet,
+    ) -> Arc<Self> {
         let rails = ConnRails::of(nic, role, terms.count, qps);
         let give_up = Duration::from_secs(nic.config.give_up_s);
         let machine = Recovery::new(role, rails.all(), give_up).over(terms.striping.rail_numbers());
@@ -187,8 +193,11 @@ impl ConnRecovery {
                 Input::Frame(frame) => {
                     let tells_ports = matches!(frame.kind, Kind::Halt | Kind::Ports);
                     let message = Message::parse(frame.kind, &frame.body, self.terms.count);
-                    let handled = message.and_then(|message| work.machine.handle_message(now, message));
-                    handled.map_err(|violation| Error::remote(format!("{}: {violation}", self.peer.peer())))?;
+                    let handled =
+                        message.and_then(|message| work.machine.handle_message(now, message));
+                    handled.map_err(|violation| {
+                        Error::remote(format!("{}: {violation}", self.peer.peer()))
+                    })?;
                     if tells_ports && work.rails.depend_on_peer() {
                         self.look_at_ports(work, end);
                     }
@@ -217,7 +226,8 @@ impl ConnRecovery {
 
     pub(super) fn look_at_ports(&self, work: &mut Work, end: &dyn End) {
         if let Some(listener) = self.listener.get() {
-            let in_use = if work.machine.has_queue_pairs() { work.machine.rails() } else { RailMask::NONE };
+            let in_use =
+                if work.machine.has_queue_pairs() { work.machine.rails() } else { RailMask::NONE };
             work.rails.look(end.memory(), listener, (work.machine.usable_by_peer(), in_use));
         }
         let (now, usable) = (self.now(), work.rails.usable());
@@ -226,13 +236,17 @@ impl ConnRecovery {
         if work.machine.is_running() && !lost.is_empty() {
             self.peer.handle_fault();
             let cause = match failed.is_empty() {
-                true => format!("{} cannot be used: its port is down, or has no address", work.rails.names(lost)),
+                true => format!(
+                    "{} cannot be used: its port is down, or has no address",
+                    work.rails.names(lost)
+                ),
                 false => format!("{}: fatal device error", work.rails.names(failed)),
             };
             log_lines::warn_of_fault(&self.nic, &self.peer, &cause);
             work.machine.handle_fault(now, &cause);
         } else if work.machine.is_running() && work.rails.is_loan_over() {
-            work.machine.handle_change_request(now, format!("to use a port of {} again", self.nic.name));
+            work.machine
+                .handle_change_request(now, format!("to use a port of {} again", self.nic.name));
         }
         work.machine.handle_usable(now, usable);
     }
@@ -268,7 +282,9 @@ impl ConnRecovery {
             Action::Connect { attempt, rails, remote } => {
                 work.rails.learn(work.machine.usable_by_peer(), rails, &remote);
                 let ports = work.rails.ports_for_attempt(attempt, rails);
-                if let Err(e) = ports.and_then(|ports| work.new_qps.connect(end, attempt, &ports, remote)) {
+                if let Err(e) =
+                    ports.and_then(|ports| work.new_qps.connect(end, attempt, &ports, remote))
+                {
                     let why = self.describe_failure(work, &e);
                     work.machine.handle_connected(self.now(), attempt, Err(why));
                 }
@@ -303,7 +319,12 @@ impl ConnRecovery {
             Action::Recovered { duration, attempts, rails } => {
                 work.changes.end_turn();
                 work.rails.handle_running(rails);
-                log_lines::log_recovered(&self.nic, &self.peer, &work.rails, (duration, attempts, rails));
+                log_lines::log_recovered(
+                    &self.nic,
+                    &self.peer,
+                    &work.rails,
+                    (duration, attempts, rails),
+                );
             }
             Action::Fail(reason) => {
                 let can_both = !(work.rails.usable() & work.machine.usable_by_peer()).is_empty();
@@ -435,7 +456,10 @@ impl ConnRecovery {
         };
         let change = work.changes.next_try(now);
         let probe = is_doubted.then(|| now + PROBE_EVERY);
-        Ok([timeout, next_step, drain, look, change, probe, work.rails.next_change()].into_iter().flatten().min())
+        Ok([timeout, next_step, drain, look, change, probe, work.rails.next_change()]
+            .into_iter()
+            .flatten()
+            .min())
     }
 }
 
@@ -455,7 +479,10 @@ impl Job for ConnRecovery {
         if !work.machine.is_running() || !is_whole || work.rails.borrowing().is_some() {
             self.look_at_ports(&mut work, end);
         }
-        let others = self.workers.recovering().saturating_sub(u32::from(self.is_recovering.load(Ordering::Relaxed)));
+        let others = self
+            .workers
+            .recovering()
+            .saturating_sub(u32::from(self.is_recovering.load(Ordering::Relaxed)));
         work.machine.handle_others(others);
         let is_hopeless = !work.machine.is_running() && self.nic.spares.is_empty();
         let hopeless = work.rails.devices.hopeless().filter(|_| is_hopeless);

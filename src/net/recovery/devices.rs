@@ -51,7 +51,9 @@ impl ConnDevices {
             };
             let now_open = Arc::downgrade(&device);
             let is_too_early = |(_, until): &(Error, Instant)| Instant::now() < *until;
-            if Weak::ptr_eq(&now_open, &self.ready[number]) || self.refused[number].as_ref().is_some_and(is_too_early) {
+            if Weak::ptr_eq(&now_open, &self.ready[number])
+                || self.refused[number].as_ref().is_some_and(is_too_early)
+            {
                 continue;
             }
             let refused = memory.renew(&device).err();
@@ -82,7 +84,9 @@ impl ConnDevices {
     /// Whether all memory is registered on the device of the own port of rail `number`.
     pub fn is_ready(&self, number: usize) -> bool {
         let device = self.nic.rails.get(number).map(|rail| rail.card.device());
-        device.is_some_and(|device| Weak::ptr_eq(&Arc::downgrade(&device), &self.ready[number % MAX_RAILS]))
+        device.is_some_and(|device| {
+            Weak::ptr_eq(&Arc::downgrade(&device), &self.ready[number % MAX_RAILS])
+        })
     }
 
     /// Why no own port of the connection can ever be used again.
@@ -104,7 +108,8 @@ impl ConnDevices {
     /// be used again does not count.
     pub fn is_one_away(&self) -> bool {
         let is_waited_for = |number: usize| {
-            let is_hopeless = self.refused[number].as_ref().is_some_and(|(error, _)| !error.is_recoverable);
+            let is_hopeless =
+                self.refused[number].as_ref().is_some_and(|(error, _)| !error.is_recoverable);
             let is_lost = || self.nic.rails[number].card.device().is_lost();
             !is_hopeless && (!self.is_ready(number) || is_lost())
         };

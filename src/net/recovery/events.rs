@@ -56,7 +56,9 @@ impl PortListener for ConnRecovery {
         }
         match what {
             PortEvent::DeviceFatal => self.handle_loss(),
-            PortEvent::Active | PortEvent::GidChange | PortEvent::LidChange => self.put_or_wait(Input::PortReady),
+            PortEvent::Active | PortEvent::GidChange | PortEvent::LidChange => {
+                self.put_or_wait(Input::PortReady)
+            }
             PortEvent::Down | PortEvent::QueuePairError => self.put_or_wait(Input::PortChanged),
         }
         usize::from(matches!(what, PortEvent::Down | PortEvent::DeviceFatal))

@@ -45,7 +45,10 @@ impl DevicesInUse {
             let device = devices[usize::from(*number) % MAX_RAILS].upgrade();
             device.is_none_or(|device| device.is_lost())
         };
-        rails.iter().filter(is_lost).fold(RailMask::NONE, |lost, number| lost | RailMask::only(number))
+        rails
+            .iter()
+            .filter(is_lost)
+            .fold(RailMask::NONE, |lost, number| lost | RailMask::only(number))
     }
 
     /// The name of a lost device, if any.

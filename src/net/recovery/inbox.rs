@@ -94,7 +94,10 @@ mod tests {
         assert!(matches!(taken[..], [Input::PortChanged, Input::QueuePairFailed]), "{taken:?}");
         // Slow lanes are reported repeatedly while none may move.
         (0..2 * MOST).for_each(|_| inbox.push(Input::SlowLane(QpIndex(1), None)));
-        assert!(matches!((inbox.pop(), inbox.pop()), (Some(Input::SlowLane(QpIndex(1), None)), None)));
+        assert!(matches!(
+            (inbox.pop(), inbox.pop()),
+            (Some(Input::SlowLane(QpIndex(1), None)), None)
+        ));
         (0..2 * MOST).for_each(|_| inbox.push(Input::Back));
         let taken: Vec<_> = std::iter::from_fn(|| inbox.pop()).collect();
         assert_eq!(taken.len(), MOST + 1);

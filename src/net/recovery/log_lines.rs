@@ -20,8 +20,11 @@ pub(super) fn warn_of_fault(nic: &Nic, peer: &PeerState, cause: &str) {
 /// Packets larger than this many bytes are lost because of `cause`; the connection now uses smaller
 /// ones.
 pub(super) fn warn_of_mtu(nic: &Nic, peer: &PeerState, cause: &str, bytes: u32) {
-    let text =
-        format!("{}: {cause}; the connection to {} now uses packets of up to {bytes} bytes", nic.name, peer.peer());
+    let text = format!(
+        "{}: {cause}; the connection to {} now uses packets of up to {bytes} bytes",
+        nic.name,
+        peer.peer()
+    );
     match nic.notices.line("mtu", &text) {
         Some(line) => log::warn!("{line}"),
         None => log::debug!("{text}"),
@@ -57,7 +60,8 @@ pub(super) fn log_lanes(nic: &Nic, peer: &PeerState, LaneChange { per_rail, why 
 
 /// The connection does not run yet; `so_far` says why.
 pub(super) fn warn_of_delay(nic: &Nic, peer: &PeerState, so_far: &str) {
-    let text = format!("{}: the connection to {} is still recovering: {so_far}", nic.name, peer.peer());
+    let text =
+        format!("{}: the connection to {} is still recovering: {so_far}", nic.name, peer.peer());
     if let Some(line) = nic.notices.line("late", &text) {
         log::warn!("{line} (FERRITE_GIVE_UP={} s)", nic.config.give_up_s);
     }
@@ -77,7 +81,8 @@ pub(super) fn log_recovered(
         None => format!(" on rail(s) {in_use} of {all}"),
     };
     let (name, peer, ms) = (&nic.name, peer.peer(), duration.as_millis());
-    let text = format!("{name}: connection to {peer} recovered{of} in {ms} ms ({attempts} attempt(s))");
+    let text =
+        format!("{name}: connection to {peer} recovered{of} in {ms} ms ({attempts} attempt(s))");
     match nic.notices.line("recovered", &text) {
         Some(line) => log::info!("{line}"),
         None => log::debug!("{text}"),

@@ -41,7 +41,9 @@ impl ConnRecovery {
                 false => work.changes.asked = None,
             }
         }
-        let Some(change) = work.changes.requested.filter(|_| self.peer.state().is_open()) else { return };
+        let Some(change) = work.changes.requested.filter(|_| self.peer.state().is_open()) else {
+            return;
+        };
         let Some(turn) = LaneTurn::take() else { return };
         if work.machine.handle_change_request(self.now(), cause_of_change(change)) {
             (work.changes.requested, work.changes.turn) = (None, Some(turn));
@@ -67,7 +69,9 @@ impl ConnRecovery {
     /// Moves a slow lane to another path, within the budgets of the connection and the card.
     pub(super) fn move_lane(&self, work: &mut Work, qp: QpIndex, speed: Option<Speed>) {
         let now = self.now();
-        let Some(rail) = work.rails.port(work.new_qps.rail_of(qp).into()).map(Arc::clone) else { return };
+        let Some(rail) = work.rails.port(work.new_qps.rail_of(qp).into()).map(Arc::clone) else {
+            return;
+        };
         // Anything else in progress is about to replace the queue pairs. For the control
         // connection, see [`Self::ask_for_change`].
         if !work.machine.is_running() || !self.peer.state().is_open() {
@@ -77,7 +81,8 @@ impl ConnRecovery {
         let mut is_begun = false;
         let none_for = rail.card.move_lane(|| {
             let cause = || format!("to move slow lane {} to another path", qp.0);
-            is_begun = changes.budget.poll_move(now, speed) && machine.handle_change_request(now, cause());
+            is_begun =
+                changes.budget.poll_move(now, speed) && machine.handle_change_request(now, cause());
             is_begun
         });
         let next = none_for.map_or_else(|| changes.budget.next(), |none_for| now + none_for);
@@ -105,6 +110,9 @@ mod tests {
     fn the_cause_of_a_change_says_whether_lanes_begin_or_end() {
         let cause = |per_rail, why| cause_of_change(LaneChange { per_rail, why });
         assert_eq!(cause(4, "large messages"), "to use 4 lanes per rail: large messages");
-        assert_eq!(cause(1, "all lanes have carried as much"), "to drop lanes: all lanes have carried as much");
+        assert_eq!(
+            cause(1, "all lanes have carried as much"),
+            "to drop lanes: all lanes have carried as much"
+        );
     }
 }

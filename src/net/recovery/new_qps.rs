@@ -95,7 +95,13 @@ pub enum Progress {
 impl NewQps {
     /// No new queue pairs yet, for an end of a connection to `peer` on `terms` that runs on `qps`.
     /// Their packets are marked like those of `qps`.
-    pub fn new(nic: &Arc<Nic>, peer: &Arc<PeerState>, role: Role, terms: &Negotiated, qps: &QpSet) -> Self {
+    pub fn new(
+        nic: &Arc<Nic>,
+        peer: &Arc<PeerState>,
+        role: Role,
+        terms: &Negotiated,
+        qps: &QpSet,
+    ) -> Self {
         let per_rail = match role {
             Role::Sender => terms.qps_per_rail(),
             Role::Receiver => terms.qps_per_rail().max(nic.plan.most.into()),
@@ -173,17 +179,30 @@ impl NewQps {
     ///
     /// # Errors
     /// A port is down, a device has no more queues, or the two ends do not fit.
-    pub fn connect(&mut self, end: &dyn End, attempt: u32, ports: &[RailPort], remote: Endpoint) -> Result<()> {
+    pub fn connect(
+        &mut self,
+        end: &dyn End,
+        attempt: u32,
+        ports: &[RailPort],
+        remote: Endpoint,
+    ) -> Result<()> {
         let mut qps = match (self.role, std::mem::replace(&mut self.stage, Stage::None)) {
             (Role::Sender, Stage::Created(qps)) => qps,
             (Role::Sender, _) => return Err(Error::internal("no queue pairs were created")),
             (Role::Receiver, stage) => {
                 self.end(stage);
                 let offered = remote.rails.iter().map(|rail| rail.qps.len()).min().unwrap_or(0);
-                InitQpSet::new(&self.nic, ports, self.count(self.per_rail.min(offered)), end.caps())?
+                InitQpSet::new(
+                    &self.nic,
+                    ports,
+                    self.count(self.per_rail.min(offered)),
+                    end.caps(),
+                )?
             }
         };
-        let far = |rail| remote.rails.get(ports.iter().position(|on| on.number == rail)?).map(|far| far.gid);
+        let far = |rail| {
+            remote.rails.get(ports.iter().position(|on| on.number == rail)?).map(|far| far.gid)
+        };
         if self.role == Role::Receiver {
             // The sender's keep the MTU of its offer, which had all known limits.
             qps.limit_mtus(&self.mtus, far);
@@ -193,12 +212,20 @@ impl NewQps {
             Role::Receiver => (&remote, &qps.endpoint),
         };
         let mut terms = Negotiated::agree(sender, receiver)?;
-        let between = ports.iter().filter_map(|on| Some((on.number, Arc::clone(&on.port), far(on.number)?)));
+        let between =
+            ports.iter().filter_map(|on| Some((on.number, Arc::clone(&on.port), far(on.number)?)));
         self.handle_ports(between.collect());
         let rails = qps.rail_numbers();
         terms.striping = terms.striping.over(rails);
         // The recovery repeats what fails, and a failing rail must not delay the others.
-        let connecting = qps.connect(&self.nic, remote, &terms, self.priority, self.labels.clone(), Retries::NONE)?;
+        let connecting = qps.connect(
+            &self.nic,
+            remote,
+            &terms,
+            self.priority,
+            self.labels.clone(),
+            Retries::NONE,
+        )?;
         self.stage = Stage::Connecting(attempt, Box::new(connecting));
         Ok(())
     }
@@ -209,7 +236,9 @@ impl NewQps {
     /// The peer has sent a frame too early. The connection cannot continue.
     pub fn advance(&mut self, end: &dyn End) -> Result<Option<Progress>> {
         Ok(match std::mem::replace(&mut self.stage, Stage::None) {
-            Stage::Connecting(attempt, connecting) => Some(self.advance_connecting(end, attempt, connecting)),
+            Stage::Connecting(attempt, connecting) => {
+                Some(self.advance_connecting(end, attempt, connecting))
+            }
             Stage::Testing(attempt, mut testing, weights) => Some(match testing.0.poll()? {
                 None => {
                     self.stage = Stage::Testing(attempt, testing, weights);
@@ -275,7 +304,12 @@ impl NewQps {
     /// MTU was lowered for that.
     fn describe_cut(&self, test: &ReachTest, lowered: RailMask) -> Option<String> {
         let (rail, code) = test.cut_rails().min_by_key(|(_, code)| *code)?;
-        let port = test.qps().rails.iter().find(|on| on.number == rail).map_or("", |on| on.port.name.as_str());
+        let port = test
+            .qps()
+            .rails
+            .iter()
+            .find(|on| on.number == rail)
+            .map_or("", |on| on.port.name.as_str());
         let (arriving, lost) = (path_mtu::bytes(code), path_mtu::bytes(code + 1));
         let text = format!(
             "packets of {lost} bytes from {port} are lost, packets of {arriving} bytes arrive: check the MTU of the switches on the path"
@@ -308,8 +342,9 @@ impl NewQps {
     /// Records that the queue pairs are on these ports and connected to these GIDs. Paths between
     /// other ports keep their record.
     fn handle_ports(&mut self, between: Vec<Between>) {
-        let is_same =
-            |((_, port, gid), (_, now, gid_now)): (&Between, &Between)| Arc::ptr_eq(port, now) && gid == gid_now;
+        let is_same = |((_, port, gid), (_, now, gid_now)): (&Between, &Between)| {
+            Arc::ptr_eq(port, now) && gid == gid_now
+        };
         if between.len() != self.between.len() || !self.between.iter().zip(&between).all(is_same) {
             self.times.forget_failures();
         }
@@ -329,21 +364,33 @@ impl NewQps {
         Ok(())
     }
 
-    fn advance_connecting(&mut self, end: &dyn End, attempt: u32, mut connecting: Box<ConnectingQpSet>) -> Progress {
+    fn advance_connecting(
+        &mut self,
+        end: &dyn End,
+        attempt: u32,
+        mut connecting: Box<ConnectingQpSet>,
+    ) -> Progress {
         match connecting.advance(&self.nic) {
             Ok(false) => {
                 let next = connecting.next_attempt();
                 self.stage = Stage::Connecting(attempt, connecting);
                 Progress::Wait(next)
             }
-            Ok(true) => self.prepare(end, attempt, *connecting).unwrap_or_else(|e| Progress::Failed(attempt, e)),
+            Ok(true) => self
+                .prepare(end, attempt, *connecting)
+                .unwrap_or_else(|e| Progress::Failed(attempt, e)),
             Err(e) => Progress::Failed(attempt, e),
         }
     }
 
     /// Handles that the queue pairs are connected: prepares the receiver's for messages, or tests
     /// the sender's.
-    fn prepare(&mut self, end: &dyn End, attempt: u32, connecting: ConnectingQpSet) -> Result<Progress> {
+    fn prepare(
+        &mut self,
+        end: &dyn End,
+        attempt: u32,
+        connecting: ConnectingQpSet,
+    ) -> Result<Progress> {
         let (mut qps, endpoint) = connecting.finish();
         // From now on a completion queue of these may fail.
         qps.watch(&self.peer);

@@ -19,7 +19,9 @@ impl ConnRecovery {
                 work.machine.handle_reach(reach);
                 work.machine.handle_connected(now, attempt, Ok(endpoint));
             }
-            Progress::Unreachable(attempt, dead, why) => work.machine.handle_unusable(now, attempt, dead, why),
+            Progress::Unreachable(attempt, dead, why) => {
+                work.machine.handle_unusable(now, attempt, dead, why)
+            }
             Progress::Unproven(attempt, dead, why) => {
                 // The sender learns it from the rails that this end reports as usable. A rail that
                 // was not tested beside others may not be to blame: the rest may be worse.
@@ -28,7 +30,9 @@ impl ConnRecovery {
                 }
                 work.machine.handle_unusable(now, attempt, dead, why);
             }
-            Progress::Proven(attempt) if work.machine.is_resuming(attempt) => self.resume(work, end, attempt, None)?,
+            Progress::Proven(attempt) if work.machine.is_resuming(attempt) => {
+                self.resume(work, end, attempt, None)?
+            }
             // The peer has begun another attempt meanwhile: do not use these queue pairs.
             Progress::Proven(attempt) => {
                 work.new_qps.discard();

@@ -78,8 +78,10 @@ impl ConnRails {
             pairs.set(on.number, nic.rails.iter().position(|own| Arc::ptr_eq(own, &on.port)));
         }
         let (devices, spare) = (ConnDevices::of(nic, qps), SparePort::new(role));
-        let (all, avoided, run) = (RailMask::first(count), Default::default(), qps.striping.rail_numbers());
-        let (nic, listened) = (Arc::clone(nic), qps.listened.map(|gid| Some(gid).filter(|gid| *gid != [0; 16])));
+        let (all, avoided, run) =
+            (RailMask::first(count), Default::default(), qps.striping.rail_numbers());
+        let (nic, listened) =
+            (Arc::clone(nic), qps.listened.map(|gid| Some(gid).filter(|gid| *gid != [0; 16])));
         let mut this = Self {
             nic,
             role,
@@ -123,9 +125,12 @@ impl ConnRails {
 
     /// The rails whose port is active and has an address of the same kind as before.
     pub fn usable(&self) -> RailMask {
-        let usable = self.mask(|number| self.port(number).is_some_and(|port| self.is_addressable(number, port)));
+        let usable = self
+            .mask(|number| self.port(number).is_some_and(|port| self.is_addressable(number, port)));
         let now = Instant::now();
-        let wanted = self.mask(|number| self.avoided[number].as_ref().is_none_or(|avoided| avoided.until() <= now));
+        let wanted = self.mask(|number| {
+            self.avoided[number].as_ref().is_none_or(|avoided| avoided.until() <= now)
+        });
         // A rail that may work is better than none.
         if (usable & wanted).is_empty() { usable } else { usable & wanted }
     }
@@ -146,7 +151,9 @@ impl ConnRails {
         // Another try learns it.
         let (now, mut forgotten) = (Instant::now(), self.all - peer);
         if self.role == Role::Receiver {
-            let is_due = |number: usize| self.avoided[number].as_ref().is_some_and(|avoided| avoided.until() <= now);
+            let is_due = |number: usize| {
+                self.avoided[number].as_ref().is_some_and(|avoided| avoided.until() <= now)
+            };
             forgotten = forgotten | (self.mask(is_due) - self.pairs.rails());
         }
         forgotten.iter().for_each(|rail| self.far[usize::from(rail) % MAX_RAILS] = None);
@@ -156,16 +163,24 @@ impl ConnRails {
         if self.nic.spares.is_empty() {
             return;
         }
-        let own = self.mask(|number| self.own_port(number).is_some_and(|own| self.is_addressable(number, own)));
+        let own = self.mask(|number| {
+            self.own_port(number).is_some_and(|own| self.is_addressable(number, own))
+        });
         self.spare.handle_own(!own.is_empty());
         if !is_at_rest {
             return;
         }
         // Meanwhile a placeholder that has borrowed nothing.
         let mut spare = std::mem::replace(&mut self.spare, SparePort::new(Role::Sender));
-        let rail = (self.all() & peer).iter().next().or_else(|| self.all().iter().next()).unwrap_or_default();
+        let rail = (self.all() & peer)
+            .iter()
+            .next()
+            .or_else(|| self.all().iter().next())
+            .unwrap_or_default();
         spare.settle(memory, |port| self.is_addressable(rail.into(), port));
-        spare.borrow(Wanted { rail, nic: &self.nic, memory, listener }, |port| self.is_near(rail.into(), port));
+        spare.borrow(Wanted { rail, nic: &self.nic, memory, listener }, |port| {
+            self.is_near(rail.into(), port)
+        });
         self.spare = spare;
     }
 
@@ -176,13 +191,17 @@ impl ConnRails {
         }
         let towards = (0..).zip(&self.nic.rails).map(|(place, port)| {
             let near = port.nearness(&self.far).ok().filter(|_| self.devices.is_ready(place))?;
-            let is_like =
-                |(number, (address, near))| if self.is_like(number, &address) { near } else { Nearness::Impossible };
+            let is_like = |(number, (address, near))| {
+                if self.is_like(number, &address) { near } else { Nearness::Impossible }
+            };
             Some((0..).zip(near).map(is_like).collect::<Vec<_>>())
         });
         let table: Vec<_> = towards.collect();
         let near_to = |rail: u8, port: usize| {
-            let known = table.get(port).and_then(Option::as_ref).and_then(|near| near.get(usize::from(rail)));
+            let known = table
+                .get(port)
+                .and_then(Option::as_ref)
+                .and_then(|near| near.get(usize::from(rail)));
             known.copied().unwrap_or(Nearness::Impossible)
         };
         // Two rails that have not run may be in different networks, which was unknown when they
@@ -200,7 +219,8 @@ impl ConnRails {
         let mut pairs = pair(wanted, near_to);
         // A rail whose port is unusable now keeps it unless another rail takes it.
         for rail in (self.all - pairs.rails()).iter() {
-            let is_free = |port: &usize| !self.all.iter().any(|other| pairs.port_of(other) == Some(*port));
+            let is_free =
+                |port: &usize| !self.all.iter().any(|other| pairs.port_of(other) == Some(*port));
             pairs.set(rail, before.port_of(rail).filter(is_free));
         }
         self.pairs = pairs;
@@ -214,7 +234,9 @@ impl ConnRails {
         self.spare.handle_attempt(attempt);
         let on = |number: u8| {
             let port = self.port(number.into()).map(Arc::clone);
-            let port = port.ok_or_else(|| Error::system(format!("rail {number} has no local port")).on_rail(number))?;
+            let port = port.ok_or_else(|| {
+                Error::system(format!("rail {number} has no local port")).on_rail(number)
+            })?;
             Ok(RailPort { number, port, towards: self.towards(number.into()) })
         };
         numbers.iter().map(on).collect()
@@ -236,7 +258,11 @@ impl ConnRails {
     fn towards(&self, number: usize) -> Vec<[u8; 16]> {
         match self.far[number % MAX_RAILS] {
             Some(gid) => vec![gid],
-            None => self.listened[number % MAX_RAILS].iter().chain(self.far.iter().flatten()).copied().collect(),
+            None => self.listened[number % MAX_RAILS]
+                .iter()
+                .chain(self.far.iter().flatten())
+                .copied()
+                .collect(),
         }
     }
 
@@ -275,7 +301,10 @@ impl ConnRails {
         self.spare.handle_running();
         self.run = self.run | rails;
         rails.iter().for_each(|rail| self.run_pairs.set(rail, self.pairs.port_of(rail)));
-        rails.iter().filter_map(|rail| self.avoided.get_mut(usize::from(rail)).map(Option::take)).for_each(drop);
+        rails
+            .iter()
+            .filter_map(|rail| self.avoided.get_mut(usize::from(rail)).map(Option::take))
+            .for_each(drop);
     }
 
     /// Whether a rail is avoided, or was and has not been used again.
@@ -287,7 +316,8 @@ impl ConnRails {
     /// borrowed or returned.
     pub fn next_change(&self) -> Option<Instant> {
         let now = Instant::now();
-        let avoided = self.avoided.iter().flatten().map(Avoided::until).filter(|until| *until > now);
+        let avoided =
+            self.avoided.iter().flatten().map(Avoided::until).filter(|until| *until > now);
         avoided.chain(self.spare.next_change()).chain(self.devices.next_look()).min()
     }
 
@@ -295,15 +325,20 @@ impl ConnRails {
     /// its device knows the memory.
     fn is_addressable(&self, number: usize, port: &Arc<Rail>) -> bool {
         let own = self.nic.rails.iter().position(|own| Arc::ptr_eq(own, port));
-        let is_ready = own.map_or_else(|| self.spare.is_ready(port), |place| self.devices.is_ready(place));
-        is_ready && port.address_now(&self.towards(number)).is_ok_and(|now| self.is_like(number, &now))
+        let is_ready =
+            own.map_or_else(|| self.spare.is_ready(port), |place| self.devices.is_ready(place));
+        is_ready
+            && port.address_now(&self.towards(number)).is_ok_and(|now| self.is_like(number, &now))
     }
 
     /// Whether `port` would be in the peer's network as rail number `number`; `None` if unusable.
     fn is_near(&self, number: usize, port: &Rail) -> Option<bool> {
         let towards = self.towards(number);
         let now = port.address_now(&towards).ok().filter(|now| self.is_like(number, now))?;
-        Some(port.infiniband || towards.iter().any(|peer| port.nearness_of(&now, peer) == Nearness::Near))
+        Some(
+            port.infiniband
+                || towards.iter().any(|peer| port.nearness_of(&now, peer) == Nearness::Near),
+        )
     }
 
     /// Whether the address `now` is of the same kind as the earlier one of rail number `number`, or
@@ -318,7 +353,8 @@ impl ConnRails {
             (Some(before), _) => now.gid.is_like(&before.gid),
             (None, Some(far)) => gid::are_of_one_kind(&now.gid.gid, &far),
             (None, None) => {
-                !now.gid.is_link_local() || self.known.iter().flatten().all(|before| before.gid.is_link_local())
+                !now.gid.is_link_local()
+                    || self.known.iter().flatten().all(|before| before.gid.is_link_local())
             }
         }
     }

@@ -141,13 +141,16 @@ impl SparePort {
 
     /// Whether the connection should return to an own port that is usable again.
     pub fn is_over(&self) -> bool {
-        self.loan.is_some() && self.own_since.is_some_and(|since| since.elapsed() >= self.return_after)
+        self.loan.is_some()
+            && self.own_since.is_some_and(|since| since.elapsed() >= self.return_after)
     }
 
     /// When a port may next be borrowed or returned.
     pub fn next_change(&self) -> Option<Instant> {
-        let give_back = self.own_since.filter(|_| self.loan.is_some()).map(|since| since + self.return_after);
-        let borrow = self.without_since.filter(|_| self.loan.is_none()).map(|since| since + BORROW_AFTER);
+        let give_back =
+            self.own_since.filter(|_| self.loan.is_some()).map(|since| since + self.return_after);
+        let borrow =
+            self.without_since.filter(|_| self.loan.is_none()).map(|since| since + BORROW_AFTER);
         let now = Instant::now();
         [give_back, borrow].into_iter().flatten().filter(|time| *time > now).min()
     }
@@ -177,8 +180,9 @@ impl SparePort {
     /// There are no queue pairs.
     pub fn settle(&mut self, memory: &ConnMemory, usable: impl Fn(&Arc<Rail>) -> bool) {
         let Some(loan) = &self.loan else { return };
-        let is_bad =
-            loan.attempts.0 >= self.max_failed || !usable(loan.port.port()) || !self.is_ready(loan.port.port());
+        let is_bad = loan.attempts.0 >= self.max_failed
+            || !usable(loan.port.port())
+            || !self.is_ready(loan.port.port());
         if self.own_since.is_none() && !is_bad {
             return;
         }
@@ -207,7 +211,8 @@ impl SparePort {
         }
         let now = Instant::now();
         self.avoided.retain(|(_, until)| *until > now);
-        let is_avoided = |port: &Arc<Rail>| self.avoided.iter().any(|(avoided, _)| Arc::ptr_eq(avoided, port));
+        let is_avoided =
+            |port: &Arc<Rail>| self.avoided.iter().any(|(avoided, _)| Arc::ptr_eq(avoided, port));
         let ports = wanted.nic.spares.by_preference().into_iter().filter(|port| !is_avoided(port));
         let mut ports: Vec<_> = ports.filter_map(|port| Some((is_near(&port)?, port))).collect();
         ports.sort_by_key(|(is_near, _)| !is_near);
@@ -222,7 +227,8 @@ impl SparePort {
                     return;
                 }
                 Err(e) => {
-                    let text = format!("{}: {} cannot be borrowed: {e}", wanted.nic.name, port.name);
+                    let text =
+                        format!("{}: {} cannot be borrowed: {e}", wanted.nic.name, port.name);
                     match wanted.nic.notices.line("spare", &text) {
                         Some(line) => log::warn!("{line}"),
                         None => log::debug!("{text}"),
@@ -235,7 +241,8 @@ impl SparePort {
 
     /// Counts an attempt whose queue pairs are about to be created.
     pub fn handle_attempt(&mut self, attempt: u32) {
-        let (count, latest) = self.loan.as_mut().map_or(&mut self.own_attempts, |loan| &mut loan.attempts);
+        let (count, latest) =
+            self.loan.as_mut().map_or(&mut self.own_attempts, |loan| &mut loan.attempts);
         if self.running_since.take().is_some_and(|since| since.elapsed() >= STEADY_RUN) {
             *count = 0;
         }
@@ -263,6 +270,13 @@ impl Loan {
         let events: Arc<dyn PortListener> = Arc::new(PassedOn(wanted.listener.clone()));
         watcher.listen(port.port, &events);
         let port = BorrowedPort::new(port);
-        Ok(Self { rail: wanted.rail, port, device, attempts: (0, 0), has_run: false, _events: events })
+        Ok(Self {
+            rail: wanted.rail,
+            port,
+            device,
+            attempts: (0, 0),
+            has_run: false,
+            _events: events,
+        })
     }
 }

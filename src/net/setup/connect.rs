@@ -132,7 +132,11 @@ impl Connector {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(nic.config.handshake_timeout_s);
         let wait = SetUpWait::new(Call::Connect, &nic.name, handle.address);
-        let rails = Rails::new(RailMask::first(nic.rails.len() as u8), nic.config.failover, nic.config.retries);
+        let rails = Rails::new(
+            RailMask::first(nic.rails.len() as u8),
+            nic.config.failover,
+            nic.config.retries,
+        );
         Self {
             nic,
             handle,
@@ -179,12 +183,15 @@ impl Connector {
     fn detail(&self) -> Detail {
         let mut detail = Detail::default();
         match &self.stage {
-            Stage::Dialing(Dial::Waiting(..)) => detail.trouble.extend(self.port_trouble.as_ref().map(Error::text)),
+            Stage::Dialing(Dial::Waiting(..)) => {
+                detail.trouble.extend(self.port_trouble.as_ref().map(Error::text))
+            }
             Stage::Dialing(_) => detail.trouble = self.dials.trouble(),
             Stage::Awaiting(_) | Stage::Done => {}
             Stage::Connecting(pending) => {
                 let Pending { stream, reply, connecting, .. } = &**pending;
-                detail.peer = PeerName::new(&reply.identity, &reply.endpoint.name, stream.peer()).to_string();
+                detail.peer =
+                    PeerName::new(&reply.identity, &reply.endpoint.name, stream.peer()).to_string();
                 connecting.trouble().clone_into(&mut detail.trouble);
             }
         }
@@ -207,7 +214,9 @@ impl Connector {
                         self.steps.end("connecting queue pairs");
                         return self.complete(*pending).map(Some);
                     }
-                    Ok(false) if !self.leave_out_late(&pending) => (Stage::Connecting(pending), false),
+                    Ok(false) if !self.leave_out_late(&pending) => {
+                        (Stage::Connecting(pending), false)
+                    }
                     Ok(false) => self.begin_without(),
                     Err(e) if self.rails.leave_out(&e) => self.begin_without(),
                     Err(e) => wait_out(&self.nic, e, self.deadline).map(|_| redial())?,
@@ -226,8 +235,10 @@ impl Connector {
 
     /// Whether the queue pairs were not connected in time, and other rails can be tried.
     fn leave_out_late(&mut self, pending: &Pending) -> bool {
-        let limit = format_args!("FERRITE_HANDSHAKE_TIMEOUT={} s", self.nic.config.handshake_timeout_s);
-        Instant::now() >= self.deadline && self.rails.leave_out_late(&pending.connecting.too_late(limit))
+        let limit =
+            format_args!("FERRITE_HANDSHAKE_TIMEOUT={} s", self.nic.config.handshake_timeout_s);
+        Instant::now() >= self.deadline
+            && self.rails.leave_out_late(&pending.connecting.too_late(limit))
     }
 
     /// Begins anew without the rail that has failed, with other queue pairs; the listener hears that these are no more. The time that the
@@ -259,7 +270,9 @@ impl Connector {
 
     fn dial(&mut self, dial: Dial) -> Result<(Stage, bool)> {
         match dial {
-            Dial::Again(when) if Instant::now() < when => Ok((Stage::Dialing(Dial::Again(when)), false)),
+            Dial::Again(when) if Instant::now() < when => {
+                Ok((Stage::Dialing(Dial::Again(when)), false))
+            }
             Dial::Waiting(stream, when) if Instant::now() < when => {
                 Ok((Stage::Dialing(Dial::Waiting(stream, when)), false))
             }
@@ -267,8 +280,12 @@ impl Connector {
             Dial::Again(when) => {
                 // One for each attempt, so that frames of another attempt are not taken for this
                 // one's.
-                let stream =
-                    ControlStream::open(&self.control, self.handle.address, self.handle.token, random::bytes()?)?;
+                let stream = ControlStream::open(
+                    &self.control,
+                    self.handle.address,
+                    self.handle.token,
+                    random::bytes()?,
+                )?;
                 if when == self.start {
                     self.make_early();
                 }
@@ -287,7 +304,9 @@ impl Connector {
                         self.made = None;
                         Ok(redial())
                     }
-                    Failure::Permanent => Err(Error::os(format_args!("connecting to {}", self.handle.address), e)),
+                    Failure::Permanent => {
+                        Err(Error::os(format_args!("connecting to {}", self.handle.address), e))
+                    }
                     Failure::Abandoned => Err(self.abandoned()),
                 },
             },
@@ -300,12 +319,19 @@ impl Connector {
             Ok(made) => made,
             Err(e) => {
                 self.port_trouble = Some(wait_out(&self.nic, e, self.deadline)?);
-                return Ok((Stage::Dialing(Dial::Waiting(stream, Instant::now() + LOOK_AFTER)), false));
+                return Ok((
+                    Stage::Dialing(Dial::Waiting(stream, Instant::now() + LOOK_AFTER)),
+                    false,
+                ));
             }
         };
         self.steps.end("creating queue pairs");
         let halves = cts_halves(self.nic.rails.len());
-        let place = Ring { addr: ring.addr(), slots: RING_SLOTS as u32, slot_room: (halves * Cts::BYTES) as u32 };
+        let place = Ring {
+            addr: ring.addr(),
+            slots: RING_SLOTS as u32,
+            slot_room: (halves * Cts::BYTES) as u32,
+        };
         let hello = Hello {
             token: self.handle.token,
             count: self.nic.rails.len() as u8,
@@ -339,15 +365,19 @@ impl Connector {
 
     fn create_on(&self, numbers: RailMask) -> Result<(InitQpSet, CtsRing)> {
         let nic = &self.nic;
-        let on = |(number, port)| RailPort { number, port, towards: self.handle.known_gids(number.into()) };
+        let on = |(number, port)| RailPort {
+            number,
+            port,
+            towards: self.handle.known_gids(number.into()),
+        };
         let ports: Vec<_> = nic.ports(numbers).into_iter().map(on).collect();
         let mut qps = InitQpSet::new(nic, &ports, (nic.plan.first.into(), None), SENDER_QP_CAPS)?;
         let cut_off = rails::cut_off(&qps.endpoint, &self.handle.known_gids(0))
             .filter(|_| ports.len() > 1 && nic.config.failover);
         if let Some(RailPort { number, port, .. }) = cut_off.and_then(|place| ports.get(place)) {
-            let why = port
-                .address_trouble()
-                .unwrap_or_else(|| format!("{}: the listener's addresses are of another kind", port.name));
+            let why = port.address_trouble().unwrap_or_else(|| {
+                format!("{}: the listener's addresses are of another kind", port.name)
+            });
             return Err(Error::system(why).on_rail(*number));
         }
         if nic.config.ece {
@@ -359,7 +389,8 @@ impl Connector {
     }
 
     fn abandoned(&self) -> Error {
-        let text = "the listener closed the connection: its process has died, or it took another peer";
+        let text =
+            "the listener closed the connection: its process has died, or it took another peer";
         Error::remote(format!("connecting to {}: {text}", self.handle.address))
     }
 
@@ -367,7 +398,11 @@ impl Connector {
     /// the time for attempts starts again. If it ended at once, the attempt has failed.
     fn ended(&mut self, end: End) -> Result<(Stage, bool)> {
         let to = self.handle.address;
-        if self.up_since.take().is_some_and(|since| was_established(since.elapsed(), self.handshake_timeout())) {
+        if self
+            .up_since
+            .take()
+            .is_some_and(|since| was_established(since.elapsed(), self.handshake_timeout()))
+        {
             self.deadline = Instant::now() + self.handshake_timeout();
         }
         match end {
@@ -400,7 +435,10 @@ impl Connector {
             return Err(self.abandoned());
         }
         if frame.kind != Kind::Reply {
-            return Err(Error::remote(format!("connecting to {to}: received {} instead of a reply", frame.kind)));
+            return Err(Error::remote(format!(
+                "connecting to {to}: received {} instead of a reply",
+                frame.kind
+            )));
         }
         // Nothing is committed yet, so it begins anew.
         if offer.stream.is_over() {
@@ -410,7 +448,8 @@ impl Connector {
             };
         }
         let Offer { stream, hello, qps, ring } = *offer;
-        let reply = Reply::parse(&frame.body, &hello).map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
+        let reply = Reply::parse(&frame.body, &hello)
+            .map_err(|v| Error::remote(format!("connecting to {to}: {v}")))?;
         self.steps.end("handshake");
         let priority = Priority::of_sender(&self.nic.config, self.of.class);
         self.deadline = Instant::now() + self.handshake_timeout();
@@ -451,10 +490,18 @@ impl Connector {
         let peer = PeerState::new(name, stream, reply.terms.failover);
         self.nic.watch(&peer)?;
         let number = identity::connection_number(&self.handle.token, ring.addr(), process_id());
-        let stats = identity::open_stats(&self.nic, &self.control, Direction::Send, &reply.identity, &qps, number)?;
+        let stats = identity::open_stats(
+            &self.nic,
+            &self.control,
+            Direction::Send,
+            &reply.identity,
+            &qps,
+            number,
+        )?;
         log::debug!("{} sends to {}: {}; {}", self.nic.name, peer.peer(), reply.terms, self.steps);
         summary::add(&self.nic, &self.control, Direction::Send, peer.peer(), &self.steps)?;
-        let comm = SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights, stats);
+        let comm =
+            SendComm::new(Arc::clone(&self.nic), peer, qps, ring, &reply.terms, weights, stats);
         comm.labels.set_communicator(self.of.id);
         Ok(comm)
     }

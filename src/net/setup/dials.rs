@@ -4,8 +4,14 @@ use crate::proto::control::Time;
 use crate::proto::control::redial::Refusals;
 
 /// TCP connection errors that may pass.
-const PASSING: [i32; 6] =
-    [libc::ECONNREFUSED, libc::ETIMEDOUT, libc::ECONNRESET, libc::EAGAIN, libc::EHOSTUNREACH, libc::ENETUNREACH];
+const PASSING: [i32; 6] = [
+    libc::ECONNREFUSED,
+    libc::ETIMEDOUT,
+    libc::ECONNRESET,
+    libc::EAGAIN,
+    libc::EHOSTUNREACH,
+    libc::ENETUNREACH,
+];
 
 /// The attempts for one connection.
 #[derive(Debug, Default)]
@@ -52,14 +58,20 @@ impl Dials {
             _ => self.refusals.clear(),
         }
         self.trouble = Some(errno);
-        if self.turned_away && self.refusals.indicate_peer_death(now) { Failure::Abandoned } else { Failure::Transient }
+        if self.turned_away && self.refusals.indicate_peer_death(now) {
+            Failure::Abandoned
+        } else {
+            Failure::Transient
+        }
     }
 
     /// The outcome when time is up.
     pub(super) fn outcome(&self) -> &'static str {
         match self.turned_away {
             true => "the listener accepted connections and closed them without an answer",
-            false => "no TCP connection was established (is the peer's process alive, and its port reachable?)",
+            false => {
+                "no TCP connection was established (is the peer's process alive, and its port reachable?)"
+            }
         }
     }
 
@@ -83,15 +95,23 @@ mod tests {
 
     /// What follows from three refusals within two seconds.
     fn refused(dials: &mut Dials) -> [Failure; 3] {
-        [0, 1, 2].map(|second| dials.handle_failure(libc::ECONNREFUSED, Duration::from_secs(second)))
+        [0, 1, 2]
+            .map(|second| dials.handle_failure(libc::ECONNREFUSED, Duration::from_secs(second)))
     }
 
     #[test]
     fn a_port_that_refuses_is_a_dead_process_s_only_where_a_connection_to_it_has_ended() {
-        assert_eq!(refused(&mut Dials::default()), [Failure::Transient; 3], "nobody may have listened yet");
+        assert_eq!(
+            refused(&mut Dials::default()),
+            [Failure::Transient; 3],
+            "nobody may have listened yet"
+        );
         let mut dials = Dials::default();
         dials.handle_end();
-        assert_eq!(refused(&mut dials), [Failure::Transient, Failure::Transient, Failure::Abandoned]);
+        assert_eq!(
+            refused(&mut dials),
+            [Failure::Transient, Failure::Transient, Failure::Abandoned]
+        );
     }
 
     #[test]
@@ -104,7 +124,10 @@ mod tests {
             refused(&mut dials);
             end_it(&mut dials);
             dials.handle_end();
-            assert_eq!(dials.handle_failure(libc::ECONNREFUSED, Duration::from_secs(4)), Failure::Transient);
+            assert_eq!(
+                dials.handle_failure(libc::ECONNREFUSED, Duration::from_secs(4)),
+                Failure::Transient
+            );
         }
     }
 
@@ -122,7 +145,11 @@ mod tests {
     #[test]
     fn it_is_reported_whether_there_was_a_connection_and_how_the_latest_attempt_failed() {
         let mut dials = Dials::default();
-        assert!(dials.outcome().starts_with("no TCP connection was established "), "{}", dials.outcome());
+        assert!(
+            dials.outcome().starts_with("no TCP connection was established "),
+            "{}",
+            dials.outcome()
+        );
         assert_eq!(dials.latest_failure(), "");
         dials.handle_end();
         assert!(
@@ -132,6 +159,9 @@ mod tests {
         );
         dials.handle_failure(libc::ETIMEDOUT, Duration::ZERO);
         dials.handle_failure(libc::ECONNREFUSED, Duration::ZERO);
-        assert_eq!(dials.latest_failure(), "; the latest attempt: Connection refused (os error 111)");
+        assert_eq!(
+            dials.latest_failure(),
+            "; the latest attempt: Connection refused (os error 111)"
+        );
     }
 }

@@ -39,8 +39,9 @@ impl PeriodicTask for StallLook {
 pub(super) fn connection_number(token: &Token, ring: u64, sender: u32) -> u64 {
     let bytes = token.iter().copied().chain(ring.to_le_bytes()).chain(sender.to_le_bytes());
     // FNV-1a.
-    let hash =
-        bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
     hash.max(1)
 }
 

@@ -142,7 +142,8 @@ impl Listener {
         let wait = SetUpWait::new(Call::Accept, &nic.name, handle.address);
         // From here on: the peer may connect, and NCCL may poll much later.
         let watched = nic.explain_set_up(&wait, &control);
-        let listener = Self { nic, networks, control, handle, of, wait, candidates: Arc::default() };
+        let listener =
+            Self { nic, networks, control, handle, of, wait, candidates: Arc::default() };
         watched.map(|()| listener)
     }
 
@@ -159,7 +160,9 @@ impl Listener {
         self.control.poll()?;
         let candidates = Arc::clone(&self.candidates);
         let mut candidates = candidates.lock();
-        fill(&mut candidates, || ControlStream::fetch(&self.control, &self.handle.token).map(Candidate::new));
+        fill(&mut candidates, || {
+            ControlStream::fetch(&self.control, &self.handle.token).map(Candidate::new)
+        });
         let mut i = 0;
         while i < candidates.len() {
             match self.poll_candidate(&mut candidates[i]) {
@@ -198,14 +201,18 @@ impl Listener {
         let frame = match candidate.stream.poll_frame() {
             Received::Frame(frame) => frame,
             Received::Nothing => return self.proceed(candidate),
-            Received::End(End::Lost(why)) => return Ok(Verdict::Dismiss(format!("its connection was lost: {why}"))),
+            Received::End(End::Lost(why)) => {
+                return Ok(Verdict::Dismiss(format!("its connection was lost: {why}")));
+            }
             Received::End(End::Wrong(why)) => return Ok(Verdict::Dismiss(why)),
             Received::End(_) => return Ok(Verdict::Dismiss("it closed the connection".into())),
         };
         match (frame.kind, std::mem::replace(&mut candidate.stage, Stage::Client)) {
             // No answer: the same peer may have sent another hello on this control connection, and
             // would take it for that one's answer.
-            (Kind::Hello, _) if candidate.stream.is_over() => Ok(Verdict::Dismiss("it closed the connection".into())),
+            (Kind::Hello, _) if candidate.stream.is_over() => {
+                Ok(Verdict::Dismiss("it closed the connection".into()))
+            }
             (Kind::Hello, Stage::Client) => self.reply(candidate, &frame),
             (Kind::Commit, Stage::Replied(prepared)) => Ok(Verdict::Take(prepared)),
             (Kind::Goodbye, _) => Ok(Verdict::Dismiss("it closed the connection".into())),
@@ -255,7 +262,10 @@ impl Listener {
             Ok(true) => {}
             Ok(false) if Instant::now() < candidate.deadline => return Ok(Verdict::Wait),
             Ok(false) => {
-                let limit = format_args!("FERRITE_HANDSHAKE_TIMEOUT={} s", self.nic.config.handshake_timeout_s);
+                let limit = format_args!(
+                    "FERRITE_HANDSHAKE_TIMEOUT={} s",
+                    self.nic.config.handshake_timeout_s
+                );
                 if !candidate.rails.leave_out_late(&preparing.connecting.too_late(limit)) {
                     return Ok(self.too_late(candidate));
                 }
@@ -267,7 +277,8 @@ impl Listener {
                 return self.begin_again(candidate, hello, e);
             }
         }
-        let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Client) else {
+        let Stage::Connecting(preparing) = std::mem::replace(&mut candidate.stage, Stage::Client)
+        else {
             return Ok(Verdict::Wait);
         };
         candidate.steps.end("connecting queue pairs");
@@ -287,7 +298,8 @@ impl Listener {
     fn device_for(&self, moved_to: &mut Option<Arc<Nic>>, hello: &Hello) -> Arc<Nic> {
         if let (None, Some(networks)) = (&moved_to, &self.networks) {
             let gids: Vec<_> = hello.endpoint.rails.iter().map(|end| end.gid).collect();
-            *moved_to = Some(networks.device_towards(&self.nic, &gids)).filter(|nic| !Arc::ptr_eq(nic, &self.nic));
+            *moved_to = Some(networks.device_towards(&self.nic, &gids))
+                .filter(|nic| !Arc::ptr_eq(nic, &self.nic));
         }
         Arc::clone(moved_to.as_ref().unwrap_or(&self.nic))
     }
@@ -297,7 +309,12 @@ impl Listener {
     ///
     /// # Errors
     /// The error is permanent.
-    fn begin_again(&self, candidate: &mut Candidate, hello: Hello, error: Error) -> Result<Verdict> {
+    fn begin_again(
+        &self,
+        candidate: &mut Candidate,
+        hello: Hello,
+        error: Error,
+    ) -> Result<Verdict> {
         let mut when = Instant::now();
         if !candidate.rails.leave_out(&error) {
             let nic = candidate.moved_to.as_ref().unwrap_or(&self.nic);
@@ -311,12 +328,19 @@ impl Listener {
     /// Our queue pairs were not connected in time.
     fn too_late(&self, candidate: &Candidate) -> Verdict {
         let seconds = self.nic.config.handshake_timeout_s;
-        let why = format!("the queue pairs were not connected within {seconds} s (FERRITE_HANDSHAKE_TIMEOUT)");
+        let why = format!(
+            "the queue pairs were not connected within {seconds} s (FERRITE_HANDSHAKE_TIMEOUT)"
+        );
         candidate.refuse(&why);
         Verdict::Dismiss(why)
     }
 
-    fn complete(&self, stream: ControlStream, prepared: Prepared, steps: &Steps) -> Result<RecvComm> {
+    fn complete(
+        &self,
+        stream: ControlStream,
+        prepared: Prepared,
+        steps: &Steps,
+    ) -> Result<RecvComm> {
         let name = PeerName::new(&prepared.identity, &prepared.endpoint, stream.peer());
         let begun = (prepared.terms.striping.rail_numbers(), prepared.terms.count);
         let [ours, theirs] = &prepared.left_out;
@@ -384,7 +408,8 @@ impl Candidates {
 
 /// Adds candidates from `next` as long as there is room.
 pub(super) fn fill<T>(candidates: &mut Vec<T>, next: impl FnMut() -> Option<T>) {
-    candidates.extend(std::iter::from_fn(next).take(MAX_CANDIDATES.saturating_sub(candidates.len())));
+    candidates
+        .extend(std::iter::from_fn(next).take(MAX_CANDIDATES.saturating_sub(candidates.len())));
 }
 
 impl PeriodicTask for Candidates {
@@ -428,12 +453,23 @@ impl Preparing {
         let Self { nic, connecting, hello, terms } = self;
         let (qps, endpoint) = connecting.finish();
         let number = identity::connection_number(&hello.token, hello.ring.addr, hello.identity.pid);
-        let stats = identity::open_stats(&nic, control, Direction::Receive, &hello.identity, &qps, number)?;
+        let stats =
+            identity::open_stats(&nic, control, Direction::Receive, &hello.identity, &qps, number)?;
         let path = PreparedPath::new(qps, hello.ring, &terms, stats)?;
         let left_out = [rails.describe(), hello.left_out];
-        let prepared = Prepared { nic, path, endpoint: hello.endpoint.name, identity: hello.identity, terms, left_out };
+        let prepared = Prepared {
+            nic,
+            path,
+            endpoint: hello.endpoint.name,
+            identity: hello.identity,
+            terms,
+            left_out,
+        };
         let [left_out, _] = &prepared.left_out;
         let (numbers, left_out) = (terms.striping.rail_numbers(), left_out.clone());
-        Ok((prepared, Reply { rails: numbers, left_out, endpoint, terms, identity: identity::own() }))
+        Ok((
+            prepared,
+            Reply { rails: numbers, left_out, endpoint, terms, identity: identity::own() },
+        ))
     }
 }

@@ -11,7 +11,8 @@ use std::time::Duration;
 fn candidate() -> Candidate {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let driver = ControlDriver::new(Duration::from_secs(20), None).expect("descriptors");
-    let stream = ControlStream::open(&driver, port.local_addr().expect("its address"), [1; 16], [2; 16]);
+    let stream =
+        ControlStream::open(&driver, port.local_addr().expect("its address"), [1; 16], [2; 16]);
     Candidate::new(stream.expect("this is no child"))
 }
 

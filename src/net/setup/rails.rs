@@ -42,7 +42,14 @@ impl Rails {
     /// All of these rails, with the configured `retries`.
     pub(super) fn new(all: RailMask, may_leave_out: bool, retries: Retries) -> Self {
         let is_patient = all.count() < 2 || !may_leave_out;
-        Self { all, may_leave_out, left_out: BTreeMap::new(), is_patient, retries, has_retried: false }
+        Self {
+            all,
+            may_leave_out,
+            left_out: BTreeMap::new(),
+            is_patient,
+            retries,
+            has_retried: false,
+        }
     }
 
     /// The rails that are not left out.
@@ -54,7 +61,9 @@ impl Rails {
     pub(super) fn retries(&self) -> Retries {
         match (self.is_patient, self.has_retried) {
             (true, _) => self.retries,
-            (false, false) => Retries { count: self.retries.count.min(RETRIES_BESIDE_OTHERS), ..self.retries },
+            (false, false) => {
+                Retries { count: self.retries.count.min(RETRIES_BESIDE_OTHERS), ..self.retries }
+            }
             (false, true) => Retries::NONE,
         }
     }
@@ -67,7 +76,9 @@ impl Rails {
     /// Handles a failure. Returns whether to try again at once, without the failed rail or on all
     /// rails patiently.
     pub(super) fn leave_out(&mut self, error: &Error) -> bool {
-        let Some(rail) = error.rail.filter(|rail| self.chosen().contains(*rail)) else { return false };
+        let Some(rail) = error.rail.filter(|rail| self.chosen().contains(*rail)) else {
+            return false;
+        };
         if !self.may_leave_out || matches!(error.class, Class::Usage | Class::Internal) {
             return false;
         }
@@ -103,7 +114,11 @@ impl Rails {
 ///
 /// # Errors
 /// No port is usable.
-pub(super) fn pair_with(nic: &Nic, hello: &Hello, rails: &mut Rails) -> Result<Vec<RailPort>, Error> {
+pub(super) fn pair_with(
+    nic: &Nic,
+    hello: &Hello,
+    rails: &mut Rails,
+) -> Result<Vec<RailPort>, Error> {
     let chosen = rails.chosen();
     let ends: Vec<_> = hello.rails.iter().zip(&hello.endpoint.rails).collect();
     let (mut pairs, mut troubles) = (Pairs::default(), Vec::new());
@@ -149,10 +164,18 @@ pub(super) fn pair_with(nic: &Nic, hello: &Hello, rails: &mut Rails) -> Result<V
     let mut ports = Vec::new();
     for (rail, end) in ends.into_iter().filter(|(rail, _)| chosen.contains(*rail)) {
         match pairs.port_of(rail).and_then(|port| nic.rails.get(port)) {
-            Some(port) => ports.push(RailPort { number: rail, port: Arc::clone(port), towards: vec![end.gid] }),
+            Some(port) => ports.push(RailPort {
+                number: rail,
+                port: Arc::clone(port),
+                towards: vec![end.gid],
+            }),
             None => {
                 let troubles: Vec<_> = troubles.iter().map(|error| error.text()).collect();
-                let because = if troubles.is_empty() { String::new() } else { format!(" ({})", troubles.join("; ")) };
+                let because = if troubles.is_empty() {
+                    String::new()
+                } else {
+                    format!(" ({})", troubles.join("; "))
+                };
                 let (name, address) = (&end.name, gid::address(&end.gid));
                 let is_full = usize::from(pairs.rails().count()) == nic.rails.len();
                 let why = format!("no port of {} matches {name}, {address}{because}", nic.name);
@@ -165,12 +188,19 @@ pub(super) fn pair_with(nic: &Nic, hello: &Hello, rails: &mut Rails) -> Result<V
 
 /// Warns that a connection of `nic` with `peer` begins on `rails` of `count`. `ours` and `theirs`
 /// are the reasons known at this end and at the peer.
-pub(super) fn warn_of_left_out(nic: &Nic, peer: &PeerName, (rails, count): (RailMask, u8), ours: &str, theirs: &str) {
+pub(super) fn warn_of_left_out(
+    nic: &Nic,
+    peer: &PeerName,
+    (rails, count): (RailMask, u8),
+    ours: &str,
+    theirs: &str,
+) {
     if ours.is_empty() && theirs.is_empty() {
         return;
     }
     let at_peer = if theirs.is_empty() { String::new() } else { format!("at the peer: {theirs}") };
-    let why: Vec<_> = [ours, at_peer.as_str()].into_iter().filter(|text| !text.is_empty()).collect();
+    let why: Vec<_> =
+        [ours, at_peer.as_str()].into_iter().filter(|text| !text.is_empty()).collect();
     let text = format!(
         "{}: the connection with {peer} begins on rail(s) {rails} of {count}; left out until they connect: {}",
         nic.name,
@@ -217,7 +247,10 @@ mod tests {
     fn what_fails_is_left_out_as_long_as_others_are_left_and_then_all_are_tried_with_patience() {
         let mut rails = Rails::new(RailMask::first(2), true, CONFIGURED);
         assert!(rails.leave_out(&failure(0)));
-        assert_eq!((rails.chosen(), rails.describe()), (RailMask::only(1), "rail 0: no on 0".into()));
+        assert_eq!(
+            (rails.chosen(), rails.describe()),
+            (RailMask::only(1), "rail 0: no on 0".into())
+        );
         assert!(rails.leave_out(&failure(1)), "from the beginning");
         assert_eq!((rails.chosen(), rails.is_patient), (RailMask::first(2), true));
         assert!(rails.leave_out(&failure(1)) && !rails.leave_out(&failure(0)), "none is left");
@@ -237,7 +270,11 @@ mod tests {
         assert!(rails.leave_out(&unresolved(2)));
         assert_eq!((rails.chosen(), rails.retries()), (RailMask::only(3), Retries::NONE));
         assert!(rails.leave_out(&unresolved(3)));
-        assert_eq!((rails.chosen(), rails.retries()), (RailMask::first(4), CONFIGURED), "none is left");
+        assert_eq!(
+            (rails.chosen(), rails.retries()),
+            (RailMask::first(4), CONFIGURED),
+            "none is left"
+        );
     }
 
     #[test]
@@ -247,7 +284,11 @@ mod tests {
         assert!(rails.leave_out_late(&late(0)) && !rails.is_patient());
         assert!(!rails.leave_out_late(&late(1)), "both have had theirs");
         let mut patient = Rails::new(RailMask::first(2), true, CONFIGURED);
-        assert!(patient.leave_out(&failure(0)) && patient.leave_out(&failure(1)) && patient.is_patient());
+        assert!(
+            patient.leave_out(&failure(0))
+                && patient.leave_out(&failure(1))
+                && patient.is_patient()
+        );
         assert!(!patient.leave_out_late(&late(0)));
     }
 

@@ -80,7 +80,13 @@ impl Sums {
         let begun = now.checked_sub(took).unwrap_or(now);
         let Some(sum) = self.0.iter_mut().find(|sum| sum.direction == direction) else {
             let longest = (peer.to_string(), took);
-            self.0.push(Sum { direction, count: 1, time: [begun, now], steps: steps.clone(), longest });
+            self.0.push(Sum {
+                direction,
+                count: 1,
+                time: [begun, now],
+                steps: steps.clone(),
+                longest,
+            });
             return;
         };
         sum.count += 1;
@@ -117,9 +123,15 @@ mod tests {
     #[test]
     fn it_is_looked_at_again_until_the_lines_are_written() {
         let summary = Summary::default();
-        summary.lock().add(Direction::Send, "a", &Steps::of([]), Instant::now() + Duration::from_secs(3600));
+        summary.lock().add(
+            Direction::Send,
+            "a",
+            &Steps::of([]),
+            Instant::now() + Duration::from_secs(3600),
+        );
         assert!(summary.run());
-        summary.lock().0[0].time[1] = Instant::now().checked_sub(QUIET).expect("the machine runs for longer");
+        summary.lock().0[0].time[1] =
+            Instant::now().checked_sub(QUIET).expect("the machine runs for longer");
         assert!(!summary.run());
         assert!(summary.lock().0.is_empty());
     }
@@ -128,7 +140,12 @@ mod tests {
     fn each_direction_has_a_line_with_sums_and_the_slowest_end() {
         let start = Instant::now();
         let after = |ms| start + Duration::from_millis(ms);
-        let steps = |ms| Steps::of([("dial", Duration::from_millis(1)), ("handshake", Duration::from_millis(ms))]);
+        let steps = |ms| {
+            Steps::of([
+                ("dial", Duration::from_millis(1)),
+                ("handshake", Duration::from_millis(ms)),
+            ])
+        };
         let mut sums = Sums::default();
         sums.add(Direction::Send, "a", &steps(9), after(10));
         sums.add(Direction::Receive, "a", &steps(2), after(12));

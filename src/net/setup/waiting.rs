@@ -24,7 +24,10 @@ pub(super) fn wait_out(nic: &Nic, error: Error, deadline: Instant) -> Result<Err
 
 /// `error`, which has lasted until the deadline.
 pub(super) fn given_up(nic: &Nic, error: Error) -> Error {
-    error.context(format!("still failing after {} s (FERRITE_HANDSHAKE_TIMEOUT)", nic.config.handshake_timeout_s))
+    error.context(format!(
+        "still failing after {} s (FERRITE_HANDSHAKE_TIMEOUT)",
+        nic.config.handshake_timeout_s
+    ))
 }
 
 /// Whether a control connection that ended after `up` counts as established, rather than as a
@@ -54,9 +57,13 @@ mod tests {
     #[test]
     fn an_error_that_cannot_be_waited_out_says_first_why_not() {
         let unwatched = Error::os("a thread for softrnic0", libc::EAGAIN);
-        let told = not_waited_for(unwatched, &Error::system("port 1 of softrnic0 is down").recoverable());
+        let told =
+            not_waited_for(unwatched, &Error::system("port 1 of softrnic0 is down").recoverable());
         let text = "a thread for softrnic0 failed: Resource temporarily unavailable (os error 11); cannot wait for \
                     this to pass: port 1 of softrnic0 is down";
-        assert_eq!((told.text().as_str(), told.errno, told.is_recoverable), (text, Some(libc::EAGAIN), false));
+        assert_eq!(
+            (told.text().as_str(), told.errno, told.is_recoverable),
+            (text, Some(libc::EAGAIN), false)
+        );
     }
 }

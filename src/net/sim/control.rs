@@ -34,7 +34,9 @@ impl Cause {
         let text = error.text();
         let statuses = [Status::RETRY_EXCEEDED, REMOTE_ACCESS_ERROR, FLUSHED];
         let status = statuses.into_iter().find(|status| text.contains(&status.to_string()));
-        let of_peer = || Self::OF_PEER.into_iter().find(|(_, word)| text.contains(word)).map(|(cause, _)| cause);
+        let of_peer = || {
+            Self::OF_PEER.into_iter().find(|(_, word)| text.contains(word)).map(|(cause, _)| cause)
+        };
         let cause = status.map(Self::WorkRequest).or_else(of_peer);
         cause.unwrap_or_else(|| panic!("an error that no fault explains: {text}"))
     }
@@ -80,13 +82,19 @@ impl Control {
             is_there: true,
             lives: true,
         };
-        Self { sides: peers.each_ref().map(side), is_connected: true, is_reachable: true, is_redialled: false }
+        Self {
+            sides: peers.each_ref().map(side),
+            is_connected: true,
+            is_reachable: true,
+            is_redialled: false,
+        }
     }
 
     /// To be called after each call into `end`: if that has failed, the other end is told.
     pub(super) fn handle_call(&mut self, end: End) {
         let side = &mut self.sides[end as usize];
-        if side.is_there && side.peer.is_broken() && !std::mem::replace(&mut side.has_failed, true) {
+        if side.is_there && side.peer.is_broken() && !std::mem::replace(&mut side.has_failed, true)
+        {
             self.say(end, Cause::PeerFailed);
         }
     }
@@ -109,7 +117,8 @@ impl Control {
             self.lose();
         } else if self.is_connected {
             self.is_connected = false;
-            self.sides[end.other() as usize].unnoticed = Some(PeerChange::Broken(Cause::PeerDied.text()));
+            self.sides[end.other() as usize].unnoticed =
+                Some(PeerChange::Broken(Cause::PeerDied.text()));
         }
     }
 
@@ -135,7 +144,12 @@ impl Control {
                 self.is_redialled |= end == End::Sender && matches!(change, PeerChange::Lost(_));
                 self.tell(end, change);
             }
-        } else if may_dial && end == End::Sender && self.is_redialled && self.is_reachable && side.is_there {
+        } else if may_dial
+            && end == End::Sender
+            && self.is_redialled
+            && self.is_reachable
+            && side.is_there
+        {
             self.redial();
         }
     }

@@ -25,7 +25,10 @@ pub(super) fn with<R>(body: impl FnOnce(&mut Fabric) -> R) -> R {
 /// The library.
 pub(super) fn library() -> Arc<Library> {
     // SAFETY: the functions below have the signatures of their names.
-    Arc::new(unsafe { Library::bind(|name, _| function(name)) }.expect("all required functions are there"))
+    Arc::new(
+        unsafe { Library::bind(|name, _| function(name)) }
+            .expect("all required functions are there"),
+    )
 }
 
 macro_rules! functions {
@@ -90,7 +93,8 @@ struct QueuePair {
 
 static LIST: LazyLock<Vec<usize>> = LazyLock::new(|| {
     let device = |number: usize| {
-        let name = CString::new(format!("sim{}_{}", number / DEVICES, number % DEVICES)).expect("no zero");
+        let name =
+            CString::new(format!("sim{}_{}", number / DEVICES, number % DEVICES)).expect("no zero");
         from_mut(Box::leak(Box::new(Device { number, name }))).addr()
     };
     (0..2 * DEVICES).map(device).collect()
@@ -144,7 +148,8 @@ unsafe extern "C" fn open_device(device: *mut sys::ibv_device) -> *mut sys::ibv_
     context.ops.post_recv = Some(post_recv);
     context.cmd_fd = -1;
     // SAFETY: a C string.
-    context.async_fd = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    context.async_fd =
+        unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
     Box::into_raw(context)
 }
 
@@ -161,14 +166,21 @@ extern "C" fn get_async_event(_: *mut sys::ibv_context, _: *mut sys::ibv_async_e
 
 extern "C" fn ack_async_event(_: *mut sys::ibv_async_event) {}
 
-unsafe extern "C" fn query_device(_: *mut sys::ibv_context, attr: *mut sys::ibv_device_attr) -> c_int {
+unsafe extern "C" fn query_device(
+    _: *mut sys::ibv_context,
+    attr: *mut sys::ibv_device_attr,
+) -> c_int {
     // SAFETY: the caller's place, which is zeroed.
     let attr = unsafe { &mut *attr };
     (attr.phys_port_cnt, attr.max_qp, attr.max_mr) = (1, 1 << 20, 1 << 20);
     0
 }
 
-unsafe extern "C" fn query_port(context: *mut sys::ibv_context, _: u8, attr: *mut sys::ibv_port_attr) -> c_int {
+unsafe extern "C" fn query_port(
+    context: *mut sys::ibv_context,
+    _: u8,
+    attr: *mut sys::ibv_port_attr,
+) -> c_int {
     // SAFETY: an open context.
     let rail = unsafe { number_of(context) } % DEVICES;
     // SAFETY: the caller's place, which is valid.
@@ -193,7 +205,12 @@ fn gid_of(number: usize) -> [u8; 16] {
     gid
 }
 
-unsafe extern "C" fn query_gid(context: *mut sys::ibv_context, _: u8, _: c_int, gid: *mut sys::ibv_gid) -> c_int {
+unsafe extern "C" fn query_gid(
+    context: *mut sys::ibv_context,
+    _: u8,
+    _: c_int,
+    gid: *mut sys::ibv_gid,
+) -> c_int {
     // SAFETY: an open context, and the caller's place.
     unsafe { (*gid).raw = gid_of(number_of(context)) };
     0
@@ -229,7 +246,12 @@ unsafe extern "C" fn dealloc_pd(pd: *mut sys::ibv_pd) -> c_int {
     0
 }
 
-unsafe extern "C" fn reg_mr(pd: *mut sys::ibv_pd, addr: *mut c_void, length: usize, _: c_int) -> *mut sys::ibv_mr {
+unsafe extern "C" fn reg_mr(
+    pd: *mut sys::ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    _: c_int,
+) -> *mut sys::ibv_mr {
     // SAFETY: a live domain.
     let Domain(device) = unsafe { &*pd.cast::<Domain>() };
     let key = with(|fabric| fabric.register(*device, addr as u64, length));
@@ -267,13 +289,17 @@ unsafe extern "C" fn destroy_cq(cq: *mut sys::ibv_cq) -> c_int {
     0
 }
 
-unsafe extern "C" fn create_qp(pd: *mut sys::ibv_pd, attr: *mut sys::ibv_qp_init_attr) -> *mut sys::ibv_qp {
+unsafe extern "C" fn create_qp(
+    pd: *mut sys::ibv_pd,
+    attr: *mut sys::ibv_qp_init_attr,
+) -> *mut sys::ibv_qp {
     // SAFETY: a live domain, whole attributes, and their queue, which is alive.
     let (Domain(device), attr, queue) =
         unsafe { (&*pd.cast::<Domain>(), &mut *attr, &*(*attr).send_cq.cast::<Queue>()) };
     let caps = (attr.cap.max_send_wr, attr.cap.max_recv_wr);
     let number = with(|fabric| {
-        attr.cap.max_inline_data = attr.cap.max_inline_data.min(fabric.inline_bytes[device / DEVICES]);
+        attr.cap.max_inline_data =
+            attr.cap.max_inline_data.min(fabric.inline_bytes[device / DEVICES]);
         fabric.create_qp(*device, queue.number, caps)
     });
     // SAFETY: a struct of numbers and pointers.
@@ -282,7 +308,11 @@ unsafe extern "C" fn create_qp(pd: *mut sys::ibv_pd, attr: *mut sys::ibv_qp_init
     Box::into_raw(qp).cast()
 }
 
-unsafe extern "C" fn modify_qp(qp: *mut sys::ibv_qp, attr: *mut sys::ibv_qp_attr, _: c_int) -> c_int {
+unsafe extern "C" fn modify_qp(
+    qp: *mut sys::ibv_qp,
+    attr: *mut sys::ibv_qp_attr,
+    _: c_int,
+) -> c_int {
     // SAFETY: a live queue pair, and whole attributes.
     let (qp, attr) = unsafe { (&*qp.cast::<QueuePair>(), &*attr) };
     with(|fabric| match attr.qp_state {
@@ -344,11 +374,13 @@ unsafe extern "C" fn post_send(
         let (source, length, lkey) = sge.map_or((0, 0, 0), |sge| (sge.addr, sge.length, sge.lkey));
         let is_inline = request.send_flags & sys::IBV_SEND_INLINE != 0;
         // SAFETY: memory of the caller's, unless it is imaginary.
-        let copy = || unsafe { std::slice::from_raw_parts(source as *const u8, length as usize) }.to_vec();
+        let copy =
+            || unsafe { std::slice::from_raw_parts(source as *const u8, length as usize) }.to_vec();
         let inline = is_inline.then(|| if source < IMAGINARY { copy() } else { Vec::new() });
         let has_imm = request.opcode == sys::IBV_WR_RDMA_WRITE_WITH_IMM;
         // SAFETY: the fields of a write.
-        let (rdma, imm) = unsafe { (request.wr.rdma, request.imm_data_invalidated_rkey_union.imm_data) };
+        let (rdma, imm) =
+            unsafe { (request.wr.rdma, request.imm_data_invalidated_rkey_union.imm_data) };
         let wr = WorkRequest {
             id: request.wr_id,
             source,

@@ -85,7 +85,9 @@ impl Memory {
     /// That of `known`: `length` bytes at `addr`.
     fn register(known: &ConnMemory, addr: u64, length: usize) -> Arc<Self> {
         // SAFETY: imaginary memory, which nobody reads or writes.
-        let register = |nic: &Nic, others: &[_]| unsafe { nic.register(addr, length, MemoryKind::Host, None, others) };
+        let register = |nic: &Nic, others: &[_]| unsafe {
+            nic.register(addr, length, MemoryKind::Host, None, others)
+        };
         known.add(register, |handle| Arc::new(Self(handle))).expect("the devices work")
     }
 }
@@ -145,7 +147,12 @@ impl Receiver {
         let expected = |place: usize| {
             let i = range.start + place;
             let message = plan.messages[i];
-            Ok(Expected { addr: buffer_of(i), length: message.posted, tag: message.tag, memory: &self.buffers[i].0 })
+            Ok(Expected {
+                addr: buffer_of(i),
+                length: message.posted,
+                tag: message.tag,
+                memory: &self.buffers[i].0,
+            })
         };
         let begun = Cell::new(None);
         self.comm.irecv(range.len(), expected, |entry: &Entry<_>| begun.set(Some(entry.id())))?;
@@ -183,7 +190,9 @@ fn nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
         static KNOWN: &'static RefCell<Known> = Box::leak(Box::default());
     }
     let key = (end, rails, terms.has_lanes, terms.chains_writes);
-    KNOWN.with(|known| Arc::clone(known.borrow_mut().entry(key).or_insert_with(|| new_nic(end, terms, rails))))
+    KNOWN.with(|known| {
+        Arc::clone(known.borrow_mut().entry(key).or_insert_with(|| new_nic(end, terms, rails)))
+    })
 }
 
 fn new_nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
@@ -203,7 +212,8 @@ fn new_nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
     let (contexts, failed) = Context::open_all(&device::library()).expect("devices");
     assert!(failed.is_empty());
     let devices = end.device(0)..end.device(rails);
-    let contexts: Vec<_> = contexts.into_iter().enumerate().filter(|(i, _)| devices.contains(i)).collect();
+    let contexts: Vec<_> =
+        contexts.into_iter().enumerate().filter(|(i, _)| devices.contains(i)).collect();
     let contexts: Vec<_> = contexts.into_iter().map(|(_, context)| context).collect();
     let nics = Nic::discover(&contexts, &config, &mut Vec::new());
     assert_eq!(nics.len(), rails);
@@ -230,7 +240,8 @@ impl Idle {
     fn connect(self, remote: Endpoint, terms: &Negotiated) -> (Arc<Nic>, QpSet, Endpoint) {
         let Self { nic, qps } = self;
         let priority = Priority::of_sender(&nic.config, None);
-        let connecting = qps.connect(&nic, remote, terms, priority, FlowLabels::NONE, Retries::NONE);
+        let connecting =
+            qps.connect(&nic, remote, terms, priority, FlowLabels::NONE, Retries::NONE);
         let mut connecting = connecting.expect("as many as agreed");
         assert!(connecting.advance(&nic).expect("the devices obey"));
         let (qps, endpoint) = connecting.finish();
@@ -249,12 +260,18 @@ impl Connection {
         let halves = cts_halves(near.nic.rails.len());
         let mut ring = CtsRing::new(halves, Cts::empty_last_word).expect("memory");
         near.qps.describe_ring(&mut ring).expect("registered");
-        let place = Ring { addr: ring.addr(), slots: RING_SLOTS as u32, slot_room: (halves * Cts::BYTES) as u32 };
-        let agreed = Negotiated::agree(&near.qps.endpoint, &far.qps.endpoint).expect("ends of one link layer");
+        let place = Ring {
+            addr: ring.addr(),
+            slots: RING_SLOTS as u32,
+            slot_room: (halves * Cts::BYTES) as u32,
+        };
+        let agreed = Negotiated::agree(&near.qps.endpoint, &far.qps.endpoint)
+            .expect("ends of one link layer");
         let offered = near.qps.endpoint.clone();
         let (far_nic, far_qps, answer) = far.connect(offered, &agreed);
         let (near_nic, near_qps, endpoint) = near.connect(answer.clone(), &agreed);
-        let numbers = |qps: &QpSet| qps.qps.iter().map(|connected| connected.qp.number() as usize).collect();
+        let numbers =
+            |qps: &QpSet| qps.qps.iter().map(|connected| connected.qp.number() as usize).collect();
         let qps = [numbers(&near_qps), numbers(&far_qps)];
         ring.lay_out(cts_halves(agreed.count.into()), Cts::empty_last_word);
         let peers = [peer(), peer()];
@@ -273,7 +290,8 @@ impl Connection {
             stats
         };
         let stats_of_receiver = stats(Direction::Receive, &far_qps);
-        let prepared = PreparedPath::new(far_qps, place, &agreed, stats_of_receiver).expect("receives are posted");
+        let prepared = PreparedPath::new(far_qps, place, &agreed, stats_of_receiver)
+            .expect("receives are posted");
         let comm = RecvComm::new(far_nic, Arc::clone(&peers[1]), prepared, &agreed);
         let buffer = |(i, message): (usize, &super::plan::Message)| {
             Memory::register(&comm.memory, buffer_of(i), message.posted.max(1) as usize)
@@ -281,11 +299,19 @@ impl Connection {
         let buffers = plan.messages.iter().enumerate().map(buffer).collect();
         let receiver = Receiver { comm, buffers };
         let stats = stats(Direction::Send, &near_qps);
-        let comm = SendComm::new(near_nic, Arc::clone(&peers[0]), near_qps, ring, &agreed, weights, stats);
+        let comm =
+            SendComm::new(near_nic, Arc::clone(&peers[0]), near_qps, ring, &agreed, weights, stats);
         let all = (plan.messages.len() + 1) << 32;
         let memory = Memory::register(&comm.memory, source_of(0), all);
         let sender = Sender { comm, memory };
-        Self { sender, receiver, peers, qps, rails: agreed.striping.rails().into(), ring: place.addr }
+        Self {
+            sender,
+            receiver,
+            peers,
+            qps,
+            rails: agreed.striping.rails().into(),
+            ring: place.addr,
+        }
     }
 }
 
@@ -295,7 +321,8 @@ fn peer() -> Arc<PeerState> {
         static DRIVER: Arc<ControlDriver> = ControlDriver::new(Duration::from_secs(20), None).expect("descriptors");
     }
     let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-    let stream =
-        DRIVER.with(|driver| ControlStream::open(driver, nowhere, [1; 16], [2; 16])).expect("this is no child");
+    let stream = DRIVER
+        .with(|driver| ControlStream::open(driver, nowhere, [1; 16], [2; 16]))
+        .expect("this is no child");
     PeerState::new("the peer".into(), stream, false)
 }

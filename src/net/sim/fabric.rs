@@ -166,7 +166,11 @@ impl Fabric {
         let qps = self.qps.iter().filter(|qp| qp.state != QpState::Destroyed).count();
         let queues = self.queues.iter().filter(|queue| queue.is_alive).count();
         let regions = self.regions.iter().filter(|region| region.is_alive).count();
-        assert_eq!((qps, queues, regions), (0, 0, 0), "queue pairs, queues and memory regions are left");
+        assert_eq!(
+            (qps, queues, regions),
+            (0, 0, 0),
+            "queue pairs, queues and memory regions are left"
+        );
     }
 
     // -- what the verbs do --
@@ -192,7 +196,12 @@ impl Fabric {
         self.queues[queue].is_alive = false;
     }
 
-    pub(super) fn create_qp(&mut self, device: usize, queue: usize, (max_sends, max_receives): (u32, u32)) -> usize {
+    pub(super) fn create_qp(
+        &mut self,
+        device: usize,
+        queue: usize,
+        (max_sends, max_receives): (u32, u32),
+    ) -> usize {
         self.qps.push(QueuePair {
             device,
             queue,
@@ -228,7 +237,8 @@ impl Fabric {
         let Self { random, qps, queues, .. } = self;
         let pair = &mut qps[qp];
         pair.state = QpState::Destroyed;
-        let (sends, executed) = (std::mem::take(&mut pair.sends), std::mem::take(&mut pair.executed));
+        let (sends, executed) =
+            (std::mem::take(&mut pair.sends), std::mem::take(&mut pair.executed));
         pair.delay(sends.iter().skip(executed), random);
         queues[pair.queue].completions.retain(|completion| completion.qp != qp);
     }
@@ -237,7 +247,9 @@ impl Fabric {
         let device = self.qps[qp].device;
         let reads_memory = wr.length > 0 && wr.inline.is_none();
         if reads_memory && !self.covers(lkey, device, wr.source, wr.length) {
-            self.violated(format!("the local key of {wr:?} is not that of its memory on device {device}"));
+            self.violated(format!(
+                "the local key of {wr:?} is not that of its memory on device {device}"
+            ));
         }
         let pair = &mut self.qps[qp];
         wr.number = pair.posted;
@@ -247,7 +259,9 @@ impl Fabric {
             _ if is_full => self.violated(format!("the send queue of queue pair {qp} overflows")),
             QpState::ReadyToSend => pair.sends.push_back(wr),
             QpState::Error => self.complete(qp, wr.id, FLUSHED, 0, Some(wr.number)),
-            QpState::New | QpState::Destroyed => self.violated(format!("{wr:?} is posted to no queue pair")),
+            QpState::New | QpState::Destroyed => {
+                self.violated(format!("{wr:?} is posted to no queue pair"))
+            }
         }
     }
 
@@ -256,7 +270,9 @@ impl Fabric {
         pair.taken_receives += 1;
         let is_full = pair.taken_receives > pair.max_receives;
         match pair.state {
-            _ if is_full => self.violated(format!("the receive queue of queue pair {qp} overflows")),
+            _ if is_full => {
+                self.violated(format!("the receive queue of queue pair {qp} overflows"))
+            }
             QpState::Error => self.complete(qp, id, FLUSHED, 0, None),
             _ => pair.receives.push_back(id),
         }
@@ -306,7 +322,8 @@ impl Fabric {
         }
         if let Some(imm) = wr.imm {
             let receive = self.qps[far].receives.pop_front();
-            let id = receive.unwrap_or_else(|| panic!("a message finds no receive on queue pair {far}"));
+            let id =
+                receive.unwrap_or_else(|| panic!("a message finds no receive on queue pair {far}"));
             self.complete(far, id, Status::SUCCESS, imm, None);
         }
         Some(written)
@@ -339,7 +356,11 @@ impl Fabric {
             return None;
         }
         requester.retries += 1;
-        if requester.retries < MAX_RETRIES { None } else { self.fail(qp, Status::RETRY_EXCEEDED, true) }
+        if requester.retries < MAX_RETRIES {
+            None
+        } else {
+            self.fail(qp, Status::RETRY_EXCEEDED, true)
+        }
     }
 
     /// The most retries of any queue pair.
@@ -350,15 +371,22 @@ impl Fabric {
     /// `qp` goes to the error state; its oldest work request fails with `status`, and the others are flushed. If its last packets
     /// `may_be_delayed`, some of those that the other end has not executed are executed later, and of the first of them a part at once,
     /// which is returned.
-    pub(super) fn fail(&mut self, qp: usize, status: Status, may_be_delayed: bool) -> Option<Written> {
-        let can_execute = self.is_path_up(qp) && self.qps[self.qps[qp].far].state == QpState::ReadyToSend;
+    pub(super) fn fail(
+        &mut self,
+        qp: usize,
+        status: Status,
+        may_be_delayed: bool,
+    ) -> Option<Written> {
+        let can_execute =
+            self.is_path_up(qp) && self.qps[self.qps[qp].far].state == QpState::ReadyToSend;
         let Self { random, qps, .. } = self;
         let pair = &mut qps[qp];
         if pair.state != QpState::ReadyToSend {
             return None;
         }
         pair.state = QpState::Error;
-        let (sends, executed) = (std::mem::take(&mut pair.sends), std::mem::take(&mut pair.executed));
+        let (sends, executed) =
+            (std::mem::take(&mut pair.sends), std::mem::take(&mut pair.executed));
         let mut part = None;
         if may_be_delayed {
             pair.delay(sends.iter().skip(executed), random);
@@ -389,7 +417,10 @@ impl Fabric {
     fn covers(&self, key: u32, device: usize, addr: u64, length: u32) -> bool {
         let region = (key as usize).checked_sub(1).and_then(|place| self.regions.get(place));
         region.is_some_and(|region| {
-            region.is_alive && region.device == device && region.start <= addr && addr + u64::from(length) <= region.end
+            region.is_alive
+                && region.device == device
+                && region.start <= addr
+                && addr + u64::from(length) <= region.end
         })
     }
 
@@ -415,8 +446,9 @@ impl Fabric {
         let words = length as usize / 8;
         // SAFETY: the target is registered, so it is memory of the other end's, which is not borrowed between calls; so is the source,
         // unless it is the copy of inline data.
-        let copy =
-            |from: *const u8| (0..words).map(|i| unsafe { from.cast::<u64>().add(i).read_unaligned() }).collect();
+        let copy = |from: *const u8| {
+            (0..words).map(|i| unsafe { from.cast::<u64>().add(i).read_unaligned() }).collect()
+        };
         let (before, after): (Vec<u64>, Vec<u64>) = (copy(target as *const u8), copy(from));
         for (i, word) in after.iter().enumerate() {
             // SAFETY: as above.
@@ -444,14 +476,24 @@ impl WorkRequest {
     fn sent(&self) -> Self {
         let reads_memory = self.length > 0 && self.inline.is_none() && self.source < IMAGINARY;
         // SAFETY: the memory is registered, as was seen when this was posted, and it is not completed.
-        let bytes = || unsafe { std::slice::from_raw_parts(self.source as *const u8, self.length as usize) }.to_vec();
-        Self { inline: if reads_memory { Some(bytes()) } else { self.inline.clone() }, ..self.clone() }
+        let bytes = || {
+            unsafe { std::slice::from_raw_parts(self.source as *const u8, self.length as usize) }
+                .to_vec()
+        };
+        Self {
+            inline: if reads_memory { Some(bytes()) } else { self.inline.clone() },
+            ..self.clone()
+        }
     }
 }
 
 impl QueuePair {
     /// Any number of the first of `unexecuted` are delayed; the others are lost.
-    fn delay<'a>(&mut self, unexecuted: impl ExactSizeIterator<Item = &'a WorkRequest>, random: &mut Random) {
+    fn delay<'a>(
+        &mut self,
+        unexecuted: impl ExactSizeIterator<Item = &'a WorkRequest>,
+        random: &mut Random,
+    ) {
         let count = random.index(unexecuted.len() + 1);
         self.delayed.extend(unexecuted.take(count).map(WorkRequest::sent));
     }

@@ -56,7 +56,8 @@ impl Fault {
             Self::PortFlaps(..) | Self::ControlLost => false,
             // A remote error also comes of a write to a region that the other end has deregistered after its own failure.
             Self::PortDown(..) | Self::AcksLost(..) | Self::QpFails(..) => {
-                let others = [Cause::WorkRequest(REMOTE_ACCESS_ERROR), Cause::PeerFailed, Cause::PeerClosed];
+                let others =
+                    [Cause::WorkRequest(REMOTE_ACCESS_ERROR), Cause::PeerFailed, Cause::PeerClosed];
                 is_own || others.contains(&cause)
             }
             Self::Killed(killed) => end != killed && (is_own || cause == Cause::PeerDied),

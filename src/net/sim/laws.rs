@@ -86,12 +86,18 @@ impl Laws {
             let (before, after) = (before[words - 1], after[words - 1]);
             let was_empty = before == Cts::empty_last_word(first + i);
             let (before, after) = (Cts::seq_of(before), Cts::seq_of(after));
-            assert!(was_empty || after > before, "a slot goes from clear-to-send {before} back to {after}");
+            assert!(
+                was_empty || after > before,
+                "a slot goes from clear-to-send {before} back to {after}"
+            );
         }
     }
 
     pub(super) fn handle_sent(&mut self, message: usize) {
-        assert!(!std::mem::replace(&mut self.records[message].is_sent, true), "message {message} is sent twice");
+        assert!(
+            !std::mem::replace(&mut self.records[message].is_sent, true),
+            "message {message} is sent twice"
+        );
     }
 
     pub(super) fn handle_send_completed(&mut self, message: usize, length: u32) {
@@ -123,12 +129,16 @@ impl Laws {
 
     /// Whether all messages were delivered, and both ends know it.
     pub(super) fn is_all_delivered(&self) -> bool {
-        self.records.iter().all(|record| (record.send, record.receive) == (State::Completed, State::Completed))
+        self.records
+            .iter()
+            .all(|record| (record.send, record.receive) == (State::Completed, State::Completed))
     }
 
     /// Whether a message is known to be delivered at one end, and has failed at the other.
     pub(super) fn has_disagreement(&self) -> bool {
-        self.records.iter().any(|record| (record.send, record.receive) == (State::Failed, State::Completed))
+        self.records
+            .iter()
+            .any(|record| (record.send, record.receive) == (State::Failed, State::Completed))
     }
 }
 
@@ -146,7 +156,10 @@ impl Record {
         let mut end = 0;
         for (at, length, message) in &self.pieces {
             assert_eq!(*message, buffer, "buffer {buffer} has bytes of another message");
-            assert!(*at == end || may_repeat && *at < end, "buffer {buffer} has a hole, or bytes that came twice");
+            assert!(
+                *at == end || may_repeat && *at < end,
+                "buffer {buffer} has a hole, or bytes that came twice"
+            );
             end = end.max(at + length);
         }
         assert_eq!(end, self.message.arriving(), "buffer {buffer} is incomplete");

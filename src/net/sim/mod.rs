@@ -54,15 +54,20 @@ fn run(mut random: Random, faults: Faults) -> (Option<Fault>, Outcome) {
     let plan = Plan::new(&mut random, most_groups);
     // In half of the runs the faults come in quick succession.
     let last_step = 40 * plan.messages.len() as u64;
-    let (start, span) = if random.one_in(2) { (0, last_step) } else { (random.below(last_step), 100) };
+    let (start, span) =
+        if random.one_in(2) { (0, last_step) } else { (random.below(last_step), 100) };
     let mut steps: Vec<_> = (0..1 + random.below(3)).map(|_| start + random.below(span)).collect();
     steps.sort_unstable();
     let fatal = random.index(steps.len());
     let planned: Vec<_> = match faults {
         Faults::Never => Vec::new(),
-        Faults::Survivable => steps.into_iter().map(|step| (step, Fault::survivable(&mut random))).collect(),
+        Faults::Survivable => {
+            steps.into_iter().map(|step| (step, Fault::survivable(&mut random))).collect()
+        }
         Faults::Fatal => {
-            let mut fault = |i| if i == fatal { Fault::fatal(&mut random) } else { Fault::survivable(&mut random) };
+            let mut fault = |i| {
+                if i == fatal { Fault::fatal(&mut random) } else { Fault::survivable(&mut random) }
+            };
             steps.into_iter().enumerate().map(|(i, step)| (step, fault(i))).collect()
         }
     };
@@ -115,7 +120,10 @@ fn after_a_fatal_fault_every_request_ends_safely_and_each_error_is_explained_by_
         failed += u64::from(outcome.causes != [None; 2]);
         check_causes(fatal, outcome);
     });
-    assert!(runs == 1 || failed > runs / 4, "only {failed} of {runs} runs had an error: the faults come too late");
+    assert!(
+        runs == 1 || failed > runs / 4,
+        "only {failed} of {runs} runs had an error: the faults come too late"
+    );
 }
 
 /// The next two tests show what is NOT guaranteed without recovery. They fail as soon as no run shows it any more: then it becomes a law.

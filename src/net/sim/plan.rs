@@ -55,7 +55,8 @@ pub(super) struct Plan {
 impl Plan {
     /// A plan of at most `most_groups` grouped receives.
     pub(super) fn new(random: &mut Random, most_groups: u64) -> Self {
-        let mut end = || (if random.one_in(2) { 1 } else { 1 + random.index(DEVICES) }, 1 + random.index(4));
+        let mut end =
+            || (if random.one_in(2) { 1 } else { 1 + random.index(DEVICES) }, 1 + random.index(4));
         let ends = [end(), end()];
         let is_split = !random.one_in(3);
         let terms = Terms {
@@ -70,7 +71,8 @@ impl Plan {
         let one_at_a_time = random.one_in(3);
         let tests_rarely = random.one_in(4);
         let mut messages = Vec::new();
-        let groups = (0..1 + random.below(most_groups)).map(|_| group(random, &mut messages)).collect();
+        let groups =
+            (0..1 + random.below(most_groups)).map(|_| group(random, &mut messages)).collect();
         Self { terms, messages, groups, one_at_a_time, tests_rarely, speeds }
     }
 }

@@ -149,7 +149,8 @@ impl World {
 
     fn apply(&mut self, fault: Fault) {
         self.laws.may_fail |= fault.is_fatal();
-        let qp_of = |end: End, which: usize| self.qps[end as usize][which % self.qps[end as usize].len()];
+        let qp_of =
+            |end: End, which: usize| self.qps[end as usize][which % self.qps[end as usize].len()];
         match fault {
             Fault::PortFlaps(end, rail) => {
                 let rail = rail % self.rails;
@@ -191,7 +192,10 @@ impl World {
             Ok(_) if self.causes[1].is_some() => panic!("irecv succeeds after an error"),
             Ok(None) => {}
             Ok(Some(id)) => {
-                assert!(self.receiving.iter().all(|(other, _)| *other != id), "a request id is used twice at once");
+                assert!(
+                    self.receiving.iter().all(|(other, _)| *other != id),
+                    "a request id is used twice at once"
+                );
                 self.receiving.push_back((id, self.plan.groups[self.next_group].clone()));
                 self.next_group += 1;
             }
@@ -208,7 +212,10 @@ impl World {
             Ok(_) if self.causes[0].is_some() => panic!("isend succeeds after an error"),
             Ok(None) => {}
             Ok(Some(id)) => {
-                assert!(self.sending.iter().all(|(other, _)| *other != id), "a request id is used twice at once");
+                assert!(
+                    self.sending.iter().all(|(other, _)| *other != id),
+                    "a request id is used twice at once"
+                );
                 self.laws.handle_sent(message);
                 self.sending.push((id, message));
                 let tag = self.plan.messages[message].tag;
@@ -224,11 +231,13 @@ impl World {
         if self.chosen.is_some() {
             return self.chosen;
         }
-        let firsts: Vec<_> = self.to_send.values().filter_map(|queue| queue.front().copied()).collect();
+        let firsts: Vec<_> =
+            self.to_send.values().filter_map(|queue| queue.front().copied()).collect();
         let oldest = *firsts.iter().min()?;
         let is_one_at_a_time = self.plan.one_at_a_time;
         // A sender that waits for one must not look further ahead than the window of clear-to-sends.
-        let choice: Vec<_> = firsts.into_iter().filter(|i| !is_one_at_a_time || *i < oldest + MAX_GROUP).collect();
+        let choice: Vec<_> =
+            firsts.into_iter().filter(|i| !is_one_at_a_time || *i < oldest + MAX_GROUP).collect();
         let message = choice[self.random.index(choice.len())];
         self.chosen = is_one_at_a_time.then_some(message);
         Some(message)
@@ -236,7 +245,9 @@ impl World {
 
     /// As NCCL does: only the oldest.
     fn test_receive(&mut self) {
-        let (Some(receiver), Some((id, messages))) = (&self.receiver, self.receiving.front().cloned()) else {
+        let (Some(receiver), Some((id, messages))) =
+            (&self.receiver, self.receiving.front().cloned())
+        else {
             return;
         };
         if self.plan.tests_rarely && !self.random.one_in(16) {
@@ -248,7 +259,9 @@ impl World {
             Ok(None) => return,
             Ok(Some(lengths)) => {
                 assert_eq!(lengths.len(), messages.len(), "a group has another number of lengths");
-                messages.zip(lengths).for_each(|(i, length)| self.laws.handle_receive_completed(i, length));
+                messages
+                    .zip(lengths)
+                    .for_each(|(i, length)| self.laws.handle_receive_completed(i, length));
             }
             Err(error) => {
                 messages.for_each(|i| self.laws.handle_receive_failed(i));
@@ -260,7 +273,8 @@ impl World {
 
     fn test_sends(&mut self) {
         let mut i = 0;
-        while let (Some(sender), Some((id, message))) = (&self.sender, self.sending.get(i).copied()) {
+        while let (Some(sender), Some((id, message))) = (&self.sender, self.sending.get(i).copied())
+        {
             let outcome = sender.test(id);
             self.control.handle_call(End::Sender);
             match outcome {
@@ -292,7 +306,9 @@ impl World {
     fn handle_written(&mut self, written: Option<Written>) {
         match written {
             None | Some(Written::Nothing) => {}
-            Some(Written::Message { source, target, length }) => self.laws.handle_write(source, target, length),
+            Some(Written::Message { source, target, length }) => {
+                self.laws.handle_write(source, target, length)
+            }
             Some(Written::Memory { target, before, after }) => {
                 let halves = cts_halves(self.rails);
                 let first = (target - self.ring) as usize / (halves * Cts::BYTES);
@@ -304,7 +320,8 @@ impl World {
     /// The retransmission timers of a queue pair run out at both ends, and ports that flap come back in time.
     fn retry(&mut self, qp: usize) {
         let most_retries = device::with(|fabric| fabric.most_retries());
-        if !self.flapping.is_empty() && (most_retries >= MAX_RETRIES / 2 || self.random.one_in(16)) {
+        if !self.flapping.is_empty() && (most_retries >= MAX_RETRIES / 2 || self.random.one_in(16))
+        {
             for (end, rail) in self.flapping.drain(..).filter(|port| !self.down.contains(port)) {
                 device::with(|fabric| fabric.set_port(end.device(rail), true));
             }
@@ -337,7 +354,8 @@ impl World {
             self.receiver.take().into_iter().for_each(Receiver::close);
             return self.control.close(End::Receiver);
         }
-        let has_sent_all = self.causes[0].is_some() || self.to_send.values().all(VecDeque::is_empty);
+        let has_sent_all =
+            self.causes[0].is_some() || self.to_send.values().all(VecDeque::is_empty);
         if has_sent_all && self.sending.is_empty() && self.sender.is_some() {
             self.sender.take().into_iter().for_each(Sender::close);
             self.control.close(End::Sender);

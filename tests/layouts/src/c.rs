@@ -38,11 +38,17 @@ impl Expressions {
         let dir = Scratch::new();
         let line = |e: &String| format!("  printf(\"%s=%zu\\n\", \"{e}\", (size_t)({e}));\n");
         let lines: String = self.0.iter().map(|(e, _)| line(e)).collect();
-        let source =
-            format!("#include <stddef.h>\n#include <stdio.h>\n{includes}\nint main(void) {{\n{lines}  return 0;\n}}\n");
+        let source = format!(
+            "#include <stddef.h>\n#include <stdio.h>\n{includes}\nint main(void) {{\n{lines}  return 0;\n}}\n"
+        );
         std::fs::write(dir.join("layout.c"), source).expect("written");
         let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-        let compiler = cc::Build::new().target(&target).host(&target).opt_level(0).cargo_metadata(false).get_compiler();
+        let compiler = cc::Build::new()
+            .target(&target)
+            .host(&target)
+            .opt_level(0)
+            .cargo_metadata(false)
+            .get_compiler();
         let mut compile = compiler.to_command();
         compile
             .arg("-I")
@@ -53,7 +59,9 @@ impl Expressions {
         assert!(compile.status().expect("a C compiler").success());
         let output = Command::new(dir.join("layout")).output().expect("it runs");
         let text = String::from_utf8(output.stdout).expect("text");
-        let answer = |line: &str| line.rsplit_once('=').map(|(e, v)| (e.to_owned(), v.parse().expect("a number")));
+        let answer = |line: &str| {
+            line.rsplit_once('=').map(|(e, v)| (e.to_owned(), v.parse().expect("a number")))
+        };
         text.lines().filter_map(answer).collect()
     }
 }

@@ -27,7 +27,9 @@ fn formatted(text: &str) -> String {
     let file = dir.join("nccl.rs");
     std::fs::write(&file, text).expect("written");
     let mut rustfmt = Command::new("rustfmt");
-    rustfmt.args(["--edition", "2024", "--config-path", concat!(env!("CARGO_MANIFEST_DIR"), "/../..")]).arg(&file);
+    rustfmt
+        .args(["--edition", "2024", "--config-path", concat!(env!("CARGO_MANIFEST_DIR"), "/../..")])
+        .arg(&file);
     assert!(rustfmt.status().expect("rustfmt runs").success());
     std::fs::read_to_string(&file).expect("readable")
 }
@@ -39,7 +41,10 @@ fn the_bindings_are_what_bindgen_makes_of_the_header() {
         std::fs::write(BINDINGS, &made).expect("written");
     }
     let found = formatted(&std::fs::read_to_string(BINDINGS).expect("readable"));
-    assert_eq!(found, made, "src/abi/nccl.rs is not what bindgen makes: FERRITE_UPDATE=1 writes it again");
+    assert_eq!(
+        found, made,
+        "src/abi/nccl.rs is not what bindgen makes: FERRITE_UPDATE=1 writes it again"
+    );
 }
 
 #[test]
@@ -95,7 +100,10 @@ fn the_v8_structs_have_the_layout_of_c() {
     );
     all.compare("#include \"nccl/net_v8.h\"");
     // What NCCL itself has been seen to use.
-    assert_eq!((size_of::<nccl::ncclNetProperties_v8_t>(), size_of::<nccl::ncclNet_v8_t>()), (64, 152));
+    assert_eq!(
+        (size_of::<nccl::ncclNetProperties_v8_t>(), size_of::<nccl::ncclNet_v8_t>()),
+        (64, 152)
+    );
     assert_eq!(offset_of!(nccl::ncclNetProperties_v8_t, latency), 40);
     assert_eq!(offset_of!(nccl::ncclNet_v8_t, test), 13 * 8);
 }

@@ -15,7 +15,11 @@ fn structs_lie_as_in_c() {
     layout!(all, whole "struct ibv_context_ops", verbs::ibv_context_ops { poll_cq, post_send, post_recv });
     layout!(all, whole "struct ibv_mr", verbs::ibv_mr { context, pd, addr, length, handle, lkey, rkey });
     layout!(all, "struct ibv_cq", verbs::ibv_cq { context, channel, cq_context });
-    layout!(all, "struct ibv_qp", verbs::ibv_qp { context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num });
+    layout!(
+        all,
+        "struct ibv_qp",
+        verbs::ibv_qp { context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num }
+    );
     layout!(all, whole "struct ibv_device_attr", verbs::ibv_device_attr {
         fw_ver, node_guid, sys_image_guid, max_mr_size, page_size_cap, vendor_id, vendor_part_id, hw_ver, max_qp, max_mr,
         phys_port_cnt
@@ -69,7 +73,11 @@ fn structs_lie_as_in_c() {
     layout!(all, whole "struct ibv_send_wr", verbs::ibv_send_wr {
         wr_id, next, sg_list, num_sge, opcode, send_flags, imm_data_invalidated_rkey_union = "imm_data", wr
     });
-    layout!(all, "__typeof__(((struct ibv_send_wr *)0)->wr.rdma)", verbs::rdma_t { remote_addr, rkey });
+    layout!(
+        all,
+        "__typeof__(((struct ibv_send_wr *)0)->wr.rdma)",
+        verbs::rdma_t { remote_addr, rkey }
+    );
     layout!(all, whole "struct ibv_recv_wr", verbs::ibv_recv_wr { wr_id, next, sg_list, num_sge });
     layout!(all, whole "struct ibv_wc", verbs::ibv_wc {
         wr_id, status, opcode, vendor_err, byte_len, imm_data_invalidated_rkey_union = "imm_data", qp_num, src_qp, wc_flags, pkey_index, slid, sl, dlid_path_bits
@@ -89,7 +97,9 @@ fn calls_in_front_of_a_context_lie_as_in_c() {
         ("alloc_parent_domain", extended_call::ALLOC_PARENT_DOMAIN),
     ];
     for (call, distance) in calls {
-        let c = format!("offsetof(struct verbs_context, context) - offsetof(struct verbs_context, {call})");
+        let c = format!(
+            "offsetof(struct verbs_context, context) - offsetof(struct verbs_context, {call})"
+        );
         all.add(&c, distance);
     }
     all.compare(INCLUDES);
@@ -120,7 +130,12 @@ fn numbers_are_those_of_c() {
         IBV_EVENT_LID_CHANGE,
         IBV_EVENT_GID_CHANGE,
     );
-    numbers!(IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_RELAXED_ORDERING,);
+    numbers!(
+        IBV_ACCESS_LOCAL_WRITE,
+        IBV_ACCESS_REMOTE_WRITE,
+        IBV_ACCESS_REMOTE_READ,
+        IBV_ACCESS_RELAXED_ORDERING,
+    );
     numbers!(
         IBV_QPT_RC,
         IBV_QP_INIT_ATTR_PD,
@@ -151,6 +166,12 @@ fn numbers_are_those_of_c() {
         IBV_QP_CAP,
         IBV_QP_DEST_QPN,
     );
-    numbers!(IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ, IBV_SEND_SIGNALED, IBV_SEND_INLINE,);
+    numbers!(
+        IBV_WR_RDMA_WRITE,
+        IBV_WR_RDMA_WRITE_WITH_IMM,
+        IBV_WR_RDMA_READ,
+        IBV_SEND_SIGNALED,
+        IBV_SEND_INLINE,
+    );
     all.compare(INCLUDES);
 }

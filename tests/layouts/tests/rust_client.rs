@@ -29,13 +29,15 @@ impl End {
             let queue = ibv_create_cq(context, 16, ptr::null_mut(), ptr::null_mut(), 0);
             assert!(!queue.is_null(), "ibv_create_cq");
             let mut attr: ibv_qp_init_attr = zeroed();
-            (attr.send_cq, attr.recv_cq, attr.qp_type, attr.sq_sig_all) = (queue, queue, ibv_qp_type::IBV_QPT_RC, 1);
+            (attr.send_cq, attr.recv_cq, attr.qp_type, attr.sq_sig_all) =
+                (queue, queue, ibv_qp_type::IBV_QPT_RC, 1);
             (attr.cap.max_send_wr, attr.cap.max_recv_wr) = (4, 4);
             (attr.cap.max_send_sge, attr.cap.max_recv_sge) = (1, 1);
             let pair = ibv_create_qp(domain, &raw mut attr);
             assert!(!pair.is_null(), "ibv_create_qp");
             let mut memory = Box::new([0; LENGTH]);
-            let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+            let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
+                | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
             let region = ibv_reg_mr(domain, memory.as_mut_ptr().cast(), LENGTH, access.0 as i32);
             assert!(!region.is_null(), "ibv_reg_mr");
             Self { pair, queue, memory, region }
@@ -48,16 +50,22 @@ impl End {
         // SAFETY: each mask names what is set before.
         unsafe {
             let mut attr: ibv_qp_attr = zeroed();
-            let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
-            (attr.qp_state, attr.port_num, attr.qp_access_flags) = (ibv_qp_state::IBV_QPS_INIT, 1, access.0);
+            let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
+                | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+            (attr.qp_state, attr.port_num, attr.qp_access_flags) =
+                (ibv_qp_state::IBV_QPS_INIT, 1, access.0);
             use ibv_qp_attr_mask as mask;
-            let of_init = mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS;
+            let of_init = mask::IBV_QP_STATE
+                | mask::IBV_QP_PKEY_INDEX
+                | mask::IBV_QP_PORT
+                | mask::IBV_QP_ACCESS_FLAGS;
             assert_eq!(ibv_modify_qp(self.pair, &raw mut attr, of_init.0 as i32), 0, "INIT");
             (attr.qp_state, attr.path_mtu, attr.dest_qp_num) =
                 (ibv_qp_state::IBV_QPS_RTR, ibv_mtu::IBV_MTU_1024, other);
             (attr.max_dest_rd_atomic, attr.min_rnr_timer) = (1, 12);
             (attr.ah_attr.is_global, attr.ah_attr.port_num) = (1, 1);
-            (attr.ah_attr.grh.dgid, attr.ah_attr.grh.sgid_index, attr.ah_attr.grh.hop_limit) = (gid, GID, 64);
+            (attr.ah_attr.grh.dgid, attr.ah_attr.grh.sgid_index, attr.ah_attr.grh.hop_limit) =
+                (gid, GID, 64);
             let of_rtr = mask::IBV_QP_STATE
                 | mask::IBV_QP_AV
                 | mask::IBV_QP_PATH_MTU
@@ -66,7 +74,8 @@ impl End {
                 | mask::IBV_QP_MAX_DEST_RD_ATOMIC
                 | mask::IBV_QP_MIN_RNR_TIMER;
             assert_eq!(ibv_modify_qp(self.pair, &raw mut attr, of_rtr.0 as i32), 0, "RTR");
-            (attr.qp_state, attr.timeout, attr.retry_cnt, attr.rnr_retry) = (ibv_qp_state::IBV_QPS_RTS, 14, 7, 7);
+            (attr.qp_state, attr.timeout, attr.retry_cnt, attr.rnr_retry) =
+                (ibv_qp_state::IBV_QPS_RTS, 14, 7, 7);
             attr.max_rd_atomic = 1;
             let of_rts = mask::IBV_QP_STATE
                 | mask::IBV_QP_TIMEOUT
@@ -90,13 +99,19 @@ impl End {
         // SAFETY: what is posted stands until the completion is polled.
         unsafe {
             let mut request: ibv_send_wr = zeroed();
-            (request.sg_list, request.num_sge, request.opcode) = (&raw mut element, 1, ibv_wr_opcode::IBV_WR_SEND);
+            (request.sg_list, request.num_sge, request.opcode) =
+                (&raw mut element, 1, ibv_wr_opcode::IBV_WR_SEND);
             if let Some(to) = to {
                 request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
-                request.wr.rdma = rdma_t { remote_addr: to.memory.as_ptr() as u64, rkey: (*to.region).rkey };
+                request.wr.rdma =
+                    rdma_t { remote_addr: to.memory.as_ptr() as u64, rkey: (*to.region).rkey };
             }
             let mut bad = ptr::null_mut();
-            assert_eq!(ibv_post_send(self.pair, &raw mut request, &raw mut bad), 0, "ibv_post_send");
+            assert_eq!(
+                ibv_post_send(self.pair, &raw mut request, &raw mut bad),
+                0,
+                "ibv_post_send"
+            );
         }
         self.poll();
     }
@@ -108,7 +123,11 @@ impl End {
             let mut request: ibv_recv_wr = zeroed();
             (request.sg_list, request.num_sge) = (&raw mut element, 1);
             let mut bad = ptr::null_mut();
-            assert_eq!(ibv_post_recv(self.pair, &raw mut request, &raw mut bad), 0, "ibv_post_recv");
+            assert_eq!(
+                ibv_post_recv(self.pair, &raw mut request, &raw mut bad),
+                0,
+                "ibv_post_recv"
+            );
         }
     }
 

@@ -26,7 +26,11 @@ pub fn shared_object(folder: &str, source: &Path, flags: &[&str]) -> PathBuf {
     let fresh = target.with_extension(unique_name("so"));
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-o"]).arg(&fresh).arg(source).args(flags);
-    assert!(cc.status().expect("a C compiler is there").success(), "{} does not compile", source.display());
+    assert!(
+        cc.status().expect("a C compiler is there").success(),
+        "{} does not compile",
+        source.display()
+    );
     std::fs::rename(&fresh, &target).expect("it can be put in place");
     target
 }
@@ -43,7 +47,8 @@ mod tests {
         std::fs::write(&source, "int two(void) { return 2 * FACTOR; }\n").expect("written");
         let into = folder.path().to_str().expect("text");
         let first = shared_object(into, &source, &["-DFACTOR=1"]);
-        let time = |path: &Path| path.metadata().and_then(|meta| meta.modified()).expect("it is there");
+        let time =
+            |path: &Path| path.metadata().and_then(|meta| meta.modified()).expect("it is there");
         let made = time(&first);
         assert_eq!(shared_object(into, &source, &["-DFACTOR=1"]), first);
         assert_eq!(time(&first), made);

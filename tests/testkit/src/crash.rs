@@ -34,7 +34,9 @@ mod tests {
     fn a_child_dies_after_its_body() {
         alone(&[], || {
             let (mut reader, writer) = std::io::pipe().expect("a pipe");
-            in_child_that_dies(|| std::io::Write::write_all(&mut &writer, b"body").expect("a pipe takes bytes"));
+            in_child_that_dies(|| {
+                std::io::Write::write_all(&mut &writer, b"body").expect("a pipe takes bytes")
+            });
             drop(writer);
             let mut written = String::new();
             std::io::Read::read_to_string(&mut reader, &mut written).expect("text");

@@ -20,7 +20,10 @@ pub struct Documented {
 /// # Panics
 /// If this repository is not there.
 pub fn commands(program: &str) -> Vec<Documented> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the root of the repository");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .expect("the root of the repository");
     let mut found = Vec::new();
     below(&root, &mut |page| {
         // What is gone meanwhile, or no text, is no page of the repository.
@@ -29,7 +32,11 @@ pub fn commands(program: &str) -> Vec<Documented> {
         for (number, command, whole) in shown(&text) {
             let place = format!("{name}:{number}");
             let new = arguments(&command, program).into_iter();
-            found.extend(new.map(|arguments| Documented { place: place.clone(), arguments, whole }));
+            found.extend(new.map(|arguments| Documented {
+                place: place.clone(),
+                arguments,
+                whole,
+            }));
         }
     });
     found
@@ -38,8 +45,8 @@ pub fn commands(program: &str) -> Vec<Documented> {
 fn below(folder: &Path, page: &mut dyn FnMut(&Path)) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        let other =
-            ["target", "results", "packages", "dist", "node_modules"].contains(&&*name) || name.starts_with('.');
+        let other = ["target", "results", "packages", "dist", "node_modules"].contains(&&*name)
+            || name.starts_with('.');
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) && !other {
             below(&path, page);
         } else if name.ends_with(".md") && !["CHANGELOG.md", "report.md"].contains(&&*name) {
@@ -50,7 +57,8 @@ fn below(folder: &Path, page: &mut dyn FnMut(&Path)) {
 
 /// What a page shows as code: the line, the text, and whether it is a block.
 fn shown(text: &str) -> Vec<(usize, String, bool)> {
-    let (mut found, mut fenced, mut session, mut continued) = (Vec::new(), false, false, None::<(usize, String)>);
+    let (mut found, mut fenced, mut session, mut continued) =
+        (Vec::new(), false, false, None::<(usize, String)>);
     for (number, line) in (1..).zip(text.lines()) {
         if let Some(language) = line.strip_prefix("```") {
             fenced = !fenced;
@@ -76,7 +84,9 @@ fn shown(text: &str) -> Vec<(usize, String, bool)> {
 /// The arguments of each call of `program` in a line of a shell.
 fn arguments(line: &str, program: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
-    for command in words(line).split(|word| ["|", "||", "&&", ";", "&", ">"].contains(&word.as_str())) {
+    for command in
+        words(line).split(|word| ["|", "||", "&&", ";", "&", ">"].contains(&word.as_str()))
+    {
         for (at, word) in command.iter().enumerate() {
             if word.contains(' ') {
                 found.extend(arguments(word, program));
@@ -128,7 +138,10 @@ mod tests {
     fn a_program_is_found_behind_others() {
         assert_eq!(found("dist/bin/ferrite check --only 1,2   # two"), ["check --only 1,2"]);
         assert_eq!(found("srun --ntasks-per-node=1 ferrite doctor --job"), ["doctor --job"]);
-        assert_eq!(found("run.sh 'dist/bin/ferrite verify --verbs system'"), ["verify --verbs system"]);
+        assert_eq!(
+            found("run.sh 'dist/bin/ferrite verify --verbs system'"),
+            ["verify --verbs system"]
+        );
         assert_eq!(found("source <(ferrite completions bash)"), ["completions bash"]);
         assert_eq!(found("ferrite completions fish | source"), ["completions fish"]);
         assert_eq!(found("cargo test -p ferrite --lib"), [""; 0]);
@@ -139,7 +152,11 @@ mod tests {
     fn blocks_and_words_of_sentences() {
         let text = "See `ferrite top`.\n\n    ferrite trace \\\n        --seconds 1\n\n```\n$ ferrite hang all\n```\n```console\nferrite 1\n```\n";
         let all: Vec<_> = shown(text).into_iter().filter(|(_, line, _)| !line.is_empty()).collect();
-        let wanted = [(1, "ferrite top", false), (3, "ferrite trace --seconds 1", true), (7, "ferrite hang all", true)];
+        let wanted = [
+            (1, "ferrite top", false),
+            (3, "ferrite trace --seconds 1", true),
+            (7, "ferrite hang all", true),
+        ];
         assert_eq!(all, wanted.map(|(number, line, whole)| (number, line.to_owned(), whole)));
     }
 }

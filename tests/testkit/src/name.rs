@@ -12,8 +12,9 @@ pub fn test_name() -> String {
     match current.name() {
         // libtest starts each test in a thread of that name.
         Some(name) if name != "main" => name.to_owned(),
-        _ => named_by_arguments(std::env::args())
-            .expect("test_name() is called in the thread that the test was started in, which has its name"),
+        _ => named_by_arguments(std::env::args()).expect(
+            "test_name() is called in the thread that the test was started in, which has its name",
+        ),
     }
 }
 

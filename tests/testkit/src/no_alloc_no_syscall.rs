@@ -87,8 +87,15 @@ fn arm() -> io::Result<()> {
         }
     });
     // SAFETY: the selector lives as long as the process; no range of addresses is exempt.
-    match unsafe { libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0_usize, 0_usize, SELECTOR.as_ptr()) }
-    {
+    match unsafe {
+        libc::prctl(
+            PR_SET_SYSCALL_USER_DISPATCH,
+            PR_SYS_DISPATCH_ON,
+            0_usize,
+            0_usize,
+            SELECTOR.as_ptr(),
+        )
+    } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -169,7 +176,11 @@ macro_rules! count_allocations {
             }
 
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn posix_memalign(place: *mut *mut c_void, alignment: usize, size: usize) -> i32 {
+            unsafe extern "C" fn posix_memalign(
+                place: *mut *mut c_void,
+                alignment: usize,
+                size: usize,
+            ) -> i32 {
                 /// `ENOMEM`
                 const NO_MEMORY: i32 = 12;
                 let block = memalign(alignment, size);

@@ -46,7 +46,8 @@ impl Peer {
     /// As [`Self::send`], to a process that may have ended: false if it has.
     pub fn try_send<T: Copy>(&mut self, value: &T) -> bool {
         // SAFETY: the bytes of a live value that has no padding, sent to the same program on the same machine.
-        let bytes = unsafe { std::slice::from_raw_parts((&raw const *value).cast::<u8>(), size_of::<T>()) };
+        let bytes =
+            unsafe { std::slice::from_raw_parts((&raw const *value).cast::<u8>(), size_of::<T>()) };
         self.0.write_all(bytes).is_ok()
     }
 
@@ -58,10 +59,19 @@ impl Peer {
     pub fn try_recv<T: Copy + Default>(&mut self) -> Option<T> {
         let mut value = T::default();
         // SAFETY: the bytes of a live value for which any bytes are valid.
-        let bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut value).cast::<u8>(), size_of::<T>()) };
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut((&raw mut value).cast::<u8>(), size_of::<T>())
+        };
         match self.0.read_exact(bytes) {
             Ok(()) => Some(value),
-            Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => None,
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset
+                ) =>
+            {
+                None
+            }
             Err(error) => panic!("the other process neither speaks nor ends: {error}"),
         }
     }

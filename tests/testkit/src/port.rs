@@ -41,7 +41,8 @@ impl RefusingPort {
             let rc = libc::bind(bound.as_raw_fd(), (&raw const address).cast(), size);
             assert_eq!(rc, 0, "{}", io::Error::last_os_error());
             let mut filled = size;
-            let rc = libc::getsockname(bound.as_raw_fd(), (&raw mut address).cast(), &raw mut filled);
+            let rc =
+                libc::getsockname(bound.as_raw_fd(), (&raw mut address).cast(), &raw mut filled);
             assert_eq!(rc, 0, "{}", io::Error::last_os_error());
             (bound, u16::from_be(address.sin_port))
         };

@@ -161,7 +161,9 @@ impl Ended {
     #[must_use]
     pub fn missing(&self) -> Vec<&str> {
         // libtest may have begun the line with the name of the test.
-        let is_begun = |before: &str| before.is_empty() || (before.starts_with("test ") && before.ends_with(" ... "));
+        let is_begun = |before: &str| {
+            before.is_empty() || (before.starts_with("test ") && before.ends_with(" ... "))
+        };
         let missing = self.output.lines().filter_map(|line| line.split_once("skipped: "));
         missing.filter(|(before, _)| is_begun(before)).map(|(_, missing)| missing).collect()
     }

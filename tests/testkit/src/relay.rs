@@ -35,7 +35,16 @@ impl Relay {
         let listener = port::listener();
         let address = listener.local_addr().expect("it is bound");
         let (connections, cut_off) = (Vec::new(), Vec::new());
-        Self { listener: Some(listener), address, cut_off, to, connections, clients: 0, turned_away: 0, passed: 0 }
+        Self {
+            listener: Some(listener),
+            address,
+            cut_off,
+            to,
+            connections,
+            clients: 0,
+            turned_away: 0,
+            passed: 0,
+        }
     }
 
     /// Where it listens.
@@ -77,7 +86,8 @@ impl Relay {
             self.clients += 1;
         }
         let passed = &mut self.passed;
-        self.connections.retain_mut(|(near, far)| copy(near, far, passed) && copy(far, near, passed));
+        self.connections
+            .retain_mut(|(near, far)| copy(near, far, passed) && copy(far, near, passed));
     }
 
     /// How many connections there are.
@@ -89,7 +99,9 @@ impl Relay {
     /// Whether all that clients have sent was read: the kernel has taken what was passed on.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        let is_read = |near: &TcpStream| near.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+        let is_read = |near: &TcpStream| {
+            near.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+        };
         self.connections.iter().all(|(near, _)| is_read(near))
     }
 
@@ -123,7 +135,9 @@ fn reset_on_close(stream: &TcpStream) {
     let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
     let (value, size) = ((&raw const at_once).cast(), size_of_val(&at_once) as libc::socklen_t);
     // SAFETY: an open socket and a value of the given size.
-    let rc = unsafe { libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, size) };
+    let rc = unsafe {
+        libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, size)
+    };
     assert_eq!(rc, 0);
 }
 
@@ -167,7 +181,9 @@ mod tests {
             let mut bytes = [0; 16];
             match stream.read(&mut bytes) {
                 Ok(count) => Some(Ok(bytes[..count].to_vec())),
-                Err(error) => Some(Err(error.kind())).filter(|kind| *kind != Err(ErrorKind::WouldBlock)),
+                Err(error) => {
+                    Some(Err(error.kind())).filter(|kind| *kind != Err(ErrorKind::WouldBlock))
+                }
             }
         })
     }
@@ -197,9 +213,10 @@ mod tests {
 
     #[test]
     fn one_end_of_a_connection_may_be_closed_or_reset_and_the_other_one_stands() {
-        for (end, expected) in
-            [(Relay::close_far as fn(&mut Relay), Ok(Vec::new())), (Relay::reset_far, Err(ErrorKind::ConnectionReset))]
-        {
+        for (end, expected) in [
+            (Relay::close_far as fn(&mut Relay), Ok(Vec::new())),
+            (Relay::reset_far, Err(ErrorKind::ConnectionReset)),
+        ] {
             let (mut relay, mut client, mut far) = connected();
             end(&mut relay);
             assert_eq!(read(&mut relay, &mut far), expected);
@@ -211,7 +228,10 @@ mod tests {
     fn a_relay_refuses_until_it_listens_again() {
         let (mut relay, ..) = connected();
         relay.refuse();
-        assert_eq!(TcpStream::connect(relay.address()).expect_err("refused").kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(
+            TcpStream::connect(relay.address()).expect_err("refused").kind(),
+            ErrorKind::ConnectionRefused
+        );
         relay.listen_again();
         assert!(TcpStream::connect(relay.address()).is_ok());
     }

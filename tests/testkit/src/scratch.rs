@@ -56,7 +56,10 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        THERE.lock().unwrap_or_else(PoisonError::into_inner).retain(|(_, path)| path != self.path());
+        THERE
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|(_, path)| path != self.path());
     }
 }
 
@@ -106,15 +109,22 @@ mod tests {
             // SAFETY: the child of this process.
             assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
             assert!(folder.exists(), "the child has removed it");
-            std::fs::write(std::env::var_os(IS_CHILD).expect("a file"), folder.as_os_str().as_encoded_bytes())
-                .expect("written");
+            std::fs::write(
+                std::env::var_os(IS_CHILD).expect("a file"),
+                folder.as_os_str().as_encoded_bytes(),
+            )
+            .expect("written");
             std::process::exit(3);
         }
         let folder = Scratch::new();
         let told = folder.join("path");
-        let test = "scratch::tests::a_folder_goes_when_its_process_exits_and_its_forked_child_leaves_it";
+        let test =
+            "scratch::tests::a_folder_goes_when_its_process_exits_and_its_forked_child_leaves_it";
         let program = std::env::current_exe().expect("this program");
-        let output = std::process::Command::new(program).args(["--exact", test]).env(IS_CHILD, &told).output();
+        let output = std::process::Command::new(program)
+            .args(["--exact", test])
+            .env(IS_CHILD, &told)
+            .output();
         let output = output.expect("it is started");
         assert_eq!(output.status.code(), Some(3), "{output:?}");
         let path = std::fs::read_to_string(&told).expect("the path");

@@ -36,7 +36,8 @@ pub fn alone(env: &[(&str, &str)], body: impl FnOnce()) {
 pub fn pair(env: &[(&str, &str)], body: impl FnOnce(usize, Peer)) {
     let Some(call) = reach(body) else { return };
     let (zero, one) = UnixStream::pair().expect("a pair of sockets");
-    let start = |side, socket: UnixStream| Process::start_at(Role { call, side }, socket.into(), env);
+    let start =
+        |side, socket: UnixStream| Process::start_at(Role { call, side }, socket.into(), env);
     let processes = [start(0, zero), start(1, one)];
     let ended = processes.map(Process::ended);
     // The first to fail is seldom the first in the list: all are shown.

@@ -126,7 +126,12 @@ impl Softrnic {
         if side::is_one() {
             return;
         }
-        let folder = self.env.iter().rev().find(|(name, _)| name == "SOFTRNIC_SHM_DIR").map(|(_, folder)| folder);
+        let folder = self
+            .env
+            .iter()
+            .rev()
+            .find(|(name, _)| name == "SOFTRNIC_SHM_DIR")
+            .map(|(_, folder)| folder);
         let file = Path::new(folder.map_or("/dev/shm", String::as_str)).join(&self.fabric);
         assert!(!file.exists(), "{} was left behind", file.display());
     }
@@ -146,8 +151,12 @@ mod tests {
     #[test]
     fn a_process_is_reported_how_the_devices_are_and_where() {
         let softrnic = Softrnic::new().ports(2).env("SOFTRNIC_MTU", 1024);
-        let expected =
-            [(FABRIC, softrnic.fabric()), ("SOFTRNIC_QUIET", "1"), ("SOFTRNIC_PORTS", "2"), ("SOFTRNIC_MTU", "1024")];
+        let expected = [
+            (FABRIC, softrnic.fabric()),
+            ("SOFTRNIC_QUIET", "1"),
+            ("SOFTRNIC_PORTS", "2"),
+            ("SOFTRNIC_MTU", "1024"),
+        ];
         assert_eq!(softrnic.vars(), expected);
         assert_ne!(softrnic.fabric(), Softrnic::new().fabric());
     }

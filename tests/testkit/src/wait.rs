@@ -47,7 +47,10 @@ pub fn wait_until<C: Condition>(what: impl Display, condition: impl FnMut() -> C
 }
 
 /// As [`wait_until`], for what may not come: `None` after `limit`.
-pub fn wait_within<C: Condition>(limit: Duration, mut condition: impl FnMut() -> C) -> Option<C::Found> {
+pub fn wait_within<C: Condition>(
+    limit: Duration,
+    mut condition: impl FnMut() -> C,
+) -> Option<C::Found> {
     let start = Instant::now();
     loop {
         // Looked at before the condition: that is tried at least once after the limit, however late this thread gets to run.

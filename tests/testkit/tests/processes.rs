@@ -12,7 +12,10 @@ fn a_body_runs_in_a_process_of_its_own_with_its_environment() {
     let pid = std::process::id().to_string();
     let env = [("TESTKIT_PARENT", pid.as_str()), ("TESTKIT_WORD", "one")];
     alone(&env, || {
-        assert_ne!(std::env::var("TESTKIT_PARENT").expect("it is set"), std::process::id().to_string());
+        assert_ne!(
+            std::env::var("TESTKIT_PARENT").expect("it is set"),
+            std::process::id().to_string()
+        );
         assert_eq!(std::env::var("TESTKIT_WORD").as_deref(), Ok("one"));
     });
 }

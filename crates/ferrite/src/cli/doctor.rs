@@ -77,12 +77,17 @@ impl Doctor {
                 .collect();
             let text = match self.json {
                 true => serde_json::to_string_pretty(&listed).unwrap_or_default() + "\n",
-                false => listed.iter().map(|row| format!("{:<15}  {}\n", row.name, row.what)).collect(),
+                false => {
+                    listed.iter().map(|row| format!("{:<15}  {}\n", row.name, row.what)).collect()
+                }
             };
             return output::write_stdout(&text).map(|()| Exit::Good);
         }
         if !self.sysroot.is_dir() {
-            return Err(Error::Usage(format!("--sysroot {}: there is no such folder", self.sysroot.display())));
+            return Err(Error::Usage(format!(
+                "--sysroot {}: there is no such folder",
+                self.sysroot.display()
+            )));
         }
         let (json, fail_on_warn, peers) = (self.json, self.fail_on_warn, self.peers.clone());
         let role = peers.role(|name| std::env::var(name).ok())?;
@@ -105,27 +110,42 @@ impl Doctor {
 
     fn machine(self) -> Machine {
         let text = |word: std::ffi::OsString| word.into_string().ok();
-        let env: BTreeMap<String, String> =
-            std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?))).collect();
+        let env: BTreeMap<String, String> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((text(name)?, text(value)?)))
+            .collect();
         let found = self.plugin.map_or_else(|| Dist::find()?.plugin(), Ok);
         let root = Root::new(self.sysroot);
         let gpus = root.names("/proc/driver/nvidia/gpus").len().max(1) as u32;
-        Machine::new(root, env, found.map_err(|problem| problem.to_string()), self.ranks.unwrap_or(gpus))
+        Machine::new(
+            root,
+            env,
+            found.map_err(|problem| problem.to_string()),
+            self.ranks.unwrap_or(gpus),
+        )
     }
 }
 
 /// Prints the lines and what comes behind them, or all as JSON; the exit code.
 fn finish(machine: &Machine, looked: &[RowReport], json: bool, fail_on_warn: bool) -> Result<Exit> {
     let host = machine.root.text("/proc/sys/kernel/hostname").unwrap_or_default();
-    let lines = |width| report::worst_first(looked).iter().map(|row| row.text(width)).collect::<String>();
-    let text = if json { report::json(&host, looked) } else { lines(output::width()) + &report::summary(looked) };
+    let lines =
+        |width| report::worst_first(looked).iter().map(|row| row.text(width)).collect::<String>();
+    let text = if json {
+        report::json(&host, looked)
+    } else {
+        lines(output::width()) + &report::summary(looked)
+    };
     output::write_stdout(&text)?;
     Ok(exit(looked, fail_on_warn))
 }
 
 fn exit(looked: &[RowReport], fail_on_warn: bool) -> Exit {
     let worst = report::worst(looked);
-    if worst == Verdict::Fail || worst == Verdict::Warn && fail_on_warn { Exit::Worse } else { Exit::Good }
+    if worst == Verdict::Fail || worst == Verdict::Warn && fail_on_warn {
+        Exit::Worse
+    } else {
+        Exit::Good
+    }
 }
 
 #[derive(Debug, Clone, Args)]
@@ -191,7 +211,10 @@ impl Peers {
 
 /// How others reach this host: by the address over which connections are set up, or by its name.
 fn here(machine: &Machine) -> String {
-    let address = software::chosen(machine).map(|interface| interface.address.ip()).ok().filter(|ip| !ip.is_loopback());
+    let address = software::chosen(machine)
+        .map(|interface| interface.address.ip())
+        .ok()
+        .filter(|ip| !ip.is_loopback());
     match address {
         Some(IpAddr::V4(v4)) => v4.to_string(),
         _ => machine.root.text("/proc/sys/kernel/hostname").unwrap_or_else(|| "THIS_HOST".into()),
@@ -201,6 +224,8 @@ fn here(machine: &Machine) -> String {
 /// What the hidden subcommand of a host's part does.
 pub(super) fn host(place: &str, plugin: &Path) -> Result<Exit> {
     let session::Ended { failed, warned } = session::main(place, plugin)?;
-    output::write_stderr(format_args!("the session is over: {failed} FAIL, {warned} warn; the report is the server's"));
+    output::write_stderr(format_args!(
+        "the session is over: {failed} FAIL, {warned} warn; the report is the server's"
+    ));
     Ok(if failed > 0 { Exit::Worse } else { Exit::Good })
 }

@@ -54,9 +54,9 @@ fn of_one(pid: u32, limit: Duration) -> Result<Finding> {
     let finding = Finding::of_process(pid, limit);
     match &finding {
         Finding::Outside(State::Ended, traces) if traces.has_file() => Ok(finding),
-        Finding::Outside(State::Ended, _) => {
-            Err(Error::Unreadable(format!("there is no process {pid}, and no statistics file of it")))
-        }
+        Finding::Outside(State::Ended, _) => Err(Error::Unreadable(format!(
+            "there is no process {pid}, and no statistics file of it"
+        ))),
         Finding::Outside(state, _) if !finding.is_of_ferrite() => {
             Err(Error::Unreadable(format!("process {pid}: {}", state.text())))
         }
@@ -68,10 +68,13 @@ fn of_one(pid: u32, limit: Duration) -> Result<Finding> {
 fn of_all(limit: Duration) -> Result<BTreeMap<u32, Finding>> {
     let pids: BTreeSet<u32> = hang::known().into_iter().chain(hang::processes()).collect();
     // All at once: each may take seconds.
-    let asked = pids.into_iter().map(|pid| (pid, std::thread::spawn(move || Finding::of_process(pid, limit))));
+    let asked = pids
+        .into_iter()
+        .map(|pid| (pid, std::thread::spawn(move || Finding::of_process(pid, limit))));
     let asked: Vec<_> = asked.collect();
     let findings = asked.into_iter().filter_map(|(pid, thread)| Some((pid, thread.join().ok()?)));
-    let findings: BTreeMap<u32, Finding> = findings.filter(|(_, finding)| finding.is_of_ferrite()).collect();
+    let findings: BTreeMap<u32, Finding> =
+        findings.filter(|(_, finding)| finding.is_of_ferrite()).collect();
     if findings.is_empty() {
         return Err(Error::Unreadable("no process of this user uses Ferrite here".into()));
     }

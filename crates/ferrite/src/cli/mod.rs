@@ -73,16 +73,25 @@ fn command_line() -> clap::Command {
 pub fn main() -> i32 {
     let arguments: Vec<_> = std::env::args_os().collect();
     let command = command_line().long_version(long_version(&arguments));
-    let parsed = command.try_get_matches_from(&arguments).and_then(|matches| Cli::from_arg_matches(&matches));
+    let parsed = command
+        .try_get_matches_from(&arguments)
+        .and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
         Err(problem) if problem.use_stderr() => {
             problem.print().unwrap_or_default();
             return INVALID;
         }
-        Err(asked) => return exit::code(output::write_stdout(&asked.render().to_string()).map(|()| Exit::Good)),
+        Err(asked) => {
+            return exit::code(
+                output::write_stdout(&asked.render().to_string()).map(|()| Exit::Good),
+            );
+        }
     };
-    if matches!(cli.command, Command::Doctor(_) | Command::Top(_) | Command::Paths(_) | Command::Trace(_)) {
+    if matches!(
+        cli.command,
+        Command::Doctor(_) | Command::Top(_) | Command::Paths(_) | Command::Trace(_)
+    ) {
         output::install_handler();
     }
     exit::code(match cli.command {
@@ -92,13 +101,17 @@ pub fn main() -> i32 {
         Command::Trace(trace) => trace.run(),
         Command::Hang(hang) => hang.run(),
         Command::Lab(command) => {
-            return command.run(arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect());
+            return command
+                .run(arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect());
         }
-        Command::Completions(wanted) => output::write_stdout(&wanted.text(&command_line())).map(|()| Exit::Good),
-        Command::Man(wanted) => wanted
-            .write(command_line())
-            .map(|()| Exit::Good)
-            .map_err(|problem| Error::io(format!("cannot write {}", problem.path.display()), problem.source)),
+        Command::Completions(wanted) => {
+            output::write_stdout(&wanted.text(&command_line())).map(|()| Exit::Good)
+        }
+        Command::Man(wanted) => {
+            wanted.write(command_line()).map(|()| Exit::Good).map_err(|problem| {
+                Error::io(format!("cannot write {}", problem.path.display()), problem.source)
+            })
+        }
         Command::DoctorVerbs => return machine::verbs_worker(),
         Command::DoctorHost { place, plugin } => doctor::host(&place, &plugin),
         Command::DoctorLoopback { plugin } => return machine::loopback_worker(&plugin),
@@ -145,9 +158,17 @@ mod tests {
         for Documented { place, arguments, .. } in documented().iter().filter(|shown| shown.whole) {
             // What may be left out is in brackets.
             let words = arguments.iter().map(|word| word.trim_matches(['[', ']']));
-            let parsed = command_line().try_get_matches_from(std::iter::once("ferrite").chain(words));
-            let problem = parsed.and_then(|found| Cli::from_arg_matches(&found)).err().filter(clap::Error::use_stderr);
-            assert!(problem.is_none(), "{place}: {arguments:?}: {}", problem.expect("there is one"));
+            let parsed =
+                command_line().try_get_matches_from(std::iter::once("ferrite").chain(words));
+            let problem = parsed
+                .and_then(|found| Cli::from_arg_matches(&found))
+                .err()
+                .filter(clap::Error::use_stderr);
+            assert!(
+                problem.is_none(),
+                "{place}: {arguments:?}: {}",
+                problem.expect("there is one")
+            );
         }
     }
 
@@ -155,15 +176,19 @@ mod tests {
     #[test]
     fn each_command_and_option_that_a_sentence_names_exists() {
         let line = command_line();
-        for Documented { place, arguments, .. } in documented().iter().filter(|shown| !shown.whole) {
+        for Documented { place, arguments, .. } in documented().iter().filter(|shown| !shown.whole)
+        {
             let named = arguments.iter().find(|word| !word.starts_with('-'));
             let command = named.and_then(|name| line.find_subcommand(name));
             assert!(named.is_none() || command.is_some(), "{place}: {arguments:?}");
-            let options = arguments.iter().take_while(|word| *word != "--").filter_map(|word| word.strip_prefix("--"));
+            let options = arguments
+                .iter()
+                .take_while(|word| *word != "--")
+                .filter_map(|word| word.strip_prefix("--"));
             for option in options.map(|word| word.split('=').next().unwrap_or(word)) {
                 let is_it = |known: &Arg| known.get_long() == Some(option);
-                let known =
-                    ["help", "version"].contains(&option) || command.is_some_and(|c| c.get_arguments().any(is_it));
+                let known = ["help", "version"].contains(&option)
+                    || command.is_some_and(|c| c.get_arguments().any(is_it));
                 assert!(known, "{place}: {arguments:?}: --{option}");
             }
         }

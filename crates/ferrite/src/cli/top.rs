@@ -57,8 +57,16 @@ pub(super) fn parse_interval(text: &str) -> Result<f64, String> {
 
 /// An address, or a port on the loopback address.
 fn parse_address(text: &str) -> Result<SocketAddr, String> {
-    let local = || text.trim_start_matches(':').parse().ok().map(|port: u16| SocketAddr::from(([127, 0, 0, 1], port)));
-    text.parse().ok().or_else(local).ok_or_else(|| "an address such as 127.0.0.1:9100, or a port, is expected".into())
+    let local = || {
+        text.trim_start_matches(':')
+            .parse()
+            .ok()
+            .map(|port: u16| SocketAddr::from(([127, 0, 0, 1], port)))
+    };
+    text.parse()
+        .ok()
+        .or_else(local)
+        .ok_or_else(|| "an address such as 127.0.0.1:9100, or a port, is expected".into())
 }
 
 /// What was seen at a moment.
@@ -69,15 +77,22 @@ struct Moment {
 
 impl Moment {
     fn look(folder: &Path) -> Result<Self> {
-        let processes = Processes::read(folder).map_err(|e| Error::io(folder.display().to_string(), e))?;
+        let processes =
+            Processes::read(folder).map_err(|e| Error::io(folder.display().to_string(), e))?;
         Ok(Self { processes, ports: rates::read(Path::new(rates::CLASS)) })
     }
 
     fn port_rates(&self, before: Option<&Self>) -> BTreeMap<(String, u32), PortRates> {
         let Some(before) = before else { return BTreeMap::new() };
-        let seconds = self.processes.at.saturating_duration_since(before.processes.at).as_secs_f64();
-        let rates = |(key, port)| Some(((key), rates::rates(before.ports.get(key)?, port, seconds)));
-        self.ports.iter().filter_map(rates).map(|(key, rates): (&(String, u32), _)| (key.clone(), rates)).collect()
+        let seconds =
+            self.processes.at.saturating_duration_since(before.processes.at).as_secs_f64();
+        let rates =
+            |(key, port)| Some(((key), rates::rates(before.ports.get(key)?, port, seconds)));
+        self.ports
+            .iter()
+            .filter_map(rates)
+            .map(|(key, rates): (&(String, u32), _)| (key.clone(), rates))
+            .collect()
     }
 }
 
@@ -88,7 +103,8 @@ impl Top {
             output::write_stderr(format_args!("ferrite top: metrics at http://{address}/metrics"));
         }
         let is_exporter = self.prometheus.is_some() || server.is_some();
-        let in_terminal = !(self.once || self.json || is_exporter) && std::io::stdout().is_terminal();
+        let in_terminal =
+            !(self.once || self.json || is_exporter) && std::io::stdout().is_terminal();
         let screen = in_terminal.then(Screen::new).transpose()?;
         let mut totals = Totals::default();
         let mut before = None;
@@ -130,7 +146,11 @@ impl Top {
             width: screen.map_or(usize::MAX, Screen::columns),
             has_keys: screen.is_some(),
         };
-        if self.json { openmetrics::line(&view) } else { view.text(screen.map_or(usize::MAX, Screen::lines)) }
+        if self.json {
+            openmetrics::line(&view)
+        } else {
+            view.text(screen.map_or(usize::MAX, Screen::lines))
+        }
     }
 
     /// Waits for an interval, and does meanwhile what the user and clients want. Returns whether to end.
@@ -196,7 +216,10 @@ pub(super) struct Paths {
 
 impl Paths {
     pub(super) fn run(&self) -> Result<Exit> {
-        let look = || Processes::read(&self.folder).map_err(|e| Error::io(self.folder.display().to_string(), e));
+        let look = || {
+            Processes::read(&self.folder)
+                .map_err(|e| Error::io(self.folder.display().to_string(), e))
+        };
         let before = look()?;
         std::thread::sleep(Duration::from_secs_f64(self.interval));
         let now = look()?;

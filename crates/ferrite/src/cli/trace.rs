@@ -57,11 +57,14 @@ impl Trace {
         }
         let recording = self.of_this_time(recording, start);
         if recording.len() == 0 {
-            let places: Vec<_> = self.folder.iter().map(|folder| folder.display().to_string()).collect();
+            let places: Vec<_> =
+                self.folder.iter().map(|folder| folder.display().to_string()).collect();
             let (who, places) = (recording.processes.len(), places.join(", "));
             let why = match who {
                 0 => format!("no process with timed messages has a file in {places}"),
-                _ => format!("no message was timed meanwhile by {who} process(es) with files in {places}"),
+                _ => format!(
+                    "no message was timed meanwhile by {who} process(es) with files in {places}"
+                ),
             };
             output::write_stderr(format_args!("ferrite trace: {why}"));
             return Ok(if is_interrupted { Exit::Interrupted } else { Exit::TooFew });
@@ -101,7 +104,9 @@ impl Trace {
                 return Ok((recording, output::received()));
             }
             // Where the files are long, looking at them takes no more than a fifth of a CPU.
-            std::thread::sleep(PAUSE.max(4 * began.elapsed()).min(until.saturating_duration_since(Instant::now())));
+            std::thread::sleep(
+                PAUSE.max(4 * began.elapsed()).min(until.saturating_duration_since(Instant::now())),
+            );
         }
     }
 
@@ -114,7 +119,8 @@ impl Trace {
     }
 
     fn text(&self, recording: &Recording, timeline: &Timeline<'_>, output: &Path) -> String {
-        let samples: Vec<u64> = recording.processes.values().map(|process| process.sample).collect();
+        let samples: Vec<u64> =
+            recording.processes.values().map(|process| process.sample).collect();
         let sample = match (samples.iter().min(), samples.iter().max()) {
             (Some(least), Some(most)) if least != most => format!("one in {least} to {most}"),
             (Some(sample), _) => format!("one in {sample}"),

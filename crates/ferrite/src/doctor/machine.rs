@@ -62,14 +62,23 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(crate) fn new(root: Root, env: BTreeMap<String, String>, plugin: Result<PathBuf, String>, ranks: u32) -> Self {
+    pub(crate) fn new(
+        root: Root,
+        env: BTreeMap<String, String>,
+        plugin: Result<PathBuf, String>,
+        ranks: u32,
+    ) -> Self {
         let folder = std::env::current_dir().unwrap_or_else(|_| "/".into());
         let (verbs, loopback, nccl_files) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
         let (own_env, added) = (env.clone(), Added::new());
-        let mut machine = Self { root, env, own_env, added, plugin, ranks, folder, verbs, loopback, nccl_files };
+        let mut machine =
+            Self { root, env, own_env, added, plugin, ranks, folder, verbs, loopback, nccl_files };
         if is_there(&machine.root, &machine.env) {
-            machine.added = added_by_files(&machine.root, &machine.env, Reading::of(machine.nccl()));
-            machine.env.extend(machine.added.iter().map(|(name, (value, _))| (name.clone(), value.clone())));
+            machine.added =
+                added_by_files(&machine.root, &machine.env, Reading::of(machine.nccl()));
+            machine.env.extend(
+                machine.added.iter().map(|(name, (value, _))| (name.clone(), value.clone())),
+            );
         }
         machine
     }
@@ -105,15 +114,18 @@ impl Machine {
         let found = self.verbs.get_or_init(|| {
             let printed = subprocess::run(&[VERBS_WORKER.to_owned()], &self.env, SILENCE);
             let facts = printed.lines.last().and_then(|line| serde_json::from_str(line).ok());
-            facts.unwrap_or_else(|| Err(format!("looking at the devices failed: {}", printed.words())))
+            facts.unwrap_or_else(|| {
+                Err(format!("looking at the devices failed: {}", printed.words()))
+            })
         });
         found.as_ref().map_err(String::as_str)
     }
 
     /// How the message of each device to itself went.
     pub(crate) fn loopback(&self) -> &[LoopbackFacts] {
-        self.loopback
-            .get_or_init(|| self.plugin.as_ref().map_or_else(|_| Vec::new(), |plugin| self.try_loopback(plugin)))
+        self.loopback.get_or_init(|| {
+            self.plugin.as_ref().map_or_else(|_| Vec::new(), |plugin| self.try_loopback(plugin))
+        })
     }
 
     fn try_loopback(&self, plugin: &Path) -> Vec<LoopbackFacts> {
@@ -144,7 +156,8 @@ pub(crate) fn loopback_worker(plugin: &Path) -> i32 {
 impl Machine {
     /// A machine whose trials have been made, with these files.
     pub(crate) fn made_up(root: &Path, env: &[(&str, &str)], verbs: VerbsFacts) -> Self {
-        let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let env =
+            env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let machine = Self::new(Root::new(root), env, Err("none".into()), 8);
         machine.verbs.set(Ok(verbs)).expect("it was not set");
         machine
@@ -179,7 +192,9 @@ const READINGS: [Reading; 4] = [
 impl Reading {
     /// That of a release; of the newest where it is not known.
     pub(crate) fn of(version: Option<Version>) -> &'static Self {
-        let is_known = |reading: &&Self| version.is_none_or(|(major, minor, _)| reading.since <= (major, minor));
+        let is_known = |reading: &&Self| {
+            version.is_none_or(|(major, minor, _)| reading.since <= (major, minor))
+        };
         let known = READINGS.iter().rev().find(is_known);
         known.unwrap_or(&READINGS[0])
     }
@@ -203,8 +218,12 @@ pub(crate) type Added = BTreeMap<String, (String, Place)>;
 
 /// The files that NCCL reads, in its order: the first that sets a variable wins.
 fn files(root: &Root, env: &BTreeMap<String, String>, reading: &Reading) -> Vec<PathBuf> {
-    let named = env.get("NCCL_CONF_FILE").filter(|path| reading.knows_named && !path.is_empty()).map(PathBuf::from);
-    let home = if reading.is_of_2_30 { env.get("HOME").map(PathBuf::from) } else { home_of_passwd(root) };
+    let named = env
+        .get("NCCL_CONF_FILE")
+        .filter(|path| reading.knows_named && !path.is_empty())
+        .map(PathBuf::from);
+    let home =
+        if reading.is_of_2_30 { env.get("HOME").map(PathBuf::from) } else { home_of_passwd(root) };
     let own = named.or_else(|| home.map(|home| home.join(".nccl.conf")));
     own.into_iter().chain([PathBuf::from("/etc/nccl.conf")]).collect()
 }
@@ -221,11 +240,16 @@ pub(crate) fn is_there(root: &Root, env: &BTreeMap<String, String>) -> bool {
 }
 
 /// What the files add to the environment.
-pub(crate) fn added_by_files(root: &Root, env: &BTreeMap<String, String>, reading: &Reading) -> Added {
+pub(crate) fn added_by_files(
+    root: &Root,
+    env: &BTreeMap<String, String>,
+    reading: &Reading,
+) -> Added {
     let mut added = Added::new();
     for file in files(root, env, reading) {
         let text = std::fs::read(root.path(&file)).unwrap_or_default();
-        for line in lines(&String::from_utf8_lossy(&text), reading.has_comments, reading.is_of_2_30) {
+        for line in lines(&String::from_utf8_lossy(&text), reading.has_comments, reading.is_of_2_30)
+        {
             if !env.contains_key(&line.name) {
                 let place = Place { file: file.clone(), line: line.number };
                 added.entry(line.name).or_insert((line.value, place));
@@ -250,7 +274,10 @@ const NVIDIA: &str = "0x10de";
 pub(crate) fn nics(root: &Root) -> Vec<PciFunction> {
     let class = Path::new("/sys/class/infiniband");
     let path = |name: &String| root.resolved(class.join(name).join("device"));
-    root.names(class).into_iter().filter_map(|name| Some(PciFunction { path: path(&name)?, name })).collect()
+    root.names(class)
+        .into_iter()
+        .filter_map(|name| Some(PciFunction { path: path(&name)?, name }))
+        .collect()
 }
 
 /// NVIDIA's GPUs.
@@ -259,18 +286,22 @@ pub(crate) fn gpus(root: &Root) -> Vec<PciFunction> {
     let is_gpu = |name: &String| {
         // Display controllers: VGA, or 3D.
         let class = root.text(bus.join(name).join("class")).unwrap_or_default();
-        class.starts_with("0x03") && root.text(bus.join(name).join("vendor")).as_deref() == Some(NVIDIA)
+        class.starts_with("0x03")
+            && root.text(bus.join(name).join("vendor")).as_deref() == Some(NVIDIA)
     };
     let gpus = root.names(bus).into_iter().filter(is_gpu);
-    gpus.filter_map(|name| Some(PciFunction { path: root.resolved(bus.join(&name))?, name: format!("GPU {name}") }))
-        .collect()
+    gpus.filter_map(|name| {
+        Some(PciFunction { path: root.resolved(bus.join(&name))?, name: format!("GPU {name}") })
+    })
+    .collect()
 }
 
 impl PciFunction {
     /// The bridges above it, from the root port down, as paths.
     pub(crate) fn bridges(&self) -> Vec<PathBuf> {
         let above = self.path.ancestors().skip(1);
-        let mut bridges: Vec<PathBuf> = above.take_while(|path| is_function(path)).map(Path::to_path_buf).collect();
+        let mut bridges: Vec<PathBuf> =
+            above.take_while(|path| is_function(path)).map(Path::to_path_buf).collect();
         bridges.reverse();
         bridges
     }
@@ -299,8 +330,8 @@ pub(crate) fn capability(
     offset: usize,
 ) -> Result<Option<u16>, &'static str> {
     const EXTENDED: usize = 0x100;
-    let bytes =
-        std::fs::read(root.path(function.join("config"))).map_err(|_| "its configuration space cannot be read")?;
+    let bytes = std::fs::read(root.path(function.join("config")))
+        .map_err(|_| "its configuration space cannot be read")?;
     if bytes.len() <= EXTENDED {
         return Err("only root sees its configuration space in whole");
     }
@@ -352,7 +383,8 @@ pub(crate) struct LoopbackFacts {
 /// What the hidden subcommand does: prints a line of JSON for each device of the plugin at `path`.
 pub(crate) fn loopback_main(path: &Path) -> i32 {
     let transport = Transport::open(&Source::plugin(path));
-    let devices = transport.and_then(|transport| transport.devices().map(|count| (transport, count)));
+    let devices =
+        transport.and_then(|transport| transport.devices().map(|count| (transport, count)));
     match devices {
         Err(problem) => print(String::new(), Err(with_warning(&problem))),
         Ok((transport, count)) => {
@@ -361,8 +393,12 @@ pub(crate) fn loopback_main(path: &Path) -> i32 {
                 let name = transport
                     .properties(device)
                     // A device of one port has no number in its name; NCCL's number of the port counts across the card's functions.
-                    .map_or_else(|_| device.to_string(), |p| if p.name.contains(':') { p.name } else { p.name + ":1" });
-                let result = try_device(&transport, device).map_err(|problem| with_warning(&problem));
+                    .map_or_else(
+                        |_| device.to_string(),
+                        |p| if p.name.contains(':') { p.name } else { p.name + ":1" },
+                    );
+                let result =
+                    try_device(&transport, device).map_err(|problem| with_warning(&problem));
                 code = code.max(print(name, result));
             }
             code
@@ -378,7 +414,10 @@ fn print(device: String, result: std::result::Result<f64, String>) -> i32 {
 /// The error, and what the plugin has said last.
 fn with_warning(problem: &Error) -> String {
     let warning = debug_log::lines().into_iter().rev().find(|line| line.starts_with("WARN"));
-    warning.map_or_else(|| problem.to_string(), |warning| format!("{problem}; the plugin: {}", said(&warning)))
+    warning.map_or_else(
+        || problem.to_string(),
+        |warning| format!("{problem}; the plugin: {}", said(&warning)),
+    )
 }
 
 /// A warning without its level and the place in the plugin's sources.
@@ -389,8 +428,12 @@ fn said(line: &str) -> &str {
 /// Milliseconds that connecting took.
 fn try_device(transport: &Transport, device: usize) -> Result<f64> {
     let start = Instant::now();
-    let LocalConn { send, recv } =
-        LocalConn::open(transport, device, device, &mut Deadline::new("connecting the device to itself", STEP))?;
+    let LocalConn { send, recv } = LocalConn::open(
+        transport,
+        device,
+        device,
+        &mut Deadline::new("connecting the device to itself", STEP),
+    )?;
     let connected = start.elapsed().as_secs_f64() * 1e3;
     let [out, into] = [Arc::new(Buffer::new(BYTES)?), Arc::new(Buffer::new(BYTES)?)];
     let seed = plan::seed(0, 0, device as u64);
@@ -525,7 +568,10 @@ impl RailFacts {
 impl VerbsFacts {
     /// Each port that could be queried, with its name, such as `mlx5_0:1`.
     pub(crate) fn ports(&self) -> impl Iterator<Item = (String, &DeviceFacts, &PortFacts)> {
-        let ports = self.devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
+        let ports = self
+            .devices
+            .iter()
+            .flat_map(|device| device.ports.iter().map(move |port| (device, port)));
         ports
             .filter(|(_, port)| port.error.is_none())
             .map(|(device, port)| (format!("{}:{}", device.name, port.port), device, port))
@@ -584,7 +630,11 @@ fn library_facts(library: &Library) -> LibraryFacts {
     let owned = |(name, version): (&str, &str)| (name.to_owned(), version.to_owned());
     LibraryFacts {
         path: path.display().to_string(),
-        others: mapped.iter().filter(|other| **other != own).map(|other| other.display().to_string()).collect(),
+        others: mapped
+            .iter()
+            .filter(|other| **other != own)
+            .map(|other| other.display().to_string())
+            .collect(),
         missing: library.missing().into_iter().map(owned).collect(),
     }
 }
@@ -592,22 +642,37 @@ fn library_facts(library: &Library) -> LibraryFacts {
 fn device(context: &Arc<Context>, config: &Config) -> DeviceFacts {
     let mut facts = DeviceFacts { name: context.name().to_owned(), ..DeviceFacts::default() };
     let Ok(attributes) = context.attributes() else { return facts };
-    facts.firmware = attributes.firmware.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect();
+    facts.firmware = attributes
+        .firmware
+        .iter()
+        .take_while(|byte| **byte != 0)
+        .map(|byte| char::from(*byte))
+        .collect();
     facts.max_queue_pairs = attributes.max_queue_pairs.into();
     facts.max_memory_regions = attributes.max_memory_regions.into();
     let domain = ProtectionDomain::new(context);
     facts.takes_dmabuf = domain.as_ref().is_ok_and(|domain| domain.supports_dmabuf());
-    facts.ports =
-        (1..=attributes.port_count).map(|number| port(context, domain.as_ref().ok(), number, config)).collect();
+    facts.ports = (1..=attributes.port_count)
+        .map(|number| port(context, domain.as_ref().ok(), number, config))
+        .collect();
     facts.registration = Some(domain.as_ref().map_err(|e| words(e.clone())).and_then(register));
-    facts.queue_pair = Some(domain.map_err(words).and_then(|domain| queue_pair(context, &domain).map(|pair| pair.1)));
+    facts.queue_pair = Some(
+        domain.map_err(words).and_then(|domain| queue_pair(context, &domain).map(|pair| pair.1)),
+    );
     facts
 }
 
-fn port(context: &Arc<Context>, domain: Option<&Arc<ProtectionDomain>>, number: u8, config: &Config) -> PortFacts {
+fn port(
+    context: &Arc<Context>,
+    domain: Option<&Arc<ProtectionDomain>>,
+    number: u8,
+    config: &Config,
+) -> PortFacts {
     let attributes = match context.port(number) {
         Ok(attributes) => attributes,
-        Err(error) => return PortFacts { port: number, error: Some(words(error)), ..PortFacts::default() },
+        Err(error) => {
+            return PortFacts { port: number, error: Some(words(error)), ..PortFacts::default() };
+        }
     };
     let bytes = |code: u8| if (1..=5).contains(&code) { 128 << code } else { 0 };
     // The step to INIT is the first at which a device looks at the index.
@@ -641,8 +706,16 @@ fn register(domain: &Arc<ProtectionDomain>) -> std::result::Result<u64, String> 
     let memory = memory.map_err(|problem| problem.to_string())?;
     let address = memory.address(0, memory.len()).map_err(|problem| problem.to_string())? as u64;
     // SAFETY: the region is dropped in this statement, the memory after it.
-    unsafe { MemoryRegion::register(domain, address, memory.len(), nccl_net::inspect::memory::Source::Address, true) }
-        .map_err(words)?;
+    unsafe {
+        MemoryRegion::register(
+            domain,
+            address,
+            memory.len(),
+            nccl_net::inspect::memory::Source::Address,
+            true,
+        )
+    }
+    .map_err(words)?;
     Ok(memory.len() as u64)
 }
 
@@ -650,7 +723,8 @@ fn register(domain: &Arc<ProtectionDomain>) -> std::result::Result<u64, String> 
 fn free_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).map_or(u64::MAX, |kib| kib * 1024)
+    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok())
+        .map_or(u64::MAX, |kib| kib * 1024)
 }
 
 /// A queue pair as a receiver has it, with the inline data that was granted.
@@ -665,7 +739,8 @@ fn queue_pair(
 }
 
 fn rail_facts(rail: &Rail) -> RailFacts {
-    let range = rail.config.gid_range.filter(|_| rail.config.gid_index.is_none() && !rail.infiniband);
+    let range =
+        rail.config.gid_range.filter(|_| rail.config.gid_index.is_none() && !rail.infiniband);
     let gid = rail.local_address().map_err(words).map(|address| {
         let gid = address.gid;
         GidFacts {
@@ -695,12 +770,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir_all(folder.path().join("etc")).expect("made");
         std::fs::create_dir_all(folder.path().join("home/u")).expect("made");
-        std::fs::write(folder.path().join("etc/nccl.conf"), "A=1\n# B=2\nC=3\nD = 4\n").expect("written");
+        std::fs::write(folder.path().join("etc/nccl.conf"), "A=1\n# B=2\nC=3\nD = 4\n")
+            .expect("written");
         std::fs::write(folder.path().join("home/u/.nccl.conf"), "C=5\n").expect("written");
         let set = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         let env = [set("HOME", "/home/u"), set("A", "0")].into();
         let added = added_by_files(&Root::new(folder.path()), &env, Reading::of(None));
-        let told: Vec<_> = added.iter().map(|(name, (value, place))| format!("{name}={value} {place}")).collect();
+        let told: Vec<_> =
+            added.iter().map(|(name, (value, place))| format!("{name}={value} {place}")).collect();
         assert_eq!(told, ["C=5 /home/u/.nccl.conf, line 1", "D = 4 /etc/nccl.conf, line 4"]);
     }
 

@@ -77,7 +77,12 @@ impl Finding {
     }
 
     /// `fact` with the verdict of whether it `is_good`; else `other`.
-    pub(crate) fn judge(is_good: bool, other: Verdict, subject: impl Into<String>, fact: impl Into<String>) -> Self {
+    pub(crate) fn judge(
+        is_good: bool,
+        other: Verdict,
+        subject: impl Into<String>,
+        fact: impl Into<String>,
+    ) -> Self {
         Self::new(if is_good { Verdict::Ok } else { other }, subject, fact)
     }
 
@@ -119,10 +124,19 @@ pub(crate) struct RowReport {
 impl RowReport {
     /// Findings that warn or fail and have no cure of their own get that of the row; `plugin` stands where a cure names its path. A
     /// failure that follows from that of a row in `looked` is told there.
-    pub(crate) fn new(row: &Row, mut findings: Vec<Finding>, plugin: Option<&Path>, looked: &[Self]) -> Self {
+    pub(crate) fn new(
+        row: &Row,
+        mut findings: Vec<Finding>,
+        plugin: Option<&Path>,
+        looked: &[Self],
+    ) -> Self {
         for finding in &mut findings {
-            let has_failed = |name| looked.iter().any(|other| other.name == name && other.verdict == Verdict::Fail);
-            if let Some(name) = finding.follows.filter(|name| finding.verdict == Verdict::Fail && has_failed(*name)) {
+            let has_failed = |name| {
+                looked.iter().any(|other| other.name == name && other.verdict == Verdict::Fail)
+            };
+            if let Some(name) =
+                finding.follows.filter(|name| finding.verdict == Verdict::Fail && has_failed(*name))
+            {
                 finding.verdict = Verdict::Unknown;
                 finding.fact += &format!(" (see `{name}`)");
             }
@@ -139,10 +153,14 @@ impl RowReport {
 
     /// The same for a row that is no [`Row`].
     pub(crate) fn named(name: &'static str, cure: &str, mut findings: Vec<Finding>) -> Self {
-        for finding in findings.iter_mut().filter(|finding| finding.verdict >= Verdict::Warn && !cure.is_empty()) {
+        for finding in findings
+            .iter_mut()
+            .filter(|finding| finding.verdict >= Verdict::Warn && !cure.is_empty())
+        {
             finding.cure.get_or_insert_with(|| cure.into());
         }
-        let verdict = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Unknown);
+        let verdict =
+            findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Unknown);
         Self { name, verdict, findings }
     }
 
@@ -151,7 +169,11 @@ impl RowReport {
     pub(crate) fn text(&self, width: Option<usize>) -> String {
         let mut text = String::new();
         for (at, finding) in self.findings.iter().enumerate() {
-            let subject = if finding.subject.is_empty() { String::new() } else { format!("{}: ", finding.subject) };
+            let subject = if finding.subject.is_empty() {
+                String::new()
+            } else {
+                format!("{}: ", finding.subject)
+            };
             let head = format!("{:<8} {:<15} ", finding.verdict, self.name);
             text += &lines(&head, &plain(&format!("{subject}{}", finding.fact)), width);
             let is_last = self.findings.get(at + 1).is_none_or(|next| next.cure != finding.cure);
@@ -196,8 +218,12 @@ pub(crate) fn worst_first(looked: &[RowReport]) -> Vec<&RowReport> {
 /// Rows with each verdict, and which build of this program has looked, in one line.
 pub(crate) fn summary(looked: &[RowReport]) -> String {
     let count = |verdict| looked.iter().filter(|row| row.verdict == verdict).count();
-    let [failed, warned, unknown, ok] = [Verdict::Fail, Verdict::Warn, Verdict::Unknown, Verdict::Ok].map(count);
-    format!("{failed} FAIL, {warned} warn, {unknown} unknown, {ok} ok; by ferrite {}\n", version::text())
+    let [failed, warned, unknown, ok] =
+        [Verdict::Fail, Verdict::Warn, Verdict::Unknown, Verdict::Ok].map(count);
+    format!(
+        "{failed} FAIL, {warned} warn, {unknown} unknown, {ok} ok; by ferrite {}\n",
+        version::text()
+    )
 }
 
 /// The worst verdict but for `unknown`, which does not count.
@@ -218,7 +244,8 @@ struct Document<'a> {
 
 /// The report as JSON: `schema` 1, the version of this program, the host, the worst verdict, and the rows with their findings.
 pub(crate) fn json(host: &str, looked: &[RowReport]) -> String {
-    let document = Document { schema: 1, tool: version::text(), host, verdict: worst(looked), rows: looked };
+    let document =
+        Document { schema: 1, tool: version::text(), host, verdict: worst(looked), rows: looked };
     serde_json::to_string_pretty(&document).unwrap_or_default() + "\n"
 }
 
@@ -228,28 +255,49 @@ mod tests {
 
     #[test]
     fn a_line_has_no_control_characters() {
-        let text = RowReport::named("x", "", vec![Finding::ok("a\u{1b}[2J", "one\ntwo\rthree")]).text(None);
-        assert_eq!(text.split_whitespace().collect::<Vec<_>>().join(" "), "ok x a [2J: one; two three");
+        let text = RowReport::named("x", "", vec![Finding::ok("a\u{1b}[2J", "one\ntwo\rthree")])
+            .text(None);
+        assert_eq!(
+            text.split_whitespace().collect::<Vec<_>>().join(" "),
+            "ok x a [2J: one; two three"
+        );
         assert_eq!(text.chars().filter(|c| c.is_control()).count(), 1, "the line's end");
     }
 
     #[test]
     fn a_long_line_goes_on_below_its_fact() {
-        let text = RowReport::named("x", "do this", vec![Finding::warn("", "one two three")]).text(Some(33));
+        let text = RowReport::named("x", "do this", vec![Finding::warn("", "one two three")])
+            .text(Some(33));
         let pad = " ".repeat(25);
-        assert_eq!(text, format!("warn     x               one two\n{pad}three\n{pad}-> do\n{pad}   this\n"));
+        assert_eq!(
+            text,
+            format!("warn     x               one two\n{pad}three\n{pad}-> do\n{pad}   this\n")
+        );
     }
 
     #[test]
     fn a_failure_that_follows_from_another_row_is_told_there_and_failures_come_first() {
-        let row = Row { name: "b", what: "", why: "", cure: "export /PATH/TO/libnccl-net.so", look: |_| Vec::new() };
+        let row = Row {
+            name: "b",
+            what: "",
+            why: "",
+            cure: "export /PATH/TO/libnccl-net.so",
+            look: |_| Vec::new(),
+        };
         let failure = || vec![Finding::fail("", "nothing").follows("a")];
         let cause = RowReport::named("a", "", vec![Finding::fail("", "broken")]);
-        let (good, plugin) = (RowReport::named("a", "", vec![Finding::ok("", "whole")]), Some(Path::new("/x.so")));
+        let (good, plugin) =
+            (RowReport::named("a", "", vec![Finding::ok("", "whole")]), Some(Path::new("/x.so")));
         let followed = RowReport::new(&row, failure(), plugin, std::slice::from_ref(&cause));
-        assert_eq!((followed.verdict, followed.findings[0].fact.as_str()), (Verdict::Unknown, "nothing (see `a`)"));
+        assert_eq!(
+            (followed.verdict, followed.findings[0].fact.as_str()),
+            (Verdict::Unknown, "nothing (see `a`)")
+        );
         let by_itself = RowReport::new(&row, failure(), plugin, std::slice::from_ref(&good));
-        assert_eq!((by_itself.verdict, by_itself.findings[0].cure.as_deref()), (Verdict::Fail, Some("export /x.so")));
+        assert_eq!(
+            (by_itself.verdict, by_itself.findings[0].cure.as_deref()),
+            (Verdict::Fail, Some("export /x.so"))
+        );
         let looked = [good, followed, by_itself, cause];
         let order: Vec<Verdict> = worst_first(&looked).iter().map(|row| row.verdict).collect();
         assert_eq!(order, [Verdict::Fail, Verdict::Fail, Verdict::Ok, Verdict::Unknown]);
@@ -258,15 +306,25 @@ mod tests {
     #[test]
     fn the_report_names_the_build_that_made_it() {
         let json: serde_json::Value = serde_json::from_str(&json("n-0007", &[])).expect("JSON");
-        assert_eq!((json["tool"].as_str(), json["schema"].as_u64()), (Some(version::text()), Some(1)));
+        assert_eq!(
+            (json["tool"].as_str(), json["schema"].as_u64()),
+            (Some(version::text()), Some(1))
+        );
     }
 
     #[test]
     fn a_cure_stands_below_the_last_finding_that_needs_it_and_unknown_is_no_failure() {
-        let findings = vec![Finding::ok("a:1", "fast"), Finding::warn("a:2", "slow"), Finding::fail("a:3", "dead")];
+        let findings = vec![
+            Finding::ok("a:1", "fast"),
+            Finding::warn("a:2", "slow"),
+            Finding::fail("a:3", "dead"),
+        ];
         let looked = RowReport::named("ports", "plug it in", findings);
-        let lines: Vec<Vec<String>> =
-            looked.text(None).lines().map(|l| l.split_whitespace().map(str::to_owned).collect()).collect();
+        let lines: Vec<Vec<String>> = looked
+            .text(None)
+            .lines()
+            .map(|l| l.split_whitespace().map(str::to_owned).collect())
+            .collect();
         assert_eq!(lines[0], ["ok", "ports", "a:1:", "fast"]);
         assert_eq!((lines.len(), lines[3].join(" ").as_str()), (4, "-> plug it in"));
         let unknown = RowReport::named("x", "", vec![Finding::unknown("", "as root only")]);

@@ -29,7 +29,8 @@ pub(crate) fn line(view: &View<'_>) -> String {
     let ports = view.ports.iter().map(|((device, port), about)| {
         json!({"device": device, "port": port, "state": about.state, "counters": about.counters})
     });
-    let unreadable = view.now.unreadable.iter().map(|(path, why)| json!({"file": path, "why": why}));
+    let unreadable =
+        view.now.unreadable.iter().map(|(path, why)| json!({"file": path, "why": why}));
     let object = json!({
         "time": time,
         "processes": processes.collect::<Vec<_>>(),
@@ -51,7 +52,10 @@ fn connection(row: &Row) -> Value {
         .map(|(stage, name)| {
             let seconds = |share| row.quantile(stage, share).map(|ns| ns / 1e9);
             let longest = end.longest[stage] as f64 / 1e9;
-            ((*name).to_owned(), json!({"p50": seconds(0.5), "p99": seconds(0.99), "longest": longest}))
+            (
+                (*name).to_owned(),
+                json!({"p50": seconds(0.5), "p99": seconds(0.99), "longest": longest}),
+            )
         })
         .collect();
     let rails = end
@@ -59,12 +63,17 @@ fn connection(row: &Row) -> Value {
         .iter()
         .zip(&row.rail_bytes)
         .map(|((name, total), new)| json!({"name": name, "bytes": total, "new_bytes": new}));
-    let lanes = end.lanes.iter().zip(&row.lane_bytes).map(|(total, new)| json!({"bytes": total, "new_bytes": new}));
+    let lanes = end
+        .lanes
+        .iter()
+        .zip(&row.lane_bytes)
+        .map(|(total, new)| json!({"bytes": total, "new_bytes": new}));
     let operation = end.operation.as_ref().map(
         |(call, name)| json!({"function": call.function.name(), "number": call.number, "communicator_name": name}),
     );
-    let recovering =
-        end.recovering.map(|(since, attempts)| json!({"since_unix": since as f64 / 1e9, "attempts": attempts}));
+    let recovering = end
+        .recovering
+        .map(|(since, attempts)| json!({"since_unix": since as f64 / 1e9, "attempts": attempts}));
     json!({
         "recovering": recovering,
         "operation": operation, "communicator": Some(end.communicator).filter(|id| *id != 0).map(|id| format!("{id:#x}")),
@@ -83,8 +92,10 @@ fn connection(row: &Row) -> Value {
 }
 
 /// Upper bounds of the buckets of times, in seconds.
-const BOUNDS: [f64; 19] =
-    [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0];
+const BOUNDS: [f64; 19] = [
+    1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1,
+    0.2, 0.5, 1.0,
+];
 
 /// Sums over connections, by device, direction and host of the peer.
 type Sums = BTreeMap<(String, &'static str, String), [u64; record::COUNTERS]>;
@@ -109,7 +120,8 @@ impl Totals {
             let scale = process.file.word(header::SAMPLE).max(1) as f64;
             for end in &process.ends {
                 let key = (path.clone(), end.number);
-                let earlier = self.seen.remove(&key).filter(|earlier| earlier.generation == end.generation);
+                let earlier =
+                    self.seen.remove(&key).filter(|earlier| earlier.generation == end.generation);
                 self.add_end(end, earlier.as_ref(), scale);
                 seen.insert(key, end.clone());
             }
@@ -121,20 +133,26 @@ impl Totals {
         let key = (end.device.clone(), direction(end), end.peer.host.clone());
         let sums = self.sums.entry(key).or_default();
         for (at, sum) in sums.iter_mut().enumerate() {
-            let new = end.counters[at].saturating_sub(earlier.map_or(0, |earlier| earlier.counters[at]));
+            let new =
+                end.counters[at].saturating_sub(earlier.map_or(0, |earlier| earlier.counters[at]));
             *sum = sum.saturating_add(new);
         }
         for (stage, name) in end.stage_names().into_iter().enumerate() {
-            let (counts, seconds) = self.stages.entry((end.device.clone(), name)).or_insert(([0.0; BUCKETS], 0.0));
+            let (counts, seconds) =
+                self.stages.entry((end.device.clone(), name)).or_insert(([0.0; BUCKETS], 0.0));
             let before: &Buckets = earlier.map_or(&[0; BUCKETS], |earlier| &earlier.stages[stage]);
             for (bucket, sum) in counts.iter_mut().enumerate() {
-                let new = f64::from(end.stages[stage][bucket].saturating_sub(before[bucket])) * scale;
+                let new =
+                    f64::from(end.stages[stage][bucket].saturating_sub(before[bucket])) * scale;
                 *sum += new;
-                *seconds += new * (lower_bound(bucket) as f64 * lower_bound(bucket + 1) as f64).sqrt() / 1e9;
+                *seconds += new
+                    * (lower_bound(bucket) as f64 * lower_bound(bucket + 1) as f64).sqrt()
+                    / 1e9;
             }
         }
         for (rail, (name, bytes)) in end.rails.iter().enumerate().filter(|_| end.rails.len() > 1) {
-            let before = earlier.and_then(|earlier| earlier.rails.get(rail)).map_or(0, |(_, bytes)| *bytes);
+            let before =
+                earlier.and_then(|earlier| earlier.rails.get(rail)).map_or(0, |(_, bytes)| *bytes);
             let sum = self.rails.entry((end.device.clone(), name.clone())).or_default();
             *sum = sum.saturating_add(bytes.saturating_sub(before));
         }
@@ -146,22 +164,53 @@ impl Totals {
         for (name, unit, help, at) in [
             ("ferrite_messages", "", "Messages that are complete.", record::DONE),
             ("ferrite_bytes", "bytes", "Bytes of those.", record::BYTES),
-            ("ferrite_waits", "", "Messages for which there was no clear-to-send at first.", record::WAITS),
-            ("ferrite_stalls", "", "Times without progress for a second or longer.", record::STALLS),
-            ("ferrite_recoveries", "", "Times that a connection went on over new queue pairs.", record::RECOVERIES),
+            (
+                "ferrite_waits",
+                "",
+                "Messages for which there was no clear-to-send at first.",
+                record::WAITS,
+            ),
+            (
+                "ferrite_stalls",
+                "",
+                "Times without progress for a second or longer.",
+                record::STALLS,
+            ),
+            (
+                "ferrite_recoveries",
+                "",
+                "Times that a connection went on over new queue pairs.",
+                record::RECOVERIES,
+            ),
             ("ferrite_lane_moves", "", "Times that a lane was given another path.", record::MOVES),
-            ("ferrite_resent_messages", "", "Messages sent again after a recovery.", record::RESENT),
+            (
+                "ferrite_resent_messages",
+                "",
+                "Messages sent again after a recovery.",
+                record::RESENT,
+            ),
             ("ferrite_resent_bytes", "bytes", "Bytes of those.", record::RESENT_BYTES),
         ] {
             family(&mut text, name, "counter", unit, help);
             for ((device, direction, host), sums) in &self.sums {
-                let labels = labels(&[("device", device), ("direction", direction), ("peer_host", host)]);
+                let labels =
+                    labels(&[("device", device), ("direction", direction), ("peer_host", host)]);
                 let _ = writeln!(text, "{name}_total{labels} {}", sums[at]);
             }
         }
-        family(&mut text, "ferrite_rail_bytes", "counter", "bytes", "Bytes given to each of several rails.");
+        family(
+            &mut text,
+            "ferrite_rail_bytes",
+            "counter",
+            "bytes",
+            "Bytes given to each of several rails.",
+        );
         for ((device, rail), bytes) in &self.rails {
-            let _ = writeln!(text, "ferrite_rail_bytes_total{} {bytes}", labels(&[("device", device), ("rail", rail)]));
+            let _ = writeln!(
+                text,
+                "ferrite_rail_bytes_total{} {bytes}",
+                labels(&[("device", device), ("rail", rail)])
+            );
         }
         text += &self.stage_text();
         text += &gauges(now);
@@ -171,7 +220,13 @@ impl Totals {
 
     fn stage_text(&self) -> String {
         let mut text = String::new();
-        family(&mut text, "ferrite_stage_seconds", "histogram", "seconds", "Times of stages, from samples, scaled up.");
+        family(
+            &mut text,
+            "ferrite_stage_seconds",
+            "histogram",
+            "seconds",
+            "Times of stages, from samples, scaled up.",
+        );
         for ((device, stage), (counts, seconds)) in &self.stages {
             let total: f64 = counts.iter().sum();
             let mut put = |bound: &str, count: f64| {
@@ -209,7 +264,8 @@ fn processes(now: &Processes) -> String {
         let version = file.text(header::VERSION, header::VERSION_WORDS);
         let program = file.text(header::PROGRAM, header::PROGRAM_WORDS);
         let pid = file.pid().to_string();
-        let labels = labels(&[("pid", &pid), ("rank", &rank), ("version", &version), ("program", &program)]);
+        let labels =
+            labels(&[("pid", &pid), ("rank", &rank), ("version", &version), ("program", &program)]);
         let _ = writeln!(text, "ferrite_process_info{labels} 1");
     }
     text
@@ -227,11 +283,21 @@ fn gauges(now: &Processes) -> String {
     for (at, name, unit, help) in [
         (0, "ferrite_connections", "", "Ends of connections that stand."),
         (1, "ferrite_outstanding_messages", "", "Messages that are under way."),
-        (2, "ferrite_longest_stall_seconds", "seconds", "The longest time without progress of an end that stands."),
+        (
+            2,
+            "ferrite_longest_stall_seconds",
+            "seconds",
+            "The longest time without progress of an end that stands.",
+        ),
     ] {
         family(&mut text, name, "gauge", unit, help);
         for ((device, direction), sum) in &sums {
-            let _ = writeln!(text, "{name}{} {}", labels(&[("device", device), ("direction", direction)]), sum[at]);
+            let _ = writeln!(
+                text,
+                "{name}{} {}",
+                labels(&[("device", device), ("direction", direction)]),
+                sum[at]
+            );
         }
     }
     text
@@ -265,8 +331,10 @@ fn family(text: &mut String, name: &str, kind: &str, unit: &str, help: &str) {
 }
 
 fn labels(pairs: &[(&str, &str)]) -> String {
-    let escaped = |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    let parts: Vec<_> = pairs.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+    let escaped =
+        |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    let parts: Vec<_> =
+        pairs.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
     format!("{{{}}}", parts.join(","))
 }
 
@@ -285,7 +353,8 @@ impl Server {
     /// # Errors
     /// The address cannot be had.
     pub(crate) fn new(address: SocketAddr) -> Result<Self> {
-        let listener = TcpListener::bind(address).map_err(|e| Error::io(format!("cannot listen at {address}"), e))?;
+        let listener = TcpListener::bind(address)
+            .map_err(|e| Error::io(format!("cannot listen at {address}"), e))?;
         listener.set_nonblocking(true).map_err(|e| Error::io("a socket that does not block", e))?;
         Ok(Self(listener))
     }
@@ -347,13 +416,14 @@ fn answer(stream: TcpStream, metrics: &mut impl FnMut() -> String) -> std::io::R
             count => request.extend_from_slice(&piece[..count]),
         }
     }
-    let (status, kind, body) = match String::from_utf8_lossy(&request).split(' ').take(2).collect::<Vec<_>>()[..] {
-        ["GET", "/metrics" | "/"] => {
-            ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", metrics())
-        }
-        ["GET", _] => ("404 Not Found", "text/plain", "metrics are at /metrics\n".to_owned()),
-        _ => ("400 Bad Request", "text/plain", "GET /metrics is expected\n".to_owned()),
-    };
+    let (status, kind, body) =
+        match String::from_utf8_lossy(&request).split(' ').take(2).collect::<Vec<_>>()[..] {
+            ["GET", "/metrics" | "/"] => {
+                ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", metrics())
+            }
+            ["GET", _] => ("404 Not Found", "text/plain", "metrics are at /metrics\n".to_owned()),
+            _ => ("400 Bad Request", "text/plain", "GET /metrics is expected\n".to_owned()),
+        };
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
@@ -400,9 +470,17 @@ mod tests {
             let text = totals.text(&now, &Ports::new());
             assert_eq!(value(&text, "ferrite_messages_total{"), Some(expected), "{text}");
         }
-        let none = Processes { at: Instant::now(), living: BTreeMap::new(), dead: Vec::new(), unreadable: Vec::new() };
+        let none = Processes {
+            at: Instant::now(),
+            living: BTreeMap::new(),
+            dead: Vec::new(),
+            unreadable: Vec::new(),
+        };
         totals.add(&none);
-        assert_eq!(value(&totals.text(&none, &Ports::new()), "ferrite_messages_total{"), Some(165.0));
+        assert_eq!(
+            value(&totals.text(&none, &Ports::new()), "ferrite_messages_total{"),
+            Some(165.0)
+        );
     }
 
     #[test]
@@ -423,7 +501,10 @@ mod tests {
             }
             let (name, kind) = families.last().expect("a family comes first");
             if let Some(rest) = line.strip_prefix("# UNIT ") {
-                assert!(rest.strip_prefix(name).is_some_and(|unit| name.ends_with(unit.trim())), "{line}");
+                assert!(
+                    rest.strip_prefix(name).is_some_and(|unit| name.ends_with(unit.trim())),
+                    "{line}"
+                );
             } else if !line.starts_with("# HELP ") {
                 let sample = line.split(['{', ' ']).next().expect("a name");
                 let suffixes: &[&str] = match *kind {
@@ -432,13 +513,26 @@ mod tests {
                     "info" => &["_info"],
                     _ => &[""],
                 };
-                assert!(suffixes.iter().any(|suffix| sample == format!("{name}{suffix}")), "{line}");
-                assert!(line.rsplit(' ').next().is_some_and(|value| value.parse::<f64>().is_ok()), "{line}");
+                assert!(
+                    suffixes.iter().any(|suffix| sample == format!("{name}{suffix}")),
+                    "{line}"
+                );
+                assert!(
+                    line.rsplit(' ').next().is_some_and(|value| value.parse::<f64>().is_ok()),
+                    "{line}"
+                );
             }
         }
-        assert_eq!(value(&text, "ferrite_stage_seconds_count{stage=\"gpu\""), Some(576.0), "9 samples, 1 in 64");
         assert_eq!(
-            value(&text, "ferrite_stage_seconds_bucket{stage=\"gpu\",device=\"mlx5_3\",le=\"+Inf\"}"),
+            value(&text, "ferrite_stage_seconds_count{stage=\"gpu\""),
+            Some(576.0),
+            "9 samples, 1 in 64"
+        );
+        assert_eq!(
+            value(
+                &text,
+                "ferrite_stage_seconds_bucket{stage=\"gpu\",device=\"mlx5_3\",le=\"+Inf\"}"
+            ),
             Some(576.0)
         );
     }
@@ -450,7 +544,8 @@ mod tests {
 
     fn asked(request: &str) -> String {
         let server = Server::new(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
-        let mut client = TcpStream::connect(server.address().expect("an address")).expect("it listens");
+        let mut client =
+            TcpStream::connect(server.address().expect("an address")).expect("it listens");
         client.write_all(request.as_bytes()).expect("sent");
         client.shutdown(std::net::Shutdown::Write).expect("done");
         let mut answer = String::new();
@@ -466,12 +561,16 @@ mod tests {
     #[test]
     fn a_client_that_says_a_byte_now_and_then_is_left_when_its_time_is_over() {
         let server = Server::new(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
-        let mut client = TcpStream::connect(server.address().expect("an address")).expect("it listens");
+        let mut client =
+            TcpStream::connect(server.address().expect("an address")).expect("it listens");
         let (told, is_over) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
             let dripping = scope.spawn(move || {
                 // As long as the server listens, and no longer than the test may take.
-                let pause = || is_over.recv_timeout(TIME_LIMIT / 10) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
+                let pause = || {
+                    is_over.recv_timeout(TIME_LIMIT / 10)
+                        == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
+                };
                 (0..300).take_while(|_| pause() && client.write_all(b"G").is_ok()).count()
             });
             server.poll(|| "# EOF\n".into());

@@ -60,7 +60,8 @@ impl Row {
 
 /// A row for each open end of `now`, compared with `before`.
 pub(crate) fn rows(before: Option<&Processes>, now: &Processes) -> Vec<Row> {
-    let seconds = before.map_or(0.0, |before| now.at.saturating_duration_since(before.at).as_secs_f64());
+    let seconds =
+        before.map_or(0.0, |before| now.at.saturating_duration_since(before.at).as_secs_f64());
     let mut rows = Vec::new();
     for (path, process) in &now.living {
         for end in process.ends.iter().filter(|end| end.is_open) {
@@ -73,23 +74,40 @@ pub(crate) fn rows(before: Option<&Processes>, now: &Processes) -> Vec<Row> {
 }
 
 fn row(pid: u64, rank: Option<u64>, end: &End, earlier: Option<&End>, seconds: f64) -> Row {
-    let grown =
-        std::array::from_fn(|at| end.counters[at].saturating_sub(earlier.map_or(0, |earlier| earlier.counters[at])));
-    let before = |rail: usize| earlier.and_then(|earlier| earlier.rails.get(rail)).map_or(0, |(_, bytes)| *bytes);
-    let rail_bytes = end.rails.iter().enumerate().map(|(rail, (_, bytes))| bytes.saturating_sub(before(rail)));
-    let lane_before = |lane: usize| earlier.and_then(|earlier| earlier.lanes.get(lane)).copied().unwrap_or(0);
-    let lane_bytes = end.lanes.iter().enumerate().map(|(lane, bytes)| bytes.saturating_sub(lane_before(lane)));
+    let grown = std::array::from_fn(|at| {
+        end.counters[at].saturating_sub(earlier.map_or(0, |earlier| earlier.counters[at]))
+    });
+    let before = |rail: usize| {
+        earlier.and_then(|earlier| earlier.rails.get(rail)).map_or(0, |(_, bytes)| *bytes)
+    };
+    let rail_bytes =
+        end.rails.iter().enumerate().map(|(rail, (_, bytes))| bytes.saturating_sub(before(rail)));
+    let lane_before =
+        |lane: usize| earlier.and_then(|earlier| earlier.lanes.get(lane)).copied().unwrap_or(0);
+    let lane_bytes =
+        end.lanes.iter().enumerate().map(|(lane, bytes)| bytes.saturating_sub(lane_before(lane)));
     let lane_bytes = lane_bytes.collect();
     let stages = std::array::from_fn(|stage| {
         let now = &end.stages[stage];
         match earlier {
-            Some(earlier) => std::array::from_fn(|at| now[at].saturating_sub(earlier.stages[stage][at])),
+            Some(earlier) => {
+                std::array::from_fn(|at| now[at].saturating_sub(earlier.stages[stage][at]))
+            }
             None => *now,
         }
     });
     // Of an end that is new there are no seconds to divide by.
     let seconds = if earlier.is_some() { seconds } else { 0.0 };
-    Row { pid, rank, end: end.clone(), seconds, grown, rail_bytes: rail_bytes.collect(), lane_bytes, stages }
+    Row {
+        pid,
+        rank,
+        end: end.clone(),
+        seconds,
+        grown,
+        rail_bytes: rail_bytes.collect(),
+        lane_bytes,
+        stages,
+    }
 }
 
 /// Where the kernel shows RDMA devices.
@@ -139,13 +157,17 @@ pub(crate) fn read(class: &Path) -> BTreeMap<(String, u32), Port> {
             let folder = class.join(&device).join("ports").join(&number);
             let state = fs::read_to_string(folder.join("state")).unwrap_or_default();
             let state = state.trim().rsplit(' ').next().unwrap_or_default().to_owned();
-            let counters = ["counters", "hw_counters"].map(|kind| folder.join(kind)).into_iter().flat_map(|folder| {
-                let read = |name: String| {
-                    let value = fs::read_to_string(folder.join(&name)).ok()?.trim().parse().ok()?;
-                    Some((name, value))
-                };
-                names(&folder).into_iter().filter_map(read).collect::<Vec<_>>()
-            });
+            let counters = ["counters", "hw_counters"]
+                .map(|kind| folder.join(kind))
+                .into_iter()
+                .flat_map(|folder| {
+                    let read = |name: String| {
+                        let value =
+                            fs::read_to_string(folder.join(&name)).ok()?.trim().parse().ok()?;
+                        Some((name, value))
+                    };
+                    names(&folder).into_iter().filter_map(read).collect::<Vec<_>>()
+                });
             let port = Port { state, counters: counters.collect() };
             if let Ok(number) = number.parse() {
                 ports.insert((device.clone(), number), port);
@@ -204,9 +226,13 @@ impl Sort {
         match self {
             Self::P99 => "those without progress first, then by PATH99",
             Self::Gbps => "by GB/s",
-            Self::Cts => "those without progress first, then by S2 p50 of senders (wait for a clear-to-send)",
+            Self::Cts => {
+                "those without progress first, then by S2 p50 of senders (wait for a clear-to-send)"
+            }
             Self::Wait => "by time without progress",
-            Self::Retries => "those without progress first, then by messages sent again and recoveries",
+            Self::Retries => {
+                "those without progress first, then by messages sent again and recoveries"
+            }
         }
     }
 
@@ -217,7 +243,10 @@ impl Sort {
             Self::Cts if row.end.is_sender => row.quantile(record::CTS, 0.5).unwrap_or(0.0),
             Self::Cts => 0.0,
             Self::Wait => row.end.stall as f64,
-            Self::Retries => row.end.counters[record::RESENT] as f64 + row.end.counters[record::RECOVERIES] as f64,
+            Self::Retries => {
+                row.end.counters[record::RESENT] as f64
+                    + row.end.counters[record::RECOVERIES] as f64
+            }
         }
     }
 
@@ -248,7 +277,9 @@ impl Filter {
         let mut filter = Self::default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            let number = || value.parse().map_err(|_| format!("{part}: a number is expected after `{name}=`"));
+            let number = || {
+                value.parse().map_err(|_| format!("{part}: a number is expected after `{name}=`"))
+            };
             match name {
                 "rank" => filter.rank = Some(number()?),
                 "peer" => filter.peer = Some(number()?),
@@ -267,8 +298,9 @@ impl Filter {
     /// Whether the row is shown. Names of devices and hosts fit if they begin so.
     pub(crate) fn admits(&self, row: &Row) -> bool {
         let is = |wanted: Option<u64>, found: Option<u64>| wanted.is_none() || wanted == found;
-        let begins =
-            |wanted: &Option<String>, name: &str| wanted.as_ref().is_none_or(|wanted| name.starts_with(wanted));
+        let begins = |wanted: &Option<String>, name: &str| {
+            wanted.as_ref().is_none_or(|wanted| name.starts_with(wanted))
+        };
         is(self.rank, row.rank)
             && is(self.peer, row.end.peer.rank)
             && is(self.pid, Some(row.pid))
@@ -298,7 +330,8 @@ mod tests {
 
     #[test]
     fn rates_are_differences_and_an_end_without_a_past_has_none() {
-        let earlier = end(&[(record::BYTES, 1000), (record::RAIL_COUNT, 2), (record::RAIL_BYTES, 500)]);
+        let earlier =
+            end(&[(record::BYTES, 1000), (record::RAIL_COUNT, 2), (record::RAIL_BYTES, 500)]);
         let bucket = record::HISTOGRAMS + record::WIRE * WORDS + bucket_of(5000) / 2;
         let now = end(&[
             (record::BYTES, 5000),
@@ -309,9 +342,15 @@ mod tests {
         ]);
         let row_of = |earlier| row(1, None, &now, earlier, 2.0);
         let known = row_of(Some(&earlier));
-        assert!((known.bytes_per_second() - 2000.0).abs() < 1e-9 && known.rail_bytes == [1000, 3000]);
+        assert!(
+            (known.bytes_per_second() - 2000.0).abs() < 1e-9 && known.rail_bytes == [1000, 3000]
+        );
         assert_eq!(known.greatest_share(), Some((1, 0.75)));
-        assert!(known.path_p99().is_some_and(|ns| (4000.0..6000.0).contains(&ns)), "{:?}", known.path_p99());
+        assert!(
+            known.path_p99().is_some_and(|ns| (4000.0..6000.0).contains(&ns)),
+            "{:?}",
+            known.path_p99()
+        );
         assert!(row_of(None).bytes_per_second().abs() < 1e-9);
     }
 
@@ -341,10 +380,19 @@ mod tests {
     #[test]
     fn a_filter_is_read_or_refused_with_what_is_possible() {
         let filter = Filter::parse("rank=6, dev=mlx5").expect("valid");
-        assert_eq!(filter, Filter { rank: Some(6), device: Some("mlx5".into()), ..Filter::default() });
+        assert_eq!(
+            filter,
+            Filter { rank: Some(6), device: Some("mlx5".into()), ..Filter::default() }
+        );
         assert_eq!(Filter::parse(""), Ok(Filter::default()));
-        assert!(Filter::parse("rank=x").is_err_and(|why| why.contains("a number is expected after `rank=`")));
-        assert!(Filter::parse("speed=1").is_err_and(|why| why.contains("rank=, peer=, pid=, dev= or host=")));
+        assert!(
+            Filter::parse("rank=x")
+                .is_err_and(|why| why.contains("a number is expected after `rank=`"))
+        );
+        assert!(
+            Filter::parse("speed=1")
+                .is_err_and(|why| why.contains("rank=, peer=, pid=, dev= or host="))
+        );
         assert!(Filter::parse("dev=").is_err());
     }
 }

@@ -12,8 +12,8 @@ use nccl_net::inspect::operation::Call;
 use nccl_net::inspect::stats::histogram;
 use nccl_net::inspect::stats::histogram::{BUCKETS, lower_bound};
 use nccl_net::inspect::stats::layout::{
-    CLOSED, FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN, RECORD_WORDS,
-    SENDER, SEVERAL, header, record,
+    CLOSED, FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, MAGIC, MAX_RECORDS, OPEN,
+    RECORD_WORDS, SENDER, SEVERAL, header, record,
 };
 
 /// A longer file is not one of these.
@@ -36,7 +36,8 @@ impl StatsFile {
     /// The text says why it cannot be read or is none of Ferrite's.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let file = File::options().read(true).custom_flags(flags).open(path).map_err(|e| e.to_string())?;
+        let file =
+            File::options().read(true).custom_flags(flags).open(path).map_err(|e| e.to_string())?;
         let owner = file.metadata().map_err(|e| e.to_string())?.uid();
         // SAFETY: no arguments.
         let own = unsafe { libc::geteuid() };
@@ -51,8 +52,10 @@ impl StatsFile {
     /// # Errors
     /// As [`Self::read`].
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let words: Vec<u64> =
-            bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect();
+        let words: Vec<u64> = bytes
+            .chunks_exact(8)
+            .map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
+            .collect();
         let of = |at: usize| words.get(at).copied().unwrap_or(0);
         match of(header::MAGIC) {
             MAGIC => {}
@@ -62,18 +65,28 @@ impl StatsFile {
         let (major, minor) = (of(header::LAYOUT) >> 32, of(header::LAYOUT) & 0xffff_ffff);
         if major != LAYOUT_MAJOR {
             let which = if major < LAYOUT_MAJOR { "an older" } else { "a newer" };
-            return Err(format!("layout {major}.{minor}, of {which} Ferrite; this program reads {LAYOUT_MAJOR}.*"));
+            return Err(format!(
+                "layout {major}.{minor}, of {which} Ferrite; this program reads {LAYOUT_MAJOR}.*"
+            ));
         }
         let (header_bytes, record_bytes) = (of(header::HEADER_BYTES), of(header::RECORD_BYTES));
-        let is_possible =
-            |bytes: u64, least: usize| bytes.is_multiple_of(8) && (least as u64 * 8..=1 << 20).contains(&bytes);
-        if !is_possible(header_bytes, HEADER_WORDS) || !is_possible(record_bytes, FIRST_RECORD_WORDS) {
-            return Err(format!("impossible: a header of {header_bytes} bytes and records of {record_bytes}"));
+        let is_possible = |bytes: u64, least: usize| {
+            bytes.is_multiple_of(8) && (least as u64 * 8..=1 << 20).contains(&bytes)
+        };
+        if !is_possible(header_bytes, HEADER_WORDS)
+            || !is_possible(record_bytes, FIRST_RECORD_WORDS)
+        {
+            return Err(format!(
+                "impossible: a header of {header_bytes} bytes and records of {record_bytes}"
+            ));
         }
         let (header_words, record_words) = (header_bytes as usize / 8, record_bytes as usize / 8);
         let there = words.len().saturating_sub(header_words) / record_words;
         if words.len() < header_words || of(header::RECORDS) > there as u64 {
-            return Err(format!("cut: {} records are announced, and there are {there}", of(header::RECORDS)));
+            return Err(format!(
+                "cut: {} records are announced, and there are {there}",
+                of(header::RECORDS)
+            ));
         }
         Ok(Self { words, header_words, record_words, is_alive: false })
     }
@@ -96,7 +109,8 @@ impl StatsFile {
     /// The records that have or had an end, each with its number.
     pub(crate) fn records(&self) -> impl Iterator<Item = (usize, &[u64])> {
         let count = self.words[header::RECORDS] as usize;
-        let all = self.words[self.header_words..].chunks_exact(self.record_words).take(count).enumerate();
+        let all =
+            self.words[self.header_words..].chunks_exact(self.record_words).take(count).enumerate();
         all.filter(|(_, words)| matches!(words[record::STATE] & 0xff, OPEN | CLOSED))
     }
 
@@ -113,7 +127,10 @@ impl StatsFile {
     /// The process's rank: its launcher's word, or else what its sends tell.
     pub(crate) fn rank(&self) -> Option<u64> {
         let own = Some(self.word(header::OWN_RANK)).filter(|rank| *rank != SEVERAL);
-        [Some(self.word(header::LABEL)), own].into_iter().flatten().find_map(|rank| rank.checked_sub(1))
+        [Some(self.word(header::LABEL)), own]
+            .into_iter()
+            .flatten()
+            .find_map(|rank| rank.checked_sub(1))
     }
 }
 
@@ -136,7 +153,8 @@ pub(crate) fn whole(file: &File) -> Result<Vec<u8>, String> {
 
 /// The text in these words: what cannot be printed is replaced.
 pub(crate) fn text(words: &[u64]) -> String {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
+    let bytes: Vec<u8> =
+        words.iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
     String::from_utf8_lossy(&bytes).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
@@ -144,7 +162,8 @@ pub(crate) fn text(words: &[u64]) -> String {
 pub(crate) fn holder(file: &File) -> Option<u32> {
     // SAFETY: plain numbers, for which 0 is valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    (lock.l_type, lock.l_whence, lock.l_len) = (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short, 1);
+    (lock.l_type, lock.l_whence, lock.l_len) =
+        (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short, 1);
     // SAFETY: a valid descriptor and a valid lock.
     let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
     let is_locked = asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short;
@@ -152,7 +171,8 @@ pub(crate) fn holder(file: &File) -> Option<u32> {
 }
 
 /// The names of a sender's stages and of a receiver's.
-pub(crate) const STAGES: [[&str; record::STAGES]; 2] = [["gpu", "cts", "wire"], ["announce", "data", "consume"]];
+pub(crate) const STAGES: [[&str; record::STAGES]; 2] =
+    [["gpu", "cts", "wire"], ["announce", "data", "consume"]];
 
 /// Times by bucket.
 pub(crate) type Buckets = [u32; BUCKETS];
@@ -216,13 +236,17 @@ impl End {
     pub(crate) fn new(number: usize, words: &[u64]) -> Self {
         let of = |at: usize| words[at];
         let counters = std::array::from_fn(of);
-        let rank = [record::PEER_LABEL, record::PEER_RANK].into_iter().find_map(|at| of(at).checked_sub(1));
+        let rank = [record::PEER_LABEL, record::PEER_RANK]
+            .into_iter()
+            .find_map(|at| of(at).checked_sub(1));
         let rails = (0..of(record::RAIL_COUNT).min(record::RAILS as u64) as usize).map(|rail| {
-            let name = &words[record::RAIL_NAMES + rail * record::RAIL_NAME_WORDS..][..record::RAIL_NAME_WORDS];
+            let name = &words[record::RAIL_NAMES + rail * record::RAIL_NAME_WORDS..]
+                [..record::RAIL_NAME_WORDS];
             (text(name), of(record::RAIL_BYTES + rail))
         });
-        let numbers =
-            words[record::QPS..][..record::QPS_WORDS].iter().flat_map(|word| [*word as u32, (word >> 32) as u32]);
+        let numbers = words[record::QPS..][..record::QPS_WORDS]
+            .iter()
+            .flat_map(|word| [*word as u32, (word >> 32) as u32]);
         Self {
             number,
             generation: of(record::STATE) >> 8,
@@ -239,15 +263,19 @@ impl End {
             is_refused: of(record::REFUSED_AT) == of(record::BEGUN),
             stall: of(record::STALL),
             longest_stall: of(record::LONGEST_STALL),
-            recovering: Some((of(record::RECOVERING), of(record::ATTEMPTS))).filter(|(since, _)| *since != 0),
+            recovering: Some((of(record::RECOVERING), of(record::ATTEMPTS)))
+                .filter(|(since, _)| *since != 0),
             rails: rails.collect(),
-            queue_pairs: numbers.take(of(record::QP_COUNT).min(2 * record::QPS_WORDS as u64) as usize).collect(),
+            queue_pairs: numbers
+                .take(of(record::QP_COUNT).min(2 * record::QPS_WORDS as u64) as usize)
+                .collect(),
             lanes: lanes(words),
             stages: std::array::from_fn(|stage| buckets(words, stage)),
             longest: std::array::from_fn(|stage| of(record::LONGEST + stage)),
             communicator: of(record::COMMUNICATOR),
-            operation: Call::from_bits(of(record::OPERATION))
-                .map(|call| (call, text(&words[record::COMMUNICATOR_NAME..][..record::COMMUNICATOR_NAME_WORDS]))),
+            operation: Call::from_bits(of(record::OPERATION)).map(|call| {
+                (call, text(&words[record::COMMUNICATOR_NAME..][..record::COMMUNICATOR_NAME_WORDS]))
+            }),
         }
     }
 
@@ -323,12 +351,14 @@ impl Processes {
         let (mut living, mut dead, mut unreadable) = (BTreeMap::new(), Vec::new(), Vec::new());
         for entry in std::fs::read_dir(folder)? {
             let path = entry?.path();
-            if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(FILE_PREFIX)) {
+            if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(FILE_PREFIX))
+            {
                 continue;
             }
             match StatsFile::read(&path) {
                 Ok(file) if file.is_alive => {
-                    let ends = file.records().map(|(number, words)| End::new(number, words)).collect();
+                    let ends =
+                        file.records().map(|(number, words)| End::new(number, words)).collect();
                     living.insert(path, Process { file, ends });
                 }
                 Ok(_) => dead.push(path),
@@ -403,7 +433,11 @@ pub(crate) mod tests {
     fn a_file_is_read_as_it_was_written() {
         let file = parsed(&example());
         assert_eq!((file.pid(), file.host().as_str(), file.rank()), (815, "n-0411", Some(6)));
-        assert_eq!(file.records().map(|(number, _)| number).collect::<Vec<_>>(), [0], "the others are free");
+        assert_eq!(
+            file.records().map(|(number, _)| number).collect::<Vec<_>>(),
+            [0],
+            "the others are free"
+        );
     }
 
     #[test]
@@ -421,7 +455,10 @@ pub(crate) mod tests {
             assert!(changed(header::RECORD_BYTES, bytes).contains("impossible"), "{bytes}");
             assert!(changed(header::HEADER_BYTES, bytes).contains("impossible"), "{bytes}");
         }
-        assert!(changed(header::RECORDS, 65).contains("cut: 65 records are announced, and there are 64"));
+        assert!(
+            changed(header::RECORDS, 65)
+                .contains("cut: 65 records are announced, and there are 64")
+        );
         assert!(changed(header::RECORDS, u64::MAX).contains("cut"));
         let whole = bytes(&example());
         for length in 0..200 {
@@ -445,7 +482,10 @@ pub(crate) mod tests {
         words[header::RECORD_BYTES] = FIRST_RECORD_WORDS as u64 * 8;
         words.truncate(HEADER_WORDS + CHUNK_RECORDS * FIRST_RECORD_WORDS);
         let file = parsed(&words);
-        assert_eq!(file.records().map(|(_, words)| words.len()).collect::<Vec<_>>(), [FIRST_RECORD_WORDS]);
+        assert_eq!(
+            file.records().map(|(_, words)| words.len()).collect::<Vec<_>>(),
+            [FIRST_RECORD_WORDS]
+        );
     }
 
     #[test]
@@ -458,7 +498,8 @@ pub(crate) mod tests {
                 words[at] = [random.u64(..), 0, 1, u64::MAX][random.usize(..4)];
             }
             if let Ok(file) = StatsFile::parse(&bytes(&words)) {
-                let ends: Vec<_> = file.records().map(|(number, words)| End::new(number, words)).collect();
+                let ends: Vec<_> =
+                    file.records().map(|(number, words)| End::new(number, words)).collect();
                 assert!(ends.len() <= CHUNK_RECORDS);
             }
         }
@@ -472,7 +513,9 @@ pub(crate) mod tests {
         buckets[histogram::bucket_of(1_000_000)] = 1;
         assert_eq!(quantile(&buckets, 0.99), None, "99 samples");
         buckets[histogram::bucket_of(1_000_000)] = 2;
-        let near = |found: Option<f64>, ns: f64| found.is_some_and(|found| (found / ns - 1.0).abs() < 0.125);
+        let near = |found: Option<f64>, ns: f64| {
+            found.is_some_and(|found| (found / ns - 1.0).abs() < 0.125)
+        };
         assert!(near(quantile(&buckets, 0.5), 1000.0), "{:?}", quantile(&buckets, 0.5));
         assert!(near(quantile(&buckets, 0.99), 1e6), "{:?}", quantile(&buckets, 0.99));
     }

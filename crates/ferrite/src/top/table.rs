@@ -49,7 +49,10 @@ impl View<'_> {
         let mut text = self.title();
         text += &self.devices();
         let _ = writeln!(text, "\nconnections: {}", self.sort.words());
-        let names = ["RANK", "PEER", "", "DEVICE", "PATH99", "GB/s", "MSG/s", "OUT", "S1 p50", "S2 p50", "S3 p50"];
+        let names = [
+            "RANK", "PEER", "", "DEVICE", "PATH99", "GB/s", "MSG/s", "OUT", "S1 p50", "S2 p50",
+            "S3 p50",
+        ];
         text += &self.end_line(&names.map(String::from));
         let mut room = lines.saturating_sub(text.lines().count() + 2 + usize::from(self.has_keys));
         for (at, row) in self.rows.iter().enumerate() {
@@ -78,7 +81,8 @@ impl View<'_> {
     fn end_line(&self, cells: &[String; 11]) -> String {
         let [rank, peer, way, device, path, gigabytes, messages, out, s1, s2, s3] = cells;
         // Of the room that is left the peer gets more: it has a rank and a host.
-        let (peer_width, device_width) = (PEER + self.spare() * 3 / 5, DEVICE + self.spare() * 2 / 5);
+        let (peer_width, device_width) =
+            (PEER + self.spare() * 3 / 5, DEVICE + self.spare() * 2 / 5);
         format!(
             "{rank:>4} {:<peer_width$} {way:<2} {:<device_width$} {path:>7} {gigabytes:>5} {messages:>5} {out:>4} {s1:>7} {s2:>7} {s3:>7}\n",
             cut(peer, peer_width),
@@ -87,7 +91,8 @@ impl View<'_> {
     }
 
     fn title(&self) -> String {
-        let host = self.now.living.values().next().map_or_else(String::new, |process| process.file.host());
+        let host =
+            self.now.living.values().next().map_or_else(String::new, |process| process.file.host());
         // Other processes have written it: it may be any number.
         let unlisted = self.now.living.values().map(|process| process.file.word(header::UNLISTED));
         let unlisted = unlisted.fold(0, u64::saturating_add);
@@ -97,7 +102,10 @@ impl View<'_> {
             unlisted.saturating_add(self.rows.len() as u64)
         );
         if unlisted > 0 {
-            let _ = writeln!(text, "{unlisted} end(s) of connections have no record: there was no memory for it");
+            let _ = writeln!(
+                text,
+                "{unlisted} end(s) of connections have no record: there was no memory for it"
+            );
         }
         if !self.now.dead.is_empty() {
             let _ = writeln!(
@@ -118,16 +126,23 @@ impl View<'_> {
         for row in self.rows {
             devices.entry(&row.end.device).or_default().push(row);
         }
-        let head = ["DEVICE", "STATE", "TX GB/s", "RX GB/s", "MSG/s", "CONN", "BUSY", "RETRY/s", "CNP/s", "WAIT/s"];
+        let head = [
+            "DEVICE", "STATE", "TX GB/s", "RX GB/s", "MSG/s", "CONN", "BUSY", "RETRY/s", "CNP/s",
+            "WAIT/s",
+        ];
         let mut text = self.device_line(&head.map(String::from));
         for (name, rows) in devices {
             let sum = |is_sender: bool| {
-                rows.iter().filter(|row| row.end.is_sender == is_sender).map(|row| row.bytes_per_second()).sum::<f64>()
+                rows.iter()
+                    .filter(|row| row.end.is_sender == is_sender)
+                    .map(|row| row.bytes_per_second())
+                    .sum::<f64>()
             };
             let messages: f64 = rows.iter().map(|row| row.per_second(record::DONE)).sum();
             let busy = rows.iter().filter(|row| row.end.outstanding() > 0).count();
             let ports: Vec<_> = name.split('+').flat_map(|device| self.ports_of(device)).collect();
-            let states: Vec<_> = ports.iter().map(|key| self.ports[*key].state.to_lowercase()).collect();
+            let states: Vec<_> =
+                ports.iter().map(|key| self.ports[*key].state.to_lowercase()).collect();
             let state = match states.iter().find(|state| *state != "active") {
                 Some(other) => other.clone(),
                 None if states.is_empty() => "?".into(),
@@ -158,9 +173,12 @@ impl View<'_> {
 
     fn ports_of<'a>(&'a self, device: &'a str) -> impl Iterator<Item = &'a (String, u32)> {
         // A port of a card with several is called by card and port number.
-        let (card, port) =
-            device.split_once(':').map_or((device, None), |(card, port)| (card, port.parse::<u32>().ok()));
-        self.ports.keys().filter(move |(name, number)| name == card && port.is_none_or(|port| port == *number))
+        let (card, port) = device
+            .split_once(':')
+            .map_or((device, None), |(card, port)| (card, port.parse::<u32>().ok()));
+        self.ports
+            .keys()
+            .filter(move |(name, number)| name == card && port.is_none_or(|port| port == *number))
     }
 
     fn device_line(&self, cells: &[String; 10]) -> String {
@@ -192,7 +210,8 @@ impl View<'_> {
         ]);
         let notes = notes(row);
         if !notes.is_empty() {
-            let _ = writeln!(text, "{:>6}{}", "", cut(&notes.join(", "), self.spare() + NARROWEST - 6));
+            let _ =
+                writeln!(text, "{:>6}{}", "", cut(&notes.join(", "), self.spare() + NARROWEST - 6));
         }
         text
     }
@@ -207,7 +226,8 @@ fn notes(row: &Row) -> Vec<String> {
         notes.push(format!("waits for {what} since {}", time(end.stall as f64)) + &operation(end));
     }
     if let Some((since, attempts)) = end.recovering {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
+        let now =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
         let lasted = time(now.saturating_sub(since) as f64);
         notes.push(format!("recovering for {lasted}, {attempts} attempt(s): see ferrite hang"));
     }
@@ -301,8 +321,10 @@ pub(crate) fn text(rows: &[Row]) -> String {
 /// Whether the lanes of a connection have all carried as much, to a sixteenth, over many bytes, and none has got another path.
 fn are_alike(row: &Row) -> bool {
     let lanes = &row.end.lanes;
-    let (least, most) = (lanes.iter().min().copied().unwrap_or(0), lanes.iter().max().copied().unwrap_or(0));
-    let has_changed = row.end.counters[record::MOVES] > 0 || row.end.counters[record::RECOVERIES] > 0;
+    let (least, most) =
+        (lanes.iter().min().copied().unwrap_or(0), lanes.iter().max().copied().unwrap_or(0));
+    let has_changed =
+        row.end.counters[record::MOVES] > 0 || row.end.counters[record::RECOVERIES] > 0;
     sum(lanes) >= MANY_BYTES && least >= most / 16 * 15 && !has_changed
 }
 
@@ -452,7 +474,12 @@ mod tests {
         let file = parsed(words);
         let ends = file.records().map(|(number, words)| End::new(number, words)).collect();
         let living = BTreeMap::from([("a".into(), Process { file, ends })]);
-        Processes { at: Instant::now(), living, dead: Vec::new(), unreadable: vec![("b".into(), "cut".into())] }
+        Processes {
+            at: Instant::now(),
+            living,
+            dead: Vec::new(),
+            unreadable: vec![("b".into(), "cut".into())],
+        }
     }
 
     #[test]
@@ -463,7 +490,8 @@ mod tests {
         for record_words in words[HEADER_WORDS..].chunks_exact_mut(first.len()) {
             record_words.copy_from_slice(&first);
             record_words[record::STALL] = 12_000_000_000;
-            record_words[record::OPERATION] = Call { function: Function::AllReduce, number: Some(2_398_459) }.to_bits();
+            record_words[record::OPERATION] =
+                Call { function: Function::AllReduce, number: Some(2_398_459) }.to_bits();
             record_words[record::COMMUNICATOR_NAME] = u64::from_ne_bytes(*b"default_");
         }
         let now = processes(&words);
@@ -484,8 +512,14 @@ mod tests {
         let narrow = View { width: 80, ..view };
         let narrow = narrow.text(200);
         assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
-        let heads: Vec<_> = narrow.lines().filter(|line| line.contains("PATH99") && line.contains("S3 p50")).collect();
-        assert!(heads.len() == 1 && narrow.contains("[s] next order") && narrow.contains("WAIT/s"), "{narrow}");
+        let heads: Vec<_> = narrow
+            .lines()
+            .filter(|line| line.contains("PATH99") && line.contains("S3 p50"))
+            .collect();
+        assert!(
+            heads.len() == 1 && narrow.contains("[s] next order") && narrow.contains("WAIT/s"),
+            "{narrow}"
+        );
         let waits = "waits for progress since 12 s in AllReduce number 2398459 of default_\n";
         assert!(text.contains("118 n-0412") && text.contains(waits), "{text}");
         assert!(text.contains("b: cut"), "{text}");
@@ -522,7 +556,10 @@ mod tests {
         let counts = [0.0, 9999.0, 9999.5, 92_100.0, 999_500.0, 1e9].map(count);
         assert_eq!(counts, ["0", "9999", "10.0k", "92.1k", "1.0M", "1.0G"]);
         let times = [400.0, 99_949.0, 99_950.0, 480_000.0, 999_500.0, 8.1e6, 2.1e9, 12e9].map(time);
-        assert_eq!(times, ["0.4 us", "99.9 us", "100 us", "480 us", "1.0 ms", "8.1 ms", "2.1 s", "12 s"]);
+        assert_eq!(
+            times,
+            ["0.4 us", "99.9 us", "100 us", "480 us", "1.0 ms", "8.1 ms", "2.1 s", "12 s"]
+        );
     }
 
     /// A row of the example's sender with so many bytes on its lanes in two seconds, of which lanes have moved three times.
@@ -541,7 +578,16 @@ mod tests {
         let end = End::new(number, record);
         let (grown, stages) = (end.counters, end.stages);
         let lane_bytes = end.lanes.clone();
-        Row { pid: 1, rank: Some(6), end, seconds: 2.0, grown, rail_bytes: Vec::new(), lane_bytes, stages }
+        Row {
+            pid: 1,
+            rank: Some(6),
+            end,
+            seconds: 2.0,
+            grown,
+            rail_bytes: Vec::new(),
+            lane_bytes,
+            stages,
+        }
     }
 
     #[test]
@@ -554,7 +600,9 @@ mod tests {
 
     #[test]
     fn lanes_that_are_alike_over_many_bytes_are_said_to_be_of_no_use() {
-        let says = |rows: &[Row]| text(rows).contains("all lanes alike since the beginning at 1 sender(s): one path");
+        let says = |rows: &[Row]| {
+            text(rows).contains("all lanes alike since the beginning at 1 sender(s): one path")
+        };
         let gb = 1_000_000_000;
         assert!(says(&[row_with(&[5 * gb, 5 * gb], 0)]));
         assert!(says(&[row_with(&[6 * gb, 6 * gb - gb / 4], 0), row_with(&[9 * gb, 5 * gb], 0)]));
@@ -568,7 +616,9 @@ mod tests {
         let text = text(&[row(&[0, 0])]);
         assert_eq!(
             text.lines().nth(1),
-            Some("1 sender(s) with one lane, the default, or that have sent nothing yet (FERRITE_LANES)")
+            Some(
+                "1 sender(s) with one lane, the default, or that have sent nothing yet (FERRITE_LANES)"
+            )
         );
     }
 }

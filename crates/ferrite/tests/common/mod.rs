@@ -27,7 +27,11 @@ pub(crate) fn shared_object(name: &str, flags: &[&str]) -> PathBuf {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let source = crate_folder.join(format!("tests/fixtures/{name}.c"));
     let include = format!("-I{}", crate_folder.join("../../include").display());
-    c_library::shared_object(env!("CARGO_TARGET_TMPDIR"), &source, &[&["-O2", include.as_str()], flags].concat())
+    c_library::shared_object(
+        env!("CARGO_TARGET_TMPDIR"),
+        &source,
+        &[&["-O2", include.as_str()], flags].concat(),
+    )
 }
 
 /// The loopback transport.
@@ -66,7 +70,9 @@ pub(crate) fn cached_nccl(release: &str) -> Result<PathBuf, Missing> {
     if library.exists() {
         return Ok(library);
     }
-    Err(Missing(format!("libnccl.so.2 of NCCL {release} is not in the cache (`ferrite wheel {release}` fetches it)")))
+    Err(Missing(format!(
+        "libnccl.so.2 of NCCL {release} is not in the cache (`ferrite wheel {release}` fetches it)"
+    )))
 }
 
 /// What the tool did with these arguments: exit code, stdout, stderr.
@@ -75,7 +81,11 @@ pub(crate) fn ferrite(arguments: &[&str], environment: &[(&str, &str)]) -> (i32,
     // Where a report goes that no argument sends elsewhere.
     let folder = Scratch::new();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite"));
-    command.args(arguments).current_dir(folder.path()).env_remove("RUST_LOG").envs(environment.iter().copied());
+    command
+        .args(arguments)
+        .current_dir(folder.path())
+        .env_remove("RUST_LOG")
+        .envs(environment.iter().copied());
     let printed = program::run(&mut command);
     assert!(printed.status.code().is_some(), "it was killed: {printed}");
     printed.into_parts()

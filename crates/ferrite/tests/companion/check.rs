@@ -62,7 +62,11 @@ fn with(dist: &Path, misdeed: &str, words: &[&str]) -> (i32, String) {
     let (wrong, plugin, folder) = (text(&wrong), text(&plugin), text(dist));
     let mut arguments = vec!["check", "--plugin", &wrong];
     arguments.extend(words);
-    let env = [("FERRITE_DIST", folder.as_str()), ("MISDEED", misdeed), ("MISDEED_PLUGIN", plugin.as_str())];
+    let env = [
+        ("FERRITE_DIST", folder.as_str()),
+        ("MISDEED", misdeed),
+        ("MISDEED_PLUGIN", plugin.as_str()),
+    ];
     let (code, stdout, _) = ferrite(&arguments, &env);
     (code, stdout)
 }
@@ -109,13 +113,20 @@ fn results_are_written_for_programs() {
     let files = ["--junit", junit.to_str().expect("text"), "--json", json.to_str().expect("text")];
     let (code, stdout) = with(&dist, "", &[&["--only", "abi-layout,46"][..], &files[..]].concat());
     assert_eq!(code, 0, "{stdout}");
-    assert!(stdout.contains(" 1  abi-layout                  pass  ncclNetPlugin_v8: 152 bytes"), "{stdout}");
+    assert!(
+        stdout.contains(" 1  abi-layout                  pass  ncclNetPlugin_v8: 152 bytes"),
+        "{stdout}"
+    );
     assert!(stdout.ends_with(": 2 checks, 1 passed, 0 failed, 1 skipped, 0 s\n"), "{stdout}");
     let xml = std::fs::read_to_string(&junit).expect("it was written");
     assert!(xml.contains("tests=\"2\" failures=\"0\" skipped=\"1\""), "{xml}");
     let json: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(&json).expect("it was written")).expect("JSON");
-    assert_eq!((json["passed"].as_u64(), json["checks"][1]["verdict"].as_str()), (Some(1), Some("skipped")));
+        serde_json::from_str(&std::fs::read_to_string(&json).expect("it was written"))
+            .expect("JSON");
+    assert_eq!(
+        (json["passed"].as_u64(), json["checks"][1]["verdict"].as_str()),
+        (Some(1), Some("skipped"))
+    );
 }
 
 #[test]
@@ -123,7 +134,8 @@ fn parallel_checks_are_reported_in_order() {
     let dist = require!(dist(&PARTS));
     let (code, stdout) = with(&dist, "", &["--jobs", "4", "--only", "1,2,3,5,11,13,46,48,59"]);
     assert_eq!(code, 0, "{stdout}");
-    let numbers: Vec<&str> = stdout.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    let numbers: Vec<&str> =
+        stdout.lines().filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(numbers[..9], ["1", "2", "3", "5", "11", "13", "46", "48", "59"], "{stdout}");
     assert!(stdout.contains(": 9 checks, "), "{stdout}");
 }
@@ -142,10 +154,15 @@ fn checks_are_listed_without_a_transport_and_an_unknown_number_is_named() {
 fn ferrite_keeps_some_of_the_contract_on_the_devices_of_each_driver() {
     let dist = require!(dist(&PARTS));
     let (plugin, folder) = (dist.join(PARTS[2]), dist.to_str().expect("it is text"));
-    let words = ["check", "--plugin", plugin.to_str().expect("it is text"), "--only", "9,13,26,28,39,48"];
+    let words =
+        ["check", "--plugin", plugin.to_str().expect("it is text"), "--only", "9,13,26,28,39,48"];
     for driver in ["bnxt_re", "erdma", "hns", "ionic", "irdma", "mana", "mlx5", "rxe"] {
-        let (code, stdout, stderr) = ferrite(&words, &[("FERRITE_DIST", folder), ("SOFTRNIC_DRIVER", driver)]);
-        assert!(code == 0 && stdout.contains(": 6 checks, 6 passed, "), "{driver}: {stdout}{stderr}");
+        let (code, stdout, stderr) =
+            ferrite(&words, &[("FERRITE_DIST", folder), ("SOFTRNIC_DRIVER", driver)]);
+        assert!(
+            code == 0 && stdout.contains(": 6 checks, 6 passed, "),
+            "{driver}: {stdout}{stderr}"
+        );
     }
 }
 
@@ -155,7 +172,8 @@ fn ferrite_keeps_some_of_the_contract_on_devices_with_all_that_cards_and_kernels
     let dist = require!(dist(&PARTS));
     let (plugin, folder) = (dist.join(PARTS[2]), dist.to_str().expect("it is text"));
     let numbers = "23,26,37,38,45,49,52,54,55,57";
-    let words = ["check", "--strict", "--plugin", plugin.to_str().expect("it is text"), "--only", numbers];
+    let words =
+        ["check", "--strict", "--plugin", plugin.to_str().expect("it is text"), "--only", numbers];
     let env = [&[("FERRITE_DIST", folder)], &common::OTHERWISE[..]].concat();
     let (code, stdout, stderr) = ferrite(&words, &env);
     assert!(code == 0 && stdout.contains(": 10 checks, 10 passed, "), "{stdout}{stderr}");
@@ -167,9 +185,17 @@ fn ferrite_passes(words: &[&str]) {
     let plugin = dist.join(PARTS[2]);
     let mut arguments = vec!["check", "--strict", "--plugin", plugin.to_str().expect("it is text")];
     arguments.extend(words);
-    let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", dist.to_str().expect("it is text"))]);
-    let failed: Vec<&str> = stdout.lines().filter(|line| line.contains("  FAIL  ") || line.contains("| ")).collect();
-    assert_eq!(code, 0, "{}\n{}\n{stderr}", failed.join("\n"), stdout.lines().last().unwrap_or_default());
+    let (code, stdout, stderr) =
+        ferrite(&arguments, &[("FERRITE_DIST", dist.to_str().expect("it is text"))]);
+    let failed: Vec<&str> =
+        stdout.lines().filter(|line| line.contains("  FAIL  ") || line.contains("| ")).collect();
+    assert_eq!(
+        code,
+        0,
+        "{}\n{}\n{stderr}",
+        failed.join("\n"),
+        stdout.lines().last().unwrap_or_default()
+    );
 }
 
 #[test]
@@ -178,7 +204,8 @@ fn ferrite_keeps_the_contract_over_roce() {
 }
 
 /// What the link layer has to do with.
-const LINKED: &str = "6,8,10,12,14,16,18,20,23,25,26,36,37,38,40,43,44,45,47,49,50,51,52,53,54,55,57,60";
+const LINKED: &str =
+    "6,8,10,12,14,16,18,20,23,25,26,36,37,38,40,43,44,45,47,49,50,51,52,53,54,55,57,60";
 
 #[test]
 fn ferrite_keeps_the_contract_over_infiniband() {

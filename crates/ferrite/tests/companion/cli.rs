@@ -14,7 +14,8 @@ use testkit::{Scratch, program};
 use crate::common::{fake_nccl, ferrite, loopback, shared_object};
 
 /// A run of seconds, without any NIC.
-const FAST: [&str; 9] = ["--verbs", "system", "--quick", "--slice", "5", "--sizes", "8", "--connections", "2"];
+const FAST: [&str; 9] =
+    ["--verbs", "system", "--quick", "--slice", "5", "--sizes", "8", "--connections", "2"];
 
 /// The loopback, wrong in the way that `fault` names.
 fn bench(fault: &str) -> (i32, String, String) {
@@ -26,7 +27,14 @@ fn bench_for(fault: &str, timeout: &str) -> (i32, String, String) {
     let plugin = loopback();
     let mut arguments = vec!["bench", "--plugin", plugin.to_str().expect("it is text")];
     arguments.extend(FAST);
-    arguments.extend(["--timeout", timeout, "--reps", "1", "--report", report.to_str().expect("it is text")]);
+    arguments.extend([
+        "--timeout",
+        timeout,
+        "--reps",
+        "1",
+        "--report",
+        report.to_str().expect("it is text"),
+    ]);
     ferrite(&arguments, &[("LOOPBACK_FAULT", fault)])
 }
 
@@ -36,7 +44,11 @@ fn invalid((code, stdout, stderr): (i32, String, String), words: &[&str]) {
     for word in words {
         assert!(stderr.contains(word), "{word:?} is missing: {stderr}");
     }
-    assert_eq!(stderr.lines().filter(|line| line.starts_with("ferrite: ")).count(), 1, "it is told once: {stderr}");
+    assert_eq!(
+        stderr.lines().filter(|line| line.starts_with("ferrite: ")).count(),
+        1,
+        "it is told once: {stderr}"
+    );
 }
 
 /// The transport was tried and is wrong, and stderr has these words.
@@ -51,7 +63,11 @@ fn wrong((code, stdout, stderr): (i32, String, String), words: &[&str]) {
 fn help_is_valid_and_tells_exit_codes_defaults_and_examples() {
     let (code, stdout, _) = ferrite(&["--help"], &[]);
     assert_eq!(code, 0);
-    for words in ["  1    something is wrong: a failed check", "  3    `compare`: undecided", "  130  interrupted"] {
+    for words in [
+        "  1    something is wrong: a failed check",
+        "  3    `compare`: undecided",
+        "  130  interrupted",
+    ] {
         assert!(stdout.contains(words), "{words:?} is missing: {stdout}");
     }
     for command in ["compare", "bench", "verify", "check", "solo", "cost", "trace"] {
@@ -60,8 +76,16 @@ fn help_is_valid_and_tells_exit_codes_defaults_and_examples() {
         assert!(command == "bench" || stdout.contains("Exit code 0: "), "{stdout}");
     }
     let (_, stdout, _) = ferrite(&["compare", "--help"], &[]);
-    for words in ["[default: 24, with --quick 12]", "16K,64K,256K,1M,4M", "three minutes", "ferrite compare --quick"] {
-        assert!(stdout.replace("\n          ", " ").contains(words), "{words:?} is missing: {stdout}");
+    for words in [
+        "[default: 24, with --quick 12]",
+        "16K,64K,256K,1M,4M",
+        "three minutes",
+        "ferrite compare --quick",
+    ] {
+        assert!(
+            stdout.replace("\n          ", " ").contains(words),
+            "{words:?} is missing: {stdout}"
+        );
     }
 }
 
@@ -73,7 +97,11 @@ fn the_version_names_the_commit_and_the_plugin() {
     let env = [("FERRITE_DIST", dist.to_str().expect("it is text"))];
     let (code, stdout, _) = ferrite(&["--version"], &env);
     // The digest of "abc" that FIPS 180-4 gives.
-    assert!(stdout.contains("(sha256 ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad)"), "{stdout}");
+    assert!(
+        stdout
+            .contains("(sha256 ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad)"),
+        "{stdout}"
+    );
     assert_eq!((code, stdout.lines().count()), (0, 2), "{stdout}");
     let (code, short, _) = ferrite(&["-V"], &env);
     assert_eq!((code, short.lines().next()), (0, stdout.lines().next()));
@@ -102,7 +130,8 @@ fn wrong_command_lines_are_invalid() {
 
 #[test]
 fn a_missing_software_device_is_named() {
-    let (code, _, stderr) = ferrite(&["bench", "--plugin", "x", "--softrnic", "/no/such/folder"], &[]);
+    let (code, _, stderr) =
+        ferrite(&["bench", "--plugin", "x", "--softrnic", "/no/such/folder"], &[]);
     assert_eq!(code, 2);
     assert!(stderr.contains("/no/such/folder/libibverbs.so.1"), "{stderr}");
 }
@@ -133,7 +162,10 @@ fn a_failing_send_is_named() {
 
 #[test]
 fn corrupt_data_is_caught_with_size_and_offset() {
-    wrong(bench("corrupt"), &["wrong data", "single of 4097 B", "offset 2048: expected 0x", ", got 0x"]);
+    wrong(
+        bench("corrupt"),
+        &["wrong data", "single of 4097 B", "offset 2048: expected 0x", ", got 0x"],
+    );
 }
 
 #[test]
@@ -159,7 +191,8 @@ fn a_hanging_transport_is_given_up() {
 #[test]
 fn a_device_that_does_not_exist_is_named() {
     let plugin = loopback();
-    let mut arguments = vec!["bench", "--plugin", plugin.to_str().expect("it is text"), "--dev1", "3"];
+    let mut arguments =
+        vec!["bench", "--plugin", plugin.to_str().expect("it is text"), "--dev1", "3"];
     arguments.extend(FAST);
     invalid(ferrite(&arguments, &[]), &["rank 1: Loopback has no device 3: it found 1"]);
 }
@@ -178,8 +211,10 @@ fn compare(plugin: &Path, words: &[&str]) -> ((i32, String, String), Scratch) {
 
 #[test]
 fn a_comparison_writes_its_report() {
-    let ((code, stdout, stderr), folder) =
-        compare(&loopback(), &["--reps", "2", "--slice", "1", "--sizes", "8", "--connections", "2"]);
+    let ((code, stdout, stderr), folder) = compare(
+        &loopback(),
+        &["--reps", "2", "--slice", "1", "--sizes", "8", "--connections", "2"],
+    );
     assert_eq!(code, 3, "{stdout}{stderr}");
     for words in [
         "A = IB (built in, NCCL 2.21.5)",
@@ -198,13 +233,22 @@ fn a_comparison_writes_its_report() {
     assert_eq!((record.schema.as_str(), record.complete), ("ferrite-run/2", true));
     let sides: Vec<&str> = record.sessions.iter().map(|run| run.side.as_str()).collect();
     assert_eq!(sides, ["A", "B", "A2", "A", "A2", "B"]);
-    for metric in [Metric::SetupOne, Metric::SetupMany, Metric::Latency, Metric::MessageRate, Metric::Bandwidth] {
+    for metric in [
+        Metric::SetupOne,
+        Metric::SetupMany,
+        Metric::Latency,
+        Metric::MessageRate,
+        Metric::Bandwidth,
+    ] {
         let row = record.rows.iter().find(|row| row.key.metric == metric).expect("it was measured");
         assert!(row.judgement.ratio.is_some_and(|ratio| ratio.median > 0.0), "{row:?}");
     }
     assert_eq!(record.sides[1].sha256.len(), 64);
     let page = read("report.md");
-    assert!(page.starts_with("# A against B\n\n**UNDECIDED: too few runs to tell a difference of 10 %"), "{page}");
+    assert!(
+        page.starts_with("# A against B\n\n**UNDECIDED: too few runs to tell a difference of 10 %"),
+        "{page}"
+    );
     assert!(page.contains("| size | #wrong | A min | A typ | A p99 | B min |"));
     assert!(page.contains(&format!("made by ferrite {}", record.tool)), "{page}");
     let svg = read("report.svg");
@@ -216,11 +260,23 @@ fn a_comparison_writes_its_report() {
 /// Another run like that of `folder`, compared with it.
 fn since_an_earlier_run(folder: &Scratch) {
     let then = folder.join("raw.json");
-    let words = ["--reps", "1", "--slice", "1", "--sizes", "8,64", "--connections", "2", "--set-b", "NCCL_IB_TC=7"];
+    let words = [
+        "--reps",
+        "1",
+        "--slice",
+        "1",
+        "--sizes",
+        "8,64",
+        "--connections",
+        "2",
+        "--set-b",
+        "NCCL_IB_TC=7",
+    ];
     let words = [&words[..], &["--earlier", then.to_str().expect("it is text")]].concat();
     let ((code, stdout, stderr), folder) = compare(&loopback(), &words);
     assert_eq!(code, 3, "{stdout}{stderr}");
-    let line = stdout.lines().find(|line| line.starts_with("since the run of ")).expect("the change");
+    let line =
+        stdout.lines().find(|line| line.starts_with("since the run of ")).expect("the change");
     assert!(
         line.contains("raw.json: UNDECIDED: a change of 10 % might have been missed; of 10 rows 10 with too few"),
         "{line}"
@@ -267,7 +323,10 @@ fn a_library_without_the_symbol_is_named() {
     let path = shared_object("loopback", &["-DONLY_V6"]);
     let mut arguments = vec!["bench", "--plugin", path.to_str().expect("it is text")];
     arguments.extend(FAST);
-    invalid(ferrite(&arguments, &[]), &["has no symbol ncclNetPlugin_v8: it exports ncclNetPlugin_v5"]);
+    invalid(
+        ferrite(&arguments, &[]),
+        &["has no symbol ncclNetPlugin_v8: it exports ncclNetPlugin_v5"],
+    );
 }
 
 #[test]
@@ -289,9 +348,11 @@ fn what_cannot_be_asked_for_its_waits_is_not_valid() {
     let folder = Scratch::new();
     let place = folder.path().to_str().expect("it is text");
     let env = [("FERRITE_STATS_DIR", place), ("FERRITE_REPORT_DIR", place)];
-    for (target, words) in
-        [(own.as_str(), "it runs, but cannot be asked"), ("all", "no process"), ("4194305", "there is no process")]
-    {
+    for (target, words) in [
+        (own.as_str(), "it runs, but cannot be asked"),
+        ("all", "no process"),
+        ("4194305", "there is no process"),
+    ] {
         invalid(ferrite(&["hang", target], &env), &[words]);
     }
 }
@@ -306,8 +367,10 @@ fn refused(arguments: &[&str]) -> (i32, String, String) {
     let folder = Scratch::new();
     let python = folder.join("python3");
     let calls = folder.join("calls");
-    std::fs::write(&python, format!("#!/bin/sh\necho called >> {}\nexit 1\n", calls.display())).expect("it is written");
-    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("it can be run");
+    std::fs::write(&python, format!("#!/bin/sh\necho called >> {}\nexit 1\n", calls.display()))
+        .expect("it is written");
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755))
+        .expect("it can be run");
     let path = format!("{}:/usr/bin:/bin", folder.display());
     let cache = folder.join("cache");
     let env = [("PATH", path.as_str()), ("XDG_CACHE_HOME", text(&cache)), ("FERRITE_NCCL", "")];
@@ -338,7 +401,8 @@ fn a_file_that_is_no_plugin_is_told_before_anything_is_fetched() {
     let (code, _, stderr) = refused(&["compare", "--verbs", "system", "--plugin", text(&nccl)]);
     assert!(code == 2 && stderr.contains("it is not an NCCL network plugin"), "{stderr}");
     let plugin = loopback();
-    let arguments = ["compare", "--verbs", "system", "--plugin", text(&plugin), "--baseline", text(&nccl)];
+    let arguments =
+        ["compare", "--verbs", "system", "--plugin", text(&plugin), "--baseline", text(&nccl)];
     let (code, _, stderr) = refused(&arguments);
     assert!(code == 2 && stderr.contains("it is not an NCCL network plugin"), "{stderr}");
 }
@@ -346,18 +410,30 @@ fn a_file_that_is_no_plugin_is_told_before_anything_is_fetched() {
 #[test]
 fn a_report_that_cannot_be_written_is_told_first() {
     let plugin = loopback();
-    let (code, stdout, stderr) =
-        refused(&["compare", "--verbs", "system", "--plugin", text(&plugin), "--report", "/dev/null/report"]);
+    let (code, stdout, stderr) = refused(&[
+        "compare",
+        "--verbs",
+        "system",
+        "--plugin",
+        text(&plugin),
+        "--report",
+        "/dev/null/report",
+    ]);
     assert_eq!((code, stdout.as_str()), (2, ""));
-    assert!(stderr.contains("cannot create /dev/null/report; --report names another folder: "), "{stderr}");
+    assert!(
+        stderr.contains("cannot create /dev/null/report; --report names another folder: "),
+        "{stderr}"
+    );
     // The folder is there, and one of the files cannot be.
     let folder = Scratch::new();
     std::fs::create_dir_all(folder.join("report.svg")).expect("a folder can be made");
-    let arguments = ["bench", "--verbs", "system", "--plugin", text(&plugin), "--report", text(&folder)];
+    let arguments =
+        ["bench", "--verbs", "system", "--plugin", text(&plugin), "--report", text(&folder)];
     let (code, stdout, stderr) = refused(&arguments);
     assert_eq!((code, stdout.as_str()), (2, ""));
     assert!(stderr.contains("report.svg: Is a directory"), "{stderr}");
-    let left: Vec<_> = std::fs::read_dir(&folder).expect("it is there").flatten().map(|e| e.file_name()).collect();
+    let left: Vec<_> =
+        std::fs::read_dir(&folder).expect("it is there").flatten().map(|e| e.file_name()).collect();
     assert_eq!(left, ["report.svg"], "trying leaves files");
 }
 
@@ -365,7 +441,8 @@ fn a_report_that_cannot_be_written_is_told_first() {
 fn results_of_checks_that_cannot_be_written_are_told_first() {
     let plugin = loopback();
     for option in ["--junit", "--json"] {
-        let arguments = ["check", "--verbs", "system", "--plugin", text(&plugin), option, "/dev/null/results"];
+        let arguments =
+            ["check", "--verbs", "system", "--plugin", text(&plugin), option, "/dev/null/results"];
         let (code, stdout, stderr) = refused(&arguments);
         assert_eq!((code, stdout.as_str()), (2, ""), "{option}");
         assert!(stderr.contains("cannot write /dev/null/results"), "{stderr}");
@@ -377,9 +454,13 @@ fn an_existing_result_file_is_kept_if_the_arguments_are_wrong() {
     let folder = Scratch::new();
     let file = folder.join("results.xml");
     std::fs::write(&file, "of yesterday").expect("it can be written");
-    let arguments = ["check", "--verbs", "system", "--plugin", "/no/such/plugin.so", "--junit", text(&file)];
+    let arguments =
+        ["check", "--verbs", "system", "--plugin", "/no/such/plugin.so", "--junit", text(&file)];
     let (code, ..) = refused(&arguments);
-    assert_eq!((code, std::fs::read_to_string(&file).expect("it is there").as_str()), (2, "of yesterday"));
+    assert_eq!(
+        (code, std::fs::read_to_string(&file).expect("it is there").as_str()),
+        (2, "of yesterday")
+    );
 }
 
 /// PyTorch has brought it: in a container nothing of some hundred megabytes is fetched once more.
@@ -392,7 +473,8 @@ fn a_release_that_python_has_here_is_not_fetched() {
         std::fs::create_dir_all(folder).expect("a folder");
     }
     std::fs::write(bin.join("python3"), "#!/bin/sh\nexit 1\n").expect("written");
-    std::fs::set_permissions(bin.join("python3"), std::fs::Permissions::from_mode(0o755)).expect("it can be run");
+    std::fs::set_permissions(bin.join("python3"), std::fs::Permissions::from_mode(0o755))
+        .expect("it can be run");
     // The text is where the doctor reads the version.
     let mut bytes = std::fs::read(fake_nccl()).expect("it is there");
     bytes.extend(b"NCCL version 2.21.5\0");
@@ -412,7 +494,10 @@ fn a_release_that_python_has_here_is_not_fetched() {
         assert_eq!((code, stdout.trim_end()), (0, text(&library)), "{stderr}");
     }
     let (code, _, stderr) = ferrite(&["wheel", "2.28.9"], &env);
-    assert!(code == 2 && stderr.contains("could not fetch"), "another release is not that one: {stderr}");
+    assert!(
+        code == 2 && stderr.contains("could not fetch"),
+        "another release is not that one: {stderr}"
+    );
 }
 
 /// As `compare` and `cost`: without a word about the transport it is the plugin beside the program.
@@ -421,7 +506,8 @@ fn the_plugin_beside_the_program_is_taken_where_none_is_named() {
     let dist = Scratch::new();
     for command in ["bench", "verify", "check", "solo", "outlast"] {
         let more: &[&str] = if command == "outlast" { &["--scenario", "random"] } else { &[] };
-        let (code, stdout, stderr) = ferrite(&[&[command], more].concat(), &[("FERRITE_DIST", text(&dist))]);
+        let (code, stdout, stderr) =
+            ferrite(&[&[command], more].concat(), &[("FERRITE_DIST", text(&dist))]);
         assert_eq!((code, stdout.as_str()), (2, ""), "{command}: {stderr}");
         let missing = ["lib/libnccl-net.so", "softrnic"].iter().any(|part| stderr.contains(part));
         assert!(missing && !stderr.contains("required"), "{command}: {stderr}");
@@ -432,7 +518,17 @@ fn the_plugin_beside_the_program_is_taken_where_none_is_named() {
 fn a_full_disk_behind_stdout_ends_with_2() {
     let plugin = loopback();
     for arguments in [
-        &["verify", "--verbs", "system", "--over", "single", "--long", "10", "--plugin", text(&plugin)][..],
+        &[
+            "verify",
+            "--verbs",
+            "system",
+            "--over",
+            "single",
+            "--long",
+            "10",
+            "--plugin",
+            text(&plugin),
+        ][..],
         &["--help"],
         &["--version"],
         &["check", "--list"],
@@ -444,7 +540,10 @@ fn a_full_disk_behind_stdout_ends_with_2() {
             .expect("the tool can be started");
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
-        assert!(stderr.contains("cannot write to stdout: No space left on device"), "{arguments:?}: {stderr}");
+        assert!(
+            stderr.contains("cannot write to stdout: No space left on device"),
+            "{arguments:?}: {stderr}"
+        );
         assert!(!stderr.contains("panicked"), "{stderr}");
     }
 }
@@ -453,7 +552,10 @@ fn a_full_disk_behind_stdout_ends_with_2() {
 fn a_report_is_written_although_stdout_is_full() {
     let (folder, plugin) = (Scratch::new(), loopback());
     let output = Command::new(env!("CARGO_BIN_EXE_ferrite"))
-        .args(["bench", "--verbs", "system", "--quick", "--slice", "1", "--sizes", "8", "--reps", "1", "--plugin"])
+        .args([
+            "bench", "--verbs", "system", "--quick", "--slice", "1", "--sizes", "8", "--reps", "1",
+            "--plugin",
+        ])
         .args([text(&plugin), "--connections", "2", "--report", text(&folder)])
         .stdout(File::options().write(true).open("/dev/full").expect("it is there"))
         .output()
@@ -469,10 +571,14 @@ fn a_report_is_written_although_stdout_is_full() {
 #[test]
 fn a_failed_check_ends_with_1() {
     let plugin = loopback();
-    let arguments = ["check", "--verbs", "system", "--only", "init-again", "--plugin", text(&plugin)];
+    let arguments =
+        ["check", "--verbs", "system", "--only", "init-again", "--plugin", text(&plugin)];
     let (code, stdout, stderr) = ferrite(&arguments, &[("LOOPBACK_FAULT", "init")]);
     assert_eq!(code, 1, "{stdout}{stderr}");
-    assert!(stderr.contains("1 of the checks that were named failed") && !stderr.contains("invalid"), "{stderr}");
+    assert!(
+        stderr.contains("1 of the checks that were named failed") && !stderr.contains("invalid"),
+        "{stderr}"
+    );
 }
 
 /// Starts the tool with a variable of its own, waits until `enough` lines of its stderr have the words, interrupts it,
@@ -488,7 +594,9 @@ fn interrupted(arguments: &[&str], words: &str, enough: usize) -> (Option<i32>, 
         .stderr(Stdio::piped())
         .spawn()
         .expect("the tool can be started");
-    let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines().map_while(|line| line.ok());
+    let mut lines = BufReader::new(child.stderr.take().expect("it is piped"))
+        .lines()
+        .map_while(|line| line.ok());
     let seen = lines.by_ref().filter(|line| line.contains(words)).take(enough).count();
     assert_eq!(seen, enough, "it ended by itself");
     // SAFETY: a signal to the child, which has not been waited for.
@@ -501,7 +609,8 @@ fn interrupted(arguments: &[&str], words: &str, enough: usize) -> (Option<i32>, 
         let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
         environment.windows(mark.len()).any(|bytes| bytes == mark.as_bytes())
     };
-    let left: Vec<_> = std::fs::read_dir("/proc").expect("it is there").flatten().filter(marked).collect();
+    let left: Vec<_> =
+        std::fs::read_dir("/proc").expect("it is there").flatten().filter(marked).collect();
     assert!(left.is_empty(), "processes are left: {left:?}");
     (status.code(), stdout, rest.join("\n"))
 }
@@ -509,12 +618,26 @@ fn interrupted(arguments: &[&str], words: &str, enough: usize) -> (Option<i32>, 
 #[test]
 fn an_interrupted_comparison_reports_what_it_has() {
     let (folder, nccl, plugin) = (Scratch::new(), fake_nccl(), loopback());
-    let mut arguments = vec!["compare", "--verbs", "system", "--nccl", text(&nccl), "--plugin", text(&plugin)];
-    arguments.extend(["--quick", "--slice", "1", "--sizes", "8", "--reps", "1000", "--report", text(&folder)]);
+    let mut arguments =
+        vec!["compare", "--verbs", "system", "--nccl", text(&nccl), "--plugin", text(&plugin)];
+    arguments.extend([
+        "--quick",
+        "--slice",
+        "1",
+        "--sizes",
+        "8",
+        "--reps",
+        "1000",
+        "--report",
+        text(&folder),
+    ]);
     // Two pairs verify; the third of the second repetition is the eighth; each has two processes that say this.
     let (code, stdout, stderr) = interrupted(&arguments, "Loopback 0.0.1", 16);
     assert_eq!(code, Some(130), "{stderr}");
-    assert!(stdout.contains("PARTIAL: interrupted after ") && stdout.contains("B/A [interval]"), "{stdout}");
+    assert!(
+        stdout.contains("PARTIAL: interrupted after ") && stdout.contains("B/A [interval]"),
+        "{stdout}"
+    );
     assert!(stderr.ends_with("ferrite: interrupted"), "{stderr}");
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("it was written");
     let record: Record = serde_json::from_str(&read("raw.json")).expect("it is a record");
@@ -525,7 +648,8 @@ fn an_interrupted_comparison_reports_what_it_has() {
 #[test]
 fn an_interrupt_before_any_result_is_told_in_one_line() {
     let (folder, plugin) = (Scratch::new(), loopback());
-    let arguments = ["bench", "--verbs", "system", "--plugin", text(&plugin), "--report", text(&folder)];
+    let arguments =
+        ["bench", "--verbs", "system", "--plugin", text(&plugin), "--report", text(&folder)];
     let (code, stdout, stderr) = interrupted(&arguments, "Loopback 0.0.1", 1);
     assert_eq!((code, stdout.as_str()), (Some(130), ""), "{stderr}");
     assert!(stderr.ends_with("ferrite: interrupted"), "{stderr}");
@@ -550,7 +674,8 @@ fn wheel(folder: &Path, path: &Path) -> (i32, String, String) {
         ("XDG_CACHE_HOME", cache.display().to_string()),
         ("FERRITE_NCCL", String::new()),
     ];
-    let environment: Vec<(&str, &str)> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let environment: Vec<(&str, &str)> =
+        environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
     ferrite(&["wheel"], &environment)
 }
 
@@ -575,7 +700,8 @@ fn the_library_is_fetched_once_and_verified() {
     let (code, stdout, stderr) = wheel(&folder, &bin);
     let cached = folder.join("cache/ferrite/nccl-2.21.5/libnccl.so.2");
     assert_eq!((code, stdout.trim()), (0, cached.to_str().expect("it is text")), "{stderr}");
-    let left: Vec<_> = std::fs::read_dir(cached.parent().expect("it has one")).expect("it is there").collect();
+    let left: Vec<_> =
+        std::fs::read_dir(cached.parent().expect("it has one")).expect("it is there").collect();
     assert_eq!(left.len(), 1, "scratch files were left: {left:?}");
     assert_eq!(wheel(&folder, &bin).0, 0);
     let calls = std::fs::read_to_string(folder.join("calls")).expect("python3 was called");
@@ -615,7 +741,8 @@ fn a_failing_pip_is_quoted_with_the_way_out() {
 fn a_missing_python_is_named() {
     let folder = Scratch::new();
     let cache = folder.join("cache").display().to_string();
-    let environment = [("PATH", "/nonexistent"), ("XDG_CACHE_HOME", cache.as_str()), ("FERRITE_NCCL", "")];
+    let environment =
+        [("PATH", "/nonexistent"), ("XDG_CACHE_HOME", cache.as_str()), ("FERRITE_NCCL", "")];
     let (code, _, stderr) = ferrite(&["wheel"], &environment);
     assert_eq!(code, 2);
     assert!(stderr.contains("python3 did not start"), "{stderr}");
@@ -626,7 +753,8 @@ fn a_named_file_wins_and_is_verified() {
     let good = fake_nccl().display().to_string();
     let (code, stdout, _) = ferrite(&["wheel"], &[("FERRITE_NCCL", good.as_str())]);
     assert_eq!((code, stdout.trim()), (0, good.as_str()));
-    let (code, _, stderr) = ferrite(&["wheel", "--nccl", "/no/such/libnccl.so.2"], &[("FERRITE_NCCL", good.as_str())]);
+    let (code, _, stderr) =
+        ferrite(&["wheel", "--nccl", "/no/such/libnccl.so.2"], &[("FERRITE_NCCL", good.as_str())]);
     assert_eq!(code, 2);
     assert!(stderr.contains("/no/such/libnccl.so.2"), "{stderr}");
 }
@@ -645,9 +773,16 @@ fn a_broken_cache_says_what_to_delete() {
 /// The subcommands that the help lists.
 fn listed() -> Vec<String> {
     let (_, help, _) = ferrite(&["--help"], &[]);
-    let commands = help.split("Commands:\n").nth(1).expect("it lists them").split("\n\n").next().unwrap_or_default();
+    let commands = help
+        .split("Commands:\n")
+        .nth(1)
+        .expect("it lists them")
+        .split("\n\n")
+        .next()
+        .unwrap_or_default();
     let names = commands.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
-    let names: Vec<String> = names.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect();
+    let names: Vec<String> =
+        names.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect();
     assert!(names.len() > 15 && names.contains(&"doctor".to_owned()), "{names:?}");
     names
 }
@@ -677,17 +812,20 @@ fn offered(folder: &Path, words: &[&str]) -> Vec<String> {
 #[test]
 fn each_listed_command_has_a_man_page_and_no_other_has() {
     let folder = Scratch::new();
-    let (code, stdout, stderr) = ferrite(&["man", folder.join("new/man1").to_str().expect("it is text")], &[]);
+    let (code, stdout, stderr) =
+        ferrite(&["man", folder.join("new/man1").to_str().expect("it is text")], &[]);
     assert_eq!((code, stdout.as_str(), stderr.as_str()), (0, "", ""));
     let entries = std::fs::read_dir(folder.join("new/man1")).expect("it was made").flatten();
-    let mut found: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut found: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     let mut wanted: Vec<String> =
         listed().iter().filter(|name| *name != "help").map(|n| format!("ferrite-{n}.1")).collect();
     wanted.push("ferrite.1".to_owned());
     found.sort_unstable();
     wanted.sort_unstable();
     assert_eq!(found, wanted);
-    let page = std::fs::read_to_string(folder.join("new/man1/ferrite-paths.1")).expect("it was made");
+    let page =
+        std::fs::read_to_string(folder.join("new/man1/ferrite-paths.1")).expect("it was made");
     for words in ["\\-\\-interval", "FERRITE_STATS_DIR", "Exit code 0: shown"] {
         assert!(page.contains(words), "{words} is missing: {page}");
     }
@@ -701,7 +839,10 @@ fn bash_completes_commands_options_and_values() {
     all.retain(|word| !word.starts_with('-'));
     assert_eq!(all, listed());
     assert_eq!(offered(&folder, &["ferrite", "paths", "--int"]), ["--interval"]);
-    assert_eq!(offered(&folder, &["ferrite", "completions", ""]), ["-h", "--help", "bash", "zsh", "fish"]);
+    assert_eq!(
+        offered(&folder, &["ferrite", "completions", ""]),
+        ["-h", "--help", "bash", "zsh", "fish"]
+    );
 }
 
 #[test]
@@ -711,7 +852,10 @@ fn a_folder_or_a_page_that_cannot_be_written_is_named() {
     let below = file.join("man1");
     let (code, _, stderr) = ferrite(&["man", below.to_str().expect("it is text")], &[]);
     assert_eq!(code, 2, "{stderr}");
-    assert!(stderr.contains(&format!("cannot write {}: Not a directory", below.display())), "{stderr}");
+    assert!(
+        stderr.contains(&format!("cannot write {}: Not a directory", below.display())),
+        "{stderr}"
+    );
     std::fs::create_dir(folder.join("ferrite-doctor.1")).expect("a folder can be made");
     let (code, _, stderr) = ferrite(&["man", folder.to_str().expect("it is text")], &[]);
     assert_eq!(code, 2, "{stderr}");

@@ -11,7 +11,8 @@ use testkit::{Peer, Scratch, require};
 
 use crate::common::{dist, ferrite, loopback, stock_nccl};
 
-const PARTS: [&str; 4] = ["lib/libnccl-net.so", "softrnic/libibverbs.so.1", "bin/ferrite", "bin/softrnic"];
+const PARTS: [&str; 4] =
+    ["lib/libnccl-net.so", "softrnic/libibverbs.so.1", "bin/ferrite", "bin/softrnic"];
 
 /// `ferrite cost` of the plugin alone, as JSON.
 fn counted(dist: &Path, words: &[&str]) -> Value {
@@ -48,9 +49,15 @@ fn each_message_takes_two_doorbells_and_two_completions_or_fewer() {
         );
         assert!((cost("receives") - 1.0).abs() < 0.1 && cost("receive_posts") < 0.1, "{case}");
         let bytes = case["case"]["bytes"].as_f64().expect("bytes");
-        assert!(cost("wire_bytes") > bytes + 200.0 && cost("wire_bytes") < 1.1 * bytes + 600.0, "{case}");
+        assert!(
+            cost("wire_bytes") > bytes + 200.0 && cost("wire_bytes") < 1.1 * bytes + 600.0,
+            "{case}"
+        );
         assert_eq!(
-            (side["connection"]["queue_pairs"].as_u64(), side["connection"]["completion_queues"].as_u64()),
+            (
+                side["connection"]["queue_pairs"].as_u64(),
+                side["connection"]["completion_queues"].as_u64()
+            ),
             (Some(2), Some(2))
         );
     }
@@ -75,7 +82,8 @@ fn a_short_message_of_host_memory_is_inline_unless_a_variable_says_otherwise() {
 #[test]
 fn posts_in_a_thread_domain_take_no_lock() {
     let dist = require!(dist(&PARTS));
-    let (polls, locks) = (cost_of(&dist, "8", "polls", &[]), |env: &[_]| cost_of(&dist, "8", "locks", env));
+    let (polls, locks) =
+        (cost_of(&dist, "8", "polls", &[]), |env: &[_]| cost_of(&dist, "8", "locks", env));
     let wanted = ("FERRITE_THREAD_DOMAINS", "1");
     assert_eq!(locks(&[wanted]), polls);
     let without = locks(&[]);
@@ -89,7 +97,9 @@ fn posts_in_a_thread_domain_take_no_lock() {
 fn writes_of_a_message_are_chained_unless_a_variable_says_otherwise() {
     let dist = require!(dist(&PARTS));
     let routed = ("NCCL_IB_ADAPTIVE_ROUTING", "1");
-    let rung = |env: &[_]| [cost_of(&dist, "16K", "doorbells", env), cost_of(&dist, "16K", "fetched", env)];
+    let rung = |env: &[_]| {
+        [cost_of(&dist, "16K", "doorbells", env), cost_of(&dist, "16K", "fetched", env)]
+    };
     assert_eq!(rung(&[routed]).map(f64::round), [2.0, 2.0]);
     assert_eq!(rung(&[routed, ("FERRITE_CHAIN_WRITES", "0")]).map(f64::round), [3.0, 0.0]);
 }
@@ -100,7 +110,8 @@ fn queues_take_a_third_of_those_of_the_built_in_transport() {
     let stock = require!(stock_nccl()).display().to_string();
     let all = counted(&dist, &["--stock", &stock, "--size", "8"]);
     let sides = all["cases"][0]["transports"].as_array().expect("transports");
-    let bytes = |side: &Value| side["connection"]["queue_bytes"]["mlx5"].as_f64().expect("a number");
+    let bytes =
+        |side: &Value| side["connection"]["queue_bytes"]["mlx5"].as_f64().expect("a number");
     assert_eq!(sides[0]["name"], "NCCL 2.21.5");
     assert!(bytes(&sides[1]) <= 0.35 * bytes(&sides[0]), "{sides:?}");
 }
@@ -110,8 +121,10 @@ fn the_report_of_measurements_tells_what_messages_cost() {
     let dist = require!(dist(&PARTS));
     let folder = Scratch::new();
     let path = |part: &str| dist.join(part).display().to_string();
-    let (plugin, softrnic, report) = (path(PARTS[0]), path("softrnic"), folder.path().display().to_string());
-    let short = ["--reps", "1", "--slice", "1", "--sizes", "8", "--connections", "1", "--report", &report];
+    let (plugin, softrnic, report) =
+        (path(PARTS[0]), path("softrnic"), folder.path().display().to_string());
+    let short =
+        ["--reps", "1", "--slice", "1", "--sizes", "8", "--connections", "1", "--report", &report];
     let all = [&["bench", "--plugin", &plugin, "--softrnic", &softrnic][..], &short].concat();
     let (code, stdout, stderr) = ferrite(&all, &[("FERRITE_LANES", "2")]);
     assert_eq!(code, 0, "{stdout}{stderr}");
@@ -120,15 +133,24 @@ fn the_report_of_measurements_tells_what_messages_cost() {
     let costs = record["costs"].as_array().expect("costs");
     assert_eq!(costs.len(), 4);
     let side = &costs[0]["transports"][0];
-    assert_eq!((&side["name"], &side["connection"]["queue_pairs"]), (&"Ferrite".into(), &4.into()), "as is set");
+    assert_eq!(
+        (&side["name"], &side["connection"]["queue_pairs"]),
+        (&"Ferrite".into(), &4.into()),
+        "as is set"
+    );
     assert!(side["per_message"]["doorbells"].as_f64().is_some_and(|count| count >= 2.0), "{side}");
-    assert!(read("report.md").contains("## What a message costs the card\n"), "{}", read("report.md"));
+    assert!(
+        read("report.md").contains("## What a message costs the card\n"),
+        "{}",
+        read("report.md")
+    );
 }
 
 #[test]
 fn the_same_run_counts_the_same() {
     let dist = require!(dist(&PARTS));
-    let of = || counted(&dist, &["--size", "8", "--depth", "8", "--queue-pairs", "2"])["cases"].clone();
+    let of =
+        || counted(&dist, &["--size", "8", "--depth", "8", "--queue-pairs", "2"])["cases"].clone();
     assert_eq!(of(), of());
 }
 
@@ -142,7 +164,8 @@ fn what_cannot_be_tried_is_said() {
         (&["--depth", "33"][..], "1..=32"),
         (&["--rails", "3"][..], "1..=2"),
     ] {
-        let (code, stdout, stderr) = ferrite(&[&["cost", "--softrnic", &softrnic], words].concat(), &[]);
+        let (code, stdout, stderr) =
+            ferrite(&[&["cost", "--softrnic", &softrnic], words].concat(), &[]);
         assert_eq!((code, stdout.as_str()), (2, ""), "{words:?}: {stderr}");
         assert!(stderr.contains(says), "{words:?}: {stderr}");
     }
@@ -208,7 +231,8 @@ fn connections_are_timed() {
 fn the_memory_of_held_connections_is_measured() {
     let line = line(solo(&["--connections", "400", "--hold"], ""));
     assert!(line.starts_with("Loopback: 400 connections held, "), "{line}");
-    let bytes = line.split(" us each, ").nth(1).and_then(|rest| rest.split_once(" B resident per comm"));
+    let bytes =
+        line.split(" us each, ").nth(1).and_then(|rest| rest.split_once(" B resident per comm"));
     let bytes: u64 = bytes.expect("the memory is said").0.parse().expect("it is a number");
     // What the fixture allocates for a communicator, most of it untouched.
     assert!((1_000..100_000).contains(&bytes), "{line}");
@@ -216,7 +240,10 @@ fn the_memory_of_held_connections_is_measured() {
 
 #[test]
 fn wrong_data_is_caught() {
-    wrong(solo(&["--size", "4097"], "corrupt"), "wrong data: message 0 of the last 1, offset 2048: expected 0x");
+    wrong(
+        solo(&["--size", "4097"], "corrupt"),
+        "wrong data: message 0 of the last 1, offset 2048: expected 0x",
+    );
 }
 
 #[test]
@@ -257,9 +284,22 @@ fn calls_that_find_nothing_are_timed_on_the_software_device() {
     let (dist, nccl) = (require!(dist(&parts)), require!(stock_nccl()));
     let plugin = dist.join("lib/libnccl-net.so");
     for (side, path) in [("--plugin", &plugin), ("--stock", &nccl)] {
-        let arguments = ["solo", side, text(path), "--refused-sends", "300", "--empty-tests", "300", "--depth", "8"];
+        let arguments = [
+            "solo",
+            side,
+            text(path),
+            "--refused-sends",
+            "300",
+            "--empty-tests",
+            "300",
+            "--depth",
+            "8",
+        ];
         let line = line(ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]));
-        assert!(line.contains(" ns per isend in vain, ") && line.ends_with(" ns per test in vain\n"), "{line}");
+        assert!(
+            line.contains(" ns per isend in vain, ") && line.ends_with(" ns per test in vain\n"),
+            "{line}"
+        );
     }
 }
 
@@ -281,7 +321,8 @@ fn one_process_connects_to_itself_on_the_software_device() {
 /// The loopback transport over one connection each way, wrong in the way that `fault` names.
 fn verify(arguments: &[&str], fault: &str) -> (i32, String, String) {
     let plugin = loopback();
-    let mut all = vec!["verify", "--plugin", plugin.to_str().expect("it is text"), "--verbs", "system"];
+    let mut all =
+        vec!["verify", "--plugin", plugin.to_str().expect("it is text"), "--verbs", "system"];
     all.extend(arguments);
     ferrite(&all, &[("LOOPBACK_FAULT", fault)])
 }
@@ -290,21 +331,32 @@ fn verify(arguments: &[&str], fault: &str) -> (i32, String, String) {
 fn a_good_transport_is_valid() {
     let (code, stdout, stderr) = verify(&["--over", "single"], "");
     assert_eq!(code, 0, "{stdout}{stderr}");
-    assert!(stdout.starts_with("single: Loopback 0.0.1 (interface v8) on loop0 and loop0\n"), "{stdout}");
-    for words in
-        ["  right  single           0 B", "  right  stream     4194433 B", "  right  group            8 messages"]
-    {
+    assert!(
+        stdout.starts_with("single: Loopback 0.0.1 (interface v8) on loop0 and loop0\n"),
+        "{stdout}"
+    );
+    for words in [
+        "  right  single           0 B",
+        "  right  stream     4194433 B",
+        "  right  group            8 messages",
+    ] {
         assert!(stdout.contains(words), "{words:?} is missing: {stdout}");
     }
     assert!(stdout.contains("\nvalid run, data right: 43 checks, "), "{stdout}");
-    assert!(stdout.ends_with(&format!("; by ferrite {}\n", nccl_net::inspect::version::text())), "{stdout}");
+    assert!(
+        stdout.ends_with(&format!("; by ferrite {}\n", nccl_net::inspect::version::text())),
+        "{stdout}"
+    );
 }
 
 #[test]
 fn a_long_stream_is_the_only_check() {
     let (code, stdout, stderr) = verify(&["--over", "single", "--long", "100"], "");
     assert_eq!(code, 0, "{stdout}{stderr}");
-    assert!(stdout.contains("  right  long         65536 B                    200 checked\n"), "{stdout}");
+    assert!(
+        stdout.contains("  right  long         65536 B                    200 checked\n"),
+        "{stdout}"
+    );
     assert!(stdout.contains("1 checks, 200 messages"), "{stdout}");
 }
 
@@ -313,7 +365,11 @@ fn a_wrong_byte_is_told_and_ends_in_failure() {
     let (code, stdout, stderr) = verify(&["--over", "single"], "corrupt");
     assert_eq!(code, 1, "{stdout}");
     let line = stdout.lines().find(|line| line.contains("WRONG")).expect("one is wrong");
-    assert!(line.starts_with("  WRONG  single        4097 B") && line.contains("offset 2048: expected 0x"), "{line}");
+    assert!(
+        line.starts_with("  WRONG  single        4097 B")
+            && line.contains("offset 2048: expected 0x"),
+        "{line}"
+    );
     // Three messages each way of the single ones, 24 each way of the stream.
     assert!(stderr.contains("54 of them wrong"), "{stderr}");
 }
@@ -322,7 +378,10 @@ fn a_wrong_byte_is_told_and_ends_in_failure() {
 fn what_cannot_be_tried_is_left_out_unless_it_was_named() {
     let (code, stdout, stderr) = verify(&["--over", "fused"], "");
     assert_eq!((code, stdout.as_str()), (2, ""));
-    assert!(stderr.contains("fused: it looks for the ports of one card in /sys/class/infiniband"), "{stderr}");
+    assert!(
+        stderr.contains("fused: it looks for the ports of one card in /sys/class/infiniband"),
+        "{stderr}"
+    );
     let (code, _, stderr) = verify(&["--over", "parallel"], "");
     assert_eq!(code, 2);
     assert!(stderr.contains("Loopback has no device 1: it found 1"), "{stderr}");
@@ -362,8 +421,13 @@ fn fabrics_that_no_process_takes_part_in_are_removed_and_others_are_not() {
     let (library, folder) = (text(&library), text(&shm));
     let [living, dead] = ["ferrite-4194305-0", "ferrite-4194305-1-0a0b0c0d"];
     let join = |fabric| {
-        let env = [(LIBRARY, library.as_str()), ("SOFTRNIC_FABRIC", fabric), ("SOFTRNIC_SHM_DIR", &folder)];
-        let (process, mut peer) = Process::start(0, &[&env[..], &[("SOFTRNIC_QUIET", "1")]].concat());
+        let env = [
+            (LIBRARY, library.as_str()),
+            ("SOFTRNIC_FABRIC", fabric),
+            ("SOFTRNIC_SHM_DIR", &folder),
+        ];
+        let (process, mut peer) =
+            Process::start(0, &[&env[..], &[("SOFTRNIC_QUIET", "1")]].concat());
         peer.barrier();
         (process, peer)
     };
@@ -374,7 +438,8 @@ fn fabrics_that_no_process_takes_part_in_are_removed_and_others_are_not() {
     assert!(shm.join(living).exists() && shm.join(dead).exists());
     let arguments = ["bench", "--plugin", &text(&plugin), "--quick", "--timeout", "60"];
     // It ends by saying that this transport uses no software device.
-    let (_, _, said) = ferrite(&arguments, &[("FERRITE_DIST", &text(&dist)), ("SOFTRNIC_SHM_DIR", &folder)]);
+    let (_, _, said) =
+        ferrite(&arguments, &[("FERRITE_DIST", &text(&dist)), ("SOFTRNIC_SHM_DIR", &folder)]);
     assert!(shm.join(living).exists(), "{said}");
     assert!(!shm.join(dead).exists(), "{said}");
     peer.barrier();

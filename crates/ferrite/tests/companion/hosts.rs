@@ -38,7 +38,9 @@ fn server(words: &[&str]) -> Server {
 fn server_of(reps: &str, slice: &str, words: &[&str], log: &str) -> Server {
     let report = Scratch::new();
     let mut command = compare();
-    command.args(["--serve", "127.0.0.1:0", "--reps", reps, "--slice", slice, "--report"]).arg(report.path());
+    command
+        .args(["--serve", "127.0.0.1:0", "--reps", reps, "--slice", slice, "--report"])
+        .arg(report.path());
     command.args(words).env("RUST_LOG", log);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
     let mut log = BufReader::new(child.stderr.take().expect("piped"));
@@ -47,7 +49,11 @@ fn server_of(reps: &str, slice: &str, words: &[&str], log: &str) -> Server {
         line.clear();
         assert_ne!(log.read_line(&mut line).expect("text"), 0, "the server ended");
     }
-    let port = line.split("THIS_HOST:").nth(1).and_then(|rest| rest.split(' ').next()).expect("where it is");
+    let port = line
+        .split("THIS_HOST:")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next())
+        .expect("where it is");
     Server { place: format!("127.0.0.1:{port}"), child, log, report }
 }
 
@@ -120,7 +126,8 @@ fn two_hosts_bring_one_report_that_names_both() {
     let (code, stdout, stderr) = server.ended();
     // One repetition tells nothing.
     assert_eq!((code, host.status.code()), (3, Some(0)), "{stdout}{stderr}{host}");
-    let read = |name: &str| std::fs::read_to_string(server.report.join(name)).expect("it was written");
+    let read =
+        |name: &str| std::fs::read_to_string(server.report.join(name)).expect("it was written");
     let record: Record = serde_json::from_str(&read("raw.json")).expect("it is a record");
     let there = record.other_machine.as_ref().expect("two hosts");
     assert!(record.complete && !there.host.is_empty(), "{there:?}");
@@ -233,7 +240,9 @@ fn a_server_that_goes_away_or_wants_what_it_may_not_have_ends_the_host_in_words(
         let place = listener.local_addr().expect("its address").to_string();
         let talk = std::thread::spawn(move || {
             let (mut host, _) = listener.accept().expect("it comes");
-            BufReader::new(host.try_clone().expect("twice")).read_line(&mut String::new()).expect("its hello");
+            BufReader::new(host.try_clone().expect("twice"))
+                .read_line(&mut String::new())
+                .expect("its hello");
             host.write_all(said.as_bytes()).expect("sent");
         });
         let host = other(&place, &[]);

@@ -9,7 +9,8 @@ use testkit::unique::unique_name;
 use testkit::{Missing, require};
 
 /// A short stream, of the plugin.
-const STREAM: [&str; 8] = ["--lasting", "600ms", "--period", "3ms", "--size", "10000", "--limit", "20"];
+const STREAM: [&str; 8] =
+    ["--lasting", "600ms", "--period", "3ms", "--size", "10000", "--limit", "20"];
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("it is text")
@@ -44,14 +45,20 @@ fn marked(mark: &str) -> Vec<PathBuf> {
 
 /// What `ferrite outlast` did with these arguments and this environment: exit code, stdout, stderr. No process and no fabric of the run
 /// is left.
-fn outlast(arguments: &[&str], environment: &[(&str, &str)]) -> Result<(i32, String, String), Missing> {
+fn outlast(
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+) -> Result<(i32, String, String), Missing> {
     let dist = dist(&["softrnic/libibverbs.so.1", "bin/softrnic"])?;
     let (mark, memory) = (unique_name("outlast"), SharedMemory::new());
     let mut all = vec!["outlast"];
     all.extend(arguments);
     let dist = std::fs::canonicalize(dist).expect("it is there");
-    let mut variables =
-        vec![("FERRITE_DIST", text(&dist)), ("FERRITE_OUTLAST_TEST", &mark), ("SOFTRNIC_SHM_DIR", text(&memory.0))];
+    let mut variables = vec![
+        ("FERRITE_DIST", text(&dist)),
+        ("FERRITE_OUTLAST_TEST", &mark),
+        ("SOFTRNIC_SHM_DIR", text(&memory.0)),
+    ];
     variables.extend(environment);
     let printed = ferrite(&all, &variables);
     let left = marked(&mark);
@@ -74,12 +81,22 @@ fn a_stream_that_nothing_happens_to_comes_to_its_end() {
     let (code, stdout, stderr) = require!(plugin("port softrnic0/1 --mtu 4096", &[]));
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(
-        stdout.starts_with("own 1: Ferrite on softrnic0 and softrnic1, 200 messages of 10000 B, seed 1\n"),
+        stdout.starts_with(
+            "own 1: Ferrite on softrnic0 and softrnic1, 200 messages of 10000 B, seed 1\n"
+        ),
         "{stdout}"
     );
-    assert!(stdout.contains(" ms: port softrnic0/1 --mtu 4096\n  sender finished after "), "{stdout}");
-    assert!(stdout.contains("  200 of 200 messages, longest gap ") && stdout.contains("; 0 wrong bytes\n"), "{stdout}");
-    let payload = "  payload 2000000 B, sent and acknowledged 2000000 B, resent 0 B, transmissions lost 0; ";
+    assert!(
+        stdout.contains(" ms: port softrnic0/1 --mtu 4096\n  sender finished after "),
+        "{stdout}"
+    );
+    assert!(
+        stdout.contains("  200 of 200 messages, longest gap ")
+            && stdout.contains("; 0 wrong bytes\n"),
+        "{stdout}"
+    );
+    let payload =
+        "  payload 2000000 B, sent and acknowledged 2000000 B, resent 0 B, transmissions lost 0; ";
     assert!(stdout.contains(payload), "{stdout}");
 }
 
@@ -89,7 +106,8 @@ fn a_plugin_that_nccls_loader_takes_has_its_own_name() {
     let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
     let nccl = require!(stock_nccl());
     let plugin = std::fs::canonicalize(plugin).expect("it is there");
-    let mut arguments = vec!["--loader", text(&plugin), "--fault", "port softrnic0/1 --mtu 4096", "--at", "200ms"];
+    let mut arguments =
+        vec!["--loader", text(&plugin), "--fault", "port softrnic0/1 --mtu 4096", "--at", "200ms"];
     arguments.extend(STREAM);
     let (code, stdout, stderr) = require!(outlast(&arguments, &[("FERRITE_NCCL", text(&nccl))]));
     assert_eq!(code, 0, "{stdout}{stderr}");
@@ -101,7 +119,8 @@ fn a_plugin_that_nccls_loader_takes_has_its_own_name() {
 #[test]
 fn a_stream_outlasts_faults_of_devices_with_all_that_cards_and_kernels_do_otherwise() {
     let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
-    let mut arguments = vec!["--plugin", text(&plugin), "--finish", "--lasting", "1500ms", "--limit", "20"];
+    let mut arguments =
+        vec!["--plugin", text(&plugin), "--finish", "--lasting", "1500ms", "--limit", "20"];
     arguments.extend(["--period", "3ms", "--size", "10000"]);
     for (fault, at) in [
         ("port softrnic0/1 down", "100ms"),
@@ -114,14 +133,21 @@ fn a_stream_outlasts_faults_of_devices_with_all_that_cards_and_kernels_do_otherw
     }
     let (code, stdout, stderr) = require!(outlast(&arguments, &common::OTHERWISE));
     assert_eq!(code, 0, "{stdout}{stderr}");
-    assert!(stdout.contains("  500 of 500 messages, ") && stdout.contains("; 0 wrong bytes\n"), "{stdout}");
+    assert!(
+        stdout.contains("  500 of 500 messages, ") && stdout.contains("; 0 wrong bytes\n"),
+        "{stdout}"
+    );
 }
 
 #[test]
 fn a_flipped_bit_is_one_wrong_byte() {
-    let (code, stdout, stderr) = require!(plugin("corrupt device=softrnic0 opcode=write-imm times=1", &[]));
+    let (code, stdout, stderr) =
+        require!(plugin("corrupt device=softrnic0 opcode=write-imm times=1", &[]));
     assert_eq!(code, 1, "{stdout}{stderr}");
-    assert!(stdout.contains("; 1 wrong bytes\n") && stdout.contains(": 1 of 10000 B wrong, from byte "), "{stdout}");
+    assert!(
+        stdout.contains("; 1 wrong bytes\n") && stdout.contains(": 1 of 10000 B wrong, from byte "),
+        "{stdout}"
+    );
     assert!(stderr.contains("wrong data: 1 wrong bytes"), "{stderr}");
 }
 
@@ -130,7 +156,8 @@ fn a_killed_peer_is_told_as_killed_and_the_other_end_with_its_error() {
     let (code, stdout, stderr) = require!(plugin("kill receiver", &[]));
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert!(
-        stdout.contains("  sender got error 6 from ") && stdout.contains("; receiver was killed after "),
+        stdout.contains("  sender got error 6 from ")
+            && stdout.contains("; receiver was killed after "),
         "{stdout}"
     );
 }
@@ -140,13 +167,24 @@ fn a_stream_that_gets_nowhere_is_ended_by_the_limit() {
     // Retries that last longer than the limit.
     let retries = [("NCCL_IB_TIMEOUT", "20"), ("FERRITE_GIVE_UP", "100")];
     let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
-    let mut arguments = vec!["--plugin", text(&plugin), "--fault", "drop attempts=all", "--at", "200ms", "--finish"];
+    let mut arguments = vec![
+        "--plugin",
+        text(&plugin),
+        "--fault",
+        "drop attempts=all",
+        "--at",
+        "200ms",
+        "--finish",
+    ];
     arguments.extend(&STREAM[..6]);
     arguments.extend(["--limit", "2"]);
     let (code, stdout, stderr) = require!(outlast(&arguments, &retries));
     assert_eq!(code, 1, "{stdout}{stderr}");
     // The end whose limit comes first closes its connection, which the other one may see before its own limit.
-    assert!(stdout.contains("sender hung until ") || stdout.contains("receiver hung until "), "{stdout}");
+    assert!(
+        stdout.contains("sender hung until ") || stdout.contains("receiver hung until "),
+        "{stdout}"
+    );
     // Each end sees it, since its calls return.
     assert!(!stdout.contains("no call returned"), "{stdout}");
     assert!(stderr.contains("1 of 1 streams did not come to their end"), "{stderr}");
@@ -156,7 +194,8 @@ fn a_stream_that_gets_nowhere_is_ended_by_the_limit() {
 #[test]
 fn retries_are_shortened_unless_the_transports_own_are_asked_for() {
     let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
-    let mut arguments = vec!["--plugin", text(&plugin), "--fault", "drop attempts=all", "--at", "200ms"];
+    let mut arguments =
+        vec!["--plugin", text(&plugin), "--fault", "drop attempts=all", "--at", "200ms"];
     arguments.extend(["--lasting", "600ms", "--limit", "8", "--name", "lost"]);
     let environment = [("FERRITE_FAILOVER", "0")];
     let (code, stdout, stderr) = require!(outlast(&arguments, &environment));
@@ -164,21 +203,29 @@ fn retries_are_shortened_unless_the_transports_own_are_asked_for() {
     assert!(stdout.contains("  sender got error 6 from "), "{stdout}");
     arguments.push("--own-defaults");
     let (code, stdout, stderr) = require!(outlast(&arguments, &environment));
-    assert!(code == 0 && stdout.starts_with("lost 1: Ferrite with own defaults on "), "{stdout}{stderr}");
+    assert!(
+        code == 0 && stdout.starts_with("lost 1: Ferrite with own defaults on "),
+        "{stdout}{stderr}"
+    );
     assert!(stdout.contains(" hung until ") && !stdout.contains("  sender got error "), "{stdout}");
 }
 
 #[test]
 fn a_process_that_is_stopped_is_told_with_what_its_threads_did() {
     let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
-    let mut arguments = vec!["--plugin", text(&plugin), "--fault", "stop receiver", "--at", "200ms", "--finish"];
+    let mut arguments =
+        vec!["--plugin", text(&plugin), "--fault", "stop receiver", "--at", "200ms", "--finish"];
     arguments.extend(["--lasting", "60s", "--limit", "4"]);
     let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
     assert_eq!(code, 1, "{stdout}{stderr}");
-    let told = stdout.lines().find_map(|line| line.split_once("receiver hung until ")).map(|(_, told)| told);
+    let told = stdout
+        .lines()
+        .find_map(|line| line.split_once("receiver hung until "))
+        .map(|(_, told)| told);
     let told = told.unwrap_or_else(|| panic!("{stdout}"));
     assert!(
-        told.contains(": no call returned for ") && told.contains(" while receiving; threads in the last "),
+        told.contains(": no call returned for ")
+            && told.contains(" while receiving; threads in the last "),
         "{told}"
     );
     assert!(told.contains(" s for a processor, now is stopped"), "{told}");
@@ -192,7 +239,10 @@ fn a_process_that_goes_on_comes_to_its_end() {
     arguments.extend(STREAM);
     let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
     assert_eq!(code, 0, "{stdout}{stderr}");
-    assert!(stdout.contains(" ms: stop sender\n") && stdout.contains(" ms: continue sender\n"), "{stdout}");
+    assert!(
+        stdout.contains(" ms: stop sender\n") && stdout.contains(" ms: continue sender\n"),
+        "{stdout}"
+    );
     assert!(stdout.contains("  200 of 200 messages, "), "{stdout}");
 }
 
@@ -204,7 +254,8 @@ fn a_run_that_is_stopped_as_a_whole_goes_on() {
     let run = std::thread::spawn({
         let mark = mark.clone();
         move || {
-            let mut arguments = vec!["--plugin", text(&plugin), "--fault", "clear", "--at", "1ms", "--finish"];
+            let mut arguments =
+                vec!["--plugin", text(&plugin), "--fault", "clear", "--at", "1ms", "--finish"];
             arguments.extend(["--lasting", "3s", "--limit", "4"]);
             outlast(&arguments, &[("FERRITE_STOPPED_TEST", &mark)])
         }
@@ -236,7 +287,8 @@ fn a_run_that_is_stopped_as_a_whole_goes_on() {
 #[test]
 fn two_ports_are_one_device() {
     let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
-    let mut arguments = vec!["--plugin", text(&plugin), "--fault", "clear", "--at", "1ms", "--ports", "two"];
+    let mut arguments =
+        vec!["--plugin", text(&plugin), "--fault", "clear", "--at", "1ms", "--ports", "two"];
     arguments.extend(STREAM);
     let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
     assert_eq!(code, 0, "{stdout}{stderr}");
@@ -246,14 +298,18 @@ fn two_ports_are_one_device() {
 #[test]
 fn outcomes_become_a_table() {
     let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
-    let arguments = ["--plugin", text(&plugin), "--scenario", "none", "--reps", "2", "--format", "json"];
+    let arguments =
+        ["--plugin", text(&plugin), "--scenario", "none", "--reps", "2", "--format", "json"];
     let (code, stdout, stderr) = require!(outlast(&arguments, &[]));
     assert_eq!((code, stdout.lines().count()), (0, 2), "{stdout}{stderr}");
     let folder = testkit::Scratch::new();
     let file = folder.write("outcomes.jsonl", &stdout);
     let (code, page, stderr) = ferrite(&["outlast", "--table", text(&file)], &[]);
     assert_eq!(code, 0, "{stderr}");
-    assert!(page.starts_with("| scenario | Ferrite |\n|---|---|\n| `none`: no fault | goes on, gap "), "{page}");
+    assert!(
+        page.starts_with("| scenario | Ferrite |\n|---|---|\n| `none`: no fault | goes on, gap "),
+        "{page}"
+    );
 }
 
 #[test]
@@ -265,18 +321,27 @@ fn a_wrong_command_line_is_told_before_anything_starts() {
         (&["--fault", "drop"], "each --fault has one --at: there are 1 and 0"),
         (&["--at", "1s"], "each --fault has one --at: there are 0 and 1"),
         (&[], "name --scenario, or --fault and --at"),
-        (&["--fault", "drop", "--at", "5"], "\"5\" is no time; times are written 50us, 300ms or 2s; at most 1000000s"),
+        (
+            &["--fault", "drop", "--at", "5"],
+            "\"5\" is no time; times are written 50us, 300ms or 2s; at most 1000000s",
+        ),
         (&["--fault", "drop", "--at", "3s"], "is not before --lasting 3s"),
         (&["--fault", "line up", "--at", "1s"], "it is `line cut` or `line silent TIME`"),
         (&["--fault", "drop message=x", "--at", "1s"], "--fault \"drop message=x\": "),
         (&["--fault", "frobnicate", "--at", "1s"], "there is no action"),
         (&["--scenario", "none", "--switches", "on"], "--switches is about --stock"),
         (&["--scenario", "none", "--own-defaults", "--switches", "off"], "cannot be used with"),
-        (&["--fault", "drop", "--at", "1s", "--name", "none"], "--name none: a scenario has this name"),
+        (
+            &["--fault", "drop", "--at", "1s", "--name", "none"],
+            "--name none: a scenario has this name",
+        ),
         (&["--scenario", "none", "--period", "0.5us"], "--period 500ns: it is 1us or more"),
         (&["--scenario", "none", "--size", "0"], "0 is not between"),
         (&["--scenario", "none", "--fault", "drop"], "cannot be used with"),
-        (&["--scenario", "none", "--softrnic", "/no/such/folder"], "/no/such/folder/libibverbs.so.1"),
+        (
+            &["--scenario", "none", "--softrnic", "/no/such/folder"],
+            "/no/such/folder/libibverbs.so.1",
+        ),
     ] {
         let mut all = vec!["--plugin", transport];
         all.extend(arguments);

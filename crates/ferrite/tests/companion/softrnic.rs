@@ -18,9 +18,12 @@ use lab::transport::buffer::Buffer;
 use lab::transport::deadline::{finished, posted};
 use testkit::{Scratch, require, test_name};
 
-use crate::common::{cached_nccl, dist, fake_nccl, ferrite, loopback, setting, shared_object, stock_nccl};
+use crate::common::{
+    cached_nccl, dist, fake_nccl, ferrite, loopback, setting, shared_object, stock_nccl,
+};
 
-const FAST: [&str; 9] = ["--quick", "--slice", "5", "--timeout", "60", "--sizes", "8,64K", "--connections", "10"];
+const FAST: [&str; 9] =
+    ["--quick", "--slice", "5", "--timeout", "60", "--sizes", "8,64K", "--connections", "10"];
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("it is text")
@@ -30,7 +33,8 @@ fn text(path: &Path) -> &str {
 fn the_built_in_transport_runs() {
     let (dist, nccl) = (require!(dist(&["softrnic/libibverbs.so.1"])), require!(stock_nccl()));
     let report = Scratch::new();
-    let mut arguments = vec!["bench", "--stock", text(&nccl), "--reps", "1", "--report", text(&report)];
+    let mut arguments =
+        vec!["bench", "--stock", text(&nccl), "--reps", "1", "--report", text(&report)];
     arguments.extend(FAST);
     let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
     assert_eq!(code, 0, "{stdout}{stderr}");
@@ -42,7 +46,8 @@ fn the_plugin_is_compared_with_the_built_in_transport() {
     let parts = ["softrnic/libibverbs.so.1", "lib/libnccl-net.so"];
     let (dist, nccl) = (require!(dist(&parts)), require!(stock_nccl()));
     let report = Scratch::new();
-    let mut arguments = vec!["compare", "--nccl", text(&nccl), "--reps", "1", "--report", text(&report)];
+    let mut arguments =
+        vec!["compare", "--nccl", text(&nccl), "--reps", "1", "--report", text(&report)];
     arguments.extend(FAST);
     let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
     // One repetition tells nothing.
@@ -54,9 +59,17 @@ fn the_plugin_is_compared_with_the_built_in_transport() {
     assert_eq!(names, ["IB", "Ferrite"]);
     for side in &record.sides {
         let verbs = side.verbs.first().expect("both use libibverbs");
-        assert!(verbs.starts_with(std::fs::canonicalize(dist.join("softrnic")).expect("it is there")), "{verbs:?}");
+        assert!(
+            verbs.starts_with(std::fs::canonicalize(dist.join("softrnic")).expect("it is there")),
+            "{verbs:?}"
+        );
     }
-    assert!(record.rows.iter().any(|row| row.key.metric == Metric::SetupMany && row.judgement.ratio.is_some()));
+    assert!(
+        record
+            .rows
+            .iter()
+            .any(|row| row.key.metric == Metric::SetupMany && row.judgement.ratio.is_some())
+    );
 }
 
 #[test]
@@ -65,7 +78,8 @@ fn nccls_own_loader_takes_the_plugin() {
     let (dist, nccl) = (require!(dist(&parts)), require!(stock_nccl()));
     let (report, plugin) = (Scratch::new(), dist.join("lib/libnccl-net.so"));
     let plugin = std::fs::canonicalize(plugin).expect("it is there");
-    let mut arguments = vec!["bench", "--loader", text(&plugin), "--reps", "1", "--report", text(&report)];
+    let mut arguments =
+        vec!["bench", "--loader", text(&plugin), "--reps", "1", "--report", text(&report)];
     arguments.extend(FAST);
     let environment = [("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl))];
     let (code, stdout, stderr) = ferrite(&arguments, &environment);
@@ -81,17 +95,22 @@ fn the_loader_of_nccl_2_28_takes_a_list_and_that_of_2_21_does_not() {
     let (list, report) = (format!("spcx,/no/such.so,{}", plugin.display()), Scratch::new());
     for (release, expected) in [("2.28.9", 0), ("2.21.5", 2)] {
         let nccl = require!(cached_nccl(release));
-        let mut arguments = vec!["bench", "--loader", list.as_str(), "--reps", "1", "--report", text(&report)];
+        let mut arguments =
+            vec!["bench", "--loader", list.as_str(), "--reps", "1", "--report", text(&report)];
         arguments.extend(FAST);
         let (code, stdout, stderr) =
             ferrite(&arguments, &[("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl))]);
         assert_eq!(code, expected, "NCCL {release}: {stdout}{stderr}");
         let words = "NCCL 2.21.5 takes one plugin, and 2.27 and later take a list";
-        assert!(if code == 0 { stdout.contains("A = Ferrite") } else { stderr.contains(words) }, "{stdout}{stderr}");
+        assert!(
+            if code == 0 { stdout.contains("A = Ferrite") } else { stderr.contains(words) },
+            "{stdout}{stderr}"
+        );
     }
     let nccl = require!(cached_nccl("2.28.9"));
     let missing = ["bench", "--loader", "/no/such.so,/no/other.so"];
-    let (code, _, stderr) = ferrite(&missing, &[("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl))]);
+    let (code, _, stderr) =
+        ferrite(&missing, &[("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl))]);
     assert_eq!(code, 2);
     assert!(stderr.contains("cannot open /no/such.so"), "{stderr}");
 }
@@ -105,14 +124,21 @@ fn the_loader_of_nccl_2_20_takes_a_name_and_no_path() {
     let path = folder.join("libnccl-net.so");
     let report = Scratch::new();
     for (value, code) in [("ferrite", 0), (text(&path), 2)] {
-        let mut arguments = vec!["bench", "--loader", value, "--reps", "1", "--report", text(&report)];
+        let mut arguments =
+            vec!["bench", "--loader", value, "--reps", "1", "--report", text(&report)];
         arguments.extend(FAST);
-        let environment =
-            [("FERRITE_DIST", text(&dist)), ("FERRITE_NCCL", text(&nccl)), ("LD_LIBRARY_PATH", text(&folder))];
+        let environment = [
+            ("FERRITE_DIST", text(&dist)),
+            ("FERRITE_NCCL", text(&nccl)),
+            ("LD_LIBRARY_PATH", text(&folder)),
+        ];
         let (found, stdout, stderr) = ferrite(&arguments, &environment);
         assert_eq!(found, code, "{value}: {stdout}{stderr}");
         let words = format!("did not take NCCL_NET_PLUGIN={value}");
-        assert!(if code == 0 { stdout.contains("A = Ferrite") } else { stderr.contains(&words) }, "{stdout}{stderr}");
+        assert!(
+            if code == 0 { stdout.contains("A = Ferrite") } else { stderr.contains(&words) },
+            "{stdout}{stderr}"
+        );
     }
 }
 
@@ -133,7 +159,10 @@ fn another_build(plugin: &Path, folder: &Scratch) -> PathBuf {
     let mut bytes = std::fs::read(plugin).expect("it is there");
     // Followed by digits: what reads it has the words alone.
     let label = b"ferrite-version=0.";
-    let at = bytes.windows(label.len()).position(|window| window == label).expect("it tells its version");
+    let at = bytes
+        .windows(label.len())
+        .position(|window| window == label)
+        .expect("it tells its version");
     let build = bytes[at..].iter().position(|byte| *byte == b'+').expect("a commit") + at + 1;
     bytes[build..build + 12].copy_from_slice(b"0123456789ab");
     let path = folder.join("older.so");
@@ -147,12 +176,22 @@ fn two_builds_of_the_plugin_are_verified_against_each_other() {
     let (folder, plugin) = (Scratch::new(), dist.join("lib/libnccl-net.so"));
     let older = another_build(&plugin, &folder);
     for (zero, one) in [(&plugin, &older), (&older, &plugin)] {
-        let arguments =
-            ["verify", "--plugin", text(zero), "--peer-plugin", text(one), "--over", "single", "--long", "50"];
+        let arguments = [
+            "verify",
+            "--plugin",
+            text(zero),
+            "--peer-plugin",
+            text(one),
+            "--over",
+            "single",
+            "--long",
+            "50",
+        ];
         let (code, stdout, stderr) = ferrite(&arguments, &[("FERRITE_DIST", text(&dist))]);
         assert_eq!(code, 0, "{stdout}{stderr}");
         let (rank0, rank1) = stdout.split_once("; rank 1: Ferrite ").expect("both are named");
-        let is_older = |words: &str| words.lines().next().is_some_and(|line| line.contains("+0123456789ab"));
+        let is_older =
+            |words: &str| words.lines().next().is_some_and(|line| line.contains("+0123456789ab"));
         assert_eq!((is_older(rank0), is_older(rank1)), (zero == &older, one == &older), "{stdout}");
     }
 }
@@ -163,7 +202,8 @@ fn a_plugin_that_the_other_end_does_not_understand_is_told_with_what_it_says() {
     let plugin = dist.join("lib/libnccl-net.so");
     let foreign = loopback();
     let run = |peer: &Path| {
-        let arguments = ["verify", "--plugin", text(&plugin), "--peer-plugin", text(peer), "--over", "single"];
+        let arguments =
+            ["verify", "--plugin", text(&plugin), "--peer-plugin", text(peer), "--over", "single"];
         ferrite(&arguments, &[("FERRITE_DIST", text(&dist))])
     };
     let (code, stdout, stderr) = run(&foreign);
@@ -202,7 +242,10 @@ fn a_plugin_for_another_processor_is_refused_with_what_helps() {
     let path = folder.join("other.so");
     std::fs::write(&path, bytes).expect("it can be written");
     let words = refusal(&Source::plugin(&path));
-    assert!(words.contains("it is for another processor (ELF machine 2): install the package for "), "{words}");
+    assert!(
+        words.contains("it is for another processor (ELF machine 2): install the package for "),
+        "{words}"
+    );
 }
 
 #[test]
@@ -223,7 +266,9 @@ fn another_version_is_refused() {
     let path = shared_object("loopback", &["-DAS_NCCL=21903", "-DVTABLE_NAME=\"IB\""]);
     let words = refusal(&Source::stock(&path));
     assert!(
-        words.ends_with("is NCCL 2.19.3; known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7, 2.32.3"),
+        words.ends_with(
+            "is NCCL 2.19.3; known are 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7, 2.32.3"
+        ),
         "{words}"
     );
     assert!(release::verify(&path).is_err());
@@ -233,7 +278,10 @@ fn another_version_is_refused() {
 fn a_missing_symbol_names_file_and_symbol() {
     let path = loopback();
     let words = refusal(&Source::stock(&path));
-    assert!(words.contains(&path.file_name().expect("it has a name").to_string_lossy().into_owned()), "{words}");
+    assert!(
+        words.contains(&path.file_name().expect("it has a name").to_string_lossy().into_owned()),
+        "{words}"
+    );
     assert!(words.contains("has no symbol ncclNetIb"), "{words}");
 }
 
@@ -278,7 +326,9 @@ fn a_stripped_file_says_so() {
         Err(Error::Symbol { hint, .. }) => assert!(hint.contains("stripped"), "{hint}"),
         other => panic!("{other:?}"),
     }
-    assert!(library::exports(&stripped, "ncclGet").expect("it is an ELF file") == ["ncclGetVersion"]);
+    assert!(
+        library::exports(&stripped, "ncclGet").expect("it is an ELF file") == ["ncclGetVersion"]
+    );
 }
 
 #[test]
@@ -335,7 +385,10 @@ fn buffers_lie_in_the_pages_that_the_parent_has_for_the_rank() -> Result<()> {
 }
 
 /// What the parent gets when the processes do `body`.
-fn failing(test: &str, body: impl FnOnce(&mut pair::WorkerCtx) -> Result<()>) -> (usize, String, Vec<String>) {
+fn failing(
+    test: &str,
+    body: impl FnOnce(&mut pair::WorkerCtx) -> Result<()>,
+) -> (usize, String, Vec<String>) {
     match pair::run(test, &setting(), body) {
         Err(Error::Worker { rank, what, log, .. }) => (rank, what, log),
         other => panic!("expected a failed worker, got {other:?}"),
@@ -344,14 +397,15 @@ fn failing(test: &str, body: impl FnOnce(&mut pair::WorkerCtx) -> Result<()>) ->
 
 #[test]
 fn a_dead_process_is_named_with_its_last_lines() {
-    let (rank, what, log) = failing("softrnic::a_dead_process_is_named_with_its_last_lines", |worker| {
-        worker.begin("dying")?;
-        if worker.rank() == 1 {
-            eprintln!("goodbye");
-            std::process::abort();
-        }
-        worker.barrier()
-    });
+    let (rank, what, log) =
+        failing("softrnic::a_dead_process_is_named_with_its_last_lines", |worker| {
+            worker.begin("dying")?;
+            if worker.rank() == 1 {
+                eprintln!("goodbye");
+                std::process::abort();
+            }
+            worker.barrier()
+        });
     assert_eq!(rank, 1);
     assert_eq!(what, "the process died while dying (signal 6 SIGABRT)");
     assert!(log.iter().any(|line| line == "goodbye"), "{log:?}");
@@ -366,20 +420,23 @@ fn a_hung_process_is_given_up() {
         std::thread::sleep(Duration::from_secs(3600));
         Ok(())
     });
-    let Err(Error::Worker { what, .. }) = outcome else { panic!("expected a failed worker, got {outcome:?}") };
+    let Err(Error::Worker { what, .. }) = outcome else {
+        panic!("expected a failed worker, got {outcome:?}")
+    };
     assert!(what.contains("no sign of life for 5.0 s"), "{what}");
     assert!(what.contains("rank 1 was sleeping"), "{what}");
 }
 
 #[test]
 fn the_error_of_the_process_that_failed_first_is_reported() {
-    let (rank, what, _) = failing("softrnic::the_error_of_the_process_that_failed_first_is_reported", |worker| {
-        if worker.rank() == 1 {
-            return Err(Error::Data("the real reason".into()));
-        }
-        // The peer's end closes when its process ends.
-        worker.barrier()
-    });
+    let (rank, what, _) =
+        failing("softrnic::the_error_of_the_process_that_failed_first_is_reported", |worker| {
+            if worker.rank() == 1 {
+                return Err(Error::Data("the real reason".into()));
+            }
+            // The peer's end closes when its process ends.
+            worker.barrier()
+        });
     assert_eq!((rank, what.as_str()), (1, "wrong data: the real reason"));
 }
 
@@ -396,7 +453,9 @@ fn a_failed_assertion_is_reported() {
 fn a_failing_init_shows_the_transports_own_words() {
     let mut setting = setting().env("LOOPBACK_FAULT", "init");
     setting.pin = false;
-    let outcome = pair::run(&test_name(), &setting, |_| Transport::open(&Source::plugin(loopback())).map(|_| ()));
+    let outcome = pair::run(&test_name(), &setting, |_| {
+        Transport::open(&Source::plugin(loopback())).map(|_| ())
+    });
     let Err(Error::Worker { what, log, .. }) = outcome else {
         panic!("expected a failed worker, got {outcome:?}");
     };

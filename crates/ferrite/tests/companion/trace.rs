@@ -14,8 +14,8 @@ use lab::transport::buffer::Buffer;
 use lab::transport::deadline::{finished, posted};
 use lab::verbs::Verbs;
 use nccl_net::inspect::stats::layout::{
-    CHUNK_RECORDS, FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR, MAGIC, OPEN,
-    RECORD_WORDS, SENDER, header, record, timed,
+    CHUNK_RECORDS, FILE_PREFIX, FIRST_RECORD_WORDS, HEADER_WORDS, LAYOUT_MAJOR, LAYOUT_MINOR,
+    MAGIC, OPEN, RECORD_WORDS, SENDER, header, record, timed,
 };
 use serde_json::Value;
 use testkit::dist::{plugin, softrnic_library_folder};
@@ -61,7 +61,9 @@ fn trace(arguments: &[&str]) -> (i32, String, Option<Value>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite"));
     command.arg("trace").args(arguments).arg("--output").arg(&file).env_remove("FERRITE_STATS_DIR");
     let (code, stdout, stderr) = program::run(&mut command).into_parts();
-    let written = std::fs::read_to_string(&file).ok().map(|text| serde_json::from_str(&text).expect("it is JSON"));
+    let written = std::fs::read_to_string(&file)
+        .ok()
+        .map(|text| serde_json::from_str(&text).expect("it is JSON"));
     (code, stdout + &stderr, written)
 }
 
@@ -107,11 +109,16 @@ fn check(timeline: &Value) {
         assert!(named.contains(track), "track {track:?} has no name");
         for (at, (begin, end)) in slices.iter().enumerate() {
             // The numbers have three digits behind the point.
-            let is_apart = |(other, until): &(f64, f64)| other + 0.001 >= *end || until - 0.001 <= *begin;
+            let is_apart =
+                |(other, until): &(f64, f64)| other + 0.001 >= *end || until - 0.001 <= *begin;
             let is_nested = |(other, until): &(f64, f64)| {
-                *other >= begin - 0.001 && *until <= end + 0.001 || *begin >= other - 0.001 && *end <= until + 0.001
+                *other >= begin - 0.001 && *until <= end + 0.001
+                    || *begin >= other - 0.001 && *end <= until + 0.001
             };
-            assert!(slices[at + 1..].iter().all(|one| is_apart(one) || is_nested(one)), "slices of {track:?} overlap");
+            assert!(
+                slices[at + 1..].iter().all(|one| is_apart(one) || is_nested(one)),
+                "slices of {track:?} overlap"
+            );
         }
     }
     for arrow in arrows.values() {
@@ -119,7 +126,8 @@ fn check(timeline: &Value) {
         let ((name, track, from), (_, _, to)) = (arrow["s"], arrow["f"]);
         // A sender may be held up before it notes that it has sent, but `isend` was called before anything arrived.
         let of_message = |slice: &&(f64, f64)| slice.0 <= from + 0.002 && from <= slice.1 + 0.002;
-        let called = slices[&track].iter().filter(of_message).map(|slice| slice.0).fold(from, f64::min);
+        let called =
+            slices[&track].iter().filter(of_message).map(|slice| slice.0).fold(from, f64::min);
         let earliest = if name == "message" { called } else { from };
         assert!(earliest <= to + 0.002, "an arrow that leads back: {arrow:?}");
     }
@@ -160,21 +168,40 @@ fn a_running_job_has_a_track_for_each_end_and_arrows_between_them() -> Result<()
                 let timeline = written.expect("it was written");
                 check(&timeline);
                 let processes = names(&timeline, "process_name");
-                assert!(processes.len() == 2 && processes[0].starts_with("rank 40, "), "{processes:?}");
+                assert!(
+                    processes.len() == 2 && processes[0].starts_with("rank 40, "),
+                    "{processes:?}"
+                );
                 let ends = names(&timeline, "thread_name");
                 let words = ["to rank 41", "from rank 41", "to rank 40", "from rank 40"];
-                assert!(ends.len() == 4 && ends.iter().zip(words).all(|(end, word)| end.starts_with(word)), "{ends:?}");
+                assert!(
+                    ends.len() == 4
+                        && ends.iter().zip(words).all(|(end, word)| end.starts_with(word)),
+                    "{ends:?}"
+                );
                 let of_ends = messages(&timeline);
-                assert!(of_ends.len() == 4 && of_ends.values().all(|one| *one == expected()), "{of_ends:?}");
+                assert!(
+                    of_ends.len() == 4 && of_ends.values().all(|one| *one == expected()),
+                    "{of_ends:?}"
+                );
                 // Two arrows for each message of two connections.
                 assert_eq!(of_phase(&timeline, "f").count(), 2 * 2 * expected().len());
                 assert!(printed.contains("36 timed message(s) (one in 4 is timed)"), "{printed}");
                 assert!(printed.contains("of 2 connection(s) both ends are known"), "{printed}");
                 let pid = std::process::id().to_string();
-                let (code, printed, written) = trace(&["--seconds", "0", "--folder", &folder, &pid]);
-                assert_eq!((code, names(&written.expect("written"), "process_name").len()), (0, 1), "{printed}");
+                let (code, printed, written) =
+                    trace(&["--seconds", "0", "--folder", &folder, &pid]);
+                assert_eq!(
+                    (code, names(&written.expect("written"), "process_name").len()),
+                    (0, 1),
+                    "{printed}"
+                );
                 let (code, printed, _) = trace(&["--seconds", "0.05", "--folder", &folder]);
-                assert!(code == 3 && printed.contains("no message was timed meanwhile by 2 process(es)"), "{printed}");
+                assert!(
+                    code == 3
+                        && printed.contains("no message was timed meanwhile by 2 process(es)"),
+                    "{printed}"
+                );
             }
             worker.barrier()
         })
@@ -185,15 +212,20 @@ fn a_running_job_has_a_track_for_each_end_and_arrows_between_them() -> Result<()
 /// The files of two processes that were killed after all messages.
 fn killed_job(folder: &Scratch, setting: &Setting) -> Vec<PathBuf> {
     // SAFETY: ends here.
-    let killed = pair::run::<(), _>(&test_name(), setting, |worker| job(worker, |_| unsafe { libc::_exit(0) }));
+    let killed = pair::run::<(), _>(&test_name(), setting, |worker| {
+        job(worker, |_| unsafe { libc::_exit(0) })
+    });
     assert!(killed.is_err());
-    let entries = std::fs::read_dir(folder.path()).expect("the folder").map(|entry| entry.expect("an entry").path());
+    let entries = std::fs::read_dir(folder.path())
+        .expect("the folder")
+        .map(|entry| entry.expect("an entry").path());
     entries.filter(|path| path.to_string_lossy().contains(FILE_PREFIX)).collect()
 }
 
 /// What is left of an earlier job is not among the slowest messages of this one.
 #[test]
-fn beside_a_running_job_processes_that_had_ended_are_left_out_unless_they_are_asked_for() -> Result<()> {
+fn beside_a_running_job_processes_that_had_ended_are_left_out_unless_they_are_asked_for()
+-> Result<()> {
     let folder = Scratch::new();
     let setting = require!(setting(folder.path()));
     pair::run(&test_name(), &setting, |worker| {
@@ -201,17 +233,27 @@ fn beside_a_running_job_processes_that_had_ended_are_left_out_unless_they_are_as
             if worker.rank() == 0 {
                 let folder = std::env::var("FERRITE_STATS_DIR").expect("it is set");
                 let own = format!("{FILE_PREFIX}{}.", std::process::id());
-                let files =
-                    std::fs::read_dir(&folder).expect("the folder").map(|entry| entry.expect("an entry").path());
+                let files = std::fs::read_dir(&folder)
+                    .expect("the folder")
+                    .map(|entry| entry.expect("an entry").path());
                 let mut others = files.filter(|path| !path.to_string_lossy().contains(&own));
                 // Nobody has its lock, as where its process has ended. Not read by this process, which would lose its own.
                 let left = Path::new(&folder).join(format!("{FILE_PREFIX}1.0"));
-                let copied = Command::new("cp").arg(others.next().expect("the peer's")).arg(left).status();
+                let copied =
+                    Command::new("cp").arg(others.next().expect("the peer's")).arg(left).status();
                 assert!(copied.is_ok_and(|status| status.success()));
                 let (code, printed, _) = trace(&["--seconds", "0.05", "--folder", &folder]);
-                assert!(code == 3 && printed.contains("no message was timed meanwhile by 2 process(es)"), "{printed}");
+                assert!(
+                    code == 3
+                        && printed.contains("no message was timed meanwhile by 2 process(es)"),
+                    "{printed}"
+                );
                 let (code, printed, written) = trace(&["--seconds", "0", "--folder", &folder]);
-                assert_eq!((code, names(&written.expect("written"), "process_name").len()), (0, 3), "{printed}");
+                assert_eq!(
+                    (code, names(&written.expect("written"), "process_name").len()),
+                    (0, 3),
+                    "{printed}"
+                );
             }
             worker.barrier()
         })
@@ -225,7 +267,8 @@ fn messages_of_killed_processes_are_there_whether_or_not_it_looks_for_a_while() 
     let setting = require!(setting(folder.path()));
     assert_eq!(killed_job(&folder, &setting).len(), 2);
     for seconds in ["0", "0.02"] {
-        let (code, printed, written) = trace(&["--seconds", seconds, "--folder", folder.to_str().expect("text")]);
+        let (code, printed, written) =
+            trace(&["--seconds", seconds, "--folder", folder.to_str().expect("text")]);
         assert_eq!(code, 0, "{printed}");
         let timeline = written.expect("it was written");
         check(&timeline);
@@ -241,11 +284,15 @@ fn messages_of_killed_processes_are_there_whether_or_not_it_looks_for_a_while() 
 
 fn words(path: &Path) -> Vec<u64> {
     let bytes = std::fs::read(path).expect("it is readable");
-    bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes"))).collect()
+    bytes
+        .chunks_exact(8)
+        .map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")))
+        .collect()
 }
 
 fn write(path: &Path, words: &[u64]) {
-    std::fs::write(path, words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>()).expect("it is written");
+    std::fs::write(path, words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>())
+        .expect("it is written");
 }
 
 /// The second process's file is made one of a machine whose clock is five seconds ahead, and whose time of day tells nothing.
@@ -267,7 +314,8 @@ fn clocks_of_two_machines_are_set_by_their_messages() -> Result<()> {
     write(&other.join(files[1].file_name().expect("a name")), &moved);
     std::fs::remove_file(&files[1]).expect("it was there");
     let folders = [&folder, &other].map(|folder| folder.to_str().expect("text").to_owned());
-    let (code, printed, written) = trace(&["--seconds", "0", "--folder", &folders[0], "--folder", &folders[1]]);
+    let (code, printed, written) =
+        trace(&["--seconds", "0", "--folder", &folders[0], "--folder", &folders[1]]);
     assert_eq!(code, 0, "{printed}");
     assert!(printed.contains(" is set by messages, to "), "{printed}");
     check(&written.expect("it was written"));
@@ -299,7 +347,10 @@ fn without_a_process_or_with_files_of_other_versions_it_says_so() {
         trace(&[&["--seconds", "0", "--folder", folder], arguments].concat())
     };
     let (code, printed, written) = in_folder(&[]);
-    assert!(code == 3 && written.is_none() && printed.contains("no process with timed messages"), "{printed}");
+    assert!(
+        code == 3 && written.is_none() && printed.contains("no process with timed messages"),
+        "{printed}"
+    );
     let (code, printed, _) = trace(&["--seconds", "0", "--folder", "/no/such/folder"]);
     assert!(code == 2 && printed.contains("/no/such/folder"), "{printed}");
     let (code, printed, _) = trace(&["--seconds", "3601"]);
@@ -311,11 +362,15 @@ fn without_a_process_or_with_files_of_other_versions_it_says_so() {
     let mut newer = file();
     newer[header::LAYOUT] = (LAYOUT_MAJOR + 1) << 32;
     write(&folder.join(format!("{FILE_PREFIX}2.a")), &newer);
-    std::fs::write(folder.join(format!("{FILE_PREFIX}3.a")), "something else").expect("it is written");
+    std::fs::write(folder.join(format!("{FILE_PREFIX}3.a")), "something else")
+        .expect("it is written");
     let (code, printed, _) = in_folder(&[]);
     assert_eq!(code, 3, "{printed}");
-    for words in ["1.a: layout 1.1, of a Ferrite that keeps no timed messages", "of a newer Ferrite", "3.a: not a file"]
-    {
+    for words in [
+        "1.a: layout 1.1, of a Ferrite that keeps no timed messages",
+        "of a newer Ferrite",
+        "3.a: not a file",
+    ] {
         assert!(printed.contains(words), "{words:?} is missing: {printed}");
     }
 }
@@ -331,9 +386,12 @@ fn a_file_with_any_words_gives_a_valid_timeline_or_none() {
         for end in 0..2 {
             let start = HEADER_WORDS + end * RECORD_WORDS;
             for place in 0..record::TIMED_MESSAGES {
-                let message = &mut words[start + record::TIMED + place * timed::WORDS..][..timed::WORDS];
-                message
-                    .fill_with(|| [random.u64(..), random.u64(..1 << 58), random.u64(..1 << 20), 0][random.usize(..4)]);
+                let message =
+                    &mut words[start + record::TIMED + place * timed::WORDS..][..timed::WORDS];
+                message.fill_with(|| {
+                    [random.u64(..), random.u64(..1 << 58), random.u64(..1 << 20), 0]
+                        [random.usize(..4)]
+                });
                 message[timed::MESSAGE_AGAIN] = message[timed::MESSAGE];
             }
             words[start + record::CONNECTION] = 7;
@@ -344,7 +402,8 @@ fn a_file_with_any_words_gives_a_valid_timeline_or_none() {
             }
         }
         write(&path, &words);
-        let (code, printed, written) = trace(&["--seconds", "0", "--folder", folder.to_str().expect("text")]);
+        let (code, printed, written) =
+            trace(&["--seconds", "0", "--folder", folder.to_str().expect("text")]);
         assert_eq!(code, if written.is_some() { 0 } else { 3 }, "{printed}");
         if let Some(timeline) = written {
             assert!(of_phase(&timeline, "X").count() > 0);
@@ -360,12 +419,18 @@ fn an_output_that_nobody_named_replaces_no_file() {
     let place = folder.to_str().expect("text");
     for expected in [1, 2, 3] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite"));
-        command.args(["trace", "--seconds", "0", "--folder", place]).current_dir(place).env_remove("FERRITE_STATS_DIR");
+        command
+            .args(["trace", "--seconds", "0", "--folder", place])
+            .current_dir(place)
+            .env_remove("FERRITE_STATS_DIR");
         let (code, stdout, stderr) = program::run(&mut command).into_parts();
         assert_eq!(code, 0, "{stdout}{stderr}");
         let written = std::fs::read_dir(place).expect("the folder").flatten();
-        let written = written.filter(|entry| entry.file_name().to_string_lossy().starts_with("ferrite-trace"));
+        let written = written
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with("ferrite-trace"));
         assert_eq!(written.count(), expected, "{stdout}");
     }
-    assert!(folder.join("ferrite-trace.json").exists() && folder.join("ferrite-trace.2.json").exists());
+    assert!(
+        folder.join("ferrite-trace.json").exists() && folder.join("ferrite-trace.2.json").exists()
+    );
 }

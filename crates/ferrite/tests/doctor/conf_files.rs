@@ -31,15 +31,22 @@ fn in_environment() -> Set {
 /// What the doctor says that the files set.
 fn doctor_says(folder: &Path, env: &[(&str, String)]) -> Set {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite"));
-    command.args(["doctor", "--json", "--only", "settings"]).env("LD_LIBRARY_PATH", folder.join("L"));
+    command
+        .args(["doctor", "--json", "--only", "settings"])
+        .env("LD_LIBRARY_PATH", folder.join("L"));
     command.env_remove("NCCL_CONF_FILE").envs(env.iter().map(|(name, value)| (*name, value)));
     let printed = program::run(&mut command);
-    let report: Value = serde_json::from_str(&printed.stdout).unwrap_or_else(|e| panic!("{e}: {printed}"));
+    let report: Value =
+        serde_json::from_str(&printed.stdout).unwrap_or_else(|e| panic!("{e}: {printed}"));
     let findings = report["rows"][0]["findings"].as_array().expect("findings");
-    let facts = findings.iter().filter_map(|finding| finding["fact"].as_str()?.rsplit_once(", from "));
+    let facts =
+        findings.iter().filter_map(|finding| finding["fact"].as_str()?.rsplit_once(", from "));
     let set = facts.filter_map(|(fact, _)| fact.split_once('='));
-    let set = set.filter(|(name, _)| is_of_file(name)).map(|(name, value)| (name.to_owned(), value.to_owned()));
-    set.chain([("ZSET".to_owned(), "env".to_owned()), ("ZEMPTY".to_owned(), String::new())]).collect()
+    let set = set
+        .filter(|(name, _)| is_of_file(name))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    set.chain([("ZSET".to_owned(), "env".to_owned()), ("ZEMPTY".to_owned(), String::new())])
+        .collect()
 }
 
 fn agrees_with(release: &str) {
@@ -47,14 +54,20 @@ fn agrees_with(release: &str) {
     let folder = Scratch::new();
     let cache = nccl.ancestors().nth(3).expect("the folder of the cache").to_str().expect("text");
     // HOME is set before the process starts: some code reads it once.
-    let env = [("FILES", folder.to_str().expect("text")), ("XDG_CACHE_HOME", cache), ("ZSET", "env"), ("ZEMPTY", "")];
+    let env = [
+        ("FILES", folder.to_str().expect("text")),
+        ("XDG_CACHE_HOME", cache),
+        ("ZSET", "env"),
+        ("ZEMPTY", ""),
+    ];
     alone(&env, || {
         let folder = fs::canonicalize(std::env::var("FILES").expect("set")).expect("it is there");
         let text = |name: &str| folder.join(name).to_str().expect("text").to_owned();
         for name in ["L", "home"] {
             fs::create_dir(folder.join(name)).expect("made");
         }
-        fs::write(text("L/libnccl.so.2"), format!("NCCL version {release}+cuda12.4")).expect("written");
+        fs::write(text("L/libnccl.so.2"), format!("NCCL version {release}+cuda12.4"))
+            .expect("written");
         fs::write(text("named"), FILE).expect("written");
         fs::write(text("home/.nccl.conf"), "ZHOME=1\nZ1=home\n").expect("written");
         let home = ("HOME", text("home"));
@@ -76,7 +89,9 @@ fn agrees_with(release: &str) {
                 fs::write(folder.join("set"), set).expect("written");
             });
             assert!(child.ended().success(), "{env:?}");
-            let nccls: Set = serde_json::from_slice(&fs::read(folder.join("set")).expect("written")).expect("JSON");
+            let nccls: Set =
+                serde_json::from_slice(&fs::read(folder.join("set")).expect("written"))
+                    .expect("JSON");
             assert_eq!(doctor_says(&folder, &env), nccls, "NCCL {release}, {env:?}");
         }
     });

@@ -13,8 +13,10 @@ use crate::{Setup, setup};
 /// A folder with a libibverbs of 2008, whose only device cannot be opened.
 fn old_library(flags: &[&str]) -> (Scratch, PathBuf) {
     let map = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_verbs.map");
-    let library =
-        shared_object("old_verbs", &[&[format!("-Wl,--version-script={}", map.display()).as_str()], flags].concat());
+    let library = shared_object(
+        "old_verbs",
+        &[&[format!("-Wl,--version-script={}", map.display()).as_str()], flags].concat(),
+    );
     let folder = Scratch::new();
     let path = folder.join("libibverbs.so.1");
     std::fs::copy(library, &path).expect("copied");
@@ -29,7 +31,8 @@ fn libibverbs_fails_if_it_cannot_be_loaded_and_warns_if_it_is_old() {
     folder.write("libibverbs.so", "");
     let empty = require!(setup("libibverbs")).env("LD_LIBRARY_PATH", folder.display()).look();
     empty.is("FAIL", &["no libibverbs", "file too short", "install libibverbs1"]);
-    let missing = require!(setup("libibverbs")).env("NCCL_IBVERBS_LIB", "/no/such/library.so").look();
+    let missing =
+        require!(setup("libibverbs")).env("NCCL_IBVERBS_LIB", "/no/such/library.so").look();
     missing.is("FAIL", &["/no/such/library.so"]);
     let (_folder, old) = old_library(&[]);
     let old = require!(setup("libibverbs")).env("NCCL_IBVERBS_LIB", old.display()).look();
@@ -39,18 +42,25 @@ fn libibverbs_fails_if_it_cannot_be_loaded_and_warns_if_it_is_old() {
 #[test]
 fn providers_fails_for_a_device_that_libibverbs_does_not_list() {
     let with = |name: &str| {
-        setup("providers")
-            .map(|setup| setup.link(&format!("/sys/class/infiniband/{name}/device/driver"), "/x/mlx5_core"))
+        setup("providers").map(|setup| {
+            setup.link(&format!("/sys/class/infiniband/{name}/device/driver"), "/x/mlx5_core")
+        })
     };
-    require!(with("mlx5_7")).look().is("FAIL", &["mlx5_7", "kernel driver mlx5_core", "ibverbs-providers"]);
+    require!(with("mlx5_7"))
+        .look()
+        .is("FAIL", &["mlx5_7", "kernel driver mlx5_core", "ibverbs-providers"]);
     require!(with("softrnic0")).look().is("ok", &["lists 2 devices, the kernel 1"]);
 }
 
 #[test]
 fn device_nodes_fails_for_a_file_that_is_missing_or_cannot_be_opened() {
-    let kernel =
-        || setup("device-nodes").map(|setup| setup.file("/sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0"));
-    require!(kernel()).look().is("FAIL", &["/dev/infiniband/uverbs0", "No such file", "--device=/dev/infiniband"]);
+    let kernel = || {
+        setup("device-nodes")
+            .map(|setup| setup.file("/sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0"))
+    };
+    require!(kernel())
+        .look()
+        .is("FAIL", &["/dev/infiniband/uverbs0", "No such file", "--device=/dev/infiniband"]);
     require!(kernel()).file("/dev/infiniband/uverbs0/x", "").look().is("FAIL", &["Is a directory"]);
     require!(kernel()).file("/dev/infiniband/uverbs0", "").look().is("ok", &["can be opened"]);
 }
@@ -58,7 +68,8 @@ fn device_nodes_fails_for_a_file_that_is_missing_or_cannot_be_opened() {
 #[test]
 fn device_nodes_fails_where_neither_the_kernel_nor_libibverbs_has_a_device() {
     require!(setup("device-nodes")).look().is("ok", &["need none"]);
-    let none = require!(setup("device-nodes")).env("NCCL_IBVERBS_LIB", "/no/such/library.so").look();
+    let none =
+        require!(setup("device-nodes")).env("NCCL_IBVERBS_LIB", "/no/such/library.so").look();
     none.is("FAIL", &["modprobe ib_uverbs"]);
 }
 
@@ -83,7 +94,10 @@ fn ports_fails_if_no_port_is_left_to_use() {
     let one = require!(setup("ports")).env("NCCL_IB_HCA", "softrnic0").look();
     one.is("ok", &["active, not used: NCCL_IB_HCA=softrnic0 excludes it"]);
     let none = require!(setup("ports")).env("NCCL_IB_HCA", "mlx5").look();
-    none.is("FAIL", &["would use no port: NCCL_IB_HCA=mlx5 excludes all of them", "correct NCCL_IB_HCA"]);
+    none.is(
+        "FAIL",
+        &["would use no port: NCCL_IB_HCA=mlx5 excludes all of them", "correct NCCL_IB_HCA"],
+    );
     assert!(!none.text.contains("cable"), "{}", none.text);
 }
 
@@ -92,10 +106,18 @@ fn ports_warns_of_entries_of_the_list_that_name_nothing() {
     let with = |list: &str| setup("ports").map(|setup| setup.env("NCCL_IB_HCA", list));
     let there = "there are: softrnic0, softrnic1";
     require!(with("softrnic0,softrnic7")).look().is("warn", &["begins with softrnic7", there]);
-    require!(with("=softrnic0,rocep1s0f0")).look().is("warn", &["no device is called rocep1s0f0", there]);
-    require!(with("softrnic0:2,softrnic1")).look().is("warn", &["softrnic0 has no port 2; its last one is 1"]);
-    require!(with("^=softrnic0,^=softrnic1")).look().is("warn", &["^=softrnic1 is taken for a name"]);
-    require!(with("softrnic0, softrnic1")).look().is("warn", &["built-in transport takes the blanks"]);
+    require!(with("=softrnic0,rocep1s0f0"))
+        .look()
+        .is("warn", &["no device is called rocep1s0f0", there]);
+    require!(with("softrnic0:2,softrnic1"))
+        .look()
+        .is("warn", &["softrnic0 has no port 2; its last one is 1"]);
+    require!(with("^=softrnic0,^=softrnic1"))
+        .look()
+        .is("warn", &["^=softrnic1 is taken for a name"]);
+    require!(with("softrnic0, softrnic1"))
+        .look()
+        .is("warn", &["built-in transport takes the blanks"]);
     require!(with("^mlx5_bond")).look().is("ok", &["begins with mlx5_bond"]);
     require!(with("softrnic0::2,softrnic1:")).look().is("ok", &["softrnic1:1"]);
 }
@@ -111,7 +133,10 @@ fn link_layer_fails_for_one_that_is_neither_infiniband_nor_ethernet() {
 
 #[test]
 fn lid_is_looked_at_on_infiniband() {
-    require!(setup("lid")).softrnic("SOFTRNIC_LINK", "ib").look().is("ok", &["subnet manager at LID 1"]);
+    require!(setup("lid"))
+        .softrnic("SOFTRNIC_LINK", "ib")
+        .look()
+        .is("ok", &["subnet manager at LID 1"]);
     require!(setup("lid")).look().is("ok", &["no active InfiniBand port"]);
 }
 
@@ -143,7 +168,10 @@ fn gid_fails_at_an_empty_index_and_warns_of_addresses_that_are_not_routed() {
         .look()
         .is("FAIL", &["NCCL_IB_GID_INDEX=9", "1: 10.82.1.1 (RoCE v2)"]);
     require!(setup("gid")).env("NCCL_IB_GID_INDEX", "0").look().is("warn", &["link-local only"]);
-    let old = require!(setup("gid")).softrnic("SOFTRNIC_GIDS", "rich").env("NCCL_IB_ROCE_VERSION_NUM", "1").look();
+    let old = require!(setup("gid"))
+        .softrnic("SOFTRNIC_GIDS", "rich")
+        .env("NCCL_IB_ROCE_VERSION_NUM", "1")
+        .look();
     old.is("warn", &["RoCE v1"]);
     let outside = require!(setup("gid")).env("NCCL_IB_ADDR_RANGE", "192.168.0.0/24").look();
     outside.is("warn", &["none found in NCCL_IB_ADDR_RANGE"]);
@@ -152,10 +180,13 @@ fn gid_fails_at_an_empty_index_and_warns_of_addresses_that_are_not_routed() {
 
 #[test]
 fn pkey_fails_at_an_index_beyond_the_table() {
-    let named = require!(setup("pkey")).file("/sys/class/infiniband/softrnic0/ports/1/pkeys/0", "0xffff\n").look();
+    let named = require!(setup("pkey"))
+        .file("/sys/class/infiniband/softrnic0/ports/1/pkeys/0", "0xffff\n")
+        .look();
     named.is("ok", &["entry 0 of 1, 0xffff"]);
     require!(setup("pkey")).env("NCCL_IB_PKEY", "5").look().is("FAIL", &["INIT", "NCCL_IB_PKEY"]);
-    let by_value = require!(setup("pkey")).env("NCCL_IB_PKEY", "5").env("NCCL_IB_PKEY_VALUE", "0x7fff").look();
+    let by_value =
+        require!(setup("pkey")).env("NCCL_IB_PKEY", "5").env("NCCL_IB_PKEY_VALUE", "0x7fff").look();
     by_value.is("ok", &["entry 0 of 1"]);
     let other = require!(setup("pkey")).env("NCCL_IB_PKEY_VALUE", "0x8001").look();
     other.is("FAIL", &["NCCL_IB_PKEY_VALUE=0x8001", "has no such partition key"]);
@@ -164,32 +195,54 @@ fn pkey_fails_at_an_index_beyond_the_table() {
 #[test]
 fn memlock_fails_if_the_trial_fails_and_warns_of_a_limit_below_the_memory() {
     let with = |kib: &str| {
-        setup("memlock")
-            .map(|setup| setup.file("/proc/meminfo", format!("MemTotal:  {kib} kB\n")).shell("ulimit -l 64"))
+        setup("memlock").map(|setup| {
+            setup.file("/proc/meminfo", format!("MemTotal:  {kib} kB\n")).shell("ulimit -l 64")
+        })
     };
     require!(with("32")).look().is("ok", &["limit 64 KiB", "256 MiB were registered"]);
-    let exempt = require!(with("1048576")).file("/proc/self/status", "Name:\tx\nCapEff:\t0000000000004000\n").look();
+    let exempt = require!(with("1048576"))
+        .file("/proc/self/status", "Name:\tx\nCapEff:\t0000000000004000\n")
+        .look();
     exempt.is("ok", &["does not bind this process"]);
-    let other = require!(with("1048576")).file("/proc/self/status", "Name:\tx\nCapEff:\t0000000000003fff\n").look();
+    let other = require!(with("1048576"))
+        .file("/proc/self/status", "Name:\tx\nCapEff:\t0000000000003fff\n")
+        .look();
     other.is("warn", &["limit 64 KiB"]);
-    require!(with("1048576")).look().is("warn", &["limit 64 KiB, and the machine has 1 GiB", "ulimit -l unlimited"]);
-    require!(with("32")).softrnic("SOFTRNIC_FAULTS", "reg-mr=ENOMEM").look().is("FAIL", &["Cannot allocate memory"]);
+    require!(with("1048576"))
+        .look()
+        .is("warn", &["limit 64 KiB, and the machine has 1 GiB", "ulimit -l unlimited"]);
+    require!(with("32"))
+        .softrnic("SOFTRNIC_FAULTS", "reg-mr=ENOMEM")
+        .look()
+        .is("FAIL", &["Cannot allocate memory"]);
 }
 
 #[test]
 fn queue_pairs_fails_if_none_can_be_made_and_warns_without_inline_data() {
     require!(setup("queue-pairs")).look().is("ok", &["192 bytes"]);
-    require!(setup("queue-pairs")).softrnic("SOFTRNIC_MAX_INLINE", "0").look().is("warn", &["0 bytes of inline data"]);
-    require!(setup("queue-pairs")).softrnic("SOFTRNIC_MAX_QP_WR", "1").look().is("FAIL", &["ibv_create_qp"]);
+    require!(setup("queue-pairs"))
+        .softrnic("SOFTRNIC_MAX_INLINE", "0")
+        .look()
+        .is("warn", &["0 bytes of inline data"]);
+    require!(setup("queue-pairs"))
+        .softrnic("SOFTRNIC_MAX_QP_WR", "1")
+        .look()
+        .is("FAIL", &["ibv_create_qp"]);
 }
 
 #[test]
 fn limits_warns_of_too_few_queue_pairs_for_the_processes() {
     let with = |pairs: u32| setup("limits").map(|setup| setup.softrnic("SOFTRNIC_MAX_QP", pairs));
     require!(with(300)).look().is("ok", &["1 processes are counted with 256"]);
-    require!(with(300)).word("--ranks").word("8").look().is("warn", &["300 queue pairs", "counted with 2048"]);
+    require!(with(300))
+        .word("--ranks")
+        .word("8")
+        .look()
+        .is("warn", &["300 queue pairs", "counted with 2048"]);
     let gpus = require!(with(300)).file("/proc/driver/nvidia/gpus/0000:17:00.0/information", "");
-    gpus.file("/proc/driver/nvidia/gpus/0000:18:00.0/information", "").look().is("warn", &["counted with 512"]);
+    gpus.file("/proc/driver/nvidia/gpus/0000:18:00.0/information", "")
+        .look()
+        .is("warn", &["counted with 512"]);
 }
 
 const ROOT_PORT: &str = "/sys/devices/pci0000:16/0000:16:01.0";
@@ -198,22 +251,28 @@ const ROOT_PORT: &str = "/sys/devices/pci0000:16/0000:16:01.0";
 fn card(row: &str, speed: &str, width: &str) -> Result<Setup, Missing> {
     let nic = format!("{ROOT_PORT}/0000:17:00.0/0000:18:00.0");
     let setup = setup(row)?;
-    let setup =
-        setup.file(&format!("{nic}/current_link_speed"), speed).file(&format!("{nic}/current_link_width"), width);
-    let setup =
-        setup.file(&format!("{nic}/max_link_speed"), "32.0 GT/s PCIe").file(&format!("{nic}/max_link_width"), "16");
+    let setup = setup
+        .file(&format!("{nic}/current_link_speed"), speed)
+        .file(&format!("{nic}/current_link_width"), width);
+    let setup = setup
+        .file(&format!("{nic}/max_link_speed"), "32.0 GT/s PCIe")
+        .file(&format!("{nic}/max_link_width"), "16");
     let setup = setup
         .file("/sys/class/infiniband/x0/ports/1/rate", "400 Gb/sec (4X NDR)")
         .file(&format!("{nic}/numa_node"), "0");
-    Ok(setup
-        .link("/sys/class/infiniband/x0/device", "../../../devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0"))
+    Ok(setup.link(
+        "/sys/class/infiniband/x0/device",
+        "../../../devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0",
+    ))
 }
 
 /// A GPU at `path` below /sys/devices.
 fn gpu(setup: Setup, path: &str) -> Setup {
     let folder = format!("/sys/devices/{path}");
     let name = path.rsplit('/').next().expect("a name").to_owned();
-    let setup = setup.file(&format!("{folder}/class"), "0x030200\n").file(&format!("{folder}/vendor"), "0x10de\n");
+    let setup = setup
+        .file(&format!("{folder}/class"), "0x030200\n")
+        .file(&format!("{folder}/vendor"), "0x10de\n");
     setup.link(&format!("/sys/bus/pci/devices/{name}"), &format!("../../../devices/{path}"))
 }
 
@@ -222,7 +281,9 @@ const FAR: &str = "pci0000:80/0000:80:01.0/0000:81:00.0";
 
 #[test]
 fn pcie_warns_of_a_link_below_what_the_card_can_and_fails_below_half_of_its_ports() {
-    require!(card("pcie", "32.0 GT/s PCIe", "16")).look().is("ok", &["x0", "504 Gb/s of PCIe for ports of 400 Gb/s"]);
+    require!(card("pcie", "32.0 GT/s PCIe", "16"))
+        .look()
+        .is("ok", &["x0", "504 Gb/s of PCIe for ports of 400 Gb/s"]);
     require!(card("pcie", "16.0 GT/s PCIe", "16"))
         .look()
         .is("warn", &["252 Gb/s", "it can have 32 GT/s x16", "reseat"]);
@@ -233,7 +294,9 @@ fn pcie_warns_of_a_link_below_what_the_card_can_and_fails_below_half_of_its_port
 #[test]
 fn gpu_distance_warns_of_a_gpu_without_a_card_below_its_switch() {
     let fast = || card("gpu-distance", "32.0 GT/s PCIe", "16");
-    require!(fast().map(|setup| gpu(setup, NEAR))).look().is("ok", &["GPU 0000:19:00.0", "shares a bridge with x0"]);
+    require!(fast().map(|setup| gpu(setup, NEAR)))
+        .look()
+        .is("ok", &["GPU 0000:19:00.0", "shares a bridge with x0"]);
     require!(fast().map(|setup| gpu(setup, FAR)))
         .look()
         .is("warn", &["no RDMA device shares a bridge", "NCCL_NET_GDR_LEVEL"]);
@@ -255,7 +318,9 @@ fn acs_warns_of_a_bridge_that_redirects_requests_and_is_unknown_without_root() {
     let with = |bytes: &[u8]| {
         let setup = card("acs", "32.0 GT/s PCIe", "16").map(|setup| gpu(setup, NEAR))?;
         let setup = setup.file(&format!("{ROOT_PORT}/config"), bytes);
-        Ok::<Setup, Missing>(setup.file(&format!("{ROOT_PORT}/0000:17:00.0/config"), config(0xd, 0)))
+        Ok::<Setup, Missing>(
+            setup.file(&format!("{ROOT_PORT}/0000:17:00.0/config"), config(0xd, 0)),
+        )
     };
     require!(with(&config(0xd, 0))).look().is("ok", &["none of 2 bridges"]);
     require!(with(&config(0xd, 0x5d))).look().is("warn", &["0000:16:01.0", "0x005d", "setpci"]);
@@ -279,7 +344,8 @@ fn iommu_warns_of_translation_without_ats_where_there_are_gpus() {
 #[test]
 fn gpu_warns_of_a_driver_files_or_a_library_that_are_missing() {
     let bus = || setup("gpu").map(|setup| gpu(setup, FAR));
-    let driver = || bus().map(|setup| setup.file("/proc/driver/nvidia/gpus/0000:81:00.0/information", ""));
+    let driver =
+        || bus().map(|setup| setup.file("/proc/driver/nvidia/gpus/0000:81:00.0/information", ""));
     let nodes = || driver().map(|setup| setup.file("/dev/nvidia0", ""));
     require!(setup("gpu")).look().is("unknown", &["no NVIDIA GPU"]);
     require!(bus()).look().is("warn", &["no driver"]);
@@ -293,18 +359,34 @@ fn gpu_memory_warns_if_neither_way_is_there() {
     let with = |kernel: &str, driver: &str| {
         let setup = setup("gpu-memory").map(|setup| gpu(setup, FAR))?;
         Ok::<Setup, Missing>(
-            setup.file("/proc/sys/kernel/osrelease", kernel).file("/proc/driver/nvidia/version", driver),
+            setup
+                .file("/proc/sys/kernel/osrelease", kernel)
+                .file("/proc/driver/nvidia/version", driver),
         )
     };
     let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.1";
-    let neither = require!(with("5.4.0-100-generic", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.1")).look();
+    let neither = require!(with(
+        "5.4.0-100-generic",
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.1"
+    ))
+    .look();
     neither.is(
         "warn",
-        &["by address: no", "older than 5.12", "not the open one", "no RDMA device takes", "modprobe nvidia-peermem"],
+        &[
+            "by address: no",
+            "older than 5.12",
+            "not the open one",
+            "no RDMA device takes",
+            "modprobe nvidia-peermem",
+        ],
     );
-    let module = require!(with("5.4.0", "x")).file("/sys/module/nvidia_peermem/version", "1").look();
+    let module =
+        require!(with("5.4.0", "x")).file("/sys/module/nvidia_peermem/version", "1").look();
     module.is("ok", &["by address: yes"]);
-    require!(with("6.1.0-13-amd64", open)).softrnic("SOFTRNIC_GPU", "dmabuf").look().is("ok", &["by dma-buf: yes"]);
+    require!(with("6.1.0-13-amd64", open))
+        .softrnic("SOFTRNIC_GPU", "dmabuf")
+        .look()
+        .is("ok", &["by dma-buf: yes"]);
     require!(with("6.1.0-13-amd64", open))
         .softrnic("SOFTRNIC_GPU", "none")
         .look()
@@ -375,8 +457,7 @@ for setting; do
 done
 "#;
 
-const ALL: &str =
-    "etha=10.0.1.1/24 docker0=172.17.0.1/16 virbr0=192.168.122.1/24 ethb=10.0.2.1/24 ib0=10.8.0.1/24 ethc=10.0.3.1/24";
+const ALL: &str = "etha=10.0.1.1/24 docker0=172.17.0.1/16 virbr0=192.168.122.1/24 ethb=10.0.2.1/24 ib0=10.8.0.1/24 ethc=10.0.3.1/24";
 
 /// What both take, on a host with these interfaces, with each setting.
 fn taken(nccl: &Path, interfaces: &str, settings: &[&str]) -> Vec<(String, String, String)> {
@@ -389,15 +470,21 @@ fn taken(nccl: &Path, interfaces: &str, settings: &[&str]) -> Vec<(String, Strin
     let printed = program::run(&mut command);
     let split = |line: &str| line.split('|').map(str::to_owned).collect::<Vec<_>>();
     let lines = printed.stdout.lines().map(split).filter(|parts| parts.len() == 3);
-    let found: Vec<_> = lines.map(|parts| (parts[0].clone(), parts[1].clone(), parts[2].clone())).collect();
-    assert_eq!(found.len(), settings.iter().filter(|setting| **setting != "cut").count(), "{printed}");
+    let found: Vec<_> =
+        lines.map(|parts| (parts[0].clone(), parts[1].clone(), parts[2].clone())).collect();
+    assert_eq!(
+        found.len(),
+        settings.iter().filter(|setting| **setting != "cut").count(),
+        "{printed}"
+    );
     found
 }
 
 /// Whether this process may make a host of its own.
 fn hosts() -> Result<(), Missing> {
-    let made =
-        Command::new("unshare").args(["--net", "sh", "-c", "ip link add name eth0 type veth peer name zeth0"]).output();
+    let made = Command::new("unshare")
+        .args(["--net", "sh", "-c", "ip link add name eth0 type veth peer name zeth0"])
+        .output();
     let is_made = made.is_ok_and(|output| output.status.success());
     if is_made {
         Ok(())
@@ -415,7 +502,11 @@ fn agrees_with(release: &str, is_old: bool) {
         let found = taken(&nccl, interfaces, &settings);
         let cases = cases.iter().filter(|(setting, _)| *setting != "cut");
         for ((setting, expected), (_, theirs, ours)) in cases.zip(found) {
-            assert_eq!((theirs.as_str(), ours.as_str()), (*expected, *expected), "NCCL {release}, {setting}");
+            assert_eq!(
+                (theirs.as_str(), ours.as_str()),
+                (*expected, *expected),
+                "NCCL {release}, {setting}"
+            );
         }
     };
     let family = "NCCL_SOCKET_FAMILY=AF_INET";
@@ -436,7 +527,10 @@ fn agrees_with(release: &str, is_old: bool) {
             ("NCCL_COMM_ID=10.0.2.77:70000", "ethb"),
         ],
     );
-    agree("etha=10.0.1.1/24 docker0=172.17.0.1/16", &[(family, "etha"), ("NCCL_SOCKET_IFNAME=^eth,lo", "docker0")]);
+    agree(
+        "etha=10.0.1.1/24 docker0=172.17.0.1/16",
+        &[(family, "etha"), ("NCCL_SOCKET_IFNAME=^eth,lo", "docker0")],
+    );
     if !is_old {
         agree("docker0=172.17.0.1/16 virbr0=192.168.122.1/24", &[(family, "docker0")]);
         agree("virbr0=192.168.122.1/24", &[(family, "lo")]);

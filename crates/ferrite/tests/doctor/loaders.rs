@@ -111,7 +111,9 @@ fn write(path: &Path, kind: Kind) {
 /// The value of a case, with what stands for other text written out; makes the file that `#` stands for.
 fn written_out(setting: &str, folder: &str) -> String {
     let setting = setting.replace('@', folder);
-    let (first, rest) = setting.split_once(',').map_or((setting.as_str(), None), |(first, rest)| (first, Some(rest)));
+    let (first, rest) = setting
+        .split_once(',')
+        .map_or((setting.as_str(), None), |(first, rest)| (first, Some(rest)));
     let first = if let Some(length) = first.strip_prefix('#') {
         let length: usize = length.parse().expect("a number");
         let mut path = format!("{folder}/W/");
@@ -140,12 +142,17 @@ fn doctor_says(release: &str, setting: Option<&str>, folder: &Path) -> Result<Pa
     command.env("LD_LIBRARY_PATH", folder.join("L")).env_remove("NCCL_NET_PLUGIN");
     command.envs(setting.map(|setting| ("NCCL_NET_PLUGIN", setting)));
     let printed = program::run(&mut command);
-    let report: Value = serde_json::from_str(&printed.stdout).unwrap_or_else(|e| panic!("{e}: {printed}"));
+    let report: Value =
+        serde_json::from_str(&printed.stdout).unwrap_or_else(|e| panic!("{e}: {printed}"));
     let findings = report["rows"][0]["findings"].as_array().expect("findings");
-    let is_of = |finding: &&Value| finding["subject"].as_str().is_some_and(|subject| subject.contains(release));
-    let fact = findings.iter().find(is_of).unwrap_or_else(|| panic!("nothing of {release}: {printed}"));
+    let is_of = |finding: &&Value| {
+        finding["subject"].as_str().is_some_and(|subject| subject.contains(release))
+    };
+    let fact =
+        findings.iter().find(is_of).unwrap_or_else(|| panic!("nothing of {release}: {printed}"));
     let fact = fact["fact"].as_str().expect("a text");
-    let taken = fact.strip_prefix("takes ").and_then(|rest| rest.split_once(", which is not Ferrite"));
+    let taken =
+        fact.strip_prefix("takes ").and_then(|rest| rest.split_once(", which is not Ferrite"));
     match taken {
         Some((path, _)) => Ok(fs::canonicalize(path).expect("there is such a file")),
         None if fact.starts_with("takes no plugin") => Err(fact.into()),
@@ -158,21 +165,27 @@ fn agrees_with_the_loader_of(release: &str) {
     let folder = Scratch::new();
     let text = |name: &str| folder.join(name).to_str().expect("text").to_owned();
     fs::create_dir(text("L")).expect("made");
-    let env = [("LD_LIBRARY_PATH", text("L")), ("LOADERS", text("")), ("NCCL_CONF_FILE", text("none"))];
+    let env =
+        [("LD_LIBRARY_PATH", text("L")), ("LOADERS", text("")), ("NCCL_CONF_FILE", text("none"))];
     let quiet = [("NCCL_IB_DISABLE", "1"), ("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_DEBUG", "")];
-    let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).chain(quiet).collect();
+    let env: Vec<(&str, &str)> =
+        env.iter().map(|(name, value)| (*name, value.as_str())).chain(quiet).collect();
     alone(&env, || {
         let folder = fs::canonicalize(std::env::var("LOADERS").expect("set")).expect("it is there");
         // Loaded once; each child goes on from here.
-        let _nccl = require!(lab::nccl::release::verify(&nccl).map_err(|e| testkit::Missing(e.to_string())));
+        let _nccl = require!(
+            lab::nccl::release::verify(&nccl).map_err(|e| testkit::Missing(e.to_string()))
+        );
         for (setting, files) in CASES {
             for name in ["L", "W"] {
                 let _ = fs::remove_dir_all(folder.join(name));
                 fs::create_dir_all(folder.join(name)).expect("made");
             }
-            fs::write(folder.join("L/libnccl.so.2"), format!("NCCL version {release}+cuda12.4")).expect("written");
+            fs::write(folder.join("L/libnccl.so.2"), format!("NCCL version {release}+cuda12.4"))
+                .expect("written");
             files.iter().for_each(|(path, kind)| write(&folder.join(path), *kind));
-            let setting = setting.map(|setting| written_out(setting, folder.to_str().expect("text")));
+            let setting =
+                setting.map(|setting| written_out(setting, folder.to_str().expect("text")));
             let taken = folder.join("taken");
             let child = ForkedChild::start(|| {
                 std::env::set_current_dir(folder.join("W")).expect("it is there");
@@ -190,7 +203,11 @@ fn agrees_with_the_loader_of(release: &str) {
             let loader = Some(PathBuf::from(fs::read_to_string(&taken).expect("written")));
             let loader = loader.filter(|path| !path.as_os_str().is_empty());
             let doctor = doctor_says(release, setting.as_deref(), &folder);
-            assert_eq!(doctor.as_ref().ok(), loader.as_ref(), "NCCL {release}, {setting:?}: {doctor:?}");
+            assert_eq!(
+                doctor.as_ref().ok(),
+                loader.as_ref(),
+                "NCCL {release}, {setting:?}: {doctor:?}"
+            );
         }
     });
 }

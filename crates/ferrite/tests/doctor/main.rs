@@ -101,11 +101,15 @@ impl Setup {
         command.envs(self.softrnic.vars()).env("HOME", "/root");
         command.envs(self.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
         let printed = program::run(&mut command);
-        let report: Value = serde_json::from_str(&printed.stdout).unwrap_or_else(|e| panic!("{e}: {printed}"));
+        let report: Value =
+            serde_json::from_str(&printed.stdout).unwrap_or_else(|e| panic!("{e}: {printed}"));
         let rows = report["rows"].as_array().expect("rows");
         assert_eq!(rows.len(), 1, "{printed}");
         let words = |finding: &Value| {
-            format!("{} {} {} {}\n", finding["verdict"], finding["subject"], finding["fact"], finding["cure"])
+            format!(
+                "{} {} {} {}\n",
+                finding["verdict"], finding["subject"], finding["fact"], finding["cure"]
+            )
         };
         let text = rows[0]["findings"].as_array().expect("findings").iter().map(words).collect();
         self.softrnic.assert_clean();
@@ -127,7 +131,10 @@ impl Report {
         }
         assert_eq!(self.code, i32::from(verdict == "FAIL"), "{}", self.text);
         assert!(
-            verdict == "ok" || verdict == "unknown" || !self.text.contains("null\n") || self.text.contains("\"ok\""),
+            verdict == "ok"
+                || verdict == "unknown"
+                || !self.text.contains("null\n")
+                || self.text.contains("\"ok\""),
             "no cure: {}",
             self.text
         );

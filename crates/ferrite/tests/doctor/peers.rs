@@ -38,15 +38,23 @@ fn doctor(softrnic: &Softrnic) -> Result<Command, Missing> {
         }
     }
     let dist = plugin.parent().and_then(Path::parent).expect("dist/lib");
-    command.env("LD_LIBRARY_PATH", library).env("FERRITE_DIST", dist).envs(softrnic.vars()).arg("doctor");
+    command
+        .env("LD_LIBRARY_PATH", library)
+        .env("FERRITE_DIST", dist)
+        .envs(softrnic.vars())
+        .arg("doctor");
     Ok(command)
 }
 
 /// A server with the token `t`, and its port.
-fn server(softrnic: &Softrnic, words: &[&str]) -> Result<(Child, BufReader<std::process::ChildStderr>, u16), Missing> {
+fn server(
+    softrnic: &Softrnic,
+    words: &[&str],
+) -> Result<(Child, BufReader<std::process::ChildStderr>, u16), Missing> {
     let mut command = doctor(softrnic)?;
     command.args(["--serve", "127.0.0.1:0", "--token", "t", "--slice", "5", "--json"]).args(words);
-    let mut server = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
+    let mut server =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
     let mut log = BufReader::new(server.stderr.take().expect("piped"));
     let mut port = None;
     while port.is_none() {
@@ -72,7 +80,10 @@ fn ended(mut server: Child, mut log: BufReader<std::process::ChildStderr>) -> (i
     pipe.read_to_string(&mut stdout).expect("text");
     let status = server.wait().expect("it ends");
     let log = reader.join().expect("read");
-    (status.code().unwrap_or(-1), serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{e}: {stdout}{log}")))
+    (
+        status.code().unwrap_or(-1),
+        serde_json::from_str(&stdout).unwrap_or_else(|e| panic!("{e}: {stdout}{log}")),
+    )
 }
 
 impl Hosts {
@@ -126,10 +137,15 @@ fn two_hosts_that_are_alike_reach_each_other_over_each_rail() {
     outcome.row("peer-reach", "ok", &["4 pairs of rails"]);
     // How fast they are depends on this machine.
     outcome.row("peer-latency", outcome.verdict("peer-latency"), &["softrnic1:1"]);
-    outcome.row("peer-bandwidth", "ok", &["softrnic1:1", "A software device is as fast as its processor"]);
+    outcome.row(
+        "peer-bandwidth",
+        "ok",
+        &["softrnic1:1", "A software device is as fast as its processor"],
+    );
     // The page explains each of them.
     let page =
-        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/doctor.md")).expect("the page");
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/doctor.md"))
+            .expect("the page");
     for row in outcome.report["rows"].as_array().expect("rows") {
         let name = row["name"].as_str().expect("text");
         assert!(page.contains(&format!("| `{name}` |")), "{name}");
@@ -139,7 +155,11 @@ fn two_hosts_that_are_alike_reach_each_other_over_each_rail() {
 #[test]
 fn settings_that_differ_warn_with_both_values() {
     let outcome = require!(two_hosts().other("NCCL_IB_TC", "106").run());
-    outcome.row("peer-settings", "warn", &["NCCL_IB_TC: ", "106", "unset on", "alike on every host"]);
+    outcome.row(
+        "peer-settings",
+        "warn",
+        &["NCCL_IB_TC: ", "106", "unset on", "alike on every host"],
+    );
 }
 
 #[test]
@@ -152,14 +172,20 @@ fn another_number_of_rails_fails_on_both_hosts() {
 
 #[test]
 fn gids_of_other_networks_warn() {
-    let outcome =
-        require!(two_hosts().softrnic("SOFTRNIC_GIDS", "rich").other("NCCL_IB_ADDR_FAMILY", "AF_INET6").run());
+    let outcome = require!(
+        two_hosts()
+            .softrnic("SOFTRNIC_GIDS", "rich")
+            .other("NCCL_IB_ADDR_FAMILY", "AF_INET6")
+            .run()
+    );
     outcome.row("peer-networks", "warn", &["10.82.1.0/24", "fd52:4e49"]);
 }
 
 #[test]
 fn rails_that_lose_everything_fail_with_the_plugins_words() {
-    let outcome = require!(two_hosts().softrnic("SOFTRNIC_FAULTS", "drop attempts=all device=softrnic1").run());
+    let outcome = require!(
+        two_hosts().softrnic("SOFTRNIC_FAULTS", "drop attempts=all device=softrnic1").run()
+    );
     outcome.row("peer-reach", "FAIL", &["softrnic1:1 to", "status 12"]);
     outcome.row("peer-latency", outcome.verdict("peer-latency"), &["softrnic0:1"]);
     assert_eq!(outcome.codes, (1, 1));
@@ -243,7 +269,13 @@ fn table() -> String {
     let mut lines = String::from("| row | what is looked at | why | cure |\n|---|---|---|---|\n");
     for row in rows.as_array().expect("rows") {
         let cell = |name: &str| row[name].as_str().expect("text").replace('|', "\\|");
-        lines += &format!("| `{}` | {} | {} | {} |\n", cell("name"), cell("what"), cell("why"), cell("cure"));
+        lines += &format!(
+            "| `{}` | {} | {} | {} |\n",
+            cell("name"),
+            cell("what"),
+            cell("why"),
+            cell("cure")
+        );
     }
     lines
 }
@@ -257,6 +289,9 @@ fn the_page_has_each_row_of_the_table() {
     if std::env::var_os("FERRITE_UPDATE").is_some() {
         std::fs::write(&path, format!("{head}{BEGIN}{}{END}{tail}", table())).expect("written");
     } else {
-        assert!(written == table(), "write it anew: FERRITE_UPDATE=1 cargo test -p ferrite --test doctor page");
+        assert!(
+            written == table(),
+            "write it anew: FERRITE_UPDATE=1 cargo test -p ferrite --test doctor page"
+        );
     }
 }

@@ -36,8 +36,14 @@ mod tests {
         let mut losses = Losses::default();
         let host = |n| IpAddr::from(Ipv4Addr::new(10, 0, 0, n));
         let at = Duration::from_secs;
-        assert_eq!([losses.level(at(1), host(1)), losses.level(at(60), host(1))], [Level::Warn, Level::Debug]);
-        assert_eq!([losses.level(at(60), host(2)), losses.level(at(61), host(1))], [Level::Warn, Level::Warn]);
+        assert_eq!(
+            [losses.level(at(1), host(1)), losses.level(at(60), host(1))],
+            [Level::Warn, Level::Debug]
+        );
+        assert_eq!(
+            [losses.level(at(60), host(2)), losses.level(at(61), host(1))],
+            [Level::Warn, Level::Warn]
+        );
         losses.level(at(1000), host(3));
         assert_eq!(losses.0.len(), 1);
     }

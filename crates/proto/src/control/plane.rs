@@ -89,7 +89,13 @@ impl ControlPlane {
 
     /// Opens a stream to the listener with `token` at `address`, over the control connection to its
     /// process. Dials the process if there is none. `secret` is generated for this attempt.
-    pub fn open(&mut self, now: Time, address: SocketAddr, token: Token, secret: Secret) -> StreamId {
+    pub fn open(
+        &mut self,
+        now: Time,
+        address: SocketAddr,
+        token: Token,
+        secret: Secret,
+    ) -> StreamId {
         let conn = self.conn_to(now, address);
         let id = self.add_stream(Stream::new(Role::Dials, token, secret, address, conn));
         self.dialled.insert(secret, id);
@@ -155,7 +161,9 @@ impl ControlPlane {
         if let Some(found) = conn.and_then(|conn| self.conns.get_mut(&conn)) {
             found.handle_established(&secret);
         }
-        while let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.phase == Phase::Established) {
+        while let Some(stream) =
+            self.streams.get_mut(&id).filter(|stream| stream.phase == Phase::Established)
+        {
             match stream.poll_received() {
                 Received::Frame(frame) => self.handle_established_frame(id, frame),
                 Received::End(end) => return self.handle_established_end(now, id, &end),
@@ -235,7 +243,8 @@ impl ControlPlane {
     /// A stream needs no other control connection any more.
     fn stop_waiting(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let (asks_over, address, secret) = (stream.asks_over.take(), stream.address(), stream.secret);
+        let (asks_over, address, secret) =
+            (stream.asks_over.take(), stream.address(), stream.secret);
         if let Some(conn) = asks_over {
             if let Some(found) = self.conns.get_mut(&conn) {
                 found.stop_asking(&secret);
@@ -326,7 +335,10 @@ impl ControlPlane {
 
     /// A dialled connection is established.
     pub fn handle_connected(&mut self, now: Time, conn: ConnId) {
-        let Some(found) = self.conns.get_mut(&conn).filter(|found| found.stage == Stage::Dialling) else { return };
+        let Some(found) = self.conns.get_mut(&conn).filter(|found| found.stage == Stage::Dialling)
+        else {
+            return;
+        };
         found.stage = Stage::Dialled;
         let address = found.peer;
         self.dirty.insert(conn);
@@ -452,7 +464,9 @@ impl ControlPlane {
         while let Some(address) = self.pool.poll_due(now) {
             self.handle_due(now, address);
         }
-        while let Some((until, id)) = self.expiring.first().copied().filter(|(until, _)| *until <= now) {
+        while let Some((until, id)) =
+            self.expiring.first().copied().filter(|(until, _)| *until <= now)
+        {
             self.expiring.remove(&(until, id));
             self.handle_expired(now, id);
         }
@@ -468,7 +482,9 @@ impl ControlPlane {
             // The peer has not come back; the listener drops it.
             _ => {
                 let seconds = self.first_frame_limit.as_secs();
-                stream.handle_end(End::Lost(format!("the peer has not come back within {seconds} s")));
+                stream.handle_end(End::Lost(format!(
+                    "the peer has not come back within {seconds} s"
+                )));
             }
         }
     }
@@ -532,7 +548,9 @@ impl ControlPlane {
         match (found.stage, frame.kind, stream) {
             // It precedes the frame that identifies the dialling process, and has no effect by
             // itself.
-            (Stage::Unauthenticated | Stage::Accepted, Kind::Commit, None) if frame.secret == ALL_CONNECTIONS => {
+            (Stage::Unauthenticated | Stage::Accepted, Kind::Commit, None)
+                if frame.secret == ALL_CONNECTIONS =>
+            {
                 self.note_caller(conn, &frame);
             }
             (Stage::Unauthenticated, _, _) => self.handle_first_frame(now, conn, frame),
@@ -562,7 +580,10 @@ impl ControlPlane {
             }
             // The last frames of a connection that no longer exists, or was abandoned.
             (_, kind, None) => {
-                let text = format!("a message ({kind}) from {} for no connection of this process", found.peer);
+                let text = format!(
+                    "a message ({kind}) from {} for no connection of this process",
+                    found.peer
+                );
                 self.log(Level::Debug, text);
             }
         }
@@ -588,7 +609,12 @@ impl ControlPlane {
                 if let Some(found) = self.conns.get_mut(&conn) {
                     found.stage = Stage::Unauthenticated;
                 }
-                self.refuse(conn, if kind == Kind::Redial { kind } else { Kind::Refuse }, secret, &why);
+                self.refuse(
+                    conn,
+                    if kind == Kind::Redial { kind } else { Kind::Refuse },
+                    secret,
+                    &why,
+                );
             }
             Err(why) => {
                 // Refuses only this one: other connections may follow on that control connection,
@@ -622,7 +648,8 @@ impl ControlPlane {
         let id = self.acceptor.stream(&frame.secret).ok_or(Refusal::UnknownConnection)?;
         let stream = self.streams.get_mut(&id).ok_or(Refusal::UnknownConnection)?;
         let is_set_up = stream.phase == Phase::Established;
-        let may_be = is_set_up || stream.phase == Phase::Setup && stream.has_replied && stream.end().is_none();
+        let may_be = is_set_up
+            || stream.phase == Phase::Setup && stream.has_replied && stream.end().is_none();
         if stream.token != token || !may_be {
             return Err(Refusal::UnknownConnection);
         }
@@ -694,7 +721,11 @@ impl ControlPlane {
         if frame.kind == Kind::WaitQuestion && has_room {
             self.transmit(
                 conn,
-                &Frame { kind: Kind::WaitAnswer, secret: frame.secret, body: Answer::NotAccepted.body() },
+                &Frame {
+                    kind: Kind::WaitAnswer,
+                    secret: frame.secret,
+                    body: Answer::NotAccepted.body(),
+                },
             );
         }
     }
@@ -726,7 +757,9 @@ impl ControlPlane {
             }
             // It may have closed in good order, so the device decides on what is in flight.
             Kind::Refuse if was_resuming => PeerChange::Unknown(unknown(&frame.body_text())),
-            Kind::Goodbye if frame.body.is_empty() => PeerChange::Closed("the peer has closed the connection".into()),
+            Kind::Goodbye if frame.body.is_empty() => {
+                PeerChange::Closed("the peer has closed the connection".into())
+            }
             Kind::Goodbye => PeerChange::Broken(format!("the peer gave up: {}", frame.body_text())),
             kind => {
                 complaint = Some(format!("an unexpected message ({kind})"));
@@ -747,7 +780,11 @@ impl ControlPlane {
     /// Refuses a peer, which waits for the answer. The refusal is always sent if the driver reads
     /// nothing while [`Self::is_backlogged`].
     fn refuse(&mut self, conn: ConnId, kind: Kind, secret: Secret, why: &Refusal) {
-        if self.conns.get(&conn).is_some_and(|conn| conn.backlog() < conn.max_backlog() + MAX_BACKLOG) {
+        if self
+            .conns
+            .get(&conn)
+            .is_some_and(|conn| conn.backlog() < conn.max_backlog() + MAX_BACKLOG)
+        {
             self.transmit(conn, &Frame::text(kind, secret, &why.to_string()));
         }
     }
@@ -798,7 +835,8 @@ impl ControlPlane {
     /// Asks the peer at `address` to resume all waiting streams over `conn`, or to dial for them.
     fn resume_all(&mut self, address: SocketAddr, conn: ConnId) {
         let waiting = self.pool.update(address, |peer| std::mem::take(&mut peer.waiting));
-        let dials = |id: &StreamId| self.streams.get(id).is_some_and(|stream| stream.role == Role::Dials);
+        let dials =
+            |id: &StreamId| self.streams.get(id).is_some_and(|stream| stream.role == Role::Dials);
         let (waiting, others): (Vec<_>, Vec<_>) = waiting.into_iter().partition(dials);
         self.pool.update(address, |peer| peer.resuming += waiting.len());
         others.into_iter().for_each(|id| self.ask_to_dial(conn, id));
@@ -812,7 +850,8 @@ impl ControlPlane {
             stream.attempt = stream.attempt.saturating_add(1);
             stream.conn = Some(conn);
             stream.is_resuming = true;
-            let resume = Resume { token: stream.token, attempt: stream.attempt }.frame(Kind::Resume, stream.secret);
+            let resume = Resume { token: stream.token, attempt: stream.attempt }
+                .frame(Kind::Resume, stream.secret);
             match (&stream.phase, &stream.failure) {
                 (Phase::Closing(reason), _) => farewells.push((id, reason.clone(), true)),
                 (_, Some(reason)) => farewells.push((id, reason.clone(), false)),
@@ -841,7 +880,9 @@ impl ControlPlane {
             if peer.resuming == 0 { std::mem::take(&mut peer.resumed) } else { 0 }
         });
         if resumed > 0 {
-            let text = format!("the control connection to {address} is back: {resumed} connection(s) resumed over it");
+            let text = format!(
+                "the control connection to {address} is back: {resumed} connection(s) resumed over it"
+            );
             self.log(Level::Info, text);
         }
     }
@@ -853,7 +894,8 @@ impl ControlPlane {
         let (peer, is_dialled, streams) = (found.peer, found.is_dialled(), found.take_streams());
         let is_answered = found.is_answered;
         self.events.push_back(Event::Close { conn, last: found.into_outgoing() });
-        let since = self.pool.get(&peer).filter(|peer| peer.conn == Some(conn)).map(|peer| peer.since);
+        let since =
+            self.pool.get(&peer).filter(|peer| peer.conn == Some(conn)).map(|peer| peer.since);
         self.say_lost(now, (conn, peer), &streams, &end);
         for id in streams {
             self.handle_stream_end(now, id, &end);
@@ -867,7 +909,14 @@ impl ControlPlane {
 
     /// Handles the consequences of the end of the control connection to `address` for the next
     /// attempt. `is_answered`: the peer had sent something over it.
-    fn note_end(&mut self, now: Time, address: SocketAddr, since: Time, end: &End, is_answered: bool) {
+    fn note_end(
+        &mut self,
+        now: Time,
+        address: SocketAddr,
+        since: Time,
+        end: &End,
+        is_answered: bool,
+    ) {
         let jitter = self.roll();
         self.pool.update(address, |peer| {
             peer.conn = None;
@@ -885,14 +934,22 @@ impl ControlPlane {
         });
     }
 
-    fn say_lost(&mut self, now: Time, (conn, peer): (ConnId, SocketAddr), streams: &[StreamId], end: &End) {
+    fn say_lost(
+        &mut self,
+        now: Time,
+        (conn, peer): (ConnId, SocketAddr),
+        streams: &[StreamId],
+        end: &End,
+    ) {
         let why = match end {
             End::Lost(why) => why,
             End::Closed => CLOSED,
             _ => return,
         };
         let is_carried = |id: &&StreamId| {
-            self.streams.get(id).is_some_and(|s| s.phase == Phase::Established && s.conn == Some(conn))
+            self.streams
+                .get(id)
+                .is_some_and(|s| s.phase == Phase::Established && s.conn == Some(conn))
         };
         let count = streams.iter().filter(is_carried).count();
         if count > 0 {
@@ -936,7 +993,8 @@ impl ControlPlane {
     /// [`Self::handle_stream_end`] for an established stream.
     fn handle_established_end(&mut self, now: Time, id: StreamId, end: &End) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let was_asked = std::mem::take(&mut stream.is_resuming) || stream.asks_over.take().is_some();
+        let was_asked =
+            std::mem::take(&mut stream.is_resuming) || stream.asks_over.take().is_some();
         let change = match end {
             End::Lost(_) | End::Closed | End::Unreachable(_) => {
                 let why = if let End::Lost(why) = end { why } else { CLOSED };
@@ -975,7 +1033,8 @@ impl ControlPlane {
         if is_doubted {
             self.doubt(now, id);
         }
-        let is_up = |conn: &ConnId| self.conns.get(conn).is_some_and(|conn| conn.stage == Stage::Dialled);
+        let is_up =
+            |conn: &ConnId| self.conns.get(conn).is_some_and(|conn| conn.stage == Stage::Dialled);
         if let Some(conn) = conn.filter(is_up) {
             self.resume_all(address, conn);
         }
@@ -985,7 +1044,8 @@ impl ControlPlane {
     fn close_if_idle(&mut self, conn: ConnId) {
         let Some(found) = self.conns.get(&conn) else { return };
         let (peer, is_dialled) = (found.peer, found.is_dialled());
-        let is_awaited = is_dialled && self.pool.get(&peer).is_some_and(|peer| !peer.waiting.is_empty());
+        let is_awaited =
+            is_dialled && self.pool.get(&peer).is_some_and(|peer| !peer.waiting.is_empty());
         let is_in_use = found.stream_count() > 0 || is_awaited || self.reading == Some(conn);
         if is_in_use || found.stage == Stage::Unauthenticated || found.is_for_requests {
             return;
@@ -1019,7 +1079,9 @@ impl ControlPlane {
     /// connection after a loss.
     fn tell_port(&mut self, conn: ConnId) {
         let Some(address) = self.port else { return };
-        let Some(found) = self.conns.get_mut(&conn).filter(|found| found.is_dialled()) else { return };
+        let Some(found) = self.conns.get_mut(&conn).filter(|found| found.is_dialled()) else {
+            return;
+        };
         if !std::mem::replace(&mut found.has_reported, true) {
             self.transmit(conn, &Caller { address }.frame());
         }
@@ -1033,7 +1095,8 @@ impl ControlPlane {
         if let (SocketAddr::V6(told), SocketAddr::V6(seen)) = (&mut address, found.peer) {
             told.set_scope_id(seen.scope_id());
         }
-        let caller = Some(address).filter(|address| address.port() != 0 && !address.ip().is_unspecified());
+        let caller =
+            Some(address).filter(|address| address.port() != 0 && !address.ip().is_unspecified());
         found.caller = caller;
         let streams: Vec<_> = found.streams().collect();
         for id in streams {
@@ -1047,7 +1110,8 @@ impl ControlPlane {
     fn ask_to_dial(&mut self, conn: ConnId, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.asks_over = Some(conn);
-        let request = Resume { token: stream.token, attempt: stream.attempt }.frame(Kind::Redial, stream.secret);
+        let request = Resume { token: stream.token, attempt: stream.attempt }
+            .frame(Kind::Redial, stream.secret);
         if let Some(found) = self.conns.get_mut(&conn) {
             found.ask(request.secret, id);
         }
@@ -1061,7 +1125,10 @@ impl ControlPlane {
     fn handle_request(&mut self, now: Time, conn: ConnId, frame: &Frame) -> Result<(), Refusal> {
         let Resume { token, attempt } = Resume::parse(&frame.body)?;
         let id = self.dialled.get(&frame.secret).copied().ok_or(Refusal::UnknownConnection)?;
-        let stream = self.streams.get(&id).filter(|stream| stream.token == token && stream.phase != Phase::Over);
+        let stream = self
+            .streams
+            .get(&id)
+            .filter(|stream| stream.token == token && stream.phase != Phase::Over);
         let stream = stream.ok_or(Refusal::UnknownConnection)?;
         let (lost, address, is_old) = (stream.conn, stream.peer, attempt < stream.attempt);
         if let Some(found) = self.conns.get_mut(&conn) {
@@ -1079,7 +1146,9 @@ impl ControlPlane {
 
     /// The peer that was asked over `conn` to dial has answered.
     fn handle_request_answer(&mut self, conn: ConnId, frame: &Frame) {
-        let Some(id) = self.conns.get(&conn).and_then(|found| found.asks_for(&frame.secret)) else { return };
+        let Some(id) = self.conns.get(&conn).and_then(|found| found.asks_for(&frame.secret)) else {
+            return;
+        };
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if frame.body.is_empty() {
             stream.closed = None;
@@ -1167,15 +1236,20 @@ impl ControlPlane {
 
     /// Lets the owner of a stream probe the peer's device, which takes some time.
     fn doubt(&mut self, now: Time, id: StreamId) {
-        let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.phase == Phase::Established) else {
+        let Some(stream) =
+            self.streams.get_mut(&id).filter(|stream| stream.phase == Phase::Established)
+        else {
             return;
         };
-        let (was_doubted, address) = (std::mem::replace(&mut stream.is_doubted, true), stream.address());
+        let (was_doubted, address) =
+            (std::mem::replace(&mut stream.is_doubted, true), stream.address());
         if !was_doubted {
             (stream.acknowledged, stream.silence) = (None, Silence::default());
         }
         if let Some(address) = address.filter(|_| !was_doubted) {
-            self.pool.update(address, |peer| (peer.doubted, peer.silence) = (Some(now), Silence::default()));
+            self.pool.update(address, |peer| {
+                (peer.doubted, peer.silence) = (Some(now), Silence::default())
+            });
         }
         self.notify(id, PeerChange::Doubted);
     }

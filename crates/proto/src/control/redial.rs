@@ -170,9 +170,12 @@ impl Signs {
 
     /// Whether they show that it is dead.
     pub fn indicate_peer_death(&self, now: Time) -> bool {
-        let lasts = |since: Option<Time>, time| since.is_some_and(|since| now.saturating_sub(since) >= time);
+        let lasts = |since: Option<Time>, time| {
+            since.is_some_and(|since| now.saturating_sub(since) >= time)
+        };
         // The device of a dead process may acknowledge as long as something else has it open, such as a child that was not forked by `fork`.
-        let is_silent = self.doubted.is_some() && self.silence.is_long() || lasts(self.doubted, LONGEST_DOUBT);
+        let is_silent =
+            self.doubted.is_some() && self.silence.is_long() || lasts(self.doubted, LONGEST_DOUBT);
         is_silent && (self.refusals.indicate_peer_death(now) || lasts(self.closed, DOUBT_LIMIT))
     }
 }
@@ -195,10 +198,17 @@ mod tests {
             redial.handle_loss(now, now, u64::MAX / 30 * losses);
             let pause = LAST_PAUSE.min(FIRST_PAUSE * (1 << losses.min(10)));
             let due = redial.due().expect("it is dialled");
-            assert!((now + pause * 3 / 4..=now + pause * 5 / 4).contains(&due), "{losses}: {due:?}");
+            assert!(
+                (now + pause * 3 / 4..=now + pause * 5 / 4).contains(&due),
+                "{losses}: {due:?}"
+            );
         }
         redial.handle_loss(now + 2 * STEADY, now, 0);
-        assert_eq!(redial.due(), Some(now + 2 * STEADY + FIRST_PAUSE * 3 / 4), "it has stood for long");
+        assert_eq!(
+            redial.due(),
+            Some(now + 2 * STEADY + FIRST_PAUSE * 3 / 4),
+            "it has stood for long"
+        );
         let mut before = Duration::ZERO;
         for _ in 0..10 {
             redial.handle_failure(now, 256);
@@ -246,16 +256,25 @@ mod tests {
         let mut signs = Signs::default();
         assert!(!signs.are_of_doubt());
         (0..3).for_each(|n| signs.refusals.handle_refusal(at(n * 500)));
-        assert!(signs.are_of_doubt() && !signs.indicate_peer_death(at(1000)), "nobody has asked its device");
+        assert!(
+            signs.are_of_doubt() && !signs.indicate_peer_death(at(1000)),
+            "nobody has asked its device"
+        );
         signs.doubted = Some(at(0));
         let look = |signs: &mut Signs, ms, acknowledged: Option<u64>| {
             signs.refusals.handle_refusal(at(ms));
             signs.silence.handle_look(at(ms), acknowledged.map(at));
             signs.indicate_peer_death(at(ms))
         };
-        assert_eq!([0, 499, 500, 999, 1000].map(|ms| look(&mut signs, ms, None)), [false, false, false, false, true]);
+        assert_eq!(
+            [0, 499, 500, 999, 1000].map(|ms| look(&mut signs, ms, None)),
+            [false, false, false, false, true]
+        );
         assert!(!look(&mut signs, 1500, Some(1000)), "as late as the last look");
-        assert_eq!([2000, 2500, 3000].map(|ms| look(&mut signs, ms, Some(1499))), [false, false, true]);
+        assert_eq!(
+            [2000, 2500, 3000].map(|ms| look(&mut signs, ms, Some(1499))),
+            [false, false, true]
+        );
         assert!((7..1200).all(|n| !look(&mut signs, n * 500, Some(n * 500 - 1))));
         assert_eq!(
             [599_999, 600_000].map(|ms| signs.indicate_peer_death(at(ms))),
@@ -265,11 +284,15 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_has_closed_and_says_nothing_more_is_dead_in_time_unless_its_device_acknowledges() {
+    fn a_peer_that_has_closed_and_says_nothing_more_is_dead_in_time_unless_its_device_acknowledges()
+    {
         let at = |ms| Duration::from_millis(ms);
         let mut signs = Signs { closed: Some(at(0)), ..Signs::default() };
         (0..LOOKS).for_each(|n| signs.silence.handle_look(LOOK_EVERY * n, None));
-        assert!(signs.are_of_doubt() && !signs.indicate_peer_death(at(90_000)), "nobody has asked its device");
+        assert!(
+            signs.are_of_doubt() && !signs.indicate_peer_death(at(90_000)),
+            "nobody has asked its device"
+        );
         signs.doubted = Some(at(0));
         assert_eq!([9999, 10_000].map(|ms| signs.indicate_peer_death(at(ms))), [false, true]);
         signs.silence.handle_look(at(60_000), Some(at(59_500)));

@@ -21,8 +21,12 @@ pub enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::UnknownToken => "no such listener: it has closed, or belongs to another job (wrong token)",
-            Self::UnknownConnection => "no such connection: it has been closed, or belongs to another process",
+            Self::UnknownToken => {
+                "no such listener: it has closed, or belongs to another job (wrong token)"
+            }
+            Self::UnknownConnection => {
+                "no such connection: it has been closed, or belongs to another process"
+            }
             Self::TooManyPending => "too many clients wait for this listener",
             Self::KnownSecret => "this hello was sent before",
             Self::Invalid(text) => text,

@@ -136,7 +136,8 @@ impl Stream {
     /// Makes room for a frame of recovery, which replaces earlier ones of its kind. NCCL may take
     /// hours to accept a connection whose peer has committed.
     fn supersede(&mut self, kind: Kind) -> bool {
-        let earlier = self.inbox.iter().position(|kept| kept.kind == kind).filter(|_| kind.is_of_recovery());
+        let earlier =
+            self.inbox.iter().position(|kept| kept.kind == kind).filter(|_| kind.is_of_recovery());
         earlier.and_then(|earlier| self.inbox.remove(earlier)).is_some()
     }
 
@@ -157,7 +158,11 @@ impl Stream {
     /// The peer has committed, as its resumption implies: the commit itself may be lost.
     pub fn imply_commit(&mut self) {
         if !std::mem::replace(&mut self.has_commit, true) {
-            self.inbox.push_back(Frame { kind: Kind::Commit, secret: self.secret, body: Vec::new() });
+            self.inbox.push_back(Frame {
+                kind: Kind::Commit,
+                secret: self.secret,
+                body: Vec::new(),
+            });
         }
     }
 

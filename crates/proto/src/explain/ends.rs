@@ -40,7 +40,8 @@ impl Ends {
             self.by_id.clear();
         }
         let is_there = |id: &EndId| looks.binary_search_by_key(id, |sight| sight.id).is_ok();
-        let has_lost_wait = self.iter().any(|(id, end)| !is_there(id) && end.look.numbers.is_waiting());
+        let has_lost_wait =
+            self.iter().any(|(id, end)| !is_there(id) && end.look.numbers.is_waiting());
         self.by_id.retain(|id, _| is_there(id));
         self.baseline.retain(|id, _| is_there(id));
         for Sight { id, found, peer, operation } in looks {
@@ -50,7 +51,9 @@ impl Ends {
                     end.operation = operation;
                 }
                 (Some(end), Found::InCall) => end.called = now,
-                (None, Found::Look(look)) => drop(self.by_id.insert(id, Watched::new(now, look, peer, operation))),
+                (None, Found::Look(look)) => {
+                    drop(self.by_id.insert(id, Watched::new(now, look, peer, operation)))
+                }
                 (None, Found::InCall) | (_, Found::Visited) => {}
             }
         }
@@ -129,13 +132,24 @@ mod tests {
 
     fn sight(id: EndId, numbers: Numbers) -> Sight {
         let (refusals, calls, contact) = (0, 0, Contact::Up);
-        let look = Look { numbers, refusals, calls, has_requests: true, recovers: false, contact, sender_rank: None };
+        let look = Look {
+            numbers,
+            refusals,
+            calls,
+            has_requests: true,
+            recovers: false,
+            contact,
+            sender_rank: None,
+        };
         let peer = Identity { host: "n".into(), pid: 1, rank: None, label: None };
         Sight { id, found: Found::Look(look), peer, operation: None }
     }
 
     fn look(ends: &mut Ends, now: Time) {
-        ends.handle_looks(now, vec![sight(1, Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false })]);
+        ends.handle_looks(
+            now,
+            vec![sight(1, Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false })],
+        );
     }
 
     /// A process that was stopped does not know how long its ends have waited.
@@ -155,7 +169,8 @@ mod tests {
         let mut ends = Ends::default();
         let mut lead = |sent: u32, acknowledged: u32, arrived: u32| {
             let sender = Numbers::Sender { seen: 99, sent, acknowledged, wants: false };
-            let receiver = Numbers::Receiver { posted: arrived, announced: arrived, arrived, flushes: false };
+            let receiver =
+                Numbers::Receiver { posted: arrived, announced: arrived, arrived, flushes: false };
             ends.handle_looks(Time::from_secs(1), vec![sight(1, sender), sight(2, receiver)]);
             ends.lead()
         };
@@ -167,6 +182,9 @@ mod tests {
     fn an_end_that_has_stood_still_for_a_second_is_not_busy() {
         let (mut ends, first) = (Ends::default(), Time::from_secs(1));
         look(&mut ends, first);
-        assert!(ends.are_busy(first + SETTLED - Duration::from_millis(1)) && !ends.are_busy(first + SETTLED));
+        assert!(
+            ends.are_busy(first + SETTLED - Duration::from_millis(1))
+                && !ends.are_busy(first + SETTLED)
+        );
     }
 }

@@ -174,9 +174,12 @@ impl Inquiry {
         }
         let ids: Vec<_> = self.ends.iter().map(|(id, _)| *id).collect();
         ids.into_iter().for_each(|id| self.ask_peer(now, id));
-        let asked: Vec<_> = self.ends.iter().filter(|(_, end)| is_recent(&end.asked)).map(|(id, _)| *id).collect();
+        let asked: Vec<_> =
+            self.ends.iter().filter(|(_, end)| is_recent(&end.asked)).map(|(id, _)| *id).collect();
         // Computed once for all of them.
-        let Some(whole) = (!asked.is_empty()).then(|| self.whole(now)) else { return Some(now + ASK_EVERY) };
+        let Some(whole) = (!asked.is_empty()).then(|| self.whole(now)) else {
+            return Some(now + ASK_EVERY);
+        };
         for id in asked {
             let standing = self.standing(now, id, &whole);
             let Some((end, standing)) = self.ends.get_mut(id).zip(standing) else { continue };
@@ -195,7 +198,8 @@ impl Inquiry {
 
     fn ask_peer(&mut self, now: Time, id: EndId) {
         let is_due = |end: &&Watched| end.last_question.is_none_or(|last| now >= last + ASK_EVERY);
-        let is_to_be_asked = |end: &&Watched| is_due(end) && end.is_waiting(now) && end.look.contact == Contact::Up;
+        let is_to_be_asked =
+            |end: &&Watched| is_due(end) && end.is_waiting(now) && end.look.contact == Contact::Up;
         if self.ends.get(id).filter(is_to_be_asked).is_none() {
             return;
         }
@@ -209,7 +213,8 @@ impl Inquiry {
 
     /// The state of this process.
     fn whole(&self, now: Time) -> Whole {
-        let waits_for = self.ends.iter().find(|(_, end)| end.is_waiting(now)).map(|(_, end)| end.peer());
+        let waits_for =
+            self.ends.iter().find(|(_, end)| end.is_waiting(now)).map(|(_, end)| end.peer());
         Whole {
             is_busy: self.ends.are_busy(now),
             cause: self.cause(now),
@@ -222,8 +227,17 @@ impl Inquiry {
     fn standing(&self, now: Time, id: EndId, whole: &Whole) -> Option<Standing> {
         let end = self.ends.get(id)?;
         let Whole { is_busy, waits_for, cause, least_lead } = whole.clone();
-        let begun = self.begun(end.question.as_ref().and_then(|question| question.operation.as_ref()));
-        Some(Standing { end: end.end(now), me: self.me(Some(id)), is_busy, waits_for, cause, least_lead, begun })
+        let begun =
+            self.begun(end.question.as_ref().and_then(|question| question.operation.as_ref()));
+        Some(Standing {
+            end: end.end(now),
+            me: self.me(Some(id)),
+            is_busy,
+            waits_for,
+            cause,
+            least_lead,
+            begun,
+        })
     }
 
     /// Whether this process has begun `operation`.
@@ -268,7 +282,8 @@ impl Inquiry {
 
     /// The process with the least lead, of this one and those it knows.
     pub fn least_lead(&self, now: Time) -> Option<LeastLead> {
-        let received = self.ends.iter().filter_map(|(_, end)| end.standing(now)?.least_lead.as_ref());
+        let received =
+            self.ends.iter().filter_map(|(_, end)| end.standing(now)?.least_lead.as_ref());
         let own = LeastLead { lead: self.ends.lead(), who: self.me(None) };
         received.chain([&own]).min().cloned()
     }
@@ -299,16 +314,27 @@ impl Inquiry {
             return None;
         }
         let owed = |(id, end): (&EndId, &Watched)| {
-            let theirs = end.question.as_ref().filter(|_| end.asked.is_some_and(|asked| now < asked + FRESH))?;
+            let theirs = end
+                .question
+                .as_ref()
+                .filter(|_| end.asked.is_some_and(|asked| now < asked + FRESH))?;
             // A process that was stopped finds old questions.
             if now < end.since + FRESH {
                 return None;
             }
             let age = Duration::from_millis(theirs.end.still_ms.into());
-            let verdict = judge(&end.end(now), Peer::Answered { end: &theirs.end, waits: false, is_busy: false });
-            let is_owed = age >= limit && matches!(verdict, Verdict::OwnHasNotSent | Verdict::OwnHasNotAsked);
-            let operation =
-                || theirs.operation.clone().map(|operation| (operation.clone(), self.begun(Some(&operation))));
+            let verdict = judge(
+                &end.end(now),
+                Peer::Answered { end: &theirs.end, waits: false, is_busy: false },
+            );
+            let is_owed =
+                age >= limit && matches!(verdict, Verdict::OwnHasNotSent | Verdict::OwnHasNotAsked);
+            let operation = || {
+                theirs
+                    .operation
+                    .clone()
+                    .map(|operation| (operation.clone(), self.begun(Some(&operation))))
+            };
             is_owed.then(|| Owed { id: *id, verdict, age, operation: operation() })
         };
         self.ends.iter().find_map(owed)
@@ -361,12 +387,16 @@ mod tests {
         let verdict_after = |found: Found| {
             let who = Identity { host: String::new(), pid: 1, rank: None, label: None };
             let mut inquiry = Inquiry::new(who.clone());
-            let sight = |found: Found| vec![Sight { id: 0, found, peer: who.clone(), operation: None }];
+            let sight =
+                |found: Found| vec![Sight { id: 0, found, peer: who.clone(), operation: None }];
             inquiry.handle_looks(Time::ZERO, sight(Found::Look(look.clone())), Vec::new());
             let times = (1..=4).map(Duration::from_secs);
             times.for_each(|now| inquiry.handle_looks(now, sight(found.clone()), Vec::new()));
             let findings = inquiry.findings(Duration::from_secs(4));
-            findings.iter().map(|finding| (finding.age.as_secs(), finding.verdict)).collect::<Vec<_>>()
+            findings
+                .iter()
+                .map(|finding| (finding.age.as_secs(), finding.verdict))
+                .collect::<Vec<_>>()
         };
         assert_eq!(verdict_after(Found::Look(look.clone())), [(4, Verdict::OwnNotTested)]);
         assert_eq!(verdict_after(Found::InCall), [(4, Verdict::Unknown)]);

@@ -17,7 +17,15 @@ fn who(rank: Option<u32>) -> Identity {
 
 fn look(numbers: Numbers) -> Look {
     let (has_requests, recovers, sender_rank) = (false, false, Some(3));
-    Look { numbers, refusals: 0, calls: 0, has_requests, recovers, contact: Contact::Up, sender_rank }
+    Look {
+        numbers,
+        refusals: 0,
+        calls: 0,
+        has_requests,
+        recovers,
+        contact: Contact::Up,
+        sender_rank,
+    }
 }
 
 fn sight(id: EndId, numbers: Numbers) -> Sight {
@@ -65,7 +73,8 @@ fn the_operation_of_an_end_is_known_while_it_waits() {
 fn owed(waited: Duration, asked: Duration, limit: Duration, still: Duration) -> Option<Verdict> {
     let mut inquiry = Inquiry::new(who(None));
     inquiry.handle_looks(Time::ZERO, vec![sight(0, UNSENT)], Vec::new());
-    let end = End { numbers: POSTED, recovers: false, is_untested: false, still_ms: millis(waited) };
+    let end =
+        End { numbers: POSTED, recovers: false, is_untested: false, still_ms: millis(waited) };
     inquiry.handle_question(still, 0, &Question { end, me: who(None), operation: None });
     inquiry.owed(still + asked, limit).map(|owed| owed.verdict)
 }
@@ -110,7 +119,16 @@ fn standing(cause: Option<Cause>) -> Standing {
 fn cause(depth: u16, age_ms: u32) -> Cause {
     let verdict = Verdict::PeerHasNotSent;
     let (near, far) = (who(Some(8)), who(Some(9)));
-    Cause { verdict, near, far, depth, age_ms, waited_ms: 1, operation: None, begun: Begun::Unknown }
+    Cause {
+        verdict,
+        near,
+        far,
+        depth,
+        age_ms,
+        waited_ms: 1,
+        operation: None,
+        begun: Begun::Unknown,
+    }
 }
 
 /// A process whose only end has waited for two seconds, and has asked its peer.
@@ -159,7 +177,11 @@ fn an_answer_is_taken_as_long_as_its_question_is_fresh() {
         inquiry.handle_answer(START + later, 0, Answer::Stands(Box::new(standing(None))));
         let findings = inquiry.findings(START + later);
         assert_eq!(findings[0].theirs.is_some(), is_taken);
-        assert_eq!(findings[0].peer.rank, if is_taken { Some(8) } else { Some(3) }, "3 is the rank that messages tell");
+        assert_eq!(
+            findings[0].peer.rank,
+            if is_taken { Some(8) } else { Some(3) },
+            "3 is the rank that messages tell"
+        );
     }
 }
 
@@ -174,7 +196,10 @@ fn is_reported_again(change: impl Fn(&mut Inquiry)) -> bool {
     assert_eq!(inquiry.advance(START), Some(START + Duration::from_millis(500)));
     let told = |inquiry: &mut Inquiry| {
         let messages: Vec<_> = std::iter::from_fn(|| inquiry.poll_message()).collect();
-        messages.iter().filter(|(id, message)| *id == 0 && matches!(message, Message::Answer(_))).count()
+        messages
+            .iter()
+            .filter(|(id, message)| *id == 0 && matches!(message, Message::Answer(_)))
+            .count()
     };
     assert_eq!(told(&mut inquiry), 1);
     change(&mut inquiry);
@@ -185,7 +210,9 @@ fn is_reported_again(change: impl Fn(&mut Inquiry)) -> bool {
 #[test]
 fn a_peer_is_reported_what_is_new_and_no_more() {
     let answer = |answer: Standing| {
-        move |inquiry: &mut Inquiry| inquiry.handle_answer(START, 1, Answer::Stands(Box::new(answer.clone())))
+        move |inquiry: &mut Inquiry| {
+            inquiry.handle_answer(START, 1, Answer::Stands(Box::new(answer.clone())))
+        }
     };
     assert!(!is_reported_again(|_| ()));
     assert!(is_reported_again(|inquiry| {
@@ -193,8 +220,11 @@ fn a_peer_is_reported_what_is_new_and_no_more() {
         inquiry.handle_looks(START, vec![sight(0, sent), sight(1, POSTED)], Vec::new());
     }));
     assert!(is_reported_again(answer(standing(Some(cause(1, 0))))), "a cause");
-    let lead =
-        Standing { least_lead: Some(LeastLead { lead: -7, who: who(Some(5)) }), me: who(Some(3)), ..standing(None) };
+    let lead = Standing {
+        least_lead: Some(LeastLead { lead: -7, who: who(Some(5)) }),
+        me: who(Some(3)),
+        ..standing(None)
+    };
     assert!(is_reported_again(answer(lead)), "a lesser lead");
     assert!(is_reported_again(answer(standing(None))), "the rank of who is waited for");
 }

@@ -80,15 +80,21 @@ mod tests {
     #[test]
     fn a_tag_below_two_to_the_24_is_the_rank_of_the_sender() {
         let striping = Striping::new(1, 1, false);
-        for (tag, expected) in
-            [(0, Some(0)), (7, Some(7)), ((1 << 24) - 1, Some((1 << 24) - 1)), (1 << 24, None), (u32::MAX, None)]
-        {
+        for (tag, expected) in [
+            (0, Some(0)),
+            (7, Some(7)),
+            ((1 << 24) - 1, Some((1 << 24) - 1)),
+            (1 << 24, None),
+            (u32::MAX, None),
+        ] {
             let mut receiver = RecvFlow::new(striping);
             assert_eq!(receiver.look(0, false).sender_rank, None, "nothing is posted");
             let buffer = Buffer { addr: 1, length: 100, rkeys: &[1, 0, 0, 0], tag };
             receiver.post(1, |_| Ok::<_, Violation>(buffer)).expect("valid").expect("space");
             assert_eq!(receiver.look(0, false).sender_rank, expected);
-            let read = |seq| (seq == 1).then(|| Cts { addr: 1, length: 100, rkeys: [1, 0], tag, seq: 1 }.emit());
+            let read = |seq| {
+                (seq == 1).then(|| Cts { addr: 1, length: 100, rkeys: [1, 0], tag, seq: 1 }.emit())
+            };
             let sender = SendFlow::new(striping, RailWeights::from_speeds([1]));
             assert_eq!(sender.look(0, read).sender_rank, expected);
         }
@@ -105,7 +111,10 @@ mod tests {
         let slots = flow.poll_cts(1).expect("due");
         assert_eq!(slots.len(), 1);
         let look = flow.look(5, true);
-        assert_eq!(look.numbers, Numbers::Receiver { posted: 2, announced: 1, arrived: 0, flushes: true });
+        assert_eq!(
+            look.numbers,
+            Numbers::Receiver { posted: 2, announced: 1, arrived: 0, flushes: true }
+        );
         assert_eq!((look.has_requests, look.calls), (true, 5));
     }
 
@@ -122,7 +131,12 @@ mod tests {
             let look = flow.look(0, read);
             assert_eq!(
                 look.numbers,
-                Numbers::Sender { seen: last, sent: last - 1, acknowledged: last - 2, wants: false },
+                Numbers::Sender {
+                    seen: last,
+                    sent: last - 1,
+                    acknowledged: last - 2,
+                    wants: false
+                },
                 "round {round}"
             );
             assert!(look.has_requests);

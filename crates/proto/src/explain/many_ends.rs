@@ -37,7 +37,9 @@ fn operation(id: u64) -> Operation {
 
 /// In no order.
 fn progress() -> Vec<Progress> {
-    [2, 0, 3, 1].map(|communicator| Progress { communicator, rank: 0, begun: [1; Function::COUNT] }).into()
+    [2, 0, 3, 1]
+        .map(|communicator| Progress { communicator, rank: 0, begun: [1; Function::COUNT] })
+        .into()
 }
 
 /// The peers of all ends ask, and answer.
@@ -45,10 +47,12 @@ fn hear_all(inquiry: &mut Inquiry, now: Time, count: u64) {
     let numbers = Numbers::Receiver { posted: 1, announced: 1, arrived: 0, flushes: false };
     let end = End { numbers, recovers: false, is_untested: false, still_ms: 2000 };
     for id in 0..count {
-        let (me, begun, least_lead) = (who(id as u32), Begun::Unknown, LeastLead { lead: 0, who: who(id as u32) });
+        let (me, begun, least_lead) =
+            (who(id as u32), Begun::Unknown, LeastLead { lead: 0, who: who(id as u32) });
         let question = Question { end, me: me.clone(), operation: Some(operation(id)) };
         let (waits_for, least_lead) = (Some(who(u32::MAX)), Some(least_lead));
-        let standing = Standing { end, me, is_busy: false, waits_for, cause: None, least_lead, begun };
+        let standing =
+            Standing { end, me, is_busy: false, waits_for, cause: None, least_lead, begun };
         inquiry.handle_question(now, id, &question);
         inquiry.handle_answer(now, id, Answer::Stands(Box::new(standing)));
     }
@@ -67,18 +71,25 @@ fn reads(count: u64) -> usize {
     inquiry.advance(now);
     hear_all(&mut inquiry, now, count);
     inquiry.advance(now);
-    let (answers, questions): (Vec<_>, Vec<_>) =
-        std::iter::from_fn(|| inquiry.poll_message()).partition(|(_, message)| matches!(message, Message::Answer(_)));
+    let (answers, questions): (Vec<_>, Vec<_>) = std::iter::from_fn(|| inquiry.poll_message())
+        .partition(|(_, message)| matches!(message, Message::Answer(_)));
     let is_right = |(_, message): &(EndId, Message)| match message {
-        Message::Answer(Answer::Stands(standing)) => standing.begun == Begun::Yes && standing.cause.is_some(),
+        Message::Answer(Answer::Stands(standing)) => {
+            standing.begun == Begun::Yes && standing.cause.is_some()
+        }
         _ => false,
     };
     assert_eq!((answers.len(), questions.len()), (count as usize, count as usize));
     assert!(answers.iter().all(is_right), "{answers:?}");
-    let is_lost = |finding: &Finding| finding.verdict == Verdict::DataLost && finding.cause.is_some();
+    let is_lost =
+        |finding: &Finding| finding.verdict == Verdict::DataLost && finding.cause.is_some();
     let findings = inquiry.findings(now);
     assert!(findings.len() as u64 == count && findings.iter().all(is_lost), "{findings:?}");
-    assert!(inquiry.is_settled(now, now) && inquiry.least_lead(now).is_some() && inquiry.owed(now, now).is_none());
+    assert!(
+        inquiry.is_settled(now, now)
+            && inquiry.least_lead(now).is_some()
+            && inquiry.owed(now, now).is_none()
+    );
     inquiry.take_reads()
 }
 

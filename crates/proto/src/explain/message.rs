@@ -36,7 +36,8 @@ impl Cause {
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let what = |one: &Self| (one.verdict, one.depth, one.begun);
         what(self) == what(other)
-            && (&self.near, &self.far, &self.operation) == (&other.near, &other.far, &other.operation)
+            && (&self.near, &self.far, &self.operation)
+                == (&other.near, &other.far, &other.operation)
     }
 
     fn emit(&self, to: &mut Writer) {
@@ -180,7 +181,9 @@ impl Answer {
             waits_for: if from.flag()? { Some(Identity::parse(&mut from)?) } else { None },
             cause: if from.flag()? { Some(Cause::parse(&mut from)?) } else { None },
             least_lead: match from.flag()? {
-                true => Some(LeastLead { lead: from.u32()? as i32, who: Identity::parse(&mut from)? }),
+                true => {
+                    Some(LeastLead { lead: from.u32()? as i32, who: Identity::parse(&mut from)? })
+                }
                 false => None,
             },
             begun: Begun::parse(&mut from)?,
@@ -203,7 +206,12 @@ mod tests {
 
     fn operation(number: Option<u64>) -> Operation {
         let peer = number.map_or(PeerRank::Unknown, |_| PeerRank::Known(3));
-        Operation { call: Call { function: Function::Recv, number }, communicator: 7, name: "dp".into(), peer }
+        Operation {
+            call: Call { function: Function::Recv, number },
+            communicator: 7,
+            name: "dp".into(),
+            peer,
+        }
     }
 
     fn cause() -> Cause {
@@ -295,7 +303,9 @@ mod tests {
             Answer::parse(&Answer::Stands(Box::new(Standing { cause, ..(*good).clone() })).body())
         };
         assert!(with(Verdict::Flush, 1).is_ok() && with(Verdict::Flush, MAX_DEPTH).is_ok());
-        for (verdict, depth) in [(Verdict::PeerWaits, 1), (Verdict::Flush, 0), (Verdict::Flush, MAX_DEPTH + 1)] {
+        for (verdict, depth) in
+            [(Verdict::PeerWaits, 1), (Verdict::Flush, 0), (Verdict::Flush, MAX_DEPTH + 1)]
+        {
             assert!(with(verdict, depth).is_err(), "{verdict:?} {depth}");
         }
     }
@@ -306,13 +316,15 @@ mod tests {
             let body = answer.body();
             assert_eq!(Answer::parse(&body), Ok(answer));
             assert!(
-                Answer::parse(&body[..body.len() - 1]).is_err() && Answer::parse(&[body, vec![0]].concat()).is_err()
+                Answer::parse(&body[..body.len() - 1]).is_err()
+                    && Answer::parse(&[body, vec![0]].concat()).is_err()
             );
         }
         let body = question().body();
         assert_eq!(Question::parse(&body), Ok(question()));
         assert!(
-            Question::parse(&body[..body.len() - 1]).is_err() && Question::parse(&[body, vec![0]].concat()).is_err()
+            Question::parse(&body[..body.len() - 1]).is_err()
+                && Question::parse(&[body, vec![0]].concat()).is_err()
         );
     }
 }

@@ -111,7 +111,8 @@ impl Ring {
             program.push((true, false));
         }
         let total = (loops * (2 * size - 2)) as u32;
-        let mut edges: Vec<_> = (0..size).map(|_| Edge { total, depth, ..Edge::default() }).collect();
+        let mut edges: Vec<_> =
+            (0..size).map(|_| Edge { total, depth, ..Edge::default() }).collect();
         match culprit {
             Culprit::Absent(k) => {
                 edges[k].has_no_sender = true;
@@ -131,7 +132,9 @@ impl Ring {
 
     fn is_frozen(&self, i: usize) -> bool {
         match self.culprit {
-            Culprit::Gpu(k, after) | Culprit::Stopped(k, after) => k == i && self.done[i] as u32 >= after,
+            Culprit::Gpu(k, after) | Culprit::Stopped(k, after) => {
+                k == i && self.done[i] as u32 >= after
+            }
             _ => false,
         }
     }
@@ -139,7 +142,8 @@ impl Ring {
     fn step_gpu(&mut self, i: usize) -> bool {
         let Some(&(receives, sends)) = self.program.get(self.done[i]) else { return false };
         let (from, to) = (&self.edges[self.before(i)], &self.edges[i]);
-        let can = (!receives || from.arrived() > from.used) && (!sends || to.pushed < to.acknowledged() + STEPS);
+        let can = (!receives || from.arrived() > from.used)
+            && (!sends || to.pushed < to.acknowledged() + STEPS);
         if self.is_frozen(i) || !can {
             return false;
         }
@@ -161,7 +165,11 @@ impl Ring {
             }
             for one in &order {
                 for _ in 0..random.random_range(1..5) {
-                    has_moved |= if *one < size { self.step_gpu(*one) } else { self.edges[*one - size].send() };
+                    has_moved |= if *one < size {
+                        self.step_gpu(*one)
+                    } else {
+                        self.edges[*one - size].send()
+                    };
                 }
             }
         }
@@ -178,7 +186,12 @@ impl Ring {
             contact: Contact::Up,
             sender_rank: Some(sender_rank as u32),
         };
-        let numbers = Numbers::Sender { seen: to.seen(), sent: to.sent, acknowledged: to.acknowledged(), wants: false };
+        let numbers = Numbers::Sender {
+            seen: to.seen(),
+            sent: to.sent,
+            acknowledged: to.acknowledged(),
+            wants: false,
+        };
         let sender = look(numbers, i, to.can_send() && to.sent >= to.seen());
         let (posted, arrived) = (from.posted(), from.arrived());
         let receiver = Numbers::Receiver { posted, announced: posted, arrived, flushes: false };
@@ -258,7 +271,12 @@ impl Network {
         }
         let is_begun = !matches!(self.ring.culprit, Culprit::Absent(k) if k == i);
         let operation = |peer: &Identity| is_begun.then(|| operation(peer.pid));
-        let sight = |(id, look, peer)| Sight { id, operation: operation(&peer), found: Found::Look(look), peer };
+        let sight = |(id, look, peer)| Sight {
+            id,
+            operation: operation(&peer),
+            found: Found::Look(look),
+            peer,
+        };
         let mut begun = [0; Function::COUNT];
         begun[Function::AllReduce as usize] = NUMBER + u64::from(is_begun);
         let progress = Progress { communicator: 1, rank: i as u32, begun };
@@ -285,16 +303,29 @@ impl Network {
     /// Delivers the frames in flight, and handles the results.
     fn deliver(&mut self, now: Duration, random: &mut TestRng) {
         loop {
-            let ready: Vec<_> = self.frames.iter().filter(|(_, queue)| !queue.is_empty()).map(|(to, _)| *to).collect();
-            let Some(&(i, end)) = ready.get(random.random_range(0..ready.len().max(1))) else { return };
-            let Some((is_question, body)) = self.frames.get_mut(&(i, end)).and_then(VecDeque::pop_front) else {
+            let ready: Vec<_> = self
+                .frames
+                .iter()
+                .filter(|(_, queue)| !queue.is_empty())
+                .map(|(to, _)| *to)
+                .collect();
+            let Some(&(i, end)) = ready.get(random.random_range(0..ready.len().max(1))) else {
+                return;
+            };
+            let Some((is_question, body)) =
+                self.frames.get_mut(&(i, end)).and_then(VecDeque::pop_front)
+            else {
                 return;
             };
             if self.is_stopped(i) {
                 continue;
             }
             if is_question {
-                self.processes[i].handle_question(now, end, &Question::parse(&body).expect("valid"));
+                self.processes[i].handle_question(
+                    now,
+                    end,
+                    &Question::parse(&body).expect("valid"),
+                );
             } else {
                 self.processes[i].handle_answer(now, end, Answer::parse(&body).expect("valid"));
             }
@@ -322,24 +353,37 @@ fn plan() -> impl Strategy<Value = (Culprit, usize, usize, u32)> {
 /// Whether `cause` is the planted one. Process numbers are ranks.
 fn is_right(cause: &Cause, culprit: Culprit, size: usize) -> bool {
     let next = |k: usize| (k + 1) % size;
-    let far_is = |k: usize| cause.far.pid == k as u32 && cause.far.rank.is_none_or(|rank| rank == k as u32);
+    let far_is =
+        |k: usize| cause.far.pid == k as u32 && cause.far.rank.is_none_or(|rank| rank == k as u32);
     let is_edge = |k: usize| {
         let ends = [cause.near.pid, cause.far.pid];
         ends == [k, next(k)].map(|k| k as u32) || ends == [next(k), k].map(|k| k as u32)
     };
     let has_not = matches!(cause.verdict, Verdict::PeerHasNotSent | Verdict::PeerHasNotAsked);
-    let is_reported = cause.operation.as_ref().is_some_and(|operation| operation.call.number == Some(NUMBER));
+    let is_reported =
+        cause.operation.as_ref().is_some_and(|operation| operation.call.number == Some(NUMBER));
     match culprit {
-        Culprit::Absent(k) => far_is(k) && has_not && is_reported && cause.begun == Begun::No(Some(NUMBER - 1)),
+        Culprit::Absent(k) => {
+            far_is(k) && has_not && is_reported && cause.begun == Begun::No(Some(NUMBER - 1))
+        }
         Culprit::Gpu(k, _) => far_is(k) && has_not && is_reported && cause.begun == Begun::Yes,
         Culprit::Stopped(k, _) => cause.verdict == Verdict::PeerSilent && far_is(k),
         Culprit::Data(k, _) => is_edge(k) && cause.verdict == Verdict::DataLost,
         Culprit::ClearToSends(k, _) => is_edge(k) && cause.verdict == Verdict::ClearToSendsLost,
-        Culprit::Acknowledgements(k, _) => is_edge(k) && cause.verdict == Verdict::AcknowledgementsLost,
+        Culprit::Acknowledgements(k, _) => {
+            is_edge(k) && cause.verdict == Verdict::AcknowledgementsLost
+        }
     }
 }
 
-fn stuck(culprit: Culprit, size: usize, loops: usize, depth: u32, lost: Vec<usize>, random: &mut TestRng) -> Network {
+fn stuck(
+    culprit: Culprit,
+    size: usize,
+    loops: usize,
+    depth: u32,
+    lost: Vec<usize>,
+    random: &mut TestRng,
+) -> Network {
     let mut ring = Ring::new(size, loops, depth, culprit);
     ring.run(random);
     let mut network = Network::new(ring, lost);

@@ -69,8 +69,12 @@ pub struct End {
 impl End {
     pub(super) fn emit(&self, to: &mut Writer) {
         let (side, numbers, flag) = match self.numbers {
-            Numbers::Sender { seen, sent, acknowledged, wants } => (0, [seen, sent, acknowledged], wants),
-            Numbers::Receiver { posted, announced, arrived, flushes } => (1, [posted, announced, arrived], flushes),
+            Numbers::Sender { seen, sent, acknowledged, wants } => {
+                (0, [seen, sent, acknowledged], wants)
+            }
+            Numbers::Receiver { posted, announced, arrived, flushes } => {
+                (1, [posted, announced, arrived], flushes)
+            }
         };
         to.u8(side);
         numbers.into_iter().for_each(|number| to.u32(number));

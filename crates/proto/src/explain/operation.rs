@@ -71,7 +71,15 @@ impl Function {
 
     /// Whether NCCL implements it by sends and receives, which use separate connections.
     pub fn is_point_to_point(self) -> bool {
-        matches!(self, Self::AlltoAll | Self::Gather | Self::Scatter | Self::Send | Self::Recv | Self::SendRecv)
+        matches!(
+            self,
+            Self::AlltoAll
+                | Self::Gather
+                | Self::Scatter
+                | Self::Send
+                | Self::Recv
+                | Self::SendRecv
+        )
     }
 
     fn from_bits(bits: u64) -> Option<Self> {
@@ -168,10 +176,14 @@ impl Operation {
 
     pub(super) fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
         let bits = from.u64()?;
-        let call = Call::from_bits(bits).ok_or_else(|| violation!("{bits:#x} is not an operation"))?;
+        let call =
+            Call::from_bits(bits).ok_or_else(|| violation!("{bits:#x} is not an operation"))?;
         let (communicator, name) = (from.u64()?, from.name()?);
         if name.len() > MAX_NAME_BYTES || communicator >> 48 != 0 {
-            return Err(violation!("communicator {communicator:#x} with a name of {} bytes", name.len()));
+            return Err(violation!(
+                "communicator {communicator:#x} with a name of {} bytes",
+                name.len()
+            ));
         }
         Ok(Self { call, communicator, name, peer: PeerRank::from_bits(from.u32()?)? })
     }
@@ -221,7 +233,9 @@ impl Begun {
             (0, 0) => Ok(Self::Unknown),
             (1, 0) => Ok(Self::Yes),
             (2, last) if last <= NUMBERS => Ok(Self::No(last.checked_sub(1))),
-            (kind, last) => Err(violation!("{kind} and {last} do not say whether an operation has begun")),
+            (kind, last) => {
+                Err(violation!("{kind} and {last} do not say whether an operation has begun"))
+            }
         }
     }
 }
@@ -252,7 +266,8 @@ impl Progress {
 pub(super) fn begun(all: &[Progress], operation: &Operation) -> Begun {
     // Several GPUs of a process may be in one communicator.
     let first = all.partition_point(|progress| progress.communicator < operation.communicator);
-    let mut here = all[first..].iter().take_while(|progress| progress.communicator == operation.communicator);
+    let mut here =
+        all[first..].iter().take_while(|progress| progress.communicator == operation.communicator);
     let found = match operation.peer {
         PeerRank::Known(rank) => here.find(|progress| progress.rank == rank),
         PeerRank::Own => here.next().filter(|_| here.next().is_none()),
@@ -269,7 +284,11 @@ mod tests {
     fn each_function_has_its_number_and_nccls_name() {
         for (place, (function, name)) in Function::ALL.into_iter().enumerate() {
             assert_eq!((function as usize, function.name()), (place, name));
-            assert_eq!(Function::named(name.as_bytes()) == function, place > 0 || name == "operation", "{name}");
+            assert_eq!(
+                Function::named(name.as_bytes()) == function,
+                place > 0 || name == "operation",
+                "{name}"
+            );
         }
         assert_eq!(Function::named(b"PutSignal"), Function::Other);
     }
@@ -284,14 +303,21 @@ mod tests {
             }
         }
         let good = Call { function: Function::SendRecv, number: Some(7) }.to_bits();
-        for wrong in [0, good ^ 1 << 59, good | 1 << 60, good + (1 << 48), good | NUMBERS, good | 1 << 58] {
+        for wrong in
+            [0, good ^ 1 << 59, good | 1 << 60, good + (1 << 48), good | NUMBERS, good | 1 << 58]
+        {
             assert_eq!(Call::from_bits(wrong), None, "{wrong:#x}");
         }
     }
 
     #[test]
     fn bits_that_no_ferrite_has_made_are_refused() {
-        for rank in [PeerRank::Known(0), PeerRank::Known(PeerRank::RANKS - 1), PeerRank::Own, PeerRank::Unknown] {
+        for rank in [
+            PeerRank::Known(0),
+            PeerRank::Known(PeerRank::RANKS - 1),
+            PeerRank::Own,
+            PeerRank::Unknown,
+        ] {
             assert_eq!(PeerRank::from_bits(rank.to_bits()), Ok(rank));
         }
         assert!(PeerRank::from_bits(PeerRank::RANKS + 2).is_err());
@@ -300,15 +326,20 @@ mod tests {
             bytes.extend(last.to_le_bytes());
             Begun::parse(&mut Reader(&bytes))
         };
-        assert_eq!([begun(2, 0), begun(2, NUMBERS)], [Ok(Begun::No(None)), Ok(Begun::No(Some(NUMBERS - 1)))]);
+        assert_eq!(
+            [begun(2, 0), begun(2, NUMBERS)],
+            [Ok(Begun::No(None)), Ok(Begun::No(Some(NUMBERS - 1)))]
+        );
         assert!(begun(2, NUMBERS + 1).is_err() && begun(1, 1).is_err());
     }
 
     #[test]
     fn an_operation_is_named_by_its_communicators_name_or_number() {
         let call = Call { function: Function::AllReduce, number: Some(41) };
-        let named =
-            |name: &str| Operation { call, communicator: 0xabc, name: name.into(), peer: PeerRank::Own }.to_string();
+        let named = |name: &str| {
+            Operation { call, communicator: 0xabc, name: name.into(), peer: PeerRank::Own }
+                .to_string()
+        };
         assert_eq!(named(""), "AllReduce number 41 of communicator 0xabc");
         assert_eq!(named("tp"), "AllReduce number 41 of communicator tp");
         assert_eq!(Call { function: Function::Send, number: None }.to_string(), "Send");

@@ -96,7 +96,9 @@ impl ReportTimes {
 fn next_after(before: Duration) -> Duration {
     let last = REPEATS[REPEATS.len() - 1];
     let repeat = REPEATS.into_iter().find(|repeat| before < *repeat);
-    repeat.unwrap_or_else(|| last + LAST_PAUSE * ((before - last).as_secs() / LAST_PAUSE.as_secs() + 1) as u32)
+    repeat.unwrap_or_else(|| {
+        last + LAST_PAUSE * ((before - last).as_secs() / LAST_PAUSE.as_secs() + 1) as u32
+    })
 }
 
 #[cfg(test)]
@@ -169,7 +171,10 @@ mod tests {
         let mut report_times = ReportTimes::new(s(10), true);
         report_times.handle_report(s(10));
         report_times.forget();
-        assert_eq!((report_times.check(None, false), report_times.limit()), (Due::Nothing, Some(s(10))));
+        assert_eq!(
+            (report_times.check(None, false), report_times.limit()),
+            (Due::Nothing, Some(s(10)))
+        );
     }
 
     #[test]
@@ -178,7 +183,10 @@ mod tests {
         assert_eq!(report_times.check(Some(s(10)), false), Due::Report);
         report_times.handle_report(s(10));
         assert_eq!(report_times.check(Some(s(11)), false), Due::Nothing);
-        assert_eq!((report_times.check(None, true), report_times.limit()), (Due::Closed(s(11)), Some(s(10))));
+        assert_eq!(
+            (report_times.check(None, true), report_times.limit()),
+            (Due::Closed(s(11)), Some(s(10)))
+        );
         assert_eq!(report_times.check(None, true), Due::Nothing, "it was not reported");
     }
 }

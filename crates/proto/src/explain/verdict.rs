@@ -153,14 +153,15 @@ pub fn judge(mine: &End, peer: Peer<'_>) -> Verdict {
 /// What the idle end `mine` owes its peer.
 fn owed(mine: &Numbers, theirs: &Numbers) -> Verdict {
     match (*mine, *theirs) {
-        (Numbers::Receiver { .. }, Numbers::Sender { sent, acknowledged, wants: true, .. }) if sent == acknowledged => {
+        (Numbers::Receiver { .. }, Numbers::Sender { sent, acknowledged, wants: true, .. })
+            if sent == acknowledged =>
+        {
             Verdict::OwnHasNotAsked
         }
-        (Numbers::Sender { seen, sent, .. }, Numbers::Receiver { posted, announced, arrived, .. })
-            if posted != arrived && (seen, sent) == (announced, arrived) =>
-        {
-            Verdict::OwnHasNotSent
-        }
+        (
+            Numbers::Sender { seen, sent, .. },
+            Numbers::Receiver { posted, announced, arrived, .. },
+        ) if posted != arrived && (seen, sent) == (announced, arrived) => Verdict::OwnHasNotSent,
         _ => Verdict::NotWaiting,
     }
 }
@@ -182,8 +183,10 @@ fn is_before(a: u32, b: u32) -> bool {
 fn judge_numbers(mine: &End, theirs: &End) -> Verdict {
     let is_sender = mine.numbers.is_sender();
     let (sender, receiver) = if is_sender { (mine, theirs) } else { (theirs, mine) };
-    let (&Numbers::Sender { seen, sent, acknowledged, wants }, &Numbers::Receiver { posted, announced, arrived, .. }) =
-        (&sender.numbers, &receiver.numbers)
+    let (
+        &Numbers::Sender { seen, sent, acknowledged, wants },
+        &Numbers::Receiver { posted, announced, arrived, .. },
+    ) = (&sender.numbers, &receiver.numbers)
     else {
         return Verdict::Unknown;
     };
@@ -242,8 +245,14 @@ mod tests {
         assert_eq!(seen, [Verdict::OwnHasNotSent, Verdict::PeerHasNotSent]);
         let wants = both(&sender(5, 5, 5, true), &receiver(5, 5, 5), none);
         assert_eq!(wants, [Verdict::PeerHasNotAsked, Verdict::OwnHasNotAsked]);
-        assert_eq!(both(&sender(5, 5, 5, true), &receiver(5, 5, 5), [true, true])[0], Verdict::PeerWaits);
-        assert_eq!(both(&sender(8, 5, 5, false), &receiver(8, 8, 5), [true, true])[1], Verdict::PeerWaits);
+        assert_eq!(
+            both(&sender(5, 5, 5, true), &receiver(5, 5, 5), [true, true])[0],
+            Verdict::PeerWaits
+        );
+        assert_eq!(
+            both(&sender(8, 5, 5, false), &receiver(8, 8, 5), [true, true])[1],
+            Verdict::PeerWaits
+        );
     }
 
     #[test]
@@ -257,11 +266,20 @@ mod tests {
         for waits in [false, true] {
             let path = |s: &End, r: &End| both(s, r, [waits; 2]);
             assert_eq!(path(&sender(8, 7, 5, false), &receiver(8, 8, 5)), [Verdict::DataLost; 2]);
-            assert_eq!(path(&sender(8, 7, 5, false), &receiver(8, 8, 6)), [Verdict::AcknowledgementsLost; 2]);
+            assert_eq!(
+                path(&sender(8, 7, 5, false), &receiver(8, 8, 6)),
+                [Verdict::AcknowledgementsLost; 2]
+            );
             let acknowledgements = path(&sender(8, 7, 5, false), &receiver(7, 7, 7));
             assert_eq!(acknowledgements, [Verdict::AcknowledgementsLost, Verdict::NotWaiting]);
-            assert_eq!(path(&sender(5, 5, 5, true), &receiver(8, 8, 5)), [Verdict::ClearToSendsLost; 2]);
-            assert_eq!(path(&sender(5, 5, 5, true), &receiver(8, 5, 5)), [Verdict::ClearToSendsLost; 2]);
+            assert_eq!(
+                path(&sender(5, 5, 5, true), &receiver(8, 8, 5)),
+                [Verdict::ClearToSendsLost; 2]
+            );
+            assert_eq!(
+                path(&sender(5, 5, 5, true), &receiver(8, 5, 5)),
+                [Verdict::ClearToSendsLost; 2]
+            );
             assert_eq!(path(&sender(8, 5, 5, true), &receiver(8, 8, 5))[0], Verdict::OtherTags);
         }
     }
@@ -297,7 +315,10 @@ mod tests {
         let recovering = End { recovers: true, ..waiting };
         assert_eq!(judge(&recovering, Peer::Silent), Verdict::Recovering);
         assert_eq!(judge(&recovering, Peer::Gone), Verdict::PeerGone);
-        assert_eq!(judge(&End { is_untested: true, ..waiting }, Peer::Silent), Verdict::OwnNotTested);
+        assert_eq!(
+            judge(&End { is_untested: true, ..waiting }, Peer::Silent),
+            Verdict::OwnNotTested
+        );
         let untested = End { is_untested: true, ..receiver(5, 5, 4) };
         assert_eq!(judge(&waiting, answered(&untested, true)), Verdict::PeerNotTested);
         let moving = End { still_ms: 500, ..receiver(5, 5, 4) };
@@ -306,7 +327,8 @@ mod tests {
 
     #[test]
     fn a_flush_is_what_an_end_waits_for_only_if_it_waits_for_nothing_else() {
-        let flushing = |arrived| end(Numbers::Receiver { posted: 5, announced: 5, arrived, flushes: true });
+        let flushing =
+            |arrived| end(Numbers::Receiver { posted: 5, announced: 5, arrived, flushes: true });
         assert_eq!(judge(&flushing(5), Peer::Unknown), Verdict::Flush);
         let peer = sender(5, 4, 4, false);
         assert_eq!(judge(&flushing(4), answered(&peer, false)), Verdict::PeerHasNotSent);

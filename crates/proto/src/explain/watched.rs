@@ -82,7 +82,8 @@ impl Watched {
         if look.numbers != self.look.numbers {
             (self.since, self.answer, self.unanswered) = (now, None, None);
         }
-        if look.calls != self.look.calls || look.numbers != self.look.numbers || !look.has_requests {
+        if look.calls != self.look.calls || look.numbers != self.look.numbers || !look.has_requests
+        {
             self.called = now;
         }
         if look.contact != self.look.contact {
@@ -103,7 +104,9 @@ impl Watched {
 
     /// Whether the peer has begun the operation, according to its reports.
     pub(super) fn begun(&self, now: Time) -> Begun {
-        self.standing(now).filter(|_| self.operation.is_some()).map_or(Begun::Unknown, |standing| standing.begun)
+        self.standing(now)
+            .filter(|_| self.operation.is_some())
+            .map_or(Begun::Unknown, |standing| standing.begun)
     }
 
     pub(super) fn is_waiting(&self, now: Time) -> bool {
@@ -120,7 +123,8 @@ impl Watched {
 
     pub(super) fn verdict(&self, now: Time) -> Verdict {
         let fresh = self.answer.as_ref().filter(|(came, _)| now < *came + FRESH);
-        let is_silent = |(since, count): (Time, u32)| now >= since + SILENT && count >= MIN_QUESTIONS;
+        let is_silent =
+            |(since, count): (Time, u32)| now >= since + SILENT && count >= MIN_QUESTIONS;
         let peer = match (self.look.contact, fresh) {
             (Contact::Gone, _) => Peer::Gone,
             (Contact::Lost, _) => Peer::Unreachable,
@@ -164,7 +168,15 @@ mod tests {
     const SENT: Numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false };
 
     fn watched(has_requests: bool, recovers: bool, contact: Contact) -> Watched {
-        let look = Look { numbers: SENT, refusals: 0, calls: 0, has_requests, recovers, contact, sender_rank: None };
+        let look = Look {
+            numbers: SENT,
+            refusals: 0,
+            calls: 0,
+            has_requests,
+            recovers,
+            contact,
+            sender_rank: None,
+        };
         let peer = Identity { host: "n".into(), pid: 1, rank: None, label: None };
         Watched::new(Time::ZERO, look, peer, None)
     }
@@ -176,7 +188,8 @@ mod tests {
             watched.unanswered = Some((Time::from_secs(since), count));
             watched.verdict(Time::from_secs(10))
         };
-        let [silent, few, soon] = [verdict(7, MIN_QUESTIONS), verdict(7, MIN_QUESTIONS - 1), verdict(8, MIN_QUESTIONS)];
+        let [silent, few, soon] =
+            [verdict(7, MIN_QUESTIONS), verdict(7, MIN_QUESTIONS - 1), verdict(8, MIN_QUESTIONS)];
         assert_ne!(silent, few);
         assert_ne!(silent, soon);
         assert_eq!(few, soon);
@@ -192,7 +205,9 @@ mod tests {
         };
         let refused = Time::from_secs(9);
         assert!(!waits(Time::from_secs(1), 0) && waits(refused, 1));
-        assert!(waits(refused + WANTED - Duration::from_nanos(1), 1) && !waits(refused + WANTED, 1));
+        assert!(
+            waits(refused + WANTED - Duration::from_nanos(1), 1) && !waits(refused + WANTED, 1)
+        );
     }
 
     /// A request posted just now has not waited for a call, however long NCCL made none before.
@@ -204,13 +219,18 @@ mod tests {
         let begun = Time::from_secs(60);
         [Time::from_secs(1), begun].into_iter().for_each(|now| watched.update(now, idle.clone()));
         watched.update(begun + UNTESTED / 2, Look { has_requests: true, ..idle });
-        assert!(!watched.end(begun + UNTESTED / 2).is_untested && watched.end(begun + UNTESTED).is_untested);
+        assert!(
+            !watched.end(begun + UNTESTED / 2).is_untested
+                && watched.end(begun + UNTESTED).is_untested
+        );
     }
 
     /// During a recovery, NCCL's calls do nothing.
     #[test]
     fn a_connection_is_untested_only_while_it_stands() {
-        let is_untested = |recovers, contact| watched(true, recovers, contact).end(Time::ZERO + UNTESTED).is_untested;
+        let is_untested = |recovers, contact| {
+            watched(true, recovers, contact).end(Time::ZERO + UNTESTED).is_untested
+        };
         assert!(is_untested(false, Contact::Up));
         assert!(!is_untested(true, Contact::Up) && !is_untested(false, Contact::Lost));
     }

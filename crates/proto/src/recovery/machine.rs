@@ -110,12 +110,20 @@ impl fmt::Display for Action {
         match self {
             Self::Send(message) => write!(f, "sends {message}"),
             Self::Fence => write!(f, "destroys its queue pairs"),
-            Self::Create { attempt, rails } => write!(f, "attempt {attempt}: creates queue pairs on rail(s) {rails}"),
+            Self::Create { attempt, rails } => {
+                write!(f, "attempt {attempt}: creates queue pairs on rail(s) {rails}")
+            }
             Self::Connect { attempt, rails, remote } => {
-                write!(f, "attempt {attempt}: connects queue pairs on rail(s) {rails} to {}", remote.name)
+                write!(
+                    f,
+                    "attempt {attempt}: connects queue pairs on rail(s) {rails} to {}",
+                    remote.name
+                )
             }
             Self::Discard => write!(f, "destroys what was created for an earlier attempt"),
-            Self::Resume { attempt, missing_list: None } => write!(f, "attempt {attempt}: uses the new queue pairs"),
+            Self::Resume { attempt, missing_list: None } => {
+                write!(f, "attempt {attempt}: uses the new queue pairs")
+            }
             Self::Resume { attempt, missing_list: Some(missing_list) } => {
                 write!(
                     f,
@@ -483,7 +491,9 @@ impl Recovery {
         let lost = self.rails - usable;
         match self.state {
             State::Halted if self.offer.is_none() => self.due.halt = true,
-            _ if !lost.is_empty() => self.begin_next(now, format!("this end can no longer use rails {lost}")),
+            _ if !lost.is_empty() => {
+                self.begin_next(now, format!("this end can no longer use rails {lost}"))
+            }
             State::Running | State::Draining { .. } => self.due.ports = true,
             _ => self.due.halt = true,
         }
@@ -566,7 +576,13 @@ impl Recovery {
     }
 
     /// [`Self::handle_unreachable`] where the acknowledgements show `why`.
-    pub fn handle_unusable(&mut self, now: Time, attempt: u32, dead: RailMask, why: Option<String>) {
+    pub fn handle_unusable(
+        &mut self,
+        now: Time,
+        attempt: u32,
+        dead: RailMask,
+        why: Option<String>,
+    ) {
         if !self.take_job(|job| matches!(job, Job::Connect(_) | Job::Resume(_))) {
             return;
         }
@@ -585,7 +601,9 @@ impl Recovery {
         }
         if self.is_resuming(attempt) {
             match (missing_list, self.role) {
-                (None, Role::Receiver) => self.begin_next(now, "no missing list was composed".into()),
+                (None, Role::Receiver) => {
+                    self.begin_next(now, "no missing list was composed".into())
+                }
                 (Some(missing_list), Role::Receiver) => {
                     self.arriving = missing_list.arrived();
                     self.say(Message::MissingList { attempt, missing_list });
@@ -633,19 +651,22 @@ impl Recovery {
 
     /// When to call [`Self::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Time> {
-        let give_up = self.trouble.as_ref().map(|trouble| trouble.since.saturating_add(self.give_up));
+        let give_up =
+            self.trouble.as_ref().map(|trouble| trouble.since.saturating_add(self.give_up));
         let candidates = self.history.usable() - self.rails;
         match self.state {
             State::Failed => None,
             State::Running => match (&self.asked, self.role) {
                 (Some(asked), _) => Some(asked.until),
-                (None, Role::Sender) => self.history.next_ready(candidates).map(|time| time.max(self.next_ask)),
+                (None, Role::Sender) => {
+                    self.history.next_ready(candidates).map(|time| time.max(self.next_ask))
+                }
                 (None, Role::Receiver) => None,
             },
             State::Draining { until } => Some(until),
-            State::Offered { until } | State::Answered { until } | State::AwaitingMissingList { until } => {
-                give_up.map(|time| time.min(until))
-            }
+            State::Offered { until }
+            | State::Answered { until }
+            | State::AwaitingMissingList { until } => give_up.map(|time| time.min(until)),
             State::Halted if self.waits_for_fence() => give_up.map(|time| time.min(self.fence_by)),
             State::Halted if self.waits_for_pause() => give_up.map(|time| time.min(self.pause)),
             State::Halted | State::Creating | State::Connecting | State::Resuming => give_up,
@@ -682,15 +703,32 @@ impl Recovery {
         let Self { role, all, state, queue_pairs, .. } = self;
         let (is_sender, has_failed) = (*role == Role::Sender, *state == State::Failed);
         debug_assert!(self.rails.is_within(*all), "rails that the connection does not have");
-        debug_assert!(self.own.is_within(*all), "this end can use rails that the connection does not have");
-        debug_assert!(self.told.is_within(*all), "the peer has been told of rails that the connection does not have");
-        debug_assert!(self.peer.is_within(*all), "the peer can use rails that the connection does not have");
-        debug_assert!(self.history.usable() == self.own & self.peer, "what both ends can use is not what each can");
+        debug_assert!(
+            self.own.is_within(*all),
+            "this end can use rails that the connection does not have"
+        );
+        debug_assert!(
+            self.told.is_within(*all),
+            "the peer has been told of rails that the connection does not have"
+        );
+        debug_assert!(
+            self.peer.is_within(*all),
+            "the peer can use rails that the connection does not have"
+        );
+        debug_assert!(
+            self.history.usable() == self.own & self.peer,
+            "what both ends can use is not what each can"
+        );
         match state {
-            State::Draining { .. } | State::Creating | State::Offered { .. } | State::AwaitingMissingList { .. } => {
+            State::Draining { .. }
+            | State::Creating
+            | State::Offered { .. }
+            | State::AwaitingMissingList { .. } => {
                 debug_assert!(is_sender, "a receiver is in a sender's state");
             }
-            State::Answered { .. } => debug_assert!(!is_sender, "a sender is in a receiver's state"),
+            State::Answered { .. } => {
+                debug_assert!(!is_sender, "a sender is in a receiver's state")
+            }
             _ => {}
         }
         if self.is_running() {
@@ -701,18 +739,33 @@ impl Recovery {
             debug_assert!(has_failed || self.trouble.is_some(), "it does not run, for no reason");
             debug_assert!(self.asked.is_none() || has_failed, "it asks while it does not run");
             debug_assert!(self.due.recovered.is_none(), "it has recovered and does not run");
-            debug_assert!(!self.due.ask && !self.due.ports, "what is only said while it runs is due");
+            debug_assert!(
+                !self.due.ask && !self.due.ports,
+                "what is only said while it runs is due"
+            );
         }
-        debug_assert!(self.asked.is_none() || *state == State::Running || has_failed, "it asks while it drains");
-        debug_assert!(!self.due.drain || matches!(state, State::Draining { .. }), "a drain is due and does not begin");
-        debug_assert!(self.due.failure.is_none() || has_failed, "a failure is due before it has failed");
+        debug_assert!(
+            self.asked.is_none() || *state == State::Running || has_failed,
+            "it asks while it drains"
+        );
+        debug_assert!(
+            !self.due.drain || matches!(state, State::Draining { .. }),
+            "a drain is due and does not begin"
+        );
+        debug_assert!(
+            self.due.failure.is_none() || has_failed,
+            "a failure is due before it has failed"
+        );
         debug_assert!(self.offer.is_none() || !is_sender, "a sender has an offer");
         debug_assert!(
             self.offer.is_none() || *state == State::Halted || has_failed,
             "an offer is kept that is connected to"
         );
         debug_assert!(!self.has_sender_fenced || !is_sender, "a sender waits for its own fence");
-        debug_assert!(self.late_answers == 0 || is_sender || !self.is_running(), "a receiver counts late answers");
+        debug_assert!(
+            self.late_answers == 0 || is_sender || !self.is_running(),
+            "a receiver counts late answers"
+        );
     }
 
     /// The next action.
@@ -756,7 +809,11 @@ impl Recovery {
             return Some(Action::Drain);
         }
         if let Some(duration) = self.due.recovered.take() {
-            return Some(Action::Recovered { duration, attempts: self.attempts, rails: self.rails });
+            return Some(Action::Recovered {
+                duration,
+                attempts: self.attempts,
+                rails: self.rails,
+            });
         }
         self.due.failure.take().map(Action::Fail)
     }
@@ -783,7 +840,9 @@ impl Recovery {
         }
         if !rails.is_within(self.all) {
             let all = self.all;
-            return Err(violation!("{kind:?} names rails {rails} of a connection that has rails {all}"));
+            return Err(violation!(
+                "{kind:?} names rails {rails} of a connection that has rails {all}"
+            ));
         }
         if let Message::Offer { endpoint, .. } | Message::Answer { endpoint, .. } = message
             && (rails.is_empty() || endpoint.rails.len() != usize::from(rails.count()))
@@ -817,7 +876,10 @@ impl Recovery {
             Message::Offer { rails, endpoint, .. } => match self.state {
                 State::Halted if !rails.is_within(self.own) => {
                     // The sender did not know yet. It learns it from the next halt.
-                    self.begin_next(now, format!("rails {rails} were offered, and this end can use: {}", self.own));
+                    self.begin_next(
+                        now,
+                        format!("rails {rails} were offered, and this end can use: {}", self.own),
+                    );
                 }
                 State::Halted if self.offer.is_none() => {
                     self.rails = rails;
@@ -830,7 +892,9 @@ impl Recovery {
                 if matches!(self.state, State::Offered { .. }) {
                     if rails != self.rails {
                         let offered = self.rails;
-                        return Err(violation!("an answer for rails {rails} to an offer of rails {offered}"));
+                        return Err(violation!(
+                            "an answer for rails {rails} to an offer of rails {offered}"
+                        ));
                     }
                     self.state = State::Connecting;
                     self.job = Some((Job::Connect(endpoint), false));
@@ -845,7 +909,9 @@ impl Recovery {
                 State::Running => self.due.frame = self.frame.is_some(),
                 _ => {}
             },
-            Message::Ask { number, .. } => self.due.heard = Some(number).filter(|_| self.is_running()),
+            Message::Ask { number, .. } => {
+                self.due.heard = Some(number).filter(|_| self.is_running())
+            }
             Message::Heard { number, .. } => self.handle_heard(now, number),
             Message::MissingList { missing_list, .. } => {
                 if matches!(self.state, State::AwaitingMissingList { .. }) {
@@ -932,7 +998,8 @@ impl Recovery {
             }
             (self.since, self.attempts) = (now, 0);
             let fence_time = FENCE_TIME + self.reach.round_trip.saturating_mul(2);
-            (self.fence_by, self.has_sender_fenced) = (now + fence_time.min(LONGEST_FENCE_TIME), false);
+            (self.fence_by, self.has_sender_fenced) =
+                (now + fence_time.min(LONGEST_FENCE_TIME), false);
         }
         let trouble = self.trouble.get_or_insert_with(|| Trouble::new(now, &cause));
         trouble.attempts = trouble.attempts.saturating_add(1);
@@ -995,7 +1062,8 @@ impl Recovery {
 
     /// Receiver: whether it leaves its queue pairs alone until the sender has fenced.
     pub fn waits_for_fence(&self) -> bool {
-        let has_fenced = self.has_sender_fenced || self.job.is_some() || self.queue_pairs != QueuePairs::InUse;
+        let has_fenced =
+            self.has_sender_fenced || self.job.is_some() || self.queue_pairs != QueuePairs::InUse;
         self.role == Role::Receiver && self.state == State::Halted && !has_fenced
     }
 
@@ -1031,7 +1099,8 @@ impl Recovery {
 
     /// Handles that the peer has confirmed the question of this `number`.
     fn handle_heard(&mut self, now: Time, number: u32) {
-        let asked = self.asked.take_if(|asked| asked.number == number && self.state == State::Running);
+        let asked =
+            self.asked.take_if(|asked| asked.number == number && self.state == State::Running);
         match (asked, self.role) {
             (None, _) => {}
             (Some(asked), Role::Sender) => self.begin_draining(now, asked.cause),
@@ -1175,13 +1244,19 @@ impl Recovery {
                 };
                 what.into()
             }
-            State::Halted if self.role == Role::Receiver => "The sender has not offered new queue pairs".into(),
+            State::Halted if self.role == Role::Receiver => {
+                "The sender has not offered new queue pairs".into()
+            }
             State::Halted => "There is no rail that both ends can use".into(),
             State::Offered { .. } | State::Answered { .. } | State::AwaitingMissingList { .. } => {
                 format!("The peer did not answer within {limit} s")
             }
-            State::Creating | State::Connecting | State::Resuming => "New queue pairs are not ready".into(),
-            State::Running | State::Draining { .. } | State::Failed => "It failed repeatedly".into(),
+            State::Creating | State::Connecting | State::Resuming => {
+                "New queue pairs are not ready".into()
+            }
+            State::Running | State::Draining { .. } | State::Failed => {
+                "It failed repeatedly".into()
+            }
         }
     }
 }

@@ -86,14 +86,21 @@ impl fmt::Display for Message {
                 write!(f, "{kind:?} of attempt {attempt}, with rail(s) {usable} usable: {cause}")
             }
             Self::Ports { usable } => write!(f, "{kind:?}: rail(s) {usable} are usable"),
-            Self::Offer { attempt, rails, endpoint } | Self::Answer { attempt, rails, endpoint } => {
+            Self::Offer { attempt, rails, endpoint }
+            | Self::Answer { attempt, rails, endpoint } => {
                 let count: usize = endpoint.rails.iter().map(|rail| rail.qps.len()).sum();
                 write!(f, "{kind:?} of attempt {attempt}: {count} queue pair(s) on rail(s) {rails}")
             }
-            Self::Ask { attempt, .. } | Self::Heard { attempt, .. } => write!(f, "{kind:?} in attempt {attempt}"),
+            Self::Ask { attempt, .. } | Self::Heard { attempt, .. } => {
+                write!(f, "{kind:?} in attempt {attempt}")
+            }
             Self::Ready { attempt, reach: _ } => write!(f, "{kind:?} of attempt {attempt}"),
             Self::MissingList { attempt, missing_list } => {
-                write!(f, "{kind:?} of attempt {attempt}: {} message(s) have not arrived", missing_list.missing.len())
+                write!(
+                    f,
+                    "{kind:?} of attempt {attempt}: {} message(s) have not arrived",
+                    missing_list.missing.len()
+                )
             }
         }
     }
@@ -159,7 +166,11 @@ impl Message {
         let mut body = Reader(body);
         let all = RailMask::first(rails.min(8));
         let message = match kind {
-            Kind::Halt => Self::Halt { attempt: body.u32()?, usable: rail_mask(&mut body, all)?, cause: body.name()? },
+            Kind::Halt => Self::Halt {
+                attempt: body.u32()?,
+                usable: rail_mask(&mut body, all)?,
+                cause: body.name()?,
+            },
             Kind::Ports => Self::Ports { usable: rail_mask(&mut body, all)? },
             Kind::Offer => {
                 let (attempt, (rails, endpoint)) = (body.u32()?, end(&mut body, all)?);
@@ -172,9 +183,10 @@ impl Message {
             Kind::Ready => Self::Ready { attempt: body.u32()?, reach: Reach::parse(&mut body)? },
             Kind::Ask => Self::Ask { attempt: body.u32()?, number: body.u32()? },
             Kind::Heard => Self::Heard { attempt: body.u32()?, number: body.u32()? },
-            Kind::MissingList => {
-                Self::MissingList { attempt: body.u32()?, missing_list: MissingList::parse(&mut body)? }
-            }
+            Kind::MissingList => Self::MissingList {
+                attempt: body.u32()?,
+                missing_list: MissingList::parse(&mut body)?,
+            },
             Kind::Hello
             | Kind::Reply
             | Kind::Commit
@@ -198,7 +210,11 @@ fn rail_mask(body: &mut Reader<'_>, all: RailMask) -> Result<RailMask, Violation
 
 fn within(numbers: u8, all: RailMask) -> Result<RailMask, Violation> {
     let mask = RailMask(numbers);
-    if mask.is_within(all) { Ok(mask) } else { Err(violation!("rails {mask} of a connection that has rails {all}")) }
+    if mask.is_within(all) {
+        Ok(mask)
+    } else {
+        Err(violation!("rails {mask} of a connection that has rails {all}"))
+    }
 }
 
 /// Rails, and the end that has queue pairs on them.
@@ -211,11 +227,18 @@ fn end(body: &mut Reader<'_>, all: RailMask) -> Result<(RailMask, Endpoint), Vio
 ///
 /// # Errors
 /// They are not of `all`, or not as many as the end has.
-pub(crate) fn rails_of_end(numbers: u8, all: RailMask, endpoint: &Endpoint) -> Result<RailMask, Violation> {
+pub(crate) fn rails_of_end(
+    numbers: u8,
+    all: RailMask,
+    endpoint: &Endpoint,
+) -> Result<RailMask, Violation> {
     let rails = within(numbers, all)?;
     if endpoint.rails.len() != usize::from(rails.count()) {
         let count = endpoint.rails.len();
-        return Err(violation!("{} has queue pairs on {count} rails but lists rails {rails}", endpoint.name));
+        return Err(violation!(
+            "{} has queue pairs on {count} rails but lists rails {rails}",
+            endpoint.name
+        ));
     }
     Ok(rails)
 }
@@ -237,13 +260,23 @@ mod tests {
 
     fn all() -> Vec<Message> {
         let oldest = u32::MAX - 3;
-        let seqs = (0..RING_SLOTS as u32).filter(|i| i % 30 == 29).map(|i| missing(oldest.wrapping_add(i)));
-        let missing_list =
-            MissingList { oldest, next: oldest.wrapping_add(RING_SLOTS as u32), missing: seqs.collect() };
+        let seqs = (0..RING_SLOTS as u32)
+            .filter(|i| i % 30 == 29)
+            .map(|i| missing(oldest.wrapping_add(i)));
+        let missing_list = MissingList {
+            oldest,
+            next: oldest.wrapping_add(RING_SLOTS as u32),
+            missing: seqs.collect(),
+        };
         let (rails, attempt) = (RailMask(0b1010), 0x0102_0304);
-        let reach = Reach { limit: Duration::from_micros(70_001), round_trip: Duration::from_micros(3) };
+        let reach =
+            Reach { limit: Duration::from_micros(70_001), round_trip: Duration::from_micros(3) };
         vec![
-            Message::Halt { attempt, usable: RailMask::NONE, cause: "port 1 of rdma0 is down".into() },
+            Message::Halt {
+                attempt,
+                usable: RailMask::NONE,
+                cause: "port 1 of rdma0 is down".into(),
+            },
             Message::Ports { usable: RailMask(0b1111) },
             Message::Offer { attempt, rails, endpoint: endpoint(2, 3, true) },
             Message::Answer { attempt, rails, endpoint: endpoint(2, 8, false) },
@@ -251,7 +284,10 @@ mod tests {
             Message::Ask { attempt, number: 9 },
             Message::Heard { attempt, number: u32::MAX },
             Message::MissingList { attempt, missing_list },
-            Message::MissingList { attempt, missing_list: MissingList { oldest: 5, next: 5, missing: Vec::new() } },
+            Message::MissingList {
+                attempt,
+                missing_list: MissingList { oldest: 5, next: 5, missing: Vec::new() },
+            },
         ]
     }
 
@@ -263,8 +299,12 @@ mod tests {
             let fields = ["{", "}", "[", "RailMask", "attempt:"];
             assert!(!fields.iter().any(|field| text.contains(field)), "{text}");
         }
-        let offer = Message::Offer { attempt: 4, rails: RailMask(0b101), endpoint: endpoint(2, 3, true) };
-        assert_eq!(Action::Send(offer).to_string(), "sends Offer of attempt 4: 6 queue pair(s) on rail(s) 0, 2");
+        let offer =
+            Message::Offer { attempt: 4, rails: RailMask(0b101), endpoint: endpoint(2, 3, true) };
+        assert_eq!(
+            Action::Send(offer).to_string(),
+            "sends Offer of attempt 4: 6 queue pair(s) on rail(s) 0, 2"
+        );
     }
 
     #[test]
@@ -288,7 +328,9 @@ mod tests {
 
     #[test]
     fn a_message_of_another_kind_is_refused() {
-        for kind in [Kind::Hello, Kind::Reply, Kind::Commit, Kind::Refuse, Kind::Goodbye, Kind::Resume] {
+        for kind in
+            [Kind::Hello, Kind::Reply, Kind::Commit, Kind::Refuse, Kind::Goodbye, Kind::Resume]
+        {
             assert!(Message::parse(kind, &[0; 4], 4).is_err());
         }
     }
@@ -297,23 +339,32 @@ mod tests {
     fn rails_that_the_connection_does_not_have_are_refused() {
         for message in all() {
             let is_refused = Message::parse(message.kind(), &message.body(), 3).is_err();
-            let names_rail_3 =
-                matches!(message, Message::Ports { .. } | Message::Offer { .. } | Message::Answer { .. });
+            let names_rail_3 = matches!(
+                message,
+                Message::Ports { .. } | Message::Offer { .. } | Message::Answer { .. }
+            );
             assert_eq!(is_refused, names_rail_3, "{message:?}");
         }
-        let offer = Message::Offer { attempt: 1, rails: RailMask(0b111), endpoint: endpoint(2, 1, true) };
-        assert!(Message::parse(Kind::Offer, &offer.body(), 4).is_err(), "queue pairs on two rails for three");
-        let offer = Message::Offer { attempt: 1, rails: RailMask::NONE, endpoint: endpoint(1, 1, true) };
+        let offer =
+            Message::Offer { attempt: 1, rails: RailMask(0b111), endpoint: endpoint(2, 1, true) };
+        assert!(
+            Message::parse(Kind::Offer, &offer.body(), 4).is_err(),
+            "queue pairs on two rails for three"
+        );
+        let offer =
+            Message::Offer { attempt: 1, rails: RailMask::NONE, endpoint: endpoint(1, 1, true) };
         assert!(Message::parse(Kind::Offer, &offer.body(), 4).is_err(), "no rail");
     }
 
     #[test]
     fn the_longest_missing_list_has_at_most_24_kib() {
-        let missing_list = MissingList { oldest: 1, next: 513, missing: (1..513).map(missing).collect() };
+        let missing_list =
+            MissingList { oldest: 1, next: 513, missing: (1..513).map(missing).collect() };
         let message = Message::MissingList { attempt: 1, missing_list };
         assert!(message.body().len() <= 24 << 10);
         assert_eq!(Message::parse(Kind::MissingList, &message.body(), 1), Ok(message));
-        let one_more = MissingList { oldest: 1, next: 514, missing: (1..514).map(missing).collect() };
+        let one_more =
+            MissingList { oldest: 1, next: 514, missing: (1..514).map(missing).collect() };
         let body = Message::MissingList { attempt: 1, missing_list: one_more }.body();
         assert!(Message::parse(Kind::MissingList, &body, 1).is_err());
     }

@@ -41,14 +41,18 @@ impl MissingList {
         let Self { oldest, next, missing } = self;
         let span = next.wrapping_sub(*oldest);
         if span as usize > RING_SLOTS {
-            return Err(violation!("a missing list of messages {oldest} to {next}; at most {RING_SLOTS} are allowed"));
+            return Err(violation!(
+                "a missing list of messages {oldest} to {next}; at most {RING_SLOTS} are allowed"
+            ));
         }
         let mut least = 0;
         for MissingMessage { cts, .. } in missing {
             let place = cts.seq.wrapping_sub(*oldest);
             if place < least || place >= span {
                 let seq = cts.seq;
-                return Err(violation!("a missing list of messages {oldest} to {next} lists {seq} out of order"));
+                return Err(violation!(
+                    "a missing list of messages {oldest} to {next} lists {seq} out of order"
+                ));
             }
             if cts.length > MAX_MESSAGE {
                 let (seq, length) = (cts.seq, cts.length);
@@ -68,7 +72,11 @@ impl MissingList {
         for MissingMessage { cts, extra } in &self.missing {
             to.u16(cts.seq.wrapping_sub(self.oldest) as u16);
             to.u64(cts.addr);
-            [cts.length, cts.tag].into_iter().chain(cts.rkeys).chain(*extra).for_each(|word| to.u32(word));
+            [cts.length, cts.tag]
+                .into_iter()
+                .chain(cts.rkeys)
+                .chain(*extra)
+                .for_each(|word| to.u32(word));
         }
     }
 
@@ -79,8 +87,10 @@ impl MissingList {
             let seq = oldest.wrapping_add(from.u16()?.into());
             let (addr, length, tag) = (from.u64()?, from.u32()?, from.u32()?);
             let rkeys = [from.u32()?, from.u32()?];
-            missing
-                .push(MissingMessage { cts: Cts { addr, length, rkeys, tag, seq }, extra: [from.u32()?, from.u32()?] });
+            missing.push(MissingMessage {
+                cts: Cts { addr, length, rkeys, tag, seq },
+                extra: [from.u32()?, from.u32()?],
+            });
         }
         let missing_list = Self { oldest, next, missing };
         missing_list.check()?;

@@ -58,7 +58,8 @@ impl MoveBudget {
             return false;
         }
         if let Some(before) = self.unjudged.take() {
-            let is_gain = speed.zip(before).is_some_and(|(speed, before)| speed.is_gain(&before, GAIN));
+            let is_gain =
+                speed.zip(before).is_some_and(|(speed, before)| speed.is_gain(&before, GAIN));
             self.useless = if is_gain { 0 } else { self.useless + 1 };
             if self.useless >= MOST_USELESS {
                 self.rest = (2 * self.rest).clamp(FIRST_REST, LONGEST_REST);
@@ -102,7 +103,8 @@ impl CardMoves {
         self.left = self.left.saturating_add(more).min(CARD_MOVES);
         // If all moves are available, the time until the next one is returned begins with the first
         // move.
-        self.since = if self.left == CARD_MOVES { now } else { self.since + more * CARD_MOVE_EVERY };
+        self.since =
+            if self.left == CARD_MOVES { now } else { self.since + more * CARD_MOVE_EVERY };
         self.left = self.left.saturating_sub(1);
     }
 }
@@ -146,7 +148,8 @@ mod tests {
             let found = moves(&mut MoveBudget::default(), (0, 3 * DAY), |_| speed);
             assert_eq!(found[..4], [0, 1, 3, 7]);
             // Each is judged after a minute, and followed by a rest.
-            let waits: Vec<u64> = found[3..].windows(2).map(|pair| (pair[1] - pair[0]) / MINUTES).collect();
+            let waits: Vec<u64> =
+                found[3..].windows(2).map(|pair| (pair[1] - pair[0]) / MINUTES).collect();
             assert_eq!(waits[..6], [10, 20, 40, 81, 161, 321], "{found:?}");
             assert!(waits.len() > 8 && waits[6..].iter().all(|wait| *wait == 481), "{found:?}");
         }
@@ -157,7 +160,11 @@ mod tests {
         // The third and the sixth one do.
         let speed = |count: usize| at([1000, 1000, 1000, 1100, 1100, 1100, 1200][count.min(6)]);
         let found = moves(&mut MoveBudget::default(), (0, 900), speed);
-        assert_eq!(found, [0, 1, 3, 7, 15, 31, 63, 123, 183, 243], "four after the sixth, and a rest");
+        assert_eq!(
+            found,
+            [0, 1, 3, 7, 15, 31, 63, 123, 183, 243],
+            "four after the sixth, and a rest"
+        );
     }
 
     #[test]
@@ -181,7 +188,11 @@ mod tests {
         let quiet = (rested + QUIET).as_secs();
         let found = moves(&mut budget, (quiet, quiet + 500), |_| at(1000));
         assert_eq!(found, [0, 1, 3, 7].map(|second| quiet + second));
-        assert_eq!(budget.next(), Time::from_secs(quiet + 15) + 2 * FIRST_REST, "the next rest is longer");
+        assert_eq!(
+            budget.next(),
+            Time::from_secs(quiet + 15) + 2 * FIRST_REST,
+            "the next rest is longer"
+        );
     }
 
     #[test]

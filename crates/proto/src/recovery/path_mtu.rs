@@ -76,7 +76,11 @@ impl PathMtus {
 
     /// The record of the path between these ports, which becomes the last one to be forgotten.
     fn path(&mut self, between: Ports) -> &mut Path {
-        let known = self.0.iter().position(|path| path.between == between).map(|place| self.0.remove(place));
+        let known = self
+            .0
+            .iter()
+            .position(|path| path.between == between)
+            .map(|place| self.0.remove(place));
         self.0.truncate(MOST_PATHS - 1);
         self.0.insert(0, known.unwrap_or(Path { between, found: None, limit: None }));
         &mut self.0[0]
@@ -107,7 +111,11 @@ mod tests {
         assert_eq!(mtus.handle_test(both(), [(1, 3), (1, 4)].into_iter()), RailMask::NONE);
         assert_eq!(mtus.handle_test(both(), std::iter::empty()), RailMask::NONE, "it was chance");
         assert_eq!(mtus.handle_test(both(), [(1, 3)].into_iter()), RailMask::NONE);
-        assert_eq!(mtus.handle_test(both().take(1), std::iter::empty()), RailMask::NONE, "rail 1 is not tested");
+        assert_eq!(
+            mtus.handle_test(both().take(1), std::iter::empty()),
+            RailMask::NONE,
+            "rail 1 is not tested"
+        );
         assert_eq!(mtus.limited(&between(1, 1), 5), 5);
         assert_eq!(mtus.handle_test(both(), [(1, 4)].into_iter()), RailMask::only(1));
         let limited = |port, mtu| mtus.limited(&between(port, port), mtu);
@@ -117,8 +125,13 @@ mod tests {
     #[test]
     fn a_smaller_mtu_is_that_of_the_path_between_two_ports() {
         let mut mtus = PathMtus::default();
-        let mut test = |own, far, code| mtus.handle_test([(0, between(own, far))].into_iter(), [(0, code)].into_iter());
-        assert_eq!([test(0, 0, 3), test(1, 0, 3), test(0, 0, 3)].map(|lowered| lowered.0), [0, 0, 1]);
+        let mut test = |own, far, code| {
+            mtus.handle_test([(0, between(own, far))].into_iter(), [(0, code)].into_iter())
+        };
+        assert_eq!(
+            [test(0, 0, 3), test(1, 0, 3), test(0, 0, 3)].map(|lowered| lowered.0),
+            [0, 0, 1]
+        );
         let limited = |own, far| mtus.limited(&between(own, far), 5);
         assert_eq!(
             [limited(0, 0), limited(1, 0), limited(0, 1)],

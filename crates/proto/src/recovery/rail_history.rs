@@ -23,7 +23,9 @@ const FALLS: usize = 7;
 /// back at any time.
 pub fn wait_after_failures(in_a_row: u32, has_run: bool) -> Duration {
     let (factor, longest) = if has_run { (2_u32, LONGEST_WAIT) } else { (4, LONGEST_WAIT_OF_NEW) };
-    FIRST_WAIT_AFTER_FAILURE.saturating_mul(factor.saturating_pow(in_a_row.saturating_sub(1))).min(longest)
+    FIRST_WAIT_AFTER_FAILURE
+        .saturating_mul(factor.saturating_pow(in_a_row.saturating_sub(1)))
+        .min(longest)
 }
 
 /// The history of all rails of a connection. A rail falls when an end can no longer use it.
@@ -44,7 +46,8 @@ pub(super) struct RailHistory {
 impl RailHistory {
     /// A connection that runs on `rails`, none of which has fallen.
     pub(super) fn new(rails: RailMask) -> Self {
-        let (falls, failures, wait) = ([[None; FALLS]; MAX_RAILS], [0; MAX_RAILS], [Time::ZERO; MAX_RAILS]);
+        let (falls, failures, wait) =
+            ([[None; FALLS]; MAX_RAILS], [0; MAX_RAILS], [Time::ZERO; MAX_RAILS]);
         Self { usable: rails, run: rails, falls, failures, wait }
     }
 
@@ -69,7 +72,11 @@ impl RailHistory {
                     falls[0] = Some(now);
                 }
                 (false, true) => {
-                    let recent = falls.iter().flatten().filter(|fall| now.saturating_sub(**fall) < MEMORY).count();
+                    let recent = falls
+                        .iter()
+                        .flatten()
+                        .filter(|fall| now.saturating_sub(**fall) < MEMORY)
+                        .count();
                     *wait = now + wait_after(recent as u32);
                 }
                 _ => {}
@@ -80,11 +87,14 @@ impl RailHistory {
     /// Records that nothing arrives over `rails`, although both ends could use them: no port event
     /// will show when that has passed.
     pub(super) fn handle_unreachable(&mut self, now: Time, rails: RailMask) {
-        for (rail, has_run) in rails.iter().map(|rail| (usize::from(rail) % MAX_RAILS, self.run.contains(rail))) {
+        for (rail, has_run) in
+            rails.iter().map(|rail| (usize::from(rail) % MAX_RAILS, self.run.contains(rail)))
+        {
             let falls = &mut self.falls[rail];
             falls.rotate_right(1);
             falls[0] = Some(now);
-            let recent = falls.iter().flatten().filter(|fall| now.saturating_sub(**fall) < MEMORY).count();
+            let recent =
+                falls.iter().flatten().filter(|fall| now.saturating_sub(**fall) < MEMORY).count();
             self.failures[rail] = self.failures[rail].saturating_add(1);
             let wait = wait_after_failures(self.failures[rail].into(), has_run);
             self.wait[rail] = now + wait_after(recent as u32).max(wait);
@@ -93,7 +103,8 @@ impl RailHistory {
 
     /// The usable rails that need not wait.
     pub(super) fn ready(&self, now: Time) -> RailMask {
-        let waiting = self.usable.iter().filter(|rail| self.wait[usize::from(*rail) % MAX_RAILS] > now);
+        let waiting =
+            self.usable.iter().filter(|rail| self.wait[usize::from(*rail) % MAX_RAILS] > now);
         waiting.fold(self.usable, |ready, rail| ready - RailMask::only(rail))
     }
 
@@ -142,7 +153,11 @@ mod tests {
         assert_eq!(waits_of(&mut history, Time::ZERO), [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]);
         history.handle_running(RailMask::only(0));
         history.handle_unreachable(Time::from_secs(10_000), RailMask::only(1));
-        assert_eq!(history.next_ready(RailMask::only(1)), Some(Time::from_secs(10_060)), "another one has run");
+        assert_eq!(
+            history.next_ready(RailMask::only(1)),
+            Some(Time::from_secs(10_060)),
+            "another one has run"
+        );
         history.handle_running(both);
         assert_eq!(waits_of(&mut history, Time::from_secs(20_000))[..3], [1, 2, 4]);
     }
@@ -151,7 +166,10 @@ mod tests {
     fn a_rail_that_has_never_run_waits_up_to_an_hour() {
         let mut history = RailHistory::new(RailMask::only(0));
         history.handle_usable(Time::ZERO, RailMask::first(2));
-        assert_eq!(waits_of(&mut history, Time::ZERO), [1, 4, 16, 64, 256, 1024, 3600, 3600, 3600, 3600]);
+        assert_eq!(
+            waits_of(&mut history, Time::ZERO),
+            [1, 4, 16, 64, 256, 1024, 3600, 3600, 3600, 3600]
+        );
         history.handle_running(RailMask::first(2));
         assert_eq!(waits_of(&mut history, Time::from_secs(50_000))[..3], [1, 2, 4]);
     }

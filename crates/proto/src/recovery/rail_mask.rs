@@ -105,7 +105,10 @@ mod tests {
     #[test]
     fn sets_are_written_as_numbers() {
         assert_eq!(RailMask::first(4) - RailMask::only(1), RailMask(0b1101));
-        assert_eq!((RailMask(0b101).to_string(), RailMask::NONE.to_string()), ("0, 2".into(), "none".into()));
+        assert_eq!(
+            (RailMask(0b101).to_string(), RailMask::NONE.to_string()),
+            ("0, 2".into(), "none".into())
+        );
         assert!(!RailMask::first(2).contains(200));
     }
 

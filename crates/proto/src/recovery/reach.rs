@@ -65,7 +65,8 @@ impl PathTimes {
 
     /// How long a test of this end waits.
     pub fn limit(self) -> Duration {
-        let growing = (0..self.failures.min(MOST_GROWTH)).fold(FIRST_LIMIT, |limit, _| limit * 3 / 2);
+        let growing =
+            (0..self.failures.min(MOST_GROWTH)).fold(FIRST_LIMIT, |limit, _| limit * 3 / 2);
         growing.min(LONGEST_LIMIT).max(self.round_trip.saturating_mul(ROUND_TRIPS)).min(MOST)
     }
 
@@ -112,7 +113,8 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn a_test_waits_half_as_long_again_after_each_failure_and_for_some_round_trips_once_they_are_known() {
+    fn a_test_waits_half_as_long_again_after_each_failure_and_for_some_round_trips_once_they_are_known()
+     {
         let mut times = PathTimes::default();
         let mut limits = Vec::new();
         for _ in 0..13 {

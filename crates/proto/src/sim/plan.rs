@@ -65,7 +65,8 @@ impl Plan {
         let trailing_above = if random.one_in(2) { u32::MAX } else { 1000 };
         let max_extra = 2 + random.below(8) as u16;
         let mut messages = Vec::new();
-        let groups = (0..1 + random.below(most_groups)).map(|_| group(random, &mut messages)).collect();
+        let groups =
+            (0..1 + random.below(most_groups)).map(|_| group(random, &mut messages)).collect();
         let keys = (0..messages.len()).map(|i| std::array::from_fn(|rail| rkey(i, rail))).collect();
         let weights = near.rail_weights_with(&far);
         let has_lanes = striping.is_split() && max_extra.is_multiple_of(2);
@@ -141,7 +142,13 @@ pub(crate) fn endpoint(rails: usize, qps: usize, split: bool) -> Endpoint {
         qps: (0..qps as u32).map(|i| queue_pair(rail as u32, i)).collect(),
     };
     let rails = (0..rails).map(rail).collect();
-    Endpoint { name: "rdma of process 42 on host".into(), adaptive_routing: qps == 2, split, failover: true, rails }
+    Endpoint {
+        name: "rdma of process 42 on host".into(),
+        adaptive_routing: qps == 2,
+        split,
+        failover: true,
+        rails,
+    }
 }
 
 fn queue_pair(rail: u32, i: u32) -> QpEnd {

@@ -19,11 +19,17 @@ pub(crate) struct Machine {
 impl Machine {
     /// Where what has come is not what can come.
     fn differences(&self, visits: &Visits) -> Vec<String> {
-        let is_known =
-            |(end, state, event): &(&str, &str, &str)| self.rows.contains(&(end, state)) && self.events.contains(event);
-        let unknown =
-            visits.keys().filter(|visit| !is_known(visit)).map(|visit| format!("{visit:?} is not in the table"));
-        let all = self.rows.iter().flat_map(|(end, state)| self.events.iter().map(move |event| (*end, *state, *event)));
+        let is_known = |(end, state, event): &(&str, &str, &str)| {
+            self.rows.contains(&(end, state)) && self.events.contains(event)
+        };
+        let unknown = visits
+            .keys()
+            .filter(|visit| !is_known(visit))
+            .map(|visit| format!("{visit:?} is not in the table"));
+        let all = self
+            .rows
+            .iter()
+            .flat_map(|(end, state)| self.events.iter().map(move |event| (*end, *state, *event)));
         let wrong = all.filter_map(|visit @ (end, state, event)| {
             match ((self.impossible)(end, state, event), visits.contains_key(&visit)) {
                 (None, false) => Some(format!("{visit:?} can come, and has not")),
@@ -47,11 +53,17 @@ fn a_cell_that_can_be_reached_and_is_not_is_reported_and_one_that_cannot_and_is(
         events: &["one", "two"],
         impossible: |_, state, event| (state == "B" && event == "two").then_some("it never does"),
     };
-    let visits = Visits::from([(("end", "A", "one"), 1), (("end", "B", "two"), 1), (("end", "C", "two"), 1)]);
+    let visits = Visits::from([
+        (("end", "A", "one"), 1),
+        (("end", "B", "two"), 1),
+        (("end", "C", "two"), 1),
+    ]);
     let told = machine.differences(&visits).join("\n");
-    for part in
-        ["\"C\", \"two\") is not in the table", "\"A\", \"two\") can come, and has not", "\"B\", \"one\") can come"]
-    {
+    for part in [
+        "\"C\", \"two\") is not in the table",
+        "\"A\", \"two\") can come, and has not",
+        "\"B\", \"one\") can come",
+    ] {
         assert!(told.contains(part), "{told}");
     }
     assert!(told.contains("\"B\", \"two\") has come, and cannot: it never does"), "{told}");

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::check::context::{
-    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SETTLED, SOON, Step, Trial, arrived, code, connect_and_accept,
-    connect_locally, done, exchange, first_pointer, open_files_and_threads, within,
+    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SETTLED, SOON, Step, Trial, arrived, code,
+    connect_and_accept, connect_locally, done, exchange, first_pointer, open_files_and_threads,
+    within,
 };
 use crate::check::raw::{FILLS, Opaque, Raw};
 use crate::check::relay::Relay;
@@ -89,9 +90,14 @@ fn handle(ctx: &mut Context<'_>) -> Result<StepResult> {
     for fill in FILLS {
         let (code, bytes, comm) = raw.listen(0, fill);
         ensure!(code == 0 && comm != 0, "listen returns {code}");
-        ensure!(bytes[128..].iter().all(|byte| *byte == fill), "listen writes past the 128 bytes of the handle");
+        ensure!(
+            bytes[128..].iter().all(|byte| *byte == fill),
+            "listen writes past the 128 bytes of the handle"
+        );
         if let Some((at, address)) = first_pointer(&bytes[..128], fill, &host::ranges()?) {
-            let what = format!("the bytes of the handle from {at} on are {address:#x}, an address of this process");
+            let what = format!(
+                "the bytes of the handle from {at} on are {address:#x}, an address of this process"
+            );
             return Err(Error::Contract(what));
         }
         ensure!(raw.close_listen(comm) == 0, "closeListen fails");
@@ -114,10 +120,17 @@ fn never_blocks(ctx: &mut Context<'_>) -> Result<StepResult> {
         slowest = slowest.min(round.0);
     }
     ensure!(slowest < BLOCKING, "one of the calls took {slowest:?} in each of three rounds");
-    Ok(StepResult::passed(format!("three orders; the slowest call took {slowest:.1?} in the best of three rounds")))
+    Ok(StepResult::passed(format!(
+        "three orders; the slowest call took {slowest:.1?} in the best of three rounds"
+    )))
 }
 
-fn one_order(transport: &Transport, connects: usize, accepts: usize, slowest: &mut Slowest) -> Result<()> {
+fn one_order(
+    transport: &Transport,
+    connects: usize,
+    accepts: usize,
+    slowest: &mut Slowest,
+) -> Result<()> {
     let (mut handle, mut listener) = transport.listen(0)?;
     let (mut send, mut recv) = (None, None);
     for _ in 0..connects {
@@ -167,7 +180,10 @@ pub(super) fn connect_raw(raw: Raw, with_place: bool) -> Result<(Opaque, Opaque)
         }
         deadline.idle()?;
     }
-    ensure!(sending.is_null() && receiving.is_null(), "a host transport has written a device handle");
+    ensure!(
+        sending.is_null() && receiving.is_null(),
+        "a host transport has written a device handle"
+    );
     ensure!(raw.close_listen(listener) == 0, "closeListen fails");
     Ok((send, recv))
 }
@@ -199,7 +215,9 @@ fn pending(ctx: &mut Context<'_>) -> Result<StepResult> {
     ensure!(receive.is_some(), "a new communicator takes no receive");
     let send = within(SOON, || pair.send.send(&out, 0, 64, 1))?;
     ensure!(send.is_some(), "a new communicator takes no send");
-    Ok(StepResult::passed(format!("{CALLS} calls of connect before the first accept: NULL and success")))
+    Ok(StepResult::passed(format!(
+        "{CALLS} calls of connect before the first accept: NULL and success"
+    )))
 }
 
 /// Rank 1's children die after so many calls of connect; rank 0 accepts meanwhile.
@@ -281,7 +299,9 @@ impl TwoSenders {
         let mut winner = None;
         within(SOON, || {
             for i in 0..2 {
-                let Some(comm) = self.comms[i].as_ref().filter(|_| winner != Some(i) && self.problems[i].is_none())
+                let Some(comm) = self.comms[i]
+                    .as_ref()
+                    .filter(|_| winner != Some(i) && self.problems[i].is_none())
                 else {
                     continue;
                 };
@@ -292,7 +312,8 @@ impl TwoSenders {
                 }
             }
             let loser = winner.map(|winner| 1 - winner);
-            let over = |loser: &usize| self.problems[*loser].is_some() || self.comms[*loser].is_none();
+            let over =
+                |loser: &usize| self.problems[*loser].is_some() || self.comms[*loser].is_none();
             Ok(loser.filter(over))
         })
         .ok();
@@ -303,7 +324,8 @@ impl TwoSenders {
 fn two_senders(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     let (handle, mut listener) = transport.listen(0)?;
-    let mut senders = TwoSenders { transport, handles: [handle; 2], comms: [None, None], problems: [None, None] };
+    let mut senders =
+        TwoSenders { transport, handles: [handle; 2], comms: [None, None], problems: [None, None] };
     let mut deadline = Deadline::new("one of two senders", SOON);
     let recv = loop {
         senders.advance();
@@ -315,13 +337,16 @@ fn two_senders(ctx: &mut Context<'_>) -> Result<StepResult> {
     listener.close()?;
     // What becomes of the other one shows in a moment.
     let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(300) || senders.comms.iter().all(Option::is_none) {
+    while start.elapsed() < Duration::from_millis(300) || senders.comms.iter().all(Option::is_none)
+    {
         senders.advance();
         deadline.idle()?;
     }
     let memory = Arc::new(Buffer::new(8192)?);
     let into = recv.register(&memory)?;
-    let receive = recv.receive(&into, 4096, 100, 1)?.ok_or_else(|| Error::Contract("no receive is taken".into()))?;
+    let receive = recv
+        .receive(&into, 4096, 100, 1)?
+        .ok_or_else(|| Error::Contract("no receive is taken".into()))?;
     let out = recv.register(&memory)?;
     let Some((winner, told)) = senders.send(&out) else {
         return Err(Error::Contract("neither of two senders can send to the one receiver".into()));
@@ -382,7 +407,12 @@ fn many(ctx: &mut Context<'_>) -> Result<StepResult> {
     let (transport, device) = (ctx.transport()?, ctx.device()?);
     let sample = stream::measure_setup(ctx.worker, &transport, device, MANY.0, MANY.1)?;
     let total = sample.and_then(|sample| sample.values.get("total").copied()).unwrap_or(0.0);
-    Ok(StepResult::passed(format!("{} connections, {} at once, in {:.1} s", MANY.0, MANY.1, total / 1e3)))
+    Ok(StepResult::passed(format!(
+        "{} connections, {} at once, in {:.1} s",
+        MANY.0,
+        MANY.1,
+        total / 1e3
+    )))
 }
 
 /// A short time limit for handshakes, for transports that have one.
@@ -397,7 +427,10 @@ pub(super) const PEER_POINTS: &[Point] = &[
         number: 21,
         name: "unauthenticated-clients",
         claim: "garbage, port scans and cut-off greetings at the listener are ignored without waiting; the peer is served",
-        trial: Trial::Steps(&[Step { env: Env { vars: &[IMPATIENT], ..RANK0_ONLY }, run: unauthenticated_clients }]),
+        trial: Trial::Steps(&[Step {
+            env: Env { vars: &[IMPATIENT], ..RANK0_ONLY },
+            run: unauthenticated_clients,
+        }]),
     },
     Point {
         number: 22,
@@ -410,10 +443,16 @@ pub(super) const PEER_POINTS: &[Point] = &[
         name: "unequal-peers",
         claim: "other MTU, other port, other settings at the other end: data right, or a clear error on both sides",
         trial: Trial::Steps(&[
-            Step { env: Env { vars: &[("SOFTRNIC_MTU", "4096,softrnic1/1=1024")], ..BOTH_RANKS }, run: unequal },
+            Step {
+                env: Env { vars: &[("SOFTRNIC_MTU", "4096,softrnic1/1=1024")], ..BOTH_RANKS },
+                run: unequal,
+            },
             Step {
                 env: Env {
-                    rank1_vars: &[("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")],
+                    rank1_vars: &[
+                        ("NCCL_IB_QPS_PER_CONNECTION", "3"),
+                        ("NCCL_IB_SPLIT_DATA_ON_QPS", "1"),
+                    ],
                     ..BOTH_RANKS
                 },
                 run: unequal,
@@ -425,7 +464,10 @@ pub(super) const PEER_POINTS: &[Point] = &[
                 },
                 run: unequal,
             },
-            Step { env: Env { vars: &[("SOFTRNIC_PORTS", "2")], ..BOTH_RANKS }, run: unequal_ports },
+            Step {
+                env: Env { vars: &[("SOFTRNIC_PORTS", "2")], ..BOTH_RANKS },
+                run: unequal_ports,
+            },
         ]),
     },
     Point {
@@ -433,7 +475,10 @@ pub(super) const PEER_POINTS: &[Point] = &[
         name: "foreign-peers",
         claim: "another version, another network and the built-in transport at the other end are errors, never a hang",
         trial: Trial::Steps(&[
-            Step { env: Env { vars: &[IMPATIENT], timeout_s: 60, ..RANK0_ONLY }, run: turned_bytes },
+            Step {
+                env: Env { vars: &[IMPATIENT], timeout_s: 60, ..RANK0_ONLY },
+                run: turned_bytes,
+            },
             Step { env: Env { vars: &[IMPATIENT], ..RANK0_ONLY }, run: foreign_handles },
             Step { env: Env { vars: &[IMPATIENT], ..RANK0_ONLY }, run: built_in_peer },
         ]),
@@ -465,7 +510,10 @@ fn greeting(transport: &Transport) -> Result<Vec<u8>> {
     let mut with_port = handle_port.with_port(&handle, port);
     let (mut client, mut words, mut latest) = (None, Vec::new(), None::<Instant>);
     within(SOON, || {
-        ensure!(transport.connect(0, &mut with_port)?.is_none(), "connected to somebody who says nothing");
+        ensure!(
+            transport.connect(0, &mut with_port)?.is_none(),
+            "connected to somebody who says nothing"
+        );
         client = client.take().or_else(|| relay::accept_one(&socket));
         if let Some(more) = client.as_mut().and_then(relay::read_available) {
             words.extend(more);
@@ -480,7 +528,10 @@ fn greeting(transport: &Transport) -> Result<Vec<u8>> {
 fn unauthenticated_clients(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     let whole = greeting(&transport)?;
-    ensure!(!whole.is_empty(), "connect says nothing to a listener: this check knows no other way to tell");
+    ensure!(
+        !whole.is_empty(),
+        "connect says nothing to a listener: this check knows no other way to tell"
+    );
     let mut inverted = whole.clone();
     inverted[0] ^= 0xff;
     let openings: Vec<Vec<u8>> = vec![
@@ -508,21 +559,31 @@ fn unauthenticated_clients(ctx: &mut Context<'_>) -> Result<StepResult> {
     let mut mine = handle;
     connect_and_accept(&transport, 0, &mut mine, &mut listener)
         .map_err(|problem| {
-            Error::Contract(format!("after {} unauthenticated clients the peer is not served: {problem}", kept.len()))
+            Error::Contract(format!(
+                "after {} unauthenticated clients the peer is not served: {problem}",
+                kept.len()
+            ))
         })?
         .carries(&[1000])?;
-    Ok(StepResult::passed(format!("{} unauthenticated clients, silent and not; then the peer is served", kept.len())))
+    Ok(StepResult::passed(format!(
+        "{} unauthenticated clients, silent and not; then the peer is served",
+        kept.len()
+    )))
 }
 
 /// Calls accept a few times: no communicator, no error, no waiting.
 fn accept_nothing(listener: &mut Listener, client: usize) -> Result<()> {
     for _ in 0..4 {
         let start = Instant::now();
-        let came = listener
-            .accept()
-            .map_err(|problem| Error::Contract(format!("client {client} (of 7 kinds) makes accept fail: {problem}")))?;
+        let came = listener.accept().map_err(|problem| {
+            Error::Contract(format!("client {client} (of 7 kinds) makes accept fail: {problem}"))
+        })?;
         ensure!(came.is_none(), "client {client} was accepted");
-        ensure!(start.elapsed() < Duration::from_secs(1), "accept waited {:?} for client {client}", start.elapsed());
+        ensure!(
+            start.elapsed() < Duration::from_secs(1),
+            "accept waited {:?} for client {client}",
+            start.elapsed()
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
@@ -536,11 +597,18 @@ fn late(ctx: &mut Context<'_>) -> Result<StepResult> {
     let start = Instant::now();
     within(TIME_LIMIT, || {
         let came = transport.connect(0, &mut handle).map_err(|problem| {
-            Error::Contract(format!("connect gives up on a peer that lives, after {:?}: {problem}", start.elapsed()))
+            Error::Contract(format!(
+                "connect gives up on a peer that lives, after {:?}: {problem}",
+                start.elapsed()
+            ))
         })?;
         ensure!(came.is_none(), "connected to somebody who has not accepted");
         files[1] = open_files_and_threads().0;
-        files[0] = if files[0] == 0 && start.elapsed() > Duration::from_millis(200) { files[1] } else { files[0] };
+        files[0] = if files[0] == 0 && start.elapsed() > Duration::from_millis(200) {
+            files[1]
+        } else {
+            files[0]
+        };
         std::thread::sleep(Duration::from_millis(1));
         Ok(None::<()>)
     })?;
@@ -573,7 +641,10 @@ fn exchange_codes(ctx: &mut Context<'_>, device: usize) -> Result<StepResult> {
         Err(other) => return Err(other),
     };
     let theirs = ctx.worker.swap(mine)?;
-    ensure!((mine == 0) == (theirs == 0), "one end fails, the other one does not: codes {mine} and {theirs}");
+    ensure!(
+        (mine == 0) == (theirs == 0),
+        "one end fails, the other one does not: codes {mine} and {theirs}"
+    );
     let unlike = DIFFERENT_SETTING.get(ctx.job.step).copied().unwrap_or_default();
     Ok(StepResult::passed(match mine {
         0 => format!("other {unlike}: data right"),
@@ -636,15 +707,18 @@ fn turned(transport: &Transport, at: usize) -> Result<bool> {
         Ok(Some(())) => {
             let (Some(send), Some(recv)) = (send, recv) else { return Ok(false) };
             let carried = LocalConn { send, recv }.carries(&[1000]);
-            let told = |problem| format!("byte {at} of the greeting is wrong, both connect, and then: {problem}");
+            let told = |problem| {
+                format!("byte {at} of the greeting is wrong, both connect, and then: {problem}")
+            };
             carried.map_or_else(|problem| Err(Error::Contract(told(problem))), |()| Ok(false))
         }
         Err(Error::Call { .. }) => Ok(true),
         Err(problem) => Err(problem),
         Ok(None) => {
             let passed = relays.iter().map(Relay::passed).sum::<usize>();
-            let words =
-                format!("byte {at} of the greeting is wrong, and both wait on after 4 s ({passed} bytes passed)");
+            let words = format!(
+                "byte {at} of the greeting is wrong, and both wait on after 4 s ({passed} bytes passed)"
+            );
             Err(Error::Contract(words))
         }
     }
@@ -662,13 +736,18 @@ fn foreign_handles(ctx: &mut Context<'_>) -> Result<StepResult> {
     }));
     for (i, handle) in foreign.iter_mut().enumerate() {
         let outcome = within(TIME_LIMIT, || transport.connect(0, handle));
-        ensure!(outcome.is_err(), "handle {i}, which is not the listener's: no error after {TIME_LIMIT:?}");
+        ensure!(
+            outcome.is_err(),
+            "handle {i}, which is not the listener's: no error after {TIME_LIMIT:?}"
+        );
     }
     Ok(StepResult::passed(format!("{} foreign handles refused", foreign.len())))
 }
 
 fn built_in_peer(ctx: &mut Context<'_>) -> Result<StepResult> {
-    let Some(nccl) = ctx.job.built_in.clone().filter(|_| !matches!(ctx.job.source, Source::Stock { .. })) else {
+    let Some(nccl) =
+        ctx.job.built_in.clone().filter(|_| !matches!(ctx.job.source, Source::Stock { .. }))
+    else {
         return Ok(StepResult::skipped(
             "a peer of another kind: needs a plugin, and NCCL 2.21.5 in the cache (ferrite wheel)",
         ));
@@ -727,7 +806,9 @@ fn connect_or_fail(transport: &Transport) -> Result<Result<LocalConn>> {
             (pending_send, pending_recv) => (send, recv) = (pending_send, pending_recv),
         }
         if deadline.idle().is_err() {
-            let words = recv.err().map_or_else(|| "neither end fails".into(), |problem| problem.to_string());
+            let words = recv
+                .err()
+                .map_or_else(|| "neither end fails".into(), |problem| problem.to_string());
             return Err(Error::Contract(format!("{words}; the connecting end is never told")));
         }
     }
@@ -752,7 +833,11 @@ fn limit(ctx: &mut Context<'_>) -> Result<StepResult> {
     connect_locally(&transport, 0, 0)?.carries(&[5000])?;
     drop(kept);
     let clean = within(SETTLED, || Ok(Some(softrnic.objects()?).filter(|now| *now == before)))?;
-    ensure!(clean.is_some(), "before {before}; after the error and closing everything {}", softrnic.objects()?);
+    ensure!(
+        clean.is_some(),
+        "before {before}; after the error and closing everything {}",
+        softrnic.objects()?
+    );
     Ok(StepResult::passed(format!("{count} connections fit, then {problem}; all given back")))
 }
 
@@ -772,7 +857,10 @@ pub(super) const TEARDOWN_POINTS: &[Point] = &[
         number: 49,
         name: "peer-killed",
         claim: "when the peer is killed, both communicators say ncclRemoteError in time, and again at once",
-        trial: Trial::Steps(&[Step { env: Env { vars: &[QUICK], timeout_s: 40, ..BOTH_RANKS }, run: peer_killed }]),
+        trial: Trial::Steps(&[Step {
+            env: Env { vars: &[QUICK], timeout_s: 40, ..BOTH_RANKS },
+            run: peer_killed,
+        }]),
     },
     Point {
         number: 50,
@@ -787,13 +875,19 @@ pub(super) const TEARDOWN_POINTS: &[Point] = &[
         number: 51,
         name: "close-in-flight",
         claim: "communicators are closed with requests in flight, after errors and as NULL; what comes late does no harm",
-        trial: Trial::Steps(&[Step { env: Env { vars: &[QUICK], timeout_s: 40, ..RANK0_ONLY }, run: close_in_flight }]),
+        trial: Trial::Steps(&[Step {
+            env: Env { vars: &[QUICK], timeout_s: 40, ..RANK0_ONLY },
+            run: close_in_flight,
+        }]),
     },
     Point {
         number: 52,
         name: "deregister-in-flight",
         claim: "memory that is taken back while it is written harms no other communicator",
-        trial: Trial::Steps(&[Step { env: Env { vars: &[QUICK], timeout_s: 40, ..RANK0_ONLY }, run: dereg_in_flight }]),
+        trial: Trial::Steps(&[Step {
+            env: Env { vars: &[QUICK], timeout_s: 40, ..RANK0_ONLY },
+            run: dereg_in_flight,
+        }]),
     },
     Point {
         number: 53,
@@ -887,8 +981,10 @@ fn peer_killed(ctx: &mut Context<'_>) -> Result<StepResult> {
     ctx.worker.barrier()?;
     for (name, end) in ["sending", "receiving"].into_iter().zip(&traffic.ends) {
         let remote = matches!(end, Some(Error::Call { code: abi::ncclRemoteError, .. }));
-        let words =
-            end.as_ref().map_or_else(|| format!("nothing for {:.0} s", took.as_secs_f64()), ToString::to_string);
+        let words = end.as_ref().map_or_else(
+            || format!("nothing for {:.0} s", took.as_secs_f64()),
+            ToString::to_string,
+        );
         ensure!(remote, "the {name} end says {words} after the peer was killed");
     }
     let again = Instant::now();
@@ -897,7 +993,10 @@ fn peer_killed(ctx: &mut Context<'_>) -> Result<StepResult> {
             code(&bench.conn.send.send(&bench.out, 0, 64, TAG)),
             code(&bench.conn.recv.receive(&bench.into, 0, 64, TAG)),
         ];
-        ensure!(codes == [abi::ncclRemoteError; 2], "isend and irecv after the error return {codes:?}");
+        ensure!(
+            codes == [abi::ncclRemoteError; 2],
+            "isend and irecv after the error return {codes:?}"
+        );
     }
     ensure!(again.elapsed() < BOUND, "2000 calls after the error take {:?}", again.elapsed());
     Ok(StepResult::passed(format!(
@@ -953,12 +1052,17 @@ fn failed_again(ctx: &mut Context<'_>) -> Result<StepResult> {
             Err(problem) => Ok(Some(problem)),
         }
     })?;
-    let first = first.ok_or_else(|| Error::Contract("the queue pair has failed, and the send just goes on".into()))?;
+    let first = first.ok_or_else(|| {
+        Error::Contract("the queue pair has failed, and the send just goes on".into())
+    })?;
     let wanted = code::<()>(&Err(first));
     let start = Instant::now();
     for call in 0..TESTS {
         let now = code(&send.test(&mut sizes));
-        ensure!(now == wanted, "test number {call} after the failure returns {now}, the first one {wanted}");
+        ensure!(
+            now == wanted,
+            "test number {call} after the failure returns {now}, the first one {wanted}"
+        );
         ensure!(start.elapsed() < 2 * SOON, "{call} tests take {:?}", start.elapsed());
     }
     let took = start.elapsed();
@@ -988,7 +1092,8 @@ fn close_in_flight(ctx: &mut Context<'_>) -> Result<StepResult> {
         let conn = across(ctx)?;
         let memory = Arc::new(Buffer::new(1 << 16)?);
         let (out, into) = (conn.send.register(&memory)?, conn.recv.register(&memory)?);
-        let fault = ["delay=3ms times=4", "qp-error times=1", "drop attempts=all times=4"][round % 3];
+        let fault =
+            ["delay=3ms times=4", "qp-error times=1", "drop attempts=all times=4"][round % 3];
         ctx.softrnic()?.inject(&rule(ctx, fault))?;
         let mut requests = Vec::new();
         for i in 0..4 {
@@ -1068,8 +1173,9 @@ fn half_a_group(ctx: &mut Context<'_>, group: usize, sent: usize) -> Result<Dura
     let conn = across(ctx)?;
     let memory = Arc::new(Buffer::new(1 << 16)?);
     let (out, into) = (conn.send.register(&memory)?, conn.recv.register(&memory)?);
-    let places: Vec<_> =
-        (0..group).map(|i| RecvBuffer { region: &into, offset: 4096 * i, len: 64, tag: i as i32 }).collect();
+    let places: Vec<_> = (0..group)
+        .map(|i| RecvBuffer { region: &into, offset: 4096 * i, len: 64, tag: i as i32 })
+        .collect();
     let mut deadline = Deadline::new("a receive", SOON);
     let mut receive = match places[..] {
         [] => None,
@@ -1110,7 +1216,8 @@ fn cycles(ctx: &mut Context<'_>) -> Result<StepResult> {
         now = counts()?;
         Ok((now == before).then_some(()))
     })?;
-    let words = |(objects, (files, threads))| format!("{objects}, {files} files, {threads} threads");
+    let words =
+        |(objects, (files, threads))| format!("{objects}, {files} files, {threads} threads");
     ensure!(now == before, "before {CYCLES} cycles {}, after them {}", words(before), words(now));
     Ok(StepResult::passed(format!("{CYCLES} cycles: {} before and after", words(before))))
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::check::context::{
-    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SETTLED, SOON, Softrnic, Step, Trial, arrived, code, connect_locally,
-    done, exchange, sent_meanwhile, within,
+    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SETTLED, SOON, Softrnic, Step, Trial, arrived,
+    code, connect_locally, done, exchange, sent_meanwhile, within,
 };
 use crate::check::ensure;
 use crate::check::raw::{GARBAGE, Opaque, Raw};
@@ -55,8 +55,10 @@ const LARGEST: usize = 1 << 30;
 const GROUPS: (usize, usize) = (32, 8);
 
 /// Messages are split over three queue pairs.
-const THREE_QPS: Env =
-    Env { vars: &[("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")], ..RANK0_ONLY };
+const THREE_QPS: Env = Env {
+    vars: &[("NCCL_IB_QPS_PER_CONNECTION", "3"), ("NCCL_IB_SPLIT_DATA_ON_QPS", "1")],
+    ..RANK0_ONLY
+};
 
 pub(super) const POINTS: &[Point] = &[
     Point {
@@ -79,13 +81,19 @@ pub(super) const POINTS: &[Point] = &[
         number: 37,
         name: "unequal-sizes",
         claim: "both ends report the lesser of what is sent and what there is room for; nothing is written behind it",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: unequal }, Step { env: THREE_QPS, run: unequal }]),
+        trial: Trial::Steps(&[
+            Step { env: RANK0_ONLY, run: unequal },
+            Step { env: THREE_QPS, run: unequal },
+        ]),
     },
     Point {
         number: 38,
         name: "groups",
         claim: "1 to 8 messages received together find their places by tag, in whatever order they are sent",
-        trial: Trial::Steps(&[Step { env: BOTH_RANKS, run: verified }, Step { env: RANK0_ONLY, run: groups }]),
+        trial: Trial::Steps(&[
+            Step { env: BOTH_RANKS, run: verified },
+            Step { env: RANK0_ONLY, run: groups },
+        ]),
     },
     Point {
         number: 39,
@@ -128,10 +136,16 @@ fn sizes(ctx: &mut Context<'_>) -> Result<StepResult> {
             let seed = plan::seed(i as u64, from, to as u64);
             plan::fill(&mine, from, size, seed)?;
             theirs.set(0, to + size + 64, 0xee)?;
-            let (went, came) = exchange((&conn.send, &out, from, size), (&conn.recv, &into, to, size))?;
+            let (went, came) =
+                exchange((&conn.send, &out, from, size), (&conn.recv, &into, to, size))?;
             ensure!(went as usize == size, "a send of {size} bytes says that it sent {went}");
             arrived(&into, to, size, seed, came)?;
-            let beside = plan::untouched(&theirs, 0, to, 0xee)?.or(plan::untouched(&theirs, to + size, 64, 0xee)?);
+            let beside = plan::untouched(&theirs, 0, to, 0xee)?.or(plan::untouched(
+                &theirs,
+                to + size,
+                64,
+                0xee,
+            )?);
             ensure!(beside.is_none(), "a message of {size} bytes writes beside its place");
         }
     }
@@ -167,8 +181,16 @@ fn unequal(ctx: &mut Context<'_>) -> Result<StepResult> {
     let conn = connect_locally(&transport, 0, 0)?;
     let (mine, theirs) = (Arc::new(Buffer::new(2 << 20)?), Arc::new(Buffer::new(2 << 20)?));
     let (out, into) = (conn.send.register(&mine)?, conn.recv.register(&theirs)?);
-    let cases =
-        [(0, 64), (1, 4096), (64, 63), (8, 0), (5000, 128), (4096, 1 << 20), (1 << 20, 65_537), (100_000, 99_999)];
+    let cases = [
+        (0, 64),
+        (1, 4096),
+        (64, 63),
+        (8, 0),
+        (5000, 128),
+        (4096, 1 << 20),
+        (1 << 20, 65_537),
+        (100_000, 99_999),
+    ];
     for (i, (size, room)) in cases.into_iter().enumerate() {
         let less = size.min(room);
         plan::fill(&mine, 0, size, i as u64)?;
@@ -177,9 +199,15 @@ fn unequal(ctx: &mut Context<'_>) -> Result<StepResult> {
         ensure!(went as usize == less, "{size} bytes into room for {room}: the send says {went}");
         // A prefix, up to a word that is cut: words depend on their place alone.
         arrived(&into, 0, less & !7, i as u64, came & !7)?;
-        ensure!(came as usize == less, "{size} bytes into room for {room}: the receive says {came}");
+        ensure!(
+            came as usize == less,
+            "{size} bytes into room for {room}: the receive says {came}"
+        );
         let behind = plan::untouched(&theirs, less, size.max(room) + 64 - less, 0xee)?;
-        ensure!(behind.is_none(), "{size} bytes into room for {room}: bytes are written behind byte {less}");
+        ensure!(
+            behind.is_none(),
+            "{size} bytes into room for {room}: bytes are written behind byte {less}"
+        );
     }
     Ok(StepResult::passed(format!("{} pairs of sizes, over 1 and 3 queue pairs", cases.len())))
 }
@@ -195,12 +223,16 @@ fn verified(ctx: &mut Context<'_>) -> Result<StepResult> {
         return Err(Error::Contract(wrong.fault.clone().unwrap_or_default()));
     }
     let messages: u64 = checks.iter().map(|check| check.messages).sum();
-    Ok(StepResult::passed(format!("{messages} messages between two processes, in groups of up to {groups}")))
+    Ok(StepResult::passed(format!(
+        "{messages} messages between two processes, in groups of up to {groups}"
+    )))
 }
 
 /// A group of receives: message `i` has tag `10 + i`, room for 4096 bytes at `i` pages.
 fn places(into: &Region, count: usize) -> Vec<RecvBuffer<'_>> {
-    (0..count).map(|i| RecvBuffer { region: into, offset: i * 4096, len: 4096, tag: 10 + i as i32 }).collect()
+    (0..count)
+        .map(|i| RecvBuffer { region: into, offset: i * 4096, len: 4096, tag: 10 + i as i32 })
+        .collect()
 }
 
 fn groups(ctx: &mut Context<'_>) -> Result<StepResult> {
@@ -217,10 +249,18 @@ fn groups(ctx: &mut Context<'_>) -> Result<StepResult> {
             tried += 1;
         }
     }
-    Ok(StepResult::passed(format!("{tried} orders of four, with empty ones, and a send that has to wait among others")))
+    Ok(StepResult::passed(format!(
+        "{tried} orders of four, with empty ones, and a send that has to wait among others"
+    )))
 }
 
-fn one_group(conn: &LocalConn, out: &Region, into: &Region, order: [usize; 4], round: u64) -> Result<()> {
+fn one_group(
+    conn: &LocalConn,
+    out: &Region,
+    into: &Region,
+    order: [usize; 4],
+    round: u64,
+) -> Result<()> {
     const LENGTHS: [usize; 4] = [0, 1000, 4096, 1];
     // A send with a tag of no receive must not delay the others.
     let unmatched = conn.send.send(out, 0, 8, 99)?;
@@ -230,7 +270,9 @@ fn one_group(conn: &LocalConn, out: &Region, into: &Region, order: [usize; 4], r
     let mut sends: Vec<Request<'_>> = Vec::new();
     for i in order {
         plan::fill(out.memory(), i * 4096, LENGTHS[i], round * 4 + i as u64)?;
-        sends.push(posted(&mut deadline, || conn.send.send(out, i * 4096, LENGTHS[i], 10 + i as i32))?);
+        sends.push(posted(&mut deadline, || {
+            conn.send.send(out, i * 4096, LENGTHS[i], 10 + i as i32)
+        })?);
         let other = conn.send.send(out, 0, 8, 99)?;
         ensure!(other.is_none(), "a send with a tag of no receive is taken");
     }
@@ -255,18 +297,27 @@ fn sizes_array(ctx: &mut Context<'_>) -> Result<StepResult> {
         for _ in 0..20 {
             let (code, over) = raw.test(receive, Some(&mut sizes));
             ensure!(code == 0 && !over, "a receive is done before anything was sent");
-            ensure!(sizes == [-77; 8], "test writes sizes of a receive that is not done: {sizes:?}");
+            ensure!(
+                sizes == [-77; 8],
+                "test writes sizes of a receive that is not done: {sizes:?}"
+            );
         }
-        let send =
-            within(SOON, || Ok(Some(raw.isend(&conn.send, start, 60, 1, out.raw() as usize)).filter(|s| s.1 != 0)))?;
+        let send = within(SOON, || {
+            Ok(Some(raw.isend(&conn.send, start, 60, 1, out.raw() as usize)).filter(|s| s.1 != 0))
+        })?;
         let (_, send) = send.ok_or_else(|| Error::Contract("isend finds no receive".into()))?;
         until_done(raw, send, None)?;
         until_done(raw, receive, Some(&mut sizes))?;
         ensure!(sizes[0] == 60, "the size of the message is {}", sizes[0]);
-        ensure!(sizes[1..] == [-77; 7], "test writes more sizes than there are messages: {sizes:?}");
+        ensure!(
+            sizes[1..] == [-77; 7],
+            "test writes more sizes than there are messages: {sizes:?}"
+        );
     }
     grouped_sizes(&conn, &into, &out)?;
-    Ok(StepResult::passed("not before, not more than there are messages; a send without a place for its size"))
+    Ok(StepResult::passed(
+        "not before, not more than there are messages; a send without a place for its size",
+    ))
 }
 
 fn until_done(raw: Raw, request: usize, mut sizes: Option<&mut [i32; 8]>) -> Result<()> {
@@ -288,7 +339,10 @@ fn grouped_sizes(conn: &LocalConn, into: &Region, out: &Region) -> Result<()> {
     }
     let mut sizes = [-77; 8];
     done(receive, &mut sizes)?;
-    ensure!(sizes == [0, 10, 20, -77, -77, -77, -77, -77], "the sizes of a group of three are {sizes:?}");
+    ensure!(
+        sizes == [0, 10, 20, -77, -77, -77, -77, -77],
+        "the sizes of a group of three are {sizes:?}"
+    );
     Ok(())
 }
 
@@ -300,7 +354,11 @@ fn outstanding(ctx: &mut Context<'_>) -> Result<StepResult> {
     let least = GROUPS.0 * GROUPS.1;
     for round in 0..3 {
         let mut receives = all_receives(&conn, &into)?;
-        ensure!(receives.len() >= GROUPS.0, "round {round}: {} groups of 8 receives, then no more", receives.len());
+        ensure!(
+            receives.len() >= GROUPS.0,
+            "round {round}: {} groups of 8 receives, then no more",
+            receives.len()
+        );
         let sends = all_sends(&conn, &out, &mut receives)?;
         ensure!(sends.len() >= least, "round {round}: {} sends, then no more", sends.len());
         let (received, sent) = (receives.len(), sends.len());
@@ -314,7 +372,12 @@ fn outstanding(ctx: &mut Context<'_>) -> Result<StepResult> {
         for group in sent / GROUPS.1..received {
             for member in 0..GROUPS.1 {
                 let tag = tag_of(group, member);
-                done(posted(&mut Deadline::new("a late send", SOON), || conn.send.send(&out, 0, 8, tag))?, &mut [0])?;
+                done(
+                    posted(&mut Deadline::new("a late send", SOON), || {
+                        conn.send.send(&out, 0, 8, tag)
+                    })?,
+                    &mut [0],
+                )?;
             }
         }
         for receive in receives {
@@ -323,7 +386,9 @@ fn outstanding(ctx: &mut Context<'_>) -> Result<StepResult> {
             ensure!(sizes == [8; 8], "the sizes of a group are {sizes:?}");
         }
     }
-    Ok(StepResult::passed("32 groups of 8 receives and 256 sends and no error beyond, three times over"))
+    Ok(StepResult::passed(
+        "32 groups of 8 receives and 256 sends and no error beyond, three times over",
+    ))
 }
 
 fn check_capacity(transport: &Transport, receives: usize, sends: usize) -> Result<()> {
@@ -344,7 +409,12 @@ fn all_receives<'l>(conn: &'l LocalConn, into: &Region) -> Result<Vec<Request<'l
     let mut receives = Vec::new();
     while receives.len() < 5000 {
         let group = receives.len();
-        let place = |member| RecvBuffer { region: into, offset: member * 8, len: 8, tag: tag_of(group, member) };
+        let place = |member| RecvBuffer {
+            region: into,
+            offset: member * 8,
+            len: 8,
+            tag: tag_of(group, member),
+        };
         let places: Vec<_> = (0..GROUPS.1).map(place).collect();
         match conn.recv.receive_group(&places)? {
             Some(request) => receives.push(request),
@@ -355,7 +425,11 @@ fn all_receives<'l>(conn: &'l LocalConn, into: &Region) -> Result<Vec<Request<'l
 }
 
 /// As many sends as are taken, of those that are received.
-fn all_sends<'l>(conn: &'l LocalConn, out: &Region, receives: &mut [Request<'_>]) -> Result<Vec<Request<'l>>> {
+fn all_sends<'l>(
+    conn: &'l LocalConn,
+    out: &Region,
+    receives: &mut [Request<'_>],
+) -> Result<Vec<Request<'l>>> {
     let mut sends = Vec::new();
     for group in 0..receives.len() {
         for member in 0..GROUPS.1 {
@@ -402,7 +476,10 @@ pub(super) const ORDER_POINTS: &[Point] = &[
         claim: "counters of messages may wrap: more than 2^16 on one communicator, with --long more than 2^24",
         trial: Trial::Steps(&[
             Step { env: Env { vars: &[LAX], ..RANK0_ONLY }, run: many },
-            Step { env: Env { vars: &[LAX], timeout_s: 600, long: true, ..RANK0_ONLY }, run: very_many },
+            Step {
+                env: Env { vars: &[LAX], timeout_s: 600, long: true, ..RANK0_ONLY },
+                run: very_many,
+            },
         ]),
     },
     Point {
@@ -482,7 +559,9 @@ fn counted(ctx: &mut Context<'_>, messages: u64) -> Result<StepResult> {
             let place = (next % 8) as usize * 8;
             mine.write(place, &next.to_le_bytes())?;
             let mut receive = posted(&mut deadline, || conn.recv.receive(&into, place, 8, TAG))?;
-            let send = sent_meanwhile(&mut deadline, &mut receive, || conn.send.send(&out, place, 8, TAG))?;
+            let send = sent_meanwhile(&mut deadline, &mut receive, || {
+                conn.send.send(&out, place, 8, TAG)
+            })?;
             flying.push_back((next, receive, send));
             next += 1;
         }
@@ -522,7 +601,9 @@ fn order_of_tests(ctx: &mut Context<'_>) -> Result<StepResult> {
         let mut requests = Vec::new();
         for i in 0..8 {
             let mut receive = posted(&mut deadline, || conn.recv.receive(&into, i * 64, 64, TAG))?;
-            let send = sent_meanwhile(&mut deadline, &mut receive, || conn.send.send(&out, 8192, 8 * i, TAG))?;
+            let send = sent_meanwhile(&mut deadline, &mut receive, || {
+                conn.send.send(&out, 8192, 8 * i, TAG)
+            })?;
             requests.extend([receive, send]);
         }
         // Each round in another order; the first in the order of posting.
@@ -564,7 +645,9 @@ fn later_first(ctx: &mut Context<'_>) -> Result<StepResult> {
             finished(&mut deadline, send, &mut [0])?;
         }
     }
-    Ok(StepResult::passed("40 times 8 messages over 3 queue pairs, found done from the last to the first"))
+    Ok(StepResult::passed(
+        "40 times 8 messages over 3 queue pairs, found done from the last to the first",
+    ))
 }
 
 /// The word at place `word` of line `line` in message `round`; the last of a line is the flag.
@@ -595,7 +678,8 @@ fn polled(ctx: &mut Context<'_>) -> Result<StepResult> {
 }
 
 fn send_lines(ctx: &mut Context<'_>, bench: &Bench, round: u64, lines: usize) -> Result<()> {
-    let words = (0..lines).flat_map(|line| (0..LINE / 8).map(move |word| line_word(round, line, word)));
+    let words =
+        (0..lines).flat_map(|line| (0..LINE / 8).map(move |word| line_word(round, line, word)));
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     bench.out.memory().write(0, &bytes)?;
     ctx.worker.barrier()?;
@@ -612,7 +696,8 @@ fn see_lines(ctx: &mut Context<'_>, bench: &Bench, round: u64, lines: usize) -> 
     let memory = bench.into.memory();
     memory.set(0, lines * LINE, 0)?;
     let mut deadline = ctx.worker.deadline("the flags of a message");
-    let mut receive = posted(&mut deadline, || bench.conn.recv.receive(&bench.into, 0, lines * LINE, TAG))?;
+    let mut receive =
+        posted(&mut deadline, || bench.conn.recv.receive(&bench.into, 0, lines * LINE, TAG))?;
     ctx.worker.barrier()?;
     let mut sizes = [-1];
     let mut over = false;
@@ -638,7 +723,12 @@ fn see_lines(ctx: &mut Context<'_>, bench: &Bench, round: u64, lines: usize) -> 
     if !over {
         finished(&mut deadline, receive, &mut sizes)?;
     }
-    ensure!(sizes[0] as usize == lines * LINE, "{} bytes are reported of {}", sizes[0], lines * LINE);
+    ensure!(
+        sizes[0] as usize == lines * LINE,
+        "{} bytes are reported of {}",
+        sizes[0],
+        lines * LINE
+    );
     ctx.worker.barrier()
 }
 
@@ -651,28 +741,43 @@ fn delayed(ctx: &mut Context<'_>) -> Result<StepResult> {
         return Err(Error::Contract(wrong.fault.clone().unwrap_or_default()));
     }
     let messages: u64 = checks.iter().map(|check| check.messages).sum();
-    let how = if std::env::var_os(SPLIT.0).is_some() { "cut over 3 queue pairs" } else { "with adaptive routing" };
+    let how = if std::env::var_os(SPLIT.0).is_some() {
+        "cut over 3 queue pairs"
+    } else {
+        "with adaptive routing"
+    };
     Ok(StepResult::passed(format!("{messages} messages {how}, a tenth of the packets late")))
 }
 
 fn threads(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     for count in [2, 8] {
-        let links = (0..count).map(|_| connect_locally(&transport, 0, 0)).collect::<Result<Vec<LocalConn>>>()?;
+        let links = (0..count)
+            .map(|_| connect_locally(&transport, 0, 0))
+            .collect::<Result<Vec<LocalConn>>>()?;
         let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
-            let work = |conn: &LocalConn| (0..60).try_for_each(|_| conn.carries(&[8, 3000, 50_000]));
-            let threads: Vec<_> = links.iter().map(|conn| scope.spawn(move || work(conn))).collect();
+            let work =
+                |conn: &LocalConn| (0..60).try_for_each(|_| conn.carries(&[8, 3000, 50_000]));
+            let threads: Vec<_> =
+                links.iter().map(|conn| scope.spawn(move || work(conn))).collect();
             let panicked = |_| Err(Error::Contract("a thread panicked".into()));
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
         });
         outcomes.into_iter().collect::<Result<()>>()?;
     }
-    Ok(StepResult::passed("2 and 8 threads, each with a communicator and registrations of its own, 180 messages each"))
+    Ok(StepResult::passed(
+        "2 and 8 threads, each with a communicator and registrations of its own, 180 messages each",
+    ))
 }
 
 fn slots(ctx: &mut Context<'_>) -> Result<StepResult> {
     let [device, consumed] = ctx.raw()?.lacks_device_slots();
-    ensure!(device && consumed, "getDeviceMr is {}NULL, irecvConsumed is {}NULL", not(device), not(consumed));
+    ensure!(
+        device && consumed,
+        "getDeviceMr is {}NULL, irecvConsumed is {}NULL",
+        not(device),
+        not(consumed)
+    );
     Ok(StepResult::passed("both NULL"))
 }
 
@@ -757,8 +862,16 @@ impl Space {
         let fixed = if at == 0 { 0 } else { libc::MAP_FIXED };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
         // SAFETY: an anonymous mapping: at an address of the kernel's choice, or in the place of one of the caller's own.
-        let start =
-            unsafe { libc::mmap(at as *mut libc::c_void, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        let start = unsafe {
+            libc::mmap(
+                at as *mut libc::c_void,
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            )
+        };
         if start == libc::MAP_FAILED {
             return Err(Error::last_os(format!("cannot map {len} bytes")));
         }
@@ -779,7 +892,13 @@ impl Drop for Space {
 }
 
 /// Sends bytes of memory that was registered by hand, and checks them.
-fn send_raw(ctx: &mut Context<'_>, send: &SendComm, at: usize, memory: Opaque, value: u8) -> Result<()> {
+fn send_raw(
+    ctx: &mut Context<'_>,
+    send: &SendComm,
+    at: usize,
+    memory: Opaque,
+    value: u8,
+) -> Result<()> {
     let raw = ctx.raw()?;
     let (code, request) = within(SOON, || {
         let (code, request) = raw.isend(send, at, 1, 1, memory);
@@ -803,19 +922,33 @@ fn odd_ranges(ctx: &mut Context<'_>) -> Result<StepResult> {
     let landing = Arc::new(Buffer::new(4096)?);
     let into = conn.recv.register(&landing)?;
     // From where, how much, and which byte is sent.
-    let ranges =
-        [(0, 4096, 0), (1, 1, 1), (4095, 2, 4096), (13, 100_001, 100_013), (7, (4 << 30) + 77, (4 << 30) + 50)];
+    let ranges = [
+        (0, 4096, 0),
+        (1, 1, 1),
+        (4095, 2, 4096),
+        (13, 100_001, 100_013),
+        (7, (4 << 30) + 77, (4 << 30) + 50),
+    ];
     for (i, (offset, size, byte)) in
         ranges.into_iter().enumerate().filter(|(_, (_, size, _))| whole || *size <= 1 << 20)
     {
         let value = 0x31 + i as u8;
         space.fill(byte, 1, value);
         let (code, memory) = raw.register(&conn.send, space.start + offset, size);
-        ensure!(code == 0 && memory != 0, "{size} bytes at an address that ends in {offset}: regMr returns {code}");
-        let receive = conn.recv.receive(&into, 0, 1, 1)?.ok_or_else(|| Error::Contract("no receive".into()))?;
+        ensure!(
+            code == 0 && memory != 0,
+            "{size} bytes at an address that ends in {offset}: regMr returns {code}"
+        );
+        let receive = conn
+            .recv
+            .receive(&into, 0, 1, 1)?
+            .ok_or_else(|| Error::Contract("no receive".into()))?;
         send_raw(ctx, &conn.send, space.start + byte, memory, value)?;
         done(receive, &mut [0])?;
-        ensure!(landing.read(0, 1)? == [value], "of {size} bytes at {offset}, byte {byte} arrives wrong");
+        ensure!(
+            landing.read(0, 1)? == [value],
+            "of {size} bytes at {offset}, byte {byte} arrives wrong"
+        );
         ensure!(raw.deregister(&conn.send, memory) == 0, "deregMr fails");
     }
     let (code, memory) = raw.register(&conn.send, space.start, 0);
@@ -825,7 +958,11 @@ fn odd_ranges(ctx: &mut Context<'_>) -> Result<StepResult> {
     conn.carries(&[100])?;
     Ok(StepResult::passed(format!(
         "{}; a size of 0 is {}",
-        if whole { "5 ranges up to 4 GiB + 77 bytes" } else { "4 small ranges; 5 GiB are not free" },
+        if whole {
+            "5 ranges up to 4 GiB + 77 bytes"
+        } else {
+            "4 small ranges; 5 GiB are not free"
+        },
         if code == 0 { "taken" } else { "refused" }
     )))
 }
@@ -837,7 +974,14 @@ fn overlapping(ctx: &mut Context<'_>) -> Result<StepResult> {
     let memory = Buffer::new(1 << 20)?;
     let start = memory.address(0, 1 << 20)? as usize;
     let mut ranges = vec![(0, 65536); 8];
-    ranges.extend([(4096, 4096), (100, 50), (60000, 100_000), (65536, 65536), (0, 1 << 20), (8192, 4096)]);
+    ranges.extend([
+        (4096, 4096),
+        (100, 50),
+        (60000, 100_000),
+        (65536, 65536),
+        (0, 1 << 20),
+        (8192, 4096),
+    ]);
     // Again and again, each time given back in another order.
     for step in [1, 3, 5, 9, 11, 13] {
         let mut handles = Vec::new();
@@ -868,11 +1012,19 @@ fn replaced(ctx: &mut Context<'_>) -> Result<StepResult> {
         space.fill(0, LEN, round + 1);
         let (code, memory) = raw.register(&conn.send, space.start, LEN);
         ensure!(code == 0, "regMr returns {code}");
-        let receive = conn.recv.receive(&into, 0, 1, 1)?.ok_or_else(|| Error::Contract("no receive".into()))?;
+        let receive = conn
+            .recv
+            .receive(&into, 0, 1, 1)?
+            .ok_or_else(|| Error::Contract("no receive".into()))?;
         send_raw(ctx, &conn.send, space.start + 5000, memory, round + 1)?;
         done(receive, &mut [0])?;
         let got = landing.read(0, 1)?;
-        ensure!(got == [round + 1], "memory number {} at this address is sent, not number {}", got[0], round + 1);
+        ensure!(
+            got == [round + 1],
+            "memory number {} at this address is sent, not number {}",
+            got[0],
+            round + 1
+        );
         ensure!(raw.deregister(&conn.send, memory) == 0, "deregMr fails");
         // A region that outlives this would be of the old pages.
         regions_are(&softrnic, before)?;
@@ -894,7 +1046,9 @@ fn refused(ctx: &mut Context<'_>) -> Result<StepResult> {
         ensure!(handle == 0, "regMrDmaBuf fails with {code} and leaves a handle");
     }
     conn.carries(&[1000])?;
-    Ok(StepResult::passed("two files that are none are refused; memory is registered and sent as before"))
+    Ok(StepResult::passed(
+        "two files that are none are refused; memory is registered and sent as before",
+    ))
 }
 
 fn nothing(ctx: &mut Context<'_>) -> Result<StepResult> {
@@ -904,11 +1058,16 @@ fn nothing(ctx: &mut Context<'_>) -> Result<StepResult> {
     softrnic.inject("reg-mr=ENOMEM")?;
     let memory = Buffer::new(1 << 16)?;
     let (failed, handle) = raw.register(&conn.send, memory.address(0, 1)? as usize, 1 << 16);
-    ensure!(failed != 0 && handle == 0, "a registration that the device refuses: code {failed}, handle {handle:#x}");
+    ensure!(
+        failed != 0 && handle == 0,
+        "a registration that the device refuses: code {failed}, handle {handle:#x}"
+    );
     raw.deregister(&conn.send, handle);
     softrnic.run(&["inject", "--clear"])?;
     conn.carries(&[1000])?;
-    Ok(StepResult::passed(format!("deregMr(NULL) returns {told}; a failed registration {failed}, with NULL")))
+    Ok(StepResult::passed(format!(
+        "deregMr(NULL) returns {told}; a failed registration {failed}, with NULL"
+    )))
 }
 
 fn concurrent(ctx: &mut Context<'_>) -> Result<StepResult> {
@@ -921,10 +1080,13 @@ fn concurrent(ctx: &mut Context<'_>) -> Result<StepResult> {
         let work = |conn: usize| {
             let send = &conns[conn].send;
             // Ranges of both overlap, and each has two at a time.
-            let register = |i: usize| raw.register(send, start + (i % 7) * 4096 + conn * 100, 4096 + (i % 13) * 4096);
+            let register = |i: usize| {
+                raw.register(send, start + (i % 7) * 4096 + conn * 100, 4096 + (i % 13) * 4096)
+            };
             (0..CONCURRENT).fold(0, |failures, i| {
                 let (one, two) = (register(i), register(i + 1));
-                let codes = [one.0, two.0, raw.deregister(send, one.1), raw.deregister(send, two.1)];
+                let codes =
+                    [one.0, two.0, raw.deregister(send, one.1), raw.deregister(send, two.1)];
                 failures + codes.into_iter().filter(|code| *code != 0).count() as u32
             })
         };
@@ -951,6 +1113,9 @@ fn memlock(ctx: &mut Context<'_>) -> Result<StepResult> {
     let outcome = conn.send.register(&memory);
     ensure!(outcome.is_err(), "the device refuses, and regMr succeeds");
     let otherwise = "the message does not name the limit that is usually the cause";
-    Ok(StepResult::passed(format!("ENOMEM with a limit of 64 KiB: code {}, the log names the limit", code(&outcome)))
-        .logging(&["memlock|locked memory|ulimit -l"], otherwise))
+    Ok(StepResult::passed(format!(
+        "ENOMEM with a limit of 64 KiB: code {}, the log names the limit",
+        code(&outcome)
+    ))
+    .logging(&["memlock|locked memory|ulimit -l"], otherwise))
 }

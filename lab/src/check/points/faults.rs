@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::check::context::{
-    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SOON, Step, Trial, arrived, connect_locally, exchange,
+    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SOON, Step, Trial, arrived, connect_locally,
+    exchange,
 };
 use crate::check::ensure;
 use crate::check::runner::StepResult;
@@ -18,7 +19,8 @@ use crate::transport::buffer::Buffer;
 const QUICK: (&str, &str) = ("NCCL_IB_TIMEOUT", "14");
 /// How long a transport that recovers connections by itself tries it, if it knows this variable.
 const GIVE_UP: (&str, &str) = ("FERRITE_GIVE_UP", "2");
-const SHORT: (&str, &str) = ("SOFTRNIC_FAULTS", "port-down=40ms device=softrnic0 message=60 times=1");
+const SHORT: (&str, &str) =
+    ("SOFTRNIC_FAULTS", "port-down=40ms device=softrnic0 message=60 times=1");
 const DOWN: (&str, &str) = ("SOFTRNIC_FAULTS", "port-down device=softrnic0 message=60 times=1");
 const ERROR: (&str, &str) = ("SOFTRNIC_FAULTS", "qp-error device=softrnic0 message=60 times=1");
 const FATAL: (&str, &str) = ("SOFTRNIC_FAULTS", "device-fatal device=softrnic0 message=60 times=1");
@@ -30,9 +32,15 @@ pub(super) const POINTS: &[Point] = &[
         claim: "a port that goes down, a queue pair or a device that fails: all data right, or an error at both ends in time",
         trial: Trial::Steps(&[
             Step { env: Env { vars: &[QUICK, SHORT], timeout_s: 40, ..BOTH_RANKS }, run: survive },
-            Step { env: Env { vars: &[QUICK, DOWN, GIVE_UP], timeout_s: 40, ..BOTH_RANKS }, run: survive },
+            Step {
+                env: Env { vars: &[QUICK, DOWN, GIVE_UP], timeout_s: 40, ..BOTH_RANKS },
+                run: survive,
+            },
             Step { env: Env { vars: &[QUICK, ERROR], timeout_s: 40, ..BOTH_RANKS }, run: survive },
-            Step { env: Env { vars: &[QUICK, FATAL, GIVE_UP], timeout_s: 40, ..BOTH_RANKS }, run: survive },
+            Step {
+                env: Env { vars: &[QUICK, FATAL, GIVE_UP], timeout_s: 40, ..BOTH_RANKS },
+                run: survive,
+            },
         ]),
     },
     Point {
@@ -120,10 +128,13 @@ fn address_change(ctx: &mut Context<'_>) -> Result<StepResult> {
     };
     // The event takes a moment to be told and logged.
     std::thread::sleep(Duration::from_millis(150));
-    let after = connect_locally(&transport, 0, last)
-        .map_err(|problem| Error::Contract(format!("no new connection after the address has changed: {problem}")))?;
+    let after = connect_locally(&transport, 0, last).map_err(|problem| {
+        Error::Contract(format!("no new connection after the address has changed: {problem}"))
+    })?;
     after.carries(&[1000, 100_000]).map_err(|problem| {
-        Error::Contract(format!("a connection that is made after the address has changed does not carry: {problem}"))
+        Error::Contract(format!(
+            "a connection that is made after the address has changed does not carry: {problem}"
+        ))
     })?;
     let back = connect_locally(&transport, last, 0)?;
     back.carries(&[1000])?;

@@ -39,7 +39,10 @@ pub(super) const POINTS: &[Point] = &[
         number: 2,
         name: "loads-without-libibverbs",
         claim: "where libibverbs cannot be loaded, the library loads with all symbols bound and reports no device",
-        trial: Trial::Steps(&[Step { env: Env { host: Host::WithoutVerbs, ..RANK0_ONLY }, run: no_verbs }]),
+        trial: Trial::Steps(&[Step {
+            env: Env { host: Host::WithoutVerbs, ..RANK0_ONLY },
+            run: no_verbs,
+        }]),
     },
     Point {
         number: 3,
@@ -51,7 +54,10 @@ pub(super) const POINTS: &[Point] = &[
         number: 4,
         name: "load-and-unload",
         claim: "loading and unloading it twice leaves no thread or file, and the process ends well",
-        trial: Trial::Steps(&[Step { env: RANK0_ONLY, run: reload }, Step { env: RANK0_ONLY, run: reload_in_use }]),
+        trial: Trial::Steps(&[
+            Step { env: RANK0_ONLY, run: reload },
+            Step { env: RANK0_ONLY, run: reload_in_use },
+        ]),
     },
     Point {
         number: 5,
@@ -80,8 +86,14 @@ pub(super) const POINTS: &[Point] = &[
 /// What the header says of the layout, as this program was compiled.
 const _: () = {
     assert!(size_of::<ncclNet_v8_t>() == 152 && size_of::<ncclNetProperties_v8_t>() == 64);
-    assert!(offset_of!(ncclNet_v8_t, regMrDmaBuf) == 64 && offset_of!(ncclNet_v8_t, irecvConsumed) == 144);
-    assert!(offset_of!(ncclNetProperties_v8_t, guid) == 16 && offset_of!(ncclNetProperties_v8_t, latency) == 40);
+    assert!(
+        offset_of!(ncclNet_v8_t, regMrDmaBuf) == 64
+            && offset_of!(ncclNet_v8_t, irecvConsumed) == 144
+    );
+    assert!(
+        offset_of!(ncclNetProperties_v8_t, guid) == 16
+            && offset_of!(ncclNetProperties_v8_t, latency) == 40
+    );
 };
 
 fn layout(ctx: &mut Context<'_>) -> Result<StepResult> {
@@ -111,11 +123,18 @@ fn no_verbs(ctx: &mut Context<'_>) -> Result<StepResult> {
     let raw = Raw::of(&transport);
     let code = raw.init();
     if code != 0 {
-        return Ok(StepResult::passed(format!("loads; init returns {code}, so NCCL takes another network")));
+        return Ok(StepResult::passed(format!(
+            "loads; init returns {code}, so NCCL takes another network"
+        )));
     }
     let (code, count) = raw.devices();
-    ensure!(code != 0 || count == 0, "init succeeded without libibverbs, and there are {count} devices");
-    Ok(StepResult::passed(format!("loads; init succeeds, devices returns {code} and {count} devices")))
+    ensure!(
+        code != 0 || count == 0,
+        "init succeeded without libibverbs, and there are {count} devices"
+    );
+    Ok(StepResult::passed(format!(
+        "loads; init succeeds, devices returns {code} and {count} devices"
+    )))
 }
 
 fn name(ctx: &mut Context<'_>) -> Result<StepResult> {
@@ -147,7 +166,10 @@ fn reload(ctx: &mut Context<'_>) -> Result<StepResult> {
         SharedObject::open(&file)?.close();
         after = open_files_and_threads();
     }
-    ensure!(after == before, "{before:?} files and threads before, {after:?} after being unloaded twice");
+    ensure!(
+        after == before,
+        "{before:?} files and threads before, {after:?} after being unloaded twice"
+    );
     Ok(StepResult::passed(format!("{} files and {} threads before and after", after.0, after.1)))
 }
 
@@ -172,7 +194,10 @@ fn reload_in_use(ctx: &mut Context<'_>) -> Result<StepResult> {
     }
     let lasting = library::is_nodelete(file)?;
     let threads = before.1 > 1;
-    ensure!(lasting || !threads, "it has threads and could be unmapped (not linked with -z nodelete)");
+    ensure!(
+        lasting || !threads,
+        "it has threads and could be unmapped (not linked with -z nodelete)"
+    );
     Ok(StepResult::passed(if lasting { "cannot be unmapped" } else { "has no threads" }))
 }
 
@@ -180,10 +205,17 @@ fn init_again(ctx: &mut Context<'_>) -> Result<StepResult> {
     let raw = ctx.raw()?;
     let first = raw.devices();
     let threads = open_files_and_threads().1;
-    ensure!(raw.init() == 0 && raw.devices() == first, "a second init changes the devices or fails");
+    ensure!(
+        raw.init() == 0 && raw.devices() == first,
+        "a second init changes the devices or fails"
+    );
     let other = std::thread::spawn(move || (raw.init(), raw.devices()));
-    let (code, devices) = other.join().map_err(|_| Error::Contract("init panicked in another thread".into()))?;
-    ensure!((code, devices) == (0, first), "init in another thread: code {code}, devices {devices:?}, not {first:?}");
+    let (code, devices) =
+        other.join().map_err(|_| Error::Contract("init panicked in another thread".into()))?;
+    ensure!(
+        (code, devices) == (0, first),
+        "init in another thread: code {code}, devices {devices:?}, not {first:?}"
+    );
     // A thread may take a moment to vanish.
     std::thread::sleep(Duration::from_millis(5));
     let more = open_files_and_threads().1;
@@ -236,7 +268,11 @@ fn log_lines(ctx: &mut Context<'_>) -> Result<StepResult> {
     unsafe { std::env::set_var("NCCL_SOCKET_FAMILY", &value) };
     let transport = Transport::without_init(Library::open(&ctx.job.source)?);
     let result = transport.init();
-    let words = format!("a setting of {} bytes with %s and %n is told as it is (init: {})", value.len(), code(&result));
+    let words = format!(
+        "a setting of {} bytes with %s and %n is told as it is (init: {})",
+        value.len(),
+        code(&result)
+    );
     let otherwise = "the value of NCCL_SOCKET_FAMILY is not told, or not as it is";
     Ok(StepResult::passed(words).logging(&["NCCL_SOCKET_FAMILY", PER_CENTS, "xxxx"], otherwise))
 }
@@ -266,7 +302,11 @@ pub(super) const VERSION_POINTS: &[Point] = &[
         claim: "two and four devices become one with a name of its own, which names its members and carries messages",
         trial: Trial::Steps(&[Step {
             env: Env {
-                vars: &[("NCCL_NET_FORCE_MERGE", "any"), ("NCCL_IB_MERGE_NICS", "1"), ("SOFTRNIC_DEVICES", "4")],
+                vars: &[
+                    ("NCCL_NET_FORCE_MERGE", "any"),
+                    ("NCCL_IB_MERGE_NICS", "1"),
+                    ("SOFTRNIC_DEVICES", "4"),
+                ],
                 ..RANK0_ONLY
             },
             run: merged,
@@ -319,10 +359,14 @@ fn contexts(ctx: &mut Context<'_>) -> Result<StepResult> {
     }
     let (send, recv) = connect_raw(raw.with_context(context), false)?;
     let place = context as usize;
-    let told = std::thread::spawn(move || (0..CONTEXTS as u32).map(|i| told_at(raw, place, i)).max());
+    let told =
+        std::thread::spawn(move || (0..CONTEXTS as u32).map(|i| told_at(raw, place, i)).max());
     let here = (0..CONTEXTS as u32).map(|i| told_at(raw, place, i)).max();
     let there = told.join().map_err(|_| Error::Contract("setNetAttr panicked".into()))?;
-    ensure!((here, there) == (Some(0), Some(0)), "setNetAttr by two threads returns {here:?} and {there:?}");
+    ensure!(
+        (here, there) == (Some(0), Some(0)),
+        "setNetAttr by two threads returns {here:?} and {there:?}"
+    );
     ensure!(raw.close_send(send) == 0 && raw.close_recv(recv) == 0, "closing fails");
     ensure!(raw.finalize(context) == 0, "finalize of a context whose first word is another fails");
     Ok(StepResult::passed(format!("{CONTEXTS}, of them up to {} at once", CONTEXTS * 2 / 3)))
@@ -340,24 +384,33 @@ fn hints(ctx: &mut Context<'_>) -> Result<StepResult> {
     let start = memory.address(0, 8)? as usize;
     for hint in [1, 2] {
         let (code, request) = raw.isend_over(hint, &conn.send, start, 8, 1, out.raw() as usize);
-        ensure!((code, request) == (0, 0), "isend over {hint}, with no receive yet: code {code}, request {request:#x}");
+        ensure!(
+            (code, request) == (0, 0),
+            "isend over {hint}, with no receive yet: code {code}, request {request:#x}"
+        );
         let (code, receive) = raw.irecv_over(hint, &conn.recv, &into, 4096, 64, 1);
         ensure!(code == 0 && receive > 2, "irecv over {hint}: code {code}, request {receive:#x}");
-        let send = within(SOON, || match raw.isend_over(hint, &conn.send, start, 8, 1, out.raw() as usize) {
-            (0, 0) => Ok(None),
-            (0, request) => Ok(Some(request)),
-            (code, _) => Err(Error::Contract(format!("isend returns {code}"))),
+        let send = within(SOON, || {
+            match raw.isend_over(hint, &conn.send, start, 8, 1, out.raw() as usize) {
+                (0, 0) => Ok(None),
+                (0, request) => Ok(Some(request)),
+                (code, _) => Err(Error::Contract(format!("isend returns {code}"))),
+            }
         })?;
         let Some(send) = send.filter(|request| *request > 2) else {
             return Err(Error::Contract(format!("isend over {hint}: request {send:?}")));
         };
         for (request, what) in [(send, "send"), (receive, "receive")] {
-            let end = within(SOON, || Ok(Some(raw.test(request, None)).filter(|answer| *answer != (0, false))))?;
+            let end = within(SOON, || {
+                Ok(Some(raw.test(request, None)).filter(|answer| *answer != (0, false)))
+            })?;
             ensure!(end == Some((0, true)), "the test of a {what} says {end:?}");
         }
     }
     conn.carries(&[8, 5000])?;
-    Ok(StepResult::passed("1 and 2: NULL for a send too early, requests of the transport's own else"))
+    Ok(StepResult::passed(
+        "1 and 2: NULL for a send too early, requests of the transport's own else",
+    ))
 }
 
 fn beyond(ctx: &mut Context<'_>) -> Result<StepResult> {
@@ -379,7 +432,10 @@ fn beyond(ctx: &mut Context<'_>) -> Result<StepResult> {
         ensure!(code != 0 || request == 0, "a send of {size} bytes is taken");
     }
     conn.carries(&[8, 5000])?;
-    Ok(StepResult::passed(format!("{} sizes beyond {most} are refused; then messages", sizes.len())))
+    Ok(StepResult::passed(format!(
+        "{} sizes beyond {most} are refused; then messages",
+        sizes.len()
+    )))
 }
 
 fn merged(ctx: &mut Context<'_>) -> Result<StepResult> {
@@ -390,26 +446,43 @@ fn merged(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     let count = transport.devices()?;
     ensure!(count == 4, "there are {count} devices, not 4");
-    let single: Vec<_> = (0..count).map(|device| transport.properties(device)).collect::<Result<_>>()?;
-    ensure!(single.iter().enumerate().all(|(i, p)| p.fused == [i as i32]), "a device is not its own only member");
+    let single: Vec<_> =
+        (0..count).map(|device| transport.properties(device)).collect::<Result<_>>()?;
+    ensure!(
+        single.iter().enumerate().all(|(i, p)| p.fused == [i as i32]),
+        "a device is not its own only member"
+    );
     for wrong in [&[][..], &[99], &[0, 99]] {
         ensure!(transport.fuse(wrong).is_err(), "a device of {wrong:?} is made");
     }
     let mut names: Vec<_> = single.iter().map(|properties| properties.name.clone()).collect();
     for members in [&[0, 1][..], &[0, 1, 2, 3]] {
         let device = transport.fuse(members)?;
-        ensure!(device == names.len(), "the device of {members:?} has number {device}, not {}", names.len());
+        ensure!(
+            device == names.len(),
+            "the device of {members:?} has number {device}, not {}",
+            names.len()
+        );
         let told = transport.devices()?;
         ensure!(told == device + 1, "there are {told} devices with it");
         let properties = transport.properties(device)?;
         let wanted: Vec<i32> = members.iter().map(|member| *member as i32).collect();
-        ensure!(properties.fused == wanted, "the device of {members:?} says it is of {:?}", properties.fused);
+        ensure!(
+            properties.fused == wanted,
+            "the device of {members:?} says it is of {:?}",
+            properties.fused
+        );
         let speed: i32 = members.iter().map(|member| single[*member].speed_mbps).sum();
-        ensure!(properties.speed_mbps == speed, "its speed is {}, not {speed}", properties.speed_mbps);
+        ensure!(
+            properties.speed_mbps == speed,
+            "its speed is {}, not {speed}",
+            properties.speed_mbps
+        );
         names.push(properties.name);
         connect_locally(&transport, device, device)?.carries(&[8, 100_001])?;
     }
-    let again = (0..names.len()).map(|device| transport.properties(device).map(|properties| properties.name));
+    let again = (0..names.len())
+        .map(|device| transport.properties(device).map(|properties| properties.name));
     ensure!(again.collect::<Result<Vec<_>>>()? == names, "names change");
     let words = names.join(", ");
     names.sort();
@@ -452,7 +525,10 @@ pub(super) const PROPERTY_POINTS: &[Point] = &[
         number: 9,
         name: "names",
         claim: "two ports of one card have names of their own, which stay where they are",
-        trial: Trial::Steps(&[Step { env: Env { vars: &[("SOFTRNIC_PORTS", "2")], ..RANK0_ONLY }, run: names }]),
+        trial: Trial::Steps(&[Step {
+            env: Env { vars: &[("SOFTRNIC_PORTS", "2")], ..RANK0_ONLY },
+            run: names,
+        }]),
     },
     Point {
         number: 10,
@@ -471,8 +547,18 @@ pub(super) const PROPERTY_POINTS: &[Point] = &[
         name: "pointer-support",
         claim: "GPU memory is promised only where the device takes it, and dma-buf where the device does",
         trial: Trial::Steps(&[
-            Step { env: Env { host: Host::Faithful, vars: &[("SOFTRNIC_GPU", "none")], ..RANK0_ONLY }, run: no_gpu },
-            Step { env: Env { host: Host::Faithful, vars: &[("SOFTRNIC_GPU", "dmabuf")], ..RANK0_ONLY }, run: dmabuf },
+            Step {
+                env: Env { host: Host::Faithful, vars: &[("SOFTRNIC_GPU", "none")], ..RANK0_ONLY },
+                run: no_gpu,
+            },
+            Step {
+                env: Env {
+                    host: Host::Faithful,
+                    vars: &[("SOFTRNIC_GPU", "dmabuf")],
+                    ..RANK0_ONLY
+                },
+                run: dmabuf,
+            },
         ]),
     },
     Point {
@@ -496,26 +582,44 @@ fn every_field(ctx: &mut Context<'_>) -> Result<StepResult> {
             two.code
         );
         let has_meaning = |at: &usize| !one.padding.iter().any(|range| range.contains(at));
-        let unwritten = (0..one.size()).filter(has_meaning).find(|&at| one.bytes[at] != two.bytes[at]);
+        let unwritten =
+            (0..one.size()).filter(has_meaning).find(|&at| one.bytes[at] != two.bytes[at]);
         if let Some(at) = unwritten {
-            return Err(Error::Contract(format!("byte {at} of the properties of device {device} is not written")));
+            return Err(Error::Contract(format!(
+                "byte {at} of the properties of device {device} is not written"
+            )));
         }
         let size = one.size();
-        ensure!(one.bytes[size..].iter().all(|byte| *byte == FILLS[0]), "bytes behind byte {size} are written");
+        ensure!(
+            one.bytes[size..].iter().all(|byte| *byte == FILLS[0]),
+            "bytes behind byte {size} are written"
+        );
         sensible(device, &one.common)?;
     }
-    Ok(StepResult::passed(format!("every field of each of {count} devices, over two kinds of garbage")))
+    Ok(StepResult::passed(format!(
+        "every field of each of {count} devices, over two kinds of garbage"
+    )))
 }
 
 fn sensible(device: usize, properties: &Common) -> Result<()> {
-    let Common { pointer_support, registration_is_global, speed, max_comms, max_receives, device_type, .. } =
-        *properties;
+    let Common {
+        pointer_support,
+        registration_is_global,
+        speed,
+        max_comms,
+        max_receives,
+        device_type,
+        ..
+    } = *properties;
     ensure!(!properties.name.is_null(), "device {device} has no name");
     ensure!(
         pointer_support & abi::NCCL_PTR_HOST as i32 != 0,
         "device {device} takes no host memory: {pointer_support}"
     );
-    ensure!([0, 1].contains(&registration_is_global), "regIsGlobal of device {device} is {registration_is_global}");
+    ensure!(
+        [0, 1].contains(&registration_is_global),
+        "regIsGlobal of device {device} is {registration_is_global}"
+    );
     ensure!(speed > 0 && max_comms > 0, "device {device}: speed {speed}, maxComms {max_comms}");
     ensure!((1..=32).contains(&max_receives), "device {device}: maxRecvs {max_receives}");
     ensure!(device_type == 0, "device {device} is of type {device_type}, not a host's");
@@ -610,10 +714,16 @@ fn is_same_speed(mine: i32, built_in: i32, is_faster: impl FnOnce() -> bool) -> 
 /// Whether the device's port is faster than NCCL 2.21.5 can say, as the kernel has it, or as the software device was asked to be.
 fn is_above_400_gbps(properties: &Properties) -> bool {
     let device = properties.name.split(['+', ':']).next().unwrap_or_default();
-    let rate = fs::read_to_string(format!("/sys/class/infiniband/{device}/ports/{}/rate", properties.port))
-        .unwrap_or_default();
+    let rate = fs::read_to_string(format!(
+        "/sys/class/infiniband/{device}/ports/{}/rate",
+        properties.port
+    ))
+    .unwrap_or_default();
     let is_set = |name: &str, value: &str| std::env::var(name).is_ok_and(|set| set == value);
-    rate.split(' ').next().and_then(|gbps| gbps.parse::<f64>().ok()).is_some_and(|gbps| gbps > 400.0)
+    rate.split(' ')
+        .next()
+        .and_then(|gbps| gbps.parse::<f64>().ok())
+        .is_some_and(|gbps| gbps > 400.0)
         || is_set("SOFTRNIC_SPEED", "800")
         || is_set("SOFTRNIC_DRIVER", "mlx5-cx8")
 }
@@ -636,7 +746,9 @@ fn a_speed_is_twice_the_built_in_transports_only_above_400_gbps() {
 /// The bits that all devices promise.
 fn promised(ctx: &mut Context<'_>) -> Result<Vec<u32>> {
     let transport = ctx.transport()?;
-    (0..transport.devices()?).map(|device| Ok(transport.properties(device)?.pointer_support as u32)).collect()
+    (0..transport.devices()?)
+        .map(|device| Ok(transport.properties(device)?.pointer_support as u32))
+        .collect()
 }
 
 fn no_gpu(ctx: &mut Context<'_>) -> Result<StepResult> {
@@ -653,7 +765,9 @@ fn dmabuf(ctx: &mut Context<'_>) -> Result<StepResult> {
     let promised = promised(ctx)?;
     let right = |bits: &u32| bits & abi::NCCL_PTR_DMABUF != 0 && bits & abi::NCCL_PTR_CUDA == 0;
     ensure!(promised.iter().all(right), "a device that takes dma-bufs only promises {promised:?}");
-    Ok(StepResult::passed("dma-buf alone where that alone is possible; whether peermem works is told by a GPU only"))
+    Ok(StepResult::passed(
+        "dma-buf alone where that alone is possible; whether peermem works is told by a GPU only",
+    ))
 }
 
 fn global(ctx: &mut Context<'_>) -> Result<StepResult> {
@@ -703,8 +817,14 @@ pub(super) const SETTING_POINTS: &[Point] = &[
             Step { env: Env { vars: &[(QPS, "3")], ..RANK0_ONLY }, run: queue_pairs },
             Step { env: Env { vars: &[(QPS, "2"), (SPLIT, "1")], ..RANK0_ONLY }, run: split },
             Step { env: Env { vars: &[(QPS, "2"), (SPLIT, "0")], ..RANK0_ONLY }, run: not_split },
-            Step { env: Env { vars: &[(TIMEOUT, "16"), (RETRIES, "1"), NO_FAILOVER], ..RANK0_ONLY }, run: patient },
-            Step { env: Env { vars: &[(TIMEOUT, "10"), (RETRIES, "0"), NO_FAILOVER], ..RANK0_ONLY }, run: hasty },
+            Step {
+                env: Env { vars: &[(TIMEOUT, "16"), (RETRIES, "1"), NO_FAILOVER], ..RANK0_ONLY },
+                run: patient,
+            },
+            Step {
+                env: Env { vars: &[(TIMEOUT, "10"), (RETRIES, "0"), NO_FAILOVER], ..RANK0_ONLY },
+                run: hasty,
+            },
             Step { env: Env { vars: &[(GID, "0")], ..RANK0_ONLY }, run: link_local },
             Step { env: Env { vars: &[(GID, "7")], ..RANK0_ONLY }, run: no_such_gid },
             Step { env: Env { vars: &[(TIMEOUT, "banana")], ..RANK0_ONLY }, run: nonsense },
@@ -720,15 +840,17 @@ fn device_names(ctx: &mut Context<'_>) -> Result<Vec<String>> {
 
 fn only_one(ctx: &mut Context<'_>) -> Result<StepResult> {
     let device_names = device_names(ctx)?;
-    let right =
-        device_names.len() == 1 && device_names[0].contains("softrnic1") && !device_names[0].contains("softrnic0");
+    let right = device_names.len() == 1
+        && device_names[0].contains("softrnic1")
+        && !device_names[0].contains("softrnic0");
     ensure!(right, "{HCA}==softrnic1 leaves {}", device_names.join(", "));
     Ok(StepResult::nothing())
 }
 
 fn not_zero(ctx: &mut Context<'_>) -> Result<StepResult> {
     let device_names = device_names(ctx)?;
-    let right = !device_names.is_empty() && !device_names.iter().any(|name| name.contains("softrnic0"));
+    let right =
+        !device_names.is_empty() && !device_names.iter().any(|name| name.contains("softrnic0"));
     ensure!(right, "{HCA}=^softrnic0 leaves {}", device_names.join(", "));
     Ok(StepResult::nothing())
 }
@@ -750,7 +872,10 @@ fn queue_pairs(ctx: &mut Context<'_>) -> Result<StepResult> {
     conn.carries(&[1000; 10])?;
     let more = ctx.softrnic()?.objects()?.queue_pairs - before;
     let wanted = 6 * ctx.job.rails as u64;
-    ensure!(more == wanted, "{QPS}=3: a connection has {more} queue pairs at its two ends, not {wanted}");
+    ensure!(
+        more == wanted,
+        "{QPS}=3: a connection has {more} queue pairs at its two ends, not {wanted}"
+    );
     Ok(StepResult::passed("3 queue pairs a connection"))
 }
 
@@ -764,13 +889,19 @@ fn busy(ctx: &mut Context<'_>) -> Result<usize> {
 
 fn split(ctx: &mut Context<'_>) -> Result<StepResult> {
     let (busy, least) = (busy(ctx)?, 2 * ctx.job.rails + 1);
-    ensure!(busy >= least, "{SPLIT}=1 with 2 queue pairs: {busy} of them took part in a message of 1 MiB, not {least}");
+    ensure!(
+        busy >= least,
+        "{SPLIT}=1 with 2 queue pairs: {busy} of them took part in a message of 1 MiB, not {least}"
+    );
     Ok(StepResult::nothing())
 }
 
 fn not_split(ctx: &mut Context<'_>) -> Result<StepResult> {
     let (busy, most) = (busy(ctx)?, ctx.job.rails + 1);
-    ensure!(busy <= most, "{SPLIT}=0 with 2 queue pairs: {busy} of them took part in a message of 1 MiB, not {most}");
+    ensure!(
+        busy <= most,
+        "{SPLIT}=0 with 2 queue pairs: {busy} of them took part in a message of 1 MiB, not {most}"
+    );
     Ok(StepResult::passed("messages cut over them or not"))
 }
 
@@ -786,7 +917,9 @@ fn until_lost(ctx: &mut Context<'_>) -> Result<Duration> {
     let mut sending = posted(&mut deadline, || send.send(&out, 0, 64, TAG))?;
     let start = Instant::now();
     let failed = within(SOON, || match sending.test(&mut [0]) {
-        Ok(true) => Err(Error::Contract("a message is sent although all of its packets vanish".into())),
+        Ok(true) => {
+            Err(Error::Contract("a message is sent although all of its packets vanish".into()))
+        }
         Ok(false) => Ok(None),
         Err(_) => Ok(Some(start.elapsed())),
     })?;
@@ -804,7 +937,10 @@ fn patient(ctx: &mut Context<'_>) -> Result<StepResult> {
 /// 4 ms, once.
 fn hasty(ctx: &mut Context<'_>) -> Result<StepResult> {
     let took = until_lost(ctx)?;
-    ensure!(took < Duration::from_millis(400), "{TIMEOUT}=10 {RETRIES}=0: an error after {took:?}, not after 4 ms");
+    ensure!(
+        took < Duration::from_millis(400),
+        "{TIMEOUT}=10 {RETRIES}=0: an error after {took:?}, not after 4 ms"
+    );
     Ok(StepResult::passed("timeout and retries as set"))
 }
 
@@ -836,5 +972,6 @@ fn nonsense(ctx: &mut Context<'_>) -> Result<StepResult> {
     }
     let then = if outcome.is_err() { "init refuses" } else { "the default is taken" };
     let otherwise = "a value that is no number is not told";
-    Ok(StepResult::passed(format!("nonsense is told, {then}")).logging(&[TIMEOUT, "banana"], otherwise))
+    Ok(StepResult::passed(format!("nonsense is told, {then}"))
+        .logging(&[TIMEOUT, "banana"], otherwise))
 }

@@ -43,10 +43,12 @@ fn is_named(point: &Point, word: &str) -> bool {
 /// [`Error::Usage`] for a word that names none.
 pub(crate) fn selected(words: &[String]) -> Result<Vec<Point>> {
     let all = all();
-    if let Some(unknown) = words.iter().find(|word| !all.iter().any(|point| is_named(point, word))) {
+    if let Some(unknown) = words.iter().find(|word| !all.iter().any(|point| is_named(point, word)))
+    {
         return Err(Error::Usage(format!("there is no check {unknown}; --list names all")));
     }
-    let is_selected = |point: &Point| words.is_empty() || words.iter().any(|word| is_named(point, word));
+    let is_selected =
+        |point: &Point| words.is_empty() || words.iter().any(|word| is_named(point, word));
     Ok(all.into_iter().filter(is_selected).collect())
 }
 
@@ -64,7 +66,9 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), all.len());
-        let tidy = |name: &str| name.chars().all(|c| c.is_ascii_lowercase() || c == '-' || c.is_ascii_digit());
+        let tidy = |name: &str| {
+            name.chars().all(|c| c.is_ascii_lowercase() || c == '-' || c.is_ascii_digit())
+        };
         assert!(names.iter().all(|name| tidy(name) && name.parse::<u32>().is_err()));
     }
 
@@ -77,7 +81,9 @@ mod tests {
     #[test]
     fn points_are_chosen_by_number_name_or_former_name() {
         let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-        let numbers = |list: &[&str]| selected(&words(list)).map(|c| c.iter().map(|p| p.number).collect::<Vec<_>>());
+        let numbers = |list: &[&str]| {
+            selected(&words(list)).map(|c| c.iter().map(|p| p.number).collect::<Vec<_>>())
+        };
         assert_eq!(numbers(&["57", "abi-layout"]).ok(), Some(vec![1, 57]));
         assert_eq!(numbers(&["strangers", "unauthenticated-clients"]).ok(), Some(vec![21]));
         assert!(numbers(&["0"]).is_err() && numbers(&["nonsense"]).is_err());

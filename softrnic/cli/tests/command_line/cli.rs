@@ -17,7 +17,8 @@ use crate::common::node::{CAP, Node, Terms, Work, create_qp, local_pair};
 use crate::common::verbs::{library_path, *};
 use crate::common::{domains, extended_cqs};
 use crate::program::{
-    FORKS, Folder, Holder, LibraryDir, control, hold_if_started, in_other_namespace, refused, softrnic,
+    FORKS, Folder, Holder, LibraryDir, control, hold_if_started, in_other_namespace, refused,
+    softrnic,
 };
 
 fn text(bytes: &[u8]) -> String {
@@ -35,12 +36,16 @@ fn run(args: &[&str]) -> Output {
 #[test]
 fn what_it_says_of_a_wrong_request() {
     assert!(
-        refused(&["stat", "--fabric", "no-such-fabric"]).contains("no process uses a fabric /dev/shm/no-such-fabric")
+        refused(&["stat", "--fabric", "no-such-fabric"])
+            .contains("no process uses a fabric /dev/shm/no-such-fabric")
     );
     Softrnic::new().alone(|| {
         let _node = Node::new(0, 64);
         for (args, says) in [
-            (&["port", "0/2", "down"][..], "there is no softrnic0/2 among 2 device(s) with 1 port(s) each"),
+            (
+                &["port", "0/2", "down"][..],
+                "there is no softrnic0/2 among 2 device(s) with 1 port(s) each",
+            ),
             (&["port", "eth0", "down"][..], "must be a name such as softrnic0/1"),
             (&["port", "0/1", "--mtu", "1500"][..], "must be 256, 512, 1024, 2048 or 4096"),
             (&["port", "0/1", "--speed", "300"][..], "must be 5, 10"),
@@ -59,20 +64,37 @@ fn what_it_says_of_a_wrong_request() {
 fn stat_shows_what_there_is() {
     Softrnic::new().ports(2).alone(|| {
         let (a, b) = local_pair(4096, &Terms::default());
-        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let seen: serde_json::Value =
+            serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
         let me = std::process::id();
         assert_eq!(seen["processes"][0]["pid"], me);
         assert_eq!(seen["processes"][0]["alive"], true);
         let device = &seen["devices"][0];
-        assert_eq!((device["memory_regions"].as_u64(), device["registered_bytes"].as_u64()), (Some(1), Some(4096)));
+        assert_eq!(
+            (device["memory_regions"].as_u64(), device["registered_bytes"].as_u64()),
+            (Some(1), Some(4096))
+        );
         let qp = &device["queue_pairs"][0];
-        assert_eq!((qp["number"].as_u64(), qp["pid"].as_u64()), (Some(a.qpn().into()), Some(me.into())));
-        assert_eq!((qp["state"].as_str(), qp["peer"]["port"].as_str()), (Some("RTS"), Some("softrnic1/1")));
+        assert_eq!(
+            (qp["number"].as_u64(), qp["pid"].as_u64()),
+            (Some(a.qpn().into()), Some(me.into()))
+        );
+        assert_eq!(
+            (qp["state"].as_str(), qp["peer"]["port"].as_str()),
+            (Some("RTS"), Some("softrnic1/1"))
+        );
         assert_eq!(qp["peer"]["number"], b.qpn());
         assert_eq!(device["ports"][1]["gids"][1]["gid"], "::ffff:10.82.2.1");
         let shown = control(&["stat"]);
-        let line = format!("qp {} RC RTS port 1 of process {me} to softrnic1/1 qp {} flow 0", a.qpn(), b.qpn());
-        assert!(shown.contains(&line) && shown.contains("softrnic0/2 up roce 400 Gb/s mtu 4096"), "{shown}");
+        let line = format!(
+            "qp {} RC RTS port 1 of process {me} to softrnic1/1 qp {} flow 0",
+            a.qpn(),
+            b.qpn()
+        );
+        assert!(
+            shown.contains(&line) && shown.contains("softrnic0/2 up roce 400 Gb/s mtu 4096"),
+            "{shown}"
+        );
     });
 }
 
@@ -86,17 +108,32 @@ fn stat_counts_what_drivers_and_cards_do_for_each_queue() {
         a.send(Work { sges: &[a.sge(0, 5000)], to, opcode: WRITE_IMM, ..Work::default() });
         a.send(Work { sges: &[a.sge(0, 8)], to, flags: SIGNALED | INLINE, ..Work::default() });
         assert!(a.poll().is_some() && a.poll().is_some() && a.poll().is_none());
-        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let seen: serde_json::Value =
+            serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
         let of = |device: usize| &seen["devices"][device]["queue_pairs"][0]["work"];
         let sender = of(0);
-        let names = ["requests", "doorbells", "inline", "gathered", "gathered_bytes", "fetched", "pushed_bytes"];
-        assert_eq!(names.map(|name| sender[name].as_u64().expect(name)), [2, 2, 1, 1, 5000, 0, 128]);
+        let names = [
+            "requests",
+            "doorbells",
+            "inline",
+            "gathered",
+            "gathered_bytes",
+            "fetched",
+            "pushed_bytes",
+        ];
+        assert_eq!(
+            names.map(|name| sender[name].as_u64().expect(name)),
+            [2, 2, 1, 1, 5000, 0, 128]
+        );
         assert_eq!(
             (sender["packets"].as_u64(), sender["immediates"].as_u64()),
             (Some(3), Some(1)),
             "5000 bytes are two packets"
         );
-        assert_eq!((of(1)["receives"].as_u64(), of(1)["receive_posts"].as_u64()), (Some(2), Some(2)));
+        assert_eq!(
+            (of(1)["receives"].as_u64(), of(1)["receive_posts"].as_u64()),
+            (Some(2), Some(2))
+        );
         let queue = &seen["devices"][0]["completion_queues"][0];
         let names = ["polls", "fruitful_polls", "completions", "locks"];
         assert_eq!(names.map(|name| queue[name].as_u64().expect(name)), [3, 2, 2, 3]);
@@ -114,7 +151,8 @@ fn a_command_takes_as_long_as_the_setting_says() {
         let start = Instant::now();
         let _pair = local_pair(8192, &Terms::default());
         let took = start.elapsed();
-        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let seen: serde_json::Value =
+            serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
         let commands = seen["processes"][0]["commands"].as_object().expect("by kind");
         let count: u64 = commands.values().map(|count| count.as_u64().expect("a number")).sum();
         assert!(count >= 14, "{commands:?}");
@@ -128,7 +166,8 @@ fn stat_counts_no_locks_where_one_thread_is_promised() {
         let (mut a, b) = (Node::new(0, 64), Node::new(1, 64));
         assert_eq!((ibv_destroy_qp(a.qp), ibv_destroy_cq(a.cq)), (0, 0));
         let (_, parent) = domains::of(&a);
-        a.cq = extended_cqs::create(a.context, &CqInit { fields: 1, flags: 1, ..INIT }).expect("for a single thread");
+        a.cq = extended_cqs::create(a.context, &CqInit { fields: 1, flags: 1, ..INIT })
+            .expect("for a single thread");
         a.qp = create_qp(parent, a.cq, a.cq, CAP);
         a.connect(&b.address(), &Terms::default());
         b.connect(&a.address(), &Terms::default());
@@ -140,16 +179,24 @@ fn stat_counts_no_locks_where_one_thread_is_promised() {
         extended_cqs::end_poll(a.cq);
         assert_eq!(extended_cqs::start_poll(a.cq), libc::ENOENT);
         let queues = || {
-            let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+            let seen: serde_json::Value =
+                serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
             let device = &seen["devices"][0];
             assert_eq!(seen["processes"][0]["commands"]["alloc_td"], 1);
             (device["queue_pairs"][0].clone(), device["completion_queues"][0].clone())
         };
         let (pair, queue) = queues();
-        assert_eq!((&pair["capacities"]["thread_domain"], &queue["single_threaded"]), (&true.into(), &true.into()));
+        assert_eq!(
+            (&pair["capacities"]["thread_domain"], &queue["single_threaded"]),
+            (&true.into(), &true.into())
+        );
         assert_eq!((&pair["work"]["doorbells"], &pair["work"]["locks"]), (&2.into(), &0.into()));
         let names = ["polls", "fruitful_polls", "completions", "locks"];
-        assert_eq!(names.map(|name| queue[name].as_u64().expect(name)), [2, 1, 2, 0], "one poll from start to end");
+        assert_eq!(
+            names.map(|name| queue[name].as_u64().expect(name)),
+            [2, 1, 2, 0],
+            "one poll from start to end"
+        );
         assert!(a.poll().is_none());
         assert_eq!(queues().1["locks"], 1, "ibv_poll_cq takes the lock of mlx5 all the same");
     });
@@ -162,9 +209,11 @@ fn stat_tells_what_queue_pairs_were_asked_to_have() {
         let node = Node::new(0, 64);
         let asked = Cap { max_send_wr: 100, max_recv_wr: 50, max_inline_data: 32, ..CAP };
         let qp = create_qp(node.pd, node.cq, node.cq, asked);
-        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let seen: serde_json::Value =
+            serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
         let of = |pair: &serde_json::Value| {
-            ["sends", "receives", "inline"].map(|name| pair["capacities"][name].as_u64().expect(name))
+            ["sends", "receives", "inline"]
+                .map(|name| pair["capacities"][name].as_u64().expect(name))
         };
         let pairs = seen["devices"][0]["queue_pairs"].as_array().expect("queue pairs");
         assert!(pairs.iter().any(|pair| of(pair) == [100, 50, 32]), "{pairs:?}");
@@ -176,7 +225,8 @@ fn stat_tells_what_queue_pairs_were_asked_to_have() {
 fn a_port_remembers_what_went_through_it() {
     Softrnic::new().alone(|| {
         let sent = || {
-            let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+            let seen: serde_json::Value =
+                serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
             let device = &seen["devices"][0];
             let counters = &device["ports"][0]["counters"];
             let qps = device["queue_pairs"].as_array().expect("array").len();
@@ -201,7 +251,8 @@ fn a_port_remembers_what_went_through_it() {
 fn flows_are_numbered_by_their_ports() {
     Softrnic::new().alone(|| {
         let nodes: Vec<_> = (0..3).map(|_| local_pair(64, &Terms::default())).collect();
-        let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+        let seen: serde_json::Value =
+            serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
         for (flow, (a, b)) in nodes.iter().enumerate() {
             for (device, node) in [a, b].into_iter().enumerate() {
                 let qps = seen["devices"][device]["queue_pairs"].as_array().expect("array");
@@ -216,7 +267,8 @@ fn flows_are_numbered_by_their_ports() {
 fn run_sets_the_stage_and_becomes_the_program() {
     let show = "echo $SOFTRNIC_DEVICES,$SOFTRNIC_PORTS,$SOFTRNIC_LINK,$SOFTRNIC_STRICT; \
                 echo $SOFTRNIC_FABRIC; ls ${LD_LIBRARY_PATH%%:*} $NCCL_IBVERBS_LIB >&2 || exit 1; exit 7";
-    let args = ["--devices", "3", "--ports", "2", "--link", "ib", "--strict", "--", "sh", "-c", show];
+    let args =
+        ["--devices", "3", "--ports", "2", "--link", "ib", "--strict", "--", "sh", "-c", show];
     let outputs = [(); 2].map(|()| run(&args));
     let fabrics = outputs.map(|output| {
         assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
@@ -227,9 +279,17 @@ fn run_sets_the_stage_and_becomes_the_program() {
     });
     assert_ne!(fabrics[0], fabrics[1], "two runs do not meet");
     let output = run(&["--fabric", "mine", "--verbose", "--", "true"]);
-    assert!(text(&output.stderr).contains("softrnic: SOFTRNIC_FABRIC=mine"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("softrnic: SOFTRNIC_FABRIC=mine"),
+        "{}",
+        text(&output.stderr)
+    );
     let output = run(&["--", "/no/such/program"]);
-    assert!(text(&output.stderr).contains("cannot run /no/such/program"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("cannot run /no/such/program"),
+        "{}",
+        text(&output.stderr)
+    );
     let output = run(&["--devices", "9", "--", "true"]);
     assert!(text(&output.stderr).contains("SOFTRNIC_DEVICES=\"9\""), "{}", text(&output.stderr));
 }
@@ -252,7 +312,11 @@ fn the_only_fabric_is_shown_by_default() {
 
 /// What a faithful run needs.
 fn mount_namespaces() -> Result<(), Missing> {
-    if has_namespaces(false) || has_namespaces(true) { Ok(()) } else { Err(Missing::new("mount namespaces")) }
+    if has_namespaces(false) || has_namespaces(true) {
+        Ok(())
+    } else {
+        Err(Missing::new("mount namespaces"))
+    }
 }
 
 /// Whether a namespace with a mount of its own can be had.
@@ -287,22 +351,33 @@ fn check_look(output: &Output) -> Vec<String> {
         "net",
     ];
     assert_eq!(lines[2..], rest, "{shown}");
-    assert!(lines[0].starts_with("softrnic0 0250:f7ff:fe00:0001 0250:f7ff:fe00:0001 /sys/"), "{shown}");
+    assert!(
+        lines[0].starts_with("softrnic0 0250:f7ff:fe00:0001 0250:f7ff:fe00:0001 /sys/"),
+        "{shown}"
+    );
     lines[..2].iter().map(|line| (*line).to_owned()).collect()
 }
 
-const SHAPE: [&str; 7] = ["--ports", "2", "--gids", "rich", "--speed", "400,softrnic1/2=100", "--faithful"];
+const SHAPE: [&str; 7] =
+    ["--ports", "2", "--gids", "rich", "--speed", "400,softrnic1/2=100", "--faithful"];
 
 #[test]
 fn a_faithful_run_has_a_sysfs() {
     require!(mount_namespaces());
-    let look = |more: &[&str]| check_look(&run(&[&SHAPE, more, &["--", "sh", "-c", LOOK]].concat()));
+    let look =
+        |more: &[&str]| check_look(&run(&[&SHAPE, more, &["--", "sh", "-c", LOOK]].concat()));
     let path = |line: &str| line.split(' ').nth(3).expect("path").to_owned();
     let apart = look(&[]);
-    assert!(apart[1].starts_with("softrnic1 0250:f7ff:fe00:0002 0250:f7ff:fe00:0002 /sys/"), "{apart:?}");
+    assert!(
+        apart[1].starts_with("softrnic1 0250:f7ff:fe00:0002 0250:f7ff:fe00:0002 /sys/"),
+        "{apart:?}"
+    );
     assert_ne!(path(&apart[0]), path(&apart[1]));
     let paired = look(&["--same-card"]);
-    assert!(paired[1].starts_with("softrnic1 0250:f7ff:fe00:0002 0250:f7ff:fe00:0001 /sys/"), "{paired:?}");
+    assert!(
+        paired[1].starts_with("softrnic1 0250:f7ff:fe00:0002 0250:f7ff:fe00:0001 /sys/"),
+        "{paired:?}"
+    );
     let card = |line: &str| path(line).rsplit_once('.').expect("a function").0.to_owned();
     assert_eq!(card(&paired[0]), card(&paired[1]));
     assert_ne!(path(&paired[0]), path(&paired[1]), "two functions");
@@ -361,7 +436,12 @@ fn a_faithful_run_needs_no_root() {
     fs::remove_file(&real).expect("the link");
     fs::copy(library_path(), &real).expect("copy");
     let mut command = Command::new(&program);
-    command.arg("run").arg("--library").arg(library.path()).args(SHAPE).args(["--", "sh", "-c", LOOK]);
+    command
+        .arg("run")
+        .arg("--library")
+        .arg(library.path())
+        .args(SHAPE)
+        .args(["--", "sh", "-c", LOOK]);
     check_look(&command.uid(65534).gid(65534).current_dir("/").output().expect("start"));
 }
 
@@ -385,9 +465,19 @@ fn two_processes_exchange_data() {
 fn processes_in_a_faithful_run_reach_each_other() {
     require!(mount_namespaces());
     let me = this_program();
-    let args = ["--faithful", "--", me.to_str().expect("UTF-8"), "cli::two_processes_exchange_data", "--exact"];
+    let args = [
+        "--faithful",
+        "--",
+        me.to_str().expect("UTF-8"),
+        "cli::two_processes_exchange_data",
+        "--exact",
+    ];
     let output = run(&args);
-    assert!(output.status.success() && text(&output.stdout).contains("1 passed"), "{}", text(&output.stdout));
+    assert!(
+        output.status.success() && text(&output.stdout).contains("1 passed"),
+        "{}",
+        text(&output.stdout)
+    );
 }
 
 /// What `softrnic clean` says; it must succeed.
@@ -412,13 +502,18 @@ fn clean_removes_the_dead_and_tells_of_the_living() {
         let printed = clean(&folder, dry);
         assert!(printed.starts_with("killed: dead, ") && printed.contains(" KiB\n"), "{printed}");
         assert!(
-            printed.ends_with("softrnic clean --all removes the dead ones, --fabric NAME one of them\n"),
+            printed.ends_with(
+                "softrnic clean --all removes the dead ones, --fabric NAME one of them\n"
+            ),
             "{printed}"
         );
         assert_eq!(folder.names(), ["killed", "other", "running"]);
     }
     let printed = clean(&folder, &["--all"]);
-    assert!(printed.starts_with("killed: removed, ") && printed.ends_with(" KiB\nrunning: in use\n"), "{printed}");
+    assert!(
+        printed.starts_with("killed: removed, ") && printed.ends_with(" KiB\nrunning: in use\n"),
+        "{printed}"
+    );
     assert_eq!(folder.names(), ["other", "running"]);
     running.end();
     assert_eq!(folder.names(), ["other"]);
@@ -432,8 +527,10 @@ fn a_fabric_in_another_process_id_namespace_lives() {
     let folder = Folder::new();
     let (there, here) = (folder.hold_by("there", starter), folder.hold("here"));
     assert_eq!(clean(&folder, &[]), "here: in use\nthere: in use\n");
-    let mut command = in_other_namespace(Path::new(env!("CARGO_BIN_EXE_softrnic"))).expect("as before");
-    let output = command.arg("clean").env("SOFTRNIC_SHM_DIR", folder.path()).output().expect("runs");
+    let mut command =
+        in_other_namespace(Path::new(env!("CARGO_BIN_EXE_softrnic"))).expect("as before");
+    let output =
+        command.arg("clean").env("SOFTRNIC_SHM_DIR", folder.path()).output().expect("runs");
     assert_eq!(text(&output.stdout), "here: in use\nthere: in use\n", "{}", text(&output.stderr));
     there.end();
     here.end();
@@ -462,7 +559,8 @@ fn a_fabric_of_another_user_stays() {
 fn a_forked_child_keeps_no_fabric() {
     hold_if_started();
     let folder = Folder::new();
-    let holder = folder.hold_as(Command::new(this_program()), &[("SOFTRNIC_FABRIC", "one"), (FORKS, "1")]);
+    let holder =
+        folder.hold_as(Command::new(this_program()), &[("SOFTRNIC_FABRIC", "one"), (FORKS, "1")]);
     assert_eq!(clean(&folder, &[]), "one: in use\n");
     let _child_waits = holder.kill();
     let printed = clean(&folder, &["--all"]);
@@ -483,11 +581,19 @@ fn a_run_removes_what_killed_runs_have_left() {
     let (killed, running) = (clean_run(&folder, &library), clean_run(&folder, &library));
     let named = folder.hold("named");
     let names = folder.names();
-    assert!(names.len() == 3 && names[1..].iter().all(|name| name.starts_with("softrnic-run-")), "{names:?}");
+    assert!(
+        names.len() == 3 && names[1..].iter().all(|name| name.starts_with("softrnic-run-")),
+        "{names:?}"
+    );
     drop(killed.kill());
     drop(named.kill());
     assert_eq!(folder.names().len(), 3);
-    let next = folder.command(&["run", "--library"]).arg(library.path()).args(["--", "true"]).output().expect("runs");
+    let next = folder
+        .command(&["run", "--library"])
+        .arg(library.path())
+        .args(["--", "true"])
+        .output()
+        .expect("runs");
     assert!(next.status.success(), "{}", text(&next.stderr));
     // The file of a fabric with a given name stays, for the user to look at.
     let pid = format!("softrnic-run-{}-", running.pid());
@@ -515,8 +621,13 @@ impl Installed {
     /// A script in which `softrnic` is a command, and which knows none of the device's variables.
     fn script(&self, text: &str) -> Output {
         let mut command = Command::new("sh");
-        let path = format!("{}:{}", self.0.join("bin").display(), std::env::var("PATH").expect("PATH"));
-        command.args(["-uc", text]).env("PATH", path).env_remove("LD_LIBRARY_PATH").env("SOFTRNIC_SHM_DIR", &*self.0);
+        let path =
+            format!("{}:{}", self.0.join("bin").display(), std::env::var("PATH").expect("PATH"));
+        command
+            .args(["-uc", text])
+            .env("PATH", path)
+            .env_remove("LD_LIBRARY_PATH")
+            .env("SOFTRNIC_SHM_DIR", &*self.0);
         for name in ["SOFTRNIC_FABRIC", "SOFTRNIC_FAULTS", "SOFTRNIC_DEVICES", "NCCL_GIN_TYPE"] {
             command.env_remove(name);
         }
@@ -544,7 +655,10 @@ fn a_shell_has_the_device_after_one_line() {
     let lines: Vec<_> = shown.lines().collect();
     let root = installed.0.canonicalize().expect("it is there");
     let plain = root.join("softrnic").display().to_string();
-    assert_eq!(lines[0], format!("3,drop chance=0.5; drop chance=0.25,{plain}/libibverbs.so.1,{plain}"));
+    assert_eq!(
+        lines[0],
+        format!("3,drop chance=0.5; drop chance=0.25,{plain}/libibverbs.so.1,{plain}")
+    );
     assert!(lines[1].starts_with("softrnic-run-"), "{shown}");
     assert_eq!(lines[2], lines[1], "the fabric that the shell has stays");
     assert_ne!(lines[3], lines[1], "shells that begin anew do not meet");
@@ -564,7 +678,10 @@ fn a_program_of_that_shell_takes_part() {
     let [name] = &folder.names()[..] else { panic!("{:?}", folder.names()) };
     assert!(name.starts_with("softrnic-run-"), "{name}");
     let shown = folder.command(&["stat"]).output().expect("runs");
-    assert!(String::from_utf8_lossy(&shown.stdout).contains(&format!("process {}", holder.pid())), "{shown:?}");
+    assert!(
+        String::from_utf8_lossy(&shown.stdout).contains(&format!("process {}", holder.pid())),
+        "{shown:?}"
+    );
     holder.end();
 }
 
@@ -573,12 +690,21 @@ fn other_programs_read_it_too() {
     let installed = Installed::new();
     let of_json = installed.prints("softrnic env --json --fabric mine --ports 2");
     let seen: serde_json::Value = serde_json::from_str(&of_json).expect("JSON");
-    assert_eq!((seen["SOFTRNIC_FABRIC"].as_str(), seen["SOFTRNIC_PORTS"].as_str()), (Some("mine"), Some("2")));
+    assert_eq!(
+        (seen["SOFTRNIC_FABRIC"].as_str(), seen["SOFTRNIC_PORTS"].as_str()),
+        (Some("mine"), Some("2"))
+    );
     let of_file = installed.prints("softrnic env --env-file --fabric mine --ports 2");
-    let mut names: Vec<_> = of_file.lines().map(|line| line.split_once('=').expect("NAME=value")).collect();
+    let mut names: Vec<_> =
+        of_file.lines().map(|line| line.split_once('=').expect("NAME=value")).collect();
     names.sort_unstable();
     let seen = seen.as_object().expect("an object");
-    assert_eq!(names, seen.iter().map(|(name, value)| (&name[..], value.as_str().expect("text"))).collect::<Vec<_>>());
+    assert_eq!(
+        names,
+        seen.iter()
+            .map(|(name, value)| (&name[..], value.as_str().expect("text")))
+            .collect::<Vec<_>>()
+    );
 }
 
 #[test]
@@ -595,7 +721,11 @@ fn what_is_wrong_is_told_and_not_evaluated() {
     ] {
         let output = installed.script(&format!("softrnic env {arguments}"));
         let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{arguments}: {said}");
+        assert_eq!(
+            (output.status.code(), output.stdout.len()),
+            (Some(2), 0),
+            "{arguments}: {said}"
+        );
         assert!(said.contains(words), "{arguments}: {said}");
     }
     fs::remove_dir_all(installed.0.join("softrnic-tools")).expect("it was there");
@@ -603,12 +733,19 @@ fn what_is_wrong_is_told_and_not_evaluated() {
     assert_eq!(said.status.code(), Some(7), "{said:?}");
 }
 
-const COMMANDS: [&str; 9] = ["run", "env", "port", "gid", "fail", "inject", "stat", "clean", "completions"];
+const COMMANDS: [&str; 9] =
+    ["run", "env", "port", "gid", "fail", "inject", "stat", "clean", "completions"];
 
 #[test]
 fn the_help_lists_these_commands() {
     let help = control(&["--help"]);
-    let commands = help.split("Commands:\n").nth(1).expect("it lists them").split("\n\n").next().unwrap_or_default();
+    let commands = help
+        .split("Commands:\n")
+        .nth(1)
+        .expect("it lists them")
+        .split("\n\n")
+        .next()
+        .unwrap_or_default();
     let names: Vec<&str> = commands
         .lines()
         .filter(|line| !line.starts_with("   "))
@@ -622,8 +759,9 @@ fn each_command_has_a_man_page() {
     let folder = Folder::new();
     assert_eq!(control(&["man", folder.path().to_str().expect("UTF-8")]), "");
     let pages = COMMANDS.iter().map(|name| format!("softrnic-{name}.1"));
-    let mut wanted: Vec<String> =
-        pages.chain(["softrnic.1", "softrnic-gid-add.1", "softrnic-gid-remove.1"].map(str::to_owned)).collect();
+    let mut wanted: Vec<String> = pages
+        .chain(["softrnic.1", "softrnic-gid-add.1", "softrnic-gid-remove.1"].map(str::to_owned))
+        .collect();
     wanted.sort_unstable();
     assert_eq!(folder.names(), wanted);
 }
@@ -669,7 +807,10 @@ fn reports_follow_each_other_until_nobody_is_left() {
     for _ in 0..3 {
         let line = lines.next().expect("a line").expect("text");
         let seen: serde_json::Value = serde_json::from_str(&line).expect("JSON");
-        assert_eq!((&seen["fabric"], &seen["processes"][0]["pid"]), (&"one".into(), &holder.pid().into()));
+        assert_eq!(
+            (&seen["fabric"], &seen["processes"][0]["pid"]),
+            (&"one".into(), &holder.pid().into())
+        );
     }
     let (other, mut text) = start(&folder, &["0.01"]);
     assert_eq!(text.next().expect("a line").expect("text"), "fabric one");
@@ -692,7 +833,10 @@ fn a_reader_that_goes_ends_it() {
     assert!(lines.next().is_some());
     drop(lines);
     let (code, said) = end(child);
-    assert!(code == Some(2) && said.contains("cannot write to standard output"), "{code:?}: {said}");
+    assert!(
+        code == Some(2) && said.contains("cannot write to standard output"),
+        "{code:?}: {said}"
+    );
     holder.end();
 }
 

@@ -25,7 +25,11 @@ fn text(bytes: &[u8]) -> String {
 fn in_other_session() -> Command {
     let mut starter = Command::new(this_program());
     // SAFETY: setsid is async-signal-safe.
-    unsafe { starter.pre_exec(|| if libc::setsid() > 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }) };
+    unsafe {
+        starter.pre_exec(|| {
+            if libc::setsid() > 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        })
+    };
     starter
 }
 
@@ -52,7 +56,8 @@ fn change_mine_and_theirs() {
     let theirs = folder.hold_by("theirs", in_other_session());
     let run = |args: &[&str]| folder.command(args).output().expect("runs");
     let state = |fabric: &str| {
-        let seen = [run(&["stat", "--json", "--fabric", fabric]), run(&["inject", "--fabric", fabric])];
+        let seen =
+            [run(&["stat", "--json", "--fabric", fabric]), run(&["inject", "--fabric", fabric])];
         seen.map(|output| text(&output.stdout))
     };
     let before = state("theirs");
@@ -60,8 +65,17 @@ fn change_mine_and_theirs() {
         for change in CHANGES {
             let output = run(change);
             let told = text(&output.stderr);
-            assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{change:?}: {told}");
-            assert!(told.contains("--fabric") && told.contains("SOFTRNIC_FABRIC") && told.contains(says), "{told}");
+            assert_eq!(
+                (output.status.code(), output.stdout.len()),
+                (Some(2), 0),
+                "{change:?}: {told}"
+            );
+            assert!(
+                told.contains("--fabric")
+                    && told.contains("SOFTRNIC_FABRIC")
+                    && told.contains(says),
+                "{told}"
+            );
         }
     };
     all_refused(": theirs\n");
@@ -74,7 +88,12 @@ fn change_mine_and_theirs() {
         "fabric mine: 0 fault rule(s) in force\n",
     ]) {
         let output = run(change);
-        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), says), "{}", text(&output.stderr));
+        assert_eq!(
+            (output.status.code(), text(&output.stdout).as_str()),
+            (Some(0), says),
+            "{}",
+            text(&output.stderr)
+        );
     }
     let also_mine = folder.hold("also-mine");
     all_refused(": also-mine, mine, theirs\n");
@@ -103,8 +122,12 @@ fn a_wrong_request_ends_with_2() {
     }
     Softrnic::new().alone(|| {
         let _node = Node::new(0, 64);
-        for args in [&["port", "0/1"][..], &["port", "0/2", "down"], &["inject", "dorp"], &["inject", "--remove", "9"]]
-        {
+        for args in [
+            &["port", "0/1"][..],
+            &["port", "0/2", "down"],
+            &["inject", "dorp"],
+            &["inject", "--remove", "9"],
+        ] {
             assert_eq!(softrnic(args).status.code(), Some(2), "{args:?}");
         }
         control(&["fail", "0"]);
@@ -128,16 +151,21 @@ fn output_that_is_lost_ends_with_2() {
             &["inject", "drop times=1"],
             &["inject"],
         ] {
-            let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+            let full =
+                std::fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
             let (reader, closed) = std::io::pipe().expect("a pipe");
             drop(reader);
             for out in [Stdio::from(full), Stdio::from(closed)] {
                 let mut command = Command::new(env!("CARGO_BIN_EXE_softrnic"));
-                let output = command.args(args).stdout(out).stderr(Stdio::piped()).spawn().expect("start");
+                let output =
+                    command.args(args).stdout(out).stderr(Stdio::piped()).spawn().expect("start");
                 let output = output.wait_with_output().expect("wait");
                 let told = text(&output.stderr);
                 assert_eq!(output.status.code(), Some(2), "{args:?}: {told}");
-                assert!(told.contains("cannot write to standard output") && !told.contains("panicked"), "{told}");
+                assert!(
+                    told.contains("cannot write to standard output") && !told.contains("panicked"),
+                    "{told}"
+                );
             }
         }
     });
@@ -171,7 +199,8 @@ fn a_program_gets_the_library_that_it_needs() {
     let folder = Folder::new();
     let folder = folder.path();
     install(folder);
-    std::fs::write(folder.join("map"), "IBVERBS_PRIVATE_77 { global: softrnic_private; };").expect("write");
+    std::fs::write(folder.join("map"), "IBVERBS_PRIVATE_77 { global: softrnic_private; };")
+        .expect("write");
     std::fs::create_dir_all(folder.join("made")).expect("a folder");
     let library = ["-shared", "-fPIC", "-Wl,--version-script=map", "-Wl,-soname,libibverbs.so.1"];
     compile(
@@ -185,21 +214,45 @@ fn a_program_gets_the_library_that_it_needs() {
     let output = installed(folder, &["run", "./program"]);
     let told = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{told}");
-    assert!(told.contains("./program needs IBVERBS_PRIVATE_77") && told.contains("../softrnic-tools"), "{told}");
+    assert!(
+        told.contains("./program needs IBVERBS_PRIVATE_77") && told.contains("../softrnic-tools"),
+        "{told}"
+    );
     let output = installed(folder, &["run", "--library", "softrnic", "./program"]);
     let told = text(&output.stderr);
-    assert!(output.status.code() == Some(2) && told.contains("needs IBVERBS_PRIVATE_77, which"), "{told}");
+    assert!(
+        output.status.code() == Some(2) && told.contains("needs IBVERBS_PRIVATE_77, which"),
+        "{told}"
+    );
 
     std::fs::rename(folder.join("made"), folder.join("softrnic-tools")).expect("rename");
-    for args in [&["run", "./program"][..], &["run", "--", "./program"], &["run", "--tools", "./program", "--devices"]]
-    {
+    for args in [
+        &["run", "./program"][..],
+        &["run", "--", "./program"],
+        &["run", "--tools", "./program", "--devices"],
+    ] {
         let output = installed(folder, args);
         let told = text(&output.stderr);
-        assert_eq!((output.status.code(), told.contains("as with --tools")), (Some(5), args[1] != "--tools"), "{told}");
+        assert_eq!(
+            (output.status.code(), told.contains("as with --tools")),
+            (Some(5), args[1] != "--tools"),
+            "{told}"
+        );
     }
-    let show = ["run", "--devices", "3", "sh", "-c", "echo ${LD_LIBRARY_PATH%%:*} $SOFTRNIC_DEVICES $0", "--devices=2"];
+    let show = [
+        "run",
+        "--devices",
+        "3",
+        "sh",
+        "-c",
+        "echo ${LD_LIBRARY_PATH%%:*} $SOFTRNIC_DEVICES $0",
+        "--devices=2",
+    ];
     let plain = folder.join("softrnic").canonicalize().expect("the folder");
-    assert_eq!(text(&installed(folder, &show).stdout), format!("{} 3 --devices=2\n", plain.display()));
+    assert_eq!(
+        text(&installed(folder, &show).stdout),
+        format!("{} 3 --devices=2\n", plain.display())
+    );
 }
 
 #[test]
@@ -220,8 +273,12 @@ fn the_help_of_rules_has_whole_lines() {
 /// Has the kernel refuse what the default profiles of container runtimes refuse.
 fn enter_sandbox() {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    let skip_unless = |k: u32| libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, k) };
-    let refuse = || statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
+    let skip_unless = |k: u32| libc::sock_filter {
+        jf: 1,
+        ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, k)
+    };
+    let refuse =
+        || statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32);
     let mut filter = [
         // The number of the call is the first word.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
@@ -253,7 +310,13 @@ fn bytes_arrive_in_a_sandbox_and_stat_says_how() {
                 node.memory[..size].copy_from_slice(&data);
                 socket.barrier();
                 let to = (peer.addr, peer.rkey);
-                node.send(Work { opcode: WRITE_IMM, imm: 9, sges: &[node.sge(0, size)], to, ..Work::default() });
+                node.send(Work {
+                    opcode: WRITE_IMM,
+                    imm: 9,
+                    sges: &[node.sge(0, size)],
+                    to,
+                    ..Work::default()
+                });
                 assert_eq!(node.next().status, OK);
                 // And back.
                 node.memory[..size].fill(0);
@@ -264,16 +327,25 @@ fn bytes_arrive_in_a_sandbox_and_stat_says_how() {
                 node.memory.fill(0xee);
                 node.recv(1, &[]);
                 socket.barrier();
-                assert_eq!((node.next().status, node.memory[..size] == data), (OK, true), "{size} bytes written");
+                assert_eq!(
+                    (node.next().status, node.memory[..size] == data),
+                    (OK, true),
+                    "{size} bytes written"
+                );
                 assert!(node.memory[size..].iter().all(|&byte| byte == 0xee));
             }
             socket.barrier();
         }
         if side == 0 {
-            let seen: serde_json::Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
+            let seen: serde_json::Value =
+                serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
             let processes = seen["processes"].as_array().expect("list");
-            let me = processes.iter().find(|p| p["pid"] == std::process::id()).expect("this process");
-            assert_eq!((&me["copies_staged"], &me["copies_directly"]), (&true.into(), &false.into()));
+            let me =
+                processes.iter().find(|p| p["pid"] == std::process::id()).expect("this process");
+            assert_eq!(
+                (&me["copies_staged"], &me["copies_directly"]),
+                (&true.into(), &false.into())
+            );
             assert_eq!(me["obstacle"], libc::EPERM);
             assert!(control(&["stat"]).contains("copies staged (Operation not permitted"));
         }
@@ -291,7 +363,12 @@ fn a_queue_pair_goes_while_its_message_is_under_way() {
             let node = Node::new(0, 4_000_000);
             node.connect(&node.address(), &Terms::default());
             let to = (node.memory.as_ptr() as u64, u64::from(node.key()));
-            node.send(Work { opcode: READ, sges: &[node.sge(2_000_000, 1_900_000)], to, ..Work::default() });
+            node.send(Work {
+                opcode: READ,
+                sges: &[node.sge(2_000_000, 1_900_000)],
+                to,
+                ..Work::default()
+            });
             if round % 2 == 0 {
                 assert_eq!(to_state(node.qp, RESET), 0);
             }
@@ -380,7 +457,11 @@ fn sends_and_stops(socket: &mut Peer) {
     let node = Node::new(0, 8 << 20);
     let peer = node.connect_over(socket, &Terms::default());
     swap_pids(socket);
-    node.send(Work { sges: &[node.sge(0, 8 << 20)], to: (peer.addr, peer.rkey), ..Work::default() });
+    node.send(Work {
+        sges: &[node.sge(0, 8 << 20)],
+        to: (peer.addr, peer.rkey),
+        ..Work::default()
+    });
     stop();
 }
 
@@ -392,7 +473,8 @@ fn closes_while_the_peer_is_stopped(socket: &mut Peer) -> bool {
     await_stop(pid);
     let (is_closed, closed) = std::sync::mpsc::channel::<()>();
     let rescue = std::thread::spawn(move || {
-        let is_held_up = closed.recv_timeout(Duration::from_secs(10)) == Err(RecvTimeoutError::Timeout);
+        let is_held_up =
+            closed.recv_timeout(Duration::from_secs(10)) == Err(RecvTimeoutError::Timeout);
         go_on(pid);
         is_held_up
     });
@@ -427,7 +509,8 @@ fn a_stopped_requester_holds_nobody_up() {
 fn a_stopped_target_leaves_room_for_others() {
     Softrnic::new().envs(&[STAGED]).pair(|side, mut socket| {
         let nodes: Vec<Node> = (0..16).map(|_| Node::new(side, 4 << 20)).collect();
-        let peers: Vec<Address> = nodes.iter().map(|node| node.connect_over(&mut socket, &Terms::default())).collect();
+        let peers: Vec<Address> =
+            nodes.iter().map(|node| node.connect_over(&mut socket, &Terms::default())).collect();
         let pid = swap_pids(&mut socket);
         if side == 1 {
             stop();
@@ -435,9 +518,17 @@ fn a_stopped_target_leaves_room_for_others() {
             await_stop(pid);
             let (a, b) = local_pair(64, &Terms::default());
             for (node, peer) in nodes.iter().zip(&peers) {
-                node.send(Work { sges: &[node.sge(0, 4 << 20)], to: (peer.addr, peer.rkey), ..Work::default() });
+                node.send(Work {
+                    sges: &[node.sge(0, 4 << 20)],
+                    to: (peer.addr, peer.rkey),
+                    ..Work::default()
+                });
             }
-            a.send(Work { sges: &[a.sge(0, 8)], to: (b.address().addr, b.address().rkey), ..Work::default() });
+            a.send(Work {
+                sges: &[a.sge(0, 8)],
+                to: (b.address().addr, b.address().rkey),
+                ..Work::default()
+            });
             assert_eq!(a.next().status, OK);
             go_on(pid);
         }

@@ -9,8 +9,8 @@ use testkit::softrnic::Softrnic;
 use testkit::unique::unique_name;
 
 use crate::common::node::{
-    Address, CAP, Node, Terms, Work, connect_ports, create_qp, create_qp_of, empty_init, local_pair, modify, open, rtr,
-    rts, to_state,
+    Address, CAP, Node, Terms, Work, connect_ports, create_qp, create_qp_of, empty_init,
+    local_pair, modify, open, rtr, rts, to_state,
 };
 use crate::common::verbs::*;
 use crate::program::{control, refused};
@@ -49,7 +49,10 @@ fn a_long_outage_ends_in_an_error_of_the_sender_alone() {
         assert_eq!(a.next().status, RETRY_EXC);
         control(&["port", "0/1", "up"]);
         assert_eq!((a.state(), b.state()), (ERR, RTS));
-        assert!(b.poll().is_none() && !has_event(b.context, 50), "the peer has neither completion nor event");
+        assert!(
+            b.poll().is_none() && !has_event(b.context, 50),
+            "the peer has neither completion nor event"
+        );
     });
 }
 
@@ -59,7 +62,11 @@ fn connecting_needs_both_ports_up() {
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
         for port in ["0/1", "1/1"] {
             control(&["port", port, "down"]);
-            assert_eq!(a.connect_by(&rtr(&b.address(), &QUICK), &QUICK), Err(libc::ETIMEDOUT), "{port}");
+            assert_eq!(
+                a.connect_by(&rtr(&b.address(), &QUICK), &QUICK),
+                Err(libc::ETIMEDOUT),
+                "{port}"
+            );
             control(&["port", port, "up"]);
         }
         assert_eq!(a.connect_by(&rtr(&b.address(), &QUICK), &QUICK), Ok(()));
@@ -112,7 +119,18 @@ fn the_state_is_there_before_the_event() {
 fn limits_of_a_port_change_at_once() {
     Softrnic::new().alone(|| {
         let (a, b) = local_pair(4096, &QUICK);
-        control(&["port", "1/1", "--mtu", "512", "--speed", "100", "--latency-us", "1.5", "--bandwidth", "12.5"]);
+        control(&[
+            "port",
+            "1/1",
+            "--mtu",
+            "512",
+            "--speed",
+            "100",
+            "--latency-us",
+            "1.5",
+            "--bandwidth",
+            "12.5",
+        ]);
         let attr = port_attr(b.context, 1).expect("port");
         assert_eq!((attr.active_mtu, attr.active_speed, attr.active_width), (2, 32, 2));
         let to = (b.address().addr, b.address().rkey);
@@ -160,7 +178,11 @@ fn packets_need_their_gid_at_both_ends() {
         control(&["gid", "0/1", "remove", "3"]);
         let (c, d) = (Node::new(0, 64), &b);
         let vector = QpAttr { sgid_index: 3, dgid: d.gid_of(1, 3), ..rtr(&d.address(), &QUICK) };
-        assert_eq!(c.connect_by(&vector, &QUICK), Err(libc::ENODATA), "an entry that has become empty");
+        assert_eq!(
+            c.connect_by(&vector, &QUICK),
+            Err(libc::ENODATA),
+            "an entry that has become empty"
+        );
     });
 }
 
@@ -204,13 +226,19 @@ fn a_failed_device_flushes_and_refuses() {
 
         let mut bytes = [0u8; 64];
         assert!(create_qp(a.pd, a.cq, a.cq, CAP).is_null() && errno() == Some(libc::EIO));
-        assert!(ibv_reg_mr(a.pd, bytes.as_mut_ptr().cast(), 64, 1).is_null() && errno() == Some(libc::EIO));
+        assert!(
+            ibv_reg_mr(a.pd, bytes.as_mut_ptr().cast(), 64, 1).is_null()
+                && errno() == Some(libc::EIO)
+        );
         assert!(ibv_alloc_pd(a.context).is_null() && errno() == Some(libc::EIO));
         assert!(ibv_create_cq(a.context, 1, ptr::null_mut(), ptr::null_mut(), 0).is_null());
         assert_eq!(errno(), Some(libc::EIO));
         let init = QpAttr { state: INIT, port: 1, access: 7, ..QpAttr::default() };
         assert_eq!(modify(fresh, &init, INIT_MASK), libc::EIO);
-        assert_eq!((to_state(fresh, ERR), to_state(fresh, RESET), to_state(a.qp, RESET)), (0, 0, 0));
+        assert_eq!(
+            (to_state(fresh, ERR), to_state(fresh, RESET), to_state(a.qp, RESET)),
+            (0, 0, 0)
+        );
 
         b.send(Work { id: 13, opcode: SEND, ..Work::default() });
         let wc = b.next();
@@ -223,7 +251,8 @@ fn a_failed_device_flushes_and_refuses() {
 }
 
 /// Gives up after 1 ms.
-const DELAYED_QUICK: Terms = Terms { timeout: 7, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
+const DELAYED_QUICK: Terms =
+    Terms { timeout: 7, retry_cnt: 1, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
 
 /// What the first port has to say when all that was launched has arrived or been dropped.
 fn counted() -> Value {
@@ -232,7 +261,8 @@ fn counted() -> Value {
         let seen: Value = serde_json::from_str(&control(&["stat", "--json"])).expect("JSON");
         let delayed = &seen["devices"][0]["ports"][0]["delayed"];
         let number = |value: &Value| value.as_u64().expect("a number");
-        let dropped = delayed["dropped"].as_object().expect("reasons").values().map(number).sum::<u64>();
+        let dropped =
+            delayed["dropped"].as_object().expect("reasons").values().map(number).sum::<u64>();
         if number(&delayed["landed"]) + dropped == number(&delayed["launched"]) {
             return delayed.clone();
         }
@@ -306,7 +336,10 @@ fn what_is_under_way_is_finished_and_nothing_begun() {
         assert_eq!(drain(&a), 0);
         assert_eq!((a.state(), query(&a).drain), (SQD, [0, 1]), "draining");
         // Another attribute changes meanwhile; the event is still wanted.
-        assert_eq!(modify(a.qp, &QpAttr { state: SQD, timeout: 12, ..QpAttr::default() }, 1 | TIMEOUT), 0);
+        assert_eq!(
+            modify(a.qp, &QpAttr { state: SQD, timeout: 12, ..QpAttr::default() }, 1 | TIMEOUT),
+            0
+        );
         a.send(Work { id: 3, ..Work::default() });
         assert!(!has_event(a.context, 20), "not drained yet");
         b.recv(10, &[]);
@@ -349,7 +382,11 @@ fn masks_of_the_rarer_transitions() {
         assert_eq!(a.to_init(7), 0);
         assert_eq!(to_state(a.qp, SQD), libc::EINVAL, "from INIT");
         let cur = QpAttr { cur_state: INIT, ..rtr(&b.address(), &terms) };
-        assert_eq!(modify(a.qp, &cur, RTR_MASK | CUR_STATE), libc::EINVAL, "CUR_STATE is for those that send");
+        assert_eq!(
+            modify(a.qp, &cur, RTR_MASK | CUR_STATE),
+            libc::EINVAL,
+            "CUR_STATE is for those that send"
+        );
         assert_eq!(a.to_rtr(&b.address(), &terms), 0);
         assert_eq!(to_state(a.qp, RTR), libc::EINVAL, "there is no RTR to RTR");
         assert_eq!(to_state(a.qp, SQD), libc::EINVAL, "from RTR");
@@ -367,7 +404,10 @@ fn masks_of_the_rarer_transitions() {
         assert_eq!(modify(a.qp, &longer, 1 | 1 << 16), libc::EINVAL, "SQ_PSN");
         assert_eq!(query(&a).timeout, 19);
         assert_eq!(modify(a.qp, &longer, TIMEOUT), 0, "without a state: SQD to SQD");
-        assert_eq!(modify(a.qp, &QpAttr { state: RTS, timeout: 8, ..longer }, 1 | TIMEOUT), libc::EINVAL);
+        assert_eq!(
+            modify(a.qp, &QpAttr { state: RTS, timeout: 8, ..longer }, 1 | TIMEOUT),
+            libc::EINVAL
+        );
         assert_eq!(to_state(a.qp, RTS), 0);
     });
 }
@@ -379,8 +419,13 @@ fn a_drained_queue_may_be_led_elsewhere() {
         let (a, b) = local_pair(64, &terms);
         for (node, peer) in [(&a, &b), (&b, &a)] {
             assert_eq!(to_state(node.qp, SQD), 0);
-            let vector =
-                QpAttr { state: SQD, port: 2, ah_port: 2, dgid: peer.gid_of(2, 1), ..rtr(&peer.address(), &terms) };
+            let vector = QpAttr {
+                state: SQD,
+                port: 2,
+                ah_port: 2,
+                dgid: peer.gid_of(2, 1),
+                ..rtr(&peer.address(), &terms)
+            };
             assert_eq!(modify(node.qp, &vector, 1 | 1 << 5 | 1 << 7), 0);
             assert_eq!(query(node).port, 2);
             assert_eq!(to_state(node.qp, RTS), 0);
@@ -457,8 +502,14 @@ fn a_query_says_what_was_set_and_how_far_it_has_come() {
         assert_eq!((seen.state, seen.cur_state, seen.path_mtu, seen.access), (RTS, RTS, 5, 3));
         assert_eq!((seen.dest_qpn, seen.rq_psn, seen.sq_psn), (peer.qpn, peer.psn, a.psn));
         assert_eq!((seen.dgid, seen.is_global, seen.sgid_index, seen.ah_port), (peer.gid, 1, 1, 1));
-        assert_eq!((seen.timeout, seen.retry_cnt, seen.rnr_retry, seen.min_rnr_timer), (15, 5, 6, 9));
-        assert_eq!((seen.max_rd_atomic, seen.max_dest_rd_atomic, seen.port, seen.cap), (1, 1, 1, CAP));
+        assert_eq!(
+            (seen.timeout, seen.retry_cnt, seen.rnr_retry, seen.min_rnr_timer),
+            (15, 5, 6, 9)
+        );
+        assert_eq!(
+            (seen.max_rd_atomic, seen.max_dest_rd_atomic, seen.port, seen.cap),
+            (1, 1, 1, CAP)
+        );
         a.send(Work::default());
         assert_eq!(a.next().status, OK);
         let next = |psn| (psn + 1) & 0xff_ffff;
@@ -639,14 +690,18 @@ fn a_late_write_is_thrown_away_once_its_number_has_passed() {
 
 #[test]
 fn calls_fail_as_often_as_asked() {
-    let rules = ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT times=2; reg-mr=ENOMEM message=3 device=softrnic1");
+    let rules = (
+        "SOFTRNIC_FAULTS",
+        "modify-qp=ETIMEDOUT times=2; reg-mr=ENOMEM message=3 device=softrnic1",
+    );
     Softrnic::new().envs(&[rules]).alone(|| {
         let (a, b) = (Node::new(0, 64), Node::new(1, 64));
         assert_eq!(a.to_init(7), 0);
         let outcomes = [(); 3].map(|()| a.to_rtr(&b.address(), &Terms::default()));
         assert_eq!(outcomes, [libc::ETIMEDOUT, libc::ETIMEDOUT, 0]);
         let mut memory = [0u8; 64];
-        let mut register = |node: &Node| !ibv_reg_mr(node.pd, memory.as_mut_ptr().cast(), 64, 7).is_null();
+        let mut register =
+            |node: &Node| !ibv_reg_mr(node.pd, memory.as_mut_ptr().cast(), 64, 7).is_null();
         assert!(register(&a) && register(&a) && register(&a));
         assert_eq!([register(&b), register(&b), register(&b)], [true, false, true]);
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOMEM));
@@ -707,7 +762,11 @@ fn packets_that_are_too_large_are_lost_and_others_arrive() {
         for (bytes, status) in [(0, OK), (1024, OK), (1025, RETRY_EXC), (8192, RETRY_EXC)] {
             let (a, b) = local_pair(8192, &Terms::default());
             let sges = [a.sge(0, bytes)];
-            a.send(Work { sges: &sges, to: (b.address().addr, b.address().rkey), ..Work::default() });
+            a.send(Work {
+                sges: &sges,
+                to: (b.address().addr, b.address().rkey),
+                ..Work::default()
+            });
             assert_eq!(a.next().status, status, "{bytes} bytes");
         }
     });
@@ -730,11 +789,17 @@ fn rules_can_be_changed_from_outside() {
         assert!(listed.contains("1  corrupt device=softrnic0  applied 0"), "{listed}");
         assert_eq!(wrong_bits(), 1);
         let listed = control(&["inject"]);
-        assert!(listed.contains("device=softrnic0  applied 1") && listed.contains("2  drop"), "{listed}");
+        assert!(
+            listed.contains("device=softrnic0  applied 1") && listed.contains("2  drop"),
+            "{listed}"
+        );
         assert!(!control(&["inject", "--remove", "1"]).contains("corrupt"));
         assert_eq!(wrong_bits(), 0);
         let fabric = std::env::var("SOFTRNIC_FABRIC").expect("set");
-        assert_eq!(control(&["inject", "--clear"]), format!("fabric {fabric}: 0 fault rule(s) in force\n"));
+        assert_eq!(
+            control(&["inject", "--clear"]),
+            format!("fabric {fabric}: 0 fault rule(s) in force\n")
+        );
         assert_eq!(control(&["inject"]), "");
         for (args, says) in [
             (&["inject", "dorp"][..], "no action \"dorp\""),
@@ -768,7 +833,10 @@ fn the_same_seed_gives_the_same_faults() {
     let rules = "drop chance=0.1; rnr chance=0.05 opcode=send; delay=1us chance=0.1";
     let files = ["1", "1", "2"].map(|seed| {
         let file = std::env::temp_dir().join(unique_name("softrnic-trace"));
-        let softrnic = Softrnic::new().faults(rules).env("SOFTRNIC_TRACE", file.display()).env("SOFTRNIC_SEED", seed);
+        let softrnic = Softrnic::new()
+            .faults(rules)
+            .env("SOFTRNIC_TRACE", file.display())
+            .env("SOFTRNIC_SEED", seed);
         softrnic.pair(exchange);
         file
     });
@@ -789,7 +857,9 @@ fn a_rule_that_comes_behind_one_for_others_applies_at_once() {
     let rule = ("SOFTRNIC_FAULTS", "drop flow=99 attempts=all");
     Softrnic::new().envs(&[rule]).alone(|| {
         let (a, _b) = local_pair(16, &Terms { timeout: 7, retry_cnt: 1, ..Terms::default() });
-        for rule in [None, Some("drop attempts=all device=softrnic1"), Some("drop attempts=all flow=0")] {
+        for rule in
+            [None, Some("drop attempts=all device=softrnic1"), Some("drop attempts=all flow=0")]
+        {
             rule.into_iter().for_each(|rule| drop(control(&["inject", rule])));
             a.send(Work::default());
             let is_struck = rule.is_some_and(|rule| rule.contains("flow=0"));

@@ -68,7 +68,8 @@ impl Folder {
     /// Names of what is in it.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.path()).expect("the folder").flatten();
-        let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().expect("UTF-8")).collect();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.file_name().into_string().expect("UTF-8")).collect();
         names.sort_unstable();
         names
     }

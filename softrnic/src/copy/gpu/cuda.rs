@@ -89,7 +89,11 @@ driver! {
 
 /// How many libraries this process has loaded so far.
 fn loads() -> u64 {
-    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _size: usize, loads: *mut c_void) -> c_int {
+    unsafe extern "C" fn first(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        loads: *mut c_void,
+    ) -> c_int {
         // SAFETY: the loader's own record, and the counter that was passed to it.
         unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
         1
@@ -148,7 +152,8 @@ impl Cuda {
     pub(crate) fn allocation_id(&self, addr: u64) -> Option<u64> {
         let mut id = 0u64;
         // SAFETY: writes one integer of 64 bits.
-        let code = unsafe { (self.pointer_attribute)((&raw mut id).cast(), ATTRIBUTE_BUFFER_ID, addr) };
+        let code =
+            unsafe { (self.pointer_attribute)((&raw mut id).cast(), ATTRIBUTE_BUFFER_ID, addr) };
         (code == SUCCESS && id != 0).then_some(id)
     }
 
@@ -250,7 +255,8 @@ impl Cuda {
     pub(crate) fn name(&self, code: Code) -> String {
         let mut name = std::ptr::null();
         // SAFETY: writes one pointer, to a string of the driver's own.
-        let is_known = unsafe { (self.error_name)(code, &raw mut name) } == SUCCESS && !name.is_null();
+        let is_known =
+            unsafe { (self.error_name)(code, &raw mut name) } == SUCCESS && !name.is_null();
         if !is_known {
             return format!("CUDA error {code}");
         }
@@ -321,7 +327,9 @@ pub(crate) unsafe fn make_ready(
     cuda: &'static Cuda,
     ordinal: usize,
 ) -> Result<&'static Card, String> {
-    let place = READY.get(ordinal).ok_or_else(|| format!("GPU {ordinal} is beyond the {CARDS} that can be used"))?;
+    let place = READY
+        .get(ordinal)
+        .ok_or_else(|| format!("GPU {ordinal} is beyond the {CARDS} that can be used"))?;
     let _making = lock(&MAKING);
     if let Some(card) = place.get() {
         return Ok(card);
@@ -336,7 +344,11 @@ pub(crate) unsafe fn make_ready(
 impl Card {
     /// # Safety
     /// As for [`make_ready`].
-    unsafe fn new((stage, bytes): (*mut u8, usize), cuda: &'static Cuda, ordinal: usize) -> Result<Self, Code> {
+    unsafe fn new(
+        (stage, bytes): (*mut u8, usize),
+        cuda: &'static Cuda,
+        ordinal: usize,
+    ) -> Result<Self, Code> {
         let context = cuda.primary_context(ordinal)?;
         let _entered = cuda.enter(context)?;
         // SAFETY: by the caller.

@@ -102,7 +102,8 @@ pub(crate) fn share(
     ordinal: usize,
     (addr, len): (u64, u64),
 ) -> Result<(), String> {
-    let sharing = Sharing::of_driver().ok_or("the CUDA driver is too old to share memory with another process")?;
+    let sharing = Sharing::of_driver()
+        .ok_or("the CUDA driver is too old to share memory with another process")?;
     let name = |what: &str, code| format!("{what} of GPU {ordinal}: {}", cuda.name(code));
     let context = cuda.primary_context(ordinal).map_err(|code| name("the context", code))?;
     let _entered = cuda.enter(context).map_err(|code| name("the context", code))?;
@@ -119,13 +120,17 @@ pub(crate) fn share(
     };
     let (mut at, mut taken) = (addr, Vec::new());
     while at < addr + len {
-        let shared = sharing.allocation(at).map_err(|code| name("the allocation", code)).and_then(|(base, bytes)| {
-            let identity = Identity { base, bytes, id: cuda.allocation_id(base).unwrap_or(0) };
-            let export = || sharing.export(base).map_err(|code| name("memory that cannot be shared", code));
-            helper.import(ordinal as u32, identity, export)?;
-            taken.push(identity);
-            Ok(base + bytes)
-        });
+        let shared = sharing.allocation(at).map_err(|code| name("the allocation", code)).and_then(
+            |(base, bytes)| {
+                let identity = Identity { base, bytes, id: cuda.allocation_id(base).unwrap_or(0) };
+                let export = || {
+                    sharing.export(base).map_err(|code| name("memory that cannot be shared", code))
+                };
+                helper.import(ordinal as u32, identity, export)?;
+                taken.push(identity);
+                Ok(base + bytes)
+            },
+        );
         match shared {
             Ok(end) => at = end,
             Err(why) => {
@@ -168,7 +173,9 @@ impl Helper {
         match status {
             Ok(status) if !status.success() => Err(told(status.to_string())),
             // Where an application ignores SIGCHLD, the status of children is not kept.
-            Err(error) if error.raw_os_error() != Some(libc::ECHILD) => Err(told(error.to_string())),
+            Err(error) if error.raw_os_error() != Some(libc::ECHILD) => {
+                Err(told(error.to_string()))
+            }
             _ => Ok(Self { socket: ours, stage: stage as usize, state: Mutex::default() }),
         }
     }
@@ -213,7 +220,16 @@ impl Helper {
         });
         for Identity { base: addr, bytes, id } in unused {
             let handle = [0; 64];
-            let order = Order { number: 0, kind: kind::GIVE_BACK, ordinal: 0, addr, bytes, stage_at: 0, id, handle };
+            let order = Order {
+                number: 0,
+                kind: kind::GIVE_BACK,
+                ordinal: 0,
+                addr,
+                bytes,
+                stage_at: 0,
+                id,
+                handle,
+            };
             // One that has ended has given all back.
             if let Err(why) = self.done(order, None) {
                 host::say(format_args!("{why}"));
@@ -228,10 +244,16 @@ impl Helper {
         loop {
             match self.answer(number) {
                 Some(Ok(0)) => return Ok(()),
-                Some(Ok(_)) => return Err("the process of SOFTRNIC_GPU_HELPER cannot import memory of the GPU".into()),
+                Some(Ok(_)) => {
+                    return Err(
+                        "the process of SOFTRNIC_GPU_HELPER cannot import memory of the GPU".into(),
+                    );
+                }
                 Some(Err(())) => return Err(gone()),
                 None if start.elapsed() > LIMIT => {
-                    return Err(format!("the process of SOFTRNIC_GPU_HELPER has not answered for {LIMIT:?}"));
+                    return Err(format!(
+                        "the process of SOFTRNIC_GPU_HELPER has not answered for {LIMIT:?}"
+                    ));
                 }
                 None => std::thread::sleep(Duration::from_micros(50)),
             }
@@ -248,7 +270,16 @@ impl Helper {
         let kind = if direction == Direction::Out { kind::COPY_OUT } else { kind::COPY_IN };
         let stage_at = (stage as usize - self.stage) as u64;
         let Piece { addr, len: bytes, gpu, .. } = *piece;
-        let order = Order { number: 0, kind, ordinal: gpu - 1, addr, bytes, stage_at, id: 0, handle: [0; 64] };
+        let order = Order {
+            number: 0,
+            kind,
+            ordinal: gpu - 1,
+            addr,
+            bytes,
+            stage_at,
+            id: 0,
+            handle: [0; 64],
+        };
         let number = self.ask(order, None).ok_or(CopyError::LocalFault)?;
         Ok(Pending { helper: self, number })
     }
@@ -288,7 +319,9 @@ impl State {
     fn take_answers(&mut self, socket: BorrowedFd<'_>) {
         loop {
             match receive::<Answer>(socket, false) {
-                Received::Packet(answer, _) => drop(self.answers.insert(answer.number, answer.code)),
+                Received::Packet(answer, _) => {
+                    drop(self.answers.insert(answer.number, answer.code))
+                }
                 Received::Nothing => return,
                 Received::Ended => {
                     self.has_ended = true;
@@ -387,13 +420,21 @@ fn map(stage: Stage<'_>) -> Result<(*mut u8, usize), String> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping, which is never unmapped.
     let at = unsafe {
-        libc::mmap(ptr::null_mut(), stage.bytes, access, libc::MAP_SHARED, file.as_raw_fd(), stage.at as libc::off_t)
+        libc::mmap(
+            ptr::null_mut(),
+            stage.bytes,
+            access,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            stage.at as libc::off_t,
+        )
     };
     if at == libc::MAP_FAILED {
         return Err(told(std::io::Error::last_os_error()));
     }
     // Until the helper of the one that had this slot before has ended.
-    while !set_lock(file.as_raw_fd(), helper_lock(stage.owner), libc::F_WRLCK, libc::F_OFD_SETLKW) {}
+    while !set_lock(file.as_raw_fd(), helper_lock(stage.owner), libc::F_WRLCK, libc::F_OFD_SETLKW) {
+    }
     // The lock goes with the descriptor, which stays open for good.
     let _ = file.into_raw_fd();
     Ok((at.cast(), stage.bytes))
@@ -420,7 +461,9 @@ impl Server {
     fn handle(&mut self, order: &Order, fd: Option<OwnedFd>) {
         let done = match order.kind {
             kind::IMPORT => self.import(order, &Token::Ipc(IpcHandle(order.handle))),
-            kind::IMPORT_DESCRIPTOR => fd.ok_or(INVALID).and_then(|fd| self.import(order, &Token::Descriptor(fd))),
+            kind::IMPORT_DESCRIPTOR => {
+                fd.ok_or(INVALID).and_then(|fd| self.import(order, &Token::Descriptor(fd)))
+            }
             kind::GIVE_BACK => {
                 self.give_back(|base, range| base == order.addr && range.id == order.id);
                 Ok(())
@@ -449,8 +492,12 @@ impl Server {
 
     /// Gives those allocations back, once no copy is under way.
     fn give_back(&mut self, is_meant: impl Fn(u64, &Range) -> bool) {
-        let bases: Vec<_> =
-            self.ranges.iter().filter(|(base, range)| is_meant(**base, range)).map(|(base, _)| *base).collect();
+        let bases: Vec<_> = self
+            .ranges
+            .iter()
+            .filter(|(base, range)| is_meant(**base, range))
+            .map(|(base, _)| *base)
+            .collect();
         while !bases.is_empty() && !self.copies.is_empty() {
             if !self.end_copies() {
                 std::thread::sleep(PAUSE);
@@ -490,12 +537,19 @@ impl Server {
         let direction = if order.kind == kind::COPY_OUT { Direction::Out } else { Direction::In };
         let addr = order.addr + done;
         let (base, range) = self.ranges.range(..=addr).next_back().ok_or(INVALID)?;
-        let left = range.imported.bytes.checked_sub(addr - base).filter(|left| *left > 0).ok_or(INVALID)?;
+        let left = range
+            .imported
+            .bytes
+            .checked_sub(addr - base)
+            .filter(|left| *left > 0)
+            .ok_or(INVALID)?;
         let len = left.min(order.bytes - done);
         let theirs = (range.imported.at + (addr - base), len as usize);
         let card = cuda::get(range.ordinal as usize).ok_or(INVALID)?;
         // SAFETY: inside the stage (checked), and memory that is imported; it is given back when no copy is under way.
-        let flight = unsafe { card.begin(theirs, direction, self.stage.0.add((order.stage_at + done) as usize)) }?;
+        let flight = unsafe {
+            card.begin(theirs, direction, self.stage.0.add((order.stage_at + done) as usize))
+        }?;
         Ok((flight, len))
     }
 
@@ -601,7 +655,11 @@ impl Sharing {
     /// Of the driver that this process has loaded; `None`: that is too old.
     pub(crate) fn of_driver() -> Option<&'static Self> {
         static TABLE: OnceLock<Option<Sharing>> = OnceLock::new();
-        TABLE.get_or_init(|| Some(loaded()).filter(|library| !library.is_null()).and_then(Self::load)).as_ref()
+        TABLE
+            .get_or_init(|| {
+                Some(loaded()).filter(|library| !library.is_null()).and_then(Self::load)
+            })
+            .as_ref()
     }
 
     /// Makes the driver ready, in a process that has not used it yet.
@@ -629,7 +687,8 @@ impl Sharing {
         // SAFETY: writes one value each; what was retained is released.
         unsafe {
             check((self.retain_allocation)(&raw mut allocation, base as *mut c_void))?;
-            let exported = (self.export)((&raw mut fd).cast(), allocation, POSIX_FILE_DESCRIPTOR, 0);
+            let exported =
+                (self.export)((&raw mut fd).cast(), allocation, POSIX_FILE_DESCRIPTOR, 0);
             (self.release)(allocation);
             check(exported)?;
         }
@@ -661,7 +720,8 @@ impl Sharing {
 
     /// Maps `bytes` of `allocation`; where.
     fn map_all(&self, bytes: usize, allocation: u64, ordinal: u32) -> Result<u64, Code> {
-        let access = Access { location: [LOCATION_DEVICE, ordinal as c_int], flags: READ_AND_WRITE };
+        let access =
+            Access { location: [LOCATION_DEVICE, ordinal as c_int], flags: READ_AND_WRITE };
         let mut at = 0;
         // SAFETY: writes one value.
         check(unsafe { (self.reserve)(&raw mut at, bytes, 0, 0, 0) })?;

@@ -22,7 +22,9 @@ use helper::Pending;
 pub(crate) fn find(fabric: &Fabric, addr: u64, len: u64) -> Result<u32, i32> {
     match Cuda::in_use().and_then(|cuda| Some((cuda, cuda.owner_of(addr)?))) {
         None => Ok(0),
-        Some((cuda, ordinal)) if fabric.settings.gpu.by_address => make_ready(fabric, cuda, ordinal, (addr, len)),
+        Some((cuda, ordinal)) if fabric.settings.gpu.by_address => {
+            make_ready(fabric, cuda, ordinal, (addr, len))
+        }
         // No page of it is the host's.
         Some(_) => Err(libc::EFAULT),
     }
@@ -48,7 +50,12 @@ pub(crate) fn find_dmabuf(fabric: &Fabric, fd: i32, addr: u64, len: u64) -> Resu
     make_ready(fabric, cuda, ordinal, (addr, len))
 }
 
-fn make_ready(fabric: &Fabric, cuda: &'static Cuda, ordinal: usize, range: (u64, u64)) -> Result<u32, i32> {
+fn make_ready(
+    fabric: &Fabric,
+    cuda: &'static Cuda,
+    ordinal: usize,
+    range: (u64, u64),
+) -> Result<u32, i32> {
     fabric.open_stage()?;
     let ready = match &fabric.settings.gpu_helper {
         Some(program) => helper::share(fabric, program, cuda, ordinal, range),
@@ -109,7 +116,8 @@ pub(crate) fn copy(
     by_lines: bool,
 ) -> Result<Option<Ticket>, CopyError> {
     let Some(ordinal) = piece.gpu.checked_sub(1) else {
-        return copy_host(piece, direction, stage, by_lines && direction == Direction::In).map(|()| None);
+        return copy_host(piece, direction, stage, by_lines && direction == Direction::In)
+            .map(|()| None);
     };
     if let Some(helper) = helper::started() {
         return helper.copy(piece, direction, stage).map(|pending| Some(Ticket::Helper(pending)));
@@ -123,15 +131,25 @@ pub(crate) fn copy(
 
 /// Through the kernel, which notices memory that is no longer there; where that is forbidden, directly. By lines: the
 /// last word of each line of 128 bytes after all before it.
-fn copy_host(piece: &Piece, direction: Direction, stage: *mut u8, by_lines: bool) -> Result<(), CopyError> {
+fn copy_host(
+    piece: &Piece,
+    direction: Direction,
+    stage: *mut u8,
+    by_lines: bool,
+) -> Result<(), CopyError> {
     static IS_FORBIDDEN: AtomicBool = AtomicBool::new(false);
-    let part = |addr: u64, len: u64| libc::iovec { iov_base: addr as *mut _, iov_len: len as usize };
+    let part =
+        |addr: u64, len: u64| libc::iovec { iov_base: addr as *mut _, iov_len: len as usize };
     let mut done = 0;
     while !IS_FORBIDDEN.load(Relaxed) && done < piece.len {
         let (addr, left) = (piece.addr + done, piece.len - done);
         let len = if by_lines { line_step(addr).min(left) } else { left };
         let (theirs, ours) = (part(addr, len), part(stage as u64 + done, len));
-        let call = if direction == Direction::Out { libc::process_vm_readv } else { libc::process_vm_writev };
+        let call = if direction == Direction::Out {
+            libc::process_vm_readv
+        } else {
+            libc::process_vm_writev
+        };
         // SAFETY: the stage has as many bytes (the caller's part fits it); the kernel checks the other address, which
         // was registered for this access.
         let rc = unsafe { call(libc::getpid(), &raw const ours, 1, &raw const theirs, 1, 0) };

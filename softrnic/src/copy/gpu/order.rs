@@ -69,7 +69,15 @@ struct Ancillary([u8; 64]);
 pub(crate) fn pair() -> io::Result<[OwnedFd; 2]> {
     let mut fds = [-1; 2];
     // SAFETY: writes two integers.
-    if unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()) } < 0 {
+    if unsafe {
+        libc::socketpair(
+            libc::AF_UNIX,
+            libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC,
+            0,
+            fds.as_mut_ptr(),
+        )
+    } < 0
+    {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: just opened.
@@ -84,7 +92,8 @@ pub(crate) fn send<P: Packet>(
     waits: bool,
 ) -> io::Result<()> {
     let mut ancillary = Ancillary([0; 64]);
-    let mut part = libc::iovec { iov_base: ptr::from_ref(packet).cast_mut().cast(), iov_len: size_of::<P>() };
+    let mut part =
+        libc::iovec { iov_base: ptr::from_ref(packet).cast_mut().cast(), iov_len: size_of::<P>() };
     // SAFETY: a valid header is made of zeros and the pointers set here, which outlive the call.
     let sent = unsafe {
         let mut header: libc::msghdr = zeroed();
@@ -132,7 +141,9 @@ pub(crate) fn receive<P: Packet>(socket: BorrowedFd<'_>, waits: bool) -> Receive
             Ok(bytes) if bytes == size_of::<P>() => {
                 let first = libc::CMSG_FIRSTHDR(&raw const header);
                 let has_fd = !first.is_null() && (*first).cmsg_type == libc::SCM_RIGHTS;
-                let fd = has_fd.then(|| OwnedFd::from_raw_fd(libc::CMSG_DATA(first).cast::<i32>().read_unaligned()));
+                let fd = has_fd.then(|| {
+                    OwnedFd::from_raw_fd(libc::CMSG_DATA(first).cast::<i32>().read_unaligned())
+                });
                 Received::Packet(packet, fd)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Received::Nothing,

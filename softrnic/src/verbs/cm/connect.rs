@@ -87,7 +87,12 @@ fn new_psn(id: &Id) -> u32 {
 ///
 /// # Safety
 /// `id` is held by the application, in a call of its own.
-unsafe fn introduction(kind: Kind, id: &Id, state: &State, param: &ConnParam) -> Result<Message, i32> {
+unsafe fn introduction(
+    kind: Kind,
+    id: &Id,
+    state: &State,
+    param: &ConnParam,
+) -> Result<Message, i32> {
     let place = state.place.ok_or(libc::EINVAL)?;
     let slot = engine()?.fabric.port(place.device, place.port);
     // SAFETY: by the caller; a live queue pair.
@@ -186,14 +191,18 @@ unsafe extern "C" fn rdma_accept(abi: *mut CmId, param: *const ConnParam) -> c_i
             if !matches!(state.stage, Stage::Requested | Stage::Over) || state.peer.is_none() {
                 return Err(libc::EINVAL);
             }
-            let agreed =
-                |wanted: u8, offered: u8| if wanted == AS_MUCH_AS_THERE_IS { offered.min(MAX_READS) } else { wanted };
+            let agreed = |wanted: u8, offered: u8| {
+                if wanted == AS_MUCH_AS_THERE_IS { offered.min(MAX_READS) } else { wanted }
+            };
             state.terms.psn = new_psn(&id);
-            state.terms.responder_resources = agreed(param.responder_resources, state.terms.responder_resources);
-            state.terms.initiator_depth = agreed(param.initiator_depth, state.terms.initiator_depth);
+            state.terms.responder_resources =
+                agreed(param.responder_resources, state.terms.responder_resources);
+            state.terms.initiator_depth =
+                agreed(param.initiator_depth, state.terms.initiator_depth);
             queue_pair::connect(abi, &state)?;
             let said = Message { private: data, ..introduction(Kind::Rep, &id, &state, &param)? };
-            let is_heard = state.stage == Stage::Requested && state.socket.as_ref().is_some_and(|it| say(it, &said));
+            let is_heard = state.stage == Stage::Requested
+                && state.socket.as_ref().is_some_and(|it| say(it, &said));
             if is_heard {
                 state.stage = Stage::Accepting;
             } else {
@@ -470,7 +479,11 @@ pub(super) fn bind(fabric: &Fabric, port: u16) -> Result<OwnedFd, i32> {
 
 pub(super) fn listen(socket: &OwnedFd) -> Result<(), i32> {
     // SAFETY: no pointers.
-    if unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } == 0 { Ok(()) } else { Err(last_errno()) }
+    if unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } == 0 {
+        Ok(())
+    } else {
+        Err(last_errno())
+    }
 }
 
 /// A connection to who listens at `port`; ECONNREFUSED if nobody does.
@@ -505,7 +518,13 @@ fn is_of_same_user(socket: &OwnedFd) -> bool {
     // SAFETY: a structure of that length; geteuid has no preconditions.
     unsafe {
         let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-        let rc = libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut who).cast(), &raw mut length);
+        let rc = libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw mut who).cast(),
+            &raw mut length,
+        );
         rc == 0 && who.uid == libc::geteuid()
     }
 }
@@ -514,7 +533,9 @@ fn is_of_same_user(socket: &OwnedFd) -> bool {
 pub(super) fn say(socket: &OwnedFd, message: &Message) -> bool {
     let bytes = message.to_bytes();
     // SAFETY: as many bytes as it says.
-    let sent = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+    let sent = unsafe {
+        libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL)
+    };
     sent == bytes.len() as isize
 }
 
@@ -524,7 +545,8 @@ pub(super) fn hear(socket: &OwnedFd) -> Heard {
     let got = unsafe { libc::recv(socket.as_raw_fd(), bytes.as_mut_ptr().cast(), ROOM, 0) };
     match usize::try_from(got) {
         Err(_) if matches!(last_errno(), libc::EAGAIN | libc::EINTR) => Heard::Nothing,
-        Ok(length @ 1..) => Message::of_bytes(&bytes[..length]).map_or(Heard::End, |it| Heard::Message(Box::new(it))),
+        Ok(length @ 1..) => Message::of_bytes(&bytes[..length])
+            .map_or(Heard::End, |it| Heard::Message(Box::new(it))),
         _ => Heard::End,
     }
 }
@@ -578,10 +600,13 @@ fn begin() -> Result<&'static Service, i32> {
         OwnedFd::from_raw_fd(fd)
     };
     // SAFETY: a plain function of a library that is never unloaded (-z nodelete).
-    HANDLER.call_once(|| unsafe { _ = libc::pthread_atfork(Some(enter), Some(leave), Some(in_child)) });
+    HANDLER.call_once(|| unsafe {
+        _ = libc::pthread_atfork(Some(enter), Some(leave), Some(in_child))
+    });
     // A forked child has sockets that the process before it looks at: none has a name that is given here.
     let first = u64::from(std::process::id()) << 32;
-    let made = Box::into_raw(Box::new(Service { epoll, watched: Mutex::new((HashMap::new(), first)) }));
+    let made =
+        Box::into_raw(Box::new(Service { epoll, watched: Mutex::new((HashMap::new(), first)) }));
     // SAFETY: given to the thread for good, or taken back here.
     unsafe {
         start(&*made).inspect_err(|_| drop(Box::from_raw(made)))?;
@@ -611,12 +636,14 @@ extern "C" fn in_child() {
 fn start(service: &'static Service) -> Result<(), i32> {
     // SAFETY: sets of signals may be all zeros; the calls write to the sets that they are given.
     let former = unsafe {
-        let (mut all, mut former): (libc::sigset_t, libc::sigset_t) = (mem::zeroed(), mem::zeroed());
+        let (mut all, mut former): (libc::sigset_t, libc::sigset_t) =
+            (mem::zeroed(), mem::zeroed());
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut former);
         former
     };
-    let spawned = thread::Builder::new().name("softrnic-cm".to_owned()).spawn(move || serve(service));
+    let spawned =
+        thread::Builder::new().name("softrnic-cm".to_owned()).spawn(move || serve(service));
     // SAFETY: restores what was found.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const former, ptr::null_mut()) };
     spawned.map(drop).map_err(|e| e.raw_os_error().unwrap_or(libc::EAGAIN))
@@ -682,7 +709,10 @@ impl Service {
         };
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: name };
         // SAFETY: one event.
-        if unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) } != 0 {
+        if unsafe {
+            libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event)
+        } != 0
+        {
             lock(&self.watched).0.remove(&name);
             return Err(last_errno());
         }
@@ -691,7 +721,9 @@ impl Service {
 
     fn ignore(&self, fd: RawFd) {
         // SAFETY: no event is needed to take one away.
-        unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, ptr::null_mut()) };
+        unsafe {
+            libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, ptr::null_mut())
+        };
     }
 
     fn look(&self, name: u64) {
@@ -850,7 +882,8 @@ mod tests {
     #[test]
     fn any_bytes_are_a_message_or_none() {
         let source = "[::ffff:10.0.0.1]:7".parse().expect("an address");
-        let good = Message { source, private: vec![1, 2, 3], ..Message::bare(Kind::Req) }.to_bytes();
+        let good =
+            Message { source, private: vec![1, 2, 3], ..Message::bare(Kind::Req) }.to_bytes();
         let check = |bytes: &[u8]| {
             let Some(heard) = Message::of_bytes(bytes) else { return false };
             let again = Message::of_bytes(&heard.to_bytes()).expect("it is understood");
@@ -858,8 +891,13 @@ mod tests {
             assert!(heard.private.len() < bytes.len());
             true
         };
-        let lengths: Vec<usize> = (0..=good.len()).filter(|length| check(&good[..*length])).collect();
-        assert_eq!(lengths, [good.len() - 3, good.len() - 2, good.len() - 1, good.len()], "all but private data");
+        let lengths: Vec<usize> =
+            (0..=good.len()).filter(|length| check(&good[..*length])).collect();
+        assert_eq!(
+            lengths,
+            [good.len() - 3, good.len() - 2, good.len() - 1, good.len()],
+            "all but private data"
+        );
         for at in 0..good.len() {
             for byte in 0..=u8::MAX {
                 let mut bytes = good.clone();

@@ -10,12 +10,18 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::abi::export::export;
-use crate::abi::rdma_cm::{AddrInfo, CmEvent, CmId, ConnParam, EventChannel, PathRec, Route, event, port_space, rai};
+use crate::abi::rdma_cm::{
+    AddrInfo, CmEvent, CmId, ConnParam, EventChannel, PathRec, Route, event, port_space, rai,
+};
 use crate::abi::types::{Pd, QpInitAttr, qp_type};
 use crate::host::{FdQueue, lock, set_errno};
-use crate::verbs::cm::connect::{Kind, Message, PRIVATE_OF_REJ, PRIVATE_OF_REP, PRIVATE_OF_REQ, end};
+use crate::verbs::cm::connect::{
+    Kind, Message, PRIVATE_OF_REJ, PRIVATE_OF_REP, PRIVATE_OF_REQ, end,
+};
 use crate::verbs::cm::queue_pair::rdma_create_qp;
-use crate::verbs::cm::resolve::{Place, gid, place_of, rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route, storage};
+use crate::verbs::cm::resolve::{
+    Place, gid, place_of, rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route, storage,
+};
 use crate::verbs::cm::{connect, queue_pair, resolve};
 use crate::verbs::device::engine;
 use crate::verbs::{minus_one, object, pointer, shared};
@@ -110,7 +116,12 @@ unsafe impl Sync for Id {}
 const TIMEOUT: u8 = 17;
 
 impl Id {
-    pub(super) fn new(channel: Arc<Events>, context: *mut c_void, ps: i32, is_sync: bool) -> Arc<Self> {
+    pub(super) fn new(
+        channel: Arc<Events>,
+        context: *mut c_void,
+        ps: i32,
+        is_sync: bool,
+    ) -> Arc<Self> {
         let route = Route {
             source: [0; 16],
             target: [0; 16],
@@ -277,7 +288,11 @@ unsafe extern "C" fn rdma_set_option(
         }
         if option == ACK_TIMEOUT {
             // SAFETY: the caller's byte.
-            let timeout = if length == 1 { unsafe { *value.cast::<u8>() } } else { return Err(libc::EINVAL) };
+            let timeout = if length == 1 {
+                unsafe { *value.cast::<u8>() }
+            } else {
+                return Err(libc::EINVAL);
+            };
             // SAFETY: the caller's handle.
             let id: &Id = unsafe { object(abi) };
             lock(&id.state).timeout = timeout.min(31);
@@ -498,7 +513,8 @@ fn parameters(message: &Message, room: usize, private: &mut [u8; 256]) -> ConnPa
     let length = message.private.len().min(room);
     private[..length].copy_from_slice(&message.private[..length]);
     // What the peer may ask of us is what we may be asked for.
-    let [initiator_depth, responder_resources, flow_control, retry_count, rnr_retry_count, srq] = message.terms;
+    let [initiator_depth, responder_resources, flow_control, retry_count, rnr_retry_count, srq] =
+        message.terms;
     ConnParam {
         private_data: private.as_ptr().cast(),
         private_data_len: room as u8,
@@ -526,7 +542,8 @@ unsafe fn child_of(listener: &Id, socket: OwnedFd, message: &Message) -> Result<
     };
     let place = place_of(fabric, message.target.ip()).or(place).ok_or(libc::ENODEV)?;
     // SAFETY: by the caller.
-    let (context, ps, pd) = unsafe { ((*listener.as_abi()).context, (*listener.as_abi()).ps, (*listener.as_abi()).pd) };
+    let (context, ps, pd) =
+        unsafe { ((*listener.as_abi()).context, (*listener.as_abi()).ps, (*listener.as_abi()).pd) };
     let child = Id::new(channel, context, ps, is_sync);
     let mut state = lock(&child.state);
     (state.source, state.target) = (Some(message.target), Some(message.source));
@@ -573,7 +590,9 @@ unsafe fn given(Happened { id, what }: Happened) -> Option<Box<Given>> {
             // SAFETY: by the caller.
             unsafe {
                 match kind {
-                    event::CONNECT_RESPONSE => (out.abi.event, out.abi.status) = answered(&out.id, message),
+                    event::CONNECT_RESPONSE => {
+                        (out.abi.event, out.abi.status) = answered(&out.id, message)
+                    }
                     event::REJECTED => queue_pair::fail(out.abi.id),
                     _ => {}
                 }
@@ -602,7 +621,8 @@ unsafe fn given(Happened { id, what }: Happened) -> Option<Box<Given>> {
 unsafe fn answered(id: &Arc<Id>, message: Box<Message>) -> (u32, i32) {
     let mut state = lock(&id.state);
     let [initiator_depth, responder_resources, ..] = message.terms;
-    (state.terms.responder_resources, state.terms.initiator_depth) = (responder_resources, initiator_depth);
+    (state.terms.responder_resources, state.terms.initiator_depth) =
+        (responder_resources, initiator_depth);
     state.peer = Some(message);
     // SAFETY: by the caller.
     unsafe {
@@ -635,7 +655,10 @@ pub(super) fn establish(state: &mut State) {
     }
 }
 
-pub(super) unsafe extern "C" fn rdma_get_cm_event(handle: *mut EventChannel, out: *mut *mut CmEvent) -> c_int {
+pub(super) unsafe extern "C" fn rdma_get_cm_event(
+    handle: *mut EventChannel,
+    out: *mut *mut CmEvent,
+) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handle.
         let channel: Arc<Events> = unsafe { shared(handle) };

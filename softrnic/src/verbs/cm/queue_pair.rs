@@ -6,7 +6,8 @@ use std::ptr;
 use crate::abi::export::export;
 use crate::abi::rdma_cm::CmId;
 use crate::abi::types::{
-    AhAttr, CompChannel, Cq, HAS_PD, Pd, Qp, QpAttr, QpCap, QpInitAttr, QpInitAttrEx, access, qp_attr as mask, qp_state,
+    AhAttr, CompChannel, Cq, HAS_PD, Pd, Qp, QpAttr, QpCap, QpInitAttr, QpInitAttrEx, access,
+    qp_attr as mask, qp_state,
 };
 use crate::host::{last_errno, lock};
 use crate::process::fabric::Fabric;
@@ -24,8 +25,12 @@ const RTR: i32 = mask::STATE
     | mask::RQ_PSN
     | mask::MAX_DEST_RD_ATOMIC
     | mask::MIN_RNR_TIMER;
-const RTS: i32 =
-    mask::STATE | mask::SQ_PSN | mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC;
+const RTS: i32 = mask::STATE
+    | mask::SQ_PSN
+    | mask::TIMEOUT
+    | mask::RETRY_CNT
+    | mask::RNR_RETRY
+    | mask::MAX_QP_RD_ATOMIC;
 
 /// The attributes of a step of the identifier's queue pair, and their mask; EINVAL if the identifier is not so far.
 fn attributes(fabric: &Fabric, state: &State, to: u32) -> Result<(QpAttr, i32), i32> {
@@ -35,10 +40,19 @@ fn attributes(fabric: &Fabric, state: &State, to: u32) -> Result<(QpAttr, i32), 
     match to {
         qp_state::INIT => {
             let reads = access::REMOTE_READ | access::REMOTE_ATOMIC;
-            let wanted = access::REMOTE_WRITE | if terms.responder_resources == 0 { 0 } else { reads };
+            let wanted =
+                access::REMOTE_WRITE | if terms.responder_resources == 0 { 0 } else { reads };
             // Nothing before there is a connection.
             let qp_access_flags = if peer.is_some() { wanted } else { 0 };
-            Ok((QpAttr { qp_state: to, port_num: place.port as u8, qp_access_flags, ..QpAttr::default() }, INIT))
+            Ok((
+                QpAttr {
+                    qp_state: to,
+                    port_num: place.port as u8,
+                    qp_access_flags,
+                    ..QpAttr::default()
+                },
+                INIT,
+            ))
         }
         qp_state::RTR => {
             let peer = peer.ok_or(libc::EINVAL)?;
@@ -53,7 +67,8 @@ fn attributes(fabric: &Fabric, state: &State, to: u32) -> Result<(QpAttr, i32), 
                 port_num: place.port as u8,
                 ..AhAttr::default()
             };
-            let own_mtu = fabric.port(place.device, place.port).mtu.load(std::sync::atomic::Ordering::SeqCst);
+            let own_mtu =
+                fabric.port(place.device, place.port).mtu.load(std::sync::atomic::Ordering::SeqCst);
             let attr = QpAttr {
                 qp_state: to,
                 path_mtu: own_mtu.min(u32::from(peer.mtu)),
@@ -149,7 +164,11 @@ unsafe fn own_cq(abi: *mut CmId, count: u32) -> Result<(*mut CompChannel, *mut C
 ///
 /// # Safety
 /// As for [`step`].
-unsafe fn fill_in(abi: *mut CmId, send: (&mut *mut Cq, u32), recv: (&mut *mut Cq, u32)) -> Result<(), i32> {
+unsafe fn fill_in(
+    abi: *mut CmId,
+    send: (&mut *mut Cq, u32),
+    recv: (&mut *mut Cq, u32),
+) -> Result<(), i32> {
     // SAFETY: by the caller.
     unsafe {
         if send.0.is_null() {
@@ -203,7 +222,11 @@ unsafe fn create(
 ) -> Result<(), i32> {
     // SAFETY: by the caller.
     unsafe {
-        if (*abi).verbs.is_null() || pd.is_null() || (*pd).context != (*abi).verbs || !(*abi).qp.is_null() {
+        if (*abi).verbs.is_null()
+            || pd.is_null()
+            || (*pd).context != (*abi).verbs
+            || !(*abi).qp.is_null()
+        {
             return Err(libc::EINVAL);
         }
         let named = cqs.map(|cq| *cq);
@@ -217,7 +240,11 @@ unsafe fn create(
     Ok(())
 }
 
-pub(super) unsafe extern "C" fn rdma_create_qp(abi: *mut CmId, pd: *mut Pd, init: *mut QpInitAttr) -> c_int {
+pub(super) unsafe extern "C" fn rdma_create_qp(
+    abi: *mut CmId,
+    pd: *mut Pd,
+    init: *mut QpInitAttr,
+) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handles and structure.
         unsafe {
@@ -258,7 +285,9 @@ unsafe fn forget_cqs(abi: *mut CmId) {
         for cq in [(*abi).send_cq, (*abi).recv_cq].into_iter().filter(|cq| !cq.is_null()) {
             destroy_cq(cq);
         }
-        for channel in [(*abi).send_cq_channel, (*abi).recv_cq_channel].into_iter().filter(|it| !it.is_null()) {
+        for channel in
+            [(*abi).send_cq_channel, (*abi).recv_cq_channel].into_iter().filter(|it| !it.is_null())
+        {
             destroy_comp_channel(channel);
         }
         ((*abi).send_cq, (*abi).recv_cq) = (ptr::null_mut(), ptr::null_mut());
@@ -289,7 +318,11 @@ unsafe extern "C" fn rdma_destroy_qp(abi: *mut CmId) {
 export!("rdma_destroy_qp", "RDMACM_1.0", rdma_destroy_qp);
 
 /// For applications that bring their queue pair to its states themselves.
-unsafe extern "C" fn rdma_init_qp_attr(abi: *mut CmId, attr: *mut QpAttr, given: *mut c_int) -> c_int {
+unsafe extern "C" fn rdma_init_qp_attr(
+    abi: *mut CmId,
+    attr: *mut QpAttr,
+    given: *mut c_int,
+) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handle and structures.
         unsafe {

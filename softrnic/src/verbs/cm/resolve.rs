@@ -63,7 +63,10 @@ unsafe fn bind(id: &Id, state: &mut State, address: SocketAddr) -> Result<(), i3
     Ok(())
 }
 
-pub(super) unsafe extern "C" fn rdma_bind_addr(abi: *mut CmId, address: *const libc::sockaddr) -> c_int {
+pub(super) unsafe extern "C" fn rdma_bind_addr(
+    abi: *mut CmId,
+    address: *const libc::sockaddr,
+) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handle and structure.
         unsafe {
@@ -78,12 +81,21 @@ export!("rdma_bind_addr", "RDMACM_1.0", rdma_bind_addr);
 fn source_for(fabric: &Fabric, target: IpAddr) -> Option<IpAddr> {
     let place = place_of(fabric, target)?;
     let first = Place { device: 0, port: 1 };
-    if ip_of(fabric, place) == Some(target.to_canonical()) { ip_of(fabric, first) } else { Some(target) }
+    if ip_of(fabric, place) == Some(target.to_canonical()) {
+        ip_of(fabric, first)
+    } else {
+        Some(target)
+    }
 }
 
 /// # Safety
 /// As for [`settle`].
-unsafe fn resolve(id: &Id, state: &mut State, source: Option<SocketAddr>, target: SocketAddr) -> Result<(), i32> {
+unsafe fn resolve(
+    id: &Id,
+    state: &mut State,
+    source: Option<SocketAddr>,
+    target: SocketAddr,
+) -> Result<(), i32> {
     if !matches!(state.stage, Stage::Idle | Stage::Bound) {
         return Err(libc::EINVAL);
     }
@@ -91,7 +103,10 @@ unsafe fn resolve(id: &Id, state: &mut State, source: Option<SocketAddr>, target
     let there = place_of(fabric, target.ip()).ok_or(libc::ENODEV)?;
     let bound = state.source.or(source).filter(|address| !address.ip().is_unspecified());
     let port = state.source.or(source).map_or(0, |address| address.port());
-    let ip = bound.map(|address| address.ip()).or_else(|| source_for(fabric, target.ip())).ok_or(libc::ENODEV)?;
+    let ip = bound
+        .map(|address| address.ip())
+        .or_else(|| source_for(fabric, target.ip()))
+        .ok_or(libc::ENODEV)?;
     let place = place_of(fabric, ip).ok_or(libc::ENODEV)?;
     if state.socket.is_none() {
         let (socket, port) = take_port(fabric, port)?;
@@ -144,7 +159,8 @@ pub(super) unsafe extern "C" fn rdma_resolve_route(abi: *mut CmId, _timeout_ms: 
         unsafe {
             let id: Arc<Id> = shared(abi);
             let mut state = lock(&id.state);
-            let place = state.place.filter(|_| state.stage == Stage::AddressKnown).ok_or(libc::EINVAL)?;
+            let place =
+                state.place.filter(|_| state.stage == Stage::AddressKnown).ok_or(libc::EINVAL)?;
             let slot = engine()?.fabric.port(place.device, place.port);
             let route = &mut (*abi).route;
             let (sgid, dgid, mtu) = (route.sgid, route.dgid, slot.mtu.load(SeqCst) as u8);
@@ -252,7 +268,9 @@ pub(super) fn place_of(fabric: &Fabric, ip: IpAddr) -> Option<Place> {
         .flat_map(|device| (1..=fabric.topology.ports()).map(move |port| Place { device, port }));
     let has = |place: &Place| {
         let slot = fabric.port(place.device, place.port);
-        (0..GIDS).filter_map(|index| slot.gid(index)).any(|found| Ipv6Addr::from(found.gid).to_canonical() == ip)
+        (0..GIDS)
+            .filter_map(|index| slot.gid(index))
+            .any(|found| Ipv6Addr::from(found.gid).to_canonical() == ip)
     };
     let of_device = places.into_iter().find(has);
     of_device.or_else(|| (ip.is_loopback() || is_of_host(ip)).then_some(FIRST))
@@ -300,7 +318,12 @@ unsafe fn copy(address: *const libc::sockaddr, length: u32) -> *mut libc::sockad
 ///
 /// # Safety
 /// Both are C strings, or NULL.
-unsafe fn resolve_names(node: *const c_char, service: *const c_char, hints: &AddrInfo, info: &mut AddrInfo) -> c_int {
+unsafe fn resolve_names(
+    node: *const c_char,
+    service: *const c_char,
+    hints: &AddrInfo,
+    info: &mut AddrInfo,
+) -> c_int {
     // SAFETY: all zeros are valid.
     let mut wanted: libc::addrinfo = unsafe { mem::zeroed() };
     let is_passive = hints.ai_flags & rai::PASSIVE != 0;
@@ -322,9 +345,11 @@ unsafe fn resolve_names(node: *const c_char, service: *const c_char, hints: &Add
         let one = &*found;
         info.ai_family = one.ai_family;
         if is_passive {
-            (info.ai_src_addr, info.ai_src_len) = (copy(one.ai_addr, one.ai_addrlen), one.ai_addrlen);
+            (info.ai_src_addr, info.ai_src_len) =
+                (copy(one.ai_addr, one.ai_addrlen), one.ai_addrlen);
         } else {
-            (info.ai_dst_addr, info.ai_dst_len) = (copy(one.ai_addr, one.ai_addrlen), one.ai_addrlen);
+            (info.ai_dst_addr, info.ai_dst_len) =
+                (copy(one.ai_addr, one.ai_addrlen), one.ai_addrlen);
         }
         libc::freeaddrinfo(found);
     }
@@ -348,10 +373,12 @@ unsafe extern "C" fn getaddrinfo(
         let mut info: AddrInfo = mem::zeroed();
         info.ai_flags = hints.ai_flags;
         info.ai_family = hints.ai_family;
-        info.ai_port_space = if hints.ai_port_space == 0 { port_space::TCP } else { hints.ai_port_space };
+        info.ai_port_space =
+            if hints.ai_port_space == 0 { port_space::TCP } else { hints.ai_port_space };
         info.ai_qp_type = if hints.ai_qp_type == 0 { qp_type::RC } else { hints.ai_qp_type };
         if node.is_null() && service.is_null() {
-            (info.ai_dst_addr, info.ai_dst_len) = (copy(hints.ai_dst_addr, hints.ai_dst_len), hints.ai_dst_len);
+            (info.ai_dst_addr, info.ai_dst_len) =
+                (copy(hints.ai_dst_addr, hints.ai_dst_len), hints.ai_dst_len);
         } else {
             let rc = resolve_names(node, service, hints, &mut info);
             if rc != 0 {
@@ -359,7 +386,8 @@ unsafe extern "C" fn getaddrinfo(
             }
         }
         if info.ai_src_len == 0 {
-            (info.ai_src_addr, info.ai_src_len) = (copy(hints.ai_src_addr, hints.ai_src_len), hints.ai_src_len);
+            (info.ai_src_addr, info.ai_src_len) =
+                (copy(hints.ai_src_addr, hints.ai_src_len), hints.ai_src_len);
         }
         out.write(Box::into_raw(Box::new(info)));
     }
@@ -455,7 +483,8 @@ pub(super) unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut Cont
     crate::verbs::pointer(|| {
         let found = all()?;
         // SAFETY: plain allocation, released by `free_devices`; one more entry ends the list.
-        let list = unsafe { libc::calloc(found.len() + 1, size_of::<*mut Context>()) }.cast::<*mut Context>();
+        let list = unsafe { libc::calloc(found.len() + 1, size_of::<*mut Context>()) }
+            .cast::<*mut Context>();
         if list.is_null() {
             return Err(libc::ENOMEM);
         }

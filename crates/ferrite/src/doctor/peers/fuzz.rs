@@ -7,7 +7,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::doctor::peers::judge;
-use crate::doctor::peers::session::{Host, HostFacts, Reply, Request, Speed, Tried, from_hex, to_hex};
+use crate::doctor::peers::session::{
+    Host, HostFacts, Reply, Request, Speed, Tried, from_hex, to_hex,
+};
 use crate::doctor::report;
 use lab::hosts::{Hello, Lines, MOST, parse};
 
@@ -67,7 +69,9 @@ fn check_handle(text: &str) {
 /// What the server takes a host's answer for, when it is the `count`th.
 fn attempt(reply: Reply, count: usize) -> Option<Tried> {
     let outcome = match reply {
-        Reply::Measured(took) => Ok(Speed { gbps: took.seconds, p50_us: took.p50_us, p99_us: took.p99_us }),
+        Reply::Measured(took) => {
+            Ok(Speed { gbps: took.seconds, p50_us: took.p50_us, p99_us: took.p99_us })
+        }
         Reply::Failed(why) => Err(why),
         Reply::Done | Reply::Handle(_) => return None,
     };

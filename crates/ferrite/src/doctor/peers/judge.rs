@@ -7,8 +7,14 @@ use crate::doctor::peers::session::{Host, HostFacts, RailFacts, Speed, Tried};
 use crate::doctor::report::{Finding, RowReport, Verdict};
 
 /// Settings that are each host's own.
-const OWN: [&str; 6] =
-    ["NCCL_HOSTID", "NCCL_TOPO_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_DEBUG_FILE", "NCCL_COMM_ID", "NCCL_NET_PLUGIN"];
+const OWN: [&str; 6] = [
+    "NCCL_HOSTID",
+    "NCCL_TOPO_FILE",
+    "NCCL_TOPO_DUMP_FILE",
+    "NCCL_DEBUG_FILE",
+    "NCCL_COMM_ID",
+    "NCCL_NET_PLUGIN",
+];
 /// A control round trip of more is named.
 const SLOW_CONTROL: Duration = Duration::from_millis(5);
 
@@ -22,7 +28,11 @@ pub(super) fn all(hosts: &[Host], expected: usize, tried: &[Tried]) -> Vec<RowRe
             of_hosts(hosts, expected),
         ),
         RowReport::named("peer-versions", "install the same files on every host", versions(&facts)),
-        RowReport::named("peer-settings", "set the variable alike on every host, or unset it", settings(&facts)),
+        RowReport::named(
+            "peer-settings",
+            "set the variable alike on every host, or unset it",
+            settings(&facts),
+        ),
         RowReport::named(
             "peer-devices",
             "make the devices alike: containers that get fewer devices, ports that are down; choose them with NCCL_IB_HCA",
@@ -44,7 +54,11 @@ pub(super) fn all(hosts: &[Host], expected: usize, tried: &[Tried]) -> Vec<RowRe
             "see `speed`, `pcie`, `errors` and `retries` on both hosts",
             bandwidth(&facts, tried),
         ),
-        RowReport::named("peer-latency", "see `retries`, `cpus` and `clock` on both hosts", latency(&facts, tried)),
+        RowReport::named(
+            "peer-latency",
+            "see `retries`, `cpus` and `clock` on both hosts",
+            latency(&facts, tried),
+        ),
     ]
 }
 
@@ -53,8 +67,11 @@ fn of_hosts(hosts: &[Host], expected: usize) -> Vec<Finding> {
         .iter()
         .map(|host| match &host.round_trip {
             Ok(time) => {
-                let text =
-                    format!("there, {} rails, answers in {:.1} ms", host.facts.rails.len(), time.as_secs_f64() * 1e3);
+                let text = format!(
+                    "there, {} rails, answers in {:.1} ms",
+                    host.facts.rails.len(),
+                    time.as_secs_f64() * 1e3
+                );
                 Finding::judge(*time <= SLOW_CONTROL, Verdict::Warn, host.facts.host.as_str(), text)
             }
             Err(why) => Finding::fail(host.facts.host.as_str(), why.as_str()),
@@ -67,7 +84,10 @@ fn of_hosts(hosts: &[Host], expected: usize) -> Vec<Finding> {
 }
 
 /// The hosts that have each value, in words; more than one value is not alike.
-fn by_value<'f>(facts: &[&'f HostFacts], value: impl Fn(&'f HostFacts) -> String) -> BTreeMap<String, Vec<&'f str>> {
+fn by_value<'f>(
+    facts: &[&'f HostFacts],
+    value: impl Fn(&'f HostFacts) -> String,
+) -> BTreeMap<String, Vec<&'f str>> {
     let mut by: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for host in facts {
         by.entry(value(host)).or_default().push(&host.host);
@@ -86,7 +106,9 @@ fn text(by: &BTreeMap<String, Vec<&str>>) -> String {
 
 fn versions(facts: &[&HostFacts]) -> Vec<Finding> {
     let protocol = by_value(facts, |host| format!("protocol {}", host.protocol));
-    let plugin = by_value(facts, |host| format!("plugin {}", host.plugin.chars().take(12).collect::<String>()));
+    let plugin = by_value(facts, |host| {
+        format!("plugin {}", host.plugin.chars().take(12).collect::<String>())
+    });
     let doctor = by_value(facts, |host| format!("ferrite {}", host.version));
     vec![
         Finding::judge(protocol.len() < 2, Verdict::Fail, "", text(&protocol)),
@@ -110,16 +132,23 @@ fn settings(facts: &[&HostFacts]) -> Vec<Finding> {
             alike += 1;
         }
     }
-    if found.is_empty() { vec![Finding::ok("", format!("{alike} variables are alike"))] } else { found }
+    if found.is_empty() {
+        vec![Finding::ok("", format!("{alike} variables are alike"))]
+    } else {
+        found
+    }
 }
 
 fn devices(facts: &[&HostFacts]) -> Vec<Finding> {
     let count = by_value(facts, |host| format!("{} rails", host.rails.len()));
     let layer = |rail: &RailFacts| if rail.infiniband { "InfiniBand" } else { "RoCE" };
-    let list =
-        |host: &HostFacts, of: &dyn Fn(&RailFacts) -> String| host.rails.iter().map(of).collect::<Vec<_>>().join(", ");
+    let list = |host: &HostFacts, of: &dyn Fn(&RailFacts) -> String| {
+        host.rails.iter().map(of).collect::<Vec<_>>().join(", ")
+    };
     let layers = by_value(facts, |host| list(host, &|rail| layer(rail).to_owned()));
-    let kinds = by_value(facts, |host| list(host, &|rail| format!("{} {} Gb/s", rail.name, rail.speed_mbps / 1000)));
+    let kinds = by_value(facts, |host| {
+        list(host, &|rail| format!("{} {} Gb/s", rail.name, rail.speed_mbps / 1000))
+    });
     let none = facts.iter().any(|host| host.rails.is_empty());
     let mut found = vec![Finding::judge(count.len() < 2 && !none, Verdict::Fail, "", text(&count))];
     if count.len() < 2 {
@@ -132,7 +161,9 @@ fn devices(facts: &[&HostFacts]) -> Vec<Finding> {
 /// The first rails of all hosts, the second ones, and so on, as far as all have them.
 fn columns<'f>(facts: &[&'f HostFacts]) -> Vec<Vec<(&'f str, &'f RailFacts)>> {
     let least = facts.iter().map(|host| host.rails.len()).min().unwrap_or(0);
-    (0..least).map(|i| facts.iter().map(|host| (host.host.as_str(), &host.rails[i])).collect()).collect()
+    (0..least)
+        .map(|i| facts.iter().map(|host| (host.host.as_str(), &host.rails[i])).collect())
+        .collect()
 }
 
 /// The network of an address: 24 bits of an IPv4 one, 64 of an IPv6 one.
@@ -152,8 +183,10 @@ fn network(address: &str) -> String {
 }
 
 fn networks(facts: &[&HostFacts]) -> Vec<Finding> {
-    let found =
-        columns(facts).into_iter().enumerate().filter(|(_, rails)| rails.iter().all(|(_, rail)| !rail.infiniband));
+    let found = columns(facts)
+        .into_iter()
+        .enumerate()
+        .filter(|(_, rails)| rails.iter().all(|(_, rail)| !rail.infiniband));
     let found: Vec<Finding> = found
         .map(|(i, rails)| {
             let mut by: BTreeMap<String, Vec<&str>> = BTreeMap::new();
@@ -198,7 +231,10 @@ fn reach(facts: &[&HostFacts], tried: &[Tried]) -> Vec<Finding> {
     if tried.is_empty() {
         found.push(Finding::unknown("", "no pair of rails was tried"));
     } else if found.is_empty() {
-        found.push(Finding::ok("", format!("{} pairs of rails, each with checked messages of 1 MiB", tried.len())));
+        found.push(Finding::ok(
+            "",
+            format!("{} pairs of rails, each with checked messages of 1 MiB", tried.len()),
+        ));
     }
     found
 }
@@ -304,21 +340,34 @@ mod tests {
     #[test]
     fn a_late_path_and_one_that_is_late_at_times_warn() {
         let (a, b) = (host("a"), host("b"));
-        let all = [tried(0, 1, 1.0, 2.0, 5.0), tried(1, 0, 1.0, 2.0, 21.0), tried(0, 1, 1.0, 4.1, 5.0)];
-        assert_eq!(verdicts(&latency(&[&a, &b], &all)), [Verdict::Ok, Verdict::Warn, Verdict::Warn]);
+        let all =
+            [tried(0, 1, 1.0, 2.0, 5.0), tried(1, 0, 1.0, 2.0, 21.0), tried(0, 1, 1.0, 4.1, 5.0)];
+        assert_eq!(
+            verdicts(&latency(&[&a, &b], &all)),
+            [Verdict::Ok, Verdict::Warn, Verdict::Warn]
+        );
     }
 
     #[test]
     fn hosts_that_are_not_alike_are_named() {
         let (a, mut b) = (host("a"), host("b"));
-        let alike = [versions(&[&a, &b]), devices(&[&a, &b]), mtu(&[&a, &b]), networks(&[&a, &b])].concat();
+        let alike =
+            [versions(&[&a, &b]), devices(&[&a, &b]), mtu(&[&a, &b]), networks(&[&a, &b])].concat();
         assert!(alike.iter().all(|finding| finding.verdict == Verdict::Ok), "{alike:?}");
         b.protocol = 5;
         b.plugin = "ab".into();
-        b.rails[0] = RailFacts { name: "y0:1".into(), mtu: 1024, gid: "10.0.1.1".into(), ..a.rails[0].clone() };
+        b.rails[0] = RailFacts {
+            name: "y0:1".into(),
+            mtu: 1024,
+            gid: "10.0.1.1".into(),
+            ..a.rails[0].clone()
+        };
         assert_eq!(verdicts(&versions(&[&a, &b])), [Verdict::Fail, Verdict::Warn, Verdict::Ok]);
         assert_eq!(verdicts(&devices(&[&a, &b])), [Verdict::Ok, Verdict::Ok, Verdict::Warn]);
-        assert_eq!(verdicts(&[mtu(&[&a, &b]), networks(&[&a, &b])].concat()), [Verdict::Warn, Verdict::Warn]);
+        assert_eq!(
+            verdicts(&[mtu(&[&a, &b]), networks(&[&a, &b])].concat()),
+            [Verdict::Warn, Verdict::Warn]
+        );
         b.rails[0].infiniband = true;
         assert_eq!(verdicts(&devices(&[&a, &b]))[1], Verdict::Fail);
     }
@@ -327,7 +376,10 @@ mod tests {
     fn only_rails_of_one_number_have_to_reach_each_other() {
         let (a, b) = (host("a"), host("b"));
         let failed = |to| Tried { from: (0, 0), to: (1, to), outcome: Err("no".into()) };
-        assert_eq!(verdicts(&reach(&[&a, &b], &[failed(0), failed(1)])), [Verdict::Fail, Verdict::Warn]);
+        assert_eq!(
+            verdicts(&reach(&[&a, &b], &[failed(0), failed(1)])),
+            [Verdict::Fail, Verdict::Warn]
+        );
         assert_eq!(verdicts(&reach(&[&a, &b], &[])), [Verdict::Unknown]);
     }
 }

@@ -30,7 +30,11 @@ use crate::doctor::report::{RowReport, Verdict};
 const HOST_WORKER: &str = "doctor-host";
 
 /// Serves the session and takes part in it; the rows.
-pub(crate) fn serve(listener: &TcpListener, machine: &Machine, plan: &Plan) -> Result<Vec<RowReport>> {
+pub(crate) fn serve(
+    listener: &TcpListener,
+    machine: &Machine,
+    plan: &Plan,
+) -> Result<Vec<RowReport>> {
     let place = listener.local_addr().map_err(|e| Error::io("no address", e))?;
     let own = match place.ip().is_unspecified() {
         true => format!("127.0.0.1:{}", place.port()),
@@ -64,13 +68,22 @@ fn start(place: &str, machine: &Machine, token: &str) -> Result<Child> {
     let mut env: BTreeMap<String, String> = machine.env.clone();
     env.extend(machine::SETTINGS.map(|(name, value)| (name.to_owned(), value.to_owned())));
     let mut command = Command::new(program);
-    command.args([HOST_WORKER, place]).arg(plugin).env_clear().envs(env).stdin(Stdio::piped()).stdout(Stdio::null());
+    command
+        .args([HOST_WORKER, place])
+        .arg(plugin)
+        .env_clear()
+        .envs(env)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null());
     // SAFETY: between fork and exec there is one system call.
     unsafe { std::os::unix::process::CommandExt::pre_exec(&mut command, die_with_parent) };
-    let mut child = command.spawn().map_err(|e| Error::io("this host's part cannot be started", e))?;
+    let mut child =
+        command.spawn().map_err(|e| Error::io("this host's part cannot be started", e))?;
     // It reads its input to the end, which is when this pipe is dropped.
     if let Some(mut input) = child.stdin.take() {
-        input.write_all(hello.as_bytes()).map_err(|e| Error::io("this host's part does not take its hello", e))?;
+        input
+            .write_all(hello.as_bytes())
+            .map_err(|e| Error::io("this host's part does not take its hello", e))?;
     }
     Ok(child)
 }
@@ -233,7 +246,8 @@ pub(super) fn gather(listener: &TcpListener, plan: &Plan) -> Vec<Host> {
 }
 
 fn welcome(facts: HostFacts, conn: LineConn, number: usize) -> Host {
-    let mut host = Host { facts, round_trip: Err("not asked".into()), conn: Mutex::new(Some(conn)) };
+    let mut host =
+        Host { facts, round_trip: Err("not asked".into()), conn: Mutex::new(Some(conn)) };
     host.round_trip = host.ask(&Request::Welcome(number)).and_then(|_| {
         let start = Instant::now();
         host.ask(&Request::Ping).map(|_| start.elapsed())
@@ -262,7 +276,9 @@ impl Host {
     /// Uses the connection, for the last time if that fails.
     fn over<T>(&self, call: impl FnOnce(&mut LineConn) -> Result<T, String>) -> Result<T, String> {
         let mut place = self.conn.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(conn) = place.as_mut() else { return Err(format!("{} has failed before", self.facts.host)) };
+        let Some(conn) = place.as_mut() else {
+            return Err(format!("{} has failed before", self.facts.host));
+        };
         call(conn).map_err(|why| {
             *place = None;
             format!("{}: {why}", self.facts.host)
@@ -283,8 +299,13 @@ pub(super) fn try_all(hosts: &[Host], plan: &Plan) -> Vec<Tried> {
             tried
         };
         let of_round = std::thread::scope(|scope| {
-            let threads: Vec<_> = round.iter().map(|(a, b)| scope.spawn(move || of_pair(*a, *b))).collect();
-            threads.into_iter().filter_map(|thread| thread.join().ok()).flatten().collect::<Vec<_>>()
+            let threads: Vec<_> =
+                round.iter().map(|(a, b)| scope.spawn(move || of_pair(*a, *b))).collect();
+            threads
+                .into_iter()
+                .filter_map(|thread| thread.join().ok())
+                .flatten()
+                .collect::<Vec<_>>()
         });
         tried.extend(of_round);
     }
@@ -308,7 +329,9 @@ fn try_rails(hosts: &[Host], (from, to): (usize, usize), plan: &Plan) -> Vec<Tri
 const MESSAGE: usize = 1 << 20;
 
 fn try_pair(from: &Host, i: usize, to: &Host, j: usize, slice: Duration) -> Result<Speed, String> {
-    let Reply::Handle(handle) = to.ask(&Request::Listen(j))? else { return Err("listening gave no handle".into()) };
+    let Reply::Handle(handle) = to.ask(&Request::Listen(j))? else {
+        return Err("listening gave no handle".into());
+    };
     both(from, &Request::Connect(i, handle), to, &Request::Accept)?;
     let transfer = |bytes, count, window, is_checked| {
         let request = Request::Transfer(Transfer { bytes, count, window, is_checked });
@@ -316,7 +339,8 @@ fn try_pair(from: &Host, i: usize, to: &Host, j: usize, slice: Duration) -> Resu
     };
     transfer(MESSAGE, 16, 8, true)?;
     let short = transfer(MESSAGE, 64, 8, false)?;
-    let count = (slice.as_secs_f64() / (short.seconds / 64.0).max(1e-6)).clamp(16.0, 65_536.0) as u32;
+    let count =
+        (slice.as_secs_f64() / (short.seconds / 64.0).max(1e-6)).clamp(16.0, 65_536.0) as u32;
     let long = transfer(MESSAGE, count, 8, false)?;
     let small = transfer(8, 1000, 1, false)?;
     let gbps = f64::from(count) * MESSAGE as f64 * 8.0 / long.seconds.max(1e-9) / 1e9;
@@ -362,7 +386,9 @@ pub(crate) fn hello(machine: &Machine, token: &str) -> Result<String> {
     let is_setting = |name: &str| name.starts_with("NCCL_") || name.starts_with("FERRITE_");
     let mtu = |device: &str, number: u8| {
         let mut ports = facts.ports();
-        ports.find(|(_, d, p)| d.name == device && p.port == number).map_or(0, |(_, _, port)| port.mtu)
+        ports
+            .find(|(_, d, p)| d.name == device && p.port == number)
+            .map_or(0, |(_, _, port)| port.mtu)
     };
     let rails = facts.rails.iter().map(|rail| RailFacts {
         name: rail.name(),
@@ -370,7 +396,11 @@ pub(crate) fn hello(machine: &Machine, token: &str) -> Result<String> {
         infiniband: rail.infiniband,
         mtu: mtu(&rail.device, rail.port),
         is_software: !machine.root.exists(format!("/sys/class/infiniband/{}/device", rail.device)),
-        gid: rail.gid.as_ref().and_then(|gid| gid.as_ref().ok()).map_or_else(String::new, |gid| gid.address.clone()),
+        gid: rail
+            .gid
+            .as_ref()
+            .and_then(|gid| gid.as_ref().ok())
+            .map_or_else(String::new, |gid| gid.address.clone()),
     });
     let facts = HostFacts {
         host: machine.root.text("/proc/sys/kernel/hostname").unwrap_or_default(),
@@ -393,25 +423,34 @@ pub(crate) fn hello(machine: &Machine, token: &str) -> Result<String> {
 /// input. A process of its own, since the plugin is tried with settings of its own.
 pub(crate) fn main(place: &str, plugin: &Path) -> Result<Ended> {
     let mut text = String::new();
-    std::io::stdin().take(MOST as u64).read_to_string(&mut text).map_err(|e| Error::io("cannot read the hello", e))?;
+    std::io::stdin()
+        .take(MOST as u64)
+        .read_to_string(&mut text)
+        .map_err(|e| Error::io("cannot read the hello", e))?;
     let hello: Hello<HostFacts> =
         serde_json::from_str(&text).map_err(|e| Error::Unreadable(format!("the hello: {e}")))?;
     let mut conn = LineConn::new(reach(place, REACH)?);
     conn.send(&hello, SEND).map_err(Error::Unreadable)?;
     let mut part = Part { plugin: plugin.into(), trial: None };
     loop {
-        let request: Request =
-            conn.receive(TIME_LIMIT).map_err(|why| Error::Unreadable(format!("the server at {place}: {why}")))?;
+        let request: Request = conn
+            .receive(TIME_LIMIT)
+            .map_err(|why| Error::Unreadable(format!("the server at {place}: {why}")))?;
         let reply = match request {
-            Request::Refused(why) => return Err(Error::Refused(plain(&format!("the server at {place}: {why}")))),
+            Request::Refused(why) => {
+                return Err(Error::Refused(plain(&format!("the server at {place}: {why}"))));
+            }
             Request::End { failed, warned } => return Ok(Ended { failed, warned }),
             Request::Welcome(number) => {
-                output::write_stderr(format_args!("this is host {number} of the session at {place}"));
+                output::write_stderr(format_args!(
+                    "this is host {number} of the session at {place}"
+                ));
                 Reply::Done
             }
             request => part.answer(&request),
         };
-        conn.send(&reply, SEND).map_err(|why| Error::Unreadable(format!("the server at {place}: {why}")))?;
+        conn.send(&reply, SEND)
+            .map_err(|why| Error::Unreadable(format!("the server at {place}: {why}")))?;
     }
 }
 
@@ -432,7 +471,9 @@ impl Part {
                 Err(problem) => return Reply::Failed(problem.to_string()),
             }
         }
-        self.trial.as_mut().map_or_else(|| Reply::Failed("no plugin".into()), |trial| trial.answer(request))
+        self.trial
+            .as_mut()
+            .map_or_else(|| Reply::Failed("no plugin".into()), |trial| trial.answer(request))
     }
 }
 
@@ -443,7 +484,9 @@ pub(super) fn rounds(count: usize) -> Vec<Vec<(usize, usize)>> {
     let mut circle: Vec<usize> = (0..even).collect();
     let mut rounds = Vec::new();
     for _ in 1..even {
-        let pairs = (0..even / 2).map(|i| (circle[i], circle[even - 1 - i])).filter(|(a, b)| *a < count && *b < count);
+        let pairs = (0..even / 2)
+            .map(|i| (circle[i], circle[even - 1 - i]))
+            .filter(|(a, b)| *a < count && *b < count);
         rounds.push(pairs.map(|(a, b)| (a.min(b), a.max(b))).collect());
         circle[1..].rotate_right(1);
     }
@@ -475,7 +518,8 @@ mod tests {
             }
             let mut met: Vec<_> = rounds.into_iter().flatten().collect();
             met.sort_unstable();
-            let every: Vec<_> = (0..count).flat_map(|a| (a + 1..count).map(move |b| (a, b))).collect();
+            let every: Vec<_> =
+                (0..count).flat_map(|a| (a + 1..count).map(move |b| (a, b))).collect();
             assert_eq!(met, every, "{count}");
         }
     }

@@ -42,7 +42,9 @@ impl Trial {
             Request::Connect(device, handle) => self.connect(*device, handle).map(|()| Reply::Done),
             Request::Transfer(transfer) => self.transfer(*transfer).map(Reply::Measured),
             Request::Close => self.close().map(|()| Reply::Done),
-            Request::Welcome(_) | Request::Refused(_) | Request::Ping | Request::End { .. } => Ok(Reply::Done),
+            Request::Welcome(_) | Request::Refused(_) | Request::Ping | Request::End { .. } => {
+                Ok(Reply::Done)
+            }
         };
         done.unwrap_or_else(|problem| {
             // What is half open is no use to what comes next.
@@ -58,7 +60,8 @@ impl Trial {
     }
 
     fn accept(&mut self) -> Result<()> {
-        let mut listener = self.listener.take().ok_or(Error::Misuse("accept without a listener"))?;
+        let mut listener =
+            self.listener.take().ok_or(Error::Misuse("accept without a listener"))?;
         let mut deadline = Deadline::new("accepting the peer's connection", STEP);
         let recv = loop {
             match listener.accept()? {
@@ -71,8 +74,10 @@ impl Trial {
     }
 
     fn connect(&mut self, device: usize, handle: &str) -> Result<()> {
-        let bytes = from_hex(handle).ok_or_else(|| Error::Unreadable("the peer's handle is not understood".into()))?;
-        let (mut handle, mut deadline) = (Handle(bytes), Deadline::new("connecting to the peer", STEP));
+        let bytes = from_hex(handle)
+            .ok_or_else(|| Error::Unreadable("the peer's handle is not understood".into()))?;
+        let (mut handle, mut deadline) =
+            (Handle(bytes), Deadline::new("connecting to the peer", STEP));
         self.send = loop {
             match self.transport.connect(device, &mut handle)? {
                 Some(send) => break Some(send),
@@ -90,8 +95,9 @@ impl Trial {
 
     fn transfer(&mut self, transfer: Transfer) -> Result<Measured> {
         let Transfer { bytes, count, window, .. } = transfer;
-        let is_bounded =
-            (1..=MOST_BYTES).contains(&bytes) && count <= MOST_COUNT && (1..=MOST_WINDOW).contains(&window);
+        let is_bounded = (1..=MOST_BYTES).contains(&bytes)
+            && count <= MOST_COUNT
+            && (1..=MOST_WINDOW).contains(&window);
         if !is_bounded {
             return Err(Error::Unreadable(format!("the server asks for too much: {transfer:?}")));
         }
@@ -106,13 +112,15 @@ impl Trial {
 /// The error, and what the plugin has said last.
 fn with_warning(problem: &Error) -> String {
     let warning = debug_log::lines().into_iter().rev().find(|line| line.starts_with("WARN"));
-    warning.map_or_else(|| problem.to_string(), |warning| format!("{problem}; the plugin: {warning}"))
+    warning
+        .map_or_else(|| problem.to_string(), |warning| format!("{problem}; the plugin: {warning}"))
 }
 
 /// The contents of every message, by its size.
 fn contents(memory: &Buffer, transfer: Transfer) -> Result<()> {
-    (0..transfer.window)
-        .try_for_each(|place| plan::fill(memory, place * stride(transfer), transfer.bytes, seed(transfer)))
+    (0..transfer.window).try_for_each(|place| {
+        plan::fill(memory, place * stride(transfer), transfer.bytes, seed(transfer))
+    })
 }
 
 fn seed(transfer: Transfer) -> u64 {
@@ -156,9 +164,10 @@ fn receive_all(recv: &RecvComm, transfer: Transfer) -> Result<Measured> {
             }
             match plan::check(&memory, place * stride(transfer), transfer.bytes, seed(transfer))? {
                 None => Ok(()),
-                Some(at) => {
-                    Err(Error::Data(format!("byte {} of a message of {} bytes is wrong", at.offset, transfer.bytes)))
-                }
+                Some(at) => Err(Error::Data(format!(
+                    "byte {} of a message of {} bytes is wrong",
+                    at.offset, transfer.bytes
+                ))),
             }
         },
     )?;
@@ -172,7 +181,8 @@ fn all<'c>(
     mut done: impl FnMut(usize, Duration) -> Result<()>,
 ) -> Result<f64> {
     let mut deadline = Deadline::new("messages between the hosts", STEP);
-    let mut places: Vec<Option<(Operation<'c>, Instant)>> = (0..transfer.window).map(|_| None).collect();
+    let mut places: Vec<Option<(Operation<'c>, Instant)>> =
+        (0..transfer.window).map(|_| None).collect();
     let (mut posted, mut finished, start) = (0, 0, Instant::now());
     let mut sizes = [0; 1];
     while finished < transfer.count {

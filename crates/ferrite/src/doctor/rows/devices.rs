@@ -8,7 +8,9 @@ use std::time::Duration;
 use lab::system::dist::Root;
 use nccl_net::inspect::hca::HcaFilter;
 
-use crate::doctor::machine::{DeviceFacts, GidFacts, LoopbackFacts, Machine, PortFacts, VerbsFacts};
+use crate::doctor::machine::{
+    DeviceFacts, GidFacts, LoopbackFacts, Machine, PortFacts, VerbsFacts,
+};
 use crate::doctor::report::{Finding, Row, Verdict};
 
 pub(crate) const ROWS: &[Row] = &[
@@ -73,11 +75,18 @@ fn libibverbs(machine: &Machine) -> Vec<Finding> {
     let lost: Vec<String> = library.missing.iter().filter_map(lost).collect();
     let mut found = match lost.is_empty() {
         true => vec![Finding::ok("", library.path.clone())],
-        false => vec![Finding::warn("", format!("{} is old: it lacks {}", library.path, lost.join(", ")))],
+        false => vec![Finding::warn(
+            "",
+            format!("{} is old: it lacks {}", library.path, lost.join(", ")),
+        )],
     };
     found.extend(library.others.iter().map(|other| {
         let cure = "unset LD_PRELOAD and LD_LIBRARY_PATH, or have them lead to one libibverbs";
-        Finding::warn("", format!("{other} is loaded as well, and each of the two has devices of its own")).cure(cure)
+        Finding::warn(
+            "",
+            format!("{other} is loaded as well, and each of the two has devices of its own"),
+        )
+        .cure(cure)
     }));
     found
 }
@@ -86,18 +95,28 @@ fn libibverbs(machine: &Machine) -> Vec<Finding> {
 fn kernel_devices(machine: &Machine) -> Vec<(String, String)> {
     let class = Path::new("/sys/class/infiniband");
     let driver = |name: &str| machine.root.link_name(class.join(name).join("device/driver"));
-    machine.root.names(class).into_iter().map(|name| (name.clone(), driver(&name).unwrap_or_default())).collect()
+    machine
+        .root
+        .names(class)
+        .into_iter()
+        .map(|name| (name.clone(), driver(&name).unwrap_or_default()))
+        .collect()
 }
 
 fn providers(machine: &Machine) -> Vec<Finding> {
     let Ok(facts) = machine.verbs() else { return Finding::no_verbs() };
     let is_listed = |name: &str| {
-        facts.devices.iter().any(|device| device.name == name) || facts.unopened.iter().any(|text| text.contains(name))
+        facts.devices.iter().any(|device| device.name == name)
+            || facts.unopened.iter().any(|text| text.contains(name))
     };
     let kernel = kernel_devices(machine);
     let missing = kernel.iter().filter(|(name, _)| !is_listed(name)).map(|(name, driver)| {
-        let driver = if driver.is_empty() { String::new() } else { format!(" (kernel driver {driver})") };
-        Finding::fail(name.as_str(), format!("the kernel has it, libibverbs does not list it{driver}"))
+        let driver =
+            if driver.is_empty() { String::new() } else { format!(" (kernel driver {driver})") };
+        Finding::fail(
+            name.as_str(),
+            format!("the kernel has it, libibverbs does not list it{driver}"),
+        )
     });
     let missing: Vec<Finding> = missing.collect();
     if !missing.is_empty() {
@@ -152,10 +171,15 @@ fn open(machine: &Machine) -> Vec<Finding> {
     if facts.devices.is_empty() && facts.unopened.is_empty() {
         return vec![Finding::fail("", "libibverbs lists no device").follows(cause)];
     }
-    let firmware = |text: &str| if text.is_empty() { String::new() } else { format!(", firmware {text}") };
+    let firmware =
+        |text: &str| if text.is_empty() { String::new() } else { format!(", firmware {text}") };
     let opened = facts.devices.iter();
-    let opened = opened
-        .map(|d| Finding::ok(d.name.as_str(), format!("opened, {} ports{}", d.ports.len(), firmware(&d.firmware))));
+    let opened = opened.map(|d| {
+        Finding::ok(
+            d.name.as_str(),
+            format!("opened, {} ports{}", d.ports.len(), firmware(&d.firmware)),
+        )
+    });
     let verdict = if facts.devices.is_empty() { Finding::fail } else { Finding::warn };
     opened.chain(facts.unopened.iter().map(|why| verdict(String::new(), why.clone()))).collect()
 }
@@ -223,15 +247,19 @@ fn ports(machine: &Machine) -> Vec<Finding> {
             (true, false) if filter.admits(&device.name, port.port) => {
                 Finding::ok(name, "active, not used: see the other rows")
             }
-            (active, false) if !filter.admits(&device.name, port.port) => {
-                Finding::ok(name, format!("{}active, not used: {excluded}", if active { "" } else { "not " }))
-            }
+            (active, false) if !filter.admits(&device.name, port.port) => Finding::ok(
+                name,
+                format!("{}active, not used: {excluded}", if active { "" } else { "not " }),
+            ),
             _ => Finding::warn(name, "not active"),
         })
         .collect();
     for device in &facts.devices {
         let failed = device.ports.iter().filter_map(|port| Some((port.port, port.error.as_ref()?)));
-        found.extend(failed.map(|(port, why)| Finding::fail(format!("{}:{port}", device.name), why.as_str())));
+        found.extend(
+            failed
+                .map(|(port, why)| Finding::fail(format!("{}:{port}", device.name), why.as_str())),
+        );
     }
     let there: Vec<(&str, u8)> = facts
         .devices
@@ -243,7 +271,10 @@ fn ports(machine: &Machine) -> Vec<Finding> {
         let of_list = |is_mistake: bool, why: String| {
             Finding::judge(!is_mistake, Verdict::Warn, "", format!("NCCL_IB_HCA={setting}: {why}"))
         };
-        let entries = filter.without_effect(&there).into_iter().map(|entry| of_list(entry.is_mistake, entry.why));
+        let entries = filter
+            .without_effect(&there)
+            .into_iter()
+            .map(|entry| of_list(entry.is_mistake, entry.why));
         let other = filter.differences().into_iter().map(|why| of_list(true, why));
         found.extend(entries.chain(other).map(|finding| match finding.verdict {
             Verdict::Ok => finding,
@@ -252,10 +283,16 @@ fn ports(machine: &Machine) -> Vec<Finding> {
     }
     if facts.devices.is_empty() {
         let cause = cause_of_no_device(machine);
-        found.push(Finding::fail("", "the plugin would use no port: no device is open").follows(cause));
+        found.push(
+            Finding::fail("", "the plugin would use no port: no device is open").follows(cause),
+        );
     } else if facts.rails.is_empty() {
         let is_excluded = there.iter().all(|(name, port)| !filter.admits(name, *port));
-        let why = if is_excluded { format!("NCCL_IB_HCA={setting} excludes all of them") } else { "see above".into() };
+        let why = if is_excluded {
+            format!("NCCL_IB_HCA={setting} excludes all of them")
+        } else {
+            "see above".into()
+        };
         let finding = Finding::fail("", format!("the plugin would use no port: {why}"));
         found.push(if is_excluded { finding.cure(name_cure) } else { finding });
     }
@@ -281,8 +318,9 @@ fn lid(machine: &Machine) -> Vec<Finding> {
         (port.active && port.is_infiniband())
             .then(|| Finding::judge(*lid != 0 && *sm_lid != 0, Verdict::Fail, name, text))
     });
-    let no_infiniband =
-        machine.verbs().is_ok_and(|facts| !facts.ports().any(|(_, _, port)| port.active && port.is_infiniband()));
+    let no_infiniband = machine
+        .verbs()
+        .is_ok_and(|facts| !facts.ports().any(|(_, _, port)| port.active && port.is_infiniband()));
     if no_infiniband { vec![Finding::ok("", "no active InfiniBand port")] } else { found }
 }
 
@@ -298,7 +336,10 @@ fn speed(machine: &Machine) -> Vec<Finding> {
             if rail.speed_mbps == best {
                 return Finding::ok(rail.name(), text);
             }
-            Finding::warn(rail.name(), format!("{text}, and another port has {} Gb/s", f64::from(best) / 1000.0))
+            Finding::warn(
+                rail.name(),
+                format!("{text}, and another port has {} Gb/s", f64::from(best) / 1000.0),
+            )
         })
         .collect();
     if found.is_empty() { vec![Finding::unknown("", "no port is used")] } else { found }
@@ -310,13 +351,20 @@ fn mtu(machine: &Machine) -> Vec<Finding> {
         if !facts.is_used(device, port) {
             return None;
         }
-        let interface = port.is_ethernet().then(|| interface_mtu(machine, &device.name, port.port)).flatten();
-        let behind = interface.as_ref().map_or(String::new(), |(name, mtu)| format!("; {name} has {mtu}"));
-        let finding = Finding::judge(mtu >= max_mtu, Verdict::Warn, name, format!("{mtu} of {max_mtu} bytes{behind}"));
+        let interface =
+            port.is_ethernet().then(|| interface_mtu(machine, &device.name, port.port)).flatten();
+        let behind =
+            interface.as_ref().map_or(String::new(), |(name, mtu)| format!("; {name} has {mtu}"));
+        let finding = Finding::judge(
+            mtu >= max_mtu,
+            Verdict::Warn,
+            name,
+            format!("{mtu} of {max_mtu} bytes{behind}"),
+        );
         Some(match interface.filter(|_| finding.verdict > Verdict::Ok) {
-            Some((interface, _)) => {
-                finding.cure(format!("ip link set {interface} mtu 9000, and the same on the switch and on every host"))
-            }
+            Some((interface, _)) => finding.cure(format!(
+                "ip link set {interface} mtu 9000, and the same on the switch and on every host"
+            )),
             None => finding,
         })
     })
@@ -325,7 +373,11 @@ fn mtu(machine: &Machine) -> Vec<Finding> {
 /// The network interface of a RoCE port, and its MTU.
 fn interface_mtu(machine: &Machine, device: &str, port: u8) -> Option<(String, i64)> {
     let folder = format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/ndevs");
-    let name = machine.root.names(&folder).iter().find_map(|index| machine.root.text(format!("{folder}/{index}")))?;
+    let name = machine
+        .root
+        .names(&folder)
+        .iter()
+        .find_map(|index| machine.root.text(format!("{folder}/{index}")))?;
     let mtu = machine.root.number(format!("/sys/class/net/{name}/mtu"))?;
     Some((name, mtu))
 }
@@ -356,7 +408,9 @@ fn gid(machine: &Machine) -> Vec<Finding> {
         .map(|rail| match &rail.gid {
             Some(Err(why)) => Finding::fail(rail.name(), why.as_str()),
             _ if rail.infiniband => Finding::ok(rail.name(), rail.description.as_str()),
-            Some(Ok(gid)) => Finding::judge(is_good(gid), Verdict::Warn, rail.name(), rail.description.as_str()),
+            Some(Ok(gid)) => {
+                Finding::judge(is_good(gid), Verdict::Warn, rail.name(), rail.description.as_str())
+            }
             None => Finding::unknown(rail.name(), "it was not looked at"),
         })
         .collect();
@@ -376,7 +430,11 @@ fn pkey(machine: &Machine) -> Vec<Finding> {
             Some(match port.pkey.as_ref()? {
                 Ok(index) => Finding::ok(
                     name,
-                    format!("entry {index} of {}{}", port.pkey_count, value(machine, &device.name, port.port, *index)),
+                    format!(
+                        "entry {index} of {}{}",
+                        port.pkey_count,
+                        value(machine, &device.name, port.port, *index)
+                    ),
                 ),
                 Err(why) => Finding::fail(name, why.as_str()),
             })
@@ -387,7 +445,8 @@ fn pkey(machine: &Machine) -> Vec<Finding> {
 
 /// The partition key, where /sys shows it.
 fn value(machine: &Machine, device: &str, port: u8, index: u16) -> String {
-    let text = machine.root.text(format!("/sys/class/infiniband/{device}/ports/{port}/pkeys/{index}"));
+    let text =
+        machine.root.text(format!("/sys/class/infiniband/{device}/ports/{port}/pkeys/{index}"));
     text.map_or(String::new(), |key| format!(", {key}"))
 }
 
@@ -440,7 +499,9 @@ fn counted_ports(root: &Root) -> Vec<(String, String)> {
     let devices = root.names(CLASS).into_iter();
     let of_device = |device: String| {
         let ports = format!("{CLASS}/{device}/ports");
-        root.names(&ports).into_iter().map(move |port| (format!("{device}:{port}"), format!("{ports}/{port}")))
+        root.names(&ports)
+            .into_iter()
+            .map(move |port| (format!("{device}:{port}"), format!("{ports}/{port}")))
     };
     devices.flat_map(of_device).collect()
 }
@@ -450,17 +511,24 @@ fn errors(machine: &Machine) -> Vec<Finding> {
     let found: Vec<Finding> = counted_ports(root)
         .into_iter()
         .filter_map(|(name, folder)| {
-            let counters = ERRORS.iter().filter_map(|c| Some((*c, root.number(format!("{folder}/counters/{c}"))?)));
+            let counters = ERRORS
+                .iter()
+                .filter_map(|c| Some((*c, root.number(format!("{folder}/counters/{c}"))?)));
             let mut counters: Vec<(&str, i64)> = counters.collect();
             let interface = root.text(format!("{folder}/gid_attrs/ndevs/0"));
-            let changes = interface.and_then(|name| root.number(format!("/sys/class/net/{name}/carrier_changes")));
+            let changes = interface
+                .and_then(|name| root.number(format!("/sys/class/net/{name}/carrier_changes")));
             counters.extend(changes.map(|changes| ("carrier_changes", changes)));
             if counters.is_empty() {
                 return None;
             }
-            let most = |counter: &str| if counter == "carrier_changes" { CARRIER_CHANGES } else { 0 };
-            let bad: Vec<String> =
-                counters.iter().filter(|(c, n)| *n > most(c)).map(|(c, n)| format!("{c} {n}")).collect();
+            let most =
+                |counter: &str| if counter == "carrier_changes" { CARRIER_CHANGES } else { 0 };
+            let bad: Vec<String> = counters
+                .iter()
+                .filter(|(c, n)| *n > most(c))
+                .map(|(c, n)| format!("{c} {n}"))
+                .collect();
             Some(match bad.is_empty() {
                 true => Finding::ok(name, format!("{} counters, no errors", counters.len())),
                 false => Finding::warn(name, bad.join(", ")),
@@ -474,7 +542,10 @@ fn errors(machine: &Machine) -> Vec<Finding> {
 fn read_retries(root: &Root) -> BTreeMap<(String, &'static str), i64> {
     let of_port = |(name, folder): (String, String)| {
         RETRIES.iter().filter_map(move |counter| {
-            Some(((name.clone(), *counter), root.number(format!("{folder}/hw_counters/{counter}"))?))
+            Some((
+                (name.clone(), *counter),
+                root.number(format!("{folder}/hw_counters/{counter}"))?,
+            ))
         })
     };
     counted_ports(root).into_iter().flat_map(of_port).collect()
@@ -494,7 +565,11 @@ fn retries(machine: &Machine) -> Vec<Finding> {
             (grown > 0).then(|| Finding::warn(key.0, format!("{} grew by {grown}", key.1)))
         })
         .collect();
-    if moved.is_empty() { vec![Finding::ok("", format!("{} counters, none moved", before.len()))] } else { moved }
+    if moved.is_empty() {
+        vec![Finding::ok("", format!("{} counters, none moved", before.len()))]
+    } else {
+        moved
+    }
 }
 
 pub(crate) const TRAFFIC_ROWS: &[Row] = &[Row {
@@ -515,7 +590,8 @@ fn traffic_class(machine: &Machine) -> Vec<Finding> {
     }
     let class = facts.traffic_class;
     let (dscp, priority) = (class >> 2, class >> 5);
-    let said = format!("traffic class {class}, DSCP {dscp}, priority {priority} if DSCP is trusted");
+    let said =
+        format!("traffic class {class}, DSCP {dscp}, priority {priority} if DSCP is trusted");
     let of_rail = |device: &str, port: u8, name: String| {
         let off = ecn_off(&machine.root, device, port, priority)?;
         let text = match off.is_empty() {
@@ -525,7 +601,8 @@ fn traffic_class(machine: &Machine) -> Vec<Finding> {
         Some(Finding::warn(name, text))
     };
     let found = ethernet.iter().map(|rail| {
-        let unknown = || Finding::unknown(rail.name(), format!("{said}; the driver does not show ECN"));
+        let unknown =
+            || Finding::unknown(rail.name(), format!("{said}; the driver does not show ECN"));
         of_rail(&rail.device, rail.port, rail.name()).unwrap_or_else(unknown)
     });
     found.collect()
@@ -534,12 +611,18 @@ fn traffic_class(machine: &Machine) -> Vec<Finding> {
 /// The switches of ECN that are off for a priority. `None`: the driver shows none.
 fn ecn_off(root: &Root, device: &str, port: u8, priority: u8) -> Option<Vec<String>> {
     let folder = format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/ndevs");
-    let interface = root.names(&folder).iter().find_map(|index| root.text(format!("{folder}/{index}")))?;
+    let interface =
+        root.names(&folder).iter().find_map(|index| root.text(format!("{folder}/{index}")))?;
     let switch = |side: &str| {
-        Some((side.to_owned(), root.number(format!("/sys/class/net/{interface}/ecn/{side}/enable/{priority}"))?))
+        Some((
+            side.to_owned(),
+            root.number(format!("/sys/class/net/{interface}/ecn/{side}/enable/{priority}"))?,
+        ))
     };
-    let switches: Vec<(String, i64)> = ["roce_np", "roce_rp"].into_iter().filter_map(switch).collect();
-    let off = switches.iter().filter(|(_, value)| *value == 0).map(|(side, _)| side.clone()).collect();
+    let switches: Vec<(String, i64)> =
+        ["roce_np", "roce_rp"].into_iter().filter_map(switch).collect();
+    let off =
+        switches.iter().filter(|(_, value)| *value == 0).map(|(side, _)| side.clone()).collect();
     (!switches.is_empty()).then_some(off)
 }
 
@@ -559,11 +642,18 @@ fn loopback(machine: &Machine) -> Vec<Finding> {
         .loopback()
         .iter()
         .map(|LoopbackFacts { device, result }| match result {
-            Ok(ms) => Finding::ok(device.as_str(), format!("1 MiB arrived right; connecting took {ms:.1} ms")),
+            Ok(ms) => Finding::ok(
+                device.as_str(),
+                format!("1 MiB arrived right; connecting took {ms:.1} ms"),
+            ),
             Err(why) => Finding::fail(device.as_str(), why.as_str()),
         })
         .collect();
-    if found.is_empty() { vec![Finding::fail("", "the plugin has no device").follows(cause(machine))] } else { found }
+    if found.is_empty() {
+        vec![Finding::fail("", "the plugin has no device").follows(cause(machine))]
+    } else {
+        found
+    }
 }
 
 /// The row that says why the plugin has no device.
@@ -583,7 +673,11 @@ mod tests {
     #[test]
     fn a_device_that_cannot_be_opened_beside_one_that_can_warns() {
         let device = DeviceFacts { name: "x0".into(), ..DeviceFacts::default() };
-        let facts = VerbsFacts { devices: vec![device], unopened: vec!["x1: refused".into()], ..VerbsFacts::default() };
+        let facts = VerbsFacts {
+            devices: vec![device],
+            unopened: vec!["x1: refused".into()],
+            ..VerbsFacts::default()
+        };
         let machine = Machine::made_up(Path::new("/nonexistent"), &[], facts);
         let verdicts: Vec<Verdict> = open(&machine).iter().map(|finding| finding.verdict).collect();
         assert_eq!(verdicts, [Verdict::Ok, Verdict::Warn]);
@@ -606,16 +700,23 @@ mod tests {
             ..PortFacts::default()
         };
         let verdict = |lid, sm_lid| lid_verdict(&machine(port(lid, sm_lid)));
-        assert_eq!([verdict(7, 1), verdict(0, 1), verdict(7, 0)], [Verdict::Ok, Verdict::Fail, Verdict::Fail]);
+        assert_eq!(
+            [verdict(7, 1), verdict(0, 1), verdict(7, 0)],
+            [Verdict::Ok, Verdict::Fail, Verdict::Fail]
+        );
     }
 
     #[test]
     fn a_port_that_is_down_warns_and_is_a_failure_where_it_is_the_only_one() {
         let port = |number, active| PortFacts { port: number, active, ..PortFacts::default() };
-        let device =
-            DeviceFacts { name: "x0".into(), ports: vec![port(1, true), port(2, false)], ..DeviceFacts::default() };
+        let device = DeviceFacts {
+            name: "x0".into(),
+            ports: vec![port(1, true), port(2, false)],
+            ..DeviceFacts::default()
+        };
         let rail = RailFacts { device: "x0".into(), port: 1, ..RailFacts::default() };
-        let mut facts = VerbsFacts { devices: vec![device], rails: vec![rail], ..VerbsFacts::default() };
+        let mut facts =
+            VerbsFacts { devices: vec![device], rails: vec![rail], ..VerbsFacts::default() };
         let verdicts = |facts: &VerbsFacts| {
             let machine = Machine::made_up(Path::new("/nonexistent"), &[], facts.clone());
             ports(&machine).iter().map(|finding| finding.verdict).collect::<Vec<_>>()

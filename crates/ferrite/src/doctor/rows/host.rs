@@ -66,13 +66,16 @@ fn parse_list(text: &str) -> Vec<usize> {
 }
 
 fn numa(machine: &Machine) -> Vec<Finding> {
-    let Ok(allowed) = host::cpus() else { return vec![Finding::unknown("", "the system does not tell the CPUs")] };
+    let Ok(allowed) = host::cpus() else {
+        return vec![Finding::unknown("", "the system does not tell the CPUs")];
+    };
     let root = &machine.root;
     let found: Vec<Finding> = machine::nics(root)
         .into_iter()
         .filter_map(|nic| {
             let node = nic.numa_node(root)?;
-            let there = parse_list(&root.text(format!("/sys/devices/system/node/node{node}/cpulist"))?);
+            let there =
+                parse_list(&root.text(format!("/sys/devices/system/node/node{node}/cpulist"))?);
             let near = there.iter().filter(|cpu| allowed.contains(cpu)).count();
             let text = format!("NUMA node {node}; {near} of its {} CPUs may be used", there.len());
             Some(Finding::judge(near > 0, Verdict::Warn, nic.name, text))
@@ -82,18 +85,32 @@ fn numa(machine: &Machine) -> Vec<Finding> {
 }
 
 fn cpus(machine: &Machine) -> Vec<Finding> {
-    let Ok(allowed) = host::cpus() else { return vec![Finding::unknown("", "the system does not tell the CPUs")] };
+    let Ok(allowed) = host::cpus() else {
+        return vec![Finding::unknown("", "the system does not tell the CPUs")];
+    };
     let wanted = 2.0 * f64::from(machine.ranks);
     let of = format!("for {} processes", machine.ranks);
-    let mut found =
-        vec![Finding::judge(allowed.len() as f64 >= wanted, Verdict::Warn, "", format!("{} CPUs {of}", allowed.len()))];
+    let mut found = vec![Finding::judge(
+        allowed.len() as f64 >= wanted,
+        Verdict::Warn,
+        "",
+        format!("{} CPUs {of}", allowed.len()),
+    )];
     // `max 100000`, or microseconds of each period.
     let quota = machine.root.text("/sys/fs/cgroup/cpu.max").and_then(|text| {
         let (quota, period) = text.split_once(' ')?;
-        Some(quota.parse::<f64>().ok()? / period.trim().parse::<f64>().ok().filter(|period| *period > 0.0)?)
+        Some(
+            quota.parse::<f64>().ok()?
+                / period.trim().parse::<f64>().ok().filter(|period| *period > 0.0)?,
+        )
     });
     found.extend(quota.map(|quota| {
-        Finding::judge(quota >= wanted, Verdict::Warn, "", format!("the cgroup's quota is {quota} CPUs {of}"))
+        Finding::judge(
+            quota >= wanted,
+            Verdict::Warn,
+            "",
+            format!("the cgroup's quota is {quota} CPUs {of}"),
+        )
     }));
     found
 }
@@ -103,11 +120,16 @@ fn descriptors(_machine: &Machine) -> Vec<Finding> {
 }
 
 fn threads(machine: &Machine) -> Vec<Finding> {
-    vec![at_least(host::limit(libc::RLIMIT_NPROC), 64 * u64::from(machine.ranks), "threads of this user")]
+    vec![at_least(
+        host::limit(libc::RLIMIT_NPROC),
+        64 * u64::from(machine.ranks),
+        "threads of this user",
+    )]
 }
 
 fn at_least(limit: Option<u64>, least: u64, what: &str) -> Finding {
-    let text = limit.map_or_else(|| format!("no limit of {what}"), |limit| format!("{limit} {what}"));
+    let text =
+        limit.map_or_else(|| format!("no limit of {what}"), |limit| format!("{limit} {what}"));
     Finding::judge(limit.is_none_or(|limit| limit >= least), Verdict::Warn, "", text)
 }
 
@@ -139,7 +161,9 @@ fn free_bytes(folder: &Path) -> Option<u64> {
 fn clock(machine: &Machine) -> Vec<Finding> {
     const FAST: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];
     match machine.root.text("/sys/devices/system/clocksource/clocksource0/current_clocksource") {
-        Some(source) => vec![Finding::judge(FAST.contains(&source.as_str()), Verdict::Warn, "", source)],
+        Some(source) => {
+            vec![Finding::judge(FAST.contains(&source.as_str()), Verdict::Warn, "", source)]
+        }
         None => vec![Finding::unknown("", "/sys does not tell the clock source")],
     }
 }
@@ -172,20 +196,25 @@ pub(crate) const MEMORY_ROWS: &[Row] = &[
 
 fn memlock(machine: &Machine) -> Vec<Finding> {
     let limit = host::memlock_limit();
-    let said = limit.map_or_else(|| "no limit".into(), |bytes| format!("limit {} KiB", bytes / 1024));
+    let said =
+        limit.map_or_else(|| "no limit".into(), |bytes| format!("limit {} KiB", bytes / 1024));
     let ram = memory_of_machine(machine);
     let is_low = limit.zip(ram).is_some_and(|(limit, ram)| limit < ram);
     let mut found = vec![match is_low {
         true if is_exempt(machine) => {
             Finding::ok("", format!("{said}, which does not bind this process (CAP_IPC_LOCK)"))
         }
-        true => Finding::warn("", format!("{said}, and the machine has {} GiB", ram.unwrap_or(0) >> 30)),
+        true => {
+            Finding::warn("", format!("{said}, and the machine has {} GiB", ram.unwrap_or(0) >> 30))
+        }
         false => Finding::ok("", said),
     }];
     let Ok(facts) = machine.verbs() else { return found };
     found.extend(facts.devices.iter().filter_map(|device| {
         Some(match device.registration.as_ref()? {
-            Ok(bytes) => Finding::ok(device.name.as_str(), format!("{} MiB were registered", bytes >> 20)),
+            Ok(bytes) => {
+                Finding::ok(device.name.as_str(), format!("{} MiB were registered", bytes >> 20))
+            }
             Err(why) => Finding::fail(device.name.as_str(), why.as_str()),
         })
     }));
@@ -196,7 +225,9 @@ fn memlock(machine: &Machine) -> Vec<Finding> {
 fn is_exempt(machine: &Machine) -> bool {
     const CAP_IPC_LOCK: u32 = 14;
     let status = machine.root.text("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    let effective = status
+        .lines()
+        .find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
     effective.is_some_and(|capabilities| capabilities >> CAP_IPC_LOCK & 1 == 1)
 }
 
@@ -236,7 +267,12 @@ fn queue_pairs(machine: &Machine) -> Vec<Finding> {
         .filter_map(|device| {
             let name = device.name.as_str();
             Some(match device.queue_pair.as_ref()? {
-                Ok(bytes) => Finding::judge(*bytes > 0, Verdict::Warn, name, format!("{bytes} bytes of inline data")),
+                Ok(bytes) => Finding::judge(
+                    *bytes > 0,
+                    Verdict::Warn,
+                    name,
+                    format!("{bytes} bytes of inline data"),
+                ),
                 Err(why) => Finding::fail(name, why.as_str()),
             })
         })
@@ -283,7 +319,10 @@ fn acs(machine: &Machine) -> Vec<Finding> {
     for bridge in &bridges {
         match machine::capability(&machine.root, bridge, ACS, CONTROL) {
             Ok(Some(control)) if control & REDIRECT != 0 => {
-                found.push(Finding::warn(name(bridge), format!("redirects requests (ACS control {control:#06x})")));
+                found.push(Finding::warn(
+                    name(bridge),
+                    format!("redirects requests (ACS control {control:#06x})"),
+                ));
             }
             Ok(_) => {}
             Err(why) => unread = Some(Finding::unknown(name(bridge), why)),
@@ -291,7 +330,8 @@ fn acs(machine: &Machine) -> Vec<Finding> {
     }
     found.extend(unread);
     if found.is_empty() {
-        found.push(Finding::ok("", format!("none of {} bridges redirects requests", bridges.len())));
+        found
+            .push(Finding::ok("", format!("none of {} bridges redirects requests", bridges.len())));
     }
     found
 }
@@ -312,13 +352,21 @@ fn iommu(machine: &Machine) -> Vec<Finding> {
             return Finding::ok(nic.name, text);
         }
         match machine::capability(root, &nic.path, ATS, CONTROL) {
-            Ok(Some(control)) if control & ATS_ENABLED != 0 => Finding::ok(nic.name, text + ", with ATS"),
+            Ok(Some(control)) if control & ATS_ENABLED != 0 => {
+                Finding::ok(nic.name, text + ", with ATS")
+            }
             Ok(_) => Finding::warn(nic.name, text + " (translated), without ATS"),
-            Err(why) => Finding::warn(nic.name, format!("{text} (translated); ATS is not known: {why}")),
+            Err(why) => {
+                Finding::warn(nic.name, format!("{text} (translated); ATS is not known: {why}"))
+            }
         }
     };
     let found: Vec<Finding> = machine::nics(root).into_iter().map(of_nic).collect();
-    if found.is_empty() { vec![Finding::unknown("", "/sys/class/infiniband shows no device")] } else { found }
+    if found.is_empty() {
+        vec![Finding::unknown("", "/sys/class/infiniband shows no device")]
+    } else {
+        found
+    }
 }
 
 pub(crate) const GPU_ROWS: &[Row] = &[
@@ -341,23 +389,33 @@ pub(crate) const GPU_ROWS: &[Row] = &[
 
 fn gpu(machine: &Machine) -> Vec<Finding> {
     let root = &machine.root;
-    let (on_bus, of_driver) = (machine::gpus(root).len(), root.names("/proc/driver/nvidia/gpus").len());
+    let (on_bus, of_driver) =
+        (machine::gpus(root).len(), root.names("/proc/driver/nvidia/gpus").len());
     if on_bus + of_driver == 0 {
         return vec![Finding::unknown("", "no NVIDIA GPU is seen")];
     }
     if of_driver == 0 {
         return vec![Finding::warn(
             "",
-            format!("{on_bus} GPUs on the bus, and no driver (/proc/driver/nvidia is empty or missing)"),
+            format!(
+                "{on_bus} GPUs on the bus, and no driver (/proc/driver/nvidia is empty or missing)"
+            ),
         )];
     }
-    let is_gpu = |name: &String| name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok());
+    let is_gpu =
+        |name: &String| name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok());
     let nodes = root.names("/dev").iter().filter(|name| is_gpu(name)).count();
     if nodes == 0 {
-        return vec![Finding::warn("", format!("the driver has {of_driver} GPUs, and there is no /dev/nvidia0"))];
+        return vec![Finding::warn(
+            "",
+            format!("the driver has {of_driver} GPUs, and there is no /dev/nvidia0"),
+        )];
     }
     if machine.loader().places("libcuda.so.1").is_empty() {
-        return vec![Finding::warn("", format!("{nodes} GPUs, and no libcuda.so.1 where the loader looks"))];
+        return vec![Finding::warn(
+            "",
+            format!("{nodes} GPUs, and no libcuda.so.1 where the loader looks"),
+        )];
     }
     vec![Finding::ok("", format!("{nodes} of the {of_driver} GPUs that the driver has"))]
 }
@@ -378,23 +436,30 @@ fn gpu_memory(machine: &Machine) -> Vec<Finding> {
     let by_address = BY_ADDRESS.iter().any(|path| root.exists(path));
     let kernel = root.text("/proc/sys/kernel/osrelease").unwrap_or_default();
     let driver = root.text("/proc/driver/nvidia/version").unwrap_or_default();
-    let takes = machine.verbs().is_ok_and(|facts| facts.devices.iter().any(|device| device.takes_dmabuf));
+    let takes =
+        machine.verbs().is_ok_and(|facts| facts.devices.iter().any(|device| device.takes_dmabuf));
     let missing: Vec<String> = [
         (!is_at_least(&kernel, (5, 12))).then(|| format!("Linux {kernel} is older than 5.12")),
-        (!driver.contains("Open Kernel Module")).then(|| "the GPU driver is not the open one".to_owned()),
+        (!driver.contains("Open Kernel Module"))
+            .then(|| "the GPU driver is not the open one".to_owned()),
         (!takes).then(|| "no RDMA device takes dma-bufs".to_owned()),
     ]
     .into_iter()
     .flatten()
     .collect();
-    let by_dmabuf = if missing.is_empty() { "yes".to_owned() } else { format!("no, {}", missing.join(", ")) };
-    let text = format!("by address: {}; by dma-buf: {by_dmabuf}", if by_address { "yes" } else { "no, no module" });
+    let by_dmabuf =
+        if missing.is_empty() { "yes".to_owned() } else { format!("no, {}", missing.join(", ")) };
+    let text = format!(
+        "by address: {}; by dma-buf: {by_dmabuf}",
+        if by_address { "yes" } else { "no, no module" }
+    );
     vec![Finding::judge(by_address || missing.is_empty(), Verdict::Warn, "", text)]
 }
 
 /// Whether a release such as `6.1.0-13-amd64` is `least` or later.
 fn is_at_least(release: &str, least: (u32, u32)) -> bool {
-    let mut parts = release.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse::<u32>().ok());
+    let mut parts =
+        release.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse::<u32>().ok());
     parts.next().zip(parts.next()).is_some_and(|version| version >= least)
 }
 
@@ -446,13 +511,21 @@ impl Link {
 fn pcie(machine: &Machine) -> Vec<Finding> {
     let nics = machine::nics(&machine.root);
     let found: Vec<Finding> = nics.iter().map(|nic| of_nic(&machine.root, nic)).collect();
-    if found.is_empty() { vec![Finding::unknown("", "/sys/class/infiniband shows no device")] } else { found }
+    if found.is_empty() {
+        vec![Finding::unknown("", "/sys/class/infiniband shows no device")]
+    } else {
+        found
+    }
 }
 
 fn of_nic(root: &Root, nic: &PciFunction) -> Finding {
     let name = nic.name.as_str();
-    let (Some(now), Some(most)) = (Link::read(root, nic, "current"), Link::read(root, nic, "max")) else {
-        return Finding::unknown(name, "/sys does not tell its PCIe link (a virtual function does not)");
+    let (Some(now), Some(most)) = (Link::read(root, nic, "current"), Link::read(root, nic, "max"))
+    else {
+        return Finding::unknown(
+            name,
+            "/sys does not tell its PCIe link (a virtual function does not)",
+        );
     };
     let rate = rate(root, name);
     let text = format!("{}, {:.0} Gb/s of PCIe for ports of {rate} Gb/s", now.text(), now.gbps());
@@ -468,27 +541,37 @@ fn of_nic(root: &Root, nic: &PciFunction) -> Finding {
 /// Gb/s of the device's ports together, as `rate` of each tells: `400 Gb/sec (4X NDR)`.
 fn rate(root: &Root, device: &str) -> f64 {
     let ports = format!("/sys/class/infiniband/{device}/ports");
-    let of_port =
-        |port: String| root.text(format!("{ports}/{port}/rate"))?.split_whitespace().next()?.parse::<f64>().ok();
+    let of_port = |port: String| {
+        root.text(format!("{ports}/{port}/rate"))?.split_whitespace().next()?.parse::<f64>().ok()
+    };
     root.names(&ports).into_iter().filter_map(of_port).sum()
 }
 
 fn gpu_distance(machine: &Machine) -> Vec<Finding> {
     let (gpus, nics) = (machine::gpus(&machine.root), machine::nics(&machine.root));
     if gpus.is_empty() || nics.is_empty() {
-        return vec![Finding::unknown("", format!("/sys shows {} GPUs and {} RDMA devices", gpus.len(), nics.len()))];
+        return vec![Finding::unknown(
+            "",
+            format!("/sys shows {} GPUs and {} RDMA devices", gpus.len(), nics.len()),
+        )];
     }
     let of_gpu = |gpu: &PciFunction| {
-        let near: Vec<&str> = nics.iter().filter(|nic| share_bridge(gpu, nic)).map(|nic| nic.name.as_str()).collect();
+        let near: Vec<&str> =
+            nics.iter().filter(|nic| share_bridge(gpu, nic)).map(|nic| nic.name.as_str()).collect();
         if !near.is_empty() {
-            return Finding::ok(gpu.name.as_str(), format!("shares a bridge with {}", near.join(", ")));
+            return Finding::ok(
+                gpu.name.as_str(),
+                format!("shares a bridge with {}", near.join(", ")),
+            );
         }
         let node = gpu.numa_node(&machine.root);
         let same = nics.iter().filter(|nic| node.is_some() && nic.numa_node(&machine.root) == node);
         let same: Vec<&str> = same.map(|nic| nic.name.as_str()).collect();
         let text = match same.is_empty() {
             true => "no RDMA device shares a bridge or its NUMA node".to_owned(),
-            false => format!("no RDMA device shares a bridge; on its NUMA node: {}", same.join(", ")),
+            false => {
+                format!("no RDMA device shares a bridge; on its NUMA node: {}", same.join(", "))
+            }
         };
         Finding::warn(gpu.name.as_str(), text)
     };
@@ -513,6 +596,9 @@ mod tests {
 
     #[test]
     fn less_than_64_mib_of_shared_memory_warns() {
-        assert_eq!([(64 << 20) - 1, 64 << 20].map(|free| of_free(free).verdict), [Verdict::Warn, Verdict::Ok]);
+        assert_eq!(
+            [(64 << 20) - 1, 64 << 20].map(|free| of_free(free).verdict),
+            [Verdict::Warn, Verdict::Ok]
+        );
     }
 }

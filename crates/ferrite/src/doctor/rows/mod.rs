@@ -35,11 +35,19 @@ pub(crate) fn all() -> Vec<&'static Row> {
 /// [`Error::Usage`] if there is no row of a name.
 pub(crate) fn selected(names: &[String]) -> Result<Vec<&'static Row>> {
     let all = all();
-    if let Some(unknown) = names.iter().find(|name| !all.iter().any(|row| row.name == name.as_str())) {
+    if let Some(unknown) =
+        names.iter().find(|name| !all.iter().any(|row| row.name == name.as_str()))
+    {
         let known: Vec<&str> = all.iter().map(|row| row.name).collect();
-        return Err(Error::Usage(format!("--only {unknown}: there is no such row; there are: {}", known.join(", "))));
+        return Err(Error::Usage(format!(
+            "--only {unknown}: there is no such row; there are: {}",
+            known.join(", ")
+        )));
     }
-    Ok(all.into_iter().filter(|row| names.is_empty() || names.iter().any(|name| name == row.name)).collect())
+    Ok(all
+        .into_iter()
+        .filter(|row| names.is_empty() || names.iter().any(|name| name == row.name))
+        .collect())
 }
 
 #[cfg(test)]
@@ -50,8 +58,17 @@ mod tests {
     fn rows_have_distinct_names_and_say_what_and_why() {
         let rows = all();
         for row in &rows {
-            assert_eq!(rows.iter().filter(|other| other.name == row.name).count(), 1, "{}", row.name);
-            assert!(!row.what.is_empty() && !row.why.is_empty() && !row.cure.is_empty(), "{}", row.name);
+            assert_eq!(
+                rows.iter().filter(|other| other.name == row.name).count(),
+                1,
+                "{}",
+                row.name
+            );
+            assert!(
+                !row.what.is_empty() && !row.why.is_empty() && !row.cure.is_empty(),
+                "{}",
+                row.name
+            );
         }
         assert!(selected(&["nothing".into()]).is_err());
         assert_eq!(selected(&["memlock".into()]).expect("it is there").len(), 1);

@@ -5,7 +5,9 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lab::nccl::plugin_search::{DEFAULT_FILE, NcclFile, Outcome, PluginSearch, SEARCHES, Version, versions};
+use lab::nccl::plugin_search::{
+    DEFAULT_FILE, NcclFile, Outcome, PluginSearch, SEARCHES, Version, versions,
+};
 use nccl_net::inspect::config::Config;
 use nccl_net::inspect::iface;
 use nccl_net::inspect::iface::Interface;
@@ -35,7 +37,8 @@ struct Judged {
 /// The releases that are found here, else all; those in a row that take the same are one, with what the newest has to say.
 fn judge(machine: &Machine) -> Vec<Judged> {
     let setting = machine.env.get("NCCL_NET_PLUGIN").map(String::as_str);
-    let outcome = |search: &PluginSearch| search.outcome(setting, |file| machine.loader().open(file));
+    let outcome =
+        |search: &PluginSearch| search.outcome(setting, |file| machine.loader().open(file));
     let found: BTreeSet<_> = machine.nccl_files().iter().filter_map(|file| file.version).collect();
     let mut judged: Vec<Judged> = Vec::new();
     for (major, minor, patch) in found {
@@ -71,7 +74,12 @@ fn judge(machine: &Machine) -> Vec<Judged> {
 }
 
 /// Adds what releases take; `named` makes their name, of that of those before them if these take the same.
-fn add(judged: &mut Vec<Judged>, outcome: Outcome, worst: Verdict, named: impl FnOnce(Option<&str>) -> String) {
+fn add(
+    judged: &mut Vec<Judged>,
+    outcome: Outcome,
+    worst: Verdict,
+    named: impl FnOnce(Option<&str>) -> String,
+) {
     match judged.last_mut().filter(|last| last.outcome.plugins == outcome.plugins) {
         Some(last) => *last = Judged { releases: named(Some(&last.releases)), worst, outcome },
         None => judged.push(Judged { releases: named(None), worst, outcome }),
@@ -80,15 +88,24 @@ fn add(judged: &mut Vec<Judged>, outcome: Outcome, worst: Verdict, named: impl F
 
 fn plugins(machine: &Machine) -> Vec<Finding> {
     let judged = judge(machine);
-    let mut found: Vec<Finding> = judged.iter().map(|judged| of_releases(machine, judged)).collect();
-    let taken: Vec<&PathBuf> =
-        judged.iter().flat_map(|judged| &judged.outcome.plugins).map(|plugin| &plugin.path).collect();
+    let mut found: Vec<Finding> =
+        judged.iter().map(|judged| of_releases(machine, judged)).collect();
+    let taken: Vec<&PathBuf> = judged
+        .iter()
+        .flat_map(|judged| &judged.outcome.plugins)
+        .map(|plugin| &plugin.path)
+        .collect();
     let setting = machine.var("NCCL_NET_PLUGIN");
-    let names = [Some(DEFAULT_FILE.to_owned()), setting.map(|name| format!("libnccl-net-{name}.so"))];
-    let others =
-        names.iter().flatten().filter(|name| !name.contains('/')).flat_map(|name| machine.loader().places(name));
+    let names =
+        [Some(DEFAULT_FILE.to_owned()), setting.map(|name| format!("libnccl-net-{name}.so"))];
+    let others = names
+        .iter()
+        .flatten()
+        .filter(|name| !name.contains('/'))
+        .flat_map(|name| machine.loader().places(name));
     for path in others {
-        let is_same = |other: &&PathBuf| machine.root.resolved(other) == machine.root.resolved(&path);
+        let is_same =
+            |other: &&PathBuf| machine.root.resolved(other) == machine.root.resolved(&path);
         if !taken.iter().any(is_same) {
             found.push(other(machine, &path, setting.is_some_and(|value| value.contains('/'))));
         }
@@ -99,7 +116,11 @@ fn plugins(machine: &Machine) -> Vec<Finding> {
 /// The verdict on what releases take.
 fn of_releases(machine: &Machine, judged: &Judged) -> Finding {
     let Judged { releases, worst, outcome } = judged;
-    let passed = if outcome.passed.is_empty() { String::new() } else { format!(" ({})", outcome.passed.join("; ")) };
+    let passed = if outcome.passed.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", outcome.passed.join("; "))
+    };
     let Some((first, later)) = outcome.plugins.split_first() else {
         let set = machine.env.get("NCCL_NET_PLUGIN").filter(|value| !value.is_empty());
         let setting = match machine.env.get("NCCL_NET_PLUGIN") {
@@ -116,11 +137,17 @@ fn of_releases(machine: &Machine, judged: &Judged) -> Finding {
     let ours = |path: &Path| is_ours(&machine.root.path(path));
     if ours(&first.path) {
         let version = build_of(&machine.root.path(&first.path)).unwrap_or_default();
-        return Finding::ok(releases.as_str(), format!("takes {shown}: Ferrite {version}, ncclNet {tables}{passed}"));
+        return Finding::ok(
+            releases.as_str(),
+            format!("takes {shown}: Ferrite {version}, ncclNet {tables}{passed}"),
+        );
     }
     let mut text = format!("takes {shown}, which is not Ferrite (ncclNet {tables}){passed}");
     if let Some(next) = later.iter().find(|plugin| ours(&plugin.path)) {
-        text += &format!("; {} is Ferrite, and is taken only where that one does not start", next.path.display());
+        text += &format!(
+            "; {} is Ferrite, and is taken only where that one does not start",
+            next.path.display()
+        );
     }
     Finding::judge(false, Verdict::Warn.min(*worst), releases.as_str(), text)
 }
@@ -148,9 +175,12 @@ fn is_ours(file: &Path) -> bool {
 fn build_of(file: &Path) -> Option<String> {
     let (bytes, key) = (std::fs::read(file).ok()?, b"ferrite-version=");
     // The words alone are there too, where the program looks for them.
-    let is_it = |at: &usize| bytes[*at..].starts_with(key) && bytes.get(at + key.len()).is_some_and(u8::is_ascii_digit);
+    let is_it = |at: &usize| {
+        bytes[*at..].starts_with(key) && bytes.get(at + key.len()).is_some_and(u8::is_ascii_digit)
+    };
     let rest = &bytes[(0..bytes.len()).find(is_it)? + key.len()..];
-    let end = rest.iter().position(|byte| !byte.is_ascii_alphanumeric() && !b"+-.".contains(byte))?;
+    let end =
+        rest.iter().position(|byte| !byte.is_ascii_alphanumeric() && !b"+-.".contains(byte))?;
     Some(String::from_utf8_lossy(&rest[..end]).into_owned())
 }
 
@@ -198,7 +228,10 @@ fn nccl(machine: &Machine) -> Vec<Finding> {
             ),
             None => Finding::warn(
                 "",
-                format!("{} different versions: a process takes the first that it finds", versions.len()),
+                format!(
+                    "{} different versions: a process takes the first that it finds",
+                    versions.len()
+                ),
             ),
         });
     }
@@ -215,10 +248,14 @@ fn of_file(NcclFile { path, version, is_of_pytorch }: &NcclFile) -> Finding {
     let text = format!("{shown}: {}.{}.{}{who}", version.0, version.1, version.2);
     match version {
         _ if *version < (2, 20, 0) => Finding::warn("", text),
-        (2, 23..=25, _) => {
-            Finding::warn("", format!("{text}: ncclCommAbort does not return after an error of a send or receive"))
-        }
-        (2, 26 | 27, _) => Finding::warn("", format!("{text}: the application is not told of errors of the network")),
+        (2, 23..=25, _) => Finding::warn(
+            "",
+            format!("{text}: ncclCommAbort does not return after an error of a send or receive"),
+        ),
+        (2, 26 | 27, _) => Finding::warn(
+            "",
+            format!("{text}: the application is not told of errors of the network"),
+        ),
         _ => Finding::ok("", text),
     }
 }
@@ -256,7 +293,9 @@ fn firmware(machine: &Machine) -> Vec<Finding> {
         let said = format!("{kind}, firmware {version}");
         match other {
             None => Finding::ok(name.as_str(), said),
-            Some((_, theirs, other)) => Finding::warn(name.as_str(), format!("{said}, and {other} has {theirs}")),
+            Some((_, theirs, other)) => {
+                Finding::warn(name.as_str(), format!("{said}, and {other} has {theirs}"))
+            }
         }
     };
     if devices.is_empty() {
@@ -270,7 +309,10 @@ const SHOWN: usize = 3;
 
 fn kernel_log(machine: &Machine) -> Vec<Finding> {
     let Some(text) = machine.kernel_log() else {
-        return vec![Finding::unknown("", "it may not be read here (as root, or with kernel.dmesg_restrict=0)")];
+        return vec![Finding::unknown(
+            "",
+            "it may not be read here (as root, or with kernel.dmesg_restrict=0)",
+        )];
     };
     let bad: Vec<&str> = text.lines().filter(|line| is_fault(line)).collect();
     if bad.is_empty() {
@@ -317,18 +359,25 @@ fn settings(machine: &Machine) -> Vec<Finding> {
         }));
         let is_known = VARIABLES.iter().any(|variable| variable.name == name) && !value.is_empty();
         match place {
-            Some(place) if is_good => found.push(Finding::ok("", format!("{name}={value}, from {place}"))),
+            Some(place) if is_good => {
+                found.push(Finding::ok("", format!("{name}={value}, from {place}")))
+            }
             None if is_good && is_known => in_order.push(format!("{name}={value}")),
             _ => {}
         }
     }
     if !in_order.is_empty() {
-        found.push(Finding::ok("", format!("in range, from the environment: {}", in_order.join(", "))));
+        found.push(Finding::ok(
+            "",
+            format!("in range, from the environment: {}", in_order.join(", ")),
+        ));
     }
     found.extend(of_other_releases(machine));
     found.extend(of_environment_plugin(machine));
     if found.iter().all(|finding| finding.verdict == Verdict::Ok) {
-        let known = |variable: &&nccl_net::inspect::variables::Variable| machine.var(variable.name).is_some();
+        let known = |variable: &&nccl_net::inspect::variables::Variable| {
+            machine.var(variable.name).is_some()
+        };
         let set = VARIABLES.iter().filter(known).count();
         found.push(Finding::ok(
             "",
@@ -343,7 +392,8 @@ fn of_other_releases(machine: &Machine) -> Vec<Finding> {
     if machine.added.is_empty() && !machine::is_there(&machine.root, &machine.own_env) {
         return Vec::new();
     }
-    let releases: BTreeSet<_> = machine.nccl_files().iter().filter_map(|file| file.version).collect();
+    let releases: BTreeSet<_> =
+        machine.nccl_files().iter().filter_map(|file| file.version).collect();
     let mut found = Vec::new();
     for (major, minor, patch) in releases {
         let reading = Reading::of(Some((major, minor, patch)));
@@ -351,7 +401,8 @@ fn of_other_releases(machine: &Machine) -> Vec<Finding> {
             continue;
         }
         let other = machine::added_by_files(&machine.root, &machine.own_env, reading);
-        let names: BTreeSet<&String> = other.keys().chain(machine.added.keys()).filter(|name| is_nccls(name)).collect();
+        let names: BTreeSet<&String> =
+            other.keys().chain(machine.added.keys()).filter(|name| is_nccls(name)).collect();
         for name in names {
             let said = |added: &machine::Added| match added.get(name) {
                 Some((value, place)) => format!("{value} (from {place})"),
@@ -380,7 +431,10 @@ fn of_environment_plugin(machine: &Machine) -> Option<Finding> {
     let text = format!(
         "{library}: NCCL 2.28.9 and later ask it instead of the environment, and the doctor does not see what it sets"
     );
-    Some(Finding::unknown("", text).cure("NCCL_DEBUG=INFO: the plugin logs where it differs from the environment"))
+    Some(
+        Finding::unknown("", text)
+            .cure("NCCL_DEBUG=INFO: the plugin logs where it differs from the environment"),
+    )
 }
 
 /// Whether a name is, or was meant to be, one of NCCL's or of Ferrite's.
@@ -425,14 +479,19 @@ fn of_variable(name: &str, value: &str) -> Option<Finding> {
         let parsed = Config::parse(|other| (other == name).then(|| value.to_owned()));
         return match parsed {
             Err(error) => Some(Finding::fail("", error.text())),
-            Ok(_) => contradiction(name, value).map(|why| Finding::warn("", format!("{name}={value}: {why}"))),
+            Ok(_) => contradiction(name, value)
+                .map(|why| Finding::warn("", format!("{name}={value}: {why}"))),
         };
     }
     let why = match ignored_reason(name, value) {
         Some(reason) => reason.text,
         // This program and the project's tests have variables of their own.
-        None if name.starts_with("FERRITE_") && nearest(name, 2).is_some() => "there is no such variable".to_owned(),
-        None if name.starts_with("NCCL_") && nearest(name, 1).is_some() => "the plugin has no such variable".to_owned(),
+        None if name.starts_with("FERRITE_") && nearest(name, 2).is_some() => {
+            "there is no such variable".to_owned()
+        }
+        None if name.starts_with("NCCL_") && nearest(name, 1).is_some() => {
+            "the plugin has no such variable".to_owned()
+        }
         None => return None,
     };
     let near = nearest(name, 4).map_or(String::new(), |near| format!("; {near} is meant?"));
@@ -495,7 +554,9 @@ const TIME_LIMIT: Duration = Duration::from_secs(3);
 /// The settings of the job that choose the interface.
 fn config(machine: &Machine) -> Result<Config, String> {
     let lookup = |name: &str| match name {
-        "NCCL_SOCKET_IFNAME" | "NCCL_SOCKET_FAMILY" | "NCCL_COMM_ID" => machine.env.get(name).cloned(),
+        "NCCL_SOCKET_IFNAME" | "NCCL_SOCKET_FAMILY" | "NCCL_COMM_ID" => {
+            machine.env.get(name).cloned()
+        }
         _ => None,
     };
     Config::parse(lookup).map_err(|error| error.text())
@@ -514,8 +575,12 @@ fn control(machine: &Machine) -> Vec<Finding> {
         Ok(interface) => interface,
         Err(why) => return vec![Finding::fail("", why)],
     };
-    let state = machine.root.text(format!("/sys/class/net/{name}/operstate")).filter(|state| state != "unknown");
-    let speed = machine.root.number(format!("/sys/class/net/{name}/speed")).filter(|mbps| *mbps > 0);
+    let state = machine
+        .root
+        .text(format!("/sys/class/net/{name}/operstate"))
+        .filter(|state| state != "unknown");
+    let speed =
+        machine.root.number(format!("/sys/class/net/{name}/speed")).filter(|mbps| *mbps > 0);
     let mut text = format!("{} ({})", name, address.ip());
     text += &state.map_or(String::new(), |state| format!(", {state}"));
     text += &speed.map_or(String::new(), |mbps| format!(", {} Gb/s", mbps as f64 / 1000.0));
@@ -538,7 +603,9 @@ fn control_port(machine: &Machine) -> Vec<Finding> {
     };
     match TcpListener::bind(address).and_then(|listener| Ok((listener.local_addr()?, listener))) {
         Ok((place, _listener)) => vec![reached(place)],
-        Err(problem) => vec![Finding::fail("", format!("nothing can listen on {}: {problem}", address.ip()))],
+        Err(problem) => {
+            vec![Finding::fail("", format!("nothing can listen on {}: {problem}", address.ip()))]
+        }
     }
 }
 
@@ -572,36 +639,61 @@ mod tests {
     #[test]
     fn the_distance_counts_changed_characters() {
         assert_eq!(
-            (distance("abc", "abc"), distance("abc", "abd"), distance("abc", ""), distance("ac", "abc")),
+            (
+                distance("abc", "abc"),
+                distance("abc", "abd"),
+                distance("abc", ""),
+                distance("ac", "abc")
+            ),
             (0, 1, 3, 1)
         );
     }
 
     #[test]
     fn what_a_file_of_the_wrong_form_has_left_in_the_environment_is_told() {
-        let said = |name: &str, value: &str| of_spelling(name, value, false).map(|finding| finding.fact);
+        let said =
+            |name: &str, value: &str| of_spelling(name, value, false).map(|finding| finding.fact);
         let of_blank = said("NCCL_IB_TC ", "106").expect("a blank");
-        assert!(of_blank.contains("the blank belongs to the name, and NCCL_IB_TC is not set by it"), "{of_blank}");
+        assert!(
+            of_blank.contains("the blank belongs to the name, and NCCL_IB_TC is not set by it"),
+            "{of_blank}"
+        );
         assert!(said("export NCCL_IB_TC", "106").is_some_and(|fact| fact.contains("`export`")));
-        assert!(said("FERRITE_LANES", " 4").is_some_and(|fact| fact.contains("belongs to the value")));
-        assert_eq!([said("NCCL_IB_TC", "106"), said("PS1 ", " $ "), said("NCCL_IB_HCA", "a #b")], [None, None, None]);
+        assert!(
+            said("FERRITE_LANES", " 4").is_some_and(|fact| fact.contains("belongs to the value"))
+        );
+        assert_eq!(
+            [said("NCCL_IB_TC", "106"), said("PS1 ", " $ "), said("NCCL_IB_HCA", "a #b")],
+            [None, None, None]
+        );
     }
 
     #[test]
     fn each_way_to_be_wrong_has_its_verdict() {
-        let look = |name, value| of_variable(name, value).map(|finding| (finding.verdict, finding.fact));
+        let look =
+            |name, value| of_variable(name, value).map(|finding| (finding.verdict, finding.fact));
         let (verdict, text) = look("NCCL_IB_TIMEOUT", "32").expect("out of range");
         assert_eq!((verdict, text.contains("from 0 to 31")), (Verdict::Fail, true), "{text}");
         let (verdict, text) = look("NCCL_IB_TIMOUT", "20").expect("misspelt");
-        assert_eq!((verdict, text.contains("NCCL_IB_TIMEOUT is meant?")), (Verdict::Warn, true), "{text}");
+        assert_eq!(
+            (verdict, text.contains("NCCL_IB_TIMEOUT is meant?")),
+            (Verdict::Warn, true),
+            "{text}"
+        );
         let (verdict, text) = look("NCCL_IB_DATA_DIRECT", "1").expect("not honoured");
         assert_eq!((verdict, text.contains("are not used")), (Verdict::Warn, true), "{text}");
         assert_eq!(look("FERRITE_FAILOWER", "0").map(|(verdict, _)| verdict), Some(Verdict::Warn));
-        assert_eq!(look("NCCL_IB_HCA", "mlx5_0:x").map(|(verdict, _)| verdict), Some(Verdict::Fail));
+        assert_eq!(
+            look("NCCL_IB_HCA", "mlx5_0:x").map(|(verdict, _)| verdict),
+            Some(Verdict::Fail)
+        );
         assert_eq!(look("NCCL_NET", "Socket").map(|(verdict, _)| verdict), Some(Verdict::Warn));
-        for (name, value) in
-            [("NCCL_DEBUG", "INFO"), ("NCCL_IB_TIMEOUT", "22"), ("PATH", "/bin"), ("NCCL_NET", "Ferrite")]
-        {
+        for (name, value) in [
+            ("NCCL_DEBUG", "INFO"),
+            ("NCCL_IB_TIMEOUT", "22"),
+            ("PATH", "/bin"),
+            ("NCCL_NET", "Ferrite"),
+        ] {
             assert_eq!(look(name, value), None, "{name}");
         }
     }
@@ -617,8 +709,14 @@ mod tests {
 
     #[test]
     fn addresses_that_no_other_host_reaches_are_known() {
-        let why = |name, address: &str| unreachable_reason(name, address.parse().expect("an address")).is_some();
-        assert!(why("lo", "127.0.0.1:0") && why("docker0", "172.17.0.1:0") && why("eth0", "169.254.3.4:0"));
+        let why = |name, address: &str| {
+            unreachable_reason(name, address.parse().expect("an address")).is_some()
+        };
+        assert!(
+            why("lo", "127.0.0.1:0")
+                && why("docker0", "172.17.0.1:0")
+                && why("eth0", "169.254.3.4:0")
+        );
         assert!(why("eth0", "[fe80::1]:0"));
         assert!(!why("eth0", "10.0.0.1:0") && !why("ib0", "[fd00::1]:0"));
     }

@@ -58,7 +58,9 @@ impl Established {
         self.known = match (change, self.known) {
             (_, Known::Broken) => Known::Broken,
             (PeerChange::Broken(_), _) => Known::Broken,
-            (_, Known::Closed) | (PeerChange::Closed(_) | PeerChange::Unknown(_), _) => Known::Closed,
+            (_, Known::Closed) | (PeerChange::Closed(_) | PeerChange::Unknown(_), _) => {
+                Known::Closed
+            }
             (PeerChange::Lost(_), _) => Known::Lost,
             (PeerChange::Back, _) => Known::Open,
             (PeerChange::Frame(_) | PeerChange::Inquiry(_) | PeerChange::Doubted, known) => known,
@@ -227,6 +229,10 @@ pub(super) struct Pair {
 impl Pair {
     /// The established end of `process`.
     pub(super) fn end(&mut self, process: usize) -> Option<&mut Established> {
-        if self.dialler == process { self.connector.established() } else { self.acceptor.done.as_mut() }
+        if self.dialler == process {
+            self.connector.established()
+        } else {
+            self.acceptor.done.as_mut()
+        }
     }
 }

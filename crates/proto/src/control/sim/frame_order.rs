@@ -31,7 +31,9 @@ impl FrameOrder {
         if self.sent.wire != wire {
             self.sent = Mark { wire, frames: 0 };
         }
-        let body = [&secret[..], &wire.to_le_bytes(), &self.sent.frames.to_le_bytes(), &vec![7; padding]].concat();
+        let body =
+            [&secret[..], &wire.to_le_bytes(), &self.sent.frames.to_le_bytes(), &vec![7; padding]]
+                .concat();
         self.sent.frames += 1;
         self.sent_in_all += 1;
         body
@@ -51,11 +53,20 @@ impl FrameOrder {
     }
 
     fn handle_frame(&mut self, secret: Secret, frame: &Frame) {
-        let number = |at: usize| u64::from_le_bytes(frame.body[at..at + 8].try_into().expect("8 bytes"));
-        assert_eq!((frame.secret, &frame.body[..16]), (secret, &secret[..]), "a frame of another connection");
+        let number =
+            |at: usize| u64::from_le_bytes(frame.body[at..at + 8].try_into().expect("8 bytes"));
+        assert_eq!(
+            (frame.secret, &frame.body[..16]),
+            (secret, &secret[..]),
+            "a frame of another connection"
+        );
         let (wire, before) = (number(16), number(24));
         let expected = if wire == self.received.wire { self.received.frames } else { 0 };
-        assert!(wire >= self.received.wire, "a frame of control connection {wire}, after {:?}", self.received);
+        assert!(
+            wire >= self.received.wire,
+            "a frame of control connection {wire}, after {:?}",
+            self.received
+        );
         assert!(
             wire > self.received.wire || !self.is_cut_off,
             "a frame of a lost control connection, after {:?}",

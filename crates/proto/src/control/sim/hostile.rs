@@ -26,7 +26,11 @@ impl World {
         let mut kind = self.random.one_in(2).then_some(Kind::Hello);
         for _ in 0..1 + self.random.below(4) {
             let any = Kind::ALL[self.random.below(Kind::ALL.len() as u64) as usize];
-            self.hostile_says(process, conn, Frame { kind: kind.take().unwrap_or(any), secret, body: token.to_vec() });
+            self.hostile_says(
+                process,
+                conn,
+                Frame { kind: kind.take().unwrap_or(any), secret, body: token.to_vec() },
+            );
         }
     }
 

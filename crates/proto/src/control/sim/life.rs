@@ -44,7 +44,12 @@ impl World {
 
 impl Network {
     /// One process has died: the other one has been told in time, if it was, once the network was well.
-    pub(super) fn check_reported(&self, pair: &mut Pair, calm_since: Time, without_port: &[bool; 2]) {
+    pub(super) fn check_reported(
+        &self,
+        pair: &mut Pair,
+        calm_since: Time,
+        without_port: &[bool; 2],
+    ) {
         let dead = usize::from(self.is_dead[1]);
         let most = TOLD_WITHIN[usize::from(without_port[dead])];
         if let Some(end) = pair.end(1 - dead)

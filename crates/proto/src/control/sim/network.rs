@@ -57,7 +57,13 @@ impl Network {
     /// Process `dialler` dials.
     pub(super) fn dial(&mut self, dialler: usize, conn: ConnId) {
         self.dialled += 1;
-        let mut wire = Wire { number: self.dialled, dialler, sides: Default::default(), is_up: false, is_cut: false };
+        let mut wire = Wire {
+            number: self.dialled,
+            dialler,
+            sides: Default::default(),
+            is_up: false,
+            is_cut: false,
+        };
         wire.sides[dialler].conn = Some(conn);
         self.wires.push(wire);
     }
@@ -94,7 +100,11 @@ impl Network {
             }
             if !side.is_finished {
                 // Often at once; or when its kernel has asked the other one without success.
-                let pause = if late == number as u64 { 10_000 } else { random.below(2000) * random.below(2) };
+                let pause = if late == number as u64 {
+                    10_000
+                } else {
+                    random.below(2000) * random.below(2)
+                };
                 side.lost_at = Some(now + Duration::from_millis(pause));
                 side.is_closed_between = random.one_in(3);
             }
@@ -152,7 +162,8 @@ impl Network {
 
     /// Forgets connections that neither end has.
     pub(super) fn sweep(&mut self) {
-        self.wires.retain(|wire| wire.is_waiting() || wire.sides.iter().any(|side| side.conn.is_some()));
+        self.wires
+            .retain(|wire| wire.is_waiting() || wire.sides.iter().any(|side| side.conn.is_some()));
     }
 }
 

@@ -13,7 +13,10 @@ impl World {
     pub(super) fn send_recovery_frame(&mut self, pair: usize, process: usize) {
         let is_receiver = self.pairs[pair].dialler != process;
         let is_accepted = self.pairs[pair].acceptor.done.is_some();
-        let Some(end) = self.pairs[pair].end(process).filter(|_| !self.network.is_dead[process]) else { return };
+        let Some(end) = self.pairs[pair].end(process).filter(|_| !self.network.is_dead[process])
+        else {
+            return;
+        };
         let Some(conn) = self.planes[process].conn_of(end.stream) else {
             return self.planes[process].send(end.stream, Kind::Halt, Vec::new());
         };

@@ -41,7 +41,9 @@ struct Strangers {
 impl Strangers {
     fn step(&mut self) {
         match self.random.below(8) {
-            0 => drop(self.plane.open(self.now, address(8), TOKEN, [self.random.below(4) as u8; 16])),
+            0 => {
+                drop(self.plane.open(self.now, address(8), TOKEN, [self.random.below(4) as u8; 16]))
+            }
             1 => self.calls.drain(..).for_each(|conn| {
                 self.plane.handle_connected(self.now, conn);
                 self.conns.push(conn);
@@ -83,14 +85,22 @@ impl Strangers {
     fn stranger_speaks(&mut self) {
         let Some(conn) = self.one() else { return };
         if self.random.one_in(16) {
-            return self.plane.handle_bytes(self.now, conn, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            return self.plane.handle_bytes(
+                self.now,
+                conn,
+                b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            );
         }
         let any = Kind::ALL[self.random.below(Kind::ALL.len() as u64) as usize];
         let kind = [Kind::Hello, any, any][self.random.below(3) as usize];
         let secret = [self.random.below(4) as u8; 16];
         let body = [&TOKEN[..], &[0; 4], &[0; 16]].concat();
         let length = [16, 20, 36][self.random.below(3) as usize];
-        self.plane.handle_bytes(self.now, conn, &Frame { kind, secret, body: body[..length].to_vec() }.emit());
+        self.plane.handle_bytes(
+            self.now,
+            conn,
+            &Frame { kind, secret, body: body[..length].to_vec() }.emit(),
+        );
     }
 
     /// Does what the plane wants done.
@@ -110,7 +120,11 @@ impl Strangers {
             let sent = self.plane.poll_transmit(conn).len();
             self.plane.handle_transmitted(conn, sent);
         }
-        assert_eq!(self.plane.counts()[0], self.conns.len() + self.calls.len(), "control connections");
+        assert_eq!(
+            self.plane.counts()[0],
+            self.conns.len() + self.calls.len(),
+            "control connections"
+        );
         assert!(self.plane.unauthenticated_count() <= MAX_CLIENTS);
     }
 

@@ -96,7 +96,12 @@ impl World {
         self.come_to_rest();
         for process in (0..2).filter(|p| !self.network.is_dead[*p]) {
             let plane = &self.planes[process];
-            assert_eq!(plane.counts(), [0; 4], "something is kept by process {process}: {plane:?} {:?}", self.network);
+            assert_eq!(
+                plane.counts(),
+                [0; 4],
+                "something is kept by process {process}: {plane:?} {:?}",
+                self.network
+            );
             assert!(!self.planes[process].is_port_needed());
         }
     }
@@ -205,7 +210,8 @@ impl World {
         let Some(conn) = wire.sides[process].conn.filter(|_| wire.is_up) else { return false };
         let there = wire.sides[process].incoming.len();
         if there > 0 {
-            let most = if self.is_calm { 4096 } else { [1, 40, 300, 4096][self.random.below(4) as usize] };
+            let most =
+                if self.is_calm { 4096 } else { [1, 40, 300, 4096][self.random.below(4) as usize] };
             let bytes: Vec<u8> = wire.sides[process].incoming.drain(..there.min(most)).collect();
             self.planes[process].handle_bytes(self.now, conn, &bytes);
             return true;
@@ -224,7 +230,8 @@ impl World {
         let Some(conn) = wire.sides[near].conn else { return };
         if self.network.is_dead[far] && self.random.one_in(3) {
             let refuse = Frame::text(Kind::Refuse, ALL_CONNECTIONS, "who are you?").emit();
-            let says: &[u8] = if self.random.one_in(2) { b"HTTP/1.1 400 Bad Request\r\n\r\n" } else { &refuse };
+            let says: &[u8] =
+                if self.random.one_in(2) { b"HTTP/1.1 400 Bad Request\r\n\r\n" } else { &refuse };
             self.network.let_a_stranger_in(index, says);
             return self.planes[near].handle_connected(self.now, conn);
         }
@@ -232,7 +239,11 @@ impl World {
         let by_mistake = self.network.refuses[far];
         self.network.refuses[far] = by_mistake.saturating_sub(1);
         let wire = &mut self.network.wires[index];
-        if self.network.is_dead[far] || !self.planes[far].is_port_needed() || is_rejected || by_mistake > 0 {
+        if self.network.is_dead[far]
+            || !self.planes[far].is_port_needed()
+            || is_rejected
+            || by_mistake > 0
+        {
             wire.sides[near].conn = None;
             return self.planes[near].handle_end(self.now, conn, End::Unreachable(REFUSED));
         }
@@ -264,7 +275,9 @@ impl World {
             while self.planes[process].poll_dirty().is_some() {}
             self.transmit(process);
             let [incoming, outgoing, inbox] = self.planes[process].most_kept();
-            assert!(incoming < 32 + MAX_ACCOUNT_BYTES && outgoing < 1 << 17 && inbox <= MAX_INBOX + 1);
+            assert!(
+                incoming < 32 + MAX_ACCOUNT_BYTES && outgoing < 1 << 17 && inbox <= MAX_INBOX + 1
+            );
             assert!(self.planes[process].counts()[3] <= MAX_PENDING);
         }
         self.network.sweep();
@@ -274,7 +287,11 @@ impl World {
         for wire in &mut self.network.wires {
             let Some(conn) = wire.sides[process].conn.filter(|_| wire.is_up) else { continue };
             let bytes = self.planes[process].poll_transmit(conn);
-            let count = if self.is_calm { bytes.len() } else { self.random.below(bytes.len() as u64 + 1) as usize };
+            let count = if self.is_calm {
+                bytes.len()
+            } else {
+                self.random.below(bytes.len() as u64 + 1) as usize
+            };
             if !wire.is_cut {
                 wire.sides[1 - process].incoming.extend(&bytes[..count]);
             }
@@ -287,8 +304,14 @@ impl World {
         for pair in &mut self.pairs {
             let has_closed = pair.has_closed[1 - process];
             if let Some(done) = pair.end(process).filter(|done| done.stream == stream) {
-                let is_end = matches!(change, PeerChange::Closed(_) | PeerChange::Unknown(_) | PeerChange::Broken(_));
-                assert!(!is_end || has_closed || is_dead, "{change:?}, while the peer lives and has not closed");
+                let is_end = matches!(
+                    change,
+                    PeerChange::Closed(_) | PeerChange::Unknown(_) | PeerChange::Broken(_)
+                );
+                assert!(
+                    !is_end || has_closed || is_dead,
+                    "{change:?}, while the peer lives and has not closed"
+                );
                 done.handle_change(self.now, change);
             }
         }
@@ -318,20 +341,32 @@ impl World {
                 }
             }
             self.settle();
-            let is_due = |side: &Side| !side.incoming.is_empty() || side.is_finished && side.lost_at.is_none();
-            let has_more = |wire: &Wire| wire.sides.iter().any(|side| side.conn.is_some() && is_due(side));
+            let is_due = |side: &Side| {
+                !side.incoming.is_empty() || side.is_finished && side.lost_at.is_none()
+            };
+            let has_more =
+                |wire: &Wire| wire.sides.iter().any(|side| side.conn.is_some() && is_due(side));
             // Who sets up a connection dials again at once.
             if self.network.rejects_until.iter().any(|until| *until > self.now) {
                 self.pass(Duration::from_millis(200));
                 self.settle();
             }
-            if has_moved || self.network.wires.iter().any(|wire| wire.is_waiting() || wire.is_up && has_more(wire)) {
+            if has_moved
+                || self
+                    .network
+                    .wires
+                    .iter()
+                    .any(|wire| wire.is_waiting() || wire.is_up && has_more(wire))
+            {
                 continue;
             }
-            let lost = self.network.wires.iter().flat_map(|w| &w.sides).filter(|side| side.conn.is_some());
-            let due = lost
-                .filter_map(|side| side.lost_at)
-                .chain((0..2).filter(|p| !self.network.is_dead[*p]).filter_map(|p| self.planes[p].poll_timeout()));
+            let lost =
+                self.network.wires.iter().flat_map(|w| &w.sides).filter(|side| side.conn.is_some());
+            let due = lost.filter_map(|side| side.lost_at).chain(
+                (0..2)
+                    .filter(|p| !self.network.is_dead[*p])
+                    .filter_map(|p| self.planes[p].poll_timeout()),
+            );
             match due.min() {
                 Some(due) => self.pass(due.saturating_sub(before)),
                 None if self.is_unfinished() => self.pass(Duration::from_millis(20)),
@@ -356,7 +391,8 @@ impl World {
             let (near, far) = (pair.dialler, 1 - pair.dialler);
             let [near_died, far_died] = [near, far].map(|process| self.network.is_dead[process]);
             let what = format!("{:?} {:?} {:?}", pair.connector, pair.acceptor, pair.has_closed);
-            let is_reported = |end: &Established| matches!(end.known, Known::Closed | Known::Broken);
+            let is_reported =
+                |end: &Established| matches!(end.known, Known::Closed | Known::Broken);
             if !near_died && let Some(end) = pair.connector.established() {
                 assert_eq!(is_reported(end), far_died || pair.has_closed[far], "{what}");
             }
@@ -370,14 +406,21 @@ impl World {
             }
             match (pair.connector.established(), &pair.acceptor.done) {
                 (Some(near), Some(far)) => {
-                    assert_eq!((near.secret, near.known, far.known), (far.secret, Known::Open, Known::Open), "{what}");
-                    let carried = self.planes[pair.dialler].conn_of(near.stream).expect("it is open");
+                    assert_eq!(
+                        (near.secret, near.known, far.known),
+                        (far.secret, Known::Open, Known::Open),
+                        "{what}"
+                    );
+                    let carried =
+                        self.planes[pair.dialler].conn_of(near.stream).expect("it is open");
                     let wire = self.network.of(pair.dialler, carried).expect("it stands").number;
-                    let is_received =
-                        near.order.was_received_by(&far.order, wire) && far.order.was_received_by(&near.order, wire);
+                    let is_received = near.order.was_received_by(&far.order, wire)
+                        && far.order.was_received_by(&near.order, wire);
                     assert!(is_received, "control connection {wire}: {what}");
                 }
-                (None, Some(far)) => assert!(pair.has_closed[near] && far.known != Known::Open, "{what}"),
+                (None, Some(far)) => {
+                    assert!(pair.has_closed[near] && far.known != Known::Open, "{what}")
+                }
                 (Some(_), None) => assert!(pair.has_closed[far], "{what}"),
                 (None, None) => assert!(pair.has_closed != [false; 2], "{what}"),
             }

@@ -121,7 +121,9 @@ impl Caller {
     pub(super) fn is_busy(&self) -> bool {
         let is_reported = self.has_port_event || self.has_back;
         self.failure.is_none()
-            && (is_reported || self.job.is_some() || Recovery::clone(&self.machine).poll_action().is_some())
+            && (is_reported
+                || self.job.is_some()
+                || Recovery::clone(&self.machine).poll_action().is_some())
     }
 
     /// Whether it does anything now.
@@ -150,7 +152,8 @@ pub(super) fn connected(outside: &mut Outside, give_up: Duration) -> (Sender, Re
     let rails = outside.plan.striping.rail_numbers();
     let flow = RecvFlow::new(outside.plan.striping);
     outside.fabric.keep_receives(&[], flow.receives());
-    let [near, far] = [End::Sender, End::Receiver].map(|end| outside.create(end, rails, outside.plan.per_rail()));
+    let [near, far] =
+        [End::Sender, End::Receiver].map(|end| outside.create(end, rails, outside.plan.per_rail()));
     for (a, b) in near.iter().zip(&far) {
         outside.fabric.connect(*a, *b);
         outside.fabric.connect(*b, *a);

@@ -199,7 +199,11 @@ impl Fabric {
             });
         }
         self.qps[qp].arrived += usize::from(!is_late);
-        (is_new && !is_forgotten).then_some(Executed { wr: request.wr, rail, is_read_now: !is_late })
+        (is_new && !is_forgotten).then_some(Executed {
+            wr: request.wr,
+            rail,
+            is_read_now: !is_late,
+        })
     }
 
     fn next_late(&mut self, qp: usize) -> Option<Request> {
@@ -239,7 +243,12 @@ impl Fabric {
 
     /// The queue pair goes to the error state. Some of what it has sent is late, and of the first of that a part may be executed
     /// at once, which is returned.
-    pub(super) fn fail(&mut self, qp: usize, status: Status, random: &mut Random) -> Option<Executed> {
+    pub(super) fn fail(
+        &mut self,
+        qp: usize,
+        status: Status,
+        random: &mut Random,
+    ) -> Option<Executed> {
         let QueuePair { end, rail, state, peer, .. } = self.qps[qp];
         if state != State::Ready {
             return None;
@@ -248,7 +257,8 @@ impl Fabric {
         let expected = peer.map(|peer| self.qps[peer].expected);
         let next = self.qps[qp].late.iter().find(|request| Some(request.place) == expected);
         let part = next.map(|request| request.wr.clone());
-        let is_there = self.is_up(rail, end) && peer.is_some_and(|peer| self.qps[peer].state == State::Ready);
+        let is_there =
+            self.is_up(rail, end) && peer.is_some_and(|peer| self.qps[peer].state == State::Ready);
         let pair = &mut self.qps[qp];
         (pair.state, pair.arrived) = (State::Error, 0);
         for (i, request) in std::mem::take(&mut pair.sends).into_iter().enumerate() {

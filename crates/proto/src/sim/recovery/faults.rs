@@ -58,7 +58,11 @@ impl Plan {
         let last = 30 * plan.messages.len() as u64;
         let mut faults = vec![(When::Step(random.below(last)), fault(random, plan))];
         for _ in 0..random.below(6) {
-            let when = if random.one_in(3) { When::Step(random.below(last)) } else { When::Action(random.below(50)) };
+            let when = if random.one_in(3) {
+                When::Step(random.below(last))
+            } else {
+                When::Action(random.below(50))
+            };
             faults.push((when, fault(random, plan)));
         }
         Self { faults, ..Self::nothing() }
@@ -104,7 +108,11 @@ impl Plan {
     pub(super) fn impatient(random: &mut Random, plan: &plan::Plan) -> Self {
         let most = [300, 10_000, 300_000][random.index(3)];
         let give_up = Duration::from_micros(random.below(most));
-        let faults = if random.one_in(2) { Self::restless(random, plan) } else { Self::survivable(random, plan) };
+        let faults = if random.one_in(2) {
+            Self::restless(random, plan)
+        } else {
+            Self::survivable(random, plan)
+        };
         Self { may_fail: true, give_up, ..faults }
     }
 
@@ -112,7 +120,10 @@ impl Plan {
     pub(super) fn parted(random: &mut Random, _plan: &plan::Plan) -> Self {
         let action = When::Action(14 + random.below(10));
         let faults = vec![
-            (When::Step(random.below(100)), Fault::PortDown(end(random), 0, Duration::from_secs(10))),
+            (
+                When::Step(random.below(100)),
+                Fault::PortDown(end(random), 0, Duration::from_secs(10)),
+            ),
             (action, Fault::ControlBreaks(Duration::from_secs(1))),
             (action, Fault::Stalled(end(random))),
         ];
@@ -123,7 +134,8 @@ impl Plan {
     pub(super) fn unheard(random: &mut Random, plan: &plan::Plan) -> Self {
         let last = 30 * plan.messages.len() as u64;
         let breaks = (When::Step(0), Fault::ControlBreaks(Duration::from_secs(1000)));
-        let changes = (0..1 + random.below(5)).map(|_| (When::Step(random.below(last)), Fault::Changes(end(random))));
+        let changes = (0..1 + random.below(5))
+            .map(|_| (When::Step(random.below(last)), Fault::Changes(end(random))));
         Self { faults: std::iter::once(breaks).chain(changes).collect(), ..Self::nothing() }
     }
 
@@ -144,7 +156,10 @@ impl Plan {
     pub(super) fn forgetful(random: &mut Random, plan: &plan::Plan) -> Self {
         let step = random.below(40 * plan.messages.len() as u64);
         let later = step + random.below(100);
-        let faults = vec![(When::Step(step), Fault::Forgets), (When::Step(later), Fault::Stalled(End::Receiver))];
+        let faults = vec![
+            (When::Step(step), Fault::Forgets),
+            (When::Step(later), Fault::Stalled(End::Receiver)),
+        ];
         Self { faults, may_fail: true, ..Self::nothing() }
     }
 }

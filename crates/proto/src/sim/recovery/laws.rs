@@ -54,14 +54,23 @@ impl Laws {
         assert_eq!(bytes.rkey, rkey(buffer, rail.into()), "the key of another rail");
         assert_eq!(bytes.message, buffer, "bytes of another message");
         assert_eq!(at, bytes.offset, "bytes in another place than they came from");
-        assert!(at + bytes.length <= record.message.posted, "a write past the end of buffer {buffer}");
-        assert_eq!(record.received, None, "a write into buffer {buffer}, whose receive has completed");
+        assert!(
+            at + bytes.length <= record.message.posted,
+            "a write past the end of buffer {buffer}"
+        );
+        assert_eq!(
+            record.received, None,
+            "a write into buffer {buffer}, whose receive has completed"
+        );
         record.pieces.push((at, bytes.length));
     }
 
     /// A queue pair reads `message` from memory.
     pub(super) fn handle_read(&self, message: usize) {
-        assert_eq!(self.records[message].sent, None, "message {message} is read after its send has completed");
+        assert_eq!(
+            self.records[message].sent, None,
+            "message {message} is read after its send has completed"
+        );
     }
 
     pub(super) fn handle_cts(before: &CtsWords, after: &CtsWords) {
@@ -70,11 +79,17 @@ impl Laws {
     }
 
     pub(super) fn handle_sent(&mut self, message: usize) {
-        assert!(!std::mem::replace(&mut self.records[message].is_sent, true), "message {message} is sent twice");
+        assert!(
+            !std::mem::replace(&mut self.records[message].is_sent, true),
+            "message {message} is sent twice"
+        );
     }
 
     pub(super) fn handle_sent_again(&self, message: usize) {
-        assert_eq!(self.records[message].received, None, "message {message} is sent again and has arrived");
+        assert_eq!(
+            self.records[message].received, None,
+            "message {message} is sent again and has arrived"
+        );
     }
 
     pub(super) fn handle_send_completed(&mut self, message: usize, length: u32) {

@@ -73,7 +73,11 @@ fn check_unheard(outcome: &Outcome) {
 
 /// A path that never comes back has ended both ends, unless all was delivered before.
 fn check_failures(outcome: &Outcome) {
-    assert!(outcome.is_all_delivered || outcome.failures.iter().all(Option::is_some), "{:?}", outcome.failures);
+    assert!(
+        outcome.is_all_delivered || outcome.failures.iter().all(Option::is_some),
+        "{:?}",
+        outcome.failures
+    );
     for failure in outcome.failures.iter().flatten() {
         assert!(failure.contains("could not be recovered within "), "{failure}");
     }
@@ -82,7 +86,9 @@ fn check_failures(outcome: &Outcome) {
 /// Whether the sender has ended with an error, which is then that of a device that has died.
 fn has_lost(outcome: &Outcome) -> bool {
     let failure = &outcome.failures[End::Sender as usize];
-    failure.iter().for_each(|text| assert!(text.contains("acknowledged by a device that died"), "{text}"));
+    failure
+        .iter()
+        .for_each(|text| assert!(text.contains("acknowledged by a device that died"), "{text}"));
     failure.is_some()
 }
 
@@ -98,7 +104,10 @@ fn after_any_faults_that_end_every_message_is_delivered_once_and_all_rails_are_u
         replayed += u64::from(outcome.replayed);
     });
     let all_seen = recoveries > runs && late > runs / 4 && replayed > runs / 2;
-    assert!(runs == 1 || all_seen, "{runs} runs: {recoveries} recoveries, {late} late packets, {replayed} sent again");
+    assert!(
+        runs == 1 || all_seen,
+        "{runs} runs: {recoveries} recoveries, {late} late packets, {replayed} sent again"
+    );
 }
 
 #[test]
@@ -130,7 +139,10 @@ fn what_is_wished_for_changes_nothing_that_works_before_the_peer_has_answered() 
         check_unheard(&outcome);
         (runs, recoveries) = (runs + 1, recoveries + outcome.recoveries);
     });
-    assert!(runs == 1 || recoveries > 0, "no request comes true when the control connection is back");
+    assert!(
+        runs == 1 || recoveries > 0,
+        "no request comes true when the control connection is back"
+    );
 }
 
 #[test]
@@ -172,8 +184,12 @@ fn tell_one_that_has_failed(role: Role) {
     let rails = RailMask::first(2);
     let mut machine = Observed::new(role, rails, Duration::ZERO);
     machine.handle_fault(Time::ZERO, "a fault");
-    machine.handle_message(Time::ZERO, Message::Ports { usable: rails }).expect("what a Ferrite says");
-    machine.handle_message(Time::ZERO, Message::Heard { attempt: 1, number: 1 }).expect("what a Ferrite says");
+    machine
+        .handle_message(Time::ZERO, Message::Ports { usable: rails })
+        .expect("what a Ferrite says");
+    machine
+        .handle_message(Time::ZERO, Message::Heard { attempt: 1, number: 1 })
+        .expect("what a Ferrite says");
     assert!(matches!(machine.poll_action(), Some(Action::Fail(_))));
     assert_eq!(machine.poll_action(), None);
 }

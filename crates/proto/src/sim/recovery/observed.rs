@@ -91,11 +91,21 @@ impl Observed {
         self.note("fenced").handle_fenced(now);
     }
 
-    pub(super) fn handle_created(&mut self, now: Time, attempt: u32, end: Result<Endpoint, String>) {
+    pub(super) fn handle_created(
+        &mut self,
+        now: Time,
+        attempt: u32,
+        end: Result<Endpoint, String>,
+    ) {
         self.note("created").handle_created(now, attempt, end);
     }
 
-    pub(super) fn handle_connected(&mut self, now: Time, attempt: u32, end: Result<Endpoint, String>) {
+    pub(super) fn handle_connected(
+        &mut self,
+        now: Time,
+        attempt: u32,
+        end: Result<Endpoint, String>,
+    ) {
         self.note("connected").handle_connected(now, attempt, end);
     }
 
@@ -103,7 +113,12 @@ impl Observed {
         self.note("unreachable").handle_unreachable(now, attempt, dead);
     }
 
-    pub(super) fn handle_resumed(&mut self, now: Time, attempt: u32, missing_list: Option<MissingList>) {
+    pub(super) fn handle_resumed(
+        &mut self,
+        now: Time,
+        attempt: u32,
+        missing_list: Option<MissingList>,
+    ) {
         self.note("resumed").handle_resumed(now, attempt, missing_list);
     }
 

@@ -17,7 +17,9 @@ impl Caller {
         for qp in self.in_use.clone() {
             let limit = outside.random.index(6);
             for _ in 0..limit {
-                let Some(completion) = outside.fabric.qps[qp].completions.pop_front() else { break };
+                let Some(completion) = outside.fabric.qps[qp].completions.pop_front() else {
+                    break;
+                };
                 if completion.status != Status::Success {
                     self.machine.handle_fault(outside.now, "a work request has failed");
                     return succeeded;
@@ -38,7 +40,8 @@ impl Sender {
         if self.flow.has_replays() {
             return self.send_again(outside);
         }
-        let firsts: Vec<_> = self.to_send.values().filter_map(|queue| queue.front().copied()).collect();
+        let firsts: Vec<_> =
+            self.to_send.values().filter_map(|queue| queue.front().copied()).collect();
         if firsts.is_empty() {
             return false;
         }
@@ -63,7 +66,8 @@ impl Sender {
     }
 
     fn send_again(&mut self, outside: &mut Outside) -> bool {
-        let Some(length) = self.flow.peek_replay().filter(|length| self.has_room(*length, outside)) else {
+        let Some(length) = self.flow.peek_replay().filter(|length| self.has_room(*length, outside))
+        else {
             return false;
         };
         let Some((transfer, addr)) = self.flow.poll_replay() else { return false };
@@ -75,7 +79,8 @@ impl Sender {
     }
 
     fn has_room(&self, length: u32, outside: &Outside) -> bool {
-        let extra = u8::from(length > outside.plan.trailing_above) + u8::from(length >= Imm::EXPLICIT_LIMIT);
+        let extra = u8::from(length > outside.plan.trailing_above)
+            + u8::from(length >= Imm::EXPLICIT_LIMIT);
         extra == 0 || self.space.has_space(self.caller.in_use.len(), extra)
     }
 
@@ -86,8 +91,13 @@ impl Sender {
             let rkey = self.flow.rkey(&transfer, rail, |slot| self.ring[slot.index() * halves]);
             let addr = transfer.remote_addr + u64::from(stripe.offset);
             let bytes = Bytes { addr, rkey, message, offset: stripe.offset, length: stripe.length };
-            let mut imms: Vec<_> = std::iter::once(imms.first).chain(imms.second).map(Imm::to_bits).collect();
-            let with_data = if stripe.length > outside.plan.trailing_above { None } else { Some(imms.remove(0)) };
+            let mut imms: Vec<_> =
+                std::iter::once(imms.first).chain(imms.second).map(Imm::to_bits).collect();
+            let with_data = if stripe.length > outside.plan.trailing_above {
+                None
+            } else {
+                Some(imms.remove(0))
+            };
             let mut writes = vec![(Some(bytes), with_data)];
             writes.extend(imms.into_iter().map(|imm| (None, Some(imm))));
             let extra = (writes.len() - 1) as u8;
@@ -195,7 +205,9 @@ impl Receiver {
         }
         let Some(lengths) = self.flow.poll_done(id).expect("a live request") else { return is_any };
         let lengths = lengths.to_vec();
-        messages.zip(lengths).for_each(|(i, length)| outside.laws.handle_receive_completed(i, length));
+        messages
+            .zip(lengths)
+            .for_each(|(i, length)| outside.laws.handle_receive_completed(i, length));
         self.receiving.pop_front();
         true
     }

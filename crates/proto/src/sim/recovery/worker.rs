@@ -66,7 +66,10 @@ impl Caller {
                 self.fail(text, outside);
             }
             Action::Drain => {
-                assert!(std::mem::take(&mut self.is_heard), "what works is given up, and the peer has not answered");
+                assert!(
+                    std::mem::take(&mut self.is_heard),
+                    "what works is given up, and the peer has not answered"
+                );
                 return (true, Some(Action::Drain));
             }
             Action::Continue => return (true, Some(Action::Continue)),
@@ -106,7 +109,9 @@ impl Caller {
             }
             Action::Connect { attempt, rails, remote } => {
                 let own = match self.end {
-                    End::Sender => self.offered.clone().ok_or_else(|| "nothing was created".to_owned()),
+                    End::Sender => {
+                        self.offered.clone().ok_or_else(|| "nothing was created".to_owned())
+                    }
                     End::Receiver => self.create(rails, remote.rails[0].qps.len(), outside),
                 };
                 let connected = own.and_then(|own| self.connect(own, rails, &remote, outside));
@@ -123,7 +128,12 @@ impl Caller {
     }
 
     /// `per_rail` queue pairs on each of `rails`, as they are told to the peer. None, if a port is down.
-    fn create(&mut self, rails: RailMask, per_rail: usize, outside: &mut Outside) -> Result<Endpoint, String> {
+    fn create(
+        &mut self,
+        rails: RailMask,
+        per_rail: usize,
+        outside: &mut Outside,
+    ) -> Result<Endpoint, String> {
         assert!(self.new.is_empty(), "the queue pairs of an earlier attempt are there");
         self.check(rails, outside)?;
         let numbers = outside.create(self.end, rails, per_rail);
@@ -141,7 +151,11 @@ impl Caller {
             self.refusals -= 1;
             return Err("the device refuses".into());
         }
-        if rails.is_within(outside.usable(self.end)) { Ok(()) } else { Err("a port is down".into()) }
+        if rails.is_within(outside.usable(self.end)) {
+            Ok(())
+        } else {
+            Err("a port is down".into())
+        }
     }
 
     fn connect(
@@ -152,8 +166,12 @@ impl Caller {
         outside: &mut Outside,
     ) -> Result<Endpoint, String> {
         self.check(rails, outside)?;
-        let [sender, receiver] = if self.end == End::Sender { [&own, remote] } else { [remote, &own] };
-        let striping = Negotiated::agree(sender, receiver).expect("ends of one link layer").striping.over(rails);
+        let [sender, receiver] =
+            if self.end == End::Sender { [&own, remote] } else { [remote, &own] };
+        let striping = Negotiated::agree(sender, receiver)
+            .expect("ends of one link layer")
+            .striping
+            .over(rails);
         for (i, qp) in self.new.iter().enumerate() {
             let peer = remote.qp_end(QpIndex(i as u8), striping).expect("as many queue pairs");
             outside.fabric.connect(*qp, peer.qpn as usize);
@@ -168,7 +186,11 @@ impl Caller {
         if self.refusals > 0 {
             self.refusals -= 1;
             let rails = self.machine.rails();
-            return Some(if outside.random.one_in(2) { RailMask::NONE } else { RailMask::only(rails.at(0)) });
+            return Some(if outside.random.one_in(2) {
+                RailMask::NONE
+            } else {
+                RailMask::only(rails.at(0))
+            });
         }
         let Outside { fabric, random, .. } = outside;
         let rails_of = |qps: &mut dyn Iterator<Item = &usize>| {
@@ -189,7 +211,11 @@ impl Caller {
     /// The new queue pairs come into use.
     fn install(&mut self, outside: &mut Outside) {
         let existing = outside.fabric.existing(self.end);
-        assert_eq!(existing, self.new, "{:?} goes on, and queue pairs of an earlier attempt are there", self.end);
+        assert_eq!(
+            existing, self.new,
+            "{:?} goes on, and queue pairs of an earlier attempt are there",
+            self.end
+        );
         self.in_use = std::mem::take(&mut self.new);
         self.striping = self.terms.expect("connected").0;
     }
@@ -197,7 +223,10 @@ impl Caller {
 
 impl Sender {
     pub(super) fn work(&mut self, outside: &mut Outside) -> bool {
-        if self.is_draining && self.flow.outstanding() == 0 && outside.random.one_in(outside.job_steps) {
+        if self.is_draining
+            && self.flow.outstanding() == 0
+            && outside.random.one_in(outside.job_steps)
+        {
             self.caller.machine.handle_drained(outside.now);
         }
         let (is_any, job) = self.caller.work(outside);
@@ -212,7 +241,11 @@ impl Sender {
             }
             Some(Action::Resume { attempt, missing_list }) => {
                 let (striping, weights) = self.caller.terms.expect("connected");
-                let applied = self.flow.apply_missing_list(&missing_list.expect("at the sender"), striping, weights);
+                let applied = self.flow.apply_missing_list(
+                    &missing_list.expect("at the sender"),
+                    striping,
+                    weights,
+                );
                 if let Err(error) = applied {
                     assert!(outside.may_fail, "{error}");
                     self.caller.fail(error.to_string(), outside);
@@ -241,7 +274,8 @@ impl Receiver {
             Some(Action::Fence) => {
                 for qp in std::mem::take(&mut self.caller.in_use) {
                     let all = outside.fabric.fence(qp, &mut outside.random);
-                    let succeeded = all.into_iter().filter(|completion| completion.status == Status::Success);
+                    let succeeded =
+                        all.into_iter().filter(|completion| completion.status == Status::Success);
                     self.handle_completions(succeeded.collect());
                 }
                 outside.fabric.forgets = false;

@@ -71,7 +71,16 @@ impl World {
         };
         let (sender, receiver) = connected(&mut outside, faults.give_up);
         let Plan { faults, .. } = faults;
-        Self { outside, sender, receiver, faults, healings: Vec::new(), attempts: [0; 2], before_back: None, idle: 0 }
+        Self {
+            outside,
+            sender,
+            receiver,
+            faults,
+            healings: Vec::new(),
+            attempts: [0; 2],
+            before_back: None,
+            idle: 0,
+        }
     }
 
     pub(super) fn run(mut self) -> Outcome {
@@ -98,7 +107,8 @@ impl World {
                 self.idle = 0;
                 self.skip();
             }
-            let machines = || (&self.sender.caller.machine, &self.receiver.caller.machine, self.outside.now);
+            let machines =
+                || (&self.sender.caller.machine, &self.receiver.caller.machine, self.outside.now);
             assert!(step - last_fault < MOST_STEPS, "hangs: {:?}", machines());
         }
         self.outcome()
@@ -123,23 +133,31 @@ impl World {
             return true;
         }
         let is_at_rest = |caller: &&Caller| caller.machine.is_running() && !caller.is_busy();
-        let is_quiet = callers.iter().all(is_at_rest) && self.outside.frames.iter().all(VecDeque::is_empty);
-        let no_faults = self.faults.iter().all(|(when, _)| matches!(when, When::Action(_))) && self.healings.is_empty();
+        let is_quiet =
+            callers.iter().all(is_at_rest) && self.outside.frames.iter().all(VecDeque::is_empty);
+        let no_faults = self.faults.iter().all(|(when, _)| matches!(when, When::Action(_)))
+            && self.healings.is_empty();
         if !is_quiet || !no_faults || !self.outside.laws.is_all_delivered() {
             return false;
         }
         let [a, b] = callers.map(|caller| (caller.machine.attempt(), caller.machine.rails()));
         let is_whole = a == b && a.1 == self.outside.plan.striping.rail_numbers();
         if is_whole {
-            let existing = [End::Sender, End::Receiver].map(|end| self.outside.fabric.existing(end));
-            assert_eq!(existing, callers.map(|caller| caller.in_use.clone()), "queue pairs are left over");
+            let existing =
+                [End::Sender, End::Receiver].map(|end| self.outside.fabric.existing(end));
+            assert_eq!(
+                existing,
+                callers.map(|caller| caller.in_use.clone()),
+                "queue pairs are left over"
+            );
         }
         is_whole
     }
 
     fn step(&mut self) -> bool {
         let Self { outside, sender, receiver, .. } = self;
-        let (sends, receives) = (sender.caller.is_awake(outside), receiver.caller.is_awake(outside));
+        let (sends, receives) =
+            (sender.caller.is_awake(outside), receiver.caller.is_awake(outside));
         match outside.random.below(20) {
             0 if receives => receiver.irecv(outside),
             1 if sends => sender.isend(outside),
@@ -148,13 +166,18 @@ impl World {
             4 | 5 => self.control(),
             6..=8 if sends => sender.work(outside),
             9..=11 if receives => receiver.work(outside),
-            12..=14 => self.on_queue_pair(Fabric::live, |fabric, qp, _| (fabric.deliver(qp, false), false)),
-            15 if self.outside.random.one_in(10) => {
-                self.on_queue_pair(Fabric::detained, |fabric, qp, _| (fabric.deliver(qp, true), false))
+            12..=14 => {
+                self.on_queue_pair(Fabric::live, |fabric, qp, _| (fabric.deliver(qp, false), false))
             }
+            15 if self.outside.random.one_in(10) => self
+                .on_queue_pair(Fabric::detained, |fabric, qp, _| (fabric.deliver(qp, true), false)),
             15 => false,
-            16 | 17 => self.on_queue_pair(Fabric::live, |fabric, qp, _| (None, fabric.acknowledge(qp))),
-            18 => self.on_queue_pair(Fabric::live, |fabric, qp, random| (fabric.retry(qp, random), false)),
+            16 | 17 => {
+                self.on_queue_pair(Fabric::live, |fabric, qp, _| (None, fabric.acknowledge(qp)))
+            }
+            18 => self.on_queue_pair(Fabric::live, |fabric, qp, random| {
+                (fabric.retry(qp, random), false)
+            }),
             _ => self.heal(),
         }
     }
@@ -203,7 +226,8 @@ impl World {
     }
 
     fn check_attempts(&mut self) {
-        let now = [&self.sender.caller, &self.receiver.caller].map(|caller| caller.machine.attempt());
+        let now =
+            [&self.sender.caller, &self.receiver.caller].map(|caller| caller.machine.attempt());
         assert!(now[0] >= self.attempts[0] && now[1] >= self.attempts[1], "an attempt goes back");
         assert!(now[0].abs_diff(now[1]) <= 1, "an end is two attempts ahead: {now:?}");
         self.attempts = now;
@@ -214,11 +238,18 @@ impl World {
         let callers = [&self.sender.caller, &self.receiver.caller];
         let has_frames = |caller: &Caller| !self.outside.frames[caller.end as usize].is_empty();
         let has_work = |caller: &Caller| caller.is_busy() || has_frames(caller);
-        if callers.iter().filter(|caller| caller.is_awake(&self.outside)).any(|caller| has_work(caller)) {
+        if callers
+            .iter()
+            .filter(|caller| caller.is_awake(&self.outside))
+            .any(|caller| has_work(caller))
+        {
             return;
         }
         let timeouts = callers.iter().filter_map(|caller| caller.machine.poll_timeout());
-        let stops = callers.iter().map(|caller| caller.stopped_until).filter(|until| *until > self.outside.now);
+        let stops = callers
+            .iter()
+            .map(|caller| caller.stopped_until)
+            .filter(|until| *until > self.outside.now);
         let healings = self.healings.iter().map(|(time, _)| *time);
         if let Some(next) = timeouts.chain(stops).chain(healings).min() {
             self.outside.now = self.outside.now.max(next);
@@ -292,7 +323,9 @@ impl World {
             }
             Fault::QpFails(end, index) => {
                 if let Some(qp) = self.caller(end).in_use.get(index).copied() {
-                    self.on_queue_pair_number(qp, |fabric, qp, random| fabric.fail(qp, Status::RemoteError, random));
+                    self.on_queue_pair_number(qp, |fabric, qp, random| {
+                        fabric.fail(qp, Status::RemoteError, random)
+                    });
                 }
             }
             Fault::AcksLost(end, index) => {
@@ -315,7 +348,11 @@ impl World {
         }
     }
 
-    fn on_queue_pair_number(&mut self, qp: usize, event: impl Fn(&mut Fabric, usize, &mut Random) -> Option<Executed>) {
+    fn on_queue_pair_number(
+        &mut self,
+        qp: usize,
+        event: impl Fn(&mut Fabric, usize, &mut Random) -> Option<Executed>,
+    ) {
         let Outside { fabric, random, laws, .. } = &mut self.outside;
         if let Some(Executed { wr, rail, .. }) = event(fabric, qp, random)
             && let Some(bytes) = wr.bytes

@@ -24,7 +24,10 @@ fn streams_that_the_peer_has_closed_cost_the_others_no_attempt() {
     pairs[..63].iter().for_each(|(_, far)| two.far.close(two.now, *far));
     two.dial_again();
     let told = two.changes(0);
-    assert_eq!(told.iter().filter(|(_, change)| matches!(change, PeerChange::Unknown(_))).count(), 63);
+    assert_eq!(
+        told.iter().filter(|(_, change)| matches!(change, PeerChange::Unknown(_))).count(),
+        63
+    );
     assert!(told.contains(&(pairs[63].0, PeerChange::Back)));
     assert_eq!(two.changes(1), [(pairs[63].1, PeerChange::Back)]);
 }
@@ -79,13 +82,17 @@ fn a_commit_that_the_owner_has_taken_is_not_implied_again() {
     two.dial_again();
     two.far.establish(two.now, far, true);
     two.pass();
-    assert_eq!((two.changes(0).pop(), two.changes(1)), (Some((near, PeerChange::Back)), Vec::new()));
+    assert_eq!(
+        (two.changes(0).pop(), two.changes(1)),
+        (Some((near, PeerChange::Back)), Vec::new())
+    );
 }
 
 #[test]
 fn an_unexpected_frame_ends_the_stream_at_both_ends() {
     let mut two = Two::new(&[TOKEN]);
-    let (_kept, (near, far)) = (two.established(TOKEN, secret(1)), two.established(TOKEN, secret(2)));
+    let (_kept, (near, far)) =
+        (two.established(TOKEN, secret(1)), two.established(TOKEN, secret(2)));
     two.near.send(near, Kind::Hello, Vec::new());
     two.pass();
     assert_eq!(two.changes(1), [(far, broken("the peer sent an unexpected message (hello)"))]);
@@ -96,7 +103,11 @@ fn an_unexpected_frame_ends_the_stream_at_both_ends() {
 fn a_client_that_knows_no_connection_is_dismissed_in_time() {
     let mut two = Two::new(&[TOKEN]);
     let client = two.far.handle_client(two.now, here());
-    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 1 }.frame(Kind::Resume, secret(1)).emit());
+    two.far.handle_bytes(
+        two.now,
+        client,
+        &Resume { token: TOKEN, attempt: 1 }.frame(Kind::Resume, secret(1)).emit(),
+    );
     assert_eq!(two.far.counts(), [1, 0, 0, 0]);
     two.far.handle_timeout(two.far.poll_timeout().expect("it has a deadline"));
     assert_eq!(two.far.counts(), [0; 4]);

@@ -56,9 +56,17 @@ fn a_connection_that_is_lost_between_commit_and_accept_resumes() {
         }
         two.lose();
         assert!(!two.far.is_over(far));
-        assert_eq!(two.far.poll_timeout().is_none(), commit_arrives, "one that has committed has no limit");
+        assert_eq!(
+            two.far.poll_timeout().is_none(),
+            commit_arrives,
+            "one that has committed has no limit"
+        );
         two.dial_again();
-        assert_eq!(two.changes(0).pop(), Some((near, PeerChange::Back)), "commit arrives: {commit_arrives}");
+        assert_eq!(
+            two.changes(0).pop(),
+            Some((near, PeerChange::Back)),
+            "commit arrives: {commit_arrives}"
+        );
         assert_eq!(kind(two.far.poll_received(far)), Some(Kind::Commit));
         two.far.establish(two.now, far, true);
         assert_eq!((two.far.poll_received(far), two.changes(1)), (Received::Nothing, Vec::new()));
@@ -77,7 +85,9 @@ fn a_peer_that_is_lost_before_its_commit_has_as_long_as_a_client_to_come_back() 
     let until = two.far.poll_timeout().expect("not for ever");
     assert_eq!(until, two.now + Duration::from_secs(30));
     two.far.handle_timeout(until);
-    assert!(two.far.is_over(far) && matches!(two.far.poll_received(far), Received::End(End::Lost(_))));
+    assert!(
+        two.far.is_over(far) && matches!(two.far.poll_received(far), Received::End(End::Lost(_)))
+    );
 }
 
 #[test]
@@ -96,8 +106,15 @@ fn two_refusals_are_no_death_and_a_third_after_a_second_is() {
         two.events();
         refusals += 1;
     }
-    assert_eq!(two.changes(0), [(near, PeerChange::Doubted), (near, broken("the peer's process has died"))]);
-    assert!(refusals >= 3 && two.now - start >= Duration::from_secs(1), "{refusals} in {:?}", two.now - start);
+    assert_eq!(
+        two.changes(0),
+        [(near, PeerChange::Doubted), (near, broken("the peer's process has died"))]
+    );
+    assert!(
+        refusals >= 3 && two.now - start >= Duration::from_secs(1),
+        "{refusals} in {:?}",
+        two.now - start
+    );
     assert_eq!(two.near.poll_timeout(), None, "nobody dials a dead peer");
 }
 
@@ -126,7 +143,11 @@ fn a_process_that_is_stopped_again_and_again_does_not_call_a_peer_dead_whose_dev
         };
         assert_eq!(refuse(&mut two, Duration::ZERO, true), [(near, PeerChange::Doubted)]);
         for n in 0..60 {
-            assert_eq!(refuse(&mut two, stopped * (n % 3 / 2), true), [], "stopped for {stopped:?}, attempt {n}");
+            assert_eq!(
+                refuse(&mut two, stopped * (n % 3 / 2), true),
+                [],
+                "stopped for {stopped:?}, attempt {n}"
+            );
         }
         let (acknowledged, mut changes) = (two.now, Vec::new());
         while changes.is_empty() {
@@ -167,13 +188,20 @@ fn a_connection_that_is_lost_while_the_port_refuses_has_time_to_find_out_that_th
         while two.now < start + Duration::from_secs(1) {
             refuse(&mut two);
         }
-        assert!(!two.changes(0).iter().any(|(_, change)| matches!(change, PeerChange::Broken(_))), "{is_alive}");
+        assert!(
+            !two.changes(0).iter().any(|(_, change)| matches!(change, PeerChange::Broken(_))),
+            "{is_alive}"
+        );
         (0..5).for_each(|_| {
             if two.near.poll_timeout().is_some() {
                 refuse(&mut two)
             }
         });
-        let ended = two.changes(0).iter().filter(|(_, change)| matches!(change, PeerChange::Broken(_))).count();
+        let ended = two
+            .changes(0)
+            .iter()
+            .filter(|(_, change)| matches!(change, PeerChange::Broken(_)))
+            .count();
         assert_eq!(ended, if is_alive { 0 } else { 2 });
     }
 }
@@ -197,12 +225,18 @@ fn a_thousand_connections_are_dialled_for_once_and_warned_of_once() {
         assert_eq!([two.changes(0).len(), two.changes(1).len()], [MANY; 2], "they are back");
         assert_eq!(two.near.poll_timeout(), None, "nothing is left to do");
         let back = format!("is back: {MANY} connection(s)");
-        let told = two.log[0].iter().filter(|(level, text)| *level == Level::Info && text.contains(&back)).count();
+        let told = two.log[0]
+            .iter()
+            .filter(|(level, text)| *level == Level::Info && text.contains(&back))
+            .count();
         assert_eq!(told, round + 1);
     }
     for side in 0..2 {
         let warnings = two.warnings(side);
-        assert!(warnings.len() == 1 && warnings[0].contains("data of 1000 connection(s)"), "{warnings:?}");
+        assert!(
+            warnings.len() == 1 && warnings[0].contains("data of 1000 connection(s)"),
+            "{warnings:?}"
+        );
     }
 }
 
@@ -223,11 +257,15 @@ fn clients_that_have_gone_keep_no_other_from_a_listener() {
     }
     assert!(two.far.fetch(&TOKEN).is_none() && two.far.counts() == [0; 4]);
     // Those who stay do.
-    let clients: Vec<_> = (0..=MAX_PENDING as u8).map(|n| two.near.open(two.now, here(), TOKEN, [n; 16])).collect();
+    let clients: Vec<_> =
+        (0..=MAX_PENDING as u8).map(|n| two.near.open(two.now, here(), TOKEN, [n; 16])).collect();
     two.connect();
     clients.iter().for_each(|client| two.near.send(*client, Kind::Hello, TOKEN.to_vec()));
     two.pass();
-    let refused = clients.iter().filter(|client| kind(two.near.poll_received(**client)) == Some(Kind::Refuse)).count();
+    let refused = clients
+        .iter()
+        .filter(|client| kind(two.near.poll_received(**client)) == Some(Kind::Refuse))
+        .count();
     assert_eq!(refused, 1);
 }
 
@@ -244,7 +282,9 @@ fn a_goodbye_is_of_one_connection_and_the_end_of_a_control_connection_of_all_oth
     let (conn, _) = two.wire.take().expect("it stands");
     two.near.handle_end(two.now, conn, End::Closed);
     two.events();
-    let lost = PeerChange::Lost("the control connection was lost before (closed without a goodbye)".into());
+    let lost = PeerChange::Lost(
+        "the control connection was lost before (closed without a goodbye)".into(),
+    );
     assert_eq!(two.changes(0)[0], (other.0, lost), "a goodbye is the last word");
     two.near.open(two.now, here(), [2; 16], [20; 16]);
     assert!(two.events().is_some(), "one that has ended is not used again");
@@ -256,8 +296,10 @@ fn what_came_before_a_connection_was_established_is_reported_then() {
     let (near, far) = two.replied(TOKEN, [1; 16]);
     two.near.send(near, Kind::Commit, Vec::new());
     two.near.close(two.now, near);
-    let (conn, last) =
-        (two.wire.expect("it stands").1, std::iter::from_fn(|| two.near.poll_event()).collect::<Vec<_>>());
+    let (conn, last) = (
+        two.wire.expect("it stands").1,
+        std::iter::from_fn(|| two.near.poll_event()).collect::<Vec<_>>(),
+    );
     let [Event::Close { last, .. }] = last.as_slice() else { panic!("{last:?}") };
     two.far.handle_bytes(two.now, conn, last);
     two.far.handle_end(two.now, conn, End::Closed);
@@ -265,7 +307,10 @@ fn what_came_before_a_connection_was_established_is_reported_then() {
     assert_eq!(kind(two.far.poll_received(far)), Some(Kind::Commit), "it comes before the goodbye");
     two.far.establish(two.now, far, true);
     two.events();
-    assert_eq!(two.changes(1), [(far, PeerChange::Closed("the peer has closed the connection".into()))]);
+    assert_eq!(
+        two.changes(1),
+        [(far, PeerChange::Closed("the peer has closed the connection".into()))]
+    );
 }
 
 #[test]
@@ -278,7 +323,10 @@ fn a_failure_while_there_is_no_control_connection_is_reported_once_there_is_one(
     two.near.close(two.now, pairs[2].0);
     let _ = (two.changes(0), two.changes(1));
     two.dial_again();
-    assert_eq!(two.changes(0).pop(), Some((pairs[0].0, broken("the peer gave up: a device is lost"))));
+    assert_eq!(
+        two.changes(0).pop(),
+        Some((pairs[0].0, broken("the peer gave up: a device is lost")))
+    );
     let closed = PeerChange::Closed("the peer has closed the connection".into());
     let told = two.changes(1);
     assert!(told.contains(&(pairs[1].1, broken("the peer gave up: another one"))), "{told:?}");
@@ -307,10 +355,15 @@ fn unknown_clients_do_not_take_over_connections() {
     two.dial_again();
     two.changes(1);
     let carried = two.far.streams[&far].conn;
-    let cases = [([5; 16], TOKEN, 9, true), ([1; 16], [2; 16], 9, true), ([1; 16], TOKEN, 1, false)];
+    let cases =
+        [([5; 16], TOKEN, 9, true), ([1; 16], [2; 16], 9, true), ([1; 16], TOKEN, 1, false)];
     for (secret, token, attempt, is_refused) in cases {
         let client = two.far.handle_client(two.now, here());
-        two.far.handle_bytes(two.now, client, &Resume { token, attempt }.frame(Kind::Resume, secret).emit());
+        two.far.handle_bytes(
+            two.now,
+            client,
+            &Resume { token, attempt }.frame(Kind::Resume, secret).emit(),
+        );
         while two.far.poll_event().is_some() {}
         let mut answer = Assembler::default();
         answer.handle_bytes(two.far.poll_transmit(client));
@@ -320,7 +373,11 @@ fn unknown_clients_do_not_take_over_connections() {
     }
     // Who knows it is the peer.
     let client = two.far.handle_client(two.now, here());
-    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 9 }.frame(Kind::Resume, [1; 16]).emit());
+    two.far.handle_bytes(
+        two.now,
+        client,
+        &Resume { token: TOKEN, attempt: 9 }.frame(Kind::Resume, [1; 16]).emit(),
+    );
     assert_eq!(two.far.streams[&far].conn, Some(client));
 }
 
@@ -332,7 +389,8 @@ fn frames_for_nobody_cost_nothing_and_harm_nobody() {
     for n in 0..20_000u32 {
         let mut secret = [9; 16];
         secret[..4].copy_from_slice(&n.to_le_bytes());
-        let kinds = [Kind::Hello, Kind::Commit, Kind::Goodbye, Kind::Reply, Kind::Refuse, Kind::Resume];
+        let kinds =
+            [Kind::Hello, Kind::Commit, Kind::Goodbye, Kind::Reply, Kind::Refuse, Kind::Resume];
         let frame = Frame { kind: kinds[n as usize % 6], secret, body: vec![7; 100] };
         two.far.handle_bytes(two.now, conn, &frame.emit());
         while two.far.poll_event().is_some() {}

@@ -100,7 +100,8 @@ fn no_frame_of_a_lost_control_connection_comes_after_the_stream_is_back() {
 }
 
 #[test]
-fn a_long_missing_list_comes_over_a_control_connection_that_has_had_an_established_stream_and_ends_any_other() {
+fn a_long_missing_list_comes_over_a_control_connection_that_has_had_an_established_stream_and_ends_any_other()
+ {
     for length in [4096, 4097, 24 << 10] {
         let mut two = Two::new(&[TOKEN]);
         let (near, far) = two.replied(TOKEN, [1; 16]);
@@ -156,7 +157,12 @@ const SOCKET_BYTES: usize = 32 << 10;
 
 /// One end of a TCP connection with sockets of bounded size, driven as the driver does: it sends what there is room for, and
 /// reads 4 KiB at a time unless too much waits to be sent. Whether anything has moved.
-fn drive(plane: &mut ControlPlane, conn: ConnId, incoming: &mut Vec<u8>, outgoing: &mut Vec<u8>) -> bool {
+fn drive(
+    plane: &mut ControlPlane,
+    conn: ConnId,
+    incoming: &mut Vec<u8>,
+    outgoing: &mut Vec<u8>,
+) -> bool {
     let count = plane.poll_transmit(conn).len().min(SOCKET_BYTES - outgoing.len());
     outgoing.extend_from_slice(&plane.poll_transmit(conn)[..count]);
     plane.handle_transmitted(conn, count);
@@ -172,8 +178,10 @@ fn drive(plane: &mut ControlPlane, conn: ConnId, incoming: &mut Vec<u8>, outgoin
 fn two_processes_with_a_missing_list_of_each_connection_for_each_other_keep_reading() {
     const CONNECTIONS: u32 = 128;
     let mut two = Two::new(&[TOKEN]);
-    let secret = |number: u32| [&number.to_le_bytes()[..], &[7; 12]].concat().try_into().expect("16 bytes");
-    let pairs: Vec<_> = (0..CONNECTIONS).map(|number| two.established(TOKEN, secret(number))).collect();
+    let secret =
+        |number: u32| [&number.to_le_bytes()[..], &[7; 12]].concat().try_into().expect("16 bytes");
+    let pairs: Vec<_> =
+        (0..CONNECTIONS).map(|number| two.established(TOKEN, secret(number))).collect();
     for (near, far) in &pairs {
         two.near.send(*near, Kind::MissingList, vec![1; 17 << 10]);
         two.far.send(*far, Kind::MissingList, vec![2; 17 << 10]);
@@ -181,7 +189,9 @@ fn two_processes_with_a_missing_list_of_each_connection_for_each_other_keep_read
     let (near, far) = two.wire.expect("it stands");
     let (mut there, mut back) = (Vec::new(), Vec::new());
     // Both have more to send than a control connection without streams may have waiting.
-    while drive(&mut two.near, near, &mut back, &mut there) | drive(&mut two.far, far, &mut there, &mut back) {}
+    while drive(&mut two.near, near, &mut back, &mut there)
+        | drive(&mut two.far, far, &mut there, &mut back)
+    {}
     two.events();
     let counts = [two.changes(0).len(), two.changes(1).len()];
     assert_eq!(counts, [CONNECTIONS as usize; 2], "missing lists that have come to either end");

@@ -47,7 +47,10 @@ fn a_peer_that_lives_dials_when_it_is_asked_to_although_it_has_noticed_no_end() 
         let client = ask(&mut two, asked);
         assert!(matches!(two.changes(0)[..], [(stream, PeerChange::Lost(_))] if stream == near));
         two.dial_again();
-        assert_eq!((two.changes(0), two.changes(1)), (vec![(near, PeerChange::Back)], vec![(far, PeerChange::Back)]));
+        assert_eq!(
+            (two.changes(0), two.changes(1)),
+            (vec![(near, PeerChange::Back)], vec![(far, PeerChange::Back)])
+        );
         assert_eq!(two.far.counts(), [1, 1, 0, 0], "it closes the one over which it has asked");
         two.near.handle_end(two.now, client, End::Closed);
         assert_eq!(two.near.counts(), [1, 1, 1, 0]);
@@ -60,7 +63,10 @@ fn a_peer_that_has_dialled_already_does_not_when_it_is_asked_late() {
     two.near.handle_end(two.now, old, End::Closed);
     two.events();
     two.dial_again();
-    assert!(two.changes(0).contains(&(near, PeerChange::Back)) && two.changes(1) == [(far, PeerChange::Back)]);
+    assert!(
+        two.changes(0).contains(&(near, PeerChange::Back))
+            && two.changes(1) == [(far, PeerChange::Back)]
+    );
     let client = two.near.handle_client(two.now, here());
     let late = Resume { token: TOKEN, attempt: 0 }.frame(Kind::Redial, [1; 16]);
     two.near.handle_bytes(two.now, client, &late.emit());
@@ -92,7 +98,10 @@ fn a_peer_whose_port_refuses_is_dead_for_the_end_that_was_dialled_too() {
         two.far.handle_timeout(two.now);
         asked = two.events().unwrap_or(asked);
     }
-    assert_eq!(two.changes(1), [(far, PeerChange::Doubted), (far, broken("the peer's process has died"))]);
+    assert_eq!(
+        two.changes(1),
+        [(far, PeerChange::Doubted), (far, broken("the peer's process has died"))]
+    );
     assert!(two.now - lost < Duration::from_secs(3));
 }
 
@@ -157,7 +166,11 @@ fn a_process_tells_its_port_once_on_each_control_connection_and_no_nonsense_is_c
         let conn = two.far.streams[&far].conn.expect("it stands");
         let caller = Caller { address: address.parse().expect("an address") };
         two.far.handle_bytes(two.now, conn, &caller.frame().emit());
-        assert_eq!(two.far.conns[&conn].caller, Some(caller.address).filter(|_| is_taken), "{address}");
+        assert_eq!(
+            two.far.conns[&conn].caller,
+            Some(caller.address).filter(|_| is_taken),
+            "{address}"
+        );
     }
 }
 
@@ -169,8 +182,13 @@ fn a_port_that_is_reported_after_a_connection_that_is_no_more_ends_no_other_one(
     let gone = Resume { token: TOKEN, attempt: 1 }.frame(Kind::Resume, [9; 16]).emit();
     let told = Caller { address: port_of_near() }.frame().emit();
     two.far.handle_bytes(two.now, client, &[&told[..], &gone, &told].concat());
-    let refusal = Frame::text(Kind::Refuse, [9; 16], &Refusal::UnknownConnection.to_string()).emit();
-    assert_eq!(two.far.poll_transmit(client).to_vec(), refusal, "and nothing that is for all connections");
+    let refusal =
+        Frame::text(Kind::Refuse, [9; 16], &Refusal::UnknownConnection.to_string()).emit();
+    assert_eq!(
+        two.far.poll_transmit(client).to_vec(),
+        refusal,
+        "and nothing that is for all connections"
+    );
 }
 
 /// Wherever the control connection is cut.
@@ -193,7 +211,8 @@ fn a_peer_whose_hello_or_resumption_has_come_can_be_called() {
         let conn = two.events().expect("it dials");
         two.near.handle_connected(two.now, conn);
         let client = two.far.handle_client(two.now, SocketAddr::from(([10, 0, 0, 2], 99)));
-        let is_known = |two: &Two| two.far.streams.values().any(|stream| stream.conn == Some(client));
+        let is_known =
+            |two: &Two| two.far.streams.values().any(|stream| stream.conn == Some(client));
         for byte in two.near.poll_transmit(conn).to_vec() {
             two.far.handle_bytes(two.now, client, &[byte]);
             if is_known(&two) {

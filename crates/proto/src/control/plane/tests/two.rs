@@ -43,7 +43,9 @@ impl Two {
         for (side, plane) in [&mut self.near, &mut self.far].into_iter().enumerate() {
             while let Some(event) = plane.poll_event() {
                 match event {
-                    Event::Dial { conn, .. } => assert!(dialled.replace(conn).is_none(), "it dials twice"),
+                    Event::Dial { conn, .. } => {
+                        assert!(dialled.replace(conn).is_none(), "it dials twice")
+                    }
                     Event::Close { conn, last } => {
                         let wire = self.wire.take_if(|wire| [wire.0, wire.1][side] == conn);
                         closed = wire.map(|wire| (side, wire, last)).or(closed);
@@ -55,7 +57,8 @@ impl Two {
         }
         if let Some((side, wire, last)) = closed {
             // What was said last comes before the end.
-            let (other, conn) = if side == 0 { (&mut self.far, wire.1) } else { (&mut self.near, wire.0) };
+            let (other, conn) =
+                if side == 0 { (&mut self.far, wire.1) } else { (&mut self.near, wire.0) };
             other.handle_bytes(self.now, conn, &last);
             other.handle_end(self.now, conn, End::Closed);
             dialled = self.events().or(dialled);
@@ -74,7 +77,8 @@ impl Two {
     /// The bytes of each go to the other, until there are none.
     pub(super) fn pass(&mut self) {
         while let Some((near, far)) = self.wire {
-            let (out, back) = (self.near.poll_transmit(near).to_vec(), self.far.poll_transmit(far).to_vec());
+            let (out, back) =
+                (self.near.poll_transmit(near).to_vec(), self.far.poll_transmit(far).to_vec());
             if out.is_empty() && back.is_empty() {
                 break;
             }
@@ -134,7 +138,11 @@ impl Two {
     }
 
     pub(super) fn warnings(&self, side: usize) -> Vec<&str> {
-        self.log[side].iter().filter(|(level, _)| *level == Level::Warn).map(|(_, text)| text.as_str()).collect()
+        self.log[side]
+            .iter()
+            .filter(|(level, _)| *level == Level::Warn)
+            .map(|(_, text)| text.as_str())
+            .collect()
     }
 }
 

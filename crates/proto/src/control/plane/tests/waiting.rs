@@ -24,7 +24,10 @@ fn an_attempt_that_is_closed_before_it_is_answered_is_a_failed_one() {
     assert_eq!(two.changes(0), [(near, PeerChange::Doubted)], "it waits");
     // The first pause is 10 ms, between three and five quarters of it.
     let pause = two.near.poll_timeout().expect("it dials again") - two.now;
-    assert!(pause >= Duration::from_micros(7500) && pause <= Duration::from_micros(12_500), "{pause:?}");
+    assert!(
+        pause >= Duration::from_micros(7500) && pause <= Duration::from_micros(12_500),
+        "{pause:?}"
+    );
     two.now += pause;
     two.near.handle_timeout(two.now);
     assert!(two.events().is_some());
@@ -68,8 +71,12 @@ fn the_log_counts_the_connections_that_resume() {
         two.near.handle_bytes(two.now, conn, &answer.emit());
     }
     two.events();
-    let told: Vec<_> = two.log[0].iter().filter(|(_, text)| text.contains(" resumed over it")).collect();
-    assert!(matches!(told[..], [(Level::Info, text)] if text.contains("is back: 2 connection(s)")), "{told:?}");
+    let told: Vec<_> =
+        two.log[0].iter().filter(|(_, text)| text.contains(" resumed over it")).collect();
+    assert!(
+        matches!(told[..], [(Level::Info, text)] if text.contains("is back: 2 connection(s)")),
+        "{told:?}"
+    );
 }
 
 /// For half a minute the peer is dialled for the goodbye. Then nothing is kept, whatever is under way.
@@ -139,7 +146,10 @@ fn a_first_frame_other_than_a_resumption_does_not_say_that_a_stream_is_back() {
         let frame = Frame { kind, secret: [1; 16], body: b"x".to_vec() };
         two.near.handle_bytes(two.now, conn, &frame.emit());
         two.events();
-        assert_eq!(two.changes(0), [(near, broken(&format!("the peer sent an unexpected message ({kind})")))]);
+        assert_eq!(
+            two.changes(0),
+            [(near, broken(&format!("the peer sent an unexpected message ({kind})")))]
+        );
     }
 }
 
@@ -151,7 +161,11 @@ fn a_stream_that_has_ended_is_not_resumed() {
     two.pass();
     assert!(two.far.is_over(far), "the goodbye has come");
     let client = two.far.handle_client(two.now, here());
-    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 9 }.frame(Kind::Resume, [1; 16]).emit());
+    two.far.handle_bytes(
+        two.now,
+        client,
+        &Resume { token: TOKEN, attempt: 9 }.frame(Kind::Resume, [1; 16]).emit(),
+    );
     let mut answer = Assembler::default();
     answer.handle_bytes(two.far.poll_transmit(client));
     assert_eq!(
@@ -162,14 +176,19 @@ fn a_stream_that_has_ended_is_not_resumed() {
     two.far.establish(two.now, far, true);
     two.events();
     let client = two.far.handle_client(two.now, here());
-    two.far.handle_bytes(two.now, client, &Resume { token: TOKEN, attempt: 10 }.frame(Kind::Resume, [1; 16]).emit());
+    two.far.handle_bytes(
+        two.now,
+        client,
+        &Resume { token: TOKEN, attempt: 10 }.frame(Kind::Resume, [1; 16]).emit(),
+    );
     assert_ne!(two.far.streams[&far].conn, Some(client));
 }
 
 #[test]
 fn random_numbers_differ_by_process_and_from_one_to_the_next() {
     let mut planes = [1, 2].map(|seed| ControlPlane::new(Duration::from_secs(30), seed));
-    let mut rolled: Vec<u64> = planes.iter_mut().flat_map(|plane| [plane.roll(), plane.roll()]).collect();
+    let mut rolled: Vec<u64> =
+        planes.iter_mut().flat_map(|plane| [plane.roll(), plane.roll()]).collect();
     rolled.sort_unstable();
     rolled.dedup();
     assert_eq!(rolled.len(), 4);

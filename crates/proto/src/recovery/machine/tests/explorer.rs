@@ -102,7 +102,8 @@ impl World {
             world.changes -= 1;
             world.machines[0].handle_change_request(world.now, "a request".into());
         });
-        let is_drained = self.messages.iter().all(|sent| sent.posted.is_none() || sent.is_acknowledged);
+        let is_drained =
+            self.messages.iter().all(|sent| sent.posted.is_none() || sent.is_acknowledged);
         on(self.is_draining && is_drained, &|world| {
             world.is_draining = false;
             world.machines[0].handle_drained(world.now);
@@ -135,8 +136,9 @@ impl World {
     fn traffic(&self, m: usize, on: &mut Branch<'_>) {
         let sent = self.messages[m];
         let [sender, receiver] = &self.machines;
-        let may_post =
-            sender.is_running() && sent.posted.is_none() && (m == 0 || self.messages[m - 1].posted.is_some());
+        let may_post = sender.is_running()
+            && sent.posted.is_none()
+            && (m == 0 || self.messages[m - 1].posted.is_some());
         on(may_post, &|world| world.post(m));
         for attempt in (0..8).filter(|attempt| sent.packets & 1 << attempt != 0) {
             on(true, &|world| world.arrive(m, attempt));
@@ -175,7 +177,10 @@ impl World {
                     Action::Send(message) if self.is_connected => self.frames[1 - i].push(message),
                     Action::Send(_) | Action::Recovered { .. } => {}
                     Action::Drain => {
-                        assert!(self.is_heard, "what works is given up, and the peer has not answered");
+                        assert!(
+                            self.is_heard,
+                            "what works is given up, and the peer has not answered"
+                        );
                         (self.is_draining, self.is_heard) = (true, false);
                     }
                     Action::Continue => self.is_draining = false,
@@ -199,12 +204,20 @@ impl World {
                 self.machines[i].handle_fenced(now);
             }
             Action::Create { attempt, rails } => {
-                assert_eq!(self.queue_pairs[i].replace(attempt), None, "earlier queue pairs are there");
+                assert_eq!(
+                    self.queue_pairs[i].replace(attempt),
+                    None,
+                    "earlier queue pairs are there"
+                );
                 self.machines[i].handle_created(now, attempt, end(rails));
             }
             Action::Connect { attempt, rails, .. } => {
                 let before = self.queue_pairs[i].replace(attempt);
-                assert_eq!(before, if i == 0 { Some(attempt) } else { None }, "earlier queue pairs are there");
+                assert_eq!(
+                    before,
+                    if i == 0 { Some(attempt) } else { None },
+                    "earlier queue pairs are there"
+                );
                 self.machines[i].handle_connected(now, attempt, end(rails));
             }
             Action::Resume { attempt, missing_list } => {
@@ -228,7 +241,8 @@ impl World {
     fn apply(&mut self, missing_list: &MissingList, attempt: u32) {
         for m in 0..MESSAGES {
             let sent = &mut self.messages[m];
-            let is_listed = missing_list.missing.iter().any(|missing| missing.cts.seq == m as u32 + 1);
+            let is_listed =
+                missing_list.missing.iter().any(|missing| missing.cts.seq == m as u32 + 1);
             match (is_listed, sent.posted) {
                 (true, Some(_)) => {
                     assert!(!sent.is_sent, "a message is lost");
@@ -246,7 +260,10 @@ impl World {
     fn check_end(&self) {
         let [sender, receiver] = &self.machines;
         assert!(sender.is_running() && receiver.is_running(), "stuck: {self:#?}");
-        assert_eq!((sender.attempt(), self.queue_pairs[0]), (receiver.attempt(), self.queue_pairs[1]));
+        assert_eq!(
+            (sender.attempt(), self.queue_pairs[0]),
+            (receiver.attempt(), self.queue_pairs[1])
+        );
         let is_done = |sent: &Sent| sent.is_sent && sent.is_received && sent.packets == 0;
         assert!(self.messages.iter().all(is_done), "{:?}", self.messages);
     }
@@ -275,7 +292,10 @@ fn explore(faults: u8, breaks: u8, changes: u8) -> (usize, usize) {
         frontier = next;
         depth += usize::from(!frontier.is_empty());
     }
-    println!("{faults} faults, {breaks} breaks, {changes} changes: {} states, depth {depth}", seen.len());
+    println!(
+        "{faults} faults, {breaks} breaks, {changes} changes: {} states, depth {depth}",
+        seen.len()
+    );
     (seen.len(), depth)
 }
 
@@ -294,7 +314,7 @@ fn every_order_of_events_with_a_change_request_for_other_paths_and_a_fault_ends_
 /// scripts/nightly.sh runs it, as it takes long.
 #[test]
 fn every_order_of_events_with_a_change_request_for_other_paths_a_fault_and_a_break_of_the_control_connection_ends_well()
-{
+ {
     let (states, depth) = explore(1, 1, 1);
     assert!(states > 10_000 && depth > 30, "{states} states, depth {depth}");
 }

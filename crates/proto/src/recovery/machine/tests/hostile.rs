@@ -14,24 +14,36 @@ fn halt(attempt: u32) -> Message {
 }
 
 fn offer(attempt: u32, rails: u8) -> Message {
-    Message::Offer { attempt, rails: RailMask(rails), endpoint: endpoint(rails.count_ones() as usize, 1, true) }
+    Message::Offer {
+        attempt,
+        rails: RailMask(rails),
+        endpoint: endpoint(rails.count_ones() as usize, 1, true),
+    }
 }
 
 fn answer(attempt: u32, rails: u8) -> Message {
-    Message::Answer { attempt, rails: RailMask(rails), endpoint: endpoint(rails.count_ones() as usize, 1, true) }
+    Message::Answer {
+        attempt,
+        rails: RailMask(rails),
+        endpoint: endpoint(rails.count_ones() as usize, 1, true),
+    }
 }
 
 #[test]
 fn rails_that_do_not_exist_and_frames_of_the_wrong_end_are_refused() {
     let missing_list = MissingList { oldest: 1, next: 1, missing: Vec::new() };
     let wrong = MissingList { oldest: 1, next: 600, missing: Vec::new() };
-    let one_short = Message::Offer { attempt: 1, rails: RailMask(0b11), endpoint: endpoint(1, 1, true) };
+    let one_short =
+        Message::Offer { attempt: 1, rails: RailMask(0b11), endpoint: endpoint(1, 1, true) };
     for (role, message) in [
         (Role::Receiver, offer(1, 0b100)),
         (Role::Receiver, offer(1, 0)),
         (Role::Receiver, one_short),
         (Role::Receiver, Message::Ports { usable: RailMask(0b100) }),
-        (Role::Receiver, Message::Halt { attempt: 1, usable: RailMask(0xff), cause: String::new() }),
+        (
+            Role::Receiver,
+            Message::Halt { attempt: 1, usable: RailMask(0xff), cause: String::new() },
+        ),
         (Role::Receiver, answer(1, 0b11)),
         (Role::Receiver, Message::MissingList { attempt: 1, missing_list }),
         (Role::Sender, Message::MissingList { attempt: 1, missing_list: wrong }),
@@ -52,7 +64,9 @@ fn an_answer_for_other_rails_than_were_offered_is_refused() {
     while let Some(action) = machine.poll_action() {
         match action {
             Action::Fence => machine.handle_fenced(Time::ZERO),
-            Action::Create { attempt, .. } => machine.handle_created(Time::ZERO, attempt, Ok(endpoint(2, 1, true))),
+            Action::Create { attempt, .. } => {
+                machine.handle_created(Time::ZERO, attempt, Ok(endpoint(2, 1, true)))
+            }
             _ => {}
         }
     }
@@ -81,8 +95,12 @@ fn hurried(role: Role, seconds: u64) -> (Recovery, u32) {
                 Action::Create { attempt, .. } | Action::Connect { attempt, .. } => {
                     created += 1;
                     match role {
-                        Role::Sender => machine.handle_created(now, attempt, Ok(endpoint(2, 1, true))),
-                        Role::Receiver => machine.handle_connected(now, attempt, Ok(endpoint(2, 1, true))),
+                        Role::Sender => {
+                            machine.handle_created(now, attempt, Ok(endpoint(2, 1, true)))
+                        }
+                        Role::Receiver => {
+                            machine.handle_connected(now, attempt, Ok(endpoint(2, 1, true)))
+                        }
                     }
                 }
                 _ => {}
@@ -115,15 +133,19 @@ fn attempts_end_before_their_number_wraps() {
 
 fn message() -> impl Strategy<Value = Message> {
     let attempt = 0u32..4;
-    let missing_list =
-        (0u32..3, 0u32..3).prop_map(|(oldest, more)| MissingList { oldest, next: oldest + more, missing: Vec::new() });
+    let missing_list = (0u32..3, 0u32..3).prop_map(|(oldest, more)| MissingList {
+        oldest,
+        next: oldest + more,
+        missing: Vec::new(),
+    });
     prop_oneof![
         attempt.clone().prop_map(halt),
         (attempt.clone(), 0u8..8).prop_map(|(attempt, rails)| offer(attempt, rails)),
         (attempt.clone(), 0u8..8).prop_map(|(attempt, rails)| answer(attempt, rails)),
         attempt.clone().prop_map(|attempt| Message::Ready { attempt, reach: Reach::default() }),
         (0u8..8).prop_map(|usable| Message::Ports { usable: RailMask(usable) }),
-        (attempt, missing_list).prop_map(|(attempt, missing_list)| Message::MissingList { attempt, missing_list }),
+        (attempt, missing_list)
+            .prop_map(|(attempt, missing_list)| Message::MissingList { attempt, missing_list }),
     ]
 }
 

@@ -19,8 +19,14 @@ fn both_ends_see_the_fault_and_it_is_one_attempt() {
     pair.fault(1);
     pair.settle();
     assert_eq!(pair.expect_running(), 1);
-    assert_eq!(pair.names(0), ["Halt", "Fence", "Create", "Offer", "Connect", "Ready", "Resume", "Recovered"]);
-    assert_eq!(pair.names(1), ["Halt", "Fence", "Connect", "Answer", "Resume", "MissingList", "Recovered"]);
+    assert_eq!(
+        pair.names(0),
+        ["Halt", "Fence", "Create", "Offer", "Connect", "Ready", "Resume", "Recovered"]
+    );
+    assert_eq!(
+        pair.names(1),
+        ["Halt", "Fence", "Connect", "Answer", "Resume", "MissingList", "Recovered"]
+    );
 }
 
 #[test]
@@ -85,14 +91,18 @@ fn after_frames_are_lost_in_any_state_the_connection_runs_again_without_waiting_
                 pair.settle();
                 pair.back();
             };
-            disturbed_after_each_event(slow, first, lose, |pair| assert_eq!(pair.expect_running(), 1));
+            disturbed_after_each_event(slow, first, lose, |pair| {
+                assert_eq!(pair.expect_running(), 1)
+            });
             let lose_more = |pair: &mut Pair| {
                 pair.lose();
                 pair.fault(1 - first);
                 pair.pass(Duration::from_millis(300));
                 pair.back();
             };
-            disturbed_after_each_event(slow, first, lose_more, |pair| assert!(pair.expect_running() <= 2));
+            disturbed_after_each_event(slow, first, lose_more, |pair| {
+                assert!(pair.expect_running() <= 2)
+            });
         }
     }
 }
@@ -108,7 +118,9 @@ fn an_attempt_of_the_peer_supersedes_ones_own_in_any_state() {
                 pair.ends[peer].machine.begin(now, next, "once more".into());
                 pair.ends[peer].machine.advance(now);
             };
-            disturbed_after_each_event(slow, 0, supersede, |pair| assert!(pair.expect_running() >= 1));
+            disturbed_after_each_event(slow, 0, supersede, |pair| {
+                assert!(pair.expect_running() >= 1)
+            });
         }
     }
 }
@@ -157,7 +169,8 @@ fn frames_of_earlier_attempts_change_nothing() {
 }
 
 #[test]
-fn the_missing_list_is_said_again_when_the_sender_asks_again_and_when_the_control_connection_is_back() {
+fn the_missing_list_is_said_again_when_the_sender_asks_again_and_when_the_control_connection_is_back()
+ {
     let mut pair = Pair::new(1);
     pair.fault(0);
     pair.settle();
@@ -177,7 +190,8 @@ fn the_missing_list_is_said_again_when_the_sender_asks_again_and_when_the_contro
 
 /// The caller that is told nothing more asks no more.
 #[test]
-fn that_the_connection_runs_again_is_reported_if_the_frame_that_was_to_be_said_again_is_none_by_then() {
+fn that_the_connection_runs_again_is_reported_if_the_frame_that_was_to_be_said_again_is_none_by_then()
+ {
     let mut pair = Pair::new(1);
     pair.fault(0);
     while !pair.ends[0].inbox.iter().any(|message| matches!(message, Message::MissingList { .. })) {
@@ -203,7 +217,8 @@ fn queue_pairs_of_an_attempt_that_the_peer_has_ended_are_not_to_come_into_use() 
         assert!(pair.step(), "the receiver is to go on");
     }
     assert!(!pair.ends[1].machine.is_resuming(2));
-    let halt = Message::Halt { attempt: 2, usable: RailMask::first(1), cause: "another fault".into() };
+    let halt =
+        Message::Halt { attempt: 2, usable: RailMask::first(1), cause: "another fault".into() };
     pair.ends[1].machine.handle_message(pair.now, halt).expect("allowed");
     assert!(![1, 2].into_iter().any(|attempt| pair.ends[1].machine.is_resuming(attempt)));
     pair.fault(0);
@@ -237,7 +252,9 @@ fn a_frame_that_never_comes_begins_another_attempt_after_5_s() {
     for kind in ["Offer", "Answer", "Ready", "MissingList"] {
         let mut pair = Pair::new(1);
         pair.fault(0);
-        let is_it = |pair: &Pair| pair.said.last().is_some_and(|message| format!("{:?}", message.kind()) == kind);
+        let is_it = |pair: &Pair| {
+            pair.said.last().is_some_and(|message| format!("{:?}", message.kind()) == kind)
+        };
         while !is_it(&pair) {
             assert!(pair.step(), "{kind} is said");
         }
@@ -404,7 +421,9 @@ fn an_attempt_that_follows_a_late_frame_knows_that() {
     for kind in ["Offer", "Answer", "Ready", "MissingList"] {
         let mut pair = Pair::new(1);
         pair.fault(0);
-        let is_it = |pair: &Pair| pair.said.last().is_some_and(|message| format!("{:?}", message.kind()) == kind);
+        let is_it = |pair: &Pair| {
+            pair.said.last().is_some_and(|message| format!("{:?}", message.kind()) == kind)
+        };
         while !is_it(&pair) {
             assert!(pair.step(), "{kind} is said");
         }

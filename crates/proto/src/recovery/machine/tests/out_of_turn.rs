@@ -46,13 +46,20 @@ fn an_offer_that_comes_twice_is_answered_twice_and_the_first_one_counts() {
     for rails in [3, 1] {
         machine.handle_message(now, offer(rails)).expect("what a Ferrite says");
     }
-    assert!(matches!(actions(&mut machine)[..], [Action::Send(Message::Halt { .. }), Action::Fence]));
+    assert!(matches!(
+        actions(&mut machine)[..],
+        [Action::Send(Message::Halt { .. }), Action::Fence]
+    ));
     machine.handle_fenced(now);
     let connect = actions(&mut machine);
-    let [Action::Connect { attempt: 1, rails, remote }] = &connect[..] else { panic!("{connect:?}") };
+    let [Action::Connect { attempt: 1, rails, remote }] = &connect[..] else {
+        panic!("{connect:?}")
+    };
     assert_eq!((*rails, remote.rails.len()), (RailMask(3), 2), "the first offer counts");
     machine.handle_connected(now, 1, Ok(endpoint(2, 1, false)));
-    let is_answer = |actions: Vec<Action>| matches!(actions[..], [Action::Send(Message::Answer { attempt: 1, .. })]);
+    let is_answer = |actions: Vec<Action>| {
+        matches!(actions[..], [Action::Send(Message::Answer { attempt: 1, .. })])
+    };
     assert!(is_answer(actions(&mut machine)));
     machine.handle_message(now, offer(3)).expect("what a Ferrite says");
     assert!(is_answer(actions(&mut machine)), "it is said again");
@@ -60,13 +67,17 @@ fn an_offer_that_comes_twice_is_answered_twice_and_the_first_one_counts() {
 
 /// A sender that has been asked to create the queue pairs of attempt 1.
 fn creating() -> (Recovery, Time) {
-    let (mut machine, now) = (Recovery::new(Role::Sender, RailMask::first(2), GIVE_UP), Time::from_secs(1));
+    let (mut machine, now) =
+        (Recovery::new(Role::Sender, RailMask::first(2), GIVE_UP), Time::from_secs(1));
     machine.handle_fault(now, "a fault");
     actions(&mut machine);
     machine.handle_fenced(now);
     let halt = Message::Halt { attempt: 1, usable: RailMask::first(2), cause: String::new() };
     machine.handle_message(now, halt).expect("what a Ferrite says");
-    assert!(matches!(actions(&mut machine)[..], [Action::Create { attempt: 1, .. }]), "{machine:?}");
+    assert!(
+        matches!(actions(&mut machine)[..], [Action::Create { attempt: 1, .. }]),
+        "{machine:?}"
+    );
     (machine, now)
 }
 
@@ -75,7 +86,8 @@ fn connecting() -> (Recovery, Time) {
     let (mut machine, now) = creating();
     machine.handle_created(now, 1, Ok(endpoint(2, 1, false)));
     actions(&mut machine);
-    let answer = Message::Answer { attempt: 1, rails: RailMask::first(2), endpoint: endpoint(2, 1, false) };
+    let answer =
+        Message::Answer { attempt: 1, rails: RailMask::first(2), endpoint: endpoint(2, 1, false) };
     machine.handle_message(now, answer).expect("what a Ferrite says");
     assert!(matches!(actions(&mut machine)[..], [Action::Connect { attempt: 1, .. }]));
     (machine, now)
@@ -120,7 +132,9 @@ fn the_end_of_a_job_that_is_not_under_way_changes_nothing() {
 /// If it is not known which rail is to blame, there is none that could be left out at once.
 #[test]
 fn the_next_attempt_begins_at_once_only_if_a_dead_rail_is_left_out_and_another_is_there() {
-    for (dead, is_at_once) in [(RailMask::NONE, false), (RailMask::first(1), true), (RailMask::first(2), false)] {
+    for (dead, is_at_once) in
+        [(RailMask::NONE, false), (RailMask::first(1), true), (RailMask::first(2), false)]
+    {
         let mut pair = Pair::new(2);
         pair.fault(0);
         pair.ends[0].refusals = 1;
@@ -137,11 +151,16 @@ fn the_next_attempt_begins_at_once_only_if_a_dead_rail_is_left_out_and_another_i
         actions(&mut machine);
         machine.handle_created(now, attempt, Ok(endpoint(2, 1, false)));
         actions(&mut machine);
-        let answer = Message::Answer { attempt, rails: RailMask::first(2), endpoint: endpoint(2, 1, false) };
+        let answer =
+            Message::Answer { attempt, rails: RailMask::first(2), endpoint: endpoint(2, 1, false) };
         machine.handle_message(now, answer).expect("what a Ferrite says");
         assert!(matches!(actions(&mut machine)[..], [Action::Connect { .. }]), "{machine:?}");
         machine.handle_unreachable(now, attempt, dead);
-        let halt = Message::Halt { attempt: attempt + 1, usable: RailMask::first(2), cause: String::new() };
+        let halt = Message::Halt {
+            attempt: attempt + 1,
+            usable: RailMask::first(2),
+            cause: String::new(),
+        };
         machine.handle_message(now, halt).expect("what a Ferrite says");
         assert_eq!(machine.state_name() == "Creating", is_at_once, "{dead}: {machine:?}");
     }

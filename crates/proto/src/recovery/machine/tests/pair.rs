@@ -98,7 +98,10 @@ impl Pair {
         }
         for i in [0, 1] {
             if let Some(message) = self.ends[i].inbox.pop_front() {
-                self.ends[i].machine.handle_message(self.now, message).expect("what a Ferrite says");
+                self.ends[i]
+                    .machine
+                    .handle_message(self.now, message)
+                    .expect("what a Ferrite says");
                 return true;
             }
         }
@@ -145,12 +148,19 @@ impl Pair {
                 machine.handle_fenced(now);
             }
             Action::Create { attempt, rails } => {
-                assert!(!std::mem::replace(has_queue_pairs, true), "the old queue pairs are still there");
+                assert!(
+                    !std::mem::replace(has_queue_pairs, true),
+                    "the old queue pairs are still there"
+                );
                 machine.handle_created(now, attempt, made(rails));
             }
             Action::Connect { attempt, rails, remote } => {
                 let had = std::mem::replace(has_queue_pairs, true);
-                assert_eq!(had, i == 0, "queue pairs of the sender are created before, and of the receiver now");
+                assert_eq!(
+                    had,
+                    i == 0,
+                    "queue pairs of the sender are created before, and of the receiver now"
+                );
                 assert_eq!(remote.rails.len(), usize::from(rails.count()));
                 let dead = rails & *dead;
                 if !dead.is_empty() {
@@ -167,7 +177,11 @@ impl Pair {
                     machine.handle_unreachable(now, attempt, RailMask::NONE);
                     return true;
                 }
-                assert_eq!(missing_list.is_some(), i == 0, "the sender applies it, the receiver composes it");
+                assert_eq!(
+                    missing_list.is_some(),
+                    i == 0,
+                    "the sender applies it, the receiver composes it"
+                );
                 let next = arrived + 1;
                 let composed = MissingList { oldest: next, next, missing: Vec::new() };
                 machine.handle_resumed(now, attempt, (i == 1).then_some(composed));
@@ -180,7 +194,11 @@ impl Pair {
     /// Until nothing is to be done before the next timeout.
     pub(super) fn settle(&mut self) {
         let events = (0..MOST_EVENTS).take_while(|_| self.step()).count();
-        assert!(events < MOST_EVENTS, "no rest: {:?}", self.ends.each_ref().map(|end| &end.machine));
+        assert!(
+            events < MOST_EVENTS,
+            "no rest: {:?}",
+            self.ends.each_ref().map(|end| &end.machine)
+        );
     }
 
     /// Lets `time` pass.
@@ -195,7 +213,10 @@ impl Pair {
                 if end.machine.poll_timeout().is_some_and(|time| time <= self.now) {
                     let before = end.machine.clone();
                     end.machine.handle_timeout(self.now);
-                    assert_ne!(before, end.machine, "a timeout changes nothing, and would come for ever");
+                    assert_ne!(
+                        before, end.machine,
+                        "a timeout changes nothing, and would come for ever"
+                    );
                 }
             }
         }
@@ -222,7 +243,11 @@ impl Pair {
 
     /// How often an end has recovered.
     pub(super) fn recoveries(&self, end: usize) -> usize {
-        self.ends[end].actions.iter().filter(|action| matches!(action, Action::Recovered { .. })).count()
+        self.ends[end]
+            .actions
+            .iter()
+            .filter(|action| matches!(action, Action::Recovered { .. }))
+            .count()
     }
 
     pub(super) fn failure(&self, end: usize) -> Option<&str> {

@@ -119,7 +119,8 @@ fn a_rail_that_falls_often_waits_while_another_one_lives() {
         pair.settle();
         pair.usable(1, 0b11);
         pair.pass(Duration::from_millis(wait).saturating_sub(Duration::from_nanos(1)));
-        let is_draining = |pair: &Pair| matches!(pair.ends[0].machine.state, State::Draining { .. });
+        let is_draining =
+            |pair: &Pair| matches!(pair.ends[0].machine.state, State::Draining { .. });
         assert_eq!((rails(pair), is_draining(pair)), (0b01, wait == 0));
         pair.pass(Duration::from_nanos(1));
         assert!(is_draining(pair), "after {wait} ms");
@@ -252,7 +253,8 @@ fn recoveries_for_a_dead_rail(has_run: bool, seconds: u64) -> usize {
 
 #[test]
 fn a_rail_that_carries_nothing_is_tried_again_more_and_more_rarely() {
-    let recoveries = |has_run| [100, 3600].map(|seconds| recoveries_for_a_dead_rail(has_run, seconds));
+    let recoveries =
+        |has_run| [100, 3600].map(|seconds| recoveries_for_a_dead_rail(has_run, seconds));
     assert_eq!((recoveries(true), recoveries(false)), ([7, 65], [5, 7]));
 }
 
@@ -265,7 +267,10 @@ fn since(pair: &Pair, from: usize) -> (u32, Vec<String>) {
 fn the_peer_is_asked_before_what_works_is_given_up_for_something_else() {
     let mut pair = Pair::new(2);
     assert!(pair.ends[0].machine.handle_change_request(pair.now, "a request".into()));
-    assert!(!pair.ends[0].machine.handle_change_request(pair.now, "another one".into()), "one at a time");
+    assert!(
+        !pair.ends[0].machine.handle_change_request(pair.now, "another one".into()),
+        "one at a time"
+    );
     pair.settle();
     assert_eq!(since(&pair, 0), (0, vec!["Ask".to_owned(), "Drain".to_owned()]));
     pair.ends[0].machine.handle_drained(pair.now);
@@ -296,11 +301,17 @@ fn a_peer_that_does_not_answer_is_asked_again_later_and_nothing_has_changed() {
         pair.usable(1, 0b11);
         pair.settle();
         // As if the frame had come through.
-        pair.ends[0].machine.handle_message(pair.now, Message::Ports { usable: RailMask(0b11) }).expect("allowed");
+        pair.ends[0]
+            .machine
+            .handle_message(pair.now, Message::Ports { usable: RailMask(0b11) })
+            .expect("allowed");
         pair.ends[end].machine.handle_change_request(pair.now, "a request".into());
         pair.pass(GIVE_UP);
         let (attempt, actions) = since(&pair, begun);
-        assert!(attempt == 1 && actions.iter().all(|action| action == "Ask"), "{attempt}: {actions:?}");
+        assert!(
+            attempt == 1 && actions.iter().all(|action| action == "Ask"),
+            "{attempt}: {actions:?}"
+        );
         assert_eq!(actions.len(), 13, "at once, and every 10 s");
         pair.back();
         pair.pass(ASK_TIME + DRAIN_TIME);
@@ -338,7 +349,10 @@ fn sends_resume_if_the_control_connection_is_lost_while_they_are_drained() {
         pair.ends[0].machine.handle_drained(pair.now);
         pair.pass(2 * DRAIN_TIME);
         assert_eq!(pair.expect_running(), 0, "it drains no more");
-        assert!(!pair.ends[0].machine.handle_change_request(pair.now, "a request".into()), "not at once");
+        assert!(
+            !pair.ends[0].machine.handle_change_request(pair.now, "a request".into()),
+            "not at once"
+        );
         pair.back();
         pair.pass(ASK_TIME);
         assert!(pair.ends[0].machine.handle_change_request(pair.now, "a request".into()));

@@ -5,7 +5,8 @@ use super::*;
 const DESTROY: &str = "The old queue pairs are not destroyed";
 const OFFER: &str = "The sender has not offered new queue pairs";
 const NEW: &str = "New queue pairs are not ready";
-const ANSWERS: [&str; 2] = ["The peer did not answer within 5 s", "The peer did not answer within 40 s"];
+const ANSWERS: [&str; 2] =
+    ["The peer did not answer within 5 s", "The peer did not answer within 40 s"];
 const RUNS: &str = "It failed repeatedly";
 
 /// What an end says that it waits for.
@@ -35,7 +36,9 @@ fn each_end_says_what_it_waits_for() {
 
 #[test]
 fn an_end_without_an_answer_or_a_rail_says_so() {
-    for (end, text) in [(0, "The peer has not answered"), (1, "The sender has not offered new queue pairs")] {
+    for (end, text) in
+        [(0, "The peer has not answered"), (1, "The sender has not offered new queue pairs")]
+    {
         let mut pair = Pair::new(1);
         pair.lose();
         pair.fault(end);
@@ -46,7 +49,10 @@ fn an_end_without_an_answer_or_a_rail_says_so() {
     pair.usable(1, 0);
     pair.settle();
     let said = [0, 1].map(|end| waited_for(&pair, end));
-    assert_eq!(said, ["There is no rail that both ends can use", "The sender has not offered new queue pairs"]);
+    assert_eq!(
+        said,
+        ["There is no rail that both ends can use", "The sender has not offered new queue pairs"]
+    );
     pair.pass(GIVE_UP + SECOND);
     let failure = pair.failure(0).expect("it gives up");
     assert!(failure.ends_with("There is no rail that both ends can use"), "{failure}");
@@ -56,7 +62,9 @@ fn an_end_without_an_answer_or_a_rail_says_so() {
 fn a_sender_that_wants_other_paths_takes_its_time() {
     let mut pair = Pair::new(1);
     let now = pair.now;
-    let change = |machine: &mut Recovery| machine.handle_change_request(now, "to give lane 2 another path".into());
+    let change = |machine: &mut Recovery| {
+        machine.handle_change_request(now, "to give lane 2 another path".into())
+    };
     assert!(change(&mut pair.ends[0].machine));
     assert!(!change(&mut pair.ends[0].machine), "it is under way");
     pair.settle();
@@ -65,7 +73,10 @@ fn a_sender_that_wants_other_paths_takes_its_time() {
     pair.settle();
     assert_eq!(pair.expect_running(), 1);
     let causes = [0, 1].map(|end| pair.ends[end].machine.cause().to_owned());
-    assert_eq!(causes, ["to give lane 2 another path", "reported by the peer: to give lane 2 another path"]);
+    assert_eq!(
+        causes,
+        ["to give lane 2 another path", "reported by the peer: to give lane 2 another path"]
+    );
 }
 
 #[test]
