@@ -16,9 +16,10 @@ fn main() {
     #[cfg(feature = "bindgen")]
     declare_nccl();
     println!("cargo::rerun-if-changed=build.rs");
-    // Every symbol resolved at load time. Never unmapped, since the library has threads. With the name that NCCL falls back to: 2.28 and
-    // 2.29 unload a plugin with the last communicator, and find one that stays mapped by this name alone.
-    // libFuzzer's symbols are in the program, and so are those of a sanitizer.
+    // Every symbol resolved at load time. Never unmapped, since the library has threads. With the
+    // name that NCCL falls back to: 2.28 and 2.29 unload a plugin with the last communicator, and
+    // find one that stays mapped by this name alone. libFuzzer's symbols are in the program, and so
+    // are those of a sanitizer.
     let are_elsewhere = ["CARGO_CFG_FUZZING", "CARGO_CFG_SANITIZE"]
         .iter()
         .any(|set| std::env::var_os(set).is_some());

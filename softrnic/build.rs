@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 fn main() {
-    // Version nodes; the symbols join them through `.symver` (see src/abi/export.rs), and all others are local.
+    // Version nodes; the symbols join them through `.symver` (see src/abi/export.rs), and all
+    // others are local.
     let mut maps = vec!["nodes.map"];
     if std::env::var_os("CARGO_FEATURE_TOOLS").is_some() {
         maps.push("private.map");
@@ -16,7 +17,8 @@ fn main() {
         .expect("OUT_DIR can be written to");
     println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={}", script.display());
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
-    // A function that the oldest glibc lacks is an error of the build, not of the day when it is loaded. A sanitizer's are in the program.
+    // A function that the oldest glibc lacks is an error of the build, not of the day when it is
+    // loaded. A sanitizer's are in the program.
     if std::env::var_os("CARGO_CFG_SANITIZE").is_none() {
         println!("cargo:rustc-cdylib-link-arg=-Wl,-z,defs");
     }

@@ -1,4 +1,5 @@
-//! The one error type: which operation failed, with which errno, in which circumstances; and the class that NCCL is told.
+//! The one error type: which operation failed, with which errno, in which circumstances; and the
+//! class that NCCL is told.
 
 use crate::proto::Violation;
 use crate::verbs::error::{Detail as VerbsDetail, Error as VerbsError, Kind};
@@ -20,16 +21,19 @@ pub enum Class {
     Remote,
 }
 
-/// An error whose text tells its reader what to do. It is one pointer wide, so that results travel in registers.
+/// An error whose text tells its reader what to do. It is one pointer wide, so that results travel
+/// in registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error(Box<Detail>);
 
-/// The parts of an [`Error`]. Its text is `OPERATION failed: ERRNO in words`, or just the operation, and then the context.
+/// The parts of an [`Error`]. Its text is `OPERATION failed: ERRNO in words`, or just the
+/// operation, and then the context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detail {
     /// What NCCL is told.
     pub class: Class,
-    /// The operation that failed and its object, as in `ibv_alloc_pd(mlx5_0)`; without an errno, what is wrong.
+    /// The operation that failed and its object, as in `ibv_alloc_pd(mlx5_0)`; without an errno,
+    /// what is wrong.
     pub operation: String,
     /// The system's error number, if there is one.
     pub errno: Option<i32>,
@@ -37,8 +41,8 @@ pub struct Detail {
     pub context: String,
     /// Whether it has been logged before, so that it is not logged again.
     pub is_logged: bool,
-    /// Whether new queue pairs may cure it: the path, the port, the device or a queue pair has failed, and not the memory or the
-    /// program.
+    /// Whether new queue pairs may cure it: the path, the port, the device or a queue pair has
+    /// failed, and not the memory or the program.
     pub is_recoverable: bool,
     /// The number of the rail of a connection that it concerns, if it is of one.
     pub rail: Option<u8>,

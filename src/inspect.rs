@@ -1,5 +1,6 @@
-//! The machine as the plugin sees it. `ferrite doctor` looks at it through these parts, so that it reports what the plugin will
-//! do and not what a second reading of the same files would. No interface for others.
+//! The machine as the plugin sees it. `ferrite doctor` looks at it through these parts, so that it
+//! reports what the plugin will do and not what a second reading of the same files would. No
+//! interface for others.
 
 pub use crate::abi::nccl;
 pub use crate::host::{conf_file, config, gid, hca, iface, random, variables};

@@ -1,7 +1,7 @@
 //! # Ferrite
 //!
-//! An NCCL network plugin: `libnccl-net.so` implements ncclNet, versions 8 to 12, over RDMA verbs. This page is the
-//! map of its sources.
+//! An NCCL network plugin: `libnccl-net.so` implements ncclNet, versions 8 to 12, over RDMA verbs.
+//! This page is the map of its sources.
 //!
 //! ```text
 //!          NCCL ── ncclNetPlugin_v8 … v12
@@ -16,8 +16,9 @@
 //!   no I/O, no clock
 //! ```
 //!
-//! The lower four do not use each other; all may use `error` and `version`. `proto` and `verbs` are crates of their
-//! own. `unsafe` is an error outside `abi`, `verbs` and the few files that allow it at their head.
+//! The lower four do not use each other; all may use `error` and `version`. `proto` and `verbs` are
+//! crates of their own. `unsafe` is an error outside `abi`, `verbs` and the few files that allow it
+//! at their head.
 //!
 //! | folder of `net` | what it holds |
 //! |---|---|
@@ -33,21 +34,25 @@
 //!
 //! ## A message
 //!
-//! 1. `irecv` → [`net::data::recv`] → [`proto::recv::RecvFlow`]: a clear-to-send of 32 bytes (address, keys, size, tag,
-//!    sequence number) goes by RDMA WRITE into a ring in the sender's memory. Those due together share one write.
-//! 2. `isend` → [`net::data::send`] → [`proto::send::SendFlow`]: finds the clear-to-send of its tag and posts one RDMA
-//!    WRITE with immediate data: one doorbell, one completion. Short messages of host memory go inline.
-//! 3. `test`: the sender polls the write's completion; the receiver polls the immediate, which names the clear-to-send
-//!    and the length. Its receive work requests have no memory, and are posted 32 at a time.
+//! 1. `irecv` → [`net::data::recv`] → [`proto::recv::RecvFlow`]: a clear-to-send of 32 bytes
+//!    (address, keys, size, tag, sequence number) goes by RDMA WRITE into a ring in the sender's
+//!    memory. Those due together share one write.
+//! 2. `isend` → [`net::data::send`] → [`proto::send::SendFlow`]: finds the clear-to-send of its tag
+//!    and posts one RDMA WRITE with immediate data: one doorbell, one completion. Short messages of
+//!    host memory go inline.
+//! 3. `test`: the sender polls the write's completion; the receiver polls the immediate, which
+//!    names the clear-to-send and the length. Its receive work requests have no memory, and are
+//!    posted 32 at a time.
 //!
-//! With several rails or lanes a message is cut at multiples of 128 bytes ([`proto::stripe`], [`proto::rail_weights`],
-//! [`proto::lanes`]); the receiver counts the parts, which may come in any order. A grouped receive of `n` messages takes
-//! `n` clear-to-sends. A connection of one rail and one queue pair takes a fast path, which [`net::data`] chooses
-//! before anything is polled.
+//! With several rails or lanes a message is cut at multiples of 128 bytes ([`proto::stripe`],
+//! [`proto::rail_weights`], [`proto::lanes`]); the receiver counts the parts, which may come in any
+//! order. A grouped receive of `n` messages takes `n` clear-to-sends. A connection of one rail and
+//! one queue pair takes a fast path, which [`net::data`] chooses before anything is polled.
 //!
 //! ## A connection
 //!
-//! `listen` puts a random token, the process's TCP port and the GIDs of the device into NCCL's handle. Then:
+//! `listen` puts a random token, the process's TCP port and the GIDs of the device into NCCL's
+//! handle. Then:
 //!
 //! | step | who | what |
 //! |---|---|---|
@@ -56,26 +61,29 @@
 //! | 3 | `connect` | Commit; `connect` returns the communicator |
 //! | 4 | `accept` | returns the communicator when the Commit has arrived |
 //!
-//! No call waits; `FERRITE_HANDSHAKE_TIMEOUT` bounds each step but the wait for the peer's `accept`, which NCCL may call hours later.
-//! All connections from one process to another share one TCP connection ([`proto::control`]), which stays open while
-//! one of them exists. If it breaks, it is dialled again. A peer counts as dead after a Goodbye, or when its port
-//! refuses and its RDMA device acknowledges no probe ([`proto::control::redial`], [`net::data::health::Probe`]).
+//! No call waits; `FERRITE_HANDSHAKE_TIMEOUT` bounds each step but the wait for the peer's
+//! `accept`, which NCCL may call hours later. All connections from one process to another share one
+//! TCP connection ([`proto::control`]), which stays open while one of them exists. If it breaks, it
+//! is dialled again. A peer counts as dead after a Goodbye, or when its port refuses and its RDMA
+//! device acknowledges no probe ([`proto::control::redial`], [`net::data::health::Probe`]).
 //!
 //! ## A fault
 //!
-//! A port, path, queue pair or card fails: [`net::data::health`] or [`net::background::device_events`] reports it to
-//! [`net::recovery::conn`], which drives [`proto::recovery`] on a worker thread. Both ends fence: they bring their queue pairs to ERROR,
-//! take in all completions and destroy them, so nothing old can write to a buffer any more. They make new ones over
-//! the rails that work; the receiver lists the messages that have not arrived, and the sender sends those again.
-//! For operators: docs/failover.md.
+//! A port, path, queue pair or card fails: [`net::data::health`] or
+//! [`net::background::device_events`] reports it to [`net::recovery::conn`], which drives
+//! [`proto::recovery`] on a worker thread. Both ends fence: they bring their queue pairs to ERROR,
+//! take in all completions and destroy them, so nothing old can write to a buffer any more. They
+//! make new ones over the rails that work; the receiver lists the messages that have not arrived,
+//! and the sender sends those again. For operators: docs/failover.md.
 //!
 //! ## Threads
 //!
-//! NCCL's service thread creates, registers and closes while its progress thread sends, receives and tests. So
-//! `void*` never becomes `&mut`: the data path's state is in an [`net::data::exclusive_cell::ExclusiveCell`], which its thread enters
-//! by plain loads and stores; a visitor pays with `membarrier`. One watcher thread per card in use reads device events,
-//! and one of them drives the control connections. Up to four workers exist while connections recover, and one
-//! thread while a hang is reported. The library is never unmapped.
+//! NCCL's service thread creates, registers and closes while its progress thread sends, receives
+//! and tests. So `void*` never becomes `&mut`: the data path's state is in an
+//! [`net::data::exclusive_cell::ExclusiveCell`], which its thread enters by plain loads and stores;
+//! a visitor pays with `membarrier`. One watcher thread per card in use reads device events, and
+//! one of them drives the control connections. Up to four workers exist while connections recover,
+//! and one thread while a hang is reported. The library is never unmapped.
 //!
 //! ## Where things are decided
 //!
@@ -128,7 +136,8 @@
         clippy::unimplemented
     )
 )]
-// The modules are private: `pub` means visible in the whole crate, and the compiler finds what is unused.
+// The modules are private: `pub` means visible in the whole crate, and the compiler finds what is
+// unused.
 #![allow(unreachable_pub)]
 #![allow(rustdoc::private_intra_doc_links)]
 

@@ -9,15 +9,16 @@ const KEY: &str = "ferrite-version=";
 const UNKNOWN: &str =
     concat!("ferrite-version=", env!("CARGO_PKG_VERSION"), "+unknown__________________________");
 
-/// The version and the commit, with `_` behind them. The compiler does not know the commit, so that a commit compiles nothing anew:
-/// `scripts/build.sh` writes it into the built file.
+/// The version and the commit, with `_` behind them. The compiler does not know the commit, so that
+/// a commit compiles nothing anew: `scripts/build.sh` writes it into the built file.
 static BUILD: [u8; UNKNOWN.len()] = match UNKNOWN.as_bytes().first_chunk() {
     Some(bytes) => *bytes,
     None => [0; UNKNOWN.len()],
 };
 
-/// The version, and the commit that it was built from: `0.1.0+0123456789ab`. `.modified` follows the commit if files had been
-/// changed since; `0.1.0+unknown` is a build that `scripts/build.sh` did not make, or made without git.
+/// The version, and the commit that it was built from: `0.1.0+0123456789ab`. `.modified` follows
+/// the commit if files had been changed since; `0.1.0+unknown` is a build that `scripts/build.sh`
+/// did not make, or made without git.
 pub fn text() -> &'static str {
     // Otherwise the compiler takes the bytes as it knows them.
     version(black_box(&BUILD))

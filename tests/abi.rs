@@ -81,7 +81,8 @@ fn the_plugin_needs_nothing_but_libc_and_its_kin() {
     );
 }
 
-/// NCCL 2.28 and 2.29 unload a plugin with the last communicator, forget its name, and load `libnccl-net.so` for the next one.
+/// NCCL 2.28 and 2.29 unload a plugin with the last communicator, forget its name, and load
+/// `libnccl-net.so` for the next one.
 #[test]
 fn a_plugin_of_any_file_name_is_found_again_by_the_name_that_nccl_falls_back_to() {
     let plugin = require!(testkit::dist::plugin());

@@ -7,7 +7,8 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("the page is there")
 }
 
-/// The pages in a folder and those below it, from the root of the repository; without results, which pages link to.
+/// The pages in a folder and those below it, from the root of the repository; without results,
+/// which pages link to.
 fn pages_below(folder: &Path, found: &mut Vec<String>) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for entry in fs::read_dir(folder).expect("it is readable") {

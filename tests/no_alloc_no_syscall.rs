@@ -1,4 +1,5 @@
-//! The data path neither allocates nor calls the kernel: the isend, irecv and test of messages, once a connection stands.
+//! The data path neither allocates nor calls the kernel: the isend, irecv and test of messages,
+//! once a connection stands.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! What `getProperties` says is what NCCL's own IB transport says of the same devices: topology search and tuning see no
-//! difference.
+//! What `getProperties` says is what NCCL's own IB transport says of the same devices: topology
+//! search and tuning see no difference.
 
 mod common;
 
@@ -35,7 +35,8 @@ fn write_down(whose: &str, place: &Path) -> Result<()> {
     std::fs::write(place, text).map_err(|e| Error::io("the file of properties", e))
 }
 
-/// The properties that `whose` transport reports on devices made with `options`, in a process of its own.
+/// The properties that `whose` transport reports on devices made with `options`, in a process of
+/// its own.
 fn properties(whose: &str, options: &[&str], env: &[(&str, &str)]) -> Result<Vec<Properties>> {
     let folder = Scratch::new();
     let place = folder.join("properties");
@@ -54,7 +55,8 @@ fn properties(whose: &str, options: &[&str], env: &[(&str, &str)]) -> Result<Vec
     serde_json::from_str(&text).map_err(|e| Error::Data(e.to_string()))
 }
 
-/// Compares field by field; `differ` changes the stock transport's where Ferrite means to say something else.
+/// Compares field by field; `differ` changes the stock transport's where Ferrite means to say
+/// something else.
 fn are_equal(
     options: &[&str],
     env: &[(&str, &str)],
@@ -82,7 +84,8 @@ fn are_equal(
 
 fn nothing(_: (usize, &mut Properties)) {}
 
-/// Names are keys in NCCL's topology: where a card has two ports, the stock transport gives both the same.
+/// Names are keys in NCCL's topology: where a card has two ports, the stock transport gives both
+/// the same.
 fn named_by_port((index, stock): (usize, &mut Properties)) {
     stock.name = format!("{}:{}", stock.name, index % 2 + 1);
 }

@@ -1,4 +1,5 @@
-//! The page of settings is the table in the code. `FERRITE_UPDATE=1 cargo test --test settings_page` writes it.
+//! The page of settings is the table in the code.
+//! `FERRITE_UPDATE=1 cargo test --test settings_page` writes it.
 
 use nccl_net::testing::host::variables::{IGNORED, Kind, VARIABLES};
 use std::path::Path;

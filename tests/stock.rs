@@ -1,5 +1,6 @@
-//! Stock NCCL: the loaders of seven releases take the plugin, each the table that it should, and the IB transports of three releases run on the software RDMA
-//! device, which is thereby judged by code that was not written here.
+//! Stock NCCL: the loaders of seven releases take the plugin, each the table that it should, and
+//! the IB transports of three releases run on the software RDMA device, which is thereby judged by
+//! code that was not written here.
 
 mod common;
 
@@ -16,7 +17,8 @@ use std::process::Command;
 use testkit::dist::{built, dist, plugin, softrnic_program};
 use testkit::{Missing, Scratch, program, require};
 
-/// Every size through the transport that `source` names, in two processes that know `library_path` beside the device.
+/// Every size through the transport that `source` names, in two processes that know `library_path`
+/// beside the device.
 fn carries_everything(source: &Source, name: &str, setting: &Setting) -> Result<()> {
     pair(setting, |worker| {
         let transport = Transport::open(source)?;
@@ -95,8 +97,8 @@ fn the_loader_of_nccl_2_32_takes_version_12() -> Result<()> {
     takes_version("2.32.3", 12)
 }
 
-/// The loader of `release`, which has taken the plugin's network, looks for a profiler with `environment`, and is asked for the events
-/// of `mask`.
+/// The loader of `release`, which has taken the plugin's network, looks for a profiler with
+/// `environment`, and is asked for the events of `mask`.
 fn asked_for(release: &str, environment: &[(&str, &str)], mask: i32) -> Result<()> {
     let setting = require!(setting());
     let nccl = require!(stock_nccl(release));
@@ -114,7 +116,8 @@ fn asked_for(release: &str, environment: &[(&str, &str)], mask: i32) -> Result<(
 /// What proxies do for operations.
 const PROXY_EVENTS: i32 = 8;
 
-/// The loader of `release` finds the profiler in the network plugin: with no setting, and where there is no library of the name.
+/// The loader of `release` finds the profiler in the network plugin: with no setting, and where
+/// there is no library of the name.
 fn finds_profiler(release: &str) -> Result<()> {
     asked_for(release, &[], PROXY_EVENTS)?;
     asked_for(release, &[("NCCL_PROFILER_PLUGIN", "ferrite")], PROXY_EVENTS)
@@ -148,7 +151,8 @@ fn nccls_own_ib_transport_runs_on_the_software_device() -> Result<()> {
     carries_everything(&source, "IB", &setting)
 }
 
-/// `ferrite verify` of a release's own transport, run by `wrapper` if there is one: exit code, stdout and stderr.
+/// `ferrite verify` of a release's own transport, run by `wrapper` if there is one: exit code,
+/// stdout and stderr.
 fn verified(
     release: &str,
     wrapper: &[&str],
@@ -252,8 +256,8 @@ fn ib_of_2_30_7_is_right_over_fused_devices() -> Result<()> {
     is_right("2.30.7", "fused", headline, ALL_CHECKS, &[("SOFTRNIC_DEVICES", "4")])
 }
 
-/// This release fuses devices by itself, if their links in /sys/class/infiniband lead to one PCI device and they have one
-/// system image GUID.
+/// This release fuses devices by itself, if their links in /sys/class/infiniband lead to one PCI
+/// device and they have one system image GUID.
 #[test]
 fn ib_of_2_21_5_is_right_over_fused_devices() -> Result<()> {
     require!(mount_namespaces());
@@ -298,8 +302,9 @@ fn a_flipped_bit_is_found_in_what_ib_carries() -> Result<()> {
     Ok(())
 }
 
-/// A long stream of 2.30.7 over two fused devices on each side, with a fault in it on rank 0's side. Messages of 64 KiB:
-/// where messages are not cut into equal stripes, this release sends too much when it sends a stripe again.
+/// A long stream of 2.30.7 over two fused devices on each side, with a fault in it on rank 0's
+/// side. Messages of 64 KiB: where messages are not cut into equal stripes, this release sends too
+/// much when it sends a stripe again.
 fn despite(
     fault: &str,
     messages: &str,
@@ -354,8 +359,8 @@ fn ib_of_2_30_7_survives_a_port_that_stays_down() -> Result<()> {
     Ok(())
 }
 
-/// Its queue pairs go through reset and all states again, after messages over others of the UC type have told that the
-/// way is free.
+/// Its queue pairs go through reset and all states again, after messages over others of the UC type
+/// have told that the way is free.
 #[test]
 fn ib_of_2_30_7_uses_a_port_again_that_has_recovered() -> Result<()> {
     let quick = [
@@ -363,7 +368,8 @@ fn ib_of_2_30_7_uses_a_port_again_that_has_recovered() -> Result<()> {
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY", "1"),
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY_START_DELAY", "20"),
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL", "20"),
-        // One at a time: 2.30.7 asserts that none of them comes when it has heard enough, which the rest of a batch does.
+        // One at a time: 2.30.7 asserts that none of them comes when it has heard enough, which the
+        // rest of a batch does.
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_SIZE", "1"),
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE", "1"),
         ("NCCL_IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT", "200"),

@@ -1,7 +1,8 @@
 //! What a message costs the card and its driver, counted by the software device, without a clock.
 //!
-//! One process sends to itself in a fixed order, as `solo` does. The device is asked what it has counted before and after a number
-//! of messages; the difference over their number is the cost of one. The same run gives the same numbers each time.
+//! One process sends to itself in a fixed order, as `solo` does. The device is asked what it has
+//! counted before and after a number of messages; the difference over their number is the cost of
+//! one. The same run gives the same numbers each time.
 //!
 
 use std::collections::BTreeMap;
@@ -31,7 +32,8 @@ pub(crate) struct Case {
     pub(crate) bytes: usize,
     /// Messages in flight.
     pub(crate) depth: usize,
-    /// Queue pairs of a connection on each rail. With more than one, messages are split over them. 0: as many as the environment says.
+    /// Queue pairs of a connection on each rail. With more than one, messages are split over them.
+    /// 0: as many as the environment says.
     pub(crate) queue_pairs: usize,
     /// Ports that are one device: 1 or 2.
     pub(crate) rails: usize,
@@ -75,10 +77,12 @@ impl fmt::Display for Case {
 
 // What one message costs, out of what was counted.
 //
-// Bytes on the wire are those of RoCE v2 over IPv4 with one acknowledgement for each RDMA WRITE. Bytes on the bus are what passes
-// between the card and the memory or the processor at both ends, without the headers of the bus, with work requests and completions
-// as large as mlx5 has them. Locks are those of mlx5: one for each call that posts or polls, none where one thread alone is to do so
-// (queue pairs in a thread domain; `ibv_start_poll` on completion queues for a single thread).
+// Bytes on the wire are those of RoCE v2 over IPv4 with one acknowledgement for each RDMA WRITE.
+// Bytes on the bus are what passes between the card and the memory or the processor at both ends,
+// without the headers of the bus, with work requests and completions as large as mlx5 has them.
+// Locks are those of mlx5: one for each call that posts or polls, none where one thread alone is to
+// do so (queue pairs in a thread domain; `ibv_start_poll` on completion queues for a single
+// thread).
 
 /// Preamble 8, Ethernet 14, IP 20, UDP 8, transport 12, checksums 4 + 4, gap 12.
 const PACKET: u64 = 82;
@@ -156,9 +160,11 @@ fn bus_bytes(c: &Counted) -> u64 {
     to_card + read + c.bytes + COMPLETION * c.completions
 }
 
-// The memory of a connection's queues, as drivers lay it out in user space: computed from what was asked for.
+// The memory of a connection's queues, as drivers lay it out in user space: computed from what was
+// asked for.
 //
-// Of each driver the sizes of rdma-core 64: mlx5 (ConnectX), bnxt_re (Broadcom, work requests of fixed size) and erdma (Alibaba).
+// Of each driver the sizes of rdma-core 64: mlx5 (ConnectX), bnxt_re (Broadcom, work requests of
+// fixed size) and erdma (Alibaba).
 
 const PAGE: u64 = 4096;
 
@@ -210,7 +216,8 @@ fn pages(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE)
 }
 
-/// A send work request has room for each operation. Where they are not named, binding a memory window is the largest.
+/// A send work request has room for each operation. Where they are not named, binding a memory
+/// window is the largest.
 fn mlx5_queue_pair(cap: &Capacities) -> u64 {
     const BLOCK: u64 = 64;
     const ATOMIC: u64 = 0b110_0000;
@@ -232,7 +239,8 @@ fn mlx5_queue_pair(cap: &Capacities) -> u64 {
     pages(send + receive)
 }
 
-/// 128 bytes for each work request, and 16 for each send to find it by its packet number. So many sends are kept free.
+/// 128 bytes for each work request, and 16 for each send to find it by its packet number. So many
+/// sends are kept free.
 fn bnxt_queue_pair(cap: &Capacities) -> u64 {
     const SLOT: u64 = 128;
     const FREE: u64 = 128;
@@ -571,7 +579,8 @@ impl CostRequest {
     /// Counts; `begin` hears what comes next.
     ///
     /// # Errors
-    /// [`Error::Worker`] if a transport cannot be tried, or does the wrong thing; [`Error::Interrupted`].
+    /// [`Error::Worker`] if a transport cannot be tried, or does the wrong thing;
+    /// [`Error::Interrupted`].
     pub(crate) fn run(&self, begin: &mut dyn FnMut(&str)) -> Result<Vec<CaseReport>> {
         let mut reports = Vec::new();
         for &case in &self.cases {
@@ -620,7 +629,8 @@ impl CostRequest {
         }
     }
 
-    /// Two ports are one device to a transport that finds them on one card in sysfs, which the software device's command line shows.
+    /// Two ports are one device to a transport that finds them on one card in sysfs, which the
+    /// software device's command line shows.
     fn command(&self, case: Case, job: &str) -> Command {
         let mut command = match case.rails {
             1 => Command::new(&self.program),
@@ -666,14 +676,16 @@ pub(crate) struct CostReport {
     pub(crate) messages: u64,
     pub(crate) counted: Counted,
     pub(crate) queues: Queues,
-    /// Commands to the card's firmware that the connection took, with the registration of one buffer at each end.
+    /// Commands to the card's firmware that the connection took, with the registration of one
+    /// buffer at each end.
     pub(crate) commands: u64,
 }
 
 /// Does the job that is written in `text`, and prints what it has found.
 ///
 /// # Errors
-/// Those of the transport; [`Error::Unreadable`] if the device's counts are not understood; [`Error::Data`] if a message is wrong.
+/// Those of the transport; [`Error::Unreadable`] if the device's counts are not understood;
+/// [`Error::Data`] if a message is wrong.
 pub(crate) fn main(text: &str) -> Result<()> {
     let job: CostJob = serde_json::from_str(text).map_err(|e| json_error(&e))?;
     host::raise_open_files();

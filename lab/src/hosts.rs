@@ -1,4 +1,5 @@
-//! How processes of several hosts find each other, and the lines that they send. What they say is their own matter.
+//! How processes of several hosts find each other, and the lines that they send. What they say is
+//! their own matter.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -209,7 +210,8 @@ impl LineConn {
     /// The next message.
     ///
     /// # Errors
-    /// None has come whole within `limit`, the line is too long or no such message, or the connection has ended.
+    /// None has come whole within `limit`, the line is too long or no such message, or the
+    /// connection has ended.
     pub fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, String> {
         parse(&self.line(Instant::now() + limit, limit)?)
     }
@@ -284,7 +286,8 @@ enum Answer {
     Refused(&'static str),
 }
 
-/// Listens at the first of `addresses` that is one of this host, or else at the last one; the port as well.
+/// Listens at the first of `addresses` that is one of this host, or else at the last one; the port
+/// as well.
 ///
 /// # Errors
 /// [`Error::Io`] with that address.
@@ -300,7 +303,8 @@ pub fn listen(addresses: &[String]) -> Result<(TcpListener, u16)> {
     Ok((listener, port))
 }
 
-/// Listens at `place`, if it is an address of this host. A name may stand for a loopback address here and for another one elsewhere.
+/// Listens at `place`, if it is an address of this host. A name may stand for a loopback address
+/// here and for another one elsewhere.
 fn listen_at_own(place: &str) -> Option<TcpListener> {
     let is_name = place.parse::<SocketAddr>().is_err();
     let mut places =
@@ -308,7 +312,8 @@ fn listen_at_own(place: &str) -> Option<TcpListener> {
     places.find_map(|place| TcpListener::bind(place).ok())
 }
 
-/// Hands callers with the token to `admitted` until it has `count` of them, the time is over, or `is_over` says so.
+/// Hands callers with the token to `admitted` until it has `count` of them, the time is over, or
+/// `is_over` says so.
 pub fn gather<F: DeserializeOwned + Send + 'static>(
     listener: &TcpListener,
     token: &str,

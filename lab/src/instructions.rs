@@ -8,9 +8,10 @@ use crate::nccl::library;
 
 // The costs of one library in a file that valgrind's callgrind wrote.
 //
-// A library's cost is that of its own instructions and the inclusive cost of its calls into other libraries (memcpy,
-// malloc, ...) apart from libibverbs. It is read from the file itself: callgrind_annotate drops what was inlined from
-// another source file. The file has to be written with `--compress-strings=no --compress-pos=no`.
+// A library's cost is that of its own instructions and the inclusive cost of its calls into other
+// libraries (memcpy, malloc, ...) apart from libibverbs. It is read from the file itself:
+// callgrind_annotate drops what was inlined from another source file. The file has to be written
+// with `--compress-strings=no --compress-pos=no`.
 
 /// The library whose cost is not the transport's: the device and its provider.
 const DEVICE_LIBRARY: &str = "libibverbs";
@@ -32,7 +33,8 @@ impl Profile {
     /// Reads `text`; a library is one whose path contains `library`.
     ///
     /// # Errors
-    /// [`crate::error::Error::Unreadable`] if the text is no output of callgrind's, or is compressed.
+    /// [`crate::error::Error::Unreadable`] if the text is no output of callgrind's, or is
+    /// compressed.
     pub(crate) fn read(text: &str, library: &str) -> Result<Self> {
         let mut profile = Self::default();
         read(text, |line| profile.add(line, library))?;
@@ -167,16 +169,18 @@ impl<'f> Place<'f> {
     }
 }
 
-// How often instructions of x86-64 ran that no other processor's access to memory may come between: those with a `lock` prefix, `xchg`
-// with memory, and `mfence`, which waits as these do.
+// How often instructions of x86-64 ran that no other processor's access to memory may come between:
+// those with a `lock` prefix, `xchg` with memory, and `mfence`, which waits as these do.
 //
-// callgrind tells how often each instruction ran and where it is in its file; what it is tells the file itself.
+// callgrind tells how often each instruction ran and where it is in its file; what it is tells the
+// file itself.
 
 /// The longest instruction.
 const LONGEST: u64 = 15;
 
 impl Profile {
-    /// As [`Self::read`], of the locked instructions that are in the library itself. The file has to be written with `--dump-instr=yes` too.
+    /// As [`Self::read`], of the locked instructions that are in the library itself. The file has
+    /// to be written with `--dump-instr=yes` too.
     ///
     /// # Errors
     /// As [`Self::read`]; or the library's file cannot be read or is for another processor.
@@ -234,7 +238,8 @@ fn is_locked(code: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// The library `b` with two functions; `isend` calls `post` in the same library, memcpy in libc, and libibverbs.
+    /// The library `b` with two functions; `isend` calls `post` in the same library, memcpy in
+    /// libc, and libibverbs.
     const SAMPLE: &str = "\
 # callgrind format
 version: 1
@@ -345,7 +350,8 @@ fn=post
         assert_eq!(plain.map(is_locked), [false; 6]);
     }
 
-    /// The instruction of this program at the beginning of `function`, as callgrind would tell that it ran `count` times.
+    /// The instruction of this program at the beginning of `function`, as callgrind would tell that
+    /// it ran `count` times.
     fn ran(function: &str, count: u32) -> String {
         let program = std::env::current_exe().expect("this program");
         let address = library::local_symbol(&program, function).expect("a function with a name");

@@ -1,6 +1,8 @@
-//! Drives an ncclNet transport between two processes, checks and measures it, and compares two transports.
+//! Drives an ncclNet transport between two processes, checks and measures it, and compares two
+//! transports.
 //!
-//! Each folder is a layer. It uses the ones above it in this table and [`error`], and none below it.
+//! Each folder is a layer. It uses the ones above it in this table and [`error`], and none below
+//! it.
 //!
 //! | folder | what is in it |
 //! |---|---|
@@ -21,9 +23,11 @@
 //! | `outlast` | a stream of checked messages while faults happen |
 //! | [`cli`] | the commands of the program `ferrite` that do all that |
 //!
-//! To write a test, start at [`pair`]; to call a vtable, at [`transport`]; to understand a result, at [`results`].
+//! To write a test, start at [`pair`]; to call a vtable, at [`transport`]; to understand a result,
+//! at [`results`].
 
-// A library for this workspace alone: `pub` means visible in it, and the compiler finds what is unused in private modules.
+// A library for this workspace alone: `pub` means visible in it, and the compiler finds what is
+// unused in private modules.
 #![allow(missing_docs, unreachable_pub)]
 
 mod check;

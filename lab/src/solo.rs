@@ -160,10 +160,11 @@ impl Job {
 }
 
 // Messages from this process to itself, in rounds of a fixed order: all receives, all sends, the
-// tests of the sends, the tests of the receives. Before the receives and behind them, calls in vain if
-// they are wanted.
+// tests of the sends, the tests of the receives. Before the receives and behind them, calls in vain
+// if they are wanted.
 
-/// Sends `count` messages of `bytes` bytes, `depth` to a round, with calls in vain, and checks the messages of the last round.
+/// Sends `count` messages of `bytes` bytes, `depth` to a round, with calls in vain, and checks the
+/// messages of the last round.
 fn run(
     endpoints: &Endpoints,
     bytes: usize,

@@ -32,15 +32,15 @@ pub(crate) fn control_of(folder: &Path) -> Result<PathBuf> {
     })
 }
 
-/// The processes of a fabric hold record locks on its file from this offset on. The kernel drops them with their process,
-/// and they are the same in every process id namespace.
+/// The processes of a fabric hold record locks on its file from this offset on. The kernel drops
+/// them with their process, and they are the same in every process id namespace.
 const LOCKS: i64 = 1 << 40;
 
 /// What every fabric begins with.
 const MAGIC: [u8; 8] = *b"softrnic";
 
-/// Removes the fabric in `path` if no process takes part in it. One that cannot be looked at stays. This process must not
-/// take part in it: closing the file would release the process's own locks.
+/// Removes the fabric in `path` if no process takes part in it. One that cannot be looked at stays.
+/// This process must not take part in it: closing the file would release the process's own locks.
 pub(crate) fn remove_unless_held(path: &Path) {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
@@ -48,7 +48,8 @@ pub(crate) fn remove_unless_held(path: &Path) {
     if !is_own_fabric(&file) {
         return;
     }
-    // A process that opens the fabric now waits for the lock, and then finds that the name is no longer this file's.
+    // A process that opens the fabric now waits for the lock, and then finds that the name is no
+    // longer this file's.
     if hold_all(&file) && is_named(&file, path) {
         std::fs::remove_file(path).unwrap_or_default();
     }
@@ -64,7 +65,8 @@ fn is_own_fabric(file: &File) -> bool {
         && begin == MAGIC
 }
 
-/// Takes every lock that a process of a fabric can hold, until the file is closed; false if a process has one.
+/// Takes every lock that a process of a fabric can hold, until the file is closed; false if a
+/// process has one.
 fn hold_all(file: &File) -> bool {
     // SAFETY: all zeros is a valid flock.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
@@ -149,7 +151,8 @@ impl Verbs {
         settings
     }
 
-    /// The same where the processes of a pair are on two hosts, which have no interface of one machine alone in common.
+    /// The same where the processes of a pair are on two hosts, which have no interface of one
+    /// machine alone in common.
     pub(crate) fn settings_between_hosts(&self) -> Vec<(&'static str, OsString)> {
         self.settings().into_iter().filter(|(name, _)| *name != "NCCL_SOCKET_IFNAME").collect()
     }
@@ -180,8 +183,8 @@ impl Verbs {
         }
     }
 
-    /// Does the same for the fabrics of runs that were killed themselves. Those in which a process takes part stay,
-    /// whatever its process id namespace.
+    /// Does the same for the fabrics of runs that were killed themselves. Those in which a process
+    /// takes part stay, whatever its process id namespace.
     pub fn clean_stale(&self) {
         let Self::Softrnic { .. } = self else { return };
         let entries = std::fs::read_dir(shared_memory()).into_iter().flatten().flatten();
@@ -190,7 +193,8 @@ impl Verbs {
         }
     }
 
-    /// Which libibverbs this process has mapped, after `init`; of the software device, by the name that every transport finds.
+    /// Which libibverbs this process has mapped, after `init`; of the software device, by the name
+    /// that every transport finds.
     ///
     /// # Errors
     /// [`Error::Refused`] if it should have been the software device and is not.
@@ -214,7 +218,8 @@ impl Verbs {
     }
 }
 
-/// Whether two files are one, or copies: a wheel has no links, so that libibverbs.so there is a copy of libibverbs.so.1.
+/// Whether two files are one, or copies: a wheel has no links, so that libibverbs.so there is a
+/// copy of libibverbs.so.1.
 fn is_same(one: &Path, other: &Path) -> bool {
     std::fs::canonicalize(one).is_ok_and(|path| path == other)
         || matches!((std::fs::read(one), std::fs::read(other)), (Ok(one), Ok(other)) if one == other)
@@ -244,8 +249,8 @@ fn prove_fabric(maps: &Maps) -> Result<()> {
     )))
 }
 
-/// A fabric name that no other pair on this machine has. Processes of two process id namespaces can have one id: hence
-/// the random number.
+/// A fabric name that no other pair on this machine has. Processes of two process id namespaces can
+/// have one id: hence the random number.
 pub(crate) fn new_fabric_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let (pid, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));

@@ -1,8 +1,8 @@
 //! Fault injection: carries out the fault rules in force, from outside of the engine.
 //!
-//! Whether a rule applies to a message is a pure function of the seed, the connection (its two ports and its number
-//! among those between them), the number of the message on it and the number of the transmission: the same seed gives
-//! the same faults, whatever the timing.
+//! Whether a rule applies to a message is a pure function of the seed, the connection (its two
+//! ports and its number among those between them), the number of the message on it and the number
+//! of the transmission: the same seed gives the same faults, whatever the timing.
 
 use std::io::Write;
 use std::sync::atomic::AtomicU32;
@@ -209,7 +209,8 @@ struct Outage {
     is_over: bool,
 }
 
-/// Takes a port down for `lasts` nanoseconds; 0: for good. By `gids` it loses its addresses meanwhile.
+/// Takes a port down for `lasts` nanoseconds; 0: for good. By `gids` it loses its addresses
+/// meanwhile.
 pub(crate) fn begin(fabric: &'static Fabric, port: PortId, lasts: u64, gids: GidReturn) {
     set_port_state(fabric, port, false);
     let port = PortName { device: port.device, port: port.port };
@@ -305,8 +306,8 @@ impl Task for Outage {
     }
 }
 
-/// Does what concerns more than the message; returns what concerns it. `path`: the one that the rule is for, if it is for one; `salt`: a
-/// random number of its own.
+/// Does what concerns more than the message; returns what concerns it. `path`: the one that the
+/// rule is for, if it is for one; `salt`: a random number of its own.
 pub(crate) fn apply((qp, path): (&Qp, Option<u32>), action: Action, salt: u64) -> Option<Fault> {
     let (fabric, port) = (qp.fabric, qp.port());
     match action.kind {
@@ -414,8 +415,9 @@ fn ask(fabric: &Fabric, code_of: impl Fn(&RuleSlot, Action) -> Option<i32>) -> R
     Ok(())
 }
 
-// A record of the faults that were injected, one line each, appended to the file that `SOFTRNIC_TRACE` names. Lines of one
-// connection come in its order; sorted, the traces of two runs with the same seed and the same messages are equal.
+// A record of the faults that were injected, one line each, appended to the file that
+// `SOFTRNIC_TRACE` names. Lines of one connection come in its order; sorted, the traces of two runs
+// with the same seed and the same messages are equal.
 
 /// Writes down that `action` was applied to a transmission.
 pub(crate) fn write(fabric: &Fabric, connection: &Connection, sent: &Transmission, action: Action) {

@@ -1,4 +1,5 @@
-//! The machine: errno, standard error, the clock, environment variables, descriptors. Nothing here knows about RDMA.
+//! The machine: errno, standard error, the clock, environment variables, descriptors. Nothing here
+//! knows about RDMA.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -98,7 +99,8 @@ pub(crate) fn set_errno(code: i32) {
     unsafe { *libc::__errno_location() = code };
 }
 
-/// Locks a mutex of this process. A panic of another thread that held it does not make its data unusable.
+/// Locks a mutex of this process. A panic of another thread that held it does not make its data
+/// unusable.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -110,7 +112,8 @@ pub(crate) fn say(line: fmt::Arguments<'_>) {
 
 // A queue of tokens behind a real file descriptor: one read of the descriptor, one token.
 //
-// Used for asynchronous events and completion channels: applications poll the descriptor and set `O_NONBLOCK` on it.
+// Used for asynchronous events and completion channels: applications poll the descriptor and set
+// `O_NONBLOCK` on it.
 
 /// Tokens that wait to be read.
 #[derive(Debug)]
@@ -138,8 +141,8 @@ impl<T> FdQueue<T> {
         unsafe { libc::write(self.fd, (&raw const one).cast(), 8) };
     }
 
-    /// Takes the oldest token; `on_take` runs before anyone else can see the queue again. Waits unless the
-    /// descriptor is non-blocking.
+    /// Takes the oldest token; `on_take` runs before anyone else can see the queue again. Waits
+    /// unless the descriptor is non-blocking.
     pub(crate) fn pop(&self, on_take: impl Fn(&T)) -> Result<T, i32> {
         loop {
             let mut count = 0u64;
@@ -177,8 +180,9 @@ impl<T> FdQueue<T> {
         for _ in 0..out.len() {
             let mut count = 0u64;
             let part = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
-            // SAFETY: preadv2, which glibc has from 2.26 on only, reads 8 bytes into `count`, without waiting whatever the descriptor's
-            // mode; its position is in two words, the second of which has no meaning on a 64-bit system.
+            // SAFETY: preadv2, which glibc has from 2.26 on only, reads 8 bytes into `count`,
+            // without waiting whatever the descriptor's mode; its position is in two words, the
+            // second of which has no meaning on a 64-bit system.
             unsafe {
                 libc::syscall(
                     libc::SYS_preadv2,
@@ -202,7 +206,8 @@ impl<T> Drop for FdQueue<T> {
     }
 }
 
-/// Whether a thread is in an object. Looked at only where the application has promised that there is never more than one.
+/// Whether a thread is in an object. Looked at only where the application has promised that there
+/// is never more than one.
 #[derive(Debug)]
 pub(crate) struct InUse {
     is_promised: bool,
@@ -219,7 +224,8 @@ impl InUse {
         self.is_promised
     }
 
-    /// A thread comes into `object`. Ends the process, as mlx5 does, if one is in it that was not to be.
+    /// A thread comes into `object`. Ends the process, as mlx5 does, if one is in it that was not
+    /// to be.
     #[inline]
     pub(crate) fn enter(&self, object: &str) {
         if self.is_promised && self.is_in.swap(true, Acquire) {

@@ -1,9 +1,10 @@
 //! softrnic: a software RDMA device behind `libibverbs.so.1`.
 //!
-//! Put the folder with this library (under both names, `libibverbs.so` and `libibverbs.so.1`) into `LD_LIBRARY_PATH`,
-//! and programs written for RDMA verbs find devices `softrnic0`, `softrnic1`, … that carry data between the processes
-//! of one user on one host. No kernel support, no root. It exists to try and to test such programs without a NIC; it is
-//! not for production traffic, and says so when it starts.
+//! Put the folder with this library (under both names, `libibverbs.so` and `libibverbs.so.1`) into
+//! `LD_LIBRARY_PATH`, and programs written for RDMA verbs find devices `softrnic0`, `softrnic1`, …
+//! that carry data between the processes of one user on one host. No kernel support, no root. It
+//! exists to try and to test such programs without a NIC; it is not for production traffic, and
+//! says so when it starts.
 //!
 //! # Map
 //!
@@ -37,14 +38,17 @@
 //!
 //! A layer uses those below it and none above; no file uses another in a circle.
 //!
-//! The process that posts a request also executes it, on both sides, before the post returns: it checks its own queue,
-//! enters the peer's queue pair in shared memory, checks keys and access there, moves the bytes with one
-//! `process_vm_writev`, takes the peer's receive and completes both ends. The target process is passive, as it is with a
-//! NIC. Nothing on this path waits for another process, so one that is killed or stopped does not hold up the data of
-//! others (but for UD, where senders to one queue pair wait for each other for up to a second); only creating and destroying objects takes a lock that a *stopped* process can hold.
+//! The process that posts a request also executes it, on both sides, before the post returns: it
+//! checks its own queue, enters the peer's queue pair in shared memory, checks keys and access
+//! there, moves the bytes with one `process_vm_writev`, takes the peer's receive and completes both
+//! ends. The target process is passive, as it is with a NIC. Nothing on this path waits for another
+//! process, so one that is killed or stopped does not hold up the data of others (but for UD, where
+//! senders to one queue pair wait for each other for up to a second); only creating and destroying
+//! objects takes a lock that a *stopped* process can hold.
 //!
-//! Where a peer's memory cannot be reached – a GPU's, or that of a process in another sandbox – the bytes are staged in the
-//! shared file, and each process copies its own memory, in its polls or in its service thread.
+//! Where a peer's memory cannot be reached – a GPU's, or that of a process in another sandbox – the
+//! bytes are staged in the shared file, and each process copies its own memory, in its polls or in
+//! its service thread.
 //!
 //! # What is modelled
 //!
@@ -82,30 +86,35 @@
 //!
 //! # What is not
 //!
-//! * XRC, multicast, memory windows, time stamps of completions: `EOPNOTSUPP` or absent. Path migration. `ibv_create_qp_ex` makes
-//!   queue pairs for some operations only, to which others cannot be posted (`EINVAL`).
-//! * Data in ascending order between two processes on 64-bit ARM, whose kernel copies without barriers: a program that polls memory may see the
-//!   last word of a message before the others.
-//! * Kernel devices, and so the driver libraries of the system (libmlx5, libefa, …). Programs that are linked with them
-//!   (perftest), and `ibv_devinfo`, load only against the flavour `tools`; see below.
+//! * XRC, multicast, memory windows, time stamps of completions: `EOPNOTSUPP` or absent. Path
+//!   migration. `ibv_create_qp_ex` makes queue pairs for some operations only, to which others
+//!   cannot be posted (`EINVAL`).
+//! * Data in ascending order between two processes on 64-bit ARM, whose kernel copies without
+//!   barriers: a program that polls memory may see the last word of a message before the others.
+//! * Kernel devices, and so the driver libraries of the system (libmlx5, libefa, …). Programs that
+//!   are linked with them (perftest), and `ibv_devinfo`, load only against the flavour `tools`; see
+//!   below.
 //! * GPU memory and DMA-BUF, unless `SOFTRNIC_GPU` asks for them: `EOPNOTSUPP`.
-//! * Congestion beyond bandwidth that is shared, PCIe. Bandwidth and latency only where they are asked for: else all goes as fast as the processor copies.
-//! * Retransmission within a message: it arrives whole or not at all, unless a fault rule cuts it; a receive that is missing is noticed before any
-//!   byte of its message is written, unless `SOFTRNIC_RNR_PLACES` says otherwise.
-//! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the application unmaps
-//!   while it is still registered is a SIGSEGV.
-//! * The independence of a NIC from the processor, unless `SOFTRNIC_GPU_HELPER` asks for it: GPU memory is copied by calls of the CUDA
-//!   driver. An application that blocks in the driver and holds it – `cudaFree`, or a copy to pageable memory on the default
-//!   stream, or loading a kernel at its first launch – while it waits for a collective whose data passes here waits for ever.
-//!   PyTorch's DistributedDataParallel does all of this. A helper is a process of its own with a driver of its own, which imports
-//!   the memory and copies meanwhile.
+//! * Congestion beyond bandwidth that is shared, PCIe. Bandwidth and latency only where they are
+//!   asked for: else all goes as fast as the processor copies.
+//! * Retransmission within a message: it arrives whole or not at all, unless a fault rule cuts it;
+//!   a receive that is missing is noticed before any byte of its message is written, unless
+//!   `SOFTRNIC_RNR_PLACES` says otherwise.
+//! * Between QPs of one process bytes are moved with plain loads and stores: there, memory that the
+//!   application unmaps while it is still registered is a SIGSEGV.
+//! * The independence of a NIC from the processor, unless `SOFTRNIC_GPU_HELPER` asks for it: GPU
+//!   memory is copied by calls of the CUDA driver. An application that blocks in the driver and
+//!   holds it – `cudaFree`, or a copy to pageable memory on the default stream, or loading a kernel
+//!   at its first launch – while it waits for a collective whose data passes here waits for ever.
+//!   PyTorch's DistributedDataParallel does all of this. A helper is a process of its own with a
+//!   driver of its own, which imports the memory and copies meanwhile.
 //!
 //! # Flavours
 //!
-//! The library proper has the public symbols only. With the feature `tools` it also has the private ones that libibverbs
-//! offers to driver libraries, so that these load, find no device of theirs and stay idle. `ibv_devinfo` and
-//! perftest run on this flavour, unmodified. Under NCCL use the other one: there libmlx5 does not load, and NCCL does
-//! not look for its features.
+//! The library proper has the public symbols only. With the feature `tools` it also has the private
+//! ones that libibverbs offers to driver libraries, so that these load, find no device of theirs
+//! and stay idle. `ibv_devinfo` and perftest run on this flavour, unmodified. Under NCCL use the
+//! other one: there libmlx5 does not load, and NCCL does not look for its features.
 //!
 //! | tools | |
 //! |---|---|
@@ -126,22 +135,26 @@
 //! | 2.21 to 2.30 | `NCCL_IB_MERGE_NICS=0` with two devices or more | without sysfs it cannot tell which belong together |
 //! | 2.28.7 to 2.28.9 | `NCCL_GIN_TYPE=0` | looks for a device of mlx5 to start network traffic from GPU kernels; where every device is of another kind it calls through an invalid pointer (SIGSEGV after `Initialized NET plugin IB`). `softrnic run` and `softrnic env` set it for every release, unless it is set: one-sided operations (`ncclPutSignal`) are off then |
 //!
-//! Under `softrnic run --faithful` it finds their places on the PCI bus, and with `--same-card` or two ports fuses them
-//! as it fuses those of a real card. Rich GID tables need that as well: NCCL reads the types from sysfs.
+//! Under `softrnic run --faithful` it finds their places on the PCI bus, and with `--same-card` or
+//! two ports fuses them as it fuses those of a real card. Rich GID tables need that as well: NCCL
+//! reads the types from sysfs.
 //!
 //! # The command line
 //!
-//! `softrnic run PROGRAM…` runs a program on the device, with `--faithful` so that `/sys/class/infiniband` and `/dev/infiniband` show it as well.
-//! A program that is linked with RDMA drivers gets the flavour `tools`. `softrnic port`, `gid`, `fail` and `inject` change the
-//! network while programs run, and say what they changed where. They change the fabric that `--fabric` or
-//! `SOFTRNIC_FABRIC` names, or else the only one of this user that has a process in the same session. `softrnic stat`
-//! shows the network, with `--watch` again and again; [`control`] is the same for programs. `softrnic env` prints the environment that `run`
-//! sets, for a shell or for other programs to set it.
+//! `softrnic run PROGRAM…` runs a program on the device, with `--faithful` so that
+//! `/sys/class/infiniband` and `/dev/infiniband` show it as well. A program that is linked with
+//! RDMA drivers gets the flavour `tools`. `softrnic port`, `gid`, `fail` and `inject` change the
+//! network while programs run, and say what they changed where. They change the fabric that
+//! `--fabric` or `SOFTRNIC_FABRIC` names, or else the only one of this user that has a process in
+//! the same session. `softrnic stat` shows the network, with `--watch` again and again; [`control`]
+//! is the same for programs. `softrnic env` prints the environment that `run` sets, for a shell or
+//! for other programs to set it.
 //!
-//! `softrnic clean` shows the fabrics of this user in which no process takes part any more, and what is in use, and removes the former
-//! with `--all` or `--fabric`; `softrnic run` removes those that runs without a name have left. The processes of a fabric hold
-//! record locks on its file, at offset 2^40 and beyond: a program that gets them all knows that no process takes
-//! part, in whatever process id namespace.
+//! `softrnic clean` shows the fabrics of this user in which no process takes part any more, and
+//! what is in use, and removes the former with `--all` or `--fabric`; `softrnic run` removes those
+//! that runs without a name have left. The processes of a fabric hold record locks on its file, at
+//! offset 2^40 and beyond: a program that gets them all knows that no process takes part, in
+//! whatever process id namespace.
 //!
 //! | exit status | |
 //! |---|---|
@@ -207,13 +220,14 @@
 //! | `SOFTRNIC_MAX_INLINE` | most inline bytes of a work request, 0 to 1024 | 1024 |
 //! | `SOFTRNIC_INLINE_EXCESS` | what `ibv_create_qp` does when it is asked for more: `refuse` (`EINVAL`), `silent` (NULL, and errno stays as it was), `grant` (only what there is, which it writes back) | `refuse` |
 //!
-//! A setting that is wrong is named on standard error, and there are no devices (`EINVAL`). Link, speed and MTU take
-//! exceptions for single ports: `SOFTRNIC_SPEED=400,softrnic1/2=100`. From devices to MTU they are those of the fabric: a
-//! process that sets none of them takes the fabric as it is, one that sets another value is refused. The rest is each
-//! process's own.
+//! A setting that is wrong is named on standard error, and there are no devices (`EINVAL`). Link,
+//! speed and MTU take exceptions for single ports: `SOFTRNIC_SPEED=400,softrnic1/2=100`. From
+//! devices to MTU they are those of the fabric: a process that sets none of them takes the fabric
+//! as it is, one that sets another value is refused. The rest is each process's own.
 //!
-//! The processes of a fabric need the same user. In one process id namespace, with permission for `process_vm_writev` (the
-//! default outside of sandboxes), they copy directly; else copies are staged, which `softrnic stat` reports. The last process to exit removes the shared file; after a
+//! The processes of a fabric need the same user. In one process id namespace, with permission for
+//! `process_vm_writev` (the default outside of sandboxes), they copy directly; else copies are
+//! staged, which `softrnic stat` reports. The last process to exit removes the shared file; after a
 //! death of all of them the next one to come replaces it.
 
 mod abi;

@@ -1,4 +1,5 @@
-//! Programs and test suites that others have written for RDMA devices, unmodified. docs/clients.md lists them.
+//! Programs and test suites that others have written for RDMA devices, unmodified. docs/clients.md
+//! lists them.
 
 mod common;
 #[path = "clients/pyverbs.rs"]
@@ -74,7 +75,8 @@ fn ucx_over_ud() {
 fn libfabric_lists_its_endpoints() {
     let bench = require!(Bench::of(LIBFABRIC, &[]));
     let text = bench.run("fi_info", &["-p", "verbs"]).well();
-    // Connected endpoints are of the device that has the addresses of the host; a libfabric may leave out those of the loopback.
+    // Connected endpoints are of the device that has the addresses of the host; a libfabric may
+    // leave out those of the loopback.
     let connected = has_interface().then_some("domain: softrnic0");
     for domain in
         ["domain: softrnic0-dgram", "domain: softrnic1-dgram"].into_iter().chain(connected)
@@ -136,7 +138,8 @@ fn libfabric_over_connections() {
     assert!(text.lines().any(|line| line.starts_with("4k") && line.contains("=10")), "{text}");
 }
 
-/// A program of this test's own, `clients/<name>.c`, compiled with the headers and libraries of the system.
+/// A program of this test's own, `clients/<name>.c`, compiled with the headers and libraries of the
+/// system.
 ///
 /// # Errors
 /// The compiler or what `needs` names is missing.
@@ -173,7 +176,8 @@ fn memory_windows_are_refused() {
     assert_eq!(said, format!("max_mw 0, flags 0\ntype 1: {refused}\ntype 2: {refused}\n"));
 }
 
-/// Open MPI over UCX, whose connections are made over UD: no other transport may carry anything between the ranks.
+/// Open MPI over UCX, whose connections are made over UD: no other transport may carry anything
+/// between the ranks.
 fn open_mpi(transports: &str) -> Result<(Bench, Scratch, String), Missing> {
     let (folder, program) = compiled("mpicc", "messages", &[], "libopenmpi-dev")?;
     let as_root = [("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")];
@@ -199,7 +203,8 @@ fn qperf(bench: &Bench, options: &[&str], tests: &[&str]) {
     let [server, client] = bench.serve("qperf", &["-lp", PORT], &client);
     server.well();
     let text = client.well();
-    // A line with its name, then what it has measured, which is nothing where other programs keep all processors busy.
+    // A line with its name, then what it has measured, which is nothing where other programs keep
+    // all processors busy.
     for test in tests {
         let mut lines = text.lines().skip_while(|line| line.trim_end() != format!("{test}:"));
         assert!(

@@ -1,7 +1,8 @@
-//! A post that is cut short: its process is traced through it one instruction at a time, and killed at a given one.
+//! A post that is cut short: its process is traced through it one instruction at a time, and killed
+//! at a given one.
 //!
-//! `SOFTRNIC_KILL_POINTS` says how many places are tried for each kind of request; a number beyond the length of a post
-//! tries every instruction.
+//! `SOFTRNIC_KILL_POINTS` says how many places are tried for each kind of request; a number beyond
+//! the length of a post tries every instruction.
 
 mod common;
 
@@ -74,8 +75,9 @@ fn points(default: u64) -> u64 {
     std::env::var("SOFTRNIC_KILL_POINTS").map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// Wherever in its post the victim is killed: the survivor's own request fails, with the completion event for which the CQ
-/// was armed before; what the survivor had posted comes back; and its QP can be connected to the next peer, which gets through.
+/// Wherever in its post the victim is killed: the survivor's own request fails, with the completion
+/// event for which the CQ was armed before; what the survivor had posted comes back; and its QP can
+/// be connected to the next peer, which gets through.
 #[test]
 fn a_post_may_be_cut_short_anywhere() {
     Softrnic::new().alone(|| {
@@ -111,8 +113,8 @@ impl Survivor {
         Self { node, channel }
     }
 
-    /// A new victim that has connected, has made one whole post, and is stopped before the next one. `None`, and the test is
-    /// skipped: processes may not trace their children here.
+    /// A new victim that has connected, has made one whole post, and is stopped before the next
+    /// one. `None`, and the test is skipped: processes may not trace their children here.
     fn start_victim(&self, page: &Page, kind: (u32, bool)) -> Option<Child> {
         // SAFETY: the child uses the library and ends without handlers.
         let pid = unsafe { libc::fork() };
@@ -134,8 +136,8 @@ impl Survivor {
         child
     }
 
-    /// A victim makes one whole post and is killed at instruction `cut` of the next. Returns how many it executed; `None` as
-    /// [`Self::start_victim`].
+    /// A victim makes one whole post and is killed at instruction `cut` of the next. Returns how
+    /// many it executed; `None` as [`Self::start_victim`].
     fn kill_victim_at(&self, page: &Page, kind: (u32, bool), cut: u64) -> Option<u64> {
         let victim = self.start_victim(page, kind)?;
         self.take_all();
@@ -157,7 +159,8 @@ impl Survivor {
     /// After the victim's end: all that is posted fails or is flushed.
     fn end_exchange(&self) {
         let mut left = RECEIVES - 1;
-        // A request that was refused has put our QP into the error state; then its receives are flushed without a request.
+        // A request that was refused has put our QP into the error state; then its receives are
+        // flushed without a request.
         let is_broken = self.node.state() == ERR;
         if !is_broken {
             self.node.send(Work { id: 2, ..Work::default() });

@@ -1,6 +1,7 @@
 //! One side of an exchange, or both, killed at any point: by SIGKILL, now and then after a SIGSTOP.
 //!
-//! `SOFTRNIC_KILL_ROUNDS` and `SOFTRNIC_KILL_SEED` say how many rounds and which; `softrnic/scripts/soak.sh` runs a thousand.
+//! `SOFTRNIC_KILL_ROUNDS` and `SOFTRNIC_KILL_SEED` say how many rounds and which;
+//! `softrnic/scripts/soak.sh` runs a thousand.
 
 mod common;
 #[path = "kill/crash.rs"]
@@ -28,7 +29,8 @@ const VICTIM: usize = 1;
 /// A process that is started after the victim's end.
 const SUCCESSOR: usize = 2;
 
-/// Room for little more than the running processes need: what killed processes have left must be freed.
+/// Room for little more than the running processes need: what killed processes have left must be
+/// freed.
 const SMALL_TABLES: [(&str, &str); 3] =
     [("SOFTRNIC_MAX_QP", "6"), ("SOFTRNIC_MAX_MR", "6"), ("SOFTRNIC_MAX_CQ", "6")];
 
@@ -54,9 +56,9 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().expect(name))
 }
 
-/// After each kill: the survivor's request fails after the modelled time, all that it had posted comes back, it can destroy
-/// or reuse everything, and a new process finds room in the fabric and exchanges checked bytes with it. In the end no file
-/// is left.
+/// After each kill: the survivor's request fails after the modelled time, all that it had posted
+/// comes back, it can destroy or reuse everything, and a new process finds room in the fabric and
+/// exchanges checked bytes with it. In the end no file is left.
 #[test]
 fn random_deaths_are_survived() {
     enter(|side, socket| match side {
@@ -112,7 +114,8 @@ impl Run {
         self.summary.add(&plan, is_killed(victim), ending);
         if plan.kills_survivor {
             assert!(is_killed(survivor));
-            // Nobody uses the fabric's file any more: the next process replaces it, and removes its own in the end.
+            // Nobody uses the fabric's file any more: the next process replaces it, and removes its
+            // own in the end.
             self.run_successor_alone();
         } else {
             let task = Task { kind: CHECK, renews: self.random.below(2) == 0, ..task };
@@ -219,8 +222,8 @@ fn swap<T: Copy + Default>(a: &mut Peer, b: &mut Peer) {
     b.send(&from_a);
 }
 
-/// Passes on the addresses of survivor and victim, and that they are connected; how the exchange ended for the survivor,
-/// `None` if that was killed too.
+/// Passes on the addresses of survivor and victim, and that they are connected; how the exchange
+/// ended for the survivor, `None` if that was killed too.
 fn introduce(survivor: &mut Peer, victim: &mut Peer, may_both_die: bool) -> Option<Ending> {
     let lives = |known: Option<Address>| {
         known.or_else(|| (!may_both_die).then(|| panic!("the survivor has ended")))
@@ -325,7 +328,8 @@ fn churn(node: &Node) {
     assert_eq!((ibv_destroy_qp(qp), ibv_dereg_mr(mr), ibv_destroy_cq(cq)), (0, 0, 0));
 }
 
-/// Side [`SUCCESSOR`]: finds room, and exchanges checked bytes with the survivor, or with itself where there is none.
+/// Side [`SUCCESSOR`]: finds room, and exchanges checked bytes with the survivor, or with itself
+/// where there is none.
 fn run_successor(mut socket: Peer) {
     let task: Task = socket.recv();
     let mut participant = Participant::new(1);
@@ -342,7 +346,8 @@ fn run_successor(mut socket: Peer) {
     participant.close();
 }
 
-/// Killed processes keep neither places for processes nor entries of any table, nor storage of the file.
+/// Killed processes keep neither places for processes nor entries of any table, nor storage of the
+/// file.
 #[test]
 fn hundreds_of_deaths_exhaust_no_table() {
     // More than there are: 256 processes, 4096 QPs, 4096 CQs, 16384 MRs.

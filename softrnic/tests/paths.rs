@@ -1,4 +1,5 @@
-//! Several ways through the fabric: which one a queue pair takes, what it shares there, and what goes wrong there.
+//! Several ways through the fabric: which one a queue pair takes, what it shares there, and what
+//! goes wrong there.
 
 mod common;
 
@@ -15,7 +16,8 @@ fn two_paths() -> Softrnic {
     Softrnic::new().env("SOFTRNIC_PATHS", 2).env("SOFTRNIC_PATH_MBS", 10)
 }
 
-/// A queue pair of device 0 whose packets have `flow_label`, and one of device 1 that it is connected to.
+/// A queue pair of device 0 whose packets have `flow_label`, and one of device 1 that it is
+/// connected to.
 fn pair(flow_label: u32, terms: &Terms) -> (Node, Node) {
     let (a, b) = (Node::new(0, BYTES), Node::new(1, BYTES));
     for (node, peer) in [(&a, &b), (&b, &a)] {
@@ -36,8 +38,9 @@ fn write((a, b): &(Node, Node), length: usize) {
 /// What a path of [`two_paths`] takes for [`BYTES`].
 const LONG: Duration = Duration::from_millis(20);
 
-/// Whether a short message of `other`, posted after a long one of `one`, is through before the long one can be. On the same path it never is.
-/// On another one it is, unless the machine stops for as long.
+/// Whether a short message of `other`, posted after a long one of `one`, is through before the long
+/// one can be. On the same path it never is. On another one it is, unless the machine stops for as
+/// long.
 fn overtakes(other: &(Node, Node), one: &(Node, Node)) -> bool {
     overtakes_within(other, one, LONG)
 }
@@ -79,7 +82,8 @@ fn messages_on_one_path_share_its_bandwidth() {
     });
 }
 
-/// Each message takes its part of both paths, so that whatever comes later waits for it, with every flow label.
+/// Each message takes its part of both paths, so that whatever comes later waits for it, with every
+/// flow label.
 #[test]
 fn in_a_fabric_that_spreads_packets_all_queue_pairs_share_all_paths() {
     two_paths().env("SOFTRNIC_SPRAY", 1).alone(|| {

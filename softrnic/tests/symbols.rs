@@ -168,7 +168,8 @@ fn private_names_answer_that_there_is_no_kernel_device() {
                 let open = private(c"verbs_open_device", version);
                 let register = private(c"verbs_register_driver_34", version);
                 let flag = private(c"verbs_allow_disassociate_destroy", version);
-                // SAFETY: stubs that read no arguments, of these return types; the last is a variable.
+                // SAFETY: stubs that read no arguments, of these return types; the last is a
+                // variable.
                 unsafe {
                     assert_eq!(
                         transmute::<Ptr, extern "C" fn() -> c_int>(alloc_pd)(),

@@ -1,5 +1,5 @@
-//! The system's RDMA tools, unmodified, between two processes. What they measure is not judged: only that they come to
-//! an end, and that what they report can be true.
+//! The system's RDMA tools, unmodified, between two processes. What they measure is not judged:
+//! only that they come to an end, and that what they report can be true.
 
 mod common;
 
@@ -17,11 +17,13 @@ fn rows(text: &str) -> Vec<Vec<f64>> {
     text.lines().filter_map(numbers).filter(|row| row.len() >= 5).collect()
 }
 
-/// Runs a tool of perftest; the client's table, of which `columns` of each row must be more than nothing.
+/// Runs a tool of perftest; the client's table, of which `columns` of each row must be more than
+/// nothing.
 fn measure(bench: &Bench, tool: &str, arguments: &[&str], columns: usize) -> Vec<Vec<f64>> {
     let arguments = [FEW, arguments].concat();
     let [mut server, mut client] = bench.pair(tool, &arguments);
-    // Of perftest's own TCP connection, whose end the client may reset before the server has read all.
+    // Of perftest's own TCP connection, whose end the client may reset before the server has read
+    // all.
     for _ in 0..2 {
         if server.text.contains("Failed to exchange data between server and clients") {
             [server, client] = bench.pair(tool, &arguments);
@@ -37,7 +39,8 @@ fn measure(bench: &Bench, tool: &str, arguments: &[&str], columns: usize) -> Vec
     table
 }
 
-/// Bytes and iterations; then peak, average and messages in a time, which a few small messages may leave at 0.00.
+/// Bytes and iterations; then peak, average and messages in a time, which a few small messages may
+/// leave at 0.00.
 fn bandwidth(bench: &Bench, tool: &str, arguments: &[&str]) -> Vec<Vec<f64>> {
     let table = measure(bench, tool, arguments, 2);
     for row in table.iter().filter(|row| row[0] >= 4096.0) {
@@ -267,7 +270,8 @@ fn from_one_device_to_the_other() {
 /// Connections that are made by IP addresses.
 #[test]
 fn connections_by_addresses() {
-    // A receiver that is not ready yet is tried again after 655 ms, as connections of the kernel's connection manager have it.
+    // A receiver that is not ready yet is tried again after 655 ms, as connections of the kernel's
+    // connection manager have it.
     let bench =
         require!(Bench::of(("ib_write_bw", "perftest"), &[("SOFTRNIC_TIME_SCALE", "0.01")]));
     assert_eq!(bandwidth(&bench, "ib_write_bw", &["-R"])[0][..2], [65536.0, 50.0]);

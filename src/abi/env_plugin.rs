@@ -55,7 +55,8 @@ impl EnvPlugin {
         // SAFETY: an open library and a valid name.
         let address = |symbol: &CStr| unsafe { libc::dlsym(library, symbol.as_ptr()) };
         let table = SYMBOLS.into_iter().map(address).find(|address| !address.is_null());
-        // SAFETY: symbols of these names are such tables, by NCCL's interface, which NCCL itself relies on.
+        // SAFETY: symbols of these names are such tables, by NCCL's interface, which NCCL itself
+        // relies on.
         let table = table.map(|address| unsafe { &*address.cast::<Table>() });
         match table.and_then(|table| Some((table.get_env?, table.name))) {
             Some((get_env, name)) => {

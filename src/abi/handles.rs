@@ -150,7 +150,8 @@ where
     /// As for [`Self::borrow`].
     #[inline]
     pub unsafe fn find<'a>(raw: *mut c_void) -> Option<&'a Self> {
-        // SAFETY: not NULL, so a live object as the caller says, and every object begins with a tag.
+        // SAFETY: not NULL, so a live object as the caller says, and every object begins with a
+        // tag.
         let is_one = !raw.is_null() && unsafe { *raw.cast::<u32>() } == T::TAG;
         // SAFETY: the tag identifies it.
         is_one.then(|| unsafe { &*raw.cast::<Self>() })
@@ -332,7 +333,8 @@ impl Request {
     /// `raw` is NULL or points to a live object from this module or from a table of requests.
     #[inline]
     pub unsafe fn find<'a>(raw: *mut c_void) -> Option<&'a Self> {
-        // SAFETY: not NULL, so a live object as the caller says, and every object begins with a tag.
+        // SAFETY: not NULL, so a live object as the caller says, and every object begins with a
+        // tag.
         let is_one = !raw.is_null() && unsafe { *raw.cast::<u32>() } == Self::TAG;
         // SAFETY: the tag identifies it.
         is_one.then(|| unsafe { &*raw.cast::<Self>() })

@@ -1,5 +1,6 @@
-//! NCCL's types, as bindgen makes them of `include/nccl/net_v8.h`. Result codes, logger and constants are common to all versions.
-//! After a change of the header `FERRITE_UPDATE=1 cargo test -p layouts` writes this file again.
+//! NCCL's types, as bindgen makes them of `include/nccl/net_v8.h`. Result codes, logger and
+//! constants are common to all versions. After a change of the header
+//! `FERRITE_UPDATE=1 cargo test -p layouts` writes this file again.
 
 #![allow(
     missing_docs,

@@ -63,7 +63,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Reports that the request is complete, with the length of each message. `lengths` may be empty.
+    /// Reports that the request is complete, with the length of each message. `lengths` may be
+    /// empty.
     #[inline(always)]
     pub(super) fn finish(self, lengths: &[u32]) {
         // SAFETY: valid by NCCL's contract, which `test` has been called under.

@@ -1,4 +1,5 @@
-//! NCCL's configuration files, whose lines `NAME=VALUE` NCCL puts into the environment, unless the variable is set.
+//! NCCL's configuration files, whose lines `NAME=VALUE` NCCL puts into the environment, unless the
+//! variable is set.
 
 use std::path::{Path, PathBuf};
 
@@ -13,8 +14,8 @@ pub struct Line {
     pub value: String,
 }
 
-/// The lines of a file's `text` that set a variable. Since NCCL 2.26 a `#` in the first column makes a comment (`comments`); since 2.30
-/// a line may end in a carriage return (`returns`).
+/// The lines of a file's `text` that set a variable. Since NCCL 2.26 a `#` in the first column
+/// makes a comment (`comments`); since 2.30 a line may end in a carriage return (`returns`).
 pub fn lines(text: &str, comments: bool, returns: bool) -> Vec<Line> {
     let numbered =
         text.split('\n').zip(1..).filter(|(line, _)| !(comments && line.starts_with('#')));
@@ -26,8 +27,9 @@ pub fn lines(text: &str, comments: bool, returns: bool) -> Vec<Line> {
     set.collect()
 }
 
-/// The file and the line that have given the variable `name` its `value` in this process, as far as that can be told: the variable was
-/// not in the environment that the process was started with, and the files that NCCL reads set it so.
+/// The file and the line that have given the variable `name` its `value` in this process, as far as
+/// that can be told: the variable was not in the environment that the process was started with, and
+/// the files that NCCL reads set it so.
 pub fn source(name: &str, value: &str) -> Option<(PathBuf, usize)> {
     let started = std::fs::read("/proc/self/environ").ok()?;
     let is_it = |text: &[u8]| {

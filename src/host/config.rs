@@ -64,9 +64,11 @@ pub struct Config {
     pub split: bool,
     /// Each queue pair has a share of its own of what is split.
     pub lanes: bool,
-    /// Each connection has as many lanes as suit it, and the settings of queue pairs hold where it has none.
+    /// Each connection has as many lanes as suit it, and the settings of queue pairs hold where it
+    /// has none.
     pub automatic_lanes: bool,
-    /// Bytes that a connection sends before it has several lanes, where they are automatic; 0: it has them from the beginning, for good.
+    /// Bytes that a connection sends before it has several lanes, where they are automatic; 0: it
+    /// has them from the beginning, for good.
     pub lanes_after: u64,
     /// Queue pairs that automatic lanes may add on each card.
     pub lanes_budget: u32,
@@ -78,7 +80,8 @@ pub struct Config {
     pub thread_domains: bool,
     /// Several writes on one queue pair have one doorbell.
     pub chain_writes: bool,
-    /// Messages of more bytes have their immediate in a trailing write of its own, under adaptive routing.
+    /// Messages of more bytes have their immediate in a trailing write of its own, under adaptive
+    /// routing.
     pub ar_threshold: u32,
     /// Whether the fabric may reorder packets. `None`: it may on InfiniBand, and not on Ethernet.
     pub adaptive_routing: Option<bool>,
@@ -104,10 +107,11 @@ pub struct Config {
     pub interfaces: InterfaceFilter,
     /// Seconds that a step of connection set-up may take that does not wait for the peer to accept.
     pub handshake_timeout_s: u64,
-    /// A connection recovers, if its peer would as well, when one of its ports or queue pairs has failed.
+    /// A connection recovers, if its peer would as well, when one of its ports or queue pairs has
+    /// failed.
     pub failover: bool,
-    /// Milliseconds without a completion, beyond what the posted messages should take, after which a connection recovers although no
-    /// device has reported a failure. 0: never.
+    /// Milliseconds without a completion, beyond what the posted messages should take, after which
+    /// a connection recovers although no device has reported a failure. 0: never.
     pub stall_ms: u64,
     /// Seconds that the recovery of a connection may take; then the connection fails.
     pub give_up_s: u64,
@@ -148,7 +152,8 @@ impl Retries {
     /// None.
     pub const NONE: Self = Self { all: false, count: 0, pause_ms: 0 };
 
-    /// Whether a failure with this error number is followed by another attempt, as long as there are any left.
+    /// Whether a failure with this error number is followed by another attempt, as long as there
+    /// are any left.
     pub fn apply_to(self, errno: Option<i32>) -> bool {
         self.all || errno == Some(libc::ETIMEDOUT)
     }
@@ -163,8 +168,9 @@ impl Config {
     /// The variables of NCCL's that say the same in another way, and then count alone.
     const QUEUE_PAIRS: [&str; 2] = ["NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS"];
 
-    /// Names of the variables that the user has set, as `lookup` says, and Ferrite ignores, in order, with the reasons. Names that
-    /// no table has are known only if they are in the environment.
+    /// Names of the variables that the user has set, as `lookup` says, and Ferrite ignores, in
+    /// order, with the reasons. Names that no table has are known only if they are in the
+    /// environment.
     pub fn ignored(lookup: impl Fn(&str) -> Option<String>) -> BTreeMap<String, Reason> {
         let is_set = |name: &str| lookup(name).is_some_and(|value| !value.is_empty());
         let counts_queue_pairs = Self::QUEUE_PAIRS.into_iter().any(is_set);

@@ -89,7 +89,8 @@ impl Cuda {
         })
     }
 
-    /// Whether GPUs can export their memory as dma-bufs. `None`: there is no GPU, or the driver does not report it.
+    /// Whether GPUs can export their memory as dma-bufs. `None`: there is no GPU, or the driver
+    /// does not report it.
     pub fn exports_dmabuf(&self) -> Option<bool> {
         let mut lends = 0;
         let device = self.devices().next()?;
@@ -98,14 +99,15 @@ impl Cuda {
         (code == SUCCESS).then_some(lends != 0)
     }
 
-    /// Allocates a little memory of a GPU that the process uses, for a test registration. It is never freed: freeing would wait
-    /// for the GPU, whose kernels may wait for other processes.
+    /// Allocates a little memory of a GPU that the process uses, for a test registration. It is
+    /// never freed: freeing would wait for the GPU, whose kernels may wait for other processes.
     pub fn allocate_probe_memory(&self) -> Option<GpuMemory> {
         let current = self.current_context().filter(|context| !context.is_null());
         let context =
             current.or_else(|| self.devices().find_map(|device| self.active_context(device)))?;
         let (mut addr, mut mode, mut popped) = (0, CAPTURE_MODE_RELAXED, ptr::null_mut());
-        // SAFETY: a context that is active; each call writes one value. The relaxed mode keeps a stream capture of this thread valid.
+        // SAFETY: a context that is active; each call writes one value. The relaxed mode keeps a
+        // stream capture of this thread valid.
         let code = unsafe {
             if (self.push)(context) != SUCCESS {
                 return None;
@@ -122,7 +124,8 @@ impl Cuda {
     /// The primary context of `device`, if the application has activated it.
     fn active_context(&self, device: c_int) -> Option<Context> {
         let (mut flags, mut active, mut context) = (0, 0, ptr::null_mut());
-        // SAFETY: each call writes its values; a context that is active only gets one more reference, which is kept.
+        // SAFETY: each call writes its values; a context that is active only gets one more
+        // reference, which is kept.
         unsafe {
             let known =
                 (self.state)(device, &raw mut flags, &raw mut active) == SUCCESS && active != 0;

@@ -96,8 +96,8 @@ pub fn address(gid: &[u8; 16]) -> IpAddr {
     v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
 }
 
-/// Whether two GIDs are in one network, by their prefixes. `subnet_bits` is the prefix length of IPv4 networks. Within a
-/// network packets need no router.
+/// Whether two GIDs are in one network, by their prefixes. `subnet_bits` is the prefix length of
+/// IPv4 networks. Within a network packets need no router.
 pub fn are_in_one_network(a: &[u8; 16], b: &[u8; 16], subnet_bits: u8) -> bool {
     match (address(a), address(b)) {
         (IpAddr::V4(a), IpAddr::V4(b)) => have_same_prefix(
@@ -112,7 +112,8 @@ pub fn are_in_one_network(a: &[u8; 16], b: &[u8; 16], subnet_bits: u8) -> bool {
     }
 }
 
-/// Whether packets from one of two GIDs may reach the other: they are of one address family, and both are link-local, or none is.
+/// Whether packets from one of two GIDs may reach the other: they are of one address family, and
+/// both are link-local, or none is.
 pub fn are_of_one_kind(a: &[u8; 16], b: &[u8; 16]) -> bool {
     address(a).is_ipv4() == address(b).is_ipv4() && is_link_local(a) == is_link_local(b)
 }
@@ -128,7 +129,8 @@ impl GidEntry {
         address(&self.gid)
     }
 
-    /// Whether `other` has the same RoCE version and address family, and is link-local if this one is, and only then.
+    /// Whether `other` has the same RoCE version and address family, and is link-local if this one
+    /// is, and only then.
     pub fn is_like(&self, other: &Self) -> bool {
         let kind = |entry: &Self| (entry.roce_version, entry.family(), entry.is_link_local());
         kind(self) == kind(other)
@@ -157,8 +159,9 @@ impl GidEntry {
         want.peer.is_some_and(|peer| address(&peer).is_ipv4() == self.address().is_ipv4())
     }
 
-    /// The rank, higher is better. In order of weight: in the network asked for; of the peer's family; in the peer's network;
-    /// routable and not link-local; the preferred RoCE version, or else an unknown one; the preferred family.
+    /// The rank, higher is better. In order of weight: in the network asked for; of the peer's
+    /// family; in the peer's network; routable and not link-local; the preferred RoCE version, or
+    /// else an unknown one; the preferred family.
     fn score(&self, want: &Preference) -> (bool, (bool, bool), bool, u8, bool) {
         let version = match self.roce_version {
             Some(v) if v == want.roce_version => 2,
@@ -250,7 +253,8 @@ mod tests {
         assert_eq!(chosen(&table), Some(3));
     }
 
-    /// A VLAN interface adds its own address, and the port's link-local one a second time. NCCL's transport takes the first of a kind too.
+    /// A VLAN interface adds its own address, and the port's link-local one a second time. NCCL's
+    /// transport takes the first of a kind too.
     #[test]
     fn what_a_vlan_adds_to_the_table_is_taken_only_towards_its_network() {
         let of = |first: u8, address: &str| {

@@ -25,7 +25,8 @@ struct Entry {
 const BUILT_IN_ENTRIES: usize = 32;
 
 impl HcaFilter {
-    /// Parses the setting. An empty text admits every port, and an empty port, rail or plane says nothing.
+    /// Parses the setting. An empty text admits every port, and an empty port, rail or plane says
+    /// nothing.
     ///
     /// # Errors
     /// A port is not a number from 1 to 255, or a rail or plane is not one from -1 to 32767.
@@ -53,7 +54,8 @@ impl HcaFilter {
         (1..=u8::MAX).any(|port| self.admits(name, port))
     }
 
-    /// Whether `port` of device `name` is to be used, and named in full: the user knows of that one.
+    /// Whether `port` of device `name` is to be used, and named in full: the user knows of that
+    /// one.
     pub fn names(&self, name: &str, port: u8) -> bool {
         !self.list.exclude && self.entry(name, port).is_some_and(|entry| entry.name == name)
     }

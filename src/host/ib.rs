@@ -1,7 +1,8 @@
 //! InfiniBand addressing: by LID within a subnet, and by GID between subnets.
 //!
-//! The last two bytes of a GID's subnet prefix are the number of the subnet. Fabrics with routers put a port's FLID (floating
-//! LID) into the two bytes before: the LID under which other subnets address the port, or 0.
+//! The last two bytes of a GID's subnet prefix are the number of the subnet. Fabrics with routers
+//! put a port's FLID (floating LID) into the two bytes before: the LID under which other subnets
+//! address the port, or 0.
 
 /// How packets to a peer are addressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,8 +13,8 @@ pub struct Route {
     pub global: bool,
 }
 
-/// The route from `local` to `remote`, whose LID in its own subnet is `remote_lid`. `grh_required`: the local port adds GIDs
-/// in any case.
+/// The route from `local` to `remote`, whose LID in its own subnet is `remote_lid`. `grh_required`:
+/// the local port adds GIDs in any case.
 pub fn route(local: &[u8; 16], remote: &[u8; 16], remote_lid: u16, grh_required: bool) -> Route {
     if subnet(local) == subnet(remote) {
         return Route { lid: remote_lid, global: grh_required };

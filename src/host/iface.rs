@@ -1,4 +1,5 @@
-//! The network interface over which connections are set up: the one that NCCL takes for its own bootstrap, since that works.
+//! The network interface over which connections are set up: the one that NCCL takes for its own
+//! bootstrap, since that works.
 
 use super::gid::Family;
 use super::name_list::{NameList, NoEffect};
@@ -8,7 +9,8 @@ use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// `NCCL_SOCKET_IFNAME`, `NCCL_SOCKET_FAMILY` and `NCCL_COMM_ID`, as far as they choose an interface.
+/// `NCCL_SOCKET_IFNAME`, `NCCL_SOCKET_FAMILY` and `NCCL_COMM_ID`, as far as they choose an
+/// interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InterfaceFilter {
     list: NameList,
@@ -34,14 +36,15 @@ struct Listed {
     mask: Option<IpAddr>,
 }
 
-/// What NCCL looks for where the user names no interface, in its order, behind the network of `NCCL_COMM_ID`. Before 2.28 it takes
-/// `virbr` for any other.
+/// What NCCL looks for where the user names no interface, in its order, behind the network of
+/// `NCCL_COMM_ID`. Before 2.28 it takes `virbr` for any other.
 const USUAL: [&str; 5] = ["ib", "^docker,lo,virbr", "docker", "lo", "virbr"];
 /// Names in the list that NCCL looks at.
 const MAX_NAMES: usize = 16;
 
 impl InterfaceFilter {
-    /// Parses the settings; texts may be empty. As for NCCL, a list of one character counts as none, and a name ends at a colon.
+    /// Parses the settings; texts may be empty. As for NCCL, a list of one character counts as
+    /// none, and a name ends at a colon.
     pub fn parse(list: &str, family: Option<Family>, comm_id: &str) -> Self {
         let mut list = NameList::parse(if list.len() > 1 { list } else { "" });
         list.names.truncate(MAX_NAMES);
@@ -51,7 +54,8 @@ impl InterfaceFilter {
         Self { list, family, root: Self::root(comm_id) }
     }
 
-    /// The address of `NCCL_COMM_ID`. NCCL uses it whatever the port is: none, or one that does not exist.
+    /// The address of `NCCL_COMM_ID`. NCCL uses it whatever the port is: none, or one that does not
+    /// exist.
     fn root(comm_id: &str) -> Option<IpAddr> {
         let host = match comm_id.strip_prefix('[') {
             Some(v6) => v6.split([']', '%']).next(),
@@ -139,8 +143,8 @@ fn chosen(all: &[Listed], filter: &InterfaceFilter) -> Result<Interface> {
     })
 }
 
-/// The addresses that NCCL looks at, in the system's order: of interfaces that are running, if any is (NCCL before 2.28 takes others as
-/// well), without IPv6 loopback.
+/// The addresses that NCCL looks at, in the system's order: of interfaces that are running, if any
+/// is (NCCL before 2.28 takes others as well), without IPv6 loopback.
 fn list() -> Result<Vec<Listed>> {
     let all: Vec<_> = getifaddrs().map_err(|e| Error::os("getifaddrs", e as i32))?.collect();
     let with = |flag| {

@@ -17,7 +17,8 @@ pub struct NameList {
 pub struct NoEffect {
     /// Why.
     pub why: String,
-    /// It is not what the user can have meant. A list of what is not to be used may name what some hosts do not have.
+    /// It is not what the user can have meant. A list of what is not to be used may name what some
+    /// hosts do not have.
     pub is_mistake: bool,
 }
 
@@ -35,7 +36,8 @@ impl NameList {
         if self.exact { name == entry } else { name.starts_with(entry) }
     }
 
-    /// Why `entry` stands for none of the names that are `there`, of the `kind` of thing that the list is about.
+    /// Why `entry` stands for none of the names that are `there`, of the `kind` of thing that the
+    /// list is about.
     pub fn why_nothing(&self, kind: &str, entry: &str, there: &[&str]) -> NoEffect {
         if entry.starts_with(['^', '=']) {
             return NoEffect::mistake(format!(

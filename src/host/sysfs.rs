@@ -1,4 +1,5 @@
-//! What the kernel reports in /sys and /proc about RDMA devices, GPUs and the host. Every file may be missing, as in containers.
+//! What the kernel reports in /sys and /proc about RDMA devices, GPUs and the host. Every file may
+//! be missing, as in containers.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,20 +9,23 @@ use std::sync::OnceLock;
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// Path in /sys of the hardware behind the RDMA device `device`, as NCCL's topology search wants it: the function number of a
-/// PCI function is replaced by 0, so that the ports of a card share the path, and with `merge_vfs` its virtual functions too.
-/// The path of other hardware, such as a sub-function of a card, is not changed.
+/// Path in /sys of the hardware behind the RDMA device `device`, as NCCL's topology search wants
+/// it: the function number of a PCI function is replaced by 0, so that the ports of a card share
+/// the path, and with `merge_vfs` its virtual functions too. The path of other hardware, such as a
+/// sub-function of a card, is not changed.
 pub fn pci_path(device: &str, merge_vfs: bool) -> Option<String> {
     let path = device_path(device)?;
     Some(trim_function(path.to_str()?, merge_vfs))
 }
 
-/// Path in /sys of the hardware behind the RDMA device `device`, with the function number: no other device has the same.
+/// Path in /sys of the hardware behind the RDMA device `device`, with the function number: no other
+/// device has the same.
 pub fn device_path(device: &str) -> Option<PathBuf> {
     fs::canonicalize(Path::new(CLASS).join(device).join("device")).ok()
 }
 
-/// The PCI address of the RDMA device `device`, as a number to sort by: that of the nearest PCI function in its path.
+/// The PCI address of the RDMA device `device`, as a number to sort by: that of the nearest PCI
+/// function in its path.
 pub fn pci_address(device: &str) -> Option<u64> {
     pci_address_in(device_path(device)?.to_str()?)
 }
@@ -55,8 +59,8 @@ fn trim_function(path: &str, merge_vfs: bool) -> String {
     format!("{}{}", &path[..path.len() - zeroed.0], zeroed.1)
 }
 
-/// Whether `name` is the name of a PCI function: domain, bus, device and function as `dddd:bb:dd.f`. A domain may have more
-/// digits.
+/// Whether `name` is the name of a PCI function: domain, bus, device and function as
+/// `dddd:bb:dd.f`. A domain may have more digits.
 fn is_pci_function(name: &str) -> bool {
     let is_hex = |text: &str| text.bytes().all(|b| b.is_ascii_hexdigit());
     let mut parts = name.split(':');
@@ -116,7 +120,8 @@ pub fn host_name() -> &'static str {
     })
 }
 
-/// The files mapped into this process whose names begin with `prefix`, other than the one at `path`; each once.
+/// The files mapped into this process whose names begin with `prefix`, other than the one at
+/// `path`; each once.
 pub fn other_mapped_files(prefix: &str, path: &Path) -> BTreeSet<PathBuf> {
     let own = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let text = fs::read("/proc/self/maps").unwrap_or_default();
@@ -148,7 +153,8 @@ fn boot_id_in(text: &str) -> Option<u128> {
     u128::from_str_radix(&digits, 16).ok()
 }
 
-/// The program's name, in brackets, may have spaces and brackets itself. Of what follows it is the 20th number.
+/// The program's name, in brackets, may have spaces and brackets itself. Of what follows it is the
+/// 20th number.
 fn start_ticks_in(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }

@@ -28,7 +28,8 @@ const fn variable(name: &'static str, kind: Kind, effect: &'static str) -> Varia
     Variable { name, kind, effect }
 }
 
-/// All variables. Those called `NCCL_*` have the meaning that they have for NCCL's built-in IB transport.
+/// All variables. Those called `NCCL_*` have the meaning that they have for NCCL's built-in IB
+/// transport.
 pub const VARIABLES: &[Variable] = &[
     variable("NCCL_IB_DISABLE", Kind::Number(0, 1, 0), "1: Ferrite reports no device"),
     variable(
@@ -405,7 +406,8 @@ impl Reason {
     }
 }
 
-/// Why Ferrite ignores the variable `name`, which has this value. `None`: it does not, or the variable is not one for InfiniBand.
+/// Why Ferrite ignores the variable `name`, which has this value. `None`: it does not, or the
+/// variable is not one for InfiniBand.
 pub fn ignored_reason(name: &str, value: &str) -> Option<Reason> {
     const OURS: [&str; 1] = ["NCCL_IB_"];
     let is_named = |ignored: &str| match ignored.strip_suffix('*') {

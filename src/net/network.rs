@@ -29,7 +29,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The devices of the process, and what their connections share. There is one, which is built from the environment.
+/// The devices of the process, and what their connections share. There is one, which is built from
+/// the environment.
 #[derive(Debug)]
 pub struct Network {
     devices: Vec<Arc<Nic>>,

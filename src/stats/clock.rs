@@ -1,7 +1,8 @@
-//! The clock of the times that are measured: the processor's time stamp counter, where the kernel itself takes its time from it, or
-//! else the kernel's monotonic clock.
+//! The clock of the times that are measured: the processor's time stamp counter, where the kernel
+//! itself takes its time from it, or else the kernel's monotonic clock.
 //!
-//! It is read a few times for each message that is timed. To read the counter takes one instruction.
+//! It is read a few times for each message that is timed. To read the counter takes one
+//! instruction.
 
 #![allow(unsafe_code)]
 
@@ -17,7 +18,8 @@ pub(super) struct Clock {
     scale: u64,
 }
 
-/// How long the counter is compared with the kernel's clock, once in a process. Each reading is off by some 50 ns.
+/// How long the counter is compared with the kernel's clock, once in a process. Each reading is off
+/// by some 50 ns.
 const COMPARED: Duration = Duration::from_micros(200);
 /// Ticks between two readings that count as the same moment: about a microsecond.
 const UNEQUAL: u64 = 2_000;
@@ -53,8 +55,8 @@ impl Clock {
         if self.is_counter { counter() } else { self.start.elapsed().as_nanos() as u64 }
     }
 
-    /// The time in ticks, and by the kernel's monotonic clock in nanoseconds, which is read less than [`UNEQUAL`] ticks later unless the
-    /// thread is interrupted three times.
+    /// The time in ticks, and by the kernel's monotonic clock in nanoseconds, which is read less
+    /// than [`UNEQUAL`] ticks later unless the thread is interrupted three times.
     pub(super) fn now_and_monotonic(&self) -> (u64, u64) {
         let mut before = self.now();
         let mut attempts = 1;
@@ -68,8 +70,8 @@ impl Clock {
         }
     }
 
-    /// The time from `earlier` to `later`, both in ticks, in nanoseconds. 0 if they are in the wrong order: the counters of two
-    /// processors may differ a little.
+    /// The time from `earlier` to `later`, both in ticks, in nanoseconds. 0 if they are in the
+    /// wrong order: the counters of two processors may differ a little.
     pub(super) fn ns_between(&self, earlier: u64, later: u64) -> u64 {
         let ticks = later.saturating_sub(earlier);
         ((u128::from(ticks) * u128::from(self.scale)) >> 32) as u64
@@ -85,8 +87,9 @@ pub(super) fn monotonic() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The kernel's time since `start` in nanoseconds, and the counter at that moment. Of several readings the one that took the shortest counts:
-/// the thread may be interrupted in the middle of one.
+/// The kernel's time since `start` in nanoseconds, and the counter at that moment. Of several
+/// readings the one that took the shortest counts: the thread may be interrupted in the middle of
+/// one.
 fn both(start: Instant) -> (u64, u64) {
     let read = |_| {
         let before = counter();

@@ -31,7 +31,8 @@ pub(super) struct StatsFile {
 }
 
 impl StatsFile {
-    /// Where the file of this process is in `folder`. `start_ticks` is when the process started, `pid_namespace` where its number is its own.
+    /// Where the file of this process is in `folder`. `start_ticks` is when the process started,
+    /// `pid_namespace` where its number is its own.
     pub(super) fn path(folder: &Path, start_ticks: u64, pid_namespace: u64) -> PathBuf {
         folder
             .join(format!("{FILE_PREFIX}{}.{start_ticks:x}.{pid_namespace:x}", std::process::id()))
@@ -64,7 +65,8 @@ impl StatsFile {
         }
     }
 
-    /// [`CHUNK_RECORDS`] more records. `None`: the file system is too full, or there are [`MAX_RECORDS`].
+    /// [`CHUNK_RECORDS`] more records. `None`: the file system is too full, or there are
+    /// [`MAX_RECORDS`].
     pub(super) fn grow(&mut self) -> Option<&'static Chunk> {
         if self.records + CHUNK_RECORDS > MAX_RECORDS {
             return None;
@@ -93,7 +95,8 @@ pub(super) fn private<T: Mapped>() -> &'static T {
     if memory.is_null() {
         handle_alloc_error(layout);
     }
-    // SAFETY: memory of this size and alignment, never freed, whose zeros are valid, as the trait says.
+    // SAFETY: memory of this size and alignment, never freed, whose zeros are valid, as the trait
+    // says.
     unsafe { &*memory }
 }
 
@@ -108,14 +111,15 @@ impl Mapped for Chunk {}
 /// With so much left, a file system is not full, however large it is.
 const ROOM_ENOUGH: u64 = 1 << 30;
 
-/// Whether enough of a file system of `total` bytes, of which `left` are free, is left to others when `bytes` more are taken: NCCL has its own
-/// memory in `/dev/shm`, and a job cannot start without it. A file system may tell no size.
+/// Whether enough of a file system of `total` bytes, of which `left` are free, is left to others
+/// when `bytes` more are taken: NCCL has its own memory in `/dev/shm`, and a job cannot start
+/// without it. A file system may tell no size.
 fn leaves_room(total: u64, left: u64, bytes: u64) -> bool {
     total == 0 || left.saturating_sub(bytes) >= ROOM_ENOUGH.min(total / 2)
 }
 
-/// A `T` at offset `at` of `file`, which gets as long as it takes. Its blocks are allocated first: if the file system is full, that
-/// is an error here, and not a signal when the memory is written.
+/// A `T` at offset `at` of `file`, which gets as long as it takes. Its blocks are allocated first:
+/// if the file system is full, that is an error here, and not a signal when the memory is written.
 fn map<T: Mapped>(file: &OwnedFd, at: u64) -> Result<&'static T, Errno> {
     let bytes = size_of::<T>();
     // A file beyond this limit of the process would be answered with a signal that ends it.
@@ -139,7 +143,8 @@ fn map<T: Mapped>(file: &OwnedFd, at: u64) -> Result<&'static T, Errno> {
         other => other?,
     }
     let (access, fd) = (libc::PROT_READ | libc::PROT_WRITE, std::os::fd::AsRawFd::as_raw_fd(file));
-    // SAFETY: a new mapping at an address of the kernel's choice; `at` is a multiple of the page size, as the assertions say.
+    // SAFETY: a new mapping at an address of the kernel's choice; `at` is a multiple of the page
+    // size, as the assertions say.
     let memory = unsafe {
         libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, fd, at as libc::off_t)
     };
@@ -148,11 +153,13 @@ fn map<T: Mapped>(file: &OwnedFd, at: u64) -> Result<&'static T, Errno> {
             std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM),
         ));
     }
-    // SAFETY: `bytes` bytes that are never unmapped, aligned to a page. Every access to them is atomic, here and in readers.
+    // SAFETY: `bytes` bytes that are never unmapped, aligned to a page. Every access to them is
+    // atomic, here and in readers.
     Ok(unsafe { &*memory.cast::<T>() })
 }
 
-// Pages have 4 KiB on x86-64 and 4 or 64 KiB on arm64, where mapping a file at such an offset may fail: memory is private then.
+// Pages have 4 KiB on x86-64 and 4 or 64 KiB on arm64, where mapping a file at such an offset may
+// fail: memory is private then.
 const _: () =
     assert!(size_of::<Header>().is_multiple_of(4096) && size_of::<Chunk>().is_multiple_of(4096));
 
@@ -180,7 +187,8 @@ fn remove_at_exit(path: &Path) {
     }
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return };
     if REMOVED_AT_EXIT.set((std::process::id(), path)).is_ok() {
-        // SAFETY: a function that lives as long as the process, since the library is never unmapped.
+        // SAFETY: a function that lives as long as the process, since the library is never
+        // unmapped.
         unsafe { libc::atexit(remove) };
     }
 }

@@ -1,4 +1,5 @@
-//! Histograms of times: buckets whose width grows with the time, four for each doubling. `ferrite top` uses this file too.
+//! Histograms of times: buckets whose width grows with the time, four for each doubling.
+//! `ferrite top` uses this file too.
 //!
 //! A bucket is reported at the geometric mean of its bounds, which is off by 12 % at most.
 
@@ -9,14 +10,16 @@ pub const WORDS: usize = BUCKETS / 2;
 /// The first bucket that is not the lowest one begins at 2 to this power, in nanoseconds.
 const FIRST_POWER: u32 = 7;
 
-/// The bucket of a time in nanoseconds. The first and the last one take all that is below and above.
+/// The bucket of a time in nanoseconds. The first and the last one take all that is below and
+/// above.
 pub fn bucket_of(ns: u64) -> usize {
     let Some(power) = ns.max(1).ilog2().checked_sub(FIRST_POWER) else { return 0 };
     let quarter = ns >> (power + FIRST_POWER - 2) & 3;
     (power as usize * 4 + quarter as usize).min(BUCKETS - 1)
 }
 
-/// The lower bound of a bucket in nanoseconds. That of the bucket after the last one is its upper bound.
+/// The lower bound of a bucket in nanoseconds. That of the bucket after the last one is its upper
+/// bound.
 pub fn lower_bound(bucket: usize) -> u64 {
     (4 + bucket as u64 % 4) << (bucket as u32 / 4 + FIRST_POWER - 2)
 }

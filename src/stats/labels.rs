@@ -1,4 +1,5 @@
-//! What a record says of NCCL's communicator and operation. It is written by others than the thread that is inside of the communicator.
+//! What a record says of NCCL's communicator and operation. It is written by others than the thread
+//! that is inside of the communicator.
 
 use super::file::Words;
 use super::layout::{SENDER, record};
@@ -38,8 +39,9 @@ impl Labels {
         self.word(record::DIRECTION).load(Ordering::Relaxed) == SENDER
     }
 
-    /// The rank of the peer in the communicator that has made the connection, as the messages that it has been asked for tell it. `None`: a
-    /// sender, whose messages tell its own rank; or nothing has been asked for. (What was known at the set-up may be a rank in another
+    /// The rank of the peer in the communicator that has made the connection, as the messages that
+    /// it has been asked for tell it. `None`: a sender, whose messages tell its own rank; or
+    /// nothing has been asked for. (What was known at the set-up may be a rank in another
     /// communicator.)
     pub fn peer_rank(&self) -> Option<u32> {
         if self.is_sender() || self.word(record::BEGUN).load(Ordering::Relaxed) == 0 {
@@ -57,7 +59,8 @@ impl Labels {
             || of(record::FLUSHES) != of(record::FLUSHES_DONE)
     }
 
-    /// The end waits in the operation `call`, in a communicator that is called `name`; 0: it waits for nothing, or that is not known.
+    /// The end waits in the operation `call`, in a communicator that is called `name`; 0: it waits
+    /// for nothing, or that is not known.
     pub fn set_operation(&self, call: u64, name: &str) {
         self.word(record::OPERATION).store(call, Ordering::Relaxed);
         put_text(&self.words[record::COMMUNICATOR_NAME..][..record::COMMUNICATOR_NAME_WORDS], name);

@@ -1,9 +1,10 @@
-//! The layout of the statistics file. The plugin writes it; `ferrite top` uses this file too. The page for readers of other
-//! programs is docs/stats-file.md.
+//! The layout of the statistics file. The plugin writes it; `ferrite top` uses this file too. The
+//! page for readers of other programs is docs/stats-file.md.
 //!
-//! A file is a header of [`HEADER_WORDS`] words and then records of [`RECORD_WORDS`] words. A word has 8 bytes, in the byte order
-//! of the machine, and is written as a whole. A constant of [`header`] or [`record`] is the index of a word. A text begins in the
-//! word of its constant and has the number of words that is told; unused bytes are 0.
+//! A file is a header of [`HEADER_WORDS`] words and then records of [`RECORD_WORDS`] words. A word
+//! has 8 bytes, in the byte order of the machine, and is written as a whole. A constant of
+//! [`header`] or [`record`] is the index of a word. A text begins in the word of its constant and
+//! has the number of words that is told; unused bytes are 0.
 
 /// The first word of a file.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"FerrStat");
@@ -14,7 +15,8 @@ pub const LAYOUT_MINOR: u64 = 4;
 
 /// Words of the header.
 pub const HEADER_WORDS: usize = 1024;
-/// Words of a record: 61 cache lines, an odd number, so that the counters of several records are in different sets of a cache.
+/// Words of a record: 61 cache lines, an odd number, so that the counters of several records are in
+/// different sets of a cache.
 pub const RECORD_WORDS: usize = record::LANE_BYTES + record::LANES;
 /// Words of a record before minor number 2.
 pub const FIRST_RECORD_WORDS: usize = record::TIMED;
@@ -22,8 +24,8 @@ pub const FIRST_RECORD_WORDS: usize = record::TIMED;
 pub const CHUNK_RECORDS: usize = 64;
 /// Records of a file at most.
 pub const MAX_RECORDS: usize = 4096;
-/// How the names of these files begin. The process id follows, a dot, and the time at which the process started, in clock ticks
-/// since the machine's start, in hexadecimal digits.
+/// How the names of these files begin. The process id follows, a dot, and the time at which the
+/// process started, in clock ticks since the machine's start, in hexadecimal digits.
 pub const FILE_PREFIX: &str = "ferrite-stats.";
 
 /// Words of the header.
@@ -44,7 +46,8 @@ pub mod header {
     pub const START_TICKS: usize = 6;
     /// When the file was made, in nanoseconds since 1970.
     pub const CREATED: usize = 7;
-    /// The process's own rank plus 1, as its sends tell it; 0: it is not known; [`super::SEVERAL`]: sends tell several.
+    /// The process's own rank plus 1, as its sends tell it; 0: it is not known; [`super::SEVERAL`]:
+    /// sends tell several.
     pub const OWN_RANK: usize = 8;
     /// Ends of connections that have no record in the file, since there was no memory for it.
     pub const UNLISTED: usize = 9;
@@ -54,7 +57,8 @@ pub mod header {
     pub const LOOKED: usize = 11;
     /// One in so many messages is timed; 0: none is.
     pub const SAMPLE: usize = 12;
-    /// The kernel's number of the machine's start (`boot_id`), 16 bytes: processes with the same one have the same monotonic clock.
+    /// The kernel's number of the machine's start (`boot_id`), 16 bytes: processes with the same
+    /// one have the same monotonic clock.
     pub const BOOT: usize = 13;
     /// Words of it.
     pub const BOOT_WORDS: usize = 2;
@@ -76,10 +80,11 @@ pub mod header {
     pub const LABEL_NAME: usize = 44;
     /// Words of it.
     pub const LABEL_NAME_WORDS: usize = 4;
-    /// Sums over ends whose records have been given to other ends: a row for each device and direction.
+    /// Sums over ends whose records have been given to other ends: a row for each device and
+    /// direction.
     pub const PAST: usize = 256;
-    /// Words of a row: the device's name ([`super::record::DEVICE_WORDS`]), the direction, and then the
-    /// first [`super::record::COUNTERS`] words of the records, added up.
+    /// Words of a row: the device's name ([`super::record::DEVICE_WORDS`]), the direction, and then
+    /// the first [`super::record::COUNTERS`] words of the records, added up.
     pub const PAST_WORDS: usize = 32;
     /// Rows.
     pub const PAST_ROWS: usize = 24;
@@ -96,7 +101,8 @@ pub mod record {
     pub const DONE: usize = 1;
     /// Bytes of those.
     pub const BYTES: usize = 2;
-    /// Sender: messages whose first `isend` was refused, since there was no clear-to-send, or no free request.
+    /// Sender: messages whose first `isend` was refused, since there was no clear-to-send, or no
+    /// free request.
     pub const WAITS: usize = 3;
     /// Receiver: flushes that `iflush` has begun.
     pub const FLUSHES: usize = 4;
@@ -115,7 +121,8 @@ pub mod record {
     /// The words before this one are counters.
     pub const COUNTERS: usize = 12;
 
-    /// Sender: what [`BEGUN`] was when an `isend` was last refused. Equal to it while a message waits for its clear-to-send.
+    /// Sender: what [`BEGUN`] was when an `isend` was last refused. Equal to it while a message
+    /// waits for its clear-to-send.
     pub const REFUSED_AT: usize = 12;
     /// The longest such time, in nanoseconds.
     pub const LONGEST_STALL: usize = 13;
@@ -130,35 +137,39 @@ pub mod record {
     pub const LONGEST: usize = 24;
     /// Stages of an end.
     pub const STAGES: usize = 3;
-    /// Stage of a sender: from the `isend` that accepted the message before to the first `isend` of this one.
+    /// Stage of a sender: from the `isend` that accepted the message before to the first `isend` of
+    /// this one.
     pub const GPU: usize = 0;
-    /// Stage of a sender: from the first `isend` to the one that is accepted, as the clear-to-send is there.
+    /// Stage of a sender: from the first `isend` to the one that is accepted, as the clear-to-send
+    /// is there.
     pub const CTS: usize = 1;
     /// Stage of a sender: from that `isend` to the poll that finds the message acknowledged.
     pub const WIRE: usize = 2;
-    /// Stage of a receiver: from `irecv` to the posting of the write that carries the clear-to-send.
+    /// Stage of a receiver: from `irecv` to the posting of the write that carries the
+    /// clear-to-send.
     pub const ANNOUNCE: usize = 0;
     /// Stage of a receiver: from that posting to the poll that finds all of the message arrived.
     pub const DATA: usize = 1;
     /// Stage of a receiver: from that poll to the next `irecv` on the connection.
     pub const CONSUME: usize = 2;
 
-    /// The operation of NCCL that the outstanding messages are of; 0: it is not known, or there are none. Bits 0 to 46: its number;
-    /// bit 47: it has none; bits 48 to 58: the function. Bit 59 is set. Written once a second.
+    /// The operation of NCCL that the outstanding messages are of; 0: it is not known, or there are
+    /// none. Bits 0 to 46: its number; bit 47: it has none; bits 48 to 58: the function. Bit 59 is
+    /// set. Written once a second.
     pub const OPERATION: usize = 27;
     /// NCCL's number of the communicator that the connection is for; 0: it is not known.
     pub const COMMUNICATOR: usize = 28;
     /// A number of the connection, which both ends have; 0: it is not known.
     pub const CONNECTION: usize = 29;
 
-    /// Since when the connection has been recovering from a fault, in nanoseconds since 1970; 0: it has not, or for less than half a second.
-    /// Written once a second.
+    /// Since when the connection has been recovering from a fault, in nanoseconds since 1970; 0: it
+    /// has not, or for less than half a second. Written once a second.
     pub const RECOVERING: usize = 30;
     /// The attempts since then.
     pub const ATTEMPTS: usize = 31;
 
-    /// [`super::FREE`], [`super::OPEN`] or [`super::CLOSED`] in the lower 8 bits; above them a number that is incremented each time
-    /// the record is given to another end.
+    /// [`super::FREE`], [`super::OPEN`] or [`super::CLOSED`] in the lower 8 bits; above them a
+    /// number that is incremented each time the record is given to another end.
     pub const STATE: usize = 32;
     /// [`super::SENDER`] or [`super::RECEIVER`].
     pub const DIRECTION: usize = 33;
@@ -182,7 +193,8 @@ pub mod record {
     pub const QPS: usize = 42;
     /// Words of it.
     pub const QPS_WORDS: usize = 16;
-    /// For the plugin: the sum of the counters when they were last seen to change, and when that was.
+    /// For the plugin: the sum of the counters when they were last seen to change, and when that
+    /// was.
     pub const PROGRESS_SEEN: usize = 58;
     /// See [`PROGRESS_SEEN`].
     pub const STILL_SINCE: usize = 59;
@@ -204,11 +216,13 @@ pub mod record {
     pub const RAIL_NAME_WORDS: usize = 4;
     /// A histogram of 48 words for each stage.
     pub const HISTOGRAMS: usize = 112;
-    /// The messages that were timed last, with the words of [`super::timed`] each, in the order in which they were written, around.
+    /// The messages that were timed last, with the words of [`super::timed`] each, in the order in
+    /// which they were written, around.
     pub const TIMED: usize = 256;
     /// How many there are.
     pub const TIMED_MESSAGES: usize = 25;
-    /// Sender: bytes that each lane has been given, by index of the queue pair, if queue pairs are lanes.
+    /// Sender: bytes that each lane has been given, by index of the queue pair, if queue pairs are
+    /// lanes.
     pub const LANE_BYTES: usize = 456;
     /// Words of it.
     pub const LANES: usize = 32;
@@ -216,14 +230,17 @@ pub mod record {
 
 /// Words of a message that was timed, which are written when it is complete.
 pub mod timed {
-    /// The message's number plus 1; 0: there is none. Messages are counted from 0 on, in the order in which the receiver asks for them.
-    /// Receiver: of the first one of the `irecv`. The last word is the same; if it differs, the words are being written.
+    /// The message's number plus 1; 0: there is none. Messages are counted from 0 on, in the order
+    /// in which the receiver asks for them. Receiver: of the first one of the `irecv`. The last
+    /// word is the same; if it differs, the words are being written.
     pub const MESSAGE: usize = 0;
     /// When the message was found complete, by the kernel's monotonic clock, in nanoseconds.
     pub const AT: usize = 1;
-    /// The time in each stage, in nanoseconds. [`super::record::CONSUME`] comes later: 0, until the next `irecv`.
+    /// The time in each stage, in nanoseconds. [`super::record::CONSUME`] comes later: 0, until the
+    /// next `irecv`.
     pub const STAGES: usize = 2;
-    /// Bytes of the message in the lower 48 bits; receiver: of all messages of the `irecv`, whose number is in the upper 8 bits.
+    /// Bytes of the message in the lower 48 bits; receiver: of all messages of the `irecv`, whose
+    /// number is in the upper 8 bits.
     pub const BYTES: usize = 5;
     /// The operation of NCCL that it is of, as [`super::record::OPERATION`]; 0: it is not known.
     pub const OPERATION: usize = 6;

@@ -1,7 +1,8 @@
 //! The lock that tells whether the process of a file is alive.
 //!
-//! It is a POSIX lock on the first byte of the file. The kernel takes it away when the process ends, however it ends, and a forked
-//! child does not have it. It also goes when the process closes any descriptor of the file: the process opens its own file once.
+//! It is a POSIX lock on the first byte of the file. The kernel takes it away when the process
+//! ends, however it ends, and a forked child does not have it. It also goes when the process closes
+//! any descriptor of the file: the process opens its own file once.
 
 #![allow(unsafe_code)]
 

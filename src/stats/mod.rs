@@ -1,4 +1,5 @@
-//! Statistics of connections, for `ferrite top` and other readers: counters in a file in shared memory, one file for each process.
+//! Statistics of connections, for `ferrite top` and other readers: counters in a file in shared
+//! memory, one file for each process.
 //!
 //! | file | what is in it |
 //! |---|---|
@@ -11,8 +12,9 @@
 //! | `table`, `file` | which records are free; the file that they are in |
 //! | `lock`, `dead` | how a reader sees whether the process is alive; files of dead processes |
 //!
-//! Nothing here ends or stops a job: without a file the records are in private memory. Counters are written without a lock by the
-//! one thread that is inside of a communicator, on cache lines of its own.
+//! Nothing here ends or stops a job: without a file the records are in private memory. Counters are
+//! written without a lock by the one thread that is inside of a communicator, on cache lines of its
+//! own.
 
 mod clock;
 mod dead;

@@ -19,8 +19,8 @@ static HEADER: OnceLock<(u32, &'static Header)> = OnceLock::new();
 /// Where the file is made if the user names no folder.
 pub const DEFAULT_FOLDER: &str = "/dev/shm";
 
-/// From now on records are in a file in `folder`. To be called before the first connection; later calls do nothing. Without a
-/// file, records are in private memory.
+/// From now on records are in a file in `folder`. To be called before the first connection; later
+/// calls do nothing. Without a file, records are in private memory.
 ///
 /// # Errors
 /// The file cannot be made, for the reason given. That is no reason to stop.
@@ -47,8 +47,8 @@ pub(super) fn interval() -> u32 {
     INTERVAL.load(Ordering::Relaxed)
 }
 
-/// Looks for ends that stand still, if that has not been done within the last half second. To be called every second. Returns whether any
-/// end stands.
+/// Looks for ends that stand still, if that has not been done within the last half second. To be
+/// called every second. Returns whether any end stands.
 pub fn look_for_stalls() -> bool {
     lock()
         .as_mut()

@@ -35,8 +35,9 @@ pub struct Opening<'a> {
     pub connection: u64,
 }
 
-/// The record of one end, which closes it when dropped. The counters are written by the thread that is inside of the communicator,
-/// and by no other. They are read by other processes at any time, each by itself.
+/// The record of one end, which closes it when dropped. The counters are written by the thread that
+/// is inside of the communicator, and by no other. They are read by other processes at any time,
+/// each by itself.
 #[derive(Debug)]
 pub struct ConnStats {
     pub(super) words: &'static Words,
@@ -115,8 +116,8 @@ impl ConnStats {
         self.credit == 1
     }
 
-    /// `isend` or `irecv` has accepted `count` messages. Returns whether [`Self::handle_due_send`] or
-    /// [`Self::handle_due_receive`] is to be called.
+    /// `isend` or `irecv` has accepted `count` messages. Returns whether [`Self::handle_due_send`]
+    /// or [`Self::handle_due_receive`] is to be called.
     #[inline(always)]
     #[must_use]
     pub fn handle_begun(&mut self, count: usize) -> bool {
@@ -125,7 +126,8 @@ impl ConnStats {
         self.credit == 0
     }
 
-    /// `isend` has accepted request `request`, whose tag is this process's rank; `None`: that is not known.
+    /// `isend` has accepted request `request`, whose tag is this process's rank; `None`: that is
+    /// not known.
     pub fn handle_due_send(&mut self, request: u32, tag: Option<u32>) {
         let number = self.words[record::BEGUN].load(Ordering::Relaxed).wrapping_sub(1);
         self.credit = self.timing.handle_send(self.words, request, number);
@@ -134,8 +136,8 @@ impl ConnStats {
         }
     }
 
-    /// `irecv` has accepted request `request` of `count` messages, whose first tag is the peer's rank; `None`: that is not known. Returns
-    /// that rank if it is new.
+    /// `irecv` has accepted request `request` of `count` messages, whose first tag is the peer's
+    /// rank; `None`: that is not known. Returns that rank if it is new.
     pub fn handle_due_receive(&mut self, request: u32, count: u8, tag: Option<u32>) -> Option<u32> {
         let number = self.words[record::BEGUN].load(Ordering::Relaxed).wrapping_sub(count.into());
         self.credit = self.timing.handle_receive(self.words, request, number, count.into());
@@ -194,7 +196,8 @@ impl ConnStats {
         }
     }
 
-    /// As [`Self::handle_refused`], unless the next message is to be timed: then this does nothing and returns false.
+    /// As [`Self::handle_refused`], unless the next message is to be timed: then this does nothing
+    /// and returns false.
     #[inline(always)]
     pub fn handle_refused_untimed(&mut self) -> bool {
         let is_untimed = !self.timing.is_next();

@@ -126,7 +126,8 @@ impl Table {
     }
 
     fn grow(&mut self) {
-        // Once the file cannot grow, it does not grow any more: the records of the file come before all others.
+        // Once the file cannot grow, it does not grow any more: the records of the file come before
+        // all others.
         let is_next = self.listed_chunks == self.chunks.len();
         let chunk = self.file.as_mut().filter(|_| is_next).and_then(StatsFile::grow);
         self.listed_chunks += usize::from(chunk.is_some());
@@ -135,7 +136,8 @@ impl Table {
         self.free.extend(first..first + CHUNK_RECORDS);
     }
 
-    /// Adds the counters of a closed end, whose record another end gets, to those of its device and direction.
+    /// Adds the counters of a closed end, whose record another end gets, to those of its device and
+    /// direction.
     fn keep_sums(&self, words: &Words) {
         const KEY: usize = record::DEVICE_WORDS + 1;
         let key: Vec<u64> = (record::DEVICE..record::DEVICE + record::DEVICE_WORDS)

@@ -5,9 +5,10 @@
 //! receiver   irecv ──announce──► clear-to-send posted ──data──► arrived ──consume──► next irecv
 //! ```
 //!
-//! One message of an end is timed at a time. It is that of a call whose number is 1 greater than a multiple of the interval, so that both
-//! ends time the same messages, unless the sender sends in another order than the receiver asks. It is kept with its number at the
-//! receiver. The last ones are kept in the record, for `ferrite trace`.
+//! One message of an end is timed at a time. It is that of a call whose number is 1 greater than a
+//! multiple of the interval, so that both ends time the same messages, unless the sender sends in
+//! another order than the receiver asks. It is kept with its number at the receiver. The last ones
+//! are kept in the record, for `ferrite trace`.
 
 use super::clock::Clock;
 use super::file::Words;
@@ -25,7 +26,8 @@ enum State {
     Idle,
     /// Sender: the message before has been accepted; when, and when the message was refused first.
     Next { since: u64, refused: Option<u64> },
-    /// The request with this id, since it was accepted. Receiver: when its clear-to-send was posted.
+    /// The request with this id, since it was accepted. Receiver: when its clear-to-send was
+    /// posted.
     Begun { request: u32, since: u64, announced: Option<u64> },
     /// Receiver: the message has arrived.
     Arrived { since: u64 },
@@ -89,8 +91,8 @@ impl Timing {
         }
     }
 
-    /// Sender: request `request` has been accepted, which was due: message number `number`. Returns after how many more messages the
-    /// next one is due.
+    /// Sender: request `request` has been accepted, which was due: message number `number`. Returns
+    /// after how many more messages the next one is due.
     pub(super) fn handle_send(&mut self, words: &Words, request: u32, number: u64) -> u32 {
         if self.interval == 0 {
             return 0;
@@ -114,8 +116,9 @@ impl Timing {
         (interval - number % interval) as u32
     }
 
-    /// Sender: the message that is timed is number `place` of those that the receiver has asked for, of which these are the lower 32
-    /// bits. With several tags the sender may have sent others before it.
+    /// Sender: the message that is timed is number `place` of those that the receiver has asked
+    /// for, of which these are the lower 32 bits. With several tags the sender may have sent others
+    /// before it.
     pub(super) fn set_place(&mut self, place: u32) {
         self.message.number = nearest(self.message.number, place);
     }
@@ -140,8 +143,9 @@ impl Timing {
         }
     }
 
-    /// Receiver: request `request` has been accepted, which was due: `count` messages, the first of them number `number`. Returns after how many
-    /// more requests of as many messages the next one is due.
+    /// Receiver: request `request` has been accepted, which was due: `count` messages, the first of
+    /// them number `number`. Returns after how many more requests of as many messages the next one
+    /// is due.
     pub(super) fn handle_receive(
         &mut self,
         words: &Words,
@@ -189,7 +193,8 @@ impl Timing {
         }
     }
 
-    /// The timed request is complete. Returns after how many more messages the next one is due, if that changes.
+    /// The timed request is complete. Returns after how many more messages the next one is due, if
+    /// that changes.
     pub(super) fn handle_complete(
         &mut self,
         words: &Words,
@@ -211,8 +216,8 @@ impl Timing {
         Some(1)
     }
 
-    /// Keeps the message in the record, in the place of the one that has been there for longest. A reader recognises words that are half
-    /// written: the last one is written first.
+    /// Keeps the message in the record, in the place of the one that has been there for longest. A
+    /// reader recognises words that are half written: the last one is written first.
     fn keep(&mut self, words: &Words, completed: Completed, at: u64) {
         let Message { number, stages, operation } = self.message;
         let place = self.kept_words(words, self.kept);

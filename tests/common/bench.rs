@@ -38,7 +38,8 @@ impl Bench {
         Ok(Self { out, into, link, _transport: transport })
     }
 
-    /// Sends `sent` bytes to a peer that does the same, with room for `room`, and checks every byte and the ones after.
+    /// Sends `sent` bytes to a peer that does the same, with room for `room`, and checks every byte
+    /// and the ones after.
     pub(crate) fn exchange(
         &self,
         worker: &WorkerCtx,

@@ -23,8 +23,8 @@ pub(crate) fn address(handle: &Handle) -> Address {
     Address::parse(&handle.0).expect("the plugin's own handle")
 }
 
-/// Connects device `device` to `listener` by `handle`, which keeps what the plugin notes there, and accepts; before each
-/// attempt `between` does what else has to go on.
+/// Connects device `device` to `listener` by `handle`, which keeps what the plugin notes there, and
+/// accepts; before each attempt `between` does what else has to go on.
 pub(crate) fn connect_pair(
     worker: &WorkerCtx,
     transport: &Transport,

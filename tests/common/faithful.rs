@@ -12,7 +12,8 @@ use testkit::{dist, program, require, test_name};
 /// Set within `softrnic run --faithful`.
 const INSIDE: &str = "FERRITE_TEST_FAITHFUL";
 
-/// `dist/bin/softrnic run --faithful --same-card`, with more arguments: two devices each are functions of one card.
+/// `dist/bin/softrnic run --faithful --same-card`, with more arguments: two devices each are
+/// functions of one card.
 pub(crate) fn softrnic_run(arguments: &[&str]) -> Command {
     let mut command = Command::new(dist::dist().join("bin/softrnic"));
     command
@@ -23,7 +24,8 @@ pub(crate) fn softrnic_run(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs `body` in two processes where devices look like ports of cards, and the plugin may fuse them.
+/// Runs `body` in two processes where devices look like ports of cards, and the plugin may fuse
+/// them.
 pub(crate) fn run(
     arguments: &[&str],
     adapt: impl FnOnce(Setting) -> Setting,

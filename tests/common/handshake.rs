@@ -32,7 +32,8 @@ pub(crate) fn hello_on(stream: &mut TcpStream) -> Frame {
     }
 }
 
-/// The hello that the plugin itself says for device 1, made out to the listener `to`; its queue pairs are gone by then.
+/// The hello that the plugin itself says for device 1, made out to the listener `to`; its queue
+/// pairs are gone by then.
 pub(crate) fn hello(worker: &WorkerCtx, transport: &Transport, to: &Address) -> Result<Vec<u8>> {
     let socket = port::listener();
     let decoy = Address { address: socket.local_addr().expect("an address"), ..*to };

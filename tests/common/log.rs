@@ -18,8 +18,8 @@ pub(crate) fn assert_logged(words: &str) {
     assert!(said(&[words]), "{words:?} is not in {}", log());
 }
 
-/// Waits until the plugin, which has connected, has heard of `changes` changes of the GID table of each of softrnic's `devices`. Until
-/// then it may choose from the table that it has read before.
+/// Waits until the plugin, which has connected, has heard of `changes` changes of the GID table of
+/// each of softrnic's `devices`. Until then it may choose from the table that it has read before.
 #[track_caller]
 pub(crate) fn wait_for_gid_changes(devices: &[usize], changes: usize) {
     for device in devices {

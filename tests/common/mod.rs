@@ -1,5 +1,5 @@
-//! What the tests of the built plugin share beside `testkit`: processes with the plugin over the software device, connections,
-//! and messages over them.
+//! What the tests of the built plugin share beside `testkit`: processes with the plugin over the
+//! software device, connections, and messages over them.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub(crate) mod bench;
@@ -16,7 +16,8 @@ use lab::nccl::library::Source;
 use lab::transport::Transport;
 pub(crate) use testkit::bytes::{are_all, pattern};
 
-/// The plugin, initialised in this process. Where it has not been built, the test has ended before ([`setting::setting`]).
+/// The plugin, initialised in this process. Where it has not been built, the test has ended before
+/// ([`setting::setting`]).
 pub(crate) fn plugin_transport() -> lab::error::Result<Transport> {
     Transport::open(&Source::plugin(testkit::dist::dist().join("lib/libnccl-net.so")))
 }

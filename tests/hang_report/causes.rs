@@ -58,7 +58,8 @@ fn a_receiver_that_stops_asking_is_named_by_both_ranks_before_it() {
     );
 }
 
-/// Rank 1 has never been asked for anything. It does not know its rank, and does not take one from memory that nobody has written to.
+/// Rank 1 has never been asked for anything. It does not know its rank, and does not take one from
+/// memory that nobody has written to.
 #[test]
 fn a_sender_that_was_never_asked_names_no_rank_of_its_own() {
     require!(built());
@@ -77,7 +78,8 @@ fn a_sender_that_was_never_asked_names_no_rank_of_its_own() {
     assert!(!line.contains("rank "), "{line}");
 }
 
-/// Whether rank 1 knows its rank, where NCCL's set-up of communicators uses the network too: the tags of that are no ranks.
+/// Whether rank 1 knows its rank, where NCCL's set-up of communicators uses the network too: the
+/// tags of that are no ranks.
 fn rank_1_of_a_job_with_early_connections(change: impl Fn(&mut Rank)) -> Option<u64> {
     let job = Job::start(Shape::Chain, 3, &[("NCCL_OOB_NET_ENABLE", "1")], |rank| {
         rank.stops_after = (rank.number == 2).then_some(SOON);
@@ -177,8 +179,9 @@ fn a_process_that_is_stopped_is_named_as_one_that_does_not_answer() {
     let mut job = Job::start(Shape::Ring, 3, &[], |rank| rank.pause_ms = 1);
     (0..3).for_each(|rank| drop(job.line(rank, &["passes messages on"])));
     job.processes[1].signal(libc::SIGSTOP);
-    // On a busy machine a report may come before the process has been silent for long enough, and the next one a minute later: so the
-    // ranks are asked. They name the process by the rank that it sends with, or by its number alone.
+    // On a busy machine a report may come before the process has been silent for long enough, and
+    // the next one a minute later: so the ranks are asked. They name the process by the rank that
+    // it sends with, or by its number alone.
     for rank in [0, 2] {
         job.line(rank, &["has been waiting for"]);
         let places = [true, false].map(|sends| job.place(1, sends));
@@ -212,20 +215,22 @@ fn a_path_that_loses_messages_is_named_by_both_ends() {
     job.line(1, &["has been waiting for", "for data of rank 0", &job.place(0, true), words]);
 }
 
-/// NCCL tests all the time: when both ends have waited for longer than it takes until one counts as not tested, they still say that the path
-/// loses messages.
+/// NCCL tests all the time: when both ends have waited for longer than it takes until one counts as
+/// not tested, they still say that the path loses messages.
 fn a_wait_is_one_of_a_path(env: &[(&str, &str)], has_two_threads: bool) {
     require!(built());
     enter();
     let lost =
         ("SOFTRNIC_FAULTS", "drop attempts=all opcode=write-imm device=softrnic0 message=20..");
-    // The device waits for ever for an acknowledgement. No message is timed: the calls for one that is take another way.
+    // The device waits for ever for an acknowledgement. No message is timed: the calls for one that
+    // is take another way.
     let always =
         [("FERRITE_FAILOVER", "0"), ("NCCL_IB_TIMEOUT", "0"), ("FERRITE_SAMPLE", "0"), lost];
     let env: Vec<_> = always.iter().chain(env).copied().collect();
     let job = Job::start(Shape::Chain, 2, &env, |rank| {
         rank.has_two_threads = has_two_threads;
-        // An end that is looked at while NCCL's thread is inside shows by that alone that NCCL calls.
+        // An end that is looked at while NCCL's thread is inside shows by that alone that NCCL
+        // calls.
         rank.idle_us = 10_000;
     });
     for rank in 0..2 {
@@ -389,8 +394,9 @@ fn a_peer_that_dies_is_an_error_and_no_wait() {
 fn an_error_is_reported_to_all_ranks_before_it_with_the_rank_that_has_met_it_first() {
     require!(built());
     enter();
-    // Each rank waits for messages whenever it hears of the error: one that waits for none closes in good order. And none sends while its
-    // peer deregisters memory: it would meet an error of its own.
+    // Each rank waits for messages whenever it hears of the error: one that waits for none closes
+    // in good order. And none sends while its peer deregisters memory: it would meet an error of
+    // its own.
     let mut job = Job::start(Shape::Chain, 4, &[], |rank| {
         rank.is_independent = true;
         rank.waits_after = Some(30).filter(|_| rank.number < 2);
@@ -415,7 +421,8 @@ fn an_error_is_reported_to_all_ranks_before_it_with_the_rank_that_has_met_it_fir
     }
 }
 
-/// A report is for an operator who has set nothing: it appears, once, whether NCCL shows warnings or not.
+/// A report is for an operator who has set nothing: it appears, once, whether NCCL shows warnings
+/// or not.
 fn a_report_appears(nccl_debug: &str) {
     require!(built());
     enter();

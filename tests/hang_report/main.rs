@@ -1,5 +1,5 @@
-//! Operations that do not go on, and what the log says of them: processes over the software device, each of them a rank that
-//! passes messages on as NCCL's proxies do, and one planted cause.
+//! Operations that do not go on, and what the log says of them: processes over the software device,
+//! each of them a rank that passes messages on as NCCL's proxies do, and one planted cause.
 
 #[path = "../common/mod.rs"]
 mod common;

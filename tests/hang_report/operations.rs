@@ -12,7 +12,8 @@ const SOON: u32 = 20;
 /// The number of the last of 8 operations.
 const OPERATION: &str = "in AllReduce number 7 of communicator dp";
 
-/// A chain whose last rank makes no call any more after some messages, when it has begun `begun` operations.
+/// A chain whose last rank makes no call any more after some messages, when it has begun `begun`
+/// operations.
 fn chain(count: u32, begun: u64) -> Job {
     Job::start(Shape::Chain, count, &[], |rank| {
         let is_last = rank.number + 1 == count;

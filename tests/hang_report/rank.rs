@@ -32,11 +32,13 @@ pub(crate) struct Rank {
     pub(crate) from: Option<u32>,
     /// Whether it sends to the next one.
     pub(crate) sends: bool,
-    /// It stops after so many messages that it has sent, or received, and makes no call from then on.
+    /// It stops after so many messages that it has sent, or received, and makes no call from then
+    /// on.
     pub(crate) stops_after: Option<u32>,
     /// Its receives do not wait until it has sent on, nor its sends until something has arrived.
     pub(crate) is_independent: bool,
-    /// When so many messages are sent and complete, and as many have arrived, it makes no call until [`crate::job::Job::keep_queue_pairs`].
+    /// When so many messages are sent and complete, and as many have arrived, it makes no call
+    /// until [`crate::job::Job::keep_queue_pairs`].
     pub(crate) waits_after: Option<u32>,
     /// A pause after each message; milliseconds.
     pub(crate) pause_ms: u64,
@@ -52,7 +54,8 @@ pub(crate) struct Rank {
     pub(crate) never_connects: bool,
     /// It never calls `accept`.
     pub(crate) never_accepts: bool,
-    /// Its messages have handles for a profiler, as those of NCCL's operations have from version 10 on.
+    /// Its messages have handles for a profiler, as those of NCCL's operations have from version 10
+    /// on.
     pub(crate) has_handles: bool,
 }
 
@@ -112,7 +115,8 @@ fn transport_of(rank: Rank) -> Result<Transport> {
     }
 }
 
-/// Tells the plugin's profiler of `begun` operations as NCCL does. The last one goes on as long as the communicator is there.
+/// Tells the plugin's profiler of `begun` operations as NCCL does. The last one goes on as long as
+/// the communicator is there.
 fn begin(transport: &Transport, rank: Rank, begun: u64) -> Result<(Profiler, Vec<Event>)> {
     // The transport's communicator has this number.
     let profiler = Profiler::begin(&transport.identity().file, 6, 1, c"dp", rank.number as i32, 4)?;
@@ -149,7 +153,8 @@ fn connect(
     }
 }
 
-/// Receives one message and then sends one, as far as the rank does that. In a ring all would wait for the first one.
+/// Receives one message and then sends one, as far as the rank does that. In a ring all would wait
+/// for the first one.
 fn pass_one_on(rank: Rank, ends: &Ends<'_>) -> Result<()> {
     if let Some((recv, region)) = &ends.recv {
         complete(|| recv.receive(region, 0, BYTES, rank.from.unwrap_or(0) as i32))?;

@@ -42,7 +42,8 @@ fn a_listener_to_which_nobody_comes_says_so() {
     assert_eq!(job.reports(1)[0]["set_ups"][0]["waits_for"], "Peer");
 }
 
-/// The peer may be late, as far as this end can know: so it is no warning where the user has not said how long is too long.
+/// The peer may be late, as far as this end can know: so it is no warning where the user has not
+/// said how long is too long.
 #[test]
 fn a_connect_that_the_peer_does_not_accept_says_so_at_both_ends() {
     require!(built());

@@ -1,5 +1,5 @@
-//! What bindgen makes of NCCL's header, for the test that compares it. Here rather than in the test: rdma-sys has bindgen for its build
-//! script, which shares no build with what a test links.
+//! What bindgen makes of NCCL's header, for the test that compares it. Here rather than in the
+//! test: rdma-sys has bindgen for its build script, which shares no build with what a test links.
 
 use std::path::Path;
 

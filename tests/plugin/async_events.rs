@@ -9,7 +9,8 @@ use lab::error::Error;
 use lab::error::Result;
 use testkit::require;
 
-/// A device dies for good under an idle connection, which does not recover: what its process says, and whether sends are refused then.
+/// A device dies for good under an idle connection, which does not recover: what its process says,
+/// and whether sends are refused then.
 fn a_device_dies(heed: &str, words: &str, refused: bool) -> Result<()> {
     let setting =
         require!(talkative(&[("NCCL_IB_RETURN_ASYNC_EVENTS", heed), ("FERRITE_FAILOVER", "0")]));
@@ -23,7 +24,8 @@ fn a_device_dies(heed: &str, words: &str, refused: bool) -> Result<()> {
             while !said(&["WARN", "softrnic1: fatal device error", words]) {
                 deadline.idle()?;
             }
-            // Nobody receives: one that is not refused has to wait. The connections are told after the line is there.
+            // Nobody receives: one that is not refused has to wait. The connections are told after
+            // the line is there.
             let refusal = loop {
                 match bench.link.send.send(&bench.out, 0, 64, 3) {
                     Ok(None) if refused => deadline.idle()?,

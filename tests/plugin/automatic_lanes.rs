@@ -1,4 +1,5 @@
-//! Lanes that a connection takes by itself when it has sent enough, with `FERRITE_LANES=auto`, and only then.
+//! Lanes that a connection takes by itself when it has sent enough, with `FERRITE_LANES=auto`, and
+//! only then.
 
 use crate::common::bench::Bench;
 use crate::common::connect::{connect, connect_through, relay_to};
@@ -69,7 +70,8 @@ fn carries_for(
     Ok(())
 }
 
-/// Nobody has asked for lanes: however much is sent, the queue pair is the one that the connection began with.
+/// Nobody has asked for lanes: however much is sent, the queue pair is the one that the connection
+/// began with.
 #[test]
 fn by_default_a_connection_that_has_sent_much_keeps_its_one_queue_pair() -> Result<()> {
     pair(&require!(talkative(&[SOON])), |worker| {
@@ -254,7 +256,8 @@ fn a_card_that_refuses_what_lanes_need_harms_no_connection() -> Result<()> {
             assert!(inject.expect("softrnic runs").success());
         }
         worker.barrier()?;
-        // Either end may be the one whose command is refused. A machine that is late makes more than two attempts of it.
+        // Either end may be the one whose command is refused. A machine that is late makes more
+        // than two attempts of it.
         let again = || {
             log()
                 .lines()
@@ -284,8 +287,9 @@ fn a_card_that_has_no_more_queue_pairs_leaves_the_connection_as_it_was() -> Resu
     Ok(())
 }
 
-/// A card has as many queue pairs as all connections have with one each, and a few more, and is slow to make them. Each connection wants four at
-/// about the same time: those that others take are not missing where the old ones are gone.
+/// A card has as many queue pairs as all connections have with one each, and a few more, and is
+/// slow to make them. Each connection wants four at about the same time: those that others take are
+/// not missing where the old ones are gone.
 #[test]
 fn connections_that_want_lanes_at_once_leave_each_other_what_they_had() -> Result<()> {
     const CONNECTIONS: usize = 40;
@@ -315,13 +319,14 @@ fn polls() -> u64 {
         .sum()
 }
 
-/// What is under way when the queue pairs are replaced is sent again: of two messages that might be, the one that had begun before. The
-/// device loses it, and its own retry would come much later.
+/// What is under way when the queue pairs are replaced is sent again: of two messages that might
+/// be, the one that had begun before. The device loses it, and its own retry would come much later.
 #[test]
 fn a_connection_that_is_about_to_take_lanes_begins_no_message() -> Result<()> {
     // As much as a connection may have to send before it measures.
     const BYTES: usize = 2 << 20;
-    // The first one, and 16 that are timed, each after one that is not. With the next one the change begins.
+    // The first one, and 16 that are timed, each after one that is not. With the next one the
+    // change begins.
     const BEFORE: usize = 34;
     let folder = Scratch::new();
     let env = [("NCCL_IB_TIMEOUT", "22"), ("FERRITE_STALL_MS", "0")];
@@ -351,7 +356,8 @@ fn a_connection_that_is_about_to_take_lanes_begins_no_message() -> Result<()> {
             said(&["recovering the connection", "sends nothing until"])
         });
         assert!(said(&[TAKES]), "{}", log());
-        // No call of NCCL polls now, but the thread that has begun the change looks at what is acknowledged.
+        // No call of NCCL polls now, but the thread that has begun the change looks at what is
+        // acknowledged.
         let before = polls();
         wait_until("messages are held back", || polls() > before || said(&[" recovered in "]));
         let next = posted(&mut deadline, || send.send(&out, 0, BYTES, 0))?;
@@ -393,7 +399,8 @@ fn a_connection_takes_no_lanes_while_there_is_no_control_connection() -> Result<
             Ok::<_, Error>(())
         };
         relay.reset();
-        // The sender asks its device whether the peer's still acknowledges once it knows of the reset: that is one more request.
+        // The sender asks its device whether the peer's still acknowledges once it knows of the
+        // reset: that is one more request.
         let mut sent = 0;
         while sum(&with_data(), "requests") <= sent {
             message(4096, Box::new(|| ()))?;

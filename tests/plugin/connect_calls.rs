@@ -63,7 +63,8 @@ fn a_port_that_cannot_be_reached_is_a_warning_long_before_the_connection_fails()
     })
 }
 
-/// NCCL calls nothing more, for this connection or for others. The test before shows that there is something to give up.
+/// NCCL calls nothing more, for this connection or for others. The test before shows that there is
+/// something to give up.
 #[test]
 fn what_was_made_for_a_connection_that_nobody_asks_for_is_given_up() -> Result<()> {
     alone(&require!(setting()).env("FERRITE_HANDSHAKE_TIMEOUT", "2"), |_| {
@@ -88,7 +89,8 @@ fn a_connection_leads_to_the_listener_of_its_handle_whatever_number_that_has() -
     })
 }
 
-/// It had been there for longer than the limit of an attempt, and the next one has all of that again.
+/// It had been there for longer than the limit of an attempt, and the next one has all of that
+/// again.
 #[test]
 fn a_control_connection_that_ends_before_the_listener_answers_is_dialled_again() -> Result<()> {
     alone(&require!(setting()).env("FERRITE_HANDSHAKE_TIMEOUT", "5"), |worker| {

@@ -1,4 +1,5 @@
-//! Connections that do not come about: each has a clear message, an end in bounded time, and no other victim.
+//! Connections that do not come about: each has a clear message, an end in bounded time, and no
+//! other victim.
 
 use crate::common::connect::{accept_nobody, connect, works};
 use crate::common::handshake::{frame, hello_on};
@@ -103,7 +104,8 @@ fn a_listener_that_fails_at_any_step_of_connect_is_reported() -> Result<()> {
     })
 }
 
-/// A link-local address without an interface: the kernel refuses it (EINVAL), and that does not pass.
+/// A link-local address without an interface: the kernel refuses it (EINVAL), and that does not
+/// pass.
 #[test]
 fn an_address_that_the_kernel_refuses_is_named_at_once() -> Result<()> {
     let setting = require!(setting());
@@ -141,7 +143,8 @@ fn a_listener_closes_without_and_during_an_accept() -> Result<()> {
         assert!(transport.connect(1, &mut mine)?.is_none());
         accept_nobody(&mut listener, 5)?;
         listener.close()?;
-        // The listener may have replied before it closed; then the connection is made, and is found dead at the first use.
+        // The listener may have replied before it closed; then the connection is made, and is found
+        // dead at the first use.
         let memory = Arc::new(Buffer::new(64)?);
         let mut deadline = worker.deadline("an error");
         let mut dead = None;
@@ -232,7 +235,8 @@ fn the_limit_of_locked_memory_is_named() -> Result<()> {
     })
 }
 
-/// What is said of a registration that fails with this errno where the limit of locked memory is not the cause.
+/// What is said of a registration that fails with this errno where the limit of locked memory is
+/// not the cause.
 fn likely_cause_of_refused_memory(errno: &str, words: [&str; 2]) -> Result<()> {
     let setting = require!(setting());
     let fault = format!("reg-mr={errno} message=4");
@@ -259,7 +263,8 @@ fn memory_that_the_kernel_refuses_is_explained() -> Result<()> {
     likely_cause_of_refused_memory("EPERM", ["seccomp", "RLIMIT_MEMLOCK=0"])
 }
 
-/// The plugin's own `connect`, killed after any number of calls: the listener that waits must not be harmed.
+/// The plugin's own `connect`, killed after any number of calls: the listener that waits must not
+/// be harmed.
 #[test]
 fn a_connector_killed_after_any_call_leaves_the_listener_usable() -> Result<()> {
     let setting = require!(setting());
@@ -271,7 +276,8 @@ fn a_connector_killed_after_any_call_leaves_the_listener_usable() -> Result<()> 
             for _ in DEATHS {
                 worker.exchange(&handle.0)?;
                 let mut accepted = None;
-                // The peer dies while this goes on; one that has committed before it died was a peer.
+                // The peer dies while this goes on; one that has committed before it died was a
+                // peer.
                 for _ in 0..200 {
                     accepted = accepted.or(listener.accept()?);
                     std::thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,5 @@
-//! Connections that end while messages are on their way: peers that die or give up, memory that is gone. Both sides are told.
+//! Connections that end while messages are on their way: peers that die or give up, memory that is
+//! gone. Both sides are told.
 
 use crate::common::connect::connect;
 use crate::common::log::assert_logged;
@@ -37,7 +38,8 @@ fn traffic(worker: &mut WorkerCtx, rounds: usize) -> Result<()> {
     let error = outcome.expect_err("the peer has died");
     assert!(matches!(error, Error::Call { code: abi::ncclRemoteError, .. }), "{error}");
     assert_logged("has died");
-    // The same again, at once and without another line, on both communicators; and closing is no problem.
+    // The same again, at once and without another line, on both communicators; and closing is no
+    // problem.
     wait_until("the error on both communicators", || {
         link.recv.receive(&into, 2048, 64, 0).is_err() && link.send.send(&out, 0, 64, 0).is_err()
     });
@@ -64,7 +66,8 @@ fn a_peer_killed_in_mid_traffic_is_reported_once_on_both_communicators() -> Resu
     Ok(())
 }
 
-/// NCCL aborts a communicator with messages on their way: the other side is told, and need not wait for its device.
+/// NCCL aborts a communicator with messages on their way: the other side is told, and need not wait
+/// for its device.
 #[test]
 fn a_receiver_closed_with_receives_outstanding_ends_the_sender() -> Result<()> {
     let setting = require!(setting());
@@ -86,7 +89,8 @@ fn a_receiver_closed_with_receives_outstanding_ends_the_sender() -> Result<()> {
     })
 }
 
-/// A buffer is freed too early: the device refuses the write, and the line says which write, where, and the likely cause.
+/// A buffer is freed too early: the device refuses the write, and the line says which write, where,
+/// and the likely cause.
 #[test]
 fn a_failed_completion_names_both_ends_and_the_likely_cause() -> Result<()> {
     let setting = require!(setting());

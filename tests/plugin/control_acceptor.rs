@@ -1,4 +1,5 @@
-//! The control connections of a process and its port, without devices: who is let in, who is told what, and what is survived.
+//! The control connections of a process and its port, without devices: who is let in, who is told
+//! what, and what is survived.
 
 use nccl_net::testing::control::PeerState;
 use nccl_net::testing::control::stream::ControlStream;
@@ -87,7 +88,8 @@ fn an_unauthenticated_client_that_drips_has_a_deadline() {
     assert!(start.elapsed() >= Duration::from_millis(200));
 }
 
-/// As long as there are connections the port is open; but who comes when nobody listens is not left waiting.
+/// As long as there are connections the port is open; but who comes when nobody listens is not left
+/// waiting.
 #[test]
 fn who_waits_at_the_port_is_reported_that_the_last_listener_has_closed() {
     let (process, client) = (Process::listening(&[[1; 16], [2; 16]]), Process::new());
@@ -114,7 +116,8 @@ fn who_waits_at_the_port_is_reported_that_the_last_listener_has_closed() {
     });
 }
 
-/// Connections keep the port open when nobody listens: who comes then is not in the way of the next listener's peer.
+/// Connections keep the port open when nobody listens: who comes then is not in the way of the next
+/// listener's peer.
 #[test]
 fn who_queued_up_while_nobody_listened_is_sent_away() {
     let (mut process, client) = (Process::listening(&[[1; 16]]), Process::new());
@@ -175,7 +178,8 @@ fn streams_to_one_address_share_a_control_connection_which_goes_with_the_last() 
     assert_eq!(sockets(), before);
 }
 
-/// Two connections share a control connection that is new; the listener of the first has closed meanwhile.
+/// Two connections share a control connection that is new; the listener of the first has closed
+/// meanwhile.
 #[test]
 fn a_refusal_at_the_port_is_for_one_connection() {
     let (process, client) = (Process::listening(&[[2; 16]]), Process::new());
@@ -294,7 +298,8 @@ fn a_lost_control_connection_ends_no_connection_and_new_ones_go_over_a_new_one()
     let again = deaf.reach([4; 16]);
     let (mut new, _) = deaf.listener.accept().expect("a second control connection");
     again.send(Kind::Hello, Vec::new());
-    // Two resumptions, and the hello: a kernel resets a connection that is closed with something unread.
+    // Two resumptions, and the hello: a kernel resets a connection that is closed with something
+    // unread.
     new.read_exact(&mut [0; 32 + 2 * (32 + 20)]).expect("a hello");
     let late = PeerState::new("the peer".into(), again, false);
     drop(new);

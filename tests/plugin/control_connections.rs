@@ -1,4 +1,5 @@
-//! The control connections between processes: how many there are, who shares them, and what their ends mean.
+//! The control connections between processes: how many there are, who shares them, and what their
+//! ends mean.
 
 use crate::common::connect::{
     address, connect, connect_through, is_reported, relay_to, through, works,
@@ -20,7 +21,8 @@ use std::time::{Duration, Instant};
 use testkit::crash::in_child_that_dies;
 use testkit::require;
 
-/// The TCP sockets and all files of this process but for sockets on this host, of which a connection that lasts for some seconds brings one.
+/// The TCP sockets and all files of this process but for sockets on this host, of which a
+/// connection that lasts for some seconds brings one.
 fn files() -> (usize, usize) {
     let all: Vec<RawFd> = std::fs::read_dir("/proc/self/fd")
         .expect("readable")
@@ -35,7 +37,8 @@ fn files() -> (usize, usize) {
 
 /// `None`: it is no socket.
 fn family_of(file: RawFd) -> Option<AddressFamily> {
-    // SAFETY: only its kind is asked for. If it has been closed meanwhile, there is an error, or it is another file of this process.
+    // SAFETY: only its kind is asked for. If it has been closed meanwhile, there is an error, or it
+    // is another file of this process.
     let file = unsafe { BorrowedFd::borrow_raw(file) };
     rustix::net::sockopt::socket_domain(file).ok()
 }
@@ -149,7 +152,8 @@ fn a_client_that_is_turned_away_calls_again() -> Result<()> {
     })
 }
 
-/// Where a control connection was there before, the port tells whether only that has ended or the process.
+/// Where a control connection was there before, the port tells whether only that has ended or the
+/// process.
 #[test]
 fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_reported() -> Result<()> {
     let setting = require!(setting());
@@ -176,7 +180,8 @@ fn a_peer_that_dies_during_set_up_on_a_shared_control_connection_is_reported() -
     })
 }
 
-/// What is known of one listener's token does not help with another's, and an attempt has no effect on others.
+/// What is known of one listener's token does not help with another's, and an attempt has no effect
+/// on others.
 #[test]
 fn a_refused_connection_leaves_the_others_of_its_control_connection_alive() -> Result<()> {
     let setting = require!(setting());

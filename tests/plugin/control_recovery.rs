@@ -38,8 +38,9 @@ fn bytes(kind: Kind, length: usize) -> Vec<u8> {
     Frame { kind, secret: [11; 16], body: vec![3; length] }.emit()
 }
 
-/// A raw client sends its commit and more in one piece, and long missing lists once it is accepted: the recovery of the connection,
-/// from when NCCL has it, hears all of that in order, and then that the caller has gone.
+/// A raw client sends its commit and more in one piece, and long missing lists once it is accepted:
+/// the recovery of the connection, from when NCCL has it, hears all of that in order, and then that
+/// the caller has gone.
 #[test]
 fn what_comes_with_the_commit_and_after_is_heard_in_order_by_what_recovers_the_connection() {
     let process = Process::listening(&[[1; 16]]);

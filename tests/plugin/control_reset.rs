@@ -26,8 +26,8 @@ use testkit::crash::in_child_that_dies;
 use testkit::relay::Relay;
 use testkit::require;
 
-/// A reset tells nothing of the peer: its process answers when it is dialled again, and all connections go on over the new
-/// line, of which both ends make use.
+/// A reset tells nothing of the peer: its process answers when it is dialled again, and all
+/// connections go on over the new line, of which both ends make use.
 #[test]
 fn a_control_connection_that_is_reset_is_dialled_again_and_ends_no_connection() -> Result<()> {
     let setting = require!(talkative(&[]));
@@ -95,7 +95,8 @@ fn messages_resume_while_there_is_no_control_connection() -> Result<()> {
             finished(&mut deadline, sending, &mut [0])?;
             finished(&mut deadline, receive, &mut [0])
         };
-        // The sender asks its device whether the peer's still acknowledges once it knows of the reset: that is one more request.
+        // The sender asks its device whether the peer's still acknowledges once it knows of the
+        // reset: that is one more request.
         let mut sent = 0;
         while sum(&with_data(), "requests") <= sent {
             message()?;
@@ -148,9 +149,10 @@ fn handle_of_peer(worker: &mut WorkerCtx) -> Result<Handle> {
     Ok(Handle(bytes.try_into().expect("a whole handle")))
 }
 
-/// The peer, a child of rank 1, dies, and the control connection to it is reset: nobody answers when it is dialled again. The
-/// device of rank 0 reports an error although rank 0 has no writes in flight. `play` waits until the peer has died before it resets
-/// the connection: a probe that the peer's device still acknowledges is followed by the next one only after 10 s.
+/// The peer, a child of rank 1, dies, and the control connection to it is reset: nobody answers
+/// when it is dialled again. The device of rank 0 reports an error although rank 0 has no writes in
+/// flight. `play` waits until the peer has died before it resets the connection: a probe that the
+/// peer's device still acknowledges is followed by the next one only after 10 s.
 fn told_by_the_device(recovery: (&str, &str), play: Play, peer: Peer) -> Result<()> {
     let setting = require!(setting());
     let setting = setting
@@ -192,8 +194,8 @@ const WITH_RECOVERY: (&str, &str) = ("FERRITE_GIVE_UP", "2");
 type Play = fn(&mut WorkerCtx, &Transport) -> Result<()>;
 type Peer = fn(&mut WorkerCtx, &Transport) -> Result<(Option<SendComm>, Option<RecvComm>)>;
 
-/// Rank 0 waits for two messages in one receive, of which one comes. That it comes shows that the clear-to-send has arrived: it
-/// is not what fails for want of an acknowledgement.
+/// Rank 0 waits for two messages in one receive, of which one comes. That it comes shows that the
+/// clear-to-send has arrived: it is not what fails for want of an acknowledgement.
 #[test]
 fn a_receiver_without_a_control_connection_is_reported_by_its_device() -> Result<()> {
     a_receiver_is_reported_by_its_device(WITHOUT_RECOVERY)
@@ -286,7 +288,8 @@ fn a_sender_is_reported_by_its_device(recovery: (&str, &str)) -> Result<()> {
     told_by_the_device(recovery, play, peer)
 }
 
-/// A worker that the peer has forked, as data loaders are, outlives it: that keeps nobody from hearing of the death.
+/// A worker that the peer has forked, as data loaders are, outlives it: that keeps nobody from
+/// hearing of the death.
 #[test]
 fn a_peer_that_dies_before_its_forked_worker_is_reported_all_the_same() -> Result<()> {
     let setting = require!(setting());
@@ -309,7 +312,8 @@ fn a_peer_that_dies_before_its_forked_worker_is_reported_all_the_same() -> Resul
             let Ok(transport) = plugin_transport() else { return };
             let Ok(link) = PeerConn::open(worker, &transport, 1) else { return };
             let mut byte = [0_u8];
-            // SAFETY: the child goes on alone with this one thread, calls nothing but the system, and ends below.
+            // SAFETY: the child goes on alone with this one thread, calls nothing but the system,
+            // and ends below.
             if unsafe { libc::fork() } == 0 {
                 // SAFETY: plain numbers; a valid byte. The read ends when rank 1 closes its end.
                 unsafe {

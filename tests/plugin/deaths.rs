@@ -1,5 +1,5 @@
-//! Processes that die, and control connections that end while both processes live: each end learns in time which it is, however its control
-//! connection has ended.
+//! Processes that die, and control connections that end while both processes live: each end learns
+//! in time which it is, however its control connection has ended.
 
 use crate::common::connect::{connect_through, relay_to, works};
 use crate::common::log::{log, said};
@@ -18,8 +18,8 @@ use testkit::forked::ForkedChild;
 use testkit::relay::Relay;
 use testkit::{require, wait_until};
 
-/// By then a death is known at both ends, which follows some seconds after the last step before. It takes a second or two; while an end that was
-/// dialled did not ask, it took minutes.
+/// By then a death is known at both ends, which follows some seconds after the last step before. It
+/// takes a second or two; while an end that was dialled did not ask, it took minutes.
 const KNOWN_WITHIN: Duration = Duration::from_secs(30);
 
 /// The TCP connections of process `pid` that have something which it has not read.
@@ -42,8 +42,9 @@ fn unread_connections(pid: u32) -> usize {
     lines.filter(|line| is_unread(line)).count()
 }
 
-/// Rank 1, a child of its, has a connection each way with rank 0, and is killed; before that, if that is asked for, it is stopped until it has left
-/// unread what rank 0 asks it: then its kernel resets its connections.
+/// Rank 1, a child of its, has a connection each way with rank 0, and is killed; before that, if
+/// that is asked for, it is stopped until it has left unread what rank 0 asks it: then its kernel
+/// resets its connections.
 fn a_death_is_known_at_both_ends(is_stopped: bool) -> Result<()> {
     let setting = require!(talkative(&[("FERRITE_HANG_SECONDS", "1")]));
     pair(&setting, |worker| {
@@ -113,8 +114,8 @@ fn the_death_of_a_peer_that_was_stopped_before_is_known_at_both_ends() -> Result
     a_death_is_known_at_both_ends(true)
 }
 
-/// Both processes live, whatever ends their control connection, at both ends or at one: it is dialled again, and all connections go on over
-/// another one.
+/// Both processes live, whatever ends their control connection, at both ends or at one: it is
+/// dialled again, and all connections go on over another one.
 fn another_one_is_dialled(end: fn(&mut Relay)) -> Result<()> {
     let setting = require!(talkative(&[]));
     alone(&setting, |worker| {
@@ -155,7 +156,8 @@ fn a_control_connection_that_is_reset_at_the_end_that_was_dialled_is_dialled_aga
     another_one_is_dialled(Relay::reset_far)
 }
 
-/// As a firewall does that is loaded anew, or that refuses for good. Nobody calls either end `meanwhile`: its device is asked all the same.
+/// As a firewall does that is loaded anew, or that refuses for good. Nobody calls either end
+/// `meanwhile`: its device is asked all the same.
 fn a_port_that_refuses_is_no_death(meanwhile: fn()) -> Result<()> {
     let setting = require!(talkative(&[]));
     alone(&setting, |worker| {

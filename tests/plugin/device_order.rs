@@ -1,4 +1,5 @@
-//! Devices in the order of NCCL's own: an index in a log or in a topology file is the same device on both sides of a comparison.
+//! Devices in the order of NCCL's own: an index in a log or in a topology file is the same device
+//! on both sides of a comparison.
 
 use crate::common::faithful;
 use crate::common::setting::stock_nccl;
@@ -28,7 +29,8 @@ fn names(source: &Source) -> Result<Vec<String>> {
     (0..transport.devices()?).map(|device| Ok(transport.properties(device)?.name)).collect()
 }
 
-/// Where the first device has the higher PCI address: with `release` the devices are in the order of the built-in transport's.
+/// Where the first device has the higher PCI address: with `release` the devices are in the order
+/// of the built-in transport's.
 fn is_that_of(release: &str, env: &[(&str, &str)], expected: [&str; 2]) -> Result<()> {
     let nccl = require!(stock_nccl(release));
     let plugin = require!(plugin());

@@ -1,5 +1,5 @@
-//! What drivers do differently, and the plugin takes as it comes: how much inline data there is, how they refuse, what their
-//! ports are, how deep their queues may be.
+//! What drivers do differently, and the plugin takes as it comes: how much inline data there is,
+//! how they refuse, what their ports are, how deep their queues may be.
 
 use crate::common::bench::Bench;
 use crate::common::connect::connect;
@@ -139,7 +139,8 @@ fn one_end_has_no_inline_data() -> Result<()> {
     Ok(())
 }
 
-/// Devices as a driver has them (softrnic/docs/cards.md): groups and single messages, of the few bytes that may go inline as well.
+/// Devices as a driver has them (softrnic/docs/cards.md): groups and single messages, of the few
+/// bytes that may go inline as well.
 fn messages_arrive_on(driver: &str) -> Result<()> {
     let setting = require!(setting()).env("SOFTRNIC_DRIVER", driver);
     pair(&setting, |worker| {
@@ -204,7 +205,8 @@ fn a_connectx_8_has_another_speed_on_infiniband() -> Result<()> {
     Ok(())
 }
 
-/// libibverbs does not know the newer attribute, and the older one stops at 100 Gb/s a lane: the kernel tells more.
+/// libibverbs does not know the newer attribute, and the older one stops at 100 Gb/s a lane: the
+/// kernel tells more.
 #[test]
 fn a_speed_beyond_the_old_attribute_is_the_kernels() -> Result<()> {
     let adapt =
@@ -372,7 +374,8 @@ fn no_port_of_infiniband_or_ethernet_means_no_device() -> Result<()> {
     Ok(())
 }
 
-/// A registration that fits the limit many times over is refused for another reason, whatever the device calls it.
+/// A registration that fits the limit many times over is refused for another reason, whatever the
+/// device calls it.
 #[test]
 fn a_registration_within_the_limit_of_locked_memory_is_not_blamed_on_it() -> Result<()> {
     let setting = require!(talkative(&[("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=4..")]));
@@ -393,8 +396,8 @@ fn a_registration_within_the_limit_of_locked_memory_is_not_blamed_on_it() -> Res
     })
 }
 
-/// The device names the completion queue that has failed: the connections of others go on. That its own one may recover is shown
-/// by tests/recovery.
+/// The device names the completion queue that has failed: the connections of others go on. That its
+/// own one may recover is shown by tests/recovery.
 #[test]
 fn a_completion_queue_that_fails_ends_its_own_connection_only() -> Result<()> {
     let setting = require!(talkative(&[("FERRITE_FAILOVER", "0")]));

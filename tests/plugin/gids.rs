@@ -1,5 +1,5 @@
-//! How ports are addressed: the choice of a GID, changes of the table, the way to a peer in another network or subnet, and
-//! ways that are not there yet.
+//! How ports are addressed: the choice of a GID, changes of the table, the way to a peer in another
+//! network or subnet, and ways that are not there yet.
 
 use crate::common::bench::{Bench, SIZES};
 use crate::common::log::{log, said, wait_for_gid_changes};
@@ -90,7 +90,8 @@ fn a_table_that_changes_is_read_again() -> Result<()> {
     pair(&setting, |worker| {
         works(worker)?;
         let device = worker.rank();
-        // The entry that was chosen goes, and its address comes back elsewhere; then a better one appears.
+        // The entry that was chosen goes, and its address comes back elsewhere; then a better one
+        // appears.
         softrnic(&format!("gid {device}/1 remove 3"));
         softrnic(&format!("gid {device}/1 add 9 ::ffff:10.82.1.7{device} v2"));
         worker.barrier()?;
@@ -107,7 +108,8 @@ fn a_table_that_changes_is_read_again() -> Result<()> {
     Ok(())
 }
 
-/// Rank 0 is told to use another network, in which rank 1 has an address too or not. What both ends use: GID and peer's GID.
+/// Rank 0 is told to use another network, in which rank 1 has an address too or not. What both ends
+/// use: GID and peer's GID.
 fn towards_another_network(
     rank_1_is_there: bool,
     used: [[&str; 2]; 2],
@@ -216,7 +218,8 @@ fn a_peer_whose_address_is_never_resolved_is_reported_with_both_ends() -> Result
             std::thread::sleep(std::time::Duration::from_millis(1));
         };
         assert!(matches!(failure, Error::Call { .. }), "{failure}");
-        // A call that waits for an attempt takes its 250 ms; one attempt and the next are then two calls apart.
+        // A call that waits for an attempt takes its 250 ms; one attempt and the next are then two
+        // calls apart.
         assert!(
             calls > 20,
             "the caller is kept waiting: {calls} calls, the longest of {slowest:?}"
@@ -309,7 +312,8 @@ fn infiniband_peers_in_other_subnets_are_addressed_by_gid() -> Result<()> {
     over_infiniband(route, ": GID 1 fec0:0:")
 }
 
-/// What the devices of two ends agree on: bits that both have, or nothing where one end does not ask.
+/// What the devices of two ends agree on: bits that both have, or nothing where one end does not
+/// ask.
 fn agree_on(enable: [&str; 2], words: Option<&str>) -> Result<()> {
     let setting = require!(talkative(&[]));
     pair(&setting, |worker| {

@@ -1,5 +1,5 @@
-//! GPU memory: what is promised of it is what works, and its bytes arrive. On the CUDA driver without a GPU that softrnic's
-//! own tests have.
+//! GPU memory: what is promised of it is what works, and its bytes arrive. On the CUDA driver
+//! without a GPU that softrnic's own tests have.
 
 use crate::common::bench::Bench;
 use crate::common::log::said;
@@ -68,8 +68,8 @@ fn no_gpu() -> std::result::Result<(), Missing> {
     if has { Err(Missing::new("a machine without GPUs: this one has some")) } else { Ok(()) }
 }
 
-/// What is promised where the machine can do `gpu`, in a process with a driver that is `prepare`d: and the words of the
-/// warning, or none if there is to be none.
+/// What is promised where the machine can do `gpu`, in a process with a driver that is `prepare`d:
+/// and the words of the warning, or none if there is to be none.
 fn promised(gpu: &str, prepare: impl FnOnce(&Driver), expected: i32, words: &[&str]) -> Result<()> {
     let setting = require!(setting());
     require!(no_gpu());
@@ -85,7 +85,8 @@ fn promised(gpu: &str, prepare: impl FnOnce(&Driver), expected: i32, words: &[&s
         assert_eq!(warnings.len(), usize::from(!words.is_empty()), "{lines:#?}");
         assert!(words.iter().all(|word| warnings[0].contains(word)), "{warnings:?}");
         let asleep = expected == HOST && words.is_empty();
-        // One piece of memory to try with, for all devices; the software device takes one as well where it works.
+        // One piece of memory to try with, for all devices; the software device takes one as well
+        // where it works.
         let allowed = if asleep { 0..=0 } else { 1..=2 };
         assert!(allowed.contains(&driver.allocations()), "{} allocations", driver.allocations());
         Ok(())

@@ -48,14 +48,15 @@ fn one_lane_at_an_end_is_one_for_both() -> Result<()> {
     ranks_use(["1", "8"], [1, 1])
 }
 
-/// A sender with automatic lanes begins with one. A receiver with automatic lanes has as many as the sender wants.
+/// A sender with automatic lanes begins with one. A receiver with automatic lanes has as many as
+/// the sender wants.
 #[test]
 fn where_lanes_are_automatic_at_an_end_the_sender_has_its_own_number() -> Result<()> {
     ranks_use(["auto", "2"], [1, 2])
 }
 
-/// Each device has six queue pairs for a connection each way: two are left for the second end, and the connection with that end has two
-/// lanes.
+/// Each device has six queue pairs for a connection each way: two are left for the second end, and
+/// the connection with that end has two lanes.
 #[test]
 fn a_device_with_too_few_queue_pairs_for_all_lanes_gives_what_it_has() -> Result<()> {
     let env = [("FERRITE_LANES", "4"), ("SOFTRNIC_MAX_QP", "6")];

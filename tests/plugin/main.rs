@@ -1,4 +1,5 @@
-//! The built plugin, called as NCCL calls it, on the software device. One program: linking one for each file took longer than running it.
+//! The built plugin, called as NCCL calls it, on the software device. One program: linking one for
+//! each file took longer than running it.
 
 mod async_events;
 mod automatic_lanes;

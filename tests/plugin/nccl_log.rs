@@ -29,7 +29,8 @@ fn stdout_of(body: impl FnOnce() -> Result<()>) -> Result<String> {
     result.map(|()| std::fs::read_to_string(&path).expect("text"))
 }
 
-/// `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`, `NCCL_DEBUG_LEVELS` (empty: not set), and whether NCCL 2.21.5 and 2.32.3 show warnings then.
+/// `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`, `NCCL_DEBUG_LEVELS` (empty: not set), and whether NCCL 2.21.5
+/// and 2.32.3 show warnings then.
 type LogRow = (&'static str, Option<&'static str>, &'static str, [bool; 2]);
 
 const LOG_ROWS: [LogRow; 13] = [
@@ -51,8 +52,9 @@ const LOG_ROWS: [LogRow; 13] = [
 /// Which row a process is for.
 const ROW: &str = "LOG_ROW";
 
-/// For each row, in a process of its own: whether the logger of `release` shows a warning of the plugin; and whether it shows what the
-/// tests' own logger shows of each level and subsystem, and for the older release no more than that.
+/// For each row, in a process of its own: whether the logger of `release` shows a warning of the
+/// plugin; and whether it shows what the tests' own logger shows of each level and subsystem, and
+/// for the older release no more than that.
 fn shows_warnings_as_its_own(release: &str) -> Result<()> {
     let nccl = require!(stock_nccl(release));
     let setting = require!(setting());

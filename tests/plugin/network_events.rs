@@ -1,4 +1,5 @@
-//! Events of messages for a profiler of the user's, by the function that `init` is given from version 10 on.
+//! Events of messages for a profiler of the user's, by the function that `init` is given from
+//! version 10 on.
 
 use crate::common::log::{log, said};
 use crate::common::process::alone;
@@ -19,7 +20,8 @@ use std::time::Duration;
 use testkit::require;
 use testkit::wait::wait_until;
 
-/// As the verbs interface numbers them: a write with immediate data that is posted, and one that is received.
+/// As the verbs interface numbers them: a write with immediate data that is posted, and one that is
+/// received.
 const SENT: i32 = 1;
 const RECEIVED: i32 = 129;
 
@@ -81,7 +83,8 @@ fn finish(mut request: Request<'_>) {
     });
 }
 
-/// The events that have begun, with opcode and length; each has ended once, and nothing else has been told.
+/// The events that have begun, with opcode and length; each has ended once, and nothing else has
+/// been told.
 #[track_caller]
 fn ended() -> Vec<(i32, usize)> {
     let told = profiler::take();

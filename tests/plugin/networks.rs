@@ -15,7 +15,8 @@ use testkit::require;
 /// Nothing reaches an address of another network.
 const APART: (&str, &str) = ("SOFTRNIC_NETWORK_BITS", "24");
 
-/// Messages each way between rank 0, whose devices have the `addresses` in their order and which sees those that `hca` names, and rank 1.
+/// Messages each way between rank 0, whose devices have the `addresses` in their order and which
+/// sees those that `hca` names, and rank 1.
 fn exchange(worker: &mut WorkerCtx, addresses: &[(usize, &[&str])], hca: [&str; 2]) -> Result<()> {
     set("NCCL_IB_HCA", hca[worker.rank()]);
     // The network exists as long as somebody is on it.
@@ -103,7 +104,8 @@ fn without_failover_a_rail_between_networks_is_used_from_the_beginning() -> Resu
     })
 }
 
-/// Both ends are set so. Only rank 0 has addresses in both networks, of which it would rather use the first.
+/// Both ends are set so. Only rank 0 has addresses in both networks, of which it would rather use
+/// the first.
 #[test]
 fn a_sender_takes_the_address_that_is_in_the_listeners_network() -> Result<()> {
     pair(&require!(talkative(&[APART])), |worker| {
@@ -139,7 +141,8 @@ fn a_connection_uses_the_device_that_is_in_the_listeners_network_if_that_is_want
     Ok(())
 }
 
-/// Only the listener's end is set so. The device that the connection is moved to fails before it is connected, and comes back.
+/// Only the listener's end is set so. The device that the connection is moved to fails before it is
+/// connected, and comes back.
 #[test]
 fn a_listener_waits_for_the_device_that_the_connection_is_moved_to() -> Result<()> {
     let fault = ("SOFTRNIC_FAULTS", "modify-qp=ETIMEDOUT device=softrnic3 every=1");

@@ -1,4 +1,5 @@
-//! A port scanner goes over all listeners while a hundred connections come about: each of them works, none is the scanner's.
+//! A port scanner goes over all listeners while a hundred connections come about: each of them
+//! works, none is the scanner's.
 
 use crate::common::process::pair;
 use crate::common::setting::setting;
@@ -58,7 +59,8 @@ fn scan(ports: &[SocketAddr], stop: &AtomicBool, calls: &AtomicUsize) {
     }
 }
 
-/// Accepts all of them in turn, and goes on at least until the scanner has been everywhere. What each brings shows whose it is.
+/// Accepts all of them in turn, and goes on at least until the scanner has been everywhere. What
+/// each brings shows whose it is.
 fn accept_all(
     worker: &WorkerCtx,
     mut listeners: Vec<Listener>,

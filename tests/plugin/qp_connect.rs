@@ -1,5 +1,5 @@
-//! Connecting the rails of a connection: each goes to its own counterpart at the peer, by addresses of its own, and is tried
-//! again or fails under its own name.
+//! Connecting the rails of a connection: each goes to its own counterpart at the peer, by addresses
+//! of its own, and is tried again or fails under its own name.
 
 use crate::common::bench::Bench;
 use crate::common::log::{log, said, wait_for_gid_changes};
@@ -61,7 +61,8 @@ fn refusal_from(worker: &WorkerCtx, from: usize) -> Result<Error> {
     }
 }
 
-/// The sender's rails are in networks of their own, and both of the receiver's ports have an address in either.
+/// The sender's rails are in networks of their own, and both of the receiver's ports have an
+/// address in either.
 #[test]
 fn each_rail_answers_in_the_network_of_its_counterpart() -> Result<()> {
     over_two_rails(&[], &["--gids", "rich"], |worker| {
@@ -140,7 +141,8 @@ fn the_devices_of_each_rail_agree_on_their_makers_options() -> Result<()> {
     })
 }
 
-/// One rail's way is not there yet, the other one's is. Without failover, the connection waits for both.
+/// One rail's way is not there yet, the other one's is. Without failover, the connection waits for
+/// both.
 fn not_resolved_yet(device: &str) -> Result<()> {
     let fault = format!("modify-qp=ETIMEDOUT times=3 device={device}");
     let env =

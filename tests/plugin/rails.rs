@@ -1,4 +1,5 @@
-//! Ports of one card as one device of several rails, on software devices that look like functions of cards.
+//! Ports of one card as one device of several rails, on software devices that look like functions
+//! of cards.
 
 use crate::common::bench::{Bench, SIZES};
 use crate::common::process::pair;
@@ -293,7 +294,8 @@ fn a_dead_rail_leaves_all_messages_to_the_other() -> Result<()> {
 /// Without recovery the connection ends, and says on which rail.
 #[test]
 fn a_dead_rail_ends_the_connection_and_is_named_if_failover_is_switched_off() -> Result<()> {
-    // Of a port both ends may be the first to hear: the sender by its data, the receiver by its clear-to-sends.
+    // Of a port both ends may be the first to hear: the sender by its data, the receiver by its
+    // clear-to-sends.
     let ends = [
         "on softrnic1 (rail 1 of softrnic0+softrnic1)",
         "on softrnic3 (rail 1 of softrnic2+softrnic3)",
@@ -316,8 +318,8 @@ fn a_dead_rail_ends_the_connection_and_is_named_if_failover_is_switched_off() ->
 #[test]
 fn memory_is_registered_on_all_cards_or_on_none() -> Result<()> {
     let adapt = |s: Setting| {
-        // The first four are the rings of the connections, one each way, and what each process tests paths with; of the next forty every other
-        // one is refused.
+        // The first four are the rings of the connections, one each way, and what each process
+        // tests paths with; of the next forty every other one is refused.
         s.env("SOFTRNIC_FAULTS", "reg-mr=ENOMEM message=5..44 every=2 device=softrnic1")
             .env("SOFTRNIC_MAX_MR", "40")
     };
@@ -334,12 +336,14 @@ fn memory_is_registered_on_all_cards_or_on_none() -> Result<()> {
                 Err(Error::Call { code: abi::ncclSystemError, .. }) => {}
                 Err(other) => return Err(other),
             }
-            // Were what the first card has registered left there, it would be full before this is over.
+            // Were what the first card has registered left there, it would be full before this is
+            // over.
             assert_eq!(kept.len(), attempt.div_ceil(2), "attempt {attempt}");
         }
         drop(kept);
         worker.barrier()?;
-        // From here on the two cards give out different keys, also for the rings: none passes for the other.
+        // From here on the two cards give out different keys, also for the rings: none passes for
+        // the other.
         let bench = Bench::open(worker, transport, 1 << 20)?;
         for round in 0..10 {
             bench.exchange(worker, round, 20_000, 20_000)?;
@@ -365,7 +369,8 @@ fn a_flush_reads_over_the_rails_that_have_carried_the_message() -> Result<()> {
     )
 }
 
-/// A read over the second port fails here: a flush notices that only if the message has come that way.
+/// A read over the second port fails here: a flush notices that only if the message has come that
+/// way.
 #[test]
 fn a_flush_leaves_rails_alone_that_have_carried_nothing() -> Result<()> {
     let adapt =
@@ -387,7 +392,8 @@ fn a_flush_leaves_rails_alone_that_have_carried_nothing() -> Result<()> {
     })
 }
 
-/// A connection each way, and memory at its end that counts as a GPU's: to the software device it is like any other.
+/// A connection each way, and memory at its end that counts as a GPU's: to the software device it
+/// is like any other.
 struct Flushes {
     out: Region,
     into: Region,
@@ -418,7 +424,8 @@ impl Flushes {
         Ok(Self { out, into, gpu, link, transport })
     }
 
-    /// One message each way and a flush of it, which there is unless it is empty; what `test` says of the flush.
+    /// One message each way and a flush of it, which there is unless it is empty; what `test` says
+    /// of the flush.
     fn message(
         &self,
         worker: &WorkerCtx,
@@ -429,7 +436,8 @@ impl Flushes {
         let send = posted(&mut deadline, || self.link.send.send(&self.out, 0, bytes, 0))?;
         finished(&mut deadline, send, &mut [0])?;
         finished(&mut deadline, receive, &mut [0])?;
-        // The end that fails here ends the other one's connection as well: both have got their message by then.
+        // The end that fails here ends the other one's connection as well: both have got their
+        // message by then.
         let vtable = self.transport.vtable();
         let (iflush, test) = (vtable.iflush.expect("a slot"), vtable.test.expect("a slot"));
         let start: *mut c_void = self.into.memory().address(0, 1)?.cast();

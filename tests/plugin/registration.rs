@@ -16,7 +16,8 @@ struct Calls {
     comm: usize,
 }
 
-// SAFETY: a table of functions that is only read, and NCCL's contract has communicators used by two threads.
+// SAFETY: a table of functions that is only read, and NCCL's contract has communicators used by two
+// threads.
 unsafe impl Send for Calls {}
 
 impl Calls {
@@ -90,7 +91,8 @@ fn a_receive_outside_of_its_memory_is_refused_and_the_connection_resumes() -> Re
                 let (mut handles, mut request) = ([bench.into.raw(); 2], std::ptr::null_mut());
                 let (data, sizes, tags) =
                     (data.as_mut_ptr(), sizes.as_mut_ptr(), tags.as_mut_ptr());
-                // SAFETY: a live communicator and its handles; what is outside of the registration is refused.
+                // SAFETY: a live communicator and its handles; what is outside of the registration
+                // is refused.
                 let code = unsafe {
                     irecv(
                         bench.link.recv.raw(),
@@ -129,7 +131,8 @@ fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
             [start + (1 << 16), start + (1 << 16) + (32 << 10), start - 4096, 0, usize::MAX];
         for address in behind.map(|address| address as *mut c_void) {
             let null = std::ptr::null_mut::<c_void>();
-            // SAFETY: live communicators and handles; what is outside of the registration is refused or of no bytes.
+            // SAFETY: live communicators and handles; what is outside of the registration is
+            // refused or of no bytes.
             unsafe {
                 let isend = net.isend.expect("a slot");
                 for count in [1, 2] {

@@ -1,4 +1,5 @@
-//! What connections take of the device, held against the IB transport of NCCL 2.21.5 in the same programme.
+//! What connections take of the device, held against the IB transport of NCCL 2.21.5 in the same
+//! programme.
 
 use crate::common::setting::{setting, stock_nccl};
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! What a device refuses while a connection is set up is tried again after a pause, and not with each call of NCCL's.
+//! What a device refuses while a connection is set up is tried again after a pause, and not with
+//! each call of NCCL's.
 
 use crate::common::connect::{connect_pair, works};
 use crate::common::plugin_transport;
@@ -23,7 +24,8 @@ fn refusals() -> u32 {
     count.parse().expect("a number")
 }
 
-/// `call` is NCCL's for an end of a connection whose device refuses commands, as `rule` says. Once that is over, the connection comes about.
+/// `call` is NCCL's for an end of a connection whose device refuses commands, as `rule` says. Once
+/// that is over, the connection comes about.
 fn pauses(
     rule: &str,
     call: impl Fn(&Transport, &mut Handle, &mut Listener) -> Result<()>,
@@ -32,7 +34,8 @@ fn pauses(
     alone(&setting, |worker| {
         let transport = plugin_transport()?;
         let (mut handle, mut listener) = transport.listen(0)?;
-        // The first may come of what is made before there is a control connection, and the second of what is offered over it.
+        // The first may come of what is made before there is a control connection, and the second
+        // of what is offered over it.
         wait_until("three refusals", || {
             assert!(
                 transport.connect(1, &mut handle).expect("it goes on").is_none(),
@@ -45,7 +48,8 @@ fn pauses(
         for _ in 0..CALLS {
             call(&transport, &mut handle, &mut listener)?;
         }
-        // However slow the machine is, there are no more tries than pauses, and one before the first.
+        // However slow the machine is, there are no more tries than pauses, and one before the
+        // first.
         let most = 1 + (begun.elapsed().as_nanos() / PAUSE.as_nanos()) as u32;
         let tries = refusals() - before;
         assert!(tries <= most, "{tries} tries in {CALLS} calls, and {most} could be");

@@ -13,7 +13,8 @@ use lab::verbs::Verbs;
 use testkit::dist::dist;
 use testkit::{require, skipped};
 
-/// Initialises the plugin in a process with `env`: the code of `init`, the number of devices and the log.
+/// Initialises the plugin in a process with `env`: the code of `init`, the number of devices and
+/// the log.
 fn init_with(setting: Setting, env: &[(&str, &str)]) -> Result<(u32, i32, Vec<String>)> {
     let setting = env.iter().fold(setting, |setting, (name, value)| setting.env(name, value));
     let [result, _] = pair(&setting, |_| {
@@ -232,7 +233,8 @@ fn the_file_of_libibverbs_is_reported() -> Result<()> {
     let line = log.iter().find(is_it).unwrap_or_else(|| panic!("{log:#?}"));
     assert!(line.contains("softrnic/libibverbs.so.1") && !line.contains("loaded too"), "{line}");
     let folder = testkit::Scratch::new();
-    // Another one that is in the process already, under another name than the one that is looked for.
+    // Another one that is in the process already, under another name than the one that is looked
+    // for.
     let other = folder.write(
         "libibverbs.so.0",
         std::fs::read(require!(testkit::dist::plugin())).expect("a library"),
@@ -244,7 +246,8 @@ fn the_file_of_libibverbs_is_reported() -> Result<()> {
     Ok(())
 }
 
-/// As NCCL puts what a configuration file sets into the environment of a process that has started without it.
+/// As NCCL puts what a configuration file sets into the environment of a process that has started
+/// without it.
 #[test]
 fn the_error_of_a_setting_names_the_file_that_has_set_it() -> Result<()> {
     let folder = testkit::Scratch::new();

@@ -1,4 +1,5 @@
-//! Where settings come from: the environment, NCCL's configuration files and NCCL's environment plugin.
+//! Where settings come from: the environment, NCCL's configuration files and NCCL's environment
+//! plugin.
 
 use crate::common::log::said;
 use crate::common::process::alone;

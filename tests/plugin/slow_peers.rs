@@ -1,4 +1,5 @@
-//! A peer that takes its time: `connect` waits for one that lives for as long as it takes, and what nobody wants any more goes.
+//! A peer that takes its time: `connect` waits for one that lives for as long as it takes, and what
+//! nobody wants any more goes.
 
 use crate::common::connect::{address, connect, connect_pair, works};
 use crate::common::plugin_transport;
@@ -21,7 +22,8 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use testkit::{Missing, require, wait_until};
 
-/// Longer than the time limit that [`with_short_limit`] sets, which has to suffice for what works on a busy machine.
+/// Longer than the time limit that [`with_short_limit`] sets, which has to suffice for what works
+/// on a busy machine.
 const LONG: Duration = Duration::from_secs(7);
 
 fn with_short_limit() -> std::result::Result<Setting, Missing> {
@@ -53,7 +55,8 @@ fn accept_may_come_long_after_connect() -> Result<()> {
     })
 }
 
-/// Neither the connecting end nor the listener gives up on the other one when that pauses in the middle.
+/// Neither the connecting end nor the listener gives up on the other one when that pauses in the
+/// middle.
 #[test]
 fn a_pause_at_any_step_ends_nothing() -> Result<()> {
     let setting = require!(with_short_limit());
@@ -70,7 +73,8 @@ fn a_pause_at_any_step_ends_nothing() -> Result<()> {
             if send.is_some() || recv.is_some() {
                 continue;
             }
-            // The listener alone goes on: the connecting end is given up meanwhile, and begins anew when it is asked for.
+            // The listener alone goes on: the connecting end is given up meanwhile, and begins anew
+            // when it is asked for.
             let start = Instant::now();
             while start.elapsed() < LONG {
                 assert!(listener.accept()?.is_none(), "nothing was committed");
@@ -83,8 +87,8 @@ fn a_pause_at_any_step_ends_nothing() -> Result<()> {
     })
 }
 
-/// The connecting end was given up and begins anew on the same control connection, which others keep, before the listener is asked: the
-/// hello of the one that is given up is not answered.
+/// The connecting end was given up and begins anew on the same control connection, which others
+/// keep, before the listener is asked: the hello of the one that is given up is not answered.
 #[test]
 fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_its_own()
 -> Result<()> {
@@ -103,9 +107,9 @@ fn a_connection_that_is_begun_anew_on_its_control_connection_gets_an_answer_of_i
     })
 }
 
-/// As NCCL sets up a ring of four: each rank posts its listener and waits for what both neighbours post, before it connects
-/// and accepts. The first rank is late. So its neighbours wait for it and do not accept, and the one between them, which has
-/// all it needs, waits in `connect`.
+/// As NCCL sets up a ring of four: each rank posts its listener and waits for what both neighbours
+/// post, before it connects and accepts. The first rank is late. So its neighbours wait for it and
+/// do not accept, and the one between them, which has all it needs, waits in `connect`.
 #[test]
 fn a_ring_of_four_with_a_late_rank_connects() -> Result<()> {
     const RANKS: usize = 4;
@@ -159,7 +163,8 @@ fn queue_pairs_later() -> usize {
     queue_pairs()
 }
 
-/// NCCL aborts in the middle of set-up and calls nothing any more: both halves of the connection go all the same.
+/// NCCL aborts in the middle of set-up and calls nothing any more: both halves of the connection go
+/// all the same.
 #[test]
 fn what_an_abort_leaves_behind_goes_without_another_call() -> Result<()> {
     let setting = require!(with_short_limit());
@@ -187,7 +192,8 @@ fn leads_to(to: SocketAddr, handle: &Handle) -> Handle {
     Handle(Address { address: to, ..address(handle) }.emit())
 }
 
-/// The commands to the card need not wait for the TCP connection. If there is none, the queue pairs go.
+/// The commands to the card need not wait for the TCP connection. If there is none, the queue pairs
+/// go.
 #[test]
 fn queue_pairs_are_made_while_the_first_dial_is_under_way() -> Result<()> {
     let setting = require!(setting());

@@ -29,7 +29,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The words of this process's own file. It is not opened in this process, which would lose its lock.
+/// The words of this process's own file. It is not opened in this process, which would lose its
+/// lock.
 pub(crate) fn own_words(folder: &Path) -> Vec<u64> {
     let mine = format!("{FILE_PREFIX}{}.", std::process::id());
     let path = files(folder)
@@ -248,7 +249,8 @@ fn in_file_system_of(size: &str) -> Result<()> {
     let mount = |arguments: &[&str]| {
         std::process::Command::new(arguments[0]).args(&arguments[1..]).output()
     };
-    // A worker is told the folder of the process that has started it, and does not come back from the next function.
+    // A worker is told the folder of the process that has started it, and does not come back from
+    // the next function.
     if !is_worker() {
         let mounted =
             mount(&["mount", "-t", "tmpfs", "-o", &format!("size={size}"), "none", &path]);

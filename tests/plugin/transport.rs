@@ -57,7 +57,8 @@ fn messages_are_split_over_four_lanes() -> Result<()> {
     all_sizes(&[("FERRITE_LANES", "4")])
 }
 
-/// Data is lost then, as by the built-in transport: never a byte beyond the receive, and one line for the connection.
+/// Data is lost then, as by the built-in transport: never a byte beyond the receive, and one line
+/// for the connection.
 fn a_message_beyond_its_receive_is_reported(
     env: &[(&str, &str)],
     sent: usize,
@@ -94,8 +95,8 @@ fn a_message_of_several_stripes_that_is_cut_to_its_receive_is_reported_once() ->
     a_message_beyond_its_receive_is_reported(&[("FERRITE_LANES", "4")], 1 << 20, 65536)
 }
 
-/// The queue pairs of this process that have sent data which the device has read from memory: messages, and neither clear-to-sends nor tests
-/// of a path, which have no immediate.
+/// The queue pairs of this process that have sent data which the device has read from memory:
+/// messages, and neither clear-to-sends nor tests of a path, which have no immediate.
 pub(crate) fn with_data() -> Vec<Value> {
     let has = |pair: &Value, what: &str| pair["work"][what].as_u64().expect("a number") > 0;
     let has_data = |pair: &Value| has(pair, "gathered") && has(pair, "immediates");
@@ -128,7 +129,8 @@ fn messages_of_a_few_bytes_go_inline_and_larger_ones_do_not() -> Result<()> {
     Ok(())
 }
 
-/// Twenty messages of less than 8 KiB, which are not cut, go over so many of four queue pairs; a large one then goes over some more.
+/// Twenty messages of less than 8 KiB, which are not cut, go over so many of four queue pairs; a
+/// large one then goes over some more.
 fn small_messages_go_over(expected: usize, env: (&str, &str)) -> Result<()> {
     pair(&require!(setting()).env(env.0, env.1), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
@@ -180,7 +182,8 @@ fn as_many_bytes_as_the_threshold_of_adaptive_routing_are_one_write() -> Result<
     Ok(())
 }
 
-/// A work request with so many bytes is the largest that mlx5 writes to the card instead of having it fetched.
+/// A work request with so many bytes is the largest that mlx5 writes to the card instead of having
+/// it fetched.
 #[test]
 fn six_clear_to_sends_are_one_write() -> Result<()> {
     alone(&require!(setting()), |worker| {
@@ -201,7 +204,8 @@ fn six_clear_to_sends_are_one_write() -> Result<()> {
     })
 }
 
-/// Each rail takes as many of these writes as its queue has room for, and goes on when they are complete.
+/// Each rail takes as many of these writes as its queue has room for, and goes on when they are
+/// complete.
 fn clear_to_sends_go_over_rails_in_turn(
     rails: usize,
     fabric: &[&str],

@@ -1,4 +1,5 @@
-//! Clients of a listener's port: those that do not follow the protocol are closed, and the peer is served all the same.
+//! Clients of a listener's port: those that do not follow the protocol are closed, and the peer is
+//! served all the same.
 
 use crate::common::connect::{accept_nobody, address, connect, connect_pair, works};
 use crate::common::handshake::{frame, hello};
@@ -45,7 +46,8 @@ fn clients_that_do_not_speak_the_protocol_are_closed_and_the_peer_is_served() ->
             clients.push(client);
             accept_nobody(&mut listener, 3)?;
         }
-        // Those who said something wrong are told so or cut off; those who said nothing or half are still waited for.
+        // Those who said something wrong are told so or cut off; those who said nothing or half are
+        // still waited for.
         accept_nobody(&mut listener, 50)?;
         let mut answers = Vec::new();
         for client in &mut clients {

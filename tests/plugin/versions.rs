@@ -1,5 +1,5 @@
-//! The tables of ncclNet v8 to v12 beside what `ferrite check` tries with each of them: which one NCCL has taken, and devices that
-//! NCCL has merged.
+//! The tables of ncclNet v8 to v12 beside what `ferrite check` tries with each of them: which one
+//! NCCL has taken, and devices that NCCL has merged.
 
 use crate::common::log::{log, said};
 use crate::common::process::alone;
@@ -39,7 +39,8 @@ fn the_log_names_each_table_that_nccl_takes_once() -> Result<()> {
     })
 }
 
-/// With a communicator of traffic class 42, packets of data and of clear-to-sends have these classes, and no others.
+/// With a communicator of traffic class 42, packets of data and of clear-to-sends have these
+/// classes, and no others.
 fn classes_are(version: u32, classes: [&str; 2]) -> Result<()> {
     let setting = require!(talkative(&[]));
     alone(&setting, |_| {
@@ -86,7 +87,8 @@ fn a_traffic_class_that_there_is_not_is_named() -> Result<()> {
     })
 }
 
-/// What the log says of NCCLs that have taken this table and are given an error: that of a send whose peer has closed.
+/// What the log says of NCCLs that have taken this table and are given an error: that of a send
+/// whose peer has closed.
 fn said_of_nccl(version: u32) -> Result<Vec<String>> {
     let (send, recv) = connect_within(&table(version)?)?;
     let memory = Arc::new(Buffer::new(64)?);
@@ -242,7 +244,8 @@ fn a_port_for_which_there_is_no_room_as_a_new_device_is_that_port() -> Result<()
     })
 }
 
-/// NCCL 2.24 to 2.26 use only new devices as soon as there is one: also for a port that is alone on its card.
+/// NCCL 2.24 to 2.26 use only new devices as soon as there is one: also for a port that is alone on
+/// its card.
 #[test]
 fn a_port_that_is_not_merged_is_a_new_device_to_nccl_of_versions_9_and_10() -> Result<()> {
     let merging =
@@ -262,7 +265,8 @@ fn a_port_that_is_not_merged_is_a_new_device_to_nccl_of_versions_9_and_10() -> R
     })
 }
 
-/// NCCL forgets what it has merged when it unloads the plugin, with its last communicator; the plugin stays in memory.
+/// NCCL forgets what it has merged when it unloads the plugin, with its last communicator; the
+/// plugin stays in memory.
 #[test]
 fn merged_devices_are_forgotten_when_nccl_loads_the_plugin_again() -> Result<()> {
     let setting =
@@ -288,7 +292,8 @@ fn merged_devices_are_forgotten_when_nccl_loads_the_plugin_again() -> Result<()>
         let fourth = table(11)?;
         assert_eq!(fourth.properties(2)?.name, "softrnic0+softrnic1");
         assert_eq!(fourth.devices()?, 3);
-        // NCCL up to 2.27 remembers them for as long as its process lives. Another table has devices of its own.
+        // NCCL up to 2.27 remembers them for as long as its process lives. Another table has
+        // devices of its own.
         let older = table(9)?;
         assert_eq!((older.devices()?, older.fuse(&[0, 1])?), (2, 2));
         drop(older);

@@ -1,4 +1,5 @@
-//! Calls of the C ABI beside those that carry messages: registration, flush, close, init; and arguments that are impossible.
+//! Calls of the C ABI beside those that carry messages: registration, flush, close, init; and
+//! arguments that are impossible.
 
 use crate::common::bench::Bench;
 use crate::common::plugin_transport;

@@ -1,5 +1,6 @@
-//! The short way through `isend`, `irecv` and `test` does what the general one does: the same calls are answered alike, the same data arrives,
-//! and the counters of both ends and of the device are the same.
+//! The short way through `isend`, `irecv` and `test` does what the general one does: the same calls
+//! are answered alike, the same data arrives, and the counters of both ends and of the device are
+//! the same.
 
 use crate::common::connect::connect;
 use crate::common::process::alone;
@@ -184,8 +185,8 @@ fn exchange(
     finished(&mut deadline, receive, &mut [0])
 }
 
-/// Makes the calls of schedule `seed` over a connection of its own. `is_general`: two threads have called before, so that no call takes the
-/// short way.
+/// Makes the calls of schedule `seed` over a connection of its own. `is_general`: two threads have
+/// called before, so that no call takes the short way.
 fn run(
     worker: &WorkerCtx,
     transport: &Transport,

@@ -1,5 +1,6 @@
-//! A fault of one of two rails has the same outcome at whatever moment it begins: before there is a connection, while it is set up, and
-//! later. Messages go over the other rail, and over both once the fault is over.
+//! A fault of one of two rails has the same outcome at whatever moment it begins: before there is a
+//! connection, while it is set up, and later. Messages go over the other rail, and over both once
+//! the fault is over.
 
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
@@ -65,7 +66,8 @@ impl Fault {
     }
 }
 
-/// A connection each way. `between` is called when both ends have connected for a while, and nobody has accepted.
+/// A connection each way. `between` is called when both ends have connected for a while, and nobody
+/// has accepted.
 fn open(
     worker: &mut WorkerCtx,
     transport: &Transport,
@@ -210,7 +212,8 @@ fn a_rail_that_cannot_be_resolved_in_time_is_left_out() -> Result<()> {
     })
 }
 
-/// The first rail has IPv4 addresses. Of the second one, rank 0's port has them too, and the two ports reach each other by IPv6 only.
+/// The first rail has IPv4 addresses. Of the second one, rank 0's port has them too, and the two
+/// ports reach each other by IPv6 only.
 #[test]
 fn a_rail_whose_addresses_are_of_another_kind_than_the_first_ones_is_taken_in_later() -> Result<()>
 {

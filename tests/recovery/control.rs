@@ -92,7 +92,8 @@ impl Drop for Relayed {
     }
 }
 
-/// A connection each way, each by way of the relay of its listener, which looks `every` so often for something to pass on.
+/// A connection each way, each by way of the relay of its listener, which looks `every` so often
+/// for something to pass on.
 pub(crate) fn open_through_relays(
     worker: &mut WorkerCtx,
     every: Duration,
@@ -110,8 +111,8 @@ pub(crate) fn open_through_relays(
     Ok((Stream::over(PeerConn { send, recv }, transport, shape)?, relayed))
 }
 
-/// A port falls again and again, and each time the control connection is reset after one piece more of what both ends say. With
-/// none it is reset while the connection runs.
+/// A port falls again and again, and each time the control connection is reset after one piece more
+/// of what both ends say. With none it is reset while the connection runs.
 fn all_arrives_although_control_connections_are_reset(
     fabric: Fabric,
     ports: [&str; 2],
@@ -147,12 +148,13 @@ fn all_arrives_if_the_control_connection_is_reset_at_any_step_of_a_recovery() ->
 
 #[test]
 fn all_arrives_if_the_control_connection_is_reset_while_rails_are_replaced() -> Result<()> {
-    // Any port that is in use: one that has fallen often is left out for a while, and those that are left find other partners.
+    // Any port that is in use: one that has fallen often is left out for a while, and those that
+    // are left find other partners.
     all_arrives_although_control_connections_are_reset(Fabric::TwoRails, ["", ""])
 }
 
-/// Of two devices of rank 1 one fails at once. The other one refuses commands, and receives on; and rank 0 learns late that the connection
-/// recovers.
+/// Of two devices of rank 1 one fails at once. The other one refuses commands, and receives on; and
+/// rank 0 learns late that the connection recovers.
 #[test]
 fn messages_that_are_sent_before_the_peer_is_reported_of_a_recovery_are_taken_in() -> Result<()> {
     let rules = "device-fatal=300ms refuses=200ms device=softrnic3 message=55 times=1; \
@@ -167,8 +169,9 @@ fn messages_that_are_sent_before_the_peer_is_reported_of_a_recovery_are_taken_in
 /// How long an end tries to recover in the tests below.
 const GIVE_UP: Duration = Duration::from_secs(2);
 
-/// `begin` gives rank 0's sender a reason to replace queue pairs that work, while nothing that ends say to each other comes through: it asks,
-/// and messages go on over those in use for longer than any end tries to recover. When all comes through again, the change follows.
+/// `begin` gives rank 0's sender a reason to replace queue pairs that work, while nothing that ends
+/// say to each other comes through: it asks, and messages go on over those in use for longer than
+/// any end tries to recover. When all comes through again, the change follows.
 fn what_works_is_kept_until_the_peer_answers(
     fabric: Fabric,
     env: &[(&str, &str)],

@@ -60,7 +60,8 @@ fn the_death_of_a_peer_is_reported_amid_flaps() -> Result<()> {
     )
 }
 
-/// Rank 1 gives up after so long, with messages under way. Its closing does not fail, and rank 0 is told.
+/// Rank 1 gives up after so long, with messages under way. Its closing does not fail, and rank 0 is
+/// told.
 fn a_peer_gives_up(fabric: Fabric, rules: &str, times: &[u64]) -> Result<()> {
     run(fabric, &[("SOFTRNIC_FAULTS", rules)], |worker| {
         for time in times {

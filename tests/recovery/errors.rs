@@ -1,4 +1,5 @@
-//! Work requests and queue pairs that fail: some are cured by new queue pairs, others are the fault of a program.
+//! Work requests and queue pairs that fail: some are cured by new queue pairs, others are the fault
+//! of a program.
 
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
@@ -34,7 +35,8 @@ all_arrives_on_each_fabric!(
     300
 );
 
-// Polls that find nothing are counted as well, so these are in the midst of messages, while there are several.
+// Polls that find nothing are counted as well, so these are in the midst of messages, while there
+// are several.
 all_arrives_on_each_fabric!(
     all_arrives_if_completion_queues_cannot_be_polled,
     "poll-cq=EIO device=RANK0 message=40.. every=97 times=5; poll-cq=EIO device=RANK1 message=40.. every=97 times=5",
@@ -69,7 +71,8 @@ all_arrives_on_each_fabric!(
     300
 );
 
-// The first writes over new queue pairs of the receiver are those of clear-to-sends after the missing list.
+// The first writes over new queue pairs of the receiver are those of clear-to-sends after the
+// missing list.
 all_arrives_on_each_fabric!(
     all_arrives_if_queue_pairs_of_the_receiver_fail_right_after_its_account,
     "qp-error device=RANK1 message=60 times=1; qp-error device=RANK1 opcode=write message=1 times=5",
@@ -77,8 +80,8 @@ all_arrives_on_each_fabric!(
     300
 );
 
-/// Messages both ways until there is an error, which has to be a remote one; the log has to have all of `words` in one line.
-/// Closing with messages under way does not fail.
+/// Messages both ways until there is an error, which has to be a remote one; the log has to have
+/// all of `words` in one line. Closing with messages under way does not fail.
 pub(crate) fn ends_with(worker: &mut WorkerCtx, words: &[&str]) -> Result<()> {
     let mut stream = Stream::open(worker, SHORT)?;
     let error = stream.exchange(worker, usize::MAX).expect_err("a connection that ends");
@@ -89,7 +92,8 @@ pub(crate) fn ends_with(worker: &mut WorkerCtx, words: &[&str]) -> Result<()> {
     worker.barrier()
 }
 
-/// A key that the peer does not know any more is the error of a program: the same would come of it again.
+/// A key that the peer does not know any more is the error of a program: the same would come of it
+/// again.
 #[test]
 fn a_refused_key_ends_the_connection_at_both_ends_and_nothing_is_sent_again() -> Result<()> {
     let rules = "access-error opcode=write-imm device=softrnic0 message=60 times=1";
@@ -102,7 +106,8 @@ fn a_refused_key_ends_the_connection_at_both_ends_and_nothing_is_sent_again() ->
     })
 }
 
-/// The receiver's device flushes a clear-to-send, which new queue pairs would cure; the sender has not polled the refusal by then.
+/// The receiver's device flushes a clear-to-send, which new queue pairs would cure; the sender has
+/// not polled the refusal by then.
 #[test]
 fn a_refused_key_ends_the_connection_if_the_peer_finds_a_fault_first() -> Result<()> {
     let rules = "access-error opcode=write-imm device=softrnic0 times=1";
@@ -140,8 +145,9 @@ fn a_refused_key_ends_the_connection_if_the_peer_finds_a_fault_first() -> Result
     })
 }
 
-/// Of two messages the first one is complete and the second one is refused, and both are found by the same poll. The rank `first` asks
-/// before the other one, which has been told by then that the connection has failed.
+/// Of two messages the first one is complete and the second one is refused, and both are found by
+/// the same poll. The rank `first` asks before the other one, which has been told by then that the
+/// connection has failed.
 fn a_complete_message_ends_well_before_one_that_fails(first: usize) -> Result<()> {
     let rules = "access-error opcode=write-imm device=softrnic0 message=2 times=1";
     let env = [
@@ -243,7 +249,8 @@ fn a_failed_clear_to_send_ends_a_connection_that_does_not_recover() -> Result<()
     })
 }
 
-/// Rank `fails` has begun a message, and NCCL calls nothing more: the event of the queue pair has its completions polled.
+/// Rank `fails` has begun a message, and NCCL calls nothing more: the event of the queue pair has
+/// its completions polled.
 fn recovers_before_anything_is_tested(fails: usize, rule: &str) -> Result<()> {
     run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rule), ("FERRITE_STALL_MS", "0")], |worker| {
         let transport = plugin_transport()?;

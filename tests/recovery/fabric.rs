@@ -58,8 +58,9 @@ pub(crate) fn run(
     }
 }
 
-/// One test for each arrangement of devices: `count` messages each way while rules are in force. In the rules `RANK0` stands for
-/// a device of rank 0, and `RANK1` for one of rank 1; of two rails they are the second ones.
+/// One test for each arrangement of devices: `count` messages each way while rules are in force. In
+/// the rules `RANK0` stands for a device of rank 0, and `RANK1` for one of rank 1; of two rails
+/// they are the second ones.
 macro_rules! all_arrives_on_each_fabric {
     ($name:ident, $rules:expr, $shape:expr, $count:expr) => {
         mod $name {
@@ -89,8 +90,8 @@ macro_rules! all_arrives_on_each_fabric {
 
 pub(crate) use all_arrives_on_each_fabric;
 
-/// `count` messages each way while `rules` are in force. Each rule has to be applied, the connection has to recover, and all
-/// messages have to arrive.
+/// `count` messages each way while `rules` are in force. Each rule has to be applied, the
+/// connection has to recover, and all messages have to arrive.
 pub(crate) fn all_arrives(fabric: Fabric, rules: &str, shape: Shape, count: usize) -> Result<()> {
     run(fabric, &[("SOFTRNIC_FAULTS", rules)], |worker| {
         let mut stream = Stream::open(worker, shape)?;
@@ -118,7 +119,8 @@ pub(crate) fn exchange_until(
     }
 }
 
-/// At the end of a test: all rules have been applied, and at least one end has said that its connection has recovered.
+/// At the end of a test: all rules have been applied, and at least one end has said that its
+/// connection has recovered.
 pub(crate) fn end(worker: &mut WorkerCtx, stream: Stream) -> Result<()> {
     worker.barrier()?;
     for (rule, count) in applied() {

@@ -1,4 +1,5 @@
-//! Flushes of received data to GPU memory while their connection recovers: each ends, and none before its read has been answered.
+//! Flushes of received data to GPU memory while their connection recovers: each ends, and none
+//! before its read has been answered.
 
 use crate::common::log::said;
 use crate::common::plugin_transport;
@@ -21,7 +22,8 @@ use testkit::wait::wait_until;
 /// Where there are two rails, each carries a part of such a message.
 const BYTES: usize = 1 << 18;
 
-/// A connection each way, and memory at its end that counts as a GPU's: to the software device it is like any other.
+/// A connection each way, and memory at its end that counts as a GPU's: to the software device it
+/// is like any other.
 struct Flushes {
     out: Region,
     into: Region,
@@ -177,7 +179,8 @@ fn a_flush_that_begins_while_the_port_is_down_is_done_when_it_is_back() -> Resul
     })
 }
 
-/// No queue pair of the connection is left then: the read goes over one that the flush makes on the port itself.
+/// No queue pair of the connection is left then: the read goes over one that the flush makes on the
+/// port itself.
 #[test]
 fn a_flush_is_done_though_the_peer_has_closed_the_connection_during_a_recovery() -> Result<()> {
     run(Fabric::OneRail, &[], |worker| {
@@ -241,7 +244,8 @@ fn under_way_when_the_device_fails(env: &[(&str, &str)]) -> Result<()> {
     })
 }
 
-/// The own port stays down: the read goes over the other one, with the key that the memory has there.
+/// The own port stays down: the read goes over the other one, with the key that the memory has
+/// there.
 #[test]
 fn a_flush_that_begins_while_the_port_is_down_is_done_over_a_borrowed_one() -> Result<()> {
     spare::run("", &[], |worker| {
@@ -259,7 +263,8 @@ fn a_flush_that_begins_while_the_port_is_down_is_done_over_a_borrowed_one() -> R
     })
 }
 
-/// A device's queue pair that is connected to itself, as that of a flush is: its number, and the work requests that have been posted to it.
+/// A device's queue pair that is connected to itself, as that of a flush is: its number, and the
+/// work requests that have been posted to it.
 fn flush_queue_pair(device: usize) -> Option<[u64; 2]> {
     let devices = devices();
     let queue_pairs = devices[device]["queue_pairs"].as_array().expect("queue pairs");
@@ -270,7 +275,8 @@ fn flush_queue_pair(device: usize) -> Option<[u64; 2]> {
     Some([&own["number"], &own["work"]["requests"]].map(|value| value.as_u64().expect("a number")))
 }
 
-/// The read over rail 0 fails, and is posted again. That over rail 1 is under way all the time, since the device's retry does not come.
+/// The read over rail 0 fails, and is posted again. That over rail 1 is under way all the time,
+/// since the device's retry does not come.
 #[test]
 fn a_read_that_is_under_way_is_not_posted_again_when_that_over_another_rail_is() -> Result<()> {
     run(Fabric::TwoRails, &[("NCCL_IB_TIMEOUT", "22")], |worker| {
@@ -315,7 +321,8 @@ fn a_flush_for_which_no_queue_pair_can_be_connected_is_done_when_one_can() -> Re
     })
 }
 
-/// Nothing comes of the first read any more, and the device says so of a queue that is none of the connection's.
+/// Nothing comes of the first read any more, and the device says so of a queue that is none of the
+/// connection's.
 #[test]
 fn a_flush_whose_completion_queue_fails_is_done_over_another_one_and_no_connection_ends()
 -> Result<()> {
@@ -338,7 +345,8 @@ fn a_flush_whose_completion_queue_fails_is_done_over_another_one_and_no_connecti
     })
 }
 
-/// The queue pairs of that rail are gone, and with them its writes; what they have written is read all the same.
+/// The queue pairs of that rail are gone, and with them its writes; what they have written is read
+/// all the same.
 #[test]
 fn a_flush_of_what_came_over_a_rail_that_is_lost_reads_over_the_other_one() -> Result<()> {
     run(Fabric::TwoRails, &[], |worker| {

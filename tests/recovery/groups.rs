@@ -30,8 +30,8 @@ impl Groups {
         Ok(Self { out, into, link })
     }
 
-    /// One group each way. The messages are sent in another order than they are received; the last ones after the first have
-    /// arrived.
+    /// One group each way. The messages are sent in another order than they are received; the last
+    /// ones after the first have arrived.
     fn exchange(&self, worker: &WorkerCtx, round: usize) -> Result<()> {
         let mut deadline = worker.deadline("a group");
         let seed = |rank: usize, member: usize| 2 * (round * MEMBERS + member) + rank;

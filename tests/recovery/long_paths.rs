@@ -1,5 +1,5 @@
-//! Paths whose round trip is longer than a path without any acknowledgement is trusted for. It is so long here that a busy machine does not add
-//! as much.
+//! Paths whose round trip is longer than a path without any acknowledgement is trusted for. It is
+//! so long here that a busy machine does not add as much.
 
 use crate::common::log::log;
 use crate::fabric::{Fabric, inject_only, recoveries, run};
@@ -7,7 +7,8 @@ use crate::stream::{Shape, Stream};
 use lab::error::Result;
 
 const SHAPE: Shape = Shape { depth: 1, bytes: 4096 };
-/// Each way. No suspicion comes as late as two of these after a message, if nothing is known of the path.
+/// Each way. No suspicion comes as late as two of these after a message, if nothing is known of the
+/// path.
 const ONE_WAY_US: &str = "320000";
 /// Attempts until a test waits for as long as that, and two more.
 const MOST_ATTEMPTS: u32 = 11;
@@ -22,8 +23,9 @@ fn attempts() -> Vec<u32> {
     counts.collect()
 }
 
-/// The first message is suspected, and that costs no more attempts than it takes to wait for one round trip. From then on the round trip is
-/// known: messages are not suspected, those of another connection to the same port neither, and a fault does not cost so many attempts again.
+/// The first message is suspected, and that costs no more attempts than it takes to wait for one
+/// round trip. From then on the round trip is known: messages are not suspected, those of another
+/// connection to the same port neither, and a fault does not cost so many attempts again.
 fn is_learnt(fabric: Fabric) -> Result<()> {
     run(fabric, &[("SOFTRNIC_PATHS", "1"), ("SOFTRNIC_PATH_US", ONE_WAY_US)], |worker| {
         let mut stream = Stream::open(worker, SHAPE)?;

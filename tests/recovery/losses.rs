@@ -1,4 +1,5 @@
-//! Paths that lose what is sent, or deliver it late or in part, without any device that says so at once.
+//! Paths that lose what is sent, or deliver it late or in part, without any device that says so at
+//! once.
 
 use crate::fabric::{Fabric, all_arrives, all_arrives_on_each_fabric};
 use crate::stream::SHORT;
@@ -18,7 +19,8 @@ all_arrives_on_each_fabric!(
     300
 );
 
-// What has arrived is not sent again: it would be written to buffers that are checked after their messages are done.
+// What has arrived is not sent again: it would be written to buffers that are checked after their
+// messages are done.
 all_arrives_on_each_fabric!(
     nothing_is_sent_twice_if_all_acknowledgements_are_lost_for_a_while,
     "drop-ack attempts=all opcode=write-imm device=RANK0 message=60.. for=300ms",

@@ -82,8 +82,8 @@ fn queue_pairs_that_fail_at_the_same_time_are_not_a_warning_each() -> Result<()>
         let first = streams.pop().expect("a stream");
         streams.into_iter().try_for_each(Stream::close)?;
         end(worker, first)?;
-        // The device reports the failures beside the completions: of a queue pair that has been destroyed by then it reports none.
-        // There is a second at least between two warnings.
+        // The device reports the failures beside the completions: of a queue pair that has been
+        // destroyed by then it reports none. There is a second at least between two warnings.
         let of_queue_pairs =
             |line: &String| line.starts_with("WARN") && line.contains("queue pair fatal error");
         let warnings = lab::nccl::debug_log::lines().into_iter().filter(of_queue_pairs).count();

@@ -1,4 +1,5 @@
-//! Faults while a lane is given another path: with the first message on a queue pair that is new for that.
+//! Faults while a lane is given another path: with the first message on a queue pair that is new
+//! for that.
 
 use crate::common::log::{log, said};
 use crate::common::stat::devices;
@@ -15,7 +16,8 @@ use testkit::crash::in_child_that_dies;
 const ENV: [(&str, &str); 4] =
     [NEW_PATHS, ("SOFTRNIC_PATHS", "8"), ("SOFTRNIC_PATH_MBS", "20"), ("FERRITE_STALL_MS", "0")];
 
-/// How many queue pairs rank 0's port has connected to rank 1's so far, as those that are there now show it.
+/// How many queue pairs rank 0's port has connected to rank 1's so far, as those that are there now
+/// show it.
 fn connections_so_far() -> u64 {
     let devices = devices();
     let queue_pairs = devices[0]["queue_pairs"].as_array().expect("queue pairs");
@@ -24,10 +26,12 @@ fn connections_so_far() -> u64 {
 
 /// Lanes of a connection.
 const LANES: usize = 4;
-/// So many attempts to replace queue pairs meet the fault. One may be given up before it has sent anything, on a machine that is late.
+/// So many attempts to replace queue pairs meet the fault. One may be given up before it has sent
+/// anything, on a machine that is late.
 const ATTEMPTS: usize = 4;
 
-/// Puts a fault of rank 0's device into force, for the first of the queue pairs that are made from now on in each attempt.
+/// Puts a fault of rank 0's device into force, for the first of the queue pairs that are made from
+/// now on in each attempt.
 fn inject_on_the_next_queue_pairs(worker: &mut WorkerCtx, fault: &str) -> Result<()> {
     worker.barrier()?;
     if worker.rank() == 0 {
@@ -39,7 +43,8 @@ fn inject_on_the_next_queue_pairs(worker: &mut WorkerCtx, fault: &str) -> Result
     worker.barrier()
 }
 
-/// Messages until a rule in force has been applied; at one end a lane has moved. No rule is in force any more.
+/// Messages until a rule in force has been applied; at one end a lane has moved. No rule is in
+/// force any more.
 fn exchange_until_it_has_happened(worker: &mut WorkerCtx, stream: &mut Stream) -> Result<()> {
     exchange_until(worker, stream, "until a lane has moved and the fault has happened", || {
         applied().iter().any(|(_, count)| *count > 0)
@@ -52,8 +57,9 @@ fn exchange_until_it_has_happened(worker: &mut WorkerCtx, stream: &mut Stream) -
     worker.barrier()
 }
 
-/// Two of four lanes share a path, so that one of them moves. The first message on the first queue pair that is made for that brings
-/// `fault`, of rank 0's device. Every byte of every message is checked, before and after.
+/// Two of four lanes share a path, so that one of them moves. The first message on the first queue
+/// pair that is made for that brings `fault`, of rank 0's device. Every byte of every message is
+/// checked, before and after.
 fn all_arrives_despite(fault: &str) -> Result<()> {
     run(Fabric::Lanes, &ENV, |worker| {
         let (mut stream, _) = open(worker, |count| count == 3)?;
@@ -94,8 +100,8 @@ fn all_arrives_if_the_completion_queue_fails_while_a_lane_is_moved() -> Result<(
     all_arrives_despite("cq-overrun message=1 times=1")
 }
 
-/// The control connections are reset after so many pieces of what the ends say to each other of the move. Each time in other processes: one
-/// has few moves.
+/// The control connections are reset after so many pieces of what the ends say to each other of the
+/// move. Each time in other processes: one has few moves.
 fn all_arrives_although_control_connections_are_reset(
     pieces: impl IntoIterator<Item = usize>,
 ) -> Result<()> {

@@ -6,7 +6,8 @@ use crate::fabric::{Fabric, end, exchange_until, recoveries, run, set_port, soft
 use crate::stream::{SHORT, Stream};
 use lab::error::Result;
 
-/// The first port of one end and the second one of the other fall for good: the two that are left are in one network.
+/// The first port of one end and the second one of the other fall for good: the two that are left
+/// are in one network.
 #[test]
 fn all_arrives_over_the_ports_that_are_left_though_they_were_no_pair() -> Result<()> {
     run(Fabric::TwoRails, &[], |worker| {
@@ -42,7 +43,8 @@ fn all_arrives_if_two_ports_exchange_their_networks() -> Result<()> {
     })
 }
 
-/// No router joins the networks of the second ports. That is known only when the one end tells its address, after the connection has begun.
+/// No router joins the networks of the second ports. That is known only when the one end tells its
+/// address, after the connection has begun.
 #[test]
 fn ports_that_are_in_different_networks_are_not_connected_though_they_are_left() -> Result<()> {
     run(Fabric::TwoRails, &[("SOFTRNIC_NETWORK_BITS", "24")], |worker| {

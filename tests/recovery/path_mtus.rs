@@ -10,8 +10,8 @@ use lab::error::Result;
 const LOWERED: [&str; 3] =
     ["packets of 2048 bytes from", "check the MTU", "now uses packets of up to 1024 bytes"];
 
-/// The packets of `rank`, or of both, are lost that are larger than 1024 bytes: its end says so, and goes on with smaller ones. There is
-/// no fault after that.
+/// The packets of `rank`, or of both, are lost that are larger than 1024 bytes: its end says so,
+/// and goes on with smaller ones. There is no fault after that.
 fn smaller_packets_are_taken(fabric: Fabric, rule: &str, rank: Option<usize>) -> Result<()> {
     smaller_packets_are_taken_with(&[], fabric, rule, rank)
 }
@@ -69,7 +69,8 @@ fn one_rail_of_two_that_loses_large_packets_has_smaller_ones() -> Result<()> {
     smaller_packets_are_taken(Fabric::TwoRails, "device=softrnic1", Some(0))
 }
 
-/// No MTU is as small. The error says what arrives and what is lost, what it may be, and not that the peer has not answered.
+/// No MTU is as small. The error says what arrives and what is lost, what it may be, and not that
+/// the peer has not answered.
 #[test]
 fn a_path_that_loses_all_packets_with_data_ends_with_an_error_that_says_so() -> Result<()> {
     let env = [("SOFTRNIC_FAULTS", "drop larger=200 attempts=all"), ("FERRITE_GIVE_UP", "4")];

@@ -1,4 +1,5 @@
-//! A fabric with several equal paths: lanes that share one get apart, one that loses packets is left, and a slow receiver moves nobody.
+//! A fabric with several equal paths: lanes that share one get apart, one that loses packets is
+//! left, and a slow receiver moves nobody.
 
 use crate::common::log::{log, said};
 use crate::fabric::{Fabric, end, exchange_until, inject_only, run, softrnic};
@@ -29,7 +30,8 @@ fn carried() -> Vec<u64> {
     paths.map(|line| bytes(line).unwrap_or_else(|| panic!("no bytes in {line:?}"))).collect()
 }
 
-/// The paths that have carried a hundredth of what rank 0 has sent since `before`, or more; clear-to-sends are less.
+/// The paths that have carried a hundredth of what rank 0 has sent since `before`, or more;
+/// clear-to-sends are less.
 fn used_since(before: &mut Vec<u64>) -> Vec<usize> {
     let was = std::mem::replace(before, carried());
     let sent: Vec<_> = before.iter().zip(was).map(|(now, was)| now - was).collect();
@@ -44,7 +46,8 @@ fn paths_of(worker: &WorkerCtx, stream: &mut Stream) -> Result<Vec<usize>> {
     Ok(used_since(&mut before))
 }
 
-/// A connection of four lanes at rank 0's end on a number of paths that `is_wanted`: each has labels of its own.
+/// A connection of four lanes at rank 0's end on a number of paths that `is_wanted`: each has
+/// labels of its own.
 pub(crate) fn open(
     worker: &mut WorkerCtx,
     is_wanted: impl Fn(usize) -> bool,
@@ -84,8 +87,8 @@ fn shown_moves() -> u64 {
     moves.unwrap_or_else(|| panic!("no moves in {text:?}"))
 }
 
-/// A move leads to another path by chance, and after four that have brought nothing a connection rests. Then others try it, in other
-/// processes, whose moves are counted anew.
+/// A move leads to another path by chance, and after four that have brought nothing a connection
+/// rests. Then others try it, in other processes, whose moves are counted anew.
 #[test]
 fn lanes_that_share_a_path_get_apart() -> Result<()> {
     const MOVES: usize = 4;
@@ -98,7 +101,8 @@ fn lanes_that_share_a_path_get_apart() -> Result<()> {
     let moves = || log().matches(MOVED).count();
     for _ in 0..10 {
         run(Fabric::Lanes, &env, |worker| {
-            // Two share a path. Two on each of two paths would be alike, as all on one would be, and none of them slow.
+            // Two share a path. Two on each of two paths would be alike, as all on one would be,
+            // and none of them slow.
             let (mut stream, first) = open(worker, |count| count == 3)?;
             let mut before = carried();
             exchange_until(worker, &mut stream, "until lanes are on more paths, or rest", || {
@@ -120,7 +124,8 @@ fn lanes_that_share_a_path_get_apart() -> Result<()> {
     panic!("lanes share a path after ten times four moves");
 }
 
-/// `loss` is in force on one of the paths that lanes are on: that one is left, and the others are kept.
+/// `loss` is in force on one of the paths that lanes are on: that one is left, and the others are
+/// kept.
 fn is_left(loss: &str) -> Result<()> {
     let env = [NEW_PATHS, ("SOFTRNIC_PATHS", "8"), ("SOFTRNIC_PATH_MBS", "200")];
     run(Fabric::Lanes, &env, |worker| {
@@ -153,7 +158,8 @@ fn a_path_that_loses_packets_is_left_by_the_lanes_on_it_alone() -> Result<()> {
     is_left("drop attempts=all chance=0.1")
 }
 
-/// The receiver asks for messages now and then only. None of `stream`'s lanes at rank 0's end is slower than the others.
+/// The receiver asks for messages now and then only. None of `stream`'s lanes at rank 0's end is
+/// slower than the others.
 fn no_lane_moves(worker: &mut WorkerCtx, mut stream: Stream) -> Result<()> {
     for _ in 0..300 {
         if worker.rank() == 1 {

@@ -56,7 +56,8 @@ fn all_arrives_if_a_port_falls_for_2_s() -> Result<()> {
     over_one_rail("port-down=2s device=softrnic0 message=60 times=1", SHORT)
 }
 
-/// Longer than the 30 s that a device's retries last as they are set by default; scripts/nightly.sh runs it.
+/// Longer than the 30 s that a device's retries last as they are set by default; scripts/nightly.sh
+/// runs it.
 #[test]
 fn all_arrives_if_both_ports_fall_for_half_a_minute() -> Result<()> {
     run(Fabric::OneRail, &[], |worker| {
@@ -82,7 +83,8 @@ fn all_arrives_if_both_ports_fall_for_half_a_minute() -> Result<()> {
     })
 }
 
-/// Clear-to-sends are held back while a receiver posts many at a time: those that have not been written come by the missing list.
+/// Clear-to-sends are held back while a receiver posts many at a time: those that have not been
+/// written come by the missing list.
 #[test]
 fn all_arrives_if_the_port_of_the_receiver_falls_while_many_buffers_are_posted() -> Result<()> {
     let many = Shape { depth: 64, bytes: 2048 };

@@ -35,7 +35,8 @@ fn all_arrives_if_ends_lose_different_rails_one_after_the_other() -> Result<()> 
     all_arrives(Fabric::TwoRails, rules, SHORT, 1000)
 }
 
-/// The port of rail 1 is active, and nothing answers for its address when new queue pairs are connected.
+/// The port of rail 1 is active, and nothing answers for its address when new queue pairs are
+/// connected.
 #[test]
 fn all_arrives_over_rail_0_if_the_peer_cannot_be_resolved_on_rail_1() -> Result<()> {
     let rules = "qp-error device=softrnic0 message=60 times=1; modify-qp=ETIMEDOUT device=softrnic1 message=3..";
@@ -47,8 +48,8 @@ fn all_arrives_over_rail_0_if_the_peer_cannot_be_resolved_on_rail_1() -> Result<
     })
 }
 
-/// The peer's address on rail 1 cannot be resolved when the rail is to be taken in again, five times: traffic over rail 0 goes on, and
-/// rail 1 carries its part in the end.
+/// The peer's address on rail 1 cannot be resolved when the rail is to be taken in again, five
+/// times: traffic over rail 0 goes on, and rail 1 carries its part in the end.
 #[test]
 fn a_rail_on_which_connecting_fails_for_some_time_is_taken_in_later() -> Result<()> {
     let rules = "modify-qp=ETIMEDOUT device=softrnic1 message=3.. times=5";
@@ -71,7 +72,8 @@ fn a_rail_on_which_connecting_fails_for_some_time_is_taken_in_later() -> Result<
     })
 }
 
-/// Bytes that the ports of rail 1 send during twenty messages each way: those of rank 0's, and of rank 1's.
+/// Bytes that the ports of rail 1 send during twenty messages each way: those of rank 0's, and of
+/// rank 1's.
 fn carried_by_rail_1(worker: &mut WorkerCtx, stream: &mut Stream) -> Result<[u64; 2]> {
     let counts = || [sent("softrnic1/1"), sent("softrnic3/1")];
     worker.barrier()?;

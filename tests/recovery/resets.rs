@@ -1,4 +1,5 @@
-//! Devices that fail and come back: they are opened again, and the connections go on over them with the memory that NCCL has registered.
+//! Devices that fail and come back: they are opened again, and the connections go on over them with
+//! the memory that NCCL has registered.
 
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
@@ -43,7 +44,8 @@ all_arrives_on_each_fabric!(
     600
 );
 
-/// The other rail could go on at once, but the device still writes what comes late over the queue pairs that it does not give up.
+/// The other rail could go on at once, but the device still writes what comes late over the queue
+/// pairs that it does not give up.
 #[test]
 fn nothing_is_written_to_a_buffer_that_is_used_again_by_a_device_that_refuses_commands()
 -> Result<()> {
@@ -100,7 +102,8 @@ fn nothing_is_left_of_devices_that_have_failed() -> Result<()> {
     })
 }
 
-/// Rank 0 loses rail 1, or rank 1 does: the connection goes on over rail 0, and rail 1 carries its part again when the device is back.
+/// Rank 0 loses rail 1, or rank 1 does: the connection goes on over rail 0, and rail 1 carries its
+/// part again when the device is back.
 fn a_device_of_rail_1_returns(device: &str) -> Result<()> {
     run(Fabric::TwoRails, &[], |worker| {
         let mut stream = Stream::open(worker, SHORT)?;
@@ -141,7 +144,8 @@ fn fail_device_0(worker: &mut WorkerCtx, trigger: &Stream, time: &str) -> Result
     worker.barrier()
 }
 
-/// The only device is away when memory is registered, which messages are sent from and received to when it is back.
+/// The only device is away when memory is registered, which messages are sent from and received to
+/// when it is back.
 #[test]
 fn memory_that_is_registered_while_the_only_device_is_away_can_be_used_when_it_is_back()
 -> Result<()> {
@@ -181,8 +185,8 @@ fn memory_can_be_registered_while_a_device_refuses_commands_before_it_fails() ->
     })
 }
 
-/// A device that completes nothing any more is not waited for for ever, and a connection that begins on it is told of the loss though it
-/// sees no time go by without success.
+/// A device that completes nothing any more is not waited for for ever, and a connection that
+/// begins on it is told of the loss though it sees no time go by without success.
 #[test]
 fn all_arrives_if_a_device_that_fails_completes_nothing_more() -> Result<()> {
     let rules = "device-fatal=300ms device=softrnic1 message=60 times=1";
@@ -195,7 +199,8 @@ fn all_arrives_if_a_device_that_fails_completes_nothing_more() -> Result<()> {
     })
 }
 
-/// Other connections of the same device go on as well, one over which nothing is sent meanwhile too; and new ones can be made.
+/// Other connections of the same device go on as well, one over which nothing is sent meanwhile
+/// too; and new ones can be made.
 #[test]
 fn all_connections_of_a_device_resume_and_new_ones_can_be_made() -> Result<()> {
     const COUNT: usize = 8;
@@ -247,7 +252,8 @@ fn a_device_that_does_not_return_ends_the_connection_at_both_ends_after_the_time
     run(Fabric::OneRail, &[("SOFTRNIC_FAULTS", rules), ("FERRITE_GIVE_UP", "2")], |worker| {
         const END: &str = "could not be recovered within 2 s";
         ends_with(worker, &[END])?;
-        // Rank 1 names the fault: the device's event, a completion or a refused work request of the device, or silence, whatever is seen first.
+        // Rank 1 names the fault: the device's event, a completion or a refused work request of the
+        // device, or silence, whatever is seen first.
         let faults = ["softrnic0: ", "(softrnic0, ", "has been acknowledged for"];
         assert!(worker.rank() == 0 || faults.iter().any(|fault| said(&[END, fault])), "{}", log());
         // Unless the peer gives up first, whose words are told then.
@@ -278,7 +284,8 @@ fn a_device_that_fails_ends_the_connection_at_once_if_failover_is_switched_off()
     })
 }
 
-/// The receiver's device acknowledges what it has not written, and fails: the sender may have told NCCL that it is sent.
+/// The receiver's device acknowledges what it has not written, and fails: the sender may have told
+/// NCCL that it is sent.
 #[test]
 fn what_a_device_has_acknowledged_and_not_written_ends_the_connection_at_both_ends() -> Result<()> {
     let rules = "forget peer=softrnic1 opcode=write-imm message=40..60; \
@@ -315,7 +322,8 @@ fn a_device_that_is_back_and_cannot_register_memory_is_asked_again() -> Result<(
     })
 }
 
-/// Clear-to-sends are sent from registered memory, for which there is no room at first on the new queue pairs.
+/// Clear-to-sends are sent from registered memory, for which there is no room at first on the new
+/// queue pairs.
 #[test]
 fn memory_that_clear_to_sends_are_sent_from_is_asked_for_again() -> Result<()> {
     run(Fabric::OneRail, &[("SOFTRNIC_MAX_INLINE", "0")], |worker| {
@@ -323,7 +331,8 @@ fn memory_that_clear_to_sends_are_sent_from_is_asked_for_again() -> Result<()> {
         stream.exchange(worker, 20)?;
         worker.barrier()?;
         if worker.rank() == 0 {
-            // Clear-to-sends are the writes without an immediate: a queue pair of the data would fail without need of new memory.
+            // Clear-to-sends are the writes without an immediate: a queue pair of the data would
+            // fail without need of new memory.
             inject_only(
                 "qp-error opcode=write device=softrnic0 times=1; reg-mr=ENOMEM device=softrnic0 times=1",
             );

@@ -12,7 +12,8 @@ use testkit::wait::wait_until;
 /// How often connections are set up, each time with the fault at another moment.
 const ROUNDS: u64 = 12;
 
-/// `fault` happens in rank 0 `RANK` times half a millisecond after both begin to connect; then the connection carries messages.
+/// `fault` happens in rank 0 `RANK` times half a millisecond after both begin to connect; then the
+/// connection carries messages.
 fn connects_despite(fabric: Fabric, fault: impl Fn(u64) + Copy + Send + 'static) -> Result<()> {
     connects_despite_with(fabric, &[], 0..ROUNDS, fault)
 }
@@ -87,7 +88,8 @@ fn a_connection_comes_about_if_a_device_fails_at_any_step() -> Result<()> {
     connects_despite(Fabric::OneRail, fail_device)
 }
 
-/// Nothing completes on a device that has failed, and no time that goes by without success is noticed.
+/// Nothing completes on a device that has failed, and no time that goes by without success is
+/// noticed.
 #[test]
 fn a_connection_comes_about_if_a_device_fails_at_any_step_and_completes_nothing_more() -> Result<()>
 {

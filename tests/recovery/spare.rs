@@ -11,8 +11,9 @@ use std::time::Duration;
 use testkit::require;
 use testkit::wait::wait_until;
 
-/// Runs `body` in two processes, each of which has two cards with a port. The connection of rank 0 is set up over softrnic0, and
-/// softrnic2 is its spare; that of rank 1 over softrnic3, and its spare is softrnic1.
+/// Runs `body` in two processes, each of which has two cards with a port. The connection of rank 0
+/// is set up over softrnic0, and softrnic2 is its spare; that of rank 1 over softrnic3, and its
+/// spare is softrnic1.
 pub(crate) fn run(
     rules: &str,
     env: &[(&str, &str)],
@@ -182,7 +183,8 @@ fn all_arrives_over_a_third_card_if_a_borrowed_port_falls_too() -> Result<()> {
     })
 }
 
-/// Takes the own port of rank 0 down, and exchanges messages until the connection goes on over the other.
+/// Takes the own port of rank 0 down, and exchanges messages until the connection goes on over the
+/// other.
 fn until_borrowed(worker: &mut WorkerCtx, stream: &mut Stream) -> Result<()> {
     worker.barrier()?;
     if worker.rank() == 0 {
@@ -223,7 +225,8 @@ fn a_connection_goes_back_to_its_own_port_with_memory_that_was_registered_meanwh
     })
 }
 
-/// A port is given back because it falls too, and borrowed again when it is active: the connection has used no other one in between.
+/// A port is given back because it falls too, and borrowed again when it is active: the connection
+/// has used no other one in between.
 #[test]
 fn memory_that_is_registered_between_two_loans_of_a_port_can_be_used_over_it() -> Result<()> {
     run("", &[], |worker| {

@@ -22,7 +22,8 @@ fn requests() -> Vec<u64> {
     requests
 }
 
-/// The receiver asks its devices once whether its clear-to-send has arrived, by a write over each rail, and they say so.
+/// The receiver asks its devices once whether its clear-to-send has arrived, by a write over each
+/// rail, and they say so.
 fn a_late_sender_is_waited_for(fabric: Fabric) -> Result<()> {
     const LIMIT_MS: u64 = 50;
     let is_one = matches!(fabric, Fabric::OneRail);
@@ -63,8 +64,9 @@ fn a_late_sender_is_waited_for_on_two_rails() -> Result<()> {
     a_late_sender_is_waited_for(Fabric::TwoRails)
 }
 
-/// More receives than the send queue has room for writes of their clear-to-sends, of which none is complete until the device sends the first
-/// one again. Where they are tested without success for long enough until then, a probe finds room beside them.
+/// More receives than the send queue has room for writes of their clear-to-sends, of which none is
+/// complete until the device sends the first one again. Where they are tested without success for
+/// long enough until then, a probe finds room beside them.
 #[test]
 fn clear_to_sends_wait_until_the_send_queue_has_room() -> Result<()> {
     const MESSAGES: usize = 100;
@@ -105,7 +107,8 @@ fn clear_to_sends_wait_until_the_send_queue_has_room() -> Result<()> {
     })
 }
 
-/// Two threads have made calls, so that none of these takes the short way. The device of one end loses a write, and would send it again 17 s later.
+/// Two threads have made calls, so that none of these takes the short way. The device of one end
+/// loses a write, and would send it again 17 s later.
 fn a_lost_write_is_found_by_the_long_way(lost: &str) -> Result<()> {
     let env = [("FERRITE_STALL_MS", "200"), ("NCCL_IB_TIMEOUT", "22"), ("FERRITE_SAMPLE", "0")];
     run(Fabric::OneRail, &env, |worker| {

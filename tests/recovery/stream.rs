@@ -1,4 +1,5 @@
-//! Messages both ways, several at once, checked to the last byte: also the memory around them, and after they have arrived.
+//! Messages both ways, several at once, checked to the last byte: also the memory around them, and
+//! after they have arrived.
 
 use crate::common::{are_all, pattern, plugin_transport};
 use lab::error::Result;
@@ -16,7 +17,8 @@ use std::time::{Duration, Instant};
 const GUARD: usize = 64;
 /// What is in a receive buffer, and behind it, before its message comes.
 const EMPTY: u8 = 0xee;
-/// What is in a receive buffer between the check of its message and its next use: a late write would show.
+/// What is in a receive buffer between the check of its message and its next use: a late write
+/// would show.
 const USED: u8 = 0xdd;
 
 /// How many messages are under way at once each way, and how long the longest of them are.

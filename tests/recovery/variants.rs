@@ -35,8 +35,8 @@ fn completions_of_former_queue_pairs_change_nothing_on_lanes() -> Result<()> {
     all_arrives_beside_stale_completions(Fabric::Lanes)
 }
 
-/// A message waits for a receive, all but its last packet in place, when the port of the receiver falls: it is sent again, and
-/// what had been placed is not taken for it.
+/// A message waits for a receive, all but its last packet in place, when the port of the receiver
+/// falls: it is sent again, and what had been placed is not taken for it.
 #[test]
 fn a_message_of_which_the_first_packets_are_there_arrives_whole() -> Result<()> {
     let rules = "rnr device=softrnic0 opcode=write-imm message=30 attempts=all times=300; \

@@ -6,8 +6,8 @@ use crate::data::works;
 use crate::guest::{Case, is_worker, network, shell};
 use lab::error::Result;
 
-/// The devices have the GID of their link-local address (0), of the IPv4 one (1) and of an IPv6 one (2); each way of
-/// choosing one leads to a connection that carries everything.
+/// The devices have the GID of their link-local address (0), of the IPv4 one (1) and of an IPv6 one
+/// (2); each way of choosing one leads to a connection that carries everything.
 fn chosen(case: &Case, settings: &[(&str, &str)], words: &str) -> Result<()> {
     if !is_worker() {
         shell(
@@ -45,7 +45,8 @@ pub(crate) fn link_local_by_index(case: &Case) -> Result<()> {
     chosen(case, &[("NCCL_IB_GID_INDEX", "0")], "GID 0 fe80::ff:fe00:770N")
 }
 
-/// Without another address the link-local one is taken; the other one is taken again when it is back, wherever it is then.
+/// Without another address the link-local one is taken; the other one is taken again when it is
+/// back, wherever it is then.
 pub(crate) fn an_address_that_goes_and_comes_back(case: &Case) -> Result<()> {
     pair(&case.setting(), |worker| {
         let device = worker.rank();

@@ -1,5 +1,5 @@
-//! NCCL's contract for a transport, point by point (docs/conformance.md): those points that need no device which can be
-//! broken or looked into, and less than ten seconds.
+//! NCCL's contract for a transport, point by point (docs/conformance.md): those points that need no
+//! device which can be broken or looked into, and less than ten seconds.
 
 use crate::guest::Case;
 use lab::error::Result;

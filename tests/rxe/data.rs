@@ -1,4 +1,5 @@
-//! Every byte over one device and two, whatever the number of queue pairs and connections and the size of packets.
+//! Every byte over one device and two, whatever the number of queue pairs and connections and the
+//! size of packets.
 
 use crate::common::bench::Bench;
 use crate::common::process::pair;
@@ -9,7 +10,8 @@ use lab::pair::WorkerCtx;
 /// Below, at and above the sizes of packets, and one that takes hundreds of them.
 const SIZES: [usize; 9] = [0, 1, 129, 1023, 1025, 4096, 4097, 65_537, 700_001];
 
-/// All sizes over one connection each way, with room behind them, and some that there is not enough room for.
+/// All sizes over one connection each way, with room behind them, and some that there is not enough
+/// room for.
 pub(crate) fn carries(worker: &mut WorkerCtx, bench: &Bench) -> Result<()> {
     for (i, size) in SIZES.into_iter().enumerate() {
         bench.exchange(worker, i, size, size + 37)?;
@@ -76,7 +78,8 @@ pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
             .setting()
             .env("NCCL_IB_QPS_PER_CONNECTION", "4")
             .env("NCCL_IB_SPLIT_DATA_ON_QPS", split);
-        // The program starts its processes by the name of the test alone: each of them comes by here.
+        // The program starts its processes by the name of the test alone: each of them comes by
+        // here.
         if std::env::var("NCCL_IB_SPLIT_DATA_ON_QPS").is_ok_and(|mine| mine != split) {
             continue;
         }
@@ -92,9 +95,11 @@ pub(crate) fn four_queue_pairs(case: &Case) -> Result<()> {
     Ok(())
 }
 
-/// Each connection compares four queue pairs with one after a MiB, and all arrives before, meanwhile and after.
+/// Each connection compares four queue pairs with one after a MiB, and all arrives before,
+/// meanwhile and after.
 pub(crate) fn lanes_that_come_by_themselves(case: &Case) -> Result<()> {
-    // A sender looks when a message is timed, and after 256 tests without success, of which there are few: this device sends within the call.
+    // A sender looks when a message is timed, and after 256 tests without success, of which there
+    // are few: this device sends within the call.
     let setting = case.setting().env("FERRITE_LANES", "auto").env("FERRITE_LANES_AFTER_MB", "1");
     let setting = setting.env("FERRITE_SAMPLE", "8");
     pair(&setting, |worker| {
@@ -138,8 +143,8 @@ fn connected_queue_pairs(device: &str) -> usize {
     all.as_array().into_iter().flatten().filter(counts).count()
 }
 
-/// One end of the cable takes packets of 4096 bytes, the other one such of 1024. (The transport of NCCL 2.21.5 does not
-/// come to terms there: its queue pairs fail.)
+/// One end of the cable takes packets of 4096 bytes, the other one such of 1024. (The transport of
+/// NCCL 2.21.5 does not come to terms there: its queue pairs fail.)
 pub(crate) fn unequal_packets(case: &Case) -> Result<()> {
     if !is_worker() {
         shell("ip link set veth1 mtu 1500");

@@ -1,4 +1,5 @@
-//! Packets that get lost, cables that are cut, peers that die: the data is right, or both sides end with a reason.
+//! Packets that get lost, cables that are cut, peers that die: the data is right, or both sides end
+//! with a reason.
 
 use crate::common::bench::Bench;
 use crate::common::log::log;
@@ -29,9 +30,11 @@ const BEFORE: usize = 50;
 const ENOUGH: usize = 2000;
 /// Messages after a fault that passes.
 const AFTER: usize = 300;
-/// How long the connection may take to recover in a virtual machine without hardware support, and the messages after that.
+/// How long the connection may take to recover in a virtual machine without hardware support, and
+/// the messages after that.
 const RECOVERY: Duration = Duration::from_secs(90);
-/// How long the side that the device tells nothing may wait. The transport of NCCL 2.21.5 would do so for ever.
+/// How long the side that the device tells nothing may wait. The transport of NCCL 2.21.5 would do
+/// so for ever.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// What a send ends with when nobody answers.
@@ -60,7 +63,8 @@ impl End {
     }
 }
 
-/// Rank 0 sends checked messages to rank 1 for ever; `fault` happens on its side after some of them.
+/// Rank 0 sends checked messages to rank 1 for ever; `fault` happens on its side after some of
+/// them.
 fn stream(case: &Case, worker: &mut WorkerCtx, fault: impl FnOnce()) -> Result<End> {
     let bench = Bench::open(worker, case.transport()?, 1 << 16)?;
     let mut fault = Some(fault);
@@ -99,8 +103,8 @@ fn stream(case: &Case, worker: &mut WorkerCtx, fault: impl FnOnce()) -> Result<E
     Ok(End { messages, code, log: log() })
 }
 
-/// The device gives up after fractions of a second, and that ends the connection. Seven tries would be endless: rxe takes that number
-/// so.
+/// The device gives up after fractions of a second, and that ends the connection. Seven tries would
+/// be endless: rxe takes that number so.
 fn impatient(case: &Case) -> Setting {
     case.setting()
         .env("NCCL_IB_TIMEOUT", "14")
@@ -108,8 +112,8 @@ fn impatient(case: &Case) -> Setting {
         .env("FERRITE_FAILOVER", "0")
 }
 
-/// Rank 0 sends checked messages to rank 1. After some of them the shell `command` is begun, which does not have to end before they
-/// go on. All of them arrive.
+/// Rank 0 sends checked messages to rank 1. After some of them the shell `command` is begun, which
+/// does not have to end before they go on. All of them arrive.
 fn outlasts(case: &Case, command: &str) -> Result<()> {
     pair(&case.setting(), |worker| {
         let bench = Bench::open(worker, case.transport()?, 1 << 16)?;
@@ -134,7 +138,8 @@ fn outlasts(case: &Case, command: &str) -> Result<()> {
         if let Some(mut fault) = fault {
             assert!(fault.wait().expect("it is a child").success(), "{command}");
         }
-        // One of the two may have written the line of the fault, and the other one that of the recovery.
+        // One of the two may have written the line of the fault, and the other one that of the
+        // recovery.
         is_logged("recovered");
         worker.barrier()
     })?;
@@ -255,14 +260,16 @@ pub(crate) fn peer_killed(case: &Case) -> Result<()> {
     killed(case, false)
 }
 
-/// The same, and a worker that it has forked lives on, as those of data loaders do: the kernel ends the queue pairs all the same.
+/// The same, and a worker that it has forked lives on, as those of data loaders do: the kernel ends
+/// the queue pairs all the same.
 pub(crate) fn peer_killed_before_its_worker(case: &Case) -> Result<()> {
     killed(case, true)
 }
 
 /// The receiver is killed, and may have a worker then, which outlives the test.
 fn killed(case: &Case, has_worker: bool) -> Result<()> {
-    // The port of a dead process refuses for a second before that is certain: retries last for four.
+    // The port of a dead process refuses for a second before that is certain: retries last for
+    // four.
     let ends = pair(&impatient(case).env("NCCL_IB_TIMEOUT", "18"), |worker| {
         if worker.rank() == 0 {
             let end = stream(case, worker, || ())?;
@@ -277,7 +284,8 @@ fn killed(case: &Case, has_worker: bool) -> Result<()> {
                 return;
             };
             let mut byte = [0_u8];
-            // SAFETY: the child goes on alone with this one thread, calls nothing but the system, and ends below.
+            // SAFETY: the child goes on alone with this one thread, calls nothing but the system,
+            // and ends below.
             if has_worker && unsafe { libc::fork() } == 0 {
                 // SAFETY: plain numbers; a valid byte. The read ends when rank 1 closes its end.
                 unsafe {

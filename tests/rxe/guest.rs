@@ -48,7 +48,8 @@ impl Case {
         Transport::open(&self.source()?)
     }
 
-    /// Two processes over the system's libibverbs, whose connections are set up over `lo`, which no test touches.
+    /// Two processes over the system's libibverbs, whose connections are set up over `lo`, which no
+    /// test touches.
     pub(crate) fn setting(&self) -> Setting {
         let mut setting = Setting::new(Verbs::System);
         setting.silence = Duration::from_secs(60);
@@ -56,7 +57,8 @@ impl Case {
         setting.env(ALL_INFO.0, ALL_INFO.1).env("NCCL_SOCKET_IFNAME", "lo").env("RUST_LOG", "debug")
     }
 
-    /// `dist/bin/ferrite SUBCOMMAND` with this case's transport: what it prints. It has to end well.
+    /// `dist/bin/ferrite SUBCOMMAND` with this case's transport: what it prints. It has to end
+    /// well.
     pub(crate) fn ferrite(
         &self,
         subcommand: &str,

@@ -24,7 +24,8 @@ enum Run {
     Unavailable(String),
 }
 
-/// How the test of that name ended in the machine. It fails here if it failed there, or has not been run.
+/// How the test of that name ended in the machine. It fails here if it failed there, or has not
+/// been run.
 pub(crate) fn verdict(name: &str, side: Side) {
     require!(parts(side));
     if is_one_of_many() && !crate::is_deep() && crate::DEEP.contains(&name) {
@@ -35,7 +36,8 @@ pub(crate) fn verdict(name: &str, side: Side) {
     match RUN.get_or_init(run) {
         Run::Unavailable(why) => skipped(format!("no virtual machine: {why}")),
         Run::Ended { folder, problem } => {
-            // As it is, but for the harness's own words, which are counted where this program is run.
+            // As it is, but for the harness's own words, which are counted where this program is
+            // run.
             let log = fs::read_to_string(folder.join(format!("{name}.log"))).unwrap_or_default();
             let passed = log.contains("test result: ok. 1 passed");
             let log = log
@@ -66,8 +68,9 @@ fn parts(side: Side) -> Result<(), Missing> {
     Ok(())
 }
 
-/// cargo-nextest gives each test a process of its own: the first of them boots the machine for all tests, the others wait
-/// for it and read what it left. Otherwise the tests are threads of one process, which boots it for those it was asked for.
+/// cargo-nextest gives each test a process of its own: the first of them boots the machine for all
+/// tests, the others wait for it and read what it left. Otherwise the tests are threads of one
+/// process, which boots it for those it was asked for.
 fn run() -> Run {
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rxe");
     let setup = Command::new(scripts.join("setup.sh")).output().expect("setup.sh runs");
@@ -124,8 +127,9 @@ fn is_one_of_many() -> bool {
     std::env::var_os("NEXTEST").is_some()
 }
 
-/// The names of the tests that are to be run, one a line: those that this process was asked for, as threads of it. A process
-/// of cargo-nextest's was asked for one among others: then those of every run, or of a deep one.
+/// The names of the tests that are to be run, one a line: those that this process was asked for, as
+/// threads of it. A process of cargo-nextest's was asked for one among others: then those of every
+/// run, or of a deep one.
 fn chosen(program: &Path) -> String {
     let is_one_of_many = std::env::var_os("NEXTEST").is_some();
     let arguments = std::env::args_os()

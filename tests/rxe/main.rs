@@ -1,10 +1,11 @@
-//! Ferrite on verbs that were not written here: Linux's soft-RoCE driver, the kernel's uverbs interface and the system's
-//! rdma-core, in a virtual machine. NCCL 2.21.5's own transport goes the same way, to tell what the driver does wrong from
-//! what Ferrite does.
+//! Ferrite on verbs that were not written here: Linux's soft-RoCE driver, the kernel's uverbs
+//! interface and the system's rdma-core, in a virtual machine. NCCL 2.21.5's own transport goes the
+//! same way, to tell what the driver does wrong from what Ferrite does.
 //!
-//! Each test is two things: on the host it fetches its verdict from one run of the machine, which all tests of this program
-//! share; in the machine, where this program is started again for each test, it is the test itself. Nothing here asserts on
-//! time: the machine is emulated, and anything may be slow in it.
+//! Each test is two things: on the host it fetches its verdict from one run of the machine, which
+//! all tests of this program share; in the machine, where this program is started again for each
+//! test, it is the test itself. Nothing here asserts on time: the machine is emulated, and anything
+//! may be slow in it.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -21,8 +22,8 @@ mod resources;
 
 use guest::{Case, Side};
 
-/// The list of tests: each as a function of this program, for the transports named. Those for `deep` transports run where
-/// `FERRITE_DEEP` is set (scripts/nightly.sh), the others in every run.
+/// The list of tests: each as a function of this program, for the transports named. Those for
+/// `deep` transports run where `FERRITE_DEEP` is set (scripts/nightly.sh), the others in every run.
 macro_rules! tests {
     ($($module:ident::$test:ident: [$($side:ident)*] $([deep $($deep:ident)*])?;)+) => {
         $(tests!(@one $module $test $($side)* $($($deep)*)?);)+

@@ -6,7 +6,8 @@ use crate::data::{carries, packets_sent};
 use crate::guest::{Case, is_worker, network};
 use lab::error::Result;
 
-/// Where sysfs shows two ports of one card, one device of two rails is made of them, and both carry data.
+/// Where sysfs shows two ports of one card, one device of two rails is made of them, and both carry
+/// data.
 pub(crate) fn one_device_of_two_rails(case: &Case) -> Result<()> {
     const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
     if !is_worker() {

@@ -41,7 +41,8 @@ impl Counts {
     }
 }
 
-/// When connections are closed nothing of them is left; when the processes have ended, nothing at all.
+/// When connections are closed nothing of them is left; when the processes have ended, nothing at
+/// all.
 pub(crate) fn everything_is_given_back(case: &Case) -> Result<()> {
     let at_first = Counts::now();
     pair(&case.setting(), |worker| {

@@ -1,8 +1,9 @@
-//! What a fuzzer chooses the input of: files of statistics, which other processes write, and what the doctors of several hosts say to
-//! each other.
+//! What a fuzzer chooses the input of: files of statistics, which other processes write, and what
+//! the doctors of several hosts say to each other.
 //!
-//! Each target takes any bytes, and panics if what has to hold does not. `scripts/fuzz.py` has libFuzzer choose the bytes, with `cfg(fuzzing)`;
-//! a test runs the inputs that are kept in `tests/fuzz/corpus`.
+//! Each target takes any bytes, and panics if what has to hold does not. `scripts/fuzz.py` has
+//! libFuzzer choose the bytes, with `cfg(fuzzing)`; a test runs the inputs that are kept in
+//! `tests/fuzz/corpus`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,8 +35,9 @@ const WORDS: usize = HEADER_WORDS + RECORD_WORDS;
 /// Bytes of a change.
 const CHANGE: usize = 4;
 
-/// Two looks at the files of two machines. The first byte says whether the rest is the first file as it is; or else the second one says how
-/// much of the second file is there, and the rest is changes of good files, half of them before the first look.
+/// Two looks at the files of two machines. The first byte says whether the rest is the first file
+/// as it is; or else the second one says how much of the second file is there, and the rest is
+/// changes of good files, half of them before the first look.
 pub(crate) fn stats_target(bytes: &[u8]) {
     let Some(([kind, cut], rest)) = bytes.split_first_chunk() else { return };
     let sort =
@@ -57,7 +59,8 @@ pub(crate) fn stats_target(bytes: &[u8]) {
     }
 }
 
-/// A file of a process on the machine of this number with one end of a connection, which has timed messages.
+/// A file of a process on the machine of this number with one end of a connection, which has timed
+/// messages.
 fn good(machine: u64) -> Vec<u64> {
     let mut words = vec![0; WORDS];
     for (at, value) in [
@@ -239,7 +242,8 @@ mod tests {
         }
     }
 
-    /// Every word of the records, and of the ends without a record, is the highest number, but for those that say what it is.
+    /// Every word of the records, and of the ends without a record, is the highest number, but for
+    /// those that say what it is.
     #[test]
     fn the_highest_numbers_are_shown() {
         let is_kept =

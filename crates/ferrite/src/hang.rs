@@ -52,8 +52,9 @@ pub fn ask(pid: u32, limit: Duration) -> Result<Value, Silence> {
     serde_json::from_str(&answer_at(path, limit)?).map_err(|_| Silence::NoAnswer)
 }
 
-/// What is said at the socket `path` until its end, if that comes within `limit`. A process that is stopped accepts nobody, and then a connect waits
-/// too: so another thread waits, which is left to itself after the limit.
+/// What is said at the socket `path` until its end, if that comes within `limit`. A process that is
+/// stopped accepts nobody, and then a connect waits too: so another thread waits, which is left to
+/// itself after the limit.
 fn answer_at(path: PathBuf, limit: Duration) -> Result<String, Silence> {
     let (sender, answer) = mpsc::channel();
     let asked = move || {
@@ -171,9 +172,11 @@ pub struct Connection {
     pub done: u64,
     /// Whether a message waits to be asked for.
     pub wants: bool,
-    /// For how long nothing has moved although something is outstanding; zero: for less than a second.
+    /// For how long nothing has moved although something is outstanding; zero: for less than a
+    /// second.
     pub stall: Duration,
-    /// The operation of NCCL that the outstanding messages are of, for people; empty: it is not known.
+    /// The operation of NCCL that the outstanding messages are of, for people; empty: it is not
+    /// known.
     pub operation: String,
 }
 
@@ -184,13 +187,15 @@ impl Connection {
     }
 }
 
-/// The file of the living process `pid` in the usual folder: the one on which it holds the lock, as the kernel tells. A file's name does not: the
-/// number may have been given to another process, and anybody may make a file of that name.
+/// The file of the living process `pid` in the usual folder: the one on which it holds the lock, as
+/// the kernel tells. A file's name does not: the number may have been given to another process, and
+/// anybody may make a file of that name.
 pub fn of_living(pid: u32) -> Option<PathBuf> {
     living().into_iter().find(|(holder, _)| *holder == pid).map(|(_, path)| path)
 }
 
-/// The file that the dead process `pid` has left in the usual folder; the newest one if there are several.
+/// The file that the dead process `pid` has left in the usual folder; the newest one if there are
+/// several.
 pub fn of_dead(pid: u32) -> Option<PathBuf> {
     let prefix = format!("{FILE_PREFIX}{pid}.");
     let is_left = |path: &PathBuf| {
@@ -241,7 +246,8 @@ pub fn connections(path: &Path) -> Result<Vec<Connection>> {
     in_file(&bytes).ok_or_else(|| unreadable("no statistics file of this version".into()))
 }
 
-/// The open connections in a file with these bytes. `None`: it is no statistics file of a layout that is known.
+/// The open connections in a file with these bytes. `None`: it is no statistics file of a layout
+/// that is known.
 pub(crate) fn in_file(bytes: &[u8]) -> Option<Vec<Connection>> {
     let words: Vec<_> =
         bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
@@ -294,7 +300,8 @@ fn connection(words: &[u64]) -> Connection {
     }
 }
 
-/// A wait of so long is a hang where a process does not tell its own time. The plugin's default, too.
+/// A wait of so long is a hang where a process does not tell its own time. The plugin's default,
+/// too.
 const THRESHOLD: Duration = Duration::from_secs(10);
 /// What has waited for less is under way: nothing is said of it.
 const UNDER_WAY_S: f64 = 1.0;
@@ -364,7 +371,8 @@ impl Finding {
         }
     }
 
-    /// Whether something has waited for as long as `threshold`, by default for as long as the process says itself, or the process does not go on.
+    /// Whether something has waited for as long as `threshold`, by default for as long as the
+    /// process says itself, or the process does not go on.
     pub fn hangs(&self, threshold: Option<Duration>) -> bool {
         match self {
             Self::Answer(report) => {
@@ -379,7 +387,8 @@ impl Finding {
                         .as_array()
                         .is_some_and(|all| all.iter().any(|wait| counts(wait) && is_long(wait)))
                 };
-                // A peer that goes on with other messages is slow here. A listener that NCCL does not ask may have been left.
+                // A peer that goes on with other messages is slow here. A listener that NCCL does
+                // not ask may have been left.
                 some("waits", |wait| wait["verdict"] != "Moving")
                     || some("set_ups", |set_up| set_up["called"] == true)
             }
@@ -400,7 +409,8 @@ impl Finding {
         }
     }
 
-    /// For people: one line, and a further one for each connection with something outstanding of a process that has not answered.
+    /// For people: one line, and a further one for each connection with something outstanding of a
+    /// process that has not answered.
     pub fn text(&self) -> String {
         match self {
             // Another user's process has written it.

@@ -1,4 +1,5 @@
-//! The program `ferrite`: what operators look at machines and running jobs with, and the commands of the [`lab`].
+//! The program `ferrite`: what operators look at machines and running jobs with, and the commands
+//! of the [`lab`].
 //!
 //! | module | what is in it |
 //! |---|---|

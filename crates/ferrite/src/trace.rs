@@ -1,4 +1,5 @@
-//! `ferrite trace`: messages that the plugin has timed, at both ends of their connections, as a timeline.
+//! `ferrite trace`: messages that the plugin has timed, at both ends of their connections, as a
+//! timeline.
 //!
 //! Like `ferrite top` it opens files for reading only.
 
@@ -16,7 +17,8 @@ use crate::top::table::time;
 /// Times are in nanoseconds, by the monotonic clock of the end's machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timed {
-    /// Its number, counted from 0 on, in the order in which the receiver has asked. Receiver: of the first message of the `irecv`.
+    /// Its number, counted from 0 on, in the order in which the receiver has asked. Receiver: of
+    /// the first message of the `irecv`.
     pub(crate) number: u64,
     /// Receiver: messages of the `irecv`. 1 for a sender.
     pub(crate) messages: u8,
@@ -34,7 +36,8 @@ pub(crate) struct Timed {
 const MOST: u64 = 1 << 59;
 
 impl Timed {
-    /// The message in these words. `None`: there is none, they are being written, or they are not possible.
+    /// The message in these words. `None`: there is none, they are being written, or they are not
+    /// possible.
     pub(crate) fn new(words: &[u64]) -> Option<Self> {
         let number = words[timed::MESSAGE].checked_sub(1)?;
         let stages: [u64; record::STAGES] =
@@ -78,7 +81,8 @@ impl Timed {
         if is_sender { self.at } else { self.at + self.stages[record::CONSUME] }
     }
 
-    /// How long the transport had it: a sender from the first `isend`, a receiver from `irecv` to its completion.
+    /// How long the transport had it: a sender from the first `isend`, a receiver from `irecv` to
+    /// its completion.
     pub(crate) fn duration(&self, is_sender: bool) -> i64 {
         match is_sender {
             true => self.stages[record::CTS] + self.stages[record::WIRE],
@@ -111,7 +115,8 @@ pub(crate) struct Process {
     pub(crate) sample: u64,
     /// Whether it lived when it was last looked at.
     pub(crate) is_alive: bool,
-    /// Names the monotonic clock that its times are by: processes with the same one have the same clock.
+    /// Names the monotonic clock that its times are by: processes with the same one have the same
+    /// clock.
     pub(crate) clock: String,
     /// The time of day at that clock's zero, in nanoseconds since 1970.
     pub(crate) zero: i64,
@@ -131,7 +136,8 @@ pub(crate) struct TimedEnd {
 }
 
 impl Recording {
-    /// Looks once more at the files of `folder`; unless `only` is empty, at those of the processes with these ids.
+    /// Looks once more at the files of `folder`; unless `only` is empty, at those of the processes
+    /// with these ids.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -175,8 +181,8 @@ impl Recording {
         process.add(file);
     }
 
-    /// Leaves out the processes of `folder` that have ended, unless all have: their messages are of another job. They count as long as they
-    /// live while it is looked.
+    /// Leaves out the processes of `folder` that have ended, unless all have: their messages are of
+    /// another job. They count as long as they live while it is looked.
     pub(crate) fn leave_out_dead(&mut self, folder: &Path) {
         let is_here = |path: &PathBuf| path.parent() == Some(folder);
         let of_here = || self.processes.iter().filter(|(path, _)| is_here(path));
@@ -190,7 +196,8 @@ impl Recording {
         }
     }
 
-    /// Forgets the messages of living processes that were complete before `time`, by this machine's monotonic clock.
+    /// Forgets the messages of living processes that were complete before `time`, by this machine's
+    /// monotonic clock.
     pub(crate) fn forget_before(&mut self, time: i64) {
         let ends = self
             .processes
@@ -263,7 +270,8 @@ pub(crate) fn connections<'a>(ends: impl Iterator<Item = &'a TimedEnd>) -> Vec<(
     known.values().filter_map(pair).collect()
 }
 
-/// The messages that both ends have timed. Of an `irecv` of several messages it is not known which of them the sender's is.
+/// The messages that both ends have timed. Of an `irecv` of several messages it is not known which
+/// of them the sender's is.
 pub(crate) fn messages<'a>(
     sender: &'a TimedEnd,
     receiver: &'a TimedEnd,
@@ -277,16 +285,18 @@ pub(crate) fn messages<'a>(
 
 // How far the clocks of several machines are apart, from messages between them.
 //
-// A sender's `isend` is accepted after the receiver's `irecv` has begun, and before the message is found arrived.
-// Both ends number their messages alike, so each message that both have timed bounds the difference of their clocks from both
-// sides; messages in the other direction bound it too. The middle between the tightest bounds is taken: it is wrong by half their distance at most.
+// A sender's `isend` is accepted after the receiver's `irecv` has begun, and before the message is
+// found arrived. Both ends number their messages alike, so each message that both have timed bounds
+// the difference of their clocks from both sides; messages in the other direction bound it too. The
+// middle between the tightest bounds is taken: it is wrong by half their distance at most.
 
 /// How to set one clock against the first one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Offset {
     /// What is to be added to its times, in nanoseconds.
     pub(crate) ns: i64,
-    /// By how much that may be wrong. `None`: by as much as the machines' times of day are, since no message tells.
+    /// By how much that may be wrong. `None`: by as much as the machines' times of day are, since
+    /// no message tells.
     pub(crate) uncertainty: Option<i64>,
 }
 
@@ -317,13 +327,15 @@ impl Bounds {
         ((i128::from(self.low) + i128::from(self.high)) / 2) as i64
     }
 
-    /// Clocks that run at different rates make the bounds contradict each other; their distance is how far the clocks have gone apart.
+    /// Clocks that run at different rates make the bounds contradict each other; their distance is
+    /// how far the clocks have gone apart.
     fn half_width(self) -> i64 {
         (self.high.abs_diff(self.low).div_ceil(2)).min(i64::MAX as u64) as i64
     }
 }
 
-/// How to set each clock of `ends`, whose pairs `connections` are. The first one by name is as it is.
+/// How to set each clock of `ends`, whose pairs `connections` are. The first one by name is as it
+/// is.
 pub(crate) fn offsets(
     ends: &[(&Process, &TimedEnd)],
     connections: &[(usize, usize)],
@@ -377,12 +389,14 @@ fn set<'a>(
     done
 }
 
-/// The ends with their messages, whose times are by the first machine's clock once the offset is added.
+/// The ends with their messages, whose times are by the first machine's clock once the offset is
+/// added.
 #[derive(Debug)]
 pub(crate) struct Timeline<'a> {
     /// By process, ranks in their order; sending ends before receiving ones.
     pub(crate) ends: Vec<Placed<'a>>,
-    /// The places in `ends` of the sender and the receiver of each connection of which both are known.
+    /// The places in `ends` of the sender and the receiver of each connection of which both are
+    /// known.
     pub(crate) connections: Vec<(usize, usize)>,
     /// How each clock was set.
     pub(crate) clocks: BTreeMap<String, Offset>,
@@ -496,8 +510,9 @@ impl Placed<'_> {
 
 // The timeline in Chrome's trace event format (JSON), which Perfetto and chrome://tracing read.
 //
-// A process is a process, an end of a connection a thread of it. Each message is a slice, and its stages are slices within that. An
-// arrow leads from the `irecv` to the `isend` that its clear-to-send lets pass, and from there to the message's arrival.
+// A process is a process, an end of a connection a thread of it. Each message is a slice, and its
+// stages are slices within that. An arrow leads from the `irecv` to the `isend` that its
+// clear-to-send lets pass, and from there to the message's arrival.
 
 /// The whole file.
 pub(crate) fn document(timeline: &Timeline<'_>) -> Value {
@@ -546,7 +561,8 @@ fn named(what: &str, placed: &Placed<'_>, track: usize, value: Value) -> Value {
     json!({"ph": "M", "name": what, "pid": placed.process_number, "tid": track + 1, "args": value})
 }
 
-/// The slices of an end. Messages are timed one after the other; where rounding says otherwise, one begins when the last has ended.
+/// The slices of an end. Messages are timed one after the other; where rounding says otherwise, one
+/// begins when the last has ended.
 fn slices(timeline: &Timeline<'_>, placed: &Placed<'_>, track: usize, events: &mut Vec<Value>) {
     let end = &placed.end.end;
     let mut free = i64::MIN;
@@ -695,7 +711,8 @@ impl Row<'_> {
     }
 }
 
-/// The `most` slowest messages, the slowest first. A message that both ends have timed has one line.
+/// The `most` slowest messages, the slowest first. A message that both ends have timed has one
+/// line.
 pub(crate) fn table(timeline: &Timeline<'_>, most: usize) -> String {
     let mut rows = rows(timeline);
     rows.sort_by_key(|row| std::cmp::Reverse(row.duration()));
@@ -749,7 +766,8 @@ pub(crate) fn count(timeline: &Timeline<'_>) -> usize {
     rows(timeline).len()
 }
 
-/// The stage in which the slowest messages were for most of their time, and what that means. `None`: there are no messages.
+/// The stage in which the slowest messages were for most of their time, and what that means.
+/// `None`: there are no messages.
 pub(crate) fn advice(timeline: &Timeline<'_>) -> Option<String> {
     let mut rows = rows(timeline);
     rows.sort_by_key(|row| std::cmp::Reverse(row.duration()));
@@ -971,8 +989,8 @@ pub(crate) mod tests {
         Process { clock: clock.into(), zero, ..process }
     }
 
-    /// A message that is cleared at 1,000 and sent at 1,000 + `wait` by one clock, and arrives 2,000 later: the sender's end and the receiver's,
-    /// whose clock is `ahead`.
+    /// A message that is cleared at 1,000 and sent at 1,000 + `wait` by one clock, and arrives
+    /// 2,000 later: the sender's end and the receiver's, whose clock is `ahead`.
     fn message(connection: u64, wait: u64, ahead: u64) -> [TimedEnd; 2] {
         let (sent, arrived) = (1_000 + wait, 3_000 + wait);
         let sender = end(true, connection, &[(1, sent + 2_500, [0, 0, 2_500])]);

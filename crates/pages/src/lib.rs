@@ -1,5 +1,6 @@
-//! The commands by which a program prints a shell's completions of its command line and writes its man pages. Programs have them as
-//! subcommands; both are made of what clap knows of the command line.
+//! The commands by which a program prints a shell's completions of its command line and writes its
+//! man pages. Programs have them as subcommands; both are made of what clap knows of the command
+//! line.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
@@ -38,7 +39,8 @@ impl Completions {
     }
 }
 
-/// What of a command a script tells, without hidden subcommands and options: clap_complete leaves none out.
+/// What of a command a script tells, without hidden subcommands and options: clap_complete leaves
+/// none out.
 fn without_hidden(command: &Command) -> Command {
     let shown = Command::new(command.get_name().to_owned())
         .args(command.get_arguments().filter(|one| !one.is_hide_set()).cloned())
@@ -79,8 +81,8 @@ impl fmt::Display for CannotWrite {
 impl std::error::Error for CannotWrite {}
 
 impl Man {
-    /// Writes the pages of `command`. They have no date, and its version without what follows a `+`: each build of a version
-    /// writes the same.
+    /// Writes the pages of `command`. They have no date, and its version without what follows a
+    /// `+`: each build of a version writes the same.
     ///
     /// # Errors
     /// [`CannotWrite`] with the file or the folder.

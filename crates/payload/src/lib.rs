@@ -1,6 +1,7 @@
 //! What test messages contain: bytes that tell every message and every place in it apart.
 //!
-//! A crate of its own, since it is compiled with optimisation in debug builds too: tests look at gigabytes.
+//! A crate of its own, since it is compiled with optimisation in debug builds too: tests look at
+//! gigabytes.
 
 /// Bytes that are looked at before the first difference among them is searched for.
 const BLOCK: usize = 4096;

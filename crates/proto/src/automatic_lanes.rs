@@ -362,7 +362,8 @@ mod tests {
                 Self { speeds: [10 << 30, 12 << 30], ..Self::new() }
             }
 
-            /// Sends so many GiB, one at a time, and does what is requested; how many GiB had been sent at each change, and the queue pairs then.
+            /// Sends so many GiB, one at a time, and does what is requested; how many GiB had been
+            /// sent at each change, and the queue pairs then.
             fn send(&mut self, gib: u64) -> Vec<(u64, u8)> {
                 let mut changes = Vec::new();
                 for _ in 0..gib {
@@ -411,7 +412,8 @@ mod tests {
             }
         }
 
-        /// Each trial begins with what there is, and waits for sixteen times as much as the one before.
+        /// Each trial begins with what there is, and waits for sixteen times as much as the one
+        /// before.
         #[test]
         fn lanes_that_were_faster_are_compared_again_and_given_up_when_they_are_not_any_more() {
             let mut conn = Conn::with_gain();
@@ -423,7 +425,8 @@ mod tests {
             assert_eq!(conn.send(80_000)[..2], [(70_751, 4), (70_828, 1)]);
         }
 
-        /// The network is half as fast for other reasons in any part of the time, so that any legs are slower.
+        /// The network is half as fast for other reasons in any part of the time, so that any legs
+        /// are slower.
         #[test]
         fn a_slower_phase_is_not_taken_for_the_effect_of_lanes() {
             for begin in (0..330).step_by(33) {
@@ -510,7 +513,8 @@ mod tests {
 
         const GAIN: (u64, u64) = (8, 7);
 
-        /// The speed of a path of this latency and bandwidth, in ns and bytes in one of them, with so much under way.
+        /// The speed of a path of this latency and bandwidth, in ns and bytes in one of them, with
+        /// so much under way.
         fn speed(latency: u64, bandwidth: u64, under_way: u64) -> Speed {
             let mut speeds = Speeds::default();
             (0..MEASUREMENTS).for_each(|_| {

@@ -1,4 +1,5 @@
-//! The clear-to-send, [`Cts`]: what the receiver writes into the ring in the sender's memory, and where in the ring.
+//! The clear-to-send, [`Cts`]: what the receiver writes into the ring in the sender's memory, and
+//! where in the ring.
 
 use super::{MAX_MESSAGE, MAX_RAILS, RING_SLOTS, Violation, violation};
 
@@ -142,7 +143,8 @@ const _: () = assert!(
 );
 const _: () = assert!(RING_SLOTS.is_power_of_two());
 
-/// Index of a slot of the ring. The clear-to-send with sequence number n has slot n modulo [`RING_SLOTS`].
+/// Index of a slot of the ring. The clear-to-send with sequence number n has slot n modulo
+/// [`RING_SLOTS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SlotIndex(u16);
 

@@ -1,5 +1,5 @@
-//! Tests of all values where there are few enough, and of sequence numbers that wrap. With `FERRITE_EXHAUSTIVE` set, of every value;
-//! else of some of them, evenly spread.
+//! Tests of all values where there are few enough, and of sequence numbers that wrap. With
+//! `FERRITE_EXHAUSTIVE` set, of every value; else of some of them, evenly spread.
 
 use super::cts::{Cts, CtsWords};
 use super::imm::{Imm, LengthCode};
@@ -34,7 +34,8 @@ fn every_immediate_is_read_as_it_is_made_again() {
     }
 }
 
-/// Every way to cut, every length up to 256 KiB, and every first queue pair, with weights that are equal, or as unequal as they may be.
+/// Every way to cut, every length up to 256 KiB, and every first queue pair, with weights that are
+/// equal, or as unequal as they may be.
 #[test]
 fn the_stripes_of_every_length_tile_the_message() {
     for (rails, per_rail) in
@@ -66,7 +67,8 @@ fn the_stripes_of_every_length_tile_the_message() {
     }
 }
 
-/// A connection whose first message has sequence number `first`: what happens to each message, in words without that number.
+/// A connection whose first message has sequence number `first`: what happens to each message, in
+/// words without that number.
 fn told(first: u32, messages: u32) -> Vec<String> {
     let striping = Striping::new(1, 2, true);
     let mut sender = SendFlow::new(striping, RailWeights::from_speeds([1]));
@@ -139,7 +141,8 @@ fn told(first: u32, messages: u32) -> Vec<String> {
 fn sequence_numbers_wrap_at_any_message_and_nothing_else_changes() {
     let fast = told(1 + RING_SLOTS as u32, 2000);
     assert!(fast.len() > 2000);
-    // The first message has the same slot, and sequence number 0 comes soon, or within the ring's later rounds.
+    // The first message has the same slot, and sequence number 0 comes soon, or within the ring's
+    // later rounds.
     for rounds in 1..=4 {
         assert_eq!(told((RING_SLOTS as u32 * rounds).wrapping_neg() + 1, 2000), fast, "{rounds}");
     }

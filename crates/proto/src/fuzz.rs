@@ -1,7 +1,9 @@
-//! What a fuzzer chooses the input of: messages, clear-to-sends and immediates of a peer that says anything, and schedules of the simulators of recovery and of the control connection.
+//! What a fuzzer chooses the input of: messages, clear-to-sends and immediates of a peer that says
+//! anything, and schedules of the simulators of recovery and of the control connection.
 //!
-//! Each target takes any bytes, and panics if what has to hold does not. `scripts/fuzz.py` has libFuzzer choose the bytes, with `cfg(fuzzing)`;
-//! a test runs the inputs that are kept in `tests/fuzz/corpus`.
+//! Each target takes any bytes, and panics if what has to hold does not. `scripts/fuzz.py` has
+//! libFuzzer choose the bytes, with `cfg(fuzzing)`; a test runs the inputs that are kept in
+//! `tests/fuzz/corpus`.
 
 use super::control;
 use super::cts::{Cts, CtsWords, SlotIndex};
@@ -135,14 +137,16 @@ fn is_within_bounds(end: &Endpoint) -> bool {
             .all(|rail| is_count(rail.qps.len()) && rail.qps.iter().all(|qp| qp.qpn < 1 << 24))
 }
 
-/// Whether no name is longer than what a message carries of it: characters that are not valid UTF-8 take more bytes once read.
+/// Whether no name is longer than what a message carries of it: characters that are not valid UTF-8
+/// take more bytes once read.
 fn has_short_names(end: &Endpoint) -> bool {
     std::iter::once(&end.name)
         .chain(end.rails.iter().map(|rail| &rail.name))
         .all(|name| name.len() <= 255)
 }
 
-/// A first message is within bounds and is the same once it is written and read again, or is refused.
+/// A first message is within bounds and is the same once it is written and read again, or is
+/// refused.
 pub(super) fn check_hello(body: &[u8]) {
     let Ok(hello) = Hello::parse(body) else { return };
     if has_short_names(&hello.endpoint) && hello.left_out.len() <= 255 {
@@ -159,7 +163,8 @@ pub(super) fn check_hello(body: &[u8]) {
     }
 }
 
-/// A reply takes what was offered, and is the same once it is written and read again, or is refused.
+/// A reply takes what was offered, and is the same once it is written and read again, or is
+/// refused.
 pub(super) fn check_reply(body: &[u8], hello: &Hello) {
     let offer = &hello.endpoint;
     let Ok(reply) = Reply::parse(body, hello) else { return };
@@ -175,8 +180,8 @@ pub(super) fn check_reply(body: &[u8], hello: &Hello) {
     let _ = offer.rail_weights_with(&reply.endpoint);
 }
 
-/// A message about recovery, whose body is made from that of a good one, is within bounds and is the same once it is written and read again, or
-/// is refused.
+/// A message about recovery, whose body is made from that of a good one, is within bounds and is
+/// the same once it is written and read again, or is refused.
 pub(super) fn check_recovery(good: &Message, body: impl FnOnce(Vec<u8>) -> Vec<u8>, rails: u8) {
     let mask = RailMask::first(rails);
     let Ok(message) = Message::parse(good.kind(), &body(good.body()), rails) else { return };
@@ -245,8 +250,8 @@ fn arriving(random: &mut Random) -> Arriving {
     Arriving::Likely(qp, random.below(12) as u8, code)
 }
 
-/// A receiver with groups of buffers of these sizes gets all of `immediates`, up to the first that is refused. No completed receive reports
-/// more bytes than its buffer has.
+/// A receiver with groups of buffers of these sizes gets all of `immediates`, up to the first that
+/// is refused. No completed receive reports more bytes than its buffer has.
 pub(super) fn receive(
     striping: Striping,
     groups: &[Vec<u32>],
@@ -408,7 +413,8 @@ mod tests {
         .collect()
     }
 
-    /// Each has reached something that none before had. Of schedules, which take longest, one in four; with `FERRITE_EXHAUSTIVE` set all.
+    /// Each has reached something that none before had. Of schedules, which take longest, one in
+    /// four; with `FERRITE_EXHAUSTIVE` set all.
     #[test]
     fn inputs_that_are_kept_break_nothing() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus");

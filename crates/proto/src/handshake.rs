@@ -13,7 +13,8 @@ use super::{MAX_QPS, MAX_RAILS, RING_SLOTS, Violation, violation};
 use std::fmt;
 use std::net::SocketAddr;
 
-/// The ring of clear-to-sends, in the sender's memory. Its keys are those of the sender's rails: [`RailEnd::ring_key`].
+/// The ring of clear-to-sends, in the sender's memory. Its keys are those of the sender's rails:
+/// [`RailEnd::ring_key`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ring {
     /// Its address in the sender's process.

@@ -1,4 +1,5 @@
-//! The immediate data, [`Imm`]: which message an RDMA WRITE belongs to, and how long the message is.
+//! The immediate data, [`Imm`]: which message an RDMA WRITE belongs to, and how long the message
+//! is.
 
 use super::cts::SlotIndex;
 
@@ -42,7 +43,8 @@ const KIND_STRIPE: u32 = 3;
 const _: () = assert!(LENGTH_CODE_BITS == 23);
 
 impl Imm {
-    /// Lengths from here on need [`LengthCode::Full`], or [`LengthCode::Low`] and [`LengthCode::High`].
+    /// Lengths from here on need [`LengthCode::Full`], or [`LengthCode::Low`] and
+    /// [`LengthCode::High`].
     pub const EXPLICIT_LIMIT: u32 = CODED;
 
     /// The immediate for the message of `slot`.

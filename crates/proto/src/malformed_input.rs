@@ -156,7 +156,8 @@ proptest! {
         for length in lengths {
             let read = |seq: u32| ring.get(seq as usize - 1).map(|words| {
                 let mut words = *words;
-                // The sequence number is the one that is looked for; length and tag are made valid ones.
+                // The sequence number is the one that is looked for; length and tag are made valid
+                // ones.
                 words[3] = (words[3] & 0x0000_0000_ffff_ffff | u64::from(seq) << 32).to_le();
                 words[1] &= 0xffff_ffff_3fff_ffff;
                 words[2] &= 0xffff_ffff;
@@ -186,7 +187,8 @@ proptest! {
         }
     }
 
-    /// Messages 1 to `sent` were sent, of which the first `ended` are reported to NCCL; `read` clear-to-sends have been read.
+    /// Messages 1 to `sent` were sent, of which the first `ended` are reported to NCCL; `read`
+    /// clear-to-sends have been read.
     #[test]
     fn no_missing_list_makes_a_sender_send_more_than_it_was_given_or_what_it_has_given_up(
         sent in 0u32..12, ended in 0u32..12, read in 0u32..16, missing_lists in vec(missing_list(), 1..4), rails in 1u8..=4,
@@ -221,7 +223,8 @@ proptest! {
                     }
                 }
             }
-            // One more message goes into a buffer that a missing list has listed, if there is one of this tag.
+            // One more message goes into a buffer that a missing list has listed, if there is one
+            // of this tag.
             if let Ok(Some(transfer)) = flow.submit(0, 7, 1, |_| None) {
                 let _ = flow.handle_completion(transfer.id);
                 unsent.retain(|seq| SlotIndex::of(*seq) != transfer.slot);

@@ -169,7 +169,8 @@ impl BusyPolls {
         self.outstanding[at] = self.outstanding[at].saturating_sub(1);
     }
 
-    /// A message is complete. Returns whether it was cut with the present weights. One that is not on all rails or lanes shows nothing here.
+    /// A message is complete. Returns whether it was cut with the present weights. One that is not
+    /// on all rails or lanes shows nothing here.
     pub(super) fn handle_message(&mut self, is_on_all: bool) -> bool {
         if self.old > 0 {
             self.old -= 1;
@@ -221,7 +222,8 @@ mod tests {
     use super::*;
     use crate::exhaustive;
 
-    /// Sends messages one by one over rails of `real` speeds. Returns the weights in percent of the first rail's.
+    /// Sends messages one by one over rails of `real` speeds. Returns the weights in percent of the
+    /// first rail's.
     fn settled(nominal: &[u32], real: &[u32], messages: usize) -> Vec<u64> {
         let mut weights = RailWeights::from_speeds(nominal.iter().copied());
         for _ in 0..messages {
@@ -295,7 +297,8 @@ mod tests {
         assert_eq!([1, 2, 3, 4].map(|count| rising.greatest(count)), [0, 1, 2, 2]);
     }
 
-    /// Every weight, with nominal weights between the least and the greatest: what a rail loses and regains stays within bounds.
+    /// Every weight, with nominal weights between the least and the greatest: what a rail loses and
+    /// regains stays within bounds.
     #[test]
     fn every_weight_falls_to_the_least_and_rises_to_the_nominal_one() {
         let (least, most) = (usize::from(MIN_WEIGHT), NOMINAL as usize);

@@ -157,8 +157,8 @@ impl RecvFlow {
 
 // The fast path, with fewer instructions: a receive of one message whose length fits one immediate.
 impl RecvFlow {
-    /// As [`Self::begin`], for one buffer, on a connection of one or two rails. False: it is another case, or too much is outstanding, and
-    /// nothing has changed.
+    /// As [`Self::begin`], for one buffer, on a connection of one or two rails. False: it is
+    /// another case, or too much is outstanding, and nothing has changed.
     #[inline(always)]
     pub fn begin_single<K: KeysByRail>(
         &mut self,
@@ -1066,7 +1066,8 @@ mod tests {
         }
 
         proptest! {
-            /// Half of the buffers are announced before each immediate; some immediates fit no message.
+            /// Half of the buffers are announced before each immediate; some immediates fit no
+            /// message.
             #[test]
             fn a_message_that_comes_whole_is_taken_in_as_by_the_general_case(
                 lengths in prop::collection::vec(0..20_000u32, 1..40),
@@ -1213,7 +1214,8 @@ mod tests {
             );
         }
 
-        /// All but one of a batch are missing, and the last group that was accepted is the first with messages of two receives.
+        /// All but one of a batch are missing, and the last group that was accepted is the first
+        /// with messages of two receives.
         #[test]
         fn messages_never_consume_more_than_a_queue_pair_has() {
             for step in std::iter::successors(Some(Receives::default()), |receives| receives.more())

@@ -6,7 +6,8 @@ use super::{MAX_GROUP, MAX_REQUESTS, Violation, violation};
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
-/// Names one use of one entry of a [`Requests`] table. Stale ids, from before the entry was released, are recognised.
+/// Names one use of one entry of a [`Requests`] table. Stale ids, from before the entry was
+/// released, are recognised.
 ///
 /// ```text
 /// bit 31            8 7      0

@@ -379,7 +379,8 @@ impl SendFlow {
         self.striping.rails() > 1 || self.lanes.is_some()
     }
 
-    /// Whether a message of `length` bytes has a stripe on each rail or lane: only such a one compares all of them.
+    /// Whether a message of `length` bytes has a stripe on each rail or lane: only such a one
+    /// compares all of them.
     fn is_on_all(&self, length: u32) -> bool {
         let all =
             if self.lanes.is_some() { self.striping.qp_count() } else { self.striping.rails() };
@@ -1134,7 +1135,8 @@ mod tests {
             let mut flow =
                 SendFlow::new(Striping::new(2, 1, false), RailWeights::from_speeds([1, 1]));
             let mut seq = 0;
-            // The lengths of a message's stripes on qps 0 and 1, which complete in this order, in one poll or in two.
+            // The lengths of a message's stripes on qps 0 and 1, which complete in this order, in
+            // one poll or in two.
             let mut message = |polls: u32, length: u32| {
                 seq += 1;
                 let transfer = submit(&mut flow, &[cts(seq, 0, length)], 0, length)
@@ -1177,7 +1179,8 @@ mod tests {
             assert_eq!(flow.unacknowledged(), None);
         }
 
-        /// One immediate tells all lengths below 2^22 less the codes, and that of the clear-to-send.
+        /// One immediate tells all lengths below 2^22 less the codes, and that of the
+        /// clear-to-send.
         #[test]
         fn the_least_length_that_no_immediate_can_tell_is_reported_as_the_whole_buffer_or_in_two_halves()
          {
@@ -1220,12 +1223,14 @@ mod tests {
             Write { tag: u32, length: u32 },
             /// `isend`.
             Send { tag: u32, length: u32 },
-            /// The stripe of some message that is outstanding completes, and NCCL is told of the message.
+            /// The stripe of some message that is outstanding completes, and NCCL is told of the
+            /// message.
             Complete(prop::sample::Index),
         }
 
         fn steps() -> impl Strategy<Value = Vec<Step>> {
-            // One tag is more frequent, as with NCCL; some lengths are too long for one stripe or for a clear-to-send.
+            // One tag is more frequent, as with NCCL; some lengths are too long for one stripe or
+            // for a clear-to-send.
             let tag = || prop_oneof![8 => Just(0u32), 1 => 1..3u32];
             let posted = || prop_oneof![20 => 0..20_000u32, 1 => Just(MAX_MESSAGE + 1)];
             let step = prop_oneof![
@@ -1327,7 +1332,8 @@ mod tests {
             (flow, 0)
         }
 
-        /// Sends a message, whose stripes complete in the order of their lengths, but that of `last` after the others.
+        /// Sends a message, whose stripes complete in the order of their lengths, but that of
+        /// `last` after the others.
         fn send((flow, count): &mut (SendFlow, u32), length: u32, last: Option<u8>) -> Vec<Stripe> {
             *count += 1;
             let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: *count };
@@ -1465,7 +1471,8 @@ mod tests {
                 flow.0.poll_slow_lane()
             });
             assert_eq!(named.take(), Some(QpIndex(2)));
-            // Whatever the time between messages, it is of no account: what counts is the order of completions.
+            // Whatever the time between messages, it is of no account: what counts is the order of
+            // completions.
             let mut flow = lanes();
             for message in 0..4000_u32 {
                 send(&mut flow, LARGE, Some((message % 4) as u8));
@@ -1473,7 +1480,8 @@ mod tests {
             }
         }
 
-        /// Where order says nothing of speed, since all lanes share a path, shares differ by chance, and a lane is seldom slow.
+        /// Where order says nothing of speed, since all lanes share a path, shares differ by
+        /// chance, and a lane is seldom slow.
         #[test]
         fn lanes_that_complete_last_at_random_are_seldom_slow() {
             let (mut flow, mut random, mut named) = (lanes(), 1_u64, 0);
@@ -1523,7 +1531,8 @@ mod tests {
             }
         }
 
-        /// As on one link, which takes what is posted in its order; also with messages in between that are cut, but too short to learn from.
+        /// As on one link, which takes what is posted in its order; also with messages in between
+        /// that are cut, but too short to learn from.
         #[test]
         fn no_lane_is_slow_where_stripes_complete_in_the_order_in_which_they_are_posted() {
             const SHORT: u32 = 16 << 10;
@@ -1555,7 +1564,8 @@ mod tests {
             }
         }
 
-        /// Sends messages over lanes of these speeds, in bytes in the time of a poll, all at once. Returns the shares in percent.
+        /// Sends messages over lanes of these speeds, in bytes in the time of a poll, all at once.
+        /// Returns the shares in percent.
         fn settled(flow: &mut (SendFlow, u32), speeds: &[u64], messages: u32) -> Vec<u64> {
             for _ in 0..messages {
                 flow.1 += 1;
@@ -1631,7 +1641,8 @@ mod tests {
         const POLLS: u64 = 1 << 16;
         const LARGE: u32 = 1 << 20;
 
-        /// A sender that has always `window` messages outstanding over rails of these speeds, and polls at every moment.
+        /// A sender that has always `window` messages outstanding over rails of these speeds, and
+        /// polls at every moment.
         struct Link {
             flow: SendFlow,
             speeds: Vec<u64>,
@@ -1696,7 +1707,8 @@ mod tests {
                 self.now - begin
             }
 
-            /// How much faster it sends so many messages than the fastest of its rails would alone, in percent.
+            /// How much faster it sends so many messages than the fastest of its rails would alone,
+            /// in percent.
             fn gain(&mut self, messages: usize) -> i64 {
                 let alone = messages as u64 * POLLS / self.speeds.iter().max().expect("a rail");
                 (100 * alone / self.send(messages)) as i64 - 100
@@ -1736,8 +1748,9 @@ mod tests {
             }
         }
 
-        /// Sends messages of `length` bytes over equal lanes, `window` at a time. Returns the least share that a lane has had, in percent of the
-        /// greatest at that time, and how often one was found slow.
+        /// Sends messages of `length` bytes over equal lanes, `window` at a time. Returns the least
+        /// share that a lane has had, in percent of the greatest at that time, and how often one
+        /// was found slow.
         fn shares_of_equal_lanes(
             (rails, per_rail): (u8, u8),
             length: u32,
@@ -1789,7 +1802,8 @@ mod tests {
             (least, slow)
         }
 
-        /// A lane that has no part of a message has nothing to do meanwhile, and is no faster than the others.
+        /// A lane that has no part of a message has nothing to do meanwhile, and is no faster than
+        /// the others.
         #[test]
         fn equal_lanes_keep_like_shares_where_messages_are_cut_over_some_of_them() {
             for lanes in [(1, 16), (2, 8), (4, 8)] {
@@ -1805,7 +1819,8 @@ mod tests {
             }
         }
 
-        /// Also where many messages are outstanding, and the order in which they complete is known late.
+        /// Also where many messages are outstanding, and the order in which they complete is known
+        /// late.
         #[test]
         fn rails_that_are_not_far_apart_are_together_faster_than_either() {
             for window in [1, 8, 32, 128] {
@@ -1877,8 +1892,8 @@ mod tests {
             }
         }
 
-        /// A flow over two rails that has read clear-to-sends 1 to 4, of tags 1 and 0 in turn. Messages 1, 2 and 3 are sent;
-        /// the first is complete and not tested. Their requests.
+        /// A flow over two rails that has read clear-to-sends 1 to 4, of tags 1 and 0 in turn.
+        /// Messages 1, 2 and 3 are sent; the first is complete and not tested. Their requests.
         fn flow() -> (SendFlow, Vec<RequestId>) {
             let mut flow =
                 SendFlow::new(Striping::new(2, 1, false), RailWeights::from_speeds(WEIGHTS));
@@ -1935,7 +1950,8 @@ mod tests {
             }
         }
 
-        /// As many buffers as the ring has slots are posted, and the sender has read no clear-to-send.
+        /// As many buffers as the ring has slots are posted, and the sender has read no
+        /// clear-to-send.
         #[test]
         fn a_missing_list_of_as_many_messages_as_the_ring_has_slots_is_applied() {
             let mut flow =

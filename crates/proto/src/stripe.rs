@@ -14,7 +14,8 @@ pub const LL128_LINE_BYTES: u32 = 128;
 /// Least average bytes per stripe: below, a second work request costs more than it saves.
 pub const STRIPE_MIN_BYTES: u32 = 8192;
 
-/// How messages are cut; both ends hold the same value. It is 8 bytes wide, so that it travels in a register.
+/// How messages are cut; both ends hold the same value. It is 8 bytes wide, so that it travels in a
+/// register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Striping {
     /// Queue pairs of the connection, 1 to [`MAX_QPS`]; the same number on each rail.

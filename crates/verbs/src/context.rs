@@ -79,7 +79,8 @@ pub enum AsyncEvent {
     LidChange(u8),
     /// The device is lost.
     DeviceFatal,
-    /// The completion queue with this [`id`](super::completion_queue::CompletionQueue::id) has failed and reports nothing more.
+    /// The completion queue with this [`id`](super::completion_queue::CompletionQueue::id) has
+    /// failed and reports nothing more.
     CompletionQueueError(u64),
     /// A queue pair has failed, which its completions also show. The text names the event.
     QueuePairError(&'static str),
@@ -191,7 +192,8 @@ impl Context {
         let fd = self.event_fd();
         let is_waiting =
             poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec::default())) != Ok(0);
-        // An event that another thread has read is no longer in the descriptor, and may not count yet.
+        // An event that another thread has read is no longer in the descriptor, and may not count
+        // yet.
         let is_read = is_waiting || self.readers.load(Ordering::SeqCst) != 0;
         (!is_read).then(|| self.port_changes.load(Ordering::SeqCst))
     }

@@ -14,11 +14,13 @@ pub enum Kind {
     Device,
 }
 
-/// An error whose text names the call and its object. It is one pointer wide, so that results travel in registers.
+/// An error whose text names the call and its object. It is one pointer wide, so that results
+/// travel in registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error(Box<Detail>);
 
-/// The parts of an [`Error`]. Its text is `OPERATION failed: ERRNO in words`, or just the operation, and then the context.
+/// The parts of an [`Error`]. Its text is `OPERATION failed: ERRNO in words`, or just the
+/// operation, and then the context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detail {
     /// What has failed.

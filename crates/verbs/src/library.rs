@@ -127,7 +127,8 @@ impl Library {
 
 fn open(name: &str) -> std::result::Result<*mut c_void, String> {
     let name = CString::new(name).map_err(|e| e.to_string())?;
-    // SAFETY: the name is a C string; libibverbs' constructors do nothing that needs more than a loaded libc.
+    // SAFETY: the name is a C string; libibverbs' constructors do nothing that needs more than a
+    // loaded libc.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if !handle.is_null() {
         return Ok(handle);

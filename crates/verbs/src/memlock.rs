@@ -1,5 +1,5 @@
-//! The limit of locked memory, `RLIMIT_MEMLOCK`. Memory that devices access, queues included, counts as locked, and the
-//! errno of a failure does not show that the limit is the cause.
+//! The limit of locked memory, `RLIMIT_MEMLOCK`. Memory that devices access, queues included,
+//! counts as locked, and the errno of a failure does not show that the limit is the cause.
 
 use crate::error::Error;
 use rustix::process::{Resource, getrlimit};

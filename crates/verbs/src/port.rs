@@ -146,8 +146,8 @@ impl Context {
             Some(query) => unsafe {
                 query(self.raw(), port, &raw mut raw, size_of::<ibv_port_attr>())
             },
-            // This call fills in the old, shorter struct. The rest stays zero.
-            // SAFETY: the context is open and the place is larger than the struct that the call fills in.
+            // This call fills in the old, shorter struct. The rest stays zero. SAFETY: the context
+            // is open and the place is larger than the struct that the call fills in.
             None => unsafe { (self.library.ibv_query_port)(self.raw(), port, &raw mut raw) },
         };
         if rc != 0 {

@@ -45,7 +45,8 @@ pub(super) fn create(
     (attr.send_cq, attr.recv_cq, attr.pd) = (queue.raw, queue.raw, pd);
     (attr.cap, attr.qp_type) = (cap, sys::IBV_QPT_RC);
     (attr.comp_mask, attr.send_ops_flags) = (FIELDS, operations.0);
-    // SAFETY: the domain and the queue are live and of this context, and the attributes are a whole struct.
+    // SAFETY: the domain and the queue are live and of this context, and the attributes are a whole
+    // struct.
     let raw = create::try_create(|| unsafe { call(context, &raw mut attr) }).ok()?;
     Some((raw, attr.cap))
 }

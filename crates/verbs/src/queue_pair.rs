@@ -137,7 +137,8 @@ impl ResetQueuePair {
         self.inline_bytes
     }
 
-    /// Moves it to state INIT on `port`, in the partition of entry `pkey_index` of the port's partition key table.
+    /// Moves it to state INIT on `port`, in the partition of entry `pkey_index` of the port's
+    /// partition key table.
     ///
     /// # Errors
     /// The device refuses, for example if there is no such entry.

@@ -9,7 +9,8 @@ use std::sync::Arc;
 /// A ring of `RECORDS` records that a peer writes by RDMA WRITE. The last word of a record shows
 /// whether it is complete; [`record`] explains why that works.
 ///
-/// A record has one half or two halves of `WORDS` 64-bit words each. The last half is the one that [`Self::read`] reads.
+/// A record has one half or two halves of `WORDS` 64-bit words each. The last half is the one that
+/// [`Self::read`] reads.
 #[derive(Debug)]
 pub struct SharedRing<const WORDS: usize, const RECORDS: usize> {
     // Declared first: the regions are deregistered before the memory is unmapped.
@@ -53,7 +54,8 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
     fn clear(&mut self, empty: impl Fn(usize) -> u64) {
         for index in 0..RECORDS {
             let last = self.last_half_at(index).wrapping_add(WORDS - 1).cast_mut();
-            // SAFETY: the last word of the record: aligned, inside the mapping, and no peer writes yet.
+            // SAFETY: the last word of the record: aligned, inside the mapping, and no peer writes
+            // yet.
             unsafe { last.write_volatile(empty(index)) };
         }
     }
@@ -92,8 +94,9 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
                 // Regions of lost devices are useless, and would keep the devices open.
                 self.regions.retain(|region| !region.is_lost());
                 let Mapping { base, bytes, .. } = self.memory;
-                // SAFETY: the mapping is ours and outlives the regions by the order of the fields. No relaxed ordering here: the
-                // sequence number must not overtake the rest of its record.
+                // SAFETY: the mapping is ours and outlives the regions by the order of the fields.
+                // No relaxed ordering here: the sequence number must not overtake the rest of its
+                // record.
                 let region = unsafe {
                     MemoryRegion::register(domain, base as u64, bytes, Source::Address, false)
                 }?;
@@ -104,7 +107,8 @@ impl<const WORDS: usize, const RECORDS: usize> SharedRing<WORDS, RECORDS> {
         Ok(&self.regions[place])
     }
 
-    /// A copy of the last half of record `index` (modulo `RECORDS`), if `is_there` accepts its last word.
+    /// A copy of the last half of record `index` (modulo `RECORDS`), if `is_there` accepts its last
+    /// word.
     #[inline]
     pub fn read(&self, index: usize, is_there: impl FnOnce(u64) -> bool) -> Option<[u64; WORDS]> {
         // SAFETY: the words of the record.

@@ -41,7 +41,8 @@ impl Staging {
         Ok(Self { regions, memory })
     }
 
-    /// Copies `records` to `offset`, in bytes, and returns their address. No device may be reading there at the time.
+    /// Copies `records` to `offset`, in bytes, and returns their address. No device may be reading
+    /// there at the time.
     ///
     /// # Errors
     /// The records do not fit.

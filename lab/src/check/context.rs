@@ -131,7 +131,8 @@ impl<'s> Context<'s> {
         // SAFETY: this process has one thread, so the child has all that there is.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: as for die_with_parent: a plain system call; then the end of the child, as a crash would be.
+            // SAFETY: as for die_with_parent: a plain system call; then the end of the child, as a
+            // crash would be.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             body(self);
             // SAFETY: a signal to the process itself.
@@ -251,7 +252,8 @@ pub(super) fn code<T>(result: &Result<T>) -> u32 {
     }
 }
 
-/// Tries until `attempt` gives something or fails, for `limit` at most; `None` when the time is over.
+/// Tries until `attempt` gives something or fails, for `limit` at most; `None` when the time is
+/// over.
 ///
 /// # Errors
 /// Those of `attempt`.
@@ -372,8 +374,8 @@ impl Softrnic {
     }
 }
 
-/// Makes a folder with files of libibverbs's names that are no libraries, to be put before the system's own. It is removed
-/// when the value is dropped.
+/// Makes a folder with files of libibverbs's names that are no libraries, to be put before the
+/// system's own. It is removed when the value is dropped.
 pub(super) fn folder() -> Result<TempDir> {
     let failed = |source| Error::io("cannot make a folder without libibverbs", source);
     let folder = tempfile::Builder::new().prefix("ferrite-no-verbs-").tempdir().map_err(failed)?;
@@ -383,10 +385,11 @@ pub(super) fn folder() -> Result<TempDir> {
     Ok(folder)
 }
 
-/// The first aligned word that is an address in one of `ranges`, with its offset. Words with a byte `fill` are none: such bytes were
-/// not written.
+/// The first aligned word that is an address in one of `ranges`, with its offset. Words with a byte
+/// `fill` are none: such bytes were not written.
 ///
-/// At other offsets no pointer is looked for: there a port and an address of 127.0.0.0/8 after it can look like one.
+/// At other offsets no pointer is looked for: there a port and an address of 127.0.0.0/8 after it
+/// can look like one.
 pub(super) fn first_pointer(
     bytes: &[u8],
     fill: u8,
@@ -461,8 +464,9 @@ impl LocalConn {
 /// Where a message comes from, or goes: communicator, memory, offset, size.
 type Side<'a, C> = (&'a C, &'a Region, usize, usize);
 
-/// Sends one message and receives one, and tests both in turn, as NCCL's progress thread does: a transport may
-/// need to be called at either end for the other to get on. The sizes that the send and the receive report.
+/// Sends one message and receives one, and tests both in turn, as NCCL's progress thread does: a
+/// transport may need to be called at either end for the other to get on. The sizes that the send
+/// and the receive report.
 ///
 /// # Errors
 /// Those of the transport; [`Error::Stalled`].
@@ -491,7 +495,8 @@ pub(super) fn exchange(
 /// Posts a send for the receive that was posted last, and tests that one meanwhile.
 ///
 /// # Errors
-/// Those of `post` and of the transport; [`Error::Stalled`]; [`Error::Contract`] if the receive is done before it.
+/// Those of `post` and of the transport; [`Error::Stalled`]; [`Error::Contract`] if the receive is
+/// done before it.
 pub(super) fn sent_meanwhile<'c>(
     deadline: &mut Deadline,
     receive: &mut Request<'_>,

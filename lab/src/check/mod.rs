@@ -1,7 +1,7 @@
 //! `ferrite check`: the contract of an NCCL net transport, point by point, against one transport.
 //!
-//! Each point has a number and a name. It runs in new processes on a software device of its own and ends within a time
-//! limit, with one of three verdicts.
+//! Each point has a number and a name. It runs in new processes on a software device of its own and
+//! ends within a time limit, with one of three verdicts.
 //!
 //! | file | what is in it |
 //! |---|---|
@@ -19,7 +19,8 @@ pub(crate) mod relay;
 pub(crate) mod report;
 pub(crate) mod runner;
 
-/// Returns [`Error::Contract`](crate::error::Error::Contract) with a sentence unless a condition holds.
+/// Returns [`Error::Contract`](crate::error::Error::Contract) with a sentence unless a condition
+/// holds.
 macro_rules! ensure {
     ($condition:expr, $($words:tt)+) => {
         if !$condition {

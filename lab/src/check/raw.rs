@@ -1,7 +1,8 @@
-//! The functions of a table with arguments of any kind: what [`Transport`] keeps from happening has to be tried.
+//! The functions of a table with arguments of any kind: what [`Transport`] keeps from happening has
+//! to be tried.
 //!
-//! Objects are the transport's own ([`SendComm`], [`Region`], …), so that a client can pass the wrong number, place or
-//! time, and nothing that is not the transport's.
+//! Objects are the transport's own ([`SendComm`], [`Region`], …), so that a client can pass the
+//! wrong number, place or time, and nothing that is not the transport's.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -68,8 +69,8 @@ impl Written {
 /// A request, a communicator or a memory handle of the transport's; 0 for NULL.
 pub(super) type Opaque = usize;
 
-/// One call of a slot with pointers that live as long as the call: of the slot where it is alike in all versions, of `function`
-/// where it is not.
+/// One call of a slot with pointers that live as long as the call: of the slot where it is alike in
+/// all versions, of `function` where it is not.
 macro_rules! slot {
     ($raw:expr, $slot:ident ( $($argument:expr),* )) => {
         slot!(@ library::slot!($raw.vtable, $slot), ( $($argument),* ))
@@ -77,8 +78,9 @@ macro_rules! slot {
     (@ $function:expr, ( $($argument:expr),* )) => {{
         match $function {
             None => abi::ncclInternalError,
-            // SAFETY: the vtable was checked when the library was loaded. Objects are the transport's own or NULL;
-            // pointers to places are live for the call and as large as the contract wants.
+            // SAFETY: the vtable was checked when the library was loaded. Objects are the
+            // transport's own or NULL; pointers to places are live for the call and as large as the
+            // contract wants.
             Some(function) => unsafe { function($($argument),*) },
         }
     }};
@@ -163,7 +165,8 @@ impl Raw {
             11 => (112, [84..88, 108..112]),
             _ => (128, [100..104, 0..0]),
         };
-        // SAFETY: the place is larger than either, and any bytes are a value of its integers and pointers.
+        // SAFETY: the place is larger than either, and any bytes are a value of its integers and
+        // pointers.
         let common = unsafe {
             match self.vtable {
                 Vtable::V8(_) => instance::in_common(&*place.cast::<ncclNetProperties_v8_t>()),
@@ -253,7 +256,8 @@ impl Raw {
         slot!(self, deregMr(comm.raw(), handle as *mut c_void))
     }
 
-    /// The request is garbage before the call. A size that the version's type cannot hold becomes the greatest that it can.
+    /// The request is garbage before the call. A size that the version's type cannot hold becomes
+    /// the greatest that it can.
     pub(super) fn isend(
         self,
         comm: &SendComm,

@@ -1,7 +1,8 @@
-//! A TCP relay between the two ends of a connection: finds the port in a listener's handle, and puts another one there.
+//! A TCP relay between the two ends of a connection: finds the port in a listener's handle, and
+//! puts another one there.
 //!
-//! The contents of a handle are the transport's choice, but for one thing: somewhere in it is the number of the port where
-//! its listener waits, and the kernel lists this port as well.
+//! The contents of a handle are the transport's choice, but for one thing: somewhere in it is the
+//! number of the port where its listener waits, and the kernel lists this port as well.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
@@ -62,11 +63,13 @@ pub(crate) struct HandlePort {
 }
 
 impl HandlePort {
-    /// The places where it may be: the port is in the handle, and this process listens on it, if it can be only since `before` was
-    /// read. There are several if other bytes of the handle, which may be random, are by chance the same.
+    /// The places where it may be: the port is in the handle, and this process listens on it, if it
+    /// can be only since `before` was read. There are several if other bytes of the handle, which
+    /// may be random, are by chance the same.
     ///
     /// # Errors
-    /// [`Error::Unreadable`] if there is none: the transport does not listen on TCP, or hides the port.
+    /// [`Error::Unreadable`] if there is none: the transport does not listen on TCP, or hides the
+    /// port.
     fn find(handle: &Handle, before: &HashSet<u16>) -> Result<Vec<Self>> {
         let now = ports()?;
         // A transport may have one port for all of its listeners.
@@ -81,8 +84,8 @@ impl HandlePort {
         })
     }
 
-    /// All places of one of the ports in the handle. Those in network order if there are such, as a socket's address has it:
-    /// the bytes of one port may be those of another in the other order.
+    /// All places of one of the ports in the handle. Those in network order if there are such, as a
+    /// socket's address has it: the bytes of one port may be those of another in the other order.
     fn all_of(handle: &Handle, ports: &[u16]) -> Vec<Self> {
         let of_order = |big_endian: bool| -> Vec<Self> {
             let bytes =
@@ -150,7 +153,8 @@ pub(crate) fn listen(
         let (handle, listener) = transport.listen(device)?;
         let found = HandlePort::find(&handle, &before)?;
         match found[..] {
-            // Random bytes of a handle are others in the next one; so is the port, if each listener has its own.
+            // Random bytes of a handle are others in the next one; so is the port, if each listener
+            // has its own.
             [first, ref more @ ..]
                 if (!more.is_empty() || first.is_of_any_order()) && attempts < MAX_LISTENERS =>
             {

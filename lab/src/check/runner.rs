@@ -63,8 +63,8 @@ pub(crate) struct CheckRequest {
 }
 
 impl CheckRequest {
-    /// Tries the points, `jobs` at a time, and tells each outcome to `tell` in the order of the points. After an interrupt, the outcomes so
-    /// far.
+    /// Tries the points, `jobs` at a time, and tells each outcome to `tell` in the order of the
+    /// points. After an interrupt, the outcomes so far.
     ///
     /// # Errors
     /// Those of `tell`, which end it.
@@ -280,7 +280,8 @@ pub(crate) fn main() -> i32 {
         let job: StepJob = worker.receive_job()?;
         let result = run_step(worker, &job)?;
         worker.report(&result)?;
-        // A step may be about the end of the other process, so neither ends before both have their results.
+        // A step may be about the end of the other process, so neither ends before both have their
+        // results.
         worker.barrier()
     })
 }
@@ -437,8 +438,8 @@ impl Slowest {
     }
 }
 
-/// How long this thread has been ready to run while others had the processors, in all; 0 where the kernel does not tell (the second number of
-/// `schedstat` in proc(5), nanoseconds).
+/// How long this thread has been ready to run while others had the processors, in all; 0 where the
+/// kernel does not tell (the second number of `schedstat` in proc(5), nanoseconds).
 fn waited_for_a_processor() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     Duration::from_nanos(

@@ -57,20 +57,25 @@ pub(super) struct Compare {
     /// A: another plugin instead of the built-in transport
     #[arg(long, value_name = "PLUGIN", conflicts_with = "nccl")]
     baseline: Option<PathBuf>,
-    /// libnccl.so.2 of A [default: $FERRITE_NCCL, else NCCL 2.21.5 in the cache or of this machine's Python, else fetched with pip]
+    /// libnccl.so.2 of A [default: $FERRITE_NCCL, else NCCL 2.21.5 in the cache or of this
+    /// machine's Python, else fetched with pip]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
-    /// Exit with 3 unless a difference of so many per cent could have been found in each group of rows
+    /// Exit with 3 unless a difference of so many per cent could have been found in each group of
+    /// rows
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     find: u32,
-    /// Exit with 1 only where B is found to be worse by so many per cent or more; 0: wherever it is worse
+    /// Exit with 1 only where B is found to be worse by so many per cent or more; 0: wherever it is
+    /// worse
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
     fail_if_worse: u32,
-    /// Compare with an earlier comparison too, by its raw.json: what B is against A, now and then. Another A, processor or form of
-    /// measurement is refused; another host, kernel, device or variable is told
+    /// Compare with an earlier comparison too, by its raw.json: what B is against A, now and then.
+    /// Another A, processor or form of measurement is refused; another host, kernel, device or
+    /// variable is told
     #[arg(long, value_name = "RAW_JSON")]
     earlier: Option<PathBuf>,
-    /// A variable that A's processes alone get, such as NCCL_IB_QPS_PER_CONNECTION=4; may be given several times
+    /// A variable that A's processes alone get, such as NCCL_IB_QPS_PER_CONNECTION=4; may be given
+    /// several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     set_a: Vec<(String, String)>,
     /// The same for B
@@ -103,11 +108,12 @@ struct Common {
     /// Connections of the many-at-once set-up [default: 100, with --quick 50]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: Option<u32>,
-    /// Message sizes of the bandwidth test [default: 8,64,512,4K,16K,64K,256K,1M,4M, with --quick 8,4K,64K,1M,4M]
+    /// Message sizes of the bandwidth test [default: 8,64,512,4K,16K,64K,256K,1M,4M, with --quick
+    /// 8,4K,64K,1M,4M]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size)]
     sizes: Vec<usize>,
-    /// Connections each way that a stream is over at once, with as much over each; more than one: bandwidth both ways is all that is
-    /// measured
+    /// Connections each way that a stream is over at once, with as much over each; more than one:
+    /// bandwidth both ways is all that is measured
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     streams: u32,
     /// Time of each measurement; ms [default: 40, with --quick 20]
@@ -163,7 +169,8 @@ impl Compare {
             .run(&CompareRequest { variables: [self.set_a, self.set_b], earlier, ..request }, other)
     }
 
-    /// A and B, and their libibverbs. What is here is looked at before A is fetched, verified and measured.
+    /// A and B, and their libibverbs. What is here is looked at before A is fetched, verified and
+    /// measured.
     fn sides(&self, verbs: impl FnOnce(&Common) -> Result<Verbs>) -> Result<(Vec<Source>, Verbs)> {
         let plugin = self.plugin.clone().map_or_else(|| Dist::find()?.plugin(), Ok)?;
         library::require_plugin(&plugin, None)?;

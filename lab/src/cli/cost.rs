@@ -33,11 +33,12 @@ Examples:
 
 Exit code 0: counted, and the data is right; 1: it is wrong; 2: it could not be tried; 130: interrupted.")]
 pub(super) struct Cost {
-    /// A plugin's shared object; may be repeated [default: ../lib/libnccl-net.so beside this program]
+    /// A plugin's shared object; may be repeated [default: ../lib/libnccl-net.so beside this
+    /// program]
     #[arg(long, value_name = "PATH")]
     plugin: Vec<PathBuf>,
-    /// Built-in transports, which come first: releases of NCCL out of the cache (fetched if need be), or files [default, without --plugin: as --nccl of
-    /// `compare`]
+    /// Built-in transports, which come first: releases of NCCL out of the cache (fetched if need
+    /// be), or files [default, without --plugin: as --nccl of `compare`]
     #[arg(long, value_name = "VERSION|LIBNCCL", value_delimiter = ',', value_parser = parse_stock)]
     stock: Vec<Stock>,
     /// Sizes of messages

@@ -16,10 +16,12 @@ pub struct MeetingArgs {
     /// Several hosts: serve the others at this address [default: 0.0.0.0:0]
     #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "0.0.0.0:0", conflicts_with = "job")]
     serve: Option<String>,
-    /// The same under torchrun, srun or mpirun, one process a host: rank 0 serves at MASTER_ADDR, port MASTER_PORT + 2
+    /// The same under torchrun, srun or mpirun, one process a host: rank 0 serves at MASTER_ADDR,
+    /// port MASTER_PORT + 2
     #[arg(long)]
     job: bool,
-    /// What hosts of one session have in common [default: the server makes it up; with --job the launcher's job id]
+    /// What hosts of one session have in common [default: the server makes it up; with --job the
+    /// launcher's job id]
     #[arg(long, value_name = "TEXT")]
     token: Option<String>,
     /// The server waits so long for all hosts, and a host of `compare` so long for the server; s
@@ -28,7 +30,8 @@ pub struct MeetingArgs {
 }
 
 impl MeetingArgs {
-    /// What the arguments and the launcher's variables say; by hand it is a session of `hosts`. `None`: of this host alone.
+    /// What the arguments and the launcher's variables say; by hand it is a session of `hosts`.
+    /// `None`: of this host alone.
     ///
     /// # Errors
     /// [`Error::Usage`] if something is missing.

@@ -31,21 +31,25 @@ pub enum Command {
     Compare(compare::Compare),
     /// Measure one transport
     Bench(compare::Bench),
-    /// Check every byte that one transport moves, over one device, two at once and two made into one
+    /// Check every byte that one transport moves, over one device, two at once and two made into
+    /// one
     Verify(verify::Verify),
     /// Check a transport against NCCL's contract, point by point
     Check(check::Check),
     /// Stream checked messages while ports, queue pairs or processes fail, and say how it ended
     Outlast(outlast::Outlast),
-    /// Count what a message costs the card and its driver: work requests, doorbells, completions, bytes, queue memory
+    /// Count what a message costs the card and its driver: work requests, doorbells, completions,
+    /// bytes, queue memory
     Cost(cost::Cost),
-    /// Have one process send to itself in a fixed order, for counting instructions, connections and memory
+    /// Have one process send to itself in a fixed order, for counting instructions, connections and
+    /// memory
     Solo(solo::Solo),
     /// Count a transport's instructions in what callgrind wrote of `solo`
     Instructions(instructions::Instructions),
     /// Find, fetch or verify a stock NCCL library and print its path
     Wheel {
-        /// 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7 or 2.32.3: from the cache, else fetched with pip [default: as --nccl of `compare`]
+        /// 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7 or 2.32.3: from the cache, else fetched
+        /// with pip [default: as --nccl of `compare`]
         #[arg(conflicts_with = "nccl", value_parser = source_args::parse_release)]
         version: Option<NcclRelease>,
         /// A libnccl.so.2 of one of these

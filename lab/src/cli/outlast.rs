@@ -21,8 +21,9 @@ use crate::system::dist::Dist;
 use crate::system::output;
 use crate::verbs::{Verbs, control_of};
 
-/// What the failover of NCCL 2.30 needs to be on, and to get through what it can get through (README.md, "Known of NCCL's own"). Its
-/// times are scaled as those of the retries are: as they come, an attempt at recovery takes 5 s, and there are five of them.
+/// What the failover of NCCL 2.30 needs to be on, and to get through what it can get through
+/// (README.md, "Known of NCCL's own"). Its times are scaled as those of the retries are: as they
+/// come, an attempt at recovery takes 5 s, and there are five of them.
 const SWITCHES: [(&str, &str); 10] = [
     ("NCCL_IB_RESILIENCY_PORT_FAILOVER", "1"),
     ("NCCL_IB_RESILIENCY_PORT_RECOVERY", "1"),
@@ -71,10 +72,12 @@ pub(super) struct Outlast {
     /// Prints a Markdown table of what `--format json` wrote into these files, and runs nothing
     #[arg(long, value_name = "FILE", num_args = 1.., group = "TransportArgs")]
     table: Vec<PathBuf>,
-    /// The built-in transport's port failover and recovery, which it has from 2.30 on [default: off]
+    /// The built-in transport's port failover and recovery, which it has from 2.30 on [default:
+    /// off]
     #[arg(long, value_enum)]
     switches: Option<Switches>,
-    /// The transport's own retries (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT), which are shortened otherwise; with a larger --limit
+    /// The transport's own retries (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT), which are shortened
+    /// otherwise; with a larger --limit
     #[arg(long, conflicts_with = "switches")]
     own_defaults: bool,
     /// Times that each scenario is run
@@ -110,7 +113,8 @@ pub(super) struct Outlast {
     /// With --fault: the ports
     #[arg(long, value_enum, default_value = "one")]
     ports: PortsName,
-    /// With --fault: when the receiver waits for this message, from 0, it makes no call for the time of --pause
+    /// With --fault: when the receiver waits for this message, from 0, it makes no call for the
+    /// time of --pause
     #[arg(long, value_name = "MESSAGE", requires = "pause")]
     pause_at: Option<u64>,
     /// See --pause-at
@@ -215,7 +219,8 @@ impl Outlast {
         judged(&outcomes, finish)
     }
 
-    /// What is asked for; everything that can be wrong about it is looked at before anything starts.
+    /// What is asked for; everything that can be wrong about it is looked at before anything
+    /// starts.
     fn trials(&self) -> Result<Vec<Trial>> {
         if self.period < Duration::from_micros(1) {
             return Err(Error::Usage(format!("--period {:?}: it is 1us or more", self.period)));

@@ -16,7 +16,8 @@ use crate::verbs::Verbs;
 pub(super) struct SourceArgs {
     #[command(flatten)]
     transport: TransportArgs,
-    /// The version of the plugin's interface [default: 8, as NCCL 2.21.5 takes; the highest where there is no 8]
+    /// The version of the plugin's interface [default: 8, as NCCL 2.21.5 takes; the highest where
+    /// there is no 8]
     #[arg(long, value_name = "N", conflicts_with_all = ["stock", "loader"], value_parser = clap::value_parser!(u32).range(8..=12))]
     abi: Option<u32>,
 }
@@ -27,11 +28,13 @@ struct TransportArgs {
     /// A plugin's shared object [default: ../lib/libnccl-net.so beside this program]
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
-    /// The built-in IB transport: of NCCL 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7 or 2.32.3 out of the cache (fetched if need be), or of a
-    /// libnccl.so.2 [default: as --nccl of `compare`]
+    /// The built-in IB transport: of NCCL 2.20.5, 2.21.5, 2.25.1, 2.27.5, 2.28.9, 2.30.7 or 2.32.3
+    /// out of the cache (fetched if need be), or of a libnccl.so.2 [default: as --nccl of
+    /// `compare`]
     #[arg(long, value_name = "VERSION|LIBNCCL", num_args = 0..=1, value_parser = parse_stock)]
     stock: Option<Option<Stock>>,
-    /// What the loader of NCCL 2.21.5 (or of the libnccl.so.2 that FERRITE_NCCL names) makes of this value of NCCL_NET_PLUGIN
+    /// What the loader of NCCL 2.21.5 (or of the libnccl.so.2 that FERRITE_NCCL names) makes of
+    /// this value of NCCL_NET_PLUGIN
     #[arg(long, value_name = "NCCL_NET_PLUGIN")]
     loader: Option<String>,
 }
@@ -94,7 +97,8 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf> {
     if is_named { release::find(given) } else { of_release(NcclRelease::DEFAULT) }
 }
 
-/// The library of `release`: out of the cache, or one of this machine, as of PyTorch; else it is fetched.
+/// The library of `release`: out of the cache, or one of this machine, as of PyTorch; else it is
+/// fetched.
 ///
 /// # Errors
 /// As [`release::fetched`].

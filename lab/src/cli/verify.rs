@@ -33,10 +33,12 @@ pub(super) struct Verify {
     /// What the connections lie on [default: all that the transport can do here]
     #[arg(long, value_enum, value_delimiter = ',')]
     over: Vec<TopologyName>,
-    /// Rank 1 loads this plugin: another build of the one that --plugin names, which then has to understand it
+    /// Rank 1 loads this plugin: another build of the one that --plugin names, which then has to
+    /// understand it
     #[arg(long, value_name = "PATH", conflicts_with_all = ["stock", "loader"])]
     peer_plugin: Option<PathBuf>,
-    /// Instead of all other checks, stream so many messages of 64 KiB each way: time for faults to happen in
+    /// Instead of all other checks, stream so many messages of 64 KiB each way: time for faults to
+    /// happen in
     #[arg(long, value_name = "MESSAGES", value_parser = clap::value_parser!(u64).range(1..))]
     long: Option<u64>,
     /// A worker that is silent for so long counts as hung; s

@@ -1,5 +1,5 @@
-//! The quantities that are measured: one table with everything that the rest of the program knows of each. A new metric is
-//! a new entry of this table, and the code that measures it.
+//! The quantities that are measured: one table with everything that the rest of the program knows
+//! of each. A new metric is a new entry of this table, and the code that measures it.
 
 use serde::{Deserialize, Serialize};
 

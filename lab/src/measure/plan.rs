@@ -52,7 +52,8 @@ pub enum Task {
         /// How many are pending at a time.
         at_once: u32,
     },
-    /// Make so many connections at once and close them, so many times: later queue pairs have other numbers.
+    /// Make so many connections at once and close them, so many times: later queue pairs have other
+    /// numbers.
     Renumber {
         /// How many at once.
         connections: u32,
@@ -78,7 +79,8 @@ pub enum Task {
         /// The sizes that will be, or were, measured.
         sizes: Vec<usize>,
     },
-    /// Check every byte of streams over two connections at once, which lie on the first two devices.
+    /// Check every byte of streams over two connections at once, which lie on the first two
+    /// devices.
     Parallel {
         /// The sizes of the messages.
         sizes: Vec<usize>,
@@ -159,12 +161,15 @@ pub struct Scope {
     pub latency_sizes: Vec<usize>,
     /// Message sizes of the bandwidth test.
     pub bandwidth_sizes: Vec<usize>,
-    /// The run tells too little if a difference of so much could not have been found in every group; %.
+    /// The run tells too little if a difference of so much could not have been found in every
+    /// group; %.
     pub find_percent: u32,
-    /// B fails where it is found to be worse by so much or more; %. 0: wherever it is found to be worse.
+    /// B fails where it is found to be worse by so much or more; %. 0: wherever it is found to be
+    /// worse.
     #[serde(default)]
     pub fail_percent: u32,
-    /// Connections each way that a stream is over at once. With more than one, streams both ways are all that is measured.
+    /// Connections each way that a stream is over at once. With more than one, streams both ways
+    /// are all that is measured.
     #[serde(default = "one")]
     pub streams: u32,
 }
@@ -178,8 +183,8 @@ fn one() -> u32 {
 const PENDING: u32 = 128;
 
 impl Scope {
-    /// About three minutes for a comparison. Many short sessions, since one differs from the next by more than its parts
-    /// do; and a multiple of six, see `crate::run::compare`.
+    /// About three minutes for a comparison. Many short sessions, since one differs from the next
+    /// by more than its parts do; and a multiple of six, see `crate::run::compare`.
     pub fn standard() -> Self {
         Self {
             repetitions: 24,
@@ -229,8 +234,8 @@ impl Scope {
         f64::from(self.fail_percent) / 100.0
     }
 
-    /// What a measuring pair does in this repetition. As queue pair numbers choose paths, streams over several connections have others in
-    /// each.
+    /// What a measuring pair does in this repetition. As queue pair numbers choose paths, streams
+    /// over several connections have others in each.
     pub fn measuring(&self, repetition: usize) -> Vec<Task> {
         let stream = |metric, bytes, direction| Task::Stream { metric, bytes, direction };
         if self.streams > 1 {
@@ -327,7 +332,8 @@ pub fn check(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<Op
 /// # Errors
 /// [`crate::error::Error::Misuse`] if the range lies outside.
 pub fn wrong_bytes(memory: &Buffer, offset: usize, len: usize, seed: u64) -> Result<u64> {
-    // SAFETY: the caller looks at a receive that is done, or at memory that no receive is posted for.
+    // SAFETY: the caller looks at a receive that is done, or at memory that no receive is posted
+    // for.
     unsafe { memory.with(offset, len, |bytes| payload::differences(bytes, seed) as u64) }
 }
 

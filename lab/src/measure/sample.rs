@@ -26,7 +26,8 @@ pub struct Sample {
     /// What.
     #[serde(flatten)]
     pub key: Key,
-    /// Named values in the unit of the metric, apart from the counts `iterations` and `connections`.
+    /// Named values in the unit of the metric, apart from the counts `iterations` and
+    /// `connections`.
     pub values: BTreeMap<String, f64>,
 }
 
@@ -61,8 +62,8 @@ pub struct Estimate {
     pub low: f64,
     /// The interval's upper end.
     pub high: f64,
-    /// The chance that such an interval covers the true median; at least what was asked for if there are
-    /// enough values (six for [`LEVEL`]), else that of the whole range.
+    /// The chance that such an interval covers the true median; at least what was asked for if
+    /// there are enough values (six for [`LEVEL`]), else that of the whole range.
     pub coverage: f64,
 }
 
@@ -72,7 +73,8 @@ impl Estimate {
         (self.low..=self.high).contains(&value)
     }
 
-    /// The quotient, whose interval misses if either of the two misses. `None` for values that have none.
+    /// The quotient, whose interval misses if either of the two misses. `None` for values that have
+    /// none.
     pub fn over(&self, other: &Self) -> Option<Self> {
         let [median, low, high] =
             [self.median / other.median, self.low / other.high, self.high / other.low]

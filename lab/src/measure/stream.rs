@@ -20,7 +20,8 @@ use crate::transport::listener::{Handle, Listener};
 
 /// Messages in flight.
 const IN_FLIGHT: usize = DEPTH as usize;
-/// Parts that a measurement is cut into, an odd number: their median shrugs off a short disturbance.
+/// Parts that a measurement is cut into, an odd number: their median shrugs off a short
+/// disturbance.
 pub(crate) const PARTS: usize = 5;
 /// Messages of a part, at least and at most.
 const MESSAGES: (u64, u64) = (16, 4_000_000);
@@ -197,8 +198,9 @@ pub(crate) fn run<C: Contents>(worker: &WorkerCtx, flows: &mut [Running<'_, C>])
     Ok(())
 }
 
-/// Measures the stream, as much over each of the connections at once, in [`PARTS`] with a common start each; the sample is on rank 0.
-/// The time of a part is that of the slower side, to its last completion on the slowest connection.
+/// Measures the stream, as much over each of the connections at once, in [`PARTS`] with a common
+/// start each; the sample is on rank 0. The time of a part is that of the slower side, to its last
+/// completion on the slowest connection.
 ///
 /// # Errors
 /// Those of [`run`].

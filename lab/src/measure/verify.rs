@@ -338,8 +338,8 @@ impl Stream {
     }
 }
 
-/// Runs the stream over all connections at once; the check of each. `test` tells contents apart, as do the
-/// connections.
+/// Runs the stream over all connections at once; the check of each. `test` tells contents apart, as
+/// do the connections.
 ///
 /// # Errors
 /// Those of the transport. A wrong byte is no error here: it is counted.

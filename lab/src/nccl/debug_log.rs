@@ -29,8 +29,8 @@ struct Filter {
     all_info: bool,
 }
 
-/// The variable with which lines of level INFO are shown and kept whatever their subsystem is. For who follows what a transport does; a
-/// warning still has to pass as in NCCL.
+/// The variable with which lines of level INFO are shown and kept whatever their subsystem is. For
+/// who follows what a transport does; a warning still has to pass as in NCCL.
 pub const ALL_INFO: (&str, &str) = ("FERRITE_LOG_ALL_INFO", "1");
 
 unsafe extern "C" {
@@ -47,11 +47,13 @@ const STOCK_SYMBOL: &str = "_Z12ncclDebugLog17ncclDebugLogLevelmPKciS1_z";
 /// What [`callback`] returns from now on in this process: the logger of the stock NCCL at `nccl`.
 ///
 /// # Errors
-/// [`Error::Load`](crate::error::Error::Load) or [`Error::Symbol`](crate::error::Error::Symbol) if that is no library of NCCL.
+/// [`Error::Load`](crate::error::Error::Load) or [`Error::Symbol`](crate::error::Error::Symbol) if
+/// that is no library of NCCL.
 pub fn use_stock(nccl: &Path) -> Result<()> {
     let symbol = library::local_symbol(nccl, STOCK_SYMBOL)?;
     let address = SharedObject::open(nccl)?.at(symbol);
-    // SAFETY: that symbol's name, mangled by a C++ compiler, tells its arguments; the library is never closed.
+    // SAFETY: that symbol's name, mangled by a C++ compiler, tells its arguments; the library is
+    // never closed.
     let function = unsafe { std::mem::transmute::<usize, Variadic>(address) };
     let _ = STOCK.set(function);
     Ok(())
@@ -72,7 +74,8 @@ pub fn lines() -> Vec<String> {
     LINES.lock().map(|lines| lines.iter().cloned().collect()).unwrap_or_default()
 }
 
-/// Whether one of the lines kept so far meets the condition, which must not log: it runs under their lock.
+/// Whether one of the lines kept so far meets the condition, which must not log: it runs under
+/// their lock.
 pub fn any(is_so: impl FnMut(&String) -> bool) -> bool {
     LINES.lock().is_ok_and(|lines| lines.iter().any(is_so))
 }
@@ -106,8 +109,8 @@ const SUBSYSTEMS: [&str; 14] = [
     "REG",
 ];
 
-/// The two variables as NCCL 2.21.5 reads them. What it shows, later releases show too; they also take blanks around a word, and ignore
-/// a list of words that they do not know.
+/// The two variables as NCCL 2.21.5 reads them. What it shows, later releases show too; they also
+/// take blanks around a word, and ignore a list of words that they do not know.
 fn parse_filter(debug: Option<&str>, subsystems: Option<&str>) -> Filter {
     let level = match debug.unwrap_or("").to_ascii_uppercase().as_str() {
         "VERSION" => abi::NCCL_LOG_VERSION,
@@ -132,13 +135,15 @@ fn parse_filter(debug: Option<&str>, subsystems: Option<&str>) -> Filter {
     Filter { level, subsystems, all_info: false }
 }
 
-/// Whether NCCL shows a line, its own or a plugin's: warnings are filtered by subsystem as all other lines are.
+/// Whether NCCL shows a line, its own or a plugin's: warnings are filtered by subsystem as all
+/// other lines are.
 fn wanted(filter: Filter, level: u32, subsystems: u64) -> bool {
     let all = filter.all_info && level == abi::NCCL_LOG_INFO;
     level <= filter.level && (all || subsystems & filter.subsystems != 0)
 }
 
-/// Whether this module shows a line of `level` and `subsystems` where `NCCL_DEBUG` and `NCCL_DEBUG_SUBSYS` have these values.
+/// Whether this module shows a line of `level` and `subsystems` where `NCCL_DEBUG` and
+/// `NCCL_DEBUG_SUBSYS` have these values.
 pub fn shows(debug: Option<&str>, debug_subsys: Option<&str>, level: u32, subsystems: u64) -> bool {
     wanted(parse_filter(debug, debug_subsys), level, subsystems)
 }

@@ -149,8 +149,9 @@ impl Library {
         };
         let maps = Maps::read()?;
         let home = home_of(&maps, source, &file, &found, release)?;
-        // SAFETY: the address is that of the data symbol which by NCCL's contract, or in this release, is a vtable of
-        // that version; it is mapped (home_of checked it) and libraries are never unloaded here.
+        // SAFETY: the address is that of the data symbol which by NCCL's contract, or in this
+        // release, is a vtable of that version; it is mapped (home_of checked it) and libraries are
+        // never unloaded here.
         let vtable = unsafe { Vtable::at(found.address, found.interface)? };
         let name = vtable.name(&maps)?;
         if matches!(source, Source::Stock { .. }) && name != "IB" {
@@ -188,8 +189,9 @@ struct Found {
     interface: u32,
 }
 
-/// Has the loader of the libnccl.so.2 at `nccl` take the plugin that `NCCL_NET_PLUGIN=plugin` names, and then look for a profiler.
-/// Returns the types of events that the profiler wants, as a mask; 0: there is none.
+/// Has the loader of the libnccl.so.2 at `nccl` take the plugin that `NCCL_NET_PLUGIN=plugin`
+/// names, and then look for a profiler. Returns the types of events that the profiler wants, as a
+/// mask; 0: there is none.
 ///
 /// # Errors
 /// As [`Library::open`]; [`Error::Misuse`] for a release before 2.28.
@@ -205,8 +207,8 @@ pub fn profiler_events(nccl: &Path, plugin: &str) -> Result<i32> {
     object.run_profiler_loader(release)
 }
 
-/// The file that the loader of the libnccl.so.2 at `nccl` takes its network from in this process, by this process's own
-/// environment. `None`: it takes none but NCCL's own.
+/// The file that the loader of the libnccl.so.2 at `nccl` takes its network from in this process,
+/// by this process's own environment. `None`: it takes none but NCCL's own.
 ///
 /// # Errors
 /// As [`Library::open`].
@@ -217,7 +219,8 @@ pub fn loader_takes(nccl: &Path) -> Result<Option<PathBuf>> {
     Ok(Maps::read()?.at(found.address).map(|mapping| mapping.path.clone()))
 }
 
-/// Has the libnccl.so.2 at `nccl` put what its configuration files set into the environment of this process, which has one thread.
+/// Has the libnccl.so.2 at `nccl` put what its configuration files set into the environment of this
+/// process, which has one thread.
 ///
 /// # Errors
 /// As [`Library::open`].
@@ -227,8 +230,8 @@ pub fn read_conf_files(nccl: &Path) -> Result<()> {
     object.read_conf_files()
 }
 
-/// Finds out, without loading it, whether the loader of the libnccl.so.2 at `nccl` can take a plugin by this value of
-/// `NCCL_NET_PLUGIN`, where that names files by their paths.
+/// Finds out, without loading it, whether the loader of the libnccl.so.2 at `nccl` can take a
+/// plugin by this value of `NCCL_NET_PLUGIN`, where that names files by their paths.
 ///
 /// # Errors
 /// As [`require_plugin`], and [`Error::Usage`] for a list that the release does not take.
@@ -260,10 +263,12 @@ pub fn require_takeable(nccl: &Path, setting: &str) -> Result<()> {
     if checked.iter().any(Result::is_ok) { Ok(()) } else { checked.into_iter().collect() }
 }
 
-/// Finds out, without loading it, whether the file is a plugin, of version `abi` if that is given; the version that is used.
+/// Finds out, without loading it, whether the file is a plugin, of version `abi` if that is given;
+/// the version that is used.
 ///
 /// # Errors
-/// [`Error::Io`] if it cannot be read, [`Error::Load`] if it is no ELF file, [`Error::Symbol`] if it is none.
+/// [`Error::Io`] if it cannot be read, [`Error::Load`] if it is no ELF file, [`Error::Symbol`] if
+/// it is none.
 pub fn require_plugin(file: &Path, abi: Option<u32>) -> Result<u32> {
     let exports = exports(file, PLUGIN_SYMBOL)?;
     let has = |version: &u32| exports.contains(&symbol_of(*version));
@@ -297,8 +302,8 @@ fn plugin_vtable(file: &Path, abi: Option<u32>) -> Result<Found> {
     Ok(Found { symbol, address, interface })
 }
 
-/// What NCCL's own loader takes, by the environment: before 2.24 its only table, later the one that it tells a communicator to
-/// use. `None`: no table of a plugin.
+/// What NCCL's own loader takes, by the environment: before 2.24 its only table, later the one that
+/// it tells a communicator to use. `None`: no table of a plugin.
 fn taken_by_loader(nccl: &SharedObject, release: NcclRelease) -> Result<Option<Found>> {
     if release.interface == 8 {
         let address = nccl.run_loader()?;
@@ -434,7 +439,8 @@ impl Vtable {
         Ok(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
     }
 
-    /// Checks that every slot that has to be set is, and that every set slot lies in `home`; how many are set.
+    /// Checks that every slot that has to be set is, and that every set slot lies in `home`; how
+    /// many are set.
     ///
     /// # Errors
     /// [`Error::Refused`], with the name of the slot.
@@ -489,7 +495,8 @@ impl fmt::Debug for Vtable {
 
 /// NCCL's plugin loader, a local function without arguments in libnccl 2.20.5 and 2.21.5.
 const LOADER_SYMBOL: &str = "_Z17ncclNetPluginInitv";
-/// NCCL's functions that load the plugin (in 2.24 and 2.25; later the other one does it) and that give a communicator its network.
+/// NCCL's functions that load the plugin (in 2.24 and 2.25; later the other one does it) and that
+/// give a communicator its network.
 const COMM_LOADER_SYMBOLS: [&str; 2] =
     ["_Z17ncclNetPluginLoadP8ncclComm", "_Z11ncclNetInitP8ncclComm"];
 /// NCCL's function that loads a profiler and gives it a communicator, from 2.28 on.
@@ -527,7 +534,8 @@ impl SharedObject {
 
     /// Gives this reference back; the loader unmaps the object if it was the last one.
     pub(crate) fn close(self) {
-        // SAFETY: the handle came from dlopen, and this object does not come back; the caller uses nothing of it.
+        // SAFETY: the handle came from dlopen, and this object does not come back; the caller uses
+        // nothing of it.
         if unsafe { libc::dlclose(self.handle) } != 0 {
             log::warn!("dlclose: {}", loader_words());
         }
@@ -587,8 +595,9 @@ impl SharedObject {
         release::release_of(&self.path, self.nccl_version()?)
     }
 
-    /// Has NCCL load the plugin that `NCCL_NET_PLUGIN` names, and returns the address of the vtable it chose; 0: it has none. The
-    /// caller knows that this is a release with interface 8: the layout of the local symbols is known for these alone.
+    /// Has NCCL load the plugin that `NCCL_NET_PLUGIN` names, and returns the address of the vtable
+    /// it chose; 0: it has none. The caller knows that this is a release with interface 8: the
+    /// layout of the local symbols is known for these alone.
     pub(crate) fn run_loader(&self) -> Result<usize> {
         let [init, nets] =
             local_symbols(&self.path, [LOADER_SYMBOL, NETS_SYMBOL])?.map(|value| self.at(value));
@@ -603,8 +612,9 @@ impl SharedObject {
         Ok(address)
     }
 
-    /// Has NCCL give a communicator its network, and returns the addresses that it has written into the communicator: the
-    /// vtable is one of them. The caller knows that this is a `release` with interface 9 or later.
+    /// Has NCCL give a communicator its network, and returns the addresses that it has written into
+    /// the communicator: the vtable is one of them. The caller knows that this is a `release` with
+    /// interface 9 or later.
     pub(crate) fn run_later_loader(&self, release: NcclRelease) -> Result<Vec<usize>> {
         let mut comm = vec![0_usize; COMM_WORDS];
         self.load_into(&mut comm, release)?;
@@ -612,16 +622,18 @@ impl SharedObject {
         Ok(comm)
     }
 
-    /// Has NCCL give a communicator its network and then its profiler, and returns the mask of events that the profiler wants; 0 if
-    /// there is no profiler. The caller knows that this is a `release` with interface 11 or later.
+    /// Has NCCL give a communicator its network and then its profiler, and returns the mask of
+    /// events that the profiler wants; 0 if there is no profiler. The caller knows that this is a
+    /// `release` with interface 11 or later.
     pub(crate) fn run_profiler_loader(&self, release: NcclRelease) -> Result<i32> {
         // Not given back: from 2.31 on a thread may look at it as long as the process lives.
         let comm = Box::leak(vec![0_usize; COMM_WORDS].into_boxed_slice());
         self.load_into(comm, release)?;
         let symbols = [PROFILER_LOADER_SYMBOL, PROFILER_MASK_SYMBOL];
         let [init, mask] = local_symbols(&self.path, symbols)?.map(|value| self.at(value));
-        // SAFETY: in these versions (the caller's word) the first symbol is `ncclResult_t function(ncclComm*)`, which reads number, name
-        // (NULL: none) and rank from the communicator and writes what the profiler returns; the second one is an int.
+        // SAFETY: in these versions (the caller's word) the first symbol is
+        // `ncclResult_t function(ncclComm*)`, which reads number, name (NULL: none) and rank from
+        // the communicator and writes what the profiler returns; the second one is an int.
         let (code, mask) = unsafe {
             let init: unsafe extern "C" fn(*mut usize) -> u32 = std::mem::transmute(init);
             (init(comm.as_mut_ptr()), *(mask as *const c_int))
@@ -637,7 +649,8 @@ impl SharedObject {
         let [named, whole] = CONF_FILE_SYMBOLS;
         // Since 2.23 the second one calls the first one, once.
         let value = local_symbol(&self.path, named).or_else(|_| local_symbol(&self.path, whole))?;
-        // SAFETY: in all known releases it is `void function()`, which reads files and calls `setenv`.
+        // SAFETY: in all known releases it is `void function()`, which reads files and calls
+        // `setenv`.
         unsafe {
             let read: unsafe extern "C" fn() = std::mem::transmute(self.at(value));
             read();
@@ -655,9 +668,10 @@ impl SharedObject {
         let mut code = 0;
         for symbol in symbols {
             let function = self.at(local_symbol(&self.path, symbol)?);
-            // SAFETY: in these versions (the caller's word) both symbols are `ncclResult_t function(ncclComm*)`. They read the name
-            // of the wanted network (NULL: any) and the traffic class from the communicator, and write what they have
-            // chosen; the communicator of none of these versions is as large as this one.
+            // SAFETY: in these versions (the caller's word) both symbols are
+            // `ncclResult_t function(ncclComm*)`. They read the name of the wanted network (NULL:
+            // any) and the traffic class from the communicator, and write what they have chosen;
+            // the communicator of none of these versions is as large as this one.
             code = unsafe {
                 let function: unsafe extern "C" fn(*mut usize) -> u32 =
                     std::mem::transmute(function);
@@ -725,8 +739,8 @@ fn not_whole(path: &Path, problem: object::Error) -> Error {
     Error::Load { path: path.into(), reason: format!("not a whole ELF file ({problem})") }
 }
 
-/// The `st_value` of each of the defined symbols `names` in the `.symtab` of the file at `path`: their addresses before
-/// the load bias is added.
+/// The `st_value` of each of the defined symbols `names` in the `.symtab` of the file at `path`:
+/// their addresses before the load bias is added.
 ///
 /// # Errors
 /// [`Error::Io`] if the file cannot be read, [`Error::Load`] if it is no ELF file or incomplete,
@@ -820,7 +834,8 @@ pub fn is_nodelete(path: &Path) -> Result<bool> {
     })
 }
 
-/// The bytes at each of `addresses`, before the load bias is added: `length` of them, or as many as there are.
+/// The bytes at each of `addresses`, before the load bias is added: `length` of them, or as many as
+/// there are.
 ///
 /// # Errors
 /// As [`local_symbols`], without the symbol; [`Error::Refused`] if the code is not for x86-64.

@@ -1,5 +1,6 @@
-//! How each release of NCCL reads `NCCL_NET_PLUGIN`, and which file it then takes. A test holds this against the loaders of stock
-//! NCCL (`crates/ferrite/tests/doctor/loaders.rs`); those of 2.20.5, 2.22.3, 2.23.4, 2.25.1, 2.26.2, 2.27.5, 2.29.7 and 2.31.2 were tried by hand.
+//! How each release of NCCL reads `NCCL_NET_PLUGIN`, and which file it then takes. A test holds
+//! this against the loaders of stock NCCL (`crates/ferrite/tests/doctor/loaders.rs`); those of
+//! 2.20.5, 2.22.3, 2.23.4, 2.25.1, 2.26.2, 2.27.5, 2.29.7 and 2.31.2 were tried by hand.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -94,7 +95,8 @@ pub struct Plugin {
 /// What a release makes of the setting.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// The plugins that NCCL would take, the first one first; each other one only if those before it do not start.
+    /// The plugins that NCCL would take, the first one first; each other one only if those before
+    /// it do not start.
     pub plugins: Vec<Plugin>,
     /// Why it takes no other one.
     pub passed: Vec<String>,
@@ -174,7 +176,8 @@ impl PluginSearch {
         Some(format!("libnccl-net-{name}.so")).filter(|file| file.len() <= self.name_limit)
     }
 
-    /// What NCCL takes with this value of `NCCL_NET_PLUGIN`, where `open` tells what opening a file leads to.
+    /// What NCCL takes with this value of `NCCL_NET_PLUGIN`, where `open` tells what opening a file
+    /// leads to.
     pub fn outcome(&self, setting: Option<&str>, open: impl Fn(&str) -> Opened) -> Outcome {
         let mut outcome = Outcome::default();
         for entry in self.entries(setting) {
@@ -249,7 +252,8 @@ const DEFAULT: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 /// Symbols of network plugins begin so.
 const TABLE: &str = "ncclNetPlugin_v";
 
-/// The loader of a process with this environment in the working directory `folder`, on the machine whose files are below `root`.
+/// The loader of a process with this environment in the working directory `folder`, on the machine
+/// whose files are below `root`.
 #[derive(Debug, Clone, Copy)]
 pub struct DynamicLoader<'m> {
     pub root: &'m Root,
@@ -269,7 +273,8 @@ impl DynamicLoader<'_> {
         self.folder.join(path).components().collect()
     }
 
-    /// The folders that it searches, in its order: those of `LD_LIBRARY_PATH`, of `/etc/ld.so.conf`, the default ones.
+    /// The folders that it searches, in its order: those of `LD_LIBRARY_PATH`, of
+    /// `/etc/ld.so.conf`, the default ones.
     fn folders(&self) -> Vec<PathBuf> {
         // An empty part stands for the working directory.
         let listed =
@@ -359,7 +364,8 @@ pub struct NcclFile {
 
 const FILE: &str = "libnccl.so.2";
 
-/// Where the loader and Python look: those of the loader first, in its order; then those of Python, the job's own first.
+/// Where the loader and Python look: those of the loader first, in its order; then those of Python,
+/// the job's own first.
 pub fn find(loader: DynamicLoader<'_>) -> Vec<NcclFile> {
     let mut found: Vec<NcclFile> = Vec::new();
     let mut add = |path: PathBuf, is_of_pytorch: bool| {
@@ -382,8 +388,8 @@ pub fn find(loader: DynamicLoader<'_>) -> Vec<NcclFile> {
     found
 }
 
-/// The folders of Python's packages: of `$PYTHONPATH`, of the first Python in `$PATH`, of `$VIRTUAL_ENV` and `$CONDA_PREFIX`, of the user,
-/// and the usual ones.
+/// The folders of Python's packages: of `$PYTHONPATH`, of the first Python in `$PATH`, of
+/// `$VIRTUAL_ENV` and `$CONDA_PREFIX`, of the user, and the usual ones.
 fn python_folders(loader: DynamicLoader<'_>) -> Vec<PathBuf> {
     let list =
         |name| loader.var(name).unwrap_or_default().split(':').filter(|part| !part.is_empty());

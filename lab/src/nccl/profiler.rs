@@ -1,5 +1,5 @@
-//! NCCL's side of a profiler: its table in a plugin, called as NCCL does. Written from the binary interface's facts: the order of
-//! slots, and the offsets of an event's members.
+//! NCCL's side of a profiler: its table in a plugin, called as NCCL does. Written from the binary
+//! interface's facts: the order of slots, and the offsets of an event's members.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
@@ -60,7 +60,8 @@ impl Event {
 }
 
 impl Profiler {
-    /// `init` of the profiler of `version` (5 or 6) in `plugin`, for communicator number `id` of `ranks` ranks.
+    /// `init` of the profiler of `version` (5 or 6) in `plugin`, for communicator number `id` of
+    /// `ranks` ranks.
     ///
     /// # Errors
     /// [`Error::Load`]; [`Error::Symbol`] if the plugin has no such profiler; [`Error::Call`].
@@ -81,7 +82,8 @@ impl Profiler {
                 hint: "it has no such profiler".into(),
             });
         };
-        // SAFETY: by NCCL's contract the symbol is a table of that version; libraries are never unloaded here.
+        // SAFETY: by NCCL's contract the symbol is a table of that version; libraries are never
+        // unloaded here.
         let table = unsafe { &*(address as *const Table) };
         let (mut context, mut mask) = (null_mut(), -1);
         // SAFETY: the places are valid, and the name is a string.
@@ -123,7 +125,8 @@ impl Profiler {
         self.start(&mut event)
     }
 
-    /// A proxy begins with what it does for `parent` over channel 0, to or from the process that has rank `peer`.
+    /// A proxy begins with what it does for `parent` over channel 0, to or from the process that
+    /// has rank `peer`.
     pub fn proxy(&self, parent: Event, peer: i32, is_send: bool) -> Event {
         let mut event = self.event(PROXY, parent.0);
         let half = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -163,8 +166,9 @@ impl Drop for Profiler {
     }
 }
 
-// NCCL's side of a network's events: the function that `init` is given from version 10 on, and what it has been told in this process.
-// Written from the binary interface's facts: the function's arguments, and the offsets of the record's members.
+// NCCL's side of a network's events: the function that `init` is given from version 10 on, and what
+// it has been told in this process. Written from the binary interface's facts: the function's
+// arguments, and the offsets of the record's members.
 
 /// NCCL's handle of every message: only the transport passes it on.
 pub(crate) const OF: *mut c_void = 0x1000 as *mut c_void;

@@ -92,8 +92,8 @@ pub fn version_text(version: i32) -> String {
 /// [`NcclRelease::DEFAULT`]. Whatever is found is verified.
 ///
 /// # Errors
-/// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if the file is none of [`RELEASES`];
-/// else as [`fetched`].
+/// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if the file is none of
+/// [`RELEASES`]; else as [`fetched`].
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     let named = given.map(Path::to_path_buf).or_else(|| {
         std::env::var_os("FERRITE_NCCL").filter(|value| !value.is_empty()).map(PathBuf::from)
@@ -107,8 +107,8 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf> {
 /// The library of `release` in the cache; fetches it with pip if it is not there.
 ///
 /// # Errors
-/// [`Error::Refused`] if the cached file is not usable; [`Error::Fetch`] if it could not be fetched, with pip's last
-/// words and the way to provide it by hand.
+/// [`Error::Refused`] if the cached file is not usable; [`Error::Fetch`] if it could not be
+/// fetched, with pip's last words and the way to provide it by hand.
 pub fn fetched(release: NcclRelease) -> Result<PathBuf> {
     let cached = cached(release)?;
     if cached.exists() {
@@ -124,7 +124,8 @@ pub fn fetched(release: NcclRelease) -> Result<PathBuf> {
     Ok(cached)
 }
 
-/// Where the library of `release` is kept: `${XDG_CACHE_HOME:-~/.cache}/ferrite/nccl-2.21.5/libnccl.so.2`.
+/// Where the library of `release` is kept:
+/// `${XDG_CACHE_HOME:-~/.cache}/ferrite/nccl-2.21.5/libnccl.so.2`.
 ///
 /// # Errors
 /// [`Error::Fetch`] if there is no place for a cache.
@@ -142,8 +143,8 @@ pub fn cached(release: NcclRelease) -> Result<PathBuf> {
     Ok(base.join("ferrite").join(format!("nccl-{release}")).join(FILE))
 }
 
-/// Downloads the wheel beside its final place and renames the verified library into it, so that an incomplete file is
-/// never used.
+/// Downloads the wheel beside its final place and renames the verified library into it, so that an
+/// incomplete file is never used.
 pub(super) fn fetch(target: &Path, release: NcclRelease) -> Result<()> {
     let Some(folder) = target.parent() else {
         return Err(Error::Misuse("the cache is a folder"));
@@ -223,7 +224,8 @@ pub(super) const FILE: &str = "libnccl.so.2";
 /// Where the library lies inside the wheel.
 pub(super) const INSIDE: &str = "nvidia/nccl/lib/libnccl.so.2";
 
-/// Checks that the file is one of [`RELEASES`] with the built-in IB transport's symbol in it, and says which.
+/// Checks that the file is one of [`RELEASES`] with the built-in IB transport's symbol in it, and
+/// says which.
 ///
 /// # Errors
 /// [`Error::Io`], [`Error::Load`], [`Error::Symbol`] or [`Error::Refused`] if it is none of them.

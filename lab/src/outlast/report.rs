@@ -227,7 +227,8 @@ pub(crate) struct Received {
     pub(crate) longest_gap_ms: f64,
     /// When that gap began; ms after the start.
     pub(crate) gap_at_ms: f64,
-    /// Bytes of completed messages that were not what had been sent, and bytes written beside a message.
+    /// Bytes of completed messages that were not what had been sent, and bytes written beside a
+    /// message.
     pub(crate) wrong_on_arrival: u64,
     /// Bytes of buffers that changed after their message had completed.
     pub(crate) wrong_later: u64,
@@ -294,13 +295,15 @@ pub(crate) struct Outcome {
     pub(crate) received: Received,
     /// Bytes of messages completed.
     pub(crate) payload_bytes: u64,
-    /// Bytes that the sender's ports sent and that were acknowledged; none if the device was gone before it was asked.
+    /// Bytes that the sender's ports sent and that were acknowledged; none if the device was gone
+    /// before it was asked.
     pub(crate) sent_bytes: Option<u64>,
     /// Those beyond the payload, if all messages have completed.
     pub(crate) resent_bytes: Option<u64>,
     /// Transmissions of either side that got no answer.
     pub(crate) lost_transmissions: Option<u64>,
-    /// As the transport's log tells, of the end that tells more; none for a transport whose words are not known.
+    /// As the transport's log tells, of the end that tells more; none for a transport whose words
+    /// are not known.
     pub(crate) recoveries: Option<u64>,
     /// The same for failures that the transport went on after.
     pub(crate) failures: Option<u64>,

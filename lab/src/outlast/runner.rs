@@ -1,4 +1,5 @@
-//! The process that starts the two others, keeps the clock, does what the script says, and collects how it ended.
+//! The process that starts the two others, keeps the clock, does what the script says, and collects
+//! how it ended.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -28,7 +29,8 @@ use crate::verbs::Verbs;
 const CONNECTING: Duration = Duration::from_secs(60);
 /// How long an end that has hung by its own account may take to say so.
 const GRACE: Duration = Duration::from_secs(3);
-/// After so long without progress it is noted what the threads have had of the processors, to be told if the limit passes.
+/// After so long without progress it is noted what the threads have had of the processors, to be
+/// told if the limit passes.
 const NOTED: Duration = Duration::from_secs(1);
 /// How long closing may take.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -81,8 +83,8 @@ impl OutlastRequest {
     /// Runs it once, in fresh processes on a fabric of their own.
     ///
     /// # Errors
-    /// Whatever makes the run invalid: the connection is not made, the software device refuses a step. How the stream ends is no
-    /// error, nor are wrong bytes.
+    /// Whatever makes the run invalid: the connection is not made, the software device refuses a
+    /// step. How the stream ends is no error, nor are wrong bytes.
     pub(crate) fn run(&self, repetition: u32) -> Result<Outcome> {
         let began = Instant::now();
         let mut run = self.start()?;
@@ -189,7 +191,8 @@ impl OutlastRequest {
         })
     }
 
-    /// Two ports are one device to a transport that finds them on one card in sysfs, which the software device's command line shows.
+    /// Two ports are one device to a transport that finds them on one card in sysfs, which the
+    /// software device's command line shows.
     fn command_line(&self, is_fused: bool) -> (PathBuf, Vec<OsString>) {
         if !is_fused {
             return (self.program.clone(), vec![WORKER.into()]);
@@ -224,7 +227,8 @@ impl OutlastRequest {
     fn stream(&self, run: &mut Run, start: Instant) -> Result<()> {
         let mut steps: VecDeque<&Step> = self.script.iter().collect();
         let limit = Duration::from_millis(self.stream.limit_ms + self.stream.settle_ms) + GRACE;
-        // How long nothing has been heard, without what the steps take: this process listens to nobody meanwhile.
+        // How long nothing has been heard, without what the steps take: this process listens to
+        // nobody meanwhile.
         let mut silence = Duration::ZERO;
         while run.ends.iter().any(Option::is_none) {
             if let Some(step) = steps.front().filter(|step| start.elapsed() >= step.at) {
@@ -346,7 +350,8 @@ impl Run {
         lines[lines.len().saturating_sub(12)..].to_vec()
     }
 
-    /// Lets both close their connections. One that does not, or dies of it, is killed; how the stream ended is known.
+    /// Lets both close their connections. One that does not, or dies of it, is killed; how the
+    /// stream ended is known.
     fn finish(&mut self) -> Result<()> {
         for rank in 0..2 {
             self.pair.send_to(rank, &())?;
@@ -465,7 +470,8 @@ impl ControlRelay {
     /// A listener of the transport on `device`, and a handle that leads to it through a relay.
     ///
     /// # Errors
-    /// Those of `listen`; [`Error::Unreadable`] if the transport's listener is not found in its handle.
+    /// Those of `listen`; [`Error::Unreadable`] if the transport's listener is not found in its
+    /// handle.
     pub(super) fn listen(
         transport: &Transport,
         device: usize,
@@ -516,7 +522,8 @@ fn pass_all(
     }
 }
 
-/// Words, all in one line, for a port or connection that is used again after a failure: the built-in transport's, and Ferrite's.
+/// Words, all in one line, for a port or connection that is used again after a failure: the
+/// built-in transport's, and Ferrite's.
 const RECOVERED: [&[&str]; 2] = [
     &["has been recovered for resiliency context"],
     &["connection to ", " recovered", "attempt(s)"],

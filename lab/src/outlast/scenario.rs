@@ -1,7 +1,8 @@
 //! The scenarios: which faults, when, over how many ports.
 //!
-//! Times are scaled: the retries of a queue pair last half a second ([`RETRIES`]), not the 34 s of the transports' defaults (NCCL up to
-//! 2.22: 8.6 s), so an outage of three seconds stands for one of minutes.
+//! Times are scaled: the retries of a queue pair last half a second ([`RETRIES`]), not the 34 s of
+//! the transports' defaults (NCCL up to 2.22: 8.6 s), so an outage of three seconds stands for one
+//! of minutes.
 
 use std::fmt;
 use std::time::Duration;
@@ -356,8 +357,8 @@ impl Scenario {
         })
     }
 
-    /// The steps in the order of their times, and how long the stream lasts. `faults` is how many there are where a scenario is made
-    /// of random ones.
+    /// The steps in the order of their times, and how long the stream lasts. `faults` is how many
+    /// there are where a scenario is made of random ones.
     ///
     /// # Errors
     /// Those of [`Fault::parse`](Fault::parse).
@@ -377,13 +378,15 @@ const AFTER_LAST_MS: u64 = 1000;
 pub(super) enum Script {
     /// Milliseconds after the start, and the fault as [`Fault::parse`] reads it.
     Fixed(&'static [(u64, &'static str)]),
-    /// These ports, one of them at a time and at random, go down for 5 to 60 ms, after 20 to 60 ms up.
+    /// These ports, one of them at a time and at random, go down for 5 to 60 ms, after 20 to 60 ms
+    /// up.
     Flaps(&'static [&'static str]),
     /// Faults of [`KINDS`] at these devices.
     Random(&'static [&'static str]),
 }
 
-/// A kind of fault: what begins it, with `{}` for a device; how long it lasts at most, in ms; and what ends it.
+/// A kind of fault: what begins it, with `{}` for a device; how long it lasts at most, in ms; and
+/// what ends it.
 type Kind = (&'static str, u64, Option<&'static str>);
 
 /// Faults after which a connection can go on.
@@ -401,7 +404,8 @@ const KINDS: &[Kind] = &[
 ];
 
 impl Script {
-    /// The steps in the order of their times, and when the stream ends if they say so. `faults` is how many random ones there are.
+    /// The steps in the order of their times, and when the stream ends if they say so. `faults` is
+    /// how many random ones there are.
     ///
     /// # Errors
     /// Those of [`Fault::parse`].
@@ -572,8 +576,9 @@ pub(crate) fn parse_time(text: &str) -> std::result::Result<Duration, String> {
 
 /// Messages in flight, at most.
 pub(crate) const DEPTH: usize = 8;
-/// Receive buffers, so many that a message that is sent again has completed before its buffer is used next. Those that no receive is
-/// posted for hold a guard pattern, so that a late write into one of them is seen.
+/// Receive buffers, so many that a message that is sent again has completed before its buffer is
+/// used next. Those that no receive is posted for hold a guard pattern, so that a late write into
+/// one of them is seen.
 pub(crate) const BUFFERS: usize = 3 * DEPTH;
 
 /// One stream of messages from rank 0, the sender, to rank 1, the receiver.
@@ -585,7 +590,8 @@ pub(crate) struct StreamPlan {
     pub(crate) bytes: usize,
     /// No message is sent earlier than so many microseconds after the one before it was due.
     pub(crate) period_us: u64,
-    /// When the receiver waits for this message, with [`DEPTH`] receives posted, it makes no call for so many milliseconds.
+    /// When the receiver waits for this message, with [`DEPTH`] receives posted, it makes no call
+    /// for so many milliseconds.
     pub(crate) pause: Option<(u64, u64)>,
     /// From the end of the stream until all receive buffers are looked at again.
     pub(crate) settle_ms: u64,

@@ -26,7 +26,8 @@ pub(crate) const WORKER: &str = "outlast-worker";
 /// How often the receiver tells how far it is.
 const TELLING: Duration = Duration::from_millis(100);
 
-/// The line that separates what the transport printed while it streamed from what it printed afterwards.
+/// The line that separates what the transport printed while it streamed from what it printed
+/// afterwards.
 pub(super) const STREAM_ENDED: &str = "ferrite: the stream has ended here";
 
 /// The body of the hidden subcommand; the exit code.
@@ -167,8 +168,8 @@ fn report_end(worker: &mut WorkerCtx, end: EndAt, received: Option<Received>) ->
     worker.report(&Report::Ended { end, received })
 }
 
-/// Closes the connection: at once after a failure, as a program does that gives up; else when both ends have come to their end,
-/// which the parent tells.
+/// Closes the connection: at once after a failure, as a program does that gives up; else when both
+/// ends have come to their end, which the parent tells.
 fn close<C>(
     worker: &mut WorkerCtx,
     end: &EndAt,
@@ -192,7 +193,8 @@ fn close<C>(
     worker.receive_job()
 }
 
-/// What a source buffer holds while no message is in it: a device that reads it then sends wrong bytes.
+/// What a source buffer holds while no message is in it: a device that reads it then sends wrong
+/// bytes.
 const USED: u8 = 0x5c;
 
 /// Bytes of memory that the messages are sent from.
@@ -259,7 +261,8 @@ pub(super) fn run_sender(
     Ok(())
 }
 
-/// Receives all messages in order and compares each, with [`DEPTH`] receives posted. `tell` hears of each message.
+/// Receives all messages in order and compares each, with [`DEPTH`] receives posted. `tell` hears
+/// of each message.
 ///
 /// # Errors
 /// Those of the transport and of `tell`; [`Error::Stalled`] past the limit.
@@ -323,10 +326,12 @@ fn count(received: &mut Received, now_ms: f64) {
     received.last_ms = now_ms;
 }
 
-// The receive buffers: every byte is looked at when a message arrives, and again before its buffer is used next.
+// The receive buffers: every byte is looked at when a message arrives, and again before its buffer
+// is used next.
 //
-// When a message has arrived and was compared, its buffer is filled with a guard pattern of its own. No write may land
-// there until the next receive is posted for it: a byte that differs by then was written late.
+// When a message has arrived and was compared, its buffer is filled with a guard pattern of its
+// own. No write may land there until the next receive is posted for it: a byte that differs by then
+// was written late.
 
 /// Bytes after each message where nothing may be written.
 const TAIL: usize = 4096;
@@ -472,7 +477,8 @@ impl<'r> RecvBuffers<'r> {
         Ok(wrong as u64)
     }
 
-    /// Which message or guard the word at `place` is of, in words; `offset`: where in a message that is.
+    /// Which message or guard the word at `place` is of, in words; `offset`: where in a message
+    /// that is.
     fn contents(&self, place: usize, offset: usize, near: u64) -> Result<String> {
         let word = offset - offset % 8;
         let Ok(bytes) = self.memory.read(place - offset % 8, 8) else { return Ok(String::new()) };
@@ -496,11 +502,12 @@ fn note(received: &mut Received, text: String) {
     }
 }
 
-/// Calls that find nothing before the process sleeps for a moment, so that both processes make progress where they share processors.
+/// Calls that find nothing before the process sleeps for a moment, so that both processes make
+/// progress where they share processors.
 const POLLS: u32 = 64;
 const NAP: Duration = Duration::from_micros(50);
-/// From one look to the next no more than this counts as waiting: in the rest this process was stopped, or the whole machine, and the
-/// other end may have been as well.
+/// From one look to the next no more than this counts as waiting: in the rest this process was
+/// stopped, or the whole machine, and the other end may have been as well.
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
 
 /// The clock of one end.

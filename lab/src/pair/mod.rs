@@ -1,7 +1,7 @@
 //! Two fresh processes with a line to each other: rank 0 and rank 1.
 //!
-//! The program starts itself again as a worker ([`Pair::spawn`](parent::Pair::spawn)). A test starts its own binary again, so
-//! that both ends are written as one closure ([`run`]):
+//! The program starts itself again as a worker ([`Pair::spawn`](parent::Pair::spawn)). A test
+//! starts its own binary again, so that both ends are written as one closure ([`run`]):
 //!
 //! ```no_run
 //! use lab::nccl::library::Source;

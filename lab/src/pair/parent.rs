@@ -28,7 +28,8 @@ use crate::verbs::{Verbs, new_fabric_name};
 const LINES_SHOWN: usize = 12;
 /// How long the other process gets to give a more precise reason after a failure.
 const PEER_REASON_TIMEOUT: Duration = Duration::from_millis(700);
-/// How long a process may take to end after it has closed its socket: its memory may be large, and the machine busy.
+/// How long a process may take to end after it has closed its socket: its memory may be large, and
+/// the machine busy.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a process that has failed gets to end by itself.
 const OWN_EXIT_TIMEOUT: Duration = Duration::from_millis(300);
@@ -88,7 +89,8 @@ impl Pair {
         Self::start(program, [process(zero), process(one)], setting, new_fabric_name())
     }
 
-    /// Starts rank 0 as `program arguments`; rank 1 runs on another host, and `program stand_in` is a process that stands for it here.
+    /// Starts rank 0 as `program arguments`; rank 1 runs on another host, and `program stand_in` is
+    /// a process that stands for it here.
     pub(crate) fn spawn_with_other_host(
         program: &Path,
         [arguments, stand_in]: [&[OsString]; 2],
@@ -177,7 +179,8 @@ impl Pair {
         }
     }
 
-    /// What one of them says or does within `limit`. Unlike [`Self::next_message`] it takes the failure of a process for an event.
+    /// What one of them says or does within `limit`. Unlike [`Self::next_message`] it takes the
+    /// failure of a process for an event.
     ///
     /// # Errors
     /// [`Error::Interrupted`].
@@ -236,7 +239,8 @@ impl Pair {
         }
     }
 
-    /// To be called when both are done: waits until both processes have ended, each with exit code 0.
+    /// To be called when both are done: waits until both processes have ended, each with exit code
+    /// 0.
     ///
     /// # Errors
     /// [`Error::Worker`] if one crashes on its way out, or does not end within `limit`.
@@ -269,7 +273,8 @@ impl Pair {
         self.children[rank].last_lines(LINES_KEPT)
     }
 
-    /// An error for a process that has reported a failure, unless the other one reports the cause of it.
+    /// An error for a process that has reported a failure, unless the other one reports the cause
+    /// of it.
     fn failure(&mut self, rank: usize, message: String, peer_gone: bool, wrong: bool) -> Error {
         if peer_gone && let Some(better) = self.reason_of_other(rank) {
             return better;
@@ -292,7 +297,8 @@ impl Pair {
                 None if other != rank && !self.children[other].done => {
                     return Some(self.died(other));
                 }
-                // Two threads receive the messages of the two processes: this one may have been sent before the failure.
+                // Two threads receive the messages of the two processes: this one may have been
+                // sent before the failure.
                 Some(WorkerMessage::Begin { what }) => self.children[other].doing = what,
                 _ => {}
             }
@@ -324,7 +330,8 @@ impl Pair {
 
     fn worker_error(&mut self, rank: usize, what: String, wrong: bool) -> Error {
         let child = &mut self.children[rank];
-        // A process that has failed by itself is about to end, and its last lines may not have been read yet.
+        // A process that has failed by itself is about to end, and its last lines may not have been
+        // read yet.
         if child.reap(OWN_EXIT_TIMEOUT).is_none() {
             child.stop();
         }
@@ -359,7 +366,8 @@ pub(crate) struct ChildProcess {
 }
 
 impl ChildProcess {
-    /// Starts it with `peer` as its socket to the other one. `hear` gets what it says, then `None`; false: nobody listens any more.
+    /// Starts it with `peer` as its socket to the other one. `hear` gets what it says, then `None`;
+    /// false: nobody listens any more.
     pub(crate) fn start(
         mut command: Command,
         rank: usize,
@@ -514,8 +522,9 @@ pub(crate) fn status_words(status: ExitStatus) -> String {
     format!("signal {signal}{name}")
 }
 
-// A process of this host that stands for rank 1 on another one: its parent sees what it would see of rank 1 itself. Its peer's socket is
-// the connection to the program that has started rank 1 there.
+// A process of this host that stands for rank 1 on another one: its parent sees what it would see
+// of rank 1 itself. Its peer's socket is the connection to the program that has started rank 1
+// there.
 
 /// The hidden subcommand that makes one of this program.
 pub(crate) const STAND_IN: &str = "stand-in";
@@ -619,8 +628,8 @@ impl HostEnd {
         Ok(Self { child, sender, events })
     }
 
-    /// Passes its job on, which `adapt` makes one of this host, and what it says, until it has ended. It is ended if the other host closes
-    /// `control`.
+    /// Passes its job on, which `adapt` makes one of this host, and what it says, until it has
+    /// ended. It is ended if the other host closes `control`.
     ///
     /// # Errors
     /// [`Error::Interrupted`]; [`Error::Io`] of `control`.
@@ -668,7 +677,8 @@ impl HostEnd {
                 Err(RecvTimeoutError::Timeout) => continue,
             };
             let is_last = matches!(heard, Heard::Ended { .. });
-            // What cannot be sent, for its length, is told instead; the other host may be gone, which is seen as the end of the stream.
+            // What cannot be sent, for its length, is told instead; the other host may be gone,
+            // which is seen as the end of the stream.
             if let Err(why) = control.send(&heard, SEND_LIMIT) {
                 let heard = Heard::Ended { failure: Some(why), log: Vec::new() };
                 control.send(&heard, SEND_LIMIT).unwrap_or_default();

@@ -77,8 +77,8 @@ const TASK: &str = "FERRITE_TASK";
 /// they returned. The test binary is started again for that one test; in there this function does
 /// not return. A panic of `body` (a failed assertion) is reported as that process's failure.
 ///
-/// The processes run the test from its top, so their body is that of its first call, whichever call has started
-/// them: what differs between the calls of a test has to be in the environment.
+/// The processes run the test from its top, so their body is that of its first call, whichever call
+/// has started them: what differs between the calls of a test has to be in the environment.
 ///
 /// # Errors
 /// [`Error::Worker`] if a process failed, died or hung; [`Error::Io`] if it could not be started.

@@ -1,4 +1,5 @@
-//! One process of a pair: its rank, its socket to the process that started it, its socket to its peer.
+//! One process of a pair: its rank, its socket to the process that started it, its socket to its
+//! peer.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -57,8 +58,8 @@ impl WorkerCtx {
                 text.display()
             ))
         })?;
-        // SAFETY: the process that started this one made both descriptors for this process alone and
-        // let them survive exec; take() is called once.
+        // SAFETY: the process that started this one made both descriptors for this process alone
+        // and let them survive exec; take() is called once.
         let (control, peer) = unsafe {
             (
                 UnixStream::from(OwnedFd::from_raw_fd(worker.control)),
@@ -96,7 +97,8 @@ impl WorkerCtx {
         self.cpu
     }
 
-    /// Memory for a transport to work on, in the pages that all pairs of a run use, if there are such; fresh else.
+    /// Memory for a transport to work on, in the pages that all pairs of a run use, if there are
+    /// such; fresh else.
     ///
     /// # Errors
     /// [`Error::Io`] if the system has no memory left.
@@ -218,8 +220,8 @@ impl WorkerCtx {
         Ok(if self.rank == 0 { mine } else { theirs })
     }
 
-    /// What the hidden subcommand `name` does in a worker process: `work`, with the context that the environment
-    /// describes. The exit code.
+    /// What the hidden subcommand `name` does in a worker process: `work`, with the context that
+    /// the environment describes. The exit code.
     pub(crate) fn main(name: &str, work: impl FnOnce(&mut Self) -> Result<()>) -> i32 {
         match Self::from_environment() {
             Ok(Some(worker)) => return worker.run(work),
@@ -340,14 +342,15 @@ impl PeerConn {
     }
 }
 
-// Memory that outlives the processes that use it, so that all pairs of a run move data in the same pages.
+// Memory that outlives the processes that use it, so that all pairs of a run move data in the same
+// pages.
 //
-// Where a buffer's pages lie in physical memory decides which of them share places in a cache. A process that maps fresh
-// memory gets what the one before it gave back, so its speed depends on who ran before it. With the same pages for all,
-// that is the same for all.
+// Where a buffer's pages lie in physical memory decides which of them share places in a cache. A
+// process that maps fresh memory gets what the one before it gave back, so its speed depends on who
+// ran before it. With the same pages for all, that is the same for all.
 
-/// The pages of one rank, as the process that starts the pairs holds them: an anonymous file in memory, which is empty
-/// until a process of the pair takes some.
+/// The pages of one rank, as the process that starts the pairs holds them: an anonymous file in
+/// memory, which is empty until a process of the pair takes some.
 #[derive(Debug, Clone)]
 pub struct Pages(Arc<OwnedFd>);
 
@@ -362,7 +365,8 @@ impl Pages {
 
     fn new() -> Result<Self> {
         let name = c"ferrite-pages";
-        // SAFETY: memfd_create, which glibc has from 2.27 on only: the name is a C string; the result is a descriptor of this process, or -1.
+        // SAFETY: memfd_create, which glibc has from 2.27 on only: the name is a C string; the
+        // result is a descriptor of this process, or -1.
         let descriptor =
             unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC) };
         let descriptor = RawFd::try_from(descriptor).unwrap_or(-1);
@@ -391,8 +395,8 @@ impl PageAllocator {
         Self { file: descriptor.into(), taken: 0 }
     }
 
-    /// A buffer in pages that no other buffer of this process lies in: the same pages for the same calls in the same
-    /// order. They hold what was left in them.
+    /// A buffer in pages that no other buffer of this process lies in: the same pages for the same
+    /// calls in the same order. They hold what was left in them.
     pub(crate) fn buffer(&mut self, len: usize) -> Result<Buffer> {
         let start = self.taken;
         let end = start + len.max(1).next_multiple_of(4096) as u64;

@@ -92,7 +92,8 @@ pub(super) fn entry(index: usize, color: &str, text: &str, out: &mut String) -> 
     )
 }
 
-/// The line of the legend that says what the bands are: how certain intervals are, and of how many of `what`.
+/// The line of the legend that says what the bands are: how certain intervals are, and of how many
+/// of `what`.
 pub(super) fn noise_entry(coverage: f64, what: &str, out: &mut String) -> std::fmt::Result {
     let text =
         format!("A/A, the noise; bands of ratios: {:.0} % intervals over {what}", coverage * 100.0);
@@ -237,7 +238,8 @@ impl Scale {
         fraction.clamp(0.0, 1.0)
     }
 
-    /// Round values within the scale, three or more: powers of ten, with steps between them where these are few.
+    /// Round values within the scale, three or more: powers of ten, with steps between them where
+    /// these are few.
     pub(crate) fn ticks(&self) -> Vec<f64> {
         let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
         let ticks = |steps: &[f64]| -> Vec<f64> {

@@ -143,7 +143,8 @@ fn labelled(record: &Record, label: Label) -> Column<'_, Row> {
     }
 }
 
-/// The columns of a [`Judgement`], which `of` finds in a row; `find`: the difference that must not be missed.
+/// The columns of a [`Judgement`], which `of` finds in a row; `find`: the difference that must not
+/// be missed.
 pub(super) fn judged<'r, T: 'r>(find: f64, of: fn(&T) -> &Judgement) -> [Column<'r, T>; 4] {
     let difference = move |judgement: &Judgement| {
         let too_noisy = judgement.finding == Some(Finding::Unclear) && !judgement.excludes(find);

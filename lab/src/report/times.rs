@@ -1,9 +1,10 @@
-//! Times of collectives in whole jobs of NCCL, which another program has measured: judged as the rows of `ferrite compare` are, drawn
-//! and reported.
+//! Times of collectives in whole jobs of NCCL, which another program has measured: judged as the
+//! rows of `ferrite compare` are, drawn and reported.
 //!
-//! `nccl-net-ferrite ab` writes them. A run is a job of fresh processes. Runs come in blocks of four: A B B A, or B A A B. Each two
-//! neighbours of a block give one ratio of B to A. The noise is that of A's two runs of a block: the later over the earlier one, and in every
-//! other two blocks the earlier over the later one, so that a machine that gets slower all the time is no bias.
+//! `nccl-net-ferrite ab` writes them. A run is a job of fresh processes. Runs come in blocks of
+//! four: A B B A, or B A A B. Each two neighbours of a block give one ratio of B to A. The noise is
+//! that of A's two runs of a block: the later over the earlier one, and in every other two blocks
+//! the earlier over the later one, so that a machine that gets slower all the time is no bias.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -31,7 +32,8 @@ const SCHEMA: &str = "ferrite-times/1";
 const BLOCK: usize = 4;
 /// A loss below this part is told, and is no failure: two runs of one library differ by as much.
 const FAIL: f64 = 0.03;
-/// Times that a call may take, in microseconds, and bytes on a link for each byte of it: ratios of others are no numbers.
+/// Times that a call may take, in microseconds, and bytes on a link for each byte of it: ratios of
+/// others are no numbers.
 const US: RangeInclusive<f64> = 1e-6..=1e15;
 const BUS: RangeInclusive<f64> = 0.0..=1e6;
 
@@ -370,7 +372,8 @@ mod tests {
     use super::*;
     use crate::results::judgement::Finding;
 
-    /// As recorded on a machine that is quiet to a per cent or two, with B's times so many times as long.
+    /// As recorded on a machine that is quiet to a per cent or two, with B's times so many times as
+    /// long.
     fn recorded(slower: f64, blocks: usize) -> Value {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/times.json");
         let mut times: Value =
@@ -446,7 +449,8 @@ mod tests {
         assert_eq!(Row { bytes: 4000, bus: 1.5, ..row.clone() }.bandwidth(2.0), 3.0);
     }
 
-    /// Times of 10 rows in 28 runs of a machine that gets slower by 1 % with each run, with noise that all rows of a run share.
+    /// Times of 10 rows in 28 runs of a machine that gets slower by 1 % with each run, with noise
+    /// that all rows of a run share.
     fn drifting(random: &mut fastrand::Rng, slower: f64, noise: f64) -> JudgedTimes {
         let mut times = recorded(1.0, 7);
         let order = times["order"].as_str().expect("text").to_owned();
@@ -470,7 +474,8 @@ mod tests {
         read(&times).expect("times").judged(0.1)
     }
 
-    /// Of fifty reports in which nothing differs, few may say that something does; one in 20 is what chance has.
+    /// Of fifty reports in which nothing differs, few may say that something does; one in 20 is
+    /// what chance has.
     #[test]
     fn a_machine_that_drifts_is_no_difference_and_hides_none() {
         let mut random = fastrand::Rng::with_seed(7);

@@ -6,7 +6,8 @@ use crate::report::table::{number, percent, repetitions};
 use crate::results::judgement::{Earlier, Finding, Judgement};
 use crate::results::record::Record;
 
-/// Draws the conclusion: from B against A and, where an earlier run is named, from what has changed since.
+/// Draws the conclusion: from B against A and, where an earlier run is named, from what has changed
+/// since.
 pub(crate) fn conclusion(record: &Record) -> Conclusion {
     let now =
         if record.sides.len() < 2 { Conclusion::Good } else { against_a(record).conclusion() };
@@ -99,8 +100,8 @@ pub(crate) fn bias(record: &Record) -> Option<String> {
     })
 }
 
-/// Names the rows whose slowest times differ much, which nothing else judges, if there are any: a set-up may be as fast as another one by
-/// its median and have a tail that is not.
+/// Names the rows whose slowest times differ much, which nothing else judges, if there are any: a
+/// set-up may be as fast as another one by its median and have a tail that is not.
 pub(crate) fn tails(record: &Record) -> Option<String> {
     const TAIL: &str = "p99";
     /// So many times longer.
@@ -144,7 +145,8 @@ pub(crate) enum Conclusion {
     Good,
     /// B is worse in a row or in a group, by as much as fails.
     Worse,
-    /// B is not found to be worse, and a difference of the size that was asked for might have been missed.
+    /// B is not found to be worse, and a difference of the size that was asked for might have been
+    /// missed.
     TooFew,
 }
 
@@ -208,7 +210,8 @@ impl Judged<'_> {
         format!("{head}; {}", parts.join("; "))
     }
 
-    /// Why nothing is claimed of `run`, such as "12 repetitions"; `least` of them can tell something, and the option `more` gives more.
+    /// Why nothing is claimed of `run`, such as "12 repetitions"; `least` of them can tell
+    /// something, and the option `more` gives more.
     pub(super) fn undecided(&self, run: &str, least: &str, more: &str) -> String {
         let groups = || self.groups.iter().map(|(_, judgement)| *judgement);
         let is_missed = |judgement: &Judgement| {
@@ -244,7 +247,8 @@ impl Judged<'_> {
         worse.ratio.is_none_or(|ratio| ratio.median.max(1.0 / ratio.median) >= 1.0 + self.fail)
     }
 
-    /// Whether a group differs, or a difference of the size that was asked for would have been found.
+    /// Whether a group differs, or a difference of the size that was asked for would have been
+    /// found.
     fn tells(&self, judgement: &Judgement) -> bool {
         match judgement.finding {
             Some(Finding::Better | Finding::Worse) => true,
@@ -393,7 +397,8 @@ mod tests {
         assert_eq!(conclusion(&record), Conclusion::TooFew);
     }
 
-    /// The interval that a reader sees excludes 1, and that of the claim, which holds for all rows of the run together, does not.
+    /// The interval that a reader sees excludes 1, and that of the claim, which holds for all rows
+    /// of the run together, does not.
     #[test]
     fn a_likely_difference_is_not_called_noise() {
         let mut record = sample_record();

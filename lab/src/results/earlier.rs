@@ -1,7 +1,9 @@
-//! A run against an earlier one of the same processor and form of measurement: whether they can be compared, what differs, what has changed.
+//! A run against an earlier one of the same processor and form of measurement: whether they can be
+//! compared, what differs, what has changed.
 //!
-//! Absolute times of different days say little: machines are busy, warm, and set up anew. So B/A of one run is held against B/A of the
-//! other, where A is the same in both. What a machine does to B and not to A from one day to the next is in no interval.
+//! Absolute times of different days say little: machines are busy, warm, and set up anew. So B/A of
+//! one run is held against B/A of the other, where A is the same in both. What a machine does to B
+//! and not to A from one day to the next is in no interval.
 
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,9 @@
 //! What the repetitions of a comparison show, and how small a difference they could have shown.
 //!
-//! A ratio is claimed to differ from 1 if its interval excludes 1 and its median lies outside the interval of A against
-//! itself. The intervals of all rows and all groups of a run together miss with a chance of [`CHANCE`] at most. Where A
-//! differs from itself by more than chance explains, nothing is claimed but what lies beyond all of that.
+//! A ratio is claimed to differ from 1 if its interval excludes 1 and its median lies outside the
+//! interval of A against itself. The intervals of all rows and all groups of a run together miss
+//! with a chance of [`CHANCE`] at most. Where A differs from itself by more than chance explains,
+//! nothing is claimed but what lies beyond all of that.
 
 use std::path::PathBuf;
 
@@ -12,12 +13,13 @@ use crate::measure::metric::Better;
 use crate::measure::sample;
 use crate::measure::sample::{Estimate, Key};
 
-/// The chance that anything of a run is said to differ although it does not; half of it is for rows, half for groups. The
-/// same for A against itself.
+/// The chance that anything of a run is said to differ although it does not; half of it is for
+/// rows, half for groups. The same for A against itself.
 pub const CHANCE: f64 = 0.05;
 
-/// How much more than half the width of an interval, in logarithms, is found in four of five runs and not in half of them: 0.84
-/// standard errors more, where half the width is 2.24 of them or more.
+/// How much more than half the width of an interval, in logarithms, is found in four of five runs
+/// and not in half of them: 0.84 standard errors more, where half the width is 2.24 of them or
+/// more.
 const FOUR_OF_FIVE: f64 = 1.4;
 
 /// What a row or a group shows.
@@ -43,14 +45,15 @@ pub struct Judgement {
     pub noise: Option<Estimate>,
     /// What follows; null if the repetitions are too few for any claim.
     pub finding: Option<Finding>,
-    /// The smallest difference that such repetitions find in four of five runs, as a fraction: 0.1 is 10 %, in the
-    /// direction that takes more. Null if none could. Where none was found, the whole interval is nearer to 1 than this too.
+    /// The smallest difference that such repetitions find in four of five runs, as a fraction: 0.1
+    /// is 10 %, in the direction that takes more. Null if none could. Where none was found, the
+    /// whole interval is nearer to 1 than this too.
     pub least: Option<f64>,
 }
 
 impl Judgement {
-    /// Whether nothing is claimed although the row's own interval excludes 1 and lies beyond the noise: alone it would be a finding, among
-    /// all rows of the run it may be chance.
+    /// Whether nothing is claimed although the row's own interval excludes 1 and lies beyond the
+    /// noise: alone it would be a finding, among all rows of the run it may be chance.
     pub fn is_likely(&self) -> bool {
         let (Some(ratio), Some(noise)) = (self.ratio, self.noise) else { return false };
         self.finding == Some(Finding::Unclear) && !ratio.holds(1.0) && !noise.holds(ratio.median)
@@ -84,9 +87,10 @@ pub struct OfRun<'a> {
     pub noises: &'a [f64],
 }
 
-/// Judges how one of `family` rows, or groups, has changed from an earlier run to a later one: the quotient of their medians of B/A. Nothing
-/// pairs repetitions of two runs, so each run has an interval of its own that misses with half the chance, and the quotient lies between
-/// their ends. [`Judgement::noise`] holds A/A of both runs.
+/// Judges how one of `family` rows, or groups, has changed from an earlier run to a later one: the
+/// quotient of their medians of B/A. Nothing pairs repetitions of two runs, so each run has an
+/// interval of its own that misses with half the chance, and the quotient lies between their ends.
+/// [`Judgement::noise`] holds A/A of both runs.
 pub fn judge_change(better: Better, then: OfRun<'_>, now: OfRun<'_>, family: usize) -> Judgement {
     let quotient = |level: f64| {
         let each = f64::midpoint(1.0, level);
@@ -118,7 +122,8 @@ fn concluded(
     // A true ratio of so much would have been found above 1, or below.
     let up = (claim.median / claim.low).powf(FOUR_OF_FIVE).max(noise.high);
     let down = (claim.high / claim.median).powf(FOUR_OF_FIVE).max(1.0 / noise.low);
-    // What differs by more than A could differ from itself, in either direction, is claimed all the same.
+    // What differs by more than A could differ from itself, in either direction, is claimed all the
+    // same.
     let far = noise.high.max(1.0 / noise.low);
     let is_beyond = claim.low > far || claim.high < 1.0 / far;
     let finding =
@@ -343,7 +348,8 @@ mod tests {
         }
     }
 
-    /// Ratios of things that do not differ: of a thousand runs of 40 rows each, few say that one does.
+    /// Ratios of things that do not differ: of a thousand runs of 40 rows each, few say that one
+    /// does.
     #[test]
     fn equal_sides_are_seldom_called_different() {
         let mut random = fastrand::Rng::with_seed(7);

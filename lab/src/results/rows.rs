@@ -112,7 +112,8 @@ pub(super) fn ratios(keys: &[Key], sessions: &[Run]) -> (Vec<f64>, Vec<f64>) {
     all.map(|ratios| (ratios.ratio, ratios.noise)).unzip()
 }
 
-/// The geometric means of the ratios of all `keys` in one repetition, if all of its three sessions have run.
+/// The geometric means of the ratios of all `keys` in one repetition, if all of its three sessions
+/// have run.
 fn together(keys: &[Key], sessions: &[Run], repetition: usize) -> Option<Ratios> {
     let headline = |side: &str, key: &Key| {
         let run = sessions.iter().find(|run| run.side == side && run.repetition == repetition)?;
@@ -201,7 +202,8 @@ mod tests {
         );
     }
 
-    /// A group finds what its rows alone do not: what they have in common stands out of what they have not.
+    /// A group finds what its rows alone do not: what they have in common stands out of what they
+    /// have not.
     #[test]
     fn a_group_finds_a_small_difference_that_its_rows_share() {
         let sizes = [64 << 10, 128 << 10, 256 << 10, 1 << 20];

@@ -1,10 +1,11 @@
 //! A against B: verified first, then measured in turn, each time in fresh processes.
 //!
-//! Nothing but the transport may differ between a session of A and one of B. Buffers lie in the same pages in all sessions
-//! ([`crate::pair::worker_ctx`]). A repetition is a session of A, one of B and one of A again, in an order that changes: over six
-//! repetitions each has each place twice, and each comes right after each of the others three times. So what a place or
-//! a predecessor does, and what drifts, does the same to both. The ratio of A's two sessions is what the machine alone
-//! does to such a ratio.
+//! Nothing but the transport may differ between a session of A and one of B. Buffers lie in the
+//! same pages in all sessions ([`crate::pair::worker_ctx`]). A repetition is a session of A, one of
+//! B and one of A again, in an order that changes: over six repetitions each has each place twice,
+//! and each comes right after each of the others three times. So what a place or a predecessor
+//! does, and what drifts, does the same to both. The ratio of A's two sessions is what the machine
+//! alone does to such a ratio.
 
 use std::fmt;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -68,10 +69,12 @@ pub(crate) fn order(sources: usize, repetitions: usize) -> Vec<(usize, &'static 
 /// A verification reports some steps of its own, so it counts as several.
 const STEPS_OF_A_CHECK: usize = 12;
 
-/// Runs it all. An interrupt after the first repetition ends it with what there is: see [`Record::complete`].
+/// Runs it all. An interrupt after the first repetition ends it with what there is: see
+/// [`Record::complete`].
 ///
 /// # Errors
-/// Whatever makes the run invalid: a worker's failure, a refused identity, wrong data; [`Error::Interrupted`].
+/// Whatever makes the run invalid: a worker's failure, a refused identity, wrong data;
+/// [`Error::Interrupted`].
 pub(crate) fn run(request: &CompareRequest, runner: &Runner) -> Result<Record> {
     let start = Instant::now();
     let machine = Machine::here();
@@ -159,8 +162,8 @@ fn verify(request: &CompareRequest, runner: &Runner, progress: &mut Progress) ->
     Ok(sides)
 }
 
-/// Runs the sessions in order, all in the same memory. After an interrupt, those that have run, if a repetition is
-/// complete.
+/// Runs the sessions in order, all in the same memory. After an interrupt, those that have run, if
+/// a repetition is complete.
 fn measure(
     request: &CompareRequest,
     runner: &Runner,
@@ -177,7 +180,8 @@ fn measure(
         progress.phase(format!("{label} {}/{}", repetition + 1, request.scope.repetitions));
         let session = match one(request, &runner, number, &measuring, progress) {
             Err(Error::Interrupted) if *repetition > 0 => return Ok(sessions),
-            // The other host has heard the interrupt first, and its end has been seen before the interrupt here.
+            // The other host has heard the interrupt first, and its end has been seen before the
+            // interrupt here.
             Err(Error::Worker { wrong: false, .. })
                 if *repetition > 0 && runner.other.is_some() && output::received() =>
             {
@@ -219,7 +223,8 @@ fn one(
     runner.run(&job, &mut |what| progress.step(what))
 }
 
-/// Rank 1 has the second device of its host, where there is one, so that it is not rank 0's; on another host it has the first one.
+/// Rank 1 has the second device of its host, where there is one, so that it is not rank 0's; on
+/// another host it has the first one.
 fn devices(request: &CompareRequest, runner: &Runner) -> [Option<usize>; 2] {
     let [zero, one] = request.devices;
     [zero, one.or_else(|| runner.other.as_ref().map(|_| 0))]
@@ -302,8 +307,8 @@ fn require_same_side(side: &Side, session: &Session) -> Result<()> {
 /// Sizes and messages in flight, over as many queue pairs as the environment says.
 const CASES: [(usize, usize); 4] = [(8, 1), (8, 8), (64 << 10, 1), (64 << 10, 8)];
 
-/// Of each of `sources`. Nothing, with a warning, where it cannot be counted: what was measured is kept. Nothing where other devices than the software
-/// device are compared.
+/// Of each of `sources`. Nothing, with a warning, where it cannot be counted: what was measured is
+/// kept. Nothing where other devices than the software device are compared.
 pub(crate) fn count(sources: &[Source], verbs: &Verbs, runner: &Runner) -> Result<Vec<CaseReport>> {
     let Verbs::Softrnic { folder } = verbs else { return Ok(Vec::new()) };
     let counted = control_of(folder).and_then(|control| {
@@ -328,7 +333,8 @@ pub(crate) fn count(sources: &[Source], verbs: &Verbs, runner: &Runner) -> Resul
     }
 }
 
-/// Sizes of streamed messages: around words, cache lines, pages and stripes of 128 bytes, odd ones, and past the largest.
+/// Sizes of streamed messages: around words, cache lines, pages and stripes of 128 bytes, odd ones,
+/// and past the largest.
 pub(crate) const STREAMED: [usize; 10] =
     [1, 3, 8, 129, 4097, 16384 - 8, 65537, 1_000_003, LARGEST, LARGEST + 129];
 /// The message size of the long stream.
@@ -360,7 +366,8 @@ impl Topology {
         if self != Self::Fused {
             return Ok(None);
         }
-        // A plugin merges what the user wants merged; the built-in transports merge what they are told to.
+        // A plugin merges what the user wants merged; the built-in transports merge what they are
+        // told to.
         let is_wanted = MERGE_SETTINGS
             .iter()
             .any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
@@ -406,7 +413,8 @@ pub(crate) struct VerifyRequest {
     pub(crate) verbs: Verbs,
     /// Device index of each rank, for [`Topology::Single`].
     pub(crate) devices: [Option<usize>; 2],
-    /// Messages of a long stream each way instead of everything else; not for [`Topology::Parallel`].
+    /// Messages of a long stream each way instead of everything else; not for
+    /// [`Topology::Parallel`].
     pub(crate) long: Option<u64>,
 }
 
@@ -464,7 +472,8 @@ mod tests {
                 );
             }
             for before in ["A", "B", "A2"] {
-                // The first session comes after none; the table is closed when it is taken to follow the last.
+                // The first session comes after none; the table is closed when it is taken to
+                // follow the last.
                 let follows = count(&|at| order[at].1 == side && order[(at + 71) % 72].1 == before);
                 assert_eq!(follows, if side == before { 0 } else { 12 }, "{side} after {before}");
             }

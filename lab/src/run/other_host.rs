@@ -51,7 +51,8 @@ impl OtherHost {
     /// Waits for it, and refuses it if it is not like this one.
     ///
     /// # Errors
-    /// [`Error::Refused`] with what is different, [`Error::Stalled`] if none comes; [`Error::Interrupted`].
+    /// [`Error::Refused`] with what is different, [`Error::Stalled`] if none comes;
+    /// [`Error::Interrupted`].
     pub(crate) fn meet(meeting: Meeting, sources: &[Source], verbs: &Verbs) -> Result<Self> {
         let files = FileFacts::of(sources)?;
         let Meeting { listener, token, wait } = meeting;
@@ -141,8 +142,8 @@ impl OtherHost {
         }
     }
 
-    /// Finds out whether its files are still those that it began with, and lets it go. After an interrupt it is let go at once, if it is
-    /// still there: it may have been interrupted too.
+    /// Finds out whether its files are still those that it began with, and lets it go. After an
+    /// interrupt it is let go at once, if it is still there: it may have been interrupted too.
     ///
     /// # Errors
     /// [`Error::Refused`] if one was replaced.
@@ -235,7 +236,8 @@ const SEND: Duration = Duration::from_secs(10);
 const NEXT: Duration = Duration::from_secs(300);
 /// Beginnings of the variables that the other host may set: those of transports and of drivers.
 const MAY_SET: [&str; 4] = ["NCCL_", "FERRITE_", "SOFTRNIC_", "MLX5_"];
-/// Ends of those that it may not set all the same: they name code that is loaded, a program that is started, or where files are written.
+/// Ends of those that it may not set all the same: they name code that is loaded, a program that is
+/// started, or where files are written.
 const MAY_NOT_SET: [&str; 7] = ["_LIB", "_PLUGIN", "_HELPER", "_FILE", "_TRACE", "_DIR", "_PATH"];
 
 /// What this host has for the comparison.
@@ -247,8 +249,8 @@ pub(crate) struct HostPart {
     pub(crate) pin: bool,
 }
 
-/// Takes part in the comparison of the server at `place` until its end. The server may not be there yet: it is tried for `wait`.
-/// If this host cannot, the server hears why.
+/// Takes part in the comparison of the server at `place` until its end. The server may not be there
+/// yet: it is tried for `wait`. If this host cannot, the server hears why.
 ///
 /// # Errors
 /// Why this host has no part, or why the comparison has ended before its end.
@@ -396,8 +398,9 @@ fn adapted(job: Value, source: &Source, verbs: &Verbs) -> Result<Value> {
     serde_json::to_value(job).map_err(|e| json_error(&e))
 }
 
-/// What a host tells of itself, in its first message. A field that an older or newer version of this program does not send is empty here, so
-/// that the versions can be compared and the other host be refused in words.
+/// What a host tells of itself, in its first message. A field that an older or newer version of
+/// this program does not send is empty here, so that the versions can be compared and the other
+/// host be refused in words.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct HostFacts {

@@ -35,8 +35,8 @@ pub(crate) struct Runner {
     pub(crate) silence: Duration,
     /// Whether workers keep to a CPU each.
     pub(crate) pin: bool,
-    /// What the buffers of each rank lie in: see [`Pages`]. Where data is checked they are fresh, so that nothing of an
-    /// earlier pair can pass for what was sent.
+    /// What the buffers of each rank lie in: see [`Pages`]. Where data is checked they are fresh,
+    /// so that nothing of an earlier pair can pass for what was sent.
     pub(crate) pages: Option<[Pages; 2]>,
     /// Where rank 1 runs, if not on this host.
     pub(crate) other: Option<Arc<OtherHost>>,

@@ -109,8 +109,8 @@ pub fn keep_across_exec(descriptor: i32) -> std::io::Result<()> {
     }
 }
 
-/// Has C code's stdout written line by line: NCCL's own logger uses it, and a process that is killed
-/// writes no buffers.
+/// Has C code's stdout written line by line: NCCL's own logger uses it, and a process that is
+/// killed writes no buffers.
 pub fn line_buffered_stdout() {
     unsafe extern "C" {
         static stdout: *mut libc::FILE;
@@ -362,7 +362,8 @@ impl Thread {
 }
 
 impl Times {
-    /// Out of a line of `/proc/PID/task/TID/schedstat`: nanoseconds that it ran, and that it waited.
+    /// Out of a line of `/proc/PID/task/TID/schedstat`: nanoseconds that it ran, and that it
+    /// waited.
     fn parse(text: &str) -> Option<Self> {
         let mut words =
             text.split_whitespace().map(|word| word.parse().ok().map(Duration::from_nanos));
@@ -373,7 +374,8 @@ impl Times {
 /// `e_machine` of the ELF header: what this program is for.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
-/// Why the file at `path` cannot be loaded here, with what helps; `None` if nothing is known to be in the way.
+/// Why the file at `path` cannot be loaded here, with what helps; `None` if nothing is known to be
+/// in the way.
 ///
 /// # Errors
 /// [`Error::Io`] if it cannot be read.

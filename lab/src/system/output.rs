@@ -1,4 +1,5 @@
-//! What a run leaves: text on stdout and stderr, and files, whose places are tried before anything long begins.
+//! What a run leaves: text on stdout and stderr, and files, whose places are tried before anything
+//! long begins.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -36,7 +37,8 @@ pub fn write_stderr(line: std::fmt::Arguments<'_>) {
     std::io::stderr().write_fmt(format_args!("{line}\n")).unwrap_or_default();
 }
 
-/// The text in one line, without what would change a terminal: it may come from another host or from the kernel's log.
+/// The text in one line, without what would change a terminal: it may come from another host or
+/// from the kernel's log.
 pub fn plain(text: &str) -> String {
     text.replace('\n', "; ").replace(|c: char| c.is_control(), " ")
 }
@@ -84,8 +86,8 @@ fn cannot_write(path: &Path, problem: std::io::Error) -> Error {
     Error::io(format!("cannot write {}", path.display()), problem)
 }
 
-// Ctrl-C: the first one is heard between two steps, so that what has been measured is not lost; the second one ends the
-// process.
+// Ctrl-C: the first one is heard between two steps, so that what has been measured is not lost; the
+// second one ends the process.
 
 static RECEIVED: AtomicBool = AtomicBool::new(false);
 
@@ -96,8 +98,8 @@ extern "C" fn handle_sigint(_: libc::c_int) {
 /// From now on the first SIGINT is told by [`check`] alone.
 pub fn install_handler() {
     let handler: extern "C" fn(libc::c_int) = handle_sigint;
-    // SAFETY: an all-zero sigaction has an empty mask; the handler stores into an atomic, which a handler may do.
-    // SA_RESETHAND: the second signal does what it does without a handler.
+    // SAFETY: an all-zero sigaction has an empty mask; the handler stores into an atomic, which a
+    // handler may do. SA_RESETHAND: the second signal does what it does without a handler.
     let failed = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as usize;
@@ -122,8 +124,8 @@ pub fn check() -> Result<()> {
     if received() { Err(Error::Interrupted) } else { Ok(()) }
 }
 
-/// Leaves SIGINT to the parent, which gets it from the terminal too and ends this process. For use between fork and
-/// exec: a plain system call.
+/// Leaves SIGINT to the parent, which gets it from the terminal too and ends this process. For use
+/// between fork and exec: a plain system call.
 pub fn ignore_sigint() {
     // SAFETY: a disposition without a handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };

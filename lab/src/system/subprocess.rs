@@ -1,4 +1,5 @@
-//! Parts of this program that run in a process of their own, since what they call may crash or wait for ever.
+//! Parts of this program that run in a process of their own, since what they call may crash or wait
+//! for ever.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -40,7 +41,8 @@ pub fn run(words: &[String], env: &BTreeMap<String, String>, silence: Duration) 
     }
 }
 
-/// Runs a command to its end. It is ended when it prints nothing for so long, or when the user interrupts this program.
+/// Runs a command to its end. It is ended when it prints nothing for so long, or when the user
+/// interrupts this program.
 pub fn run_command(mut command: Command, silence: Duration) -> Printed {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // SAFETY: between fork and exec there is one system call.

@@ -33,8 +33,8 @@ impl Buffer {
         Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE, -1, 0)
     }
 
-    /// Maps `len` bytes (at least one page) that take memory only when they are used: a NIC's driver, which pins the pages of a registration,
-    /// uses all.
+    /// Maps `len` bytes (at least one page) that take memory only when they are used: a NIC's
+    /// driver, which pins the pages of a registration, uses all.
     ///
     /// # Errors
     /// [`Error::Io`] if the system has no addresses left.
@@ -42,7 +42,8 @@ impl Buffer {
         Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0)
     }
 
-    /// Maps `len` bytes of `file` from `offset`, a multiple of the page size; they hold what the file does.
+    /// Maps `len` bytes of `file` from `offset`, a multiple of the page size; they hold what the
+    /// file does.
     ///
     /// # Errors
     /// [`Error::Io`] if the file is shorter, or the system has no memory left.
@@ -106,8 +107,8 @@ impl Buffer {
     pub fn read(&self, offset: usize, len: usize) -> Result<Vec<u8>> {
         let source = self.address(offset, len)?;
         let mut copy = Vec::with_capacity(len);
-        // SAFETY: address() checked the range; the target has just been allocated, with room for `len` bytes, which are written before
-        // they count.
+        // SAFETY: address() checked the range; the target has just been allocated, with room for
+        // `len` bytes, which are written before they count.
         unsafe {
             source.copy_to_nonoverlapping(copy.as_mut_ptr(), len);
             copy.set_len(len);
@@ -147,8 +148,8 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped in new() and is not used any more: the code that registered it
-        // holds an Arc of this object.
+        // SAFETY: the range was mapped in new() and is not used any more: the code that registered
+        // it holds an Arc of this object.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

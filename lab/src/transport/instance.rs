@@ -7,9 +7,9 @@
 //!                              └ send ──> Request
 //! ```
 //! A [`Region`](crate::transport::comm::Region) holds its communicator and its memory; a
-//! [`Request`](crate::transport::comm::Request) borrows its communicator. So deregistration comes before
-//! close, and nothing is tested after it. Dropping a request forgets it (the operation goes on),
-//! dropping anything else closes it and logs a failure.
+//! [`Request`](crate::transport::comm::Request) borrows its communicator. So deregistration comes
+//! before close, and nothing is tested after it. Dropping a request forgets it (the operation goes
+//! on), dropping anything else closes it and logs a failure.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
@@ -23,8 +23,9 @@ use crate::nccl::abi::{later, ncclNet_v8_t, ncclNetProperties_v8_t};
 use crate::nccl::library::{Identity, Library, Source, Vtable, slot};
 use crate::nccl::{abi, debug_log, profiler};
 
-/// Calls a slot of the vtable and turns its result into an [`Error::Call`]: `slot(…)` where it is the same in all
-/// versions, `net.slot(…)` of a known version's table `net` where it is not, `function => slot(…)` of a function that is at hand.
+/// Calls a slot of the vtable and turns its result into an [`Error::Call`]: `slot(…)` where it is
+/// the same in all versions, `net.slot(…)` of a known version's table `net` where it is not,
+/// `function => slot(…)` of a function that is at hand.
 macro_rules! call {
     ($transport:expr, $slot:ident ( $($argument:expr),* )) => {
         $crate::transport::instance::call!(@ $transport, slot!($transport.vtable, $slot), $slot ( $($argument),* ))
@@ -63,7 +64,8 @@ pub struct Transport {
     library: Arc<Library>,
 }
 
-/// The communicator that a transport of version 11 or later works for: made by `init`, ended by `finalize`.
+/// The communicator that a transport of version 11 or later works for: made by `init`, ended by
+/// `finalize`.
 struct Context {
     vtable: Vtable,
     raw: OnceLock<Opaque>,
@@ -83,8 +85,9 @@ impl Drop for Context {
             return;
         };
         if let Some(finalize) = net.finalize {
-            // SAFETY: the slot was checked when the library was loaded; the context came from this transport's init
-            // and everything made with it is closed, since each of them holds this object.
+            // SAFETY: the slot was checked when the library was loaded; the context came from this
+            // transport's init and everything made with it is closed, since each of them holds this
+            // object.
             let code = unsafe { finalize(raw.0) };
             if code != abi::ncclSuccess {
                 log::warn!("finalize returned {code}");
@@ -93,8 +96,9 @@ impl Drop for Context {
     }
 }
 
-/// What a transport says of a device; units and meaning as in `include/nccl/net_v8.h`. The index of each device that
-/// is fused in it is in `fused`: one, its own, where it is not fused; none where the interface does not tell.
+/// What a transport says of a device; units and meaning as in `include/nccl/net_v8.h`. The index of
+/// each device that is fused in it is in `fused`: one, its own, where it is not fused; none where
+/// the interface does not tell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Properties {
@@ -125,7 +129,8 @@ impl Transport {
         Ok(transport)
     }
 
-    /// As [`Self::open`], for a communicator with this traffic class, where the interface knows one: from version 10 on.
+    /// As [`Self::open`], for a communicator with this traffic class, where the interface knows
+    /// one: from version 10 on.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -135,7 +140,8 @@ impl Transport {
         Ok(transport)
     }
 
-    /// As [`Self::open`], with a profiler, which `net_events` is, where the interface knows of one: from version 10 on.
+    /// As [`Self::open`], with a profiler, which `net_events` is, where the interface knows of one:
+    /// from version 10 on.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -196,7 +202,8 @@ impl Transport {
         self.context.raw.get().map_or(std::ptr::null_mut(), |raw| raw.0)
     }
 
-    /// The v8 vtable itself, for tests that must break the rules kept here. Of another version it has no slots.
+    /// The v8 vtable itself, for tests that must break the rules kept here. Of another version it
+    /// has no slots.
     pub fn vtable(&self) -> &'static ncclNet_v8_t {
         // SAFETY: a struct of pointers and optional functions: all zeros is a value of the type.
         const NO_SLOTS: &ncclNet_v8_t = &unsafe { std::mem::zeroed() };
@@ -301,7 +308,8 @@ impl Transport {
     /// Makes one device of several; its index.
     ///
     /// # Errors
-    /// [`Error::Call`]; [`Error::Misuse`] if the transport cannot, or for more devices than it can name.
+    /// [`Error::Call`]; [`Error::Misuse`] if the transport cannot, or for more devices than it can
+    /// name.
     pub fn fuse(&self, devices: &[usize]) -> Result<usize> {
         let (fuse, most) = match self.vtable {
             Vtable::V8(_) => return Err(Error::Misuse("a v8 transport fuses no devices")),
@@ -364,9 +372,9 @@ fn members<const MOST: usize>(fused: &later::Fused<MOST>) -> &[c_int] {
     &fused.devices[..count.min(MOST)]
 }
 
-/// The device that is made of two others: by the transport itself, if it has one (a v8 transport fuses the ports of a
-/// card on its own), else made here. Rank 1 takes the second fused device, or the third and fourth plain one, where
-/// there are so many.
+/// The device that is made of two others: by the transport itself, if it has one (a v8 transport
+/// fuses the ports of a card on its own), else made here. Rank 1 takes the second fused device, or
+/// the third and fourth plain one, where there are so many.
 ///
 /// # Errors
 /// Those of the transport; [`Error::Refused`] if there is none and none can be made.

@@ -121,9 +121,9 @@ impl Drop for Listener {
     }
 }
 
-/// Calls `connect` from device `from` and `accept` on `listener` in turn until both have given a communicator. The handle
-/// is that of the listener that `connect` is to reach: of `listener`, or of one in another process. Before each attempt `between`
-/// does what else has to go on.
+/// Calls `connect` from device `from` and `accept` on `listener` in turn until both have given a
+/// communicator. The handle is that of the listener that `connect` is to reach: of `listener`, or
+/// of one in another process. Before each attempt `between` does what else has to go on.
 ///
 /// # Errors
 /// Those of the transport's calls; [`Error::Stalled`].
@@ -160,8 +160,8 @@ pub struct LocalConn {
 }
 
 impl LocalConn {
-    /// Connects device `from` to a new listener on device `to`: one thread calls `connect` and `accept` in turn until both
-    /// ends are there.
+    /// Connects device `from` to a new listener on device `to`: one thread calls `connect` and
+    /// `accept` in turn until both ends are there.
     pub fn open(
         transport: &Transport,
         from: usize,

@@ -1,13 +1,15 @@
-//! A transport's calls with Rust's types: ownership for what must be closed, results that name the call.
+//! A transport's calls with Rust's types: ownership for what must be closed, results that name the
+//! call.
 //!
 //! ```text
 //! Transport ── listen ──> Listener ── accept ──> RecvComm ── register ──> Region
 //!     └─────── connect ──> SendComm ── register ──> Region      └ receive ──> Request
 //!                              └ send ──> Request
 //! ```
-//! A [`Region`](comm::Region) holds its communicator and its memory; a [`Request`](comm::Request) borrows its
-//! communicator. So deregistration comes before close, and no request is tested after it. Dropping a request forgets it
-//! (the operation goes on); dropping anything else closes it and logs a failure.
+//! A [`Region`](comm::Region) holds its communicator and its memory; a [`Request`](comm::Request)
+//! borrows its communicator. So deregistration comes before close, and no request is tested after
+//! it. Dropping a request forgets it (the operation goes on); dropping anything else closes it and
+//! logs a failure.
 //!
 //! | file | what is in it |
 //! |---|---|

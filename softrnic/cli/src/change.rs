@@ -157,11 +157,13 @@ pub(crate) struct Fail {
     /// softrnic0, or rnic0, or 0
     name: DeviceName,
 
-    /// It can be opened anew so many milliseconds after it has failed, which are waited for; else never
+    /// It can be opened anew so many milliseconds after it has failed, which are waited for; else
+    /// never
     #[arg(long, value_name = "MS")]
     back_after: Option<u64>,
 
-    /// For so many milliseconds before it fails it refuses all commands, while its queue pairs work on
+    /// For so many milliseconds before it fails it refuses all commands, while its queue pairs work
+    /// on
     #[arg(long, value_name = "MS", default_value_t = 0)]
     refuses: u64,
 }

@@ -14,15 +14,17 @@ use crate::find::{Failure, RUN, named, print};
 
 /// Prints the environment in which programs use the device, for a shell: eval "$(softrnic env)"
 ///
-/// What is started with it takes part in one fabric, as below `softrnic run`. Which programs these are is not known, so those that
-/// load RDMA drivers or librdmacm have to be thought of: --tools. If something is wrong, nothing is printed for the shell, and `eval` of
-/// nothing succeeds: a script that is to stop there says settings=$(softrnic env) before eval "$settings".
+/// What is started with it takes part in one fabric, as below `softrnic run`. Which programs these
+/// are is not known, so those that load RDMA drivers or librdmacm have to be thought of: --tools.
+/// If something is wrong, nothing is printed for the shell, and `eval` of nothing succeeds: a
+/// script that is to stop there says settings=$(softrnic env) before eval "$settings".
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// One JSON object, of names and values
     #[arg(long)]
     json: bool,
-    /// Lines NAME=value without quotes, as the file has them that docker takes by --env-file, and that of GITHUB_ENV
+    /// Lines NAME=value without quotes, as the file has them that docker takes by --env-file, and
+    /// that of GITHUB_ENV
     #[arg(long, conflicts_with = "json")]
     env_file: bool,
     #[command(flatten)]
@@ -86,7 +88,8 @@ const PRIVATE: &str = "IBVERBS_PRIVATE_";
 /// Connections by IP addresses: the library that has them, which the flavour `tools` stands for.
 const CONNECTIONS: &str = "librdmacm.so.1";
 
-/// What `program` is linked with that only the flavour `tools` has, or `None`, as for [`missing_version`].
+/// What `program` is linked with that only the flavour `tools` has, or `None`, as for
+/// [`missing_version`].
 pub(crate) fn wants_tools(program: &OsStr, library_path: &OsStr) -> Option<String> {
     let said = listing(program, library_path)?;
     let is_linked = said.iter().any(|said| said.contains(CONNECTIONS));
@@ -95,8 +98,8 @@ pub(crate) fn wants_tools(program: &OsStr, library_path: &OsStr) -> Option<Strin
         .or_else(|| is_linked.then(|| CONNECTIONS.to_owned()))
 }
 
-/// The private version that `program` would not find with the libraries on `library_path`, or `None`: it finds all, or it
-/// is nothing that a loader can list, such as a script.
+/// The private version that `program` would not find with the libraries on `library_path`, or
+/// `None`: it finds all, or it is nothing that a loader can list, such as a script.
 pub(crate) fn missing_version(program: &OsStr, library_path: &OsStr) -> Option<String> {
     listing(program, library_path)?.iter().find_map(|said| private_version(said))
 }
@@ -264,8 +267,8 @@ pub(crate) struct Settings {
     /// Ports of each device, 1 or 2
     #[arg(long, value_name = "N")]
     ports: Option<String>,
-    /// Whose devices they are to be like: bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5, rxe, or a generation of mlx5:
-    /// mlx5-cx4, mlx5-cx5, mlx5-cx6, mlx5-cx6dx, mlx5-cx7 or mlx5-cx8
+    /// Whose devices they are to be like: bnxt_re, efa, erdma, hns, ionic, irdma, mana, mlx5, rxe,
+    /// or a generation of mlx5: mlx5-cx4, mlx5-cx5, mlx5-cx6, mlx5-cx6dx, mlx5-cx7 or mlx5-cx8
     #[arg(long, value_name = "NAME")]
     driver: Option<String>,
     /// roce, ib or unspecified; with exceptions: roce,softrnic1/1=ib
@@ -292,7 +295,8 @@ pub(crate) struct Settings {
     /// How GPU memory can be registered: none, peermem, dmabuf or both
     #[arg(long)]
     gpu: Option<String>,
-    /// Copy GPU memory in a process of its own, which does not wait while the application holds the CUDA driver
+    /// Copy GPU memory in a process of its own, which does not wait while the application holds the
+    /// CUDA driver
     #[arg(long)]
     gpu_helper: bool,
     /// Write memory with relaxed ordering in no order
@@ -310,8 +314,9 @@ pub(crate) struct Settings {
     /// Factor for all modelled waits
     #[arg(long, value_name = "X")]
     time_scale: Option<String>,
-    /// Use the flavour of the library that RDMA tools need. `run` does so by itself for a program that is linked with RDMA
-    /// drivers; for scripts that load such libraries later, as pyverbs does, and by `env` it has to be asked for
+    /// Use the flavour of the library that RDMA tools need. `run` does so by itself for a program
+    /// that is linked with RDMA drivers; for scripts that load such libraries later, as pyverbs
+    /// does, and by `env` it has to be asked for
     #[arg(long)]
     tools: bool,
     /// Folder with libibverbs.so.1, if it is not the one beside this program
@@ -320,7 +325,8 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The variables that a program needs, `program` if it is known, and their values, in the order in which they are printed.
+    /// The variables that a program needs, `program` if it is known, and their values, in the order
+    /// in which they are printed.
     pub(crate) fn variables(
         &self,
         fabric: Option<&str>,
@@ -361,7 +367,8 @@ impl Settings {
             ("SOFTRNIC_CHAOS", self.chaos, "1"),
             ("SOFTRNIC_LINES", self.lines, "1"),
             ("SOFTRNIC_STAGED", self.staged, "1"),
-            // NCCL 2.28.7 to 2.28.9 crash in their look for an mlx5 device where every device is of another kind.
+            // NCCL 2.28.7 to 2.28.9 crash in their look for an mlx5 device where every device is of
+            // another kind.
             ("NCCL_GIN_TYPE", variable("NCCL_GIN_TYPE").is_none(), "0"),
         ];
         set.extend(

@@ -1,8 +1,9 @@
-//! Shows the devices where programs look for those of a kernel: in `/sys/class/infiniband` and `/dev/infiniband`.
+//! Shows the devices where programs look for those of a kernel: in `/sys/class/infiniband` and
+//! `/dev/infiniband`.
 //!
-//! Only the program that is run sees it: it gets a mount namespace of its own, with an overlay on `/sys/class` and a folder of its own at
-//! `/dev`. No root
-//! is needed where user namespaces are allowed. The files say what is true at the start.
+//! Only the program that is run sees it: it gets a mount namespace of its own, with an overlay on
+//! `/sys/class` and a folder of its own at `/dev`. No root is needed where user namespaces are
+//! allowed. The files say what is true at the start.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
@@ -21,8 +22,8 @@ const CLASS: &str = "/sys/class";
 /// Where kernel modules that lend memory to NICs show themselves.
 const MEMORY: &str = "/sys/kernel/mm";
 
-/// Puts this process into a namespace where sysfs shows `devices`.
-/// With `has_peermem` also the sign by which NCCL knows that GPU memory can be registered by its address.
+/// Puts this process into a namespace where sysfs shows `devices`. With `has_peermem` also the sign
+/// by which NCCL knows that GPU memory can be registered by its address.
 pub(crate) fn enter(
     devices: &[Device],
     places: &PciPlaces,
@@ -62,8 +63,8 @@ fn check(rc: i32, what: &'static str) -> Result<(), Failure> {
     if rc == 0 { Ok(()) } else { Err((what, Error::last_os_error())) }
 }
 
-/// Moves this process, which has one thread, into a mount namespace of its own; with a user namespace where it may not
-/// mount otherwise. User and groups stay the same.
+/// Moves this process, which has one thread, into a mount namespace of its own; with a user
+/// namespace where it may not mount otherwise. User and groups stay the same.
 fn enter_namespace() -> Result<(), Failure> {
     // SAFETY: no preconditions.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
@@ -130,8 +131,8 @@ fn mount(
     if rc == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 
-// The files of `/dev/infiniband`: character devices, for programs that look for one before they open a device (UCX). Nothing is behind
-// them: each is another name of `/dev/null`.
+// The files of `/dev/infiniband`: character devices, for programs that look for one before they
+// open a device (UCX). Nothing is behind them: each is another name of `/dev/null`.
 
 const DEV: &str = "/dev";
 /// Where a kernel has the devices of its RDMA drivers.
@@ -189,8 +190,8 @@ fn make_place(entry: &fs::DirEntry, here: &Path) -> io::Result<bool> {
 /// Devices in pairs, as functions of one card.
 const PER_CARD: usize = 2;
 
-/// Existing PCI functions for `count` devices, or `None`: there are not enough, and all have to be made up. Mixed, some
-/// programs take them for nonsense.
+/// Existing PCI functions for `count` devices, or `None`: there are not enough, and all have to be
+/// made up. Mixed, some programs take them for nonsense.
 fn choose(count: usize, places: &PciPlaces) -> Option<Vec<PathBuf>> {
     let cards = endpoints();
     let free: Vec<&PathBuf> = if places.same_card {
@@ -267,7 +268,8 @@ fn parse_pci(text: &str) -> Result<(DeviceName, PathBuf), String> {
     }
 }
 
-/// Fills `class`/infiniband; `places` are existing PCI devices, or else some are made up. Returns where each device is.
+/// Fills `class`/infiniband; `places` are existing PCI devices, or else some are made up. Returns
+/// where each device is.
 fn build(class: &Path, devices: &[Device], places: Option<&[PathBuf]>) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for (index, device) in devices.iter().enumerate() {

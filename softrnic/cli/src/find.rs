@@ -25,8 +25,8 @@ pub(crate) fn to_look_at(name: Option<&str>) -> Result<Network, Failure> {
     find(name, "or SOFTRNIC_FABRIC", Network::names)
 }
 
-/// A fabric to change: without a name, the only one that has been started in this terminal session, for all others may
-/// be another user's work.
+/// A fabric to change: without a name, the only one that has been started in this terminal session,
+/// for all others may be another user's work.
 pub(crate) fn to_change(name: Option<&str>) -> Result<Network, Failure> {
     find(
         name,
@@ -37,7 +37,8 @@ pub(crate) fn to_change(name: Option<&str>) -> Result<Network, Failure> {
 
 type Candidates = fn(&Path) -> Result<Vec<String>, Error>;
 
-/// The fabric `name`, or the only candidate; `or_how` goes on after "name the fabric with --fabric".
+/// The fabric `name`, or the only candidate; `or_how` goes on after "name the fabric with
+/// --fabric".
 fn find(name: Option<&str>, or_how: &str, candidates: Candidates) -> Result<Network, Failure> {
     let dir = folder();
     let name = match named(name) {
@@ -70,7 +71,8 @@ fn choose(dir: &Path, or_how: &str) -> Failure {
 pub(crate) enum Failure {
     /// It was tried, and failed: status 1. A sentence.
     Failed(String),
-    /// It is wrong, there is nothing to try it on, or what it has to tell cannot be written: status 2. A sentence.
+    /// It is wrong, there is nothing to try it on, or what it has to tell cannot be written: status
+    /// 2. A sentence.
     Refused(String),
     /// The command line is wrong, or asks for help.
     Usage(clap::Error),
@@ -138,7 +140,8 @@ fn unwritable(error: &impl fmt::Display) -> String {
 /// Names of fabrics that `softrnic run` makes begin so.
 pub(crate) const RUN: &str = "softrnic-run-";
 
-/// Lists this user's fabrics in use, and those whose processes have all been killed; --all or --fabric removes the latter
+/// Lists this user's fabrics in use, and those whose processes have all been killed; --all or
+/// --fabric removes the latter
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Remove all of them

@@ -20,14 +20,15 @@ use find::{to_change, to_look_at};
 
 /// A software RDMA device for tests: run programs on it, and control its network while they run.
 ///
-/// Exit status: 0 done, 1 failed, 2 wrong usage, nothing to do it on, or output that cannot be written; `run` has the program's.
+/// Exit status: 0 done, 1 failed, 2 wrong usage, nothing to do it on, or output that cannot be
+/// written; `run` has the program's.
 #[derive(Debug, Parser)]
 #[command(name = "softrnic", version = version::text(), arg_required_else_help = true)]
 struct Cli {
     /// Name of the fabric; otherwise that of SOFTRNIC_FABRIC
     ///
-    /// Without either `stat` takes the only one in use, what changes something takes the only one of this terminal
-    /// session, and `run` and `env` make a fresh one.
+    /// Without either `stat` takes the only one in use, what changes something takes the only one
+    /// of this terminal session, and `run` and `env` make a fresh one.
     #[arg(long, global = true, value_name = "NAME")]
     fabric: Option<String>,
     #[command(subcommand)]
@@ -91,7 +92,8 @@ mod tests {
         let documented = commands("softrnic");
         assert!(documented.iter().filter(|shown| shown.whole).count() > 8, "{documented:?}");
         for Documented { place, arguments, whole } in &documented {
-            // What may be left out is in brackets. In a sentence a command may stand without what it has to have.
+            // What may be left out is in brackets. In a sentence a command may stand without what
+            // it has to have.
             let words = arguments.iter().map(|word| word.trim_matches(['[', ']']));
             let parsed = Cli::try_parse_from(std::iter::once("softrnic").chain(words));
             let problem = parsed.err().filter(clap::Error::use_stderr);

@@ -100,8 +100,8 @@ impl HelperOptions {
         match unsafe { libc::fork() } {
             -1 => Err(failed(std::io::Error::last_os_error())),
             0 => {
-                // A signal from the terminal is for the application, which may need copies to end in order.
-                // SAFETY: no memory is involved.
+                // A signal from the terminal is for the application, which may need copies to end
+                // in order. SAFETY: no memory is involved.
                 unsafe { libc::setsid() };
                 let stage =
                     Stage { file: &self.file, at: self.at, bytes: self.bytes, owner: self.owner };
@@ -113,7 +113,8 @@ impl HelperOptions {
     }
 }
 
-/// Closes what the application had open, but for the standard streams: its peers are not to wait until this process ends, too.
+/// Closes what the application had open, but for the standard streams: its peers are not to wait
+/// until this process ends, too.
 fn close_inherited() -> std::io::Result<()> {
     let open = std::fs::read_dir("/proc/self/fd")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());

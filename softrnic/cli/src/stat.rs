@@ -19,7 +19,8 @@ pub(crate) struct Options {
     /// For programs
     #[arg(long)]
     json: bool,
-    /// Again every so many seconds, 1 if none are given, until no process uses the fabric any more. With --json a line each
+    /// Again every so many seconds, 1 if none are given, until no process uses the fabric any more.
+    /// With --json a line each
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = period)]
     watch: Option<Duration>,
 }
@@ -315,8 +316,8 @@ pub(crate) fn period(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "must be seconds, from 0.01 to 86400".to_owned())
 }
 
-/// Prints what `network` is like, as `text`, until no process uses it any more. On a terminal each report replaces the last one;
-/// elsewhere they follow each other with `between` them.
+/// Prints what `network` is like, as `text`, until no process uses it any more. On a terminal each
+/// report replaces the last one; elsewhere they follow each other with `between` them.
 pub(crate) fn watch(
     network: &Network,
     period: Duration,

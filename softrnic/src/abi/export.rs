@@ -1,7 +1,8 @@
 //! Versioned exports.
 //!
-//! A Rust cdylib has one anonymous version; callers that use `dlvsym` find nothing in it. A one-jump thunk per
-//! symbol, with its `.symver` in the same assembly block, joins the (empty) nodes of `nodes.map`.
+//! A Rust cdylib has one anonymous version; callers that use `dlvsym` find nothing in it. A
+//! one-jump thunk per symbol, with its `.symver` in the same assembly block, joins the (empty)
+//! nodes of `nodes.map`.
 
 /// The instruction that jumps and leaves no trace.
 #[cfg(target_arch = "x86_64")]

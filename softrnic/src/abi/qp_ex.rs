@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::abi::types::Qp;
 
-/// What `struct ibv_qp_ex` has behind its `struct ibv_qp`: every queue pair has it, and the calls are set in those that were made so.
+/// What `struct ibv_qp_ex` has behind its `struct ibv_qp`: every queue pair has it, and the calls
+/// are set in those that were made so.
 #[repr(C)]
 pub(crate) struct QpExTail {
     pub(crate) comp_mask: u64,
@@ -20,7 +21,8 @@ pub(crate) struct QpExTail {
 pub(crate) type Calls = [usize; CALLS];
 const CALLS: usize = 22;
 
-/// Places in [`QpExTail::calls`]. Those that have no name here are of operations that these devices do not have.
+/// Places in [`QpExTail::calls`]. Those that have no name here are of operations that these devices
+/// do not have.
 pub(crate) mod call {
     pub(crate) const ATOMIC_CMP_SWP: usize = 0;
     pub(crate) const ATOMIC_FETCH_ADD: usize = 1;

@@ -1,7 +1,8 @@
 //! Structures of the verbs interface, byte for byte.
 //!
-//! Where rdma-core's own struct is longer than that of an application built against other headers, the mirror here
-//! is the **shortest** form in use, so that no access through it can leave the caller's memory:
+//! Where rdma-core's own struct is longer than that of an application built against other headers,
+//! the mirror here is the **shortest** form in use, so that no access through it can leave the
+//! caller's memory:
 //!
 //! | struct | rdma-core | shortest in use |
 //! |---|---|---|
@@ -50,7 +51,8 @@ pub(crate) mod op_slot {
     pub(crate) const POST_RECV: usize = 26;
 }
 
-/// `struct verbs_context`: grows downwards, so its fields lie at fixed distances *before* `context`.
+/// `struct verbs_context`: grows downwards, so its fields lie at fixed distances *before*
+/// `context`.
 #[repr(C)]
 pub(crate) struct VerbsContext {
     pub(crate) lead: [usize; LEAD_WORDS],
@@ -251,7 +253,8 @@ pub(crate) struct SendWr {
 }
 
 impl SendWr {
-    /// What an atomic has in place of `rkey`: the value to add or to compare with, the one to swap in; and the key behind them.
+    /// What an atomic has in place of `rkey`: the value to add or to compare with, the one to swap
+    /// in; and the key behind them.
     pub(crate) fn atomic(&self) -> ([u64; 2], u32) {
         let [add_high, swap_low, swap_high, key, ..] = self.rest;
         let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -266,8 +269,8 @@ impl SendWr {
         self.rest[..4].copy_from_slice(&[add_high, swap_low, swap_high, key]);
     }
 
-    /// What a datagram has in place of the remote address: its address handle, and the number and the Q_Key of the queue pair that it is
-    /// for.
+    /// What a datagram has in place of the remote address: its address handle, and the number and
+    /// the Q_Key of the queue pair that it is for.
     pub(crate) fn datagram(&self) -> (*const Ah, u32, u32) {
         (self.remote_addr as *const Ah, self.rkey, self.rest[0])
     }
@@ -523,7 +526,8 @@ pub(crate) mod event {
     pub(crate) const GID_CHANGE: u32 = 18;
 }
 
-/// `struct ibv_cq_ex`: every completion queue is one, and the calls are set in those that were made so.
+/// `struct ibv_cq_ex`: every completion queue is one, and the calls are set in those that were made
+/// so.
 #[repr(C)]
 pub(crate) struct CqEx {
     pub(crate) base: Cq,
@@ -633,7 +637,8 @@ pub(crate) struct DeviceAttr {
     pub(crate) phys_port_cnt: u8,
 }
 
-/// Offset of the number of ports, `uint32_t`, in `struct ibv_device_attr_ex`, which begins with a [`DeviceAttr`].
+/// Offset of the number of ports, `uint32_t`, in `struct ibv_device_attr_ex`, which begins with a
+/// [`DeviceAttr`].
 pub(crate) const DEVICE_ATTR_EX_PORTS: usize = 396;
 
 const _: () = {

@@ -1,8 +1,9 @@
-//! Control of a fabric from outside: takes ports down and up, changes their addresses and limits, fails devices, and
-//! reports. What it changes is at once true for all processes of the fabric; events reach them shortly afterwards.
+//! Control of a fabric from outside: takes ports down and up, changes their addresses and limits,
+//! fails devices, and reports. What it changes is at once true for all processes of the fabric;
+//! events reach them shortly afterwards.
 //!
-//! A controlling process takes no process slot in the fabric. It must not use the devices of the same fabric itself: record
-//! locks are per process.
+//! A controlling process takes no process slot in the fabric. It must not use the devices of the
+//! same fabric itself: record locks are per process.
 
 pub(crate) mod network;
 pub(crate) mod report;

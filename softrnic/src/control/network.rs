@@ -62,9 +62,9 @@ impl Network {
         Ok(names)
     }
 
-    /// Those of [`Self::names`] that are this user's and have a process in the session of this one: as a rule what was
-    /// started from the same terminal. None if the session is one of another process id namespace. This process must not
-    /// take part in one of them.
+    /// Those of [`Self::names`] that are this user's and have a process in the session of this one:
+    /// as a rule what was started from the same terminal. None if the session is one of another
+    /// process id namespace. This process must not take part in one of them.
     pub fn names_in_session(dir: &Path) -> Result<Vec<String>, Error> {
         // SAFETY: no preconditions.
         let session_of = |pid: i32| unsafe { libc::getsid(pid) };
@@ -75,7 +75,8 @@ impl Network {
         Ok(names)
     }
 
-    /// Takes a port down or up. Down, nothing gets through it; queue pairs notice when their retries run out.
+    /// Takes a port down or up. Down, nothing gets through it; queue pairs notice when their
+    /// retries run out.
     pub fn set_port_state(&self, name: PortName, is_active: bool) -> Result<(), Error> {
         let (state, kind) = if is_active {
             (STATE_ACTIVE, event::PORT_ACTIVE)
@@ -133,7 +134,8 @@ impl Network {
         })
     }
 
-    /// Sets the bandwidth of the modelled wire at this port, in bytes per second; `None` is as fast as it goes.
+    /// Sets the bandwidth of the modelled wire at this port, in bytes per second; `None` is as fast
+    /// as it goes.
     pub fn set_bandwidth(
         &self,
         name: PortName,
@@ -295,7 +297,8 @@ impl Network {
     }
 }
 
-/// The entry that stands for `one`, and its index. A table that has no other empty entry keeps the old one.
+/// The entry that stands for `one`, and its index. A table that has no other empty entry keeps the
+/// old one.
 fn replacement(
     slot: &PortSlot,
     taken: &[TakenGid],
@@ -330,8 +333,8 @@ pub struct InForce {
 }
 
 impl Network {
-    /// Puts rules into force, behind those that are; returns their numbers. `text`: `ACTION[=VALUE] [key=value …]`, rules
-    /// separated by `;` or line ends.
+    /// Puts rules into force, behind those that are; returns their numbers. `text`:
+    /// `ACTION[=VALUE] [key=value …]`, rules separated by `;` or line ends.
     pub fn inject(&self, text: &str) -> Result<Vec<u32>, Error> {
         let rules = text::parse(text).map_err(|error| Error::Rule(error.to_string()))?;
         rule::require(&self.fabric.topology, &rules).map_err(Error::Rule)?;
@@ -367,7 +370,8 @@ impl Network {
     }
 }
 
-/// The devices that a fabric will have whose first process starts with this environment. The error is a sentence.
+/// The devices that a fabric will have whose first process starts with this environment. The error
+/// is a sentence.
 pub fn planned() -> Result<Vec<Device>, String> {
     let settings = Settings::from_env()?;
     let topology = Topology::decide(&settings.requested)?;
@@ -417,9 +421,9 @@ pub enum Fate {
     Failed(io::Error),
 }
 
-/// Removes the fabrics in the folder `dir` that are this user's, whose names are `wanted` and in which no process takes
-/// part, whatever its process id namespace. Returns all that there were, by name. This process must not take part in one
-/// of them.
+/// Removes the fabrics in the folder `dir` that are this user's, whose names are `wanted` and in
+/// which no process takes part, whatever its process id namespace. Returns all that there were, by
+/// name. This process must not take part in one of them.
 pub fn clean(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<Found>, Error> {
     each(dir, wanted, true)
 }

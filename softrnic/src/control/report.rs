@@ -48,7 +48,8 @@ pub struct Process {
     pub obstacle: Option<i32>,
     /// Commands that it has had cards carry out.
     pub commands: Commands,
-    /// Calls of `ibv_query_port`: with most drivers these are commands too, of which the card carries out each at once here.
+    /// Calls of `ibv_query_port`: with most drivers these are commands too, of which the card
+    /// carries out each at once here.
     pub port_queries: u32,
 }
 
@@ -201,7 +202,8 @@ impl Counters {
     }
 }
 
-/// Packets that a rule has delayed (`late`): they arrive, if at all, when their sender has taken them for lost.
+/// Packets that a rule has delayed (`late`): they arrive, if at all, when their sender has taken
+/// them for lost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Delayed {
     /// On their way so far.
@@ -214,7 +216,8 @@ pub struct Delayed {
     pub in_error: u64,
     /// Dropped: the queue pair expects another packet number.
     pub wrong_psn: u64,
-    /// Dropped: the responder does not take it, because of its key, its access or a receive that is missing.
+    /// Dropped: the responder does not take it, because of its key, its access or a receive that is
+    /// missing.
     pub refused: u64,
     /// Dropped: the responder's port is down.
     pub port_down: u64,
@@ -422,14 +425,15 @@ pub enum GidKind {
 const NEVER: u64 = u64::MAX;
 
 impl Network {
-    /// Fails a device for good: its queue pairs go into the error state, calls answer `EIO`, peers get no answer.
+    /// Fails a device for good: its queue pairs go into the error state, calls answer `EIO`, peers
+    /// get no answer.
     pub(crate) fn fail_device(&self, name: DeviceName) -> Result<(), Error> {
         self.fail_device_until(name, NEVER)
     }
 
-    /// As `fail_device`, after the device has refused all commands for so long: queue pairs that exist work on meanwhile, also
-    /// those that their process destroys. If `lasts` is given, the device can be opened anew so long after that. Returns when it
-    /// has failed, or is back.
+    /// As `fail_device`, after the device has refused all commands for so long: queue pairs that
+    /// exist work on meanwhile, also those that their process destroys. If `lasts` is given, the
+    /// device can be opened anew so long after that. Returns when it has failed, or is back.
     pub fn fail_device_after(
         &self,
         name: DeviceName,
@@ -465,8 +469,8 @@ impl Network {
         Ok(())
     }
 
-    /// As [`Self::fail_device`], but at `returns_at` (monotonic ns) it can be opened anew; until then it is not in the
-    /// list. What is open stays dead.
+    /// As [`Self::fail_device`], but at `returns_at` (monotonic ns) it can be opened anew; until
+    /// then it is not in the list. What is open stays dead.
     pub(crate) fn fail_device_until(&self, name: DeviceName, returns_at: u64) -> Result<(), Error> {
         let device = name.0;
         let (topology, header) = (&self.fabric.topology, self.fabric.header());
@@ -515,7 +519,8 @@ impl Network {
             .for_each(|port| self.fabric.port(device, port).state.store(state, SeqCst));
     }
 
-    /// Whether the device is not in the list: it has failed, and will be back. One whose time has come is back then.
+    /// Whether the device is not in the list: it has failed, and will be back. One whose time has
+    /// come is back then.
     pub(crate) fn is_absent(&self, device: usize) -> bool {
         let returns_at = &self.fabric.header().returns_at[device];
         if !matches!(returns_at.load(SeqCst), 0 | NEVER) {
@@ -565,8 +570,9 @@ impl Capacities {
     }
 }
 
-/// What a queue pair's owner has posted, and what a card of mlx5 would have to do for it. A request that is posted alone and takes
-/// 256 bytes at most is pushed: the driver writes it to the card. The card fetches the others from the queue.
+/// What a queue pair's owner has posted, and what a card of mlx5 would have to do for it. A request
+/// that is posted alone and takes 256 bytes at most is pushed: the driver writes it to the card.
+/// The card fetches the others from the queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {
     /// Send work requests.
@@ -620,7 +626,8 @@ impl Work {
     }
 }
 
-/// Commands that a process has had cards carry out. Each takes the time of the card's firmware, while the caller waits.
+/// Commands that a process has had cards carry out. Each takes the time of the card's firmware,
+/// while the caller waits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Commands {
     /// `ibv_create_qp`.

@@ -1,13 +1,15 @@
 //! Moving bytes between this process and the one that owns the other end.
 //!
-//! Receivers poll memory that a write is about to change, and trust what precedes a word that they have seen change.
-//! Many kernels copy with one string instruction of the processor (`rep movsb`), and the processor may make the stores of
-//! one such instruction visible in any order; on some, the second 64 bytes of a line of 128 are seen before the first.
-//! The stores of successive string instructions are seen in order. `process_vm_writev` copies one local piece after the
-//! other, so a piece is what is ordered: a short message is cut into the aligned words of its destination, and of a long
-//! one the last word is a piece of its own. By `SOFTRNIC_LINES=1` the last word of each line is. A word may be seen
-//! half-written, from its low end, where a NIC writes it at once. All of this is so on x86-64. On 64-bit ARM nothing orders the pieces of a
-//! call; only copies within a process have a barrier.
+//! Receivers poll memory that a write is about to change, and trust what precedes a word that they
+//! have seen change. Many kernels copy with one string instruction of the processor (`rep movsb`),
+//! and the processor may make the stores of one such instruction visible in any order; on some, the
+//! second 64 bytes of a line of 128 are seen before the first. The stores of successive string
+//! instructions are seen in order. `process_vm_writev` copies one local piece after the other, so a
+//! piece is what is ordered: a short message is cut into the aligned words of its destination, and
+//! of a long one the last word is a piece of its own. By `SOFTRNIC_LINES=1` the last word of each
+//! line is. A word may be seen half-written, from its low end, where a NIC writes it at once. All
+//! of this is so on x86-64. On 64-bit ARM nothing orders the pieces of a call; only copies within a
+//! process have a barrier.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{Ordering, fence};
@@ -35,8 +37,8 @@ pub(crate) fn transfer(
     }
 }
 
-/// As [`transfer`] outwards, but a reader that sees the last word of an aligned line of 128 bytes sees all that precedes it.
-/// Costs a good deal of bandwidth: two parts for each line.
+/// As [`transfer`] outwards, but a reader that sees the last word of an aligned line of 128 bytes
+/// sees all that precedes it. Costs a good deal of bandwidth: two parts for each line.
 #[cold]
 pub(crate) fn transfer_by_lines(
     pid: Option<i32>,
@@ -61,7 +63,8 @@ enum Order {
     Lines,
 }
 
-/// As [`transfer`] outwards, but in no order: what a device may do to memory with relaxed ordering. `salt` picks one.
+/// As [`transfer`] outwards, but in no order: what a device may do to memory with relaxed ordering.
+/// `salt` picks one.
 #[cold]
 pub(crate) fn transfer_shuffled(
     pid: Option<i32>,
@@ -109,8 +112,8 @@ fn between_processes(
         } else {
             libc::process_vm_readv
         };
-        // SAFETY: both lists are initialised up to their counts; the kernel checks every address in them. What is
-        // written to in this process was registered for writing by the application.
+        // SAFETY: both lists are initialised up to their counts; the kernel checks every address in
+        // them. What is written to in this process was registered for writing by the application.
         let rc = unsafe { call(pid, ours.as_ptr(), ours.len(), theirs.as_ptr(), theirs.len(), 0) };
         if rc <= 0 {
             return Err(classify(last_errno(), local));
@@ -156,8 +159,8 @@ fn within_process(direction: Direction, local: &Pieces, remote: &Pieces, order: 
         let len = a.len.min(b.len);
         let (from, to) =
             if direction == Direction::Out { (a.addr, b.addr) } else { (b.addr, a.addr) };
-        // SAFETY: both ranges were registered by this application for this access and are still registered; that
-        // it keeps them mapped until then is its side of the verbs contract.
+        // SAFETY: both ranges were registered by this application for this access and are still
+        // registered; that it keeps them mapped until then is its side of the verbs contract.
         unsafe {
             match order {
                 Order::Plain => copy_plain(from as *const u8, to as *mut u8, len as usize),
@@ -171,7 +174,8 @@ fn within_process(direction: Direction, local: &Pieces, remote: &Pieces, order: 
 /// Up to 256 bytes word by word, in ascending order; of more, the last word after the rest.
 ///
 /// # Safety
-/// Both ranges are valid. They may overlap and others may access them: bytes go through volatile accesses or memmove.
+/// Both ranges are valid. They may overlap and others may access them: bytes go through volatile
+/// accesses or memmove.
 pub(crate) unsafe fn copy_plain(from: *const u8, to: *mut u8, len: usize) {
     if len as u64 > SHORT {
         // SAFETY: by the caller; the last word is copied after the rest.
@@ -194,7 +198,8 @@ pub(crate) unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
     let mut at = 0;
     while at < len {
         let is_word = (to as usize + at).is_multiple_of(8) && len - at >= 8;
-        // SAFETY: `at + 8 <= len` or `at < len`, inside both ranges; the destination of a word is aligned.
+        // SAFETY: `at + 8 <= len` or `at < len`, inside both ranges; the destination of a word is
+        // aligned.
         unsafe {
             if is_word {
                 let word = from.add(at).cast::<u64>().read_unaligned();
@@ -251,7 +256,8 @@ impl Pieces {
         Self::one(Piece::host(addr, len))
     }
 
-    /// Adds a range; an empty one is left out. At most `MAX_SGE` are added (checked at post), and a datagram's header.
+    /// Adds a range; an empty one is left out. At most `MAX_SGE` are added (checked at post), and a
+    /// datagram's header.
     #[inline]
     pub(crate) fn push(&mut self, piece: Piece) {
         if piece.len == 0 || self.rest.len() == MAX_SGE as usize {
@@ -325,7 +331,8 @@ pub(crate) const WORD: u64 = 8;
 const LINE: u64 = 128;
 /// Bytes of whole lines that make as many parts as a short message has words: two a line.
 pub(crate) const LINES_A_CALL: u64 = SHORT / WORD / 2 * LINE;
-/// A short message: its words, and up to two odd ends for each element of either side and a datagram's header.
+/// A short message: its words, and up to two odd ends for each element of either side and a
+/// datagram's header.
 const MAX_PARTS: usize = (SHORT / WORD) as usize + 4 * (MAX_SGE as usize + 1);
 
 type Parts = [MaybeUninit<libc::iovec>; MAX_PARTS];
@@ -358,7 +365,8 @@ impl Vector {
         self.parts.as_ptr().cast()
     }
 
-    /// Cuts the local side so that the destination fills word by word (short) or with the last word on its own (long).
+    /// Cuts the local side so that the destination fills word by word (short) or with the last word
+    /// on its own (long).
     #[inline]
     pub(crate) fn cut(&mut self, local: &Pieces, remote: &Pieces, moved: u64, len: u64) {
         if len > SHORT {
@@ -379,8 +387,8 @@ impl Vector {
         }
     }
 
-    /// Cuts the local side in front of the last word of each line of the destination, and behind it. At most
-    /// `LINES_A_CALL` bytes.
+    /// Cuts the local side in front of the last word of each line of the destination, and behind
+    /// it. At most `LINES_A_CALL` bytes.
     pub(crate) fn cut_lines(&mut self, local: &Pieces, remote: &Pieces, moved: u64, len: u64) {
         let mut at = moved;
         for piece in remote.window(moved, len) {
@@ -395,7 +403,8 @@ impl Vector {
     }
 }
 
-/// Bytes from `addr` to the last word of its line, or to the end of the line if it lies in that word.
+/// Bytes from `addr` to the last word of its line, or to the end of the line if it lies in that
+/// word.
 pub(crate) fn line_step(addr: u64) -> u64 {
     let (at, flag) = (addr % LINE, LINE - WORD);
     if at < flag { flag - at } else { LINE - at }

@@ -1,4 +1,5 @@
-//! mlx5: ConnectX of NVIDIA, generation by generation. Most of its limits are larger than softrnic's own, which stand for them.
+//! mlx5: ConnectX of NVIDIA, generation by generation. Most of its limits are larger than
+//! softrnic's own, which stand for them.
 
 use crate::abi::types::QpCap;
 use crate::drivers::table;
@@ -80,15 +81,16 @@ const GBPS_400: &[(&str, &str)] = &[GIDS, ECE, ("SOFTRNIC_SPEED", "400")];
 const PAGES: u64 = !0xfff;
 const ACK_DELAY: u8 = 16;
 
-/// Bytes that a work request of RC has before its data, for any operation: control, UMR control, memory key context, and the most
-/// that a memory window adds.
+/// Bytes that a work request of RC has before its data, for any operation: control, UMR control,
+/// memory key context, and the most that a memory window adds.
 const OVERHEAD: u32 = 16 + 48 + 64 + 64;
 /// A work request is so many bytes, or a multiple.
 const BLOCK: u32 = 64;
 const INLINE_HEADER: u32 = 4;
 const ELEMENT: u32 = 16;
 
-/// The send queue is a power of two of bytes, the receive queue of work requests; inline data fills up the last block.
+/// The send queue is a power of two of bytes, the receive queue of work requests; inline data fills
+/// up the last block.
 fn round(cap: QpCap) -> QpCap {
     let (mut granted, wr) = (cap, cap.max_send_wr);
     if wr != 0 {

@@ -1,5 +1,5 @@
-//! Drivers of real cards: what their devices grant, and how they refuse. Each entry has what the driver's sources say, and nothing
-//! else; docs/cards.md names the sources.
+//! Drivers of real cards: what their devices grant, and how they refuse. Each entry has what the
+//! driver's sources say, and nothing else; docs/cards.md names the sources.
 
 mod mlx5;
 pub(crate) mod table;

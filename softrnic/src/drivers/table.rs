@@ -51,7 +51,8 @@ pub(crate) struct Driver {
     pub(crate) name: &'static str,
     /// Variables and their values, which hold where the environment says nothing else.
     pub(crate) settings: &'static [(&'static str, &'static str)],
-    /// The same where the environment says that all ports are InfiniBand. These are stronger than `settings`.
+    /// The same where the environment says that all ports are InfiniBand. These are stronger than
+    /// `settings`.
     pub(crate) infiniband_settings: &'static [(&'static str, &'static str)],
     pub(crate) fw_ver: &'static str,
     pub(crate) vendor_id: u32,
@@ -74,13 +75,14 @@ pub(crate) struct Driver {
     pub(crate) other_type: i32,
     /// The errno value of a queue pair that is asked to have too much; 0: it stays as it was.
     pub(crate) too_much: i32,
-    /// Whether inline data is taken when a work request is posted. Else the flag changes nothing, though the queue pair is granted what it
-    /// is asked to have.
+    /// Whether inline data is taken when a work request is posted. Else the flag changes nothing,
+    /// though the queue pair is granted what it is asked to have.
     pub(crate) takes_inline: bool,
     pub(crate) has_atomics: bool,
     /// Verbs that the driver does not have: `EOPNOTSUPP`.
     pub(crate) absent: &'static [Verb],
-    /// What is made of capacities that are granted: many drivers round up, and write back what there is.
+    /// What is made of capacities that are granted: many drivers round up, and write back what
+    /// there is.
     pub(crate) round: fn(QpCap) -> QpCap,
     /// The same for the entries of a completion queue.
     pub(crate) round_cq: fn(u32) -> u32,
@@ -111,7 +113,8 @@ impl Driver {
         if self.absent.contains(&verb) { Err(libc::EOPNOTSUPP) } else { Ok(()) }
     }
 
-    /// The value of a variable of the environment, or else the driver's. An empty value counts as absent.
+    /// The value of a variable of the environment, or else the driver's. An empty value counts as
+    /// absent.
     pub(crate) fn text(&self, name: &str) -> Result<Option<String>, String> {
         match host::text(name)? {
             None => self.own_text(name),
@@ -174,7 +177,8 @@ pub(super) const BNXT_RE_DRIVER: Driver = Driver {
     ..OWN_DRIVER
 };
 
-/// efa: Elastic Fabric Adapter of Amazon. It has no reliable connections but a transport of its own (SRD), which is not modelled.
+/// efa: Elastic Fabric Adapter of Amazon. It has no reliable connections but a transport of its own
+/// (SRD), which is not modelled.
 pub(super) const EFA_DRIVER: Driver = Driver {
     name: "efa",
     settings: &[("SOFTRNIC_LINK", "unspecified")],
@@ -186,8 +190,8 @@ pub(super) const EFA_DRIVER: Driver = Driver {
     ..OWN_DRIVER
 };
 
-/// erdma: elastic RDMA of Alibaba Cloud, with the protocol RoCE v2. Its devices of the protocol iWARP take no queue pairs that
-/// `ibv_modify_qp` connects.
+/// erdma: elastic RDMA of Alibaba Cloud, with the protocol RoCE v2. Its devices of the protocol
+/// iWARP take no queue pairs that `ibv_modify_qp` connects.
 pub(super) const ERDMA_DRIVER: Driver = Driver {
     name: "erdma",
     settings: &[
@@ -296,7 +300,8 @@ pub(super) const MANA_DRIVER: Driver = Driver {
     ..OWN_DRIVER
 };
 
-/// rxe: soft-RoCE, the software device of Linux, as kernel 6.12 has it. docs/rxe.md has what was seen on it.
+/// rxe: soft-RoCE, the software device of Linux, as kernel 6.12 has it. docs/rxe.md has what was
+/// seen on it.
 pub(super) const RXE_DRIVER: Driver = Driver {
     name: "rxe",
     settings: &[
@@ -322,7 +327,8 @@ pub(super) const RXE_DRIVER: Driver = Driver {
 
 const ELEMENT: u32 = 16;
 
-/// Queues are a power of two of entries, one of which stays free. Elements and inline data share their place in an entry.
+/// Queues are a power of two of entries, one of which stays free. Elements and inline data share
+/// their place in an entry.
 fn round(cap: QpCap) -> QpCap {
     let queue = |wr: u32| (wr + 1).next_power_of_two() - 1;
     let place = cap.max_inline_data.max(cap.max_send_sge * ELEMENT);

@@ -181,8 +181,8 @@ impl Engine {
     }
 }
 
-/// In the error state: completes the posted receives as flushed. False while a peer is still in the queue pair. Call with
-/// `recv` locked.
+/// In the error state: completes the posted receives as flushed. False while a peer is still in the
+/// queue pair. Call with `recv` locked.
 pub(crate) fn flush_recv(engine: &Engine, qp: &Qp) -> bool {
     // It may have been reset or destroyed since the caller looked.
     if qp.slot.state.load(SeqCst) != qp_state::ERR || !qp.is_in_fabric() || is_silent(qp) {
@@ -225,8 +225,9 @@ impl Engine {
             |qp: &Qp| qp.pd.id == domain || qp.srq.as_ref().is_some_and(|srq| srq.pd.id == domain);
         let users: Vec<_> = lock(&self.qps).iter().filter(|qp| uses(qp)).cloned().collect();
         for qp in users {
-            // Our own threads read and write it under this lock, peers while they are in the queue pair.
-            // What is copied through the shared file is sent again from the beginning, and finds the key invalid.
+            // Our own threads read and write it under this lock, peers while they are in the queue
+            // pair. What is copied through the shared file is sent again from the beginning, and
+            // finds the key invalid.
             lock(&qp.send).staged.take_if(|staged| staged.uses(mr.key()));
             self.fabric.await_remote(qp.slot);
         }
@@ -277,8 +278,8 @@ impl Engine {
 impl Engine {
     /// Opens a device.
     pub(crate) fn open(&self, device: &'static Device, ops: &Ops) -> Result<Arc<Context>, i32> {
-        // Under this lock, or the service thread could pass on an event before it knows of the context, which would not
-        // ask for it itself.
+        // Under this lock, or the service thread could pass on an event before it knows of the
+        // context, which would not ask for it itself.
         let mut contexts = lock(&self.contexts);
         let context = Context::open(self.fabric, device, ops)?;
         // Those that are closed hold memory until nobody refers to them.

@@ -47,7 +47,8 @@ pub(crate) fn post_recv(
 
 /// A Q_Key with this bit stands for that of the sending queue pair.
 const OWN_QKEY: u32 = 1 << 31;
-/// How often a datagram finds others at its receiver, 20 us apart, before it is dropped: one second.
+/// How often a datagram finds others at its receiver, 20 us apart, before it is dropped: one
+/// second.
 const MOST_ENCOUNTERS: u32 = 50_000;
 
 fn port(qp: &Qp) -> &'static PortSlot {

@@ -103,8 +103,9 @@ pub(crate) fn execute(qp: &Qp, queue: &mut SendQueue, fault: Option<ResponderFau
     outcome
 }
 
-/// The head request meets no receive, which a write notices with its last packet: places the packets before. What comes of it is
-/// `not_ready`, unless these fail. Where copies are staged, nothing is placed.
+/// The head request meets no receive, which a write notices with its last packet: places the
+/// packets before. What comes of it is `not_ready`, unless these fail. Where copies are staged,
+/// nothing is placed.
 #[cold]
 fn place_first_packets(
     qp: &Qp,
@@ -309,7 +310,8 @@ fn defer(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue, at: u64) {
     }
 }
 
-/// Completes what is executed and acknowledged; what is next may be sent while acknowledgements are on their way.
+/// Completes what is executed and acknowledged; what is next may be sent while acknowledgements are
+/// on their way.
 fn settle(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue) {
     while let Some(outcome) = queue.outcome() {
         if outcome.ack_at > now_ns() {
@@ -483,15 +485,16 @@ fn conclude(engine: &'static Engine, qp: &Qp, queue: &mut SendQueue, status: Sta
     }
 }
 
-/// In the error state: completes both queues as flushed. False while a peer is still in the queue pair.
+/// In the error state: completes both queues as flushed. False while a peer is still in the queue
+/// pair.
 pub(crate) fn flush(engine: &'static Engine, qp: &Qp) -> bool {
     pump(engine, qp, &mut lock(&qp.send));
     let _guard = lock(&qp.recv);
     flush_recv(engine, qp)
 }
 
-/// Has the queues flushed by the next poll, or by the service thread if there is none: the application may be waiting
-/// for just these completions on a channel.
+/// Has the queues flushed by the next poll, or by the service thread if there is none: the
+/// application may be waiting for just these completions on a channel.
 pub(crate) fn flush_soon(engine: &'static Engine, qp: &Qp) {
     qp.ring_recv();
     flush_at(engine, qp, now_ns());
@@ -516,8 +519,8 @@ pub(crate) fn flush_at(engine: &'static Engine, qp: &Qp, at: u64) {
     }
 }
 
-/// For the service thread: completes what is left in a queue pair that has failed, or that a peer meant to fail when it
-/// died.
+/// For the service thread: completes what is left in a queue pair that has failed, or that a peer
+/// meant to fail when it died.
 pub(crate) fn finish_failure(engine: &'static Engine, qp: &Qp) {
     const PAUSE: u64 = 1_000_000;
     let guard = lock(&qp.recv);
@@ -538,8 +541,9 @@ pub(crate) fn finish_failure(engine: &'static Engine, qp: &Qp) {
 
 // The service thread: one per process, asleep unless something is pending.
 //
-// It runs requests whose time has come when the application does not poll, and passes on what peers left for the
-// application's event descriptors. Its robust futex word is this process's sign of life (see `process::liveness`).
+// It runs requests whose time has come when the application does not poll, and passes on what peers
+// left for the application's event descriptors. Its robust futex word is this process's sign of
+// life (see `process::liveness`).
 
 /// `struct robust_list_head` of the kernel.
 #[repr(C)]
@@ -564,7 +568,8 @@ pub(crate) fn start(engine: &'static Engine) -> Result<(), i32> {
     is_ready.recv().map_err(|_| libc::EAGAIN)
 }
 
-/// Blocks all signals, so that the new thread never runs an application's handler; returns the former mask.
+/// Blocks all signals, so that the new thread never runs an application's handler; returns the
+/// former mask.
 fn block_signals() -> libc::sigset_t {
     // SAFETY: a sigset_t may be all zeros; both calls only write to the sets passed.
     unsafe {
@@ -589,8 +594,8 @@ fn show_life(slot: &'static ProcSlot) {
     // The list is a ring: head -> link -> head.
     slot.robust_next.store(ptr::from_ref(head) as usize, SeqCst);
     slot.life.store(tid, SeqCst);
-    // SAFETY: the head is leaked and the link lies in a mapping that is never unmapped; this thread takes no robust
-    // mutex of the C library, whose list this replaces.
+    // SAFETY: the head is leaked and the link lies in a mapping that is never unmapped; this thread
+    // takes no robust mutex of the C library, whose list this replaces.
     unsafe {
         libc::syscall(libc::SYS_set_robust_list, ptr::from_ref(head), size_of::<RobustHead>())
     };
@@ -652,10 +657,11 @@ fn deliver_logged(engine: &'static Engine) {
     }
 }
 
-// A packet that is delayed in the network: it was taken for lost, and arrives long after it was sent.
+// A packet that is delayed in the network: it was taken for lost, and arrives long after it was
+// sent.
 //
-// The QP that sent it may have been reset or destroyed meanwhile, its buffer used for something else. If the responder
-// still expects exactly this packet, it takes it: a late write.
+// The QP that sent it may have been reset or destroyed meanwhile, its buffer used for something
+// else. If the responder still expects exactly this packet, it takes it: a late write.
 
 /// A message with its bytes, as they were when it was sent.
 #[derive(Debug)]
@@ -672,7 +678,8 @@ pub(crate) struct DelayedPacket {
 }
 
 impl DelayedPacket {
-    /// Sends the head request of `queue`, to arrive at `at` (ns). READs, atomics and datagrams are not delayed: they are lost.
+    /// Sends the head request of `queue`, to arrive at `at` (ns). READs, atomics and datagrams are
+    /// not delayed: they are lost.
     pub(crate) fn launch(qp: &Qp, queue: &SendQueue, at: u64) {
         let (request, sges, inline) = queue.request(queue.executed);
         if qp.is_ud()
@@ -750,7 +757,8 @@ impl DelayedPacket {
         self.conclude(&guard, &admission, moved);
     }
 
-    /// The queue pair does not let it in: it is not what it was, or another process is in it for a moment.
+    /// The queue pair does not let it in: it is not what it was, or another process is in it for a
+    /// moment.
     fn miss(self: Box<Self>) {
         let fabric = self.fabric;
         let peer = PortId::of_name(self.link.peer);
@@ -827,8 +835,8 @@ pub(crate) enum Fault {
 
 /// Decides what goes wrong.
 pub(crate) trait FaultHook: Debug + Send + Sync {
-    /// The fault of the next transmission of the head request of `queue`, if it has one. What the fault does to ports,
-    /// devices and processes is done when this returns.
+    /// The fault of the next transmission of the head request of `queue`, if it has one. What the
+    /// fault does to ports, devices and processes is done when this returns.
     fn on_transmission(&self, qp: &Qp, queue: &mut SendQueue) -> Option<Fault>;
 
     /// What `ibv_modify_qp` to RTR from one port to another has to answer.
@@ -837,14 +845,17 @@ pub(crate) trait FaultHook: Debug + Send + Sync {
     /// What a registration of memory at a device has to answer.
     fn on_reg_mr(&self, device: usize) -> Result<(), i32>;
 
-    /// What a poll of a completion queue of a device has to answer. With an errno, completions stay where they are.
+    /// What a poll of a completion queue of a device has to answer. With an errno, completions stay
+    /// where they are.
     fn on_poll_cq(&self, device: usize) -> Result<(), i32>;
 
-    /// What posting a work request to a send queue of a device has to answer. With an errno, it is not posted.
+    /// What posting a work request to a send queue of a device has to answer. With an errno, it is
+    /// not posted.
     fn on_post_send(&self, device: usize) -> Result<(), i32>;
 }
 
-/// How soon the service thread looks after bytes that are copied through the shared file, if no poll does.
+/// How soon the service thread looks after bytes that are copied through the shared file, if no
+/// poll does.
 pub(crate) const STAGED_CHECK_NS: u64 = 100_000;
 
 /// How soon to look again at what another process holds for a moment, in ns.
@@ -866,16 +877,19 @@ pub(crate) fn rnr_ns(code: u32) -> u64 {
 
 // The model of the wire: when a message reaches the peer, and its acknowledgement us.
 //
-// Off unless a port has a latency or a bandwidth, or there are paths: then everything goes as fast as the processor copies. A message
-// occupies the sending port and the receiving one for its length over the lower of their bandwidths, so that two
-// senders into one port share it; it arrives after the sum of both ports' latencies. The data of a READ occupies
-// them in the other direction.
+// Off unless a port has a latency or a bandwidth, or there are paths: then everything goes as fast
+// as the processor copies. A message occupies the sending port and the receiving one for its length
+// over the lower of their bandwidths, so that two senders into one port share it; it arrives after
+// the sum of both ports' latencies. The data of a READ occupies them in the other direction.
 //
-// Where paths are modelled (`SOFTRNIC_PATHS`), a message also occupies the path that its queue pair's packets take, for its length over
-// the path's bandwidth: messages that take the same path from the same port share it, those on other paths do not wait. In a fabric that
-// spreads packets (`SOFTRNIC_SPRAY`), it occupies every path for its part of the length. The data of a READ takes no path.
+// Where paths are modelled (`SOFTRNIC_PATHS`), a message also occupies the path that its queue
+// pair's packets take, for its length over the path's bandwidth: messages that take the same path
+// from the same port share it, those on other paths do not wait. In a fabric that spreads packets
+// (`SOFTRNIC_SPRAY`), it occupies every path for its part of the length. The data of a READ takes
+// no path.
 
-/// In strict mode requests are executed this much after their post, so that a buffer that is reused too early shows.
+/// In strict mode requests are executed this much after their post, so that a buffer that is reused
+/// too early shows.
 const LATE_NS: u64 = 50_000;
 
 /// What a message passes: both ports, and the path between them where paths are modelled.
@@ -956,7 +970,8 @@ fn slowly(qp: &Qp, queue: &SendQueue, way: Way, opcode: u32, bytes: u64) -> u64 
         }
     }
     due += passed - now;
-    // Nothing overtakes on a connection. A plan that lies in the past binds nobody, and one for now is none.
+    // Nothing overtakes on a connection. A plan that lies in the past binds nobody, and one for now
+    // is none.
     let due = if queue.planned > now { due.max(queue.planned) } else { due };
     if due > now { due } else { 0 }
 }

@@ -1,7 +1,7 @@
 //! The network header that a datagram's receive begins with: 40 bytes.
 //!
-//! RoCE v2 has an IPv6 header, or 20 bytes of nothing and an IPv4 header; RoCE v1 and InfiniBand have a GRH, which is laid out like the
-//! header of IPv6.
+//! RoCE v2 has an IPv6 header, or 20 bytes of nothing and an IPv4 header; RoCE v1 and InfiniBand
+//! have a GRH, which is laid out like the header of IPv6.
 
 use std::net::Ipv6Addr;
 
@@ -62,8 +62,9 @@ impl Described {
         bytes
     }
 
-    /// What the completion of a datagram over RoCE has in place of a service level, as mlx5 says it: 8 for a UDP header, and the kind of the
-    /// header in front of it: 0 a GRH, 1 of IPv6, 2 of IPv4.
+    /// What the completion of a datagram over RoCE has in place of a service level, as mlx5 says
+    /// it: 8 for a UDP header, and the kind of the header in front of it: 0 a GRH, 1 of IPv6, 2 of
+    /// IPv4.
     pub(crate) fn packet_type(self) -> u8 {
         match self.source.kind {
             GidType::Plain => 0,
@@ -88,7 +89,8 @@ impl Described {
         bytes
     }
 
-    /// What the bytes in front of a datagram say; `None`: they are no network header. Without UDP it is RoCE v1 or InfiniBand.
+    /// What the bytes in front of a datagram say; `None`: they are no network header. Without UDP
+    /// it is RoCE v1 or InfiniBand.
     pub(crate) fn of_bytes(bytes: &NetworkHeader) -> Option<Self> {
         let is_ipv4 = bytes[IPV4_AT] == 0x45 && checksum(&bytes[IPV4_AT..]) == 0;
         if is_ipv4 && bytes[IPV4_AT + 9] == UDP {
@@ -135,7 +137,8 @@ fn checksum(header: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// How packets from a GID look on the wire. [`GidSlot::kind`](crate::shm::slots::GidSlot) holds these numbers.
+/// How packets from a GID look on the wire. [`GidSlot::kind`](crate::shm::slots::GidSlot) holds
+/// these numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum GidType {
@@ -163,8 +166,8 @@ pub(crate) struct TypedGid {
     pub(crate) kind: GidType,
 }
 
-/// The GUID of port `port` of device `device`, network order in memory: an EUI-64 of a locally administered address.
-/// Port 0 is the device itself.
+/// The GUID of port `port` of device `device`, network order in memory: an EUI-64 of a locally
+/// administered address. Port 0 is the device itself.
 pub(crate) fn guid(device: usize, port: u32) -> u64 {
     u64::from_ne_bytes([0x02, 0x50, 0xf7, 0xff, 0xfe, 0x00, port as u8, device as u8 + 1])
 }
@@ -215,7 +218,8 @@ pub(crate) fn is_link_local(gid: &Gid) -> bool {
     gid[0] == 0xfe && gid[1] & 0xc0 == 0x80
 }
 
-/// The address of the same port in another network: `10.83.…` in place of `10.82.…`, `fd52:4e49:4301:…` of `fd52:4e49:4300:…`.
+/// The address of the same port in another network: `10.83.…` in place of `10.82.…`,
+/// `fd52:4e49:4301:…` of `fd52:4e49:4300:…`.
 pub(crate) fn renumbered(gid: Gid) -> Gid {
     let at = if is_mapped(&gid) { 13 } else { 5 };
     let mut other = gid;
@@ -240,12 +244,13 @@ pub(crate) fn is_mapped(gid: &Gid) -> bool {
     Ipv6Addr::from(*gid).to_ipv4_mapped().is_some()
 }
 
-// Which of several equal ways a switch chooses for the packets of a queue pair: by a hash of the header fields in which queue pairs
-// differ. Protocol and UDP destination port are the same in all RoCE v2 packets, and so not hashed here.
+// Which of several equal ways a switch chooses for the packets of a queue pair: by a hash of the
+// header fields in which queue pairs differ. Protocol and UDP destination port are the same in all
+// RoCE v2 packets, and so not hashed here.
 
-/// The UDP source port of the packets of a queue pair. It is made from a flow label of 20 bits: the lower 14 bits and the upper 6 bits, one
-/// upon the other, in the range of dynamic ports. Where the address vector has none (0), from one that is made from the numbers of both
-/// queue pairs.
+/// The UDP source port of the packets of a queue pair. It is made from a flow label of 20 bits: the
+/// lower 14 bits and the upper 6 bits, one upon the other, in the range of dynamic ports. Where the
+/// address vector has none (0), from one that is made from the numbers of both queue pairs.
 pub(crate) fn udp_source_port(flow_label: u32, local: u32, remote: u32) -> u16 {
     let label = match flow_label & LABEL_MASK {
         0 => {
@@ -259,7 +264,8 @@ pub(crate) fn udp_source_port(flow_label: u32, local: u32, remote: u32) -> u16 {
 
 const LABEL_MASK: u32 = 0xf_ffff;
 
-/// Which of `paths`, of which there is one at least, packets with these addresses and UDP source port take.
+/// Which of `paths`, of which there is one at least, packets with these addresses and UDP source
+/// port take.
 pub(crate) fn path(source: &Gid, target: &Gid, port: u16, paths: u32) -> u32 {
     let words = [source, target].into_iter().flat_map(|gid| gid.chunks_exact(8));
     let addresses =
@@ -267,7 +273,8 @@ pub(crate) fn path(source: &Gid, target: &Gid, port: u16, paths: u32) -> u32 {
     (mix(addresses ^ u64::from(port)) % u64::from(paths.max(1))) as u32
 }
 
-/// The finaliser of splitmix64: a bijection in which each bit of the result depends on all bits of `word`.
+/// The finaliser of splitmix64: a bijection in which each bit of the result depends on all bits of
+/// `word`.
 pub(crate) fn mix(word: u64) -> u64 {
     let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,5 @@
-//! What the devices of a fabric are like. The first process decides; those that come later adopt it, or are refused.
+//! What the devices of a fabric are like. The first process decides; those that come later adopt
+//! it, or are refused.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -138,7 +139,8 @@ struct Value {
 }
 
 impl Value {
-    /// The value that `text` says. Per port: one for all, then exceptions, such as `400,softrnic1/2=100`.
+    /// The value that `text` says. Per port: one for all, then exceptions, such as
+    /// `400,softrnic1/2=100`.
     fn parse(rule: &KeyRule, text: &str) -> Option<Self> {
         let mut value =
             Self { text: text.to_owned(), of: [[0; PORTS]; DEVICES], named: Vec::new() };
@@ -160,8 +162,8 @@ impl Value {
 pub(crate) struct Requested([Option<Value>; KEYS]);
 
 impl Requested {
-    /// What `driver` is like counts as requested, where the environment requests nothing else. The error is a sentence that names the variable,
-    /// its value and what is allowed.
+    /// What `driver` is like counts as requested, where the environment requests nothing else. The
+    /// error is a sentence that names the variable, its value and what is allowed.
     pub(crate) fn from_env(driver: &Driver) -> Result<Self, String> {
         let mut requested = Self::default();
         for (rule, said) in RULES.iter().zip(&mut requested.0) {
@@ -502,7 +504,8 @@ pub(crate) fn parse_device(name: &str) -> Option<usize> {
 
 pub(crate) const STATE_DOWN: u32 = 1;
 pub(crate) const STATE_ACTIVE: u32 = 4;
-/// What devices say that are neither: `IBV_LINK_LAYER_UNSPECIFIED`. Here they are addressed like Ethernet.
+/// What devices say that are neither: `IBV_LINK_LAYER_UNSPECIFIED`. Here they are addressed like
+/// Ethernet.
 pub(crate) const LINK_UNSPECIFIED: u32 = 0;
 pub(crate) const LINK_INFINIBAND: u32 = 1;
 pub(crate) const LINK_ETHERNET: u32 = 2;

@@ -140,13 +140,14 @@ impl Context {
         }
     }
 
-    /// Whether the device has failed since it was opened: this context stays dead, also if another device is in its place.
+    /// Whether the device has failed since it was opened: this context stays dead, also if another
+    /// device is in its place.
     pub(crate) fn is_dead(&self) -> bool {
         self.fabric.header().failures[self.device.index].load(SeqCst) != self.failures
     }
 
-    /// Whether the device carries out no commands, though it has not failed yet. What is destroyed meanwhile stays as it is in the
-    /// device, as long as the process lives.
+    /// Whether the device carries out no commands, though it has not failed yet. What is destroyed
+    /// meanwhile stays as it is in the device, as long as the process lives.
     pub(crate) fn is_refusing(&self) -> bool {
         self.fabric.is_refusing(self.device.index) && !self.is_dead()
     }
@@ -275,8 +276,8 @@ fn c_text<const N: usize>(text: &str) -> [c_char; N] {
     out
 }
 
-// Protection domains: what may be used together. And parent domains, each of which is a protection domain by another handle, with
-// or without a thread domain.
+// Protection domains: what may be used together. And parent domains, each of which is a protection
+// domain by another handle, with or without a thread domain.
 
 /// What the application holds as `ibv_pd*` is its first field.
 #[repr(C)]
@@ -285,8 +286,8 @@ pub(crate) struct Pd {
     pub(crate) context: Arc<Context>,
     /// Unique in the fabric; that of a parent domain is that of its protection domain.
     pub(crate) id: u32,
-    /// Of a protection domain: its parent domains, memory regions, address handles, shared receive queues, and queue pairs. Of a
-    /// parent domain: its queue pairs and completion queues.
+    /// Of a protection domain: its parent domains, memory regions, address handles, shared receive
+    /// queues, and queue pairs. Of a parent domain: its queue pairs and completion queues.
     pub(crate) users: AtomicU32,
     parent: Option<Parent>,
 }
@@ -338,7 +339,8 @@ impl Pd {
         self.parent.as_ref().is_some_and(|parent| parent.thread.is_some())
     }
 
-    /// It is given back: what it is made of may go. Somebody may still look at a queue pair that was in it.
+    /// It is given back: what it is made of may go. Somebody may still look at a queue pair that
+    /// was in it.
     pub(crate) fn release(&self) {
         if let Some(Parent { protection, thread }) = &self.parent {
             protection.users.fetch_sub(1, SeqCst);

@@ -1,7 +1,8 @@
 //! Completion queues.
 //!
-//! A CQ holds no completions. They stay in the rings of its QPs, which have one producer each, and the CQ holds what
-//! all producers share: a doorbell with a bit per QP, and two counters to notice an overrun.
+//! A CQ holds no completions. They stay in the rings of its QPs, which have one producer each, and
+//! the CQ holds what all producers share: a doorbell with a bit per QP, and two counters to notice
+//! an overrun.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -42,8 +43,8 @@ pub(crate) struct Cq {
     sources: Mutex<Sources>,
     /// Doorbell bits taken but not worked off.
     carry: AtomicU64,
-    /// Number of the queue pair that a poll begins with: another one after each poll that has left something, so that none keeps
-    /// the completions of others from being polled.
+    /// Number of the queue pair that a poll begins with: another one after each poll that has left
+    /// something, so that none keeps the completions of others from being polled.
     turn: AtomicU32,
     /// Events given to the application, to be acknowledged before the CQ goes.
     pub(crate) comp_events: AtomicU32,
@@ -59,7 +60,8 @@ pub(crate) struct Cq {
 struct Sources {
     /// Its queue pairs by number; bit `number % 64` of the doorbell is theirs.
     by_number: Vec<Option<Arc<dyn CompletionSource>>>,
-    /// Completions of queue pairs that are no more, or have been reset. The doorbell has its first bit for them.
+    /// Completions of queue pairs that are no more, or have been reset. The doorbell has its first
+    /// bit for them.
     left: VecDeque<Wc>,
 }
 
@@ -159,7 +161,8 @@ impl Cq {
         Ok(())
     }
 
-    /// One thread at a time looks at completions one by one: waits for the others, of which there are none if it is for one thread.
+    /// One thread at a time looks at completions one by one: waits for the others, of which there
+    /// are none if it is for one thread.
     pub(crate) fn begin_look(&self) {
         self.polling.enter(SINGLE_THREADED_CQ);
         while self.is_looked_at.swap(true, Acquire) {
@@ -197,8 +200,9 @@ impl Cq {
         free as u32
     }
 
-    /// Runs `work` while nobody polls this CQ, which mlx5 sees to by the lock that it does not take if one thread uses the CQ. What `work`
-    /// leaves is polled as it is, before all that comes later.
+    /// Runs `work` while nobody polls this CQ, which mlx5 sees to by the lock that it does not take
+    /// if one thread uses the CQ. What `work` leaves is polled as it is, before all that comes
+    /// later.
     pub(crate) fn while_not_polled(&self, work: impl FnOnce(&mut VecDeque<Wc>)) {
         let _polling = self.polling.while_in(SINGLE_THREADED_CQ);
         let left = &mut lock(&self.sources).left;
@@ -280,7 +284,8 @@ impl Cq {
         lock(&self.sources).by_number.iter().any(Option::is_some)
     }
 
-    /// Takes this CQ out of the fabric. It has no queue pairs, and the service thread does not know it any more.
+    /// Takes this CQ out of the fabric. It has no queue pairs, and the service thread does not know
+    /// it any more.
     pub(crate) fn destroy(&self) {
         let fabric = self.context.fabric;
         let me = self.as_abi() as usize;

@@ -165,7 +165,8 @@ impl Mr {
         change.range.map(|range| range.owner(self.pd.context.fabric)).transpose()
     }
 
-    /// Becomes what [`Self::check_change`] has found in order. Its key is invalid, all accesses are over; it is valid again afterwards.
+    /// Becomes what [`Self::check_change`] has found in order. Its key is invalid, all accesses are
+    /// over; it is valid again afterwards.
     pub(crate) fn change(&mut self, change: Change, gpu: Option<u32>) {
         let slot = self.slot();
         if let Some(access) = change.access {
@@ -225,7 +226,8 @@ fn give_back(gpu: u32, addr: u64, length: u64) {
 fn require_mapped(addr: u64, length: usize) -> Result<(), i32> {
     let start = addr & !(PAGE as u64 - 1);
     let bytes = (addr - start) as usize + length;
-    // SAFETY: MS_ASYNC changes nothing; the kernel only walks the mappings, and answers ENOMEM for a hole.
+    // SAFETY: MS_ASYNC changes nothing; the kernel only walks the mappings, and answers ENOMEM for
+    // a hole.
     let rc = unsafe { libc::msync(start as *mut _, bytes, libc::MS_ASYNC) };
     if rc == 0 || last_errno() != libc::ENOMEM { Ok(()) } else { Err(libc::EFAULT) }
 }

@@ -223,14 +223,15 @@ impl Qp {
         Ok(())
     }
 
-    /// Whether the table entry is still this queue pair's. Call with `recv` locked, for it to stay so.
+    /// Whether the table entry is still this queue pair's. Call with `recv` locked, for it to stay
+    /// so.
     pub(crate) fn is_in_fabric(&self) -> bool {
         self.slot.qpn.load(SeqCst) == self.abi.qp_num
             && self.slot.generation.load(SeqCst) == self.generation
     }
 
-    /// Completes the posted receives as flushed, with an SRQ the one that it has taken. No peer is in the queue pair. Call with `recv`
-    /// locked.
+    /// Completes the posted receives as flushed, with an SRQ the one that it has taken. No peer is
+    /// in the queue pair. Call with `recv` locked.
     pub(crate) fn flush_recv(&self) {
         if let Some(srq) = &self.srq {
             srq.ring.recover(self.slot, self.index);
@@ -264,8 +265,9 @@ impl Qp {
         self.recv_cq.slot.bell.fetch_or(1 << (self.slot.recv_bit.load(Relaxed) % 64), SeqCst);
     }
 
-    /// Moves the completions that concern `cq` into `out`: of sends, then of receives; the other way round after a call that had no room
-    /// for the receives. True if something is left. Call under that CQ's lock.
+    /// Moves the completions that concern `cq` into `out`: of sends, then of receives; the other
+    /// way round after a call that had no room for the receives. True if something is left. Call
+    /// under that CQ's lock.
     pub(crate) fn take_completions(
         &self,
         cq: &Cq,
@@ -373,8 +375,8 @@ impl Qp {
         }
     }
 
-    /// Forgets all requests and completions; the latter stay in their queues on devices on which they do. The state is RESET, and no peer is
-    /// in the queue pair any more.
+    /// Forgets all requests and completions; the latter stay in their queues on devices on which
+    /// they do. The state is RESET, and no peer is in the queue pair any more.
     pub(crate) fn discard(&self) {
         let stay = self.fabric.settings.stale_completions;
         let send = |left: &mut VecDeque<Wc>| {
@@ -408,7 +410,8 @@ impl Qp {
         self.recv_cq.while_not_polled(recv);
     }
 
-    /// Gives the table entry back, when all events have been acknowledged. Nothing refers to it any more.
+    /// Gives the table entry back, when all events have been acknowledged. Nothing refers to it any
+    /// more.
     pub(crate) fn release(&self) {
         let me = self.as_abi() as usize;
         self.pd.context.events.purge(|e| e.element == me);
@@ -434,7 +437,8 @@ pub(super) fn unconnected(kind: i32) -> u64 {
     if kind == qp_type::UD { ANY_PEER } else { NO_PEER }
 }
 
-/// What a queue pair gets that is to have `requested`; the errno value of a refusal, 0 for one that leaves errno as it was.
+/// What a queue pair gets that is to have `requested`; the errno value of a refusal, 0 for one that
+/// leaves errno as it was.
 pub(super) fn grant(
     settings: &Settings,
     requested: QpCap,
@@ -470,7 +474,8 @@ pub(super) fn grant(
     }
 }
 
-/// More of everything than `cap`, but of queues that have nothing. A queue may become longer than the device says that queues are.
+/// More of everything than `cap`, but of queues that have nothing. A queue may become longer than
+/// the device says that queues are.
 fn more_than(cap: QpCap) -> QpCap {
     let queue = |wr: u32| if wr == 0 { 0 } else { 2 * wr + 1 };
     let elements = |sge: u32, wr: u32| if wr == 0 { sge } else { (sge + 3).min(MAX_SGE) };
@@ -483,8 +488,8 @@ fn more_than(cap: QpCap) -> QpCap {
     }
 }
 
-/// Takes a table entry and fills in what does not depend on the connection. `requested` has what is granted, `asked` what the application
-/// has asked for.
+/// Takes a table entry and fills in what does not depend on the connection. `requested` has what is
+/// granted, `asked` what the application has asked for.
 pub(super) fn claim_slot(
     fabric: &Fabric,
     device: usize,
@@ -564,7 +569,8 @@ impl Qp {
         self.fabric.wake(self.fabric.me);
     }
 
-    /// For the service thread: passes on the events that peers left here. True if one of them means an error.
+    /// For the service thread: passes on the events that peers left here. True if one of them means
+    /// an error.
     pub(crate) fn deliver(&self) -> bool {
         let events = self.slot.events.swap(0, SeqCst);
         for kind in (event::QP_FATAL..=event::SQ_DRAINED).chain([event::QP_LAST_WQE_REACHED]) {
@@ -602,7 +608,8 @@ impl QpRequest {
         self
     }
 
-    /// Receives in its ring, and elements of each. With a shared queue all receives of that may be taken and not polled.
+    /// Receives in its ring, and elements of each. With a shared queue all receives of that may be
+    /// taken and not polled.
     pub(super) fn ring(&self) -> (u32, u32) {
         self.srq
             .as_ref()
@@ -634,8 +641,8 @@ pub(crate) struct AttrMask {
     pub(crate) allows: i32,
 }
 
-/// The attributes for `from` -> `to` of an `ibv_qp_type`, if there is such a transition. UC has neither READs nor retries. There is no
-/// path migration.
+/// The attributes for `from` -> `to` of an `ibv_qp_type`, if there is such a transition. UC has
+/// neither READs nor retries. There is no path migration.
 pub(crate) fn attributes(from: u32, to: u32, qp_type: i32) -> Option<AttrMask> {
     if qp_type == qp_type::UD {
         return of_datagrams(from, to);
@@ -741,7 +748,8 @@ pub(crate) fn remember(known: &mut QpAttr, attr: &QpAttr, given: i32) {
     known.sq_psn &= 0xff_ffff;
 }
 
-/// Those of one object. Its fields that the application sees count the events that are acknowledged.
+/// Those of one object. Its fields that the application sees count the events that are
+/// acknowledged.
 #[derive(Debug, Default)]
 pub(crate) struct Acks {
     counting: Mutex<()>,
@@ -756,7 +764,8 @@ impl Acks {
         self.counted.notify_all();
     }
 
-    /// Waits until all are: of each kind the events that were given, and those that are acknowledged.
+    /// Waits until all are: of each kind the events that were given, and those that are
+    /// acknowledged.
     pub(crate) fn wait(&self, kinds: &[(&AtomicU32, &AtomicU32)]) {
         let mut guard = lock(&self.counting);
         while kinds

@@ -1,10 +1,12 @@
-//! The send queue: requests between post and completion, and their records between completion and poll.
+//! The send queue: requests between post and completion, and their records between completion and
+//! poll.
 //!
 //! ```text
 //!   freed <= polled <= acked <= executed <= posted <= freed + max_send_wr
 //! ```
-//! A request is executed when its bytes are at the peer, and acknowledged when we know it: at once, unless the wire has
-//! a latency. A slot is free again only when a completion *after* it has been polled: unsignaled requests hold theirs.
+//! A request is executed when its bytes are at the peer, and acknowledged when we know it: at once,
+//! unless the wire has a latency. A slot is free again only when a completion *after* it has been
+//! polled: unsignaled requests hold theirs.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -57,7 +59,8 @@ pub(crate) struct SendQueue {
     pub(crate) posted: u64,
     pub(crate) executed: u64,
     pub(crate) acked: u64,
-    /// Value of `posted` when the QP was connected: request number n of the connection is the n-th after it.
+    /// Value of `posted` when the QP was connected: request number n of the connection is the n-th
+    /// after it.
     pub(crate) origin: u64,
     pub(crate) link: Link,
     /// Fault rules that concern the connection.

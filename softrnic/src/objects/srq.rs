@@ -132,7 +132,8 @@ impl Srq {
         self.freed.fetch_add(count, SeqCst);
     }
 
-    /// The event is raised when fewer than `limit` receives are left, at once if that is so already.
+    /// The event is raised when fewer than `limit` receives are left, at once if that is so
+    /// already.
     pub(crate) fn arm(&self, limit: u32) -> Result<(), i32> {
         if limit > self.max_wr {
             return Err(libc::EINVAL);
@@ -166,7 +167,8 @@ impl Srq {
             .push(Event { element: self.as_abi() as usize, kind: event::SRQ_LIMIT_REACHED });
     }
 
-    /// Takes it out of the fabric. It has no queue pairs, and the service thread does not know it any more.
+    /// Takes it out of the fabric. It has no queue pairs, and the service thread does not know it
+    /// any more.
     pub(crate) fn destroy(&self) {
         let me = self.as_abi() as usize;
         self.pd.context.events.purge(|e| e.element == me);

@@ -1,7 +1,8 @@
-//! A process's view of a fabric: the shared file, what its devices are like, and the settings of this process.
+//! A process's view of a fabric: the shared file, what its devices are like, and the settings of
+//! this process.
 //!
-//! Sharing rule: data path code of one process reads another's entries directly and writes only what `shm::slots` allows
-//! a peer to write; nothing on the data path waits for another process.
+//! Sharing rule: data path code of one process reads another's entries directly and writes only
+//! what `shm::slots` allows a peer to write; nothing on the data path waits for another process.
 
 use std::ops::Deref;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -76,7 +77,8 @@ impl Fabric {
         }
     }
 
-    /// A fabric that others keep, looked at from outside: takes no process slot. `None`: it makes no sense.
+    /// A fabric that others keep, looked at from outside: takes no process slot. `None`: it makes
+    /// no sense.
     pub(crate) fn observe(file: SharedFile, settings: Settings) -> Option<&'static Self> {
         let topology = Topology::load(file.header())?;
         Some(Box::leak(Box::new(Self::new(file, settings, topology))))
@@ -104,7 +106,8 @@ impl Fabric {
         };
     }
 
-    /// Has `task` done at `at` (ns). Our service thread is woken if that is earlier than what it waits for.
+    /// Has `task` done at `at` (ns). Our service thread is woken if that is earlier than what it
+    /// waits for.
     pub(crate) fn arm(&self, at: u64, task: Box<dyn Task>) {
         if self.timers.insert(at, task) {
             self.wake(self.me);
@@ -154,7 +157,8 @@ pub(crate) struct Route {
     mtu_bytes: u32,
     /// It leads from a queue pair back to the same.
     is_loop: bool,
-    /// The state of the network by which it was checked; see [`Header::changes`](crate::shm::slots::Header).
+    /// The state of the network by which it was checked; see
+    /// [`Header::changes`](crate::shm::slots::Header).
     checked_at: u64,
     /// Messages below this size get through.
     limit: u64,
@@ -163,7 +167,8 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// The way that an address vector describes. RoCE resolves the address, as the kernel does; InfiniBand believes it.
+    /// The way that an address vector describes. RoCE resolves the address, as the kernel does;
+    /// InfiniBand believes it.
     pub(crate) fn find(fabric: &Fabric, from: PortId, vector: &AhAttr) -> Result<Self, i32> {
         Self::begin(fabric, from, vector)?.resolve(fabric)
     }
@@ -190,7 +195,8 @@ impl Route {
         let mut route = Self { from, lid: vector.dlid, checked_at: u64::MAX, ..Self::default() };
         if vector.is_global != 0 {
             let index = usize::from(vector.sgid_index);
-            // As in the kernel: an entry that is empty has another errno than one beyond the table, on every device.
+            // As in the kernel: an entry that is empty has another errno than one beyond the table,
+            // on every device.
             let source =
                 mine.gid(index).ok_or(if index < GIDS { libc::ENODATA } else { libc::EINVAL })?;
             let mut target = [0; 16];
@@ -208,7 +214,8 @@ impl Route {
         Ok(route)
     }
 
-    /// Finds the port that has the address. Where nobody answers, that takes as long as `SOFTRNIC_RESOLVE_MS` says, and is looked at once more.
+    /// Finds the port that has the address. Where nobody answers, that takes as long as
+    /// `SOFTRNIC_RESOLVE_MS` says, and is looked at once more.
     fn resolve(self, fabric: &Fabric) -> Result<Self, i32> {
         match self.look_up(fabric) {
             Err(libc::ETIMEDOUT) if fabric.await_address() => self.look_up(fabric),
@@ -257,7 +264,8 @@ impl Route {
         self.to.map_or(NO_PEER, |to| to.qp_name(qpn))
     }
 
-    /// The addresses of a global vector: the sender's, with what its packets look like, and the target's.
+    /// The addresses of a global vector: the sender's, with what its packets look like, and the
+    /// target's.
     pub(crate) fn addresses(&self) -> Option<(TypedGid, Gid)> {
         self.global.map(|global| (global.source, global.target))
     }
@@ -267,8 +275,9 @@ impl Route {
         self.to
     }
 
-    /// Which of the paths of the sending port the packets of queue pair `local` take to `remote` of the port where this leads; `None`:
-    /// there is but one way, or none. InfiniBand does not choose by a hash.
+    /// Which of the paths of the sending port the packets of queue pair `local` take to `remote` of
+    /// the port where this leads; `None`: there is but one way, or none. InfiniBand does not choose
+    /// by a hash.
     pub(crate) fn path(&self, fabric: &Fabric, local: u32, remote: u32) -> Option<u32> {
         let paths = fabric.topology.paths();
         let Global { source, target, flow_label, .. } = self.global?;
@@ -329,7 +338,8 @@ impl Route {
             self.global.is_none_or(|global| mine.gid(global.index) == Some(global.source));
         let is_found = has_source
             && self.global.is_none_or(|global| {
-                // The sender's entry gives the wire format; the receiver looks for its address in that format.
+                // The sender's entry gives the wire format; the receiver looks for its address in
+                // that format.
                 theirs.answers_to(&TypedGid { gid: global.target, kind: global.source.kind })
             });
         let is_cut_off = !is_inside && !mine.is_active() || !has_source;
@@ -339,7 +349,8 @@ impl Route {
         let is_near = !mine.is_infiniband() || theirs.lid.load(SeqCst) == u32::from(self.lid);
         if is_up && is_found && is_near {
             let narrowest = topology::mtu_bytes(mine.mtu.load(SeqCst).min(theirs.mtu.load(SeqCst)));
-            // Packets are as large as both ends agreed; a port in between that takes only smaller ones drops them.
+            // Packets are as large as both ends agreed; a port in between that takes only smaller
+            // ones drops them.
             self.limit =
                 if self.mtu_bytes <= narrowest { u64::MAX } else { u64::from(narrowest) + 1 };
         }
@@ -348,9 +359,9 @@ impl Route {
 
 // Whether the memory of another process can be reached from here.
 //
-// It takes the same user, one process id namespace, and a sandbox that allows it. Where one is missing copies are
-// staged. A process number of another namespace may be another program's here; so we look for what only the right one
-// has at the right place: its id in this fabric.
+// It takes the same user, one process id namespace, and a sandbox that allows it. Where one is
+// missing copies are staged. A process number of another namespace may be another program's here;
+// so we look for what only the right one has at the right place: its id in this fabric.
 
 /// [`ProcSlot::ways`](crate::shm::slots::ProcSlot): directly.
 pub(crate) const DIRECT: u32 = 1;
@@ -423,7 +434,8 @@ impl Fabric {
         self.proc(slot_of(self.me)).port_queries.fetch_add(1, Relaxed);
     }
 
-    /// This process has had a card carry out a command. Takes as long as `SOFTRNIC_COMMAND_US` says.
+    /// This process has had a card carry out a command. Takes as long as `SOFTRNIC_COMMAND_US`
+    /// says.
     pub(crate) fn count_command(&self, command: Command) {
         self.proc(slot_of(self.me)).commands[command as usize].fetch_add(1, Relaxed);
         let ns = self.settings.command_us * 1000;
@@ -440,8 +452,8 @@ impl Fabric {
     }
 }
 
-// The log of port and device events. The process that changes a port or device adds an event; every process that has the
-// device open reads it.
+// The log of port and device events. The process that changes a port or device adds an event; every
+// process that has the device open reads it.
 
 /// One event. Port 0: it concerns the device.
 #[derive(Clone, Copy, Debug)]
@@ -481,7 +493,8 @@ impl Fabric {
         }
     }
 
-    /// Events since number `since`, and the number to ask from next time. Only the last [`EVENTS`] are kept.
+    /// Events since number `since`, and the number to ask from next time. Only the last [`EVENTS`]
+    /// are kept.
     pub(crate) fn events_since(&self, since: u64) -> (Vec<PortEvent>, u64) {
         let header = self.header();
         let count = header.event_count.load(SeqCst);

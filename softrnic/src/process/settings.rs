@@ -27,7 +27,8 @@ pub(crate) struct Settings {
     pub(crate) gpu: GpuAccess,
     /// The program that copies GPU memory in a process of its own; `None`: this process copies.
     pub(crate) gpu_helper: Option<PathBuf>,
-    /// Options of enhanced connection establishment that the devices have; 0: they know nothing of it.
+    /// Options of enhanced connection establishment that the devices have; 0: they know nothing of
+    /// it.
     pub(crate) ece: u32,
     /// Ports tell their speed in the attribute of 8 bits alone, as with an old libibverbs.
     pub(crate) old_speed: bool,
@@ -41,15 +42,18 @@ pub(crate) struct Settings {
     pub(crate) same_guid: bool,
     /// Nothing completes any more on a device that has failed.
     pub(crate) silent_failure: bool,
-    /// A queue pair that is put into the error state reports what it has received, and nobody has polled, as flushed.
+    /// A queue pair that is put into the error state reports what it has received, and nobody has
+    /// polled, as flushed.
     pub(crate) error_drops: bool,
-    /// Leading bits in which IPv4 addresses of one network agree; another network is not reached. 0: all are.
+    /// Leading bits in which IPv4 addresses of one network agree; another network is not reached.
+    /// 0: all are.
     pub(crate) network_bits: u32,
     /// WRITEs and READs of no bytes need a key and an address as others do.
     pub(crate) zero_keys: bool,
     /// A write with immediate data that meets no receive is placed but for its last packet.
     pub(crate) rnr_places: bool,
-    /// What a queue pair has completed, and nobody has polled, outlives its destruction and its reset.
+    /// What a queue pair has completed, and nobody has polled, outlives its destruction and its
+    /// reset.
     pub(crate) stale_completions: bool,
     /// How long address resolution tries, in milliseconds.
     pub(crate) resolve_ms: u64,
@@ -63,7 +67,8 @@ pub(crate) struct Settings {
     pub(crate) grant_more: bool,
     /// Writes to memory with relaxed ordering land in no order.
     pub(crate) chaos: bool,
-    /// The last word of each aligned line of 128 bytes is written after all that precedes it in its message.
+    /// The last word of each aligned line of 128 bytes is written after all that precedes it in its
+    /// message.
     pub(crate) lines: bool,
     /// File for a line on each fault that is injected.
     pub(crate) trace: Option<PathBuf>,
@@ -82,7 +87,8 @@ pub(crate) struct Settings {
     pub(crate) max_inline: u32,
     /// What becomes of a queue pair that is to have more.
     pub(crate) inline_excess: InlineExcess,
-    /// What becomes of who asks for a thread domain, a parent domain or a completion queue for one thread.
+    /// What becomes of who asks for a thread domain, a parent domain or a completion queue for one
+    /// thread.
     pub(crate) thread_domains: ThreadDomains,
 }
 
@@ -95,7 +101,8 @@ pub(crate) struct GpuAccess {
     pub(crate) by_dmabuf: bool,
 }
 
-/// What `ibv_create_qp` does when it is asked for more inline data than there can be. Drivers differ.
+/// What `ibv_create_qp` does when it is asked for more inline data than there can be. Drivers
+/// differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum InlineExcess {
     /// Refuses with `EINVAL`.
@@ -107,7 +114,8 @@ pub(crate) enum InlineExcess {
     Grant,
 }
 
-/// What becomes of who asks for a thread domain, a parent domain or a completion queue for one thread. Devices differ.
+/// What becomes of who asks for a thread domain, a parent domain or a completion queue for one
+/// thread. Devices differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ThreadDomains {
     /// Gets it.
@@ -119,7 +127,8 @@ pub(crate) enum ThreadDomains {
     Exhausted,
 }
 
-/// What becomes of the packets of a queue pair that is connected with itself, while its port is down. Devices differ.
+/// What becomes of the packets of a queue pair that is connected with itself, while its port is
+/// down. Devices differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum LoopbackDown {
     /// They arrive.
@@ -129,7 +138,8 @@ pub(crate) enum LoopbackDown {
     Lost,
 }
 
-/// What becomes of a queue pair that sends while its own port is down, or has lost the address that it sends from. Devices differ.
+/// What becomes of a queue pair that sends while its own port is down, or has lost the address that
+/// it sends from. Devices differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OwnPortDown {
     /// It sends again, as if the packets were lost on the way.
@@ -197,7 +207,8 @@ impl Settings {
         names.filter(is_ours).filter(|name| !host::KNOWN.contains(&name.as_str())).collect()
     }
 
-    /// Reads the environment; the error is a sentence that names the variable, its value and what is allowed.
+    /// Reads the environment; the error is a sentence that names the variable, its value and what
+    /// is allowed.
     pub(crate) fn from_env() -> Result<Self, String> {
         let driver = table::from_env()?;
         // SAFETY: geteuid has no preconditions.
@@ -261,7 +272,8 @@ impl Settings {
         })
     }
 
-    /// The errno value of a refusal of thread domains, parent domains and completion queues for one thread.
+    /// The errno value of a refusal of thread domains, parent domains and completion queues for one
+    /// thread.
     pub(crate) fn require_thread_domains(&self) -> Result<(), i32> {
         match self.thread_domains {
             ThreadDomains::Granted => Ok(()),

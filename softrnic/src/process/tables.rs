@@ -1,7 +1,7 @@
 //! Entries of the device tables: allocation, release, and clearing up behind the dead.
 //!
-//! No free list and no counters exist that a killed process could leave half-written: an entry is in use when its
-//! `owner` is not 0, and everything else is derived from that.
+//! No free list and no counters exist that a killed process could leave half-written: an entry is
+//! in use when its `owner` is not 0, and everything else is derived from that.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -404,8 +404,9 @@ impl Fabric {
 
 // Which processes take part in the fabric, and which of them are alive.
 //
-// Two signs of life: a record lock (the authority, for the control path) and a robust futex word that the kernel
-// marks when the service thread dies with its process, however that happens. The latter costs a peer one load.
+// Two signs of life: a record lock (the authority, for the control path) and a robust futex word
+// that the kernel marks when the service thread dies with its process, however that happens. The
+// latter costs a peer one load.
 
 /// Whether `slot` still is process `id` and has not died.
 pub(crate) fn is_alive(slot: &ProcSlot, id: u32) -> bool {
@@ -413,8 +414,9 @@ pub(crate) fn is_alive(slot: &ProcSlot, id: u32) -> bool {
 }
 
 impl Fabric {
-    /// Whether the process in slot `index` takes part, and is neither in its exit handlers nor dying. The kernel drops the lock of a
-    /// process that dies after it may have closed its sockets, from which a peer hears of the death; it marks the word before.
+    /// Whether the process in slot `index` takes part, and is neither in its exit handlers nor
+    /// dying. The kernel drops the lock of a process that dies after it may have closed its
+    /// sockets, from which a peer hears of the death; it marks the word before.
     pub(crate) fn takes_part(&self, index: usize) -> bool {
         let slot = self.proc(index);
         slot.state.load(Acquire) == PROC_ALIVE
@@ -434,8 +436,8 @@ impl Fabric {
         busy != 0 && self.live_process(busy as u32).is_some()
     }
 
-    /// Waits until the process that executes against `qp` at this moment has left, or died. The caller has first changed
-    /// what a later one will find.
+    /// Waits until the process that executes against `qp` at this moment has left, or died. The
+    /// caller has first changed what a later one will find.
     pub(crate) fn await_remote(&self, qp: &QpSlot) {
         job::await_clear(&qp.busy, |holder| self.live_process(holder as u32).is_some());
     }
@@ -486,7 +488,8 @@ impl Fabric {
         Ok(id)
     }
 
-    /// The process is about to exit: the last one removes the file. All still works until it is really gone.
+    /// The process is about to exit: the last one removes the file. All still works until it is
+    /// really gone.
     pub(crate) fn leave(&self) {
         let _control = self.file.control();
         self.proc(slot_of(self.me)).state.store(PROC_EXITING, SeqCst);

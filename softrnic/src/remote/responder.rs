@@ -1,4 +1,5 @@
-//! The responder: what the NIC of the peer does with a request, done by the requester's process in its place.
+//! The responder: what the NIC of the peer does with a request, done by the requester's process in
+//! its place.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -90,7 +91,8 @@ fn write(guard: &RemoteQpGuard, request: &Request, total: u64) -> Result<Admissi
     Ok(Admission { direction: Direction::Out, remote, is_atomic: false, is_relaxed, receive })
 }
 
-/// Checks a write with immediate data as the packets before its last one are checked, which need no receive.
+/// Checks a write with immediate data as the packets before its last one are checked, which need no
+/// receive.
 pub(crate) fn admit_first_packets(
     guard: &RemoteQpGuard,
     request: &Request,
@@ -149,8 +151,8 @@ fn require_read(guard: &RemoteQpGuard, need: u32) -> Result<(), TxOutcome> {
     if has_room { Ok(()) } else { Err(refuse(guard, event::QP_REQ_ERR, Status::RemInvReq)) }
 }
 
-/// The memory that a request names, and whether its order is relaxed. No bytes, no checks, unless `SOFTRNIC_ZERO_KEYS` says otherwise: not
-/// even the key is looked at.
+/// The memory that a request names, and whether its order is relaxed. No bytes, no checks, unless
+/// `SOFTRNIC_ZERO_KEYS` says otherwise: not even the key is looked at.
 #[inline]
 fn memory(
     guard: &RemoteQpGuard,
@@ -232,7 +234,8 @@ fn not_ready(guard: &RemoteQpGuard) -> TxOutcome {
     TxOutcome::NotReady(guard.slot.rnr_timer.load(Relaxed))
 }
 
-/// The responder does not take the request: its QP is in error, its owner gets an event. UC drops it silently.
+/// The responder does not take the request: its QP is in error, its owner gets an event. UC drops
+/// it silently.
 #[cold]
 fn refuse(guard: &RemoteQpGuard, kind: u32, status: Status) -> TxOutcome {
     let (fabric, slot) = (guard.fabric, guard.slot);
@@ -247,7 +250,8 @@ fn refuse(guard: &RemoteQpGuard, kind: u32, status: Status) -> TxOutcome {
     TxOutcome::Failed(status)
 }
 
-/// The queues of a QP that fails are flushed when their CQs are polled, or else by its service thread.
+/// The queues of a QP that fails are flushed when their CQs are polled, or else by its service
+/// thread.
 pub(super) fn alarm_queues(guard: &RemoteQpGuard) {
     let (fabric, slot) = (guard.fabric, guard.slot);
     for (queue, number) in [(&slot.send_cq, &slot.send_bit), (&slot.recv_cq, &slot.recv_bit)] {
@@ -353,7 +357,8 @@ impl Receive {
         self.finish_with(guard, request, bytes, status, 0)
     }
 
-    /// Completes it with what a datagram brings besides: who has sent it, and more completion flags.
+    /// Completes it with what a datagram brings besides: who has sent it, and more completion
+    /// flags.
     pub(crate) fn finish_datagram(
         &self,
         guard: &RemoteQpGuard,
@@ -413,10 +418,11 @@ fn take_shared(guard: &RemoteQpGuard) -> bool {
     true
 }
 
-// Atomics: eight bytes of the peer are read, changed and written as one, as far as other atomics to the same device see.
+// Atomics: eight bytes of the peer are read, changed and written as one, as far as other atomics to
+// the same device see.
 //
-// The memory may lie in another process, where no processor instruction reaches. So a word in the fabric says who is at
-// it; the word of a process that died is free.
+// The memory may lie in another process, where no processor instruction reaches. So a word in the
+// fabric says who is at it; the word of a process that died is free.
 
 /// Who executes an atomic at a device right now.
 struct Turn<'a>(&'a AtomicU32);
@@ -451,8 +457,8 @@ fn changed(is_addition: bool, old: u64, operands: [u64; 2]) -> u64 {
     }
 }
 
-/// An atomic on the memory at `at` of this process, whose operands are at `stage`; there goes the old value. False: another
-/// one is under way at the device.
+/// An atomic on the memory at `at` of this process, whose operands are at `stage`; there goes the
+/// old value. False: another one is under way at the device.
 ///
 /// # Safety
 /// Both addresses are aligned; there are 8 bytes at `at` and 16 at `stage`.
@@ -507,7 +513,8 @@ pub(crate) struct Envelope {
     pub(crate) flags: u32,
 }
 
-/// Where a datagram of `total` bytes, its network header among them, goes at the QP that was entered. `None`: it is dropped.
+/// Where a datagram of `total` bytes, its network header among them, goes at the QP that was
+/// entered. `None`: it is dropped.
 pub(crate) fn admit_datagram(
     guard: &RemoteQpGuard,
     request: &Request,
@@ -586,7 +593,8 @@ pub(crate) enum TxOutcome {
     NotReady(u32),
     /// Its bytes are being copied through the shared file.
     Staged,
-    /// Another process holds the queue pair or the device: to be tried again in a moment, without a trace.
+    /// Another process holds the queue pair or the device: to be tried again in a moment, without a
+    /// trace.
     Busy,
     /// Failed for good.
     Failed(Status),
@@ -612,7 +620,8 @@ pub(crate) fn overrun(fabric: &Fabric, cq: &CqSlot) {
     }
 }
 
-/// Tells the owner that QP number `number` has one completion more. `is_urgent`: solicited or failed.
+/// Tells the owner that QP number `number` has one completion more. `is_urgent`: solicited or
+/// failed.
 #[inline]
 pub(crate) fn announce(fabric: &Fabric, cq: &CqSlot, number: u32, is_urgent: bool) {
     cq.pushed.fetch_add(1, SeqCst);
@@ -657,7 +666,8 @@ impl MemRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Forbidden;
 
-/// Checks that `key` of `device` and `pd` allows `need` on `[at, at + length)`; returns where that is.
+/// Checks that `key` of `device` and `pd` allows `need` on `[at, at + length)`; returns where that
+/// is.
 #[inline]
 pub(crate) fn resolve(
     fabric: &Fabric,
@@ -680,8 +690,9 @@ pub(crate) fn resolve(
 
 // The hold on a UD queue pair while the bytes of a datagram are copied through the shared file.
 //
-// Many send to it, and each enters and leaves it several times until its bytes are in place. Meanwhile the receive is that datagram's:
-// other senders find the hold and come again. It ends with its holder, and its owner takes it away when it resets the queue pair.
+// Many send to it, and each enters and leaves it several times until its bytes are in place.
+// Meanwhile the receive is that datagram's: other senders find the hold and come again. It ends
+// with its holder, and its owner takes it away when it resets the queue pair.
 
 /// A hold on a queue pair. Given back when it is dropped.
 #[derive(Debug)]
@@ -758,7 +769,8 @@ impl RemoteQpGuard {
         (accepts(slot, peer, me) && slot.owner.load(SeqCst) == owner).then_some(guard)
     }
 
-    /// Whether QP `peer`, of those that many send to, can receive: who could not enter has found another sender there.
+    /// Whether QP `peer`, of those that many send to, can receive: who could not enter has found
+    /// another sender there.
     pub(crate) fn is_open(fabric: &'static Fabric, peer: u64) -> bool {
         let slot = if peer == NO_PEER {
             None

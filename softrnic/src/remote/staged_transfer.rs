@@ -1,9 +1,10 @@
-//! A message whose bytes pass through the staging area, because one end's memory can only be reached by its own process:
-//! a GPU's memory, or that of a process which may not be looked into.
+//! A message whose bytes pass through the staging area, because one end's memory can only be
+//! reached by its own process: a GPU's memory, or that of a process which may not be looked into.
 //!
-//! We copy between our memory and the stage, the peer's process between the stage and its own. The message is cut
-//! into parts; several are under way at a time, and they are handed over in ascending order. The peer's queue pair is
-//! entered anew each time something is done, and left again: nobody waits for us.
+//! We copy between our memory and the stage, the peer's process between the stage and its own. The
+//! message is cut into parts; several are under way at a time, and they are handed over in
+//! ascending order. The peer's queue pair is entered anew each time something is done, and left
+//! again: nobody waits for us.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -78,7 +79,8 @@ struct Part {
 }
 
 impl StagedTransfer {
-    /// What the responder has admitted at `guard`: all of it, or the part that gets through by a `fault`.
+    /// What the responder has admitted at `guard`: all of it, or the part that gets through by a
+    /// `fault`.
     pub(crate) fn new(
         guard: &RemoteQpGuard,
         path: Path,
@@ -134,8 +136,8 @@ impl StagedTransfer {
         self.local.window(0, u64::MAX).any(|piece| piece.key == key)
     }
 
-    /// Does what can be done now; `None`: it is not over yet. Else how it went, and the guard under which it is concluded;
-    /// without one the peer's queue pair is no longer what it was.
+    /// Does what can be done now; `None`: it is not over yet. Else how it went, and the guard under
+    /// which it is concluded; without one the peer's queue pair is no longer what it was.
     pub(crate) fn proceed(&mut self) -> Option<(Option<RemoteQpGuard>, Result<(), CopyError>)> {
         self.path.serial = self.path.serial.wrapping_add(1);
         let guard =
@@ -250,7 +252,8 @@ fn finish(part: &mut Part, direction: Direction, local: &Pieces) -> Result<bool,
     }
 }
 
-/// Copies the part's bytes from our memory to the stage (out) or back (in). What a GPU does is not over yet.
+/// Copies the part's bytes from our memory to the stage (out) or back (in). What a GPU does is not
+/// over yet.
 fn between_stage(part: &mut Part, direction: Direction, local: &Pieces) -> Result<(), CopyError> {
     let mut at = part.job.stage();
     for ours in local.window(part.from, part.theirs.len) {
@@ -391,7 +394,8 @@ struct Active {
 }
 
 impl CopyServer {
-    /// Does what has been asked of this process, as far as it goes at once; a timer sees to the rest.
+    /// Does what has been asked of this process, as far as it goes at once; a timer sees to the
+    /// rest.
     pub(crate) fn serve(&'static self, fabric: &'static Fabric) {
         let mut active = lock(&self.active);
         let asked = &fabric.proc(slot_of(fabric.me)).jobs;
@@ -452,7 +456,8 @@ impl CopyServer {
         !lock(&self.active).is_empty()
     }
 
-    /// Waits for the copies that are under way now. What is asked from here on finds keys and states as they are now.
+    /// Waits for the copies that are under way now. What is asked from here on finds keys and
+    /// states as they are now.
     pub(crate) fn quiesce(&'static self, fabric: &'static Fabric) {
         self.serve(fabric);
         let Some(last) = lock(&self.active).back().map(|one| one.number) else { return };

@@ -37,7 +37,8 @@ pub(crate) struct FaultRule {
     pub(crate) opcodes: u32,
     /// Applies to messages that have a packet of more than so many bytes.
     pub(crate) larger: Option<u16>,
-    /// Numbers of the messages on the connection, from 1. For calls: the number of the call that the rule is asked for.
+    /// Numbers of the messages on the connection, from 1. For calls: the number of the call that
+    /// the rule is asked for.
     pub(crate) messages: RangeInclusive<u64>,
     /// Of these every n-th.
     pub(crate) every: u64,
@@ -45,8 +46,8 @@ pub(crate) struct FaultRule {
     pub(crate) chance: Option<u32>,
     /// Transmissions of each message that are affected, counted from the first.
     pub(crate) attempts: u32,
-    /// Most times that the rule applies, in the whole fabric; 0: any number. A rule with this is only as reproducible
-    /// as the order of the messages.
+    /// Most times that the rule applies, in the whole fabric; 0: any number. A rule with this is
+    /// only as reproducible as the order of the messages.
     pub(crate) times: u32,
     /// The rule ends so many nanoseconds after it has first applied; 0: it does not.
     pub(crate) lasts: u64,
@@ -93,7 +94,8 @@ pub(crate) enum ActionKind {
     DropAck = 2,
     /// The request is held up for so many nanoseconds, and all behind it on its connection.
     Delay = 3,
-    /// The request is taken for lost; it arrives after so many nanoseconds, if the responder still waits for it.
+    /// The request is taken for lost; it arrives after so many nanoseconds, if the responder still
+    /// waits for it.
     Late = 4,
     /// The responder says "receiver not ready".
     Rnr = 5,
@@ -107,13 +109,15 @@ pub(crate) enum ActionKind {
     OperationError = 9,
     /// The sender's send completion queue overruns.
     CqOverrun = 10,
-    /// The sender's port goes down; up again after so many nanoseconds, 0: never. See [`Action::gids`].
+    /// The sender's port goes down; up again after so many nanoseconds, 0: never. See
+    /// [`Action::gids`].
     PortDown = 11,
     /// The sender's port comes up.
     PortUp = 12,
     /// The sender's port carries so many bytes per millisecond from now on; 0: no limit.
     Slow = 13,
-    /// The sender's device fails; another one is in its place after so many nanoseconds, 0: never. See [`Action::refuses`].
+    /// The sender's device fails; another one is in its place after so many nanoseconds, 0: never.
+    /// See [`Action::refuses`].
     DeviceFatal = 14,
     /// The sending process is killed.
     Kill = 15,
@@ -464,8 +468,8 @@ pub(crate) fn action_of(slot: &RuleSlot) -> Option<Action> {
     })
 }
 
-// The rules that concern one connection, as its sender keeps them: whether one applies to a message is then found without a
-// lock, and at once where there is none.
+// The rules that concern one connection, as its sender keeps them: whether one applies to a message
+// is then found without a lock, and at once where there is none.
 
 /// A connection: its ports, and its number among those between them.
 #[derive(Clone, Copy, Debug)]
@@ -480,7 +484,8 @@ pub(crate) struct Connection {
 /// A rule in its slot, its identity and its action.
 pub(crate) type KnownRule = (&'static RuleSlot, u32, Action);
 
-/// The rules of a connection, in the order in which they were put into force. Kept by its send queue.
+/// The rules of a connection, in the order in which they were put into force. Kept by its send
+/// queue.
 #[derive(Debug, Default)]
 pub(crate) struct KnownRules {
     /// State of the table that they were found in; 0: not looked for yet.
@@ -526,8 +531,9 @@ fn find(file: &SharedFile, Connection { from, to, flow, path }: Connection) -> V
     rules
 }
 
-// The rules and the seed in a process's environment. All processes of a job have the same environment: the rules of the
-// first one count, those of the others are recognised by the hash of their text and left out.
+// The rules and the seed in a process's environment. All processes of a job have the same
+// environment: the rules of the first one count, those of the others are recognised by the hash of
+// their text and left out.
 
 /// Adds what `SOFTRNIC_FAULTS` and `SOFTRNIC_SEED` say, if the fabric does not have it yet.
 pub(crate) fn load_env(

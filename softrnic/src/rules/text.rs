@@ -1,4 +1,5 @@
-//! Rules as text: `ACTION[=VALUE] [key=value ...]`, several separated by `;` or line ends, `#` begins a comment.
+//! Rules as text: `ACTION[=VALUE] [key=value ...]`, several separated by `;` or line ends, `#`
+//! begins a comment.
 
 use std::fmt;
 use std::str::FromStr;
@@ -265,7 +266,8 @@ mod tests {
         }
     }
 
-    /// Each beginning of a rule, and each with one character in place of another: it is refused, or a rule that is read as it is written.
+    /// Each beginning of a rule, and each with one character in place of another: it is refused, or
+    /// a rule that is read as it is written.
     #[test]
     fn any_text_is_refused_or_read_as_it_is_written() {
         let check = |text: &str| {

@@ -70,8 +70,8 @@ impl Drop for ControlLock<'_> {
 }
 
 impl SharedFile {
-    /// Opens the file that a live process keeps, or makes a new one. Returns with the control lock taken, which
-    /// [`Self::assume_control`] turns into a guard.
+    /// Opens the file that a live process keeps, or makes a new one. Returns with the control lock
+    /// taken, which [`Self::assume_control`] turns into a guard.
     pub(crate) fn open(dir: &Path, name: &str) -> Result<Self, Failure> {
         let path = dir.join(name);
         let c_path = CString::new(path.as_os_str().as_bytes())
@@ -179,7 +179,8 @@ impl SharedFile {
         is_locked(self.fd, life_lock(index), 1)
     }
 
-    /// Whether a process copies GPU memory on behalf of the one in slot `index`, or of the one that was there before.
+    /// Whether a process copies GPU memory on behalf of the one in slot `index`, or of the one that
+    /// was there before.
     pub(crate) fn is_helped(&self, index: usize) -> bool {
         is_locked(self.fd, helper_lock(index), 1)
     }
@@ -188,7 +189,8 @@ impl SharedFile {
     pub(crate) fn hold(&self, index: usize) -> bool {
         let is_ours = set_lock(self.fd, life_lock(index), libc::F_WRLCK, libc::F_OFD_SETLK);
         if is_ours {
-            // Should it be lost, only the choice of a fabric by the session of its processes suffers.
+            // Should it be lost, only the choice of a fabric by the session of its processes
+            // suffers.
             set_lock(self.fd, pid_lock(index), libc::F_WRLCK, libc::F_SETLK);
         }
         is_ours
@@ -235,7 +237,8 @@ impl Descriptor {
         fd
     }
 
-    /// With the control lock taken: checks what the file is. `None` means "look again" (it was stale or is gone).
+    /// With the control lock taken: checks what the file is. `None` means "look again" (it was
+    /// stale or is gone).
     fn adopt(&self, path: &CString) -> Result<Option<*mut u8>, (String, i32)> {
         set_lock(self.0, CONTROL, libc::F_WRLCK, libc::F_OFD_SETLKW);
         if !is_same_file(self.0, path) {
@@ -246,7 +249,8 @@ impl Descriptor {
             return match self.format(path) {
                 Ok(base) => Ok(Some(base)),
                 Err(code) => {
-                    // SAFETY: `path` is a valid C string; under the control lock the file is ours alone.
+                    // SAFETY: `path` is a valid C string; under the control lock the file is ours
+                    // alone.
                     unsafe { libc::unlink(path.as_ptr()) };
                     Err((format!("no room for {} KiB of shared memory", TABLES_AT >> 10), code))
                 }
@@ -298,8 +302,9 @@ impl Descriptor {
             && size == FILE_BYTES as i64
     }
 
-    /// Maps the file, whose name this is, by an open file of its own: a forked child keeps the mapping, and must not keep the
-    /// locks with it. The caller holds the control lock, under which the name stays.
+    /// Maps the file, whose name this is, by an open file of its own: a forked child keeps the
+    /// mapping, and must not keep the locks with it. The caller holds the control lock, under which
+    /// the name stays.
     fn map(&self, path: &CString) -> Result<*mut u8, i32> {
         let mapped = Self::open(path, 0)?;
         if !is_same_file(mapped.0, path) || !is_same_file(self.0, path) {
@@ -482,7 +487,8 @@ pub(crate) fn look(path: &Path, is_removed: bool) -> io::Result<Remains> {
     if !hold_all(&file)? {
         return Ok(Remains::Held);
     }
-    // A process that comes now waits for the lock, and then finds that the name is another file's or is gone.
+    // A process that comes now waits for the lock, and then finds that the name is another file's
+    // or is gone.
     if !is_named(&file, path)? {
         return Ok(Remains::NotOurs);
     }
@@ -493,8 +499,9 @@ pub(crate) fn look(path: &Path, is_removed: bool) -> io::Result<Remains> {
     Ok(Remains::Removed(bytes))
 }
 
-/// The processes that take part in the fabric `path` of this user, as far as they are in this process id namespace.
-/// Empty if it is no fabric. Not for a process that takes part in it itself: closing the file drops the lock that tells its number.
+/// The processes that take part in the fabric `path` of this user, as far as they are in this
+/// process id namespace. Empty if it is no fabric. Not for a process that takes part in it itself:
+/// closing the file drops the lock that tells its number.
 pub(crate) fn pids(path: &Path) -> io::Result<Vec<i32>> {
     let Some((file, _)) = open(path)? else { return Ok(Vec::new()) };
     let holders = (0..PROCS).filter_map(|index| {
@@ -508,7 +515,8 @@ pub(crate) fn pids(path: &Path) -> io::Result<Vec<i32>> {
     Ok(holders.collect())
 }
 
-/// A fabric of this user, opened, and how many bytes of storage it has. `None`: it is another user's, no fabric, or gone.
+/// A fabric of this user, opened, and how many bytes of storage it has. `None`: it is another
+/// user's, no fabric, or gone.
 fn open(path: &Path) -> io::Result<Option<(File, u64)>> {
     // SAFETY: geteuid has no preconditions.
     let me = unsafe { libc::geteuid() };
@@ -530,8 +538,8 @@ fn open(path: &Path) -> io::Result<Option<(File, u64)>> {
     Ok((is_fabric && is_ours(found)).then_some((file, bytes)))
 }
 
-/// Takes every lock that a process of a fabric can hold, without waiting. Only closing `file` gives them back. False:
-/// another process has one.
+/// Takes every lock that a process of a fabric can hold, without waiting. Only closing `file` gives
+/// them back. False: another process has one.
 fn hold_all(file: &File) -> io::Result<bool> {
     // A length of 0 is "without end".
     let range = lock_range(libc::F_WRLCK, CONTROL, 0);
@@ -557,15 +565,16 @@ fn is_named(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-// Record locks on offsets far behind the end of the file. The kernel drops them when their process dies: they are the authority
-// on which process is alive.
+// Record locks on offsets far behind the end of the file. The kernel drops them when their process
+// dies: they are the authority on which process is alive.
 //
-// They belong to the open file and not to the process: two copies of this library in one process are two processes of the
-// fabric, each of which sees the locks of the other. A forked child inherits the open file and closes it
-// ([`crate::shm::file::SharedFile::abandon`]); while it keeps it open, the locks of its parent are not dropped.
+// They belong to the open file and not to the process: two copies of this library in one process
+// are two processes of the fabric, each of which sees the locks of the other. A forked child
+// inherits the open file and closes it ([`crate::shm::file::SharedFile::abandon`]); while it keeps
+// it open, the locks of its parent are not dropped.
 
-/// Offset of the lock that serialises creation, destruction and attaching. The crate's page states it: from here on, programs
-/// look for locks to learn whether a process takes part.
+/// Offset of the lock that serialises creation, destruction and attaching. The crate's page states
+/// it: from here on, programs look for locks to learn whether a process takes part.
 pub(crate) const CONTROL: i64 = 1 << 40;
 
 /// Offset of the lock that process slot `index` holds while it lives.
@@ -573,13 +582,14 @@ pub(crate) fn life_lock(index: usize) -> i64 {
     CONTROL + 1 + index as i64
 }
 
-/// Offset of the lock that the helper of the process in slot `index` holds while it may write to the stage.
+/// Offset of the lock that the helper of the process in slot `index` holds while it may write to
+/// the stage.
 pub(crate) fn helper_lock(index: usize) -> i64 {
     life_lock(PROCS + index)
 }
 
-/// Offset of the lock that tells the number of the process in slot `index`. This one belongs to the process: the lock of an open
-/// file tells no number.
+/// Offset of the lock that tells the number of the process in slot `index`. This one belongs to the
+/// process: the lock of an open file tells no number.
 pub(crate) fn pid_lock(index: usize) -> i64 {
     helper_lock(PROCS + index)
 }

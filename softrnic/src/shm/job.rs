@@ -7,8 +7,8 @@ use std::thread::yield_now;
 
 /// Bytes that their owner's process has to copy itself, because nobody else can reach its memory.
 ///
-/// The requester claims the slot, fills it in and posts it; the target takes it, copies between the slot's staging
-/// bytes and its own memory, and says how that went.
+/// The requester claims the slot, fills it in and posts it; the target takes it, copies between the
+/// slot's staging bytes and its own memory, and says how that went.
 #[repr(C, align(64))]
 pub(crate) struct JobSlot {
     /// [`Hold`]; 0 is free.
@@ -39,8 +39,8 @@ pub(crate) struct Job {
     pub(crate) number: u64,
 }
 
-/// Which process holds a job's slot, in which state, and a serial number of the slot's jobs. One word, so that a change is
-/// a change of exactly what was seen.
+/// Which process holds a job's slot, in which state, and a serial number of the slot's jobs. One
+/// word, so that a change is a change of exactly what was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
     /// Process that claimed it.
@@ -89,7 +89,8 @@ impl JobSlot {
         self.addr.store(asked.addr, Relaxed);
         self.len.store(asked.len, Relaxed);
         self.number.store(asked.number, Relaxed);
-        // Pairs with the target's load in `take`. Nobody else changes a slot that is idle and whose owner lives.
+        // Pairs with the target's load in `take`. Nobody else changes a slot that is idle and whose
+        // owner lives.
         self.hold.store(self.hold().to(state::POSTED).word(), SeqCst);
     }
 
@@ -101,8 +102,8 @@ impl JobSlot {
         (is_ours && self.change(seen, seen.to(state::TAKEN))).then(|| seen.to(state::TAKEN))
     }
 
-    /// Target: leaves the slot that it took as `taken` in `state`; frees it if the requester has given it up. True if the
-    /// requester still wants it.
+    /// Target: leaves the slot that it took as `taken` in `state`; frees it if the requester has
+    /// given it up. True if the requester still wants it.
     pub(crate) fn leave(&self, taken: Hold, state: u8) -> bool {
         let is_wanted = self.change(taken, taken.to(state));
         if !is_wanted {
@@ -111,7 +112,8 @@ impl JobSlot {
         is_wanted
     }
 
-    /// Requester: gives the slot up. `Some`: the target is copying, and will free it, unless it is dead.
+    /// Requester: gives the slot up. `Some`: the target is copying, and will free it, unless it is
+    /// dead.
     pub(crate) fn give_up(&self) -> Option<Hold> {
         loop {
             let seen = self.hold();
@@ -157,9 +159,9 @@ pub(crate) mod task {
 
 // The mark that a process leaves in a peer's queue pair while it executes there.
 //
-// The process that enters first sets the mark, then looks whether it may. The owner first changes what those who enter
-// will find (state, keys), then waits for the mark to go, or for the marking process to die. Both steps are sequentially
-// consistent, so one of the two always sees the other.
+// The process that enters first sets the mark, then looks whether it may. The owner first changes
+// what those who enter will find (state, keys), then waits for the mark to go, or for the marking
+// process to die. Both steps are sequentially consistent, so one of the two always sees the other.
 
 /// How often to look again at a queue pair that another process has marked.
 const MAX_TRIES: u32 = 1000;
@@ -171,7 +173,8 @@ const SPINS: u32 = 200;
 pub(crate) fn set(busy: &AtomicU64, mark: u64, is_alive: impl Fn(u64) -> bool) -> bool {
     let mut tries = 0;
     while let Err(holder) = busy.compare_exchange_weak(0, mark, SeqCst, Relaxed) {
-        // A process that comes late and will find that it may not enter; or another sender, where many may enter.
+        // A process that comes late and will find that it may not enter; or another sender, where
+        // many may enter.
         tries += 1;
         if tries % MAX_TRIES == 0 && !evict(busy, holder, &is_alive) {
             return false;
@@ -197,8 +200,8 @@ fn evict(busy: &AtomicU64, holder: u64, is_alive: impl Fn(u64) -> bool) -> bool 
     true
 }
 
-/// For the owner: waits until the process that is in the queue pair at this moment has left, or died. The owner has first
-/// changed what a later one will find.
+/// For the owner: waits until the process that is in the queue pair at this moment has left, or
+/// died. The owner has first changed what a later one will find.
 pub(crate) fn await_clear(busy: &AtomicU64, is_alive: impl Fn(u64) -> bool) {
     let seen = busy.load(SeqCst);
     let mut spins = 0u32;

@@ -4,7 +4,8 @@
 //!   polled  <=  done  <=  posted
 //!   (owner)   (peer)      (owner)
 //! ```
-//! The owner fills entries, the peer writes the outcome into the same entry, the owner's poll takes it.
+//! The owner fills entries, the peer writes the outcome into the same entry, the owner's poll takes
+//! it.
 
 use std::hint::spin_loop;
 use std::ops::Range;
@@ -16,7 +17,8 @@ use crate::limits::MAX_SGE;
 use crate::shm::file::{ControlLock, PAGE, RINGS_AT, RINGS_BYTES, SharedFile};
 use crate::shm::slots::QpSlot;
 
-/// Words of an entry before its elements: wr_id; status, opcode; byte count, immediate; flags, number of elements.
+/// Words of an entry before its elements: wr_id; status, opcode; byte count, immediate; flags,
+/// number of elements.
 const HEAD: usize = 4;
 
 /// View of a ring.
@@ -55,7 +57,8 @@ fn unpack(word: u64) -> (u32, u32) {
 }
 
 impl RecvRing {
-    /// Mask, stride in words, and bytes of a ring for so many receives with so many elements each. UD has a word more: the sender.
+    /// Mask, stride in words, and bytes of a ring for so many receives with so many elements each.
+    /// UD has a word more: the sender.
     pub(crate) fn layout((receives, elements): (u32, u32), is_ud: bool) -> (u32, u32, usize) {
         if receives == 0 {
             return (0, HEAD as u32, 0);
@@ -134,7 +137,8 @@ impl RecvRing {
         Sender { qpn, lid: rest as u16, service_level: (rest >> 16) as u8 }
     }
 
-    /// Peer, or owner when no peer can be in the queue pair: writes the outcome of entry `at` and publishes it.
+    /// Peer, or owner when no peer can be in the queue pair: writes the outcome of entry `at` and
+    /// publishes it.
     pub(crate) fn finish(&self, slot: &QpSlot, at: u64, outcome: &Received) {
         let entry = self.entry(at);
         let sges = unpack(entry[3].load(Relaxed)).1;
@@ -160,8 +164,9 @@ impl RecvRing {
 
 // Which pages of the area for receive rings are in use: a bit each.
 //
-// A bit is set before its ring is entered in a queue pair, and cleared after the ring has been taken out. So a process that is
-// killed in between leaves a bit too many and never one too few; [`RingPages::rebuild`] clears those. All under the control lock.
+// A bit is set before its ring is entered in a queue pair, and cleared after the ring has been
+// taken out. So a process that is killed in between leaves a bit too many and never one too few;
+// [`RingPages::rebuild`] clears those. All under the control lock.
 
 const WORDS: usize = RINGS_BYTES / PAGE / 64;
 
@@ -221,19 +226,23 @@ impl RingPages {
     }
 }
 
-// The ring of a shared receive queue, which those who send to any of its queue pairs take from its head.
+// The ring of a shared receive queue, which those who send to any of its queue pairs take from its
+// head.
 //
 // ```text
 //   freed  <=  head  <=  posted
 //   (owner)  (takers)    (owner)
 // ```
-// Who has entered a queue pair whose own ring is empty copies the receive at the head there, marks it as that queue pair's, and counts
-// it as posted to it: from there on it is a receive like any other. Nobody waits for another one: who finds a receive that is marked at
-// the head moves the head on. A taker that is killed after its mark leaves in `QpSlot::wanted` which one it was.
+// Who has entered a queue pair whose own ring is empty copies the receive at the head there, marks
+// it as that queue pair's, and counts it as posted to it: from there on it is a receive like any
+// other. Nobody waits for another one: who finds a receive that is marked at the head moves the
+// head on. A taker that is killed after its mark leaves in `QpSlot::wanted` which one it was.
 
-/// Words of an entry before its elements: wr_id; position << 16 | who has taken it; number of elements.
+/// Words of an entry before its elements: wr_id; position << 16 | who has taken it; number of
+/// elements.
 const SRQ_HEAD: usize = 3;
-/// Bits of the count of receives of a queue pair in [`QpSlot::wanted`], below the position in the SRQ + 1.
+/// Bits of the count of receives of a queue pair in [`QpSlot::wanted`], below the position in the
+/// SRQ + 1.
 const COUNT_BITS: u32 = 24;
 
 /// View of a ring.
@@ -276,7 +285,8 @@ impl SrqRing {
         &self.words[(at & self.mask) as usize * self.stride..][..self.stride]
     }
 
-    /// Owner: fills the entry of the receive that is posted next, and posts it. `sges` fit (checked), and the entry is free.
+    /// Owner: fills the entry of the receive that is posted next, and posts it. `sges` fit
+    /// (checked), and the entry is free.
     pub(crate) fn post(&self, slot: &SrqSlot, wr_id: u64, sges: &[Sge]) {
         let at = slot.posted.load(Relaxed);
         let entry = self.entry(at);
@@ -291,7 +301,8 @@ impl SrqRing {
         slot.posted.store(at + 1, Release);
     }
 
-    /// Copies the receive at `at` to entry `count` of `queue`. Its owner may be overwriting it: then it is another's already.
+    /// Copies the receive at `at` to entry `count` of `queue`. Its owner may be overwriting it:
+    /// then it is another's already.
     fn copy(&self, at: u64, queue: &RecvRing, count: u64) {
         let entry = self.entry(at);
         let mut sges = [Sge::default(); MAX_SGE as usize];
@@ -307,8 +318,8 @@ impl SrqRing {
         queue.fill(count, entry[0].load(Relaxed), &sges[..number]);
     }
 
-    /// Takes the receive at `at` as number `count` of queue pair `index`, `qp`, in its ring `queue`, where it is not posted yet. False:
-    /// another one has it.
+    /// Takes the receive at `at` as number `count` of queue pair `index`, `qp`, in its ring
+    /// `queue`, where it is not posted yet. False: another one has it.
     pub(crate) fn mark(
         &self,
         at: u64,
@@ -317,14 +328,17 @@ impl SrqRing {
     ) -> bool {
         qp.wanted.store(note(at, count), Relaxed);
         self.copy(at, queue, count);
-        // Pairs with the load in `recover`: who finds the mark of one that has died finds the note and the copy too.
+        // Pairs with the load in `recover`: who finds the mark of one that has died finds the note
+        // and the copy too.
         self.entry(at)[1].compare_exchange(at << 16, taken(at, index), Release, Relaxed).is_ok()
     }
 
-    /// For who has entered queue pair `index`, `qp`, or its owner when nobody can be in it: the receive that a taker has marked as its own
-    /// when it was killed is posted to it. True if there was one.
+    /// For who has entered queue pair `index`, `qp`, or its owner when nobody can be in it: the
+    /// receive that a taker has marked as its own when it was killed is posted to it. True if there
+    /// was one.
     pub(crate) fn recover(&self, qp: &QpSlot, index: u32) -> bool {
-        // These may be old only while a taker lives, and then it is not asked: the kernel tells of a death after all that was written.
+        // These may be old only while a taker lives, and then it is not asked: the kernel tells of
+        // a death after all that was written.
         let count = qp.done.load(Relaxed);
         let wanted = qp.wanted.load(Relaxed);
         let Some(at) = (wanted >> COUNT_BITS).checked_sub(1) else { return false };
@@ -338,15 +352,16 @@ impl SrqRing {
         is_ours
     }
 
-    /// For who has entered queue pair `index`, `qp`, which has no receive: posts the one at the head to its ring `queue`. False if there is
-    /// none.
+    /// For who has entered queue pair `index`, `qp`, which has no receive: posts the one at the
+    /// head to its ring `queue`. False if there is none.
     pub(crate) fn take(&self, slot: &SrqSlot, qp: &QpSlot, index: u32, queue: &RecvRing) -> bool {
         if self.recover(qp, index) {
             return true;
         }
         let count = qp.done.load(Relaxed);
         loop {
-            // An old value of the head, or of a mark, is one of a receive that another one has: then the marks differ.
+            // An old value of the head, or of a mark, is one of a receive that another one has:
+            // then the marks differ.
             let at = slot.head.load(Relaxed);
             if at == slot.posted.load(Acquire) {
                 return false;
@@ -358,7 +373,8 @@ impl SrqRing {
                 qp.posted.store(count + 1, Release);
             }
             if is_ours || seen >> 16 == at && seen != at << 16 {
-                // It is taken. `SrqSlot::reaches_limit` looks at the limit after this, and its owner at this after the limit.
+                // It is taken. `SrqSlot::reaches_limit` looks at the limit after this, and its
+                // owner at this after the limit.
                 let _ = slot.head.compare_exchange(at, at + 1, SeqCst, Relaxed);
             }
             if is_ours {
@@ -381,8 +397,8 @@ pub(crate) struct SrqSlot {
     pub(crate) ring_mask: AtomicU32,
     /// 8-byte words per entry.
     pub(crate) ring_stride: AtomicU32,
-    /// The owner is told when fewer receives than this are left; 0: it is not. With [`LIMIT_REACHED`] it is to be told. One word, so that
-    /// a taker cannot die in between.
+    /// The owner is told when fewer receives than this are left; 0: it is not. With
+    /// [`LIMIT_REACHED`] it is to be told. One word, so that a taker cannot die in between.
     pub(crate) limit: AtomicU32,
     /// Receives posted.
     pub(crate) posted: AtomicU64,

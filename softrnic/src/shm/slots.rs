@@ -1,5 +1,5 @@
-//! The entries of the shared file. Every shared word is an atomic, so that no interleaving of processes, and no death
-//! of one, is a data race; the comments say who writes.
+//! The entries of the shared file. Every shared word is an atomic, so that no interleaving of
+//! processes, and no death of one, is a data race; the comments say who writes.
 
 use std::mem::size_of;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -27,19 +27,23 @@ pub(crate) struct Header {
     pub(crate) grown: [[AtomicU32; 4]; DEVICES],
     /// Where to look for a free entry first; only a hint. Written under the control lock.
     pub(crate) hint: [[AtomicU32; 4]; DEVICES],
-    /// What the fabric's devices are like: text, its length in bytes first. Written once, under the control lock.
+    /// What the fabric's devices are like: text, its length in bytes first. Written once, under the
+    /// control lock.
     pub(crate) topology: [AtomicU64; 1 + TOPOLOGY_WORDS],
     /// How often the device has failed. Written under the control lock.
     pub(crate) failures: [AtomicU32; DEVICES],
-    /// When (monotonic ns) a device that has failed is back; 0: it works, [`u64::MAX`]: never. Written under the control lock.
+    /// When (monotonic ns) a device that has failed is back; 0: it works, [`u64::MAX`]: never.
+    /// Written under the control lock.
     pub(crate) returns_at: [AtomicU64; DEVICES],
     /// 1: the device refuses all commands, and is about to fail. Written under the control lock.
     pub(crate) refusing: [AtomicU32; DEVICES],
-    /// Device and port events so far; number n is entry n modulo [`EVENTS`] of `events`. Written under the control lock.
+    /// Device and port events so far; number n is entry n modulo [`EVENTS`] of `events`. Written
+    /// under the control lock.
     pub(crate) event_count: AtomicU64,
     /// Event type | device << 8 | port << 16.
     pub(crate) events: [AtomicU64; EVENTS],
-    /// Connections made so far from one port (device * [`PORTS`] + port - 1) to another: numbers the flows.
+    /// Connections made so far from one port (device * [`PORTS`] + port - 1) to another: numbers
+    /// the flows.
     pub(crate) flows: [[AtomicU32; PORTS * DEVICES]; PORTS * DEVICES],
     /// Changes with every change of the rules; 0 while there have never been any.
     pub(crate) rules_epoch: AtomicU32,
@@ -49,11 +53,13 @@ pub(crate) struct Header {
     pub(crate) rule_texts: [AtomicU64; RULES],
     /// Process that executes an atomic at the device right now, or 0.
     pub(crate) atomic_turn: [AtomicU32; DEVICES],
-    /// Not 0: copies may be staged, the jobs and their bytes have storage. Written under the control lock.
+    /// Not 0: copies may be staged, the jobs and their bytes have storage. Written under the
+    /// control lock.
     pub(crate) is_staging: AtomicU32,
     /// Staged copies so far: gives them an order.
     pub(crate) jobs_begun: AtomicU64,
-    /// Counts what changes the ways of packets: ports, GIDs, devices. Written under the control lock, after the change.
+    /// Counts what changes the ways of packets: ports, GIDs, devices. Written under the control
+    /// lock, after the change.
     pub(crate) changes: AtomicU64,
 }
 
@@ -78,7 +84,8 @@ pub(crate) struct ProcSlot {
     pub(crate) bell: AtomicU32,
     /// Link of the service thread's robust list; points into that process.
     pub(crate) robust_next: AtomicUsize,
-    /// Robust futex word: the service thread's id, to which the kernel adds `FUTEX_OWNER_DIED` at its death.
+    /// Robust futex word: the service thread's id, to which the kernel adds `FUTEX_OWNER_DIED` at
+    /// its death.
     pub(crate) life: AtomicU32,
     pub(crate) generation: AtomicU32,
     /// Why it cannot reach the memory of some others directly (errno), or 0. Written seldom.
@@ -141,12 +148,13 @@ pub(crate) struct PortSlot {
     /// What queue pairs that are gone had sent. See [`Counters`].
     pub(crate) past: Counters,
     pub(crate) delayed: DelayedCounters,
-    /// The ways that packets from here take through the fabric; as many are used as the topology says.
+    /// The ways that packets from here take through the fabric; as many are used as the topology
+    /// says.
     pub(crate) paths: [PathSlot; PATHS],
 }
 
-/// One of several equal ways from a port to the others. Written when the port is set up and by rules, but for `until` and `bytes`
-/// (anyone who sends).
+/// One of several equal ways from a port to the others. Written when the port is set up and by
+/// rules, but for `until` and `bytes` (anyone who sends).
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct PathSlot {
@@ -160,8 +168,8 @@ pub(crate) struct PathSlot {
     pub(crate) bytes: AtomicU64,
 }
 
-/// What became of the packets from a port that a rule has delayed, so that they arrive when their sender has taken them for
-/// lost. Written by those who send.
+/// What became of the packets from a port that a rule has delayed, so that they arrive when their
+/// sender has taken them for lost. Written by those who send.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct DelayedCounters {
@@ -209,7 +217,8 @@ impl Counters {
     }
 }
 
-/// A fault rule; `crate::rules` says what the fields mean. Written under the control lock, but for `hits` and `ends_at`.
+/// A fault rule; `crate::rules` says what the fields mean. Written under the control lock, but for
+/// `hits` and `ends_at`.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct RuleSlot {
@@ -238,9 +247,11 @@ pub(crate) struct RuleSlot {
     pub(crate) hits: AtomicU64,
     /// In ns, from its first decision on; 0 is for ever.
     pub(crate) lasts: AtomicU64,
-    /// When (monotonic ns) that is over; 0: no decision yet. Written by the process whose message is first.
+    /// When (monotonic ns) that is over; 0: no decision yet. Written by the process whose message
+    /// is first.
     pub(crate) ends_at: AtomicU64,
-    /// A port that goes down gets its GIDs back so many ns after it is active; see `crate::rules::rule`.
+    /// A port that goes down gets its GIDs back so many ns after it is active; see
+    /// `crate::rules::rule`.
     pub(crate) gid_after: AtomicU64,
     pub(crate) gid_change: AtomicU16,
     /// Messages with a packet of more than so many bytes; 0 is any.
@@ -260,7 +271,8 @@ pub(crate) const ANY_PEER: u64 = u64::MAX - 1;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct QpSlot {
-    // Identity and connection: written by the owner; `state` also RTR|RTS|SQD|SQE -> ERR by the connected peer.
+    // Identity and connection: written by the owner; `state` also RTR|RTS|SQD|SQE -> ERR by the
+    // connected peer.
     /// [`ProcSlot::id`] of the owner; 0 is free.
     pub(crate) owner: AtomicU32,
     pub(crate) qpn: AtomicU32,
@@ -293,7 +305,8 @@ pub(crate) struct QpSlot {
     pub(crate) path: AtomicU32,
     /// UD: a datagram with another one is dropped.
     pub(crate) qkey: AtomicU32,
-    /// Index + 1 of the SRQ that it receives from; 0: none. Then its ring has the receives that have been taken for it.
+    /// Index + 1 of the SRQ that it receives from; 0: none. Then its ring has the receives that
+    /// have been taken for it.
     pub(crate) srq: AtomicU32,
     /// Protection domain of what it receives: that of the SRQ, if it has one.
     pub(crate) recv_pd: AtomicU32,
@@ -310,10 +323,11 @@ pub(crate) struct QpSlot {
     /// Its owner has got the event of the first message.
     pub(crate) established: AtomicU32,
     _pad1: u32,
-    /// UD: 0, or the datagram whose bytes are just being copied through the shared file, so that its receive is taken: QP, device and
-    /// process of the sender. See `remote::hold`.
+    /// UD: 0, or the datagram whose bytes are just being copied through the shared file, so that
+    /// its receive is taken: QP, device and process of the sender. See `remote::hold`.
     pub(crate) holder: AtomicU64,
-    /// With an SRQ: the receive that a process which has entered is about to take; see `shm::srq_ring`.
+    /// With an SRQ: the receive that a process which has entered is about to take; see
+    /// `shm::srq_ring`.
     pub(crate) wanted: AtomicU64,
     _pad2: [u32; 4],
 
@@ -329,7 +343,8 @@ pub(crate) struct QpSlot {
 }
 
 impl QpSlot {
-    /// A connected QP goes into the error state; one that its owner has moved on meanwhile stays as it is.
+    /// A connected QP goes into the error state; one that its owner has moved on meanwhile stays as
+    /// it is.
     pub(crate) fn fail(&self) {
         for connected in [qp_state::RTS, qp_state::RTR, qp_state::SQD, qp_state::SQE] {
             let _ = self.state.compare_exchange(connected, qp_state::ERR, SeqCst, SeqCst);
@@ -384,7 +399,8 @@ pub(crate) struct CqSlot {
     /// Overrun: takes no more completions.
     pub(crate) dead: AtomicU32,
     pub(crate) events: AtomicU32,
-    /// Completion notification: bits [`armed`]. One word, so that a process that takes an arm cannot die before it has notified.
+    /// Completion notification: bits [`armed`]. One word, so that a process that takes an arm
+    /// cannot die before it has notified.
     pub(crate) armed: AtomicU32,
     /// Completions that it was asked to have room for. Written by the owner.
     pub(crate) requested: AtomicU32,
@@ -454,8 +470,8 @@ impl SharedFile {
         assert!(
             device < DEVICES && index < self.header().grown[device][table as usize].load(Relaxed)
         );
-        // SAFETY: inside the part of the table that has storage (checked); `T` is the atomics-only slot type of that
-        // table, by the callers below.
+        // SAFETY: inside the part of the table that has storage (checked); `T` is the atomics-only
+        // slot type of that table, by the callers below.
         unsafe { &*self.base().add(table.at(device, index)).cast::<T>() }
     }
 
@@ -503,7 +519,8 @@ impl SharedFile {
         let at = usize::try_from(at).ok()?;
         let fits =
             at >= file::RINGS_AT && at.is_multiple_of(8) && at.checked_add(bytes)? <= JOBS_AT;
-        // SAFETY: inside the mapping and aligned (checked); the owner allocated storage before publishing the ring.
+        // SAFETY: inside the mapping and aligned (checked); the owner allocated storage before
+        // publishing the ring.
         fits.then(|| unsafe { std::slice::from_raw_parts(self.base().add(at).cast(), bytes / 8) })
     }
 
@@ -520,7 +537,8 @@ impl SharedFile {
 
     /// All slots. Only while [`Self::has_stage`].
     pub(crate) fn jobs(&self) -> &'static [JobSlot; JOBS] {
-        // SAFETY: inside the mapping; the slots have storage (the caller has looked) and consist of atomics.
+        // SAFETY: inside the mapping; the slots have storage (the caller has looked) and consist of
+        // atomics.
         unsafe { &*self.base().add(JOBS_AT).cast() }
     }
 

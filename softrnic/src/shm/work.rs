@@ -1,8 +1,9 @@
-//! What an application has had the driver and the card do: counted for each queue pair and each completion queue.
+//! What an application has had the driver and the card do: counted for each queue pair and each
+//! completion queue.
 //!
-//! How many bytes a work request takes, and whether the driver pushes it to the card itself, are those of mlx5: a request that
-//! is posted alone and takes 256 bytes at most is written to the card (BlueFlame). Others are announced by a doorbell of 8
-//! bytes, and the card reads them.
+//! How many bytes a work request takes, and whether the driver pushes it to the card itself, are
+//! those of mlx5: a request that is posted alone and takes 256 bytes at most is written to the card
+//! (BlueFlame). Others are announced by a doorbell of 8 bytes, and the card reads them.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -20,7 +21,8 @@ const INLINE_HEAD: u64 = 4;
 /// Largest work request that is pushed.
 const MOST_PUSHED: u64 = 256;
 
-/// Of one queue pair. Written by its owner: the first ones with the send queue locked, the last two with the receive queue locked.
+/// Of one queue pair. Written by its owner: the first ones with the send queue locked, the last two
+/// with the receive queue locked.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct WorkCounters {

@@ -1,5 +1,5 @@
-//! Features that these devices do not have. The names exist, because some programs look all of them up before they
-//! use any; each answers that the operation is not supported.
+//! Features that these devices do not have. The names exist, because some programs look all of them
+//! up before they use any; each answers that the operation is not supported.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -34,8 +34,8 @@ unsafe extern "C" fn no_answer() -> c_int {
 }
 export!("ibv_resolve_eth_l2_from_gid", "IBVERBS_1.1", no_answer);
 
-/// For what follows an import, which nobody can have made, and for conversions of what a kernel device said: there is
-/// none, so nothing is converted.
+/// For what follows an import, which nobody can have made, and for conversions of what a kernel
+/// device said: there is none, so nothing is converted.
 unsafe extern "C" fn nothing() {}
 export!("ibv_unimport_pd", "IBVERBS_1.10", nothing);
 export!("ibv_unimport_mr", "IBVERBS_1.10", nothing);

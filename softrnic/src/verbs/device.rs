@@ -124,7 +124,8 @@ export!("ibv_open_device", "IBVERBS_1.1", open_device);
 
 unsafe extern "C" fn close_device(context: *mut types::Context) -> c_int {
     code(|| {
-        // SAFETY: takes back what `open_device` leaked; objects that still refer to the context keep it.
+        // SAFETY: takes back what `open_device` leaked; objects that still refer to the context
+        // keep it.
         drop(unsafe { Arc::from_raw(Context::container(context)) });
         Ok(())
     })
@@ -144,8 +145,8 @@ unsafe extern "C" fn query_device(handle: *mut types::Context, out: *mut DeviceA
 }
 export!("ibv_query_device", "IBVERBS_1.1", query_device);
 
-/// Through `verbs_context`: the attributes of `query_device`, then those that newer headers have, of which only the
-/// number of ports is not zero. Callers with older headers have less `room`.
+/// Through `verbs_context`: the attributes of `query_device`, then those that newer headers have,
+/// of which only the number of ports is not zero. Callers with older headers have less `room`.
 unsafe extern "C" fn query_device_ex(
     handle: *mut types::Context,
     input: *const u32,
@@ -153,7 +154,8 @@ unsafe extern "C" fn query_device_ex(
     room: usize,
 ) -> c_int {
     code(|| {
-        // SAFETY: the caller's structure, whose first and only field is a mask of extensions, or NULL.
+        // SAFETY: the caller's structure, whose first and only field is a mask of extensions, or
+        // NULL.
         let is_extended = unsafe { input.as_ref() }.is_some_and(|mask| *mask != 0);
         if is_extended || room < size_of::<DeviceAttr>() {
             return Err(libc::EINVAL);
@@ -174,7 +176,8 @@ unsafe extern "C" fn query_device_ex(
     })
 }
 
-/// Writes at most `room` bytes of the port's attributes; `room` itself is zeroed by the caller where it is longer.
+/// Writes at most `room` bytes of the port's attributes; `room` itself is zeroed by the caller
+/// where it is longer.
 fn write_port(handle: *mut types::Context, port: u8, out: *mut u8, room: usize) -> Result<(), i32> {
     // SAFETY: the caller's handle.
     let context = unsafe { context(handle) }?;
@@ -245,14 +248,16 @@ unsafe extern "C" fn query_pkey(
         if index != 0 {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the caller's structure. The default partition reads the same in either byte order.
+        // SAFETY: the caller's structure. The default partition reads the same in either byte
+        // order.
         unsafe { out.write(0xffff) };
         Ok(())
     })
 }
 export!("ibv_query_pkey", "IBVERBS_1.1", query_pkey);
 
-/// Which entry of the partition table holds `pkey`; the default partition, of which every port is a full member.
+/// Which entry of the partition table holds `pkey`; the default partition, of which every port is a
+/// full member.
 unsafe extern "C" fn get_pkey_index(handle: *mut types::Context, port: u8, pkey: u16) -> c_int {
     minus_one(|| {
         // SAFETY: the caller's handle.
@@ -427,8 +432,8 @@ pub(crate) fn engine() -> Result<&'static Engine, i32> {
     })
 }
 
-/// The engine for an object of `fabric`; ENODEV if this process may no longer use it, being a forked child, or if another
-/// copy of the library in this process has made it.
+/// The engine for an object of `fabric`; ENODEV if this process may no longer use it, being a
+/// forked child, or if another copy of the library in this process has made it.
 #[inline]
 pub(crate) fn engine_of(fabric: &Fabric) -> Result<&'static Engine, i32> {
     let own = current().filter(|engine| ptr::eq(engine.fabric, fabric));
@@ -447,7 +452,8 @@ fn attach() -> Result<&'static Engine, Failure> {
         Box::leak(Box::new(Engine::new(fabric, Box::new(Injector::new(fabric)))));
     requester::start(engine)
         .map_err(|code| ("cannot start the service thread".to_owned(), code))?;
-    // SAFETY: lets peers of the same user reach our memory where Yama restricts that; fails harmlessly elsewhere.
+    // SAFETY: lets peers of the same user reach our memory where Yama restricts that; fails
+    // harmlessly elsewhere.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
     HANDLERS.call_once(|| {
         // SAFETY: both are plain functions of a library that is never unloaded (-z nodelete).
@@ -497,8 +503,8 @@ extern "C" fn in_child() {
     ATTACHING.store(false, SeqCst);
 }
 
-// Enhanced connection establishment: options that devices of one maker agree on. `SOFTRNIC_ECE` says which these have;
-// they are kept and reported, and change nothing.
+// Enhanced connection establishment: options that devices of one maker agree on. `SOFTRNIC_ECE`
+// says which these have; they are kept and reported, and change nothing.
 
 /// `struct ibv_ece`.
 #[repr(C)]
@@ -620,7 +626,8 @@ unsafe extern "C" fn query_gid_ex(
 }
 export!("_ibv_query_gid_ex", "IBVERBS_1.11", query_gid_ex);
 
-/// All entries of all ports that are not empty. Returns how many there are, or a negative errno value.
+/// All entries of all ports that are not empty. Returns how many there are, or a negative errno
+/// value.
 unsafe extern "C" fn query_gid_table(
     handle: *mut types::Context,
     out: *mut u8,

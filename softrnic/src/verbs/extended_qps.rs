@@ -85,7 +85,8 @@ unsafe fn go_on(handle: *mut types::Qp, work: impl FnOnce(&Qp, &mut WrList)) {
     });
 }
 
-/// Begins a work request, with the identification and the flags that the application has written into the queue pair.
+/// Begins a work request, with the identification and the flags that the application has written
+/// into the queue pair.
 ///
 /// # Safety
 /// As for [`go_on`].

@@ -1,8 +1,9 @@
 //! The exported functions: pointers in, errno out, nothing decided here.
 //!
-//! Contract of every function: what the verbs interface demands of its caller – handles come from the matching create
-//! call, are not destroyed yet, and structures are as long as their headers say. That is what the `SAFETY` comments
-//! below mean by "the caller's handle" and "the caller's structure".
+//! Contract of every function: what the verbs interface demands of its caller – handles come from
+//! the matching create call, are not destroyed yet, and structures are as long as their headers
+//! say. That is what the `SAFETY` comments below mean by "the caller's handle" and "the caller's
+//! structure".
 
 mod absent;
 // Its tests run in either flavour.
@@ -25,7 +26,8 @@ use crate::abi::types;
 use crate::host::set_errno;
 use crate::objects::context::Context;
 
-/// Runs a function that returns an errno value (0 is success). A panic must not reach the caller: it becomes EIO.
+/// Runs a function that returns an errno value (0 is success). A panic must not reach the caller:
+/// it becomes EIO.
 fn code(work: impl FnOnce() -> Result<(), i32>) -> i32 {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => 0,
@@ -45,7 +47,8 @@ fn minus_one(work: impl FnOnce() -> Result<(), i32>) -> i32 {
     }
 }
 
-/// As [`code`], for functions that return NULL and set errno. Code 0 is a failure that leaves errno as it was.
+/// As [`code`], for functions that return NULL and set errno. Code 0 is a failure that leaves errno
+/// as it was.
 fn pointer<T>(work: impl FnOnce() -> Result<*mut T, i32>) -> *mut T {
     let mut made = ptr::null_mut();
     match code(|| work().map(|p| made = p)) {

@@ -150,7 +150,8 @@ pub(super) fn post_list(qp: &Qp, list: &WrList) -> Result<(), i32> {
     Ok(())
 }
 
-/// Checks a request and puts it into the queue; inline data is copied here, other data when it is executed.
+/// Checks a request and puts it into the queue; inline data is copied here, other data when it is
+/// executed.
 fn enqueue(
     qp: &Qp,
     queue: &mut SendQueue,
@@ -347,7 +348,8 @@ unsafe extern "C" fn reg_mr_iova2(
 }
 export!("ibv_reg_mr_iova2", "IBVERBS_1.8", reg_mr_iova2);
 
-/// Callers probe with no descriptor and look at errno: EBADF where dma-bufs can be registered, else EOPNOTSUPP.
+/// Callers probe with no descriptor and look at errno: EBADF where dma-bufs can be registered, else
+/// EOPNOTSUPP.
 unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut types::Pd,
     _offset: u64,

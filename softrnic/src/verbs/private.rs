@@ -1,11 +1,13 @@
 //! The private interface between the system's libibverbs and its driver libraries.
 //!
-//! Programs such as perftest link driver libraries (libmlx5, libefa) and librdmacm directly, and those do not load
-//! unless every private name they were built against is here. With these names the drivers load, find no device of
-//! theirs and stay idle. Under NCCL they are better not loaded at all, hence a flavour of its own: feature `tools`.
+//! Programs such as perftest link driver libraries (libmlx5, libefa) and librdmacm directly, and
+//! those do not load unless every private name they were built against is here. With these names
+//! the drivers load, find no device of theirs and stay idle. Under NCCL they are better not loaded
+//! at all, hence a flavour of its own: feature `tools`.
 //!
-//! The node is named after the release of the driver interface: 34 is that of Debian 12, Ubuntu 22.04 and 24.04.
-//! Each name is in every node, which is more than any one release has and hurts nobody.
+//! The node is named after the release of the driver interface: 34 is that of Debian 12, Ubuntu
+//! 22.04 and 24.04. Each name is in every node, which is more than any one release has and hurts
+//! nobody.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

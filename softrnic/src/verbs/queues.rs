@@ -46,7 +46,8 @@ pub(super) struct CqKind {
     pub(super) parent_domain: Option<Arc<Pd>>,
 }
 
-/// A completion queue for so many completions, on this completion vector; with the application's word for it and a channel.
+/// A completion queue for so many completions, on this completion vector; with the application's
+/// word for it and a channel.
 ///
 /// # Safety
 /// `handle` and the channel are the caller's handles, or the channel is NULL.
@@ -118,7 +119,8 @@ pub(super) unsafe extern "C" fn create_qp(
 }
 export!("ibv_create_qp", "IBVERBS_1.1", create_qp);
 
-/// Through `verbs_context`. Of the fields behind the mask those of the protection domain and the operations are known.
+/// Through `verbs_context`. Of the fields behind the mask those of the protection domain and the
+/// operations are known.
 pub(crate) unsafe extern "C" fn create_qp_ex(
     handle: *mut types::Context,
     attr: *mut QpInitAttrEx,

@@ -49,8 +49,9 @@ fn suite() -> Result<Scratch, Missing> {
     Ok(folder)
 }
 
-/// The verdict on each test, one a line: `passes`, `skipped: ` and the suite's reason, or `either` of a test that asks for what it chooses at
-/// random and skips where that is refused, or that the machine decides about.
+/// The verdict on each test, one a line: `passes`, `skipped: ` and the suite's reason, or `either`
+/// of a test that asks for what it chooses at random and skips where that is refused, or that the
+/// machine decides about.
 const VERDICTS: &str = include_str!("pyverbs.txt");
 
 fn listed(text: &str) -> BTreeMap<&str, &str> {
@@ -60,7 +61,8 @@ fn listed(text: &str) -> BTreeMap<&str, &str> {
         .collect()
 }
 
-/// The verdicts of a run: each at the end of the line with the name of a test, or of one of those that follow.
+/// The verdicts of a run: each at the end of the line with the name of a test, or of one of those
+/// that follow.
 fn found(report: &str) -> BTreeMap<&str, String> {
     let mut found = BTreeMap::new();
     let mut name = None;
@@ -119,7 +121,8 @@ fn a_test_that_vanishes_comes_or_changes_is_a_difference() {
     assert!(told.contains(&"tests.m.C.test_e has not run".to_owned()), "{told:?}");
 }
 
-/// `FERRITE_UPDATE=1` writes what was found into the list; which tests are `either`, somebody has to say.
+/// `FERRITE_UPDATE=1` writes what was found into the list; which tests are `either`, somebody has
+/// to say.
 #[test]
 fn the_suite_of_rdma_core() {
     let folder = require!(suite());

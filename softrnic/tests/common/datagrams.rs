@@ -12,7 +12,8 @@ pub const QKEY: u32 = 0x1111_1111;
 pub const UD_INIT_MASK: i32 = 1 | 1 << 4 | 1 << 5 | 1 << 6;
 pub const UD_RTS_MASK: i32 = 1 | 1 << 16;
 
-/// A node on `device` whose queue pair is one of UD, ready to send, with room for so many requests of either kind.
+/// A node on `device` whose queue pair is one of UD, ready to send, with room for so many requests
+/// of either kind.
 pub fn ud_node(device: usize, bytes: usize, room: u32) -> Node {
     let mut node = Node::with(device, bytes, CAP, 4096);
     assert_eq!(ibv_destroy_qp(node.qp), 0);

@@ -1,4 +1,5 @@
-//! Thread domains and parent domains: calls that inlined wrappers make through the table in front of the context.
+//! Thread domains and parent domains: calls that inlined wrappers make through the table in front
+//! of the context.
 
 use std::io::Error;
 use std::mem::transmute_copy;

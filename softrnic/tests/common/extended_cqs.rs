@@ -1,4 +1,5 @@
-//! Extended completion queues: calls that inlined wrappers make through the context, and through the queue.
+//! Extended completion queues: calls that inlined wrappers make through the context, and through
+//! the queue.
 
 use std::io::Error;
 use std::mem::transmute_copy;
@@ -34,7 +35,8 @@ pub const INIT: CqInit = CqInit {
 
 /// Makes a completion queue by the call that stands 120 bytes in front of the context.
 pub fn create(context: Ptr, init: &CqInit) -> Result<*mut Cq, i32> {
-    // SAFETY: an open context has a table in front of it, with a function of this type in this place.
+    // SAFETY: an open context has a table in front of it, with a function of this type in this
+    // place.
     let cq = unsafe {
         let call: extern "C" fn(Ptr, *const CqInit) -> *mut Cq =
             transmute_copy(&*context.cast::<u8>().sub(120).cast::<Ptr>());
@@ -45,7 +47,8 @@ pub fn create(context: Ptr, init: &CqInit) -> Result<*mut Cq, i32> {
 
 /// The function that an extended queue has at byte `at`, called with the queue.
 pub fn call<R>(cq: *mut Cq, at: usize) -> R {
-    // SAFETY: the functions from byte 152 on take the queue alone; their results are the callers' word.
+    // SAFETY: the functions from byte 152 on take the queue alone; their results are the callers'
+    // word.
     unsafe {
         let call: extern "C" fn(*mut Cq) -> R =
             transmute_copy(&*cq.cast::<u8>().add(at).cast::<Ptr>());

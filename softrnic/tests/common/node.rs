@@ -146,7 +146,8 @@ impl Node {
         assert_eq!(self.to_rts(terms), 0);
     }
 
-    /// Connects through the port of `rtr` and by its address vector; the error is that of the step to RTR.
+    /// Connects through the port of `rtr` and by its address vector; the error is that of the step
+    /// to RTR.
     pub fn connect_by(&self, rtr: &QpAttr, terms: &Terms) -> Result<(), i32> {
         let init =
             QpAttr { state: INIT, port: rtr.ah_port, access: terms.access, ..QpAttr::default() };
@@ -158,7 +159,8 @@ impl Node {
         Ok(())
     }
 
-    /// Connects with the node of the other process, which does the same; both are in RTS afterwards. The other node's address.
+    /// Connects with the node of the other process, which does the same; both are in RTS
+    /// afterwards. The other node's address.
     pub fn connect_over(&self, socket: &mut Peer, terms: &Terms) -> Address {
         let peer: Address = socket.swap(&self.address());
         self.connect(&peer, terms);

@@ -80,7 +80,8 @@ pub const LIST: &[Observation] = &[
     ("queue pair and opcode in a failed completion", failed_fields),
 ];
 
-/// Patient enough for an emulated machine, unlike 7 retries, which some devices take for an endless number.
+/// Patient enough for an emulated machine, unlike 7 retries, which some devices take for an endless
+/// number.
 const TERMS: Terms =
     Terms { timeout: 14, retry_cnt: 5, rnr_retry: 7, min_rnr_timer: 12, access: 7 };
 
@@ -140,7 +141,8 @@ fn state(node: &Node) -> &'static str {
     ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"].get(node.state() as usize).unwrap_or(&"?")
 }
 
-/// The asynchronous events of a device, once none has come for a moment; those of its ports are not looked at.
+/// The asynchronous events of a device, once none has come for a moment; those of its ports are not
+/// looked at.
 fn events(context: Ptr) -> String {
     let mut told = String::new();
     while has_event(context, (soon() / 13).as_millis() as i32) {

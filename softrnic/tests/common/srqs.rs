@@ -33,7 +33,8 @@ pub fn qp_on(srq: Ptr, qp_type: i32, pd: Ptr, cq: *mut Cq) -> *mut Qp {
     qp
 }
 
-/// A node on `device` whose queue pair receives from a shared queue of `max_wr` receives, and that queue.
+/// A node on `device` whose queue pair receives from a shared queue of `max_wr` receives, and that
+/// queue.
 pub fn node_on_srq(device: usize, bytes: usize, max_wr: u32) -> (Node, Ptr) {
     let mut node = Node::with(device, bytes, CAP, 4096);
     let srq = create(node.pd, max_wr, 2).expect("a shared receive queue");

@@ -6,8 +6,9 @@ use super::observed::{LIST, be_patient};
 
 const PAGE: &str = include_str!("../../docs/rxe.md");
 
-/// What is seen by one who waits so many seconds for what comes at once. On a busy machine it may take long until all of it is there: what is not as the page has it is looked at
-/// with a longer time limit.
+/// What is seen by one who waits so many seconds for what comes at once. On a busy machine it may
+/// take long until all of it is there: what is not as the page has it is looked at with a longer
+/// time limit.
 fn see(look: fn() -> String, told: &str, soon_s: u64) -> String {
     let look = |soon| {
         be_patient(soon);

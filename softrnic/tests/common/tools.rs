@@ -63,7 +63,8 @@ pub fn library() -> Result<PathBuf, Missing> {
 pub struct Bench {
     folder: PathBuf,
     softrnic: Softrnic,
-    /// What tools are run by: `softrnic run --faithful`, if they look for devices in `/sys` and `/dev`.
+    /// What tools are run by: `softrnic run --faithful`, if they look for devices in `/sys` and
+    /// `/dev`.
     faithful: Option<PathBuf>,
 }
 
@@ -154,7 +155,8 @@ impl Bench {
         self.serve(tool, &[port, &server.concat()].concat(), &client)
     }
 
-    /// Server and client of the same tool with these arguments, among them [`PORT`] in place of the number of a port.
+    /// Server and client of the same tool with these arguments, among them [`PORT`] in place of the
+    /// number of a port.
     pub fn serve(&self, tool: &str, server: &[&str], client: &[&str]) -> [Outcome; 2] {
         self.serve_by([tool; 2], server, client)
     }
@@ -177,7 +179,8 @@ impl Bench {
         panic!("the server does not listen: {:?}", server.finish());
     }
 
-    /// As `serve`, of a server that is killed when its client has written this: what the client did.
+    /// As `serve`, of a server that is killed when its client has written this: what the client
+    /// did.
     pub fn kill_the_server(
         &self,
         tool: &str,
@@ -298,8 +301,8 @@ impl Drop for Running {
     }
 }
 
-/// A port that nobody uses, and that no other test takes meanwhile: its number is a name that is held. It is none of
-/// those that the kernel gives out by itself.
+/// A port that nobody uses, and that no other test takes meanwhile: its number is a name that is
+/// held. It is none of those that the kernel gives out by itself.
 struct Port {
     number: u16,
     _name: UnixListener,
@@ -320,7 +323,8 @@ impl Port {
     }
 }
 
-/// Whether somebody on the fabric listens there as librdmacm does: a socket of the local domain that accepts connections.
+/// Whether somebody on the fabric listens there as librdmacm does: a socket of the local domain
+/// that accepts connections.
 fn is_waiting(fabric: &str, port: u16) -> bool {
     let (name, accepts) = (format!("@softrnic-cm/{fabric}/{port}"), "00010000");
     let text = fs::read_to_string("/proc/net/unix").unwrap_or_default();

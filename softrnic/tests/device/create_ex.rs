@@ -55,7 +55,8 @@ pub(crate) fn create_with(
     let mut attr = QpInitEx { init, pd: node.pd.cast(), unused: [0; 7], operations };
     // SAFETY: the mask is the last four bytes of the 64 that the shorter structure has.
     unsafe { (&raw mut attr.init).cast::<u32>().add(15).write(fields) };
-    // SAFETY: an open context has a table in front of it, with a function of this type in this place.
+    // SAFETY: an open context has a table in front of it, with a function of this type in this
+    // place.
     let call = unsafe {
         let place = node.context.cast::<u8>().sub(56);
         place.cast::<extern "C" fn(Ptr, *mut QpInitEx) -> *mut Qp>().read()

@@ -296,8 +296,8 @@ fn requests_in_a_list_run_in_order() {
     });
 }
 
-/// The receiver reads memory that the sender keeps rewriting: where it reads round n, lower addresses hold round n or a later
-/// one.
+/// The receiver reads memory that the sender keeps rewriting: where it reads round n, lower
+/// addresses hold round n or a later one.
 #[test]
 fn bytes_appear_in_ascending_order() {
     Softrnic::new().pair(|side, mut socket| {
@@ -328,7 +328,8 @@ fn bytes_appear_in_ascending_order() {
                 for (seen, word) in seen.iter_mut().zip(words).rev() {
                     *seen = word.load(Ordering::Acquire);
                 }
-                // Rounds are counted modulo 256: this tells older from newer only if little time has passed.
+                // Rounds are counted modulo 256: this tells older from newer only if little time
+                // has passed.
                 if begin.elapsed() < Duration::from_micros(100) {
                     let rounds: Vec<u8> = seen.iter().flat_map(|word| word.to_le_bytes()).collect();
                     let is_sorted = rounds.is_sorted_by(|low, high| low.wrapping_sub(*high) < 128);
@@ -342,8 +343,8 @@ fn bytes_appear_in_ascending_order() {
     });
 }
 
-/// Side 0 writes `bytes` again and again; side 1 waits for the last word of each `unit` and looks at those before it, back
-/// to the start of its unit.
+/// Side 0 writes `bytes` again and again; side 1 waits for the last word of each `unit` and looks
+/// at those before it, back to the start of its unit.
 fn polled(side: usize, mut socket: Peer, bytes: usize, unit: usize) {
     const ROUNDS: u64 = 300;
     const ALIGNED: usize = 128;
@@ -403,8 +404,8 @@ fn whole_lines_are_seen_by_their_last_word_when_staged() {
         .pair(|side, socket| polled(side, socket, 65_536, 128));
 }
 
-/// The receiver posts one receive at a time; the sender's queue is full most of the time. Nothing is lost, doubled or
-/// out of order.
+/// The receiver posts one receive at a time; the sender's queue is full most of the time. Nothing
+/// is lost, doubled or out of order.
 #[test]
 fn a_slow_receiver_gets_everything_in_order() {
     Softrnic::new().pair(|side, mut socket| {
@@ -452,7 +453,8 @@ fn a_slow_receiver_gets_everything_in_order() {
     });
 }
 
-/// A queue pair that is to have so many inline bytes; the bytes that it is granted, or the errno, which was `errno_before`.
+/// A queue pair that is to have so many inline bytes; the bytes that it is granted, or the errno,
+/// which was `errno_before`.
 fn granted(node: &Node, max_inline_data: u32, errno_before: i32) -> Result<u32, i32> {
     let mut init = QpInit {
         user: ptr::null_mut(),
@@ -621,7 +623,8 @@ fn bandwidth_has_a_bound_and_bytes_take_their_time() {
     });
 }
 
-/// In chaos a long write into memory with relaxed ordering lands in pieces and whole; elsewhere in order.
+/// In chaos a long write into memory with relaxed ordering lands in pieces and whole; elsewhere in
+/// order.
 #[test]
 fn relaxed_memory_is_written_in_no_order_but_completely() {
     const RELAXED: i32 = 1 << 20;
@@ -791,7 +794,8 @@ fn post(node: &Node, opcode: u32, at: usize, to: (u64, u64), operands: [u64; 2])
         flags: SIGNALED,
         imm: 0,
         remote_addr: to.0,
-        // Where other requests have their key, atomics have the first operand; theirs is behind the second.
+        // Where other requests have their key, atomics have the first operand; theirs is behind the
+        // second.
         rkey: operands[0],
         rest: [operands[1], to.1, 0],
     };
@@ -889,7 +893,8 @@ fn concurrent_additions_all_count() {
     });
 }
 
-/// A queue pair connected with another one in the protection domain of `node`, which therefore reaches its memory.
+/// A queue pair connected with another one in the protection domain of `node`, which therefore
+/// reaches its memory.
 fn second_pair(node: &Node) -> (Node, Node) {
     let one = Node::new(0, 64);
     let mut other = Node::new(0, 64);

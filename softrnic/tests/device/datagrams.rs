@@ -71,7 +71,8 @@ fn a_datagram_brings_a_header_that_leads_back_to_its_sender() {
     });
 }
 
-/// The way back that the header of a datagram from `a` to `b` names, from and to entry `index`; with the header and the completion.
+/// The way back that the header of a datagram from `a` to `b` names, from and to entry `index`;
+/// with the header and the completion.
 fn there(a: &Node, b: &mut Node, index: u8) -> (AhAttr, Vec<u8>, Wc) {
     let way = AhAttr { flow_label: 0x12345, ..way_to(b.gid_of(1, i32::from(index)), index) };
     b.recv(1, &[b.sge(0, 128)]);
@@ -330,7 +331,8 @@ fn send_numbered(gid: [u64; 2], qpn: u32, count: u32) {
     }
 }
 
-/// Many send to one queue pair at a time: each datagram comes whole, once, and in its sender's order.
+/// Many send to one queue pair at a time: each datagram comes whole, once, and in its sender's
+/// order.
 #[test]
 fn many_send_to_one_at_a_time() {
     const SENDERS: u32 = 3;
@@ -616,7 +618,8 @@ fn datagrams_take_shared_receives() {
 
 const SENDERS: usize = 3;
 
-/// Many take from one queue at a time, from two processes: each receive is taken once, and each message comes.
+/// Many take from one queue at a time, from two processes: each receive is taken once, and each
+/// message comes.
 #[test]
 fn each_receive_is_taken_once() {
     const EACH: u32 = 300;
@@ -892,7 +895,8 @@ fn uc_loses_silently() {
     });
 }
 
-/// Processes come and go at the same time, over and over: no process finds a fabric that is half made or half removed.
+/// Processes come and go at the same time, over and over: no process finds a fabric that is half
+/// made or half removed.
 #[test]
 fn many_processes_come_and_go() {
     enter(|_, mut socket| {
@@ -936,7 +940,8 @@ fn wait_for_receives() -> (Node, Node, Channel) {
     (a, b, channel)
 }
 
-/// A process that waits for an event polls no CQ: the receives of a QP that fails are flushed all the same.
+/// A process that waits for an event polls no CQ: the receives of a QP that fails are flushed all
+/// the same.
 #[test]
 fn the_receives_of_a_failed_qp_are_told() {
     Softrnic::new().alone(|| {
@@ -1035,8 +1040,8 @@ fn threads_share_a_cq() {
     });
 }
 
-/// An application that posts a send for each completion of one, as it polls it, gets its receives all the same: over UC and UD nothing
-/// else would end that.
+/// An application that posts a send for each completion of one, as it polls it, gets its receives
+/// all the same: over UC and UD nothing else would end that.
 #[test]
 fn sends_that_go_on_do_not_hold_up_receives() {
     Softrnic::new().alone(|| {
@@ -1065,7 +1070,8 @@ fn pair_on(cq: *mut Cq) -> (Node, Node) {
     (a, b)
 }
 
-/// The same of several queue pairs: those whose bit of the doorbell is higher, and those that share one.
+/// The same of several queue pairs: those whose bit of the doorbell is higher, and those that share
+/// one.
 #[test]
 fn a_queue_pair_that_goes_on_does_not_hold_up_others() {
     Softrnic::new().alone(|| {

@@ -20,7 +20,8 @@ use testkit::softrnic::Softrnic;
 /// For a single thread.
 const SINGLE: CqInit = CqInit { fields: 1, flags: 1, ..INIT };
 
-/// A node whose queue pair is in a thread domain, and whose completion queue is for a single thread; with its two domains.
+/// A node whose queue pair is in a thread domain, and whose completion queue is for a single
+/// thread; with its two domains.
 fn node_of_one_thread(device: usize) -> (Node, Ptr, Ptr) {
     let mut node = Node::new(device, 64);
     assert_eq!((ibv_destroy_qp(node.qp), ibv_destroy_cq(node.cq)), (0, 0));

@@ -73,7 +73,8 @@ impl Looked {
         self.attributes[at / 4]
     }
 
-    /// What a queue pair of this type is granted that is to have `cap`, or the errno of the refusal.
+    /// What a queue pair of this type is granted that is to have `cap`, or the errno of the
+    /// refusal.
     fn grant(&self, qp_type: i32, cap: Cap) -> Result<Cap, i32> {
         let (cq, none) = (self.cq, ptr::null_mut());
         let mut init =
@@ -114,7 +115,8 @@ impl Looked {
         Some(node)
     }
 
-    /// What becomes of a request in `node`, whose element has the key 0 if `keyless`: the status of its completion, or the errno.
+    /// What becomes of a request in `node`, whose element has the key 0 if `keyless`: the status of
+    /// its completion, or the errno.
     fn posted(&self, opcode: u32, flags: u32, keyless: bool) -> String {
         let Some(node) = self.node() else { return "no RC".to_owned() };
         let Address { addr, rkey, .. } = node.address();

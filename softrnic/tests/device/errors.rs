@@ -1,4 +1,5 @@
-//! Errors, and which end has a completion or an event for them: one test per row of the table of errors.
+//! Errors, and which end has a completion or an event for them: one test per row of the table of
+//! errors.
 
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -11,8 +12,9 @@ use crate::common::node::{
 };
 use crate::common::verbs::*;
 
-/// Posts `work` from a fresh connection and returns (requester, responder, requester's completion). Before it, the
-/// responder has posted one receive of 8 bytes, and the requester has one request behind it.
+/// Posts `work` from a fresh connection and returns (requester, responder, requester's completion).
+/// Before it, the responder has posted one receive of 8 bytes, and the requester has one request
+/// behind it.
 fn provoke(terms: &Terms, work: impl FnOnce(&Node, &Node) -> i32) -> (Node, Node, Wc) {
     let (a, b) = local_pair(4096, terms);
     b.recv(50, &[b.sge(0, 8)]);
@@ -194,7 +196,8 @@ fn memory_that_is_gone_on_either_side() {
         for culprit in 0..2 {
             let mut node = Node::new(0, 4096);
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            // SAFETY: a fresh mapping, registered and then removed; the device must not crash for it.
+            // SAFETY: a fresh mapping, registered and then removed; the device must not crash for
+            // it.
             let (at, key) = unsafe {
                 let at = libc::mmap(ptr::null_mut(), 4096, 3, flags, -1, 0);
                 let mr = ibv_reg_mr(node.pd, at, 4096, ALL_ACCESS);
@@ -653,7 +656,8 @@ fn a_device_is_back_though_the_process_that_lost_it_is_gone() {
     });
 }
 
-/// What a read over a queue pair that is connected with itself comes to while its port is down, and what a write to a peer.
+/// What a read over a queue pair that is connected with itself comes to while its port is down, and
+/// what a write to a peer.
 fn read_while_down() -> (u32, u32) {
     let mut own = Node::new(0, 16);
     own.connect(&own.address(), &QUICK);
@@ -760,7 +764,8 @@ fn somebody_else_is_addressed() {
         a.send(Work::default());
         assert_eq!(a.next().status, RETRY_EXC, "PSN");
         assert_eq!(b.state(), RTS);
-        // Right QP number, wrong device. (Numbers repeat across devices: with equal ones, `a` would reach itself.)
+        // Right QP number, wrong device. (Numbers repeat across devices: with equal ones, `a` would
+        // reach itself.)
         let (a, _other, b) = (Node::new(0, 64), Node::new(1, 64), Node::new(1, 64));
         assert_ne!(a.qpn(), b.qpn());
         b.connect(&a.address(), &terms);

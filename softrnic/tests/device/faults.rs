@@ -33,8 +33,8 @@ fn print_device_count(_side: usize, _socket: Peer) {
     println!("\ndevices: {:?}", device_count());
 }
 
-/// Runs the body that the calling test has given to [`enter`] in a process on a fabric of its own, unless `env` names
-/// another one; `prepare` runs in that process before the program.
+/// Runs the body that the calling test has given to [`enter`] in a process on a fabric of its own,
+/// unless `env` names another one; `prepare` runs in that process before the program.
 fn probe(
     env: &[(&str, &str)],
     prepare: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static,
@@ -116,7 +116,8 @@ fn a_directory_that_is_not_there() {
     assert!(output.contains("SOFTRNIC_SHM_DIR"), "what to do: {output}");
 }
 
-/// What [`probe`] gives where the folder for shared memory is a tmpfs with these options and flags, and the path of the folder.
+/// What [`probe`] gives where the folder for shared memory is a tmpfs with these options and flags,
+/// and the path of the folder.
 fn probe_in_tmpfs(options: &str, flags: u64) -> (Ended, String) {
     let folder = Scratch::new();
     let path = folder.to_str().expect("UTF-8");
@@ -297,7 +298,8 @@ fn is_free(path: &str) -> bool {
     }
 }
 
-/// A worker that a process has forked, as data loaders are, outlives it: it does not pass for the process.
+/// A worker that a process has forked, as data loaders are, outlives it: it does not pass for the
+/// process.
 #[test]
 fn a_process_that_dies_before_its_forked_worker_has_left_the_fabric() {
     enter(|_, mut socket| {
@@ -326,8 +328,9 @@ fn a_process_that_dies_before_its_forked_worker_has_left_the_fabric() {
     std::fs::remove_file(&path).expect("remove");
 }
 
-/// Fifty rounds: a process is killed in the middle of whatever it does. The survivor's request fails after its retries, that
-/// is after the modelled time, its queue pair can be connected again, and the fabric is clean in the end.
+/// Fifty rounds: a process is killed in the middle of whatever it does. The survivor's request
+/// fails after its retries, that is after the modelled time, its queue pair can be connected again,
+/// and the fabric is clean in the end.
 #[test]
 fn killed_peers_are_survived() {
     const ROUNDS: u64 = 50;
@@ -382,8 +385,9 @@ fn killed_peers_are_survived() {
     softrnic.assert_clean();
 }
 
-/// Writes and sends of mixed sizes, with receives posted for the other side's, until something fails. Returns how
-/// long the failed request took, in microseconds. `started` is called after the first success.
+/// Writes and sends of mixed sizes, with receives posted for the other side's, until something
+/// fails. Returns how long the failed request took, in microseconds. `started` is called after the
+/// first success.
 fn stream(node: &Node, peer: &Address, limit: Duration, started: impl FnOnce()) -> Option<u64> {
     let mut started = Some(started);
     let end = Instant::now() + limit;
@@ -481,7 +485,8 @@ fn attributes_say_what_was_asked_for() {
     });
 }
 
-/// For each device the first one with the same system image GUID; checks GUID and port count on the way.
+/// For each device the first one with the same system image GUID; checks GUID and port count on the
+/// way.
 fn cards(devices: usize) -> Vec<usize> {
     let mut seen: Vec<[u8; 8]> = Vec::new();
     let image = |device: usize| {
@@ -616,7 +621,8 @@ fn rich_tables_have_both_kinds_of_every_address() {
     });
 }
 
-/// Ports 1 and 2 are in `10.82.1.…` and `10.82.2.…`. What the step to RTR from one to the other gives where so many bits make a network.
+/// Ports 1 and 2 are in `10.82.1.…` and `10.82.2.…`. What the step to RTR from one to the other
+/// gives where so many bits make a network.
 fn to_the_other_port(bits: &str, expected: i32) {
     Softrnic::new().ports(2).env("SOFTRNIC_NETWORK_BITS", bits).alone(|| {
         let (a, b) = (Node::new(0, 16), Node::new(1, 16));

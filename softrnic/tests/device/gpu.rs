@@ -1,5 +1,5 @@
-//! A GPU's memory: how it is registered, and that its bytes arrive. On a CUDA driver without a GPU (`cuda/fake.c`), whose
-//! memory no processor can touch.
+//! A GPU's memory: how it is registered, and that its bytes arrive. On a CUDA driver without a GPU
+//! (`cuda/fake.c`), whose memory no processor can touch.
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -211,7 +211,8 @@ fn reads_and_sends_reach_gpu_memory() {
     });
 }
 
-/// What a transport does to have a GPU see what has arrived: it reads a byte of it over a connection with itself.
+/// What a transport does to have a GPU see what has arrived: it reads a byte of it over a
+/// connection with itself.
 #[test]
 fn a_flush_over_a_queue_pair_connected_with_itself() {
     Softrnic::new().env("SOFTRNIC_GPU", "dmabuf").alone(|| {
@@ -275,7 +276,8 @@ fn gpu_memory_has_keys_and_bounds() {
     });
 }
 
-/// Side 0 sends 4096 bytes to the GPU of side 1, which does `and_then` once its GPU has begun to copy.
+/// Side 0 sends 4096 bytes to the GPU of side 1, which does `and_then` once its GPU has begun to
+/// copy.
 fn while_a_gpu_copies(and_then: impl Fn(&Driver, &GpuNode)) {
     let env = [("SOFTRNIC_GPU", "peermem"), ("FAKE_CUDA_SLOW_US", "3000")];
     Softrnic::new().envs(&env).pair(|side, mut socket| {
@@ -381,7 +383,8 @@ fn memory_of_cu_mem_create_is_copied_while_the_driver_is_held() {
     while_the_driver_is_held(Driver::allocate_exportable);
 }
 
-/// A region over two allocations that lie side by side, as a framework maps them that lets a buffer grow.
+/// A region over two allocations that lie side by side, as a framework maps them that lets a buffer
+/// grow.
 #[test]
 fn a_region_may_lie_in_several_allocations() {
     const BYTES: usize = 1 << 20;
@@ -406,7 +409,8 @@ fn a_region_may_lie_in_several_allocations() {
     });
 }
 
-/// What an application has freed and got again at the same address is other memory, also where the old region goes after the new one has come.
+/// What an application has freed and got again at the same address is other memory, also where the
+/// old region goes after the new one has come.
 #[test]
 fn an_address_that_is_registered_again_is_the_new_memory() {
     with(require!(helper())).alone(|| {

@@ -1,5 +1,6 @@
-//! Structures that are shorter in some applications than in others: nothing may be touched behind the short form.
-//! Each lies at the end of a page that nothing follows, so one byte too many is a SIGSEGV of the child.
+//! Structures that are shorter in some applications than in others: nothing may be touched behind
+//! the short form. Each lies at the end of a page that nothing follows, so one byte too many is a
+//! SIGSEGV of the child.
 
 use std::mem::transmute_copy;
 use std::ptr;
@@ -107,9 +108,9 @@ fn port_attributes_of_every_length() {
         assert_eq!((bytes[43], bytes[44], bytes[46]), (2, 128, 2), "4x, NDR, Ethernet");
         assert_eq!(ibv_query_port(context, 2, short.as_ptr().cast()), libc::EINVAL);
 
-        // Newer headers reach this through verbs_context, 320 bytes before the context, if its size (8 bytes before)
-        // is large enough and abi_compat (at 320) is all ones.
-        // SAFETY: offsets of the verbs interface.
+        // Newer headers reach this through verbs_context, 320 bytes before the context, if its size
+        // (8 bytes before) is large enough and abi_compat (at 320) is all ones. SAFETY: offsets of
+        // the verbs interface.
         let (query, size, compat) = unsafe {
             let at = context.cast::<u8>();
             (*at.sub(320).cast::<Ptr>(), *at.sub(8).cast::<usize>(), *at.add(320).cast::<usize>())
@@ -184,7 +185,8 @@ fn extended_device_attributes_of_every_length() {
 fn unknown_opcodes_of_the_extended_context_are_absent() {
     Softrnic::new().alone(|| {
         let context = open(0);
-        // advise_mr: NULL makes the inlined wrapper say so. SAFETY: an offset of the verbs interface.
+        // advise_mr: NULL makes the inlined wrapper say so. SAFETY: an offset of the verbs
+        // interface.
         assert!(unsafe { *context.cast::<u8>().sub(312).cast::<Ptr>() }.is_null());
     });
 }

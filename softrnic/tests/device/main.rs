@@ -1,4 +1,5 @@
-//! The device as a program sees it through the verbs. One program: linking one for each file took longer than running it.
+//! The device as a program sees it through the verbs. One program: linking one for each file took
+//! longer than running it.
 
 #[path = "../common/mod.rs"]
 mod common;

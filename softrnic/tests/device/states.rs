@@ -318,7 +318,8 @@ fn a_queue_pair_put_into_error_flushes_its_receives_in_order_behind_its_successe
     });
 }
 
-/// As ionic's provider does it. What was polled before is not touched, and after a reset the queue pair is like any other.
+/// As ionic's provider does it. What was polled before is not touched, and after a reset the queue
+/// pair is like any other.
 #[test]
 fn receives_that_nobody_has_polled_may_be_dropped() {
     Softrnic::new().env("SOFTRNIC_ERROR_DROPS", "1").alone(|| {
@@ -406,7 +407,8 @@ fn a_thousand_connections_leave_nothing_behind() {
     });
 }
 
-/// With a message of each under way, at both ends: at once nothing but the event, and after the retries their errors.
+/// With a message of each under way, at both ends: at once nothing but the event, and after the
+/// retries their errors.
 #[test]
 fn a_port_that_goes_down_is_noticed_by_the_queue_pairs_that_send() {
     let rules = "port-down device=softrnic0 peer=softrnic1 flow=0 message=2 times=1";
@@ -473,8 +475,8 @@ fn a_number_may_be_given_out_again_at_once() {
     });
 }
 
-/// Tables with room for little more than one process needs: the next one finds room only if what a killed process had is
-/// freed.
+/// Tables with room for little more than one process needs: the next one finds room only if what a
+/// killed process had is freed.
 const SMALL_TABLES: [(&str, &str); 3] =
     [("SOFTRNIC_MAX_QP", "4"), ("SOFTRNIC_MAX_MR", "4"), ("SOFTRNIC_MAX_CQ", "4")];
 
@@ -517,8 +519,8 @@ fn run_victim(mut socket: Peer) {
     }
 }
 
-/// After each kill: two more of everything, for which there is room once what the killed process had is freed, and data
-/// flows.
+/// After each kill: two more of everything, for which there is room once what the killed process
+/// had is freed, and data flows.
 fn run_survivor(mut socket: Peer, rounds: u64) {
     let base = Node::new(0, 64);
     for _ in 0..rounds {
@@ -536,12 +538,14 @@ fn run_survivor(mut socket: Peer, rounds: u64) {
     base.close();
 }
 
-/// The owner deregisters a region and unmaps it at once, while its peer keeps writing there. The device must not access it
-/// any more by then: the writer's request fails for the missing key, never for missing memory.
+/// The owner deregisters a region and unmaps it at once, while its peer keeps writing there. The
+/// device must not access it any more by then: the writer's request fails for the missing key,
+/// never for missing memory.
 #[test]
 fn deregistration_waits_for_accesses_under_way() {
     Softrnic::new().pair(|side, mut socket| {
-        // Long enough that the kernel takes it in several steps, looking at the mapping before each.
+        // Long enough that the kernel takes it in several steps, looking at the mapping before
+        // each.
         const BYTES: usize = 32 << 20;
         let terms = Terms::default();
         let node = Node::new(side, BYTES);
@@ -685,7 +689,8 @@ fn ports_may_tell_their_speed_in_the_old_attribute_alone() {
     });
 }
 
-/// A number is one of its device only: with the right number and the wrong GID a request reaches another QP, or none.
+/// A number is one of its device only: with the right number and the wrong GID a request reaches
+/// another QP, or none.
 #[test]
 fn one_number_on_two_devices_names_two_queue_pairs() {
     Softrnic::new().alone(|| {

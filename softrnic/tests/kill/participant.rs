@@ -1,4 +1,5 @@
-//! One side of an exchange: requests of every kind that the verbs offer, over and over, until one fails.
+//! One side of an exchange: requests of every kind that the verbs offer, over and over, until one
+//! fails.
 
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -203,7 +204,8 @@ impl Participant {
         assert_eq!((ibv_dealloc_pd(pd), ibv_close_device(context)), (0, 0));
     }
 
-    /// Between two processes that both run: bytes both ways, and all of them right. `meet` returns when the other side is there too.
+    /// Between two processes that both run: bytes both ways, and all of them right. `meet` returns
+    /// when the other side is there too.
     pub(crate) fn check(&mut self, peer: &Address, seed: u64, mut meet: impl FnMut()) {
         let pattern = |from: u32| {
             (0..30_000)

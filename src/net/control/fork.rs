@@ -93,7 +93,8 @@ fn place(fd: RawFd) -> Option<(usize, u64)> {
 fn has_handler() -> bool {
     static HAS_HANDLER: OnceLock<bool> = OnceLock::new();
     *HAS_HANDLER.get_or_init(|| {
-        // SAFETY: a function that lives as long as the process (the library is never unmapped) and does what such handlers may.
+        // SAFETY: a function that lives as long as the process (the library is never unmapped) and
+        // does what such handlers may.
         let has_handler = unsafe { libc::pthread_atfork(None, None, Some(leave)) } == 0;
         if !has_handler {
             log::debug!("no memory for a fork handler: forked children keep sockets and devices");
@@ -204,7 +205,8 @@ fn cover_mappings(files: &[FileId]) {
             {
                 let flags =
                     libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-                // SAFETY: a mapping of a device as a whole, in a child, which must not use the device.
+                // SAFETY: a mapping of a device as a whole, in a child, which must not use the
+                // device.
                 unsafe {
                     libc::mmap(
                         begin as *mut libc::c_void,
@@ -251,7 +253,8 @@ extern "C" fn leave() {
                 is_kept = nothing == fd;
             }
             if nothing != fd {
-                // SAFETY: the number is that of one of our own descriptors, whose object in the child closes it later.
+                // SAFETY: the number is that of one of our own descriptors, whose object in the
+                // child closes it later.
                 unsafe { libc::dup3(nothing, fd, libc::O_CLOEXEC) };
             }
         }
@@ -308,7 +311,8 @@ mod tests {
         let marks = [&pairs[0].1, &pairs[1].1].map(|marked| Unshared::new(marked.as_raw_fd()));
         let (mut done, child_end) = UnixStream::pair().expect("a pair");
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: valid structs, here and below. cargo-nextest gives this test a process of its own; elsewhere the limit holds for a moment.
+        // SAFETY: valid structs, here and below. cargo-nextest gives this test a process of its
+        // own; elsewhere the limit holds for a moment.
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
         let low = libc::rlimit { rlim_cur: 64, ..limit };
         // SAFETY: as above.
@@ -360,7 +364,8 @@ mod tests {
             }
         }
         let mut status = 0;
-        // SAFETY: our own child, which is waited for once; then the mapping made above, which this process still has.
+        // SAFETY: our own child, which is waited for once; then the mapping made above, which this
+        // process still has.
         let here = unsafe {
             libc::waitpid(child, &raw mut status, 0);
             (libc::msync(page, 4096, libc::MS_ASYNC), libc::munmap(page, 4096))
@@ -425,7 +430,8 @@ mod tests {
         let (mut here, there) = UnixStream::pair().expect("a pair");
         let (marked, _peer) = UnixStream::pair().expect("a pair");
         let _mark = Unshared::new(marked.as_raw_fd());
-        // SAFETY: the child goes on alone with this one thread, calls nothing but the system, and ends below; so does its own.
+        // SAFETY: the child goes on alone with this one thread, calls nothing but the system, and
+        // ends below; so does its own.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: plain numbers, and a valid buffer of one byte.

@@ -83,7 +83,8 @@ struct WriteCount {
 }
 
 impl CtsSender {
-    /// Writes clear-to-sends of `slot_bytes` into `ring`, over the first queue pairs of each rail, which are the first of `qps`.
+    /// Writes clear-to-sends of `slot_bytes` into `ring`, over the first queue pairs of each rail,
+    /// which are the first of `qps`.
     ///
     /// # Errors
     /// A device has too little inline data, and memory cannot be registered instead.

@@ -1,7 +1,9 @@
-//! A cell whose value one thread at a time may use: NCCL's, or the one that recovers the connection.
+//! A cell whose value one thread at a time may use: NCCL's, or the one that recovers the
+//! connection.
 //!
-//! NCCL calls from one thread, many millions of times a second, and others come a few times in the life of a connection, or once
-//! a second. So the first thread of NCCL's that enters owns the cell and enters by plain loads and stores; the others pay.
+//! NCCL calls from one thread, many millions of times a second, and others come a few times in the
+//! life of a connection, or once a second. So the first thread of NCCL's that enters owns the cell
+//! and enters by plain loads and stores; the others pay.
 //!
 //! | | the short way | the long way |
 //! |---|---|---|
@@ -9,16 +11,18 @@
 //! | begins | stores [`INSIDE`] as its position, [`light_barrier`], loads the word: it is clear | sets the word's bit `held`, which was clear; then, if it is not the owner, [`heavy_barrier`], loads the owner's position until that is not [`INSIDE`] |
 //! | ends | stores its own id as its position | clears the bit |
 //!
-//! Two threads on the long way exclude each other by the bit. The owner on the long way is not on the short one at the same
-//! time. For another thread on the long way and the owner on the short one, the two halves of the barrier see to it that the
-//! owner finds the bit set, and steps back, or the other thread finds the owner inside, and waits. An owner that steps back may
-//! be seen as inside for a moment, which costs the other one a pause.
+//! Two threads on the long way exclude each other by the bit. The owner on the long way is not on
+//! the short one at the same time. For another thread on the long way and the owner on the short
+//! one, the two halves of the barrier see to it that the owner finds the bit set, and steps back,
+//! or the other thread finds the owner inside, and waits. An owner that steps back may be seen as
+//! inside for a moment, which costs the other one a pause.
 //!
-//! Nobody but the owner stores its position, and there is one owner in the life of a cell: another one could not be sure that
-//! the first one is not just about to store. When a second thread of NCCL's enters, the word becomes shared: it is never clear
-//! again, and all take the long way. Where the kernel refuses the barrier there is never an owner, and all take the long way
-//! from the beginning. An owner that has ended may leave its id to a new thread, which is the owner then; and so it is in a
-//! forked child, where a position that says [`INSIDE`] keeps everybody out.
+//! Nobody but the owner stores its position, and there is one owner in the life of a cell: another
+//! one could not be sure that the first one is not just about to store. When a second thread of
+//! NCCL's enters, the word becomes shared: it is never clear again, and all take the long way.
+//! Where the kernel refuses the barrier there is never an owner, and all take the long way from the
+//! beginning. An owner that has ended may leave its id to a new thread, which is the owner then;
+//! and so it is in a forked child, where a position that says [`INSIDE`] keeps everybody out.
 
 #![allow(unsafe_code)]
 
@@ -34,11 +38,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A cell for the state of the data path, which NCCL uses from one thread at a time. If two of NCCL's threads enter at once, one of
-/// them or both get an error instead of undefined behaviour. Entering waits only for visitors: the thread that recovers the
-/// connection, and the one that looks what it waits for.
+/// A cell for the state of the data path, which NCCL uses from one thread at a time. If two of
+/// NCCL's threads enter at once, one of them or both get an error instead of undefined behaviour.
+/// Entering waits only for visitors: the thread that recovers the connection, and the one that
+/// looks what it waits for.
 pub struct ExclusiveCell<T> {
-    /// The owner's id while it is outside or on the long way, or [`INSIDE`]. Before there is an owner, [`NOBODY`].
+    /// The owner's id while it is outside or on the long way, or [`INSIDE`]. Before there is an
+    /// owner, [`NOBODY`].
     position: AtomicUsize,
     /// The owner's id, [`NOBODY`], or [`ALL`]. Changed on the long way.
     owner: AtomicUsize,
@@ -50,8 +56,8 @@ pub struct ExclusiveCell<T> {
     state: UnsafeCell<T>,
 }
 
-/// The calling thread is inside by the short way. If this is dropped before [`Self::leave`], as by a panic, nobody can enter any
-/// more.
+/// The calling thread is inside by the short way. If this is dropped before [`Self::leave`], as by
+/// a panic, nobody can enter any more.
 #[must_use]
 #[repr(transparent)]
 pub struct Inside<'a, T> {
@@ -63,7 +69,8 @@ impl<T> Inside<'_, T> {
     /// The state.
     #[inline(always)]
     pub fn state(&mut self) -> &mut T {
-        // SAFETY: this thread is inside, so there is no other reference but by this value, and none is made before it leaves.
+        // SAFETY: this thread is inside, so there is no other reference but by this value, and none
+        // is made before it leaves.
         unsafe { &mut *self.cell.state.get() }
     }
 
@@ -97,8 +104,8 @@ const NOBODY: usize = usize::MAX;
 /// There is no owner any more: the word is shared.
 const ALL: usize = usize::MAX - 2;
 
-/// How long a thread that recovers the connection waits for NCCL's to leave. NCCL's stays for microseconds, unless it is stopped,
-/// or has panicked inside and will never leave.
+/// How long a thread that recovers the connection waits for NCCL's to leave. NCCL's stays for
+/// microseconds, unless it is stopped, or has panicked inside and will never leave.
 const VISIT_LIMIT: Duration = Duration::from_secs(60);
 
 // SAFETY: one caller at a time is inside, so `T` moves between threads but is never shared.
@@ -118,7 +125,8 @@ impl<T> ExclusiveCell<T> {
         }
     }
 
-    /// Runs `body` with exclusive access to the state, if this thread is the owner and the word is clear, or else returns `None`.
+    /// Runs `body` with exclusive access to the state, if this thread is the owner and the word is
+    /// clear, or else returns `None`.
     #[cfg(test)]
     pub fn enter_if_clear<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
         let mut inside = self.begin_if_clear()?;
@@ -127,15 +135,15 @@ impl<T> ExclusiveCell<T> {
         Some(result)
     }
 
-    /// Enters, if this thread is the owner and the word is clear. If the [`Inside`] is dropped without [`Inside::leave`], the state may be
-    /// inconsistent, and nobody can enter any more.
+    /// Enters, if this thread is the owner and the word is clear. If the [`Inside`] is dropped
+    /// without [`Inside::leave`], the state may be inconsistent, and nobody can enter any more.
     #[inline(always)]
     pub fn begin_if_clear(&self) -> Option<Inside<'_, T>> {
         self.begin_short().then_some(Inside { cell: self, _of_thread: PhantomData })
     }
 
-    /// Runs `body` with exclusive access to the state. If `body` panics, the state may be inconsistent, and nobody can enter any
-    /// more.
+    /// Runs `body` with exclusive access to the state. If `body` panics, the state may be
+    /// inconsistent, and nobody can enter any more.
     ///
     /// # Errors
     /// Another of NCCL's threads is inside, or `body` fails.
@@ -155,8 +163,8 @@ impl<T> ExclusiveCell<T> {
         result
     }
 
-    /// As [`Self::enter`], for the one thread that recovers the connection. It waits for NCCL's thread to leave, and NCCL's thread
-    /// waits for it: `body` has to be short.
+    /// As [`Self::enter`], for the one thread that recovers the connection. It waits for NCCL's
+    /// thread to leave, and NCCL's thread waits for it: `body` has to be short.
     ///
     /// # Errors
     /// NCCL's thread does not leave within [`VISIT_LIMIT`], or `body` fails.
@@ -287,8 +295,8 @@ impl<T> ExclusiveCell<T> {
         Ok(())
     }
 
-    /// Waits for the owner to leave, which does not enter again while the calling thread holds the word. `step` waits for a moment;
-    /// when it returns false, the wait ends.
+    /// Waits for the owner to leave, which does not enter again while the calling thread holds the
+    /// word. `step` waits for a moment; when it returns false, the wait ends.
     ///
     /// # Errors
     /// The wait has ended, or the kernel refuses the barrier.
@@ -307,7 +315,8 @@ impl<T> ExclusiveCell<T> {
     }
 }
 
-/// A visit, which ends when this is dropped, also by a panic. The word stays held then, and NCCL's thread gets an error.
+/// A visit, which ends when this is dropped, also by a panic. The word stays held then, and NCCL's
+/// thread gets an error.
 struct Visit<'a> {
     visits: &'a AtomicU32,
     has_visitor: &'a AtomicBool,

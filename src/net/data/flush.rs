@@ -1,4 +1,5 @@
-//! Flushes of received data to GPU memory: an RDMA READ of one byte over a queue pair that is connected to itself.
+//! Flushes of received data to GPU memory: an RDMA READ of one byte over a queue pair that is
+//! connected to itself.
 //!
 //! On PCI Express a read does not pass earlier writes of the same device. A completed read thus
 //! proves that the writes have reached the memory. Each rail that carried data needs its own read.
@@ -123,7 +124,8 @@ impl Flushes {
     /// later.
     ///
     /// # Errors
-    /// A port is down, its device has no more queues or memory regions, or the read cannot be posted.
+    /// A port is down, its device has no more queues or memory regions, or the read cannot be
+    /// posted.
     pub fn post(
         &mut self,
         qps: &QpSet,

@@ -119,7 +119,8 @@ impl PreparedPath {
     /// Posts receives on connected queue pairs, so that the peer may send.
     ///
     /// # Errors
-    /// The device refuses the receives; or clear-to-sends can neither be inline nor in registered memory.
+    /// The device refuses the receives; or clear-to-sends can neither be inline nor in registered
+    /// memory.
     pub fn new(mut qps: QpSet, ring: Ring, terms: &Negotiated, stats: ConnStats) -> Result<Self> {
         let flow = RecvFlow::over(terms.striping, terms.count);
         qps.keep_receives(flow.receives())?;

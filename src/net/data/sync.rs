@@ -24,8 +24,8 @@ pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// Whether the calling thread can be told from others, and the kernel allows [`heavy_barrier`].
 ///
-/// The kernel answers once in a process. A thread that does not know the answer yet asks too and waits
-/// for no other thread, which a forked child would not have.
+/// The kernel answers once in a process. A thread that does not know the answer yet asks too and
+/// waits for no other thread, which a forked child would not have.
 pub fn has_barrier() -> bool {
     const UNKNOWN: u8 = 0;
     const YES: u8 = 1;
@@ -112,7 +112,8 @@ fn membarrier(command: libc::c_int) -> io::Result<()> {
 #[inline(always)]
 pub fn thread_id() -> usize {
     let id;
-    // SAFETY: in the ABI of x86-64 the first word of a thread's control block is its own address, and `fs` points there.
+    // SAFETY: in the ABI of x86-64 the first word of a thread's control block is its own address,
+    // and `fs` points there.
     unsafe {
         std::arch::asm!("mov {}, fs:0", out(reg) id, options(readonly, nostack, preserves_flags))
     };
@@ -124,7 +125,8 @@ pub fn thread_id() -> usize {
 #[inline(always)]
 pub fn thread_id() -> usize {
     let id;
-    // SAFETY: the register points to the thread's control block in the ABI, and may be read by any program.
+    // SAFETY: the register points to the thread's control block in the ABI, and may be read by any
+    // program.
     unsafe {
         std::arch::asm!("mrs {}, tpidr_el0", out(reg) id, options(nomem, nostack, preserves_flags))
     };

@@ -1,4 +1,5 @@
-//! A network device as NCCL sees it: a port, or several equal ports of one card. The ports are its rails.
+//! A network device as NCCL sees it: a port, or several equal ports of one card. The ports are its
+//! rails.
 
 #![allow(unsafe_code)]
 
@@ -35,7 +36,8 @@ pub struct Nic {
     pub name: String,
     /// The ports. NCCL sees the properties of the first one.
     pub rails: Vec<Arc<Rail>>,
-    /// The cards of the ports, each once. There may be several, since libibverbs opens each PCI function of a card separately.
+    /// The cards of the ports, each once. There may be several, since libibverbs opens each PCI
+    /// function of a card separately.
     pub cards: Vec<Arc<Card>>,
     /// Ports of other devices that its connections may borrow.
     pub spares: Spares,

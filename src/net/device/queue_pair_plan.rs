@@ -1,4 +1,5 @@
-//! How many queue pairs the connections of a device have, and whether they are lanes (docs/paths.md).
+//! How many queue pairs the connections of a device have, and whether they are lanes
+//! (docs/paths.md).
 
 use super::rail::Rail;
 use crate::host::config::Config;

@@ -249,7 +249,8 @@ impl Rail {
         }
     }
 
-    /// The index of `address` in the GID table now. It may have changed since the address was chosen.
+    /// The index of `address` in the GID table now. It may have changed since the address was
+    /// chosen.
     ///
     /// # Errors
     /// The table no longer has the GID.

@@ -206,7 +206,8 @@ impl MrHandle {
         self.require(call, addr, length).map(|()| self.pages.start)
     }
 
-    /// Whether `length` bytes at `addr` are inside. [`Self::require`] also accepts zero bytes elsewhere.
+    /// Whether `length` bytes at `addr` are inside. [`Self::require`] also accepts zero bytes
+    /// elsewhere.
     #[inline]
     pub fn covers(&self, addr: u64, length: u32) -> bool {
         self.pages.has(addr, length)

@@ -116,7 +116,8 @@ impl Seen {
         if let Some(peer) = peer.or_else(|| is_one_peer.then_some(ours.first.peer)) {
             return self.of(ours.by_peer.get(&peer)?.as_ref()?, PeerRank::Known(peer));
         }
-        // Data goes to the process that has the rank. It may come from one that sends on its behalf.
+        // Data goes to the process that has the rank. It may come from one that sends on its
+        // behalf.
         self.of(ours.only()?, if is_send { PeerRank::Own } else { PeerRank::Unknown })
     }
 

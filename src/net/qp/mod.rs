@@ -1,6 +1,7 @@
 //! The queue pairs of a connection.
 //!
-//! [`wr_id`] ← [`failure`], [`priority`], `behind_error`, [`create`] ← [`init_rail`] ← [`set`] ← [`connect`], [`fence`], [`reach`].
+//! [`wr_id`] ← [`failure`], [`priority`], `behind_error`, [`create`] ← [`init_rail`] ← [`set`] ←
+//! [`connect`], [`fence`], [`reach`].
 
 mod behind_error;
 pub mod connect;

@@ -36,7 +36,8 @@ impl Avoided {
     }
 }
 
-/// The rails of a connection, with the addresses that they had when it was set up, and the port that stands in for one of them.
+/// The rails of a connection, with the addresses that they had when it was set up, and the port
+/// that stands in for one of them.
 #[derive(Debug)]
 pub struct ConnRails {
     nic: Arc<Nic>,
@@ -57,7 +58,8 @@ pub struct ConnRails {
     run_pairs: Pairs,
     /// Whether the ends were in different networks at set-up.
     is_routed: bool,
-    /// By rail number: until when a rail is not used because queue pairs could not be made there, and how often in a row that was.
+    /// By rail number: until when a rail is not used because queue pairs could not be made there,
+    /// and how often in a row that was.
     avoided: [Option<Avoided>; MAX_RAILS],
     /// The devices that they are on.
     pub devices: ConnDevices,
@@ -291,7 +293,8 @@ impl ConnRails {
         *avoided = Some(Avoided { since: Instant::now(), failures, waits_long });
     }
 
-    /// A port came up, or has other addresses: a rail that has never run waits no longer than one that has.
+    /// A port came up, or has other addresses: a rail that has never run waits no longer than one
+    /// that has.
     pub fn shorten_waits(&mut self) {
         self.avoided.iter_mut().flatten().for_each(|avoided| avoided.waits_long = false);
     }

@@ -241,8 +241,9 @@ impl Connector {
             && self.rails.leave_out_late(&pending.connecting.too_late(limit))
     }
 
-    /// Begins anew without the rail that has failed, with other queue pairs; the listener hears that these are no more. The time that the
-    /// attempts have taken does not count, until all rails are tried with patience.
+    /// Begins anew without the rail that has failed, with other queue pairs; the listener hears
+    /// that these are no more. The time that the attempts have taken does not count, until all
+    /// rails are tried with patience.
     fn begin_without(&mut self) -> (Stage, bool) {
         if !self.rails.is_patient() {
             self.deadline = Instant::now() + self.handshake_timeout();

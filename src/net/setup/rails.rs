@@ -1,9 +1,12 @@
 //! The rails on which a connection begins, and warnings about the others.
 //!
-//! A connection that both ends would recover begins on the rails that connect, as one that has recovered: a rail whose port is down, whose
-//! device fails, or on which queue pairs cannot be made or connected is left out, and taken in later by the recovery. What may pass while queue pairs
-//! are connected is tried again before that, as the user has set, but at most [`RETRIES_BESIDE_OTHERS`] times, since each attempt may take a second, and
-//! once, however many rails fail. Only if none is left, they are all tried with patience: that what fails may pass is waited for.
+//! A connection that both ends would recover begins on the rails that connect, as one that has
+//! recovered: a rail whose port is down, whose device fails, or on which queue pairs cannot be made
+//! or connected is left out, and taken in later by the recovery. What may pass while queue pairs
+//! are connected is tried again before that, as the user has set, but at most
+//! [`RETRIES_BESIDE_OTHERS`] times, since each attempt may take a second, and once, however many
+//! rails fail. Only if none is left, they are all tried with patience: that what fails may pass is
+//! waited for.
 
 use crate::error::{Class, Error};
 use crate::host::config::Retries;
@@ -18,7 +21,8 @@ use crate::proto::recovery::rail_mask::RailMask;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// How often a rail is tried again while others connect. The first attempt has the kernel resolve the address, and a later one finds it.
+/// How often a rail is tried again while others connect. The first attempt has the kernel resolve
+/// the address, and a later one finds it.
 const RETRIES_BESIDE_OTHERS: u32 = 2;
 
 /// The rails of a connection that is set up.
@@ -91,7 +95,8 @@ impl Rails {
         !std::mem::replace(&mut self.is_patient, true)
     }
 
-    /// As [`Self::leave_out`], where the time of the rail that has failed is over. When none is left, that of all is over.
+    /// As [`Self::leave_out`], where the time of the rail that has failed is over. When none is
+    /// left, that of all is over.
     pub(super) fn leave_out_late(&mut self, error: &Error) -> bool {
         let has_others = !self.is_patient && self.leave_out(error);
         has_others && !self.is_patient
@@ -102,7 +107,8 @@ impl Rails {
         self.is_patient
     }
 
-    /// For the peer and the log: the rails that are left out, and why; empty: none is, or there are too few ports.
+    /// For the peer and the log: the rails that are left out, and why; empty: none is, or there are
+    /// too few ports.
     pub(super) fn describe(&self) -> String {
         let told = self.left_out.iter().filter(|(_, why)| !why.is_empty());
         told.map(|(rail, why)| format!("rail {rail}: {why}")).collect::<Vec<_>>().join("; ")

@@ -1,5 +1,5 @@
-//! The control connection between the two ends: who has said goodbye, what is lost, who has died. The ends' [`PeerState`]s are told what
-//! [`crate::proto::control`] would tell them.
+//! The control connection between the two ends: who has said goodbye, what is lost, who has died.
+//! The ends' [`PeerState`]s are told what [`crate::proto::control`] would tell them.
 
 use super::ends::End;
 use super::fabric::{FLUSHED, REMOTE_ACCESS_ERROR};
@@ -108,7 +108,8 @@ impl Control {
         self.sides[end as usize].is_there = false;
     }
 
-    /// The process of `end` is killed. Its kernel closes the connection, unless the host dies with it.
+    /// The process of `end` is killed. Its kernel closes the connection, unless the host dies with
+    /// it.
     pub(super) fn kill(&mut self, end: End, with_host: bool) {
         let side = &mut self.sides[end as usize];
         (side.is_there, side.lives) = (false, false);
@@ -132,8 +133,8 @@ impl Control {
         }
     }
 
-    /// What drives the control connections of `end` runs: takes in the next frame, or the end of the connection, or dials again, if it
-    /// `may_dial` now.
+    /// What drives the control connections of `end` runs: takes in the next frame, or the end of
+    /// the connection, or dials again, if it `may_dial` now.
     pub(super) fn watch(&mut self, end: End, may_dial: bool) {
         let side = &mut self.sides[end as usize];
         if let Some(cause) = side.frames.pop_front() {

@@ -315,7 +315,8 @@ impl Connection {
     }
 }
 
-/// What an end knows of the other, whose control connection the schedule has in its hands: no socket of it is ever polled.
+/// What an end knows of the other, whose control connection the schedule has in its hands: no
+/// socket of it is ever polled.
 fn peer() -> Arc<PeerState> {
     thread_local! {
         static DRIVER: Arc<ControlDriver> = ControlDriver::new(Duration::from_secs(20), None).expect("descriptors");

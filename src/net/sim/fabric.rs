@@ -1,12 +1,15 @@
-//! Reliable connected queue pairs between simulated devices, with completions, acknowledgements and errors.
+//! Reliable connected queue pairs between simulated devices, with completions, acknowledgements and
+//! errors.
 //!
-//! A queue pair executes the work requests of the other end in their order, each once, and only in the state RTS. The requester
-//! completes one when its acknowledgement has come. Between queue pairs there is no order. When a work request fails, its queue
-//! pair goes to the error state and all work requests behind it are flushed. The requester does not know which of them the other
-//! end has executed; and some that were not may be *delayed*: they are executed later, if the other end still is in RTS then.
+//! A queue pair executes the work requests of the other end in their order, each once, and only in
+//! the state RTS. The requester completes one when its acknowledgement has come. Between queue
+//! pairs there is no order. When a work request fails, its queue pair goes to the error state and
+//! all work requests behind it are flushed. The requester does not know which of them the other end
+//! has executed; and some that were not may be *delayed*: they are executed later, if the other end
+//! still is in RTS then.
 //!
-//! Memory of the process is written when a work request is executed. Addresses of messages are [imaginary](IMAGINARY): what is
-//! written there is returned instead.
+//! Memory of the process is written when a work request is executed. Addresses of messages are
+//! [imaginary](IMAGINARY): what is written there is returned instead.
 
 #![allow(unsafe_code)]
 
@@ -296,8 +299,9 @@ impl Fabric {
 
     // -- what the schedule picks --
 
-    /// Has the other end of `qp` execute its next work request. Returns what that has written, if it was executed. If its target is not
-    /// registered any more, the queue pair fails at both ends.
+    /// Has the other end of `qp` execute its next work request. Returns what that has written, if
+    /// it was executed. If its target is not registered any more, the queue pair fails at both
+    /// ends.
     pub(super) fn deliver(&mut self, qp: usize) -> Option<Written> {
         if !self.is_path_up(qp) {
             return None;
@@ -329,7 +333,8 @@ impl Fabric {
         Some(written)
     }
 
-    /// Has an acknowledgement arrive at `qp`: its oldest work request is complete, if the other end has executed it.
+    /// Has an acknowledgement arrive at `qp`: its oldest work request is complete, if the other end
+    /// has executed it.
     pub(super) fn deliver_ack(&mut self, qp: usize) {
         if !self.is_path_up(qp) {
             return;
@@ -345,7 +350,8 @@ impl Fabric {
         }
     }
 
-    /// The retransmission timer of `qp` runs out. Returns what is written by a part of a work request, if the queue pair fails thereby.
+    /// The retransmission timer of `qp` runs out. Returns what is written by a part of a work
+    /// request, if the queue pair fails thereby.
     pub(super) fn retry(&mut self, qp: usize) -> Option<Written> {
         let is_up = self.is_path_up(qp);
         let is_far_ready = self.qps[self.qps[qp].far].state == QpState::ReadyToSend;
@@ -368,9 +374,9 @@ impl Fabric {
         self.qps.iter().map(|pair| pair.retries).max().unwrap_or(0)
     }
 
-    /// `qp` goes to the error state; its oldest work request fails with `status`, and the others are flushed. If its last packets
-    /// `may_be_delayed`, some of those that the other end has not executed are executed later, and of the first of them a part at once,
-    /// which is returned.
+    /// `qp` goes to the error state; its oldest work request fails with `status`, and the others
+    /// are flushed. If its last packets `may_be_delayed`, some of those that the other end has not
+    /// executed are executed later, and of the first of them a part at once, which is returned.
     pub(super) fn fail(
         &mut self,
         qp: usize,
@@ -393,7 +399,8 @@ impl Fabric {
             part = pair.delayed.front().cloned().filter(|_| can_execute && random.one_in(3));
         }
         let (receives, far) = (std::mem::take(&mut pair.receives), pair.far);
-        // Undefined in a receive that is flushed: what would be wrong most is the immediate that has not come.
+        // Undefined in a receive that is flushed: what would be wrong most is the immediate that
+        // has not come.
         let next = qps[far].sends.get(qps[far].executed).and_then(|wr| wr.imm).unwrap_or_default();
         for (i, wr) in sends.into_iter().enumerate() {
             self.complete(qp, wr.id, if i == 0 { status } else { FLUSHED }, 0, Some(wr.number));
@@ -444,8 +451,8 @@ impl Fabric {
         assert!(length.is_multiple_of(8) && target.is_multiple_of(8), "words are written: {wr:?}");
         let from = wr.inline.as_ref().map_or(source as *const u8, Vec::as_ptr);
         let words = length as usize / 8;
-        // SAFETY: the target is registered, so it is memory of the other end's, which is not borrowed between calls; so is the source,
-        // unless it is the copy of inline data.
+        // SAFETY: the target is registered, so it is memory of the other end's, which is not
+        // borrowed between calls; so is the source, unless it is the copy of inline data.
         let copy = |from: *const u8| {
             (0..words).map(|i| unsafe { from.cast::<u64>().add(i).read_unaligned() }).collect()
         };
@@ -475,7 +482,8 @@ impl WorkRequest {
     /// As it is on its way, with its bytes: its memory may be gone when it arrives.
     fn sent(&self) -> Self {
         let reads_memory = self.length > 0 && self.inline.is_none() && self.source < IMAGINARY;
-        // SAFETY: the memory is registered, as was seen when this was posted, and it is not completed.
+        // SAFETY: the memory is registered, as was seen when this was posted, and it is not
+        // completed.
         let bytes = || {
             unsafe { std::slice::from_raw_parts(self.source as *const u8, self.length as usize) }
                 .to_vec()

@@ -17,7 +17,8 @@ pub(super) enum Fault {
     PortDown(End, usize),
     /// One end of a queue pair goes to the error state, whatever it has under way.
     QpFails(End, usize),
-    /// No acknowledgement reaches this end of a queue pair any more: what is delivered is reported as failed.
+    /// No acknowledgement reaches this end of a queue pair any more: what is delivered is reported
+    /// as failed.
     AcksLost(End, usize),
     /// The process of an end is killed; its kernel closes its connections.
     Killed(End),
@@ -54,14 +55,16 @@ impl Fault {
         let is_own = [Status::RETRY_EXCEEDED, FLUSHED].map(Cause::WorkRequest).contains(&cause);
         match self {
             Self::PortFlaps(..) | Self::ControlLost => false,
-            // A remote error also comes of a write to a region that the other end has deregistered after its own failure.
+            // A remote error also comes of a write to a region that the other end has deregistered
+            // after its own failure.
             Self::PortDown(..) | Self::AcksLost(..) | Self::QpFails(..) => {
                 let others =
                     [Cause::WorkRequest(REMOTE_ACCESS_ERROR), Cause::PeerFailed, Cause::PeerClosed];
                 is_own || others.contains(&cause)
             }
             Self::Killed(killed) => end != killed && (is_own || cause == Cause::PeerDied),
-            // Nothing is heard of a host that has failed, but from the device that does not get an answer.
+            // Nothing is heard of a host that has failed, but from the device that does not get an
+            // answer.
             Self::HostFails(failed) => end != failed && is_own,
         }
     }

@@ -1,20 +1,25 @@
 //! What has to hold in every run, checked at every step; a run that breaks a law panics.
 //!
-//! 1. A completed receive has the bytes and the length of its own message, and the message was sent.
-//! 2. Nothing is written into a buffer after its receive has completed, nor outside of a buffer, nor with the key of another rail.
+//! 1. A completed receive has the bytes and the length of its own message, and the message was
+//!    sent.
+//! 2. Nothing is written into a buffer after its receive has completed, nor outside of a buffer,
+//!    nor with the key of another rail.
 //! 3. A send that completes has been delivered whole to a receiver that lives.
 //! 4. Every request ends exactly once, completed or with an error.
-//! 5. An end reports an error only if there was a fault that ends connections, and it is one that the fault explains.
+//! 5. An end reports an error only if there was a fault that ends connections, and it is one that
+//!    the fault explains.
 //! 6. A slot of the ring never goes back to an older clear-to-send.
 //! 7. After an error of an end, `isend` and `irecv` return an error there.
 //! 8. A run ends in a bounded number of steps after its last fault: nothing waits for ever.
 //! 9. A message finds a receive on each queue pair that carries an immediate of it.
-//! 10. No queue overflows, nothing is posted with the key of other memory, and a run leaves no queue and no memory region behind.
+//! 10. No queue overflows, nothing is posted with the key of other memory, and a run leaves no
+//!     queue and no memory region behind.
 //!
 //! The [fabric](super::fabric) looks at the keys, at 9 and at 10.
 //!
-//! What cannot be kept without recovery is counted, and `mod.rs` expects that it happens: a write that was delayed may land in a buffer
-//! after its receive has ended *with an error* and before its region is deregistered. See [`Laws::late_writes`].
+//! What cannot be kept without recovery is counted, and `mod.rs` expects that it happens: a write
+//! that was delayed may land in a buffer after its receive has ended *with an error* and before its
+//! region is deregistered. See [`Laws::late_writes`].
 
 use super::ends::place_of;
 use super::plan::{Message, Plan};
@@ -78,7 +83,8 @@ impl Laws {
         }
     }
 
-    /// The words `before` of the ring have become those `after`, of clear-to-sends of so many `halves`, from slot `first` on.
+    /// The words `before` of the ring have become those `after`, of clear-to-sends of so many
+    /// `halves`, from slot `first` on.
     pub(super) fn handle_cts(first: usize, halves: usize, before: &[u64], after: &[u64]) {
         let words = halves * Cts::BYTES / 8;
         assert!(after.len().is_multiple_of(words), "a part of a clear-to-send is written");

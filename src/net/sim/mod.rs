@@ -1,10 +1,12 @@
 //! Both ends of a connection as they ship, over a simulated libibverbs, driven by a seed.
 //!
-//! [`SendComm`](super::data::send::SendComm) and [`RecvComm`](super::data::recv::RecvComm) are made as
-//! [`setup`](super::setup) makes them, and called as NCCL calls them. Below them is a [table of functions](device) in place of libibverbs,
-//! over a [fabric] in one thread. It keeps the order of the work requests of a queue pair, and nothing else: it delays and interleaves.
-//! Queue pairs are on one to four rails, each with its own speed and keys; the two ends may have different numbers of rails and queue
-//! pairs. What comes over the control connection is [simulated](control), and so is the time.
+//! [`SendComm`](super::data::send::SendComm) and [`RecvComm`](super::data::recv::RecvComm) are made
+//! as [`setup`](super::setup) makes them, and called as NCCL calls them. Below them is a [table of
+//! functions](device) in place of libibverbs, over a [fabric] in one thread. It keeps the order of
+//! the work requests of a queue pair, and nothing else: it delays and interleaves. Queue pairs are
+//! on one to four rails, each with its own speed and keys; the two ends may have different numbers
+//! of rails and queue pairs. What comes over the control connection is [simulated](control), and so
+//! is the time.
 //!
 //! Faults: see [`faults`]. What has to hold: see [`laws`].
 //!
@@ -14,8 +16,9 @@
 //!           └─────► plan, faults, laws
 //! ```
 //!
-//! Every test runs many seeds: `FERRITE_SIM_SEEDS=1000000` sets how many, `FERRITE_SIM_SEED=42` runs just that one; both together run so
-//! many from that one on, so that several processes can share the work.
+//! Every test runs many seeds: `FERRITE_SIM_SEEDS=1000000` sets how many, `FERRITE_SIM_SEED=42`
+//! runs just that one; both together run so many from that one on, so that several processes can
+//! share the work.
 //!
 //! Recovery has simulators of its own, in [`crate::proto`].
 
@@ -84,7 +87,8 @@ fn check_causes(fatal: Option<Fault>, outcome: &Outcome) {
     }
 }
 
-/// Runs `count` seeds, or as many or those that the environment names, and has `check` look at each outcome.
+/// Runs `count` seeds, or as many or those that the environment names, and has `check` look at each
+/// outcome.
 fn run_all(count: u64, faults: Faults, mut check: impl FnMut(Option<Fault>, &Outcome)) {
     run_seeds(count, &format!("{faults:?}"), |seed| {
         let (fatal, outcome) = run(Random::new(seed), faults);
@@ -102,16 +106,16 @@ fn after_port_flaps_and_lost_control_connections_every_message_is_delivered_once
     run_all(500, Faults::Survivable, |_, outcome| assert!(outcome.is_all_delivered));
 }
 
-/// The sender has closed in good order after the last acknowledgement, so that a write to it over one rail fails, while the completion of
-/// the last message waits in the queue of another rail.
+/// The sender has closed in good order after the last acknowledgement, so that a write to it over
+/// one rail fails, while the completion of the last message waits in the queue of another rail.
 #[test]
 fn known_seed_a_request_is_complete_though_a_rail_that_is_polled_before_has_failed() {
     let (_, outcome) = run(Random::new(40_919), Faults::Survivable);
     assert!(outcome.is_all_delivered);
 }
 
-/// Without recovery a fatal fault ends the connection, unless all was delivered before. No law is broken, and nothing waits
-/// for ever.
+/// Without recovery a fatal fault ends the connection, unless all was delivered before. No law is
+/// broken, and nothing waits for ever.
 #[test]
 fn after_a_fatal_fault_every_request_ends_safely_and_each_error_is_explained_by_the_fault() {
     let (mut runs, mut failed) = (0, 0);
@@ -126,7 +130,8 @@ fn after_a_fatal_fault_every_request_ends_safely_and_each_error_is_explained_by_
     );
 }
 
-/// The next two tests show what is NOT guaranteed without recovery. They fail as soon as no run shows it any more: then it becomes a law.
+/// The next two tests show what is NOT guaranteed without recovery. They fail as soon as no run
+/// shows it any more: then it becomes a law.
 fn happens(what: impl Fn(&Outcome) -> bool) -> bool {
     (0..2000).any(|seed| what(&run(Random::new(seed), Faults::Fatal).1))
 }

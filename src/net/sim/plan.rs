@@ -5,7 +5,8 @@ use crate::proto::MAX_GROUP;
 use crate::proto::random::Random;
 use std::ops::Range;
 
-/// Message number i of a run is for buffer number i: it is the k-th message of its tag, for the k-th buffer of that tag.
+/// Message number i of a run is for buffer number i: it is the k-th message of its tag, for the
+/// k-th buffer of that tag.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Message {
     pub(super) tag: u32,
@@ -46,7 +47,8 @@ pub(super) struct Plan {
     pub(super) groups: Vec<Range<usize>>,
     /// Whether the sender tries one message until it has a clear-to-send, and none else meanwhile.
     pub(super) one_at_a_time: bool,
-    /// Whether the receiver tests rarely, so that many messages arrive before it takes in the first.
+    /// Whether the receiver tests rarely, so that many messages arrive before it takes in the
+    /// first.
     pub(super) tests_rarely: bool,
     /// In how many of 16 steps each rail delivers.
     pub(super) speeds: [u64; DEVICES],

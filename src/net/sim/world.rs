@@ -17,7 +17,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Steps after the last fault in which a run ends. Without this law, an end that waits for ever would go unnoticed.
+/// Steps after the last fault in which a run ends. Without this law, an end that waits for ever
+/// would go unnoticed.
 const MOST_STEPS: u64 = 4_000_000;
 /// A step takes at most so long.
 const LONGEST_STEP_MS: u64 = 1000;
@@ -235,7 +236,8 @@ impl World {
             self.to_send.values().filter_map(|queue| queue.front().copied()).collect();
         let oldest = *firsts.iter().min()?;
         let is_one_at_a_time = self.plan.one_at_a_time;
-        // A sender that waits for one must not look further ahead than the window of clear-to-sends.
+        // A sender that waits for one must not look further ahead than the window of
+        // clear-to-sends.
         let choice: Vec<_> =
             firsts.into_iter().filter(|i| !is_one_at_a_time || *i < oldest + MAX_GROUP).collect();
         let message = choice[self.random.index(choice.len())];
@@ -317,7 +319,8 @@ impl World {
         }
     }
 
-    /// The retransmission timers of a queue pair run out at both ends, and ports that flap come back in time.
+    /// The retransmission timers of a queue pair run out at both ends, and ports that flap come
+    /// back in time.
     fn retry(&mut self, qp: usize) {
         let most_retries = device::with(|fabric| fabric.most_retries());
         if !self.flapping.is_empty() && (most_retries >= MAX_RETRIES / 2 || self.random.one_in(16))
@@ -338,7 +341,8 @@ impl World {
         self.control.watch(end, may_dial);
     }
 
-    /// NCCL gives back what it does not need any more: regions whose receives have ended, and ends that have finished.
+    /// NCCL gives back what it does not need any more: regions whose receives have ended, and ends
+    /// that have finished.
     fn close(&mut self) {
         if !self.random.one_in(4) {
             return;

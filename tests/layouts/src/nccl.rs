@@ -11,8 +11,9 @@ const BINDINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/abi/nccl.
 
 /// What the bindings begin with.
 const HEAD: &str = "\
-//! NCCL's types, as bindgen makes them of `include/nccl/net_v8.h`. Result codes, logger and constants are common to all versions.
-//! After a change of the header `FERRITE_UPDATE=1 cargo test -p layouts` writes this file again.
+//! NCCL's types, as bindgen makes them of `include/nccl/net_v8.h`. Result codes, logger and
+//! constants are common to all versions. After a change of the header
+//! `FERRITE_UPDATE=1 cargo test -p layouts` writes this file again.
 
 #![allow(missing_docs, missing_debug_implementations, non_camel_case_types, non_snake_case, non_upper_case_globals)]
 #![allow(unreachable_pub, clippy::all, dead_code)]

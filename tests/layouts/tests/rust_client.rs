@@ -1,5 +1,6 @@
-//! A program with the crate rdma-sys, unmodified, and with the system's headers, on the software device: two connected queue pairs, and
-//! messages whose bytes are compared. Here, since these tests have the crate anyway.
+//! A program with the crate rdma-sys, unmodified, and with the system's headers, on the software
+//! device: two connected queue pairs, and messages whose bytes are compared. Here, since these
+//! tests have the crate anyway.
 
 use rdma_sys::*;
 use std::mem::zeroed;

@@ -1,6 +1,7 @@
-//! The guard of the data path, explored by a model checker: every order of the threads' steps, and every value that the memory
-//! model lets a load return. The sources are the plugin's, with the checker's atomics in place of the processor's, and with a
-//! fence in place of each half of the memory barrier: what `src/net/data/sync.rs` says that they do together.
+//! The guard of the data path, explored by a model checker: every order of the threads' steps, and
+//! every value that the memory model lets a load return. The sources are the plugin's, with the
+//! checker's atomics in place of the processor's, and with a fence in place of each half of the
+//! memory barrier: what `src/net/data/sync.rs` says that they do together.
 
 // The sources are larger than what is explored.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "files of the plugin")]
@@ -128,7 +129,8 @@ impl Guarded {
     }
 }
 
-/// Has another thread do `other` while the owner enters twice. Each `Ok` of theirs is counted in the number.
+/// Has another thread do `other` while the owner enters twice. Each `Ok` of theirs is counted in
+/// the number.
 fn explore(new: fn() -> Arc<Guarded>, other: fn(&Guarded) -> bool, may_owner_fail: bool) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);

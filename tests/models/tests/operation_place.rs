@@ -1,5 +1,6 @@
-//! A place of the table of NCCL's operations, explored by a model checker: every order of the threads' steps, and every value that the
-//! memory model lets a load return. The source is the plugin's, with the checker's atomics in place of the processor's.
+//! A place of the table of NCCL's operations, explored by a model checker: every order of the
+//! threads' steps, and every value that the memory model lets a load return. The source is the
+//! plugin's, with the checker's atomics in place of the processor's.
 
 // The source is larger than what is explored.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "a file of the plugin")]
@@ -47,7 +48,8 @@ fn a_reader_is_given_no_mixture_of_two_operations() {
     });
 }
 
-/// Two threads that find a place free do not both have it, and the end of an operation that has lost its place ends no other one.
+/// Two threads that find a place free do not both have it, and the end of an operation that has
+/// lost its place ends no other one.
 #[test]
 fn a_place_is_given_to_one_of_two_operations() {
     loom::model(|| {

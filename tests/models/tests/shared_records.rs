@@ -1,7 +1,8 @@
-//! The order in which the words of a clear-to-send are read while the peer's device writes them, explored by a model checker: every order of
-//! the steps, and every value that the memory model lets a load return. The source is the plugin's, with the checker's atomics in place of
-//! the memory that a device writes. The device is a thread that stores the words in ascending order, the last with release: which is
-//! what `crates/verbs/src/record.rs` says of it.
+//! The order in which the words of a clear-to-send are read while the peer's device writes them,
+//! explored by a model checker: every order of the steps, and every value that the memory model
+//! lets a load return. The source is the plugin's, with the checker's atomics in place of the
+//! memory that a device writes. The device is a thread that stores the words in ascending order,
+//! the last with release: which is what `crates/verbs/src/record.rs` says of it.
 
 #![allow(unreachable_pub, missing_docs, reason = "a file of the plugin")]
 
@@ -44,7 +45,8 @@ fn written(round: u64) -> [u64; WORDS] {
     std::array::from_fn(|word| if word == WORDS - 1 { round } else { 10 * round + word as u64 })
 }
 
-/// A device writes the record of round 1 over that of round 0. The reader looks twice, and reads what it finds complete.
+/// A device writes the record of round 1 over that of round 0. The reader looks twice, and reads
+/// what it finds complete.
 fn explore() {
     loom::model(|| {
         let memory: Arc<[Word; WORDS]> = Arc::new(written(0).map(Word::new));

@@ -5,8 +5,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The shared object of the C file `source`, compiled with `flags`. It is compiled once into `folder`, the `CARGO_TARGET_TMPDIR` of the
-/// tests, and anew when the program of these tests is newer than that.
+/// The shared object of the C file `source`, compiled with `flags`. It is compiled once into
+/// `folder`, the `CARGO_TARGET_TMPDIR` of the tests, and anew when the program of these tests is
+/// newer than that.
 ///
 /// # Panics
 /// There is no C compiler, or it refuses the file.

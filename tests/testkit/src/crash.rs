@@ -10,11 +10,12 @@ pub fn die() -> ! {
     unreachable!("the kernel does not return from a SIGKILL to the process itself")
 }
 
-/// Forks a child that goes through `body` and then dies ([`die`]); returns when it has. To be called in a process of the
-/// test's own, as [`ForkedChild::start`] is.
+/// Forks a child that goes through `body` and then dies ([`die`]); returns when it has. To be
+/// called in a process of the test's own, as [`ForkedChild::start`] is.
 ///
 /// # Panics
-/// If other tests may run in this process, or if the child ends in another way: `body` panicked, or ended the process itself.
+/// If other tests may run in this process, or if the child ends in another way: `body` panicked, or
+/// ended the process itself.
 #[track_caller]
 pub fn in_child_that_dies(body: impl FnOnce()) {
     let status = ForkedChild::start(|| {

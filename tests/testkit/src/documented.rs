@@ -1,4 +1,5 @@
-//! The commands that the pages of this repository show, for tests of the programs that have to understand them.
+//! The commands that the pages of this repository show, for tests of the programs that have to
+//! understand them.
 
 use std::fs;
 use std::path::Path;
@@ -10,12 +11,14 @@ pub struct Documented {
     pub place: String,
     /// What follows the program's name.
     pub arguments: Vec<String>,
-    /// In a block of code, which is there to be typed as it is. Else it is named within a sentence, perhaps in part.
+    /// In a block of code, which is there to be typed as it is. Else it is named within a sentence,
+    /// perhaps in part.
     pub whole: bool,
 }
 
-/// Every command of `program` with at least one argument, on every page but those of results and the changelog, which tells of versions
-/// that have been. The program may stand behind a launcher, behind another program's `--`, or in quotes.
+/// Every command of `program` with at least one argument, on every page but those of results and
+/// the changelog, which tells of versions that have been. The program may stand behind a launcher,
+/// behind another program's `--`, or in quotes.
 ///
 /// # Panics
 /// If this repository is not there.
@@ -102,7 +105,8 @@ fn arguments(line: &str, program: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// The words of a line of a shell, without a comment: quotes are taken off, parentheses of `$(` and `<(` end words.
+/// The words of a line of a shell, without a comment: quotes are taken off, parentheses of `$(` and
+/// `<(` end words.
 fn words(line: &str) -> Vec<String> {
     let (mut found, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for c in line.chars() {

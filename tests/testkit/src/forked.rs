@@ -1,9 +1,10 @@
-//! A child that this process forks: it goes on with what the process has, in the calling thread alone.
+//! A child that this process forks: it goes on with what the process has, in the calling thread
+//! alone.
 //!
-//! A lock that another thread held at the fork stays locked in the child for good. One such lock is the standard library's,
-//! which a thread holds while it prints the message of a panic: where tests run beside each other in one process, a panic in
-//! the child would wait for it without end. So a test calls this in a process of its own ([`crate::side::alone`],
-//! [`crate::side::pair`]).
+//! A lock that another thread held at the fork stays locked in the child for good. One such lock is
+//! the standard library's, which a thread holds while it prints the message of a panic: where tests
+//! run beside each other in one process, a panic in the child would wait for it without end. So a
+//! test calls this in a process of its own ([`crate::side::alone`], [`crate::side::pair`]).
 
 use crate::name::is_only_test;
 use crate::process::die_with_parent;
@@ -15,18 +16,20 @@ use std::process::ExitStatus;
 /// Status of a child whose body panicked, as a test program's is.
 const PANICKED: i32 = 101;
 
-/// A forked child. It is killed when this is dropped, and by the kernel when the thread that forked it ends.
+/// A forked child. It is killed when this is dropped, and by the kernel when the thread that forked
+/// it ends.
 #[derive(Debug)]
 pub struct ForkedChild {
     pid: libc::pid_t,
 }
 
 impl ForkedChild {
-    /// Forks a child that goes through `body` and ends, without exit handlers and destructors, with status 0.
+    /// Forks a child that goes through `body` and ends, without exit handlers and destructors, with
+    /// status 0.
     ///
     /// # Panics
-    /// If there can be no child, or if other tests may run in this process. In the child a panic of `body` is printed and ends
-    /// it with status 101.
+    /// If there can be no child, or if other tests may run in this process. In the child a panic of
+    /// `body` is printed and ends it with status 101.
     #[must_use]
     #[track_caller]
     pub fn start(body: impl FnOnce()) -> Self {
@@ -34,7 +37,8 @@ impl ForkedChild {
             is_only_test(),
             "a test forks in a process of its own: call this within testkit::alone or testkit::pair"
         );
-        // SAFETY: the child goes on alone with this one thread; what it uses was made before or is made by itself.
+        // SAFETY: the child goes on alone with this one thread; what it uses was made before or is
+        // made by itself.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "{}", io::Error::last_os_error());
         if pid == 0 {

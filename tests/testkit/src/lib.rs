@@ -1,5 +1,5 @@
-//! The test harness of this workspace: a dev-dependency of every crate in it. It depends on none of them, so that their unit
-//! tests can use it as well.
+//! The test harness of this workspace: a dev-dependency of every crate in it. It depends on none of
+//! them, so that their unit tests can use it as well.
 //!
 //! | a test needs | module |
 //! |---|---|

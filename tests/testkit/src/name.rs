@@ -18,8 +18,8 @@ pub fn test_name() -> String {
     }
 }
 
-/// Whether this process was started for one test by its exact name, as cargo-nextest and [`crate::side`] start processes: no
-/// thread of another test is in it.
+/// Whether this process was started for one test by its exact name, as cargo-nextest and
+/// [`crate::side`] start processes: no thread of another test is in it.
 pub(crate) fn is_only_test() -> bool {
     named_by_arguments(std::env::args()).is_some()
 }

@@ -1,8 +1,10 @@
-//! A stretch of one thread's work in which nothing is allocated and the kernel is not called, or a report of what was.
+//! A stretch of one thread's work in which nothing is allocated and the kernel is not called, or a
+//! report of what was.
 //!
-//! A test program that uses [`watch`] has [`count_allocations!`](crate::count_allocations) at its root: its allocation
-//! functions stand in for the C library's, for every library in the process. System calls are caught by the kernel's syscall
-//! user dispatch, which the thread switches on and off by writing a byte.
+//! A test program that uses [`watch`] has [`count_allocations!`](crate::count_allocations) at its
+//! root: its allocation functions stand in for the C library's, for every library in the process.
+//! System calls are caught by the kernel's syscall user dispatch, which the thread switches on and
+//! off by writing a byte.
 
 use crate::skip::Missing;
 use std::cell::Cell;
@@ -125,8 +127,8 @@ pub fn count_one() {
     }
 }
 
-/// Defines the C library's allocation functions in the program that this stands in, each of which counts and then calls the
-/// C library's own.
+/// Defines the C library's allocation functions in the program that this stands in, each of which
+/// counts and then calls the C library's own.
 #[macro_export]
 macro_rules! count_allocations {
     () => {

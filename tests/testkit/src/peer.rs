@@ -4,12 +4,14 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-/// The process at the other end of a socket: the other side of a test, or the test that has started this process.
+/// The process at the other end of a socket: the other side of a test, or the test that has started
+/// this process.
 #[derive(Debug)]
 pub struct Peer(UnixStream);
 
 impl Peer {
-    /// Waits for words of the other process no longer than [`crate::wait::LIMIT`], twice: it may itself be waiting.
+    /// Waits for words of the other process no longer than [`crate::wait::LIMIT`], twice: it may
+    /// itself be waiting.
     ///
     /// # Panics
     /// If the socket takes no limit.
@@ -45,7 +47,8 @@ impl Peer {
 
     /// As [`Self::send`], to a process that may have ended: false if it has.
     pub fn try_send<T: Copy>(&mut self, value: &T) -> bool {
-        // SAFETY: the bytes of a live value that has no padding, sent to the same program on the same machine.
+        // SAFETY: the bytes of a live value that has no padding, sent to the same program on the
+        // same machine.
         let bytes =
             unsafe { std::slice::from_raw_parts((&raw const *value).cast::<u8>(), size_of::<T>()) };
         self.0.write_all(bytes).is_ok()

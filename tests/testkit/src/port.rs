@@ -30,7 +30,8 @@ impl RefusingPort {
     #[must_use]
     pub fn new() -> Self {
         let size = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-        // SAFETY: all zeros is a valid address of IPv4, and both calls get one and its size; the descriptor is new and ours.
+        // SAFETY: all zeros is a valid address of IPv4, and both calls get one and its size; the
+        // descriptor is new and ours.
         let (bound, port) = unsafe {
             let socket = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
             assert!(socket >= 0, "{}", io::Error::last_os_error());

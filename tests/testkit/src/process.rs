@@ -14,11 +14,12 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 
-/// Status of a process whose body has ended well. A test program that found no test of that name ends with 0.
+/// Status of a process whose body has ended well. A test program that found no test of that name
+/// ends with 0.
 pub(crate) const BODY_DONE: i32 = 33;
 
-/// A started process. It is killed when this is dropped, and by the kernel when the thread that started it ends, so that it
-/// does not outlive its test.
+/// A started process. It is killed when this is dropped, and by the kernel when the thread that
+/// started it ends, so that it does not outlive its test.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -36,8 +37,9 @@ pub struct Ended {
 }
 
 impl Process {
-    /// Starts the test that calls this once more, with `env` added to its environment; there, [`crate::side::enter`] runs its
-    /// body with the number `side`. The socket leads to that process.
+    /// Starts the test that calls this once more, with `env` added to its environment; there,
+    /// [`crate::side::enter`] runs its body with the number `side`. The socket leads to that
+    /// process.
     ///
     /// # Panics
     /// If there can be no process.
@@ -46,8 +48,8 @@ impl Process {
         Self::start_by(Command::new(this_program()), side, env)
     }
 
-    /// As [`Self::start`], where `starter` runs the program: this one, or one that runs it and has its path as last argument, as
-    /// `unshare --pid --fork` does.
+    /// As [`Self::start`], where `starter` runs the program: this one, or one that runs it and has
+    /// its path as last argument, as `unshare --pid --fork` does.
     ///
     /// # Panics
     /// If there can be no process.

@@ -5,8 +5,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
-/// Listens at a port of its own and passes on what clients and the listener behind it say, whenever [`Relay::forward`] is
-/// called.
+/// Listens at a port of its own and passes on what clients and the listener behind it say, whenever
+/// [`Relay::forward`] is called.
 #[derive(Debug)]
 pub struct Relay {
     /// `None`: its port refuses.

@@ -5,7 +5,8 @@ use crate::name::test_name;
 /// Which body of a test a process is to run, and as which of its sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Role {
-    /// Calls of [`alone`](crate::alone) and [`pair`](crate::pair) in a test count from 1; 0 is [`enter`](crate::side::enter).
+    /// Calls of [`alone`](crate::alone) and [`pair`](crate::pair) in a test count from 1; 0 is
+    /// [`enter`](crate::side::enter).
     pub(crate) call: usize,
     pub(crate) side: usize,
 }

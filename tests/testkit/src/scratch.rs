@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, Once, PoisonError};
 use tempfile::TempDir;
 
-/// A fresh empty folder that nobody else uses. It goes, with all that is in it, when this is dropped, or when `exit` ends the process.
+/// A fresh empty folder that nobody else uses. It goes, with all that is in it, when this is
+/// dropped, or when `exit` ends the process.
 #[derive(Debug)]
 pub struct Scratch(TempDir);
 
-/// The folders that are there, each with the process that made it: `exit`, by which the processes of a pair end, drops nothing.
+/// The folders that are there, each with the process that made it: `exit`, by which the processes
+/// of a pair end, drops nothing.
 static THERE: Mutex<Vec<(u32, PathBuf)>> = Mutex::new(Vec::new());
 
 extern "C" fn remove_those_left() {

@@ -1,8 +1,9 @@
 //! Tests in processes of their own: a library reads its settings once, and some tests kill.
 //!
-//! A test function runs more than once: first as libtest starts it, then in each process that it starts, which is this program
-//! asked for this one test. There the body runs, and then the process ends: what follows in the test function is run by the
-//! first one alone, and what precedes by all of them.
+//! A test function runs more than once: first as libtest starts it, then in each process that it
+//! starts, which is this program asked for this one test. There the body runs, and then the process
+//! ends: what follows in the test function is run by the first one alone, and what precedes by all
+//! of them.
 
 use crate::peer::Peer;
 use crate::process::{BODY_DONE, Process};
@@ -46,7 +47,8 @@ pub fn pair(env: &[(&str, &str)], body: impl FnOnce(usize, Peer)) {
     ended.iter().for_each(super::process::Ended::repeat_skips);
 }
 
-/// For tests that start their processes themselves ([`Process::start`]): runs `body` and ends if this process is one of them.
+/// For tests that start their processes themselves ([`Process::start`]): runs `body` and ends if
+/// this process is one of them.
 pub fn enter(body: impl FnOnce(usize, Peer)) {
     if let Some(role) = Role::of_this_process().filter(|role| role.call == 0) {
         run(role, body);
@@ -59,8 +61,8 @@ pub fn exit_without_handlers() -> ! {
     unsafe { libc::_exit(BODY_DONE) }
 }
 
-/// The number of this call, in the test itself; `None` where it is another call that this process was started for. Where it is
-/// this one, the body runs and the process ends.
+/// The number of this call, in the test itself; `None` where it is another call that this process
+/// was started for. Where it is this one, the body runs and the process ends.
 fn reach(body: impl FnOnce(usize, Peer)) -> Option<usize> {
     thread_local! {
         // A test has a thread of its own.
@@ -76,7 +78,8 @@ fn reach(body: impl FnOnce(usize, Peer)) -> Option<usize> {
 }
 
 fn run(role: Role, body: impl FnOnce(usize, Peer)) -> ! {
-    // SAFETY: the starter made descriptor 0 a socket for this process alone, which takes it once: it ends below.
+    // SAFETY: the starter made descriptor 0 a socket for this process alone, which takes it once:
+    // it ends below.
     let socket = unsafe { UnixStream::from_raw_fd(0) };
     body(role.side, Peer::new(socket));
     std::process::exit(BODY_DONE)

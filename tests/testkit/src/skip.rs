@@ -1,5 +1,5 @@
-//! Tests that cannot run on this machine: they end well after a line that says what is missing, by which `scripts/summary.py`
-//! counts them as skipped, not as passed.
+//! Tests that cannot run on this machine: they end well after a line that says what is missing, by
+//! which `scripts/summary.py` counts them as skipped, not as passed.
 //!
 //! ```ignore
 //! #[test]
@@ -29,8 +29,8 @@ impl Display for Missing {
     }
 }
 
-/// Says `skipped: WHAT IS MISSING` past the capture of the test program's output: also where tests are run without
-/// cargo-nextest a person reads it.
+/// Says `skipped: WHAT IS MISSING` past the capture of the test program's output: also where tests
+/// are run without cargo-nextest a person reads it.
 pub fn skipped(missing: impl Display) {
     // One line, whatever the text: what comes behind a line end would not be counted.
     let line = format!("skipped: {}\n", missing.to_string().trim().replace('\n', " "));
@@ -54,8 +54,8 @@ impl<E> Outcome for Result<(), E> {
     }
 }
 
-/// The value of a `Result<T, Missing>` (or of anything else whose error says what is missing); the test that this stands in
-/// ends as skipped if it is an error.
+/// The value of a `Result<T, Missing>` (or of anything else whose error says what is missing); the
+/// test that this stands in ends as skipped if it is an error.
 #[macro_export]
 macro_rules! require {
     ($needed:expr) => {

@@ -9,7 +9,8 @@ use std::path::Path;
 /// The variable that names the fabric of a process.
 const FABRIC: &str = "SOFTRNIC_FABRIC";
 
-/// How the devices of a fabric are to be. Processes that are started here share the fabric; those of another test do not.
+/// How the devices of a fabric are to be. Processes that are started here share the fabric; those
+/// of another test do not.
 #[derive(Debug, Clone)]
 pub struct Softrnic {
     fabric: String,
@@ -17,7 +18,8 @@ pub struct Softrnic {
 }
 
 impl Softrnic {
-    /// What softrnic does by itself, on a fabric that nobody else uses, without its report at the end.
+    /// What softrnic does by itself, on a fabric that nobody else uses, without its report at the
+    /// end.
     #[must_use]
     pub fn new() -> Self {
         // A side of the test is where the test has put it.
@@ -99,7 +101,8 @@ impl Softrnic {
         self.assert_clean();
     }
 
-    /// Runs `body` in two processes on the fabric, of which nothing may be left. They have a socket between them.
+    /// Runs `body` in two processes on the fabric, of which nothing may be left. They have a socket
+    /// between them.
     ///
     /// # Panics
     /// If one does not end well, or they leave something.

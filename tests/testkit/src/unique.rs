@@ -3,8 +3,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// `PREFIX-PID-NUMBER-RANDOM`: another one at each call. The random part tells processes with the same id in different
-/// process id namespaces apart.
+/// `PREFIX-PID-NUMBER-RANDOM`: another one at each call. The random part tells processes with the
+/// same id in different process id namespaces apart.
 #[must_use]
 pub fn unique_name(prefix: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -4,12 +4,15 @@ use std::fmt::Display;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What no wait of a test takes, however slow the machine: beyond it something hangs. Less than the 60 s after which `ferrite`
-/// gives up a process that is silent, so that a process says itself what it waits for.
+/// What no wait of a test takes, however slow the machine: beyond it something hangs. Less than the
+/// 60 s after which `ferrite` gives up a process that is silent, so that a process says itself what
+/// it waits for.
 pub const LIMIT: Duration = Duration::from_secs(40);
-/// A condition is tried again and again without a pause for so long: most come true within microseconds.
+/// A condition is tried again and again without a pause for so long: most come true within
+/// microseconds.
 const BUSY: Duration = Duration::from_millis(2);
-/// Between two attempts afterwards. Not longer with time: a condition may be what makes things go on.
+/// Between two attempts afterwards. Not longer with time: a condition may be what makes things go
+/// on.
 const PAUSE: Duration = Duration::from_micros(200);
 
 /// What a condition says: not yet, or what was waited for.
@@ -53,7 +56,8 @@ pub fn wait_within<C: Condition>(
 ) -> Option<C::Found> {
     let start = Instant::now();
     loop {
-        // Looked at before the condition: that is tried at least once after the limit, however late this thread gets to run.
+        // Looked at before the condition: that is tried at least once after the limit, however late
+        // this thread gets to run.
         let elapsed = start.elapsed();
         if let Some(found) = condition().found() {
             return Some(found);

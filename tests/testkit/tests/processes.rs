@@ -5,7 +5,8 @@ use testkit::process::Process;
 use testkit::side::{alone, enter, exit_without_handlers, pair};
 use testkit::wait::wait_until;
 
-/// The processes of [`pair`] and [`alone`] are others than the test's, and each has its environment.
+/// The processes of [`pair`] and [`alone`] are others than the test's, and each has its
+/// environment.
 #[test]
 fn a_body_runs_in_a_process_of_its_own_with_its_environment() {
     // Before the call: both processes come by here.

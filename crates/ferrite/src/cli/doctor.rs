@@ -170,7 +170,8 @@ pub(super) enum Session {
 }
 
 impl Peers {
-    /// What the arguments and the launcher's variables say. `None`: the doctor looks at this machine alone.
+    /// What the arguments and the launcher's variables say. `None`: the doctor looks at this
+    /// machine alone.
     ///
     /// # Errors
     /// [`Error::Usage`] if something is missing.

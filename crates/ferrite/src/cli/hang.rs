@@ -19,13 +19,15 @@ answer, its state and its statistics file show what is outstanding. It must belo
 Exit code 0: nothing waits too long; 1: something does, or a process is stopped or blocked in the kernel, and the report says what and why; 2: there is no \
 such file, and no such process that uses Ferrite. A process that ends meanwhile changes nothing.")]
 pub(super) struct Hang {
-    /// A process id; `all` processes of this user and machine; or the statistics file of a process that has ended
+    /// A process id; `all` processes of this user and machine; or the statistics file of a process
+    /// that has ended
     #[arg(value_name = "PID|all|FILE")]
     target: String,
     /// How long a process has for its answer; s
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
     timeout: u64,
-    /// A wait of this many seconds is a hang; s [default: the process's own limit, FERRITE_HANG_SECONDS]
+    /// A wait of this many seconds is a hang; s [default: the process's own limit,
+    /// FERRITE_HANG_SECONDS]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86400))]
     threshold: Option<u64>,
 }

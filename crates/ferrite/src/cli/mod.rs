@@ -39,11 +39,13 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "there is one of it in a run")]
 enum Command {
-    /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it slow
+    /// Look at this machine before a job: what would keep NCCL from using the plugin, or make it
+    /// slow
     Doctor(doctor::Doctor),
     /// Show what the connections of this machine's processes do, as they run
     Top(top::Top),
-    /// Show the lanes of connections: what each carries, how fast, and how often lanes were given other paths
+    /// Show the lanes of connections: what each carries, how fast, and how often lanes were given
+    /// other paths
     Paths(top::Paths),
     /// Write a timeline of messages at both ends of connections, for Perfetto, and list the slowest
     Trace(trace::Trace),

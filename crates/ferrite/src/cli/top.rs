@@ -153,7 +153,8 @@ impl Top {
         }
     }
 
-    /// Waits for an interval, and does meanwhile what the user and clients want. Returns whether to end.
+    /// Waits for an interval, and does meanwhile what the user and clients want. Returns whether to
+    /// end.
     fn wait(
         &mut self,
         screen: Option<&Screen>,

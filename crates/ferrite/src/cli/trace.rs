@@ -27,10 +27,12 @@ pub(super) struct Trace {
     /// How long to look; 0: take what there is; s
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = parse_seconds)]
     seconds: f64,
-    /// End once so many messages have been gathered; one counts at each of its two ends. It bounds the memory
+    /// End once so many messages have been gathered; one counts at each of its two ends. It bounds
+    /// the memory
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     most: u32,
-    /// File to write; an existing one is replaced [default: ferrite-trace.json, or the next free name (ferrite-trace.2.json)]
+    /// File to write; an existing one is replaced [default: ferrite-trace.json, or the next free
+    /// name (ferrite-trace.2.json)]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// List so many of the slowest messages
@@ -77,7 +79,8 @@ impl Trace {
 
     /// Looks at the files again and again. Returns whether the user has ended that.
     fn record(&self) -> Result<(Recording, bool)> {
-        /// Between two looks. 25 messages are timed in this time if 640,000 a second go over a connection.
+        /// Between two looks. 25 messages are timed in this time if 640,000 a second go over a
+        /// connection.
         const PAUSE: Duration = Duration::from_millis(10);
         let until = Instant::now() + Duration::from_secs_f64(self.seconds);
         let mut recording = Recording::default();

@@ -1,5 +1,5 @@
-//! What the rows look at: the files of the machine, the environment of the job, and what was found out by trial. Trials are
-//! made when a row asks for them first, and once.
+//! What the rows look at: the files of the machine, the environment of the job, and what was found
+//! out by trial. Trials are made when a row asks for them first, and once.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -44,7 +44,8 @@ const SILENCE: Duration = Duration::from_secs(45);
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) root: Root,
-    /// The environment of the job: that of the doctor, and what NCCL adds from its configuration files.
+    /// The environment of the job: that of the doctor, and what NCCL adds from its configuration
+    /// files.
     pub(crate) env: BTreeMap<String, String>,
     /// That of the doctor.
     pub(crate) own_env: BTreeMap<String, String>,
@@ -83,7 +84,8 @@ impl Machine {
         machine
     }
 
-    /// The release of NCCL that a job takes: PyTorch's, else the one that the loader or Python finds first. `None`: it is not known.
+    /// The release of NCCL that a job takes: PyTorch's, else the one that the loader or Python
+    /// finds first. `None`: it is not known.
     pub(crate) fn nccl(&self) -> Option<Version> {
         let files = self.nccl_files();
         files.iter().find(|file| file.is_of_pytorch).or_else(|| files.first())?.version
@@ -164,8 +166,9 @@ impl Machine {
     }
 }
 
-// What NCCL's configuration files add to the environment: `~/.nccl.conf` (or the one that `NCCL_CONF_FILE` names), `/etc/nccl.conf`.
-// What is set already stays. A test holds this against stock NCCL (`tests/doctor/conf_files.rs`); other releases were tried by hand.
+// What NCCL's configuration files add to the environment: `~/.nccl.conf` (or the one that
+// `NCCL_CONF_FILE` names), `/etc/nccl.conf`. What is set already stays. A test holds this against
+// stock NCCL (`tests/doctor/conf_files.rs`); other releases were tried by hand.
 
 /// How the releases from one on read the files.
 #[derive(Debug, PartialEq, Eq)]
@@ -174,7 +177,8 @@ pub(crate) struct Reading {
     /// They know `NCCL_CONF_FILE`.
     knows_named: bool,
     has_comments: bool,
-    /// `~` is `$HOME`, and not the home that `/etc/passwd` tells; a line may end in a carriage return.
+    /// `~` is `$HOME`, and not the home that `/etc/passwd` tells; a line may end in a carriage
+    /// return.
     is_of_2_30: bool,
 }
 
@@ -318,8 +322,8 @@ fn is_function(path: &Path) -> bool {
     name.matches(':').count() == 2 && name.contains('.')
 }
 
-/// The control register of an extended capability in a function's configuration space, `offset` bytes behind the capability's
-/// start.
+/// The control register of an extended capability in a function's configuration space, `offset`
+/// bytes behind the capability's start.
 ///
 /// # Errors
 /// The configuration space is not shown in whole; only root sees more than its beginning.
@@ -351,16 +355,17 @@ pub(crate) fn capability(
     Ok(None)
 }
 
-// Each device of the plugin sends a message to itself, through the plugin's own table of functions: listen, connect, accept,
-// one message of 1 MiB whose bytes are checked. In a process of its own.
+// Each device of the plugin sends a message to itself, through the plugin's own table of functions:
+// listen, connect, accept, one message of 1 MiB whose bytes are checked. In a process of its own.
 
 /// Bytes of the message.
 const BYTES: usize = 1 << 20;
 /// Each step may take so long.
 const STEP: Duration = Duration::from_secs(10);
 
-/// The settings under which the plugin is tried. A device that does not answer fails soon, and by itself: each port is a device
-/// of its own, nothing is recovered, and no file of statistics or reports is made.
+/// The settings under which the plugin is tried. A device that does not answer fails soon, and by
+/// itself: each port is a device of its own, nothing is recovered, and no file of statistics or
+/// reports is made.
 pub(crate) const SETTINGS: [(&str, &str); 7] = [
     ("NCCL_DEBUG", "WARN"),
     ("NCCL_IB_MERGE_NICS", "0"),
@@ -392,7 +397,8 @@ pub(crate) fn loopback_main(path: &Path) -> i32 {
             for device in 0..count {
                 let name = transport
                     .properties(device)
-                    // A device of one port has no number in its name; NCCL's number of the port counts across the card's functions.
+                    // A device of one port has no number in its name; NCCL's number of the port
+                    // counts across the card's functions.
                     .map_or_else(
                         |_| device.to_string(),
                         |p| if p.name.contains(':') { p.name } else { p.name + ":1" },
@@ -442,7 +448,8 @@ fn try_device(transport: &Transport, device: usize) -> Result<f64> {
     let mut deadline = Deadline::new("a message of 1 MiB to itself", STEP);
     let mut received = posted(&mut deadline, || recv.receive(&to, 0, BYTES, 0))?;
     let (mut sent, mut is_sent, mut has_arrived, mut sizes) = (None, false, false, [0; 1]);
-    // Both ends in turn: the receiver's failure shows in its own request, while the sender has nothing to send to.
+    // Both ends in turn: the receiver's failure shows in its own request, while the sender has
+    // nothing to send to.
     while !(is_sent && has_arrived) {
         has_arrived = has_arrived || received.test(&mut sizes)?;
         match sent.as_mut() {
@@ -520,7 +527,8 @@ pub(crate) struct PortFacts {
     /// Bytes.
     pub(crate) max_mtu: u32,
     pub(crate) pkey_count: u16,
-    /// The entry of the partition key table that the settings name could be used for a queue pair; or the error.
+    /// The entry of the partition key table that the settings name could be used for a queue pair;
+    /// or the error.
     pub(crate) pkey: Option<Result<u16, String>>,
 }
 
@@ -583,22 +591,24 @@ impl VerbsFacts {
     }
 }
 
-// Finds the [`VerbsFacts`], in a process of its own: a driver's library may crash or wait for ever. It uses the plugin's own
-// code, so that the facts are what the plugin would see.
+// Finds the [`VerbsFacts`], in a process of its own: a driver's library may crash or wait for ever.
+// It uses the plugin's own code, so that the facts are what the plugin would see.
 
 /// Bytes of the trial registration, where the machine has so much memory to spare.
 const TRIAL_BYTES: u64 = 256 << 20;
 /// Completions of the trial completion queue.
 const TRIAL_COMPLETIONS: u32 = 512;
 
-/// What the hidden subcommand does: prints the facts as one line of JSON, or the reason why there is no libibverbs.
+/// What the hidden subcommand does: prints the facts as one line of JSON, or the reason why there
+/// is no libibverbs.
 pub(crate) fn probe_main() -> i32 {
     let text = serde_json::to_string(&facts()).unwrap_or_default();
     i32::from(output::write_stdout(&format!("{text}\n")).is_err())
 }
 
 fn facts() -> std::result::Result<VerbsFacts, String> {
-    // A setting that is out of range has a row of its own; the others are looked at with the defaults.
+    // A setting that is out of range has a row of its own; the others are looked at with the
+    // defaults.
     let config = Config::from_env().or_else(|_| Config::parse(|_| None)).map_err(words)?;
     let config = Arc::new(config);
     let library = Arc::new(Library::load(config.verbs_library.as_deref()).map_err(words)?);

@@ -1,5 +1,6 @@
-//! What on this machine would keep NCCL from using the plugin, or make it slow: looked at before a job, without NCCL, without
-//! root, and without changing anything. Devices are opened, and objects made on them for a trial are destroyed again.
+//! What on this machine would keep NCCL from using the plugin, or make it slow: looked at before a
+//! job, without NCCL, without root, and without changing anything. Devices are opened, and objects
+//! made on them for a trial are destroyed again.
 //!
 //! | file | what is in it |
 //! |---|---|

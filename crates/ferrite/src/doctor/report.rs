@@ -86,7 +86,8 @@ impl Finding {
         Self::new(if is_good { Verdict::Ok } else { other }, subject, fact)
     }
 
-    /// The same, as what follows from the failure of the row `name`: where that one is looked at too, the failure is told there.
+    /// The same, as what follows from the failure of the row `name`: where that one is looked at
+    /// too, the failure is told there.
     pub(crate) fn follows(mut self, name: &'static str) -> Self {
         self.follows = Some(name);
         self
@@ -122,8 +123,9 @@ pub(crate) struct RowReport {
 }
 
 impl RowReport {
-    /// Findings that warn or fail and have no cure of their own get that of the row; `plugin` stands where a cure names its path. A
-    /// failure that follows from that of a row in `looked` is told there.
+    /// Findings that warn or fail and have no cure of their own get that of the row; `plugin`
+    /// stands where a cure names its path. A failure that follows from that of a row in `looked` is
+    /// told there.
     pub(crate) fn new(
         row: &Row,
         mut findings: Vec<Finding>,
@@ -164,8 +166,8 @@ impl RowReport {
         Self { name, verdict, findings }
     }
 
-    /// A line for each finding, the cure below it; of findings that have the same cure, below the last of them. Lines that are longer
-    /// than `width` go on below their fact.
+    /// A line for each finding, the cure below it; of findings that have the same cure, below the
+    /// last of them. Lines that are longer than `width` go on below their fact.
     pub(crate) fn text(&self, width: Option<usize>) -> String {
         let mut text = String::new();
         for (at, finding) in self.findings.iter().enumerate() {
@@ -185,7 +187,8 @@ impl RowReport {
     }
 }
 
-/// `words` behind `head`, in lines of `width` characters at most; a word that is longer has a line of its own.
+/// `words` behind `head`, in lines of `width` characters at most; a word that is longer has a line
+/// of its own.
 fn lines(head: &str, words: &str, width: Option<usize>) -> String {
     let width = width.unwrap_or(usize::MAX);
     let (mut text, mut at) = (head.to_owned(), head.len());
@@ -242,7 +245,8 @@ struct Document<'a> {
     rows: &'a [RowReport],
 }
 
-/// The report as JSON: `schema` 1, the version of this program, the host, the worst verdict, and the rows with their findings.
+/// The report as JSON: `schema` 1, the version of this program, the host, the worst verdict, and
+/// the rows with their findings.
 pub(crate) fn json(host: &str, looked: &[RowReport]) -> String {
     let document =
         Document { schema: 1, tool: version::text(), host, verdict: worst(looked), rows: looked };

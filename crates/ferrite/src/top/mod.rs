@@ -1,4 +1,5 @@
-//! `ferrite top`: what the connections of all processes of this machine do, from the files that the plugin writes.
+//! `ferrite top`: what the connections of all processes of this machine do, from the files that the
+//! plugin writes.
 //!
 //! | file | what is in it |
 //! |---|---|

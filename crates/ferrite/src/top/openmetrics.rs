@@ -1,7 +1,8 @@
 //! Metrics in the OpenMetrics text format, for Prometheus.
 //!
-//! Labels name devices, directions and hosts of peers, and no connection or rank: there would be too many. Sums only grow while this program runs: what is
-//! counted of ends that close and of processes that end stays in them.
+//! Labels name devices, directions and hosts of peers, and no connection or rank: there would be
+//! too many. Sums only grow while this program runs: what is counted of ends that close and of
+//! processes that end stays in them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,7 +20,8 @@ use crate::top::rates::Row;
 use crate::top::stats_file::{Buckets, End, Processes};
 use crate::top::table::{Ports, View};
 
-/// One line: an object with `time` (seconds since 1970), `processes`, `connections`, `ports`, `dead` and `unreadable`. Times of stages are in seconds.
+/// One line: an object with `time` (seconds since 1970), `processes`, `connections`, `ports`,
+/// `dead` and `unreadable`. Times of stages are in seconds.
 pub(crate) fn line(view: &View<'_>) -> String {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
     let processes = view.now.living.values().map(|process| {
@@ -364,7 +366,8 @@ impl Server {
         self.0.local_addr().ok()
     }
 
-    /// Answers the clients that are there, with what `metrics` returns. A client that does not speak, or goes away, is its own affair.
+    /// Answers the clients that are there, with what `metrics` returns. A client that does not
+    /// speak, or goes away, is its own affair.
     pub(crate) fn poll(&self, mut metrics: impl FnMut() -> String) {
         while let Ok((stream, _)) = self.0.accept() {
             let _ = answer(stream, &mut metrics);

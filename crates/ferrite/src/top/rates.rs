@@ -40,7 +40,8 @@ impl Row {
         if self.seconds > 0.0 { self.grown[counter] as f64 / self.seconds } else { 0.0 }
     }
 
-    /// A quantile of a stage, in nanoseconds; of all time, if there are too few samples of this interval.
+    /// A quantile of a stage, in nanoseconds; of all time, if there are too few samples of this
+    /// interval.
     pub(crate) fn quantile(&self, stage: usize, share: f64) -> Option<f64> {
         quantile(&self.stages[stage], share).or_else(|| quantile(&self.end.stages[stage], share))
     }
@@ -50,7 +51,8 @@ impl Row {
         self.quantile(if self.end.is_sender { record::WIRE } else { record::DATA }, 0.99)
     }
 
-    /// The greatest share of the bytes that a rail has carried, with the rail's number, if there are several rails.
+    /// The greatest share of the bytes that a rail has carried, with the rail's number, if there
+    /// are several rails.
     pub(crate) fn greatest_share(&self) -> Option<(usize, f64)> {
         let total = self.rail_bytes.iter().copied().fold(0, u64::saturating_add);
         let most = self.rail_bytes.iter().enumerate().max_by_key(|(_, bytes)| **bytes)?;
@@ -250,8 +252,8 @@ impl Sort {
         }
     }
 
-    /// Puts the rows in order, the worst or greatest first. An end that stands still comes before all others, but in the order by
-    /// [`Self::Gbps`].
+    /// Puts the rows in order, the worst or greatest first. An end that stands still comes before
+    /// all others, but in the order by [`Self::Gbps`].
     pub(crate) fn apply(self, rows: &mut [Row]) {
         let stall = |row: &Row| if self == Self::Gbps { 0 } else { row.end.stall };
         rows.sort_by(|a, b| stall(b).cmp(&stall(a)).then(self.key(b).total_cmp(&self.key(a))));

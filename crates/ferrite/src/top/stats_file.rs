@@ -134,8 +134,8 @@ impl StatsFile {
     }
 }
 
-/// What is in the file, which was opened without waiting for a writer. It is copied whole, and not mapped: another process could cut it
-/// short.
+/// What is in the file, which was opened without waiting for a writer. It is copied whole, and not
+/// mapped: another process could cut it short.
 ///
 /// # Errors
 /// The text says why it cannot be read or cannot be one of Ferrite's.
@@ -158,7 +158,8 @@ pub(crate) fn text(words: &[u64]) -> String {
     String::from_utf8_lossy(&bytes).chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// The process that has the lock on the first byte, by its number in this process's namespace; 0: it is not in that. `None`: nobody has it.
+/// The process that has the lock on the first byte, by its number in this process's namespace; 0:
+/// it is not in that. `None`: nobody has it.
 pub(crate) fn holder(file: &File) -> Option<u32> {
     // SAFETY: plain numbers, for which 0 is valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -198,11 +199,13 @@ pub(crate) struct End {
     pub(crate) counters: [u64; record::COUNTERS],
     /// Whether a message waits for its clear-to-send.
     pub(crate) is_refused: bool,
-    /// For how long something has been outstanding without any progress, in nanoseconds; 0: for less than a second.
+    /// For how long something has been outstanding without any progress, in nanoseconds; 0: for
+    /// less than a second.
     pub(crate) stall: u64,
     /// The longest such time.
     pub(crate) longest_stall: u64,
-    /// Since when the connection has been recovering, in nanoseconds since 1970, and the attempts since then.
+    /// Since when the connection has been recovering, in nanoseconds since 1970, and the attempts
+    /// since then.
     pub(crate) recovering: Option<(u64, u64)>,
     /// Names of the rails, and the bytes that a sender has given to each, if there are several.
     pub(crate) rails: Vec<(String, u64)>,
@@ -216,7 +219,8 @@ pub(crate) struct End {
     pub(crate) longest: [u64; record::STAGES],
     /// NCCL's number of the communicator that the connection is for; 0: it is not known.
     pub(crate) communicator: u64,
-    /// The operation of NCCL that the outstanding messages are of, and the name of its communicator, which may be empty.
+    /// The operation of NCCL that the outstanding messages are of, and the name of its
+    /// communicator, which may be empty.
     pub(crate) operation: Option<(Call, String)>,
 }
 
@@ -290,7 +294,8 @@ impl End {
     }
 }
 
-/// The bytes of each lane; none of a file of an older minor layout, or where queue pairs are no lanes.
+/// The bytes of each lane; none of a file of an older minor layout, or where queue pairs are no
+/// lanes.
 fn lanes(words: &[u64]) -> Vec<u64> {
     let count = words[record::QP_COUNT].min(record::LANES as u64) as usize;
     let bytes = words.get(record::LANE_BYTES..record::LANE_BYTES + count).unwrap_or_default();
@@ -302,8 +307,8 @@ fn buckets(words: &[u64], stage: usize) -> Buckets {
     std::array::from_fn(|bucket| (words[bucket / 2] >> (32 * (bucket % 2))) as u32)
 }
 
-/// The time in nanoseconds that a share of `quantile` of the samples does not exceed: the middle of its bucket. `None`: there are too
-/// few samples to tell.
+/// The time in nanoseconds that a share of `quantile` of the samples does not exceed: the middle of
+/// its bucket. `None`: there are too few samples to tell.
 pub(crate) fn quantile(buckets: &Buckets, quantile: f64) -> Option<f64> {
     let total: u64 = buckets.iter().map(|count| u64::from(*count)).sum();
     // Of 100 samples, one is above the 99th percentile.

@@ -293,7 +293,8 @@ pub(crate) fn time(ns: f64) -> String {
 /// Bytes of a connection from which on it is said of its lanes that they are alike.
 const MANY_BYTES: u64 = 10_000_000_000;
 
-/// A line for each sender that has lanes, and how many other senders there are. It is also said how many have lanes in vain.
+/// A line for each sender that has lanes, and how many other senders there are. It is also said how
+/// many have lanes in vain.
 pub(crate) fn text(rows: &[Row]) -> String {
     let senders = || rows.iter().filter(|row| row.end.is_sender);
     let mut text = format!(
@@ -318,7 +319,8 @@ pub(crate) fn text(rows: &[Row]) -> String {
     text
 }
 
-/// Whether the lanes of a connection have all carried as much, to a sixteenth, over many bytes, and none has got another path.
+/// Whether the lanes of a connection have all carried as much, to a sixteenth, over many bytes, and
+/// none has got another path.
 fn are_alike(row: &Row) -> bool {
     let lanes = &row.end.lanes;
     let (least, most) =
@@ -562,7 +564,8 @@ mod tests {
         );
     }
 
-    /// A row of the example's sender with so many bytes on its lanes in two seconds, of which lanes have moved three times.
+    /// A row of the example's sender with so many bytes on its lanes in two seconds, of which lanes
+    /// have moved three times.
     fn row(lane_bytes: &[u64]) -> Row {
         row_with(lane_bytes, 3)
     }

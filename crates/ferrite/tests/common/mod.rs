@@ -11,9 +11,11 @@ use lab::pair::{PairPermit, Setting};
 use lab::verbs::Verbs;
 use testkit::{Missing, Scratch, c_library, program};
 
-/// The software device with all that some cards and kernels do otherwise (softrnic/docs/cards.md), as far as it fits together.
+/// The software device with all that some cards and kernels do otherwise (softrnic/docs/cards.md),
+/// as far as it fits together.
 pub(crate) const OTHERWISE: [(&str, &str); 6] = [
-    // Completions that outlive their queue pair, an own port that ends it at once, a step to RTR that takes a second, and more.
+    // Completions that outlive their queue pair, an own port that ends it at once, a step to RTR
+    // that takes a second, and more.
     ("SOFTRNIC_DRIVER", "rxe"),
     ("SOFTRNIC_QPN_REUSE", "1"),
     ("SOFTRNIC_GIDS", "vlan"),

@@ -4,7 +4,8 @@ use crate::common::{self, dist, ferrite, shared_object};
 use std::path::Path;
 use testkit::{Scratch, require};
 
-/// What a plugin may do wrong (`tests/fixtures/misdeed.c`), the checks that notice, and words of what they say.
+/// What a plugin may do wrong (`tests/fixtures/misdeed.c`), the checks that notice, and words of
+/// what they say.
 const MISDEEDS: &[(&str, &str, &str)] = &[
     ("name", "3", "is the name of a network of NCCL's own"),
     ("open", "4", "files and threads before"),
@@ -148,8 +149,8 @@ fn checks_are_listed_without_a_transport_and_an_unknown_number_is_named() {
     assert!(code == 2 && stderr.contains("there is no check 66"), "{stderr}");
 }
 
-/// A few checks of Ferrite on devices as each driver with reliable connections has them; scripts/nightly.sh makes all. What the devices refuse is in
-/// softrnic/docs/cards.md.
+/// A few checks of Ferrite on devices as each driver with reliable connections has them;
+/// scripts/nightly.sh makes all. What the devices refuse is in softrnic/docs/cards.md.
 #[test]
 fn ferrite_keeps_some_of_the_contract_on_the_devices_of_each_driver() {
     let dist = require!(dist(&PARTS));
@@ -166,7 +167,8 @@ fn ferrite_keeps_some_of_the_contract_on_the_devices_of_each_driver() {
     }
 }
 
-/// Those points that have to do with it; scripts/nightly.sh makes all, also with one setting at a time.
+/// Those points that have to do with it; scripts/nightly.sh makes all, also with one setting at a
+/// time.
 #[test]
 fn ferrite_keeps_some_of_the_contract_on_devices_with_all_that_cards_and_kernels_do_otherwise() {
     let dist = require!(dist(&PARTS));
@@ -179,7 +181,8 @@ fn ferrite_keeps_some_of_the_contract_on_devices_with_all_that_cards_and_kernels
     assert!(code == 0 && stdout.contains(": 10 checks, 10 passed, "), "{stdout}{stderr}");
 }
 
-/// Ferrite itself, with these arguments; nothing may fail. What needs a GPU is not tried: that is known, and no news.
+/// Ferrite itself, with these arguments; nothing may fail. What needs a GPU is not tried: that is
+/// known, and no news.
 fn ferrite_passes(words: &[&str]) {
     let dist = require!(dist(&PARTS));
     let plugin = dist.join(PARTS[2]);

@@ -299,7 +299,8 @@ fn a_slower_plugin_is_found_and_ends_with_1() {
     let words = ["--reps", "9", "--slice", "1", "--sizes", "8", "--connections", "2"];
     let (mut code, mut stdout, mut stderr) = compare(&slow, &words).0;
     let found = "B is worse than A; worse: latency 8 B to 4 KiB ";
-    // Where other work makes A as slow at times, its latency cannot be told: twice it is asked for again.
+    // Where other work makes A as slow at times, its latency cannot be told: twice it is asked for
+    // again.
     for _ in 0..2 {
         if !stdout.contains(found) {
             (code, stdout, stderr) = compare(&slow, &words).0;
@@ -361,8 +362,8 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("it is text")
 }
 
-/// A `python3` that notes its calls in `calls` and fails, and an environment in which it is the one that is found and no
-/// NCCL is there.
+/// A `python3` that notes its calls in `calls` and fails, and an environment in which it is the one
+/// that is found and no NCCL is there.
 fn refused(arguments: &[&str]) -> (i32, String, String) {
     let folder = Scratch::new();
     let python = folder.join("python3");
@@ -581,8 +582,9 @@ fn a_failed_check_ends_with_1() {
     );
 }
 
-/// Starts the tool with a variable of its own, waits until `enough` lines of its stderr have the words, interrupts it,
-/// and returns how it ended, its stdout and the rest of its stderr. None of its processes may be left.
+/// Starts the tool with a variable of its own, waits until `enough` lines of its stderr have the
+/// words, interrupts it, and returns how it ended, its stdout and the rest of its stderr. None of
+/// its processes may be left.
 fn interrupted(arguments: &[&str], words: &str, enough: usize) -> (Option<i32>, String, String) {
     let (mark, folder) = (unique_name("interrupted"), Scratch::new());
     let mut child = Command::new(env!("CARGO_BIN_EXE_ferrite"))
@@ -631,7 +633,8 @@ fn an_interrupted_comparison_reports_what_it_has() {
         "--report",
         text(&folder),
     ]);
-    // Two pairs verify; the third of the second repetition is the eighth; each has two processes that say this.
+    // Two pairs verify; the third of the second repetition is the eighth; each has two processes
+    // that say this.
     let (code, stdout, stderr) = interrupted(&arguments, "Loopback 0.0.1", 16);
     assert_eq!(code, Some(130), "{stderr}");
     assert!(

@@ -392,11 +392,13 @@ fn what_cannot_be_tried_is_left_out_unless_it_was_named() {
 
 const LIBRARY: &str = "FERRITE_TEST_LIBRARY";
 
-/// In a process of its own: takes part in the fabric that the environment names until the test lets it end.
+/// In a process of its own: takes part in the fabric that the environment names until the test lets
+/// it end.
 fn take_part(_side: usize, mut test: Peer) {
     let library = std::env::var_os(LIBRARY).expect("the test names it");
     let library = CString::new(library.into_vec()).expect("a path");
-    // SAFETY: a library of this project, and the function's type in the verbs interface; NULL is no count.
+    // SAFETY: a library of this project, and the function's type in the verbs interface; NULL is no
+    // count.
     let list = unsafe {
         let handle = libc::dlopen(library.as_ptr(), libc::RTLD_NOW);
         assert!(!handle.is_null());

@@ -1,4 +1,5 @@
-//! `ferrite` as its user starts it. One program: linking one for each file took longer than running it.
+//! `ferrite` as its user starts it. One program: linking one for each file took longer than running
+//! it.
 
 mod check;
 mod cli;

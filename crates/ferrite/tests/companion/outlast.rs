@@ -1,5 +1,5 @@
-//! `ferrite outlast` on the software device: it finds what it must find, ends what hangs, and leaves nothing behind. Skipped, loudly,
-//! where a part is not built.
+//! `ferrite outlast` on the software device: it finds what it must find, ends what hangs, and
+//! leaves nothing behind. Skipped, loudly, where a part is not built.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -43,8 +43,8 @@ fn marked(mark: &str) -> Vec<PathBuf> {
     processes.map(|entry| entry.path()).filter(is_marked).collect()
 }
 
-/// What `ferrite outlast` did with these arguments and this environment: exit code, stdout, stderr. No process and no fabric of the run
-/// is left.
+/// What `ferrite outlast` did with these arguments and this environment: exit code, stdout, stderr.
+/// No process and no fabric of the run is left.
 fn outlast(
     arguments: &[&str],
     environment: &[(&str, &str)],
@@ -114,8 +114,8 @@ fn a_plugin_that_nccls_loader_takes_has_its_own_name() {
     assert!(stdout.starts_with("own 1: Ferrite on softrnic0 and "), "{stdout}");
 }
 
-/// The sender's port falls, its messages meet no receives for a while, the receiver's queue pair fails, and a port comes back with its
-/// addresses at other indices.
+/// The sender's port falls, its messages meet no receives for a while, the receiver's queue pair
+/// fails, and a port comes back with its addresses at other indices.
 #[test]
 fn a_stream_outlasts_faults_of_devices_with_all_that_cards_and_kernels_do_otherwise() {
     let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
@@ -180,7 +180,8 @@ fn a_stream_that_gets_nowhere_is_ended_by_the_limit() {
     arguments.extend(["--limit", "2"]);
     let (code, stdout, stderr) = require!(outlast(&arguments, &retries));
     assert_eq!(code, 1, "{stdout}{stderr}");
-    // The end whose limit comes first closes its connection, which the other one may see before its own limit.
+    // The end whose limit comes first closes its connection, which the other one may see before its
+    // own limit.
     assert!(
         stdout.contains("sender hung until ") || stdout.contains("receiver hung until "),
         "{stdout}"
@@ -190,7 +191,8 @@ fn a_stream_that_gets_nowhere_is_ended_by_the_limit() {
     assert!(stderr.contains("1 of 1 streams did not come to their end"), "{stderr}");
 }
 
-/// Without failover, so that the retries decide when the sender gets its error: half a second if they are shortened, else 34 s.
+/// Without failover, so that the retries decide when the sender gets its error: half a second if
+/// they are shortened, else 34 s.
 #[test]
 fn retries_are_shortened_unless_the_transports_own_are_asked_for() {
     let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");
@@ -246,7 +248,8 @@ fn a_process_that_goes_on_comes_to_its_end() {
     assert!(stdout.contains("  200 of 200 messages, "), "{stdout}");
 }
 
-/// As when a virtual machine is stopped for a while: nobody has waited for as long as the clock says.
+/// As when a virtual machine is stopped for a while: nobody has waited for as long as the clock
+/// says.
 #[test]
 fn a_run_that_is_stopped_as_a_whole_goes_on() {
     let plugin = require!(dist(&["lib/libnccl-net.so"])).join("lib/libnccl-net.so");

@@ -115,7 +115,8 @@ fn the_loader_of_nccl_2_28_takes_a_list_and_that_of_2_21_does_not() {
     assert!(stderr.contains("cannot open /no/such.so"), "{stderr}");
 }
 
-/// NCCL 2.20 makes `libnccl-net-VALUE.so` of every value of `NCCL_NET_PLUGIN`, so it takes a name and no path.
+/// NCCL 2.20 makes `libnccl-net-VALUE.so` of every value of `NCCL_NET_PLUGIN`, so it takes a name
+/// and no path.
 #[test]
 fn the_loader_of_nccl_2_20_takes_a_name_and_no_path() {
     let dist = require!(dist(&["softrnic/libibverbs.so.1", "lib/libnccl-net-ferrite.so"]));

@@ -1,4 +1,5 @@
-//! `ferrite trace` on processes that run or were killed, on files of several machines, and on files that are none.
+//! `ferrite trace` on processes that run or were killed, on files of several machines, and on files
+//! that are none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -54,7 +55,8 @@ fn job(worker: &mut WorkerCtx, then: impl FnOnce(&mut WorkerCtx) -> Result<()>) 
     link.close()
 }
 
-/// What `ferrite trace` did with these arguments: exit code, what it printed, and the timeline if it wrote one.
+/// What `ferrite trace` did with these arguments: exit code, what it printed, and the timeline if
+/// it wrote one.
 fn trace(arguments: &[&str]) -> (i32, String, Option<Value>) {
     let scratch = Scratch::new();
     let file = scratch.join("out.json");
@@ -82,8 +84,8 @@ fn number(event: &Value, name: &str) -> f64 {
 /// The name of an arrow, and the track and the time of one of its ends.
 type ArrowEnd<'a> = (&'a Value, (u64, u64), f64);
 
-/// What Perfetto needs: known events with numbers, slices of a track that are apart or within each other, arrows that begin and end, in this
-/// order.
+/// What Perfetto needs: known events with numbers, slices of a track that are apart or within each
+/// other, arrows that begin and end, in this order.
 fn check(timeline: &Value) {
     let mut slices: BTreeMap<(u64, u64), Vec<(f64, f64)>> = BTreeMap::new();
     let mut arrows: BTreeMap<u64, BTreeMap<&str, ArrowEnd<'_>>> = BTreeMap::new();
@@ -124,7 +126,8 @@ fn check(timeline: &Value) {
     for arrow in arrows.values() {
         assert!(arrow.len() == 2, "an arrow without one of its ends: {arrow:?}");
         let ((name, track, from), (_, _, to)) = (arrow["s"], arrow["f"]);
-        // A sender may be held up before it notes that it has sent, but `isend` was called before anything arrived.
+        // A sender may be held up before it notes that it has sent, but `isend` was called before
+        // anything arrived.
         let of_message = |slice: &&(f64, f64)| slice.0 <= from + 0.002 && from <= slice.1 + 0.002;
         let called =
             slices[&track].iter().filter(of_message).map(|slice| slice.0).fold(from, f64::min);
@@ -237,7 +240,8 @@ fn beside_a_running_job_processes_that_had_ended_are_left_out_unless_they_are_as
                     .expect("the folder")
                     .map(|entry| entry.expect("an entry").path());
                 let mut others = files.filter(|path| !path.to_string_lossy().contains(&own));
-                // Nobody has its lock, as where its process has ended. Not read by this process, which would lose its own.
+                // Nobody has its lock, as where its process has ended. Not read by this process,
+                // which would lose its own.
                 let left = Path::new(&folder).join(format!("{FILE_PREFIX}1.0"));
                 let copied =
                     Command::new("cp").arg(others.next().expect("the peer's")).arg(left).status();
@@ -295,7 +299,8 @@ fn write(path: &Path, words: &[u64]) {
         .expect("it is written");
 }
 
-/// The second process's file is made one of a machine whose clock is five seconds ahead, and whose time of day tells nothing.
+/// The second process's file is made one of a machine whose clock is five seconds ahead, and whose
+/// time of day tells nothing.
 #[test]
 fn clocks_of_two_machines_are_set_by_their_messages() -> Result<()> {
     const AHEAD: u64 = 5_000_000_000;

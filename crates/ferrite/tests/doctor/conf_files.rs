@@ -1,4 +1,5 @@
-//! What the row `settings` says that NCCL's configuration files set is what stock NCCL puts into the environment.
+//! What the row `settings` says that NCCL's configuration files set is what stock NCCL puts into
+//! the environment.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,11 +13,13 @@ use testkit::{Scratch, alone, program, require};
 
 use crate::common::cached_nccl;
 
-/// Lines as people write them. The names are none of NCCL's, so that the doctor has nothing else to say of them.
+/// Lines as people write them. The names are none of NCCL's, so that the doctor has nothing else to
+/// say of them.
 const FILE: &str = "Z1=1\n Z2=2\nZ3 =3\nZ4= 4\nZ5=5 # five\n#Z6=6\n #Z7=7\nexport Z8=8\nZ9=\"9\"\nZ10\n=Z11\nZ12=\n\
                     Z13=a=b\n\nZ1=again\nZSET=file\nZEMPTY=file\nZLAST=x";
 
-/// What variables are set to whose names begin with a Z but for what people write before a name; a carriage return cannot be told in a report.
+/// What variables are set to whose names begin with a Z but for what people write before a name; a
+/// carriage return cannot be told in a report.
 type Set = BTreeMap<String, String>;
 
 fn is_of_file(name: &str) -> bool {

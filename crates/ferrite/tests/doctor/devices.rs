@@ -431,11 +431,11 @@ fn retries_warns_of_a_counter_that_moves() {
     report.is("warn", &["local_ack_timeout_err grew by"]);
 }
 
-// The interface for connection set-up is the one that stock NCCL takes for its bootstrap: on a host of its own, a network namespace
-// with interfaces of all kinds.
+// The interface for connection set-up is the one that stock NCCL takes for its bootstrap: on a host
+// of its own, a network namespace with interfaces of all kinds.
 
-/// Makes the interfaces that `$1` names, runs NCCL and the doctor with each setting behind it, and prints what each takes: a name, or
-/// nothing.
+/// Makes the interfaces that `$1` names, runs NCCL and the doctor with each setting behind it, and
+/// prints what each takes: a name, or nothing.
 const SCRIPT: &str = r#"
 ip link set lo up
 for one in $1; do
@@ -493,7 +493,8 @@ fn hosts() -> Result<(), Missing> {
     }
 }
 
-/// Before 2.28 NCCL also takes interfaces that do not run, and takes `virbr` as any other: over these it reaches no other host.
+/// Before 2.28 NCCL also takes interfaces that do not run, and takes `virbr` as any other: over
+/// these it reaches no other host.
 fn agrees_with(release: &str, is_old: bool) {
     let nccl = require!(cached_nccl(release));
     require!(hosts());

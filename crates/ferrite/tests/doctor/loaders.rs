@@ -27,8 +27,8 @@ enum Kind {
 }
 use Kind::{Folder, Library, OnlyV12, OtherProcessor, Plugin, Text};
 
-/// A value of `NCCL_NET_PLUGIN`, and the files that there are: in `L`, where the dynamic loader looks, and in `W`, where the process
-/// is. `@` stands for the folder of both.
+/// A value of `NCCL_NET_PLUGIN`, and the files that there are: in `L`, where the dynamic loader
+/// looks, and in `W`, where the process is. `@` stands for the folder of both.
 type Case = (Option<&'static str>, &'static [(&'static str, Kind)]);
 
 const DEFAULT: (&str, Kind) = ("L/libnccl-net.so", Plugin);
@@ -108,7 +108,8 @@ fn write(path: &Path, kind: Kind) {
     fs::write(path, content).expect("written");
 }
 
-/// The value of a case, with what stands for other text written out; makes the file that `#` stands for.
+/// The value of a case, with what stands for other text written out; makes the file that `#` stands
+/// for.
 fn written_out(setting: &str, folder: &str) -> String {
     let setting = setting.replace('@', folder);
     let (first, rest) = setting

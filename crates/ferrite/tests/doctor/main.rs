@@ -1,4 +1,5 @@
-//! `ferrite doctor`: each verdict that can be bad is shown by breaking what it is about, and is good again without that.
+//! `ferrite doctor`: each verdict that can be bad is shown by breaking what it is about, and is
+//! good again without that.
 
 #[path = "../common/mod.rs"]
 mod common;

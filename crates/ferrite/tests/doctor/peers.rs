@@ -200,7 +200,8 @@ fn a_host_that_does_not_come_fails() {
     Outcome { codes: (code, 0), report }.row("peer-hosts", "FAIL", &["of 3 hosts came"]);
 }
 
-/// Callers without the token, with lines that are too long, that are no JSON, or that never end, while a session begins.
+/// Callers without the token, with lines that are too long, that are no JSON, or that never end,
+/// while a session begins.
 #[test]
 fn strangers_are_refused_and_do_not_keep_hosts_out() {
     let softrnic = Softrnic::new().env("SOFTRNIC_TIME_SCALE", "0.01");

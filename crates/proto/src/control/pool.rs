@@ -25,7 +25,8 @@ pub struct Peer {
     pub doubted: Option<Time>,
     /// Looks since then without an acknowledgement of any of their devices.
     pub silence: Silence,
-    /// Streams for which the peer has been asked whether they go on over this one, and has not answered.
+    /// Streams for which the peer has been asked whether they go on over this one, and has not
+    /// answered.
     pub resuming: usize,
     /// Streams that were resumed over it.
     pub resumed: usize,

@@ -126,8 +126,9 @@ impl Refusals {
 
 /// Looks for an acknowledgement of a peer's device.
 ///
-/// They are counted, and not only timed: a process that was stopped, or had no processor, looks once when it runs again, perhaps before its device
-/// was asked. The acknowledgements that it has missed do not show that the peer is dead.
+/// They are counted, and not only timed: a process that was stopped, or had no processor, looks
+/// once when it runs again, perhaps before its device was asked. The acknowledgements that it has
+/// missed do not show that the peer is dead.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Silence {
     looks: u32,
@@ -173,7 +174,8 @@ impl Signs {
         let lasts = |since: Option<Time>, time| {
             since.is_some_and(|since| now.saturating_sub(since) >= time)
         };
-        // The device of a dead process may acknowledge as long as something else has it open, such as a child that was not forked by `fork`.
+        // The device of a dead process may acknowledge as long as something else has it open, such
+        // as a child that was not forked by `fork`.
         let is_silent =
             self.doubted.is_some() && self.silence.is_long() || lasts(self.doubted, LONGEST_DOUBT);
         is_silent && (self.refusals.indicate_peer_death(now) || lasts(self.closed, DOUBT_LIMIT))

@@ -69,7 +69,8 @@ fn the_operation_of_an_end_is_known_while_it_waits() {
     }
 }
 
-/// What a peer that has waited for so long is owed, asked `asked` ago, when this process has waited for nothing for as long as `still`.
+/// What a peer that has waited for so long is owed, asked `asked` ago, when this process has waited
+/// for nothing for as long as `still`.
 fn owed(waited: Duration, asked: Duration, limit: Duration, still: Duration) -> Option<Verdict> {
     let mut inquiry = Inquiry::new(who(None));
     inquiry.handle_looks(Time::ZERO, vec![sight(0, UNSENT)], Vec::new());
@@ -185,7 +186,8 @@ fn an_answer_is_taken_as_long_as_its_question_is_fresh() {
     }
 }
 
-/// Whether a peer that has been told how things stand is told again, after `change`, when nothing else has happened.
+/// Whether a peer that has been told how things stand is told again, after `change`, when nothing
+/// else has happened.
 fn is_reported_again(change: impl Fn(&mut Inquiry)) -> bool {
     let mut inquiry = Inquiry::new(who(None));
     let sights = || vec![sight(0, UNSENT), sight(1, POSTED)];

@@ -117,8 +117,8 @@ mod tests {
         Some(Speed { per_second, under_way: 1 << 20 })
     }
 
-    /// The seconds from `from` to `to` in which a lane moves that is slow all the time, where the connection has `speed` after so many
-    /// moves.
+    /// The seconds from `from` to `to` in which a lane moves that is slow all the time, where the
+    /// connection has `speed` after so many moves.
     fn moves(
         budget: &mut MoveBudget,
         (from, to): (u64, u64),

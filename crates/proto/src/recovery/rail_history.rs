@@ -135,7 +135,8 @@ mod tests {
         assert_eq!(history.ready(now + FIRST_WAIT_AFTER_FAILURE), both);
     }
 
-    /// In seconds: how long rail 1 waits after each of ten failures, the first of them at `now` and each as soon as it may be used again.
+    /// In seconds: how long rail 1 waits after each of ten failures, the first of them at `now` and
+    /// each as soon as it may be used again.
     fn waits_of(history: &mut RailHistory, mut now: Time) -> [u64; 10] {
         let only = RailMask::only(1);
         std::array::from_fn(|_| {

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::ops::{BitAnd, BitOr, Sub};
 
-/// A set of rails: bit i stands for rail number i. Rails keep their numbers for the life of the connection.
+/// A set of rails: bit i stands for rail number i. Rails keep their numbers for the life of the
+/// connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RailMask(pub u8);
 

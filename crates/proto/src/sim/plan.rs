@@ -11,7 +11,8 @@ use crate::stripe::Striping;
 use crate::{MAX_GROUP, MAX_RAILS};
 use std::ops::Range;
 
-/// Message number i of a run is for buffer number i: it is the k-th message of its tag, for the k-th buffer of that tag.
+/// Message number i of a run is for buffer number i: it is the k-th message of its tag, for the
+/// k-th buffer of that tag.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Message {
     pub(super) tag: u32,

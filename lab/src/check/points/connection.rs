@@ -27,7 +27,8 @@ use crate::transport::deadline::{Deadline, posted};
 use crate::transport::instance::Transport;
 use crate::transport::listener::{Handle, Listener, LocalConn};
 
-/// Longer than any call may take that only looks; far more than 1 ms, since this machine has other work too.
+/// Longer than any call may take that only looks; far more than 1 ms, since this machine has other
+/// work too.
 const BLOCKING: Duration = Duration::from_millis(20);
 /// Connections in all, and at once.
 const MANY: (u32, u32) = (1000, 128);
@@ -589,7 +590,8 @@ fn accept_nothing(listener: &mut Listener, client: usize) -> Result<()> {
     Ok(())
 }
 
-/// The peer does not accept for longer than any time limit of the transport: its process lives, and may be busy for hours.
+/// The peer does not accept for longer than any time limit of the transport: its process lives, and
+/// may be busy for hours.
 fn late(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     let (mut handle, mut listener) = transport.listen(0)?;
@@ -668,7 +670,8 @@ fn messages(ctx: &mut Context<'_>, device: usize) -> Result<()> {
     Ok(())
 }
 
-/// A byte of the sender's first message is inverted on its way: the end that receives it has to fail, and neither end may wait for ever.
+/// A byte of the sender's first message is inverted on its way: the end that receives it has to
+/// fail, and neither end may wait for ever.
 fn turned_bytes(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     let length = greeting(&transport)?.len();
@@ -787,7 +790,8 @@ fn loopback(ctx: &mut Context<'_>) -> Result<StepResult> {
     Ok(StepResult::passed(format!("device 0 to itself, and to and from device {}", count - 1)))
 }
 
-/// Connects within this process; where one end fails, the other one is called until it has failed too.
+/// Connects within this process; where one end fails, the other one is called until it has failed
+/// too.
 fn connect_or_fail(transport: &Transport) -> Result<Result<LocalConn>> {
     let (mut handle, mut listener) = transport.listen(0)?;
     let (mut send, mut recv) = (Ok(None), Ok(None));
@@ -903,7 +907,8 @@ pub(super) const TEARDOWN_POINTS: &[Point] = &[
     },
 ];
 
-/// Both ways one message after the other, as long as it goes; what `isend` or its test, and `irecv` or its, ended with.
+/// Both ways one message after the other, as long as it goes; what `isend` or its test, and `irecv`
+/// or its, ended with.
 struct Traffic<'b> {
     bench: &'b Bench,
     send: Option<Request<'b>>,
@@ -1168,7 +1173,8 @@ fn abort(ctx: &mut Context<'_>) -> Result<StepResult> {
     )))
 }
 
-/// A receive of `group` messages of which `sent` are sent, and a send that waits; how long closing took.
+/// A receive of `group` messages of which `sent` are sent, and a send that waits; how long closing
+/// took.
 fn half_a_group(ctx: &mut Context<'_>, group: usize, sent: usize) -> Result<Duration> {
     let conn = across(ctx)?;
     let memory = Arc::new(Buffer::new(1 << 16)?);

@@ -435,7 +435,8 @@ fn all_sends<'l>(
         for member in 0..GROUPS.1 {
             let is_last = (group, member) == (receives.len() - 1, GROUPS.1 - 1);
             let taken = within(Duration::from_millis(50), || {
-                // The receiving end has to be looked after as well; the last group lacks a message until the end.
+                // The receiving end has to be looked after as well; the last group lacks a message
+                // until the end.
                 if let Some(receive) = receives.last_mut().filter(|_| !is_last) {
                     ensure!(!receive.test(&mut [0; 8])?, "a group is done that lacks messages");
                 }
@@ -461,7 +462,8 @@ const LINE: usize = 128;
 
 /// Many messages take long where each is read late.
 const LAX: (&str, &str) = ("SOFTRNIC_STRICT", "0");
-/// Asks the software device for what NICs do with lines of 128 bytes; it costs time, and other devices do not read it.
+/// Asks the software device for what NICs do with lines of 128 bytes; it costs time, and other
+/// devices do not read it.
 const WHOLE_LINES: (&str, &str) = ("SOFTRNIC_LINES", "1");
 const QPS3: (&str, &str) = ("NCCL_IB_QPS_PER_CONNECTION", "3");
 const SPLIT: (&str, &str) = ("NCCL_IB_SPLIT_DATA_ON_QPS", "1");
@@ -689,9 +691,10 @@ fn send_lines(ctx: &mut Context<'_>, bench: &Bench, round: u64, lines: usize) ->
     ctx.worker.barrier()
 }
 
-/// Looks at the flags only, until all are there; then the request is tested. The device has to write a line's last word
-/// after all words before it, in each message that it is given; the transport must not cut a line over two messages whose
-/// order is not kept, and must not write into lines by itself.
+/// Looks at the flags only, until all are there; then the request is tested. The device has to
+/// write a line's last word after all words before it, in each message that it is given; the
+/// transport must not cut a line over two messages whose order is not kept, and must not write into
+/// lines by itself.
 fn see_lines(ctx: &mut Context<'_>, bench: &Bench, round: u64, lines: usize) -> Result<()> {
     let memory = bench.into.memory();
     memory.set(0, lines * LINE, 0)?;
@@ -861,7 +864,8 @@ impl Space {
     fn new(at: usize, len: usize) -> Result<Self> {
         let fixed = if at == 0 { 0 } else { libc::MAP_FIXED };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
-        // SAFETY: an anonymous mapping: at an address of the kernel's choice, or in the place of one of the caller's own.
+        // SAFETY: an anonymous mapping: at an address of the kernel's choice, or in the place of
+        // one of the caller's own.
         let start = unsafe {
             libc::mmap(
                 at as *mut libc::c_void,

@@ -177,12 +177,14 @@ fn fork(ctx: &mut Context<'_>) -> Result<StepResult> {
 
 /// A child that writes to its copies of both buffers, and ends.
 fn child(mine: &Buffer, theirs: &Buffer, exit: Exit) -> Result<()> {
-    // SAFETY: the child writes to memory and ends; it takes no lock that a thread of the parent may hold.
+    // SAFETY: the child writes to memory and ends; it takes no lock that a thread of the parent may
+    // hold.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let wrote = mine.set(0, 1 << 16, 0x77).is_ok() && theirs.set(0, 1 << 16, 0x77).is_ok();
         let code = i32::from(!wrote);
-        // SAFETY: the end of the child; with handlers as a child does that returns from its main function.
+        // SAFETY: the end of the child; with handlers as a child does that returns from its main
+        // function.
         unsafe {
             match exit {
                 Exit::AtOnce => libc::_exit(code),

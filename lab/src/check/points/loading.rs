@@ -150,7 +150,8 @@ fn name(ctx: &mut Context<'_>) -> Result<StepResult> {
         return Ok(StepResult::passed(words));
     };
     let plugin = path.to_string_lossy().into_owned();
-    // SAFETY: NCCL's loader reads it in this call; no other thread of this process touches the environment now.
+    // SAFETY: NCCL's loader reads it in this call; no other thread of this process touches the
+    // environment now.
     unsafe { std::env::set_var("NCCL_NET_PLUGIN", &plugin) };
     let found = Library::open(&Source::Loader { nccl: nccl.clone(), plugin })?;
     ensure!(found.identity().name == name, "NCCL's loader found {:?}", found.identity().name);
@@ -173,7 +174,8 @@ fn reload(ctx: &mut Context<'_>) -> Result<StepResult> {
     Ok(StepResult::passed(format!("{} files and {} threads before and after", after.0, after.1)))
 }
 
-/// As a tuner's probe does while the transport runs: its own reference is given back, the code has to stay.
+/// As a tuner's probe does while the transport runs: its own reference is given back, the code has
+/// to stay.
 fn reload_in_use(ctx: &mut Context<'_>) -> Result<StepResult> {
     let transport = ctx.transport()?;
     let count = transport.devices()?;
@@ -352,7 +354,8 @@ fn contexts(ctx: &mut Context<'_>) -> Result<StepResult> {
     ensure!(raw.finalize(std::ptr::null_mut()) == 0, "finalize of NULL fails");
 
     let context = begun(raw, -1)?;
-    // NCCL passes the context to its own one-sided transport, which writes the traffic class of another communicator there.
+    // NCCL passes the context to its own one-sided transport, which writes the traffic class of
+    // another communicator there.
     if !context.is_null() {
         // SAFETY: a context is NULL or begins with an `int`, which only this test writes now.
         unsafe { context.cast::<i32>().write(77) };
@@ -632,7 +635,8 @@ fn name_of(raw: Raw, device: usize) -> (usize, String) {
     if properties.name.is_null() {
         return (0, String::new());
     }
-    // SAFETY: by NCCL's contract a C string that lives as long as the process; every_field looks at it first.
+    // SAFETY: by NCCL's contract a C string that lives as long as the process; every_field looks at
+    // it first.
     let text = unsafe { CStr::from_ptr(properties.name) }.to_string_lossy().into_owned();
     (properties.name as usize, text)
 }
@@ -680,7 +684,8 @@ fn as_built_in(ctx: &mut Context<'_>) -> Result<StepResult> {
     )))
 }
 
-/// Of a card's four ports the built-in transport of 2.21.5 fuses two by two; others may fuse them all.
+/// Of a card's four ports the built-in transport of 2.21.5 fuses two by two; others may fuse them
+/// all.
 fn both_ports_as_built_in(ctx: &mut Context<'_>) -> Result<StepResult> {
     if ctx.job.rails == 2 {
         // SAFETY: no library is loaded and no thread started yet.
@@ -706,12 +711,14 @@ fn compare(device: usize, mine: &Properties, theirs: &Properties) -> Result<()> 
     Ok(())
 }
 
-/// NCCL 2.21.5 reads 8 bits of a port's speed, in which 400 Gb/s is the highest: it says of a port of 800 Gb/s half of that.
+/// NCCL 2.21.5 reads 8 bits of a port's speed, in which 400 Gb/s is the highest: it says of a port
+/// of 800 Gb/s half of that.
 fn is_same_speed(mine: i32, built_in: i32, is_faster: impl FnOnce() -> bool) -> bool {
     mine == built_in || mine / 2 == built_in && mine % 800_000 == 0 && is_faster()
 }
 
-/// Whether the device's port is faster than NCCL 2.21.5 can say, as the kernel has it, or as the software device was asked to be.
+/// Whether the device's port is faster than NCCL 2.21.5 can say, as the kernel has it, or as the
+/// software device was asked to be.
 fn is_above_400_gbps(properties: &Properties) -> bool {
     let device = properties.name.split(['+', ':']).next().unwrap_or_default();
     let rate = fs::read_to_string(format!(
@@ -777,7 +784,8 @@ fn global(ctx: &mut Context<'_>) -> Result<StepResult> {
     }
     let (one, two) = (connect_locally(&transport, 0, 0)?, connect_locally(&transport, 0, 0)?);
     let (mine, theirs) = (Arc::new(Buffer::new(8192)?), Arc::new(Buffer::new(8192)?));
-    // What the receiving end of one has registered is sent from on another, and the other way round.
+    // What the receiving end of one has registered is sent from on another, and the other way
+    // round.
     let (out, into) = (one.recv.register(&mine)?, one.send.register(&theirs)?);
     two.message(&out, &into, 5000, 1)?;
     one.message(&out, &into, 5000, 2)?;

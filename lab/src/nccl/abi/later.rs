@@ -1,10 +1,11 @@
-//! Versions 9 (NCCL 2.24), 10 (2.26), 11 (2.28) and 12 (2.30) of the interface. Written from the binary interface's facts: the
-//! order of slots, the types of arguments, and sizes and offsets on LP64, which are checked below.
+//! Versions 9 (NCCL 2.24), 10 (2.26), 11 (2.28) and 12 (2.30) of the interface. Written from the
+//! binary interface's facts: the order of slots, the types of arguments, and sizes and offsets on
+//! LP64, which are checked below.
 //!
-//! What changed since version 8. 9: sizes of sends and receives have 64 bits; several devices can be fused into one. 10: both
-//! carry a handle for a profiler, which may be null; `connect` is told the traffic class. 11: `init`, `listen` and `connect` know
-//! the communicator they belong to, a context that `init` makes and `finalize` ends. 12: other properties; the slots are those
-//! of 11.
+//! What changed since version 8. 9: sizes of sends and receives have 64 bits; several devices can
+//! be fused into one. 10: both carry a handle for a profiler, which may be null; `connect` is told
+//! the traffic class. 11: `init`, `listen` and `connect` know the communicator they belong to, a
+//! context that `init` makes and `finalize` ends. 12: other properties; the slots are those of 11.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -19,7 +20,8 @@ pub struct Fused<const MOST: usize> {
     pub devices: [c_int; MOST],
 }
 
-/// Most devices in one, in versions 9 to 11, and in 12. A version reads no more than `count` of them.
+/// Most devices in one, in versions 9 to 11, and in 12. A version reads no more than `count` of
+/// them.
 pub const MOST_V11: usize = 4;
 pub const MOST_V12: usize = 8;
 

@@ -1,5 +1,5 @@
-//! The ncclNet interfaces that this driver calls: version 8 as `include/nccl/net_v8.h` states it (the
-//! plugin's own declarations), and what later versions changed.
+//! The ncclNet interfaces that this driver calls: version 8 as `include/nccl/net_v8.h` states it
+//! (the plugin's own declarations), and what later versions changed.
 
 #![allow(
     missing_docs,

@@ -386,7 +386,8 @@ fn a_faithful_run_has_a_sysfs() {
     assert!(text(&told.stderr).contains("no PCI device"), "{}", text(&told.stderr));
 }
 
-/// What counters there are, `stat` tells; files that never change would be taken for a link without traffic.
+/// What counters there are, `stat` tells; files that never change would be taken for a link without
+/// traffic.
 #[test]
 fn a_faithful_run_has_no_counters() {
     require!(mount_namespaces());
@@ -554,7 +555,8 @@ fn a_fabric_of_another_user_stays() {
     assert!(clean(&folder, &["--fabric", "theirs"]).starts_with("theirs: removed, "));
 }
 
-/// A forked child takes no part in the fabric of its parent: once the parent is killed, nobody uses the fabric.
+/// A forked child takes no part in the fabric of its parent: once the parent is killed, nobody uses
+/// the fabric.
 #[test]
 fn a_forked_child_keeps_no_fabric() {
     hold_if_started();
@@ -665,7 +667,8 @@ fn a_shell_has_the_device_after_one_line() {
     assert_eq!(lines[4..], [root.join("softrnic-tools").display().to_string(), "mine".to_owned()]);
 }
 
-/// A program that is started with it takes part in the fabric, which the shell's `softrnic` shows without naming it.
+/// A program that is started with it takes part in the fabric, which the shell's `softrnic` shows
+/// without naming it.
 #[test]
 fn a_program_of_that_shell_takes_part() {
     hold_if_started();

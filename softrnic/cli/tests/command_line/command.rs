@@ -47,8 +47,8 @@ fn what_is_anothers_is_changed_only_by_its_name() {
     Softrnic::new().alone(change_mine_and_theirs);
 }
 
-/// Changes fabrics of this terminal session and of another one. The process leads a session of its own: the
-/// session in which the tests run may have no number here, as in a container.
+/// Changes fabrics of this terminal session and of another one. The process leads a session of its
+/// own: the session in which the tests run may have no number here, as in a container.
 fn change_mine_and_theirs() {
     // SAFETY: no preconditions.
     assert!(unsafe { libc::setsid() } > 0, "a process that leads no group");
@@ -171,8 +171,8 @@ fn output_that_is_lost_ends_with_2() {
     });
 }
 
-/// A folder as an installation has it: the program, and its library beside it. The other flavour is a library of which
-/// only the versions are right.
+/// A folder as an installation has it: the program, and its library beside it. The other flavour is
+/// a library of which only the versions are right.
 fn install(folder: &Path) {
     for dir in ["bin", "softrnic"] {
         std::fs::create_dir_all(folder.join(dir)).expect("a folder");
@@ -355,7 +355,8 @@ fn bytes_arrive_in_a_sandbox_and_stat_says_how() {
 
 const STAGED: (&str, &str) = ("SOFTRNIC_STAGED", "1");
 
-/// A READ over a queue pair that is connected with itself, as transports use it to flush, is under way.
+/// A READ over a queue pair that is connected with itself, as transports use it to flush, is under
+/// way.
 #[test]
 fn a_queue_pair_goes_while_its_message_is_under_way() {
     Softrnic::new().envs(&[STAGED]).alone(|| {
@@ -434,7 +435,8 @@ fn stop() {
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 
-/// Waits until the other side has stopped itself: a signal to go on that comes before would be lost.
+/// Waits until the other side has stopped itself: a signal to go on that comes before would be
+/// lost.
 fn await_stop(pid: i32) {
     let state = || {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
@@ -487,8 +489,8 @@ fn closes_while_the_peer_is_stopped(socket: &mut Peer) -> bool {
     !rescue.join().expect("it ends")
 }
 
-/// A peer that is stopped in the few instructions in which it changes this side's queue pair does hold it up, so there is more
-/// than one attempt.
+/// A peer that is stopped in the few instructions in which it changes this side's queue pair does
+/// hold it up, so there is more than one attempt.
 #[test]
 fn a_stopped_requester_holds_nobody_up() {
     Softrnic::new().envs(&[STAGED]).pair(|side, mut socket| {

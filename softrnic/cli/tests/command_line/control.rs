@@ -1,4 +1,5 @@
-//! A network that changes while programs use it: ports go down and up, addresses come and go, devices fail.
+//! A network that changes while programs use it: ports go down and up, addresses come and go,
+//! devices fail.
 
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -149,7 +150,8 @@ fn limits_of_a_port_change_at_once() {
 #[test]
 fn packets_need_their_gid_at_both_ends() {
     Softrnic::new().gids("rich").alone(|| {
-        // Entries 2 and 3 are one address, as RoCE v1 and v2. What is done to them, and what a packet comes to.
+        // Entries 2 and 3 are one address, as RoCE v1 and v2. What is done to them, and what a
+        // packet comes to.
         let cases: [(u8, &[&str], u32); 6] = [
             (2, &["gid", "1/1", "remove", "3"], OK),
             (3, &["gid", "1/1", "remove", "3"], RETRY_EXC),
@@ -653,7 +655,8 @@ fn an_overrun_on_demand_kills_the_queue_and_its_queue_pairs() {
     });
 }
 
-/// The sender has given up, reset its queue pair and reused its buffer; then the packet arrives, with the old bytes.
+/// The sender has given up, reset its queue pair and reused its buffer; then the packet arrives,
+/// with the old bytes.
 #[test]
 fn a_late_write_lands_after_its_sender_is_gone() {
     let rule = ("SOFTRNIC_FAULTS", "late=100ms message=1; drop message=1 attempts=all");
@@ -755,7 +758,8 @@ fn a_delay_holds_up_what_is_behind_it() {
     });
 }
 
-/// As where a switch takes smaller packets than the ports say. A queue pair has packets of up to 4096 bytes here.
+/// As where a switch takes smaller packets than the ports say. A queue pair has packets of up to
+/// 4096 bytes here.
 #[test]
 fn packets_that_are_too_large_are_lost_and_others_arrive() {
     Softrnic::new().faults("drop larger=1024 attempts=all").alone(|| {
@@ -827,7 +831,8 @@ fn exchange(side: usize, mut socket: Peer) {
     socket.barrier();
 }
 
-/// With the same seed the rules hit the same messages, with another seed other ones, whatever the timing.
+/// With the same seed the rules hit the same messages, with another seed other ones, whatever the
+/// timing.
 #[test]
 fn the_same_seed_gives_the_same_faults() {
     let rules = "drop chance=0.1; rnr chance=0.05 opcode=send; delay=1us chance=0.1";

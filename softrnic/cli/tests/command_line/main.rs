@@ -1,4 +1,5 @@
-//! `softrnic` as its user starts it. One program: linking one for each file took longer than running it.
+//! `softrnic` as its user starts it. One program: linking one for each file took longer than
+//! running it.
 
 mod cli;
 mod command;

@@ -58,7 +58,8 @@ impl Folder {
         &self.0
     }
 
-    /// `softrnic` with these arguments, for the fabrics of this folder and with none named by the environment.
+    /// `softrnic` with these arguments, for the fabrics of this folder and with none named by the
+    /// environment.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_softrnic"));
         command.args(args).env("SOFTRNIC_SHM_DIR", self.path()).env_remove("SOFTRNIC_FABRIC");
@@ -74,8 +75,8 @@ impl Folder {
         names
     }
 
-    /// Starts this test again by `starter`, as a process of `fabric` in this folder that holds it ([`hold_if_started`]); it
-    /// takes part when this returns.
+    /// Starts this test again by `starter`, as a process of `fabric` in this folder that holds it
+    /// ([`hold_if_started`]); it takes part when this returns.
     pub fn hold_by(&self, fabric: &str, starter: Command) -> Holder {
         self.hold_as(starter, &[("SOFTRNIC_FABRIC", fabric)])
     }
@@ -100,8 +101,8 @@ const HOLDING: u8 = 1;
 /// A holder forks a child, which outlives it.
 pub const FORKS: &str = "SOFTRNIC_TEST_FORKS";
 
-/// A test that uses a [`Holder`] begins with this. In a process that the test has started, takes part in the fabric until the
-/// test lets it end.
+/// A test that uses a [`Holder`] begins with this. In a process that the test has started, takes
+/// part in the fabric until the test lets it end.
 pub fn hold_if_started() {
     enter(|_, mut socket| {
         let mut count = 0;
@@ -134,7 +135,8 @@ impl Holder {
         self.process.finish();
     }
 
-    /// Kills it. The end of the socket that its children wait for stays open as long as what this returns.
+    /// Kills it. The end of the socket that its children wait for stays open as long as what this
+    /// returns.
     #[must_use]
     pub fn kill(mut self) -> Peer {
         self.process.signal(libc::SIGKILL);

@@ -116,10 +116,12 @@ pub(crate) fn check(code: Code) -> Result<(), Code> {
 }
 
 impl Cuda {
-    /// The driver that this process uses already, if it does: a pointer to a GPU's memory can come from nowhere else.
+    /// The driver that this process uses already, if it does: a pointer to a GPU's memory can come
+    /// from nowhere else.
     pub(crate) fn in_use() -> Option<&'static Self> {
         static DRIVER: OnceLock<Option<Cuda>> = OnceLock::new();
-        // Looking for what is not there goes over folders, and is done for each registration: so only after something was loaded.
+        // Looking for what is not there goes over folders, and is done for each registration: so
+        // only after something was loaded.
         static MISSED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
         let loads = loads();
         if MISSED_AT.load(Relaxed) == loads {
@@ -147,8 +149,8 @@ impl Cuda {
         usize::try_from(ordinal).ok().filter(|_| is_device)
     }
 
-    /// A number that the allocation at `addr` has and no other one of this process, also no later one at this address. `None`: the driver
-    /// gives it none.
+    /// A number that the allocation at `addr` has and no other one of this process, also no later
+    /// one at this address. `None`: the driver gives it none.
     pub(crate) fn allocation_id(&self, addr: u64) -> Option<u64> {
         let mut id = 0u64;
         // SAFETY: writes one integer of 64 bits.
@@ -168,7 +170,8 @@ impl Cuda {
         Ok(context)
     }
 
-    /// Works in `context` from here on, until the guard is dropped; a capture of this thread's work is not disturbed.
+    /// Works in `context` from here on, until the guard is dropped; a capture of this thread's work
+    /// is not disturbed.
     pub(crate) fn enter(&'static self, context: Handle) -> Result<Entered, Code> {
         let mut mode = CAPTURE_MODE_RELAXED;
         // SAFETY: a context that is held for good; reads and writes one integer.
@@ -218,7 +221,8 @@ impl Cuda {
         Ok(at)
     }
 
-    /// Begins a copy from the GPU to `stage` (out) or back, which is over when `event` is. Inside a context.
+    /// Begins a copy from the GPU to `stage` (out) or back, which is over when `event` is. Inside a
+    /// context.
     ///
     /// # Safety
     /// Both ranges stay valid until the event is over.
@@ -285,9 +289,10 @@ impl Drop for Entered {
 
 // A GPU, with all that copies need made ready beforehand.
 //
-// NCCL's kernels spin until our data arrives: whatever waits for the device would wait for ever. So streams, events
-// and pinned memory are there, and have been used once, before a region is registered; afterwards there are only
-// asynchronous copies, and looks at events. The streams have the highest priority, not to queue behind such a kernel.
+// NCCL's kernels spin until our data arrives: whatever waits for the device would wait for ever. So
+// streams, events and pinned memory are there, and have been used once, before a region is
+// registered; afterwards there are only asynchronous copies, and looks at events. The streams have
+// the highest priority, not to queue behind such a kernel.
 
 /// GPUs of a machine that we know what to do with.
 const CARDS: usize = 64;

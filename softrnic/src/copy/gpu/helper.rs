@@ -1,5 +1,6 @@
-//! The process that copies GPU memory on behalf of this one. It has a driver of its own: it copies as well while an application
-//! holds the driver in this process and waits for what is to be copied, as `cudaFree` does.
+//! The process that copies GPU memory on behalf of this one. It has a driver of its own: it copies
+//! as well while an application holds the driver in this process and waits for what is to be
+//! copied, as `cudaFree` does.
 
 use std::collections::hash_map::{Entry, HashMap};
 use std::collections::{BTreeMap, VecDeque};
@@ -24,7 +25,8 @@ use crate::host::lock;
 use crate::process::fabric::Fabric;
 use crate::shm::file::{helper_lock, set_lock, slot_of};
 
-/// How long the helper may take to import memory. At the first of a GPU it makes a context, which takes up to some seconds.
+/// How long the helper may take to import memory. At the first of a GPU it makes a context, which
+/// takes up to some seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The helper of this process.
@@ -43,7 +45,8 @@ struct State {
     answers: HashMap<u64, u64>,
     /// Allocations that the helper has imported.
     shared: Vec<Shared>,
-    /// The allocations that a registration of this address and length lies in; of several such ones, the oldest first.
+    /// The allocations that a registration of this address and length lies in; of several such
+    /// ones, the oldest first.
     regions: HashMap<(u64, u64), VecDeque<Vec<Identity>>>,
     has_ended: bool,
 }
@@ -56,8 +59,8 @@ struct Shared {
     users: usize,
 }
 
-/// Tells an allocation from others, also from a later one at the same address; from such a one with as many bytes only if the driver
-/// numbers it.
+/// Tells an allocation from others, also from a later one at the same address; from such a one with
+/// as many bytes only if the driver numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     base: u64,
@@ -94,7 +97,8 @@ pub(crate) fn abandon() {
     }
 }
 
-/// Has the helper, which is started by `program` at the first call, import all allocations of GPU `ordinal` in `[addr, addr + len)`.
+/// Has the helper, which is started by `program` at the first call, import all allocations of GPU
+/// `ordinal` in `[addr, addr + len)`.
 pub(crate) fn share(
     fabric: &Fabric,
     program: &Path,
@@ -167,7 +171,8 @@ impl Helper {
         let arguments = [FORMAT.to_string(), at.to_string(), bytes.to_string(), owner.to_string()];
         let mut command = Command::new(program);
         command.args([OsStr::new("gpu-helper"), file.as_os_str()]).args(arguments);
-        // It goes into the background by itself, so that the application has no child that it does not know of.
+        // It goes into the background by itself, so that the application has no child that it does
+        // not know of.
         let status = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).status();
         let told = |what: String| format!("SOFTRNIC_GPU_HELPER={}: {what}", program.display());
         match status {
@@ -180,7 +185,8 @@ impl Helper {
         }
     }
 
-    /// One more registration lies in the allocation `new`; `export` is asked for it if the helper does not have it yet.
+    /// One more registration lies in the allocation `new`; `export` is asked for it if the helper
+    /// does not have it yet.
     fn import(
         &self,
         ordinal: u32,
@@ -303,7 +309,8 @@ impl Helper {
         None
     }
 
-    /// The answer to order `number`, if it has come: 0 or an error of the driver. `Err`: the helper has ended.
+    /// The answer to order `number`, if it has come: 0 or an error of the driver. `Err`: the helper
+    /// has ended.
     fn answer(&self, number: u64) -> Option<Result<u64, ()>> {
         let mut state = lock(&self.state);
         state.take_answers(self.socket.as_fd());
@@ -333,7 +340,8 @@ impl State {
 }
 
 impl Pending {
-    /// Whether the copy is over. An error: it has failed, which the helper has told, or the helper has ended.
+    /// Whether the copy is over. An error: it has failed, which the helper has told, or the helper
+    /// has ended.
     pub(crate) fn is_done(&self) -> Result<bool, CopyError> {
         match self.helper.answer(self.number) {
             None => Ok(false),
@@ -350,7 +358,8 @@ fn gone() -> String {
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID: Code = 1;
 
-/// How soon to look again at copies that are under way. Those who wait for them may need this processor.
+/// How soon to look again at copies that are under way. Those who wait for them may need this
+/// processor.
 const PAUSE: Duration = Duration::from_micros(20);
 
 /// Where a helper finds the stage that it copies to and from.
@@ -362,7 +371,8 @@ pub struct Stage<'a> {
     pub at: u64,
     /// Its length, in bytes.
     pub bytes: usize,
-    /// The process slot of the one that it copies for. What that has in the stage is no one else's before the helper has ended, too.
+    /// The process slot of the one that it copies for. What that has in the stage is no one else's
+    /// before the helper has ended, too.
     pub owner: usize,
 }
 
@@ -392,7 +402,8 @@ struct Active {
     failed: Option<Code>,
 }
 
-/// Does what the process at the other end of `socket` asks for, until that ends. `format` is what it speaks.
+/// Does what the process at the other end of `socket` asks for, until that ends. `format` is what
+/// it speaks.
 ///
 /// # Errors
 /// A sentence: the formats differ, or the file or the driver cannot be used.
@@ -512,7 +523,8 @@ impl Server {
         }
     }
 
-    /// Begins a copy, in as many parts as it touches allocations. One that fails is answered when the others are over.
+    /// Begins a copy, in as many parts as it touches allocations. One that fails is answered when
+    /// the others are over.
     fn begin(&mut self, order: &Order) {
         let (mut parts, mut done, mut failed) = (Vec::new(), 0, None);
         let room = (self.stage.1 as u64).saturating_sub(order.stage_at);
@@ -531,8 +543,8 @@ impl Server {
         self.copies.push_back(Active { number: order.number, parts, failed });
     }
 
-    /// Begins to copy from byte `done` of the copy on, which the stage has room for, to the end of an allocation at most; how many bytes
-    /// that are.
+    /// Begins to copy from byte `done` of the copy on, which the stage has room for, to the end of
+    /// an allocation at most; how many bytes that are.
     fn begin_part(&self, order: &Order, done: u64) -> Result<(Flight<'static>, u64), Code> {
         let direction = if order.kind == kind::COPY_OUT { Direction::Out } else { Direction::In };
         let addr = order.addr + done;
@@ -546,7 +558,8 @@ impl Server {
         let len = left.min(order.bytes - done);
         let theirs = (range.imported.at + (addr - base), len as usize);
         let card = cuda::get(range.ordinal as usize).ok_or(INVALID)?;
-        // SAFETY: inside the stage (checked), and memory that is imported; it is given back when no copy is under way.
+        // SAFETY: inside the stage (checked), and memory that is imported; it is given back when no
+        // copy is under way.
         let flight = unsafe {
             card.begin(theirs, direction, self.stage.0.add((order.stage_at + done) as usize))
         }?;
@@ -592,10 +605,11 @@ impl Active {
     }
 }
 
-// GPU memory that another process is to use: what the owner hands over, and how the other one gets at it.
+// GPU memory that another process is to use: what the owner hands over, and how the other one gets
+// at it.
 //
-// Memory of `cudaMalloc` has a handle of 64 bytes (CUDA's interprocess communication); memory of `cuMemCreate`, as NCCL's own
-// is, has a file descriptor, if it was created for that.
+// Memory of `cudaMalloc` has a handle of 64 bytes (CUDA's interprocess communication); memory of
+// `cuMemCreate`, as NCCL's own is, has a file descriptor, if it was created for that.
 
 const POSIX_FILE_DESCRIPTOR: c_int = 1;
 const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
@@ -696,7 +710,8 @@ impl Sharing {
         Ok(Token::Descriptor(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// The allocation of `bytes` that `token` names, on GPU `ordinal`, whose context this is inside of.
+    /// The allocation of `bytes` that `token` names, on GPU `ordinal`, whose context this is inside
+    /// of.
     pub(crate) fn import(&self, token: &Token, bytes: u64, ordinal: u32) -> Result<Imported, Code> {
         let mut at = 0;
         match token {
@@ -725,7 +740,8 @@ impl Sharing {
         let mut at = 0;
         // SAFETY: writes one value.
         check(unsafe { (self.reserve)(&raw mut at, bytes, 0, 0, 0) })?;
-        // SAFETY: an address range that was reserved here, so that nobody else uses it; given back unless it is mapped.
+        // SAFETY: an address range that was reserved here, so that nobody else uses it; given back
+        // unless it is mapped.
         unsafe {
             let mapped = check((self.map)(at, bytes, 0, allocation, 0)).and_then(|()| {
                 check((self.set_access)(at, bytes, &raw const access, 1)).inspect_err(|_| {

@@ -1,7 +1,8 @@
-//! Memory that can be registered: the host's, or a GPU's, as a GPUDirect NIC would; and copies between it and the stage.
+//! Memory that can be registered: the host's, or a GPU's, as a GPUDirect NIC would; and copies
+//! between it and the stage.
 //!
-//! `cuda` is the driver, and a GPU that is ready for copies. These are done by this process, or by a `helper`, another process that
-//! shares the memory; `order` is what both say to each other.
+//! `cuda` is the driver, and a GPU that is ready for copies. These are done by this process, or by
+//! a `helper`, another process that shares the memory; `order` is what both say to each other.
 
 mod cuda;
 pub(crate) mod helper;
@@ -18,7 +19,8 @@ use crate::process::fabric::Fabric;
 use cuda::{Code, Cuda, DEINITIALIZED};
 use helper::Pending;
 
-/// A range that an application wants to register by its address. `Ok`: its `MrSlot::gpu`; EFAULT where that is not possible.
+/// A range that an application wants to register by its address. `Ok`: its `MrSlot::gpu`; EFAULT
+/// where that is not possible.
 pub(crate) fn find(fabric: &Fabric, addr: u64, len: u64) -> Result<u32, i32> {
     match Cuda::in_use().and_then(|cuda| Some((cuda, cuda.owner_of(addr)?))) {
         None => Ok(0),
@@ -30,8 +32,8 @@ pub(crate) fn find(fabric: &Fabric, addr: u64, len: u64) -> Result<u32, i32> {
     }
 }
 
-/// The same by the dma-buf `fd`, whose address as the application knows it is `addr`. EBADF for no descriptor: that is
-/// how support is probed.
+/// The same by the dma-buf `fd`, whose address as the application knows it is `addr`. EBADF for no
+/// descriptor: that is how support is probed.
 pub(crate) fn find_dmabuf(fabric: &Fabric, fd: i32, addr: u64, len: u64) -> Result<u32, i32> {
     if !fabric.settings.gpu.by_dmabuf {
         return Err(libc::EOPNOTSUPP);
@@ -108,7 +110,8 @@ fn failed(card: &cuda::Card, code: Code) -> CopyError {
     CopyError::LocalFault
 }
 
-/// Copies `piece` to the stage (out) or the stage's bytes to it (in). A GPU only begins to: the ticket says when it is over.
+/// Copies `piece` to the stage (out) or the stage's bytes to it (in). A GPU only begins to: the
+/// ticket says when it is over.
 pub(crate) fn copy(
     piece: &Piece,
     direction: Direction,
@@ -123,14 +126,14 @@ pub(crate) fn copy(
         return helper.copy(piece, direction, stage).map(|pending| Some(Ticket::Helper(pending)));
     }
     let card = cuda::get(ordinal as usize).ok_or(CopyError::LocalFault)?;
-    // SAFETY: the memory is registered, and deregistration waits for copies under way; the stage is never unmapped,
-    // and the holder of the ticket holds the stage's slot.
+    // SAFETY: the memory is registered, and deregistration waits for copies under way; the stage is
+    // never unmapped, and the holder of the ticket holds the stage's slot.
     let flight = unsafe { card.begin((piece.addr, piece.len as usize), direction, stage) };
     flight.map(|flight| Some(Ticket::Own(flight))).map_err(|code| failed(card, code))
 }
 
-/// Through the kernel, which notices memory that is no longer there; where that is forbidden, directly. By lines: the
-/// last word of each line of 128 bytes after all before it.
+/// Through the kernel, which notices memory that is no longer there; where that is forbidden,
+/// directly. By lines: the last word of each line of 128 bytes after all before it.
 fn copy_host(
     piece: &Piece,
     direction: Direction,
@@ -150,8 +153,8 @@ fn copy_host(
         } else {
             libc::process_vm_writev
         };
-        // SAFETY: the stage has as many bytes (the caller's part fits it); the kernel checks the other address, which
-        // was registered for this access.
+        // SAFETY: the stage has as many bytes (the caller's part fits it); the kernel checks the
+        // other address, which was registered for this access.
         let rc = unsafe { call(libc::getpid(), &raw const ours, 1, &raw const theirs, 1, 0) };
         match rc {
             1.. => done += rc as u64,
@@ -162,8 +165,8 @@ fn copy_host(
     if done < piece.len {
         let (ours, stage) = ((piece.addr + done) as *mut u8, stage.wrapping_add(done as usize));
         let (from, to) = if direction == Direction::Out { (ours, stage) } else { (stage, ours) };
-        // SAFETY: registered by this application for this access and still registered; that it keeps it mapped
-        // until then is its side of the verbs contract.
+        // SAFETY: registered by this application for this access and still registered; that it
+        // keeps it mapped until then is its side of the verbs contract.
         unsafe {
             let copy = if by_lines { copy_words } else { copy_plain };
             copy(from, to, (piece.len - done) as usize);

@@ -1,10 +1,12 @@
-//! What a process asks of its helper, and the answers: one packet each, over a socket that keeps packets apart.
+//! What a process asks of its helper, and the answers: one packet each, over a socket that keeps
+//! packets apart.
 
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::{io, ptr};
 
-/// Of the packets, and of the arguments with which a helper is started. Both sides have to have the same.
+/// Of the packets, and of the arguments with which a helper is started. Both sides have to have the
+/// same.
 pub(crate) const FORMAT: u32 = 2;
 
 pub(crate) mod kind {
@@ -84,7 +86,8 @@ pub(crate) fn pair() -> io::Result<[OwnedFd; 2]> {
     Ok(fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// Sends `packet`, and `fd` with it. While the other side has much to read it waits, or fails with [`io::ErrorKind::WouldBlock`].
+/// Sends `packet`, and `fd` with it. While the other side has much to read it waits, or fails with
+/// [`io::ErrorKind::WouldBlock`].
 pub(crate) fn send<P: Packet>(
     socket: BorrowedFd<'_>,
     packet: &P,

@@ -1,5 +1,6 @@
-//! What is not here: multicast, sockets over RDMA, queue pairs' shared receive queues, enhanced connection establishment. The names exist,
-//! because a program does not start without those that it may call.
+//! What is not here: multicast, sockets over RDMA, queue pairs' shared receive queues, enhanced
+//! connection establishment. The names exist, because a program does not start without those that
+//! it may call.
 
 use std::ffi::c_int;
 

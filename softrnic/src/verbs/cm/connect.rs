@@ -124,11 +124,13 @@ unsafe fn introduction(
     })
 }
 
-/// How long a listener is waited for. Some programs tell their client to connect just before they listen (perftest), and do not survive
-/// the refusal; a connection manager in the kernel takes longer to ask than they take to listen.
+/// How long a listener is waited for. Some programs tell their client to connect just before they
+/// listen (perftest), and do not survive the refusal; a connection manager in the kernel takes
+/// longer to ask than they take to listen.
 const LATE: Duration = Duration::from_millis(500);
 
-/// A socket to who listens at `port`; `None`: nobody does, or so many wait for it that there is no room.
+/// A socket to who listens at `port`; `None`: nobody does, or so many wait for it that there is no
+/// room.
 fn reach(fabric: &Fabric, port: u16) -> Result<Option<OwnedFd>, i32> {
     let end = Instant::now() + LATE;
     loop {
@@ -321,7 +323,8 @@ pub(super) enum Kind {
     Dreq = 5,
 }
 
-/// Most private data of each kind over RDMA_PS_TCP; events have so many bytes of them, filled up with zeros.
+/// Most private data of each kind over RDMA_PS_TCP; events have so many bytes of them, filled up
+/// with zeros.
 pub(super) const PRIVATE_OF_REQ: usize = 56;
 pub(super) const PRIVATE_OF_REP: usize = 196;
 pub(super) const PRIVATE_OF_REJ: usize = 148;
@@ -335,7 +338,8 @@ pub(super) struct Message {
     pub(super) kind: Kind,
     /// Of a REJ: why (`ib_cm_rej_reason`).
     pub(super) reason: u8,
-    /// Responder resources, initiator depth, flow control, retry count, RNR retry count, SRQ; as the application says it.
+    /// Responder resources, initiator depth, flow control, retry count, RNR retry count, SRQ; as
+    /// the application says it.
     pub(super) terms: [u8; 6],
     /// `ibv_mtu` of the port.
     pub(super) mtu: u8,
@@ -568,7 +572,8 @@ struct Service {
 static CURRENT: AtomicPtr<Service> = AtomicPtr::new(ptr::null_mut());
 static STARTING: AtomicBool = AtomicBool::new(false);
 static HANDLER: Once = Once::new();
-/// The thread is in an identifier, or somebody forks: a child must not find an identifier locked by a thread that it does not have.
+/// The thread is in an identifier, or somebody forks: a child must not find an identifier locked by
+/// a thread that it does not have.
 static AT_WORK: AtomicBool = AtomicBool::new(false);
 
 #[inline]
@@ -603,7 +608,8 @@ fn begin() -> Result<&'static Service, i32> {
     HANDLER.call_once(|| unsafe {
         _ = libc::pthread_atfork(Some(enter), Some(leave), Some(in_child))
     });
-    // A forked child has sockets that the process before it looks at: none has a name that is given here.
+    // A forked child has sockets that the process before it looks at: none has a name that is given
+    // here.
     let first = u64::from(std::process::id()) << 32;
     let made =
         Box::into_raw(Box::new(Service { epoll, watched: Mutex::new((HashMap::new(), first)) }));
@@ -684,8 +690,9 @@ fn watch(what: Watched, state: &mut State) -> Result<(), i32> {
     Ok(())
 }
 
-/// Closes the socket of an identifier. A forked child may hold it as well: the peer learns of its end nevertheless, and the thread looks
-/// no longer at it. What the child closes stays open in the parent.
+/// Closes the socket of an identifier. A forked child may hold it as well: the peer learns of its
+/// end nevertheless, and the thread looks no longer at it. What the child closes stays open in the
+/// parent.
 pub(super) fn close(state: &mut State) {
     if let (Some(service), Some(socket)) = (current(), &state.socket)
         && lock(&service.watched).0.remove(&state.watched).is_some()
@@ -878,7 +885,8 @@ mod tests {
         assert!(Message::of_bytes(&[VERSION + 1; 100]).is_none(), "of another version");
     }
 
-    /// Each beginning of a message, and each with one byte changed: it is none, or one that can be said as it was heard.
+    /// Each beginning of a message, and each with one byte changed: it is none, or one that can be
+    /// said as it was heard.
     #[test]
     fn any_bytes_are_a_message_or_none() {
         let source = "[::ffff:10.0.0.1]:7".parse().expect("an address");

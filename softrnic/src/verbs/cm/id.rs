@@ -107,7 +107,8 @@ pub(super) struct Id {
     unacknowledged: (Mutex<u32>, Condvar),
 }
 
-// SAFETY: `abi` and `path` are written by calls of the application with this identifier, and nowhere else; the rest synchronises itself.
+// SAFETY: `abi` and `path` are written by calls of the application with this identifier, and
+// nowhere else; the rest synchronises itself.
 unsafe impl Send for Id {}
 // SAFETY: as above.
 unsafe impl Sync for Id {}
@@ -316,7 +317,8 @@ unsafe extern "C" fn dst_port(abi: *mut CmId) -> u16 {
 }
 export!("rdma_get_dst_port", "RDMACM_1.0", dst_port);
 
-/// An identifier whose calls wait; a listener keeps what the queue pairs of its connections are to have.
+/// An identifier whose calls wait; a listener keeps what the queue pairs of its connections are to
+/// have.
 unsafe extern "C" fn rdma_create_ep(
     out: *mut *mut CmId,
     info: *const AddrInfo,
@@ -503,12 +505,14 @@ unsafe extern "C" fn create_event_channel() -> *mut EventChannel {
 export!("rdma_create_event_channel", "RDMACM_1.0", create_event_channel);
 
 unsafe extern "C" fn destroy_event_channel(handle: *mut EventChannel) {
-    // SAFETY: takes back what `create_event_channel` leaked. Requests that nobody has fetched go with it.
+    // SAFETY: takes back what `create_event_channel` leaked. Requests that nobody has fetched go
+    // with it.
     unsafe { Arc::from_raw(handle.cast::<Events>()) }.queue.purge(|_| true);
 }
 export!("rdma_destroy_event_channel", "RDMACM_1.0", destroy_event_channel);
 
-/// The parameters of an event that a message of the peer has brought, whose private data has so many bytes.
+/// The parameters of an event that a message of the peer has brought, whose private data has so
+/// many bytes.
 fn parameters(message: &Message, room: usize, private: &mut [u8; 256]) -> ConnParam {
     let length = message.private.len().min(room);
     private[..length].copy_from_slice(&message.private[..length]);
@@ -614,7 +618,8 @@ unsafe fn given(Happened { id, what }: Happened) -> Option<Box<Given>> {
     Some(out)
 }
 
-/// The peer has accepted: the event and its status. An identifier with a queue pair is connected then.
+/// The peer has accepted: the event and its status. An identifier with a queue pair is connected
+/// then.
 ///
 /// # Safety
 /// As for [`given`].
@@ -701,7 +706,8 @@ pub(super) unsafe fn let_go(abi: *mut CmId) {
     }
 }
 
-/// A call has begun something: waits for its end, if the identifier's calls do. The identifier keeps the event.
+/// A call has begun something: waits for its end, if the identifier's calls do. The identifier
+/// keeps the event.
 ///
 /// # Safety
 /// As for [`let_go`].

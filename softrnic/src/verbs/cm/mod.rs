@@ -1,9 +1,11 @@
 //! `librdmacm.so.1`: connections by IP addresses, for programs that make theirs so.
 //!
-//! The library is `libibverbs.so.1` by another name, a symbolic link; its versions of symbols are those of librdmacm. There is no kernel
-//! behind it that manages connections. A listener is a socket of the local domain, which is named after the fabric and the port, and a
-//! connection is one such socket for each connection of queue pairs, by which both ends say what the messages of the InfiniBand
-//! connection manager say (REQ, REP, RTU, REJ, DREQ). A thread looks at these sockets; a peer that dies closes its own.
+//! The library is `libibverbs.so.1` by another name, a symbolic link; its versions of symbols are
+//! those of librdmacm. There is no kernel behind it that manages connections. A listener is a
+//! socket of the local domain, which is named after the fabric and the port, and a connection is
+//! one such socket for each connection of queue pairs, by which both ends say what the messages of
+//! the InfiniBand connection manager say (REQ, REP, RTU, REJ, DREQ). A thread looks at these
+//! sockets; a peer that dies closes its own.
 //!
 //! ```text
 //! absent        names that are there and refuse

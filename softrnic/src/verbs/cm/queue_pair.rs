@@ -32,7 +32,8 @@ const RTS: i32 = mask::STATE
     | mask::RNR_RETRY
     | mask::MAX_QP_RD_ATOMIC;
 
-/// The attributes of a step of the identifier's queue pair, and their mask; EINVAL if the identifier is not so far.
+/// The attributes of a step of the identifier's queue pair, and their mask; EINVAL if the
+/// identifier is not so far.
 fn attributes(fabric: &Fabric, state: &State, to: u32) -> Result<(QpAttr, i32), i32> {
     let place = state.place.ok_or(libc::EINVAL)?;
     let terms = state.terms;
@@ -160,7 +161,8 @@ unsafe fn own_cq(abi: *mut CmId, count: u32) -> Result<(*mut CompChannel, *mut C
     }
 }
 
-/// Completion queues for those that the application has not named. Where it fails, `forget_cqs` gives back what there is.
+/// Completion queues for those that the application has not named. Where it fails, `forget_cqs`
+/// gives back what there is.
 ///
 /// # Safety
 /// As for [`step`].
@@ -183,7 +185,8 @@ unsafe fn fill_in(
     Ok(())
 }
 
-/// What the device refused with. Some drivers leave errno as it was, which may be 0, and 0 is no failure here.
+/// What the device refused with. Some drivers leave errno as it was, which may be 0, and 0 is no
+/// failure here.
 fn refused() -> i32 {
     match last_errno() {
         0 => libc::EINVAL,
@@ -208,8 +211,9 @@ unsafe fn adopt(abi: *mut CmId, qp: *mut Qp) -> Result<(), i32> {
     }
 }
 
-/// `make` makes a queue pair of this capacity in `pd` for the identifier. `cqs` is where its attributes name the completion queues of
-/// sends and of receives: those that are NULL there are made, and are NULL again where it fails.
+/// `make` makes a queue pair of this capacity in `pd` for the identifier. `cqs` is where its
+/// attributes name the completion queues of sends and of receives: those that are NULL there are
+/// made, and are NULL again where it fails.
 ///
 /// # Safety
 /// As for [`step`]; a protection domain or NULL.
@@ -265,7 +269,8 @@ unsafe extern "C" fn rdma_create_qp_ex(abi: *mut CmId, init: *mut QpInitAttrEx) 
             }
             let cqs = [&raw mut (*init).send_cq, &raw mut (*init).recv_cq];
             create(abi, (*init).pd, (*init).cap, cqs, || {
-                // As libibverbs does, which calls a driver for extended queue pairs only if one is asked for.
+                // As libibverbs does, which calls a driver for extended queue pairs only if one is
+                // asked for.
                 if (*init).comp_mask == HAS_PD {
                     create_qp((*init).pd, init.cast())
                 } else {

@@ -23,7 +23,8 @@ use crate::verbs::{minus_one, object, shared};
 
 /// Ports that are given to who asks for none, as the kernel gives them.
 const FREE_PORTS: std::ops::Range<u16> = 32768..60999;
-/// A socket that has the name of the port, and its number: the one that is wanted, or for 0 any that is free.
+/// A socket that has the name of the port, and its number: the one that is wanted, or for 0 any
+/// that is free.
 fn take_port(fabric: &Fabric, wanted: u16) -> Result<(std::os::fd::OwnedFd, u16), i32> {
     if wanted != 0 {
         return connect::bind(fabric, wanted).map(|socket| (socket, wanted));
@@ -40,7 +41,8 @@ fn take_port(fabric: &Fabric, wanted: u16) -> Result<(std::os::fd::OwnedFd, u16)
     Err(libc::EADDRNOTAVAIL)
 }
 
-/// Takes the address and its port; EADDRNOTAVAIL if it is none of this host, EADDRINUSE if another has the port.
+/// Takes the address and its port; EADDRNOTAVAIL if it is none of this host, EADDRINUSE if another
+/// has the port.
 ///
 /// # Safety
 /// As for [`settle`].
@@ -250,7 +252,8 @@ pub(super) fn storage(address: SocketAddr) -> [u64; 16] {
     out
 }
 
-/// The GID by which connections of a port are made: that of its IPv4 address, or else its first one.
+/// The GID by which connections of a port are made: that of its IPv4 address, or else its first
+/// one.
 pub(super) fn gid(fabric: &Fabric, place: Place) -> Option<(u8, Gid)> {
     let slot = fabric.port(place.device, place.port);
     [1, 0].into_iter().find_map(|index| slot.gid(index).map(|found| (index as u8, found.gid)))
@@ -409,8 +412,8 @@ unsafe extern "C" fn freeaddrinfo(info: *mut AddrInfo) {
 }
 export!("rdma_freeaddrinfo", "RDMACM_1.0", freeaddrinfo);
 
-// Devices that are opened once for the process, and stay open: all identifiers on one have the same context and the same default
-// protection domain.
+// Devices that are opened once for the process, and stay open: all identifiers on one have the same
+// context and the same default protection domain.
 
 /// The application's handles, as numbers; 0: not opened yet.
 #[derive(Clone, Copy)]

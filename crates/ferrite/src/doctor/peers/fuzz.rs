@@ -1,4 +1,5 @@
-//! What a fuzzer chooses: what comes over the connection between the server of a session and a host.
+//! What a fuzzer chooses: what comes over the connection between the server of a session and a
+//! host.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -16,8 +17,8 @@ use lab::hosts::{Hello, Lines, MOST, parse};
 /// Bytes that come at a time.
 const PIECE: usize = 11;
 
-/// Any bytes that come over the connection: a line is a message or is refused in words that may be shown, and the rows about hosts that say
-/// such things may be shown too.
+/// Any bytes that come over the connection: a line is a message or is refused in words that may be
+/// shown, and the rows about hosts that say such things may be shown too.
 pub(crate) fn target(bytes: &[u8]) {
     let (mut lines, mut hosts, mut tried) = (Lines::default(), Vec::new(), Vec::new());
     for piece in bytes.chunks(PIECE) {

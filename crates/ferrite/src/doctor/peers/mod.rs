@@ -1,7 +1,9 @@
-//! Several hosts at once: whether they are alike, and whether each reaches the others over each rail, at which speed.
+//! Several hosts at once: whether they are alike, and whether each reaches the others over each
+//! rail, at which speed.
 //!
-//! One process is the server (`doctor --serve`, or rank 0 of a launcher). Each host, the server's own too, runs a process that
-//! connects to it over TCP, tells its facts, and tries the plugin as the server asks. One JSON object a line, 64 KiB at most.
+//! One process is the server (`doctor --serve`, or rank 0 of a launcher). Each host, the server's
+//! own too, runs a process that connects to it over TCP, tells its facts, and tries the plugin as
+//! the server asks. One JSON object a line, 64 KiB at most.
 //!
 //! | file | what is in it |
 //! |---|---|

@@ -167,7 +167,8 @@ pub(super) enum Reply {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Measured {
     pub(super) seconds: f64,
-    /// Sender: the median, and the 99th of 100, of the time from `isend` to completion; microseconds.
+    /// Sender: the median, and the 99th of 100, of the time from `isend` to completion;
+    /// microseconds.
     pub(super) p50_us: f64,
     pub(super) p99_us: f64,
 }
@@ -189,8 +190,8 @@ pub(super) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-// The server of a session: lets hosts in by the token, has each pair of them try its rails, and keeps what they answer. It never
-// calls the plugin itself.
+// The server of a session: lets hosts in by the token, has each pair of them try its rails, and
+// keeps what they answer. It never calls the plugin itself.
 
 /// A host answers within this time.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -419,8 +420,9 @@ pub(crate) fn hello(machine: &Machine, token: &str) -> Result<String> {
         .map_err(|problem| Error::Unreadable(problem.to_string()))
 }
 
-/// What the hidden subcommand does: takes part in the session of the server at `place` with the hello that it reads from its
-/// input. A process of its own, since the plugin is tried with settings of its own.
+/// What the hidden subcommand does: takes part in the session of the server at `place` with the
+/// hello that it reads from its input. A process of its own, since the plugin is tried with
+/// settings of its own.
 pub(crate) fn main(place: &str, plugin: &Path) -> Result<Ended> {
     let mut text = String::new();
     std::io::stdin()

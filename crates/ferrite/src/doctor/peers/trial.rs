@@ -174,7 +174,8 @@ fn receive_all(recv: &RecvComm, transfer: Transfer) -> Result<Measured> {
     Ok(Measured { seconds, ..Measured::default() })
 }
 
-/// Posts and tests until all messages are done, with as many in flight as the window has places. Seconds.
+/// Posts and tests until all messages are done, with as many in flight as the window has places.
+/// Seconds.
 fn all<'c>(
     transfer: Transfer,
     mut post: impl FnMut(usize) -> Result<Option<Operation<'c>>>,

@@ -44,7 +44,8 @@ pub(crate) const ROWS: &[Row] = &[
     },
 ];
 
-/// What is lost without an optional function of libibverbs. Those of no consequence for older devices are not named.
+/// What is lost without an optional function of libibverbs. Those of no consequence for older
+/// devices are not named.
 const LOST: [(&str, &str); 4] = [
     ("_ibv_query_gid_ex", "RoCE versions of GIDs where /sys does not show them"),
     ("ibv_query_ece", "options that devices agree on (ECE)"),

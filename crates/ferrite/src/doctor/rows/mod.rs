@@ -1,4 +1,5 @@
-//! The table of rows, in the order in which they are looked at: what the first need is what the later ones stand on.
+//! The table of rows, in the order in which they are looked at: what the first need is what the
+//! later ones stand on.
 
 mod devices;
 mod host;

@@ -29,12 +29,14 @@ pub(crate) const ROWS: &[Row] = &[Row {
 struct Judged {
     /// Which releases.
     releases: String,
-    /// The worst verdict on it: where none of the releases is found here, it depends on what later ones take.
+    /// The worst verdict on it: where none of the releases is found here, it depends on what later
+    /// ones take.
     worst: Verdict,
     outcome: Outcome,
 }
 
-/// The releases that are found here, else all; those in a row that take the same are one, with what the newest has to say.
+/// The releases that are found here, else all; those in a row that take the same are one, with what
+/// the newest has to say.
 fn judge(machine: &Machine) -> Vec<Judged> {
     let setting = machine.env.get("NCCL_NET_PLUGIN").map(String::as_str);
     let outcome =
@@ -73,7 +75,8 @@ fn judge(machine: &Machine) -> Vec<Judged> {
     judged
 }
 
-/// Adds what releases take; `named` makes their name, of that of those before them if these take the same.
+/// Adds what releases take; `named` makes their name, of that of those before them if these take
+/// the same.
 fn add(
     judged: &mut Vec<Judged>,
     outcome: Outcome,
@@ -152,8 +155,9 @@ fn of_releases(machine: &Machine, judged: &Judged) -> Finding {
     Finding::judge(false, Verdict::Warn.min(*worst), releases.as_str(), text)
 }
 
-/// The verdict on a file that NCCL does not take; `is_path` if NCCL_NET_PLUGIN names the one that it takes by its path.
-/// Another copy of Ferrite is one that somebody may take for the one that is used.
+/// The verdict on a file that NCCL does not take; `is_path` if NCCL_NET_PLUGIN names the one that
+/// it takes by its path. Another copy of Ferrite is one that somebody may take for the one that is
+/// used.
 fn other(machine: &Machine, path: &Path, is_path: bool) -> Finding {
     let (file, shown) = (machine.root.path(path), path.display());
     if is_path || !is_ours(&file) {
@@ -447,7 +451,8 @@ fn meant(name: &str) -> &str {
     name.trim().trim_start_matches("export ").trim()
 }
 
-/// What belongs to a name or a value although it was hardly meant to. `None`: nothing, or it is none of NCCL's variables.
+/// What belongs to a name or a value although it was hardly meant to. `None`: nothing, or it is
+/// none of NCCL's variables.
 fn of_spelling(name: &str, value: &str, is_of_file: bool) -> Option<Finding> {
     if !is_nccls(name) {
         return None;

@@ -1,4 +1,5 @@
-//! The two ends of one connection as NCCL's threads go on with them: what the plugin's `net` does, without queue pairs.
+//! The two ends of one connection as NCCL's threads go on with them: what the plugin's `net` does,
+//! without queue pairs.
 
 use super::frame_order::FrameOrder;
 use crate::control::event::{PeerChange, Received};

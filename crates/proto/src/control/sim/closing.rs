@@ -52,8 +52,9 @@ impl World {
         }
     }
 
-    /// A firewall before `process`, or before both, is loaded anew. Or before the one that a connection's other end dials: that end closes the
-    /// connection then, and time goes by in which it cannot say so.
+    /// A firewall before `process`, or before both, is loaded anew. Or before the one that a
+    /// connection's other end dials: that end closes the connection then, and time goes by in which
+    /// it cannot say so.
     pub(super) fn reload_firewall(&mut self, pair: usize, process: usize) {
         let dialler = self.pairs[pair].dialler;
         if self.random.one_in(2) {

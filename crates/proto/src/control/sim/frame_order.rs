@@ -1,7 +1,9 @@
-//! The frames of recovery that established ends send to each other, and the order in which they have to be received.
+//! The frames of recovery that established ends send to each other, and the order in which they
+//! have to be received.
 //!
-//! A frame tells the control connection that it was sent over, and how many frames of this end were sent over that before. So the end
-//! that receives it sees whether one is missing, comes twice or too late.
+//! A frame tells the control connection that it was sent over, and how many frames of this end were
+//! sent over that before. So the end that receives it sees whether one is missing, comes twice or
+//! too late.
 
 use crate::control::event::PeerChange;
 use crate::frame::Frame;

@@ -6,14 +6,17 @@ use super::world::World;
 use crate::control::Time;
 use std::time::Duration;
 
-/// How long both processes are stopped: long enough for a death, and not so long that refusals before it count no more.
+/// How long both processes are stopped: long enough for a death, and not so long that refusals
+/// before it count no more.
 const STOPPED: Duration = Duration::from_millis(1500);
 
-/// How long after the end of its control connections, and of its device, an end may not know that its peer has died: if it can call that; if not.
+/// How long after the end of its control connections, and of its device, an end may not know that
+/// its peer has died: if it can call that; if not.
 const TOLD_WITHIN: [Duration; 2] = [Duration::from_secs(6), Duration::from_secs(14)];
 
 impl World {
-    /// Both processes are stopped for a while. When they run again, they dial, and hear of it, before they ask each other's devices.
+    /// Both processes are stopped for a while. When they run again, they dial, and hear of it,
+    /// before they ask each other's devices.
     pub(super) fn stop(&mut self) {
         self.now += STOPPED;
         for process in (0..2).filter(|process| !self.network.is_dead[*process]) {
@@ -28,8 +31,8 @@ impl World {
         (0..2).for_each(|process| self.give_signs_of_life(process));
     }
 
-    /// The devices of peers that are in doubt acknowledge, as long as their processes live, or a child has the device, and as these have not
-    /// destroyed the queue pairs.
+    /// The devices of peers that are in doubt acknowledge, as long as their processes live, or a
+    /// child has the device, and as these have not destroyed the queue pairs.
     pub(super) fn give_signs_of_life(&mut self, process: usize) {
         if self.network.is_dead[1 - process] && self.network.heir_until[1 - process] <= self.now {
             return;
@@ -43,7 +46,8 @@ impl World {
 }
 
 impl Network {
-    /// One process has died: the other one has been told in time, if it was, once the network was well.
+    /// One process has died: the other one has been told in time, if it was, once the network was
+    /// well.
     pub(super) fn check_reported(
         &self,
         pair: &mut Pair,

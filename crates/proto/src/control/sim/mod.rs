@@ -1,22 +1,27 @@
 //! Two processes that connect to each other, over a TCP that a seed is in charge of.
 //!
-//! Both listen and both dial, several connections each way. Bytes come in pieces of any length. Control connections are reset, closed by
-//! something between the two, or lost silently, at any byte, and one end may hear of it long after the other one; ports refuse for a moment, and
-//! firewalls for seconds or minutes; a connection is given up at any step and begun anew; one process may die, with something unread or not, with a
-//! child that keeps its device open for a time or not; both may be stopped for a while; one may not tell its port, as an earlier release; and a hostile client that knows only a token sends arbitrary bytes to the ports. Then the network is well again, and
-//! all is quiet. Whatever the seed:
+//! Both listen and both dial, several connections each way. Bytes come in pieces of any length.
+//! Control connections are reset, closed by something between the two, or lost silently, at any
+//! byte, and one end may hear of it long after the other one; ports refuse for a moment, and
+//! firewalls for seconds or minutes; a connection is given up at any step and begun anew; one
+//! process may die, with something unread or not, with a child that keeps its device open for a
+//! time or not; both may be stopped for a while; one may not tell its port, as an earlier release;
+//! and a hostile client that knows only a token sends arbitrary bytes to the ports. Then the
+//! network is well again, and all is quiet. Whatever the seed:
 //!
-//! 1. while both processes live and nobody has closed it, a connection is open at both ends in the end, and never reported
-//!    as closed or broken before;
+//! 1. while both processes live and nobody has closed it, a connection is open at both ends in the
+//!    end, and never reported as closed or broken before;
 //! 2. each connection that is asked for comes about;
-//! 3. when a process has died, its peer learns it at each end that can call it, within seconds after the last control connection has ended;
+//! 3. when a process has died, its peer learns it at each end that can call it, within seconds
+//!    after the last control connection has ended;
 //! 4. no stream receives a frame of another one;
 //! 5. what is kept is bounded, and nothing is kept of connections that are no more;
-//! 6. frames of established ends come in order and none twice, over one control connection none is missing, and none comes after the
-//!    loss of the control connection that it was sent over;
+//! 6. frames of established ends come in order and none twice, over one control connection none is
+//!    missing, and none comes after the loss of the control connection that it was sent over;
 //! 7. every run comes to an end.
 //!
-//! `FERRITE_SIM_SEEDS=1000000` runs that many schedules, `FERRITE_SIM_SEED=42` just that one, and both together so many from that one on.
+//! `FERRITE_SIM_SEEDS=1000000` runs that many schedules, `FERRITE_SIM_SEED=42` just that one, and
+//! both together so many from that one on.
 
 mod app;
 mod closing;

@@ -83,7 +83,8 @@ impl Network {
         }
     }
 
-    /// A connection is reset, closed by something between, or its network is away: each end that is there hears of it, sooner or later.
+    /// A connection is reset, closed by something between, or its network is away: each end that is
+    /// there hears of it, sooner or later.
     pub(super) fn lose(&mut self, index: usize, now: Time, random: &mut Random) {
         let wire = &mut self.wires[index];
         if !wire.is_up || wire.is_cut {
@@ -111,7 +112,8 @@ impl Network {
         }
     }
 
-    /// Another program has the port of a process that has died. It takes the connection, says `bytes`, and closes it.
+    /// Another program has the port of a process that has died. It takes the connection, says
+    /// `bytes`, and closes it.
     pub(super) fn let_a_stranger_in(&mut self, index: usize, bytes: &[u8]) {
         let wire = &mut self.wires[index];
         let near = &mut wire.sides[wire.dialler];
@@ -120,7 +122,8 @@ impl Network {
         wire.is_up = true;
     }
 
-    /// A firewall before these processes is loaded anew: it ends all connections, and refuses new ones for some time.
+    /// A firewall before these processes is loaded anew: it ends all connections, and refuses new
+    /// ones for some time.
     pub(super) fn reload_firewall(&mut self, processes: &[usize], now: Time, random: &mut Random) {
         let most = if random.one_in(4) { 100_000 } else { 3000 };
         let until = now + Duration::from_millis(random.below(most));

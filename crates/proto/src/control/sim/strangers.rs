@@ -1,5 +1,6 @@
-//! Strangers who know a token: more of them than a process keeps, and some in the place of a peer that is dialled. They say anything. However
-//! they do, no more of them are kept than may be, and none of those who have shown nothing when there is no listener any more.
+//! Strangers who know a token: more of them than a process keeps, and some in the place of a peer
+//! that is dialled. They say anything. However they do, no more of them are kept than may be, and
+//! none of those who have shown nothing when there is no listener any more.
 
 use super::world::address;
 use crate::control::acceptor::{GRACE, MAX_CLIENTS};
@@ -81,7 +82,8 @@ impl Strangers {
         self.conns.retain(|one| *one != conn);
     }
 
-    /// Often a hello or a resume that may be right, and then anything; now and then no frame at all.
+    /// Often a hello or a resume that may be right, and then anything; now and then no frame at
+    /// all.
     fn stranger_speaks(&mut self) {
         let Some(conn) = self.one() else { return };
         if self.random.one_in(16) {

@@ -157,8 +157,8 @@ impl World {
         }
     }
 
-    /// Once: an end that dials closes, and then there is a pause that is longer than it dials for its goodbye, and shorter than a client has for its
-    /// first frame.
+    /// Once: an end that dials closes, and then there is a pause that is longer than it dials for
+    /// its goodbye, and shorter than a client has for its first frame.
     fn pass_long(&mut self) {
         if !std::mem::replace(&mut self.has_passed_long, true) {
             let pair = self.random.below(self.pairs.len() as u64) as usize;

@@ -1,8 +1,9 @@
 //! Queue pairs with identity and state, on ports that go and come.
 //!
-//! A queue pair is created, connected to one of the other end, and destroyed; its number is never used again. The responder
-//! executes a request if it is ready and the request is the next one that it expects. A request that has left the requester may
-//! be *late*: it arrives at any later time, also when its requester is gone; then only the state of the responder counts.
+//! A queue pair is created, connected to one of the other end, and destroyed; its number is never
+//! used again. The responder executes a request if it is ready and the request is the next one that
+//! it expects. A request that has left the requester may be *late*: it arrives at any later time,
+//! also when its requester is gone; then only the state of the responder counts.
 
 use super::super::fabric::{Bytes, End, Status, WorkRequest, WrId};
 use crate::random::Random;
@@ -53,7 +54,8 @@ pub(super) struct QueuePair {
     retries: u32,
     acks_lost: bool,
     late: VecDeque<Request>,
-    /// Receives that are posted and not consumed, and those whose completion has been polled and that are not posted again.
+    /// Receives that are posted and not consumed, and those whose completion has been polled and
+    /// that are not posted again.
     receives: u32,
     polled: u32,
     pub(super) completions: VecDeque<Completion>,
@@ -73,15 +75,17 @@ pub(super) struct Executed {
 pub(super) struct Fabric {
     /// All that have ever been created.
     pub(super) qps: Vec<QueuePair>,
-    /// The numbers of those that are not destroyed, and of those from which requests are late. An attempt without success leaves some, so that
-    /// a run that ends without success has hundreds that nothing happens to any more.
+    /// The numbers of those that are not destroyed, and of those from which requests are late. An
+    /// attempt without success leaves some, so that a run that ends without success has hundreds
+    /// that nothing happens to any more.
     live: Vec<usize>,
     detained: Vec<usize>,
     /// Whether the port of each rail is up, by end.
     pub(super) ports: [[bool; MAX_RAILS]; 2],
     /// Whether what an end sends over each rail is lost without a word.
     pub(super) cut: [[bool; MAX_RAILS]; 2],
-    /// Requests that were still on their way when their requester had failed, and that the other end has not executed.
+    /// Requests that were still on their way when their requester had failed, and that the other
+    /// end has not executed.
     pub(super) late_packets: u32,
     /// Whether the receiver's device acknowledges data and loses it.
     pub(super) forgets: bool,
@@ -230,7 +234,8 @@ impl Fabric {
         true
     }
 
-    /// The retransmission timer of `qp` runs out. Returns what is executed in part when the queue pair fails.
+    /// The retransmission timer of `qp` runs out. Returns what is executed in part when the queue
+    /// pair fails.
     pub(super) fn retry(&mut self, qp: usize, random: &mut Random) -> Option<Executed> {
         let is_fine = self.is_answered(qp);
         let pair = &mut self.qps[qp];
@@ -241,8 +246,8 @@ impl Fabric {
         if pair.retries < MAX_RETRIES { None } else { self.fail(qp, Status::RetryExceeded, random) }
     }
 
-    /// The queue pair goes to the error state. Some of what it has sent is late, and of the first of that a part may be executed
-    /// at once, which is returned.
+    /// The queue pair goes to the error state. Some of what it has sent is late, and of the first
+    /// of that a part may be executed at once, which is returned.
     pub(super) fn fail(
         &mut self,
         qp: usize,
@@ -285,7 +290,8 @@ impl Fabric {
         self.qps[qp].acks_lost = true;
     }
 
-    /// Ends a queue pair for good. Returns its completions: those that have succeeded, and those of what is flushed.
+    /// Ends a queue pair for good. Returns its completions: those that have succeeded, and those of
+    /// what is flushed.
     pub(super) fn fence(&mut self, qp: usize, random: &mut Random) -> VecDeque<Completion> {
         self.fail(qp, Status::Flushed, random);
         let pair = &mut self.qps[qp];

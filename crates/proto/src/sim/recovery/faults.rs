@@ -35,7 +35,8 @@ pub(super) enum Fault {
     Unreported,
     /// An end cannot create or connect queue pairs, or they do not reach the peer, so many times.
     Refuses(End, u32),
-    /// The receiver's device acknowledges data and loses it, until all of its queue pairs are destroyed.
+    /// The receiver's device acknowledges data and loses it, until all of its queue pairs are
+    /// destroyed.
     Forgets,
 }
 
@@ -116,7 +117,8 @@ impl Plan {
         Self { may_fail: true, give_up, ..faults }
     }
 
-    /// A rail is lost. When the others run, the control connection breaks, and an end that begins another attempt gives up before it is back.
+    /// A rail is lost. When the others run, the control connection breaks, and an end that begins
+    /// another attempt gives up before it is back.
     pub(super) fn parted(random: &mut Random, _plan: &plan::Plan) -> Self {
         let action = When::Action(14 + random.below(10));
         let faults = vec![
@@ -130,7 +132,8 @@ impl Plan {
         Self { faults, may_fail: true, give_up: Duration::from_millis(40) }
     }
 
-    /// The control connection carries nothing for longer than an end recovers, and nothing fails; ends ask for other queue pairs.
+    /// The control connection carries nothing for longer than an end recovers, and nothing fails;
+    /// ends ask for other queue pairs.
     pub(super) fn unheard(random: &mut Random, plan: &plan::Plan) -> Self {
         let last = 30 * plan.messages.len() as u64;
         let breaks = (When::Step(0), Fault::ControlBreaks(Duration::from_secs(1000)));

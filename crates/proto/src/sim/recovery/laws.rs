@@ -1,16 +1,19 @@
 //! What has to hold at every step of a run; a run that breaks a law panics.
 //!
 //! 1. Nothing is written into a buffer after its receive has completed.
-//! 2. A completed receive has exactly its message: the length, no hole, no byte of another message or of another place.
+//! 2. A completed receive has exactly its message: the length, no hole, no byte of another message
+//!    or of another place.
 //! 3. Each message completes once at each end, and both tell the same length.
 //! 4. The k-th message of a tag is in the k-th buffer of that tag.
 //! 5. No queue pair reads a message from memory after its send has completed.
 //! 6. A place of the ring never goes from a newer to an older clear-to-send.
-//! 7. An end composes or applies a missing list only when all of its earlier queue pairs are destroyed.
+//! 7. An end composes or applies a missing list only when all of its earlier queue pairs are
+//!    destroyed.
 //! 8. Attempts only grow, and those of the two ends differ by one at most.
 //! 9. What has arrived whole is not sent again.
 //! 10. A run ends in a bounded number of steps after its last fault.
-//! 11. There is an error only if the run has a fault that never ends, or a device that loses what it has acknowledged.
+//! 11. There is an error only if the run has a fault that never ends, or a device that loses what
+//!     it has acknowledged.
 //! 12. Queue pairs that work are given up for other ones only after the peer has answered.
 //! 13. At the end both ends run in one attempt, over all rails, and no queue pair is left over.
 

@@ -1,8 +1,10 @@
-//! Both ends of a connection that recovers from faults, over a fabric whose queue pairs come and go.
+//! Both ends of a connection that recovers from faults, over a fabric whose queue pairs come and
+//! go.
 //!
-//! Both run the real [`Recovery`](crate::recovery::machine::Recovery), `SendFlow` and `RecvFlow`. What the caller of the
-//! machine does, `worker` does here: it takes time, and anything may happen meanwhile. The fabric: see [`fabric`]. What has to
-//! hold: see [`laws`]. Faults: see [`faults`]. Seeds are set as in the tests around this one.
+//! Both run the real [`Recovery`](crate::recovery::machine::Recovery), `SendFlow` and `RecvFlow`.
+//! What the caller of the machine does, `worker` does here: it takes time, and anything may happen
+//! meanwhile. The fabric: see [`fabric`]. What has to hold: see [`laws`]. Faults: see [`faults`].
+//! Seeds are set as in the tests around this one.
 //!
 //! ```text
 //! mod ──► world ──► worker, traffic ──► ends ──► fabric, laws ──► plan
@@ -44,7 +46,8 @@ fn run(mut random: Random, faults: impl FnOnce(&mut Random, &Plan) -> FaultPlan)
     World::new(random, plan, faults).run()
 }
 
-/// Runs the schedule that follows from `random` with one of the plans of faults, and checks what has to hold there.
+/// Runs the schedule that follows from `random` with one of the plans of faults, and checks what
+/// has to hold there.
 pub(crate) fn check(mut random: Random) {
     match random.below(9) {
         0 => assert!(run(random, FaultPlan::survivable).is_all_delivered),
@@ -164,7 +167,8 @@ fn ends_that_give_up_early_end_with_an_error_and_both_of_them() {
     assert!(runs == 1 || failed > runs / 4, "{failed} of {runs} have failed");
 }
 
-/// A device acknowledges data that it then loses. Without [`FaultPlan::forgetful`] the laws do not allow an error.
+/// A device acknowledges data that it then loses. Without [`FaultPlan::forgetful`] the laws do not
+/// allow an error.
 #[test]
 fn data_that_is_acknowledged_and_lost_comes_again_or_ends_with_an_error_that_says_so() {
     let (mut lost, mut runs) = (0, 0);
@@ -178,7 +182,8 @@ fn data_that_is_acknowledged_and_lost_comes_again_or_ends_with_an_error_that_say
     assert!(runs == 1 || lost > 0, "no message was lost");
 }
 
-/// What schedules have too seldom: an end that has failed is told what the peer can use, and that it was heard. Nothing comes of it.
+/// What schedules have too seldom: an end that has failed is told what the peer can use, and that
+/// it was heard. Nothing comes of it.
 #[cfg(test)]
 fn tell_one_that_has_failed(role: Role) {
     let rails = RailMask::first(2);

@@ -11,7 +11,8 @@ use crate::send::Transfer;
 use crate::{QpIndex, RING_SLOTS, Violation};
 
 impl Caller {
-    /// Takes some completions of the queue pairs in use. If one has failed, the machine learns it; those before it count.
+    /// Takes some completions of the queue pairs in use. If one has failed, the machine learns it;
+    /// those before it count.
     fn poll(&mut self, outside: &mut Outside) -> Vec<Completion> {
         let mut succeeded = Vec::new();
         for qp in self.in_use.clone() {

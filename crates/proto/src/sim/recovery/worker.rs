@@ -1,4 +1,5 @@
-//! What the caller of a machine does: it carries actions out, one after the other, and each takes some time.
+//! What the caller of a machine does: it carries actions out, one after the other, and each takes
+//! some time.
 
 use super::super::fabric::{End, Status};
 use super::super::plan::endpoint;
@@ -127,7 +128,8 @@ impl Caller {
         None
     }
 
-    /// `per_rail` queue pairs on each of `rails`, as they are told to the peer. None, if a port is down.
+    /// `per_rail` queue pairs on each of `rails`, as they are told to the peer. None, if a port is
+    /// down.
     fn create(
         &mut self,
         rails: RailMask,
@@ -180,7 +182,8 @@ impl Caller {
         Ok(own)
     }
 
-    /// Tests whether the new queue pairs reach the peer. If some do not, returns the rails of which none does.
+    /// Tests whether the new queue pairs reach the peer. If some do not, returns the rails of which
+    /// none does.
     fn dead_rails(&mut self, outside: &mut Outside) -> Option<RailMask> {
         // As if the packets of one lane were lost.
         if self.refusals > 0 {

@@ -182,7 +182,8 @@ impl World {
         }
     }
 
-    /// Something happens on one of `those` queue pairs. `event` returns what is executed, and whether anything has happened besides.
+    /// Something happens on one of `those` queue pairs. `event` returns what is executed, and
+    /// whether anything has happened besides.
     fn on_queue_pair(
         &mut self,
         those: fn(&Fabric) -> &[usize],

@@ -43,7 +43,8 @@ fn a_reply_to_a_hello_that_was_given_up_is_not_taken_for_the_next_ones() {
     assert!(matches!(two.near.poll_received(next), Received::Frame(frame) if frame.body == b"new"));
 }
 
-/// The commit has been read, or is lost with the connection: that the peer goes on says that it has committed.
+/// The commit has been read, or is lost with the connection: that the peer goes on says that it has
+/// committed.
 #[test]
 fn a_connection_that_is_lost_between_commit_and_accept_resumes() {
     for commit_arrives in [true, false] {
@@ -118,7 +119,8 @@ fn two_refusals_are_no_death_and_a_third_after_a_second_is() {
     assert_eq!(two.near.poll_timeout(), None, "nobody dials a dead peer");
 }
 
-/// When it runs again, it may dial before it has asked the peer's device, and before it has seen what that had acknowledged.
+/// When it runs again, it may dial before it has asked the peer's device, and before it has seen
+/// what that had acknowledged.
 #[test]
 fn a_process_that_is_stopped_again_and_again_does_not_call_a_peer_dead_whose_device_acknowledges() {
     for stopped in [0, 700, 1000, 2000, 4000, 6000].map(Duration::from_millis) {
@@ -346,7 +348,8 @@ fn a_connection_that_the_peer_does_not_know_is_closed() {
     assert_eq!(two.changes(0), [(one.0, PeerChange::Back), (other.0, unknown)]);
 }
 
-/// Who does not know a connection's secret and its listener's token, or repeats what was said before, changes nothing.
+/// Who does not know a connection's secret and its listener's token, or repeats what was said
+/// before, changes nothing.
 #[test]
 fn unknown_clients_do_not_take_over_connections() {
     let mut two = Two::new(&[TOKEN]);

@@ -75,7 +75,8 @@ fn recovery_that_has_not_been_negotiated_is_refused_as_an_unexpected_frame() {
     assert_eq!(two.changes(0), [(near, broken("the peer gave up: an unexpected message (halt)"))]);
 }
 
-/// The peer is lost at one end only, which dials again; the other one reads late what was sent before.
+/// The peer is lost at one end only, which dials again; the other one reads late what was sent
+/// before.
 #[test]
 fn no_frame_of_a_lost_control_connection_comes_after_the_stream_is_back() {
     let (mut two, secret) = (Two::new(&[TOKEN]), [1; 16]);
@@ -155,8 +156,9 @@ fn a_peer_that_waits_to_be_dialled_again_is_dialled_at_once_when_a_port_comes_up
 /// Bytes that the sockets of one direction hold.
 const SOCKET_BYTES: usize = 32 << 10;
 
-/// One end of a TCP connection with sockets of bounded size, driven as the driver does: it sends what there is room for, and
-/// reads 4 KiB at a time unless too much waits to be sent. Whether anything has moved.
+/// One end of a TCP connection with sockets of bounded size, driven as the driver does: it sends
+/// what there is room for, and reads 4 KiB at a time unless too much waits to be sent. Whether
+/// anything has moved.
 fn drive(
     plane: &mut ControlPlane,
     conn: ConnId,

@@ -10,8 +10,9 @@ fn port_of_near() -> SocketAddr {
     SocketAddr::from(([10, 0, 0, 2], 8))
 }
 
-/// A connection whose accepting end alone has been told that the control connection has ended so, and, if it can, dials: the ends of the stream,
-/// the old control connection at the near end, and the new one at the far end.
+/// A connection whose accepting end alone has been told that the control connection has ended so,
+/// and, if it can, dials: the ends of the stream, the old control connection at the near end, and
+/// the new one at the far end.
 fn lost_by_the_far_end(end: End) -> (Two, (StreamId, StreamId), ConnId, ConnId) {
     let mut two = Two::new(&[TOKEN]);
     two.near.set_port(Some(port_of_near()));
@@ -174,7 +175,8 @@ fn a_process_tells_its_port_once_on_each_control_connection_and_no_nonsense_is_c
     }
 }
 
-/// Where a control connection is dialled for several of its connections, the first one may be no more at the peer.
+/// Where a control connection is dialled for several of its connections, the first one may be no
+/// more at the peer.
 #[test]
 fn a_port_that_is_reported_after_a_connection_that_is_no_more_ends_no_other_one() {
     let mut two = Two::new(&[TOKEN]);

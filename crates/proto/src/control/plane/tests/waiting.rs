@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A connection that is lost, and the one that is dialled then. What both ends have is told already.
+/// A connection that is lost, and the one that is dialled then. What both ends have is told
+/// already.
 fn dialled_again() -> (Two, StreamId, ConnId) {
     let mut two = Two::new(&[TOKEN]);
     let (near, _) = two.established(TOKEN, [1; 16]);
@@ -14,7 +15,8 @@ fn dialled_again() -> (Two, StreamId, ConnId) {
     (two, near, conn)
 }
 
-/// A port may have too many clients, and close one before it answers: that is no loss of a connection that stood.
+/// A port may have too many clients, and close one before it answers: that is no loss of a
+/// connection that stood.
 #[test]
 fn an_attempt_that_is_closed_before_it_is_answered_is_a_failed_one() {
     let (mut two, near, conn) = dialled_again();
@@ -79,7 +81,8 @@ fn the_log_counts_the_connections_that_resume() {
     );
 }
 
-/// For half a minute the peer is dialled for the goodbye. Then nothing is kept, whatever is under way.
+/// For half a minute the peer is dialled for the goodbye. Then nothing is kept, whatever is under
+/// way.
 #[test]
 fn a_stream_that_was_closed_while_it_waited_is_forgotten_in_time() {
     let (mut two, near, mut conn) = dialled_again();

@@ -1,8 +1,10 @@
-//! Every order of events of a small connection: two messages, two faults, one break of the control connection.
+//! Every order of events of a small connection: two messages, two faults, one break of the control
+//! connection.
 //!
-//! The machines are the real ones. Messages are one request each. What their callers do takes time: a job ends in an event of its
-//! own. Packets of queue pairs that are gone may arrive at any time, and are executed if the responder is still there. Time
-//! advances only to the end of a pause, so an end never waits for a frame that was lost: that frame is sent again.
+//! The machines are the real ones. Messages are one request each. What their callers do takes time:
+//! a job ends in an event of its own. Packets of queue pairs that are gone may arrive at any time,
+//! and are executed if the responder is still there. Time advances only to the end of a pause, so
+//! an end never waits for a frame that was lost: that frame is sent again.
 
 use super::*;
 use crate::cts::Cts;
@@ -159,7 +161,8 @@ impl World {
         self.messages[m].packets |= 1 << attempt;
     }
 
-    /// A packet of `attempt` arrives. The responder is there only if its queue pairs are those of the attempt.
+    /// A packet of `attempt` arrives. The responder is there only if its queue pairs are those of
+    /// the attempt.
     fn arrive(&mut self, m: usize, attempt: u32) {
         let sent = &mut self.messages[m];
         sent.packets &= !(1 << attempt);
@@ -275,7 +278,8 @@ fn hash(world: &World) -> u64 {
     hasher.finish()
 }
 
-/// Visits every state. Returns how many there are, and after how many events the last new one comes.
+/// Visits every state. Returns how many there are, and after how many events the last new one
+/// comes.
 fn explore(faults: u8, breaks: u8, changes: u8) -> (usize, usize) {
     let mut frontier = vec![World::new(faults, breaks, changes)];
     let mut seen: HashSet<u64> = frontier.iter().map(hash).collect();
@@ -319,7 +323,8 @@ fn every_order_of_events_with_a_change_request_for_other_paths_a_fault_and_a_bre
     assert!(states > 10_000 && depth > 30, "{states} states, depth {depth}");
 }
 
-/// scripts/nightly.sh runs it, as it takes long, with `FERRITE_EXPLORE=all`, which adds the break of the control connection.
+/// scripts/nightly.sh runs it, as it takes long, with `FERRITE_EXPLORE=all`, which adds the break
+/// of the control connection.
 #[test]
 fn every_order_of_events_with_two_faults_ends_well() {
     let breaks = u8::from(std::env::var("FERRITE_EXPLORE").is_ok_and(|value| value == "all"));

@@ -74,7 +74,8 @@ fn an_answer_for_other_rails_than_were_offered_is_refused() {
     assert!(machine.handle_message(Time::ZERO, answer(1, 0b11)).is_ok());
 }
 
-/// What `role` does while a peer begins an attempt each millisecond for `seconds`. Returns how often queue pairs were created.
+/// What `role` does while a peer begins an attempt each millisecond for `seconds`. Returns how
+/// often queue pairs were created.
 fn hurried(role: Role, seconds: u64) -> (Recovery, u32) {
     let (mut machine, mut created, mut attempt) = (machine(role), 0, 0);
     for time in 0..seconds * 1000 {
@@ -150,8 +151,8 @@ fn message() -> impl Strategy<Value = Message> {
 }
 
 proptest! {
-    /// Every job is asked for only where the one before has ended, queue pairs are created only where there are none, and
-    /// actions come to an end.
+    /// Every job is asked for only where the one before has ended, queue pairs are created only
+    /// where there are none, and actions come to an end.
     #[test]
     fn whatever_a_peer_says_the_order_of_actions_holds(role in prop_oneof![Just(Role::Sender), Just(Role::Receiver)],
                                                        said in proptest::collection::vec((message(), 0u64..800, any::<bool>()), 0..60)) {

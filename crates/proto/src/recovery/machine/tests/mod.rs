@@ -41,7 +41,8 @@ fn a_fault_that_one_end_sees_is_reported_to_the_other() {
     }
 }
 
-/// Runs a recovery and has `disturb` happen after each number of events. Returns how many there were.
+/// Runs a recovery and has `disturb` happen after each number of events. Returns how many there
+/// were.
 fn disturbed_after_each_event(
     are_jobs_slow: bool,
     first: usize,
@@ -316,7 +317,8 @@ fn an_answer_has_the_more_time_the_more_connections_recover() {
     assert_eq!([wait(0), wait(199), wait(4000), wait(u32::MAX)], [5, 5, 25, 40]);
 }
 
-/// What the sender's device has acknowledged before is in the receiver's queues then, where a fence might throw it away.
+/// What the sender's device has acknowledged before is in the receiver's queues then, where a fence
+/// might throw it away.
 #[test]
 fn the_receiver_fences_after_the_sender_or_after_a_while() {
     for is_lost in [false, true] {

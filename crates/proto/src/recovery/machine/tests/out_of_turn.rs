@@ -33,7 +33,8 @@ fn a_timeout_that_comes_early_changes_nothing() {
     }
 }
 
-/// Frames of the control connection that are said again, since the receiver's answer may have been lost.
+/// Frames of the control connection that are said again, since the receiver's answer may have been
+/// lost.
 #[test]
 fn an_offer_that_comes_twice_is_answered_twice_and_the_first_one_counts() {
     let mut machine = Recovery::new(Role::Receiver, RailMask::first(2), GIVE_UP);
@@ -81,7 +82,8 @@ fn creating() -> (Recovery, Time) {
     (machine, now)
 }
 
-/// A sender whose queue pairs of attempt 1 are being connected, when something else has ended that attempt.
+/// A sender whose queue pairs of attempt 1 are being connected, when something else has ended that
+/// attempt.
 fn connecting() -> (Recovery, Time) {
     let (mut machine, now) = creating();
     machine.handle_created(now, 1, Ok(endpoint(2, 1, false)));

@@ -1,4 +1,5 @@
-//! Two ends that tell each other everything, with callers that do at once what they are asked to, or later.
+//! Two ends that tell each other everything, with callers that do at once what they are asked to,
+//! or later.
 
 use super::super::*;
 use crate::recovery::missing_list::MissingList;

@@ -230,7 +230,8 @@ fn an_idle_connection_lives_on_although_nothing_comes_through_over_one_of_its_ra
     assert_eq!(rails(&pair), 0b11);
 }
 
-/// How often a connection gives up its queue pairs in so many seconds for rail 1, which carries nothing: it fails then, or it has never run.
+/// How often a connection gives up its queue pairs in so many seconds for rail 1, which carries
+/// nothing: it fails then, or it has never run.
 fn recoveries_for_a_dead_rail(has_run: bool, seconds: u64) -> usize {
     let mut pair = Pair::new(2);
     pair.ends[0].dead = RailMask::only(1);
