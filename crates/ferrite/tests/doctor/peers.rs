@@ -267,16 +267,10 @@ fn table() -> String {
     let (code, stdout, stderr) = ferrite(&["doctor", "--list", "--json"], &[]);
     assert_eq!(code, 0, "{stderr}");
     let rows: Value = serde_json::from_str(&stdout).expect("JSON");
-    let mut lines = String::from("| row | what is looked at | why | cure |\n|---|---|---|---|\n");
+    let mut lines = String::from("| row | checks | cure |\n|---|---|---|\n");
     for row in rows.as_array().expect("rows") {
         let cell = |name: &str| row[name].as_str().expect("text").replace('|', "\\|");
-        lines += &format!(
-            "| `{}` | {} | {} | {} |\n",
-            cell("name"),
-            cell("what"),
-            cell("why"),
-            cell("cure")
-        );
+        lines += &format!("| `{}` | {} | {} |\n", cell("name"), cell("what"), cell("cure"));
     }
     lines
 }
