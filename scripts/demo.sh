@@ -18,7 +18,7 @@ echo
 case $code in
 0)
     echo "Result: PASSED. The data is right, and Ferrite was not found worse. The line that begins with \"B is\" says more."
-    echo "Next: README.md, \"Use it with NCCL\". All figures are in the report named above."
+    echo "Next: README.md, \"Install\". All figures are in the report named above."
     ;;
 3)
     code=0

@@ -113,6 +113,24 @@ def programs_in(built: Path) -> list[Entry]:
     return found
 
 
+# A link of a page, or a picture.
+LINK = re.compile(r"!?\[([^\[\]]*)\]\(([^()\s]+)\)")
+
+
+def documents_in(folder: str, names: dict[PurePosixPath, Path]) -> tuple[Entry, ...]:
+    """These files below share/doc/`folder`. Of a link to a file that is not among them, only the text stays."""
+
+    def content(name: PurePosixPath, path: Path) -> bytes:
+        def linked(match: re.Match[str]) -> str:
+            target = match[2].partition("#")[0]
+            there = PurePosixPath(os.path.normpath(name.parent / target))
+            return match[0] if not target or "://" in target or there in names else match[1]
+
+        return LINK.sub(linked, path.read_text()).encode() if path.suffix == ".md" else path.read_bytes()
+
+    return tuple(Entry(f"share/doc/{folder}/{name}", content(name, path)) for name, path in names.items())
+
+
 def read_release(built: Path, pages: list[Entry], epoch: int) -> Release:
     elfs = [elf.read(built / entry.path) for entry in programs_in(built) if not entry.link]
     versions, machines = {one.version for one in elfs if one.version}, {one.machine for one in elfs}
@@ -124,8 +142,9 @@ def read_release(built: Path, pages: list[Entry], epoch: int) -> Release:
     guides = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "SUMMARY.md"]
     documents = [ROOT / name for name in ("README.md", "CHANGELOG.md", "LICENSE")] + guides
     device = ROOT / "softrnic"
-    of_device = {page.relative_to(device): page for page in [device / "README.md", *sorted((device / "docs").glob("*.md"))]}
-    of_device[Path("LICENSE")] = ROOT / "LICENSE"
+    of_device = [device / "README.md", *sorted((device / "docs").glob("*.md"))]
+    device_documents = {PurePosixPath(page.relative_to(device)): page for page in of_device}
+    device_documents[PurePosixPath("LICENSE")] = ROOT / "LICENSE"
     return Release(
         version=cargo_version(),
         build=versions.pop(),
@@ -135,8 +154,8 @@ def read_release(built: Path, pages: list[Entry], epoch: int) -> Release:
         programs=tuple(programs_in(built)),
         python=tuple(Entry(f"nccl_net_ferrite/{name}", path.read_bytes()) for name, path in python.items()),
         headers=tuple(Entry(path.name, path.read_bytes()) for path in sorted((ROOT / "include/nccl").glob("*.h"))),
-        documents=tuple(Entry(f"share/doc/{NAME}/{path.relative_to(ROOT)}", path.read_bytes()) for path in documents),
-        device_documents=tuple(Entry(f"share/doc/{DEVICE}/{name}", path.read_bytes()) for name, path in of_device.items()),
+        documents=documents_in(NAME, {PurePosixPath(path.relative_to(ROOT)): path for path in documents}),
+        device_documents=documents_in(DEVICE, device_documents),
         pages=tuple(pages),
     )
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tries the recipes of docs/two-nodes.md on one machine: two network namespaces are the hosts, each with a host name of its own, and
+# Tries the recipes of docs/compare.md on one machine: two network namespaces are the hosts, each with a host name of its own, and
 # a launcher starts one process in each. Their RDMA devices are softrnic's. Needs root, `ip`, and the launcher.
 #
 #   scripts/two_nodes.sh torchrun|mpirun|srun COMMAND [ARGUMENT...]

@@ -54,7 +54,7 @@ fn links_and_files_that_pages_name_exist() {
                 .any(|folder| word.starts_with(folder))
         });
         for file in files
-            .filter_map(|file| file.split("::").next())
+            .filter_map(|file| file.split("::").next()?.split('#').next())
             .map(|file| file.trim_end_matches(['.', ':']))
         {
             // From the root of the repository, or from the page's crate.

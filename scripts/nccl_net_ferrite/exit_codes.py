@@ -1,4 +1,4 @@
-"""Exit codes of the programs, as the table in docs/operators.md has them, and the line on standard error that goes with each."""
+"""Exit codes of the programs, as the table in docs/operate.md has them, and the line on standard error that goes with each."""
 
 import contextlib
 import os
@@ -48,7 +48,7 @@ def blocked() -> Iterator[set[signal.Signals]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# -- exit codes of the programs, as the table in docs/operators.md has them, and the line on standard error that goes with each --
+# -- exit codes of the programs, as the table in docs/operate.md has them, and the line on standard error that goes with each --
 
 # GOOD: as good or better, all right. WRONG: worse, or a check that failed. INVALID: bad usage, or it could not be tried.
 # TOO_FEW_RUNS: too few runs to tell.

@@ -15,7 +15,7 @@ DIST = Path(os.environ.get("FERRITE_DIST", ROOT / "dist"))
 
 class Docker(unittest.TestCase):
     def test_the_page_shows_the_file(self) -> None:
-        [shown] = found(r"```Dockerfile\n(.*?)```", (ROOT / "docs/users.md").read_text())
+        [shown] = found(r"```Dockerfile\n(.*?)```", (ROOT / "docs/install.md").read_text())
         self.assertEqual(shown, (FOLDER / "Dockerfile").read_text())
 
 

@@ -138,9 +138,9 @@ class Packages(installed.Installed, unittest.TestCase):
         """On x86-64, where the table says what there is; the wheel's name has the glibc of this build."""
         if os.uname().machine != "x86_64":
             self.skipTest("an x86-64 machine")
-        page = (ROOT / "docs/packages.md").read_text()
+        page = (ROOT / "docs/install.md").read_text()
         made = {re.sub(r"manylinux_\d+_\d+", "manylinux_2_17", path.name) for path in self.out.iterdir() if path.is_file()} - {"torch.py"}
-        self.assertEqual({name for name in made if f"`{name}`" in page.split("## A Python")[0]}, made)
+        self.assertEqual({name for name in made if f"`{name}`" in page.split("## Wheel")[0]}, made)
         [debian, fedora] = re.findall(r"(?:apt|dnf) install \./(\S+)", page)
         self.assertLessEqual({debian, fedora}, made)
 
@@ -203,16 +203,17 @@ class Packages(installed.Installed, unittest.TestCase):
         """As they stand there, but for the glibc in the name of the wheel. Without PyTorch the comparison says what it needs."""
         (self.out / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
         wheel = self.package("*.whl").name
-        for page in ("README.md", "docs/packages.md"):
-            lines = [re.sub(r"nccl_net_ferrite-\S+\.whl", wheel, line) for line in block(page, "pip install nccl_net_ferrite")]
-            self.assertEqual((len(lines), lines[-1].split()[:2]), (4, ["nccl-net-ferrite", "ab"]))
+        for page in ("README.md", "docs/install.md"):
+            shown = block(page, "pip install nccl_net_ferrite") + block("README.md", "nccl-net-ferrite ab")
+            lines = [re.sub(r"nccl_net_ferrite-\S+\.whl", wheel, line) for line in shown]
+            self.assertEqual(len(lines), 4)
             done = self.typed(lines, PIP_NO_INDEX="1", PIP_FORCE_REINSTALL="1", PYTHONPATH=str(self.out))
             self.assertRegex(done.stdout, r"\nSuccessfully installed nccl-net-ferrite-[\s\S]*\n0 FAIL, ")
             self.assertRegex(done.stderr, r"not valid: PyTorch cannot be used [^\n]*\n$")
             self.assertEqual(done.returncode, 2)
 
     def test_the_lines_for_the_tarball_in_their_order(self) -> None:
-        lines = [line.replace("x86_64", os.uname().machine) for line in block("docs/packages.md", "tar xf nccl-net-ferrite")]
+        lines = [line.replace("x86_64", os.uname().machine) for line in block("docs/install.md", "tar xf nccl-net-ferrite")]
         done = self.typed(lines)
         self.assertRegex(done.stdout, r"ok +plugins +NCCL [^:]+: takes \S+/lib/libnccl-net.so: Ferrite[\s\S]*\n0 FAIL, ")
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -233,6 +234,16 @@ class Packages(installed.Installed, unittest.TestCase):
         documents = {f"share/doc/softrnic/{name}" for name in ("README.md", "LICENSE", "docs/clients.md", "docs/faults.md")}
         self.assertLessEqual({"bin/softrnic"} | programs | shared | documents, names)
         self.assertEqual([name for name in names if "ferrite" in name or "nccl-net" in name], [])
+
+    def test_links_of_the_packaged_pages_lead_somewhere(self) -> None:
+        for package in ("nccl-net-ferrite-*.tar.gz", "softrnic-*.tar.gz"):
+            with tarfile.open(self.package(package)) as file:
+                pages = {name: self.content(file, file.getmember(name)).decode() for name in file.getnames() if name.endswith(".md")}
+                self.assertTrue(any("](docs/" in text for text in pages.values()), package)
+                for name, text in pages.items():
+                    for target in re.findall(r"\]\(([^()#\s]+)", text):
+                        there = os.path.normpath(Path(name).parent / target)
+                        self.assertTrue("://" in target or there in file.getnames(), f"{name}: {target}")
 
     def test_the_first_page_of_the_software_device(self) -> None:
         """Its example as it stands there, in a shell where the tarball lies and that knows nothing of the device."""

@@ -1,4 +1,4 @@
-"""docs/two-nodes.md: the comparison under real launchers, over two hosts that are network namespaces of this machine, with a library in
+"""docs/compare.md: the comparison under real launchers, over two hosts that are network namespaces of this machine, with a library in
 place of NCCL and of the GPUs; and the page's other lines, against what the programs themselves say of their options."""
 
 import os
@@ -15,7 +15,7 @@ from nccl_net_ferrite.files import read_json
 from . import fixtures
 from .test_container import DIST
 
-PAGE = (fixtures.ROOT / "docs/two-nodes.md").read_text()
+PAGE = (fixtures.ROOT / "docs/compare.md").read_text()
 # Every run has Open MPI; scripts/nightly.sh names Slurm too.
 LAUNCHERS = os.environ.get("FERRITE_LAUNCHERS", "mpirun").split()
 

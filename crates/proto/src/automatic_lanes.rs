@@ -1,5 +1,5 @@
 //! When a connection adds lanes by itself, and when it drops them again (`FERRITE_LANES=auto`,
-//! docs/paths.md).
+//! docs/slow.md).
 //!
 //! Lanes cost queue pairs and work requests. They are useless if a fabric has one path, or spreads
 //! packets itself. So a connection that has sent enough tries them. It alternates between one queue

@@ -1,5 +1,5 @@
 //! How many queue pairs the connections of a device have, and whether they are lanes
-//! (docs/paths.md).
+//! (docs/slow.md).
 
 use super::rail::Rail;
 use crate::host::config::Config;

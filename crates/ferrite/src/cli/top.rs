@@ -199,7 +199,7 @@ fn write_whole(path: &Path, text: &str) -> Result<()> {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Looks twice at the statistics of this machine's processes (docs/stats-file.md), and shows for each connection that sends over lanes \
-(FERRITE_LANES, docs/paths.md): how often it has recovered, how often lanes were given other paths, and the share of the bytes that each lane has \
+(FERRITE_LANES, docs/slow.md): how often it has recovered, how often lanes were given other paths, and the share of the bytes that each lane has \
 carried meanwhile, with its speed. `ferrite top --json` has the same numbers. Where the lanes of a connection have all carried as much from its beginning on, it says \
 that one queue pair would cost less.\n\n\
 Exit code 0: shown; 2: the folder cannot be read; 3: no process was found.")]

@@ -14,7 +14,7 @@ use lab::system::output;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Gathers the messages that the plugin times, one in FERRITE_SAMPLE of each connection, from the files that processes of this machine \
-write (docs/trace.md), and only reads. Open the output at https://ui.perfetto.dev. Of a process that was killed, and with --seconds 0, \
+write (docs/slow.md), and only reads. Open the output at https://ui.perfetto.dev. Of a process that was killed, and with --seconds 0, \
 it is what the files hold: the last 25 of each end. Processes that ended before the command began are left out if others run, unless they \
 are named or --seconds is 0. For several machines, copy /dev/shm/ferrite-stats.* of each into a folder of \
 its own, and name each with --folder.\n\n\
