@@ -4,7 +4,7 @@ use super::background::notices::INIT;
 use super::background::periodic::PeriodicTask;
 use super::control::driver::ControlDriver;
 use super::data::send::SendComm;
-use super::data::sync::ask_for_barrier;
+use super::data::sync::start_enabling_barrier;
 use super::device::networks::Networks;
 use super::device::nic::Nic;
 use super::device::rail::Rail;
@@ -66,7 +66,7 @@ impl Network {
         let first_frame_limit = Duration::from_secs(config.handshake_timeout_s);
         if !devices.is_empty() {
             open_stats(&config);
-            ask_for_barrier();
+            start_enabling_barrier();
         }
         let merges_any_ports = config.merge_any;
         let networks = config.subnet_aware.then(|| Arc::new(Networks::of(&devices)));

@@ -19,10 +19,15 @@
 //!
 //! Nobody but the owner stores its position, and there is one owner in the life of a cell: another
 //! one could not be sure that the first one is not just about to store. When a second thread of
-//! NCCL's enters, the word becomes shared: it is never clear again, and all take the long way.
-//! Where the kernel refuses the barrier there is never an owner, and all take the long way from the
-//! beginning. An owner that has ended may leave its id to a new thread, which is the owner then;
-//! and so it is in a forked child, where a position that says [`INSIDE`] keeps everybody out.
+//! NCCL's enters, the word becomes shared: it is never clear again, and all take the long way. An
+//! owner that has ended may leave its id to a new thread, which is the owner then; and so it is in
+//! a forked child, where a position that says [`INSIDE`] keeps everybody out.
+//!
+//! As long as the kernel has not allowed the barrier there is no owner: nobody's id is the
+//! position, and all take the long way, on which the bit alone excludes. A thread becomes the owner
+//! while it holds the bit and knows that the barrier is allowed. Whoever holds the bit after it
+//! knows both, so each thread that could meet an owner on the short way has its half of the
+//! barrier.
 
 #![allow(unsafe_code)]
 
@@ -114,10 +119,9 @@ unsafe impl<T: Send> Sync for ExclusiveCell<T> {}
 impl<T> ExclusiveCell<T> {
     /// A cell with `state` in it. `word` is used by no other cell.
     pub fn new(state: T, word: &Arc<StateWord>) -> Self {
-        let owner = if has_barrier() { NOBODY } else { ALL };
         Self {
             position: AtomicUsize::new(NOBODY),
-            owner: AtomicUsize::new(owner),
+            owner: AtomicUsize::new(NOBODY),
             word: Arc::clone(word),
             visits: AtomicU32::new(0),
             has_visitor: AtomicBool::new(false),
@@ -277,11 +281,11 @@ impl<T> ExclusiveCell<T> {
     /// The owner is inside, which is another thread or has panicked there.
     fn admit(&self, me: usize) -> Result<()> {
         match self.owner.load(Ordering::Relaxed) {
-            ALL => {}
-            NOBODY => {
+            NOBODY if has_barrier() => {
                 self.owner.store(me, Ordering::Relaxed);
                 self.position.store(me, Ordering::Relaxed);
             }
+            ALL | NOBODY => {}
             owner => {
                 if owner != me {
                     self.word.share();

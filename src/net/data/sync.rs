@@ -16,44 +16,39 @@
 use crate::error::{Error, Result};
 use crate::net::background::signals::without_signals;
 use std::io;
-use std::sync::atomic::{AtomicU8, compiler_fence, fence};
+use std::sync::atomic::{compiler_fence, fence};
 use std::time::{Duration, Instant};
 
 pub use std::hint::spin_loop;
 pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// Whether the calling thread can be told from others, and the kernel allows [`heavy_barrier`].
-///
-/// The kernel answers once in a process. A thread that does not know the answer yet asks too and
-/// waits for no other thread, which a forked child would not have.
+/// Whether [`enable_barrier`] has succeeded.
+static HAS_BARRIER: AtomicBool = AtomicBool::new(false);
+
+/// Whether threads can be told from each other, and the kernel is known to allow [`heavy_barrier`].
+/// Once true, it stays true.
 pub fn has_barrier() -> bool {
-    const UNKNOWN: u8 = 0;
-    const YES: u8 = 1;
-    const NO: u8 = 2;
-    static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
-    let known = ANSWER.load(Ordering::Relaxed);
-    if known != UNKNOWN {
-        return known == YES;
-    }
-    let has_barrier = thread_id() != 0 && register().is_ok() && heavy_barrier().is_ok();
-    let answer = if has_barrier { YES } else { NO };
-    // Threads that ask at the same time act on the answer that came first.
-    match ANSWER.compare_exchange(UNKNOWN, answer, Ordering::Relaxed, Ordering::Relaxed) {
-        Ok(_) if !has_barrier => {
-            log::info!(
-                "the kernel refuses the system call membarrier: each isend, irecv and test takes a lock, some 10 ns longer"
-            );
-            false
-        }
-        Ok(_) => true,
-        Err(first) => first == YES,
-    }
+    // Acquire pairs with the Release in `enable_barrier`: the process is registered.
+    HAS_BARRIER.load(Ordering::Acquire)
 }
 
-/// Starts a thread that calls [`has_barrier`]. In a process with threads the kernel takes some 10
-/// ms to answer, which would delay NCCL's first connection.
-pub fn ask_for_barrier() {
-    let thread = || std::thread::Builder::new().name("ferrite-init".into()).spawn(has_barrier);
+/// Asks the kernel to allow [`heavy_barrier`] in this process, and returns its answer. In a process
+/// with threads that takes some 10 ms.
+pub fn enable_barrier() -> bool {
+    let is_allowed = thread_id() != 0 && register().is_ok() && heavy_barrier().is_ok();
+    if is_allowed {
+        HAS_BARRIER.store(true, Ordering::Release);
+    } else {
+        log::info!(
+            "the kernel refuses the system call membarrier: each isend, irecv and test takes a lock, some 10 ns longer"
+        );
+    }
+    is_allowed
+}
+
+/// Starts a thread that calls [`enable_barrier`], so that no call of NCCL's waits for the kernel.
+pub fn start_enabling_barrier() {
+    let thread = || std::thread::Builder::new().name("ferrite-init".into()).spawn(enable_barrier);
     if let Err(e) = without_signals(thread) {
         log::debug!("no thread that asks for membarrier: {e}");
     }
@@ -73,7 +68,7 @@ pub fn light_barrier() {
 /// The expensive half, for threads that need it rarely. It takes about a microsecond.
 ///
 /// # Errors
-/// The kernel refuses: a seccomp filter was installed after the check in [`has_barrier`].
+/// The kernel refuses: a seccomp filter was installed after [`enable_barrier`] succeeded.
 pub fn heavy_barrier() -> Result<()> {
     let again = |error: io::Error| match error.raw_os_error() {
         // A forked child inherits the registration on all known kernels; this covers a kernel where
@@ -189,12 +184,12 @@ mod tests {
             std::thread::scope(|scope| scope.spawn(thread_id).join().expect("it does not panic"));
         assert_eq!(thread_id(), main);
         assert_ne!(main, other);
-        assert!(!has_barrier() || main != 0 && main.is_multiple_of(2));
+        assert!(!enable_barrier() || main != 0 && main.is_multiple_of(2));
     }
 
     #[test]
     fn a_forked_child_has_the_barrier_too() {
-        if !has_barrier() {
+        if !enable_barrier() {
             println!("skipped: the kernel refuses membarrier");
             return;
         }

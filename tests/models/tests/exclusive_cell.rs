@@ -39,15 +39,26 @@ mod sync {
         ID.with(std::cell::Cell::get)
     }
 
+    loom::lazy_static! {
+        static ref HAS_BARRIER: AtomicBool = AtomicBool::new(false);
+    }
+
     pub fn has_barrier() -> bool {
-        true
+        HAS_BARRIER.load(Ordering::Acquire)
+    }
+
+    /// The kernel allows the barrier.
+    pub fn enable_barrier() {
+        HAS_BARRIER.store(true, Ordering::Release);
     }
 
     pub fn light_barrier() {
+        assert!(has_barrier(), "without the other half this one orders nothing");
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
 
     pub fn heavy_barrier() -> crate::error::Result<()> {
+        assert!(has_barrier(), "the kernel refuses");
         loom::sync::atomic::fence(Ordering::SeqCst);
         Ok(())
     }
@@ -96,9 +107,15 @@ impl Guarded {
         Arc::new(Self { cell, number: UnsafeCell::new(0) })
     }
 
+    /// Of nobody, and the kernel allows the barrier.
+    fn unowned_with_barrier() -> Arc<Self> {
+        sync::enable_barrier();
+        Self::unowned()
+    }
+
     /// Owned by the calling thread, which has entered once.
     fn owned() -> Arc<Self> {
-        let this = Self::unowned();
+        let this = Self::unowned_with_barrier();
         assert!(this.enter());
         assert!(this.cell.enter_if_clear(|()| ()).is_some());
         this
@@ -129,7 +146,7 @@ impl Guarded {
     }
 }
 
-/// Has another thread do `other` while the owner enters twice. Each `Ok` of theirs is counted in
+/// Has another thread do `other` while the owner enters three times. Each `Ok` of theirs is counted in
 /// the number.
 fn explore(new: fn() -> Arc<Guarded>, other: fn(&Guarded) -> bool, may_owner_fail: bool) {
     let mut model = loom::model::Builder::new();
@@ -144,8 +161,8 @@ fn explore(new: fn() -> Arc<Guarded>, other: fn(&Guarded) -> bool, may_owner_fai
                 u32::from(other(&guarded))
             })
         };
-        let entered = (0..2).filter(|_| guarded.enter()).count() as u32;
-        assert!(may_owner_fail || entered == 2, "it waits for visitors");
+        let entered = (0..3).filter(|_| guarded.enter()).count() as u32;
+        assert!(may_owner_fail || entered == 3, "it waits for visitors");
         let others = thread.join().expect("it does not panic");
         guarded.cell.visit(|()| Ok(())).expect("all have left");
         assert_eq!(guarded.number(), before + entered + others);
@@ -169,10 +186,36 @@ fn two_threads_of_nccls_are_never_inside_at_once() {
 
 #[test]
 fn a_visitor_and_the_first_thread_that_enters_are_never_inside_at_once() {
-    explore(Guarded::unowned, Guarded::visit, false);
+    explore(Guarded::unowned_with_barrier, Guarded::visit, false);
 }
 
 #[test]
 fn two_threads_that_enter_first_are_never_inside_at_once() {
+    explore(Guarded::unowned_with_barrier, Guarded::enter, true);
+}
+
+/// The kernel allows the barrier before, between or after the entries of the thread that becomes
+/// the owner.
+#[test]
+fn a_visitor_and_a_thread_that_enters_before_the_barrier_are_never_inside_at_once() {
+    let visit = |guarded: &Guarded| {
+        sync::enable_barrier();
+        guarded.visit()
+    };
+    explore(Guarded::unowned, visit, false);
+}
+
+#[test]
+fn two_threads_that_enter_before_the_barrier_are_never_inside_at_once() {
+    let enter = |guarded: &Guarded| {
+        sync::enable_barrier();
+        guarded.enter()
+    };
+    explore(Guarded::unowned, enter, true);
+}
+
+#[test]
+fn without_the_barrier_two_threads_are_never_inside_at_once() {
+    explore(Guarded::unowned, Guarded::visit, false);
     explore(Guarded::unowned, Guarded::enter, true);
 }
