@@ -7,7 +7,7 @@ pub use crate::host::{conf_file, config, gid, hca, iface, random, variables};
 pub use crate::net::device::{gdr, rail};
 pub use crate::proto::PROTOCOL_VERSION;
 pub use crate::proto::explain::operation;
-pub use crate::verbs::{completion_queue, context, library, memory, port, queue_pair};
+pub use crate::verbs::{completion_queue, context, library, memory, queue_pair};
 
 /// Capacities of the queue pairs of a connection.
 pub mod caps {

@@ -3,8 +3,7 @@
 //! | file | contents |
 //! | --- | --- |
 //! | [`library`] | libibverbs, loaded at run time, so that the plugin loads on a machine without it |
-//! | [`context`] | an open device and its asynchronous events |
-//! | [`port`] | queries of a port: state, GID table, speed |
+//! | [`context`] | an open device: its asynchronous events, the state, GID table and speed of its ports |
 //! | [`memory`] | protection domains and memory regions |
 //! | [`shared`], `record`, `device_memory` | registered memory that a peer writes, and the order in which it is read |
 //! | [`sink`] | registered memory for path tests, whose content is never read |
@@ -47,7 +46,6 @@ mod mapping;
 mod memlock;
 pub mod memory;
 pub mod path;
-pub mod port;
 pub mod prepared_write;
 pub mod qp_ex;
 mod queue_failure;
