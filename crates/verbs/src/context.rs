@@ -398,11 +398,10 @@ impl Context {
         let (changes, asked) = (self.port_changes(), Instant::now());
         let attributes = self.query_port(port)?;
         // A port that is down is polled, so it is not cached.
-        match changes.filter(|_| attributes.active) {
-            Some(changes) => {
-                drop(self.ports.lock().insert(port, KnownPort { attributes, changes, asked }))
-            }
-            None => self.forget_port(port),
+        if let Some(changes) = changes.filter(|_| attributes.active) {
+            self.ports.lock().insert(port, KnownPort { attributes, changes, asked });
+        } else {
+            self.forget_port(port);
         }
         Ok(attributes)
     }
@@ -490,10 +489,11 @@ impl Context {
             _ => libc::EOPNOTSUPP,
         };
         let gid = match rc {
-            // SAFETY: as in `untyped_gid`.
-            0 => {
-                Gid { bytes: unsafe { entry.gid.raw }, roce_version: roce_version(entry.gid_type) }
-            }
+            0 => Gid {
+                // SAFETY: as in `untyped_gid`.
+                bytes: unsafe { entry.gid.raw },
+                roce_version: roce_version(entry.gid_type),
+            },
             libc::ENODATA => return Ok(None),
             _ => Gid { bytes: self.untyped_gid(port, index)?, roce_version: None },
         };

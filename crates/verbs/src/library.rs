@@ -99,8 +99,9 @@ impl Library {
         let mut reasons = Vec::new();
         for name in names {
             match open(name) {
-                // SAFETY: libibverbs' versioning promises the signatures, and it is never unloaded.
                 Ok(handle) => {
+                    // SAFETY: libibverbs' versioning promises the signatures, and it is never
+                    // unloaded.
                     return unsafe { Self::bind(|name, version| symbol(handle, name, version)) };
                 }
                 Err(reason) => reasons.push(reason),

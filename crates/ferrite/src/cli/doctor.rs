@@ -16,8 +16,8 @@ use lab::system::output;
 use serde::Serialize;
 
 use crate::doctor::machine::Machine;
+use crate::doctor::peers::server::Plan;
 use crate::doctor::peers::session;
-use crate::doctor::peers::session::Plan;
 use crate::doctor::report::{RowReport, Verdict};
 use crate::doctor::rows::software;
 use crate::doctor::{report, rows};

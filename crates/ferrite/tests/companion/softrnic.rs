@@ -8,7 +8,7 @@ use std::time::Duration;
 use lab::error::{Error, Result};
 use lab::measure::metric::Metric;
 use lab::nccl::library::{Library, Source};
-use lab::nccl::{library, release};
+use lab::nccl::{release, shared_object};
 use lab::pair;
 use lab::pair::PeerConn;
 use lab::pair::worker_ctx::Pages;
@@ -323,20 +323,21 @@ fn a_file_cut_short_is_not_even_loaded() {
 #[test]
 fn a_stripped_file_says_so() {
     let stripped = shared_object("loopback", &["-DAS_NCCL=22105", "-DVTABLE_NAME=\"IB\"", "-s"]);
-    match library::local_symbol(&stripped, "ncclNetIb") {
+    match shared_object::local_symbol(&stripped, "ncclNetIb") {
         Err(Error::Symbol { hint, .. }) => assert!(hint.contains("stripped"), "{hint}"),
         other => panic!("{other:?}"),
     }
     assert!(
-        library::exports(&stripped, "ncclGet").expect("it is an ELF file") == ["ncclGetVersion"]
+        shared_object::exports(&stripped, "ncclGet").expect("it is an ELF file")
+            == ["ncclGetVersion"]
     );
 }
 
 #[test]
 fn a_symbol_of_this_program_is_found() {
     let own = std::env::current_exe().expect("it runs");
-    assert!(library::local_symbol(&own, "main").is_ok_and(|value| value > 0));
-    assert!(library::local_symbol(Path::new("/etc/hostname"), "x").is_err());
+    assert!(shared_object::local_symbol(&own, "main").is_ok_and(|value| value > 0));
+    assert!(shared_object::local_symbol(Path::new("/etc/hostname"), "x").is_err());
 }
 
 #[test]

@@ -214,8 +214,8 @@ fn a_running_job_has_a_track_for_each_end_and_arrows_between_them() -> Result<()
 
 /// The files of two processes that were killed after all messages.
 fn killed_job(folder: &Scratch, setting: &Setting) -> Vec<PathBuf> {
-    // SAFETY: ends here.
     let killed = pair::run::<(), _>(&test_name(), setting, |worker| {
+        // SAFETY: ends here.
         job(worker, |_| unsafe { libc::_exit(0) })
     });
     assert!(killed.is_err());

@@ -8,9 +8,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::doctor::peers::judge;
-use crate::doctor::peers::session::{
-    Host, HostFacts, Reply, Request, Speed, Tried, from_hex, to_hex,
-};
+use crate::doctor::peers::message::{HostFacts, Reply, Request, from_hex, to_hex};
+use crate::doctor::peers::server::{Host, Speed, Tried};
 use crate::doctor::report;
 use lab::hosts::{Hello, Lines, MOST, parse};
 

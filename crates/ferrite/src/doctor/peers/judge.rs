@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::doctor::peers::session::{Host, HostFacts, RailFacts, Speed, Tried};
+use crate::doctor::peers::message::{HostFacts, RailFacts};
+use crate::doctor::peers::server::{Host, Speed, Tried};
 use crate::doctor::report::{Finding, RowReport, Verdict};
 
 /// Settings that are each host's own.

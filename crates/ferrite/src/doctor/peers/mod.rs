@@ -10,10 +10,14 @@
 //! | `trial` | a host's part; what it does with the plugin |
 //! | `judge` | the rows |
 //! | `fuzz` | what a fuzzer chooses: what one says to the other |
-//! | `session` | all of it, from the server's start to the report; what is said over the connection ([`lab::hosts`]); letting hosts in, and having each pair try; which pairs at once |
+//! | `message` | what is said over the connection ([`lab::hosts`]) |
+//! | `server` | letting hosts in, and having each pair try; which pairs at once |
+//! | `session` | all of it, from the server's start to the report |
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod judge;
+mod message;
+pub(crate) mod server;
 pub(crate) mod session;
 mod trial;

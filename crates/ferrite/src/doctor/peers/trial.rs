@@ -12,7 +12,7 @@ use lab::transport::deadline::Deadline;
 use lab::transport::instance::Transport;
 use lab::transport::listener::{Handle, Listener};
 
-use crate::doctor::peers::session::{Measured, Reply, Request, Transfer, from_hex, to_hex};
+use crate::doctor::peers::message::{Measured, Reply, Request, Transfer, from_hex, to_hex};
 
 /// A step that finds nothing for so long has failed. Less than the server waits for a reply.
 const STEP: Duration = Duration::from_secs(10);
