@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::nccl::library;
+use crate::nccl::shared_object;
 
 // The costs of one library in a file that valgrind's callgrind wrote.
 //
@@ -205,7 +205,7 @@ impl Profile {
                     "no addresses: callgrind needs --dump-instr=yes".into(),
                 ));
             }
-            let codes = library::x86_64_code_at(Path::new(object), &addresses, LONGEST)?;
+            let codes = shared_object::x86_64_code_at(Path::new(object), &addresses, LONGEST)?;
             for ((_, function, count), code) in instructions.into_iter().zip(codes) {
                 let cost = profile.0.entry(function.into()).or_insert_with(Cost::default);
                 cost.instructions += if is_locked(&code) { count } else { 0 };
@@ -354,7 +354,8 @@ fn=post
     /// it ran `count` times.
     fn ran(function: &str, count: u32) -> String {
         let program = std::env::current_exe().expect("this program");
-        let address = library::local_symbol(&program, function).expect("a function with a name");
+        let address =
+            shared_object::local_symbol(&program, function).expect("a function with a name");
         format!(
             "positions: instr line\nevents: Ir\nob={}\nfn={function}\n{address:#x} 0 {count}\n",
             program.display()

@@ -6,10 +6,10 @@
 //! | file | what is in it |
 //! |---|---|
 //! | `points` | the points themselves, a chapter a file, and the table of all |
-//! | `context` | what a step can use, in each of its two processes; what a point is: its steps, and the environment of each step; polling with a limit; messages within one process; an address of this process among the bytes of a handle; the software device's command line |
+//! | `context` | what a step can use, in each of its two processes; what a point is: its steps, and the environment of each step; polling with a limit; how long calls take, whatever other processes do; messages within one process; an address of this process among the bytes of a handle; the software device's command line |
 //! | `raw` | calls of a table's functions with arguments of any kind |
 //! | `relay` | a TCP relay between the two ends of a connection |
-//! | `runner` | the process that starts the others and judges; a folder that hides libibverbs; how long calls take, whatever other processes do; one of the two processes of a step |
+//! | `runner` | the process that starts the others and judges; a folder that hides libibverbs; one of the two processes of a step |
 //! | `report` | what a step returns and how a point ends; as text, JSON and JUnit XML |
 
 mod context;

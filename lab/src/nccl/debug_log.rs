@@ -10,8 +10,8 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
 use crate::error::Result;
-use crate::nccl::library::SharedObject;
-use crate::nccl::{abi, library};
+use crate::nccl::shared_object::SharedObject;
+use crate::nccl::{abi, shared_object};
 use crate::system::output;
 
 /// How many lines are kept.
@@ -50,7 +50,7 @@ const STOCK_SYMBOL: &str = "_Z12ncclDebugLog17ncclDebugLogLevelmPKciS1_z";
 /// [`Error::Load`](crate::error::Error::Load) or [`Error::Symbol`](crate::error::Error::Symbol) if
 /// that is no library of NCCL.
 pub fn use_stock(nccl: &Path) -> Result<()> {
-    let symbol = library::local_symbol(nccl, STOCK_SYMBOL)?;
+    let symbol = shared_object::local_symbol(nccl, STOCK_SYMBOL)?;
     let address = SharedObject::open(nccl)?.at(symbol);
     // SAFETY: that symbol's name, mangled by a C++ compiler, tells its arguments; the library is
     // never closed.

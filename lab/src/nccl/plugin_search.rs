@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use crate::nccl::library;
 use crate::nccl::release::NcclRelease;
+use crate::nccl::shared_object;
 use crate::system::dist::Root;
 use crate::system::host;
 
@@ -338,7 +338,7 @@ impl DynamicLoader<'_> {
 }
 
 fn opened(path: PathBuf, file: &Path) -> Opened {
-    match library::exports(file, TABLE) {
+    match shared_object::exports(file, TABLE) {
         Err(problem) => Opened::Refused(path, format!("it cannot be loaded: {problem}")),
         Ok(tables) => {
             let mut versions: Vec<u32> =

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::error::{Error, Result};
 use crate::nccl::abi::ncclResult_t;
 use crate::nccl::debug_log;
-use crate::nccl::library::SharedObject;
+use crate::nccl::shared_object::SharedObject;
 
 /// Types of events.
 const COLLECTIVE: u64 = 2;

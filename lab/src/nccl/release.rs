@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::error::{Error, Result};
-use crate::nccl::library;
-use crate::nccl::library::SharedObject;
+use crate::nccl::shared_object::{SharedObject, local_symbol};
 
 /// The built-in IB transport's vtable, a local data symbol of libnccl.
 pub const STOCK_SYMBOL: &str = "ncclNetIb";
@@ -49,6 +48,22 @@ impl NcclRelease {
         })
     }
 
+    /// The known release that the loaded library is.
+    ///
+    /// # Errors
+    /// [`Error::Symbol`] if it is no NCCL, [`Error::Refused`] if it is another release.
+    pub(crate) fn of(library: &SharedObject) -> Result<Self> {
+        let found = library.nccl_version()?;
+        RELEASES.into_iter().find(|release| release.version == found).ok_or_else(|| {
+            Error::Refused(format!(
+                "{} is NCCL {}; known are {}",
+                library.path.display(),
+                version_text(found),
+                known()
+            ))
+        })
+    }
+
     /// The package, for the package index.
     pub(super) fn package(self) -> String {
         format!("nvidia-nccl-cu12=={}", self.text)
@@ -63,19 +78,6 @@ impl fmt::Display for NcclRelease {
 
 fn known() -> String {
     RELEASES.map(|release| release.text).join(", ")
-}
-
-/// The known release that the library at `path` is, which says it is `found`.
-pub(crate) fn release_of(path: &Path, found: i32) -> Result<NcclRelease> {
-    let release = RELEASES.into_iter().find(|release| release.version == found);
-    release.ok_or_else(|| {
-        Error::Refused(format!(
-            "{} is NCCL {}; known are {}",
-            path.display(),
-            version_text(found),
-            known()
-        ))
-    })
 }
 
 /// `22105` as `2.21.5`.
@@ -232,8 +234,8 @@ pub(super) const INSIDE: &str = "nvidia/nccl/lib/libnccl.so.2";
 pub fn verify(path: &Path) -> Result<NcclRelease> {
     let path = std::fs::canonicalize(path)
         .map_err(|source| Error::io(format!("cannot open {}", path.display()), source))?;
-    library::local_symbol(&path, STOCK_SYMBOL)?;
-    SharedObject::open(&path)?.release()
+    local_symbol(&path, STOCK_SYMBOL)?;
+    NcclRelease::of(&SharedObject::open(&path)?)
 }
 
 /// As [`verify`]; an error unless it is `release`.

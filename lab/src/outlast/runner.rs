@@ -3,26 +3,20 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nccl_net::inspect::version;
 
-use crate::check::relay;
-use crate::check::relay::Relay;
 use crate::error::{Error, Result};
 use crate::nccl::library::Source;
 use crate::outlast::report::{End, EndAt, Outcome, Received, Report};
-use crate::outlast::scenario::{Fault, LineFault, OutlastJob, Ports, Step, StreamPlan};
+use crate::outlast::scenario::{Fault, OutlastJob, Ports, Step, StreamPlan};
 use crate::outlast::worker::{STREAM_ENDED, WORKER};
 use crate::pair::parent::{Pair, PairEvent, WorkerMessage, json_error};
 use crate::pair::setting::Setting;
 use crate::system::host::Threads;
-use crate::transport::instance::Transport;
-use crate::transport::listener::{Handle, Listener};
 use crate::verbs::Verbs;
 
 /// How long a pair may take to connect.
@@ -175,7 +169,7 @@ impl OutlastRequest {
             is_fused,
             devices: if self.ports == Ports::OneOfTwo { [Some(0), Some(2)] } else { [None, None] },
             stream: self.stream.clone(),
-            line_faults: line_faults.collect::<Vec<(u64, LineFault)>>(),
+            line_faults: line_faults.collect(),
         })?;
         let device = Device::new(&self.control, pair.fabric());
         Ok(Run {
@@ -457,68 +451,6 @@ impl Device {
             return Err(Error::Usage(format!("softrnic {}: {why}", words.join(" "))));
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    }
-}
-
-/// The relay's thread ends with the process.
-#[derive(Debug)]
-pub(super) struct ControlRelay {
-    start: Arc<OnceLock<Instant>>,
-}
-
-impl ControlRelay {
-    /// A listener of the transport on `device`, and a handle that leads to it through a relay.
-    ///
-    /// # Errors
-    /// Those of `listen`; [`Error::Unreadable`] if the transport's listener is not found in its
-    /// handle.
-    pub(super) fn listen(
-        transport: &Transport,
-        device: usize,
-        faults: Vec<(u64, LineFault)>,
-    ) -> Result<(Handle, Listener, Self)> {
-        let (handle, listener, behind) = relay::listen(transport, device)?;
-        let (socket, port) = behind.listen_instead()?;
-        let start = Arc::new(OnceLock::new());
-        let theirs = start.clone();
-        std::thread::spawn(move || pass_all(&socket, behind.port, &theirs, faults));
-        Ok((behind.with_port(&handle, port), listener, Self { start }))
-    }
-
-    /// The stream begins: times count from now.
-    pub(super) fn start(&self) {
-        self.start.get_or_init(Instant::now);
-    }
-}
-
-fn pass_all(
-    socket: &TcpListener,
-    port: u16,
-    start: &OnceLock<Instant>,
-    mut faults: Vec<(u64, LineFault)>,
-) {
-    let mut lines: Vec<Relay> = Vec::new();
-    loop {
-        let now = start.get().map_or(Duration::ZERO, Instant::elapsed);
-        if let Some(&(at, fault)) = faults.first()
-            && start.get().is_some()
-            && now >= Duration::from_millis(at)
-        {
-            faults.remove(0);
-            match fault {
-                LineFault::Cut => lines.drain(..).for_each(Relay::reset),
-                LineFault::Silent(time) => std::thread::sleep(Duration::from_millis(time)),
-            }
-        }
-        if let Some(caller) = relay::accept_one(socket)
-            && let Ok(line) = Relay::new(caller, port, None)
-        {
-            lines.push(line);
-        }
-        lines.retain_mut(Relay::pass);
-        if lines.is_empty() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
     }
 }
 

@@ -1,8 +1,11 @@
 //! One of the two processes of a run: connects, streams, says how it ended.
 
-use std::sync::Arc;
+use std::net::TcpListener;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use crate::check::relay;
+use crate::check::relay::Relay;
 use crate::error::{Error, Result};
 use crate::measure::plan;
 use crate::measure::plan::seed;
@@ -10,15 +13,14 @@ use crate::measure::stream::TAG;
 use crate::nccl::library::Source;
 use crate::nccl::release;
 use crate::outlast::report::{End, EndAt, Received, Report};
-use crate::outlast::runner::ControlRelay;
-use crate::outlast::scenario::{BUFFERS, DEPTH, OutlastJob, StreamPlan};
+use crate::outlast::scenario::{BUFFERS, DEPTH, LineFault, OutlastJob, StreamPlan};
 use crate::pair::worker_ctx::WorkerCtx;
 use crate::system::output;
 use crate::transport::buffer::Buffer;
 use crate::transport::comm::{RecvComm, Region, Request, SendComm};
 use crate::transport::instance;
 use crate::transport::instance::Transport;
-use crate::transport::listener::Handle;
+use crate::transport::listener::{Handle, Listener};
 
 /// The hidden subcommand that makes such a process.
 pub(crate) const WORKER: &str = "outlast-worker";
@@ -568,6 +570,68 @@ impl Pace {
         self.waited += now.saturating_duration_since(self.looked).min(LONGEST_LOOK);
         self.looked = now;
         is_napping && self.waited > self.limit
+    }
+}
+
+/// The relay's thread ends with the process.
+#[derive(Debug)]
+struct ControlRelay {
+    start: Arc<OnceLock<Instant>>,
+}
+
+impl ControlRelay {
+    /// A listener of the transport on `device`, and a handle that leads to it through a relay.
+    ///
+    /// # Errors
+    /// Those of `listen`; [`Error::Unreadable`] if the transport's listener is not found in its
+    /// handle.
+    fn listen(
+        transport: &Transport,
+        device: usize,
+        faults: Vec<(u64, LineFault)>,
+    ) -> Result<(Handle, Listener, Self)> {
+        let (handle, listener, behind) = relay::listen(transport, device)?;
+        let (socket, port) = behind.listen_instead()?;
+        let start = Arc::new(OnceLock::new());
+        let theirs = start.clone();
+        std::thread::spawn(move || pass_all(&socket, behind.port, &theirs, faults));
+        Ok((behind.with_port(&handle, port), listener, Self { start }))
+    }
+
+    /// The stream begins: times count from now.
+    fn start(&self) {
+        self.start.get_or_init(Instant::now);
+    }
+}
+
+fn pass_all(
+    socket: &TcpListener,
+    port: u16,
+    start: &OnceLock<Instant>,
+    mut faults: Vec<(u64, LineFault)>,
+) {
+    let mut lines: Vec<Relay> = Vec::new();
+    loop {
+        let now = start.get().map_or(Duration::ZERO, Instant::elapsed);
+        if let Some(&(at, fault)) = faults.first()
+            && start.get().is_some()
+            && now >= Duration::from_millis(at)
+        {
+            faults.remove(0);
+            match fault {
+                LineFault::Cut => lines.drain(..).for_each(Relay::reset),
+                LineFault::Silent(time) => std::thread::sleep(Duration::from_millis(time)),
+            }
+        }
+        if let Some(caller) = relay::accept_one(socket)
+            && let Ok(line) = Relay::new(caller, port, None)
+        {
+            lines.push(line);
+        }
+        lines.retain_mut(Relay::pass);
+        if lines.is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::check::context::{
-    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SETTLED, SOON, Step, Trial, arrived, code,
-    connect_and_accept, connect_locally, done, exchange, first_pointer, open_files_and_threads,
-    within,
+    BOTH_RANKS, Context, Env, Point, RANK0_ONLY, SETTLED, SOON, Slowest, Step, Trial, arrived,
+    code, connect_and_accept, connect_locally, done, exchange, first_pointer,
+    open_files_and_threads, within,
 };
 use crate::check::raw::{FILLS, Opaque, Raw};
 use crate::check::relay::Relay;
-use crate::check::runner::{Slowest, StepResult};
+use crate::check::report::StepResult;
 use crate::check::{ensure, relay};
 use crate::error::{Error, Result};
 use crate::measure::stream::{Bench, TAG};

@@ -10,7 +10,7 @@ use crate::check::context::{
 };
 use crate::check::ensure;
 use crate::check::raw::{GARBAGE, Opaque, Raw};
-use crate::check::runner::StepResult;
+use crate::check::report::StepResult;
 use crate::error::{Error, Result};
 use crate::measure::stream::{Bench, TAG};
 use crate::measure::verify::memory_needed;

@@ -8,7 +8,7 @@ use crate::check::context::{
     exchange,
 };
 use crate::check::ensure;
-use crate::check::runner::StepResult;
+use crate::check::report::StepResult;
 use crate::error::{Error, Result};
 use crate::measure::plan;
 use crate::measure::stream::Bench;

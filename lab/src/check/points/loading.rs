@@ -13,13 +13,14 @@ use crate::check::context::{
 use crate::check::ensure;
 use crate::check::points::connection::{connect_raw, rule};
 use crate::check::raw::{FILLS, Raw};
-use crate::check::runner::StepResult;
+use crate::check::report::StepResult;
 use crate::error::{Error, Result};
 use crate::measure::stream::TAG;
 use crate::nccl::abi::later::{Common, Net, NetV9};
 use crate::nccl::abi::{ncclNet_v8_t, ncclNetProperties_v8_t};
-use crate::nccl::library::{Library, SharedObject, Source};
-use crate::nccl::{abi, library};
+use crate::nccl::library::{Library, Source};
+use crate::nccl::shared_object::SharedObject;
+use crate::nccl::{abi, library, shared_object};
 use crate::transport::buffer::Buffer;
 use crate::transport::deadline::{Deadline, posted};
 use crate::transport::instance::{Properties, Transport};
@@ -104,7 +105,7 @@ fn layout(ctx: &mut Context<'_>) -> Result<StepResult> {
         Source::Loader { .. } if identity.interface == 8 => "ncclNetPlugin_v8",
         _ => identity.symbol.as_str(),
     };
-    let size = library::data_size(&identity.file, symbol)?;
+    let size = shared_object::data_size(&identity.file, symbol)?;
     let wanted = match identity.interface {
         8 => size_of::<ncclNet_v8_t>(),
         9 | 10 => size_of::<NetV9>(),
@@ -194,7 +195,7 @@ fn reload_in_use(ctx: &mut Context<'_>) -> Result<StepResult> {
     if !matches!(ctx.job.source, Source::Plugin { .. }) {
         return Ok(StepResult::nothing());
     }
-    let lasting = library::is_nodelete(file)?;
+    let lasting = shared_object::is_nodelete(file)?;
     let threads = before.1 > 1;
     ensure!(
         lasting || !threads,
