@@ -9,7 +9,7 @@ use crate::common::setting::{set, softrnic, talkative};
 use lab::error::Error;
 use lab::error::Result;
 use lab::pair::WorkerCtx;
-use testkit::require;
+use testkit::{require, wait_until};
 
 /// A bench that carries some messages.
 fn works(worker: &mut WorkerCtx) -> Result<()> {
@@ -287,6 +287,7 @@ fn a_lid_that_changes_is_that_of_the_next_connection() -> Result<()> {
         works(worker)?;
         let device = worker.rank();
         softrnic(&format!("port {device}/1 --lid {}", 70 + device));
+        wait_until("the event", || said(&["the LID has changed"]));
         worker.barrier()?;
         works(worker)?;
         assert!(said(&[&format!("LID {} to LID {}", 70 + device, 71 - device)]), "{}", log());
