@@ -26,7 +26,8 @@ class Layer(fixtures.InFolder):
 
     def use(self, plugin: Path) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, fixtures.HERE / "use_plugin.py", self.layer],
+            [sys.executable, "-m", "tests.use_plugin", self.layer],
+            cwd=fixtures.HERE.parent,
             env={**os.environ, "COUNTED_PLUGIN": str(plugin)},
             capture_output=True,
             text=True,

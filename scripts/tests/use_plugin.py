@@ -2,48 +2,19 @@
 
 import ctypes
 import sys
-from typing import Any
 
-SLOTS = [
-    "name",
-    "init",
-    "devices",
-    "getProperties",
-    "listen",
-    "connect",
-    "accept",
-    "regMr",
-    "regMrDmaBuf",
-    "deregMr",
-    "isend",
-    "irecv",
-    "iflush",
-    "test",
-]
+from endurance import HOST, Plugin, at
 
-
-class Vtable(ctypes.Structure):
-    _fields_ = [(slot, ctypes.c_void_p) for slot in SLOTS]
-
-
-HOST, CUDA = 1, 2
-net = Vtable.in_dll(ctypes.CDLL(sys.argv[1]), "ncclNetPlugin_v8")
-if not net.name:
+CUDA = 2
+plugin = Plugin(sys.argv[1])
+if not plugin.net.name:
     sys.exit("no plugin")
-
-
-def call(slot: str, *arguments: Any) -> None:
-    if ctypes.CFUNCTYPE(ctypes.c_int, *(type(one) for one in arguments))(getattr(net, slot))(*arguments):
-        sys.exit(slot)
+call = plugin.call
 
 
 def finish(request: ctypes.c_void_p, is_flush: bool = False) -> None:
     done, sizes = ctypes.c_int(), (ctypes.c_int * 8)()
     call("test", request, ctypes.c_void_p(ctypes.addressof(done)), ctypes.c_void_p(None if is_flush else ctypes.addressof(sizes)))
-
-
-def at(value: Any) -> ctypes.c_void_p:
-    return ctypes.c_void_p(ctypes.addressof(value))
 
 
 for size in (50, 100, 101, -1):
