@@ -6,6 +6,7 @@ pub(crate) mod bench;
 pub(crate) mod connect;
 pub(crate) mod control_process;
 pub(crate) mod faithful;
+pub(crate) mod flushes;
 pub(crate) mod handshake;
 pub(crate) mod log;
 pub(crate) mod process;

@@ -2,6 +2,7 @@
 //! of cards.
 
 use crate::common::bench::{Bench, SIZES};
+use crate::common::flushes::Flushes;
 use crate::common::process::pair;
 use crate::common::setting::{mount_namespaces, set, setting};
 use crate::common::{faithful, plugin_transport};
@@ -14,10 +15,6 @@ use lab::pair::Setting;
 use lab::pair::WorkerCtx;
 use lab::transport::Transport;
 use lab::transport::buffer::Buffer;
-use lab::transport::comm::Region;
-use lab::transport::deadline::finished;
-use lab::transport::deadline::posted;
-use std::ffi::{c_int, c_void};
 use std::process::Command;
 use std::sync::Arc;
 use testkit::dist::{built, dist, plugin, softrnic_program};
@@ -360,9 +357,9 @@ fn a_flush_reads_over_the_rails_that_have_carried_the_message() -> Result<()> {
         &["--devices", "4", "--ports", "2"],
         |s| s,
         |worker| {
-            let flushes = Flushes::open(worker)?;
+            let flushes = Flushes::open(worker, 1 << 17)?;
             for bytes in [64, 100_000, 64, 64, 0, 20_000, 64] {
-                assert_eq!(flushes.message(worker, bytes)?, Ok(()), "{bytes} bytes");
+                assert_eq!(flush_one(&flushes, worker, bytes)?, Ok(()), "{bytes} bytes");
             }
             Ok(())
         },
@@ -376,10 +373,10 @@ fn a_flush_leaves_rails_alone_that_have_carried_nothing() -> Result<()> {
     let adapt =
         |s: Setting| s.env("SOFTRNIC_FAULTS", "operation-error opcode=read device=softrnic1");
     faithful::run(&["--devices", "4"], adapt, |worker| {
-        let flushes = Flushes::open(worker)?;
-        assert_eq!(flushes.message(worker, 64)?, Ok(()), "a small message on the first rail");
+        let flushes = Flushes::open(worker, 1 << 17)?;
+        assert_eq!(flush_one(&flushes, worker, 64)?, Ok(()), "a small message on the first rail");
         worker.barrier()?;
-        let outcome = flushes.message(worker, 100_000)?;
+        let outcome = flush_one(&flushes, worker, 100_000)?;
         if worker.rank() == 0 {
             assert_eq!(outcome, Err(abi::ncclRemoteError));
             let lines = lab::nccl::debug_log::lines();
@@ -392,70 +389,25 @@ fn a_flush_leaves_rails_alone_that_have_carried_nothing() -> Result<()> {
     })
 }
 
-/// A connection each way, and memory at its end that counts as a GPU's: to the software device it
-/// is like any other.
-struct Flushes {
-    out: Region,
-    into: Region,
-    gpu: *mut c_void,
-    link: PeerConn,
-    transport: Transport,
-}
-
-impl Flushes {
-    fn open(worker: &mut WorkerCtx) -> Result<Self> {
-        let transport = plugin_transport()?;
-        let link = PeerConn::open(worker, &transport, worker.rank())?;
-        let (mine, theirs) = (Arc::new(Buffer::new(1 << 17)?), Arc::new(Buffer::new(1 << 17)?));
-        let (out, into) = (link.send.register(&mine)?, link.recv.register(&theirs)?);
-        let (mut gpu, start) = (std::ptr::null_mut(), theirs.address(0, theirs.len())?.cast());
-        let register = transport.vtable().regMr.expect("a slot");
-        // SAFETY: a live communicator and memory that outlives the handle.
-        let code = unsafe {
-            register(
-                link.recv.raw(),
-                start,
-                theirs.len(),
-                abi::NCCL_PTR_CUDA as c_int,
-                &raw mut gpu,
-            )
-        };
-        assert_eq!(code, abi::ncclSuccess);
-        Ok(Self { out, into, gpu, link, transport })
-    }
-
-    /// One message each way and a flush of it, which there is unless it is empty; what `test` says
-    /// of the flush.
-    fn message(
-        &self,
-        worker: &WorkerCtx,
-        bytes: usize,
-    ) -> Result<std::result::Result<(), abi::ncclResult_t>> {
-        let mut deadline = worker.deadline("a message and its flush");
-        let receive = posted(&mut deadline, || self.link.recv.receive(&self.into, 0, bytes, 0))?;
-        let send = posted(&mut deadline, || self.link.send.send(&self.out, 0, bytes, 0))?;
-        finished(&mut deadline, send, &mut [0])?;
-        finished(&mut deadline, receive, &mut [0])?;
-        // The end that fails here ends the other one's connection as well: both have got their
-        // message by then.
-        let vtable = self.transport.vtable();
-        let (iflush, test) = (vtable.iflush.expect("a slot"), vtable.test.expect("a slot"));
-        let start: *mut c_void = self.into.memory().address(0, 1)?.cast();
-        let (mut request, mut data, mut sizes, mut handles) =
-            (std::ptr::null_mut(), [start], [bytes as c_int], [self.gpu]);
-        let (data, sizes, handles) = (data.as_mut_ptr(), sizes.as_mut_ptr(), handles.as_mut_ptr());
-        // SAFETY: arrays of one, and a live communicator.
-        let code =
-            unsafe { iflush(self.link.recv.raw(), 1, data, sizes, handles, &raw mut request) };
-        assert_eq!((code, request.is_null()), (abi::ncclSuccess, bytes == 0));
-        let mut done = c_int::from(request.is_null());
-        while done == 0 {
-            // SAFETY: a live request; a flush has no sizes.
-            match unsafe { test(request, &raw mut done, std::ptr::null_mut()) } {
-                abi::ncclSuccess => deadline.idle()?,
-                code => return Ok(Err(code)),
-            }
+/// One message each way and a flush of it, which there is unless it is empty; what `test` says of
+/// the flush.
+fn flush_one(
+    flushes: &Flushes,
+    worker: &WorkerCtx,
+    bytes: usize,
+) -> Result<std::result::Result<(), abi::ncclResult_t>> {
+    flushes.exchange(worker, bytes)?;
+    // The end that fails here ends the other one's connection as well: both have got their message
+    // by then.
+    let (code, request) = flushes.flush(bytes)?;
+    assert_eq!((code, request.is_null()), (abi::ncclSuccess, bytes == 0));
+    let mut deadline = worker.deadline("a flush");
+    while !request.is_null() {
+        match flushes.test(request) {
+            Ok(true) => break,
+            Ok(false) => deadline.idle()?,
+            Err(code) => return Ok(Err(code)),
         }
-        Ok(Ok(()))
     }
+    Ok(Ok(()))
 }

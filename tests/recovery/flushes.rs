@@ -1,120 +1,42 @@
 //! Flushes of received data to GPU memory while their connection recovers: each ends, and none
 //! before its read has been answered.
 
+use crate::common::flushes::Flushes;
 use crate::common::log::said;
-use crate::common::plugin_transport;
 use crate::common::stat::devices;
 use crate::fabric::{Fabric, applied, inject_only, recoveries, run, set_port};
 use crate::spare;
 use crate::stream::{SHORT, Stream};
 use lab::error::Result;
 use lab::nccl::abi;
-use lab::pair::{PeerConn, WorkerCtx};
-use lab::transport::Transport;
-use lab::transport::buffer::Buffer;
-use lab::transport::comm::Region;
-use lab::transport::deadline::{finished, posted};
-use std::ffi::{c_int, c_void};
-use std::sync::Arc;
+use lab::pair::WorkerCtx;
+use std::ffi::c_void;
 use std::time::{Duration, Instant};
 use testkit::wait::wait_until;
 
 /// Where there are two rails, each carries a part of such a message.
 const BYTES: usize = 1 << 18;
 
-/// A connection each way, and memory at its end that counts as a GPU's: to the software device it
-/// is like any other.
-struct Flushes {
-    out: Region,
-    into: Region,
-    gpu: *mut c_void,
-    link: PeerConn,
-    transport: Transport,
+/// Connected, with a message that each end has received.
+fn open(worker: &mut WorkerCtx) -> Result<Flushes> {
+    let flushes = Flushes::open(worker, BYTES)?;
+    flushes.exchange(worker, BYTES)?;
+    Ok(flushes)
 }
 
-impl Flushes {
-    /// With a message that each end has received.
-    fn open(worker: &mut WorkerCtx) -> Result<Self> {
-        let transport = plugin_transport()?;
-        let device = worker.rank().min(transport.devices()? - 1);
-        let link = PeerConn::open(worker, &transport, device)?;
-        let (mine, theirs) = (Arc::new(Buffer::new(BYTES)?), Arc::new(Buffer::new(BYTES)?));
-        let (out, into) = (link.send.register(&mine)?, link.recv.register(&theirs)?);
-        let (mut gpu, start) = (std::ptr::null_mut(), theirs.address(0, BYTES)?.cast());
-        let register = transport.vtable().regMr.expect("a slot");
-        // SAFETY: a live communicator and memory that outlives the handle.
-        let code = unsafe {
-            register(link.recv.raw(), start, BYTES, abi::NCCL_PTR_CUDA as c_int, &raw mut gpu)
-        };
-        assert_eq!(code, abi::ncclSuccess);
-        let this = Self { out, into, gpu, link, transport };
-        this.exchange(worker)?;
-        Ok(this)
-    }
+/// Begins to flush the message that has been received.
+fn begin(flushes: &Flushes) -> Result<*mut c_void> {
+    let (code, request) = flushes.flush(BYTES)?;
+    assert_eq!((code, request.is_null()), (abi::ncclSuccess, false));
+    Ok(request)
+}
 
-    /// A message each way.
-    fn exchange(&self, worker: &WorkerCtx) -> Result<()> {
-        self.exchange_of(worker, BYTES)
+fn finish(flushes: &Flushes, worker: &WorkerCtx, request: *mut c_void) -> Result<()> {
+    let mut deadline = worker.deadline("a flush");
+    while !flushes.test(request).expect("no error") {
+        deadline.idle()?;
     }
-
-    /// The same, of so many bytes.
-    fn exchange_of(&self, worker: &WorkerCtx, bytes: usize) -> Result<()> {
-        let mut deadline = worker.deadline("a message");
-        let receive = posted(&mut deadline, || self.link.recv.receive(&self.into, 0, BYTES, 0))?;
-        let send = posted(&mut deadline, || self.link.send.send(&self.out, 0, bytes, 0))?;
-        finished(&mut deadline, send, &mut [0])?;
-        finished(&mut deadline, receive, &mut [0])
-    }
-
-    /// Begins to flush the message that has been received.
-    fn begin(&self) -> Result<*mut c_void> {
-        let (code, request) = self.try_to_begin()?;
-        assert_eq!((code, request.is_null()), (abi::ncclSuccess, false));
-        Ok(request)
-    }
-
-    fn try_to_begin(&self) -> Result<(u32, *mut c_void)> {
-        let iflush = self.transport.vtable().iflush.expect("a slot");
-        let start: *mut c_void = self.into.memory().address(0, 1)?.cast();
-        let (mut request, mut data, mut sizes, mut handles) =
-            (std::ptr::null_mut(), [start], [BYTES as c_int], [self.gpu]);
-        let (data, sizes, handles) = (data.as_mut_ptr(), sizes.as_mut_ptr(), handles.as_mut_ptr());
-        // SAFETY: arrays of one, and a live communicator.
-        let code =
-            unsafe { iflush(self.link.recv.raw(), 1, data, sizes, handles, &raw mut request) };
-        Ok((code, request))
-    }
-
-    fn is_done(&self, request: *mut c_void) -> bool {
-        let mut done = 0;
-        // SAFETY: a live request; a flush has no sizes.
-        let code = unsafe {
-            self.transport.vtable().test.expect("a slot")(
-                request,
-                &raw mut done,
-                std::ptr::null_mut(),
-            )
-        };
-        assert_eq!(code, abi::ncclSuccess);
-        done != 0
-    }
-
-    fn finish(&self, worker: &WorkerCtx, request: *mut c_void) -> Result<()> {
-        let mut deadline = worker.deadline("a flush");
-        while !self.is_done(request) {
-            deadline.idle()?;
-        }
-        Ok(())
-    }
-
-    fn close(self, worker: &mut WorkerCtx) -> Result<()> {
-        worker.barrier()?;
-        let deregister = self.transport.vtable().deregMr.expect("a slot");
-        // SAFETY: not used again.
-        assert_eq!(unsafe { deregister(self.link.recv.raw(), self.gpu) }, abi::ncclSuccess);
-        drop((self.out, self.into));
-        self.link.close()
-    }
+    Ok(())
 }
 
 /// Tests of a flush that has not to be done: more than a completion that is there already needs.
@@ -129,26 +51,26 @@ fn a_flush_that_is_under_way_when_the_port_falls_is_done_when_a_read_has_been_an
 -> Result<()> {
     let env = [("NCCL_IB_TIMEOUT", "14"), ("SOFTRNIC_LOOPBACK_DOWN", "lost")];
     run(Fabric::OneRail, &env, |worker| {
-        let flushes = Flushes::open(worker)?;
+        let flushes = open(worker)?;
         worker.barrier()?;
         if worker.rank() == 0 {
             inject_only("drop attempts=all opcode=read");
             let before = recoveries();
-            let request = flushes.begin()?;
+            let request = begin(&flushes)?;
             set_port("softrnic0/1", "down");
             wait_until("the fault is seen", || said(&[" is recovering: "]));
             set_port("softrnic0/1", "up");
             wait_until("the connection goes on", || recoveries() > before);
             let begin = Instant::now();
             while begin.elapsed() < READ_FAILS {
-                assert!(!flushes.is_done(request), "no read has been answered");
+                assert!(flushes.test(request) == Ok(false), "no read has been answered");
                 std::thread::sleep(Duration::from_micros(100));
             }
             inject_only("");
-            flushes.finish(worker, request)?;
+            finish(&flushes, worker, request)?;
         }
         worker.barrier()?;
-        flushes.exchange(worker)?;
+        flushes.exchange(worker, BYTES)?;
         flushes.close(worker)
     })
 }
@@ -164,17 +86,17 @@ fn fall() {
 #[test]
 fn a_flush_that_begins_while_the_port_is_down_is_done_when_it_is_back() -> Result<()> {
     run(Fabric::OneRail, &[], |worker| {
-        let flushes = Flushes::open(worker)?;
+        let flushes = open(worker)?;
         worker.barrier()?;
         if worker.rank() == 0 {
             fall();
-            let request = flushes.begin()?;
-            assert!(!(0..IN_VAIN).any(|_| flushes.is_done(request)), "the port is down");
+            let request = begin(&flushes)?;
+            assert!((0..IN_VAIN).all(|_| flushes.test(request) == Ok(false)), "the port is down");
             set_port("softrnic0/1", "up");
-            flushes.finish(worker, request)?;
+            finish(&flushes, worker, request)?;
         }
         worker.barrier()?;
-        flushes.exchange(worker)?;
+        flushes.exchange(worker, BYTES)?;
         flushes.close(worker)
     })
 }
@@ -184,7 +106,7 @@ fn a_flush_that_begins_while_the_port_is_down_is_done_when_it_is_back() -> Resul
 #[test]
 fn a_flush_is_done_though_the_peer_has_closed_the_connection_during_a_recovery() -> Result<()> {
     run(Fabric::OneRail, &[], |worker| {
-        let flushes = Flushes::open(worker)?;
+        let flushes = open(worker)?;
         worker.barrier()?;
         if worker.rank() == 1 {
             worker.barrier()?;
@@ -193,12 +115,12 @@ fn a_flush_is_done_though_the_peer_has_closed_the_connection_during_a_recovery()
             return worker.barrier();
         }
         fall();
-        let request = flushes.begin()?;
+        let request = begin(&flushes)?;
         worker.barrier()?;
         worker.barrier()?;
         worker.barrier()?;
         set_port("softrnic0/1", "up");
-        flushes.finish(worker, request)?;
+        finish(&flushes, worker, request)?;
         flushes.close(worker)
     })
 }
@@ -219,25 +141,25 @@ fn under_way_when_the_device_fails(env: &[(&str, &str)]) -> Result<()> {
     run(Fabric::OneRail, env, |worker| {
         // Its messages make the device fail.
         let trigger = Stream::open(worker, SHORT)?;
-        let flushes = Flushes::open(worker)?;
-        let before = flushes.begin()?;
-        flushes.finish(worker, before)?;
+        let flushes = open(worker)?;
+        let before = begin(&flushes)?;
+        finish(&flushes, worker, before)?;
         worker.barrier()?;
         if worker.rank() == 0 {
             inject_only(
                 "drop attempts=all opcode=read; device-fatal=500ms device=softrnic0 opcode=write-imm times=1",
             );
-            let request = flushes.begin()?;
+            let request = begin(&flushes)?;
             trigger.exchange_until(worker, || said(&["softrnic0: fatal device error"]))?;
             inject_only("");
-            flushes.finish(worker, request)?;
+            finish(&flushes, worker, request)?;
         } else {
             trigger.exchange_until(worker, || said(&["recovering the connection"]))?;
         }
         worker.barrier()?;
-        flushes.exchange(worker)?;
-        let again = flushes.begin()?;
-        flushes.finish(worker, again)?;
+        flushes.exchange(worker, BYTES)?;
+        let again = begin(&flushes)?;
+        finish(&flushes, worker, again)?;
         worker.barrier()?;
         trigger.close_at_once()?;
         flushes.close(worker)
@@ -249,16 +171,16 @@ fn under_way_when_the_device_fails(env: &[(&str, &str)]) -> Result<()> {
 #[test]
 fn a_flush_that_begins_while_the_port_is_down_is_done_over_a_borrowed_one() -> Result<()> {
     spare::run("", &[], |worker| {
-        let flushes = Flushes::open(worker)?;
+        let flushes = open(worker)?;
         worker.barrier()?;
         if worker.rank() == 0 {
             fall();
-            let request = flushes.begin()?;
+            let request = begin(&flushes)?;
             wait_until("a borrowed port", || said(&[spare::BORROWED[0]]));
-            flushes.finish(worker, request)?;
+            finish(&flushes, worker, request)?;
         }
         worker.barrier()?;
-        flushes.exchange(worker)?;
+        flushes.exchange(worker, BYTES)?;
         flushes.close(worker)
     })
 }
@@ -280,21 +202,24 @@ fn flush_queue_pair(device: usize) -> Option<[u64; 2]> {
 #[test]
 fn a_read_that_is_under_way_is_not_posted_again_when_that_over_another_rail_is() -> Result<()> {
     run(Fabric::TwoRails, &[("NCCL_IB_TIMEOUT", "22")], |worker| {
-        let flushes = Flushes::open(worker)?;
+        let flushes = open(worker)?;
         worker.barrier()?;
         if worker.rank() == 0 {
             let fails = "qp-error opcode=read device=softrnic0 times=1";
             inject_only(&format!("{fails}; drop attempts=all opcode=read device=softrnic1"));
-            let request = flushes.begin()?;
+            let request = begin(&flushes)?;
             let [failed, waiting] =
                 [0, 1].map(|device| flush_queue_pair(device).expect("a read over each rail"));
             assert_eq!([failed[1], waiting[1]], [1, 1]);
             wait_until("another read over rail 0", || {
-                assert!(!flushes.is_done(request), "the read over rail 1 has not been answered");
+                assert!(
+                    flushes.test(request) == Ok(false),
+                    "the read over rail 1 has not been answered"
+                );
                 flush_queue_pair(0).is_some_and(|again| again[0] != failed[0] && again[1] > 0)
             });
             assert!(
-                !(0..IN_VAIN).any(|_| flushes.is_done(request)),
+                (0..IN_VAIN).all(|_| flushes.test(request) == Ok(false)),
                 "the read over rail 1 has not been answered"
             );
             assert_eq!(flush_queue_pair(1), Some(waiting));
@@ -308,12 +233,12 @@ fn a_read_that_is_under_way_is_not_posted_again_when_that_over_another_rail_is()
 #[test]
 fn a_flush_for_which_no_queue_pair_can_be_connected_is_done_when_one_can() -> Result<()> {
     run(Fabric::OneRail, &[], |worker| {
-        let flushes = Flushes::open(worker)?;
+        let flushes = open(worker)?;
         worker.barrier()?;
         if worker.rank() == 0 {
             inject_only("modify-qp=EINVAL device=softrnic0 times=2");
-            let request = flushes.begin()?;
-            flushes.finish(worker, request)?;
+            let request = begin(&flushes)?;
+            finish(&flushes, worker, request)?;
             assert_eq!(applied()[0].1, 2);
         }
         worker.barrier()?;
@@ -327,19 +252,19 @@ fn a_flush_for_which_no_queue_pair_can_be_connected_is_done_when_one_can() -> Re
 fn a_flush_whose_completion_queue_fails_is_done_over_another_one_and_no_connection_ends()
 -> Result<()> {
     run(Fabric::OneRail, &[], |worker| {
-        let flushes = Flushes::open(worker)?;
+        let flushes = open(worker)?;
         worker.barrier()?;
         if worker.rank() == 0 {
             inject_only("cq-overrun opcode=read device=softrnic0 times=1");
-            let request = flushes.begin()?;
+            let request = begin(&flushes)?;
             wait_until("the failure of the queue", || {
                 said(&["softrnic0: a completion queue has failed"])
             });
-            flushes.finish(worker, request)?;
+            finish(&flushes, worker, request)?;
             assert_eq!(applied()[0].1, 1);
         }
         worker.barrier()?;
-        flushes.exchange(worker)?;
+        flushes.exchange(worker, BYTES)?;
         assert_eq!(recoveries(), 0);
         flushes.close(worker)
     })
@@ -350,21 +275,21 @@ fn a_flush_whose_completion_queue_fails_is_done_over_another_one_and_no_connecti
 #[test]
 fn a_flush_of_what_came_over_a_rail_that_is_lost_reads_over_the_other_one() -> Result<()> {
     run(Fabric::TwoRails, &[], |worker| {
-        let flushes = Flushes::open(worker)?;
-        flushes.exchange_of(worker, 8)?;
+        let flushes = open(worker)?;
+        flushes.exchange(worker, 8)?;
         worker.barrier()?;
         if worker.rank() == 0 {
-            flushes.finish(worker, flushes.begin()?)?;
+            finish(&flushes, worker, begin(&flushes)?)?;
             let used = [0, 1].map(|device| flush_queue_pair(device).is_some());
             assert!(used[0] != used[1], "so short a message comes over one rail");
             let lost = usize::from(used[1]);
             set_port(&format!("softrnic{lost}/1"), "down");
             wait_until("both connections to go on over the other rail", || recoveries() > 1);
-            flushes.finish(worker, flushes.begin()?)?;
+            finish(&flushes, worker, begin(&flushes)?)?;
             assert!(flush_queue_pair(1 - lost).is_some());
         }
         worker.barrier()?;
-        flushes.exchange(worker)?;
+        flushes.exchange(worker, BYTES)?;
         flushes.close(worker)
     })
 }
@@ -373,13 +298,13 @@ fn a_flush_of_what_came_over_a_rail_that_is_lost_reads_over_the_other_one() -> R
 #[test]
 fn a_read_that_is_refused_ends_a_connection_that_does_not_recover() -> Result<()> {
     run(Fabric::OneRail, &[("FERRITE_FAILOVER", "0")], |worker| {
-        let flushes = Flushes::open(worker)?;
+        let flushes = open(worker)?;
         worker.barrier()?;
         if worker.rank() == 0 {
             inject_only("post-send=EIO device=softrnic0 times=1");
-            let refused = flushes.try_to_begin()?;
+            let refused = flushes.flush(BYTES)?;
             assert_eq!((refused.0, refused.1.is_null()), (abi::ncclSystemError, true));
-            assert_eq!(flushes.try_to_begin()?, refused, "the error stays");
+            assert_eq!(flushes.flush(BYTES)?, refused, "the error stays");
         }
         worker.barrier()
     })
