@@ -1,12 +1,12 @@
-//! The one error type: which operation failed, with which errno, in which circumstances; and the
-//! class that NCCL is told.
+//! The error type: the failed operation, its errno, the circumstances, and the class that NCCL
+//! gets.
 
 use crate::proto::Violation;
 use crate::verbs::error::{Detail as VerbsDetail, Error as VerbsError, Kind};
 use std::fmt;
 use std::ops::Deref;
 
-/// Which of NCCL's result codes an error becomes.
+/// The class of an error, which chooses NCCL's result code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// The operating system or the hardware failed.
@@ -21,8 +21,8 @@ pub enum Class {
     Remote,
 }
 
-/// An error whose text tells its reader what to do. It is one pointer wide, so that results travel
-/// in registers.
+/// An error whose text says what to do. It is one pointer wide, so that results are returned in
+/// registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error(Box<Detail>);
 
@@ -30,21 +30,21 @@ pub struct Error(Box<Detail>);
 /// operation, and then the context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detail {
-    /// What NCCL is told.
+    /// Chooses NCCL's result code.
     pub class: Class,
-    /// The operation that failed and its object, as in `ibv_alloc_pd(mlx5_0)`; without an errno,
-    /// what is wrong.
+    /// The failed operation and its object, as in `ibv_alloc_pd(mlx5_0)`; without an errno, what is
+    /// wrong.
     pub operation: String,
     /// The system's error number, if there is one.
     pub errno: Option<i32>,
-    /// Circumstances, likely causes and remedies, as they follow in the text.
+    /// Circumstances, likely causes and remedies, which follow in the text.
     pub context: String,
-    /// Whether it has been logged before, so that it is not logged again.
+    /// Whether it was already logged, so that it is not logged again.
     pub is_logged: bool,
-    /// Whether new queue pairs may cure it: the path, the port, the device or a queue pair has
-    /// failed, and not the memory or the program.
+    /// Whether new queue pairs may help: the path, the port, the device or a queue pair has failed,
+    /// not the memory or the program.
     pub is_recoverable: bool,
-    /// The number of the rail of a connection that it concerns, if it is of one.
+    /// The rail of the connection that it concerns, if any.
     pub rail: Option<u8>,
 }
 
@@ -95,7 +95,7 @@ impl Error {
         Self::new(Class::System, operation.to_string(), Some(errno))
     }
 
-    /// A call that breaks the protocol is this process's own fault, and not the peer's.
+    /// A call that breaks the protocol is this process's own fault, not the peer's.
     #[cold]
     pub fn misuse(violation: Violation) -> Self {
         Self::internal(violation.into_text())
@@ -109,42 +109,42 @@ impl Error {
         }
     }
 
-    /// The same error with the task during which it happened in front of its operation.
+    /// Puts the task during which it happened before the operation.
     #[must_use]
     pub fn during(mut self, task: impl fmt::Display) -> Self {
         self.0.operation = format!("{task}: {}", self.0.operation);
         self
     }
 
-    /// The same error with a circumstance added to its context.
+    /// Adds a circumstance to the context.
     #[must_use]
     pub fn context(mut self, circumstance: impl fmt::Display) -> Self {
         self.0.context += &format!("; {circumstance}");
         self
     }
 
-    /// The same error with a hint, in parentheses, added to its context.
+    /// Adds a hint, in parentheses, to the context.
     #[must_use]
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
         self.0.context += &format!(" ({hint})");
         self
     }
 
-    /// The same error, marked as logged before.
+    /// Marks the error as already logged.
     #[must_use]
     pub fn logged(mut self) -> Self {
         self.0.is_logged = true;
         self
     }
 
-    /// The same error, which new queue pairs may cure.
+    /// Marks the error as one that new queue pairs may help.
     #[must_use]
     pub fn recoverable(mut self) -> Self {
         self.0.is_recoverable = true;
         self
     }
 
-    /// The same error, which concerns rail number `rail`.
+    /// Notes that the error concerns rail `rail`.
     #[must_use]
     pub fn on_rail(mut self, rail: u8) -> Self {
         self.0.rail = Some(rail);

@@ -1,4 +1,4 @@
-//! The time for what looks at the clock on the data path. A simulator may set it for its thread.
+//! The clock of the data path. A simulator may set it for its thread.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ thread_local! {
     static SIMULATED: std::cell::Cell<Option<Instant>> = const { std::cell::Cell::new(None) };
 }
 
-/// From now on it is `now` on this thread; `None`: the time passes again.
+/// Sets the time on this thread to `now`; `None`: the real time.
 #[cfg(test)]
 pub fn simulate(now: Option<Instant>) {
     SIMULATED.set(now);

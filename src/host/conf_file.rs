@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 pub struct Line {
     /// Its number, from 1 on.
     pub number: usize,
-    /// All before the first `=`, blanks included.
+    /// Everything before the first `=`, blanks included.
     pub name: String,
-    /// All behind it, blanks included.
+    /// Everything after it, blanks included.
     pub value: String,
 }
 
@@ -27,9 +27,8 @@ pub fn lines(text: &str, comments: bool, returns: bool) -> Vec<Line> {
     set.collect()
 }
 
-/// The file and the line that have given the variable `name` its `value` in this process, as far as
-/// that can be told: the variable was not in the environment that the process was started with, and
-/// the files that NCCL reads set it so.
+/// The file and the line from which the variable `name` has its `value` in this process, if known:
+/// the process was started without it, and one of the files that NCCL reads sets it.
 pub fn source(name: &str, value: &str) -> Option<(PathBuf, usize)> {
     let started = std::fs::read("/proc/self/environ").ok()?;
     let is_it = |text: &[u8]| {

@@ -8,9 +8,9 @@ use super::variables::{Reason, ignored_names, ignored_reason};
 use crate::error::Result;
 use std::collections::BTreeMap;
 
-/// Queue pairs of one connection at most.
+/// The most queue pairs of one connection.
 const MAX_QUEUE_PAIRS: i64 = 32;
-/// What a negative `NCCL_IB_AR_THRESHOLD` stands for: the default of NCCL's built-in transport.
+/// The meaning of a negative `NCCL_IB_AR_THRESHOLD`: the default of NCCL's built-in transport.
 const AR_THRESHOLD: i64 = 8192;
 
 /// The settings.
@@ -18,7 +18,7 @@ const AR_THRESHOLD: i64 = 8192;
 pub struct Config {
     /// Ferrite reports no device.
     pub disabled: bool,
-    /// The user has asked for Ferrite by name: NCCL stops if it cannot be used.
+    /// The user asked for Ferrite by name: NCCL stops if it cannot use it.
     pub required: bool,
     /// Path of the libibverbs to load instead of the system's.
     pub verbs_library: Option<String>,
@@ -30,11 +30,11 @@ pub struct Config {
     pub gid_family: Family,
     /// Preferred RoCE version of the automatic GID.
     pub roce_version: u8,
-    /// Network that the automatic GID is to be in.
+    /// Network of the automatic GID.
     pub gid_range: Option<AddressRange>,
     /// Prefix length of IPv4 networks.
     pub subnet_bits: u8,
-    /// A connection uses another device where that is in the peer's network.
+    /// A connection may use another device, one in the peer's network.
     pub subnet_aware: bool,
     /// InfiniBand: entry of the GID table that other subnets route to.
     pub routable_flid_gid_index: u8,
@@ -48,7 +48,7 @@ pub struct Config {
     pub retry_count: u8,
     /// Index into the partition key table.
     pub pkey_index: u16,
-    /// The partition key to be looked for in the table, which counts more than the index.
+    /// The partition key to look for in the table. It overrides the index.
     pub pkey: Option<u16>,
     /// Service level. `None`: that of the communicator.
     pub service_level: Option<u8>,
@@ -60,44 +60,41 @@ pub struct Config {
     pub ece: bool,
     /// Queue pairs per connection and rail.
     pub queue_pairs: u8,
-    /// Messages are split over all queue pairs.
+    /// Messages are cut over all queue pairs.
     pub split: bool,
-    /// Each queue pair has a share of its own of what is split.
+    /// Queue pairs are lanes, each with its own share of each message.
     pub lanes: bool,
-    /// Each connection has as many lanes as suit it, and the settings of queue pairs hold where it
-    /// has none.
+    /// The number of lanes is automatic; the settings of queue pairs apply while there are none.
     pub automatic_lanes: bool,
-    /// Bytes that a connection sends before it has several lanes, where they are automatic; 0: it
-    /// has them from the beginning, for good.
+    /// Bytes that a connection sends before automatic lanes begin; 0: it always has lanes.
     pub lanes_after: u64,
     /// Queue pairs that automatic lanes may add on each card.
     pub lanes_budget: u32,
-    /// A lane that stays slow is given another path.
+    /// A lane that stays slow moves to another path.
     pub new_paths: bool,
-    /// Clear-to-sends and short messages of host memory are inline, where the device can.
+    /// Clear-to-sends and short messages of host memory are sent inline, if the device can.
     pub inline_data: bool,
-    /// Queue pairs are in thread domains, where the device has some.
+    /// Queue pairs are in thread domains, if the device has them.
     pub thread_domains: bool,
-    /// Several writes on one queue pair have one doorbell.
+    /// Several writes on one queue pair are posted with one doorbell.
     pub chain_writes: bool,
-    /// Messages of more bytes have their immediate in a trailing write of its own, under adaptive
-    /// routing.
+    /// Under adaptive routing, longer messages have their immediate in a second write.
     pub ar_threshold: u32,
     /// Whether the fabric may reorder packets. `None`: it may on InfiniBand, and not on Ethernet.
     pub adaptive_routing: Option<bool>,
-    /// The user has asked for cards that take packets out of order, since the fabric spreads them.
+    /// The user says that the fabric spreads packets and cards accept them out of order.
     pub out_of_order: bool,
     /// Devices may reorder their writes of payload on the bus.
     pub relaxed_ordering: bool,
-    /// Ports are asked for their speed, beside the bits of `active_speed`.
+    /// Queries the speed of ports, besides the bits of `active_speed`.
     pub query_port_speed: bool,
-    /// A fatal asynchronous event of a device ends its connections. Else it is only logged.
+    /// A fatal asynchronous event of a device ends its connections; otherwise it is only logged.
     pub fail_on_async_error: bool,
     /// Equal ports of one card are one device to NCCL.
     pub merge_nics: bool,
-    /// Ports are merged as NCCL says, also where they are not equal ports of one card.
+    /// Ports are merged as NCCL asks, even if they are not equal ports of one card.
     pub merge_any: bool,
-    /// Devices are in the order of their PCI addresses, where NCCL's own are.
+    /// Devices are in the order of their PCI addresses, if NCCL's own are.
     pub pci_order: bool,
     /// Virtual functions of one card share a PCI path.
     pub merge_vfs: bool,
@@ -105,42 +102,42 @@ pub struct Config {
     pub flush: bool,
     /// Network interface for control connections.
     pub interfaces: InterfaceFilter,
-    /// Seconds that a step of connection set-up may take that does not wait for the peer to accept.
+    /// The limit in seconds of each step of connection set-up, except the wait for the peer's
+    /// `accept`.
     pub handshake_timeout_s: u64,
-    /// A connection recovers, if its peer would as well, when one of its ports or queue pairs has
-    /// failed.
+    /// A connection recovers when a port or queue pair fails, if the peer agrees.
     pub failover: bool,
     /// Milliseconds without a completion, beyond what the posted messages should take, after which
     /// a connection recovers although no device has reported a failure. 0: never.
     pub stall_ms: u64,
     /// Seconds that the recovery of a connection may take; then the connection fails.
     pub give_up_s: u64,
-    /// A connection none of whose ports can be used borrows one of another card.
+    /// A connection without a usable port borrows one of another card.
     pub spare: bool,
     /// Seconds that a message may wait before it is reported. 0: never.
     pub hang_s: u64,
-    /// [`Self::hang_s`] is what the user has asked for, and not the default.
+    /// [`Self::hang_s`] is set by the user, not the default.
     pub is_hang_set: bool,
     /// Folder for reports.
     pub report_folder: String,
-    /// NCCL tells of its operations, so that reports name them.
+    /// NCCL reports its operations to Ferrite's profiler, so that hang reports name them.
     pub profiler: bool,
-    /// The profiler that NCCL's user has named.
+    /// The profiler that the user named.
     pub other_profiler: Option<String>,
-    /// NCCL connects already to set up a communicator.
+    /// NCCL uses the network even to set up communicators.
     pub connects_early: bool,
     /// Statistics are in a file, for `ferrite top`.
     pub stats: bool,
     /// The folder of that file. `None`: the usual one.
     pub stats_folder: Option<String>,
-    /// One in so many messages is timed; 0: none is.
+    /// One in this many messages is timed; 0: none.
     pub stats_sample: u32,
 }
 
-/// How often and how soon an operation is tried again.
+/// How often and how soon an operation is retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retries {
-    /// After every failure, and not only after those that may pass.
+    /// Retries after every failure, not only after temporary ones.
     pub all: bool,
     /// Number of retries.
     pub count: u32,
@@ -152,8 +149,7 @@ impl Retries {
     /// None.
     pub const NONE: Self = Self { all: false, count: 0, pause_ms: 0 };
 
-    /// Whether a failure with this error number is followed by another attempt, as long as there
-    /// are any left.
+    /// Whether to retry after a failure with this errno, while attempts are left.
     pub fn apply_to(self, errno: Option<i32>) -> bool {
         self.all || errno == Some(libc::ETIMEDOUT)
     }
@@ -165,12 +161,11 @@ impl Config {
     const LANES_AFTER: &str = "FERRITE_LANES_AFTER_MB";
     const LANES_BUDGET: &str = "FERRITE_LANES_BUDGET";
     const NEW_PATHS: &str = "FERRITE_NEW_PATHS";
-    /// The variables of NCCL's that say the same in another way, and then count alone.
+    /// NCCL's variables for queue pairs. If set, they override `FERRITE_LANES`.
     const QUEUE_PAIRS: [&str; 2] = ["NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS"];
 
-    /// Names of the variables that the user has set, as `lookup` says, and Ferrite ignores, in
-    /// order, with the reasons. Names that no table has are known only if they are in the
-    /// environment.
+    /// The variables that the user set and Ferrite ignores, in order, with the reasons. Names in no
+    /// table are found only in the environment.
     pub fn ignored(lookup: impl Fn(&str) -> Option<String>) -> BTreeMap<String, Reason> {
         let is_set = |name: &str| lookup(name).is_some_and(|value| !value.is_empty());
         let counts_queue_pairs = Self::QUEUE_PAIRS.into_iter().any(is_set);
@@ -223,7 +218,7 @@ impl Config {
                 _ => None,
             })
         };
-        // What the user says of queue pairs in NCCL's words holds as it does there.
+        // NCCL's own settings of queue pairs have the same meaning as there.
         let asked = reader.number_or_word(Self::LANES)?;
         let counts = !Self::QUEUE_PAIRS.iter().any(|name| reader.text(name).is_some());
         let (lanes, automatic_lanes) =

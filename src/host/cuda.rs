@@ -1,4 +1,4 @@
-//! The CUDA driver of a process that uses it. It is looked up, never loaded, and never initialised.
+//! The CUDA driver of this process. It is looked up, never loaded or initialised.
 
 #![allow(unsafe_code)]
 
@@ -11,7 +11,7 @@ type Context = *mut c_void;
 const SUCCESS: Code = 0;
 const CAPTURE_MODE_RELAXED: c_int = 2;
 const ATTRIBUTE_DMA_BUF_SUPPORTED: c_int = 124;
-/// Bytes that are allocated for a test registration. The driver's smallest portion is larger.
+/// Bytes allocated for a test registration. The driver's allocation granularity is larger.
 const PROBE_BYTES: usize = 64 << 10;
 
 macro_rules! driver {
@@ -67,7 +67,7 @@ impl Cuda {
         let library =
             unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
         let cuda = if library.is_null() { None } else { Self::bind(library) }?;
-        // This call succeeds without a context too, but not before cuInit.
+        // This call succeeds without a context, but only after cuInit.
         cuda.current_context().is_some().then_some(cuda)
     }
 
@@ -99,8 +99,8 @@ impl Cuda {
         (code == SUCCESS).then_some(lends != 0)
     }
 
-    /// Allocates a little memory of a GPU that the process uses, for a test registration. It is
-    /// never freed: freeing would wait for the GPU, whose kernels may wait for other processes.
+    /// Allocates a little memory of a GPU that the process uses, for a test registration. Never
+    /// frees it: freeing would wait for the GPU, whose kernels may wait for other processes.
     pub fn allocate_probe_memory(&self) -> Option<GpuMemory> {
         let current = self.current_context().filter(|context| !context.is_null());
         let context =

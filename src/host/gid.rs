@@ -31,7 +31,7 @@ pub struct Preference {
     pub family: Family,
     /// Preferred RoCE version.
     pub roce_version: u8,
-    /// The network that is asked for (`NCCL_IB_ADDR_RANGE`).
+    /// The requested network (`NCCL_IB_ADDR_RANGE`).
     pub range: Option<AddressRange>,
     /// Prefix length of IPv4 networks.
     pub subnet_bits: u8,
@@ -85,7 +85,7 @@ impl AddressRange {
     }
 }
 
-/// Whether two addresses are equal in all but their last `host_bits` bits.
+/// Whether two addresses are equal except in their last `host_bits` bits.
 fn have_same_prefix(a: u128, b: u128, host_bits: u32) -> bool {
     (a ^ b).checked_shr(host_bits).unwrap_or(0) == 0
 }
@@ -112,13 +112,13 @@ pub fn are_in_one_network(a: &[u8; 16], b: &[u8; 16], subnet_bits: u8) -> bool {
     }
 }
 
-/// Whether packets from one of two GIDs may reach the other: they are of one address family, and
-/// both are link-local, or none is.
+/// Whether packets from one GID may reach the other: they have the same address family, and both or
+/// neither are link-local.
 pub fn are_of_one_kind(a: &[u8; 16], b: &[u8; 16]) -> bool {
     address(a).is_ipv4() == address(b).is_ipv4() && is_link_local(a) == is_link_local(b)
 }
 
-/// Whether it is an address that no router forwards.
+/// Whether no router forwards the address.
 pub fn is_link_local(gid: &[u8; 16]) -> bool {
     gid[0] == 0xfe && gid[1] & 0xc0 == 0x80
 }
@@ -129,14 +129,14 @@ impl GidEntry {
         address(&self.gid)
     }
 
-    /// Whether `other` has the same RoCE version and address family, and is link-local if this one
-    /// is, and only then.
+    /// Whether `other` has the same RoCE version and address family, and both or neither are
+    /// link-local.
     pub fn is_like(&self, other: &Self) -> bool {
         let kind = |entry: &Self| (entry.roce_version, entry.family(), entry.is_link_local());
         kind(self) == kind(other)
     }
 
-    /// Whether it is an address that no router forwards.
+    /// Whether no router forwards the address.
     pub fn is_link_local(&self) -> bool {
         is_link_local(&self.gid)
     }
@@ -149,19 +149,19 @@ impl GidEntry {
         want.range.is_none_or(|range| range.contains(self.address()))
     }
 
-    /// Whether it is in the network of the peer that is wanted.
+    /// Whether it is in the peer's network.
     pub fn is_in_peers_network(&self, want: &Preference) -> bool {
         want.peer.is_some_and(|peer| are_in_one_network(&self.gid, &peer, want.subnet_bits))
     }
 
-    /// Whether the peer's address is of the same family; others cannot be reached.
+    /// Whether the peer's address has the same family; others cannot be reached.
     fn suits_peer(&self, want: &Preference) -> bool {
         want.peer.is_some_and(|peer| address(&peer).is_ipv4() == self.address().is_ipv4())
     }
 
-    /// The rank, higher is better. In order of weight: in the network asked for; of the peer's
-    /// family; in the peer's network; routable and not link-local; the preferred RoCE version, or
-    /// else an unknown one; the preferred family.
+    /// The rank; higher is better. In order of weight: in the requested network; of the peer's
+    /// family; in the peer's network; routable; the preferred RoCE version, else an unknown one;
+    /// the preferred family.
     fn score(&self, want: &Preference) -> (bool, (bool, bool), bool, u8, bool) {
         let version = match self.roce_version {
             Some(v) if v == want.roce_version => 2,
@@ -179,7 +179,7 @@ impl GidEntry {
     }
 }
 
-/// The entry of the highest rank, and of several the first one. `None`: there is no entry.
+/// The first entry of the highest rank. `None`: there is no entry.
 pub fn choose(entries: &[GidEntry], want: &Preference) -> Option<GidEntry> {
     let mut best: Option<GidEntry> = None;
     for entry in entries {
@@ -190,7 +190,7 @@ pub fn choose(entries: &[GidEntry], want: &Preference) -> Option<GidEntry> {
     best
 }
 
-/// Why [`choose`] has chosen `entry`, for the log.
+/// Why [`choose`] chose `entry`, for the log.
 pub fn reason(entry: &GidEntry, want: &Preference) -> String {
     let reach = if entry.is_link_local() { "link-local only" } else { "routable" };
     let version = match entry.roce_version {

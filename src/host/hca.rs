@@ -16,17 +16,16 @@ struct Entry {
     name: String,
     /// `None`: every port.
     port: Option<u8>,
-    /// Numbers of the fabric's rail and plane that the port is on; -1: not said.
+    /// The port's rail and plane in the fabric; -1: not given.
     rail: i16,
     plane: i16,
 }
 
-/// Entries that NCCL's built-in transport looks at.
+/// Entries that NCCL's built-in transport reads.
 const BUILT_IN_ENTRIES: usize = 32;
 
 impl HcaFilter {
-    /// Parses the setting. An empty text admits every port, and an empty port, rail or plane says
-    /// nothing.
+    /// Parses the setting. An empty text admits every port; an empty port, rail or plane means any.
     ///
     /// # Errors
     /// A port is not a number from 1 to 255, or a rail or plane is not one from -1 to 32767.
@@ -42,38 +41,37 @@ impl HcaFilter {
         &self.list.text
     }
 
-    /// Whether `port` of device `name` is to be used.
+    /// Whether to use `port` of device `name`.
     pub fn admits(&self, name: &str, port: u8) -> bool {
-        // An empty list stands for all ports, after `^` too, as in NCCL's built-in transport.
+        // An empty list means all ports, even after `^`, as in NCCL's built-in transport.
         let listed = self.entries.is_empty() || self.entry(name, port).is_some();
         listed != self.list.exclude
     }
 
-    /// Whether some port of device `name` is to be used, as far as the setting tells.
+    /// Whether the setting admits any port of device `name`.
     pub fn admits_some_of(&self, name: &str) -> bool {
         (1..=u8::MAX).any(|port| self.admits(name, port))
     }
 
-    /// Whether `port` of device `name` is to be used, and named in full: the user knows of that
-    /// one.
+    /// Whether to use `port` of device `name`, which the user named in full.
     pub fn names(&self, name: &str, port: u8) -> bool {
         !self.list.exclude && self.entry(name, port).is_some_and(|entry| entry.name == name)
     }
 
-    /// The first entry that `port` of device `name` is named by.
+    /// The first entry that matches `port` of device `name`.
     fn entry(&self, name: &str, port: u8) -> Option<&Entry> {
         self.entries
             .iter()
             .find(|entry| self.list.fits(&entry.name, name) && entry.port.is_none_or(|p| p == port))
     }
 
-    /// The numbers of the fabric's rail and plane that `port` of device `name` is on; -1: not said.
+    /// The rail and plane of `port` of device `name` in the fabric; -1: not given.
     pub fn rail_and_plane(&self, name: &str, port: u8) -> (i16, i16) {
         let entry = self.entry(name, port).filter(|_| !self.list.exclude);
         entry.map_or((-1, -1), |entry| (entry.rail, entry.plane))
     }
 
-    /// Which entries name none of the ports that are `there`, and why.
+    /// Which entries match none of the ports `there`, and why.
     pub fn without_effect(&self, there: &[(&str, u8)]) -> Vec<NoEffect> {
         let mut devices: Vec<&str> = there.iter().map(|(name, _)| *name).collect();
         devices.dedup();
@@ -94,7 +92,7 @@ impl HcaFilter {
         self.entries.iter().filter_map(why).collect()
     }
 
-    /// What NCCL's built-in transport makes otherwise of the setting, for who compares the two.
+    /// How NCCL's built-in transport reads the setting differently, for comparisons.
     pub fn differences(&self) -> Vec<String> {
         let mut found = Vec::new();
         if self.list.text.contains(char::is_whitespace) {

@@ -14,7 +14,7 @@ pub struct Route {
 }
 
 /// The route from `local` to `remote`, whose LID in its own subnet is `remote_lid`. `grh_required`:
-/// the local port adds GIDs in any case.
+/// the local port always adds GIDs.
 pub fn route(local: &[u8; 16], remote: &[u8; 16], remote_lid: u16, grh_required: bool) -> Route {
     if subnet(local) == subnet(remote) {
         return Route { lid: remote_lid, global: grh_required };

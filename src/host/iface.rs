@@ -1,5 +1,5 @@
-//! The network interface over which connections are set up: the one that NCCL takes for its own
-//! bootstrap, since that works.
+//! The network interface for connection set-up: the one that NCCL uses for its own bootstrap, which
+//! is known to work.
 
 use super::gid::Family;
 use super::name_list::{NameList, NoEffect};
@@ -9,7 +9,7 @@ use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// `NCCL_SOCKET_IFNAME`, `NCCL_SOCKET_FAMILY` and `NCCL_COMM_ID`, as far as they choose an
+/// The parts of `NCCL_SOCKET_IFNAME`, `NCCL_SOCKET_FAMILY` and `NCCL_COMM_ID` that choose an
 /// interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InterfaceFilter {
@@ -28,7 +28,7 @@ pub struct Interface {
     pub address: SocketAddr,
 }
 
-/// One of the interfaces that there are.
+/// One of the existing interfaces.
 #[derive(Debug, Clone)]
 struct Listed {
     interface: Interface,
@@ -36,15 +36,15 @@ struct Listed {
     mask: Option<IpAddr>,
 }
 
-/// What NCCL looks for where the user names no interface, in its order, behind the network of
-/// `NCCL_COMM_ID`. Before 2.28 it takes `virbr` for any other.
+/// What NCCL looks for if the user names no interface, in its order, after the network of
+/// `NCCL_COMM_ID`. Before 2.28, `virbr` is like any other.
 const USUAL: [&str; 5] = ["ib", "^docker,lo,virbr", "docker", "lo", "virbr"];
-/// Names in the list that NCCL looks at.
+/// Names of the list that NCCL reads.
 const MAX_NAMES: usize = 16;
 
 impl InterfaceFilter {
-    /// Parses the settings; texts may be empty. As for NCCL, a list of one character counts as
-    /// none, and a name ends at a colon.
+    /// Parses the settings; texts may be empty. As in NCCL, a list of one character counts as none,
+    /// and a name ends at a colon.
     pub fn parse(list: &str, family: Option<Family>, comm_id: &str) -> Self {
         let mut list = NameList::parse(if list.len() > 1 { list } else { "" });
         list.names.truncate(MAX_NAMES);
@@ -54,8 +54,7 @@ impl InterfaceFilter {
         Self { list, family, root: Self::root(comm_id) }
     }
 
-    /// The address of `NCCL_COMM_ID`. NCCL uses it whatever the port is: none, or one that does not
-    /// exist.
+    /// The address of `NCCL_COMM_ID`. NCCL uses it even with a missing or impossible port.
     fn root(comm_id: &str) -> Option<IpAddr> {
         let host = match comm_id.strip_prefix('[') {
             Some(v6) => v6.split([']', '%']).next(),
@@ -68,7 +67,7 @@ impl InterfaceFilter {
         list.names.iter().any(|entry| list.fits(entry, name)) != list.exclude
     }
 
-    /// The first that fits the user's list, or what NCCL would look for in its place.
+    /// The first that matches the user's list, or else what NCCL would look for.
     fn pick<'l>(&self, all: &'l [Listed]) -> Option<&'l Listed> {
         let of_family = |one: &&Listed| {
             self.family.is_none_or(|f| (f == Family::V4) == one.interface.address.is_ipv4())
@@ -89,7 +88,7 @@ impl InterfaceFilter {
         near.or_else(|| USUAL.iter().find_map(|list| first(&NameList::parse(list))))
     }
 
-    /// Names in the list that no interface has, and why; for the log.
+    /// Names of the list that match no interface, and why; for the log.
     pub fn without_effect(&self) -> Vec<NoEffect> {
         let Ok(all) = list() else { return Vec::new() };
         let mut there: Vec<&str> = all.iter().map(|one| one.interface.name.as_str()).collect();
@@ -123,7 +122,7 @@ fn are_in_one_network(one: IpAddr, other: IpAddr, mask: IpAddr) -> bool {
 /// The interface to use.
 ///
 /// # Errors
-/// No interface fits the settings. The text names them and the interfaces that there are.
+/// No interface fits the settings. The text names them and the existing interfaces.
 pub fn choose(filter: &InterfaceFilter) -> Result<Interface> {
     chosen(&list()?, filter)
 }
@@ -143,8 +142,8 @@ fn chosen(all: &[Listed], filter: &InterfaceFilter) -> Result<Interface> {
     })
 }
 
-/// The addresses that NCCL looks at, in the system's order: of interfaces that are running, if any
-/// is (NCCL before 2.28 takes others as well), without IPv6 loopback.
+/// The addresses that NCCL considers, in the system's order, without IPv6 loopback: those of
+/// running interfaces, if any is running. (NCCL before 2.28 takes others as well.)
 fn list() -> Result<Vec<Listed>> {
     let all: Vec<_> = getifaddrs().map_err(|e| Error::os("getifaddrs", e as i32))?.collect();
     let with = |flag| {

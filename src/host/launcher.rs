@@ -1,14 +1,13 @@
-//! The rank that the job's launcher has told this process.
+//! This process's rank, from the job's launcher.
 
 use std::sync::OnceLock;
 
-/// The variables in which launchers tell it, the first one that is set counts: torchrun, Slurm,
-/// Open MPI, PMIx.
+/// The launchers' variables for it: torchrun, Slurm, Open MPI, PMIx. The first one that is set
+/// counts.
 const VARIABLES: [&str; 4] = ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"];
 
-/// The variable that tells a rank, and the rank. The environment is read when this is first called,
-/// which the plugin does when NCCL initializes it: later a thread of the program may be changing
-/// the environment.
+/// The variable with the rank, and the rank. The first call reads the environment, while NCCL
+/// initialises the plugin: later, a thread of the program may change it.
 pub fn rank() -> Option<(&'static str, u32)> {
     static RANK: OnceLock<Option<(&'static str, u32)>> = OnceLock::new();
     *RANK.get_or_init(|| rank_in(|name| std::env::var(name).ok()))

@@ -1,5 +1,5 @@
 //! The machine: settings, device filters, GID selection, sysfs, network interfaces, the CUDA
-//! driver. It names neither the verbs nor the protocol.
+//! driver. It uses neither the verbs nor the protocol.
 
 pub mod clock;
 pub mod conf_file;

@@ -1,24 +1,23 @@
 //! Lists of names, `[^][=]name,…`, as `NCCL_IB_HCA` and `NCCL_SOCKET_IFNAME` are.
 
-/// The parsed list. Its names may have blanks, as for NCCL.
+/// The parsed list. Names may have blanks, as in NCCL.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NameList {
     /// The setting.
     pub text: String,
-    /// It names what is not to be used.
+    /// It names what not to use.
     pub exclude: bool,
     exact: bool,
     /// The names.
     pub names: Vec<String>,
 }
 
-/// An entry that stands for nothing that is there.
+/// An entry that matches nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoEffect {
     /// Why.
     pub why: String,
-    /// It is not what the user can have meant. A list of what is not to be used may name what some
-    /// hosts do not have.
+    /// The user cannot have meant it. A list of exclusions may name what some hosts do not have.
     pub is_mistake: bool,
 }
 
@@ -31,13 +30,12 @@ impl NameList {
         Self { text: text.to_owned(), exclude, exact, names }
     }
 
-    /// Whether `entry` of the list stands for `name`.
+    /// Whether `entry` of the list matches `name`.
     pub fn fits(&self, entry: &str, name: &str) -> bool {
         if self.exact { name == entry } else { name.starts_with(entry) }
     }
 
-    /// Why `entry` stands for none of the names that are `there`, of the `kind` of thing that the
-    /// list is about.
+    /// Why `entry` matches none of the names `there`, which are of this `kind`.
     pub fn why_nothing(&self, kind: &str, entry: &str, there: &[&str]) -> NoEffect {
         if entry.starts_with(['^', '=']) {
             return NoEffect::mistake(format!(
@@ -53,7 +51,7 @@ impl NameList {
 }
 
 impl NoEffect {
-    /// One that the user cannot have meant so.
+    /// An entry that the user cannot have meant.
     pub fn mistake(why: String) -> Self {
         Self { why, is_mistake: true }
     }

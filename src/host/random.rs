@@ -6,7 +6,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 /// `N` bytes that cannot be predicted.
 ///
 /// # Errors
-/// The kernel has none to give, which happens only during boot.
+/// The kernel has none, which happens only during boot.
 pub fn bytes<const N: usize>() -> Result<[u8; N]> {
     let mut out = [0; N];
     let mut filled = 0;

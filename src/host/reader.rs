@@ -1,4 +1,4 @@
-//! Reads one variable after the other, as the table of variables says what it may be.
+//! Reads variables, and checks each against the table of variables.
 
 use super::variables::{Kind, VARIABLES};
 use crate::error::{Error, Result};
@@ -36,7 +36,7 @@ impl<F: Fn(&str) -> Option<String>> Reader<F> {
         })
     }
 
-    /// `None`: the word that stands for no number is asked for.
+    /// `None`: the word instead of a number.
     pub(super) fn number_or_word(&self, name: &str) -> Result<Option<i64>> {
         let Kind::WordOr(word, low, high, default) = Self::kind(name)? else {
             return Err(Error::internal(format!("{name} is not a number or a word")));

@@ -1,5 +1,5 @@
-//! What the kernel reports in /sys and /proc about RDMA devices, GPUs and the host. Every file may
-//! be missing, as in containers.
+//! What the kernel reports in /sys and /proc about RDMA devices, GPUs and the host. Any file may be
+//! missing, as in containers.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,17 +9,17 @@ use std::sync::OnceLock;
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// Path in /sys of the hardware behind the RDMA device `device`, as NCCL's topology search wants
-/// it: the function number of a PCI function is replaced by 0, so that the ports of a card share
-/// the path, and with `merge_vfs` its virtual functions too. The path of other hardware, such as a
-/// sub-function of a card, is not changed.
+/// Path in /sys of the hardware behind the RDMA device `device`, in the form of NCCL's topology
+/// search. The function number of a PCI function is replaced by 0, so that the ports of a card
+/// share the path, and with `merge_vfs` its virtual functions too. The path of other hardware, such
+/// as a sub-function of a card, is unchanged.
 pub fn pci_path(device: &str, merge_vfs: bool) -> Option<String> {
     let path = device_path(device)?;
     Some(trim_function(path.to_str()?, merge_vfs))
 }
 
-/// Path in /sys of the hardware behind the RDMA device `device`, with the function number: no other
-/// device has the same.
+/// Path in /sys of the hardware behind the RDMA device `device`, with the function number, so that
+/// it is unique.
 pub fn device_path(device: &str) -> Option<PathBuf> {
     fs::canonicalize(Path::new(CLASS).join(device).join("device")).ok()
 }
@@ -35,7 +35,7 @@ fn pci_address_in(path: &str) -> Option<u64> {
     u64::from_str_radix(&name.replace([':', '.'], ""), 16).ok()
 }
 
-/// The NUMA node that the RDMA device `device` is at, if the kernel knows it.
+/// The NUMA node of the RDMA device `device`, if the kernel knows it.
 pub fn numa_node(device: &str) -> Option<u32> {
     fs::read_to_string(Path::new(CLASS).join(device).join("device/numa_node"))
         .ok()?
@@ -95,7 +95,7 @@ fn rate_mbps_in(text: &str) -> Option<u32> {
     Some((gbps * 1000.0) as u32)
 }
 
-/// The kernel module that lets RDMA devices register GPU memory by address, if one is loaded.
+/// The loaded kernel module through which RDMA devices register GPU memory by address, if any.
 pub fn peer_memory_module() -> Option<&'static str> {
     const MODULES: [(&str, &str); 4] = [
         ("/sys/module/nvidia_peermem/version", "nvidia-peermem"),
@@ -111,7 +111,7 @@ pub fn has_nvidia_gpu() -> bool {
     fs::read_dir("/proc/driver/nvidia/gpus").is_ok_and(|mut gpus| gpus.next().is_some())
 }
 
-/// The host's name at the first call.
+/// The host's name when this was first called.
 pub fn host_name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| {
@@ -133,17 +133,17 @@ pub fn other_mapped_files(prefix: &str, path: &Path) -> BTreeSet<PathBuf> {
     files.filter(|file| is_named(file) && *file != own).collect()
 }
 
-/// When this process started, in clock ticks since the machine's start.
+/// When this process started, in clock ticks since boot.
 pub fn start_ticks() -> Option<u64> {
     start_ticks_in(&fs::read_to_string("/proc/self/stat").ok()?)
 }
 
-/// The number of the namespace in which this process's number is its own.
+/// The namespace of this process's id.
 pub fn pid_namespace() -> Option<u64> {
     fs::metadata("/proc/self/ns/pid").ok().map(|about| about.ino())
 }
 
-/// The kernel's number of the machine's start. `None`: the kernel does not tell.
+/// The kernel's `boot_id`. `None`: it reports none.
 pub fn boot_id() -> Option<u128> {
     boot_id_in(&fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?)
 }
@@ -153,8 +153,8 @@ fn boot_id_in(text: &str) -> Option<u128> {
     u128::from_str_radix(&digits, 16).ok()
 }
 
-/// The program's name, in brackets, may have spaces and brackets itself. Of what follows it is the
-/// 20th number.
+/// The program's name, in brackets, may itself have spaces and brackets. The start is the 20th
+/// number after it.
 fn start_ticks_in(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }

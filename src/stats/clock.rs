@@ -1,8 +1,7 @@
-//! The clock of the times that are measured: the processor's time stamp counter, where the kernel
-//! itself takes its time from it, or else the kernel's monotonic clock.
+//! The clock for measured times: the processor's time stamp counter where the kernel uses it as its
+//! clock source, else the kernel's monotonic clock.
 //!
-//! It is read a few times for each message that is timed. To read the counter takes one
-//! instruction.
+//! Each timed message reads it a few times. Reading the counter takes one instruction.
 
 #![allow(unsafe_code)]
 
@@ -14,14 +13,14 @@ use std::time::{Duration, Instant};
 pub(super) struct Clock {
     is_counter: bool,
     start: Instant,
-    /// Nanoseconds of a tick, times 2^32.
+    /// Nanoseconds per tick, times 2^32.
     scale: u64,
 }
 
-/// How long the counter is compared with the kernel's clock, once in a process. Each reading is off
-/// by some 50 ns.
+/// How long the counter is calibrated against the kernel's clock, once per process. Each reading is
+/// off by some 50 ns.
 const COMPARED: Duration = Duration::from_micros(200);
-/// Ticks between two readings that count as the same moment: about a microsecond.
+/// Two readings at most this many ticks apart count as the same moment: about a microsecond.
 const UNEQUAL: u64 = 2_000;
 const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
@@ -55,8 +54,8 @@ impl Clock {
         if self.is_counter { counter() } else { self.start.elapsed().as_nanos() as u64 }
     }
 
-    /// The time in ticks, and by the kernel's monotonic clock in nanoseconds, which is read less
-    /// than [`UNEQUAL`] ticks later unless the thread is interrupted three times.
+    /// The time in ticks, and the kernel's monotonic clock in nanoseconds, read less than
+    /// [`UNEQUAL`] ticks later unless the thread is interrupted three times.
     pub(super) fn now_and_monotonic(&self) -> (u64, u64) {
         let mut before = self.now();
         let mut attempts = 1;
@@ -81,15 +80,14 @@ impl Clock {
 /// The kernel's monotonic clock in nanoseconds.
 pub(super) fn monotonic() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // The C library's, and not rustix's, which a process cannot call under valgrind.
-    // SAFETY: a valid place for the time.
+    // The C library's function: rustix's does not work under valgrind. SAFETY: a valid place for
+    // the time.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The kernel's time since `start` in nanoseconds, and the counter at that moment. Of several
-/// readings the one that took the shortest counts: the thread may be interrupted in the middle of
-/// one.
+/// The kernel's time since `start` in nanoseconds, and the counter at that moment. Takes the
+/// fastest of several readings, since the thread may be interrupted during one.
 fn both(start: Instant) -> (u64, u64) {
     let read = |_| {
         let before = counter();

@@ -1,5 +1,5 @@
-//! Files of processes that have been killed. They stay so that what was outstanding can be read;
-//! the newest ones are kept, as long as they leave most of the file system free.
+//! Statistics files of killed processes. They stay so that outstanding operations can be read. The
+//! newest are kept while they leave most of the file system free.
 
 use super::layout::FILE_PREFIX;
 use super::lock;
@@ -9,14 +9,14 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Files of dead processes that are kept, at most, and their bytes: so many, and no more than this
-/// part of the file system.
+/// The most files of dead processes that are kept, the most bytes of them, and the largest part of
+/// the file system that they may take.
 const KEPT: usize = 64;
 const KEPT_BYTES: u64 = 16 << 20;
 const KEPT_PART: u64 = 8;
 
-/// Removes this user's files in `folder` whose processes are dead, but for the newest. `own` is not
-/// opened: to close it again would give its lock up.
+/// Removes this user's files in `folder` whose processes are dead, except the newest. Does not open
+/// `own`: closing it again would release its lock.
 pub(super) fn sweep(folder: &Path, own: &Path) {
     let total = rustix::fs::statvfs(folder)
         .map_or(0, |system| system.f_blocks.saturating_mul(system.f_frsize));
@@ -45,8 +45,8 @@ fn sweep_but(folder: &Path, own: &Path, most: u64) {
     }
 }
 
-/// When the file of a dead process of this user was made or last changed, and the bytes that it
-/// takes. `None`: it is another's, or its process is alive.
+/// When the file of a dead process of this user was created or last changed, and its size in bytes.
+/// `None`: another user owns it, or its process is alive.
 fn died(path: &Path) -> Option<(SystemTime, u64)> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = File::options().read(true).custom_flags(flags).open(path).ok()?;

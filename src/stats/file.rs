@@ -1,4 +1,4 @@
-//! This process's statistics file: made, locked, grown and removed.
+//! This process's statistics file: creates, locks, grows and removes it.
 
 #![allow(unsafe_code)]
 
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) type Header = [AtomicU64; HEADER_WORDS];
 /// The words of a record.
 pub(super) type Words = [AtomicU64; RECORD_WORDS];
-/// The records that the file grows by.
+/// The records by which the file grows.
 pub(super) type Chunk = [Words; CHUNK_RECORDS];
 
 /// The file, which is mapped as long as the process lives.
@@ -31,14 +31,14 @@ pub(super) struct StatsFile {
 }
 
 impl StatsFile {
-    /// Where the file of this process is in `folder`. `start_ticks` is when the process started,
-    /// `pid_namespace` where its number is its own.
+    /// The path of this process's file in `folder`. `start_ticks` is when the process started;
+    /// `pid_namespace` is the namespace of its process id.
     pub(super) fn path(folder: &Path, start_ticks: u64, pid_namespace: u64) -> PathBuf {
         folder
             .join(format!("{FILE_PREFIX}{}.{start_ticks:x}.{pid_namespace:x}", std::process::id()))
     }
 
-    /// Makes the file of this process, with an empty header and no record.
+    /// Creates the file of this process, with an empty header and no record.
     ///
     /// # Errors
     /// The file system refuses, or is too full.
@@ -49,7 +49,7 @@ impl StatsFile {
             }
             e => format!("{}: {}", path.display(), std::io::Error::from(e)),
         };
-        // One of this name is this process's own, from before an exec.
+        // An existing file of this name is this process's own, from before an exec.
         let _ = rustix::fs::unlink(&path);
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -65,7 +65,7 @@ impl StatsFile {
         }
     }
 
-    /// [`CHUNK_RECORDS`] more records. `None`: the file system is too full, or there are
+    /// Adds [`CHUNK_RECORDS`] records. `None`: the file system is too full, or the file has
     /// [`MAX_RECORDS`].
     pub(super) fn grow(&mut self) -> Option<&'static Chunk> {
         if self.records + CHUNK_RECORDS > MAX_RECORDS {
@@ -108,21 +108,21 @@ pub(super) trait Mapped: Sized + 'static {}
 impl Mapped for Header {}
 impl Mapped for Chunk {}
 
-/// With so much left, a file system is not full, however large it is.
+/// A file system with this much free is not full, however large it is.
 const ROOM_ENOUGH: u64 = 1 << 30;
 
-/// Whether enough of a file system of `total` bytes, of which `left` are free, is left to others
-/// when `bytes` more are taken: NCCL has its own memory in `/dev/shm`, and a job cannot start
-/// without it. A file system may tell no size.
+/// Whether a file system of `total` bytes with `left` free has room for `bytes` more and still
+/// enough for others: NCCL allocates memory in `/dev/shm` and cannot start without it. `total` is 0
+/// if the file system reports no size.
 fn leaves_room(total: u64, left: u64, bytes: u64) -> bool {
     total == 0 || left.saturating_sub(bytes) >= ROOM_ENOUGH.min(total / 2)
 }
 
-/// A `T` at offset `at` of `file`, which gets as long as it takes. Its blocks are allocated first:
-/// if the file system is full, that is an error here, and not a signal when the memory is written.
+/// Maps a `T` at offset `at` of `file`, which it extends. Allocates the blocks first, so that a
+/// full file system is an error here and not a signal when the memory is written.
 fn map<T: Mapped>(file: &OwnedFd, at: u64) -> Result<&'static T, Errno> {
     let bytes = size_of::<T>();
-    // A file beyond this limit of the process would be answered with a signal that ends it.
+    // Growing a file beyond this limit would end the process with a signal.
     if rustix::process::getrlimit(Resource::Fsize)
         .current
         .is_some_and(|most| most < at + bytes as u64)
@@ -158,12 +158,12 @@ fn map<T: Mapped>(file: &OwnedFd, at: u64) -> Result<&'static T, Errno> {
     Ok(unsafe { &*memory.cast::<T>() })
 }
 
-// Pages have 4 KiB on x86-64 and 4 or 64 KiB on arm64, where mapping a file at such an offset may
-// fail: memory is private then.
+// Pages are 4 KiB on x86-64, and 4 or 64 KiB on arm64. There, mapping a file at this offset may
+// fail; memory is private then.
 const _: () =
     assert!(size_of::<Header>().is_multiple_of(4096) && size_of::<Chunk>().is_multiple_of(4096));
 
-/// As `fallocate`, on a file system that does not know it.
+/// As `fallocate`, for a file system that does not support it.
 fn fill(file: &OwnedFd, at: u64, bytes: usize) -> Result<(), Errno> {
     let zeros = [0; 4096];
     let mut done = 0;
@@ -176,7 +176,7 @@ fn fill(file: &OwnedFd, at: u64, bytes: usize) -> Result<(), Errno> {
 
 static REMOVED_AT_EXIT: OnceLock<(u32, CString)> = OnceLock::new();
 
-/// Has the file removed when the process ends in order. A forked child that ends removes nothing.
+/// Registers the removal of the file at normal exit. A forked child removes nothing.
 fn remove_at_exit(path: &Path) {
     extern "C" fn remove() {
         if let Some((_, path)) =

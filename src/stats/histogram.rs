@@ -1,16 +1,15 @@
-//! Histograms of times: buckets whose width grows with the time, four for each doubling.
-//! `ferrite top` uses this file too.
+//! Histograms of times, with four buckets per doubling. `ferrite top` uses this file too.
 //!
-//! A bucket is reported at the geometric mean of its bounds, which is off by 12 % at most.
+//! A bucket is reported as the geometric mean of its bounds, with an error of at most 12 %.
 
 /// Buckets of a histogram.
 pub const BUCKETS: usize = 96;
-/// Words of one: two counts in each word, the first one in the lower 32 bits.
+/// Words of a histogram: two counts per word, the first in the lower 32 bits.
 pub const WORDS: usize = BUCKETS / 2;
-/// The first bucket that is not the lowest one begins at 2 to this power, in nanoseconds.
+/// The second bucket begins at 2 to this power, in nanoseconds.
 const FIRST_POWER: u32 = 7;
 
-/// The bucket of a time in nanoseconds. The first and the last one take all that is below and
+/// The bucket of a time in nanoseconds. The first and the last also hold everything below and
 /// above.
 pub fn bucket_of(ns: u64) -> usize {
     let Some(power) = ns.max(1).ilog2().checked_sub(FIRST_POWER) else { return 0 };
@@ -18,8 +17,8 @@ pub fn bucket_of(ns: u64) -> usize {
     (power as usize * 4 + quarter as usize).min(BUCKETS - 1)
 }
 
-/// The lower bound of a bucket in nanoseconds. That of the bucket after the last one is its upper
-/// bound.
+/// The lower bound of a bucket in nanoseconds. One past the last bucket gives the upper bound of
+/// the last.
 pub fn lower_bound(bucket: usize) -> u64 {
     (4 + bucket as u64 % 4) << (bucket as u32 / 4 + FIRST_POWER - 2)
 }

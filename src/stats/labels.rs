@@ -1,5 +1,5 @@
-//! What a record says of NCCL's communicator and operation. It is written by others than the thread
-//! that is inside of the communicator.
+//! The words of a record about NCCL's communicator and operation. Other threads write them than the
+//! one inside the communicator.
 
 use super::file::Words;
 use super::layout::{SENDER, record};
@@ -8,7 +8,7 @@ use super::table::{put_text, unix_ns};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// These words of a record. To be used no longer than the [`ConnStats`] that it is of.
+/// These words of one record. Must not be used after its [`ConnStats`] is dropped.
 #[derive(Debug, Clone, Copy)]
 pub struct Labels {
     words: &'static Words,
@@ -39,10 +39,9 @@ impl Labels {
         self.word(record::DIRECTION).load(Ordering::Relaxed) == SENDER
     }
 
-    /// The rank of the peer in the communicator that has made the connection, as the messages that
-    /// it has been asked for tell it. `None`: a sender, whose messages tell its own rank; or
-    /// nothing has been asked for. (What was known at the set-up may be a rank in another
-    /// communicator.)
+    /// The rank of the peer in the communicator of the connection, taken from the tags of receives.
+    /// `None`: this is a sender, or nothing was received yet. (The rank known at set-up may be of
+    /// another communicator.)
     pub fn peer_rank(&self) -> Option<u32> {
         if self.is_sender() || self.word(record::BEGUN).load(Ordering::Relaxed) == 0 {
             return None;
@@ -50,7 +49,7 @@ impl Labels {
         self.word(record::PEER_RANK).load(Ordering::Relaxed).checked_sub(1).map(|rank| rank as u32)
     }
 
-    /// Whether messages or flushes are outstanding, or `isend` waits to be asked for one.
+    /// Whether messages or flushes are outstanding, or `isend` waits for a clear-to-send.
     pub fn is_waiting(&self) -> bool {
         let of = |at| self.word(at).load(Ordering::Relaxed);
         let begun = of(record::BEGUN);
@@ -59,14 +58,14 @@ impl Labels {
             || of(record::FLUSHES) != of(record::FLUSHES_DONE)
     }
 
-    /// The end waits in the operation `call`, in a communicator that is called `name`; 0: it waits
-    /// for nothing, or that is not known.
+    /// The end waits in the operation `call`, in the communicator named `name`. 0: it waits for
+    /// nothing, or the operation is not known.
     pub fn set_operation(&self, call: u64, name: &str) {
         self.word(record::OPERATION).store(call, Ordering::Relaxed);
         put_text(&self.words[record::COMMUNICATOR_NAME..][..record::COMMUNICATOR_NAME_WORDS], name);
     }
 
-    /// The connection has been recovering for so long, with so many attempts. `None`: it runs.
+    /// The connection has been recovering for this time, with this many attempts. `None`: it works.
     pub fn set_recovery(&self, lasted: Option<(Duration, u32)>) {
         let (since, attempts) = match lasted {
             None => (0, 0),

@@ -1,16 +1,16 @@
-//! The layout of the statistics file. The plugin writes it; `ferrite top` uses this file too. The
-//! page for readers of other programs is docs/stats-file.md.
+//! The layout of the statistics file. The plugin writes it; `ferrite top` uses this file too.
+//! docs/stats-file.md describes it for other programs.
 //!
 //! A file is a header of [`HEADER_WORDS`] words and then records of [`RECORD_WORDS`] words. A word
-//! has 8 bytes, in the byte order of the machine, and is written as a whole. A constant of
-//! [`header`] or [`record`] is the index of a word. A text begins in the word of its constant and
-//! has the number of words that is told; unused bytes are 0.
+//! has 8 bytes, in the machine's byte order, and is written atomically. A constant of [`header`] or
+//! [`record`] is the index of a word. A text begins at the word of its constant and has the stated
+//! number of words; unused bytes are 0.
 
 /// The first word of a file.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"FerrStat");
-/// A reader that knows another major number cannot read the file.
+/// A reader with another major number cannot read the file.
 pub const LAYOUT_MAJOR: u64 = 1;
-/// Incremented when words get a meaning that had none.
+/// Incremented when unused words get a meaning.
 pub const LAYOUT_MINOR: u64 = 4;
 
 /// Words of the header.
@@ -20,17 +20,17 @@ pub const HEADER_WORDS: usize = 1024;
 pub const RECORD_WORDS: usize = record::LANE_BYTES + record::LANES;
 /// Words of a record before minor number 2.
 pub const FIRST_RECORD_WORDS: usize = record::TIMED;
-/// The file grows by so many records at a time.
+/// The file grows by this many records at a time.
 pub const CHUNK_RECORDS: usize = 64;
-/// Records of a file at most.
+/// The most records of a file.
 pub const MAX_RECORDS: usize = 4096;
-/// How the names of these files begin. The process id follows, a dot, and the time at which the
-/// process started, in clock ticks since the machine's start, in hexadecimal digits.
+/// The beginning of these files' names. Then come the process id, a dot, and when the process
+/// started, in clock ticks since boot, in hexadecimal digits.
 pub const FILE_PREFIX: &str = "ferrite-stats.";
 
 /// Words of the header.
 pub mod header {
-    /// [`super::MAGIC`], written last of the header.
+    /// [`super::MAGIC`], written after the rest of the header.
     pub const MAGIC: usize = 0;
     /// Major number of the layout in the upper 32 bits, minor number in the lower ones.
     pub const LAYOUT: usize = 1;
@@ -42,27 +42,26 @@ pub mod header {
     pub const RECORDS: usize = 4;
     /// Process id.
     pub const PID: usize = 5;
-    /// When the process started, in clock ticks since the machine's start.
+    /// When the process started, in clock ticks since boot.
     pub const START_TICKS: usize = 6;
-    /// When the file was made, in nanoseconds since 1970.
+    /// When the file was created, in nanoseconds since 1970.
     pub const CREATED: usize = 7;
-    /// The process's own rank plus 1, as its sends tell it; 0: it is not known; [`super::SEVERAL`]:
-    /// sends tell several.
+    /// The process's own rank plus 1, from the tags of its sends; 0: not known; [`super::SEVERAL`]:
+    /// the sends have different ranks.
     pub const OWN_RANK: usize = 8;
-    /// Ends of connections that have no record in the file, since there was no memory for it.
+    /// Ends of connections without a record in the file, for lack of memory.
     pub const UNLISTED: usize = 9;
-    /// Rank plus 1 that the launcher has told in the environment; 0: it has told none.
+    /// The rank from the launcher's environment variable plus 1; 0: there is none.
     pub const LABEL: usize = 10;
-    /// When a watcher has last looked for stalls, in nanoseconds since 1970.
+    /// When a watcher last looked for stalls, in nanoseconds since 1970.
     pub const LOOKED: usize = 11;
-    /// One in so many messages is timed; 0: none is.
+    /// One in this many messages is timed; 0: none.
     pub const SAMPLE: usize = 12;
-    /// The kernel's number of the machine's start (`boot_id`), 16 bytes: processes with the same
-    /// one have the same monotonic clock.
+    /// The kernel's `boot_id`, 16 bytes: processes with the same one share a monotonic clock.
     pub const BOOT: usize = 13;
     /// Words of it.
     pub const BOOT_WORDS: usize = 2;
-    /// What the monotonic clock was at [`CREATED`], in nanoseconds.
+    /// The monotonic clock at [`CREATED`], in nanoseconds.
     pub const CREATED_MONOTONIC: usize = 15;
     /// Host name.
     pub const HOST: usize = 16;
@@ -76,12 +75,11 @@ pub mod header {
     pub const VERSION: usize = 40;
     /// Words of it.
     pub const VERSION_WORDS: usize = 4;
-    /// Name of the environment variable that has told the label.
+    /// The environment variable that [`LABEL`] comes from.
     pub const LABEL_NAME: usize = 44;
     /// Words of it.
     pub const LABEL_NAME_WORDS: usize = 4;
-    /// Sums over ends whose records have been given to other ends: a row for each device and
-    /// direction.
+    /// Sums over ends whose records were reused: a row for each device and direction.
     pub const PAST: usize = 256;
     /// Words of a row: the device's name ([`super::record::DEVICE_WORDS`]), the direction, and then
     /// the first [`super::record::COUNTERS`] words of the records, added up.
@@ -90,58 +88,58 @@ pub mod header {
     pub const PAST_ROWS: usize = 24;
 }
 
-/// Of [`header::OWN_RANK`]: the process's sends tell several ranks.
+/// Value of [`header::OWN_RANK`]: the process's sends have different ranks.
 pub const SEVERAL: u64 = u64::MAX;
 
-/// Words of a record, which is of one end of a connection.
+/// Words of a record. Each record describes one end of a connection.
 pub mod record {
-    /// Messages that `isend` or `irecv` has accepted.
+    /// Messages accepted by `isend` or `irecv`.
     pub const BEGUN: usize = 0;
-    /// Messages that `test` has said are complete.
+    /// Messages that `test` has reported complete.
     pub const DONE: usize = 1;
-    /// Bytes of those.
+    /// Bytes of these messages.
     pub const BYTES: usize = 2;
-    /// Sender: messages whose first `isend` was refused, since there was no clear-to-send, or no
-    /// free request.
+    /// Sender: messages whose first `isend` returned no request, for lack of a clear-to-send or of
+    /// a free request.
     pub const WAITS: usize = 3;
-    /// Receiver: flushes that `iflush` has begun.
+    /// Receiver: flushes begun by `iflush`.
     pub const FLUSHES: usize = 4;
-    /// Receiver: flushes that `test` has said are complete.
+    /// Receiver: flushes that `test` has reported complete.
     pub const FLUSHES_DONE: usize = 5;
-    /// How often the connection has gone on over new queue pairs.
+    /// How often the connection resumed over new queue pairs.
     pub const RECOVERIES: usize = 6;
     /// Sender: messages that were sent again after a recovery.
     pub const RESENT: usize = 7;
-    /// Sender: bytes of those.
+    /// Sender: bytes of these messages.
     pub const RESENT_BYTES: usize = 8;
-    /// How often the counters stood still for a second or longer while something was outstanding.
+    /// How often the counters stood still for at least a second while something was outstanding.
     pub const STALLS: usize = 9;
-    /// Sender: how often a lane was given another path.
+    /// Sender: how often a lane moved to another path.
     pub const MOVES: usize = 10;
     /// The words before this one are counters.
     pub const COUNTERS: usize = 12;
 
-    /// Sender: what [`BEGUN`] was when an `isend` was last refused. Equal to it while a message
-    /// waits for its clear-to-send.
+    /// Sender: the value of [`BEGUN`] when an `isend` last returned no request. Equal to it while a
+    /// message waits for its clear-to-send.
     pub const REFUSED_AT: usize = 12;
-    /// The longest such time, in nanoseconds.
+    /// The longest time that the counters stood still, in nanoseconds.
     pub const LONGEST_STALL: usize = 13;
-    /// The present one, in nanoseconds; 0: there is none.
+    /// How long they have stood still now, in nanoseconds; 0: they do not.
     pub const STALL: usize = 14;
-    /// Sender: bytes that each rail has been given, by number, if there are several rails.
+    /// Sender: bytes posted on each rail, by number, if there are several rails.
     pub const RAIL_BYTES: usize = 16;
     /// Words of it.
     pub const RAILS: usize = 8;
 
-    /// The longest time that a timed message was in each stage, in nanoseconds.
+    /// The longest time of a timed message in each stage, in nanoseconds.
     pub const LONGEST: usize = 24;
     /// Stages of an end.
     pub const STAGES: usize = 3;
-    /// Stage of a sender: from the `isend` that accepted the message before to the first `isend` of
-    /// this one.
+    /// Stage of a sender: from the `isend` that accepted the previous message to the first `isend`
+    /// of this one.
     pub const GPU: usize = 0;
-    /// Stage of a sender: from the first `isend` to the one that is accepted, as the clear-to-send
-    /// is there.
+    /// Stage of a sender: from the first `isend` to the accepted one, when the clear-to-send has
+    /// arrived.
     pub const CTS: usize = 1;
     /// Stage of a sender: from that `isend` to the poll that finds the message acknowledged.
     pub const WIRE: usize = 2;
@@ -153,23 +151,23 @@ pub mod record {
     /// Stage of a receiver: from that poll to the next `irecv` on the connection.
     pub const CONSUME: usize = 2;
 
-    /// The operation of NCCL that the outstanding messages are of; 0: it is not known, or there are
-    /// none. Bits 0 to 46: its number; bit 47: it has none; bits 48 to 58: the function. Bit 59 is
-    /// set. Written once a second.
+    /// NCCL's operation of the outstanding messages; 0: not known, or none is outstanding. Bits 0
+    /// to 46: its number; bit 47: it has none; bits 48 to 58: the function. Bit 59 is set. Written
+    /// once a second.
     pub const OPERATION: usize = 27;
-    /// NCCL's number of the communicator that the connection is for; 0: it is not known.
+    /// NCCL's number of the communicator of the connection; 0: not known.
     pub const COMMUNICATOR: usize = 28;
-    /// A number of the connection, which both ends have; 0: it is not known.
+    /// A number of the connection that both ends share; 0: not known.
     pub const CONNECTION: usize = 29;
 
-    /// Since when the connection has been recovering from a fault, in nanoseconds since 1970; 0: it
-    /// has not, or for less than half a second. Written once a second.
+    /// When the present recovery began, in nanoseconds since 1970; 0: there is none, or it began
+    /// less than half a second ago. Written once a second.
     pub const RECOVERING: usize = 30;
-    /// The attempts since then.
+    /// The attempts of this recovery.
     pub const ATTEMPTS: usize = 31;
 
     /// [`super::FREE`], [`super::OPEN`] or [`super::CLOSED`] in the lower 8 bits; above them a
-    /// number that is incremented each time the record is given to another end.
+    /// number that is incremented each time another end gets the record.
     pub const STATE: usize = 32;
     /// [`super::SENDER`] or [`super::RECEIVER`].
     pub const DIRECTION: usize = 33;
@@ -179,11 +177,11 @@ pub mod record {
     pub const CLOSED: usize = 35;
     /// Process id of the peer, in its own namespace.
     pub const PEER_PID: usize = 36;
-    /// The peer's rank plus 1, as NCCL's tags tell it; 0: it is not known.
+    /// The peer's rank plus 1, from NCCL's tags; 0: not known.
     pub const PEER_RANK: usize = 37;
-    /// The rank plus 1 that the peer's launcher has told it; 0: it has told none.
+    /// The rank from the peer's launcher plus 1; 0: there is none.
     pub const PEER_LABEL: usize = 38;
-    /// This end's rank plus 1, as NCCL's tags tell it; 0: it is not known.
+    /// This end's rank plus 1, from NCCL's tags; 0: not known.
     pub const OWN_RANK: usize = 39;
     /// Number of rails in use.
     pub const RAIL_COUNT: usize = 40;
@@ -193,16 +191,15 @@ pub mod record {
     pub const QPS: usize = 42;
     /// Words of it.
     pub const QPS_WORDS: usize = 16;
-    /// For the plugin: the sum of the counters when they were last seen to change, and when that
-    /// was.
+    /// For the plugin: the sum of the counters when they last changed, and when that was.
     pub const PROGRESS_SEEN: usize = 58;
     /// See [`PROGRESS_SEEN`].
     pub const STILL_SINCE: usize = 59;
-    /// Name of the communicator that [`OPERATION`] is in, if its user has given one.
+    /// Name of the communicator of [`OPERATION`], if the user gave one.
     pub const COMMUNICATOR_NAME: usize = 60;
     /// Words of it.
     pub const COMMUNICATOR_NAME_WORDS: usize = 4;
-    /// Name of the device, as NCCL is told it.
+    /// Name of the device, as reported to NCCL.
     pub const DEVICE: usize = 64;
     /// Words of it.
     pub const DEVICE_WORDS: usize = 8;
@@ -216,33 +213,31 @@ pub mod record {
     pub const RAIL_NAME_WORDS: usize = 4;
     /// A histogram of 48 words for each stage.
     pub const HISTOGRAMS: usize = 112;
-    /// The messages that were timed last, with the words of [`super::timed`] each, in the order in
-    /// which they were written, around.
+    /// The messages timed last, in a ring, each with the words of [`super::timed`].
     pub const TIMED: usize = 256;
     /// How many there are.
     pub const TIMED_MESSAGES: usize = 25;
-    /// Sender: bytes that each lane has been given, by index of the queue pair, if queue pairs are
-    /// lanes.
+    /// Sender: bytes posted on each lane, by index of the queue pair, if queue pairs are lanes.
     pub const LANE_BYTES: usize = 456;
     /// Words of it.
     pub const LANES: usize = 32;
 }
 
-/// Words of a message that was timed, which are written when it is complete.
+/// Words of a timed message, written when it is complete.
 pub mod timed {
-    /// The message's number plus 1; 0: there is none. Messages are counted from 0 on, in the order
-    /// in which the receiver asks for them. Receiver: of the first one of the `irecv`. The last
-    /// word is the same; if it differs, the words are being written.
+    /// The message's number plus 1; 0: there is none. Messages are numbered from 0 in the order of
+    /// the receives. Receiver: the first of the `irecv`. If the last word differs, the words are
+    /// being written.
     pub const MESSAGE: usize = 0;
-    /// When the message was found complete, by the kernel's monotonic clock, in nanoseconds.
+    /// When a poll found the message complete, by the kernel's monotonic clock, in nanoseconds.
     pub const AT: usize = 1;
-    /// The time in each stage, in nanoseconds. [`super::record::CONSUME`] comes later: 0, until the
-    /// next `irecv`.
+    /// The time in each stage, in nanoseconds. [`super::record::CONSUME`] is 0 until the next
+    /// `irecv`.
     pub const STAGES: usize = 2;
     /// Bytes of the message in the lower 48 bits; receiver: of all messages of the `irecv`, whose
     /// number is in the upper 8 bits.
     pub const BYTES: usize = 5;
-    /// The operation of NCCL that it is of, as [`super::record::OPERATION`]; 0: it is not known.
+    /// NCCL's operation of the message, as [`super::record::OPERATION`]; 0: not known.
     pub const OPERATION: usize = 6;
     /// See [`MESSAGE`].
     pub const MESSAGE_AGAIN: usize = 7;
@@ -250,11 +245,11 @@ pub mod timed {
     pub const WORDS: usize = 8;
 }
 
-/// Of [`record::STATE`]: no end has the record.
+/// Value of [`record::STATE`]: no end has the record.
 pub const FREE: u64 = 0;
-/// Of [`record::STATE`]: the connection stands.
+/// Value of [`record::STATE`]: the connection exists.
 pub const OPEN: u64 = 1;
-/// Of [`record::STATE`]: this end is closed. The record stays as it is until another end needs it.
+/// Value of [`record::STATE`]: this end is closed. The record stays until another end needs it.
 pub const CLOSED: u64 = 2;
 
 /// Of [`record::DIRECTION`].

@@ -1,8 +1,8 @@
-//! The lock that tells whether the process of a file is alive.
+//! The lock that shows whether the process of a file is alive.
 //!
-//! It is a POSIX lock on the first byte of the file. The kernel takes it away when the process
-//! ends, however it ends, and a forked child does not have it. It also goes when the process closes
-//! any descriptor of the file: the process opens its own file once.
+//! It is a POSIX lock on the first byte of the file. The kernel releases it when the process ends
+//! for any reason; a forked child does not hold it. Closing any descriptor of the file releases it
+//! too, so the process opens its own file once.
 
 #![allow(unsafe_code)]
 
@@ -16,14 +16,14 @@ fn first_byte() -> libc::flock {
     lock
 }
 
-/// Takes the lock of this process's own file. A file system without locks leaves it without.
+/// Locks this process's own file, if the file system supports locks.
 pub(super) fn take(file: BorrowedFd<'_>) {
     let lock = first_byte();
     // SAFETY: a valid descriptor and a valid lock.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) };
 }
 
-/// Whether another process has the lock of its file.
+/// Whether another process holds the lock of its file.
 pub(super) fn is_taken(file: BorrowedFd<'_>) -> bool {
     let mut lock = first_byte();
     // SAFETY: a valid descriptor and a valid lock.

@@ -11,19 +11,19 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 static TABLE: Mutex<Option<Table>> = Mutex::new(None);
 /// As [`header::OWN_RANK`].
 static OWN_RANK: AtomicU64 = AtomicU64::new(0);
-/// One in so many messages is timed. 0, as long as nobody can read the times: none.
+/// One in this many messages is timed. 0: none, since nobody can read the times.
 static INTERVAL: AtomicU32 = AtomicU32::new(0);
-/// The process that made the file, and the header.
+/// The process that created the file, and the header.
 static HEADER: OnceLock<(u32, &'static Header)> = OnceLock::new();
 
-/// Where the file is made if the user names no folder.
+/// The folder of the file if the user names none.
 pub const DEFAULT_FOLDER: &str = "/dev/shm";
 
-/// From now on records are in a file in `folder`. To be called before the first connection; later
+/// Puts the records into a file in `folder`. Must be called before the first connection; later
 /// calls do nothing. Without a file, records are in private memory.
 ///
 /// # Errors
-/// The file cannot be made, for the reason given. That is no reason to stop.
+/// The file cannot be created. Not fatal.
 pub fn open_file(folder: &str, process: &Process) -> Result<(), String> {
     let mut table = lock();
     if table.is_none() {
@@ -34,7 +34,7 @@ pub fn open_file(folder: &str, process: &Process) -> Result<(), String> {
     Ok(())
 }
 
-/// The rank that the sends of this process tell, if they tell one only.
+/// The rank in the tags of this process's sends, if all have the same.
 pub fn own_rank() -> Option<u32> {
     match OWN_RANK.load(Ordering::Relaxed) {
         0 | SEVERAL => None,
@@ -42,13 +42,13 @@ pub fn own_rank() -> Option<u32> {
     }
 }
 
-/// One in so many messages is timed; 0: none is.
+/// One in this many messages is timed; 0: none.
 pub(super) fn interval() -> u32 {
     INTERVAL.load(Ordering::Relaxed)
 }
 
-/// Looks for ends that stand still, if that has not been done within the last half second. To be
-/// called every second. Returns whether any end stands.
+/// Looks for stalled ends, at most every half second. Called every second. Returns whether any end
+/// is stalled.
 pub fn look_for_stalls() -> bool {
     lock()
         .as_mut()
@@ -56,7 +56,7 @@ pub fn look_for_stalls() -> bool {
         .is_some_and(Table::look_for_stalls)
 }
 
-/// A send has told this rank of this process.
+/// A send of this process has this rank as its tag.
 pub(super) fn handle_own_rank(rank: u32) {
     let rank = u64::from(rank) + 1;
     let told = match OWN_RANK.load(Ordering::Relaxed) {
@@ -73,7 +73,7 @@ pub(super) fn handle_own_rank(rank: u32) {
 /// A free record and its number.
 pub(super) fn take_record() -> (usize, &'static Words) {
     let mut table = lock();
-    // A forked child has the file of its parent, which it leaves alone.
+    // A forked child does not touch its parent's file.
     let is_own = |table: &Table| table.owner == std::process::id();
     if !table.as_ref().is_some_and(is_own) {
         *table = None;
@@ -81,7 +81,7 @@ pub(super) fn take_record() -> (usize, &'static Words) {
     table.get_or_insert_with(Table::private).take()
 }
 
-/// The end that has had record `number` is closed.
+/// The end with record `number` is closed.
 pub(super) fn give_record_back(number: usize, words: &Words) {
     if let Some(table) = lock().as_mut().filter(|table| table.owner == std::process::id()) {
         table.give_back(number, words);

@@ -27,21 +27,20 @@ pub struct Opening<'a> {
     pub peer_host: &'a str,
     /// Process id of the peer.
     pub peer_pid: u32,
-    /// The rank that the peer's sends tell, as far as it knew.
+    /// The rank in the tags of the peer's sends, if it knew it.
     pub peer_rank: Option<u32>,
-    /// The rank that the peer's launcher has told it.
+    /// The rank from the peer's launcher.
     pub peer_label: Option<u32>,
-    /// A number of the connection, which both ends have.
+    /// A number of the connection that both ends share.
     pub connection: u64,
 }
 
-/// The record of one end, which closes it when dropped. The counters are written by the thread that
-/// is inside of the communicator, and by no other. They are read by other processes at any time,
-/// each by itself.
+/// The record of one end, which closes it when dropped. Only the thread inside the communicator
+/// writes the counters. Other processes read each of them at any time.
 #[derive(Debug)]
 pub struct ConnStats {
     pub(super) words: &'static Words,
-    /// Calls of [`Self::handle_begun`] until it says that one is due.
+    /// Calls of [`Self::handle_begun`] until it returns true.
     credit: u32,
     timing: Timing,
     direction: Direction,
@@ -110,14 +109,14 @@ impl ConnStats {
         }
     }
 
-    /// Whether [`Self::handle_begun`] says at the next call that one of those is to be called.
+    /// Whether the next call of [`Self::handle_begun`] returns true.
     #[inline(always)]
     pub fn is_due_next(&self) -> bool {
         self.credit == 1
     }
 
-    /// `isend` or `irecv` has accepted `count` messages. Returns whether [`Self::handle_due_send`]
-    /// or [`Self::handle_due_receive`] is to be called.
+    /// `isend` or `irecv` has accepted `count` messages. Returns whether to call
+    /// [`Self::handle_due_send`] or [`Self::handle_due_receive`].
     #[inline(always)]
     #[must_use]
     pub fn handle_begun(&mut self, count: usize) -> bool {
@@ -126,8 +125,7 @@ impl ConnStats {
         self.credit == 0
     }
 
-    /// `isend` has accepted request `request`, whose tag is this process's rank; `None`: that is
-    /// not known.
+    /// `isend` has accepted request `request`, whose tag is this process's rank; `None`: not known.
     pub fn handle_due_send(&mut self, request: u32, tag: Option<u32>) {
         let number = self.words[record::BEGUN].load(Ordering::Relaxed).wrapping_sub(1);
         self.credit = self.timing.handle_send(self.words, request, number);
@@ -137,14 +135,14 @@ impl ConnStats {
     }
 
     /// `irecv` has accepted request `request` of `count` messages, whose first tag is the peer's
-    /// rank; `None`: that is not known. Returns that rank if it is new.
+    /// rank; `None`: not known. Returns the rank if it is new.
     pub fn handle_due_receive(&mut self, request: u32, count: u8, tag: Option<u32>) -> Option<u32> {
         let number = self.words[record::BEGUN].load(Ordering::Relaxed).wrapping_sub(count.into());
         self.credit = self.timing.handle_receive(self.words, request, number, count.into());
         self.new_rank(record::PEER_RANK, tag?)
     }
 
-    /// The rank that `tag` is, if that is not what word `at` says.
+    /// The rank in `tag`, if it differs from word `at`.
     fn new_rank(&self, at: usize, tag: u32) -> Option<u32> {
         let rank = Some(tag).filter(|tag| *tag < 1 << 31)?;
         let word = u64::from(rank) + 1;
@@ -154,17 +152,17 @@ impl ConnStats {
         })
     }
 
-    /// The id of the request that is timed at present.
+    /// The id of the request that is being timed.
     pub fn timed_request(&self) -> Option<u32> {
         self.timing.request()
     }
 
-    /// Sender: the receiver had asked for so many messages before the timed one; the lower 32 bits.
+    /// Sender: the number of the timed message in the order of the receives, lower 32 bits.
     pub fn set_timed_place(&mut self, place: u32) {
         self.timing.set_place(place);
     }
 
-    /// The timed request is of NCCL's operation `call`; 0: that is not known.
+    /// The timed request belongs to NCCL's operation `call`; 0: not known.
     pub fn set_timed_operation(&mut self, call: u64) {
         self.timing.set_operation(call);
     }
@@ -183,12 +181,12 @@ impl ConnStats {
         }
     }
 
-    /// The timed request has ended elsewhere.
+    /// Stops timing the present request.
     pub fn forget_timed(&mut self) {
         self.timing.forget();
     }
 
-    /// `isend` was refused: there is no clear-to-send, or no free request.
+    /// `isend` returned no request: there is no clear-to-send, or no free request.
     #[inline(always)]
     pub fn handle_refused(&mut self) {
         if self.count_refusal() {
@@ -196,8 +194,8 @@ impl ConnStats {
         }
     }
 
-    /// As [`Self::handle_refused`], unless the next message is to be timed: then this does nothing
-    /// and returns false.
+    /// As [`Self::handle_refused`]. Does nothing and returns false if the next message is to be
+    /// timed.
     #[inline(always)]
     pub fn handle_refused_untimed(&mut self) -> bool {
         let is_untimed = !self.timing.is_next();
@@ -219,21 +217,21 @@ impl ConnStats {
         is_first
     }
 
-    /// `test` has said that a message of so many bytes is complete.
+    /// `test` has reported a message of this many bytes complete.
     #[inline(always)]
     pub fn handle_done(&mut self, length: u32) {
         add(&self.words[record::DONE], 1);
         add(&self.words[record::BYTES], length.into());
     }
 
-    /// Messages that are done, and their bytes.
+    /// Completed messages, and their bytes.
     pub fn done(&self) -> (u64, u64) {
         let [messages, bytes] =
             [record::DONE, record::BYTES].map(|at| self.words[at].load(Ordering::Relaxed));
         (messages, bytes)
     }
 
-    /// `test` has said that a group of messages of these lengths is complete.
+    /// `test` has reported a group of messages of these lengths complete.
     #[inline(never)]
     pub fn handle_group_done(&mut self, lengths: &[u32]) {
         lengths.iter().for_each(|length| self.handle_done(*length));
@@ -244,32 +242,32 @@ impl ConnStats {
         add(&self.words[record::FLUSHES], 1);
     }
 
-    /// `test` has said that a flush is complete.
+    /// `test` has reported a flush complete.
     pub fn handle_flush_done(&mut self) {
         add(&self.words[record::FLUSHES_DONE], 1);
     }
 
-    /// Rail number `rail`, one of several, has been given a stripe of so many bytes.
+    /// A stripe of this many bytes was posted on rail `rail`, one of several.
     pub fn handle_stripe(&mut self, rail: u8, bytes: u32) {
         add(&self.words[record::RAIL_BYTES + usize::from(rail) % record::RAILS], bytes.into());
     }
 
-    /// Lane `qp` has been given a stripe of so many bytes.
+    /// A stripe of this many bytes was posted on lane `qp`.
     pub fn handle_lane_stripe(&mut self, qp: u8, bytes: u32) {
         add(&self.words[record::LANE_BYTES + usize::from(qp) % record::LANES], bytes.into());
     }
 
-    /// Lanes have been given other paths so often in all.
+    /// Lanes have moved to other paths this many times in all.
     pub fn set_moves(&mut self, count: u64) {
         self.words[record::MOVES].store(count, Ordering::Relaxed);
     }
 
-    /// The connection goes on over new queue pairs.
+    /// The connection resumes over new queue pairs.
     pub fn handle_recovery(&mut self) {
         add(&self.words[record::RECOVERIES], 1);
     }
 
-    /// A message of so many bytes is sent again.
+    /// A message of this many bytes is sent again.
     pub fn handle_resent(&mut self, bytes: u32) {
         add(&self.words[record::RESENT], 1);
         add(&self.words[record::RESENT_BYTES], bytes.into());

@@ -1,12 +1,11 @@
-//! Ends that have something outstanding and whose counters stand still. Sampled times say nothing
-//! of them; a watcher looks every second.
+//! Ends with something outstanding whose counters stand still. Sampled times do not show them; a
+//! watcher looks every second.
 
 use super::file::{Words, add};
 use super::layout::{OPEN, record};
 use std::sync::atomic::Ordering;
 
-/// Looks at a record; `now` is the time in nanoseconds. Returns whether it is of an end that
-/// stands.
+/// Looks at a record; `now` is the time in nanoseconds. Returns whether its end is stalled.
 pub(super) fn look_at(words: &Words, now: u64) -> bool {
     let of = |at: usize| words[at].load(Ordering::Relaxed);
     if words[record::STATE].load(Ordering::Acquire) & 0xff != OPEN {

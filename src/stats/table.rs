@@ -12,22 +12,22 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// What the header tells of the process.
+/// The process's data in the header.
 #[derive(Debug, Clone, Default)]
 pub struct Process {
-    /// When it started, in clock ticks since the machine's start.
+    /// When it started, in clock ticks since boot.
     pub start_ticks: u64,
-    /// The number of the namespace in which its number is its own; 0: it is not known.
+    /// The namespace of its process id; 0: not known.
     pub pid_namespace: u64,
     /// Host name.
     pub host: String,
     /// Path of the program.
     pub program: String,
-    /// The environment variable in which the launcher has told a rank, and that rank.
+    /// The launcher's environment variable with the rank, and the rank.
     pub label: Option<(&'static str, u32)>,
-    /// One in so many messages is timed; 0: none is.
+    /// One in this many messages is timed; 0: none.
     pub sample: u32,
-    /// The kernel's number of the machine's start; 0: it is not known.
+    /// The kernel's `boot_id`; 0: not known.
     pub boot: [u64; header::BOOT_WORDS],
 }
 
@@ -39,16 +39,16 @@ pub(super) struct Table {
     pub(super) header: &'static Header,
     file: Option<StatsFile>,
     chunks: Vec<&'static Chunk>,
-    /// How many of the chunks are in the file: those before the others.
+    /// How many chunks are in the file; they precede the others.
     listed_chunks: usize,
-    /// Records that no end has, the one that has been free for longest first.
+    /// Free records, the one that has been free for longest first.
     free: VecDeque<usize>,
     start: Instant,
     /// When stalls were last looked for, in nanoseconds since `start`.
     looked: u64,
 }
 
-/// Time between two looks for stalls at least, in nanoseconds.
+/// The least time between two looks for stalls, in nanoseconds.
 const LOOK_EVERY_NS: u64 = 500_000_000;
 
 impl Table {
@@ -70,17 +70,17 @@ impl Table {
     /// No records, in a file in `folder`.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file cannot be created.
     pub(super) fn in_file(folder: &Path, process: &Process) -> Result<Self, String> {
         let path = StatsFile::path(folder, process.start_ticks, process.pid_namespace);
-        // Before that: it may make the room.
+        // First, since it may free the room that is needed.
         super::dead::sweep(folder, &path);
         let file = StatsFile::create(path)?;
         describe(file.header, process);
         Ok(Self { header: file.header, file: Some(file), ..Self::private() })
     }
 
-    /// A free record, all of whose words are 0 but for the upper bits of its state. Its number.
+    /// A free record and its number. All words are 0 except the upper bits of its state.
     pub(super) fn take(&mut self) -> (usize, &'static Words) {
         if self.free.is_empty() {
             self.grow();
@@ -98,7 +98,7 @@ impl Table {
         (number, words)
     }
 
-    /// The end that has had record `number`, which is `words`, is closed.
+    /// The end with record `number`, whose words are `words`, is closed.
     pub(super) fn give_back(&mut self, number: usize, words: &Words) {
         words[record::CLOSED].store(unix_ns(), Ordering::Relaxed);
         let state = words[record::STATE].load(Ordering::Relaxed);
@@ -126,8 +126,7 @@ impl Table {
     }
 
     fn grow(&mut self) {
-        // Once the file cannot grow, it does not grow any more: the records of the file come before
-        // all others.
+        // Once the file could not grow, it is not grown again: its records come before all others.
         let is_next = self.listed_chunks == self.chunks.len();
         let chunk = self.file.as_mut().filter(|_| is_next).and_then(StatsFile::grow);
         self.listed_chunks += usize::from(chunk.is_some());
@@ -136,7 +135,7 @@ impl Table {
         self.free.extend(first..first + CHUNK_RECORDS);
     }
 
-    /// Adds the counters of a closed end, whose record another end gets, to those of its device and
+    /// Adds the counters of a closed end, whose record is reused, to those of its device and
     /// direction.
     fn keep_sums(&self, words: &Words) {
         const KEY: usize = record::DEVICE_WORDS + 1;
@@ -159,7 +158,7 @@ impl Table {
     }
 }
 
-/// Writes what does not change into the header, the magic word last.
+/// Writes the constant words of the header, the magic word last.
 fn describe(words: &Header, process: &Process) {
     let label = process.label.unwrap_or_default();
     let numbers = [
@@ -198,7 +197,7 @@ pub(super) fn unix_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
 }
 
-/// Marks a record that has been filled as one of an end that stands.
+/// Marks a filled record as that of an open end.
 pub(super) fn publish(words: &Words) {
     let state = words[record::STATE].load(Ordering::Relaxed);
     words[record::STATE].store((state & !0xff) | OPEN, Ordering::Release);

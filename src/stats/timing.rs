@@ -1,14 +1,14 @@
-//! The times of one message in so many: how long it was in each stage.
+//! The times of sampled messages: how long each was in each stage.
 //!
 //! ```text
 //! sender     isend of the message before ──gpu──► first isend ──cts──► accepted ──wire──► acknowledged
 //! receiver   irecv ──announce──► clear-to-send posted ──data──► arrived ──consume──► next irecv
 //! ```
 //!
-//! One message of an end is timed at a time. It is that of a call whose number is 1 greater than a
-//! multiple of the interval, so that both ends time the same messages, unless the sender sends in
-//! another order than the receiver asks. It is kept with its number at the receiver. The last ones
-//! are kept in the record, for `ferrite trace`.
+//! An end times one message at a time: that of a call whose number is 1 greater than a multiple of
+//! the interval. So both ends time the same messages, unless the order of sends differs from that
+//! of receives. The record keeps the last timed messages with their numbers at the receiver, for
+//! `ferrite trace`.
 
 use super::clock::Clock;
 use super::file::Words;
@@ -19,14 +19,14 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 const _: () = assert!(record::HISTOGRAMS + record::STAGES * histogram::WORDS <= record::TIMED);
 const _: () = assert!(record::TIMED + record::TIMED_MESSAGES * timed::WORDS <= RECORD_WORDS);
 
-/// Which message is timed, and how far it is. Times are in ticks of the clock.
+/// Which message is timed, and its stage. Times are in ticks of the clock.
 #[derive(Debug, Clone, Copy)]
 enum State {
     /// None.
     Idle,
-    /// Sender: the message before has been accepted; when, and when the message was refused first.
+    /// Sender: when the previous message was accepted, and when the message was first refused.
     Next { since: u64, refused: Option<u64> },
-    /// The request with this id, since it was accepted. Receiver: when its clear-to-send was
+    /// The request with this id, and when it was accepted. Receiver: when its clear-to-send was
     /// posted.
     Begun { request: u32, since: u64, announced: Option<u64> },
     /// Receiver: the message has arrived.
@@ -37,19 +37,19 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Timing {
     clock: Clock,
-    /// One in so many messages is timed; 0: none is.
+    /// One in this many messages is timed; 0: none.
     interval: u32,
     state: State,
-    /// What is to be kept of the message that is timed.
+    /// The data to keep of the timed message.
     message: Message,
     /// How many messages have been kept.
     kept: usize,
 }
 
-/// What is kept of a message.
+/// The data that is kept of a message.
 #[derive(Debug, Clone, Copy, Default)]
 struct Message {
-    /// Its number; receiver: of the first one of the `irecv`.
+    /// Its number; receiver: that of the first of the `irecv`.
     number: u64,
     /// The time in each stage, in nanoseconds.
     stages: [u64; record::STAGES],
@@ -57,7 +57,7 @@ struct Message {
     operation: u64,
 }
 
-/// What the flow tells of a request that is complete.
+/// The flow's data of a complete request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completed {
     /// Number of its messages.
@@ -83,7 +83,7 @@ impl Timing {
         }
     }
 
-    /// The request that is timed at present.
+    /// The request that is being timed.
     pub(super) fn request(&self) -> Option<u32> {
         match self.state {
             State::Begun { request, .. } => Some(request),
@@ -91,8 +91,8 @@ impl Timing {
         }
     }
 
-    /// Sender: request `request` has been accepted, which was due: message number `number`. Returns
-    /// after how many more messages the next one is due.
+    /// Sender: request `request`, which was due, has been accepted: message number `number`.
+    /// Returns after how many more messages the next one is due.
     pub(super) fn handle_send(&mut self, words: &Words, request: u32, number: u64) -> u32 {
         if self.interval == 0 {
             return 0;
@@ -116,14 +116,13 @@ impl Timing {
         (interval - number % interval) as u32
     }
 
-    /// Sender: the message that is timed is number `place` of those that the receiver has asked
-    /// for, of which these are the lower 32 bits. With several tags the sender may have sent others
-    /// before it.
+    /// Sender: the timed message is number `place` in the order of the receives; these are the
+    /// lower 32 bits. With several tags the sender may have sent others before it.
     pub(super) fn set_place(&mut self, place: u32) {
         self.message.number = nearest(self.message.number, place);
     }
 
-    /// The message that is timed is of this operation.
+    /// The timed message belongs to this operation.
     pub(super) fn set_operation(&mut self, operation: u64) {
         self.message.operation = operation;
     }
@@ -143,8 +142,8 @@ impl Timing {
         }
     }
 
-    /// Receiver: request `request` has been accepted, which was due: `count` messages, the first of
-    /// them number `number`. Returns after how many more requests of as many messages the next one
+    /// Receiver: request `request`, which was due, has been accepted: `count` messages, the first
+    /// with number `number`. Returns after how many more requests of as many messages the next one
     /// is due.
     pub(super) fn handle_receive(
         &mut self,
@@ -176,7 +175,7 @@ impl Timing {
         ((next - (number + count)) / count.max(1)) as u32 + 1
     }
 
-    /// The first number from `number` on of a message that is to be timed.
+    /// The first number, from `number` on, of a message to time.
     fn next_timed(&self, number: u64) -> u64 {
         let interval = u64::from(self.interval);
         let offset = 1 % interval;
@@ -216,8 +215,8 @@ impl Timing {
         Some(1)
     }
 
-    /// Keeps the message in the record, in the place of the one that has been there for longest. A
-    /// reader recognises words that are half written: the last one is written first.
+    /// Keeps the message in the record, in place of the oldest. Readers recognise half-written
+    /// words: the last one is written first.
     fn keep(&mut self, words: &Words, completed: Completed, at: u64) {
         let Message { number, stages, operation } = self.message;
         let place = self.kept_words(words, self.kept);
@@ -234,12 +233,12 @@ impl Timing {
         self.kept = self.kept.wrapping_add(1);
     }
 
-    /// The words of the message that is or was kept as number `kept`.
+    /// The words for the message kept as number `kept`.
     fn kept_words<'a>(&self, words: &'a Words, kept: usize) -> &'a [AtomicU64] {
         &words[record::TIMED + kept % record::TIMED_MESSAGES * timed::WORDS..][..timed::WORDS]
     }
 
-    /// What is timed is not timed to its end.
+    /// Stops timing the present message.
     pub(super) fn forget(&mut self) {
         self.state = State::Idle;
     }

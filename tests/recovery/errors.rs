@@ -74,7 +74,7 @@ all_arrives_on_each_fabric!(
 // The first writes over new queue pairs of the receiver are those of clear-to-sends after the
 // missing list.
 all_arrives_on_each_fabric!(
-    all_arrives_if_queue_pairs_of_the_receiver_fail_right_after_its_account,
+    all_arrives_if_queue_pairs_of_the_receiver_fail_right_after_its_missing_list,
     "qp-error device=RANK1 message=60 times=1; qp-error device=RANK1 opcode=write message=1 times=5",
     crate::stream::SHORT,
     300

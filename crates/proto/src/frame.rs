@@ -7,7 +7,7 @@ use std::fmt;
 /// The longest body of a frame, except [`Kind::MissingList`].
 pub const MAX_BODY_BYTES: usize = 4096;
 /// Longest body of a [`Kind::MissingList`].
-pub const MAX_ACCOUNT_BYTES: usize = 24 << 10;
+pub const MAX_MISSING_LIST_BYTES: usize = 24 << 10;
 /// In a refusal: it is for all connections of the addressed process, not for one. In a commit: see
 /// [`super::handshake::Caller`].
 pub const ALL_CONNECTIONS: Secret = [0; 16];
@@ -105,7 +105,7 @@ impl Kind {
 
     /// The longest body, in bytes.
     pub fn max_body_bytes(self) -> usize {
-        if self == Self::MissingList { MAX_ACCOUNT_BYTES } else { MAX_BODY_BYTES }
+        if self == Self::MissingList { MAX_MISSING_LIST_BYTES } else { MAX_BODY_BYTES }
     }
 
     fn to_bits(self) -> u16 {

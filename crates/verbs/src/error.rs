@@ -14,8 +14,8 @@ pub enum Kind {
     Device,
 }
 
-/// An error whose text names the call and its object. It is one pointer wide, so that results
-/// travel in registers.
+/// An error whose text names the call and its object. It is one pointer wide, so that results are
+/// returned in registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error(Box<Detail>);
 
@@ -59,7 +59,7 @@ impl Error {
     }
 
     /// A call executed by a device failed with `errno`. `EIO` means that the device does not work:
-    /// it may be about to report its loss, and be opened again later.
+    /// it may soon report its loss, and can be reopened later.
     pub fn of_device(operation: impl fmt::Display, errno: i32) -> Self {
         let kind = if errno == libc::EIO { Kind::Device } else { Kind::System };
         Self::new(kind, operation.to_string(), Some(errno))

@@ -215,7 +215,7 @@ impl State {
             Self::Offered { .. } => "Offered",
             Self::Connecting => "Connecting",
             Self::Answered { .. } => "Answered",
-            Self::AwaitingMissingList { .. } => "AwaitingAccount",
+            Self::AwaitingMissingList { .. } => "AwaitingMissingList",
             Self::Resuming => "Resuming",
             Self::Failed => "Failed",
         }

@@ -7,7 +7,7 @@ use crate::control::event::{End, Event, Level, PeerChange};
 use crate::control::plane::ControlPlane;
 use crate::control::stream::MAX_INBOX;
 use crate::control::{ConnId, StreamId, Time};
-use crate::frame::{ALL_CONNECTIONS, Frame, Kind, MAX_ACCOUNT_BYTES};
+use crate::frame::{ALL_CONNECTIONS, Frame, Kind, MAX_MISSING_LIST_BYTES};
 use crate::handle::Secret;
 use crate::random::Random;
 use std::net::SocketAddr;
@@ -276,7 +276,9 @@ impl World {
             self.transmit(process);
             let [incoming, outgoing, inbox] = self.planes[process].most_kept();
             assert!(
-                incoming < 32 + MAX_ACCOUNT_BYTES && outgoing < 1 << 17 && inbox <= MAX_INBOX + 1
+                incoming < 32 + MAX_MISSING_LIST_BYTES
+                    && outgoing < 1 << 17
+                    && inbox <= MAX_INBOX + 1
             );
             assert!(self.planes[process].counts()[3] <= MAX_PENDING);
         }

@@ -10,7 +10,7 @@ pub(super) const MACHINE: Machine = Machine {
         ("sender", "Creating"),
         ("sender", "Offered"),
         ("sender", "Connecting"),
-        ("sender", "AwaitingAccount"),
+        ("sender", "AwaitingMissingList"),
         ("sender", "Resuming"),
         ("sender", "Failed"),
         ("receiver", "Running"),
@@ -67,12 +67,12 @@ fn impossible(end: &str, state: &str, event: &str) -> Option<&'static str> {
         "Answer" => if_any(&["Running", "Draining", "Creating", "Resuming"], ORDER),
         "MissingList" => if_any(&["Creating", "Offered", "Connecting"], ORDER),
         "Ports" if is_sender => {
-            if_any(&["Creating", "Offered", "Connecting", "AwaitingAccount"], ORDER)
+            if_any(&["Creating", "Offered", "Connecting", "AwaitingMissingList"], ORDER)
         }
         "Ports" => if_any(&["Connecting", "Answered", "Resuming"], ORDER),
         "unreported" => unless(&["Halted"], WAITS),
         "Ask" => {
-            if_any(&["Creating", "Offered", "Connecting", "AwaitingAccount", "Answered"], ORDER)
+            if_any(&["Creating", "Offered", "Connecting", "AwaitingMissingList", "Answered"], ORDER)
                 .or_else(|| if_any(&["Resuming"], ORDER).filter(|_| !is_sender))
         }
         "Heard" => unless(&["Running", "Draining", "Halted", "Failed"], ORDER),

@@ -28,7 +28,7 @@ fn a_timeout_that_comes_early_changes_nothing() {
             pair.ends[0].machine.handle_drained(pair.now);
         }
     }
-    for state in ["Draining", "Offered", "Answered", "AwaitingAccount"] {
+    for state in ["Draining", "Offered", "Answered", "AwaitingMissingList"] {
         assert!(seen.contains(&state), "{state}: {seen:?}");
     }
 }
