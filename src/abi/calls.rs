@@ -236,7 +236,7 @@ pub(super) unsafe fn register(
         let register = |nic: &Nic, others: &[Arc<Card>]| unsafe {
             nic.register(data as u64, size, kind, dmabuf, others)
         };
-        let memory = known.add(register, MemoryHandle::new_memory)?;
+        let memory = known.add(register, MemoryHandle::allocate)?;
         // SAFETY: NCCL's output pointer.
         unsafe { put(mhandle, Given::into_raw(memory), "mhandle") }
     })

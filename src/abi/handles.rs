@@ -121,7 +121,7 @@ where
     }
 
     /// An object that NCCL does not have yet.
-    fn allocate(inner: T) -> Arc<Given<T>> {
+    pub fn allocate(inner: T) -> Arc<Given<T>> {
         let handle = Self { tag: UnsafeCell::new(T::TAG), inner };
         Arc::new(Given { handle, process: process_id() })
     }
@@ -203,7 +203,21 @@ impl Holder for Given<MrHandle> {
 }
 
 macro_rules! ends {
-    ($comm:ty) => {
+    ($comm:ty, $new:ident) => {
+        impl Handle<Comm<$comm>> {
+            /// Passes a communicator to NCCL; `test` tests its requests.
+            pub fn $new(comm: $comm, test: Test) -> *mut c_void {
+                let made = Self::allocate(Comm::new(comm.labels, comm));
+                let inner = &made.handle.inner;
+                inner.comm.requests.iter().for_each(|entry| inner.mark(entry.front(), test));
+                let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
+                inner.comm.start(&owner);
+                let explained: Arc<dyn ExplainedEnd> = Arc::clone(&made) as _;
+                inner.comm.nic.explain(&explained);
+                Given::into_raw(made)
+            }
+        }
+
         impl end::Owner for Given<Comm<$comm>> {
             fn end(&self) -> &dyn End {
                 &self.handle.inner.comm
@@ -230,48 +244,13 @@ macro_rules! ends {
     };
 }
 
-ends!(SendComm);
-ends!(RecvComm);
+ends!(SendComm, new_send);
+ends!(RecvComm, new_recv);
 
 #[cold]
 #[inline(never)]
 fn wrong_object(raw: *mut c_void, name: &str) -> Error {
     Error::argument(format!("{raw:?} is no {name} of Ferrite's"))
-}
-
-impl Handle<MrHandle> {
-    /// A memory handle for NCCL.
-    pub fn new_memory(memory: MrHandle) -> Arc<Given<MrHandle>> {
-        Self::allocate(memory)
-    }
-}
-
-impl Handle<Comm<SendComm>> {
-    /// Passes a send communicator to NCCL; `test` tests its sends.
-    pub fn new_send(comm: SendComm, test: Test) -> *mut c_void {
-        let made = Self::allocate(Comm::new(comm.labels, comm));
-        let inner = &made.handle.inner;
-        inner.comm.requests.iter().for_each(|entry| inner.mark(entry.front(), test));
-        let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
-        made.handle.inner.comm.start(&owner);
-        let explained: Arc<dyn ExplainedEnd> = Arc::clone(&made) as _;
-        made.handle.inner.comm.nic.explain(&explained);
-        Given::into_raw(made)
-    }
-}
-
-impl Handle<Comm<RecvComm>> {
-    /// Passes a receive communicator to NCCL; `test` tests its receives.
-    pub fn new_recv(comm: RecvComm, test: Test) -> *mut c_void {
-        let made = Self::allocate(Comm::new(comm.labels, comm));
-        let inner = &made.handle.inner;
-        inner.comm.requests.iter().for_each(|entry| inner.mark(entry.front(), test));
-        let owner: Weak<dyn end::Owner> = Arc::<Given<_>>::downgrade(&made);
-        made.handle.inner.comm.start(&owner);
-        let explained: Arc<dyn ExplainedEnd> = Arc::clone(&made) as _;
-        made.handle.inner.comm.nic.explain(&explained);
-        Given::into_raw(made)
-    }
 }
 
 impl<T> Comm<T> {
