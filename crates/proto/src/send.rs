@@ -1029,6 +1029,14 @@ impl Replays {
 mod tests {
     use super::*;
 
+    const LARGE: u32 = 1 << 20;
+
+    /// Submits a message of `length` bytes, for which clear-to-send `seq` is there.
+    fn submit(flow: &mut SendFlow, seq: u32, length: u32) -> Transfer {
+        let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq };
+        flow.submit(0, 0, length, |_| Some(cts.emit())).expect("valid").expect("clear to send")
+    }
+
     mod general {
         use super::*;
 
@@ -1322,8 +1330,6 @@ mod tests {
         use super::*;
         use crate::recovery::missing_list::MissingList;
 
-        const LARGE: u32 = 1 << 20;
-
         /// A flow over four lanes of one rail, and the number of its messages.
         fn lanes() -> (SendFlow, u32) {
             let mut flow =
@@ -1336,11 +1342,7 @@ mod tests {
         /// `last` after the others.
         fn send((flow, count): &mut (SendFlow, u32), length: u32, last: Option<u8>) -> Vec<Stripe> {
             *count += 1;
-            let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: *count };
-            let transfer = flow
-                .submit(0, 0, length, |_| Some(cts.emit()))
-                .expect("valid")
-                .expect("clear to send");
+            let transfer = submit(flow, *count, length);
             let stripes: Vec<_> =
                 transfer.stripes(|qp| flow.weight_of(qp)).map(|(stripe, _)| stripe).collect();
             for is_last in [false, true] {
@@ -1358,14 +1360,7 @@ mod tests {
         fn without_lanes_messages_begin_at_each_queue_pair_in_turn() {
             let mut flow =
                 SendFlow::new(Striping::new(2, 2, false), RailWeights::from_speeds([1; 2]));
-            let qps = [1, 2, 3, 4, 5, 6].map(|seq| {
-                let cts = Cts { addr: 0x1000, length: 8, rkeys: [1, 0], tag: 0, seq };
-                flow.submit(0, 0, 8, |_| Some(cts.emit()))
-                    .expect("valid")
-                    .expect("clear to send")
-                    .qp
-                    .0
-            });
+            let qps = [1, 2, 3, 4, 5, 6].map(|seq| submit(&mut flow, seq, 8).qp.0);
             assert_eq!(qps, [0, 1, 2, 3, 0, 1]);
         }
 
@@ -1427,13 +1422,7 @@ mod tests {
             let mut flow = lanes();
             for _ in 0..100 {
                 flow.1 += 1;
-                let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
-                let id = flow
-                    .0
-                    .submit(0, 0, LARGE, |_| Some(cts.emit()))
-                    .expect("valid")
-                    .expect("clear to send")
-                    .id;
+                let id = submit(&mut flow.0, flow.1, LARGE).id;
                 for qps in [&[3][..], &[0, 1, 2]] {
                     flow.0.handle_poll();
                     qps.iter().for_each(|qp| {
@@ -1498,12 +1487,7 @@ mod tests {
             let mut flow = lanes();
             let mut begin = |length| {
                 flow.1 += 1;
-                let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
-                flow.0
-                    .submit(0, 0, length, |_| Some(cts.emit()))
-                    .expect("valid")
-                    .expect("clear to send")
-                    .id
+                submit(&mut flow.0, flow.1, length).id
             };
             let ids = [begin(LARGE), begin(8)];
             assert_eq!(flow.0.lagging_lanes(), 0, "all of them");
@@ -1540,10 +1524,7 @@ mod tests {
                 let mut flow = lanes();
                 for (message, length) in (0..18_000).zip(lengths.iter().cycle()) {
                     flow.1 += 1;
-                    let cts =
-                        Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
-                    let begun = flow.0.submit(0, 0, *length, |_| Some(cts.emit())).expect("valid");
-                    let transfer = begun.expect("clear to send");
+                    let transfer = submit(&mut flow.0, flow.1, *length);
                     let qps: Vec<_> = transfer
                         .stripes(|qp| flow.0.weight_of(qp))
                         .map(|(stripe, _)| stripe.qp)
@@ -1569,12 +1550,7 @@ mod tests {
         fn settled(flow: &mut (SendFlow, u32), speeds: &[u64], messages: u32) -> Vec<u64> {
             for _ in 0..messages {
                 flow.1 += 1;
-                let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: flow.1 };
-                let transfer = flow
-                    .0
-                    .submit(0, 0, LARGE, |_| Some(cts.emit()))
-                    .expect("valid")
-                    .expect("clear to send");
+                let transfer = submit(&mut flow.0, flow.1, LARGE);
                 let stripes = transfer.stripes(|qp| flow.0.weight_of(qp));
                 let mut ends: Vec<_> = stripes
                     .map(|(stripe, _)| {
@@ -1639,8 +1615,6 @@ mod tests {
 
         /// Polls in which a rail of speed 1 sends a message of its own.
         const POLLS: u64 = 1 << 16;
-        const LARGE: u32 = 1 << 20;
-
         /// A sender that has always `window` messages outstanding over rails of these speeds, and
         /// polls at every moment.
         struct Link {
@@ -1668,9 +1642,7 @@ mod tests {
 
             fn post(&mut self) {
                 self.seq += 1;
-                let cts = Cts { addr: 0x1000, length: LARGE, rkeys: [1, 0], tag: 0, seq: self.seq };
-                let begun = self.flow.submit(0, 0, LARGE, |_| Some(cts.emit())).expect("valid");
-                let transfer = begun.expect("clear to send");
+                let transfer = submit(&mut self.flow, self.seq, LARGE);
                 self.flow.handle_posted(&transfer);
                 for (stripe, _) in transfer.stripes(|qp| self.flow.weight_of(qp)) {
                     let rail = usize::from(stripe.qp.0);
@@ -1769,9 +1741,7 @@ mod tests {
             while seq < 1500 {
                 while pending.len() < window {
                     seq += 1;
-                    let cts = Cts { addr: 0x1000, length, rkeys: [1, 0], tag: 0, seq };
-                    let begun = flow.submit(0, 0, length, |_| Some(cts.emit())).expect("valid");
-                    let transfer = begun.expect("clear to send");
+                    let transfer = submit(&mut flow, seq, length);
                     flow.handle_posted(&transfer);
                     for (stripe, _) in transfer.stripes(|qp| flow.weight_of(qp)) {
                         let free = &mut free[usize::from(stripe.qp.0)];
