@@ -5,7 +5,7 @@ use lab::pair::Setting;
 use lab::pair::WorkerCtx;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use testkit::test_name;
+use testkit::{Missing, require, test_name};
 
 /// Whether this process is one of the two that a test has started.
 pub(crate) fn is_worker() -> bool {
@@ -21,6 +21,14 @@ where
     T: Serialize + DeserializeOwned,
 {
     lab::pair::run(&test_name(), setting, body)
+}
+
+/// Runs `body` in two processes. The test ends as skipped if something is missing for `setting`.
+pub(crate) fn both(
+    setting: std::result::Result<Setting, Missing>,
+    body: impl FnOnce(&mut WorkerCtx) -> Result<()>,
+) -> Result<()> {
+    pair(&require!(setting), body).map(drop)
 }
 
 /// Runs `body` in a process of its own; its peer only waits.

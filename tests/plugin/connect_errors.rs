@@ -5,7 +5,7 @@ use crate::common::connect::{accept_nobody, connect, works};
 use crate::common::handshake::{frame, hello_on};
 use crate::common::log::{assert_logged, log, said};
 use crate::common::plugin_transport;
-use crate::common::process::{alone, pair};
+use crate::common::process::{alone, both};
 use crate::common::setting::setting;
 use lab::error::Error;
 use lab::error::Result;
@@ -267,8 +267,7 @@ fn memory_that_the_kernel_refuses_is_explained() -> Result<()> {
 /// be harmed.
 #[test]
 fn a_connector_killed_after_any_call_leaves_the_listener_usable() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         const DEATHS: [usize; 6] = [1, 2, 3, 4, 6, 20];
         if worker.rank() == 0 {
             let transport = plugin_transport()?;
@@ -301,6 +300,5 @@ fn a_connector_killed_after_any_call_leaves_the_listener_usable() -> Result<()> 
             worker.barrier()?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }

@@ -4,7 +4,7 @@
 use crate::common::connect::connect;
 use crate::common::log::assert_logged;
 use crate::common::plugin_transport;
-use crate::common::process::{alone, pair};
+use crate::common::process::{alone, both};
 use crate::common::setting::setting;
 use lab::error::Error;
 use lab::error::Result;
@@ -55,15 +55,13 @@ fn traffic(worker: &mut WorkerCtx, rounds: usize) -> Result<()> {
 
 #[test]
 fn a_peer_killed_in_mid_traffic_is_reported_once_on_both_communicators() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         match worker.rank() {
             0 => traffic(worker, usize::MAX)?,
             _ => in_child_that_dies(|| drop(traffic(worker, 1000))),
         }
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 /// NCCL aborts a communicator with messages on their way: the other side is told, and need not wait

@@ -5,7 +5,7 @@ use crate::common::connect::{
     address, connect, connect_through, is_reported, relay_to, through, works,
 };
 use crate::common::plugin_transport;
-use crate::common::process::{alone, pair};
+use crate::common::process::{alone, both};
 use crate::common::setting::setting;
 use lab::error::Error;
 use lab::error::Result;
@@ -45,8 +45,7 @@ fn family_of(file: RawFd) -> Option<AddressFamily> {
 
 #[test]
 fn a_hundred_connections_share_one_tcp_connection_each_way() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         let transport = plugin_transport()?;
         let others = files().0;
         // What a process needs once.
@@ -79,8 +78,7 @@ fn a_hundred_connections_share_one_tcp_connection_each_way() -> Result<()> {
             deadline.idle()?;
         }
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 fn dead_peers() -> usize {
@@ -93,8 +91,7 @@ fn dead_peers() -> usize {
 
 #[test]
 fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         const COUNT: usize = 10;
         let open = |worker: &mut WorkerCtx| -> Result<Vec<PeerConn>> {
             let transport = plugin_transport()?;
@@ -112,8 +109,7 @@ fn all_connections_of_a_killed_peer_end_and_a_new_peer_is_served() -> Result<()>
         in_child_that_dies(|| std::mem::forget(open(worker)));
         let _new = open(worker)?;
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::common::connect::{connect_through, is_reported, relay_to, through, works};
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
-use crate::common::process::{alone, pair};
+use crate::common::process::{alone, both, pair};
 use crate::common::setting::{setting, talkative};
 use crate::transport::{sum, with_data};
 use lab::error::Result;
@@ -292,8 +292,7 @@ fn a_sender_is_reported_by_its_device(recovery: (&str, &str)) -> Result<()> {
 /// hearing of the death.
 #[test]
 fn a_peer_that_dies_before_its_forked_worker_is_reported_all_the_same() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         if worker.rank() == 0 {
             let transport = plugin_transport()?;
             let link = PeerConn::open(worker, &transport, 0)?;
@@ -328,6 +327,5 @@ fn a_peer_that_dies_before_its_forked_worker_is_reported_all_the_same() -> Resul
         let told = worker.barrier();
         drop(here);
         told
-    })?;
-    Ok(())
+    })
 }

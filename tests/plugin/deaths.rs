@@ -4,7 +4,7 @@
 use crate::common::connect::{connect_through, relay_to, works};
 use crate::common::log::{log, said};
 use crate::common::plugin_transport;
-use crate::common::process::{alone, pair};
+use crate::common::process::{alone, both};
 use crate::common::setting::talkative;
 use lab::error::Result;
 use lab::pair::PeerConn;
@@ -46,8 +46,7 @@ fn unread_connections(pid: u32) -> usize {
 /// that is asked for, it is stopped until it has left unread what rank 0 asks it: then its kernel
 /// resets its connections.
 fn a_death_is_known_at_both_ends(is_stopped: bool) -> Result<()> {
-    let setting = require!(talkative(&[("FERRITE_HANG_SECONDS", "1")]));
-    pair(&setting, |worker| {
+    both(talkative(&[("FERRITE_HANG_SECONDS", "1")]), |worker| {
         if worker.rank() == 0 {
             let transport = plugin_transport()?;
             let link = PeerConn::open(worker, &transport, 0)?;
@@ -100,8 +99,7 @@ fn a_death_is_known_at_both_ends(is_stopped: bool) -> Result<()> {
         }
         drop(child);
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 #[test]

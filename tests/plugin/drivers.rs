@@ -4,7 +4,7 @@
 use crate::common::bench::Bench;
 use crate::common::connect::connect;
 use crate::common::log::{log, said};
-use crate::common::process::{alone, pair};
+use crate::common::process::{alone, both, pair};
 use crate::common::setting::{set, setting, softrnic, talkative};
 use crate::common::{faithful, pattern, plugin_transport};
 use lab::error::Error;
@@ -129,26 +129,22 @@ fn four_rails_have_less_inline_data_than_a_clear_to_send() -> Result<()> {
 /// One end alone has a device like that.
 #[test]
 fn one_end_has_no_inline_data() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         if worker.rank() == 1 {
             set("SOFTRNIC_MAX_INLINE", "0");
         }
         exchange_all(worker)
-    })?;
-    Ok(())
+    })
 }
 
 /// Devices as a driver has them (softrnic/docs/cards.md): groups and single messages, of the few
 /// bytes that may go inline as well.
 fn messages_arrive_on(driver: &str) -> Result<()> {
-    let setting = require!(setting()).env("SOFTRNIC_DRIVER", driver);
-    pair(&setting, |worker| {
+    both(setting().map(|setting| setting.env("SOFTRNIC_DRIVER", driver)), |worker| {
         exchange_all(worker)?;
         let bench = Bench::open(worker, plugin_transport()?, 1 << 10)?;
         (0..40).try_for_each(|size| bench.exchange(worker, size, size, size))
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -227,8 +223,7 @@ fn a_speed_that_nobody_tells_is_that_of_the_old_attribute() -> Result<()> {
 
 #[test]
 fn efa_means_no_device() -> Result<()> {
-    let setting = require!(talkative(&[("SOFTRNIC_DRIVER", "efa")]));
-    pair(&setting, |_| {
+    both(talkative(&[("SOFTRNIC_DRIVER", "efa")]), |_| {
         assert_eq!(plugin_transport()?.devices()?, 0);
         assert!(
             said(&[
@@ -239,8 +234,7 @@ fn efa_means_no_device() -> Result<()> {
             log()
         );
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 /// What a refusal says that no size of inline data would have mended.
@@ -339,8 +333,7 @@ fn a_send_queue_takes_as_many_long_messages_as_it_has_room_for() -> Result<()> {
 /// As EFA's are, which take no reliable connections: NCCL is to use another network.
 #[test]
 fn ports_that_are_neither_infiniband_nor_ethernet_are_passed_over() -> Result<()> {
-    let setting = require!(talkative(&[("SOFTRNIC_LINK", "roce,softrnic0/1=unspecified")]));
-    pair(&setting, |_| {
+    both(talkative(&[("SOFTRNIC_LINK", "roce,softrnic0/1=unspecified")]), |_| {
         let transport = plugin_transport()?;
         assert_eq!(
             (transport.devices()?, transport.properties(0)?.name.as_str()),
@@ -352,14 +345,12 @@ fn ports_that_are_neither_infiniband_nor_ethernet_are_passed_over() -> Result<()
             log()
         );
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn no_port_of_infiniband_or_ethernet_means_no_device() -> Result<()> {
-    let setting = require!(talkative(&[("SOFTRNIC_LINK", "unspecified")]));
-    pair(&setting, |_| {
+    both(talkative(&[("SOFTRNIC_LINK", "unspecified")]), |_| {
         assert_eq!(plugin_transport()?.devices()?, 0);
         assert!(
             said(&[
@@ -370,8 +361,7 @@ fn no_port_of_infiniband_or_ethernet_means_no_device() -> Result<()> {
             log()
         );
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 /// A registration that fits the limit many times over is refused for another reason, whatever the
@@ -400,8 +390,7 @@ fn a_registration_within_the_limit_of_locked_memory_is_not_blamed_on_it() -> Res
 /// own one may recover is shown by tests/recovery.
 #[test]
 fn a_completion_queue_that_fails_ends_its_own_connection_only() -> Result<()> {
-    let setting = require!(talkative(&[("FERRITE_FAILOVER", "0")]));
-    pair(&setting, |worker| {
+    both(talkative(&[("FERRITE_FAILOVER", "0")]), |worker| {
         let one = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         let other = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         one.exchange(worker, 1, 5000, 5000)?;
@@ -433,6 +422,5 @@ fn a_completion_queue_that_fails_ends_its_own_connection_only() -> Result<()> {
             other.exchange(worker, round, 5000 + round, 6000)?;
         }
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }

@@ -4,7 +4,7 @@
 use crate::common::bench::{Bench, SIZES};
 use crate::common::log::{log, said, wait_for_gid_changes};
 use crate::common::plugin_transport;
-use crate::common::process::pair;
+use crate::common::process::{both, pair};
 use crate::common::setting::{set, softrnic, talkative};
 use lab::error::Error;
 use lab::error::Result;
@@ -61,8 +61,7 @@ fn the_gid_at_the_named_index_is_chosen() -> Result<()> {
 
 #[test]
 fn an_index_out_of_the_table_is_refused_with_the_table() -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_IB_GID_INDEX", "7"), ("SOFTRNIC_GIDS", "rich")]));
-    pair(&setting, |_| {
+    both(talkative(&[("NCCL_IB_GID_INDEX", "7"), ("SOFTRNIC_GIDS", "rich")]), |_| {
         let transport = plugin_transport()?;
         let words = [
             "NCCL_IB_GID_INDEX=7: softrnic0 has no GID there",
@@ -80,14 +79,12 @@ fn an_index_out_of_the_table_is_refused_with_the_table() -> Result<()> {
         };
         assert_eq!(refusal, lab::nccl::abi::ncclInvalidUsage);
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_table_that_changes_is_read_again() -> Result<()> {
-    let setting = require!(talkative(&[("SOFTRNIC_GIDS", "rich")]));
-    pair(&setting, |worker| {
+    both(talkative(&[("SOFTRNIC_GIDS", "rich")]), |worker| {
         works(worker)?;
         let device = worker.rank();
         // The entry that was chosen goes, and its address comes back elsewhere; then a better one
@@ -104,8 +101,7 @@ fn a_table_that_changes_is_read_again() -> Result<()> {
         works(worker)?;
         assert!(said(&["now using GID", &format!("instead of 10.82.1.7{device}")]), "{}", log());
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 /// Rank 0 is told to use another network, in which rank 1 has an address too or not. What both ends
@@ -115,8 +111,7 @@ fn towards_another_network(
     used: [[&str; 2]; 2],
     words: &'static [&'static [&'static str]; 2],
 ) -> Result<()> {
-    let setting = require!(talkative(&[("SOFTRNIC_GIDS", "rich")]));
-    pair(&setting, |worker| {
+    both(talkative(&[("SOFTRNIC_GIDS", "rich")]), |worker| {
         let device = worker.rank();
         if device == 0 {
             set("NCCL_IB_ADDR_RANGE", "10.99.0.0/16");
@@ -145,8 +140,7 @@ fn towards_another_network(
         assert_eq!(log().lines().filter(others).count(), 0, "as sender and as receiver: {}", log());
         words[device].iter().for_each(|words| assert!(said(&[words]), "{words}: {}", log()));
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -196,8 +190,7 @@ fn a_peer_whose_address_is_never_resolved_is_reported_with_both_ends() -> Result
         ("NCCL_IB_MQP_RETRY_SLEEP_MSEC", "250"),
         ("NCCL_IB_MQP_RETRY_CNT", "4"),
     ];
-    let setting = require!(talkative(&env));
-    pair(&setting, |worker| {
+    both(talkative(&env), |worker| {
         if worker.rank() == 1 {
             return worker.barrier();
         }
@@ -233,15 +226,13 @@ fn a_peer_whose_address_is_never_resolved_is_reported_with_both_ends() -> Result
         ];
         assert!(said(&words), "{}", log());
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_path_that_is_refused_for_good_is_not_tried_again() -> Result<()> {
     let env = [("SOFTRNIC_FAULTS", "modify-qp=EINVAL times=1")];
-    let setting = require!(talkative(&env));
-    pair(&setting, |worker| {
+    both(talkative(&env), |worker| {
         if worker.rank() == 0 {
             let transport = plugin_transport()?;
             let (mut handle, mut listener) = transport.listen(1)?;
@@ -252,14 +243,12 @@ fn a_path_that_is_refused_for_good_is_not_tried_again() -> Result<()> {
             assert!(!said(&["attempts"]), "{}", log());
         }
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 /// All sizes over InfiniBand.
 fn over_infiniband(prepare: impl FnOnce(&WorkerCtx), words: &str) -> Result<()> {
-    let setting = require!(talkative(&[("SOFTRNIC_LINK", "ib")]));
-    pair(&setting, |worker| {
+    both(talkative(&[("SOFTRNIC_LINK", "ib")]), |worker| {
         drop(plugin_transport()?);
         assert!(said(&["softrnic0 InfiniBand 400 Gb/s LID 2"]), "{}", log());
         prepare(worker);
@@ -270,8 +259,7 @@ fn over_infiniband(prepare: impl FnOnce(&WorkerCtx), words: &str) -> Result<()> 
         }
         assert!(said(&[&format!("softrnic{}", worker.rank()), words]), "{words:?}: {}", log());
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -282,8 +270,7 @@ fn infiniband_peers_in_one_subnet_are_addressed_by_lid() -> Result<()> {
 /// Nothing arrives by the old one.
 #[test]
 fn a_lid_that_changes_is_that_of_the_next_connection() -> Result<()> {
-    let setting = require!(talkative(&[("SOFTRNIC_LINK", "ib"), ("FERRITE_FAILOVER", "0")]));
-    pair(&setting, |worker| {
+    both(talkative(&[("SOFTRNIC_LINK", "ib"), ("FERRITE_FAILOVER", "0")]), |worker| {
         works(worker)?;
         let device = worker.rank();
         softrnic(&format!("port {device}/1 --lid {}", 70 + device));
@@ -292,8 +279,7 @@ fn a_lid_that_changes_is_that_of_the_next_connection() -> Result<()> {
         works(worker)?;
         assert!(said(&[&format!("LID {} to LID {}", 70 + device, 71 - device)]), "{}", log());
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 /// A site may set it for its RoCE nodes, and it then is there on the others as well.
@@ -316,8 +302,7 @@ fn infiniband_peers_in_other_subnets_are_addressed_by_gid() -> Result<()> {
 /// What the devices of two ends agree on: bits that both have, or nothing where one end does not
 /// ask.
 fn agree_on(enable: [&str; 2], words: Option<&str>) -> Result<()> {
-    let setting = require!(talkative(&[]));
-    pair(&setting, |worker| {
+    both(talkative(&[]), |worker| {
         set("SOFTRNIC_ECE", ["13", "7"][worker.rank()]);
         set("NCCL_IB_ECE_ENABLE", enable[worker.rank()]);
         works(worker)?;
@@ -328,8 +313,7 @@ fn agree_on(enable: [&str; 2], words: Option<&str>) -> Result<()> {
             None => assert!(!said(&["ECE options"]), "{}", log()),
         }
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -344,21 +328,18 @@ fn ece_options_that_one_end_disables_are_not_used() -> Result<()> {
 
 #[test]
 fn clear_to_sends_have_a_traffic_class_of_their_own() -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_IB_TC", "106"), ("NCCL_IB_FIFO_TC", "184")]));
-    pair(&setting, |worker| {
+    both(talkative(&[("NCCL_IB_TC", "106"), ("NCCL_IB_FIFO_TC", "184")]), |worker| {
         works(worker)?;
         for class in ["traffic class 106", "traffic class 184"] {
             assert_eq!(log().matches(class).count(), 1, "{class}: {}", log());
         }
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 /// Connecting fails, and the log says all of `words` in one line.
 fn fails_with(env: &[(&str, &str)], words: &[&str]) -> Result<()> {
-    let setting = require!(talkative(env));
-    pair(&setting, |_| {
+    both(talkative(env), |_| {
         let transport = plugin_transport()?;
         let (mut handle, _listener) = transport.listen(0)?;
         while transport.connect(0, &mut handle).is_ok() {
@@ -366,8 +347,7 @@ fn fails_with(env: &[(&str, &str)], words: &[&str]) -> Result<()> {
         }
         assert!(said(words), "{}", log());
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -386,10 +366,8 @@ fn a_partition_key_whose_value_is_not_there_is_named() -> Result<()> {
 /// The device has the key 0xffff at index 0, and at no other.
 #[test]
 fn a_partition_key_is_found_by_its_value_whatever_its_membership_and_the_index() -> Result<()> {
-    let setting = require!(talkative(&[("NCCL_IB_PKEY_VALUE", "0x7fff"), ("NCCL_IB_PKEY", "3")]));
-    pair(&setting, |worker| {
+    both(talkative(&[("NCCL_IB_PKEY_VALUE", "0x7fff"), ("NCCL_IB_PKEY", "3")]), |worker| {
         let transport = plugin_transport()?;
         Bench::open(worker, transport, 1 << 16)?.exchange(worker, 1, 4096, 4096)
-    })?;
-    Ok(())
+    })
 }

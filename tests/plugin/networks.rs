@@ -2,7 +2,7 @@
 
 use crate::common::bench::Bench;
 use crate::common::log::{log, said};
-use crate::common::process::pair;
+use crate::common::process::{both, pair};
 use crate::common::setting::{set, softrnic, talkative};
 use crate::common::{faithful, plugin_transport};
 use lab::error::Result;
@@ -124,21 +124,18 @@ fn a_sender_takes_the_address_that_is_in_the_listeners_network() -> Result<()> {
 /// NCCL asks both ends for their first devices, which no cable joins.
 #[test]
 fn a_connection_uses_the_device_that_is_in_the_listeners_network_if_that_is_wanted() -> Result<()> {
-    let setting = require!(talkative(&[
-        APART,
-        ("NCCL_IB_SUBNET_AWARE_ROUTING", "1"),
-        ("SOFTRNIC_DEVICES", "4")
-    ]));
-    pair(&setting, |worker| {
-        let addresses: [(usize, &[&str]); 4] =
-            [(0, &["10.1.0.1"]), (1, &["10.2.0.1"]), (2, &["10.2.0.2"]), (3, &["10.1.0.2"])];
-        exchange(worker, &addresses, ["softrnic0,softrnic1", "softrnic2,softrnic3"])?;
-        let used =
-            [["softrnic0: ", "uses softrnic1"], ["softrnic2: ", "uses softrnic3"]][worker.rank()];
-        assert!(said(&[used[0], used[1], "NCCL_IB_SUBNET_AWARE_ROUTING"]), "{}", log());
-        worker.barrier()
-    })?;
-    Ok(())
+    both(
+        talkative(&[APART, ("NCCL_IB_SUBNET_AWARE_ROUTING", "1"), ("SOFTRNIC_DEVICES", "4")]),
+        |worker| {
+            let addresses: [(usize, &[&str]); 4] =
+                [(0, &["10.1.0.1"]), (1, &["10.2.0.1"]), (2, &["10.2.0.2"]), (3, &["10.1.0.2"])];
+            exchange(worker, &addresses, ["softrnic0,softrnic1", "softrnic2,softrnic3"])?;
+            let used = [["softrnic0: ", "uses softrnic1"], ["softrnic2: ", "uses softrnic3"]]
+                [worker.rank()];
+            assert!(said(&[used[0], used[1], "NCCL_IB_SUBNET_AWARE_ROUTING"]), "{}", log());
+            worker.barrier()
+        },
+    )
 }
 
 /// Only the listener's end is set so. The device that the connection is moved to fails before it is

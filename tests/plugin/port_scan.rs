@@ -1,7 +1,7 @@
 //! A port scanner goes over all listeners while a hundred connections come about: each of them
 //! works, none is the scanner's.
 
-use crate::common::process::pair;
+use crate::common::process::both;
 use crate::common::setting::setting;
 use crate::common::{pattern, plugin_transport};
 use lab::error::Result;
@@ -20,7 +20,6 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use testkit::require;
 
 const CONNECTIONS: usize = 100;
 /// Clients that stay connected, so that each listener has some that send nothing more.
@@ -141,14 +140,12 @@ fn connect(worker: &mut WorkerCtx, transport: &Transport) -> Result<()> {
 
 #[test]
 fn a_hundred_connections_come_about_beside_a_port_scanner() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         let transport = plugin_transport()?;
         match worker.rank() {
             0 => listen(worker, &transport)?,
             _ => connect(worker, &transport)?,
         }
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }

@@ -2,7 +2,7 @@
 
 use crate::common::bench::Bench;
 use crate::common::plugin_transport;
-use crate::common::process::pair;
+use crate::common::process::{both, pair};
 use crate::common::setting::setting;
 use lab::error::Result;
 use lab::nccl::abi;
@@ -74,8 +74,7 @@ fn parts_of_a_registered_buffer_take_no_further_registration() -> Result<()> {
 fn a_receive_outside_of_its_memory_is_refused_and_the_connection_resumes() -> Result<()> {
     const BYTES: usize = 1 << 16;
     // The first message, and one that is timed, do not take the short way.
-    let setting = require!(setting()).env("FERRITE_SAMPLE", "0");
-    pair(&setting, |worker| {
+    both(setting().map(|setting| setting.env("FERRITE_SAMPLE", "0")), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, BYTES)?;
         bench.exchange(worker, 0, 5000, 5000)?;
         let transport = plugin_transport()?;
@@ -113,15 +112,13 @@ fn a_receive_outside_of_its_memory_is_refused_and_the_connection_resumes() -> Re
         }
         worker.barrier()?;
         bench.exchange(worker, 1, 5000, 5000)
-    })?;
-    Ok(())
+    })
 }
 
 /// NCCL hands over addresses behind a buffer with messages of no bytes.
 #[test]
 fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let net = transport.vtable();
@@ -192,15 +189,13 @@ fn a_message_of_no_bytes_may_have_any_address() -> Result<()> {
         }
         worker.barrier()?;
         bench.exchange(worker, 1, 5000, 5000)
-    })?;
-    Ok(())
+    })
 }
 
 /// NCCL takes a flush without a request for one that is complete.
 #[test]
 fn the_257th_flush_in_flight_is_an_error() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let net = transport.vtable();
@@ -261,14 +256,12 @@ fn the_257th_flush_in_flight_is_an_error() -> Result<()> {
         bench.exchange(worker, 1, 5000, 5000)?;
         Calls { net, comm: comm as usize }.deregister(handle);
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn two_threads_register_and_deregister_at_once() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 20)?;
         let net = plugin_transport()?.vtable();
         let mut memory = vec![0u8; 1 << 20];
@@ -296,6 +289,5 @@ fn two_threads_register_and_deregister_at_once() -> Result<()> {
         });
         bench.exchange(worker, 1, 5000, 5000)?;
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }

@@ -1,13 +1,12 @@
 //! How long setting connections up has taken, as the log tells; and what it asks of the card.
 
 use crate::common::plugin_transport;
-use crate::common::process::pair;
+use crate::common::process::both;
 use crate::common::setting::setting;
 use crate::common::stat::port_queries;
 use lab::error::Result;
 use lab::pair::PeerConn;
 use std::time::Instant;
-use testkit::require;
 
 /// How many connections the lines on those for `what` count; each names all of `steps`.
 fn counted(what: &str, steps: &[&str]) -> usize {
@@ -26,8 +25,7 @@ fn counted(what: &str, steps: &[&str]) -> usize {
 #[test]
 fn the_set_up_of_connections_is_summed_up_in_lines_that_nccl_shows_by_default() -> Result<()> {
     const CONNECTIONS: usize = 3;
-    let setting = require!(setting()).env("NCCL_DEBUG", "INFO");
-    pair(&setting, |worker| {
+    both(setting().map(|setting| setting.env("NCCL_DEBUG", "INFO")), |worker| {
         let transport = plugin_transport()?;
         let links: Vec<_> = (0..CONNECTIONS)
             .map(|_| PeerConn::open(worker, &transport, 0))
@@ -44,16 +42,14 @@ fn the_set_up_of_connections_is_summed_up_in_lines_that_nccl_shows_by_default() 
         }
         worker.barrier()?;
         links.into_iter().try_for_each(PeerConn::close)
-    })?;
-    Ok(())
+    })
 }
 
 /// Each query is a command to the card, for which NCCL's thread waits.
 #[test]
 fn connections_ask_for_the_state_of_a_port_once_a_second_at_most() -> Result<()> {
     const CONNECTIONS: usize = 20;
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         let transport = plugin_transport()?;
         let mut links = vec![PeerConn::open(worker, &transport, 0)?];
         let (before, start) = (port_queries(), Instant::now());
@@ -67,6 +63,5 @@ fn connections_ask_for_the_state_of_a_port_once_a_second_at_most() -> Result<()>
         );
         worker.barrier()?;
         links.into_iter().try_for_each(PeerConn::close)
-    })?;
-    Ok(())
+    })
 }

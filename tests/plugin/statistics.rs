@@ -3,7 +3,7 @@
 use crate::common::bench::Bench;
 use crate::common::log::said;
 use crate::common::plugin_transport;
-use crate::common::process::{is_worker, pair};
+use crate::common::process::{both, is_worker, pair};
 use crate::common::setting::{set, setting, talkative};
 use lab::error::Result;
 use lab::pair::Setting;
@@ -215,14 +215,12 @@ fn the_file_of_a_process_that_is_killed_stays_with_what_was_outstanding() -> Res
 
 /// A job goes on where there can be no file.
 fn goes_on_without_a_file(folder: &str, why: &'static str) -> Result<()> {
-    let setting = require!(talkative(&[("FERRITE_STATS_DIR", folder)]));
-    pair(&setting, |worker| {
+    both(talkative(&[("FERRITE_STATS_DIR", folder)]), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         bench.exchange(worker, 1, 1000, 1000)?;
         assert!(said(&["no statistics for `ferrite top`", why]), "{}", crate::common::log::log());
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]

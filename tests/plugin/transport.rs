@@ -3,7 +3,7 @@
 use crate::common::bench::{Bench, SIZES};
 use crate::common::connect::connect;
 use crate::common::log::{log, said};
-use crate::common::process::{alone, pair};
+use crate::common::process::{alone, both, pair};
 use crate::common::setting::{set, setting, talkative};
 use crate::common::stat::own_queues;
 use crate::common::{faithful, pattern, plugin_transport};
@@ -243,8 +243,7 @@ fn clear_to_sends_go_over_three_rails_in_turn() -> Result<()> {
 
 #[test]
 fn unequal_settings_are_negotiated() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         let value = if worker.rank() == 0 { "5" } else { "2" };
         // SAFETY: the process has one thread that looks at the environment: this one.
         unsafe {
@@ -263,14 +262,12 @@ fn unequal_settings_are_negotiated() -> Result<()> {
             bench.exchange(worker, round, 20_000 + round, 20_000 + round)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 /// Both processes send to each other, and rank 1 has `FERRITE_FAILOVER` as told.
 fn failover_is(value: &str, negotiated: &str) -> Result<()> {
-    let setting = require!(talkative(&[]));
-    pair(&setting, |worker| {
+    both(talkative(&[]), |worker| {
         if worker.rank() == 1 {
             // SAFETY: the process has one thread that looks at the environment: this one.
             unsafe { std::env::set_var("FERRITE_FAILOVER", value) };
@@ -279,8 +276,7 @@ fn failover_is(value: &str, negotiated: &str) -> Result<()> {
         bench.exchange(worker, 1, 5000, 5000)?;
         assert!(said(&[" sends to ", negotiated]), "{}", log());
         worker.barrier()
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -296,8 +292,7 @@ fn a_connection_is_not_recovered_if_the_sender_or_the_receiver_has_that_switched
 
 #[test]
 fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         const ROOM: usize = 4096;
         let bench = Bench::open(worker, plugin_transport()?, 64 << 10)?;
         for round in 0..200 {
@@ -343,14 +338,12 @@ fn grouped_receives_match_by_tag_in_any_order() -> Result<()> {
             assert!(sizes[n..].iter().all(|s| *s == -7), "sizes past the group are touched");
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         const COUNT: usize = 256;
         let bench = Bench::open(worker, plugin_transport()?, COUNT * 8)?;
         assert!(
@@ -399,14 +392,12 @@ fn the_257th_receive_and_a_send_without_one_have_to_wait() -> Result<()> {
             }
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn counters_and_rings_wrap() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         const MESSAGES: usize = 70_000;
         const DEPTH: usize = 8;
         let bench = Bench::open(worker, plugin_transport()?, DEPTH * 8)?;
@@ -443,6 +434,5 @@ fn counters_and_rings_wrap() -> Result<()> {
             deadline.idle()?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }

@@ -3,7 +3,7 @@
 
 use crate::common::bench::Bench;
 use crate::common::plugin_transport;
-use crate::common::process::pair;
+use crate::common::process::both;
 use crate::common::setting::setting;
 use lab::error::Result;
 use lab::nccl::abi;
@@ -12,7 +12,6 @@ use lab::transport::buffer::Buffer;
 use lab::transport::comm::RecvBuffer;
 use lab::transport::deadline::posted;
 use std::ffi::{c_int, c_void};
-use testkit::require;
 
 /// Calls of the vtable that the wrapper does not make.
 struct Raw<'a>(&'a Transport);
@@ -35,8 +34,7 @@ impl Raw<'_> {
 
 #[test]
 fn gpu_memory_is_flushed_by_a_read_and_host_memory_is_not() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 4096)?;
         let place = RecvBuffer { region: &bench.into, offset: 0, len: 64, tag: 0 };
         assert!(bench.link.recv.flush(&[place])?.is_none(), "host memory needs no flush");
@@ -78,14 +76,12 @@ fn gpu_memory_is_flushed_by_a_read_and_host_memory_is_not() -> Result<()> {
         }
         assert_eq!(raw.deregister(comm, handle), abi::ncclSuccess);
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn registrations_of_one_buffer_may_be_released_in_any_order() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let raw = Raw(&transport);
@@ -105,14 +101,12 @@ fn registrations_of_one_buffer_may_be_released_in_any_order() -> Result<()> {
         worker.barrier()?;
         // The bench's own registrations of the same memory are not touched by that.
         bench.exchange(worker, 1, 5000, 5000)
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_refused_dma_buf_leaves_the_connection_usable() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let start = bench.out.memory().address(0, 4096)?.cast();
@@ -138,14 +132,12 @@ fn a_refused_dma_buf_leaves_the_connection_usable() -> Result<()> {
         );
         worker.barrier()?;
         bench.exchange(worker, 1, 5000, 5000)
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let vtable = transport.vtable();
@@ -237,14 +229,12 @@ fn impossible_arguments_are_refused_and_the_connection_lives() -> Result<()> {
         }
         worker.barrier()?;
         bench.exchange(worker, 1, 5000, 5000)
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn communicators_close_with_requests_in_flight() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         for i in 0..10 {
             let _never_tested = bench.link.recv.receive(&bench.into, i * 64, 64, 3)?.expect("room");
@@ -266,14 +256,12 @@ fn communicators_close_with_requests_in_flight() -> Result<()> {
         worker.barrier()?;
         // The device is as good as new.
         Bench::open(worker, plugin_transport()?, 4096)?.exchange(worker, 1, 100, 100)
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn init_may_be_called_again_and_properties_are_all_written() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |_| {
+    both(setting(), |_| {
         let transport = plugin_transport()?;
         let devices = transport.devices()?;
         transport.init()?;
@@ -304,14 +292,12 @@ fn init_may_be_called_again_and_properties_are_all_written() -> Result<()> {
         names.dedup();
         assert_eq!(names.len(), count, "names are unique");
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_request_that_is_tested_after_its_end_is_refused_and_the_connection_lives() -> Result<()> {
-    let setting = require!(setting());
-    pair(&setting, |worker| {
+    both(setting(), |worker| {
         let bench = Bench::open(worker, plugin_transport()?, 1 << 16)?;
         let transport = plugin_transport()?;
         let vtable = transport.vtable();
@@ -366,6 +352,5 @@ fn a_request_that_is_tested_after_its_end_is_refused_and_the_connection_lives() 
         }
         worker.barrier()?;
         bench.exchange(worker, 1, 5000, 5000)
-    })?;
-    Ok(())
+    })
 }
