@@ -794,23 +794,20 @@ impl Receives {
 mod tests {
     use super::*;
 
+    fn buffer(length: u32) -> Buffer<'static> {
+        Buffer { addr: 0x1000, length, rkeys: &[1, 0, 0, 0], tag: 0 }
+    }
+
+    fn post(flow: &mut RecvFlow, buffers: &[Buffer<'_>]) -> Result<Option<RequestId>, Violation> {
+        flow.post(buffers.len(), |i| Ok(buffers[i]))
+    }
+
     mod general {
         use super::*;
         use crate::MAX_REQUESTS;
 
         fn one_qp() -> Striping {
             Striping::new(1, 1, false)
-        }
-
-        fn buffer(length: u32) -> Buffer<'static> {
-            Buffer { addr: 0x1000, length, rkeys: &[1, 0, 0, 0], tag: 0 }
-        }
-
-        fn post(
-            flow: &mut RecvFlow,
-            buffers: &[Buffer<'_>],
-        ) -> Result<Option<RequestId>, Violation> {
-            flow.post(buffers.len(), |i| Ok(buffers[i]))
         }
 
         fn flow_with(lengths: &[u32]) -> (RecvFlow, Vec<RequestId>) {
@@ -1114,17 +1111,6 @@ mod tests {
 
         fn new() -> RecvFlow {
             RecvFlow::new(Striping::new(1, 1, false))
-        }
-
-        fn buffer(length: u32) -> Buffer<'static> {
-            Buffer { addr: 0x1000, length, rkeys: &[1, 0, 0, 0], tag: 0 }
-        }
-
-        fn post(
-            flow: &mut RecvFlow,
-            buffers: &[Buffer<'_>],
-        ) -> Result<Option<RequestId>, Violation> {
-            flow.post(buffers.len(), |i| Ok(buffers[i]))
         }
 
         fn imm(seq: u32, extent: LengthCode) -> Imm {
