@@ -109,10 +109,8 @@ fn obey_limits() {
     let mut header = [VERSION_3, 0];
     let mut sets = [[0u32; 3]; 2];
     // SAFETY: the header and the two sets of version 3 are what the call reads and fills in.
-    assert_eq!(
-        unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) },
-        0
-    );
+    let rc = unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) };
+    assert_eq!(rc, 0);
     sets[0][0] &= !(1 << CAP_IPC_LOCK);
     // SAFETY: as above.
     assert_eq!(unsafe { libc::syscall(libc::SYS_capset, header.as_mut_ptr(), sets.as_ptr()) }, 0);

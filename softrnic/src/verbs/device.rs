@@ -724,8 +724,8 @@ unsafe extern "C" fn ack_async_event(given: *mut AsyncEvent) {
         // SAFETY: the caller's structure.
         let event = unsafe { &*given };
         match event.event_type {
-            // SAFETY: the object waits for this acknowledgement before it goes.
             event::CQ_ERR => {
+                // SAFETY: the object waits for this acknowledgement before it goes.
                 unsafe { object::<Cq, _>(event.element as *const types::Cq) }.ack_async_event()
             }
             event::SRQ_LIMIT_REACHED => {

@@ -163,10 +163,8 @@ fn extended_device_attributes_of_every_length() {
         let short = AtPageEnd::new([0xeeu8; 304]);
         let no_extension = 0u32;
         // SAFETY: as above.
-        assert_eq!(
-            unsafe { query(context, &raw const no_extension, short.as_ptr().cast(), 304) },
-            0
-        );
+        let rc = unsafe { query(context, &raw const no_extension, short.as_ptr().cast(), 304) };
+        assert_eq!(rc, 0);
         assert_eq!(short.get()[..228], bytes[..228]);
         assert_eq!(short.get()[232..], bytes[232..304]);
         let extension = 1u32;

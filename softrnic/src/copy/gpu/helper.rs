@@ -327,7 +327,7 @@ impl State {
         loop {
             match receive::<Answer>(socket, false) {
                 Received::Packet(answer, _) => {
-                    drop(self.answers.insert(answer.number, answer.code))
+                    self.answers.insert(answer.number, answer.code);
                 }
                 Received::Nothing => return,
                 Received::Ended => {

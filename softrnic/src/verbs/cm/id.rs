@@ -288,8 +288,8 @@ unsafe extern "C" fn rdma_set_option(
             return Err(libc::ENOSYS);
         }
         if option == ACK_TIMEOUT {
-            // SAFETY: the caller's byte.
             let timeout = if length == 1 {
+                // SAFETY: the caller's byte.
                 unsafe { *value.cast::<u8>() }
             } else {
                 return Err(libc::EINVAL);

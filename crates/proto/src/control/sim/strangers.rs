@@ -43,7 +43,7 @@ impl Strangers {
     fn step(&mut self) {
         match self.random.below(8) {
             0 => {
-                drop(self.plane.open(self.now, address(8), TOKEN, [self.random.below(4) as u8; 16]))
+                self.plane.open(self.now, address(8), TOKEN, [self.random.below(4) as u8; 16]);
             }
             1 => self.calls.drain(..).for_each(|conn| {
                 self.plane.handle_connected(self.now, conn);
