@@ -1,7 +1,7 @@
 """Programs that run NCCL on GPUs over Ferrite and over other networks: ab compares, ddp trains, matrix checks every operation, hang
 plants hangs.
 
-At run time the standard library is enough, but for the ranks that use PyTorch (ab_torch_rank.py, ddp_rank.py, hang_rank.py).
+At run time the standard library is enough, but for the ranks that use PyTorch (ddp_rank.py, hang_rank.py).
 
     ab, ddp, matrix, hang    the programs; *_rank.py is what each rank of a run does
     nccl                     libnccl.so.2 and the CUDA driver, called through ctypes, and data whose origin can be told

@@ -2,9 +2,10 @@
 
 On one machine it starts the ranks itself; under a launcher each of its processes is one rank, and rank 0 has the verdict:
 
-    python scripts/ab.py                        # all GPUs of this machine, RDMA devices of this machine
+    python scripts/ab.py --check                # in seconds: plugin, GPUs, NCCL, RDMA and TCP ports, and a short trial
+    python scripts/ab.py                        # all GPUs and RDMA devices of this machine, with PyTorch's NCCL
     python scripts/ab.py --softrnic --ranks 2   # on the software device, on a machine without RDMA
-    python scripts/ab.py --libnccl FILE         # without PyTorch, with this libnccl.so.2
+    python scripts/ab.py --libnccl FILE         # with this libnccl.so.2
     python scripts/ab.py --baseline OLD         # A is Ferrite too, in the file OLD, or with other variables (--only-a)
 
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST0:29500 scripts/ab.py     # on each node
@@ -14,35 +15,40 @@ On one machine it starts the ranks itself; under a launcher each of its processe
     torchrun --nproc-per-node 2 scripts/ab.py --softrnic    # tries that way out, on one machine without RDMA
 
     python scripts/ab.py --again raw.json       # judges an earlier run once more, with another --effect
-    python scripts/ab.py --read A.txt B.txt     # two outputs of nccl-tests that are there already
 
-Each side runs in fresh processes, A B B A, B A A B, and so on. Under a launcher the ranks of run N (from 1) connect to rank 0's host at
-TCP port MASTER_PORT + N (MASTER_PORT is 29500 by default): with 7 blocks 28 ports above MASTER_PORT have to be open.
+Four communicators live at once in fresh processes, two over each network, and take turns of some milliseconds. Such sets follow each
+other until the verdict is clear, or --seconds are over. With --baseline, --only-a, --only-b or --fresh each side has processes of its
+own instead, in the order A B B A, B A A B: that takes longer. Under a launcher, the ports MASTER_PORT + 1 and + 2 of rank 0's host
+have to be open (MASTER_PORT is 29500 by default).
 
 Exit code 0: Ferrite is as good or better. 1: it is worse somewhere, by 3 % or more. 2: the comparison is not valid, or could not be made.
-3: too few or too noisy runs to tell. 130: interrupted; the whole blocks that were done are in the report. The program ferrite, which
-comes with this one, judges the times as it judges those of `ferrite compare`. report.md, report.svg and raw.json say more.
+3: too few or too noisy runs to tell. 130: interrupted; the whole sets that were done are in the report. The program ferrite, which
+comes with this one, judges the times as it judges those of `ferrite compare`. report.md, report.svg and raw.json say more;
+nccl-tests.txt has the bandwidths in the layout of nccl-tests.
 """
 
 import argparse
 import os
-import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from . import exit_codes, files, launch, options, repository
+from . import elf, exit_codes, files, launch, options, repository
 from .evidence import Evidence, check
 from .exit_codes import TOO_FEW_RUNS, Invalid
 from .launch import OVERRIDDEN, Placement, Setup, run_side
+from .nccl import ELEMENT
 from .networks import Side, built_in, check_plugin, ferrite, gpudirect
 from .options import size_text
+from .rendezvous import Rendezvous
 
-# -- what is run: collectives, types, sides, and the order of runs --
+# -- what is run: collectives, sides, and the order of runs --
 
 # Bus bandwidth over algorithm bandwidth, for n ranks, as nccl-tests defines it: the part of the bytes that a link really carries.
 COLLECTIVES: dict[str, Callable[[int], float]] = {
@@ -52,39 +58,34 @@ COLLECTIVES: dict[str, Callable[[int], float]] = {
     "alltoall": lambda n: (n - 1) / n,
     "send_recv": lambda _: 1.0,
 }
-# Those whose buffers are split into a part for each rank.
-SPLIT = ("all_gather", "reduce_scatter", "alltoall")
 
-# Bytes of an element.
-DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint8": 1}
-
-# How long a timed batch of calls takes, about, in microseconds; its most calls; batches of each size. Short: what differs from one
-# run to the next outweighs what differs within one, and only more runs tell that apart from a difference.
-BATCH_US = 20_000
-MOST_CALLS = 200
-BATCHES = 5
+# Runs of a block. In pairs, the communicators of a set are the four runs of a block.
+BLOCK = 4
+# Sets that fit into the time if they take no longer than they should; blocks that `ferrite judge` needs for a verdict.
+SETS, LEAST_BLOCKS = 16, 6
+# What a run is, for the report.
+PAIRED = "a communicator of its own; the four of a block live at once in fresh processes and take turns"
+FRESH = "a job of fresh processes"
 
 
 def sides_of(options: argparse.Namespace) -> tuple[Side, Side]:
     """A: NCCL's built-in IB transport, or the plugin of --baseline; B: the plugin. Each with the variables that it alone has."""
+    b = ferrite("B", options.plugin, options.only_b)
     if not options.baseline:
-        return built_in("A", options.only_a), ferrite("B", options.plugin, options.only_b)
+        return built_in("A", options.only_a), b
     check_plugin(options.baseline, "--baseline")
-    a, b = ferrite("A", options.baseline, options.only_a), ferrite("B", options.plugin, options.only_b)
-    if files.sha256(options.baseline) == files.sha256(options.plugin) and sorted(options.only_a) == sorted(options.only_b):
-        raise Invalid(
-            f"--baseline {options.baseline}: A and B are the same; name another library, or a variable of one side (--only-a, --only-b)"
-        )
-    return a, b
+    return ferrite("A", options.baseline, options.only_a), b
 
 
-# Runs of a block.
-BLOCK = 4
+def is_paired(options: argparse.Namespace) -> bool:
+    """Whether both sides can live in one process: variables are a process's, and it has one plugin of a name."""
+    is_one_plugin = not options.baseline or files.sha256(options.baseline) == files.sha256(options.plugin)
+    return is_one_plugin and not (options.fresh or options.only_a or options.only_b)
 
 
-def order_of(blocks: int) -> str:
+def letters_of(block: int) -> str:
     """A B B A, B A A B, in turn: what drifts over time hits both sides alike, and each side is first as often."""
-    return "".join(("ABBA", "BAAB")[block % 2] for block in range(blocks))
+    return ("ABBA", "BAAB")[block % 2]
 
 
 def parse_collectives(text: str) -> list[str]:
@@ -94,11 +95,6 @@ def parse_collectives(text: str) -> list[str]:
     if unknown:
         raise argparse.ArgumentTypeError(f"no collective {unknown[0]!r}; there are {', '.join(COLLECTIVES)}")
     return chosen
-
-
-def calls_in_batch(microseconds: float) -> int:
-    """Calls that a batch may have if one takes that long."""
-    return max(1, min(MOST_CALLS, int(BATCH_US / max(microseconds, 0.1))))
 
 
 # -- what the runs of a comparison measured, with the form that it has as JSON --
@@ -134,110 +130,319 @@ class Run:
     gdr: str
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any], network: str, name: str) -> "Run":
-        """Raises Invalid unless the logs prove that it ran on `network`."""
-        evidence = [Evidence.from_json(one) for one in raw["evidence"]]
-        rows = [Measured(Key(row["collective"], row["size"], row["bytes"]), row["us"], row["wrong"]) for row in raw["rows"]]
-        return cls(rows, evidence, raw["gpus"], raw["versions"], raw["seconds"], check(evidence, network, f"run {name}"))
+    def from_json(cls, raw: dict[str, Any], place: int, network: str, name: str) -> "Run":
+        """Of communicator number `place`. Raises Invalid unless its values are right, and its log proves that it ran on `network`."""
+        evidence = [Evidence.from_json(one) for one in raw["evidence"][place]]
+        gdr = check(evidence, network, f"run {name}")
+        rows = [Measured(Key(row["collective"], row["size"], row["bytes"]), row["us"][place], row["wrong"][place]) for row in raw["rows"]]
+        wrong = [row.key for row in rows if row.wrong]
+        if wrong:
+            first = f"{wrong[0].collective} of {size_text(wrong[0].size)}"
+            raise Invalid(f"run {name}: wrong values over {network} in {first} and {len(wrong) - 1} other rows")
+        return cls(rows, evidence, raw["gpus"], raw["versions"], raw["seconds"], gdr)
 
 
-# -- outputs of nccl-tests that are there already: read, and put side by side. One run of each side cannot tell a difference from noise --
+# -- what can be known to be wrong beforehand --
 
-# size, count, type, (redop, root,) then out-of-place time, algbw, busbw, #wrong.
-NCCL_TESTS_LINE = re.compile(r"^\s*(\d+)\s+\d+\s+\w+(?:\s+\w+)?(?:\s+-?\d+)?\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(\d+|N/A)")
+# A trial of --check takes no longer.
+TRIAL_S = 60
 
 
-def read_nccl_tests(path: Path) -> dict[int, tuple[float, float]]:
-    """Time in microseconds and bus bandwidth in GB/s by size in bytes; of several passes the last."""
+@dataclass
+class Machine:
+    """What the checks have found here."""
+
+    launched: Placement | None
+    libnccl: Path = Path()
+    gpus: int = 0
+    meeting: Rendezvous | None = None  # of the processes that a launcher started
+
+
+def checks_of(options: argparse.Namespace, machine: Machine) -> dict[str, Callable[[], str]]:
+    """Each says in words what it has found, or raises Invalid with the cure."""
+
+    def folder() -> str:
+        files.check_writable(options.out)
+        return f"{options.out} can be written"
+
+    def plugin() -> str:
+        sides_of(options)
+        found = elf.read(options.plugin)
+        return f"{options.plugin}: Ferrite {found.version}, for {found.machine}"
+
+    def judge() -> str:
+        # Only rank 0 needs it, at the end.
+        return str(repository.program("ferrite"))
+
+    def gpu() -> str:
+        machine.gpus, _ = launch.seen_by_driver(options.libcuda, "")
+        return f"{machine.gpus} on {os.uname().nodename}"
+
+    def nccl() -> str:
+        if options.libnccl:
+            about, machine.libnccl = "", options.libnccl.resolve()
+        else:
+            version, machine.libnccl = launch.nccl_of_torch()
+            about = f" of PyTorch {version}"
+        return f"{launch.seen_by_driver('', machine.libnccl)[1]}{about}, {machine.libnccl}"
+
+    def rdma() -> str:
+        launch.check_softrnic(options.softrnic)
+        if options.softrnic and machine.launched:
+            launch.check_one_host(machine.launched)
+        # A system may hide the ports of devices that can be used: they are looked at only if somebody asks.
+        return launch.rdma_ports(options.softrnic) if options.check else ""
+
+    def tcp() -> str:
+        if not machine.launched:
+            return "all ranks are on this machine"
+        machine.meeting = launch.meet(machine.launched, options.limit)
+        return f"ports {machine.launched.port + 1} and {machine.launched.port + 2} of {machine.launched.master}"
+
+    found = {"report": folder, "plugin": plugin, "judge": judge, "RDMA": rdma, "GPUs": gpu, "NCCL": nccl, "TCP": tcp}
+    return {name: one for name, one in found.items() if name != "judge" or is_first(machine.launched)}
+
+
+def is_first(launched: Placement | None) -> bool:
+    return not launched or launched.rank == 0
+
+
+def look(options: argparse.Namespace) -> int:
+    """--check: a line for each check; if all is well, a trial. Returns an exit code."""
+    begin = time.monotonic()
+    machine = Machine(launch.placement_of_launcher())
+    failed = [name for name, one in checks_of(options, machine).items() if not is_well(name, one, machine)]
+    of_all: list[list[str]] = machine.meeting.gather(failed) if machine.meeting else [failed]
+    if not any(of_all) and not is_well("trial", lambda: trial(options, machine), machine):
+        failed.append("trial")
+    if is_first(machine.launched):
+        others = [f"{', '.join(names)} to mend on rank {rank}" for rank, names in enumerate(of_all) if rank and names]
+        here = f"{', '.join(failed) or 'nothing'} to mend{' here' if others else ''}"
+        print(", ".join([here, *others, f"{time.monotonic() - begin:.0f} s"]), flush=True)
+    return exit_codes.INVALID if failed or any(of_all) else exit_codes.GOOD
+
+
+def is_well(name: str, one: Callable[[], str], machine: Machine) -> bool:
+    """Prints what it says; of the processes that a launcher started the first alone tells what is well."""
     try:
-        text = path.read_text(errors="replace")
-    except OSError as error:
-        raise Invalid(f"{path}: {error.strerror}") from error
-    rows = {}
-    for line in text.splitlines():
-        match = NCCL_TESTS_LINE.match(line)
-        if not match:
-            continue
-        size, time, _, bandwidth, wrong = match.groups()
-        if wrong not in ("0", "N/A"):
-            raise Invalid(f"{path}: {wrong} wrong values at {size} bytes")
-        rows[int(size)] = float(time), float(bandwidth)
-    if not rows:
-        raise Invalid(f"{path}: no table of nccl-tests in it")
-    return rows
+        found = one()
+    except Invalid as why:
+        print(f"FAIL  {name:7} {why}", flush=True)
+        return False
+    if is_first(machine.launched):
+        print(f"ok    {name:7} {found}", flush=True)
+    return True
 
 
-def compare_nccl_tests(a: Path, b: Path) -> int:
-    """Prints both side by side. Always TOO_FEW_RUNS: without repetitions there is no telling a difference from noise."""
-    left, right = read_nccl_tests(a), read_nccl_tests(b)
-    common = sorted(left.keys() & right.keys())
-    if not common:
-        raise Invalid(f"{a} and {b} have no size in common")
-    print(f"{'bytes':>8} {'A us':>10} {'B us':>10} {'A GB/s':>8} {'B GB/s':>8} {'B/A time':>9}")
-    for size in common:
-        (time_a, speed_a), (time_b, speed_b) = left[size], right[size]
-        ratio = f"{time_b / time_a:9.3f}" if time_a else f"{'':9}"
-        print(f"{size_text(size):>8} {time_a:10.2f} {time_b:10.2f} {speed_a:8.2f} {speed_b:8.2f} {ratio}")
-    print("one run of each: no telling a difference from noise; ab.py without --read repeats and tests")
-    return TOO_FEW_RUNS
+def trial(options: argparse.Namespace, machine: Machine) -> str:
+    """The shortest run over both sides."""
+    limit = min(options.limit, TRIAL_S)
+    with tempfile.TemporaryDirectory() as scratch:
+        chosen = argparse.Namespace(**{**vars(options), "out": Path(scratch), "sizes": [8], "seconds": 0, "limit": limit})
+        comparison = Comparison.of(chosen, machine)
+        parts = ["AB"] if comparison.is_paired else ["A", "B"]
+        runs = [run for number, part in enumerate(parts, 1) for run in comparison.run_part(number, part)]
+    networks = " and ".join(dict.fromkeys(side.network for side in comparison.sides))
+    gdr = "/".join(dict.fromkeys(run.gdr for run in runs))
+    return f"{', '.join(options.collectives)} of 8 bytes over {networks}, values right, GPUDirect {gdr}"
 
 
-# -- the comparison: all runs in their order, and the report of them --
+# -- the comparison: blocks of runs until the verdict is clear, and the report of them --
 
-# What each rank runs: with PyTorch, or with a libnccl.so.2 that it calls itself.
-TORCH_RANK = "nccl_net_ferrite.ab_torch_rank"
-NCCL_RANK = "nccl_net_ferrite.ab_nccl_rank"
+# What each rank runs.
+RANK = "nccl_net_ferrite.ab_rank"
 
 
 def compare(options: argparse.Namespace) -> int:
     """Returns an exit code."""
-    launched = launch.placement_of_launcher()
-    sides = sides_of(options)
-    order = order_of(options.blocks)
-    gpus_here = check_beforehand(options, launched, len(order))
-    setup = setup_of(options, launched)
-    placements = [launched] if launched else launch.placements_here(options.ranks, gpus_here)
-    runs: list[Run] = []
+    machine = Machine(launch.placement_of_launcher())
+    for one in checks_of(options, machine).values():
+        one()
+    comparison = Comparison.of(options, machine)
     try:
-        run_all(setup, sides, placements, order, runs)
+        comparison.run_all()
     except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(report_whole_blocks(options, setup, sides, order, runs)) from interrupt
+        raise KeyboardInterrupt(comparison.report_whole_blocks("was interrupted")) from interrupt
+    except Invalid as why:
+        if not comparison.blocks():
+            raise
+        raise Invalid(f"{why}\n  {comparison.report_whole_blocks('failed')}") from why
     # Only the process that has rank 0 has results.
-    return report_of(options, setup, sides, order, runs) if runs else exit_codes.GOOD
+    return comparison.report() if comparison.runs else exit_codes.GOOD
 
 
-def check_beforehand(options: argparse.Namespace, launched: Placement | None, runs: int) -> int:
-    """All that can be known to be wrong before the first run. Returns how many GPUs there are here."""
-    files.check_writable(options.out)
-    launch.check_softrnic(options.softrnic)
-    if options.libnccl and options.dtype != "float32":
-        raise Invalid(f"--dtype {options.dtype}: with --libnccl it is float32")
-    if launched:
-        if options.softrnic:
-            launch.check_one_host(launched)
-        launch.port_of_run(launched, runs - 1)
-    found = gpus_of(options)
-    if launched:
-        launch.check_master(launched)
-    if not launched or launched.rank == 0:
-        # It judges at the end.
-        repository.program("ferrite")
-    return found
+@dataclass
+class Comparison:
+    options: argparse.Namespace
+    machine: Machine
+    setup: Setup
+    sides: tuple[Side, Side]
+    placements: list[Placement]
+    is_paired: bool
+    begin: float
+    runs: list[Run] = field(default_factory=list)  # where rank 0 is
+    codes: list[int] = field(default_factory=list)  # what the exit code would have been after each block, once there are enough
 
+    @classmethod
+    def of(cls, options: argparse.Namespace, machine: Machine) -> "Comparison":
+        launched, paired = machine.launched, is_paired(options)
+        task: dict[str, Any] = {
+            "collectives": options.collectives,
+            "sizes": options.sizes,
+            "libnccl": str(machine.libnccl),
+            "libcuda": options.libcuda,
+            "limit": options.limit,
+            "seconds": options.seconds / SETS / (1 if paired else BLOCK),
+        }
+        setup = Setup(
+            module=RANK,
+            task=task,
+            both=(*gpudirect(options.gdr, bool(options.softrnic)), *options.both),
+            softrnic=options.softrnic,
+            folder=options.out.resolve(),
+            limit=options.limit,
+            fabric=fabric_of(launched),
+        )
+        placements = [launched.at_port(launched.port + 2)] if launched else launch.placements_here(options.ranks, machine.gpus)
+        return cls(options, machine, setup, sides_of(options), placements, paired, time.monotonic())
 
-def setup_of(options: argparse.Namespace, launched: Placement | None) -> Setup:
-    task: dict[str, Any] = {"collectives": options.collectives, "sizes": options.sizes, "dtype": options.dtype}
-    if options.libnccl:
-        task |= {"libnccl": str(options.libnccl.resolve()), "libcuda": options.libcuda, "limit": options.limit}
-    return Setup(
-        module=NCCL_RANK if options.libnccl else TORCH_RANK,
-        task=task,
-        both=(*gpudirect(options.gdr, bool(options.softrnic)), *options.both),
-        softrnic=options.softrnic,
-        folder=options.out.resolve(),
-        limit=options.limit,
-        fabric=fabric_of(launched),
-    )
+    def blocks(self) -> int:
+        """Whole ones that were done."""
+        return len(self.runs) // BLOCK
+
+    def run_all(self) -> None:
+        blocks = number = 0
+        while self.goes_on(blocks):
+            letters = letters_of(blocks)
+            for part in [letters] if self.is_paired else letters:
+                number += 1
+                self.runs += self.run_part(number, part)
+            blocks += 1
+            if self.runs:
+                self.tell(blocks)
+
+    def goes_on(self, blocks: int) -> bool:
+        """After so many blocks; the same for all processes that a launcher started."""
+        wanted = self.wants_more(blocks)
+        if not self.machine.meeting:
+            return wanted
+        try:
+            return bool(self.machine.meeting.gather(wanted)[0])
+        except OSError as error:
+            raise Invalid(f"a process on another host, or of another rank, has ended ({error}); its own output says why") from error
+
+    def wants_more(self, blocks: int) -> bool:
+        if self.options.blocks:
+            return blocks < int(self.options.blocks)
+        # The same twice: of many looks at the same runs, one may be wrong by chance.
+        is_clear = len(set(self.codes[-2:])) == 1 < len(self.codes) and self.codes[-1] != TOO_FEW_RUNS
+        spent = time.monotonic() - self.begin
+        return blocks == 0 or (not is_clear and spent * (blocks + 1) / blocks <= self.options.seconds)
+
+    def run_part(self, number: int, letters: str) -> list[Run]:
+        """Fresh processes with a communicator for each of `letters`. What rank 0 measured, nothing where rank 0 is not."""
+        sides = [self.sides["AB".index(letter)] for letter in letters]
+        name = f"{number:02}{'' if self.is_paired else letters}"
+        variables, networks = sides[0].variables, [""]
+        if self.is_paired:
+            # NCCL_NET would decide for all communicators.
+            variables = tuple(one for one in self.sides[1].variables if one[0] != "NCCL_NET")
+            networks = [side.network for side in sides]
+        setup = replace(self.setup, task={**self.setup.task, "networks": networks, "seed": number})
+        # Chosen right before it is used: a port that is free now need not be when the next run begins.
+        port = self.placements[0].port or launch.free_ports(1)[0]
+        raw = run_side(setup, Side(name, "", variables), [one.at_port(port) for one in self.placements], name)
+        if raw is None:
+            return []
+        return [Run.from_json(raw, place, side.network, name) for place, side in enumerate(sides)]
+
+    def tell(self, blocks: int) -> None:
+        """Where it stands after so many blocks."""
+        gdr = gdr_of(self.runs, self.order())
+        if blocks >= LEAST_BLOCKS:
+            with tempfile.TemporaryDirectory() as scratch:
+                self.codes.append(self.judged(Path(scratch), "", subprocess.DEVNULL))
+        spent = time.monotonic() - self.begin
+        end = f"{self.options.blocks} blocks" if self.options.blocks else f"{self.options.seconds} s at most"
+        print(f"block {blocks} of four runs done, GPUDirect {gdr}; {spent:.0f} s of {end}", flush=True)
+
+    def order(self) -> str:
+        return "".join(map(letters_of, range(self.blocks())))
+
+    def report_whole_blocks(self, what: str) -> str:
+        """Reports the whole blocks that were done, if there are any; says what there is."""
+        done = f"{len(self.runs)} runs were done"
+        whole = self.blocks() * BLOCK
+        if not whole:
+            return f"{done}, too few for a report"
+        cut = f"The run {what}: {done}, and this report has the first {whole}"
+        del self.runs[whole:]
+        self.report(cut)
+        return f"{done}; {self.setup.folder / 'report.md'} has the first {whole}"
+
+    def report(self, note: str = "") -> int:
+        """Writes the times of all runs, has them judged, and shows them as nccl-tests does; returns an exit code."""
+        code = self.judged(self.setup.folder, note)
+        table = nccl_tests_table(self.runs, self.order())
+        (self.setup.folder / "nccl-tests.txt").write_text(table)
+        print(table, end="", flush=True)
+        return code
+
+    def judged(self, folder: Path, note: str, output: int | None = None) -> int:
+        raw = folder / "raw.json"
+        files.write_json(raw, self.times(note))
+        return judge(raw, folder, self.options.effect, output)
+
+    def times(self, note: str) -> dict[str, Any]:
+        """What `ferrite judge` reads (lab/src/report/times.rs): what A and B are, the side of each run, lines for the report, and for
+        each row the microseconds of a call in each run of A (a_us) and of B (b_us), in their order."""
+        options, runs, order = self.options, self.runs, self.order()
+        first, gdr, of_side = runs[0], gdr_of(runs, order), runs_of_sides(runs, order)
+        plugin, baseline = files.library(options.plugin), files.library(options.baseline) if options.baseline else None
+        libnccl = files.library(self.machine.libnccl)
+        side_a = "another Ferrite" if baseline else f"NCCL {first.versions['nccl']}'s built-in IB transport"
+        variables = variables_of(self.setup, self.sides, self.is_paired)
+        facts = [
+            f"command: `{' '.join(sys.argv)}`",
+            f"NCCL {first.versions['nccl']}: sha256 `{libnccl.sha256}`",
+            f"ranks: {'; '.join(first.gpus)}",
+            *([f"plugin of A: {baseline.text()}"] if baseline else []),
+            f"plugin{' of B' if baseline else ''}: {plugin.text()}",
+            *(
+                f"variables of {side}: " + (" ".join(f"`{name}={value}`" for name, value in sorted(chosen.items())) or "none")
+                for side, chosen in variables.items()
+            ),
+            f"{order.count('A')} runs of each side in {time.monotonic() - self.begin:.0f} s; each time is the median of a run's turns",
+            *(["on the software device, both ends on one machine: no statement about a network card"] if options.softrnic else []),
+        ]
+        return {
+            "schema": "ferrite-times/1",
+            "title": f"Ferrite against {side_a}, {len(first.gpus)} ranks, GPUDirect {gdr}",
+            "a": side_a,
+            "b": "Ferrite",
+            "order": order,
+            "run": PAIRED if self.is_paired else FRESH,
+            "notes": [note] if note else [],
+            "facts": facts,
+            "about": {
+                "versions": first.versions,
+                "plugin": asdict(plugin),
+                "baseline": asdict(baseline) if baseline else None,
+                "libnccl": asdict(libnccl),
+                "variables": variables,
+                "gdr": gdr,
+                "gpus": first.gpus,
+                "evidence": [[asdict(one) for one in run.evidence] for run in runs],
+            },
+            "rows": [
+                {
+                    **asdict(row.key),
+                    "bus": COLLECTIVES[row.key.collective](len(first.gpus)),
+                    **{f"{letter}_us": [run.rows[place].us for run in of_side[side]] for side, letter in enumerate("ab")},
+                }
+                for place, row in enumerate(first.rows)
+            ],
+        }
 
 
 def fabric_of(launched: Placement | None) -> str:
@@ -246,174 +451,91 @@ def fabric_of(launched: Placement | None) -> str:
     return named or (f"{os.getuid()}-{launched.port}" if launched else str(os.getpid()))
 
 
-def gpus_of(options: argparse.Namespace) -> int:
-    """How many this machine has; raises Invalid where ranks cannot run at all."""
-    if options.libnccl:
-        return launch.gpus_seen_by_driver(options.libcuda, options.libnccl)
-    return launch.gpus_seen_by_torch("or name a libnccl.so.2 with --libnccl to measure without it")
-
-
-def run_all(setup: Setup, sides: tuple[Side, Side], placements: list[Placement], order: str, runs: list[Run]) -> None:
-    """Every run; adds what rank 0 measured in each to `runs`, nothing where rank 0 is not."""
-    begin = time.monotonic()
-    for number, letter in enumerate(order):
-        side = sides["AB".index(letter)]
-        name = f"{number + 1:02}{letter}"
-        # Chosen right before it is used: a port that is free now need not be when the last run begins.
-        port = launch.port_of_run(placements[0], number) if placements[0].port else launch.free_ports(1)[0]
-        raw = run_side(setup, side, [one.at_port(port) for one in placements], name)
-        if raw is None:
-            continue
-        run = Run.from_json(raw, side.network, name)
-        refuse_wrong_values(run, name)
-        runs.append(run)
-        done = time.monotonic() - begin
-        left = done / (number + 1) * (len(order) - number - 1)
-        print(
-            f"run {number + 1} of {len(order)}: {letter} ({side.network}, GPUDirect {run.gdr}) done, about {left:.0f} s left",
-            flush=True,
-        )
-
-
-def refuse_wrong_values(run: Run, name: str) -> None:
-    wrong = [row.key for row in run.rows if row.wrong]
-    if wrong:
-        first = f"{wrong[0].collective} of {options.size_text(wrong[0].size)}"
-        raise Invalid(f"run {name}: wrong values in {first} and {len(wrong) - 1} other rows")
-
-
-def report_whole_blocks(options: argparse.Namespace, setup: Setup, sides: tuple[Side, Side], order: str, runs: list[Run]) -> str:
-    """Reports the whole blocks that were done, if there are any; says what there is."""
-    whole = len(runs) // BLOCK * BLOCK
-    done = f"{len(runs)} of {len(order)} runs were done"
-    if not whole:
-        return f"{done}, too few for a report"
-    cut = f"interrupted: {done}, and this report has the first {whole}"
-    report_of(options, setup, sides, order[:whole], runs[:whole], cut)
-    return f"{done}; {setup.folder / 'report.md'} has the first {whole}"
-
-
-def report_of(options: argparse.Namespace, setup: Setup, sides: tuple[Side, Side], order: str, runs: list[Run], cut: str = "") -> int:
-    """Writes the times of all runs, and has them judged; returns an exit code."""
-    raw = setup.folder / "raw.json"
-    files.write_json(raw, times_of(options, setup, sides, order, runs, cut))
-    return judge(raw, options.out, options.effect)
-
-
-def judge(times: Path, folder: Path, effect: int) -> int:
+def judge(times: Path, folder: Path, effect: int, output: int | None = None) -> int:
     """Has the program ferrite judge the times in such a file, and write the report of them into `folder`; returns its exit code."""
     command: list[str | Path] = [repository.program("ferrite"), "judge", times, "--find", str(effect), "--report", folder]
     sys.stdout.flush()
-    code = subprocess.run(command, check=False).returncode
+    code = subprocess.run(command, check=False, stdout=output).returncode
     if code < 0:
         raise Invalid(f"{command[0]} was ended by signal {-code}; the times are in {times}")
     return code
 
 
-def times_of(options: argparse.Namespace, setup: Setup, sides: tuple[Side, Side], order: str, runs: list[Run], cut: str) -> dict[str, Any]:
-    """What `ferrite judge` reads (lab/src/report/times.rs): what A and B are, the side of each run, lines for the report, and for
-    each row the microseconds of a call in each run of A (a_us) and of B (b_us), in their order."""
-    first, gdr = runs[0], gdr_of(runs, order)
-    plugin, baseline = files.library(options.plugin), files.library(options.baseline) if options.baseline else None
-    libnccl = files.library(options.libnccl) if options.libnccl else None
-    side_a = "another Ferrite" if baseline else f"NCCL {first.versions['nccl']}'s built-in IB transport"
-    variables = variables_of(setup, sides)
-    facts = [
-        f"command: `{' '.join(sys.argv)}`; type: {setup.task['dtype']}",
-        f"versions: {', '.join(f'{name} {version}' for name, version in first.versions.items())}",
-        f"ranks: {'; '.join(first.gpus)}",
-        *([f"libnccl.so.2: sha256 `{libnccl.sha256}`, without PyTorch"] if libnccl else []),
-        *([f"plugin of A: {baseline.text()}"] if baseline else []),
-        f"plugin{' of B' if baseline else ''}: {plugin.text()}",
-        *(
-            f"variables of {side}: " + (" ".join(f"`{name}={value}`" for name, value in sorted(chosen.items())) or "none")
-            for side, chosen in variables.items()
-        ),
-        f"seconds of each run: {' '.join(str(round(run.seconds, 1)) for run in runs)}",
-        *(["on the software device, both ends on one machine: no statement about a network card"] if options.softrnic else []),
-    ]
-    ranks = len(first.gpus)
-    keys = [row.key for row in first.rows]
-    of_side = [[run for run, letter in zip(runs, order) if letter == side] for side in "AB"]
-    return {
-        "schema": "ferrite-times/1",
-        "title": f"Ferrite against {side_a}, {ranks} ranks, GPUDirect {gdr}",
-        "a": side_a,
-        "b": "Ferrite",
-        "order": order,
-        "notes": [f"The run was {cut}"] if cut else [],
-        "facts": facts,
-        "about": {
-            "versions": first.versions,
-            "plugin": asdict(plugin),
-            "baseline": asdict(baseline) if baseline else None,
-            "libnccl": asdict(libnccl) if libnccl else None,
-            "variables": variables,
-            "gdr": gdr,
-            "gpus": first.gpus,
-            "evidence": [[asdict(one) for one in run.evidence] for run in runs],
-        },
-        "rows": [
-            {
-                **asdict(key),
-                "bus": COLLECTIVES[key.collective](ranks),
-                "a_us": [run.rows[place].us for run in of_side[0]],
-                "b_us": [run.rows[place].us for run in of_side[1]],
-            }
-            for place, key in enumerate(keys)
-        ],
-    }
+def runs_of_sides(runs: list[Run], order: str) -> list[list[Run]]:
+    """Those of A, and those of B."""
+    return [[run for run, letter in zip(runs, order) if letter == side] for side in "AB"]
 
 
 def gdr_of(runs: list[Run], order: str) -> str:
     """The one GPUDirect state of all runs."""
-    states = {letter: {run.gdr for run, side in zip(runs, order) if side == letter} for letter in "AB"}
-    if states["A"] != states["B"] or len(states["A"]) != 1:
-        raise Invalid(f"GPUDirect differs: A {sorted(states['A'])}, B {sorted(states['B'])}; --gdr on or off makes it the same")
-    return states["A"].pop()
+    a, b = ({run.gdr for run in of_side} for of_side in runs_of_sides(runs, order))
+    if a != b or len(a) != 1:
+        raise Invalid(f"GPUDirect differs: A {sorted(a)}, B {sorted(b)}; --gdr on or off makes it the same")
+    return a.pop()
 
 
-def variables_of(setup: Setup, sides: tuple[Side, Side]) -> dict[str, dict[str, str]]:
+def nccl_tests_table(runs: list[Run], order: str) -> str:
+    """Medians in the layout of nccl-tests, with A where that has its out-of-place results and B where it has those in place."""
+    of_side, lines = runs_of_sides(runs, order), []
+    for place, row in enumerate(runs[0].rows):
+        key = row.key
+        if not place or runs[0].rows[place - 1].key.collective != key.collective:
+            side_heads = "".join(f"{name:>10}{'algbw':>8}{'busbw':>8}" for name in ("A: time", "B: time"))
+            lines += [f"# {key.collective}, {len(runs[0].gpus)} ranks", f"#{'size':>12}{'count':>14}{'type':>10}{side_heads}"]
+            lines += [f"#{'(B)':>12}{'(elements)':>14}{'':>10}" + 2 * f"{'(us)':>10}{'(GB/s)':>8}{'(GB/s)':>8}"]
+        line = f"{key.bytes:>13}{key.bytes // ELEMENT:>14}{'float':>10}"
+        for side in of_side:
+            us = median(run.rows[place].us for run in side)
+            speed = key.bytes / us / 1000
+            line += f"{us:10.2f}{speed:8.2f}{speed * COLLECTIVES[key.collective](len(runs[0].gpus)):8.2f}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def variables_of(setup: Setup, sides: tuple[Side, Side], is_paired: bool) -> dict[str, dict[str, str]]:
     """The variables that make the sides, and those of NCCL that both inherit."""
     inherited = {name: value for name, value in os.environ.items() if name.startswith("NCCL_") and name not in OVERRIDDEN}
-    return {"A": dict(sides[0].variables), "B": dict(sides[1].variables), "both": inherited | dict(setup.both)}
+    a, b = ({"ncclConfig_t.netName": side.network} if is_paired else dict(side.variables) for side in sides)
+    plugin = {"NCCL_NET_PLUGIN": dict(sides[1].variables)["NCCL_NET_PLUGIN"]} if is_paired else {}
+    return {"A": a, "B": b, "both": inherited | dict(setup.both) | plugin}
 
 
 def arguments() -> argparse.Namespace:
     parser = options.parser(__doc__)
+    parser.add_argument("--check", action="store_true", help="say in seconds what is in the way of the comparison, and end")
     parser.add_argument("--plugin", type=Path, default=repository.PLUGIN, help="side B's library")
     parser.add_argument("--baseline", type=Path, metavar="PLUGIN", help="side A: this library of Ferrite instead of NCCL's own transport")
-    parser.add_argument("--libnccl", type=Path, metavar="FILE", help="measure this libnccl.so.2, called by itself, and not PyTorch's")
-    parser.add_argument("--libcuda", default="libcuda.so.1", metavar="FILE", help="the CUDA driver for --libnccl; default libcuda.so.1")
+    parser.add_argument("--libnccl", type=Path, metavar="FILE", help="measure this libnccl.so.2, and not PyTorch's")
+    parser.add_argument("--libcuda", default="libcuda.so.1", metavar="FILE", help="the CUDA driver; default libcuda.so.1")
     parser.add_argument(
         "--collectives",
         type=parse_collectives,
-        default=list(COLLECTIVES),
+        default=["all_reduce", "send_recv"],
         metavar="NAME,NAME",
-        help="of " + ", ".join(COLLECTIVES),
+        help=f"of {', '.join(COLLECTIVES)}; default all_reduce,send_recv",
     )
     parser.add_argument(
         "--sizes",
         type=options.parse_sizes,
-        default=options.parse_sizes("8..1G"),
+        default=options.parse_sizes("8,1K,32K,1M,16M,128M"),
         metavar="A..B|A,B,C",
-        help="bytes, such as 8..64M (every fourth power of 2) or 8,4K,1M; default 8..1G",
+        help="bytes, such as 8..64M (every fourth power of 2); default 8,1K,32K,1M,16M,128M",
     )
     parser.add_argument(
-        "--blocks",
-        type=options.number(1, 20),
-        default=7,
-        help="of four runs, two of each side; default 7; with less than 6 nothing can be told",
+        "--seconds", type=options.number(1, 86400), default=240, help="after them it ends, if the verdict is not clear before; default 240"
+    )
+    parser.add_argument(
+        "--blocks", type=options.number(1, 100), metavar="N", help="N blocks of four runs, whatever the time and the verdict"
     )
     parser.add_argument(
         "--effect",
         type=options.number(3, 1000),
-        default=10,
+        default=3,
         metavar="PERCENT",
-        help="a difference that must not be missed; default 10",
+        help="a difference that must not be missed; default 3",
     )
     parser.add_argument("--ranks", type=options.number(2, 64), help="on one machine; default: its GPUs, at least 2")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
+    parser.add_argument("--fresh", action="store_true", help="each side in processes of its own")
     options.add_gdr(parser, "GPUDirect on both sides")
     options.add_both(parser, "both sides")
     for side in "ab":
@@ -426,20 +548,17 @@ def arguments() -> argparse.Namespace:
             help=f"a variable for side {side.upper()} alone",
         )
     options.add_softrnic(parser, "both sides on the software device in DIR; all ranks on one machine")
-    options.add_limit(parser, 10, 900, "one run of one side")
+    options.add_limit(parser, 10, 300, "one run")
     options.add_out(parser, "report-ab")
     parser.add_argument("--again", type=Path, metavar="FILE", help="a raw.json to judge once more, into --out")
-    parser.add_argument("--read", nargs=2, type=Path, metavar=("A", "B"), help="outputs of nccl-tests to compare instead")
     return parser.parse_args()
 
 
 def run(chosen: argparse.Namespace) -> int:
-    if chosen.read:
-        return compare_nccl_tests(*chosen.read)
     if chosen.again:
         files.check_writable(chosen.out)
         return judge(chosen.again, chosen.out, chosen.effect)
-    return compare(chosen)
+    return look(chosen) if chosen.check else compare(chosen)
 
 
 def main() -> int:

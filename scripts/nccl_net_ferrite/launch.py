@@ -18,6 +18,7 @@ from . import exit_codes
 from .exit_codes import Invalid
 from .files import read_json
 from .networks import Side, Variables
+from .rendezvous import Rendezvous
 
 # -- how a Python process of this package is started. It works from the repository, and where the package is installed --
 
@@ -37,22 +38,47 @@ def python_command(module: str, *arguments: str) -> list[str]:
 COUNT_BY_TORCH = "import torch; print(torch.cuda.device_count())"
 
 
-def gpus_seen_by_torch(advice: str = "") -> int:
-    """`advice`: what else the user can do where there is no PyTorch."""
+def gpus_seen_by_torch() -> int:
     done = finished([sys.executable, "-c", COUNT_BY_TORCH])
     if done.returncode:
-        raise Invalid(
-            f"PyTorch cannot be used in {sys.executable}: {last_line(done.stderr)}; install it" + (f", {advice}" if advice else "")
-        )
+        raise Invalid(f"PyTorch cannot be used in {sys.executable}: {last_line(done.stderr)}; install it")
     return not_zero(int(done.stdout), "PyTorch")
 
 
-def gpus_seen_by_driver(libcuda: str, libnccl: Path | str) -> int:
-    """By the CUDA driver; `libnccl` has to be NCCL's library."""
-    done = finished(python_command("nccl_net_ferrite.nccl", libcuda, str(libnccl)))
+# What the import maps; some builds of PyTorch map it later, from this package.
+FIND_NCCL = """
+import glob, json, torch
+found = {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if "libnccl.so" in line}
+try:
+    import nvidia.nccl
+    found = found or {path for folder in nvidia.nccl.__path__ for path in glob.glob(f"{folder}/lib/libnccl.so.2")}
+except ImportError:
+    pass
+print(json.dumps([torch.__version__, sorted(found)]))
+"""
+
+
+def nccl_of_torch() -> tuple[str, Path]:
+    """The version of PyTorch here, and the libnccl.so.2 that it uses."""
+    done = finished([sys.executable, "-c", FIND_NCCL])
+    advice = "or name a libnccl.so.2 with --libnccl"
     if done.returncode:
-        raise Invalid(f"--libnccl {libnccl} with --libcuda {libcuda}: {last_line(done.stderr)}")
-    return not_zero(int(done.stdout), libcuda)
+        raise Invalid(f"PyTorch cannot be used in {sys.executable}: {last_line(done.stderr)}; install it, {advice}")
+    version, paths = json.loads(last_line(done.stdout))
+    if not paths:
+        raise Invalid(f"PyTorch {version} in {sys.executable} loads no libnccl.so.2: install PyTorch for CUDA, {advice}")
+    return version, Path(paths[0])
+
+
+def seen_by_driver(libcuda: str, libnccl: Path | str) -> tuple[int, str]:
+    """GPUs that the CUDA driver sees, and the version of NCCL in `libnccl`. Either may be "", and is left out."""
+    done = finished(python_command("nccl_net_ferrite.nccl", libcuda, str(libnccl)))
+    if done.returncode and not libnccl:
+        raise Invalid(f"{no_gpu(libcuda)} ({last_line(done.stderr)})")
+    if done.returncode:
+        raise Invalid(f"--libnccl {libnccl}{f' with --libcuda {libcuda}' if libcuda else ''}: {last_line(done.stderr)}")
+    count, version = done.stdout.split()
+    return not_zero(int(count), libcuda) if libcuda else 0, version
 
 
 def finished(command: list[str]) -> "subprocess.CompletedProcess[str]":
@@ -107,6 +133,8 @@ LAUNCHERS = [
 MOST_PORT = 65535
 # How long the host of rank 0 may have no address.
 RESOLVED_S = 30.0
+# How long the processes of a launcher may need to come together.
+MET_S = 120.0
 
 
 def placement_of_launcher(environment: Mapping[str, str] = os.environ) -> Placement | None:
@@ -137,14 +165,6 @@ def placements_here(ranks: int | None, gpus: int) -> list[Placement]:
     return [Placement(rank, ranks, rank, "127.0.0.1", 0) for rank in range(ranks)]
 
 
-def port_of_run(launched: Placement, run: int) -> int:
-    """Where the ranks of run `run`, counted from 0, connect: one above the launcher's own port, and on from there."""
-    port = launched.port + 1 + run
-    if port > MOST_PORT:
-        raise Invalid(f"MASTER_PORT={launched.port}: each run takes a port above it, up to {port}, which is more than {MOST_PORT}")
-    return port
-
-
 def check_one_host(launched: Placement, environment: Mapping[str, str] = os.environ) -> None:
     """The software device joins processes of one machine only. To a launcher, network namespaces of it are machines of their own: a
     software network with a name says that they are not."""
@@ -154,6 +174,21 @@ def check_one_host(launched: Placement, environment: Mapping[str, str] = os.envi
             f"--softrnic needs all ranks on one machine: {known} on this one. If the others are in network namespaces of it, "
             "set SOFTRNIC_FABRIC to the same name for all ranks"
         )
+
+
+def meet(launched: Placement, limit: int) -> Rendezvous:
+    """All processes that a launcher started, at the port above the launcher's own. The ranks of their runs meet at the next one."""
+    port = launched.port + 1
+    if port + 1 > MOST_PORT:
+        raise Invalid(f"MASTER_PORT={launched.port}: the ranks meet at the two ports above it, which are more than {MOST_PORT}")
+    check_master(launched)
+    try:
+        return Rendezvous(launched.rank, launched.world, launched.master, port, limit + MET_S, MET_S)
+    except OSError as error:
+        raise Invalid(
+            f"the ranks do not meet at port {port} of {launched.master}: {error}; open TCP ports {port} and {port + 1} there, or choose "
+            "others by MASTER_PORT"
+        ) from error
 
 
 def check_master(launched: Placement, limit: float = RESOLVED_S) -> None:
@@ -331,6 +366,18 @@ def failure(folder: Path, run: str, rank: int, what: str) -> str:
 def check_softrnic(folder: Path | None) -> None:
     if folder and not (folder / "libibverbs.so.1").is_file():
         raise Invalid(f"--softrnic {folder}: no libibverbs.so.1 there; scripts/build.sh makes it")
+
+
+def rdma_ports(softrnic: Path | None, devices: Path = Path("/sys/class/infiniband")) -> str:
+    """The ports of RDMA devices that are up; raises Invalid if none is."""
+    if softrnic or "SOFTRNIC_FABRIC" in os.environ:
+        return "the software device"
+    states = {f"{path.parts[-4]}:{path.parts[-2]}": path.read_text().strip() for path in sorted(devices.glob("*/ports/*/state"))}
+    up = [port for port, state in states.items() if state.endswith("ACTIVE")]
+    if not up:
+        found = "; ".join(f"{port} is {state}" for port, state in states.items()) or f"{devices} has no device"
+        raise Invalid(f"no RDMA port is up: {found}; `ferrite doctor` says what is in the way, and --softrnic does without a card")
+    return f"{', '.join(up)} up"
 
 
 def softrnic_environment(folder: Path, rank: int, fabric: str) -> dict[str, str]:

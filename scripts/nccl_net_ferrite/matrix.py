@@ -750,7 +750,7 @@ def check_beforehand(options: argparse.Namespace, libraries: list[str]) -> None:
     launch.check_softrnic(options.softrnic)
     files.check_writable(options.out)
     for path in libraries:
-        launch.gpus_seen_by_driver(options.libcuda, path)
+        launch.seen_by_driver(options.libcuda, path)
 
 
 def setup_of(options: argparse.Namespace, libnccl: str, index: int, counter: Path | None) -> Setup:

@@ -1,6 +1,6 @@
 """libnccl.so.2 and the CUDA driver, called through ctypes: neither PyTorch nor a compiler is needed. And data whose origin can be told.
 
-As a program it prints how many GPUs the driver (argument 1) sees, where argument 2 is NCCL's library."""
+As a program it prints how many GPUs the driver (argument 1) sees, and the version of NCCL's library (argument 2); either may be ""."""
 
 import array
 import ctypes
@@ -219,6 +219,25 @@ class UniqueId(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_char * 128)]
 
 
+class Config(ctypes.Structure):
+    """ncclConfig_t as it is since NCCL 2.17. Later releases have more at its end, and take defaults for that."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        *((name, ctypes.c_int) for name in ("blocking", "cgaClusterSize", "minCTAs", "maxCTAs")),
+        ("netName", ctypes.c_char_p),
+        ("splitShare", ctypes.c_int),
+    ]
+
+
+def config_of(network: str) -> Config:
+    """Everything as by default, but the network of that name."""
+    undefined = -(1 << 31)
+    return Config(ctypes.sizeof(Config), 0xCAFEBEEF, 21700, *4 * [undefined], network.encode(), undefined)
+
+
 class Library:
     """libnccl.so.2 at some path."""
 
@@ -226,10 +245,10 @@ class Library:
         self.calls = ctypes.CDLL(path)
         self.calls.ncclGetErrorString.restype = ctypes.c_char_p
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any, over: str = "") -> None:
         code = getattr(self.calls, name)(*arguments)
         if code:
-            raise NcclError(name, code)
+            raise NcclError(name + over, code)
 
     def version(self) -> str:
         number = ctypes.c_int()
@@ -252,22 +271,27 @@ class Library:
 
 
 class Communicator:
-    """Of rank `rank` among `world`; `unique_id` is the same for all of them."""
+    """Of rank `rank` among `world`; `unique_id` is the same for all of them. It uses the network of that name, if there is one."""
 
-    def __init__(self, library: Library, cuda: Cuda, unique_id: bytes, rank: int, world: int):
+    def __init__(self, library: Library, cuda: Cuda, unique_id: bytes, rank: int, world: int, network: str = ""):
         self.library, self.cuda, self.rank, self.world = library, cuda, rank, world
+        self.over = f" over {network}" if network else ""
         self.handle = ctypes.c_void_p()
+        init = f"ncclCommInitRank{'Config' if network else ''}"
+        more = [ctypes.byref(config_of(network))] if network else []
         library.call(
-            "ncclCommInitRank",
+            init,
             ctypes.byref(self.handle),
             ctypes.c_int(world),
             UniqueId.from_buffer_copy(unique_id),
             ctypes.c_int(rank),
+            *more,
+            over=self.over,
         )
         self.checked_at = 0.0
 
     def start(self, name: str, *arguments: Any) -> None:
-        self.library.call(name, *arguments, self.handle, self.cuda.stream)
+        self.library.call(name, *arguments, self.handle, self.cuda.stream, over=self.over)
 
     def all_reduce(self, given: int, got: int, count: int) -> None:
         self.start("ncclAllReduce", *pointers(given, got), ctypes.c_size_t(count), *numbers(FLOAT, SUM))
@@ -304,7 +328,7 @@ class Communicator:
         state = ctypes.c_int()
         self.library.call("ncclCommGetAsyncError", self.handle, ctypes.byref(state))
         if state.value not in (0, IN_PROGRESS):
-            raise NcclError("while it ran", state.value)
+            raise NcclError(f"while it ran{self.over}", state.value)
 
     def wait(self, limit: float = 300.0) -> None:
         """Until all that was started is done."""
@@ -448,13 +472,13 @@ class Operations:
         return self.check(*[(self.b + rank * each * ELEMENT, each, [rank], self.rank * each) for rank in self.all_ranks])
 
 
-# -- prints the number of GPUs that the CUDA driver (argument 1) sees, where argument 2 is NCCL's library --
+# -- prints the number of GPUs that the CUDA driver sees, and the version of NCCL's library --
 
 
 def main() -> None:
     libcuda, libnccl = sys.argv[1:]
-    Library(libnccl).version()
-    print(Driver(libcuda).count())
+    version = Library(libnccl).version() if libnccl else "-"
+    print(Driver(libcuda).count() if libcuda else 0, version)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,14 @@
 
 enum { RANKS = 8, SLOT = 80 << 20, FLOAT_BYTES = 4, NOT_READY = 600, REMOTE_ERROR = 6, OPERATIONS = 64 };
 struct room { atomic_int arrived, round, pid[RANKS]; struct { long used; char data[SLOT]; } slot[RANKS]; };
-struct comm { struct room *room; int rank, world, is_broken, calls; };
+struct comm { struct room *room; const char *net; int rank, world, is_broken, calls; };
 struct receive { char *into; size_t bytes; int peer; };
 typedef struct { char bytes[128]; } unique_id;
 
 static struct comm *current;
 static struct receive receives[OPERATIONS];
 static int receive_count, depth, registered_mib;
+static float passed_ms;
 
 /* FAKE is a list with commas. */
 static int is_faked(const char *name)
@@ -52,13 +53,16 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *s) { (v
 int cuMemcpyDtoHAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *s) { (void)s; return copy(to, from, bytes); }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *s) { (void)s; return copy(to, from, bytes); }
 
-/* An event is the number of operations so far, each of which takes 20 ms, on side B times FAKE_B. */
-int cuEventCreate(void **event, unsigned flags) { (void)flags; *event = calloc(1, sizeof(int)); return !*event; }
-int cuEventRecord(int *event, void *stream) { (void)stream; *event = current->calls; return 0; }
-int cuEventElapsedTime(float *ms, const int *begin, const int *end)
+/* An event is the time so far: an operation takes 20 ms, over Ferrite times FAKE_B. */
+int cuEventCreate(void **event, unsigned flags) { (void)flags; *event = calloc(1, sizeof(float)); return !*event; }
+int cuEventRecord(float *event, void *stream) { (void)stream; *event = passed_ms; return 0; }
+int cuEventElapsedTime(float *ms, const float *begin, const float *end) { *ms = *end - *begin; return 0; }
+static void pass_time(struct comm *comm)
 {
-    *ms = 20.0f * (float)(*end - *begin) * (is_set("NCCL_NET", "Ferrite") ? (float)atof(getenv("FAKE_B")) : 1.0f);
-    return 0;
+    const char *slower = getenv("FAKE_B");
+    current = comm;
+    comm->calls++;
+    passed_ms += 20.0f * (slower && !strcmp(comm->net, "Ferrite") ? (float)atof(slower) : 1.0f);
 }
 
 /* What a good run leaves. */
@@ -79,17 +83,19 @@ static void tell_usage(void)
     }
 }
 static FILE *log_file(void) { return fopen(getenv("NCCL_DEBUG_FILE"), "a"); }
-static void tell_network(void)
+static void tell_network(const char *net)
 {
     int has_way = getenv("SOFTRNIC_GPU") && !is_set("SOFTRNIC_GPU", "none"), is_gdr = has_way && is_set("NCCL_NET_GDR_LEVEL", "SYS");
-    const char *net = is_faked("fallback") ? "Socket" : getenv("NCCL_NET");
     FILE *file = log_file();
+    net = is_faked("fallback") ? "Socket" : net;
     fprintf(file, "h:1:1 [0] NCCL INFO NCCL version 2.99.1+cuda12.4\nh:1:1 [0] NCCL INFO Using network %s\n", net);
     if (!has_way && !is_faked("silent"))
         fprintf(file, "h:1:1 [0] NCCL WARN NET/Ferrite : no GPUDirect RDMA: messages take a detour\n");
     fprintf(file, "h:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/%s/0%s\n", net, is_gdr != is_faked("no-gdr") ? "/GDRDMA" : "");
     fclose(file);
-    atexit(tell_usage);
+    static int is_told;
+    if (!is_told++)
+        atexit(tell_usage);
 }
 static void tell_choice(const char *algo)
 {
@@ -131,11 +137,12 @@ int ncclGetVersion(int *version) { *version = is_faked("endless-abort") ? 22501 
 const char *ncclGetErrorString(int code) { (void)code; return "an error"; }
 int ncclGetUniqueId(unique_id *id)
 {
+    static int count;
     memset(id, 0, sizeof *id);
-    snprintf(id->bytes, sizeof id->bytes, "/fake-nccl-%d", getpid());
+    snprintf(id->bytes, sizeof id->bytes, "/fake-nccl-%d-%d", getpid(), count++);
     return 0;
 }
-int ncclCommInitRank(struct comm **out, int world, unique_id id, int rank)
+static int join(struct comm **out, int world, unique_id id, int rank, const char *net)
 {
     struct comm *comm = current = calloc(1, sizeof *comm);
     int fd = shm_open(id.bytes, O_RDWR | O_CREAT, 0600);
@@ -143,6 +150,7 @@ int ncclCommInitRank(struct comm **out, int world, unique_id id, int rank)
         return 2;
     comm->room = mmap(NULL, sizeof(struct room), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
+    comm->net = strdup(net);
     comm->rank = rank;
     comm->world = world;
     comm->room->pid[rank] = getpid();
@@ -151,9 +159,18 @@ int ncclCommInitRank(struct comm **out, int world, unique_id id, int rank)
             usleep(100);
     meet(comm);
     shm_unlink(id.bytes);
-    tell_network();
+    tell_network(net);
     *out = comm;
     return 0;
+}
+int ncclCommInitRank(struct comm **out, int world, unique_id id, int rank) { return join(out, world, id, rank, getenv("NCCL_NET")); }
+/* NCCL_NET would come before the name, and both would be the same network. */
+struct config { size_t size; unsigned magic, version; int blocking, cluster, least, most; const char *net; int share; };
+int ncclCommInitRankConfig(struct comm **out, int world, unique_id id, int rank, const struct config *config)
+{
+    if (config->magic != 0xcafebeef || config->size != sizeof *config || config->version < 21700)
+        return 4;
+    return join(out, world, id, rank, getenv("NCCL_NET") ? getenv("NCCL_NET") : config->net);
 }
 int ncclCommDestroy(struct comm *comm) { munmap(comm->room, sizeof(struct room)); current = NULL; return 0; }
 int ncclCommAbort(struct comm *comm)
@@ -182,7 +199,7 @@ static int show(struct comm *comm, const void *given, size_t count)
     if (count * FLOAT_BYTES > SLOT)
         return 4;
     memcpy(shown(comm, comm->rank), given, count * FLOAT_BYTES);
-    comm->calls++;
+    pass_time(comm);
     return meet(comm);
 }
 static int add(struct comm *comm, float *got, size_t from, size_t count)
@@ -233,12 +250,15 @@ int ncclReduceScatter(const void *given, float *got, size_t count, int type, int
 }
 
 /* Sends lie in the sender's slot: peer, bytes, data. */
-int ncclGroupStart(void) { receive_count = depth = 0; current->room->slot[current->rank].used = 0; return 0; }
+int ncclGroupStart(void) { receive_count = depth = 0; return 0; }
 int ncclSend(const void *given, size_t count, int type, int peer, struct comm *comm, void *stream)
 {
     long head[2] = { peer, (long)(count * FLOAT_BYTES) };
     long *used = &comm->room->slot[comm->rank].used;
     (void)type, (void)stream;
+    if (!depth++)
+        *used = 0;
+    current = comm;
     if (*used + (long)sizeof head + head[1] > SLOT)
         return 4;
     memcpy(comm->room->slot[comm->rank].data + *used, head, sizeof head);
@@ -255,7 +275,7 @@ int ncclRecv(void *got, size_t count, int type, int peer, struct comm *comm, voi
 int ncclGroupEnd(void)
 {
     struct comm *comm = current;
-    comm->calls++;
+    pass_time(comm);
     meet(comm);
     for (int i = 0; i < receive_count; i++) {
         const char *at = comm->room->slot[receives[i].peer].data;

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import re
 import subprocess
 import sys
@@ -30,22 +29,11 @@ class Command(fixtures.InFolder):
         arguments: list[str | Path] = ["--plugin", self.out / "p.so", "--out", self.out / "report"]
         return fixtures.run(program, *arguments, timeout=None, PYTHONPATH=str(self.out), **more)
 
-    def test_without_torch_it_says_so_in_one_line(self) -> None:
-        for torch, words in [
-            (
-                "raise ModuleNotFoundError(\"No module named 'torch'\")",
-                "No module named 'torch'; install it, or name a libnccl.so.2 with --libnccl",
-            ),
-            (NO_GPU, f"PyTorch sees no GPU on {os.uname().nodename}: check it with nvidia-smi"),
-        ]:
-            done = self.start(torch)
-            self.assertEqual((done.returncode, len(done.stderr.splitlines()), done.stdout), (exit_codes.INVALID, 1, ""))
-            self.assertIn(words, done.stderr)
-
     def test_without_a_gpu_no_program_starts_a_rank_or_leaves_a_folder(self) -> None:
         launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}
         for program, more in [("ab.py", {}), ("ab.py", launched), ("ddp.py", {}), ("hang.py", {})]:
             done = self.start(NO_GPU, program, CUDA_VISIBLE_DEVICES="", **more)
+            self.assertNotIn("Traceback", done.stderr)
             self.assertEqual((done.returncode, len(done.stderr.splitlines()), done.stdout), (exit_codes.INVALID, 1, ""), program)
             self.assertIn("sees no GPU", done.stderr)
             self.assertIn("(CUDA_VISIBLE_DEVICES='')", done.stderr)
@@ -69,7 +57,7 @@ class Command(fixtures.InFolder):
             "    srun --nodes 2 ",
             "mpirun -np 16 ",
             "torchrun --nproc-per-node 2 scripts/ab.py --softrnic",
-            "MASTER_PORT + N",
+            "MASTER_PORT + 1",
             "3: too few",
             "130: interrupted",
         ):
@@ -94,7 +82,7 @@ class Command(fixtures.InFolder):
     def test_bad_usage(self) -> None:
         done = fixtures.run("ab.py", "--blocks", "0")
         self.assertEqual(done.returncode, exit_codes.INVALID)
-        self.assertIn("'0' must be a number from 1 to 20", done.stderr)
+        self.assertIn("'0' must be a number from 1 to 100", done.stderr)
 
 
 class PathOfThePlugin(fixtures.InFolder):

@@ -108,7 +108,7 @@ class Packages(installed.Installed, unittest.TestCase):
                 assert found
                 self.assertEqual((found.read(), member.mode & 0o111), ((DIST / name).read_bytes(), 0o111), name)
             names = [name.removeprefix(f"{top}/") for name in file.getnames()]
-        self.assertIn("python/nccl_net_ferrite/ab_torch_rank.py", names)
+        self.assertIn("python/nccl_net_ferrite/ab_rank.py", names)
         self.assertIn("python/nccl_net_ferrite/job.yaml", names)
         # What makes packages is in none.
         self.assertEqual([name for name in names if "package/" in name or "tests/" in name], [])

@@ -22,13 +22,13 @@ class Interruption(unittest.TestCase):
     def test_no_process_is_left(self) -> None:
         code, told, _ = self.interrupt(signal.SIGINT, "hang")
         self.assertEqual(code, exit_codes.INTERRUPTED)
-        self.assertIn("interrupted: 0 of 28 runs were done, too few for a report; no process of this run is left", told)
+        self.assertIn("interrupted: 0 runs were done, too few for a report; no process of this run is left", told)
 
     def test_what_was_done_is_reported(self) -> None:
         code, told, report = self.interrupt(signal.SIGTERM, "hang-later")
         self.assertEqual(code, exit_codes.INTERRUPTED)
-        self.assertRegex(told, r"interrupted: 5 of 28 runs were done; .*/report.md has the first 4; no process")
-        self.assertIn("The run was interrupted: 5 of 28 runs were done, and this report has the first 4.", report)
+        self.assertRegex(told, r"interrupted: 20 runs were done; .*/report.md has the first 20; no process")
+        self.assertIn("The run was interrupted: 20 runs were done, and this report has the first 20.", report)
 
     def interrupt(self, number: signal.Signals, fake: str) -> tuple[int, str, str]:
         """Once ranks hang: exit code, standard error, and the report."""
@@ -37,8 +37,9 @@ class Interruption(unittest.TestCase):
             plugin.write_bytes(fixtures.library_here())
             code = (
                 "import sys; from nccl_net_ferrite import ab, launch\n"
-                "ab.TORCH_RANK, launch.gpus_seen_by_torch = 'tests.fake_torch_rank', lambda _: 2\n"
+                "ab.RANK, launch.seen_by_driver = 'tests.fake_ab_rank', lambda *_: (2, '2.21.5')\n"
                 f"sys.argv = ['ab.py', '--ranks', '2', '--sizes', '8', '--plugin', {str(plugin)!r}, '--out', {folder + '/out'!r}]\n"
+                f"sys.argv += ['--libnccl', {str(plugin)!r}]\n"
                 "sys.exit(ab.main())"
             )
             process = subprocess.Popen(
@@ -65,11 +66,11 @@ class Interruption(unittest.TestCase):
 class RunsOfRanks(fixtures.InFolder):
     def run_ranks(self, *fakes: str) -> None:
         """One rank for each of `fakes`."""
-        task = json.dumps({"collectives": [], "sizes": [], "result": str(self.out / "01A.json")})
+        task = json.dumps({"collectives": [], "sizes": [], "networks": [""], "result": str(self.out / "01A.json")})
         ranks = [
             launch.Rank(
                 number,
-                "tests.fake_torch_rank",
+                "tests.fake_ab_rank",
                 fixtures.built_environment(
                     FAKE=fake,
                     FAKE_HANGS=str(self.out / "hanging"),

@@ -1,13 +1,11 @@
-"""Tests of what scripts/ab.py reads: NCCL's logs, outputs of nccl-tests, what launchers say, sizes and settings."""
+"""Tests of what scripts/ab.py reads: NCCL's logs, what launchers say, sizes and settings."""
 
 import argparse
 import re
-import tempfile
 import unittest
 from dataclasses import replace
-from pathlib import Path
 
-from nccl_net_ferrite import ab, evidence, exit_codes, launch, options
+from nccl_net_ferrite import evidence, launch, options
 from nccl_net_ferrite.exit_codes import Invalid
 from nccl_net_ferrite.launch import Placement
 
@@ -49,33 +47,6 @@ class Logs(unittest.TestCase):
         self.assertRaisesRegex(Invalid, "rank 1: NCCL used network Ferrite, not IB", evidence.check, [stock, good], "IB", "run")
 
 
-class NcclTests(unittest.TestCase):
-    TABLE = (
-        "# nThread 1\n#       size  count type redop root time algbw busbw #wrong\n"
-        "    1048576  262144  float  sum  -1  52.31  20.05  35.08  0  51.9  20.2  35.3  0\n"
-        "    8  2  float  sum  -1  12.10  0.00  0.00  0  12.0  0.0  0.0  0\n# Avg bus bandwidth : 1\n"
-    )
-
-    def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = Path(folder.name) / "a.txt"
-
-    def test_output(self) -> None:
-        self.path.write_text(self.TABLE)
-        self.assertEqual(ab.read_nccl_tests(self.path), {1048576: (52.31, 35.08), 8: (12.10, 0.0)})
-        self.path.write_text(self.TABLE.replace("35.08  0", "35.08  3"))
-        self.assertRaisesRegex(Invalid, "3 wrong values at 1048576", ab.read_nccl_tests, self.path)
-        self.path.write_text("hello")
-        self.assertRaisesRegex(Invalid, "no table", ab.read_nccl_tests, self.path)
-
-    def test_one_run_of_each_is_too_few(self) -> None:
-        self.path.write_text(self.TABLE)
-        done = fixtures.run("ab.py", "--read", self.path, self.path)
-        self.assertEqual(done.returncode, exit_codes.TOO_FEW_RUNS)
-        self.assertIn("no telling a difference from noise", done.stdout)
-
-
 class Words(unittest.TestCase):
     def test_sizes_and_settings(self) -> None:
         self.assertEqual(options.parse_sizes("8..1K"), [8, 32, 128, 512, 1024])
@@ -84,6 +55,18 @@ class Words(unittest.TestCase):
             self.assertRaises(argparse.ArgumentTypeError, options.parse_sizes, bad)
         self.assertEqual(options.variable("NCCL_ALGO=Ring"), ("NCCL_ALGO", "Ring"))
         self.assertRaises(argparse.ArgumentTypeError, options.variable, "NCCL_ALGO")
+
+
+class Ports(fixtures.InFolder):
+    def test_which_rdma_ports_are_up(self) -> None:
+        self.assertRaisesRegex(Invalid, "no RDMA port is up: .* has no device; `ferrite doctor` says", launch.rdma_ports, None, self.out)
+        for name, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN")):
+            (self.out / name / "ports/1").mkdir(parents=True)
+            (self.out / name / "ports/1/state").write_text(state + "\n")
+        self.assertEqual(launch.rdma_ports(None, self.out), "mlx5_0:1 up")
+        (self.out / "mlx5_0/ports/1/state").write_text("2: INIT\n")
+        self.assertRaisesRegex(Invalid, "mlx5_0:1 is 2: INIT; mlx5_1:1 is 1: DOWN", launch.rdma_ports, None, self.out)
+        self.assertEqual(launch.rdma_ports(self.out, self.out), "the software device")
 
 
 class Placements(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""Tests of scripts/ab.py --libnccl without a GPU: NCCL and the CUDA driver are played by fake_nccl.c."""
+"""Tests of scripts/ab.py without a GPU: NCCL and the CUDA driver are played by fake_nccl.c."""
 
 import json
 import random
@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 
 from nccl_net_ferrite import exit_codes, launch
-from nccl_net_ferrite.ab_nccl_rank import Rendezvous, receive
+from nccl_net_ferrite.rendezvous import Rendezvous, receive
 
 from . import fixtures
 
@@ -29,6 +29,10 @@ def ports_in_a_row(count: int) -> int:
         finally:
             for one in held:
                 one.close()
+
+
+# Of the communicators of a block.
+NETWORKS = ("IB", "Ferrite", "Ferrite", "IB")
 
 
 @unittest.skipUnless(shutil.which("cc"), "no C compiler")
@@ -53,6 +57,8 @@ class Timing(fixtures.WithFakeNccl):
             self.out / "report",
             "--blocks",
             "1",
+            "--seconds",
+            "1",
             *arguments,
             FAKE=fake,
             FAKE_B=slower,
@@ -66,10 +72,20 @@ class Timing(fixtures.WithFakeNccl):
         # An operation takes 20 ms; the one before the first event is no part of it.
         self.assertEqual([(round(row["a_us"][0]), round(row["b_us"][0])) for row in raw["rows"]], [(20_000, 26_000)] * 2)
         self.assertEqual(raw["about"]["versions"], {"nccl": "2.99.1"})
-        self.assertIn("without PyTorch", (self.out / "report/report.md").read_text())
+        # Each communicator has a part of the log: its network alone.
+        self.assertEqual([[one["network"] for one in run] for run in raw["about"]["evidence"]], [[name] * 2 for name in NETWORKS])
+
+    def test_the_same_in_processes_of_their_own(self) -> None:
+        done = self.compare("--collectives", "all_reduce", "--sizes", "8", "--fresh", slower="1.3")
+        self.assertEqual(done.returncode, exit_codes.TOO_FEW_RUNS, done.stderr)
+        [row] = json.loads((self.out / "report/raw.json").read_text())["rows"]
+        self.assertEqual(([*map(round, row["a_us"])], [*map(round, row["b_us"])]), ([20_000] * 2, [26_000] * 2))
+
+    def test_another_network_than_asked_for_is_noticed(self) -> None:
+        self.assertIn("run 01, rank 0: NCCL used network Socket, not IB", self.compare("--sizes", "8", fake="fallback").stderr)
 
     def test_each_collective_moves_and_checks_its_bytes(self) -> None:
-        done = self.compare("--sizes", "4,64K")
+        done = self.compare("--sizes", "4,64K", "--collectives", "all_reduce,all_gather,reduce_scatter,alltoall,send_recv")
         self.assertEqual(done.returncode, exit_codes.TOO_FEW_RUNS, done.stderr)
         rows = json.loads((self.out / "report/raw.json").read_text())["rows"]
         self.assertEqual(
@@ -91,7 +107,7 @@ class Timing(fixtures.WithFakeNccl):
     def test_a_wrong_element_is_no_result(self) -> None:
         done = self.compare("--collectives", "all_reduce", "--sizes", "1M", fake="wrong")
         self.assertEqual(done.returncode, exit_codes.INVALID)
-        self.assertIn("run 01A: wrong values in all_reduce of 1M", done.stderr)
+        self.assertIn("run 01: wrong values over IB in all_reduce of 1M", done.stderr)
 
     def test_under_a_launcher_with_the_software_device(self) -> None:
         (self.out / "libibverbs.so.1").touch()
@@ -108,6 +124,8 @@ class Timing(fixtures.WithFakeNccl):
             self.out / "report",
             "--blocks",
             "1",
+            "--seconds",
+            "1",
             "--sizes",
             "8",
             "--collectives",
@@ -115,7 +133,7 @@ class Timing(fixtures.WithFakeNccl):
             "--softrnic",
             self.out,
         ]
-        port = str(ports_in_a_row(5))
+        port = str(ports_in_a_row(3))
         ranks = [
             subprocess.Popen(
                 command,
@@ -138,8 +156,27 @@ class Timing(fixtures.WithFakeNccl):
             self.addCleanup(one.kill)
         told = [one.communicate(timeout=100) for one in ranks]
         self.assertEqual([one.returncode for one in ranks], [exit_codes.TOO_FEW_RUNS, exit_codes.GOOD], told)
-        self.assertIn("run 4 of 4", told[0][0])
+        self.assertIn("block 1 of four runs done", told[0][0])
         self.assertEqual(told[1][0], "")
+
+    def test_what_is_wrong_with_pytorch(self) -> None:
+        for torch, words in [
+            ("raise ModuleNotFoundError(\"No module named 'torch'\")", "No module named 'torch'; install it, or name a libnccl.so.2"),
+            ("__version__ = '9'", "PyTorch 9 in .* loads no libnccl.so.2: install PyTorch for CUDA, or name a"),
+        ]:
+            (self.out / "torch.py").write_text(torch)
+            words_given: list[str | Path] = ["--libcuda", self.library, "--plugin", self.out / "p.so", "--out", self.out / "report"]
+            done = fixtures.run("ab.py", *words_given, PYTHONPATH=str(self.out))
+            self.assertEqual((done.returncode, len(done.stderr.splitlines()), done.stdout), (exit_codes.INVALID, 1, ""), done.stderr)
+            self.assertRegex(done.stderr, words)
+
+    def test_the_nccl_of_pytorch(self) -> None:
+        (self.out / "torch.py").write_text(f"import ctypes; __version__ = '9'; ctypes.CDLL({str(self.library)!r})")
+        words: list[str | Path] = ["--check", "--softrnic", self.out, "--libcuda", self.library, "--plugin", self.out / "p.so"]
+        (self.out / "libibverbs.so.1").touch()
+        done = fixtures.run("ab.py", *words, "--out", self.out / "report", PYTHONPATH=str(self.out))
+        self.assertEqual(done.returncode, exit_codes.GOOD, done.stdout)
+        self.assertIn(f"ok    NCCL    2.99.1 of PyTorch 9, {self.library}", done.stdout)
 
     def test_what_cannot_be_tried(self) -> None:
         self.assertIn("sees no GPU", self.compare(fake="no-gpu").stderr)
@@ -155,7 +192,7 @@ class Timing(fixtures.WithFakeNccl):
             self.out / "o",
         )
         self.assertEqual((done.returncode, len(done.stderr.splitlines())), (exit_codes.INVALID, 1))
-        self.assertRegex(done.stderr, "--libnccl .*/p.so with --libcuda .*: .*(file too short|invalid ELF header)")
+        self.assertRegex(done.stderr, "--libnccl .*/p.so: .*(file too short|invalid ELF header)")
 
 
 class Exchange(unittest.TestCase):

@@ -43,7 +43,20 @@ class Comparison(fixtures.WithFakeNccl):
             folder = self.out / launcher
             command: list[str | Path] = [fixtures.SCRIPTS / "two_nodes.sh", launcher, sys.executable, fixtures.SCRIPTS / "ab.py"]
             command += ["--softrnic", DIST / "softrnic", "--plugin", DIST / "lib/libnccl-net.so", "--libnccl", self.library]
-            command += ["--libcuda", self.library, "--blocks", "1", "--sizes", "8", "--collectives", "all_reduce", "--out", folder]
+            command += [
+                "--libcuda",
+                self.library,
+                "--blocks",
+                "1",
+                "--seconds",
+                "1",
+                "--sizes",
+                "8",
+                "--collectives",
+                "all_reduce",
+                "--out",
+                folder,
+            ]
             done = subprocess.run(
                 command, env=fixtures.built_environment(FAKE_B="1"), cwd=self.out, capture_output=True, text=True, check=False, timeout=120
             )

@@ -81,7 +81,7 @@ class Installed(fixtures.WithFakeNccl):
 
     def test_ab_without_a_gpu(self) -> None:
         """With a library in place of NCCL and of the GPUs."""
-        words = ("ab", "--softrnic", "--blocks", "1", "--sizes", "8", "--collectives", "all_reduce", "--libcuda", self.library)
+        words = ("ab", "--softrnic", "--blocks", "1", "--seconds", "1", "--sizes", "8", "--libcuda", self.library)
         done = self.start(*words, "--libnccl", self.library, FAKE_B="1")
         self.assertIn("Ferrite against NCCL 2.99.1's built-in IB transport, 2 ranks", self.ended(done, exit_codes.TOO_FEW_RUNS))
         self.assertTrue((self.out / "report-ab/report.svg").is_file())

@@ -1,4 +1,4 @@
-"""Stands in for a rank of ab that has PyTorch and a GPU: writes the log and the result that such a rank would. FAKE says what fails."""
+"""Stands in for a rank of ab that has NCCL and a GPU: writes the log and the result that such a rank would. FAKE says what fails."""
 
 import glob
 import json
@@ -14,8 +14,8 @@ from nccl_net_ferrite import evidence
 def main() -> None:
     task = json.loads(os.environ["AB_TASK"])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    network = os.environ["NCCL_NET"]
-    is_b = network == "Ferrite"
+    # NCCL_NET decides for all communicators.
+    networks = [os.environ.get("NCCL_NET") or network for network in task["networks"]]
     fake = os.environ.get("FAKE", "")
     run = int(os.path.basename(task["result"])[:2])
     if fake == "hang" or (fake == "hang-later" and run == 6):
@@ -28,29 +28,28 @@ def main() -> None:
         while not glob.glob(f"{os.environ['FAKE_HANGS']}.*"):
             time.sleep(0.01)
         sys.exit(3)
-    if fake == "die" and is_b and rank == 1:
-        print("RuntimeError: NCCL Error 6: NET/Ferrite : the peer has died")
+    if rank == 1 and (fake == "die" or (fake == "die-later" and run == 3)):
+        print("NcclError: ncclAllReduce over Ferrite: remote error (6)")
         sys.exit(3)
-    log = log_of(network, fake, is_b)
+    logs = [log_of(network, fake, network == "Ferrite") for network in networks]
     with open(os.environ["NCCL_DEBUG_FILE"], "w") as file:
-        file.write(log)
+        file.write("".join(logs))
     if rank == 0:
-        slower = float(os.environ.get("FAKE_B", "1")) if is_b else 1.0
+        slower = [float(os.environ.get("FAKE_B", "1")) if network == "Ferrite" else 1.0 for network in networks]
         rows = [
             {
                 "collective": name,
                 "size": size,
                 "bytes": size,
-                "us": (10 + size / 1e4) * slower * (1 + 0.001 * ((run * 7) % 5)),
-                "wrong": int(fake == "wrong" and is_b),
+                "us": [(10 + size / 1e4) * times * (1 + 0.001 * ((run * 7 + 3 * place) % 5)) for place, times in enumerate(slower)],
+                "wrong": [int(fake == "wrong" and network == "Ferrite") for network in networks],
             }
             for name in task["collectives"]
             for size in task["sizes"]
         ]
-        found = [asdict(evidence.read(log)) for _ in range(world)]
-        versions = {"torch": "0", "cuda": "0", "nccl": "2.21.5"}
+        found = [[asdict(evidence.read(log))] * world for log in logs]
         with open(task["result"], "w") as file:
-            json.dump({"rows": rows, "evidence": found, "gpus": ["fake"] * world, "versions": versions}, file)
+            json.dump({"rows": rows, "evidence": found, "gpus": ["fake"] * world, "versions": {"nccl": "2.21.5"}}, file)
 
 
 def log_of(network: str, fake: str, is_b: bool) -> str:
