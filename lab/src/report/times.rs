@@ -1,10 +1,11 @@
 //! Times of collectives in whole jobs of NCCL, which another program has measured: judged as the
 //! rows of `ferrite compare` are, drawn and reported.
 //!
-//! `nccl-net-ferrite ab` writes them. A run is a job of fresh processes. Runs come in blocks of
-//! four: A B B A, or B A A B. Each two neighbours of a block give one ratio of B to A. The noise is
-//! that of A's two runs of a block: the later over the earlier one, and in every other two blocks
-//! the earlier over the later one, so that a machine that gets slower all the time is no bias.
+//! `nccl-net-ferrite ab` writes them. A run is a communicator, or a job of fresh processes. Runs
+//! come in blocks of four: A B B A, or B A A B. Each two neighbours of a block give one ratio of B
+//! to A. The noise is that of A's two runs of a block: the later over the earlier one, and in every
+//! other two blocks the earlier over the later one, so that a machine that gets slower all the time
+//! is no bias.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -49,6 +50,9 @@ pub(crate) struct Times {
     b: String,
     /// The side of each run, such as `ABBABAAB`.
     order: String,
+    /// What a run is, in words.
+    #[serde(default = "a_job")]
+    run: String,
     /// What is to be read before the results, such as that the run was interrupted.
     notes: Vec<String>,
     /// Lines at the end of the report: the command, versions, variables.
@@ -75,6 +79,10 @@ struct Row {
     b_us: Vec<f64>,
     #[serde(default, skip_deserializing)]
     judgement: Judgement,
+}
+
+fn a_job() -> String {
+    "a job of fresh processes".into()
 }
 
 impl Row {
@@ -277,7 +285,7 @@ impl JudgedTimes {
         writeln!(
             page,
             "## How to read it\n\n\
-             Each value is the median over {}, half of them of A and half of B, each a job of fresh processes, in the order `{}`. GB/s \
+             Each value is the median over {}, half of them of A and half of B, each {}, in the order `{}`. GB/s \
              is bus bandwidth. B/A is the median of the ratios of neighbours, one of each side; A/A is the ratio of A's two runs of a block \
              of four: what the machine does by itself. [..] are intervals of order statistics. \"better\" and \"worse\" are said \
              if B/A differs from 1 and its median lies beyond the interval of A/A; the chance of saying it of any row although it is \
@@ -286,6 +294,7 @@ impl JudgedTimes {
              chance. \"A is not A\": the interval of A/A does not hold 1, so nothing is claimed. A loss of less than {} is told, and is \
              no failure.\n\n## What ran\n",
             self.runs(),
+            times.run,
             times.order,
             CHANCE * 100.0,
             percent(self.find),
@@ -517,6 +526,17 @@ mod tests {
             "two collectives, two panels each"
         );
         assert!(page.contains("| all_reduce | 8K |") && page.contains("\n- command: "), "{page}");
+    }
+
+    #[test]
+    fn the_report_says_what_a_run_is() {
+        let mut times = recorded(1.0, 7);
+        for words in ["each a job of fresh processes, in", "each a communicator, in"] {
+            let mut page = String::new();
+            read(&times).expect("times").judged(0.1).page(&mut page).expect("a page");
+            assert!(page.contains(words), "{page}");
+            times["run"] = "a communicator".into();
+        }
     }
 
     #[test]
