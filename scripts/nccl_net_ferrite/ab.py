@@ -78,9 +78,11 @@ def sides_of(options: argparse.Namespace) -> tuple[Side, Side]:
 
 
 def is_paired(options: argparse.Namespace) -> bool:
-    """Whether both sides can live in one process: variables are a process's, and it has one plugin of a name."""
+    """Whether both sides can live in one process. Variables are the whole process's, it has one plugin of a name, and a software device
+    in two files would be two networks to it."""
     is_one_plugin = not options.baseline or files.sha256(options.baseline) == files.sha256(options.plugin)
-    return is_one_plugin and not (options.fresh or options.only_a or options.only_b)
+    is_one_device = not options.softrnic or launch.is_one_file(options.softrnic)
+    return is_one_plugin and is_one_device and not (options.fresh or options.only_a or options.only_b)
 
 
 def letters_of(block: int) -> str:

@@ -368,6 +368,12 @@ def check_softrnic(folder: Path | None) -> None:
         raise Invalid(f"--softrnic {folder}: no libibverbs.so.1 there; scripts/build.sh makes it")
 
 
+def is_one_file(softrnic: Path) -> bool:
+    """Whether both names of the library lead to one file: a wheel has no links."""
+    other = softrnic / "libibverbs.so"
+    return not other.exists() or other.samefile(softrnic / "libibverbs.so.1")
+
+
 def rdma_ports(softrnic: Path | None, devices: Path = Path("/sys/class/infiniband")) -> str:
     """The ports of RDMA devices that are up; raises Invalid if none is."""
     if softrnic or "SOFTRNIC_FABRIC" in os.environ:

@@ -68,6 +68,16 @@ class Comparison(WithFakeRanks):
         self.assertEqual(sorted(path.name for path in self.options.out.glob("*-rank0.out")), runs)
         self.assertIn("NCCL_NET=Ferrite", (self.options.out / "report.md").read_text())
 
+    def test_a_software_device_in_two_files_is_none_to_share(self) -> None:
+        self.options.softrnic = self.out
+        (self.out / "libibverbs.so.1").touch()
+        self.assertTrue(ab.is_paired(self.options))
+        (self.out / "libibverbs.so").symlink_to("libibverbs.so.1")
+        self.assertTrue(ab.is_paired(self.options))
+        (self.out / "libibverbs.so").unlink()
+        (self.out / "libibverbs.so").touch()
+        self.assertFalse(ab.is_paired(self.options))
+
     def test_it_ends_when_the_verdict_is_clear(self) -> None:
         self.options.blocks = None
         self.assertEqual(self.compare(FAKE_B="1.5"), exit_codes.WRONG)
