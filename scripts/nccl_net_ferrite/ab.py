@@ -364,9 +364,10 @@ class Comparison:
         if blocks >= LEAST_BLOCKS:
             with tempfile.TemporaryDirectory() as scratch:
                 self.codes.append(self.judged(Path(scratch), "", subprocess.DEVNULL))
-        spent = time.monotonic() - self.begin
-        end = f"{self.options.blocks} blocks" if self.options.blocks else f"{self.options.seconds} s at most"
-        print(f"block {blocks} of four runs done, GPUDirect {gdr}; {spent:.0f} s of {end}", flush=True)
+        number = f"{blocks} of {self.options.blocks}" if self.options.blocks else str(blocks)
+        most = "" if self.options.blocks else f" of at most {self.options.seconds}"
+        clear = "" if not self.codes else ", undecided" if self.codes[-1] == TOO_FEW_RUNS else ", a verdict"
+        print(f"block {number}: {time.monotonic() - self.begin:.0f} s{most}, GPUDirect {gdr}{clear}", flush=True)
 
     def order(self) -> str:
         return "".join(map(letters_of, range(self.blocks())))
@@ -394,6 +395,14 @@ class Comparison:
         raw = folder / "raw.json"
         files.write_json(raw, self.times(note))
         return judge(raw, folder, self.options.effect, output)
+
+    def shared_gpus(self) -> list[str]:
+        ranks = len(self.placements) if not self.machine.launched else self.machine.launched.ranks_here
+        if ranks <= self.machine.gpus:
+            return []
+        return [
+            f"{ranks} ranks share {self.machine.gpus} GPU: the times are mostly those of the driver's time slices, and hide differences"
+        ]
 
     def times(self, note: str) -> dict[str, Any]:
         """What `ferrite judge` reads (lab/src/report/times.rs): what A and B are, the side of each run, lines for the report, and for
@@ -424,7 +433,7 @@ class Comparison:
             "b": "Ferrite",
             "order": order,
             "run": PAIRED if self.is_paired else FRESH,
-            "notes": [note] if note else [],
+            "notes": [*([note] if note else []), *self.shared_gpus()],
             "facts": facts,
             "about": {
                 "versions": first.versions,

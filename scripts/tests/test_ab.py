@@ -83,6 +83,15 @@ class Comparison(WithFakeRanks):
         self.assertEqual(self.compare(FAKE_B="1.5"), exit_codes.WRONG)
         # Six can tell, and the seventh says the same.
         self.assertEqual(len(self.raw()["order"]), 7 * 4)
+        told = [line.rpartition(", ")[2] for line in self.printed if line.startswith("block ")]
+        self.assertEqual(told, ["GPUDirect off"] * 5 + ["a verdict"] * 2)
+
+    def test_ranks_that_share_a_gpu(self) -> None:
+        self.compare()
+        self.assertEqual(self.raw()["notes"], [])
+        self.replace(launch, "seen_by_driver", lambda *_: (1, "2.21.5"))
+        self.compare()
+        self.assertIn("2 ranks share 1 GPU: the times are mostly", self.raw()["notes"][0])
 
     def test_it_ends_when_the_time_is_over(self) -> None:
         self.options.blocks, self.options.seconds = None, 100
