@@ -411,7 +411,8 @@ class Comparison:
         first, gdr, of_side = runs[0], gdr_of(runs, order), runs_of_sides(runs, order)
         plugin, baseline = files.library(options.plugin), files.library(options.baseline) if options.baseline else None
         libnccl = files.library(self.machine.libnccl)
-        side_a = "another Ferrite" if baseline else f"NCCL {first.versions['nccl']}'s built-in IB transport"
+        other = "the same Ferrite" if self.is_paired else "another Ferrite"
+        side_a = other if baseline else f"NCCL {first.versions['nccl']}'s built-in IB transport"
         variables = variables_of(self.setup, self.sides, self.is_paired)
         facts = [
             f"command: `{' '.join(sys.argv)}`",

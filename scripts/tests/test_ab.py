@@ -123,7 +123,8 @@ class Comparison(WithFakeRanks):
     def test_a_plugin_against_itself(self) -> None:
         self.options.baseline, self.options.blocks = self.plugin, 6
         self.assertEqual(self.compare(FAKE_B="1.1"), exit_codes.GOOD)
-        self.assertEqual(self.raw()["about"]["variables"]["A"], {"ncclConfig_t.netName": "Ferrite"})
+        raw = self.raw()
+        self.assertEqual((raw["a"], raw["about"]["variables"]["A"]), ("the same Ferrite", {"ncclConfig_t.netName": "Ferrite"}))
 
     def test_one_plugin_with_two_settings(self) -> None:
         self.options.baseline, self.options.only_a, self.options.blocks = self.plugin, [("FERRITE_PROFILER", "0")], 1
