@@ -16,13 +16,13 @@ On one machine it starts the ranks itself; under a launcher each of its processe
 
     python scripts/ab.py --again raw.json       # judges an earlier run once more, with another --effect
 
-Four communicators live at once in fresh processes, two over each network, and take turns of some milliseconds. Such sets follow each
-other until the verdict is clear, or --seconds are over. With --baseline, --only-a, --only-b or --fresh each side has processes of its
-own instead, in the order A B B A, B A A B: that takes longer. Under a launcher, the ports MASTER_PORT + 1 and + 2 of rank 0's host
-have to be open (MASTER_PORT is 29500 by default).
+Four communicators live at once in fresh processes, two over each network, and take turns of some milliseconds. This is repeated with
+new processes until the verdict is clear, or --seconds are over. With another library as --baseline, with --only-a, --only-b or --fresh,
+each side has processes of its own, in the order A B B A, B A A B. That takes longer. Under a launcher, the TCP ports MASTER_PORT + 1
+and + 2 of rank 0's host have to be open (MASTER_PORT is 29500 by default).
 
 Exit code 0: Ferrite is as good or better. 1: it is worse somewhere, by 3 % or more. 2: the comparison is not valid, or could not be made.
-3: too few or too noisy runs to tell. 130: interrupted; the whole sets that were done are in the report. The program ferrite, which
+3: too few or too noisy runs to tell. 130: interrupted; the whole blocks that were done are in the report. The program ferrite, which
 comes with this one, judges the times as it judges those of `ferrite compare`. report.md, report.svg and raw.json say more;
 nccl-tests.txt has the bandwidths in the layout of nccl-tests.
 """
@@ -59,10 +59,10 @@ COLLECTIVES: dict[str, Callable[[int], float]] = {
     "send_recv": lambda _: 1.0,
 }
 
-# Runs of a block. In pairs, the communicators of a set are the four runs of a block.
+# Runs of a block: communicators that live at once, or jobs of fresh processes.
 BLOCK = 4
-# Sets that fit into the time if they take no longer than they should; blocks that `ferrite judge` needs for a verdict.
-SETS, LEAST_BLOCKS = 16, 6
+# Blocks that should fit into --seconds; those that `ferrite judge` needs for a verdict.
+BLOCKS, LEAST_BLOCKS = 16, 6
 # What a run is, for the report.
 PAIRED = "a communicator of its own; the four of a block live at once in fresh processes and take turns"
 FRESH = "a job of fresh processes"
@@ -128,7 +128,6 @@ class Run:
     evidence: list[Evidence]
     gpus: list[str]
     versions: dict[str, str]
-    seconds: float
     gdr: str
 
     @classmethod
@@ -141,7 +140,7 @@ class Run:
         if wrong:
             first = f"{wrong[0].collective} of {size_text(wrong[0].size)}"
             raise Invalid(f"run {name}: wrong values over {network} in {first} and {len(wrong) - 1} other rows")
-        return cls(rows, evidence, raw["gpus"], raw["versions"], raw["seconds"], gdr)
+        return cls(rows, evidence, raw["gpus"], raw["versions"], gdr)
 
 
 # -- what can be known to be wrong beforehand --
@@ -294,7 +293,7 @@ class Comparison:
             "libnccl": str(machine.libnccl),
             "libcuda": options.libcuda,
             "limit": options.limit,
-            "seconds": options.seconds / SETS / (1 if paired else BLOCK),
+            "seconds": options.seconds / BLOCKS / (1 if paired else BLOCK),
         }
         setup = Setup(
             module=RANK,
@@ -314,7 +313,7 @@ class Comparison:
 
     def run_all(self) -> None:
         blocks = number = 0
-        while self.goes_on(blocks):
+        while self.continues(blocks):
             letters = letters_of(blocks)
             for part in [letters] if self.is_paired else letters:
                 number += 1
@@ -323,7 +322,7 @@ class Comparison:
             if self.runs:
                 self.tell(blocks)
 
-    def goes_on(self, blocks: int) -> bool:
+    def continues(self, blocks: int) -> bool:
         """After so many blocks; the same for all processes that a launcher started."""
         wanted = self.wants_more(blocks)
         if not self.machine.meeting:

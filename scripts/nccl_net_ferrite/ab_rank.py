@@ -94,7 +94,7 @@ class Rank:
         for network in self.task["networks"]:
             joined.append(self.join(network))
             wrong.append(self.errors(joined[-1]))
-            # What the log has got since then is this communicator's.
+            # What NCCL has written since then is about this communicator.
             content = log.read_bytes()
             proofs.append(self.rendezvous.gather(asdict(evidence.read(content[read:].decode(errors="replace")))))
             read = len(content)
