@@ -373,6 +373,8 @@ class Comparison:
 
     def report_whole_blocks(self, what: str) -> str:
         """Reports the whole blocks that were done, if there are any; says what there is."""
+        if not is_first(self.machine.launched):
+            return "rank 0 has the report"
         done = f"{len(self.runs)} runs were done"
         whole = self.blocks() * BLOCK
         if not whole:

@@ -4,6 +4,7 @@
 
     nccl-net-ferrite path                 # the plugin's file alone
     nccl-net-ferrite ab [OPTION...]       # compares it with NCCL's built-in IB transport; under torchrun: -m nccl_net_ferrite ab
+    nccl-net-ferrite ab --check           # what is in the way of that, in seconds
     nccl-net-ferrite matrix [OPTION...]   # tries every operation of NCCL over it
     nccl-net-ferrite ddp [OPTION...]      # trains a small model over it and over other networks
     nccl-net-ferrite job                  # prints the comparison as a job of Kubernetes

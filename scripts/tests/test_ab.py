@@ -295,6 +295,10 @@ class Launched(WithFakeRanks):
         outputs = sorted(path.name for path in self.options.out.glob("*.out"))
         self.assertEqual(outputs, ["01-rank1.out", "02-rank1.out"])
 
+    def test_only_rank_0_has_a_report(self) -> None:
+        with mock.patch.object(ab, "run_side", side_effect=KeyboardInterrupt):
+            self.assertRaisesRegex(KeyboardInterrupt, "^rank 0 has the report$", self.compare, **torchrun(1, 2))
+
     def test_what_its_ranks_share_on_the_software_device(self) -> None:
         (self.out / "libibverbs.so.1").touch()
         self.options.softrnic = self.out
