@@ -351,6 +351,7 @@ fn sight(id: EndId, end: &dyn ExplainedEnd, seen: &Seen) -> Sight {
         found: end.look(),
         peer: end.peer().peer().identity(),
         operation: seen.operation_of(end.labels()),
+        recovery: end.peer().progress().map(|progress| progress.summary()).unwrap_or_default(),
     }
 }
 

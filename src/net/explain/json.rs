@@ -91,13 +91,14 @@ fn set_up(set_up: &SetUp) -> String {
 
 fn cause(cause: &Cause) -> String {
     format!(
-        "{{\"verdict\":\"{:?}\",\"near\":{},\"far\":{},\"connections\":{},\"operation\":{},\"far_has_begun\":{},\"text\":{}}}",
+        "{{\"verdict\":\"{:?}\",\"near\":{},\"far\":{},\"connections\":{},\"operation\":{},\"far_has_begun\":{},\"recovery\":{},\"text\":{}}}",
         cause.verdict,
         who(&cause.near),
         who(&cause.far),
         cause.depth,
         operation(cause.operation.as_ref()),
         has_begun(cause.begun),
+        string(&cause.recovery),
         string(&cause_text(cause, None))
     )
 }

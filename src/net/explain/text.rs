@@ -175,6 +175,12 @@ impl Report {
                 format!("that process waits itself. {further} connection(s) further, {cause}")
             }
             (None, Verdict::PeerWaits) => self.circle(finding),
+            (_, Verdict::OrderDiffers) => format!(
+                "NCCL there has not launched it, and NCCL here has not launched the operation of another communicator in \
+                 which others wait for it: most likely the two processes use two communicators in different orders \
+                 (py-spy dump){}",
+                numbers(finding)
+            ),
             (_, Verdict::Recovering) if recovery.is_some() => {
                 recovery.map(ToString::to_string).unwrap_or_default() + &numbers(finding)
             }
@@ -255,6 +261,10 @@ fn reason(verdict: Verdict, operation: Option<&Operation>, begun: Begun) -> Stri
         }
         Verdict::Moving => "that process makes progress with other messages",
         Verdict::PeerWaits | Verdict::Unknown => "what that process waits for is not known yet",
+        Verdict::OrderDiffers => {
+            "NCCL there has not launched it, and NCCL in the former has not launched the operation of another communicator in \
+             which others wait for it: most likely the two use two communicators in different orders (py-spy dump)"
+        }
         Verdict::NotWaiting | Verdict::OwnHasNotAsked | Verdict::OwnHasNotSent => {
             "it no longer waits"
         }
@@ -372,15 +382,89 @@ pub fn cause_text(cause: &Cause, said: Option<&Operation>) -> String {
     };
     let other = operation.as_ref().filter(|operation| !is_said(operation));
     let within = other.map(|operation| format!(" in {operation}")).unwrap_or_default();
-    format!("{near} waits{within} for {far}: {}", reason(*verdict, operation.as_ref(), *begun))
+    let why = match verdict {
+        Verdict::Recovering if !cause.recovery.is_empty() => {
+            format!("the connection between them {}", cause.recovery)
+        }
+        Verdict::OwnNotTested => "NCCL in the former makes no call, although requests are outstanding: its progress thread has \
+             ended or stands still"
+            .into(),
+        _ => reason(*verdict, operation.as_ref(), *begun),
+    };
+    format!("{near} waits{within} for {far}: {why}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::json::json;
     use super::*;
+    use crate::net::peer::recovery_progress::RailStanding;
     use crate::proto::explain::look::{Contact, Found, Look, Sight};
+    use crate::proto::explain::operation::{Call, Function, PeerRank};
     use std::cell::Cell;
+    use std::time::Instant;
+
+    /// The words for each cause, as a process that is further away has them.
+    #[test]
+    fn what_the_log_says_of_each_cause() {
+        let who =
+            |rank| Identity { host: "n-0007".into(), pid: 4711, rank: Some(rank), label: None };
+        let call = Call { function: Function::AllReduce, number: Some(7) };
+        let operation =
+            Operation { call, communicator: 1, name: "dp".into(), peer: PeerRank::Known(3) };
+        let recovery = RecoveryProgress {
+            since: Instant::now(),
+            attempts: 21,
+            cause: "rails 0 acknowledge nothing".into(),
+            waits_for: "New queue pairs are not ready".into(),
+            rails: vec![RailStanding {
+                number: 0,
+                port: "mlx5_0:1".into(),
+                is_usable: true,
+                is_usable_by_peer: true,
+            }],
+        };
+        let cause = |verdict, begun| Cause {
+            verdict,
+            near: who(6),
+            far: who(3),
+            depth: 2,
+            age_ms: 0,
+            waited_ms: 10_000,
+            operation: Some(operation.clone()),
+            begun,
+            recovery: recovery.summary(),
+        };
+        let all = [
+            Verdict::PeerHasNotSent,
+            Verdict::PeerHasNotAsked,
+            Verdict::PeerSilent,
+            Verdict::PeerGone,
+            Verdict::PeerNotTested,
+            Verdict::OwnNotTested,
+            Verdict::DataLost,
+            Verdict::AcknowledgementsLost,
+            Verdict::ClearToSendsLost,
+            Verdict::Unacknowledged,
+            Verdict::Unreachable,
+            Verdict::Recovering,
+            Verdict::NotAccepted,
+            Verdict::OtherTags,
+            Verdict::Flush,
+            Verdict::OrderDiffers,
+        ];
+        let mut text = String::new();
+        for verdict in all {
+            text += &format!(
+                "{verdict:?}: {}\n",
+                cause_text(&cause(verdict, Begun::No(Some(6))), None)
+            );
+        }
+        text +=
+            &format!("begun: {}\n", cause_text(&cause(Verdict::PeerHasNotSent, Begun::Yes), None));
+        text += &format!("own recovery: {recovery}\n");
+        testkit::snapshot!("hang_causes", &text);
+    }
 
     #[test]
     fn a_report_of_many_waits_lists_some_and_tells_how_many_there_are() {
@@ -396,8 +480,13 @@ mod tests {
             contact,
             sender_rank,
         };
-        let sight =
-            |id| Sight { id, found: Found::Look(look.clone()), peer: who.clone(), operation: None };
+        let sight = |id| Sight {
+            id,
+            found: Found::Look(look.clone()),
+            peer: who.clone(),
+            operation: None,
+            recovery: String::new(),
+        };
         let (mut inquiry, named) = (Inquiry::new(who.clone()), Cell::new(0));
         inquiry.handle_looks(Time::ZERO, (0..300).map(sight).collect(), Vec::new());
         let name = |_| {

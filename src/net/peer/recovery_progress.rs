@@ -36,39 +36,42 @@ impl RecoveryProgress {
     pub fn lasted(&self) -> Duration {
         self.since.elapsed()
     }
+
+    /// How far it is, each rail with this end's port, and what to check: what another process needs
+    /// to find the fault.
+    pub fn summary(&self) -> String {
+        let (seconds, attempts) = (self.lasted().as_secs_f64(), self.attempts);
+        let rail = |RailStanding { number, port, is_usable, is_usable_by_peer }: &RailStanding| {
+            let state = match (is_usable, is_usable_by_peer) {
+                (true, true) => "port up at both ends, nothing is acknowledged",
+                (false, true) => "this end cannot use its port",
+                (true, false) => "the peer cannot use its port",
+                (false, false) => "neither end can use its port",
+            };
+            format!("; rail {number} ({port}): {state}")
+        };
+        let rails: String = self.rails.iter().map(rail).collect();
+        let has_rail = self.rails.iter().any(|rail| rail.is_usable && rail.is_usable_by_peer);
+        let check = match has_rail {
+            true => "the path between the ports: switches, routes, access lists",
+            false => "that port: link, cable, switch port, address, card",
+        };
+        format!(
+            "has been recovering from a fault for {seconds:.1} s, attempt {attempts}{rails}. Check {check}"
+        )
+    }
 }
 
 impl fmt::Display for RecoveryProgress {
-    /// Everything needed to find the fault: the time, each rail with its ports, the latest failure,
-    /// and what to check.
+    /// The most useful part first: a log may cut the line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (seconds, attempts) = (self.lasted().as_secs_f64(), self.attempts);
         write!(
             f,
-            "the connection has been recovering from a fault for {seconds:.1} s, {attempts} attempt(s)"
-        )?;
-        for RailStanding { number, port, is_usable, is_usable_by_peer } in &self.rails {
-            let who = match (is_usable, is_usable_by_peer) {
-                (true, true) => "",
-                (false, true) => "this end cannot",
-                (true, false) => "the peer cannot",
-                (false, false) => "neither end can",
-            };
-            match who {
-                "" => write!(f, "; rail {number} ({port}): up at both ends")?,
-                who => write!(
-                    f,
-                    "; rail {number} ({port}): {who} use it (port down, no address, or left out after failures)"
-                )?,
-            }
-        }
-        let has_rail = self.rails.iter().any(|rail| rail.is_usable && rail.is_usable_by_peer);
-        let check = if has_rail {
-            "the path between the ports: switches, routes, access lists"
-        } else {
-            "the ports that are down: cable, switch port, address"
-        };
-        write!(f, ". Latest failure: {}. {}. Check {check}", self.cause, self.waits_for)
+            "the connection {}. Latest failure: {}. {}",
+            self.summary(),
+            self.cause,
+            self.waits_for
+        )
     }
 }
 
@@ -92,8 +95,8 @@ mod tests {
         };
         let text = of(true, true);
         for words in [
-            "21 attempt(s)",
-            "rail 0 (mlx5_0:1): up at both ends",
+            "attempt 21",
+            "rail 0 (mlx5_0:1): port up at both ends, nothing is acknowledged",
             "acknowledge nothing",
             "switches",
         ] {

@@ -14,6 +14,7 @@
 //! | what `scripts/build.sh` has built | [`dist`] |
 //! | the commands that the pages show | [`documented`] |
 //! | to be counted as skipped where something is missing | [`skip`] |
+//! | to hold what users see | [`snapshot!`] |
 //! | a folder, a name that nobody else uses, a port that nobody listens at | [`scratch`], [`unique`], [`port`] |
 //! | TCP connections that can be cut | [`relay`] |
 //! | proof that code neither allocates nor calls the system | [`no_alloc_no_syscall`] |
@@ -47,6 +48,7 @@ mod role;
 pub mod scratch;
 pub mod side;
 pub mod skip;
+pub mod snapshot;
 pub mod softrnic;
 pub mod unique;
 pub mod wait;

@@ -44,11 +44,11 @@ impl Ends {
             self.iter().any(|(id, end)| !is_there(id) && end.look.numbers.is_waiting());
         self.by_id.retain(|id, _| is_there(id));
         self.baseline.retain(|id, _| is_there(id));
-        for Sight { id, found, peer, operation } in looks {
+        for Sight { id, found, peer, operation, recovery } in looks {
             match (self.by_id.get_mut(&id), found) {
                 (Some(end), Found::Look(look)) => {
                     end.update(now, look);
-                    end.operation = operation;
+                    (end.operation, end.recovery) = (operation, recovery);
                 }
                 (Some(end), Found::InCall) => end.called = now,
                 (None, Found::Look(look)) => {
@@ -142,7 +142,7 @@ mod tests {
             sender_rank: None,
         };
         let peer = Identity { host: "n".into(), pid: 1, rank: None, label: None };
-        Sight { id, found: Found::Look(look), peer, operation: None }
+        Sight { id, found: Found::Look(look), peer, operation: None, recovery: String::new() }
     }
 
     fn look(ends: &mut Ends, now: Time) {

@@ -17,7 +17,7 @@
 use super::ends::Ends;
 pub use super::ends::{EndId, STOPPED};
 use super::look::{Contact, Sight};
-use super::message::{Answer, Cause, LeastLead, MAX_DEPTH, Question, Standing};
+use super::message::{Answer, Cause, Crossing, LeastLead, MAX_DEPTH, Question, Standing};
 use super::numbers::End;
 use super::operation::{Begun, Operation, Progress, begun};
 use super::verdict::{Peer, Verdict, judge};
@@ -33,6 +33,8 @@ const ASK_EVERY: Duration = Duration::from_millis(500);
 const MAX_AGE: Duration = Duration::from_secs(10);
 /// How long to look for a cause, once all peers have answered.
 pub const SEARCH_LIMIT: Duration = Duration::from_secs(4);
+/// How much of it the search takes in any case, since questions are asked once a second at first.
+pub(super) const HEAD_START: Duration = Duration::from_secs(1);
 
 /// What an end waits for, for a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,7 +81,8 @@ pub struct Inquiry {
     progress: Vec<Progress>,
     /// Whether a waiting end was closed since the last call of [`Self::take_lost_wait`].
     has_lost_wait: bool,
-    /// Until when this process asks for itself.
+    /// Since when this process asks for itself without a pause, and until when.
+    asks_since: Time,
     asks_until: Time,
     outgoing: VecDeque<(EndId, Message)>,
 }
@@ -91,6 +94,7 @@ struct Whole {
     waits_for: Option<Identity>,
     cause: Option<Cause>,
     least_lead: Option<LeastLead>,
+    crossing: Option<Crossing>,
 }
 
 /// A frame's content.
@@ -110,6 +114,7 @@ impl Inquiry {
             ends: Ends::default(),
             progress: Vec::new(),
             has_lost_wait: false,
+            asks_since: Time::ZERO,
             asks_until: Time::ZERO,
             outgoing: VecDeque::new(),
         }
@@ -141,6 +146,9 @@ impl Inquiry {
 
     /// Starts asking for this process, for some seconds.
     pub fn ask(&mut self, now: Time) {
+        if now >= self.asks_until {
+            self.asks_since = now;
+        }
         self.asks_until = now + FRESH;
     }
 
@@ -219,6 +227,7 @@ impl Inquiry {
             is_busy: self.ends.are_busy(now),
             cause: self.cause(now),
             least_lead: waits_for.as_ref().and_then(|_| self.least_lead(now)),
+            crossing: self.crossing(now),
             waits_for,
         }
     }
@@ -226,7 +235,7 @@ impl Inquiry {
     /// The state of the end and of this process, `whole`.
     fn standing(&self, now: Time, id: EndId, whole: &Whole) -> Option<Standing> {
         let end = self.ends.get(id)?;
-        let Whole { is_busy, waits_for, cause, least_lead } = whole.clone();
+        let Whole { is_busy, waits_for, cause, least_lead, crossing } = whole.clone();
         let begun =
             self.begun(end.question.as_ref().and_then(|question| question.operation.as_ref()));
         Some(Standing {
@@ -237,6 +246,7 @@ impl Inquiry {
             cause,
             least_lead,
             begun,
+            crossing,
         })
     }
 
@@ -250,9 +260,46 @@ impl Inquiry {
         Identity { rank: self.ends.rank(id).or(self.me.rank), ..self.me.clone() }
     }
 
-    /// The nearest known cause of an end's wait.
-    fn cause_of(&self, now: Time, id: EndId, end: &Watched) -> Option<Cause> {
-        let verdict = end.verdict(now);
+    /// This process, if it seems to have begun operations in another order.
+    fn own_crossing(&self, now: Time) -> Option<Crossing> {
+        let mine = || self.ends.iter().filter_map(|(_, end)| end.peer_is_elsewhere(now));
+        let asked = |end: &'_ Watched| end.asked.is_some_and(|asked| now < asked + FRESH);
+        let owed = self.ends.iter().filter(|(_, end)| asked(end)).filter_map(|(_, end)| {
+            let operation = end.question.as_ref()?.operation.as_ref()?;
+            matches!(self.begun(Some(operation)), Begun::No(_)).then_some(operation.communicator)
+        });
+        let first = mine().next()?.communicator;
+        let owed: Vec<u64> = owed.collect();
+        let is_one =
+            mine().all(|one| one.communicator == first) && owed.iter().all(|one| *one == first);
+        let ends = u16::try_from(mine().count() + owed.len()).unwrap_or(u16::MAX);
+        (!owed.is_empty() && !is_one).then(|| Crossing { ends, who: self.me(None) })
+    }
+
+    /// The likeliest process that seems to have begun operations in another order, of this one and
+    /// those that it waits for.
+    fn crossing(&self, now: Time) -> Option<Crossing> {
+        let told = self.ends.iter().filter_map(|(_, end)| end.standing(now)?.crossing.clone());
+        told.chain(self.own_crossing(now)).reduce(Crossing::likelier)
+    }
+
+    /// Whether this process has begun operations in another order: it seems so, and those that it
+    /// waits for wait for it in the end, since they say the same of it.
+    fn is_crossed(&self, now: Time) -> bool {
+        let is_this = |who: &Identity| (&who.host, who.pid) == (&self.me.host, self.me.pid);
+        let says_so = |end: &Watched| {
+            let told = end.standing(now).and_then(|standing| standing.crossing.as_ref());
+            told.is_some_and(|crossing| is_this(&crossing.who))
+        };
+        self.ends.iter().any(|(_, end)| says_so(end)) && self.own_crossing(now).is_some()
+    }
+
+    /// The nearest known cause of an end's wait. `is_crossed`: as [`Self::is_crossed`] says.
+    fn cause_of(&self, now: Time, id: EndId, end: &Watched, is_crossed: bool) -> Option<Cause> {
+        let mut verdict = end.verdict(now);
+        if is_crossed && end.peer_is_elsewhere(now).is_some() {
+            verdict = Verdict::OrderDiffers;
+        }
         if verdict.is_cause() {
             return Some(Cause {
                 verdict,
@@ -263,6 +310,7 @@ impl Inquiry {
                 waited_ms: end.end(now).still_ms,
                 operation: end.operation.clone(),
                 begun: end.begun(now),
+                recovery: end.recovery.clone(),
             });
         }
         let (came, _) = end.answer.as_ref()?;
@@ -274,9 +322,10 @@ impl Inquiry {
 
     /// The nearest cause of all waits of this process.
     fn cause(&self, now: Time) -> Option<Cause> {
+        let is_crossed = self.is_crossed(now);
         let waiting = self.ends.iter().filter(|(_, end)| end.is_waiting(now));
         waiting
-            .filter_map(|(id, end)| self.cause_of(now, *id, end))
+            .filter_map(|(id, end)| self.cause_of(now, *id, end, is_crossed))
             .min_by(|a, b| (a.depth, &a.far, &a.near).cmp(&(b.depth, &b.far, &b.near)))
     }
 
@@ -291,16 +340,21 @@ impl Inquiry {
     /// What each waiting end waits for, the longest waits first.
     pub fn findings(&self, now: Time) -> Vec<Finding> {
         let waiting = self.ends.iter().filter(|(_, end)| end.look.numbers.is_waiting());
-        let finding = |(id, end): (&EndId, &Watched)| Finding {
-            id: *id,
-            age: now.saturating_sub(end.since),
-            end: end.end(now),
-            verdict: end.verdict(now),
-            peer: end.peer(),
-            theirs: end.standing(now).cloned(),
-            cause: self.cause_of(now, *id, end),
-            operation: end.operation.clone(),
-            begun: end.begun(now),
+        let is_crossed = self.is_crossed(now);
+        let finding = |(id, end): (&EndId, &Watched)| {
+            let cause = self.cause_of(now, *id, end, is_crossed);
+            let own = cause.as_ref().filter(|cause| cause.depth == 1).map(|cause| cause.verdict);
+            Finding {
+                id: *id,
+                age: now.saturating_sub(end.since),
+                end: end.end(now),
+                verdict: own.unwrap_or_else(|| end.verdict(now)),
+                peer: end.peer(),
+                theirs: end.standing(now).cloned(),
+                cause,
+                operation: end.operation.clone(),
+                begun: end.begun(now),
+            }
         };
         let mut findings: Vec<_> = waiting.map(finding).collect();
         findings.sort_by_key(|finding| (std::cmp::Reverse(finding.age), finding.id));
@@ -310,7 +364,7 @@ impl Inquiry {
     /// A peer that has waited for this process for at least `limit`, if this process waits for no
     /// peer.
     pub fn owed(&self, now: Time, limit: Duration) -> Option<Owed> {
-        if self.ends.are_waiting() {
+        if self.ends.are_waiting() || self.ends.iter().any(|(_, end)| end.look.recovers) {
             return None;
         }
         let owed = |(id, end): (&EndId, &Watched)| {
@@ -346,10 +400,12 @@ impl Inquiry {
         self.ends.take_reads()
     }
 
-    /// Whether an inquiry that began at `since` is finished: the cause is known, or the search has
-    /// taken long enough.
+    /// Whether an inquiry that was wanted at `since` is finished: the cause is known, or the search
+    /// has taken long enough. Before a report is due, this process has asked for some seconds.
     pub fn is_settled(&self, now: Time, since: Time) -> bool {
-        self.cause(now).is_some() || now >= since + SEARCH_LIMIT
+        let waits = now.saturating_sub(self.longest_wait(now).unwrap_or_default());
+        let begun = since.min(self.asks_since.max(waits) + HEAD_START);
+        now >= begun + SEARCH_LIMIT || self.cause(now).is_some()
     }
 }
 
@@ -364,6 +420,7 @@ fn is_news(told: &Standing, standing: &Standing) -> bool {
         || told.end.numbers != standing.end.numbers
         || told.waits_for != standing.waits_for
         || told.least_lead != standing.least_lead
+        || told.crossing != standing.crossing
         || !is_same_cause
 }
 
@@ -387,8 +444,15 @@ mod tests {
         let verdict_after = |found: Found| {
             let who = Identity { host: String::new(), pid: 1, rank: None, label: None };
             let mut inquiry = Inquiry::new(who.clone());
-            let sight =
-                |found: Found| vec![Sight { id: 0, found, peer: who.clone(), operation: None }];
+            let sight = |found: Found| {
+                vec![Sight {
+                    id: 0,
+                    found,
+                    peer: who.clone(),
+                    operation: None,
+                    recovery: String::new(),
+                }]
+            };
             inquiry.handle_looks(Time::ZERO, sight(Found::Look(look.clone())), Vec::new());
             let times = (1..=4).map(Duration::from_secs);
             times.for_each(|now| inquiry.handle_looks(now, sight(found.clone()), Vec::new()));

@@ -1,10 +1,10 @@
 //! Tests of [`Inquiry`], one process at a time.
 
-use super::inquiry::{EndId, Inquiry, Message, SEARCH_LIMIT};
+use super::inquiry::{EndId, HEAD_START, Inquiry, Message, SEARCH_LIMIT};
 use super::look::{Contact, Found, Look, Sight};
 use super::message::{Answer, Cause, LeastLead, MAX_DEPTH, Question, Standing};
 use super::numbers::{End, Numbers};
-use super::operation::{Begun, Call, Function, Operation, PeerRank};
+use super::operation::{Begun, Call, Function, Operation, PeerRank, Progress};
 use super::verdict::Verdict;
 use super::watched::{FRESH, millis};
 use crate::control::Time;
@@ -29,7 +29,13 @@ fn look(numbers: Numbers) -> Look {
 }
 
 fn sight(id: EndId, numbers: Numbers) -> Sight {
-    Sight { id, found: Found::Look(look(numbers)), peer: who(None), operation: None }
+    Sight {
+        id,
+        found: Found::Look(look(numbers)),
+        peer: who(None),
+        operation: None,
+        recovery: String::new(),
+    }
 }
 
 const SENT: Numbers = Numbers::Sender { seen: 1, sent: 1, acknowledged: 0, wants: false };
@@ -114,6 +120,7 @@ fn standing(cause: Option<Cause>) -> Standing {
         cause,
         least_lead: None,
         begun: Begun::Unknown,
+        crossing: None,
     }
 }
 
@@ -129,6 +136,7 @@ fn cause(depth: u16, age_ms: u32) -> Cause {
         waited_ms: 1,
         operation: None,
         begun: Begun::Unknown,
+        recovery: String::new(),
     }
 }
 
@@ -158,6 +166,17 @@ fn an_inquiry_is_settled_by_a_cause_or_after_a_time() {
     assert!(inquiry.is_settled(START + SEARCH_LIMIT, START));
     inquiry.handle_answer(START, 0, Answer::Stands(Box::new(standing(Some(cause(1, 1))))));
     assert!(inquiry.is_settled(START, START));
+}
+
+#[test]
+fn an_inquiry_that_is_wanted_after_questions_takes_the_less_time() {
+    let (inquiry, wanted) = (asking(), START + Duration::from_secs(3));
+    let settled = START + HEAD_START + SEARCH_LIMIT;
+    let just_before = settled - Duration::from_nanos(1);
+    assert!(!inquiry.is_settled(just_before, wanted) && inquiry.is_settled(settled, wanted));
+    let mut inquiry = asking();
+    inquiry.ask(wanted + FRESH);
+    assert!(!inquiry.is_settled(settled, wanted), "there was a pause");
 }
 
 #[test]
@@ -229,4 +248,99 @@ fn a_peer_is_reported_what_is_new_and_no_more() {
     };
     assert!(is_reported_again(answer(lead)), "a lesser lead");
     assert!(is_reported_again(answer(standing(None))), "the rank of who is waited for");
+}
+
+/// What three processes in a circle name as the cause. Each receives from the next one, and waits
+/// for it in the first operation of a communicator; `begun` says in which communicators each has
+/// begun that.
+fn causes_of_a_circle(waits_in: [u64; 3], begun: [&[u64]; 3]) -> Vec<Option<Cause>> {
+    let process = |pid: usize| Identity { pid: pid as u32, ..who(None) };
+    let mut all = [0, 1, 2].map(|pid| Inquiry::new(process(pid)));
+    let sights = |pid: usize| {
+        let operation = Operation {
+            call: Call { function: Function::AllReduce, number: Some(0) },
+            communicator: waits_in[pid],
+            name: String::new(),
+            peer: PeerRank::Known(((pid + 1) % 3) as u32),
+        };
+        let to = Sight { peer: process((pid + 2) % 3), ..sight(0, UNSENT) };
+        let from = sight(1, POSTED);
+        vec![to, Sight { peer: process((pid + 1) % 3), operation: Some(operation), ..from }]
+    };
+    let progress = |pid: usize| -> Vec<Progress> {
+        let of = |communicator| {
+            let mut counts = [0; Function::COUNT];
+            counts[Function::AllReduce as usize] = begun[pid].contains(&communicator).into();
+            Progress { communicator, rank: pid as u32, begun: counts }
+        };
+        [1, 2].map(of).into()
+    };
+    let mut now = Time::ZERO;
+    for _ in 0..20 {
+        now += Duration::from_millis(250);
+        for (pid, inquiry) in all.iter_mut().enumerate() {
+            inquiry.handle_looks(now, sights(pid), progress(pid));
+            inquiry.ask(now);
+        }
+        for pid in [0, 1, 2].repeat(4) {
+            all[pid].advance(now);
+            while let Some((end, message)) = all[pid].poll_message() {
+                let (to, other) = if end == 0 { ((pid + 2) % 3, 1) } else { ((pid + 1) % 3, 0) };
+                match message {
+                    Message::Question(question) => all[to].handle_question(now, other, &question),
+                    Message::Answer(answer) => all[to].handle_answer(now, other, answer),
+                }
+            }
+        }
+    }
+    all.iter().map(|inquiry| inquiry.findings(now).remove(0).cause).collect()
+}
+
+#[test]
+fn all_name_the_process_that_has_begun_operations_of_two_communicators_in_another_order() {
+    let causes = causes_of_a_circle([2, 1, 1], [&[2], &[1], &[1]]);
+    for (pid, cause) in causes.into_iter().enumerate() {
+        let cause = cause.expect("it is known");
+        let named = (cause.verdict, cause.near.pid, cause.far.pid);
+        assert_eq!(named, (Verdict::OrderDiffers, 0, 1), "process {pid}");
+    }
+}
+
+/// A GPU may stand still: the operations themselves are begun in one order.
+#[test]
+fn where_all_have_begun_what_is_waited_for_no_order_is_named() {
+    for begun in [[&[1, 2][..]; 3], [&[2, 1], &[1], &[1]], [&[2], &[1, 2], &[1]]] {
+        assert_eq!(causes_of_a_circle([2, 1, 1], begun), [None, None, None], "{begun:?}");
+    }
+    let one = causes_of_a_circle([1, 1, 1], [&[1], &[1], &[1]]);
+    assert_eq!(one, [None, None, None]);
+}
+
+/// A process whose other connection recovers is not at fault: its peer hears of the recovery.
+#[test]
+fn a_process_that_owes_while_another_connection_recovers_names_the_recovery() {
+    let recovering = Look { recovers: true, ..look(IDLE) };
+    let other = || Sight {
+        found: Found::Look(recovering.clone()),
+        recovery: "recovering: rail 0".into(),
+        ..sight(1, IDLE)
+    };
+    let mut inquiry = Inquiry::new(who(None));
+    for now in [Time::ZERO, START + FRESH] {
+        inquiry.handle_looks(now, vec![sight(0, UNSENT), other()], Vec::new());
+    }
+    let now = START + FRESH;
+    let end = End { numbers: POSTED, recovers: false, is_untested: false, still_ms: 9000 };
+    inquiry.handle_question(now, 0, &Question { end, me: who(None), operation: None });
+    assert_eq!(inquiry.owed(now, START), None);
+    inquiry.advance(now);
+    let answers = std::iter::from_fn(|| inquiry.poll_message()).find_map(|(_, one)| match one {
+        Message::Answer(Answer::Stands(standing)) => standing.cause,
+        _ => None,
+    });
+    let cause = answers.expect("it is known");
+    assert_eq!(
+        (cause.verdict, cause.recovery.as_str()),
+        (Verdict::Recovering, "recovering: rail 0")
+    );
 }

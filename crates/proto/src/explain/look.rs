@@ -64,6 +64,8 @@ pub struct Sight {
     pub peer: Identity,
     /// The operation of the oldest outstanding messages, if NCCL has reported it.
     pub operation: Option<Operation>,
+    /// How far a recovery of the connection is, for people; empty: there is none.
+    pub recovery: String,
 }
 
 #[cfg(test)]

@@ -25,7 +25,13 @@ fn sight(id: u64) -> Sight {
         contact: Contact::Up,
         sender_rank: Some(3),
     };
-    Sight { id, found: Found::Look(look), peer: who(id as u32), operation: None }
+    Sight {
+        id,
+        found: Found::Look(look),
+        peer: who(id as u32),
+        operation: None,
+        recovery: String::new(),
+    }
 }
 
 /// The operation that the peer of an end waits in: the first AllReduce of one of four
@@ -51,8 +57,16 @@ fn hear_all(inquiry: &mut Inquiry, now: Time, count: u64) {
             (who(id as u32), Begun::Unknown, LeastLead { lead: 0, who: who(id as u32) });
         let question = Question { end, me: me.clone(), operation: Some(operation(id)) };
         let (waits_for, least_lead) = (Some(who(u32::MAX)), Some(least_lead));
-        let standing =
-            Standing { end, me, is_busy: false, waits_for, cause: None, least_lead, begun };
+        let standing = Standing {
+            end,
+            me,
+            is_busy: false,
+            waits_for,
+            cause: None,
+            least_lead,
+            begun,
+            crossing: None,
+        };
         inquiry.handle_question(now, id, &question);
         inquiry.handle_answer(now, id, Answer::Stands(Box::new(standing)));
     }

@@ -9,6 +9,8 @@ use crate::{Violation, violation};
 
 /// The search stops at processes that are further away than this.
 pub const MAX_DEPTH: u16 = 4096;
+/// Longer words of a recovery are truncated.
+const MAX_RECOVERY_BYTES: usize = 250;
 
 /// The cause that others wait for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,10 +31,12 @@ pub struct Cause {
     pub operation: Option<Operation>,
     /// Whether `far` has begun it.
     pub begun: Begun,
+    /// How far a recovery of the connection is, for people; empty: there is none.
+    pub recovery: String,
 }
 
 impl Cause {
-    /// Whether it equals `other` except for the times.
+    /// Whether it equals `other` except for the times, and for how far a recovery is.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let what = |one: &Self| (one.verdict, one.depth, one.begun);
         what(self) == what(other)
@@ -49,6 +53,10 @@ impl Cause {
         to.u32(self.waited_ms);
         emit_operation(self.operation.as_ref(), to);
         self.begun.emit(to);
+        let end = (0..=self.recovery.len().min(MAX_RECOVERY_BYTES))
+            .rev()
+            .find(|end| self.recovery.is_char_boundary(*end));
+        to.name(&self.recovery[..end.unwrap_or(0)]);
     }
 
     fn parse(from: &mut Reader<'_>) -> Result<Self, Violation> {
@@ -56,10 +64,11 @@ impl Cause {
         let (near, far) = (Identity::parse(from)?, Identity::parse(from)?);
         let (depth, age_ms, waited_ms) = (from.u16()?, from.u32()?, from.u32()?);
         let (operation, begun) = (parse_operation(from)?, Begun::parse(from)?);
+        let recovery = from.name()?;
         if !verdict.is_cause() || !(1..=MAX_DEPTH).contains(&depth) {
             return Err(violation!("{verdict:?} at depth {depth} is no cause"));
         }
-        Ok(Self { verdict, near, far, depth, age_ms, waited_ms, operation, begun })
+        Ok(Self { verdict, near, far, depth, age_ms, waited_ms, operation, begun, recovery })
     }
 }
 
@@ -70,6 +79,25 @@ fn emit_operation(operation: Option<&Operation>, to: &mut Writer) {
 
 fn parse_operation(from: &mut Reader<'_>) -> Result<Option<Operation>, Violation> {
     if from.flag()? { Operation::parse(from).map(Some) } else { Ok(None) }
+}
+
+/// A process that has begun operations of two communicators in another order than its peers, or so
+/// it seems: it waits in an operation that a peer has not begun, and a peer waits for it in one of
+/// another communicator, which it has not begun. It has, if its peers wait for it in the end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Crossing {
+    /// The connections of both kinds.
+    pub ends: u16,
+    /// The process.
+    pub who: Identity,
+}
+
+impl Crossing {
+    /// The one that is the likelier of two: the one with more connections.
+    pub(super) fn likelier(self, other: Self) -> Self {
+        let key = |one: &Self| (std::cmp::Reverse(one.ends), one.who.host.clone(), one.who.pid);
+        if key(&self) <= key(&other) { self } else { other }
+    }
 }
 
 /// A process that has sent little compared with what it has received.
@@ -141,6 +169,8 @@ pub struct Standing {
     pub least_lead: Option<LeastLead>,
     /// Whether the process has begun the operation in the question.
     pub begun: Begun,
+    /// The likeliest of all known processes that seem to have begun operations in another order.
+    pub crossing: Option<Crossing>,
 }
 
 impl Answer {
@@ -162,6 +192,11 @@ impl Answer {
             least_lead.who.emit(&mut body);
         }
         standing.begun.emit(&mut body);
+        body.u8(standing.crossing.is_some().into());
+        if let Some(Crossing { ends, who }) = &standing.crossing {
+            body.u16(*ends);
+            who.emit(&mut body);
+        }
         body.0
     }
 
@@ -187,6 +222,10 @@ impl Answer {
                 false => None,
             },
             begun: Begun::parse(&mut from)?,
+            crossing: match from.flag()? {
+                true => Some(Crossing { ends: from.u16()?, who: Identity::parse(&mut from)? }),
+                false => None,
+            },
         };
         from.end().map(|()| Self::Stands(Box::new(standing)))
     }
@@ -224,6 +263,7 @@ mod tests {
             waited_ms: 5,
             operation: Some(operation(None)),
             begun: Begun::No(None),
+            recovery: "rail 0: up at both ends".into(),
         }
     }
 
@@ -251,6 +291,7 @@ mod tests {
             cause: has_all.then_some(cause),
             least_lead: has_all.then(|| LeastLead { lead: -3, who: who(None) }),
             begun: if has_all { Begun::No(Some(6)) } else { Begun::Yes },
+            crossing: has_all.then(|| Crossing { ends: 4, who: who(Some(2)) }),
         }))
     }
 
@@ -293,6 +334,16 @@ mod tests {
         fn any_bytes_are_a_message_or_refused(body in vec(any::<u8>(), 0..600)) {
             let _ = (Question::parse(&body), Answer::parse(&body));
         }
+    }
+
+    #[test]
+    fn what_is_said_of_a_recovery_is_cut_at_a_character() {
+        let Answer::Stands(good) = standing(true) else { unreachable!("it stands") };
+        let said = Some(Cause { recovery: format!("a{}", "é".repeat(200)), ..cause() });
+        let long = Answer::Stands(Box::new(Standing { cause: said, ..*good }));
+        let Ok(Answer::Stands(read)) = Answer::parse(&long.body()) else { panic!("it is valid") };
+        let words = read.cause.expect("it is there").recovery;
+        assert!(words == format!("a{}", "é".repeat(124)), "{words}");
     }
 
     #[test]

@@ -276,6 +276,7 @@ impl Network {
             operation: operation(&peer),
             found: Found::Look(look),
             peer,
+            recovery: String::new(),
         };
         let mut begun = [0; Function::COUNT];
         begun[Function::AllReduce as usize] = NUMBER + u64::from(is_begun);

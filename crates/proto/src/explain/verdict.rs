@@ -49,10 +49,13 @@ pub enum Verdict {
     OwnHasNotAsked,
     /// Its peer waits for it: NCCL here has not called `isend`.
     OwnHasNotSent,
+    /// For a peer that waits for this process in the end: this one has begun operations of two
+    /// communicators in another order.
+    OrderDiffers,
 }
 
 impl Verdict {
-    const ALL: [Self; 21] = [
+    const ALL: [Self; 22] = [
         Self::NotWaiting,
         Self::Unknown,
         Self::Moving,
@@ -74,6 +77,7 @@ impl Verdict {
         Self::PeerHasNotSent,
         Self::OwnHasNotAsked,
         Self::OwnHasNotSent,
+        Self::OrderDiffers,
     ];
 
     /// Whether it names a cause, rather than a further process or an unknown state.
@@ -125,6 +129,7 @@ pub(super) const UNTESTED_MS: u32 = 3000;
 pub fn judge(mine: &End, peer: Peer<'_>) -> Verdict {
     if !mine.numbers.is_waiting() {
         return match peer {
+            _ if mine.recovers => Verdict::Recovering,
             Peer::Answered { end, .. } => owed(&mine.numbers, &end.numbers),
             _ => Verdict::NotWaiting,
         };
@@ -323,6 +328,16 @@ mod tests {
         assert_eq!(judge(&waiting, answered(&untested, true)), Verdict::PeerNotTested);
         let moving = End { still_ms: 500, ..receiver(5, 5, 4) };
         assert_eq!(judge(&waiting, answered(&moving, true)), Verdict::Moving);
+    }
+
+    /// NCCL may want to send meanwhile.
+    #[test]
+    fn an_end_that_waits_for_nothing_waits_for_its_recovery_and_owes_nothing() {
+        let (idle, waiting) = (sender(8, 5, 5, false), receiver(8, 8, 5));
+        let recovering = End { recovers: true, ..idle };
+        assert_eq!(judge(&idle, answered(&waiting, true)), Verdict::OwnHasNotSent);
+        assert_eq!(judge(&recovering, answered(&waiting, true)), Verdict::Recovering);
+        assert_eq!(judge(&recovering, Peer::Unknown), Verdict::Recovering);
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub(super) struct Watched {
     pub(super) look: Look,
     /// The operation of its messages, if NCCL has reported it.
     pub(super) operation: Option<Operation>,
+    /// How far a recovery of the connection is, for people.
+    pub(super) recovery: String,
     /// The peer's identity at set-up.
     pub(super) peer: Identity,
     /// When it last moved, or began to wait.
@@ -52,6 +54,7 @@ impl Watched {
         Self {
             look,
             operation,
+            recovery: String::new(),
             peer,
             since: now,
             refused: None,
@@ -109,8 +112,18 @@ impl Watched {
             .map_or(Begun::Unknown, |standing| standing.begun)
     }
 
+    /// The operation that this end waits in, if the peer has not begun it, and waits itself.
+    pub(super) fn peer_is_elsewhere(&self, now: Time) -> Option<&Operation> {
+        let is_elsewhere = matches!(self.begun(now), Begun::No(_))
+            && self.is_waiting(now)
+            && self.verdict(now) == Verdict::PeerWaits;
+        self.operation.as_ref().filter(|_| is_elsewhere)
+    }
+
+    /// Whether it has waited for so long that it counts. While the connection recovers, NCCL may
+    /// want to send, and its calls do nothing.
     pub(super) fn is_waiting(&self, now: Time) -> bool {
-        self.look.numbers.is_waiting() && now >= self.since + SETTLED
+        (self.look.numbers.is_waiting() || self.look.recovers) && now >= self.since + SETTLED
     }
 
     /// The peer's state, if it was reported recently.
