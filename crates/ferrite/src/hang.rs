@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use lab::error::{Error, Result};
@@ -124,7 +124,7 @@ impl State {
     /// For people, with what to do.
     pub fn text(&self) -> String {
         match self {
-            Self::Ended => "it has ended".into(),
+            Self::Ended => "it has ended. What was outstanding then:".into(),
             Self::Stopped => "it is stopped: by SIGSTOP (kill -CONT), by a debugger, or in a frozen cgroup".into(),
             Self::InKernel(place) if !place.is_empty() => {
                 format!(
@@ -134,11 +134,7 @@ impl State {
             Self::InKernel(_) => {
                 "it waits in the kernel and cannot be interrupted: storage or a driver does not answer".into()
             }
-            Self::Running => {
-                "it runs, but cannot be asked: it has no connection of Ferrite, reports are off (FERRITE_HANG_SECONDS=0), \
-                 it gets no CPU, or it is in another container"
-                    .into()
-            }
+            Self::Running => "it runs, but gets no CPU".into(),
         }
     }
 }
@@ -360,6 +356,18 @@ impl Finding {
         )
     }
 
+    /// Of all `processes`, which have `limit` together: each may take seconds for its answer.
+    pub fn of_processes(
+        processes: impl IntoIterator<Item = u32>,
+        limit: Duration,
+    ) -> BTreeMap<u32, Self> {
+        let until = Instant::now() + limit;
+        let left = move || until.saturating_duration_since(Instant::now());
+        let ask = |pid| (pid, thread::spawn(move || Self::of_process(pid, left())));
+        let asked: Vec<_> = processes.into_iter().map(ask).collect();
+        asked.into_iter().filter_map(|(pid, thread)| Some((pid, thread.join().ok()?))).collect()
+    }
+
     /// Whether the process lives and uses Ferrite, as far as can be seen.
     pub fn is_of_ferrite(&self) -> bool {
         match self {
@@ -436,33 +444,158 @@ impl Finding {
                     format!("\n  {device}: {what} {peer}{within}: {begun} messages begun, {done} done{wants}")
                 });
                 let lines: String = lines.collect();
-                format!("does not answer: {}{lines}", state.text())
+                match (state, traces.silence) {
+                    (State::Ended, _) => format!("{}{lines}", state.text()),
+                    (State::Running, Silence::NoSocket) => format!(
+                        "cannot be asked: its connections are younger than 4 s, or its reports are off \
+                         (FERRITE_HANG_SECONDS=0){lines}"
+                    ),
+                    _ => format!("does not answer: {}{lines}", state.text()),
+                }
             }
         }
     }
+
+    /// The cause of the first wait, if it is between other processes.
+    fn cause_of_others(&self) -> Option<&Value> {
+        let Self::Answer(report) = self else { return None };
+        let wait = &report["waits"][0];
+        Some(&wait["cause"]).filter(|cause| wait["verdict"] == "PeerWaits" && cause.is_object())
+    }
+
+    /// For people: what the process waits for, whose cause is printed as this `number`.
+    fn short_text(&self, number: usize) -> Option<String> {
+        let (Self::Answer(report), cause) = (self, self.cause_of_others()?) else { return None };
+        let wait = &report["waits"][0];
+        let text = |value: &Value| plain(value.as_str().unwrap_or_default());
+        let (device, peer) = (text(&wait["device"]), text(&wait["peer_name"]));
+        let further = cause["connections"].as_u64().unwrap_or(1).saturating_sub(1);
+        Some(format!(
+            "{device}: has waited for {:.1} s for {peer}, which waits itself: cause {number}, {further} connection(s) further",
+            wait["since_s"].as_f64()?
+        ))
+    }
+
+    /// A line for each connection that waits, with what its peer has answered.
+    pub fn waits(&self) -> String {
+        let Self::Answer(report) = self else { return String::new() };
+        let waits: &[Value] = report["waits"].as_array().map_or(&[], Vec::as_slice);
+        let more = report["waits_in_all"].as_u64().unwrap_or(0).saturating_sub(waits.len() as u64);
+        let more = match more {
+            0 => String::new(),
+            more => format!("  {more} more connection(s) wait\n"),
+        };
+        waits.iter().map(wait_line).collect::<String>() + &more
+    }
+}
+
+/// What a connection waits for, and what its peer has said of itself.
+fn wait_line(wait: &Value) -> String {
+    let text = |value: &Value| plain(value.as_str().unwrap_or_default());
+    let answer = match (&wait["remote"], &wait["peer_waits_for"]) {
+        (Value::Null, _) => "no answer yet".into(),
+        (_, Value::Null) => format!("answers: {}, waits for nobody", numbers(&wait["remote"])),
+        (remote, who) => format!(
+            "answers: {}, waits itself for process {} on {}",
+            numbers(remote),
+            who["pid"],
+            text(&who["host"])
+        ),
+    };
+    let (device, verdict) = (text(&wait["device"]), text(&wait["verdict"]));
+    let (since, peer) = (wait["since_s"].as_f64().unwrap_or(0.0), text(&wait["peer_name"]));
+    format!("  {device}, {since:.1} s, {verdict}: {peer} {answer}\n")
+}
+
+/// The counters of an end.
+fn numbers(end: &Value) -> String {
+    let names: &[&str] = match end["seen"].is_null() {
+        true => &["posted", "announced", "arrived"],
+        false => &["seen", "sent", "acknowledged"],
+    };
+    names.iter().map(|name| format!("{} {name}", end[*name])).collect::<Vec<_>>().join(", ")
+}
+
+/// The most causes that are printed.
+const MAX_CAUSES: usize = 8;
+
+/// What is wrong and between which processes: a cause that several processes name.
+type CauseKey = (String, [(String, u64); 2]);
+
+/// A cause, the processes that name it, and the words of the one that is nearest to it.
+#[derive(Default)]
+struct Named {
+    processes: usize,
+    nearest: Option<(u64, String)>,
 }
 
 /// What all of `findings`, by process id, come to: first what most of them name as the cause.
-pub fn summary(findings: &BTreeMap<u32, Finding>) -> String {
-    let mut causes: BTreeMap<String, usize> = BTreeMap::new();
+pub fn summary(findings: &BTreeMap<u32, Finding>, has_waits: bool) -> String {
+    let mut causes: BTreeMap<CauseKey, Named> = BTreeMap::new();
     for finding in findings.values() {
         let Finding::Answer(report) = finding else { continue };
         let waits = report["waits"].as_array().into_iter().flatten();
         let waits =
             waits.filter(|wait| wait["since_s"].as_f64().is_none_or(|since| since >= UNDER_WAY_S));
-        let texts = waits.filter_map(|wait| wait["cause"]["text"].as_str());
+        let distance = |cause: &&Value| cause["connections"].as_u64().unwrap_or(0);
         // Once for each process: its connections wait for the same, as a rule.
-        if let Some(text) = texts.min_by_key(|text| text.len()) {
-            *causes.entry(plain(text)).or_default() += 1;
+        let nearest = waits
+            .map(|wait| &wait["cause"])
+            .filter(|cause| cause["text"].is_string())
+            .min_by_key(distance);
+        let Some(cause) = nearest else { continue };
+        let named = causes.entry(key(cause)).or_default();
+        named.processes += 1;
+        let distance = distance(&cause);
+        if named.nearest.as_ref().is_none_or(|(known, _)| distance < *known) {
+            named.nearest = Some((distance, plain(cause["text"].as_str().unwrap_or_default())));
         }
     }
-    let mut causes: Vec<_> = causes.into_iter().collect();
-    causes.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    let causes =
-        causes.iter().map(|(text, count)| format!("named by {count} process(es): {text}\n"));
-    let processes =
-        findings.iter().map(|(pid, finding)| format!("process {pid}: {}\n", finding.text()));
-    causes.chain(processes).collect()
+    let mut causes: Vec<(CauseKey, Named)> = causes.into_iter().collect();
+    causes.sort_by_key(|(_, named)| std::cmp::Reverse(named.processes));
+    let line = |(number, (_, Named { processes, nearest })): (usize, &(CauseKey, Named))| {
+        let text = nearest.as_ref().map_or("", |(_, text)| text.as_str());
+        let all = findings.len();
+        format!("cause {}, named by {processes} of {all} process(es): {text}\n", number + 1)
+    };
+    let mut text: String = causes.iter().take(MAX_CAUSES).enumerate().map(line).collect();
+    if causes.len() > MAX_CAUSES {
+        text += &format!("{} more causes: see the processes\n", causes.len() - MAX_CAUSES);
+    }
+    for (pid, finding) in findings {
+        let number = finding
+            .cause_of_others()
+            .and_then(|cause| causes.iter().position(|(one, _)| *one == key(cause)))
+            .filter(|number| *number < MAX_CAUSES);
+        text += &match number.and_then(|number| finding.short_text(number + 1)) {
+            Some(short) => format!("process {pid}: {short}\n"),
+            None => format!("process {pid}: {}\n", finding.text()),
+        };
+        if has_waits {
+            text += &finding.waits();
+        }
+    }
+    text
+}
+
+/// Both ends of a path report it, each from its side.
+fn key(cause: &Value) -> CauseKey {
+    let process = |who: &Value| {
+        (who["host"].as_str().unwrap_or_default().to_owned(), who["pid"].as_u64().unwrap_or(0))
+    };
+    let verdict = match cause["verdict"].as_str().unwrap_or_default() {
+        // Its neighbours on both sides wait for the same process.
+        "PeerHasNotSent" | "PeerHasNotAsked" => "PeerHasNot",
+        verdict => verdict,
+    };
+    let (near, far) = (process(&cause["near"]), process(&cause["far"]));
+    let is_path =
+        ["Recovering", "DataLost", "AcknowledgementsLost", "ClearToSendsLost"].contains(&verdict);
+    let ends = if is_path && far < near { [far, near] } else { [near, far] };
+    // Any process that waits for one that has stopped may be the nearer one.
+    let near =
+        if is_path || verdict == "OrderDiffers" { ends[0].clone() } else { Default::default() };
+    (verdict.to_owned(), [near, ends[1].clone()])
 }
 
 #[cfg(test)]
@@ -634,17 +767,92 @@ mod tests {
     #[test]
     fn the_cause_that_most_processes_name_comes_first() {
         let report = |cause: &str| {
-            let wait = serde_json::json!({"cause": {"text": cause}, "since_s": 12.0});
+            let cause = serde_json::json!({"text": cause, "verdict": cause, "connections": 1});
+            let wait = serde_json::json!({"cause": cause, "since_s": 12.0});
             Finding::Answer(serde_json::json!({"text": "waits", "waits": [wait]}))
         };
         let stopped = outside(State::Stopped, Silence::NoAnswer, None);
         let findings =
             BTreeMap::from([(1, report("a")), (2, report("b")), (3, report("b")), (4, stopped)]);
-        let text = summary(&findings);
+        let text = summary(&findings, false);
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[..2], ["named by 2 process(es): b", "named by 1 process(es): a"]);
+        assert_eq!(
+            lines[..2],
+            ["cause 1, named by 2 of 4 process(es): b", "cause 2, named by 1 of 4 process(es): a"]
+        );
         assert!(lines[5].starts_with("process 4: does not answer: it is stopped"), "{text}");
         assert!(findings.values().all(|finding| finding.hangs(None)));
+    }
+
+    /// Each end names the other, and a third process has heard of it from one of them.
+    #[test]
+    fn a_path_that_both_ends_name_is_one_cause_in_the_words_of_the_nearest() {
+        let who = |pid: u32| serde_json::json!({"host": "n-0007", "pid": pid});
+        let report = |near: u32, far: u32, connections: u32, text: &str| {
+            let cause = serde_json::json!({"verdict": "Recovering", "near": who(near), "far": who(far),
+                "connections": connections, "text": text});
+            let wait = serde_json::json!({"cause": cause, "since_s": 12.0});
+            Finding::Answer(serde_json::json!({"text": "waits", "waits": [wait]}))
+        };
+        let findings = BTreeMap::from([
+            (1, report(2, 3, 2, "as of a second ago")),
+            (2, report(2, 3, 1, "rail 0: nothing is acknowledged")),
+            (3, report(3, 2, 1, "rail 0: nothing arrives")),
+        ]);
+        let text = summary(&findings, false);
+        let named: Vec<_> = text.lines().filter(|line| line.starts_with("cause")).collect();
+        assert_eq!(
+            named,
+            ["cause 1, named by 3 of 3 process(es): rail 0: nothing is acknowledged"]
+        );
+    }
+
+    #[test]
+    fn what_an_operator_sees_of_a_job_that_hangs() {
+        let who = |pid: u32| serde_json::json!({"host": "n-0007", "pid": pid});
+        let name = |pid: u32| format!("rank {} on n-0007 (pid {pid}", pid - 100);
+        let report = |verdict: &str, near: u32, far: u32, connections: u32, peer: u32| {
+            let text =
+                format!("{}) waits for {}): that process does not answer", name(near), name(far));
+            let cause = serde_json::json!({"verdict": "PeerSilent", "near": who(near), "far": who(far),
+                "connections": connections, "text": text});
+            let wait = serde_json::json!({"verdict": verdict, "device": "mlx5_3", "since_s": 31.2, "cause": cause,
+                "peer_name": format!("{}; mlx5_1 port 1, 10.3.4.12:40211)", name(peer)), "peer_waits_for": null,
+                "remote": null});
+            let text = format!("mlx5_3: has been waiting for 31.2 s for data of {})", name(peer));
+            Finding::Answer(
+                serde_json::json!({"text": text, "threshold_s": 10, "waits": [wait], "waits_in_all": 1}),
+            )
+        };
+        let findings = BTreeMap::from([
+            (101, report("PeerSilent", 101, 103, 1, 103)),
+            (102, report("PeerWaits", 101, 103, 2, 101)),
+            (103, outside(State::Stopped, Silence::NoAnswer, Some(vec![connection(31)]))),
+            (104, Finding::Answer(serde_json::json!({"text": "no message waits", "waits": []}))),
+            (105, outside(State::Ended, Silence::NoSocket, Some(vec![connection(31)]))),
+            (106, outside(State::Running, Silence::NoAnswer, Some(vec![connection(31)]))),
+            (107, outside(State::Running, Silence::NoSocket, Some(Vec::new()))),
+        ]);
+        testkit::snapshot!("hang", &summary(&findings, true));
+    }
+
+    #[test]
+    fn each_wait_is_shown_with_its_peers_answer() {
+        let wait = |remote: Value, who: Value| {
+            serde_json::json!({"device": "mlx5_0", "since_s": 12.0, "verdict": "PeerWaits",
+                "peer_name": "rank 3 on n-7 (pid 5)", "remote": remote, "peer_waits_for": who})
+        };
+        let remote = serde_json::json!({"posted": 3, "announced": 3, "arrived": 2});
+        let who = serde_json::json!({"host": "n-9", "pid": 77});
+        let waits = [wait(remote, who), wait(Value::Null, Value::Null)];
+        let report = serde_json::json!({"text": "it", "waits": waits, "waits_in_all": 5});
+        let lines = [
+            "  mlx5_0, 12.0 s, PeerWaits: rank 3 on n-7 (pid 5) answers: 3 posted, 3 announced, 2 arrived, \
+             waits itself for process 77 on n-9\n",
+            "  mlx5_0, 12.0 s, PeerWaits: rank 3 on n-7 (pid 5) no answer yet\n",
+            "  3 more connection(s) wait\n",
+        ];
+        assert_eq!(Finding::Answer(report).waits(), lines.concat());
     }
 
     #[test]
@@ -722,9 +930,9 @@ mod tests {
     fn what_a_process_says_changes_no_terminal() {
         let wait = serde_json::json!({"cause": {"text": "a\u{1b}[2J"}, "since_s": 12.0});
         let report = serde_json::json!({"text": "b\u{9b}2J\n\u{7}", "waits": [wait]});
-        let text = summary(&BTreeMap::from([(1, Finding::Answer(report))]));
+        let text = summary(&BTreeMap::from([(1, Finding::Answer(report))]), true);
         assert!(
-            text.chars().all(|c| c == '\n' || !c.is_control()) && text.lines().count() == 2,
+            text.chars().all(|c| c == '\n' || !c.is_control()) && text.lines().count() == 3,
             "{text:?}"
         );
     }

@@ -1,6 +1,6 @@
 //! The arguments of `ferrite hang`, and what it prints.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,16 +14,20 @@ use lab::system::output;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A process answers with what its messages wait for, after asking its peers: this takes up to five seconds. If it does not \
-answer, its state and its statistics file show what is outstanding. It must belong to the same user, unless you are root.\n\n\
-Exit code 0: nothing waits too long; 1: something does, or a process is stopped or blocked in the kernel, and the report says what and why; 2: there is no \
-such file, and no such process that uses Ferrite. A process that ends meanwhile changes nothing.")]
+A process answers with what its messages wait for. It asks its peers first, on other hosts too, and they ask theirs: this takes \
+up to five seconds. If it does not answer, its state and its statistics file show what is outstanding. It must belong to the \
+same user, unless you are root.\n\n\
+Exit code 0: nothing waits too long; 1: something does, or a process is stopped or blocked in the kernel; the report says what \
+and why; 2: there is no such file, or no such process that uses Ferrite. A process that ends meanwhile changes nothing.")]
 pub(super) struct Hang {
     /// A process id; `all` processes of this user and machine; or the statistics file of a process
     /// that has ended
     #[arg(value_name = "PID|all|FILE")]
     target: String,
-    /// How long a process has for its answer; s
+    /// Print each connection that waits, with what its peer has answered
+    #[arg(long)]
+    waits: bool,
+    /// How long all processes together have for their answers; s
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
     timeout: u64,
     /// A wait of this many seconds is a hang; s [default: the process's own limit,
@@ -46,8 +50,10 @@ impl Hang {
             Ok(pid) => BTreeMap::from([(pid, of_one(pid, limit)?)]),
             Err(_) => of_all(limit)?,
         };
-        output::write_stdout(&summary(&findings))?;
-        Ok(code(findings.values().any(|finding| finding.hangs(threshold))))
+        let hangs = findings.values().any(|finding| finding.hangs(threshold));
+        let healthy = if hangs { "" } else { "nothing waits too long\n" };
+        output::write_stdout(&format!("{healthy}{}", summary(&findings, self.waits)))?;
+        Ok(code(hangs))
     }
 }
 
@@ -57,26 +63,21 @@ fn of_one(pid: u32, limit: Duration) -> Result<Finding> {
     match &finding {
         Finding::Outside(State::Ended, traces) if traces.has_file() => Ok(finding),
         Finding::Outside(State::Ended, _) => Err(Error::Unreadable(format!(
-            "there is no process {pid}, and no statistics file of it"
+            "process {pid} has ended, or there was none, and it has left no statistics file"
         ))),
-        Finding::Outside(state, _) if !finding.is_of_ferrite() => {
-            Err(Error::Unreadable(format!("process {pid}: {}", state.text())))
-        }
+        _ if !finding.is_of_ferrite() => Err(Error::Unreadable(format!(
+            "process {pid} has no connection of Ferrite that can be seen from here: it has none yet, has FERRITE_HANG_SECONDS=0, \
+             or is in another container"
+        ))),
         _ => Ok(finding),
     }
 }
 
 /// Of all processes of this user and machine that use Ferrite. One that ends meanwhile is none.
 fn of_all(limit: Duration) -> Result<BTreeMap<u32, Finding>> {
-    let pids: BTreeSet<u32> = hang::known().into_iter().chain(hang::processes()).collect();
-    // All at once: each may take seconds.
-    let asked = pids
-        .into_iter()
-        .map(|pid| (pid, std::thread::spawn(move || Finding::of_process(pid, limit))));
-    let asked: Vec<_> = asked.collect();
-    let findings = asked.into_iter().filter_map(|(pid, thread)| Some((pid, thread.join().ok()?)));
-    let findings: BTreeMap<u32, Finding> =
-        findings.filter(|(_, finding)| finding.is_of_ferrite()).collect();
+    let mut findings =
+        Finding::of_processes(hang::known().into_iter().chain(hang::processes()), limit);
+    findings.retain(|_, finding| finding.is_of_ferrite());
     if findings.is_empty() {
         return Err(Error::Unreadable("no process of this user uses Ferrite here".into()));
     }

@@ -350,9 +350,9 @@ fn what_cannot_be_asked_for_its_waits_is_not_valid() {
     let place = folder.path().to_str().expect("it is text");
     let env = [("FERRITE_STATS_DIR", place), ("FERRITE_REPORT_DIR", place)];
     for (target, words) in [
-        (own.as_str(), "it runs, but cannot be asked"),
+        (own.as_str(), "has no connection of Ferrite that can be seen from here"),
         ("all", "no process"),
-        ("4194305", "there is no process"),
+        ("4194305", "process 4194305 has ended, or there was none"),
     ] {
         invalid(ferrite(&["hang", target], &env), &[words]);
     }
