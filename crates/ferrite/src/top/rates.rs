@@ -120,6 +120,8 @@ pub(crate) const CLASS: &str = "/sys/class/infiniband";
 pub(crate) struct Port {
     /// `ACTIVE`, `DOWN` and others, as the kernel says.
     pub(crate) state: String,
+    /// The rate of its link; 0: it is not known.
+    pub(crate) bytes_per_second: f64,
     /// By the kernel's name; those of `counters` and of `hw_counters`.
     pub(crate) counters: BTreeMap<String, u64>,
 }
@@ -170,7 +172,13 @@ pub(crate) fn read(class: &Path) -> BTreeMap<(String, u32), Port> {
                     };
                     names(&folder).into_iter().filter_map(read).collect::<Vec<_>>()
                 });
-            let port = Port { state, counters: counters.collect() };
+            let rate = fs::read_to_string(folder.join("rate")).unwrap_or_default();
+            let gigabits = rate.split(' ').next().and_then(|number| number.parse::<f64>().ok());
+            let port = Port {
+                state,
+                bytes_per_second: gigabits.unwrap_or(0.0) * 1e9 / 8.0,
+                counters: counters.collect(),
+            };
             if let Ok(number) = number.parse() {
                 ports.insert((device.clone(), number), port);
             }

@@ -41,7 +41,7 @@ const WIDEST: usize = 100;
 /// Room for a peer and for a device at the narrowest.
 const PEER: usize = 13;
 const DEVICE: usize = 9;
-const NAME: usize = 16;
+const NAME: usize = 15;
 
 impl View<'_> {
     /// The tables, with at most `lines` lines.
@@ -54,7 +54,7 @@ impl View<'_> {
             "S3 p50",
         ];
         text += &self.end_line(&names.map(String::from));
-        let mut room = lines.saturating_sub(text.lines().count() + 2 + usize::from(self.has_keys));
+        let mut room = lines.saturating_sub(text.lines().count() + 3 + usize::from(self.has_keys));
         for (at, row) in self.rows.iter().enumerate() {
             let line = self.line(row);
             match room.checked_sub(line.lines().count()) {
@@ -67,6 +67,7 @@ impl View<'_> {
             text += &line;
         }
         text += "S1 S2 S3: tx gpu cts wire, rx announce data consume. PATH99: p99 of wire, data\n";
+        text += "LINK: the greater of TX and RX, of the rate of the link\n";
         if self.has_keys {
             text += "[s] next order: p99, gbps, cts, wait, retries   [space] pause   [q] end\n";
         }
@@ -97,9 +98,10 @@ impl View<'_> {
         let unlisted = self.now.living.values().map(|process| process.file.word(header::UNLISTED));
         let unlisted = unlisted.fold(0, u64::saturating_add);
         let mut text = format!(
-            "ferrite top   {host}   {} process(es)   {} connection(s)\n",
+            "ferrite top   {host}   {} process(es)   {} connection(s), {} recovering\n",
             self.now.living.len(),
-            unlisted.saturating_add(self.rows.len() as u64)
+            unlisted.saturating_add(self.rows.len() as u64),
+            self.rows.iter().filter(|row| row.end.recovering.is_some()).count()
         );
         if unlisted > 0 {
             let _ = writeln!(
@@ -127,8 +129,8 @@ impl View<'_> {
             devices.entry(&row.end.device).or_default().push(row);
         }
         let head = [
-            "DEVICE", "STATE", "TX GB/s", "RX GB/s", "MSG/s", "CONN", "BUSY", "RETRY/s", "CNP/s",
-            "WAIT/s",
+            "DEVICE", "STATE", "TX GB/s", "RX GB/s", "LINK", "MSG/s", "CONN", "BUSY", "RETRY/s",
+            "CNP/s", "WAIT/s",
         ];
         let mut text = self.device_line(&head.map(String::from));
         for (name, rows) in devices {
@@ -138,9 +140,15 @@ impl View<'_> {
                     .map(|row| row.bytes_per_second())
                     .sum::<f64>()
             };
+            let link: f64 =
+                self.ports_of_all(name).map(|key| self.ports[key].bytes_per_second).sum();
+            let share = match link > 0.0 {
+                true => format!("{:.0}%", 100.0 * sum(true).max(sum(false)) / link),
+                false => "-".into(),
+            };
             let messages: f64 = rows.iter().map(|row| row.per_second(record::DONE)).sum();
             let busy = rows.iter().filter(|row| row.end.outstanding() > 0).count();
-            let ports: Vec<_> = name.split('+').flat_map(|device| self.ports_of(device)).collect();
+            let ports: Vec<_> = self.ports_of_all(name).collect();
             let states: Vec<_> =
                 ports.iter().map(|key| self.ports[*key].state.to_lowercase()).collect();
             let state = match states.iter().find(|state| *state != "active") {
@@ -160,6 +168,7 @@ impl View<'_> {
                 state,
                 gigabytes(sum(true)),
                 gigabytes(sum(false)),
+                share,
                 count(messages),
                 rows.len().to_string(),
                 busy.to_string(),
@@ -169,6 +178,11 @@ impl View<'_> {
             ]);
         }
         text
+    }
+
+    /// The ports of a device that NCCL may have made of several.
+    fn ports_of_all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a (String, u32)> {
+        name.split('+').flat_map(|device| self.ports_of(device))
     }
 
     fn ports_of<'a>(&'a self, device: &'a str) -> impl Iterator<Item = &'a (String, u32)> {
@@ -181,12 +195,14 @@ impl View<'_> {
             .filter(move |(name, number)| name == card && port.is_none_or(|port| port == *number))
     }
 
-    fn device_line(&self, cells: &[String; 10]) -> String {
-        let [name, state, sent, received, messages, ends, busy, retries, congestion, waits] = cells;
+    fn device_line(&self, cells: &[String; 11]) -> String {
+        let [name, state, sent, received, link, messages, ends, busy, retries, congestion, waits] =
+            cells;
         let width = NAME + self.spare();
         format!(
-            "{:<width$} {state:<7} {sent:>7} {received:>7} {messages:>6} {ends:>5} {busy:>4} {retries:>7} {congestion:>6} {waits:>6}\n",
-            cut(name, width)
+            "{:<width$} {:<6} {sent:>7} {received:>7} {link:>4} {messages:>5} {ends:>4} {busy:>4} {retries:>7} {congestion:>5} {waits:>6}\n",
+            cut(name, width),
+            cut(state, 6)
         )
     }
 
@@ -221,15 +237,18 @@ impl View<'_> {
 fn notes(row: &Row) -> Vec<String> {
     let end = &row.end;
     let mut notes = Vec::new();
-    if end.stall > 0 {
-        let what = if end.is_refused { "a clear-to-send" } else { "progress" };
-        notes.push(format!("waits for {what} since {}", time(end.stall as f64)) + &operation(end));
-    }
     if let Some((since, attempts)) = end.recovering {
         let now =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
         let lasted = time(now.saturating_sub(since) as f64);
-        notes.push(format!("recovering for {lasted}, {attempts} attempt(s): see ferrite hang"));
+        notes.push(format!(
+            "recovering for {lasted}, attempt {attempts} (ferrite hang {})",
+            row.pid
+        ));
+    }
+    if end.stall > 0 {
+        let what = if end.is_refused { "a clear-to-send" } else { "progress" };
+        notes.push(format!("waits for {what} since {}", time(end.stall as f64)) + &operation(end));
     }
     if end.counters[record::RECOVERIES] > 0 {
         notes.push(format!(
@@ -530,13 +549,39 @@ mod tests {
     }
 
     #[test]
+    fn what_a_terminal_of_80_columns_shows() {
+        let mut words = example();
+        words[HEADER_WORDS + record::STALL] = 12_000_000_000;
+        let now = processes(&words);
+        let mut rows = rows(None, &now);
+        rows[0].end.recovering = Some((0, 21));
+        let port = Port { state: "ACTIVE".into(), bytes_per_second: 50e9, ..Port::default() };
+        let ports = Ports::from([((rows[0].end.device.clone(), 1), port)]);
+        let view = View {
+            now: &now,
+            rows: &rows,
+            ports: &ports,
+            port_rates: &BTreeMap::new(),
+            sort: Sort::P99,
+            width: 80,
+            has_keys: true,
+        };
+        // Since 1970.
+        let text = view.text(24);
+        let (before, rest) = text.split_once("recovering for ").expect("it recovers");
+        let (_, rest) = rest.split_once(", attempt").expect("it has tried");
+        testkit::snapshot!("top", &format!("{before}recovering for TIME, attempt{rest}"));
+    }
+
+    #[test]
     fn nothing_is_said_of_the_retries_of_a_port_without_counters() {
         let now = processes(&example());
         let rows = rows(None, &now);
         let retries = |counters: &[&str]| {
             let counters = counters.iter().map(|name| ((*name).to_owned(), 0)).collect();
             let key = (rows[0].end.device.clone(), 1);
-            let ports = Ports::from([(key.clone(), Port { state: "ACTIVE".into(), counters })]);
+            let port = Port { state: "ACTIVE".into(), counters, ..Port::default() };
+            let ports = Ports::from([(key.clone(), port)]);
             let port_rates = BTreeMap::from([(key, PortRates::default())]);
             let view = View {
                 now: &now,
@@ -551,6 +596,37 @@ mod tests {
             line.split_whitespace().nth_back(2).expect("a column").to_owned()
         };
         assert_eq!((retries(&[]), retries(&["local_ack_timeout_err"])), ("-".into(), "0".into()));
+    }
+
+    /// The sender of the example, which sends 25 GB/s over a port with this rate.
+    fn share_of(rate: &str) -> String {
+        let folder = testkit::Scratch::new();
+        let now = processes(&example());
+        let mut rows = rows(None, &now);
+        rows.truncate(1);
+        (rows[0].seconds, rows[0].grown[record::BYTES]) = (2.0, 50_000_000_000);
+        let port = folder.path().join(&rows[0].end.device).join("ports/1");
+        std::fs::create_dir_all(&port).expect("a folder");
+        std::fs::write(port.join("rate"), rate).expect("written");
+        let ports = crate::top::rates::read(folder.path());
+        let view = View {
+            now: &now,
+            rows: &rows,
+            ports: &ports,
+            port_rates: &BTreeMap::new(),
+            sort: Sort::P99,
+            width: 80,
+            has_keys: false,
+        };
+        let line = view.devices().lines().nth(1).expect("a device").to_owned();
+        line.split_whitespace().nth_back(6).expect("a column").to_owned()
+    }
+
+    #[test]
+    fn gigabytes_are_also_a_share_of_the_links_rate() {
+        assert_eq!(share_of("400 Gb/sec (4X NDR)\n"), "50%");
+        assert_eq!(share_of("2.5 Gb/sec (1X SDR)\n"), "8000%");
+        assert_eq!([share_of("not known"), share_of("")], ["-", "-"]);
     }
 
     #[test]
