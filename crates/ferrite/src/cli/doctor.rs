@@ -1,6 +1,7 @@
 //! The arguments of `ferrite doctor`, and what it prints.
 
 use std::collections::BTreeMap;
+use std::io::IsTerminal;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -128,8 +129,12 @@ impl Doctor {
 /// Prints the lines and what comes behind them, or all as JSON; the exit code.
 fn finish(machine: &Machine, looked: &[RowReport], json: bool, fail_on_warn: bool) -> Result<Exit> {
     let host = machine.root.text("/proc/sys/kernel/hostname").unwrap_or_default();
-    let lines =
-        |width| report::worst_first(looked).iter().map(|row| row.text(width)).collect::<String>();
+    // As https://no-color.org says.
+    let has_colours = std::io::stdout().is_terminal() && machine.var("NO_COLOR").is_none();
+    let lines = |width| {
+        let rows = report::worst_first(looked).into_iter();
+        rows.map(|row| row.text(width, has_colours)).collect::<String>()
+    };
     let text = if json {
         report::json(&host, looked)
     } else {

@@ -25,6 +25,18 @@ pub(crate) enum Verdict {
     Fail,
 }
 
+impl Verdict {
+    /// The terminal's number of its colour, if it has one.
+    fn colour(self) -> Option<u8> {
+        match self {
+            Self::Fail => Some(31),
+            Self::Warn => Some(33),
+            Self::Ok => Some(32),
+            Self::Unknown => None,
+        }
+    }
+}
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -167,8 +179,9 @@ impl RowReport {
     }
 
     /// A line for each finding, the cure below it; of findings that have the same cure, below the
-    /// last of them. Lines that are longer than `width` go on below their fact.
-    pub(crate) fn text(&self, width: Option<usize>) -> String {
+    /// last of them. Lines that are longer than `width` go on below their fact. With `has_colours`
+    /// a terminal shows verdicts in theirs.
+    pub(crate) fn text(&self, width: Option<usize>, has_colours: bool) -> String {
         let mut text = String::new();
         for (at, finding) in self.findings.iter().enumerate() {
             let subject = if finding.subject.is_empty() {
@@ -177,7 +190,11 @@ impl RowReport {
                 format!("{}: ", finding.subject)
             };
             let head = format!("{:<8} {:<15} ", finding.verdict, self.name);
-            text += &lines(&head, &plain(&format!("{subject}{}", finding.fact)), width);
+            let fact = lines(&head, &plain(&format!("{subject}{}", finding.fact)), width);
+            text += &match finding.verdict.colour().filter(|_| has_colours) {
+                Some(colour) => format!("\x1b[{colour}m{}\x1b[0m{}", &fact[..8], &fact[8..]),
+                None => fact,
+            };
             let is_last = self.findings.get(at + 1).is_none_or(|next| next.cure != finding.cure);
             if let Some(cure) = finding.cure.as_ref().filter(|_| is_last) {
                 text += &lines(&format!("{:<8} {:<15} -> ", "", ""), &plain(cure), width);
@@ -260,7 +277,7 @@ mod tests {
     #[test]
     fn a_line_has_no_control_characters() {
         let text = RowReport::named("x", "", vec![Finding::ok("a\u{1b}[2J", "one\ntwo\rthree")])
-            .text(None);
+            .text(None, false);
         assert_eq!(
             text.split_whitespace().collect::<Vec<_>>().join(" "),
             "ok x a [2J: one; two three"
@@ -271,12 +288,21 @@ mod tests {
     #[test]
     fn a_long_line_goes_on_below_its_fact() {
         let text = RowReport::named("x", "do this", vec![Finding::warn("", "one two three")])
-            .text(Some(33));
+            .text(Some(33), false);
         let pad = " ".repeat(25);
         assert_eq!(
             text,
             format!("warn     x               one two\n{pad}three\n{pad}-> do\n{pad}   this\n")
         );
+    }
+
+    #[test]
+    fn a_verdict_has_its_colour_where_there_are_colours() {
+        let findings = vec![Finding::fail("", "broken"), Finding::unknown("", "as root only")];
+        let row = RowReport::named("x", "", findings);
+        let (plain, coloured) = (row.text(None, false), row.text(None, true));
+        assert!(!plain.contains('\x1b'), "{plain:?}");
+        assert_eq!(coloured, plain.replacen("FAIL    ", "\x1b[31mFAIL    \x1b[0m", 1));
     }
 
     #[test]
@@ -325,7 +351,7 @@ mod tests {
         ];
         let looked = RowReport::named("ports", "plug it in", findings);
         let lines: Vec<Vec<String>> = looked
-            .text(None)
+            .text(None, false)
             .lines()
             .map(|l| l.split_whitespace().map(str::to_owned).collect())
             .collect();

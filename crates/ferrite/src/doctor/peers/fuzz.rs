@@ -37,7 +37,7 @@ pub(crate) fn target(bytes: &[u8]) {
     }
     let rows = judge::all(&hosts, 2, &tried);
     for row in &rows {
-        let text = row.text(Some(80));
+        let text = row.text(Some(80), false);
         assert!(text.lines().all(|line| !line.contains(char::is_control)), "{text:?}");
     }
     let json = report::json("n-0007", &rows);
