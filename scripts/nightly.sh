@@ -117,6 +117,9 @@ variants() {
     done
 }
 
+# Other cases each night.
+injections() { scripts/hang_injections.py --cases 60 --seed "$RANDOM" --most 32 --out target/hang-injections; }
+
 features() {
     cargo nextest run -p nccl-net-ferrite --features "$ALL_FEATURES" --locked --lib --profile features
     scripts/summary.py target/nextest/features/junit.xml
@@ -223,6 +226,7 @@ steps() {
     "$1" "NCCL's contract" contract
     "$1" "the contract, and every byte, on devices as each driver with reliable connections has them" drivers
     "$1" "the contract, and faults, on devices that do what some cards and kernels do otherwise" variants
+    "$1" "processes, paths and cards held up at random, and what the hang report says of them" injections
     "$1" "the plugin with all features" features
     "$1" "tests that take too long for every change" long_tests
     "$1" "the software device with staged copies" staged
