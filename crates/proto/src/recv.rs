@@ -172,15 +172,15 @@ impl RecvFlow {
         }
         let Some(entry) = requests.allocate() else { return false };
         entry.value.begin(1);
+        begun(entry);
         let seq = window.next();
         let slot = SlotIndex::of(seq).index();
+        arrivals[slot] = Arrival::new(entry.id(), 0, length);
         shadow.put_narrow(
             slot,
             &Cts { addr, length, rkeys: [rkeys.of_rail(0), rkeys.of_rail(1)], tag, seq },
         );
-        arrivals[slot] = Arrival::new(entry.id(), 0, length);
         window.push(1, length > COALESCE_MAX_BYTES);
-        begun(entry);
         true
     }
 }
