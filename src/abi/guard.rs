@@ -1,5 +1,10 @@
 //! The boundary to NCCL: turns errors into result codes and one log message, and panics into
 //! errors.
+//!
+//! `isend`, `irecv` and `test` have a first step, which decides most calls that find nothing. It is
+//! caught for itself ([`catch`]), and jumps to a second function with NCCL's ABI, which has its own
+//! [`guard`]. Nothing between the two can panic. So the first step needs no stack frame, and no
+//! panic leaves a call.
 
 use super::handles::Comm;
 use super::nccl::ncclResult_t;
@@ -21,15 +26,27 @@ const WITHOUT_PAUSE: u32 = 2_000_000;
 /// The pause keeps it from using a whole processor, and its log from growing by megabytes a second.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// Runs `step`, a part of NCCL's function `call`.
+///
+/// # Errors
+/// It has panicked, which is reported: the code for NCCL.
+#[inline(always)]
+pub(super) fn catch<R>(
+    call: &'static str,
+    step: impl FnOnce() -> R,
+) -> std::result::Result<R, ncclResult_t> {
+    // State that a panic left inconsistent is never used again: the communicator's cell stays
+    // entered, so that every later call on it fails.
+    catch_unwind(AssertUnwindSafe(step)).map_err(|panic| report(call, panic_error(panic)))
+}
+
 /// Runs `body`, the body of NCCL's function `call`.
 #[inline(always)]
 pub fn guard(call: &'static str, body: impl FnOnce() -> Result<()>) -> ncclResult_t {
-    // State that a panic left inconsistent is never used again: the communicator's cell stays
-    // entered, so that every later call on it fails.
-    match catch_unwind(AssertUnwindSafe(body)) {
+    match catch(call, body) {
         Ok(Ok(())) => nccl::ncclSuccess,
         Ok(Err(error)) => report(call, error),
-        Err(panic) => report(call, panic_error(panic)),
+        Err(code) => code,
     }
 }
 
@@ -124,5 +141,7 @@ mod tests {
         assert_eq!(guard("test", || panic!("on purpose")), nccl::ncclInternalError);
         assert_eq!(guard("test", || Err(Error::remote("gone"))), nccl::ncclRemoteError);
         assert_eq!(guard("test", || Ok(())), nccl::ncclSuccess);
+        assert_eq!(catch("test", || panic!("on purpose")), Err::<(), _>(nccl::ncclInternalError));
+        assert_eq!(catch("test", || 7), Ok(7));
     }
 }

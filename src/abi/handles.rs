@@ -84,9 +84,10 @@ tagged!(Request, b"FReq", "request");
 pub struct Request(Front);
 
 /// A communicator.
+#[repr(C)]
 #[derive(Debug)]
 pub struct Comm<T> {
-    /// The communicator.
+    /// The communicator. First, as in [`crate::net::data::exclusive_cell::ExclusiveCell`].
     pub comm: T,
     labels: Labels,
     /// Objects that NCCL holds in place of profiled requests, created for the first of them.

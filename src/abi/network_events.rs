@@ -15,7 +15,7 @@ use super::nccl::{ncclResult_t, ncclSuccess};
 use super::output::Answer;
 use super::test_call;
 use crate::net::background::notices::INIT;
-use crate::net::data::both_ends::Tested;
+use crate::net::data::both_ends::{RequestOf, Tested};
 use crate::net::data::recv::RecvComm;
 use crate::net::data::send::SendComm;
 use crate::proto::MAX_GROUP;
@@ -239,12 +239,12 @@ pub(super) unsafe fn irecv(
 unsafe fn begun<'a, T: Tested>(
     code: ncclResult_t,
     request: *mut *mut c_void,
-) -> Option<&'a Entry<T::Request>> {
+) -> Option<&'a Entry<RequestOf<T>>> {
     if code != ncclSuccess || request.is_null() {
         return None;
     }
     // SAFETY: as the caller says: NULL, or an entry of such a communicator's table.
-    unsafe { (*request).cast::<Entry<T::Request>>().as_ref() }
+    unsafe { (*request).cast::<Entry<_>>().as_ref() }
 }
 
 /// Begins the event of message `i` of the request. NCCL's function uses `phandle`, which is NULL

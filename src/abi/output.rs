@@ -1,7 +1,7 @@
 //! NCCL's output pointers.
 
 use crate::error::{Error, Result};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 /// Writes `value` through one of NCCL's output pointers, called `name` in messages.
 ///
@@ -25,32 +25,6 @@ pub(super) unsafe fn put<T>(pointer: *mut T, value: T, name: &str) -> Result<()>
 #[inline(never)]
 pub(super) fn missing(name: &str) -> Error {
     Error::argument(format!("{name} is NULL"))
-}
-
-/// NCCL's output pointer for a request. NULL there means that NCCL must try again.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RequestOutput(*mut *mut c_void);
-
-impl RequestOutput {
-    /// Writes NULL until there is a request.
-    ///
-    /// # Errors
-    /// The pointer is NULL.
-    ///
-    /// # Safety
-    /// The pointer is NULL or stays valid for writing.
-    #[inline]
-    pub(super) unsafe fn new(pointer: *mut *mut c_void) -> Result<Self> {
-        // SAFETY: as the caller says.
-        unsafe { put(pointer, std::ptr::null_mut(), "request") }.map(|()| Self(pointer))
-    }
-
-    /// Stores a request.
-    #[inline]
-    pub(super) fn set(self, request: *mut c_void) {
-        // SAFETY: as the caller of `new` has said.
-        unsafe { self.0.write(request) };
-    }
 }
 
 /// NCCL's output pointers of `test`: `sizes` is NULL or has an element for each message of the

@@ -5,7 +5,7 @@
 //! check of `test` and `isend` decides these. It calls no function and needs few registers, so such
 //! a call is cheap.
 
-use super::exclusive_cell::{ExclusiveCell, Inside, Occupant};
+use super::exclusive_cell::{ExclusiveCell, First, Occupant};
 use crate::error::{Error, Result};
 use crate::net::operations::live;
 use crate::net::peer::state::PeerState;
@@ -22,20 +22,29 @@ pub trait Done: Fn(&[u32]) + Copy {}
 
 impl<F: Fn(&[u32]) + Copy> Done for F {}
 
-/// An end of a connection, whose requests NCCL tests.
-pub trait Tested {
-    /// A request.
-    type Request;
-
-    /// `test`: calls `done` with the number of bytes of each message, once the request is complete.
-    ///
-    /// # Errors
-    /// The connection has failed, or the request has ended. Each call returns the same error.
-    fn test(&self, request: &Entry<Self::Request>, done: impl Done) -> Result<()>;
+/// A call of `test`. Passed by reference, so that no register keeps it during the poll.
+#[derive(Debug)]
+pub struct Test<'a, R, D> {
+    /// The request.
+    pub request: &'a Entry<R>,
+    /// Receives the result.
+    pub done: D,
 }
 
-/// The data path state of an end, as [`test()`] needs it.
-pub(super) trait Path {
+/// An end of a connection, whose requests NCCL tests.
+pub trait Tested {
+    /// The state of its data path.
+    type Path: Path;
+
+    /// The cell of that state.
+    fn path(&self) -> &ExclusiveCell<Self::Path>;
+}
+
+/// A request of an end.
+pub type RequestOf<T> = <<T as Tested>::Path as Path>::Request;
+
+/// The data path state of an end, as `test` needs it.
+pub trait Path {
     /// A request.
     type Request;
 
@@ -48,32 +57,31 @@ pub(super) trait Path {
     /// The first completion queue.
     fn queue(&self) -> &CompletionQueue;
 
-    /// If `request` is complete and [`Self::finish`] is not needed, ends it and calls `done`.
-    fn finish_fast(&mut self, request: &Entry<Self::Request>, done: impl Done) -> Progress;
+    /// If the request is complete and [`Self::finish`] is not needed, ends it and calls `done`.
+    fn finish_fast(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Progress;
 
-    /// If `request` is complete, ends it, calls `done` and returns true.
+    /// If the request is complete, ends it, calls `done` and returns true.
     ///
     /// # Errors
     /// The request has ended already.
-    fn finish(&mut self, request: &Entry<Self::Request>, done: impl Done) -> Result<bool>;
+    fn finish(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<bool>;
 
     /// Call after an empty poll; if it returns false, call [`Self::handle_empty_poll`].
     fn has_nothing_to_do(&mut self) -> bool;
 
-    /// Handles an empty poll while request `awaited` is tested.
+    /// Handles an empty poll.
     ///
     /// # Errors
     /// The connection has failed.
-    fn handle_empty_poll(&mut self, awaited: RequestId) -> Result<()>;
+    fn handle_empty_poll(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<()>;
 
     /// Handles the completions of the only queue in order while they fit the fast path, then
-    /// finishes `request` if it is complete. Returns `None` if that is all. Otherwise pass the
+    /// finishes the request if it is complete. Returns `None` if that is all. Otherwise pass the
     /// returned completions to [`Self::handle_others`]: those that are left, or an empty slice.
     fn handle_fast<'c>(
         &mut self,
         completions: &'c [Completion],
-        request: &Entry<Self::Request>,
-        done: impl Done,
+        test: &Test<'_, Self::Request, impl Done>,
     ) -> Option<&'c [Completion]>;
 
     /// Handles all kinds of completions in order.
@@ -88,12 +96,11 @@ pub(super) trait Path {
     /// The connection ends.
     fn handle_failure(&mut self, error: Error) -> Result<()>;
 
-    /// Polls all completion queues, or does its equivalent outside normal operation, while request
-    /// `awaited` is tested.
+    /// Polls all completion queues, or does its equivalent outside normal operation.
     ///
     /// # Errors
     /// The connection has failed.
-    fn progress_in_general(&mut self, awaited: RequestId) -> Result<()>;
+    fn progress_in_general(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<()>;
 
     /// [`Self::handle_fast`] for all cases.
     ///
@@ -103,16 +110,15 @@ pub(super) trait Path {
     fn handle_others(
         &mut self,
         completions: &[Completion],
-        request: &Entry<Self::Request>,
-        done: impl Done,
+        test: &Test<'_, Self::Request, impl Done>,
     ) -> Result<()> {
         match self.handle_completions(completions) {
-            Ok(()) => self.finish(request, done).map(drop),
-            Err(e) => self.fail_after(request, done, e),
+            Ok(()) => self.finish(test).map(drop),
+            Err(e) => self.fail_after(test, e),
         }
     }
 
-    /// A poll has failed with `error`; it may first have completed `request`.
+    /// A poll has failed with `error`; it may first have completed the request.
     ///
     /// # Errors
     /// The connection has failed, and the request is not complete.
@@ -120,102 +126,80 @@ pub(super) trait Path {
     #[inline(never)]
     fn fail_after(
         &mut self,
-        request: &Entry<Self::Request>,
-        done: impl Done,
+        test: &Test<'_, Self::Request, impl Done>,
         error: Error,
     ) -> Result<()> {
         let outcome = self.handle_failure(error);
         // A completed request stays complete, whatever fails after it.
-        if self.finish(request, done)? { Ok(()) } else { outcome }
+        if self.finish(test)? { Ok(()) } else { outcome }
     }
 
-    /// Polls the only completion queue for `request`.
+    /// The first step of `test`: checks whether the request is complete. If the fast path goes on,
+    /// call [`Self::poll_for`]; otherwise [`Self::test_in_general`].
+    #[inline(always)]
+    fn check(&mut self, test: &Test<'_, Self::Request, impl Done>) -> First {
+        match self.finish_fast(test) {
+            Progress::Finished(_) => First::Done,
+            Progress::Pending if self.is_plain() => First::Next,
+            Progress::Pending | Progress::Other => First::Other,
+        }
+    }
+
+    /// `test` by the slow path: checks whether the request is complete, and polls if not.
+    ///
+    /// # Errors
+    /// The connection has failed, or the request has ended. Each call returns the same error.
+    #[inline(never)]
+    fn test_in_general(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<()> {
+        if self.finish(test)? {
+            return Ok(());
+        }
+        if !self.is_plain() || !self.peer().state().is_open() {
+            return self.progress_for(test);
+        }
+        self.poll_for(test)
+    }
+
+    /// Polls the only completion queue.
     ///
     /// # Errors
     /// The connection has failed.
     #[inline(always)]
-    fn poll_for(&mut self, request: &Entry<Self::Request>, done: impl Done) -> Result<()> {
+    fn poll_for(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<()> {
         let mut batch = Batch::default();
         match self.queue().poll(&mut batch) {
             Ok([]) if self.has_nothing_to_do() => Ok(()),
-            Ok([]) => self.handle_empty_poll(request.id()),
-            Ok(completions) => match self.handle_fast(completions, request, done) {
-                None => Ok(()),
-                Some(others) => self.handle_others(others, request, done),
-            },
+            Ok([]) => self.handle_empty_poll(test),
+            Ok(completions) => self.handle_polled(completions, test),
             Err(e) => self.handle_failure(e.into()),
         }
     }
 
-    /// Polls all completion queues for `request`, or does its equivalent outside normal operation.
+    /// Handles the completions of a poll.
     ///
     /// # Errors
     /// The connection has failed, and the request is not complete.
     #[inline(never)]
-    fn progress_for(&mut self, request: &Entry<Self::Request>, done: impl Done) -> Result<()> {
-        let progress = self.progress_in_general(request.id());
-        if self.finish(request, done)? { Ok(()) } else { progress }
-    }
-}
-
-/// Tests a request of the end whose path is in `cell`: checks whether it is complete, and polls if
-/// not.
-///
-/// # Errors
-/// The connection has failed, or the request has ended. Each call returns the same error.
-#[inline(always)]
-pub(super) fn test<P: Path>(
-    cell: &ExclusiveCell<P>,
-    request: &Entry<P::Request>,
-    done: impl Done,
-) -> Result<()> {
-    let Some(mut inside) = cell.begin_if_clear() else {
-        return test_in_general(request, done, cell);
-    };
-    let path = inside.state();
-    match path.finish_fast(request, done) {
-        Progress::Finished(_) => {
-            inside.leave();
-            Ok(())
-        }
-        Progress::Pending if path.is_plain() => poll_inside(request, done, inside),
-        Progress::Pending | Progress::Other => {
-            inside.leave();
-            test_in_general(request, done, cell)
+    fn handle_polled(
+        &mut self,
+        completions: &[Completion],
+        test: &Test<'_, Self::Request, impl Done>,
+    ) -> Result<()> {
+        match self.handle_fast(completions, test) {
+            None => Ok(()),
+            Some(others) => self.handle_others(others, test),
         }
     }
-}
 
-// These take their arguments in the order of NCCL's `test`, so that they stay in their registers.
-
-/// [`test()`] of an incomplete request on a plain path.
-#[inline(never)]
-fn poll_inside<P: Path>(
-    request: &Entry<P::Request>,
-    done: impl Done,
-    mut inside: Inside<'_, P>,
-) -> Result<()> {
-    let outcome = inside.state().poll_for(request, done);
-    inside.leave();
-    outcome
-}
-
-/// [`test()`] by the slow path.
-#[inline(never)]
-fn test_in_general<P: Path>(
-    request: &Entry<P::Request>,
-    done: impl Done,
-    cell: &ExclusiveCell<P>,
-) -> Result<()> {
-    cell.enter(|path| {
-        if path.finish(request, done)? {
-            return Ok(());
-        }
-        if !path.is_plain() || !path.peer().state().is_open() {
-            return path.progress_for(request, done);
-        }
-        path.poll_for(request, done)
-    })
+    /// Polls all completion queues for the request, or does its equivalent outside normal operation.
+    ///
+    /// # Errors
+    /// The connection has failed, and the request is not complete.
+    #[inline(never)]
+    fn progress_for(&mut self, test: &Test<'_, Self::Request, impl Done>) -> Result<()> {
+        let progress = self.progress_in_general(test);
+        if self.finish(test)? { Ok(()) } else { progress }
+    }
 }
 
 /// Checks a length, which NCCL passes as a signed number.
@@ -223,7 +207,7 @@ fn test_in_general<P: Path>(
 /// # Errors
 /// The length is out of range.
 #[inline]
-pub(super) fn check_length(length: u32) -> Result<()> {
+pub fn check_length(length: u32) -> Result<()> {
     let bad = || {
         Error::argument(format!(
             "the length is {} bytes; 0 to {MAX_MESSAGE} are allowed",

@@ -39,7 +39,6 @@ use crate::net::data::sync::{
 };
 use std::cell::UnsafeCell;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,7 +46,10 @@ use std::time::Duration;
 /// NCCL's threads enter at once, one of them or both get an error instead of undefined behaviour.
 /// Entering waits only for visitors: the thread that recovers the connection, and the one that
 /// looks what it waits for.
+#[repr(C)]
 pub struct ExclusiveCell<T> {
+    // First, here and in what holds a cell: so all have one address, which takes one register.
+    state: UnsafeCell<T>,
     /// The owner's id while it is outside or on the long way, or [`INSIDE`]. Before there is an
     /// owner, [`NOBODY`].
     position: AtomicUsize,
@@ -58,38 +60,17 @@ pub struct ExclusiveCell<T> {
     visits: AtomicU32,
     /// Whether there is a visitor: two of them would make the number even.
     has_visitor: AtomicBool,
-    state: UnsafeCell<T>,
 }
 
-/// The calling thread is inside by the short way. If this is dropped before [`Self::leave`], as by
-/// a panic, nobody can enter any more.
-#[must_use]
-#[repr(transparent)]
-pub struct Inside<'a, T> {
-    cell: &'a ExclusiveCell<T>,
-    _of_thread: PhantomData<*const ()>,
-}
-
-impl<T> Inside<'_, T> {
-    /// The state.
-    #[inline(always)]
-    pub fn state(&mut self) -> &mut T {
-        // SAFETY: this thread is inside, so there is no other reference but by this value, and none
-        // is made before it leaves.
-        unsafe { &mut *self.cell.state.get() }
-    }
-
-    /// Leaves.
-    #[inline(always)]
-    pub fn leave(self) {
-        self.cell.end_short();
-    }
-}
-
-impl<T> fmt::Debug for Inside<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inside").finish_non_exhaustive()
-    }
+/// What the first step of a call has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum First {
+    /// The call is complete.
+    Done,
+    /// The fast path goes on.
+    Next,
+    /// Nothing has changed: the slow path decides.
+    Other,
 }
 
 /// Who is inside.
@@ -133,17 +114,41 @@ impl<T> ExclusiveCell<T> {
     /// clear, or else returns `None`.
     #[cfg(test)]
     pub fn enter_if_clear<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
-        let mut inside = self.begin_if_clear()?;
-        let result = body(inside.state());
-        inside.leave();
-        Some(result)
+        let mut result = None;
+        self.begin(|state| {
+            result = Some(body(state));
+            First::Done
+        });
+        result
     }
 
-    /// Enters, if this thread is the owner and the word is clear. If the [`Inside`] is dropped
-    /// without [`Inside::leave`], the state may be inconsistent, and nobody can enter any more.
+    /// Runs `step`, the first of a call, with exclusive access to the state, if this thread is the
+    /// owner and the word is clear. After [`First::Next`] the thread stays inside, until
+    /// [`Self::resume`]; also after a panic, so that nobody can enter any more.
     #[inline(always)]
-    pub fn begin_if_clear(&self) -> Option<Inside<'_, T>> {
-        self.begin_short().then_some(Inside { cell: self, _of_thread: PhantomData })
+    pub fn begin(&self, step: impl FnOnce(&mut T) -> First) -> First {
+        if !self.begin_short() {
+            return First::Other;
+        }
+        // SAFETY: this thread is inside, so there is no other reference, and none is made before it
+        // leaves.
+        let found = step(unsafe { &mut *self.state.get() });
+        if found != First::Next {
+            self.end_short();
+        }
+        found
+    }
+
+    /// Runs `step`, the last of a call, with exclusive access to the state, and leaves.
+    ///
+    /// # Safety
+    /// [`Self::begin`] has returned [`First::Next`] to this thread, which has not resumed since.
+    #[inline(always)]
+    pub unsafe fn resume<R>(&self, step: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: as in `begin`.
+        let result = step(unsafe { &mut *self.state.get() });
+        self.end_short();
+        result
     }
 
     /// Runs `body` with exclusive access to the state. If `body` panics, the state may be
@@ -157,7 +162,7 @@ impl<T> ExclusiveCell<T> {
         if !is_short {
             self.begin_long()?;
         }
-        // SAFETY: as in `Inside::state`.
+        // SAFETY: as in `begin`.
         let result = body(unsafe { &mut *self.state.get() });
         if is_short {
             self.end_short();
@@ -187,7 +192,7 @@ impl<T> ExclusiveCell<T> {
             }
         }
         self.keep_owner_out(|| wait.step()).inspect_err(|_| self.word.release())?;
-        // SAFETY: as in `Inside::state`.
+        // SAFETY: as in `begin`.
         let result = body(unsafe { &mut *self.state.get() });
         self.word.release();
         result
@@ -213,7 +218,7 @@ impl<T> ExclusiveCell<T> {
             self.word.release();
             return Err(Occupant::Nccl);
         }
-        // SAFETY: as in `Inside::state`.
+        // SAFETY: as in `begin`.
         let result = body(unsafe { &mut *self.state.get() });
         self.word.release();
         Ok(result)

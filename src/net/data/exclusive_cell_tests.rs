@@ -1,6 +1,6 @@
 //! Threads in one cell.
 
-use super::exclusive_cell::{ExclusiveCell, Occupant};
+use super::exclusive_cell::{ExclusiveCell, First, Occupant};
 use crate::error::Result;
 use crate::net::data::state_word::StateWord;
 use crate::net::data::sync::{enable_barrier, has_barrier};
@@ -149,6 +149,26 @@ fn the_short_way_is_closed_while_the_state_of_the_peer_is_not_0_and_to_others_wh
         assert_eq!(seen, (true, Err(Occupant::Nccl), None));
     }
     assert_eq!(nothing(), Ok(()));
+}
+
+#[test]
+fn a_call_stays_inside_between_its_first_step_and_the_next_one_only() {
+    if !has_barrier() {
+        println!("skipped: the kernel refuses membarrier");
+        return;
+    }
+    let cell = cell(7);
+    let owned = || cell.begin(|_| First::Done);
+    assert_eq!((owned(), cell.enter(|_| Ok(())), owned()), (First::Other, Ok(()), First::Done));
+    for over in [First::Done, First::Other] {
+        assert_eq!(cell.begin(|_| over), over);
+        assert_eq!(cell.try_visit(|state| *state), Ok(7));
+    }
+    assert_eq!(cell.begin(|_| First::Next), First::Next);
+    assert_eq!(cell.try_visit(|state| *state), Err(Occupant::Nccl));
+    // SAFETY: this is the next step.
+    assert_eq!(unsafe { cell.resume(|state| *state) }, 7);
+    assert_eq!(cell.try_visit(|state| *state), Ok(7));
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! A receive communicator: takes buffers, sends clear-to-sends, polls completions, and resumes over
 //! new queue pairs after a fault.
 
-use super::both_ends::{self, Done, Path, Tested, check_length, found, name_operation};
+use super::both_ends::{Done, Path, Test, Tested, check_length, found, name_operation};
 use super::cts_sender::{CtsSender, RECEIVER_QP_CAPS};
-use super::exclusive_cell::ExclusiveCell;
+use super::exclusive_cell::{ExclusiveCell, First};
 use super::flush::Flushes;
 use super::health::{Mode, Stall, StickyError};
 use crate::error::{Error, Result};
@@ -44,9 +44,11 @@ use std::time::Duration;
 const PROBE_AFTER: Duration = Duration::from_millis(30);
 
 /// The receiving end of a connection.
+#[repr(C)]
 #[derive(Debug)]
 pub struct RecvComm {
-    path: ExclusiveCell<RecvPath>,
+    /// The state of the data path. First, as in [`ExclusiveCell`].
+    pub path: ExclusiveCell<RecvPath>,
     /// The peer's state.
     pub peer: Arc<PeerState>,
     /// The device that it uses.
@@ -76,7 +78,7 @@ pub struct Expected<'a> {
 /// The state of the data path.
 ///
 /// Its methods come in the same groups and order as those of [`super::send::SendPath`]:
-/// - `irecv`: `receive`, and `receive_in_general` for all cases; `send_*`, which post
+/// - `irecv`: `begin_single`, and `receive` for all cases; `send_*`, which post
 ///   clear-to-sends;
 /// - `test`: those of [`Path`], and `progress`, which polls all queues;
 /// - while a receive is timed: `handle_due`, `choose_path`;
@@ -181,42 +183,6 @@ impl RecvComm {
     /// Starts recovery from faults, if both ends support it. `owner` holds the communicator.
     pub fn start(&self, owner: &Weak<dyn Owner>) {
         self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
-    }
-
-    /// Begins to receive a group of `count` messages; `expected` returns each of them. Calls
-    /// `begun` on success. If it does not, too many receives are outstanding: try again.
-    ///
-    /// # Errors
-    /// The connection has failed, or `count` or a buffer is not valid.
-    #[inline(always)]
-    pub fn irecv<'a>(
-        &self,
-        count: usize,
-        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
-        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
-    ) -> Result<()> {
-        let Some(mut inside) = self.path.begin_if_clear() else {
-            return self.irecv_in_general(count, expected, begun);
-        };
-        let outcome = inside.state().receive(count, expected, begun);
-        inside.leave();
-        outcome
-    }
-
-    /// [`Self::irecv`] by the slow path.
-    #[inline(never)]
-    fn irecv_in_general<'a>(
-        &self,
-        count: usize,
-        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
-        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
-    ) -> Result<()> {
-        self.path.enter(|path| {
-            if !self.peer.state().is_open() && !path.check_peer()? {
-                return Ok(());
-            }
-            path.receive_in_general(count, expected, begun)
-        })
     }
 
     /// Begins to flush a group of `count` messages to GPU memory; `received` returns each of them.
@@ -329,11 +295,11 @@ impl Drop for RecvComm {
 }
 
 impl Tested for RecvComm {
-    type Request = RecvRequest;
+    type Path = RecvPath;
 
     #[inline(always)]
-    fn test(&self, request: &Entry<RecvRequest>, done: impl Done) -> Result<()> {
-        both_ends::test(&self.path, request, done)
+    fn path(&self) -> &ExclusiveCell<RecvPath> {
+        &self.path
     }
 }
 
@@ -449,44 +415,57 @@ impl End for RecvComm {
 
 // `irecv`: posts buffers, and sends their clear-to-sends.
 impl RecvPath {
-    /// Receives a group of messages. On the fast path it is one, whose length fits one immediate,
-    /// and for which there is room.
-    ///
-    /// # Errors
-    /// The connection has failed, or `count` or a buffer is not valid.
+    /// The first step of `irecv` of one message, whose length fits one immediate: begins it, and
+    /// calls `begun`. If the fast path goes on, call [`Self::send_due_cts`]; otherwise
+    /// [`Self::receive`].
     #[inline(always)]
-    fn receive<'a>(
+    pub fn begin_single<'a>(
         &mut self,
-        count: usize,
-        expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
-        begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
-    ) -> Result<()> {
-        if count == 1 && !self.stats.is_due_next() {
-            let Expected { addr, length, tag, memory } = expected(0)?;
-            let buffer = Buffer { addr, length, rkeys: &memory.rkeys, tag };
-            if memory.covers(addr, length) && self.flow.begin_single(buffer, begun) {
-                // The timer is not due: `is_due_next` was false above.
-                let _ = self.stats.handle_begun(1);
-                return match self.send_cts() {
-                    Ok(()) => Ok(()),
-                    Err(e) => self.handle_failure(e),
-                };
-            }
+        expected: impl FnOnce() -> Option<Expected<'a>>,
+        begun: impl FnOnce(&Entry<RecvRequest>),
+    ) -> First {
+        let Some(Expected { addr, length, tag, memory }) = expected() else { return First::Other };
+        let buffer = Buffer { addr, length, rkeys: &memory.rkeys, tag };
+        if self.stats.is_due_next()
+            || !memory.covers(addr, length)
+            || !self.flow.begin_single(buffer, begun)
+        {
+            return First::Other;
         }
-        self.receive_in_general(count, expected, begun)
+        // The timer is not due: `is_due_next` was false above.
+        let _ = self.stats.handle_begun(1);
+        if self.can_send_cts() { First::Next } else { First::Done }
     }
 
-    /// [`Self::receive`] for all cases.
+    /// Sends the clear-to-sends that are due after [`Self::begin_single`].
+    ///
+    /// # Errors
+    /// The connection has failed.
+    #[inline(always)]
+    pub fn send_due_cts(&mut self) -> Result<()> {
+        match self.send_one_write() {
+            // One write is nearly always enough.
+            Ok(()) if !self.can_send_cts() => Ok(()),
+            Ok(()) => self.send_cts().or_else(|e| self.handle_failure(e)),
+            Err(e) => self.handle_failure(e),
+        }
+    }
+
+    /// `irecv` of a group of `count` messages by the slow path; `expected` returns each of them.
+    /// Calls `begun` on success. If it does not, too many receives are outstanding: try again.
     ///
     /// # Errors
     /// The connection has failed, or `count` or a buffer is not valid.
     #[inline(never)]
-    fn receive_in_general<'a>(
+    pub fn receive<'a>(
         &mut self,
         count: usize,
         expected: impl Fn(usize) -> Result<Expected<'a>> + Copy,
         begun: impl FnOnce(&Entry<RecvRequest>) + Copy,
     ) -> Result<()> {
+        if !self.peer.state().is_open() && !self.check_peer()? {
+            return Ok(());
+        }
         check_group(count)?;
         let buffer = |i| {
             let Expected { addr, length, tag, memory } = expected(i)?;
@@ -522,13 +501,7 @@ impl RecvPath {
             return self.handle_failure(e);
         }
         self.flow.handle_more_receives();
-        self.receive_in_general(count, expected, begun)
-    }
-
-    /// Sends due clear-to-sends, as far as the send queues have room.
-    #[inline(always)]
-    fn send_cts(&mut self) -> Result<()> {
-        if self.can_send_cts() { self.send_some_cts() } else { Ok(()) }
+        self.receive(count, expected, begun)
     }
 
     #[inline(always)]
@@ -536,17 +509,9 @@ impl RecvPath {
         self.flow.is_cts_due() && self.cts_sender.has_room()
     }
 
-    /// [`Self::send_cts`] once some are known to be due and to have room.
+    /// Sends due clear-to-sends, as far as the send queues have room.
     #[inline(never)]
-    fn send_some_cts(&mut self) -> Result<()> {
-        self.send_one_write()?;
-        if self.can_send_cts() { self.send_more_cts() } else { Ok(()) }
-    }
-
-    /// [`Self::send_some_cts`] where one write is not enough.
-    #[cold]
-    #[inline(never)]
-    fn send_more_cts(&mut self) -> Result<()> {
+    fn send_cts(&mut self) -> Result<()> {
         while self.can_send_cts() {
             self.send_one_write()?;
         }
@@ -581,25 +546,25 @@ impl Path for RecvPath {
 
     /// [`Self::finish`] is needed for a group.
     #[inline(always)]
-    fn finish_fast(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Progress {
-        let progress = self.flow.progress(request);
+    fn finish_fast(&mut self, test: &Test<'_, RecvRequest, impl Done>) -> Progress {
+        let progress = self.flow.progress(test.request);
         if let Progress::Finished(length) = progress {
             self.stats.handle_done(length);
-            done(&[length]);
+            (test.done)(&[length]);
         }
         progress
     }
 
     #[inline(always)]
-    fn finish(&mut self, request: &Entry<RecvRequest>, done: impl Done) -> Result<bool> {
-        match self.flow.finish(request).map_err(Error::misuse)? {
+    fn finish(&mut self, test: &Test<'_, RecvRequest, impl Done>) -> Result<bool> {
+        match self.flow.finish(test.request).map_err(Error::misuse)? {
             None => return Ok(false),
             // Nearly all groups have one member.
             Some(Finished::One(length)) => {
                 self.stats.handle_done(length);
-                done(&[length]);
+                (test.done)(&[length]);
             }
-            Some(Finished::Group) => self.finish_group(request, done),
+            Some(Finished::Group) => self.finish_group(test),
         }
         Ok(true)
     }
@@ -611,8 +576,8 @@ impl Path for RecvPath {
 
     /// Reads the clock if that is due, and sends clear-to-sends that were delayed to be batched.
     #[inline(never)]
-    fn handle_empty_poll(&mut self, awaited: RequestId) -> Result<()> {
-        self.flow.handle_empty_poll(awaited);
+    fn handle_empty_poll(&mut self, test: &Test<'_, RecvRequest, impl Done>) -> Result<()> {
+        self.flow.handle_empty_poll(test.request.id());
         if self.stall.was_due() {
             self.check_stall()?;
         }
@@ -625,30 +590,23 @@ impl Path for RecvPath {
     fn handle_fast<'c>(
         &mut self,
         mut completions: &'c [Completion],
-        request: &Entry<RecvRequest>,
-        done: impl Done,
+        test: &Test<'_, RecvRequest, impl Done>,
     ) -> Option<&'c [Completion]> {
-        let qps = self.qps.qps.as_mut_slice();
         while let [completion, others @ ..] = completions {
             let WrId::Receive { qp } = WrId::from_bits(completion.id()) else {
                 return Some(completions);
             };
-            // By index: for an optional reference the compiler creates a value that is not needed.
-            if usize::from(qp) >= qps.len() {
-                return Some(completions);
-            }
-            let connected = &mut qps[usize::from(qp)];
             if completion.status() != Status::SUCCESS
                 || !self.flow.complete_whole(QpIndex(qp), Imm::from_bits(completion.imm()))
             {
                 return Some(completions);
             }
             completions = others;
-            if connected.count_receive() {
+            if self.qps.qps[usize::from(qp)].count_receive() {
                 return Some(completions);
             }
         }
-        if self.flow.is_cts_due() || self.finish_fast(request, done) == Progress::Other {
+        if self.flow.is_cts_due() || self.finish_fast(test) == Progress::Other {
             return Some(completions);
         }
         None
@@ -671,8 +629,8 @@ impl Path for RecvPath {
 
     /// Also checks whether the timed receive is complete.
     #[inline(never)]
-    fn progress_in_general(&mut self, awaited: RequestId) -> Result<()> {
-        let outcome = self.progress(awaited);
+    fn progress_in_general(&mut self, test: &Test<'_, RecvRequest, impl Done>) -> Result<()> {
+        let outcome = self.progress(test);
         if let Some(id) = self.stats.timed_request() {
             self.handle_posted_cts();
             match self.flow.is_done(RequestId::from_bits(id)) {
@@ -692,10 +650,10 @@ impl Path for RecvPath {
 // Helpers of `test`.
 impl RecvPath {
     #[inline(never)]
-    fn finish_group(&mut self, request: &Entry<RecvRequest>, done: impl Done) {
-        let lengths = self.flow.lengths(request);
+    fn finish_group(&mut self, test: &Test<'_, RecvRequest, impl Done>) {
+        let lengths = self.flow.lengths(test.request);
         self.stats.handle_group_done(lengths);
-        done(lengths);
+        (test.done)(lengths);
     }
 
     /// [`Self::handle_completions`] where no receives need posting before.
@@ -717,19 +675,18 @@ impl RecvPath {
         self.send_cts()
     }
 
-    /// Same as [`SendPath::progress`](super::send::SendPath::progress), while NCCL tests request
-    /// `awaited`.
+    /// Same as [`SendPath::progress`](super::send::SendPath::progress).
     ///
     /// # Errors
     /// The connection has failed.
-    fn progress(&mut self, awaited: RequestId) -> Result<()> {
+    fn progress(&mut self, test: &Test<'_, RecvRequest, impl Done>) -> Result<()> {
         if !self.peer.state().is_open() {
-            return self.progress_not_open(awaited);
+            return self.progress_not_open(test);
         }
         match self.poll_rails() {
             Ok(0) => {
                 let _ = self.stall.is_due();
-                self.handle_empty_poll(awaited)
+                self.handle_empty_poll(test)
             }
             Ok(_) => self.send_cts().or_else(|e| self.handle_failure(e)),
             Err(e) => self.handle_failure(e),
@@ -812,7 +769,7 @@ impl RecvPath {
     /// The connection has failed, or the peer has gone.
     #[cold]
     #[inline(never)]
-    fn progress_not_open(&mut self, awaited: RequestId) -> Result<()> {
+    fn progress_not_open(&mut self, test: &Test<'_, RecvRequest, impl Done>) -> Result<()> {
         // Read before the queue is polled, so that everything the peer sent before it went is in
         // the queue.
         let (is_gone, is_recovering) = (self.peer.is_gone(), self.peer.is_recovering());
@@ -829,7 +786,7 @@ impl RecvPath {
             return Ok(());
         }
         if polled == 0 {
-            self.flow.handle_empty_poll(awaited);
+            self.flow.handle_empty_poll(test.request.id());
             if let Err(e) = self.cts_sender.probe.send(&mut self.qps, self.peer.is_doubted()) {
                 return self.handle_failure(e);
             }

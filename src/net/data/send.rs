@@ -1,8 +1,8 @@
 //! A send communicator: reads clear-to-sends, posts writes, polls completions, and resends over new
 //! queue pairs after a fault.
 
-use super::both_ends::{self, Done, Path, Tested, check_length, found, name_operation};
-use super::exclusive_cell::{ExclusiveCell, Inside};
+use super::both_ends::{Done, Path, Test, Tested, check_length, found, name_operation};
+use super::exclusive_cell::{ExclusiveCell, First};
 use super::health::{Mode, Probe, Stall, StickyError};
 use crate::error::{Error, Result};
 use crate::host::clock;
@@ -65,9 +65,10 @@ const _: () = assert!(SENDER_QP_CAPS.max_send_wr + SENDER_QP_CAPS.max_recv_wr < 
 pub type CtsRing = SharedRing<{ size_of::<CtsWords>() / 8 }, RING_SLOTS>;
 
 /// The sending end of a connection.
+#[repr(C)]
 #[derive(Debug)]
 pub struct SendComm {
-    /// The state of the data path.
+    /// The state of the data path. First, as in [`ExclusiveCell`].
     pub path: ExclusiveCell<SendPath>,
     /// The peer's state.
     pub peer: Arc<PeerState>,
@@ -125,16 +126,6 @@ pub struct SendPath {
     tags_are_ranks: bool,
     /// Whether a message has been truncated and a warning logged.
     has_cut: bool,
-}
-
-/// The result of the first check of `isend`.
-enum FirstLook {
-    /// The expected clear-to-send is there.
-    Next,
-    /// The receiver has not cleared any message to send; the refusal is counted.
-    Refused,
-    /// Something else.
-    Other,
 }
 
 impl SendComm {
@@ -218,73 +209,6 @@ impl SendComm {
         self.recovery.iter().for_each(|recovery| recovery.start(owner.clone()));
     }
 
-    /// Begins to send `length` bytes at `addr` of the memory that `memory` returns. Calls `begun`
-    /// on success. If it does not, the receiver has not cleared the message or the send queues are
-    /// full: try again.
-    ///
-    /// # Errors
-    /// The connection has failed, there is no such memory, or the bytes are outside it.
-    #[inline(always)]
-    pub fn isend<'a>(
-        &self,
-        addr: u64,
-        length: u32,
-        tag: u32,
-        memory: impl FnOnce() -> Result<&'a MrHandle>,
-        begun: impl FnOnce(&Entry<SendRequest>) + Copy,
-    ) -> Result<()> {
-        let Some(mut inside) = self.path.begin_if_clear() else {
-            return self.isend_in_general(addr, length, tag, memory, begun);
-        };
-        match inside.state().look_for_cts() {
-            FirstLook::Next => Self::isend_inside(inside, addr, length, tag, memory, begun),
-            FirstLook::Refused => {
-                inside.leave();
-                Ok(())
-            }
-            FirstLook::Other => {
-                inside.leave();
-                self.isend_in_general(addr, length, tag, memory, begun)
-            }
-        }
-    }
-
-    /// [`Self::isend`] where the expected clear-to-send is there.
-    #[inline(never)]
-    fn isend_inside<'a>(
-        mut inside: Inside<'_, SendPath>,
-        addr: u64,
-        length: u32,
-        tag: u32,
-        memory: impl FnOnce() -> Result<&'a MrHandle>,
-        begun: impl FnOnce(&Entry<SendRequest>) + Copy,
-    ) -> Result<()> {
-        let outcome =
-            memory().and_then(|memory| inside.state().send_next(addr, length, tag, memory, begun));
-        inside.leave();
-        outcome
-    }
-
-    /// [`Self::isend`] by the slow path.
-    #[inline(never)]
-    fn isend_in_general<'a>(
-        &self,
-        addr: u64,
-        length: u32,
-        tag: u32,
-        memory: impl FnOnce() -> Result<&'a MrHandle>,
-        begun: impl FnOnce(&Entry<SendRequest>) + Copy,
-    ) -> Result<()> {
-        check_length(length)?;
-        let memory = memory()?;
-        self.path.enter(|path| {
-            if !self.peer.state().is_open() && !path.check_peer()? {
-                return Ok(());
-            }
-            path.send(addr, length, tag, memory, begun)
-        })
-    }
-
     /// Records that NCCL reports operations for its messages, so tags are ranks.
     pub fn handle_operation(&self) {
         if !self.nic.has_only_ranks_as_tags() {
@@ -311,11 +235,11 @@ impl SendComm {
 }
 
 impl Tested for SendComm {
-    type Request = SendRequest;
+    type Path = SendPath;
 
     #[inline(always)]
-    fn test(&self, request: &Entry<SendRequest>, done: impl Done) -> Result<()> {
-        both_ends::test(&self.path, request, done)
+    fn path(&self) -> &ExclusiveCell<SendPath> {
+        &self.path
     }
 }
 
@@ -419,17 +343,19 @@ impl End for SendComm {
 
 // `isend`: begins messages, and posts them.
 impl SendPath {
+    /// The first step of `isend`: checks whether the receiver has cleared a message to send. If the
+    /// fast path goes on, call [`Self::send_next`]; otherwise [`Self::send`].
     #[inline(always)]
-    fn look_for_cts(&mut self) -> FirstLook {
+    pub fn look_for_cts(&mut self) -> First {
         let Self { flow, ring, stats, .. } = self;
         let is_there = |seq| {
             ring.is_there(SlotIndex::of(seq).index(), |last_word| Cts::seq_of(last_word) == seq)
         };
         match flow.refuse(is_there) {
-            Refusal::Next => FirstLook::Next,
-            Refusal::Again => FirstLook::Refused,
-            Refusal::First if stats.handle_refused_untimed() => FirstLook::Refused,
-            Refusal::First | Refusal::No => FirstLook::Other,
+            Refusal::Next => First::Next,
+            Refusal::Again => First::Done,
+            Refusal::First if stats.handle_refused_untimed() => First::Done,
+            Refusal::First | Refusal::No => First::Other,
         }
     }
 
@@ -439,7 +365,7 @@ impl SendPath {
     /// # Errors
     /// The connection has failed, or the bytes are outside `memory`.
     #[inline(always)]
-    fn send_next(
+    pub fn send_next(
         &mut self,
         addr: u64,
         length: u32,
@@ -511,12 +437,13 @@ impl SendPath {
         ))
     }
 
-    /// Sends a message, if the receiver has cleared it to send and the send queues have room.
+    /// `isend` by the slow path. Calls `begun` on success. If it does not, the receiver has not
+    /// cleared the message or the send queues are full: try again.
     ///
     /// # Errors
     /// The connection has failed, or the bytes are outside `memory`.
     #[inline(never)]
-    fn send(
+    pub fn send(
         &mut self,
         addr: u64,
         length: u32,
@@ -526,6 +453,9 @@ impl SendPath {
     ) -> Result<()> {
         check_length(length)?;
         memory.require("isend", addr, length)?;
+        if !self.peer.state().is_open() && !self.check_peer()? {
+            return Ok(());
+        }
         if !self.has_room(length) {
             return Ok(());
         }
@@ -664,22 +594,22 @@ impl Path for SendPath {
     }
 
     #[inline(always)]
-    fn finish_fast(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Progress {
-        let progress = self.flow.progress(request);
+    fn finish_fast(&mut self, test: &Test<'_, SendRequest, impl Done>) -> Progress {
+        let progress = self.flow.progress(test.request);
         if let Progress::Finished(length) = progress {
             self.stats.handle_done(length);
-            done(&[length]);
+            (test.done)(&[length]);
         }
         progress
     }
 
     #[inline(always)]
-    fn finish(&mut self, request: &Entry<SendRequest>, done: impl Done) -> Result<bool> {
-        let Some(length) = self.flow.finish(request).map_err(Error::misuse)? else {
+    fn finish(&mut self, test: &Test<'_, SendRequest, impl Done>) -> Result<bool> {
+        let Some(length) = self.flow.finish(test.request).map_err(Error::misuse)? else {
             return Ok(false);
         };
         self.stats.handle_done(length);
-        done(&[length]);
+        (test.done)(&[length]);
         Ok(true)
     }
 
@@ -690,7 +620,7 @@ impl Path for SendPath {
 
     #[cold]
     #[inline(never)]
-    fn handle_empty_poll(&mut self, _awaited: RequestId) -> Result<()> {
+    fn handle_empty_poll(&mut self, _test: &Test<'_, SendRequest, impl Done>) -> Result<()> {
         self.check_stall()
     }
 
@@ -699,8 +629,7 @@ impl Path for SendPath {
     fn handle_fast<'c>(
         &mut self,
         mut completions: &'c [Completion],
-        request: &Entry<SendRequest>,
-        done: impl Done,
+        test: &Test<'_, SendRequest, impl Done>,
     ) -> Option<&'c [Completion]> {
         while let [completion, others @ ..] = completions {
             let WrId::Data { request: of, .. } = WrId::from_bits(completion.id()) else {
@@ -711,7 +640,7 @@ impl Path for SendPath {
             }
             completions = others;
         }
-        self.finish_fast(request, done);
+        self.finish_fast(test);
         None
     }
 
@@ -745,7 +674,7 @@ impl Path for SendPath {
 
     /// Also checks whether the timed message is complete.
     #[inline(never)]
-    fn progress_in_general(&mut self, _awaited: RequestId) -> Result<()> {
+    fn progress_in_general(&mut self, _test: &Test<'_, SendRequest, impl Done>) -> Result<()> {
         let outcome = self.progress();
         if let Some(id) = self.stats.timed_request() {
             match self.flow.is_done(RequestId::from_bits(id)) {

@@ -9,10 +9,11 @@ use crate::error::Result;
 use crate::host::config::{Config, Retries};
 use crate::net::control::driver::ControlDriver;
 use crate::net::control::stream::ControlStream;
-use crate::net::data::both_ends::Tested;
+use crate::net::data::both_ends::{Path, RequestOf, Test, Tested};
 use crate::net::data::cts_sender::RECEIVER_QP_CAPS;
-use crate::net::data::recv::{Expected, PreparedPath, RecvComm};
-use crate::net::data::send::{CtsRing, SENDER_QP_CAPS, SendComm};
+use crate::net::data::exclusive_cell::First;
+use crate::net::data::recv::{Expected, PreparedPath, RecvComm, RecvPath};
+use crate::net::data::send::{CtsRing, SENDER_QP_CAPS, SendComm, SendPath};
 use crate::net::device::conn_memory::{ConnMemory, Holder};
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
@@ -124,7 +125,17 @@ impl Sender {
         let message = plan.messages[i];
         let begun = Cell::new(None);
         let note = |entry: &Entry<_>| begun.set(Some(entry.id()));
-        self.comm.isend(source_of(i), message.length, message.tag, || Ok(&self.memory.0), note)?;
+        let (addr, length, tag) = (source_of(i), message.length, message.tag);
+        let memory = &self.memory.0;
+        let send = |path: &mut SendPath| path.send_next(addr, length, tag, memory, note);
+        match self.comm.path.begin(SendPath::look_for_cts) {
+            First::Done => {}
+            // SAFETY: this is the next step.
+            First::Next => unsafe { self.comm.path.resume(send)? },
+            First::Other => {
+                self.comm.path.enter(|path| path.send(addr, length, tag, memory, note))?;
+            }
+        }
         Ok(begun.get())
     }
 
@@ -155,7 +166,17 @@ impl Receiver {
             })
         };
         let begun = Cell::new(None);
-        self.comm.irecv(range.len(), expected, |entry: &Entry<_>| begun.set(Some(entry.id())))?;
+        let note = |entry: &Entry<_>| begun.set(Some(entry.id()));
+        let single = range.len() == 1;
+        let begin = |path: &mut RecvPath| path.begin_single(|| expected(0).ok(), note);
+        match if single { self.comm.path.begin(begin) } else { First::Other } {
+            First::Done => {}
+            // SAFETY: this is the next step.
+            First::Next => unsafe { self.comm.path.resume(RecvPath::send_due_cts)? },
+            First::Other => {
+                self.comm.path.enter(|path| path.receive(range.len(), expected, note))?;
+            }
+        }
         Ok(begun.get())
     }
 
@@ -176,9 +197,15 @@ impl Receiver {
     }
 }
 
-fn test<T: Tested>(comm: &T, request: &Entry<T::Request>) -> Result<Option<Vec<u32>>> {
+fn test<T: Tested>(comm: &T, request: &Entry<RequestOf<T>>) -> Result<Option<Vec<u32>>> {
     let lengths = RefCell::new(None);
-    comm.test(request, |done: &[u32]| *lengths.borrow_mut() = Some(done.to_vec()))?;
+    let test = Test { request, done: |done: &[u32]| *lengths.borrow_mut() = Some(done.to_vec()) };
+    match comm.path().begin(|path| path.check(&test)) {
+        First::Done => {}
+        // SAFETY: this is the next step.
+        First::Next => unsafe { comm.path().resume(|path| path.poll_for(&test))? },
+        First::Other => comm.path().enter(|path| path.test_in_general(&test))?,
+    }
     Ok(lengths.into_inner())
 }
 
