@@ -102,7 +102,7 @@ pub(super) unsafe fn isend(
     unsafe { isend_in_general(send_comm, data, size, tag, mhandle, request) }
 }
 
-/// [`isend`], where the fast path goes on.
+/// [`isend`], where the fast path continues.
 ///
 /// # Safety
 /// The first step has returned [`First::Next`], and `request` is not NULL.
@@ -233,7 +233,7 @@ pub(super) unsafe fn irecv(
     unsafe { irecv_in_general(recv_comm, n, data, sizes, tags, mhandles, request) }
 }
 
-/// [`irecv`], where the fast path goes on.
+/// [`irecv`], where the fast path continues.
 ///
 /// # Safety
 /// The first step has returned [`First::Next`].

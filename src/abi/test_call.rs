@@ -52,7 +52,7 @@ pub(super) unsafe extern "C" fn test_message<T: Tested>(
     }
 }
 
-/// [`test_message`], where the fast path goes on.
+/// [`test_message`], where the fast path continues.
 ///
 /// # Safety
 /// As there; and it has returned [`First::Next`].

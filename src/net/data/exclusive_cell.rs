@@ -67,7 +67,7 @@ pub struct ExclusiveCell<T> {
 pub enum First {
     /// The call is complete.
     Done,
-    /// The fast path goes on.
+    /// The fast path continues.
     Next,
     /// Nothing has changed: the slow path decides.
     Other,
