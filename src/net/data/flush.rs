@@ -11,7 +11,7 @@ use crate::net::device::open_device::{LOSS_LIMIT, OpenDevice};
 use crate::net::device::rail::Rail;
 use crate::net::mr::handle::MrHandle;
 use crate::net::qp::connect::{path_to, with_hint};
-use crate::net::qp::create::create_qp;
+use crate::net::qp::init_rail::create_qp;
 use crate::net::qp::priority::Priority;
 use crate::net::qp::set::QpSet;
 use crate::net::qp::wr_id::WrId;

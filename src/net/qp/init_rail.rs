@@ -1,16 +1,15 @@
 //! The queue pairs of one end on one rail, before they are connected.
 
-use super::create::create_qp;
 use crate::error::{Error, Result};
 use crate::host::random;
 use crate::net::device::nic::Nic;
 use crate::net::device::open_device::OpenDevice;
-use crate::net::device::rail::{LocalAddress, Rail};
+use crate::net::device::rail::{LocalAddress, Rail, partition_index};
 use crate::proto::endpoint::{QpEnd, RailEnd, SinkEnd};
 use crate::proto::lanes::LaneLease;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::error::Error as VerbsError;
-use crate::verbs::queue_pair::{InitQueuePair, QpCaps, RemoteAccess};
+use crate::verbs::queue_pair::{InitQueuePair, QpCaps, RemoteAccess, ResetQueuePair};
 use crate::verbs::sink::Sink;
 use crate::verbs::thread_domain::ThreadDomain;
 use std::sync::Arc;
@@ -160,4 +159,30 @@ fn log_fewer_lanes(nic: &Nic, count: usize, wanted: usize, error: &Error) {
         Some(line) => log::warn!("{line}"),
         None => log::debug!("{text}"),
     }
+}
+
+/// A queue pair on `rail` in state INIT, whose device is open as `device`. It completes into
+/// `queue`, and is in the thread domain `thread`, if any.
+///
+/// # Errors
+/// The device has no more queue pairs, or the port has no such partition key.
+pub fn create_qp(
+    rail: &Rail,
+    device: &OpenDevice,
+    thread: Option<&Arc<ThreadDomain>>,
+    queue: &Arc<CompletionQueue>,
+    caps: QpCaps,
+    access: RemoteAccess,
+) -> Result<InitQueuePair> {
+    let pkey_index = partition_index(&device.context, rail.port, &rail.config)?;
+    let qp = ResetQueuePair::new(&device.domain, thread, queue, caps)?;
+    qp.initialize(rail.port, pkey_index, access).map_err(|error| {
+        let keys = device.context.port(rail.port).map_or(0, |port| port.pkey_count);
+        match error.errno {
+            Some(libc::EINVAL) if keys <= pkey_index => Error::from(error).hint(format_args!(
+                "NCCL_IB_PKEY={pkey_index}: the port has {keys} partition key(s), from 0"
+            )),
+            _ => error.into(),
+        }
+    })
 }

@@ -1,11 +1,10 @@
 //! The queue pairs of a connection.
 //!
-//! [`wr_id`] ← [`failure`], [`priority`], `behind_error`, [`create`] ← [`init_rail`] ← [`set`] ←
+//! [`wr_id`] ← [`failure`], [`priority`], `behind_error`, [`init_rail`] ← [`set`] ←
 //! [`connect`], [`fence`], [`reach`].
 
 mod behind_error;
 pub mod connect;
-pub mod create;
 pub mod failure;
 pub mod fence;
 pub mod init_rail;

@@ -3,27 +3,31 @@
 //! NCCL's threads and the watchers only put events into the inbox. A thread of [`Workers`] takes
 //! them out, passes them to the state machine, and executes the resulting actions.
 
-use super::changes::Changes;
+use super::changes::{Change, Changes, LaneTurn};
+use super::devices::DevicesInUse;
 use super::end::{End, Owner};
-use super::in_use::DevicesInUse;
 use super::inbox::{Inbox, Input};
-use super::log_lines;
-use super::new_qps::NewQps;
+use super::new_qps::{NewQps, Progress};
 use super::rails::ConnRails;
 use crate::error::{Error, Result};
-use crate::net::background::port_listeners::PortListener;
+use crate::net::background::port_listeners::{PortEvent, PortListener};
 use crate::net::background::workers::{Job, JobId, Workers};
+use crate::net::control::observers::RecoveryEvents;
 use crate::net::device::nic::Nic;
 use crate::net::peer::recovery_progress::{RailStanding, RecoveryProgress};
 use crate::net::peer::state::PeerState;
 use crate::net::qp::reach::Silent;
 use crate::net::qp::set::QpSet;
+use crate::proto::QpIndex;
+use crate::proto::automatic_lanes::{LaneChange, Speed};
 use crate::proto::control::Time;
-use crate::proto::frame::Kind;
+use crate::proto::control::event::PeerChange;
+use crate::proto::frame::{Frame, Kind};
 use crate::proto::handshake::Negotiated;
 use crate::proto::recovery::machine::Recovery;
 use crate::proto::recovery::machine::{Action, Role};
 use crate::proto::recovery::message::Message;
+use crate::proto::recovery::missing_list::MissingList;
 use crate::proto::recovery::rail_mask::RailMask;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -47,8 +51,8 @@ const DRAIN_EVERY: Duration = Duration::from_millis(1);
 /// The recovery of one connection at one end.
 #[derive(Debug)]
 pub struct ConnRecovery {
-    pub(super) nic: Arc<Nic>,
-    pub(super) peer: Arc<PeerState>,
+    nic: Arc<Nic>,
+    peer: Arc<PeerState>,
     terms: Negotiated,
     owner: OnceLock<Weak<dyn Owner>>,
     workers: Arc<Workers>,
@@ -61,9 +65,9 @@ pub struct ConnRecovery {
     /// Whether its queue pairs are destroyed and not yet replaced, so that the peer waits.
     is_under_way: AtomicBool,
     /// No lane moves before this time, in milliseconds since `start`.
-    pub(super) next_move_ms: AtomicU64,
+    next_move_ms: AtomicU64,
     /// The devices that its queue pairs are on.
-    pub(super) in_use: Arc<DevicesInUse>,
+    in_use: Arc<DevicesInUse>,
     inbox: Inbox,
     /// Locked by the worker's thread only.
     work: Mutex<Work>,
@@ -71,8 +75,8 @@ pub struct ConnRecovery {
 
 /// The recovery's mutable state.
 #[derive(Debug)]
-pub(super) struct Work {
-    pub(super) machine: Recovery,
+struct Work {
+    machine: Recovery,
     /// Whether to check the end for messages that are not acknowledged.
     is_draining: bool,
     /// Since when the connection does not run.
@@ -81,9 +85,9 @@ pub(super) struct Work {
     next_warning: Option<Instant>,
     /// When the progress was last published.
     noted: Option<Instant>,
-    pub(super) rails: ConnRails,
-    pub(super) new_qps: NewQps,
-    pub(super) changes: Changes,
+    rails: ConnRails,
+    new_qps: NewQps,
+    changes: Changes,
 }
 
 impl ConnRecovery {
@@ -160,7 +164,7 @@ impl ConnRecovery {
         if lagging != 0 {
             self.inbox.push(Input::LaggingLanes(lagging));
         }
-        log_lines::warn_of_fault(&self.nic, &self.peer, cause);
+        warn_of_fault(&self.nic, &self.peer, cause);
         self.put(Input::Fault(cause.to_owned()))
     }
 
@@ -171,7 +175,7 @@ impl ConnRecovery {
 
     /// [`Self::put`] where no caller can handle an error: if no thread can be started, a watcher
     /// tries again.
-    pub(super) fn put_or_wait(&self, input: Input) {
+    fn put_or_wait(&self, input: Input) {
         if let Err(e) = self.put(input) {
             self.nic.start_workers_later(&e);
         }
@@ -224,7 +228,7 @@ impl ConnRecovery {
         }
     }
 
-    pub(super) fn look_at_ports(&self, work: &mut Work, end: &dyn End) {
+    fn look_at_ports(&self, work: &mut Work, end: &dyn End) {
         if let Some(listener) = self.listener.get() {
             let in_use =
                 if work.machine.has_queue_pairs() { work.machine.rails() } else { RailMask::NONE };
@@ -242,7 +246,7 @@ impl ConnRecovery {
                 ),
                 false => format!("{}: fatal device error", work.rails.names(failed)),
             };
-            log_lines::warn_of_fault(&self.nic, &self.peer, &cause);
+            warn_of_fault(&self.nic, &self.peer, &cause);
             work.machine.handle_fault(now, &cause);
         } else if work.machine.is_running() && work.rails.is_loan_over() {
             work.machine
@@ -319,12 +323,7 @@ impl ConnRecovery {
             Action::Recovered { duration, attempts, rails } => {
                 work.changes.end_turn();
                 work.rails.handle_running(rails);
-                log_lines::log_recovered(
-                    &self.nic,
-                    &self.peer,
-                    &work.rails,
-                    (duration, attempts, rails),
-                );
+                log_recovered(&self.nic, &self.peer, &work.rails, (duration, attempts, rails));
             }
             Action::Fail(reason) => {
                 let can_both = !(work.rails.usable() & work.machine.usable_by_peer()).is_empty();
@@ -346,7 +345,7 @@ impl ConnRecovery {
     }
 
     /// Avoids the rail whose queue pairs could not be created, for a while. Returns the reason.
-    pub(super) fn describe_failure(&self, work: &mut Work, error: &Error) -> String {
+    fn describe_failure(&self, work: &mut Work, error: &Error) -> String {
         if let Some(rail) = error.rail {
             work.rails.avoid(rail);
         }
@@ -396,7 +395,7 @@ impl ConnRecovery {
         }
         work.next_warning = Some(now + WARN_EVERY);
         let so_far = format!("{}{}", work.machine.describe(self.now()), losses(work));
-        log_lines::warn_of_delay(&self.nic, &self.peer, &so_far);
+        warn_of_delay(&self.nic, &self.peer, &so_far);
     }
 
     /// Counts the connection as recovering, or no longer.
@@ -460,6 +459,212 @@ impl ConnRecovery {
             .into_iter()
             .flatten()
             .min())
+    }
+}
+
+// Steps with the new queue pairs.
+impl ConnRecovery {
+    /// Continues with the new queue pairs. Returns when to call it again.
+    fn advance(&self, work: &mut Work, end: &dyn End) -> Result<Option<Instant>> {
+        let now = self.now();
+        let Some(progress) = work.new_qps.advance(end)? else { return Ok(None) };
+        match progress {
+            Progress::Wait(until) => return Ok(Some(until)),
+            Progress::Connected(attempt, endpoint, reach) => {
+                work.machine.handle_reach(reach);
+                work.machine.handle_connected(now, attempt, Ok(endpoint));
+            }
+            Progress::Unreachable(attempt, dead, why) => {
+                work.machine.handle_unusable(now, attempt, dead, why)
+            }
+            Progress::Unproven(attempt, dead, why) => {
+                // The sender learns it from the rails that this end reports as usable. A rail that
+                // was not tested beside others may not be to blame: the rest may be worse.
+                if dead != work.machine.rails() {
+                    dead.iter().for_each(|rail| work.rails.avoid(rail));
+                }
+                work.machine.handle_unusable(now, attempt, dead, why);
+            }
+            Progress::Proven(attempt) if work.machine.is_resuming(attempt) => {
+                self.resume(work, end, attempt, None)?
+            }
+            // The peer has begun another attempt meanwhile: do not use these queue pairs.
+            Progress::Proven(attempt) => {
+                work.new_qps.discard();
+                work.machine.handle_unreachable(now, attempt, RailMask::NONE);
+            }
+            Progress::Failed(attempt, e) => {
+                let why = self.describe_failure(work, &e);
+                work.machine.handle_connected(now, attempt, Err(why));
+            }
+        }
+        Ok(Some(Instant::now()))
+    }
+
+    /// Resumes over the queue pairs of `attempt`; the sender with the receiver's `missing_list`.
+    fn resume(
+        &self,
+        work: &mut Work,
+        end: &dyn End,
+        attempt: u32,
+        missing_list: Option<&MissingList>,
+    ) -> Result<()> {
+        let (qps, weights) = work.new_qps.take()?;
+        self.in_use.use_qps(&qps);
+        self.peer.handle_new_queue_pairs();
+        let missing_list = end.resume(qps, weights, missing_list)?;
+        work.machine.handle_resumed(self.now(), attempt, missing_list);
+        if end.is_drained()? {
+            work.machine.handle_acknowledged();
+        }
+        if !self.in_use.lost(work.machine.rails()).is_empty() {
+            self.look_at_ports(work, end);
+        }
+        Ok(())
+    }
+}
+
+// Voluntary changes of queue pairs: more or fewer lanes, and other paths for slow lanes.
+impl ConnRecovery {
+    /// Sender: reports that the lane of queue pair `qp` has stayed slow while others have not.
+    /// `speed` is that of the connection, if known.
+    pub fn report_slow_lane(&self, qp: QpIndex, speed: Option<Speed>) {
+        // Wakes no thread while no lane may move.
+        if self.now().as_millis() as u64 >= self.next_move_ms.load(Ordering::Relaxed) {
+            self.put_or_wait(Input::SlowLane(qp, speed));
+        }
+    }
+
+    /// Sender: requests another number of queue pairs.
+    pub fn request_lane_change(&self, change: LaneChange) {
+        self.put_or_wait(Input::Lanes(change));
+    }
+
+    /// Records a request to add or drop lanes.
+    fn change_lanes(&self, work: &mut Work, change: LaneChange) {
+        work.changes.requested = Some(change);
+    }
+
+    /// Sends a requested change to the peer, if it is this connection's turn and nothing else is in
+    /// progress. Waits while the control connection is lost: the peer would not receive it, and the
+    /// present queue pairs are healthy.
+    fn ask_for_change(&self, work: &mut Work) {
+        if work.changes.asked.is_some() && !work.machine.is_about_to_change() {
+            match work.machine.is_running() {
+                true => work.changes.give_up(),
+                // The change or another one has begun.
+                false => work.changes.asked = None,
+            }
+        }
+        let Some(change) = work.changes.requested.filter(|_| self.peer.state().is_open()) else {
+            return;
+        };
+        let Some(turn) = LaneTurn::take() else { return };
+        if work.machine.handle_change_request(self.now(), cause_of_change(change)) {
+            (work.changes.requested, work.changes.turn) = (None, Some(turn));
+            work.changes.asked = Some(Change::Lanes(change));
+        }
+    }
+
+    /// The peer has answered: applies the change to the next attempt.
+    fn begin_change(&self, work: &mut Work) {
+        match work.changes.asked {
+            None => {}
+            Some(Change::Lanes(change)) => {
+                work.new_qps.request(change.per_rail);
+                log_lanes(&self.nic, &self.peer, change);
+            }
+            Some(Change::Move(qp)) => {
+                work.new_qps.leave_paths(Silent(1_u32.wrapping_shl(qp.0.into())));
+                log_move(&self.nic, &self.peer, qp);
+            }
+        }
+    }
+
+    /// Moves a slow lane to another path, within the budgets of the connection and the card.
+    fn move_lane(&self, work: &mut Work, qp: QpIndex, speed: Option<Speed>) {
+        let now = self.now();
+        let Some(rail) = work.rails.port(work.new_qps.rail_of(qp).into()).map(Arc::clone) else {
+            return;
+        };
+        // Anything else in progress is about to replace the queue pairs. For the control
+        // connection, see [`Self::ask_for_change`].
+        if !work.machine.is_running() || !self.peer.state().is_open() {
+            return;
+        }
+        let Work { machine, changes, .. } = work;
+        let mut is_begun = false;
+        let none_for = rail.card.move_lane(|| {
+            let cause = || format!("to move slow lane {} to another path", qp.0);
+            is_begun =
+                changes.budget.poll_move(now, speed) && machine.handle_change_request(now, cause());
+            is_begun
+        });
+        let next = none_for.map_or_else(|| changes.budget.next(), |none_for| now + none_for);
+        // Rounded up, so that threads are not woken before the time has come.
+        self.next_move_ms.store(next.as_millis() as u64 + 1, Ordering::Relaxed);
+        if is_begun {
+            work.changes.asked = Some(Change::Move(qp));
+        }
+    }
+}
+
+// Events from the peer, the ports, and failed queue pairs.
+impl ConnRecovery {
+    /// Handles a possibly lost device. If the queue pairs are on it, NCCL's calls post nothing from
+    /// now on: memory that is registered now has no keys there.
+    fn handle_loss(&self) {
+        if let Some(name) = self.in_use.lost_name()
+            && let Err(e) = self.report(&format!("{name}: fatal device error"), 0)
+        {
+            self.nic.start_workers_later(&e);
+        }
+        if self.nic.cards.iter().any(|card| card.device().is_lost()) {
+            self.put_or_wait(Input::PortChanged);
+        }
+    }
+}
+
+impl RecoveryEvents for ConnRecovery {
+    fn handle_frame(&self, frame: Frame) {
+        self.put_or_wait(Input::Frame(frame));
+    }
+
+    fn handle_fault(&self, reason: &str) {
+        if let Err(e) = self.report(reason, 0) {
+            self.peer.fail(&e.text());
+        }
+    }
+
+    fn handle_change(&self, change: &PeerChange) {
+        match change {
+            PeerChange::Back => self.put_or_wait(Input::Back),
+            // A running connection needs no action, so no thread is started.
+            PeerChange::Unknown(_) | PeerChange::Closed(_) | PeerChange::Broken(_) => {
+                if self.peer.is_recovering() {
+                    self.put_or_wait(Input::PeerGone);
+                }
+            }
+            PeerChange::Doubted => self.put_or_wait(Input::Doubted),
+            PeerChange::Lost(_) | PeerChange::Frame(_) | PeerChange::Inquiry(_) => {}
+        }
+    }
+}
+
+impl PortListener for ConnRecovery {
+    fn handle_port_event(&self, _port: u8, what: PortEvent) -> usize {
+        if what == PortEvent::QueuePairError {
+            self.put_or_wait(Input::QueuePairFailed);
+            return 0;
+        }
+        match what {
+            PortEvent::DeviceFatal => self.handle_loss(),
+            PortEvent::Active | PortEvent::GidChange | PortEvent::LidChange => {
+                self.put_or_wait(Input::PortReady)
+            }
+            PortEvent::Down | PortEvent::QueuePairError => self.put_or_wait(Input::PortChanged),
+        }
+        usize::from(matches!(what, PortEvent::Down | PortEvent::DeviceFatal))
     }
 }
 
@@ -529,4 +734,96 @@ fn losses(work: &Work) -> String {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why a connection replaces its queue pairs, for messages.
+fn cause_of_change(LaneChange { per_rail, why }: LaneChange) -> String {
+    match per_rail {
+        1 => format!("to drop lanes: {why}"),
+        count => format!("to use {count} lanes per rail: {why}"),
+    }
+}
+
+// Log lines: one line for all connections that recover at the same time.
+
+/// The connection of `nic` to `peer` recovers from `cause`.
+fn warn_of_fault(nic: &Nic, peer: &PeerState, cause: &str) {
+    let text = format!("{}: connection to {} is recovering: {cause}", nic.name, peer.peer());
+    match nic.notices.line_unless_repeated("fault", &text) {
+        Some(line) => log::warn!("{line}"),
+        None => log::debug!("{text}"),
+    }
+}
+
+/// The lane of queue pair `qp` moves to another path.
+fn log_move(nic: &Nic, peer: &PeerState, qp: QpIndex) {
+    let text = format!(
+        "{}: lane {} of the connection to {} stays slow and moves to another path",
+        nic.name,
+        qp.0,
+        peer.peer()
+    );
+    match nic.notices.line("path", &text) {
+        Some(line) => log::info!("{line}"),
+        None => log::debug!("{text}"),
+    }
+}
+
+/// The connection requests another number of queue pairs.
+fn log_lanes(nic: &Nic, peer: &PeerState, LaneChange { per_rail, why }: LaneChange) {
+    let text = format!(
+        "{}: the connection to {} asks for {per_rail} queue pair(s) per rail: {why} (FERRITE_LANES=auto)",
+        nic.name,
+        peer.peer()
+    );
+    match nic.notices.line("lanes of a connection", &text) {
+        Some(line) => log::info!("{line}"),
+        None => log::debug!("{text}"),
+    }
+}
+
+/// The connection does not run yet; `so_far` says why.
+fn warn_of_delay(nic: &Nic, peer: &PeerState, so_far: &str) {
+    let text =
+        format!("{}: the connection to {} is still recovering: {so_far}", nic.name, peer.peer());
+    if let Some(line) = nic.notices.line("late", &text) {
+        log::warn!("{line} (FERRITE_GIVE_UP={} s)", nic.config.give_up_s);
+    }
+}
+
+/// The connection runs on `in_use` of its `rails` again, after this time and number of attempts.
+fn log_recovered(
+    nic: &Nic,
+    peer: &PeerState,
+    rails: &ConnRails,
+    (duration, attempts, in_use): (Duration, u32, RailMask),
+) {
+    let all = rails.all();
+    let of = match rails.borrowing() {
+        Some(rail) => format!(" over the borrowed port {}", rails.names(RailMask::only(rail))),
+        None if in_use == all => String::new(),
+        None => format!(" on rail(s) {in_use} of {all}"),
+    };
+    let (name, peer, ms) = (&nic.name, peer.peer(), duration.as_millis());
+    let text =
+        format!("{name}: connection to {peer} recovered{of} in {ms} ms ({attempts} attempt(s))");
+    match nic.notices.line("recovered", &text) {
+        Some(line) => log::info!("{line}"),
+        None => log::debug!("{text}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_of_a_change_says_whether_lanes_begin_or_end() {
+        let cause = |per_rail, why| cause_of_change(LaneChange { per_rail, why });
+        assert_eq!(cause(4, "large messages"), "to use 4 lanes per rail: large messages");
+        assert_eq!(
+            cause(1, "all lanes have carried as much"),
+            "to drop lanes: all lanes have carried as much"
+        );
+    }
 }

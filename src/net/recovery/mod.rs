@@ -6,16 +6,12 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | [`conn`] | the recovery of one connection: its inbox, the state machine, and the actions |
+//! | [`conn`] | the recovery of one connection: its events, the state machine, the actions, the log lines |
 //! | [`inbox`] | events that are not handled yet |
 //! | [`new_qps`] | the queue pairs of an attempt: created, connected, tested |
-//! | `progress` | the steps with them, up to their use |
-//! | `events` | events from the peer, ports and failed queue pairs |
-//! | `moves`, `changes` | more or fewer lanes, and other paths for slow ones; one connection at a time changes its lanes |
-//! | `log_lines` | log lines of recoveries |
+//! | `changes` | requested changes of lanes; one connection at a time changes their number |
 //! | [`end`] | what the recovery needs of a send or receive communicator |
-//! | `in_use` | the devices that a connection's queue pairs use |
-//! | `devices` | the devices of its own cards: lost, reopened, with or without its memory |
+//! | `devices` | the devices that a connection's queue pairs use; those of its own cards: lost, reopened, with or without its memory |
 //! | [`rails`] | which rails of a device are usable at present |
 //! | `spare` | the port of another card, borrowed while none of its own is usable |
 //!
@@ -27,12 +23,7 @@ mod changes;
 pub mod conn;
 mod devices;
 pub mod end;
-mod events;
-mod in_use;
 mod inbox;
-mod log_lines;
-mod moves;
 mod new_qps;
-mod progress;
 pub mod rails;
 mod spare;

@@ -1,7 +1,6 @@
 //! The queue pairs of an attempt: created, connected, and tested for whether they reach the peer.
 
 use super::end::End;
-use super::log_lines;
 use crate::error::{Error, Result};
 use crate::host::config::Retries;
 use crate::host::gid;
@@ -315,7 +314,7 @@ impl NewQps {
             "packets of {lost} bytes from {port} are lost, packets of {arriving} bytes arrive: check the MTU of the switches on the path"
         );
         if !lowered.is_empty() {
-            log_lines::warn_of_mtu(&self.nic, &self.peer, &text, arriving);
+            warn_of_mtu(&self.nic, &self.peer, &text, arriving);
         }
         Some(text)
     }
@@ -464,4 +463,18 @@ impl NewQps {
 /// The paths between these ports, by rail number.
 fn paths(between: &[Between]) -> impl Iterator<Item = (u8, Ports)> {
     between.iter().map(|(number, port, far)| (*number, Ports { own: port.name.clone(), far: *far }))
+}
+
+/// Packets larger than this many bytes are lost because of `cause`; the connection now uses smaller
+/// ones.
+fn warn_of_mtu(nic: &Nic, peer: &PeerState, cause: &str, bytes: u32) {
+    let text = format!(
+        "{}: {cause}; the connection to {} now uses packets of up to {bytes} bytes",
+        nic.name,
+        peer.peer()
+    );
+    match nic.notices.line("mtu", &text) {
+        Some(line) => log::warn!("{line}"),
+        None => log::debug!("{text}"),
+    }
 }

@@ -9,6 +9,5 @@ pub mod listen;
 mod listen_tests;
 pub mod nccl_comm;
 mod rails;
-mod steps;
 mod summary;
 mod waiting;
