@@ -314,7 +314,7 @@ pub struct Recovery {
     attempts: u32,
     /// Present while the connection does not run, unless it has failed.
     trouble: Option<Trouble>,
-    /// Sender: how often an answer was late since the connection last ran.
+    /// How often an answer was late since the connection last ran.
     late_answers: u32,
     /// How many other connections this process recovers.
     others: u32,
@@ -763,8 +763,8 @@ impl Recovery {
         );
         debug_assert!(!self.has_sender_fenced || !is_sender, "a sender waits for its own fence");
         debug_assert!(
-            self.late_answers == 0 || is_sender || !self.is_running(),
-            "a receiver counts late answers"
+            self.late_answers == 0 || !self.is_running(),
+            "an answer was late before the connection last ran"
         );
     }
 
@@ -1134,10 +1134,9 @@ impl Recovery {
         // this end can use.
         self.due.ports = self.own != self.told || self.due.halt;
         self.due.halt = false;
-        self.since = now;
+        (self.since, self.late_answers) = (now, 0);
         if self.role == Role::Sender {
             self.frame = None;
-            self.late_answers = 0;
         }
     }
 
