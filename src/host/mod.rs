@@ -1,7 +1,6 @@
 //! The machine: settings, device filters, GID selection, sysfs, network interfaces, the CUDA
 //! driver. It uses neither the verbs nor the protocol.
 
-pub mod clock;
 pub mod conf_file;
 pub mod config;
 pub mod cuda;

@@ -14,7 +14,7 @@
 //! | [`data`] | the data path: isend, irecv, iflush, test | and `recovery`, `operations` |
 //! | [`setup`] | listen, connect and accept | and `data`, `explain` |
 //! | [`network`] | all devices of the process | all of them |
-//! | `sim` | tests: both ends of a connection over simulated devices, with faults | `data` |
+//! | `sim` | tests: both ends of a connection over simulated devices, with faults and recovery | `data` |
 
 pub mod background;
 pub mod control;
@@ -28,5 +28,5 @@ pub mod peer;
 pub mod qp;
 pub mod recovery;
 pub mod setup;
-#[cfg(test)]
-mod sim;
+#[cfg(any(test, fuzzing))]
+pub mod sim;

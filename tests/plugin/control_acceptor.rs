@@ -2,7 +2,7 @@
 //! what, and what is survived.
 
 use nccl_net::testing::control::PeerState;
-use nccl_net::testing::control::stream::ControlStream;
+use nccl_net::testing::control::stream::{ControlStream, PeerStream};
 use nccl_net::testing::proto::event::{End, Received};
 use nccl_net::testing::proto::frame::{Assembler, Kind};
 use nccl_net::testing::proto::handle::{Secret, Token};

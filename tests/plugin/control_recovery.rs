@@ -2,6 +2,7 @@
 
 use nccl_net::testing::control::PeerState;
 use nccl_net::testing::control::observers::RecoveryEvents;
+use nccl_net::testing::control::stream::PeerStream;
 use nccl_net::testing::proto::event::PeerChange;
 use nccl_net::testing::proto::frame::{Frame, Kind};
 use std::io::Write;

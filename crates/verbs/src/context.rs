@@ -3,7 +3,7 @@
 use super::library::Library;
 use super::queue_failure::QueueFailure;
 use super::sys::{ibv_gid_entry, ibv_port_attr};
-use super::{create, extended_call, sys};
+use super::{clock, create, extended_call, sys};
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -361,7 +361,7 @@ impl Context {
         // SAFETY: libibverbs has just filled it in, and the event is not acknowledged.
         let event = unsafe { raw.decode() };
         if let AsyncEvent::DeviceFatal = event {
-            self.failed.get_or_init(Instant::now);
+            self.failed.get_or_init(clock::now);
         }
         match event {
             AsyncEvent::QueuePairError(_)
@@ -379,8 +379,9 @@ impl Context {
     /// The query fails.
     pub fn recent_port(&self, port: u8) -> Result<PortAttributes> {
         let changes = self.port_changes();
-        let is_current =
-            |known: &&KnownPort| Some(known.changes) == changes && known.asked.elapsed() < USE_FOR;
+        let is_current = |known: &&KnownPort| {
+            Some(known.changes) == changes && clock::since(known.asked) < USE_FOR
+        };
         let recent = self.ports.lock().get(&port).filter(is_current).map(|known| known.attributes);
         recent.map_or_else(|| self.port(port), Ok)
     }
@@ -395,7 +396,7 @@ impl Context {
     /// # Errors
     /// The query fails.
     pub fn port(&self, port: u8) -> Result<PortAttributes> {
-        let (changes, asked) = (self.port_changes(), Instant::now());
+        let (changes, asked) = (self.port_changes(), clock::now());
         let attributes = self.query_port(port)?;
         // A port that is down is polled, so it is not cached.
         if let Some(changes) = changes.filter(|_| attributes.active) {

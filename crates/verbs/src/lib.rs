@@ -16,6 +16,7 @@
 //! | [`prepared_write`] | a write that is posted repeatedly with other values |
 //! | [`status`], [`error`] | why a work request or a call failed |
 //! | [`extended_call`] | functions of a device without symbols in libibverbs |
+//! | [`clock`] | the time |
 //! | [`sys`], `sys_work` | structs and constants of libibverbs |
 //!
 //! Each object holds an `Arc` of its parent, so that objects are destroyed in the order that the
@@ -34,6 +35,7 @@
     )
 )]
 
+pub mod clock;
 pub mod completion_queue;
 pub mod context;
 mod create;

@@ -62,6 +62,28 @@ impl Watcher {
     /// # Errors
     /// No descriptors are left, or no thread can be started.
     pub fn start(context: &Arc<Context>, ends_connections: bool) -> Result<Self> {
+        let shared = Self::prepare(context, ends_connections)?;
+        let run = Arc::clone(&shared);
+        let name = format!("ferrite-{}", context.name()).chars().take(15).collect();
+        let thread =
+            without_signals(|| std::thread::Builder::new().name(name).spawn(move || run.run()));
+        let thread = thread.map_err(|e| Error::io("starting the watcher thread", &e))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// A watcher without a thread: the caller calls [`Self::handle_device`].
+    #[cfg(any(test, fuzzing))]
+    pub fn without_thread(context: &Arc<Context>, ends_connections: bool) -> Result<Self> {
+        Ok(Self { shared: Self::prepare(context, ends_connections)?, thread: None })
+    }
+
+    /// Handles the events of the device.
+    #[cfg(any(test, fuzzing))]
+    pub fn handle_device(&self) {
+        self.shared.handle_device();
+    }
+
+    fn prepare(context: &Arc<Context>, ends_connections: bool) -> Result<Arc<Shared>> {
         let shared = Arc::new(Shared {
             owner: process_id(),
             events: DeviceEvents::new(context, ends_connections)?,
@@ -76,12 +98,7 @@ impl Watcher {
         shared.events.handle();
         shared.epoll.add(&shared.wake.fd, WAKE, Trigger::Edge)?;
         shared.epoll.add(context.event_fd(), DEVICE, Trigger::Edge)?;
-        let run = Arc::clone(&shared);
-        let name = format!("ferrite-{}", context.name()).chars().take(15).collect();
-        let thread =
-            without_signals(|| std::thread::Builder::new().name(name).spawn(move || run.run()));
-        let thread = thread.map_err(|e| Error::io("starting the watcher thread", &e))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(shared)
     }
 
     /// Handles that the lost device is open again as `context`, and reads events from there.

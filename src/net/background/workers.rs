@@ -45,8 +45,10 @@ pub trait Job: Debug + Send + Sync {
 pub struct JobId(u64);
 
 /// The threads, and the jobs that they run.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Workers {
+    /// The most threads. 0: somebody else calls [`Workers::run_next`].
+    most_threads: usize,
     first: OfProcess,
     /// The number of recovering connections.
     recovering: AtomicU32,
@@ -101,7 +103,25 @@ struct Entry {
     due: Option<Instant>,
 }
 
+impl Default for Workers {
+    fn default() -> Self {
+        Self::new(MAX_THREADS)
+    }
+}
+
 impl Workers {
+    /// No jobs yet, for up to `most_threads` threads. 0: the caller runs the jobs.
+    pub fn new(most_threads: usize) -> Self {
+        Self {
+            most_threads,
+            first: OfProcess::default(),
+            recovering: AtomicU32::new(0),
+            next: AtomicU64::new(0),
+            #[cfg(test)]
+            refuses: AtomicU64::new(0),
+        }
+    }
+
     /// Counts a connection that starts or stops recovering.
     pub fn count_recovering(&self, is_one_more: bool) {
         match is_one_more {
@@ -144,7 +164,7 @@ impl Workers {
         if !std::mem::replace(&mut entry.is_queued, true) && !entry.is_running {
             state.push(id);
         }
-        if state.idle < state.waiting() && state.threads < MAX_THREADS {
+        if state.idle < state.waiting() && state.threads < self.most_threads {
             self.start(&mut state)?;
         }
         drop(state);
@@ -184,26 +204,40 @@ impl Workers {
         Ok(())
     }
 
-    fn work(&self) {
+    /// Runs the next job that is ready, or due by `now`. Returns whether there was one, and if not
+    /// when the next one is due.
+    pub fn run_next(&self, now: Instant) -> (bool, Option<Instant>) {
         let own = self.own();
         let mut state = own.lock();
+        state.take_due(now);
+        let Some((id, job)) = state.begin() else {
+            return (false, state.due.first().map(|(due, _)| *due));
+        };
+        drop(state);
+        // A lost thread would leave its job undone for ever, and be missing for all others.
+        let again = catch_unwind(AssertUnwindSafe(|| job.run())).unwrap_or_else(|_| {
+            let _ = catch_unwind(AssertUnwindSafe(|| job.handle_panic()));
+            None
+        });
+        let is_urgent = job.is_urgent();
+        // It may hold the last reference to the connection: dropped without the lock.
+        drop(job);
+        own.lock().finish(id, again, is_urgent);
+        (true, None)
+    }
+
+    fn work(&self) {
+        let own = self.own();
         let mut idle_since = Instant::now();
         loop {
             let now = Instant::now();
-            state.take_due(now);
-            if let Some((id, job)) = state.begin() {
-                drop(state);
-                // A lost thread would leave its job undone for ever, and be missing for all others.
-                let again = catch_unwind(AssertUnwindSafe(|| job.run())).unwrap_or_else(|_| {
-                    let _ = catch_unwind(AssertUnwindSafe(|| job.handle_panic()));
-                    None
-                });
-                let is_urgent = job.is_urgent();
-                // It may hold the last reference to the connection: dropped without the lock.
-                drop(job);
-                state = own.lock();
-                state.finish(id, again, is_urgent);
+            if self.run_next(now).0 {
                 idle_since = Instant::now();
+                continue;
+            }
+            let mut state = own.lock();
+            // Queued since.
+            if state.waiting() > 0 {
                 continue;
             }
             let limit = idle_since + IDLE_LIMIT;

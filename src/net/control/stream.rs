@@ -7,8 +7,26 @@ use crate::proto::control::StreamId;
 use crate::proto::control::event::Received;
 use crate::proto::frame::Kind;
 use crate::proto::handle::{Secret, Token};
+use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::sync::Arc;
+
+/// What an established connection does with its control connection. Dropping it sends a Goodbye.
+pub trait PeerStream: Debug + Send + Sync {
+    /// The connection is established: reports changes at the other end to `peer` from now on, and
+    /// frames of recovery if it `receives_recovery`.
+    fn establish(&self, peer: &Arc<dyn PeerObserver>, receives_recovery: bool);
+
+    /// Queues a frame, and sends it as soon as the kernel accepts it. A refusal must be the last
+    /// frame.
+    fn send(&self, kind: Kind, body: Vec<u8>);
+
+    /// Records a sign of life from the peer's device, while the peer is suspected to be dead.
+    fn handle_acknowledged(&self);
+
+    /// Ends the connection from this end, and sends `reason` to the peer.
+    fn fail(&self, reason: &str);
+}
 
 /// A connection's stream to its peer. Dropping it sends a Goodbye.
 #[derive(Debug)]
@@ -59,12 +77,6 @@ impl ControlStream {
         self.driver.with(|plane, _| plane.poll_connected(self.id)).unwrap_or(Ok(false))
     }
 
-    /// Queues a frame, and sends it as soon as the kernel accepts it. A refusal must be the last
-    /// frame.
-    pub fn send(&self, kind: Kind, body: Vec<u8>) {
-        self.driver.with(|plane, _| plane.send(self.id, kind, body));
-    }
-
     /// The next frame of the peer, during set-up.
     pub fn poll_frame(&self) -> Received {
         let poll = || {
@@ -83,20 +95,22 @@ impl ControlStream {
     pub fn is_over(&self) -> bool {
         self.driver.with(|plane, _| plane.is_over(self.id)).unwrap_or(false)
     }
+}
 
-    /// The connection is established: reports changes at the other end to `peer` from now on, and
-    /// frames of recovery if it `receives_recovery`.
-    pub fn establish(&self, peer: &Arc<dyn PeerObserver>, receives_recovery: bool) {
+impl PeerStream for ControlStream {
+    fn establish(&self, peer: &Arc<dyn PeerObserver>, receives_recovery: bool) {
         self.driver.establish(self.id, peer, receives_recovery);
     }
 
-    /// Records a sign of life from the peer's device, while the peer is suspected to be dead.
-    pub fn handle_acknowledged(&self) {
+    fn send(&self, kind: Kind, body: Vec<u8>) {
+        self.driver.with(|plane, _| plane.send(self.id, kind, body));
+    }
+
+    fn handle_acknowledged(&self) {
         self.driver.with(|plane, now| plane.handle_acknowledged(now, self.id));
     }
 
-    /// Ends the connection from this end, and sends `reason` to the peer.
-    pub fn fail(&self, reason: &str) {
+    fn fail(&self, reason: &str) {
         self.driver.with(|plane, _| plane.fail(self.id, reason));
     }
 }

@@ -1,12 +1,12 @@
 //! Health of one end: detects a dead path or a dead peer, and keeps the error that ends it.
 
 use crate::error::{Error, Result};
-use crate::host::clock;
 use crate::net::peer::first_error;
 use crate::net::peer::state::PeerState;
 use crate::net::qp::set::QpSet;
 use crate::net::qp::wr_id::WrId;
 use crate::proto::{MAX_RAILS, QpIndex};
+use crate::verbs::clock;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -7,7 +7,6 @@ use super::exclusive_cell::{ExclusiveCell, First};
 use super::flush::Flushes;
 use super::health::{Mode, Stall, StickyError};
 use crate::error::{Error, Result};
-use crate::host::clock;
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
@@ -33,6 +32,7 @@ use crate::proto::{MAX_GROUP, QpIndex};
 use crate::stats::Completed;
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
+use crate::verbs::clock;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::queue_pair::QpCaps;
 use crate::verbs::status::Status;
@@ -59,7 +59,8 @@ pub struct RecvComm {
     pub labels: Labels,
     /// The entries of its request table.
     pub requests: Entries<RecvRequest>,
-    recovery: Option<Arc<ConnRecovery>>,
+    /// `None`: the first fault ends the connection.
+    pub(in crate::net) recovery: Option<Arc<ConnRecovery>>,
 }
 
 /// A message that a receive expects.

@@ -5,7 +5,6 @@ use super::both_ends::{Done, Path, Test, Tested, check_length, found, name_opera
 use super::exclusive_cell::{ExclusiveCell, First};
 use super::health::{Mode, Probe, Stall, StickyError};
 use crate::error::{Error, Result};
-use crate::host::clock;
 use crate::net::device::conn_memory::ConnMemory;
 use crate::net::device::nic::Nic;
 use crate::net::mr::handle::MrHandle;
@@ -33,6 +32,7 @@ use crate::proto::{QpIndex, RING_SLOTS, Violation};
 use crate::stats::Completed;
 use crate::stats::labels::Labels;
 use crate::stats::record::ConnStats;
+use crate::verbs::clock;
 use crate::verbs::completion_queue::CompletionQueue;
 use crate::verbs::device_memory::read_barrier;
 use crate::verbs::prepared_write::{PreparedWrite, RefusedPost};
@@ -80,7 +80,8 @@ pub struct SendComm {
     pub labels: Labels,
     /// The entries of its request table.
     pub requests: Entries<SendRequest>,
-    recovery: Option<Arc<ConnRecovery>>,
+    /// `None`: the first fault ends the connection.
+    pub(in crate::net) recovery: Option<Arc<ConnRecovery>>,
 }
 
 /// The state of the data path.
@@ -298,10 +299,14 @@ impl End for SendComm {
     ) -> Result<Option<MissingList>> {
         let missing_list = missing_list
             .ok_or_else(|| Error::internal("a sender resumes without a missing list"))?;
+        let (striping, mut unused) = (qps.striping, Some(qps));
+        // If the list does not apply, they are destroyed after the visit: NCCL's thread waits for
+        // that.
         self.path.visit(|path| {
             path.flow
-                .apply_missing_list(missing_list, qps.striping, weights)
+                .apply_missing_list(missing_list, striping, weights)
                 .map_err(|why| unapplied(&why))?;
+            let Some(qps) = unused.take() else { return Ok(None) };
             path.memory.use_devices(qps.devices());
             qps.tell(&path.stats);
             path.stats.handle_recovery();
@@ -1033,14 +1038,16 @@ impl LaneTrials {
 
     /// Records that the timed message is posted: `under_way` bytes are in flight with it.
     fn handle_begun(&mut self, under_way: u64) {
-        self.begun = Some((Instant::now(), under_way));
+        self.begun = Some((clock::now(), under_way));
     }
 
     /// Records that the timed message is acknowledged, `sent` bytes after the beginning.
     fn handle_carried(&mut self, sent: u64) {
         let Some((begun, bytes)) = self.begun.take() else { return };
-        let carried =
-            Carried { bytes, ns: u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX) };
+        let carried = Carried {
+            bytes,
+            ns: u64::try_from(clock::since(begun).as_nanos()).unwrap_or(u64::MAX),
+        };
         self.speeds.add(carried);
         self.automatic.iter_mut().for_each(|lanes| lanes.handle_carried(sent, carried));
     }

@@ -8,6 +8,7 @@ use crate::host::sysfs;
 use crate::net::background::watcher::Watcher;
 use crate::proto::lanes::LaneBudget;
 use crate::proto::recovery::move_budget::CardMoves;
+use crate::verbs::clock;
 use crate::verbs::context::{Context, DeviceAttributes};
 use once_cell::sync::OnceCell;
 use std::path::PathBuf;
@@ -76,7 +77,7 @@ impl Card {
             is_virtual: sysfs::is_virtual_function(context.name()),
             lanes: LaneBudget::new(config.lanes_budget),
             moves: Mutex::default(),
-            opened: Instant::now(),
+            opened: clock::now(),
         }))
     }
 
@@ -84,7 +85,7 @@ impl Card {
     /// card allows it. Otherwise returns how long no lane may move.
     pub fn move_lane(&self, decide: impl FnOnce() -> bool) -> Option<Duration> {
         let mut moves = lock(&self.moves);
-        let now = self.opened.elapsed();
+        let now = clock::since(self.opened);
         if now < moves.next() {
             return Some(moves.next() - now);
         }
@@ -117,7 +118,7 @@ impl Card {
         if !Arc::ptr_eq(&now_open, &device) {
             return Ok(now_open);
         }
-        let now = Instant::now();
+        let now = clock::now();
         if reopening.next.is_some_and(|next| now < next) {
             return Err(self.absent(lost_at, reopening.error.as_ref()));
         }
@@ -129,7 +130,7 @@ impl Card {
             Err(e) => {
                 let pause =
                     (now.saturating_duration_since(lost_at) / 10).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-                *reopening = Reopening { next: Some(Instant::now() + pause), error: Some(e) };
+                *reopening = Reopening { next: Some(clock::now() + pause), error: Some(e) };
                 Err(self.absent(lost_at, reopening.error.as_ref()))
             }
         }
@@ -157,7 +158,7 @@ impl Card {
         let text = format!(
             "{} was lost by a fatal error {} s ago",
             self.name,
-            lost_at.elapsed().as_secs()
+            clock::since(lost_at).as_secs()
         );
         match why {
             None => Error::system(text).recoverable(),
@@ -183,6 +184,12 @@ impl Card {
     pub fn watcher(&self) -> Result<&Watcher> {
         self.watcher
             .get_or_try_init(|| Watcher::start(&self.device().context, self.fail_on_async_error))
+    }
+
+    /// Lets `watcher` be the card's, which has none.
+    #[cfg(any(test, fuzzing))]
+    pub fn set_watcher(&self, watcher: Watcher) {
+        let _ = self.watcher.set(watcher);
     }
 
     /// The card's watcher, if it has been started.

@@ -13,9 +13,10 @@ use crate::net::background::weak_registry::WeakRegistry;
 use crate::net::mr::handle::MrHandle;
 use crate::net::peer::state::PeerState;
 use crate::proto::MAX_RAILS;
+use crate::verbs::clock;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Interval between attempts to register memory on a device that does not work.
 const TRY_EVERY: Duration = Duration::from_millis(5);
@@ -69,7 +70,7 @@ impl ConnMemory {
         register: impl Fn(&Nic, &[Arc<Card>]) -> Result<MrHandle>,
         hold: impl FnOnce(MrHandle) -> Arc<H>,
     ) -> Result<Arc<H>> {
-        let begun = Instant::now();
+        let begun = clock::now();
         loop {
             // Locked meanwhile: the devices in use must not change before the handle is known here.
             let mut state = self.lock();
@@ -78,13 +79,13 @@ impl ConnMemory {
                 Err(e)
                     if !(e.is_recoverable
                         && self.peer.is_recoverable()
-                        && begun.elapsed() < LOSS_LIMIT) =>
+                        && clock::since(begun) < LOSS_LIMIT) =>
                 {
                     return Err(e);
                 }
                 Err(_) => {
                     drop(state);
-                    std::thread::sleep(TRY_EVERY);
+                    clock::sleep(TRY_EVERY);
                     continue;
                 }
             };

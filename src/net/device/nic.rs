@@ -281,16 +281,16 @@ impl Nic {
         self.cards.iter().all(|card| card.supports_dmabuf())
     }
 
-    /// Lets a watcher drive the control connection of `peer`, and a failure of any card end the
+    /// Lets a watcher serve `driver`, which has the control connection of `peer`, and a failure of any card end the
     /// connection.
     ///
     /// # Errors
     /// A watcher cannot be started, or the kernel has no memory for it.
-    pub fn watch(&self, peer: &Arc<PeerState>) -> Result<()> {
+    pub fn watch(&self, peer: &Arc<PeerState>, driver: &Arc<ControlDriver>) -> Result<()> {
         for card in &self.cards {
             card.watcher()?.watch(peer);
         }
-        self.watch_set_up(peer.stream().driver(), None)
+        self.watch_set_up(driver, None)
     }
 
     /// Lets a watcher support connection set-up: serve `driver`, and run `task`, if given.

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::net::control::fork::Unshared;
 use crate::net::mr::cache::MrCache;
 use crate::proto::endpoint::SINK_BYTES;
+use crate::verbs::clock;
 use crate::verbs::context::Context;
 use crate::verbs::memory::ProtectionDomain;
 use crate::verbs::sink::Sink;
@@ -86,7 +87,7 @@ impl OpenDevice {
     /// Records that the device has moved a queue pair to state ERROR, or has refused to.
     pub fn handle_command(&self, is_refused: bool) {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        *refusals = is_refused.then(|| Refusals::next(*refusals, Instant::now()));
+        *refusals = is_refused.then(|| Refusals::next(*refusals, clock::now()));
     }
 
     /// Since when it refuses that, if it does.

@@ -9,7 +9,7 @@
 use crate::net::control::observers::PeerObserver;
 use crate::net::control::observers::{Full, RecoveryEvents, RecoveryInbox};
 use crate::net::control::observers::{InquiryEvents, InquirySlot};
-use crate::net::control::stream::ControlStream;
+use crate::net::control::stream::PeerStream;
 use crate::net::data::state_word::StateWord;
 use crate::net::peer::name::PeerName;
 use crate::net::peer::recovery_progress::RecoveryProgress;
@@ -96,14 +96,14 @@ pub struct PeerState {
     /// The progress of a long recovery.
     progress: Mutex<Option<RecoveryProgress>>,
     inquiry: InquirySlot,
-    stream: ControlStream,
+    stream: Box<dyn PeerStream>,
 }
 
 impl PeerState {
     /// The state of the peer called `peer`, at the other end of `stream`. Handles earlier events at
     /// once. With `failover` both ends recover the connection; without it a frame of recovery is an
     /// error.
-    pub fn new(peer: PeerName, stream: ControlStream, failover: bool) -> Arc<Self> {
+    pub fn new(peer: PeerName, stream: impl PeerStream + 'static, failover: bool) -> Arc<Self> {
         let this = Arc::new(Self {
             peer,
             state: Arc::default(),
@@ -113,7 +113,7 @@ impl PeerState {
             recovery: RecoveryInbox::new(failover),
             progress: Mutex::default(),
             inquiry: InquirySlot::default(),
-            stream,
+            stream: Box::new(stream),
         });
         let observer: Arc<dyn PeerObserver> = Arc::clone(&this) as _;
         this.stream.establish(&observer, failover);
@@ -242,8 +242,8 @@ impl PeerState {
     }
 
     /// The stream that carries the peer's frames.
-    pub fn stream(&self) -> &ControlStream {
-        &self.stream
+    pub fn stream(&self) -> &dyn PeerStream {
+        self.stream.as_ref()
     }
 
     /// Ends the connection from this end for `reason`, which is also sent to the peer.
@@ -326,6 +326,7 @@ impl PeerObserver for PeerState {
 mod tests {
     use super::*;
     use crate::net::control::driver::ControlDriver;
+    use crate::net::control::stream::ControlStream;
     use crate::proto::frame::{Frame, Kind};
     use std::net::SocketAddr;
     use std::time::Duration;

@@ -17,6 +17,7 @@ use crate::proto;
 use crate::proto::endpoint::{self, Endpoint, QpEnd, RailEnd};
 use crate::proto::handshake::Negotiated;
 use crate::proto::lanes::FlowLabels;
+use crate::verbs::clock;
 use crate::verbs::path::{ConnectError, Ece, Path};
 use crate::verbs::queue_pair::InitQueuePair;
 use std::time::{Duration, Instant};
@@ -143,7 +144,7 @@ impl ConnectingQpSet {
     /// An attempt has failed, and must not be repeated.
     pub fn advance(&mut self, nic: &Nic) -> Result<bool> {
         let striping = self.connected.striping;
-        while let Some(qp) = self.waiting.pop_if(|_| self.attempts.next <= Instant::now()) {
+        while let Some(qp) = self.waiting.pop_if(|_| self.attempts.next <= clock::now()) {
             let index = proto::QpIndex(u8::try_from(self.connected.qps.len()).unwrap_or(u8::MAX));
             let ends = Ends::of(index, &self.connected).ok_or_else(|| is_missing(index))?;
             let (Some(local), Some(far)) =
@@ -301,7 +302,7 @@ impl<'a> Ends<'a> {
 
 impl Attempts {
     fn new(retries: Retries) -> Self {
-        let now = Instant::now();
+        let now = clock::now();
         Self { retries, failed: 0, first: now, next: now, trouble: String::new() }
     }
 
@@ -325,7 +326,7 @@ impl Attempts {
             return Err(self.give_up(ends, error));
         }
         if self.failed == 1 {
-            self.first = Instant::now();
+            self.first = clock::now();
             log::info!(
                 "{}: {error}; up to {count} more attempts, {pause_ms} ms apart (NCCL_IB_MQP_RETRY_CNT, \
                  NCCL_IB_MQP_RETRY_SLEEP_MSEC)",
@@ -334,13 +335,13 @@ impl Attempts {
         }
         self.trouble =
             format!("{}: {error}, {} of {} attempts", ends.rail.name, self.failed, count + 1);
-        self.next = Instant::now() + Duration::from_millis(pause_ms);
+        self.next = clock::now() + Duration::from_millis(pause_ms);
         Ok(())
     }
 
     fn give_up(&self, ends: &Ends<'_>, mut error: Error) -> Error {
         let Ends { rail, local, far, .. } = ends;
-        let seconds = self.first.elapsed().as_secs_f32();
+        let seconds = clock::since(self.first).as_secs_f32();
         if self.failed > 1 {
             error = error.context(format_args!(
                 "{} attempts in {seconds:.1} s (NCCL_IB_MQP_RETRY_CNT)",

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::net::device::open_device::LOSS_LIMIT;
 use crate::net::peer::state::PeerState;
 use crate::proto::QpIndex;
+use crate::verbs::clock;
 use crate::verbs::status::Status;
 use crate::verbs::work::Batch;
 use std::time::{Duration, Instant};
@@ -66,13 +67,13 @@ impl QpSet {
     /// [`Self::fence`] without destroying the queue pairs.
     fn drain(&mut self, peer: &PeerState) -> Drained {
         let mut refused: Vec<usize> = (0..self.qps.len()).collect();
-        let (mut drained, begun) = (Drained::default(), Instant::now());
+        let (mut drained, begun) = (Drained::default(), clock::now());
         self.empty(peer, &mut drained, begun);
         let mut next_try = begun;
         loop {
-            if !refused.is_empty() && Instant::now() >= next_try {
+            if !refused.is_empty() && clock::now() >= next_try {
                 refused.retain(|index| !self.fail(*index));
-                next_try = Instant::now() + TRY_EVERY;
+                next_try = clock::now() + TRY_EVERY;
             }
             let mut polled = 0;
             for place in 0..self.rails.len() {
@@ -90,7 +91,7 @@ impl QpSet {
             if self.qps.iter().all(|connected| connected.receives == 0) && polled == 0 {
                 return drained;
             }
-            let now = Instant::now();
+            let now = clock::now();
             for place in 0..self.rails.len() {
                 let is_refused = refused.iter().any(|index| self.place_of(*index) == place);
                 if now <= self.drain_limit(place, begun, is_refused) {
@@ -108,7 +109,7 @@ impl QpSet {
                 }
             }
             if polled == 0 {
-                std::thread::sleep(PAUSE);
+                clock::sleep(PAUSE);
             }
         }
     }
@@ -118,7 +119,7 @@ impl QpSet {
         for place in 0..self.rails.len() {
             // An endlessly sending peer must not keep this end here.
             while self.drain_rail(place, peer, drained).unwrap_or(0) > 0
-                && begun.elapsed() < LEAST_DRAIN
+                && clock::since(begun) < LEAST_DRAIN
             {}
         }
     }

@@ -12,6 +12,7 @@ use crate::proto::recovery::path_mtu;
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::stripe::Striping;
 use crate::proto::{MAX_QPS, QpIndex};
+use crate::verbs::clock;
 use crate::verbs::status::Status;
 use crate::verbs::work::Batch;
 use std::time::{Duration, Instant};
@@ -152,7 +153,7 @@ impl ReachTest {
         Ok(Self {
             qps,
             answers,
-            begun: Instant::now(),
+            begun: clock::now(),
             looked: Duration::ZERO,
             patience: Patience::new(limit),
             round_trip: None,
@@ -164,13 +165,13 @@ impl ReachTest {
     /// # Errors
     /// The peer has sent a message too early. The connection cannot continue.
     pub fn poll(&mut self) -> Result<Option<Silent>> {
-        let looked = std::mem::replace(&mut self.looked, self.begun.elapsed());
+        let looked = std::mem::replace(&mut self.looked, clock::since(self.begun));
         for on in &self.qps.rails {
             let mut batch = Batch::default();
             // A failed queue reports nothing more.
             for completion in on.queue.poll(&mut batch).unwrap_or_default() {
                 if self.answers.handle(WrId::from_bits(completion.id()), completion.status())? {
-                    let after = self.begun.elapsed();
+                    let after = clock::since(self.begun);
                     self.patience.handle_acknowledged(after);
                     let after = believed(looked, after);
                     self.round_trip =
@@ -180,7 +181,7 @@ impl ReachTest {
         }
         let Answers { waiting, failed, .. } = self.answers;
         let is_over = waiting == 0
-            || self.patience.is_over(self.begun.elapsed(), self.answers.is_one_partial());
+            || self.patience.is_over(clock::since(self.begun), self.answers.is_one_partial());
         Ok(is_over.then_some(Silent(failed | waiting)))
     }
 

@@ -29,6 +29,7 @@ use crate::proto::recovery::machine::{Action, Role};
 use crate::proto::recovery::message::Message;
 use crate::proto::recovery::missing_list::MissingList;
 use crate::proto::recovery::rail_mask::RailMask;
+use crate::verbs::clock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -122,7 +123,7 @@ impl ConnRecovery {
             workers: Arc::clone(&nic.workers),
             job: OnceLock::new(),
             listener: OnceLock::new(),
-            start: Instant::now(),
+            start: clock::now(),
             is_recovering: AtomicBool::new(false),
             is_under_way: AtomicBool::new(false),
             next_move_ms: AtomicU64::new(0),
@@ -183,7 +184,7 @@ impl ConnRecovery {
 
     /// The time since the connection was created.
     pub fn now(&self) -> Time {
-        self.start.elapsed()
+        clock::since(self.start)
     }
 
     /// Passes the events of the inbox to the state machine.
@@ -360,7 +361,7 @@ impl ConnRecovery {
             }
             return;
         }
-        let now = Instant::now();
+        let now = clock::now();
         let (lasted, attempts) = work.machine.lasted(self.now());
         if lasted < NOTE_AFTER || work.noted.is_some_and(|noted| now < noted + NOTE_EVERY) {
             return;
@@ -388,7 +389,7 @@ impl ConnRecovery {
             work.next_warning = None;
             return;
         }
-        let now = Instant::now();
+        let now = clock::now();
         let next = *work.next_warning.get_or_insert(now + WARN_EVERY);
         if now < next {
             return;
@@ -424,7 +425,7 @@ impl ConnRecovery {
                 next_step = None;
                 continue;
             }
-            if next_step.is_none_or(|next| next <= Instant::now()) {
+            if next_step.is_none_or(|next| next <= clock::now()) {
                 next_step = self.advance(work, end)?;
                 if next_step.is_some() {
                     continue;
@@ -443,7 +444,7 @@ impl ConnRecovery {
         if is_doubted {
             end.probe()?;
         }
-        let now = Instant::now();
+        let now = clock::now();
         let timeout = work.machine.poll_timeout().map(|time| self.start + time);
         let drain = work.is_draining.then(|| now + DRAIN_EVERY);
         let look = if work.machine.is_running() {
@@ -498,7 +499,7 @@ impl ConnRecovery {
                 work.machine.handle_connected(now, attempt, Err(why));
             }
         }
-        Ok(Some(Instant::now()))
+        Ok(Some(clock::now()))
     }
 
     /// Resumes over the queue pairs of `attempt`; the sender with the receiver's `missing_list`.

@@ -8,6 +8,7 @@ use crate::net::device::open_device::OpenDevice;
 use crate::net::qp::set::QpSet;
 use crate::proto::MAX_RAILS;
 use crate::proto::recovery::rail_mask::RailMask;
+use crate::verbs::clock;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -50,7 +51,7 @@ impl ConnDevices {
                 continue;
             };
             let now_open = Arc::downgrade(&device);
-            let is_too_early = |(_, until): &(Error, Instant)| Instant::now() < *until;
+            let is_too_early = |(_, until): &(Error, Instant)| clock::now() < *until;
             if Weak::ptr_eq(&now_open, &self.ready[number])
                 || self.refused[number].as_ref().is_some_and(is_too_early)
             {
@@ -78,7 +79,7 @@ impl ConnDevices {
                 None => log::debug!("{text}"),
             }
         }
-        self.refused[number] = refused.map(|e| (e, Instant::now() + AFTER_REFUSAL));
+        self.refused[number] = refused.map(|e| (e, clock::now() + AFTER_REFUSAL));
     }
 
     /// Whether all memory is registered on the device of the own port of rail `number`.
@@ -118,7 +119,7 @@ impl ConnDevices {
 
     /// When to check next whether a device is back.
     pub fn next_look(&self) -> Option<Instant> {
-        self.is_one_away().then(|| Instant::now() + LOOK_EVERY)
+        self.is_one_away().then(|| clock::now() + LOOK_EVERY)
     }
 
     /// For messages: which own cards are lost, since when, and why they are not open again.

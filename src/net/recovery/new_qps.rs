@@ -22,6 +22,7 @@ use crate::proto::recovery::path_mtu::{self, PathMtus, Ports};
 use crate::proto::recovery::rail_mask::RailMask;
 use crate::proto::recovery::reach::{PathTimes, Reach};
 use crate::proto::stripe::Striping;
+use crate::verbs::clock;
 use crate::verbs::status::Status;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -241,7 +242,7 @@ impl NewQps {
             Stage::Testing(attempt, mut testing, weights) => Some(match testing.0.poll()? {
                 None => {
                     self.stage = Stage::Testing(attempt, testing, weights);
-                    Progress::Wait(Instant::now() + REACH_EVERY)
+                    Progress::Wait(clock::now() + REACH_EVERY)
                 }
                 Some(Silent(0)) => {
                     let (test, endpoint) = *testing;
@@ -256,7 +257,7 @@ impl NewQps {
             Stage::Proving(attempt, mut test, weights) => Some(match test.poll()? {
                 None => {
                     self.stage = Stage::Proving(attempt, test, weights);
-                    Progress::Wait(Instant::now() + REACH_EVERY)
+                    Progress::Wait(clock::now() + REACH_EVERY)
                 }
                 Some(Silent(0)) => {
                     self.handle_reached(*test, weights);
@@ -399,7 +400,7 @@ impl NewQps {
             Role::Sender => {
                 let test = ReachTest::begin(qps, self.times.limit())?;
                 self.stage = Stage::Testing(attempt, Box::new((test, endpoint)), weights);
-                Ok(Progress::Wait(Instant::now()))
+                Ok(Progress::Wait(clock::now()))
             }
             Role::Receiver => {
                 end.prepare(&mut qps)?;

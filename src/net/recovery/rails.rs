@@ -16,6 +16,7 @@ use crate::proto::endpoint::Endpoint;
 use crate::proto::recovery::machine::Role;
 use crate::proto::recovery::rail_history::wait_after_failures;
 use crate::proto::recovery::rail_mask::RailMask;
+use crate::verbs::clock;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -129,7 +130,7 @@ impl ConnRails {
     pub fn usable(&self) -> RailMask {
         let usable = self
             .mask(|number| self.port(number).is_some_and(|port| self.is_addressable(number, port)));
-        let now = Instant::now();
+        let now = clock::now();
         let wanted = self.mask(|number| {
             self.avoided[number].as_ref().is_none_or(|avoided| avoided.until() <= now)
         });
@@ -151,7 +152,7 @@ impl ConnRails {
         self.devices.look(memory);
         // The peer's address may have changed on a rail that was tried and has no port here.
         // Another try learns it.
-        let (now, mut forgotten) = (Instant::now(), self.all - peer);
+        let (now, mut forgotten) = (clock::now(), self.all - peer);
         if self.role == Role::Receiver {
             let is_due = |number: usize| {
                 self.avoided[number].as_ref().is_some_and(|avoided| avoided.until() <= now)
@@ -290,7 +291,7 @@ impl ConnRails {
         let waits_long = !self.run.contains(rail);
         let Some(avoided) = self.avoided.get_mut(usize::from(rail)) else { return };
         let failures = avoided.as_ref().map_or(0, |avoided| avoided.failures).saturating_add(1);
-        *avoided = Some(Avoided { since: Instant::now(), failures, waits_long });
+        *avoided = Some(Avoided { since: clock::now(), failures, waits_long });
     }
 
     /// A port came up, or has other addresses: a rail that has never run waits no longer than one
@@ -318,7 +319,7 @@ impl ConnRails {
     /// The next time at which an avoided rail may be used, a device may be back, or a port may be
     /// borrowed or returned.
     pub fn next_change(&self) -> Option<Instant> {
-        let now = Instant::now();
+        let now = clock::now();
         let avoided =
             self.avoided.iter().flatten().map(Avoided::until).filter(|until| *until > now);
         avoided.chain(self.spare.next_change()).chain(self.devices.next_look()).min()

@@ -17,6 +17,7 @@ use crate::net::device::open_device::OpenDevice;
 use crate::net::device::rail::Rail;
 use crate::net::device::spares::BorrowedPort;
 use crate::proto::recovery::machine::Role;
+use crate::verbs::clock;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -142,7 +143,7 @@ impl SparePort {
     /// Whether the connection should return to an own port that is usable again.
     pub fn is_over(&self) -> bool {
         self.loan.is_some()
-            && self.own_since.is_some_and(|since| since.elapsed() >= self.return_after)
+            && self.own_since.is_some_and(|since| clock::since(since) >= self.return_after)
     }
 
     /// When a port may next be borrowed or returned.
@@ -151,14 +152,14 @@ impl SparePort {
             self.own_since.filter(|_| self.loan.is_some()).map(|since| since + self.return_after);
         let borrow =
             self.without_since.filter(|_| self.loan.is_none()).map(|since| since + BORROW_AFTER);
-        let now = Instant::now();
+        let now = clock::now();
         [give_back, borrow].into_iter().flatten().filter(|time| *time > now).min()
     }
 
     /// Records whether an own port is usable now. Changes nothing that existing queue pairs depend
     /// on.
     pub fn handle_own(&mut self, has_own: bool) {
-        let now = Instant::now();
+        let now = clock::now();
         if self.own_attempts.0 >= self.max_failed {
             self.own_attempts.0 = 0;
             self.own_avoided = Some(now + OWN_AVOIDED);
@@ -186,7 +187,7 @@ impl SparePort {
         if self.own_since.is_none() && !is_bad {
             return;
         }
-        let now = Instant::now();
+        let now = clock::now();
         let Some(loan) = self.loan.take() else { return };
         let port = loan.port.port();
         memory.leave(&port.card);
@@ -194,7 +195,7 @@ impl SparePort {
             self.avoided.push((Arc::clone(port), now + AVOIDED_AFTER_FAILURES));
         }
         if loan.has_run {
-            let is_steady = self.returned.is_none_or(|ended| ended.elapsed() >= STEADY_TIME);
+            let is_steady = self.returned.is_none_or(|ended| clock::since(ended) >= STEADY_TIME);
             let longer = if is_steady { FIRST_RETURN } else { self.return_after };
             self.return_after = (2 * longer).min(LONGEST_RETURN);
             self.returned = Some(now);
@@ -205,11 +206,11 @@ impl SparePort {
     /// network, then the nearest. `is_near` returns whether a port is in that network, or `None` if
     /// it is unusable.
     pub fn borrow(&mut self, wanted: Wanted<'_>, is_near: impl Fn(&Rail) -> Option<bool>) {
-        let is_due = self.without_since.is_some_and(|since| since.elapsed() >= BORROW_AFTER);
+        let is_due = self.without_since.is_some_and(|since| clock::since(since) >= BORROW_AFTER);
         if self.loan.is_some() || !is_due {
             return;
         }
-        let now = Instant::now();
+        let now = clock::now();
         self.avoided.retain(|(_, until)| *until > now);
         let is_avoided =
             |port: &Arc<Rail>| self.avoided.iter().any(|(avoided, _)| Arc::ptr_eq(avoided, port));
@@ -219,7 +220,7 @@ impl SparePort {
         for (_, port) in ports {
             match Loan::begin(&port, &wanted) {
                 Ok(loan) => {
-                    if self.returned.is_none_or(|ended| ended.elapsed() >= STEADY_TIME) {
+                    if self.returned.is_none_or(|ended| clock::since(ended) >= STEADY_TIME) {
                         self.return_after = FIRST_RETURN;
                     }
                     self.without_since = None;
@@ -243,7 +244,7 @@ impl SparePort {
     pub fn handle_attempt(&mut self, attempt: u32) {
         let (count, latest) =
             self.loan.as_mut().map_or(&mut self.own_attempts, |loan| &mut loan.attempts);
-        if self.running_since.take().is_some_and(|since| since.elapsed() >= STEADY_RUN) {
+        if self.running_since.take().is_some_and(|since| clock::since(since) >= STEADY_RUN) {
             *count = 0;
         }
         if attempt != std::mem::replace(latest, attempt) {
@@ -253,7 +254,7 @@ impl SparePort {
 
     /// Records that the connection is running.
     pub fn handle_running(&mut self) {
-        self.running_since = Some(Instant::now());
+        self.running_since = Some(clock::now());
         self.without_since = None;
         if let Some(loan) = &mut self.loan {
             loan.has_run = true;

@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::host::random;
 use crate::net::control::driver::ControlDriver;
 use crate::net::control::fork::process_id;
-use crate::net::control::stream::ControlStream;
+use crate::net::control::stream::{ControlStream, PeerStream};
 use crate::net::data::send::{CtsRing, SENDER_QP_CAPS, SendComm};
 use crate::net::device::nic::Nic;
 use crate::net::explain::set_up::{self, Call, Detail, SetUpWait};
@@ -489,7 +489,7 @@ impl Connector {
             ours => rails::warn_of_left_out(&self.nic, &name, begun, &ours, &reply.left_out),
         }
         let peer = PeerState::new(name, stream, reply.terms.failover);
-        self.nic.watch(&peer)?;
+        self.nic.watch(&peer, &self.control)?;
         let number = identity::connection_number(&self.handle.token, ring.addr(), process_id());
         let stats = identity::open_stats(
             &self.nic,

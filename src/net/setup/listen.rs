@@ -19,7 +19,7 @@ use crate::host::iface::Interface;
 use crate::host::random;
 use crate::net::background::periodic::PeriodicTask;
 use crate::net::control::driver::ControlDriver;
-use crate::net::control::stream::ControlStream;
+use crate::net::control::stream::{ControlStream, PeerStream};
 use crate::net::data::cts_sender::RECEIVER_QP_CAPS;
 use crate::net::data::recv::{PreparedPath, RecvComm};
 use crate::net::device::networks::Networks;
@@ -346,7 +346,7 @@ impl Listener {
         let [ours, theirs] = &prepared.left_out;
         rails::warn_of_left_out(&prepared.nic, &name, begun, ours, theirs);
         let peer = PeerState::new(name, stream, prepared.terms.failover);
-        prepared.nic.watch(&peer)?;
+        prepared.nic.watch(&peer, &self.control)?;
         log::debug!("{} receives from {}; {steps}", prepared.nic.name, peer.peer());
         summary::add(&prepared.nic, &self.control, Direction::Receive, peer.peer(), steps)?;
         let comm = RecvComm::new(Arc::clone(&prepared.nic), peer, prepared.path, &prepared.terms);

@@ -5,11 +5,13 @@ use super::ends::End;
 use super::fabric::{FLUSHED, REMOTE_ACCESS_ERROR};
 use crate::error::Error;
 use crate::net::control::observers::PeerObserver;
+use crate::net::control::stream::PeerStream;
 use crate::net::peer::state::PeerState;
 use crate::proto::control::event::PeerChange;
+use crate::proto::frame::{Frame, Kind};
 use crate::verbs::status::Status;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The error that an end reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,15 +49,53 @@ impl Cause {
     }
 }
 
+/// What an end says on its control connection.
+#[derive(Debug)]
+enum Said {
+    Frame(Kind, Vec<u8>),
+    /// In good order, or of a failure.
+    Goodbye(Cause, String),
+}
+
+/// An end's side of the control connection.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Stream(Arc<Mutex<Vec<Said>>>);
+
+impl Stream {
+    fn push(&self, said: Said) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(said);
+    }
+
+    /// What has been said since the last call.
+    fn take(&self) -> Vec<Said> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl PeerStream for Stream {
+    fn establish(&self, _: &Arc<dyn PeerObserver>, _: bool) {}
+
+    fn send(&self, kind: Kind, body: Vec<u8>) {
+        self.push(Said::Frame(kind, body));
+    }
+
+    fn handle_acknowledged(&self) {}
+
+    fn fail(&self, reason: &str) {
+        self.push(Said::Goodbye(Cause::PeerFailed, reason.to_owned()));
+    }
+}
+
 #[derive(Debug)]
 struct Side {
     peer: Arc<PeerState>,
-    /// Goodbyes on their way to this end: in good order, or of a failure.
-    frames: VecDeque<Cause>,
+    stream: Stream,
+    /// What is on its way to this end.
+    frames: VecDeque<Said>,
     /// Whether this end will notice that the connection is lost, or that the peer has died.
     unnoticed: Option<PeerChange>,
-    /// Whether the peer has been told that this end has failed, unless there was no connection.
-    has_failed: bool,
+    /// Why this end has failed, which the peer has been told, unless there was no connection.
+    failure: Option<String>,
     /// Whether its process is there and has not closed the connection.
     is_there: bool,
     /// Whether its process is there.
@@ -73,39 +113,59 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub(super) fn new(peers: &[Arc<PeerState>; 2]) -> Self {
-        let side = |peer: &Arc<PeerState>| Side {
-            peer: Arc::clone(peer),
+    pub(super) fn new(peers: [(Arc<PeerState>, Stream); 2]) -> Self {
+        let side = |(peer, stream)| Side {
+            peer,
+            stream,
             frames: VecDeque::new(),
             unnoticed: None,
-            has_failed: false,
+            failure: None,
             is_there: true,
             lives: true,
         };
-        Self {
-            sides: peers.each_ref().map(side),
-            is_connected: true,
-            is_reachable: true,
-            is_redialled: false,
-        }
+        Self { sides: peers.map(side), is_connected: true, is_reachable: true, is_redialled: false }
     }
 
-    /// To be called after each call into `end`: if that has failed, the other end is told.
-    pub(super) fn handle_call(&mut self, end: End) {
-        let side = &mut self.sides[end as usize];
-        if side.is_there && side.peer.is_broken() && !std::mem::replace(&mut side.has_failed, true)
-        {
-            self.say(end, Cause::PeerFailed);
+    /// To be called after each call into `end`: what it has said is on its way. Returns the frames.
+    pub(super) fn handle_call(&mut self, end: End) -> Vec<(Kind, Vec<u8>)> {
+        let mut frames = Vec::new();
+        for said in self.sides[end as usize].stream.take() {
+            let side = &mut self.sides[end as usize];
+            match &said {
+                _ if !side.is_there => continue,
+                Said::Frame(kind, body) => frames.push((*kind, body.clone())),
+                Said::Goodbye(..) if side.failure.is_some() => continue,
+                Said::Goodbye(_, why) => side.failure = Some(why.clone()),
+            }
+            self.say(end, said);
         }
+        frames
     }
 
     /// `end` has closed.
     pub(super) fn close(&mut self, end: End) {
         self.handle_call(end);
-        if !self.sides[end as usize].has_failed {
-            self.say(end, Cause::PeerClosed);
+        if self.sides[end as usize].failure.is_none() {
+            self.say(end, Said::Goodbye(Cause::PeerClosed, String::new()));
         }
         self.sides[end as usize].is_there = false;
+    }
+
+    /// Whether an end can dial the other.
+    pub(super) fn set_reachable(&mut self, is_reachable: bool) {
+        self.is_reachable = is_reachable;
+    }
+
+    /// Whether the ends are connected, and nothing is on its way.
+    pub(super) fn is_quiet(&self) -> bool {
+        let is_quiet = |side: &Side| side.frames.is_empty() && side.unnoticed.is_none();
+        self.is_connected && self.sides.iter().all(is_quiet)
+    }
+
+    /// Whether something waits for an end.
+    pub(super) fn has_news(&self, end: End) -> bool {
+        let side = &self.sides[end as usize];
+        !side.frames.is_empty() || side.unnoticed.is_some()
     }
 
     /// The process of `end` is killed. Its kernel closes the connection, unless the host dies with
@@ -137,8 +197,8 @@ impl Control {
     /// the connection, or dials again, if it `may_dial` now.
     pub(super) fn watch(&mut self, end: End, may_dial: bool) {
         let side = &mut self.sides[end as usize];
-        if let Some(cause) = side.frames.pop_front() {
-            self.tell(end, goodbye(cause));
+        if let Some(said) = side.frames.pop_front() {
+            self.tell(end, change(said));
         } else if let Some(change) = side.unnoticed.take() {
             // After a goodbye the end of the connection says nothing new.
             if !side.peer.is_gone() {
@@ -162,37 +222,43 @@ impl Control {
             return self.tell(End::Sender, PeerChange::Broken(Cause::PeerDied.text()));
         }
         if !receiver.is_there {
-            return self.tell(End::Sender, goodbye(Cause::PeerClosed));
+            let failure = receiver.failure.clone();
+            let failed = failure.map(|why| Said::Goodbye(Cause::PeerFailed, why));
+            let closed = || Said::Goodbye(Cause::PeerClosed, String::new());
+            return self.tell(End::Sender, change(failed.unwrap_or_else(closed)));
         }
         self.is_connected = true;
         for end in End::BOTH {
             let side = &mut self.sides[end as usize];
             side.unnoticed = None;
-            let has_failed = side.has_failed;
+            let failure = side.failure.clone();
             self.tell(end, PeerChange::Back);
-            if has_failed {
-                self.say(end, Cause::PeerFailed);
+            if let Some(why) = failure {
+                self.say(end, Said::Goodbye(Cause::PeerFailed, why));
             }
         }
     }
 
-    fn say(&mut self, from: End, goodbye: Cause) {
+    fn say(&mut self, from: End, said: Said) {
         if self.is_connected {
-            self.sides[from.other() as usize].frames.push_back(goodbye);
+            self.sides[from.other() as usize].frames.push_back(said);
         }
     }
 
     fn tell(&mut self, end: End, change: PeerChange) {
         let side = &mut self.sides[end as usize];
         // That the peer has failed is not said back.
-        side.has_failed |= matches!(change, PeerChange::Broken(_));
+        if let PeerChange::Broken(why) = &change {
+            side.failure.get_or_insert_with(|| why.clone());
+        }
         drop(side.peer.handle_change(change));
     }
 }
 
-fn goodbye(cause: Cause) -> PeerChange {
-    match cause {
-        Cause::PeerClosed => PeerChange::Closed(cause.text()),
-        _ => PeerChange::Broken(cause.text()),
+fn change(said: Said) -> PeerChange {
+    match said {
+        Said::Frame(kind, body) => PeerChange::Frame(Frame { kind, secret: [2; 16], body }),
+        Said::Goodbye(Cause::PeerClosed, _) => PeerChange::Closed(Cause::PeerClosed.text()),
+        Said::Goodbye(cause, why) => PeerChange::Broken(format!("{}: {why}", cause.text())),
     }
 }

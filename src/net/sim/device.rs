@@ -4,18 +4,67 @@
 
 #![allow(unsafe_code)]
 
-use super::fabric::{DEVICES, Fabric, IMAGINARY, WorkRequest};
+use super::fabric::{DEVICES, Event, Fabric, IMAGINARY, WorkRequest};
 use crate::verbs::library::Library;
 use crate::verbs::sys;
 use libc::{c_char, c_int, c_void};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::CString;
 use std::ptr::{NonNull, from_mut, null_mut};
 use std::sync::{Arc, LazyLock};
 
 thread_local! {
     static FABRIC: RefCell<Fabric> = RefCell::new(Fabric::new());
+    /// What else happens during a command to a device.
+    static MEANWHILE: Cell<Option<fn()>> = const { Cell::new(None) };
+    /// The devices that are open, each with the descriptor of its events.
+    static BELLS: RefCell<Vec<(usize, c_int)>> = const { RefCell::new(Vec::new()) };
 }
+
+/// From now on `body` runs during each command to a device.
+pub(super) fn set_meanwhile(body: Option<fn()>) {
+    MEANWHILE.set(body);
+}
+
+fn meanwhile() {
+    let Some(body) = MEANWHILE.get() else { return };
+    if std::panic::catch_unwind(body).is_err() {
+        with(|fabric| fabric.violated("a law is broken during a command: see above".into()));
+    }
+}
+
+/// A command to a device. Returns the errno, if that refuses.
+///
+/// # Safety
+/// `context` is open.
+unsafe fn command(context: *mut sys::ibv_context) -> c_int {
+    meanwhile();
+    // SAFETY: as the caller says.
+    let (number, is_lost) = unsafe { (number_of(context), is_lost(context)) };
+    if with(|fabric| fabric.refuses(number)) || is_lost { libc::EIO } else { 0 }
+}
+
+/// Whether the device has been lost since it was opened so.
+///
+/// # Safety
+/// `context` is open.
+unsafe fn is_lost(context: *mut sys::ibv_context) -> bool {
+    // SAFETY: as the caller says.
+    let (number, losses) = unsafe { (number_of(context), (*context.cast::<Open>()).losses) };
+    with(|fabric| fabric.losses(number)) != losses
+}
+
+/// Makes the descriptor of the events of `device` readable.
+pub(super) fn ring(device: usize) {
+    BELLS.with_borrow(|bells| {
+        for (_, bell) in bells.iter().filter(|(of, _)| *of == device) {
+            // SAFETY: eight bytes, to the descriptor of an open device.
+            let _ = unsafe { libc::write(*bell, (&raw const ONE).cast(), 8) };
+        }
+    });
+}
+
+static ONE: u64 = 1;
 
 /// Does something with the fabric of this thread.
 pub(super) fn with<R>(body: impl FnOnce(&mut Fabric) -> R) -> R {
@@ -50,7 +99,7 @@ functions! {
     ibv_get_device_guid = get_device_guid as unsafe extern "C" fn(_) -> _,
     ibv_open_device = open_device as unsafe extern "C" fn(_) -> _,
     ibv_close_device = close_device as unsafe extern "C" fn(_) -> _,
-    ibv_get_async_event = get_async_event as extern "C" fn(_, _) -> _,
+    ibv_get_async_event = get_async_event as unsafe extern "C" fn(_, _) -> _,
     ibv_ack_async_event = ack_async_event as extern "C" fn(_),
     ibv_query_device = query_device as unsafe extern "C" fn(_, _) -> _,
     ibv_query_port = query_port as unsafe extern "C" fn(_, _, _) -> _,
@@ -76,8 +125,19 @@ struct Device {
     name: CString,
 }
 
+/// What `struct ibv_context` is here.
+#[repr(C)]
+struct Open {
+    raw: sys::ibv_context,
+    /// How often the device had been lost before.
+    losses: u32,
+}
+
 /// What `struct ibv_pd` is here.
-struct Domain(usize);
+struct Domain {
+    device: usize,
+    context: *mut sys::ibv_context,
+}
 
 #[repr(C)]
 struct Queue {
@@ -140,28 +200,54 @@ unsafe fn zeroed<T>() -> Box<T> {
 }
 
 unsafe extern "C" fn open_device(device: *mut sys::ibv_device) -> *mut sys::ibv_context {
+    // SAFETY: the caller's device.
+    let number = unsafe { device_of(device) }.number;
+    if with(|fabric| fabric.is_lost(number)) {
+        return null_mut();
+    }
     // SAFETY: a struct of numbers and pointers.
-    let mut context: Box<sys::ibv_context> = unsafe { zeroed() };
+    let mut open: Box<Open> = unsafe { zeroed() };
+    open.losses = with(|fabric| fabric.losses(number));
+    let context = &mut open.raw;
     context.device = device;
     context.ops.poll_cq = Some(poll_cq);
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
     context.cmd_fd = -1;
-    // SAFETY: a C string.
-    context.async_fd =
-        unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-    Box::into_raw(context)
+    // SAFETY: no pointers.
+    context.async_fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    BELLS.with_borrow_mut(|bells| bells.push((number, context.async_fd)));
+    Box::into_raw(open).cast()
 }
 
 unsafe extern "C" fn close_device(context: *mut sys::ibv_context) -> c_int {
     // SAFETY: of `open_device`, closed once.
-    let context = unsafe { Box::from_raw(context) };
+    let context = unsafe { Box::from_raw(context.cast::<Open>()) }.raw;
+    BELLS.with_borrow_mut(|bells| bells.retain(|(_, bell)| *bell != context.async_fd));
     // SAFETY: opened there.
     unsafe { libc::close(context.async_fd) }
 }
 
-extern "C" fn get_async_event(_: *mut sys::ibv_context, _: *mut sys::ibv_async_event) -> c_int {
-    -1
+unsafe extern "C" fn get_async_event(
+    context: *mut sys::ibv_context,
+    event: *mut sys::ibv_async_event,
+) -> c_int {
+    // SAFETY: an open context, and the caller's place.
+    let (number, is_lost, event) = unsafe { (number_of(context), is_lost(context), &mut *event) };
+    let Some(next) = with(|fabric| fabric.next_event(number, is_lost)) else { return -1 };
+    if !with(|fabric| fabric.has_events(number)) {
+        let mut count = [0_u8; 8];
+        // SAFETY: an open descriptor, and room for its number.
+        let _ = unsafe { libc::read((*context).async_fd, count.as_mut_ptr().cast(), 8) };
+    }
+    (event.element, event.event_type) = match next {
+        Event::PortUp => (1, sys::IBV_EVENT_PORT_ACTIVE),
+        Event::PortDown => (1, sys::IBV_EVENT_PORT_ERR),
+        Event::QpFatal => (0, sys::IBV_EVENT_QP_FATAL),
+        Event::QueueFailed(queue) => (queue as u64, sys::IBV_EVENT_CQ_ERR),
+        Event::DeviceFatal => (0, sys::IBV_EVENT_DEVICE_FATAL),
+    };
+    0
 }
 
 extern "C" fn ack_async_event(_: *mut sys::ibv_async_event) {}
@@ -182,10 +268,17 @@ unsafe extern "C" fn query_port(
     attr: *mut sys::ibv_port_attr,
 ) -> c_int {
     // SAFETY: an open context.
-    let rail = unsafe { number_of(context) } % DEVICES;
+    let number = unsafe { number_of(context) };
+    let is_up = with(|fabric| fabric.is_port_up(number));
+    // SAFETY: an open context.
+    if unsafe { is_lost(context) } {
+        return libc::EIO;
+    }
+    let rail = number % DEVICES;
     // SAFETY: the caller's place, which is valid.
     let attr = unsafe { &mut *attr };
-    (attr.state, attr.link_layer) = (sys::IBV_PORT_ACTIVE, sys::IBV_LINK_LAYER_ETHERNET);
+    attr.state = if is_up { sys::IBV_PORT_ACTIVE } else { 1 };
+    attr.link_layer = sys::IBV_LINK_LAYER_ETHERNET;
     (attr.max_mtu, attr.active_mtu) = (5, 5 - rail as u32);
     (attr.gid_tbl_len, attr.pkey_tbl_len) = (1, 1);
     // Four lanes; the first rail is the fastest.
@@ -237,7 +330,8 @@ unsafe extern "C" fn query_gid_ex(
 
 unsafe extern "C" fn alloc_pd(context: *mut sys::ibv_context) -> *mut sys::ibv_pd {
     // SAFETY: an open context.
-    Box::into_raw(Box::new(Domain(unsafe { number_of(context) }))).cast()
+    let device = unsafe { number_of(context) };
+    Box::into_raw(Box::new(Domain { device, context })).cast()
 }
 
 unsafe extern "C" fn dealloc_pd(pd: *mut sys::ibv_pd) -> c_int {
@@ -253,7 +347,11 @@ unsafe extern "C" fn reg_mr(
     _: c_int,
 ) -> *mut sys::ibv_mr {
     // SAFETY: a live domain.
-    let Domain(device) = unsafe { &*pd.cast::<Domain>() };
+    let Domain { device, context } = unsafe { &*pd.cast::<Domain>() };
+    // SAFETY: a live domain is of an open context.
+    if unsafe { is_lost(*context) } {
+        return refused(libc::EIO);
+    }
     let key = with(|fabric| fabric.register(*device, addr as u64, length));
     // SAFETY: a struct of numbers and pointers.
     let mut mr: Box<sys::ibv_mr> = unsafe { zeroed() };
@@ -278,7 +376,13 @@ unsafe extern "C" fn create_cq(
     // SAFETY: a struct of numbers and pointers.
     let mut queue: Box<Queue> = unsafe { zeroed() };
     (queue.raw.context, queue.raw.cq_context) = (context, cq_context);
-    queue.number = with(|fabric| fabric.create_queue(entries as usize));
+    // SAFETY: an open context.
+    let (device, refusal) = unsafe { (number_of(context), command(context)) };
+    if refusal != 0 {
+        return refused(refusal);
+    }
+    let name = (&raw const *queue).addr();
+    queue.number = with(|fabric| fabric.create_queue(device, name, entries as usize));
     Box::into_raw(queue).cast()
 }
 
@@ -294,8 +398,13 @@ unsafe extern "C" fn create_qp(
     attr: *mut sys::ibv_qp_init_attr,
 ) -> *mut sys::ibv_qp {
     // SAFETY: a live domain, whole attributes, and their queue, which is alive.
-    let (Domain(device), attr, queue) =
+    let (Domain { device, .. }, attr, queue) =
         unsafe { (&*pd.cast::<Domain>(), &mut *attr, &*(*attr).send_cq.cast::<Queue>()) };
+    // SAFETY: a live queue is of an open context.
+    let refusal = unsafe { command(queue.raw.context) };
+    if refusal != 0 {
+        return refused(refusal);
+    }
     let caps = (attr.cap.max_send_wr, attr.cap.max_recv_wr);
     let number = with(|fabric| {
         attr.cap.max_inline_data =
@@ -315,10 +424,15 @@ unsafe extern "C" fn modify_qp(
 ) -> c_int {
     // SAFETY: a live queue pair, and whole attributes.
     let (qp, attr) = unsafe { (&*qp.cast::<QueuePair>(), &*attr) };
+    // SAFETY: a live queue pair is of an open context.
+    let refusal = unsafe { command(qp.raw.context) };
+    if refusal != 0 {
+        return refusal;
+    }
     with(|fabric| match attr.qp_state {
         sys::IBV_QPS_RTR => fabric.connect(qp.number, attr.dest_qp_num as usize),
         sys::IBV_QPS_RTS => fabric.start(qp.number),
-        sys::IBV_QPS_ERR => drop(fabric.fail(qp.number, super::fabric::FLUSHED, true)),
+        sys::IBV_QPS_ERR => fabric.end(qp.number),
         _ => {}
     });
     0
@@ -336,8 +450,16 @@ extern "C" fn query_qp(
 unsafe extern "C" fn destroy_qp(qp: *mut sys::ibv_qp) -> c_int {
     // SAFETY: of `create_qp`, given back once.
     let qp = unsafe { Box::from_raw(qp.cast::<QueuePair>()) };
+    meanwhile();
     with(|fabric| fabric.destroy_qp(qp.number));
     0
+}
+
+/// No object, and that errno.
+fn refused<T>(errno: c_int) -> *mut T {
+    // SAFETY: of this thread.
+    unsafe { *libc::__errno_location() = errno };
+    null_mut()
 }
 
 extern "C" fn fork_init() -> c_int {

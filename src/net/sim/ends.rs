@@ -2,13 +2,14 @@
 
 #![allow(unsafe_code)]
 
+use super::control::Stream;
 use super::device;
 use super::fabric::{DEVICES, IMAGINARY};
 use super::plan::{Plan, Terms};
 use crate::error::Result;
 use crate::host::config::{Config, Retries};
-use crate::net::control::driver::ControlDriver;
-use crate::net::control::stream::ControlStream;
+use crate::net::background::watcher::Watcher;
+use crate::net::background::workers::Workers;
 use crate::net::data::both_ends::{Path, RequestOf, Test, Tested};
 use crate::net::data::cts_sender::RECEIVER_QP_CAPS;
 use crate::net::data::exclusive_cell::First;
@@ -19,9 +20,11 @@ use crate::net::device::nic::Nic;
 use crate::net::mr::cache::MemoryKind;
 use crate::net::mr::handle::MrHandle;
 use crate::net::peer::state::PeerState;
+use crate::net::qp::connect::flow_labels;
 use crate::net::qp::init_rail::RailPort;
 use crate::net::qp::priority::Priority;
 use crate::net::qp::set::{InitQpSet, QpSet};
+use crate::net::recovery::end::{End as RecoveredEnd, Owner};
 use crate::proto::RING_SLOTS;
 use crate::proto::cts::{Cts, cts_halves};
 use crate::proto::endpoint::Endpoint;
@@ -34,9 +37,7 @@ use crate::verbs::context::Context;
 use crate::verbs::queue_pair::QpCaps;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Weak};
 
 /// One of the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -93,17 +94,29 @@ impl Memory {
     }
 }
 
+impl Owner for SendComm {
+    fn end(&self) -> &dyn RecoveredEnd {
+        self
+    }
+}
+
+impl Owner for RecvComm {
+    fn end(&self) -> &dyn RecoveredEnd {
+        self
+    }
+}
+
 /// A sender, and the memory of its messages.
 #[derive(Debug)]
 pub(super) struct Sender {
-    comm: SendComm,
+    pub(super) comm: Arc<SendComm>,
     memory: Arc<Memory>,
 }
 
 /// A receiver, and its buffers until they are deregistered.
 #[derive(Debug)]
 pub(super) struct Receiver {
-    comm: RecvComm,
+    pub(super) comm: Arc<RecvComm>,
     buffers: Vec<Arc<Memory>>,
 }
 
@@ -112,7 +125,8 @@ pub(super) struct Receiver {
 pub(super) struct Connection {
     pub(super) sender: Sender,
     pub(super) receiver: Receiver,
-    pub(super) peers: [Arc<PeerState>; 2],
+    pub(super) peers: [(Arc<PeerState>, Stream); 2],
+    pub(super) nics: [Arc<Nic>; 2],
     /// The numbers of the queue pairs of each end, by index.
     pub(super) qps: [Vec<usize>; 2],
     pub(super) rails: usize,
@@ -141,7 +155,7 @@ impl Sender {
 
     /// The bytes that were sent, once the request is complete.
     pub(super) fn test(&self, id: RequestId) -> Result<Option<u32>> {
-        let lengths = test(&self.comm, &self.comm.requests[id.index()])?;
+        let lengths = test(&*self.comm, &self.comm.requests[id.index()])?;
         Ok(lengths.map(|lengths| lengths[0]))
     }
 
@@ -182,7 +196,7 @@ impl Receiver {
 
     /// The bytes of each message, once the request is complete.
     pub(super) fn test(&self, id: RequestId) -> Result<Option<Vec<u32>>> {
-        test(&self.comm, &self.comm.requests[id.index()])
+        test(&*self.comm, &self.comm.requests[id.index()])
     }
 
     /// NCCL deregisters all buffers.
@@ -209,8 +223,12 @@ fn test<T: Tested>(comm: &T, request: &Entry<RequestOf<T>>) -> Result<Option<Vec
     Ok(lengths.into_inner())
 }
 
-/// The device of an end with so many rails, which is made once for each thread.
+/// The device of an end with so many rails. Without recovery it is made once for each thread: what
+/// happens in a run does not change it.
 fn nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
+    if terms.recovers.is_some() {
+        return new_nic(end, terms, rails);
+    }
     type Known = HashMap<(End, usize, bool, bool), Arc<Nic>>;
     thread_local! {
         // Never dropped: the fabric of the thread is gone before they would be.
@@ -225,7 +243,15 @@ fn nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
 fn new_nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
     let value = |name: &str| {
         let value = match name {
-            "FERRITE_FAILOVER" | "FERRITE_THREAD_DOMAINS" => "0",
+            "FERRITE_THREAD_DOMAINS" => "0",
+            "FERRITE_FAILOVER" if terms.recovers.is_none() => "0",
+            "FERRITE_GIVE_UP" => {
+                return terms.recovers.map(|recovers| recovers.give_up_s.to_string());
+            }
+            "FERRITE_STALL_MS" => {
+                return terms.recovers.map(|recovers| recovers.stall_ms.to_string());
+            }
+            "FERRITE_SPARE" if terms.recovers.is_some_and(|recovers| recovers.borrows) => "1",
             "FERRITE_CHAIN_WRITES" if terms.chains_writes => "1",
             "FERRITE_CHAIN_WRITES" => "0",
             "FERRITE_LANES" if terms.has_lanes => "4",
@@ -238,13 +264,23 @@ fn new_nic(end: End, terms: &Terms, rails: usize) -> Arc<Nic> {
     let config = Arc::new(Config::parse(value).expect("valid"));
     let (contexts, failed) = Context::open_all(&device::library()).expect("devices");
     assert!(failed.is_empty());
-    let devices = end.device(0)..end.device(rails);
+    let borrows = terms.recovers.is_some_and(|recovers| recovers.borrows);
+    let devices = end.device(0)..end.device(if borrows { DEVICES } else { rails });
     let contexts: Vec<_> =
         contexts.into_iter().enumerate().filter(|(i, _)| devices.contains(i)).collect();
     let contexts: Vec<_> = contexts.into_iter().map(|(_, context)| context).collect();
     let nics = Nic::discover(&contexts, &config, &mut Vec::new());
-    assert_eq!(nics.len(), rails);
-    Arc::new(Nic::merge(&nics, true).expect("they may be merged"))
+    assert!(nics.len() >= rails);
+    let mut nic = Nic::merge(&nics[..rails], true).expect("they may be merged");
+    // The schedule runs the jobs, and looks for events.
+    nic.workers = Arc::new(Workers::new(0));
+    if terms.recovers.is_some() {
+        for card in nics.iter().flat_map(|nic| &nic.cards) {
+            let watcher = Watcher::without_thread(&card.device().context, true);
+            card.set_watcher(watcher.expect("descriptors"));
+        }
+    }
+    Arc::new(nic)
 }
 
 /// One of the two ends before it is connected.
@@ -267,8 +303,9 @@ impl Idle {
     fn connect(self, remote: Endpoint, terms: &Negotiated) -> (Arc<Nic>, QpSet, Endpoint) {
         let Self { nic, qps } = self;
         let priority = Priority::of_sender(&nic.config, None);
-        let connecting =
-            qps.connect(&nic, remote, terms, priority, FlowLabels::NONE, Retries::NONE);
+        let labels = if nic.config.failover { flow_labels(&nic) } else { Ok(FlowLabels::NONE) };
+        let labels = labels.expect("random numbers");
+        let connecting = qps.connect(&nic, remote, terms, priority, labels, Retries::NONE);
         let mut connecting = connecting.expect("as many as agreed");
         assert!(connecting.advance(&nic).expect("the devices obey"));
         let (qps, endpoint) = connecting.finish();
@@ -301,7 +338,19 @@ impl Connection {
             |qps: &QpSet| qps.qps.iter().map(|connected| connected.qp.number() as usize).collect();
         let qps = [numbers(&near_qps), numbers(&far_qps)];
         ring.lay_out(cts_halves(agreed.count.into()), Cts::empty_last_word);
+        let peer = || {
+            let stream = Stream::default();
+            (PeerState::new("the peer".into(), stream.clone(), agreed.failover), stream)
+        };
         let peers = [peer(), peer()];
+        let nics = [Arc::clone(&near_nic), Arc::clone(&far_nic)];
+        if agreed.failover {
+            for ((peer, _), nic) in peers.iter().zip(&nics) {
+                nic.cards.iter().for_each(|card| {
+                    card.started_watcher().expect("set above").watch(peer);
+                });
+            }
+        }
         let weights = endpoint.rail_weights_with(&answer);
         let stats = |direction, qps: &QpSet| {
             let stats = ConnStats::open(&Opening {
@@ -319,15 +368,28 @@ impl Connection {
         let stats_of_receiver = stats(Direction::Receive, &far_qps);
         let prepared = PreparedPath::new(far_qps, place, &agreed, stats_of_receiver)
             .expect("receives are posted");
-        let comm = RecvComm::new(far_nic, Arc::clone(&peers[1]), prepared, &agreed);
+        let comm = RecvComm::new(far_nic, Arc::clone(&peers[1].0), prepared, &agreed);
+        let comm = Arc::new(comm);
+        let owner: Weak<RecvComm> = Arc::downgrade(&comm);
+        comm.start(&(owner as Weak<dyn Owner>));
         let buffer = |(i, message): (usize, &super::plan::Message)| {
             Memory::register(&comm.memory, buffer_of(i), message.posted.max(1) as usize)
         };
         let buffers = plan.messages.iter().enumerate().map(buffer).collect();
         let receiver = Receiver { comm, buffers };
         let stats = stats(Direction::Send, &near_qps);
-        let comm =
-            SendComm::new(near_nic, Arc::clone(&peers[0]), near_qps, ring, &agreed, weights, stats);
+        let comm = SendComm::new(
+            near_nic,
+            Arc::clone(&peers[0].0),
+            near_qps,
+            ring,
+            &agreed,
+            weights,
+            stats,
+        );
+        let comm = Arc::new(comm);
+        let owner: Weak<SendComm> = Arc::downgrade(&comm);
+        comm.start(&(owner as Weak<dyn Owner>));
         let all = (plan.messages.len() + 1) << 32;
         let memory = Memory::register(&comm.memory, source_of(0), all);
         let sender = Sender { comm, memory };
@@ -335,22 +397,10 @@ impl Connection {
             sender,
             receiver,
             peers,
+            nics,
             qps,
             rails: agreed.striping.rails().into(),
             ring: place.addr,
         }
     }
-}
-
-/// What an end knows of the other, whose control connection the schedule has in its hands: no
-/// socket of it is ever polled.
-fn peer() -> Arc<PeerState> {
-    thread_local! {
-        static DRIVER: Arc<ControlDriver> = ControlDriver::new(Duration::from_secs(20), None).expect("descriptors");
-    }
-    let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-    let stream = DRIVER
-        .with(|driver| ControlStream::open(driver, nowhere, [1; 16], [2; 16]))
-        .expect("this is no child");
-    PeerState::new("the peer".into(), stream, false)
 }

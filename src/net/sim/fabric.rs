@@ -16,6 +16,7 @@
 use crate::proto::random::Random;
 use crate::verbs::status::Status;
 use std::collections::VecDeque;
+use std::mem::{replace, take};
 
 /// Devices of each end, one for each rail.
 pub(super) const DEVICES: usize = 4;
@@ -71,7 +72,20 @@ pub(super) enum QpState {
     New,
     ReadyToSend,
     Error,
+    /// Its device is lost.
+    Lost,
     Destroyed,
+}
+
+/// An asynchronous event of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    PortUp,
+    PortDown,
+    QpFatal,
+    /// A completion queue, as libibverbs names it, reports nothing more.
+    QueueFailed(usize),
+    DeviceFatal,
 }
 
 /// One end of a queue pair.
@@ -86,6 +100,10 @@ struct QueuePair {
     sends: VecDeque<WorkRequest>,
     /// How many of them the other end has executed.
     executed: usize,
+    /// Whether it has failed in use, and its device has reported that.
+    is_reported: bool,
+    /// Whether it has executed a message of the other end.
+    has_received: bool,
     /// How often the oldest has been sent again without success.
     retries: u32,
     /// Whether no acknowledgement comes any more.
@@ -105,7 +123,11 @@ struct QueuePair {
 
 #[derive(Debug)]
 struct Queue {
+    /// As libibverbs names it.
+    name: usize,
+    device: usize,
     completions: VecDeque<Completion>,
+    has_failed: bool,
     entries: usize,
     is_alive: bool,
 }
@@ -123,10 +145,33 @@ struct Region {
 pub(super) struct Fabric {
     random: Random,
     qps: Vec<QueuePair>,
+    /// Those that are not destroyed, and those with delayed work requests.
+    live: Vec<usize>,
+    detained: Vec<usize>,
     queues: Vec<Queue>,
     regions: Vec<Region>,
-    /// Whether the port of each device is up.
+    /// Whether the port of each device is up, what it sends is lost without a word, and the device
+    /// is lost.
     ports: [bool; 2 * DEVICES],
+    cuts: [bool; 2 * DEVICES],
+    lost: [bool; 2 * DEVICES],
+    losses: [u32; 2 * DEVICES],
+    /// Events of each device that have not been read.
+    events: [VecDeque<Event>; 2 * DEVICES],
+    /// How many more commands the devices of each end refuse.
+    refusals: [u32; 2],
+    /// Whether a command that brings a queue pair to the error state flushes what has arrived there
+    /// and has not been polled.
+    flushes_arrivals: bool,
+    /// Whether completions may be late.
+    is_slow: bool,
+    /// Whether the receiver's devices acknowledge messages and lose them.
+    forgets: bool,
+    /// Commands so far, and how often anything has changed.
+    pub(super) commands: u64,
+    pub(super) changes: u64,
+    /// The sources of messages that have been posted and not looked at.
+    posted: Vec<u64>,
     /// The most inline data that the devices of each end grant.
     pub(super) inline_bytes: [u32; 2],
     /// The first thing that a driver would not allow.
@@ -138,9 +183,22 @@ impl Fabric {
         Self {
             random: Random::new(0),
             qps: Vec::new(),
+            live: Vec::new(),
+            detained: Vec::new(),
             queues: Vec::new(),
             regions: Vec::new(),
             ports: [true; 2 * DEVICES],
+            cuts: [false; 2 * DEVICES],
+            lost: [false; 2 * DEVICES],
+            losses: [0; 2 * DEVICES],
+            events: Default::default(),
+            refusals: [0; 2],
+            flushes_arrivals: false,
+            is_slow: false,
+            forgets: false,
+            commands: 0,
+            changes: 0,
+            posted: Vec::new(),
             inline_bytes: [0; 2],
             violation: None,
         }
@@ -190,13 +248,58 @@ impl Fabric {
         }
     }
 
-    pub(super) fn create_queue(&mut self, entries: usize) -> usize {
-        self.queues.push(Queue { completions: VecDeque::new(), entries, is_alive: true });
+    /// `name` is what libibverbs calls it.
+    pub(super) fn create_queue(&mut self, device: usize, name: usize, entries: usize) -> usize {
+        let (completions, has_failed, is_alive) = (VecDeque::new(), false, true);
+        self.queues.push(Queue { name, device, completions, has_failed, entries, is_alive });
         self.queues.len() - 1
     }
 
     pub(super) fn destroy_queue(&mut self, queue: usize) {
-        self.queues[queue].is_alive = false;
+        let Queue { name, device, is_alive, .. } = &mut self.queues[queue];
+        *is_alive = false;
+        self.events[*device].retain(|event| *event != Event::QueueFailed(*name));
+    }
+
+    /// Whether a command to `device` is refused.
+    pub(super) fn refuses(&mut self, device: usize) -> bool {
+        self.commands += 1;
+        self.changes += 1;
+        let left = &mut self.refusals[device / DEVICES];
+        let is_refused = *left > 0;
+        *left = left.saturating_sub(1);
+        is_refused
+    }
+
+    /// The next event of a device, for the one who has opened it; where that `is_lost` since, its
+    /// loss, which comes first.
+    pub(super) fn next_event(&mut self, device: usize, is_lost: bool) -> Option<Event> {
+        let is_next = |event: &mut Event| is_lost == (*event == Event::DeviceFatal);
+        let event = self.events[device].pop_front_if(is_next);
+        self.changes += u64::from(event.is_some());
+        event
+    }
+
+    pub(super) fn has_events(&self, device: usize) -> bool {
+        !self.events[device].is_empty()
+    }
+
+    pub(super) fn has_event_of(&self, end: usize) -> bool {
+        let mut events = self.events.iter().skip(end * DEVICES).take(DEVICES);
+        events.any(|events| !events.is_empty())
+    }
+
+    /// How often `device` has been lost.
+    pub(super) fn losses(&self, device: usize) -> u32 {
+        self.losses[device]
+    }
+
+    pub(super) fn is_lost(&self, device: usize) -> bool {
+        self.lost[device]
+    }
+
+    pub(super) fn is_port_up(&self, device: usize) -> bool {
+        self.ports[device]
     }
 
     pub(super) fn create_qp(
@@ -212,6 +315,8 @@ impl Fabric {
             far: usize::MAX,
             sends: VecDeque::new(),
             executed: 0,
+            is_reported: false,
+            has_received: false,
             retries: 0,
             acks_lost: false,
             delayed: VecDeque::new(),
@@ -222,6 +327,7 @@ impl Fabric {
             max_sends,
             max_receives,
         });
+        self.live.push(self.qps.len() - 1);
         self.qps.len() - 1
     }
 
@@ -240,19 +346,34 @@ impl Fabric {
         let Self { random, qps, queues, .. } = self;
         let pair = &mut qps[qp];
         pair.state = QpState::Destroyed;
-        let (sends, executed) =
-            (std::mem::take(&mut pair.sends), std::mem::take(&mut pair.executed));
+        let (sends, executed) = (take(&mut pair.sends), take(&mut pair.executed));
         pair.delay(sends.iter().skip(executed), random);
         queues[pair.queue].completions.retain(|completion| completion.qp != qp);
+        self.live.retain(|other| *other != qp);
+        self.note_delayed(qp);
+        if self.forgets && self.live_of(1).next().is_none() {
+            self.forgets = false;
+        }
+    }
+
+    fn note_delayed(&mut self, qp: usize) {
+        if !self.qps[qp].delayed.is_empty() && !self.detained.contains(&qp) {
+            self.detained.push(qp);
+        }
     }
 
     pub(super) fn post(&mut self, qp: usize, mut wr: WorkRequest, lkey: u32) {
         let device = self.qps[qp].device;
-        let reads_memory = wr.length > 0 && wr.inline.is_none();
+        let is_lost = self.qps[qp].state == QpState::Lost;
+        let reads_memory = wr.length > 0 && wr.inline.is_none() && !is_lost;
         if reads_memory && !self.covers(lkey, device, wr.source, wr.length) {
             self.violated(format!(
                 "the local key of {wr:?} is not that of its memory on device {device}"
             ));
+        }
+        self.changes += 1;
+        if wr.source >= IMAGINARY && wr.length > 0 {
+            self.posted.push(wr.source);
         }
         let pair = &mut self.qps[qp];
         wr.number = pair.posted;
@@ -262,6 +383,7 @@ impl Fabric {
             _ if is_full => self.violated(format!("the send queue of queue pair {qp} overflows")),
             QpState::ReadyToSend => pair.sends.push_back(wr),
             QpState::Error => self.complete(qp, wr.id, FLUSHED, 0, Some(wr.number)),
+            QpState::Lost => {}
             QpState::New | QpState::Destroyed => {
                 self.violated(format!("{wr:?} is posted to no queue pair"))
             }
@@ -277,16 +399,21 @@ impl Fabric {
                 self.violated(format!("the receive queue of queue pair {qp} overflows"))
             }
             QpState::Error => self.complete(qp, id, FLUSHED, 0, None),
+            QpState::Lost => {}
             _ => pair.receives.push_back(id),
         }
     }
 
     /// Takes at most `limit` completions: as many as there happen to be by now.
     pub(super) fn poll(&mut self, queue: usize, limit: usize) -> Vec<Completion> {
-        let Self { random, qps, queues, .. } = self;
+        let Self { random, qps, queues, changes, is_slow, .. } = self;
+        if queues[queue].has_failed || *is_slow && random.one_in(3) {
+            return Vec::new();
+        }
         let completions = &mut queues[queue].completions;
         let count = (1 + random.index(limit)).min(completions.len());
         let polled: Vec<_> = completions.drain(..count).collect();
+        *changes += polled.len() as u64;
         for completion in &polled {
             let pair = &mut qps[completion.qp];
             match completion.sent {
@@ -303,18 +430,29 @@ impl Fabric {
     /// it was executed. If its target is not registered any more, the queue pair fails at both
     /// ends.
     pub(super) fn deliver(&mut self, qp: usize) -> Option<Written> {
-        if !self.is_path_up(qp) {
+        if !self.is_path_up(qp) || self.cuts[self.qps[qp].device] {
             return None;
         }
         let far = self.qps[qp].far;
-        if self.qps[far].state != QpState::ReadyToSend {
-            return None;
-        }
+        let is_far_ready = self.qps[far].state == QpState::ReadyToSend;
         let requester = &mut self.qps[qp];
         let wr = match requester.state {
+            _ if !is_far_ready && !self.detained.contains(&qp) => return None,
             QpState::ReadyToSend => requester.sends.get(requester.executed)?.clone(),
             _ => requester.delayed.pop_front()?,
         };
+        if requester.delayed.is_empty() {
+            self.detained.retain(|other| *other != qp);
+        }
+        if !is_far_ready {
+            return None;
+        }
+        self.changes += 1;
+        let requester = &mut self.qps[qp];
+        if self.forgets && requester.device < DEVICES {
+            requester.executed += usize::from(requester.state == QpState::ReadyToSend);
+            return None;
+        }
         let Some(written) = self.execute(far, &wr) else {
             self.fail(qp, REMOTE_ACCESS_ERROR, false);
             self.fail(far, REMOTE_ACCESS_ERROR, false);
@@ -325,6 +463,7 @@ impl Fabric {
             requester.executed += 1;
         }
         if let Some(imm) = wr.imm {
+            self.qps[far].has_received = true;
             let receive = self.qps[far].receives.pop_front();
             let id =
                 receive.unwrap_or_else(|| panic!("a message finds no receive on queue pair {far}"));
@@ -336,13 +475,14 @@ impl Fabric {
     /// Has an acknowledgement arrive at `qp`: its oldest work request is complete, if the other end
     /// has executed it.
     pub(super) fn deliver_ack(&mut self, qp: usize) {
-        if !self.is_path_up(qp) {
+        if !self.is_path_up(qp) || self.cuts[self.qps[self.qps[qp].far].device] {
             return;
         }
         let pair = &mut self.qps[qp];
         if pair.executed == 0 || pair.acks_lost {
             return;
         }
+        self.changes += 1;
         pair.executed -= 1;
         pair.retries = 0;
         if let Some(wr) = pair.sends.pop_front().filter(|wr| wr.is_signaled) {
@@ -353,14 +493,20 @@ impl Fabric {
     /// The retransmission timer of `qp` runs out. Returns what is written by a part of a work
     /// request, if the queue pair fails thereby.
     pub(super) fn retry(&mut self, qp: usize) -> Option<Written> {
-        let is_up = self.is_path_up(qp);
-        let is_far_ready = self.qps[self.qps[qp].far].state == QpState::ReadyToSend;
+        let far = self.qps.get(self.qps[qp].far)?;
+        let is_cut = self.cuts[self.qps[qp].device] || self.cuts[far.device];
+        let is_far_ready = far.state == QpState::ReadyToSend;
+        let is_up = self.is_path_up(qp) && !is_cut;
         let requester = &mut self.qps[qp];
         let is_answered = is_far_ready || requester.executed > 0;
-        if requester.sends.is_empty() || (is_up && is_answered && !requester.acks_lost) {
+        if requester.state != QpState::ReadyToSend
+            || requester.sends.is_empty()
+            || (is_up && is_answered && !requester.acks_lost)
+        {
             requester.retries = 0;
             return None;
         }
+        self.changes += 1;
         requester.retries += 1;
         if requester.retries < MAX_RETRIES {
             None
@@ -383,22 +529,24 @@ impl Fabric {
         status: Status,
         may_be_delayed: bool,
     ) -> Option<Written> {
-        let can_execute =
-            self.is_path_up(qp) && self.qps[self.qps[qp].far].state == QpState::ReadyToSend;
+        let can_execute = self.is_path_up(qp)
+            && !self.cuts[self.qps[qp].device]
+            && !self.forgets
+            && self.qps[self.qps[qp].far].state == QpState::ReadyToSend;
         let Self { random, qps, .. } = self;
         let pair = &mut qps[qp];
         if pair.state != QpState::ReadyToSend {
             return None;
         }
         pair.state = QpState::Error;
-        let (sends, executed) =
-            (std::mem::take(&mut pair.sends), std::mem::take(&mut pair.executed));
+        self.changes += 1;
+        let (sends, executed) = (take(&mut pair.sends), take(&mut pair.executed));
         let mut part = None;
         if may_be_delayed {
             pair.delay(sends.iter().skip(executed), random);
             part = pair.delayed.front().cloned().filter(|_| can_execute && random.one_in(3));
         }
-        let (receives, far) = (std::mem::take(&mut pair.receives), pair.far);
+        let (receives, far) = (take(&mut pair.receives), pair.far);
         // Undefined in a receive that is flushed: what would be wrong most is the immediate that
         // has not come.
         let next = qps[far].sends.get(qps[far].executed).and_then(|wr| wr.imm).unwrap_or_default();
@@ -406,9 +554,33 @@ impl Fabric {
             self.complete(qp, wr.id, if i == 0 { status } else { FLUSHED }, 0, Some(wr.number));
         }
         receives.into_iter().for_each(|id| self.complete(qp, id, FLUSHED, next, None));
+        self.note_delayed(qp);
         // Of what is memory, no part: a clear-to-send is one packet.
         let part = part.filter(|wr| wr.target >= IMAGINARY)?;
         self.execute(far, &WorkRequest { length: part.length / 2, ..part })
+    }
+
+    /// A command brings `qp` to the error state.
+    pub(super) fn end(&mut self, qp: usize) {
+        if self.flushes_arrivals {
+            let queue = &mut self.queues[self.qps[qp].queue];
+            let of_qp = |completion: &&mut Completion| completion.qp == qp;
+            let arrivals = queue.completions.iter_mut().filter(of_qp);
+            arrivals.filter(|completion| completion.sent.is_none()).for_each(|completion| {
+                completion.status = FLUSHED;
+            });
+        }
+        drop(self.fail(qp, FLUSHED, true));
+    }
+
+    /// As ionic's driver does.
+    pub(super) fn flush_arrivals(&mut self) {
+        self.flushes_arrivals = true;
+    }
+
+    /// From now on completions may be late.
+    pub(super) fn be_slow(&mut self) {
+        self.is_slow = true;
     }
 
     pub(super) fn lose_acks(&mut self, qp: usize) {
@@ -416,7 +588,151 @@ impl Fabric {
     }
 
     pub(super) fn set_port(&mut self, device: usize, is_up: bool) {
-        self.ports[device] = is_up;
+        if replace(&mut self.ports[device], is_up) != is_up && !self.lost[device] {
+            self.raise(device, if is_up { Event::PortUp } else { Event::PortDown });
+        }
+    }
+
+    /// What `device` sends is lost without a word, or no longer.
+    pub(super) fn cut(&mut self, device: usize, is_cut: bool) {
+        self.cuts[device] = is_cut;
+    }
+
+    /// Something has made `qp` fail, which its device reports.
+    pub(super) fn fail_loudly(&mut self, qp: usize) -> Option<Written> {
+        let part = self.fail(qp, FLUSHED, true);
+        self.qps[qp].is_reported |= self.qps[qp].has_received;
+        self.raise(self.qps[qp].device, Event::QpFatal);
+        part
+    }
+
+    /// The queue of `qp` fails: it reports nothing more.
+    pub(super) fn fail_queue(&mut self, qp: usize) {
+        let QueuePair { queue, device, .. } = self.qps[qp];
+        let queue = &mut self.queues[queue];
+        queue.completions.clear();
+        if !replace(&mut queue.has_failed, true) {
+            let event = Event::QueueFailed(queue.name);
+            self.raise(device, event);
+        }
+    }
+
+    /// `device` is lost, with all that is on it.
+    pub(super) fn lose(&mut self, device: usize) {
+        if replace(&mut self.lost[device], true) {
+            return;
+        }
+        self.losses[device] += 1;
+        for i in 0..self.live.len() {
+            let qp = self.live[i];
+            if self.qps[qp].device == device {
+                let Self { random, qps, .. } = &mut *self;
+                let pair = &mut qps[qp];
+                pair.state = QpState::Lost;
+                let (sends, executed) = (take(&mut pair.sends), take(&mut pair.executed));
+                pair.delay(sends.iter().skip(executed), random);
+                self.note_delayed(qp);
+            }
+        }
+        self.regions.iter_mut().filter(|region| region.device == device).for_each(|region| {
+            region.is_alive = false;
+        });
+        self.events[device].clear();
+        self.raise(device, Event::DeviceFatal);
+    }
+
+    /// A lost device can be opened again.
+    pub(super) fn bring_back(&mut self, device: usize) {
+        self.lost[device] = false;
+    }
+
+    /// The next commands to the devices of `end` are refused, so many.
+    pub(super) fn refuse(&mut self, end: usize, count: u32) {
+        self.refusals[end] = count;
+    }
+
+    /// The receiver's devices lose what they acknowledge, until all of its queue pairs are
+    /// destroyed.
+    pub(super) fn forget(&mut self) {
+        self.forgets = true;
+    }
+
+    fn raise(&mut self, device: usize, event: Event) {
+        self.changes += 1;
+        self.events[device].push_back(event);
+        super::device::ring(device);
+    }
+
+    // -- what a schedule of recovery looks at --
+
+    /// The queue pairs that are not destroyed.
+    pub(super) fn live(&self) -> &[usize] {
+        &self.live
+    }
+
+    /// Queue pairs with delayed work requests.
+    pub(super) fn detained(&self) -> &[usize] {
+        &self.detained
+    }
+
+    /// The live queue pairs of an end.
+    pub(super) fn live_of(&self, end: usize) -> impl Iterator<Item = usize> {
+        self.live.iter().copied().filter(move |qp| self.qps[*qp].device / DEVICES == end)
+    }
+
+    /// The live queue pairs, for messages.
+    pub(super) fn describe(&self) -> String {
+        let pair = |qp: &usize| {
+            let QueuePair { device, state, far, sends, executed, retries, .. } = &self.qps[*qp];
+            let sends = sends.len();
+            format!("{qp} of {device} to {far}: {state:?}, {executed} of {sends}, {retries}")
+        };
+        self.live.iter().map(pair).collect::<Vec<_>>().join("; ")
+    }
+
+    /// How many queue pairs there have ever been.
+    pub(super) fn qp_count(&self) -> usize {
+        self.qps.len()
+    }
+
+    /// The sources of messages that have been posted since the last call.
+    pub(super) fn take_posted(&mut self) -> Vec<u64> {
+        take(&mut self.posted)
+    }
+
+    /// What `qp` would send next.
+    pub(super) fn next_source(&self, qp: usize) -> Option<u64> {
+        let pair = &self.qps[qp];
+        let wr = pair.sends.get(pair.executed).filter(|_| pair.state == QpState::ReadyToSend)?;
+        (wr.length > 0).then_some(wr.source)
+    }
+
+    /// No queue pair that carried messages to the receiver is left.
+    pub(super) fn check_receiver_fenced(&self) {
+        let old = self.live_of(1).find(|qp| self.qps[*qp].has_received);
+        assert_eq!(old, None, "the receiver lists what is missing, and may still receive");
+    }
+
+    /// The sender has no queue pairs but new ones.
+    pub(super) fn check_sender_fenced(&self) {
+        let old = self.live_of(0).find(|qp| self.qps[*qp].far != usize::MAX);
+        assert_eq!(old, None, "the sender offers new queue pairs, and has old ones");
+    }
+
+    /// Whether both ends have the same queue pairs, over so many rails.
+    pub(super) fn is_whole(&self, rails: usize) -> bool {
+        let mut devices: Vec<_> = self.live_of(0).map(|qp| self.qps[qp].device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        // With the sender's, nobody sees it before the next message.
+        if self.live_of(1).any(|qp| self.qps[qp].is_reported) {
+            return false;
+        }
+        let is_paired = |qp: usize| {
+            let far = self.qps[qp].far;
+            self.qps.get(far).is_some_and(|other| other.far == qp) && self.live.contains(&far)
+        };
+        self.live.iter().all(|qp| is_paired(*qp)) && devices == (0..rails).collect::<Vec<_>>()
     }
 
     // -- within --
@@ -465,12 +781,16 @@ impl Fabric {
     }
 
     fn is_path_up(&self, qp: usize) -> bool {
-        let (near, far) = (&self.qps[qp], &self.qps[self.qps[qp].far]);
-        self.ports[near.device] && self.ports[far.device]
+        let near = &self.qps[qp];
+        let is_up = |device: usize| self.ports[device] && !self.lost[device];
+        is_up(near.device) && self.qps.get(near.far).is_some_and(|far| is_up(far.device))
     }
 
     fn complete(&mut self, qp: usize, id: u64, status: Status, imm: u32, sent: Option<u32>) {
         let queue = &mut self.queues[self.qps[qp].queue];
+        if queue.has_failed {
+            return;
+        }
         queue.completions.push_back(Completion { id, qp, status, imm, sent });
         if queue.completions.len() > queue.entries {
             self.violated("a completion queue overruns".into());

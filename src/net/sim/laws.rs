@@ -15,6 +15,18 @@
 //! 10. No queue overflows, nothing is posted with the key of other memory, and a run leaves no
 //!     queue and no memory region behind.
 //!
+//! With recovery also:
+//!
+//! 11. What has arrived whole is not sent again, nor listed as missing.
+//! 12. No queue pair reads a message from memory after its send has completed.
+//! 13. The sender offers new queue pairs, and the receiver lists what is missing, only when the
+//!     earlier ones are destroyed.
+//! 14. Attempts only grow.
+//! 15. There is an error only after a fault that never ends, or where a device has lost what it had
+//!     acknowledged, which the error says.
+//! 16. While the control connection is broken, nothing that works is given up.
+//! 17. At the end both ends run over all rails, and no other queue pair is left.
+//!
 //! The [fabric](super::fabric) looks at the keys, at 9 and at 10.
 //!
 //! What cannot be kept without recovery is counted, and `mod.rs` expects that it happens: a write
@@ -50,6 +62,10 @@ pub(super) struct Laws {
     records: Vec<Record>,
     /// Whether there was a fault that ends the connection.
     pub(super) may_fail: bool,
+    /// Whether bytes may come twice: a message is sent again after a fault.
+    pub(super) may_repeat: bool,
+    /// Whether a device has lost what it has acknowledged.
+    pub(super) may_lie: bool,
     /// Whether the receiver's process lives.
     pub(super) receiver_lives: bool,
     /// Writes into buffers whose receive has ended with an error.
@@ -66,7 +82,14 @@ impl Laws {
             pieces: Vec::new(),
         };
         let records = plan.messages.iter().map(record).collect();
-        Self { records, may_fail: false, receiver_lives: true, late_writes: 0 }
+        Self {
+            records,
+            may_fail: false,
+            may_repeat: false,
+            may_lie: false,
+            receiver_lives: true,
+            late_writes: 0,
+        }
     }
 
     /// `length` bytes at `source` have been written to `target`.
@@ -106,12 +129,30 @@ impl Laws {
         );
     }
 
+    /// A queue pair reads `message` from memory.
+    pub(super) fn handle_read(&self, message: usize) {
+        let is_complete = self.records[message].send == State::Completed;
+        assert!(!is_complete, "message {message} is read after its send has completed");
+    }
+
+    /// `message` is posted.
+    pub(super) fn handle_posted(&self, message: usize) {
+        let is_complete = self.records[message].receive == State::Completed;
+        assert!(!is_complete, "message {message} is sent again and has arrived");
+    }
+
+    /// The receiver says that the message of `buffer` has not arrived.
+    pub(super) fn handle_listed(&self, buffer: usize) {
+        let is_complete = self.records[buffer].receive == State::Completed;
+        assert!(!is_complete, "buffer {buffer} is listed as missing, and is complete");
+    }
+
     pub(super) fn handle_send_completed(&mut self, message: usize, length: u32) {
         let record = &mut self.records[message];
         assert_eq!(length, record.message.arriving(), "the sender reports another length");
         record.send.end(State::Completed, "send", message);
-        if self.receiver_lives && record.receive != State::Failed {
-            record.check_contents(message, self.may_fail);
+        if self.receiver_lives && !self.may_lie && record.receive != State::Failed {
+            record.check_contents(message, self.may_fail || self.may_repeat);
         }
     }
 
@@ -120,7 +161,7 @@ impl Laws {
         assert!(record.is_sent, "buffer {buffer} has a message that was not sent");
         assert_eq!(length, record.message.arriving(), "buffer {buffer} reports another length");
         record.receive.end(State::Completed, "receive", buffer);
-        record.check_contents(buffer, self.may_fail);
+        record.check_contents(buffer, self.may_fail || self.may_repeat);
     }
 
     pub(super) fn handle_send_failed(&mut self, message: usize) {

@@ -8,19 +8,22 @@
 //! of rails and queue pairs. What comes over the control connection is [simulated](control), and so
 //! is the time.
 //!
-//! Faults: see [`faults`]. What has to hold: see [`laws`].
+//! With recovery, the devices also have watchers and workers, which have no threads: the schedule
+//! runs their jobs and handles their events: see [`recovery`].
+//!
+//! Faults: see [`faults`], [`recovery_faults`]. What has to hold: see [`laws`].
 //!
 //! ```text
-//! mod ──► world ──► ends ──► data::{send, recv} ──► verbs ──► device ──► fabric
-//!           ├─────► control ──► control::peer_state
-//!           └─────► plan, faults, laws
+//! mod ──► world, recovery ──► ends ──► data::{send, recv}, net::recovery ──► verbs ──► device ──► fabric
+//!           ├───────────────► control ──► peer::state
+//!           └───────────────► plan, faults, recovery_faults, laws
 //! ```
 //!
 //! Every test runs many seeds: `FERRITE_SIM_SEEDS=1000000` sets how many, `FERRITE_SIM_SEED=42`
 //! runs just that one; both together run so many from that one on, so that several processes can
 //! share the work.
-//!
-//! Recovery has simulators of its own, in [`crate::proto`].
+
+#![cfg_attr(fuzzing, allow(dead_code, unused_imports))]
 
 mod control;
 mod device;
@@ -29,6 +32,8 @@ mod fabric;
 mod faults;
 mod laws;
 mod plan;
+mod recovery;
+mod recovery_faults;
 mod world;
 
 use crate::proto::random::{Random, run_seeds};
@@ -85,6 +90,32 @@ fn check_causes(fatal: Option<Fault>, outcome: &Outcome) {
             assert!(fault.explains(end, cause), "{end:?} reports {cause:?} after {fault:?}");
         }
     }
+}
+
+/// Runs the schedule that follows from `random` with one of the plans of faults, and checks what
+/// has to hold there.
+pub fn check(mut random: Random) {
+    use recovery_faults::Plan as Plans;
+    match random.below(11) {
+        0 | 8 => check_delivered(&recover(random, Plans::survivable)),
+        4 => check_delivered(&recover(random, Plans::restless)),
+        1 => check_delivered(&recover(random, Plans::nothing)),
+        2 => check_failures(&recover(random, Plans::endless)),
+        3 => check_failures(&recover(random, Plans::impatient)),
+        5 => check_delivered(&recover(random, Plans::forgetful)),
+        6 => check_delivered(&recover(random, Plans::unheard)),
+        7 => check_delivered(&recover(random, Plans::with_requests)),
+        9 => assert!(run(random, Faults::Survivable).1.is_all_delivered),
+        _ => {
+            let (fatal, outcome) = run(random, Faults::Fatal);
+            check_causes(fatal, &outcome);
+        }
+    }
+}
+
+/// All is delivered, unless a device has lost what it had acknowledged.
+fn check_delivered(outcome: &Outcome) {
+    assert!(has_lost(outcome) || outcome.is_all_delivered, "{outcome:?}");
 }
 
 /// Runs `count` seeds, or as many or those that the environment names, and has `check` look at each
@@ -144,4 +175,137 @@ fn known_gap_a_delayed_write_may_land_in_a_buffer_whose_receive_has_failed() {
 #[test]
 fn known_gap_a_message_may_be_delivered_and_its_send_reported_as_failed() {
     assert!(happens(|outcome| outcome.has_disagreement));
+}
+
+/// Runs the schedule that follows from `random`, whose ends recover from `faults`.
+fn recover(
+    mut random: Random,
+    faults: impl FnOnce(&mut Random, &Plan) -> recovery_faults::Plan,
+) -> Outcome {
+    let plan = Plan::new(&mut random, 16);
+    let faults = faults(&mut random, &plan);
+    World::with_recovery(random, plan, faults).recover()
+}
+
+/// A fault that never ends has ended both ends with an error, unless all was delivered before.
+fn check_failures(outcome: &Outcome) {
+    let failures = &outcome.failures;
+    let explains = |text: &String| {
+        ["could not be recovered within ", "a device that died", "SIMULATED-DEATH"]
+            .iter()
+            .any(|part| text.contains(part))
+    };
+    for failure in failures.iter().flatten() {
+        assert!(explains(failure), "{failure}");
+    }
+}
+
+/// Whether the ends have ended with an error, which is then that of a device that has died.
+fn has_lost(outcome: &Outcome) -> bool {
+    for text in outcome.failures.iter().flatten() {
+        assert!(text.contains("acknowledged by a device that died"), "{text}");
+    }
+    outcome.failures.iter().any(Option::is_some)
+}
+
+/// Otherwise a failure could not be looked at again.
+#[test]
+fn a_seed_is_one_schedule() {
+    for seed in 0..30 {
+        let run = || recover(Random::new(seed), recovery_faults::Plan::survivable);
+        assert_eq!(run(), run(), "seed {seed}");
+    }
+}
+
+#[test]
+fn recovery_without_a_fault_does_nothing() {
+    run_seeds(100, "recovery without faults", |seed| {
+        let outcome = recover(Random::new(seed), recovery_faults::Plan::nothing);
+        assert!(outcome.is_all_delivered && outcome.recoveries == 0, "{outcome:?}");
+    });
+}
+
+#[test]
+fn after_any_faults_that_end_every_message_is_delivered_once_and_all_rails_are_used_again() {
+    let (mut runs, mut recoveries, mut late, mut resent) = (0, 0, 0, 0);
+    run_seeds(300, "recovery", |seed| {
+        let outcome = recover(Random::new(seed), recovery_faults::Plan::survivable);
+        check_delivered(&outcome);
+        runs += 1;
+        recoveries += outcome.recoveries;
+        late += outcome.late_packets;
+        resent += outcome.resent;
+    });
+    println!("{runs} runs: {recoveries} recoveries, {late} late packets, {resent} sent again");
+    let all_seen = recoveries > runs / 2 && late > runs / 4 && resent > runs / 2;
+    assert!(runs == 1 || all_seen, "{recoveries} recoveries, {late} late, {resent} sent again");
+}
+
+#[test]
+fn many_short_faults_in_the_middle_of_recoveries_end_well() {
+    run_seeds(150, "restless recovery", |seed| {
+        let outcome = recover(Random::new(seed), recovery_faults::Plan::restless);
+        check_delivered(&outcome);
+    });
+}
+
+#[test]
+fn requests_for_other_lanes_while_control_connection_and_rails_come_and_go_end_well() {
+    let (mut runs, mut recoveries) = (0, 0);
+    run_seeds(100, "requests", |seed| {
+        let outcome = recover(Random::new(seed), recovery_faults::Plan::with_requests);
+        assert!(outcome.is_all_delivered, "{outcome:?}");
+        (runs, recoveries) = (runs + 1, recoveries + outcome.recoveries);
+    });
+    assert!(runs == 1 || recoveries > runs, "{runs} runs: {recoveries} recoveries");
+}
+
+/// The control connection carries nothing: the queue pairs in use are not given up for better ones.
+#[test]
+fn what_is_requested_changes_nothing_that_works_before_the_peer_has_answered() {
+    let mut recoveries = 0;
+    run_seeds(100, "requests that nobody hears", |seed| {
+        let outcome = recover(Random::new(seed), recovery_faults::Plan::unheard);
+        assert!(outcome.is_all_delivered, "{outcome:?}");
+        recoveries += outcome.recoveries;
+    });
+    println!("{recoveries} recoveries");
+}
+
+#[test]
+fn a_fault_that_never_ends_ends_both_ends_with_an_error() {
+    let (mut runs, mut failed) = (0, 0);
+    run_seeds(100, "recovery without success", |seed| {
+        let outcome = recover(Random::new(seed), recovery_faults::Plan::endless);
+        check_failures(&outcome);
+        runs += 1;
+        failed += u64::from(outcome.failures.iter().any(Option::is_some));
+    });
+    assert!(runs == 1 || failed > runs / 4, "{failed} of {runs} have failed");
+}
+
+#[test]
+fn ends_that_give_up_early_end_with_an_error_and_both_of_them() {
+    let (mut runs, mut failed) = (0, 0);
+    run_seeds(100, "impatient recovery", |seed| {
+        let outcome = recover(Random::new(seed), recovery_faults::Plan::impatient);
+        check_failures(&outcome);
+        runs += 1;
+        failed += u64::from(outcome.failures[0].is_some());
+    });
+    assert!(runs == 1 || failed > runs / 20, "{failed} of {runs} have failed");
+}
+
+/// A device acknowledges data that it then loses. Only then the laws allow an error.
+#[test]
+fn data_that_is_acknowledged_and_lost_comes_again_or_ends_with_an_error_that_says_so() {
+    let (mut lost, mut runs) = (0, 0);
+    run_seeds(200, "recovery after a device died", |seed| {
+        let outcome = recover(Random::new(seed), recovery_faults::Plan::forgetful);
+        runs += 1;
+        let has_lost = has_lost(&outcome);
+        assert!(outcome.is_all_delivered || has_lost, "{outcome:?}");
+        lost += u64::from(has_lost);
+    });
+    assert!(runs == 1 || lost > 0, "no message was lost");
 }

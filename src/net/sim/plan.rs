@@ -36,6 +36,19 @@ pub(super) struct Terms {
     pub(super) is_adaptive: bool,
     /// Whether several writes on one queue pair are posted in one call.
     pub(super) chains_writes: bool,
+    /// How the ends recover; `None`: the first fault ends the connection.
+    pub(super) recovers: Option<Recovers>,
+}
+
+/// How the ends recover.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Recovers {
+    /// After so many seconds they give up.
+    pub(super) give_up_s: u64,
+    /// `FERRITE_STALL_MS`.
+    pub(super) stall_ms: u64,
+    /// Whether they borrow ports of other cards.
+    pub(super) borrows: bool,
 }
 
 /// All that is fixed before the first step.
@@ -67,6 +80,7 @@ impl Plan {
             has_lanes: is_split && random.one_in(2),
             is_adaptive: random.one_in(2),
             chains_writes: random.one_in(2),
+            recovers: None,
         };
         let is_uneven = random.one_in(2);
         let speeds = std::array::from_fn(|_| if is_uneven { 1 + random.below(16) } else { 16 });

@@ -7,14 +7,19 @@ use super::fabric::{FLUSHED, MAX_RETRIES, Written};
 use super::faults::Fault;
 use super::laws::Laws;
 use super::plan::Plan;
+use super::recovery::{self, Recovering};
+use super::recovery_faults as recovered;
 use crate::error::Error;
-use crate::host::clock;
-use crate::proto::MAX_GROUP;
+use crate::net::device::nic::Nic;
+use crate::net::peer::state::PeerState;
 use crate::proto::cts::{Cts, cts_halves};
 use crate::proto::random::Random;
 use crate::proto::requests::RequestId;
+use crate::proto::{MAX_GROUP, RING_SLOTS};
+use crate::verbs::clock;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Steps after the last fault in which a run ends. Without this law, an end that waits for ever
@@ -24,7 +29,7 @@ const MOST_STEPS: u64 = 4_000_000;
 const LONGEST_STEP_MS: u64 = 1000;
 
 /// How a run has ended.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) is_all_delivered: bool,
     /// Whether a message was completed by the receiver and reported as failed by the sender.
@@ -32,18 +37,27 @@ pub(super) struct Outcome {
     pub(super) late_writes: u32,
     /// The first error of each end.
     pub(super) causes: [Option<Cause>; 2],
+    /// With recovery: the first errors, how often the connection has recovered, how many packets
+    /// were late, how many messages were sent again, and how many steps the run has taken.
+    pub(super) failures: [Option<String>; 2],
+    pub(super) recoveries: u32,
+    pub(super) late_packets: u32,
+    pub(super) resent: u32,
+    pub(super) steps: u64,
 }
 
 pub(super) struct World {
     plan: Plan,
-    random: Random,
-    laws: Laws,
-    control: Control,
+    pub(super) random: Random,
+    pub(super) laws: Laws,
+    pub(super) control: Control,
     /// The ends, until they are closed or die.
-    sender: Option<Sender>,
-    receiver: Option<Receiver>,
+    pub(super) sender: Option<Sender>,
+    pub(super) receiver: Option<Receiver>,
+    peers: [Arc<PeerState>; 2],
+    nics: [Arc<Nic>; 2],
     qps: [Vec<usize>; 2],
-    rails: usize,
+    pub(super) rails: usize,
     /// The address of the ring.
     ring: u64,
     now: Instant,
@@ -51,29 +65,44 @@ pub(super) struct World {
     to_send: BTreeMap<u32, VecDeque<usize>>,
     /// The one that the sender tries, if it tries one at a time.
     chosen: Option<usize>,
-    sending: Vec<(RequestId, usize)>,
-    next_group: usize,
-    receiving: VecDeque<(RequestId, Range<usize>)>,
+    pub(super) sending: Vec<(RequestId, usize)>,
+    pub(super) next_group: usize,
+    pub(super) receiving: VecDeque<(RequestId, Range<usize>)>,
     causes: [Option<Cause>; 2],
     /// Ports that are down for now, and for good.
     flapping: Vec<(End, usize)>,
     down: Vec<(End, usize)>,
     has_deregistered: bool,
+    /// `None`: the first fault ends the connection.
+    pub(super) recovery: Option<Recovering>,
 }
 
 impl World {
+    /// One whose ends recover from `faults`.
+    pub(super) fn with_recovery(random: Random, mut plan: Plan, faults: recovered::Plan) -> Self {
+        plan.terms.recovers = Some(faults.recovers);
+        let mut world = Self::new(random, plan);
+        (world.laws.may_fail, world.laws.may_repeat) = (faults.may_fail, true);
+        let (nics, peers) = (world.nics.clone(), world.peers.clone());
+        let recovery = Recovering::new(&mut world.random, faults, nics, peers);
+        world.recovery = Some(recovery);
+        world
+    }
+
     pub(super) fn new(mut random: Random, plan: Plan) -> Self {
         device::with(|fabric| fabric.begin(Random::new(random.below(u64::MAX))));
         let now = Instant::now();
-        clock::simulate(Some(now));
-        let Connection { sender, receiver, peers, qps, rails, ring } = Connection::new(&plan);
+        clock::simulated::set(Some(now));
+        let Connection { sender, receiver, peers, nics, qps, rails, ring } = Connection::new(&plan);
         let mut to_send: BTreeMap<u32, VecDeque<usize>> = BTreeMap::new();
         for (i, message) in plan.messages.iter().enumerate() {
             to_send.entry(message.tag).or_default().push_back(i);
         }
         Self {
             laws: Laws::new(&plan),
-            control: Control::new(&peers),
+            peers: peers.each_ref().map(|(peer, _)| Arc::clone(peer)),
+            nics,
+            control: Control::new(peers),
             sender: Some(sender),
             receiver: Some(receiver),
             plan,
@@ -91,7 +120,13 @@ impl World {
             flapping: Vec::new(),
             down: Vec::new(),
             has_deregistered: false,
+            recovery: None,
         }
+    }
+
+    /// Runs until both ends are closed, with recovery.
+    pub(super) fn recover(self) -> Outcome {
+        recovery::run(self)
     }
 
     /// Runs until both ends are closed or dead. `faults` happen at the given steps, which ascend.
@@ -101,12 +136,13 @@ impl World {
         for step in 0.. {
             if self.sender.is_none() && self.receiver.is_none() {
                 device::with(|fabric| fabric.check_released());
-                clock::simulate(None);
+                clock::simulated::set(None);
                 return Outcome {
                     is_all_delivered: self.laws.is_all_delivered(),
                     has_disagreement: self.laws.has_disagreement(),
                     late_writes: self.laws.late_writes,
                     causes: self.causes,
+                    ..Outcome::default()
                 };
             }
             while let Some((_, fault)) = faults.next_if(|(when, _)| *when <= step) {
@@ -128,7 +164,7 @@ impl World {
 
     fn step(&mut self) {
         self.now += Duration::from_millis(self.random.below(LONGEST_STEP_MS));
-        clock::simulate(Some(self.now));
+        clock::simulated::set(Some(self.now));
         let qp = self.random.index(self.qps[0].len());
         // Clear-to-sends and probes are on the first queue pair of each rail.
         let first_qp = self.random.index(self.rails);
@@ -182,15 +218,23 @@ impl World {
         }
     }
 
-    fn post_receive(&mut self) {
+    /// What `end` has said in a call is on its way.
+    pub(super) fn handle_call(&mut self, end: End) {
+        let frames = self.control.handle_call(end);
+        if self.recovery.is_some() {
+            self.check_frames(end, frames);
+        }
+    }
+
+    pub(super) fn post_receive(&mut self) {
         let Some(receiver) = &self.receiver else { return };
         if self.next_group == self.plan.groups.len() {
             return;
         }
         let outcome = receiver.irecv(self.next_group, &self.plan);
-        self.control.handle_call(End::Receiver);
+        self.handle_call(End::Receiver);
         match outcome {
-            Ok(_) if self.causes[1].is_some() => panic!("irecv succeeds after an error"),
+            Ok(_) if self.has_failed(End::Receiver) => panic!("irecv succeeds after an error"),
             Ok(None) => {}
             Ok(Some(id)) => {
                 assert!(
@@ -204,13 +248,13 @@ impl World {
         }
     }
 
-    fn submit(&mut self) {
+    pub(super) fn submit(&mut self) {
         let Some(message) = self.choose() else { return };
         let Some(sender) = &self.sender else { return };
         let outcome = sender.isend(message, &self.plan);
-        self.control.handle_call(End::Sender);
+        self.handle_call(End::Sender);
         match outcome {
-            Ok(_) if self.causes[0].is_some() => panic!("isend succeeds after an error"),
+            Ok(_) if self.has_failed(End::Sender) => panic!("isend succeeds after an error"),
             Ok(None) => {}
             Ok(Some(id)) => {
                 assert!(
@@ -246,7 +290,7 @@ impl World {
     }
 
     /// As NCCL does: only the oldest.
-    fn test_receive(&mut self) {
+    pub(super) fn test_receive(&mut self) {
         let (Some(receiver), Some((id, messages))) =
             (&self.receiver, self.receiving.front().cloned())
         else {
@@ -256,7 +300,7 @@ impl World {
             return;
         }
         let outcome = receiver.test(id);
-        self.control.handle_call(End::Receiver);
+        self.handle_call(End::Receiver);
         match outcome {
             Ok(None) => return,
             Ok(Some(lengths)) => {
@@ -266,19 +310,19 @@ impl World {
                     .for_each(|(i, length)| self.laws.handle_receive_completed(i, length));
             }
             Err(error) => {
-                messages.for_each(|i| self.laws.handle_receive_failed(i));
                 self.handle_error(End::Receiver, &error);
+                messages.for_each(|i| self.laws.handle_receive_failed(i));
             }
         }
         self.receiving.pop_front();
     }
 
-    fn test_sends(&mut self) {
+    pub(super) fn test_sends(&mut self) {
         let mut i = 0;
         while let (Some(sender), Some((id, message))) = (&self.sender, self.sending.get(i).copied())
         {
             let outcome = sender.test(id);
-            self.control.handle_call(End::Sender);
+            self.handle_call(End::Sender);
             match outcome {
                 Ok(None) => {
                     i += 1;
@@ -286,16 +330,31 @@ impl World {
                 }
                 Ok(Some(length)) => self.laws.handle_send_completed(message, length),
                 Err(error) => {
-                    self.laws.handle_send_failed(message);
                     self.handle_error(End::Sender, &error);
+                    self.laws.handle_send_failed(message);
                 }
             }
             self.sending.swap_remove(i);
         }
     }
 
+    fn has_failed(&self, end: End) -> bool {
+        let recovered = self.recovery.as_ref().map(|recovery| &recovery.failures[end as usize]);
+        self.causes[end as usize].is_some() || recovered.is_some_and(Option::is_some)
+    }
+
     fn handle_error(&mut self, end: End, error: &Error) {
+        // Where a device has lost messages that it had acknowledged.
+        let is_lost = error.text().contains("acknowledged by a device that died");
+        self.laws.may_fail |= self.laws.may_lie && is_lost;
         assert!(self.laws.may_fail, "{end:?} fails without a fault: {error}");
+        if let Some(recovery) = &mut self.recovery {
+            assert!(!error.text().contains("internal error"), "{end:?}: {error}");
+            recovery.failures[end as usize].get_or_insert_with(|| error.text());
+        }
+        if self.recovery.is_some() {
+            return;
+        }
         self.causes[end as usize].get_or_insert_with(|| Cause::of(error));
     }
 
@@ -305,7 +364,7 @@ impl World {
         self.handle_written(written);
     }
 
-    fn handle_written(&mut self, written: Option<Written>) {
+    pub(super) fn handle_written(&mut self, written: Option<Written>) {
         match written {
             None | Some(Written::Nothing) => {}
             Some(Written::Message { source, target, length }) => {
@@ -313,6 +372,11 @@ impl World {
             }
             Some(Written::Memory { target, before, after }) => {
                 let halves = cts_halves(self.rails);
+                let ring = self.ring..self.ring + (RING_SLOTS * halves * Cts::BYTES) as u64;
+                if !ring.contains(&target) {
+                    // A test of a path.
+                    return;
+                }
                 let first = (target - self.ring) as usize / (halves * Cts::BYTES);
                 Laws::handle_cts(first, halves, &before, &after);
             }
@@ -343,11 +407,12 @@ impl World {
 
     /// NCCL gives back what it does not need any more: regions whose receives have ended, and ends
     /// that have finished.
-    fn close(&mut self) {
+    pub(super) fn close(&mut self) {
         if !self.random.one_in(4) {
             return;
         }
-        let has_posted_all = self.causes[1].is_some() || self.next_group == self.plan.groups.len();
+        let has_posted_all =
+            self.has_failed(End::Receiver) || self.next_group == self.plan.groups.len();
         if let Some(receiver) = &mut self.receiver
             && has_posted_all
             && self.receiving.is_empty()
@@ -359,7 +424,7 @@ impl World {
             return self.control.close(End::Receiver);
         }
         let has_sent_all =
-            self.causes[0].is_some() || self.to_send.values().all(VecDeque::is_empty);
+            self.has_failed(End::Sender) || self.to_send.values().all(VecDeque::is_empty);
         if has_sent_all && self.sending.is_empty() && self.sender.is_some() {
             self.sender.take().into_iter().for_each(Sender::close);
             self.control.close(End::Sender);

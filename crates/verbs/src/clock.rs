@@ -1,0 +1,55 @@
+//! The time for everything whose order matters: the data path, faults and recovery. A simulator
+//! sets it for its thread.
+
+use std::time::{Duration, Instant};
+
+/// Now.
+#[inline(always)]
+pub fn now() -> Instant {
+    #[cfg(any(fuzzing, feature = "simulator"))]
+    if let Some(now) = simulated::now() {
+        return now;
+    }
+    Instant::now()
+}
+
+/// The time since `then`; zero if that is yet to come.
+pub fn since(then: Instant) -> Duration {
+    now().saturating_duration_since(then)
+}
+
+/// Waits.
+pub fn sleep(pause: Duration) {
+    #[cfg(any(fuzzing, feature = "simulator"))]
+    if simulated::sleep(pause) {
+        return;
+    }
+    std::thread::sleep(pause);
+}
+
+/// The time of a simulator.
+#[cfg(any(fuzzing, feature = "simulator"))]
+pub mod simulated {
+    use std::cell::Cell;
+    use std::time::{Duration, Instant};
+
+    thread_local! {
+        static NOW: Cell<Option<Instant>> = const { Cell::new(None) };
+    }
+
+    /// From now on it is `now` on this thread; `None`: the time passes again.
+    pub fn set(now: Option<Instant>) {
+        NOW.set(now);
+    }
+
+    /// The time on this thread, if it is simulated.
+    pub fn now() -> Option<Instant> {
+        NOW.get()
+    }
+
+    /// On a thread whose time is simulated, that much time passes at once.
+    pub(super) fn sleep(pause: Duration) -> bool {
+        NOW.set(NOW.get().map(|now| now + pause));
+        NOW.get().is_some()
+    }
+}

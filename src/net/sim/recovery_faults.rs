@@ -1,0 +1,210 @@
+//! The faults of a run whose ends recover.
+
+use super::ends::End;
+use super::plan::{self, Recovers};
+use crate::proto::random::Random;
+use std::time::Duration;
+
+/// When a fault happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum When {
+    Step(u64),
+    /// After so many commands to devices: in the middle of a recovery.
+    Command(u64),
+}
+
+/// A rail or a queue pair is any of the connection's: the number is taken modulo how many it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// A port goes down for some time; its device reports it.
+    PortDown(End, usize, Duration),
+    /// What an end sends over a rail is lost for some time. Nothing reports it.
+    Cut(End, usize, Duration),
+    /// A device is lost, and can be opened again after some time.
+    DeviceLost(End, usize, Duration),
+    /// A queue pair goes to the error state, which its device reports.
+    QpFails(End, usize),
+    /// The completion queue of a queue pair reports nothing more.
+    QueueFails(End, usize),
+    /// No acknowledgement reaches a queue pair any more.
+    AcksLost(End, usize),
+    /// An end takes the connection for stalled.
+    Stalled(End),
+    /// The control connection breaks for some time.
+    ControlBreaks(Duration),
+    /// An end does nothing for some time.
+    Stops(End, Duration),
+    /// The sender asks for so many lanes on each rail, or for another path for one.
+    Changes(u8),
+    Moves(u8),
+    /// The devices of an end refuse so many commands.
+    Refuses(End, u32),
+    /// The receiver's devices acknowledge messages and lose them, until all of its queue pairs are
+    /// destroyed.
+    Forgets,
+    /// The process of an end is killed.
+    Dies(End),
+}
+
+/// What happens when.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) faults: Vec<(When, Fault)>,
+    pub(super) recovers: Recovers,
+    /// Whether a fault never ends, or data is lost: the connection may fail.
+    pub(super) may_fail: bool,
+    /// Whether no queue pair may be made while the control connection is broken.
+    pub(super) is_quiet_until_back: bool,
+}
+
+impl Plan {
+    pub(super) fn nothing(_: &mut Random, _: &plan::Plan) -> Self {
+        let calm = Self::of(Vec::new());
+        Self { recovers: Recovers { stall_ms: 0, ..calm.recovers }, ..calm }
+    }
+
+    fn of(faults: Vec<(When, Fault)>) -> Self {
+        let recovers = Recovers { give_up_s: 120, stall_ms: 60, borrows: false };
+        Self { faults, recovers, may_fail: false, is_quiet_until_back: false }
+    }
+
+    /// One to six faults that end.
+    pub(super) fn survivable(random: &mut Random, plan: &plan::Plan) -> Self {
+        let last = 30 * plan.messages.len() as u64;
+        let mut faults = vec![(When::Step(random.below(last)), fault(random))];
+        for _ in 0..random.below(6) {
+            let when = if random.one_in(3) {
+                When::Step(random.below(last))
+            } else {
+                When::Command(random.below(100))
+            };
+            faults.push((when, fault(random)));
+        }
+        let borrows = random.one_in(4);
+        let this = Self::of(faults);
+        Self { recovers: Recovers { borrows, ..this.recovers }, ..this }
+    }
+
+    /// Many faults that are short, in the middle of what the ends do.
+    pub(super) fn restless(random: &mut Random, _: &plan::Plan) -> Self {
+        let mut faults = vec![(When::Step(random.below(100)), Fault::Stalled(end(random)))];
+        for _ in 0..20 {
+            let mut fault = fault(random);
+            if let Fault::PortDown(.., time)
+            | Fault::Cut(.., time)
+            | Fault::DeviceLost(.., time)
+            | Fault::ControlBreaks(time)
+            | Fault::Stops(_, time) = &mut fault
+            {
+                *time = Duration::from_micros(50 + random.below(2000));
+            }
+            faults.push((When::Command(random.below(400)), fault));
+        }
+        Self::of(faults)
+    }
+
+    /// Requests for other queue pairs, while the control connection breaks for short times and
+    /// rails come and go.
+    pub(super) fn with_requests(random: &mut Random, plan: &plan::Plan) -> Self {
+        let last = 30 * plan.messages.len() as u64;
+        let mut short = |most| Duration::from_micros(50 + random.below(most));
+        let (port, control) = (short(20_000), short(4000));
+        let kind = |random: &mut Random| match random.below(9) {
+            0..=4 => change(random),
+            5 | 6 => Fault::ControlBreaks(control),
+            _ => Fault::PortDown(end(random), random.index(64), port),
+        };
+        let when = |random: &mut Random| match random.one_in(2) {
+            true => When::Step(random.below(last)),
+            false => When::Command(random.below(400)),
+        };
+        let faults = (0..20).map(|_| (when(random), kind(random))).collect();
+        Self::of(faults)
+    }
+
+    /// Faults that end, at ends that give up before.
+    pub(super) fn impatient(random: &mut Random, plan: &plan::Plan) -> Self {
+        let mut faults = Self::survivable(random, plan);
+        for (_, fault) in &mut faults.faults {
+            if let Fault::PortDown(.., time)
+            | Fault::Cut(.., time)
+            | Fault::DeviceLost(.., time)
+            | Fault::ControlBreaks(time)
+            | Fault::Stops(_, time) = fault
+            {
+                *time *= 10;
+            }
+        }
+        faults.recovers.give_up_s = 1;
+        Self { may_fail: true, ..faults }
+    }
+
+    /// The control connection carries nothing for longer than an end recovers, and nothing fails;
+    /// the sender asks for other queue pairs.
+    pub(super) fn unheard(random: &mut Random, plan: &plan::Plan) -> Self {
+        let last = 30 * plan.messages.len() as u64;
+        let breaks = (When::Step(0), Fault::ControlBreaks(Duration::from_secs(20)));
+        let changes = (0..1 + random.below(5))
+            .map(|_| (When::Step(random.below(last)), change(random)))
+            .collect::<Vec<_>>();
+        let faults = std::iter::once(breaks).chain(changes).collect();
+        Self { is_quiet_until_back: true, ..Self::of(faults) }
+    }
+
+    /// Every rail is gone for good, or an end dies.
+    pub(super) fn endless(random: &mut Random, plan: &plan::Plan) -> Self {
+        let step = random.below(30 * plan.messages.len() as u64);
+        let (end, kind) = (end(random), random.below(4));
+        let fault = |rail| match kind {
+            0 => Fault::PortDown(end, rail, Duration::MAX),
+            1 => Fault::Cut(end, rail, Duration::MAX),
+            2 => Fault::DeviceLost(end, rail, Duration::MAX),
+            _ => Fault::Dies(end),
+        };
+        let count = if kind < 3 { super::fabric::DEVICES } else { 1 };
+        let faults = (0..count).map(|rail| (When::Step(step), fault(rail))).collect();
+        let this = Self::of(faults);
+        Self { recovers: Recovers { give_up_s: 3, ..this.recovers }, may_fail: true, ..this }
+    }
+
+    /// The receiver's devices lose data that they have acknowledged, and fail then.
+    pub(super) fn forgetful(random: &mut Random, plan: &plan::Plan) -> Self {
+        let step = random.below(40 * plan.messages.len() as u64);
+        let later = step + random.below(100);
+        let faults = vec![
+            (When::Step(step), Fault::Forgets),
+            (When::Step(later), Fault::Stalled(End::Receiver)),
+        ];
+        Self { may_fail: true, ..Self::of(faults) }
+    }
+}
+
+fn end(random: &mut Random) -> End {
+    End::BOTH[random.index(2)]
+}
+
+fn change(random: &mut Random) -> Fault {
+    match random.one_in(3) {
+        true => Fault::Moves(random.below(16) as u8),
+        false => Fault::Changes(1 + random.below(4) as u8),
+    }
+}
+
+fn fault(random: &mut Random) -> Fault {
+    let (end, which) = (end(random), random.index(64));
+    let most = [5, 200, 6000][random.index(3)];
+    let time = Duration::from_micros(100 + random.below(1000 * most));
+    match random.below(16) {
+        0..=2 => Fault::PortDown(end, which, time),
+        3 => Fault::Cut(end, which, time),
+        4 | 5 => Fault::QpFails(end, which),
+        6 => Fault::AcksLost(end, which),
+        7 | 8 => Fault::Stalled(end),
+        9 | 10 => Fault::ControlBreaks(time),
+        11 => Fault::Stops(end, time),
+        12 => change(random),
+        13 => Fault::QueueFails(end, which),
+        14 => Fault::DeviceLost(end, which, time),
+        _ => Fault::Refuses(end, 1 + random.below(3) as u32),
+    }
+}
