@@ -143,6 +143,8 @@
 
 mod abi;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod host;
 pub mod inspect;
 mod net;

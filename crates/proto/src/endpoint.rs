@@ -202,7 +202,7 @@ impl QpEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::endpoint;
+    use crate::sample::endpoint;
 
     #[test]
     fn lanes_are_dealt_out_to_rails_in_turn() {

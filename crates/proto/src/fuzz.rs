@@ -1,5 +1,5 @@
 //! What a fuzzer chooses the input of: messages, clear-to-sends and immediates of a peer that says
-//! anything, and schedules of the simulators of recovery and of the control connection.
+//! anything, and schedules of the simulator of the control connection.
 //!
 //! Each target takes any bytes, and panics if what has to hold does not. `scripts/fuzz.py` has
 //! libFuzzer choose the bytes, with `cfg(fuzzing)`; a test runs the inputs that are kept in
@@ -20,8 +20,8 @@ use super::recovery::missing_list::{MissingList, MissingMessage};
 use super::recovery::rail_mask::RailMask;
 use super::recv::{Buffer, RecvFlow};
 use super::requests::RequestId;
+use super::sample::{self, endpoint};
 use super::send::{SendFlow, Transfer};
-use super::sim::{self, endpoint};
 use super::stripe::Striping;
 use super::{MAX_GROUP, MAX_QPS, MAX_RAILS, QpIndex, RING_SLOTS, Violation};
 
@@ -29,12 +29,11 @@ use super::{MAX_GROUP, MAX_QPS, MAX_RAILS, QpIndex, RING_SLOTS, Violation};
 pub type Target = fn(&[u8]);
 
 /// The targets, by name.
-pub const TARGETS: [(&str, Target); 6] = [
+pub const TARGETS: [(&str, Target); 5] = [
     ("frames", frames),
     ("bodies", bodies),
     ("sender", sender),
     ("receiver", receiver),
-    ("schedules", |bytes| sim::check(Random::from_bytes(bytes))),
     ("control", |bytes| control::sim::check(Random::from_bytes(bytes))),
 ];
 
@@ -116,12 +115,12 @@ pub(super) fn changed(mut bytes: Vec<u8>, changes: &[u8]) -> Vec<u8> {
 /// A good first message of a sender with so many rails and queue pairs.
 pub(super) fn hello(rails: usize, qps: usize) -> Hello {
     let ring = Ring { addr: 1 << 40, slots: RING_SLOTS as u32, slot_room: 64 };
-    Hello { token: [9; 16], ..sim::hello(endpoint(rails, qps, true), ring) }
+    Hello { token: [9; 16], ..sample::hello(endpoint(rails, qps, true), ring) }
 }
 
 /// A good reply to that.
 fn reply(hello: &Hello, rails: u8, qps: u8) -> Reply {
-    sim::reply(
+    sample::reply(
         hello,
         hello.rails & RailMask::first(rails),
         endpoint(rails.into(), qps.into(), true),
@@ -398,7 +397,6 @@ fn missing_list(random: &mut Random) -> MissingList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exhaustive::step;
     use std::path::Path;
 
     /// Those that a file has, each with its length in front.
@@ -413,8 +411,7 @@ mod tests {
         .collect()
     }
 
-    /// Each has reached something that none before had. Of schedules, which take longest, one in
-    /// four; with `FERRITE_EXHAUSTIVE` set all.
+    /// Each has reached something that none before had.
     #[test]
     fn inputs_that_are_kept_break_nothing() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus");
@@ -423,8 +420,7 @@ mod tests {
                 .expect("each target has inputs");
             let inputs = inputs(&packed);
             assert!(inputs.len() > 10, "{name}: {} inputs", inputs.len());
-            let step = if name == "schedules" { step(4) } else { 1 };
-            for input in inputs.into_iter().step_by(step) {
+            for input in inputs {
                 println!("{name}: {input:?}");
                 target(input);
             }

@@ -323,7 +323,7 @@ mod tests {
     use super::*;
     use crate::QpIndex;
     use crate::endpoint::QpEnd;
-    use crate::sim::{endpoint, hello, reply};
+    use crate::sample::{endpoint, hello, reply};
     use proptest::prelude::*;
 
     const RING: Ring = Ring { addr: 0xdead_beef, slots: RING_SLOTS as u32, slot_room: 64 };

@@ -41,7 +41,7 @@
 //! | `frame`, `handle`, `handshake`, `endpoint`, `identity`, `codec` | the control messages |
 //! | `fuzz` | inputs of a fuzzer: messages of peers, and schedules |
 //! | `arrival_orders`, `automatic_lanes_sim` | tests: every order of a few immediates; the lanes of a connection driven by a seed |
-//! | `sim`, `malformed_input`, `exhaustive`, `random` | tests: two recovering ends over a simulated fabric with faults; hostile peers; all values of small ranges |
+//! | `sample`, `malformed_input`, `exhaustive`, `random` | tests: what ends say at set-up; hostile peers; all values of small ranges |
 #![deny(clippy::disallowed_methods)]
 #![forbid(unsafe_code)]
 #![allow(rustdoc::private_intra_doc_links)]
@@ -86,10 +86,10 @@ pub mod random;
 pub mod recovery;
 pub mod recv;
 pub mod requests;
+#[cfg(any(test, fuzzing))]
+mod sample;
 pub mod send;
 pub mod shared;
-#[cfg(any(test, fuzzing))]
-mod sim;
 pub mod stripe;
 mod violation;
 

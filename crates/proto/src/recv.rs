@@ -185,24 +185,6 @@ impl RecvFlow {
     }
 }
 
-#[cfg(any(test, fuzzing))]
-impl RecvFlow {
-    /// Tries [`Self::begin_single`] first if `is_fast` and the receive has one message, and else
-    /// `post`.
-    pub(super) fn post_either<'a, K: KeysByRail + 'a>(
-        &mut self,
-        is_fast: bool,
-        count: usize,
-        buffer: impl Fn(usize) -> Result<Buffer<'a, K>, Violation>,
-    ) -> Result<Option<RequestId>, Violation> {
-        let mut id = None;
-        if is_fast && count == 1 && self.begin_single(buffer(0)?, |entry| id = Some(entry.id())) {
-            return Ok(id);
-        }
-        self.post(count, buffer)
-    }
-}
-
 // Clear-to-sends: which to write, and when.
 impl RecvFlow {
     /// Whether to write clear-to-sends now.

@@ -250,7 +250,7 @@ mod tests {
     use crate::cts::Cts;
     use crate::recovery::machine::Action;
     use crate::recovery::missing_list::MissingMessage;
-    use crate::sim::endpoint;
+    use crate::sample::endpoint;
     use std::time::Duration;
 
     fn missing(seq: u32) -> MissingMessage {

@@ -9,7 +9,7 @@
 use super::*;
 use crate::cts::Cts;
 use crate::recovery::missing_list::{MissingList, MissingMessage};
-use crate::sim::endpoint;
+use crate::sample::endpoint;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 

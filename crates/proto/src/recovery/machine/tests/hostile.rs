@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::recovery::missing_list::MissingList;
-use crate::sim::endpoint;
+use crate::sample::endpoint;
 use proptest::prelude::*;
 
 fn machine(role: Role) -> Recovery {

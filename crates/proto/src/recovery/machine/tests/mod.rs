@@ -5,6 +5,7 @@ mod hostile;
 mod out_of_turn;
 mod pair;
 mod rails;
+mod reachable;
 mod texts;
 
 use super::*;

@@ -1,7 +1,7 @@
 //! What comes early, late or twice.
 
 use super::*;
-use crate::sim::endpoint;
+use crate::sample::endpoint;
 
 /// The actions that `machine` has now.
 fn actions(machine: &mut Recovery) -> Vec<Action> {

@@ -3,7 +3,7 @@
 
 use super::super::*;
 use crate::recovery::missing_list::MissingList;
-use crate::sim::endpoint;
+use crate::sample::endpoint;
 use std::collections::VecDeque;
 
 pub(super) const GIVE_UP: Duration = Duration::from_secs(120);
