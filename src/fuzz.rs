@@ -6,8 +6,11 @@
 use crate::net::sim;
 use crate::proto::random::Random;
 
-/// The targets, by name: each takes any bytes, and panics if what has to hold does not.
-pub const TARGETS: [(&str, fn(&[u8])); 1] =
+/// A target: it takes any bytes, and panics if what has to hold does not.
+pub type Target = fn(&[u8]);
+
+/// The targets, by name.
+pub const TARGETS: [(&str, Target); 1] =
     [("schedules", |bytes| sim::check(Random::from_bytes(bytes)))];
 
 #[cfg(test)]

@@ -274,8 +274,9 @@ impl Fabric {
     /// The next event of a device, for the one who has opened it; where that `is_lost` since, its
     /// loss, which comes first.
     pub(super) fn next_event(&mut self, device: usize, is_lost: bool) -> Option<Event> {
-        let is_next = |event: &mut Event| is_lost == (*event == Event::DeviceFatal);
-        let event = self.events[device].pop_front_if(is_next);
+        let is_next = |event: &&Event| is_lost == (**event == Event::DeviceFatal);
+        let event = self.events[device].front().filter(is_next).copied();
+        self.events[device].drain(..usize::from(event.is_some()));
         self.changes += u64::from(event.is_some());
         event
     }

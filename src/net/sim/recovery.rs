@@ -203,7 +203,7 @@ impl World {
         assert!(age < MOST_STEPS, "hangs: {}", self.describe());
         self.pass_time();
         let before = self.activity();
-        let may_close = self.recovering().steps % 16 == 0 && self.may_close();
+        let may_close = self.recovering().steps.is_multiple_of(16) && self.may_close();
         if may_close {
             self.close();
         }

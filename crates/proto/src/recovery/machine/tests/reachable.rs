@@ -324,10 +324,12 @@ impl Walk {
         let now = self.now;
         match self.random.below(64) {
             0..=2 if self.is_calm && !self.random.one_in(30) => {
-                drop(self.machines[i].handle_change_request(now));
+                let _ = self.machines[i].handle_change_request(now);
             }
             0 => self.machines[i].handle_fault(now, "a fault"),
-            1 | 63 => drop(self.machines[i].handle_change_request(now)),
+            1 | 63 => {
+                let _ = self.machines[i].handle_change_request(now);
+            }
             2 => {
                 self.usable[i] = RailMask(self.random.below(4) as u8);
                 self.machines[i].handle_usable(now, self.usable[i]);
